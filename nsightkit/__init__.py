@@ -1,0 +1,39 @@
+"""nsightkit: turn a GPU profile into an answer.
+
+``nsightkit.load(path)`` opens any trace; ``nsightkit.analysis`` holds one module a question. Importing
+this package loads neither torch nor matplotlib, nor pandas until a trace is opened.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nsightkit import analysis, capture, workloads
+    from nsightkit.errors import NsightkitError, TraceError, UsageError
+    from nsightkit.trace import Trace, load
+
+__all__ = ["NsightkitError", "Trace", "TraceError", "UsageError", "__version__", "analysis", "capture", "load", "workloads"]
+__version__ = "0.1.0"
+
+_LAZY = {
+    "NsightkitError": "nsightkit.errors",
+    "TraceError": "nsightkit.errors",
+    "UsageError": "nsightkit.errors",
+    "Trace": "nsightkit.trace",
+    "load": "nsightkit.trace",
+}
+_MODULES = ("analysis", "capture", "workloads")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"nsightkit.{name}")
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'nsightkit' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

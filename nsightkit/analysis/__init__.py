@@ -1,0 +1,18 @@
+"""What a capture means: one module a question, each a function of a :class:`~nsightkit.trace.Trace`."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nsightkit.analysis import calls, gaps, kernels, memops, overview, ranges, selection, steps
+
+__all__ = ["calls", "gaps", "kernels", "memops", "overview", "ranges", "selection", "steps"]
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name in __all__:
+        return importlib.import_module(f"nsightkit.analysis.{name}")
+    raise AttributeError(f"module 'nsightkit.analysis' has no attribute {name!r}")

@@ -1,0 +1,287 @@
+"""Interval arithmetic under every analysis: unions, coverage, busy and idle time, who launched what.
+
+All functions work on whole columns; none loops over events.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from nsightkit.trace.model import GPU_TABLES, Trace
+
+__all__ = ["Coverage", "busy", "gpu_intervals", "idle_gaps", "launch_of", "merge", "union_length"]
+
+Int = npt.NDArray[np.int64]
+Index = npt.NDArray[np.intp]
+
+
+def _sorted_by_start(start: Int, end: Int) -> tuple[Int, Int]:
+    if len(start) > 1 and (start[1:] < start[:-1]).any():
+        # Exports are runs of ordered rows, which the stable sort merges in near-linear time.
+        order = np.argsort(start, kind="stable")
+        return start[order], end[order]
+    return start, end
+
+
+def merge(start: npt.ArrayLike, end: npt.ArrayLike) -> tuple[Int, Int]:
+    """The union of intervals as disjoint, sorted intervals; touching ones become one.
+
+    Parameters
+    ----------
+    start, end : array_like of int
+        Bounds, in any order of rows. Empty intervals (``end <= start``) are dropped.
+
+    Returns
+    -------
+    start, end : ndarray of int64
+    """
+    s, e = np.asarray(start, np.int64), np.asarray(end, np.int64)
+    keep = e > s
+    if not keep.all():
+        s, e = s[keep], e[keep]
+    if not len(s):
+        return s, e
+    s, e = _sorted_by_start(s, e)
+    reach = np.maximum.accumulate(e)
+    head = np.flatnonzero(s[1:] > reach[:-1]) + 1
+    return s[np.concatenate(([0], head))], reach[np.concatenate((head - 1, [len(s) - 1]))]
+
+
+def union_length(start: npt.ArrayLike, end: npt.ArrayLike) -> int:
+    """Length of the union of intervals.
+
+    Parameters
+    ----------
+    start, end : array_like of int
+
+    Returns
+    -------
+    int
+        In the unit of the bounds.
+    """
+    s, e = merge(start, end)
+    return int((e - s).sum())
+
+
+class Coverage:
+    """How much of any window a set of intervals covers, each answer in O(log n).
+
+    Parameters
+    ----------
+    start, end : array_like of int
+        The intervals; they may overlap.
+    """
+
+    def __init__(self, start: npt.ArrayLike, end: npt.ArrayLike) -> None:
+        self.start, self.end = merge(start, end)
+        self._before = np.concatenate(([0], np.cumsum(self.end - self.start)))
+
+    def _up_to(self, t: Int) -> Int:
+        i = np.searchsorted(self.start, t, side="right")
+        covered = self._before[i]
+        if len(self.start):
+            last = np.maximum(i - 1, 0)
+            covered = covered - np.where(i > 0, np.maximum(self.end[last] - t, 0), 0)
+        return np.asarray(covered, np.int64)
+
+    def of(self, start: npt.ArrayLike, end: npt.ArrayLike) -> Int:
+        """Covered length of each window.
+
+        Parameters
+        ----------
+        start, end : array_like of int
+            Windows; one with ``end <= start`` has length 0.
+
+        Returns
+        -------
+        ndarray of int64
+        """
+        s = np.asarray(start, np.int64)
+        e = np.maximum(np.asarray(end, np.int64), s)
+        if not len(self.start):
+            return np.zeros(s.shape, np.int64)
+        return self._up_to(e) - self._up_to(s)
+
+
+def gpu_intervals(trace: Trace) -> pd.DataFrame:
+    """Everything that makes a GPU busy: kernels, copies, memsets and graph replays.
+
+    Parameters
+    ----------
+    trace : Trace
+
+    Returns
+    -------
+    DataFrame
+        Columns ``device``, ``start_ns``, ``end_ns``, ``table`` (index into ``GPU_TABLES``), ``row`` (row in that
+        table), ordered by device, then start.
+    """
+    frames = [trace.table(t, ["device", "start_ns", "end_ns"]) for t in GPU_TABLES]
+    device = np.concatenate([f["device"].to_numpy() for f in frames])
+    start = np.concatenate([f["start_ns"].to_numpy() for f in frames])
+    end = np.concatenate([f["end_ns"].to_numpy() for f in frames])
+    table = np.repeat(np.arange(len(frames), dtype=np.int8), [len(f) for f in frames])
+    row = np.concatenate([np.arange(len(f), dtype=np.int32) for f in frames])
+    if (device != device[:1]).any():
+        # Two stable sorts, the last by the leading key; lexsort cannot use the order that is already there.
+        order = np.argsort(start, kind="stable")
+        order = order[np.argsort(device[order], kind="stable")]
+    elif len(start) > 1 and (start[1:] < start[:-1]).any():
+        order = np.argsort(start, kind="stable")
+    else:
+        order = None
+    columns = {"device": device, "start_ns": start, "end_ns": end, "table": table, "row": row}
+    if order is not None:
+        columns = {k: v[order] for k, v in columns.items()}
+    return pd.DataFrame(columns, copy=False)
+
+
+def _device_slices(device: npt.NDArray[np.int32]) -> list[tuple[int, slice]]:
+    if not len(device):
+        return []
+    cut = np.flatnonzero(device[1:] != device[:-1]) + 1
+    bounds = [0, *cut.tolist(), len(device)]
+    return [(int(device[a]), slice(a, b)) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+
+
+def busy(trace: Trace, intervals: pd.DataFrame | None = None) -> pd.DataFrame:
+    """Busy and idle time of each device.
+
+    Busy is the length of the union over all streams of kernel, copy, memset and graph intervals; the
+    span runs from the first start to the last end of those; idle is span minus busy.
+
+    Parameters
+    ----------
+    trace : Trace
+    intervals : DataFrame, optional
+        What :func:`gpu_intervals` returned, if it is at hand.
+
+    Returns
+    -------
+    DataFrame
+        One row a device: ``device, span_start_ns, span_end_ns, span_ns, busy_ns, idle_ns, compute_ns``
+        (the union of kernels and graph replays alone).
+    """
+    ops = gpu_intervals(trace) if intervals is None else intervals
+    start, end, table = (ops[c].to_numpy() for c in ("start_ns", "end_ns", "table"))
+    copies = GPU_TABLES.index("memops")
+    rows = []
+    for device, part in _device_slices(ops["device"].to_numpy()):
+        s, e = start[part], end[part]
+        first, last = int(s[0]), int(e.max())
+        b = union_length(s, e)
+        compute = table[part] != copies
+        c = b if compute.all() else union_length(s[compute], e[compute])
+        rows.append((device, first, last, last - first, b, last - first - b, c))
+    return pd.DataFrame(
+        rows, columns=["device", "span_start_ns", "span_end_ns", "span_ns", "busy_ns", "idle_ns", "compute_ns"]
+    )
+
+
+def idle_gaps(trace: Trace, intervals: pd.DataFrame | None = None, min_ns: int = 0) -> pd.DataFrame:
+    """The idle intervals of each device between its first and last operation.
+
+    Parameters
+    ----------
+    trace : Trace
+    intervals : DataFrame, optional
+        What :func:`gpu_intervals` returned.
+    min_ns : int
+        Leave out gaps shorter than this.
+
+    Returns
+    -------
+    DataFrame
+        ``device, start_ns, end_ns, after`` with ``after`` the position in `intervals` of the operation
+        that ends the gap (the first to start when several start at once); ordered by device, then time.
+        Without `min_ns` the lengths sum to the idle time.
+    """
+    ops = gpu_intervals(trace) if intervals is None else intervals
+    start, end = ops["start_ns"].to_numpy(), ops["end_ns"].to_numpy()
+    frames: list[tuple[int, Int, Int, Index]] = []
+    for device, part in _device_slices(ops["device"].to_numpy()):
+        reach = np.maximum.accumulate(end[part])
+        s = start[part]
+        at = np.flatnonzero(s[1:] - reach[:-1] >= max(min_ns, 1)) + 1
+        frames.append((device, reach[at - 1], s[at], at + part.start))
+    return pd.DataFrame(
+        {
+            "device": np.repeat(np.array([f[0] for f in frames], np.int32), [len(f[1]) for f in frames]),
+            "start_ns": np.concatenate([f[1] for f in frames]) if frames else np.empty(0, np.int64),
+            "end_ns": np.concatenate([f[2] for f in frames]) if frames else np.empty(0, np.int64),
+            "after": np.concatenate([f[3] for f in frames]) if frames else np.empty(0, np.intp),
+        },
+        copy=False,
+    )
+
+
+def launch_of(trace: Trace, process: npt.ArrayLike, correlation: npt.ArrayLike) -> Int:
+    """The call that launched each operation.
+
+    Joined by correlation id *and* process: ids collide between processes. Where a runtime call and
+    the driver call inside it carry the same id, the outer one is meant.
+
+    Parameters
+    ----------
+    trace : Trace
+    process, correlation : array_like of int
+        Columns of a GPU table (or any selection of its rows).
+
+    Returns
+    -------
+    ndarray of int64
+        Row in ``trace.whole``'s ``calls``; -1 where the launch was not recorded.
+    """
+    wanted_process = np.asarray(process, np.int64)
+    wanted = np.asarray(correlation, np.int64)
+    result = np.full(len(wanted), -1, np.int64)
+    whole = trace.whole
+    if not len(wanted) or not whole.size("calls"):
+        return result
+    calls = whole.table("calls", ["thread", "correlation"])
+    call_process = calls["thread"].to_numpy() >> 24
+    call_correlation = calls["correlation"].to_numpy()
+    for one in _distinct(wanted_process):
+        mine = call_process == one
+        rows = np.arange(len(mine)) if mine.all() else np.flatnonzero(mine)
+        if not len(rows):
+            continue
+        asked = np.flatnonzero((wanted_process == one) & (wanted != 0))
+        found = _lookup(whole, rows, call_correlation if len(rows) == len(mine) else call_correlation[rows], wanted[asked])
+        result[asked] = found
+    return result
+
+
+def _distinct(values: Int) -> list[int]:
+    if not len(values):
+        return []
+    if (values == values[0]).all():
+        return [int(values[0])]
+    return [int(v) for v in pd.unique(values)]
+
+
+def _lookup(whole: Trace, rows: Index, keys: Int, asked: Int) -> Int:
+    """Row of the outermost call with each asked correlation id, among the calls `rows` with ids `keys`; -1 for none."""
+    low, high = int(keys.min()), int(keys.max())
+    if high - low > 8 * len(keys) + 1_000_000:
+        # Ids too sparse for a table: compress them first.
+        distinct = np.unique(keys)
+        at = np.searchsorted(distinct, asked)
+        at[at == len(distinct)] = 0
+        known = distinct[at] == asked
+        asked = np.where(known, at, -1)
+        keys, low, high = np.searchsorted(distinct, keys), 0, len(distinct) - 1
+    table = np.full(high - low + 1, -1, np.int64)
+    table[keys - low] = rows
+    twin = np.flatnonzero(table[keys - low] != rows)
+    if len(twin):
+        shared = np.isin(keys, np.unique(keys[twin]))
+        among = rows[shared]
+        calls = whole.table("calls", ["start_ns", "end_ns"])
+        start, end = calls["start_ns"].to_numpy()[among], calls["end_ns"].to_numpy()[among]
+        inner_first = np.lexsort((end, -start))  # written last wins: the earliest start, then the latest end
+        table[keys[shared][inner_first] - low] = among[inner_first]
+    inside = (asked >= low) & (asked <= high)
+    return np.where(inside, table[np.where(inside, asked - low, 0)], -1)

@@ -1,0 +1,390 @@
+"""The Trace: one model, whatever wrote it.
+
+A :class:`Trace` holds columnar tables. Nothing is read until an analysis asks for it, and then only the
+columns it asks for: a 650 MB export of which two columns are needed costs two columns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import pandas as pd
+
+__all__ = ["GPU_TABLES", "TABLES", "TIME_COLUMNS", "Gpu", "Source", "Trace", "TraceMeta"]
+
+#: Pandas dtype of every column of every table. ``process`` is the operating system's process id;
+#: ``thread`` is ``process << 24 | thread id`` (or an ordinal where the source's id does not fit in 24
+#: bits), so a thread is unique in a trace. ``correlation`` joins a GPU operation to the call that
+#: launched it, *within one process*; 0 says that the source recorded none. ``graph_node`` is 0 outside CUDA graphs.
+TABLES: dict[str, dict[str, str]] = {
+    # Kernels that ran on a GPU.
+    "kernels": {
+        "start_ns": "int64",
+        "end_ns": "int64",
+        "device": "int32",
+        "stream": "int64",
+        "process": "int64",
+        "correlation": "int64",
+        "name": "category",  # demangled, with template arguments: what tells two GEMMs apart
+        "short_name": "category",
+        "grid_x": "int32",
+        "grid_y": "int32",
+        "grid_z": "int32",
+        "block_x": "int32",
+        "block_y": "int32",
+        "block_z": "int32",
+        "registers": "int32",  # per thread
+        "static_shared_bytes": "int32",
+        "dynamic_shared_bytes": "int32",
+        "graph_node": "int64",
+    },
+    # Copies and memsets. `kind`: HtoD, DtoH, DtoD, HtoH, PtoP, memset, other.
+    # `src_kind`/`dst_kind`: pageable, pinned, device, array, managed, unknown; a memset has only dst_kind.
+    "memops": {
+        "start_ns": "int64",
+        "end_ns": "int64",
+        "device": "int32",
+        "stream": "int64",
+        "process": "int64",
+        "correlation": "int64",
+        "kind": "category",
+        "bytes": "int64",
+        "src_kind": "category",
+        "dst_kind": "category",
+        "graph_node": "int64",
+    },
+    # Replays of whole CUDA graphs, where the capture recorded them as one interval and not by node.
+    "graphs": {
+        "start_ns": "int64",
+        "end_ns": "int64",
+        "device": "int32",
+        "stream": "int64",
+        "process": "int64",
+        "correlation": "int64",
+        "graph_id": "int64",
+    },
+    # CUDA runtime and driver API calls, names without the `_v7000` suffix.
+    "calls": {
+        "start_ns": "int64",
+        "end_ns": "int64",
+        "process": "int64",
+        "thread": "int64",
+        "correlation": "int64",
+        "name": "category",
+    },
+    # Synchronisation activity, seen from the GPU's side. `kind`: event, stream-wait-event, stream, context.
+    "syncs": {
+        "start_ns": "int64",
+        "end_ns": "int64",
+        "device": "int32",
+        "stream": "int64",
+        "process": "int64",
+        "correlation": "int64",
+        "kind": "category",
+    },
+    # Annotations of the program: NVTX push/pop and start/end ranges, `record_function` blocks.
+    # `kind`: pushpop, startend, annotation. `level` is the nesting depth on its thread (0 outermost);
+    # `parent` the row of the enclosing range in this table, -1 for none. Start/end ranges do not nest: level 0, parent -1.
+    # A range still open at the end of the capture ends with the last range end (as nsys has it) and has `open` set.
+    "ranges": {
+        "start_ns": "int64",
+        "end_ns": "int64",
+        "process": "int64",
+        "thread": "int64",
+        "end_thread": "int64",  # where an end-range was called; equals `thread` for the rest
+        "name": "category",
+        "domain": "category",  # "" for the default domain
+        "kind": "category",
+        "open": "bool",
+        "level": "int32",
+        "parent": "int64",
+    },
+    # Framework operators (PyTorch's `aten::mm`, …); `correlation` is Kineto's External id, 0 for none.
+    "ops": {
+        "start_ns": "int64",
+        "end_ns": "int64",
+        "process": "int64",
+        "thread": "int64",
+        "correlation": "int64",
+        "name": "category",
+    },
+    # Operating-system calls (poll, read, pthread_cond_wait, …).
+    "os_calls": {
+        "start_ns": "int64",
+        "end_ns": "int64",
+        "process": "int64",
+        "thread": "int64",
+        "name": "category",
+    },
+    # Time the profiler itself took on a thread (process -1, thread -1 where the source does not say which).
+    "overhead": {
+        "start_ns": "int64",
+        "end_ns": "int64",
+        "process": "int64",
+        "thread": "int64",
+        "name": "category",
+    },
+}
+
+#: Tables whose rows ran on a GPU and make it busy.
+GPU_TABLES = ("kernels", "memops", "graphs")
+
+#: Columns that lie on the trace's clock.
+TIME_COLUMNS = ("start_ns", "end_ns")
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+    """One GPU as the trace names it; a field the source lacks is None."""
+
+    device: int
+    name: str | None = None
+    sm_count: int | None = None
+    memory_bytes: int | None = None
+    compute_capability: str | None = None
+
+
+@dataclasses.dataclass
+class TraceMeta:
+    """What is known about the capture itself.
+
+    ``missing`` names the tables that were *not recorded* (as opposed to recorded and empty);
+    ``notes`` are remarks on data quality, one sentence each; ``launch_env`` and host names are
+    deliberately not here: traces get shared.
+    """
+
+    tool: str = "unknown"
+    tool_version: str | None = None
+    schema: str | None = None
+    driver: str | None = None
+    gpus: list[Gpu] = dataclasses.field(default_factory=list)
+    missing: list[str] = dataclasses.field(default_factory=list)
+    notes: list[str] = dataclasses.field(default_factory=list)
+    #: start and end of the captured window on the source's clock, where the source says
+    window_ns: tuple[int, int] | None = None
+    #: {thread: name}
+    thread_names: dict[int, str] = dataclasses.field(default_factory=dict)
+    #: rank and world size of a distributed job, backend …: as the source has them
+    distributed: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+class Source(Protocol):
+    """What a reader provides. Times are on the source's own clock; the Trace moves them to its own."""
+
+    meta: TraceMeta
+
+    def read(self, table: str, columns: Sequence[str]) -> pd.DataFrame:
+        """Columns of one table, dtypes as in :data:`TABLES`, always the same rows in the same order."""
+        ...
+
+    def first_ns(self) -> int:
+        """Start of the earliest event of any table in :data:`TABLES`, on the source's clock."""
+        ...
+
+    def size(self, table: str) -> int:
+        """Rows of a table, without reading it where that can be had."""
+        ...
+
+
+class Trace:
+    """A captured run as columnar tables.
+
+    Use :func:`nsightkit.load` to make one. Tables are attributes (``trace.kernels``) and come whole;
+    :meth:`table` reads selected columns. All times are integer nanoseconds since the trace's first
+    event; ``t0_ns`` is that event's time on the source's clock, so ``start_ns + t0_ns`` is what the
+    nsys GUI shows. Rows stand in the source's order, which is not time order.
+
+    Parameters
+    ----------
+    source : Source
+        A reader.
+    path : str, optional
+        Where it came from, for messages.
+    """
+
+    def __init__(self, source: Source, path: str | None = None) -> None:
+        self._source = source
+        self.path = path
+        self._columns: dict[str, dict[str, pd.Series]] = {}
+        self._masks: dict[str, np.ndarray] = {}
+        self._t0: int | None = None
+        #: the trace this one was selected from; itself when nothing was filtered
+        self.whole: Trace = self
+
+    @classmethod
+    def from_frames(
+        cls, frames: dict[str, pd.DataFrame], meta: TraceMeta | None = None, path: str | None = None
+    ) -> Trace:
+        """A trace from tables in memory; absent columns are filled with their neutral value.
+
+        Parameters
+        ----------
+        frames : dict of str to DataFrame
+            Keys and columns as in :data:`TABLES`.
+        meta : TraceMeta, optional
+        path : str, optional
+        """
+        return cls(FrameSource(frames, meta), path)
+
+    @property
+    def meta(self) -> TraceMeta:
+        """What is known about the capture."""
+        return self._source.meta
+
+    @property
+    def t0_ns(self) -> int:
+        """The trace's time zero on the source's clock."""
+        if self.whole is not self:
+            return self.whole.t0_ns
+        if self._t0 is None:
+            self._t0 = self._source.first_ns()
+        return self._t0
+
+    def size(self, table: str) -> int:
+        """Rows of a table.
+
+        Parameters
+        ----------
+        table : str
+            A key of :data:`TABLES`.
+        """
+        if table in self._masks:
+            return int(self._masks[table].sum())
+        return self._source.size(table)
+
+    def recorded(self, table: str) -> bool:
+        """Whether the source recorded this table at all (an empty recorded table says "none happened").
+
+        Parameters
+        ----------
+        table : str
+        """
+        return table not in self.meta.missing
+
+    def table(self, name: str, columns: Iterable[str] | None = None) -> pd.DataFrame:
+        """Selected columns of one table.
+
+        Parameters
+        ----------
+        name : str
+            A key of :data:`TABLES`.
+        columns : iterable of str, optional
+            Keys of ``TABLES[name]``, or ``duration_ns``; all columns but the latter when omitted.
+
+        Returns
+        -------
+        DataFrame
+            One row an event, default integer index, in the source's order.
+        """
+        wanted = list(TABLES[name]) if columns is None else list(columns)
+        for column in wanted:
+            if column not in TABLES[name] and column != "duration_ns":
+                raise KeyError(f"table {name} has no column {column}")
+        return pd.DataFrame(self._read(name, wanted), copy=False)
+
+    def _read(self, name: str, wanted: list[str]) -> dict[str, pd.Series]:
+        if self.whole is not self:
+            mask = self._masks.get(name)
+            series = self.whole._read(name, wanted)
+            if mask is None:
+                return series
+            mine = self._columns.setdefault(name, {})
+            for column in wanted:
+                if column not in mine:
+                    mine[column] = series[column][mask].reset_index(drop=True)
+            return {c: mine[c] for c in wanted}
+        have = self._columns.setdefault(name, {})
+        if "duration_ns" in wanted and "duration_ns" not in have and {"start_ns", "end_ns"} <= have.keys() | set(wanted):
+            need = [c for c in wanted if c != "duration_ns"]
+        else:
+            need = wanted
+        need = [c for c in dict.fromkeys(need) if c not in have]
+        if need:
+            frame = self._source.read(name, need)
+            for column in need:
+                series = frame[column]
+                if column in TIME_COLUMNS and len(series):
+                    series = series - self.t0_ns
+                have[column] = series
+        if "duration_ns" in wanted and "duration_ns" not in have:
+            have["duration_ns"] = have["end_ns"] - have["start_ns"]
+        return {c: have[c] for c in wanted}
+
+    def masked(self, masks: dict[str, np.ndarray]) -> Trace:
+        """The same trace with only some rows of some tables; ``whole`` still gives them all.
+
+        Parameters
+        ----------
+        masks : dict of str to ndarray of bool
+            One flag a row of the whole table; tables not named stay whole.
+        """
+        chosen = Trace(self._source, self.path)
+        chosen.whole = self.whole
+        chosen._masks = dict(masks)
+        return chosen
+
+    def __getattr__(self, name: str) -> pd.DataFrame:
+        if name in TABLES:
+            return self.table(name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{t} {self.size(t):,}" for t in TABLES if self.recorded(t) and self.size(t))
+        return f"<Trace {self.path or ''} by {self.meta.tool} {self.meta.tool_version or ''}: {sizes or 'no events'}>"
+
+
+class FrameSource:
+    """A source over tables in memory (decoded JSON, tests, recordings)."""
+
+    def __init__(self, frames: dict[str, pd.DataFrame], meta: TraceMeta | None = None) -> None:
+        self.meta = meta or TraceMeta()
+        self._frames = {t: complete(t, f) for t, f in frames.items()}
+
+    def read(self, table: str, columns: Sequence[str]) -> pd.DataFrame:
+        """See :class:`Source`."""
+        frame = self._frames.get(table)
+        if frame is None:
+            frame = self._frames[table] = complete(table, pd.DataFrame())
+        if "duration_ns" in columns:
+            frame = frame.assign(duration_ns=frame["end_ns"] - frame["start_ns"])
+        return frame[list(columns)]
+
+    def first_ns(self) -> int:
+        """See :class:`Source`."""
+        starts = [int(f["start_ns"].min()) for f in self._frames.values() if len(f)]
+        return min(starts, default=0)
+
+    def size(self, table: str) -> int:
+        """See :class:`Source`."""
+        frame = self._frames.get(table)
+        return 0 if frame is None else len(frame)
+
+
+_NEUTRAL = {"device": 0, "level": 0, "parent": -1}
+
+
+def complete(table: str, frame: pd.DataFrame) -> pd.DataFrame:
+    """A frame with exactly the model's columns and dtypes; absent ones get their neutral value.
+
+    Parameters
+    ----------
+    table : str
+        A key of :data:`TABLES`.
+    frame : DataFrame
+    """
+    n = len(frame)
+    out: dict[str, Any] = {}
+    for column, dtype in TABLES[table].items():
+        if column in frame:
+            series = frame[column].reset_index(drop=True)
+            out[column] = series if str(series.dtype) == dtype else series.astype(dtype)
+        elif column == "end_thread" and "thread" in frame:
+            out[column] = frame["thread"].reset_index(drop=True).astype("int64")
+        elif dtype == "category":
+            out[column] = pd.Series(pd.Categorical.from_codes(np.zeros(n, np.int8), [""]))
+        else:
+            out[column] = pd.Series(np.full(n, _NEUTRAL.get(column, 0), dtype=dtype))
+    return pd.DataFrame(out, copy=False)

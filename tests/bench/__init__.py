@@ -1,0 +1,1 @@
+"""Benchmarks: each compares nsightkit with a named alternative in the same run."""
