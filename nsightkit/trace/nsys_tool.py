@@ -1,0 +1,293 @@
+"""The installed ``nsys``: where it is, which version, and the export of its reports.
+
+Some versions hang, exit codes say little, and report names come from people: every call here has a
+time limit, checks the file it should have made, and passes names as arguments, never through a shell.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from hashlib import blake2b
+from pathlib import Path
+
+from nsightkit.errors import NsightkitError, TraceError, UsageError
+from nsightkit.trace._process import run, tail
+
+__all__ = ["MINIMUM", "export", "export_command", "exported", "find", "require", "version"]
+
+#: The oldest nsys that is known to work without hanging; 2022.4 hangs on recent systems.
+MINIMUM = (2023, 4)
+
+# Where NVIDIA's installers and containers put it when it is not on the PATH; the one inside Nsight Compute last.
+_FOLDERS = (
+    "/usr/local/cuda*/bin/nsys",
+    "/opt/nvidia/nsight-systems/*/bin/nsys",
+    "/opt/nvidia/nsight-systems/*/target-linux-*/nsys",
+    "/opt/nvidia/nsight-systems-cli/*/bin/nsys",
+    "/opt/nvidia/nsight-compute/*/host/target-linux-*/nsys",
+    "/usr/local/cuda*/nsight-compute-*/host/target-linux-*/nsys",
+)
+
+
+def find() -> Path | None:
+    """Where ``nsys`` is.
+
+    Looks at the environment variable ``NSIGHTKIT_NSYS``, then at the ``PATH``, then where NVIDIA's
+    installers put it (the newest first). It does not start the program.
+
+    Returns
+    -------
+    Path or None
+
+    Raises
+    ------
+    UsageError
+        ``NSIGHTKIT_NSYS`` names something that is no program.
+    """
+    named = os.environ.get("NSIGHTKIT_NSYS")
+    if named:
+        path = Path(named).expanduser()
+        if not (path.is_file() and os.access(path, os.X_OK)):
+            raise UsageError(f"NSIGHTKIT_NSYS is {named!r}, which is no program; give the path of nsys, or unset it")
+        return path
+    on_path = shutil.which("nsys")
+    if on_path:
+        return Path(on_path)
+    for pattern in _FOLDERS:
+        found = sorted(Path("/").glob(pattern.lstrip("/")), key=_natural)
+        usable = [p for p in found if p.is_file() and os.access(p, os.X_OK)]
+        if usable:
+            return usable[-1]
+    return None
+
+
+def _natural(path: Path) -> list[int]:
+    return [int(n) for n in re.findall(r"\d+", str(path))]
+
+
+@functools.lru_cache(maxsize=8)
+def version(path: str | os.PathLike[str], timeout_s: float = 20.0) -> tuple[int, ...]:
+    """Version of an nsys, such as ``(2023, 4, 4, 54)``.
+
+    Parameters
+    ----------
+    path : path-like
+    timeout_s : float
+        Old versions hang even here; then they are as good as absent.
+
+    Returns
+    -------
+    tuple of int
+
+    Raises
+    ------
+    NsightkitError
+        It does not start, hangs, or says no version.
+    """
+    try:
+        done = run([os.fspath(path), "--version"], timeout_s)
+    except subprocess.TimeoutExpired as error:
+        raise NsightkitError(
+            f"{path}: 'nsys --version' gave no answer within {timeout_s:g} s (nsys 2022.4 hangs on recent systems); "
+            f"install {_words(MINIMUM)} or later, or set NSIGHTKIT_NSYS to one"
+        ) from error
+    except OSError as error:
+        raise NsightkitError(
+            f"{path}: cannot be started ({error.strerror}); set NSIGHTKIT_NSYS to a working nsys"
+        ) from error
+    found = re.search(r"\b(\d{4}(?:\.\d+)+)", done.stdout)
+    if not found:
+        raise NsightkitError(
+            f"{path}: 'nsys --version' said no version ({tail(done.stdout, 2) or f'exit code {done.returncode}'}); "
+            "set NSIGHTKIT_NSYS to a working nsys"
+        )
+    return tuple(int(part) for part in found.group(1).split("."))
+
+
+def _words(numbers: tuple[int, ...]) -> str:
+    return "nsys " + ".".join(str(n) for n in numbers)
+
+
+def require() -> Path:
+    """Find an nsys that works, for a caller that cannot go on without.
+
+    Returns
+    -------
+    Path
+
+    Raises
+    ------
+    NsightkitError
+        None is installed, or it hangs, or is older than :data:`MINIMUM`.
+    """
+    nsys = find()
+    if nsys is None:
+        raise NsightkitError(
+            "nsys is not installed (not on the PATH, nor where NVIDIA's installers put it); "
+            "install Nsight Systems, or set NSIGHTKIT_NSYS to its nsys program"
+        )
+    if version(nsys)[:2] < MINIMUM:
+        raise NsightkitError(
+            f"{nsys}: is {_words(version(nsys))}, which is too old; "
+            f"install {_words(MINIMUM)} or later, or set NSIGHTKIT_NSYS to one"
+        )
+    return nsys
+
+
+def export_command(report: str | os.PathLike[str], out: str | os.PathLike[str], nsys: str = "nsys") -> list[str]:
+    """Spell the command that exports a report to SQLite.
+
+    Parameters
+    ----------
+    report, out : path-like
+    nsys : str
+
+    Returns
+    -------
+    list of str
+        Arguments; file names that begin with a dash are made safe.
+    """
+    return [nsys, "export", "--type", "sqlite", "--force-overwrite", "true", "-o", _dashless(out), _dashless(report)]
+
+
+def _dashless(path: str | os.PathLike[str]) -> str:
+    text = os.fspath(path)
+    return f"./{text}" if text.startswith("-") else text
+
+
+def export(report: str | os.PathLike[str], out: str | os.PathLike[str], *, timeout_s: float = 1800.0) -> Path:
+    """Export a ``.nsys-rep`` to SQLite; `out` appears whole or not at all.
+
+    Parameters
+    ----------
+    report : path-like
+    out : path-like
+        Replaced when it exists.
+    timeout_s : float
+        A multi-gigabyte report takes minutes.
+
+    Returns
+    -------
+    Path
+        `out`.
+
+    Raises
+    ------
+    TraceError
+        There is no usable nsys, or it cannot read the report. The remedy is a command to run.
+    """
+    report, out = Path(report), Path(out)
+    try:
+        nsys = require()
+    except NsightkitError as error:
+        command = shlex.join(export_command(report, out))
+        raise TraceError(
+            report, f"has to be exported first and no usable nsys is here ({error})", f"run where nsys is: {command}"
+        ) from error
+    try:
+        with tempfile.TemporaryDirectory(prefix=".nsightkit-export-", dir=out.absolute().parent) as folder:
+            # A plain name: nsys expands %h, %q{...} in output names.
+            whole = Path(folder) / "export.sqlite"
+            try:
+                done = run(export_command(report.absolute(), whole, str(nsys)), timeout_s)
+            except subprocess.TimeoutExpired as error:
+                raise TraceError(
+                    report,
+                    f"nsys export was not done within {timeout_s:g} s",
+                    f"run it by hand: {shlex.join(export_command(report, out))}",
+                ) from error
+            # The exit code says little; the file says all.
+            if not whole.is_file() or not _is_sqlite(whole):
+                raise TraceError(report, _problem(done, nsys), _remedy(done, report, out))
+            whole.replace(out)
+    except OSError as error:
+        raise TraceError(
+            report,
+            f"its export cannot be written to {out} ({error.strerror or error})",
+            "free some space or make the folder writable, or export it elsewhere and give the .sqlite",
+        ) from error
+    return out
+
+
+def _is_sqlite(path: Path) -> bool:
+    with path.open("rb") as stream:
+        return stream.read(16) == b"SQLite format 3\x00"
+
+
+def _problem(done: subprocess.CompletedProcess[str], nsys: Path) -> str:
+    said = tail(done.stdout, 3) or f"exit code {done.returncode}, no message"
+    return f"{_words(version(nsys))} cannot export it ({said})"
+
+
+def _remedy(done: subprocess.CompletedProcess[str], report: Path, out: Path) -> str:
+    if "Version number is invalid" in done.stdout:
+        # An older nsys refuses the reports of a newer one.
+        return f"export it with the nsys that wrote it, or a newer one: {shlex.join(export_command(report, out))}"
+    return f"check that the report is whole, then run: {shlex.join(export_command(report, out))}"
+
+
+def exported(report: str | os.PathLike[str]) -> Path:
+    """Give the SQLite export of a ``.nsys-rep``, made when there is none that is newer than the report.
+
+    It lies beside the report under nsys's own name for it (``x.nsys-rep`` gives ``x.sqlite``), or in the
+    user's cache folder when the report's folder is read-only.
+
+    Parameters
+    ----------
+    report : path-like
+
+    Returns
+    -------
+    Path
+
+    Raises
+    ------
+    TraceError
+        As :func:`export`.
+    """
+    report = Path(report)
+    try:
+        written_ns = report.stat().st_mtime_ns
+    except OSError as error:
+        raise TraceError(report, "no such file", "check the path") from error
+    beside = report.with_suffix(".sqlite")
+    kept = _cached(report)
+    for candidate in (beside, kept):
+        if _newer(candidate, written_ns):
+            return candidate
+    # `beside` may be there and older: nsys itself treats that name as its own export and replaces it.
+    if os.access(beside.absolute().parent, os.W_OK) and not beside.is_dir():
+        return export(report, beside)
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        elsewhere = Path(tempfile.gettempdir()) / beside.name
+        raise TraceError(
+            report,
+            f"its export can be written neither beside it nor to {kept.parent} ({error.strerror})",
+            f"export it to a folder you can write to: {shlex.join(export_command(report, elsewhere))}",
+        ) from error
+    return export(report, kept)
+
+
+def _newer(candidate: Path, written_ns: int) -> bool:
+    try:
+        return candidate.stat().st_mtime_ns > written_ns and _is_sqlite(candidate)
+    except OSError:
+        return False
+
+
+def _cached(report: Path) -> Path:
+    where = os.environ.get("XDG_CACHE_HOME") or (
+        Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
+    )
+    # The folder tells two reports of one name apart.
+    tag = blake2b(os.fsencode(report.resolve()), digest_size=8).hexdigest()
+    return Path(where) / "nsightkit" / "exports" / f"{report.stem}-{tag}.sqlite"
