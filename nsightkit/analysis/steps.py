@@ -1,0 +1,186 @@
+"""The steps of a run: how long each took, how much of it the GPU was busy, and which stand out."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pandas as pd
+
+from nsightkit.analysis import intervals
+from nsightkit.errors import UsageError
+from nsightkit.trace.model import GPU_TABLES, Trace
+
+__all__ = ["compiled", "find", "summary"]
+
+_PROFILER_STEP = re.compile(r"^ProfilerStep#\d+$")
+_STEP = re.compile(r"(^|[^a-z])step([^a-z]|$)", re.IGNORECASE)
+# Parts of a step that have "step" in their names: `Optimizer.step#AdamW.step`, `lr_scheduler.step`.
+_PART = re.compile(r"optim|sched|zero_grad", re.IGNORECASE)
+
+#: A step is an outlier beyond so many robust standard deviations from the median (Iglewicz and Hoaglin, 1993) ...
+_ROBUST_Z = 3.5
+#: ... and so far from it in relation to it: steps that vary by nanoseconds have no outliers worth a look.
+_RELATIVE = 0.05
+#: Fewer steps than this have no median to be far from.
+_ENOUGH = 4
+#: Scales the median absolute deviation to the standard deviation of a normal distribution.
+_MAD_TO_SIGMA = 1.4826
+
+
+def compiled(pattern: str, option: str) -> re.Pattern[str]:
+    """Compile a regular expression that a person typed.
+
+    Parameters
+    ----------
+    pattern : str
+    option : str
+        Where it came from, for the message.
+
+    Returns
+    -------
+    re.Pattern
+
+    Raises
+    ------
+    UsageError
+        It is malformed.
+    """
+    try:
+        return re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise UsageError(f"{option}: {pattern!r} is not a regular expression ({error})") from error
+
+
+def find(trace: Trace, match: str | None = None) -> pd.DataFrame:
+    """Find the step ranges of a run.
+
+    A step is an outermost range named ``ProfilerStep#N`` or, where there is none, one with the word *step* in
+    its name (``train_step``, ``step 3``; not an optimizer's or a scheduler's), or one that `match`
+    finds. Without `match`, names that differ only in their numbers count as one kind of step, and the
+    kind with the largest total time is meant. All steps are taken from one thread, the one with the
+    largest total. A step's window lasts until the next one starts, so that steps add up to the whole;
+    that of the last one ends with its range.
+
+    Parameters
+    ----------
+    trace : Trace
+    match : str, optional
+        Regular expression, searched in range names.
+
+    Returns
+    -------
+    DataFrame
+        ``step`` (the range's name), ``start_ns``, ``end_ns`` (of the window), ``process``; in order of time.
+
+    Raises
+    ------
+    UsageError
+        `match` is not a regular expression.
+    """
+    ranges = trace.table("ranges", ["name", "start_ns", "end_ns", "process", "thread"])
+    names = ranges["name"].cat.categories
+    if match is not None:
+        pattern = compiled(match, "--match")
+        kinds = ["" if pattern.search(str(n)) else None for n in names]
+    else:
+        kinds = ["ProfilerStep" if _PROFILER_STEP.match(str(n)) else None for n in names]
+        if not any(kinds):
+            kinds = [
+                re.sub(r"\d+", "#", str(n)) if _STEP.search(str(n)) and not _PART.search(str(n)) else None
+                for n in names
+            ]
+    kind_of_name, _ = pd.factorize(np.array([*kinds, None], dtype=object))
+    kind = kind_of_name[ranges["name"].cat.codes.to_numpy()]
+    steps = ranges[kind >= 0].assign(kind=kind[kind >= 0]).sort_values("start_ns", kind="stable")
+    if not len(steps):
+        return pd.DataFrame(
+            {"step": np.empty(0, object), **{c: np.empty(0, np.int64) for c in ("start_ns", "end_ns", "process")}}
+        )
+    # The kind of step, and the thread, that most of the time was spent in.
+    for column in ("kind", "thread"):
+        time = (steps["end_ns"] - steps["start_ns"]).groupby(steps[column], sort=False).sum()
+        steps = steps[steps[column] == time.idxmax()]
+    start, end = steps["start_ns"].to_numpy(), steps["end_ns"].to_numpy()
+    reach = np.maximum.accumulate(end)
+    outermost = np.concatenate(([True], end[1:] > reach[:-1]))
+    start, end = start[outermost], end[outermost]
+    return pd.DataFrame(
+        {
+            "step": steps["name"].astype(object).to_numpy()[outermost],
+            "start_ns": start,
+            "end_ns": np.append(start[1:], end[-1]),
+            "process": steps["process"].to_numpy()[outermost],
+        }
+    )
+
+
+def summary(trace: Trace, match: str | None = None) -> pd.DataFrame:
+    """Measure wall, busy and idle time of each step.
+
+    Steps are windows on the CPU's clock (:func:`find`). ``busy_ns`` is the part of the window in which the
+    GPU worked, whoever launched the work: the CPU runs ahead, so a window holds some of the previous
+    step's GPU work and leaves some of its own to the next. That is what makes the sum over steps right.
+    What the GPU does after the last range has ended belongs to no step.
+
+    Parameters
+    ----------
+    trace : Trace
+    match : str, optional
+        Regular expression, searched in range names; what it finds are the steps.
+
+    Returns
+    -------
+    DataFrame
+        ``step, start_ns, wall_ns, busy_ns, idle_ns, outlier``, in order of time. ``busy_ns`` is the union of GPU
+        operations clipped to the window; with several devices (those the steps' process used) it is the sum over
+        them, and ``idle_ns`` is devices times ``wall_ns`` less it. Both are NA where no GPU table was recorded.
+        ``outlier``: the wall time is more than 3.5 robust standard deviations (of the median absolute
+        deviation) and more than 5 % off the median of all steps; the first step is judged like any other, and
+        with fewer than four steps there is none.
+
+    Raises
+    ------
+    UsageError
+        `match` is not a regular expression.
+    """
+    steps = find(trace, match)
+    wall = (steps["end_ns"] - steps["start_ns"]).to_numpy()
+    busy = pd.array([pd.NA] * len(steps), dtype="Int64")
+    idle = busy.copy()
+    if len(steps) and any(trace.recorded(t) for t in GPU_TABLES):
+        devices = _devices(trace, int(steps["process"].iloc[0]))
+        ops = intervals.gpu_intervals(trace)
+        total = np.zeros(len(steps), np.int64)
+        for device in devices:
+            mine = ops[ops["device"] == device]
+            covered = intervals.Coverage(mine["start_ns"].to_numpy(), mine["end_ns"].to_numpy())
+            total += covered.of(steps["start_ns"].to_numpy(), steps["end_ns"].to_numpy())
+        busy = pd.array(total, dtype="Int64")
+        idle = pd.array(max(len(devices), 1) * wall - total, dtype="Int64")
+    return pd.DataFrame(
+        {
+            "step": steps["step"],
+            "start_ns": steps["start_ns"],
+            "wall_ns": wall,
+            "busy_ns": busy,
+            "idle_ns": idle,
+            "outlier": _outliers(wall),
+        }
+    )
+
+
+def _devices(trace: Trace, process: int) -> list[int]:
+    """Devices that the process used; all of them where no GPU operation says whose it was."""
+    found = pd.concat([trace.table(t, ["device", "process"]).drop_duplicates() for t in GPU_TABLES])
+    mine = found[found["process"] == process]
+    return sorted({int(d) for d in (mine if len(mine) else found)["device"]})
+
+
+def _outliers(wall: np.ndarray) -> np.ndarray:
+    if len(wall) < _ENOUGH:
+        return np.zeros(len(wall), bool)
+    median = np.median(wall)
+    off = np.abs(wall - median)
+    sigma = _MAD_TO_SIGMA * np.median(off)
+    return np.asarray((off > _ROBUST_Z * sigma) & (off > _RELATIVE * median))
