@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import pandas as pd
 
-__all__ = ["GPU_TABLES", "TABLES", "TIME_COLUMNS", "Gpu", "Source", "Trace", "TraceMeta"]
+__all__ = ["GPU_TABLES", "TABLES", "TIME_COLUMNS", "Gpu", "Source", "Trace", "TraceMeta", "categorical"]
 
 #: Pandas dtype of every column of every table. ``process`` is the operating system's process id;
 #: ``thread`` is ``process << 24 | thread id`` (or an ordinal where the source's id does not fit in 24
@@ -152,7 +152,7 @@ class TraceMeta:
     """What is known about the capture itself.
 
     ``missing`` names the tables that were *not recorded* (as opposed to recorded and empty);
-    ``notes`` are remarks on data quality, one sentence each; ``launch_env`` and host names are
+    ``notes`` are remarks on data quality, one sentence each. Environment, host and user names are
     deliberately not here: traces get shared.
     """
 
@@ -313,6 +313,15 @@ class Trace:
             have["duration_ns"] = have["end_ns"] - have["start_ns"]
         return {c: have[c] for c in wanted}
 
+    def mask(self, table: str) -> np.ndarray | None:
+        """The rows of the whole table that this selection keeps; None when it keeps all.
+
+        Parameters
+        ----------
+        table : str
+        """
+        return self._masks.get(table)
+
     def masked(self, masks: dict[str, np.ndarray]) -> Trace:
         """The same trace with only some rows of some tables; ``whole`` still gives them all.
 
@@ -363,6 +372,21 @@ class FrameSource:
         return 0 if frame is None else len(frame)
 
 
+def categorical(codes: np.ndarray, texts: Sequence[str]) -> pd.Categorical:
+    """A categorical column from codes into distinct texts.
+
+    Parameters
+    ----------
+    codes : ndarray of int
+        No code may be negative: a missing text is the text "".
+    texts : sequence of str
+        Distinct.
+    """
+    small = np.int8 if len(texts) < 128 else np.int16 if len(texts) < 32768 else np.int32
+    # Named dtype: an empty list would give another one, and categories of two dtypes do not join.
+    return pd.Categorical.from_codes(codes.astype(small, copy=False), pd.Index(list(texts), dtype="str"))
+
+
 _NEUTRAL = {"device": 0, "level": 0, "parent": -1}
 
 
@@ -384,7 +408,7 @@ def complete(table: str, frame: pd.DataFrame) -> pd.DataFrame:
         elif column == "end_thread" and "thread" in frame:
             out[column] = frame["thread"].reset_index(drop=True).astype("int64")
         elif dtype == "category":
-            out[column] = pd.Series(pd.Categorical.from_codes(np.zeros(n, np.int8), [""]))
+            out[column] = pd.Series(categorical(np.zeros(n, np.int8), [""]))
         else:
             out[column] = pd.Series(np.full(n, _NEUTRAL.get(column, 0), dtype=dtype))
     return pd.DataFrame(out, copy=False)

@@ -1,0 +1,408 @@
+"""Parquet store: the form of recordings and conversions, and the cache beside a big trace.
+
+A store is a folder with ``trace.json`` (format version and what is known about the capture) and one
+``<table>.parquet`` a table. The cache holds the same columns one file each, because it grows by the
+columns that answers ask for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from nsightkit.errors import TraceError
+from nsightkit.trace.model import TABLES, FrameSource, Gpu, Source, Trace, TraceMeta, categorical, complete
+
+__all__ = ["cache_folder", "cached", "is_store", "open_store", "write"]
+
+_FORMAT = 1
+_INDEX = "trace.json"
+#: Below this, reading the trace again is quicker than looking for a cache.
+_CACHE_FROM_BYTES = 32 << 20
+#: Part of a cache's key: a change of what readers produce must not meet the columns of an older one.
+_READERS = 1
+
+
+# -- tables to and from Parquet ---------------------------------------------------------------------------------
+
+
+def _to_arrow(frame: pd.DataFrame) -> Any:
+    import pyarrow as pa
+
+    columns = {}
+    for name, series in frame.items():
+        if isinstance(series.dtype, pd.CategoricalDtype):
+            codes = np.asarray(series.cat.codes, np.int32)
+            texts = pa.array([str(c) for c in series.cat.categories], pa.string())
+            columns[name] = pa.DictionaryArray.from_arrays(pa.array(codes), texts)
+        else:
+            columns[name] = pa.array(series.to_numpy())
+    return pa.table(columns)
+
+
+def _write_parquet(frame: pd.DataFrame, path: Path, compression: str) -> None:
+    import pyarrow.parquet as pq
+
+    table = _to_arrow(frame)
+    # Times and ids grow steadily: deltas of them take a fifth of the space and of the time.
+    delta = {n: "DELTA_BINARY_PACKED" for n in table.column_names if str(table[n].type) in ("int64", "int32")}
+    pq.write_table(
+        table,
+        path,
+        compression=compression,
+        use_dictionary=[n for n in table.column_names if n not in delta],
+        column_encoding=delta or None,
+        write_statistics=False,
+        store_schema=True,
+    )
+
+
+def _read_parquet(path: Path, columns: Sequence[str] | None) -> dict[str, pd.Series]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(path, columns=None if columns is None else list(columns), use_threads=False).combine_chunks()
+    out: dict[str, pd.Series] = {}
+    for name in table.column_names:
+        column = table[name]
+        column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        if isinstance(column, pa.ChunkedArray):  # an empty table has no chunk to combine
+            column = column.chunk(0) if column.num_chunks else pa.array([], column.type)
+        if pa.types.is_dictionary(column.type):
+            texts = [str(t) for t in column.dictionary.to_pylist()]
+            codes = column.indices.to_numpy(zero_copy_only=False)
+            out[name] = pd.Series(categorical(codes, texts))
+        else:
+            out[name] = pd.Series(column.to_numpy(zero_copy_only=False))
+    return out
+
+
+def _meta_to_json(meta: TraceMeta) -> dict[str, Any]:
+    as_dict = dataclasses.asdict(meta)
+    as_dict["thread_names"] = {str(k): v for k, v in meta.thread_names.items()}
+    return as_dict
+
+
+def _meta_from_json(raw: dict[str, Any]) -> TraceMeta:
+    known = {f.name for f in dataclasses.fields(TraceMeta)}
+    fields = {k: v for k, v in raw.items() if k in known}
+    fields["gpus"] = [Gpu(**g) for g in fields.get("gpus", [])]
+    fields["thread_names"] = {int(k): v for k, v in fields.get("thread_names", {}).items()}
+    if fields.get("window_ns"):
+        fields["window_ns"] = tuple(fields["window_ns"])
+    return TraceMeta(**fields)
+
+
+# -- the store --------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _replacing(folder: Path) -> Iterator[Path]:
+    """A folder beside `folder` that takes its place when the block succeeds, and vanishes when it does not."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    draft.chmod(0o755)
+    try:
+        yield draft
+        if folder.exists():
+            old = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+            folder.replace(old / "old")
+            draft.replace(folder)
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            draft.replace(folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def write(trace: Trace, folder: str | os.PathLike[str]) -> None:
+    """Write a trace as a Parquet folder that :func:`nsightkit.load` opens.
+
+    The source's clock is kept (``start_ns`` in the files is on it), so that times stay comparable with the
+    original report. Only what the Trace model names is written: no environment, host or user name.
+
+    Parameters
+    ----------
+    trace : Trace
+        With the selection it carries.
+    folder : path-like
+        Replaced as a whole when it is a store already; nothing is left behind when writing fails.
+
+    Raises
+    ------
+    TraceError
+        The target exists and is something else.
+    """
+    folder = Path(folder)
+    if folder.exists() and not is_store(folder) and not (folder.is_dir() and not any(folder.iterdir())):
+        raise TraceError(folder, "exists and is no trace folder", "choose another name or remove it")
+    with _replacing(folder) as draft:
+        for table in TABLES:
+            if not trace.size(table):
+                continue
+            frame = trace.table(table)
+            frame = frame.assign(start_ns=frame["start_ns"] + trace.t0_ns, end_ns=frame["end_ns"] + trace.t0_ns)
+            if trace.whole is not trace and table == "ranges":
+                frame["parent"] = _renumbered(trace, frame["parent"].to_numpy())
+            for column in frame.columns:
+                if isinstance(frame[column].dtype, pd.CategoricalDtype):
+                    frame[column] = frame[column].cat.remove_unused_categories()
+            _write_parquet(frame, draft / f"{table}.parquet", "zstd")
+        index = {"format": _FORMAT, "kind": "nsightkit trace", "first_ns": trace.t0_ns, "meta": _meta_to_json(trace.meta)}
+        (draft / _INDEX).write_text(json.dumps(index, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _renumbered(trace: Trace, parent: np.ndarray) -> np.ndarray:
+    """Parents of selected ranges as rows of the selection; -1 where the parent was left out."""
+    mask = trace.mask("ranges")
+    if mask is None:
+        return parent
+    place = np.where(mask, np.cumsum(mask) - 1, -1)
+    return np.where(parent >= 0, place[np.maximum(parent, 0)], -1)
+
+
+def is_store(folder: str | os.PathLike[str]) -> bool:
+    """Whether a folder was written by :func:`write`.
+
+    Parameters
+    ----------
+    folder : path-like
+    """
+    try:
+        return json.loads((Path(folder) / _INDEX).read_text(encoding="utf-8")).get("kind") == "nsightkit trace"
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+class _StoreSource:
+    """Reads single columns of a store."""
+
+    def __init__(self, folder: Path) -> None:
+        index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
+        if index.get("format") != _FORMAT:
+            raise TraceError(folder, f"was written in format {index.get('format')}, this version reads {_FORMAT}", "convert the original trace again")
+        self._folder = folder
+        self._first = int(index.get("first_ns", 0))
+        try:
+            self.meta = _meta_from_json(index["meta"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise TraceError(folder, f"has a damaged {_INDEX}", "convert the original trace again") from error
+
+    def _file(self, table: str) -> Path:
+        return self._folder / f"{table}.parquet"
+
+    @contextlib.contextmanager
+    def _guard(self, table: str) -> Iterator[None]:
+        import pyarrow as pa
+
+        try:
+            yield
+        except (pa.ArrowException, OSError, ValueError) as error:
+            detail = " ".join(str(error).split())[:160]
+            raise TraceError(self._file(table), f"is no readable Parquet table ({detail})", "convert the original trace again") from error
+
+    def read(self, table: str, columns: Sequence[str]) -> pd.DataFrame:
+        """See :class:`~nsightkit.trace.model.Source`."""
+        import pyarrow.parquet as pq
+
+        if not self._file(table).exists():
+            return FrameSource({}).read(table, columns)
+        with self._guard(table):
+            have = set(pq.read_schema(self._file(table)).names)
+            wanted = [c for c in TABLES[table] if c in have and (c in columns or (c in ("start_ns", "end_ns") and "duration_ns" in columns))]
+            frame = complete(table, pd.DataFrame(_read_parquet(self._file(table), wanted or ["start_ns"]), copy=False))
+        return FrameSource({table: frame}).read(table, columns)
+
+    def first_ns(self) -> int:
+        """See :class:`~nsightkit.trace.model.Source`."""
+        return self._first
+
+    def size(self, table: str) -> int:
+        """See :class:`~nsightkit.trace.model.Source`."""
+        import pyarrow.parquet as pq
+
+        if not self._file(table).exists():
+            return 0
+        with self._guard(table):
+            return int(pq.read_metadata(self._file(table)).num_rows)
+
+
+def open_store(folder: str | os.PathLike[str]) -> Source:
+    """Open a folder written by :func:`write`.
+
+    Parameters
+    ----------
+    folder : path-like
+
+    Raises
+    ------
+    TraceError
+        Damaged, or of a format this version does not read.
+    """
+    return _StoreSource(Path(folder))
+
+
+# -- the cache --------------------------------------------------------------------------------------------------
+
+
+def _content_key(path: Path, reader: str) -> str:
+    """Key of a file's content: all of a small file, of a large one its size, ends and 512 blocks between.
+
+    Every write to an SQLite file changes its header, which is among them. Reading all of a large file would
+    cost more than the answers do.
+    """
+    digest = hashlib.blake2b(f"{reader} {_READERS} {_FORMAT}".encode(), digest_size=16)
+    size = path.stat().st_size
+    digest.update(str(size).encode())
+    with path.open("rb") as stream:
+        if size <= 8 << 20:
+            digest.update(stream.read())
+        else:
+            for at in np.linspace(0, size - 4096, 512).astype(np.int64).tolist():
+                stream.seek(at)
+                digest.update(stream.read(4096))
+    return digest.hexdigest()
+
+
+def cache_folder(path: str | os.PathLike[str]) -> Path | None:
+    """Where the cache of a trace lies: beside it, or in the user's cache folder when that is read-only.
+
+    Parameters
+    ----------
+    path : path-like
+        The trace.
+
+    Returns
+    -------
+    Path or None
+        None when neither place can be written.
+    """
+    path = Path(path).resolve()
+    beside = path.with_name(path.name + ".nsightkit-cache")
+    if beside.is_dir() or os.access(path.parent, os.W_OK):
+        return beside
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    named = base / "nsightkit" / hashlib.blake2b(os.fsencode(path), digest_size=12).hexdigest()
+    try:
+        named.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
+    return named
+
+
+class _CachedSource:
+    """Answers from cached columns; opens the trace itself only for what is not cached yet."""
+
+    def __init__(self, folder: Path, open_source: Callable[[], Source]) -> None:
+        self._folder = folder
+        self._open = open_source
+        self._source: Source | None = None
+        self._index = self._read_index()
+        self.meta: TraceMeta = _meta_from_json(self._index["meta"]) if self._index else self._inner().meta
+
+    def _inner(self) -> Source:
+        if self._source is None:
+            self._source = self._open()
+        return self._source
+
+    def _read_index(self) -> dict[str, Any]:
+        try:
+            index = json.loads((self._folder / _INDEX).read_text(encoding="utf-8"))
+            return index if isinstance(index, dict) and isinstance(index.get("meta"), dict) else {}
+        except (OSError, ValueError):
+            return {}
+
+    def _keep_index(self, **more: Any) -> None:
+        """Add to the index; a cache that cannot be written is no cache, not an error."""
+        self._index = {"sizes": {}, "first_ns": None, **self._read_index(), "meta": _meta_to_json(self.meta)}
+        for key, value in more.items():
+            self._index[key] = {**self._index[key], **value} if isinstance(value, dict) else value
+        with contextlib.suppress(OSError):
+            _atomically(self._folder / _INDEX, lambda p: p.write_text(json.dumps(self._index), encoding="utf-8"))
+
+    def read(self, table: str, columns: Sequence[str]) -> pd.DataFrame:
+        """See :class:`~nsightkit.trace.model.Source`."""
+        series: dict[str, pd.Series] = {}
+        for column in columns:
+            with contextlib.suppress(Exception):  # a damaged cache file is read again from the trace
+                series[column] = _read_parquet(self._folder / f"{table}.{column}.parquet", None)[column]
+        if len({len(s) for s in series.values()}) > 1:
+            series = {}
+        rest = [c for c in columns if c not in series]
+        if rest:
+            fresh = self._inner().read(table, rest)
+            for column in rest:
+                series[column] = fresh[column]
+                with contextlib.suppress(OSError):
+                    _atomically(
+                        self._folder / f"{table}.{column}.parquet",
+                        lambda p, one=fresh[[column]]: _write_parquet(one, p, "none"),
+                    )
+            self._keep_index(sizes={table: len(fresh)})
+        return pd.DataFrame({c: series[c] for c in columns}, copy=False)
+
+    def first_ns(self) -> int:
+        """See :class:`~nsightkit.trace.model.Source`."""
+        if self._index.get("first_ns") is None:
+            self._keep_index(first_ns=self._inner().first_ns())
+        return int(self._index["first_ns"])
+
+    def size(self, table: str) -> int:
+        """See :class:`~nsightkit.trace.model.Source`."""
+        sizes = self._index.get("sizes", {})
+        if table not in sizes:
+            self._keep_index(sizes={table: self._inner().size(table)})
+            sizes = self._index["sizes"]
+        return int(sizes[table])
+
+
+def _atomically(path: Path, write_to: Callable[[Path], Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=".", dir=path.parent)
+    os.close(handle)
+    draft = Path(name)
+    try:
+        write_to(draft)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def cached(path: Path, open_source: Callable[[], Source], reader: str) -> Source:
+    """A source whose columns are kept in the cache of `path`, when the trace is big enough to be worth it.
+
+    Parameters
+    ----------
+    path : Path
+        The trace.
+    open_source : callable
+        Opens the trace itself.
+    reader : str
+        Which reader, part of the key.
+
+    Returns
+    -------
+    Source
+    """
+    if path.stat().st_size < _CACHE_FROM_BYTES:
+        return open_source()
+    folder = cache_folder(path)
+    if folder is None:
+        return open_source()
+    mine = folder / _content_key(path, reader)
+    if folder.is_dir():
+        for stale in folder.iterdir():  # what an earlier content of this file left
+            if stale != mine and stale.is_dir():
+                shutil.rmtree(stale, ignore_errors=True)
+    return _CachedSource(mine, open_source)
