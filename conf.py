@@ -1,0 +1,166 @@
+"""Sphinx configuration of the guide; run from the repository root.
+
+    sphinx-build -c . docs docs/_build/html -W -n
+
+Paths are relative to docs/ where Sphinx reads sources, and to this folder for static files and templates.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+_ROOT = Path(__file__).parent
+_EXTENSIONS = str(_ROOT / "docs" / "_ext")
+sys.path.insert(0, str(_ROOT))
+sys.path.insert(0, _EXTENSIONS)
+# Notebook pages run in a process of their own, which needs the same modules.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    dict.fromkeys([str(_ROOT), _EXTENSIONS, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))])
+)
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+import nsightkit  # noqa: E402
+
+site_url = os.environ.get("NSIGHTKIT_SITE_URL", "")
+repo_url = os.environ.get("NSIGHTKIT_REPO_URL", "").rstrip("/")
+
+# -- Project
+
+project = "nsightkit"
+author = "The nsightkit developers"
+copyright = author
+version = release = nsightkit.__version__
+
+# -- What is built
+
+extensions = [
+    "myst_nb",  # also enables myst_parser: never list both
+    "numpydoc",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.intersphinx",
+    "sphinx_copybutton",
+    "sphinx_design",
+    "sphinx_gallery.gen_gallery",
+    "cli_reference",
+    "measured",
+]
+root_doc = "index"
+exclude_patterns = [
+    "_build",
+    "jupyter_execute",
+    "recordings",
+    "gallery/**.ipynb",
+    "**/.ipynb_checkpoints",
+    "README.md",
+]
+templates_path = ["docs/_templates"]
+nitpicky = True
+default_role = "code"
+
+# -- Pages in Markdown, some of them executed
+
+myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist", "fieldlist"]
+myst_heading_anchors = 3
+nb_execution_mode = "force"  # never a cached output: it can be older than the code beside it
+nb_execution_timeout = 300
+nb_execution_raise_on_error = True
+nb_execution_show_tb = True
+nb_merge_streams = True
+
+# -- Gallery
+
+sphinx_gallery_conf = {
+    "examples_dirs": [str(_ROOT / "examples")],
+    "gallery_dirs": ["gallery"],
+    "filename_pattern": r".*",  # every script is executed, whatever its name
+    "ignore_pattern": r"(^|[/\\])_",
+    "within_subsection_order": "FileNameSortKey",
+    "image_scrapers": ("site_figures.scrape", "gallery_hooks.scrape"),
+    "reset_modules": ("gallery_hooks.reset",),
+    "reset_modules_order": "both",
+    "capture_repr": ("_repr_html_",),
+    "abort_on_example_error": True,
+    "notebook_extensions": set(),  # myst-nb would claim the notebooks
+    "write_computation_times": False,  # that page loads scripts from three CDNs
+    "min_reported_time": 1_000_000,  # the time of a replay says nothing; the provenance block has the real one
+    "show_signature": False,
+    "download_all_examples": True,
+    "remove_config_comments": True,
+    "backreferences_dir": None,
+    "copyfile_regex": "",
+    "junit": str(_ROOT / "docs" / "_build" / "gallery-junit.xml"),
+    "parallel": False,  # two measurements at once disturb each other
+}
+
+# -- API reference
+
+autosummary_generate = True
+autosummary_generate_overwrite = True
+autodoc_typehints = "none"  # numpydoc states the types, with shapes and units
+autodoc_member_order = "bysource"
+numpydoc_show_class_members = False
+numpydoc_class_members_toctree = False
+# Inventories are kept here, so that a build needs no network; the links lead to the projects' own sites.
+intersphinx_mapping = {
+    "python": ("https://docs.python.org/3", (None, "_inventories/python.inv")),
+    "pandas": ("https://pandas.pydata.org/docs", (None, "_inventories/pandas.inv")),
+}
+# Projects without an inventory here.
+nitpick_ignore_regex = [("py:.*", r"(matplotlib|mpl|np|numpy|torch|pyarrow)\..*")]
+
+# -- HTML
+
+html_theme = "pydata_sphinx_theme"
+html_title = project
+html_static_path = ["docs/_static"]
+html_css_files = ["nsightkit.css"]
+html_show_sphinx = False
+html_show_copyright = False
+html_context = {"default_mode": "auto"}
+html_theme_options = {
+    "logo": {"text": project},
+    "navbar_align": "left",
+    "header_links_before_dropdown": 7,
+    "navbar_persistent": ["search-button"],
+    "show_prev_next": True,
+    "show_toc_level": 2,
+    "secondary_sidebar_items": {"**": ["page-toc", "sourcelink"], "index": []},
+    "footer_start": ["footer"],
+    "footer_end": [],
+    "pygments_light_style": "a11y-high-contrast-light",
+    "pygments_dark_style": "a11y-high-contrast-dark",
+}
+# Pages of one level need no side bar.
+html_sidebars = dict.fromkeys(("index", "start", "definitions", "capture", "cli", "contributing", "changelog"), [])
+    "index": [],
+    "start": [],
+    "definitions": [],
+    "capture": [],
+    "cli": [],
+    "contributing": [],
+    "changelog": [],
+}
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+
+# What needs to know where the site or the repository lives is off until that is known.
+if site_url:
+    html_baseurl = site_url
+    ogp_site_url = site_url
+    ogp_social_cards = {"enable": False}
+    sitemap_url_scheme = "{link}"
+    extensions += ["sphinxext.opengraph", "sphinx_sitemap"]
+if repo_url:
+    html_context["edit_page_url_template"] = f"{repo_url}/edit/main/docs/{{{{ file_name }}}}"
+    html_context["edit_page_provider_name"] = "the repository"
+    html_theme_options["use_edit_page_button"] = True
+    html_theme_options["secondary_sidebar_items"] = {
+        "**": ["page-toc", "edit-this-page", "sourcelink"],
+        "gallery/**": ["page-toc", "sourcelink"],
+        "reference/generated/**": ["page-toc", "sourcelink"],
+        "index": [],
+    }
+    html_theme_options["icon_links"] = [{"name": "Source", "url": repo_url, "icon": "fa-solid fa-code-branch"}]

@@ -1,0 +1,108 @@
+"""Checks of the built pages that Sphinx itself does not make.
+
+``python page_checks.py HTML [--publish]`` lists what is wrong and exits with 1. A gallery can be wrong and still build:
+a traceback kept from an earlier run, a page whose figures were dropped, a number without a provenance.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from urllib.parse import unquote
+
+from bs4 import BeautifulSoup, Tag
+
+_OUTPUTS = ".sphx-glr-script-out, .cell_output, .output"
+
+
+def problems(html: Path, examples: Path | None = None) -> list[str]:
+    """Everything that is wrong with the pages under `html`, one sentence each.
+
+    Parameters
+    ----------
+    html : Path
+        A built site.
+    examples : Path, optional
+        The gallery's scripts: each must have become a page.
+    """
+    found: list[str] = []
+    for page in sorted(html.rglob("*.html")):
+        name = page.relative_to(html).as_posix()
+        if name.startswith(("_static/", "_sources/")):
+            continue
+        soup = BeautifulSoup(page.read_text(encoding="utf-8"), "html.parser")
+        if any("Traceback (most recent call last)" in out.get_text() for out in soup.select(_OUTPUTS)):
+            found.append(f"{name}: the output holds a traceback")
+        found += [f"{name}: {wrong}" for image in soup.find_all("img") for wrong in _image(image, page)]
+        if name.startswith("gallery/") and _is_example(soup):
+            found += [f"{name}: {wrong}" for wrong in _example(soup)]
+    for script in sorted(examples.glob("*.py")) if examples else []:
+        if not (html / "gallery" / f"{script.stem}.html").is_file():
+            found.append(f"gallery/{script.stem}.html: missing, though {script.name} is in the gallery")
+    return found
+
+
+def notices(html: Path) -> list[str]:
+    """Banners on the pages: what is shown in place of a recording, and why."""
+    said = []
+    for page in sorted((html / "gallery").glob("*.html")):
+        soup = BeautifulSoup(page.read_text(encoding="utf-8"), "html.parser")
+        said += [f"gallery/{page.name}: {' '.join(b.get_text().split())}" for b in soup.select(".nsightkit-banner")]
+    return list(dict.fromkeys(said))
+
+
+def _is_example(soup: BeautifulSoup) -> bool:
+    return soup.select_one(".sphx-glr-download-python") is not None
+
+
+def _image(image: Tag, page: Path) -> list[str]:
+    source = unquote(str(image.get("src", "")))
+    wrong = [] if str(image.get("alt", "")).strip() else [f"image {source[:60]} has no alternative text"]
+    if not source.startswith("data:"):
+        file = page.parent / source
+        if not (file.is_file() and file.stat().st_size):
+            wrong.append(f"image {source} is missing")
+    return wrong
+
+
+def _example(soup: BeautifulSoup) -> list[str]:
+    wrong = []
+    if not soup.select_one(".nsightkit-provenance"):
+        wrong.append("no provenance block: end a code block with the measurement")
+    light, dark = (len(soup.select(f"article img.only-{mode}")) for mode in ("light", "dark"))
+    if not light:
+        wrong.append("no figure")
+    if light != dark:
+        wrong.append(f"{light} figures for light pages but {dark} for dark ones")
+    return wrong
+
+
+def _stale() -> list[str]:
+    from nsightkit.capture import recordings
+
+    return [
+        f"recording {s['investigation']}/{s['part']} of {s['gpu']} is {s['state']}"
+        for s in recordings.status()
+        if s["state"] in {"stale", "refused"}
+    ]
+
+
+def main(arguments: list[str]) -> int:
+    """Check a site; see the module's text."""
+    html = Path(arguments[0])
+    root = Path(__file__).parents[2]
+    wrong = problems(html, root / "examples")
+    stale = _stale()
+    if "--publish" in arguments:
+        wrong += stale
+        stale = []
+    for notice in [*stale, *notices(html)]:
+        print(f"notice: {notice}")
+    for problem in wrong:
+        print(f"error: {problem}", file=sys.stderr)
+    print(f"{html}: {len(wrong)} problems")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,113 @@
+"""Figures for the site: drawn once, saved for a light and for a dark page, never without alternative text."""
+
+from __future__ import annotations
+
+import base64
+import html
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+from matplotlib.colors import same_color
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from sphinx.errors import ExtensionError
+
+_INK = {"light": "#1f2328", "dark": "#ced6dd"}
+_DPI = 160
+_CSS_PIXELS_PER_INCH = 100
+
+
+def alternative_text(figure: Figure) -> str:
+    """Return what a reader who cannot see the figure is told: its label, else its titles."""
+    label = str(figure.get_label())
+    titles = [figure.get_suptitle(), *(axes.get_title(loc) for axes in figure.axes for loc in ("left", "center"))]
+    said = label or "; ".join(t for t in titles if t)
+    if not said.strip():
+        message = "a figure has neither a label nor a title: give it one with figure.set_label(...), it is the alt text"
+        raise ExtensionError(message)
+    return " ".join(said.split())
+
+
+@contextmanager
+def _inked(figure: Figure, ink: str) -> Iterator[None]:
+    """Whatever has matplotlib's default ink (texts, ticks, spines) takes another colour for a while."""
+    default = mpl.rcParams["text.color"]
+    changed: list[tuple[Any, str, Any]] = []
+
+    def repaint(artist: Any, what: str) -> None:
+        old = getattr(artist, f"get_{what}")()
+        if same_color(old, default):
+            changed.append((artist, what, old))
+            getattr(artist, f"set_{what}")(ink)
+
+    figure.draw_without_rendering()  # ticks exist from here on
+    for text in figure.findobj(Text):
+        repaint(text, "color")
+    for axes in figure.axes:
+        for spine in axes.spines.values():
+            repaint(spine, "edgecolor")
+        for axis in (axes.xaxis, axes.yaxis):
+            for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks()):
+                for line in (tick.tick1line, tick.tick2line):
+                    repaint(line, "color")
+    try:
+        yield
+    finally:
+        for artist, what, old in changed:
+            getattr(artist, f"set_{what}")(old)
+
+
+def save_both(figure: Figure, stem: Path) -> dict[str, Path]:
+    """Save ``stem.png`` (light) and ``stem_dark.png`` with transparent backgrounds."""
+    paths = {"light": stem.with_name(f"{stem.name}.png"), "dark": stem.with_name(f"{stem.name}_dark.png")}
+    for mode, path in paths.items():
+        with _inked(figure, _INK[mode]):
+            figure.savefig(path, dpi=_DPI, transparent=True, pil_kwargs={"optimize": True})
+    return paths
+
+
+def scrape(block: Any, block_vars: dict[str, Any], gallery_conf: dict[str, Any]) -> str:
+    """Sphinx-gallery image scraper: every open figure as a light and a dark image.
+
+    Plain ``image`` directives, because the stock ``image-sg`` honours only the first class and does not escape the
+    alternative text.
+    """
+    rst = []
+    for number, path in zip(plt.get_fignums(), block_vars["image_path_iterator"], strict=False):
+        figure = plt.figure(number)
+        said = alternative_text(figure)
+        width = round(figure.get_figwidth() * _CSS_PIXELS_PER_INCH)
+        for mode, saved in save_both(figure, Path(path).with_suffix("")).items():
+            uri = Path(os.path.relpath(saved, gallery_conf["src_dir"])).as_posix()
+            options = {"alt": said, "class": f"sphx-glr-single-img only-{mode}", "width": f"{width}px"}
+            # The hidden one of the two is not fetched.
+            options["loading"] = "lazy"
+            rst += [f".. image:: /{uri}", *(f"   :{key}: {value}" for key, value in options.items()), ""]
+    plt.close("all")
+    return "\n".join(["", *rst, ""]) if rst else ""
+
+
+def show(figure: Figure) -> Any:
+    """Display a figure from a notebook page, in both modes.
+
+    The images are part of the page: a notebook cell has no place of its own for files.
+    """
+    import tempfile
+
+    from IPython.display import HTML
+
+    said = html.escape(alternative_text(figure), quote=True)
+    width = round(figure.get_figwidth() * _CSS_PIXELS_PER_INCH)
+    with tempfile.TemporaryDirectory() as folder:
+        tags = [
+            f'<img class="only-{mode}" alt="{said}" width="{width}" '
+            f'src="data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}">'
+            for mode, path in save_both(figure, Path(folder, "figure")).items()
+        ]
+    plt.close(figure)
+    return HTML(f'<div class="nsightkit-figure">{"".join(tags)}</div>')

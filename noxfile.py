@@ -1,0 +1,130 @@
+#!/usr/bin/env python3
+# /// script
+# dependencies = ["nox>=2026.10"]
+# ///
+"""Everything that is done to nsightkit: `nox -l` lists the targets, `nox -s docs` runs one."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+import sys
+import sysconfig
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2026.10"
+nox.options.default_venv_backend = "virtualenv"
+nox.options.reuse_venv = "yes"
+
+PROJECT = nox.project.load_toml()
+ROOT = Path(__file__).parent
+HTML = Path("docs/_build/html")
+#: What a docs build makes; an old gallery can hide a failure (see CONTRIBUTING.md), so a build starts without it.
+GENERATED = ("docs/_build", "docs/gallery", "docs/reference/generated", "docs/jupyter_execute")
+
+
+def _install(session: nox.Session, *groups: str) -> None:
+    """Install nsightkit and dependency groups, at the versions of constraints.txt."""
+    constraints = ROOT / "constraints.txt"
+    if os.environ.get("NSIGHTKIT_TORCH") == "installed":
+        constraints = _use_installed_torch(session, constraints)
+    session.install("-c", str(constraints), "-e", ".", *nox.project.dependency_groups(PROJECT, *groups))
+
+
+def _use_installed_torch(session: nox.Session, constraints: Path) -> Path:
+    """Let the session see the packages of the interpreter nox runs with, and hold torch at the version there."""
+    try:
+        version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        session.error(f"NSIGHTKIT_TORCH=installed, but {sys.executable} has no torch: install one there first")
+    outer = dict.fromkeys(p for p in sys.path if Path(p).name in {"site-packages", "dist-packages"})
+    # A .pth file puts them behind the session's own packages, which system-site-packages does only for the base
+    # interpreter, not for the virtual environment that a person has installed torch into.
+    purelib = sysconfig.get_path("purelib", vars={"base": str(session.virtualenv.location)})
+    Path(purelib, "_outer_torch.pth").write_text("\n".join(outer) + "\n", encoding="utf-8")
+    pins = [line for line in constraints.read_text(encoding="utf-8").splitlines() if not line.startswith("torch==")]
+    held = Path(session.create_tmp(), "constraints.txt")
+    held.write_text("\n".join([*pins, f"torch=={version}", ""]), encoding="utf-8")
+    return held
+
+
+def _build(session: nox.Session, *options: str, publish: bool = False) -> None:
+    for made in GENERATED:
+        shutil.rmtree(ROOT / made, ignore_errors=True)
+    env = {"NSIGHTKIT_PUBLISH": "1"} if publish else {}
+    strict = ("-W", "-n", "-E", "--keep-going")
+    session.run("sphinx-build", "-c", ".", "docs", str(HTML), *strict, *options, env=env)
+    session.run("python", "docs/_ext/page_checks.py", str(HTML), *(["--publish"] if publish else []))
+
+
+@nox.session(default=False)
+def docs(session: nox.Session) -> None:
+    """Build the site from nothing and check its pages; `-- --publish` refuses stale recordings."""
+    _install(session, "docs")
+    options = [option for option in session.posargs if option != "--publish"]
+    _build(session, *options, publish="--publish" in session.posargs)
+
+
+@nox.session(name="docs-live", default=False)
+def docs_live(session: nox.Session) -> None:
+    """Serve the site on localhost and rebuild what is edited; unchanged gallery scripts are not run again."""
+    _install(session, "live")
+    ignored = [option for made in (*GENERATED, "docs/recordings") for option in ("--ignore", str(ROOT / made / "*"))]
+    watched = [option for folder in ("examples", "nsightkit") for option in ("--watch", folder)]
+    session.run("sphinx-autobuild", "-c", ".", "docs", str(HTML), *ignored, *watched, *session.posargs)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run the tests; arguments go to pytest."""
+    _install(session, "test", "parity", "docs")
+    session.run("pytest", "-m", "not site", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style, spelling and markup."""
+    session.install("-c", "constraints.txt", *nox.project.dependency_groups(PROJECT, "lint"))
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("codespell")
+    session.run("sphinx-lint", "--ignore", "docs/_build", "--ignore", "docs/gallery", "docs", "examples", "README.md")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Check the types of the package, strictly."""
+    _install(session, "types")
+    session.run("mypy", *session.posargs)
+
+
+@nox.session(default=False)
+def site(session: nox.Session) -> None:
+    """Read the built site with a browser: errors, requests, accessibility, width, links, weight."""
+    if (ROOT / HTML / "index.html").is_file():
+        _install(session, "site")
+    else:
+        _install(session, "site", "docs")
+        _build(session)
+    session.run("pytest", "-m", "site", "tests/test_site.py", *session.posargs)
+
+
+@nox.session(default=False)
+def record(session: nox.Session) -> None:
+    """Make the recordings on a machine with a GPU."""
+    _install(session, "test")
+    session.run("python", "-m", "nsightkit", "record", "--out", "docs/recordings", *session.posargs)
+
+
+@nox.session(default=False)
+def bench(session: nox.Session) -> None:
+    """Measure reading and analysing big traces against the alternatives."""
+    _install(session, "test", "parity")
+    session.run("python", "tests/bench/run.py", *session.posargs)
+
+
+if __name__ == "__main__":
+    nox.main()

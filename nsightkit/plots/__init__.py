@@ -1,0 +1,13 @@
+"""Figures of analysis results.
+
+Each function takes what an analysis returned and draws it; none computes anything an analysis should
+have. They return a :class:`matplotlib.figure.Figure` whose label (``figure.get_label()``) is a sentence
+that says what the picture shows: the alternative text of the published figure. Needs the ``plots`` extra.
+"""
+
+from __future__ import annotations
+
+from nsightkit.plots._bars import before_after, gap_bars, kernel_bars, step_times
+from nsightkit.plots._timeline import timeline
+
+__all__ = ["before_after", "gap_bars", "kernel_bars", "step_times", "timeline"]
