@@ -135,14 +135,6 @@ html_theme_options = {
 }
 # Pages of one level need no side bar.
 html_sidebars = dict.fromkeys(("index", "start", "definitions", "capture", "cli", "contributing", "changelog"), [])
-    "index": [],
-    "start": [],
-    "definitions": [],
-    "capture": [],
-    "cli": [],
-    "contributing": [],
-    "changelog": [],
-}
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 
