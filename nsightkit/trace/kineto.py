@@ -61,7 +61,7 @@ _GPU_SIDE = ("kernels", "memops", "graphs", "syncs")
 
 #: `record_function` blocks that PyTorch itself opens and that old versions file among the operators.
 _ANNOTATION = re.compile(r"ProfilerStep#\d+$|enumerate\(DataLoader\)#|Optimizer\.(step|zero_grad)#")
-_CALL_SUFFIX = re.compile(r"(_pt(sz|ds))?(_v\d+)?(_pt(sz|ds))?$")
+_CALL_SUFFIX = re.compile(r"(_pt(sz|ds))?(_v\d{4,})?(_pt(sz|ds))?$")  # `_v2` belongs to the name
 
 
 class _Args(msgspec.Struct, gc=False, frozen=True):
@@ -113,6 +113,7 @@ class _Head(msgspec.Struct):
     devices: Any = msgspec.field(default=None, name="deviceProperties")
     distributed: Any = msgspec.field(default=None, name="distributedInfo")
     driver: Any = msgspec.field(default=None, name="cuda_driver_version")
+    ours: Any = msgspec.field(default=None, name="nsightkit")  # written by our own export only
 
 
 class _Document(_Head):
@@ -395,7 +396,9 @@ class _Tables:
         except msgspec.ValidationError:
             document = self._salvaged(text)
         # not the document itself: it holds the events
-        self.heads.append(_Head(document.schema, document.devices, document.distributed, document.driver))
+        self.heads.append(
+            _Head(document.schema, document.devices, document.distributed, document.driver, document.ours)
+        )
         if document.events is msgspec.UNSET:
             return
         self.has_events = True
@@ -438,7 +441,7 @@ class _Tables:
             except msgspec.ValidationError:
                 self.malformed += 1
         self.seen += len(raw.events) - len(events)
-        return _Document(raw.schema, raw.devices, raw.distributed, raw.driver, events)
+        return _Document(raw.schema, raw.devices, raw.distributed, raw.driver, raw.ours, events)
 
     def _window(self, event: _Event) -> None:
         start, ok = _nanoseconds([event.ts])
@@ -672,6 +675,7 @@ class _Tables:
                 if name and key in places:
                     meta.thread_names[places[key]] = name
         meta.missing = _missing(frames)
+        _restore(meta, first("ours"))
         if self.whole_us and any(len(f) for f in frames.values()):
             self.notes.append("Times are whole microseconds (PyTorch before 2.4): short kernels last 0 or 1 µs.")
         for count, what in (
@@ -715,6 +719,21 @@ def _missing(frames: dict[str, pd.DataFrame]) -> list[str]:
     if not has("overhead", "calls"):
         missing.append("overhead")
     return [t for t in TABLES if t in missing]
+
+
+def _restore(meta: TraceMeta, ours: Any) -> None:
+    """Take over what our own export knew of the capture it was made from."""
+    if not isinstance(ours, dict):
+        return
+    meta.tool = str(ours.get("tool") or meta.tool)
+    for field in ("tool_version", "driver"):
+        if ours.get(field):
+            setattr(meta, field, str(ours[field]))
+    if isinstance(ours.get("missing"), list):
+        meta.missing = [t for t in TABLES if t in ours["missing"]]
+    match ours.get("window_ns"):
+        case [int(start), int(end)]:
+            meta.window_ns = (start, end)
 
 
 def _gpus(devices: Any) -> list[Gpu]:
@@ -865,10 +884,9 @@ def _sync_kind(name: Any) -> str:
     return re.sub(r"\W+", "-", re.sub(r"\s*sync(hronize)?$", "", str(name or "").strip().lower())) or "unknown"
 
 
-_COPY = re.compile(r"(HtoD|DtoH|DtoD|HtoH|PtoP)", re.IGNORECASE)
-_KINDS = {k.lower(): k for k in ("HtoD", "DtoH", "DtoD", "HtoH", "PtoP")}
+_COPY = re.compile(r"(unified )?\b([HDAP]to[HDAP])\b", re.IGNORECASE)
 _LONG_COPY = re.compile(r"copy(Host|Device)To(Host|Device)", re.IGNORECASE)  # ROCm's names
-_MEMORY_KINDS = ("pageable", "pinned", "device", "array", "managed")
+_MEMORY_KINDS = ("pageable", "pinned", "device", "array", "managed", "device static", "managed static")
 
 
 def _memop_kinds(name: str) -> tuple[str, str, str]:
@@ -878,14 +896,14 @@ def _memop_kinds(name: str) -> tuple[str, str, str]:
     if re.match(r"memset|fill", name, re.IGNORECASE):
         return "memset", "", _memory_kind(target)
     if short := _COPY.search(name):
-        kind = _KINDS[short[1].lower()]
+        kind = f"{'unified ' if short[1] else ''}{short[2][0].upper()}to{short[2][-1].upper()}"
     elif long := _LONG_COPY.search(name):
-        kind = f"{long[1][0]}to{long[2][0]}".upper().replace("TO", "to")
+        kind = f"{long[1][0].upper()}to{long[2][0].upper()}"
     else:
         kind = "other"
     return kind, _memory_kind(source if arrow else ""), _memory_kind(target if arrow else "")
 
 
 def _memory_kind(text: str) -> str:
-    words = text.lower().split()
-    return next((k for k in _MEMORY_KINDS if k in words), "unknown")
+    kind = text.strip().lower()
+    return kind if kind in _MEMORY_KINDS else "unknown"
