@@ -1,0 +1,429 @@
+"""How answers are printed: tables for people, CSV and JSON for programs.
+
+The machine formats carry exact values: times as integer nanoseconds, shares as 0 to 1, and null (an empty
+field) for what is not known. Tables round, humanise, and shorten names; text from a trace is hostile, so
+control characters are dropped and no markup in it is obeyed.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import Console
+    from rich.text import Text
+
+__all__ = [
+    "TABLE_ROWS",
+    "plain",
+    "print_facts",
+    "print_rows",
+    "ready",
+    "rows_of",
+    "time_text",
+    "utf8",
+    "write_csv",
+    "write_json",
+]
+
+#: Rows of a table on a terminal; the machine formats list all.
+TABLE_ROWS = 20
+
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
+_BAR_CELLS = 8
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+
+
+# ---------------------------------------------------------------- values
+
+
+def rows_of(frame: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    """Turn a table into one dict a row, of values that :func:`write_json` takes.
+
+    Parameters
+    ----------
+    frame : DataFrame
+    """
+    columns = [str(c) for c in frame.columns]
+    values = [_column(frame[c], c.endswith("_ns")) for c in columns]
+    for row in zip(*values, strict=True):
+        yield dict(zip(columns, row, strict=True))
+
+
+def _column(series: pd.Series, whole: bool) -> list[Any]:
+    if series.dtype.kind in "iub" and not series.hasnans:
+        values: list[Any] = series.to_numpy().tolist()
+        return values
+    return [ready(v, whole) for v in series.tolist()]
+
+
+def ready(value: Any, whole: bool = False) -> Any:
+    """Turn a value into what JSON knows: integer nanoseconds, None for what is not known.
+
+    Parameters
+    ----------
+    value : object
+        Numbers may be numpy's; what is nested is turned too.
+    whole : bool
+        Round a float to an integer (keys that end in ``_ns`` say so by themselves).
+    """
+    if isinstance(value, Mapping):
+        return {str(k): ready(v, str(k).endswith("_ns")) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [ready(v, whole) for v in value]
+    if not isinstance(value, (str, bytes)) and hasattr(value, "tolist"):  # numpy's scalars and arrays
+        value = value.tolist()
+        return ready(value, whole)
+    if isinstance(value, float):
+        return None if not math.isfinite(value) else round(value) if whole else value
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    return None if type(value).__name__ in ("NAType", "NaTType") else str(value)
+
+
+def write_json(result: Mapping[str, Any] | Iterable[Mapping[str, Any]], out: TextIO) -> None:
+    """Write one JSON document; a list has a line for each element.
+
+    Parameters
+    ----------
+    result : mapping, or iterable of mappings
+        Of values as :func:`ready` makes them.
+    out : text file
+    """
+    if isinstance(result, Mapping):
+        out.write(json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+        return
+    separator = "[\n"
+    for row in result:
+        out.write(separator + json.dumps(row, ensure_ascii=False, allow_nan=False))
+        separator = ",\n"
+    out.write("[]\n" if separator == "[\n" else "\n]\n")
+
+
+def write_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], out: TextIO) -> None:
+    """Write a header and a line for each row; what is not known is an empty field, what nests is JSON.
+
+    Parameters
+    ----------
+    columns : sequence of str
+    rows : iterable of mappings
+        Of values as :func:`ready` makes them.
+    out : text file
+    """
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(columns)
+    for row in rows:
+        values = (row[c] for c in columns)
+        writer.writerow([json.dumps(v, ensure_ascii=False) if isinstance(v, (dict, list)) else v for v in values])
+
+
+# ---------------------------------------------------------------- text
+
+
+def plain(text: object) -> str:
+    """Make text from anywhere safe for a terminal, on one line.
+
+    Parameters
+    ----------
+    text : object
+    """
+    cleaned = " ".join(_ESCAPES.sub("", str(text)).split())
+    return "".join(c for c in cleaned if c.isprintable())
+
+
+def time_text(ns: float | None) -> str:
+    """Write a duration in the unit a person would choose, to three or four digits.
+
+    Parameters
+    ----------
+    ns : float or None
+        Nanoseconds; None is a dash.
+    """
+    if ns is None:
+        return "-"
+    for unit, size in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
+        if abs(ns) >= size * 0.9995:
+            return f"{_digits(ns / size)} {unit}"
+    return f"{ns:.0f} ns" if float(ns).is_integer() else f"{ns:.1f} ns"
+
+
+def _digits(value: float) -> str:
+    size = abs(value)
+    return f"{value:,.1f}" if size >= 99.95 else f"{value:.2f}" if size >= 9.995 else f"{value:.3f}"
+
+
+def _bytes_text(value: float | None) -> str:
+    if value is None:
+        return "-"
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if value >= size:
+            return f"{_digits(value / size)} {unit}"
+    return f"{value:.0f} B"
+
+
+def _percent_text(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f} %"
+
+
+def _moment_text(ns: float | None) -> str:
+    return "-" if ns is None else f"{ns / 1e6:,.3f} ms"
+
+
+def _evidence_text(value: object) -> str:
+    """Say in one line what a gap's evidence is: what ran, how long, and what ended the gap."""
+    if not isinstance(value, Mapping):
+        return "" if value is None else plain(value)
+    parts = [str(value.get("name") or "")]
+    if isinstance(value.get("start_ns"), int) and isinstance(value.get("end_ns"), int):
+        parts.append(time_text(value["end_ns"] - value["start_ns"]))
+    if value.get("ended_by"):
+        parts.append(f"→ {_short_name(str(value['ended_by']))}")
+    return " ".join(plain(part) for part in parts if part)
+
+
+_NOISE = re.compile(
+    r"\(anonymous namespace\)::|<unnamed>::|\bat::native::|\bvoid\s+"
+    r"|\((?:unsigned )?(?:int|long|bool|char|short)\)(?=\w)"
+    r"|::\[lambda.*?\](?=::|>|,|$)|::\{lambda.*?\}(?:#\d+\})?|::operator ?\(\)\(\) const"
+    r"|\((?:const )?at::TensorIterator[^()]*\)"
+)
+
+
+def _short_name(name: str) -> str:
+    """Drop what tells kernels apart least: namespaces, lambdas and the argument list."""
+    text = plain(name)
+    if text.endswith(")"):
+        depth = 0
+        for i in range(len(text) - 1, 0, -1):
+            depth += (text[i] == ")") - (text[i] == "(")
+            if depth == 0:
+                text = text if text[i - 1] == " " else text[:i]
+                break
+    return _NOISE.sub("", text) or text
+
+
+def _fitted(text: str, width: int) -> str:
+    """Cut text in its middle to a number of terminal cells."""
+    from rich.cells import cell_len, set_cell_size
+
+    if cell_len(text) <= width:
+        return text
+    tail = max((width - 1) // 3, 0)
+    end = text[len(text) - tail :] if tail else ""
+    while cell_len(end) > tail:
+        end = end[1:]
+    return f"{set_cell_size(text, max(width - 1 - cell_len(end), 0)).rstrip()}…{end}"
+
+
+# ---------------------------------------------------------------- tables
+
+_HEADERS = {
+    "total_ns": "total",
+    "exclusive_ns": "exclusive (CPU)",
+    "mean_ns": "mean",
+    "median_ns": "median",
+    "min_ns": "min",
+    "max_ns": "max",
+    "std_ns": "std",
+    "gpu_ns": "GPU",
+    "gpu_span_ns": "GPU span",
+    "kernel_count": "kernels",
+    "share_of_span": "of span",
+    "gb_per_s": "GB/s",
+    "src_kind": "from",
+    "dst_kind": "to",
+    "start_ns": "start",
+    "end_ns": "end",
+    "span_ns": "span",
+    "wall_ns": "wall",
+    "busy_ns": "busy",
+    "idle_ns": "idle",
+}
+#: Dropped, in this order, where a terminal is too narrow for the names.
+_EXPENDABLE = ("std_ns", "min_ns", "rule", "median_ns", "max_ns", "domain", "mean_ns", "category", "end_ns")
+_LEFT = ("name", "category", "cause", "kind", "src_kind", "dst_kind", "domain", "rule", "step", "evidence", "outlier")
+_OPTIONAL = ("domain", "outlier", "src_kind", "dst_kind", "remedy", "detail")
+_SHRINKING = ("name", "step", "evidence", "found", "remedy", "detail", "check")
+_NAME_CELLS = 40
+
+
+def _cell(column: str, value: Any) -> str:
+    if column in ("share", "share_of_span"):
+        return f"{_percent_text(value):>7}"
+    if column in ("start_ns", "end_ns"):
+        return _moment_text(value)
+    if column.endswith("_ns"):
+        return time_text(value)
+    if column == "bytes":
+        return _bytes_text(value)
+    if column == "outlier":
+        return "◀ outlier" if value else ""
+    if column == "evidence":
+        return _evidence_text(value)
+    if column == "name":
+        return _short_name(str(value))
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return _digits(value)
+    return plain(value)
+
+
+def _bar(share: float | None) -> str:
+    eighths = round(min(max(share or 0.0, 0.0), 1.0) * _BAR_CELLS * 8)
+    full, rest = divmod(eighths, 8)
+    return ("█" * full + (_EIGHTHS[rest] if rest else "")).ljust(_BAR_CELLS)
+
+
+def print_rows(
+    console: Console,
+    columns: Sequence[str],
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    total: int | None = None,
+    title: str = "",
+    note: str = "",
+    empty: str = "nothing to list",
+) -> None:
+    """Print a table fitted to the terminal.
+
+    Parameters
+    ----------
+    console : rich.console.Console
+    columns : sequence of str
+        Keys of the rows, in order; their names decide how values are written.
+    rows : sequence of mappings
+        Those to show.
+    total : int, optional
+        How many rows there are; what is not shown is said.
+    title, note : str
+        A line above and a line below.
+    empty : str
+        What to say when there are no rows.
+    """
+    from rich import box
+    from rich.cells import cell_len
+    from rich.table import Table
+    from rich.text import Text
+
+    if title:
+        console.print(Text(plain(title), style="bold"), soft_wrap=True)
+    if not rows:
+        console.print(Text(empty, style="dim"))
+        return
+    cells = {c: [_cell(c, row[c]) for row in rows] for c in columns}
+    columns = [c for c in columns if c not in _OPTIONAL or any(cells[c])]
+    bars = next((c for c in ("share", "share_of_span") if c in cells and _draws(console)), None)
+
+    def width_of(column: str) -> int:
+        header = _HEADERS.get(column, column.replace("_", " "))
+        bar = _BAR_CELLS + 1 if column == bars else 0
+        return max(cell_len(header), *map(cell_len, cells[column])) + 2 + bar
+
+    shrinking = [c for c in columns if c in _SHRINKING]
+    kept = list(columns)
+    for column in _EXPENDABLE:
+        rigid = sum(width_of(c) for c in kept if c not in shrinking)
+        wanted = sum(min(width_of(c), _NAME_CELLS + 2) for c in shrinking)
+        if rigid + wanted <= console.width:
+            break
+        if column in kept:
+            kept.remove(column)
+    needed = sum(min(width_of(c), _NAME_CELLS + 2) if c in shrinking else width_of(c) for c in kept)
+    if needed > console.width:
+        bars = None
+    room = console.width - sum(width_of(c) for c in kept if c not in shrinking)
+    widths = _shared(room, {c: width_of(c) for c in shrinking})
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False, header_style="bold")
+    for column in kept:
+        left = column in _LEFT or column in _SHRINKING
+        table.add_column(
+            Text(_HEADERS.get(column, column.replace("_", " "))),
+            justify="left" if left else "right",
+            no_wrap=True,
+            style="dim" if column in ("category", "domain", "rule") else "",
+        )
+    for i, row in enumerate(rows):
+        line = []
+        for column in kept:
+            text = cells[column][i]
+            if column in widths:
+                text = _fitted(text, widths[column] - 2)
+            if column == bars:
+                line.append(Text.assemble(text, " ", (_bar(row[column]), "cyan")))
+            else:
+                line.append(Text(text, style="yellow" if column == "outlier" else ""))
+        table.add_row(*line)
+    console.print(table)
+    if total is not None and total > len(rows):
+        console.print(Text(f"… {total - len(rows):,} more (--format csv or json lists all)", style="dim"))
+    if note:
+        console.print(Text(plain(note), style="dim"), soft_wrap=True)
+
+
+def _shared(room: int, wanted: dict[str, int]) -> dict[str, int]:
+    """Share the room between the columns that can shrink: none gets more than it wants."""
+    widths: dict[str, int] = {}
+    left = max(room, 8 * len(wanted))
+    for n, column in enumerate(sorted(wanted, key=wanted.__getitem__)):
+        widths[column] = min(wanted[column], left // (len(wanted) - n))
+        left -= widths[column]
+    return widths
+
+
+def _draws(console: Console) -> bool:
+    return console.encoding.lower().startswith("utf")
+
+
+def print_facts(console: Console, facts: Sequence[tuple[str, str, float | None]], *, title: str = "") -> None:
+    """Print labelled values, with a bar where a value is a share.
+
+    Parameters
+    ----------
+    console : rich.console.Console
+    facts : sequence of (label, value, share)
+    title : str
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    if title:
+        console.print(Text(plain(title), style="bold"), soft_wrap=True)
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for justify in ("left", "right", "left"):
+        table.add_column(justify=justify, no_wrap=True)
+    for label, value, share in facts:
+        bar = Text() if share is None else _share_text(share, _draws(console))
+        table.add_row(Text(label, style="dim"), Text(value), bar)
+    console.print(table)
+
+
+def _share_text(share: float, draws: bool) -> Text:
+    from rich.text import Text
+
+    percent = f"{_percent_text(share):>7}"
+    return Text.assemble(percent, " ", (_bar(share), "cyan")) if draws else Text(percent)
+
+
+def utf8(stream: TextIO) -> TextIO:
+    """Make a stream take any text: traces hold bytes that are no UTF-8.
+
+    Parameters
+    ----------
+    stream : text file
+    """
+    reconfigure = getattr(stream, "reconfigure", None)
+    if reconfigure is not None and stream in (sys.stdout, sys.__stdout__):
+        reconfigure(encoding="utf-8", errors="replace")
+    return stream

@@ -1,0 +1,782 @@
+"""The command line: parse, call the analysis, print. Nothing is computed here."""
+
+# Heavy imports (pandas, rich, the analyses) stand inside the commands: `nsightkit --help` must be instant.
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import os
+import re
+import shlex
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
+
+import typer
+
+from nsightkit.errors import NsightkitError, TraceError, UsageError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import Console
+
+    from nsightkit.capture.captured import Captured
+    from nsightkit.trace import Trace
+
+__all__ = ["app", "main", "run"]
+
+app = typer.Typer(
+    name="nsightkit",
+    help=(
+        "Turn a GPU profile into an answer. TRACE is an Nsight Systems .sqlite or parquetdir export, a .nsys-rep, "
+        "a PyTorch profiler .json or .json.gz, or a folder that `nsightkit convert` wrote."
+    ),
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+capture_app = typer.Typer(help="Run a program under a profiler, with the right flags for the installed version.")
+app.add_typer(capture_app, name="capture", rich_help_panel="Capturing")
+
+_READING = "Reading a trace"
+_CAPTURING = "Capturing"
+
+# typer keeps its own copy of click, or uses the real one, by version: this finds whichever it is.
+_ClickException: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+
+
+Format = Literal["table", "csv", "json"]
+T = TypeVar("T")
+
+TraceArg = Annotated[
+    Path, typer.Argument(metavar="TRACE", help="The trace; put `--` before a name that begins with a dash.")
+]
+FormatOpt = Annotated[
+    Format | None,
+    typer.Option(
+        "--format",
+        "-f",
+        help="Default: a table on a terminal, csv where the output goes to a file or a pipe.",
+        show_default=False,
+    ),
+]
+DeviceOpt = Annotated[
+    int | None,
+    typer.Option("--device", metavar="N", help="Only GPU operations of device N.", rich_help_panel="Filters"),
+]
+WithinOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--within",
+        metavar="REGEX",
+        help="Only what was launched inside ranges of that name.",
+        rich_help_panel="Filters",
+    ),
+]
+TimeOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--time",
+        metavar="A:B",
+        help="Only events that start in this window of the trace: ns, or with a unit (1.5ms:2s); a side may be empty.",
+        rich_help_panel="Filters",
+    ),
+]
+LastStepsOpt = Annotated[
+    int | None,
+    typer.Option("--last-steps", metavar="N", help="Only the last N steps.", rich_help_panel="Filters"),
+]
+NoCacheOpt = Annotated[bool, typer.Option("--no-cache", help="Neither read nor write the cache beside a big trace.")]
+MatchOpt = Annotated[str | None, typer.Option("--match", metavar="REGEX", help="Only ranges whose name this finds.")]
+
+
+# ---------------------------------------------------------------- shared
+
+
+class _Session:
+    """One command's look at one trace: opens it with its filters, prints its answer."""
+
+    def __init__(
+        self,
+        trace: TraceArg,
+        *,
+        format: FormatOpt = None,  # noqa: A002 - the option's name
+        device: DeviceOpt = None,
+        within: WithinOpt = None,
+        time: TimeOpt = None,
+        last_steps: LastStepsOpt = None,
+        no_cache: NoCacheOpt = False,
+    ) -> None:
+        self.path = trace
+        self.format = _format(format)
+        self._cache = False if no_cache else None
+        self._shown = {"device": device, "within": within, "time": time, "last-steps": last_steps}
+        window = None if time is None else _window(time)
+        self._select: dict[str, Any] = {"device": device, "within": within, "time_ns": window, "last_steps": last_steps}
+
+    def ask(self, question: Callable[[Trace], T], needs: Sequence[str] = ()) -> tuple[Trace, T]:
+        """Open the trace and answer; what goes wrong with the file becomes a `TraceError` that names it."""
+        with _progress(f"reading {self.path.name}"), _naming(self.path):
+            from nsightkit.trace import load
+
+            trace = load(self.path, cache=self._cache)
+            if any(value is not None for value in self._select.values()):
+                from nsightkit.analysis.selection import select
+
+                trace = select(trace, **self._select)
+            answer = question(trace)
+        absent = [t for t in needs if not trace.recorded(t)]
+        if absent:
+            _note(f"{self.path}: the trace holds no record of {' or '.join(absent)}, so what depends on it is left out")
+        return trace, answer
+
+    def table(
+        self,
+        question: Callable[[Trace], pd.DataFrame],
+        needs: Sequence[str],
+        *,
+        top: int | None = None,
+        hide: Sequence[str] = (),
+        note: Callable[[pd.DataFrame], str] | None = None,
+        empty: str = "none",
+    ) -> None:
+        """Print a list."""
+        from nsightkit import _show
+
+        trace, frame = self.ask(question, needs)
+        columns = [str(c) for c in frame.columns]
+        with _printing():
+            if self.format == "json":
+                _show.write_json(_show.rows_of(frame), _show.utf8(sys.stdout))
+            elif self.format == "csv":
+                _show.write_csv(columns, _show.rows_of(frame), _show.utf8(sys.stdout))
+            else:
+                shown = frame.head(_show.TABLE_ROWS if top is None else top)
+                _show.print_rows(
+                    _console(),
+                    [c for c in columns if c not in hide],
+                    list(_show.rows_of(shown)),
+                    total=len(frame),
+                    title=self.title(trace),
+                    note=note(frame) if note and len(frame) else "",
+                    empty=empty,
+                )
+
+    def title(self, trace: Trace) -> str:
+        """Say what is being looked at: the GPUs, the tool, the file, the filters."""
+        gpus = list(dict.fromkeys(gpu.name for gpu in trace.meta.gpus if gpu.name))
+        tool = f"{trace.meta.tool} {trace.meta.tool_version or ''}".strip()
+        filters = [f"--{name} {value}" for name, value in self._shown.items() if value is not None]
+        return " · ".join([*gpus[:2], tool, self.path.name, *filters])
+
+
+def _format(given: Format | None) -> Format:
+    if given is not None:
+        return given
+    return "table" if sys.stdout.isatty() else "csv"
+
+
+def _window(text: str) -> tuple[int | None, int | None]:
+    """Read ``A:B``; each side is a number of nanoseconds, or a number with a unit, or nothing."""
+    from decimal import Decimal
+
+    units = {"": 1, "ns": 1, "us": 10**3, "µs": 10**3, "μs": 10**3, "ms": 10**6, "s": 10**9}
+    number = r"\s*(?:(\d+(?:\.\d*)?|\.\d+)\s*(ns|us|µs|μs|ms|s|))?\s*"
+    found = re.fullmatch(f"{number}:{number}", text)
+    if found is None or not (found[1] or found[3]):
+        raise UsageError(f"--time: {text!r} is not a window A:B in ns or with a unit, such as 1.5ms:2s")
+    begin, end = (
+        None if amount is None else int(Decimal(amount) * units[unit])
+        for amount, unit in ((found[1], found[2]), (found[3], found[4]))
+    )
+    return begin, end
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Turn whatever a damaged file makes a library raise into an error that names the file."""
+    try:
+        yield
+    except (NsightkitError, typer.Exit, typer.Abort, _ClickException):
+        raise
+    except MemoryError as error:
+        raise TraceError(
+            path, "does not fit in memory", "look at a part of it, or at a machine with more memory"
+        ) from error
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".rstrip(": ")
+        raise TraceError(
+            path,
+            f"cannot be read as a trace ({reason})",
+            "export or capture it again; NSIGHTKIT_DEBUG=1 shows where it failed",
+        ) from error
+
+
+@contextlib.contextmanager
+def _progress(text: str) -> Iterator[None]:
+    """Show on a terminal's stderr that something goes on, once it has for a second."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    lock = threading.Lock()
+    status: Any = None
+    over = False
+
+    def show() -> None:
+        nonlocal status
+        from rich.console import Console
+        from rich.markup import escape
+
+        with lock:
+            if not over:
+                status = Console(stderr=True).status(escape(_one_line(text)) + " …")
+                status.start()
+
+    timer = threading.Timer(1.0, show)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        with lock:
+            over = True
+            if status is not None:
+                status.stop()
+
+
+@contextlib.contextmanager
+def _printing() -> Iterator[None]:
+    """Print to a reader that may leave early (``| head``) without complaint."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes stdout once more when it exits; that must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    from nsightkit._show import utf8
+
+    return Console(file=utf8(sys.stdout), highlight=False, markup=False, emoji=False)
+
+
+def _one_line(text: object) -> str:
+    """Make a message one line of printable text, whatever a file's name holds."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
+
+
+def _note(text: str) -> None:
+    print(f"nsightkit: {_one_line(text)}", file=sys.stderr)
+
+
+def _emit(format: Format | None, result: Mapping[str, Any], table: Callable[[Console], None]) -> None:  # noqa: A002
+    """Print one object."""
+    from nsightkit import _show
+
+    result = _show.ready(result)
+    with _printing():
+        chosen = _format(format)
+        if chosen == "json":
+            _show.write_json(result, _show.utf8(sys.stdout))
+        elif chosen == "csv":
+            _show.write_csv(list(result), [result], _show.utf8(sys.stdout))
+        else:
+            table(_console())
+
+
+def _emit_list(format: Format | None, rows: list[dict[str, Any]], columns: list[str], empty: str = "none") -> None:  # noqa: A002
+    """Print a list of plain dicts."""
+    from nsightkit import _show
+
+    rows = [_show.ready(row) for row in rows]
+    with _printing():
+        chosen = _format(format)
+        if chosen == "json":
+            _show.write_json(rows, _show.utf8(sys.stdout))
+        elif chosen == "csv":
+            _show.write_csv(columns, rows, _show.utf8(sys.stdout))
+        else:
+            _show.print_rows(_console(), columns, rows, empty=empty)
+
+
+_SHARED = list(inspect.signature(_Session.__init__, eval_str=True).parameters.values())[1:]
+
+
+def _on_trace(function: Callable[..., None]) -> Callable[..., None]:
+    """Make a command of a function of a `_Session`: adds TRACE, the filters and what every command takes."""
+
+    @functools.wraps(function)
+    def command(**given: Any) -> None:
+        function(_Session(**{shared.name: given.pop(shared.name) for shared in _SHARED}), **given)
+
+    own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+    parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in (_SHARED[0], *own, *_SHARED[1:])]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    return command
+
+
+# ---------------------------------------------------------------- commands on a trace
+
+
+@app.command(rich_help_panel=_READING)
+@_on_trace
+def summary(
+    session: _Session,
+) -> None:
+    """How long, how busy, how dense, on which GPU, and what was not recorded."""
+
+    def question(opened: Trace) -> dict[str, Any]:
+        from nsightkit.analysis.overview import summary as answer
+
+        return answer(opened)
+
+    opened, result = session.ask(question, ("kernels", "memops", "graphs"))
+    _emit(
+        session.format,
+        result,
+        lambda console: _print_summary(console, session.title(opened), result, opened.meta.notes),
+    )
+
+
+def _print_summary(console: Console, title: str, result: dict[str, Any], notes: list[str]) -> None:
+    from nsightkit import _show
+
+    def of_span(value: float | None, span: float | None) -> float | None:
+        return value / span if value is not None and span else None
+
+    def amount(value: int | None) -> str:
+        return "not recorded" if value is None else _show.time_text(value)
+
+    span = result["span_ns"]
+    devices = result["devices"]
+    count = result["kernel_count"]
+    overhead = result["memory_overhead"]
+    facts = [
+        ("GPU busy", amount(result["busy_ns"]), of_span(result["busy_ns"], span)),
+        ("GPU idle", amount(result["idle_ns"]), of_span(result["idle_ns"], span)),
+        ("kernels and graphs running (density)", "", result["density"]),
+        (f"span of GPU work{f' of {len(devices)} devices' if len(devices) > 1 else ''}", amount(span), None),
+        ("wall, first start to last end", amount(result["wall_ns"]), None),
+        ("captured before / after", f"{amount(result['lead_ns'])} / {amount(result['tail_ns'])}", None),
+        ("kernels" if count is None else f"{count:,} kernels, summed", amount(result["kernel_ns"]), None),
+        ("copies and memsets, summed", amount(result["memop_ns"]), None),
+        ("CUDA graphs, summed", amount(result["graph_ns"]), None),
+        ("copy time to kernel time", "-" if overhead is None else f"{overhead:.3f}", None),
+    ]
+    _show.print_facts(console, facts, title=title)
+    if len(devices) > 1:
+        columns = ["device", "name", "span_ns", "busy_ns", "idle_ns", "density", "kernel_count"]
+        console.print()
+        _show.print_rows(console, columns, [d | {"name": d["name"] or "not named"} for d in devices])
+    if result["missing"]:
+        console.print(f"not recorded: {', '.join(result['missing'])}", style="dim")
+    for note in notes:
+        console.print(_show.plain(note), style="dim")
+
+
+@app.command(rich_help_panel=_READING)
+@_on_trace
+def kernels(
+    session: _Session,
+    *,
+    by: Annotated[
+        Literal["name", "category"], typer.Option("--by", help="A row for each kernel, or for each kind of work.")
+    ] = "name",
+    sort: Annotated[
+        Literal["time", "count"], typer.Option("--sort", help="Largest total time, or most launches, first.")
+    ] = "time",
+    top: Annotated[
+        int | None, typer.Option("--top", metavar="N", min=0, help="Only the first N; default: all, 20 in a table.")
+    ] = None,
+) -> None:
+    """Which kernels the GPU's time went to."""
+
+    def question(opened: Trace) -> pd.DataFrame:
+        from nsightkit.analysis.kernels import summary as answer
+
+        return answer(opened, by=by, sort=sort, top=top)
+
+    def note(frame: pd.DataFrame) -> str:
+        share = 100 * float(frame["share"].sum())
+        return f"{len(frame):,} rows with {share:.0f} % of all kernel time; kernels that overlap count each in full"
+
+    hide = ("category",) if by == "category" else ()
+    session.table(question, ("kernels",), top=top, hide=hide, note=note, empty="no kernels")
+
+
+@app.command(rich_help_panel=_READING)
+@_on_trace
+def ranges(
+    session: _Session,
+    *,
+    match: MatchOpt = None,
+    rule: Annotated[
+        Literal["window", "thread"],
+        typer.Option(
+            "--rule",
+            help="Whose GPU work counts: launched inside on the range's own thread (thread, as nsys has it), or also "
+            "by threads without ranges, such as autograd's, while it is open (window).",
+        ),
+    ] = "window",
+) -> None:
+    """Say what each NVTX or record_function range cost, on the CPU and on the GPU."""
+
+    def question(opened: Trace) -> pd.DataFrame:
+        from nsightkit.analysis.ranges import summary as answer
+
+        return answer(opened, match=match, rule=rule)
+
+    session.table(
+        question,
+        ("ranges",),
+        hide=("rule",),
+        note=lambda _: (
+            f"rule: {rule}. total and exclusive are CPU time, which for asynchronous work is the time to launch; "
+            "GPU is the union of the work launched inside, GPU span its first start to last end"
+        ),
+        empty="no ranges",
+    )
+
+
+@app.command(rich_help_panel=_READING)
+@_on_trace
+def gaps(
+    session: _Session,
+    *,
+    min_us: Annotated[
+        float, typer.Option("--min-us", metavar="X", min=0.0, help="Leave out gaps shorter than this.")
+    ] = 0.0,
+    each: Annotated[
+        bool, typer.Option("--each", help="Every gap with its cause and evidence, not sums by cause.")
+    ] = False,
+) -> None:
+    """Why the GPU was idle: each gap has one cause, with evidence."""
+
+    def question(opened: Trace) -> pd.DataFrame:
+        from nsightkit.analysis.gaps import find
+        from nsightkit.analysis.gaps import summary as answer
+
+        min_ns = round(min_us * 1000)
+        if not each:
+            return answer(opened, min_ns=min_ns)
+        return find(opened, min_ns=min_ns)[["device", "start_ns", "end_ns", "cause", "evidence"]]
+
+    def note(frame: pd.DataFrame) -> str:
+        from nsightkit._show import time_text
+
+        if each:
+            return f"{len(frame):,} gaps, {time_text(int((frame['end_ns'] - frame['start_ns']).sum()))} idle"
+        return f"{int(frame['count'].sum()):,} gaps, {time_text(int(frame['total_ns'].sum()))} idle"
+
+    empty = "the GPU was never idle between its first and its last operation"
+    session.table(question, ("kernels",), note=note, empty=empty)
+
+
+@app.command(rich_help_panel=_READING)
+@_on_trace
+def memops(
+    session: _Session,
+) -> None:
+    """Say what copies and memsets moved, and how fast."""
+
+    def question(opened: Trace) -> pd.DataFrame:
+        from nsightkit.analysis.memops import summary as answer
+
+        return answer(opened)
+
+    session.table(question, ("memops",), empty="no copies or memsets")
+
+
+@app.command(rich_help_panel=_READING)
+@_on_trace
+def calls(
+    session: _Session,
+    *,
+    os_calls: Annotated[
+        bool, typer.Option("--os", help="Calls of the operating system instead of the CUDA API.")
+    ] = False,
+) -> None:
+    """Time spent in CUDA API calls, or in calls of the operating system."""
+
+    def question(opened: Trace) -> pd.DataFrame:
+        from nsightkit.analysis.calls import summary as answer
+
+        return answer(opened, os=os_calls)
+
+    session.table(question, ("os_calls" if os_calls else "calls",), empty="no calls")
+
+
+@app.command(rich_help_panel=_READING)
+@_on_trace
+def steps(
+    session: _Session,
+    *,
+    match: Annotated[
+        str | None, typer.Option("--match", metavar="REGEX", help="The ranges that are steps; default: those named so.")
+    ] = None,
+) -> None:
+    """How long each step took, how much of it the GPU was busy, and which stand out."""
+
+    def question(opened: Trace) -> pd.DataFrame:
+        from nsightkit.analysis.steps import summary as answer
+
+        return answer(opened, match=match)
+
+    def note(frame: pd.DataFrame) -> str:
+        from nsightkit._show import time_text
+
+        median, outliers = float(frame["wall_ns"].median()), int(frame["outlier"].sum())
+        return f"{len(frame):,} steps, median {time_text(median)}, {outliers:,} outlier{'' if outliers == 1 else 's'}"
+
+    session.table(question, ("ranges", "kernels"), note=note, empty="no step ranges (--match names others)")
+
+
+@app.command(rich_help_panel=_READING)
+@_on_trace
+def convert(
+    session: _Session,
+    *,
+    out: Annotated[
+        Path,
+        typer.Argument(metavar="OUT", help="NAME.json.gz or NAME.json for Perfetto or Chrome, else a Parquet folder."),
+    ],
+) -> None:
+    """Write a trace, or a part of one, for a timeline viewer or as Parquet tables."""
+    chrome = out.name.endswith((".json", ".json.gz"))
+    if not chrome and out.suffix not in ("", ".parquet"):
+        raise UsageError(f"{out}: the output's name must end in .json.gz, .json or .parquet")
+    if out.exists() and session.path.exists() and out.samefile(session.path):
+        raise UsageError(f"{out}: the output would replace the trace; give another name")
+    if chrome and out.is_dir():
+        raise UsageError(f"{out}: is a folder; give a file name")
+    if not out.absolute().parent.is_dir():
+        raise UsageError(f"{out}: its folder does not exist; make it first")
+
+    def question(opened: Trace) -> int:
+        try:
+            if chrome:
+                from nsightkit.trace import chrome as writer
+
+                writer.write(opened, out)
+                return out.stat().st_size
+            from nsightkit.trace import store
+
+            store.write(opened, out)
+            return sum(file.stat().st_size for file in out.iterdir())
+        except OSError as error:
+            raise UsageError(f"{out}: cannot be written ({error.strerror or error})") from error
+
+    _, size = session.ask(question)
+    _emit(
+        session.format,
+        {"trace": str(session.path), "out": str(out), "bytes": size},
+        lambda console: console.print(_one_line(out)),
+    )
+
+
+# ---------------------------------------------------------------- commands on this machine
+
+
+@app.command(rich_help_panel=_CAPTURING)
+def doctor(format: FormatOpt = None) -> None:  # noqa: A002
+    """Say what on this machine can capture what, and what to fix."""
+    with _progress("looking around"):
+        from nsightkit.capture import doctor as capture_doctor
+
+        rows = capture_doctor.report()
+    _emit_list(format, rows, ["check", "status", "found", "remedy"])
+
+
+@app.command(rich_help_panel=_CAPTURING)
+def record(
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", metavar="NAME", help="An investigation or one of its parts; repeatable."),
+    ] = None,
+    budget_s: Annotated[
+        float | None, typer.Option("--budget-s", metavar="N", min=0.0, help="Stop starting parts after N seconds.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Where recordings go; default: docs/recordings.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the parts and run none.")] = False,
+    format: FormatOpt = None,  # noqa: A002
+) -> None:
+    """Make the guide's recordings on this machine's GPU; what is current is kept."""
+    from nsightkit.capture import record as capture_record
+
+    rows = capture_record.record(only or None, budget_s, out, dry_run=dry_run, echo=_note)
+    _emit_list(format, rows, ["investigation", "part", "status", "seconds", "detail"])
+    failed = [f"{row['investigation']}/{row['part']}" for row in rows if row["status"] == "failed"]
+    if failed:
+        raise UsageError(f"not recorded: {', '.join(failed)}; the table says why")
+
+
+_PROGRAM = {"allow_interspersed_args": False}
+CommandArg = Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="The program and its arguments.")]
+OutputOpt = Annotated[Path, typer.Option("--output", "-o", metavar="NAME", help="Name of the report to write.")]
+OverwriteOpt = Annotated[bool, typer.Option("--overwrite", help="Replace an existing report.")]
+TimeoutOpt = Annotated[float, typer.Option("--timeout-s", metavar="N", min=0.0, help="Give up after N seconds.")]
+
+
+@capture_app.command("nsys", context_settings=_PROGRAM)
+def capture_nsys(
+    command: CommandArg,
+    *,
+    output: OutputOpt = Path("nsightkit-capture"),
+    trace: Annotated[str, typer.Option("--trace", metavar="LIST", help="What nsys traces.")] = "cuda,nvtx,osrt",
+    capture_range: Annotated[
+        str | None,
+        typer.Option("--capture-range", metavar="NAME", help="Record only inside this NVTX range, or cudaProfilerApi."),
+    ] = None,
+    repeat: Annotated[
+        int | None,
+        typer.Option("--repeat", metavar="N", min=1, help="Record N occurrences of the range, a report each."),
+    ] = None,
+    graph_nodes: Annotated[bool, typer.Option("--graph-nodes", help="Record each node of a CUDA graph.")] = False,
+    extra: Annotated[
+        list[str] | None, typer.Option("--nsys-option", metavar="OPT", help="One more option for nsys; repeatable.")
+    ] = None,
+    expect: Annotated[
+        list[str] | None,
+        typer.Option("--expect", metavar="TABLE", help="A table that must hold events afterwards; repeatable."),
+    ] = None,
+    timeout_s: TimeoutOpt = 1800.0,
+    export: Annotated[bool, typer.Option("--export/--no-export", help="Export the report to .sqlite.")] = True,
+    overwrite: OverwriteOpt = False,
+    format: FormatOpt = None,  # noqa: A002
+) -> None:
+    """Run a program under Nsight Systems."""
+    from nsightkit.capture import nsys
+
+    captured = nsys.profile(
+        command,
+        output,
+        trace=tuple(part.strip() for part in trace.split(",") if part.strip()),
+        capture_range=capture_range,
+        repeat=repeat,
+        graph_nodes=graph_nodes,
+        extra=tuple(extra or ()),
+        expect=expect or None,
+        timeout_s=timeout_s,
+        export=export,
+        overwrite=overwrite,
+    )
+    _emit_captured(format, captured)
+
+
+@capture_app.command("torch", context_settings=_PROGRAM)
+def capture_torch(
+    command: CommandArg,
+    *,
+    output: OutputOpt = Path("nsightkit-capture"),
+    record_shapes: Annotated[
+        bool, typer.Option("--record-shapes", help="Record the shapes of operators' inputs.")
+    ] = False,
+    timeout_s: TimeoutOpt = 1800.0,
+    overwrite: OverwriteOpt = False,
+    format: FormatOpt = None,  # noqa: A002
+) -> None:
+    """Run a Python program under torch.profiler, the whole of it."""
+    from nsightkit.capture import torch_profiler
+
+    captured = torch_profiler.profile_command(
+        command,
+        output,
+        record_shapes=record_shapes,
+        timeout_s=timeout_s,
+        overwrite=overwrite,
+    )
+    _emit_captured(format, captured)
+
+
+def _emit_captured(format: Format | None, captured: Captured) -> None:  # noqa: A002
+    _note(f"ran {shlex.join(captured.ran)}")
+    for note in captured.notes:
+        _note(note)
+    if captured.returncode:
+        _note(f"the program itself ended with code {captured.returncode}; the trace is there all the same")
+    result = {
+        "trace": str(captured.trace),
+        "report": str(captured.report),
+        "traces": [str(path) for path in captured.traces],
+        "ran": captured.ran,
+        "returncode": captured.returncode,
+        "notes": captured.notes,
+    }
+    _emit(format, result, lambda console: console.print(_one_line(captured.trace), soft_wrap=True))
+
+
+# ---------------------------------------------------------------- entry
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from nsightkit import __version__
+
+        typer.echo(f"nsightkit {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _start(
+    context: typer.Context,
+    version: Annotated[  # noqa: ARG001 - acts in its callback
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        Without the program's name; default: the process's own.
+
+    Returns
+    -------
+    int
+        0 when all is well, 1 when a check failed, 2 on bad input or usage, 130 when interrupted. What
+        went wrong is one line on stderr; ``NSIGHTKIT_DEBUG=1`` adds the traceback.
+    """
+    try:
+        code = typer.main.get_command(app).main(
+            None if arguments is None else list(arguments), prog_name="nsightkit", standalone_mode=False
+        )
+        return code if isinstance(code, int) else 0
+    except NsightkitError as error:
+        return _failed(error, str(error))
+    except _ClickException as error:
+        return _failed(error, f"{error.format_message()} (nsightkit --help)")  # type: ignore[attr-defined]
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except Exception as error:
+        return _failed(
+            error, f"this should not happen ({type(error).__name__}: {error}); NSIGHTKIT_DEBUG=1 shows where"
+        )
+
+
+def _failed(error: Exception, text: str) -> int:
+    if os.environ.get("NSIGHTKIT_DEBUG", "") not in ("", "0"):
+        import traceback
+
+        traceback.print_exception(error)
+    _note(" ".join(text.split("\n")))
+    return 2
+
+
+def main() -> NoReturn:
+    """Run the command line and exit."""
+    sys.exit(run())
