@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 
 __all__ = ["run", "tail"]
 
@@ -18,6 +19,7 @@ def run(
     cwd: str | os.PathLike[str] | None = None,
     env: dict[str, str] | None = None,
     show: bool = False,
+    interrupt_s: float = 0.0,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command, never through a shell, and end all it started when the time is up.
 
@@ -33,11 +35,14 @@ def run(
         The whole environment; the present one when omitted.
     show : bool
         Let the program write to this process's own stderr (both its streams), instead of keeping its output.
+    interrupt_s : float
+        When the time is up, first interrupt it (as Ctrl-C does) and give it so long to finish what it has.
 
     Returns
     -------
     CompletedProcess
-        ``stdout`` holds both streams, empty with `show`; undecodable bytes are replaced.
+        ``stdout`` holds both streams, empty with `show`; undecodable bytes are replaced. After an
+        interruption that it obeyed, ``returncode`` is the program's own.
 
     Raises
     ------
@@ -59,20 +64,46 @@ def run(
         errors="replace",
     ) as process:
         try:
-            output, _ = process.communicate(timeout=timeout_s)
+            output, _ = _wait(process, timeout_s, interrupt_s)
         except subprocess.TimeoutExpired:
-            _end(process)
+            _end(process.pid)
             output, _ = process.communicate()
             raise subprocess.TimeoutExpired(list(command), timeout_s, output=output) from None
         except BaseException:
-            _end(process)
+            _end(process.pid)
             raise
         return subprocess.CompletedProcess(list(command), process.returncode, output or "", "")
 
 
-def _end(process: subprocess.Popen[str]) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
+def _wait(process: subprocess.Popen[str], timeout_s: float, interrupt_s: float) -> tuple[str, str]:
+    try:
+        return process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        if not interrupt_s:
+            raise
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGINT)
+        return process.communicate(timeout=interrupt_s)
+
+
+def _end(pid: int) -> None:
+    """End a process and all below it; a profiler puts the profiled program into a session of its own."""
+    below = _descendants(pid)
+    for each in (pid, *below):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(each, signal.SIGKILL)
+
+
+def _descendants(pid: int) -> list[int]:
+    parents: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            # The name in parentheses may itself hold blanks and parentheses; the parent is the second field after it.
+            parents[int(stat.parent.name)] = int(stat.read_text(errors="replace").rpartition(")")[2].split()[1])
+    found = [pid]
+    for each in found:
+        found += [child for child, parent in parents.items() if parent == each]
+    return found[1:]
 
 
 def tail(text: str | bytes | None, lines: int = 6) -> str:

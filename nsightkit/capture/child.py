@@ -1,0 +1,62 @@
+"""The child process of a measurement: a fresh interpreter that measures one part and writes what it found.
+
+Run as ``python -m nsightkit.capture.child JOB``; `JOB` is JSON, and so is the result.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from nsightkit.capture.measuring import measure
+from nsightkit.capture.provenance import collect
+from nsightkit.capture.recordings import part_key
+from nsightkit.workloads.investigations import find
+
+__all__: list[str] = []
+
+
+def _main(job: dict[str, Any]) -> None:
+    import torch
+
+    part, mode, folder = find(job["investigation"], job["part"]), job["mode"], Path(job["folder"])
+    # What is measured says itself whether it ran on a GPU; nobody tells it.
+    gpu = torch.cuda.is_available() and mode == "live"
+    if mode == "live" and not gpu:
+        raise RuntimeError("this torch sees no CUDA GPU")
+    device = "cuda" if gpu else "cpu"
+    if not gpu:
+        # A machine that builds pages has few cores and other work; idle threads that spin make a step ten times longer.
+        torch.set_num_threads(1)
+    module, _, function = part.workload.partition(":")
+    start = time.perf_counter()
+    samples = measure(
+        getattr(importlib.import_module(module), function),
+        device,
+        part.parameters(mode),
+        part.counts(mode),
+        watch_utilization=part.utilization,
+        trace=folder / "trace.json.gz",
+    )
+    provenance = collect(
+        device=device,
+        kind="measured" if gpu else job["kind"],
+        investigation=part.investigation,
+        part=part.name,
+        key=part_key(part, mode),
+        parameters=part.parameters(mode),
+        counts=part.counts(mode),
+        clock="CUDA events" if gpu else "perf_counter",
+        command=job["command"],
+        duration_s=round(time.perf_counter() - start, 3),
+    )
+    result = json.dumps({"samples": samples, "provenance": provenance})
+    (folder / "result.json").write_text(result, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    _main(json.loads(sys.argv[1]))

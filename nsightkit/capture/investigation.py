@@ -1,0 +1,284 @@
+"""Live, replay or smoke: one call that gives a measurement wherever the page is built.
+
+With a GPU a part is measured now. Without one, a recording is shown that was made by exactly this code.
+Without that, a small version runs on the CPU, under a banner: its shapes are right, its figures are not a GPU's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import html
+import json
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nsightkit.capture import provenance as provenances
+from nsightkit.capture import recordings
+from nsightkit.errors import NsightkitError, UsageError
+from nsightkit.trace._process import run, tail
+from nsightkit.workloads.investigations import Part, find
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+
+    from nsightkit.trace.model import Trace
+
+__all__ = ["Measurement", "has_gpu", "measure", "run_child"]
+
+_log = logging.getLogger(__name__)
+_MODES = ("live", "replay", "smoke")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Measurement:
+    """What was measured of one part, and where it comes from.
+
+    Parameters
+    ----------
+    investigation, part : str
+    mode : {"live", "replay", "smoke"}
+    trace_path : Path
+        The profile: a ``.json.gz`` (live, smoke) or a Parquet folder (replay).
+    samples : DataFrame
+        ``metric``, ``index``, ``value``: raw samples; the metric's name holds its unit.
+    provenance : dict
+    notice : str or None
+        Why this is not what it could be, such as a recording that is stale.
+    """
+
+    investigation: str
+    part: str
+    mode: str
+    trace_path: Path
+    samples: pd.DataFrame
+    provenance: dict[str, Any]
+    notice: str | None = None
+    _keep: Any = dataclasses.field(default=None, repr=False)  # the folder of trace_path, as long as this lives
+
+    @property
+    def label(self) -> str:
+        """Where the figures come from, in words."""
+        return provenances.label(self.mode, self.provenance)
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Sizes and switches of the workload."""
+        return dict(self.provenance["parameters"])
+
+    @functools.cached_property
+    def trace(self) -> Trace:
+        """The profile of a few steady steps."""
+        from nsightkit.trace import load
+
+        return load(self.trace_path, cache=False)
+
+    def values(self, metric: str) -> np.ndarray:
+        """Give the samples of one metric.
+
+        Parameters
+        ----------
+        metric : str
+            Such as ``step_ns``.
+
+        Returns
+        -------
+        ndarray of float64
+            Empty when it was not measured.
+        """
+        return self.samples.loc[self.samples["metric"] == metric, "value"].to_numpy()
+
+    def median(self, metric: str) -> float | None:
+        """Give the median of one metric.
+
+        Parameters
+        ----------
+        metric : str
+
+        Returns
+        -------
+        float or None
+            None when it was not measured.
+        """
+        import numpy as np
+
+        values = self.values(metric)
+        return float(np.median(values)) if len(values) else None
+
+    def __repr__(self) -> str:
+        lines = [f"{self.investigation}, {self.part}: {self.label}"]
+        if self.notice:
+            lines.append(self.notice)
+        return "\n".join(lines + [f"  {name}: {value}" for name, value in provenances.rows(self.provenance)])
+
+    def _repr_html_(self) -> str:
+        escape = functools.partial(html.escape, quote=True)
+        banner = ""
+        if self.mode == "smoke" or self.notice:
+            words = escape(self.label) + (f". {escape(self.notice)}" if self.notice else "")
+            banner = f'<p class="nsightkit-banner" role="note">{words}</p>'
+        facts = "".join(
+            f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
+            for name, value in provenances.rows(self.provenance)
+        )
+        title = f"{escape(self.investigation)}, {escape(self.part)}"
+        return (
+            f'<aside class="nsightkit-provenance" data-mode="{escape(self.mode)}" aria-label="Provenance: {title}">'
+            f"{banner}<p><strong>{title}:</strong> {escape(self.label)}</p>"
+            f"<details><summary>How this was measured</summary><dl>{facts}</dl></details></aside>"
+        )
+
+
+def measure(investigation: str, part: str, *, timeout_s: float = 600.0) -> Measurement:
+    """Measure one part of an investigation, or show its recording, or run it small on the CPU.
+
+    Parameters
+    ----------
+    investigation, part : str
+        Keys of :data:`nsightkit.workloads.investigations.INVESTIGATIONS`.
+    timeout_s : float
+
+    Returns
+    -------
+    Measurement
+
+    Raises
+    ------
+    NsightkitError
+        The measurement failed; or ``NSIGHTKIT_MODE`` demands what is not possible here; or
+        ``NSIGHTKIT_PUBLISH`` is 1 and the recording is stale.
+    """
+    which = find(investigation, part)
+    mode, recording, notice = _decide(which)
+    if recording is not None:
+        return Measurement(
+            investigation, part, mode, recording.trace_path, recording.samples(), recording.provenance, notice
+        )
+    keep = tempfile.TemporaryDirectory(prefix="nsightkit-", ignore_cleanup_errors=True)
+    command = f"nsightkit.capture.measure({investigation!r}, {part!r})"
+    samples, provenance = run_child(which, mode, Path(keep.name), kind="smoke", command=command, timeout_s=timeout_s)
+    trace = Path(keep.name) / "trace.json.gz"
+    return Measurement(investigation, part, mode, trace, recordings.frame(samples), provenance, notice, keep)
+
+
+def _decide(part: Part) -> tuple[str, recordings.Recording | None, str | None]:
+    forced = os.environ.get("NSIGHTKIT_MODE", "")
+    if forced and forced not in _MODES:
+        raise UsageError(f"NSIGHTKIT_MODE is {forced!r}; it can be {', '.join(_MODES)}, or unset")
+    if forced == "live" or (not forced and has_gpu()):
+        if not has_gpu():
+            raise NsightkitError(
+                "NSIGHTKIT_MODE=live, but torch sees no CUDA GPU here; run 'nsightkit doctor', or unset NSIGHTKIT_MODE"
+            )
+        return "live", None, None
+    if forced == "smoke":
+        return "smoke", None, None
+    found = recordings.find(part)
+    for recording in found:
+        if recording.state == "current":
+            return "replay", recording, None
+    notice = None
+    if found:
+        newest = found[0]
+        name = f"{part.investigation}/{newest.path.parent.name}/{part.name}"
+        notice = f"The recording {name} is not shown: {newest.reason}."
+        _log.warning("%s", notice)
+        if os.environ.get("NSIGHTKIT_PUBLISH") == "1":
+            raise NsightkitError(
+                f"{name}: the recording cannot be published ({newest.reason}); "
+                f"record it again on a GPU: python -m nsightkit record --only {part.investigation}/{part.name}"
+            )
+    if forced == "replay":
+        raise NsightkitError(
+            f"NSIGHTKIT_MODE=replay, but there is no valid recording of {part.investigation}/{part.name} "
+            f"in {recordings.folder()}; make one on a GPU with 'python -m nsightkit record', or unset NSIGHTKIT_MODE"
+        )
+    return "smoke", None, notice
+
+
+@functools.cache
+def has_gpu() -> bool:
+    """Whether torch can use a CUDA GPU here.
+
+    Asks a process of its own, so that this one never holds a CUDA context; and asks nobody where there is
+    no driver.
+
+    Returns
+    -------
+    bool
+    """
+    try:
+        ctypes.CDLL("libcuda.so.1" if sys.platform != "win32" else "nvcuda.dll")
+    except OSError:
+        return False
+    question = "import torch; print(torch.cuda.is_available())"
+    try:
+        return tail(run([sys.executable, "-c", question], 120.0).stdout, 1) == "True"
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+def run_child(
+    part: Part, mode: str, folder: Path, *, kind: str, command: str, timeout_s: float
+) -> tuple[dict[str, list[float]], dict[str, Any]]:
+    """Measure a part in a fresh interpreter.
+
+    Parameters
+    ----------
+    part : Part
+    mode : {"live", "smoke"}
+    folder : Path
+        Gets ``trace.json.gz``.
+    kind : str
+        What the provenance of a CPU run calls it; a GPU's is always ``measured``.
+    command : str
+        What the provenance says was run.
+    timeout_s : float
+
+    Returns
+    -------
+    samples : dict of str to list
+    provenance : dict
+
+    Raises
+    ------
+    NsightkitError
+        The child failed or took too long; the message holds the end of what it wrote.
+    """
+    from nsightkit.capture.torch_profiler import child_environment
+
+    job = json.dumps(
+        {
+            "investigation": part.investigation,
+            "part": part.name,
+            "mode": mode,
+            "folder": str(folder),
+            "kind": kind,
+            "command": command,
+        }
+    )
+    name = f"{part.investigation}/{part.name} ({mode})"
+    try:
+        done = run([sys.executable, "-m", "nsightkit.capture.child", job], timeout_s, env=child_environment())
+    except subprocess.TimeoutExpired as error:
+        raise NsightkitError(
+            f"{name} was not measured within {timeout_s:g} s and was ended; "
+            f"it last said: {tail(error.output, 3) or 'nothing'}"
+        ) from error
+    try:
+        result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        result = None
+    if done.returncode or result is None:
+        hint = ""
+        if "No module named 'torch'" in done.stdout:
+            hint = "; install torch first (pip install 'nsightkit[torch]')"
+        raise NsightkitError(f"{name} failed with exit code {done.returncode}{hint}: {tail(done.stdout, 4)}")
+    return result["samples"], result["provenance"]

@@ -1,0 +1,404 @@
+"""Watch a program with Nsight Systems, whatever its installed version, and check what came back.
+
+nsys exits with 0 when it captured nothing, when its range never opened and when its importer failed. A
+capture is therefore judged by the report alone: it must exist, export, and hold what was asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import functools
+import os
+import re
+import sqlite3
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from nsightkit.capture.captured import Captured, settle, target
+from nsightkit.errors import NsightkitError, UsageError
+from nsightkit.trace import nsys_tool
+from nsightkit.trace._process import run, tail
+
+__all__ = ["Features", "features", "importer", "parse_help", "profile"]
+
+# Where the rows of a traced kind end up, under each name that exports of different ages use.
+_EVIDENCE = {
+    "cuda": ("CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_KERNEL"),
+    "nvtx": ("NVTX_EVENTS",),
+    "osrt": ("OSRT_API",),
+}
+_TABLES = {
+    "kernels": ("CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"),
+    "memops": ("CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET"),
+    "calls": ("CUPTI_ACTIVITY_KIND_RUNTIME",),
+    "ranges": ("NVTX_EVENTS",),
+    "os_calls": ("OSRT_API",),
+}
+# 59: push/pop range, 60: start/end range. Domains, categories and thread names are rows too, and prove nothing.
+_RANGES_ONLY = "eventType IN (59, 60)"
+
+
+@dataclasses.dataclass(frozen=True)
+class Features:
+    """What an installed nsys can do, read from its own help.
+
+    Parameters
+    ----------
+    options : frozenset of str
+        Options of ``nsys profile``, with their dashes.
+    traces : frozenset of str
+        Values of ``--trace``; empty when the help does not list them.
+    """
+
+    options: frozenset[str]
+    traces: frozenset[str]
+
+
+def parse_help(text: str) -> Features:
+    """Read the options from the text of ``nsys profile --help``.
+
+    Parameters
+    ----------
+    text : str
+
+    Returns
+    -------
+    Features
+    """
+    options: set[str] = set()
+    traces: set[str] = set()
+    # An option stands at the start of a line, after an optional remark: "\\t(Experimental) -x, --name=<value>".
+    heading = re.compile(r"^\s{0,8}(?:\([A-Za-z]+\)\s+)?(-[A-Za-z], )?(--[a-z][\w-]*(?:\[[\w|]+\])?)", re.MULTILINE)
+    found = list(heading.finditer(text))
+    for match, following in zip(found, [*found[1:], None], strict=True):
+        if match[1]:
+            options.add(match[1][:2])
+        stem, _, choice = match[2].partition("[")
+        names = [stem + part for part in choice.rstrip("]").split("|")]  # --nvtx-domain-[include|exclude]
+        options.update(names)
+        if names == ["--trace"]:
+            body = text[match.end() : following.start() if following else len(text)]
+            values = re.search(r"Possible values are(.*?)\.\s", body, re.DOTALL)
+            traces.update(re.findall(r"'([\w-]+)'", values[1] if values else ""))
+    return Features(frozenset(options), frozenset(traces))
+
+
+@functools.lru_cache(maxsize=4)
+def features(nsys: Path, timeout_s: float = 30.0) -> Features:
+    """Ask an installed nsys what it can do.
+
+    Parameters
+    ----------
+    nsys : Path
+    timeout_s : float
+
+    Returns
+    -------
+    Features
+
+    Raises
+    ------
+    NsightkitError
+        Its help cannot be had or read.
+    """
+    try:
+        done = run([str(nsys), "profile", "--help"], timeout_s)
+    except (subprocess.TimeoutExpired, OSError) as error:
+        raise NsightkitError(
+            f"{nsys}: 'nsys profile --help' gave no answer; set NSIGHTKIT_NSYS to a working nsys"
+        ) from error
+    parsed = parse_help(done.stdout)
+    if not {"--output", "--trace"} <= parsed.options:
+        raise NsightkitError(
+            f"{nsys}: its help names no --trace and --output ({tail(done.stdout, 2)}); "
+            "set NSIGHTKIT_NSYS to a working nsys"
+        )
+    return parsed
+
+
+def profile(
+    command: Sequence[str],
+    output: str | os.PathLike[str],
+    *,
+    trace: Sequence[str] = ("cuda", "nvtx", "osrt"),
+    capture_range: str | None = None,
+    repeat: int | None = None,
+    graph_nodes: bool = False,
+    extra: Sequence[str] = (),
+    expect: Sequence[str] | None = None,
+    timeout_s: float = 1800.0,
+    export: bool = True,
+    overwrite: bool = False,
+    show: bool = True,
+) -> Captured:
+    """Run a program under ``nsys profile``.
+
+    Parameters
+    ----------
+    command : sequence of str
+        The program and its arguments; no shell sees them.
+    output : path-like
+        Name of the report; ``.nsys-rep`` is added when it is missing. The export gets the same name
+        with ``.sqlite``.
+    trace : sequence of str
+        What to record: values of ``--trace`` that the installed version knows.
+    capture_range : str, optional
+        Record only while this NVTX range is open (``name`` in the default domain, ``name@domain``, or
+        ``name@*`` in any), or between ``cudaProfilerStart`` and ``Stop`` with ``"cudaProfilerApi"``.
+        The program runs on after it.
+    repeat : int, optional
+        Record the range's first so many occurrences, each into a report of its own.
+    graph_nodes : bool
+        Record each kernel of a CUDA graph (costs time for each) instead of one interval a replay.
+    extra : sequence of str
+        Further options of ``nsys profile``, ``--name=value`` each; checked against its help.
+    expect : sequence of str, optional
+        Tables that must hold rows: ``kernels``, ``memops``, ``calls``, ``ranges``, ``os_calls``. What
+        was traced and stayed empty, but is not named here, gives a note.
+    timeout_s : float
+        The program is interrupted then, and the trace keeps what it had.
+    export : bool
+        Export to SQLite, and check the tables.
+    overwrite : bool
+        Replace existing files.
+    show : bool
+        Let the program and nsys write to stderr; else their words are kept for an error message.
+
+    Returns
+    -------
+    Captured
+
+    Raises
+    ------
+    UsageError
+        An argument that this nsys, or we, cannot honour.
+    NsightkitError
+        No usable nsys, or the run left no report, or one without what `expect` names.
+    """
+    if not command:
+        raise UsageError("no command given; say which program to profile")
+    if repeat is not None and (capture_range is None or repeat < 1):
+        raise UsageError("repeat needs a capture range and a positive number")
+    for table in expect or ():
+        if table not in _TABLES:
+            raise UsageError(f"no table {table!r} to expect; there are {', '.join(_TABLES)}")
+    report = target(output, ".nsys-rep", overwrite=overwrite)
+    export_to = report.with_suffix(".sqlite")
+    if export and export_to.exists() and not overwrite:
+        raise UsageError(f"{export_to} exists; give another name, or allow it to be overwritten")
+    nsys = nsys_tool.require()
+    can = features(nsys)
+    options = _options(can, trace, capture_range, repeat, graph_nodes) + _checked(extra, can, nsys)
+    # With a range that opens several times nsys numbers its reports: they are collected from a folder of their own.
+    with tempfile.TemporaryDirectory(prefix=".nsightkit-", dir=report.parent) as folder:
+        made = Path(folder) / "report"
+        ran = [str(nsys), "profile", *options, f"--output={_plain(made)}", "--force-overwrite=true", *command]
+        notes, done = _run(ran, timeout_s, show)
+        reports = _collect(made, nsys, done, capture_range)
+        if repeat is None:
+            places = [report]
+            reports = reports[:1]
+        else:
+            places = [report.with_name(f"{report.stem}.{i}.nsys-rep") for i in range(1, len(reports) + 1)]
+            if len(reports) < repeat:
+                notes.append(f"the range was captured {len(reports)} times, not {repeat}: it occurred no more often")
+        for source, place in zip(reports, places, strict=True):
+            settle(source, place)
+    shown = [str(nsys), "profile", *options, f"--output={_plain(report.with_suffix(''))}", *command]
+    if done.returncode:
+        notes.append(f"the program ended with exit code {done.returncode}")
+    traces = places
+    if export:
+        traces = [nsys_tool.export(place, place.with_suffix(".sqlite")) for place in places]
+        notes += _check(traces[0], trace, expect)
+    notes.append("the report holds this machine's environment variables and host name: do not publish it as it is")
+    return Captured(traces[0], places[0], traces, shown, done.returncode, notes)
+
+
+def _options(
+    can: Features, trace: Sequence[str], capture_range: str | None, repeat: int | None, graph_nodes: bool
+) -> list[str]:
+    kinds = list(dict.fromkeys(trace)) or ["none"]
+    for kind in kinds:
+        if can.traces and kind not in can.traces:
+            raise UsageError(f"this nsys cannot trace {kind!r}; it knows {', '.join(sorted(can.traces))}")
+    options = [f"--trace={','.join(kinds)}"]
+    # CPU sampling needs rights that containers rarely give, costs time, and no analysis here reads it.
+    options += [o for o in ("--sample=none", "--cpuctxsw=none") if o.partition("=")[0] in can.options]
+    if graph_nodes:
+        if "--cuda-graph-trace" not in can.options:
+            raise UsageError("this nsys cannot record the nodes of CUDA graphs")
+        options.append("--cuda-graph-trace=node")
+    if capture_range:
+        if capture_range == "cudaProfilerApi":
+            options.append("--capture-range=cudaProfilerApi")
+        else:
+            if "nvtx" not in kinds:
+                raise UsageError("a capture range needs nvtx among the traced kinds")
+            options += ["--capture-range=nvtx", f"--nvtx-capture={capture_range}"]
+            # By default only registered strings open the range, and torch.cuda.nvtx pushes plain ones:
+            # nothing is captured, no report is written, and the exit code is 0.
+            options.append("--env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0")
+        # The default, stop-shutdown, ends the program with SIGTERM when the range closes.
+        options.append(f"--capture-range-end={f'repeat:{repeat}' if repeat else 'stop'}")
+    return options
+
+
+def _plain(path: Path) -> str:
+    """Keep nsys from expanding %h, %p, %n and %q{...} in a report's name."""
+    return str(path).replace("%", "%%")
+
+
+def _checked(extra: Sequence[str], can: Features, nsys: Path) -> list[str]:
+    ours = {"--output", "-o", "--capture-range-end", "--force-overwrite", "-f"}
+    for option in extra:
+        name = option.partition("=")[0] if option.startswith("--") else option[:2]
+        if name in ours:
+            raise UsageError(f"{name} is set by nsightkit; give it as an argument instead")
+        if name not in can.options:
+            near = difflib.get_close_matches(name, can.options, n=2)
+            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            # It would cost the whole run: nsys exits and the program never starts.
+            raise UsageError(f"{nsys} has no option {name}{hint}")
+        if option.startswith("--") and "=" not in option:
+            raise UsageError(f"give the value of {name} with an equals sign: {name}=VALUE")
+    return list(extra)
+
+
+def _run(ran: list[str], timeout_s: float, show: bool) -> tuple[list[str], subprocess.CompletedProcess[str]]:
+    notes: list[str] = []
+    start = time.monotonic()
+    try:
+        # Interrupted, nsys ends the program and still writes its report: there is a trace up to then.
+        done = run(ran, timeout_s, show=show, interrupt_s=120.0)
+    except subprocess.TimeoutExpired as error:
+        raise NsightkitError(
+            f"nsys was not done within {timeout_s:g} s and did not obey an interruption ({tail(error.output, 3)}); "
+            "profile fewer steps (a capture range), or allow more time"
+        ) from error
+    except OSError as error:
+        raise NsightkitError(f"{ran[0]}: cannot be started ({error.strerror})") from error
+    if time.monotonic() - start >= timeout_s:
+        notes.append(f"the program was interrupted after {timeout_s:g} s; the trace ends there")
+    return notes, done
+
+
+def _collect(made: Path, nsys: Path, done: subprocess.CompletedProcess[str], capture_range: str | None) -> list[Path]:
+    """Find the reports that a run left, importing what nsys failed to import itself."""
+    folder = made.parent
+    for unfinished in sorted(folder.glob("*.qdstrm")):
+        if not unfinished.with_suffix(".nsys-rep").exists():
+            _import(unfinished, nsys, done)
+    # report.nsys-rep, or report.1.nsys-rep, report.2.nsys-rep, … with repeat
+    found = sorted(folder.glob(f"{made.name}*.nsys-rep"), key=lambda p: [int(n) for n in re.findall(r"\d+", p.name)])
+    if found:
+        return found
+    said = tail(done.stdout, 4)
+    because = f"; nsys said: {said}" if said else ""
+    if capture_range == "cudaProfilerApi":
+        remedy = "the program must call torch.cuda.profiler.start(), or cudaProfilerStart, after it has used the GPU"
+    elif capture_range:
+        remedy = (
+            f"no range {capture_range!r} was opened: check its spelling, and name its domain if it has one "
+            f"({capture_range.partition('@')[0]}@DOMAIN, or {capture_range.partition('@')[0]}@* for any)"
+        )
+        remedy += _nvtx_trap(nsys)
+    else:
+        remedy = "run the program without nsys first; then check the free space of the temporary folder"
+    raise NsightkitError(f"nsys wrote no report (exit code {done.returncode}){because}; {remedy}")
+
+
+def _nvtx_trap(nsys: Path) -> str:
+    if nsys_tool.version(nsys) < (2024, 1):
+        return "; under this nsys the nvtx package emits nothing from 0.2.12 on: install nvtx==0.2.11"
+    return ""
+
+
+def _import(unfinished: Path, nsys: Path, done: subprocess.CompletedProcess[str]) -> None:
+    program = importer(nsys)
+    problem = "nsys could not run its importer, which turns the raw capture into a report"
+    if program is None:
+        raise NsightkitError(
+            f"{problem}: there is no QdstrmImporter beside {nsys} ({tail(done.stdout, 2)}); "
+            "install the host part of Nsight Systems too (Debian: nsight-systems, not only nsight-systems-target)"
+        )
+    report = unfinished.with_suffix(".nsys-rep")
+    # Its libraries lie beside it, and some packages forget to say so.
+    path = os.pathsep.join(filter(None, [str(program.parent), os.environ.get("LD_LIBRARY_PATH", "")]))
+    arguments = [str(program), "-i", str(unfinished), "-o", str(report), "-f"]
+    said = "gave no answer within 600 s"
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        said = tail(run(arguments, 600.0, env={**os.environ, "LD_LIBRARY_PATH": path}).stdout, 3)
+    if not report.is_file():
+        raise NsightkitError(
+            f"{problem}, and by hand it failed too ({said}); "
+            f"'ldd {program}' names a library that is missing, often libdw.so.1"
+        )
+
+
+def importer(nsys: Path) -> Path | None:
+    """Find the program that turns nsys's raw captures into reports.
+
+    Parameters
+    ----------
+    nsys : Path
+
+    Returns
+    -------
+    Path or None
+    """
+    # A wrapper script may stand for the program; the importer lies in a sibling folder of the real one.
+    real = nsys.resolve()
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        if real.stat().st_size < 10_000:
+            named = re.search(r"""(/[^"'\n]*/nsys)\b""", real.read_text())
+            real = Path(named[1]).resolve() if named else real
+    for above in list(real.parents)[:3]:
+        found = sorted(above.glob("host*/**/QdstrmImporter"))
+        if found:
+            return found[0]
+    return None
+
+
+def _check(export: Path, trace: Sequence[str], expect: Sequence[str] | None) -> list[str]:
+    notes: list[str] = []
+    with contextlib.closing(sqlite3.connect(f"file:{_quoted(export)}?mode=ro", uri=True)) as database:
+        for table in expect or ():
+            if not _holds(database, _TABLES[table]):
+                raise NsightkitError(f"{export}: the capture recorded no {table}; {_why_empty(table)}")
+        for kind in trace:
+            if kind in _EVIDENCE and not _holds(database, _EVIDENCE[kind]):
+                table = {"cuda": "calls", "nvtx": "ranges", "osrt": "os_calls"}[kind]
+                notes.append(f"{kind} was traced and nothing of it was recorded: {_why_empty(table)}")
+    return notes
+
+
+def _quoted(path: Path) -> str:
+    return path.absolute().as_uri().removeprefix("file://")
+
+
+def _holds(database: sqlite3.Connection, tables: Sequence[str]) -> bool:
+    for table in tables:
+        where = f" WHERE {_RANGES_ONLY}" if table == "NVTX_EVENTS" else ""
+        with contextlib.suppress(sqlite3.OperationalError):  # tables are made only when there is a row for them
+            if database.execute(f"SELECT 1 FROM {table}{where} LIMIT 1").fetchone():  # noqa: S608 - constants above
+                return True
+    return False
+
+
+def _why_empty(table: str) -> str:
+    return {
+        "kernels": "no kernel ran while it was recording",
+        "memops": "nothing was copied to or from a GPU while it was recording",
+        "calls": "the program made no CUDA call while it was recording",
+        "ranges": (
+            "the program opened no NVTX range, or its nvtx package (0.2.12 and later) emits none under nsys 2023.4 "
+            "and older: install nvtx==0.2.11"
+        ),
+        "os_calls": "no operating-system call lasted longer than --osrt-threshold (1000 ns)",
+    }[table]

@@ -1,0 +1,314 @@
+"""Where figures come from: the machine, the versions and the code, and nothing that identifies a person or a host.
+
+The record is built from named facts, never by copying an environment; what remains as free text (a GPU's
+name, a kernel release) is searched for the host's and the user's names before it is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import getpass
+import importlib.metadata
+import os
+import platform
+import re
+import socket
+import subprocess
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from nsightkit.trace import nsys_tool
+
+__all__ = ["collect", "label", "rows", "scrub", "slug"]
+
+_SECRET = re.compile(r"TOKEN|SECRET|PASSW|API_?KEY|CREDENTIAL|PRIVATE", re.IGNORECASE)
+
+
+def collect(*, device: str, **facts: Any) -> dict[str, Any]:
+    """Describe this machine and its software.
+
+    Parameters
+    ----------
+    device : str
+        ``"cpu"`` or a CUDA device: the GPU that is described.
+    **facts
+        What the caller knows: ``kind``, ``investigation``, ``part``, ``key``, ``parameters``, ``counts``,
+        ``command``, ``duration_s``.
+
+    Returns
+    -------
+    dict
+        JSON values. ``gpu`` is None without one; a version that cannot be had is None.
+    """
+    from nsightkit.capture.keys import FORMAT
+
+    commit, dirty = _commit()
+    record = {
+        "format": FORMAT,
+        **facts,
+        "utc": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        "commit": commit,
+        "dirty": dirty,
+        "gpu": _gpu(device) if device.startswith("cuda") else None,
+        "cpu": {"model": _cpu_model(), "cores": _cores()},
+        "software": _software(),
+    }
+    return {name: scrub(value) for name, value in record.items()}
+
+
+def _gpu(device: str) -> dict[str, Any]:
+    import torch
+
+    properties = torch.cuda.get_device_properties(torch.device(device))
+    uuid = getattr(properties, "uuid", None)
+    asked = (
+        "driver_version",
+        "power.limit",
+        "clocks.sm",
+        "clocks.mem",
+        "clocks.max.sm",
+        "clocks.max.mem",
+        "temperature.gpu",
+    )
+    said = _said(
+        [
+            "nvidia-smi",
+            *([f"--id=GPU-{uuid}"] if uuid else []),
+            f"--query-gpu={','.join(asked)}",
+            "--format=csv,noheader",
+        ]
+    )
+    values = [value.strip() for value in (said.splitlines() or [""])[0].split(",")]
+    told = dict(zip(asked, values, strict=False)) if len(values) == len(asked) else {}
+    return {
+        "name": properties.name,
+        "count": torch.cuda.device_count(),
+        "memory_bytes": properties.total_memory,
+        "multiprocessors": properties.multi_processor_count,
+        "compute_capability": f"{properties.major}.{properties.minor}",
+        "driver": told.get("driver_version"),
+        "power_limit": told.get("power.limit"),
+        "clock_sm": told.get("clocks.sm"),
+        "clock_memory": told.get("clocks.mem"),
+        "clock_sm_max": told.get("clocks.max.sm"),
+        "clock_memory_max": told.get("clocks.max.mem"),
+        "temperature_c": told.get("temperature.gpu"),
+    }
+
+
+def _software() -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "os": _os(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "nsightkit": _nsightkit_version(),
+    }
+    for package in ("torch", "triton", "numpy"):
+        found[package] = None
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    found |= {"cuda": None, "cudnn": None}
+    with contextlib.suppress(ImportError):
+        import torch
+
+        found["torch"] = torch.__version__
+        found["cuda"] = torch.version.cuda
+        cudnn = torch.backends.cudnn.version() if torch.version.cuda else None  # type: ignore[no-untyped-call]
+        found["cudnn"] = str(cudnn) if cudnn else None
+    found["nsys"] = _nsys()
+    found["ncu"] = _version(_said(["ncu", "--version"]))
+    return found
+
+
+def _nsightkit_version() -> str:
+    import nsightkit
+
+    return nsightkit.__version__
+
+
+def _nsys() -> str | None:
+    from nsightkit.errors import NsightkitError
+
+    with contextlib.suppress(NsightkitError):
+        nsys = nsys_tool.find()
+        if nsys is not None:
+            return ".".join(str(part) for part in nsys_tool.version(nsys))
+    return None
+
+
+def _version(text: str) -> str | None:
+    found = re.search(r"\b\d{4}\.\d+(?:\.\d+)*", text)
+    return found[0] if found else None
+
+
+def _said(command: list[str]) -> str:
+    try:
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=20, check=True, stdin=subprocess.DEVNULL
+        ).stdout
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
+        return ""
+
+
+def _os() -> str:
+    with contextlib.suppress(OSError):
+        return platform.freedesktop_os_release().get("PRETTY_NAME", platform.system())
+    return platform.system()
+
+
+def _cpu_model() -> str | None:
+    with contextlib.suppress(OSError):
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(errors="replace"), re.MULTILINE)
+        if found:
+            return found[1].strip()
+    return platform.processor() or platform.machine() or None
+
+
+def _cores() -> int | None:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def _commit() -> tuple[str | None, bool | None]:
+    """Say which commit this source tree is at; a tree that travels without its .git says it in NSIGHTKIT_COMMIT."""
+    told = re.fullmatch(r"([0-9a-f]{7,40})(-dirty)?", os.environ.get("NSIGHTKIT_COMMIT", ""))
+    if told:
+        return told[1], told[2] is not None
+    import nsightkit
+
+    root = Path(nsightkit.__file__).parents[1]
+    # Installed packages may lie below some other project's checkout, whose commit is not ours.
+    if not (root / "pyproject.toml").is_file():
+        return None, None
+    commit = _said(["git", "-C", str(root), "rev-parse", "HEAD"]).strip()
+    if not commit:
+        return None, None
+    return commit, bool(_said(["git", "-C", str(root), "status", "--porcelain", "--untracked-files=no"]).strip())
+
+
+def scrub(value: Any) -> Any:
+    """Replace this machine's and this user's names, the home folder and secrets in a value.
+
+    Parameters
+    ----------
+    value : JSON value
+
+    Returns
+    -------
+    JSON value
+        With ``[scrubbed]`` in their place.
+    """
+    return _scrub(value, _identifying())
+
+
+def _scrub(value: Any, pattern: re.Pattern[str] | None) -> Any:
+    if pattern is None:
+        return value
+    if isinstance(value, str):
+        return pattern.sub("[scrubbed]", value)
+    if isinstance(value, Mapping):
+        return {_scrub(name, pattern): _scrub(item, pattern) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_scrub(item, pattern) for item in value]
+    return value
+
+
+def _identifying() -> re.Pattern[str] | None:
+    words: set[str] = set()
+    with contextlib.suppress(OSError):
+        words |= {socket.gethostname(), socket.gethostname().partition(".")[0]}
+    with contextlib.suppress(KeyError, OSError):  # no such user, in some containers
+        words.add(getpass.getuser())
+    words -= {"localhost", "root"}
+    paths: set[str] = set()
+    with contextlib.suppress(RuntimeError):
+        paths.add(str(Path.home()))
+    secrets = {value for name, value in os.environ.items() if _SECRET.search(name) and len(value) >= 6}
+    alternatives = [rf"(?<![\w]){re.escape(w)}(?![\w])" for w in sorted(words) if len(w) >= 3]
+    # A whole path component, or "/root" would be found in "/rooted".
+    alternatives += [rf"{re.escape(p)}(?![\w])" for p in sorted(paths) if len(p) > 1]
+    alternatives += [re.escape(s) for s in sorted(secrets, key=len, reverse=True)]
+    return re.compile("|".join(alternatives)) if alternatives else None
+
+
+def slug(name: str) -> str:
+    """Turn a GPU's name into a folder name.
+
+    Parameters
+    ----------
+    name : str
+
+    Returns
+    -------
+    str
+        Such as ``nvidia-h200``.
+    """
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "gpu"
+
+
+def label(mode: str, record: Mapping[str, Any]) -> str:
+    """Say in words where figures come from.
+
+    Parameters
+    ----------
+    mode : {"live", "replay", "smoke"}
+    record : mapping
+        From :func:`collect`.
+
+    Returns
+    -------
+    str
+    """
+    name = (record.get("gpu") or {}).get("name", "a GPU")
+    day = str(record.get("utc", ""))[:10]
+    if mode == "live":
+        return f"Measured live on {name}, {day}"
+    if mode == "replay":
+        return f"Recorded on {name}, {day}; not measured in this build"
+    return "Smoke run on this machine's CPU (no GPU): shapes only, not GPU results"
+
+
+def rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Give a provenance record as pairs of words, for a reader.
+
+    Parameters
+    ----------
+    record : mapping
+
+    Returns
+    -------
+    list of (str, str)
+        What is unknown is left out.
+    """
+    gpu, software = record.get("gpu") or {}, record.get("software") or {}
+    cpu, counts = record.get("cpu") or {}, record.get("counts") or {}
+    commit = record.get("commit")
+    pairs: Iterable[tuple[str, Any]] = (
+        ("GPU", gpu.get("name")),
+        ("GPU memory", f"{gpu['memory_bytes'] / 2**30:.0f} GiB" if gpu.get("memory_bytes") else None),
+        ("Power limit", gpu.get("power_limit")),
+        ("SM clock at the time", gpu.get("clock_sm")),
+        ("Highest SM clock", gpu.get("clock_sm_max")),
+        ("Driver", gpu.get("driver")),
+        ("CPU", f"{cpu['model']}, {cpu.get('cores')} cores" if cpu.get("model") else None),
+        ("CUDA", software.get("cuda")),
+        ("cuDNN", software.get("cudnn")),
+        ("PyTorch", software.get("torch")),
+        ("Triton", software.get("triton")),
+        ("Nsight Systems", software.get("nsys")),
+        ("Nsight Compute", software.get("ncu")),
+        ("Python", software.get("python")),
+        ("Operating system", software.get("os")),
+        ("Sizes and switches", ", ".join(f"{k}={v}" for k, v in (record.get("parameters") or {}).items())),
+        (
+            "Steps",
+            f"{counts['warmup']} warm-up, {counts['repetitions']} timed, {counts['active']} traced" if counts else None,
+        ),
+        ("Clock", record.get("clock")),
+        ("Duration", f"{record['duration_s']:.1f} s" if record.get("duration_s") else None),
+        ("Time (UTC)", record.get("utc")),
+        ("Commit", f"{commit[:12]}{' with local changes' if record.get('dirty') else ''}" if commit else None),
+        ("Command", record.get("command")),
+    )
+    return [(name, str(value)) for name, value in pairs if value]

@@ -1,0 +1,291 @@
+"""Recordings: what a GPU produced, kept beside the source, valid for exactly the code that produced it.
+
+``docs/recordings/<investigation>/<gpu>/<part>/`` holds ``provenance.json``, ``samples.parquet`` (raw
+samples) and ``trace/`` (Parquet tables of the Trace).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nsightkit.capture.keys import FORMAT, key
+from nsightkit.capture.provenance import scrub, slug
+from nsightkit.errors import NsightkitError, UsageError
+from nsightkit.workloads.investigations import Part, parts
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from nsightkit.trace.model import Trace
+
+__all__ = ["Recording", "find", "folder", "frame", "part_key", "status", "write"]
+
+_PROVENANCE, _SAMPLES, _TRACE = "provenance.json", "samples.parquet", "trace"
+
+
+@dataclasses.dataclass(frozen=True)
+class Recording:
+    """One recorded part.
+
+    Parameters
+    ----------
+    path : Path
+        Its folder.
+    provenance : dict
+    state : {"current", "stale", "refused"}
+        ``stale``: made by other code or parameters than today's. ``refused``: no recording of a GPU at all.
+    reason : str
+        Why it is not current; empty when it is.
+    """
+
+    path: Path
+    provenance: dict[str, Any]
+    state: str
+    reason: str
+
+    @property
+    def trace_path(self) -> Path:
+        """The folder that :func:`nsightkit.load` opens."""
+        return self.path / _TRACE
+
+    def samples(self) -> pd.DataFrame:
+        """Read the raw samples.
+
+        Returns
+        -------
+        DataFrame
+            ``metric``, ``index``, ``value``.
+        """
+        import pandas as pd
+
+        return pd.read_parquet(self.path / _SAMPLES)
+
+
+def folder() -> Path:
+    """Say where recordings lie.
+
+    Returns
+    -------
+    Path
+        ``NSIGHTKIT_RECORDINGS``, else ``docs/recordings`` of this checkout, else of the nearest folder
+        above the current one that has it.
+    """
+    named = os.environ.get("NSIGHTKIT_RECORDINGS")
+    if named:
+        return Path(named)
+    import nsightkit
+
+    checkout = Path(nsightkit.__file__).parents[1]
+    for above in (checkout, Path.cwd(), *Path.cwd().parents):
+        if (above / "docs" / "recordings").is_dir():
+            return above / "docs" / "recordings"
+    return checkout / "docs" / "recordings"
+
+
+def part_key(part: Part, mode: str = "live") -> str:
+    """Compute the key that a valid recording of a part has.
+
+    Parameters
+    ----------
+    part : Part
+    mode : {"live", "smoke"}
+
+    Returns
+    -------
+    str
+    """
+    return key(part.workload, part.parameters(mode), part.counts(mode) | {"utilization": int(part.utilization)})
+
+
+def find(part: Part, where: Path | None = None) -> list[Recording]:
+    """Find the recordings of a part, the newest first.
+
+    Parameters
+    ----------
+    part : Part
+    where : Path, optional
+        :func:`folder` when omitted.
+
+    Returns
+    -------
+    list of Recording
+        In every state: only ``current`` ones may be shown.
+    """
+    wanted = part_key(part)
+    places = sorted((where or folder()).glob(f"{part.investigation}/*/{part.name}"))
+    found = [_judge(place, part, wanted) for place in places if place.is_dir()]
+    return sorted(found, key=lambda r: str(r.provenance.get("utc", "")), reverse=True)
+
+
+def _judge(place: Path, part: Part, wanted: str) -> Recording:
+    try:
+        record = json.loads((place / _PROVENANCE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        return Recording(place, {}, "refused", f"its {_PROVENANCE} cannot be read ({error})")
+    if not isinstance(record, dict):
+        return Recording(place, {}, "refused", f"its {_PROVENANCE} is no object")
+    if record.get("kind") != "measured" or not isinstance(record.get("gpu"), dict):
+        return Recording(place, record, "refused", "it was not measured on a GPU")
+    if record.get("format") != FORMAT:
+        return Recording(place, record, "stale", f"it has format {record.get('format')}, not {FORMAT}")
+    if (record.get("investigation"), record.get("part")) != (part.investigation, part.name):
+        return Recording(place, record, "refused", "it is of another part")
+    if record.get("key") != wanted:
+        return Recording(place, record, "stale", "the code or the parameters have changed since")
+    if not (place / _SAMPLES).is_file() or not (place / _TRACE).is_dir():
+        return Recording(place, record, "refused", "it is incomplete")
+    return Recording(place, record, "current", "")
+
+
+def status(where: Path | None = None) -> list[dict[str, str]]:
+    """List every part with the state of its recordings.
+
+    Parameters
+    ----------
+    where : Path, optional
+
+    Returns
+    -------
+    list of dict
+        ``investigation``, ``part``, ``gpu``, ``state`` (``current``, ``stale``, ``refused``, ``absent``),
+        ``reason``, ``path``.
+    """
+    found = []
+    for part in parts():
+        recordings = find(part, where)
+        found += [
+            {
+                "investigation": part.investigation,
+                "part": part.name,
+                "gpu": str((r.provenance.get("gpu") or {}).get("name", "")),
+                "state": r.state,
+                "reason": r.reason,
+                "path": str(r.path),
+            }
+            for r in recordings
+        ] or [
+            {
+                "investigation": part.investigation,
+                "part": part.name,
+                "gpu": "",
+                "state": "absent",
+                "reason": "never recorded",
+                "path": "",
+            }
+        ]
+    return found
+
+
+def frame(samples: Mapping[str, list[float]]) -> pd.DataFrame:
+    """Put raw samples into one table.
+
+    Parameters
+    ----------
+    samples : mapping
+        Values by metric.
+
+    Returns
+    -------
+    DataFrame
+        ``metric``, ``index`` (0, 1, … within a metric), ``value``: float64, which holds every nanosecond
+        of a sample shorter than 104 days.
+    """
+    import pandas as pd
+
+    rows = [(metric, i, float(value)) for metric, values in samples.items() for i, value in enumerate(values)]
+    table = pd.DataFrame(rows, columns=["metric", "index", "value"])
+    return table.astype({"metric": "str", "index": "int64", "value": "float64"})
+
+
+def write(
+    trace: Trace, samples: pd.DataFrame, provenance: Mapping[str, Any], where: Path, *, dry_run: bool = False
+) -> Path:
+    """Keep one measured part; it appears whole or not at all.
+
+    Parameters
+    ----------
+    trace : Trace
+    samples : DataFrame
+    provenance : mapping
+        With the key already in it.
+    where : Path
+        Root of the recordings.
+    dry_run : bool
+        Allow what was not measured on a GPU; such a folder is never taken for a recording.
+
+    Returns
+    -------
+    Path
+        The part's folder.
+
+    Raises
+    ------
+    NsightkitError
+        The measurement is not one of a GPU.
+    """
+    from nsightkit.trace import store
+
+    gpu = provenance.get("gpu")
+    real = provenance.get("kind") == "measured" and isinstance(gpu, dict)
+    if not real and not dry_run:
+        raise NsightkitError("only what was measured on a GPU can be recorded; use a dry run to try the recorder")
+    if dry_run and provenance.get("kind") != "dry-run":
+        raise NsightkitError("a dry run is marked as one")
+    if dry_run and where.resolve() == folder().resolve():
+        raise UsageError(f"{where} holds the recordings; give a dry run another folder")
+    name = slug(gpu["name"]) if isinstance(gpu, dict) else "no-gpu"
+    place = where / str(provenance["investigation"]) / name / str(provenance["part"])
+    place.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
+    try:
+        draft.chmod(0o755)
+        store.write(_scrubbed(trace), draft / _TRACE)
+        samples.to_parquet(draft / _SAMPLES, compression="zstd", index=False)
+        text = json.dumps(scrub(dict(provenance)), indent=2, sort_keys=True, ensure_ascii=False)
+        (draft / _PROVENANCE).write_text(text + "\n", encoding="utf-8")
+        with contextlib.ExitStack() as clean:
+            if place.exists():
+                old = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
+                clean.callback(shutil.rmtree, old, ignore_errors=True)
+                place.replace(old / "old")
+            draft.replace(place)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return place
+
+
+def _scrubbed(trace: Trace) -> Trace:
+    """Give the trace without names of this host or user, in the unlikely case that a name holds one."""
+    import pandas as pd
+
+    from nsightkit.trace.model import TABLES
+    from nsightkit.trace.model import Trace as Model
+
+    frames = {}
+    changed = False
+    for table in TABLES:
+        columns = trace.table(table)
+        for column, series in columns.items():
+            if isinstance(series.dtype, pd.CategoricalDtype):
+                names = [str(name) for name in series.cat.categories]
+                clean = [scrub(name) for name in names]
+                if clean != names:
+                    changed = True
+                    columns[column] = (
+                        series.astype("object").map(dict(zip(names, clean, strict=True))).astype("category")
+                    )
+        frames[table] = columns
+    meta = dataclasses.replace(trace.meta, **scrub({"thread_names": {}, "notes": list(trace.meta.notes)}))
+    meta.thread_names = {thread: str(scrub(name)) for thread, name in trace.meta.thread_names.items()}
+    meta.distributed = scrub(dict(trace.meta.distributed))
+    if not changed and (meta.thread_names, meta.notes) == (trace.meta.thread_names, trace.meta.notes):
+        return trace
+    return Model.from_frames(frames, meta)

@@ -1,0 +1,174 @@
+"""Watch a program with ``torch.profiler``: the right switches, warmed up, exported compressed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from nsightkit.capture.captured import Captured, settle, target
+from nsightkit.errors import NsightkitError, UsageError
+from nsightkit.trace._process import run
+
+__all__ = ["profile_command", "profile_steps", "profiler"]
+
+_SUFFIX = ".json.gz"
+
+
+def profiler(**options: Any) -> Any:
+    """Make a ``torch.profiler.profile`` with synchronisation events on, where torch can record them.
+
+    Parameters
+    ----------
+    **options
+        Further arguments of ``torch.profiler.profile``.
+
+    Returns
+    -------
+    torch.profiler.profile
+        Not started.
+    """
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    activities = [ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(ProfilerActivity.CUDA)
+        # Private, and its arguments change between versions: without it only the synchronising *calls* are seen.
+        with contextlib.suppress(ImportError, AttributeError, TypeError):
+            from torch._C._profiler import _ExperimentalConfig
+
+            options.setdefault("experimental_config", _ExperimentalConfig(enable_cuda_sync_events=True))
+    return profile(activities=activities, **options)
+
+
+def profile_steps(
+    step: Callable[[], object], output: str | os.PathLike[str], *, wait: int = 1, warmup: int = 2, active: int = 5
+) -> Path:
+    """Profile some steady steps of a program.
+
+    Parameters
+    ----------
+    step : callable
+        Runs one step.
+    output : path-like
+        Written compressed when it ends in ``.gz``; appears whole or not at all.
+    wait, warmup, active : int
+        Steps left alone, steps in which the profiler runs but keeps nothing (its own start takes
+        seconds), and steps kept.
+
+    Returns
+    -------
+    Path
+        `output`.
+    """
+    from torch.profiler import schedule
+
+    output = Path(output)
+    with tempfile.TemporaryDirectory(prefix=".nsightkit-", dir=output.absolute().parent) as folder:
+        whole = Path(folder) / f"trace{''.join(output.suffixes[-2:])}"
+        with profiler(
+            schedule=schedule(wait=wait, warmup=warmup, active=active, repeat=1),
+            on_trace_ready=lambda done: done.export_chrome_trace(str(whole)),
+        ) as running:
+            for _ in range(wait + warmup + active):
+                step()
+                running.step()
+        whole.replace(output)
+    return output
+
+
+def profile_command(
+    command: Sequence[str],
+    output: str | os.PathLike[str],
+    *,
+    record_shapes: bool = False,
+    timeout_s: float = 1800.0,
+    overwrite: bool = False,
+) -> Captured:
+    """Profile a whole Python program, unchanged, in a process of its own.
+
+    Never under nsys or ncu at the same time: one process can have one CUPTI client.
+
+    Parameters
+    ----------
+    command : sequence of str
+        ``python script.py arguments``, ``python -m module arguments``, or the same without ``python``.
+    output : path-like
+        Where the trace goes; ``.json.gz`` is added when it is missing.
+    record_shapes : bool
+        Also record the shapes of the operators' inputs.
+    timeout_s : float
+    overwrite : bool
+        Replace an existing trace.
+
+    Returns
+    -------
+    Captured
+
+    Raises
+    ------
+    UsageError
+        The command is no Python program, or `output` exists.
+    NsightkitError
+        The program left no trace.
+    """
+    interpreter, arguments = _python(command)
+    destination = target(output, _SUFFIX, overwrite=overwrite)
+    with tempfile.TemporaryDirectory(prefix=".nsightkit-", dir=destination.parent) as folder:
+        whole = Path(folder) / f"trace{_SUFFIX}"
+        job = json.dumps({"output": str(whole), "record_shapes": record_shapes, "arguments": arguments})
+        ran = [interpreter, "-m", "nsightkit.capture._under_profiler", job]
+        try:
+            done = run(ran, timeout_s, env=child_environment(), show=True)
+        except subprocess.TimeoutExpired as error:
+            raise NsightkitError(
+                f"the program was not done within {timeout_s:g} s and was ended; run fewer steps, or allow more time"
+            ) from error
+        except OSError as error:
+            raise UsageError(f"{interpreter}: cannot be started ({error.strerror}); check the command") from error
+        if not whole.is_file():
+            raise NsightkitError(
+                f"the program ended with exit code {done.returncode} and left no trace; "
+                "what it wrote above says why (it must be a Python program whose interpreter has torch)"
+            )
+        settle(whole, destination)
+    notes = [] if done.returncode == 0 else [f"the program ended with exit code {done.returncode}"]
+    shown = [interpreter, "-m", "nsightkit.capture._under_profiler", "...", *arguments]
+    return Captured(destination, destination, [destination], shown, done.returncode, notes)
+
+
+def child_environment() -> dict[str, str]:
+    """Give this process's environment, with this very nsightkit importable in a child.
+
+    Returns
+    -------
+    dict
+    """
+    import nsightkit
+
+    here = str(Path(nsightkit.__file__).parents[1])
+    there = os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([here, there] if there else [here])}
+
+
+def _python(command: Sequence[str]) -> tuple[str, list[str]]:
+    """Split a command into the interpreter and what it shall run (a script, or -m and a module)."""
+    rest = list(command)
+    if not rest:
+        raise UsageError("no command given; say which Python program to profile, such as: python train.py")
+    interpreter = sys.executable
+    if Path(rest[0]).name.startswith("python"):
+        interpreter = rest.pop(0)
+    if rest and ((rest[0] == "-m" and len(rest) > 1) or rest[0].endswith(".py")):
+        return interpreter, rest
+    raise UsageError(
+        f"{command[0]}: torch.profiler can only watch a Python program; "
+        "give 'python script.py ...' or 'python -m module ...', or use nsys for other programs"
+    )

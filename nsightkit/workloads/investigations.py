@@ -1,0 +1,172 @@
+"""The investigations: which workload each part runs, at which size on a GPU and on a CPU.
+
+Pure data. What watches a part, and where its figures come from when there is no GPU, is
+:mod:`nsightkit.capture.investigation`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from nsightkit.errors import UsageError
+
+__all__ = ["INVESTIGATIONS", "Part", "find", "parts"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One measurement of an investigation, run in a process of its own.
+
+    Parameters
+    ----------
+    investigation, name : str
+    workload : str
+        ``module:function``; the function takes a device and `parameters`, and gives an object with
+        ``step()``, ``losses()``, ``data_wait_ns`` and the context-manager protocol.
+    gpu, smoke : mapping
+        Parameters of the workload on a GPU and, small, on a CPU.
+    value : int
+        Parts of higher value are recorded first when time is short.
+    warmup, repetitions : int
+        Steps before timing starts, and steps timed.
+    active : int
+        Steps kept in the trace.
+    utilization : bool
+        Whether to watch the GPU utilisation that NVML reports, too.
+    """
+
+    investigation: str
+    name: str
+    workload: str
+    gpu: Mapping[str, Any]
+    smoke: Mapping[str, Any]
+    value: int
+    warmup: int = 10
+    repetitions: int = 50
+    active: int = 3
+    utilization: bool = False
+
+    def parameters(self, mode: str) -> dict[str, Any]:
+        """Give the workload's parameters.
+
+        Parameters
+        ----------
+        mode : {"live", "replay", "smoke"}
+
+        Returns
+        -------
+        dict
+        """
+        return dict(self.smoke if mode == "smoke" else self.gpu)
+
+    def counts(self, mode: str) -> dict[str, int]:
+        """Give the numbers of steps.
+
+        Parameters
+        ----------
+        mode : {"live", "replay", "smoke"}
+
+        Returns
+        -------
+        dict
+            ``warmup``, ``repetitions``, ``active``.
+        """
+        if mode == "smoke":
+            return {"warmup": 2, "repetitions": 12, "active": 3}
+        return {"warmup": self.warmup, "repetitions": self.repetitions, "active": self.active}
+
+
+_TRAINING = "nsightkit.workloads.training:start"
+_LM = {"vocabulary": 32_000, "heads": 16, "precision": "bf16", "workers": 8}
+
+# Sizes on a GPU, with what decides them:
+# - an ordinary run: 16k tokens a step on 0.27 G parameters, long enough for its matmuls to count;
+_ORDINARY = {**_LM, "hidden": 1024, "layers": 12, "context": 1024, "batch": 16}
+# - starved: one process decodes a batch of 16 x 1 MB more slowly than a data-centre GPU learns from it,
+#   a dozen processes faster;
+_STARVED = {
+    **_LM, "hidden": 1024, "layers": 8, "context": 512, "batch": 16, "workers": 12,
+    "decode_bytes": 1_000_000, "read_ms": 1.0,
+}  # fmt: skip
+# - sync: a layer takes the GPU longer than it takes the CPU to launch it, so the CPU could run ahead;
+_SYNC = {**_LM, "hidden": 2048, "layers": 12, "context": 1024, "batch": 4}
+# - tiny: 1k tokens on narrow layers, where each kernel is over before the next is launched.
+_TINY = {**_LM, "hidden": 512, "heads": 8, "layers": 12, "context": 256, "batch": 4, "precision": "fp32"}
+
+# On a CPU: the same structure at a size where a step takes milliseconds.
+_SMOKE_STARVED = {"decode_bytes": 200_000, "read_ms": 3.0, "workers": 2}
+
+
+def _pair(name: str, fault: str, gpu: dict[str, Any], smoke: dict[str, Any], value: int) -> dict[str, Part]:
+    """Build the two runs of an investigation that differ in one switch and nothing else."""
+    return {
+        part: Part(name, part, _TRAINING, MappingProxyType(gpu | switch), MappingProxyType(smoke | switch), value)
+        for part, switch in (("before", {fault: True}), ("after", {fault: False}))
+    }
+
+
+#: {investigation: {part: Part}}
+INVESTIGATIONS: Mapping[str, Mapping[str, Part]] = MappingProxyType(
+    {
+        "gpu-util": {
+            "training": Part(
+                "gpu-util",
+                "training",
+                _TRAINING,
+                MappingProxyType(_ORDINARY),
+                MappingProxyType({}),
+                90,
+                utilization=True,
+            ),
+            "one-thread": Part(
+                "gpu-util",
+                "one-thread",
+                "nsightkit.workloads.one_thread:start",
+                MappingProxyType({"step_ms": 5.0}),
+                MappingProxyType({"step_ms": 2.0}),
+                60,
+                utilization=True,
+            ),
+        },
+        "starved-input": _pair("starved-input", "starved", _STARVED, _SMOKE_STARVED, 100),
+        "hidden-sync": _pair("hidden-sync", "sync", _SYNC, {}, 80),
+        "tiny-kernels": _pair("tiny-kernels", "tiny", _TINY, {}, 70),
+    }
+)
+
+
+def find(investigation: str, part: str) -> Part:
+    """Look a part up.
+
+    Parameters
+    ----------
+    investigation, part : str
+
+    Returns
+    -------
+    Part
+
+    Raises
+    ------
+    UsageError
+        There is none of that name; the message lists those there are.
+    """
+    try:
+        return INVESTIGATIONS[investigation][part]
+    except KeyError:
+        known = ", ".join(f"{p.investigation}/{p.name}" for p in parts())
+        raise UsageError(f"no part {investigation}/{part}; there are {known}") from None
+
+
+def parts() -> Iterator[Part]:
+    """Go over all parts, the most valuable first.
+
+    Yields
+    ------
+    Part
+    """
+    everything = [part for group in INVESTIGATIONS.values() for part in group.values()]
+    yield from sorted(everything, key=lambda part: -part.value)

@@ -1,0 +1,58 @@
+"""One name for a phase of a program in both worlds: an NVTX range and a ``record_function`` block.
+
+``torch.profiler`` records no NVTX and ``record_function`` emits none, so a program that wants to be
+read in Nsight Systems and in a PyTorch profile has to say everything twice. This says it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator
+
+__all__ = ["phase"]
+
+
+@contextlib.contextmanager
+def phase(name: str) -> Iterator[None]:
+    """Mark a phase of a step for every profiler that may be watching.
+
+    Emits an NVTX range (through the ``nvtx`` package, else through a CUDA build of torch, else none)
+    and, in a program that has imported torch, a ``torch.profiler.record_function`` block.
+
+    Parameters
+    ----------
+    name : str
+        The same name each time: analyses add up the instances of a name.
+
+    Examples
+    --------
+    >>> from nsightkit.workloads.phases import phase
+    >>> with phase("forward"):
+    ...     pass
+    """
+    push, pop = _nvtx()
+    torch = sys.modules.get("torch")
+    block = torch.profiler.record_function(name) if torch is not None else contextlib.nullcontext()
+    push(name)
+    try:
+        with block:
+            yield
+    finally:
+        pop()
+
+
+@functools.cache
+def _nvtx() -> tuple[Callable[[str], object], Callable[[], object]]:
+    try:
+        import nvtx
+    except ImportError:
+        pass
+    else:
+        return nvtx.push_range, nvtx.pop_range
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.version.cuda:
+        return torch.cuda.nvtx.range_push, torch.cuda.nvtx.range_pop
+    # Without a CUDA build torch.cuda.nvtx raises "NVTX functions not installed".
+    return lambda _: None, lambda: None
