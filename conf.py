@@ -51,12 +51,13 @@ root_doc = "index"
 exclude_patterns = [
     "_build",
     "jupyter_execute",
+    "_templates",
     "recordings",
     "gallery/**.ipynb",
     "**/.ipynb_checkpoints",
     "README.md",
 ]
-templates_path = ["docs/_templates"]
+templates_path = [str(_ROOT / "docs" / "_templates")]  # absolute: autosummary looks from docs/, HTML from here
 nitpicky = True
 default_role = "code"
 
@@ -105,8 +106,8 @@ numpydoc_show_class_members = False
 numpydoc_class_members_toctree = False
 # Inventories are kept here, so that a build needs no network; the links lead to the projects' own sites.
 intersphinx_mapping = {
-    "python": ("https://docs.python.org/3", (None, "_inventories/python.inv")),
-    "pandas": ("https://pandas.pydata.org/docs", (None, "_inventories/pandas.inv")),
+    "python": ("https://docs.python.org/3", "_inventories/python.inv"),
+    "pandas": ("https://pandas.pydata.org/docs", "_inventories/pandas.inv"),
 }
 # Projects without an inventory here.
 nitpick_ignore_regex = [("py:.*", r"(matplotlib|mpl|np|numpy|torch|pyarrow)\..*")]
@@ -117,6 +118,7 @@ html_theme = "pydata_sphinx_theme"
 html_title = project
 html_static_path = ["docs/_static"]
 html_css_files = ["nsightkit.css"]
+html_js_files = ["nsightkit.js"]
 html_show_sphinx = False
 html_show_copyright = False
 html_context = {"default_mode": "auto"}
@@ -127,14 +129,17 @@ html_theme_options = {
     "navbar_persistent": ["search-button"],
     "show_prev_next": True,
     "show_toc_level": 2,
-    "secondary_sidebar_items": {"**": ["page-toc", "sourcelink"], "index": []},
+    "secondary_sidebar_items": {
+        "**": ["page-toc", "gallery-download", "sourcelink"],
+        "index": [],
+    },
     "footer_start": ["footer"],
     "footer_end": [],
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
 # Pages of one level need no side bar.
-html_sidebars = dict.fromkeys(("index", "start", "definitions", "capture", "cli", "contributing", "changelog"), [])
+html_sidebars = {page: [] for page in ("index", "start", "definitions", "capture", "cli", "contributing", "changelog")}
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 
@@ -146,13 +151,13 @@ if site_url:
     sitemap_url_scheme = "{link}"
     extensions += ["sphinxext.opengraph", "sphinx_sitemap"]
 if repo_url:
-    html_context["edit_page_url_template"] = f"{repo_url}/edit/main/docs/{{{{ file_name }}}}"
+    html_context["edit_page_url_template"] = (
+        f"{repo_url}/edit/main/"
+        "{% if file_name.startswith('gallery/') %}examples/{{ file_name[8:-4] }}.py"
+        "{% elif file_name.startswith('reference/generated/') %}docs/reference/index.md"
+        "{% else %}docs/{{ file_name }}{% endif %}"
+    )
     html_context["edit_page_provider_name"] = "the repository"
     html_theme_options["use_edit_page_button"] = True
-    html_theme_options["secondary_sidebar_items"] = {
-        "**": ["page-toc", "edit-this-page", "sourcelink"],
-        "gallery/**": ["page-toc", "sourcelink"],
-        "reference/generated/**": ["page-toc", "sourcelink"],
-        "index": [],
-    }
+    html_theme_options["secondary_sidebar_items"]["**"].insert(1, "edit-this-page")
     html_theme_options["icon_links"] = [{"name": "Source", "url": repo_url, "icon": "fa-solid fa-code-branch"}]

@@ -1,0 +1,184 @@
+"""The built site, read as a visitor's browser reads it: run by `nox -s site` after `nox -s docs`."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import os
+import shutil
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import ClassVar, Self
+from urllib.parse import unquote, urldefrag, urljoin, urlsplit
+
+import pytest
+
+pytestmark = pytest.mark.site
+
+HTML = Path(os.environ.get("NSIGHTKIT_HTML", Path(__file__).parents[1] / "docs" / "_build" / "html"))
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+QUIET = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+    "--disable-quic",
+]
+WEIGHT_BUDGET = int(1.2 * 2**20)
+
+#: Accessibility rules that may fail, and why.
+TOLERATED = {
+    "label-content-name-mismatch": "the theme's search button: its visible text names the shortcut too",
+}
+
+if not (HTML / "index.html").is_file():
+    pytest.skip("the site is not built: run nox -s docs first", allow_module_level=True)
+bs4 = pytest.importorskip("bs4")
+
+ALL = sorted(p.relative_to(HTML).as_posix() for p in HTML.rglob("*.html") if "_static" not in p.parts)
+#: One generated reference page stands for all: they come from one template.
+_GENERATED = [p for p in ALL if p.startswith("reference/generated/")]
+PAGES = [p for p in ALL if p not in _GENERATED] + _GENERATED[:1]
+
+
+class _Counting(http.server.SimpleHTTPRequestHandler):
+    """Serves the site and counts what it sent (the browser's own figures leave out cached parts)."""
+
+    sent: ClassVar[Counter[str]] = Counter()
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+    def copyfile(self, source, outputfile) -> None:
+        data = source.read()
+        type(self).sent[self.path.partition("?")[0]] += len(data)
+        outputfile.write(data)
+
+
+@pytest.fixture(scope="module")
+def site():
+    handler = functools.partial(_Counting, directory=str(HTML))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api")
+    if CHROMIUM is None:
+        pytest.skip("no chromium on the PATH (Debian: apt install chromium)")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=QUIET)
+        yield browser
+        browser.close()
+
+
+class _Visit:
+    """One page, opened by a browser that has never been here; what it asked for and complained of."""
+
+    def __init__(self, browser, site: str, name: str, width: int, scheme: str) -> None:
+        self.outside: list[str] = []
+        self.complaints: list[str] = []
+        self.context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        self.page = self.context.new_page()
+        self.page.route("**/*", lambda route: self._let(route, site))
+        self.page.on("console", lambda m: self.complaints.append(m.text) if m.type == "error" else None)
+        self.page.on("pageerror", lambda e: self.complaints.append(str(e)))
+        _Counting.sent.clear()
+        self.page.goto(site + name, wait_until="load")
+        self.page.wait_for_timeout(150)
+
+    def _let(self, route, site: str) -> None:
+        url = route.request.url
+        if url.startswith((site, "data:", "blob:")):
+            route.continue_()
+        else:
+            self.outside.append(url)
+            route.abort()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.context.close()
+
+
+@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (360, "dark"), (1280, "dark"), (360, "light")])
+def test_page(browser, site, name, width, scheme):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    with _Visit(browser, site, name, width, scheme) as visit:
+        page = visit.page
+        assert not visit.outside, "requests that leave localhost"
+        assert not visit.complaints, "console errors"
+        assert page.evaluate("document.documentElement.dataset.theme") == scheme
+        wide = page.evaluate(
+            """() => [...document.querySelectorAll('body *')].filter(e => e.getBoundingClientRect().right
+                 > document.documentElement.clientWidth + 1).map(e => e.tagName + '.' + e.className).slice(0, 5)"""
+        )
+        overflow = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert overflow <= 0, f"{overflow} px too wide; perhaps {wide}"
+        shown = page.evaluate(
+            """() => [...document.querySelectorAll('img.only-light, img.only-dark')]
+                 .filter(e => e.offsetParent !== null).map(e => e.className)"""
+        )
+        assert all(f"only-{scheme}" in classes for classes in shown), "a figure for the other mode is shown"
+        found = [
+            f"{v['id']} ({v['impact']}): {n['target']}"
+            for v in axe.run(page).response["violations"]
+            if v["impact"] in {"serious", "critical"} and v["id"] not in TOLERATED
+            for n in v["nodes"]
+        ]
+        assert not found, "accessibility"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_weight(browser, site, name):
+    with _Visit(browser, site, name, 1280, "light"):
+        parts = _Counting.sent.most_common(4)
+        assert sum(_Counting.sent.values()) <= WEIGHT_BUDGET, f"bytes sent; the heaviest: {parts}"
+
+
+@functools.cache
+def _soup(path: Path):
+    return bs4.BeautifulSoup(path.read_text(encoding="utf-8"), "html.parser")
+
+
+@functools.cache
+def _anchors(path: Path) -> frozenset[str]:
+    soup = _soup(path)
+    return frozenset(e["id"] for e in soup.find_all(id=True)) | {
+        e["name"] for e in soup.find_all("a", attrs={"name": True})
+    }
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_links(name):
+    wrong = []
+    for tag, attribute in (("a", "href"), ("img", "src"), ("link", "href"), ("script", "src")):
+        for element in _soup(HTML / name).find_all(tag):
+            target = element.get(attribute, "")
+            url, fragment = urldefrag(urljoin(f"/{name}", target))
+            if urlsplit(url).scheme or (tag != "a" and target.startswith("data:")):
+                continue
+            file = HTML / unquote(urlsplit(url).path).lstrip("/")
+            file = file / "index.html" if file.is_dir() else file
+            if not file.is_file():
+                wrong.append(f"{target}: no such file")
+            elif fragment and file.suffix == ".html" and unquote(fragment) not in _anchors(file):
+                wrong.append(f"{target}: no such anchor")
+    assert not wrong
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_images_say_what_they_show(name):
+    images = _soup(HTML / name).find_all("img")
+    # A card's picture is decoration: its link has a text.
+    assert all(i.get("alt", "").strip() for i in images if not i.find_parent(class_="sphx-glr-thumbcontainer"))
