@@ -250,7 +250,8 @@ _HEADERS = {
 _EXPENDABLE = ("std_ns", "min_ns", "rule", "median_ns", "max_ns", "domain", "mean_ns", "category", "end_ns")
 _LEFT = ("name", "category", "cause", "kind", "src_kind", "dst_kind", "domain", "rule", "step", "evidence", "outlier")
 _OPTIONAL = ("domain", "outlier", "src_kind", "dst_kind", "remedy", "detail")
-_SHRINKING = ("name", "step", "evidence", "found", "remedy", "detail", "check")
+_SHRINKING = ("name", "step", "evidence")
+_WRAPPING = ("check", "found", "remedy", "detail")
 _NAME_CELLS = 40
 
 
@@ -347,11 +348,12 @@ def print_rows(
     widths = _shared(room, {c: width_of(c) for c in shrinking})
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False, header_style="bold")
     for column in kept:
-        left = column in _LEFT or column in _SHRINKING
+        left = column in (*_LEFT, *_SHRINKING, *_WRAPPING)
         table.add_column(
             Text(_HEADERS.get(column, column.replace("_", " "))),
             justify="left" if left else "right",
-            no_wrap=True,
+            no_wrap=column not in _WRAPPING,
+            overflow="fold",
             style="dim" if column in ("category", "domain", "rule") else "",
         )
     for i, row in enumerate(rows):
