@@ -75,7 +75,7 @@ RULES: tuple[tuple[str, str, str | None], ...] = (
         None,
     ),
     # Embedding tables fuse their update into the backward gather: the name says optimizer, the time is the gather.
-    ("memory-like", r"embedding", None),
+    ("memory-like", r"(?<!rotary_)embedding", None),
     (
         "optimizer",
         (
