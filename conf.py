@@ -2,7 +2,7 @@
 
     sphinx-build -c . docs docs/_build/html -W -n
 
-Paths are relative to docs/ where Sphinx reads sources, and to this folder for static files and templates.
+Sphinx takes some relative paths from docs/ and some from this folder, so most are absolute here.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ exclude_patterns = [
     "**/.ipynb_checkpoints",
     "README.md",
 ]
-templates_path = [str(_ROOT / "docs" / "_templates")]  # absolute: autosummary looks from docs/, HTML from here
+templates_path = [str(_ROOT / "docs" / "_templates")]
 nitpicky = True
 default_role = "code"
 
@@ -116,7 +116,7 @@ nitpick_ignore_regex = [("py:.*", r"(matplotlib|mpl|np|numpy|torch|pyarrow)\..*"
 
 html_theme = "pydata_sphinx_theme"
 html_title = project
-html_static_path = ["docs/_static"]
+html_static_path = [str(_ROOT / "docs" / "_static")]
 html_css_files = ["nsightkit.css"]
 html_js_files = ["nsightkit.js"]
 html_show_sphinx = False

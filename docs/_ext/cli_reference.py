@@ -48,10 +48,11 @@ class CliReference(SphinxDirective):
         paths = list(_paths(group))
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             texts = list(pool.map(lambda path: _help(package, path), paths))
-        return [self._section(" ".join((package, *path)), text) for path, text in zip(paths, texts, strict=True)]
+        return [self._section(package, path, text) for path, text in zip(paths, texts, strict=True)]
 
-    def _section(self, title: str, text: str) -> nodes.section:
-        section = nodes.section("", nodes.title("", "", nodes.literal("", title)), ids=[title.replace(" ", "-")])
+    def _section(self, package: str, path: tuple[str, ...], text: str) -> nodes.section:
+        title = nodes.title("", "", nodes.literal("", " ".join(path)))
+        section = nodes.section("", title, ids=["-".join((package, *path))])
         self.state.document.note_explicit_target(section)
         section += nodes.literal_block(text, text, language="text")
         return section

@@ -163,7 +163,7 @@ def before_after(
         }
     ).fillna(0)
     both = both.loc[both.max(axis=1).sort_values(ascending=False, kind="stable").index].head(top)
-    figure, axes = new_figure(1.5 + 0.55 * max(len(both), 2))
+    figure, axes = new_figure(1.2 + 0.46 * max(len(both), 2))
     axes.set_title(plain(title), loc="left")
     if both.empty:
         nothing(axes, "nothing to compare")

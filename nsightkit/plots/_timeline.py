@@ -168,6 +168,8 @@ def _cpu_lanes(trace: Trace, levels: int, most: int) -> Iterator[Lane]:
 def _draw(axes: Any, spans: tuple[np.ndarray, np.ndarray], row: int, colour: str, width: float) -> None:
     start, end = spans
     height = 0.72
+    if not len(start):
+        return
     if len(start) <= _COLUMNS:
         # At least one column wide: a 2 µs kernel in a 10 s window must not vanish.
         end = np.maximum(end, start + width / _COLUMNS)

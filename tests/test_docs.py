@@ -1,0 +1,257 @@
+"""The site's own machinery, on a tiny site built with the real configuration."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+bs4 = pytest.importorskip("bs4")
+for _needed in ("sphinx", "sphinx_gallery", "myst_nb", "numpydoc", "pydata_sphinx_theme"):
+    pytest.importorskip(_needed)
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "docs" / "_ext"))
+import page_checks  # noqa: E402
+
+CONF = f"""
+import runpy
+globals().update(runpy.run_path({str(ROOT / "conf.py")!r}))
+sphinx_gallery_conf |= {{"examples_dirs": ["../examples"], "junit": ""}}
+intersphinx_mapping = {{}}
+autosummary_generate = False
+"""
+
+HEADER = '''
+"""
+A question
+==========
+
+How much is it?
+
+It is :measured:`01_probe.share:.0%` in :measured:`01_probe.where`.
+"""
+'''
+
+MEASURE = """
+# %%
+# Measure
+# -------
+
+class Measurement:
+    label = "Measured on a made-up machine"
+    provenance = {}
+
+    def _repr_html_(self):
+        return '<aside class="nsightkit-provenance" data-mode="smoke"><p class="nsightkit-banner">Made up.</p></aside>'
+
+measurement = Measurement()
+findings = {"share": 0.25, "where": "<b>here</b>"}
+measurement
+"""
+
+FIGURE = """
+# %%
+# See
+# ---
+
+import matplotlib.pyplot as plt
+figure, axes = plt.subplots()
+axes.plot([1, 2])
+"""
+
+LABEL = """
+figure.set_label('A line: "up" & away')
+downloads = {"The trace (Chrome JSON)": trace, "This text": text}
+"""
+
+TRACE = """
+# %%
+# Keep
+# ----
+
+import pathlib
+import tempfile
+
+import pandas as pd
+from nsightkit.trace.model import Trace
+
+text = pathlib.Path(tempfile.mkdtemp(), "notes.txt")
+_ = text.write_text("kept")
+trace = Trace.from_frames({"kernels": pd.DataFrame({"start_ns": [0], "end_ns": [5], "name": ["k"]})})
+"""
+
+
+def _site(folder: Path, script: str, index: str = "") -> Path:
+    """A site of one landing page and one gallery script."""
+    (folder / "docs").mkdir(parents=True)
+    (folder / "examples").mkdir()
+    (folder / "conf.py").write_text(CONF, encoding="utf-8")
+    (folder / "docs" / "index.md").write_text(
+        f"# Tiny\n\n{index}\n\n```{{toctree}}\ngallery/index\n```\n", encoding="utf-8"
+    )
+    (folder / "examples" / "GALLERY_HEADER.rst").write_text("Gallery\n=======\n", encoding="utf-8")
+    (folder / "examples" / "01_probe.py").write_text(script.lstrip(), encoding="utf-8")
+    return folder
+
+
+def _build(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "sphinx", "-c", ".", "docs", "html", "-W", "-n", "-E", "--keep-going", "-q"]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("NSIGHTKIT_")}
+    return subprocess.run(
+        command, check=False, cwd=folder, env=environment, capture_output=True, text=True, encoding="utf-8", timeout=300
+    )
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> Path:
+    index = "From another page: {measured}`01_probe.share:.1%`."
+    site = _site(tmp_path_factory.mktemp("site"), HEADER + MEASURE + TRACE + FIGURE + LABEL, index)
+    done = _build(site)
+    assert done.returncode == 0, done.stderr
+    return site / "html"
+
+
+@pytest.fixture
+def page(built) -> bs4.BeautifulSoup:
+    return bs4.BeautifulSoup((built / "gallery" / "01_probe.html").read_text(encoding="utf-8"), "html.parser")
+
+
+def test_a_good_page_has_no_problem(built):
+    assert page_checks.problems(built, built.parent / "examples") == []
+    assert page_checks.notices(built) == ["gallery/01_probe.html: Made up."]
+
+
+def test_a_figure_comes_light_and_dark_with_its_alternative_text(page, built):
+    images = {mode: page.select(f"article img.only-{mode}") for mode in ("light", "dark")}
+    assert [len(v) for v in images.values()] == [1, 1]
+    for (image,) in images.values():
+        assert image["alt"] == 'A line: "up" & away'
+        assert (built / "gallery" / image["src"]).is_file()
+    assert images["light"][0]["src"] != images["dark"][0]["src"]
+
+
+def test_numbers_in_prose_are_measurements(page, built):
+    share, where = page.select("abbr.measured")
+    assert share.text == "25%"
+    assert share["title"] == "Measured on a made-up machine"
+    assert where.text == "<b>here</b>"  # escaped: an export is data
+    assert "25.0%" in (built / "index.html").read_text(encoding="utf-8")
+
+
+def test_script_and_trace_can_be_downloaded(page, built):
+    links = {link.get_text(" ", strip=True): link["href"] for link in page.select("a.download")}
+    (script,) = (href for text, href in links.items() if "01_probe.py" in text)
+    assert (built / "gallery" / script).is_file()
+    assert (built / "gallery" / links["This text"]).read_text(encoding="utf-8") == "kept"
+    from nsightkit import load
+
+    trace = load(built / "gallery" / links["The trace (Chrome JSON)"])
+    assert list(trace.kernels["name"]) == ["k"]
+    assert not any(".ipynb" in href for href in links.values())
+
+
+def test_no_page_asks_for_anything_elsewhere(built):
+    for path in built.rglob("*.html"):
+        soup = bs4.BeautifulSoup(path.read_text(encoding="utf-8"), "html.parser")
+        asked = [e.get("src") or e.get("href") for e in soup.select("script[src], link[href], img[src], iframe[src]")]
+        assert not [url for url in asked if url.startswith(("http:", "https:", "//"))]
+
+
+@pytest.mark.parametrize(
+    ("script", "index", "said"),
+    [
+        (HEADER + MEASURE + FIGURE, "", "neither a label nor a title"),
+        (HEADER + MEASURE + "\n1 / 0\n", "", "ZeroDivisionError"),
+        (HEADER + MEASURE, "{measured}`01_probe.absent`", "no page exported '01_probe.absent'"),
+        (HEADER + MEASURE + '\nfindings["share"] = None\n', "", "a finding is a number or a text"),
+        (HEADER + MEASURE + '\ndownloads = {"gone": "absent.txt"}\n', "", "absent.txt is no file"),
+    ],
+    ids=["figure without alt text", "script fails", "unknown number", "finding is no number", "download absent"],
+)
+def test_a_faulty_page_fails_the_build(tmp_path, script, index, said):
+    done = _build(_site(tmp_path, script, index))
+    assert done.returncode != 0
+    assert said in done.stderr + done.stdout
+
+
+def _altered(built: Path, tmp_path: Path, old: str, new: str) -> list[str]:
+    html = tmp_path / "html"
+    (html / "gallery").mkdir(parents=True)
+    (html / "_images").symlink_to(built / "_images")
+    text = (built / "gallery" / "01_probe.html").read_text(encoding="utf-8")
+    assert old in text
+    (html / "gallery" / "01_probe.html").write_text(text.replace(old, new), encoding="utf-8")
+    return page_checks.problems(html)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("Made up.", "<div class='sphx-glr-script-out'>Traceback (most recent call last)</div>", "holds a traceback"),
+        ("nsightkit-provenance", "nothing", "no provenance block"),
+        ("only-dark", "", "1 figures for light pages but 0 for dark ones"),
+        ("_001_dark.png", "_009_dark.png", "is missing"),
+        ('alt="A line: &#34;up&#34; &amp; away"', "", "no alternative text"),
+    ],
+)
+def test_page_checks_find(built, tmp_path, old, new, problem):
+    text = (built / "gallery" / "01_probe.html").read_text(encoding="utf-8")
+    if old.startswith("alt=") and old not in text:
+        old = old.replace("&#34;", "&quot;")
+    found = _altered(built, tmp_path, old, new)
+    assert any(problem in f for f in found), found
+
+
+def test_page_checks_miss_no_script(built, tmp_path):
+    (tmp_path / "02_forgotten.py").write_text("", encoding="utf-8")
+    assert page_checks.problems(built, tmp_path) == [
+        "gallery/02_forgotten.html: missing, though 02_forgotten.py is in the gallery"
+    ]
+
+
+def test_url_settings_are_off_unless_given(monkeypatch):
+    import runpy
+
+    for url in ("", "https://example.org/guide/"):
+        monkeypatch.setenv("NSIGHTKIT_SITE_URL", url)
+        monkeypatch.setenv("NSIGHTKIT_REPO_URL", url)
+        monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        conf = runpy.run_path(str(ROOT / "conf.py"))
+        assert ("html_baseurl" in conf) is bool(url)
+        assert ("sphinx_sitemap" in conf["extensions"]) is bool(url)
+        assert ("edit_page_url_template" in conf["html_context"]) is bool(url)
+
+
+def test_ci_runs_what_the_readme_says():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    set_up = "python3 -m venv .venv && . .venv/bin/activate && pip install "
+    for target in ("docs", "tests"):
+        assert f"{set_up}nox && nox -s {target}\n" in readme
+        assert f"nox -s {target}\n" in ci
+    assert set_up in ci
+
+
+def test_noxfile_offers_the_promised_targets():
+    listed = (ROOT / "noxfile.py").read_text(encoding="utf-8")
+    for target in ("docs", "docs-live", "tests", "lint", "types", "site", "record", "bench"):
+        assert f"def {target.replace('-', '_')}(session" in listed
+
+
+def test_readme_names_no_address():
+    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
+        text = (ROOT / name).read_text(encoding="utf-8")
+        assert "http://" not in text, name
+        assert "https://" not in text, name
+
+
+def test_markdown_pages_hold_no_typed_measurement():
+    """The landing page's figures are references: a unit after a literal number would be a typed one."""
+    prose = re.sub(r"```.*?```", "", (ROOT / "docs" / "index.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert not re.findall(r"(?<![`\w.])\d[\d.,]*\s?(?:ms|µs|us|%|GB|TB)", prose)

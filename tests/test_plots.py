@@ -1,0 +1,208 @@
+"""Figures: nothing lost, nothing parsed, readable on light and on dark pages."""
+
+from __future__ import annotations
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.collections import PolyCollection
+from matplotlib.colors import to_rgb
+
+from nsightkit import plots
+from nsightkit.plots import _style, _timeline
+from nsightkit.trace.model import Trace
+
+HOSTILE = "void f<$\\frac{1}$>(\x1b[31m 加载 $x^{$\n<script>"
+
+
+@pytest.fixture(autouse=True)
+def _closed():
+    yield
+    plt.close("all")
+
+
+@pytest.fixture
+def gaps():
+    return pd.DataFrame(
+        {
+            "cause": ["synchronization", HOSTILE, "input-pipeline"],
+            "count": [4, 1, 9],
+            "total_ns": [2_000_000, 1_000, 40_000_000],
+            "share_of_span": [0.02, 0.00001, 0.4],
+        }
+    )
+
+
+@pytest.fixture
+def kernels():
+    n = 20
+    total = np.arange(n, 0, -1) * 1_000_000
+    return pd.DataFrame(
+        {
+            "name": [HOSTILE, *(f"kernel_{i}" for i in range(1, n))],
+            "category": (["GEMM", "softmax", HOSTILE, "other"] * n)[:n],
+            "count": np.arange(n) + 1,
+            "total_ns": total,
+            "share": total / total.sum(),
+        }
+    )
+
+
+def _trace(n_kernels=100):
+    rng = np.random.default_rng(3)
+    start = np.sort(rng.integers(0, 10_000_000, n_kernels))
+    kernels = pd.DataFrame(
+        {"start_ns": start, "end_ns": start + rng.integers(1, 3000, n_kernels), "stream": rng.integers(7, 9, n_kernels)}
+    )
+    memops = pd.DataFrame({"start_ns": [0], "end_ns": [500_000], "stream": [13]})
+    ranges = pd.DataFrame(
+        {
+            "start_ns": [0, 0, 5_000_000],
+            "end_ns": [10_000_000, 5_000_000, 9_000_000],
+            "thread": 5,
+            "name": ["step", HOSTILE, "backward"],
+            "kind": "pushpop",
+            "level": [0, 1, 1],
+            "parent": [-1, 0, 0],
+        }
+    )
+    return Trace.from_frames({"kernels": kernels, "memops": memops, "ranges": ranges})
+
+
+def _draw(figure):
+    figure.canvas.draw()
+    return [t.get_text() for t in figure.findobj(mpl.text.Text)]
+
+
+def _luminance(colour):
+    c = np.array(to_rgb(colour))
+    return float(np.dot([0.2126, 0.7152, 0.0722], np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4)))
+
+
+@pytest.mark.parametrize("page", ["#ffffff", "#14181e"])
+@pytest.mark.parametrize(
+    "colour", sorted({v for k, v in vars(_style).items() if k.isupper() and isinstance(v, str) and v[0] == "#"})
+)
+def test_colours_stand_out_from_light_and_dark_pages(colour, page):
+    light, dark = sorted([_luminance(colour), _luminance(page)], reverse=True)
+    assert (light + 0.05) / (dark + 0.05) >= 3  # WCAG 1.4.11, graphical objects
+
+
+def test_gap_bars_draw_every_cause(gaps):
+    figure = plots.gap_bars(gaps)
+    _draw(figure)
+    axes = figure.axes[0]
+    assert [bar.get_width() for bar in axes.patches] == [40, 2, 0.001]
+    assert axes.get_xlabel() == "idle time (ms)"
+    assert "input-pipeline 40.0 ms · 40.0% of span" in figure.get_label()
+
+
+def test_kernel_bars_lose_no_time(kernels):
+    figure = plots.kernel_bars(kernels, top=5)
+    texts = _draw(figure)
+    widths = [bar.get_width() for bar in figure.axes[0].patches]
+    assert len(widths) == 6
+    assert sum(widths) * 1e6 == pytest.approx(kernels["total_ns"].sum())
+    assert "15 others" in texts
+
+
+def test_before_after_aligns_rows_by_name(gaps):
+    after = gaps.iloc[[2]].assign(total_ns=7_000_000)
+    figure = plots.before_after(gaps, after, labels=("a", "b"))
+    _draw(figure)
+    axes = figure.axes[0]
+    before_bars, after_bars = (c for c in axes.containers if hasattr(c, "patches"))
+    assert [b.get_width() for b in before_bars] == [40, 2, 0.001]
+    assert [b.get_width() for b in after_bars] == [7, 0, 0]
+    assert "input-pipeline 40.0 ms then 7.00 ms" in figure.get_label()
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [{"a": [1e6, 2e6, 9e6], "b": [1e6]}, pd.DataFrame({"wall_ns": [1e6, 2e6, 9e6]})],
+    ids=["mapping", "frame"],
+)
+def test_step_times_draw_every_sample(samples):
+    figure = plots.step_times(samples)
+    _draw(figure)
+    points = figure.axes[0].lines[0]
+    np.testing.assert_array_equal(points.get_ydata(), [1, 2, 9])
+    assert "median 2.00 ms" in figure.get_label()
+
+
+@pytest.mark.parametrize("figure", ["gap_bars", "kernel_bars", "before_after", "timeline", "step_times"])
+def test_hostile_names_are_drawn_as_text(figure, gaps, kernels):
+    made = {
+        "gap_bars": lambda: plots.gap_bars(gaps, title=HOSTILE),
+        "kernel_bars": lambda: plots.kernel_bars(kernels, title=HOSTILE),
+        "before_after": lambda: plots.before_after(gaps, gaps, labels=(HOSTILE, HOSTILE), title=HOSTILE),
+        "timeline": lambda: plots.timeline(_trace(), title=HOSTILE),
+        "step_times": lambda: plots.step_times({HOSTILE: [1.0, 2.0]}, title=HOSTILE),
+    }[figure]()
+    assert "\n" not in "".join(_draw(made))  # and neither mathtext nor a missing glyph raised
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: plots.gap_bars(pd.DataFrame(columns=["cause", "count", "total_ns", "share_of_span"])),
+        lambda: plots.kernel_bars(pd.DataFrame(columns=["name", "category", "count", "total_ns", "share"])),
+        lambda: plots.before_after(*2 * [pd.DataFrame(columns=["cause", "total_ns"])]),
+        lambda: plots.step_times(pd.DataFrame(columns=["wall_ns", "busy_ns"])),
+        lambda: plots.timeline(Trace.from_frames({})),
+    ],
+    ids=["gap_bars", "kernel_bars", "before_after", "step_times", "timeline"],
+)
+def test_nothing_to_draw_is_said(make):
+    figure = make()
+    _draw(figure)
+    assert figure.get_label()
+    assert any("no" in t.get_text() for t in figure.axes[0].texts)
+
+
+def test_timeline_has_a_lane_a_stream_and_a_level():
+    figure = plots.timeline(_trace())
+    _draw(figure)
+    labels = [t.get_text() for t in figure.axes[0].get_yticklabels()]
+    assert labels == ["CPU thread 5", "", "GPU stream 7", "GPU stream 8", "GPU stream 13"]
+
+
+def test_timeline_draws_only_the_window():
+    figure = plots.timeline(_trace(), start_ns=2_000_000, end_ns=4_000_000)
+    _draw(figure)
+    assert figure.axes[0].get_xlim() == (0, 2)
+    for collection in figure.axes[0].collections:
+        corners = np.concatenate([p.vertices[:, 0] for p in collection.get_paths()])
+        assert corners.min() >= 0
+
+
+def test_timeline_of_a_big_trace_draws_few_shapes():
+    figure = plots.timeline(_trace(300_000))
+    _draw(figure)
+    shapes = sum(len(c.get_paths()) for c in figure.axes[0].collections if isinstance(c, PolyCollection))
+    assert shapes < 5000
+
+
+def test_coverage_counts_overlaps_once():
+    rng = np.random.default_rng(1)
+    start = rng.integers(0, 90_000, 5000).astype(float)
+    end = start + rng.integers(0, 60, 5000)
+    ticks = np.zeros(_timeline._COLUMNS * 60, bool)  # one a unit of time
+    for s, e in zip(start.astype(int), end.astype(int), strict=True):
+        ticks[s:e] = True
+    expected = ticks.reshape(_timeline._COLUMNS, -1).mean(axis=1)
+    np.testing.assert_allclose(_timeline._coverage(start, end, float(len(ticks))), expected, atol=1e-9)
+
+
+def test_inputs_are_left_alone(gaps, kernels):
+    before = gaps.copy(), kernels.copy()
+    plots.gap_bars(gaps)
+    plots.kernel_bars(kernels)
+    plots.before_after(gaps, gaps)
+    pd.testing.assert_frame_equal(gaps, before[0])
+    pd.testing.assert_frame_equal(kernels, before[1])
