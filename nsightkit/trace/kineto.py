@@ -16,7 +16,6 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, BinaryIO, Self, TypeVar
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
@@ -24,8 +23,13 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 
 from nsightkit.errors import TraceError
-from nsightkit.trace.model import TABLES, FrameSource, Gpu, Source, TraceMeta, complete
+from nsightkit.trace.model import TABLES, FrameSource, Gpu, Source, TraceMeta, categorical, complete
 from nsightkit.trace.nesting import nesting
+
+try:
+    import msgspec
+except ImportError:  # a dependency, but not on the bare machines where recordings are made
+    from nsightkit.trace import _plain_msgspec as msgspec  # type: ignore[no-redef]
 
 __all__ = ["decode", "open_kineto", "short_kernel_name"]
 
@@ -225,21 +229,18 @@ def _decode(path: str | os.PathLike[str]) -> _Tables:
         pass
     # Not JSON, or not sliceable: one piece then, and if need be mended.
     with _bytes_of(path) as stream:
-        text = _all_of(stream)
+        text, bare = _all_of(stream)
     try:
         return _tables(path, [text])
     except _BadJson as error:
-        if not _EVENTS.search(text) and not text.startswith(b"["):
+        if not _EVENTS.search(text):
             raise TraceError(path, f"is no PyTorch profiler trace ({error})", _REMEDY) from error
         try:
-            tables = _tables(path, [_mended(text)])
+            tables = _tables(path, [_mended(text, bare)])
         except _BadJson as still:
-            problem = f"holds broken JSON ({still}); it was probably truncated"
-            raise TraceError(path, problem, _AGAIN) from still
+            raise TraceError(path, f"holds broken JSON ({still})", _AGAIN) from still
         tables.notes.append(f"The JSON was malformed and was repaired ({error}).")
         return tables
-    except gzip.BadGzipFile as error:  # pragma: no cover - the stream is read above
-        raise TraceError(path, "is damaged", _AGAIN) from error
 
 
 def _bytes_of(path: str | os.PathLike[str]) -> _Stream:
@@ -270,11 +271,12 @@ class _Stream:
             raise TraceError(self._path, f"is a damaged gzip file ({error})", _AGAIN) from error
 
 
-def _all_of(stream: _Stream) -> bytes:
+def _all_of(stream: _Stream) -> tuple[bytes, bool]:
+    """Read the file as one document; also whether it was a bare list of events."""
     text = stream.read().removeprefix(b"\xef\xbb\xbf").strip()
     if text.startswith(b"["):
-        return b'{"traceEvents":' + text + b"}"
-    return text
+        return _OPEN + text[1:] + b"}", True
+    return text, False
 
 
 def _slices(stream: _Stream) -> Iterator[bytes]:
@@ -314,7 +316,7 @@ def _last_cut(text: bytes, window: int = 1 << 16) -> tuple[int, int] | None:
     return None
 
 
-def _mended(text: bytes) -> bytes:
+def _mended(text: bytes, bare: bool) -> bytes:
     """JSON made of what profilers have been seen to write instead of it."""
     text = text.decode("utf-8", "replace").encode()
     # Control characters may stand in no string; outside they are white space at best.
@@ -322,14 +324,16 @@ def _mended(text: bytes) -> bytes:
     text = re.sub(rb'\\(?:(["\\/bfnrt])|u([0-9a-fA-F]{4}))|\\', _mended_escape, text)
     text = re.sub(rb"(?<=:)(\s*)-?(?:nan|inf(?:inity)?)\b", rb"\1null", text, flags=re.IGNORECASE)
     text = re.sub(rb",(?=\s*[\]}])", b"", text)
-    if text.startswith(b'{"traceEvents":[') and text.endswith(b",}"):
-        text = text[:-2] + b"]}"  # a bare list may lack its end
+    if bare and not text.endswith(b"]}"):
+        text = text[:-1].rstrip(b" ,") + b"]}"  # such a list may lack its end
     try:
         msgspec.json.decode(text, type=_RawDocument)
+    except RecursionError:
+        return text
     except msgspec.DecodeError as error:
         trailing = re.search(r"trailing characters \(byte (\d+)\)", str(error))
         if trailing:
-            return text[: int(trailing[1])]
+            return text[: int(trailing[1]) - 1]
     return text
 
 
@@ -358,11 +362,13 @@ def _tables(path: str | os.PathLike[str], documents: Iterable[bytes]) -> _Tables
     try:
         for text in documents:
             tables.add(text)
+    except msgspec.ValidationError as error:
+        raise TraceError(path, f"is JSON, but no Chrome trace ({error})", _REMEDY) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _BadJson(str(error)) from error
     if not tables.has_events:
         raise TraceError(path, "is JSON, but no Chrome trace (it has no traceEvents)", _REMEDY)
-    if tables.seen and not tables.phased:
+    if not tables.phased and (tables.seen or all(h.schema is None for h in tables.heads)):
         raise TraceError(path, "is JSON, but its traceEvents are no trace events", _REMEDY)
     return tables
 
@@ -875,8 +881,7 @@ def _category(codes: _Ints, labels: Sequence[Any]) -> pd.Categorical:
     used, codes = np.unique(codes, return_inverse=True)
     merged = _Codes()
     renumber = merged.of(str(labels[i]) for i in used.tolist())
-    smallest: npt.DTypeLike = np.min_scalar_type(-max(len(merged), 1))
-    return pd.Categorical.from_codes(renumber[codes].astype(smallest), categories=pd.Index(list(merged)))
+    return categorical(renumber[codes], list(merged))
 
 
 def _sync_kind(name: Any) -> str:
