@@ -5,6 +5,8 @@ All functions work on whole columns; none loops over events.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
@@ -118,24 +120,30 @@ def gpu_intervals(trace: Trace) -> pd.DataFrame:
         Columns ``device``, ``start_ns``, ``end_ns``, ``table`` (index into ``GPU_TABLES``), ``row`` (row in that
         table), ordered by device, then start.
     """
-    frames = [trace.table(t, ["device", "start_ns", "end_ns"]) for t in GPU_TABLES]
-    device = np.concatenate([f["device"].to_numpy() for f in frames])
-    start = np.concatenate([f["start_ns"].to_numpy() for f in frames])
-    end = np.concatenate([f["end_ns"].to_numpy() for f in frames])
-    table = np.repeat(np.arange(len(frames), dtype=np.int8), [len(f) for f in frames])
-    row = np.concatenate([np.arange(len(f), dtype=np.int32) for f in frames])
-    if (device != device[:1]).any():
+    trace.prefetch({t: ["device", "start_ns", "end_ns"] for t in GPU_TABLES})
+    parts: list[dict[str, npt.NDArray[Any]]] = []
+    for number, name in enumerate(GPU_TABLES):
+        frame = trace.table(name, ["device", "start_ns", "end_ns"])
+        if len(frame):
+            columns = {c: frame[c].to_numpy() for c in frame.columns}
+            n = len(frame)
+            parts.append({**columns, "table": np.full(n, number, np.int8), "row": np.arange(n, dtype=np.int32)})
+    if not parts:
+        dtypes = {"device": np.int32, "start_ns": np.int64, "end_ns": np.int64, "table": np.int8, "row": np.int32}
+        return pd.DataFrame({c: np.empty(0, t) for c, t in dtypes.items()})
+    ops = parts[0] if len(parts) == 1 else {c: np.concatenate([p[c] for p in parts]) for c in parts[0]}
+    device, start = ops["device"], ops["start_ns"]
+    order = None
+    if len(start) > 1 and (start[1:] < start[:-1]).any():
+        order = np.argsort(start, kind="stable")
+    if (device != device[0]).any():
         # Two stable sorts, the last by the leading key; lexsort cannot use the order that is already there.
-        order = np.argsort(start, kind="stable")
-        order = order[np.argsort(device[order], kind="stable")]
-    elif len(start) > 1 and (start[1:] < start[:-1]).any():
-        order = np.argsort(start, kind="stable")
-    else:
-        order = None
-    columns = {"device": device, "start_ns": start, "end_ns": end, "table": table, "row": row}
+        by_device = np.argsort(device if order is None else device[order], kind="stable")
+        order = by_device if order is None else order[by_device]
     if order is not None:
-        columns = {k: v[order] for k, v in columns.items()}
-    return pd.DataFrame(columns, copy=False)
+        for column in ops:
+            ops[column] = ops[column][order]
+    return pd.DataFrame(ops, copy=False)
 
 
 def _device_slices(device: npt.NDArray[np.int32]) -> list[tuple[int, slice]]:
@@ -236,52 +244,75 @@ def launch_of(trace: Trace, process: npt.ArrayLike, correlation: npt.ArrayLike) 
     """
     wanted_process = np.asarray(process, np.int64)
     wanted = np.asarray(correlation, np.int64)
-    result = np.full(len(wanted), -1, np.int64)
     whole = trace.whole
     if not len(wanted) or not whole.size("calls"):
+        return np.full(len(wanted), -1, np.int64)
+    if "launches" not in whole.memo:
+        whole.memo["launches"] = _Launches(whole)
+    launches: _Launches = whole.memo["launches"]
+    return launches.of(wanted_process, wanted)
+
+
+class _Launches:
+    """The outermost call with each correlation id, a table a process."""
+
+    def __init__(self, whole: Trace) -> None:
+        calls = whole.table("calls", ["thread", "correlation"])
+        process, correlation = calls["thread"].to_numpy() >> 24, calls["correlation"].to_numpy()
+        self._of: dict[int, _ById] = {}
+        for one in pd.unique(process).tolist():
+            mine = process == one
+            if mine.all():
+                self._of[one] = _ById(whole, None, correlation)
+            else:
+                rows = np.flatnonzero(mine)
+                self._of[one] = _ById(whole, rows, correlation[rows])
+
+    def of(self, process: Int, correlation: Int) -> Int:
+        if len(self._of) == 1:
+            [(one, ids)] = self._of.items()
+            return np.where(process == one, ids.rows(correlation), -1)
+        result = np.full(len(process), -1, np.int64)
+        for one, ids in self._of.items():
+            mine = np.flatnonzero(process == one)
+            result[mine] = ids.rows(correlation[mine])
         return result
-    calls = whole.table("calls", ["thread", "correlation"])
-    call_process = calls["thread"].to_numpy() >> 24
-    call_correlation = calls["correlation"].to_numpy()
-    for one in _distinct(wanted_process):
-        mine = call_process == one
-        rows = np.arange(len(mine)) if mine.all() else np.flatnonzero(mine)
-        if not len(rows):
-            continue
-        asked = np.flatnonzero((wanted_process == one) & (wanted != 0))
-        found = _lookup(whole, rows, call_correlation if len(rows) == len(mine) else call_correlation[rows], wanted[asked])
-        result[asked] = found
-    return result
 
 
-def _distinct(values: Int) -> list[int]:
-    if not len(values):
-        return []
-    if (values == values[0]).all():
-        return [int(values[0])]
-    return [int(v) for v in pd.unique(values)]
+class _ById:
+    """Rows of the calls of one process by correlation id."""
 
+    def __init__(self, whole: Trace, rows: Index | None, ids: Int) -> None:
+        low, high = int(ids.min()), int(ids.max())
+        self._ids: Int | None = None
+        if high - low > 8 * len(ids) + 1_000_000:
+            # Too sparse for a table: number the ids first.
+            self._ids = np.unique(ids)
+            ids = np.searchsorted(self._ids, ids)
+            low, high = 0, len(self._ids) - 1
+        self._low = low
+        place = ids - low
+        row = np.arange(len(ids), dtype=np.int32) if rows is None else rows.astype(np.int32)
+        self._row = np.full(high - low + 1, -1, np.int32)
+        self._row[place] = row
+        twin = np.flatnonzero(self._row[place] != row)
+        if len(twin):
+            shared = np.zeros(len(self._row), bool)
+            shared[place[twin]] = True
+            among = np.flatnonzero(shared[place])
+            calls = whole.table("calls", ["start_ns", "end_ns"])
+            start, end = (calls[c].to_numpy()[row[among]] for c in ("start_ns", "end_ns"))
+            inner_first = among[np.lexsort((end, -start))]  # written last wins: earliest start, then latest end
+            self._row[place[inner_first]] = row[inner_first]
 
-def _lookup(whole: Trace, rows: Index, keys: Int, asked: Int) -> Int:
-    """Row of the outermost call with each asked correlation id, among the calls `rows` with ids `keys`; -1 for none."""
-    low, high = int(keys.min()), int(keys.max())
-    if high - low > 8 * len(keys) + 1_000_000:
-        # Ids too sparse for a table: compress them first.
-        distinct = np.unique(keys)
-        at = np.searchsorted(distinct, asked)
-        at[at == len(distinct)] = 0
-        known = distinct[at] == asked
-        asked = np.where(known, at, -1)
-        keys, low, high = np.searchsorted(distinct, keys), 0, len(distinct) - 1
-    table = np.full(high - low + 1, -1, np.int64)
-    table[keys - low] = rows
-    twin = np.flatnonzero(table[keys - low] != rows)
-    if len(twin):
-        shared = np.isin(keys, np.unique(keys[twin]))
-        among = rows[shared]
-        calls = whole.table("calls", ["start_ns", "end_ns"])
-        start, end = calls["start_ns"].to_numpy()[among], calls["end_ns"].to_numpy()[among]
-        inner_first = np.lexsort((end, -start))  # written last wins: the earliest start, then the latest end
-        table[keys[shared][inner_first] - low] = among[inner_first]
-    inside = (asked >= low) & (asked <= high)
-    return np.where(inside, table[np.where(inside, asked - low, 0)], -1)
+    def rows(self, asked: Int) -> Int:
+        known = asked != 0
+        if self._ids is not None:
+            at = np.minimum(np.searchsorted(self._ids, asked), len(self._ids) - 1)
+            known &= self._ids[at] == asked
+            asked = at
+        place = asked - self._low
+        known &= (place >= 0) & (place < len(self._row))
+        if known.all():
+            return self._row[place].astype(np.int64)
+        return np.where(known, self._row[np.where(known, place, 0)], -1)

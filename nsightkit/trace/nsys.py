@@ -21,6 +21,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.errors import TraceError
+from nsightkit.trace import sqlite_pages
 from nsightkit.trace.model import TABLES, Gpu, Source, TraceMeta, categorical, complete
 
 __all__ = ["open_parquetdir", "open_sqlite"]
@@ -105,7 +106,7 @@ class _Tables(Protocol):
         ...
 
 
-_NULL = np.iinfo(np.int64).min
+_NULL = sqlite_pages.NULL
 
 
 def _decode(raw: Any) -> str:
@@ -154,15 +155,16 @@ class _Sqlite:
 
     @contextlib.contextmanager
     def _guard(self) -> Iterator[None]:
-        import adbc_driver_manager
-        import pyarrow as pa
-
         try:
             yield
-        except (sqlite3.Error, adbc_driver_manager.Error, pa.ArrowException, OverflowError) as error:
+        except Exception as error:
+            if not isinstance(error, sqlite3.Error | OverflowError) and not _of_driver(error):
+                raise
             detail = " ".join(str(error).split())[:160]
             raise TraceError(
-                self.path, f"is damaged or no Nsight Systems export ({detail})", "export it again with nsys export --type sqlite"
+                self.path,
+                f"is damaged or no Nsight Systems export ({detail})",
+                "export it again with nsys export --type sqlite",
             ) from error
 
     def tables(self) -> set[str]:
@@ -201,7 +203,30 @@ class _Sqlite:
         bound = self.path.stat().st_size // 4  # no row takes less
         return int(top) if 0 <= top <= bound else self.size(table)
 
-    def integers(self, table: str, columns: Sequence[str], kinds: Sequence[int] | None = None) -> dict[str, Array]:
+    def integers(
+        self, table: str, columns: Sequence[str], kinds: Sequence[int] | None = None
+    ) -> dict[str, Array]:
+        names = self._columns[table]
+        filtered = (names.index("eventType"), kinds) if kinds is not None else None
+        try:
+            found = sqlite_pages.integer_columns(self.path, self._root(table), [names.index(c) for c in columns], filtered)
+            return dict(zip(columns, found, strict=True))
+        except (sqlite_pages.Unusual, IndexError, ValueError, OverflowError):
+            return self._integers_by_query(table, columns, kinds)
+
+    def _root(self, table: str) -> int:
+        """Root page of a plain table whose columns all stand in its records."""
+        with self._guard(), self._connect() as connection:
+            query = "SELECT rootpage FROM sqlite_master WHERE type = 'table' AND name = ?"
+            row = connection.execute(query, (table,)).fetchone()
+            aliases_rowid = any(r[5] for r in connection.execute(f"PRAGMA table_info({_quoted(table)})"))
+        if row is None or not row[0] or aliases_rowid:
+            raise sqlite_pages.Unusual("no plain table")
+        return int(row[0])
+
+    def _integers_by_query(
+        self, table: str, columns: Sequence[str], kinds: Sequence[int] | None
+    ) -> dict[str, Array]:
         with self._guard():
             capacity = self._capacity(table)
             out = [np.empty(capacity, np.int64) for _ in columns]
@@ -256,6 +281,11 @@ class _Sqlite:
         return [{n: _decode(v) if isinstance(v, bytes) else v for n, v in zip(names, row, strict=True)} for row in rows]
 
 
+def _of_driver(error: Exception) -> bool:
+    """Whether ADBC or Arrow raised it; neither is imported to find out."""
+    return any(base.__module__.split(".")[0] in ("adbc_driver_manager", "pyarrow") for base in type(error).__mro__)
+
+
 def _quoted(identifier: str) -> str:
     return '"' + identifier.replace('"', '""') + '"'
 
@@ -292,7 +322,9 @@ class _ParquetDir:
         except (pa.ArrowException, OSError, KeyError) as error:
             detail = " ".join(str(error).split())[:160]
             raise TraceError(
-                self._files.get(table, self.path), f"is no readable Parquet table ({detail})", "export it again with nsys export --type parquetdir"
+                self._files.get(table, self.path),
+                f"is no readable Parquet table ({detail})",
+                "export it again with nsys export --type parquetdir",
             ) from error
 
     def _read(self, table: str, columns: Sequence[str] | None, kinds: Sequence[int] | None = None) -> Any:
@@ -376,13 +408,26 @@ class NsysSource:
     def __init__(self, tables: _Tables) -> None:
         self._tables = tables
         present = tables.tables()
-        known = {t for backing in _BACKING.values() for t in backing} | {"StringIds", "ANALYSIS_DETAILS", "META_DATA_EXPORT", "EXPORT_META_DATA"}
+        known = {t for backing in _BACKING.values() for t in backing} | {
+            "StringIds",
+            "ANALYSIS_DETAILS",
+            "META_DATA_EXPORT",
+            "EXPORT_META_DATA",
+        }
         if not present & known:
-            raise TraceError(tables.path, "is a database, but no Nsight Systems export", "export the report with nsys export --type sqlite")
+            raise TraceError(
+                tables.path,
+                "is a database, but no Nsight Systems export",
+                "export the report with nsys export --type sqlite",
+            )
         for table in present & known:
             missing = {"start"} - set(tables.columns(table)) if table in (*_CUDA, _NVTX, _OSRT) else set()
             if missing:
-                raise TraceError(tables.path, f"has a table {table} without the column start", "export the report again with nsys export --type sqlite")
+                raise TraceError(
+                    tables.path,
+                    f"has a table {table} without the column start",
+                    "export the report again with nsys export --type sqlite",
+                )
         self._gpu_of = self._device_map()
         self._first: dict[str, int | None] = {}
         self.meta = self._read_meta()
@@ -500,7 +545,9 @@ class NsysSource:
             elif column == "open":
                 out[column] = is_open
             elif column == "kind":
-                out[column] = _categorical(np.isin(raw["eventType"], _START_END).astype(np.int8), ["pushpop", "startend"])
+                out[column] = _categorical(
+                    np.isin(raw["eventType"], _START_END).astype(np.int8), ["pushpop", "startend"]
+                )
             elif column == "domain":
                 out[column] = self._domains(raw, n)
             elif column == "name":
@@ -565,7 +612,9 @@ class NsysSource:
     def _read_meta(self) -> TraceMeta:
         tables = self._tables
         present = tables.tables()
-        export = {r.get("name"): r.get("value") for t in ("META_DATA_EXPORT", "EXPORT_META_DATA") for r in tables.records(t)}
+        export = {
+            r.get("name"): r.get("value") for t in ("META_DATA_EXPORT", "EXPORT_META_DATA") for r in tables.records(t)
+        }
         capture = tables.records("META_DATA_CAPTURE")
         asked = {r.get("value") for r in capture if r.get("name") == "CAPTURE_EVENT_TYPE"}
         missing = ["ops"]
@@ -587,7 +636,9 @@ class NsysSource:
             driver=str(environment["NvDriverVersion"]) if environment.get("NvDriverVersion") else None,
             gpus=self._gpus(),
             missing=[t for t in TABLES if t in missing],
-            window_ns=(min(int(r["startTime"]) for r in details), max(int(r["stopTime"]) for r in details)) if details else None,
+            window_ns=(min(int(r["startTime"]) for r in details), max(int(r["stopTime"]) for r in details))
+            if details
+            else None,
             thread_names=self._thread_names(),
         )
 
@@ -606,19 +657,24 @@ class NsysSource:
         return [rows[k] for k in sorted(rows)]
 
     def _thread_names(self) -> dict[int, str]:
-        rows = [r for r in self._tables.records("ThreadNames") if isinstance(r.get("globalTid"), int) and isinstance(r.get("nameId"), int)]
+        rows = [
+            r
+            for r in self._tables.records("ThreadNames")
+            if isinstance(r.get("globalTid"), int) and isinstance(r.get("nameId"), int)
+        ]
         texts = self._tables.strings(np.array([r["nameId"] for r in rows], np.int64))
         return {int(r["globalTid"]) & 0xFFFF_FFFF_FFFF: t for r, t in zip(rows, texts, strict=True)}
 
 
 def _categorical(codes: Array, texts: Sequence[str]) -> pd.Categorical:
     """A categorical whose texts may repeat; equal ones become one category, unused ones go."""
-    place, distinct = pd.factorize(np.array(texts, dtype=object)) if len(texts) else (np.empty(0, np.intp), [])
-    codes = place[codes] if len(place) else codes
-    used = np.zeros(len(distinct), bool)
+    used = np.zeros(len(texts), bool)
     used[codes] = True
-    renumber = np.cumsum(used) - 1
-    return categorical(renumber[codes], [str(d) for d, u in zip(distinct, used, strict=True) if u])
+    if used.all() and len(set(texts)) == len(texts):
+        return categorical(codes, texts)
+    place: dict[str, int] = {}
+    renumber = np.array([place.setdefault(t, len(place)) if u else 0 for t, u in zip(texts, used, strict=True)], np.int32)
+    return categorical(renumber[codes] if len(renumber) else codes, list(place))
 
 
 class _Plan:
@@ -657,7 +713,11 @@ def _named(column: str, clean: Callable[[str], str] | None = None) -> _Plan:
 def _enum(column: str, labels: list[str], otherwise: int) -> _Plan:
     def make(_source: NsysSource, _name: str, raw: Mapping[str, Array], n: int) -> pd.Categorical:
         values = raw.get(column)
-        codes = np.full(n, otherwise, np.int64) if values is None else np.where((values >= 0) & (values < len(labels)), values, otherwise)
+        codes = (
+            np.full(n, otherwise, np.int64)
+            if values is None
+            else np.where((values >= 0) & (values < len(labels)), values, otherwise)
+        )
         return _categorical(codes, labels)
 
     return _Plan(column, make=make)
@@ -688,12 +748,31 @@ def _op_kind() -> _Plan:
 
 _DURATION = _Plan("start", "end", make=lambda _s, _t, raw, _n: raw["end"] - raw["start"])
 _START, _END = _copy("start"), _copy("end")
-_DEVICE = _Plan("deviceId", "globalPid", make=lambda s, _t, raw, n: s.devices(raw.get("deviceId", np.zeros(n, np.int64)), raw.get("globalPid")))
-_PID = _Plan("globalPid", make=lambda _s, _t, raw, n: _process_of(raw["globalPid"]) if "globalPid" in raw else np.zeros(n, np.int64))
-_TID = _Plan("globalTid", make=lambda _s, _t, raw, n: _thread_of(raw["globalTid"]) if "globalTid" in raw else np.zeros(n, np.int64))
-_TID_PID = _Plan("globalTid", make=lambda _s, _t, raw, n: _process_of(raw["globalTid"]) if "globalTid" in raw else np.zeros(n, np.int64))
+_DEVICE = _Plan(
+    "deviceId",
+    "globalPid",
+    make=lambda s, _t, raw, n: s.devices(raw.get("deviceId", np.zeros(n, np.int64)), raw.get("globalPid")),
+)
+_PID = _Plan(
+    "globalPid",
+    make=lambda _s, _t, raw, n: _process_of(raw["globalPid"]) if "globalPid" in raw else np.zeros(n, np.int64),
+)
+_TID = _Plan(
+    "globalTid",
+    make=lambda _s, _t, raw, n: _thread_of(raw["globalTid"]) if "globalTid" in raw else np.zeros(n, np.int64),
+)
+_TID_PID = _Plan(
+    "globalTid",
+    make=lambda _s, _t, raw, n: _process_of(raw["globalTid"]) if "globalTid" in raw else np.zeros(n, np.int64),
+)
 _TIMES = {"start_ns": _START, "end_ns": _END, "duration_ns": _DURATION}
-_GPU_ROW = {**_TIMES, "device": _DEVICE, "stream": _copy("streamId"), "process": _PID, "correlation": _copy("correlationId")}
+_GPU_ROW = {
+    **_TIMES,
+    "device": _DEVICE,
+    "stream": _copy("streamId"),
+    "process": _PID,
+    "correlation": _copy("correlationId"),
+}
 _CPU_ROW = {**_TIMES, "process": _TID_PID, "thread": _TID}
 
 _PLANS: dict[str, dict[str, _Plan]] = {
@@ -716,7 +795,11 @@ _PLANS: dict[str, dict[str, _Plan]] = {
         "graph_node": _copy("graphNodeId"),
     },
     "graphs": {**_GPU_ROW, "graph_id": _copy("graphId")},
-    "calls": {**_CPU_ROW, "correlation": _copy("correlationId"), "name": _named("nameId", lambda t: _CALL_VERSION.sub("", t))},
+    "calls": {
+        **_CPU_ROW,
+        "correlation": _copy("correlationId"),
+        "name": _named("nameId", lambda t: _CALL_VERSION.sub("", t)),
+    },
     "syncs": {**_GPU_ROW, "kind": _enum("syncType", _SYNC_KINDS, 0)},
     "os_calls": {**_CPU_ROW, "name": _named("nameId")},
     "overhead": {**_CPU_ROW, "name": _named("nameId")},

@@ -72,7 +72,11 @@ def _open(path: Path, cache: bool) -> Source:
 
         return nsys.open_sqlite(nsys_tool.exported(path), cache=cache)
     if path.suffix in (".qdrep", ".qdstrm"):
-        raise TraceError(path, "is an unfinished or old Nsight Systems report", "open it once in the nsys GUI or run its importer to get a .nsys-rep")
+        raise TraceError(
+            path,
+            "is an unfinished or old Nsight Systems report",
+            "open it once in the nsys GUI or run its importer to get a .nsys-rep",
+        )
     if path.suffix == ".ncu-rep":
         raise TraceError(path, "is an Nsight Compute report, which has no timeline", f"give {_SOURCES}")
     raise TraceError(path, "is no trace that nsightkit knows", f"give {_SOURCES}")

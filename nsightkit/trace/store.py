@@ -159,7 +159,12 @@ def write(trace: Trace, folder: str | os.PathLike[str]) -> None:
                 if isinstance(frame[column].dtype, pd.CategoricalDtype):
                     frame[column] = frame[column].cat.remove_unused_categories()
             _write_parquet(frame, draft / f"{table}.parquet", "zstd")
-        index = {"format": _FORMAT, "kind": "nsightkit trace", "first_ns": trace.t0_ns, "meta": _meta_to_json(trace.meta)}
+        index = {
+            "format": _FORMAT,
+            "kind": "nsightkit trace",
+            "first_ns": trace.t0_ns,
+            "meta": _meta_to_json(trace.meta),
+        }
         (draft / _INDEX).write_text(json.dumps(index, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
@@ -191,7 +196,11 @@ class _StoreSource:
     def __init__(self, folder: Path) -> None:
         index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
         if index.get("format") != _FORMAT:
-            raise TraceError(folder, f"was written in format {index.get('format')}, this version reads {_FORMAT}", "convert the original trace again")
+            raise TraceError(
+                folder,
+                f"was written in format {index.get('format')}, this version reads {_FORMAT}",
+                "convert the original trace again",
+            )
         self._folder = folder
         self._first = int(index.get("first_ns", 0))
         try:
@@ -210,7 +219,9 @@ class _StoreSource:
             yield
         except (pa.ArrowException, OSError, ValueError) as error:
             detail = " ".join(str(error).split())[:160]
-            raise TraceError(self._file(table), f"is no readable Parquet table ({detail})", "convert the original trace again") from error
+            raise TraceError(
+                self._file(table), f"is no readable Parquet table ({detail})", "convert the original trace again"
+            ) from error
 
     def read(self, table: str, columns: Sequence[str]) -> pd.DataFrame:
         """See :class:`~nsightkit.trace.model.Source`."""
@@ -220,7 +231,11 @@ class _StoreSource:
             return FrameSource({}).read(table, columns)
         with self._guard(table):
             have = set(pq.read_schema(self._file(table)).names)
-            wanted = [c for c in TABLES[table] if c in have and (c in columns or (c in ("start_ns", "end_ns") and "duration_ns" in columns))]
+            wanted = [
+                c
+                for c in TABLES[table]
+                if c in have and (c in columns or (c in ("start_ns", "end_ns") and "duration_ns" in columns))
+            ]
             frame = complete(table, pd.DataFrame(_read_parquet(self._file(table), wanted or ["start_ns"]), copy=False))
         return FrameSource({table: frame}).read(table, columns)
 
