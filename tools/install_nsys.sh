@@ -17,6 +17,7 @@ fail() {
 command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || fail "this is no Debian machine (no apt-get)"
 [ "$(dpkg --print-architecture)" = amd64 ] || fail "only amd64 is supported, this is $(dpkg --print-architecture)"
 mkdir -p -- "$1" 2>/dev/null && dir=$(cd -- "$1" && pwd) || fail "cannot make the folder $1"
+case $dir in *[[:space:]]*) fail "nsys cannot run from a folder with blanks in its name: $dir" ;; esac
 
 # Done already, and whole: the wrapper is written last.
 if [ -x "$dir/bin/nsys" ] && timeout 60 "$dir/bin/nsys" --version; then
@@ -89,4 +90,7 @@ mkdir -p "$dir/bin"
 printf '#!/bin/sh\nexec "%s/target-linux-x64/nsys" "$@"\n' "$collector" >"$work/nsys"
 chmod +x "$work/nsys"
 timeout 60 "$work/nsys" --version || fail "nsys was unpacked to $dir and does not answer"
+# Its exit code says little: what counts is the report.
+timeout 120 "$work/nsys" profile -t osrt -s none --cpuctxsw=none -o "$work/probe" true >"$log" 2>&1 || true
+[ -s "$work/probe.nsys-rep" ] || fail "nsys was unpacked to $dir and writes no report: $(tail -n 1 "$log")"
 mv "$work/nsys" "$dir/bin/nsys"
