@@ -23,6 +23,7 @@ worker that merely waits to be handed work is not waiting for data.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import re
 from typing import Any
 
@@ -30,6 +31,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from nsightkit.analysis import intervals
 from nsightkit.analysis.intervals import Coverage, gpu_intervals, idle_gaps, launch_of
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import GPU_TABLES, Trace
@@ -97,7 +99,7 @@ def summary(trace: Trace, min_ns: int = 0, data_loading: str = DATA_LOADING) -> 
         ``cause, count, total_ns, share_of_span``, by falling ``total_ns``; the share is of the sum of the devices'
         spans. Without `min_ns` and without a filter on the trace the totals sum to the idle time.
     """
-    found, span = _decide(trace, min_ns, data_loading)
+    found, span = _found(trace, min_ns, data_loading), _span(trace)
     length = found.end - found.start
     count = np.bincount(found.cause, minlength=len(CAUSES))
     # Exact in floats up to 2**53 ns, 104 days.
@@ -124,7 +126,7 @@ def find(trace: Trace, min_ns: int = 0, data_loading: str = DATA_LOADING) -> pd.
         decided, ``launch`` (the call that ended the gap: ``name, start_ns, end_ns, thread``) and ``ended_by``
         (the operation that ended it).
     """
-    found, _ = _decide(trace, min_ns, data_loading)
+    found = _found(trace, min_ns, data_loading)
     return pd.DataFrame(
         {
             "device": found.device,
@@ -172,34 +174,38 @@ _COLUMNS = {
 _CHUNK = 200_000
 
 
-def _decide(trace: Trace, min_ns: int, data_loading: str) -> tuple[_Gaps, int]:
-    """The gaps with their causes, and the sum of the devices' spans."""
-    whole = trace.whole
+def _found(trace: Trace, min_ns: int, data_loading: str) -> _Gaps:
+    """The gaps of a trace, selected or whole, with their causes."""
+    names = [f.name for f in dataclasses.fields(_Gaps)]
+    rules = hashlib.blake2b(data_loading.encode(), digest_size=8).hexdigest()
+    frame = trace.whole.derived(f"gaps-{rules}", [__file__, intervals.__file__], lambda: _decide(trace.whole, data_loading))
+    keep = frame["end"].to_numpy() - frame["start"].to_numpy() >= min_ns
+    if trace is not trace.whole:
+        keep &= _selected(trace, frame)
+    return _Gaps(*(frame[n].to_numpy() if keep.all() else frame[n].to_numpy()[keep] for n in names))
+
+
+def _decide(whole: Trace, data_loading: str) -> pd.DataFrame:
     whole.prefetch(_COLUMNS)
     ops = gpu_intervals(whole)
-    gaps = idle_gaps(whole, ops, min_ns)
-    span = _span(ops if trace is whole else gpu_intervals(trace))
+    gaps = idle_gaps(whole, ops)
     after = gaps["after"].to_numpy()
     table, row = ops["table"].to_numpy(), ops["row"].to_numpy()
-    keep = _selected(trace, ops, after)
-    if not keep.all():
-        gaps, after = gaps[keep].reset_index(drop=True), after[keep]
     # In start order the operation before `after` is the one that the device was fed just before.
     before_table, before_row = table[after - 1], row[after - 1]
-    table, row = table[after], row[after]
     n = len(gaps)
     found = _Gaps(
         device=gaps["device"].to_numpy(),
         start=gaps["start_ns"].to_numpy(),
         end=gaps["end_ns"].to_numpy(),
-        table=table,
-        row=row,
+        table=table[after],
+        row=row[after],
         launch=np.full(n, -1, np.int32),
         cause=np.full(n, _UNDECIDED, np.int8),
         source=np.zeros(n, np.int8),
         source_row=np.full(n, -1, np.int32),
     )
-    del ops, gaps, after
+    del ops, gaps, after, table, row
     threads = _Threads(whole, data_loading)
     for low in range(0, n, _CHUNK):
         part = slice(low, low + _CHUNK)
@@ -212,34 +218,39 @@ def _decide(trace: Trace, min_ns: int, data_loading: str) -> tuple[_Gaps, int]:
             fed_by[known] = whole.table("calls", ["thread"])["thread"].to_numpy()[before[known]]
         _Judge(whole, chunk, fed_by, threads).run()
     found.cause[found.cause == _UNDECIDED] = _UNKNOWN
-    return found, span
+    return pd.DataFrame({f.name: getattr(found, f.name) for f in dataclasses.fields(_Gaps)}, copy=False)
 
 
-def _span(ops: pd.DataFrame) -> int:
-    device, start, end = (ops[c].to_numpy() for c in ("device", "start_ns", "end_ns"))
-    if not len(device):
-        return 0
-    heads = np.concatenate(([0], np.flatnonzero(device[1:] != device[:-1]) + 1))
-    return int((np.maximum.reduceat(end, heads) - start[heads]).sum())
+def _bounds(trace: Trace) -> dict[int, tuple[int, int]]:
+    """First start and last end of each device's operations."""
+    bounds: dict[int, tuple[int, int]] = {}
+    for name in GPU_TABLES:
+        frame = trace.table(name, ["device", "start_ns", "end_ns"])
+        device, start, end = (frame[c].to_numpy() for c in frame.columns)
+        for one in pd.unique(device).tolist():
+            mine = slice(None) if (device == one).all() else device == one
+            first, last = int(start[mine].min()), int(end[mine].max())
+            known = bounds.get(one, (first, last))
+            bounds[one] = (min(first, known[0]), max(last, known[1]))
+    return bounds
 
 
-def _selected(trace: Trace, ops: pd.DataFrame, after: Int) -> Bool:
+def _span(trace: Trace) -> int:
+    return sum(last - first for first, last in _bounds(trace).values())
+
+
+def _selected(trace: Trace, gaps: pd.DataFrame) -> Bool:
     """Of a filtered trace: gaps that end with a selected operation, but not with the first one of its device."""
-    keep = np.ones(len(after), bool)
-    if trace is trace.whole:
-        return keep
-    chosen = np.ones(len(ops), bool)
-    for i, name in enumerate(GPU_TABLES):
+    table, row = gaps["table"].to_numpy(), gaps["row"].to_numpy()
+    keep = np.ones(len(gaps), bool)
+    for number, name in enumerate(GPU_TABLES):
         mask = trace.mask(name)
         if mask is not None:
-            of_table = ops["table"].to_numpy() == i
-            chosen[of_table] = mask[ops["row"].to_numpy()[of_table]]
-    device = ops["device"].to_numpy()
-    where = np.flatnonzero(chosen)
-    if not len(where):
-        return np.zeros(len(after), bool)
-    first = where[np.concatenate(([True], device[where][1:] != device[where][:-1]))]
-    return chosen[after] & ~np.isin(after, first)
+            of_table = np.flatnonzero(table == number)
+            keep[of_table] = mask[row[of_table]]
+    for device, (first, _) in _bounds(trace).items():
+        keep &= (gaps["device"].to_numpy() != device) | (gaps["end"].to_numpy() > first)
+    return keep
 
 
 def _launches(whole: Trace, table: Int, row: Int) -> Int:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from nsightkit.analysis import intervals
 from nsightkit.analysis.intervals import launch_of
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import Trace
@@ -107,7 +108,6 @@ def instances(trace: Trace, match: str | None = None, rule: Rule = "window") -> 
     if rule not in ("window", "thread"):
         raise UsageError(f"unknown rule {rule!r}; use window or thread")
     whole = trace.whole
-    whole.prefetch(_COLUMNS)
     ranges = whole.table("ranges", ["start_ns", "end_ns", "process", "thread", "end_thread", "name", "domain"])
     keep = np.ones(len(ranges), bool)
     mask = trace.mask("ranges")
@@ -131,7 +131,7 @@ def instances(trace: Trace, match: str | None = None, rule: Rule = "window") -> 
         "total_ns": (chosen["end_ns"] - chosen["start_ns"]).to_numpy(),
         "exclusive_ns": own,
     }
-    return pd.DataFrame({**out, **_gpu_figures(trace, chosen, rule)}, copy=False)
+    return pd.DataFrame({**out, **_figures(trace, chosen, row, rule)}, copy=False)
 
 
 def _matching(names: pd.Index, pattern: str) -> npt.NDArray[np.bool_]:
@@ -199,11 +199,27 @@ def _operations(trace: Trace, rule: Rule) -> tuple[Int, Int, Int, Int, Int, npt.
     return start, end, begun, done, thread, kernel
 
 
+def _figures(trace: Trace, chosen: pd.DataFrame, row: Int, rule: Rule) -> dict[str, Int]:
+    """GPU figures of the chosen ranges; those of the whole trace are kept."""
+    if trace is not trace.whole:
+        return _gpu_figures(trace, chosen, rule)
+
+    def of_all() -> pd.DataFrame:
+        whole = trace.table("ranges", ["start_ns", "end_ns", "thread"])
+        return pd.DataFrame(_gpu_figures(trace, whole, rule), copy=False)
+
+    kept = trace.derived(f"ranges-{rule}", [__file__, intervals.__file__], of_all)
+    if len(row) == len(kept):
+        return {c: kept[c].to_numpy() for c in kept}
+    return {c: kept[c].to_numpy()[row] for c in kept}
+
+
 def _gpu_figures(trace: Trace, ranges: pd.DataFrame, rule: Rule) -> dict[str, Int]:
     n = len(ranges)
     figures = {c: np.zeros(n, np.int64) for c in ("gpu_ns", "gpu_span_ns", "gpu_start_ns", "gpu_end_ns", "kernel_count", "op_count")}
     if not n or not _attributable(trace):
         return figures
+    trace.whole.prefetch(_COLUMNS)
     start, end, begun, done, thread, kernel = _operations(trace, rule)
     if not len(start):
         return figures

@@ -7,7 +7,7 @@ columns it asks for: a 650 MB export of which two columns are needed costs two c
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -335,6 +335,27 @@ class Trace:
             have = self._columns[name]
             if "duration_ns" not in have and "duration_ns" in columns:
                 have["duration_ns"] = have["end_ns"] - have["start_ns"]
+
+    def derived(self, name: str, code: Sequence[str], compute: Callable[[], pd.DataFrame]) -> pd.DataFrame:
+        """What an analysis derived from the whole trace, computed once.
+
+        Kept in memory, and beside a big trace in its cache, where it is good as long as the code that made it
+        does not change.
+
+        Parameters
+        ----------
+        name : str
+            What it is: letters, digits and dashes.
+        code : sequence of str
+            Source files whose change makes it stale.
+        compute : callable
+            Makes it: numeric and categorical columns.
+        """
+        if name not in self.memo:
+            keep = getattr(self._source, "derived", None)
+            self.memo[name] = compute() if keep is None else keep(name, code, compute)
+        frame: pd.DataFrame = self.memo[name]
+        return frame
 
     def mask(self, table: str) -> np.ndarray | None:
         """The rows of the whole table that this selection keeps; None when it keeps all.

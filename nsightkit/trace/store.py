@@ -85,6 +85,7 @@ def _read_parquet(path: Path, columns: Sequence[str] | None) -> dict[str, pd.Ser
             out[name] = pd.Series(categorical(codes, texts))
         else:
             out[name] = pd.Series(column.to_numpy(zero_copy_only=False))
+    pa.default_memory_pool().release_unused()
     return out
 
 
@@ -367,6 +368,19 @@ class _CachedSource:
             self._keep_index(sizes={table: len(fresh)})
         return pd.DataFrame({c: series[c] for c in columns}, copy=False)
 
+    def derived(self, name: str, code: Sequence[str], compute: Callable[[], pd.DataFrame]) -> pd.DataFrame:
+        """See :meth:`nsightkit.trace.model.Trace.derived`."""
+        version = hashlib.blake2b(digest_size=8)
+        for file in code:
+            version.update(Path(file).read_bytes())
+        path = self._folder / f"{name}.{version.hexdigest()}.derived.parquet"
+        with contextlib.suppress(Exception):  # absent, or damaged and made again
+            return pd.DataFrame(_read_parquet(path, None), copy=False)
+        frame = compute()
+        with contextlib.suppress(OSError):
+            _atomically(path, lambda p: _write_parquet(frame, p, "none"))
+        return frame
+
     def first_ns(self) -> int:
         """See :class:`~nsightkit.trace.model.Source`."""
         if self._index.get("first_ns") is None:
@@ -389,6 +403,7 @@ def _atomically(path: Path, write_to: Callable[[Path], Any]) -> None:
     draft = Path(name)
     try:
         write_to(draft)
+        draft.chmod(0o644)
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
