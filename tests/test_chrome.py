@@ -1,0 +1,260 @@
+import collections
+import gzip
+import json
+import re
+
+import make_kineto
+import numpy as np
+import pandas as pd
+import pytest
+
+import nsightkit
+from nsightkit.errors import UsageError
+from nsightkit.trace import chrome
+from nsightkit.trace.model import TABLES, Gpu, Trace, TraceMeta
+
+HOSTILE = [
+    '<img src=x onerror="alert(1)">',
+    'a"b\\c',
+    "line\nbreak\ttab\x00",
+    "</script>{}[],",
+    "µs → 時間",
+    "",
+    "%s {0} $(x)",
+]
+
+
+def interleaved(start=1_000, seed=0):
+    """Two GPUs, overlapping kernels on a stream, every table, names that would break text made by hand."""
+    rng = np.random.default_rng(seed)
+    process, other = 4242, 7
+    main, side, lone = process << 24 | process, process << 24 | 5, other << 24 | 9
+
+    def times(n, longest):
+        begin = np.sort(rng.integers(0, 100_000, n)) + start
+        return {"start_ns": begin, "end_ns": begin + rng.integers(0, longest, n)}
+
+    def names(n):
+        return [HOSTILE[i % len(HOSTILE)] for i in range(n)]
+
+    n = 300
+    gpu = {"device": rng.integers(0, 2, n), "stream": rng.integers(7, 10, n), "process": process}
+    correlation = rng.permutation(n) + 1
+    frames = {
+        "kernels": {
+            **times(n, 2000), **gpu, "correlation": correlation, "name": names(n), "short_name": names(n + 1)[1:],
+            **{c: rng.integers(1, 100, n) for c in TABLES["kernels"] if c.startswith(("grid", "block", "reg"))},
+            "static_shared_bytes": rng.integers(0, 9, n), "dynamic_shared_bytes": rng.integers(0, 9, n),
+            "graph_node": rng.integers(0, 3, n),
+        },
+        "memops": {
+            **times(6, 500), "device": 0, "stream": 7, "process": other, "correlation": [1, 2, 3, 4, 5, 6],
+            "kind": ["HtoD", "DtoH", "memset", "PtoP", "unified HtoD", "other"],
+            "src_kind": ["pageable", "device", "", "device", "pageable", "unknown"],
+            "dst_kind": ["device", "pinned", "device", "device", "managed static", "array"],
+            "bytes": [1, 2**40, 3, 4, 5, 0], "graph_node": [0, 0, 0, 0, 0, 9],
+        },
+        "graphs": {**times(3, 5000), "device": 1, "stream": 7, "process": process, "correlation": 3, "graph_id": 12},
+        "calls": {**times(n, 60), "process": process, "thread": main, "name": names(n),
+                  "correlation": np.arange(n) + 1},
+        "syncs": {**times(4, 60), "device": 0, "stream": [7, -1, 8, 7], "process": process, "correlation": 8,
+                  "kind": ["event", "context", "stream", "stream-wait-event"]},
+        "ranges": {
+            "start_ns": np.array([0, 10, 20, 20, 500, 100, 300]) + start,
+            "end_ns": np.array([1000, 400, 30, 30, 2000, 700, 800]) + start,
+            "process": [process] * 4 + [other] + [process] * 2,
+            "thread": [main, main, main, side, lone, main, main],
+            "end_thread": [main, main, main, side, lone, side, main],
+            "name": HOSTILE, "domain": ["", "NCCL", "", 'd"', "", "", "NCCL"],
+            "kind": ["pushpop", "pushpop", "annotation", "pushpop", "pushpop", "startend", "startend"],
+            "open": [False, False, False, False, True, False, True],
+            "level": [0, 1, 2, 0, 0, 0, 0], "parent": [-1, 0, 1, -1, -1, -1, -1],
+        },
+        "ops": {**times(9, 60), "process": process, "thread": side, "correlation": np.arange(9), "name": names(9)},
+        "os_calls": {**times(9, 60), "process": other, "thread": lone, "name": names(9)},
+        "overhead": {**times(2, 60), "process": [-1, process], "thread": [-1, main], "name": names(2)},
+    }  # fmt: skip
+    meta = TraceMeta(
+        tool="Nsight Systems",
+        tool_version="2026.2",
+        driver="580",
+        gpus=[Gpu(0, "A <b>", 132, 1 << 37, "9.0"), Gpu(1, None)],
+        window_ns=(start - 50, start + 10**6),
+        thread_names={main: "main", side: 'au"to'},
+        distributed={"rank": 1},
+    )
+    return Trace.from_frames({t: pd.DataFrame(f) for t, f in frames.items()}, meta)
+
+
+def assert_same(a, b):
+    for table in TABLES:
+        x, y = a.table(table), b.table(table)
+        for column, dtype in TABLES[table].items():
+            if dtype == "category":
+                x[column], y[column] = x[column].astype(object), y[column].astype(object)
+        pd.testing.assert_frame_equal(x, y)
+
+
+@pytest.fixture
+def exported(tmp_path):
+    trace = interleaved()
+    path = tmp_path / "out.json"
+    chrome.write(trace, path)
+    return trace, path, json.loads(path.read_text())
+
+
+@pytest.mark.parametrize("start", [1_000, 0, -5_000, 7_100_000_000_123_457])
+@pytest.mark.parametrize("name", ["o.json", "o.json.gz"])
+def test_round_trip_to_the_nanosecond(tmp_path, start, name):
+    trace = interleaved(start)
+    chrome.write(trace, tmp_path / name)
+    assert ((tmp_path / name).read_bytes()[:2] == b"\x1f\x8b") == name.endswith(".gz")
+    again = nsightkit.load(tmp_path / name, cache=False)
+    assert_same(trace, again)
+    assert again.t0_ns == max(trace.t0_ns, 0)
+    for field in ("tool", "tool_version", "driver", "gpus", "missing", "thread_names", "distributed"):
+        assert getattr(again.meta, field) == getattr(trace.meta, field), field
+    assert [t - again.t0_ns for t in again.meta.window_ns] == [t - trace.t0_ns for t in trace.meta.window_ns]
+
+
+def test_round_trip_of_a_profiler_trace(tmp_path):
+    make_kineto.write(tmp_path / "in.json", 1000)
+    trace = nsightkit.load(tmp_path / "in.json", cache=False)
+    chrome.write(trace, tmp_path / "out.json.gz")
+    again = nsightkit.load(tmp_path / "out.json.gz", cache=False)
+    assert_same(trace, again)
+    assert again.meta == trace.meta
+
+
+def test_a_selection_exports_only_itself(tmp_path):
+    trace = interleaved()
+    chosen = trace.masked({"kernels": (trace.kernels["device"] == 1).to_numpy(), "os_calls": np.zeros(9, bool)})
+    chrome.write(chosen, tmp_path / "o.json")
+    again = nsightkit.load(tmp_path / "o.json", cache=False)
+    assert again.size("kernels") == chosen.size("kernels") < trace.size("kernels")
+    assert again.size("os_calls") == 0
+    assert_same(chosen, again)
+
+
+def test_times_are_microseconds_with_three_decimals(exported):
+    _, path, _ = exported
+    times = re.findall(r'"(?:ts|dur)":([^,}]*)', path.read_text())
+    assert times
+    assert all(re.fullmatch(r"\d+\.\d{3}", t) for t in times)
+
+
+def test_streams_are_tracks_on_which_nothing_overlaps(exported):
+    _, _, document = exported
+    tracks = collections.defaultdict(list)
+    for e in document["traceEvents"]:
+        if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset", "graph_replay"):
+            tracks[e["pid"], e["tid"]].append((round(e["ts"] * 1000), round((e["ts"] + e["dur"]) * 1000)))
+    for events in tracks.values():
+        events.sort()
+        ends = np.maximum.accumulate([e for _, e in events])
+        overlapping = sum(s < e for (s, _), e in zip(events[1:], ends, strict=False))
+        assert overlapping <= 3  # copies and kernels of one stream share a track
+    labels = {(e["pid"], e["tid"]): e["args"]["name"] for e in document["traceEvents"] if e["name"] == "thread_name"}
+    assert set(tracks) <= set(labels)
+    assert {"stream 7", "stream 7 overlap 1", "stream 7 graph replays", "main"} <= set(labels.values())
+    processes = {e["pid"]: e["args"]["name"] for e in document["traceEvents"] if e["name"] == "process_name"}
+    assert processes[0] == "GPU 0 A <b>"
+    assert processes[4242] == "process 4242"
+
+
+def test_gpu_and_program_never_share_a_process(tmp_path):
+    trace = Trace.from_frames(
+        {
+            "kernels": pd.DataFrame({"start_ns": [5], "end_ns": [9], "device": [0], "stream": [7], "name": ["k"]}),
+            "calls": pd.DataFrame({"start_ns": [1], "end_ns": [2], "process": [0], "thread": [7], "name": ["c"]}),
+        }
+    )
+    chrome.write(trace, tmp_path / "o.json")
+    events = json.loads((tmp_path / "o.json").read_text())["traceEvents"]
+    assert len({e["pid"] for e in events if e["ph"] == "X"}) == 2
+    assert nsightkit.load(tmp_path / "o.json", cache=False).kernels["device"].tolist() == [0]
+
+
+def test_flows_lead_from_each_launch_to_its_operation(exported):
+    trace, _, document = exported
+    starts = {e["id"]: e for e in document["traceEvents"] if e["ph"] == "s"}
+    ends = {e["id"]: e for e in document["traceEvents"] if e["ph"] == "f"}
+    assert starts.keys() == ends.keys()
+    launched = trace.kernels.merge(trace.calls, on=["process", "correlation"])
+    graphs = trace.graphs.merge(trace.calls, on=["process", "correlation"])
+    assert len(starts) == len(launched) + len(graphs) == 303  # the copies belong to a process without calls
+    begun = {(round(e["ts"] * 1000), round(ends[i]["ts"] * 1000)) for i, e in starts.items()}
+    both = pd.concat([launched, graphs])
+    assert begun == set(zip(both["start_ns_y"] + trace.t0_ns, both["start_ns_x"] + trace.t0_ns, strict=True))
+    assert all(e["bp"] == "e" for e in ends.values())
+
+
+def test_asynchronous_ranges_are_paired(exported):
+    _, _, document = exported
+    by_id = collections.defaultdict(list)
+    for e in document["traceEvents"]:
+        if e["ph"] in "be":
+            by_id[e["id"], e["cat"]].append(e)
+    assert len(by_id) == 2
+    for begin, end in by_id.values():
+        assert (begin["ph"], end["ph"]) == ("b", "e")
+        assert begin["name"] == end["name"]
+        assert round((end["ts"] - begin["ts"]) * 1000) == begin["args"]["duration_ns"]
+
+
+def test_the_trace_itself_is_never_overwritten(tmp_path):
+    path = tmp_path / "in.json"
+    make_kineto.write(path, 1000)
+    before = path.read_bytes()
+    trace = nsightkit.load(path, cache=False)
+    (tmp_path / "link.json").symlink_to(path)
+    for target in (path, tmp_path / "link.json", tmp_path / "." / "in.json"):
+        with pytest.raises(UsageError, match="the trace itself"):
+            chrome.write(trace, target)
+    assert path.read_bytes() == before
+
+
+def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+    path = tmp_path / "o.json"
+    path.write_text("old")
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(chrome, "_text", fail)
+    with pytest.raises(OSError, match="disk full"):
+        chrome.write(interleaved(), path)
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["o.json"]
+
+
+def test_the_same_trace_gives_the_same_bytes(tmp_path):
+    for name in ("a.json.gz", "b.json.gz"):
+        chrome.write(interleaved(), tmp_path / name)
+    assert (tmp_path / "a.json.gz").read_bytes() == (tmp_path / "b.json.gz").read_bytes()
+    assert json.loads(gzip.decompress((tmp_path / "a.json.gz").read_bytes()))["displayTimeUnit"] == "ms"
+
+
+def test_an_empty_trace(tmp_path):
+    chrome.write(Trace.from_frames({}, TraceMeta(missing=["kernels"])), tmp_path / "o.json")
+    again = nsightkit.load(tmp_path / "o.json", cache=False)
+    assert again.meta.missing == ["kernels"]
+    assert all(again.size(t) == 0 for t in TABLES)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nsys-ai/mfu_2gpu_before.sqlite",
+        "cs336-zx3xyy/result_2_7B_compile_ro.sqlite",
+        "memfusion/report1.sqlite",
+        "hta/critical_path__cuda_event_sync_multi_stream__event_sync_trace.json.gz",
+        "hta/trace_filter__sampled_rank-0.json.gz",
+    ],
+)
+def test_round_trip_of_real_traces(shared_traces, tmp_path, name):
+    trace = nsightkit.load(shared_traces / name, cache=False)
+    chrome.write(trace, tmp_path / "o.json")
+    again = nsightkit.load(tmp_path / "o.json", cache=False)
+    assert_same(trace, again)
+    assert again.meta.missing == trace.meta.missing
