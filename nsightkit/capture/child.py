@@ -34,7 +34,7 @@ def _main(job: dict[str, Any]) -> None:
         torch.set_num_threads(1)
     module, _, function = part.workload.partition(":")
     start = time.perf_counter()
-    samples = measure(
+    samples, resolved = measure(
         getattr(importlib.import_module(module), function),
         device,
         part.parameters(mode),
@@ -48,7 +48,7 @@ def _main(job: dict[str, Any]) -> None:
         investigation=part.investigation,
         part=part.name,
         key=part_key(part, mode),
-        parameters=part.parameters(mode),
+        parameters=resolved,
         counts=part.counts(mode),
         clock="CUDA events" if gpu else "perf_counter",
         command=job["command"],

@@ -23,7 +23,7 @@ def measure(
     *,
     watch_utilization: bool,
     trace: Path,
-) -> dict[str, list[float]]:
+) -> tuple[dict[str, list[float]], dict[str, Any]]:
     """Run one part: time it unwatched, then profile a few steady steps.
 
     A profiler makes the CPU slower by some 10 to 30 %, so times of steps never come from the profiled run.
@@ -44,8 +44,10 @@ def measure(
 
     Returns
     -------
-    dict of str to list
+    samples : dict of str to list
         Raw samples by metric; the metric's name holds its unit.
+    resolved : dict
+        All sizes and switches of the workload, its defaults included.
     """
     samples: dict[str, list[float]] = {}
     with workload(device, **parameters) as work:
@@ -57,4 +59,5 @@ def measure(
             samples["gpu_utilization_percent"] = list(utilization.sample(work.step, 4.0))
         torch_profiler.profile_steps(work.step, trace, wait=1, warmup=2, active=counts["active"])
         samples["loss"] = work.losses()
-    return samples
+        resolved = dict(work.parameters)
+    return samples, resolved

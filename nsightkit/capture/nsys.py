@@ -199,7 +199,7 @@ def profile(
         made = Path(folder) / "report"
         ran = [str(nsys), "profile", *options, f"--output={_plain(made)}", "--force-overwrite=true", *command]
         notes, done = _run(ran, timeout_s, show)
-        reports = _collect(made, nsys, done, capture_range)
+        reports = _collect(made, report, nsys, done, capture_range)
         if repeat is None:
             places = [report]
             reports = reports[:1]
@@ -288,12 +288,14 @@ def _run(ran: list[str], timeout_s: float, show: bool) -> tuple[list[str], subpr
     return notes, done
 
 
-def _collect(made: Path, nsys: Path, done: subprocess.CompletedProcess[str], capture_range: str | None) -> list[Path]:
+def _collect(
+    made: Path, wanted: Path, nsys: Path, done: subprocess.CompletedProcess[str], capture_range: str | None
+) -> list[Path]:
     """Find the reports that a run left, importing what nsys failed to import itself."""
     folder = made.parent
     for unfinished in sorted(folder.glob("*.qdstrm")):
         if not unfinished.with_suffix(".nsys-rep").exists():
-            _import(unfinished, nsys, done)
+            _import(unfinished, wanted, nsys)
     # report.nsys-rep, or report.1.nsys-rep, report.2.nsys-rep, … with repeat
     found = sorted(folder.glob(f"{made.name}*.nsys-rep"), key=lambda p: [int(n) for n in re.findall(r"\d+", p.name)])
     if found:
@@ -319,12 +321,14 @@ def _nvtx_trap(nsys: Path) -> str:
     return ""
 
 
-def _import(unfinished: Path, nsys: Path, done: subprocess.CompletedProcess[str]) -> None:
+def _import(unfinished: Path, wanted: Path, nsys: Path) -> None:
     program = importer(nsys)
     problem = "nsys could not run its importer, which turns the raw capture into a report"
+    kept = wanted.with_suffix(".qdstrm")  # the run may have been costly: its raw capture is not thrown away
     if program is None:
+        settle(unfinished, kept)
         raise NsightkitError(
-            f"{problem}: there is no QdstrmImporter beside {nsys} ({tail(done.stdout, 2)}); "
+            f"{problem}: there is no QdstrmImporter beside {nsys} (the raw capture is kept as {kept}); "
             "install the host part of Nsight Systems too (Debian: nsight-systems, not only nsight-systems-target)"
         )
     report = unfinished.with_suffix(".nsys-rep")
@@ -335,8 +339,9 @@ def _import(unfinished: Path, nsys: Path, done: subprocess.CompletedProcess[str]
     with contextlib.suppress(subprocess.TimeoutExpired):
         said = tail(run(arguments, 600.0, env={**os.environ, "LD_LIBRARY_PATH": path}).stdout, 3)
     if not report.is_file():
+        settle(unfinished, kept)
         raise NsightkitError(
-            f"{problem}, and by hand it failed too ({said}); "
+            f"{problem}, and by hand it failed too ({said}; the raw capture is kept as {kept}); "
             f"'ldd {program}' names a library that is missing, often libdw.so.1"
         )
 

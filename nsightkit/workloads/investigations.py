@@ -25,7 +25,7 @@ class Part:
     investigation, name : str
     workload : str
         ``module:function``; the function takes a device and `parameters`, and gives an object with
-        ``step()``, ``losses()``, ``data_wait_ns`` and the context-manager protocol.
+        ``step()``, ``losses()``, ``data_wait_ns``, ``parameters`` and the context-manager protocol.
     gpu, smoke : mapping
         Parameters of the workload on a GPU and, small, on a CPU.
     value : int

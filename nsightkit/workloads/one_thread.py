@@ -30,6 +30,7 @@ class OneThread:
         self._step_ms, self._device = step_ms, torch.device(device)
         self._number = torch.ones(1, device=self._device)
         self.data_wait_ns: list[int] = []
+        self.parameters = {"step_ms": step_ms}
         # torch.cuda._sleep spins one thread for so many clock ticks; 1.5 GHz is near any clock in use.
         self._ticks = int(step_ms * 1.5e6)
 

@@ -280,6 +280,8 @@ class Training:
     ----------
     data_wait_ns : list of int
         How long each step waited for its batch, measured around ``next`` on the loader.
+    parameters : dict
+        The configuration as plain values.
     """
 
     def __init__(self, config: TrainingConfig, device: str = "cpu") -> None:
@@ -307,6 +309,7 @@ class Training:
         self._losses: list[Tensor | float] = []
         self._statistics = _Statistics(config.sync)
         self.data_wait_ns: list[int] = []
+        self.parameters = dataclasses.asdict(config)
 
     def step(self) -> None:
         """Fetch a batch and learn from it."""
