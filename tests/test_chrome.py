@@ -258,3 +258,11 @@ def test_round_trip_of_real_traces(shared_traces, tmp_path, name):
     again = nsightkit.load(tmp_path / "o.json", cache=False)
     assert_same(trace, again)
     assert again.meta.missing == trace.meta.missing
+
+
+def test_a_trace_without_names_is_still_a_list_of_events(tmp_path):
+    frame = pd.DataFrame({"start_ns": [1], "end_ns": [2], "name": ["k"]})
+    chrome.write(Trace.from_frames({"kernels": frame}), tmp_path / "o.json")
+    assert nsightkit.load(tmp_path / "o.json", cache=False).size("kernels") == 1
+    chrome.write(Trace.from_frames({"ops": frame.assign(process=-1)}), tmp_path / "o.json")
+    json.loads((tmp_path / "o.json").read_text())

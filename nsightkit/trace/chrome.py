@@ -110,9 +110,11 @@ class _Export:
         }
         out.write(json.dumps(head, default=str)[:-1].encode() + b', "traceEvents": [')
         gpu = {table: self._gpu_side(table) for table in (*GPU_TABLES, "syncs")}
-        out.write(",\n".join(json.dumps(e) for e in self._metadata()).encode())
+        first = ",\n".join(json.dumps(e) for e in self._metadata()).encode()
+        out.write(first)
         for text in self._events(gpu):
-            out.write(text)
+            out.write(text if first else text.removeprefix(b","))
+            first = text
         out.write(b"\n]}\n")
 
     # --- tracks ---
@@ -148,7 +150,6 @@ class _Export:
 
     def _metadata(self) -> Iterator[dict[str, Any]]:
         names = {g.device: g.name for g in self.trace.meta.gpus}
-        yield {"ph": "M", "name": "process_name", "pid": "Spans", "tid": 0, "args": {"name": "nsightkit"}}
         for order, (device, pid) in enumerate(sorted(self.gpu_pid.items())):
             label = f"GPU {device}" + (f" {names[device]}" if names.get(device) else "")
             yield _metadatum("process_name", pid, 0, name=label)
