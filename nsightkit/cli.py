@@ -759,7 +759,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except NsightkitError as error:
         return _failed(error, str(error))
     except _ClickException as error:
-        return _failed(error, f"{error.format_message()} (nsightkit --help)")  # type: ignore[attr-defined]
+        return _failed(error, " ".join(error.format_message().split()) + " (nsightkit --help)")  # type: ignore[attr-defined]
     except (KeyboardInterrupt, typer.Abort):
         return 130
     except Exception as error:
@@ -773,7 +773,7 @@ def _failed(error: Exception, text: str) -> int:
         import traceback
 
         traceback.print_exception(error)
-    _note(" ".join(text.split("\n")))
+    _note(text)
     return 2
 
 

@@ -121,7 +121,8 @@ def summary(trace: Trace, match: str | None = None) -> pd.DataFrame:
     Steps are windows on the CPU's clock (:func:`find`). ``busy_ns`` is the part of the window in which the
     GPU worked, whoever launched the work: the CPU runs ahead, so a window holds some of the previous
     step's GPU work and leaves some of its own to the next. That is what makes the sum over steps right.
-    What the GPU does after the last range has ended belongs to no step.
+    The last step has no next one to leave work to: its window lasts until the GPU has finished what was
+    launched in it (PyTorch's TensorBoard plug-in counts so, too).
 
     Parameters
     ----------
@@ -145,6 +146,9 @@ def summary(trace: Trace, match: str | None = None) -> pd.DataFrame:
         `match` is not a regular expression.
     """
     steps = find(trace, match)
+    if len(steps):
+        start, end, process = (int(steps[c].iloc[-1]) for c in ("start_ns", "end_ns", "process"))
+        steps.loc[len(steps) - 1, "end_ns"] = max(end, _last_end(trace, start, end, process))
     wall = (steps["end_ns"] - steps["start_ns"]).to_numpy()
     busy = pd.array([pd.NA] * len(steps), dtype="Int64")
     idle = busy.copy()
@@ -168,6 +172,19 @@ def summary(trace: Trace, match: str | None = None) -> pd.DataFrame:
             "outlier": _outliers(wall),
         }
     )
+
+
+def _last_end(trace: Trace, start: int, end: int, process: int) -> int:
+    """End of the last GPU operation that the process launched in a window; its start where there is none."""
+    last = start
+    for table in GPU_TABLES:
+        ops = trace.table(table, ["process", "correlation", "end_ns"])
+        ops = ops[(ops["process"] == process) & (ops["end_ns"] > end)]
+        launch = intervals.launch_of(trace, ops["process"], ops["correlation"])
+        launched = trace.whole.table("calls", ["start_ns"])["start_ns"].to_numpy()[launch[launch >= 0]]
+        ends = ops["end_ns"].to_numpy()[launch >= 0]
+        last = max([last, *ends[(launched >= start) & (launched < end)].tolist()])
+    return last
 
 
 def _devices(trace: Trace, process: int) -> list[int]:

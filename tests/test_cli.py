@@ -1,0 +1,590 @@
+"""The command line: formats, filters, exit codes, bad input, hostile names, light imports."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import os
+import random
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from nsightkit import _show, cli
+from nsightkit.trace import Trace, TraceMeta, store
+from nsightkit.trace.model import Gpu
+
+P = 7
+MAIN = P << 24 | 1
+HOSTILE = [
+    "-rf",
+    "with spaces, 'quotes' \"and\" $(touch pwned) `x`",
+    "<script>alert(1)</script>",
+    "[red]markup[/red]",
+    "\x1b[31mred\x1b[0m\x1b]0;title\x07\r\nnext\tline",
+    "π ≈ 3 \u202e gnihtemos",
+    'comma,semicolon;"quote"',
+    "=cmd|' /C calc'!A0",
+    "",
+]
+
+TRACE_COMMANDS = ["summary", "kernels", "ranges", "gaps", "memops", "calls", "steps"]
+COLUMNS = {
+    "kernels": "name category count total_ns mean_ns median_ns min_ns max_ns std_ns share",
+    "ranges": "name domain count total_ns exclusive_ns median_ns gpu_ns gpu_span_ns kernel_count rule",
+    "gaps": "cause count total_ns share_of_span",
+    "memops": "kind src_kind dst_kind count bytes total_ns gb_per_s",
+    "calls": "name count total_ns mean_ns median_ns min_ns max_ns std_ns",
+    "steps": "step start_ns wall_ns busy_ns idle_ns outlier",
+}
+
+
+def planted(names: list[str] | None = None, missing: list[str] | None = None) -> Trace:
+    """Three steps, each launching a kernel of 40 ns with 60 ns of nothing after it, and a copy."""
+    names = names or ["volta_sgemm_32x32_nn", "triton_poi_fused_add_0", "odd"]
+    n = len(names)
+    at = pd.Series(range(n)) * 100
+    frames: dict[str, pd.DataFrame] = {
+        "kernels": pd.DataFrame({"start_ns": at + 20, "end_ns": at + 60, "name": pd.Categorical(names)}),
+        "calls": pd.DataFrame(
+            {"start_ns": at + 5, "end_ns": at + 10, "name": pd.Categorical(["cudaLaunchKernel"] * n)}
+        ),
+        "ranges": pd.DataFrame(
+            {"start_ns": at, "end_ns": at + 90, "name": pd.Categorical([f"step {i}" for i in range(n)])}
+        ),
+        "os_calls": pd.DataFrame({"start_ns": [0], "end_ns": [n * 100], "name": pd.Categorical(["poll"])}),
+    }
+    for name in ("calls", "ranges", "os_calls"):
+        frames[name] = frames[name].assign(process=P, thread=MAIN)
+    for name in ("kernels", "calls"):
+        frames[name] = frames[name].assign(process=P, correlation=range(1, n + 1))
+    copy = {"start_ns": [n * 100], "end_ns": [n * 100 + 10], "kind": pd.Categorical(["HtoD"]), "bytes": [1000]}
+    frames["memops"] = pd.DataFrame({**copy, "src_kind": pd.Categorical(["pinned"]), "process": P})
+    frames = {name: frame for name, frame in frames.items() if name not in (missing or [])}
+    meta = TraceMeta(
+        tool="Nsight Systems", tool_version="2025.1.1", gpus=[Gpu(0, "NVIDIA H200")], missing=missing or []
+    )
+    return Trace.from_frames(frames, meta)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Callable[..., str]:
+    def save(name: str = "planted.parquet", **options: Any) -> str:
+        folder = tmp_path / name
+        store.write(planted(**options), folder)
+        return str(folder)
+
+    return save
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    def call(*arguments: str) -> tuple[int, str, str]:
+        code = cli.run(list(arguments))
+        return code, *capsys.readouterr()
+
+    return call
+
+
+def one_line(text: str) -> str:
+    assert text.endswith("\n")
+    assert text.count("\n") == 1, text
+    assert "Traceback" not in text
+    assert text.startswith("nsightkit: ")
+    return text
+
+
+# ---------------------------------------------------------------- formats
+
+
+@pytest.mark.parametrize("command", TRACE_COMMANDS)
+def test_every_command_in_every_format(command: str, saved: Any, run: Any) -> None:
+    path = saved()
+    code, out, err = run(command, path, "--format", "json")
+    assert (code, err) == (0, "")
+    document = json.loads(out)
+    if command == "summary":
+        assert isinstance(document, dict)
+        keys = list(document)
+    else:
+        assert isinstance(document, list)
+        keys = COLUMNS[command].split()
+        assert all(list(row) == keys for row in document)
+    times = [
+        v for row in ([document] if command == "summary" else document) for k, v in row.items() if k.endswith("_ns")
+    ]
+    assert times
+    assert all(isinstance(value, int) for value in times)
+
+    code, out, err = run(command, path, "--format", "csv")
+    assert (code, err) == (0, "")
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert list(rows[0]) == keys
+    assert len(rows) == (1 if command == "summary" else len(document))
+
+    code, out, err = run(command, path, "--format", "table")
+    assert (code, err) == (0, "")
+    assert "NVIDIA H200" in out.splitlines()[0]
+    assert "planted.parquet" in out.splitlines()[0]
+
+
+def test_off_a_terminal_the_default_is_csv(saved: Any, run: Any) -> None:
+    path = saved()
+    assert run("kernels", path)[1] == run("kernels", path, "-f", "csv")[1]
+
+
+def test_figures_reach_the_output_unchanged(saved: Any, run: Any) -> None:
+    path = saved()
+    result = json.loads(run("summary", path, "-f", "json")[1])
+    assert (result["busy_ns"], result["idle_ns"], result["span_ns"]) == (130, 160, 290)
+    assert result["kernel_count"] == 3
+    by_category = json.loads(run("kernels", path, "--by", "category", "-f", "json")[1])
+    assert {row["name"]: row["total_ns"] for row in by_category} == {"GEMM": 40, "Triton-fused": 40, "other": 40}
+    assert len(json.loads(run("kernels", path, "--top", "2", "-f", "json")[1])) == 2
+    gaps = json.loads(run("gaps", path, "-f", "json")[1])
+    assert sum(row["total_ns"] for row in gaps) == result["idle_ns"]
+    each = json.loads(run("gaps", path, "--each", "-f", "json")[1])
+    assert [row["end_ns"] - row["start_ns"] for row in each] == [60, 60, 40]
+    assert list(each[0]) == ["device", "start_ns", "end_ns", "cause", "evidence"]
+    assert len(json.loads(run("gaps", path, "--each", "--min-us", "0.05", "-f", "json")[1])) == 2
+    assert json.loads(run("calls", path, "--os", "-f", "json")[1])[0]["name"] == "poll"
+    assert (
+        json.loads(run("ranges", path, "--rule", "thread", "--match", "step 1", "-f", "json")[1])[0]["rule"] == "thread"
+    )
+    assert len(json.loads(run("steps", path, "--match", "step [12]", "-f", "json")[1])) == 2
+
+
+def test_a_table_shows_twenty_rows_and_says_how_many_more(saved: Any, run: Any) -> None:
+    path = saved(names=[f"kernel_{i:02d}" for i in range(25)])
+    out = run("kernels", path, "-f", "table")[1]
+    assert sum("kernel_" in line for line in out.splitlines()) == 20
+    assert "… 5 more" in out
+    assert sum("kernel_" in line for line in run("kernels", path, "-f", "table", "--top", "22")[1].splitlines()) == 22
+    assert len(json.loads(run("kernels", path, "-f", "json")[1])) == 25
+
+
+@pytest.mark.parametrize("width", ["40", "80", "120", "200"])
+def test_tables_fit_the_terminal(width: str, saved: Any, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", width)
+    path = saved(names=["void at::native::elementwise_kernel<" + "x" * 300 + ">(int)", "b", "c"])
+    lines = run("kernels", path, "-f", "table")[1].splitlines()
+    assert all(len(line) <= int(width) for line in lines[1:6])
+    (long,) = (line for line in lines if "xxx" in line)
+    assert "…" in long
+    assert "40 ns" in long  # figures are never cut for a name
+
+
+def test_not_recorded_is_null_with_one_line_on_stderr(saved: Any, run: Any) -> None:
+    path = saved(missing=["memops", "graphs"])
+    code, out, err = run("summary", path, "-f", "json")
+    assert code == 0
+    result = json.loads(out)
+    assert result["memop_ns"] is None
+    assert result["memory_overhead"] is None
+    assert result["missing"] == ["memops", "graphs"]
+    assert "no record of memops or graphs" in one_line(err)
+    code, out, err = run("memops", path, "-f", "json")
+    assert (code, json.loads(out)) == (0, [])
+    assert "no record of memops" in one_line(err)
+    assert "not recorded" in run("summary", path, "-f", "table")[1]
+
+
+# ---------------------------------------------------------------- filters
+
+
+@pytest.mark.parametrize(
+    ("filters", "count"),
+    [
+        (["--device", "0"], 3),
+        (["--within", "step [01]"], 2),
+        (["--time", "0:100"], 1),
+        (["--time", "0.1us:"], 2),
+        (["--time", ":100"], 1),
+        (["--time", "100ns:0.2µs"], 1),
+        (["--time", "0:1s"], 3),
+        (["--last-steps", "2"], 2),
+        (["--last-steps", "2", "--within", "step 1"], 1),
+    ],
+)
+@pytest.mark.parametrize("command", ["kernels", "summary"])
+def test_filters(command: str, filters: list[str], count: int, saved: Any, run: Any) -> None:
+    code, out, err = run(command, saved(), "-f", "json", *filters)
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert (found["kernel_count"] if command == "summary" else sum(row["count"] for row in found)) == count
+
+
+@pytest.mark.parametrize("command", [*TRACE_COMMANDS, "convert"])
+def test_every_trace_command_takes_the_filters(command: str, saved: Any, run: Any, tmp_path: Path) -> None:
+    out = [str(tmp_path / "out.parquet")] if command == "convert" else []
+    filters = ["--device", "0", "--within", "step", "--time", "0:1s", "--last-steps", "3", "--no-cache", "-f", "json"]
+    code, _, err = run(command, saved(), *out, *filters)
+    assert (code, err) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--device", "9"], "no device 9"),
+        (["--within", "("], "not a regular expression"),
+        (["--within", "nope"], "no range matches"),
+        (["--time", "5:1"], "not after its start"),
+        (["--time", "5"], "not a window"),
+        (["--time", ":"], "not a window"),
+        (["--time", "1h:2h"], "not a window"),
+        (["--last-steps", "0"], "not a number of steps"),
+        (["--device", "x"], "--device"),
+        (["--format", "xml"], "--format"),
+        (["--by", "stream"], "--by"),
+        (["--top", "-1"], "--top"),
+        (["--no-such-option"], "--no-such-option"),
+        (["extra"], "extra"),
+    ],
+)
+def test_bad_usage_is_one_line_and_exit_2(arguments: list[str], says: str, saved: Any, run: Any) -> None:
+    code, out, err = run("kernels", saved(), *arguments)
+    assert (code, out) == (2, "")
+    assert says in one_line(err)
+
+
+def test_no_such_command_and_no_command(run: Any) -> None:
+    code, out, err = run("frobnicate")
+    assert (code, out) == (2, "")
+    assert "frobnicate" in one_line(err)
+    code, out, err = run()
+    assert (code, err) == (0, "")
+    assert "summary" in out
+    code, out, _ = run("--version")
+    assert (code, out) == (0, "nsightkit 0.1.0\n")
+
+
+# ---------------------------------------------------------------- bad input
+
+
+def _sqlite(path: Path, statements: str) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.executescript(statements)
+    connection.close()
+
+
+def _foreign(path: Path) -> None:
+    _sqlite(path, "CREATE TABLE customers (id INTEGER, name TEXT); INSERT INTO customers VALUES (1, 'x');")
+
+
+def _truncated_sqlite(path: Path) -> None:
+    _sqlite(
+        path,
+        "CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, end INTEGER, deviceId INTEGER, demangledName INTEGER);"
+        "CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT);"
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 20000) "
+        "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL SELECT i * 10, i * 10 + 5, 0, 1 FROM n;",
+    )
+    path.write_bytes(path.read_bytes()[:20_000])
+
+
+def _kineto() -> bytes:
+    event = {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 1.0, "dur": 2.0, "args": {"stream": 7}}
+    return json.dumps({"schemaVersion": 1, "traceEvents": [event] * 2000}).encode()
+
+
+def _folder(path: Path) -> None:
+    path.mkdir()
+    (path / "notes.txt").write_text("nothing")
+
+
+def _parquet_of_something_else(path: Path) -> None:
+    path.mkdir()
+    pd.DataFrame({"a": [1]}).to_parquet(path / "StringIds.parquet")
+
+
+BAD: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "absent": ("t.sqlite", lambda path: None),
+    "empty": ("t.sqlite", lambda path: path.write_bytes(b"")),
+    "empty-json": ("t.json", lambda path: path.write_bytes(b"")),
+    "random": ("t.sqlite", lambda path: path.write_bytes(random.Random(0).randbytes(100_000))),
+    "random-json": ("t.json", lambda path: path.write_bytes(b"{" + random.Random(0).randbytes(100_000))),
+    "random-gz": ("t.json.gz", lambda path: path.write_bytes(b"\x1f\x8b" + random.Random(0).randbytes(100_000))),
+    "random-rep": ("t.nsys-rep", lambda path: path.write_bytes(random.Random(0).randbytes(1000))),
+    "sqlite-header": ("t.sqlite", lambda path: path.write_bytes(b"SQLite format 3\x00" + b"\x00" * 100)),
+    "sqlite-garbage": (
+        "t.sqlite",
+        lambda path: path.write_bytes(b"SQLite format 3\x00" + random.Random(0).randbytes(50_000)),
+    ),
+    "truncated-sqlite": ("t.sqlite", _truncated_sqlite),
+    "foreign-sqlite": ("t.sqlite", _foreign),
+    "truncated-json": ("t.json", lambda path: path.write_bytes(_kineto()[:60_000])),
+    "truncated-gz": (
+        "t.json.gz",
+        lambda path: path.write_bytes(gzip.compress(random.Random(0).randbytes(9999))[:5000]),
+    ),
+    "truncated-gz-json": ("t.json.gz", lambda path: path.write_bytes(gzip.compress(_kineto(), 0)[:50_000])),
+    "json-number": ("t.json", lambda path: path.write_bytes(b"[1, 2, 3]")),
+    "json-object": ("t.json", lambda path: path.write_bytes(b'{"a": 1}')),
+    "json-wrong-events": ("t.json", lambda path: path.write_bytes(b'{"traceEvents": {"a": 1}}')),
+    "folder": ("t", _folder),
+    "foreign-parquet": ("t", _parquet_of_something_else),
+    "text": ("t.txt", lambda path: path.write_text("hello")),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+@pytest.mark.parametrize("command", ["summary", "kernels", "gaps"])
+def test_bad_input_is_one_line_with_the_file_and_a_remedy(case: str, command: str, tmp_path: Path, run: Any) -> None:
+    name, make = BAD[case]
+    path = tmp_path / name
+    make(path)
+    code, out, err = run(command, str(path), "-f", "json")
+    assert (code, out) == (2, ""), err
+    line = one_line(err)
+    assert str(path) in line
+    assert ";" in line  # problem; remedy
+
+
+@pytest.mark.parametrize("keep", [0.1, 0.5, 0.9, 0.999])
+@pytest.mark.parametrize("name", ["cs336-zx3xyy/result_2_7B_nvtx.sqlite", "tracelens/h100__facebook"])
+def test_a_real_trace_cut_short(name: str, keep: float, shared_traces: Path, tmp_path: Path, run: Any) -> None:
+    (source,) = [p for p in (shared_traces / Path(name).parent).iterdir() if p.name.startswith(Path(name).name)]
+    data = source.read_bytes()
+    cut = tmp_path / source.name
+    cut.write_bytes(data[: int(len(data) * keep)])
+    for command in ("summary", "gaps"):
+        code, out, err = run(command, str(cut), "-f", "json")
+        assert (code, out) == (2, "")
+        assert str(cut) in one_line(err)
+
+
+def test_debug_shows_the_traceback(tmp_path: Path, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NSIGHTKIT_DEBUG", "1")
+    code, _, err = run("summary", str(tmp_path / "absent"))
+    assert code == 2
+    assert "Traceback" in err
+
+
+def test_what_a_library_raises_becomes_one_line(saved: Any, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = saved()
+    for error in (ValueError("a\nb"), MemoryError(), EOFError("x"), KeyError("start"), OSError(5, "I/O")):
+
+        def fail(*_: object, _error: Exception = error, **__: object) -> None:
+            raise _error
+
+        monkeypatch.setattr("nsightkit.analysis.overview.summary", fail)
+        code, out, err = run("summary", path)
+        assert (code, out) == (2, "")
+        assert path in one_line(err)
+
+
+# ---------------------------------------------------------------- hostile names
+
+
+@pytest.mark.parametrize("command", ["kernels", "gaps"])
+def test_hostile_kernel_names(command: str, saved: Any, run: Any) -> None:
+    path = saved(names=HOSTILE)
+    if command == "kernels":
+        assert {row["name"] for row in json.loads(run(command, path, "-f", "json")[1])} == set(HOSTILE)
+        rows = list(csv.DictReader(io.StringIO(run(command, path, "-f", "csv")[1], newline="")))
+        assert {row["name"] for row in rows} == set(HOSTILE)
+    extra = ["--each"] if command == "gaps" else []
+    out = run(command, path, "-f", "table", *extra)[1]
+    assert not any(c in out for c in "\x1b\x07\r\t\u202e")
+    assert "[red]markup" in out  # not obeyed, and not lost
+
+
+def test_bytes_that_are_no_utf8_come_out_as_utf8(saved: Any, tmp_path: Path) -> None:
+    path = saved()
+    script = (
+        "import sys, json; from nsightkit import _show;"
+        "_show.write_json([{'name': 'caf\\udce9'}], _show.utf8(sys.stdout))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, timeout=120)
+    assert json.loads(done.stdout.decode("utf-8")) == [{"name": "caf?"}]
+    assert Path(path).is_dir()
+
+
+@pytest.mark.parametrize("name", ["-dash.parquet", "a b 'c' \"d\" $(x).parquet", "[red]é.parquet", "--help"])
+def test_hostile_file_names(name: str, saved: Any, tmp_path: Path) -> None:
+    saved(name)
+    # From the folder itself, so that the name begins with what it begins with.
+    command = [sys.executable, "-m", "nsightkit", "kernels", "-f", "json", "--", name]
+    done = subprocess.run(command, capture_output=True, cwd=tmp_path, env=_environment(), timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert len(json.loads(done.stdout)) == 3
+    assert sorted(p.name for p in tmp_path.iterdir()) == [name]
+
+
+def test_an_absent_file_with_a_newline_in_its_name(tmp_path: Path, run: Any) -> None:
+    code, _, err = run("summary", str(tmp_path / "a\nb\x1b[31m"))
+    assert code == 2
+    assert "a\\nb\\x1b" in one_line(err)
+
+
+# ---------------------------------------------------------------- convert
+
+
+def test_convert_to_a_folder_and_back(saved: Any, run: Any, tmp_path: Path) -> None:
+    out = tmp_path / "part.parquet"
+    code, text, err = run("convert", saved(), str(out), "--within", "step 1", "-f", "json")
+    assert (code, err) == (0, "")
+    assert json.loads(text)["out"] == str(out)
+    assert json.loads(run("summary", str(out), "-f", "json")[1])["kernel_count"] == 1
+
+
+@pytest.mark.parametrize("name", ["t.json.gz", "t.json"])
+def test_convert_for_a_viewer(name: str, saved: Any, run: Any, tmp_path: Path) -> None:
+    out = tmp_path / name
+    assert run("convert", saved(), str(out))[0] == 0
+    raw = gzip.decompress(out.read_bytes()) if name.endswith("gz") else out.read_bytes()
+    assert any(event["name"] == "volta_sgemm_32x32_nn" for event in json.loads(raw)["traceEvents"])
+    assert json.loads(run("summary", str(out), "-f", "json")[1])["kernel_count"] == 3
+
+
+def test_convert_refuses_what_it_cannot_write(saved: Any, run: Any, tmp_path: Path) -> None:
+    path = saved()
+    for out in ("t.txt", "no/such/folder/t.json", Path(path).name):
+        code, _, err = run("convert", path, str(tmp_path / out))
+        assert code == 2, out
+        one_line(err)
+    assert json.loads(run("summary", path, "-f", "json")[1])["kernel_count"] == 3
+
+
+# ---------------------------------------------------------------- this machine
+
+
+def test_doctor(run: Any) -> None:
+    code, out, err = run("doctor", "-f", "json")
+    assert (code, err) == (0, "")
+    rows = json.loads(out)
+    assert rows
+    assert all(list(row) == ["check", "status", "found", "remedy"] for row in rows)
+
+
+def test_capture_passes_everything_on(run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from nsightkit.capture.captured import Captured
+
+    seen: dict[str, Any] = {}
+
+    def profile(command: list[str], output: Path, **options: Any) -> Captured:
+        seen.update(command=command, output=output, **options)
+        return Captured(
+            tmp_path / "t.sqlite", tmp_path / "t.nsys-rep", [tmp_path / "t.sqlite"], ["nsys", "a b"], 3, ["n."]
+        )
+
+    monkeypatch.setattr("nsightkit.capture.nsys.profile", profile)
+    arguments = ["-o", "run", "--trace", "cuda,nvtx", "--capture-range", "step", "--repeat", "2", "--graph-nodes"]
+    code, out, err = run(
+        "capture", "nsys", *arguments, "-f", "json", "--", "python", "train.py", "--trace", "x", "-o", "y"
+    )
+    assert code == 0
+    assert json.loads(out)["trace"] == str(tmp_path / "t.sqlite")
+    assert seen["command"] == ["python", "train.py", "--trace", "x", "-o", "y"]
+    assert (seen["output"], seen["trace"], seen["capture_range"], seen["repeat"]) == (
+        Path("run"),
+        ("cuda", "nvtx"),
+        "step",
+        2,
+    )
+    assert err.splitlines() == [
+        "nsightkit: ran nsys 'a b'",
+        "nsightkit: n.",
+        "nsightkit: the program itself ended with code 3; the trace is there all the same",
+    ]
+
+
+def test_capture_needs_a_command(run: Any) -> None:
+    code, _, err = run("capture", "torch")
+    assert code == 2
+    one_line(err)
+
+
+# ---------------------------------------------------------------- the process
+
+
+def _environment(**more: str) -> dict[str, str]:
+    root = str(Path(cli.__file__).resolve().parent.parent)
+    return {**os.environ, "PYTHONPATH": root, "NSIGHTKIT_NO_CACHE": "1", **more}
+
+
+def _python(code: str) -> set[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, env=_environment(), check=True, timeout=120
+    )
+    return set(done.stdout.decode().split())
+
+
+def test_importing_is_light() -> None:
+    loaded = _python("import sys, nsightkit; print(*sys.modules)")
+    assert not loaded & {"torch", "matplotlib", "pandas", "numpy", "pyarrow", "typer", "rich"}
+    loaded = _python("import sys, nsightkit.cli; print(*sys.modules)")
+    assert not loaded & {"torch", "matplotlib", "pandas", "numpy", "pyarrow"}
+
+
+def test_reading_a_trace_needs_neither_torch_nor_matplotlib(saved: Any) -> None:
+    script = f"import sys; from nsightkit import cli; cli.run(['gaps', {saved()!r}]); print(*sys.modules)"
+    assert not _python(script) & {"torch", "matplotlib"}
+
+
+def test_a_reader_that_leaves_early_is_no_error(saved: Any) -> None:
+    path = saved(names=[f"k{i}" for i in range(5000)])
+    head = shutil.which("head") or pytest.skip("no head")
+    writer = subprocess.Popen(
+        [sys.executable, "-m", "nsightkit", "kernels", path, "-f", "csv"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=_environment(),
+    )
+    reader = subprocess.run([head, "-n", "1"], stdin=writer.stdout, capture_output=True, timeout=120, check=True)
+    assert writer.stdout is not None
+    writer.stdout.close()
+    _, err = writer.communicate(timeout=120)
+    assert reader.stdout.startswith(b"name,category,")
+    assert (writer.returncode, err) == (0, b"")
+
+
+def test_interrupted(saved: Any, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    path = saved()
+    monkeypatch.setattr("nsightkit.analysis.overview.summary", stop)
+    assert run("summary", path)[0] == 130
+
+
+# ---------------------------------------------------------------- text
+
+
+@pytest.mark.parametrize(
+    ("ns", "text"),
+    [(None, "-"), (0, "0 ns"), (999, "999 ns"), (0.5, "0.5 ns"), (1500, "1.500 µs"), (12_345_678, "12.35 ms"),
+     (999_999, "1.000 ms"), (2.5e9, "2.500 s"), (1.2345e12, "1,234.5 s")],
+)  # fmt: skip
+def test_times_in_words(ns: float | None, text: str) -> None:
+    assert _show.time_text(ns) == text
+
+
+def test_values_become_json() -> None:
+    import numpy as np
+
+    values = {
+        "a_ns": np.float64(1.6),
+        "b": np.int64(3),
+        "c": float("nan"),
+        "d": pd.NA,
+        "e": [np.bool_(True), None],
+        "f": {"g_ns": 2.4},
+        "h": float("inf"),
+        "i": np.array([1, 2]),
+        "j": pd.NaT,
+    }
+    ready = _show.ready(values)
+    assert ready == {
+        "a_ns": 2, "b": 3, "c": None, "d": None, "e": [True, None], "f": {"g_ns": 2}, "h": None, "i": [1, 2], "j": None,
+    }  # fmt: skip
+    json.dumps(ready, allow_nan=False)

@@ -1,0 +1,114 @@
+"""Kernel sums are exact, whatever the grouping."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from nsightkit.analysis import kernels
+from nsightkit.analysis.grouped import STATISTICS, durations_by_group
+from nsightkit.errors import UsageError
+from nsightkit.trace.model import Trace
+
+COLUMNS = ["name", "category", *STATISTICS, "share"]
+
+
+def planted(durations: dict[str, list[int]], **more: Any) -> Trace:
+    rows = [(name, ns) for name, all_of_it in durations.items() for ns in all_of_it]
+    order = np.random.default_rng(1).permutation(len(rows))
+    start = np.arange(len(rows)) * 10_000
+    frame = pd.DataFrame(
+        {
+            "start_ns": start,
+            "end_ns": start + np.array([rows[i][1] for i in order]),
+            "name": pd.Categorical([rows[i][0] for i in order]),
+            **more,
+        }
+    )
+    return Trace.from_frames({"kernels": frame})
+
+
+def test_statistics_of_each_name() -> None:
+    table = kernels.summary(
+        planted({"volta_sgemm_32x32_nn": [10, 20, 60], "ncclDevKernel_SendRecv": [5, 7], "odd": [1]})
+    )
+    assert list(table.columns) == COLUMNS
+    assert table["name"].tolist() == ["volta_sgemm_32x32_nn", "ncclDevKernel_SendRecv", "odd"]
+    assert table["category"].tolist() == ["GEMM", "communication", "other"]
+    assert table["count"].tolist() == [3, 2, 1]
+    assert table["total_ns"].tolist() == [90, 12, 1]
+    assert table["mean_ns"].tolist() == [30, 6, 1]
+    assert table["median_ns"].tolist() == [20, 6, 1]
+    assert table["min_ns"].tolist() == [10, 5, 1]
+    assert table["max_ns"].tolist() == [60, 7, 1]
+    # Sample standard deviation; one event has none, and nsys prints 0 there.
+    assert table["std_ns"].tolist() == pytest.approx([np.std([10, 20, 60], ddof=1), np.sqrt(2), 0])
+    assert table["share"].tolist() == pytest.approx([90 / 103, 12 / 103, 1 / 103])
+
+
+def test_by_category_merges_names() -> None:
+    table = kernels.summary(planted({"volta_sgemm_32x32_nn": [10, 20], "nvjet_hsh_1": [3], "odd": [1]}), by="category")
+    assert list(table.columns) == COLUMNS
+    assert table["name"].tolist() == table["category"].tolist() == ["GEMM", "other"]
+    assert table["count"].tolist() == [3, 1]
+    assert table["total_ns"].tolist() == [33, 1]
+    assert table["median_ns"].tolist() == [10, 1]
+
+
+def test_sorting_and_the_top() -> None:
+    trace = planted({"long": [1000], "often": [1] * 10})
+    assert kernels.summary(trace)["name"].tolist() == ["long", "often"]
+    assert kernels.summary(trace, sort="count")["name"].tolist() == ["often", "long"]
+    top = kernels.summary(trace, top=1)
+    assert top["name"].tolist() == ["long"]
+    assert top["share"].tolist() == [1000 / 1010]  # of all kernel time, not of what is shown
+
+
+def test_sums_are_exact_beyond_the_precision_of_doubles() -> None:
+    big = 2**53 + 1
+    table = kernels.summary(planted({"a": [big, 2], "b": [big]}))
+    assert table["total_ns"].tolist() == [big + 2, big]
+
+
+def test_nothing_and_bad_arguments() -> None:
+    empty = kernels.summary(Trace.from_frames({}))
+    assert list(empty.columns) == COLUMNS
+    assert not len(empty)
+    assert not len(kernels.summary(Trace.from_frames({}), by="category"))
+    for wrong in ({"by": "stream"}, {"sort": "name"}, {"top": -1}):
+        with pytest.raises(UsageError):
+            kernels.summary(planted({"a": [1]}), **wrong)  # type: ignore[arg-type]
+
+
+def test_reads_only_names_and_durations() -> None:
+    trace = planted({"a": [1, 2]})
+    asked: list[str] = []
+    read = trace._source.read
+    trace._source.read = lambda table, columns: asked.extend(columns) or read(table, columns)  # type: ignore[method-assign]
+    kernels.summary(trace)
+    assert sorted(asked) == ["duration_ns", "name"]
+
+
+def test_many_names_few_used() -> None:
+    dictionary = [f"k{i}" for i in range(10_000)]
+    codes = np.array([9_999, 3, 9_999])
+    frame = pd.DataFrame(
+        {"start_ns": [0, 1, 2], "end_ns": [5, 6, 7], "name": pd.Categorical.from_codes(codes, dictionary)}
+    )
+    trace = Trace.from_frames({"kernels": frame})
+    assert kernels.summary(trace)["name"].tolist() == ["k9999", "k3"]
+    assert kernels.summary(trace, by="category")["count"].tolist() == [3]
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int16, np.int32, np.int64])
+def test_agrees_with_pandas(dtype: type) -> None:
+    rng = np.random.default_rng(0)
+    group = rng.integers(-1, 100, 20_000).astype(dtype)
+    duration = rng.integers(0, 10**9, 20_000)
+    ours = durations_by_group(group, duration).set_index("group")
+    grouped = pd.Series(duration[group >= 0]).groupby(group[group >= 0].astype(np.int64))
+    for column, function in zip(STATISTICS, ("count", "sum", "mean", "median", "min", "max", "std"), strict=True):
+        assert np.allclose(ours[column].to_numpy(), grouped.agg(function).to_numpy(), rtol=1e-12), column

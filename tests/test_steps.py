@@ -1,0 +1,119 @@
+"""Steps as windows that add up, and the ones that stand out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import nsightkit
+from nsightkit.analysis import steps
+from nsightkit.errors import UsageError
+from nsightkit.trace.model import Trace, TraceMeta
+
+P = 7
+MAIN, OTHER = P << 24 | 1, P << 24 | 2
+COLUMNS = ["step", "start_ns", "wall_ns", "busy_ns", "idle_ns", "outlier"]
+
+
+def _trace(ranges: list[tuple[str, int, int]], thread: int = MAIN, **tables: pd.DataFrame) -> Trace:
+    frame = pd.DataFrame(ranges, columns=["name", "start_ns", "end_ns"])
+    frame["name"] = frame["name"].astype("category")
+    return Trace.from_frames({"ranges": frame.assign(process=P, thread=thread), **tables})
+
+
+def _kernels(*rows: tuple[int, int, int, int]) -> pd.DataFrame:
+    return pd.DataFrame(rows, columns=["device", "process", "start_ns", "end_ns"])
+
+
+def test_windows_reach_to_the_next_step_and_clip_the_gpus_work() -> None:
+    trace = _trace(
+        [("train_step", 0, 60), ("train_step", 100, 180), ("train_step", 200, 300)],
+        kernels=_kernels((0, P, 50, 120), (0, P, 110, 150), (0, P, 290, 900)),
+    )
+    table = steps.summary(trace)
+    assert list(table.columns) == COLUMNS
+    assert table["start_ns"].tolist() == [0, 100, 200]
+    assert table["wall_ns"].tolist() == [100, 100, 100]
+    assert table["busy_ns"].tolist() == [50, 50, 10]  # work that no step launched is in none after the last
+    assert table["idle_ns"].tolist() == [50, 50, 90]
+    assert not table["outlier"].any()
+
+
+def test_the_last_step_lasts_until_its_own_work_is_done() -> None:
+    calls = pd.DataFrame({"start_ns": [110, 150, 205], "end_ns": [112, 155, 207]})
+    calls = calls.assign(process=P, thread=MAIN, correlation=[1, 2, 3])
+    kernels = _kernels((0, P, 130, 180), (0, P, 220, 250), (0, P, 300, 400)).assign(correlation=[1, 2, 3])
+    table = steps.summary(_trace([("step", 0, 90), ("step", 100, 200)], kernels=kernels, calls=calls))
+    assert table["wall_ns"].tolist() == [100, 150]  # not to 400: that was launched after the step
+    assert table["busy_ns"].tolist() == [0, 80]
+
+
+def test_several_devices_add_up_and_other_processes_do_not_count() -> None:
+    trace = _trace([("step", 0, 100)], kernels=_kernels((0, P, 0, 40), (1, P, 0, 100), (2, P + 1, 0, 100)))
+    row = steps.summary(trace).iloc[0]
+    assert (row["busy_ns"], row["idle_ns"]) == (140, 60)
+
+
+def test_the_profilers_own_steps_come_first() -> None:
+    trace = _trace([("ProfilerStep#3", 0, 100), ("step", 10, 50), ("ProfilerStep#4", 100, 200)])
+    assert steps.summary(trace)["step"].tolist() == ["ProfilerStep#3", "ProfilerStep#4"]
+
+
+def test_an_optimizers_step_is_a_part_of_one() -> None:
+    names = ["Optimizer.step#AdamW.step", "optimizer_step", "lr_scheduler.step", "footsteps"]
+    assert not len(steps.summary(_trace([(name, i * 10, i * 10 + 5) for i, name in enumerate(names)])))
+
+
+def test_numbered_names_are_one_kind_and_the_longest_kind_wins() -> None:
+    trace = _trace([("warmup step 0", 0, 10), ("step 1", 10, 50), ("step 2", 60, 100), ("step 2 inner", 70, 80)])
+    assert steps.summary(trace)["step"].tolist() == ["step 1", "step 2"]
+
+
+def test_match_names_the_steps() -> None:
+    trace = _trace([("iteration", 0, 10), ("inner iteration", 2, 5), ("iteration", 20, 30)])
+    assert not len(steps.summary(trace))
+    table = steps.summary(trace, match="iteration")
+    assert table["start_ns"].tolist() == [0, 20]  # the outermost
+    with pytest.raises(UsageError, match="not a regular expression"):
+        steps.summary(trace, match="(")
+
+
+def test_one_thread_has_the_steps() -> None:
+    main = pd.DataFrame({"start_ns": [0, 100], "end_ns": [90, 190], "thread": MAIN})
+    helper = pd.DataFrame({"start_ns": [0], "end_ns": [20], "thread": OTHER})
+    frame = pd.concat([helper, main]).assign(process=P, name=pd.Categorical(["step"] * 3))
+    assert len(steps.summary(Trace.from_frames({"ranges": frame}))) == 2
+
+
+def test_outliers_need_distance_and_company() -> None:
+    def walls(*lengths: int) -> list[bool]:
+        begin, ranges = 0, []
+        for length in lengths:
+            ranges.append(("step", begin, begin + length))
+            begin += length
+        return steps.summary(_trace(ranges))["outlier"].tolist()
+
+    assert walls(900, 100, 101, 99, 100, 100) == [True, False, False, False, False, False]
+    assert walls(100, 100, 100, 100, 104) == [False] * 5  # beyond the spread, but by less than 5 %
+    assert walls(100, 100, 100, 100, 106) == [False] * 4 + [True]
+    assert walls(900, 100, 100) == [False] * 3
+
+
+def test_without_gpu_tables_there_is_no_busy_time() -> None:
+    frame = pd.DataFrame({"start_ns": [0], "end_ns": [5], "name": pd.Categorical(["step"])})
+    table = steps.summary(Trace.from_frames({"ranges": frame}, TraceMeta(missing=["kernels", "memops", "graphs"])))
+    assert table["wall_ns"].tolist() == [5]
+    assert table["busy_ns"].isna().all()
+    assert table["idle_ns"].isna().all()
+
+
+def test_resnet_steps_are_as_long_as_its_own_viewer_says(shared_traces: Path) -> None:
+    # torch-tb-profiler 0.4.3 says 177,592 µs a step without loader workers, 141,068 µs with four.
+    for workers, mean_us in ((0, 177_592), (4, 141_068)):
+        (path,) = (shared_traces / "kineto").glob(f"*workers_{workers}__*")
+        table = steps.summary(nsightkit.load(path, cache=False))
+        assert table["step"].str.startswith("ProfilerStep#").all()
+        assert table["wall_ns"].mean() == pytest.approx(mean_us * 1000, rel=2e-4)
+        assert (table["busy_ns"] + table["idle_ns"] == table["wall_ns"]).all()
