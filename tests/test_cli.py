@@ -142,6 +142,21 @@ def test_off_a_terminal_the_default_is_csv(saved: Any, run: Any) -> None:
     assert run("kernels", path)[1] == run("kernels", path, "-f", "csv")[1]
 
 
+def test_on_a_terminal_the_default_is_a_table(saved: Any, tmp_path: Path) -> None:
+    pty = pytest.importorskip("pty")
+    theirs, ours = pty.openpty()
+    command = [sys.executable, "-m", "nsightkit", "kernels", saved()]
+    done = subprocess.run(
+        command, stdout=ours, stderr=subprocess.PIPE, env=_environment(COLUMNS="100"), timeout=120, check=True
+    )
+    os.close(ours)
+    out = os.read(theirs, 100_000).decode()
+    os.close(theirs)
+    assert done.stderr == b""
+    assert "NVIDIA H200" in out
+    assert "33.3 %" in out
+
+
 def test_figures_reach_the_output_unchanged(saved: Any, run: Any) -> None:
     path = saved()
     result = json.loads(run("summary", path, "-f", "json")[1])
