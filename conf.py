@@ -125,7 +125,7 @@ html_context = {"default_mode": "auto"}
 html_theme_options = {
     "logo": {"text": project},
     "navbar_align": "left",
-    "header_links_before_dropdown": 7,
+    "header_links_before_dropdown": 6,
     "navbar_persistent": ["search-button"],
     "show_prev_next": True,
     "show_toc_level": 2,
