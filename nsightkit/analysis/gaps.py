@@ -104,7 +104,9 @@ def summary(trace: Trace, min_ns: int = 0, data_loading: str = DATA_LOADING) -> 
     count = np.bincount(found.cause, minlength=len(CAUSES))
     # Exact in floats up to 2**53 ns, 104 days.
     total = np.bincount(found.cause, weights=length, minlength=len(CAUSES)).astype(np.int64)
-    out = pd.DataFrame({"cause": CAUSES, "count": count, "total_ns": total, "share_of_span": total / span if span else 0.0})
+    out = pd.DataFrame(
+        {"cause": CAUSES, "count": count, "total_ns": total, "share_of_span": total / span if span else 0.0}
+    )
     return out[out["count"] > 0].sort_values("total_ns", ascending=False, ignore_index=True)
 
 
@@ -155,7 +157,14 @@ class _Gaps:
 
 
 _EVIDENCE = ("none", "call", "range", "op", "os_call", "copy", "overhead")
-_EVIDENCE_TABLE = {"call": "calls", "range": "ranges", "op": "ops", "os_call": "os_calls", "copy": "memops", "overhead": "overhead"}
+_EVIDENCE_TABLE = {
+    "call": "calls",
+    "range": "ranges",
+    "op": "ops",
+    "os_call": "os_calls",
+    "copy": "memops",
+    "overhead": "overhead",
+}
 _E = {name: i for i, name in enumerate(_EVIDENCE)}
 
 
@@ -178,7 +187,9 @@ def _found(trace: Trace, min_ns: int, data_loading: str) -> _Gaps:
     """The gaps of a trace, selected or whole, with their causes."""
     names = [f.name for f in dataclasses.fields(_Gaps)]
     rules = hashlib.blake2b(data_loading.encode(), digest_size=8).hexdigest()
-    frame = trace.whole.derived(f"gaps-{rules}", [__file__, intervals.__file__], lambda: _decide(trace.whole, data_loading))
+    frame = trace.whole.derived(
+        f"gaps-{rules}", [__file__, intervals.__file__], lambda: _decide(trace.whole, data_loading)
+    )
     keep = frame["end"].to_numpy() - frame["start"].to_numpy() >= min_ns
     if trace is not trace.whole:
         keep &= _selected(trace, frame)
@@ -388,7 +399,9 @@ class _Threads:
                 pageable = self._pageable("DtoH")
                 copies = copies.subset(pageable[copies.row])
             if len(copies):
-                plain = _Track(*(np.concatenate((getattr(plain, a), getattr(copies, a))) for a in ("start", "end", "row")))
+                plain = _Track(
+                    *(np.concatenate((getattr(plain, a), getattr(copies, a))) for a in ("start", "end", "row"))
+                )
             self._tracks[key] = plain
         return self._tracks[key]
 
@@ -412,7 +425,9 @@ class _Threads:
             if kind is not None:
                 pageable = pageable & (memops["kind"] == kind).to_numpy()
             if pageable.any():
-                row = launch_of(self._trace, memops["process"].to_numpy()[pageable], memops["correlation"].to_numpy()[pageable])
+                row = launch_of(
+                    self._trace, memops["process"].to_numpy()[pageable], memops["correlation"].to_numpy()[pageable]
+                )
                 flag[row[row >= 0]] = True
             self._flags[kind] = flag
         return self._flags[kind]
@@ -431,7 +446,10 @@ class _Threads:
 
     def data(self, thread: int) -> list[tuple[str, _Track]]:
         """Ranges and operators of data loading."""
-        return [("range", self._named("ranges", thread, "data", self._data)), ("op", self._named("ops", thread, "data", self._data))]
+        return [
+            ("range", self._named("ranges", thread, "data", self._data)),
+            ("op", self._named("ops", thread, "data", self._data)),
+        ]
 
     def waits(self, thread: int) -> _Track:
         """OS waits outside CUDA calls."""
@@ -555,7 +573,7 @@ class _Judge:
             return
         memops = self._trace.table("memops", ["start_ns", "end_ns", "device"])
         device = memops["device"].to_numpy()
-        if not len(device) or (device == device[0]).all() and (g.device[gaps] == device[0]).all():
+        if not len(device) or ((device == device[0]).all() and (g.device[gaps] == device[0]).all()):
             return
         for one in np.unique(g.device[gaps]).tolist():
             mine = gaps[g.device[gaps] == one]
@@ -620,7 +638,12 @@ class _Judge:
             start, end = dry[left], g.end[gaps[left]]
             yes = 2 * staging.covered(start, end) >= end - start
             at = staging.open_at((start[yes] + end[yes]) // 2)
-            self._set(gaps[left[yes]], _TRANSFER, "call", np.where(at >= 0, staging.row[np.maximum(at, 0)], g.launch[gaps[left[yes]]]))
+            self._set(
+                gaps[left[yes]],
+                _TRANSFER,
+                "call",
+                np.where(at >= 0, staging.row[np.maximum(at, 0)], g.launch[gaps[left[yes]]]),
+            )
         left = undecided()
         queued = left[2 * (until[left] - dry[left]) <= g.end[gaps[left]] - dry[left]]
         self._other_device(gaps[queued])
@@ -640,7 +663,13 @@ class _Judge:
         left = left[~yes]
         for which in asked:
             mine = left if which == thread else left[handed[left]]
-            self._work(gaps, mine, which, np.where(handed, over, dry) if which == thread else dry, until if which == thread else over)
+            self._work(
+                gaps,
+                mine,
+                which,
+                np.where(handed, over, dry) if which == thread else dry,
+                until if which == thread else over,
+            )
             left = left[g.cause[gaps[left]] == _UNDECIDED]
         if not len(left):
             return
@@ -668,7 +697,17 @@ class _Judge:
                 self._set(gaps[hit], _CPU, kind, np.where(at >= 0, track.row[np.maximum(at, 0)], -1))
 
     def _input(
-        self, gaps: Int, left: Int, thread: int, dry: Int, until: Int, over: Int, handed: Bool, begun: Int, *, waits_after: bool
+        self,
+        gaps: Int,
+        left: Int,
+        thread: int,
+        dry: Int,
+        until: Int,
+        over: Int,
+        handed: Bool,
+        begun: Int,
+        *,
+        waits_after: bool,
     ) -> None:
         """Rule 2 on one thread."""
         threads = self._threads
@@ -743,7 +782,12 @@ class _Evidence:
         self._trace, self._gaps = trace, gaps
 
     def _events(self, table: str, rows: Int) -> list[dict[str, Any]]:
-        columns = ["start_ns", "end_ns", "kind" if table == "memops" else "name", "device" if table == "memops" else "thread"]
+        columns = [
+            "start_ns",
+            "end_ns",
+            "kind" if table == "memops" else "name",
+            "device" if table == "memops" else "thread",
+        ]
         part = self._trace.table(table, columns).iloc[rows]
         names = part[columns[2]].astype("str").tolist()
         if table == "memops":
@@ -758,10 +802,14 @@ class _Evidence:
         out: list[dict[str, Any]] = [{"kind": "none"} for _ in range(len(g.cause))]
         for kind, table in _EVIDENCE_TABLE.items():
             mine = np.flatnonzero((g.source == _E[kind]) & (g.source_row >= 0))
-            for i, event in zip(mine.tolist(), self._events(table, g.source_row[mine]) if len(mine) else [], strict=True):
+            for i, event in zip(
+                mine.tolist(), self._events(table, g.source_row[mine]) if len(mine) else [], strict=True
+            ):
                 out[i] = {"kind": kind, **event}
         launched = np.flatnonzero(g.launch >= 0)
-        for i, event in zip(launched.tolist(), self._events("calls", g.launch[launched]) if len(launched) else [], strict=True):
+        for i, event in zip(
+            launched.tolist(), self._events("calls", g.launch[launched]) if len(launched) else [], strict=True
+        ):
             out[i]["launch"] = event
         for number, table in enumerate(GPU_TABLES):
             mine = np.flatnonzero(g.table == number)

@@ -19,7 +19,18 @@ __all__ = ["COLUMNS", "exclusive_ns", "instances", "summary"]
 Int = npt.NDArray[np.int64]
 Rule = Literal["window", "thread"]
 
-COLUMNS = ["name", "domain", "count", "total_ns", "exclusive_ns", "median_ns", "gpu_ns", "gpu_span_ns", "kernel_count", "rule"]
+COLUMNS = [
+    "name",
+    "domain",
+    "count",
+    "total_ns",
+    "exclusive_ns",
+    "median_ns",
+    "gpu_ns",
+    "gpu_span_ns",
+    "kernel_count",
+    "rule",
+]
 
 #: What attribution looks at; one pass a table.
 _COLUMNS = {
@@ -216,7 +227,10 @@ def _figures(trace: Trace, chosen: pd.DataFrame, row: Int, rule: Rule) -> dict[s
 
 def _gpu_figures(trace: Trace, ranges: pd.DataFrame, rule: Rule) -> dict[str, Int]:
     n = len(ranges)
-    figures = {c: np.zeros(n, np.int64) for c in ("gpu_ns", "gpu_span_ns", "gpu_start_ns", "gpu_end_ns", "kernel_count", "op_count")}
+    figures = {
+        c: np.zeros(n, np.int64)
+        for c in ("gpu_ns", "gpu_span_ns", "gpu_start_ns", "gpu_end_ns", "kernel_count", "op_count")
+    }
     if not n or not _attributable(trace):
         return figures
     trace.whole.prefetch(_COLUMNS)
@@ -314,7 +328,9 @@ class _Totals:
             begins = np.concatenate(([True], ~same | (start[1:] > reach[:-1])))
             pieces = np.flatnonzero(begins)
             closes = np.concatenate((pieces[1:] - 1, [len(end) - 1]))
-            covered = np.bincount(owner[pieces], weights=reach[closes] - start[pieces], minlength=len(ranges)).astype(np.int64)
+            covered = np.bincount(owner[pieces], weights=reach[closes] - start[pieces], minlength=len(ranges)).astype(
+                np.int64
+            )
         out = self._figures
         out["gpu_ns"][ranges] = covered
         out["gpu_span_ns"][ranges] = last - first

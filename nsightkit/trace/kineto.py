@@ -14,6 +14,7 @@ import os
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, BinaryIO, Self, TypeVar
 
 import numpy as np
@@ -23,6 +24,7 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 
 from nsightkit.errors import TraceError
+from nsightkit.trace import store
 from nsightkit.trace.model import TABLES, FrameSource, Gpu, Source, TraceMeta, categorical, complete
 from nsightkit.trace.nesting import nesting
 
@@ -142,16 +144,19 @@ def open_kineto(path: str | os.PathLike[str], *, cache: bool = True) -> Source:
     Returns
     -------
     Source
-        All tables in memory. Times are the trace's own ``ts``, in nanoseconds.
+        All tables in memory, or from the cache. Times are the trace's own ``ts``, in nanoseconds.
 
     Raises
     ------
     TraceError
         The file is truncated, or JSON of another kind.
     """
-    del cache
-    frames, meta = decode(path)
-    return FrameSource(frames, meta)
+    path = Path(path)
+
+    def opened() -> Source:
+        return FrameSource(*decode(path))
+
+    return store.cached(path, opened, "kineto") if cache else opened()
 
 
 def decode(path: str | os.PathLike[str]) -> tuple[dict[str, pd.DataFrame], TraceMeta]:

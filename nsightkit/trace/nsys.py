@@ -62,6 +62,9 @@ _SYNC_KINDS = ["other", "event", "stream-wait-event", "stream", "context"]
 #: NVTX_EVENTS.eventType: push/pop and start/end ranges, live and from NVTXT files; 75 announces a domain.
 _PUSH_POP, _START_END, _DOMAIN = (59, 70), (60, 71), 75
 
+#: OSRT_API.eventClass of "OS runtime libraries profiling started" and "finished", which are no calls.
+_OSRT_MARKS = (31, 32)
+
 #: `cudaLaunchKernel_v7000` is cudaLaunchKernel as introduced by CUDA 7.0; `cuGetProcAddress_v2` is a name of its own.
 _CALL_VERSION = re.compile(r"_v\d{4,}$")
 
@@ -203,13 +206,13 @@ class _Sqlite:
         bound = self.path.stat().st_size // 4  # no row takes less
         return int(top) if 0 <= top <= bound else self.size(table)
 
-    def integers(
-        self, table: str, columns: Sequence[str], kinds: Sequence[int] | None = None
-    ) -> dict[str, Array]:
+    def integers(self, table: str, columns: Sequence[str], kinds: Sequence[int] | None = None) -> dict[str, Array]:
         names = self._columns[table]
         filtered = (names.index("eventType"), kinds) if kinds is not None else None
         try:
-            found = sqlite_pages.integer_columns(self.path, self._root(table), [names.index(c) for c in columns], filtered)
+            found = sqlite_pages.integer_columns(
+                self.path, self._root(table), [names.index(c) for c in columns], filtered
+            )
             return dict(zip(columns, found, strict=True))
         except (sqlite_pages.Unusual, IndexError, ValueError, OverflowError):
             return self._integers_by_query(table, columns, kinds)
@@ -224,9 +227,7 @@ class _Sqlite:
             raise sqlite_pages.Unusual("no plain table")
         return int(row[0])
 
-    def _integers_by_query(
-        self, table: str, columns: Sequence[str], kinds: Sequence[int] | None
-    ) -> dict[str, Array]:
+    def _integers_by_query(self, table: str, columns: Sequence[str], kinds: Sequence[int] | None) -> dict[str, Array]:
         with self._guard():
             capacity = self._capacity(table)
             out = [np.empty(capacity, np.int64) for _ in columns]
@@ -332,7 +333,11 @@ class _ParquetDir:
         import pyarrow.parquet as pq
 
         with self._guard(table):
-            wanted = None if columns is None else [*columns, *(["eventType"] if kinds is not None else [])]
+            wanted = (
+                None
+                if columns is None
+                else list(dict.fromkeys([*columns, *(["eventType"] if kinds is not None else [])]))
+            )
             read = pq.read_table(self._files[table], columns=wanted)
             if kinds is not None:
                 import pyarrow as pa
@@ -461,19 +466,22 @@ class NsysSource:
         present = [t for t in _BACKING[table] if t in self._tables.tables()]
         if table == "ranges":
             return len(self._tables.integers(_NVTX, ["start"], (*_PUSH_POP, *_START_END))["start"]) if present else 0
+        if table == "os_calls":
+            return len(self._rows(_OSRT, ["start"])["start"]) if present else 0
         return sum(self._tables.size(t) for t in present)
 
     def first_ns(self) -> int:
         """See :class:`~nsightkit.trace.model.Source`."""
         starts = []
-        for table, backing in _BACKING.items():
+        for backing in _BACKING.values():
             for name in backing:
                 if name not in self._tables.tables():
                     continue
                 if name not in self._first:
-                    if table == "ranges":
-                        values = self._tables.integers(name, ["start"], (*_PUSH_POP, *_START_END))["start"]
-                        self._first[name] = int(values.min()) if len(values) else None
+                    if name in (_NVTX, _OSRT):  # where not every row is an event
+                        kinds = (*_PUSH_POP, *_START_END)
+                        rows = self._tables.integers(name, ["start"], kinds) if name == _NVTX else self._rows(name, ["start"])
+                        self._first[name] = int(rows["start"].min()) if len(rows["start"]) else None
                     else:
                         self._first[name] = self._tables.least(name, "start")
                 first = self._first[name]
@@ -491,9 +499,17 @@ class NsysSource:
         plan = {c: _PLANS[table][c] for c in columns}
         needed = {s for c in columns for s in plan[c].sources(name, self) if s in have}
         # Never without a column: the number of rows must come from somewhere.
-        raw = self._tables.integers(name, sorted(needed) or ["start"])
+        raw = self._rows(name, sorted(needed) or ["start"])
         n = len(next(iter(raw.values())))
         return {c: plan[c].build(self, name, raw, n) for c in columns}
+
+    def _rows(self, name: str, columns: list[str]) -> dict[str, Array]:
+        """Integer columns of the rows that are events: the OS table also marks where its tracing began and ended."""
+        if name != _OSRT or "eventClass" not in self._tables.columns(name):
+            return self._tables.integers(name, columns)
+        raw = self._tables.integers(name, list(dict.fromkeys([*columns, "eventClass"])))
+        keep = ~np.isin(raw["eventClass"], _OSRT_MARKS)
+        return {c: raw[c][keep] for c in columns}
 
     def names(self, ids: Array, clean: Callable[[str], str] | None = None) -> pd.Categorical:
         """String ids as a categorical of their texts; ids of equal texts become one category."""
@@ -673,7 +689,9 @@ def _categorical(codes: Array, texts: Sequence[str]) -> pd.Categorical:
     if used.all() and len(set(texts)) == len(texts):
         return categorical(codes, texts)
     place: dict[str, int] = {}
-    renumber = np.array([place.setdefault(t, len(place)) if u else 0 for t, u in zip(texts, used, strict=True)], np.int32)
+    renumber = np.array(
+        [place.setdefault(t, len(place)) if u else 0 for t, u in zip(texts, used, strict=True)], np.int32
+    )
     return categorical(renumber[codes] if len(renumber) else codes, list(place))
 
 

@@ -38,7 +38,9 @@ class Unusual(Exception):
     """The table cannot be decoded this way; not an error of the file."""
 
 
-def integer_columns(path: Path, root: int, columns: Sequence[int], kinds: tuple[int, Sequence[int]] | None = None) -> list[Int]:
+def integer_columns(
+    path: Path, root: int, columns: Sequence[int], kinds: tuple[int, Sequence[int]] | None = None
+) -> list[Int]:
     """Integer columns of a table, in rowid order.
 
     Parameters
@@ -174,7 +176,7 @@ def _decode(block: npt.NDArray[np.uint8], page_size: int, usable: int, columns: 
 def _integers(wide: Any, serial: Int, low: int, high: int, body: Int, length: Any) -> Int:
     if low == high and low in (0, _ZERO, _ONE):
         return np.full(len(serial), (NULL, 0, 1)[(0, _ZERO, _ONE).index(low)], np.int64)
-    if high > _ONE or low <= _FLOAT <= high and (serial == _FLOAT).any():
+    if high > _ONE or (low <= _FLOAT <= high and (serial == _FLOAT).any()):
         raise Unusual("a float")
     # The eight bytes that end with the value's last one, then its sign spread over the rest.
     raw = wide[body + (length - 8)].astype(np.int64)

@@ -99,12 +99,12 @@ class Export:
 
     @staticmethod
     def process(pid: int) -> int:
-        """nsys's global process id."""
+        """Nsys's global process id."""
         return (1 << 56) | (pid << 24)
 
     @classmethod
     def thread(cls, pid: int, tid: int) -> int:
-        """nsys's global thread id; the model's thread is its lower 48 bits."""
+        """Nsys's global thread id; the model's thread is its lower 48 bits."""
         return cls.process(pid) | tid
 
     def next_correlation(self) -> int:
@@ -112,17 +112,30 @@ class Export:
         self._correlation += 1
         return self._correlation
 
-    def call(self, name: str, thread: int, start: int, end: int, correlation: int | None = None, *, driver: bool = False) -> int:
+    def call(
+        self, name: str, thread: int, start: int, end: int, correlation: int | None = None, *, driver: bool = False
+    ) -> int:
         """A CUDA API call; returns its correlation id."""
         correlation = self.next_correlation() if correlation is None else correlation
-        self._rows["CUPTI_ACTIVITY_KIND_RUNTIME"].append((start, end, int(driver), thread, correlation, self.string(name), 0))
+        self._rows["CUPTI_ACTIVITY_KIND_RUNTIME"].append(
+            (start, end, int(driver), thread, correlation, self.string(name), 0)
+        )
         return correlation
 
     def kernel(
-        self, name: str, start: int, end: int, correlation: int, process: int, *, device: int = 0, stream: int = 7, node: int = 0
+        self,
+        name: str,
+        start: int,
+        end: int,
+        correlation: int,
+        process: int,
+        *,
+        device: int = 0,
+        stream: int = 7,
+        node: int = 0,
     ) -> None:
         """A kernel."""
-        short = name.split("<")[0].split("(")[0].split("::")[-1].removeprefix("void ")
+        short = name.split("<", maxsplit=1)[0].split("(", maxsplit=1)[0].rsplit("::", maxsplit=1)[-1].removeprefix("void ")
         ids = self.string(name), self.string(short)
         self._rows["CUPTI_ACTIVITY_KIND_KERNEL"].append(
             (start, end, device, 1, stream, correlation, process, *ids, 32, 64, 1, 1, 256, 1, 1, 0, 0, node or None)
@@ -148,13 +161,19 @@ class Export:
             (start, end, device, 1, stream, correlation, process, size, _COPY_KIND[kind], *kinds, None)
         )
 
-    def memset(self, start: int, end: int, correlation: int, process: int, size: int, *, device: int = 0, stream: int = 7) -> None:
+    def memset(
+        self, start: int, end: int, correlation: int, process: int, size: int, *, device: int = 0, stream: int = 7
+    ) -> None:
         """A memset of device memory."""
-        self._rows["CUPTI_ACTIVITY_KIND_MEMSET"].append((start, end, device, 1, stream, correlation, process, 0, size, None, 2))
+        self._rows["CUPTI_ACTIVITY_KIND_MEMSET"].append(
+            (start, end, device, 1, stream, correlation, process, 0, size, None, 2)
+        )
 
     def graph(self, start: int, end: int, correlation: int, process: int, *, device: int = 0, stream: int = 7) -> None:
         """A CUDA-graph replay, recorded as one interval."""
-        self._rows["CUPTI_ACTIVITY_KIND_GRAPH_TRACE"].append((start, end, device, 1, stream, correlation, process, 1, 1))
+        self._rows["CUPTI_ACTIVITY_KIND_GRAPH_TRACE"].append(
+            (start, end, device, 1, stream, correlation, process, 1, 1)
+        )
 
     def synchronize(self, name: str, thread: int, start: int, end: int, *, device: int = 0, stream: int = 7) -> None:
         """A synchronising call and the activity that goes with it."""
@@ -164,15 +183,21 @@ class Export:
             (start, end, device, 1, stream, correlation, process, _SYNC[name])
         )
 
-    def range(self, name: str, thread: int, start: int, end: int | None, *, domain: str = "", registered: bool = True) -> None:
+    def range(
+        self, name: str, thread: int, start: int, end: int | None, *, domain: str = "", registered: bool = True
+    ) -> None:
         """An NVTX push/pop range; `end` None leaves it open, `registered` False writes the text into the row."""
         ids = (None, self.string(name)) if registered else (name, None)
-        self._rows["NVTX_EVENTS"].append((start, end, 59, None, ids[0], thread, thread, ids[1], self._domain(domain, thread)))
+        self._rows["NVTX_EVENTS"].append(
+            (start, end, 59, None, ids[0], thread, thread, ids[1], self._domain(domain, thread))
+        )
 
     def start_end(self, name: str, thread: int, start: int, end: int, *, end_thread: int | None = None) -> None:
         """An NVTX start/end range, which may end on another thread."""
         number = len(self._rows["NVTX_EVENTS"]) + 1
-        self._rows["NVTX_EVENTS"].append((start, end, 60, number, None, thread, end_thread or thread, self.string(name), 0))
+        self._rows["NVTX_EVENTS"].append(
+            (start, end, 60, number, None, thread, end_thread or thread, self.string(name), 0)
+        )
 
     def _domain(self, name: str, thread: int) -> int:
         if name not in self._domains:

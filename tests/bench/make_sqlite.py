@@ -69,7 +69,9 @@ def make(path: Path, kernels: int = 5_000_000, seed: int = 7) -> None:
     cpu_gap[rng.random(kernels) < 0.01] += 120_000
     launch_start = np.cumsum(cpu_gap)
     launch_end = launch_start + rng.integers(1500, 2400, kernels)
-    duration = rng.choice([900, 1700, 2600, 5200, 11_000], kernels, p=[0.3, 0.3, 0.25, 0.1, 0.05]) + rng.integers(0, 400, kernels)
+    duration = rng.choice([900, 1700, 2600, 5200, 11_000], kernels, p=[0.3, 0.3, 0.25, 0.1, 0.05]) + rng.integers(
+        0, 400, kernels
+    )
     ready = launch_end + 1200
     # start[i] = max(ready[i], end[i-1]) without a loop: end[i] = cumsum + running maximum of (ready - cumsum before i)
     total = np.cumsum(duration)
@@ -103,7 +105,11 @@ def make(path: Path, kernels: int = 5_000_000, seed: int = 7) -> None:
         "ANALYSIS_DETAILS": "globalVid INTEGER NOT NULL, duration INTEGER NOT NULL, startTime INTEGER NOT NULL, stopTime INTEGER NOT NULL",
     }.items():
         connection.execute(f"CREATE TABLE {table} ({ddl})")
-    strings = {_LAUNCH: "cudaLaunchKernel_v7000", _COPY: "cudaMemcpyAsync_v3020", _SYNCHRONIZE: "cudaStreamSynchronize_v3020"}
+    strings = {
+        _LAUNCH: "cudaLaunchKernel_v7000",
+        _COPY: "cudaMemcpyAsync_v3020",
+        _SYNCHRONIZE: "cudaStreamSynchronize_v3020",
+    }
     strings |= {_FIRST_KERNEL + i: f"void planted::kernel_{i:02d}<float, {i}>(float*, int)" for i in range(_KERNELS)}
     ranges = ["step", *(f"layer_{i}" for i in range(20)), *(f"op_{i}" for i in range(20))]
     strings |= {_FIRST_RANGE + i: text for i, text in enumerate(ranges)}
@@ -112,7 +118,9 @@ def make(path: Path, kernels: int = 5_000_000, seed: int = 7) -> None:
         "INSERT INTO META_DATA_EXPORT VALUES (?, ?)",
         [("EXPORT_PRODUCT_VERSION", "2024.6.2.225"), ("EXPORT_SCHEMA_VERSION", "3.16.1")],
     )
-    connection.executemany("INSERT INTO META_DATA_CAPTURE VALUES ('CAPTURE_EVENT_TYPE', ?)", [("NvtxEvents",), ("Cuda",)])
+    connection.executemany(
+        "INSERT INTO META_DATA_CAPTURE VALUES ('CAPTURE_EVENT_TYPE', ?)", [("NvtxEvents",), ("Cuda",)]
+    )
     connection.execute("INSERT INTO ANALYSIS_DETAILS VALUES (1, ?, 0, ?)", (int(end[-1]), int(end[-1])))
 
     rows = "?" + ", ?" * 27
@@ -128,8 +136,19 @@ def make(path: Path, kernels: int = 5_000_000, seed: int = 7) -> None:
             grid[part].tolist(), one, one, [256] * n, one, one, zero, zero, zero, zero, correlation[part].tolist(), [102400] * n, [None] * n, zero,
         ]  # fmt: skip
         connection.executemany(f"INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES ({rows})", zip(*columns, strict=True))
-        calls = [launch_start[part].tolist(), launch_end[part].tolist(), zero, thread[part].tolist(), correlation[part].tolist(), one, zero, [None] * n]
-        connection.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, ?, ?, ?, ?, ?, ?)", zip(*calls, strict=True))
+        calls = [
+            launch_start[part].tolist(),
+            launch_end[part].tolist(),
+            zero,
+            thread[part].tolist(),
+            correlation[part].tolist(),
+            one,
+            zero,
+            [None] * n,
+        ]
+        connection.executemany(
+            "INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, ?, ?, ?, ?, ?, ?)", zip(*calls, strict=True)
+        )
     copy_correlation = np.arange(copies) + kernels + 1000
     connection.executemany(
         "INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (?, ?, 0, 1, 0, 7, ?, ?, 4096, 1, NULL, 1, 2, NULL, NULL, NULL, NULL, NULL, NULL, NULL)",
@@ -137,13 +156,19 @@ def make(path: Path, kernels: int = 5_000_000, seed: int = 7) -> None:
     )
     connection.executemany(
         "INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, 0, ?, ?, 2, 0, NULL)",
-        ((int(s) + 10, int(s) + 600, int(t), int(c)) for s, t, c in zip(copy_call, thread[copy_at], copy_correlation, strict=True)),
+        (
+            (int(s) + 10, int(s) + 600, int(t), int(c))
+            for s, t, c in zip(copy_call, thread[copy_at], copy_correlation, strict=True)
+        ),
     )
     sync_correlation = np.arange(syncs) + kernels + copies + 1000
     sync_call = launch_end[sync_at] + 700
     connection.executemany(
         "INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, 0, ?, ?, 3, 0, NULL)",
-        ((int(s), int(s) + 900, int(t), int(c)) for s, t, c in zip(sync_call, thread[sync_at], sync_correlation, strict=True)),
+        (
+            (int(s), int(s) + 900, int(t), int(c))
+            for s, t, c in zip(sync_call, thread[sync_at], sync_correlation, strict=True)
+        ),
     )
     connection.executemany(
         "INSERT INTO CUPTI_ACTIVITY_KIND_SYNCHRONIZATION VALUES (?, ?, 0, 1, 0, 7, ?, ?, 3, 0)",
@@ -160,7 +185,9 @@ def make(path: Path, kernels: int = 5_000_000, seed: int = 7) -> None:
         spans.append((1 + layer, begin, begin + width - 1))
         share = max(1, width // operations)
         spans.extend(
-            (1 + layers + o, begin + min(o * share, width - 1), begin + min((o + 1) * share, width) - 1) for o in range(operations) if o < width
+            (1 + layers + o, begin + min(o * share, width - 1), begin + min((o + 1) * share, width) - 1)
+            for o in range(operations)
+            if o < width
         )
     for which, begin, finish in spans:
         level = 0 if which == 0 else (1 if which <= layers else 2)

@@ -1,0 +1,98 @@
+"""Interval arithmetic against a line of booleans."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from nsightkit.analysis import intervals
+from nsightkit.trace import Trace
+
+SIZE = 400
+
+
+def drawn(start, end):
+    line = np.zeros(SIZE, bool)
+    for a, b in zip(start, end, strict=True):
+        line[a:b] = True
+    return line
+
+
+@pytest.fixture(params=range(20))
+def some(request):
+    rng = np.random.default_rng(request.param)
+    start = rng.integers(0, SIZE - 40, 30)
+    return start, start + rng.integers(0, 40, 30)
+
+
+def test_union_length(some):
+    assert intervals.union_length(*some) == drawn(*some).sum()
+
+
+def test_merge_is_disjoint_and_ordered(some):
+    start, end = intervals.merge(*some)
+    assert (drawn(start, end) == drawn(*some)).all()
+    assert (start[1:] > end[:-1]).all()
+
+
+def test_coverage_of_windows(some):
+    line, covered = drawn(*some), intervals.Coverage(*some)
+    rng = np.random.default_rng(1)
+    a = rng.integers(0, SIZE, 200)
+    b = a + rng.integers(-5, 80, 200)
+    assert covered.of(a, b).tolist() == [line[x : max(x, y)].sum() for x, y in zip(a, b, strict=True)]
+
+
+def test_nothing():
+    assert intervals.union_length([], []) == 0
+    assert intervals.Coverage([], []).of([1], [5]).tolist() == [0]
+    empty = Trace.from_frames({})
+    assert len(intervals.gpu_intervals(empty)) == len(intervals.busy(empty)) == len(intervals.idle_gaps(empty)) == 0
+
+
+def trace(**tables):
+    return Trace.from_frames({name: pd.DataFrame(rows) for name, rows in tables.items()})
+
+
+def test_busy_is_the_union_over_streams_of_kernels_copies_memsets_and_graphs():
+    t = trace(
+        kernels={"start_ns": [100, 150], "end_ns": [200, 260], "device": [0, 0], "stream": [7, 8]},
+        memops={"start_ns": [255, 400], "end_ns": [300, 410], "device": [0, 1]},
+        graphs={"start_ns": [350], "end_ns": [380], "device": [0]},
+    )
+    busy = intervals.busy(t).set_index("device")
+    assert busy.loc[0, ["span_ns", "busy_ns", "idle_ns", "compute_ns"]].tolist() == [280, 230, 50, 190]
+    assert busy.loc[1, ["span_ns", "busy_ns", "idle_ns"]].tolist() == [10, 10, 0]
+    gaps = intervals.idle_gaps(t)
+    assert gaps[["device", "start_ns", "end_ns"]].to_numpy().tolist() == [[0, 200, 250]]
+
+
+def test_gaps_sum_to_idle_whatever_the_order_of_rows(some):
+    start, end = some
+    device = np.arange(len(start)) % 3
+    t = trace(kernels={"start_ns": start, "end_ns": end, "device": device})
+    busy = intervals.busy(t).set_index("device")
+    gaps = intervals.idle_gaps(t)
+    for one in range(3):
+        mine = gaps[gaps["device"] == one]
+        assert (mine["end_ns"] - mine["start_ns"]).sum() == busy.loc[one, "idle_ns"]
+
+
+def test_launches_are_found_by_process_and_outermost_call():
+    a, b = (10 << 24) | 1, (20 << 24) | 1
+    t = trace(
+        calls={
+            # A driver call inside a runtime call, written first; the same id in another process.
+            "start_ns": [105, 100, 300],
+            "end_ns": [108, 110, 310],
+            "thread": [a, a, b],
+            "process": [10, 10, 20],
+            "correlation": [5, 5, 5],
+        }
+    )
+    assert intervals.launch_of(t, [10, 20, 30, 10, 10], [5, 5, 5, 6, 0]).tolist() == [1, 2, -1, -1, -1]
+
+
+def test_launches_with_sparse_correlation_ids():
+    ids = np.array([7, 2**40, 3 * 2**40])
+    t = trace(calls={"start_ns": [0, 1, 2], "end_ns": [1, 2, 3], "thread": [1 << 24] * 3, "correlation": ids})
+    assert intervals.launch_of(t, [1] * 4, [2**40, 3 * 2**40, 7, 8]).tolist() == [1, 2, 0, -1]

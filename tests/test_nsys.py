@@ -1,0 +1,331 @@
+"""The Nsight Systems reader: every schema at hand, pages against SQL, parquetdir, damaged and foreign files."""
+
+import random
+import re
+import sqlite3
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import nsightkit
+from nsightkit.trace import TABLES, nsys, sqlite_pages
+from nsightkit.workloads.planted import Export, training
+
+EVENT = re.compile(r"(kernels|memcpy|runtime|graph|osrt|nvtx) (\d+)")
+
+
+def manifest(traces):
+    """Event counts that the manifest states, by file."""
+    for line in (traces / "MANIFEST.md").read_text().splitlines():
+        cells = [c.strip() for c in line.split("|")]
+        if len(cells) > 4 and cells[1].endswith(".sqlite"):
+            yield traces / cells[1], {k: int(v) for k, v in EVENT.findall(cells[4])}, cells[4]
+
+
+def test_every_schema_reads_with_the_counts_of_its_manifest(shared_traces):
+    checked = 0
+    for path, counts, _ in manifest(shared_traces):
+        trace = nsightkit.load(path)
+        with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as connection:
+            tables = {r[0] for r in connection.execute("SELECT name FROM sqlite_master")}
+            ranges = "SELECT count(*) FROM NVTX_EVENTS WHERE eventType IN (59, 60, 70, 71)"
+            nvtx = connection.execute(ranges).fetchone()[0] if "NVTX_EVENTS" in tables else 0
+            # The manifest counts rows; those of classes 31 and 32 only mark the start and end of the tracing.
+            began = "SELECT count(*) FROM OSRT_API WHERE eventClass IN (31, 32)"
+            marks = connection.execute(began).fetchone()[0] if "OSRT_API" in tables else 0
+        found = {
+            "kernels": len(trace.kernels),
+            "runtime": len(trace.calls),
+            "graph": len(trace.graphs),
+            "osrt": len(trace.os_calls) + marks,
+        }
+        for what, number in found.items():
+            if what in counts:
+                assert number == counts[what], (path.name, what)
+        assert len(trace.ranges) == nvtx
+        for table, columns in TABLES.items():
+            assert {c: str(d) for c, d in trace.table(table).dtypes.items()} == columns, (path.name, table)
+        checked += 1
+    assert checked == 10
+
+
+def test_tables_not_recorded_are_named_and_tables_without_events_are_not(shared_traces):
+    missing = {p.parent.name + "/" + p.name: set(nsightkit.load(p).meta.missing) for p, *_ in manifest(shared_traces)}
+    gpu = {"kernels", "memops", "graphs", "calls", "syncs"}
+    assert gpu <= missing["EfficientCenterFormer/baseline_v2.sqlite"]  # NVTX only
+    assert gpu <= missing["StellaWava/report1.sqlite"]  # OS calls only
+    # One CUDA table is there, so the absent ones say that nothing of theirs happened.
+    assert not gpu & missing["tutorial_vqe/report1.sqlite"]
+    assert not gpu & missing["cs336-zx3xyy/result_2_7B_compile_ro.sqlite"]
+    # Asked for by the capture, hence recorded and empty.
+    assert "ranges" not in missing["cs336-zx3xyy/result_2_7B_compile_ro.sqlite"]
+
+
+def test_gpus_versions_and_clock(shared_traces):
+    trace = nsightkit.load(shared_traces / "cs336-zx3xyy" / "result_2_7B_nvtx.sqlite")
+    assert (trace.meta.tool_version, trace.meta.schema) == ("2024.6.2.225", "3.16.1")
+    assert (trace.meta.gpus[0].name, trace.meta.gpus[0].sm_count) == ("NVIDIA A100-SXM4-80GB", 108)
+    with sqlite3.connect(f"file:{trace.path}?mode=ro", uri=True) as connection:
+        first = connection.execute("SELECT min(start) FROM CUPTI_ACTIVITY_KIND_KERNEL").fetchone()[0]
+    assert trace.kernels["start_ns"].min() + trace.t0_ns == first
+    assert min(trace.table(t, ["start_ns"])["start_ns"].min() for t in TABLES if trace.size(t)) == 0
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "CUPTI_ACTIVITY_KIND_KERNEL",
+        "CUPTI_ACTIVITY_KIND_RUNTIME",
+        "CUPTI_ACTIVITY_KIND_MEMCPY",
+        "OSRT_API",
+        "NVTX_EVENTS",
+    ],
+)
+def test_pages_equal_sql_on_real_exports(shared_traces, table):
+    compared = 0
+    for path, *_ in manifest(shared_traces):
+        with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as connection:
+            row = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table,)).fetchone()
+            if row is None:
+                continue
+            info = connection.execute(f"PRAGMA table_info({table})").fetchall()
+            columns = [i for i, c in enumerate(info) if c[2] == "INTEGER"]
+            names = ", ".join(f'"{info[i][1]}"' for i in columns)
+            truth = np.array(connection.execute(f"SELECT {names} FROM {table} ORDER BY rowid").fetchall(), dtype=object)
+        found = sqlite_pages.integer_columns(path, row[0], columns)
+        expected = np.where(truth == None, sqlite_pages.NULL, truth).astype(np.int64) if len(truth) else truth  # noqa: E711
+        for i in range(len(columns)):
+            assert (found[i] == (expected[:, i] if len(truth) else [])).all(), (path.name, info[columns[i]][1])
+        compared += len(truth)
+    assert compared
+
+
+@pytest.mark.parametrize("page_size", [512, 4096, 65536])
+@pytest.mark.parametrize("seed", range(3))
+def test_pages_equal_sql_on_random_tables(tmp_path, page_size, seed):
+    rng = random.Random(seed)
+    sizes = [
+        0,
+        1,
+        -1,
+        127,
+        128,
+        -128,
+        32767,
+        -32769,
+        2**23,
+        -(2**31),
+        2**40,
+        -(2**47),
+        2**47,
+        2**62,
+        -(2**63) + 1,
+        None,
+    ]
+    rows = [
+        (rng.choice(sizes), "x" * rng.choice([0, 3, 60, 120]), rng.choice(sizes), 7, rng.choice(sizes))
+        for _ in range(3000)
+    ]
+    path = tmp_path / "t.sqlite"
+    connection = sqlite3.connect(path)
+    connection.execute(f"PRAGMA page_size = {page_size}")
+    connection.execute("CREATE TABLE other (x)")
+    connection.execute("CREATE TABLE t (a INTEGER, s TEXT, b INTEGER, c INTEGER, d INTEGER)")
+    connection.executemany("INSERT INTO t VALUES (?, ?, ?, ?, ?)", rows)
+    connection.execute("DELETE FROM t WHERE rowid % 7 = 3")
+    connection.commit()
+    root = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 't'").fetchone()[0]
+    truth = connection.execute("SELECT a, b, c, d FROM t ORDER BY rowid").fetchall()
+    connection.close()
+    found = sqlite_pages.integer_columns(path, root, [0, 2, 3, 4])
+    expected = [[sqlite_pages.NULL if v is None else v for v in column] for column in zip(*truth, strict=True)]
+    assert [f.tolist() for f in found] == expected
+    some = sqlite_pages.integer_columns(path, root, [3], kinds=(2, [7, 9]))[0]
+    assert len(some) == sum(r[1] in (7, 9) for r in truth)
+
+
+@pytest.mark.parametrize("value", [1.5, "text", 2**100, "y" * 90_000])
+def test_what_pages_cannot_hold_falls_back_or_is_refused(tmp_path, value):
+    path = tmp_path / "t.sqlite"
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE t (a, b)")
+    connection.executemany("INSERT INTO t VALUES (?, ?)", [(1, 2), (float(value) if value == 2**100 else value, 3)])
+    connection.commit()
+    root = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 't'").fetchone()[0]
+    with pytest.raises(sqlite_pages.Unusual):
+        sqlite_pages.integer_columns(path, root, [0])
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("INSERT INTO t VALUES (5, 6)")
+    connection.commit()
+    with pytest.raises(sqlite_pages.Unusual):
+        sqlite_pages.integer_columns(path, root, [1])
+    connection.close()
+
+
+def test_the_ordinary_way_gives_the_same_tables(shared_traces, monkeypatch):
+    def unusual(*_args, **_kwargs):
+        raise sqlite_pages.Unusual
+
+    paths = [p for p, *_ in manifest(shared_traces)]
+    quick = [{t: nsightkit.load(p).table(t) for t in TABLES} for p in paths]
+    monkeypatch.setattr(nsys.sqlite_pages, "integer_columns", unusual)
+    for path, tables in zip(paths, quick, strict=True):
+        trace = nsightkit.load(path)
+        for table, frame in tables.items():
+            pd.testing.assert_frame_equal(trace.table(table), frame)
+
+
+def test_a_database_still_in_wal_mode_is_read(tmp_path):
+    training(tmp_path / "t.sqlite", None, steps=2)
+    truth = nsightkit.load(tmp_path / "t.sqlite").kernels
+    connection = sqlite3.connect(tmp_path / "t.sqlite")
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("INSERT INTO META_DATA_EXPORT VALUES ('late', 'row')")
+    connection.commit()
+    pd.testing.assert_frame_equal(nsightkit.load(tmp_path / "t.sqlite").kernels, truth)
+    connection.close()
+
+
+def test_parquetdir_of_a_real_export(nsys, tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import nvtx, time\nwith nvtx.annotate('outer'):\n    with nvtx.annotate('inner', domain='mine'):\n        time.sleep(0.02)\n"
+    )
+    report = tmp_path / "r.nsys-rep"
+    command = [
+        nsys,
+        "profile",
+        "-t",
+        "nvtx,osrt",
+        "-s",
+        "none",
+        "--cpuctxsw=none",
+        "-o",
+        report,
+        sys.executable,
+        script,
+    ]
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    folder, database = tmp_path / "r_pqtdir", tmp_path / "r.sqlite"
+    subprocess.run(
+        [nsys, "export", "--type", "parquetdir", "-o", folder, report], check=True, capture_output=True, timeout=300
+    )
+    subprocess.run(
+        [nsys, "export", "--type", "sqlite", "-o", database, report], check=True, capture_output=True, timeout=300
+    )
+    a, b = nsightkit.load(folder), nsightkit.load(database)
+    if not len(b.ranges):
+        pytest.skip("this nvtx package emits nothing under this nsys (0.2.12 to 0.2.17 under 2022.4 and 2023.4)")
+    assert set(b.ranges["name"]) == {"outer", "inner"}
+    assert a.meta.missing == b.meta.missing
+    for table in ("ranges", "os_calls", "overhead"):
+        order = ["start_ns", "end_ns", "thread"]
+        left, right = (t.table(table).sort_values(order, ignore_index=True) for t in (a, b))
+        for frame in (left, right):
+            for column in ("name", "domain", "kind"):
+                if column in frame:
+                    frame[column] = frame[column].astype("str")
+            frame.pop("parent") if "parent" in frame else None
+        pd.testing.assert_frame_equal(left, right)
+
+
+def test_cuda_visible_devices_are_told_apart(tmp_path):
+    out = Export(gpus=2)
+    for pid in (10, 11):
+        c = out.call("cudaLaunchKernel", Export.thread(pid, pid), 0, 5)
+        out.kernel("k", 10, 20, c, Export.process(pid), device=0)
+    path = out.write(tmp_path / "t.sqlite")
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE TARGET_INFO_CUDA_DEVICE (gpuId INTEGER, cudaId INTEGER, pid INTEGER)")
+        connection.executemany("INSERT INTO TARGET_INFO_CUDA_DEVICE VALUES (?, 0, ?)", [(0, 10), (1, 11)])
+    connection.close()
+    assert sorted(nsightkit.load(path).kernels["device"]) == [0, 1]
+
+
+def test_names_are_any_bytes(tmp_path):
+    out = Export()
+    c = out.call("cudaLaunchKernel_v7000", Export.thread(1, 1), 0, 5)
+    out.kernel("PLACEHOLDER", 10, 20, c, Export.process(1))
+    out.range("plain", Export.thread(1, 1), 0, 9, registered=False)
+    path = out.write(tmp_path / "t.sqlite")
+    with sqlite3.connect(path) as connection:
+        connection.execute(
+            "UPDATE StringIds SET value = CAST(x'6bff3c7363726970743e' AS TEXT) WHERE value = 'PLACEHOLDER'"
+        )
+        connection.execute("UPDATE NVTX_EVENTS SET text = CAST(x'ffe9' AS TEXT)")
+    connection.close()
+    trace = nsightkit.load(path)
+    assert trace.kernels["name"].tolist() == ["k\ufffd<script>"]
+    assert trace.ranges["name"].tolist() == ["\ufffd\ufffd"]
+    assert trace.calls["name"].tolist() == ["cudaLaunchKernel"]
+
+
+def broken(tmp_path, kind):
+    path = tmp_path / "t.sqlite"
+    training(path, None, steps=4)
+    raw = path.read_bytes()
+    if kind == "truncated":
+        path.write_bytes(raw[: len(raw) // 2])
+    elif kind == "header only":
+        path.write_bytes(raw[:60])
+    elif kind == "zeroed pages":
+        path.write_bytes(raw[:8192] + bytes(len(raw) - 8192))
+    elif kind == "noise":
+        random.seed(1)
+        path.write_bytes(raw[:4096] + random.randbytes(len(raw) - 4096))
+    elif kind == "foreign":
+        path.unlink()
+        with sqlite3.connect(path) as connection:
+            connection.execute("CREATE TABLE customers (id INTEGER, name TEXT)")
+        connection.close()
+    elif kind == "other columns":
+        path.unlink()
+        with sqlite3.connect(path) as connection:
+            connection.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (when_it_began INTEGER)")
+        connection.close()
+    elif kind == "text in numbers":
+        with sqlite3.connect(path) as connection:
+            connection.execute("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET start = 'soon' WHERE rowid = 9")
+        connection.close()
+    return path
+
+
+@pytest.mark.parametrize(
+    "kind", ["truncated", "header only", "zeroed pages", "noise", "foreign", "other columns", "text in numbers"]
+)
+def test_bad_files_are_named_with_a_remedy(tmp_path, kind):
+    path = broken(tmp_path, kind)
+    with pytest.raises(nsightkit.TraceError) as caught:
+        trace = nsightkit.load(path)
+        for table in TABLES:
+            trace.table(table)
+    assert str(path) in str(caught.value)
+    assert "export" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_name_full_of_traps(tmp_path):
+    odd = tmp_path / "a 'b' \"c\" $(touch pwned) ?mode=rw&x#y %41.sqlite"
+    training(odd, None, steps=2)
+    assert len(nsightkit.load(odd).kernels)
+    assert not list(tmp_path.glob("pwned"))
+    assert not (tmp_path.cwd() / "pwned").exists()
+
+
+def test_a_report_without_nsys_says_how_to_export_it(tmp_path, monkeypatch):
+    report = tmp_path / "r.nsys-rep"
+    report.write_bytes(b"\x01 a report")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("NSIGHTKIT_NSYS", raising=False)
+    monkeypatch.setattr("nsightkit.trace.nsys_tool.find", lambda: None)
+    with pytest.raises(nsightkit.TraceError, match="nsys export"):
+        nsightkit.load(report)
+
+
+def test_nothing_is_written_beside_a_small_export(tmp_path):
+    training(tmp_path / "t.sqlite", None, steps=2)
+    nsightkit.load(tmp_path / "t.sqlite").kernels  # noqa: B018
+    assert [p.name for p in tmp_path.iterdir()] == ["t.sqlite"]

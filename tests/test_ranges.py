@@ -1,0 +1,202 @@
+"""What ranges cost: planted truths, both rules, and the sums that must reconcile."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import nsightkit
+from nsightkit.analysis import intervals, ranges
+from nsightkit.trace import Trace
+from nsightkit.workloads.planted import Export, training
+
+PID = 5
+PROCESS = Export.process(PID)
+MAIN, OTHER, THIRD = (Export.thread(PID, t) for t in (5, 6, 7))
+
+
+def loaded(out, tmp_path):
+    return nsightkit.load(out.write(tmp_path / "t.sqlite", shuffle=1))
+
+
+def by_name(trace, rule="window"):
+    return ranges.summary(trace, rule=rule).set_index("name")
+
+
+@pytest.mark.parametrize("fault", [None, "sync", "tiny"])
+def test_planted_training(tmp_path, fault):
+    truth = training(tmp_path / "t.sqlite", fault)
+    trace = nsightkit.load(tmp_path / "t.sqlite")
+    found = by_name(trace)
+    for name, (count, total) in truth["ranges"].items():
+        assert found.loc[name, ["count", "total_ns"]].tolist() == [count, total]
+    # Backward launches from a thread without ranges: found by the window rule, invisible to nsys's.
+    gpu = sum(total for _, total in truth["kernels"].values()) + sum(t for _, t in truth["copies"].values())
+    assert found.loc["step", "gpu_ns"] == gpu == truth["busy_ns"]
+    phases = ["to_device", "forward", "backward", "optimizer"]
+    assert found.loc[phases, "gpu_ns"].sum() == gpu
+    assert found.loc["step", "kernel_count"] == sum(n for n, _ in truth["kernels"].values())
+    by_thread = by_name(trace, "thread")
+    assert by_thread.loc["backward", "gpu_ns"] == 0
+    assert by_thread.loc["forward", "gpu_ns"] == found.loc["forward", "gpu_ns"]
+
+
+def test_exclusive_times_conserve(tmp_path):
+    training(tmp_path / "t.sqlite", None)
+    trace = nsightkit.load(tmp_path / "t.sqlite")
+    found = ranges.summary(trace)
+    outermost = trace.ranges[trace.ranges["level"] == 0]
+    assert found["exclusive_ns"].sum() == (outermost["end_ns"] - outermost["start_ns"]).sum()
+
+
+def test_exclusive_is_per_thread(tmp_path):
+    out = Export()
+    out.range("outer", MAIN, 0, 1000)
+    out.range("inner", MAIN, 100, 400, domain="library")
+    out.range("leaf", MAIN, 150, 200)
+    out.range("beside", OTHER, 100, 900)
+    found = by_name(loaded(out, tmp_path))
+    assert found["exclusive_ns"].to_dict() == {"outer": 700, "inner": 250, "leaf": 50, "beside": 800}
+    assert found.loc["inner", "domain"] == "library"
+
+
+def test_union_and_span_over_streams_and_threads(tmp_path):
+    out = Export()
+    out.range("phase", MAIN, 0, 1_000)
+    for thread, at, start, end, stream in [
+        (MAIN, 10, 2_000, 3_000, 1),
+        (OTHER, 20, 2_500, 3_500, 2),
+        (MAIN, 30, 5_000, 5_100, 1),
+    ]:
+        c = out.call("cudaLaunchKernel", thread, at, at + 5)
+        out.kernel("k", start, end, c, PROCESS, stream=stream)
+    c = out.call("cudaMemsetAsync", OTHER, 40, 45)
+    out.memset(3_400, 3_600, c, PROCESS, 64)
+    found = by_name(loaded(out, tmp_path)).loc["phase"]
+    assert found[["gpu_ns", "gpu_span_ns", "kernel_count"]].tolist() == [1_700, 3_100, 3]
+    found = by_name(loaded(out, tmp_path), "thread").loc["phase"]
+    assert found[["gpu_ns", "gpu_span_ns", "kernel_count"]].tolist() == [1_100, 3_100, 2]
+
+
+def test_threads_with_ranges_keep_their_work_to_themselves(tmp_path):
+    out = Export()
+    out.range("main", MAIN, 0, 1_000)
+    out.range("prefetch", OTHER, 100, 300)
+    for thread, at in [(MAIN, 10), (OTHER, 150), (OTHER, 500), (THIRD, 600)]:
+        c = out.call("cudaLaunchKernel", thread, at, at + 5)
+        out.kernel("k", 2_000 + at, 2_001 + at, c, PROCESS)
+    found = by_name(loaded(out, tmp_path))["kernel_count"].to_dict()
+    assert found == {"main": 2, "prefetch": 1}
+
+
+def test_a_graph_launch_counts_its_nodes_and_its_replay(tmp_path):
+    out = Export()
+    out.range("nodes", MAIN, 0, 100)
+    c = out.call("cudaGraphLaunch_v10000", MAIN, 10, 20)
+    for node in range(1, 4):
+        out.kernel("k", 1_000 * node, 1_000 * node + 500, c, PROCESS, node=node)
+    out.range("replay", MAIN, 200, 300)
+    c = out.call("cudaGraphLaunch_v10000", MAIN, 210, 220)
+    out.graph(9_000, 9_400, c, PROCESS)
+    trace = loaded(out, tmp_path)
+    found = by_name(trace)
+    assert found.loc["nodes", ["gpu_ns", "gpu_span_ns", "kernel_count"]].tolist() == [1_500, 2_500, 3]
+    assert found.loc["replay", ["gpu_ns", "kernel_count"]].tolist() == [400, 0]
+    assert by_name(trace, "thread").loc["replay", "gpu_ns"] == 0
+
+
+def test_start_end_ranges(tmp_path):
+    out = Export()
+    out.start_end("request", MAIN, 0, 1_000, end_thread=OTHER)
+    out.start_end("batch", MAIN, 100, 600)
+    out.range("", MAIN, 700, 800)
+    for at in (50, 550, 900):
+        c = out.call("cudaLaunchKernel", MAIN, at, at + 5)
+        out.kernel("k", 2_000 + at, 2_010 + at, c, PROCESS)
+    trace = loaded(out, tmp_path)
+    found = by_name(trace)
+    assert found["kernel_count"].to_dict() == {"request": 3, "batch": 1, "": 0}
+    assert found["exclusive_ns"].to_dict() == {"request": 1_000, "batch": 500, "": 100}
+    # nsys leaves out what ends on another thread, and what has no name.
+    assert by_name(trace, "thread").index.tolist() == ["batch"]
+
+
+def test_open_ranges_end_with_the_last_range(tmp_path):
+    out = Export()
+    out.range("whole", MAIN, -500, None, registered=False)
+    out.range("inner", MAIN, 100, 900)
+    trace = loaded(out, tmp_path)
+    assert trace.t0_ns == -500
+    found = by_name(trace)
+    assert found["total_ns"].to_dict() == {"whole": 1_400, "inner": 800}
+    assert trace.ranges.set_index("name")["open"].to_dict() == {"whole": True, "inner": False}
+
+
+def test_orphans_and_colliding_processes(tmp_path):
+    out = Export()
+    twin = Export.thread(6, 6)
+    out.range("a", MAIN, 0, 100)
+    out.range("b", twin, 0, 100)
+    out.call("cudaLaunchKernel", MAIN, 10, 20, 500)
+    out.call("cudaLaunchKernel", twin, 30, 40, 500)
+    out.kernel("ka", 1_000, 1_100, 500, PROCESS)
+    out.kernel("kb", 1_000, 1_300, 500, Export.process(6))
+    out.kernel("orphan", 2_000, 9_000, 501, PROCESS)
+    assert by_name(loaded(out, tmp_path))["gpu_ns"].to_dict() == {"a": 100, "b": 300}
+
+
+def test_many_random_ranges_against_brute_force():
+    rng = np.random.default_rng(4)
+    n, launches = 300, 400
+    start = rng.integers(0, 9_000, n)
+    frame = pd.DataFrame(
+        {
+            "start_ns": start,
+            "end_ns": start + rng.integers(1, 3_000, n),
+            "thread": rng.choice([(1 << 24) | 1, (1 << 24) | 2], n),
+            "process": 1,
+            "name": [f"r{i}" for i in range(n)],
+            "kind": "startend",
+        }
+    )
+    begun = np.sort(rng.choice(12_000, launches, replace=False))
+    begun[0] = 0  # so that the trace's clock is the one used here
+    thread = rng.choice([(1 << 24) | 1, (1 << 24) | 2, (1 << 24) | 3], launches)
+    # One thread's calls follow each other; different threads' may overlap.
+    calls = pd.DataFrame(
+        {"start_ns": begun, "end_ns": begun + 1, "thread": thread, "process": 1, "correlation": np.arange(launches) + 1}
+    )
+    gpu = begun + rng.integers(0, 500, launches)
+    kernels = pd.DataFrame(
+        {
+            "start_ns": gpu,
+            "end_ns": gpu + rng.integers(1, 300, launches),
+            "process": 1,
+            "correlation": calls["correlation"],
+        }
+    )
+    trace = Trace.from_frames({"ranges": frame, "calls": calls, "kernels": kernels})
+    found = ranges.instances(trace)
+    for row in found.itertuples():
+        inside = (
+            (begun >= row.start_ns) & (begun + 1 <= row.end_ns) & ((thread == row.thread) | (thread == (1 << 24) | 3))
+        )
+        mine = kernels[inside]
+        assert row.kernel_count == inside.sum()
+        assert row.gpu_ns == intervals.union_length(mine["start_ns"], mine["end_ns"])
+        if inside.any():
+            assert row.gpu_span_ns == mine["end_ns"].max() - mine["start_ns"].min()
+
+
+def test_without_gpu_tables_the_gpu_columns_are_unknown_not_zero(shared_traces):
+    trace = nsightkit.load(shared_traces / "EfficientCenterFormer" / "baseline_v2.sqlite")
+    found = ranges.summary(trace)
+    assert found["count"].sum() == 649
+    assert found[["gpu_ns", "gpu_span_ns", "kernel_count"]].isna().all().all()
+
+
+def test_bad_arguments(tmp_path):
+    trace = Trace.from_frames({})
+    with pytest.raises(nsightkit.UsageError, match="regular expression"):
+        ranges.summary(trace, match="[")
+    with pytest.raises(nsightkit.UsageError, match="window or thread"):
+        ranges.summary(trace, rule="stream")

@@ -1,0 +1,166 @@
+"""The Parquet store and the cache beside a big trace."""
+
+import json
+import os
+
+import pandas as pd
+import pytest
+
+import nsightkit
+from nsightkit.analysis import gaps, ranges, selection
+from nsightkit.trace import TABLES, store
+from nsightkit.workloads.planted import training
+
+
+@pytest.fixture
+def export(tmp_path):
+    training(tmp_path / "t.sqlite", "sync", steps=4)
+    return tmp_path / "t.sqlite"
+
+
+def equal(a, b):
+    for table in TABLES:
+        left, right = a.table(table), b.table(table)
+        for frame in (left, right):
+            for column in frame:
+                if isinstance(frame[column].dtype, pd.CategoricalDtype):
+                    frame[column] = frame[column].astype("str")
+        pd.testing.assert_frame_equal(left, right)
+
+
+def test_what_is_written_is_read(export, tmp_path):
+    trace = nsightkit.load(export)
+    store.write(trace, tmp_path / "out.parquet")
+    again = nsightkit.load(tmp_path / "out.parquet")
+    equal(trace, again)
+    assert again.t0_ns == trace.t0_ns
+    assert again.meta == trace.meta
+    pd.testing.assert_frame_equal(gaps.summary(again), gaps.summary(trace))
+
+
+def test_real_traces_survive(shared_traces, tmp_path):
+    for path in [shared_traces / "nvFuser" / "report1_c.sqlite", next(shared_traces.glob("hta/triton*.json.gz"))]:
+        trace = nsightkit.load(path)
+        store.write(trace, tmp_path / path.stem)
+        equal(trace, nsightkit.load(tmp_path / path.stem))
+
+
+def test_a_selection_is_written_alone(export, tmp_path):
+    trace = selection.select(nsightkit.load(export), last_steps=1)
+    store.write(trace, tmp_path / "one")
+    again = nsightkit.load(tmp_path / "one")
+    assert len(again.kernels) == len(trace.kernels) < len(trace.whole.kernels)
+    inner = again.ranges[again.ranges["parent"] >= 0]
+    assert set(again.ranges.loc[inner["parent"], "name"]) == {"step"}
+    assert ranges.summary(again)["count"].sum() == len(trace.ranges)
+
+
+def test_nothing_else_is_overwritten(export, tmp_path):
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "thesis.tex").write_text("x")
+    with pytest.raises(nsightkit.TraceError, match="no trace folder"):
+        store.write(nsightkit.load(export), precious)
+    assert (precious / "thesis.tex").read_text() == "x"
+
+
+def test_a_failed_write_leaves_the_old_one(export, tmp_path, monkeypatch):
+    trace = nsightkit.load(export)
+    store.write(trace, tmp_path / "out")
+
+    def fails(*_args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store, "_write_parquet", fails)
+    with pytest.raises(OSError, match="No space"):
+        store.write(trace, tmp_path / "out")
+    monkeypatch.undo()
+    equal(trace, nsightkit.load(tmp_path / "out"))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "t.sqlite"]
+
+
+@pytest.mark.parametrize("damage", ["not json", "other format", "no meta", "parquet"])
+def test_damaged_stores(export, tmp_path, damage):
+    folder = tmp_path / "out"
+    store.write(nsightkit.load(export), folder)
+    index = folder / "trace.json"
+    if damage == "not json":
+        index.write_text("{")
+    elif damage == "other format":
+        index.write_text(json.dumps({**json.loads(index.read_text()), "format": 99}))
+    elif damage == "no meta":
+        index.write_text(json.dumps({"kind": "nsightkit trace", "format": 1, "meta": {"gpus": 3}}))
+    else:
+        (folder / "kernels.parquet").write_bytes(b"PAR1 nonsense")
+    with pytest.raises(nsightkit.TraceError, match="out"):
+        nsightkit.load(folder).kernels  # noqa: B018
+
+
+class TestCache:
+    @pytest.fixture(autouse=True)
+    def _small_traces_too(self, monkeypatch):
+        monkeypatch.setattr(store, "_CACHE_FROM_BYTES", 0)
+        monkeypatch.delenv("NSIGHTKIT_NO_CACHE", raising=False)
+
+    def folder(self, export):
+        return export.with_name(export.name + ".nsightkit-cache")
+
+    def test_the_second_look_opens_no_database(self, export, monkeypatch):
+        first = nsightkit.load(export)
+        answers = gaps.summary(first), ranges.summary(first), first.table("kernels", ["name", "duration_ns"])
+        monkeypatch.setattr(nsightkit.trace.nsys, "_Sqlite", None)
+        second = nsightkit.load(export)
+        pd.testing.assert_frame_equal(gaps.summary(second), answers[0])
+        pd.testing.assert_frame_equal(ranges.summary(second), answers[1])
+        pd.testing.assert_frame_equal(second.table("kernels", ["name", "duration_ns"]), answers[2])
+        assert second.meta == first.meta
+
+    def test_evidence_and_filters_are_the_same_from_the_cache(self, export):
+        first = gaps.find(nsightkit.load(export))
+        pd.testing.assert_frame_equal(gaps.find(nsightkit.load(export)), first)
+        fresh, kept = (selection.select(nsightkit.load(export, cache=c), last_steps=2) for c in (False, True))
+        pd.testing.assert_frame_equal(gaps.find(kept), gaps.find(fresh))
+
+    def test_other_content_is_another_key(self, export, tmp_path):
+        before = len(nsightkit.load(export).kernels)
+        stamp = export.stat()
+        training(export, "sync", steps=5)
+        os.utime(export, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+        assert len(nsightkit.load(export).kernels) > before
+        assert len(list(self.folder(export).iterdir())) == 1
+
+    def test_off(self, export, monkeypatch):
+        monkeypatch.setenv("NSIGHTKIT_NO_CACHE", "1")
+        nsightkit.load(export).kernels  # noqa: B018
+        assert not self.folder(export).exists()
+
+    def test_damage_is_repaired(self, export):
+        truth = nsightkit.load(export).kernels
+        for file in self.folder(export).rglob("*.parquet"):
+            file.write_bytes(b"nonsense")
+        pd.testing.assert_frame_equal(nsightkit.load(export).kernels, truth)
+        for file in self.folder(export).rglob("trace.json"):
+            file.write_text("[]")
+        pd.testing.assert_frame_equal(nsightkit.load(export).kernels, truth)
+
+    def test_a_read_only_folder_uses_the_users_cache(self, export, tmp_path, monkeypatch):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        monkeypatch.setattr(store.os, "access", lambda *_: False)
+        nsightkit.load(export).kernels  # noqa: B018
+        assert not self.folder(export).exists()
+        assert list((tmp_path / "cache" / "nsightkit").rglob("kernels.*.parquet"))
+
+    def test_a_disk_that_is_full_costs_nothing_but_the_cache(self, export, monkeypatch):
+        def full(*_args):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(store, "_atomically", full)
+        assert len(nsightkit.load(export).kernels)
+
+    def test_kineto_is_cached_too(self, tmp_path, monkeypatch):
+        from make_kineto import write
+
+        write(tmp_path / "t.json", kernels=500)
+        first = nsightkit.load(tmp_path / "t.json").kernels
+        monkeypatch.setattr(nsightkit.trace.kineto, "decode", None)
+        pd.testing.assert_frame_equal(nsightkit.load(tmp_path / "t.json").kernels, first)
