@@ -13,9 +13,11 @@ import html
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +63,6 @@ class Measurement:
     samples: pd.DataFrame
     provenance: dict[str, Any]
     notice: str | None = None
-    _keep: Any = dataclasses.field(default=None, repr=False)  # the folder of trace_path, as long as this lives
 
     @property
     def label(self) -> str:
@@ -161,11 +162,18 @@ def measure(investigation: str, part: str, *, timeout_s: float = 600.0) -> Measu
         return Measurement(
             investigation, part, mode, recording.trace_path, recording.samples(), recording.provenance, notice
         )
-    keep = tempfile.TemporaryDirectory(prefix="nsightkit-", ignore_cleanup_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix="nsightkit-"))
     command = f"nsightkit.capture.measure({investigation!r}, {part!r})"
-    samples, provenance = run_child(which, mode, Path(keep.name), kind="smoke", command=command, timeout_s=timeout_s)
-    trace = Path(keep.name) / "trace.json.gz"
-    return Measurement(investigation, part, mode, trace, recordings.frame(samples), provenance, notice, keep)
+    try:
+        samples, provenance = run_child(which, mode, folder, kind="smoke", command=command, timeout_s=timeout_s)
+        frame = recordings.frame(samples)
+        measured = Measurement(investigation, part, mode, folder / "trace.json.gz", frame, provenance, notice)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    # The profile is read when it is asked for, so its folder lives as long as the measurement.
+    weakref.finalize(measured, shutil.rmtree, folder, ignore_errors=True)
+    return measured
 
 
 def _decide(part: Part) -> tuple[str, recordings.Recording | None, str | None]:

@@ -357,17 +357,30 @@ def importer(nsys: Path) -> Path | None:
     -------
     Path or None
     """
-    # A wrapper script may stand for the program; the importer lies in a sibling folder of the real one.
+    for above in list(collector(nsys).parents)[:3]:
+        found = sorted(above.glob("host*/**/QdstrmImporter"))
+        if found:
+            return found[0]
+    return None
+
+
+def collector(nsys: Path) -> Path:
+    """Find the program itself where a link or a small script stands for it.
+
+    Parameters
+    ----------
+    nsys : Path
+
+    Returns
+    -------
+    Path
+    """
     real = nsys.resolve()
     with contextlib.suppress(OSError, UnicodeDecodeError):
         if real.stat().st_size < 10_000:
             named = re.search(r"""(/[^"'\n]*/nsys)\b""", real.read_text())
             real = Path(named[1]).resolve() if named else real
-    for above in list(real.parents)[:3]:
-        found = sorted(above.glob("host*/**/QdstrmImporter"))
-        if found:
-            return found[0]
-    return None
+    return real
 
 
 def _check(export: Path, trace: Sequence[str], expect: Sequence[str] | None) -> list[str]:
