@@ -14,7 +14,17 @@ if TYPE_CHECKING:
     from nsightkit.errors import NsightkitError, TraceError, UsageError
     from nsightkit.trace import Trace, load
 
-__all__ = ["NsightkitError", "Trace", "TraceError", "UsageError", "__version__", "analysis", "capture", "load", "workloads"]
+__all__ = [
+    "NsightkitError",
+    "Trace",
+    "TraceError",
+    "UsageError",
+    "__version__",
+    "analysis",
+    "capture",
+    "load",
+    "workloads",
+]
 __version__ = "0.1.0"
 
 _LAZY = {

@@ -192,7 +192,10 @@ def test_a_database_still_in_wal_mode_is_read(tmp_path):
 def test_parquetdir_of_a_real_export(nsys, tmp_path):
     script = tmp_path / "program.py"
     script.write_text(
-        "import nvtx, time\nwith nvtx.annotate('outer'):\n    with nvtx.annotate('inner', domain='mine'):\n        time.sleep(0.02)\n"
+        "import nvtx, time\n"
+        "with nvtx.annotate('outer'):\n"
+        "    with nvtx.annotate('inner', domain='mine'):\n"
+        "        time.sleep(0.02)\n"
     )
     report = tmp_path / "r.nsys-rep"
     command = [
@@ -298,10 +301,14 @@ def broken(tmp_path, kind):
 )
 def test_bad_files_are_named_with_a_remedy(tmp_path, kind):
     path = broken(tmp_path, kind)
-    with pytest.raises(nsightkit.TraceError) as caught:
+
+    def read_all():
         trace = nsightkit.load(path)
         for table in TABLES:
             trace.table(table)
+
+    with pytest.raises(nsightkit.TraceError) as caught:
+        read_all()
     assert str(path) in str(caught.value)
     assert "export" in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -38,7 +38,7 @@ from nsightkit.trace.model import GPU_TABLES, Trace
 
 __all__ = ["CAUSES", "DATA_LOADING", "find", "summary"]
 
-Int = npt.NDArray[np.int64]
+Int = npt.NDArray[np.integer[Any]]
 Bool = npt.NDArray[np.bool_]
 
 CAUSES = ("profiler", "input-pipeline", "synchronization", "memory-transfer", "launch-overhead", "cpu-work", "unknown")
@@ -71,7 +71,7 @@ _ENQUEUE = re.compile(
     r"StreamQuery|GetLastError|PeekAtLastError|GetDevice|SetDevice|CtxGet|CtxSet|OccupancyMax|FuncGetAttribute|FuncSetAttribute|PointerGetAttribute"
 )
 
-#: Ranges that a framework emits for its operators (`emit_nvtx`, `nsys --pytorch=autograd-nvtx`): operators, not annotations.
+#: Ranges that a framework emits for its operators (`emit_nvtx`, `nsys --pytorch=autograd-nvtx`), no annotations.
 _FRAMEWORK_RANGE = re.compile(r"^(aten|autograd|torch|c10d?|prims|quantized|_C)::|, (seq|op_id) = \d")
 
 #: Between two launches of an eager program pass microseconds. A longer silence says something else went on.
@@ -335,7 +335,7 @@ class _Track:
         """How many of my events begin and end within each event of `outer`."""
         low = np.searchsorted(self.start, outer.start, side="left")
         high = np.searchsorted(np.maximum.accumulate(self.end) if len(self) else self.end, outer.end, side="right")
-        return np.maximum(high - low, 0)
+        return np.maximum(high - low, 0).astype(np.int64)
 
 
 _EMPTY = _Track(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64))
@@ -379,10 +379,7 @@ class _Threads:
             if len(track):
                 names = self._trace.table(table, ["name"])["name"].cat
                 matches = np.array([*(bool(expression.search(str(n))) for n in names.categories), False])
-                if matches.any():
-                    track = track.subset(matches[names.codes.to_numpy()[track.row]])
-                else:
-                    track = _EMPTY
+                track = track.subset(matches[names.codes.to_numpy()[track.row]]) if matches.any() else _EMPTY
             self._tracks[key] = track
         return self._tracks[key]
 
@@ -488,7 +485,7 @@ class _Threads:
         return self._flags["framework"]
 
     def dispatch(self, thread: int) -> _Track:
-        """Operators that launch directly: no operator between them and a CUDA call. For its coverage; rows mean nothing."""
+        """Operators with no other between them and a CUDA call. For its coverage; rows mean nothing."""
         key = ("dispatch", thread)
         if key not in self._tracks:
             ops, ranges, calls = self._table("ops", thread), self._table("ranges", thread), self.calls(thread)

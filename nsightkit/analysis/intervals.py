@@ -5,6 +5,7 @@ All functions work on whole columns; none loops over events.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -151,7 +152,7 @@ def _device_slices(device: npt.NDArray[np.int32]) -> list[tuple[int, slice]]:
         return []
     cut = np.flatnonzero(device[1:] != device[:-1]) + 1
     bounds = [0, *cut.tolist(), len(device)]
-    return [(int(device[a]), slice(a, b)) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+    return [(int(device[a]), slice(a, b)) for a, b in itertools.pairwise(bounds)]
 
 
 def busy(trace: Trace, intervals: pd.DataFrame | None = None) -> pd.DataFrame:

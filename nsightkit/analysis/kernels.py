@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
 import pandas as pd
 
+from nsightkit.analysis import categories, grouped
 from nsightkit.analysis.categories import CATEGORIES, categorize
 from nsightkit.analysis.grouped import STATISTICS, durations_by_group, durations_by_name
 from nsightkit.errors import UsageError
@@ -53,22 +55,42 @@ def summary(
         raise UsageError(f"kernels can be sorted by time or count, not by {sort!r}")
     if top is not None and top < 0:
         raise UsageError(f"a table cannot have {top} rows")
-    events = trace.table("kernels", ["name", "duration_ns"])
     if by == "name":
-        table = durations_by_name(events)
+        table = _kept(trace, "kernel-names", _by_name)
         table.insert(1, "category", np.asarray(categorize(table["name"]), dtype=object))
     else:
-        kinds = categorize(_used(events["name"]))
-        table = durations_by_group(kinds.codes, events["duration_ns"].to_numpy())
-        names = np.array(CATEGORIES, dtype=object)[table.pop("group").to_numpy()]
-        table.insert(0, "name", names)
-        table.insert(1, "category", names)
+        table = _kept(trace, "kernel-categories", _by_category)
+        table.insert(1, "category", table["name"])
     total = int(table["total_ns"].sum())
     table["share"] = table["total_ns"] / total if total else np.zeros(len(table))
     keys = ["total_ns", "count"] if sort == "time" else ["count", "total_ns"]
     table = table.sort_values(keys, ascending=False, kind="stable", ignore_index=True)
     table = table[["name", "category", *STATISTICS, "share"]]
     return table if top is None else table.head(top)
+
+
+def _kept(trace: Trace, what: str, compute: Callable[[Trace], pd.DataFrame]) -> pd.DataFrame:
+    """Statistics by name; those of a whole trace are kept with it."""
+    if trace is not trace.whole:
+        return compute(trace)
+
+    def with_categories() -> pd.DataFrame:
+        return compute(trace).astype({"name": "category"})
+
+    kept = trace.derived(what, [__file__, grouped.__file__, categories.__file__], with_categories)
+    return kept.assign(name=kept["name"].astype(object))
+
+
+def _by_name(trace: Trace) -> pd.DataFrame:
+    return durations_by_name(trace.table("kernels", ["name", "duration_ns"]))
+
+
+def _by_category(trace: Trace) -> pd.DataFrame:
+    events = trace.table("kernels", ["name", "duration_ns"])
+    kinds = categorize(_used(events["name"]))
+    table = durations_by_group(kinds.codes, events["duration_ns"].to_numpy())
+    table.insert(0, "name", np.array(CATEGORIES, dtype=object)[table.pop("group").to_numpy()])
+    return table
 
 
 def _used(names: pd.Series) -> pd.Series:

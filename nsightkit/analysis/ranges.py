@@ -177,11 +177,11 @@ def exclusive_ns(trace: Trace) -> Int:
         inside = np.minimum(end[child], end[above]) - start[child]
         # Float sums are exact here: a parent's children last less than 2**53 ns, 104 days.
         own = own - np.bincount(above, weights=inside, minlength=len(own)).astype(np.int64)
-    return own
+    return np.asarray(own, np.int64)
 
 
 def _operations(trace: Trace, rule: Rule) -> tuple[Int, Int, Int, Int, Int, npt.NDArray[np.bool_]]:
-    """GPU operations whose launch was recorded, by launch: start, end, launch start, launch end, launch thread, is kernel."""
+    """GPU operations with a recorded launch, by launch: start, end, launch start and end, thread, is kernel."""
     parts = []
     for table in ("kernels", "memops") if rule == "thread" else ("kernels", "memops", "graphs"):
         if not trace.size(table):
@@ -221,8 +221,8 @@ def _figures(trace: Trace, chosen: pd.DataFrame, row: Int, rule: Rule) -> dict[s
 
     kept = trace.derived(f"ranges-{rule}", [__file__, intervals.__file__], of_all)
     if len(row) == len(kept):
-        return {c: kept[c].to_numpy() for c in kept}
-    return {c: kept[c].to_numpy()[row] for c in kept}
+        return {str(c): kept[c].to_numpy() for c in kept}
+    return {str(c): kept[c].to_numpy()[row] for c in kept}
 
 
 def _gpu_figures(trace: Trace, ranges: pd.DataFrame, rule: Rule) -> dict[str, Int]:

@@ -87,7 +87,7 @@ TABLES: dict[str, dict[str, str]] = {
     },
     # Annotations of the program: NVTX push/pop and start/end ranges, `record_function` blocks.
     # `kind`: pushpop, startend, annotation. `level` is the nesting depth on its thread (0 outermost);
-    # `parent` the row of the enclosing range in this table, -1 for none. Start/end ranges do not nest: level 0, parent -1.
+    # `parent` the row of the enclosing range in this table, -1 for none. Start/end ranges do not nest: 0 and -1.
     # A range still open at the end of the capture ends with the last range end (as nsys has it) and has `open` set.
     "ranges": {
         "start_ns": "int64",
@@ -448,7 +448,7 @@ def complete(table: str, frame: pd.DataFrame) -> pd.DataFrame:
     for column, dtype in TABLES[table].items():
         if column in frame:
             series = frame[column].reset_index(drop=True)
-            out[column] = series if str(series.dtype) == dtype else series.astype(dtype)
+            out[column] = series if str(series.dtype) == dtype else series.astype(dtype)  # type: ignore[call-overload]
         elif column == "end_thread" and "thread" in frame:
             out[column] = frame["thread"].reset_index(drop=True).astype("int64")
         elif dtype == "category":

@@ -53,7 +53,8 @@ _BACKING = {
 _CUDA = (_KERNEL, _MEMCPY, _MEMSET, _GRAPH, _RUNTIME, _SYNC)
 
 #: cuptiActivityMemcpyKind and cuptiActivityMemoryKind (ENUM_CUDA_MEMCPY_OPER, ENUM_CUDA_MEM_KIND in an export).
-_COPY_KINDS = ["other", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP", "unified HtoD", "unified DtoH", "unified DtoD", "memset"]  # fmt: skip
+_COPY_KINDS = ["other", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP"]
+_COPY_KINDS += ["unified HtoD", "unified DtoH", "unified DtoD", "memset"]
 _MEMSET_KIND = 14
 _MEM_KINDS = ["pageable", "pinned", "device", "array", "managed", "device static", "managed static", "unknown", ""]
 _UNKNOWN_MEM, _NO_MEM = 7, 8
@@ -249,7 +250,8 @@ class _Sqlite:
         name = _quoted(column)
         # As a blob that is never NULL: the driver fixes a column's type on its first rows, and text may be no UTF-8.
         query = [f"CAST(coalesce(CAST({name} AS BLOB), x'') AS BLOB)", f"{name} IS NULL"]
-        codes, known = [], {}
+        codes: list[Array] = []
+        known: dict[str, int] = {}
         with self._guard():
             for batch in self._stream(query, table, kinds):
                 encoded = batch.columns[0].cast(pa.binary()).dictionary_encode()
@@ -396,6 +398,24 @@ def _one_chunk(column: Any) -> Any:
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
+#: Columns of NVTX_EVENTS behind each column of the model.
+_NESTING = ["start", "end", "globalTid", "eventType"]
+_RANGE_SOURCES = {
+    "start_ns": ["start"],
+    "end_ns": ["end"],
+    "duration_ns": ["start", "end"],
+    "process": ["globalTid"],
+    "thread": ["globalTid"],
+    "end_thread": ["endGlobalTid", "globalTid"],
+    "name": ["textId"],
+    "domain": ["domainId", "globalTid"],
+    "kind": ["eventType"],
+    "open": ["end"],
+    "level": _NESTING,
+    "parent": _NESTING,
+}
+
+
 class NsysSource:
     """Maps an export's tables to the model's, column by column.
 
@@ -480,7 +500,8 @@ class NsysSource:
                 if name not in self._first:
                     if name in (_NVTX, _OSRT):  # where not every row is an event
                         kinds = (*_PUSH_POP, *_START_END)
-                        rows = self._tables.integers(name, ["start"], kinds) if name == _NVTX else self._rows(name, ["start"])
+                        nvtx = name == _NVTX
+                        rows = self._tables.integers(name, ["start"], kinds) if nvtx else self._rows(name, ["start"])
                         self._first[name] = int(rows["start"].min()) if len(rows["start"]) else None
                     else:
                         self._first[name] = self._tables.least(name, "start")
@@ -523,10 +544,7 @@ class NsysSource:
         kinds = (*_PUSH_POP, *_START_END)
         have = set(self._tables.columns(_NVTX))
         out: dict[str, Any] = {}
-        sources = {"start_ns": ["start"], "end_ns": ["end"], "duration_ns": ["start", "end"], "process": ["globalTid"], "thread": ["globalTid"],
-                   "end_thread": ["endGlobalTid", "globalTid"], "name": ["textId"], "domain": ["domainId", "globalTid"], "kind": ["eventType"],
-                   "open": ["end"], "level": ["start", "end", "globalTid", "eventType"], "parent": ["start", "end", "globalTid", "eventType"]}  # fmt: skip
-        needed = {s for c in columns for s in sources[c] if s in have} | {"start"}
+        needed = {s for c in columns for s in _RANGE_SOURCES[c] if s in have} | {"start"}
         raw = self._tables.integers(_NVTX, sorted(needed), kinds)
         n = len(raw["start"])
         if "end" in raw:

@@ -12,7 +12,10 @@ __all__ = ["load"]
 
 _SQLITE_MAGIC = b"SQLite format 3\x00"
 _GZIP_MAGIC = b"\x1f\x8b"
-_SOURCES = "an Nsight Systems .sqlite or parquetdir export, a .nsys-rep, a PyTorch profiler .json or .json.gz, or a folder written by `nsightkit convert`"
+_SOURCES = (
+    "an Nsight Systems .sqlite or parquetdir export, a .nsys-rep, a PyTorch profiler .json or .json.gz, "
+    "or a folder written by `nsightkit convert`"
+)
 
 
 def load(path: str | os.PathLike[str], *, cache: bool | None = None) -> Trace:

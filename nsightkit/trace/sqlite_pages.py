@@ -128,7 +128,7 @@ def _blocks(handle: int, leaves: Int, page_size: int) -> Iterator[npt.NDArray[np
         ends = np.flatnonzero(np.diff(part) != 1) + 1
         for a, b in zip([0, *ends.tolist()], [*ends.tolist(), len(part)], strict=True):
             size = (b - a) * page_size
-            view = memoryview(buffer)[filled : filled + size]
+            view = buffer.data[filled : filled + size]
             if os.preadv(handle, [view], (int(part[a]) - 1) * page_size) != size:
                 raise Unusual("a short read")
             filled += size
@@ -182,14 +182,14 @@ def _integers(wide: Any, serial: Int, low: int, high: int, body: Int, length: An
     raw = wide[body + (length - 8)].astype(np.int64)
     shift = 64 - 8 * length
     if low == high:
-        return raw if shift == 0 else (raw << shift) >> shift
+        return np.asarray(raw if shift == 0 else (raw << shift) >> shift, np.int64)
     shift = np.minimum(shift, 63)
     value = (raw << shift) >> shift
     if high >= _ZERO:
         value = np.where(serial == _ZERO, 0, np.where(serial == _ONE, 1, value))
     if low == 0:
         value = np.where(serial == 0, NULL, value)
-    return value
+    return np.asarray(value, np.int64)
 
 
 def _varint(block: npt.NDArray[np.uint8], at: Int, limit: int) -> tuple[Int, Int]:

@@ -186,7 +186,7 @@ def is_store(folder: str | os.PathLike[str]) -> bool:
     folder : path-like
     """
     try:
-        return json.loads((Path(folder) / _INDEX).read_text(encoding="utf-8")).get("kind") == "nsightkit trace"
+        return bool(json.loads((Path(folder) / _INDEX).read_text(encoding="utf-8")).get("kind") == "nsightkit trace")
     except (OSError, ValueError, AttributeError):
         return False
 
@@ -360,11 +360,7 @@ class _CachedSource:
             fresh = self._inner().read(table, rest)
             for column in rest:
                 series[column] = fresh[column]
-                with contextlib.suppress(OSError):
-                    _atomically(
-                        self._folder / f"{table}.{column}.parquet",
-                        lambda p, one=fresh[[column]]: _write_parquet(one, p, "none"),
-                    )
+                self._keep(f"{table}.{column}.parquet", fresh[[column]])
             self._keep_index(sizes={table: len(fresh)})
         return pd.DataFrame({c: series[c] for c in columns}, copy=False)
 
@@ -377,9 +373,12 @@ class _CachedSource:
         with contextlib.suppress(Exception):  # absent, or damaged and made again
             return pd.DataFrame(_read_parquet(path, None), copy=False)
         frame = compute()
-        with contextlib.suppress(OSError):
-            _atomically(path, lambda p: _write_parquet(frame, p, "none"))
+        self._keep(path.name, frame)
         return frame
+
+    def _keep(self, name: str, frame: pd.DataFrame) -> None:
+        with contextlib.suppress(OSError):
+            _atomically(self._folder / name, lambda p: _write_parquet(frame, p, "none"))
 
     def first_ns(self) -> int:
         """See :class:`~nsightkit.trace.model.Source`."""

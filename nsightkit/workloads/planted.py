@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import sqlite3
 from collections import defaultdict
 from collections.abc import Iterator
@@ -24,12 +25,14 @@ _SCHEMA = {
     "StringIds": "id INTEGER NOT NULL PRIMARY KEY, value TEXT NOT NULL",
     "META_DATA_EXPORT": "name TEXT NOT NULL, value TEXT",
     "META_DATA_CAPTURE": "name TEXT NOT NULL, value TEXT",
-    "TARGET_INFO_GPU": "id INTEGER, name TEXT, totalMemory INTEGER, smCount INTEGER, computeMajor INTEGER, computeMinor INTEGER",
+    "TARGET_INFO_GPU": (
+        "id INTEGER, name TEXT, totalMemory INTEGER, smCount INTEGER, computeMajor INTEGER, computeMinor INTEGER"
+    ),
     "CUPTI_ACTIVITY_KIND_KERNEL": (
         "start INTEGER NOT NULL, end INTEGER NOT NULL, deviceId INTEGER NOT NULL, contextId INTEGER NOT NULL, "
         "streamId INTEGER NOT NULL, correlationId INTEGER, globalPid INTEGER, demangledName INTEGER NOT NULL, "
-        "shortName INTEGER NOT NULL, registersPerThread INTEGER NOT NULL, gridX INTEGER NOT NULL, gridY INTEGER NOT NULL, "
-        "gridZ INTEGER NOT NULL, blockX INTEGER NOT NULL, blockY INTEGER NOT NULL, blockZ INTEGER NOT NULL, "
+        "shortName INTEGER NOT NULL, registersPerThread INTEGER NOT NULL, gridX INTEGER NOT NULL, "
+        "gridY INTEGER NOT NULL, gridZ INTEGER NOT NULL, blockX INTEGER NOT NULL, blockY INTEGER NOT NULL, blockZ INTEGER NOT NULL, "
         "staticSharedMemory INTEGER NOT NULL, dynamicSharedMemory INTEGER NOT NULL, graphNodeId INTEGER"
     ),
     "CUPTI_ACTIVITY_KIND_MEMCPY": (
@@ -39,8 +42,8 @@ _SCHEMA = {
     ),
     "CUPTI_ACTIVITY_KIND_MEMSET": (
         "start INTEGER NOT NULL, end INTEGER NOT NULL, deviceId INTEGER NOT NULL, contextId INTEGER NOT NULL, "
-        "streamId INTEGER NOT NULL, correlationId INTEGER, globalPid INTEGER, value INTEGER NOT NULL, bytes INTEGER NOT NULL, "
-        "graphNodeId INTEGER, memKind INTEGER"
+        "streamId INTEGER NOT NULL, correlationId INTEGER, globalPid INTEGER, value INTEGER NOT NULL, "
+        "bytes INTEGER NOT NULL, graphNodeId INTEGER, memKind INTEGER"
     ),
     "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": (
         "start INTEGER NOT NULL, end INTEGER NOT NULL, deviceId INTEGER NOT NULL, contextId INTEGER NOT NULL, "
@@ -55,11 +58,16 @@ _SCHEMA = {
         "streamId INTEGER NOT NULL, correlationId INTEGER, globalPid INTEGER, syncType INTEGER NOT NULL"
     ),
     "NVTX_EVENTS": (
-        "start INTEGER NOT NULL, end INTEGER, eventType INTEGER NOT NULL, rangeId INTEGER, text TEXT, globalTid INTEGER, "
-        "endGlobalTid INTEGER, textId INTEGER, domainId INTEGER"
+        "start INTEGER NOT NULL, end INTEGER, eventType INTEGER NOT NULL, rangeId INTEGER, text TEXT, "
+        "globalTid INTEGER, endGlobalTid INTEGER, textId INTEGER, domainId INTEGER"
     ),
-    "OSRT_API": "start INTEGER NOT NULL, end INTEGER NOT NULL, globalTid INTEGER, nameId INTEGER NOT NULL, returnValue INTEGER NOT NULL",
-    "PROFILER_OVERHEAD": "start INTEGER NOT NULL, end INTEGER NOT NULL, globalTid INTEGER, nameId INTEGER, returnValue INTEGER",
+    "OSRT_API": (
+        "start INTEGER NOT NULL, end INTEGER NOT NULL, globalTid INTEGER, nameId INTEGER NOT NULL, "
+        "returnValue INTEGER NOT NULL"
+    ),
+    "PROFILER_OVERHEAD": (
+        "start INTEGER NOT NULL, end INTEGER NOT NULL, globalTid INTEGER, nameId INTEGER, returnValue INTEGER"
+    ),
 }
 #: Tables that exist in every export; the others only when something of theirs happened.
 _ALWAYS = ("StringIds", "META_DATA_EXPORT", "META_DATA_CAPTURE", "TARGET_INFO_GPU")
@@ -135,7 +143,7 @@ class Export:
         node: int = 0,
     ) -> None:
         """A kernel."""
-        short = name.split("<", maxsplit=1)[0].split("(", maxsplit=1)[0].rsplit("::", maxsplit=1)[-1].removeprefix("void ")
+        short = re.split(r"[<(]", name, maxsplit=1)[0].rpartition("::")[2].removeprefix("void ")
         ids = self.string(name), self.string(short)
         self._rows["CUPTI_ACTIVITY_KIND_KERNEL"].append(
             (start, end, device, 1, stream, correlation, process, *ids, 32, 64, 1, 1, 256, 1, 1, 0, 0, node or None)
@@ -360,7 +368,7 @@ def training(
     gemm = "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16_128x256_32x3_tn_align8>(T1::Params)"
     norm = "void at::native::vectorized_layer_norm_kernel<float, float>(int, float, const float *, float *)"
     point = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>(int, T2, T3)"
-    adam = "void at::native::multi_tensor_apply_kernel<at::native::TensorListMetadata<4>, FusedAdamMathFunctor<float, 4>>(T1)"
+    adam = "void at::native::multi_tensor_apply_kernel<TensorListMetadata<4>, FusedAdamMathFunctor<float, 4>>(T1)"
     tiny = fault == "tiny"
     for _ in range(steps):
         with loop.range("step"):
