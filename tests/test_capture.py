@@ -80,8 +80,11 @@ def script(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_a_program_is_profiled_unchanged(script: Path, tmp_path: Path, code: int, capfd: pytest.CaptureFixture) -> None:
+def test_a_program_is_profiled_unchanged(
+    script: Path, tmp_path: Path, code: int, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("torch")
+    monkeypatch.setenv("PYTHONPATH", str(Path(nsightkit.__file__).parents[1]))  # the program uses it, we need not
     from nsightkit.capture import torch_profiler
 
     output = tmp_path / "-out $(x) 'q"
@@ -125,8 +128,8 @@ def test_a_program_without_a_trace_says_so(tmp_path: Path) -> None:
     with pytest.raises(NsightkitError, match="exit code 9 and left no trace"):
         torch_profiler.profile_command([sys.executable, str(program)], tmp_path / "t")
     program.write_text("import time; time.sleep(600)")
-    with pytest.raises(NsightkitError, match="not done within 6 s"):
-        torch_profiler.profile_command([sys.executable, str(program)], tmp_path / "t", timeout_s=6)
+    with pytest.raises(NsightkitError, match="not done within 3 s"):
+        torch_profiler.profile_command([sys.executable, str(program)], tmp_path / "t", timeout_s=3)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["p.py"]
 
 
@@ -220,6 +223,7 @@ def key_of(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **param
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(keys, "_OURS", ("nsightkit.workloads", "nsightkit.capture", "fresh_workload"))
     keys._load.cache_clear()
+    keys._source.cache_clear()
     try:
         return keys.key("fresh_workload:start", {"size": 1, **parameters}, {"warmup": 1})
     finally:
@@ -277,7 +281,7 @@ def test_the_key_covers_the_measuring_and_the_workload() -> None:
         "nsightkit.capture.timing:time_calls",
         "nsightkit.capture.timing:_cuda",
         "nsightkit.capture.torch_profiler:profile_steps",
-        "nsightkit.capture.torch_profiler:profiler",
+        "nsightkit.capture._under_profiler:profiler",
         "nsightkit.workloads.phases:phase",
         "nsightkit.workloads.training:Training",
         "nsightkit.workloads.training:TrainingConfig",
@@ -293,16 +297,22 @@ def test_the_key_covers_the_measuring_and_the_workload() -> None:
 
 def test_the_key_is_the_same_on_other_pythons() -> None:
     """Recordings are made under another Python than the pages."""
-    program = "from nsightkit.capture import recordings; from nsightkit.workloads import investigations\n"
-    program += "print(recordings.part_key(investigations.find('starved-input', 'before')))"
-    others = [p for v in (10, 11, 12, 13, 14, 15) if (p := shutil.which(f"python3.{v}")) and v != sys.version_info[1]]
+    counts = PART.counts("live") | {"utilization": 0}
+    program = (
+        f"from nsightkit.capture.keys import key; print(key({PART.workload!r}, {PART.parameters('live')}, {counts}))"
+    )
+    others = [p for v in range(11, 16) if v != sys.version_info[1] and (p := shutil.which(f"python3.{v}"))]
+    compared = 0
     for other in others:
         done = subprocess.run(
             [other, "-c", program], env={**os.environ, "PYTHONPATH": str(Path(nsightkit.__file__).parents[1])},
             capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
-        if done.returncode == 0:
+        if done.returncode == 0:  # a launcher without its Python behind it is none
             assert done.stdout.strip() == recordings.part_key(PART)
+            compared += 1
+    if not compared:
+        pytest.skip("only one Python here")
 
 
 # -- provenance --------------------------------------------------------------------------------------------------

@@ -1,14 +1,46 @@
-"""Child process of :func:`nsightkit.capture.torch_profiler.profile_command`: one program under the profiler."""
+"""One program under the profiler: the child process of :func:`nsightkit.capture.torch_profiler.profile_command`.
+
+Run as a file, by whatever interpreter the program has: it uses torch and the standard library alone.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import runpy
 import sys
 from pathlib import Path
+from typing import Any
 
-from nsightkit.capture.torch_profiler import profiler
+__all__ = ["profiler"]
+
+
+def profiler(**options: Any) -> Any:
+    """Make a ``torch.profiler.profile`` with synchronisation events on, where torch can record them.
+
+    Parameters
+    ----------
+    **options
+        Further arguments of ``torch.profiler.profile``.
+
+    Returns
+    -------
+    torch.profiler.profile
+        Not started.
+    """
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    activities = [ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(ProfilerActivity.CUDA)
+        # Private, and its arguments change between versions: without it only the synchronising *calls* are seen.
+        with contextlib.suppress(ImportError, AttributeError, TypeError):
+            from torch._C._profiler import _ExperimentalConfig
+
+            options.setdefault("experimental_config", _ExperimentalConfig(enable_cuda_sync_events=True))
+    return profile(activities=activities, **options)
 
 
 def _main() -> None:

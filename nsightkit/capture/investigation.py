@@ -260,8 +260,6 @@ def run_child(
     NsightkitError
         The child failed or took too long; the message holds the end of what it wrote.
     """
-    from nsightkit.capture.torch_profiler import child_environment
-
     job = json.dumps(
         {
             "investigation": part.investigation,
@@ -274,7 +272,7 @@ def run_child(
     )
     name = f"{part.investigation}/{part.name} ({mode})"
     try:
-        done = run([sys.executable, "-m", "nsightkit.capture.child", job], timeout_s, env=child_environment())
+        done = run([sys.executable, "-m", "nsightkit.capture.child", job], timeout_s, env=_child_environment())
     except subprocess.TimeoutExpired as error:
         raise NsightkitError(
             f"{name} was not measured within {timeout_s:g} s and was ended; "
@@ -290,3 +288,12 @@ def run_child(
             hint = "; install torch first (pip install 'nsightkit[torch]')"
         raise NsightkitError(f"{name} failed with exit code {done.returncode}{hint}: {tail(done.stdout, 4)}")
     return result["samples"], result["provenance"]
+
+
+def _child_environment() -> dict[str, str]:
+    """Give this process's environment, with this very nsightkit importable in a child."""
+    import nsightkit
+
+    here = str(Path(nsightkit.__file__).parents[1])
+    there = os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([here, there] if there else [here])}

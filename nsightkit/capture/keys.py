@@ -95,10 +95,10 @@ class _Module:
         self.name = name
         self.definitions: dict[str, list[ast.stmt]] = {}
         self.imports: dict[str, tuple[str, str | None]] = {}
-        spec = importlib.util.find_spec(name)
-        if spec is None or spec.origin is None:
+        source = _source(name)
+        if source is None:
             raise LookupError(f"there is no source of {name}")
-        for node in ast.parse(Path(spec.origin).read_bytes()).body:
+        for node in ast.parse(source.read_bytes()).body:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 self.definitions.setdefault(node.name, []).append(node)
             elif isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
@@ -122,7 +122,7 @@ def _imports(node: ast.AST) -> dict[str, tuple[str, str | None]]:
         if isinstance(part, ast.ImportFrom) and part.module and not part.level and part.module.startswith(_OURS):
             for alias in part.names:
                 whole = f"{part.module}.{alias.name}"
-                found[alias.asname or alias.name] = (whole, None) if _is_module(whole) else (part.module, alias.name)
+                found[alias.asname or alias.name] = (whole, None) if _source(whole) else (part.module, alias.name)
         elif isinstance(part, ast.Import):
             for alias in part.names:
                 if alias.name.startswith(_OURS) and alias.asname:
@@ -131,11 +131,17 @@ def _imports(node: ast.AST) -> dict[str, tuple[str, str | None]]:
 
 
 @functools.cache
-def _is_module(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:
-        return False
+def _source(module: str) -> Path | None:
+    """Find a module's file without importing anything on the way to it, as find_spec would."""
+    package, *below = module.split(".")
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        return None
+    place = Path(spec.origin)
+    if below:
+        place = place.parent.joinpath(*below)
+        place = place / "__init__.py" if place.is_dir() else place.with_name(place.name + ".py")
+    return place if place.is_file() else None
 
 
 def _uses(node: ast.AST, module: _Module) -> Iterator[tuple[str, str]]:

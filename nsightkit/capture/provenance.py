@@ -62,7 +62,8 @@ def _gpu(device: str) -> dict[str, Any]:
     import torch
 
     properties = torch.cuda.get_device_properties(torch.device(device))
-    uuid = getattr(properties, "uuid", None)
+    # nvidia-smi counts all GPUs, torch those it may use: the UUID is the same for both.
+    uuid = str(getattr(properties, "uuid", "")).removeprefix("GPU-")
     asked = (
         "driver_version",
         "power.limit",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
@@ -10,8 +9,9 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
+from nsightkit.capture import _under_profiler
+from nsightkit.capture._under_profiler import profiler
 from nsightkit.capture.captured import Captured, settle, target
 from nsightkit.errors import NsightkitError, UsageError
 from nsightkit.trace._process import run
@@ -19,33 +19,6 @@ from nsightkit.trace._process import run
 __all__ = ["profile_command", "profile_steps", "profiler"]
 
 _SUFFIX = ".json.gz"
-
-
-def profiler(**options: Any) -> Any:
-    """Make a ``torch.profiler.profile`` with synchronisation events on, where torch can record them.
-
-    Parameters
-    ----------
-    **options
-        Further arguments of ``torch.profiler.profile``.
-
-    Returns
-    -------
-    torch.profiler.profile
-        Not started.
-    """
-    import torch
-    from torch.profiler import ProfilerActivity, profile
-
-    activities = [ProfilerActivity.CPU]
-    if torch.cuda.is_available():
-        activities.append(ProfilerActivity.CUDA)
-        # Private, and its arguments change between versions: without it only the synchronising *calls* are seen.
-        with contextlib.suppress(ImportError, AttributeError, TypeError):
-            from torch._C._profiler import _ExperimentalConfig
-
-            options.setdefault("experimental_config", _ExperimentalConfig(enable_cuda_sync_events=True))
-    return profile(activities=activities, **options)
 
 
 def profile_steps(
@@ -124,9 +97,10 @@ def profile_command(
     with tempfile.TemporaryDirectory(prefix=".nsightkit-", dir=destination.parent) as folder:
         whole = Path(folder) / f"trace{_SUFFIX}"
         job = json.dumps({"output": str(whole), "record_shapes": record_shapes, "arguments": arguments})
-        ran = [interpreter, "-m", "nsightkit.capture._under_profiler", job]
+        # As a file: the program's interpreter needs torch, not nsightkit, nor what that depends on.
+        ran = [interpreter, _under_profiler.__file__, job]
         try:
-            done = run(ran, timeout_s, env=child_environment(), show=True)
+            done = run(ran, timeout_s, show=True)
         except subprocess.TimeoutExpired as error:
             raise NsightkitError(
                 f"the program was not done within {timeout_s:g} s and was ended; run fewer steps, or allow more time"
@@ -140,22 +114,7 @@ def profile_command(
             )
         settle(whole, destination)
     notes = [] if done.returncode == 0 else [f"the program ended with exit code {done.returncode}"]
-    shown = [interpreter, "-m", "nsightkit.capture._under_profiler", "...", *arguments]
-    return Captured(destination, destination, [destination], shown, done.returncode, notes)
-
-
-def child_environment() -> dict[str, str]:
-    """Give this process's environment, with this very nsightkit importable in a child.
-
-    Returns
-    -------
-    dict
-    """
-    import nsightkit
-
-    here = str(Path(nsightkit.__file__).parents[1])
-    there = os.environ.get("PYTHONPATH")
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([here, there] if there else [here])}
+    return Captured(destination, destination, [destination], [interpreter, *arguments], done.returncode, notes)
 
 
 def _python(command: Sequence[str]) -> tuple[str, list[str]]:

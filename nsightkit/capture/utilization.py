@@ -57,8 +57,9 @@ def _reader(torch: Any) -> Callable[[], int | None]:
     with contextlib.suppress(Exception):  # needs pynvml, and a driver that answers
         torch.cuda.utilization()
         return lambda: int(torch.cuda.utilization())
-    uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", None)
-    which = [f"--id=GPU-{uuid}"] if uuid else []
+    # nvidia-smi counts all GPUs, torch those it may use: the UUID is the same for both.
+    uuid = str(getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", ""))
+    which = [f"--id=GPU-{uuid.removeprefix('GPU-')}"] if uuid else []
     command = ["nvidia-smi", *which, "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
 
     def read() -> int | None:
