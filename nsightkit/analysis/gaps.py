@@ -99,15 +99,22 @@ def summary(trace: Trace, min_ns: int = 0, data_loading: str = DATA_LOADING) -> 
         ``cause, count, total_ns, share_of_span``, by falling ``total_ns``; the share is of the sum of the devices'
         spans. Without `min_ns` and without a filter on the trace the totals sum to the idle time.
     """
+    if trace is trace.whole and min_ns <= 0:
+        # Small, and all that a second look needs.
+        name = f"gap-causes-{_rules(data_loading)}"
+        return trace.derived(name, _CODE, lambda: _by_cause(trace, 0, data_loading)).astype({"cause": object})
+    return _by_cause(trace, min_ns, data_loading).astype({"cause": object})
+
+
+def _by_cause(trace: Trace, min_ns: int, data_loading: str) -> pd.DataFrame:
     found, span = _found(trace, min_ns, data_loading), _span(trace)
-    length = found.end - found.start
     count = np.bincount(found.cause, minlength=len(CAUSES))
     # Exact in floats up to 2**53 ns, 104 days.
-    total = np.bincount(found.cause, weights=length, minlength=len(CAUSES)).astype(np.int64)
-    out = pd.DataFrame(
-        {"cause": CAUSES, "count": count, "total_ns": total, "share_of_span": total / span if span else 0.0}
-    )
-    return out[out["count"] > 0].sort_values("total_ns", ascending=False, ignore_index=True)
+    total = np.bincount(found.cause, weights=found.end - found.start, minlength=len(CAUSES)).astype(np.int64)
+    share = total / span if span else np.zeros(len(CAUSES))
+    cause = pd.Categorical(CAUSES, categories=CAUSES)
+    out = pd.DataFrame({"cause": cause, "count": count, "total_ns": total, "share_of_span": share})
+    return out[count > 0].sort_values("total_ns", ascending=False, ignore_index=True)
 
 
 def find(trace: Trace, min_ns: int = 0, data_loading: str = DATA_LOADING) -> pd.DataFrame:
@@ -183,13 +190,20 @@ _COLUMNS = {
 _CHUNK = 200_000
 
 
+#: Source files whose change makes kept causes stale.
+_CODE = [__file__, intervals.__file__]
+
+
+def _rules(data_loading: str) -> str:
+    """Names the rules in force in a cache."""
+    return hashlib.blake2b(data_loading.encode(), digest_size=8).hexdigest()
+
+
 def _found(trace: Trace, min_ns: int, data_loading: str) -> _Gaps:
     """The gaps of a trace, selected or whole, with their causes."""
     names = [f.name for f in dataclasses.fields(_Gaps)]
-    rules = hashlib.blake2b(data_loading.encode(), digest_size=8).hexdigest()
-    frame = trace.whole.derived(
-        f"gaps-{rules}", [__file__, intervals.__file__], lambda: _decide(trace.whole, data_loading)
-    )
+    whole = trace.whole
+    frame = whole.derived(f"gaps-{_rules(data_loading)}", _CODE, lambda: _decide(whole, data_loading))
     keep = frame["end"].to_numpy() - frame["start"].to_numpy() >= min_ns
     if trace is not trace.whole:
         keep &= _selected(trace, frame)

@@ -76,24 +76,36 @@ def summary(trace: Trace, match: str | None = None, rule: Rule = "window") -> pd
     UsageError
         `match` is no regular expression, or `rule` is unknown.
     """
-    each = instances(trace, match, rule)
-    groups = each.groupby(["name", "domain"], observed=True, sort=False)
-    out = groups.agg(
-        count=("total_ns", "size"),
-        total_ns=("total_ns", "sum"),
-        exclusive_ns=("exclusive_ns", "sum"),
-        median_ns=("total_ns", "median"),
-        gpu_ns=("gpu_ns", "sum"),
-        gpu_span_ns=("gpu_span_ns", "sum"),
-        kernel_count=("kernel_count", "sum"),
-    ).reset_index()
+    if trace is trace.whole and rule in ("window", "thread"):
+        # Small, and all that a second look needs.
+        out = trace.derived(f"range-names-{rule}", [__file__, intervals.__file__], lambda: _by_name(trace, rule)).copy()
+    else:
+        out = _by_name(trace, rule)
+    if match is not None:
+        names = out["name"].cat
+        out = out[_matching(names.categories, match)[names.codes.to_numpy()]]
     if not _attributable(trace):
         for column in ("gpu_ns", "gpu_span_ns", "kernel_count"):
             out[column] = pd.array([pd.NA] * len(out), dtype="Int64")
-    out["name"] = out["name"].astype("str")
-    out["domain"] = out["domain"].astype("str")
-    out["rule"] = rule
+    out = out.assign(name=out["name"].astype("str"), domain=out["domain"].astype("str"), rule=rule)
     return out.sort_values(["total_ns", "name"], ascending=[False, True], ignore_index=True)[COLUMNS]
+
+
+def _by_name(trace: Trace, rule: Rule) -> pd.DataFrame:
+    each = instances(trace, rule=rule)
+    return (
+        each.groupby(["name", "domain"], observed=True, sort=False)
+        .agg(
+            count=("total_ns", "size"),
+            total_ns=("total_ns", "sum"),
+            exclusive_ns=("exclusive_ns", "sum"),
+            median_ns=("total_ns", "median"),
+            gpu_ns=("gpu_ns", "sum"),
+            gpu_span_ns=("gpu_span_ns", "sum"),
+            kernel_count=("kernel_count", "sum"),
+        )
+        .reset_index()
+    )
 
 
 def _attributable(trace: Trace) -> bool:

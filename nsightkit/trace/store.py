@@ -352,7 +352,11 @@ class _CachedSource:
         series: dict[str, pd.Series] = {}
         for column in columns:
             with contextlib.suppress(Exception):  # a damaged cache file is read again from the trace
-                series[column] = _read_parquet(self._folder / f"{table}.{column}.parquet", None)[column]
+                series[column] = self._cached(table, column)
+        if "duration_ns" in columns and "duration_ns" not in series:
+            with contextlib.suppress(Exception):
+                start, end = (self._cached(table, c) for c in ("start_ns", "end_ns"))
+                series["duration_ns"] = end - start
         if len({len(s) for s in series.values()}) > 1:
             series = {}
         rest = [c for c in columns if c not in series]
@@ -375,6 +379,9 @@ class _CachedSource:
         frame = compute()
         self._keep(path.name, frame)
         return frame
+
+    def _cached(self, table: str, column: str) -> pd.Series:
+        return _read_parquet(self._folder / f"{table}.{column}.parquet", None)[column]
 
     def _keep(self, name: str, frame: pd.DataFrame) -> None:
         with contextlib.suppress(OSError):
