@@ -22,6 +22,7 @@ nox.options.reuse_venv = "yes"
 PROJECT = nox.project.load_toml()
 ROOT = Path(__file__).parent
 HTML = Path("docs/_build/html")
+DOCTREES = "docs/_build/doctrees"  # not in the folder that is published
 #: What a docs build makes; an old gallery can hide a failure (see CONTRIBUTING.md), so a build starts without it.
 GENERATED = ("docs/_build", "docs/gallery", "docs/reference/generated", "docs/jupyter_execute")
 
@@ -56,7 +57,7 @@ def _build(session: nox.Session, *options: str, publish: bool = False) -> None:
         shutil.rmtree(ROOT / made, ignore_errors=True)
     env = {"NSIGHTKIT_PUBLISH": "1"} if publish else {}
     strict = ("-W", "-n", "-E", "--keep-going")
-    session.run("sphinx-build", "-c", ".", "docs", str(HTML), *strict, *options, env=env)
+    session.run("sphinx-build", "-c", ".", "-d", DOCTREES, "docs", str(HTML), *strict, *options, env=env)
     session.run("python", "docs/_ext/page_checks.py", str(HTML), *(["--publish"] if publish else []))
 
 
@@ -74,7 +75,7 @@ def docs_live(session: nox.Session) -> None:
     _install(session, "live")
     ignored = [option for made in (*GENERATED, "docs/recordings") for option in ("--ignore", str(ROOT / made / "*"))]
     watched = [option for folder in ("examples", "nsightkit") for option in ("--watch", folder)]
-    session.run("sphinx-autobuild", "-c", ".", "docs", str(HTML), *ignored, *watched, *session.posargs)
+    session.run("sphinx-autobuild", "-c", ".", "-d", DOCTREES, "docs", str(HTML), *ignored, *watched, *session.posargs)
 
 
 @nox.session
