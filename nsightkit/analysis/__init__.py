@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from nsightkit.analysis import calls, gaps, kernels, memops, overview, ranges, selection, steps
+    from . import calls, gaps, kernels, memops, overview, ranges, selection, steps
 
 __all__ = ["calls", "gaps", "kernels", "memops", "overview", "ranges", "selection", "steps"]
 

@@ -349,7 +349,8 @@ class _Track:
         """How many of my events begin and end within each event of `outer`."""
         low = np.searchsorted(self.start, outer.start, side="left")
         high = np.searchsorted(np.maximum.accumulate(self.end) if len(self) else self.end, outer.end, side="right")
-        return np.maximum(high - low, 0).astype(np.int64)
+        inside: Int = np.maximum(high - low, 0)
+        return inside
 
 
 _EMPTY = _Track(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64))
@@ -578,22 +579,32 @@ class _Judge:
             gaps = gaps[~yes]
 
     def _other_device(self, gaps: Int) -> None:
-        """Operations that lay in the queue while a copy ran on another device."""
+        """Operations that lay in the queue until a copy of their process on another device was done."""
         g = self._gaps
         if not len(gaps) or not self._trace.size("memops"):
             return
-        memops = self._trace.table("memops", ["start_ns", "end_ns", "device"])
-        device = memops["device"].to_numpy()
-        if not len(device) or ((device == device[0]).all() and (g.device[gaps] == device[0]).all()):
+        memops = self._trace.table("memops", ["start_ns", "end_ns", "device", "process"])
+        device, process = memops["device"].to_numpy(), memops["process"].to_numpy()
+        if (device == device[0]).all() and (g.device[gaps] == device[0]).all():
             return
+        of_op = np.zeros(len(gaps), np.int64)
+        for number, name in enumerate(GPU_TABLES):
+            mine = g.table[gaps] == number
+            if mine.any():
+                of_op[mine] = self._trace.table(name, ["process"])["process"].to_numpy()[g.row[gaps[mine]]]
         for one in np.unique(g.device[gaps]).tolist():
-            mine = gaps[g.device[gaps] == one]
-            rows = np.flatnonzero(device != one)
-            track = _Track(memops["start_ns"].to_numpy()[rows], memops["end_ns"].to_numpy()[rows], rows)
-            start, end = g.start[mine], g.end[mine]
-            yes = 2 * track.covered(start, end) >= np.maximum(end - start, 1)
-            at = track.open_at((start[yes] + end[yes]) // 2)
-            self._set(mine[yes], _TRANSFER, "copy", np.where(at >= 0, track.row[np.maximum(at, 0)], -1))
+            for owner in np.unique(of_op).tolist():
+                mine = gaps[(g.device[gaps] == one) & (of_op == owner)]
+                rows = np.flatnonzero((device != one) & (process == owner))
+                if not len(mine) or not len(rows):
+                    continue
+                track = _Track(memops["start_ns"].to_numpy()[rows], memops["end_ns"].to_numpy()[rows], rows)
+                start, end = g.start[mine], g.end[mine]
+                at = track.open_at((start + end) // 2)
+                # What goes on after the operation began is not what it waited for.
+                done = (at >= 0) & (track.end[np.maximum(at, 0)] <= end)
+                yes = done & (2 * track.covered(start, end) >= end - start)
+                self._set(mine[yes], _TRANSFER, "copy", track.row[at[yes]])
 
     def _thread(self, gaps: Int, thread: int, other: int | None, begun: Int, done: Int) -> None:
         """Gaps that `thread` ended, the device having been fed by `other` before (None: by `thread` itself)."""
