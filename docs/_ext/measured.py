@@ -79,7 +79,8 @@ def _fill_in(app: Sphinx, doctree: nodes.document, docname: str) -> None:
 
 def _start(app: Sphinx) -> None:
     folder = Path(app.doctreedir, "measured-values")
-    shutil.rmtree(folder, ignore_errors=True)
+    if app.fresh_env_used:  # else pages that did not change are not run again, and what they exported still holds
+        shutil.rmtree(folder, ignore_errors=True)
     os.environ[_FOLDER] = str(folder)  # notebook kernels inherit it
 
 
