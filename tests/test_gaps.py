@@ -118,6 +118,19 @@ def test_synchronization_includes_the_time_until_the_next_launch(tmp_path):
     assert found["end_ns"] - found["start_ns"] == 1000 * US
 
 
+def test_a_blocking_call_that_returns_as_the_device_runs_dry_was_waiting_for_it(tmp_path):
+    case = Case()
+    case.out.synchronize("cudaStreamSynchronize", MAIN, case.dry - 50 * US, case.dry)
+    assert case.finish(tmp_path)["cause"] == "synchronization"
+
+
+def test_a_blocking_call_that_begins_as_the_device_runs_dry_waits_for_nothing(tmp_path):
+    case = Case()
+    case.out.synchronize("cudaStreamSynchronize", MAIN, case.dry, case.dry + 2 * US)
+    case.out.range("augment", MAIN, case.dry + 3 * US, case.begun)
+    assert case.finish(tmp_path)["cause"] == "cpu-work"
+
+
 def test_waiting_for_data_after_a_synchronization_is_waiting_for_data(tmp_path):
     case = Case()
     case.out.synchronize("cudaStreamSynchronize", MAIN, case.dry - 50 * US, case.dry + 5 * US)

@@ -62,7 +62,7 @@ _OS_WAIT = re.compile(
 #: Calls that return only when the GPU has caught up.
 _BLOCKING = re.compile(
     r"^(cuda|hip)(Device|Stream|Event|Thread|Context|Graph)Synchronize|^cu(Ctx|Stream|Event)Synchronize|"
-    r"^(cuda|hip)(Memcpy|Memset)(?!.*Async)|^cuMemcpy(?!.*Async)|^(cuda|hip)(Malloc|Free)(?!.*Async)|^cuMem(Alloc|Free)(?!.*Async)"
+    r"^(cuda|hip)Memcpy(?!.*Async)|^cuMemcpy(?!.*Async)|^(cuda|hip)(Malloc|Free)(?!.*Async)|^cuMem(Alloc|Free)(?!.*Async)"
 )
 _COPY = re.compile(r"^(cuda|hip|cu)Memcpy")
 #: Calls that enqueue work, or cost next to nothing beside it.
@@ -644,7 +644,8 @@ class _Judge:
             blocking = threads.blocking(which)
             if not len(left) or not len(blocking):
                 continue
-            at = blocking.open_at(dry[left])
+            # Running a nanosecond before the device ran dry: a call that returns at that very moment was waiting for it.
+            at = blocking.open_at(dry[left] - 1)
             row = np.where(at >= 0, blocking.row[np.maximum(at, 0)], -1)
             # The upload that ends the gap: staging, rule 4.
             own_upload = (row == g.launch[gaps[left]]) & (row >= 0)
