@@ -49,7 +49,7 @@ def gap_bars(gaps: pd.DataFrame, *, title: str = "GPU idle time by cause") -> Fi
     figure, axes = new_figure(1.2 + 0.36 * max(len(rows), 2))
     axes.set_title(plain(title), loc="left")
     if rows.empty:
-        nothing(axes, "no gaps: the GPU was never idle between its operations")
+        nothing(axes, "no gaps between GPU operations in this trace")
         figure.set_label(f"{title}: no gaps.")
         return figure
     scale, unit = time_unit(rows["total_ns"].max())
