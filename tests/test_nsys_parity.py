@@ -31,8 +31,6 @@ EXPORTS = [
     "pipit/saxpy-mpi-cuda_nsys_perlmutter0.sqlite",
     "tutorial_vqe/report1.sqlite",
 ]
-#: nsys needs minutes of CPU for this report on 19,000 ranges.
-TOO_SLOW = {("nvtx_gpu_proj_sum", "nsys-ai/mfu_2gpu_before.sqlite")}
 COPIES = {
     "HtoD": "[CUDA memcpy Host-to-Device]",
     "DtoH": "[CUDA memcpy Device-to-Host]",
@@ -146,8 +144,6 @@ def test_ranges(nsys: Path, export: tuple[str, Path], trace: Trace) -> None:
 
 def test_gpu_projection_of_ranges(nsys: Path, export: tuple[str, Path], trace: Trace) -> None:
     report = "nvtx_gpu_proj_sum"
-    if (report, export[0]) in TOO_SLOW:
-        pytest.skip(f"nsys takes minutes for {report} of {export[0]}")
     theirs = {r["Range"].lstrip(":"): r for r in stats(nsys, export[1], report)}
     found = ranges.summary(trace, rule="thread")
     # nsys lists only ranges that launched GPU work.

@@ -206,3 +206,14 @@ def test_inputs_are_left_alone(gaps, kernels):
     plots.before_after(gaps, gaps)
     pd.testing.assert_frame_equal(gaps, before[0])
     pd.testing.assert_frame_equal(kernels, before[1])
+
+
+def test_tables_escape_names_whatever_their_format():
+    hostile = "<img src=x onerror=alert(1)>"
+    frame = pd.DataFrame({"name": [hostile, "void k<float, 4>(T1)"], "total_ns": [1234567, 2], "share": [0.25, None]})
+    html = plots.table(frame).to_html() + plots.table(frame, {"name": "{}"}).to_html()
+    assert "<img" not in html
+    assert "k&lt;float, 4&gt;" in html
+    assert "1,234,567" in html
+    assert "25.0%" in html
+    assert "–" in html

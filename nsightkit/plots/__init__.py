@@ -9,6 +9,16 @@ from __future__ import annotations
 
 from nsightkit.plots._bars import before_after, gap_bars, kernel_bars, step_times
 from nsightkit.plots._curves import distributions, share_curves
+from nsightkit.plots._tables import table
 from nsightkit.plots._timeline import timeline
 
-__all__ = ["before_after", "distributions", "gap_bars", "kernel_bars", "share_curves", "step_times", "timeline"]
+__all__ = [
+    "before_after",
+    "distributions",
+    "gap_bars",
+    "kernel_bars",
+    "share_curves",
+    "step_times",
+    "table",
+    "timeline",
+]

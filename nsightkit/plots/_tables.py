@@ -1,0 +1,48 @@
+"""Tables for pages: numbers with separators, shares as percent, and every text escaped."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+if TYPE_CHECKING:
+    from pandas.io.formats.style import Styler
+
+__all__ = ["table"]
+
+
+def table(frame: pd.DataFrame, formats: dict[str, Any] | None = None, missing: str = "–") -> Styler:
+    """Style a frame for a page.
+
+    Kernel and range names come from somebody's trace and hold angle brackets as a matter of course. A plain
+    ``frame.style`` passes them on as HTML; this does not.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        The index is hidden.
+    formats : dict of str to str or callable, optional
+        Of columns; the rest goes by name and type: ``share…`` in percent, integers and ``…_ns`` with
+        thousands separators and no decimals, other numbers with four significant digits.
+    missing : str
+        What stands for a value that was not measured.
+
+    Returns
+    -------
+    Styler
+        Renders as HTML in a notebook or a gallery page. Needs jinja2.
+    """
+    chosen = {str(c): _format(str(c), frame[c]) for c in frame.columns} | (formats or {})
+    plain = {c: f for c, f in chosen.items() if f is not None}
+    return frame.style.hide(axis="index").format(plain, na_rep=missing, escape="html")
+
+
+def _format(column: str, values: pd.Series) -> str | None:
+    if column.startswith("share"):
+        return "{:.1%}"
+    if pd.api.types.is_bool_dtype(values) or not pd.api.types.is_numeric_dtype(values):
+        return None
+    if pd.api.types.is_integer_dtype(values) or column.endswith("_ns"):
+        return "{:,.0f}"
+    return "{:,.4g}"
