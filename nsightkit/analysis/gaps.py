@@ -644,7 +644,7 @@ class _Judge:
             blocking = threads.blocking(which)
             if not len(left) or not len(blocking):
                 continue
-            # Running a nanosecond before the device ran dry: a call that returns at that very moment was waiting for it.
+            # A nanosecond before the device ran dry: a call that returns at that very moment was waiting for it.
             at = blocking.open_at(dry[left] - 1)
             row = np.where(at >= 0, blocking.row[np.maximum(at, 0)], -1)
             # The upload that ends the gap: staging, rule 4.

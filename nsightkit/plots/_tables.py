@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 __all__ = ["table"]
 
 
-def table(frame: pd.DataFrame, formats: dict[str, Any] | None = None, missing: str = "–") -> Styler:
+def table(frame: pd.DataFrame, formats: dict[str, Any] | None = None, missing: str = "-") -> Styler:
     """Style a frame for a page.
 
     Kernel and range names come from somebody's trace and hold angle brackets as a matter of course. A plain

@@ -32,11 +32,14 @@ _SQL = """
 import sqlite3, sys
 c = sqlite3.connect(f"file:{sys.argv[1]}?mode=ro", uri=True)
 if "kernels" in sys.argv[2:]:
-    c.execute('''SELECT s.value, count(*), sum(end - start), avg(end - start), min(end - start),
-        max(end - start) FROM CUPTI_ACTIVITY_KIND_KERNEL k JOIN StringIds s ON s.id = k.demangledName GROUP BY k.demangledName''').fetchall()
+    c.execute('''SELECT s.value, count(*), sum(end - start), avg(end - start), min(end - start), max(end - start)
+        FROM CUPTI_ACTIVITY_KIND_KERNEL k JOIN StringIds s ON s.id = k.demangledName
+        GROUP BY k.demangledName''').fetchall()
 if "idle" in sys.argv[2:]:
-    c.execute('''SELECT sum(gap), count(*) FROM (SELECT start - max(end) OVER (PARTITION BY deviceId
-        ORDER BY start, end ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) gap FROM CUPTI_ACTIVITY_KIND_KERNEL) WHERE gap > 0''').fetchall()
+    c.execute('''SELECT sum(gap), count(*) FROM (
+        SELECT start - max(end) OVER (PARTITION BY deviceId ORDER BY start, end
+        ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) gap FROM CUPTI_ACTIVITY_KIND_KERNEL)
+        WHERE gap > 0''').fetchall()
 """
 _JSON = """
 import collections, json, sys
