@@ -698,8 +698,7 @@ class _Judge:
             return
         # Nothing recorded in between: dispatch, if no longer than dispatch takes.
         window = until[left] - dry[left]
-        before = [_last_end(threads.calls(t), begun[left]) for t in asked]
-        follows = np.maximum.reduce(before) > _NEVER
+        follows = begun[left] > min(int(threads.calls(t).start[0]) for t in asked)
         yes = (window <= _EAGER_NS) & follows
         slow = np.flatnonzero(follows & ~yes)
         if len(slow):

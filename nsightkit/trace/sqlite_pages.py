@@ -76,19 +76,26 @@ def integer_columns(
         usable = page_size - head[20]
         leaves = _leaves(handle, root, page_size, path.stat().st_size // page_size)
         wanted = list(columns) if kinds is None else list(dict.fromkeys([*columns, kinds[0]]))
-        parts: list[list[Int]] = [[] for _ in columns]
-        for block in _blocks(handle, leaves, page_size):
+        out = [np.empty(0, np.int64) for _ in columns]
+        n = done = 0
+        for block, pages in _blocks(handle, leaves, page_size):
             values = dict(zip(wanted, _decode(block, page_size, usable, wanted), strict=True))
             if kinds is not None:
                 keep = np.isin(values[kinds[0]], kinds[1])
                 values = {c: v[keep] for c, v in values.items()} if not keep.all() else values
-            for part, column in zip(parts, columns, strict=True):
-                part.append(values[column])
-    out = []
-    for part in parts:
-        out.append(np.concatenate(part) if part else np.empty(0, np.int64))
-        part.clear()
-    return out
+            more = len(values[wanted[0]])
+            done += pages
+            if n + more > len(out[0]):
+                # As many rows a page as so far, and some; memory that is never written to costs nothing.
+                capacity = int((n + more) / done * len(leaves) * 1.1) + more
+                for k, column in enumerate(out):
+                    grown = np.empty(capacity, np.int64)
+                    grown[:n] = column[:n]
+                    out[k] = grown
+            for column, which in zip(out, columns, strict=True):
+                column[n : n + more] = values[which]
+            n += more
+    return [column[:n] for column in out]
 
 
 def _leaves(handle: int, root: int, page_size: int, pages: int) -> Int:
@@ -119,8 +126,8 @@ def _leaves(handle: int, root: int, page_size: int, pages: int) -> Int:
     raise Unusual("a tree too deep to be one")
 
 
-def _blocks(handle: int, leaves: Int, page_size: int) -> Iterator[npt.NDArray[np.uint8]]:
-    """The leaf pages, many at a time, in one reused buffer with zeroes around them."""
+def _blocks(handle: int, leaves: Int, page_size: int) -> Iterator[tuple[npt.NDArray[np.uint8], int]]:
+    """The leaf pages, many at a time, in one reused buffer with zeroes around them, and how many."""
     buffer = np.zeros(_PAGES * page_size + 2 * _PAD, np.uint8)
     for low in range(0, len(leaves), _PAGES):
         part = leaves[low : low + _PAGES]
@@ -132,7 +139,7 @@ def _blocks(handle: int, leaves: Int, page_size: int) -> Iterator[npt.NDArray[np
             if os.preadv(handle, [view], (int(part[a]) - 1) * page_size) != size:
                 raise Unusual("a short read")
             filled += size
-        yield buffer[: filled + _PAD]
+        yield buffer[: filled + _PAD], len(part)
 
 
 def _decode(block: npt.NDArray[np.uint8], page_size: int, usable: int, columns: Sequence[int]) -> list[Int]:
