@@ -35,6 +35,7 @@ from nsightkit.analysis import intervals
 from nsightkit.analysis.intervals import Coverage, gpu_intervals, idle_gaps, launch_of
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import GPU_TABLES, Trace
+from nsightkit.trace.nesting import nesting
 
 __all__ = ["CAUSES", "DATA_LOADING", "find", "summary"]
 
@@ -300,6 +301,7 @@ class _Track:
         self.start, self.end, self.row = start, end, row
         self._coverage: Coverage | None = None
         self._reach: Int | None = None
+        self._parent: Int | None = None
 
     def __len__(self) -> int:
         return len(self.start)
@@ -336,9 +338,9 @@ class _Track:
         i = np.searchsorted(self.start, at, side="right") - 1
         if not len(self):
             return np.full(len(at), -1, np.int64)
-        from nsightkit.trace.nesting import nesting
-
-        _, parent = nesting(np.zeros(len(self), np.int64), self.start, self.end)
+        if self._parent is None:
+            _, self._parent = nesting(np.zeros(len(self), np.int64), self.start, self.end)
+        parent = self._parent
         pending = np.flatnonzero((i >= 0) & (self.end[np.maximum(i, 0)] <= at))
         while len(pending):  # climbs one level a round, all gaps at once
             i[pending] = parent[i[pending]]
