@@ -48,7 +48,7 @@ def distributions(
     """
     sorted_ns = {label: np.sort(np.asarray(v, dtype=float)) for label, v in samples.items()}
     series = {label: v[v > 0] for label, v in sorted_ns.items() if (v > 0).any()}
-    figure, axes = new_figure(3.4)
+    figure, axes = new_figure(3.6)
     axes.set_title(plain(title), loc="left")
     if not series:
         nothing(axes, "no samples")
@@ -66,7 +66,7 @@ def distributions(
     axes.set_ylabel("share that is at most so long")
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axes.set_ylim(0, 1.03)
-    axes.legend(frameon=False, fontsize=9, loc="best")
+    _legend(figure, len(series))
     said = [(k, f"median {duration(float(np.median(v)))} of {len(v):,}") for k, v in series.items()]
     figure.set_label(f"{title}, cumulative distributions of the {axis}: {spoken(said)}.")
     return figure
@@ -100,7 +100,7 @@ def share_curves(
     matplotlib.figure.Figure
     """
     periods = np.asarray(periods_ns, dtype=float)
-    figure, axes = new_figure(3.4)
+    figure, axes = new_figure(3.6)
     axes.set_title(plain(title), loc="left")
     for (label, values), (colour, line) in zip(shares.items(), _STYLES * max(len(shares), 1), strict=False):
         axes.plot(periods, np.asarray(values, float), color=colour, linestyle=line, linewidth=2, label=plain(label, 60))
@@ -120,7 +120,7 @@ def share_curves(
     axes.set_ylabel(share)
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axes.set_ylim(0, 1.05)
-    axes.legend(frameon=False, fontsize=9, loc="lower left")
+    _legend(figure, len(shares))
     ends = duration(periods[0]), duration(periods[-1])
     said = []
     for label, values in shares.items():
@@ -129,6 +129,11 @@ def share_curves(
     flat = [(k, f"{v:.1%}") for k, v in (levels or {}).items()]
     figure.set_label(f"{title}, {share} against the {axis}: {spoken([*said, *flat])}.")
     return figure
+
+
+def _legend(figure: Figure, entries: int) -> None:
+    # Below the axes: curves leave no corner free that could be relied on.
+    figure.legend(frameon=False, fontsize=9, loc="outside lower center", ncols=min(entries, 3))
 
 
 def _time_axis(axes: Any, label: str, first: float, last: float) -> None:

@@ -1,0 +1,236 @@
+"""The investigations: their form, that each runs as a plain script, and what each says of a GPU's trace."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("matplotlib")
+pytest.importorskip("jinja2")
+
+ROOT = Path(__file__).parents[1]
+SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
+HEADINGS = [
+    "Expectation",
+    "Measure",
+    "Read",
+    "Change one thing",
+    "Measure again",
+    "Verdict",
+    "Limits",
+    "Run it yourself",
+]
+TYPED = re.compile(
+    r"\d[\d.,]*\s*(%|\u00d7|x\b|[nµum]?s\b|min|sec|hours?\b|[kKMGT]i?B\b|bytes?\b|[MGT]?Hz\b|[GT]?FLOP|times\b|percent)"
+)
+
+each = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+
+
+def _prose(script: Path) -> list[str]:
+    """The text blocks of a script, without literal blocks, literals and roles."""
+    source = script.read_text(encoding="utf-8")
+    blocks = [ast.get_docstring(ast.parse(source)) or ""]
+    for part in re.split(r"^# %%\n", source, flags=re.MULTILINE)[1:]:
+        lines = []
+        for line in part.splitlines():
+            if not line.startswith("#"):
+                break
+            lines.append(line[2:])
+        blocks.append("\n".join(lines))
+    cleaned = []
+    for block in blocks:
+        literal = re.sub(r"^\.\. code-block::.*\n(?:\n|[ ]+.*(?:\n|$))*", "", block, flags=re.MULTILINE)
+        cleaned.append(re.sub(r":\w+:`[^`]*`|``[^`]*``", "", literal))
+    return cleaned
+
+
+def _headings(text: str) -> list[str]:
+    return re.findall(r"^(\S.*)\n-{3,}$", text, flags=re.MULTILINE)
+
+
+def test_there_are_four():
+    assert [s.name[:2] for s in SCRIPTS] == ["01", "02", "03", "04"]
+
+
+@each
+def test_form(script):
+    text = script.read_text(encoding="utf-8")
+    wide = [number for number, line in enumerate(text.splitlines(), 1) if len(line) > 79]
+    assert not wide, f"lines wider than a page: {wide}"
+    title = _prose(script)[0].splitlines()[0]
+    assert title.endswith("?"), "the title is a question"
+    headings = [h for block in _prose(script) for h in _headings(block)]
+    assert [h for h in headings if h in HEADINGS] == HEADINGS
+    assert "://" not in text, "a page names no address"
+    assert f"python examples/{script.name}" in text
+    assert "findings = {" in text
+    assert f":measured:`{script.stem}.verdict`" in text
+
+
+@each
+def test_numbers_are_measured_and_not_typed(script):
+    typed = [match[0] for block in _prose(script) for match in TYPED.finditer(block)]
+    assert not typed
+
+
+@each
+def test_synthetic_traces_are_named_so_in_the_first_line(script):
+    text = script.read_text(encoding="utf-8")
+    sections = re.split(r"^# %%\n(?=# .+\n# -{3,}\n)", text, flags=re.MULTILINE)[1:]
+    planted = [s for s in sections if "planted." in re.sub(r"``[^`]*``", "", s)]
+    assert planted
+    for section in planted:
+        heading, first = section.splitlines()[0], section.splitlines()[2]
+        assert re.search(r"\btraces? (is|are) synthetic\b", first), f"{heading}: {first}"
+        told = " ".join(line.lstrip("# ") for line in section.splitlines()[2:7])
+        assert "never ran on a GPU" in told, heading
+
+
+@each
+def test_runs_as_a_script_from_anywhere(script, tmp_path):
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("NSIGHTKIT_")}
+    environment |= {"NSIGHTKIT_MODE": "smoke", "MPLBACKEND": "Agg", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        check=False,
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr
+    assert done.stdout.strip()
+    assert not list(tmp_path.iterdir()), "it leaves nothing behind"
+
+
+#: Runs scripts as a build with GPU traces would: `measure` gives planted traces under the names and with the
+#: operators that a profile of the real program has. Prints what each made, as JSON.
+_WITH_GPU = """
+import ast, dataclasses, json, sys, tempfile
+from pathlib import Path
+import matplotlib.pyplot as plt
+import numpy as np, pandas as pd
+import nsightkit
+from nsightkit.capture import investigation, recordings
+from nsightkit.trace.model import TABLES, Trace, TraceMeta
+from nsightkit.workloads import planted
+from nsightkit.workloads.investigations import find
+from nsightkit.workloads.training import TrainingConfig
+
+FAULTS = {"starved-input": "starved", "hidden-sync": "sync", "tiny-kernels": "tiny", "gpu-util": None}
+NAMES = {"dataload": "data", "to_device": "copy"}
+folder = Path(tempfile.mkdtemp())
+scripts, modes = json.loads(sys.argv[1])
+
+def measure(name, part):
+    mode = modes[part in ("after", "one-thread")]
+    fault = FAULTS[name] if part == "before" else None
+    path = folder / f"{name}-{part}.sqlite"
+    planted.training(path, fault, steps=3, layers=2)
+    source = nsightkit.load(path)
+    frames = {t: source.table(t) for t in TABLES}
+    frames["ranges"]["name"] = frames["ranges"]["name"].cat.rename_categories(lambda n: NAMES.get(n, n))
+    calls = frames["calls"]
+    item = calls["name"] == "cudaStreamSynchronize"
+    ops = calls[["start_ns", "end_ns", "thread"]]
+    process = frames["ranges"]["process"].iloc[0]
+    frames["ops"] = ops.assign(process=process, name=np.where(item, "aten::item", "aten::mul"))
+    missing = []
+    if mode == "smoke":
+        missing = ["kernels", "memops", "graphs", "calls", "syncs", "os_calls", "overhead"]
+        frames = {t: f for t, f in frames.items() if t not in missing}
+    trace = Trace.from_frames(frames, TraceMeta(tool="planted", missing=missing, gpus=source.meta.gpus))
+    sizes = find(name, part).parameters(mode)
+    if part != "one-thread":
+        sizes = dataclasses.asdict(TrainingConfig(**sizes))
+    samples = {"step_ns": [9e6, 1e7, 1.1e7], "data_wait_ns": [4e6, 5e6, 6e6], "loss": [2.0] * (1 + (mode == "smoke"))}
+    if name == "gpu-util" and mode != "smoke":
+        samples["gpu_utilization_percent"] = [97.0, 98.0]
+    gpu = None if mode == "smoke" else {"name": "Planted GPU"}
+    provenance = {"parameters": sizes, "gpu": gpu, "utc": "2026-01-01"}
+    run = investigation.Measurement(name, part, mode, path, recordings.frame(samples), provenance)
+    run.__dict__["trace"] = trace
+    return run
+
+investigation.measure = measure
+
+class Shown(ast.NodeTransformer):
+    def visit_Module(self, node):
+        for statement in node.body:
+            if isinstance(statement, ast.Expr):
+                statement.value = ast.Call(ast.Name("_show", ast.Load()), [statement.value], [])
+        return ast.fix_missing_locations(node)
+
+made = {}
+for script in map(Path, scripts):
+    shown = []
+    def _show(value):
+        shown.append(getattr(value, "_repr_html_", str)() or "")
+    names = {"__name__": "__main__", "_show": _show}
+    exec(compile(Shown().visit(ast.parse(script.read_text())), str(script), "exec"), names)
+    titles = [plt.figure(n).axes[0].get_title(loc="left") for n in plt.get_fignums()]
+    labels = [plt.figure(n).get_label() for n in plt.get_fignums()]
+    plt.close("all")
+    made[script.stem] = {"titles": titles, "labels": labels, "html": "".join(shown), "findings": names["findings"]}
+print("\\n" + json.dumps(made))
+"""
+
+
+def _with_gpu(*modes: str) -> dict[str, dict]:
+    done = subprocess.run(
+        [sys.executable, "-W", "error::RuntimeWarning", "-c", _WITH_GPU, json.dumps([list(map(str, SCRIPTS)), modes])],
+        check=False,
+        env={**os.environ, "MPLBACKEND": "Agg", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def replayed():
+    return _with_gpu("replay", "replay")
+
+
+@each
+def test_a_recording_of_a_gpu_is_read_like_the_synthetic_trace(script, replayed):
+    page = replayed[script.stem]
+    assert all(title and label for title, label in zip(page["titles"], page["labels"], strict=True))
+    assert any("(replay)" in title for title in page["titles"])
+    assert all("replay" in title or "synthetic" in title for title in page["titles"])
+    for absent in ("smoke", "not measured<", "not recorded", "no GPU<", ">nan<"):
+        assert absent not in page["html"], absent
+    assert "CPU" not in page["findings"]["verdict"]
+    if not script.name.startswith("01"):
+        assert "GPU idle time by cause (replay)" in page["titles"]
+
+
+def test_verdicts_say_what_was_measured(replayed):
+    assert "98%" in replayed["01_gpu_util_lies"]["findings"]["verdict"]
+    starved = replayed["02_starved_input_pipeline"]["findings"]
+    assert starved["wait"] == starved["wait_left"] == pytest.approx(0.5)
+    assert "1.0 times as fast: 10.0 ms" in starved["verdict"]
+    assert "no effect beyond the spread" in replayed["03_hidden_synchronisation"]["findings"]["verdict"]
+
+
+def test_runs_of_two_kinds_of_machine_are_not_compared():
+    for name, page in _with_gpu("replay", "smoke").items():
+        verdict = page["findings"]["verdict"]
+        assert ("nothing to compare" in verdict) != name.startswith("01"), verdict
+        if name.startswith("01"):
+            assert "was not read" in verdict
