@@ -279,6 +279,8 @@ def broken(tmp_path, kind):
     elif kind == "noise":
         random.seed(1)
         path.write_bytes(raw[:4096] + random.randbytes(len(raw) - 4096))
+    elif kind == "schema of other bytes":
+        path.write_bytes(raw.replace(b"CREATE TABLE", b"CR\xff\xfe\x80 TABLE"))
     elif kind == "foreign":
         path.unlink()
         with sqlite3.connect(path) as connection:
@@ -297,7 +299,17 @@ def broken(tmp_path, kind):
 
 
 @pytest.mark.parametrize(
-    "kind", ["truncated", "header only", "zeroed pages", "noise", "foreign", "other columns", "text in numbers"]
+    "kind",
+    [
+        "truncated",
+        "header only",
+        "zeroed pages",
+        "noise",
+        "schema of other bytes",
+        "foreign",
+        "other columns",
+        "text in numbers",
+    ],
 )
 def test_bad_files_are_named_with_a_remedy(tmp_path, kind):
     path = broken(tmp_path, kind)

@@ -162,7 +162,7 @@ class _Sqlite:
         try:
             yield
         except Exception as error:
-            if not isinstance(error, sqlite3.Error | OverflowError) and not _of_driver(error):
+            if not isinstance(error, sqlite3.Error | OverflowError | UnicodeError) and not _of_driver(error):
                 raise
             detail = " ".join(str(error).split())[:160]
             raise TraceError(
