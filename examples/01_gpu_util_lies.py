@@ -186,11 +186,11 @@ plots.share_curves(
 )
 
 # %%
-# Each curve starts at the true share and ends at the top. The loop with tiny
-# kernels looks full to any sampler coarser than its gaps, although its GPU is
-# idle most of the time; the starved loop looks idle to all but the coarsest.
-# High and slow is therefore a sign of many short gaps, or of kernels that
-# make little of the GPU. It is not the sign of starvation.
+# The synthetic curves start at the true share and end at the top. The loop
+# with tiny kernels looks full to any sampler coarser than its gaps, although
+# its GPU is idle most of the time; the starved loop looks idle to all but the
+# coarsest. High and slow is therefore a sign of many short gaps, or of kernels
+# that make little of the GPU. It is not the sign of starvation.
 
 # %%
 # Change one thing

@@ -140,7 +140,7 @@ title = "A value read after each layer (synthetic)"
 plots.timeline(synthetic, end_ns=end_ns, title=title)
 
 # %%
-# The same causes for every trace of this page that has a GPU's events:
+# All idle time by cause, in every trace of this page that has a GPU's events:
 
 traces = {"synthetic": synthetic}
 if before.trace.recorded("kernels"):

@@ -176,11 +176,9 @@ graph = nsightkit.load(out.write(Path(folder.name, "graph.sqlite")))
 
 idle_ns = (count - 1) * (every_ns - short_ns)
 rows = []
-for name, trace, truth in (
-    ("shorter", shorter, idle_ns),
-    ("longer", longer, 0),
-    ("graph", graph, 0),
-):
+synthetic = {"shorter": shorter, "longer": longer, "graph": graph}
+for name, trace in synthetic.items():
+    truth = idle_ns if name == "shorter" else 0
     whole = overview.summary(trace)
     found = gaps.summary(trace).set_index("cause")["total_ns"]
     launching = found.get("launch-overhead", 0)

@@ -217,3 +217,29 @@ def test_tables_escape_names_whatever_their_format():
     assert "1,234,567" in html
     assert "25.0%" in html
     assert ">-<" in html
+
+
+def test_distributions_are_the_empirical_ones():
+    times = np.array([5_000, 1_000, 3_000, 0, -7])  # the last two have no place on a logarithmic axis
+    figure = plots.distributions({HOSTILE: times, "equal": [2_000] * 3})
+    ours, equal, *_ = figure.axes[0].lines
+    x, share = ours.get_data()
+    for t in (1_000, 2_999, 3_000, 5_000):
+        at = np.searchsorted(x, t, side="right") - 1
+        assert share[at] == pytest.approx(np.mean(times[times > 0] <= t))
+    assert set(np.round(equal.get_ydata(), 6)) == {0, 0.333333, 0.666667, 1}
+    assert "median 3.00 µs of 3" in figure.get_label()
+    assert any("equal, median 2.00 µs" in text for text in _draw(figure))
+
+
+def test_share_curves_show_levels_and_say_their_ends():
+    figure = plots.share_curves([1e3, 1e6], {HOSTILE: [0.25, 1.0]}, levels={"true": 0.2})
+    texts = _draw(figure)
+    assert "true, 20.0%" in texts
+    assert "1 ms" in texts
+    assert "25.0% at 1.00 µs to 100.0% at 1.00 ms" in figure.get_label()
+    assert "true 20.0%" in figure.get_label()
+
+
+def test_distributions_of_nothing_say_so():
+    assert "no samples" in _draw(plots.distributions({"none": []}))

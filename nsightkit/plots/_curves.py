@@ -132,8 +132,8 @@ def share_curves(
 
 
 def _legend(figure: Figure, entries: int) -> None:
-    # Below the axes: curves leave no corner free that could be relied on.
-    figure.legend(frameon=False, fontsize=9, loc="outside lower center", ncols=min(entries, 3))
+    # Below the axes: curves leave no corner free that could be relied on. Two columns fit the width with long labels.
+    figure.legend(frameon=False, fontsize=9, loc="outside lower center", ncols=min(entries, 2))
 
 
 def _time_axis(axes: Any, label: str, first: float, last: float) -> None:
