@@ -14,6 +14,8 @@ What one needs: nothing to read this page, a minute and a CPU to run its small
 version, an NVIDIA GPU with PyTorch to repeat it.
 """
 
+# sphinx_gallery_thumbnail_number = 3
+
 # %%
 # Expectation
 # -----------
@@ -216,6 +218,8 @@ plots.table(pd.DataFrame(both), missing=missing)
 # -------
 # Computed from the table above, not typed:
 
+import textwrap
+
 real, spin = (row["share by NVML"] for row in both)
 if real is None or spin is None:
     verdict = (
@@ -228,7 +232,7 @@ else:
         f"spinning thread, which does no useful work at all."
     )
 findings = {"verdict": verdict}
-print(verdict)
+print(textwrap.fill(verdict))
 
 # %%
 # Limits

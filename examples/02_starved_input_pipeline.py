@@ -14,6 +14,8 @@ What one needs: nothing to read this page, a minute and a CPU to run its small
 version, an NVIDIA GPU with PyTorch to repeat it.
 """
 
+# sphinx_gallery_thumbnail_number = -1
+
 # %%
 # Expectation
 # -----------
@@ -169,8 +171,8 @@ after = measure("starved-input", "after")
 after
 
 # %%
-# Nothing else changed: the parameters of the two runs differ in one switch,
-# and both learned the same from the same samples.
+# Nothing else may have changed: the parameters of the two runs should differ
+# in one switch, and both should learn the same from the same samples.
 
 gpus = [(run.provenance["gpu"] or {}).get("name") for run in (before, after)]
 comparable = before.mode == after.mode and gpus[0] == gpus[1]
@@ -209,6 +211,8 @@ plots.before_after(
 # -------
 # Computed from the two runs:
 
+import textwrap
+
 step_ns = after.median("step_ns")
 wait_after = after.median("data_wait_ns") / step_ns
 gain = before.median("step_ns") / step_ns
@@ -221,7 +225,7 @@ verdict = (
 if not comparable:
     verdict = "the two runs are not of the same machine; nothing to compare."
 findings = {"verdict": verdict, "wait": wait_before, "wait_left": wait_after}
-print(verdict)
+print(textwrap.fill(verdict))
 
 # %%
 # The prediction is a bound, and it is made from medians of another run: a

@@ -14,6 +14,8 @@ What one needs: nothing to read this page, a minute and a CPU to run its small
 version, an NVIDIA GPU with PyTorch to repeat it.
 """
 
+# sphinx_gallery_thumbnail_number = 2
+
 # %%
 # Expectation
 # -----------
@@ -240,6 +242,8 @@ plots.step_times(
 # Computed from the two runs. The spread is the middle half of the steps of a
 # run, as a share of its median: a difference below it is no finding.
 
+import textwrap
+
 import numpy as np
 
 
@@ -262,7 +266,7 @@ elif after.mode == "smoke":
 elif abs(now / was - 1) <= noise:
     verdict = f"no effect beyond the spread; {verdict}"
 findings = {"verdict": verdict, "change": now / was - 1}
-print(verdict)
+print(textwrap.fill(verdict))
 
 # %%
 # Limits

@@ -13,6 +13,8 @@ What one needs: nothing to read this page, a minute and a CPU to run its small
 version, an NVIDIA GPU with PyTorch to repeat it.
 """
 
+# sphinx_gallery_thumbnail_number = 2
+
 # %%
 # Expectation
 # -----------
@@ -254,6 +256,8 @@ plots.step_times(
 # -------
 # Computed from the two runs:
 
+import textwrap
+
 was, now = before.median("step_ns"), after.median("step_ns")
 fewer = chains["operators"].sum() / fused["operators"].sum()
 where = "in a smoke run on a CPU" if after.mode == "smoke" else "on a GPU"
@@ -264,7 +268,7 @@ verdict = (
 if not comparable:
     verdict = "the two runs are not of the same machine; nothing to compare."
 findings = {"verdict": verdict, "ratio": was / now}
-print(verdict)
+print(textwrap.fill(verdict))
 
 # %%
 # Limits
