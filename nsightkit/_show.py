@@ -168,6 +168,11 @@ def _bytes_text(value: float | None) -> str:
     return f"{value:.0f} B"
 
 
+def _large_text(value: float) -> str:
+    unit, size = next(((u, s) for u, s in (("T", 1e12), ("G", 1e9)) if value >= s), ("M", 1e6))
+    return f"{_digits(value / size)} {unit}"
+
+
 def _percent_text(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.1f} %"
 
@@ -245,13 +250,27 @@ _HEADERS = {
     "wall_ns": "wall",
     "busy_ns": "busy",
     "idle_ns": "idle",
+    "state_bytes": "state",
+    "activation_bytes": "activations",
+    "logits_bytes": "logits",
+    "peak_bytes": "peak",
+    "fwd_flops": "FLOPs fwd",
+    "train_flops": "FLOPs train",
+    "tflops": "TFLOP/s",
+    "clock_mhz": "at MHz",
 }
 #: Dropped, in this order, where a terminal is too narrow for the names.
-_EXPENDABLE = ("std_ns", "min_ns", "rule", "median_ns", "max_ns", "domain", "mean_ns", "category", "end_ns")
-_LEFT = ("name", "category", "cause", "kind", "src_kind", "dst_kind", "domain", "rule", "step", "evidence", "outlier")
+_EXPENDABLE = (
+    *("std_ns", "min_ns", "rule", "median_ns", "max_ns", "domain", "mean_ns", "category", "end_ns"),
+    *("clock_mhz", "fwd_flops", "logits_bytes"),
+)
+_LEFT = (
+    *("name", "category", "cause", "kind", "src_kind", "dst_kind", "domain", "rule", "step", "evidence", "outlier"),
+    *("config", "gpu", "unit", "accumulate", "mode", "precision", "status"),
+)
 _OPTIONAL = ("domain", "outlier", "src_kind", "dst_kind", "remedy", "detail")
 _SHRINKING = ("name", "step", "evidence")
-_WRAPPING = ("check", "found", "remedy", "detail")
+_WRAPPING = ("check", "found", "remedy", "detail", "notes", "source")
 _NAME_CELLS = 40
 
 
@@ -262,8 +281,10 @@ def _cell(column: str, value: Any) -> str:
         return _moment_text(value)
     if column.endswith("_ns"):
         return time_text(value)
-    if column == "bytes":
+    if column == "bytes" or column.endswith("_bytes"):
         return _bytes_text(value)
+    if column == "params" or column.endswith("_flops"):
+        return _large_text(value)
     if column == "outlier":
         return "◀ outlier" if value else ""
     if column == "evidence":
@@ -278,6 +299,8 @@ def _cell(column: str, value: Any) -> str:
         return f"{value:,}"
     if isinstance(value, float):
         return _digits(value)
+    if isinstance(value, list):
+        return "; ".join(plain(part) for part in value)
     return plain(value)
 
 

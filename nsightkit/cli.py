@@ -44,6 +44,7 @@ app.add_typer(capture_app, name="capture", rich_help_panel="Capturing")
 
 _READING = "Reading a trace"
 _CAPTURING = "Capturing"
+_WITHOUT = "By arithmetic and by measurement"
 
 # typer keeps its own copy of click, or uses the real one, by version: this finds whichever it is.
 _ClickException: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -292,8 +293,14 @@ def _emit(format: Format | None, result: Mapping[str, Any], table: Callable[[Con
             table(_console())
 
 
-def _emit_list(format: Format | None, rows: list[dict[str, Any]], columns: list[str], empty: str = "none") -> None:  # noqa: A002
-    """Print a list of plain dicts."""
+def _emit_list(
+    format: Format | None,  # noqa: A002
+    rows: list[dict[str, Any]],
+    columns: list[str],
+    empty: str = "none",
+    below: Mapping[str, str] | None = None,
+) -> None:
+    """Print a list of plain dicts; `below` are columns (with a row's name) that a table says in lines of their own."""
     from nsightkit import _show
 
     rows = [_show.ready(row) for row in rows]
@@ -304,7 +311,12 @@ def _emit_list(format: Format | None, rows: list[dict[str, Any]], columns: list[
         elif chosen == "csv":
             _show.write_csv(columns, rows, _show.utf8(sys.stdout))
         else:
-            _show.print_rows(_console(), columns, rows, empty=empty)
+            console, apart = _console(), below or {}
+            _show.print_rows(console, [c for c in columns if c not in apart], rows, empty=empty)
+            for column, name in apart.items():
+                for row in rows:
+                    for text in row[column] or ():
+                        console.print(_show.plain(f"{row[name]}: {text}"), style="dim")
 
 
 _SHARED = list(inspect.signature(_Session.__init__, eval_str=True).parameters.values())[1:]
@@ -619,6 +631,39 @@ def record(
     failed = [f"{row['investigation']}/{row['part']}" for row in rows if row["status"] == "failed"]
     if failed:
         raise UsageError(f"not recorded: {', '.join(failed)}; the table says why")
+
+
+@app.command(rich_help_panel=_WITHOUT)
+def peaks(
+    gpu: Annotated[
+        str | None,
+        typer.Argument(metavar="[GPU]", help="As a driver or a trace names it; default: all that are known."),
+    ] = None,
+    format: FormatOpt = None,  # noqa: A002
+) -> None:
+    """What a GPU can do at best: dense peak rates and memory bandwidth, each with its source."""
+    from nsightkit import hardware
+
+    gpus = hardware.GPUS if gpu is None else (hardware.find(gpu),)
+    listed = [row for each in gpus for row in hardware.rows(each)]
+    _emit_list(format, listed, list(listed[0]))
+
+
+@app.command(rich_help_panel=_WITHOUT)
+def envelope(
+    config: Annotated[
+        list[str] | None,
+        typer.Option("--config", metavar="NAME", help="A configuration, a control or a size; repeatable."),
+    ] = None,
+    format: FormatOpt = None,  # noqa: A002
+) -> None:
+    """What a model must cost, by arithmetic: parameters, memory, FLOPs, alignment; default: the matrix of ten."""
+    from nsightkit import _show, configurations
+    from nsightkit.analysis.envelope import summary as answer
+
+    frame = answer([configurations.find(name) for name in config] if config else configurations.MATRIX)
+    columns = [str(column) for column in frame.columns]
+    _emit_list(format, list(_show.rows_of(frame)), columns, below={"notes": "config"})
 
 
 _PROGRAM = {"allow_interspersed_args": False}

@@ -1,0 +1,149 @@
+"""GPU peaks: the arithmetic behind each, and the names drivers and traces give."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from nsightkit import cli
+from nsightkit.errors import UsageError
+from nsightkit.hardware import GPUS, find, rows
+
+#: cc, fp32, tf32, fp16, fp8, GB/s, SMs, ridge of fp16 in FLOP/B: a table made independently of this one.
+TABLE = {
+    "V100 SXM2": ("7.0", 15.7, None, 125, None, 900, 80, 139),
+    "T4": ("7.5", 8.1, None, 65, None, 320, 40, 203),
+    "A100 80 GB SXM": ("8.0", 19.5, 156, 312, None, 2039, 108, 153),
+    "RTX A6000": ("8.6", 38.7, 77.4, 154.8, None, 768, 84, 202),
+    "RTX 4090": ("8.9", 82.6, 82.6, 165.2, 330.3, 1008, 128, 164),
+    "L4": ("8.9", 30.3, 60, 121, 242, 300, 58, 403),
+    "L40S": ("8.9", 91.6, 183, 362, 733, 864, 142, 419),
+    "H100 SXM5": ("9.0", 66.9, 494.7, 989.4, 1978.9, 3350, 132, 295),
+    "H200 SXM": ("9.0", 66.9, 494.7, 989.4, 1978.9, 4800, 132, 206),
+    "B200": ("10.0", 80, 1125, 2250, 4500, 8000, 148, 281),
+    "RTX 5090": ("12.0", 104.8, 104.8, 209.5, 419, 1792, 170, 117),
+}
+
+
+def test_the_table() -> None:
+    assert [gpu.name for gpu in GPUS] == list(TABLE)
+    for gpu in GPUS:
+        cc, fp32, tf32, fp16, fp8, bandwidth, multiprocessors, ridge = TABLE[gpu.name]
+        rates = tuple(peak.tflops if (peak := gpu.peak(unit)) else None for unit in ("fp32", "tf32", "fp16", "fp8"))
+        assert rates == (fp32, tf32, fp16, fp8)
+        assert (gpu.compute_capability, gpu.gb_per_s, gpu.multiprocessors) == (cc, bandwidth, multiprocessors)
+        assert gpu.ridge("fp16") == pytest.approx(ridge, abs=0.7)
+
+
+def test_every_rate_is_its_units_times_its_clock() -> None:
+    """Except those that are only quoted, which say so by having no rate per clock."""
+    quoted = []
+    for gpu in GPUS:
+        for peak in gpu.peaks:
+            if peak.clock_mhz is None:
+                quoted.append((gpu.name, peak.unit))
+                continue
+            at_boost = gpu.at_clock(peak.unit, peak.clock_mhz, peak.accumulate)
+            # L40S quotes its units at clocks between 2490 and 2520 MHz.
+            assert at_boost == pytest.approx(peak.tflops, rel=0.015 if gpu.name == "L40S" else 0.0115), (gpu.name, peak)
+    assert quoted == [("B200", "fp32")]
+
+
+def test_peaks_are_dense_and_accumulate_in_fp32() -> None:
+    h100, rtx = find("H100"), find("RTX 4090")
+    assert h100.peak("bf16").tflops == pytest.approx(1979 / 2, rel=0.001)  # the figure with sparsity
+    assert rtx.peak("fp16").tflops == pytest.approx(rtx.peak("fp16", "fp16").tflops / 2, rel=0.001)
+    assert rtx.peak("tf32").tflops == rtx.peak("fp32").tflops  # no peak gain on GeForce
+    assert find("V100").peak("bf16") is None
+    assert find("V100").at_clock("bf16", 1000) is None
+    assert find("T4").ridge("tf32") is None
+
+
+def test_a_lower_clock_lowers_the_peak() -> None:
+    h200 = find("NVIDIA H200")
+    assert h200.at_clock("bf16", 1830) == pytest.approx(989.4, rel=0.001)
+    assert h200.at_clock("bf16", 915) == pytest.approx(989.4 / 2, rel=0.001)
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ("NVIDIA H200", "H200 SXM"),
+        ("NVIDIA H100 80GB HBM3", "H100 SXM5"),
+        ("NVIDIA A100-SXM4-80GB", "A100 80 GB SXM"),
+        ("A100-SXM4-80GB", "A100 80 GB SXM"),
+        ("Tesla V100-SXM2-16GB", "V100 SXM2"),
+        ("Tesla V100-SXM2-32GB", "V100 SXM2"),
+        ("Tesla T4", "T4"),
+        ("NVIDIA RTX A6000", "RTX A6000"),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+        ("NVIDIA GeForce RTX 5090", "RTX 5090"),
+        ("NVIDIA L4", "L4"),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA B200", "B200"),
+        ("h100", "H100 SXM5"),
+        *((gpu.name, gpu.name) for gpu in GPUS),
+    ],
+)
+def test_names_as_they_are_reported(said: str, name: str) -> None:
+    assert find(said).name == name
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "NVIDIA A100 80GB PCIe",
+        "NVIDIA A100-SXM4-40GB",
+        "NVIDIA H100 PCIe",
+        "NVIDIA H100 NVL",
+        "NVIDIA H200 NVL",
+        "NVIDIA L40",
+        "Tesla V100-PCIE-16GB",
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA GeForce RTX 4090 D",
+        "AMD Instinct MI300X",
+        "",
+    ],
+)
+def test_a_board_with_other_peaks_is_not_mistaken(other: str) -> None:
+    with pytest.raises(UsageError, match=r"are not known; there are V100 SXM2, .*To add a GPU"):
+        find(other)
+
+
+def test_rows_say_their_source() -> None:
+    for gpu in GPUS:
+        listed = rows(gpu)
+        assert all(row["source"] and row["gpu"] == gpu.name for row in listed)
+        assert [row["unit"] for row in listed][-1] == "memory"
+        assert all((row["tflops"] is None) == (row["unit"] == "memory") for row in listed)
+        assert all((row["gb_per_s"] is None) == (row["unit"] != "memory") for row in listed)
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["peaks", "NVIDIA H200", "--format", "json"]) == 0
+    out, err = capsys.readouterr()
+    listed = json.loads(out)
+    assert err == ""
+    assert {row["gpu"] for row in listed} == {"H200 SXM"}
+    assert {row["unit"]: row["tflops"] or row["gb_per_s"] for row in listed} == {
+        "fp32": 66.9, "tf32": 494.7, "fp16": 989.4, "bf16": 989.4, "fp8": 1978.9, "memory": 4800.0,
+    }  # fmt: skip
+    assert cli.run(["peaks", "--format", "table"]) == 0
+    out = capsys.readouterr().out
+    assert all(gpu.name in out for gpu in GPUS)
+    assert cli.run(["peaks", "--format", "csv"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("gpu,unit,accumulate,tflops,gb_per_s,clock_mhz,source\n")
+    assert out.count("\n") == 1 + sum(len(rows(gpu)) for gpu in GPUS)
+    assert cli.run(["peaks", "GTX 1080"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("nsightkit: the peaks of 'GTX 1080' are not known")
+    assert err.count("\n") == 1
+
+
+def test_it_loads_nothing_heavy() -> None:
+    code = "import sys, nsightkit.hardware; print({'torch', 'pandas', 'numpy'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
