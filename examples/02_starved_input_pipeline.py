@@ -246,6 +246,15 @@ print(textwrap.fill(verdict))
 # a profiled run, which is somewhat slower on the CPU.
 
 # %%
+# The traces of this page, to open in Perfetto or with ``nsightkit``:
+
+downloads = {
+    f"{run.part}, {run.mode}, as a timeline": run.trace
+    for run in (before, after)
+}
+downloads["synthetic, as a timeline"] = synthetic
+
+# %%
 # Run it yourself
 # ---------------
 # With a GPU this measures, without one it runs the small version on the CPU:

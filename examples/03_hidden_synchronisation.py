@@ -284,6 +284,16 @@ print(textwrap.fill(verdict))
 # If that is long, the work itself is the thing to move.
 
 # %%
+# The traces of this page, to open in Perfetto or with ``nsightkit``:
+
+downloads = {
+    f"{run.part}, {run.mode}, as a timeline": run.trace
+    for run in (before, after)
+}
+downloads["drains, synthetic, as a timeline"] = synthetic
+downloads["stays full, synthetic, as a timeline"] = queued
+
+# %%
 # Run it yourself
 # ---------------
 # With a GPU this measures, without one it runs the small version on the CPU:

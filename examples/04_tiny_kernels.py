@@ -283,6 +283,16 @@ print(textwrap.fill(verdict))
 # kernel they wait in the queue, and their launches cost nothing.
 
 # %%
+# The traces of this page, to open in Perfetto or with ``nsightkit``:
+
+downloads = {
+    f"{run.part}, {run.mode}, as a timeline": run.trace
+    for run in (before, after)
+}
+for name, trace in synthetic.items():
+    downloads[f"{name}, synthetic, as a timeline"] = trace
+
+# %%
 # Run it yourself
 # ---------------
 # With a GPU this measures, without one it runs the small version on the CPU:

@@ -130,9 +130,11 @@ class Measurement:
             for name, value in provenances.rows(self.provenance)
         )
         title = f"{escape(self.investigation)}, {escape(self.part)}"
+        # The banner, where there is one, has said how; then say on what.
+        said = "; ".join([*([] if banner else [self.label]), provenances.in_short(self.provenance)])
         return (
             f'<aside class="nsightkit-provenance" data-mode="{escape(self.mode)}" aria-label="Provenance: {title}">'
-            f"{banner}<p><strong>{title}:</strong> {escape(self.label)}</p>"
+            f"{banner}<p><strong>{title}:</strong> {escape(said)}</p>"
             f"<details><summary>How this was measured</summary><dl>{facts}</dl></details></aside>"
         )
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from nsightkit.trace import nsys_tool
 
-__all__ = ["collect", "label", "rows", "scrub", "slug"]
+__all__ = ["collect", "in_short", "label", "rows", "scrub", "slug"]
 
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|API_?KEY|CREDENTIAL|PRIVATE", re.IGNORECASE)
 
@@ -268,6 +268,25 @@ def label(mode: str, record: Mapping[str, Any]) -> str:
     if mode == "replay":
         return f"Recorded on {name}, {day}; not measured in this build"
     return "Smoke run on this machine's CPU (no GPU): shapes only, not GPU results"
+
+
+def in_short(record: Mapping[str, Any]) -> str:
+    """Say in a line on what, with what and when.
+
+    Parameters
+    ----------
+    record : mapping
+
+    Returns
+    -------
+    str
+        GPU (or CPU), driver, PyTorch, commit, date; what is unknown is left out.
+    """
+    known = dict(rows(record))
+    words = [known.get("GPU") or known.get("CPU")]
+    words += [f"{name.lower()} {known[name]}" for name in ("Driver", "Commit") if name in known]
+    words.insert(2 if "Driver" in known else 1, f"PyTorch {known['PyTorch']}" if "PyTorch" in known else None)
+    return ", ".join(w for w in [*words, str(record.get("utc") or "")[:10]] if w)
 
 
 def rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
