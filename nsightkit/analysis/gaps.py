@@ -33,7 +33,7 @@ import pandas as pd
 
 from nsightkit.analysis import intervals
 from nsightkit.analysis.intervals import Coverage, gpu_intervals, idle_gaps, launch_of
-from nsightkit.errors import UsageError
+from nsightkit.analysis.names import compiled, matching
 from nsightkit.trace.model import GPU_TABLES, Trace
 from nsightkit.trace.nesting import nesting
 
@@ -363,10 +363,7 @@ class _Threads:
 
     def __init__(self, trace: Trace, data_loading: str) -> None:
         self._trace = trace
-        try:
-            self._data = re.compile(data_loading)
-        except re.error as error:
-            raise UsageError(f"{data_loading!r} is no regular expression ({error})") from error
+        self._data = compiled(data_loading, "data_loading")
         self._tracks: dict[tuple[str, int], _Track] = {}
         called = trace.table("calls", ["thread"])["thread"].to_numpy()
         #: whether more than one thread calls CUDA
@@ -394,9 +391,10 @@ class _Threads:
         if key not in self._tracks:
             track = self._table(table, thread)
             if len(track):
-                names = self._trace.table(table, ["name"])["name"].cat
-                matches = np.array([*(bool(expression.search(str(n))) for n in names.categories), False])
-                track = track.subset(matches[names.codes.to_numpy()[track.row]]) if matches.any() else _EMPTY
+                flags = f"{table}:{what}"
+                if flags not in self._flags:
+                    self._flags[flags] = matching(self._trace.table(table, ["name"])["name"], expression)
+                track = track.subset(self._flags[flags][track.row])
             self._tracks[key] = track
         return self._tracks[key]
 
@@ -452,9 +450,9 @@ class _Threads:
         if key not in self._tracks:
             track = self._table("calls", thread)
             if len(track):
-                names = self._trace.table("calls", ["name"])["name"].cat
-                other = np.array([*(not _ENQUEUE.search(str(n)) for n in names.categories), False])
-                track = track.subset(other[names.codes.to_numpy()[track.row]]) if other.any() else _EMPTY
+                if "enqueue" not in self._flags:
+                    self._flags["enqueue"] = matching(self._trace.table("calls", ["name"])["name"], _ENQUEUE)
+                track = track.subset(~self._flags["enqueue"][track.row])
             self._tracks[key] = track
         return self._tracks[key]
 
@@ -496,9 +494,7 @@ class _Threads:
     def _framework_ranges(self) -> Bool:
         """Per range: whether a framework emitted it for an operator."""
         if "framework" not in self._flags:
-            names = self._trace.table("ranges", ["name"])["name"].cat
-            matches = np.array([*(bool(_FRAMEWORK_RANGE.search(str(n))) for n in names.categories), False])
-            self._flags["framework"] = matches[names.codes.to_numpy()]
+            self._flags["framework"] = matching(self._trace.table("ranges", ["name"])["name"], _FRAMEWORK_RANGE)
         return self._flags["framework"]
 
     def dispatch(self, thread: int) -> _Track:

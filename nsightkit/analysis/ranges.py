@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Literal
 
 import numpy as np
@@ -11,6 +10,7 @@ import pandas as pd
 
 from nsightkit.analysis import intervals
 from nsightkit.analysis.intervals import launch_of
+from nsightkit.analysis.names import compiled, matching
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import Trace
 
@@ -82,8 +82,7 @@ def summary(trace: Trace, match: str | None = None, rule: Rule = "window") -> pd
     else:
         out = _by_name(trace, rule)
     if match is not None:
-        names = out["name"].cat
-        out = out[_matching(names.categories, match)[names.codes.to_numpy()]]
+        out = out[matching(out["name"], compiled(match, "match"))]
     if not _attributable(trace):
         for column in ("gpu_ns", "gpu_span_ns", "kernel_count"):
             out[column] = pd.array([pd.NA] * len(out), dtype="Int64")
@@ -137,8 +136,7 @@ def instances(trace: Trace, match: str | None = None, rule: Rule = "window") -> 
     if mask is not None:
         keep &= mask
     if match is not None:
-        names = ranges["name"].cat
-        keep &= _matching(names.categories, match)[names.codes.to_numpy()]
+        keep &= matching(ranges["name"], compiled(match, "match"))
     if rule == "thread":
         keep &= ranges["thread"].to_numpy() == ranges["end_thread"].to_numpy()
         keep &= (ranges["name"] != "").to_numpy()
@@ -155,15 +153,6 @@ def instances(trace: Trace, match: str | None = None, rule: Rule = "window") -> 
         "exclusive_ns": own,
     }
     return pd.DataFrame({**out, **_figures(trace, chosen, row, rule)}, copy=False)
-
-
-def _matching(names: pd.Index, pattern: str) -> npt.NDArray[np.bool_]:
-    try:
-        expression = re.compile(pattern)
-    except re.error as error:
-        raise UsageError(f"{pattern!r} is no regular expression ({error})") from error
-    # One entry more: code -1 never occurs, but an empty category list must still be indexable.
-    return np.array([*(bool(expression.search(str(n))) for n in names), False])
 
 
 def exclusive_ns(trace: Trace) -> Int:

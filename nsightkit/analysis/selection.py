@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nsightkit.analysis import intervals, steps
+from nsightkit.analysis.names import compiled, matching
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import GPU_TABLES, TABLES, Trace
 
@@ -111,13 +112,12 @@ class _Windows:
 
 
 def _matching_ranges(trace: Trace, within: str) -> tuple[_Windows, bool]:
-    pattern = steps.compiled(within, "--within")
+    pattern = compiled(within, "--within")
     whole = trace.whole
     if not whole.recorded("ranges"):
         raise UsageError("--within: the trace recorded no ranges (NVTX or record_function)")
     ranges = whole.table("ranges", ["name", "start_ns", "end_ns", "process", "thread"])
-    names = ranges["name"].cat
-    hit = np.array([*(bool(pattern.search(str(n))) for n in names.categories), False])[names.codes.to_numpy()]
+    hit = matching(ranges["name"], pattern)
     if not hit.any():
         known = ranges["name"].value_counts(sort=True)
         some = ", ".join(repr(str(n)) for n in known.index[known.to_numpy() > 0][:3])

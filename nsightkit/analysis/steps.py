@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 
 from nsightkit.analysis import intervals
-from nsightkit.errors import UsageError
+from nsightkit.analysis.names import compiled
 from nsightkit.trace.model import GPU_TABLES, Trace
 
-__all__ = ["compiled", "find", "summary"]
+__all__ = ["find", "summary"]
 
 _PROFILER_STEP = re.compile(r"^ProfilerStep#\d+$")
 _STEP = re.compile(r"(^|[^a-z])step([^a-z]|$)", re.IGNORECASE)
@@ -26,30 +26,6 @@ _RELATIVE = 0.05
 _ENOUGH = 4
 #: Scales the median absolute deviation to the standard deviation of a normal distribution.
 _MAD_TO_SIGMA = 1.4826
-
-
-def compiled(pattern: str, option: str) -> re.Pattern[str]:
-    """Compile a regular expression that a person typed.
-
-    Parameters
-    ----------
-    pattern : str
-    option : str
-        Where it came from, for the message.
-
-    Returns
-    -------
-    re.Pattern
-
-    Raises
-    ------
-    UsageError
-        It is malformed.
-    """
-    try:
-        return re.compile(pattern)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise UsageError(f"{option}: {pattern!r} is not a regular expression ({error})") from error
 
 
 def find(trace: Trace, match: str | None = None) -> pd.DataFrame:

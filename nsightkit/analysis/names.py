@@ -1,0 +1,55 @@
+"""Choosing events by name, with the regular expressions people type."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from nsightkit.errors import UsageError
+
+__all__ = ["compiled", "matching"]
+
+
+def compiled(pattern: str, option: str) -> re.Pattern[str]:
+    """Compile a regular expression that a person typed.
+
+    Parameters
+    ----------
+    pattern : str
+    option : str
+        Where it came from, for the message.
+
+    Returns
+    -------
+    re.Pattern
+
+    Raises
+    ------
+    UsageError
+        It is malformed.
+    """
+    try:
+        return re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise UsageError(f"{option}: {pattern!r} is not a regular expression ({error})") from error
+
+
+def matching(names: pd.Series, *patterns: re.Pattern[str]) -> npt.NDArray[np.bool_]:
+    """Which rows have a name that one of the patterns finds.
+
+    Parameters
+    ----------
+    names : Series of category
+        A name column of the model; each distinct name is looked at once.
+    *patterns : re.Pattern
+
+    Returns
+    -------
+    ndarray of bool
+    """
+    # One entry more: an empty list of categories must still be indexable.
+    flags = [any(p.search(str(n)) for p in patterns) for n in names.cat.categories]
+    return np.array([*flags, False])[names.cat.codes.to_numpy()]
