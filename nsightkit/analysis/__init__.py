@@ -7,9 +7,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from . import calls, envelope, gaps, kernels, memops, overview, ranges, selection, steps
+    from . import calls, envelope, gaps, kernels, memops, overview, phases, ranges, selection, steps
 
-__all__ = ["calls", "envelope", "gaps", "kernels", "memops", "overview", "ranges", "selection", "steps"]
+__all__ = ["calls", "envelope", "gaps", "kernels", "memops", "overview", "phases", "ranges", "selection", "steps"]
 
 
 def __getattr__(name: str) -> ModuleType:

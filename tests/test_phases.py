@@ -1,0 +1,85 @@
+"""Phases that add up: planted loops, overlapping work, and what lies in no phase."""
+
+import pandas as pd
+import pytest
+
+import nsightkit
+from nsightkit.analysis import intervals, phases, steps
+from nsightkit.workloads.planted import Export, training
+
+PID = 3
+PROCESS = Export.process(PID)
+MAIN, AUTOGRAD = Export.thread(PID, PID), Export.thread(PID, PID + 1)
+
+
+@pytest.mark.parametrize("fault", [None, "starved", "sync", "pageable"])
+def test_planted_training_reconciles(tmp_path, fault):
+    truth = training(tmp_path / "t.sqlite", fault)
+    trace = nsightkit.load(tmp_path / "t.sqlite")
+    found = phases.summary(trace)
+    by_phase = found.set_index("phase")
+    assert found["gpu_ns"].sum() == truth["busy_ns"]
+    assert found["share_of_busy"].sum() == pytest.approx(1)
+    window = steps.find(trace)
+    assert found["cpu_ns"].sum() == (window["end_ns"] - window["start_ns"]).sum()
+    for name in ("dataload", "to_device", "forward", "backward", "optimizer"):
+        assert by_phase.loc[name, ["count", "cpu_ns"]].tolist() == list(truth["ranges"][name])
+    assert by_phase.loc["backward", "gpu_ns"] > 0
+    assert by_phase.loc[phases.UNATTRIBUTED, "gpu_ns"] == 0
+
+
+def test_by_nsyss_rule_backward_is_free_and_the_table_says_what_is_left(tmp_path):
+    truth = training(tmp_path / "t.sqlite", None)
+    trace = nsightkit.load(tmp_path / "t.sqlite")
+    window = phases.summary(trace).set_index("phase")["gpu_ns"]
+    thread = phases.summary(trace, rule="thread").set_index("phase")["gpu_ns"]
+    assert thread["backward"] == 0
+    assert thread[phases.UNATTRIBUTED] == window["backward"]
+    assert thread.sum() == truth["busy_ns"]
+
+
+def test_overlap_counts_once_for_what_began_first(tmp_path):
+    out = Export()
+    out.range("step", MAIN, 0, 1_000)
+    out.range("forward", MAIN, 0, 400)
+    out.range("backward", MAIN, 400, 900)
+    out.range("forward", MAIN, 500, 600)  # recomputation inside: the outermost counts
+    for thread, at, start, end, stream in [
+        (MAIN, 10, 2_000, 3_000, 1),
+        (AUTOGRAD, 450, 2_500, 3_400, 2),
+        (MAIN, 550, 5_000, 5_100, 1),
+        (MAIN, 950, 6_000, 6_010, 1),
+    ]:
+        c = out.call("cudaLaunchKernel", thread, at, at + 5)
+        out.kernel("k", start, end, c, PROCESS, stream=stream)
+    out.kernel("orphan", 7_000, 7_007, 999_999, PROCESS)
+    trace = nsightkit.load(out.write(tmp_path / "t.sqlite", shuffle=1))
+    found = phases.summary(trace).set_index("phase")
+    assert found["gpu_ns"].to_dict() == {"forward": 1_000, "backward": 500, phases.UNATTRIBUTED: 17}
+    assert found["kernel_count"].to_dict() == {"forward": 1, "backward": 2, phases.UNATTRIBUTED: 2}
+    assert found["count"].to_dict() == {"forward": 1, "backward": 1, phases.UNATTRIBUTED: 0}
+    assert found.loc[phases.UNATTRIBUTED, "cpu_ns"] == 100
+    assert found["gpu_ns"].sum() == intervals.busy(trace)["busy_ns"].sum()
+
+
+def test_without_gpu_tables_the_gpu_columns_are_unknown(shared_traces):
+    trace = nsightkit.load(shared_traces / "EfficientCenterFormer" / "baseline_v2.sqlite")
+    found = phases.summary(trace, match=".")
+    assert found["gpu_ns"].isna().all()
+    assert found["cpu_ns"].iloc[0] > 0
+
+
+def test_real_traces_reconcile(shared_traces):
+    for path in sorted([*shared_traces.glob("*/*.sqlite"), *shared_traces.glob("*/*.json.gz")]):
+        trace = nsightkit.load(path)
+        if trace.recorded("kernels") and trace.recorded("calls"):
+            found = phases.summary(trace, match="(?i)forward|backward|optim|loss|data|softmax|matmul")
+            assert found["gpu_ns"].sum() == intervals.busy(trace)["busy_ns"].sum(), path.name
+
+
+def test_bad_arguments():
+    trace = nsightkit.Trace.from_frames({"ranges": pd.DataFrame({"start_ns": [0], "end_ns": [1], "name": ["a"]})})
+    with pytest.raises(nsightkit.UsageError, match="regular expression"):
+        phases.summary(trace, match="(")
+    with pytest.raises(nsightkit.UsageError, match="window or thread"):
+        phases.summary(trace, rule="stream")
