@@ -139,7 +139,9 @@ html_theme_options = {
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
 # Pages of one level need no side bar.
-html_sidebars = {page: [] for page in ("index", "start", "definitions", "capture", "cli", "contributing", "changelog")}
+html_sidebars = {
+    page: [] for page in ("index", "start", "definitions", "capture", "bench", "cli", "contributing", "changelog")
+}
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 

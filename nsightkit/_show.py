@@ -256,11 +256,18 @@ _HEADERS = {
     "peak_bytes": "peak",
     "fwd_flops": "FLOPs fwd",
     "train_flops": "FLOPs train",
+    "first_step_ns": "first step",
+    "tokens_per_s": "tokens/s",
+    "peak_allocated_bytes": "allocated",
+    "peak_reserved_bytes": "reserved",
+    "mfu_datasheet": "MFU",
+    "mfu_measured": "MFU (measured)",
     "tflops": "TFLOP/s",
     "clock_mhz": "at MHz",
 }
 #: Dropped, in this order, where a terminal is too narrow for the names.
 _EXPENDABLE = (
+    *("batch", "peak_reserved_bytes", "first_step_ns"),
     *("std_ns", "min_ns", "rule", "median_ns", "max_ns", "domain", "mean_ns", "category", "end_ns"),
     *("clock_mhz", "fwd_flops", "logits_bytes"),
 )
@@ -275,7 +282,7 @@ _NAME_CELLS = 40
 
 
 def _cell(column: str, value: Any) -> str:
-    if column in ("share", "share_of_span"):
+    if column in ("share", "share_of_span") or column.startswith("mfu_"):
         return f"{_percent_text(value):>7}"
     if column in ("start_ns", "end_ns"):
         return _moment_text(value)

@@ -666,6 +666,164 @@ def envelope(
     _emit_list(format, list(_show.rows_of(frame)), columns, below={"notes": "config"})
 
 
+_BENCH_TABLE = (
+    *("config", "batch", "context", "mode", "precision", "status", "median_ns", "std_ns", "first_step_ns"),
+    *("tokens_per_s", "peak_allocated_bytes", "peak_reserved_bytes", "mfu_datasheet", "mfu_measured"),
+)
+
+
+@app.command(rich_help_panel=_WITHOUT)
+def bench(
+    size: Annotated[
+        list[str] | None,
+        typer.Option("--size", metavar="NAME", help="A model's size; default: small on a GPU, smoke without one."),
+    ] = None,
+    config: Annotated[
+        list[str] | None,
+        typer.Option("--config", metavar="NAME", help="A configuration of the matrix, or a control of one."),
+    ] = None,
+    ctx: Annotated[
+        list[int] | None, typer.Option("--ctx", metavar="N", min=1, help="Context length; default: the model's own.")
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option("--batch", metavar="N", min=1, help="Sequences of a forward pass; default: its own.")
+    ] = None,
+    mode: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--mode",
+            metavar="fwd|fwd_bwd|train",
+            help="Forward; forward and backward; or these and AdamW, the default.",
+        ),
+    ] = None,
+    precision: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--precision",
+            metavar="fp32|tf32|bf16|fp16",
+            help="bf16 and fp16 are autocast, fp16 with a gradient scaler; default: fp32.",
+        ),
+    ] = None,
+    *,
+    compiled: Annotated[bool, typer.Option("--compile", help="Run the model through torch.compile.")] = False,
+    attention: Annotated[
+        Literal["sdpa", "naive"] | None,
+        typer.Option(
+            "--attention", help="Fused or written out; default: sdpa, with --annotate-mha naive.", show_default=False
+        ),
+    ] = None,
+    accumulate: Annotated[
+        int, typer.Option("--accumulate", metavar="N", min=1, help="Forward and backward passes a step.")
+    ] = 1,
+    warmup: Annotated[int, typer.Option("--warmup", metavar="N", min=0, help="Steps before the first sample.")] = 5,
+    steps: Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Steps timed.")] = 10,
+    nvtx: Annotated[
+        bool, typer.Option("--nvtx", help="Mark the timed steps (measure), each step and its phases.")
+    ] = False,
+    annotate_mha: Annotated[
+        bool, typer.Option("--annotate-mha", help="Mark the parts of attention in the forward pass.")
+    ] = False,
+    device: Annotated[
+        str | None,
+        typer.Option("--device", metavar="NAME", help="cpu, cuda or cuda:N; default: a GPU if there is one."),
+    ] = None,
+    memory_cap_gb: Annotated[
+        float | None, typer.Option("--memory-cap-gb", metavar="X", help="Let a model allocate no more than this.")
+    ] = None,
+    measured_tflops: Annotated[
+        float | None,
+        typer.Option("--measured-tflops", metavar="X", help="A ceiling measured on this card, for a second MFU."),
+    ] = None,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout-s", metavar="N", min=1.0, help="Give a measurement up after N seconds.")
+    ] = 600.0,
+    out_json: Annotated[
+        Path | None, typer.Option("--out-json", metavar="FILE", help="Write everything, with each step's time.")
+    ] = None,
+    format: FormatOpt = None,  # noqa: A002
+) -> None:
+    """Time a language model's steps, each combination of the repeatable options in a process of its own."""
+    from nsightkit import _show, configurations
+    from nsightkit.capture import bench as benchmark
+    from nsightkit.capture.investigation import has_gpu
+
+    for name, value in (("--memory-cap-gb", memory_cap_gb), ("--measured-tflops", measured_tflops)):
+        if value is not None and not value > 0:
+            raise UsageError(f"{name} must be above 0, not {value:g}")
+    if out_json is not None and not out_json.absolute().parent.is_dir():
+        raise UsageError(f"{out_json}: its folder does not exist; make it first")
+    models = [configurations.find(name, configurations.SIZES).name for name in size or ()]
+    models += [configurations.find(name).name for name in config or ()]
+    if not models:
+        models = ["small" if device != "cpu" and (device or has_gpu()) else "smoke"]
+    chosen = benchmark.cells(
+        models,
+        contexts=ctx or (),
+        batch=batch,
+        modes=mode or ("train",),
+        precisions=precision or ("fp32",),
+        attention=attention or ("naive" if annotate_mha else "sdpa"),
+        compiled=compiled,
+        accumulate=accumulate,
+        nvtx=nvtx or annotate_mha,
+        annotate_mha=annotate_mha,
+    )
+    with _bar(len(chosen)) as progress:
+        document = benchmark.bench(
+            chosen,
+            device=device,
+            warmup=warmup,
+            steps=steps,
+            memory_cap_bytes=None if memory_cap_gb is None else round(memory_cap_gb * 1e9),
+            measured_tflops=measured_tflops,
+            timeout_s=timeout_s,
+            progress=progress,
+        )
+    if out_json is not None:
+        benchmark.write(document, out_json)
+    rows = document["rows"]
+    if _format(format) == "json":
+        _emit("json", document, lambda _: None)
+    elif _format(format) == "csv":
+        _emit_list("csv", rows, list(rows[0]))
+    else:
+        shown = [
+            row | {"status": f"{row['status']} in {row['where']}" if row["where"] else row["status"]} for row in rows
+        ]
+        columns = [c for c in _BENCH_TABLE if any(row[c] is not None for row in shown)]
+        with _printing():
+            where = document["gpu"] or "CPU (these times say nothing about a GPU)"
+            console = _console()
+            _show.print_rows(console, columns, shown, title=f"{where} · {warmup} warm-up and {steps} timed steps")
+            for row in rows:
+                if row["detail"]:
+                    text = f"{row['config']} {row['mode']} {row['precision']}: {row['detail']}"
+                    console.print(_show.plain(text), style="dim")
+    failed = [
+        f"{row['config']} {row['mode']} {row['precision']} ({row['detail']})"
+        for row in rows
+        if row["status"] == "failed"
+    ]
+    if failed:
+        raise UsageError(f"not measured: {'; '.join(failed)}")
+
+
+@contextlib.contextmanager
+def _bar(total: int) -> Iterator[Callable[[int, str], None] | None]:
+    """Show on a terminal's stderr how many of some measurements are done, and which is next."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task("", total=total)
+        yield lambda done, text: shown.update(task, completed=done, description=escape(text))
+
+
 _PROGRAM = {"allow_interspersed_args": False}
 CommandArg = Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="The program and its arguments.")]
 OutputOpt = Annotated[Path, typer.Option("--output", "-o", metavar="NAME", help="Name of the report to write.")]

@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nsightkit.capture import doctor, nsys, provenance, record, recordings, timing, torch_profiler
+    from nsightkit.capture import bench, doctor, nsys, provenance, record, recordings, timing, torch_profiler
     from nsightkit.capture.captured import Captured
     from nsightkit.capture.investigation import Measurement, measure
     from nsightkit.workloads.phases import phase
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Captured",
     "Measurement",
+    "bench",
     "doctor",
     "measure",
     "nsys",

@@ -258,7 +258,7 @@ class Run:
                 self.doing = "zero_grad"
                 with self._phase("zero_grad"):
                     self.model.zero_grad(set_to_none=True)
-        self._losses.append(torch.stack(losses).mean())
+        self._losses.append(losses[0] if len(losses) == 1 else torch.stack(losses).mean())
 
     def _pass(self) -> Tensor:
         tokens = self._tokens[self._given % _BATCHES]
@@ -272,7 +272,8 @@ class Run:
         if learning:
             self.doing = "backward"
             with self._phase("backward"):
-                torch.autograd.backward(self._scaler.scale(loss / self.config.accumulate))
+                part = loss if self.config.accumulate == 1 else loss / self.config.accumulate
+                torch.autograd.backward(self._scaler.scale(part))
         return loss.detach()
 
     def _phase(self, name: str) -> contextlib.AbstractContextManager[None]:

@@ -1,0 +1,130 @@
+"""The child process of the benchmark: measures one cell and writes what it found.
+
+Run as ``python -m nsightkit.capture._bench_child JOB``; `JOB` is JSON, and so is the result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import re
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nsightkit.capture.provenance import collect
+from nsightkit.capture.timing import time_calls
+from nsightkit.workloads import lm
+from nsightkit.workloads.phases import phase
+
+__all__: list[str] = []
+
+_UNITS = {"": 1, "bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+def _main(job: dict[str, Any]) -> None:
+    device = job["device"]
+    cuda = device.startswith("cuda")
+    if not cuda:
+        # As elsewhere on a CPU: idle threads that spin, beside other work, make a step ten times longer.
+        torch.set_num_threads(1)
+    begun = time.perf_counter()
+    found: dict[str, Any] = {"gpu": torch.cuda.get_device_name(device) if cuda else None}
+    if cuda and job["parameters"]["precision"] == "tf32" and torch.cuda.get_device_capability(device) < (8, 0):
+        found |= {"status": "unsupported", "detail": "this GPU has no TF32"}
+    else:
+        with _cap(job["memory_cap_bytes"], device):
+            found |= _measure(job, device)
+    if cuda:
+        found["peak_allocated_bytes"] = torch.cuda.max_memory_allocated(device)
+        found["peak_reserved_bytes"] = torch.cuda.max_memory_reserved(device)
+    if job["provenance"]:
+        duration = round(time.perf_counter() - begun, 3)
+        found["provenance"] = collect(device=device, kind="measured" if cuda else "smoke", duration_s=duration)
+    Path(job["result"]).write_text(json.dumps(found), encoding="utf-8")
+
+
+def _measure(job: dict[str, Any], device: str) -> dict[str, Any]:
+    """Time the steps; when memory runs out, say where."""
+    running: lm.Run | None = None
+    try:
+        running = lm.start(device, **job["parameters"])
+        return {"status": "ok", **_timed(running, device, job["warmup"], job["steps"], job["nvtx"])}
+    except (RuntimeError, MemoryError) as error:
+        text = str(error)
+        if not _out_of_memory(error, text):
+            raise
+        where = "setup" if running is None else running.doing
+    # Outside the handler: until it ends the traceback holds every frame's tensors.
+    running = None
+    gc.collect()
+    return {
+        "status": "oom",
+        "where": where,
+        "requested_bytes": _requested(text),
+        "detail": " ".join(text.split())[:300],
+    }
+
+
+def _timed(running: lm.Run, device: str, warmup: int, steps: int, nvtx: bool) -> dict[str, Any]:
+    first = None
+    if warmup:
+        start = time.perf_counter_ns()
+        running.step()
+        if device.startswith("cuda"):
+            torch.cuda.synchronize(device)
+        first = time.perf_counter_ns() - start
+    for _ in range(warmup - 1):
+        running.step()
+    with phase("measure") if nvtx else contextlib.nullcontext():
+        timing = time_calls(running.step, warmup=0, repetitions=steps, device=device)
+    samples = [int(sample) for sample in timing.samples_ns]
+    return {"samples_ns": samples, "first_step_ns": samples[0] if first is None else first, "clock": timing.clock}
+
+
+def _out_of_memory(error: Exception, text: str) -> bool:
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    # The CPU's allocator, and libraries beside torch's own allocator, raise a plain RuntimeError.
+    return bool(re.search(r"can't allocate memory|not enough memory|out of memory|STATUS_ALLOC_FAILED", text))
+
+
+def _requested(text: str) -> int | None:
+    found = re.search(r"tried to allocate ([\d.]+) ?(bytes|KiB|MiB|GiB)?", text, re.IGNORECASE)
+    return round(float(found[1].rstrip(".")) * _UNITS[found[2] or ""]) if found else None
+
+
+@contextlib.contextmanager
+def _cap(limit_bytes: int | None, device: str) -> Iterator[None]:
+    """Let the model have no more than this: of the GPU's memory, or beyond what this process has with torch loaded."""
+    if limit_bytes is None:
+        yield
+    elif device.startswith("cuda"):
+        total = torch.cuda.get_device_properties(torch.device(device)).total_memory
+        number = torch.device(device).index or 0  # unlike the other functions this one refuses a bare "cuda"
+        torch.cuda.set_per_process_memory_fraction(min(limit_bytes / total, 1.0), number)
+        yield
+    else:
+        import resource
+
+        # What the first step of any model loads (the optimizer brings half of torch) is not this model's memory.
+        with lm.start(device, context=8, batch=1) as tiny:
+            tiny.step()
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+        have = re.search(r"^VmData:\s+(\d+) kB", status, re.MULTILINE)
+        assert have is not None
+        before = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (int(have[1]) * 1024 + limit_bytes, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+if __name__ == "__main__":
+    _main(json.loads(sys.argv[1]))

@@ -1,0 +1,332 @@
+"""The end-to-end benchmark: how long a step of a language model takes, and how much memory it wants.
+
+Each cell (a model, a mode, a precision) is measured in a process of its own, so that one cell's memory, settings
+and compiled code are not the next one's. Running out of memory is a result: a row that says where. The document
+:func:`bench` gives is described by ``bench.schema.json`` beside this file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import nsightkit
+from nsightkit import hardware
+from nsightkit.analysis.envelope import envelope
+from nsightkit.capture.investigation import _child_environment, has_gpu
+from nsightkit.configurations import Configuration, find
+from nsightkit.errors import UsageError
+from nsightkit.trace._process import run, tail
+
+__all__ = ["FORMAT", "MODES", "PRECISIONS", "Cell", "bench", "cells", "write"]
+
+#: Version of the document's layout.
+FORMAT = 1
+MODES = ("fwd", "fwd_bwd", "train")
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One thing to measure.
+
+    Parameters
+    ----------
+    configuration : Configuration
+        The model, and the batch of one forward pass.
+    mode : {"fwd", "fwd_bwd", "train"}
+        Forward without a graph; forward and backward; or these and a step of AdamW.
+    precision : {"fp32", "tf32", "bf16", "fp16"}
+    attention : {"sdpa", "naive"}
+    compiled : bool
+    accumulate : int
+        Forward and backward passes a step.
+    nvtx : bool
+        Mark the timed steps (``measure``), each step and its phases.
+    annotate_mha : bool
+        Mark the parts of attention in the forward pass.
+    """
+
+    configuration: Configuration
+    mode: str = "train"
+    precision: str = "fp32"
+    attention: str = "sdpa"
+    compiled: bool = False
+    accumulate: int = 1
+    nvtx: bool = False
+    annotate_mha: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("mode", self.mode, MODES),
+            ("precision", self.precision, PRECISIONS),
+            ("attention", self.attention, ("sdpa", "naive")),
+        ):
+            if value not in known:
+                raise UsageError(f"{name} {value!r} is not one of {', '.join(known)}")
+        if self.accumulate < 1:
+            raise UsageError(f"accumulate must be at least 1, not {self.accumulate}")
+        if self.compiled and self.annotate_mha:
+            raise UsageError("a compiled model has no ranges inside: its parts are fused; leave out one of the two")
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of a step, as :mod:`nsightkit.analysis.envelope` counts them."""
+        one = envelope(self.configuration)
+        return self.accumulate * (one.fwd_flops if self.mode == "fwd" else one.train_flops)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens a step."""
+        return self.accumulate * self.configuration.tokens
+
+    @property
+    def label(self) -> str:
+        """The cell in a few words."""
+        return f"{self.configuration.name} context {self.configuration.context} {self.mode} {self.precision}"
+
+
+def cells(
+    names: Iterable[str],
+    *,
+    contexts: Sequence[int] = (),
+    batch: int | None = None,
+    modes: Sequence[str] = ("train",),
+    precisions: Sequence[str] = ("fp32",),
+    **switches: Any,
+) -> list[Cell]:
+    """Make a cell of every combination.
+
+    Parameters
+    ----------
+    names : iterable of str
+        Configurations.
+    contexts : sequence of int
+        Context lengths; the configuration's own when there are none.
+    batch : int, optional
+        The configuration's own when omitted.
+    modes, precisions : sequence of str
+    **switches
+        The same for all: other fields of :class:`Cell`.
+
+    Returns
+    -------
+    list of Cell
+        Precisions vary fastest.
+
+    Raises
+    ------
+    UsageError
+        A name, a mode or a size that cannot be.
+    """
+    made = []
+    for name, context, mode, precision in itertools.product(names, contexts or (None,), modes, precisions):
+        one = find(name)
+        sized = dataclasses.replace(
+            one,
+            context=one.context if context is None else context,
+            batch=one.batch if batch is None else batch,
+        )
+        made.append(Cell(sized, mode, precision, **switches))
+    return made
+
+
+def bench(
+    chosen: Sequence[Cell],
+    *,
+    device: str | None = None,
+    warmup: int = 5,
+    steps: int = 10,
+    memory_cap_bytes: int | None = None,
+    measured_tflops: float | None = None,
+    timeout_s: float = 600.0,
+    progress: Callable[[int, str], object] | None = None,
+) -> dict[str, Any]:
+    """Measure cells, one after the other.
+
+    Parameters
+    ----------
+    chosen : sequence of Cell
+    device : str, optional
+        ``"cpu"`` or a CUDA device; CUDA when there is one.
+    warmup : int
+        Steps before the first sample. With 0 the first sample holds all first-use costs.
+    steps : int
+        Steps timed.
+    memory_cap_bytes : int, optional
+        What a cell may allocate: of the GPU's memory, or on a CPU (Linux only) on top of what the process has when
+        torch is loaded.
+    measured_tflops : float, optional
+        A ceiling measured on this very card, such as a large GEMM's, in the cells' precision: `mfu_measured` is
+        against it.
+    timeout_s : float
+        Of a cell.
+    progress : callable, optional
+        Called with how many cells are done and which is next.
+
+    Returns
+    -------
+    dict
+        JSON values; ``docs/bench.md`` describes them.
+
+    Raises
+    ------
+    UsageError
+        There is no such device, or an argument cannot be honoured.
+    """
+    if warmup < 0 or steps < 1:
+        raise UsageError(f"warmup must be at least 0 and steps at least 1, not {warmup} and {steps}")
+    device = _device(device)
+    if memory_cap_bytes is not None and device == "cpu" and not sys.platform.startswith("linux"):
+        raise UsageError("a memory cap on a CPU needs Linux")
+    counts = {"warmup": warmup, "steps": steps, "memory_cap_bytes": memory_cap_bytes}
+    document: dict[str, Any] = {
+        "format": FORMAT,
+        "nsightkit": nsightkit.__version__,
+        "device": device,
+        "gpu": None,
+        **counts,
+        "measured_tflops": measured_tflops,
+        "provenance": None,
+        "rows": [],
+    }
+    for number, cell in enumerate(chosen):
+        if progress:
+            progress(number, cell.label)
+        job = {"device": device, "parameters": _parameters(cell), "nvtx": cell.nvtx, **counts}
+        job["provenance"] = document["provenance"] is None
+        found = _unsupported(cell, device) or _measured(job, timeout_s)
+        document["provenance"] = document["provenance"] or found.get("provenance")
+        document["gpu"] = document["gpu"] or found.get("gpu")
+        document["rows"].append(_row(cell, found, measured_tflops))
+    if progress:
+        progress(len(chosen), "")
+    return document
+
+
+def write(document: dict[str, Any], path: Path) -> None:
+    """Write a benchmark's document.
+
+    Parameters
+    ----------
+    document : dict
+        From :func:`bench`.
+    path : Path
+
+    Raises
+    ------
+    UsageError
+        It cannot be written there.
+    """
+    try:
+        path.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written ({error.strerror or error})") from error
+
+
+def _device(given: str | None) -> str:
+    if given is None:
+        return "cuda" if has_gpu() else "cpu"
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", given):
+        raise UsageError(f"device {given!r} is neither cpu nor cuda nor cuda:N")
+    if given != "cpu" and not has_gpu():
+        raise UsageError(f"device {given!r}: torch sees no CUDA GPU here; run 'nsightkit doctor'")
+    return given
+
+
+def _parameters(cell: Cell) -> dict[str, Any]:
+    """Fields of ``LMConfig``: the child is told sizes, not names."""
+    sizes = ("batch", "context", "d_model", "layers", "d_ff", "heads", "vocabulary")
+    return {
+        **{name: getattr(cell.configuration, name) for name in sizes},
+        **{name: getattr(cell, name) for name in ("mode", "precision", "attention", "compiled", "accumulate")},
+        "annotate": cell.nvtx,
+        "annotate_mha": cell.annotate_mha,
+    }
+
+
+def _unsupported(cell: Cell, device: str) -> dict[str, Any] | None:
+    if cell.precision == "tf32" and device == "cpu":
+        return {"status": "unsupported", "detail": "TF32 is a mode of tensor cores; on a CPU it would be fp32 again"}
+    return None
+
+
+def _measured(job: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    """Measure in a fresh interpreter; whatever goes wrong is that cell's, not the others'."""
+    with tempfile.TemporaryDirectory(prefix="nsightkit-", ignore_cleanup_errors=True) as folder:
+        result = Path(folder) / "result.json"
+        command = [sys.executable, "-m", "nsightkit.capture._bench_child", json.dumps(job | {"result": str(result)})]
+        try:
+            done = run(command, timeout_s, env=_child_environment())
+        except subprocess.TimeoutExpired as error:
+            said = tail(error.output, 1) or "nothing"
+            return {"status": "failed", "detail": f"not done within {timeout_s:g} s; it last said: {said}"}
+        try:
+            found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {"status": "failed", "detail": _ending(done.returncode, done.stdout)}
+        return found
+
+
+def _ending(code: int, said: str) -> str:
+    if code == -9:
+        return "killed; the machine probably ran out of memory"
+    hint = "install torch first (pip install 'nsightkit[torch]'); " if "No module named 'torch'" in said else ""
+    return f"{hint}exit code {code}: {tail(said, 2)}"
+
+
+def _row(cell: Cell, found: dict[str, Any], measured_tflops: float | None) -> dict[str, Any]:
+    one = cell.configuration
+    samples = found.get("samples_ns") or []
+    median = statistics.median(samples) if samples else None
+    achieved = None if median is None else cell.flops / median / 1e3
+    peak = _peak(found.get("gpu"), cell.precision)
+    return {
+        "config": one.name,
+        "params": envelope(one).params,
+        "batch": one.batch,
+        "context": one.context,
+        "mode": cell.mode,
+        "precision": cell.precision,
+        "attention": cell.attention,
+        "compiled": cell.compiled,
+        "accumulate": cell.accumulate,
+        "nvtx": cell.nvtx,
+        "annotate_mha": cell.annotate_mha,
+        "status": found["status"],
+        "where": found.get("where"),
+        "detail": found.get("detail"),
+        "requested_bytes": found.get("requested_bytes"),
+        "median_ns": None if median is None else round(median),
+        "mean_ns": round(statistics.fmean(samples)) if samples else None,
+        "std_ns": round(statistics.stdev(samples)) if len(samples) > 1 else None,
+        "first_step_ns": found.get("first_step_ns"),
+        "tokens_per_s": None if median is None else cell.tokens / median * 1e9,
+        "peak_allocated_bytes": found.get("peak_allocated_bytes"),
+        "peak_reserved_bytes": found.get("peak_reserved_bytes"),
+        "flops": cell.flops,
+        "tflops": achieved,
+        "peak_tflops": peak,
+        "mfu_datasheet": achieved / peak if achieved is not None and peak else None,
+        "mfu_measured": achieved / measured_tflops if achieved is not None and measured_tflops else None,
+        "clock": found.get("clock"),
+        "samples_ns": samples,
+    }
+
+
+def _peak(gpu: str | None, precision: str) -> float | None:
+    """The datasheet's dense peak in TFLOP/s, None for a device or a precision that has none."""
+    try:
+        peak = hardware.find(gpu).peak(precision) if gpu else None
+    except UsageError:
+        return None
+    return None if peak is None else float(peak.tflops)
