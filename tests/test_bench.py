@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import os
 import re
 import statistics
 import subprocess
@@ -308,3 +309,45 @@ def test_writing_where_one_cannot(tmp_path: Path) -> None:
 def test_the_parent_needs_no_torch() -> None:
     code = "import sys, nsightkit.capture.bench; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+# ---------------------------------------------------------------- terminals and GPUs
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs a pseudo-terminal")
+def test_the_bar_is_on_a_terminals_stderr_only() -> None:
+    code = (
+        "import sys, time\n"
+        "from nsightkit import cli\n"
+        "from nsightkit.capture import bench\n"
+        "bench._measured = lambda job, timeout_s: time.sleep(0.3) or {'status': 'failed', 'detail': 'planted'}\n"
+        "sys.exit(cli.run(['bench', '--device', 'cpu', '--size', 'smoke', '--size', 'small', '--format', 'json']))\n"
+    )
+    ours, theirs = os.openpty()
+    environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": str(Path(cli.__file__).parents[1])}
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=theirs, env=environment
+    ) as process:
+        out, _ = process.communicate(timeout=120)
+    os.close(theirs)
+    seen = os.read(ours, 100_000).decode(errors="replace")
+    os.close(ours)
+    assert process.returncode == 2
+    assert [row["status"] for row in json.loads(out)["rows"]] == ["failed", "failed"]
+    assert "0/2" in seen
+    assert "smoke context 64 train fp32" in seen
+    assert "nsightkit: not measured" in seen
+
+
+@pytest.mark.gpu
+def test_on_a_gpu() -> None:
+    if not investigation.has_gpu():
+        pytest.skip("no CUDA GPU")
+    rows = valid(bench(cells(["smoke"], precisions=benchmark.PRECISIONS), device="cuda", warmup=2, steps=3))["rows"]
+    assert {row["status"] for row in rows} <= {"ok", "unsupported"}
+    assert all(row["peak_reserved_bytes"] >= row["peak_allocated_bytes"] > 0 for row in rows if row["status"] == "ok")
+    # Weights and gradients fit, the optimizer's moments do not.
+    document = valid(bench([Cell(_HEAVY)], device="cuda", warmup=0, steps=2, memory_cap_bytes=_WEIGHTS * 3))
+    (row,) = document["rows"]
+    assert (row["status"], row["where"]) == ("oom", "optimizer"), row["detail"]
+    assert row["requested_bytes"] > 0
