@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 import nsightkit
+from nsightkit.analysis import gaps, kernels, memops, overview, ranges
 from nsightkit.trace import TABLES, nsys, sqlite_pages
 from nsightkit.workloads.planted import Export, training
 
@@ -348,3 +349,29 @@ def test_nothing_is_written_beside_a_small_export(tmp_path):
     training(tmp_path / "t.sqlite", None, steps=2)
     nsightkit.load(tmp_path / "t.sqlite").kernels  # noqa: B018
     assert [p.name for p in tmp_path.iterdir()] == ["t.sqlite"]
+
+
+def test_parquetdir_with_gpu_tables_answers_like_sqlite(tmp_path):
+    training(tmp_path / "t.sqlite", "sync", steps=3)
+    folder = tmp_path / "t_pqtdir"
+    folder.mkdir()
+    with sqlite3.connect(tmp_path / "t.sqlite") as connection:
+        for (table,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+            pd.read_sql(f"SELECT * FROM {table}", connection).to_parquet(folder / f"{table}.parquet")
+    connection.close()
+    a, b = nsightkit.load(tmp_path / "t.sqlite"), nsightkit.load(folder)
+    assert overview.summary(a) == overview.summary(b)
+    for answer in (gaps.summary, ranges.summary, kernels.summary, memops.summary):
+        pd.testing.assert_frame_equal(answer(a), answer(b))
+
+
+@pytest.mark.parametrize("kind", ["empty folder", "other tables", "damaged table"])
+def test_bad_folders(tmp_path, kind):
+    folder = tmp_path / "f"
+    folder.mkdir()
+    if kind == "other tables":
+        pd.DataFrame({"x": [1]}).to_parquet(folder / "customers.parquet")
+    elif kind == "damaged table":
+        (folder / "CUPTI_ACTIVITY_KIND_KERNEL.parquet").write_bytes(b"PAR1 nonsense")
+    with pytest.raises(nsightkit.TraceError, match=re.escape(str(folder))):
+        nsightkit.load(folder)
