@@ -295,6 +295,26 @@ def test_the_key_covers_the_measuring_and_the_workload() -> None:
         keys.closure([("nsightkit.workloads.training", "nothing")])
 
 
+def test_the_key_of_an_observed_part_covers_the_observing() -> None:
+    part = investigations.find("autocast", "before")
+    covered = keys.closure([keys.OBSERVING, ("nsightkit.workloads.autocast", "start")])
+    for name in ("nsightkit.capture.observing:observe", "nsightkit.workloads.autocast:_saved"):
+        assert name in covered
+    assert "nsightkit.capture.measuring:measure" not in covered
+    assert recordings.part_key(part) != recordings.part_key(dataclasses.replace(part, observed=False))
+
+
+def test_an_observed_part_brings_what_its_workload_saw(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    part = investigations.find("accumulation", "after")
+    samples, told = investigation.run_child(part, "smoke", tmp_path, kind="smoke", command="", timeout_s=300)
+    assert len(samples["step_ns"]) == part.counts("smoke")["repetitions"] == told["counts"]["repetitions"]
+    assert len(samples["sum/bf16"]) == told["parameters"]["count"] / told["parameters"]["block"]
+    assert "loss" not in samples
+    ranges = nsightkit.load(tmp_path / "trace.json.gz").ranges["name"].tolist()
+    assert ranges.count("step") == ranges.count("bf16") == part.counts("smoke")["active"]
+
+
 def test_the_key_is_the_same_on_other_pythons() -> None:
     """Recordings are made under another Python than the pages."""
     counts = PART.counts("live") | {"utilization": 0}

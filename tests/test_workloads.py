@@ -146,6 +146,8 @@ def test_investigations_name_what_exists() -> None:
         ("starved-input", "before"), ("starved-input", "after"),
         ("hidden-sync", "before"), ("hidden-sync", "after"),
         ("tiny-kernels", "before"), ("tiny-kernels", "after"),
+        ("accumulation", "before"), ("accumulation", "after"),
+        ("autocast", "before"), ("autocast", "after"),
     }  # fmt: skip
     for part in investigations.parts():
         assert json.loads(json.dumps(part.parameters("live"))) == part.parameters("live")
@@ -154,13 +156,19 @@ def test_investigations_name_what_exists() -> None:
                 TrainingConfig(**part.parameters(mode))  # no unknown field
 
 
-@pytest.mark.parametrize("name", ["starved-input", "hidden-sync", "tiny-kernels"])
+SWITCHES = {
+    "starved-input": "starved", "hidden-sync": "sync", "tiny-kernels": "tiny",
+    "accumulation": "block", "autocast": "norm",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SWITCHES)
 @pytest.mark.parametrize("mode", ["live", "smoke"])
 def test_before_and_after_differ_in_one_switch(name: str, mode: str) -> None:
     before, after = (investigations.find(name, part).parameters(mode) for part in ("before", "after"))
     changed = [field for field in before if before[field] != after[field]]
     assert before.keys() == after.keys()
-    assert changed == [{"starved-input": "starved", "hidden-sync": "sync", "tiny-kernels": "tiny"}[name]]
+    assert changed == [SWITCHES[name]]
 
 
 def test_an_unknown_part_lists_the_known() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nsightkit.capture.measuring import measure
+from nsightkit.capture.observing import observe
 from nsightkit.capture.provenance import collect
 from nsightkit.capture.recordings import part_key
 from nsightkit.workloads.investigations import find
@@ -34,14 +35,13 @@ def _main(job: dict[str, Any]) -> None:
         torch.set_num_threads(1)
     module, _, function = part.workload.partition(":")
     start = time.perf_counter()
-    samples, resolved = measure(
-        getattr(importlib.import_module(module), function),
-        device,
-        part.parameters(mode),
-        part.counts(mode),
-        watch_utilization=part.utilization,
-        trace=folder / "trace.json.gz",
-    )
+    workload, trace = getattr(importlib.import_module(module), function), folder / "trace.json.gz"
+    parameters, counts = part.parameters(mode), part.counts(mode)
+    if part.observed:
+        samples, resolved = observe(workload, device, parameters, counts, trace=trace)
+    else:
+        watch = part.utilization
+        samples, resolved = measure(workload, device, parameters, counts, watch_utilization=watch, trace=trace)
     provenance = collect(
         device=device,
         kind="measured" if gpu else job["kind"],
@@ -49,7 +49,7 @@ def _main(job: dict[str, Any]) -> None:
         part=part.name,
         key=part_key(part, mode),
         parameters=resolved,
-        counts=part.counts(mode),
+        counts=counts,
         clock="CUDA events" if gpu else "perf_counter",
         command=job["command"],
         duration_s=round(time.perf_counter() - start, 3),

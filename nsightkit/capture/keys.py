@@ -16,16 +16,23 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FORMAT", "closure", "key"]
+__all__ = ["FORMAT", "OBSERVING", "closure", "key"]
 
 #: Version of the layout of recordings; part of every key.
 FORMAT = 1
 
 _MEASURING = ("nsightkit.capture.measuring", "measure")
+#: The measuring function of parts that are observed.
+OBSERVING = ("nsightkit.capture.observing", "observe")
 _OURS = ("nsightkit.workloads", "nsightkit.capture")
 
 
-def key(workload: str, parameters: Mapping[str, Any], counts: Mapping[str, int]) -> str:
+def key(
+    workload: str,
+    parameters: Mapping[str, Any],
+    counts: Mapping[str, int],
+    measuring: tuple[str, str] = _MEASURING,
+) -> str:
     """Compute the key of a part.
 
     Parameters
@@ -34,6 +41,8 @@ def key(workload: str, parameters: Mapping[str, Any], counts: Mapping[str, int])
         ``module:function``.
     parameters, counts : mapping
         JSON values.
+    measuring : tuple of str, optional
+        Module and name of the measuring function.
 
     Returns
     -------
@@ -41,7 +50,7 @@ def key(workload: str, parameters: Mapping[str, Any], counts: Mapping[str, int])
         32 hexadecimal digits.
     """
     module, _, function = workload.partition(":")
-    code = closure([_MEASURING, (module, function)])
+    code = closure([measuring, (module, function)])
     text = json.dumps(
         {"format": FORMAT, "code": code, "parameters": dict(parameters), "counts": dict(counts)}, sort_keys=True
     )

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nsightkit.capture.keys import FORMAT, key
+from nsightkit.capture.keys import FORMAT, OBSERVING, key
 from nsightkit.capture.provenance import scrub, slug
 from nsightkit.errors import NsightkitError, UsageError
 from nsightkit.workloads.investigations import Part, parts
@@ -102,6 +102,8 @@ def part_key(part: Part, mode: str = "live") -> str:
     -------
     str
     """
+    if part.observed:
+        return key(part.workload, part.parameters(mode), part.counts(mode), OBSERVING)
     return key(part.workload, part.parameters(mode), part.counts(mode) | {"utilization": int(part.utilization)})
 
 

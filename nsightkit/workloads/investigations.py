@@ -36,6 +36,8 @@ class Part:
         Steps kept in the trace.
     utilization : bool
         Whether to watch the GPU utilisation that NVML reports, too.
+    observed : bool
+        The samples are what the workload's ``observed()`` gives; its losses and waits are not asked for.
     """
 
     investigation: str
@@ -48,6 +50,7 @@ class Part:
     repetitions: int = 50
     active: int = 3
     utilization: bool = False
+    observed: bool = False
 
     def parameters(self, mode: str) -> dict[str, Any]:
         """Give the workload's parameters.
@@ -75,7 +78,11 @@ class Part:
             ``warmup``, ``repetitions``, ``active``.
         """
         if mode == "smoke":
-            return {"warmup": 2, "repetitions": 12, "active": 3}
+            return {
+                "warmup": min(self.warmup, 2),
+                "repetitions": min(self.repetitions, 12),
+                "active": min(self.active, 3),
+            }
         return {"warmup": self.warmup, "repetitions": self.repetitions, "active": self.active}
 
 
@@ -110,6 +117,29 @@ def _pair(name: str, fault: str, gpu: dict[str, Any], smoke: dict[str, Any], val
     }
 
 
+# - autocast: the types are those of any size; the bytes should be those of layers that count, not of the vocabulary.
+_CAST = {"vocabulary": 8_192, "hidden": 1024, "layers": 4, "heads": 16, "context": 512, "batch": 8}
+
+
+def _looked_at(name: str, workload: str, gpu: dict[str, Any], switch: str, values: tuple[Any, Any]) -> dict[str, Part]:
+    """Build the two runs of an investigation that looks at values or types: a few steps are enough."""
+    return {
+        part: Part(
+            name,
+            part,
+            workload,
+            MappingProxyType(gpu | {switch: value}),
+            MappingProxyType({switch: value}),
+            50,
+            warmup=1,
+            repetitions=3,
+            active=1,
+            observed=True,
+        )
+        for part, value in zip(("before", "after"), values, strict=True)
+    }
+
+
 #: {investigation: {part: Part}}
 INVESTIGATIONS: Mapping[str, Mapping[str, Part]] = MappingProxyType(
     {
@@ -136,6 +166,8 @@ INVESTIGATIONS: Mapping[str, Mapping[str, Part]] = MappingProxyType(
         "starved-input": _pair("starved-input", "starved", _STARVED, _SMOKE_STARVED, 100),
         "hidden-sync": _pair("hidden-sync", "sync", _SYNC, _SMOKE, 80),
         "tiny-kernels": _pair("tiny-kernels", "tiny", _TINY, _SMOKE, 70),
+        "accumulation": _looked_at("accumulation", "nsightkit.workloads.accumulation:start", {}, "block", (1, 25)),
+        "autocast": _looked_at("autocast", "nsightkit.workloads.autocast:start", _CAST, "norm", ("written", "fused")),
     }
 )
 

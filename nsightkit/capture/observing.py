@@ -1,0 +1,48 @@
+"""The measuring function of parts that are looked at rather than timed: their samples are what the workload saw.
+
+A recording of such a part is valid for exactly this code, as one of any other part is for
+:mod:`nsightkit.capture.measuring`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nsightkit.capture import timing, torch_profiler
+
+__all__ = ["observe"]
+
+
+def observe(
+    workload: Any, device: str, parameters: Mapping[str, Any], counts: Mapping[str, int], *, trace: Path
+) -> tuple[dict[str, list[float]], dict[str, Any]]:
+    """Run one part: time and profile a few steps, then ask the workload what it observed.
+
+    Parameters
+    ----------
+    workload : callable
+        ``start`` of a module in :mod:`nsightkit.workloads`; what it gives has ``observed()``, too.
+    device : str
+    parameters : mapping
+        Of the workload.
+    counts : mapping
+        ``warmup``, ``repetitions``, ``active``.
+    trace : Path
+        Where the profile is written.
+
+    Returns
+    -------
+    samples : dict of str to list
+        Raw samples by metric.
+    resolved : dict
+        All sizes and switches of the workload, its defaults included.
+    """
+    with workload(device, **parameters) as work:
+        steps = timing.time_calls(work.step, warmup=counts["warmup"], repetitions=counts["repetitions"], device=device)
+        torch_profiler.profile_steps(work.step, trace, wait=1, warmup=1, active=counts["active"])
+        # Last: hooks would be in the way of the profile, and of the clock.
+        samples = {"step_ns": [int(sample) for sample in steps.samples_ns], **work.observed()}
+        resolved = dict(work.parameters)
+    return samples, resolved

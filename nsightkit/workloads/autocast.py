@@ -1,0 +1,386 @@
+"""A training step of a small language model whose tensors are looked at: their types and their bytes.
+
+The same model is trained in fp32 and under autocast in bf16 and, where the device can, in fp16. Its norms stand
+behind the projections, where their input is what a matrix product wrote.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import re
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from nsightkit.workloads.phases import phase
+
+__all__ = ["Autocast", "AutocastConfig", "Model", "precisions", "probe", "start"]
+
+_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_NAMES = {dtype: name for name, dtype in _TYPES.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class AutocastConfig:
+    """Sizes of the model, and how its norm is written.
+
+    Parameters
+    ----------
+    vocabulary, hidden, layers, heads, context, batch : int
+    norm : {"written", "fused"}
+        Layer norm as a chain of elementary operations, or ``F.layer_norm``.
+    seed : int
+    """
+
+    vocabulary: int = 512
+    hidden: int = 64
+    layers: int = 2
+    heads: int = 4
+    context: int = 64
+    batch: int = 4
+    norm: Literal["written", "fused"] = "written"
+    seed: int = 0
+
+
+class _Norm(nn.Module):
+    """Layer norm over the last dimension."""
+
+    def __init__(self, width: int, written: bool) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+        self._written = written
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self._written:
+            return F.layer_norm(x, self.weight.shape, self.weight, self.bias, eps=1e-5)
+        centred = x - x.mean(-1, keepdim=True)
+        scale = torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + 1e-5)
+        scaled: Tensor = centred * scale * self.weight + self.bias
+        return scaled
+
+
+class _Block(nn.Module):
+    """Causal attention, then an MLP, a norm behind each; nn.Identity marks what a hook should see."""
+
+    def __init__(self, config: AutocastConfig) -> None:
+        super().__init__()
+        width = config.hidden
+        self._heads = config.heads
+        self.linear = nn.ModuleDict(
+            {
+                "qkv": nn.Linear(width, 3 * width, bias=False),
+                "out": nn.Linear(width, width, bias=False),
+                "up": nn.Linear(width, 4 * width, bias=False),
+                "down": nn.Linear(4 * width, width, bias=False),
+            }
+        )
+        self.scores, self.weighted, self.residual = nn.Identity(), nn.Identity(), nn.Identity()
+        self.softmax, self.gelu = nn.Softmax(-1), nn.GELU()
+        self.norm_attention, self.norm_mlp = (_Norm(width, config.norm == "written") for _ in range(2))
+
+    def forward(self, x: Tensor, future: Tensor) -> Tensor:
+        batch, context, width = x.shape
+        q, k, v = self.linear["qkv"](x).view(batch, context, 3, self._heads, -1).permute(2, 0, 3, 1, 4)
+        scores = self.scores(q @ k.transpose(-1, -2)) / math.sqrt(q.shape[-1])
+        weighted = self.weighted(self.softmax(scores.masked_fill(future, -math.inf)) @ v)
+        x = x + self.norm_attention(self.linear["out"](weighted.transpose(1, 2).reshape(batch, context, width)))
+        stream: Tensor = self.residual(x + self.norm_mlp(self.linear["down"](self.gelu(self.linear["up"](x)))))
+        return stream
+
+
+class Model(nn.Module):
+    """A decoder-only language model with its loss.
+
+    Parameters
+    ----------
+    config : AutocastConfig
+    """
+
+    def __init__(self, config: AutocastConfig) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(config.vocabulary, config.hidden)
+        self.blocks = nn.ModuleList(_Block(config) for _ in range(config.layers))
+        self.logits = nn.Linear(config.hidden, config.vocabulary, bias=False)
+        self.loss = nn.CrossEntropyLoss()
+        future = torch.ones(config.context, config.context, dtype=torch.bool).triu(1)
+        self.register_buffer("future", future, persistent=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Give the mean loss.
+
+        Parameters
+        ----------
+        tokens : Tensor
+            (batch, context + 1), int64.
+
+        Returns
+        -------
+        Tensor
+        """
+        x = self.embedding(tokens[:, :-1])
+        for block in self.blocks:
+            x = block(x, self.future)
+        loss: Tensor = self.loss(self.logits(x).flatten(0, 1), tokens[:, 1:].flatten())
+        return loss
+
+
+class Autocast:
+    """One training run in each precision, all of the same model, batch and seed.
+
+    Parameters
+    ----------
+    config : AutocastConfig
+    device : str
+    """
+
+    def __init__(self, config: AutocastConfig, device: str = "cpu") -> None:
+        self.config, self.device = config, torch.device(device)
+        random = torch.Generator().manual_seed(config.seed)
+        shape = (config.batch, config.context + 1)
+        self._tokens = torch.randint(1, config.vocabulary, shape, generator=random).to(self.device)
+        self._runs = {name: self._build(name) for name in precisions(device)}
+        self._losses: dict[str, list[Tensor]] = defaultdict(list)
+        self.parameters = dataclasses.asdict(config)
+
+    def _build(self, precision: str) -> tuple[Model, torch.optim.Optimizer, torch.amp.GradScaler]:
+        torch.manual_seed(self.config.seed)
+        model = Model(self.config).to(self.device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        # A modest first scale: a step that overflows is left out, and there would be no optimizer state to look at.
+        scaler = torch.amp.GradScaler(self.device.type, init_scale=2.0**10, enabled=precision == "fp16")
+        return model, optimizer, scaler
+
+    def step(self) -> None:
+        """Train one step in each precision."""
+        with phase("step"):
+            for precision in self._runs:
+                with phase(precision):
+                    self._train(precision)
+                self._runs[precision][1].zero_grad()
+
+    def _train(self, precision: str) -> None:
+        model, optimizer, scaler = self._runs[precision]
+        with phase("forward"), _autocast(self.device.type, precision):
+            loss = model(self._tokens)
+        with phase("backward"):
+            torch.autograd.backward(scaler.scale(loss))
+        with phase("optimizer"):
+            scaler.step(optimizer)
+            scaler.update()
+        self._losses[precision].append(loss.detach())
+
+    def observed(self) -> dict[str, list[float]]:
+        """Train one more step in each precision, under hooks, and try single operations.
+
+        Returns
+        -------
+        dict of str to list of float
+            Bytes of every tensor seen, by names with slashes:
+            ``output/PRECISION/MODULE/TYPE`` what modules gave,
+            ``gradient/PRECISION/MODULE/TYPE`` gradients of what they gave,
+            ``parameter/PRECISION/TYPE``, ``parameter gradient/PRECISION/TYPE``, ``optimizer/PRECISION/TYPE``,
+            ``saved/PRECISION/KIND/TYPE`` storages kept for backward, each once, of the kinds ``activation``,
+            ``weight copy`` and ``parameter``. Further ``operation/PRECISION/NAME/INPUT/OUTPUT``,
+            ``listed/NAME`` (1 if CUDA's autocast computes it in fp32 and gives fp32) and ``loss/PRECISION``.
+        """
+        found: dict[str, list[float]] = defaultdict(list)
+        for precision, (model, optimizer, _) in self._runs.items():
+            with _watched(model, precision, found), _saved(model, precision, found):
+                self._train(precision)
+            for parameter in model.parameters():
+                found[f"parameter/{precision}/{_type(parameter)}"].append(parameter.nbytes)
+                if parameter.grad is not None:
+                    found[f"parameter gradient/{precision}/{_type(parameter.grad)}"].append(parameter.grad.nbytes)
+            for state in optimizer.state.values():
+                for value in state.values():
+                    found[f"optimizer/{precision}/{_type(value)}"].append(value.nbytes)
+            optimizer.zero_grad()
+        for precision in self._runs:
+            if precision != "fp32":
+                for (name, given), output in probe(self.device.type, precision).items():
+                    found[f"operation/{precision}/{name}/{given}/{output}"].append(1)
+        for name, listed in _listed().items():
+            found[f"listed/{name}"].append(listed)
+        for precision, losses in self._losses.items():
+            found[f"loss/{precision}"] = [float(loss) for loss in losses]
+        return dict(found)
+
+    def close(self) -> None:
+        """Let go of the models."""
+        self._runs.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def precisions(device: str) -> list[str]:
+    """List the precisions of a device: fp32, and what its autocast supports.
+
+    Parameters
+    ----------
+    device : str
+
+    Returns
+    -------
+    list of str
+    """
+    kind = torch.device(device).type
+    found = ["fp32"]
+    for name in ("bf16", "fp16"):
+        try:
+            # A type that is not supported is a warning that autocast is now off, or an operator without a kernel.
+            with warnings.catch_warnings(action="error"), _autocast(kind, name):
+                product = torch.ones(8, 8, device=kind) @ torch.ones(8, 8, device=kind)
+        except (RuntimeError, UserWarning):
+            continue
+        if product.dtype == _TYPES[name]:
+            found.append(name)
+    return found
+
+
+def probe(device: str, precision: str) -> dict[tuple[str, str], str]:
+    """Try single operations under autocast.
+
+    Parameters
+    ----------
+    device : str
+    precision : {"bf16", "fp16"}
+
+    Returns
+    -------
+    dict of (str, str) to str
+        Type of the result by name of the operation and type of its input. Weights are fp32, as a model's are.
+    """
+    weight, bias, square = (torch.ones(shape, device=device) for shape in ((16,), (16,), (16, 16)))
+    classes = torch.zeros(16, dtype=torch.int64, device=device)
+    operations: dict[str, Callable[[Tensor], Tensor]] = {
+        "linear": lambda x: F.linear(x, square),
+        "matmul": lambda x: x @ x,
+        "scaled_dot_product_attention": lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None]),
+        "softmax": lambda x: F.softmax(x, -1),
+        "log_softmax": lambda x: F.log_softmax(x, -1),
+        "cross_entropy": lambda x: F.cross_entropy(x, classes),
+        "layer_norm": lambda x: F.layer_norm(x, (16,), weight, bias),
+        "rms_norm": lambda x: F.rms_norm(x, (16,), weight),
+        "pow": lambda x: x.pow(2),
+        "rsqrt": torch.rsqrt,
+        "exp": torch.exp,
+        "sum": torch.sum,
+        "mean": torch.mean,
+        "gelu": F.gelu,
+        "product with an fp32 weight": lambda x: x * weight,
+    }
+    found = {}
+    for given in (precision, "fp32"):
+        x = torch.full((16, 16), 0.5, dtype=_TYPES[given], device=device)
+        for name, operation in operations.items():
+            with warnings.catch_warnings(), torch.no_grad(), _autocast(device, precision):
+                # rms_norm says that weight and input differ in type, which is what is tried here.
+                warnings.filterwarnings("ignore", "Mismatch dtype", UserWarning)
+                found[name, given] = _type(operation(x))
+    return found
+
+
+def _autocast(device: str, precision: str) -> Any:
+    if precision == "fp32":
+        return contextlib.nullcontext()
+    return torch.autocast(device, _TYPES[precision])
+
+
+def _type(value: Tensor) -> str:
+    return _NAMES.get(value.dtype, str(value.dtype).removeprefix("torch."))
+
+
+@contextlib.contextmanager
+def _watched(model: Model, precision: str, found: dict[str, list[float]]) -> Iterator[None]:
+    """Note type and bytes of what modules give, and of its gradients."""
+    handles = []
+
+    def note(role: str) -> Callable[[nn.Module, Any, Tensor], None]:
+        def after(_: nn.Module, __: Any, output: Tensor) -> None:
+            found[f"output/{precision}/{role}/{_type(output)}"].append(output.nbytes)
+
+            def gradient(value: Tensor) -> None:
+                found[f"gradient/{precision}/{role}/{_type(value)}"].append(value.nbytes)
+
+            handles.append(output.register_hook(gradient))  # type: ignore[no-untyped-call]
+
+        return after
+
+    roles = {"norm_attention": "norm", "norm_mlp": "norm"}
+    for name, module in model.named_modules():
+        if not any(True for _ in module.children()):
+            path = name.split(".")
+            role = "linear" if "linear" in path else roles.get(path[-1], path[-1])
+            handles.append(module.register_forward_hook(note(role)))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextlib.contextmanager
+def _saved(model: Model, precision: str, found: dict[str, list[float]]) -> Iterator[None]:
+    """Note the storages that are kept for backward: each once, however many operations and views keep it."""
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    seen: dict[int, Tensor] = {}  # holds them, so that no address is used twice
+
+    def pack(value: Tensor) -> Tensor:
+        storage = value.untyped_storage()
+        if storage.nbytes() and storage.data_ptr() not in seen:
+            seen[storage.data_ptr()] = value.detach()
+            copied = "weight copy" if _is_weight_copy(value) else "activation"
+            kind = "parameter" if storage.data_ptr() in own else copied
+            found[f"saved/{precision}/{kind}/{_type(value)}"].append(storage.nbytes())
+        return value
+
+    with saved_tensors_hooks(pack, lambda value: value):
+        yield
+
+
+def _is_weight_copy(value: Tensor) -> bool:
+    """Whether a tensor is a converted parameter, or a view of one: nothing but conversions lies between the two."""
+    node = value.grad_fn
+    while node is not None and re.match(r"ToCopy|TBackward|Transpose|View|Permute", node.name()):
+        node = node.next_functions[0][0]
+    return node is not None and value.grad_fn is not node and "AccumulateGrad" in node.name()
+
+
+def _listed() -> dict[str, float]:
+    """Whether rms_norm is on CUDA's fp32 list, which versions of torch differ in, by the header torch comes with."""
+    header = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
+    try:
+        text = header.read_text(encoding="utf-8")
+    except OSError:
+        return {}
+    match = re.search(r"define AT_FORALL_FP32\(_\)(.*?[^\\])\n", text, re.DOTALL)
+    return {"rms_norm": float("_(rms_norm)" in match[1])} if match else {}
+
+
+def start(device: str, **parameters: Any) -> Autocast:
+    """Begin.
+
+    Parameters
+    ----------
+    device : str
+    **parameters
+        Fields of :class:`AutocastConfig`.
+
+    Returns
+    -------
+    Autocast
+    """
+    return Autocast(AutocastConfig(**parameters), device)
