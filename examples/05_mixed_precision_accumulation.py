@@ -125,14 +125,14 @@ def results(run, expected):
     for name, totals in expected.items():
         total = run.values(f"sum/{name}")[-1]
         stored = run.values(f"addend/{name}")[0]
-        off = run.parameters["count"] * (stored - run.parameters["addend"])
+        ideal = run.parameters["count"] * stored
         rows.append(
             {
                 "sum": name,
                 "worked out": totals[-1],
                 "measured": total,
-                "error of addends": off,
-                "error of adding": total - exact - off,
+                "error of addends": ideal - exact,
+                "error of adding": total - ideal,
             }
         )
     return pd.DataFrame(rows)

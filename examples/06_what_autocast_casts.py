@@ -401,7 +401,8 @@ print(", ".join(differ) or "nothing")
 # allocator's cache and what the optimizer needs in between come on top. With
 # parameters this small, activations are most of it; in a large model with a
 # short context they are not, and then autocast saves little. Attention is
-# written out here; ``scaled_dot_product_attention`` keeps no scores at all.
+# written out here; the fused forms of ``scaled_dot_product_attention`` keep no
+# scores at all.
 #
 # fp16 needs a scaled loss, bf16 does not: the smallest numbers of fp16 are too
 # large for many gradients. The scale changes values, not types.
