@@ -14,8 +14,6 @@ What one needs: nothing to read this page, a minute and a CPU to run its small
 version, an NVIDIA GPU with PyTorch to repeat it.
 """
 
-# sphinx_gallery_thumbnail_number = 3
-
 # %%
 # Expectation
 # -----------
@@ -25,6 +23,7 @@ version, an NVIDIA GPU with PyTorch to repeat it.
 # that fills the GPU. So a single thread that never stops should read as full
 # utilisation, and this is how little of an H200 it would be:
 
+# sphinx_gallery_thumbnail_number = 3
 multiprocessors, threads_each = 132, 2048  # an H200; CUDA's limit for each
 slots = multiprocessors * threads_each
 print(f"one thread fills {1 / slots:.5%} of {slots:,} thread slots")

@@ -14,8 +14,6 @@ What one needs: nothing to read this page, a minute and a CPU to run its small
 version, an NVIDIA GPU with PyTorch to repeat it.
 """
 
-# sphinx_gallery_thumbnail_number = -1
-
 # %%
 # Expectation
 # -----------
@@ -25,6 +23,7 @@ version, an NVIDIA GPU with PyTorch to repeat it.
 # slower one. After that, more workers buy nothing.
 
 
+# sphinx_gallery_thumbnail_number = -1
 def step_time(load, rest, gpu=0, workers=0):
     """Shortest time of a step that loading, CPU and GPU allow together."""
     if workers == 0:

@@ -14,8 +14,6 @@ What one needs: nothing to read this page, a minute and a CPU to run its small
 version, an NVIDIA GPU with PyTorch to repeat it.
 """
 
-# sphinx_gallery_thumbnail_number = 2
-
 # %%
 # Expectation
 # -----------
@@ -25,6 +23,7 @@ version, an NVIDIA GPU with PyTorch to repeat it.
 # nothing to do until the next launch. A model of that in a few lines:
 
 
+# sphinx_gallery_thumbnail_number = 2
 def step_time(kernels, launch, run, syncs=0, handling=0):
     """Time until the GPU has done it all; `handling`: CPU after a sync."""
     cpu = gpu = 0

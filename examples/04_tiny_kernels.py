@@ -13,8 +13,6 @@ What one needs: nothing to read this page, a minute and a CPU to run its small
 version, an NVIDIA GPU with PyTorch to repeat it.
 """
 
-# sphinx_gallery_thumbnail_number = 2
-
 # %%
 # Expectation
 # -----------
@@ -22,6 +20,7 @@ version, an NVIDIA GPU with PyTorch to repeat it.
 # all launches or all kernels. An elementwise kernel runs as long as it takes
 # to move its bytes. Which ones are over before the next can be launched?
 
+# sphinx_gallery_thumbnail_number = 2
 launch_us = 5  # eager PyTorch, operator and driver: an order of magnitude
 bandwidth = 4.8e12  # bytes per second: the datasheet of an H200
 
