@@ -243,3 +243,23 @@ def test_share_curves_show_levels_and_say_their_ends():
 
 def test_distributions_of_nothing_say_so():
     assert "no samples" in _draw(plots.distributions({"none": []}))
+
+
+def test_share_bars_divide_each_whole_and_leave_out_what_was_not_measured():
+    columns = {
+        HOSTILE: pd.Series({"forward": 1, "backward": 2, HOSTILE: 1}),
+        "time": pd.Series({"backward": 3.0, "(unattributed)": 1.0}),
+        "GPU": pd.Series({"forward": pd.NA}, dtype="Int64"),
+    }
+    figure = plots.share_bars(columns, title=HOSTILE)
+    texts = _draw(figure)
+    axes = figure.axes[0]
+    widths = np.array([[bar.get_width() for bar in part.patches] for part in axes.containers])
+    np.testing.assert_allclose(widths, [[0.25, 0], [0.5, 0.75], [0.25, 0], [0, 0.25]])
+    assert len(axes.get_yticks()) == 2
+    assert {"25%", "50%", "75%", "(unattributed)"} <= set(texts)
+    assert "backward 75%, (unattributed) 25%" in figure.get_label()
+
+
+def test_share_bars_of_nothing_say_so():
+    assert "nothing to divide in this trace" in _draw(plots.share_bars({"GPU": pd.Series({"a": 0})}))

@@ -146,8 +146,13 @@ def test_investigations_name_what_exists() -> None:
         ("starved-input", "before"), ("starved-input", "after"),
         ("hidden-sync", "before"), ("hidden-sync", "after"),
         ("tiny-kernels", "before"), ("tiny-kernels", "after"),
+        ("training-step", "before"), ("training-step", "after"),
         ("accumulation", "before"), ("accumulation", "after"),
         ("autocast", "before"), ("autocast", "after"),
+        ("bench", "before"), ("bench", "after"), ("bench", "forward"), ("bench", "no-optimizer"),
+        ("bench", "context"), ("bench", "size"), ("bench", "precision"),
+        ("precision", "before"), ("precision", "tf32"), ("precision", "after"), ("precision", "fp16"),
+        ("precision", "again"),
     }  # fmt: skip
     for part in investigations.parts():
         assert json.loads(json.dumps(part.parameters("live"))) == part.parameters("live")
@@ -157,7 +162,7 @@ def test_investigations_name_what_exists() -> None:
 
 
 SWITCHES = {
-    "starved-input": "starved", "hidden-sync": "sync", "tiny-kernels": "tiny",
+    "starved-input": "starved", "hidden-sync": "sync", "tiny-kernels": "tiny", "training-step": "attention",
     "accumulation": "block", "autocast": "norm",
 }  # fmt: skip
 

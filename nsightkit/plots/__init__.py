@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from nsightkit.plots._bars import before_after, gap_bars, kernel_bars, step_times
 from nsightkit.plots._curves import distributions, share_curves
+from nsightkit.plots._shares import share_bars
 from nsightkit.plots._tables import table
 from nsightkit.plots._timeline import timeline
 
@@ -17,6 +18,7 @@ __all__ = [
     "distributions",
     "gap_bars",
     "kernel_bars",
+    "share_bars",
     "share_curves",
     "step_times",
     "table",
