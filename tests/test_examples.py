@@ -187,7 +187,7 @@ def measure(name, part):
     if name == "gpu-util" and mode != "smoke":
         samples["gpu_utilization_percent"] = [97.0, 98.0]
     if looked_at:
-        samples = observed
+        samples = {"step_ns": samples["step_ns"], **observed}
     gpu = None if mode == "smoke" else {"name": "Planted GPU"}
     provenance = {"parameters": sizes, "gpu": gpu, "utc": "2026-01-01"}
     run = investigation.Measurement(name, part, mode, path, recordings.frame(samples), provenance)
