@@ -149,6 +149,10 @@ def test_investigations_name_what_exists() -> None:
         ("training-step", "before"), ("training-step", "after"),
         ("accumulation", "before"), ("accumulation", "after"),
         ("autocast", "before"), ("autocast", "after"),
+        ("bench", "before"), ("bench", "after"), ("bench", "forward"), ("bench", "no-optimizer"),
+        ("bench", "context"), ("bench", "size"), ("bench", "precision"),
+        ("precision", "before"), ("precision", "tf32"), ("precision", "after"), ("precision", "fp16"),
+        ("precision", "again"),
     }  # fmt: skip
     for part in investigations.parts():
         assert json.loads(json.dumps(part.parameters("live"))) == part.parameters("live")

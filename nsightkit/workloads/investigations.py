@@ -161,6 +161,59 @@ def _looked_at(name: str, workload: str, gpu: dict[str, Any], switch: str, value
     }
 
 
+# - bench: GEMMs long enough for an H200; the second size has more than twice the parameters, the second context as
+#   many tokens, so that it adds attention and nothing else.
+_MEDIUM = {"batch": 16, "context": 512, "d_model": 1024, "layers": 24, "d_ff": 4096, "heads": 16, "vocabulary": 10_000}
+_BENCH = {**_MEDIUM, "mode": "train", "precision": "bf16"}
+_SMALL = {"batch": 4, "context": 64, "d_model": 128, "layers": 2, "d_ff": 384, "heads": 4, "vocabulary": 512}
+_BENCH_SMOKE = {**_SMALL, "mode": "train", "precision": "bf16"}
+_CELLS: Mapping[str, Mapping[str, Any]] = {
+    "before": {},  # differs in its warm-up alone
+    "after": {},
+    "forward": {"mode": "fwd"},
+    "no-optimizer": {"mode": "fwd_bwd"},
+    "context": {"context": 2, "batch": 1 / 2},
+    "size": {"d_model": 5 / 4, "d_ff": 5 / 4, "heads": 5 / 4, "layers": 3 / 2},
+    "precision": {"precision": "fp32"},
+}
+# - precision: the same model in each; the last repeats "after" with other weights and tokens of the same sizes, to see
+#   how far apart equals are.
+_PRECISIONS: Mapping[str, Mapping[str, Any]] = {
+    "before": {"precision": "fp32"},
+    "tf32": {"precision": "tf32"},
+    "after": {"precision": "bf16"},
+    "fp16": {"precision": "fp16"},
+    "again": {"precision": "bf16", "seed": 1},
+}
+
+
+def _cells(
+    name: str, gpu: dict[str, Any], smoke: dict[str, Any], changes: Mapping[str, Mapping[str, Any]], value: int
+) -> dict[str, Part]:
+    """Build cells of the benchmark, each with what it changes: switches are replaced, sizes multiplied."""
+
+    def changed(base: dict[str, Any], change: Mapping[str, Any]) -> Mapping[str, Any]:
+        return MappingProxyType(
+            base | {key: int(base[key] * new) if key in _MEDIUM else new for key, new in change.items()}
+        )
+
+    return {
+        part: Part(
+            name,
+            part,
+            "nsightkit.workloads.bench_steps:start",
+            changed(gpu, change),
+            changed(smoke, change),
+            value,
+            warmup=0 if (name, part) == ("bench", "before") else 10,
+            repetitions=50 if name == "precision" else 30,  # to judge small differences by
+            active=2,
+            observed=True,
+        )
+        for part, change in changes.items()
+    }
+
+
 #: {investigation: {part: Part}}
 INVESTIGATIONS: Mapping[str, Mapping[str, Part]] = MappingProxyType(
     {
@@ -190,6 +243,8 @@ INVESTIGATIONS: Mapping[str, Mapping[str, Part]] = MappingProxyType(
         "training-step": _attention(_STEP, _STEP_SMOKE),
         "accumulation": _looked_at("accumulation", "nsightkit.workloads.accumulation:start", {}, "block", (1, 25)),
         "autocast": _looked_at("autocast", "nsightkit.workloads.autocast:start", _CAST, "norm", ("written", "fused")),
+        "bench": _cells("bench", _BENCH, _BENCH_SMOKE, _CELLS, 95),
+        "precision": _cells("precision", _BENCH, _BENCH_SMOKE | {"d_model": 64}, _PRECISIONS, 94),
     }
 )
 
