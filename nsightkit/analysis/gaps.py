@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import inspect
 import re
 from typing import Any
 
@@ -31,8 +32,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from nsightkit.analysis import intervals
-from nsightkit.analysis.intervals import Coverage, gpu_intervals, idle_gaps, launch_of
+from nsightkit.analysis import intervals, names
+from nsightkit.analysis.intervals import Coverage, gpu_intervals, idle_gaps, launch_of, launches_of
 from nsightkit.analysis.names import compiled, matching
 from nsightkit.trace.model import GPU_TABLES, Trace
 from nsightkit.trace.nesting import nesting
@@ -192,7 +193,7 @@ _CHUNK = 200_000
 
 
 #: Source files whose change makes kept causes stale.
-_CODE = [__file__, intervals.__file__]
+_CODE = [__file__, intervals.__file__, names.__file__, inspect.getfile(nesting)]
 
 
 def _rules(data_loading: str) -> str:
@@ -236,10 +237,10 @@ def _decide(whole: Trace, data_loading: str) -> pd.DataFrame:
     for low in range(0, n, _CHUNK):
         part = slice(low, low + _CHUNK)
         chunk = _Gaps(*(getattr(found, f.name)[part] for f in dataclasses.fields(_Gaps)))
-        chunk.launch[:] = _launches(whole, chunk.table, chunk.row)
+        chunk.launch[:] = launches_of(whole, chunk.table, chunk.row)
         fed_by = np.full(len(chunk.launch), -1, np.int64)
         if threads.several:
-            before = _launches(whole, before_table[part], before_row[part])
+            before = launches_of(whole, before_table[part], before_row[part])
             known = before >= 0
             fed_by[known] = whole.table("calls", ["thread"])["thread"].to_numpy()[before[known]]
         _Judge(whole, chunk, fed_by, threads).run()
@@ -277,18 +278,6 @@ def _selected(trace: Trace, gaps: pd.DataFrame) -> Bool:
     for device, (first, _) in _bounds(trace).items():
         keep &= (gaps["device"].to_numpy() != device) | (gaps["end"].to_numpy() > first)
     return keep
-
-
-def _launches(whole: Trace, table: Int, row: Int) -> Int:
-    launch = np.full(len(row), -1, np.int64)
-    for i, name in enumerate(GPU_TABLES):
-        mine = np.flatnonzero(table == i)
-        if len(mine):
-            frame = whole.table(name, ["process", "correlation"])
-            process, correlation = (frame[c].to_numpy() for c in ("process", "correlation"))
-            rows = row[mine]
-            launch[mine] = launch_of(whole, process[rows], correlation[rows])
-    return launch
 
 
 class _Track:

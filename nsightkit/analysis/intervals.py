@@ -14,7 +14,7 @@ import pandas as pd
 
 from nsightkit.trace.model import GPU_TABLES, Trace
 
-__all__ = ["Coverage", "busy", "gpu_intervals", "idle_gaps", "launch_of", "merge", "union_length"]
+__all__ = ["Coverage", "busy", "gpu_intervals", "idle_gaps", "launch_of", "launches_of", "merge", "union_length"]
 
 Int = npt.NDArray[np.int64]
 Index = npt.NDArray[np.intp]
@@ -252,6 +252,32 @@ def launch_of(trace: Trace, process: npt.ArrayLike, correlation: npt.ArrayLike) 
         whole.memo["launches"] = _Launches(whole)
     launches: _Launches = whole.memo["launches"]
     return launches.of(wanted_process, wanted)
+
+
+def launches_of(trace: Trace, table: npt.ArrayLike, row: npt.ArrayLike) -> Int:
+    """The calls that launched some operations of :func:`gpu_intervals`.
+
+    Parameters
+    ----------
+    trace : Trace
+        The one the operations were taken from.
+    table, row : array_like of int
+        Columns of :func:`gpu_intervals`, or any selection of its rows.
+
+    Returns
+    -------
+    ndarray of int64
+        As from :func:`launch_of`.
+    """
+    which, rows = np.asarray(table), np.asarray(row)
+    launch = np.full(len(rows), -1, np.int64)
+    for number, name in enumerate(GPU_TABLES):
+        mine = np.flatnonzero(which == number)
+        if len(mine):
+            frame = trace.table(name, ["process", "correlation"])
+            process, correlation = (frame[c].to_numpy()[rows[mine]] for c in frame.columns)
+            launch[mine] = launch_of(trace, process, correlation)
+    return launch
 
 
 class _Launches:

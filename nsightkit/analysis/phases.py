@@ -101,13 +101,7 @@ def _gpu(
     """Busy time and kernels of each phase."""
     ops = intervals.gpu_intervals(trace)
     table, row = ops["table"].to_numpy(), ops["row"].to_numpy()
-    owner = np.full(len(ops), -1, np.int64)
-    for number, name in enumerate(GPU_TABLES):
-        at = np.flatnonzero(table == number)
-        if len(at):
-            frame = trace.table(name, ["process", "correlation"]).iloc[row[at]]
-            launch = intervals.launch_of(trace, frame["process"].to_numpy(), frame["correlation"].to_numpy())
-            owner[at] = _phase_of_launch(trace, phases, launch, rule)
+    owner = _phase_of_launch(trace, phases, intervals.launches_of(trace, table, row), rule)
     names = np.array([*phases["name"].astype("str"), UNATTRIBUTED], dtype=object)[owner]
     start, end, device = (ops[c].to_numpy() for c in ("start_ns", "end_ns", "device"))
     fresh = np.zeros(len(ops), np.int64)
