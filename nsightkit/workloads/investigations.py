@@ -38,6 +38,8 @@ class Part:
         Whether to watch the GPU utilisation that NVML reports, too.
     observed : bool
         The samples are what the workload's ``observed()`` gives; its losses and waits are not asked for.
+    nsys : bool
+        Whether to run it once more, in another process, under Nsight Systems.
     """
 
     investigation: str
@@ -51,6 +53,7 @@ class Part:
     active: int = 3
     utilization: bool = False
     observed: bool = False
+    nsys: bool = False
 
     def parameters(self, mode: str) -> dict[str, Any]:
         """Give the workload's parameters.
@@ -133,6 +136,7 @@ def _attention(gpu: dict[str, Any], smoke: dict[str, Any]) -> dict[str, Part]:
             MappingProxyType(gpu | both | {"precision": "bf16", "attention": attention}),
             MappingProxyType(smoke | both | {"precision": "fp32", "attention": attention}),
             85,
+            nsys=True,
         )
         for part, attention in (("before", "naive"), ("after", "sdpa"))
     }
