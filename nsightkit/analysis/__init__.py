@@ -7,9 +7,21 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from . import calls, envelope, gaps, kernels, memops, overview, phases, ranges, selection, steps
+    from . import calls, envelope, gaps, kernels, memops, overview, phases, ranges, selection, sources, steps
 
-__all__ = ["calls", "envelope", "gaps", "kernels", "memops", "overview", "phases", "ranges", "selection", "steps"]
+__all__ = [
+    "calls",
+    "envelope",
+    "gaps",
+    "kernels",
+    "memops",
+    "overview",
+    "phases",
+    "ranges",
+    "selection",
+    "sources",
+    "steps",
+]
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -1,0 +1,134 @@
+"""One program seen by two tools: the figures side by side, against what was planted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import nsightkit
+from nsightkit.analysis import sources
+from nsightkit.errors import UsageError
+from nsightkit.trace import chrome
+from nsightkit.trace.model import TABLES, Trace, TraceMeta
+from nsightkit.workloads import planted
+
+STEPS = 5
+
+
+def pair(folder: Path) -> tuple[dict[str, Trace], dict]:
+    """One planted loop as Kineto's JSON and as an SQLite export, and what is true of it."""
+    truth = planted.training(folder / "loop.sqlite", "sync", steps=STEPS)
+    by_nsys = nsightkit.load(folder / "loop.sqlite")
+    chrome.write(by_nsys, folder / "loop.json.gz")
+    return {"kineto": nsightkit.load(folder / "loop.json.gz"), "nsys": by_nsys}, truth
+
+
+def frames(trace: Trace) -> dict[str, pd.DataFrame]:
+    return {table: trace.table(table) for table in TABLES}
+
+
+def figure(table: pd.DataFrame, *key: str) -> pd.Series:
+    (row,) = table[(table[["group", "name", "figure"]] == list(key)).all(axis=1)].to_dict("records")
+    return pd.Series(row)
+
+
+def test_one_program_in_both_forms_agrees_to_the_nanosecond(tmp_path: Path) -> None:
+    traces, truth = pair(tmp_path)
+    table = sources.compare(traces)
+    assert list(table) == ["group", "name", "figure", "clock", "kineto", "nsys", "difference"]
+    assert (table["difference"] == 0).all()
+    assert (table["kineto"] == table["nsys"]).all()
+    for tool in traces:
+        whole = {name: figure(table, "step", "step", name)[tool] * STEPS for name in ("busy_ns", "span_ns", "idle_ns")}
+        assert whole == pytest.approx({name: truth[name] for name in whole})
+        assert figure(table, "step", "step", "kernel_count")[tool] * STEPS == sum(
+            n for n, _ in truth["kernels"].values()
+        )
+        assert figure(table, "step", "step", "memop_count")[tool] * STEPS == sum(n for n, _ in truth["copies"].values())
+        phases = table[table["group"] == "phase"]
+        assert phases.loc[phases["figure"] == "gpu_ns", tool].sum() * STEPS == pytest.approx(truth["busy_ns"])
+        for name, (_, total) in truth["ranges"].items():
+            if name != "step":
+                assert figure(table, "phase", name, "cpu_ns")[tool] * STEPS == pytest.approx(total)
+        kinds = table[(table["group"] == "category") & (table["figure"] == "gpu_ns")]
+        assert kinds[tool].sum() * STEPS == pytest.approx(sum(ns for _, ns in truth["kernels"].values()))
+    assert set(table.loc[table["clock"] == "CPU", "figure"]) == {"wall_ns", "cpu_ns"}
+
+
+def test_a_slower_cpu_shows_in_the_columns_of_the_cpu_alone(tmp_path: Path) -> None:
+    traces, _ = pair(tmp_path)
+    slowed = frames(traces["kineto"])
+    for table in ("ranges", "calls"):  # everything the CPU did, twice as slowly
+        slowed[table][["start_ns", "end_ns"]] *= 2
+    table = sources.compare({"nsys": traces["nsys"], "slow": Trace.from_frames(slowed, TraceMeta(tool="planted"))})
+    on_cpu = table["clock"] == "CPU"
+    assert table.loc[on_cpu, "difference"].to_numpy() == pytest.approx(1.0)
+    assert (table.loc[~on_cpu, "difference"] == 0).all()
+
+
+def test_captures_of_different_length_compare(tmp_path: Path) -> None:
+    traces, _ = pair(tmp_path)
+    planted.training(tmp_path / "longer.sqlite", "sync", steps=3 * STEPS)
+    table = sources.compare({"five": traces["nsys"], "fifteen": nsightkit.load(tmp_path / "longer.sqlite")})
+    assert figure(table, "step", "step", "kernel_count")["difference"] == 0
+    assert abs(figure(table, "step", "step", "busy_ns")["difference"]) < 0.02  # the loop's jitter
+
+
+def test_what_ran_outside_of_the_steps_does_not_count(tmp_path: Path) -> None:
+    traces, _ = pair(tmp_path)
+    more = frames(traces["nsys"])
+    calls, kernels = more["calls"], more["kernels"]
+    before = calls.iloc[[0]].assign(start_ns=-5_000, end_ns=-4_000, correlation=7)
+    more["calls"] = pd.concat([calls, before], ignore_index=True)
+    early = kernels.iloc[[0]].assign(start_ns=-3_000, end_ns=-2_000, correlation=7)
+    more["kernels"] = pd.concat([kernels, early], ignore_index=True)
+    table = sources.compare({"nsys": traces["nsys"], "more": Trace.from_frames(more, TraceMeta(tool="planted"))})
+    assert (table["difference"] == 0).all()
+
+
+def test_what_one_tool_did_not_record_is_no_number(tmp_path: Path) -> None:
+    traces, _ = pair(tmp_path)
+    cpu = {table: frame for table, frame in frames(traces["nsys"]).items() if table == "ranges"}
+    meta = TraceMeta(tool="planted", missing=["kernels", "memops", "graphs", "calls", "syncs"])
+    ranges_only = Trace.from_frames(cpu, meta)
+    table = sources.compare({"kineto": traces["kineto"], "ranges": ranges_only})
+    on_gpu = table["clock"] == "GPU"
+    assert table.loc[on_gpu, "ranges"].isna().all()
+    assert table.loc[on_gpu, "difference"].isna().all()
+    assert table.loc[on_gpu, "kineto"].notna().all()
+    assert (table.loc[~on_gpu, "difference"] == 0).all()
+    both = sources.compare({"one": ranges_only, "other": ranges_only})
+    assert set(both["clock"]) == {"CPU"}  # a figure that neither has is no row
+
+
+def test_a_kind_of_kernel_that_one_lacks_took_no_time_there(tmp_path: Path) -> None:
+    traces, _ = pair(tmp_path)
+    fewer = frames(traces["nsys"])
+    fewer["kernels"] = fewer["kernels"][~fewer["kernels"]["name"].str.contains("layer_norm")]
+    table = sources.compare({"nsys": traces["nsys"], "fewer": Trace.from_frames(fewer, TraceMeta(tool="planted"))})
+    row = figure(table, "category", "normalization", "gpu_ns")
+    assert row["nsys"] > 0
+    assert row["fewer"] == 0
+    assert row["difference"] == -1
+    turned = sources.compare({"fewer": Trace.from_frames(fewer, TraceMeta(tool="planted")), "nsys": traces["nsys"]})
+    assert np.isnan(figure(turned, "category", "normalization", "gpu_ns")["difference"])
+
+
+def test_the_rule_and_the_number_of_categories_can_be_chosen(tmp_path: Path) -> None:
+    traces, _ = pair(tmp_path)
+    assert figure(sources.compare(traces, rule="thread"), "phase", "backward", "gpu_ns")["nsys"] == 0
+    assert figure(sources.compare(traces), "phase", "backward", "gpu_ns")["nsys"] > 0
+    top = sources.compare(traces, top=2)
+    assert top.loc[top["group"] == "category", "name"].unique().tolist() == ["GEMM", "elementwise"]
+    assert len(top[top["group"] != "category"]) == len(sources.compare(traces).query("group != 'category'"))
+
+
+def test_two_traces_with_steps_are_needed(tmp_path: Path) -> None:
+    traces, _ = pair(tmp_path)
+    with pytest.raises(UsageError, match="two traces"):
+        sources.compare({"one": traces["nsys"]})
+    with pytest.raises(UsageError, match="empty: the trace has no steps"):
+        sources.compare({"nsys": traces["nsys"], "empty": Trace.from_frames({}, TraceMeta())})
