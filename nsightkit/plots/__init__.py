@@ -9,17 +9,21 @@ from __future__ import annotations
 
 from nsightkit.plots._bars import before_after, gap_bars, kernel_bars, step_times
 from nsightkit.plots._curves import distributions, share_curves
+from nsightkit.plots._many import box_plots, panels, small_multiples
 from nsightkit.plots._shares import share_bars
 from nsightkit.plots._tables import table
 from nsightkit.plots._timeline import timeline
 
 __all__ = [
     "before_after",
+    "box_plots",
     "distributions",
     "gap_bars",
     "kernel_bars",
+    "panels",
     "share_bars",
     "share_curves",
+    "small_multiples",
     "step_times",
     "table",
     "timeline",

@@ -141,10 +141,10 @@ def _time_axis(axes: Any, label: str, first: float, last: float) -> None:
     axes.set_xlim(first, last)
     axes.xaxis.set_major_locator(LogLocator(10, subs=(1.0,) if last / first > 100 else (1.0, 2.0, 5.0)))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda ns, _: _tick(ns)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda ns, _: tick(ns)))
     axes.set_xlabel(label)
 
 
-def _tick(ns: float) -> str:
+def tick(ns: float) -> str:
     scale, unit = time_unit(ns * 1.0000001)  # a decade that floating point puts just below itself
     return f"{ns / scale:g} {unit}"
