@@ -122,6 +122,18 @@ VARIANTS: tuple[Configuration, ...] = (
         control_of="misaligned_dims",
     ),
     _matrix(
+        "aligned_dims",
+        "the nearest sizes that are aligned in all: to be compared by FLOP/s, not by time",
+        *(32, 256, 512, 6, 1536, 4, 10_000),
+        control_of="misaligned_dims",
+    ),
+    _matrix(
+        "head_size_96",
+        "bad_head_size in heads of 96, which attention does not pad",
+        *(32, 256, 672, 6, 1792, 7, 10_000),
+        control_of="bad_head_size",
+    ),
+    _matrix(
         "vocab_aligned",
         "vocab_bottleneck with a vocabulary that is a multiple of 128: size without misalignment",
         *(64, 256, 512, 4, 1536, 8, 50_304),

@@ -55,8 +55,11 @@ def test_a_control_differs_from_what_it_controls_in_what_it_says() -> None:
     assert changed == {
         "misaligned_dims_even": {"d_model", "heads"},
         "misaligned_dims_258": {"d_model"},
+        "aligned_dims": {"batch", "context", "d_model", "d_ff", "heads"},
+        "head_size_96": {"heads"},
         "vocab_aligned": {"vocabulary"},
     }
+    assert find("head_size_96").d_head == 96
     assert find("vocab_aligned").vocabulary == 50_304
     assert find("misaligned_dims_even").d_head == 86
     assert find("misaligned_dims_258").d_head == 258

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from nsightkit.configurations import MATRIX, VARIANTS, Configuration
 from nsightkit.errors import UsageError
 
 __all__ = ["INVESTIGATIONS", "Part", "find", "parts"]
@@ -218,6 +219,40 @@ def _cells(
     }
 
 
+# - matrix: ten models as they are, and small in every direction but depth and heads, which are their shape. Every batch
+#   is copied from the host, for there to be copies to look at.
+_MATRIX = {"mode": "train", "precision": "bf16", "attention": "sdpa", "feed": "host"}
+_SMALLER = 8
+
+
+def _sizes(model: Configuration, divisor: int = 1) -> dict[str, int]:
+    """Give a configuration's sizes, each divided and rounded up, the width to a multiple of the heads."""
+    sizes = {
+        name: -(-getattr(model, name) // divisor) for name in ("batch", "context", "d_model", "d_ff", "vocabulary")
+    }
+    heads = model.heads
+    return sizes | {"d_model": -(-sizes["d_model"] // heads) * heads, "heads": heads, "layers": model.layers}
+
+
+def _matrix() -> dict[str, Part]:
+    """Build a part for each configuration of the matrix and each of their controls."""
+    return {
+        model.name: Part(
+            "matrix",
+            model.name,
+            "nsightkit.workloads.bench_steps:start",
+            MappingProxyType(_sizes(model) | _MATRIX),
+            MappingProxyType(_sizes(model, _SMALLER) | _MATRIX),
+            value=75,
+            warmup=10,
+            repetitions=30,
+            active=2,
+            observed=True,
+        )
+        for model in (*MATRIX, *VARIANTS)
+    }
+
+
 #: {investigation: {part: Part}}
 INVESTIGATIONS: Mapping[str, Mapping[str, Part]] = MappingProxyType(
     {
@@ -249,6 +284,7 @@ INVESTIGATIONS: Mapping[str, Mapping[str, Part]] = MappingProxyType(
         "autocast": _looked_at("autocast", "nsightkit.workloads.autocast:start", _CAST, "norm", ("written", "fused")),
         "bench": _cells("bench", _BENCH, _BENCH_SMOKE, _CELLS, 95),
         "precision": _cells("precision", _BENCH, _BENCH_SMOKE | {"d_model": 64}, _PRECISIONS, 94),
+        "matrix": _matrix(),
     }
 )
 

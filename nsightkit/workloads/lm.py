@@ -43,8 +43,11 @@ class LMConfig:
         Run the model through ``torch.compile``.
     accumulate : int
         Forward and backward passes a step; each has its own batch.
+    feed : {"device", "host"}
+        Where a batch comes from: tokens that lie on the device beforehand, or a copy from pinned host memory within the
+        step, in a range ``copy``.
     annotate : bool
-        Mark ``step`` and its phases for a profiler.
+        Mark ``step`` and its phases for a profiler; within forward the ``loss`` and, unless compiled, the ``head``.
     annotate_mha : bool
         Mark the parts of attention in the forward pass. What autograd does for them in the backward is not marked.
     seed : int
@@ -62,9 +65,14 @@ class LMConfig:
     attention: Literal["sdpa", "naive"] = "sdpa"
     compiled: bool = False
     accumulate: int = 1
+    feed: Literal["device", "host"] = "device"
     annotate: bool = True
     annotate_mha: bool = False
     seed: int = 0
+
+
+def _part(name: str, marked: bool) -> contextlib.AbstractContextManager[None]:
+    return phase(name) if marked else contextlib.nullcontext()
 
 
 class _Norm(nn.Module):
@@ -103,7 +111,7 @@ class _Attention(nn.Module):
         self.out = nn.Linear(width, width, bias=False)
 
     def _part(self, name: str) -> contextlib.AbstractContextManager[None]:
-        return phase(name) if self._annotate else contextlib.nullcontext()
+        return _part(name, self._annotate)
 
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor, future: Tensor) -> Tensor:
         batch, context, width = x.shape
@@ -169,6 +177,7 @@ class LanguageModel(nn.Module):
         self.blocks = nn.ModuleList(_Block(config) for _ in range(config.layers))
         self.norm = _Norm(config.d_model)
         self.head = nn.Linear(config.d_model, config.vocabulary, bias=False)
+        self._annotate = config.annotate and not config.compiled  # a mark would break the graph in two
         pairs = config.d_model // config.heads // 2
         frequency = 10_000.0 ** (-torch.arange(pairs) / max(pairs, 1))
         angle = torch.outer(torch.arange(config.context), frequency)
@@ -197,7 +206,9 @@ class LanguageModel(nn.Module):
         x = self.embedding(tokens)
         for block in self.blocks:
             x = block(x, self.cosine, self.sine, self.future)
-        logits: Tensor = self.head(self.norm(x))
+        x = self.norm(x)
+        with _part("head", self._annotate):
+            logits: Tensor = self.head(x)
         return logits
 
 
@@ -213,12 +224,12 @@ class Run:
     Attributes
     ----------
     doing : str
-        What the step is at: ``setup``, ``forward``, ``backward``, ``optimizer`` or ``zero_grad``. When memory runs
-        out it says where.
+        What the step is at: ``setup``, ``copy``, ``forward``, ``backward``, ``optimizer`` or ``zero_grad``. When memory
+        runs out it says where.
     parameters : dict
         The configuration as plain values.
     data_wait_ns : list
-        Empty: the data is on the device beforehand.
+        Empty: batches are made beforehand, and none is waited for.
 
     Notes
     -----
@@ -239,6 +250,10 @@ class Run:
             # Never token 0, and never the same batch twice in a row: nothing may be cheap because it is zero or cached.
             shape = (_BATCHES, config.batch, config.context + 1)
             self._tokens = torch.randint(1, config.vocabulary, shape)
+        if config.feed == "host":
+            self._tokens = self._tokens.cpu()
+            if self.device.type == "cuda":
+                self._tokens = self._tokens.pin_memory()
         self._run = torch.compile(self.model) if config.compiled else self.model
         self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3) if config.mode == "train" else None
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
@@ -263,12 +278,17 @@ class Run:
     def _pass(self) -> Tensor:
         tokens = self._tokens[self._given % _BATCHES]
         self._given += 1
-        self.doing = "forward"
         learning = self.config.mode != "fwd"
+        if self.config.feed == "host":
+            self.doing = "copy"
+            with self._phase("copy"):
+                tokens = tokens.to(self.device, non_blocking=True)
+        self.doing = "forward"
         with self._phase("forward"), torch.set_grad_enabled(learning):
             with self._autocast():
                 logits = self._run(tokens[:, :-1])
-            loss = F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
+            with self._phase("loss"):
+                loss = F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
         if learning:
             self.doing = "backward"
             with self._phase("backward"):
@@ -277,7 +297,7 @@ class Run:
         return loss.detach()
 
     def _phase(self, name: str) -> contextlib.AbstractContextManager[None]:
-        return phase(name) if self.config.annotate else contextlib.nullcontext()
+        return _part(name, self.config.annotate)
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         kind = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.config.precision)
