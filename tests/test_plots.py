@@ -263,3 +263,49 @@ def test_share_bars_divide_each_whole_and_leave_out_what_was_not_measured():
 
 def test_share_bars_of_nothing_say_so():
     assert "nothing to divide in this trace" in _draw(plots.share_bars({"GPU": pd.Series({"a": 0})}))
+
+
+def _kernels(*rows):
+    return pd.DataFrame(rows, columns=["name", "category", "total_ns", "share"])
+
+
+def test_boxes_are_the_percentiles():
+    values = np.arange(1, 101) * 1000
+    figure = plots.box_plots({"even": values, HOSTILE: values * 10, "none": [0, 0]})
+    labels = [text.get_text() for text in figure.axes[0].get_yticklabels()]
+    assert len(labels) == 2  # a series without positive times has no box
+    first, third = np.percentile(values, [25, 75])
+    edges = figure.axes[0].patches[0].get_path().vertices[:, 0]
+    assert (edges.min(), edges.max()) == (first, third)
+    assert "even median 50.5 µs, middle half 25.8 µs to 75.2 µs" in figure.get_label()
+    figure.canvas.draw()
+
+
+def test_panels_say_what_is_missing():
+    frame = pd.DataFrame(
+        {"step_ns": [1e6, 2.5e6], "share of idle": [None, 0.25], "TFLOP/s": [123456.0, 0.5]}, index=["a", HOSTILE]
+    )
+    figure = plots.panels(frame, list(frame.columns), title="T")
+    assert [axes.get_xlabel() for axes in figure.axes] == ["step (ms)", "idle", "TFLOP/s"]
+    texts = [[t.get_text() for t in axes.texts] for axes in figure.axes]
+    assert texts == [["1.00 ms", "2.50 ms"], ["none", "25.0%"], ["123,456", "0.5"]]
+    widths = [[bar.get_width() for bar in axes.patches] for axes in figure.axes]
+    assert widths[0] == [1.0, 2.5]
+    assert "idle (a none" in figure.get_label()
+    figure.canvas.draw()
+
+
+def test_small_multiples_draw_the_longest_in_one_scale():
+    tables = {
+        "one": _kernels(("short", "GEMM", 10, 0.1), ("long", "softmax", 90, 0.9)),
+        HOSTILE: _kernels((HOSTILE, "strange", 5, 1.0)),
+        "empty": _kernels(),
+    }
+    figure = plots.small_multiples(tables, top=1)
+    drawn = [axes for axes in figure.axes if axes.patches]
+    assert [[bar.get_width() for bar in axes.patches] for axes in drawn] == [[0.9], [1.0]]
+    assert drawn[0].get_xlim() == drawn[1].get_xlim()
+    assert drawn[0].texts[0].get_text() == "90%  long"
+    assert "one long 90%" in figure.get_label()
+    figure.canvas.draw()
+    assert "nothing" in plots.small_multiples({}).get_label()

@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator, PercentFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, PercentFormatter
 from numpy.typing import ArrayLike
 
 from nsightkit.plots._curves import tick
@@ -33,7 +33,17 @@ from nsightkit.plots._style import (
 
 _WHISKERS = (5, 25, 50, 75, 95)
 _PREFIXES = ("void ", "autograd::engine::evaluate_function: ", "at::native::", "(anonymous namespace)::", "aten::")
-_CATEGORY_COLOURS = (BLUE, VERMILION, GREEN, PURPLE, OCHRE, RED, DARK_GREY)
+#: The same in every chart; what comes rarely is grey.
+_CATEGORY_COLOURS = {
+    "GEMM": BLUE,
+    "attention": VERMILION,
+    "elementwise": GREEN,
+    "memory-like": PURPLE,
+    "optimizer": OCHRE,
+    "softmax": RED,
+    "Triton-fused": RED,
+    "reduction": DARK_GREY,
+}
 
 
 def box_plots(samples: Mapping[str, ArrayLike], *, title: str = "How long they last", axis: str = "duration") -> Figure:
@@ -122,11 +132,11 @@ def panels(frame: pd.DataFrame, columns: Sequence[str], *, title: str = "Side by
         axes.spines[["top", "right"]].set_visible(False)
         values = pd.to_numeric(frame[column]).to_numpy(dtype=float)
         words, width, label = _readable(column, values)
-        bars = axes.barh(np.arange(len(values)), width, color=BLUE, height=0.66)
+        bars = axes.barh(np.arange(len(values)), np.nan_to_num(width), color=BLUE, height=0.66)
         axes.bar_label(bars, words, padding=3, fontsize=8)
         longest = float(np.nanmax(width)) if np.isfinite(width).any() else 0.0
         axes.set_xlim(0, longest * 1.45 or 1)
-        axes.xaxis.set_major_locator(plt.MaxNLocator(3))
+        axes.xaxis.set_major_locator(MaxNLocator(3))
         if column.startswith("share"):
             axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         axes.tick_params(axis="x", labelsize=8)
@@ -147,7 +157,10 @@ def _readable(column: str, values: Any) -> tuple[list[str], Any, str]:
     if column.startswith("share"):
         name = column.removeprefix("share of ").removeprefix("share ")
         return [f"{v:.1%}" if ok else "none" for v, ok in zip(values, known, strict=True)], values, name
-    return [f"{v:,.4g}" if ok else "none" for v, ok in zip(values, known, strict=True)], values, column
+    words = [
+        (f"{v:,.0f}" if abs(v) >= 100 else f"{v:.3g}") if ok else "none" for v, ok in zip(values, known, strict=True)
+    ]
+    return words, values, column
 
 
 def small_multiples(
@@ -172,30 +185,28 @@ def small_multiples(
     shown = {label: table.nlargest(top, "total_ns") for label, table in tables.items() if len(table)}
     rows = -(-max(len(shown), 1) // columns)
     figure, grid = plt.subplots(
-        rows, columns, figsize=(7.6, 0.9 + rows * (0.55 + 0.2 * top)), layout="constrained", squeeze=False, sharex=True
+        rows, columns, figsize=(7.6, 0.9 + rows * (0.5 + 0.3 * top)), layout="constrained", squeeze=False, sharex=True
     )
     figure.suptitle(plain(title), x=0.01, ha="left", fontsize="large")
     if not shown:
         nothing(grid[0][0], "nothing to draw")
         figure.set_label(f"{title}: nothing to draw.")
         return figure
-    everything = pd.concat(shown.values())
-    order = list(everything.groupby(everything["category"].astype(str))["share"].sum().nlargest(99).index)
-    colours = {c: _CATEGORY_COLOURS[i] if i < len(_CATEGORY_COLOURS) else GREY for i, c in enumerate(order)}
     handles: dict[str, Any] = {}
     for axes, (label, table) in zip(grid.flat, shown.items(), strict=False):
         axes.spines[["top", "right"]].set_visible(False)
         axes.set_title(plain(label, 40), loc="left", fontsize=9)
         kinds = [str(kind) for kind in table["category"]]
-        bars = axes.barh(np.arange(len(table)), table["share"], color=[colours[k] for k in kinds], height=0.7)
+        colours = [_CATEGORY_COLOURS.get(kind, GREY) for kind in kinds]
+        bars = axes.barh(np.arange(len(table)) + 0.26, table["share"], color=colours, height=0.34)
         axes.set_yticks([])
-        # Names stand on the bars, not beside them: beside, they would take the room of the chart.
+        # Names stand above their bars: beside them they would take the room of the chart, and on them hide it.
         for row, (name, share) in enumerate(zip(table["name"], table["share"], strict=True)):
             axes.annotate(
-                f"{share:.0%}  {plain(_short(str(name)), 38)}", (0, row), xytext=(3, 0), textcoords="offset points",
-                va="center", fontsize=7.5,
-                bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.72, "pad": 0.8}, color="#1f2328",
+                f"{share:.0%}  {plain(_short(str(name)), 46)}", (0, row - 0.16), xytext=(3, 0),
+                textcoords="offset points", va="center", fontsize=7.5,
             )  # fmt: skip
+        axes.set_ylim(-0.5, top - 0.5)
         axes.invert_yaxis()
         axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         axes.tick_params(axis="x", labelsize=8)
@@ -203,10 +214,12 @@ def small_multiples(
             handles.setdefault(kind, bar)
     for axes in grid.flat[len(shown) :]:
         axes.set_axis_off()
-    named = [kind for kind in order if kind in handles][: len(_CATEGORY_COLOURS)]
+    named = [kind for kind in _CATEGORY_COLOURS if kind in handles]
+    others = next((bar for kind, bar in handles.items() if kind not in _CATEGORY_COLOURS), None)
     figure.legend(
-        [handles[kind] for kind in named], [plain(kind) for kind in named], loc="outside lower center", ncols=4,
-        frameon=False, fontsize=9,
+        [handles[kind] for kind in named] + ([] if others is None else [others]),
+        [plain(kind) for kind in named] + ([] if others is None else ["other"]),
+        loc="outside lower center", ncols=4, frameon=False, fontsize=9,
     )  # fmt: skip
     said = [(label, f"{_short(str(t['name'].iloc[0]))} {t['share'].iloc[0]:.0%}") for label, t in shown.items()]
     figure.set_label(f"{title}, small bar charts; the first of each: {spoken(said, most=12)}.")
