@@ -102,30 +102,16 @@ before
 # Read
 # ----
 # By kind of work. On a GPU these are kernels, told apart by their names; on a
-# CPU operators, of which only the matrix products and the attention are told
-# from the rest of the step.
+# CPU operators, each without the time of those it called.
 
-from nsightkit.analysis import kernels, ranges
-
-MATRIX = {
-    r"^aten::(?:mm|bmm|addmm|baddbmm|mkldnn_linear)$": "GEMM",
-    r"^aten::_scaled_dot_product_flash_attention_for_cpu": "attention",
-}
+from nsightkit.analysis import kernels, operators, steps
 
 
 def categories(run):
     """Time a step by kind of work: GPU kernels, else operators on the CPU."""
-    steps = ranges.summary(run.trace, match="^step$").iloc[0]
-    if run.trace.recorded("kernels"):
-        table = kernels.summary(run.trace, by="category")
-        return table.set_index("category")["total_ns"] / steps["count"]
-    ops = run.trace.table("ops", ["name", "duration_ns"])
-    found = {
-        kind: ops["duration_ns"][ops["name"].str.contains(pattern)].sum()
-        for pattern, kind in MATRIX.items()
-    }
-    found["everything else"] = steps["total_ns"] - sum(found.values())
-    return pd.Series(found) / steps["count"]
+    of = kernels if run.trace.recorded("kernels") else operators
+    table = of.summary(run.trace, by="category").set_index("category")
+    return table["total_ns"] / len(steps.find(run.trace))
 
 
 kind_ns = {"fp32": categories(before)}
