@@ -18,7 +18,7 @@ import pandas as pd
 import pytest
 
 import nsightkit
-from nsightkit.capture import doctor, investigation, keys, provenance, record, recordings
+from nsightkit.capture import doctor, investigation, keys, provenance, record, recordings, second
 from nsightkit.errors import NsightkitError, UsageError
 from nsightkit.trace.model import Trace, TraceMeta
 from nsightkit.workloads import investigations
@@ -275,7 +275,7 @@ def test_parameters_are_part_of_the_key(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_the_key_covers_the_measuring_and_the_workload() -> None:
-    covered = keys.closure([keys._MEASURING, ("nsightkit.workloads.training", "start")])
+    covered = keys.closure([keys.MEASURING, ("nsightkit.workloads.training", "start")])
     for name in (
         "nsightkit.capture.measuring:measure",
         "nsightkit.capture.timing:time_calls",
@@ -442,6 +442,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
     monkeypatch.setattr(investigation, "run_child", child)
     monkeypatch.setattr(record, "run_child", child)
+    monkeypatch.setattr(second, "capture", lambda *_, **__: {"notice": "nsys is not installed"})
     return where
 
 

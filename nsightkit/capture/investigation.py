@@ -18,11 +18,12 @@ import subprocess
 import sys
 import tempfile
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nsightkit.capture import provenance as provenances
-from nsightkit.capture import recordings
+from nsightkit.capture import recordings, second
 from nsightkit.errors import NsightkitError, UsageError
 from nsightkit.trace._process import run, tail
 from nsightkit.workloads.investigations import Part, find
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
     from nsightkit.trace.model import Trace
 
-__all__ = ["Measurement", "has_gpu", "measure", "run_child"]
+__all__ = ["Measurement", "has_gpu", "measure", "run_child", "run_second"]
 
 _log = logging.getLogger(__name__)
 _MODES = ("live", "replay", "smoke")
@@ -54,6 +55,10 @@ class Measurement:
     provenance : dict
     notice : str or None
         Why this is not what it could be, such as a recording that is stale.
+    nsys_trace_path : Path or None
+        What Nsight Systems captured of another run of the part.
+    nsys_notice : str or None
+        Why there is no such capture, where the part asks for one.
     """
 
     investigation: str
@@ -63,6 +68,8 @@ class Measurement:
     samples: pd.DataFrame
     provenance: dict[str, Any]
     notice: str | None = None
+    nsys_trace_path: Path | None = None
+    nsys_notice: str | None = None
 
     @property
     def label(self) -> str:
@@ -80,6 +87,13 @@ class Measurement:
         from nsightkit.trace import load
 
         return load(self.trace_path, cache=False)
+
+    @functools.cached_property
+    def nsys_trace(self) -> Trace | None:
+        """The same part once more, as Nsight Systems saw a few steady steps of it; None where it did not."""
+        from nsightkit.trace import load
+
+        return None if self.nsys_trace_path is None else load(self.nsys_trace_path, cache=False)
 
     def values(self, metric: str) -> np.ndarray:
         """Give the samples of one metric.
@@ -162,14 +176,33 @@ def measure(investigation: str, part: str, *, timeout_s: float = 600.0) -> Measu
     mode, recording, notice = _decide(which)
     if recording is not None:
         return Measurement(
-            investigation, part, mode, recording.trace_path, recording.samples(), recording.provenance, notice
+            investigation,
+            part,
+            mode,
+            recording.trace_path,
+            recording.samples(),
+            recording.provenance,
+            notice,
+            recording.nsys_path,
+            _nsys_notice(which, recording.provenance, recording.nsys_path),
         )
     folder = Path(tempfile.mkdtemp(prefix="nsightkit-"))
     command = f"nsightkit.capture.measure({investigation!r}, {part!r})"
     try:
         samples, provenance = run_child(which, mode, folder, kind="smoke", command=command, timeout_s=timeout_s)
-        frame = recordings.frame(samples)
-        measured = Measurement(investigation, part, mode, folder / "trace.json.gz", frame, provenance, notice)
+        provenance |= run_second(which, mode, folder, timeout_s=timeout_s)
+        by_nsys = folder / "nsys" if (folder / "nsys").is_dir() else None
+        measured = Measurement(
+            investigation,
+            part,
+            mode,
+            folder / "trace.json.gz",
+            recordings.frame(samples),
+            provenance,
+            notice,
+            by_nsys,
+            _nsys_notice(which, provenance, by_nsys),
+        )
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -290,6 +323,36 @@ def run_child(
             hint = "; install torch first (pip install 'nsightkit[torch]')"
         raise NsightkitError(f"{name} failed with exit code {done.returncode}{hint}: {tail(done.stdout, 4)}")
     return result["samples"], result["provenance"]
+
+
+def run_second(part: Part, mode: str, folder: Path, *, timeout_s: float) -> dict[str, Any]:
+    """Capture a part that asks for it with Nsight Systems, after it was measured, in a process of its own.
+
+    Parameters
+    ----------
+    part : Part
+    mode : {"live", "smoke"}
+    folder : Path
+        Gets the store ``nsys``, if it works.
+    timeout_s : float
+        At most so long; in a smoke run, which must stay quick, at most a minute.
+
+    Returns
+    -------
+    dict
+        What it adds to the provenance: ``nsys``, or nothing where the part asks for none.
+    """
+    if not part.nsys:
+        return {}
+    limit = min(timeout_s, 60.0 if mode == "smoke" else 300.0)
+    found = second.capture(part, mode, folder, timeout_s=limit, environment=_child_environment())
+    return {"nsys": provenances.scrub(found)}
+
+
+def _nsys_notice(part: Part, record: Mapping[str, Any], place: Path | None) -> str | None:
+    if place is not None or not part.nsys:
+        return None
+    return str((record.get("nsys") or {}).get("notice") or "it was recorded without")
 
 
 def _child_environment() -> dict[str, str]:

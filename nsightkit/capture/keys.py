@@ -16,14 +16,17 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FORMAT", "OBSERVING", "closure", "key"]
+__all__ = ["FORMAT", "MEASURING", "OBSERVING", "REPEATING", "closure", "key"]
 
 #: Version of the layout of recordings; part of every key.
 FORMAT = 1
 
-_MEASURING = ("nsightkit.capture.measuring", "measure")
-#: The measuring function of parts that are observed.
+#: The measuring function.
+MEASURING = ("nsightkit.capture.measuring", "measure")
+#: That of parts that are observed.
 OBSERVING = ("nsightkit.capture.observing", "observe")
+#: What runs under nsys, for parts that are captured with it too.
+REPEATING = ("nsightkit.capture.repeating", "repeat")
 _OURS = ("nsightkit.workloads", "nsightkit.capture")
 
 
@@ -31,7 +34,8 @@ def key(
     workload: str,
     parameters: Mapping[str, Any],
     counts: Mapping[str, int],
-    measuring: tuple[str, str] = _MEASURING,
+    measuring: tuple[str, str] = MEASURING,
+    *also: tuple[str, str],
 ) -> str:
     """Compute the key of a part.
 
@@ -43,6 +47,8 @@ def key(
         JSON values.
     measuring : tuple of str, optional
         Module and name of the measuring function.
+    *also : tuple of str
+        Modules and names of further functions that made something of the recording.
 
     Returns
     -------
@@ -50,7 +56,7 @@ def key(
         32 hexadecimal digits.
     """
     module, _, function = workload.partition(":")
-    code = closure([measuring, (module, function)])
+    code = closure([measuring, (module, function), *also])
     text = json.dumps(
         {"format": FORMAT, "code": code, "parameters": dict(parameters), "counts": dict(counts)}, sort_keys=True
     )

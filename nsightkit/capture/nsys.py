@@ -16,7 +16,7 @@ import sqlite3
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from nsightkit.capture.captured import Captured, settle, target
@@ -132,6 +132,7 @@ def profile(
     extra: Sequence[str] = (),
     expect: Sequence[str] | None = None,
     timeout_s: float = 1800.0,
+    env: Mapping[str, str] | None = None,
     export: bool = True,
     overwrite: bool = False,
     show: bool = True,
@@ -162,6 +163,8 @@ def profile(
         was traced and stayed empty, but is not named here, gives a note.
     timeout_s : float
         The program is interrupted then, and the trace keeps what it had.
+    env : mapping, optional
+        The program's whole environment; the present one when omitted.
     export : bool
         Export to SQLite, and check the tables.
     overwrite : bool
@@ -198,7 +201,7 @@ def profile(
     with tempfile.TemporaryDirectory(prefix=".nsightkit-", dir=report.parent) as folder:
         made = Path(folder) / "report"
         ran = [str(nsys), "profile", *options, f"--output={_plain(made)}", "--force-overwrite=true", *command]
-        notes, done = _run(ran, timeout_s, show)
+        notes, done = _run(ran, timeout_s, show, nsys_tool.environment(env))
         reports = _collect(made, report, nsys, done, capture_range)
         if repeat is None:
             places = [report]
@@ -270,12 +273,14 @@ def _checked(extra: Sequence[str], can: Features, nsys: Path) -> list[str]:
     return list(extra)
 
 
-def _run(ran: list[str], timeout_s: float, show: bool) -> tuple[list[str], subprocess.CompletedProcess[str]]:
+def _run(
+    ran: list[str], timeout_s: float, show: bool, env: dict[str, str]
+) -> tuple[list[str], subprocess.CompletedProcess[str]]:
     notes: list[str] = []
     start = time.monotonic()
     try:
         # Interrupted, nsys ends the program and still writes its report: there is a trace up to then.
-        done = run(ran, timeout_s, show=show, interrupt_s=120.0)
+        done = run(ran, timeout_s, env=env, show=show, interrupt_s=120.0)
     except subprocess.TimeoutExpired as error:
         raise NsightkitError(
             f"nsys was not done within {timeout_s:g} s and did not obey an interruption ({tail(error.output, 3)}); "
@@ -333,16 +338,17 @@ def _import(unfinished: Path, wanted: Path, nsys: Path) -> None:
         )
     report = unfinished.with_suffix(".nsys-rep")
     # Its libraries lie beside it, and some packages forget to say so.
-    path = os.pathsep.join(filter(None, [str(program.parent), os.environ.get("LD_LIBRARY_PATH", "")]))
+    env = nsys_tool.environment(None, program.parent)
     arguments = [str(program), "-i", str(unfinished), "-o", str(report), "-f"]
     said = "gave no answer within 600 s"
     with contextlib.suppress(subprocess.TimeoutExpired):
-        said = tail(run(arguments, 600.0, env={**os.environ, "LD_LIBRARY_PATH": path}).stdout, 3)
+        said = tail(run(arguments, 600.0, env=env).stdout, 3)
     if not report.is_file():
         settle(unfinished, kept)
         raise NsightkitError(
             f"{problem}, and by hand it failed too ({said}; the raw capture is kept as {kept}); "
-            f"'ldd {program}' names a library that is missing, often libdw.so.1"
+            f"'ldd {program}' names a library that is missing, often libdw.so.1: "
+            f"install it, or name its folder in {nsys_tool.LIBRARIES}"
         )
 
 

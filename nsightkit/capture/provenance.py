@@ -303,7 +303,7 @@ def rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     """
     gpu, software = record.get("gpu") or {}, record.get("software") or {}
     cpu, counts = record.get("cpu") or {}, record.get("counts") or {}
-    commit = record.get("commit")
+    commit, second = record.get("commit"), record.get("nsys") or {}
     pairs: Iterable[tuple[str, Any]] = (
         ("GPU", gpu.get("name")),
         ("GPU memory", f"{gpu['memory_bytes'] / 2**30:.0f} GiB" if gpu.get("memory_bytes") else None),
@@ -330,5 +330,7 @@ def rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Time (UTC)", record.get("utc")),
         ("Commit", f"{commit[:12]}{' with local changes' if record.get('dirty') else ''}" if commit else None),
         ("Command", record.get("command")),
+        ("Under Nsight Systems, in another run", second.get("command")),
+        ("Not captured with Nsight Systems", second.get("notice")),
     )
     return [(name, str(value)) for name, value in pairs if value]

@@ -1,7 +1,8 @@
 """Recordings: what a GPU produced, kept beside the source, valid for exactly the code that produced it.
 
 ``docs/recordings/<investigation>/<gpu>/<part>/`` holds ``provenance.json``, ``samples.parquet`` (raw
-samples) and ``trace/`` (Parquet tables of the Trace).
+samples) and ``trace/`` (Parquet tables of the Trace); for some parts also ``nsys/``, the Trace of a second run, under
+Nsight Systems.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nsightkit.capture.keys import FORMAT, OBSERVING, key
+from nsightkit.capture.keys import FORMAT, MEASURING, OBSERVING, REPEATING, key
 from nsightkit.capture.provenance import scrub, slug
 from nsightkit.errors import NsightkitError, UsageError
 from nsightkit.workloads.investigations import Part, parts
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Recording", "find", "folder", "frame", "part_key", "status", "write"]
 
-_PROVENANCE, _SAMPLES, _TRACE = "provenance.json", "samples.parquet", "trace"
+_PROVENANCE, _SAMPLES, _TRACE, _NSYS = "provenance.json", "samples.parquet", "trace", "nsys"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +56,12 @@ class Recording:
     def trace_path(self) -> Path:
         """The folder that :func:`nsightkit.load` opens."""
         return self.path / _TRACE
+
+    @property
+    def nsys_path(self) -> Path | None:
+        """The folder with what Nsight Systems captured of the part; None where it did not."""
+        place = self.path / _NSYS
+        return place if place.is_dir() else None
 
     def samples(self) -> pd.DataFrame:
         """Read the raw samples.
@@ -102,9 +109,11 @@ def part_key(part: Part, mode: str = "live") -> str:
     -------
     str
     """
+    also = [REPEATING] if part.nsys else []
     if part.observed:
-        return key(part.workload, part.parameters(mode), part.counts(mode), OBSERVING)
-    return key(part.workload, part.parameters(mode), part.counts(mode) | {"utilization": int(part.utilization)})
+        return key(part.workload, part.parameters(mode), part.counts(mode), OBSERVING, *also)
+    counts = part.counts(mode) | {"utilization": int(part.utilization)}
+    return key(part.workload, part.parameters(mode), counts, MEASURING, *also)
 
 
 def find(part: Part, where: Path | None = None) -> list[Recording]:
@@ -208,7 +217,13 @@ def frame(samples: Mapping[str, list[float]]) -> pd.DataFrame:
 
 
 def write(
-    trace: Trace, samples: pd.DataFrame, provenance: Mapping[str, Any], where: Path, *, dry_run: bool = False
+    trace: Trace,
+    samples: pd.DataFrame,
+    provenance: Mapping[str, Any],
+    where: Path,
+    *,
+    nsys: Trace | None = None,
+    dry_run: bool = False,
 ) -> Path:
     """Keep one measured part; it appears whole or not at all.
 
@@ -220,6 +235,8 @@ def write(
         With the key already in it.
     where : Path
         Root of the recordings.
+    nsys : Trace, optional
+        What Nsight Systems captured of another run.
     dry_run : bool
         Allow what was not measured on a GPU; such a folder is never taken for a recording.
 
@@ -250,6 +267,8 @@ def write(
     try:
         draft.chmod(0o755)
         store.write(_scrubbed(trace), draft / _TRACE)
+        if nsys is not None:
+            store.write(_scrubbed(nsys), draft / _NSYS)
         samples.to_parquet(draft / _SAMPLES, compression="zstd", index=False)
         text = json.dumps(scrub(dict(provenance)), indent=2, sort_keys=True, ensure_ascii=False)
         (draft / _PROVENANCE).write_text(text + "\n", encoding="utf-8")

@@ -14,16 +14,19 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
 
 from nsightkit.errors import NsightkitError, TraceError, UsageError
 from nsightkit.trace._process import run, tail
 
-__all__ = ["MINIMUM", "export", "export_command", "exported", "find", "require", "version"]
+__all__ = ["LIBRARIES", "MINIMUM", "environment", "export", "export_command", "exported", "find", "require", "version"]
 
 #: The oldest nsys that is known to work without hanging; 2022.4 hangs on recent systems.
 MINIMUM = (2023, 4)
+#: Environment variable: folders of libraries that nsys lacks on this machine, such as the libdw of its importer.
+LIBRARIES = "NSIGHTKIT_NSYS_LIBRARIES"
 
 # Where NVIDIA's installers and containers put it when it is not on the PATH; the one inside Nsight Compute last.
 _FOLDERS = (
@@ -33,6 +36,7 @@ _FOLDERS = (
     "/opt/nvidia/nsight-systems-cli/*/bin/nsys",
     "/opt/nvidia/nsight-compute/*/host/target-linux-*/nsys",
     "/usr/local/cuda*/nsight-compute-*/host/target-linux-*/nsys",
+    "/usr/lib/nsight-compute*/host/target-linux-*/nsys",
 )
 
 
@@ -40,7 +44,8 @@ def find() -> Path | None:
     """Where ``nsys`` is.
 
     Looks at the environment variable ``NSIGHTKIT_NSYS``, then at the ``PATH``, then where NVIDIA's
-    installers put it (the newest first). It does not start the program.
+    installers put it (the newest first), last inside the Nsight Compute whose ``ncu`` is on the ``PATH``. It
+    does not start the program.
 
     Returns
     -------
@@ -65,7 +70,38 @@ def find() -> Path | None:
         usable = [p for p in found if p.is_file() and os.access(p, os.X_OK)]
         if usable:
             return usable[-1]
+    return _beside_ncu()
+
+
+def _beside_ncu() -> Path | None:
+    ncu = shutil.which("ncu")
+    for above in list(Path(ncu).resolve().parents)[:4] if ncu else []:
+        found = [p for p in sorted(above.glob("host/target-linux-*/nsys")) if os.access(p, os.X_OK)]
+        if found:
+            return found[0]
     return None
+
+
+def environment(base: Mapping[str, str] | None = None, *folders: Path) -> dict[str, str]:
+    """Give the environment to start nsys, or a part of it, in.
+
+    Parameters
+    ----------
+    base : mapping, optional
+        The present environment when omitted.
+    *folders : Path
+        Where its libraries lie.
+
+    Returns
+    -------
+    dict
+        With the folders, and before them what :data:`LIBRARIES` names, first on ``LD_LIBRARY_PATH``.
+    """
+    found = dict(os.environ if base is None else base)
+    path = [os.environ.get(LIBRARIES, ""), *map(str, folders), found.get("LD_LIBRARY_PATH", "")]
+    if any(path[:-1]):
+        found["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, path))
+    return found
 
 
 def _natural(path: Path) -> list[int]:
@@ -196,7 +232,7 @@ def export(report: str | os.PathLike[str], out: str | os.PathLike[str], *, timeo
             # A plain name: nsys expands %h, %q{...} in output names.
             whole = Path(folder) / "export.sqlite"
             try:
-                done = run(export_command(report.absolute(), whole, str(nsys)), timeout_s)
+                done = run(export_command(report.absolute(), whole, str(nsys)), timeout_s, env=environment())
             except subprocess.TimeoutExpired as error:
                 raise TraceError(
                     report,

@@ -1,0 +1,348 @@
+"""The second capture of a part: with a real nsys, with one that fails, in recordings, on pages and in keys."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Self
+
+import pandas as pd
+import pytest
+
+import nsightkit
+from nsightkit.analysis import sources, steps
+from nsightkit.capture import investigation, keys, provenance, record, recordings, repeating, second
+from nsightkit.errors import NsightkitError
+from nsightkit.trace import chrome, nsys_tool
+from nsightkit.trace.model import Trace, TraceMeta
+from nsightkit.workloads import investigations, planted
+
+PART = investigations.find("training-step", "before")
+PLAIN = investigations.find("starved-input", "before")
+
+
+def program(folder: Path, script: str) -> Path:
+    """An nsys of a known version that does what the script says instead of profiling."""
+    path = folder / "nsys"
+    help_text = "--trace= --output= --capture-range= --capture-range-end= --nvtx-capture= --env-var= --force-overwrite="
+    lines = "\n".join(f"\t{option}\n" for option in help_text.split())
+    (folder / "help").write_text(lines)
+    cases = f'case "$1 $2" in --version*) echo version 2023.4.4.54; exit;; *--help) cat "{folder}/help"; exit;; esac'
+    path.write_text(f"#!/bin/sh\n{cases}\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
+# -- with a real nsys ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.nsys
+def test_a_part_is_captured_by_both(nsys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("nvtx")
+    monkeypatch.setenv("NSIGHTKIT_NSYS", str(nsys))
+    monkeypatch.setenv("NSIGHTKIT_MODE", "smoke")
+    monkeypatch.setenv("PLANTED_TOKEN", "s3cr3t-value")
+    measured = nsightkit.capture.measure("training-step", "before")
+    assert measured.nsys_notice is None
+    by_nsys = measured.nsys_trace
+    assert by_nsys is not None
+    assert by_nsys.meta.tool == "Nsight Systems"
+    names = by_nsys.ranges["name"].value_counts().to_dict()
+    active = measured.provenance["counts"]["active"]
+    assert names["step"] == names["forward"] == names["backward"] == names["optimizer"] == active
+    assert not {repeating.CAPTURED, repeating.STEADY} & set(names)
+    # the same program: every range that PyTorch's profile has, as often, but those that PyTorch itself marks
+    theirs = measured.trace.ranges["name"].value_counts().to_dict()
+    assert {name: count for name, count in theirs.items() if "#" not in name} == names
+    levels = by_nsys.ranges.set_index("name")["level"]
+    assert (levels["step"] == 0).all()
+    assert (levels["forward"] == 1).all()
+    parents = by_nsys.ranges.loc[by_nsys.ranges["name"] == "qkv_projections", "parent"]
+    assert set(by_nsys.ranges["name"].iloc[parents]) == {"forward"}
+    assert len(steps.find(by_nsys)) == active
+    table = sources.compare({"torch.profiler": measured.trace, "nsys": by_nsys})
+    assert set(table["clock"]) == {"CPU"}
+    assert table["difference"].notna().all()
+    # nsys puts the environment of the program and the names of all threads of the machine into its report
+    written = b"".join(p.read_bytes() for p in measured.nsys_trace_path.rglob("*") if p.is_file())
+    assert b"s3cr3t-value" not in written
+    assert len(by_nsys.meta.thread_names) <= by_nsys.ranges["thread"].nunique()
+    assert sorted(p.name for p in measured.trace_path.parent.iterdir()) == ["nsys", "result.json", "trace.json.gz"]
+    told = dict(provenance.rows(measured.provenance))["Under Nsight Systems, in another run"]
+    assert told.startswith("nsys profile --trace=cuda,nvtx")
+    assert told.endswith("python -m nsightkit.capture.repeating training-step before smoke")
+    assert str(Path.cwd()) not in told
+    assert "Under Nsight Systems" in measured._repr_html_()
+
+
+@pytest.mark.nsys
+def test_a_dry_run_of_the_recorder_keeps_it(nsys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("nvtx")
+    monkeypatch.setenv("NSIGHTKIT_NSYS", str(nsys))
+    monkeypatch.setenv("PLANTED_TOKEN", "s3cr3t-value")
+    (row,) = record.record(["training-step/after"], out=tmp_path, dry_run=True)
+    assert row["status"] == "recorded", row
+    place = tmp_path / "training-step" / "no-gpu" / "after"
+    assert sorted(p.name for p in place.iterdir()) == ["nsys", "provenance.json", "samples.parquet", "trace"]
+    told = json.loads((place / "provenance.json").read_text())
+    assert told["nsys"].keys() == {"version", "command", "steps"}
+    assert told["nsys"]["version"] == ".".join(map(str, nsys_tool.version(nsys)))
+    by_nsys = nsightkit.load(place / "nsys")
+    assert by_nsys.ranges["name"].tolist().count("sdpa") > 0
+    size = sum(p.stat().st_size for p in (place / "nsys").iterdir())
+    assert size < 100_000
+    for path in place.rglob("*"):
+        if path.is_file():
+            assert b"s3cr3t-value" not in path.read_bytes()
+            assert socket.gethostname().encode() not in path.read_bytes()
+
+
+# -- without one, or with one that fails ---------------------------------------------------------------------------
+
+
+def noticed(part: investigations.Part, folder: Path) -> str:
+    found = second.capture(part, "smoke", folder, timeout_s=60)
+    assert found.keys() == {"notice"}
+    assert not list(folder.glob("second*"))
+    assert not (folder / "nsys").exists()
+    assert "\n" not in found["notice"]
+    return found["notice"]
+
+
+def test_without_nsys_a_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nsys_tool, "find", lambda: None)
+    assert noticed(PART, tmp_path).startswith("nsys is not installed")
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("exit 0", "nsys wrote no report (exit code 0)"),
+        ("echo boom at /some/where/else/libdw.so.1: missing; exit 7", "boom at libdw.so.1: missing"),
+        ('for a; do case "$a" in --output=*) echo x > "${a#--output=}.nsys-rep";; esac; done', "cannot export it"),
+    ],
+)
+def test_a_failing_nsys_is_a_line_and_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, words: str
+) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "made").mkdir()
+    monkeypatch.setenv("NSIGHTKIT_NSYS", str(program(tmp_path / "bin", script)))
+    notice = noticed(PART, tmp_path / "made")
+    assert words in notice
+    assert str(tmp_path) not in notice
+
+
+def test_a_part_that_does_not_ask_is_not_captured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object, **__: object) -> dict[str, str]:
+        raise AssertionError("captured")
+
+    monkeypatch.setattr(second, "capture", never)
+    assert investigation.run_second(PLAIN, "smoke", tmp_path, timeout_s=1) == {}
+    with pytest.raises(AssertionError, match="captured"):
+        investigation.run_second(PART, "smoke", tmp_path, timeout_s=1)
+
+
+# -- cut to the steady steps ---------------------------------------------------------------------------------------
+
+
+def captured(folder: Path) -> tuple[Trace, dict]:
+    """A planted capture: two steps nsys settles in, then three that count."""
+    out, process, main = planted.Export(), planted.Export.process(1), planted.Export.thread(1, 1)
+    now = 1_000_000
+    begins = {repeating.CAPTURED: now, repeating.STEADY: 0}
+    kernels = 0
+    for number in range(5):
+        if number == 2:
+            begins[repeating.STEADY] = now + 10
+        start = now + 100
+        call = out.call("cudaLaunchKernel", main, start + 200, start + 300)
+        out.kernel("gemm", start + 400, start + 900 + number, call, process)
+        kernels += (500 + number) * (number >= 2)
+        out.range("forward", main, start + 100, start + 350)
+        out.range("step", main, start, start + 1_000)
+        now = start + 1_000
+    for name, begin in begins.items():
+        out.range(name, main, begin, now + 50)
+    trace = nsightkit.load(out.write(folder / "planted.sqlite"))
+    return trace, {"kernel_ns": kernels, "begin": begins[repeating.STEADY], "end": now + 50}
+
+
+def test_only_steady_steps_are_kept(tmp_path: Path) -> None:
+    trace, truth = captured(tmp_path)
+    trace.meta.thread_names = {(1 << 24) | 1: "python", (9 << 24) | 9: "somebody else's"}
+    cut = second.steady(trace)
+    assert cut.ranges["name"].astype(str).value_counts().to_dict() == {"step": 3, "forward": 3}
+    assert cut.size("kernels") == cut.size("calls") == 3
+    assert int(cut.table("kernels", ["duration_ns"])["duration_ns"].sum()) == truth["kernel_ns"]
+    assert cut.meta.window_ns == (truth["begin"], truth["end"])
+    assert cut.t0_ns == truth["begin"] + 90  # the trace begins with its first event
+    assert (cut.kernels["start_ns"] + cut.t0_ns).tolist() == (trace.kernels["start_ns"] + trace.t0_ns).tolist()[2:]
+    ranges = cut.ranges
+    inner = ranges[ranges["name"] == "forward"]
+    assert (inner["level"] == 1).all()
+    assert (ranges.loc[ranges["name"] == "step", ["level", "parent"]] == [0, -1]).all(axis=None)
+    around = ranges.iloc[inner["parent"]]
+    assert (around["start_ns"].to_numpy() <= inner["start_ns"].to_numpy()).all()
+    assert (around["end_ns"].to_numpy() >= inner["end_ns"].to_numpy()).all()
+    assert cut.meta.thread_names == {(1 << 24) | 1: "python"}
+
+
+def test_a_capture_without_its_range_is_none(tmp_path: Path) -> None:
+    planted.training(tmp_path / "other.sqlite", steps=2)
+    with pytest.raises(NsightkitError, match="recorded 0 ranges"):
+        second.steady(nsightkit.load(tmp_path / "other.sqlite"))
+
+
+def test_the_repeated_steps_lie_in_their_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+
+    class Work:
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            done.append("closed")
+
+        def step(self) -> None:
+            done.append("step")
+
+    class Phase:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __enter__(self) -> None:
+            done.append(f"+{self.name}")
+
+        def __exit__(self, *_: object) -> None:
+            done.append(f"-{self.name}")
+
+    monkeypatch.setattr(repeating, "phase", Phase)
+    repeating.repeat(lambda device, **_: Work(), "cpu", {}, warmup=1, active=2)
+    around, kept = repeating.CAPTURED, repeating.STEADY
+    assert done == [
+        "step", f"+{around}", "step", "step", f"+{kept}", "step", "step", f"-{kept}", f"-{around}", "closed"
+    ]  # fmt: skip
+
+
+# -- recordings ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setattr(investigation, "has_gpu", lambda: False)
+    for name in ("NSIGHTKIT_MODE", "NSIGHTKIT_PUBLISH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NSIGHTKIT_RECORDINGS", str(tmp_path / "recordings"))
+    return tmp_path / "recordings"
+
+
+def facts(part: investigations.Part = PART, **changes: object) -> dict[str, object]:
+    return {
+        "format": keys.FORMAT, "kind": "measured", "investigation": part.investigation, "part": part.name,
+        "key": recordings.part_key(part), "parameters": {}, "counts": part.counts("live"),
+        "gpu": {"name": "Planted GPU"}, "utc": "2026-01-02T03:04:05+00:00", **changes,
+    }  # fmt: skip
+
+
+def test_a_recording_holds_both_captures(no_gpu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "planted-host")
+    planted.training(tmp_path / "loop.sqlite", steps=3)
+    by_nsys = nsightkit.load(tmp_path / "loop.sqlite")
+    chrome.write(by_nsys, tmp_path / "loop.json.gz")
+    by_nsys.meta.thread_names = {1: "on planted-host"}
+    samples = recordings.frame({"step_ns": [1, 2]})
+    told = facts(nsys={"version": "2023.4", "command": "nsys profile python", "steps": 3})
+    place = recordings.write(nsightkit.load(tmp_path / "loop.json.gz"), samples, told, no_gpu, nsys=by_nsys)
+    assert {p.name for p in place.iterdir()} == {"provenance.json", "samples.parquet", "trace", "nsys"}
+    assert b"planted-host" not in b"".join(p.read_bytes() for p in place.rglob("*") if p.is_file())
+    measured = nsightkit.capture.measure("training-step", "before")
+    assert (measured.mode, measured.nsys_notice) == ("replay", None)
+    table = sources.compare({"torch.profiler": measured.trace, "nsys": measured.nsys_trace})
+    assert {"step", "phase", "category"} == set(table["group"])
+    assert (table["difference"] == 0).all()  # one planted program, two forms
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [({"nsys": {"notice": "it wrote no report"}}, "it wrote no report"), ({}, "recorded without")],
+)
+def test_a_recording_without_the_second_capture_is_valid(no_gpu: Path, changes: dict, words: str) -> None:
+    ranges = pd.DataFrame({"start_ns": [0], "end_ns": [60], "name": pd.Categorical(["step"])})
+    trace = Trace.from_frames({"ranges": ranges}, TraceMeta(tool="planted"))
+    recordings.write(trace, recordings.frame({"step_ns": [1]}), facts(**changes), no_gpu)
+    measured = nsightkit.capture.measure("training-step", "before")
+    assert measured.mode == "replay"
+    assert measured.nsys_trace is None
+    assert words in measured.nsys_notice
+    recordings.write(trace, recordings.frame({"step_ns": [1]}), facts(PLAIN), no_gpu)
+    assert nsightkit.capture.measure("starved-input", "before").nsys_notice is None  # it does not ask for one
+
+
+def test_the_key_covers_what_runs_under_nsys() -> None:
+    assert recordings.part_key(PART) != recordings.part_key(dataclasses.replace(PART, nsys=False))
+    covered = keys.closure([keys.REPEATING])
+    assert {f"nsightkit.capture.repeating:{name}" for name in ("repeat", "_drain", "CAPTURED", "_SETTLING")} <= set(
+        covered
+    )
+    assert "nsightkit.capture.repeating:_main" not in covered
+
+
+# -- the nsys inside Nsight Compute --------------------------------------------------------------------------------
+
+
+def test_the_copy_in_nsight_compute_is_found_beside_ncu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "nsight-compute" / "2025.3.1"
+    for name in ("target/linux-desktop/ncu", "host/target-linux-x64/nsys", "host/linux-desktop-x64/QdstrmImporter"):
+        (root / name).parent.mkdir(parents=True)
+        (root / name).write_text("#!/bin/sh\n")
+        (root / name).chmod(0o755)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "ncu").symlink_to(root / "target/linux-desktop/ncu")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.delenv("NSIGHTKIT_NSYS", raising=False)
+    monkeypatch.setattr(nsys_tool, "_FOLDERS", ())
+    found = nsys_tool.find()
+    assert found == root / "host/target-linux-x64/nsys"
+    assert second.nsys.importer(found) == root / "host/linux-desktop-x64/QdstrmImporter"
+
+
+def test_libraries_that_are_named_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
+    monkeypatch.delenv(nsys_tool.LIBRARIES, raising=False)
+    assert nsys_tool.environment() == dict(os.environ)
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/present")
+    assert nsys_tool.environment(None, tmp_path)["LD_LIBRARY_PATH"] == f"{tmp_path}{os.pathsep}/present"
+    monkeypatch.setenv(nsys_tool.LIBRARIES, "/named")
+    assert nsys_tool.environment({"A": "b"}, tmp_path) == {"A": "b", "LD_LIBRARY_PATH": f"/named{os.pathsep}{tmp_path}"}
+
+
+def test_a_capture_left_unimported_is_imported_with_the_named_libraries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the copy in Nsight Compute leaves it where libdw is missing: a .qdstrm, no report, exit code 0."""
+    root = tmp_path / "compute" / "host"
+    for folder in ("target-linux-x64", "linux-desktop-x64"):
+        (root / folder).mkdir(parents=True)
+    writes = 'for a; do case "$a" in --output=*) echo raw > "${a#--output=}.qdstrm";; esac; done'
+    monkeypatch.setenv("NSIGHTKIT_NSYS", str(program(root / "target-linux-x64", writes)))
+    importer = root / "linux-desktop-x64" / "QdstrmImporter"
+    importer.write_text(
+        '#!/bin/sh\n[ -f "${LD_LIBRARY_PATH%%:*}/libdw.so.1" ] || { echo libdw.so.1 not found; exit 1; }\n'
+        'cp "$2" "$4"\n'
+    )
+    importer.chmod(0o755)
+    monkeypatch.delenv(nsys_tool.LIBRARIES, raising=False)
+    with pytest.raises(NsightkitError, match=r"libdw\.so\.1 not found.*NSIGHTKIT_NSYS_LIBRARIES"):
+        second.nsys.profile(["true"], tmp_path / "a", trace=("nvtx",), export=False, show=False)
+    (tmp_path / "libraries").mkdir()
+    (tmp_path / "libraries" / "libdw.so.1").touch()
+    monkeypatch.setenv(nsys_tool.LIBRARIES, str(tmp_path / "libraries"))
+    done = second.nsys.profile(["true"], tmp_path / "b", trace=("nvtx",), export=False, show=False)
+    assert done.report.read_text() == "raw\n"
+    assert [p.name for p in tmp_path.glob("b*")] == ["b.nsys-rep"]
