@@ -1,0 +1,170 @@
+"""Memory of tensors on a CPU, counted as PyTorch's allocator counts a GPU's: now, at its peak, and with a limit.
+
+PyTorch keeps no account of a CPU's memory. What every operator gives back is looked at instead: a storage that was
+not there before is an allocation, and its end is a free. What an operator allocates and frees within itself is not
+seen; on a GPU the allocator sees that, too.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import weakref
+from collections.abc import Iterable
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+__all__ = ["TensorMemory"]
+
+_DEEPEST = 32  # frames of a stack that are kept: enough to reach the program from the innermost module
+
+
+class TensorMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Count the bytes of tensors while it is active.
+
+    Parameters
+    ----------
+    limit_bytes : int, optional
+        An operator whose result exceeds this raises ``torch.OutOfMemoryError``, as a full GPU does, and its result is
+        dropped.
+    history : bool
+        Keep each allocation and free with its stack, for :meth:`snapshot`.
+
+    Attributes
+    ----------
+    allocated_bytes, peak_bytes : int
+        Of all storages that are alive, and the highest that ever was.
+
+    Examples
+    --------
+    >>> with TensorMemory() as memory:
+    ...     x = torch.zeros(1024)
+    ...     del x
+    >>> memory.allocated_bytes, memory.peak_bytes
+    (0, 4096)
+    """
+
+    def __init__(self, *, limit_bytes: int | None = None, history: bool = False) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.allocated_bytes = self.peak_bytes = 0
+        self._limit_bytes, self._history = limit_bytes, history
+        # By the identity of the storage's Python object, which lives exactly as long as the storage.
+        self._alive: dict[int, tuple[int, int, list[dict[str, Any]]]] = {}
+        self._finalizers: list[weakref.finalize[Any, Any]] = []
+        self._events: list[dict[str, Any]] = []
+
+    def count(self, tensors: Iterable[Tensor]) -> None:
+        """Count tensors that were there before, such as a model's parameters.
+
+        Parameters
+        ----------
+        tensors : iterable of Tensor
+        """
+        for tensor in tensors:
+            self._see(tensor)
+
+    def reset_peak(self) -> None:
+        """Let the highest so far be what is allocated now."""
+        self.peak_bytes = self.allocated_bytes
+
+    def close(self) -> None:
+        """Forget every storage; those still alive are watched no longer."""
+        for finalizer in self._finalizers:
+            finalizer.detach()
+        self._finalizers.clear()
+        self._alive.clear()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run an operator and look at what it gives."""
+        result = func(*args, **(kwargs or {}))
+        # A view of something that was there before, such as a weight's transpose, is no allocation.
+        given = {id(leaf.untyped_storage()) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor) and leaf.device.type == "cpu" and id(leaf.untyped_storage()) not in given:
+                self._see(leaf)
+        if self._limit_bytes is not None and self.allocated_bytes > self._limit_bytes:
+            asked = sum(leaf.untyped_storage().nbytes() for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
+            del result, leaf
+            message = (
+                f"simulated out of memory: tried to allocate {asked} bytes with {self.allocated_bytes} of "
+                f"{self._limit_bytes} bytes allocated"
+            )
+            if self._history:
+                self._note("oom", 0, asked, self._stack())
+            raise torch.OutOfMemoryError(message)
+        return result
+
+    def _see(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        identity, size = id(storage), storage.nbytes()
+        if identity in self._alive or not size:
+            return
+        frames = self._stack() if self._history else []
+        address = storage.data_ptr()
+        self._alive[identity] = (address, size, frames)
+        self._finalizers.append(weakref.finalize(storage, self._end, identity))
+        if len(self._finalizers) > 2 * len(self._alive) + 64:
+            self._finalizers = [finalizer for finalizer in self._finalizers if finalizer.alive]
+        self.allocated_bytes += size
+        self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
+        if self._history:
+            self._note("segment_alloc", address, size, frames)
+            self._note("alloc", address, size, frames)
+
+    def _end(self, identity: int) -> None:
+        address, size, _ = self._alive.pop(identity)
+        self.allocated_bytes -= size
+        if self._history:
+            for action in ("free_requested", "free_completed", "segment_free"):
+                self._note(action, address, size, [])
+
+    def _note(self, action: str, address: int, size: int, frames: list[dict[str, Any]]) -> None:
+        self._events.append(
+            {
+                "action": action, "addr": address, "size": size, "stream": 0, "frames": frames,
+                "time_us": time.time_ns() // 1000,
+            }
+        )  # fmt: skip
+
+    @staticmethod
+    def _stack() -> list[dict[str, Any]]:
+        """Give the stack from the innermost frame outwards, without PyTorch's own dispatch of this very mode."""
+        frames: list[dict[str, Any]] = []
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and len(frames) < _DEEPEST:
+            code = frame.f_code
+            if code.co_filename != __file__ and not code.co_filename.endswith("_python_dispatch.py"):
+                frames.append({"filename": code.co_filename, "line": frame.f_lineno, "name": code.co_name})
+            frame = frame.f_back
+        return frames
+
+    def snapshot(self) -> dict[str, Any]:
+        """Give the history in the form of ``torch.cuda.memory._snapshot()``.
+
+        Returns
+        -------
+        dict
+            ``segments`` (each live storage is one, as a CPU caches nothing) and ``device_traces`` (one list of events).
+        """
+        segments = [
+            {
+                "device": 0, "address": address, "total_size": size, "allocated_size": size, "active_size": size,
+                "requested_size": size, "stream": 0, "segment_type": "large", "segment_pool_id": (0, 0),
+                "frames": frames,
+                "blocks": [
+                    {
+                        "address": address, "size": size, "requested_size": size, "state": "active_allocated",
+                        "frames": frames,
+                    }
+                ],
+            }
+            for address, size, frames in self._alive.values()
+        ]  # fmt: skip
+        return {"segments": segments, "device_traces": [list(self._events)]}
