@@ -169,38 +169,86 @@ plots.share_bars(
 # name: kernels by kind of work and in full where there was a GPU, else the
 # operators, by the CPU time that is theirs and not that of operators inside.
 
-import numpy as np
+from nsightkit.analysis import kernels, operators
 
-from nsightkit.analysis import kernels
-from nsightkit.trace.nesting import nesting
-
-
-def operators(trace):
-    """CPU time of each operator without the operators it called."""
-    ops = trace.table("ops", ["name", "thread", "start_ns", "end_ns"])
-    _, above = nesting(ops["thread"], ops["start_ns"], ops["end_ns"])
-    length = (ops["end_ns"] - ops["start_ns"]).to_numpy()
-    inside = np.bincount(
-        above[above >= 0], length[above >= 0], minlength=len(ops)
-    )
-    own = pd.DataFrame({"name": ops["name"].astype(str)})
-    own["total_ns"] = length - inside.astype(int)
-    table = own.groupby("name")["total_ns"].agg(["size", "sum"]).reset_index()
-    table.columns = ["operator", "count", "total_ns"]
-    table["share"] = table["total_ns"] / table["total_ns"].sum()
-    return table.sort_values("total_ns", ascending=False)
-
-
+work = kernels if on_gpu else operators
+columns = ["name", "category", "count", "total_ns", "share"]
 if on_gpu:
-    columns = ["name", "category", "count", "total_ns", "share"]
-    top = kernels.summary(before.trace, top=10)[columns]
     plots.kernel_bars(
         kernels.summary(before.trace, by="category"),
         title=f"GPU time by kind of work ({before.mode})",
     )
-else:
-    top = operators(before.trace).head(10)
-plots.table(top)
+plots.table(work.summary(before.trace, top=10)[columns])
+
+# %%
+# Ask another witness
+# -------------------
+# PyTorch's profiler and Nsight Systems learn of kernels from the same place,
+# the driver, and of everything else in ways of their own. PyTorch's records
+# each operator, and so each launch takes longer under it. Nsight Systems
+# records none: it sees the ranges that the program marks with NVTX, and calls
+# of CUDA. So what the GPU did should agree, within a few percent, which is
+# how much two runs differ anyway. What the CPU did need not. Both in one
+# process would be in each other's way: the part ran twice.
+
+from nsightkit.analysis import sources
+from nsightkit.trace.model import TABLES
+
+
+def witnesses(run):
+    """The traces of a part by what captured them."""
+    both = {"torch.profiler": run.trace, "Nsight Systems": run.nsys_trace}
+    return {tool: trace for tool, trace in both.items() if trace is not None}
+
+
+tools = witnesses(before)
+if len(tools) == 1:
+    why = before.nsys_notice or "this part does not ask for it"
+    print(f"PyTorch's profiler alone; not Nsight Systems: {why}.")
+    print("The same line of code captures with both where it finds an nsys.")
+rows = {
+    tool: {t: trace.size(t) for t in TABLES if trace.recorded(t)}
+    for tool, trace in tools.items()
+}
+recorded = pd.DataFrame(rows).reindex(TABLES).dropna(how="all")
+recorded = recorded.astype("Int64").rename_axis("events").reset_index()
+plots.table(recorded)
+
+# %%
+# A mean step side by side, where there are two: the whole, the phases by the
+# rule ``window``, and the kinds of kernels that take longest. The difference
+# is that of Nsight Systems from PyTorch's profiler.
+
+
+def beside(table):
+    """A comparison with its times in milliseconds."""
+    table, (one, other) = table.copy(), table.columns[4:6]
+    time = table["figure"].str.endswith("_ns")
+    table["figure"] = table["figure"].str.replace("_ns", " (ms)")
+    table["figure"] = table["figure"].str.replace("_", " ")
+    for tool in (one, other):
+        table[tool] = table[tool].where(~time, table[tool] / 1e6)
+    return plots.table(table, {"difference": "{:+.1%}"})
+
+
+compared = sources.compare(tools, top=4) if len(tools) == 2 else None
+beside(compared) if compared is not None else None
+
+# %%
+# In short, by whose doing a figure is. Span and idle time are the work of
+# both: a GPU that is launched to more slowly waits longer.
+
+if compared is not None:
+    for whose, figures in compared.dropna().groupby("clock"):
+        apart = figures["difference"].abs()
+        most = figures.loc[apart.idxmax()]
+        print(
+            f"{whose}: {(apart == 0).sum()} of {len(apart)} figures equal, "
+            f"median difference {apart.median():.1%}, largest "
+            f"{most['difference']:+.1%} ({most['name']}, {most['figure']})"
+        )
+    if not on_gpu:
+        print("No GPU: what should agree is what could not be captured.")
 
 # %%
 # Why CPU time of ranges misleads
@@ -407,8 +455,8 @@ print(textwrap.fill(verdict))
 # Limits
 # ------
 # Phases come from a few profiled steps, and a profiler slows launching down;
-# step times come from steps without one. The traces here are PyTorch's own:
-# Nsight Systems sees the same kernels, with less cost to each launch.
+# step times come from steps without one. Where figures are of one tool, it is
+# PyTorch's profiler; the second capture is of another run of the same part.
 #
 # Where operations of two phases overlap on the GPU, the moment counts for the
 # one that began first. With one stream, as here, they do not. The rule
@@ -427,12 +475,17 @@ downloads = {
     f"{run.part}, {run.mode}, as a timeline": run.trace
     for run in (before, after)
 }
+if before.nsys_trace is not None:
+    told = f"{before.part}, {before.mode}, by Nsight Systems, as a timeline"
+    downloads[told] = before.nsys_trace
 downloads["one step, synthetic, as a timeline"] = synthetic
 
 # %%
 # Run it yourself
 # ---------------
-# With a GPU this measures, without one it runs the small version on the CPU:
+# With a GPU this measures, without one it runs the small version on the CPU;
+# either also under Nsight Systems, where nsys is on the ``PATH`` or
+# ``NSIGHTKIT_NSYS`` names it:
 #
 # .. code-block:: console
 #

@@ -192,6 +192,9 @@ def measure(name, part):
     provenance = {"parameters": sizes, "gpu": gpu, "utc": "2026-01-01"}
     run = investigation.Measurement(name, part, mode, path, recordings.frame(samples), provenance)
     run.__dict__["trace"] = trace
+    if find(name, part).nsys and mode != "smoke":
+        by_nsys = {t: f for t, f in frames.items() if t != "ops"}
+        run.__dict__["nsys_trace"] = Trace.from_frames(by_nsys, TraceMeta(tool="planted", missing=["ops"]))
     return run
 
 investigation.measure = measure
@@ -249,6 +252,16 @@ def test_a_recording_of_a_gpu_is_read_like_the_synthetic_trace(script, replayed)
     assert "CPU" not in page["findings"]["verdict"]
     if not script.name.startswith("01") and _investigations(script) & PLANTED:
         assert "GPU idle time by cause (replay)" in page["titles"]
+
+
+def test_two_captures_of_one_program_are_shown_to_agree(replayed):
+    html = replayed["07_where_a_step_goes"]["html"]
+    (table,) = [t for t in html.split("</table>") if ">difference<" in t]
+    assert ">Nsight Systems<" in table
+    assert set(re.findall(r">([+-][\d.,]+%)<", table)) == {"+0.0%"}
+    assert table.count("+0.0%") > 20
+    for row in ("busy (ms)", "backward", "GEMM", "kernel count"):
+        assert f">{row}<" in table
 
 
 def _verdict(pages: dict[str, dict], number: str) -> str:

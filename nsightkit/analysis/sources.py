@@ -50,8 +50,9 @@ def compare(
             ``kernel_count``, ``memop_ns``, ``memop_count``; of a phase ``gpu_ns``, ``kernel_count``, ``cpu_ns``;
             of a category ``gpu_ns`` (sum of durations), ``kernel_count``.
         ``clock``
-            ``GPU`` or ``CPU``: whose figure it is. A profiler slows the CPU down, each in its own way; a kernel
-            takes as long with one as with the other.
+            ``GPU`` or ``CPU``: whose doing it is. A profiler slows the CPU down, each in its own way; a kernel
+            takes as long with one as with the other. ``both`` for ``span_ns`` and ``idle_ns``: the GPU's time with
+            its waiting for the CPU.
         ``difference``
             The second over the first, less 1. NaN where one has no such figure, or the first is 0 and the second
             is not.
@@ -100,7 +101,9 @@ def _figures(trace: Trace, count: int, match: str, rule: Rule) -> pd.Series:
     ]
     on_gpu = mine.recorded("kernels")
     figures = ["span_ns", "busy_ns", "idle_ns", "kernel_ns", "kernel_count", "memop_ns"]
-    rows += [("step", "step", figure, "GPU", whole[figure] if on_gpu else None) for figure in figures]
+    for figure in figures:
+        clock = "both" if figure in ("span_ns", "idle_ns") else "GPU"
+        rows.append(("step", "step", figure, clock, whole[figure] if on_gpu else None))
     rows.append(("step", "step", "memop_count", "GPU", mine.size("memops") if mine.recorded("memops") else None))
     for row in phases.summary(mine, match, rule).to_dict("records"):
         for figure, clock in (("gpu_ns", "GPU"), ("kernel_count", "GPU"), ("cpu_ns", "CPU")):
