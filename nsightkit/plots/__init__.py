@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from nsightkit.plots._bars import before_after, gap_bars, kernel_bars, step_times
 from nsightkit.plots._curves import distributions, share_curves
+from nsightkit.plots._interactive import interactive_timeline
 from nsightkit.plots._many import box_plots, panels, small_multiples
 from nsightkit.plots._shares import share_bars
 from nsightkit.plots._tables import table
@@ -19,6 +20,7 @@ __all__ = [
     "box_plots",
     "distributions",
     "gap_bars",
+    "interactive_timeline",
     "kernel_bars",
     "panels",
     "share_bars",

@@ -25,6 +25,7 @@ from nsightkit.plots._style import (
     time_unit,
 )
 from nsightkit.trace.model import Trace
+from nsightkit.trace.nesting import nesting
 
 _GPU_KINDS = {"kernels": ("kernel", BLUE), "memops": ("copy or memset", GREEN), "graphs": ("CUDA graph", PURPLE)}
 _RANGE_COLOUR = GREY
@@ -34,13 +35,14 @@ _COLUMNS = 1600
 
 
 class Lane(NamedTuple):
-    """Events drawn on one row; `names` is None for GPU work, which its colour explains."""
+    """Events drawn on one row, which they may share with other lanes; `names` is None where nobody asked for them."""
 
     label: str
-    colour: str
+    table: str
+    device: int  # -1 for a CPU thread
     start: np.ndarray
     end: np.ndarray
-    names: Any
+    names: pd.Categorical[str] | None
     row: int
 
 
@@ -76,8 +78,7 @@ def timeline(
     -------
     matplotlib.figure.Figure
     """
-    lanes = [*_cpu_lanes(trace, levels, most_threads), *_gpu_lanes(trace, most_streams)]
-    filled = [lane for lane in lanes if len(lane.start)]
+    filled = find_lanes(trace, levels, most_streams, most_threads)
     if not filled:
         figure, axes = new_figure(1.6)
         axes.set_title(plain(title), loc="left")
@@ -98,10 +99,11 @@ def timeline(
         inside = (lane.end > first) & (lane.start < last)
         start = (np.clip(lane.start[inside], first, last) - first) / scale
         end = (np.clip(lane.end[inside], first, last) - first) / scale
-        _draw(axes, (start, end), place[lane.row], lane.colour, (last - first) / scale)
-        if lane.names is None:
-            used[next(name for name, colour in _GPU_KINDS.values() if colour == lane.colour)] = lane.colour
-        else:
+        kind, colour = _GPU_KINDS.get(lane.table, ("", _RANGE_COLOUR))
+        _draw(axes, (start, end), place[lane.row], colour, (last - first) / scale)
+        if kind:
+            used[kind] = colour
+        if lane.names is not None:
             _write_names(axes, (start, end), lane.names[inside], place[lane.row], (last - first) / scale)
     axes.set_xlim(0, (last - first) / scale)
     axes.set_ylim(len(place) - 0.4, -0.6)
@@ -122,14 +124,42 @@ def timeline(
     return figure
 
 
-def _gpu_lanes(trace: Trace, most: int) -> Iterator[Lane]:
+def find_lanes(
+    trace: Trace, levels: int, most_streams: int, most_threads: int, *, gpu_names: bool = False, start_end: bool = False
+) -> list[Lane]:
+    """CPU threads by nesting level, then GPU streams: whatever has events.
+
+    Parameters
+    ----------
+    trace : Trace
+    levels, most_streams, most_threads : int
+        As in :func:`timeline`.
+    gpu_names : bool, default False
+        Also read what GPU work is called; CPU ranges always come with their names.
+    start_end : bool, default False
+        Also the ranges that do not nest, a row of them a thread.
+
+    Returns
+    -------
+    list of Lane
+        In the order of their rows.
+    """
+    cpu = _cpu_lanes(trace, levels, most_threads, start_end)
+    return [lane for lane in (*cpu, *_gpu_lanes(trace, most_streams, gpu_names)) if len(lane.start)]
+
+
+def _gpu_lanes(trace: Trace, most: int, names: bool) -> Iterator[Lane]:
+    called = {"kernels": "name", "memops": "kind", "graphs": "graph_id"}
     frames = {}
     for table in _GPU_KINDS:
         if trace.size(table):
-            frames[table] = trace.table(table, ["start_ns", "end_ns", "device", "stream"])
+            frames[table] = trace.table(
+                table, ["start_ns", "end_ns", "device", "stream", *([called[table]] if names else [])]
+            )
     if not frames:
         return
-    everything = pd.concat(frames.values(), ignore_index=True)
+    columns = ["start_ns", "end_ns", "device", "stream"]
+    everything = pd.concat([frame[columns] for frame in frames.values()], ignore_index=True)
     time = (everything["end_ns"] - everything["start_ns"]).groupby([everything["device"], everything["stream"]]).sum()
     chosen = time.nlargest(most).index.sort_values()
     several = len(time.index.unique(0)) > 1
@@ -137,32 +167,48 @@ def _gpu_lanes(trace: Trace, most: int) -> Iterator[Lane]:
         label = f"GPU {device} stream {stream}" if several else f"GPU stream {stream}"
         for table, frame in frames.items():
             mine = frame[(frame["device"] == device) & (frame["stream"] == stream)]
+            name = _gpu_names(mine[called[table]], table) if names else None
             # CPU lanes come first; 10,000 keeps the streams below any number of them.
             start, end = mine["start_ns"].to_numpy(), mine["end_ns"].to_numpy()
-            yield Lane(label, _GPU_KINDS[table][1], start, end, None, 10_000 + number)
+            yield Lane(label, table, int(device), start, end, name, 10_000 + number)
 
 
-def _cpu_lanes(trace: Trace, levels: int, most: int) -> Iterator[Lane]:
+def _gpu_names(column: pd.Series, table: str) -> pd.Categorical[str]:
+    values = pd.Categorical(column)
+    texts = [str(text) for text in values.categories]
+    if table == "memops":
+        texts = [text if text == "memset" else f"copy {text}" for text in texts]
+    elif table == "graphs":
+        texts = [f"CUDA graph {text}" for text in texts]
+    return pd.Categorical.from_codes(values.codes, pd.Index(texts, dtype="str"))
+
+
+def _cpu_lanes(trace: Trace, levels: int, most: int, start_end: bool) -> Iterator[Lane]:
     table = "ranges" if trace.size("ranges") else "ops"
     if not trace.size(table):
         return
     columns = ["start_ns", "end_ns", "thread", "name"]
     frame = trace.table(table, [*columns, "level", "kind"] if table == "ranges" else columns)
     if table == "ops":
-        frame = frame.assign(level=0, kind="pushpop")
-    nested = frame[frame["kind"] != "startend"]
-    time = (nested["end_ns"] - nested["start_ns"])[nested["level"] == 0].groupby(nested["thread"]).sum()
+        # Older profilers round to microseconds, so a child can outlive its parent by one.
+        level, _ = nesting(frame["thread"], frame["start_ns"], frame["end_ns"], tolerance=1000)
+        frame = frame.assign(level=level, kind="pushpop")
+    flat = frame["kind"] == "startend"
+    nested = frame[~flat]
+    outer = nested[nested["level"] == 0] if not (start_end and flat.any()) else frame[(frame["level"] == 0) | flat]
+    time = (outer["end_ns"] - outer["start_ns"]).groupby(outer["thread"]).sum()
     row = 0
     for thread in time.nlargest(most).index:
         name = trace.meta.thread_names.get(int(thread)) or f"thread {int(thread) & 0xFFFFFF}"
         mine = nested[nested["thread"] == thread]
-        for level in range(min(levels, int(mine["level"].max()) + 1)):
-            at = mine[mine["level"] == level]
-            label = f"CPU {name}" if level == 0 else ""
-            yield Lane(
-                label, _RANGE_COLOUR, at["start_ns"].to_numpy(), at["end_ns"].to_numpy(), at["name"].to_numpy(), row
-            )
-            row += 1
+        parts = [(f"CPU {name}" if at == 0 else "", mine[mine["level"] == at]) for at in range(levels)]
+        if start_end:
+            parts.append((f"CPU {name} start/end", frame[flat & (frame["thread"] == thread)]))
+        for label, part in parts:
+            if len(part):
+                start, end = part["start_ns"].to_numpy(), part["end_ns"].to_numpy()
+                yield Lane(label, table, -1, start, end, pd.Categorical(part["name"]), row)
+                row += 1
 
 
 def _draw(axes: Any, spans: tuple[np.ndarray, np.ndarray], row: int, colour: str, width: float) -> None:
