@@ -187,9 +187,9 @@ plots.table(work.summary(before.trace, top=10)[columns])
 # the driver, and of everything else in ways of their own. PyTorch's records
 # each operator, and so each launch takes longer under it. Nsight Systems
 # records none: it sees the ranges that the program marks with NVTX, and calls
-# of CUDA. So what the GPU did should agree, within a few percent, which is
-# how much two runs differ anyway. What the CPU did need not. Both in one
-# process would be in each other's way: the part ran twice.
+# of CUDA. So what the GPU did should agree but for what differs from run to
+# run. What the CPU did need not. Both in one process would be in each other's
+# way, so the part runs twice where there are both.
 
 from nsightkit.analysis import sources
 from nsightkit.trace.model import TABLES
