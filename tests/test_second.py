@@ -14,7 +14,7 @@ import pytest
 
 import nsightkit
 from nsightkit.analysis import sources, steps
-from nsightkit.capture import investigation, keys, provenance, record, recordings, repeating, second
+from nsightkit.capture import doctor, investigation, keys, provenance, record, recordings, repeating, second
 from nsightkit.errors import NsightkitError
 from nsightkit.trace import chrome, nsys_tool
 from nsightkit.trace.model import Trace, TraceMeta
@@ -342,7 +342,14 @@ def test_a_capture_left_unimported_is_imported_with_the_named_libraries(
         second.nsys.profile(["true"], tmp_path / "a", trace=("nvtx",), export=False, show=False)
     (tmp_path / "libraries").mkdir()
     (tmp_path / "libraries" / "libdw.so.1").touch()
+    (tmp_path / "ldd").write_text(
+        '#!/bin/sh\n[ -f "${LD_LIBRARY_PATH%%:*}/libdw.so.1" ] || echo "libdw.so.1 => not found"\n'
+    )
+    (tmp_path / "ldd").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert doctor._importer()["status"] == "missing"
     monkeypatch.setenv(nsys_tool.LIBRARIES, str(tmp_path / "libraries"))
+    assert doctor._importer()["status"] == "ok"
     done = second.nsys.profile(["true"], tmp_path / "b", trace=("nvtx",), export=False, show=False)
     assert done.report.read_text() == "raw\n"
     assert [p.name for p in tmp_path.glob("b*")] == ["b.nsys-rep"]

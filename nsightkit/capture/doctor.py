@@ -109,11 +109,11 @@ def _importer() -> _Row:
         return _row(name, "warn", f"no QdstrmImporter beside {nsys}", remedy)
     lacking: list[str] = []
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        environment = {**os.environ, "LD_LIBRARY_PATH": str(found.parent)}
+        environment = nsys_tool.environment(None, found.parent)
         lacking = re.findall(r"(\S+) => not found", run(["ldd", str(found)], 20.0, env=environment).stdout)
     if lacking:
         # The copy inside Nsight Compute needs libdw, which slim containers lack; nsys then exits with 0 and no report.
-        remedy = "install the packages of these libraries (libdw.so.1: libdw1)"
+        remedy = f"install these libraries (Debian: libdw1), or name their folder in {nsys_tool.LIBRARIES}"
         return _row(name, "missing", f"{found} lacks {', '.join(sorted(set(lacking)))}", remedy)
     return _row(name, "ok", str(found))
 
