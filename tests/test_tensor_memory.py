@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from nsightkit.capture.tensor_memory import TensorMemory  # noqa: E402
+from nsightkit.workloads.tensor_memory import TensorMemory  # noqa: E402
 
 MIB = 2**20
 

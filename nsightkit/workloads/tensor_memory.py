@@ -1,8 +1,10 @@
-"""Memory of tensors on a CPU, counted as PyTorch's allocator counts a GPU's: now, at its peak, and with a limit.
+"""Memory of tensors, counted as PyTorch's allocator counts a GPU's: now, at its peak, and with a limit.
 
 PyTorch keeps no account of a CPU's memory. What every operator gives back is looked at instead: a storage that was
 not there before is an allocation, and its end is a free. What an operator allocates and frees within itself is not
-seen; on a GPU the allocator sees that, too.
+seen; on a GPU the allocator sees that, too, but not which tensor it was for, so that the two complete each other.
+
+It lies with the workloads because those that report memory use it themselves, and captures may use workloads.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ class TensorMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         dropped.
     history : bool
         Keep each allocation and free with its stack, for :meth:`snapshot`.
+    device : str
+        Type of the device whose tensors count.
 
     Attributes
     ----------
@@ -49,10 +53,10 @@ class TensorMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     (0, 4096)
     """
 
-    def __init__(self, *, limit_bytes: int | None = None, history: bool = False) -> None:
+    def __init__(self, *, limit_bytes: int | None = None, history: bool = False, device: str = "cpu") -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.allocated_bytes = self.peak_bytes = 0
-        self._limit_bytes, self._history = limit_bytes, history
+        self._limit_bytes, self._history, self._device = limit_bytes, history, device
         # By the identity of the storage's Python object, which lives exactly as long as the storage.
         self._alive: dict[int, tuple[int, int, list[dict[str, Any]]]] = {}
         self._finalizers: list[weakref.finalize[Any, Any]] = []
@@ -87,7 +91,7 @@ class TensorMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # A view of something that was there before, such as a weight's transpose, is no allocation.
         given = {id(leaf.untyped_storage()) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
         for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor) and leaf.device.type == "cpu" and id(leaf.untyped_storage()) not in given:
+            if isinstance(leaf, Tensor) and leaf.device.type == self._device and id(leaf.untyped_storage()) not in given:
                 self._see(leaf)
         if self._limit_bytes is not None and self.allocated_bytes > self._limit_bytes:
             asked = sum(leaf.untyped_storage().nbytes() for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
