@@ -104,13 +104,13 @@ def types(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def site(session: nox.Session) -> None:
-    """Read the built site with a browser: errors, requests, accessibility, width, links, weight."""
+    """Read the built site and use its timeline with a browser: errors, accessibility, width, links, weight."""
     if (ROOT / HTML / "index.html").is_file():
         _install(session, "site")
     else:
         _install(session, "site", "docs")
         _build(session)
-    session.run("pytest", "-m", "site", "tests/test_site.py", *session.posargs)
+    session.run("pytest", "-m", "site", "tests/test_site.py", "tests/test_interactive.py", *session.posargs)
 
 
 @nox.session(default=False)

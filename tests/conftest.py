@@ -1,4 +1,4 @@
-"""Fixtures every test may use: the folder of real traces and a real ``nsys``."""
+"""Fixtures every test may use: the folder of real traces, a real ``nsys``, a browser."""
 
 from __future__ import annotations
 
@@ -13,6 +13,16 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parent.parent
 #: The first nsys whose `stats` knows the report names used here; 2022.4 hangs on newer reports.
 MINIMUM_NSYS = (2023, 4)
+#: Nothing of the browser's own goes over the network or needs a screen.
+_QUIET = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+    "--disable-quic",
+)
 
 
 @pytest.fixture(scope="session")
@@ -40,3 +50,16 @@ def nsys() -> Path:
     if version is None or (int(version[1]), int(version[2])) < MINIMUM_NSYS:
         pytest.skip(f"{found} is {version[0] if version else 'of unknown version'}, older than 2023.4")
     return Path(found)
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """Debian's Chromium, driven by Playwright."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        pytest.skip("no chromium on the PATH (Debian: apt install chromium)")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=list(_QUIET))
+        yield browser
+        browser.close()

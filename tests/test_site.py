@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import http.server
 import os
-import shutil
 import threading
 from collections import Counter
 from pathlib import Path
@@ -17,16 +16,6 @@ import pytest
 pytestmark = pytest.mark.site
 
 HTML = Path(os.environ.get("NSIGHTKIT_HTML", Path(__file__).parents[1] / "docs" / "_build" / "html"))
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-QUIET = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-    "--disable-quic",
-]
 WEIGHT_BUDGET = int(1.2 * 2**20)
 
 #: Accessibility rules that may fail, and why.
@@ -78,17 +67,6 @@ def site():
         yield f"http://127.0.0.1:{server.server_address[1]}/"
         server.shutdown()
         thread.join()
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api")
-    if CHROMIUM is None:
-        pytest.skip("no chromium on the PATH (Debian: apt install chromium)")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=QUIET)
-        yield browser
-        browser.close()
 
 
 class _Visit:

@@ -54,6 +54,8 @@ _LONGEST_NAME = 400
 #: coarsest has 4,096 cells to the window: two a pixel of a wide screen.
 _FEW_ITEMS = 20_000
 _COARSEST, _FINEST, _STEP = 12, 30, 3
+#: What must fit may be merged as far as cells of two pixels on a wide screen.
+_LEAST = 10
 _ALL = 99  # so many cells that nothing is merged
 #: The group of CPU ranges.
 _CPU = 0
@@ -87,12 +89,13 @@ def _merged(events: _Items, group: _Ints, cell_ns: int) -> _Items:
     short = events.length < cell_ns
     if cell_ns <= 1 or not short.any():
         return events
-    some = np.flatnonzero(short)
-    cell = events.start[some] // cell_ns
-    order = some[np.lexsort((events.length[some], group[some], cell))]
-    cell, kind = events.start[order] // cell_ns, group[order]
-    head = np.flatnonzero(np.concatenate(([True], (cell[1:] != cell[:-1]) | (kind[1:] != kind[:-1]))))
-    last = np.concatenate((head[1:], [len(order)])) - 1
+    key = _run_key(events, group, cell_ns)[short]
+    by_key = np.argsort(key, kind="stable")  # nearly in order already: events are sorted by start
+    order = np.flatnonzero(short)[by_key]
+    head = np.flatnonzero(np.diff(key[by_key], prepend=-1))
+    run = np.repeat(np.arange(len(head)), np.diff(head, append=len(order)))
+    longest = np.flatnonzero(events.length[order] == np.maximum.reduceat(events.length[order], head)[run])
+    first_longest = longest[np.flatnonzero(np.diff(run[longest], prepend=-1))]
     start = np.minimum.reduceat(events.start[order], head)
     end = np.maximum.reduceat((events.start + events.length)[order], head)
     runs = _Items(
@@ -100,11 +103,17 @@ def _merged(events: _Items, group: _Ints, cell_ns: int) -> _Items:
         end - start,
         np.add.reduceat(events.busy[order], head),
         np.add.reduceat(events.number[order], head),
-        events.name[order][last],
+        events.name[order][first_longest],
     )
     together = [np.concatenate((run, alone[~short])) for run, alone in zip(runs, events, strict=True)]
     by_start = np.argsort(together[0], kind="stable")
     return _Items(*(column[by_start] for column in together))
+
+
+def _run_key(events: _Items, group: _Ints, cell_ns: int) -> _Ints:
+    """Which events merge: equal numbers do."""
+    cell: _Ints = (events.start - events.start.min(initial=0)) // cell_ns
+    return cell * (int(group.max(initial=0)) + 1) + group
 
 
 def _excess(start: _Ints, length: _Ints) -> _Items:
@@ -147,6 +156,7 @@ class _Lane:
 
     events: _Items
     group: _Ints
+    recorded: bool = True  # and not what overlaps, which is to be taken off a sum
 
 
 class _Prepared:
@@ -225,7 +235,7 @@ class _Prepared:
         excess = _excess(*spans)
         if len(excess.start):
             of.append([len(self.lanes), -1, -1])
-            self.lanes.append(_Lane(excess, np.zeros_like(excess.start)))
+            self.lanes.append(_Lane(excess, np.zeros_like(excess.start), recorded=False))
         return {"label": label, "kind": "share", "of": of}
 
     def cell(self, cells: int) -> int:
@@ -293,7 +303,7 @@ class _Packed(NamedTuple):
     columns: list[tuple[bytes, int]]  # gap, length, excess of busy time, further events: as :func:`_planes` has them
     name: _Ints  # of each item
     items: int  # of the finest levels
-    size: int  # about what it adds to the page
+    size: int  # to compare with other packings
 
 
 def _pack(trace: _Prepared, names: list[tuple[int, str]], cells: int) -> _Packed:
@@ -313,8 +323,8 @@ def _pack(trace: _Prepared, names: list[tuple[int, str]], cells: int) -> _Packed
     texts = json.dumps([names[i][1] for i in np.unique(name)]).encode()
     data = b"".join([*(column for column, _ in columns), _planes(name)[0], texts])
     sizes = [[(cell, len(level.start)) for cell, level in lane] for lane in lanes]
-    size = len(zlib.compress(data, 6)) * 4 // 3
-    return _Packed(sizes, columns, name, sum(lane[0][1] for lane in sizes), size)
+    items = sum(lane[0][1] for lane, of in zip(sizes, trace.lanes, strict=True) if of.recorded)
+    return _Packed(sizes, columns, name, items, len(zlib.compress(data, 1)))
 
 
 def _fitted(traces: list[_Prepared], names: _Names, common: dict[str, Any], most_bytes: int) -> tuple[str, int]:
@@ -330,13 +340,13 @@ def _fitted(traces: list[_Prepared], names: _Names, common: dict[str, Any], most
     cells = [_ALL] * len(traces)
     packed = [_pack(trace, texts, _ALL) for trace in traces]
     data = _joined(traces, packed, names, common)
-    while len(data) > most_bytes and max(cells) > _COARSEST:
-        # What all traces share is in none of their sizes.
-        room = sum(p.size for p in packed) - (len(data) - most_bytes)
-        while sum(p.size for p in packed) > room and max(cells) > _COARSEST:
-            i = max((i for i in range(len(traces)) if cells[i] > _COARSEST), key=lambda i: packed[i].size)
+    while len(data) > most_bytes and max(cells) > _LEAST:
+        # Each trace's size is an estimate of its share of the whole.
+        room = sum(p.size for p in packed) * most_bytes / len(data)
+        while sum(p.size for p in packed) > room and max(cells) > _LEAST:
+            i = max((i for i in range(len(traces)) if cells[i] > _LEAST), key=lambda i: packed[i].size)
             # Halving often changes nothing at first, and counting is cheaper than packing.
-            while cells[i] > _COARSEST:
+            while cells[i] > _LEAST:
                 cells[i] = min(cells[i] - 1, _FINEST)
                 if _count(traces[i], cells[i]) < 0.9 * packed[i].items:
                     break
@@ -380,7 +390,15 @@ def _joined(traces: list[_Prepared], packed: list[_Packed], names: _Names, commo
 
 def _count(trace: _Prepared, cells: int) -> int:
     """How many items the finest levels would have."""
-    return sum(len(_merged(lane.events, lane.group, trace.cell(cells)).start) for lane in trace.lanes)
+    cell, items = trace.cell(cells), 0
+    for lane in (lane for lane in trace.lanes if lane.recorded):
+        short = lane.events.length < cell
+        items += int((~short).sum())
+        if short.any():
+            items += (
+                int((np.diff(np.sort(_run_key(lane.events, lane.group, cell)[short], kind="stable")) != 0).sum()) + 1
+            )
+    return items
 
 
 def _unsigned(values: _Ints) -> _Ints:
