@@ -20,6 +20,7 @@ from nsightkit.analysis.envelope import envelope
 from nsightkit.capture import bench as benchmark
 from nsightkit.capture import investigation
 from nsightkit.capture.bench import Cell, bench, cells, write
+from nsightkit.capture.out_of_memory import is_out_of_memory, requested_bytes
 from nsightkit.configurations import Configuration, find
 from nsightkit.errors import UsageError
 
@@ -201,18 +202,16 @@ def test_a_cap_that_is_high_enough_changes_nothing(capsys: pytest.CaptureFixture
 
 
 def test_messages_of_allocators() -> None:
-    child = pytest.importorskip("nsightkit.capture._bench_child")
-    import torch
-
+    torch = pytest.importorskip("torch")
     cuda = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 139.81 GiB"
-    assert child._requested(cuda) == 2.5 * 2**30
-    assert child._requested("you tried to allocate 16777216 bytes. Error code 12") == 16_777_216
-    assert child._requested("") is None
-    assert child._out_of_memory(torch.OutOfMemoryError(cuda), cuda)
-    assert child._out_of_memory(MemoryError(), "")
-    assert child._out_of_memory(RuntimeError(), "DefaultCPUAllocator: can't allocate memory: you tried")
-    assert child._out_of_memory(RuntimeError(), "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate")
-    assert not child._out_of_memory(RuntimeError(), "mat1 and mat2 shapes cannot be multiplied")
+    assert requested_bytes(cuda) == 2.5 * 2**30
+    assert requested_bytes("you tried to allocate 16777216 bytes. Error code 12") == 16_777_216
+    assert requested_bytes("") is None
+    assert is_out_of_memory(torch.OutOfMemoryError(cuda))
+    assert is_out_of_memory(MemoryError())
+    assert is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"))
+    assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"))
+    assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
 
 
 @needs_torch

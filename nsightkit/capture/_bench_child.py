@@ -17,14 +17,13 @@ from typing import Any
 
 import torch
 
+from nsightkit.capture.out_of_memory import is_out_of_memory, requested_bytes
 from nsightkit.capture.provenance import collect
 from nsightkit.capture.timing import time_calls
 from nsightkit.workloads import lm
 from nsightkit.workloads.phases import phase
 
 __all__: list[str] = []
-
-_UNITS = {"": 1, "bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 def _main(job: dict[str, Any]) -> None:
@@ -57,7 +56,7 @@ def _measure(job: dict[str, Any], device: str) -> dict[str, Any]:
         return {"status": "ok", **_timed(running, device, job["warmup"], job["steps"], job["nvtx"])}
     except (RuntimeError, MemoryError) as error:
         text = str(error)
-        if not _out_of_memory(error, text):
+        if not is_out_of_memory(error):
             raise
         where = "setup" if running is None else running.doing
     # Outside the handler: until it ends the traceback holds every frame's tensors.
@@ -66,7 +65,7 @@ def _measure(job: dict[str, Any], device: str) -> dict[str, Any]:
     return {
         "status": "oom",
         "where": where,
-        "requested_bytes": _requested(text),
+        "requested_bytes": requested_bytes(text),
         "detail": " ".join(text.split())[:300],
     }
 
@@ -85,18 +84,6 @@ def _timed(running: lm.Run, device: str, warmup: int, steps: int, nvtx: bool) ->
         timing = time_calls(running.step, warmup=0, repetitions=steps, device=device)
     samples = [int(sample) for sample in timing.samples_ns]
     return {"samples_ns": samples, "first_step_ns": samples[0] if first is None else first, "clock": timing.clock}
-
-
-def _out_of_memory(error: Exception, text: str) -> bool:
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    # The CPU's allocator, and libraries beside torch's own allocator, raise a plain RuntimeError.
-    return bool(re.search(r"can't allocate memory|not enough memory|out of memory|STATUS_ALLOC_FAILED", text))
-
-
-def _requested(text: str) -> int | None:
-    found = re.search(r"tried to allocate ([\d.]+) ?(bytes|KiB|MiB|GiB)?", text, re.IGNORECASE)
-    return round(float(found[1].rstrip(".")) * _UNITS[found[2] or ""]) if found else None
 
 
 @contextlib.contextmanager

@@ -6,10 +6,13 @@ import dataclasses
 import itertools
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 
-__all__ = ["Timing", "time_calls"]
+__all__ = ["Timing", "time_calls", "time_prepared"]
+
+_Prepared = TypeVar("_Prepared")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,3 +102,59 @@ def _cuda(function: Callable[[], object], repetitions: int, device: str) -> np.n
         torch.cuda.synchronize()
         # elapsed_time is float32 milliseconds: differences of neighbours, not of sums, keep its digits.
         return np.array([round(a.elapsed_time(b) * 1e6) for a, b in itertools.pairwise(events)], np.int64)
+
+
+def time_prepared(
+    prepare: Callable[[], _Prepared], function: Callable[[_Prepared], object], *, repetitions: int, device: str
+) -> Timing:
+    """Time calls of a function that uses up what it is given, such as a backward pass its graph.
+
+    As :func:`time_calls`, but what prepares each call is left out of the samples. There is no warm-up.
+
+    Parameters
+    ----------
+    prepare : callable
+        Makes what one call takes.
+    function : callable
+        What it gives is dropped.
+    repetitions : int
+    device : str
+        ``"cpu"`` or a CUDA device.
+
+    Returns
+    -------
+    Timing
+
+    Raises
+    ------
+    ValueError
+        `repetitions` is not positive.
+    """
+    if repetitions < 1:
+        raise ValueError("repetitions must be at least 1")
+    if not device.startswith("cuda"):
+        samples = np.empty(repetitions, np.int64)
+        for i in range(repetitions):
+            prepared = prepare()
+            start = time.perf_counter_ns()
+            function(prepared)
+            samples[i] = time.perf_counter_ns() - start
+            del prepared
+        return Timing(samples, 0, repetitions, "perf_counter")
+    import torch
+
+    with torch.cuda.device(device):
+        torch.cuda.synchronize()
+        events = [
+            (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
+            for _ in range(repetitions)
+        ]
+        for begin, end in events:
+            prepared = prepare()
+            begin.record()
+            function(prepared)
+            end.record()
+            del prepared
+        torch.cuda.synchronize()
+        samples = np.array([round(begin.elapsed_time(end) * 1e6) for begin, end in events], np.int64)
+        return Timing(samples, 0, repetitions, "cuda-event")
