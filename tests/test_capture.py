@@ -597,7 +597,8 @@ def test_a_recording_holds_no_names(no_gpu: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("PLANTED_SECRET", "s3cr3t-value")
     trace = planted_trace()
     frames = {"kernels": trace.kernels, "ranges": trace.ranges.assign(name=pd.Categorical(["load s3cr3t-value"]))}
-    meta = TraceMeta(tool="planted", notes=["from planted-host"], thread_names={1: "planted-host main"})
+    thread = int(trace.ranges["thread"].iloc[0])
+    meta = TraceMeta(tool="planted", notes=["from planted-host"], thread_names={thread: "planted-host main"})
     samples = recordings.frame({"step_ns": [1]})
     place = recordings.write(Trace.from_frames(frames, meta), samples, facts(command="run on planted-host"), no_gpu)
     for path in place.rglob("*"):
@@ -606,7 +607,7 @@ def test_a_recording_holds_no_names(no_gpu: Path, monkeypatch: pytest.MonkeyPatc
     back = nsightkit.load(place / "trace")
     assert back.ranges["name"].tolist() == ["load [scrubbed]"]
     assert back.kernels["end_ns"].tolist() == [20, 50]
-    assert back.meta.thread_names == {1: "[scrubbed] main"}
+    assert back.meta.thread_names == {thread: "[scrubbed] main"}
 
 
 def test_samples_keep_every_nanosecond(no_gpu: Path) -> None:

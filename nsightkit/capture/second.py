@@ -122,7 +122,6 @@ def steady(trace: Trace) -> Trace:
     begin, end = int(around["start_ns"].iloc[0]), int(around["end_ns"].iloc[0])
     clock = trace.t0_ns  # times stay on the report's own
     frames = {}
-    threads: set[int] = set()
     for table in TABLES:
         rows = trace.table(table)
         rows = rows[(rows["start_ns"] >= begin) & (rows["start_ns"] < end)].reset_index(drop=True)
@@ -133,9 +132,8 @@ def steady(trace: Trace) -> Trace:
             level, parent = nesting(thread, start, until)
             rows.loc[nested, "level"] = level
             rows.loc[nested, "parent"] = np.where(parent < 0, -1, nested[parent])
-        if "thread" in rows:
-            threads |= set(rows["thread"].unique().tolist())
         frames[table] = rows.assign(start_ns=rows["start_ns"] + clock, end_ns=rows["end_ns"] + clock)
-    names = {thread: name for thread, name in trace.meta.thread_names.items() if thread in threads}
     window = (begin + clock, end + clock)
-    return Model.from_frames(frames, dataclasses.replace(trace.meta, thread_names=names, window_ns=window))
+    cut = Model.from_frames(frames, dataclasses.replace(trace.meta, window_ns=window))
+    cut.meta.thread_names = cut.thread_names()
+    return cut

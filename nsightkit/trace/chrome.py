@@ -160,7 +160,7 @@ class _Export:
         for process in self.processes:
             label = f"process {process}" if process >= 0 else "profiler"
             yield _metadatum("process_name", process, 0, name=label)
-        for thread, name in self.trace.meta.thread_names.items():
+        for thread, name in self.trace.thread_names().items():
             yield _metadatum("thread_name", thread >> 24, thread & _THREAD_MASK, name=name)
 
     # --- events ---

@@ -268,6 +268,21 @@ class Trace:
         """
         return table not in self.meta.missing
 
+    def thread_names(self) -> dict[int, str]:
+        """Give the names of the threads that did something.
+
+        Nsight Systems lists the threads of every process on the machine; a trace that is passed on shall not.
+
+        Returns
+        -------
+        dict of int to str
+        """
+        seen: set[int] = set()
+        for table, columns in TABLES.items():
+            if "thread" in columns and self.size(table):
+                seen.update(self.table(table, ["thread"])["thread"].unique().tolist())
+        return {thread: name for thread, name in self.meta.thread_names.items() if thread in seen}
+
     def table(self, name: str, columns: Iterable[str] | None = None) -> pd.DataFrame:
         """Selected columns of one table.
 

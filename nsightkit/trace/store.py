@@ -131,7 +131,8 @@ def write(trace: Trace, folder: str | os.PathLike[str]) -> None:
     """Write a trace as a Parquet folder that :func:`nsightkit.load` opens.
 
     The source's clock is kept (``start_ns`` in the files is on it), so that times stay comparable with the
-    original report. Only what the Trace model names is written: no environment, host or user name.
+    original report. Only what the Trace model names is written: no environment, host or user name, and of other
+    processes on the machine nothing.
 
     Parameters
     ----------
@@ -164,7 +165,7 @@ def write(trace: Trace, folder: str | os.PathLike[str]) -> None:
             "format": _FORMAT,
             "kind": "nsightkit trace",
             "first_ns": trace.t0_ns,
-            "meta": _meta_to_json(trace.meta),
+            "meta": _meta_to_json(dataclasses.replace(trace.meta, thread_names=trace.thread_names())),
         }
         (draft / _INDEX).write_text(json.dumps(index, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
