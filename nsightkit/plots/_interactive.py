@@ -142,6 +142,8 @@ class _Names:
         # A range may be called like a category: the two differ in colour. The viewer knows that 0 is the CPU.
         self.groups: dict[tuple[str, str], int] = {("CPU", GREY): _CPU}
         self.names: dict[tuple[int, str], int] = {}
+        #: groups of ranges with a row of their own, the same in all traces
+        self.own: dict[str, int] = {}
 
     def group(self, label: str, colour: str) -> int:
         return self.groups.setdefault((label, colour), len(self.groups))
@@ -163,7 +165,7 @@ class _Prepared:
     """One trace's lanes and the rows that its two views show."""
 
     def __init__(self, trace: Trace, label: str, window: tuple[int | None, int | None], names: _Names, **most: int):
-        found = find_lanes(trace, **most, gpu_names=True, start_end=True)
+        found = find_lanes(trace, **most, detailed=True)
         start_ns, end_ns = window
         self.label = label
         self.first = min((int(lane.start.min()) for lane in found), default=0) if start_ns is None else int(start_ns)
@@ -173,7 +175,9 @@ class _Prepared:
         self.raw: list[dict[str, Any]] = []
         self.rolled: list[dict[str, Any]] = []
         on_gpu = any(lane.device >= 0 for lane in found)
-        own_groups = {} if on_gpu else _cpu_groups(found, names)
+        # What is rolled up: GPU work, else framework ops, else ranges.
+        work = {"kernels", "memops", "graphs"} if on_gpu else {found[-1].table} if found else set()
+        own_groups = {} if on_gpu else _cpu_groups([lane for lane in found if lane.table in work], names)
         rows: dict[int, dict[str, Any]] = {}
         devices: dict[int, list[int]] = {}
         for lane in found:
@@ -186,15 +190,19 @@ class _Prepared:
                 lane.row, {"label": lane.label, "kind": "events" if lane.device >= 0 else "ranges", "of": []}
             )
             row["of"].append([here, -1, 1])
-            devices.setdefault(lane.device, []).append(here)
+            if lane.table in work:
+                devices.setdefault(lane.device, []).append(here)
         self.raw = list(rows.values())
         self.events = sum(len(lane.events.start) for lane in self.lanes)
         # The outermost ranges (the steps, usually) stay in view above the work rolled up.
-        self.rolled = [row for row in self.raw if row["kind"] == "ranges" and row["label"] and on_gpu]
-        several = len(devices) - (-1 in devices) > 1
+        rolled = {lane for lanes in devices.values() for lane in lanes}
+        self.rolled = [row for row in self.raw if row["label"] and row["of"][0][0] not in rolled]
         for device, lanes in devices.items():
-            if device >= 0 or not on_gpu:
-                self._roll_up(lanes, f"GPU {device}" if several else "GPU", names, all_work=on_gpu)
+            self._roll_up(lanes, f"GPU {device}" if len(devices) > 1 else "GPU", names, all_work=on_gpu)
+        # The strip that shows the whole window: each device's work, or the outermost of the busiest thread's.
+        self.strip = [row["of"] for row in self.rolled if row["kind"] == "share" and row["of"][0][1] < 0]
+        if not self.strip:
+            self.strip = [row["of"] for row in self.raw if row["of"][0][0] in rolled][:1]
 
     def _add(self, lane: Lane, inside: npt.NDArray[np.bool_], names: _Names, own_groups: dict[str, int]) -> None:
         assert lane.names is not None
@@ -292,8 +300,11 @@ def _cpu_groups(lanes: list[Lane], names: _Names) -> dict[str, int]:
     for lane in lanes:
         here = pd.Series(lane.end - lane.start).groupby(np.asarray(lane.names, dtype=object)).sum()
         time = time.add(here, fill_value=0)
-    chosen = time.nlargest(len(_CPU_COLOURS)).index
-    return {text: names.group(_shown(text)[:60], c) for text, c in zip(chosen, _CPU_COLOURS, strict=False)}
+    own: dict[str, int] = {}
+    for text in time.nlargest(len(_CPU_COLOURS)).index:
+        colour = _CPU_COLOURS[len(names.own) % len(_CPU_COLOURS)]
+        own[text] = names.own[text] = names.own.get(text, names.group(_shown(text), colour))
+    return own
 
 
 class _Packed(NamedTuple):
@@ -368,6 +379,7 @@ def _joined(traces: list[_Prepared], packed: list[_Packed], names: _Names, commo
                 "first": trace.first,
                 "span": trace.span,
                 "merged": max((lane[0][0] for lane in p.lanes), default=0),
+                "strip": trace.strip,
                 "views": {"raw": trace.raw, "rolled": trace.rolled},
                 "lanes": p.lanes,
                 "widths": [width for _, width in columns],
@@ -482,7 +494,8 @@ def interactive_timeline(
     A reader switches between two views. *Raw* has each event as it was recorded, a row a stream and a row a nesting
     level of a thread. *Rolled up* has a row a category of work (:mod:`nsightkit.analysis.categories`) of each device,
     as the share of time it covers, and above them the share of time in which the device was busy; where streams
-    overlap, time counts once. A trace without GPU work is rolled up by the names of its CPU ranges.
+    overlap, time counts once. A trace without GPU work is rolled up by the names of its framework ops, else of its
+    CPU ranges.
 
     Everything is packed ahead, with coarser levels for long windows, so that a page draws a few marks a pixel
     whatever the number of events. Where the events do not fit in `most_bytes`, the shortest neighbours are merged;

@@ -125,7 +125,7 @@ def timeline(
 
 
 def find_lanes(
-    trace: Trace, levels: int, most_streams: int, most_threads: int, *, gpu_names: bool = False, start_end: bool = False
+    trace: Trace, levels: int, most_streams: int, most_threads: int, *, detailed: bool = False
 ) -> list[Lane]:
     """CPU threads by nesting level, then GPU streams: whatever has events.
 
@@ -134,18 +134,25 @@ def find_lanes(
     trace : Trace
     levels, most_streams, most_threads : int
         As in :func:`timeline`.
-    gpu_names : bool, default False
-        Also read what GPU work is called; CPU ranges always come with their names.
-    start_end : bool, default False
-        Also the ranges that do not nest, a row of them a thread.
+    detailed : bool, default False
+        Also what GPU work is called, a row a thread for the ranges that do not nest, and, in a trace without GPU
+        work, the framework ops beside the ranges.
 
     Returns
     -------
     list of Lane
         In the order of their rows.
     """
-    cpu = _cpu_lanes(trace, levels, most_threads, start_end)
-    return [lane for lane in (*cpu, *_gpu_lanes(trace, most_streams, gpu_names)) if len(lane.start)]
+    ranged, on_gpu = bool(trace.size("ranges")), any(trace.size(table) for table in _GPU_KINDS)
+    lanes: list[Lane] = []
+    if ranged:
+        lanes += _cpu_lanes(trace, "ranges", levels, most_threads, detailed)
+    if not ranged or (detailed and not on_gpu):
+        below = 1 + max((lane.row for lane in lanes), default=-1)
+        for lane in _cpu_lanes(trace, "ops", levels, most_threads, False):
+            label = f"{lane.label} ops" if ranged and lane.label else lane.label
+            lanes.append(lane._replace(label=label, row=lane.row + below))
+    return [lane for lane in (*lanes, *_gpu_lanes(trace, most_streams, detailed)) if len(lane.start)]
 
 
 def _gpu_lanes(trace: Trace, most: int, names: bool) -> Iterator[Lane]:
@@ -183,8 +190,7 @@ def _gpu_names(column: pd.Series, table: str) -> pd.Categorical[str]:
     return pd.Categorical.from_codes(values.codes, pd.Index(texts, dtype="str"))
 
 
-def _cpu_lanes(trace: Trace, levels: int, most: int, start_end: bool) -> Iterator[Lane]:
-    table = "ranges" if trace.size("ranges") else "ops"
+def _cpu_lanes(trace: Trace, table: str, levels: int, most: int, start_end: bool) -> Iterator[Lane]:
     if not trace.size(table):
         return
     columns = ["start_ns", "end_ns", "thread", "name"]

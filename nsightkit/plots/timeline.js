@@ -96,7 +96,10 @@
   function brief(name) {
     const plain = name.replace(/\(anonymous namespace\)::|<unnamed>::/g, "");
     const head = plain.split(/[<(]/, 1)[0].trim();
-    return head.split(/\s+/).pop().split("::").pop() || plain;
+    const own = head.split(/\s+/).pop().split("::").pop();
+    // CUTLASS calls them all Kernel or Kernel2, and their first template argument what they are.
+    const inner = /^(device_)?kernel2?$/i.test(own) && /<\s*([\w:]+)/.exec(plain);
+    return (inner ? inner[1].split("::").pop() : own) || plain;
   }
 
   // ---- Colours ---------------------------------------------------------------------------------------------------
@@ -150,6 +153,7 @@
     button:hover { background: color-mix(in srgb, currentColor 14%, transparent); }
     button[aria-pressed="true"] { background: var(--accent); border-color: var(--accent); color: var(--on-accent); }
     :is(button, select, canvas, summary):focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; }
+    canvas:focus-visible { outline-offset: -2px; } /* a page may cut off what sticks out of an output */
     .stage { position: relative; }
     canvas { display: block; width: 100%; touch-action: pan-y; cursor: grab; border-radius: 0.25rem; }
     canvas.dragged { cursor: grabbing; }
@@ -159,7 +163,7 @@
     .tip[hidden] { display: none; }
     .name { font-weight: 600; display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-clamp: 4;
       overflow: hidden; unicode-bidi: isolate; overflow-wrap: anywhere; }
-    .said { min-height: 2.9em; margin: 0.4rem 0 0; padding: 0.35rem 0.7rem; border-left: 3px solid var(--accent);
+    .said { min-height: 4.9em; margin: 0.4rem 0 0; padding: 0.35rem 0.7rem; border-left: 3px solid var(--accent);
       background: color-mix(in srgb, currentColor 5%, transparent); overflow-wrap: anywhere; }
     .legend { display: flex; flex-wrap: wrap; gap: 0.1rem 0.9rem; list-style: none; margin: 0.4rem 0 0; padding: 0; }
     .legend li { display: inline-flex; align-items: center; gap: 0.35rem; margin: 0; overflow-wrap: anywhere; }
@@ -180,6 +184,8 @@
     ["strip on top", "the whole window: drag the frame, or press where to look"],
   ];
 
+  const HINT = "Point at, tap or choose an event to read about it. The wheel zooms after a click on the picture, " +
+    "and at any time with Ctrl or ⌘.";
   const MAP = 26; // height of the strip that shows the whole window
   const AXIS = 22;
   const LEAST_NS = 20; // closer than this there is nothing to see
@@ -272,7 +278,7 @@
       for (const trace of this.traces) {
         if (stacked) this.rows.push({ kind: "heading", label: trace.label, of: [], trace });
         for (const row of trace.views[this.mode]) {
-          const of = row.of.map(([lane, group, sign]) => ({ levels: trace.lanes[lane], group, sign }));
+          const of = row.of.map(([lane, group, sign]) => ({ lane, levels: trace.lanes[lane], group, sign }));
           this.rows.push({ ...row, of, trace });
         }
       }
@@ -280,17 +286,17 @@
       this.picked = null;
       this.map = null;
       const used = new Set();
-      for (const { of, kind } of this.rows)
+      for (const { of } of this.rows)
         for (const { levels, group, sign } of of) {
-          if (kind === "ranges" || sign < 0) continue;
+          if (sign < 0) continue;
           if (group >= 0) used.add(group);
           else new Set(levels[levels.length - 1].name).forEach((name) => used.add(this.data.groupOfName[name]));
         }
       // Rolled up, the rows say it themselves.
-      this.legend.replaceChildren(...(this.mode === "rolled" ? [] : [...used].sort((a, b) => a - b)).map((group) => {
+      this.legend.replaceChildren(...(this.mode === "rolled" ? [] : [...used].filter((group) => group > 0).sort((a, b) => a - b)).map((group) => {
         const patch = part("i");
         patch.dataset.group = group;
-        return part("li", {}, patch, this.data.groups[group][0]);
+        return part("li", {}, patch, this.data.groups[group][0].slice(0, 60));
       }));
       this.modes.forEach((button, i) => button.setAttribute("aria-pressed", String((i === 1) === (this.mode === "rolled"))));
       const said = this.data.layout === "stacked" ? this.data.said.join(" ") : this.data.said[this.index];
@@ -393,7 +399,7 @@
     measure() {
       const width = Math.max(this.canvas.parentElement.clientWidth, 200);
       const narrow = width < 560; // labels stand above their rows then
-      const left = narrow ? 0 : Math.min(190, Math.round(width * 0.24));
+      const left = narrow ? 3 : Math.min(190, Math.round(width * 0.24));
       let y = MAP + AXIS + 4;
       for (const row of this.rows) {
         row.label_height = narrow && row.label && row.kind !== "heading" ? 15 : 0;
@@ -402,7 +408,7 @@
         // Nested ranges lie close under the ones they are part of.
         y = row.top + row.height + (row.kind === "ranges" ? 2 : 5);
       }
-      this.box = { left, width: width - left - 1, all: width, height: Math.max(y, MAP + AXIS + 40), narrow };
+      this.box = { left, width: width - left - 3, all: width, height: Math.max(y, MAP + AXIS + 40), narrow };
     }
 
     draw() {
@@ -426,7 +432,7 @@
         if (row.kind === "heading") {
           pen.font = `600 14px ${this.font}`;
           pen.fillStyle = css(colours.ink);
-          pen.fillText(row.label, 0, row.top + 13, box.all);
+          pen.fillText(row.label, 5, row.top + 13, box.all - 8);
           continue;
         }
         pen.fillStyle = css(colours.ink, 0.05);
@@ -454,18 +460,18 @@
       if (!row.label) return;
       const chosen = this.matchesFocus && number === this.row;
       const y = box.narrow ? row.top - 7 : row.top + row.height / 2;
-      const room = (box.narrow ? box.all : box.left) - 12;
+      const room = (box.narrow ? box.all : box.left) - 16;
       pen.fillStyle = css(colours.ink);
       pen.font = `${chosen ? 700 : 400} 12px ${this.font}`;
       let used = 0;
       if (row.kind === "share") {
         // The share of the window in view, right-aligned, so that shares compare down the column.
         pen.textAlign = "right";
-        pen.fillText(percent(row.share), room + 4, y);
+        pen.fillText(percent(row.share), room + 7, y);
         pen.textAlign = "left";
         used = 54;
       }
-      pen.fillText(fitted(pen, row.label, room - used), 0, y);
+      pen.fillText(fitted(pen, row.label, room - used, true), 5, y);
     }
 
     // The level whose cells are at most a pixel long: the coarsest that looks like the finest.
@@ -603,15 +609,10 @@
         inner.setTransform(ratio, 0, 0, ratio, 0, 0);
         inner.fillStyle = css(colours.ink, 0.05);
         inner.fillRect(0, 0, box.width, MAP);
-        const traces = this.traces;
-        const high = MAP / traces.length;
-        traces.forEach((trace, i) => {
-          const rolled = trace.views.rolled.find((row) => row.kind === "share");
-          const row = rolled || trace.views.raw[0];
-          if (!row) return;
-          const of = row.of.map(([lane, group, sign]) => ({ levels: trace.lanes[lane], group, sign }));
-          this.drawShare(inner, { of, trace }, { start: 0, end: span }, 0, i * high, box.width, high - (traces.length > 1 ? 1 : 0));
-        });
+        const strips = this.traces.flatMap((trace) => trace.strip.map((of) => ({
+          trace, of: of.map(([lane, group, sign]) => ({ levels: trace.lanes[lane], group, sign })) })));
+        const high = MAP / strips.length;
+        strips.forEach((row, i) => this.drawShare(inner, row, { start: 0, end: span }, 0, i * high, box.width, high - (i + 1 < strips.length)));
       }
       pen.drawImage(this.map, box.left, 0, box.width, MAP);
       const from = box.left + (view.start / span) * box.width;
@@ -625,7 +626,7 @@
       if (!box.narrow) {
         pen.font = `12px ${this.font}`;
         pen.fillStyle = css(colours.ink, 0.85);
-        pen.fillText("whole window", 0, MAP / 2);
+        pen.fillText("whole window", 5, MAP / 2);
       }
     }
 
@@ -667,7 +668,10 @@
       const row = this.rows[found.row];
       const [name, group] = this.data.names[found.name];
       const begin = moment(found.start + row.trace.first);
-      const where = row.label || this.rows.slice(0, found.row).reverse().find((r) => r.label).label;
+      // Which thread or stream: the row of the raw view, or the nearest above it that has a label.
+      const raw = row.trace.views.raw;
+      const mine = raw.findIndex((r) => r.of.some(([lane]) => lane === found.lane));
+      const where = raw.slice(0, mine + 1).reverse().find((r) => r.label).label;
       const kind = row.kind === "ranges" ? "" : `${this.data.groups[group][0]} · `;
       if (found.count > 1)
         return [`${found.count.toLocaleString("en")} events, the longest: ${name}`,
@@ -677,7 +681,7 @@
 
     say(found) {
       if (!found) {
-        this.said.replaceChildren("Point at, tap or choose an event to read about it.");
+        this.said.replaceChildren(HINT);
         return;
       }
       const [name, rest] = this.facts(found);
@@ -705,7 +709,7 @@
           const far = Math.max(level.start[i] - t, t - level.end[i], 0) / perPixel;
           if (far < away) {
             away = far;
-            best = { row, start: level.start[i], end: level.end[i], busy: level.busy[i], count: level.count[i], name: level.name[i] };
+            best = { row, lane: source.lane, start: level.start[i], end: level.end[i], busy: level.busy[i], count: level.count[i], name: level.name[i] };
           }
           if (far === 0) break;
         }
@@ -729,7 +733,7 @@
         while (i >= 0 && i < level.size && !suits(i)) i += forwards ? 1 : -1;
         if (i < 0 || i >= level.size) continue;
         if (!best || (forwards ? level.start[i] < best.start : level.start[i] > best.start))
-          best = { row: this.row, start: level.start[i], end: level.end[i], busy: level.busy[i], count: level.count[i], name: level.name[i] };
+          best = { row: this.row, lane: source.lane, start: level.start[i], end: level.end[i], busy: level.busy[i], count: level.count[i], name: level.name[i] };
       }
       if (!best) return;
       this.pick(best);
@@ -890,7 +894,9 @@
       const { offsetWidth: wide, offsetHeight: high } = this.tip;
       this.tip.style.left = `${Math.min(Math.max(x + 12, 0), Math.max(this.box.all - wide, 0))}px`;
       const below = row.top + row.height + 6;
-      this.tip.style.top = `${below + high > this.box.height && row.top > high + 6 ? row.top - high - 6 : below}px`;
+      // It may lie over the words below the picture, but not stick out of the element.
+      const room = this.getBoundingClientRect().bottom - this.canvas.getBoundingClientRect().top;
+      this.tip.style.top = `${below + high > room && row.top > high + 6 ? row.top - high - 6 : below}px`;
     }
   }
 
@@ -921,14 +927,18 @@
     bin[last] += (to - last) * density;
   }
 
-  // As much of a text as fits, by the width of its own letters.
-  function fitted(pen, text, room) {
+  // As much of a text as fits, by the width of its own letters: its beginning, or its beginning and its end.
+  function fitted(pen, text, room, ends = false) {
     if (room < 8) return "";
-    let some = text.slice(0, Math.ceil(room / 3));
+    const some = text.slice(0, Math.ceil(room / 2));
     const wide = pen.measureText(some).width;
     if (wide <= room && some.length === text.length) return some;
-    if (wide > room) some = some.slice(0, Math.max(Math.floor((some.length * room) / wide) - 1, 0));
-    return some.length > 1 ? `${some}…` : "";
+    for (let letters = Math.floor((some.length * room) / Math.max(wide, 1)) - 1; letters > 0; letters--) {
+      const tail = ends ? Math.floor(letters / 2) : 0;
+      const short = `${text.slice(0, letters - tail)}…${tail ? text.slice(-tail) : ""}`;
+      if (pen.measureText(short).width <= room) return short;
+    }
+    return "";
   }
 
   customElements.define(TAG, Timeline);
