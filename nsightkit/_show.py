@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "TABLE_ROWS",
+    "bytes_text",
     "plain",
     "print_facts",
     "print_rows",
@@ -159,7 +160,14 @@ def _digits(value: float) -> str:
     return f"{value:,.1f}" if size >= 99.95 else f"{value:.2f}" if size >= 9.995 else f"{value:.3f}"
 
 
-def _bytes_text(value: float | None) -> str:
+def bytes_text(value: float | None) -> str:
+    """Write an amount of memory in the unit a person would choose, 1 GB = 10**9 bytes.
+
+    Parameters
+    ----------
+    value : float or None
+        Bytes; None is a dash.
+    """
     if value is None:
         return "-"
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
@@ -273,10 +281,10 @@ _EXPENDABLE = (
 )
 _LEFT = (
     *("name", "category", "cause", "kind", "src_kind", "dst_kind", "domain", "rule", "step", "evidence", "outlier"),
-    *("config", "gpu", "unit", "accumulate", "mode", "precision", "status"),
+    *("config", "gpu", "unit", "accumulate", "mode", "precision", "status", "site"),
 )
 _OPTIONAL = ("domain", "outlier", "src_kind", "dst_kind", "remedy", "detail")
-_SHRINKING = ("name", "step", "evidence")
+_SHRINKING = ("name", "step", "evidence", "site")
 _WRAPPING = ("check", "found", "remedy", "detail", "notes", "source")
 _NAME_CELLS = 40
 
@@ -289,7 +297,7 @@ def _cell(column: str, value: Any) -> str:
     if column.endswith("_ns"):
         return time_text(value)
     if column == "bytes" or column.endswith("_bytes"):
-        return _bytes_text(value)
+        return bytes_text(value)
     if column == "params" or column.endswith("_flops"):
         return _large_text(value)
     if column == "outlier":

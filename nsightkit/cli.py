@@ -553,6 +553,92 @@ def steps(
 
 
 @app.command(rich_help_panel=_READING)
+def memory(
+    snapshot: Annotated[
+        Path,
+        typer.Argument(metavar="SNAPSHOT", help="What torch.cuda.memory._dump_snapshot wrote; nothing in it is run."),
+    ],
+    device: Annotated[
+        int | None,
+        typer.Option("--device", metavar="N", help="Device N; default: the one with the highest peak."),
+    ] = None,
+    top: Annotated[
+        int | None,
+        typer.Option("--top", metavar="N", min=0, help="Only the first N sites; default: all, 20 in a table."),
+    ] = None,
+    moment: Annotated[
+        str | None,
+        typer.Option(
+            "--at",
+            metavar="MOMENT",
+            help="What to look at: peak (the default), oom (the last out-of-memory error), start, end, or an event's "
+            "number.",
+        ),
+    ] = None,
+    format: FormatOpt = None,  # noqa: A002
+) -> None:
+    """What the GPU's memory was made of at its peak, who allocated it, and what was lost between blocks."""
+    looked_at = int(moment) if moment is not None and re.fullmatch(r"-?\d{1,18}", moment) else moment
+    with _progress(f"reading {snapshot.name}"), _naming(snapshot):
+        from nsightkit.analysis.snapshot import summary as answer
+        from nsightkit.trace import snapshot as reader
+
+        result = answer(reader.read(snapshot), device=device, top=top, moment=looked_at)  # type: ignore[arg-type]
+    _emit(format, result, lambda console: _print_memory(console, snapshot.name, result, top))
+
+
+def _print_memory(console: Console, title: str, result: dict[str, Any], top: int | None) -> None:
+    from nsightkit import _show
+
+    def share(value: int, of: int) -> float | None:
+        return value / of if of else None
+
+    lost = result["fragmentation"]
+    reserved, moment = lost["reserved_bytes"], result["moment"]
+    when = {"peak": "at the peak", "oom": "at the out-of-memory error", "end": "at the end", "start": "at the start"}
+    facts: list[tuple[str, str, float | None]] = []
+    if moment != "peak" and result["peak_bytes"] is not None:
+        facts.append(("highest allocated", _show.bytes_text(result["peak_bytes"]), None))
+    facts += [
+        (
+            f"allocated {when.get(str(moment), f'after event {moment}')}",
+            _show.bytes_text(lost["allocated_bytes"]),
+            None,
+        ),
+        ("reserved from CUDA", _show.bytes_text(reserved), None),
+    ]
+    for label, key in (
+        ("free between live blocks", "inactive_split_bytes"),
+        ("free in whole segments", "releasable_bytes"),
+        ("freed, waiting for a stream", "pending_bytes"),
+    ):
+        facts.append((label, _show.bytes_text(lost[key]), share(lost[key], reserved)))
+    facts.append(("largest free block", _show.bytes_text(lost["largest_free_block_bytes"]), None))
+    facts.append(("rounding, in active blocks", _show.bytes_text(lost["rounding_bytes"]), None))
+    devices = len(result["devices"])
+    of = f" · device {result['device']} of {devices}" if devices > 1 else ""
+    _show.print_facts(console, facts, title=f"{title}{of} · {result['events']:,} events")
+    console.print()
+    _show.print_rows(console, ["category", "bytes", "count", "share"], result["by_category"], empty="nothing was live")
+    console.print()
+    shown = result["top_sites"] if top is not None else result["top_sites"][: _show.TABLE_ROWS]
+    columns = ["site", "category", "bytes", "count", "share"]
+    _show.print_rows(console, columns, shown, total=len(result["top_sites"]), empty="no sites")
+    oom = result["oom"]
+    if oom is not None:
+        asked, free = (_show.bytes_text(oom[key]) for key in ("requested_bytes", "device_free_bytes"))
+        cached = _show.bytes_text(oom["cached_free_bytes"])
+        largest = _show.bytes_text(oom["largest_free_block_bytes"])
+        text = (
+            f"out of memory: {oom['site']} asked for {asked}; CUDA had {free} free, the cache {cached}, the largest "
+            f"block of it {largest}"
+        )
+        console.print(_show.plain(text), style="yellow")
+    for note in result["notes"]:
+        console.print(_show.plain(note), style="dim")
+
+
+@app.command(rich_help_panel=_READING)
 @_on_trace
 def convert(
     session: _Session,

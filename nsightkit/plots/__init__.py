@@ -12,6 +12,7 @@ from nsightkit.plots._bars import before_after, gap_bars, kernel_bars, step_time
 from nsightkit.plots._curves import distributions, share_curves
 from nsightkit.plots._interactive import InteractiveTimeline, interactive_timeline
 from nsightkit.plots._many import box_plots, panels, small_multiples
+from nsightkit.plots._memory import memory_bars, memory_timeline, segment_map
 from nsightkit.plots._shares import share_bars
 from nsightkit.plots._tables import table
 from nsightkit.plots._timeline import timeline
@@ -24,7 +25,10 @@ __all__ = [
     "gap_bars",
     "interactive_timeline",
     "kernel_bars",
+    "memory_bars",
+    "memory_timeline",
     "panels",
+    "segment_map",
     "share_bars",
     "share_curves",
     "small_multiples",

@@ -1,0 +1,1084 @@
+"""Where the memory went, from a snapshot of PyTorch's caching allocator.
+
+Four amounts, as ``torch.cuda.memory_stats`` counts them: *requested*, the bytes that were asked for; *allocated*, the
+blocks that hold them, from allocation to ``free_requested``; *active*, the same until ``free_completed`` (a block that
+another stream still uses is active, no longer allocated); *reserved*, all segments.
+
+A snapshot holds the state at its end, and the last events before it. Everything is reconstructed backwards from that
+end, so it is right also when the ring buffer of events dropped its beginning. Events carry requested sizes only. A
+block's own size is known where the block is still there at the end; else it follows from the allocator's rules
+(c10/cuda/CUDACachingAllocator.cpp): sizes are rounded to 512 B; in the pool of blocks above 1 MiB a remainder of at
+most 1 MiB is not split off and stays with the block, which therefore reaches to whatever came next when it was
+allocated. The one thing that cannot be known is such a remainder of a block that was there before the first event and
+was freed later; its greatest possible sum is given as ``uncertain_bytes``.
+
+A *category* is read from call stacks and lifetimes. The stack says which phase made a block: forward, backward,
+optimizer, set-up. What is freed within the run of events of its own phase is ``temporary``; what outlives it is an
+activation, a gradient, an optimizer state or a weight. ``before recording`` is what was there before the first event
+and has no stack; ``unknown`` is what no rule covers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from nsightkit.errors import UsageError
+from nsightkit.trace.snapshot import ACTIONS, Snapshot
+
+__all__ = ["CATEGORIES", "allocations", "at", "bands", "segments", "sites", "summary", "timeline"]
+
+#: What a block can be; the order in which figures stack them.
+CATEGORIES = (
+    *("weights", "optimizer states", "gradients", "activations", "logits", "autocast copies", "KV cache"),
+    *("communication", "workspaces", "inputs", "temporary", "before recording", "unknown"),
+)
+
+# c10/cuda/CUDACachingAllocator.cpp: kMinBlockSize, kSmallSize, kLargeBuffer.
+_MIN_BLOCK, _SMALL, _LARGE_BUFFER = 512, 1 << 20, 20 << 20
+_CODE = {action: code for code, action in enumerate(ACTIONS)}
+
+_Ints = npt.NDArray[np.int64]
+_Bools = npt.NDArray[np.bool_]
+Moment = int | Literal["start", "peak", "oom", "end"]
+
+
+# ---------------------------------------------------------------- what was allocated, from when to when
+
+
+def allocations(snapshot: Snapshot, device: int | None = None) -> pd.DataFrame:
+    """List every allocation the snapshot knows of, with its lifetime, size and category.
+
+    Parameters
+    ----------
+    snapshot : Snapshot
+    device : int, optional
+        Default: the device with the highest peak.
+
+    Returns
+    -------
+    DataFrame
+        ``address, requested_bytes, size_bytes`` (the block), ``uncertain_bytes`` (how much larger it may be),
+        ``first, free_requested, free_completed`` (rows of the device's events: the event that begins it, -1 where that
+        was before the first event, and those that end it, the number of events where it is there at the end),
+        ``stream, stack, category, metadata``. In order of `first`, then of address.
+
+    Raises
+    ------
+    UsageError
+        The snapshot has no such device.
+    """
+    device = _device(snapshot, device)
+    table: pd.DataFrame = snapshot.derived(("allocations", device), lambda: _allocations(snapshot, device))
+    return table
+
+
+def _events(snapshot: Snapshot, device: int) -> pd.DataFrame:
+    events: pd.DataFrame = snapshot.derived(
+        ("events", device), lambda: snapshot.events[snapshot.events["device"] == device].reset_index(drop=True)
+    )
+    return events
+
+
+def _allocations(snapshot: Snapshot, device: int) -> pd.DataFrame:
+    table = _lifetimes(snapshot, device)
+    _size(snapshot, device, table)
+    table["category"] = _categories(snapshot, device, table)
+    return table
+
+
+def _lifetimes(snapshot: Snapshot, device: int) -> pd.DataFrame:
+    """Pair events by address; join what is left with the blocks that are there at the end."""
+    events = _events(snapshot, device)
+    count = len(events)
+    pairs = _paired(events, ("alloc", "free_requested", "free_completed"))
+    blocks = snapshot.blocks
+    blocks = blocks[(blocks["device"] == device) & (blocks["state"] != "inactive")].drop_duplicates("address")
+    streams = snapshot.segments["stream"].to_numpy()[blocks["segment"].to_numpy()]
+    match = pd.Index(blocks["address"]).get_indexer(pd.Index(pairs["address"]))
+    there = (match >= 0) & ~pairs.duplicated("address", keep="last").to_numpy()
+    asked, completed, successor = (pairs[c].to_numpy() for c in ("requested", "completed", "successor"))
+    # Where an event of a kind was not recorded (skip_actions) the other free, or the address's next use, stands in.
+    ended = (completed >= 0) | (successor < count) | (~there & (asked >= 0))
+    stands_in = np.where(asked >= 0, asked, successor)
+    completed = np.where(completed >= 0, completed, np.where(ended, stands_in, count))
+    # A free that only completes here was asked for before the first event, if such events are recorded at all.
+    early = (pairs["first"].to_numpy() < 0) & (asked < 0) & (events["action"] == "free_requested").any()
+    asked = np.where(asked >= 0, asked, np.where(early & ended, -1, completed))
+    stays = there & ~ended
+
+    def at_end(column: str) -> _Ints:
+        """Look up each pair's block; where there is none, any value."""
+        values: _Ints = blocks[column].to_numpy().astype(np.int64)
+        found: _Ints = np.append(values, 0)[match]
+        return found
+
+    stack = pairs["stack"].to_numpy()
+    known = pd.DataFrame(
+        {
+            "address": pairs["address"].to_numpy(),
+            "requested_bytes": pairs["size_bytes"].to_numpy(),
+            "size_bytes": np.where(stays, at_end("size_bytes"), -1),
+            "first": pairs["first"].to_numpy(),
+            "free_requested": asked,
+            "free_completed": completed,
+            "stream": pairs["stream"].to_numpy(),
+            "stack": np.where(stays & (stack < 0), at_end("stack"), stack),
+            "row": pairs["row"].to_numpy(),
+        }
+    )
+    # The other blocks of the end: there before the first event, or (where the events say that what was at the address
+    # is freed) from an allocation that was not recorded.
+    since = np.full(len(blocks), -1, np.int64)
+    since[match[there & ended]] = completed[there & ended]
+    seen = np.zeros(len(blocks), bool)
+    seen[match[stays]] = True
+    older = pd.DataFrame(
+        {
+            "address": blocks["address"].to_numpy(),
+            "requested_bytes": blocks["requested_bytes"].to_numpy(),
+            "size_bytes": blocks["size_bytes"].to_numpy(),
+            "first": since,
+            "free_requested": np.where(blocks["state"] == "active_pending_free", -1, count),
+            "free_completed": count,
+            "stream": streams,
+            "stack": blocks["stack"].to_numpy(),
+            "row": -1,
+        }
+    )[~seen]
+    both = pd.concat([known, older], ignore_index=True).astype(np.int64)
+    both = both.sort_values(["first", "address"], kind="stable", ignore_index=True)
+    row = both.pop("row").to_numpy()
+    for column, source in (("metadata", "metadata"), ("given", "category")):
+        names = events[source].cat
+        codes = np.append(names.codes.to_numpy(), 0)[row]  # -1: the empty text, which is the first
+        both[column] = pd.Categorical.from_codes(codes, categories=names.categories)
+    return both
+
+
+def _paired(events: pd.DataFrame, kinds: tuple[str, str, str]) -> pd.DataFrame:
+    """Make one row of each chain ``begin, ask, end`` of events at an address; each part may be absent.
+
+    Columns: ``address, size_bytes, first`` (-1: before the first event), ``requested, completed`` (-1: no such event),
+    ``successor`` (where the next chain at this address begins, else the number of events), ``stream, stack, row``
+    (the beginning's event, -1 without one).
+    """
+    count = len(events)
+    action = events["action"].cat.codes.to_numpy()
+    begin, ask, end = (_CODE[kind] for kind in kinds)
+    chosen = np.flatnonzero(np.isin(action, [begin, ask, end]) | ((action == _CODE["free"]) & (kinds[0] == "alloc")))
+    order = chosen[np.argsort(events["address"].to_numpy()[chosen], kind="stable")]
+    address, what = events["address"].to_numpy()[order], action[order]
+    what = np.where(what == _CODE["free"], end, what)
+    moved = np.ones(len(order), bool)
+    moved[1:] = address[1:] != address[:-1]
+    before = np.concatenate([[-1], what[:-1]])
+    opens = moved | (what == begin) | (before == end) | ((what == ask) & (before == ask))
+    heads = np.flatnonzero(opens)
+    chain = np.cumsum(opens) - 1
+
+    def where(kind: int) -> _Ints:
+        found = np.full(len(heads), -1, np.int64)
+        found[chain[what == kind]] = order[what == kind]
+        return found
+
+    began, completed = where(begin), where(end)
+    asked = where(ask) if ask != end else completed
+    follows = np.full(len(heads), count, np.int64)
+    if len(heads):
+        same = ~moved[heads[1:]]
+        follows[:-1][same] = order[heads[1:]][same]
+    # A chain without a beginning that is not the address's first: it began after the one before had ended.
+    ends = np.maximum(completed, asked)
+    first = np.where((began < 0) & ~moved[heads], np.concatenate([[-1], ends[:-1]]), began)
+    return pd.DataFrame(
+        {
+            "address": address[heads],
+            "size_bytes": events["size_bytes"].to_numpy()[order[heads]],
+            "first": first,
+            "requested": asked,
+            "completed": completed,
+            "successor": follows,
+            "stream": events["stream"].to_numpy()[order[heads]],
+            "stack": np.where(began >= 0, events["stack"].to_numpy()[order[heads]], -1),
+            "row": began,
+        }
+    )
+
+
+# ---------------------------------------------------------------- how large the blocks were
+
+
+def _rounded(snapshot: Snapshot, requested: _Ints) -> _Ints:
+    """Round sizes as DeviceCachingAllocator::round_size does."""
+    plain = np.maximum(-(-requested // _MIN_BLOCK) * _MIN_BLOCK, _MIN_BLOCK)
+    divisions = snapshot.settings.get("roundup_power2_divisions") or {}
+    if not any(d > 1 for d in divisions.values()):
+        return plain
+    log2 = np.frexp(np.maximum(requested, 1).astype(float))[1] - 1
+    by_size = np.array([divisions.get(str(1 << i), 0) for i in range(16)], np.int64)
+    into = by_size[np.clip(log2 - 20, 0, 15)]
+    floor = np.int64(1) << log2
+    step = np.maximum(floor >> (np.frexp(np.maximum(into, 1).astype(float))[1] - 1), 1)
+    stepped = -(-requested // step) * step
+    applies = (into > 1) & (requested > _MIN_BLOCK * into)
+    return np.where(applies, stepped, plain)
+
+
+def _size(snapshot: Snapshot, device: int, table: pd.DataFrame) -> None:
+    """Fill in the sizes of blocks that are gone by the end, and how much larger each may have been."""
+    size = table["size_bytes"].to_numpy().copy()
+    uncertain = np.zeros(len(table), np.int64)
+    rounded = _rounded(snapshot, table["requested_bytes"].to_numpy())
+    address, first, last = (table[c].to_numpy() for c in ("address", "first", "free_completed"))
+    gone = size < 0
+    if (snapshot.blocks["size_bytes"] % _MIN_BLOCK > 0).any():
+        # Not of the caching allocator: `_memory_viz.profile_plot` makes such snapshots of the CPU's memory too.
+        table["size_bytes"] = np.where(gone, table["requested_bytes"], size)
+        table.insert(3, "uncertain_bytes", uncertain)
+        return
+    size[gone] = rounded[gone]
+    most = snapshot.settings.get("max_split_size", -1)
+    whole = rounded >= most if isinstance(most, int) and most > 0 else np.zeros(len(table), bool)
+    limit = np.where(whole, _LARGE_BUFFER, _SMALL)
+    asking = np.flatnonzero(gone & (rounded > _SMALL) & ~_within(address, _expandable(snapshot, device)))
+    if len(asking):
+        held = _held(snapshot, device)
+        starts = (address, first, last)
+        ends = (
+            (held["address"] + held["total_bytes"]).to_numpy(),
+            held["first"].to_numpy(),
+            held["free_completed"].to_numpy(),
+        )
+        # What began before the first event may have reached to something that is gone, or to something seen later.
+        until = np.where(first < 0, last, first)[asking]
+        begin = (address + rounded)[asking]
+        gap = np.minimum(
+            *(_distance(begin, limit[asking], first[asking], until, *boundary) for boundary in (starts, ends))
+        )
+        found = gap <= limit[asking]
+        size[asking[found]] += gap[found]
+        open_ = (first[asking] < 0) & ~found
+        uncertain[asking[open_]] = limit[asking][open_]
+    table["size_bytes"] = size
+    table.insert(3, "uncertain_bytes", uncertain)
+
+
+def _distance(
+    begin: _Ints, limit: _Ints, since: _Ints, until: _Ints, address: _Ints, first: _Ints, last: _Ints
+) -> _Ints:
+    """Measure from each `begin` to the nearest boundary that existed at a time in [since, until]; 2**62 beyond `limit`.
+
+    A boundary is an address that means something from one event (exclusive) to another: the start of a block that is in
+    use, or the end of a segment.
+    """
+    order = np.lexsort((first, address))
+    address, first, last = address[order], first[order], last[order]
+    distinct, head = np.unique(address, return_index=True)
+    tail = np.append(head[1:], len(address))
+    low = np.searchsorted(distinct, begin)
+    high = np.searchsorted(distinct, begin + limit, side="right")
+    result = np.full(len(begin), 1 << 62, np.int64)
+    # Lifetimes at one address follow one another: the last that began before `until` is the one that counts.
+    width = np.int64(max(int(last.max(initial=0)), 0) + 3)
+    rank = np.repeat(np.arange(len(distinct)), tail - head)
+    keys = rank * width + first + 1
+    open_ = np.flatnonzero(low < high)
+    step = 0
+    while len(open_):
+        candidate = low[open_] + step
+        row = np.searchsorted(keys, candidate * width + until[open_] + 1, side="left") - 1
+        good = (row >= head[candidate]) & (last[np.maximum(row, 0)] > since[open_])
+        result[open_[good]] = (distinct[candidate] - begin[open_])[good]
+        step += 1
+        open_ = open_[~good]
+        open_ = open_[low[open_] + step < high[open_]]
+    return result
+
+
+def _within(address: _Ints, ranges: tuple[_Ints, _Ints]) -> _Bools:
+    """Say which addresses lie in one of some disjoint ranges, given in order."""
+    begin, end = ranges
+    which = np.searchsorted(begin, address, side="right") - 1
+    return (which >= 0) & (address < np.append(end, 0)[which])
+
+
+def _expandable(snapshot: Snapshot, device: int) -> tuple[_Ints, _Ints]:
+    """Where expandable segments ever were, as disjoint ranges."""
+    events = _events(snapshot, device)
+    mapped = events[events["action"].isin(["segment_map", "segment_unmap"])]
+    end_state = snapshot.segments
+    end_state = end_state[(end_state["device"] == device) & end_state["expandable"]]
+    begin = np.concatenate([mapped["address"], end_state["address"]]).astype(np.int64)
+    size = np.concatenate([mapped["size_bytes"], end_state["total_bytes"]]).astype(np.int64)
+    order = np.argsort(begin, kind="stable")
+    begin, end = begin[order], np.maximum.accumulate((begin + size)[order])
+    new = np.ones(len(begin), bool)
+    new[1:] = begin[1:] > end[:-1]
+    heads = np.flatnonzero(new)
+    return begin[heads], end[np.append(heads[1:] - 1, len(end) - 1)] if len(heads) else end
+
+
+def _held(snapshot: Snapshot, device: int) -> pd.DataFrame:
+    """List ordinary segments with their lifetimes: ``address, total_bytes, first, free_completed, stream``."""
+    events = _events(snapshot, device)
+    count = len(events)
+    table = _paired(events, ("segment_alloc", "segment_free", "segment_free"))
+    known = pd.DataFrame(
+        {
+            "address": table["address"],
+            "total_bytes": table["size_bytes"],
+            "first": table["first"],
+            "free_completed": np.where(table["completed"] >= 0, table["completed"], table["successor"]),
+            "stream": table["stream"],
+        }
+    )
+    end_state = snapshot.segments
+    end_state = end_state[(end_state["device"] == device) & ~end_state["expandable"]]
+    is_open = known["free_completed"] >= count
+    # A segment that no event tells the end of, and that is not there: its end was not recorded.
+    known = known[~is_open | known["address"].isin(end_state["address"])]
+    seen = known.loc[known["free_completed"] >= count, "address"]
+    older = end_state[~end_state["address"].isin(seen)]
+    rest = pd.DataFrame(
+        {
+            "address": older["address"],
+            "total_bytes": older["total_bytes"],
+            "first": -1,
+            "free_completed": count,
+            "stream": older["stream"],
+        }
+    )
+    return pd.concat([known, rest], ignore_index=True).astype(np.int64)
+
+
+# ---------------------------------------------------------------- over time
+
+
+def timeline(snapshot: Snapshot, device: int | None = None) -> pd.DataFrame:
+    """Give the four amounts after every event.
+
+    Parameters
+    ----------
+    snapshot : Snapshot
+    device : int, optional
+        Default: the device with the highest peak.
+
+    Returns
+    -------
+    DataFrame
+        ``event`` (-1: the state before the first), ``time_ns`` (since the snapshot's first event; -1 where events are
+        not timed), ``action, allocated_bytes, active_bytes, requested_bytes, reserved_bytes``. ``requested_bytes`` are
+        those of active blocks, as torch counts them.
+
+    Raises
+    ------
+    UsageError
+        The snapshot has no such device.
+    """
+    device = _device(snapshot, device)
+    table: pd.DataFrame = snapshot.derived(("timeline", device), lambda: _timeline(snapshot, device))
+    return table
+
+
+def _timeline(snapshot: Snapshot, device: int) -> pd.DataFrame:
+    events = _events(snapshot, device)
+    count = len(events)
+    blocks = allocations(snapshot, device)
+    size, asked = blocks["size_bytes"].to_numpy(), blocks["requested_bytes"].to_numpy()
+    first, requested, completed = (blocks[c].to_numpy() for c in ("first", "free_requested", "free_completed"))
+    time = events["time_ns"].to_numpy()
+    return pd.DataFrame(
+        {
+            "event": np.arange(-1, count),
+            "time_ns": np.concatenate([time[:1], time]) if count else np.full(1, -1),
+            "action": pd.Categorical.from_codes(
+                np.concatenate([[-1], events["action"].cat.codes.to_numpy()]).astype(np.int64),
+                categories=pd.Index(ACTIONS),
+            ),
+            "allocated_bytes": _level(count, size, first, requested),
+            "active_bytes": _level(count, size, first, completed),
+            "requested_bytes": _level(count, asked, first, completed),
+            "reserved_bytes": _reserved(snapshot, device, events),
+        }
+    )
+
+
+def _level(count: int, amount: _Ints, first: _Ints, last: _Ints) -> _Ints:
+    """Sum amounts over [first, last), at -1, 0, … count - 1."""
+    change = np.zeros(count + 2, np.int64)
+    np.add.at(change, first + 1, amount)
+    np.add.at(change, last + 1, -amount)
+    return np.cumsum(change)[: count + 1]
+
+
+def _reserved(snapshot: Snapshot, device: int, events: pd.DataFrame) -> _Ints:
+    """Walk back from what is reserved at the end."""
+    action, size = events["action"].cat.codes.to_numpy(), events["size_bytes"].to_numpy()
+    grows = np.isin(action, [_CODE["segment_alloc"], _CODE["segment_map"]])
+    shrinks = np.isin(action, [_CODE["segment_free"], _CODE["segment_unmap"]])
+    change = np.where(grows, size, np.where(shrinks, -size, 0))
+    ours = snapshot.segments["device"] == device
+    end = int(snapshot.segments.loc[ours, "total_bytes"].sum())
+    after = np.concatenate([[0], np.cumsum(change)])
+    level: _Ints = end - after[-1] + after
+    return level
+
+
+def bands(snapshot: Snapshot, device: int | None = None, top: int = 1000, points: int = 1500) -> pd.DataFrame:
+    """Stack the largest allocations over time: what PyTorch's memory_viz draws.
+
+    Each allocation is a band as high as its block; it lies on those that began before it, and sinks when one of them
+    goes.
+
+    Parameters
+    ----------
+    snapshot : Snapshot
+    device : int, optional
+        Default: the device with the highest peak.
+    top : int, default 1000
+        How many allocations get a band; all others are one band on top.
+    points : int, default 1500
+        In how many stretches of equally many events the band of the others is given; of each its highest total counts.
+
+    Returns
+    -------
+    DataFrame
+        ``band`` (from the bottom up; the last is the others'), ``from_event, to_event`` (the first and one past the
+        last after which it lies there), ``bottom_bytes, top_bytes, category`` (missing for the others), ``site``.
+
+    Raises
+    ------
+    UsageError
+        The snapshot has no such device, or `top` is negative.
+    """
+    if top < 0:
+        raise UsageError(f"a figure cannot have {top} bands")
+    device = _device(snapshot, device)
+    blocks = allocations(snapshot, device)
+    over_time = timeline(snapshot, device)
+    count = len(over_time) - 1
+    chosen = blocks[blocks["first"] < blocks["free_requested"]].nlargest(top, "size_bytes", keep="first").sort_index()
+    size, first, last = (chosen[c].to_numpy() for c in ("size_bytes", "first", "free_requested"))
+    moments = np.unique(np.concatenate([first, last, [-1, count]]))
+    moments = moments[(moments >= -1) & (moments <= count)]
+    begin = moments[:-1]
+    # shape (bands, stretches); at most `top` by twice that
+    live = (first[:, None] <= begin) & (begin < last[:, None])
+    height = size[:, None] * live
+    top_bytes = np.cumsum(height, axis=0)
+    bottom = top_bytes - height
+    moved = live.copy()
+    moved[:, 1:] &= ~live[:, :-1] | (bottom[:, 1:] != bottom[:, :-1])
+    band, stretch = np.nonzero(moved)
+    # A band keeps its place until it moves again or ends.
+    until = np.append(begin[stretch][1:], 0)
+    same = np.append(band[1:] == band[:-1], False)
+    table = pd.DataFrame(
+        {
+            "band": band,
+            "from_event": begin[stretch],
+            "to_event": np.where(same, until, np.minimum(last, count)[band]),
+            "bottom_bytes": bottom[band, stretch],
+            "top_bytes": top_bytes[band, stretch],
+            "category": chosen["category"].to_numpy()[band],
+            "site": _site_of(snapshot, chosen["stack"].to_numpy())[band],
+        }
+    )
+    cuts = np.unique(np.concatenate([moments[:-1], np.linspace(-1, count, points, endpoint=False).astype(np.int64)]))
+    cuts = cuts[cuts < count] if count else cuts[:1]
+    total = np.maximum.reduceat(over_time["allocated_bytes"].to_numpy(), cuts + 1)
+    stacked = (
+        height.sum(axis=0)[np.searchsorted(begin, cuts, side="right") - 1] if len(begin) else np.zeros(1, np.int64)
+    )
+    others = pd.DataFrame(
+        {
+            "band": len(chosen),
+            "from_event": cuts,
+            "to_event": np.append(cuts[1:], count),
+            "bottom_bytes": stacked,
+            "top_bytes": total,
+            "category": None,
+            "site": "smaller allocations",
+        }
+    )
+    return pd.concat([table.astype({"category": object}), others], ignore_index=True)
+
+
+def _device(snapshot: Snapshot, device: int | None) -> int:
+    if device is not None:
+        if not 0 <= device < snapshot.devices:
+            raise UsageError(f"the snapshot has no device {device}, only {_span(snapshot.devices)}")
+        return device
+    if snapshot.devices == 0:
+        raise UsageError("the snapshot is empty: no device, no segment, no event")
+
+    def largest() -> int:
+        peaks = [int(timeline(snapshot, d)["allocated_bytes"].max()) for d in range(snapshot.devices)]
+        return int(np.argmax(peaks))
+
+    found: int = 0 if snapshot.devices == 1 else snapshot.derived("device", largest)
+    return found
+
+
+def _span(count: int) -> str:
+    return "device 0" if count == 1 else f"devices 0 to {count - 1}"
+
+
+# ---------------------------------------------------------------- one moment
+
+
+def at(snapshot: Snapshot, moment: Moment = "peak", device: int | None = None) -> pd.DataFrame:
+    """List the blocks that were live at a moment.
+
+    Parameters
+    ----------
+    snapshot : Snapshot
+    moment : int or {"start", "peak", "oom", "end"}
+        An event's number (its row of the timeline's ``event``: the state after it), the state before the first event,
+        the highest allocated bytes, the last out-of-memory error, or the end.
+    device : int, optional
+        Default: the device with the highest peak.
+
+    Returns
+    -------
+    DataFrame
+        The rows of :func:`allocations` with ``site`` (who allocated it) and ``pending`` (freed, but waiting for another
+        stream: active, not allocated), the largest first.
+
+    Raises
+    ------
+    UsageError
+        There is no such device or event, or no out-of-memory error.
+    """
+    device = _device(snapshot, device)
+    event = _event(snapshot, moment, device)
+    blocks = allocations(snapshot, device)
+    live = blocks[(blocks["first"] <= event) & (event < blocks["free_completed"])]
+    live = live.assign(pending=live["free_requested"] <= event, site=_site_of(snapshot, live["stack"].to_numpy()))
+    return live.sort_values(["size_bytes", "address"], ascending=[False, True], ignore_index=True)
+
+
+def _event(snapshot: Snapshot, moment: Moment, device: int) -> int:
+    events = _events(snapshot, device)
+    if isinstance(moment, int):
+        if not -1 <= moment < len(events):
+            raise UsageError(f"there is no event {moment}: events of device {device} run from 0 to {len(events) - 1}")
+        return moment
+    if moment == "start":
+        return -1
+    if moment == "end":
+        return len(events) - 1
+    if moment == "peak":
+        return int(timeline(snapshot, device)["allocated_bytes"].to_numpy().argmax()) - 1
+    if moment == "oom":
+        found = np.flatnonzero((events["action"] == "oom").to_numpy())
+        if len(found) == 0:
+            raise UsageError(f"the snapshot holds no out-of-memory error of device {device}")
+        return int(found[-1])
+    raise UsageError(f"a moment is an event's number, start, peak, oom or end, not {moment!r}")
+
+
+def segments(snapshot: Snapshot, moment: Moment = "end", device: int | None = None) -> pd.DataFrame:
+    """List the segments of a moment and how full they were.
+
+    Parameters
+    ----------
+    snapshot : Snapshot
+    moment : int or {"start", "peak", "oom", "end"}
+        As in :func:`at`.
+    device : int, optional
+        Default: the device with the highest peak.
+
+    Returns
+    -------
+    DataFrame
+        ``address, total_bytes, stream, expandable, allocated_bytes, pending_bytes, free_bytes, largest_free_bytes,
+        blocks`` (live ones), in order of address.
+
+    Raises
+    ------
+    UsageError
+        There is no such device or event.
+    """
+    device = _device(snapshot, device)
+    event = _event(snapshot, moment, device)
+    table = _segments_at(snapshot, device, event)
+    live = at(snapshot, event, device).sort_values("address", kind="stable")
+    begin, total = table["address"].to_numpy(), table["total_bytes"].to_numpy()
+    address, size = live["address"].to_numpy(), live["size_bytes"].to_numpy()
+    which = np.searchsorted(begin, address, side="right") - 1
+    inside = (which >= 0) & (address < np.append(begin + total, 0)[which])
+    which, address, size = which[inside], address[inside], size[inside]
+    pending = live["pending"].to_numpy()[inside]
+
+    def sums(values: _Ints) -> _Ints:
+        result = np.zeros(len(table), np.int64)
+        np.add.at(result, which, values)
+        return result
+
+    # Free space lies before each live block and after the last of a segment.
+    ends = begin.copy()
+    np.maximum.at(ends, which, address + size)
+    before = address - np.where(
+        np.append(True, which[1:] != which[:-1])[: len(which)], begin[which], np.append(0, address + size)[:-1]
+    )
+    largest = np.maximum(begin + total - ends, 0)
+    np.maximum.at(largest, which, before)
+    table["allocated_bytes"] = sums(np.where(pending, 0, size))
+    table["pending_bytes"] = sums(np.where(pending, size, 0))
+    table["free_bytes"] = total - sums(size)
+    table["largest_free_bytes"] = largest
+    table["blocks"] = np.bincount(which, minlength=len(table))
+    return table
+
+
+def _segments_at(snapshot: Snapshot, device: int, event: int) -> pd.DataFrame:
+    held = _held(snapshot, device)
+    held = held[(held["first"] <= event) & (event < held["free_completed"])]
+    ordinary = held[["address", "total_bytes", "stream"]].assign(expandable=False)
+    return (
+        pd.concat([ordinary, _mapped_at(snapshot, device, event)], ignore_index=True)
+        .astype({"address": np.int64, "total_bytes": np.int64, "stream": np.int64, "expandable": bool})
+        .sort_values("address", kind="stable", ignore_index=True)
+    )
+
+
+def _mapped_at(snapshot: Snapshot, device: int, event: int) -> pd.DataFrame:
+    """Undo the mappings after an event: what of the expandable segments was mapped, as contiguous ranges."""
+    end_state = snapshot.segments
+    end_state = end_state[(end_state["device"] == device) & end_state["expandable"]]
+    later = _events(snapshot, device).iloc[event + 1 :]
+    later = later[later["action"].isin(["segment_map", "segment_unmap"])]
+    begin = np.concatenate([end_state["address"], later["address"]]).astype(np.int64)
+    size = np.concatenate([end_state["total_bytes"], later["size_bytes"]]).astype(np.int64)
+    stream = np.concatenate([end_state["stream"], later["stream"]]).astype(np.int64)
+    sign = np.concatenate([np.ones(len(end_state), int), np.where(later["action"] == "segment_map", -1, 1)]).astype(int)
+    edges = np.concatenate([begin, begin + size])
+    points, which = np.unique(edges, return_inverse=True)
+    change = np.zeros(len(points), np.int64)
+    np.add.at(change, which, np.concatenate([sign, -sign]))
+    covered = np.cumsum(change) > 0
+    rises = np.flatnonzero(covered & ~np.append(False, covered[:-1])) if len(points) else np.zeros(0, np.int64)
+    falls = np.flatnonzero(~covered & np.append(False, covered[:-1])) if len(points) else np.zeros(0, np.int64)
+    of = dict(zip(begin.tolist(), stream.tolist(), strict=True))
+    address = points[rises] if len(points) else np.zeros(0, np.int64)
+    return pd.DataFrame(
+        {
+            "address": address,
+            "total_bytes": (points[falls] if len(points) else address) - address,
+            "stream": [of.get(a, 0) for a in address.tolist()],
+            "expandable": True,
+        }
+    )
+
+
+# ---------------------------------------------------------------- who allocated it, and for what
+
+_LIBRARY = re.compile(r"(?:^|[/\\])(?:(?:site|dist)-packages[/\\]|lib[/\\]python\d)|^<|torchinductor_|^torch[/\\]")
+_FOLDERS = re.compile(r".*[/\\]")
+_FORWARD, _BACKWARD, _OPTIMIZER, _SETUP = 1, 2, 4, 8
+_LOSS, _COMMUNICATION, _WORKSPACE, _AUTOCAST, _CACHE, _INPUT = 16, 32, 64, 128, 256, 512
+_PYTHON = 1024
+
+#: What a frame says: flag, pattern of the function's name, pattern of the file's (both must be found).
+_SIGNS: tuple[tuple[int, str, str], ...] = (
+    (_FORWARD, r"^forward$|^_forward$", r""),
+    (_FORWARD, r"^(_call_impl|_wrapped_call_impl)$", r"nn[/\\]modules[/\\]module\.py$"),
+    (_BACKWARD, r"torch::autograd::(Engine|Node|generated::\w+Backward|PyNode|AccumulateGrad)", r""),
+    (_BACKWARD, r"^_engine_run_backward$", r""),
+    (_BACKWARD, r"^(backward|grad|apply)$", r"torch[/\\](autograd[/\\](__init__|function)|_tensor)\.py$"),
+    (_BACKWARD, r"^backward$", r"\.py$"),
+    (_OPTIMIZER, r"^(?!zero_grad|__init__)", r"(?:^|[/\\])torch[/\\]optim[/\\]"),
+    (_OPTIMIZER, r"^(step|_single_tensor_\w+|_multi_tensor_\w+|_fused_\w+)$", r"(?i)optim"),
+    (_SETUP, r"^(_apply|reset_parameters|to_empty|_load_from_state_dict|load_state_dict)$", r""),
+    (_SETUP, r"", r"(?:^|[/\\])torch[/\\]nn[/\\](init|parameter)\.py$"),
+    (_SETUP, r"^__init__$", r"\.py$"),
+    (_LOSS, r"cross_entropy|log_softmax|nll_loss", r""),
+    (_COMMUNICATION, r"^c10d::|::c10d::|ProcessGroup|Reducer::", r""),
+    (_COMMUNICATION, r"", r"distributed_c10d\.py$|_functional_collectives\.py$|_fsdp_collectives\.py$"),
+    (_WORKSPACE, r"CUDABlas(Lt)?Workspace|getCurrentCUDABlasHandle|gemm_and_bias|cudnn.*[wW]orkspace", r""),
+    (_AUTOCAST, r"at::autocast::cached_cast", r""),
+    (_CACHE, r"(?i)(^|_)kv_?cache|KVCache|DynamicCache|StaticCache", r""),
+    (_CACHE, r"", r"(?i)kv_?cache|[/\\]cache_utils\.py$"),
+    (_INPUT, r"", r"(?:^|[/\\])torch[/\\]utils[/\\]data[/\\]"),
+    (_INPUT, r"^_?(get|load|next|make|sample|random)_batch$|^collate", r"\.py$"),
+    (_PYTHON, r"", r"\.py$|^<"),
+)
+# Sets of phases, by the rule that the innermost cause decides: a forward pass recomputed in backward is backward's, a
+# closure's passes inside an optimizer's step are forward and backward.
+_PHASES = (_BACKWARD, _FORWARD | _LOSS, _OPTIMIZER, _SETUP)
+_KEPT_BY_PHASE = {_BACKWARD: "gradients", _FORWARD | _LOSS: "activations", _OPTIMIZER: "optimizer states"}
+#: Names of torch.profiler's own memory categories, which `_memory_viz.profile_plot` writes into events.
+_GIVEN = {
+    "parameter": "weights",
+    "optimizer_state": "optimizer states",
+    "gradient": "gradients",
+    "activation": "activations",
+    "autograd_detail": "activations",
+    "temporary": "temporary",
+    "input": "inputs",
+}
+_ANNOTATED = (
+    (_BACKWARD, r"(?i)backward"),
+    (_OPTIMIZER, r"(?i)optimizer"),
+    (_FORWARD | _LOSS, r"(?i)forward"),
+)
+
+
+def _flags(snapshot: Snapshot) -> _Ints:
+    """Say what the frames of each stack tell, as bits."""
+
+    def compute() -> _Ints:
+        signs = [(flag, re.compile(name), re.compile(file)) for flag, name, file in _SIGNS]
+        frames = [
+            sum({flag for flag, name, file in signs if name.search(n) and file.search(f)})
+            for n, f in zip(snapshot.frames["name"], snapshot.frames["filename"], strict=True)
+        ]
+        bits = np.array(frames, np.int64)[snapshot.stack_frames]
+        return np.bitwise_or.reduceat(bits, snapshot.stack_bounds[:-1]) if len(bits) else bits
+
+    found: _Ints = snapshot.derived("flags", compute)
+    return found
+
+
+def _categories(snapshot: Snapshot, device: int, table: pd.DataFrame) -> pd.Categorical[str]:
+    """Decide each allocation's category by its stack's phase and by whether it outlives that phase's run."""
+    stack = table["stack"].to_numpy()
+    flags = np.append(_flags(snapshot), 0)[stack]
+    first = table["first"].to_numpy()
+    count = len(_events(snapshot, device))
+    phase = np.select([(flags & bits) > 0 for bits in _PHASES], _PHASES, 0)
+    phase = np.where(phase > 0, phase, _annotated(snapshot, device, first))
+    # Autograd's threads have no Python frames: where stacks are recorded and hold Python only, a block with none at all
+    # was made by them. Where C++ frames were recorded, the stack would say so itself.
+    born = first >= 0
+    has_python = (np.append(_flags(snapshot), 0) & _PYTHON) > 0
+    lengths_say = bool(has_python[stack[born]].any()) and not _native(snapshot)
+    phase = np.where(lengths_say & born & (stack < 0) & (phase == 0), _BACKWARD, phase)
+    outlives = _outlives(phase, first, table["free_requested"].to_numpy(), count)
+    result = np.full(len(table), CATEGORIES.index("unknown"))
+    result[(first < 0) & (stack < 0)] = CATEGORIES.index("before recording")
+    for bits, category in _KEPT_BY_PHASE.items():
+        result[(phase == bits) & outlives] = CATEGORIES.index(category)
+    result[(phase == _SETUP) & outlives] = CATEGORIES.index("weights")
+    result[(phase > 0) & ~outlives] = CATEGORIES.index("temporary")
+    for bits, category in (
+        (_LOSS, "logits"),
+        (_AUTOCAST, "autocast copies"),
+        (_INPUT, "inputs"),
+        (_CACHE, "KV cache"),
+        (_WORKSPACE, "workspaces"),
+        (_COMMUNICATION, "communication"),
+    ):
+        result[(flags & bits) > 0] = CATEGORIES.index(category)
+    given = table.pop("given").cat
+    names = [CATEGORIES.index(_GIVEN[c]) if c in _GIVEN else -1 for c in given.categories]
+    told = np.array(names, np.int64)[given.codes.to_numpy()] if names else np.full(len(table), -1)
+    codes: _Ints = np.where(told >= 0, told, result)
+    return pd.Categorical.from_codes(codes, categories=pd.Index(CATEGORIES))
+
+
+def _native(snapshot: Snapshot) -> bool:
+    """Say whether stacks hold C++ frames."""
+    return bool(snapshot.frames["name"].str.contains("::", regex=False).any()) if len(snapshot.frames) else False
+
+
+def _outlives(phase: _Ints, first: _Ints, freed: _Ints, count: int) -> _Bools:
+    """Say what is freed only after allocations of another phase have begun.
+
+    What began before the first event outlives its phase: it survived until the recording began.
+    """
+    known = np.flatnonzero((phase > 0) & (first >= 0))
+    order = known[np.argsort(first[known], kind="stable")]
+    starts = np.ones(len(order), bool)
+    starts[1:] = phase[order][1:] != phase[order][:-1]
+    heads = first[order][starts]
+    ends = np.append(heads[1:], count)
+    outlives = first < 0
+    outlives[order] = freed[order] >= ends[np.cumsum(starts) - 1]
+    return outlives
+
+
+def _annotated(snapshot: Snapshot, device: int, first: _Ints) -> _Ints:
+    """Say which phase's recorded range an event lies in, where PyTorch recorded such ranges."""
+    marks = snapshot.annotations
+    marks = marks[marks["device"] == device]
+    result = np.zeros(len(first), np.int64)
+    events = _events(snapshot, device)
+    if not snapshot.timed or marks.empty or events.empty:
+        return result
+    time = events["time_ns"].to_numpy()[np.maximum(first, 0)]
+    for bits, pattern in reversed(_ANNOTATED):
+        chosen = marks[marks["name"].str.contains(pattern, regex=True)].sort_values("time_ns", kind="stable")
+        depth = np.cumsum(np.where(chosen["stage"].str.upper() == "START", 1, -1))
+        inside = np.append(0, depth)[np.searchsorted(chosen["time_ns"].to_numpy(), time, side="right")] > 0
+        result[inside & (first >= 0)] = bits
+    return result
+
+
+def _site_rows(snapshot: Snapshot) -> _Ints:
+    """Give each stack's telling frame: the innermost of the user's own Python, else of any, else a C++ operator."""
+
+    def compute() -> _Ints:
+        scores = [
+            (3 if _LIBRARY.search(f) is None else 2)
+            if f.endswith(".py") or f.startswith("<")
+            else int(n.startswith("at::_ops::"))
+            for n, f in zip(snapshot.frames["name"], snapshot.frames["filename"], strict=True)
+        ]
+        if not len(snapshot.stack_frames):
+            return np.zeros(0, np.int64)
+        score = np.array(scores, np.int64)[snapshot.stack_frames]
+        # Of equal scores the first, the innermost, wins.
+        size = np.int64(len(score))
+        position = np.arange(len(score))
+        best = np.maximum.reduceat(score * size + (size - 1 - position), snapshot.stack_bounds[:-1])
+        rows: _Ints = snapshot.stack_frames[size - 1 - best % size].astype(np.int64)
+        return rows
+
+    found: _Ints = snapshot.derived("site rows", compute)
+    return found
+
+
+def _site_of(snapshot: Snapshot, stack: _Ints) -> npt.NDArray[np.object_]:
+    """Name the frame that allocated, for each stack number."""
+    rows = _site_rows(snapshot)
+    used, which = np.unique(stack, return_inverse=True)
+    names = ["no stack" if s < 0 else _frame_text(*snapshot.frames.iloc[rows[s]]) for s in used]
+    return np.array(names, dtype=object)[which]
+
+
+def _frame_text(name: str, filename: str, line: int) -> str:
+    """Write a frame without its folders: they name people and machines."""
+    if not (filename.endswith(".py") or filename.startswith("<")):
+        return name.partition("(")[0][:120] or "no name"
+    return f"{_FOLDERS.sub('', filename)}:{line} {name}"[:160]
+
+
+def sites(snapshot: Snapshot, moment: Moment = "peak", device: int | None = None) -> pd.DataFrame:
+    """Sum the allocated bytes of a moment by the line that allocated them.
+
+    Parameters
+    ----------
+    snapshot : Snapshot
+    moment : int or {"start", "peak", "oom", "end"}
+        As in :func:`at`.
+    device : int, optional
+        Default: the device with the highest peak.
+
+    Returns
+    -------
+    DataFrame
+        ``site`` (file and line of the innermost frame of the user's own code, else of a library's, else the operator),
+        ``category, bytes, requested_bytes, count, share`` (of all allocated bytes, 0 to 1) and ``stack`` (the one with
+        most bytes), the most bytes first. A line that made blocks of two categories has two rows.
+
+    Raises
+    ------
+    UsageError
+        There is no such device or event.
+    """
+    live = at(snapshot, moment, device)
+    live = live[~live["pending"]]
+    table = _summed(live, ["site", "category"])
+    # `live` is in order of size, so that the first row of a group is one of its largest blocks.
+    stacks = live.groupby(["site", "category"], observed=True, sort=False)["stack"].first()
+    table["stack"] = stacks.reindex(pd.MultiIndex.from_frame(table[["site", "category"]])).to_numpy(np.int64)
+    return table
+
+
+def _summed(live: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    table = (
+        live.astype({"category": str})
+        .groupby(keys, observed=True, sort=False)
+        .agg(bytes=("size_bytes", "sum"), requested_bytes=("requested_bytes", "sum"), count=("address", "size"))
+        .reset_index()
+    )
+    total = int(table["bytes"].sum())
+    table["share"] = table["bytes"] / total if total else np.zeros(len(table))
+    return table.sort_values(["bytes", "count"], ascending=False, kind="stable", ignore_index=True)
+
+
+# ---------------------------------------------------------------- the answer
+
+
+def summary(
+    snapshot: Snapshot, device: int | None = None, top: int | None = None, moment: Moment | None = None
+) -> dict[str, Any]:
+    """Say how high the memory stood, what it was made of, who allocated it, and what was lost between blocks.
+
+    Parameters
+    ----------
+    snapshot : Snapshot
+    device : int, optional
+        Default: the device with the highest peak.
+    top : int, optional
+        Only the first so many sites.
+    moment : int or {"start", "peak", "oom", "end"}, optional
+        What `by_category`, `top_sites` and `fragmentation` look at, as in :func:`at`; default: the peak, or the end
+        where no events were recorded.
+
+    Returns
+    -------
+    dict
+        ``peak_bytes`` and ``reserved_at_peak_bytes`` (None where no events were recorded: the end's state is not a
+        peak), ``peak_active_bytes, peak_requested_bytes, peak_time_ns, uncertain_bytes`` (how much higher the peak may
+        have been, see the module), ``moment`` and ``event``; ``by_category`` and ``top_sites``, lists of
+        ``category`` or ``site``, ``bytes, requested_bytes, count, share``, each summing to the allocated bytes of the
+        moment; ``fragmentation``, see below; ``oom``, the last out-of-memory error or None; ``start`` and ``end``, the
+        amounts before the first event and after the last; ``device, devices, events, segments, streams, notes``.
+
+        ``fragmentation``: ``reserved_bytes, allocated_bytes, slack_bytes`` (their difference), ``share`` (of reserved),
+        and the parts of the slack: ``pending_bytes`` (freed, waiting for another stream), ``inactive_split_bytes``
+        (free, but in segments that hold live blocks), ``releasable_bytes`` (whole free segments, which ``empty_cache``
+        gives back); ``largest_free_block_bytes``; ``rounding_bytes``, what active blocks hold beyond what was asked.
+
+    Raises
+    ------
+    UsageError
+        There is no such device, event or out-of-memory error, or `top` is negative.
+    """
+    if top is not None and top < 0:
+        raise UsageError(f"a list cannot have {top} rows")
+    device = _device(snapshot, device)
+    events = _events(snapshot, device)
+    over_time = timeline(snapshot, device)
+    recorded = len(events) > 0
+    moment = moment if moment is not None else "peak" if recorded else "end"
+    event = _event(snapshot, moment, device)
+    peak = over_time.iloc[_event(snapshot, "peak", device) + 1] if recorded else None
+    uncertain = allocations(snapshot, device)
+    uncertain = uncertain[uncertain["uncertain_bytes"] > 0]
+    unsure = _level(
+        len(events),
+        *(uncertain[c].to_numpy() for c in ("uncertain_bytes", "first", "free_requested")),
+    )
+    live = at(snapshot, event, device)
+    by_category = _summed(live[~live["pending"]], ["category"])
+    by_site = sites(snapshot, event, device)
+    return {
+        "device": device,
+        "peak_bytes": None if peak is None else int(peak["allocated_bytes"]),
+        "reserved_at_peak_bytes": None if peak is None else int(peak["reserved_bytes"]),
+        "peak_active_bytes": int(over_time["active_bytes"].max()) if recorded else None,
+        "peak_requested_bytes": int(over_time["requested_bytes"].max()) if recorded else None,
+        "peak_time_ns": int(peak["time_ns"]) if peak is not None and snapshot.timed else None,
+        "uncertain_bytes": int(unsure.max()) if recorded else 0,
+        "moment": moment,
+        "event": event,
+        "by_category": by_category.to_dict("records"),
+        "top_sites": _described(snapshot, by_site if top is None else by_site.head(top)),
+        "fragmentation": _fragmentation(snapshot, device, event),
+        "oom": _oom(snapshot, device, over_time, events),
+        "start": _amounts(over_time.iloc[0]) if recorded else None,
+        "end": _amounts(over_time.iloc[-1]),
+        "devices": [_brief(snapshot, d) for d in range(snapshot.devices)],
+        "events": len(events),
+        "segments": int((snapshot.segments["device"] == device).sum()),
+        "streams": sorted({*events["stream"].unique().tolist(), *_streams(snapshot, device)}),
+        "notes": _notes(snapshot, device, over_time),
+    }
+
+
+def _amounts(row: pd.Series) -> dict[str, int]:
+    return {name: int(row[name]) for name in ("allocated_bytes", "active_bytes", "requested_bytes", "reserved_bytes")}
+
+
+def _streams(snapshot: Snapshot, device: int) -> Iterable[int]:
+    streams: list[int] = snapshot.segments.loc[snapshot.segments["device"] == device, "stream"].unique().tolist()
+    return streams
+
+
+def _brief(snapshot: Snapshot, device: int) -> dict[str, Any]:
+    over_time = timeline(snapshot, device)
+    recorded = len(over_time) > 1
+    return {
+        "device": device,
+        "peak_bytes": int(over_time["allocated_bytes"].max()) if recorded else None,
+        "reserved_bytes": int(over_time["reserved_bytes"].iloc[-1]),
+        "events": len(over_time) - 1,
+    }
+
+
+def _described(snapshot: Snapshot, table: pd.DataFrame) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for row in table.to_dict("records"):
+        stack = snapshot.stack(row.pop("stack"))
+        python = [frame for frame in stack if frame[1].endswith(".py") or frame[1].startswith("<")]
+        rows.append(
+            {**{str(k): v for k, v in row.items()}, "frames": [_frame_text(*f) for f in (python or stack)[:12]]}
+        )
+    return rows
+
+
+def _fragmentation(snapshot: Snapshot, device: int, event: int) -> dict[str, Any]:
+    held = segments(snapshot, event, device)
+    now = _amounts(timeline(snapshot, device).iloc[event + 1])
+    reserved, allocated = now["reserved_bytes"], now["allocated_bytes"]
+    used = held["blocks"] > 0
+    return {
+        "reserved_bytes": reserved,
+        "allocated_bytes": allocated,
+        "slack_bytes": reserved - allocated,
+        "share": (reserved - allocated) / reserved if reserved else None,
+        "pending_bytes": now["active_bytes"] - allocated,
+        "inactive_split_bytes": int(held.loc[used, "free_bytes"].sum()),
+        "releasable_bytes": int(held.loc[~used, "free_bytes"].sum()),
+        "largest_free_block_bytes": int(held["largest_free_bytes"].max()) if len(held) else 0,
+        "rounding_bytes": now["active_bytes"] - now["requested_bytes"],
+    }
+
+
+def _oom(snapshot: Snapshot, device: int, over_time: pd.DataFrame, events: pd.DataFrame) -> dict[str, Any] | None:
+    found = np.flatnonzero((events["action"] == "oom").to_numpy())
+    if not len(found):
+        return None
+    event = int(found[-1])
+    row, now = events.iloc[event], over_time.iloc[event + 1]
+    free = _fragmentation(snapshot, device, event)
+    live = at(snapshot, event, device)
+    return {
+        "count": len(found),
+        "event": event,
+        "time_ns": int(row["time_ns"]) if snapshot.timed else None,
+        "requested_bytes": int(row["size_bytes"]),
+        "device_free_bytes": int(row["device_free_bytes"]) if row["device_free_bytes"] >= 0 else None,
+        "allocated_bytes": int(now["allocated_bytes"]),
+        "reserved_bytes": int(now["reserved_bytes"]),
+        "cached_free_bytes": free["inactive_split_bytes"] + free["releasable_bytes"],
+        "largest_free_block_bytes": free["largest_free_block_bytes"],
+        "site": str(_site_of(snapshot, np.array([row["stack"]], np.int64))[0]),
+        "by_category": _summed(live[~live["pending"]], ["category"]).to_dict("records"),
+    }
+
+
+def _notes(snapshot: Snapshot, device: int, over_time: pd.DataFrame) -> list[str]:
+    """Say what the snapshot cannot tell."""
+    notes = []
+    blocks = allocations(snapshot, device)
+    if len(over_time) == 1:
+        notes.append("no events were recorded: there is no peak, and this is the state at the end")
+    else:
+        before = int((blocks["first"] < 0).sum())
+        if before:
+            notes.append(
+                f"{before:,} blocks were there before the first event; an earlier peak is not in this snapshot"
+            )
+    if not len(snapshot.stack_frames):
+        notes.append("no call stacks were recorded, so nothing can be attributed")
+    ours = snapshot.segments[snapshot.segments["device"] == device]
+    end = over_time.iloc[-1]
+    for counter in ("allocated_bytes", "active_bytes"):
+        told = int(ours[counter].sum())
+        if (ours[counter] >= 0).all() and told != int(end[counter]):
+            notes.append(
+                f"the events end at {int(end[counter]):,} {counter.replace('_', ' ')}, torch's own counter says "
+                f"{told:,}: some kinds of event were not recorded"
+            )
+    return notes

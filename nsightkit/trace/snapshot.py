@@ -1,0 +1,618 @@
+"""Memory snapshots of PyTorch's caching allocator, read without trusting them.
+
+``torch.cuda.memory._dump_snapshot`` writes a pickle, and a pickle is a program. Here it is first read as bytes: every
+instruction must be one that makes plain data, and every length and index must fit the file. Only then is it decoded,
+by an unpickler that can look nothing up. The result is tables: call stacks become integers, so a million events take
+some hundred megabytes.
+
+What the events say is what PyTorch writes: the size of an allocation is the number of bytes *asked for*; what the
+allocator set aside for it is only known of the blocks that are there at the end
+(:mod:`nsightkit.analysis.snapshot` works out the rest).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+import os
+import pickle
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from nsightkit.errors import TraceError
+
+__all__ = ["ACTIONS", "STATES", "Snapshot", "from_object", "read"]
+
+#: What an event can be. ``free`` is an old spelling of a free that needs no waiting; ``other`` is a newer action.
+ACTIONS = (
+    *("alloc", "free_requested", "free_completed", "free"),
+    *("segment_alloc", "segment_free", "segment_map", "segment_unmap"),
+    *("oom", "snapshot", "user_defined", "other"),
+)
+#: What a block can be; ``active_awaiting_free`` in PyTorch's documentation is ``active_pending_free`` in its files.
+STATES = ("active_allocated", "active_pending_free", "inactive")
+
+_REMEDY = "give a file that torch.cuda.memory._dump_snapshot wrote"
+_DEVICES = 1024
+_Ints = npt.NDArray[np.int64]
+_Ids = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A memory snapshot as tables.
+
+    Attributes
+    ----------
+    path : str
+        Where it was read.
+    events : DataFrame
+        One row an event, in order within each device: ``device, action`` (categorical of :data:`ACTIONS`),
+        ``address, size_bytes, stream, time_ns`` (since the first event; -1 if not timed), ``stack`` (index into
+        `stack_bounds`, -1 without one), ``device_free_bytes`` (of an ``oom``, else -1), ``metadata`` and ``category``
+        (categoricals; empty where the file has none).
+    segments : DataFrame
+        What the allocator holds at the end: ``device, address, total_bytes, allocated_bytes, active_bytes,
+        requested_bytes`` (torch's own counters; -1 where the version wrote none), ``stream, kind`` (``small`` or
+        ``large``), ``pool, expandable, stack``.
+    blocks : DataFrame
+        The parts of the segments: ``device, segment`` (row of `segments`), ``address, size_bytes, requested_bytes``
+        (0 of an inactive block), ``state`` (categorical of :data:`STATES`), ``stack``.
+    frames : DataFrame
+        Distinct frames: ``name, filename, line``.
+    stack_bounds : ndarray of int64, shape (stacks + 1,)
+        Stack `s` is ``stack_frames[stack_bounds[s]:stack_bounds[s + 1]]``, innermost first.
+    stack_frames : ndarray of int32
+        Rows of `frames`.
+    annotations : DataFrame
+        Ranges that PyTorch recorded beside: ``device, time_ns, name, stage`` (``START`` or ``END``).
+    settings : dict
+        The allocator's settings, as far as they are plain values.
+    devices : int
+        How many devices the file tells of.
+    timed : bool
+        Whether events carry times (from PyTorch 2.1 on).
+    t0_us : int
+        The first event's time as the file has it, µs.
+    """
+
+    path: str
+    events: pd.DataFrame
+    segments: pd.DataFrame
+    blocks: pd.DataFrame
+    frames: pd.DataFrame
+    stack_bounds: _Ints
+    stack_frames: _Ids
+    annotations: pd.DataFrame
+    settings: dict[str, Any]
+    devices: int
+    timed: bool
+    t0_us: int
+    _derived: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def stack(self, number: int) -> list[tuple[str, str, int]]:
+        """Give one call stack.
+
+        Parameters
+        ----------
+        number : int
+            As the column ``stack`` has it.
+
+        Returns
+        -------
+        list of (name, filename, line)
+            Innermost first; empty for -1.
+        """
+        if number < 0:
+            return []
+        rows = self.stack_frames[self.stack_bounds[number] : self.stack_bounds[number + 1]]
+        return [
+            (str(name), str(filename), int(line))
+            for name, filename, line in self.frames.iloc[rows].itertuples(index=False)
+        ]
+
+    def derived(self, what: Any, compute: Callable[[], Any]) -> Any:
+        """Keep what an analysis worked out, for the next one that needs it.
+
+        Parameters
+        ----------
+        what : hashable
+        compute : callable
+
+        Returns
+        -------
+        object
+            What `compute` returned, now or before.
+        """
+        if what not in self._derived:
+            self._derived[what] = compute()
+        return self._derived[what]
+
+
+def read(path: str | os.PathLike[str]) -> Snapshot:
+    """Read a memory snapshot, of any PyTorch that writes them.
+
+    Parameters
+    ----------
+    path : path-like
+        What ``torch.cuda.memory._dump_snapshot`` wrote, or a pickle of ``torch.cuda.memory_snapshot()``'s list.
+
+    Returns
+    -------
+    Snapshot
+
+    Raises
+    ------
+    TraceError
+        The file is no snapshot, is cut off, or asks for anything but plain data. Nothing in it is run.
+    """
+    path = Path(path)
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise TraceError(path, "no such file", "check the path") from None
+    except IsADirectoryError:
+        raise TraceError(path, "is a folder", _REMEDY) from None
+    except OSError as error:
+        raise TraceError(path, f"cannot be read ({error.strerror or error})", "check its permissions") from error
+    _check(path, data)
+    with _uncollected():
+        try:
+            found = _Plain(io.BytesIO(data)).load()
+        except TraceError:
+            raise
+        except MemoryError:
+            raise TraceError(path, "does not fit in memory", "record with a smaller max_entries") from None
+        except Exception as error:
+            raise TraceError(
+                path, f"is not a readable pickle ({_short(error)})", "copy or take the snapshot again"
+            ) from error
+        size = len(data)
+        del data
+        return _converted(path, found, size)
+
+
+def from_object(snapshot: Any, name: str = "snapshot") -> Snapshot:
+    """Make tables of what ``torch.cuda.memory._snapshot()`` returned.
+
+    Parameters
+    ----------
+    snapshot : dict or list
+        The whole snapshot, or only its segments.
+    name : str
+        What errors call it.
+
+    Returns
+    -------
+    Snapshot
+
+    Raises
+    ------
+    TraceError
+        It is no snapshot.
+    """
+    with _uncollected():
+        return _converted(Path(name), snapshot, None)
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Millions of new containers make the cycle collector look through all of them again and again, for nothing."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+# ---------------------------------------------------------------- the pickle, as bytes
+
+#: First bytes of files that are not snapshots, and what to do about them.
+_FOREIGN = (
+    (b"\x1f\x8b", "is compressed with gzip", "unpack it with gunzip first"),
+    (b"PK\x03\x04", "is a zip archive, such as torch.save writes, not a plain pickle", _REMEDY),
+    (b"SQLite format 3\0", "is an SQLite database, not a memory snapshot", "try `nsightkit summary` on it"),
+    (b"{", "is text, not a memory snapshot", _REMEDY),
+    (b"[", "is text, not a memory snapshot", _REMEDY),
+    (b"<", "is text, not a memory snapshot", "give the .pickle, not the page made of it"),
+)
+
+
+class _Plain(pickle.Unpickler):
+    """An unpickler that can look nothing up."""
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise pickle.UnpicklingError(f"asks for {module}.{name}"[:200])
+
+    def persistent_load(self, pid: Any) -> NoReturn:  # noqa: ARG002
+        raise pickle.UnpicklingError("asks for a persistent id")
+
+
+def _instructions(size: int) -> re.Pattern[bytes]:
+    """Match any run of instructions that make numbers and containers.
+
+    A memo index must be below `size`: the unpickler makes room for all indices below the one it is told.
+    """
+    # Of the four bytes of an index, low ones first: those that a smaller number than the file's size can have.
+    top = max(size.bit_length() - 1, 0) // 8
+    index = b"".join(
+        b"." if i < top else b"[\\x00-\\x%02x]" % (min(size >> (8 * i), 255) if i == top else 0) for i in range(4)
+    )
+    long1 = b"|".join(b"\\x%02x.{%d}" % (n, n) for n in (8, 7, 6, 5, 4, 3, 2, 1, 0, 9))
+    integer = rb"K.|M..|J....|\x8a(?:" + long1 + b")"  # BININT1, BININT2, BININT, LONG1 of at most nine bytes
+    return re.compile(
+        b"(?s:"
+        rb"[(N})\]aesu\x88\x89\x94]++"  # MARK NONE EMPTY_* APPEND* SETITEM* NEWTRUE NEWFALSE MEMOIZE
+        rb"|[hq].|j...."  # BINGET, BINPUT, LONG_BINGET
+        # A tuple is a pair of integers: a pool's name. Tuples of tuples would be keys that take for ever to hash.
+        rb"|(?:"
+        + integer
+        + rb"){2}+\x86|"
+        + integer
+        + rb"|r"
+        + index
+        + rb"|[G\x95].{8}"  # LONG_BINPUT; BINFLOAT, FRAME
+        rb")*+"
+    )
+
+
+#: Instructions with a length, and how many bytes the length has: text and bytes.
+_COUNTED = {0x8C: 1, 0x58: 4, 0x8D: 8, 0x43: 1, 0x42: 4, 0x8E: 8}
+
+
+def _check(path: Path, data: bytes) -> None:
+    """Refuse a file whose instructions do anything but make plain data, or whose lengths do not fit it."""
+    if not data:
+        raise TraceError(path, "is empty", "take the snapshot again; the program may have ended while it was written")
+    for magic, problem, remedy in _FOREIGN:
+        if data.startswith(magic):
+            raise TraceError(path, problem, remedy)
+    if data[0] != 0x80 or len(data) < 2 or not 2 <= data[1] <= 5:
+        # The oldest pickles are text. None is read; a look at what this one asks for makes the message clearer.
+        asks = re.search(rb"(?:^|[\n(])[ci]([\w.]{1,80})\n([\w.]{1,80})\n", data[:4096])
+        if asks:
+            _refuse(path, data, asks.start(1) - 1, [])
+        raise TraceError(path, "is not a pickle of protocol 2 to 5", _REMEDY)
+    run = _instructions(len(data)).match
+    size, at = len(data), 2
+    said: list[tuple[int, int]] = []
+    while True:
+        found = run(data, at)
+        assert found is not None
+        at = found.end()
+        if at >= size:
+            break
+        code = data[at]
+        if code == 0x2E:  # STOP
+            return
+        width = _COUNTED.get(code)
+        if width is None:
+            _refuse(path, data, at, said)
+        begin = at + 1 + width
+        end = begin + int.from_bytes(data[at + 1 : begin], "little")
+        if end > size:
+            break
+        said = [*said[-1:], (begin, end)]
+        at = end
+    raise TraceError(path, "is cut off", "copy or take the snapshot again")
+
+
+def _refuse(path: Path, data: bytes, at: int, said: Sequence[tuple[int, int]]) -> NoReturn:
+    """Say by name what a pickle asks for that no snapshot does."""
+    import pickletools
+
+    known = {op.code: op for op in pickletools.opcodes}.get(chr(data[at]))
+    name = known.name if known else f"unknown instruction {data[at]:#04x}"
+    what = name
+    if name in ("GLOBAL", "INST"):
+        lines = data[at + 1 : at + 402].split(b"\n")
+        what = ".".join(_text(line) for line in lines[:2])
+    elif name == "STACK_GLOBAL" and len(said) == 2:
+        what = ".".join(_text(data[begin : min(end, begin + 80)]) for begin, end in said)
+    elif name in ("PERSID", "BINPERSID"):
+        what = "a persistent id"
+    elif name in ("LONG_BINPUT", "LONG1"):
+        rest = len(data) - at - 1
+        if rest < 4 or (name == "LONG1" and rest < 1 + data[at + 1]):
+            raise TraceError(path, "is cut off", "copy or take the snapshot again")
+        what = "a memo index beyond the file" if name == "LONG_BINPUT" else "an integer of more than 9 bytes"
+    elif known is not None and known.arg is not None and 0 <= known.arg.n > len(data) - at - 1:
+        raise TraceError(path, "is cut off", "copy or take the snapshot again")
+    where = "" if what == name else f"{name} "
+    raise TraceError(
+        path,
+        f"asks for {what}, which is more than plain data ({where}at byte {at}), and was refused; nothing in it was run",
+        _REMEDY,
+    )
+
+
+def _text(raw: bytes) -> str:
+    return "".join(c if c.isprintable() else "?" for c in raw[:80].decode("utf-8", "replace"))
+
+
+def _short(error: Exception) -> str:
+    text = " ".join(str(error).split())[:120]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+# ---------------------------------------------------------------- from Python objects to columns
+
+
+def _converted(path: Path, found: Any, limit: int | None) -> Snapshot:
+    """Make tables; `limit` is more rows than an honest file of that many bytes can have."""
+    if isinstance(found, list):
+        found = {"segments": found}
+    if not isinstance(found, Mapping) or not isinstance(found.get("segments"), list):
+        kind = type(found).__name__
+        raise TraceError(path, f"is a pickle, but holds no memory snapshot (a {kind} without segments)", _REMEDY)
+    try:
+        return _tables(path, found, limit)
+    except TraceError:
+        raise
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+        raise TraceError(path, f"is a pickle, but not a memory snapshot ({_short(error)})", _REMEDY) from error
+
+
+def _tables(path: Path, found: Mapping[str, Any], limit: int | None) -> Snapshot:
+    traces = found.get("device_traces") or []
+    raw_segments: list[dict[str, Any]] = found["segments"]
+    # A list may stand in the file once and be pointed at a thousand times: few bytes that would make many rows.
+    rows = sum(map(len, traces)) + sum(len(segment.get("blocks") or ()) for segment in raw_segments)
+    if len(traces) > _DEVICES or (limit is not None and rows + len(raw_segments) > limit):
+        raise TraceError(path, "repeats its own parts: it has more events or blocks than bytes", _REMEDY)
+    stacks = _Stacks(path, limit)
+    segments, blocks = _memory(raw_segments, stacks)
+    parts = [_events(device, trace, stacks) for device, trace in enumerate(traces)]
+    events = pd.DataFrame(
+        {
+            name: np.concatenate([part[name] for part in parts]) if parts else np.zeros(0, dtype)
+            for name, dtype in _EVENT_TYPES.items()
+        }
+    )
+    metadata, categories = stacks.names["user_metadata"], stacks.names["category"]
+    for column, names in (("action", dict.fromkeys(ACTIONS)), ("metadata", metadata), ("category", categories)):
+        events[column] = pd.Categorical.from_codes(
+            events[column].to_numpy(), categories=pd.Index(list(names), dtype=object)
+        )
+    _plausible(path, events, segments, blocks)
+    times = events["time_ns"].to_numpy()
+    timed = len(times) > 0 and bool((times >= 0).all())
+    t0_us = int(times.min()) if timed else 0
+    events["time_ns"] = (times - t0_us) * 1000 if timed else np.full(len(times), -1)
+    annotations = _annotations(found.get("external_annotations") or [], t0_us)
+    settings = found.get("allocator_settings") or {}
+    known = [len(traces), int(segments["device"].max()) + 1 if len(segments) else 0]
+    frames, bounds, rows_of_frames = stacks.tables()
+    return Snapshot(
+        path=str(path),
+        events=events,
+        segments=segments,
+        blocks=blocks,
+        frames=frames,
+        stack_bounds=bounds,
+        stack_frames=rows_of_frames,
+        annotations=annotations,
+        settings={k: v for k, v in settings.items() if isinstance(k, str) and isinstance(v, (str, int, float, bool))}
+        | _divisions(settings),
+        devices=max(known),
+        timed=timed,
+        t0_us=t0_us,
+    )
+
+
+def _plausible(path: Path, *tables: pd.DataFrame) -> None:
+    """Refuse numbers that no memory has; sums of the others fit 64 bits."""
+    for table in tables:
+        sizes = table[[c for c in table if c in ("size_bytes", "total_bytes")]].to_numpy()
+        if len(table) and (
+            table["address"].abs().max() >= 1 << 62
+            or sizes.min() < 0
+            or float(sizes.sum(dtype=float)) >= 2.0**62
+            or not table["device"].between(0, _DEVICES - 1).all()
+        ):
+            raise TraceError(path, "holds an address, a size or a device that cannot be", _REMEDY)
+
+
+def _divisions(settings: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+    given = settings.get("roundup_power2_divisions")
+    if not isinstance(given, Mapping):
+        return {}
+    return {"roundup_power2_divisions": {k: v for k, v in given.items() if isinstance(k, str) and isinstance(v, int)}}
+
+
+class _Stacks:
+    """Frames and stacks as numbers; an equal stack has one number, however often the file writes it out."""
+
+    def __init__(self, path: Path, limit: int | None) -> None:
+        self._path, self._limit = path, limit
+        self._frames: dict[tuple[str, str, int], int] = {}
+        self._frame_of: dict[int, int] = {}
+        self._stacks: dict[tuple[int, ...], int] = {}
+        self._last: tuple[Any, int] = (None, -1)
+        self._spelt: dict[tuple[int, ...], int] = {}
+        self._seen = 0
+        self.names: dict[str, dict[str, int]] = {"user_metadata": {"": 0}, "category": {"": 0}}
+
+    def number(self, frames: Any) -> int:
+        """Give a list of frames its number, -1 for none; it is known again by its frames' identity, then by content."""
+        if not frames:
+            return -1
+        if frames is self._last[0]:  # a free and its completion share one
+            return self._last[1]
+        self._seen += len(frames)
+        # Events that share a list of frames (a block and the event that made it) count it twice, and an honest file
+        # has two bytes or more a frame; far beyond that it points at one list again and again.
+        if self._limit is not None and self._seen > 16 * self._limit:
+            raise TraceError(self._path, "repeats its own parts: it has more frames than bytes", _REMEDY)
+        spelt = tuple(map(id, frames))
+        known = self._spelt.get(spelt)
+        if known is None:
+            content = tuple([self._frame(frame) for frame in frames])
+            known = self._spelt[spelt] = self._stacks.setdefault(content, len(self._stacks))
+        self._last = (frames, known)
+        return known
+
+    def _frame(self, frame: Any) -> int:
+        known = self._frame_of.get(id(frame))
+        if known is None:
+            if isinstance(frame, str):
+                key = (frame, "", 0)
+            else:
+                key = (_word(frame.get("name")), _word(frame.get("filename")), int(frame.get("line") or 0))
+            known = self._frame_of[id(frame)] = self._frames.setdefault(key, len(self._frames))
+        return known
+
+    def name(self, column: str, values: Iterable[Any]) -> Iterator[int]:
+        """Give short texts their numbers."""
+        known = self.names[column]
+        return (known.setdefault(value, len(known)) if isinstance(value, str) else 0 for value in values)
+
+    def tables(self) -> tuple[pd.DataFrame, _Ints, _Ids]:
+        """Give the frames, and the stacks as bounds and rows."""
+        names, filenames, lines = zip(*self._frames, strict=True) if self._frames else ((), (), ())
+        frames = pd.DataFrame(
+            {
+                "name": np.array(names, dtype=object),
+                "filename": np.array(filenames, dtype=object),
+                "line": np.array(lines, dtype=np.int64),
+            }
+        )
+        lengths = np.fromiter(map(len, self._stacks), np.int64, len(self._stacks))
+        bounds = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        rows = np.fromiter((f for stack in self._stacks for f in stack), np.int32, int(bounds[-1]))
+        return frames, bounds, rows
+
+
+_EVENT_TYPES: dict[str, Any] = {
+    "device": np.int16,
+    "action": np.int8,
+    "address": np.int64,
+    "size_bytes": np.int64,
+    "stream": np.int64,
+    "time_ns": np.int64,
+    "stack": np.int32,
+    "device_free_bytes": np.int64,
+    "metadata": np.int32,
+    "category": np.int32,
+}
+
+
+def _events(device: int, trace: Sequence[Mapping[str, Any]], stacks: _Stacks) -> dict[str, npt.NDArray[Any]]:
+    """Make columns of one device's events; the only loops over events there are."""
+    count = len(trace)
+    code = {action: i for i, action in enumerate(ACTIONS)}
+    number, name = stacks.number, stacks.name
+
+    def action(value: Any) -> int:
+        return code.get(value, code["other"]) if isinstance(value, str) else code["other"]
+
+    def column(values: Iterable[Any], kind: str) -> npt.NDArray[Any]:
+        return np.fromiter(values, _EVENT_TYPES[kind], count)
+
+    actions = column((action(e["action"]) for e in trace), "action")
+    free = np.full(count, -1, np.int64)
+    for i in np.flatnonzero(actions == code["oom"]).tolist():
+        free[i] = trace[i].get("device_free", -1)
+    return {
+        "device": np.full(count, device, np.int16),
+        "action": actions,
+        "address": column((e.get("addr", 0) for e in trace), "address"),
+        "size_bytes": column((e.get("size", 0) for e in trace), "size_bytes"),
+        "stream": column((e.get("stream") or 0 for e in trace), "stream"),
+        "time_ns": column((e.get("time_us", -1) for e in trace), "time_ns"),
+        "stack": column((number(e.get("frames")) for e in trace), "stack"),
+        "device_free_bytes": free,
+        "metadata": column(name("user_metadata", (e.get("user_metadata") for e in trace)), "metadata"),
+        "category": column(name("category", (e.get("category") for e in trace)), "category"),
+    }
+
+
+def _memory(raw: Sequence[Mapping[str, Any]], stacks: _Stacks) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Make the tables of segments and of blocks."""
+    counters = {
+        "total_bytes": "total_size",
+        "allocated_bytes": "allocated_size",
+        "active_bytes": "active_size",
+        "requested_bytes": "requested_size",
+    }
+    segments = pd.DataFrame(
+        {
+            "device": _integers((s.get("device") or 0 for s in raw), np.int16),
+            "address": _integers(s["address"] for s in raw),
+            **{column: _integers(s.get(key, -1) for s in raw) for column, key in counters.items()},
+            "stream": _integers(s.get("stream") or 0 for s in raw),
+            "kind": np.array([_word(s.get("segment_type")) for s in raw], object),
+            "pool": np.array([_pool(s.get("segment_pool_id")) for s in raw], object),
+            "expandable": np.array([bool(s.get("is_expandable", False)) for s in raw], bool),
+            "stack": _integers((stacks.number(s.get("frames")) for s in raw), np.int32),
+        }
+    )
+    code = {state: i for i, state in enumerate(STATES)} | {"active_awaiting_free": 1}
+    of, address, size, requested, state, stack = [], [], [], [], [], []
+    for i, segment in enumerate(raw):
+        at = segment["address"]
+        for block in segment.get("blocks") or ():
+            # Before PyTorch 2.1 a block had a history instead of its own stack, and no address.
+            history = block.get("history") or [{}]
+            active = code.get(_word(block["state"]), -1)
+            if active < 0:
+                raise ValueError("a block in no known state")
+            of.append(i)
+            address.append(block.get("address", at))
+            size.append(block["size"])
+            asked = block.get("requested_size", history[0].get("real_size", block["size"]))
+            requested.append(0 if active == 2 else asked)
+            state.append(active)
+            stack.append(stacks.number(block.get("frames") or history[0].get("frames")) if active < 2 else -1)
+            at += block["size"]
+    which = np.array(of, np.int64)
+    blocks = pd.DataFrame(
+        {
+            "device": segments["device"].to_numpy()[which],
+            "segment": which,
+            "address": _integers(address),
+            "size_bytes": _integers(size),
+            "requested_bytes": _integers(requested),
+            "state": pd.Categorical.from_codes(np.array(state, np.int8), categories=pd.Index(STATES)),
+            "stack": np.array(stack, np.int32),
+        }
+    )
+    return segments, blocks
+
+
+def _integers(values: Iterable[Any], dtype: Any = np.int64) -> npt.NDArray[Any]:
+    """Make a column; unlike numpy.array it does not look into lists for more dimensions."""
+    return np.fromiter(values, dtype)
+
+
+def _word(value: Any) -> str:
+    """Take text, and nothing else: a list that holds itself twice, and so on, is long to spell out."""
+    return value if isinstance(value, str) else ""
+
+
+def _pool(value: Any) -> str:
+    if isinstance(value, (tuple, list)) and len(value) == 2 and all(isinstance(v, int) for v in value):
+        return f"{value[0]}.{value[1]}"
+    return ""
+
+
+def _annotations(raw: Any, t0_us: int) -> pd.DataFrame:
+    rows = [r for r in raw if isinstance(r, Mapping) and isinstance(r.get("time_us"), int)]
+    return pd.DataFrame(
+        {
+            "device": _integers(r.get("device", 0) for r in rows),
+            "time_ns": _integers((r["time_us"] - t0_us) * 1000 for r in rows),
+            "name": np.array([_word(r.get("name"))[:200] for r in rows], object),
+            "stage": np.array([_word(r.get("stage"))[:20] for r in rows], object),
+        }
+    )

@@ -1,0 +1,792 @@
+"""Memory snapshots: hostile files run nothing, and the amounts are those of an allocator that counted them."""
+
+from __future__ import annotations
+
+import builtins
+import copyreg
+import gzip
+import io
+import json
+import os
+import pickle
+import random
+import struct
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+from make_snapshot import MIB, T0_US, Allocator, random_program
+
+from nsightkit import cli, plots
+from nsightkit.analysis import snapshot as analysis
+from nsightkit.errors import TraceError, UsageError
+from nsightkit.trace import snapshot as reader
+
+AMOUNTS = ["allocated_bytes", "active_bytes", "requested_bytes", "reserved_bytes"]
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "expandable": {"expandable": True},
+    "divisions": {"divisions": 4},
+    "max-split": {"max_split": 6 * MIB},
+}
+SHARED = (
+    "cs336-kkaitlyn111-memsnap/memory_files__memory_ctx128_forward_mixed.pickle",
+    "cs336-wedsonlin-memsnap/medium_128_inference_memory_snapshot.pickle",
+)
+
+
+def frame(name: str, filename: str = "/home/someone/project/train.py", line: int = 1) -> dict[str, Any]:
+    return {"name": name, "filename": filename, "line": line}
+
+
+def write(path: Path, found: Any, protocol: int = 4) -> Path:
+    path.write_bytes(pickle.dumps(found, protocol=protocol))
+    return path
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    code = cli.run(["memory", *map(str, arguments)])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def amounts(snapshot: reader.Snapshot) -> np.ndarray:
+    return analysis.timeline(snapshot, 0)[AMOUNTS].to_numpy()
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+class _Calls:
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self._reduced = function, arguments
+
+    def __reduce__(self) -> Any:
+        return self._reduced
+
+
+class _Persistent(pickle.Pickler):
+    def persistent_id(self, obj: Any) -> Any:
+        return "secret" if obj == "me" else None
+
+
+def _persistent(found: Any) -> bytes:
+    out = io.BytesIO()
+    _Persistent(out, protocol=4).dump(found)
+    return out.getvalue()
+
+
+def _hostile(marker: Path) -> dict[str, tuple[bytes, str]]:
+    touch = f"touch {marker}"
+    code = f"open({str(marker)!r}, 'w').close()"
+    good = random_program(1, 20).snapshot()
+    files: dict[str, tuple[bytes, str]] = {}
+    for protocol in (2, 3, 4, 5):
+        files[f"os.system-{protocol}"] = (pickle.dumps(_Calls(os.system, touch), protocol), r"asks for \w+\.system")
+        files[f"eval-{protocol}"] = (pickle.dumps(_Calls(eval, code), protocol), r"asks for \w+\.eval")
+    nested = good | {"device_traces": [[{"action": "alloc", "frames": [frame("f") | {"line": _Calls(eval, code)}]}]]}
+    files["nested"] = pickle.dumps(nested, 4), r"builtins\.eval"
+    twice = _Calls(_Calls, _Calls(exec, code))
+    files["reduce in reduce"] = pickle.dumps({"segments": [twice]}, 4), r"asks for "
+    files["copyreg"] = (
+        pickle.dumps(_Calls(copyreg._reconstructor, dict, dict, None), 4),
+        r"copyreg\._reconstructor",
+    )
+    files["getattr"] = pickle.dumps(_Calls(getattr, [], "append"), 4), r"builtins\.getattr"
+    files["persistent id"] = _persistent({"segments": ["me"]}), "a persistent id"
+    files["protocol 0"] = pickle.dumps(_Calls(os.system, touch), 0), r"asks for \w+\.system"
+    files["INST"] = f"(S'{touch}'\nios\nsystem\n.".encode(), r"os\.system"
+    files["extension"] = b"\x80\x02\x82\x05.", "asks for EXT1"
+    files["BUILD"] = b"\x80\x02}}b.", "asks for BUILD"
+    files["REDUCE"] = b"\x80\x02})R.", "asks for REDUCE"
+    files["NEWOBJ"] = b"\x80\x02})\x81.", "asks for NEWOBJ"
+    files["set"] = pickle.dumps({"segments": {1}}, 4), "asks for EMPTY_SET"
+    files["numbers for names"] = b"\x80\x04K\x01K\x02\x93.", "asks for STACK_GLOBAL"
+    files["names from the memo"] = b"\x80\x04\x8c\x02os\x94\x8c\x06system\x94]h\x00h\x01\x93.", r"os\.system"
+    files["names with control characters"] = b"\x80\x04\x8c\x03o\x1bs\x8c\x03\ra\n\x93.", r"o\?s\.\?a\?"
+    files["memo bomb"] = b"\x80\x02]r\xff\xff\xff\x7f.", "memo index"
+    files["huge integer"] = b"\x80\x02\x8b" + struct.pack("<i", 1 << 30) + b".", "LONG4"
+    files["long integer"] = pickle.dumps({"segments": [1 << 200]}, 2), "integer of more than 9"
+    files["tuple of tuples"] = b"\x80\x02(K\x01K\x02\x86" + b"q\x00h\x00\x86" * 60 + b"}.", "asks for TUPLE2"
+    files["text of 2**62"] = b"\x80\x04\x8d" + struct.pack("<Q", 1 << 62) + b"x.", "cut off"
+    files["bytes of 2**62"] = b"\x80\x04\x8e" + struct.pack("<Q", 1 << 62) + b"x.", "cut off"
+    files["frame of 2**62"] = b"\x80\x04\x95" + struct.pack("<Q", 1 << 62) + b"}.", "pickle"
+    files["unhashable key"] = b"\x80\x02}]]s.", "not a readable pickle"
+    files["stack underflow"] = b"\x80\x02e.", "not a readable pickle"
+    files["no object"] = b"\x80\x04.", "not a readable pickle"
+    files["empty"] = b"", "is empty"
+    files["gzip"] = gzip.compress(pickle.dumps(good)), "gunzip"
+    files["zip"] = b"PK\x03\x04" + bytes(40), "zip archive"
+    files["sqlite"] = b"SQLite format 3\0" + bytes(40), "SQLite"
+    files["json"] = b'{"segments": []}', "is text"
+    files["html"] = b"<!DOCTYPE html>", "is text"
+    files["noise"] = random.Random(0).randbytes(5000), "not a pickle"
+    files["a number"] = pickle.dumps(3), "no memory snapshot"
+    files["another dict"] = pickle.dumps({"weights": [1]}), "no memory snapshot"
+    files["other segments"] = pickle.dumps({"segments": [1, 2]}), "not a memory snapshot"
+    files["nonsense sizes"] = (
+        pickle.dumps([{"address": 0, "total_size": -5, "blocks": []}]),
+        "cannot be",
+    )
+    trace = [{"action": "alloc", "addr": 1, "size": 1, "stream": 0, "frames": []}] * 1000
+    files["repeated lists"] = pickle.dumps({"segments": [], "device_traces": [trace] * 1000}), "repeats its own parts"
+    frames = [frame("f")] * 30000
+    bomb = [{"action": "alloc", "addr": 1, "size": 1, "frames": f} for f in [frames, [], list(frames)] * 4000]
+    files["repeated frames"] = pickle.dumps({"segments": [], "device_traces": [bomb]}), "repeats its own parts"
+    lists: Any = []
+    for _ in range(60):
+        lists = [lists, lists]
+    files["lists of lists"] = (
+        pickle.dumps({"segments": [{"address": lists, "total_size": lists, "blocks": []}]}),
+        "not a memory snapshot",
+    )
+    files["lists for text"] = (
+        pickle.dumps([{"address": 1, "total_size": 2, "blocks": [{"size": 1, "state": lists}]}]),
+        "not a memory snapshot",
+    )
+    return files
+
+
+@pytest.mark.parametrize("name", sorted(_hostile(Path("unused"))))
+def test_hostile_files_are_refused_and_run_nothing(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    marker = tmp_path / "ran"
+    data, says = _hostile(marker)[name]
+    path = tmp_path / "snap.pickle"
+    path.write_bytes(data)
+    with pytest.raises(TraceError, match=says) as caught:
+        reader.read(path)
+    assert "\n" not in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert caught.value.remedy
+    code, out, err = run(capsys, path, "-f", "json")
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert not marker.exists()
+
+
+def test_the_hostile_files_would_have_run(tmp_path: Path) -> None:
+    marker = tmp_path / "ran"
+    pickle.loads(_hostile(marker)["eval-4"][0])
+    assert marker.exists()
+
+
+def test_an_extension_that_the_process_has_cached_is_refused_too(tmp_path: Path) -> None:
+    copyreg.add_extension("builtins", "eval", 5)
+    try:
+        data = pickle.dumps(builtins.eval, 2)
+        assert pickle.loads(data) is eval  # now in the cache, past find_class
+        path = tmp_path / "snap.pickle"
+        path.write_bytes(data)
+        with pytest.raises(TraceError, match="EXT1"):
+            reader.read(path)
+    finally:
+        copyreg.remove_extension("builtins", "eval", 5)
+
+
+def test_a_file_that_is_cut_off_anywhere_is_refused(tmp_path: Path) -> None:
+    data = pickle.dumps(random_program(2, 12).snapshot(), 4)
+    path = tmp_path / "snap.pickle"
+    for size in range(len(data)):
+        path.write_bytes(data[:size])
+        with pytest.raises(TraceError):
+            reader.read(path)
+
+
+def test_damage_never_gets_past_the_reader(tmp_path: Path) -> None:
+    chance = random.Random(5)
+    data = pickle.dumps(random_program(3, 15).snapshot(), 4)
+    path = tmp_path / "snap.pickle"
+    refused = 0
+    for _ in range(250):
+        damaged = bytearray(data)
+        for _ in range(chance.randint(1, 3)):
+            damaged[chance.randrange(len(damaged))] = chance.randrange(256)
+        path.write_bytes(damaged)
+        try:
+            with np.errstate(all="ignore"):
+                analysis.summary(reader.read(path))
+        except (TraceError, UsageError):
+            refused += 1
+    assert refused > 40
+
+
+def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
+    for path, says in ((tmp_path / "none", "no such file"), (tmp_path, "is a folder")):
+        with pytest.raises(TraceError, match=says):
+            reader.read(path)
+
+
+# ---------------------------------------------------------------- what is read
+
+
+def _same(one: reader.Snapshot, other: reader.Snapshot) -> None:
+    for table in ("events", "segments", "blocks", "frames", "annotations"):
+        pd.testing.assert_frame_equal(getattr(one, table), getattr(other, table))
+    assert one.stack_frames.tolist() == other.stack_frames.tolist()
+    assert one.settings == other.settings
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_every_protocol_and_a_live_snapshot_give_the_same(protocol: int, tmp_path: Path) -> None:
+    found = random_program(4, 60).snapshot()
+    _same(reader.read(write(tmp_path / "s.pickle", found, protocol)), reader.from_object(found))
+
+
+def test_a_pickle_without_memo_gives_the_same_stacks(tmp_path: Path) -> None:
+    allocator = Allocator()
+    for i in range(6):
+        allocator.malloc(1000, frames=[frame("f"), frame("g", line=i % 2)])
+    out = io.BytesIO()
+    pickler = pickle.Pickler(out, protocol=4)
+    pickler.fast = True  # writes every list out again
+    pickler.dump(allocator.snapshot())
+    path = tmp_path / "s.pickle"
+    path.write_bytes(out.getvalue())
+    snapshot = reader.read(path)
+    _same(snapshot, reader.from_object(allocator.snapshot()))
+    assert len(snapshot.stack_bounds) == 3
+    assert snapshot.stack(int(snapshot.events["stack"].iloc[-1]))[0] == ("f", "/home/someone/project/train.py", 1)
+
+
+def test_old_shapes() -> None:
+    """PyTorch 2.0: blocks with a history and without addresses, events without times; before it a list of segments."""
+    block = {
+        "size": 1024,
+        "state": "active_allocated",
+        "history": [{"addr": 64, "real_size": 700, "frames": [frame("f")]}],
+    }
+    segment = {
+        "device": 0,
+        "address": 1 << 20,
+        "total_size": 2 * MIB,
+        "stream": 0,
+        "segment_type": "small",
+        "allocated_size": 1024,
+        "active_size": 1024,
+        "blocks": [{"size": 512, "state": "inactive"}, block, {"size": 2 * MIB - 1536, "state": "inactive"}],
+    }
+    events = [
+        {"action": "alloc", "addr": 1 << 20, "size": 100, "stream": 0, "frames": [frame("g")]},
+        {"action": "free", "addr": 1 << 20, "size": 100, "stream": 0},
+    ]
+    snapshot = reader.from_object({"segments": [segment], "device_traces": [events]})
+    assert not snapshot.timed
+    assert snapshot.blocks["address"].tolist() == [1 << 20, (1 << 20) + 512, (1 << 20) + 1536]
+    assert amounts(snapshot)[:, :3].tolist() == [[1024, 1024, 700], [1536, 1536, 800], [1024, 1024, 700]]
+    answer = analysis.summary(snapshot)
+    assert answer["peak_bytes"] == 1536
+    assert answer["peak_time_ns"] is None
+    only = analysis.summary(reader.from_object([segment]))
+    assert only["peak_bytes"] is None
+    assert only["moment"] == "end"
+    assert [row["site"] for row in only["top_sites"]] == ["train.py:1 f"]
+
+
+# ---------------------------------------------------------------- the amounts
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_amounts_are_those_the_allocator_counted(setting: str, seed: int) -> None:
+    allocator = random_program(seed, 260, **SETTINGS[setting])
+    snapshot = reader.from_object(allocator.snapshot())
+    assert amounts(snapshot).tolist() == [list(row) for row in allocator.truth]
+    assert analysis.allocations(snapshot)["uncertain_bytes"].sum() == 0
+    peak = max(row[0] for row in allocator.truth)
+    answer = analysis.summary(snapshot)
+    assert answer["peak_bytes"] == peak
+    at_peak = next(row for row in allocator.truth if row[0] == peak)
+    assert answer["reserved_at_peak_bytes"] == at_peak[3]
+    assert sum(row["bytes"] for row in answer["by_category"]) == peak
+    assert sum(row["bytes"] for row in answer["top_sites"]) == peak
+    assert answer["notes"] == ["no call stacks were recorded, so nothing can be attributed"]
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_ring_buffer_cut_at_every_event_changes_nothing_after_the_cut(setting: str) -> None:
+    allocator = random_program(11, 90, **SETTINGS[setting])
+    count = len(allocator.events)
+    for keep in range(0, count + 1, 1 if setting == "plain" else 4):
+        snapshot = reader.from_object(allocator.snapshot(keep))
+        found, truth = amounts(snapshot), np.array(allocator.truth[count - keep :])
+        assert (found[:, 2:] == truth[:, 2:]).all()
+        # What is not known is the remainder of large blocks from before the cut that are gone at the end.
+        missing = truth[:, 1] - found[:, 1]
+        blocks = analysis.allocations(snapshot, 0)
+        unsure = [
+            blocks.loc[(blocks["first"] <= e) & (e < blocks["free_completed"]), "uncertain_bytes"].sum()
+            for e in range(-1, keep)
+        ]
+        assert (missing >= 0).all()
+        assert (missing <= np.array(unsure)).all()
+        if setting in ("expandable", "divisions"):
+            assert (missing[missing > 0] <= MIB).all()
+        assert found[-1].tolist() == truth[-1].tolist()
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_free_space_is_what_the_allocator_had(setting: str) -> None:
+    allocator = random_program(21, 200, **SETTINGS[setting])
+    snapshot = reader.from_object(allocator.snapshot())
+    for event in range(-1, len(allocator.events), 13):
+        answer = analysis.summary(snapshot, moment=event)["fragmentation"]
+        parts = ("inactive_split_bytes", "releasable_bytes", "largest_free_block_bytes")
+        assert tuple(answer[part] for part in parts) == allocator.free_now[event + 1]
+        assert answer["slack_bytes"] == sum(answer[p] for p in ("pending_bytes", *parts[:2]))
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_blocks_of_a_moment_are_those_of_memory_viz(setting: str) -> None:
+    found = random_program(31, 150, **SETTINGS[setting]).snapshot(120)
+    _compare_with_walk_back(found)
+
+
+def _compare_with_walk_back(found: dict[str, Any], step: int = 7) -> None:
+    """Undo events from the end, as MemoryView in PyTorch's MemoryViz.js does to draw a moment."""
+    snapshot = reader.from_object(found)
+    live = {
+        b["address"]: (b["requested_size"], b["state"] == "active_pending_free")
+        for s in found["segments"]
+        for b in s["blocks"]
+        if b["state"] != "inactive"
+    }
+    reserved = sum(s["total_size"] for s in found["segments"])
+    events = found["device_traces"][0]
+    for event in range(len(events) - 1, -2, -1):
+        if event % step == 0 or event == -1:
+            mine = analysis.at(snapshot, event, 0)
+            assert live == {
+                a: (r, p) for a, r, p in zip(mine["address"], mine["requested_bytes"], mine["pending"], strict=True)
+            }
+            row = analysis.timeline(snapshot, 0).iloc[event + 1]
+            assert row["reserved_bytes"] == reserved == analysis.segments(snapshot, event, 0)["total_bytes"].sum()
+            assert row["requested_bytes"] == sum(r for r, _ in live.values())
+        if event < 0:
+            break
+        entry = events[event]
+        match entry["action"]:
+            case "free_requested":
+                live[entry["addr"]] = live[entry["addr"]][0], False
+            case "free_completed":
+                live[entry["addr"]] = entry["size"], True
+            case "alloc":
+                del live[entry["addr"]]
+            case "segment_free" | "segment_unmap":
+                reserved += entry["size"]
+            case "segment_alloc" | "segment_map":
+                reserved -= entry["size"]
+
+
+@pytest.mark.parametrize("skipped", ["free_requested", "free_completed"])
+def test_a_kind_of_event_that_was_not_recorded(skipped: str) -> None:
+    """`skip_actions` leaves one of the two frees out; without waiting streams they say the same."""
+    allocator = Allocator()
+    for i in range(30):
+        address = allocator.malloc(3000 * (i + 1))
+        if i % 3:
+            allocator.free(address)
+    found = allocator.snapshot()
+    kept = [i for i, e in enumerate(found["device_traces"][0]) if e["action"] != skipped]
+    found["device_traces"] = [[found["device_traces"][0][i] for i in kept]]
+    snapshot = reader.from_object(found)
+    peak = max(row[0] for row in allocator.truth)
+    assert analysis.summary(snapshot)["peak_bytes"] == peak
+    assert amounts(snapshot)[-1].tolist() == list(allocator.truth[-1])
+
+
+def test_several_devices() -> None:
+    one, other = random_program(41, 40), random_program(42, 80)
+    found = one.snapshot()
+    second = other.snapshot()
+    found["device_traces"].append(second["device_traces"][0])
+    found["segments"] += [s | {"device": 1} for s in second["segments"]]
+    snapshot = reader.from_object(found)
+    peaks = [max(row[0] for row in a.truth) for a in (one, other)]
+    answer = analysis.summary(snapshot)
+    assert [d["peak_bytes"] for d in answer["devices"]] == peaks
+    assert answer["device"] == int(np.argmax(peaks))
+    assert [analysis.summary(snapshot, device=d)["peak_bytes"] for d in (0, 1)] == peaks
+    with pytest.raises(UsageError, match="devices 0 to 1"):
+        analysis.summary(snapshot, device=2)
+
+
+# ---------------------------------------------------------------- torch's own counters, torch's own tools
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_the_end_is_what_torch_counted(shared_traces: Path, name: str) -> None:
+    snapshot = reader.read(shared_traces / name)
+    ours = analysis.summary(snapshot)["end"]
+    counted = snapshot.segments
+    assert ours == {
+        "allocated_bytes": counted["allocated_bytes"].sum(),
+        "active_bytes": counted["active_bytes"].sum(),
+        "requested_bytes": counted["requested_bytes"].sum(),
+        "reserved_bytes": counted["total_bytes"].sum(),
+    }
+    by_segment = analysis.segments(snapshot, "end").set_index("address").sort_index()
+    theirs = counted.set_index("address").sort_index()
+    assert by_segment["allocated_bytes"].tolist() == theirs["allocated_bytes"].tolist()
+    assert (by_segment["total_bytes"] - by_segment["free_bytes"]).tolist() == theirs["active_bytes"].tolist()
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_memory_viz_agrees(shared_traces: Path, name: str) -> None:
+    viz = pytest.importorskip("torch.cuda._memory_viz")
+    with (shared_traces / name).open("rb") as file:
+        found = pickle.load(file)  # a public file, looked at before; only this test loads it so
+    snapshot = reader.from_object(found)
+    answer = analysis.summary(snapshot, moment="end")
+    assert sum(map(viz.calc_active, found["segments"])) == answer["end"]["allocated_bytes"]
+    said = viz.segsum(found)
+    assert f"total_reserved: {viz.Bytes(answer['end']['reserved_bytes'])}" in said
+    assert f"total_allocated: {viz.Bytes(answer['end']['requested_bytes'])}" in said
+    lost = answer["fragmentation"]
+    free = viz._report_free(lost["slack_bytes"], lost["rounding_bytes"])
+    assert f"total_free: {free}" in said
+    _compare_with_walk_back(found, step=501)
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_the_rule_for_block_sizes_gives_the_sizes_torch_recorded(shared_traces: Path, name: str) -> None:
+    """Free every block of a real snapshot at its end: sizes that were in the file now follow from the rule alone."""
+    with (shared_traces / name).open("rb") as file:
+        found = pickle.load(file)
+    counted = sum(s["allocated_size"] for s in found["segments"])
+    events = found["device_traces"][0]
+    born = {e["addr"] for e in events if e["action"] == "alloc"}
+    known = 0
+    for segment in found["segments"]:
+        for block in segment["blocks"]:
+            if block["state"] == "active_allocated" and block["address"] in born:
+                known += 1
+                freed = {"addr": block["address"], "size": block["requested_size"], "stream": 0, "time_us": 1 << 60}
+                events += [freed | {"action": action} for action in ("free_requested", "free_completed")]
+                block["state"] = "inactive"
+    level = analysis.timeline(reader.from_object(found), 0)["allocated_bytes"].to_numpy()
+    assert level[len(level) - 1 - 2 * known] == counted
+
+
+def test_a_profile_of_the_cpu_becomes_a_snapshot_with_torch_s_categories() -> None:
+    torch = pytest.importorskip("torch")
+    viz = pytest.importorskip("torch.cuda._memory_viz")
+    model = torch.nn.Linear(64, 128)
+    optimizer = torch.optim.Adam(model.parameters())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, record_shapes=True, with_stack=True
+        ) as profiled:
+            for _ in range(2):
+                model(torch.ones(8, 64)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        found = viz._profile_to_snapshot(profiled)
+    snapshot = reader.from_object(found)
+    level = analysis.timeline(snapshot)
+    live: dict[int, int] = {}
+    for segment in found["segments"]:
+        address = segment["address"]
+        for block in segment["blocks"]:
+            if block["state"] == "active_allocated":
+                live[address] = block["size"]
+            address += block["size"]
+    events = next(trace for trace in found["device_traces"] if trace)
+    for event in range(len(events) - 1, -1, -1):
+        assert level["active_bytes"].iloc[event + 1] == sum(live.values())
+        entry = events[event]
+        if entry["action"] == "alloc":
+            del live[entry["addr"]]
+        elif entry["action"] == "free_completed":
+            live[entry["addr"]] = entry["size"]
+    blocks = analysis.allocations(snapshot)
+    states = blocks.loc[blocks["category"] == "optimizer states", "requested_bytes"]
+    assert sorted(states)[-2:] == [64 * 128 * 4] * 2
+
+
+# ---------------------------------------------------------------- who, and for what
+
+TORCH = "/usr/lib/python3.11/site-packages/torch"
+MAIN = frame("<module>", line=9)
+SETUP = [frame("convert", f"{TORCH}/nn/modules/module.py"), frame("_apply", f"{TORCH}/nn/modules/module.py"), MAIN]
+CALL = frame("_call_impl", f"{TORCH}/nn/modules/module.py")
+FORWARD = [frame("linear", f"{TORCH}/nn/functional.py"), frame("forward", line=30), CALL, MAIN]
+LOSS = [frame("cross_entropy", f"{TORCH}/nn/functional.py"), frame("loss_of", line=50), MAIN]
+BACKWARD = [
+    frame("at::_ops::mm::call(at::Tensor const&)", ""),
+    frame("torch::autograd::generated::AddmmBackward0::apply(std::vector)", ""),
+    frame("torch::autograd::Engine::evaluate_function(std::shared_ptr)", ""),
+]
+STEP = [frame("_multi_tensor_adamw", f"{TORCH}/optim/adamw.py"), frame("step", f"{TORCH}/optim/adamw.py"), MAIN]
+AUTOCAST = [frame("at::autocast::cached_cast(c10::ScalarType)", ""), *FORWARD]
+WORKSPACE = [frame("at::cuda::getCUDABlasLtWorkspace()", ""), *FORWARD]
+REDUCE = [frame("c10d::Reducer::initialize_buckets()", ""), *BACKWARD]
+
+
+def training(*, native: bool = True, steps: int = 2) -> tuple[Allocator, dict[str, int]]:
+    """Two training steps with known amounts, and what is live at the first step's end of backward."""
+    allocator = Allocator()
+    backward = BACKWARD if native else []
+
+    def made(size: int, frames: list[dict[str, Any]]) -> int:
+        return allocator.malloc(size, frames=frames)
+
+    for _ in range(3):
+        made(4 * MIB, SETUP)
+    held: dict[str, list[int]] = {"gradients": []}
+    truth: dict[str, int] = {}
+    for step in range(steps):
+        for address in held.pop("gradients"):
+            allocator.free(address)
+        activations = [made(5 * MIB, FORWARD) for _ in range(4)]
+        allocator.free(made(3 * MIB, FORWARD))
+        extra = [made(2 * MIB, AUTOCAST), made(8 * MIB, WORKSPACE), made(6 * MIB, REDUCE)] if native else []
+        logits = made(7 * MIB, LOSS)
+        held["gradients"] = [made(4 * MIB, backward) for _ in range(3)]
+        allocator.free(made(9 * MIB, backward))
+        if step == steps - 1:
+            truth = {"activations": 20 * MIB, "gradients": 12 * MIB, "temporary": 9 * MIB, "logits": 7 * MIB}
+            truth |= {"weights": 12 * MIB, "optimizer states": 16 * MIB}
+            if native:
+                truth |= {"autocast copies": 2 * MIB, "workspaces": 8 * MIB, "communication": 6 * MIB}
+        for address in [*activations, logits, *extra]:
+            allocator.free(address, frames=backward)
+        if step == 0:
+            for _ in range(4):
+                made(4 * MIB, STEP)
+        allocator.free(made(1 * MIB + 512, STEP))
+    return allocator, truth
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_categories_of_a_training_step(native: bool) -> None:
+    allocator, truth = training(native=native)
+    snapshot = reader.from_object(allocator.snapshot())
+    answer = analysis.summary(snapshot)
+    assert {row["category"]: row["requested_bytes"] for row in answer["by_category"]} == truth
+    sites = {(row["site"], row["category"]) for row in answer["top_sites"]}
+    assert ("train.py:30 forward", "activations") in sites
+    assert ("train.py:50 loss_of", "logits") in sites
+    assert ("train.py:9 <module>", "optimizer states") in sites
+    assert (("at::_ops::mm::call" if native else "no stack"), "gradients") in sites
+
+
+def test_categories_survive_a_cut_and_say_what_is_not_known() -> None:
+    allocator, _ = training()
+    found = allocator.snapshot(30)
+    answer = analysis.summary(reader.from_object(found))
+    by = {row["category"]: row["requested_bytes"] for row in answer["by_category"]}
+    assert by["weights"] == 12 * MIB  # still there at the end, and blocks keep their stacks
+    for segment in found["segments"]:
+        for block in segment["blocks"]:
+            block["frames"] = []
+    answer = analysis.summary(reader.from_object(found))
+    by = {row["category"]: row["requested_bytes"] for row in answer["by_category"]}
+    assert by["before recording"] >= 12 * MIB
+    assert any("before the first event" in note for note in answer["notes"])
+
+
+def test_an_unknown_stack_is_unknown() -> None:
+    allocator = Allocator()
+    allocator.malloc(5000, frames=[frame("something")])
+    allocator.malloc(6000, frames=[])
+    answer = analysis.summary(reader.from_object(allocator.snapshot()))
+    by = {row["category"]: row["requested_bytes"] for row in answer["by_category"]}
+    # A block without any frame, where others have Python's, is from a thread without Python: autograd's.
+    assert by == {"unknown": 5000, "gradients": 6000}
+    without = Allocator()
+    without.malloc(6000)
+    answer = analysis.summary(reader.from_object(without.snapshot()))
+    assert [row["category"] for row in answer["by_category"]] == ["unknown"]
+
+
+def test_recorded_ranges_tell_the_phase_where_there_are_no_stacks() -> None:
+    allocator = Allocator()
+    marks = []
+
+    def mark(name: str, stage: str) -> None:
+        time = T0_US + 7 * len(allocator.events) - 3
+        marks.append({"device": 0, "time_us": time, "name": name, "stage": stage})
+
+    mark("## forward ##", "START")
+    allocator.malloc(5 * MIB)
+    mark("## forward ##", "END")
+    mark("## backward ##", "START")
+    allocator.malloc(6 * MIB)
+    mark("## backward ##", "END")
+    mark("Optimizer.step#AdamW.step", "START")
+    allocator.malloc(7 * MIB)
+    mark("Optimizer.step#AdamW.step", "END")
+    found = allocator.snapshot() | {"external_annotations": marks}
+    answer = analysis.summary(reader.from_object(found))
+    by = {row["category"]: row["requested_bytes"] for row in answer["by_category"]}
+    assert by == {"activations": 5 * MIB, "gradients": 6 * MIB, "optimizer states": 7 * MIB}
+
+
+def test_out_of_memory() -> None:
+    allocator = Allocator()
+    kept = [allocator.malloc(15 * MIB, frames=FORWARD) for _ in range(4)]
+    small = [allocator.malloc(5 * MIB, frames=FORWARD) for _ in range(4)]
+    allocator.free(kept.pop(1))
+    allocator.free(small.pop(2))
+    before = allocator.truth[-1]
+    allocator.oom(64 * MIB, 10 * MIB, frames=LOSS)
+    for address in [*kept, *small]:
+        allocator.free(address)
+    snapshot = reader.from_object(allocator.snapshot())
+    oom = analysis.summary(snapshot)["oom"]
+    assert (oom["requested_bytes"], oom["device_free_bytes"], oom["count"]) == (64 * MIB, 10 * MIB, 1)
+    assert (oom["allocated_bytes"], oom["reserved_bytes"]) == (before[0], before[3])
+    split, whole, largest = allocator.free_now[oom["event"] + 1]
+    assert (oom["cached_free_bytes"], oom["largest_free_block_bytes"]) == (split + whole, largest)
+    assert oom["site"] == "train.py:50 loss_of"
+    assert oom["by_category"][0]["bytes"] == before[0]
+    assert len(analysis.at(snapshot, "oom")) == 6
+    plain = reader.from_object(random_program(1, 10).snapshot())
+    assert analysis.summary(plain)["oom"] is None
+    with pytest.raises(UsageError, match="no out-of-memory error"):
+        analysis.at(plain, "oom")
+    for moment in (-2, 10**6, "noon"):
+        with pytest.raises(UsageError):
+            analysis.at(plain, moment)  # type: ignore[arg-type]
+
+
+def test_bands_stack_up_to_the_allocated_bytes() -> None:
+    snapshot = reader.from_object(random_program(51, 200).snapshot())
+    level = analysis.timeline(snapshot, 0)["allocated_bytes"].to_numpy()
+    for top in (0, 5, 1000):
+        bands = analysis.bands(snapshot, top=top, points=10**5)
+        for event in range(-1, len(level) - 1, 5):
+            now = bands[(bands["from_event"] <= event) & (event < bands["to_event"])]
+            now = now[now["top_bytes"] > now["bottom_bytes"]].sort_values("bottom_bytes")
+            edges = [0, *now["top_bytes"]]
+            assert now["bottom_bytes"].tolist() == edges[:-1]
+            assert edges[-1] == level[event + 1]
+    with pytest.raises(UsageError):
+        analysis.bands(snapshot, top=-1)
+
+
+# ---------------------------------------------------------------- the command line
+
+
+def test_the_command_answers_as_the_contract_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    allocator, truth = training()
+    path = write(tmp_path / "s.pickle", allocator.snapshot())
+    code, out, err = run(capsys, path, "-f", "json", "--top", "2")
+    answer = json.loads(out)
+    assert (code, err) == (0, "")
+    assert list(answer)[1:3] == ["peak_bytes", "reserved_at_peak_bytes"]
+    assert {"by_category", "top_sites", "fragmentation", "oom"} <= set(answer)
+    assert answer["peak_bytes"] == max(row[0] for row in allocator.truth)
+    assert len(answer["top_sites"]) == 2
+    assert "someone" not in out  # folders are left out
+    assert set(truth) == {row["category"] for row in answer["by_category"]}
+    code, out, _ = run(capsys, path, "-f", "table")
+    assert code == 0
+    assert "optimizer states" in out
+    assert "train.py:30 forward" in out
+    code, out, _ = run(capsys, path, "-f", "csv", "--at", "end")
+    assert code == 0
+    assert len(out.splitlines()) == 2
+    for wrong in (["--device", "5"], ["--at", "noon"], ["--at", "oom"], ["--at", "99999"]):
+        code, out, err = run(capsys, path, *wrong)
+        assert (code, out) == (2, "")
+        assert err.count("\n") == 1
+
+
+def test_the_command_says_out_of_memory_and_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    allocator = random_program(3, 30)
+    allocator.oom(1 << 30, 5 << 20)
+    found = allocator.snapshot(5)
+    found["segments"][0]["blocks"][0]["frames"] = [frame("\x1b[31mred\n[bold]", "<a>")]
+    code, out, _ = run(capsys, write(tmp_path / "s.pickle", found), "-f", "table", "--at", "oom")
+    assert code == 0
+    assert "out of memory" in out
+    assert "\x1b" not in out
+    assert "before the first event" in " ".join(out.split())
+    code, out, _ = run(capsys, write(tmp_path / "t.pickle", {"segments": found["segments"]}), "-f", "json")
+    assert json.loads(out)["peak_bytes"] is None
+
+
+def test_the_command_needs_no_torch(tmp_path: Path) -> None:
+    path = write(tmp_path / "s.pickle", training()[0].snapshot())
+    program = "import sys; sys.modules['torch'] = None; from nsightkit import cli; sys.exit(cli.run(sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "memory", str(path), "-f", "json"], capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout)["peak_bytes"]
+
+
+# ---------------------------------------------------------------- figures
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Any:
+    yield
+    plt.close("all")
+
+
+def test_figures_say_what_they_show() -> None:
+    allocator, truth = training()
+    snapshot = reader.from_object(allocator.snapshot())
+    over_time = plots.memory_timeline(analysis.bands(snapshot), analysis.timeline(snapshot))
+    bars = plots.memory_bars(analysis.sites(snapshot), top=3)
+    held = plots.segment_map(analysis.segments(snapshot, "peak"), analysis.at(snapshot, "peak"), by="free_bytes")
+    for figure in (over_time, bars, held):
+        figure.canvas.draw()
+        assert len(figure.get_label()) > 40
+    legend = {text.get_text() for text in over_time.axes[0].get_legend().get_texts()}
+    assert {*truth, "reserved"} <= legend
+    assert f"{len(allocator.events):,} allocator events" in over_time.get_label()
+    assert "others" in [t.get_text() for t in bars.axes[0].get_yticklabels()][-1]
+
+
+def test_the_timeline_draws_every_band_at_its_height() -> None:
+    snapshot = reader.from_object(training()[0].snapshot())
+    bands = analysis.bands(snapshot, top=10**6)
+    axes = plots.memory_timeline(bands).axes[0]
+    areas = [
+        float(np.ptp(path.vertices[:, 0]) * np.ptp(path.vertices[:, 1]))
+        for drawn in axes.collections
+        for path in drawn.get_paths()
+    ]
+    wanted = ((bands["to_event"] - bands["from_event"]) * (bands["top_bytes"] - bands["bottom_bytes"])).sum()
+    assert sum(areas) == pytest.approx(wanted / 1e6, rel=1e-9)  # drawn in MB
+
+
+def test_the_segment_map_fills_what_is_live() -> None:
+    allocator = random_program(61, 120)
+    snapshot = reader.from_object(allocator.snapshot())
+    event = int(np.argmax([row[1] - row[0] for row in allocator.truth])) - 1  # most waits for a stream here
+    table, blocks = analysis.segments(snapshot, event), analysis.at(snapshot, event)
+    axes = plots.segment_map(table, blocks, top=10**6).axes[0]
+    widths = [sum(float(np.ptp(p.vertices[:, 0])) for p in drawn.get_paths()) for drawn in axes.collections]
+    allocated, active, _, reserved = allocator.truth[event + 1]
+    assert widths == pytest.approx([reserved / 1e6, allocated / 1e6, (active - allocated) / 1e6])
+
+
+def test_figures_of_nothing_and_of_hostile_names() -> None:
+    empty = reader.from_object({"segments": [], "device_traces": [[]]})
+    for figure in (
+        plots.memory_timeline(analysis.bands(empty), analysis.timeline(empty)),
+        plots.memory_bars(analysis.sites(empty)),
+        plots.segment_map(analysis.segments(empty), analysis.at(empty, "end")),
+    ):
+        figure.canvas.draw()
+        assert figure.get_label().endswith(".")
+    allocator = Allocator()
+    allocator.malloc(5000, frames=[frame("void f<$\\frac{1}$>(\x1b[31m 加载 $x^{$")])
+    snapshot = reader.from_object(allocator.snapshot())
+    plots.memory_bars(analysis.sites(snapshot)).canvas.draw()
