@@ -1,0 +1,207 @@
+"""Recording memory: through every version's signature, also over an error, and without anybody's name."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from make_snapshot import Allocator, random_program
+
+from nsightkit.analysis import snapshot as analysis
+from nsightkit.capture import memory, provenance
+from nsightkit.errors import UsageError
+from nsightkit.trace import snapshot as reader
+
+torch = pytest.importorskip("torch")
+
+
+def _of_2_11(calls: list[dict[str, Any]]) -> Callable[..., None]:
+    def record(
+        enabled: str | None = "all",
+        context: str | None = "all",
+        stacks: str = "all",
+        max_entries: int = 1 << 60,
+        device: Any = None,
+        clear_history: bool = False,
+        compile_context: bool = False,
+        global_record_annotations: bool = False,
+        skip_actions: list[str] | None = None,
+    ) -> None:
+        calls.append({k: v for k, v in locals().items() if k != "calls"})
+
+    return record
+
+
+def _of_2_3(calls: list[dict[str, Any]]) -> Callable[..., None]:
+    def record(
+        enabled: str | None = "all",
+        context: str | None = "all",
+        stacks: str = "all",
+        max_entries: int = 1 << 60,
+        device: Any = None,
+    ) -> None:
+        calls.append({k: v for k, v in locals().items() if k != "calls"})
+
+    return record
+
+
+def _of_2_0(calls: list[dict[str, Any]]) -> Callable[..., None]:
+    def record(
+        enabled: bool,
+        record_context: bool = True,
+        trace_alloc_max_entries: int = 1,
+        trace_alloc_record_context: bool = False,
+        device: Any = None,
+        record_context_cpp: bool = False,
+    ) -> None:
+        if not isinstance(enabled, bool):
+            raise TypeError("enabled must be bool")
+        calls.append({k: v for k, v in locals().items() if k != "calls"})
+
+    return record
+
+
+@pytest.fixture
+def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
+    """A device whose allocator is the miniature one."""
+    allocator = random_program(1, 40)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda *_: allocator.snapshot())
+    return allocator
+
+
+@pytest.mark.parametrize(("version", "entries"), [(_of_2_11, "max_entries"), (_of_2_3, "max_entries"), (_of_2_0, None)])
+def test_every_signature_is_called_with_what_it_knows(
+    version: Any, entries: str | None, allocator: Allocator, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    calls: list[dict[str, Any]] = []
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", version(calls))
+    with memory.recording(tmp_path / "s.pickle", max_entries=123, stacks="python") as state:
+        assert state.recorded
+        assert state.path is None
+        assert len(calls) == 1
+    assert state.path == tmp_path / "s.pickle"
+    started, stopped = calls
+    assert started["enabled"] in ("all", True)
+    assert stopped["enabled"] in (None, False)
+    assert started[entries or "trace_alloc_max_entries"] == 123
+    if entries:
+        assert started["stacks"] == "python"
+    found = reader.read(state.path)
+    assert len(found.events) == len(allocator.events)
+    assert analysis.summary(found)["peak_bytes"] == max(row[0] for row in allocator.truth)
+    assert list(tmp_path.iterdir()) == [state.path]
+
+
+def test_an_error_goes_on_and_leaves_its_snapshot(
+    allocator: Allocator, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    calls: list[dict[str, Any]] = []
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", _of_2_11(calls))
+
+    def step() -> None:
+        allocator.oom(1 << 40, 5)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError), memory.recording(tmp_path / "s.pickle"):
+        step()
+    oom = analysis.summary(reader.read(tmp_path / "s.pickle"))["oom"]
+    assert oom["requested_bytes"] == 1 << 40
+    assert calls[-1]["enabled"] is None
+
+
+def test_a_signature_nobody_knows(allocator: Allocator, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def record(*, everything: bool) -> None:
+        raise AssertionError
+
+    assert allocator.events
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", record)
+    with pytest.raises(UsageError, match="other arguments"), memory.recording(tmp_path / "s.pickle"):
+        pass
+
+
+def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert not memory.supported()
+    with pytest.raises(UsageError, match="CUDA GPU"), memory.recording(tmp_path / "s.pickle"):
+        pass
+    ran = False
+    with memory.recording(tmp_path / "s.pickle", required=False) as state:
+        ran = True
+    assert ran
+    assert not state.recorded
+    assert state.path is None
+    assert not list(tmp_path.iterdir())
+
+
+def test_outputs_that_cannot_be(allocator: Allocator, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", _of_2_11([]))
+    assert allocator.events
+    with pytest.raises(UsageError, match="folder"), memory.recording(tmp_path / "none" / "s.pickle"):
+        pass
+    with pytest.raises(UsageError, match="0 events"), memory.recording(tmp_path / "s.pickle", max_entries=0):
+        pass
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(UsageError, match="cannot be written"):
+        memory.dump(tmp_path / "taken")
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+PATHS = {
+    "/home/mallory/secret-project/train.py": "train.py",
+    "C:\\Users\\mallory\\work\\model.py": "model.py",
+    "/home/mallory/.venv/lib/python3.11/site-packages/torch/nn/modules/module.py": (
+        "site-packages/torch/nn/modules/module.py"
+    ),
+    "/opt/mallory/lib/python3.12/runpy.py": "lib/python3.12/runpy.py",
+    "/opt/mallory/src/torch/optim/adamw.py": "torch/optim/adamw.py",
+    "/home/mallory/torch/fit.py": "fit.py",
+    "<string>": "<string>",
+    "??": "??",
+    "": "",
+}
+
+
+def test_no_name_of_a_person_or_machine_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "k3y-very-secret")
+    monkeypatch.setattr(provenance.getpass, "getuser", lambda: "mallory")
+    allocator = Allocator()
+    for path in PATHS:
+        frames = [{"name": "forward", "filename": path, "line": 3, "fx_original_trace": "/home/mallory/x.py"}]
+        allocator.malloc(5000, frames=frames, user_metadata="run of mallory k3y-very-secret")
+    found = allocator.snapshot()
+    found["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+    monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda *_: found)
+    target = memory.dump(tmp_path / "s.pickle")
+    written = target.read_bytes()
+    for word in (b"mallory", b"secret", b"/home", b"Users"):
+        assert word not in written
+    snapshot = reader.read(target)
+    assert snapshot.frames["filename"].tolist() == list(PATHS.values())
+    assert snapshot.settings["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+    plain = reader.read(memory.dump(tmp_path / "plain.pickle", scrub=False))
+    assert plain.frames["filename"].tolist() == list(PATHS)
+    numbers = ["address", "size_bytes", "time_ns", "action", "stack"]
+    assert snapshot.events[numbers].equals(plain.events[numbers])
+    assert analysis.summary(snapshot)["by_category"] == analysis.summary(plain)["by_category"]
+
+
+def test_shared_lists_stay_shared() -> None:
+    frames = [{"name": "f", "filename": "/a/b.py", "line": 1}]
+    event = {"action": "alloc", "addr": 1, "size": 1, "stream": 0, "frames": frames}
+    made = memory.scrubbed({"segments": [], "device_traces": [[event, dict(event)]]})["device_traces"][0]
+    assert made[0]["frames"] is made[1]["frames"]
+    assert frames[0]["filename"] == "/a/b.py"
+
+
+def test_the_recorder_s_claim_about_size(tmp_path: Path) -> None:
+    """What the default of max_entries costs on disk, from a real pickle of stacks of twenty frames."""
+    frames = [{"name": f"function_{i}", "filename": f"/srv/file_{i % 50}.py", "line": i} for i in range(500)]
+    allocator = Allocator()
+    for i in range(300):
+        allocator.free(allocator.malloc(1000, frames=frames[i : i + 20]), frames=list(frames[i : i + 20]))
+    size = len(pickle.dumps(allocator.snapshot(), 4)) / len(allocator.events)
+    assert 100 < size < 300
