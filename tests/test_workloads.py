@@ -12,6 +12,7 @@ import sys
 
 import pytest
 
+from nsightkit.configurations import MATRIX, VARIANTS
 from nsightkit.errors import UsageError
 from nsightkit.workloads import investigations
 
@@ -139,6 +140,9 @@ def test_one_thread_runs_on_a_cpu() -> None:
     assert work.parameters == {"step_ms": 0.5}
 
 
+ATTENTIONS = ("naive", "naive-compiled", "math", "efficient")
+
+
 def test_investigations_name_what_exists() -> None:
     named = {(p.investigation, p.name) for p in investigations.parts()}
     assert named == {
@@ -153,6 +157,9 @@ def test_investigations_name_what_exists() -> None:
         ("bench", "context"), ("bench", "size"), ("bench", "precision"),
         ("precision", "before"), ("precision", "tf32"), ("precision", "after"), ("precision", "fp16"),
         ("precision", "again"),
+        *(("matrix", model.name) for model in (*MATRIX, *VARIANTS)),
+        *(("attention-sweep", f"{i}-{p}") for i in ATTENTIONS for p in ("fp32", "tf32", "bf16")),
+        ("attention-sweep", "flash-bf16"), ("attention-sweep", "cudnn-bf16"),
     }  # fmt: skip
     for part in investigations.parts():
         assert json.loads(json.dumps(part.parameters("live"))) == part.parameters("live")

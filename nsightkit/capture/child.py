@@ -16,6 +16,7 @@ from nsightkit.capture.measuring import measure
 from nsightkit.capture.observing import observe
 from nsightkit.capture.provenance import collect
 from nsightkit.capture.recordings import part_key
+from nsightkit.capture.sweeping import sweep
 from nsightkit.workloads.investigations import find
 
 __all__: list[str] = []
@@ -39,6 +40,8 @@ def _main(job: dict[str, Any]) -> None:
     parameters, counts = part.parameters(mode), part.counts(mode)
     if part.observed:
         samples, resolved = observe(workload, device, parameters, counts, trace=trace)
+    elif part.swept:
+        samples, resolved = sweep(workload, device, parameters, counts, trace=trace)
     else:
         watch = part.utilization
         samples, resolved = measure(workload, device, parameters, counts, watch_utilization=watch, trace=trace)

@@ -16,7 +16,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FORMAT", "MEASURING", "OBSERVING", "REPEATING", "closure", "key"]
+__all__ = ["FORMAT", "MEASURING", "OBSERVING", "REPEATING", "SWEEPING", "closure", "key"]
 
 #: Version of the layout of recordings; part of every key.
 FORMAT = 1
@@ -25,9 +25,11 @@ FORMAT = 1
 MEASURING = ("nsightkit.capture.measuring", "measure")
 #: That of parts that are observed.
 OBSERVING = ("nsightkit.capture.observing", "observe")
+#: That of parts that are columns of a sweep.
+SWEEPING = ("nsightkit.capture.sweeping", "sweep")
 #: What runs under nsys, for parts that are captured with it too.
 REPEATING = ("nsightkit.capture.repeating", "repeat")
-_OURS = ("nsightkit.workloads", "nsightkit.capture")
+_OURS = ("nsightkit.workloads", "nsightkit.capture", "nsightkit.cells")
 
 
 def key(

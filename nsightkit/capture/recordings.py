@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nsightkit.capture.keys import FORMAT, MEASURING, OBSERVING, REPEATING, key
+from nsightkit.capture.keys import FORMAT, MEASURING, OBSERVING, REPEATING, SWEEPING, key
 from nsightkit.capture.provenance import scrub, slug
 from nsightkit.errors import NsightkitError, UsageError
 from nsightkit.workloads.investigations import Part, parts
@@ -110,8 +110,9 @@ def part_key(part: Part, mode: str = "live") -> str:
     str
     """
     also = [REPEATING] if part.nsys else []
-    if part.observed:
-        return key(part.workload, part.parameters(mode), part.counts(mode), OBSERVING, *also)
+    if part.observed or part.swept:
+        measuring = OBSERVING if part.observed else SWEEPING
+        return key(part.workload, part.parameters(mode), part.counts(mode), measuring, *also)
     counts = part.counts(mode) | {"utilization": int(part.utilization)}
     return key(part.workload, part.parameters(mode), counts, MEASURING, *also)
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from nsightkit.cells import REASONS
+from nsightkit.cells import ABSENT, NO_TF32, REFUSED, SIXTEEN_BITS, TOO_WIDE
 
 __all__ = ["Attention", "AttentionConfig", "Cell", "start"]
 
@@ -85,11 +85,9 @@ class Cell:
         Takes q, k, v and `future`.
     """
 
-    def __init__(
-        self, inputs: tuple[Tensor, ...], future: Tensor | None, attend: Callable[..., Tensor], backend: Any
-    ) -> None:
+    def __init__(self, inputs: tuple[Tensor, ...], future: Tensor | None, attend: Callable[..., Tensor]) -> None:
         *self._qkv, self._gradient = inputs
-        self._future, self._attend, self._backend = future, attend, backend
+        self._future, self._attend = future, attend
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -104,8 +102,7 @@ class Cell:
         Tensor
             (B, H, T, K).
         """
-        with contextlib.nullcontext() if self._backend is None else sdpa_kernel(self._backend):
-            return self._attend(*self._qkv, self._future)
+        return self._attend(*self._qkv, self._future)
 
     def backward(self, attended: Tensor) -> tuple[Tensor, ...]:
         """Go back through one forward pass, which can be done once.
@@ -138,14 +135,18 @@ class Attention:
 
     Notes
     -----
-    The precision of fp32 GEMMs is a setting of the whole process, taken back by :meth:`close`.
+    The precision of fp32 GEMMs and the backend are settings of the whole process, taken back by :meth:`close`. They are
+    made once: to choose a backend anew for each pass takes the CPU as long as to launch it.
     """
 
     def __init__(self, config: AttentionConfig, device: str = "cpu") -> None:
         self.config, self.device = config, torch.device(device)
         self.parameters = dataclasses.asdict(config)
-        self._before = torch.get_float32_matmul_precision()
+        self._settings = contextlib.ExitStack()
+        self._settings.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
         torch.set_float32_matmul_precision("high" if config.precision == "tf32" else "highest")
+        if config.implementation in _BACKENDS:
+            self._settings.enter_context(sdpa_kernel(_BACKENDS[config.implementation]))
 
     @property
     def column(self) -> str:
@@ -180,9 +181,9 @@ class Attention:
         attend: Callable[..., Tensor] = _written_out if written_out else self._fused
         if config.implementation == "naive-compiled":
             attend = torch.compile(_written_out, dynamic=False, backend=config.compiler)
-        return Cell(inputs, future, attend, _BACKENDS.get(config.implementation))
+        return Cell(inputs, future, attend)
 
-    def _fused(self, q: Tensor, k: Tensor, v: Tensor, future: None) -> Tensor:
+    def _fused(self, q: Tensor, k: Tensor, v: Tensor, _: None) -> Tensor:
         # is_causal, not a mask: a mask tensor would rule out flash attention.
         return F.scaled_dot_product_attention(q, k, v, is_causal=self.config.causal)
 
@@ -204,16 +205,15 @@ class Attention:
             One of :data:`nsightkit.cells.REASONS`; None when nothing speaks against it.
         """
         implementation, precision, head = self.config.implementation, self.config.precision, d // self.config.heads
-        _, _, sixteen, wide, absent, no_tf32, refused, *_ = REASONS
         if implementation == "flash" and head > _WIDEST_FLASH:
-            return wide
+            return TOO_WIDE
         if self.device.type != "cuda":
-            return absent if implementation in ("efficient", "cudnn") else None
+            return ABSENT if implementation in ("efficient", "cudnn") else None
         if implementation in ("flash", "cudnn") and precision != "bf16":
-            return sixteen
+            return SIXTEEN_BITS
         if precision == "tf32" and torch.cuda.get_device_capability(self.device) < (8, 0):
-            return no_tf32
-        return refused if self._refused(d) else None
+            return NO_TF32
+        return REFUSED if self._refused(d) else None
 
     def _refused(self, d: int) -> bool:
         """Ask PyTorch whether the backend takes heads of this size on this GPU."""
@@ -229,7 +229,7 @@ class Attention:
 
     def close(self) -> None:
         """Take back what was set for the process."""
-        torch.set_float32_matmul_precision(self._before)
+        self._settings.close()
 
     def __enter__(self) -> Self:
         return self

@@ -41,6 +41,9 @@ class Part:
         The samples are what the workload's ``observed()`` gives; its losses and waits are not asked for.
     nsys : bool
         Whether to run it once more, in another process, under Nsight Systems.
+    swept : bool
+        The part is a column of cells: the workload makes cells, and `gpu` and `smoke` also say which
+        (:class:`nsightkit.capture.sweeping.SweepConfig`).
     """
 
     investigation: str
@@ -55,6 +58,7 @@ class Part:
     utilization: bool = False
     observed: bool = False
     nsys: bool = False
+    swept: bool = False
 
     def parameters(self, mode: str) -> dict[str, Any]:
         """Give the workload's parameters.
@@ -253,6 +257,52 @@ def _matrix() -> dict[str, Part]:
     }
 
 
+# - attention-sweep: a batch of 8 and one head, as in a much used course. Contexts double until nothing fits: at 32768
+#   one matrix of scores in fp32 has 32 GiB. Time is shared out: what is slow in fp32 gets more, and what is compiled
+#   anew for each size gets most, for fewer widths.
+_WIDTHS, _CONTEXTS = [32, 64, 128, 256, 512], [64, 256, 1024, 4096, 8192, 16384, 32768, 65536, 131072]
+_SWEEP = {"batch": 8, "heads": 1, "d_model": _WIDTHS, "context": _CONTEXTS, "traced": [64, 1024, 4096]}
+# On a CPU the limit is one that the counter of tensors enforces: the fp32 columns meet it in both directions.
+_SWEEP_SMOKE = {
+    "batch": 2, "heads": 1, "d_model": [16, 32], "context": [16, 64, 128, 256, 512, 1024], "traced": [16, 256],
+    "cell_s": 0.005, "limit_bytes": 5 * 2**20,
+}  # fmt: skip
+_SWEPT = {
+    "fp32": ("naive", "naive-compiled", "math", "efficient"),
+    "tf32": ("naive", "naive-compiled", "math", "efficient"),
+    "bf16": ("naive", "naive-compiled", "math", "efficient", "flash", "cudnn"),
+}
+
+
+def _sweep() -> dict[str, Part]:
+    """Build a part for each implementation in each precision that it can have."""
+    found = {}
+    for precision, implementations in _SWEPT.items():
+        for implementation in implementations:
+            gpu = {"implementation": implementation, "precision": precision, **_SWEEP}
+            gpu["budget_s"] = 20.0 if precision == "fp32" else 10.0
+            smoke = gpu | _SWEEP_SMOKE | {"budget_s": 60.0}
+            if implementation == "naive-compiled":
+                gpu |= {"d_model": [64, 512], "traced": [1024, 4096], "budget_s": 25.0}
+                smoke |= {"compiler": "eager"}  # traced, but run as it is: inductor needs a C++ compiler
+            if implementation in ("flash", "cudnn"):
+                gpu["impossible"] = ["fp32", "tf32"]
+            name = f"{implementation}-{precision}"
+            found[name] = Part(
+                "attention-sweep",
+                name,
+                "nsightkit.workloads.attention:start",
+                MappingProxyType(gpu),
+                MappingProxyType(smoke),
+                value=65,
+                warmup=5,
+                repetitions=30,
+                active=1,
+                swept=True,
+            )
+    return found
+
+
 #: {investigation: {part: Part}}
 INVESTIGATIONS: Mapping[str, Mapping[str, Part]] = MappingProxyType(
     {
@@ -285,6 +335,7 @@ INVESTIGATIONS: Mapping[str, Mapping[str, Part]] = MappingProxyType(
         "bench": _cells("bench", _BENCH, _BENCH_SMOKE, _CELLS, 95),
         "precision": _cells("precision", _BENCH, _BENCH_SMOKE | {"d_model": 64}, _PRECISIONS, 94),
         "matrix": _matrix(),
+        "attention-sweep": _sweep(),
     }
 )
 
