@@ -14,8 +14,6 @@ What one needs: nothing to read this page, a minute and a CPU to run its small
 version, an NVIDIA GPU with PyTorch to repeat it.
 """
 
-# sphinx_gallery_thumbnail_number = -1
-
 # %%
 # Expectation
 # -----------
@@ -24,6 +22,7 @@ version, an NVIDIA GPU with PyTorch to repeat it.
 # AdamW reads a weight, its gradient and two moments, and writes all but the
 # gradient, in fp32. For the recorded sizes on one GPU:
 
+# sphinx_gallery_thumbnail_number = -1
 import pandas as pd
 
 from nsightkit import hardware, plots

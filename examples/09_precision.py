@@ -13,8 +13,6 @@ What one needs: nothing to read this page, a minute and a CPU to run its small
 version, an NVIDIA GPU with PyTorch to repeat it.
 """
 
-# sphinx_gallery_thumbnail_number = 1
-
 # %%
 # Expectation
 # -----------
@@ -22,6 +20,7 @@ version, an NVIDIA GPU with PyTorch to repeat it.
 # TF32 off for matrix products unless asked, so fp32 here is fp32. The peaks of
 # one GPU, dense, and what they would make of a step if it were GEMMs alone:
 
+# sphinx_gallery_thumbnail_number = 1
 import pandas as pd
 
 from nsightkit import hardware, plots

@@ -157,7 +157,7 @@ folder = Path(tempfile.mkdtemp())
 scripts, modes = json.loads(sys.argv[1])
 
 def measure(name, part):
-    mode = modes[part in ("after", "one-thread")]
+    mode = modes[part in ("after", "one-thread", "aligned_dims")]
     fault = FAULTS.get(name) if part == "before" else None
     path = folder / f"{name}-{part}.sqlite"
     planted.training(path, fault, steps=3, layers=2)
@@ -213,8 +213,13 @@ for script in map(Path, scripts):
         shown.append(getattr(value, "_repr_html_", str)() or "")
     names = {"__name__": "__main__", "_show": _show}
     exec(compile(Shown().visit(ast.parse(script.read_text())), str(script), "exec"), names)
-    titles = [axes.get_title(loc="left") for n in plt.get_fignums() for axes in plt.figure(n).axes]
-    labels = [plt.figure(n).get_label() for n in plt.get_fignums()]
+    figures = [plt.figure(n) for n in plt.get_fignums()]
+    titles = [  # several charts under one title are titled as one
+        title
+        for figure in figures
+        for title in list(filter(None, [figure.get_suptitle()])) or [axes.get_title(loc="left") for axes in figure.axes]
+    ]
+    labels = [figure.get_label() for figure in figures]
     plt.close("all")
     made[script.stem] = {"titles": titles, "labels": labels, "html": "".join(shown), "findings": names["findings"]}
 print("\\n" + json.dumps(made))

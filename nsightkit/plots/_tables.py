@@ -35,7 +35,12 @@ def table(frame: pd.DataFrame, formats: dict[str, Any] | None = None, missing: s
     """
     chosen = {str(c): _format(str(c), frame[c]) for c in frame.columns} | (formats or {})
     plain = {c: f for c, f in chosen.items() if f is not None}
-    return frame.style.hide(axis="index").format(plain, na_rep=missing, escape="html")
+    # Numbers line up at their right, words at their left.
+    words = [c for c in frame.columns if not pd.api.types.is_numeric_dtype(frame[c])]
+    left: Any = {c: [{"selector": "", "props": "text-align: left"}] for c in words}
+    shown = frame.style.hide(axis="index").format(plain, na_rep=missing, escape="html")
+    shown = shown.format_index(escape="html", axis="columns")
+    return shown.set_table_styles(left, overwrite=False)
 
 
 def _format(column: str, values: pd.Series) -> str | None:
