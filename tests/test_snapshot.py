@@ -612,6 +612,27 @@ def test_an_unknown_stack_is_unknown() -> None:
     assert [row["category"] for row in answer["by_category"]] == ["unknown"]
 
 
+def test_names_further_out_do_not_decide() -> None:
+    """What a run is called, where a project lies, and a custom function's forward are no evidence."""
+    outside = [frame("__init__", "/home/a/optim-course/trainer.py"), frame("train_with_cross_entropy_kv_cache")]
+    step = frame("step", "/home/a/optim-course/loop.py")
+    function = frame("apply", f"{TORCH}/autograd/function.py")
+    for frames, category in (
+        ([frame("something"), step, *outside], "unknown"),
+        ([frame("forward", line=8), function, *FORWARD[1:], step, *outside], "activations"),
+        ([frame("__init__", "/home/a/layers.py"), *outside], "weights"),
+        ([frame("my_cross_entropy", "/home/a/layers.py"), *outside], "logits"),
+        ([frame("update_kv_cache", "/home/a/layers.py"), *FORWARD[1:]], "KV cache"),
+        ([frame("get_batch", "/home/a/data.py"), *outside], "inputs"),
+        ([frame("forward"), *BACKWARD, *outside], "gradients"),
+        ([*FORWARD[1:], *STEP], "activations"),
+    ):
+        allocator = Allocator()
+        allocator.malloc(5000, frames=frames)
+        answer = analysis.summary(reader.from_object(allocator.snapshot()))
+        assert [row["category"] for row in answer["by_category"]] == [category]
+
+
 def test_recorded_ranges_tell_the_phase_where_there_are_no_stacks() -> None:
     allocator = Allocator()
     marks = []

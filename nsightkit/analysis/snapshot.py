@@ -14,8 +14,10 @@ was freed later; its greatest possible sum is given as ``uncertain_bytes``.
 
 A *category* is read from call stacks and lifetimes. The stack says which phase made a block: forward, backward,
 optimizer, set-up. What is freed within the run of events of its own phase is ``temporary``; what outlives it is an
-activation, a gradient, an optimizer state or a weight. ``before recording`` is what was there before the first event
-and has no stack; ``unknown`` is what no rule covers.
+activation, a gradient, an optimizer state or a weight. Some stacks name what they make, whatever its lifetime:
+``logits`` (what the loss makes), ``autocast copies``, ``KV cache``, ``communication``, ``workspaces``, ``inputs``.
+``before recording`` is what was there before the first event and has no stack; ``unknown`` is what no rule covers. In a
+snapshot with Python frames only, a block without any frame counts as backward's: autograd's threads have none.
 """
 
 from __future__ import annotations
@@ -692,23 +694,30 @@ _SIGNS: tuple[tuple[int, str, str], ...] = (
     (_FORWARD, r"^(_call_impl|_wrapped_call_impl)$", r"nn[/\\]modules[/\\]module\.py$"),
     (_BACKWARD, r"torch::autograd::(Engine|Node|generated::\w+Backward|PyNode|AccumulateGrad)", r""),
     (_BACKWARD, r"^_engine_run_backward$", r""),
-    (_BACKWARD, r"^(backward|grad|apply)$", r"torch[/\\](autograd[/\\](__init__|function)|_tensor)\.py$"),
+    (_BACKWARD, r"^grad$", r"torch[/\\]autograd[/\\]__init__\.py$"),
     (_BACKWARD, r"^backward$", r"\.py$"),
     (_OPTIMIZER, r"^(?!zero_grad|__init__)", r"(?:^|[/\\])torch[/\\]optim[/\\]"),
-    (_OPTIMIZER, r"^(step|_single_tensor_\w+|_multi_tensor_\w+|_fused_\w+)$", r"(?i)optim"),
+    (_OPTIMIZER, r"^(step|_single_tensor_\w+|_multi_tensor_\w+|_fused_\w+)$", r"(?i)optim[^/\\]*\.py$"),
     (_SETUP, r"^(_apply|reset_parameters|to_empty|_load_from_state_dict|load_state_dict)$", r""),
     (_SETUP, r"", r"(?:^|[/\\])torch[/\\]nn[/\\](init|parameter)\.py$"),
-    (_SETUP, r"^__init__$", r"\.py$"),
-    (_LOSS, r"cross_entropy|log_softmax|nll_loss", r""),
+    (_SETUP, r"^__init__$", r"(?:^|[/\\])torch[/\\]nn[/\\]modules[/\\]"),
+    (_LOSS, r"^(cross_entropy|log_softmax|nll_loss)$", r"torch[/\\]nn[/\\]functional\.py$"),
+    (_LOSS, r"::\w*(cross_entropy|log_softmax|nll_loss)", r""),
     (_COMMUNICATION, r"^c10d::|::c10d::|ProcessGroup|Reducer::", r""),
     (_COMMUNICATION, r"", r"distributed_c10d\.py$|_functional_collectives\.py$|_fsdp_collectives\.py$"),
     (_WORKSPACE, r"CUDABlas(Lt)?Workspace|getCurrentCUDABlasHandle|gemm_and_bias|cudnn.*[wW]orkspace", r""),
     (_AUTOCAST, r"at::autocast::cached_cast", r""),
-    (_CACHE, r"(?i)(^|_)kv_?cache|KVCache|DynamicCache|StaticCache", r""),
-    (_CACHE, r"", r"(?i)kv_?cache|[/\\]cache_utils\.py$"),
+    (_CACHE, r"", r"[/\\]transformers[/\\]cache_utils\.py$"),
     (_INPUT, r"", r"(?:^|[/\\])torch[/\\]utils[/\\]data[/\\]"),
-    (_INPUT, r"^_?(get|load|next|make|sample|random)_batch$|^collate", r"\.py$"),
     (_PYTHON, r"", r"\.py$|^<"),
+)
+#: The same of the frame that allocated. Further out such names say nothing: a trainer's `__init__` may run everything.
+_SITE_SIGNS: tuple[tuple[int, str, str], ...] = (
+    (_SETUP, r"^__init__$", r"\.py$"),
+    (_LOSS, r"cross_entropy|log_softmax|nll_loss", r"\.py$"),
+    (_CACHE, r"(?i)(^|_)kv_?cache", r"\.py$"),
+    (_CACHE, r"", r"(?i)(^|[/\\])[^/\\]*kv_?cache[^/\\]*\.py$"),
+    (_INPUT, r"^_?(get|load|next|make|sample|random)_batch$|^collate", r"\.py$"),
 )
 # Sets of phases, by the rule that the innermost cause decides: a forward pass recomputed in backward is backward's, a
 # closure's passes inside an optimizer's step are forward and backward.
@@ -731,17 +740,24 @@ _ANNOTATED = (
 )
 
 
+def _frame_flags(frames: pd.DataFrame, signs: tuple[tuple[int, str, str], ...]) -> _Ints:
+    patterns = [(flag, re.compile(name), re.compile(file)) for flag, name, file in signs]
+    flags = [
+        sum({flag for flag, name, file in patterns if name.search(n) and file.search(f)})
+        for n, f in zip(frames["name"], frames["filename"], strict=True)
+    ]
+    return np.array(flags, np.int64)
+
+
 def _flags(snapshot: Snapshot) -> _Ints:
     """Say what the frames of each stack tell, as bits."""
 
     def compute() -> _Ints:
-        signs = [(flag, re.compile(name), re.compile(file)) for flag, name, file in _SIGNS]
-        frames = [
-            sum({flag for flag, name, file in signs if name.search(n) and file.search(f)})
-            for n, f in zip(snapshot.frames["name"], snapshot.frames["filename"], strict=True)
-        ]
-        bits = np.array(frames, np.int64)[snapshot.stack_frames]
-        return np.bitwise_or.reduceat(bits, snapshot.stack_bounds[:-1]) if len(bits) else bits
+        anywhere = _frame_flags(snapshot.frames, _SIGNS)[snapshot.stack_frames]
+        if not len(anywhere):
+            return anywhere
+        found: _Ints = np.bitwise_or.reduceat(anywhere, snapshot.stack_bounds[:-1])
+        return found | _frame_flags(snapshot.frames, _SITE_SIGNS)[_site_rows(snapshot)]
 
     found: _Ints = snapshot.derived("flags", compute)
     return found
