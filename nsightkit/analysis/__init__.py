@@ -7,7 +7,21 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from . import calls, envelope, gaps, kernels, memops, operators, overview, phases, ranges, selection, sources, steps
+    from . import (
+        calls,
+        envelope,
+        gaps,
+        kernels,
+        memops,
+        memory,
+        operators,
+        overview,
+        phases,
+        ranges,
+        selection,
+        sources,
+        steps,
+    )
 
 __all__ = [
     "calls",
@@ -15,6 +29,7 @@ __all__ = [
     "gaps",
     "kernels",
     "memops",
+    "memory",
     "operators",
     "overview",
     "phases",

@@ -91,7 +91,8 @@ class TensorMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # A view of something that was there before, such as a weight's transpose, is no allocation.
         given = {id(leaf.untyped_storage()) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
         for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor) and leaf.device.type == self._device and id(leaf.untyped_storage()) not in given:
+            here = isinstance(leaf, Tensor) and leaf.device.type == self._device
+            if here and id(leaf.untyped_storage()) not in given:
                 self._see(leaf)
         if self._limit_bytes is not None and self.allocated_bytes > self._limit_bytes:
             asked = sum(leaf.untyped_storage().nbytes() for leaf in tree_leaves(result) if isinstance(leaf, Tensor))

@@ -1,0 +1,402 @@
+"""A language model's step that says where its memory went: at each phase's end and peak, and by item at the highest.
+
+Two accounts are kept, of two steps. PyTorch's allocator knows a GPU's bytes to the last one, workspaces and what
+operators need within themselves included, but not what they are for. Looking at what each operator gives
+(:mod:`nsightkit.workloads.tensor_memory`) says what they are for, on a GPU and on a CPU, and misses the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, Self
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from nsightkit.workloads import lm
+from nsightkit.workloads.tensor_memory import TensorMemory
+
+__all__ = ["Column", "MemoryRun", "column", "start"]
+
+#: Where a step that ran out of memory was: the position is what :class:`Column` reports.
+PHASES = ("setup", "copy", "forward", "backward", "optimizer", "zero_grad")
+
+
+_ITEMS = (
+    *("weights", "gradients", "optimizer_states", "activations", "logits", "temporary_buffers", "autocast_cache"),
+    "inputs_and_tables",
+)
+
+
+class _Account(Protocol):
+    """What counts memory: now, and at most since the last reset."""
+
+    @property
+    def now_bytes(self) -> int: ...
+    @property
+    def most_bytes(self) -> int: ...
+    def reset_peak(self) -> None: ...
+    def enter(self, phase: str) -> None: ...
+    def leave(self, phase: str, model: torch.nn.Module) -> dict[str, int]: ...
+
+
+class _Allocator:
+    """The caching allocator's account of a GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    @property
+    def now_bytes(self) -> int:
+        return torch.cuda.memory_allocated(self._device)
+
+    @property
+    def most_bytes(self) -> int:
+        return torch.cuda.max_memory_allocated(self._device)
+
+    def reset_peak(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def enter(self, phase: str) -> None:
+        """Nothing to note: the allocator asks not what for."""
+
+    def leave(self, phase: str, model: torch.nn.Module) -> dict[str, int]:
+        """Give, as near to the peak as a phase ends, what is free in segments of which another part is in use."""
+        del model
+        split = torch.cuda.memory_stats(self._device).get("inactive_split_bytes.all.current", 0)
+        return {"fragmentation_bytes": split} if phase == "forward" else {}
+
+
+class _Tensors(TensorMemory):  # type: ignore[no-untyped-call]
+    """An account by tensor, each with what it is for."""
+
+    def __init__(self, run: MemoryRun, limit_bytes: int | None) -> None:
+        super().__init__(limit_bytes=limit_bytes, device=run.device.type)
+        self._of = ""
+        self._phase = ""
+        self._serials: dict[int, int] = {}
+        self._rows: list[tuple[str, str, int]] = []  # phase, item, bytes; by serial number
+        self._changes: list[tuple[int, int]] = []  # serial number, change in bytes
+        self._forward_end = 0
+        self._weights = {id(p.untyped_storage()) for p in run.model.parameters()}
+        config = run.config
+        self._logits = (config.batch * config.context * config.vocabulary, config.vocabulary)
+        # Not entered: that would watch these very loops.
+        for item, tensors in (
+            ("weights", run.model.parameters()),
+            ("inputs_and_tables", [*run.model.buffers(), *run.tokens_on_device()]),
+            ("optimizer_states", run.states()),
+        ):
+            self._of = item
+            self.count(tensors)
+        self._of = ""
+
+    @property
+    def now_bytes(self) -> int:
+        return self.allocated_bytes
+
+    @property
+    def most_bytes(self) -> int:
+        return self.peak_bytes
+
+    def enter(self, phase: str) -> None:
+        self._phase = phase
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        cast = func is torch.ops.aten._to_copy.default and any(
+            isinstance(leaf, Tensor) and id(leaf.untyped_storage()) in self._weights for leaf in tree_leaves(args)
+        )
+        self._of = "autocast_cache" if cast else ""
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def _see(self, tensor: Tensor) -> None:
+        before = self.allocated_bytes
+        super()._see(tensor)
+        size = self.allocated_bytes - before
+        if size:
+            like_logits = (tensor.numel(), tensor.shape[-1] if tensor.dim() else 0) == self._logits
+            serial = len(self._rows)
+            self._serials[id(tensor.untyped_storage())] = serial
+            self._rows.append((self._phase, self._of or ("logits" if like_logits else ""), size))
+            self._changes.append((serial, size))
+
+    def _end(self, identity: int) -> None:
+        super()._end(identity)
+        serial = self._serials.pop(identity)
+        self._changes.append((serial, -self._rows[serial][2]))
+
+    def leave(self, phase: str, model: torch.nn.Module) -> dict[str, int]:
+        """Note what only now is known: what the forward pass keeps for the backward, and what gradients are."""
+        self._phase = ""
+        if phase == "forward":
+            self._forward_end = len(self._changes)
+        for parameter in model.parameters() if phase == "backward" else ():
+            if parameter.grad is not None:
+                serial = self._serials[id(parameter.grad.untyped_storage())]
+                self._rows[serial] = phase, "gradients", self._rows[serial][2]
+        return {}
+
+    def at_peak(self, *, graph: bool) -> dict[str, int]:
+        """Give bytes by item at the highest moment there was."""
+        total = most = 0
+        when = 0
+        for position, (_, change) in enumerate(self._changes):
+            total += change
+            if total > most:
+                most, when = total, position
+        kept = {serial for serial, change in self._changes[: self._forward_end] if change > 0}
+        kept -= {serial for serial, change in self._changes[: self._forward_end] if change < 0}
+        found = dict.fromkeys(_ITEMS, 0)
+        for serial, change in self._changes[: when + 1]:
+            phase, item, _ = self._rows[serial]
+            if not item:
+                item = "activations" if not graph or (serial in kept and phase == "forward") else "temporary_buffers"
+            found[item] += change
+        return found
+
+
+class MemoryRun(lm.Run):
+    """A language model's run that also says where its memory went.
+
+    Parameters
+    ----------
+    config : LMConfig
+        Not compiled: a compiler makes other tensors.
+    device : str
+    limit_bytes : int, optional
+        On a CPU, the memory of a device that is imagined: more raises ``torch.OutOfMemoryError``.
+    """
+
+    def __init__(self, config: lm.LMConfig, device: str = "cpu", limit_bytes: int | None = None) -> None:
+        self._account: _Account | None = None
+        self._moments: dict[str, int] = {}
+        self._limit_bytes = limit_bytes
+        super().__init__(config, device)
+        if limit_bytes is not None:
+            self.parameters["limit_bytes"] = limit_bytes
+
+    def tokens_on_device(self) -> list[Tensor]:
+        """Give the batches, if they lie on the device."""
+        return [self._tokens] if self._tokens.device.type == self.device.type else []
+
+    def states(self) -> list[Tensor]:
+        """Give the optimizer's tensors; counts of steps, which lie on the CPU, are none."""
+        kept = self._optimizer.state.values() if self._optimizer else []
+        return [value for state in kept for value in state.values() if isinstance(value, Tensor) and value.dim()]
+
+    def _phase(self, name: str) -> contextlib.AbstractContextManager[None]:
+        watched = self._account is not None and name in ("forward", "backward", "optimizer")
+        return self._watched(name) if watched else super()._phase(name)
+
+    @contextlib.contextmanager
+    def _watched(self, phase: str) -> Iterator[None]:
+        account = self._account
+        assert account is not None
+        account.enter(phase)
+        account.reset_peak()
+        yield
+        most = max(account.most_bytes, self._moments.get(f"{phase}_peak_bytes", 0))
+        self._moments[f"{phase}_peak_bytes"] = most
+        if phase != "optimizer":
+            self._moments[f"{phase}_end_bytes"] = account.now_bytes
+        self._moments |= account.leave(phase, self.model)
+
+    def _step_watched(self, account: _Account) -> dict[str, int]:
+        self._account, self._moments = account, {"before_the_step_bytes": account.now_bytes}
+        try:
+            self.step()
+        finally:
+            self._account = None
+        peak = max(size for name, size in self._moments.items() if name.endswith("_peak_bytes"))
+        return {**self._moments, "peak_bytes": peak}
+
+    def observed(self) -> dict[str, list[float]]:
+        """Watch two more steps: one by the allocator, on a GPU, and one by tensor.
+
+        Returns
+        -------
+        dict of str to list
+            One value each, in bytes. ``before_the_step_bytes``, ``forward_peak_bytes``, ``forward_end_bytes``,
+            ``backward_peak_bytes``, ``backward_end_bytes``, ``optimizer_peak_bytes`` (as far as the mode has them) and
+            ``peak_bytes``, the highest: of the allocator on a GPU, by tensor on a CPU. ``tensor_peak_bytes``, by
+            tensor on both, and its parts ``at_peak_…_bytes`` by item. On a GPU also ``reserved_bytes``,
+            ``fragmentation_bytes``, ``workspace_bytes``, ``context_bytes`` and ``limit_bytes``, what the allocator
+            could have had. Then ``loss``, one a step.
+        """
+        if not self._losses:
+            self.step()  # an optimizer's states come with its first step
+        found: dict[str, float] = {}
+        on_gpu = self.device.type == "cuda"
+        if on_gpu:
+            found |= self._step_watched(_Allocator(self.device)) | self._device_account()
+        with _Tensors(self, self._limit_bytes) as tensors:
+            moments = self._step_watched(tensors)
+        found |= {"tensor_peak_bytes": moments["peak_bytes"]} if on_gpu else moments
+        found.setdefault("tensor_peak_bytes", moments["peak_bytes"])
+        parts = tensors.at_peak(graph=self.config.mode != "fwd")
+        found |= {f"at_peak_{item}_bytes": size for item, size in parts.items()}
+        tensors.close()
+        if self._limit_bytes is not None:
+            found["limit_bytes"] = self._limit_bytes
+        return {**{name: [value] for name, value in found.items()}, "loss": self.losses()}
+
+    def _device_account(self) -> dict[str, int]:
+        """What a GPU's allocator and driver say beyond the allocations."""
+        device = self.device
+        torch.cuda.synchronize(device)
+        free, total = torch.cuda.mem_get_info(device)
+        reserved = torch.cuda.max_memory_reserved(device)
+        held = torch.cuda.memory_reserved(device)
+        found = {
+            "reserved_bytes": reserved,
+            "context_bytes": total - free - held,
+            "limit_bytes": free + held,
+        }
+        clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+        if clear is not None:
+            before = torch.cuda.memory_allocated(device)
+            clear()
+            found["workspace_bytes"] = before - torch.cuda.memory_allocated(device)
+        return found
+
+
+class Column:
+    """One model at several contexts, the shortest first, until one does not fit.
+
+    Parameters
+    ----------
+    device : str
+    contexts : sequence of int
+        Ascending.
+    limit_bytes : int, optional
+        As for :class:`MemoryRun`.
+    **parameters
+        Fields of :class:`nsightkit.workloads.lm.LMConfig` but ``context``.
+
+    Attributes
+    ----------
+    parameters : dict
+        Those of the first cell, and ``contexts``.
+    data_wait_ns : list
+        Empty.
+    """
+
+    def __init__(self, device: str, contexts: Sequence[int], limit_bytes: int | None = None, **parameters: Any) -> None:
+        self._device, self._contexts, self._limit_bytes = device, list(contexts), limit_bytes
+        self._sizes = parameters
+        self._first: MemoryRun | None = self._cell(self._contexts[0])
+        self.parameters = {**self._first.parameters, "contexts": self._contexts}
+        self.data_wait_ns: list[int] = []
+
+    def _cell(self, context: int) -> MemoryRun:
+        return MemoryRun(lm.LMConfig(context=context, **self._sizes), self._device, self._limit_bytes)
+
+    def step(self) -> None:
+        """Run the first cell once."""
+        assert self._first is not None
+        self._first.step()
+
+    def losses(self) -> list[float]:
+        """Read the losses of the first cell.
+
+        Returns
+        -------
+        list of float
+        """
+        return [] if self._first is None else self._first.losses()
+
+    def observed(self) -> dict[str, list[float]]:
+        """Measure the cells one after the other, each as if it were alone.
+
+        Returns
+        -------
+        dict of str to list
+            What :meth:`MemoryRun.observed` gives, but losses: one value for each context that fits, in ``context``.
+            For the first that does not, and is the last to be tried, ``oom_context`` and ``oom_phase``, the position
+            in :data:`PHASES` of where it was.
+        """
+        self.close()
+        found: dict[str, list[float]] = {"context": []}
+        for context in self._contexts:
+            self._clean()
+            values, where = self._measured(context)
+            if where is not None:
+                found |= {"oom_context": [context], "oom_phase": [PHASES.index(where)]}
+                break
+            found["context"].append(context)
+            for name, value in values.items():
+                found.setdefault(name, []).extend(value)
+        self._clean()
+        return found
+
+    def _measured(self, context: int) -> tuple[dict[str, list[float]], str | None]:
+        # A function of its own: what an exception's frames hold is let go when it returns.
+        where = "setup"
+        run: MemoryRun | None = None
+        try:
+            run = self._cell(context)
+            with run:
+                values = run.observed()
+        except torch.OutOfMemoryError:
+            if run is not None:
+                where = run.doing
+            return {}, where
+        del values["loss"]
+        return values, None
+
+    def _clean(self) -> None:
+        gc.collect()
+        if self._device.startswith("cuda"):
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self._device)
+
+    def close(self) -> None:
+        """Let go of the first cell."""
+        if self._first is not None:
+            self._first.close()
+            self._first = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def start(device: str, limit_bytes: int | None = None, **parameters: Any) -> MemoryRun:
+    """Begin to run a model whose memory is watched.
+
+    Parameters
+    ----------
+    device : str
+    limit_bytes : int, optional
+        As for :class:`MemoryRun`.
+    **parameters
+        Fields of :class:`nsightkit.workloads.lm.LMConfig`.
+
+    Returns
+    -------
+    MemoryRun
+    """
+    return MemoryRun(lm.LMConfig(**parameters), device, limit_bytes)
+
+
+def column(device: str, **parameters: Any) -> Column:
+    """Begin a column of contexts.
+
+    Parameters
+    ----------
+    device : str
+    **parameters
+        Of :class:`Column`.
+
+    Returns
+    -------
+    Column
+    """
+    return Column(device, **parameters)
