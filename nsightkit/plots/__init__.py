@@ -9,6 +9,7 @@ that says what the picture shows: the alternative text of the published figure. 
 from __future__ import annotations
 
 from nsightkit.plots._bars import before_after, gap_bars, kernel_bars, step_times
+from nsightkit.plots._bytes import memory_curves, memory_stacks
 from nsightkit.plots._curves import distributions, share_curves
 from nsightkit.plots._interactive import InteractiveTimeline, interactive_timeline
 from nsightkit.plots._many import box_plots, panels, small_multiples
@@ -26,6 +27,8 @@ __all__ = [
     "interactive_timeline",
     "kernel_bars",
     "memory_bars",
+    "memory_curves",
+    "memory_stacks",
     "memory_timeline",
     "panels",
     "segment_map",

@@ -303,6 +303,51 @@ def _sweep() -> dict[str, Part]:
     return found
 
 
+# - ledger: a model of which much is published, at the size it is published for; memory-context: the same at contexts
+#   that double until nothing fits. On a CPU the limit is one that the counter of tensors enforces.
+_LEDGER = _MEDIUM | {"batch": 4}
+_LENGTHS = {name: size for name, size in _LEDGER.items() if name != "context"} | {
+    "contexts": [128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768]
+}
+_LENGTHS_SMOKE = {name: size for name, size in _SMALL.items() if name != "context"} | {
+    "contexts": [32, 64, 128, 256, 512],
+    "limit_bytes": 64 * 2**20,
+}
+_MEMORY: Mapping[str, Mapping[str, Mapping[str, str]]] = {
+    "memory-context": {
+        "before": {"mode": "train", "precision": "bf16", "attention": "naive"},
+        "after": {"mode": "train", "precision": "bf16", "attention": "sdpa"},
+        "fp32": {"mode": "train", "precision": "fp32", "attention": "sdpa"},
+        "forward": {"mode": "fwd", "precision": "bf16", "attention": "sdpa"},
+    },
+    "ledger": {
+        "before": {"mode": "train", "precision": "fp32", "attention": "sdpa"},
+        "after": {"mode": "train", "precision": "bf16", "attention": "sdpa"},
+        "naive": {"mode": "train", "precision": "bf16", "attention": "naive"},
+        "forward": {"mode": "fwd", "precision": "bf16", "attention": "sdpa"},
+    },
+}
+
+
+def _memory(name: str, start: str, gpu: dict[str, Any], smoke: dict[str, Any], value: int) -> dict[str, Part]:
+    """Build parts whose memory is looked at: its bytes are the same in every step."""
+    return {
+        part: Part(
+            name,
+            part,
+            f"nsightkit.workloads.memory_steps:{start}",
+            MappingProxyType({**gpu, **switches}),
+            MappingProxyType({**smoke, **switches}),
+            value,
+            warmup=1,
+            repetitions=3,
+            active=1,
+            observed=True,
+        )
+        for part, switches in _MEMORY[name].items()
+    }
+
+
 #: {investigation: {part: Part}}
 INVESTIGATIONS: Mapping[str, Mapping[str, Part]] = MappingProxyType(
     {
@@ -335,6 +380,8 @@ INVESTIGATIONS: Mapping[str, Mapping[str, Part]] = MappingProxyType(
         "bench": _cells("bench", _BENCH, _BENCH_SMOKE, _CELLS, 95),
         "precision": _cells("precision", _BENCH, _BENCH_SMOKE | {"d_model": 64}, _PRECISIONS, 94),
         "matrix": _matrix(),
+        "memory-context": _memory("memory-context", "column", _LENGTHS, _LENGTHS_SMOKE, 72),
+        "ledger": _memory("ledger", "start", _LEDGER, _SMALL, 78),
         "attention-sweep": _sweep(),
     }
 )
