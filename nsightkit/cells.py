@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["DIRECTIONS", "METRIC", "REASONS", "STATUSES", "metric", "traced_name"]
+__all__ = ["DIRECTIONS", "METRIC", "REASONS", "STATUSES", "metric"]
 
 DIRECTIONS = ("forward", "backward")
 
@@ -62,18 +62,3 @@ def metric(quantity: str, column: str, d: int | None = None, context: int | None
     'forward_ns naive-fp32 d=64 context=1024'
     """
     return f"{quantity} {column}" + ("" if d is None else f" d={d} context={context}")
-
-
-def traced_name(column: str, d: int, context: int) -> str:
-    """Name the range around one traced pass of a cell.
-
-    Parameters
-    ----------
-    column : str
-    d, context : int
-
-    Returns
-    -------
-    str
-    """
-    return metric("cell", column, d, context)

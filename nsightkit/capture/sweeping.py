@@ -15,7 +15,7 @@ import dataclasses
 import gc
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,7 +35,6 @@ from nsightkit.cells import (
     SIXTEEN_BITS,
     STATUSES,
     metric,
-    traced_name,
 )
 from nsightkit.workloads.phases import phase
 from nsightkit.workloads.tensor_memory import TensorMemory
@@ -381,28 +380,19 @@ class _Column:
 
 
 def _profile(work: Any, cells: list[tuple[int, int, bool]], device: str, trace: Path, active: int) -> None:
-    """Profile one pass of each cell, in a range that names it."""
+    """Profile one pass of each cell, each direction in a range that names it."""
 
     def step() -> None:
         for d, context, both in cells:
             cell = work.cell(d, context)
-            run: Callable[[], None] = _pass(cell, both)
-            with phase(traced_name(work.column, d, context)):
-                run()
-            del cell, run
+            with phase(metric("forward", work.column, d, context)):
+                attended = cell.forward()
+            if both:
+                with phase(metric("backward", work.column, d, context)):
+                    cell.backward(attended)
+            del cell, attended
             if device.startswith("cuda"):
                 torch.cuda.synchronize()
 
     work.forget_compiled()
     torch_profiler.profile_steps(step, trace, wait=0, warmup=1, active=active)
-
-
-def _pass(cell: Any, both: bool) -> Callable[[], None]:
-    def run() -> None:
-        with phase("forward"):
-            attended = cell.forward()
-        if both:
-            with phase("backward"):
-                cell.backward(attended)
-
-    return run

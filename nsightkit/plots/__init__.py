@@ -15,6 +15,7 @@ from nsightkit.plots._interactive import InteractiveTimeline, interactive_timeli
 from nsightkit.plots._many import box_plots, panels, small_multiples
 from nsightkit.plots._memory import memory_bars, memory_timeline, segment_map
 from nsightkit.plots._shares import share_bars
+from nsightkit.plots._sweep import sweep_memory, sweep_times
 from nsightkit.plots._tables import table
 from nsightkit.plots._timeline import timeline
 
@@ -36,6 +37,8 @@ __all__ = [
     "share_curves",
     "small_multiples",
     "step_times",
+    "sweep_memory",
+    "sweep_times",
     "table",
     "timeline",
 ]
