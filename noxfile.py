@@ -82,7 +82,8 @@ def docs_live(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run the tests; arguments go to pytest."""
     _install(session, "test", "parity", "docs")
-    session.run("pytest", "-m", "not site", *session.posargs)
+    # A file stays in one process, for what its tests share.
+    session.run("pytest", "-m", "not site", "-n", "auto", "--dist", "loadfile", *session.posargs)
 
 
 @nox.session
