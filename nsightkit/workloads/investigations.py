@@ -42,8 +42,7 @@ class Part:
     nsys : bool
         Whether to run it once more, in another process, under Nsight Systems.
     swept : bool
-        The part is a column of cells: the workload makes cells, and `gpu` and `smoke` also say which
-        (:class:`nsightkit.capture.sweeping.SweepConfig`).
+        The part is a column of cells: the workload makes cells, and `gpu` and `smoke` also say which.
     """
 
     investigation: str
