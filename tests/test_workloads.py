@@ -158,6 +158,9 @@ def test_investigations_name_what_exists() -> None:
         ("precision", "before"), ("precision", "tf32"), ("precision", "after"), ("precision", "fp16"),
         ("precision", "again"),
         *(("matrix", model.name) for model in (*MATRIX, *VARIANTS)),
+        ("ledger", "before"), ("ledger", "after"), ("ledger", "naive"), ("ledger", "forward"),
+        ("memory-context", "before"), ("memory-context", "after"), ("memory-context", "fp32"),
+        ("memory-context", "forward"),
         *(("attention-sweep", f"{i}-{p}") for i in ATTENTIONS for p in ("fp32", "tf32", "bf16")),
         ("attention-sweep", "flash-bf16"), ("attention-sweep", "cudnn-bf16"),
     }  # fmt: skip

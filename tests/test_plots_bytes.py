@@ -1,0 +1,60 @@
+"""Figures of bytes: every part drawn to its length, every point where it was measured, what failed on the limit."""
+
+from __future__ import annotations
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+
+from nsightkit import plots
+
+HOSTILE = "item<$\\frac{1}$>"
+
+
+@pytest.fixture(autouse=True)
+def _closed():
+    yield
+    plt.close("all")
+
+
+def test_stacks_are_as_long_as_their_parts() -> None:
+    columns = {
+        "predicted": pd.Series({"weights": 2e9, HOSTILE: 3e9, "unexplained": -1.0}),
+        "measured": pd.Series({"weights": 2e9, "unexplained": 5e8, "activations": pd.NA}),
+    }
+    figure = plots.memory_stacks(columns, limit_bytes=8e9, title="Two ledgers")
+    (axes,) = figure.axes
+    ends = {patch.get_y(): max(p.get_x() + p.get_width() for p in axes.patches if p.get_y() == patch.get_y())
+            for patch in axes.patches}  # fmt: skip
+    assert sorted(ends.values()) == pytest.approx([2.5, 5.0])
+    assert axes.lines[0].get_xdata()[0] == 8.0
+    assert "measured 2.5 GB" in figure.get_label()
+    assert "predicted 5 GB" in figure.get_label()
+    assert HOSTILE.replace("$", r"\$") in [text.get_text() for text in figure.legends[0].get_texts()]
+    figure.canvas.draw()
+    assert "nothing is known" in plots.memory_stacks({"a": pd.Series(dtype=float)}).get_label()
+
+
+def test_curves_points_and_crosses() -> None:
+    sizes = np.array([64, 128, 256])
+    figure = plots.memory_curves(
+        {"naive": (sizes, sizes**2 * 1e4), HOSTILE: (sizes, sizes * 1e5)},
+        {"naive": (sizes[:2], sizes[:2] ** 2 * 1.1e4), "alone": ([], [])},
+        failed={"naive": 256},
+        limit_bytes=5e8,
+    )
+    (axes,) = figure.axes
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    crosses = [line for line in axes.lines if line.get_marker() == "X"]
+    assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in crosses] == [(256, 5e8)]
+    points = [line for line in axes.lines if line.get_linestyle() == "None" and line.get_marker() == "o"]
+    assert list(points[0].get_ydata()) == list(sizes[:2] ** 2 * 1.1e4)
+    assert "out of memory at 256" in figure.get_label()
+    figure.canvas.draw()
+    assert "nothing to draw" in plots.memory_curves({}, {}).get_label()
+    plots.memory_curves({"a": ([1], [1.0])}, {}).canvas.draw()
