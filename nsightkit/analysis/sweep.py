@@ -41,6 +41,7 @@ __all__ = [
     "backends",
     "cells",
     "compare",
+    "ends",
     "exponents",
     "footprint",
     "forecast",
@@ -351,6 +352,57 @@ def forecast(
             rows.append((implementation, precision, width, way, fits, pd.NA if first is None else first, bytes_then))
     out = pd.DataFrame(rows, columns=[*_LINE, "largest_context", "context", "needed_bytes"])
     return out.astype({"context": "Int64", "needed_bytes": "Int64"})
+
+
+def ends(table: pd.DataFrame, limit_bytes: pd.Series, *, on_gpu: bool = True) -> pd.DataFrame:
+    """Put where memory was forecast to run out beside where it did.
+
+    Parameters
+    ----------
+    table : DataFrame
+        Of :func:`cells`.
+    limit_bytes : Series
+        Of :func:`limits`; columns that are not in it are left out.
+    on_gpu : bool
+        As for :func:`footprint`.
+
+    Returns
+    -------
+    DataFrame
+        The columns of :func:`forecast`, for the lines of which something could run; ``measured_context``, the first
+        that did not fit (for backward also one whose forward did not; NA when none failed), and ``outcome``: ``as
+        forecast``, ``earlier``, ``later``, or ``not reached`` where the sweep ended before it could tell.
+    """
+    possible = table[table["status"] != "unsupported"]
+    found = []
+    for (implementation, precision), rows in possible.groupby(["implementation", "precision"], sort=False):
+        limit = limit_bytes.get(f"{implementation}-{precision}")
+        if limit is not None:
+            batch, heads, causal = rows[_OF_COLUMN].iloc[0]
+            contexts, widths = (sorted(int(n) for n in rows[name].unique()) for name in ("context", "d"))
+            foreseen = forecast(
+                float(limit), str(implementation), str(precision), d=widths, contexts=contexts, batch=int(batch),
+                heads=int(heads), causal=bool(causal), on_gpu=on_gpu,
+            )  # fmt: skip
+            found.append(foreseen)
+    if not found:
+        return pd.DataFrame(
+            columns=[*_LINE, "largest_context", "context", "needed_bytes", "measured_context", "outcome"]
+        )
+    ran_out = possible[possible["status"] == "oom"]
+    # What fails forward cannot go backward.
+    ran_out = pd.concat([ran_out, ran_out[ran_out["direction"] == "forward"].assign(direction="backward")])
+    first = ran_out.groupby(_LINE)["context"].min().astype("Int64").rename("measured_context").reset_index()
+    whole = (possible["status"] == "ok").groupby([possible[name] for name in _LINE]).all().rename("whole").reset_index()
+    out = pd.concat(found, ignore_index=True).merge(first, "left", _LINE).merge(whole, "left", _LINE)
+    expected, came = (
+        out[name].astype("Float64").to_numpy(float, na_value=np.inf) for name in ("context", "measured_context")
+    )
+    known = out["measured_context"].notna() | out.pop("whole")
+    out["outcome"] = np.select(
+        [~known, came == expected, came < expected], ["not reached", "as forecast", "earlier"], "later"
+    )
+    return out
 
 
 def launch_bound(table: pd.DataFrame, *, factor: float = 1.5) -> pd.DataFrame:

@@ -164,10 +164,10 @@ def _ends(
 
 def _figure(table: pd.DataFrame, title: str) -> tuple[Figure, Any, dict[Any, Any]]:
     figure, grid = plt.subplots(1, 2, figsize=(7.6, 4.0), layout="constrained", sharey=True, sharex=True)
-    # A title of the axes, not of the figure: a page lists what its axes show.
+    figure.suptitle(plain(title), x=0.01, ha="left", fontsize="large")
     for axes, way in zip(grid, _DIRECTIONS, strict=True):
         axes.spines[["top", "right"]].set_visible(False)
-        axes.set_title(plain(f"{title}, {way}" if way == "forward" else way, 60), loc="left", fontsize=10)
+        axes.set_title(way, loc="left", fontsize=10)
     keys = table[_LINE].drop_duplicates().itertuples(index=False, name=None)
     widths = table["d"].nunique() > 1
     lines = {}
