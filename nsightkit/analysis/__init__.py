@@ -35,6 +35,7 @@ __all__ = [
     "phases",
     "ranges",
     "selection",
+    "sol",
     "sources",
     "steps",
 ]

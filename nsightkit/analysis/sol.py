@@ -1,0 +1,574 @@
+r"""How far from the speed of light: what an operation must cost at least, and what share of that rate it reached.
+
+An operation has FLOPs, which some unit executes at a peak rate, and *compulsory bytes*: each operand read once and
+each result written once, whatever a kernel really moves. Its bound is the longer of the two times (the roofline,
+Williams, Waterman and Patterson, 2009)::
+
+    bound = max(FLOPs / rate of the unit, bytes / bandwidth)        SOL = bound / measured time
+
+The rates are always named: those of the *datasheet*, or the *measured* ceilings of that very card. They are never
+mixed: a GEMM that fills the card reaches about 80 % of the datasheet under the power limit, so a share of one says
+nothing about a share of the other.
+
+A tensor that fits the level-2 cache may be there still when it is read, so an operation on it can be quicker than its
+bound from the memory's bandwidth. That is no fault of the measurement, and is marked apart from what no card can do.
+
+With M rows (tokens), widths H and N, element size s, batch B, h query and g key heads of width d, contexts S (of the
+queries) and T (of the keys):
+
+=============== ============================ ==============================
+operation       FLOPs                        bytes
+=============== ============================ ==============================
+GEMM            2MNK                         s(MK + KN + MN)
+attention       4BhdST, half of it causal    s·Bd(2hS + 2gT)
+RMSNorm         4MH                          2sMH
+layer norm      8MH                          2sMH
+rotary          3MH                          2sMH
+softmax         5MN                          2sMN
+SwiGLU          5MF                          3sMF
+GELU and bias   8MF                          2sMF
+residual        MH                           3sMH
+embedding       0                            2sMH
+cross-entropy   5MV                          sMV
+AdamW           12 a parameter               28 a parameter, fp32 throughout
+=============== ============================ ==============================
+
+Weights of norms, biases and statistics are left out: they are thousandths of the rest. Causal attention of equal
+contexts is counted as exactly half of the square, which is what a kernel that skips masked tiles approaches.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+
+from nsightkit.errors import UsageError
+from nsightkit.hardware import Gpu
+
+__all__ = [
+    "BYTES_OF",
+    "Operation",
+    "Rates",
+    "adamw",
+    "attention",
+    "bounds",
+    "cross_entropy",
+    "datasheet",
+    "embedding",
+    "gelu",
+    "gemm",
+    "judge",
+    "layer",
+    "layer_norm",
+    "residual",
+    "rms_norm",
+    "rotary",
+    "softmax",
+    "swiglu",
+]
+
+#: Bytes of an element by precision; ``tf32`` is a mode of the arithmetic and lies in memory as fp32.
+BYTES_OF: Mapping[str, int] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """What an operation must do.
+
+    Parameters
+    ----------
+    name : str
+    flops : int
+    bytes : int
+        Compulsory traffic.
+    unit : str
+        What executes its FLOPs: the ordinary cores (``fp32``) or the tensor cores (``tf32``, ``fp16``, ``bf16``, ``fp8``).
+    """
+
+    name: str
+    flops: int
+    bytes: int
+    unit: str
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs a byte."""
+        return self.flops / self.bytes if self.bytes else float("inf")
+
+    def renamed(self, name: str) -> Operation:
+        """Give the same operation another name.
+
+        Parameters
+        ----------
+        name : str
+
+        Returns
+        -------
+        Operation
+        """
+        return dataclasses.replace(self, name=name)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rates:
+    """How fast a card computes and moves data.
+
+    Parameters
+    ----------
+    source : str
+        ``"datasheet"``, or what was measured where and when.
+    tflops : mapping of str to float
+        TFLOP/s by unit.
+    gb_per_s : float
+        Memory bandwidth, 10**9 bytes a second, reads and writes together.
+    l2_bytes : int
+        Level-2 cache; 0 when it is not known.
+    """
+
+    source: str
+    tflops: Mapping[str, float]
+    gb_per_s: float
+    l2_bytes: int = 0
+
+    def compute_ns(self, operation: Operation) -> float:
+        """Give the time of an operation's arithmetic at the peak rate.
+
+        Parameters
+        ----------
+        operation : Operation
+
+        Returns
+        -------
+        float
+            Nanoseconds.
+
+        Raises
+        ------
+        UsageError
+            The unit has no rate here.
+        """
+        if not operation.flops:
+            return 0.0
+        try:
+            return operation.flops / self.tflops[operation.unit] / 1e3
+        except KeyError:
+            known = ", ".join(self.tflops)
+            raise UsageError(
+                f"{self.source} has no rate of {operation.unit} for {operation.name}; it has {known}"
+            ) from None
+
+    def memory_ns(self, operation: Operation) -> float:
+        """Give the time of an operation's compulsory traffic at the full bandwidth.
+
+        Parameters
+        ----------
+        operation : Operation
+
+        Returns
+        -------
+        float
+            Nanoseconds.
+        """
+        return operation.bytes / self.gb_per_s
+
+    def bound_ns(self, operation: Operation) -> float:
+        """Give the least time of an operation.
+
+        Parameters
+        ----------
+        operation : Operation
+
+        Returns
+        -------
+        float
+            Nanoseconds.
+        """
+        return max(self.compute_ns(operation), self.memory_ns(operation))
+
+
+def datasheet(gpu: Gpu) -> Rates:
+    """Take the rates of a card's datasheet.
+
+    Parameters
+    ----------
+    gpu : Gpu
+        As :func:`nsightkit.hardware.find` gives it.
+
+    Returns
+    -------
+    Rates
+        Dense, with fp32 accumulation.
+    """
+    tflops = {peak.unit: peak.tflops for peak in gpu.peaks if peak.accumulate == "fp32"}
+    return Rates("datasheet", tflops, gpu.gb_per_s, int(gpu.l2_mb * 1e6))
+
+
+def _size(precision: str) -> int:
+    try:
+        return BYTES_OF[precision]
+    except KeyError:
+        raise UsageError(f"no precision is called {precision!r}; there are {', '.join(BYTES_OF)}") from None
+
+
+def gemm(m: int, n: int, k: int, precision: str = "bf16", name: str = "GEMM") -> Operation:
+    """Product of an m x k and a k x n matrix.
+
+    Parameters
+    ----------
+    m, n, k : int
+    precision : str
+    name : str
+
+    Returns
+    -------
+    Operation
+    """
+    return Operation(name, 2 * m * n * k, _size(precision) * (m * k + k * n + m * n), precision)
+
+
+def attention(
+    batch: int,
+    heads: int,
+    context: int,
+    d_head: int,
+    precision: str = "bf16",
+    *,
+    causal: bool = True,
+    keys: int | None = None,
+    kv_heads: int | None = None,
+    name: str = "attention",
+) -> Operation:
+    """Scaled dot-product attention that never writes its scores.
+
+    Parameters
+    ----------
+    batch, heads, context, d_head : int
+    precision : str
+    causal : bool
+        Count only what lies below the diagonal: half of the square for equal contexts. With fewer queries than keys
+        (decoding with a cache) the queries are the last positions, as in PyTorch's ``causal_lower_right``.
+    keys : int, optional
+        Context of keys and values; that of the queries when omitted.
+    kv_heads : int, optional
+        Heads of keys and values, for grouped queries; those of the queries when omitted.
+    name : str
+
+    Returns
+    -------
+    Operation
+
+    Raises
+    ------
+    UsageError
+        Causal attention with fewer keys than queries.
+    """
+    keys, groups = context if keys is None else keys, heads if kv_heads is None else kv_heads
+    scores = context * keys
+    if causal:
+        if keys < context:
+            raise UsageError(f"causal attention of {context} queries needs as many keys, not {keys}")
+        # Everything before the last positions, and half of their square; a single query sees every key.
+        scores = context * (keys - context) + max(context * context // 2, 1)
+    moved = _size(precision) * batch * d_head * (2 * heads * context + 2 * groups * keys)
+    return Operation(name, 4 * batch * heads * d_head * scores, moved, precision)
+
+
+def _elementwise(name: str, elements: int, flops: int, tensors: int, precision: str) -> Operation:
+    # Such kernels compute in fp32 on the ordinary cores, whatever their tensors hold.
+    return Operation(name, flops * elements, tensors * _size(precision) * elements, "fp32")
+
+
+def rms_norm(rows: int, width: int, precision: str = "bf16", name: str = "RMSNorm") -> Operation:
+    """RMSNorm: square, sum, and two products an element.
+
+    Parameters
+    ----------
+    rows, width : int
+    precision : str
+    name : str
+
+    Returns
+    -------
+    Operation
+    """
+    return _elementwise(name, rows * width, 4, 2, precision)
+
+
+def layer_norm(rows: int, width: int, precision: str = "bf16", name: str = "layer norm") -> Operation:
+    """Layer norm: mean, variance, scale and shift.
+
+    Parameters
+    ----------
+    rows, width : int
+    precision : str
+    name : str
+
+    Returns
+    -------
+    Operation
+    """
+    return _elementwise(name, rows * width, 8, 2, precision)
+
+
+def rotary(rows: int, width: int, precision: str = "bf16", name: str = "rotary") -> Operation:
+    """Rotary embedding: two products and a sum an element.
+
+    Parameters
+    ----------
+    rows : int
+    width : int
+        Of everything that is turned: queries and keys together.
+    precision : str
+    name : str
+
+    Returns
+    -------
+    Operation
+    """
+    return _elementwise(name, rows * width, 3, 2, precision)
+
+
+def softmax(rows: int, width: int, precision: str = "bf16", name: str = "softmax") -> Operation:
+    """Softmax over rows: maximum, difference, exponential, sum, quotient.
+
+    Parameters
+    ----------
+    rows, width : int
+    precision : str
+    name : str
+
+    Returns
+    -------
+    Operation
+    """
+    return _elementwise(name, rows * width, 5, 2, precision)
+
+
+def swiglu(rows: int, width: int, precision: str = "bf16", name: str = "SwiGLU") -> Operation:
+    """``silu(gate) * up``: two tensors read, one written.
+
+    Parameters
+    ----------
+    rows, width : int
+    precision : str
+    name : str
+
+    Returns
+    -------
+    Operation
+    """
+    return _elementwise(name, rows * width, 5, 3, precision)
+
+
+def gelu(rows: int, width: int, precision: str = "bf16", name: str = "GELU") -> Operation:
+    """Bias and GELU in its tanh form.
+
+    Parameters
+    ----------
+    rows, width : int
+    precision : str
+    name : str
+
+    Returns
+    -------
+    Operation
+    """
+    return _elementwise(name, rows * width, 8, 2, precision)
+
+
+def residual(rows: int, width: int, precision: str = "bf16", name: str = "residual") -> Operation:
+    """Sum of two tensors.
+
+    Parameters
+    ----------
+    rows, width : int
+    precision : str
+    name : str
+
+    Returns
+    -------
+    Operation
+    """
+    return _elementwise(name, rows * width, 1, 3, precision)
+
+
+def embedding(rows: int, width: int, precision: str = "bf16", name: str = "embedding") -> Operation:
+    """Look up a row of the table for each token: no FLOPs.
+
+    Parameters
+    ----------
+    rows, width : int
+    precision : str
+    name : str
+
+    Returns
+    -------
+    Operation
+    """
+    return _elementwise(name, rows * width, 0, 2, precision)
+
+
+def cross_entropy(rows: int, vocabulary: int, precision: str = "fp32", name: str = "cross-entropy") -> Operation:
+    """Loss of logits that are read once and never written again.
+
+    Parameters
+    ----------
+    rows, vocabulary : int
+    precision : str
+    name : str
+
+    Returns
+    -------
+    Operation
+    """
+    return _elementwise(name, rows * vocabulary, 5, 1, precision)
+
+
+def adamw(parameters: int, name: str = "AdamW") -> Operation:
+    """Reads weight, gradient and both moments, writes all but the gradient: 7 x 4 bytes a parameter.
+
+    Parameters
+    ----------
+    parameters : int
+    name : str
+
+    Returns
+    -------
+    Operation
+    """
+    return _elementwise(name, parameters, 12, 7, "fp32")
+
+
+def layer(
+    batch: int,
+    context: int,
+    hidden: int,
+    heads: int,
+    d_ff: int,
+    precision: str = "bf16",
+    *,
+    causal: bool = True,
+    keys: int | None = None,
+    kv_heads: int | None = None,
+) -> list[Operation]:
+    """List the operations of a transformer layer's forward pass, unfused but for QKV and gate and up.
+
+    Parameters
+    ----------
+    batch, context, hidden, heads, d_ff : int
+    precision : str
+    causal : bool
+    keys : int, optional
+        Positions attended to, for decoding with a cache of `keys` positions.
+    kv_heads : int, optional
+
+    Returns
+    -------
+    list of Operation
+        In the order they run.
+    """
+    if hidden % heads:
+        raise UsageError(f"hidden {hidden} is not a multiple of {heads} heads")
+    rows, d_head = batch * context, hidden // heads
+    kv_width = d_head * (heads if kv_heads is None else kv_heads)
+    return [
+        rms_norm(rows, hidden, precision, "RMSNorm 1"),
+        gemm(rows, hidden + 2 * kv_width, hidden, precision, "QKV"),
+        rotary(rows, hidden + kv_width, precision, "rotary q, k"),
+        attention(batch, heads, context, d_head, precision, causal=causal, keys=keys, kv_heads=kv_heads),
+        gemm(rows, hidden, hidden, precision, "output projection"),
+        residual(rows, hidden, precision, "residual 1"),
+        rms_norm(rows, hidden, precision, "RMSNorm 2"),
+        gemm(rows, 2 * d_ff, hidden, precision, "gate and up"),
+        swiglu(rows, d_ff, precision),
+        gemm(rows, hidden, d_ff, precision, "down"),
+        residual(rows, hidden, precision, "residual 2"),
+    ]
+
+
+def bounds(operations: Iterable[Operation], rates: Rates) -> pd.DataFrame:
+    """Give the least time of each operation.
+
+    Parameters
+    ----------
+    operations : iterable of Operation
+    rates : Rates
+
+    Returns
+    -------
+    DataFrame
+        ``name, flops, bytes, intensity, bound`` (``compute`` or ``memory``), ``bound_ns``, ``source`` of the rates.
+
+    Raises
+    ------
+    UsageError
+        `rates` lacks a unit.
+    """
+    rows = [
+        {
+            "name": operation.name,
+            "flops": operation.flops,
+            "bytes": operation.bytes,
+            "intensity": operation.intensity,
+            "bound": "compute" if rates.compute_ns(operation) > rates.memory_ns(operation) else "memory",
+            "bound_ns": rates.bound_ns(operation),
+            "source": rates.source,
+        }
+        for operation in operations
+    ]
+    return pd.DataFrame(rows, columns=["name", "flops", "bytes", "intensity", "bound", "bound_ns", "source"])
+
+
+def judge(
+    operations: Sequence[Operation], time_ns: Sequence[float], sheet: Rates, measured: Rates | None = None
+) -> pd.DataFrame:
+    """Compare measured times with what the card could do.
+
+    Parameters
+    ----------
+    operations : sequence of Operation, length n
+    time_ns : sequence of float, length n
+        What each took.
+    sheet : Rates
+        Of the card's datasheet.
+    measured : Rates, optional
+        Ceilings measured on that very card.
+
+    Returns
+    -------
+    DataFrame
+        ``name, flops, bytes, intensity, bound`` (by the datasheet), ``time_ns, sol_datasheet, sol_measured`` (NaN
+        without ceilings), ``impossible``, ``note``. `impossible` is true where the time is shorter than the arithmetic
+        takes at the datasheet's rate, or than the traffic takes and it does not fit the level-2 cache: then the time,
+        the shape or the clock is wrong.
+    """
+    table = bounds(operations, sheet)
+    times = np.asarray(time_ns, dtype=float)
+    if len(times) != len(table):
+        raise UsageError(f"{len(table)} operations and {len(times)} times do not belong together")
+    if (times <= 0).any():
+        raise UsageError("a measured time must be positive")
+    compute = np.array([sheet.compute_ns(operation) for operation in operations])
+    memory = np.array([sheet.memory_ns(operation) for operation in operations])
+    cached = table["bytes"].to_numpy() <= sheet.l2_bytes
+    table["time_ns"] = times
+    table["sol_datasheet"] = table.pop("bound_ns") / times
+    ceiling = np.array([np.nan if measured is None else measured.bound_ns(operation) for operation in operations])
+    table["sol_measured"] = ceiling / times
+    too_quick = compute > times
+    beats_memory = (memory > times) & ~too_quick
+    table["impossible"] = too_quick | (beats_memory & ~cached)
+    notes = np.full(len(table), "", dtype=object)
+    notes[beats_memory & cached] = "its tensors fit the L2 cache: quicker than the memory, as they may be"
+    notes[beats_memory & ~cached] = "above the memory's bandwidth, and too large for the L2 cache: is every byte read?"
+    notes[too_quick] = [
+        f"would be {rate:,.0f} TFLOP/s, {rate / sheet.tflops[operation.unit]:.1f} times the peak"
+        for operation, rate, wrong in zip(operations, table["flops"] / times / 1e3, too_quick, strict=True)
+        if wrong
+    ]
+    table["note"] = notes
+    order = ["name", "flops", "bytes", "intensity", "bound", "time_ns", "sol_datasheet", "sol_measured"]
+    return table[[*order, "impossible", "note"]]

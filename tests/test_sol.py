@@ -1,0 +1,141 @@
+"""Bounds of operations against closed formulas and worked tables; times no card can reach are called so."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from nsightkit import hardware
+from nsightkit.analysis import sol
+from nsightkit.errors import UsageError
+
+H200 = sol.datasheet(hardware.find("H200"))
+MEASURED = sol.Rates("a big GEMM and a big copy", {"bf16": 788.0, "fp32": 60.0}, 4300.0)
+#: Batch 1, context 2048, hidden 4096, 32 heads, MLP 11008: GFLOP, MB, FLOP/B, µs by datasheet and by ceilings.
+PREFILL = {
+    "RMSNorm 1": (0.03, 33.6, 1.0, 7.0, 7.8, "memory"),
+    "QKV": (206.16, 167.8, 1229, 208.4, 261.6, "compute"),
+    "rotary q, k": (0.05, 67.1, 0.8, 14.0, 15.6, "memory"),
+    "attention": (34.36, 67.1, 512, 34.7, 43.6, "compute"),
+    "output projection": (68.72, 67.1, 1024, 69.5, 87.2, "compute"),
+    "residual 1": (0.01, 50.3, 0.17, 10.5, 11.7, "memory"),
+    "gate and up": (369.37, 287.3, 1286, 373.3, 468.7, "compute"),
+    "SwiGLU": (0.11, 135.3, 0.8, 28.2, 31.5, "memory"),
+    "down": (184.68, 152.0, 1215, 186.7, 234.4, "compute"),
+}
+
+
+def _digits(value: float) -> int:
+    text = f"{value}"
+    return len(text.partition(".")[2])
+
+
+def test_a_layer_to_the_printed_digits() -> None:
+    layer = sol.layer(1, 2048, 4096, 32, 11008)
+    sheet = sol.bounds(layer, H200).set_index("name")
+    measured = sol.bounds(layer, MEASURED).set_index("name")
+    for name, (gflop, mb, intensity, sheet_us, measured_us, bound) in PREFILL.items():
+        row = sheet.loc[name]
+        assert row["flops"] / 1e9 == pytest.approx(gflop, abs=0.0051)
+        assert row["bytes"] / 1e6 == pytest.approx(mb, abs=0.051)
+        assert round(row["intensity"], _digits(intensity)) == pytest.approx(intensity, rel=1e-9)
+        assert row["bound_ns"] / 1e3 == pytest.approx(sheet_us, abs=0.051)
+        assert measured.loc[name, "bound_ns"] / 1e3 == pytest.approx(measured_us, abs=0.051)
+        assert row["bound"] == bound
+    assert sheet["bound_ns"].sum() / 1e3 == pytest.approx(949.7, abs=0.06)
+    assert measured["bound_ns"].sum() / 1e3 == pytest.approx(1181.6, abs=0.2)
+    tensor = sheet[sheet["bound"] == "compute"]
+    assert tensor["flops"].sum() / 1e9 == pytest.approx(863.3, abs=0.05)
+    assert tensor["bound_ns"].sum() / 1e3 == pytest.approx(872.5, abs=0.06)  # all else fused away
+
+
+def test_attention_of_the_whole_square() -> None:
+    full = sol.attention(1, 32, 2048, 128, causal=False)
+    assert (full.flops / 1e9, full.intensity) == (pytest.approx(68.72, abs=0.005), 1024)
+    assert sol.attention(1, 32, 2048, 128).flops * 2 == full.flops
+
+
+def test_decoding_is_the_weights() -> None:
+    layer = sol.layer(1, 1, 4096, 32, 11008, keys=1)
+    weights = sum(op.bytes for op in layer if op.unit == "bf16" and op.name != "attention")
+    assert weights / 1e6 == pytest.approx(404.75, abs=0.2)
+    assert (sol.bounds(layer, H200)["bound"] == "memory").all()
+    # One query sees every key.
+    assert sol.attention(2, 8, 1, 64, keys=100).flops == 4 * 2 * 8 * 64 * 100
+    # Chunked prefill: each query sees all that came before, and half of its own chunk.
+    assert sol.attention(1, 1, 4, 1, keys=10).flops == 4 * (4 * 6 + 8)
+
+
+def test_grouped_queries_move_fewer_keys() -> None:
+    dense, grouped = (sol.attention(1, 32, 1, 128, keys=4096, kv_heads=heads) for heads in (32, 8))
+    assert dense.flops == grouped.flops
+    assert dense.bytes - grouped.bytes == 2 * 128 * 2 * 24 * 4096
+
+
+@pytest.mark.parametrize(
+    ("operation", "intensity"),
+    [
+        (sol.softmax(8, 100), 1.25), (sol.gelu(8, 100), 2.0), (sol.residual(8, 100), 1 / 6),
+        (sol.rms_norm(8, 100), 1.0), (sol.embedding(8, 100), 0.0), (sol.layer_norm(8, 100, "fp32"), 1.0), (sol.adamw(1000), 12 / 28),
+        (sol.cross_entropy(8, 100), 5 / 4),
+    ],
+)  # fmt: skip
+def test_intensities(operation: sol.Operation, intensity: float) -> None:
+    assert operation.intensity == pytest.approx(intensity)
+
+
+def test_gemms_count_as_pytorch_counts_them() -> None:
+    torch = pytest.importorskip("torch")
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter:
+        torch.zeros(3, 5) @ torch.zeros(5, 7)
+    assert sol.gemm(3, 7, 5).flops == counter.get_total_flops()
+
+
+def test_the_published_layer_is_impossible() -> None:
+    """Times that have been printed for an H100, which would need more than twice its peak."""
+    h100 = sol.datasheet(hardware.find("H100 SXM"))
+    printed = {"QKV": 85e3, "gate and up": 135e3, "down": 68e3, "output projection": 32e3}
+    operations = [op for op in sol.layer(1, 2048, 4096, 32, 11008) if op.name in printed]
+    table = sol.judge(operations, [printed[op.name] for op in operations], h100).set_index("name")
+    assert table["impossible"].all()
+    assert (table["sol_datasheet"] > 2).all()
+    needed = {"QKV": "2,425", "gate and up": "2,736", "down": "2,716", "output projection": "2,147"}
+    for name, tflops in needed.items():
+        assert table.loc[name, "note"].startswith(f"would be {tflops} TFLOP/s, 2.")
+
+
+def test_both_shares_and_never_one_for_the_other() -> None:
+    operation = sol.gemm(8192, 8192, 8192)
+    time_ns = operation.flops / 700 / 1e3
+    row = sol.judge([operation], [time_ns], H200, MEASURED).iloc[0]
+    assert row["sol_datasheet"] == pytest.approx(700 / 989.4, rel=1e-3)
+    assert row["sol_measured"] == pytest.approx(700 / 788)
+    assert not row["impossible"]
+    assert np.isnan(sol.judge([operation], [time_ns], H200).iloc[0]["sol_measured"])
+
+
+def test_a_cached_tensor_may_beat_the_memory_and_a_large_one_not() -> None:
+    small, large = sol.rms_norm(2048, 4096), sol.rms_norm(1 << 16, 4096)
+    quick = [H200.memory_ns(small) / 2, H200.memory_ns(large) / 2]
+    table = sol.judge([small, large], quick, H200)
+    assert list(table["impossible"]) == [False, True]
+    assert "L2" in table["note"][0]
+    assert "is every byte read?" in table["note"][1]
+
+
+def test_what_cannot_be_judged_is_refused() -> None:
+    operation = sol.gemm(8, 8, 8)
+    with pytest.raises(UsageError, match="do not belong together"):
+        sol.judge([operation], [1.0, 2.0], H200)
+    with pytest.raises(UsageError, match="must be positive"):
+        sol.judge([operation], [0.0], H200)
+    with pytest.raises(UsageError, match="no rate of fp8 for GEMM"):
+        sol.bounds([sol.gemm(8, 8, 8, "fp8")], MEASURED)
+    with pytest.raises(UsageError, match="no precision is called 'int3'"):
+        sol.gemm(8, 8, 8, "int3")
+    with pytest.raises(UsageError, match="as many keys"):
+        sol.attention(1, 1, 8, 8, keys=4)
+    with pytest.raises(UsageError, match="multiple"):
+        sol.layer(1, 8, 10, 3, 8)
