@@ -76,7 +76,8 @@ def test_grouped_queries_move_fewer_keys() -> None:
     ("operation", "intensity"),
     [
         (sol.softmax(8, 100), 1.25), (sol.gelu(8, 100), 2.0), (sol.residual(8, 100), 1 / 6),
-        (sol.rms_norm(8, 100), 1.0), (sol.embedding(8, 100), 0.0), (sol.layer_norm(8, 100, "fp32"), 1.0), (sol.adamw(1000), 12 / 28),
+        (sol.rms_norm(8, 100), 1.0), (sol.embedding(8, 100), 0.0),
+        (sol.layer_norm(8, 100, "fp32"), 1.0), (sol.adamw(1000), 12 / 28),
         (sol.cross_entropy(8, 100), 5 / 4),
     ],
 )  # fmt: skip

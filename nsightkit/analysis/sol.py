@@ -85,7 +85,7 @@ class Operation:
     bytes : int
         Compulsory traffic.
     unit : str
-        What executes its FLOPs: the ordinary cores (``fp32``) or the tensor cores (``tf32``, ``fp16``, ``bf16``, ``fp8``).
+        What executes its FLOPs: ordinary cores (``fp32``) or tensor cores (``tf32``, ``fp16``, ``bf16``, ``fp8``).
     """
 
     name: str
