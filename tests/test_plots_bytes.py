@@ -37,6 +37,8 @@ def test_stacks_are_as_long_as_their_parts() -> None:
     assert "predicted 5 GB" in figure.get_label()
     assert HOSTILE.replace("$", r"\$") in [text.get_text() for text in figure.legends[0].get_texts()]
     figure.canvas.draw()
+    thin = plots.memory_stacks({"a": pd.Series({"weights": 1e9, "logits": 1e3, "KV cache": 1e8})})
+    assert [text.get_text() for text in thin.legends[0].get_texts()] == ["weights", "KV cache"]
     assert "nothing is known" in plots.memory_stacks({"a": pd.Series(dtype=float)}).get_label()
 
 
@@ -50,7 +52,7 @@ def test_curves_points_and_crosses() -> None:
     )
     (axes,) = figure.axes
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
-    crosses = [line for line in axes.lines if line.get_marker() == "X"]
+    crosses = [line for line in axes.lines if line.get_marker() == "X" and len(line.get_xdata())]
     assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in crosses] == [(256, 5e8)]
     points = [line for line in axes.lines if line.get_linestyle() == "None" and line.get_marker() == "o"]
     assert list(points[0].get_ydata()) == list(sizes[:2] ** 2 * 1.1e4)

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from numpy.typing import ArrayLike
 
-from nsightkit.plots._memory import _amount, _scale
+from nsightkit.plots._memory import _CATEGORIES, _amount, _scale
 from nsightkit.plots._style import (
     BLUE,
     DARK_GREY,
@@ -18,7 +18,6 @@ from nsightkit.plots._style import (
     GREY,
     OCHRE,
     PURPLE,
-    RED,
     VERMILION,
     name_rows,
     new_figure,
@@ -27,9 +26,20 @@ from nsightkit.plots._style import (
     spoken,
 )
 
-# Told apart without colour, too: parts with the same hatch are five apart, curves have their own dash and marker.
-_COLOURS = (BLUE, VERMILION, OCHRE, GREEN, PURPLE, RED, DARK_GREY)
-_HATCHES = (None, "//", "..", "\\\\", "xx")
+#: The ledger's items look as a snapshot's categories do.
+_LOOKS = _CATEGORIES | {
+    item: _CATEGORIES[category]
+    for item, category in (
+        ("autocast cache", "autocast copies"),
+        ("temporary buffers", "temporary"),
+        ("communication buckets", "communication"),
+        ("inputs and tables", "inputs"),
+        ("library workspaces", "workspaces"),
+    )
+}
+#: A smaller share of the longest bar is too thin to see.
+_THIN = 1e-3
+# Told apart without colour, too.
 _CURVES = ((BLUE, "-", "o"), (VERMILION, "--", "s"), (GREEN, "-.", "D"), (PURPLE, ":", "^"), (OCHRE, "-", "v"))
 
 
@@ -41,7 +51,8 @@ def memory_stacks(
     Parameters
     ----------
     columns : mapping of str to Series
-        One bar each: bytes, by item. Missing and negative values have no length and are left out.
+        One bar each: bytes, by item. Missing and negative values have no length; an item too small to see in any bar
+        has no place in the legend.
     limit_bytes : float, optional
         A line that no bar may reach.
     title : str, default "What the memory is made of"
@@ -53,22 +64,22 @@ def memory_stacks(
     table = pd.DataFrame({label: pd.to_numeric(v).astype("Float64") for label, v in columns.items()})
     table = table.fillna(0).astype(float).clip(lower=0)
     table = table.reindex(list(dict.fromkeys(item for v in columns.values() for item in v.index)))
-    table = table[table.gt(0).any(axis=1)]
+    totals = table.sum()
+    table = table[table.gt(_THIN * totals.max()).any(axis=1)]
     figure, axes = new_figure(1.9 + 0.5 * max(len(columns), 1))
     axes.set_title(plain(title), loc="left")
     if table.empty:
         nothing(axes, "nothing is known of this memory")
         figure.set_label(f"{title}: nothing is known.")
         return figure
-    totals = table.sum()
     scale, unit = _scale(max(float(totals.max()), limit_bytes or 0))
     rows, left = np.arange(len(totals)), np.zeros(len(totals))
-    for number, (item, sizes) in enumerate(table.iterrows()):
+    for item, sizes in table.iterrows():
         width = sizes.to_numpy(dtype=float) / scale
-        unexplained = str(item) == "unexplained"
+        colour, hatch = _LOOKS.get(str(item), (GREY, ""))
         axes.barh(
-            rows, width, left=left, height=0.62, color=GREY if unexplained else _COLOURS[number % len(_COLOURS)],
-            edgecolor="white", label=plain(item, 40), hatch=None if unexplained else _HATCHES[number % len(_HATCHES)],
+            rows, width, left=left, height=0.62, color=colour, edgecolor="white", label=plain(item, 40),
+            hatch=hatch or None,
         )  # fmt: skip
         left += width
     for row, (end, total) in enumerate(zip(left, totals, strict=True)):
@@ -139,6 +150,8 @@ def memory_curves(
             axes.plot([failed[name]], [limit_bytes], color=colour, marker="X", markersize=10, linestyle="none")
             words.append(f"out of memory at {failed[name]:g}")
         said.append((name, ", ".join(words)))
+    if failed and limit_bytes is not None:
+        axes.plot([], [], color=GREY, marker="X", markersize=10, linestyle="none", label="out of memory")
     if limit_bytes is not None:
         axes.axhline(limit_bytes, color=DARK_GREY, linewidth=1.5)
         axes.annotate(
