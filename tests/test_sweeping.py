@@ -1,0 +1,197 @@
+"""A sweep's column: what runs out of memory, what follows from it, and that cells do not depend on each other."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from nsightkit import cells as vocabulary  # noqa: E402
+from nsightkit.analysis import sweep as analysis  # noqa: E402
+from nsightkit.capture import recordings, sweeping, timing  # noqa: E402
+from nsightkit.trace import load  # noqa: E402
+from nsightkit.workloads import attention, investigations  # noqa: E402
+
+COUNTS = {"warmup": 1, "repetitions": 4, "active": 1}
+MIB = 2**20
+#: One matrix of scores has 4 MiB at 512: two of them fit with what is around, three do not.
+SMALL = {"batch": 4, "d_model": [16], "context": [16, 256, 512, 1024, 2048], "limit_bytes": 10 * MIB, "cell_s": 1e-3}
+
+
+def swept(tmp_path: Path, workload: Any = attention.start, **changes: Any) -> dict[str, list[float]]:
+    samples, _ = sweeping.sweep(workload, "cpu", SMALL | changes, COUNTS, trace=tmp_path / "trace.json.gz")
+    return samples
+
+
+def table(samples: dict[str, list[float]]) -> Any:
+    return analysis.cells(recordings.frame(samples)).set_index(["d", "context", "direction"])
+
+
+def test_memory_runs_out_in_each_direction_by_itself(tmp_path: Path) -> None:
+    found = table(swept(tmp_path))
+    assert {
+        where[1:]: row.status for where, row in found.iterrows() if where[1] >= 512
+    } == {
+        (512, "forward"): "ok", (512, "backward"): "oom",
+        (1024, "forward"): "oom", (1024, "backward"): "skipped",
+        (2048, "forward"): "skipped", (2048, "backward"): "skipped",
+    }  # fmt: skip
+    scores = 4 * 512 * 512 * 4
+    assert found.loc[(16, 512, "backward"), "requested_bytes"] == scores
+    assert found.loc[(16, 512, "forward"), "median_ns"] > 0
+    # Memory before the backward pass is that of the pass that failed.
+    assert found.loc[(16, 512, "backward"), "memory_before_bytes"] > scores
+    assert math.isnan(found.loc[(16, 512, "backward"), "median_ns"])
+    assert found.loc[(16, 1024, "forward"), "requested_bytes"] == 4 * scores
+    reasons = found["reason"]
+    assert reasons[16, 512, "backward"] == "out of memory"
+    assert reasons[16, 1024, "backward"] == vocabulary.NO_FORWARD
+    assert reasons[16, 2048, "forward"] == "cannot fit: forward already ran out of memory at context 1024"
+    assert reasons[16, 256, "forward"] == ""
+
+
+def test_the_inputs_alone_can_be_too_much(tmp_path: Path) -> None:
+    found = table(swept(tmp_path, context=[2048], limit_bytes=MIB, implementation="flash"))
+    assert found["status"].tolist() == ["oom", "skipped"]
+
+
+@pytest.mark.parametrize("implementation", ["naive", "math", "flash"])
+@pytest.mark.parametrize("cell", [(32, 64), (32, 512), (48, 256)])
+def test_a_cell_alone_equals_the_one_after_others(tmp_path: Path, implementation: str, cell: tuple[int, int]) -> None:
+    # Width 16 runs out of memory in both directions before these are reached.
+    options = {"implementation": implementation, "d_model": [16, 32, 48]}
+    among = table(swept(tmp_path, **options))
+    alone = table(swept(tmp_path, implementation=implementation, d_model=[cell[0]], context=[cell[1]]))
+    columns = [name for name in alone if name.endswith("_bytes") or name == "status"]
+    if cell[1] in SMALL["context"]:
+        assert among.loc[alone.index, columns].equals(alone[columns])
+    else:
+        among = table(swept(tmp_path, **options | {"context": [16, cell[1], 1024]}))
+        assert among.loc[alone.index, columns].equals(alone[columns])
+
+
+class Refusing(attention.Attention):
+    """Attention that says no, and fails when it is tried all the same."""
+
+    def refusal(self, d: int) -> str | None:
+        return vocabulary.TOO_WIDE
+
+    def cell(self, d: int, context: int) -> Any:
+        raise AssertionError("nothing is to be run")
+
+
+def test_the_impossible_is_recorded_without_a_pass(tmp_path: Path) -> None:
+    found = table(_refused(tmp_path))
+    assert set(found["status"]) == {"unsupported"}
+    assert set(found["reason"]) == {vocabulary.TOO_WIDE, vocabulary.SIXTEEN_BITS}
+    assert set(found["precision"]) == {"fp32", "tf32"}
+    assert len(found) == 2 * 5 * 2
+
+
+def _refused(tmp_path: Path) -> dict[str, list[float]]:
+    def start(device: str, **own: Any) -> Refusing:
+        return Refusing(attention.AttentionConfig(**own), device)
+
+    samples = swept(tmp_path, workload=start, implementation="flash", impossible=["tf32"])
+    # Its profile has no cell, and can be read.
+    assert analysis.backends(load(tmp_path / "trace.json.gz", cache=False)).empty
+    return samples
+
+
+class Half(attention.Attention):
+    """Attention without a kernel for the backward pass."""
+
+    def cell(self, d: int, context: int) -> Any:
+        made = super().cell(d, context)
+
+        def backward(_: Any) -> None:
+            raise RuntimeError("No available kernel. Aborting execution.")
+
+        made.backward = backward  # type: ignore[method-assign]
+        return made
+
+
+def test_a_backend_may_lack_one_direction(tmp_path: Path) -> None:
+    def start(device: str, **own: Any) -> Half:
+        return Half(attention.AttentionConfig(**own), device)
+
+    found = table(swept(tmp_path, workload=start, context=[16, 64]))
+    assert found["status"].tolist() == ["ok", "unsupported"] * 2
+    assert found.loc[(16, 16, "backward"), "reason"] == vocabulary.REFUSED
+    assert found.loc[(16, 16, "forward"), "peak_bytes"] > 0
+
+
+def test_other_errors_are_not_swallowed(tmp_path: Path) -> None:
+    class Broken(attention.Attention):
+        def cell(self, d: int, context: int) -> Any:
+            raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    with pytest.raises(RuntimeError, match="shapes"):
+        swept(tmp_path, workload=lambda device, **own: Broken(attention.AttentionConfig(**own), device))
+
+
+def test_time_is_a_budget(tmp_path: Path) -> None:
+    class Slow(attention.Attention):
+        def cell(self, d: int, context: int) -> Any:
+            made = super().cell(d, context)
+            quick = made.forward
+            made.forward = lambda: (time.sleep(0.05), quick())[1]  # type: ignore[method-assign]
+            return made
+
+    def start(device: str, **own: Any) -> Slow:
+        return Slow(attention.AttentionConfig(**own), device)
+
+    # 256 times the work of the first cell would take 13 s and more.
+    found = table(swept(tmp_path, workload=start, budget_s=5.0, context=[16, 256]))
+    assert found["status"].tolist() == ["ok", "ok", "skipped", "skipped"]
+    assert found.loc[(16, 256, "forward"), "reason"] == vocabulary.NO_TIME
+    assert set(table(swept(tmp_path, budget_s=0.0))["reason"]) == {vocabulary.NO_TIME}
+
+
+def test_samples_are_of_single_passes(tmp_path: Path) -> None:
+    samples = swept(tmp_path, context=[16, 256])
+    for way in ("forward", "backward"):
+        values = samples[vocabulary.metric(f"{way}_ns", "naive-fp32", 16, 256)]
+        assert 3 <= len(values) <= COUNTS["repetitions"]
+        assert all(value > 0 for value in values)
+    assert samples["limit_bytes naive-fp32"] == [10 * MIB]
+
+
+@pytest.mark.parametrize(
+    ("implementation", "backend"), [("naive", "written out"), ("math", "written out"), ("flash", "flash")]
+)
+def test_the_backend_is_read_from_the_profile(tmp_path: Path, implementation: str, backend: str) -> None:
+    swept(tmp_path, implementation=implementation, traced=[16, 512])
+    found = analysis.backends(load(tmp_path / "trace.json.gz", cache=False))
+    cells = set(found[["context", "direction"]].itertuples(index=False, name=None))
+    # At 512 the naive backward pass ran out of memory, so it is not profiled.
+    assert cells >= {(16, "forward"), (16, "backward")}
+    assert ((512, "backward") in cells) == (implementation == "flash")
+    assert set(found["backend"]) == {backend}
+    assert found["evidence"].str.contains("aten::|Backward").all()
+
+
+def test_preparation_is_not_timed() -> None:
+    order: list[str] = []
+    taken = timing.time_prepared(
+        lambda: order.append("p") or 7, lambda x: order.append(str(x)), repetitions=3, device="cpu"
+    )
+    assert order == ["p", "7"] * 3
+    assert len(taken.samples_ns) == 3
+    with pytest.raises(ValueError, match="at least 1"):
+        timing.time_prepared(lambda: None, lambda _: None, repetitions=0, device="cpu")
+
+
+def test_every_registered_column_can_be_made() -> None:
+    names = {field.name for field in sweeping.dataclasses.fields(sweeping.SweepConfig)}
+    for name, part in investigations.INVESTIGATIONS["attention-sweep"].items():
+        for mode in ("live", "smoke"):
+            given = part.parameters(mode)
+            sweeping.SweepConfig(**{key: value for key, value in given.items() if key in names})
+            config = attention.AttentionConfig(**{key: value for key, value in given.items() if key not in names})
+            assert f"{config.implementation}-{config.precision}" == name
