@@ -18,9 +18,10 @@ Memory is for bf16 autocast with AdamW in fp32, as in :mod:`nsightkit.workloads.
     activations  LM(36d + 8F + 4h) B, and 10·LBhS² B more where attention scores are written out
     logits       14·MV B: 2 in bf16, 4 for the fp32 copy, 4 for the softmax, 4 for its gradient
 
-State, cache and logits are counted; the coefficients of the activations were fitted to what autograd saves
-(``torch.autograd.graph.saved_tensors_hooks``). Expect measured peaks within 20 %: allocator rounding and the
-optimizer's temporaries (up to 8 B a parameter with ``foreach``) come on top.
+It is a rule of thumb for models of this kind. State, cache and logits are counted; the coefficients of the activations
+were fitted to what autograd saves (``torch.autograd.graph.saved_tensors_hooks``), that of the scores is on the safe
+side. What :mod:`nsightkit.workloads.lm` itself keeps, operator by operator and moment by moment, is in
+:mod:`nsightkit.analysis.memory`: 36d as here, but 6 B a score, and no gradients yet when activations are at their most.
 """
 
 from __future__ import annotations

@@ -30,7 +30,8 @@ derivative is done. ``foreach`` AdamW takes another 4P while it steps: the root 
    Models, SC 2020: what each stage divides by the number of ranks.
 .. [2] W. Kwon et al., Efficient Memory Management for Large Language Model Serving with PagedAttention, SOSP 2023:
    the size of a KV cache, and serving from 0.9 of a GPU's memory.
-.. [3] PyTorch, ``c10/cuda/CUDACachingAllocator.cpp``: blocks are multiples of 512 bytes.
+.. [3] PyTorch, ``c10/cuda/CUDACachingAllocator.cpp``: blocks are multiples of 512 bytes. One above 1 MiB may be up to
+   1 MiB longer than that, where the rest is not worth splitting off; this is not predicted.
 .. [4] PyTorch, ``aten/src/ATen/cuda/CublasHandlePool.cpp``: 32 MiB for a handle of cuBLAS on compute capability 9.0,
    8.125 MiB on others; the forward and the backward thread have a handle each.
 """

@@ -137,8 +137,9 @@ class _Tensors(TensorMemory):  # type: ignore[no-untyped-call]
             self._forward_end = len(self._changes)
         for parameter in model.parameters() if phase == "backward" else ():
             if parameter.grad is not None:
-                serial = self._serials[id(parameter.grad.untyped_storage())]
-                self._rows[serial] = phase, "gradients", self._rows[serial][2]
+                serial = self._serials.get(id(parameter.grad.untyped_storage()))
+                if serial is not None:
+                    self._rows[serial] = self._rows[serial][0], "gradients", self._rows[serial][2]
         return {}
 
     def at_peak(self, *, graph: bool) -> dict[str, int]:
