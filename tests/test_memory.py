@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import itertools
 import subprocess
 import sys
@@ -253,7 +255,38 @@ def test_prediction_and_a_cpus_tensors(sizes: dict[str, int], precision: str, at
     assert ledger.loc["unexplained", "measured_bytes"] == 0
 
 
-def test_accumulation_and_a_gpus_tables_of_a_real_step() -> None:
+@pytest.mark.parametrize("attention", ["naive", "sdpa", "math"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_what_a_gpu_does_otherwise_done_on_a_cpu(
+    monkeypatch: pytest.MonkeyPatch, precision: str, attention: str
+) -> None:
+    """Softmax in fp32 under autocast, foreach AdamW, and attention's fallback: the prediction for a GPU, to 0.1 %."""
+    torch = pytest.importorskip("torch")
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    from nsightkit.workloads.memory_steps import start
+
+    if (precision, attention) == ("fp32", "sdpa"):
+        pytest.skip("a GPU has another kernel for it, whose result has another layout")
+    softmax, adamw = torch.nn.functional.softmax, torch.optim.AdamW
+    monkeypatch.setattr(torch.nn.functional, "softmax", lambda x, dim: softmax(x.float(), dim=dim))
+    monkeypatch.setattr(torch.optim, "AdamW", functools.partial(adamw, foreach=True))
+    c = model(context=128, d_model=256, d_ff=512, vocabulary=640)
+    if attention == "math":
+        c = dataclasses.replace(c, d_model=528, heads=2)  # heads of 264
+    how = {"precision": precision, "attention": "naive" if attention == "naive" else "sdpa"}
+    fallback = sdpa_kernel(SDPBackend.MATH) if attention == "math" else contextlib.nullcontext()
+    with fallback, start("cpu", **{name: getattr(c, name) for name in _SIZES}, **how) as run:
+        seen = {name: value[0] for name, value in run.observed().items()}
+    for moment, row in memory.moments(c, device="cuda", **how).set_index("moment").iterrows():
+        tensors = row["total_bytes"] - row["library workspaces"]
+        assert seen[f"{str(moment).replace(' ', '_')}_bytes"] == pytest.approx(tensors, rel=1e-3), moment
+    found, ledger = memory.measured(seen), memory.predict(c, device="cuda", **how).set_index("item")["predicted_bytes"]
+    for item in ("weights", "gradients", "optimizer states", "activations", "logits", "autocast cache"):
+        assert found[item] == pytest.approx(float(ledger[item]), rel=1e-3, abs=64), item
+
+
+def test_accumulation() -> None:
     pytest.importorskip("torch")
     from nsightkit.workloads.memory_steps import start
 
