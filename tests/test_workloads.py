@@ -161,6 +161,7 @@ def test_investigations_name_what_exists() -> None:
         ("ledger", "before"), ("ledger", "after"), ("ledger", "naive"), ("ledger", "forward"),
         ("memory-context", "before"), ("memory-context", "after"), ("memory-context", "fp32"),
         ("memory-context", "forward"),
+        ("memory-snapshot", "before"), ("memory-snapshot", "after"), ("memory-snapshot", "full"),
         *(("attention-sweep", f"{i}-{p}") for i in ATTENTIONS for p in ("fp32", "tf32", "bf16")),
         ("attention-sweep", "flash-bf16"), ("attention-sweep", "cudnn-bf16"),
     }  # fmt: skip
@@ -173,7 +174,7 @@ def test_investigations_name_what_exists() -> None:
 
 SWITCHES = {
     "starved-input": "starved", "hidden-sync": "sync", "tiny-kernels": "tiny", "training-step": "attention",
-    "accumulation": "block", "autocast": "norm",
+    "accumulation": "block", "autocast": "norm", "memory-snapshot": "keep_graph",
 }  # fmt: skip
 
 

@@ -23,7 +23,7 @@ snapshot with Python frames only, a block without any frame counts as backward's
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -33,7 +33,18 @@ import pandas as pd
 from nsightkit.errors import UsageError
 from nsightkit.trace.snapshot import ACTIONS, Snapshot
 
-__all__ = ["CATEGORIES", "allocations", "at", "bands", "segments", "sites", "summary", "timeline"]
+__all__ = [
+    "CATEGORIES",
+    "allocations",
+    "at",
+    "bands",
+    "growth",
+    "ranges",
+    "segments",
+    "sites",
+    "summary",
+    "timeline",
+]
 
 #: What a block can be; the order in which figures stack them.
 CATEGORIES = (
@@ -907,6 +918,114 @@ def sites(snapshot: Snapshot, moment: Moment = "peak", device: int | None = None
     stacks = live.groupby(["site", "category"], observed=True, sort=False)["stack"].first()
     table["stack"] = stacks.reindex(pd.MultiIndex.from_frame(table[["site", "category"]])).to_numpy(np.int64)
     return table
+
+
+def ranges(snapshot: Snapshot, match: str | None = None, device: int | None = None) -> pd.DataFrame:
+    """Say between which events the ranges lie that PyTorch recorded beside them.
+
+    It does where ``_record_memory_history`` got ``global_record_annotations=True``, for every ``record_function``.
+
+    Parameters
+    ----------
+    snapshot : Snapshot
+    match : str, optional
+        Only ranges in whose name this regular expression is found.
+    device : int, optional
+        Default: the device with the highest peak.
+
+    Returns
+    -------
+    DataFrame
+        ``name, from_event, to_event``: the last event before the range began and the last before it ended, so that both
+        are moments for :func:`at`; in order of time. A range that did not end, or that began before the recording,
+        is left out.
+
+    Raises
+    ------
+    UsageError
+        The snapshot has no such device, or `match` is no regular expression.
+    """
+    device = _device(snapshot, device)
+    marks = snapshot.annotations
+    marks = marks[marks["device"] == device]
+    if match is not None:
+        try:
+            pattern = re.compile(match)
+        except re.error as error:
+            raise UsageError(f"{match!r} is not a regular expression: {error}") from error
+        marks = marks[[pattern.search(name) is not None for name in marks["name"]]]
+    time = _events(snapshot, device)["time_ns"].to_numpy()
+    if marks.empty or not snapshot.timed or not len(time):
+        return pd.DataFrame({"name": [], "from_event": [], "to_event": []}).astype(
+            {"name": object, "from_event": np.int64, "to_event": np.int64}
+        )
+    marks = marks.sort_values("time_ns", kind="stable", ignore_index=True)
+    starts = (marks["stage"].str.upper() == "START").to_numpy()
+    change = pd.Series(np.where(starts, 1, -1))
+    # Ranges of one name may nest: a beginning belongs to the next end at its depth.
+    depth = change.groupby(marks["name"].to_numpy()).cumsum().to_numpy() + ~starts
+    order = np.lexsort((np.arange(len(marks)), depth, marks["name"].factorize()[0]))
+    name = marks["name"].to_numpy()
+    first, second = order[:-1], order[1:]
+    pair = starts[first] & ~starts[second] & (name[first] == name[second]) & (depth[first] == depth[second])
+    first, second = first[pair], second[pair]
+    when = marks["time_ns"].to_numpy()
+    found = pd.DataFrame(
+        {
+            "name": name[first],
+            # Times are whole microseconds: what has a range's end's time was before it, as freeing is.
+            "from_event": np.searchsorted(time, when[first], side="left") - 1,
+            "to_event": np.searchsorted(time, when[second], side="right") - 1,
+        }
+    )
+    return found.iloc[np.argsort(first, kind="stable")].reset_index(drop=True)
+
+
+def growth(snapshot: Snapshot, moments: Sequence[Moment], device: int | None = None) -> pd.DataFrame:
+    """Follow what each line holds from moment to moment, such as the ends of steps: a leak grows every time.
+
+    Parameters
+    ----------
+    snapshot : Snapshot
+    moments : sequence
+        Two or more, in order, each as in :func:`at`.
+    device : int, optional
+        Default: the device with the highest peak.
+
+    Returns
+    -------
+    DataFrame
+        ``site, category, start_bytes`` and ``end_bytes`` (allocated at the first moment and the last), ``grown_bytes``
+        (their difference), ``least_bytes`` (the smallest growth from one moment to the next: above 0 only for what grew
+        every time) and ``count`` (by how many blocks). What holds the same at all moments is left out; the
+        largest `least_bytes` first.
+
+    Raises
+    ------
+    UsageError
+        There is no such device or event, or only one moment.
+    """
+    if len(moments) < 2:
+        raise UsageError("growth is from one moment to another: give two or more")
+    keys = ["site", "category"]
+    held = [sites(snapshot, moment, device).set_index(keys) for moment in moments]
+    levels = pd.concat([table["bytes"] for table in held], axis=1, keys=range(len(held))).fillna(0).astype(np.int64)
+    counts = pd.concat([held[0]["count"], held[-1]["count"]], axis=1).reindex(levels.index).fillna(0).astype(np.int64)
+    steps = levels.diff(axis=1).iloc[:, 1:].astype(np.int64)
+    table = pd.DataFrame(
+        {
+            "start_bytes": levels.iloc[:, 0],
+            "end_bytes": levels.iloc[:, -1],
+            "grown_bytes": levels.iloc[:, -1] - levels.iloc[:, 0],
+            "least_bytes": steps.min(axis=1),
+            "count": counts.iloc[:, 1] - counts.iloc[:, 0],
+        }
+    )[(steps != 0).any(axis=1)]
+    return (
+        table.rename_axis(keys)
+        .reset_index()
+        .sort_values(["least_bytes", "grown_bytes"], ascending=False, kind="stable", ignore_index=True)
+    )
 
 
 def _summed(live: pd.DataFrame, keys: list[str]) -> pd.DataFrame:

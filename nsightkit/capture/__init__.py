@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nsightkit.capture import bench, doctor, nsys, provenance, record, recordings, timing, torch_profiler
+    from nsightkit.capture import bench, doctor, memory, nsys, provenance, record, recordings, timing, torch_profiler
     from nsightkit.capture.captured import Captured
     from nsightkit.capture.investigation import Measurement, measure
     from nsightkit.workloads.phases import phase
@@ -20,6 +20,7 @@ __all__ = [
     "bench",
     "doctor",
     "measure",
+    "memory",
     "nsys",
     "phase",
     "provenance",

@@ -16,6 +16,7 @@ from nsightkit.capture.measuring import measure
 from nsightkit.capture.observing import observe
 from nsightkit.capture.provenance import collect
 from nsightkit.capture.recordings import part_key
+from nsightkit.capture.remembering import remember
 from nsightkit.capture.sweeping import sweep
 from nsightkit.workloads.investigations import find
 
@@ -42,6 +43,9 @@ def _main(job: dict[str, Any]) -> None:
         samples, resolved = observe(workload, device, parameters, counts, trace=trace)
     elif part.swept:
         samples, resolved = sweep(workload, device, parameters, counts, trace=trace)
+    elif part.snapshot:
+        snapshot = folder / "snapshot.pickle"
+        samples, resolved = remember(workload, device, parameters, counts, trace=trace, snapshot=snapshot)
     else:
         watch = part.utilization
         samples, resolved = measure(workload, device, parameters, counts, watch_utilization=watch, trace=trace)
@@ -56,6 +60,7 @@ def _main(job: dict[str, Any]) -> None:
         clock="CUDA events" if gpu else "perf_counter",
         command=job["command"],
         duration_s=round(time.perf_counter() - start, 3),
+        **({"snapshot": "PyTorch's allocator" if gpu else "tensors, counted on a CPU"} if part.snapshot else {}),
     )
     result = json.dumps({"samples": samples, "provenance": provenance})
     (folder / "result.json").write_text(result, encoding="utf-8")

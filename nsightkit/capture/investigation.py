@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from nsightkit.trace.model import Trace
+    from nsightkit.trace.snapshot import Snapshot
 
 __all__ = ["Measurement", "has_gpu", "measure", "run_child", "run_second"]
 
@@ -59,6 +60,8 @@ class Measurement:
         What Nsight Systems captured of another run of the part.
     nsys_notice : str or None
         Why there is no such capture, where the part asks for one.
+    snapshot_path : Path or None
+        A memory snapshot, as PyTorch writes it, of a part that takes one.
     """
 
     investigation: str
@@ -70,6 +73,7 @@ class Measurement:
     notice: str | None = None
     nsys_trace_path: Path | None = None
     nsys_notice: str | None = None
+    snapshot_path: Path | None = None
 
     @property
     def label(self) -> str:
@@ -94,6 +98,13 @@ class Measurement:
         from nsightkit.trace import load
 
         return None if self.nsys_trace_path is None else load(self.nsys_trace_path, cache=False)
+
+    @functools.cached_property
+    def snapshot(self) -> Snapshot | None:
+        """The memory of the first steps, from before the model was built; None where the part takes no snapshot."""
+        from nsightkit.trace.snapshot import read
+
+        return None if self.snapshot_path is None else read(self.snapshot_path)
 
     def values(self, metric: str) -> np.ndarray:
         """Give the samples of one metric.
@@ -185,6 +196,7 @@ def measure(investigation: str, part: str, *, timeout_s: float = 600.0) -> Measu
             notice,
             recording.nsys_path,
             _nsys_notice(which, recording.provenance, recording.nsys_path),
+            recording.snapshot_path if which.snapshot else None,
         )
     folder = Path(tempfile.mkdtemp(prefix="nsightkit-"))
     command = f"nsightkit.capture.measure({investigation!r}, {part!r})"
@@ -202,6 +214,7 @@ def measure(investigation: str, part: str, *, timeout_s: float = 600.0) -> Measu
             notice,
             by_nsys,
             _nsys_notice(which, provenance, by_nsys),
+            folder / "snapshot.pickle" if which.snapshot else None,
         )
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
@@ -278,7 +291,7 @@ def run_child(
     part : Part
     mode : {"live", "smoke"}
     folder : Path
-        Gets ``trace.json.gz``.
+        Gets ``trace.json.gz``, and ``snapshot.pickle`` of a part that takes one.
     kind : str
         What the provenance of a CPU run calls it; a GPU's is always ``measured``.
     command : str

@@ -16,7 +16,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FORMAT", "MEASURING", "OBSERVING", "REPEATING", "SWEEPING", "closure", "key"]
+__all__ = ["FORMAT", "MEASURING", "OBSERVING", "REMEMBERING", "REPEATING", "SWEEPING", "closure", "key"]
 
 #: Version of the layout of recordings; part of every key.
 FORMAT = 1
@@ -27,6 +27,8 @@ MEASURING = ("nsightkit.capture.measuring", "measure")
 OBSERVING = ("nsightkit.capture.observing", "observe")
 #: That of parts that are columns of a sweep.
 SWEEPING = ("nsightkit.capture.sweeping", "sweep")
+#: That of parts whose memory is recorded.
+REMEMBERING = ("nsightkit.capture.remembering", "remember")
 #: What runs under nsys, for parts that are captured with it too.
 REPEATING = ("nsightkit.capture.repeating", "repeat")
 _OURS = ("nsightkit.workloads", "nsightkit.capture", "nsightkit.cells")

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from nsightkit.capture import provenance
 from nsightkit.errors import UsageError
 
-__all__ = ["Recording", "dump", "recording", "scrubbed", "supported"]
+__all__ = ["Recording", "dump", "recording", "scrubbed", "supported", "write"]
 
 #: An event with a stack of twenty frames takes about 0.2 kB in the file.
 MAX_ENTRIES = 200_000
@@ -69,6 +69,7 @@ def recording(
     *,
     max_entries: int = MAX_ENTRIES,
     stacks: Literal["python", "all"] = "all",
+    context: Literal["alloc", "all"] = "all",
     scrub: bool = True,
     required: bool = True,
 ) -> Iterator[Recording]:
@@ -86,6 +87,8 @@ def recording(
     stacks : {"python", "all"}
         With or without C++ frames. Only these tell autograd's kernels, autocast's copies and library workspaces apart;
         they cost some microseconds an event.
+    context : {"alloc", "all"}
+        Which events have a stack: what begins an allocation, or also what ends it.
     scrub : bool, default True
         Leave out folders, host and user names, as :func:`scrubbed` does.
     required : bool, default True
@@ -114,7 +117,7 @@ def recording(
     target = Path(output)
     if not target.absolute().parent.is_dir():
         raise UsageError(f"{target}: its folder does not exist; make it first")
-    _start(max_entries, stacks)
+    _start(max_entries, stacks, context)
     state.recorded = True
     try:
         yield state
@@ -132,11 +135,11 @@ def _record() -> Callable[..., None]:
     return function
 
 
-def _start(max_entries: int, stacks: str) -> None:
+def _start(max_entries: int, stacks: str, context: str) -> None:
     """Begin, with as many keywords as this version knows."""
     wanted: dict[str, Any] = {
         "enabled": "all",
-        "context": "all",
+        "context": context,
         "stacks": stacks,
         "max_entries": max_entries,
         "clear_history": True,
@@ -187,7 +190,32 @@ def dump(output: str | os.PathLike[str], *, scrub: bool = True) -> Path:
     """
     import torch
 
-    taken = torch.cuda.memory._snapshot()
+    return write(torch.cuda.memory._snapshot(), output, scrub=scrub)
+
+
+def write(taken: Mapping[str, Any], output: str | os.PathLike[str], *, scrub: bool = True) -> Path:
+    """Write a snapshot that was taken.
+
+    Parameters
+    ----------
+    taken : mapping
+        What ``torch.cuda.memory._snapshot()`` returned, or
+        :meth:`nsightkit.workloads.tensor_memory.TensorMemory.snapshot`.
+    output : path-like
+        Appears whole or not at all.
+    scrub : bool, default True
+        Leave out folders, host and user names, as :func:`scrubbed` does.
+
+    Returns
+    -------
+    Path
+        `output`.
+
+    Raises
+    ------
+    UsageError
+        The file cannot be written.
+    """
     if scrub:
         taken = scrubbed(taken)
     target = Path(output)
@@ -231,10 +259,12 @@ def scrubbed(snapshot: Mapping[str, Any]) -> dict[str, Any]:
     Returns
     -------
     dict
-        Of the same shape; frames and lists of frames that were shared still are.
+        Of the same shape. Frames and lists of frames are shared wherever they are equal, which makes the file small.
     """
     frames: dict[int, dict[str, Any]] = {}
+    same: dict[tuple[str, Any, str], dict[str, Any]] = {}
     stacks: dict[int, list[dict[str, Any]]] = {}
+    alike: dict[tuple[int, ...], list[dict[str, Any]]] = {}
     texts: dict[str, str] = {}
 
     def text(value: str) -> str:
@@ -247,16 +277,18 @@ def scrubbed(snapshot: Mapping[str, Any]) -> dict[str, Any]:
             filename = str(given.get("filename", ""))
             library = _KEPT.fullmatch(filename)
             filename = library[1] if library else _FOLDERS.sub("", filename)
-            frames[id(given)] = {
+            made = {
                 "filename": text(filename),
                 "line": given.get("line", 0),
                 "name": text(str(given.get("name", ""))),
             }
+            frames[id(given)] = same.setdefault((made["filename"], made["line"], made["name"]), made)
         return frames[id(given)]
 
     def stack(given: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         if id(given) not in stacks:
-            stacks[id(given)] = [frame(each) for each in given]
+            made = [frame(each) for each in given]
+            stacks[id(given)] = alike.setdefault(tuple(map(id, made)), made)
         return stacks[id(given)]
 
     def copy(value: Any, key: str = "") -> Any:

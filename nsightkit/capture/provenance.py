@@ -330,6 +330,7 @@ def rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Time (UTC)", record.get("utc")),
         ("Commit", f"{commit[:12]}{' with local changes' if record.get('dirty') else ''}" if commit else None),
         ("Command", record.get("command")),
+        ("Memory snapshot of", record.get("snapshot")),
         ("Under Nsight Systems, in another run", second.get("command")),
         ("Not captured with Nsight Systems", second.get("notice")),
     )

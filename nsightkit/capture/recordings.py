@@ -2,7 +2,7 @@
 
 ``docs/recordings/<investigation>/<gpu>/<part>/`` holds ``provenance.json``, ``samples.parquet`` (raw
 samples) and ``trace/`` (Parquet tables of the Trace); for some parts also ``nsys/``, the Trace of a second run, under
-Nsight Systems.
+Nsight Systems, or ``snapshot.pickle``, a memory snapshot as PyTorch writes it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nsightkit.capture.keys import FORMAT, MEASURING, OBSERVING, REPEATING, SWEEPING, key
+from nsightkit.capture.keys import FORMAT, MEASURING, OBSERVING, REMEMBERING, REPEATING, SWEEPING, key
 from nsightkit.capture.provenance import scrub, slug
 from nsightkit.errors import NsightkitError, UsageError
 from nsightkit.workloads.investigations import Part, parts
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Recording", "find", "folder", "frame", "part_key", "status", "write"]
 
 _PROVENANCE, _SAMPLES, _TRACE, _NSYS = "provenance.json", "samples.parquet", "trace", "nsys"
+_SNAPSHOT = "snapshot.pickle"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +63,12 @@ class Recording:
         """The folder with what Nsight Systems captured of the part; None where it did not."""
         place = self.path / _NSYS
         return place if place.is_dir() else None
+
+    @property
+    def snapshot_path(self) -> Path | None:
+        """The memory snapshot; None where the part takes none."""
+        place = self.path / _SNAPSHOT
+        return place if place.is_file() else None
 
     def samples(self) -> pd.DataFrame:
         """Read the raw samples.
@@ -110,8 +117,8 @@ def part_key(part: Part, mode: str = "live") -> str:
     str
     """
     also = [REPEATING] if part.nsys else []
-    if part.observed or part.swept:
-        measuring = OBSERVING if part.observed else SWEEPING
+    if part.observed or part.swept or part.snapshot:
+        measuring = OBSERVING if part.observed else SWEEPING if part.swept else REMEMBERING
         return key(part.workload, part.parameters(mode), part.counts(mode), measuring, *also)
     counts = part.counts(mode) | {"utilization": int(part.utilization)}
     return key(part.workload, part.parameters(mode), counts, MEASURING, *also)
@@ -154,6 +161,8 @@ def _judge(place: Path, part: Part, wanted: str) -> Recording:
         return Recording(place, record, "stale", "the code or the parameters have changed since")
     if not (place / _SAMPLES).is_file() or not (place / _TRACE).is_dir():
         return Recording(place, record, "refused", "it is incomplete")
+    if part.snapshot and not (place / _SNAPSHOT).is_file():
+        return Recording(place, record, "refused", "it has no memory snapshot")
     return Recording(place, record, "current", "")
 
 
@@ -224,6 +233,7 @@ def write(
     where: Path,
     *,
     nsys: Trace | None = None,
+    snapshot: Path | None = None,
     dry_run: bool = False,
 ) -> Path:
     """Keep one measured part; it appears whole or not at all.
@@ -238,6 +248,8 @@ def write(
         Root of the recordings.
     nsys : Trace, optional
         What Nsight Systems captured of another run.
+    snapshot : Path, optional
+        A memory snapshot, scrubbed when it was written (:func:`nsightkit.capture.memory.write`).
     dry_run : bool
         Allow what was not measured on a GPU; such a folder is never taken for a recording.
 
@@ -249,8 +261,9 @@ def write(
     Raises
     ------
     NsightkitError
-        The measurement is not one of a GPU.
+        The measurement is not one of a GPU, or the snapshot is not one that the reader opens.
     """
+    from nsightkit.trace import snapshot as snapshots
     from nsightkit.trace import store
 
     gpu = provenance.get("gpu")
@@ -270,6 +283,9 @@ def write(
         store.write(_scrubbed(trace), draft / _TRACE)
         if nsys is not None:
             store.write(_scrubbed(nsys), draft / _NSYS)
+        if snapshot is not None:
+            snapshots.read(snapshot)
+            shutil.copyfile(snapshot, draft / _SNAPSHOT)
         samples.to_parquet(draft / _SAMPLES, compression="zstd", index=False)
         text = json.dumps(scrub(dict(provenance)), indent=2, sort_keys=True, ensure_ascii=False)
         (draft / _PROVENANCE).write_text(text + "\n", encoding="utf-8")

@@ -80,6 +80,9 @@ def _open(path: Path, cache: bool) -> Source:
             "is an unfinished or old Nsight Systems report",
             "open it once in the nsys GUI or run its importer to get a .nsys-rep",
         )
+    if head[0] == 0x80 and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
+        # By its first bytes, which are those of any pickle: nothing here loads one to see what it is.
+        raise TraceError(path, "is a pickle: a memory snapshot, not a trace", f"try `nsightkit memory {path.name}`")
     if path.suffix == ".ncu-rep":
         raise TraceError(path, "is an Nsight Compute report, which has no timeline", f"give {_SOURCES}")
     raise TraceError(path, "is no trace that nsightkit knows", f"give {_SOURCES}")

@@ -58,6 +58,7 @@ class Part:
     observed: bool = False
     nsys: bool = False
     swept: bool = False
+    snapshot: bool = False
 
     def parameters(self, mode: str) -> dict[str, Any]:
         """Give the workload's parameters.
@@ -347,6 +348,41 @@ def _memory(name: str, start: str, gpu: dict[str, Any], smoke: dict[str, Any], v
     }
 
 
+# - memory-snapshot: few layers, for a file of a megabyte; a vocabulary that makes what is kept by mistake as large as
+#   everything that has to be kept. The limit leaves room for a step or two of it on a GPU of 24 GB.
+_KEPT = _MEDIUM | {"batch": 8, "context": 1024, "layers": 4, "vocabulary": 32_000}
+_KEPT_SMOKE = _SMALL | {"vocabulary": 2048}
+_ENDS: Mapping[str, tuple[bool, int | None, int | None]] = {
+    "before": (True, None, None),
+    "after": (False, None, None),
+    "full": (True, 16 * 10**9, 48 * 10**6),
+}
+
+
+def _remembered() -> dict[str, Part]:
+    """Build parts whose memory is recorded: with the fault, without it, and with it until memory is full."""
+
+    def run(base: dict[str, Any], keep_graph: bool, limit_bytes: int | None) -> Mapping[str, Any]:
+        limit = {} if limit_bytes is None else {"limit_bytes": limit_bytes}
+        return MappingProxyType({**base, "mode": "train", "precision": "bf16", "keep_graph": keep_graph, **limit})
+
+    return {
+        part: Part(
+            "memory-snapshot",
+            part,
+            "nsightkit.workloads.leak:start",
+            run(_KEPT, keep_graph, gpu),
+            run(_KEPT_SMOKE, keep_graph, smoke),
+            value=71,
+            warmup=0,
+            repetitions=0,
+            active=3,
+            snapshot=True,
+        )
+        for part, (keep_graph, gpu, smoke) in _ENDS.items()
+    }
+
+
 #: {investigation: {part: Part}}
 INVESTIGATIONS: Mapping[str, Mapping[str, Part]] = MappingProxyType(
     {
@@ -381,6 +417,7 @@ INVESTIGATIONS: Mapping[str, Mapping[str, Part]] = MappingProxyType(
         "matrix": _matrix(),
         "memory-context": _memory("memory-context", "column", _LENGTHS, _LENGTHS_SMOKE, 72),
         "ledger": _memory("ledger", "start", _LEDGER, _SMALL, 78),
+        "memory-snapshot": _remembered(),
         "attention-sweep": _sweep(),
     }
 )

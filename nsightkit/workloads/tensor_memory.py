@@ -23,6 +23,8 @@ from torch.utils._pytree import tree_leaves
 
 __all__ = ["TensorMemory"]
 
+#: What PyTorch puts between an operator and this mode, last of all what keeps its compiler out.
+_DISPATCH = ("_python_dispatch.py", "torch/_compile.py", "torch/_dynamo/eval_frame.py")
 _DEEPEST = 32  # frames of a stack that are kept: enough to reach the program from the innermost module
 
 
@@ -61,6 +63,8 @@ class TensorMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._alive: dict[int, tuple[int, int, list[dict[str, Any]]]] = {}
         self._finalizers: list[weakref.finalize[Any, Any]] = []
         self._events: list[dict[str, Any]] = []
+        self._ranges: list[dict[str, Any]] = []
+        self._open: list[str] = []
 
     def count(self, tensors: Iterable[Tensor]) -> None:
         """Count tensors that were there before, such as a model's parameters.
@@ -88,6 +92,8 @@ class TensorMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Run an operator and look at what it gives."""
         result = func(*args, **(kwargs or {}))
+        if self._history and func.namespace == "profiler":
+            self._mark(func.name(), args)
         # A view of something that was there before, such as a weight's transpose, is no allocation.
         given = {id(leaf.untyped_storage()) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
         for leaf in tree_leaves(result):
@@ -103,6 +109,7 @@ class TensorMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
             if self._history:
                 self._note("oom", 0, asked, self._stack())
+                self._events[-1]["device_free"] = self._limit_bytes - self.allocated_bytes
             raise torch.OutOfMemoryError(message)
         return result
 
@@ -138,6 +145,18 @@ class TensorMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
             }
         )  # fmt: skip
 
+    def _mark(self, operator: str, args: tuple[Any, ...]) -> None:
+        """Keep what ``record_function`` marks, as ``global_record_annotations`` does; ranges end in reverse order."""
+        if operator.endswith("_enter_new"):
+            self._open.append(str(args[0]))
+            stage = "START"
+        elif operator.endswith("_exit._RecordFunction") and self._open:
+            stage = "END"
+        else:
+            return
+        name = self._open[-1] if stage == "START" else self._open.pop()
+        self._ranges.append({"device": 0, "time_us": time.time_ns() // 1000, "name": name, "stage": stage})
+
     @staticmethod
     def _stack() -> list[dict[str, Any]]:
         """Give the stack from the innermost frame outwards, without PyTorch's own dispatch of this very mode."""
@@ -145,7 +164,7 @@ class TensorMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and len(frames) < _DEEPEST:
             code = frame.f_code
-            if code.co_filename != __file__ and not code.co_filename.endswith("_python_dispatch.py"):
+            if code.co_filename != __file__ and not code.co_filename.endswith(_DISPATCH):
                 frames.append({"filename": code.co_filename, "line": frame.f_lineno, "name": code.co_name})
             frame = frame.f_back
         return frames
@@ -156,7 +175,8 @@ class TensorMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         Returns
         -------
         dict
-            ``segments`` (each live storage is one, as a CPU caches nothing) and ``device_traces`` (one list of events).
+            ``segments`` (each live storage is one, as a CPU caches nothing), ``device_traces`` (one list of events) and
+            ``external_annotations`` (ranges of ``record_function``).
         """
         segments = [
             {
@@ -172,4 +192,8 @@ class TensorMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
             }
             for address, size, frames in self._alive.values()
         ]  # fmt: skip
-        return {"segments": segments, "device_traces": [list(self._events)]}
+        return {
+            "segments": segments,
+            "device_traces": [list(self._events)],
+            "external_annotations": list(self._ranges),
+        }
