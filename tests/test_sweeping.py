@@ -195,3 +195,40 @@ def test_every_registered_column_can_be_made() -> None:
             sweeping.SweepConfig(**{key: value for key, value in given.items() if key in names})
             config = attention.AttentionConfig(**{key: value for key, value in given.items() if key not in names})
             assert f"{config.implementation}-{config.precision}" == name
+
+
+def test_running_out_later_than_at_the_first_pass_is_no_loss(tmp_path: Path) -> None:
+    class Broken(attention.Attention):
+        def cell(self, d: int, context: int) -> Any:
+            made = super().cell(d, context)
+            whole, left = made.backward, iter(range(3))
+
+            def backward(attended: Any) -> Any:
+                if context == 64 and next(left, None) is None:
+                    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
+                return whole(attended)
+
+            made.backward = backward  # type: ignore[method-assign]
+            return made
+
+    def start(device: str, **own: Any) -> Broken:
+        return Broken(attention.AttentionConfig(**own), device)
+
+    found = table(swept(tmp_path, workload=start, context=[16, 64, 256]))
+    assert found["status"].tolist() == ["ok", "ok", "ok", "oom", "ok", "skipped"]
+    assert found.loc[(16, 64, "backward"), "requested_bytes"] == 2 * MIB
+    assert found.loc[(16, 256, "backward"), "reason"].endswith("backward already ran out of memory at context 64")
+
+
+def test_compiled_code_is_made_once_a_cell(tmp_path: Path) -> None:
+    made: list[int] = []
+
+    def compiler(graph: Any, inputs: Any) -> Any:
+        made.append(len(inputs))
+        return graph.forward
+
+    samples = swept(
+        tmp_path, implementation="naive-compiled", compiler=compiler, context=[16, 32, 64], limit_bytes=None, traced=[]
+    )
+    assert set(table(samples)["status"]) == {"ok"}
+    assert len(made) == 3

@@ -90,6 +90,15 @@ class _Look:
     requested: int | None = None
 
 
+def _failed(direction: str, error: Exception) -> _Look:
+    """Say what became of a direction; an error that is neither of memory nor of a missing kernel goes on."""
+    if is_out_of_memory(error):
+        return _Look({}, 0.0, 0.0, direction, "oom", RAN_OUT, requested_bytes(str(error)))
+    if _NO_KERNEL.search(str(error)):
+        return _Look({}, 0.0, 0.0, direction, "unsupported", REFUSED)
+    raise error
+
+
 class _Memory(Protocol):
     """What a pass needs to know of its device's memory."""
 
@@ -220,6 +229,7 @@ class _Column:
 
     def _cell(self, d: int, context: int, stopped: dict[str, int]) -> tuple[float, float]:
         """Measure one cell; gives the seconds that a pass both ways took, and those that the first took longer."""
+        self._work.forget_compiled()
         directions = DIRECTIONS[: 1 if "backward" in stopped else 2]
         look = self._look(d, context, directions)
         if look.failed == "backward" and "before_backward_bytes" not in look.found:
@@ -227,25 +237,27 @@ class _Column:
             alone = self._look(d, context, DIRECTIONS[:1])
             look = alone if alone.failed else dataclasses.replace(look, found=alone.found, pass_s=alone.pass_s)
         # Nothing of a failed pass is left: its error, which held every frame's tensors, is gone.
-        self._clean()
         for name, value in look.found.items():
             self._keep(name, d, context, [value])
         if look.failed is not None:
-            self._say(look.failed, d, context, look.status, look.reason)
-            if look.status == "oom":
-                stopped[look.failed] = context
-            if look.requested is not None:
-                self._keep(f"{look.failed}_requested_bytes", d, context, [look.requested])
+            self._fail(look, d, context, stopped)
         elif len(directions) == 1:
             self._say("backward", d, context, "skipped", BACKWARD_CANNOT_FIT, stopped["backward"])
+        if look.failed != "forward":
+            self._time(d, context, look, directions if look.failed is None else DIRECTIONS[:1], stopped)
+        return look.pass_s, look.first_s
+
+    def _fail(self, look: _Look, d: int, context: int, stopped: dict[str, int]) -> None:
+        """Keep that a direction failed, and what follows from it."""
+        assert look.failed is not None
+        self._say(look.failed, d, context, look.status, look.reason)
+        if look.status == "oom":
+            stopped[look.failed] = context
+        if look.requested is not None:
+            self._keep(f"{look.failed}_requested_bytes", d, context, [look.requested])
         if look.failed == "forward":
             status, reason = ("skipped", NO_FORWARD) if look.status == "oom" else (look.status, look.reason)
             self._say("backward", d, context, status, reason)
-        else:
-            fits = look.failed is None and len(directions) == 2
-            self.fitting.append((d, context, fits))
-            self._time(d, context, look.pass_s, fits)
-        return look.pass_s, look.first_s
 
     def _look(self, d: int, context: int, directions: tuple[str, ...]) -> _Look:
         """Run a pass with an eye on memory, on a device that is as before the first cell."""
@@ -278,14 +290,9 @@ class _Column:
             pass_s = time.perf_counter() - start
             return _Look(found, pass_s, max(start - begin - pass_s, 0.0))
         except (RuntimeError, MemoryError) as error:
-            ran_out, text = is_out_of_memory(error), str(error)
-            if not ran_out and not _NO_KERNEL.search(text):
-                raise
+            failed = _failed(direction, error)
         found = {name: value for name, value in found.items() if not name.startswith(direction)}
-        pass_s = time.perf_counter() - start
-        if ran_out:
-            return _Look(found, pass_s, 0.0, direction, "oom", RAN_OUT, requested_bytes(text))
-        return _Look(found, pass_s, 0.0, direction, "unsupported", REFUSED)
+        return dataclasses.replace(failed, found=found, pass_s=time.perf_counter() - start)
 
     @contextlib.contextmanager
     def _watching(self, cell: Any, found: dict[str, float]) -> Iterator[_Memory]:
@@ -308,26 +315,38 @@ class _Column:
             finally:
                 tensors.close()
 
-    def _time(self, d: int, context: int, pass_s: float, fits: bool) -> None:
+    def _time(self, d: int, context: int, look: _Look, ways: tuple[str, ...], stopped: dict[str, int]) -> None:
         """Take samples of the directions that fit, as many as the time of one pass allows."""
-        cell = self._work.cell(d, context)
-
-        def once() -> object:
-            attended = cell.forward()
-            return cell.backward(attended) if fits else attended
-
-        most = self._config.cell_s / pass_s
-        # Slow cells were warmed up when they were looked at; fast ones need more for their clocks and caches.
-        for _ in range(int(min(most, self._counts["warmup"]))):
-            once()
+        most = self._config.cell_s / look.pass_s
         repetitions = int(min(max(most, _FEWEST), self._counts["repetitions"]))
-        taken = timing.time_calls(cell.forward, warmup=1, repetitions=repetitions, device=self._device)
-        self._keep("forward_ns", d, context, [int(sample) for sample in taken.samples_ns])
-        self._say("forward", d, context, "ok", "")
-        if fits:
+        # Slow cells were warmed up when they were looked at; fast ones need more for their clocks and caches.
+        warmup = int(min(most, self._counts["warmup"]))
+        for way in ways:
+            self._clean()
+            try:
+                samples = self._samples(way, d, context, warmup, repetitions)
+            except (RuntimeError, MemoryError) as error:
+                # One pass fitted; but memory can be broken up by many.
+                late = _failed(way, error)
+            else:
+                self._keep(f"{way}_ns", d, context, samples)
+                self._say(way, d, context, "ok", "")
+                continue
+            self._fail(late, d, context, stopped)
+            ways = ways[: ways.index(way)]
+            break
+        if ways:
+            self.fitting.append((d, context, len(ways) > 1))
+
+    def _samples(self, way: str, d: int, context: int, warmup: int, repetitions: int) -> list[int]:
+        cell = self._work.cell(d, context)
+        if way == "forward":
+            taken = timing.time_calls(cell.forward, warmup=1 + warmup, repetitions=repetitions, device=self._device)
+        else:
+            for _ in range(1 + warmup):
+                cell.backward(cell.forward())
             taken = timing.time_prepared(cell.forward, cell.backward, repetitions=repetitions, device=self._device)
-            self._keep("backward_ns", d, context, [int(sample) for sample in taken.samples_ns])
-            self._say("backward", d, context, "ok", "")
+        return [int(sample) for sample in taken.samples_ns]
 
     def _limit(self) -> int | None:
         """Bytes that tensors can have."""
@@ -343,7 +362,6 @@ class _Column:
 
     def _clean(self) -> None:
         """Make the device as it was before the first cell."""
-        self._work.forget_compiled()
         gc.collect()
         if self._gpu:
             torch.cuda.synchronize()

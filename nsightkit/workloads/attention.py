@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, Literal, Self
@@ -148,6 +149,10 @@ class Attention:
         if config.implementation in _BACKENDS:
             self._settings.enter_context(sdpa_kernel(_BACKENDS[config.implementation]))
 
+    @functools.cached_property
+    def _compiled(self) -> Callable[..., Tensor]:
+        return torch.compile(_written_out, dynamic=False, backend=self.config.compiler)
+
     @property
     def column(self) -> str:
         """Implementation and precision in one word."""
@@ -180,7 +185,7 @@ class Attention:
             future = torch.ones(context, context, dtype=torch.bool, device=self.device).triu_(1)
         attend: Callable[..., Tensor] = _written_out if written_out else self._fused
         if config.implementation == "naive-compiled":
-            attend = torch.compile(_written_out, dynamic=False, backend=config.compiler)
+            attend = self._compiled
         return Cell(inputs, future, attend)
 
     def _fused(self, q: Tensor, k: Tensor, v: Tensor, _: None) -> Tensor:
