@@ -26,14 +26,16 @@ Parameters are fp32: 4P for weights, 4P for gradients (from the backward pass to
 moments. 16-bit autocast adds its cast cache, 2G: copies of weights, each kept by the GEMM that read it until its
 derivative is done. ``foreach`` AdamW takes another 4P while it steps: the root of all second moments at once.
 
-.. [1] S. Rajbhandari, J. Rasley, O. Ruwase, Y. He, ZeRO: Memory Optimizations Toward Training Trillion Parameter
-   Models, SC 2020: what each stage divides by the number of ranks.
-.. [2] W. Kwon et al., Efficient Memory Management for Large Language Model Serving with PagedAttention, SOSP 2023:
-   the size of a KV cache, and serving from 0.9 of a GPU's memory.
-.. [3] PyTorch, ``c10/cuda/CUDACachingAllocator.cpp``: blocks are multiples of 512 bytes. One above 1 MiB may be up to
-   1 MiB longer than that, where the rest is not worth splitting off; this is not predicted.
-.. [4] PyTorch, ``aten/src/ATen/cuda/CublasHandlePool.cpp``: 32 MiB for a handle of cuBLAS on compute capability 9.0,
-   8.125 MiB on others; the forward and the backward thread have a handle each.
+Sources:
+
+- what each stage of ZeRO divides by the number of ranks: S. Rajbhandari, J. Rasley, O. Ruwase, Y. He, *ZeRO: Memory
+  Optimizations Toward Training Trillion Parameter Models*, SC 2020;
+- the size of a KV cache, and serving from 0.9 of a GPU's memory: W. Kwon et al., *Efficient Memory Management for Large
+  Language Model Serving with PagedAttention*, SOSP 2023, and the default of its implementation, vLLM;
+- blocks of multiples of 512 bytes: PyTorch, ``c10/cuda/CUDACachingAllocator.cpp``. One above 1 MiB may be up to 1 MiB
+  longer than that, where the rest is not worth splitting off; this is not predicted;
+- 32 MiB for a handle of cuBLAS on compute capability 9.0, 8.125 MiB on others: PyTorch,
+  ``aten/src/ATen/cuda/CublasHandlePool.cpp``. The forward and the backward thread have a handle each.
 """
 
 from __future__ import annotations
@@ -694,7 +696,7 @@ def predict(
     accumulate : int
         Forward and backward passes a step.
     stage : {0, 1, 2, 3}
-        What is divided among the ranks (ZeRO [1]_): nothing (DistributedDataParallel); optimizer states; gradients too;
+        What is divided among the ranks (ZeRO): nothing (DistributedDataParallel); optimizer states; gradients too;
         weights too. Arithmetic: no such run is measured here.
     ranks : int
     capability : str
@@ -900,7 +902,7 @@ def sharded(params: int, ranks: int, *, state_bytes: int = 8) -> pd.DataFrame:
     -------
     DataFrame
         ``stage, weights_bytes, gradients_bytes, states_bytes, total_bytes``, of one rank: stage 0 divides nothing, 1
-        the states, 2 gradients too, 3 weights too [1]_. What is gathered for a moment comes on top.
+        the states, 2 gradients too, 3 weights too. What is gathered for a moment comes on top.
     """
     sizes = np.array([4 * params, 4 * params, state_bytes * params], dtype=float)
     rows = [[stage, *np.where(np.array([3, 2, 1]) <= stage, sizes / ranks, sizes)] for stage in range(4)]
@@ -922,7 +924,7 @@ def kv_bytes_per_token(layers: int, kv_heads: int, d_head: int, *, element_bytes
     Returns
     -------
     float
-        ``2 · layers · kv_heads · d_head · element_bytes`` [2]_.
+        ``2 · layers · kv_heads · d_head · element_bytes``.
     """
     return 2 * layers * kv_heads * d_head * element_bytes
 
@@ -952,7 +954,7 @@ def serving(
     weight_bytes, kv_bytes : float
         Bytes a weight and an element of the cache.
     usable : float
-        Share of the memory; the rest is for context, libraries and fragmentation [2]_.
+        Share of the memory; the rest is for context, libraries and fragmentation.
 
     Returns
     -------
