@@ -43,7 +43,8 @@ plots.table(sizes)
 # out, it is two in the forward pass (a softmax reads one and writes one), one
 # is kept, and going back through the softmax takes three. A compiler that
 # works in place needs one less of each. A fused kernel never writes any. So
-# it can be said where an H200 will run out, before anything runs:
+# it can be said where an H200 will run out, before anything runs. This is for
+# the capacity in its datasheet; further down it is for what there was.
 
 COLUMNS = {
     "fp32": ("naive", "naive-compiled", "math", "efficient"),
@@ -217,16 +218,17 @@ plots.sweep_times(
 )
 
 # %%
-# Memory of the same, with the limit, the forecast ends and those that came.
+# Memory of the same and of flash attention, which has no fp32, with the limit,
+# the forecast ends and those that came.
 
 limits = pd.concat([sweep.limits(run.samples) for run in runs.values()])
 all_ends = sweep.ends(cells, limits, on_gpu=on_gpu)
 plots.sweep_memory(
-    lines,
+    columns(*ladder, "flash-bf16"),
     limits["naive-fp32"],
     of_width(all_ends),
     limit=limit,
-    title=f"fp32, memory ({naive.mode})",
+    title=f"Memory to its end ({naive.mode})",
 )
 
 # %%
