@@ -272,25 +272,28 @@ _HEADERS = {
     "mfu_measured": "MFU (measured)",
     "tflops": "TFLOP/s",
     "clock_mhz": "at MHz",
+    "sol_datasheet": "of datasheet",
+    "sol_measured": "of ceiling",
+    "time_ns": "time",
 }
 #: Dropped, in this order, where a terminal is too narrow for the names.
 _EXPENDABLE = (
     *("batch", "peak_reserved_bytes", "first_step_ns"),
     *("std_ns", "min_ns", "rule", "median_ns", "max_ns", "domain", "mean_ns", "category", "end_ns"),
-    *("clock_mhz", "fwd_flops", "logits_bytes"),
+    *("clock_mhz", "fwd_flops", "logits_bytes", "impossible", "flops", "count"),
 )
 _LEFT = (
     *("name", "category", "cause", "kind", "src_kind", "dst_kind", "domain", "rule", "step", "evidence", "outlier"),
-    *("config", "gpu", "unit", "accumulate", "mode", "precision", "status", "site"),
+    *("config", "gpu", "unit", "accumulate", "mode", "precision", "status", "site", "bound", "note"),
 )
-_OPTIONAL = ("domain", "outlier", "src_kind", "dst_kind", "remedy", "detail")
+_OPTIONAL = ("domain", "outlier", "src_kind", "dst_kind", "remedy", "detail", "note", "sol_measured")
 _SHRINKING = ("name", "step", "evidence", "site")
 _WRAPPING = ("check", "found", "remedy", "detail", "notes", "source")
 _NAME_CELLS = 40
 
 
 def _cell(column: str, value: Any) -> str:
-    if column in ("share", "share_of_span") or column.startswith("mfu_"):
+    if column in ("share", "share_of_span") or column.startswith(("mfu_", "sol_")):
         return f"{_percent_text(value):>7}"
     if column in ("start_ns", "end_ns"):
         return _moment_text(value)
@@ -298,7 +301,7 @@ def _cell(column: str, value: Any) -> str:
         return time_text(value)
     if column == "bytes" or column.endswith("_bytes"):
         return bytes_text(value)
-    if column == "params" or column.endswith("_flops"):
+    if column == "params" or (column == "flops" or column.endswith("_flops")):
         return _large_text(value)
     if column == "outlier":
         return "◀ outlier" if value else ""

@@ -510,6 +510,40 @@ def memops(
 
 @app.command(rich_help_panel=_READING)
 @_on_trace
+def sol(
+    session: _Session,
+    *,
+    gpu: Annotated[
+        str | None, typer.Option("--gpu", metavar="NAME", help="The card; default: the one that the trace names.")
+    ] = None,
+    ceilings: Annotated[
+        Path | None,
+        typer.Option("--ceilings", metavar="FILE", help="That card's own ceilings, as peaks --measure wrote them."),
+    ] = None,
+    top: Annotated[
+        int | None, typer.Option("--top", metavar="N", min=0, help="Only the first N; default: all, 20 in a table.")
+    ] = None,
+) -> None:
+    """How close operators with recorded shapes came to the speed of light."""
+
+    def question(opened: Trace) -> pd.DataFrame:
+        from nsightkit.analysis.sol import read_ceilings
+        from nsightkit.analysis.sol import summary as answer
+
+        found = answer(opened, gpu, None if ceilings is None else read_ceilings(ceilings))
+        return found if top is None else found.head(top)
+
+    session.table(
+        question,
+        ("kernels", "ops"),
+        top=top,
+        hide=("bytes", "intensity", *(() if ceilings else ("sol_measured",))),
+        empty="no operator with shapes and kernels; record with record_shapes=True",
+    )
+
+
+@app.command(rich_help_panel=_READING)
+@_on_trace
 def calls(
     session: _Session,
     *,

@@ -98,7 +98,7 @@ def test_damaged_stores(export, tmp_path, damage):
     elif damage == "other format":
         index.write_text(json.dumps({**json.loads(index.read_text()), "format": 99}))
     elif damage == "no meta":
-        index.write_text(json.dumps({"kind": "nsightkit trace", "format": 1, "meta": {"gpus": 3}}))
+        index.write_text(json.dumps({"kind": "nsightkit trace", "format": store._FORMAT, "meta": {"gpus": 3}}))
     else:
         (folder / "kernels.parquet").write_bytes(b"PAR1 nonsense")
     with pytest.raises(nsightkit.TraceError, match="out"):

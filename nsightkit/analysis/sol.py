@@ -40,13 +40,21 @@ contexts is counted as exactly half of the square, which is what a kernel that s
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from nsightkit.errors import UsageError
+from nsightkit import hardware
+from nsightkit.analysis.intervals import launch_of
+from nsightkit.errors import TraceError, UsageError
 from nsightkit.hardware import Gpu
+from nsightkit.trace.model import Trace
+from nsightkit.trace.nesting import nesting
 
 __all__ = [
     "BYTES_OF",
@@ -63,13 +71,17 @@ __all__ = [
     "judge",
     "layer",
     "layer_norm",
+    "read_ceilings",
     "residual",
     "rms_norm",
     "rotary",
     "softmax",
+    "summary",
     "swiglu",
 ]
 
+# cuBLAS and CUTLASS: tf32 in the name, its instruction shape, or Hopper's code for single precision in and out.
+_TF32 = re.compile(r"tf32|s1688|tensorop_s\d|nvjet_s", re.IGNORECASE)
 #: Bytes of an element by precision; ``tf32`` is a mode of the arithmetic and lies in memory as fp32.
 BYTES_OF: Mapping[str, int] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 
@@ -204,6 +216,43 @@ def datasheet(gpu: Gpu) -> Rates:
     """
     tflops = {peak.unit: peak.tflops for peak in gpu.peaks if peak.accumulate == "fp32"}
     return Rates("datasheet", tflops, gpu.gb_per_s, int(gpu.l2_mb * 1e6))
+
+
+def read_ceilings(path: str | os.PathLike[str]) -> Rates:
+    """Read the ceilings that ``nsightkit peaks --measure --format json`` wrote.
+
+    Parameters
+    ----------
+    path : path-like
+
+    Returns
+    -------
+    Rates
+        The best of each unit, and of the memory.
+
+    Raises
+    ------
+    TraceError
+        The file is no such list.
+    """
+    try:
+        rows = json.loads(Path(path).read_text(encoding="utf-8"))
+        units = [(str(row["unit"]), row["tflops"], row["gb_per_s"]) for row in rows]
+        bandwidth = max(float(rate) for unit, _, rate in units if unit == "memory")
+        tflops: dict[str, float] = {}
+        for unit, rate, _ in units:
+            if unit != "memory":
+                tflops[unit] = max(tflops.get(unit, 0.0), float(rate))
+        known = {str(row["gpu"]) for row in rows}
+        if len(known) != 1 or not all(str(row["source"]).startswith("measured") for row in rows):
+            raise ValueError("not the measurement of one card")
+    except OSError as error:
+        raise TraceError(path, f"cannot be read ({error.strerror})", "check the path") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TraceError(
+            path, f"is no list of ceilings ({error})", "write one with 'nsightkit peaks --measure --format json'"
+        ) from error
+    return Rates(f"measured on {known.pop()}", tflops, bandwidth)
 
 
 def _size(precision: str) -> int:
@@ -556,8 +605,8 @@ def judge(
     cached = table["bytes"].to_numpy() <= sheet.l2_bytes
     table["time_ns"] = times
     table["sol_datasheet"] = table.pop("bound_ns") / times
-    ceiling = np.array([np.nan if measured is None else measured.bound_ns(operation) for operation in operations])
-    table["sol_measured"] = ceiling / times
+    limits = zip(operations, table["bound"], strict=True)
+    table["sol_measured"] = np.array([_ceiling_ns(operation, bound, measured) for operation, bound in limits]) / times
     too_quick = compute > times
     beats_memory = (memory > times) & ~too_quick
     table["impossible"] = too_quick | (beats_memory & ~cached)
@@ -572,3 +621,116 @@ def judge(
     table["note"] = notes
     order = ["name", "flops", "bytes", "intensity", "bound", "time_ns", "sol_datasheet", "sol_measured"]
     return table[[*order, "impossible", "note"]]
+
+
+def _ceiling_ns(operation: Operation, bound: str, measured: Rates | None) -> float:
+    """Give the least time by measured ceilings; NaN where the one that counts was not measured."""
+    if measured is None:
+        return float("nan")
+    if operation.unit in measured.tflops or not operation.flops:
+        return measured.bound_ns(operation)
+    return measured.memory_ns(operation) if bound == "memory" else float("nan")
+
+
+def summary(trace: Trace, gpu: str | None = None, measured: Rates | None = None) -> pd.DataFrame:
+    """Judge the operators of a trace whose shapes were recorded, by the kernels they launched.
+
+    Each kernel counts for the innermost operator with a known cost that its launch lies in. GEMMs in fp32 are held
+    against the tensor cores' TF32 rate where their kernel's name says that they used it.
+
+    Parameters
+    ----------
+    trace : Trace
+        With operators, their inputs (``record_shapes=True``) and kernels.
+    gpu : str, optional
+        Name of the card; what the trace says when omitted.
+    measured : Rates, optional
+        Ceilings measured on that very card.
+
+    Returns
+    -------
+    DataFrame
+        One row an operator with its shapes: ``name, flops, bytes, intensity, bound, time_ns, sol_datasheet,
+        sol_measured, impossible`` as from :func:`judge`, summed over its calls, and ``count`` and ``note``. The longest
+        first. Empty where no shapes or no kernels were recorded.
+
+    Raises
+    ------
+    UsageError
+        No such card is listed, or the trace names none and `gpu` does neither; or the card has no such unit.
+    """
+    from nsightkit.analysis.op_costs import cost
+
+    if not trace.size("kernels") or not trace.size("ops"):
+        # Times on a CPU say nothing of a GPU's speed of light.
+        return judge([], [], Rates("datasheet", {}, 1.0)).assign(count=np.zeros(0, np.int64))
+    sheet = datasheet(hardware.find(gpu or _gpu_of(trace)))
+    whole = trace.whole
+    ops = whole.table("ops", ["start_ns", "end_ns", "thread", "name", "inputs"])
+    names, inputs = ops["name"].cat, ops["inputs"].cat
+    pairs = np.stack([names.codes.to_numpy(np.int64), inputs.codes.to_numpy(np.int64)])
+    kinds, kind = np.unique(pairs, axis=1, return_inverse=True)
+    kind = kind.reshape(-1)
+    costs = [cost(str(names.categories[name]), str(inputs.categories[given])) for name, given in kinds.T]
+    known = np.array([found is not None for found in costs], bool)[kind] if len(kind) else np.zeros(0, bool)
+    kernels = trace.table("kernels", ["process", "correlation", "duration_ns", "name"])
+    call = launch_of(trace, kernels["process"], kernels["correlation"])
+    op = (
+        np.where(call >= 0, _operator_of_call(whole, ops, known)[np.maximum(call, 0)], -1)
+        if known.any()
+        else call * 0 - 1
+    )
+    mine = op >= 0
+    single = _single_precision(kernels["name"])
+    rows = []
+    for number in np.unique(kind[op[mine]]).tolist():
+        of_kind = mine & (kind[np.maximum(op, 0)] == number)
+        found = costs[number]
+        assert found is not None
+        if found.unit == "fp32" and found.name.startswith(_GEMMS) and single[of_kind].any():
+            found = dataclasses.replace(found, unit="tf32")
+        if found.unit not in sheet.tflops:  # a card without such tensor cores computes on its ordinary ones
+            found = dataclasses.replace(found, unit="fp32")
+        count = len(np.unique(op[of_kind]))
+        total = dataclasses.replace(found, flops=found.flops * count, bytes=found.bytes * count)
+        rows.append((total, found, count, int(kernels["duration_ns"].to_numpy()[of_kind].sum())))
+    rows = [row for row in rows if row[3] > 0]
+    table = judge([total for total, *_ in rows], [time for *_, time in rows], sheet, measured)
+    # What fits the cache is a matter of one call.
+    alone = judge([one for _, one, *_ in rows], [time / count for _, _, count, time in rows], sheet, measured)
+    table["impossible"], table["note"] = alone["impossible"], alone["note"]
+    note = table.pop("note")
+    table["count"], table["note"] = np.array([count for _, _, count, _ in rows], np.int64), note
+    return table.sort_values("time_ns", ascending=False, kind="stable", ignore_index=True).astype({"time_ns": np.int64})
+
+
+_GEMMS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm")
+
+
+def _single_precision(names: pd.Series) -> np.ndarray:
+    """Whether kernels multiply fp32 matrices on tensor cores, in TF32."""
+    by_name = np.array([bool(_TF32.search(str(name))) for name in names.cat.categories] or [False])
+    return np.asarray(by_name[names.cat.codes.to_numpy()])
+
+
+def _gpu_of(trace: Trace) -> str:
+    named = next((gpu.name for gpu in trace.meta.gpus if gpu.name), None)
+    if named is None:
+        raise UsageError(f"{trace.path or 'the trace'} does not name its GPU; name it with --gpu")
+    return named
+
+
+def _operator_of_call(whole: Trace, ops: pd.DataFrame, known: np.ndarray) -> np.ndarray:
+    """Row of the innermost known operator around each call, -1 without one."""
+    calls = whole.table("calls", ["start_ns", "end_ns", "thread"])
+    both = pd.concat([ops[["start_ns", "end_ns", "thread"]], calls], ignore_index=True)
+    # Old versions round to microseconds: a call may seem to outlive its operator.
+    rounded = not (both["start_ns"].to_numpy() % 1000).any()
+    _, above = nesting(both["thread"], both["start_ns"], both["end_ns"], tolerance=1000 if rounded else 0)
+    counts = np.concatenate([known, np.zeros(len(calls), bool)])
+    at = above[len(ops) :]
+    while True:  # as often as operators nest
+        climb = (at >= 0) & ~counts[np.maximum(at, 0)]
+        if not climb.any():
+            return np.asarray(at)
+        at = np.where(climb, above[np.maximum(at, 0)], at)

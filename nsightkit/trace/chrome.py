@@ -225,7 +225,7 @@ class _Export:
 
     def _ops_args(self, some: pd.DataFrame) -> list[_Piece]:
         return ['"cat":"cpu_op","name":', _labels(some["name"]),
-                ',"args":{"External id":', _number(some["correlation"]), "}"]  # fmt: skip
+                ',"args":{"External id":', _number(some["correlation"]), _inputs(some["inputs"]), "}"]  # fmt: skip
 
     def _os_calls_args(self, some: pd.DataFrame) -> list[_Piece]:
         return ['"cat":"os_call","name":', _labels(some["name"])]
@@ -378,6 +378,16 @@ def _labels(names: pd.Series[Any]) -> pa.Array:
     """JSON strings of a categorical."""
     texts = pa.array([json.dumps(str(n)) for n in names.cat.categories] or ['""'])
     return texts.take(pa.array(names.cat.codes.to_numpy(np.int64)))
+
+
+def _inputs(inputs: pd.Series[Any]) -> pa.Array:
+    """What Kineto writes of operators' inputs."""
+    texts = [""] * len(inputs.cat.categories)
+    for i, given in enumerate(inputs.cat.categories):
+        if given:
+            dims, types, values = (json.dumps(part) for part in json.loads(str(given)))
+            texts[i] = f',"Input Dims":{dims},"Input type":{types},"Concrete Inputs":{values}'
+    return pa.array(texts or [""]).take(pa.array(inputs.cat.codes.to_numpy(np.int64)))
 
 
 def _combined(some: pd.DataFrame, columns: Sequence[str], text: Callable[..., str]) -> pa.Array:

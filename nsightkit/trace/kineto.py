@@ -10,6 +10,7 @@ from __future__ import annotations
 import decimal
 import gc
 import gzip
+import json
 import os
 import re
 import zlib
@@ -70,6 +71,9 @@ _ANNOTATION = re.compile(r"ProfilerStep#\d+$|enumerate\(DataLoader\)#|Optimizer\
 _CALL_SUFFIX = re.compile(r"(_pt(sz|ds))?(_v\d{4,})?(_pt(sz|ds))?$")  # `_v2` belongs to the name
 
 
+_ABSENT = msgspec.Raw(b"")
+
+
 class _Args(msgspec.Struct, gc=False, frozen=True):
     """What we use of an event's args. Any: the same key holds an int here and a string there."""
 
@@ -85,6 +89,10 @@ class _Args(msgspec.Struct, gc=False, frozen=True):
     bytes: Any = 0
     sync_kind: Any = msgspec.field(default=None, name="cuda_sync_kind")
     name: Any = None  # of metadata events
+    # of operators, where shapes were recorded; left undecoded, as few distinct ones stand for many operators
+    dims: msgspec.Raw = msgspec.field(default=_ABSENT, name="Input Dims")
+    types: msgspec.Raw = msgspec.field(default=_ABSENT, name="Input type")
+    values: msgspec.Raw = msgspec.field(default=_ABSENT, name="Concrete Inputs")
     # written by our own export only
     static_shared: Any = msgspec.field(default=0, name="static shared memory")
     short_name: Any = msgspec.field(default=None, name="short name")
@@ -98,7 +106,7 @@ class _Args(msgspec.Struct, gc=False, frozen=True):
 
 
 _NO_ARGS = _Args()
-_NO_TIME = msgspec.Raw(b"")
+_NO_TIME = _ABSENT
 
 
 class _Event(msgspec.Struct, gc=False):
@@ -220,6 +228,17 @@ _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 #: `args`, the slice is no JSON and the whole is decoded in one piece.
 _BETWEEN = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|cat|name|pid|tid|ts|dur|id|args|s|bp)"\s*:)')
 _OPEN = b'{"traceEvents":['
+
+
+def _inputs(*parts: bytes) -> str:
+    """Give an operator's inputs as one JSON text, the same however the file spaces them; "" for none."""
+    if not any(parts):
+        return ""
+    try:
+        lists = [json.loads(part) if part else [] for part in parts]
+    except (ValueError, RecursionError):  # a number no Python takes; what its inputs were does not matter then
+        return ""
+    return json.dumps(lists, separators=(",", ":"))
 
 
 class _BadJson(Exception):
@@ -396,6 +415,7 @@ class _Tables:
         self._names: dict[str, _Codes] = {table: _Codes() for table in TABLES}
         self._places = _Codes()  # (pid, tid)
         self._texts = _Codes()  # sync kinds, range kinds, domains
+        self._inputs = _Codes()  # of operators: (dims, types, values), each JSON
         self._parts: dict[str, list[dict[str, npt.NDArray[Any]]]] = {table: [] for table in TABLES}
         self._table_of: dict[str | None, str | None] = {None: None}
         self._decode = msgspec.json.Decoder(_Document).decode
@@ -514,6 +534,7 @@ class _Tables:
             columns["correlation"] = _ints([a.correlation for a in args])
         elif table == "ops":
             columns["correlation"] = _ints([a.external_id for a in args])
+            columns["inputs"] = self._inputs.of((bytes(a.dims), bytes(a.types), bytes(a.values)) for a in args)
         elif table == "ranges":
             columns["domain"] = self._texts.of(str(a.domain) for a in args)
             columns["kind"] = self._texts.of(str(a.kind) for a in args)
@@ -558,6 +579,8 @@ class _Tables:
                 columns["kind"] = _category(columns["kind"], texts)
             elif table != "graphs":
                 columns["name"] = _category(codes, unique)
+            if table == "ops":
+                columns["inputs"] = _category(columns["inputs"], [_inputs(*parts) for parts in self._inputs])
             if table == "ranges":
                 self._nest(columns, thread, texts)
             for column, dtype in TABLES[table].items():

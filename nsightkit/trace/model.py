@@ -103,6 +103,7 @@ TABLES: dict[str, dict[str, str]] = {
         "parent": "int64",
     },
     # Framework operators (PyTorch's `aten::mm`, …); `correlation` is Kineto's External id, 0 for none.
+    # `inputs`: JSON of [dims, types, concrete values], each a list with one entry an input; "" where not recorded.
     "ops": {
         "start_ns": "int64",
         "end_ns": "int64",
@@ -110,6 +111,7 @@ TABLES: dict[str, dict[str, str]] = {
         "thread": "int64",
         "correlation": "int64",
         "name": "category",
+        "inputs": "category",
     },
     # Operating-system calls (poll, read, pthread_cond_wait, …).
     "os_calls": {

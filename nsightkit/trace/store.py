@@ -26,7 +26,7 @@ from nsightkit.trace.model import TABLES, FrameSource, Gpu, Source, Trace, Trace
 
 __all__ = ["cache_folder", "cached", "is_store", "open_store", "write"]
 
-_FORMAT = 1
+_FORMAT = 2
 _INDEX = "trace.json"
 #: Below this, reading the trace again is quicker than looking for a cache.
 _CACHE_FROM_BYTES = 32 << 20

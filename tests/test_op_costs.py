@@ -1,0 +1,179 @@
+"""Costs of operators from their shapes: planted traces with exact sums, PyTorch's own operators, a real trace."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import nsightkit
+from nsightkit.analysis import sol
+from nsightkit.analysis.op_costs import cost
+from nsightkit.errors import UsageError
+from nsightkit.trace import chrome
+from nsightkit.trace.model import Gpu, Trace, TraceMeta
+
+BF16 = "c10::BFloat16"
+
+
+def inputs(dims: list, types: list, values: list | None = None) -> str:
+    return json.dumps([dims, types, values or []])
+
+
+def reckoned(name: str, *given: object) -> tuple[int, int, str]:
+    found = cost(name, inputs(*given))  # type: ignore[arg-type]
+    assert found is not None
+    return found.flops, found.bytes, found.unit
+
+
+def test_matrix_products() -> None:
+    assert reckoned("aten::mm", [[3, 5], [5, 7]], [BF16, BF16]) == (210, 2 * (15 + 35 + 21), "bf16")
+    assert reckoned("aten::addmm", [[7], [3, 5], [5, 7], [], []], ["float"] * 3 + ["Scalar"] * 2)[::2] == (210, "fp32")
+    assert reckoned("aten::bmm", [[4, 3, 5], [4, 5, 7]], ["c10::Half"] * 2)[:2] == (840, 4 * 2 * (15 + 35 + 21))
+
+
+def test_attention_and_its_mask() -> None:
+    dims, types = [[2, 8, 64, 16]] * 3 + [[], [], [], []], [BF16] * 3 + ["Scalar", "Scalar", "Scalar", ""]
+    name = "aten::_scaled_dot_product_flash_attention"
+    square = 4 * 2 * 8 * 16 * 64 * 64
+    assert reckoned(name, dims, types)[0] == square  # whether it was causal was not recorded
+    causal = ["", "", "", "0.", "True", "False", ""]
+    assert reckoned(name, dims, types, causal)[:2] == (square // 2, 2 * 2 * 16 * 8 * 64 * 4)
+    back = [[2, 8, 64, 16]] * 5 + [[2, 8, 64]] + [[]] * 7
+    flags = [""] * 10 + ["0.", "True", ""]
+    found = reckoned(f"{name}_backward", back, [BF16] * 5 + ["float"] + [""] * 7, flags)
+    assert found[:2] == (square // 2 * 5 // 2, 2 * 2 * 16 * 8 * 64 * 8)
+
+
+def test_elementwise_operators_read_each_tensor_once() -> None:
+    assert reckoned("aten::add_", [[4, 100], [100], []], [BF16, BF16, "Scalar"])[:2] == (400, 2 * (400 + 100 + 400))
+    assert reckoned("aten::mul", [[4, 100], []], ["float", "Scalar"])[:2] == (400, 4 * 800)
+    assert reckoned("aten::copy_", [[8, 8], [8, 8], []], ["float", BF16, "Scalar"])[:2] == (0, 64 * 6)
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("aten::linear", inputs([[3, 5], [7, 5]], ["float"] * 2)),  # calls others
+        ("aten::mm", ""),
+        ("aten::mm", inputs([[3, 5], [6, 7]], ["float"] * 2)),
+        ("aten::mm", inputs([[3, 5]], ["float"])),
+        ("aten::mm", inputs([[3, -5], [-5, 7]], ["float"] * 2)),
+        ("aten::mm", inputs([[3, 5], [5, 7]], ["c10::complex<float>"] * 2)),
+        ("aten::mm", inputs([["3", 5], [5, 7]], ["float"] * 2)),
+        ("aten::add", inputs([[], []], ["Scalar", "Scalar"])),
+        ("mine::mm", inputs([[3, 5], [5, 7]], ["float"] * 2)),
+        ("aten::mm", "not json"),
+        ("aten::mm", "[1,2,3]"),
+        ("aten::mm", "7"),
+    ],
+)
+def test_what_has_no_known_cost(name: str, given: str) -> None:
+    assert cost(name, given) is None
+
+
+def planted(gpu: str | None = "NVIDIA H200") -> Trace:
+    """Two products of the same shape, one of two kernels, one inside an operator that only calls; a sum; a stranger."""
+    product = inputs([[2048, 4096], [4096, 4096]], [BF16, BF16])
+    ops = [
+        ("aten::linear", 0, 100_000, "[[[1,2048,4096],[4096,4096]],[],[]]"), ("aten::mm", 10_000, 90_000, product),
+        ("aten::mm", 110_000, 190_000, product),
+        ("aten::add", 200_000, 290_000, inputs([[64, 1 << 20]] * 2, [BF16] * 2)),
+        ("mine::thing", 300_000, 390_000, ""),
+    ]  # fmt: skip
+    launches = [20_000, 120_000, 150_000, 210_000, 310_000]
+    lasting = [100_000, 70_000, 50_000, 90_000, 1_000_000]
+    thread = 1 << 24 | 1
+    calls = pd.DataFrame({"start_ns": launches, "correlation": range(1, 6), "name": "cudaLaunchKernel"})
+    calls = calls.assign(end_ns=calls["start_ns"] + 3_000, thread=thread, process=1)
+    start = 400_000 + np.cumsum([0, *lasting[:-1]])
+    kernels = pd.DataFrame(
+        {"start_ns": start, "end_ns": start + lasting, "correlation": range(1, 6), "name": "nvjet_tst"}
+    )
+    frame = pd.DataFrame(ops, columns=["name", "start_ns", "end_ns", "inputs"]).assign(thread=thread, process=1)
+    frames = {"ops": frame, "calls": calls, "kernels": kernels.assign(process=1, stream=7)}
+    return Trace.from_frames(frames, TraceMeta(tool="planted", gpus=[Gpu(device=0, name=gpu)]))
+
+
+def test_a_planted_trace_is_judged_exactly() -> None:
+    table = sol.summary(planted()).set_index("name")
+    product = table.loc["aten::mm 2048x4096 4096x4096 bf16"]
+    flops = 2 * 2048 * 4096 * 4096
+    assert (product["count"], product["time_ns"], product["flops"]) == (2, 220_000, 2 * flops)
+    assert product["sol_datasheet"] == pytest.approx(2 * flops / 989.4e12 / 220e-6, rel=1e-3)
+    assert (product["bound"], bool(product["impossible"])) == ("compute", False)
+    # 64 Mi elements, three times two bytes, in 90 µs: 4.5 TB/s.
+    moved = table.loc["aten::add 64x1048576 64x1048576 bf16"]
+    assert moved["sol_datasheet"] == pytest.approx(3 * 2 * (64 << 20) / 90e-6 / 4.8e12)
+    assert len(table) == 2  # what is unknown is not there
+    measured = sol.Rates("ceilings", {"bf16": 788.0}, 4300.0)  # that of fp32 does not matter where memory is the bound
+    assert sol.summary(planted(), measured=measured)["sol_measured"].notna().all()
+    unknown = sol.summary(planted(), measured=sol.Rates("ceilings", {}, 4300.0))
+    assert unknown["sol_measured"].isna().sum() == 1
+
+
+def test_a_card_that_could_not_have_done_it() -> None:
+    table = sol.summary(planted(), gpu="T4").set_index("name")
+    assert table["impossible"].all()
+
+
+def test_the_card_must_be_known() -> None:
+    with pytest.raises(UsageError, match="--gpu"):
+        sol.summary(planted(gpu=None))
+    with pytest.raises(UsageError, match="not known"):
+        sol.summary(planted(gpu="Voodoo 2"))
+
+
+def test_nothing_recorded_gives_nothing() -> None:
+    trace = planted()
+    for absent in ("kernels", "ops"):
+        frames = {t: trace.table(t) for t in ("ops", "calls", "kernels") if t != absent}
+        table = sol.summary(Trace.from_frames(frames, TraceMeta(tool="planted", missing=[absent])))
+        assert table.empty
+        assert list(table.columns)[:9] == [
+            "name", "flops", "bytes", "intensity", "bound", "time_ns", "sol_datasheet", "sol_measured", "impossible",
+        ]  # fmt: skip
+
+
+def test_inputs_survive_a_conversion(tmp_path: Path) -> None:
+    trace = planted()
+    chrome.write(trace, tmp_path / "t.json.gz")
+    again = nsightkit.load(tmp_path / "t.json.gz", cache=False)
+    left, right = (sorted(json.loads(str(i) or "null") or [] for i in t.ops["inputs"]) for t in (trace, again))
+    assert left == right
+    pd.testing.assert_frame_equal(sol.summary(trace), sol.summary(again))
+
+
+def test_operators_of_pytorch_are_counted_as_it_counts_them(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.GELU(), torch.nn.Linear(128, 8))
+    batch = torch.randn(4, 32, 64)
+
+    def step() -> None:
+        model(batch).square().sum().backward()
+
+    with FlopCounterMode(display=False) as counter:
+        step()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profiling:
+        step()
+    profiling.export_chrome_trace(str(tmp_path / "t.json"))
+    ops = nsightkit.load(tmp_path / "t.json", cache=False).table("ops", ["name", "inputs"])
+    found = [cost(str(row.name_), str(row.inputs)) for row in ops.rename(columns={"name": "name_"}).itertuples()]
+    products = [one for one in found if one is not None and one.unit == "fp32" and ("mm" in one.name)]
+    assert sum(one.flops for one in products) == counter.get_total_flops()
+
+
+def test_a_real_trace_stays_below_the_speed_of_light(shared_traces: Path) -> None:
+    """A video transformer on an H100: nothing impossible, and GEMMs where GEMMs of such sizes are."""
+    path = next((shared_traces / "tracelens").glob("h100*timesformer*.json.gz"))
+    trace = nsightkit.load(path, cache=False)
+    table = sol.summary(trace)
+    assert not table["impossible"].any()
+    assert table["time_ns"].sum() > 0.9 * trace.table("kernels", ["duration_ns"])["duration_ns"].sum()
+    large = table[table["name"].str.startswith("aten::addmm") & (table["flops"] / table["count"] > 5e10)]
+    assert large["sol_datasheet"].between(0.6, 0.85).all()
