@@ -244,3 +244,74 @@ def random_program(seed: int, steps: int, **settings: Any) -> Allocator:
         else:
             allocator.empty_cache()
     return allocator
+
+
+_TORCH = "/usr/lib/python3.11/site-packages/torch"
+
+
+def _frame(name: str, filename: str = "", line: int = 1) -> dict[str, Any]:
+    return {"name": name, "filename": filename, "line": line}
+
+
+def leaking_program(
+    *, tokens: int, vocabulary: int, parameters: int, keep_graph: bool, steps: int = 3, limit_bytes: int | None = None
+) -> dict[str, Any]:
+    """Training steps of a language model with a hook that keeps a number, as PyTorch records them on a GPU.
+
+    With a limit it goes on until memory is full; its error comes from the backward pass.
+    """
+    allocator = Allocator()
+    call = _frame("_call_impl", f"{_TORCH}/nn/modules/module.py", 1784)
+    step = _frame("step", "/home/someone/lm.py", 266)
+    native = _frame("torch::autograd::Engine::evaluate_function(std::shared_ptr)")
+    setup = [_frame("__init__", "/home/someone/lm.py", 176)]
+    forward = [
+        _frame("at::_ops::mm::call(at::Tensor const&)"),
+        _frame("forward", "/home/someone/lm.py", 162),
+        call,
+        step,
+    ]
+    watch = [_frame("_watch", "/home/someone/leak.py", 47), call, step]
+    loss = [
+        _frame("cross_entropy", f"{_TORCH}/nn/functional.py", 3462),
+        _frame("_pass", "/home/someone/lm.py", 291),
+        step,
+    ]
+    backward = [_frame("at::_ops::mm::call(at::Tensor const&)"), native]
+    optimizer = [_frame("_multi_tensor_adamw", f"{_TORCH}/optim/adamw.py", 700), step]
+    marks: list[dict[str, Any]] = []
+
+    def mark(stage: str) -> None:
+        at_us = T0_US + 7 * len(allocator.events) - 3
+        marks.append({"device": 0, "time_us": at_us, "name": "step", "stage": stage})
+
+    def full() -> bool:
+        return limit_bytes is not None and allocator.counted()[0] > limit_bytes
+
+    logits = 4 * tokens * vocabulary
+    allocator.malloc(4 * parameters, frames=setup)
+    done = 0
+    while done < steps or limit_bytes is not None:
+        mark("START")
+        kept = [allocator.malloc(3 * logits // 2, frames=forward)]
+        saved = [allocator.malloc(logits, frames=watch) for _ in range(2)]
+        allocator.malloc(4, frames=watch)
+        if not keep_graph:
+            for address in saved:
+                allocator.free(address)
+        kept.append(allocator.malloc(logits, frames=loss))
+        if full():
+            allocator.oom(logits, MIB, frames=backward)
+            for address in kept:
+                allocator.free(address)
+            mark("END")
+            break
+        gradients = allocator.malloc(4 * parameters, frames=backward)
+        for address in kept:
+            allocator.free(address)
+        if not done:
+            allocator.malloc(8 * parameters, frames=optimizer)
+        allocator.free(gradients)
+        done += 1
+        mark("END")
+    return allocator.snapshot() | {"external_annotations": marks}

@@ -144,8 +144,12 @@ import ast, dataclasses, importlib, json, sys, tempfile
 from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np, pandas as pd
-import nsightkit
-from nsightkit.capture import investigation, recordings, sweeping
+import nsightkit, nsightkit.trace.snapshot
+from make_snapshot import leaking_program
+from nsightkit.analysis import snapshot as snapshots
+from nsightkit.analysis.envelope import envelope
+from nsightkit.capture import investigation, memory, recordings, sweeping
+from nsightkit.configurations import Configuration
 from nsightkit.trace.model import TABLES, Trace, TraceMeta
 from nsightkit.workloads import planted
 from nsightkit.workloads.investigations import find
@@ -195,9 +199,23 @@ def measure(name, part):
         small = small | {"context": [16, 256, 512, 1024], "d_model": [16], "cell_s": 1e-4}
         counts = find(name, part).counts("smoke")
         samples, sizes = sweeping.sweep(work, "cpu", small, counts, trace=folder / f"{name}-{part}.json.gz")
+    taken = None
+    if find(name, part).snapshot:
+        model = Configuration(
+            "planted", intent="", **{k: v for k, v in sizes.items() if k in Configuration.__dataclass_fields__}
+        )
+        snapshot = leaking_program(
+            tokens=model.tokens, vocabulary=model.vocabulary, parameters=envelope(model).params,
+            keep_graph=sizes["keep_graph"], limit_bytes=sizes.get("limit_bytes"),
+        )
+        taken = memory.write(snapshot, folder / f"{part}-{mode}.pickle")
+        read = snapshots.summary(nsightkit.trace.snapshot.read(taken))
+        samples |= {"steps": [3], "peak_bytes": [read["peak_bytes"]], "context_bytes": [5e8]}
     gpu = None if mode == "smoke" else {"name": "Planted GPU"}
     provenance = {"parameters": sizes, "gpu": gpu, "utc": "2026-01-01"}
-    run = investigation.Measurement(name, part, mode, path, recordings.frame(samples), provenance)
+    run = investigation.Measurement(
+        name, part, mode, path, recordings.frame(samples), provenance, snapshot_path=taken
+    )
     run.__dict__["trace"] = trace
     if find(name, part).nsys and mode != "smoke":
         by_nsys = {t: f for t, f in frames.items() if t != "ops"}
@@ -237,7 +255,7 @@ def _with_gpu(*modes: str) -> dict[str, dict]:
     done = subprocess.run(
         [sys.executable, "-W", "error::RuntimeWarning", "-c", _WITH_GPU, json.dumps([list(map(str, SCRIPTS)), modes])],
         check=False,
-        env={**os.environ, "MPLBACKEND": "Agg", "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "MPLBACKEND": "Agg", "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])},
         capture_output=True,
         text=True,
         encoding="utf-8",

@@ -62,14 +62,15 @@ def scrape(block: Any, block_vars: dict[str, Any], gallery_conf: dict[str, Any])
 
 
 def _save(title: str, what: Any, folder: Path) -> Path:
+    name = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
     if hasattr(what, "kernels") and hasattr(what, "meta"):
         from nsightkit.trace import chrome
 
-        path = folder / f"{re.sub(r'[^a-z0-9]+', '-', title.lower()).strip('-')}.json.gz"
+        path = folder / f"{name}.json.gz"
         chrome.write(what, path)
         return path
     source = Path(what)
     if not source.is_file():
         message = f"downloads[{title!r}]: {source} is no file"
         raise ExtensionError(message)
-    return Path(shutil.copy(source, folder))
+    return Path(shutil.copyfile(source, folder / (name + "".join(source.suffixes))))
