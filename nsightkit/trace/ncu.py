@@ -1,0 +1,511 @@
+"""Nsight Compute reports: ``.ncu-rep`` files, and both CSV pages that ``ncu --csv`` prints.
+
+Whatever the form, a :class:`Report` has a row for each profiled kernel launch and values in base units. A report
+holds the program's command line, host name and paths too; none of them are read.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import math
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from nsightkit.errors import TraceError
+from nsightkit.trace import ncu_metrics
+
+__all__ = ["Report", "Value", "from_metrics", "read"]
+
+#: A metric's value: a number in base units, or text.
+Value = int | float | str
+
+_MAGIC = b"NVR\0"
+_EXPORT = "export it with: ncu --import REPORT.ncu-rep --page raw --csv --print-units base"
+_AGAIN = "copy it again, or profile again"
+_IDENTITY = ("id", "kernel", "gpu", "compute_capability", "device", "stream", "grid", "block")
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What Nsight Compute measured, a launch at a time.
+
+    Parameters
+    ----------
+    path : str
+    launches : DataFrame
+        A row a profiled launch, in the order they ran: ``id``, ``kernel`` (demangled), ``gpu``,
+        ``compute_capability``, ``device``, ``stream``, ``grid``, ``block``, and a float column for each metric of
+        :data:`nsightkit.trace.ncu_metrics.METRICS`, NaN where the report lacks it.
+    metrics : list of dict
+        Of each launch, all its metrics by NVIDIA's names, in base units. Where the details page gives a metric no
+        more than a label that :mod:`nsightkit.trace.ncu_metrics` does not know, ``section: label``.
+    units : dict of str to str
+        Base unit of each metric.
+    notes : list of str
+        What a reader should know, a sentence each.
+    """
+
+    path: str
+    launches: pd.DataFrame
+    metrics: list[dict[str, Value]]
+    units: dict[str, str]
+    notes: list[str] = dataclasses.field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.metrics)
+
+    def metric(self, name: str) -> pd.Series:
+        """Give one metric of all launches.
+
+        Parameters
+        ----------
+        name : str
+            Ours, such as ``dram_pct``, or NVIDIA's with its suffix.
+
+        Returns
+        -------
+        Series
+            Indexed as :attr:`launches`; None or NaN where a launch lacks it.
+
+        Raises
+        ------
+        UsageError
+            There is no such metric, neither in the table nor in this report. Names the likely ones.
+        """
+        if name in self.launches.columns:
+            return self.launches[name]
+        known = ncu_metrics.find(name, self.units)
+        return pd.Series([row.get(known) for row in self.metrics], index=self.launches.index, name=known)
+
+
+def read(path: str | os.PathLike[str]) -> Report:
+    """Read a report of Nsight Compute.
+
+    Parameters
+    ----------
+    path : path-like
+        A ``.ncu-rep``, or what ``ncu --csv`` printed with ``--page raw`` or ``--page details``, also with the
+        program's own output around it. The bytes decide, not the name.
+
+    Returns
+    -------
+    Report
+
+    Raises
+    ------
+    TraceError
+        The file is absent, damaged or of another kind, or holds no kernel; or the package that reads ``.ncu-rep``
+        is not installed.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as stream:
+            head = stream.read(4096)
+            data = head if head.startswith(_MAGIC) else head + stream.read()
+    except FileNotFoundError:
+        raise TraceError(path, "no such file", "check the path") from None
+    except IsADirectoryError:
+        raise TraceError(path, "is a folder", "give an .ncu-rep or a CSV of ncu") from None
+    except OSError as error:
+        raise TraceError(path, f"cannot be read ({error.strerror or error})", "check its permissions") from error
+    if not data:
+        raise TraceError(path, "is empty", "profile again: ncu was probably stopped before it wrote")
+    return _read_report(path) if data.startswith(_MAGIC) else _read_csv(path, _decoded(path, data))
+
+
+def from_metrics(
+    path: str, identities: Sequence[dict[str, Any]], metrics: list[dict[str, Value]], units: dict[str, str]
+) -> Report:
+    """Make a report of what was read from somewhere.
+
+    Parameters
+    ----------
+    path : str
+    identities : sequence of dict
+        Of each launch what identifies it: ``kernel`` at least, and any other of :class:`Report`'s.
+    metrics : list of dict
+        Of each launch, values by NVIDIA's name, in base units.
+    units : dict of str to str
+
+    Returns
+    -------
+    Report
+    """
+    rows = []
+    for number, (identity, values) in enumerate(zip(identities, metrics, strict=True)):
+        row: dict[str, Any] = {"id": number, **dict.fromkeys(_IDENTITY[1:]), **identity}
+        row["gpu"] = row["gpu"] or _text(values.get("device__attribute_display_name"))
+        major, minor = (values.get(f"device__attribute_compute_capability_{part}") for part in ("major", "minor"))
+        if row["compute_capability"] is None and major is not None and minor is not None:
+            row["compute_capability"] = f"{major:g}.{minor:g}" if not isinstance(major, str) else None
+        for metric in ncu_metrics.METRICS:
+            found = next((values[name] for name in metric.nvidia if name in values), None)
+            row[metric.name] = found if isinstance(found, (int, float)) else math.nan
+        rows.append(row)
+    launches = pd.DataFrame(rows, columns=[*_IDENTITY, *ncu_metrics.names()])
+    return Report(path, launches.astype(dict.fromkeys(ncu_metrics.names(), "float64")), metrics, units)
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+# ---------------------------------------------------------------- .ncu-rep
+
+
+def _read_report(path: Path) -> Report:
+    try:
+        import ncu_report
+    except ImportError as error:
+        raise TraceError(
+            path,
+            "is an Nsight Compute report, which only NVIDIA's ncu-report package reads",
+            f"pip install 'nsightkit[ncu]', or {_EXPORT}",
+        ) from error
+    if _cut_short(path):
+        raise TraceError(path, "is cut short", _AGAIN)
+    try:
+        context = ncu_report.load_report(str(path))
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise TraceError(path, f"is no report that ncu-report can read ({reason})", _AGAIN) from error
+    identities: list[dict[str, Any]] = []
+    metrics: list[dict[str, Value]] = []
+    units: dict[str, str] = {}
+    for one in context:
+        for action in one:
+            values = _action(action, units)
+            metrics.append(values)
+            identities.append({"id": len(identities), "kernel": _kernel(action), **_shape(values)})
+    if not metrics:
+        # Damage, too, makes NVIDIA's reader find nothing, without a word.
+        raise TraceError(path, "holds no profiled kernel, or is damaged", f"check ncu's filters; {_AGAIN}")
+    return from_metrics(str(path), identities, metrics, units)
+
+
+def _action(action: Any, units: dict[str, str]) -> dict[str, Value]:
+    values: dict[str, Value] = {}
+    for name in action.metric_names():
+        metric = action.metric_by_name(name)
+        if metric is None or not metric.has_value():
+            continue
+        value = metric.value()
+        if isinstance(value, str):
+            values[name] = value
+            units.setdefault(name, "")
+        elif isinstance(value, (int, float)) and math.isfinite(value):
+            unit, factor = ncu_metrics.base_unit(metric.unit())
+            values[name] = value if factor == 1.0 else value * factor
+            units.setdefault(name, unit)
+    return values
+
+
+def _kernel(action: Any) -> str:
+    # By default it gives the bare name, without template arguments: many kernels of PyTorch share theirs.
+    return str(action.name(action.NameBase_DEMANGLED) or action.name())
+
+
+def _shape(values: dict[str, Value]) -> dict[str, Any]:
+    def sizes(what: str) -> str | None:
+        found = [values.get(f"launch__{what}_dim_{axis}") for axis in "xyz"]
+        return f"({', '.join(f'{n:.0f}' for n in found if isinstance(n, (int, float)))})" if None not in found else None
+
+    device, stream = values.get("launch__device_id"), values.get("launch__stream_id")
+    return {
+        "grid": sizes("grid"),
+        "block": sizes("block"),
+        "device": None if device is None else str(int(device)),
+        "stream": None if stream is None else str(int(stream)),
+    }
+
+
+def _cut_short(path: Path) -> bool:
+    """Whether a report ends inside a block: NVIDIA's reader then gives fewer kernels, without a word.
+
+    The frames are described in Nsight Compute's ``extras/FileFormat``: magic, size and header of the file, then
+    blocks of a header's size, the header, and a payload whose size is field 5 of the header.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as stream:
+        stream.seek(len(_MAGIC))
+        at = len(_MAGIC) + 4 + int.from_bytes(stream.read(4), "little")
+        while at < size:
+            stream.seek(at)
+            length = int.from_bytes(stream.read(4), "little")
+            header = stream.read(length) if length <= size else b""
+            if len(header) < length:
+                return True
+            try:
+                payload = next((value for number, value in _fields(header) if number == 5), 0)
+            except (IndexError, ValueError):
+                return False  # another layout: let NVIDIA's reader judge
+            at += 4 + length + payload
+    return at > size
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, int]]:
+    """Walk the fields of a protocol buffer's message; only whole numbers have a value here."""
+
+    def number(at: int) -> tuple[int, int]:
+        value = shift = 0
+        while True:
+            byte = message[at]
+            value |= (byte & 0x7F) << shift
+            at, shift = at + 1, shift + 7
+            if byte < 0x80:
+                return value, at
+
+    at = 0
+    while at < len(message):
+        tag, at = number(at)
+        kind, value = tag & 7, 0
+        if kind == 0:
+            value, at = number(at)
+        elif kind == 2:
+            length, at = number(at)
+            at += length
+        elif kind in (1, 5):
+            at += 8 if kind == 1 else 4
+        else:
+            raise ValueError(kind)
+        yield tag >> 3, value
+
+
+# ---------------------------------------------------------------- CSV
+
+#: The first line of a page, as ncu writes it or as a spreadsheet saved it again.
+_HEADER = re.compile(r'"?ID"?([,;\t])(?="?(?:Process ID|Process Name|Kernel Name|Context)\b)')
+_LONGEST = 10_000  # physical lines in one record: what is longer has lost a quotation mark
+_NUMBER = re.compile(r"[+-]?(?:\d[\d.,' \u00a0\u202f\u2019]*|[.,]\d+)(?:[eE][+-]?\d+)?")
+_INSTANCES = re.compile(r"(\S+) \(.*\)", re.DOTALL)  # --print-metric-instances: "64.86 (1; 2; 3)"
+_LABELLED = re.compile(r"(.*\S) \(([a-zA-Z_]\w*__[\w.:]+)\)")  # --print-metric-name label-name
+
+
+def _decoded(path: Path, data: bytes) -> str:
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):  # redirected by PowerShell
+        return data.decode("utf-16", errors="replace")
+    if b"\0" in data[:4096]:
+        raise TraceError(path, "is no report of Nsight Compute", f"give an .ncu-rep, or {_EXPORT}")
+    return data.decode("utf-8-sig", errors="replace")
+
+
+def _read_csv(path: Path, text: str) -> Report:
+    blocks = list(_blocks(path, text))
+    if not blocks:
+        raise TraceError(path, *_foreign(text))
+    identities: list[dict[str, Any]] = []
+    metrics: list[dict[str, Value]] = []
+    units: dict[str, str] = {}
+    for header, records in blocks:
+        column = {name: i for i, name in enumerate(header)}
+        long = "Metric Name" in column
+        table = _details if long else _raw
+        table(path, column, records, identities, metrics, units)
+    if not metrics:
+        raise TraceError(path, "holds no profiled kernel", "check ncu's filters and profile again")
+    return from_metrics(str(path), identities, metrics, units)
+
+
+def _foreign(text: str) -> tuple[str, str]:
+    """Say what a text without a page of ours is, and what to do about it."""
+    if "No kernels were profiled" in text:
+        return (
+            "is the output of a run in which ncu profiled no kernel",
+            "check the kernel filter (a regular expression needs the prefix regex:) and the NVTX filter",
+        )
+    if "ERR_NVGPUCTRPERM" in text:
+        return (
+            "is the output of a run that was not permitted to read the GPU's counters (ERR_NVGPUCTRPERM)",
+            "nsightkit doctor says what to do",
+        )
+    if re.search(r'^"(?:Process ID|Device Name|Kernel Name|Address|Launch Attribute|#)"', text, re.MULTILINE):
+        return "is another page of ncu's (summary, source or session)", _EXPORT
+    if "==PROF==" in text:
+        return "is output of ncu that is not CSV", _EXPORT
+    return 'is no report of Nsight Compute (no line begins with "ID")', f"give an .ncu-rep, or {_EXPORT}"
+
+
+def _blocks(path: Path, text: str) -> Iterator[tuple[list[str], list[list[str]]]]:
+    """Find the pages in a text: a header and its records each, without what the program and ncu printed between."""
+    lines = iter(io.StringIO(text))
+    header: list[str] | None = None
+    records: list[list[str]] = []
+    begins, separator = re.compile(""), ","
+    for line in lines:
+        found = _HEADER.match(line)
+        if found:
+            if header is not None:
+                yield header, records
+            separator = found[1]
+            sign, mark = re.escape(separator), '"' if line.startswith('"') else '"?'
+            begins = re.compile(rf"{mark}\d+{mark}{sign}|(?:{mark}{mark}{sign}){{4}}")  # a launch, or the units (no ID)
+            header, records = next(csv.reader([line], delimiter=separator)), []
+        elif header is not None and begins.match(line):
+            whole, marks = [line], line.count('"')
+            while marks % 2:  # a name or a rule's text may hold line ends
+                following = next(lines, None)
+                if following is None or len(whole) > _LONGEST:
+                    raise TraceError(path, "is cut short: it ends inside a quoted field", _AGAIN)
+                whole.append(following)
+                marks += following.count('"')
+            records.append(next(csv.reader(whole, delimiter=separator)))
+    if header is not None:
+        yield header, records
+
+
+_TEXTS = ("ID", "Context", "Stream", "Device", "CC")
+
+
+def _raw(
+    path: Path,
+    column: dict[str, int],
+    records: list[list[str]],
+    identities: list[dict[str, Any]],
+    metrics: list[dict[str, Value]],
+    units: dict[str, str],
+) -> None:
+    """Read the raw page: a column a metric, and a row of units before the launches."""
+    for record in records:
+        if len(record) != len(column):
+            raise TraceError(
+                path,
+                f"is damaged: a line has {len(record)} fields, the header {len(column)}",
+                f"{_AGAIN}, or {_EXPORT}",
+            )
+    names = {n: i for n, i in column.items() if " " not in n and n not in _TEXTS and not n.startswith("Id:")}
+    launches = [record for record in records if record[0]]
+    written = next((record for record in records if not record[0]), None)
+    if not launches:
+        return
+    if written is None:
+        raise TraceError(path, "has no row of units, so its numbers could mean anything", _EXPORT)
+    decimal = _decimal(path, (record[i] for record in launches for i in names.values()))
+    bases = {name: ncu_metrics.base_unit(written[i]) for name, i in names.items()}
+    for record in launches:
+        values: dict[str, Value] = {}
+        for name, i in names.items():
+            value = _value(record[i], decimal)
+            if value is not None:
+                unit, factor = bases[name]
+                values[name] = value if factor == 1.0 or isinstance(value, str) else value * factor
+                units.setdefault(name, unit)
+        metrics.append(values)
+        identities.append(_identity(record, column))
+
+
+def _details(
+    path: Path,
+    column: dict[str, int],
+    records: list[list[str]],
+    identities: list[dict[str, Any]],
+    metrics: list[dict[str, Value]],
+    units: dict[str, str],
+) -> None:
+    """Read the details page: a row a metric, and rows of rules that have none."""
+    try:
+        section, label, unit, amount = (
+            column[f"{what}"] for what in ("Section Name", "Metric Name", "Metric Unit", "Metric Value")
+        )
+    except KeyError as error:
+        raise TraceError(path, f"has no column {error} (a summary page?)", _EXPORT) from None
+    if records and len(records[-1]) <= amount:
+        raise TraceError(path, "is cut short: its last line is not whole", _AGAIN)
+    rows = [record for record in records if len(record) > amount and record[label]]
+    decimal = _decimal(path, (record[amount] for record in rows))
+    of: dict[str, dict[str, Value]] = {}
+    for record in records:
+        if record[0] and record[0] not in of:
+            of[record[0]] = {}
+            metrics.append(of[record[0]])
+            identities.append(_identity(record, column))
+    for record in rows:
+        value = _value(record[amount], decimal)
+        if value is None:
+            continue
+        base, factor = ncu_metrics.base_unit(record[unit])
+        name = _named(record[section], record[label], base)
+        if name not in of[record[0]]:  # a metric may stand in several sections
+            of[record[0]][name] = value if factor == 1.0 or isinstance(value, str) else value * factor
+            units.setdefault(name, base)
+
+
+def _named(section: str, label: str, unit: str) -> str:
+    both = _LABELLED.fullmatch(label)
+    if both:
+        return both[2]
+    if re.fullmatch(r"[A-Za-z_][\w.:]*", label) and "_" in label:  # --print-metric-name name, or ncu --metrics
+        return label
+    metric = ncu_metrics.by_label(label, unit)
+    return metric.nvidia[0] if metric else f"{section}: {label}"
+
+
+def _identity(record: list[str], column: dict[str, int]) -> dict[str, Any]:
+    def at(name: str) -> str | None:
+        place = column.get(name)
+        return (record[place] or None) if place is not None and place < len(record) else None
+
+    return {
+        "id": int(record[0]),
+        "kernel": at("Kernel Name") or "",
+        "compute_capability": at("CC"),
+        "device": at("Device"),
+        "stream": at("Stream"),
+        "grid": at("Grid Size"),
+        "block": at("Block Size"),
+    }
+
+
+_SPACES = str.maketrans("", "", " '\u00a0\u202f\u2019")
+
+
+def _decimal(path: Path, cells: Iterator[str]) -> str:
+    """Find out which sign is the decimal point: in some locales it is a comma, and the point parts thousands.
+
+    One number alone can be both (1,234); all numbers of a file together rarely can. What stays open is read as
+    ncu writes it without a locale: 1,234 is a thousand and some.
+    """
+    found: dict[str, str] = {}
+    for cell in cells:
+        sole = _INSTANCES.fullmatch(cell)
+        text = (sole[1] if sole else cell).translate(_SPACES)
+        points, commas = text.count("."), text.count(",")
+        if not points + commas or not _NUMBER.fullmatch(text):
+            continue
+        if points and commas:
+            decimal = "." if text.rfind(".") > text.rfind(",") else ","
+        elif points > 1 or commas > 1:
+            decimal = "," if points else "."
+        else:
+            sign = "." if points else ","
+            whole, _, rest = text.lstrip("+-").partition(sign)
+            grouped = len(rest) == 3 and whole.isdigit() and len(whole) <= 3 and not whole.startswith("0")
+            if grouped:
+                continue
+            decimal = sign
+        found.setdefault(decimal, text)
+        if len(found) > 1:
+            raise TraceError(
+                path, f"mixes two ways to write numbers ({found['.']} and {found[',']})", f"{_EXPORT}, in one locale"
+            )
+    return next(iter(found), ".")
+
+
+def _value(cell: str, decimal: str) -> Value | None:
+    sole = _INSTANCES.fullmatch(cell)
+    text = sole[1] if sole and _NUMBER.fullmatch(sole[1]) else cell.strip()
+    if text.lower() in ("", "n/a", "nan", "-nan", "inf", "-inf", "no data"):
+        return None
+    if not _NUMBER.fullmatch(text):
+        return text
+    plain = text.translate(_SPACES).replace("," if decimal == "." else ".", "").replace(",", ".")
+    try:
+        return int(plain) if plain.lstrip("+-").isdigit() else float(plain)
+    except ValueError:
+        return text
