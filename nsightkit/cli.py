@@ -759,11 +759,22 @@ def peaks(
         str | None,
         typer.Argument(metavar="[GPU]", help="As a driver or a trace names it; default: all that are known."),
     ] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure this machine's GPU instead: GEMMs and transfers, two minutes.")
+    ] = False,
     format: FormatOpt = None,  # noqa: A002
 ) -> None:
     """What a GPU can do at best: dense peak rates and memory bandwidth, each with its source."""
     from nsightkit import hardware
 
+    if measure:
+        if gpu is not None:
+            raise UsageError("--measure takes the GPU that is here; leave the name away")
+        from nsightkit.capture.measured_peaks import measure as measure_peaks
+
+        listed = measure_peaks(echo=_note)
+        _emit_list(format, listed, list(listed[0]))
+        return
     gpus = hardware.GPUS if gpu is None else (hardware.find(gpu),)
     listed = [row for each in gpus for row in hardware.rows(each)]
     _emit_list(format, listed, list(listed[0]))

@@ -45,6 +45,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -63,6 +64,8 @@ __all__ = [
     "adamw",
     "attention",
     "bounds",
+    "ceiling",
+    "ceilings",
     "cross_entropy",
     "datasheet",
     "embedding",
@@ -218,6 +221,62 @@ def datasheet(gpu: Gpu) -> Rates:
     return Rates("datasheet", tflops, gpu.gb_per_s, int(gpu.l2_mb * 1e6))
 
 
+def ceiling(parameters: Mapping[str, Any], time_ns: float) -> dict[str, Any]:
+    """Give the rate of one operation that was run to find a card's ceiling.
+
+    Parameters
+    ----------
+    parameters : mapping
+        Of :class:`nsightkit.workloads.ceilings.CeilingConfig`.
+    time_ns : float
+        Of one run.
+
+    Returns
+    -------
+    dict
+        ``unit`` (``memory`` for a transfer), ``tflops`` and ``gb_per_s``, of which one is None, and ``what`` ran.
+    """
+    kind = str(parameters["kind"])
+    if kind == "gemm":
+        m, n, k = (int(parameters[name]) for name in ("m", "n", "k"))
+        what = f"GEMM {m}x{k} {k}x{n}" + (" of zeros" if parameters.get("zeros") else "")
+        return {
+            "unit": parameters["precision"],
+            "tflops": 2 * m * n * k / time_ns / 1e3,
+            "gb_per_s": None,
+            "what": what,
+        }
+    tensors = {"copy": 2, "triad": 3, "read": 1}[kind]
+    moved = tensors * int(parameters["megabytes"]) * 10**6
+    what = f"{kind} of {parameters['megabytes']:,} MB"
+    return {"unit": "memory", "tflops": None, "gb_per_s": moved / time_ns, "what": what}
+
+
+def ceilings(rows: Iterable[Mapping[str, Any]], source: str) -> Rates:
+    """Take the best rate of each unit.
+
+    Parameters
+    ----------
+    rows : iterable of mapping
+        From :func:`ceiling`; products of zeros are left out, as no work is like them.
+    source : str
+        What was measured where and when.
+
+    Returns
+    -------
+    Rates
+        Without transfers the bandwidth is NaN.
+    """
+    tflops: dict[str, float] = {}
+    gb_per_s = float("nan")
+    for row in rows:
+        if row["unit"] == "memory":
+            gb_per_s = float(np.fmax(gb_per_s, row["gb_per_s"]))
+        elif "of zeros" not in str(row["what"]):
+            tflops[row["unit"]] = max(tflops.get(row["unit"], 0.0), float(row["tflops"]))
+    return Rates(source, tflops, gb_per_s)
+
+
 def read_ceilings(path: str | os.PathLike[str]) -> Rates:
     """Read the ceilings that ``nsightkit peaks --measure --format json`` wrote.
 
@@ -237,22 +296,19 @@ def read_ceilings(path: str | os.PathLike[str]) -> Rates:
     """
     try:
         rows = json.loads(Path(path).read_text(encoding="utf-8"))
-        units = [(str(row["unit"]), row["tflops"], row["gb_per_s"]) for row in rows]
-        bandwidth = max(float(rate) for unit, _, rate in units if unit == "memory")
-        tflops: dict[str, float] = {}
-        for unit, rate, _ in units:
-            if unit != "memory":
-                tflops[unit] = max(tflops.get(unit, 0.0), float(rate))
         known = {str(row["gpu"]) for row in rows}
         if len(known) != 1 or not all(str(row["source"]).startswith("measured") for row in rows):
             raise ValueError("not the measurement of one card")
+        found = ceilings([{**row, "what": row["source"]} for row in rows], f"measured on {known.pop()}")
+        if not found.gb_per_s > 0:
+            raise ValueError("no bandwidth in it")
     except OSError as error:
         raise TraceError(path, f"cannot be read ({error.strerror})", "check the path") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise TraceError(
             path, f"is no list of ceilings ({error})", "write one with 'nsightkit peaks --measure --format json'"
         ) from error
-    return Rates(f"measured on {known.pop()}", tflops, bandwidth)
+    return found
 
 
 def _size(precision: str) -> int:

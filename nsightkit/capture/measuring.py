@@ -38,7 +38,7 @@ def measure(
     counts : mapping
         ``warmup``, ``repetitions``, ``active``.
     watch_utilization : bool
-        Also run for four seconds while reading what NVML reports; not on a CPU.
+        Also run for four seconds while reading utilisation, clock and power from NVML; not on a CPU.
     trace : Path
         Where the profile is written.
 
@@ -56,7 +56,7 @@ def measure(
         if work.data_wait_ns:
             samples["data_wait_ns"] = list(work.data_wait_ns[-counts["repetitions"] :])
         if watch_utilization and device.startswith("cuda"):
-            samples["gpu_utilization_percent"] = list(utilization.sample(work.step, 4.0))
+            samples |= utilization.sample(work.step, 4.0)
         torch_profiler.profile_steps(work.step, trace, wait=1, warmup=2, active=counts["active"])
         samples["loss"] = work.losses()
         resolved = dict(work.parameters)

@@ -1,4 +1,4 @@
-"""Sample the GPU utilisation that NVML reports, which is what ``nvidia-smi`` shows."""
+"""Sample what NVML says of a GPU at work: the utilisation that ``nvidia-smi`` shows, its clock and its power."""
 
 from __future__ import annotations
 
@@ -6,38 +6,50 @@ import contextlib
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 __all__ = ["sample"]
 
 
-def sample(function: Callable[[], object], duration_s: float, period_s: float = 0.1) -> list[int]:
-    """Call a function again and again, and read the current GPU's utilisation meanwhile.
+#: Metrics, and what nvidia-smi calls them. The last is a mask of why the clock is lower than it could be
+#: (``nvmlClocksEventReason…`` in NVML; 4 is the power limit, 32 and 64 are heat).
+_FIELDS = {
+    "gpu_utilization_percent": "utilization.gpu",
+    "sm_clock_mhz": "clocks.sm",
+    "power_w": "power.draw",
+    "slowdown_mask": "clocks_throttle_reasons.active",
+}
+
+
+def sample(function: Callable[[], object], duration_s: float, period_s: float = 0.1) -> dict[str, list[float]]:
+    """Call a function again and again, and read the current GPU's state meanwhile.
 
     Parameters
     ----------
     function : callable
     duration_s : float
-        NVML averages over up to a second, so less than three seconds show little.
+        NVML averages utilisation over up to a second, so less than three seconds show little.
     period_s : float
 
     Returns
     -------
-    list of int
-        Percent, without the first second; empty when nothing here can read it.
+    dict of str to list
+        By metric, without the first second: ``gpu_utilization_percent``, ``sm_clock_mhz``, ``power_w``,
+        ``slowdown_mask``. What nothing here can read is not there.
     """
     import torch
 
     read = _reader(torch)
-    found: list[int] = []
+    found: dict[str, list[float]] = {}
     done = threading.Event()
 
     def watch() -> None:
         while not done.wait(period_s):
-            value = read()
-            if value is not None and time.perf_counter() > start + 1:
-                found.append(value)
+            values = read()
+            if time.perf_counter() > start + 1:
+                for metric, value in values.items():
+                    found.setdefault(metric, []).append(value)
 
     start = time.perf_counter()
     watcher = threading.Thread(target=watch, daemon=True)
@@ -53,20 +65,39 @@ def sample(function: Callable[[], object], duration_s: float, period_s: float = 
     return found
 
 
-def _reader(torch: Any) -> Callable[[], int | None]:
-    with contextlib.suppress(Exception):  # needs pynvml, and a driver that answers
-        torch.cuda.utilization()
-        return lambda: int(torch.cuda.utilization())
+def _reader(torch: Any) -> Callable[[], dict[str, float]]:
     # nvidia-smi counts all GPUs, torch those it may use: the UUID is the same for both.
     uuid = str(getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", ""))
     which = [f"--id=GPU-{uuid.removeprefix('GPU-')}"] if uuid else []
-    command = ["nvidia-smi", *which, "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
+    asked = f"--query-gpu={','.join(_FIELDS.values())}"
+    command = ["nvidia-smi", *which, asked, "--format=csv,noheader,nounits"]
 
-    def read() -> int | None:
-        try:
+    def from_smi() -> dict[str, float]:
+        with contextlib.suppress(OSError, subprocess.SubprocessError, IndexError):
             said = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout
-            return int(said.split()[0])
-        except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-            return None
+            return _numbers(said.splitlines()[0].split(","))
+        return {}
 
-    return read
+    def from_nvml() -> dict[str, float]:
+        found = {}
+        for metric, ask in (
+            ("gpu_utilization_percent", torch.cuda.utilization),
+            ("sm_clock_mhz", torch.cuda.clock_rate),
+            ("power_w", lambda: torch.cuda.power_draw() / 1e3),
+        ):
+            with contextlib.suppress(Exception):  # needs pynvml, and a driver that answers this
+                found[metric] = float(ask())
+        return found
+
+    # nvidia-smi knows more; where it is not to be had, what torch can read through pynvml must do.
+    return from_smi if from_smi() else from_nvml
+
+
+def _numbers(values: Sequence[str]) -> dict[str, float]:
+    """Read one line of nvidia-smi; what it does not support says so in brackets."""
+    found = {}
+    for metric, text in zip(_FIELDS, values, strict=False):
+        with contextlib.suppress(ValueError):
+            word = text.strip()
+            found[metric] = float(int(word, 16) if word.startswith("0x") else float(word))
+    return found

@@ -36,7 +36,7 @@ class Part:
     active : int
         Steps kept in the trace.
     utilization : bool
-        Whether to watch the GPU utilisation that NVML reports, too.
+        Whether to watch what NVML reports, too: utilisation, clock, power.
     observed : bool
         The samples are what the workload's ``observed()`` gives; its losses and waits are not asked for.
     nsys : bool
@@ -383,6 +383,42 @@ def _remembered() -> dict[str, Part]:
     }
 
 
+# - ceilings: a product large enough to fill any card, and tensors larger than any cache; warm for a second before it
+#   counts, since clocks fall with the power that is drawn.
+_CUBE = {"kind": "gemm", "m": 8192, "n": 8192, "k": 8192}
+_CUBE_SMOKE = {"kind": "gemm", "m": 256, "n": 256, "k": 256}
+_CEILINGS: Mapping[str, tuple[dict[str, Any], dict[str, Any], int]] = {  # on a GPU, on a CPU, warm-up
+    "before": ({**_CUBE, "precision": "bf16"}, {**_CUBE_SMOKE, "precision": "bf16"}, 800),
+    "after": ({**_CUBE, "precision": "bf16", "zeros": True}, {**_CUBE_SMOKE, "precision": "bf16", "zeros": True}, 800),
+    "fp32": ({**_CUBE, "precision": "fp32"}, {**_CUBE_SMOKE, "precision": "fp32"}, 60),
+    "tf32": ({**_CUBE, "precision": "tf32"}, {**_CUBE_SMOKE, "precision": "tf32"}, 400),
+    "fp16": ({**_CUBE, "precision": "fp16"}, {**_CUBE_SMOKE, "precision": "fp16"}, 800),
+    "fp8": ({**_CUBE, "precision": "fp8"}, {**_CUBE_SMOKE, "precision": "fp8"}, 1200),
+    "layer": ({**_CUBE, "m": 2048, "n": 22_016, "k": 4096, "precision": "bf16"}, {**_CUBE_SMOKE, "m": 64}, 2000),
+    "copy": ({"kind": "copy", "megabytes": 4_000}, {"kind": "copy", "megabytes": 16}, 300),
+    "triad": ({"kind": "triad", "megabytes": 4_000}, {"kind": "triad", "megabytes": 16}, 300),
+    "read": ({"kind": "read", "megabytes": 4_000}, {"kind": "read", "megabytes": 16}, 300),
+}
+
+
+def _ceilings() -> dict[str, Part]:
+    return {
+        name: Part(
+            "ceilings",
+            name,
+            "nsightkit.workloads.ceilings:start",
+            MappingProxyType(gpu),
+            MappingProxyType(smoke),
+            value=92,
+            warmup=warmup,
+            repetitions=200,
+            active=3,
+            utilization=True,
+        )
+        for name, (gpu, smoke, warmup) in _CEILINGS.items()
+    }
+
+
 #: {investigation: {part: Part}}
 INVESTIGATIONS: Mapping[str, Mapping[str, Part]] = MappingProxyType(
     {
@@ -415,6 +451,7 @@ INVESTIGATIONS: Mapping[str, Mapping[str, Part]] = MappingProxyType(
         "bench": _cells("bench", _BENCH, _BENCH_SMOKE, _CELLS, 95),
         "precision": _cells("precision", _BENCH, _BENCH_SMOKE | {"d_model": 64}, _PRECISIONS, 94),
         "matrix": _matrix(),
+        "ceilings": _ceilings(),
         "memory-context": _memory("memory-context", "column", _LENGTHS, _LENGTHS_SMOKE, 72),
         "ledger": _memory("ledger", "start", _LEDGER, _SMALL, 78),
         "memory-snapshot": _remembered(),

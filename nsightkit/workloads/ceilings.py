@@ -1,0 +1,145 @@
+"""What a card reaches at best: large matrix products and large transfers, over and over, on random data.
+
+Random, because the data decides the power a GEMM draws, and the power limit the clock it runs at: the same product of
+zeros runs faster and says nothing about real work. Over and over, because a burst after a pause runs at a clock that
+no program sustains.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor
+
+from nsightkit.workloads.phases import phase
+
+__all__ = ["Ceiling", "CeilingConfig", "start"]
+
+_TYPES = {
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp8": torch.float8_e4m3fn,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class CeilingConfig:
+    """What runs.
+
+    Parameters
+    ----------
+    kind : {"gemm", "copy", "triad", "read"}
+        A product of an m x k and a k x n matrix; ``a = b``; ``a = b + s * c``; or the sum of a tensor.
+    precision : {"fp32", "tf32", "bf16", "fp16", "fp8"}
+        Of the matrices; transfers are of fp32.
+    m, n, k : int
+        Of the product.
+    megabytes : int
+        Of each tensor of a transfer, 10**6 bytes: far more than any cache.
+    seed : int
+    """
+
+    kind: Literal["gemm", "copy", "triad", "read"] = "gemm"
+    precision: Literal["fp32", "tf32", "bf16", "fp16", "fp8"] = "bf16"
+    m: int = 256
+    n: int = 256
+    k: int = 256
+    megabytes: int = 4
+    zeros: bool = False
+    seed: int = 0
+
+
+class Ceiling:
+    """One operation that is run again and again.
+
+    Parameters
+    ----------
+    config : CeilingConfig
+    device : str
+
+    Attributes
+    ----------
+    parameters : dict
+        The configuration as plain values.
+
+    Notes
+    -----
+    The precision of fp32 GEMMs is a setting of the whole process, taken back by :meth:`close`.
+    """
+
+    def __init__(self, config: CeilingConfig, device: str = "cpu") -> None:
+        self.parameters = dataclasses.asdict(config)
+        self.data_wait_ns: list[int] = []
+        self._before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high" if config.precision == "tf32" else "highest")
+        torch.manual_seed(config.seed)
+        place = torch.device(device)
+        self._run = _product(config, place) if config.kind == "gemm" else _transfer(config, place)
+
+    def step(self) -> None:
+        """Run it once."""
+        with phase("step"):
+            self._run()
+
+    def losses(self) -> list[float]:
+        """Give nothing: there is nothing to learn here."""
+        return []
+
+    def close(self) -> None:
+        """Take back what was set for the process."""
+        torch.set_float32_matmul_precision(self._before)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _product(config: CeilingConfig, device: torch.device) -> Callable[[], Any]:
+    kind = _TYPES[config.precision]
+    fill = torch.zeros if config.zeros else torch.randn
+    left = fill(config.m, config.k, device=device)
+    right = fill(config.n, config.k, device=device)  # transposed below: the layout of a linear layer's weight
+    if config.precision == "fp8":
+        one = torch.ones((), device=device)
+        a, b = left.to(kind), right.to(kind).t()
+        return lambda: torch._scaled_mm(a, b, one, one, out_dtype=torch.bfloat16)
+    x, w = left.to(kind), right.to(kind).t()
+    out = torch.empty(config.m, config.n, device=device, dtype=kind)
+    return lambda: torch.mm(x, w, out=out)
+
+
+def _transfer(config: CeilingConfig, device: torch.device) -> Callable[[], Any]:
+    def tensor() -> Tensor:
+        return torch.randn(config.megabytes * 10**6 // 4, device=device)
+
+    b = tensor()
+    if config.kind == "read":
+        return b.sum
+    a = torch.empty_like(b)
+    if config.kind == "copy":
+        return lambda: a.copy_(b)
+    c = tensor()
+    return lambda: torch.add(b, c, alpha=3.0, out=a)
+
+
+def start(device: str, **parameters: Any) -> Ceiling:
+    """Begin to run an operation.
+
+    Parameters
+    ----------
+    device : str
+    **parameters
+        Fields of :class:`CeilingConfig`.
+
+    Returns
+    -------
+    Ceiling
+    """
+    return Ceiling(CeilingConfig(**parameters), device)
