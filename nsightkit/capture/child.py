@@ -40,6 +40,7 @@ def _main(job: dict[str, Any]) -> None:
     workload, trace = getattr(importlib.import_module(module), function), folder / "trace.json.gz"
     parameters, counts = part.parameters(mode), part.counts(mode)
     if part.observed:
+        counts["shapes"] = int(part.shapes)
         samples, resolved = observe(workload, device, parameters, counts, trace=trace)
     elif part.swept:
         samples, resolved = sweep(workload, device, parameters, counts, trace=trace)

@@ -28,7 +28,7 @@ def observe(
     parameters : mapping
         Of the workload.
     counts : mapping
-        ``warmup``, ``repetitions``, ``active``.
+        ``warmup``, ``repetitions``, ``active``, and ``shapes``: whether the profile keeps what operators are given.
     trace : Path
         Where the profile is written.
 
@@ -41,7 +41,8 @@ def observe(
     """
     with workload(device, **parameters) as work:
         steps = timing.time_calls(work.step, warmup=counts["warmup"], repetitions=counts["repetitions"], device=device)
-        torch_profiler.profile_steps(work.step, trace, wait=1, warmup=1, active=counts["active"])
+        shapes = bool(counts["shapes"])
+        torch_profiler.profile_steps(work.step, trace, wait=1, warmup=1, active=counts["active"], shapes=shapes)
         # Last: hooks would be in the way of the profile, and of the clock.
         samples = {"step_ns": [int(sample) for sample in steps.samples_ns], **work.observed()}
         resolved = dict(work.parameters)

@@ -119,7 +119,8 @@ def part_key(part: Part, mode: str = "live") -> str:
     also = [REPEATING] if part.nsys else []
     if part.observed or part.swept or part.snapshot:
         measuring = OBSERVING if part.observed else SWEEPING if part.swept else REMEMBERING
-        return key(part.workload, part.parameters(mode), part.counts(mode), measuring, *also)
+        counts = part.counts(mode) | ({"shapes": int(part.shapes)} if part.observed else {})
+        return key(part.workload, part.parameters(mode), counts, measuring, *also)
     counts = part.counts(mode) | {"utilization": int(part.utilization)}
     return key(part.workload, part.parameters(mode), counts, MEASURING, *also)
 

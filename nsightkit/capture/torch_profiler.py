@@ -22,7 +22,13 @@ _SUFFIX = ".json.gz"
 
 
 def profile_steps(
-    step: Callable[[], object], output: str | os.PathLike[str], *, wait: int = 1, warmup: int = 2, active: int = 5
+    step: Callable[[], object],
+    output: str | os.PathLike[str],
+    *,
+    wait: int = 1,
+    warmup: int = 2,
+    active: int = 5,
+    shapes: bool = False,
 ) -> Path:
     """Profile some steady steps of a program.
 
@@ -35,6 +41,8 @@ def profile_steps(
     wait, warmup, active : int
         Steps left alone, steps in which the profiler runs but keeps nothing (its own start takes
         seconds), and steps kept.
+    shapes : bool
+        Record what operators are given. It costs time on the CPU.
 
     Returns
     -------
@@ -49,6 +57,7 @@ def profile_steps(
         with profiler(
             schedule=schedule(wait=wait, warmup=warmup, active=active, repeat=1),
             on_trace_ready=lambda done: done.export_chrome_trace(str(whole)),
+            record_shapes=shapes,
         ) as running:
             for _ in range(wait + warmup + active):
                 step()

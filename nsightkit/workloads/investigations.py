@@ -39,6 +39,8 @@ class Part:
         Whether to watch what NVML reports, too: utilisation, clock, power.
     observed : bool
         The samples are what the workload's ``observed()`` gives; its losses and waits are not asked for.
+    shapes : bool
+        Of an observed part: the profile keeps what operators are given, to reckon what they cost.
     nsys : bool
         Whether to run it once more, in another process, under Nsight Systems.
     swept : bool
@@ -56,6 +58,7 @@ class Part:
     active: int = 3
     utilization: bool = False
     observed: bool = False
+    shapes: bool = False
     nsys: bool = False
     swept: bool = False
     snapshot: bool = False
