@@ -275,19 +275,25 @@ _HEADERS = {
     "sol_datasheet": "of datasheet",
     "sol_measured": "of ceiling",
     "time_ns": "time",
+    "sm_pct": "SM",
+    "memory_pct": "memory",
+    "dram_pct": "DRAM",
+    "occupancy_pct": "occupancy",
+    "occupancy_limiter": "limited by",
 }
 #: Dropped, in this order, where a terminal is too narrow for the names.
 _EXPENDABLE = (
     *("batch", "peak_reserved_bytes", "first_step_ns"),
     *("std_ns", "min_ns", "rule", "median_ns", "max_ns", "domain", "mean_ns", "category", "end_ns"),
-    *("clock_mhz", "fwd_flops", "logits_bytes", "impossible", "flops", "count"),
+    *("clock_mhz", "fwd_flops", "logits_bytes", "impossible", "flops", "count", "dram_pct"),
 )
 _LEFT = (
     *("name", "category", "cause", "kind", "src_kind", "dst_kind", "domain", "rule", "step", "evidence", "outlier"),
     *("config", "gpu", "unit", "accumulate", "mode", "precision", "status", "site", "bound", "note"),
+    *("kernel", "occupancy_limiter", "classification"),
 )
 _OPTIONAL = ("domain", "outlier", "src_kind", "dst_kind", "remedy", "detail", "note", "sol_measured")
-_SHRINKING = ("name", "step", "evidence", "site")
+_SHRINKING = ("name", "step", "evidence", "site", "kernel")
 _WRAPPING = ("check", "found", "remedy", "detail", "notes", "source")
 _NAME_CELLS = 40
 
@@ -307,7 +313,9 @@ def _cell(column: str, value: Any) -> str:
         return "◀ outlier" if value else ""
     if column == "evidence":
         return _evidence_text(value)
-    if column == "name":
+    if column.endswith("_pct"):
+        return _percent_text(None if value is None else value / 100)
+    if column in ("name", "kernel"):
         return _short_name(str(value))
     if value is None:
         return "-"

@@ -673,6 +673,48 @@ def _print_memory(console: Console, title: str, result: dict[str, Any], top: int
 
 
 @app.command(rich_help_panel=_READING)
+def ncu(
+    report: Annotated[
+        Path, typer.Argument(metavar="REPORT", help="An .ncu-rep, or what ncu --csv printed (--page raw or details).")
+    ],
+    kernel: Annotated[
+        str | None, typer.Option("--kernel", metavar="REGEX", help="Only kernels whose name this finds.")
+    ] = None,
+    top: Annotated[
+        int | None,
+        typer.Option("--top", metavar="N", min=0, help="Only the N longest; default: all, 20 in a table."),
+    ] = None,
+    format: FormatOpt = None,  # noqa: A002
+) -> None:
+    """What bounds each kernel that Nsight Compute profiled, on what evidence, and what to try next."""
+    from nsightkit import _show
+
+    with _progress(f"reading {report.name}"), _naming(report):
+        from nsightkit.analysis.ncu import summary as answer
+        from nsightkit.trace import ncu as reader
+
+        opened = reader.read(report)
+        frame = answer(opened, kernel=kernel)
+    columns = [str(c) for c in frame.columns]
+    rows = list(_show.rows_of(frame if top is None else frame.head(top)))
+    if _format(format) != "table":
+        _emit_list(format, rows, columns)
+        return
+    with _printing():
+        console, shown = _console(), rows if top is not None else rows[: _show.TABLE_ROWS]
+        gpus = list(dict.fromkeys(str(name) for name in opened.launches["gpu"].dropna()))
+        title = " · ".join([*gpus[:2], "Nsight Compute", report.name, *([f"--kernel {kernel}"] if kernel else [])])
+        figures = [c for c in columns if c not in ("evidence", "next_steps")]
+        _show.print_rows(console, figures, shown, total=len(frame), title=title, empty="no kernels")
+        for row in shown:
+            console.print()
+            console.print(_show.plain(f"{row['kernel']}: {row['classification']}"), style="bold")
+            for sign, key in (("-", "evidence"), ("→", "next_steps")):
+                for text in row[key]:
+                    console.print(_show.plain(f"{sign} {text}"), style="dim" if key == "evidence" else "")
+
+
+@app.command(rich_help_panel=_READING)
 @_on_trace
 def convert(
     session: _Session,
@@ -1003,6 +1045,84 @@ def capture_nsys(
         expect=expect or None,
         timeout_s=timeout_s,
         export=export,
+        overwrite=overwrite,
+    )
+    _emit_captured(format, captured)
+
+
+@capture_app.command("ncu", context_settings=_PROGRAM)
+def capture_ncu(
+    command: CommandArg,
+    *,
+    output: OutputOpt = Path("nsightkit-capture"),
+    kernel: Annotated[
+        str | None, typer.Option("--kernel", "-k", metavar="REGEX", help="Only kernels whose name this finds.")
+    ] = None,
+    skip: Annotated[
+        int, typer.Option("--skip", "-s", metavar="N", min=0, help="Leave out the first N launches that match.")
+    ] = 0,
+    count: Annotated[
+        int | None, typer.Option("--count", "-c", metavar="N", min=1, help="Profile only N launches that match.")
+    ] = None,
+    nvtx: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--nvtx",
+            metavar="RANGE",
+            help="Only inside this range: NAME or DOMAIN@NAME for push/pop ranges, or an expression of ncu's; "
+            "repeatable.",
+        ),
+    ] = None,
+    nvtx_exclude: Annotated[
+        list[str] | None, typer.Option("--nvtx-exclude", metavar="RANGE", help="Not inside this range; repeatable.")
+    ] = None,
+    section_set: Annotated[
+        str | None, typer.Option("--set", metavar="NAME", help="A set of sections; default: ncu's own, basic.")
+    ] = None,
+    section: Annotated[
+        list[str] | None, typer.Option("--section", metavar="NAME", help="A section; repeatable.")
+    ] = None,
+    metric: Annotated[
+        list[str] | None,
+        typer.Option("--metric", metavar="NAME", help="A metric, by our name or NVIDIA's; repeatable."),
+    ] = None,
+    clocks: Annotated[
+        Literal["none", "base"],
+        typer.Option("--clocks", help="Leave the clocks as they are, or lock them to base: repeatable, not real."),
+    ] = "none",
+    keep_caches: Annotated[
+        bool, typer.Option("--keep-caches", help="Do not flush the caches before each pass.")
+    ] = False,
+    extra: Annotated[
+        list[str] | None,
+        typer.Option("--ncu-option", metavar="OPT", help="One more option for ncu, NAME=VALUE; repeatable."),
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--everything", help="Allow the set full on every launch of the program.")
+    ] = False,
+    timeout_s: TimeoutOpt = 1800.0,
+    overwrite: OverwriteOpt = False,
+    format: FormatOpt = None,  # noqa: A002
+) -> None:
+    """Run a program under Nsight Compute, which replays its kernels to read the GPU's counters."""
+    from nsightkit.capture import ncu as profiler
+
+    captured = profiler.profile(
+        command,
+        output,
+        kernel=kernel,
+        skip=skip,
+        count=count,
+        nvtx=tuple(nvtx or ()),
+        nvtx_exclude=tuple(nvtx_exclude or ()),
+        section_set=section_set,
+        sections=tuple(section or ()),
+        metrics=tuple(metric or ()),
+        clocks=clocks,
+        keep_caches=keep_caches,
+        extra=tuple(extra or ()),
+        everything=everything,
+        timeout_s=timeout_s,
         overwrite=overwrite,
     )
     _emit_captured(format, captured)

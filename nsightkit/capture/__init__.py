@@ -9,7 +9,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nsightkit.capture import bench, doctor, memory, nsys, provenance, record, recordings, timing, torch_profiler
+    from nsightkit.capture import (
+        bench,
+        doctor,
+        memory,
+        ncu,
+        nsys,
+        provenance,
+        record,
+        recordings,
+        timing,
+        torch_profiler,
+    )
     from nsightkit.capture.captured import Captured
     from nsightkit.capture.investigation import Measurement, measure
     from nsightkit.workloads.phases import phase
@@ -21,6 +32,7 @@ __all__ = [
     "doctor",
     "measure",
     "memory",
+    "ncu",
     "nsys",
     "phase",
     "provenance",

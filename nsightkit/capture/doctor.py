@@ -15,7 +15,7 @@ from pathlib import Path
 
 from nsightkit.errors import NsightkitError
 from nsightkit.trace import nsys_tool
-from nsightkit.trace._process import run, tail
+from nsightkit.trace._process import run
 
 __all__ = ["report"]
 
@@ -38,6 +38,7 @@ def report() -> list[_Row]:
         _nvtx,
         _sampling,
         _ncu,
+        _ncu_report,
         _counters,
         _torch,
         _gpu,
@@ -151,16 +152,25 @@ def _is_root() -> bool:
 
 
 def _ncu() -> _Row:
+    from nsightkit.capture import ncu
+
     name = "ncu (kernel analysis)"
-    ncu = shutil.which("ncu")
-    if ncu is None:
-        return _row(name, "missing", "not on the PATH", "install Nsight Compute; only its reports need it")
     try:
-        said = run([ncu, "--version"], 30.0).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return _row(name, "missing", f"{ncu} does not answer", "install Nsight Compute again")
-    version = re.search(r"\b\d{4}(?:\.\d+)+", said)
-    return _row(name, "ok", f"{version[0] if version else tail(said, 1)} at {ncu}")
+        found = ncu.find()
+        if found is None:
+            return _row(name, "missing", "not on the PATH", "install Nsight Compute; only its captures need it")
+        return _row(name, "ok", f"{ncu.version(found)} at {found}")
+    except NsightkitError as error:
+        problem, _, remedy = str(error).partition("; ")
+        return _row(name, "missing", problem, remedy)
+
+
+def _ncu_report() -> _Row:
+    name = "ncu-report (reads .ncu-rep)"
+    installed = _installed("ncu-report")
+    if installed is None:
+        return _row(name, "warn", "not installed", "pip install 'nsightkit[ncu]'; CSV of ncu is read without it")
+    return _row(name, "ok", installed)
 
 
 def _counters() -> _Row:

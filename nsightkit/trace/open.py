@@ -84,7 +84,7 @@ def _open(path: Path, cache: bool) -> Source:
         # By its first bytes, which are those of any pickle: nothing here loads one to see what it is.
         raise TraceError(path, "is a pickle: a memory snapshot, not a trace", f"try `nsightkit memory {path.name}`")
     if path.suffix == ".ncu-rep":
-        raise TraceError(path, "is an Nsight Compute report, which has no timeline", f"give {_SOURCES}")
+        raise TraceError(path, "is an Nsight Compute report, which has no timeline", "ask nsightkit ncu about it")
     raise TraceError(path, "is no trace that nsightkit knows", f"give {_SOURCES}")
 
 

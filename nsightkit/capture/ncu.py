@@ -1,0 +1,477 @@
+"""Watch a program's kernels with Nsight Compute, and say plainly why nothing came back when nothing did.
+
+ncu exits with 0 when its filter matched no kernel, and with the program's own code when it did: a capture is judged
+by its report and by ncu's log. Each profiled launch is replayed until all its metrics are read, dozens of times with
+the set full, so that filters decide whether a run takes seconds or hours.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from nsightkit.capture.captured import Captured, settle, target
+from nsightkit.errors import NsightkitError, UsageError
+from nsightkit.trace import ncu_metrics
+from nsightkit.trace._process import run, tail
+
+__all__ = ["PERMISSION", "find", "options_of", "profile", "range_filter", "version"]
+
+#: What to do about ERR_NVGPUCTRPERM.
+PERMISSION = (
+    "run as root; in a container give it --cap-add=SYS_ADMIN (CAP_PERFMON is enough from Linux 5.8 on); or let the "
+    "host's administrator set NVreg_RestrictProfilingToAdminUsers=0 for the nvidia module and reboot. Timelines "
+    "(nsightkit capture nsys, torch) need no counters"
+)
+
+_FOLDERS = (
+    "/usr/local/cuda*/bin/ncu",
+    "/opt/nvidia/nsight-compute/*/ncu",
+    "/usr/local/cuda*/nsight-compute-*/ncu",
+    "/usr/lib/nsight-compute/ncu",
+)
+#: Set by us, or by an argument that also checks the value.
+_OURS = {
+    "--export": "output",
+    "-o": "output",
+    "--log-file": "",
+    "--force-overwrite": "overwrite",
+    "-f": "overwrite",
+    "--kernel-name": "kernel",
+    "-k": "kernel",
+    "--launch-skip": "skip",
+    "-s": "skip",
+    "--launch-count": "count",
+    "-c": "count",
+    "--nvtx": "nvtx",
+    "--nvtx-include": "nvtx",
+    "--nvtx-exclude": "nvtx_exclude",
+    "--set": "section_set",
+    "--section": "sections",
+    "--metrics": "metrics",
+    "--clock-control": "clocks",
+    "--cache-control": "keep_caches",
+    "--target-processes": "",
+    "--csv": "",
+    "--page": "",
+    "--import": "",
+    "-i": "",
+    "--mode": "",
+}
+_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvgpu", "/dev/nvhost-gpu")  # Linux, WSL, Jetson
+# Collected without being listed by --query-metrics: attributes of launch and device, samples, what ncu derives.
+_UNLISTED = re.compile(
+    r"(?:regex|group|breakdown|pmsampling):|(?:launch|device|derived|profiler|sass|nvlink|numa|smsp__pcsamp|memory)_"
+    r"|(?:thread_)?inst_executed(?!_pipe)"
+)
+
+
+def find() -> Path | None:
+    """Where ``ncu`` is.
+
+    Looks at the environment variable ``NSIGHTKIT_NCU``, then at the ``PATH``, then where NVIDIA's installers put it,
+    the newest first. It does not start the program.
+
+    Returns
+    -------
+    Path or None
+
+    Raises
+    ------
+    UsageError
+        ``NSIGHTKIT_NCU`` names something that is no program.
+    """
+    named = os.environ.get("NSIGHTKIT_NCU")
+    if named:
+        path = Path(named).expanduser()
+        if not (path.is_file() and os.access(path, os.X_OK)):
+            raise UsageError(f"NSIGHTKIT_NCU is {named!r}, which is no program; give the path of ncu, or unset it")
+        return path
+    on_path = shutil.which("ncu")
+    if on_path:
+        return Path(on_path)
+    for pattern in _FOLDERS:
+        found = [p for p in Path("/").glob(pattern.lstrip("/")) if p.is_file() and os.access(p, os.X_OK)]
+        if found:
+            return max(found, key=lambda p: [int(n) for n in re.findall(r"\d+", str(p))])
+    return None
+
+
+@functools.lru_cache(maxsize=32)
+def _answer(ncu: Path, *arguments: str) -> str:
+    """What ncu says when it is only asked; no GPU is needed for that."""
+    try:
+        return run([str(ncu), *arguments], 60.0).stdout
+    except (subprocess.TimeoutExpired, OSError) as error:
+        raise NsightkitError(
+            f"{ncu}: '{' '.join(arguments)}' gave no answer; set NSIGHTKIT_NCU to a working ncu"
+        ) from error
+
+
+def version(ncu: Path) -> str:
+    """Ask an ncu for its version.
+
+    Parameters
+    ----------
+    ncu : Path
+
+    Returns
+    -------
+    str
+        Such as ``2025.3.1.0``.
+
+    Raises
+    ------
+    NsightkitError
+        It does not start, hangs, or says no version.
+    """
+    said = _answer(ncu, "--version")
+    found = re.search(r"\b\d{4}(?:\.\d+)+", said)
+    if not found:
+        raise NsightkitError(f"{ncu}: said no version ({tail(said, 2)}); set NSIGHTKIT_NCU to a working ncu")
+    return found[0]
+
+
+def options_of(help_text: str) -> frozenset[str]:
+    """Read the options from the text of ``ncu --help``.
+
+    Parameters
+    ----------
+    help_text : str
+
+    Returns
+    -------
+    frozenset of str
+        With their dashes.
+    """
+    found = re.finditer(r"^  (?:(-\w) \[ (--[a-z][\w-]*) \]|(--[a-z][\w-]*))", help_text, re.MULTILINE)
+    return frozenset(option for match in found for option in match.groups() if option)
+
+
+def range_filter(name: str) -> str:
+    """Write a range's name as ncu's NVTX filter.
+
+    ncu takes a plain name for a start/end range; a push/pop range, which ``torch.cuda.nvtx.range`` and
+    :func:`nsightkit.capture.phase` open, needs a slash after its name, and without it nothing is profiled.
+
+    Parameters
+    ----------
+    name : str
+        ``NAME`` or ``DOMAIN@NAME`` of a push/pop range. What holds a slash or a bracket is an expression of ncu's
+        own and stays as it is; ``start/end:NAME`` is a start/end range.
+
+    Returns
+    -------
+    str
+    """
+    if name.startswith("start/end:"):
+        return name.removeprefix("start/end:")
+    return name if re.search(r"[/\[\]]", name) else f"{name}/"
+
+
+def profile(
+    command: Sequence[str],
+    output: str | os.PathLike[str],
+    *,
+    kernel: str | None = None,
+    skip: int = 0,
+    count: int | None = None,
+    nvtx: Sequence[str] = (),
+    nvtx_exclude: Sequence[str] = (),
+    section_set: str | None = None,
+    sections: Sequence[str] = (),
+    metrics: Sequence[str] = (),
+    clocks: Literal["none", "base"] = "none",
+    keep_caches: bool = False,
+    extra: Sequence[str] = (),
+    everything: bool = False,
+    timeout_s: float = 1800.0,
+    env: Mapping[str, str] | None = None,
+    overwrite: bool = False,
+    show: bool = True,
+) -> Captured:
+    """Run a program under ``ncu``. Never under nsys or torch.profiler at the same time.
+
+    Parameters
+    ----------
+    command : sequence of str
+        The program and its arguments; no shell sees them.
+    output : path-like
+        Name of the report; ``.ncu-rep`` is added when it is missing.
+    kernel : str, optional
+        A regular expression; only kernels whose base name (no namespaces, no template arguments) it finds. ncu's
+        own default is an exact match, which finds nothing when it is given an expression.
+    skip, count : int
+        Of the launches that match, how many to leave out first, and how many to profile then.
+    nvtx, nvtx_exclude : sequence of str
+        Only launches inside, or outside, these ranges: see :func:`range_filter`.
+    section_set : str, optional
+        ``basic`` (ncu's default), ``detailed``, ``full``, ``roofline``, …
+    sections : sequence of str
+        Sections to collect, such as ``SpeedOfLight``.
+    metrics : sequence of str
+        Metrics to collect: our names (:mod:`nsightkit.trace.ncu_metrics`) or NVIDIA's.
+    clocks : {'none', 'base'}
+        ``none`` leaves the GPU's clocks alone: times are those of a program under load. ``base``, ncu's own default,
+        locks them: runs compare better, and times are longer than in production.
+    keep_caches : bool
+        Do not flush the caches before each pass: what production finds in L2 is found there too.
+    extra : sequence of str
+        Further options of ncu, ``--name=value`` or ``--name`` each; checked against its help.
+    everything : bool
+        Allow the set ``full`` on every launch of the program.
+    timeout_s : float
+        The program is interrupted then.
+    env : mapping, optional
+        The program's whole environment; the present one when omitted. It ends up in the report.
+    overwrite : bool
+        Replace an existing report.
+    show : bool
+        Let the program write to stderr.
+
+    Returns
+    -------
+    Captured
+
+    Raises
+    ------
+    UsageError
+        An argument that this ncu, or we, cannot honour.
+    NsightkitError
+        No usable ncu, or no report: the counters may not be read, no kernel matched, there is no GPU.
+    """
+    if not command:
+        raise UsageError("no command given; say which program to profile")
+    if skip < 0 or (count is not None and count < 1):
+        raise UsageError("skip must be 0 or more, and count 1 or more")
+    if section_set == "full" and not everything and kernel is None and count is None and not nvtx:
+        raise UsageError(
+            "the set full replays every launch of the program dozens of times: hours, and gigabytes of report; filter "
+            "(kernel, count or nvtx), or allow everything"
+        )
+    report = target(output, ".ncu-rep", overwrite=overwrite)
+    ncu = find()
+    if ncu is None:
+        raise NsightkitError(
+            "ncu is not installed (not on the PATH, nor where NVIDIA's installers put it); install Nsight Compute, or "
+            "set NSIGHTKIT_NCU to its ncu program"
+        )
+    chosen = _Filters(kernel, skip, count, tuple(nvtx), tuple(nvtx_exclude))
+    options = [*_options(ncu, chosen, section_set, sections, metrics, clocks, keep_caches), *_checked(ncu, extra)]
+    with tempfile.TemporaryDirectory(prefix=".nsightkit-", dir=report.parent) as folder:
+        made, log = Path(folder) / "report.ncu-rep", Path(folder) / "log.txt"
+        files = [f"--export={_plain(made)}", "--force-overwrite", f"--log-file={_plain(log)}"]
+        ran = [str(ncu), *options, *files, *command]
+        notes, done = _run(ran, timeout_s, show, None if env is None else dict(env))
+        said = log.read_text(errors="replace") if log.is_file() else ""
+        _judge(made, said or done.stdout, done.returncode, chosen)
+        settle(made, report)
+    notes += _notes(said, clocks)
+    code = re.search(r"application returned an error code \((-?\d+)\)", said)
+    returncode = int(code[1]) if code else done.returncode
+    if returncode:
+        notes.append(f"the program ended with exit code {returncode}")
+    shown = [str(ncu), *options, f"--export={_plain(report)}", *command]
+    return Captured(report, report, [report], shown, returncode, notes)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Filters:
+    kernel: str | None
+    skip: int
+    count: int | None
+    nvtx: tuple[str, ...]
+    nvtx_exclude: tuple[str, ...]
+
+
+def _options(
+    ncu: Path,
+    chosen: _Filters,
+    section_set: str | None,
+    sections: Sequence[str],
+    metrics: Sequence[str],
+    clocks: str,
+    keep_caches: bool,
+) -> list[str]:
+    can = _can(ncu)
+    options = ["--target-processes=all"] if "--target-processes" in can else []
+    if clocks not in ("none", "base"):
+        raise UsageError(f"clocks can be none or base, not {clocks!r}")
+    options.append(f"--clock-control={clocks}")
+    if keep_caches:
+        options.append("--cache-control=none")
+    if chosen.kernel is not None:
+        pattern = chosen.kernel.removeprefix("regex:")
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise UsageError(f"kernel: {pattern!r} is not a regular expression ({error})") from error
+        options.append(f"--kernel-name=regex:{pattern}")
+    if chosen.skip:
+        options.append(f"--launch-skip={chosen.skip}")
+    if chosen.count is not None:
+        options.append(f"--launch-count={chosen.count}")
+    if chosen.nvtx or chosen.nvtx_exclude:
+        options.append("--nvtx")
+    options += [f"--nvtx-include={range_filter(name)}" for name in chosen.nvtx]
+    options += [f"--nvtx-exclude={range_filter(name)}" for name in chosen.nvtx_exclude]
+    if section_set is not None:
+        # An unknown set ends in a run that collects nothing, after the program has run to its end.
+        options.append(f"--set={_listed(ncu, '--list-sets', section_set, 'set of sections')}")
+    options += [f"--section={_listed(ncu, '--list-sections', name, 'section')}" for name in sections]
+    if metrics:
+        options.append(f"--metrics={','.join(_metric(ncu, name) for name in metrics)}")
+    return options
+
+
+def _can(ncu: Path) -> frozenset[str]:
+    said = _answer(ncu, "--help")
+    can = options_of(said)
+    if not {"--export", "--kernel-name"} <= can:
+        raise NsightkitError(
+            f"{ncu}: its help names no --export and --kernel-name ({tail(said, 2)}); set NSIGHTKIT_NCU to a working ncu"
+        )
+    return can
+
+
+def _checked(ncu: Path, extra: Sequence[str]) -> list[str]:
+    can = _can(ncu)
+    for option in extra:
+        name = option.partition("=")[0] if option.startswith("--") else option[:2]
+        if name in _OURS:
+            instead = f"; give the argument {_OURS[name]} instead" if _OURS[name] else ""
+            raise UsageError(f"{name} is set by nsightkit{instead}")
+        if name not in can:
+            raise UsageError(f"{ncu} has no option {name}{_hint(name, can)}")
+    return list(extra)
+
+
+def _hint(name: str, known: Sequence[str] | frozenset[str]) -> str:
+    near = difflib.get_close_matches(name, sorted(known), n=2)
+    return f"; did you mean {' or '.join(near)}?" if near else ""
+
+
+def _listed(ncu: Path, question: str, name: str, what: str) -> str:
+    if name.startswith("regex:"):
+        return name
+    known = re.findall(r"^([A-Za-z]\w*) +\S", _answer(ncu, question), re.MULTILINE)
+    known = [each for each in known if each != "Identifier"]
+    if known and name not in known:
+        all_known = f"; there are {', '.join(known)}"
+        raise UsageError(f"this ncu has no {what} {name!r}{_hint(name, known) or all_known}")
+    return name
+
+
+def _metric(ncu: Path, name: str) -> str:
+    """Give NVIDIA's name of a metric; a wrong one would end the run at the first kernel."""
+    if name in ncu_metrics.names():
+        return ncu_metrics.find(name)
+    if _UNLISTED.match(name):
+        return name
+    listed = _query(ncu)
+    return name if name.partition(".")[0] in listed else ncu_metrics.find(name, listed)
+
+
+@functools.lru_cache(maxsize=2)
+def _query(ncu: Path) -> frozenset[str]:
+    """List the metrics of all chips an ncu knows: without suffixes, and from no GPU in particular."""
+    chips = re.findall(r"\b[a-z]{2}\d\w+", _answer(ncu, "--list-chips"))
+    said = _answer(ncu, "--query-metrics", "--chips", ",".join(chips)) if chips else ""
+    return frozenset(re.findall(r"^([A-Za-z][\w.]*__\w+) ", said, re.MULTILINE))
+
+
+def _plain(path: Path) -> str:
+    """Keep ncu from expanding %h, %p, %i and %q{...} in a file's name."""
+    return str(path).replace("%", "%%")
+
+
+def _run(
+    ran: list[str], timeout_s: float, show: bool, env: dict[str, str] | None
+) -> tuple[list[str], subprocess.CompletedProcess[str]]:
+    start = time.monotonic()
+    try:
+        done = run(ran, timeout_s, env=env, show=show, interrupt_s=60.0)
+    except subprocess.TimeoutExpired as error:
+        raise NsightkitError(
+            f"ncu was not done within {timeout_s:g} s and did not obey an interruption ({tail(error.output, 3)}); "
+            "profile fewer launches (kernel, count, nvtx) or fewer sections, or allow more time"
+        ) from error
+    except OSError as error:
+        raise NsightkitError(f"{ran[0]}: cannot be started ({error.strerror})") from error
+    if time.monotonic() - start >= timeout_s:
+        return [f"the program was interrupted after {timeout_s:g} s; the report ends there"], done
+    return [], done
+
+
+def _judge(made: Path, said: str, returncode: int, chosen: _Filters) -> None:
+    """Raise unless there is a report, with the reason that ncu's log gives."""
+    if "ERR_NVGPUCTRPERM" in said or "does not have permission to access NVIDIA GPU Performance Counters" in said:
+        raise NsightkitError(
+            f"the driver does not let this user read the GPU's counters (ERR_NVGPUCTRPERM); {PERMISSION}"
+        )
+    if "LibraryNotLoaded" in said:
+        raise NsightkitError(
+            "the GPU's counters cannot be reached from here at all (LibraryNotLoaded), as in sandboxed containers; "
+            "profile on another runtime or machine, timelines (nsightkit capture nsys, torch) need no counters"
+        )
+    if made.is_file():
+        return
+    if "failed to connect to the CUDA driver" in said:
+        raise NsightkitError(
+            "ncu found no CUDA driver, so it did not run the program; run it where a GPU is (nsightkit doctor looks)"
+        )
+    unknown = re.search(r"(?:[Ff]ailed to find metric|[Ii]nvalid metric(?: name)?:?) *['\"]?([\w:.]+)", said)
+    if unknown:
+        raise NsightkitError(f"this GPU has no metric {unknown[1]}; leave it out, or see ncu --query-metrics")
+    if "No kernels were profiled" in said:
+        raise NsightkitError(f"ncu profiled no kernel; {_why_none(chosen)}")
+    raise NsightkitError(
+        f"ncu wrote no report (exit code {returncode}): {tail(said, 3) or 'it said nothing'}; run the program without "
+        "ncu first"
+    )
+
+
+def _why_none(chosen: _Filters) -> str:
+    reasons = []
+    if not any(Path(device).exists() for device in _DEVICES):
+        reasons.append("there is no NVIDIA GPU here, or this container does not see it")
+    if chosen.kernel is not None:
+        reasons.append(
+            f"no kernel's base name has {chosen.kernel.removeprefix('regex:')!r} (cuBLAS on Hopper calls its kernels "
+            "nvjet_…: try 'nvjet|gemm|cutlass|xmma|triton')"
+        )
+    if chosen.nvtx or chosen.nvtx_exclude:
+        reasons.append(
+            "no launch lies in the ranges: check their spelling and domain (DOMAIN@NAME), and that they are push/pop "
+            "ranges (else start/end:NAME)"
+        )
+    if chosen.skip:
+        reasons.append(f"fewer than {chosen.skip + 1} launches match")
+    return "; or ".join(reasons) or "the program launched none: does it use the GPU?"
+
+
+def _notes(said: str, clocks: str) -> list[str]:
+    notes = []
+    passes = [int(n) for n in re.findall(r"^==PROF== Profiling .*?- (\d+) pass(?:es)?", said, re.MULTILINE)]
+    if passes:
+        notes.append(f"{len(passes)} launches were profiled, replayed up to {max(passes)} times each")
+    notes += [f"ncu said: {line}" for line in re.findall(r"^==(?:WARNING|ERROR)== (.*)", said, re.MULTILINE)[:3]]
+    if clocks == "base":
+        notes.append("the clocks were locked to base: times compare between runs, and are longer than in production")
+    else:
+        notes.append("the clocks were left alone: the report says at which the kernels ran (sm_clock_hz)")
+    notes.append(
+        "the report holds the program's environment and command line, and this machine's host name and addresses: do "
+        "not publish it as it is"
+    )
+    return notes
