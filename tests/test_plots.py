@@ -309,3 +309,34 @@ def test_small_multiples_draw_the_longest_in_one_scale():
     assert "one long 90%" in figure.get_label()
     figure.canvas.draw()
     assert "nothing" in plots.small_multiples({}).get_label()
+
+
+def test_roofline_points_and_roofs():
+    from nsightkit.analysis.sol import Rates
+
+    table = pd.DataFrame(
+        {
+            "name": ["matrix", HOSTILE, "copy"],
+            "flops": [2e12, 1e9, 0],
+            "intensity": [1000.0, 0.5, 0.0],
+            "time_ns": [4e6, 1e6, 1e6],
+            "sol_datasheet": [0.5, np.nan, 0.9],
+        }
+    )
+    sheet, measured = Rates("datasheet", {"bf16": 1000.0}, 4000.0), Rates("measured", {"bf16": 800.0}, 3500.0)
+    figure = plots.roofline(table, [sheet, measured, Rates("no such unit", {"fp32": 1.0}, 1.0)], "bf16", title="R")
+    lines = figure.axes[0].lines
+    roofs = [line for line in lines if len(line.get_xdata()) > 1]
+    assert [line.get_ydata().max() for line in roofs] == [1000, 800]
+    x, y = (np.asarray(f(), float) for f in (roofs[0].get_xdata, roofs[0].get_ydata))
+    slope = x < 250
+    np.testing.assert_allclose(y[slope] / x[slope], 4.0)  # 4000 GB/s
+    points = {
+        line.get_label(): (*line.get_xdata(), *line.get_ydata()) for line in lines if line.get_linestyle() == "None"
+    }
+    assert points["matrix, 50%"] == (1000.0, 500.0)
+    assert (0.5, 1.0) in points.values()
+    assert sum(len(p) == 2 and p[0] == 0 for p in points.values()) == 0  # a copy has no FLOPs
+    assert "datasheet (1,000 TFLOP/s, 4,000 GB/s)" in figure.get_label()
+    figure.canvas.draw()
+    assert "no operations" in plots.roofline(table.head(0), [sheet], "bf16").get_label()

@@ -14,6 +14,7 @@ from nsightkit.plots._curves import distributions, share_curves
 from nsightkit.plots._interactive import InteractiveTimeline, interactive_timeline
 from nsightkit.plots._many import box_plots, panels, small_multiples
 from nsightkit.plots._memory import memory_bars, memory_timeline, segment_map
+from nsightkit.plots._roofline import roofline
 from nsightkit.plots._shares import share_bars
 from nsightkit.plots._sweep import sweep_memory, sweep_times
 from nsightkit.plots._tables import table
@@ -32,6 +33,7 @@ __all__ = [
     "memory_stacks",
     "memory_timeline",
     "panels",
+    "roofline",
     "segment_map",
     "share_bars",
     "share_curves",
