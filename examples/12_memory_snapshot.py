@@ -13,8 +13,6 @@ What one needs: nothing to read this page, a minute and a CPU to run its small
 version, an NVIDIA GPU with PyTorch to repeat it.
 """
 
-# sphinx_gallery_thumbnail_number = 1
-
 # %%
 # Expectation
 # -----------
@@ -24,6 +22,7 @@ version, an NVIDIA GPU with PyTorch to repeat it.
 # second step on both are as high as before. In numbers, for the model that
 # this page runs on a GPU:
 
+# sphinx_gallery_thumbnail_number = 1
 import dataclasses
 
 import pandas as pd
@@ -210,29 +209,32 @@ pieces = snapshots.segments(taken, "peak")
 plots.segment_map(
     pieces,
     snapshots.at(taken, "peak"),
+    top=20,
     title=f"Segments at the peak ({before.mode})",
 )
 
 # %%
-# Four amounts of one moment, and what lies outside of all of them. Each is the
-# one before plus something: rounding to blocks, cached free memory, and what
-# the allocator never saw.
+# The amounts of one moment, each the one before plus something: rounding to
+# blocks, then free memory in the allocator's hands. What the allocator never
+# saw comes on top, and only the device can tell it. The peak has a second
+# witness, counted while the program ran.
 
 lost = told["fragmentation"]
+peak = snapshots.timeline(taken).set_index("event").loc[told["event"]]
 caches = bool(len(before.values("context_bytes")))
 amounts = {
-    "requested: the bytes that were asked for": told["peak_requested_bytes"],
-    "allocated: the blocks that hold them": told["peak_bytes"],
-    "reserved: all segments": told["reserved_at_peak_bytes"],
+    "requested: the bytes that were asked for": peak["requested_bytes"],
+    "allocated: the blocks that hold them": peak["allocated_bytes"],
+    "reserved: all segments": peak["reserved_bytes"],
     "reserved and free, between blocks in use": lost["inactive_split_bytes"],
     "reserved and free, in whole segments": lost["releasable_bytes"],
-    "peak by torch's own counter": before.median("peak_bytes"),
+    "allocated, counted beside the snapshot": before.median("peak_bytes"),
 }
 if caches:
     outside = before.median("context_bytes")
     amounts["on the device, not the allocator's"] = outside
 else:
-    print("a CPU caches nothing: each tensor is a segment of its own, full")
+    print("a CPU caches nothing: each tensor is a full segment of its own")
 amounts = pd.Series(amounts, dtype=float).div(1e6)
 table(amounts.rename_axis("at the peak").reset_index(name="size (MB)"))
 
@@ -258,7 +260,7 @@ after = measure("memory-snapshot", "after")
 after
 
 # %%
-# The same picture, on the same axis if not of the same height:
+# The same picture without the fault:
 
 timeline(after, "the bare numbers kept")
 

@@ -66,7 +66,7 @@ axes.plot([1, 2])
 
 LABEL = """
 figure.set_label('A line: "up" & away')
-downloads = {"The trace (Chrome JSON)": trace, "This text": text}
+downloads = {"The trace (Chrome JSON)": trace, "This text": text, "That text": other}
 """
 
 TRACE = """
@@ -82,6 +82,8 @@ from nsightkit.trace.model import Trace
 
 text = pathlib.Path(tempfile.mkdtemp(), "notes.txt")
 _ = text.write_text("kept")
+other = pathlib.Path(tempfile.mkdtemp(), "notes.txt")
+_ = other.write_text("kept, too")
 trace = Trace.from_frames({"kernels": pd.DataFrame({"start_ns": [0], "end_ns": [5], "name": ["k"]})})
 """
 
@@ -158,6 +160,8 @@ def test_script_and_trace_can_be_downloaded(page, built):
     (script,) = (href for text, href in links.items() if "01_probe.py" in text)
     assert (built / "gallery" / script).is_file()
     assert (built / "gallery" / links["This text"]).read_text(encoding="utf-8") == "kept"
+    # two files of one name
+    assert (built / "gallery" / links["That text"]).read_text(encoding="utf-8") == "kept, too"
     from nsightkit import load
 
     trace = load(built / "gallery" / links["The trace (Chrome JSON)"])

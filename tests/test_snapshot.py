@@ -25,8 +25,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
-from make_snapshot import MIB, T0_US, Allocator, random_program
+from make_snapshot import MIB, T0_US, Allocator, leaking_program, random_program
 
+import nsightkit
 from nsightkit import cli, plots
 from nsightkit.analysis import snapshot as analysis
 from nsightkit.errors import TraceError, UsageError
@@ -699,7 +700,86 @@ def test_bands_stack_up_to_the_allocated_bytes() -> None:
         analysis.bands(snapshot, top=-1)
 
 
+# ---------------------------------------------------------------- from step to step
+
+
+@pytest.mark.parametrize("keep_graph", [True, False])
+def test_growth_is_what_is_left_behind(keep_graph: bool) -> None:
+    made = leaking_program(tokens=256, vocabulary=4096, parameters=10**6, keep_graph=keep_graph, steps=5)
+    snapshot = reader.from_object(made)
+    steps = analysis.ranges(snapshot, "^step$")
+    assert len(steps) == 5
+    level = analysis.timeline(snapshot)["allocated_bytes"].to_numpy()
+    kept = 2 * 4 * 256 * 4096 * keep_graph + 512
+    ends = steps["to_event"].tolist()
+    risen = np.diff(level[np.array(ends) + 1])
+    # In the second step a block that is reused may be up to 1 MiB larger than what it is for, which is growth, too.
+    assert risen[1:].tolist() == [kept] * 3
+    grown = analysis.growth(snapshot, ends)
+    assert grown["site"].tolist() == ["leak.py:47 _watch"]
+    assert grown["least_bytes"].tolist() == [kept]
+    assert grown["grown_bytes"].tolist() == [risen.sum()]
+    assert grown["count"].tolist() == [4 * (1 + 2 * keep_graph)]
+    # with the first step the optimizer's states are there, and do not grow again
+    whole = analysis.growth(snapshot, [-1, *ends]).set_index("category")
+    assert whole.loc["optimizer states", "grown_bytes"] == 8 * 10**6
+    assert whole.loc["optimizer states", "least_bytes"] == 0
+    assert whole["grown_bytes"].sum() == level[-1]
+
+
+def test_growth_needs_two_moments_and_a_fall_is_one_too() -> None:
+    allocator = Allocator()
+    first = allocator.malloc(512, frames=[frame("a")])
+    allocator.free(first)
+    snapshot = reader.from_object(allocator.snapshot())
+    fallen = analysis.growth(snapshot, [1, "end"])
+    assert fallen[["start_bytes", "end_bytes", "grown_bytes", "least_bytes"]].to_numpy().tolist() == [
+        [512, 0, -512, -512]
+    ]
+    assert analysis.growth(snapshot, ["end", "end"]).empty
+    with pytest.raises(UsageError, match="two or more"):
+        analysis.growth(snapshot, ["end"])
+
+
+def test_ranges_that_nest_repeat_and_are_cut_off() -> None:
+    allocator = Allocator()
+    marks: list[dict[str, Any]] = []
+
+    def mark(name: str, stage: str, device: int = 0) -> None:
+        at_us = T0_US + 7 * len(allocator.events) - 3
+        marks.append({"device": device, "time_us": at_us, "name": name, "stage": stage})
+
+    mark("begun before", "END")
+    for name, stage in [("a", "START"), ("a", "START"), ("b", "START"), ("a", "END"), ("b", "END"), ("a", "END")]:
+        allocator.malloc(512)  # makes a segment the first time
+        mark(name, stage)
+    mark("a", "START", device=1)
+    mark("never ends", "START")
+    found = allocator.snapshot() | {"external_annotations": marks}
+    ranges = analysis.ranges(reader.from_object(found))
+    assert ranges.to_numpy().tolist() == [["a", 1, 6], ["a", 2, 4], ["b", 3, 5]]
+    assert analysis.ranges(reader.from_object(found), "b").to_numpy().tolist() == [["b", 3, 5]]
+    del found["external_annotations"]
+    assert analysis.ranges(reader.from_object(found)).empty
+    with pytest.raises(UsageError, match="regular expression"):
+        analysis.ranges(reader.from_object(found), "(")
+
+
 # ---------------------------------------------------------------- the command line
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_elsewhere_a_snapshot_is_named_and_not_opened(
+    protocol: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path / "taken", training()[0].snapshot(), protocol)
+    with pytest.raises(TraceError, match="nsightkit memory taken"):
+        nsightkit.load(path)
+    assert cli.run(["summary", str(path)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert "memory snapshot" in err
 
 
 def test_the_command_answers_as_the_contract_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from nsightkit.analysis import snapshot as analysis  # noqa: E402
+from nsightkit.trace import snapshot as reader  # noqa: E402
 from nsightkit.workloads.tensor_memory import TensorMemory  # noqa: E402
 
 MIB = 2**20
@@ -101,3 +103,32 @@ def test_the_history_is_a_snapshot() -> None:
     here = [frame for frame in events[0]["frames"] if frame["filename"] == __file__]
     assert here[0]["name"] == "test_the_history_is_a_snapshot"
     assert all(a["time_us"] <= b["time_us"] for a, b in itertools.pairwise(events))
+
+
+def test_ranges_are_kept_beside_the_history() -> None:
+    with TensorMemory(history=True) as memory:
+        with torch.profiler.record_function("outer"):
+            x = torch.zeros(256)
+            with torch.profiler.record_function("inner"):
+                del x
+        torch.zeros(1)
+    found = reader.from_object(memory.snapshot())
+    ranges = analysis.ranges(found).set_index("name")
+    actions = found.events["action"].tolist()
+    outer, inner = ranges.loc["outer"], ranges.loc["inner"]
+    assert actions[outer["from_event"] + 1 : inner["from_event"] + 1] == ["segment_alloc", "alloc"]
+    freed = ["free_requested", "free_completed", "segment_free"]
+    assert actions[inner["from_event"] + 1 : outer["to_event"] + 1] == freed
+    assert analysis.ranges(reader.from_object(TensorMemory().snapshot() | {"device_traces": [[]]})).empty
+
+
+def test_the_error_of_a_full_device_is_an_event() -> None:
+    with TensorMemory(limit_bytes=MIB, history=True) as memory:
+        kept = torch.zeros(MIB // 8)
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.zeros(MIB // 2)
+    oom = analysis.summary(reader.from_object(memory.snapshot()))["oom"]
+    assert oom["requested_bytes"] == 2 * MIB
+    assert oom["allocated_bytes"] == kept.nbytes
+    assert oom["device_free_bytes"] == MIB - kept.nbytes
+    assert oom["site"].endswith("test_the_error_of_a_full_device_is_an_event")

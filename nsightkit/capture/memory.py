@@ -199,8 +199,7 @@ def write(taken: Mapping[str, Any], output: str | os.PathLike[str], *, scrub: bo
     Parameters
     ----------
     taken : mapping
-        What ``torch.cuda.memory._snapshot()`` returned, or
-        :meth:`nsightkit.workloads.tensor_memory.TensorMemory.snapshot`.
+        What ``torch.cuda.memory._snapshot()`` returned, or ``TensorMemory.snapshot()``.
     output : path-like
         Appears whole or not at all.
     scrub : bool, default True
