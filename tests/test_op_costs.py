@@ -120,6 +120,17 @@ def test_a_card_that_could_not_have_done_it() -> None:
     assert table["impossible"].all()
 
 
+def test_a_cpu_is_held_against_its_own_rates() -> None:
+    trace = planted()
+    cpu = Trace.from_frames({"ops": trace.ops}, TraceMeta(tool="planted", missing=["kernels"]))
+    rates = sol.Rates("this machine", {"bf16": 1000.0, "fp32": 500.0}, 10_000.0)
+    table = sol.summary(cpu, machine=rates).set_index("name")
+    product = table.loc["aten::mm 2048x4096 4096x4096 bf16"]
+    assert (product["count"], product["time_ns"]) == (2, 160_000)  # the operators' own times
+    assert product["sol_datasheet"] == pytest.approx(product["flops"] / 1000e12 / 160e-6)
+    assert sol.summary(cpu).empty  # no card's datasheet is for it
+
+
 def test_the_card_must_be_known() -> None:
     with pytest.raises(UsageError, match="--gpu"):
         sol.summary(planted(gpu=None))

@@ -134,6 +134,8 @@ _COSTS: dict[str, Callable[[_Inputs], Operation]] = {
     "_scaled_dot_product_efficient_attention_backward": _attention(1, 11, backward=True),
     "_scaled_dot_product_cudnn_attention": _attention(0, 6),
     "_scaled_dot_product_cudnn_attention_backward": _attention(1, 14, backward=True),
+    "_scaled_dot_product_flash_attention_for_cpu": _attention(0, 4),
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention(1, 7, backward=True),
     "_softmax": _rows(sol.softmax),
     "_log_softmax": _rows(sol.softmax),
     "native_layer_norm": _rows(sol.layer_norm),

@@ -51,6 +51,7 @@ import numpy as np
 import pandas as pd
 
 from nsightkit import hardware
+from nsightkit.analysis import operators
 from nsightkit.analysis.intervals import launch_of
 from nsightkit.errors import TraceError, UsageError
 from nsightkit.hardware import Gpu
@@ -688,7 +689,9 @@ def _ceiling_ns(operation: Operation, bound: str, measured: Rates | None) -> flo
     return measured.memory_ns(operation) if bound == "memory" else float("nan")
 
 
-def summary(trace: Trace, gpu: str | None = None, measured: Rates | None = None) -> pd.DataFrame:
+def summary(
+    trace: Trace, gpu: str | None = None, measured: Rates | None = None, *, machine: Rates | None = None
+) -> pd.DataFrame:
     """Judge the operators of a trace whose shapes were recorded, by the kernels they launched.
 
     Each kernel counts for the innermost operator with a known cost that its launch lies in. GEMMs in fp32 are held
@@ -702,6 +705,9 @@ def summary(trace: Trace, gpu: str | None = None, measured: Rates | None = None)
         Name of the card; what the trace says when omitted.
     measured : Rates, optional
         Ceilings measured on that very card.
+    machine : Rates, optional
+        What to hold times against in place of a card's datasheet. With it a trace without kernels is judged by the own
+        times of its operators on the CPU, which these rates must be of then.
 
     Returns
     -------
@@ -717,27 +723,20 @@ def summary(trace: Trace, gpu: str | None = None, measured: Rates | None = None)
     """
     from nsightkit.analysis.op_costs import cost
 
-    if not trace.size("kernels") or not trace.size("ops"):
+    on_cpu = machine is not None and not trace.recorded("kernels")
+    if not trace.size("ops") or not (on_cpu or trace.size("kernels")):
         # Times on a CPU say nothing of a GPU's speed of light.
         return judge([], [], Rates("datasheet", {}, 1.0)).assign(count=np.zeros(0, np.int64))
-    sheet = datasheet(hardware.find(gpu or _gpu_of(trace)))
-    whole = trace.whole
-    ops = whole.table("ops", ["start_ns", "end_ns", "thread", "name", "inputs"])
+    sheet = machine or datasheet(hardware.find(gpu or _gpu_of(trace)))
+    ops = trace.whole.table("ops", ["start_ns", "end_ns", "thread", "name", "inputs"])
     names, inputs = ops["name"].cat, ops["inputs"].cat
     pairs = np.stack([names.codes.to_numpy(np.int64), inputs.codes.to_numpy(np.int64)])
     kinds, kind = np.unique(pairs, axis=1, return_inverse=True)
     kind = kind.reshape(-1)
     costs = [cost(str(names.categories[name]), str(inputs.categories[given])) for name, given in kinds.T]
-    known = np.array([found is not None for found in costs], bool)[kind] if len(kind) else np.zeros(0, bool)
-    kernels = trace.table("kernels", ["process", "correlation", "duration_ns", "name"])
-    call = launch_of(trace, kernels["process"], kernels["correlation"])
-    op = (
-        np.where(call >= 0, _operator_of_call(whole, ops, known)[np.maximum(call, 0)], -1)
-        if known.any()
-        else call * 0 - 1
-    )
+    known = np.array([found is not None for found in costs], bool)[kind]
+    op, lasting, single = _own_times(trace, known) if on_cpu else _kernel_times(trace, ops, known)
     mine = op >= 0
-    single = _single_precision(kernels["name"])
     rows = []
     for number in np.unique(kind[op[mine]]).tolist():
         of_kind = mine & (kind[np.maximum(op, 0)] == number)
@@ -749,15 +748,34 @@ def summary(trace: Trace, gpu: str | None = None, measured: Rates | None = None)
             found = dataclasses.replace(found, unit="fp32")
         count = len(np.unique(op[of_kind]))
         total = dataclasses.replace(found, flops=found.flops * count, bytes=found.bytes * count)
-        rows.append((total, found, count, int(kernels["duration_ns"].to_numpy()[of_kind].sum())))
+        rows.append((total, found, count, int(lasting[of_kind].sum())))
     rows = [row for row in rows if row[3] > 0]
     table = judge([total for total, *_ in rows], [time for *_, time in rows], sheet, measured)
     # What fits the cache is a matter of one call.
     alone = judge([one for _, one, *_ in rows], [time / count for _, _, count, time in rows], sheet, measured)
-    table["impossible"], table["note"] = alone["impossible"], alone["note"]
-    note = table.pop("note")
-    table["count"], table["note"] = np.array([count for _, _, count, _ in rows], np.int64), note
+    table["impossible"] = alone["impossible"]
+    table["count"], table["note"] = np.array([count for _, _, count, _ in rows], np.int64), alone["note"]
+    table = table[[column for column in table.columns if column != "note"] + ["note"]]
     return table.sort_values("time_ns", ascending=False, kind="stable", ignore_index=True).astype({"time_ns": np.int64})
+
+
+def _own_times(trace: Trace, known: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Give each known operator, its own time, and that it is not in TF32."""
+    lasting = operators.own(trace.whole)["duration_ns"].to_numpy()
+    chosen = trace.mask("ops")
+    mine = known if chosen is None else known & chosen
+    return np.where(mine, np.arange(len(known)), -1), lasting, np.zeros(len(known), bool)
+
+
+def _kernel_times(trace: Trace, ops: pd.DataFrame, known: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Give of each kernel the operator it counts for (-1 for none), its time, and whether it computes in TF32."""
+    kernels = trace.table("kernels", ["process", "correlation", "duration_ns", "name"])
+    call = launch_of(trace, kernels["process"], kernels["correlation"])
+    op = np.full(len(call), -1, np.int64)
+    launched = call >= 0
+    if launched.any() and known.any():
+        op[launched] = _operator_of_call(trace.whole, ops, known)[call[launched]]
+    return op, kernels["duration_ns"].to_numpy(), _single_precision(kernels["name"])
 
 
 _GEMMS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm")
