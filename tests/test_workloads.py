@@ -159,6 +159,7 @@ def test_investigations_name_what_exists() -> None:
         ("precision", "again"),
         *(("ceilings", part) for part in ("before", "after", "fp32", "tf32", "fp16", "fp8", "layer")),
         *(("ceilings", part) for part in ("copy", "triad", "read")),
+        ("roofline", "before"), ("roofline", "after"),
         *(("matrix", model.name) for model in (*MATRIX, *VARIANTS)),
         ("ledger", "before"), ("ledger", "after"), ("ledger", "naive"), ("ledger", "forward"),
         ("memory-context", "before"), ("memory-context", "after"), ("memory-context", "fp32"),

@@ -422,6 +422,30 @@ def _ceilings() -> dict[str, Part]:
     }
 
 
+# - roofline: the layer that has more intensity than its card has balance, first with its attention written out.
+_LAYER = {"mode": "prefill", "batch": 1, "context": 2048, "hidden": 4096, "heads": 32, "d_ff": 11_008, "layers": 3}
+_LAYER_SMOKE = {**_LAYER, "context": 128, "hidden": 256, "heads": 4, "d_ff": 704, "layers": 2}
+
+
+def _roofline() -> dict[str, Part]:
+    return {
+        part: Part(
+            "roofline",
+            part,
+            "nsightkit.workloads.layer:start",
+            MappingProxyType(_LAYER | {"rung": rung}),
+            MappingProxyType(_LAYER_SMOKE | {"rung": rung}),
+            value=91,
+            warmup=300,
+            repetitions=50,
+            active=3,
+            observed=True,
+            shapes=True,
+        )
+        for part, rung in (("before", "naive"), ("after", "fused"))
+    }
+
+
 #: {investigation: {part: Part}}
 INVESTIGATIONS: Mapping[str, Mapping[str, Part]] = MappingProxyType(
     {
@@ -455,6 +479,7 @@ INVESTIGATIONS: Mapping[str, Mapping[str, Part]] = MappingProxyType(
         "precision": _cells("precision", _BENCH, _BENCH_SMOKE | {"d_model": 64}, _PRECISIONS, 94),
         "matrix": _matrix(),
         "ceilings": _ceilings(),
+        "roofline": _roofline(),
         "memory-context": _memory("memory-context", "column", _LENGTHS, _LENGTHS_SMOKE, 72),
         "ledger": _memory("ledger", "start", _LEDGER, _SMALL, 78),
         "memory-snapshot": _remembered(),
