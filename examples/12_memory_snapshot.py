@@ -161,8 +161,9 @@ table(levels(before))
 # %%
 # What the peak is made of, by kind. A category is read from the call stack and
 # from how long a block lives: what the forward pass made and did not free is
-# an activation. Memory that was kept by mistake is among these, for nothing
-# about a block says that it is one too many.
+# an activation, what the loss or a softmax over words made are logits. Memory
+# that was kept by mistake is among them, for nothing about a block says that
+# it is one too many.
 
 told = snapshots.summary(taken)
 

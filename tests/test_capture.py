@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
+import pickle
 import os
 import shutil
 import socket
@@ -435,6 +436,8 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
             json.dump({"schemaVersion": 1, "traceEvents": [
                 {"ph": "X", "cat": "user_annotation", "name": "step", "pid": 1, "tid": 1, "ts": 1.0, "dur": 2.0}
             ]}, stream)  # fmt: skip
+        if part.snapshot:
+            (folder / "snapshot.pickle").write_bytes(pickle.dumps({"segments": []}))
         made = facts(part, kind="measured" if mode == "live" else kind, key=recordings.part_key(part, mode))
         if mode != "live":
             made["gpu"] = None
