@@ -280,6 +280,7 @@ _HEADERS = {
     "dram_pct": "DRAM",
     "occupancy_pct": "occupancy",
     "occupancy_limiter": "limited by",
+    "classification": "class",
 }
 #: Dropped, in this order, where a terminal is too narrow for the names.
 _EXPENDABLE = (

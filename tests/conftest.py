@@ -53,6 +53,19 @@ def nsys() -> Path:
 
 
 @pytest.fixture(scope="session")
+def real_ncu() -> Path:
+    """A real ``ncu``: ``NSIGHTKIT_NCU`` or the first on the ``PATH``; to read and list it needs no GPU."""
+    found = os.environ.get("NSIGHTKIT_NCU") or shutil.which("ncu")
+    if not found:
+        pytest.skip("no ncu on the PATH (NSIGHTKIT_NCU names another)")
+    try:
+        subprocess.run([found, "--version"], capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        pytest.skip(f"{found} --version does not answer: {type(error).__name__}")
+    return Path(found)
+
+
+@pytest.fixture(scope="session")
 def browser():
     """Debian's Chromium, driven by Playwright."""
     playwright = pytest.importorskip("playwright.sync_api")

@@ -1,0 +1,682 @@
+"""Nsight Compute: readers against NVIDIA's own, CSV in the wild, the metric table, the rule and its questions."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import nsightkit
+from nsightkit import cli, plots
+from nsightkit.analysis import ncu as analysis
+from nsightkit.errors import TraceError, UsageError
+from nsightkit.trace import ncu, ncu_metrics
+
+REPORTS = (
+    "ESMM/profile_b.ncu-rep",
+    "armleth/report.ncu-rep",
+    "armleth/report_v4_8_per_thread.ncu-rep",
+    "nsight-training/manual_nvtx.ncu-rep",
+)
+SOL = ".avg.pct_of_peak_sustained_elapsed"
+HOSTILE = (
+    "void k<(int)3>(float *, \"quoted\", 'single')",
+    "<script>alert(1)</script>",
+    "line\nend",
+    "=cmd|' /C calc'!A0",
+    "\x1b[31mred\x1b[0m",
+    "$(touch pwned) `x` %h",
+    '"ID","Process ID","Kernel Name"',
+)
+
+
+def actions(path: Path):
+    """Everything in a report, through NVIDIA's own interface."""
+    ncu_report = pytest.importorskip("ncu_report")
+    return [action for one in ncu_report.load_report(str(path)) for action in one]
+
+
+def planted(**ours: float) -> ncu.Report:
+    """A report of one launch, its metrics by our names."""
+    by_name = {m.name: m for m in ncu_metrics.METRICS}
+    metrics: dict[str, ncu.Value] = {by_name[name].nvidia[0]: value for name, value in ours.items()}
+    return ncu.from_metrics("planted", [{"kernel": "k"}], [metrics], {})
+
+
+def told(**ours: float):
+    row = analysis.summary(planted(**ours)).iloc[0]
+    return row["classification"], "\n".join(row["evidence"]), "\n".join(row["next_steps"])
+
+
+# -- .ncu-rep ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_every_value_of_a_report_is_nvidias(shared_traces: Path, name: str) -> None:
+    truth = actions(shared_traces / name)
+    report = ncu.read(shared_traces / name)
+    assert len(report) == len(report.launches) == len(truth)
+    for place, action in enumerate(truth):
+        found = report.metrics[place]
+        for metric in (action.metric_by_name(n) for n in action.metric_names()):
+            value = metric.value() if metric.has_value() else None
+            if value is None or (isinstance(value, float) and not math.isfinite(value)):
+                assert metric.name() not in found
+            else:
+                assert found[metric.name()] == value
+                unit = metric.unit() if not isinstance(value, str) else ""
+                assert report.units[metric.name()] == {"sectors": "sector"}.get(unit, unit)
+        row = report.launches.iloc[place]
+        assert row["kernel"] == action.name(action.NameBase_DEMANGLED)
+        assert row["gpu"] == action["device__attribute_display_name"].value()
+        for ours, theirs in (
+            ("time_ns", "gpu__time_duration.sum"),
+            ("sm_pct", f"sm__throughput{SOL}"),
+            ("memory_pct", f"gpu__compute_memory_throughput{SOL}"),
+            ("dram_pct", f"gpu__dram_throughput{SOL}"),
+            ("occupancy_pct", "sm__warps_active.avg.pct_of_peak_sustained_active"),
+            ("limit_registers_blocks", "launch__occupancy_limit_registers"),
+            ("waves", "launch__waves_per_multiprocessor"),
+        ):
+            assert row[ours] == action[theirs].value()
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_the_classification_is_that_of_nvidias_own_rule_in_the_report(shared_traces: Path, name: str) -> None:
+    rows = {row.kernel: row for row in analysis.summary(ncu.read(shared_traces / name)).itertuples()}
+    for action in actions(shared_traces / name):
+        row = rows[action.name(action.NameBase_DEMANGLED)]
+        messages = {r["rule_identifier"]: r["rule_message"] for r in action.rule_results_as_dicts()}
+        title = messages["SOLBottleneck"]["title"]
+        text = messages["SOLBottleneck"]["message"]
+        expected = {
+            "High Throughput": "memory-bound" if "Memory Workload" in text else "compute-bound",
+            "High Memory Throughput": "memory-bound",
+            "High Compute Throughput": "compute-bound",
+            "Balanced Throughput": "balanced",
+            "Small Grid": "latency-bound",
+            "Latency Issue": "latency-bound",
+        }[title]
+        assert row.classification == expected
+        assert ("too small" in "".join(row.evidence)) == (title == "Small Grid")
+        words = {
+            "number of required registers": "registers",
+            "required amount of shared memory": "shared_mem",
+            "number of warps within each block": "warps",
+            "number of blocks that can fit": "blocks",
+        }
+        limits = messages.get("Occupancy", messages.get("TheoreticalOccupancy", {})).get("message", "")
+        named = {ours for theirs, ours in words.items() if theirs in limits}
+        if named:
+            assert set(row.occupancy_limiter.split("+")) == named
+
+
+def test_known_answers_on_real_reports(shared_traces: Path) -> None:
+    slow = analysis.summary(ncu.read(shared_traces / REPORTS[2])).iloc[0]
+    assert "global loads use 4 bytes" in "".join(slow["evidence"])  # eight 4-byte elements a thread, strided
+    assert any(step.startswith("coalesce") for step in slow["next_steps"])
+    fast = analysis.summary(ncu.read(shared_traces / REPORTS[1])).iloc[0]
+    assert not any(step.startswith("coalesce") for step in fast["next_steps"])
+    assert "DRAM bandwidth itself is the limit" in "".join(fast["evidence"])
+
+
+def test_stall_shares_are_those_of_the_report(shared_traces: Path) -> None:
+    report = ncu.read(shared_traces / REPORTS[2])
+    (action,) = actions(shared_traces / REPORTS[2])
+    found = analysis.stalls(report)
+    assert found["share"].sum() == pytest.approx(1)
+    latency = action["smsp__average_warp_latency_per_inst_issued.ratio"].value()
+    for row in found.itertuples():
+        value = action[f"smsp__average_warps_issue_stalled_{row.reason}_per_issue_active.ratio"].value()
+        # all states together are the latency between two instructions: NVIDIA measures it separately
+        assert row.share == pytest.approx(value / latency, rel=0.02, abs=1e-4)
+    assert found.loc[0, ["reason", "source"]].tolist() == ["lg_throttle", "ratio"]
+    sampled = analysis.stalls(ncu.read(shared_traces / REPORTS[3]), kernel="daxpy")
+    truth = actions(shared_traces / REPORTS[3])[1]
+    counts = {n: truth[n].value() for n in truth.metric_names() if re.fullmatch(r"smsp__pcsamp_warps_issue_\w+", n)}
+    counts = {n: v for n, v in counts.items() if not n.endswith("_not_issued")}
+    assert set(sampled["source"]) == {"samples"}
+    assert sampled.loc[0, "share"] == pytest.approx(max(counts.values()) / sum(counts.values()))
+
+
+def test_the_wrong_name_of_a_metric_has_a_suggestion(shared_traces: Path) -> None:
+    report = ncu.read(shared_traces / REPORTS[0])
+    assert report.metric("dram_pct").tolist() == report.metric(f"gpu__dram_throughput{SOL}").tolist()
+    assert report.metric("launch__grid_size").tolist() == [256, 64, 64, 64]
+    assert report.metric("launch__func_cache_config").tolist() == ["CachePreferNone"] * 4  # in no table of ours
+    for wrong, right in (
+        ("dram_pt", "dram_pct"),
+        ("launch__grid_sze", "launch__grid_size"),
+        ("launch__func_cache_confg", "launch__func_cache_config"),
+        (
+            "smsp__warps_issue_stalled_long_scoreboard_per_warp_active.pct",
+            "smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active.ratio",
+        ),
+        ("l1tex__t_bytes_equiv_l1sectormiss_pipe_lsu_mem_global_op_ld.sum", "l1tex__m_xbar2l1tex_read_bytes.sum"),
+    ):
+        with pytest.raises(UsageError, match=re.escape(right)):
+            report.metric(wrong)
+
+
+@pytest.mark.parametrize("keep", [0, 4, 8, 100, 10_000, 0.5, 0.9, 0.99, -1])
+def test_a_report_that_is_cut_short_is_refused(shared_traces: Path, tmp_path: Path, keep: float) -> None:
+    pytest.importorskip("ncu_report")
+    whole = (shared_traces / REPORTS[0]).read_bytes()
+    path = tmp_path / "x.ncu-rep"
+    path.write_bytes(whole[: int(keep * len(whole)) if isinstance(keep, float) else keep])
+    with pytest.raises(TraceError) as caught:
+        ncu.read(path)
+    assert "\n" not in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_what_is_no_report_is_refused_in_one_line(tmp_path: Path) -> None:
+    for data, words in (
+        (b"", "is empty"),
+        (b"hello\n" * 100, "no line begins with"),
+        (b"\0\1\2" * 100, "is no report"),
+        (b"==PROF== Connected to process 1\n==WARNING== No kernels were profiled.\n", "profiled no kernel"),
+        (b"==ERROR== ERR_NVGPUCTRPERM - The user does not have permission\n", "not permitted"),
+        (b'"Process ID","Process Name","Invocations"\n"1","a","2"\n', "another page"),
+        (b"==PROF== Connected\n  k, 2026-Jan-01\n    Duration   us   3\n", "not CSV"),
+    ):
+        path = tmp_path / "x.csv"
+        path.write_bytes(data)
+        with pytest.raises(TraceError, match=words) as caught:
+            ncu.read(path)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(TraceError, match="no such file"):
+        ncu.read(tmp_path / "absent.ncu-rep")
+    with pytest.raises(TraceError, match="is a folder"):
+        ncu.read(tmp_path)
+
+
+def test_without_the_package_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.ncu-rep"
+    path.write_bytes(b"NVR\0")
+    monkeypatch.setitem(sys.modules, "ncu_report", None)
+    with pytest.raises(TraceError, match=re.escape("pip install 'nsightkit[ncu]'")):
+        ncu.read(path)
+    with pytest.raises(TraceError, match="nsightkit ncu"):
+        nsightkit.load(path)
+
+
+# -- CSV ---------------------------------------------------------------------------------------------------------
+
+HEADER = ["ID", "Process ID", "Process Name", "Host Name", "Kernel Name", "Context", "Stream", "Block Size",
+          "Grid Size", "Device", "CC"]  # fmt: skip
+
+
+def identity(number: int, kernel: str) -> list[str]:
+    return [str(number), "77", "a.out", "127.0.0.1", kernel, "1", "7", "(256, 1, 1)", "(64, 2, 1)", "0", "9.0"]
+
+
+def written(rows: list[list[str]], separator: str = ",") -> str:
+    out = io.StringIO()
+    csv.writer(out, quoting=csv.QUOTE_ALL, delimiter=separator, lineterminator="\n").writerows(rows)
+    return out.getvalue()
+
+
+def raw(values: dict[str, tuple[str, list[str]]], kernels: list[str], separator: str = ",") -> str:
+    """The raw page: units below the names, then a row a launch."""
+    head = [HEADER + list(values), [""] * len(HEADER) + [unit for unit, _ in values.values()]]
+    body = [identity(i, k) + [cells[i] for _, cells in values.values()] for i, k in enumerate(kernels)]
+    return written(head + body, separator)
+
+
+def details(values: list[tuple[str, str, str, list[str]]], kernels: list[str], separator: str = ",") -> str:
+    """The details page: a row a metric, which ends after its value; and rows of rules."""
+    rule = ["Rule Name", "Rule Type", "Rule Description"]
+    rows = [[*HEADER, "Section Name", "Metric Name", "Metric Unit", "Metric Value", *rule]]
+    for i, kernel in enumerate(kernels):
+        rows += [[*identity(i, kernel), section, name, unit, cells[i], ""] for section, name, unit, cells in values]
+        rows.append([*identity(i, kernel), "SpeedOfLight", "", "", "", "SOLBottleneck", "INF", 'Two\nlines, "it says"'])
+    return written(rows, separator)
+
+
+RAW = {
+    "gpu__time_duration.sum": ("usecond", ["431.84", "1,234.50"]),
+    f"sm__throughput{SOL}": ("%", ["64.86", "12.04"]),
+    f"gpu__compute_memory_throughput{SOL}": ("%", ["64.86", "90.72"]),
+    "dram__bytes_read.sum": ("Mbyte", ["9.61", "4,000"]),
+    "dram__cycles_elapsed.avg.per_second": ("cycle/nsecond", ["6.23", "6.68"]),
+    "launch__grid_size": ("", ["256", "16,384"]),
+    "breakdown:x": ("", ["a__b.avg,c__d.avg", "a__b.avg"]),
+    "launch__func_cache_config": ("", ["CachePreferNone", ""]),
+}
+DETAILS = [
+    ("GPU Speed Of Light Throughput", "Duration", "usecond", ["431.84", "1,234.50"]),
+    ("GPU Speed Of Light Throughput", "Compute (SM) Throughput", "%", ["64.86", "12.04"]),
+    ("GPU Speed Of Light Throughput", "Memory Throughput", "%", ["64.86", "90.72"]),
+    ("GPU Speed Of Light Throughput", "DRAM Frequency", "cycle/nsecond", ["6.23", "6.68"]),
+    ("Memory Workload Analysis", "Memory Throughput", "Gbyte/second", ["262.51", "1,136.11"]),
+    ("Launch Statistics", "Grid Size", "", ["256", "16,384"]),
+    ("PM Sampling", "Dropped Samples", "sample", ["0", "n/a"]),
+]
+CHATTER = "epoch 1, loss 0.3\n==PROF== Connected to process 77 (/home/x)\n"
+BETWEEN = '==PROF== Profiling "k" - 1: 0%....50%....100% - 8 passes\n1,2,3 printed by the program\n"quoted" by it\n'
+
+
+def mixed(page: str) -> str:
+    """A page as a terminal shows it: with the program's own output before, between and after."""
+    lines = page.splitlines(keepends=True)
+    return CHATTER + "".join(lines[:3]) + BETWEEN + "".join(lines[3:]) + "==PROF== Disconnected from process 77\n"
+
+
+def check_the_two(report: ncu.Report) -> None:
+    assert report.launches["time_ns"].tolist() == pytest.approx([431_840, 1_234_500])
+    assert report.launches["sm_pct"].tolist() == [64.86, 12.04]
+    assert report.launches["memory_pct"].tolist() == [64.86, 90.72]
+    assert report.launches["dram_clock_hz"].tolist() == pytest.approx([6.23e9, 6.68e9])
+    assert report.launches["grid_blocks"].tolist() == [256, 16384]
+    assert report.launches[["grid", "block", "stream", "compute_capability"]].iloc[0].tolist() == [
+        "(64, 2, 1)",
+        "(256, 1, 1)",
+        "7",
+        "9.0",
+    ]
+    assert analysis.summary(report)["classification"].tolist() == ["memory-bound", "balanced"]  # the longest first
+
+
+@pytest.mark.parametrize("around", [str, mixed], ids=["alone", "mixed"])
+@pytest.mark.parametrize("kernel", HOSTILE)
+def test_both_pages_are_read_whatever_kernels_are_called(tmp_path: Path, kernel: str, around) -> None:
+    path = tmp_path / "x.csv"
+    for page in (raw(RAW, [kernel, "other"]), details(DETAILS, [kernel, "other"])):
+        lines = page.splitlines(keepends=True)
+        if around is mixed and "\n" in kernel:
+            lines = []  # what is printed inside a quoted name belongs to it
+        path.write_text(around(page) if lines else CHATTER + page)
+        report = ncu.read(path)
+        check_the_two(report)
+        assert report.launches["kernel"].tolist() == [kernel, "other"]
+
+
+def test_what_the_pages_hold_beyond_the_table(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text(raw(RAW, ["a", "b"]))
+    report = ncu.read(path)
+    assert report.launches["dram_read_bytes"].tolist() == pytest.approx([9.61e6, 4e9])
+    assert report.units["dram__bytes_read.sum"] == "byte"
+    assert report.metrics[0]["breakdown:x"] == "a__b.avg,c__d.avg"
+    assert "launch__func_cache_config" not in report.metrics[1]
+    path.write_text(details(DETAILS, ["a", "b"]))
+    report = ncu.read(path)
+    assert report.launches["dram_bytes_per_s"].tolist() == pytest.approx(
+        [262.51e9, 1136.11e9]
+    )  # same label, other unit
+    assert report.metrics[0]["PM Sampling: Dropped Samples"] == 0
+    assert "PM Sampling: Dropped Samples" not in report.metrics[1]
+
+
+@pytest.mark.parametrize(
+    "rewrite",
+    [
+        lambda s: s.replace(".", "\0").replace(",", ".").replace("\0", ","),  # German: 1.234,50
+        lambda s: s.replace(",", " ").replace(".", ","),  # French: 1 234,50
+        lambda s: s.replace(",", "\u202f").replace(".", ","),
+        lambda s: s.replace(",", "'"),  # Swiss: 1'234.50
+        lambda s: s.replace(",", ""),
+        lambda s: f"{float(s.replace(',', '')):.6f}" if re.fullmatch(r"[\d.,]+", s) else s,  # --print-fp
+        lambda s: f"{s} (1; 2; 3)" if re.fullmatch(r"[\d.]+", s) else s,  # --print-metric-instances
+    ],
+    ids=["German", "French", "narrow", "Swiss", "none", "print-fp", "instances"],
+)
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_numbers_are_read_in_any_locale(tmp_path: Path, rewrite, separator: str) -> None:
+    numbers = {n: (u, [rewrite(c) for c in cells]) for n, (u, cells) in RAW.items() if "breakdown" not in n}
+    path = tmp_path / "x.csv"
+    path.write_text(raw(numbers, ["a", "b"], separator))
+    check_the_two(ncu.read(path))
+    path.write_text(
+        details([(s, n, u, [rewrite(c) for c in cells]) for s, n, u, cells in DETAILS], ["a", "b"], separator)
+    )
+    check_the_two(ncu.read(path))
+
+
+def test_two_ways_to_write_numbers_in_one_file_are_no_guess(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text(raw({"a__b.sum": ("", ["1.234,5", "1,234.5"])}, ["a", "b"]))
+    with pytest.raises(TraceError, match="two ways to write numbers"):
+        ncu.read(path)
+    path.write_text(raw({"a__b.sum": ("", ["1,234", "5"])}, ["a", "b"]))  # open: as ncu writes it without a locale
+    assert ncu.read(path).metrics[0]["a__b.sum"] == 1234
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+def test_other_encodings_and_line_ends(tmp_path: Path, encoding: str, ending: str) -> None:
+    path = tmp_path / "x.csv"
+    for page in (raw(RAW, ["a", "b"]), details(DETAILS, ["a", "b"])):
+        path.write_bytes(page.replace("\n", ending).encode(encoding))
+        check_the_two(ncu.read(path))
+    path.write_bytes(raw(RAW, ["\xff", "b"]).encode("latin-1"))
+    assert len(ncu.read(path)) == 2
+
+
+@pytest.mark.parametrize("page", [raw(RAW, ["a", "b"]), details(DETAILS, ["a", "b"])], ids=["raw", "details"])
+def test_a_page_that_is_cut_anywhere_never_passes_for_the_whole(tmp_path: Path, page: str) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text(page)
+    whole = ncu.read(path)
+    for keep in range(0, len(page) - 1, 7):
+        path.write_text(page[:keep])
+        try:
+            part = ncu.read(path)
+        except TraceError:
+            continue
+        # Cut exactly between lines: fewer launches or metrics, but none that is wrong.
+        for ours, theirs in zip(part.metrics, whole.metrics, strict=False):
+            assert ours.items() <= theirs.items()
+
+
+def test_a_raw_page_without_units_is_refused(tmp_path: Path) -> None:
+    lines = raw(RAW, ["a", "b"]).splitlines(keepends=True)
+    path = tmp_path / "x.csv"
+    path.write_text("".join(lines[:1] + lines[2:]))
+    with pytest.raises(TraceError, match="no row of units"):
+        ncu.read(path)
+    path.write_text("".join(lines[:2]))
+    with pytest.raises(TraceError, match="no profiled kernel"):
+        ncu.read(path)
+
+
+@pytest.mark.parametrize(
+    ("unit", "base", "factor"),
+    [
+        ("nsecond", "ns", 1), ("usecond", "ns", 1e3), ("ms", "ns", 1e6), ("second", "ns", 1e9), ("s", "ns", 1e9),
+        ("Kbyte", "byte", 1e3), ("Mbyte", "byte", 1e6), ("byte", "byte", 1), ("Gbyte/second", "byte/s", 1e9),
+        ("Tbyte/s", "byte/s", 1e12), ("cycle/nsecond", "hz", 1e9), ("cycle/usecond", "hz", 1e6), ("Ghz", "hz", 1e9),
+        ("cycle/second", "hz", 1), ("Kbyte/block", "byte/block", 1e3), ("sector/msecond", "sector/s", 1e3),
+        ("%", "%", 1), ("", "", 1), ("inst/cycle", "inst/cycle", 1), ("register/thread", "register/thread", 1),
+        ("warp", "warp", 1), ("SM", "SM", 1), ("made up", "made up", 1),
+    ],
+)  # fmt: skip
+def test_units_come_down_to_their_base(unit: str, base: str, factor: float) -> None:
+    assert ncu_metrics.base_unit(unit) == (base, factor)
+
+
+@pytest.mark.parametrize("name", REPORTS)
+@pytest.mark.parametrize("units", ["auto", "base"])
+@pytest.mark.parametrize("names", ["label", "name", "label-name"])
+def test_csv_that_a_real_ncu_exports_gives_the_same_table(
+    shared_traces: Path, real_ncu: Path, tmp_path: Path, name: str, units: str, names: str
+) -> None:
+    pytest.importorskip("ncu_report")
+    truth = ncu.read(shared_traces / name)
+    numbers = ncu_metrics.names()
+    for page in ("raw", "details"):
+        command = [real_ncu, "--import", shared_traces / name, "--csv", "--page", page, "--print-units", units]
+        command += ["--print-metric-name", names, "--print-details", "all"] if page == "details" else []
+        out = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+        path = tmp_path / "x.csv"
+        path.write_text(out)
+        found = ncu.read(path)
+        for same in ("kernel", "grid", "block", "device", "stream", "compute_capability"):
+            assert found.launches[same].tolist() == truth.launches[same].tolist()
+        present = [n for n in numbers if found.launches[n].notna().any()]
+        wanted = [n for n in numbers if truth.launches[n].notna().any()]
+        if page == "raw":
+            assert present == wanted
+        assert {"time_ns", "sm_pct", "memory_pct", "dram_pct", "occupancy_pct", "waves"} <= set(present) <= set(wanted)
+        for n in present:  # the pages round to two decimals, of the unit they chose
+            np.testing.assert_allclose(found.launches[n], truth.launches[n], rtol=6e-3, atol=6e-3, err_msg=n)
+        classes = analysis.summary(truth)["classification"].tolist()
+        assert analysis.summary(found)["classification"].tolist() == classes
+
+
+# -- the metric table --------------------------------------------------------------------------------------------
+
+
+def test_every_name_exists_on_the_chips_it_is_said_to(real_ncu: Path) -> None:
+    command = [real_ncu, "--query-metrics", "--chips", ",".join(ncu_metrics.CHIPS)]
+    out = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    exist: dict[str, set[str]] = defaultdict(set)
+    chip = ""
+    for line in out.splitlines():
+        chip = line.split()[1] if line.startswith("Chip ") else chip
+        if "__" in line:
+            exist[line.split()[0]].add(chip)
+    assert len(exist) > 1000
+    for metric in ncu_metrics.METRICS:
+        if metric.listed:
+            assert exist[metric.nvidia[0].partition(".")[0]] == set(metric.chips), metric.name
+            for other in metric.nvidia[1:]:
+                assert exist[other.partition(".")[0]], other
+    # what guides pass on exists nowhere
+    assert not any(n.startswith("smsp__warps_issue_stalled") and n.endswith("per_warp_active") for n in exist)
+    assert not any(n.startswith("l1tex__t_bytes_equiv_l1sectormiss") for n in exist)
+
+
+def test_the_table_is_sound() -> None:
+    names = ncu_metrics.names()
+    assert len(set(names)) == len(names)
+    all_theirs = [n for m in ncu_metrics.METRICS for n in m.nvidia]
+    assert len(set(all_theirs)) == len(all_theirs)
+    labels = [(label, m.unit) for m in ncu_metrics.METRICS for label in m.labels]
+    assert len(set(labels)) == len(labels)
+    assert {s.reason: s.meaning for s in ncu_metrics.STALLS}["wait"].startswith("waits out the fixed latency")
+    assert "barrier" not in next(s for s in ncu_metrics.STALLS if s.reason == "wait").meaning.replace("no barrier", "")
+    assert "__syncthreads" in next(s for s in ncu_metrics.STALLS if s.reason == "barrier").meaning
+    assert "L1TEX" in next(s for s in ncu_metrics.STALLS if s.reason == "long_scoreboard").meaning
+    assert "shared memory" in next(s for s in ncu_metrics.STALLS if s.reason == "short_scoreboard").meaning
+
+
+# -- the rule and its questions ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sm", "memory", "expected"),
+    [
+        (80, 20, "compute-bound"), (79.99, 20, "compute-bound"), (20, 80, "memory-bound"), (85, 90, "memory-bound"),
+        (90, 85, "compute-bound"), (80, 80, "compute-bound"), (80, 79.9, "compute-bound"), (79.9, 80, "memory-bound"),
+        (59.99, 59.99, "latency-bound"), (60, 59.99, "balanced"), (60, 50, "compute-bound"), (50, 60, "memory-bound"),
+        (60, 50.01, "balanced"), (70, 79.9, "balanced"), (69.9, 79.9, "memory-bound"), (0, 0, "latency-bound"),
+        (math.nan, 90, "not-enough-data"), (90, math.nan, "not-enough-data"),
+    ],
+)  # fmt: skip
+def test_nvidias_rule_at_its_borders(sm: float, memory: float, expected: str) -> None:
+    assert analysis.classify(sm, memory) == expected
+    assert expected in analysis.CLASSES
+
+
+def test_the_rule_cites_its_values_and_what_lacks_is_named() -> None:
+    found, evidence, _ = told(sm_pct=30.25, memory_pct=91.5)
+    assert found == "memory-bound"
+    assert f"30.2 % (sm__throughput{SOL})" in evidence
+    assert f"91.5 % (gpu__compute_memory_throughput{SOL})" in evidence
+    found, evidence, steps = told(sm_pct=30)
+    assert (found, f"gpu__compute_memory_throughput{SOL}" in evidence) == ("not-enough-data", True)
+    assert "SpeedOfLight" in steps
+    assert "sm__throughput" not in evidence
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ((2, 3, 4, 16), "registers"),
+        ((4, 1, 4, 16), "shared_mem"),
+        ((16, 16, 4, 16), "warps"),
+        ((32, 32, 64, 16), "blocks"),
+        ((1, 1, 8, 16), "registers+shared_mem"),
+        ((8, 8, 8, 8), "registers+shared_mem+warps+blocks"),
+        ((8, math.nan, 8, 8), None),
+    ],
+)
+def test_the_occupancy_limiter_is_the_smallest_of_four_block_counts(limits, expected) -> None:
+    assert analysis.occupancy_limiter(dict(zip(analysis.LIMITS, limits, strict=True))) == expected
+
+
+def test_a_grid_that_is_too_small_is_latency_and_says_so() -> None:
+    found, evidence, steps = told(sm_pct=10, memory_pct=20, waves=0.5, grid_blocks=64, sm_count=132)
+    assert found == "latency-bound"
+    assert "too small" in evidence
+    assert "64 blocks (launch__grid_size)" in evidence
+    assert "more blocks" in steps
+    _, evidence, _ = told(sm_pct=10, memory_pct=20, waves=1.0)
+    assert "too small" not in evidence
+    _, evidence, _ = told(sm_pct=10, memory_pct=90, waves=0.5)  # NVIDIA's rule asks only where neither side is used
+    assert "too small" not in evidence
+
+
+def test_memory_bound_with_low_bandwidth_looks_at_each_level() -> None:
+    base = {"sm_pct": 30, "memory_pct": 90, "dram_pct": 20}
+    _, evidence, steps = told(**base, l2_pct=90, l1_pct=40, l2_hit_pct=97)
+    assert "DRAM is not" in evidence
+    assert "L2 is the busiest level" in evidence
+    assert "97.0 % hits (lts__t_sector_hit_rate.pct)" in evidence
+    assert "larger tiles" in steps
+    _, evidence, steps = told(**base, l2_pct=30, l1_pct=90, bank_conflicts=50, shared_wavefronts=100)
+    assert "50 % of the passes through shared memory are bank conflicts" in evidence
+    assert "pad or swizzle" in steps
+    _, evidence, steps = told(**base, l2_pct=30, l1_pct=90, bank_conflicts=5, shared_wavefronts=100)
+    assert "bank conflicts" not in evidence + steps  # some are always counted
+    _, evidence, steps = told(**base, l1_pct=90, global_load_sectors=3200, global_load_requests=100)
+    assert "32.0 sectors a request" in evidence
+    assert "coalesce" in steps
+    _, evidence, steps = told(**base, l1_pct=90, global_load_sectors=1600, global_load_requests=100)
+    assert "coalesce" not in steps  # 16 are right for 128-bit loads
+    _, evidence, steps = told(**base, l1_pct=90, global_load_requests=100, local_loads=7)
+    assert "7 instructions (smsp__inst_executed_op_local_ld.sum)" in evidence
+    assert "registers" in steps
+    _, evidence, steps = told(sm_pct=30, memory_pct=90, dram_pct=90)
+    assert "DRAM bandwidth itself is the limit" in evidence
+    _, evidence, steps = told(sm_pct=30, memory_pct=75, dram_pct=75)
+    assert "DRAM is not" not in evidence
+
+
+def test_compute_bound_with_low_tensor_use_looks_at_the_pipes() -> None:
+    base = {"sm_pct": 90, "memory_pct": 30}
+    _, evidence, steps = told(**base, tensor_pct=88, fma_pct=20)
+    assert "the tensor cores are busy: 88.0 %" in evidence
+    assert "occupancy is normal" in steps
+    _, evidence, steps = told(**base, tensor_pct=0, fma_pct=90, alu_pct=10)
+    assert "the busiest other pipe is FMA: 90.0 %" in evidence
+    assert "TF32, BF16 or FP16" in steps
+    _, evidence, steps = told(**base, tensor_pct=30, fma_pct=10, alu_pct=85)
+    assert "ALU" in evidence
+    assert "multiples of 8" in steps
+    assert "occupancy" not in steps
+    _, evidence, steps = told(**base, tensor_pct=0, fp64_pct=90)
+    assert "doubles" in steps
+    _, evidence, steps = told(**base, tensor_elapsed_pct=70)
+    assert "70.0 % (sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed)" in evidence
+    _, _, steps = told(**base)
+    assert "ComputeWorkloadAnalysis" in steps
+
+
+def test_latency_bound_walks_waves_occupancy_and_stalls() -> None:
+    base = {"sm_pct": 20, "memory_pct": 30}
+    _, evidence, steps = told(**base, waves=1.1)
+    assert "45 % of the SMs' time empty" in evidence
+    _, evidence, _ = told(**base, waves=10.9)
+    assert "last wave" not in evidence
+    limits = dict(zip((f"limit_{n}_blocks" for n in analysis.LIMITS), (1, 9, 9, 16), strict=True))
+    _, evidence, steps = told(**base, **limits, theoretical_occupancy_pct=12.5, occupancy_pct=12)
+    assert "registers 1, shared_mem 9, warps 9, blocks 16" in evidence
+    assert "__launch_bounds__" in steps
+    _, evidence, steps = told(**base, theoretical_occupancy_pct=100, occupancy_pct=40)
+    assert "end at different times" in evidence
+    stalls = {f"stall_{s.reason}": 0.0 for s in ncu_metrics.STALLS} | {"stall_selected": 1.0}
+    for reason, word in (
+        ("long_scoreboard", "in flight"),
+        ("short_scoreboard", "bank conflicts"),
+        ("barrier", "barriers"),
+        ("wait", "independent"),
+    ):
+        _, evidence, steps = told(**base, issue_pct=10, **(stalls | {f"stall_{reason}": 9.0}))
+        assert (
+            f"90 % of a warp's time between two instructions is {reason}, 9 warps an issue (smsp__average" in evidence
+        )
+        assert word in steps
+    _, evidence, steps = told(**base, issue_pct=95, **(stalls | {"stall_barrier": 9.0}))
+    assert "barrier" not in evidence + steps  # stalls matter only where the scheduler fails to issue
+    _, _, steps = told(**base)
+    assert "WarpStateStats" in steps
+
+
+def test_the_table_holds_the_contract(shared_traces: Path) -> None:
+    found = analysis.summary(ncu.read(shared_traces / REPORTS[3]))
+    assert list(found) == [
+        *("kernel", "time_ns", "sm_pct", "memory_pct", "dram_pct", "occupancy_pct", "occupancy_limiter"),
+        *("classification", "evidence", "next_steps"),
+    ]
+    assert found["time_ns"].is_monotonic_decreasing
+    assert analysis.summary(ncu.read(shared_traces / REPORTS[3]), kernel="^daxpy")["kernel"].str.contains("daxpy").all()
+    with pytest.raises(UsageError, match="regular expression"):
+        analysis.summary(ncu.read(shared_traces / REPORTS[3]), kernel="(")
+
+
+# -- the command line --------------------------------------------------------------------------------------------
+
+
+def test_the_command_says_the_same(shared_traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("ncu_report")
+    path = shared_traces / REPORTS[3]
+    assert cli.run(["ncu", str(path), "--format", "json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    found = analysis.summary(ncu.read(path))
+    assert [row["kernel"] for row in printed] == found["kernel"].tolist()
+    assert [row["time_ns"] for row in printed] == [249216, 88512, 84480]
+    assert all(isinstance(row["time_ns"], int) for row in printed)
+    assert [row["evidence"] for row in printed] == found["evidence"].tolist()
+    assert cli.run(["ncu", str(path), "--format", "csv", "--kernel", "init", "--top", "1"]) == 0
+    (line,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert line["classification"] == "memory-bound"
+    assert json.loads(line["next_steps"]) == found["next_steps"].iloc[2]
+    assert cli.run(["ncu", str(path), "--format", "table"]) == 0
+    assert "DRAM bandwidth itself is the limit" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_command_fails_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("nothing\n")
+    for arguments in ([str(path)], [str(tmp_path / "absent")]):
+        assert cli.run(["ncu", *arguments]) == 2
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n")) == ("", 1)
+    path.write_text(raw(RAW, ["a", "b"]))
+    assert cli.run(["ncu", str(path), "--kernel", "(", "--format", "json"]) == 2
+    assert "regular expression" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kernel", HOSTILE)
+def test_hostile_names_stay_text(
+    tmp_path: Path, kernel: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "x.csv"
+    path.write_text(raw(RAW, [kernel, "b"]))
+    for form in ("table", "csv", "json"):
+        assert cli.run(["ncu", str(path), "--format", form]) == 0
+        out = capsys.readouterr().out
+        if form == "json":
+            assert kernel in [row["kernel"] for row in json.loads(out)]
+        if form == "table":
+            assert "\x1b" not in out
+    html = plots.table(analysis.summary(ncu.read(path))).to_html()
+    assert "<script>" not in html
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_it_needs_no_torch(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text(raw(RAW, ["a", "b"]))
+    program = (
+        "import sys; sys.modules['torch'] = None; from nsightkit import cli; "
+        f"code = cli.run(['ncu', {str(path)!r}, '--format', 'json']); sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False,
+                          cwd=Path(nsightkit.__file__).parents[1])  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert len(pd.DataFrame(json.loads(done.stdout))) == 2
