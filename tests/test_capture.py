@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
-import pickle
 import os
+import pickle
 import shutil
 import socket
 import subprocess
