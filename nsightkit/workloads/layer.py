@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType, ModuleType
 from typing import Any, Literal, NamedTuple, Self
 
@@ -23,10 +23,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from nsightkit.workloads.phases import phase
 
-__all__ = ["RUNGS", "LayerConfig", "LayerRun", "Rung", "Weights", "reference", "start"]
+__all__ = ["RUNGS", "LayerConfig", "LayerRun", "Rung", "Weights", "reference", "start", "written"]
 
 EPSILON = 1e-6
 _BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
@@ -140,7 +142,7 @@ class LayerConfig:
 
 
 class Weights(NamedTuple):
-    """Of one layer: ``qkv`` (3D, D), ``out`` (D, D), ``gate_up`` (2F, D), ``down`` (D, F), and parts of the joined ones.
+    """Of one layer: ``qkv`` (3D, D), ``out`` (D, D), ``gate_up`` (2F, D), ``down`` (D, F), and parts of the joined.
 
     What is joined and its parts are the same memory.
     """
@@ -159,7 +161,7 @@ class Weights(NamedTuple):
 
 
 class _Given(NamedTuple):
-    """What all layers share: rotary tables (T, K / 2), the mask of the future (T, T), the token's place in the cache."""
+    """What all layers share: rotary tables (T, K / 2), the future's mask (T, T), the token's place in the cache."""
 
     cosine: Tensor
     sine: Tensor
@@ -237,7 +239,7 @@ def _linear_eight(x: Tensor, weight: _Eight) -> Tensor:
         out_dtype=x.dtype,
         use_fast_accum=x.is_cuda,
     )
-    return product.unflatten(0, x.shape[:2])
+    return product.view(*x.shape[:2], -1)
 
 
 def _forward(
@@ -297,10 +299,14 @@ def reference(
     half = x.shape[-1] // heads // 2
     for number, w in enumerate(weights):
         normed = x / (x.square().mean(-1, keepdim=True) + EPSILON).sqrt() * w.norm_1.double()
-        q, k, v = (torch.einsum("btd,nd->btn", normed, m.double()).unflatten(-1, (heads, -1)) for m in (w.q, w.k, w.v))
+        q, k, v = (
+            torch.einsum("btd,nd->btn", normed, m.double()).view(*x.shape[:2], heads, -1) for m in (w.q, w.k, w.v)
+        )
         before = 0 if caches is None else caches[number][0].shape[2] - 1
         place = torch.arange(before, before + x.shape[1], dtype=torch.float64, device=x.device)
-        turn = torch.polar(torch.ones((), dtype=torch.float64, device=x.device), torch.outer(place, _frequency(half, x)))
+        turn = torch.polar(
+            torch.ones((), dtype=torch.float64, device=x.device), torch.outer(place, _frequency(half, x))
+        )
         q, k = (
             torch.view_as_real(torch.complex(t[..., :half], t[..., half:]) * turn[:, None]).movedim(-1, -2).flatten(-2)
             for t in (q, k)
@@ -361,14 +367,17 @@ class LayerRun:
     A forced backend of attention is a setting of the whole process, taken back by :meth:`close`.
     """
 
+    @torch.inference_mode()  # also what is drawn here: a compiler takes tensors of another kind for another program
     def __init__(self, config: LayerConfig, device: str = "cpu") -> None:
         self.config, self.device = config, torch.device(device)
         self._rung = RUNGS[config.mode][config.rung]
         self._instead: list[str] = []
         self.data_wait_ns: list[int] = []
         self._settings = contextlib.ExitStack()
-        generator = torch.Generator(self.device).manual_seed(config.seed)
-        self._random = functools.partial(torch.randn, generator=generator, device=self.device)
+        self._random: Callable[..., Tensor] = functools.partial(torch.empty, device="meta")
+        if self.device.type != "meta":
+            generator = torch.Generator(self.device).manual_seed(config.seed)
+            self._random = functools.partial(torch.randn, generator=generator, device=self.device)
         self.dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[config.precision]
         tokens = 1 if config.mode == "decode" else config.context
         self.x = self._random(config.batch, tokens, config.hidden).to(self.dtype)
@@ -380,8 +389,7 @@ class LayerRun:
                 (self._random(shape).to(self.dtype), self._random(shape).to(self.dtype)) for _ in self.weights
             ]
         self._given = self._shared(tokens)
-        with torch.inference_mode():
-            self._run = self._built()
+        self._run = self._built()
         self.parameters = dataclasses.asdict(config) | {"instead": "; ".join(self._instead)}
 
     def _drawn(self) -> Weights:
@@ -420,6 +428,7 @@ class LayerRun:
             if self.config.compiler != "inductor":
                 options = {}
                 self._instead.append(f"traced by {self.config.compiler}, which fuses nothing")
+            self._settings.callback(torch._dynamo.reset)
             layer = torch.compile(layer, backend=self.config.compiler, fullgraph=True, dynamic=False, **options)
         caches: Sequence[_Cache | None] = self.caches or [None] * len(weights)
 
@@ -451,7 +460,8 @@ class LayerRun:
         gate_and_up = _gate_and_up
         if rung.streams:
             if self.device.type == "cuda":
-                gate_and_up = functools.partial(_side_by_side, side=torch.cuda.Stream(self.device))
+                side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+                gate_and_up = functools.partial(_side_by_side, side=side)
             else:
                 self._instead.append("one after the other: a CPU has no streams")
         options: dict[str, Any] = {
@@ -482,7 +492,7 @@ class LayerRun:
             )
         found = []
         for w in self.weights:
-            eight = {}
+            eight: dict[str, Any] = {}
             for name in ("qkv", "out", "gate_up", "down"):
                 weight = getattr(w, name)
                 scale = weight.abs().amax().float() / _LARGEST_FP8
@@ -491,7 +501,7 @@ class LayerRun:
         return found
 
     def _graphed(self, chain: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        side = torch.cuda.Stream(self.device)
+        side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(side):  # first uses allocate, compile and choose: not what a graph may hold
             for _ in range(3):
@@ -539,6 +549,19 @@ class LayerRun:
             "rounding_error": [float((exact.to(self.dtype).double() - exact).norm() / size)],
         }
 
+    def launches(self) -> list[dict[str, Any]]:
+        """Count what a step launches, operation by operation.
+
+        Returns
+        -------
+        list of dict
+            As from :func:`written`, of all layers.
+        """
+        counted = _Launches()
+        with torch.inference_mode(), counted, _Fused(counted):
+            self._run()
+        return counted.rows
+
     def losses(self) -> list[float]:
         """Give nothing: these layers learn nothing."""
         return []
@@ -552,6 +575,79 @@ class LayerRun:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class _Launches(TorchDispatchMode):
+    """Writes down operations that move data, each with its FLOPs and the bytes of what it reads and writes."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.rows: list[dict[str, Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is not torch.ops.prim.device.default:
+            with self:  # in inference mode, operations arrive here that consist of others
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        result = func(*args, **kwargs)
+        name = func.overloadpacket.__name__
+        given = list(_tensors((args, kwargs)))
+        if func.is_view or name.startswith(("_unsafe_view", "empty", "new_empty")):
+            return result
+        if name == "index_put_":  # of the tensor that is written to, only what is written moves
+            self.add(name, 0, 2 * _bytes(args[2]), "fp32")
+            return result
+        flops, unit = 0, "fp32"  # ordinary cores compute in fp32, whatever their tensors hold
+        if name in ("mm", "bmm"):
+            flops, unit = 2 * result.numel() * args[0].shape[-1], _UNITS[result.dtype]
+        elif given:
+            flops = max(tensor.numel() for tensor in given)
+        read = given[1:] if name == "copy_" else given
+        moved = sum(_bytes(tensor) for tensor in {id(tensor): tensor for tensor in read}.values())
+        self.add(name, flops, moved + sum(map(_bytes, _tensors(result))), unit)
+        return result
+
+    def add(self, name: str, flops: int, moved: int, unit: str) -> None:
+        self.rows.append({"name": name, "flops": flops, "bytes": moved, "unit": unit})
+
+
+class _Fused(TorchFunctionMode):
+    """Counts PyTorch's fused attention as the one kernel it is on a GPU, whatever this device makes of it."""
+
+    def __init__(self, launches: _Launches) -> None:
+        super().__init__()
+        self._launches = launches
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is not F.scaled_dot_product_attention:
+            return func(*args, **kwargs)
+        q, k, v = args
+        out = q.new_empty(q.transpose(1, 2).shape).transpose(1, 2)  # as flash attention lays it out
+        flops = (2 if kwargs["is_causal"] else 4) * q.numel() * k.shape[-2]
+        self._launches.add("attention", flops, sum(map(_bytes, (q, k, v, out))), _UNITS[q.dtype])
+        return out
+
+
+_UNITS = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _tensors(part)
+
+
+def _bytes(tensor: Tensor) -> int:
+    """Bytes that a tensor really has: an expanded dimension has one element."""
+    kept = [size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride]
+    return math.prod(kept) * tensor.element_size()
 
 
 def start(device: str, **parameters: Any) -> LayerRun:
@@ -568,3 +664,33 @@ def start(device: str, **parameters: Any) -> LayerRun:
     LayerRun
     """
     return LayerRun(LayerConfig(**parameters), device)
+
+
+def written(**parameters: Any) -> list[dict[str, Any]]:
+    """Count what one layer of an eager rung launches, at any size and without computing anything.
+
+    An operation counts with the bytes of the tensors it reads and writes, as written: there is no cache. Attention that
+    is one kernel counts as one, half of its square when it is causal.
+
+    Parameters
+    ----------
+    **parameters
+        Fields of :class:`LayerConfig`.
+
+    Returns
+    -------
+    list of dict
+        ``name``, ``flops``, ``bytes`` and ``unit`` (``fp32`` for ordinary cores, else the precision of tensor cores),
+        in the order they are launched.
+
+    Raises
+    ------
+    ValueError
+        The rung is not made of PyTorch's operations as they are written.
+    """
+    config = LayerConfig(**{**parameters, "layers": 1})
+    rung = RUNGS[config.mode][config.rung]
+    if rung.compiled is not None or rung.triton:
+        raise ValueError(f"what {config.rung} launches is not what is written")
+    with LayerRun(config, "meta") as run:
+        return run.launches()
