@@ -172,7 +172,9 @@ def measure(name, part):
     item = calls["name"] == "cudaStreamSynchronize"
     ops = calls[["start_ns", "end_ns", "thread"]]
     process = frames["ranges"]["process"].iloc[0]
-    frames["ops"] = ops.assign(process=process, name=np.where(item, "aten::item", "aten::mul"))
+    inputs = '[[[4096,4096],[]],["c10::BFloat16","Scalar"],[]]'
+    names = np.where(item, "aten::item", "aten::mul")
+    frames["ops"] = ops.assign(process=process, name=names, inputs=np.where(item, "", inputs))
     missing = []
     if mode == "smoke":
         missing = ["kernels", "memops", "graphs", "calls", "syncs", "os_calls", "overhead"]
