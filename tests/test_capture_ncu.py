@@ -148,7 +148,7 @@ def test_push_pop_ranges_get_their_slash(given: str, expected: str) -> None:
         ("==WARNING== No kernels were profiled.\n", {"skip": 5}, ["fewer than 6 launches"]),
         ("==WARNING== No kernels were profiled.\n", {}, ["profiled no kernel"]),
         (
-            "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU Performance Counters\n",
+            "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access GPU Performance Counters\n",
             {},
             ["ERR_NVGPUCTRPERM", "SYS_ADMIN", "NVreg_RestrictProfilingToAdminUsers=0", "host"],
         ),
