@@ -19,6 +19,7 @@ from nsightkit.workloads import investigations
 torch = pytest.importorskip("torch")
 
 from nsightkit.workloads import one_thread  # noqa: E402
+from nsightkit.workloads.layer import RUNGS  # noqa: E402
 from nsightkit.workloads.training import Documents, Training, TrainingConfig, start  # noqa: E402
 
 SMALL = TrainingConfig(vocabulary=64, hidden=16, layers=2, heads=2, context=8, batch=2, decode_bytes=1000, workers=0)
@@ -160,6 +161,8 @@ def test_investigations_name_what_exists() -> None:
         *(("ceilings", part) for part in ("before", "after", "fp32", "tf32", "fp16", "fp8", "layer")),
         *(("ceilings", part) for part in ("copy", "triad", "read")),
         ("roofline", "before"), ("roofline", "after"),
+        *(("ladder", rung) for rung in RUNGS["prefill"]),
+        *(("decode", rung) for rung in RUNGS["decode"]),
         *(("matrix", model.name) for model in (*MATRIX, *VARIANTS)),
         ("ledger", "before"), ("ledger", "after"), ("ledger", "naive"), ("ledger", "forward"),
         ("memory-context", "before"), ("memory-context", "after"), ("memory-context", "fp32"),

@@ -41,7 +41,8 @@ def _main(job: dict[str, Any]) -> None:
     parameters, counts = part.parameters(mode), part.counts(mode)
     if part.observed:
         counts["shapes"] = int(part.shapes)
-        samples, resolved = observe(workload, device, parameters, counts, trace=trace)
+        watch = part.utilization
+        samples, resolved = observe(workload, device, parameters, counts, watch_utilization=watch, trace=trace)
     elif part.swept:
         samples, resolved = sweep(workload, device, parameters, counts, trace=trace)
     elif part.snapshot:

@@ -446,6 +446,50 @@ def _roofline() -> dict[str, Part]:
     }
 
 
+# - ladder and decode: the same layer in every implementation. Warm for a second before it counts; on a CPU through a
+#   compiler that needs none, and small. Decoding passes through more layers, each of which takes little.
+_RUNGS: Mapping[str, tuple[str, tuple[str, ...], dict[str, Any], int]] = {
+    "ladder": (
+        "prefill",
+        (
+            *("naive", "sdpa", "fused", "compiled", "autotuned", "graphed", "two-streams", "graphed-eager"),
+            *("flash", "cudnn", "triton", "fp8"),
+        ),
+        {},
+        300,
+    ),
+    "decode": (
+        "decode",
+        ("eager", "fused", "compiled", "graphed", "graphed-eager", "sums", "triton"),
+        {"layers": 8},
+        1500,
+    ),
+}
+
+
+def _rungs(name: str, value: int) -> dict[str, Part]:
+    """Build a part for each rung of a ladder."""
+    mode, rungs, sizes, warmup = _RUNGS[name]
+    gpu = _LAYER | sizes | {"mode": mode, "compiler": "inductor"}
+    smoke = _LAYER_SMOKE | {"mode": mode, "layers": 3, "compiler": "aot_eager"}
+    return {
+        rung: Part(
+            name,
+            rung,
+            "nsightkit.workloads.layer:start",
+            MappingProxyType(gpu | {"rung": rung}),
+            MappingProxyType(smoke | {"rung": rung}),
+            value,
+            warmup=warmup,
+            repetitions=100,
+            active=2,
+            utilization=True,
+            observed=True,
+        )
+        for rung in rungs
+    }
+
+
 #: {investigation: {part: Part}}
 INVESTIGATIONS: Mapping[str, Mapping[str, Part]] = MappingProxyType(
     {
@@ -480,6 +524,8 @@ INVESTIGATIONS: Mapping[str, Mapping[str, Part]] = MappingProxyType(
         "matrix": _matrix(),
         "ceilings": _ceilings(),
         "roofline": _roofline(),
+        "ladder": _rungs("ladder", 93),
+        "decode": _rungs("decode", 93),
         "memory-context": _memory("memory-context", "column", _LENGTHS, _LENGTHS_SMOKE, 72),
         "ledger": _memory("ledger", "start", _LEDGER, _SMALL, 78),
         "memory-snapshot": _remembered(),
