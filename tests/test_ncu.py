@@ -369,7 +369,7 @@ def test_a_page_that_is_cut_anywhere_never_passes_for_the_whole(tmp_path: Path, 
     path = tmp_path / "x.csv"
     path.write_text(page)
     whole = ncu.read(path)
-    for keep in range(0, len(page) - 1, 7):
+    for keep in range(0, len(page) - 1, 13):
         path.write_text(page[:keep])
         try:
             part = ncu.read(path)
@@ -378,6 +378,21 @@ def test_a_page_that_is_cut_anywhere_never_passes_for_the_whole(tmp_path: Path, 
         # Cut exactly between lines: fewer launches or metrics, but none that is wrong.
         for ours, theirs in zip(part.metrics, whole.metrics, strict=False):
             assert ours.items() <= theirs.items()
+
+
+def test_damage_inside_a_page_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    page = raw(RAW, ["a", "b"])
+    for old, new, words in (
+        ('"a.out"', '"a.out"\r', "is damaged"),
+        ('"a.out",', "", "is damaged: a line has"),
+        ('"1","77"', f'"1","{"7" * 200_000}"', "is damaged"),
+        ('"a.out"', '"a.out', r"is cut short|is damaged"),
+    ):
+        path.write_bytes(page.replace(old, new, 1).encode())
+        with pytest.raises(TraceError, match=words) as caught:
+            ncu.read(path)
+        assert "\n" not in str(caught.value)
 
 
 def test_a_raw_page_without_units_is_refused(tmp_path: Path) -> None:
@@ -407,8 +422,7 @@ def test_units_come_down_to_their_base(unit: str, base: str, factor: float) -> N
 
 
 @pytest.mark.parametrize("name", REPORTS)
-@pytest.mark.parametrize("units", ["auto", "base"])
-@pytest.mark.parametrize("names", ["label", "name", "label-name"])
+@pytest.mark.parametrize(("units", "names"), [("auto", "label"), ("base", "name"), ("auto", "label-name")])
 def test_csv_that_a_real_ncu_exports_gives_the_same_table(
     shared_traces: Path, real_ncu: Path, tmp_path: Path, name: str, units: str, names: str
 ) -> None:

@@ -345,8 +345,9 @@ def _blocks(path: Path, text: str) -> Iterator[tuple[list[str], list[list[str]]]
                 yield header, records
             separator = found[1]
             sign, mark = re.escape(separator), '"' if line.startswith('"') else '"?'
-            begins = re.compile(rf"{mark}\d+{mark}{sign}|(?:{mark}{mark}{sign}){{4}}")  # a launch, or the units (no ID)
-            header, records = next(csv.reader([line], delimiter=separator)), []
+            # a launch begins with its number; the units stand under columns that have none
+            begins = re.compile(rf"{mark}\d{{1,18}}{mark}{sign}|(?:{mark}{mark}{sign}){{4}}")
+            header, records = _split(path, [line], separator), []
         elif header is not None and begins.match(line):
             whole, marks = [line], line.count('"')
             while marks % 2:  # a name or a rule's text may hold line ends
@@ -355,9 +356,16 @@ def _blocks(path: Path, text: str) -> Iterator[tuple[list[str], list[list[str]]]
                     raise TraceError(path, "is cut short: it ends inside a quoted field", _AGAIN)
                 whole.append(following)
                 marks += following.count('"')
-            records.append(next(csv.reader(whole, delimiter=separator)))
+            records.append(_split(path, whole, separator))
     if header is not None:
         yield header, records
+
+
+def _split(path: Path, lines: list[str], separator: str) -> list[str]:
+    try:
+        return next(csv.reader(lines, delimiter=separator))
+    except csv.Error as error:
+        raise TraceError(path, f"is damaged ({error})", _AGAIN) from error
 
 
 _TEXTS = ("ID", "Context", "Stream", "Device", "CC")
