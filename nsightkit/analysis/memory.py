@@ -831,7 +831,7 @@ def measured(values: Mapping[str, float]) -> dict[str, float]:
     Parameters
     ----------
     values : mapping of str to float
-        Metrics of :class:`nsightkit.workloads.memory_steps.MemoryRun`, one value each.
+        Metrics of ``nsightkit.workloads.memory_steps``, one value each.
 
     Returns
     -------

@@ -71,7 +71,7 @@ def cells(samples: pd.DataFrame) -> pd.DataFrame:
     Parameters
     ----------
     samples : DataFrame
-        ``metric``, ``index``, ``value``, as :class:`nsightkit.capture.Measurement` has them.
+        ``metric``, ``index``, ``value``, as :class:`nsightkit.capture.investigation.Measurement` has them.
 
     Returns
     -------

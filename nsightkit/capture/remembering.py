@@ -1,7 +1,7 @@
 """The measuring function of parts whose memory is recorded: the allocator's history from before the model is built.
 
 A recording of such a part is valid for exactly this code, as one of any other part is for
-:mod:`nsightkit.capture.measuring`.
+``nsightkit.capture.measuring``.
 """
 
 from __future__ import annotations
