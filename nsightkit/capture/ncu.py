@@ -162,7 +162,7 @@ def range_filter(name: str) -> str:
     """Write a range's name as ncu's NVTX filter.
 
     ncu takes a plain name for a start/end range; a push/pop range, which ``torch.cuda.nvtx.range`` and
-    :func:`nsightkit.capture.phase` open, needs a slash after its name, and without it nothing is profiled.
+    :func:`nsightkit.workloads.phases.phase` open, needs a slash after its name, and without it nothing is profiled.
 
     Parameters
     ----------

@@ -72,7 +72,7 @@ class Report:
         Returns
         -------
         Series
-            Indexed as :attr:`launches`; None or NaN where a launch lacks it.
+            Indexed as ``launches``; None or NaN where a launch lacks it.
 
         Raises
         ------

@@ -1,6 +1,6 @@
 """The Nsight Compute metrics we use: our name, NVIDIA's, its unit, what it means and on which chips it exists.
 
-This table is the only place with NVIDIA's names. Profiling guides pass on names that exist on no chip, and ``ncu``
+Every metric an analysis looks at stands in this table and nowhere else. Profiling guides pass on names that exist on no chip, and ``ncu``
 ends a run on the first one; these were checked with ``ncu --query-metrics --chips`` (2024.1) for Volta, Turing,
 Ampere, Ada and Hopper, and are again by the tests wherever ``ncu`` is installed.
 """
@@ -28,7 +28,7 @@ class Metric:
     Parameters
     ----------
     name : str
-        Ours, a column of :attr:`nsightkit.trace.ncu.Report.launches`; ends in its unit.
+        Ours, a column of ``launches`` in :class:`nsightkit.trace.ncu.Report`; ends in its unit.
     nvidia : tuple of str
         NVIDIA's names. The first that a report holds counts.
     unit : str
@@ -89,6 +89,7 @@ class Stall:
         return f"smsp__pcsamp_warps_issue_stalled_{plural}"
 
 
+#: The states a warp can be in when it does not issue, and the one in which it does.
 STALLS: tuple[Stall, ...] = (
     Stall(
         "long_scoreboard",
@@ -193,6 +194,7 @@ def _unlisted(name: str, nvidia: str, unit: str, label: str, meaning: str) -> Me
 _SOL = ".avg.pct_of_peak_sustained_elapsed"
 _ACTIVE = ".avg.pct_of_peak_sustained_active"
 
+#: All metrics that have a name of ours.
 METRICS: tuple[Metric, ...] = (
     Metric(
         "time_ns",
