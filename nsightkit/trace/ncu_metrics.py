@@ -1,8 +1,8 @@
 """The Nsight Compute metrics we use: our name, NVIDIA's, its unit, what it means and on which chips it exists.
 
-Every metric an analysis looks at stands in this table and nowhere else. Profiling guides pass on names that exist on no chip, and ``ncu``
-ends a run on the first one; these were checked with ``ncu --query-metrics --chips`` (2024.1) for Volta, Turing,
-Ampere, Ada and Hopper, and are again by the tests wherever ``ncu`` is installed.
+Every metric an analysis looks at stands in this table and nowhere else. Profiling guides pass on names that exist on
+no chip, and ``ncu`` ends a run on the first one; these were checked with ``ncu --query-metrics --chips`` (2024.1) for
+Volta, Turing, Ampere, Ada and Hopper, and are again by the tests wherever ``ncu`` is installed.
 """
 
 from __future__ import annotations
