@@ -161,7 +161,7 @@ folder = Path(tempfile.mkdtemp())
 scripts, modes = json.loads(sys.argv[1])
 
 def measure(name, part):
-    mode = modes[part in ("after", "one-thread", "aligned_dims", "flash-bf16")]
+    mode = modes[part in ("after", "one-thread", "aligned_dims", "flash-bf16", "compiled")]
     fault = FAULTS.get(name) if part == "before" else None
     path = folder / f"{name}-{part}.sqlite"
     planted.training(path, fault, steps=3, layers=2)

@@ -12,6 +12,7 @@ from nsightkit.plots._bars import before_after, gap_bars, kernel_bars, step_time
 from nsightkit.plots._bytes import memory_curves, memory_stacks
 from nsightkit.plots._curves import distributions, share_curves
 from nsightkit.plots._interactive import InteractiveTimeline, interactive_timeline
+from nsightkit.plots._ladder import ladder_bars
 from nsightkit.plots._many import box_plots, panels, small_multiples
 from nsightkit.plots._memory import memory_bars, memory_timeline, segment_map
 from nsightkit.plots._roofline import roofline
@@ -28,6 +29,7 @@ __all__ = [
     "gap_bars",
     "interactive_timeline",
     "kernel_bars",
+    "ladder_bars",
     "memory_bars",
     "memory_curves",
     "memory_stacks",

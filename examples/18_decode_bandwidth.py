@@ -1,0 +1,424 @@
+"""
+How much of the memory's bandwidth does decoding reach?
+=======================================================
+
+To make one token, a model reads all of its weights once and does almost no
+arithmetic with them. So a layer takes at least as long as its weights take
+through the memory. How near does a program come to that?
+
+What is measured: one token through several layers, from eager code to kernels
+written by hand, each rung predicted before it is run. What came out:
+:measured:`18_decode_bandwidth.verdict`
+
+What one needs: nothing to read this page, a minute and a CPU to run its small
+version, an NVIDIA GPU with PyTorch to repeat it.
+"""
+
+# %%
+# Expectation
+# -----------
+# The operations of a layer for one token that sees a full cache, and their
+# least times by the datasheet of one card. With one row, a matrix product does
+# as little arithmetic a byte as an addition: memory is the bound of them all.
+
+# sphinx_gallery_thumbnail_number = 1
+import pandas as pd
+
+from nsightkit import hardware, plots
+from nsightkit.analysis import ladder, sol
+from nsightkit.workloads import investigations
+from nsightkit.workloads import layer as rungs
+
+SHAPE = ("batch", "context", "hidden", "heads", "d_ff")
+RUNGS = rungs.RUNGS["decode"]
+
+
+def operations(sizes):
+    """What one layer must do for one token, unfused."""
+    wide = (sizes["hidden"], sizes["heads"], sizes["d_ff"])
+    return sol.layer(sizes["batch"], 1, *wide, "bf16", keys=sizes["context"])
+
+
+sizes = investigations.find("decode", "eager").gpu
+listed = operations(sizes)
+sheet = sol.datasheet(hardware.find("H200"))
+bounds = sol.bounds(listed, sheet)
+bounds["share of bytes"] = bounds["bytes"] / bounds["bytes"].sum()
+plots.table(bounds.drop(columns="source"))
+
+# %%
+# The weights of one layer are several times the level-2 cache, and a step goes
+# through several layers, each with weights and a cache of its own. Nothing is
+# read from the cache because it was just used:
+
+moved = bounds["bytes"].sum()
+print(f"bytes of a layer: {moved / 1e6:,.1f} MB")
+print(f"level-2 cache:    {sheet.l2_bytes / 1e6:,.0f} MB")
+print(f"least time: {bounds['bound_ns'].sum() / 1e3:,.1f} µs")
+
+# %%
+# Eager code launches each written operation, and each launch costs the CPU
+# some microseconds. That number is assumed here, and decides the first rungs:
+
+LAUNCH_US = 5  # assumed: what one operation costs an eager program's CPU
+
+
+def as_written(rung, of):
+    """Launches of one layer of a rung, at these sizes."""
+    only = {name: of[name] for name in SHAPE}
+    return rungs.written(mode="decode", rung=rung, **only)
+
+
+counted = []
+for rung in ("eager", "fused"):
+    launches = as_written(rung, sizes)
+    counted.append(
+        {
+            "rung": rung,
+            "launches": len(launches),
+            "launching (µs, assumed)": LAUNCH_US * len(launches),
+            "least time, GPU (µs)": ladder.launched_ns(launches, sheet) / 1e3,
+        }
+    )
+plots.table(pd.DataFrame(counted))
+
+# %%
+# So the GPU waits. What each change can save at most:
+#
+# - **fused** removes the launches that it removes, and no bytes.
+# - **compiled** and the graphs can remove all idle time: what the step takes
+#   beyond the sum of its kernels.
+# - **sums** and **triton** can bring the kernels to their bounds.
+#
+# No change can go below the bound. And a kernel of a few microseconds spends a
+# part of them starting and ending, with the memory half idle: the more
+# kernels, the further from the bound. The goal is the larger part of the
+# datasheet's bandwidth, and then what a plain sum of a large tensor reaches.
+
+# %%
+# Measure
+# -------
+# Eager code with fused attention; projections, norm and rotary positions as
+# model code writes them.
+
+from nsightkit.capture import measure
+from nsightkit.errors import UsageError
+
+before = measure("decode", "eager")
+before
+
+# %%
+# The ceilings of this very card: a copy, and a sum, which only reads. A smoke
+# run has none.
+
+smoke = before.mode == "smoke"
+try:
+    card = hardware.find((before.provenance["gpu"] or {})["name"])
+except (KeyError, UsageError):
+    card = None
+sheet = sol.datasheet(card) if card else None
+ceilings, ran = None, {}
+if not smoke:
+    for name in ("before", "fp32", "copy", "triad", "read"):
+        ran[name] = measure("ceilings", name)
+    reached = [
+        sol.ceiling(run.parameters, run.median("step_ns"))
+        for run in ran.values()
+    ]
+    ceilings = sol.ceilings(reached, "measured on this card")
+    for row in reached:
+        if row["unit"] == "memory":
+            print(f"{row['what']}: {row['gb_per_s']:,.0f} GB/s")
+rates = ceilings or sheet
+
+# %%
+# Read
+# ----
+# A step, and what of it the GPU was busy for. The difference is idle time. On
+# a CPU operators stand for kernels, and nothing idles.
+
+layers = before.parameters["layers"]
+
+
+def busy_ns(run):
+    """Time of a layer's kernels."""
+    return ladder.kinds(run.trace, layers).sum()
+
+
+took = before.median("step_ns") / layers
+print(f"a layer takes {took / 1e3:,.1f} µs")
+print(f"of its work:  {busy_ns(before) / 1e3:,.1f} µs, profiled")
+work = ladder.kinds(before.trace, layers)
+told = work.rename_axis("kind of work").reset_index()
+told["share"] = told["time_ns"] / told["time_ns"].sum()
+plots.table(told)
+
+# %%
+# Change one thing
+# ----------------
+# One change a rung, each to the rung that it names. A graph is recorded once
+# and replayed:
+#
+# .. code-block:: python
+#
+#    graph = torch.cuda.CUDAGraph()
+#    with torch.cuda.graph(graph):
+#        output = model(token)
+#    graph.replay()
+
+changes = pd.DataFrame(
+    [
+        {"rung": name, "changes": rung.base or "-", "to": rung.change}
+        for name, rung in RUNGS.items()
+    ]
+)
+plots.table(changes)
+
+# %%
+# Measure again
+# -------------
+# First the most that a rung can save, computed from its base, then the
+# measurement. A smoke run takes the first few, and a compiler that needs no
+# other compiler and fuses nothing.
+
+
+def most(name, runs):
+    """The most that a rung can save of its base, in nanoseconds a layer."""
+    base = runs[RUNGS[name].base]
+    if rates is None or not base.trace.recorded("kernels"):
+        return None
+    took = base.median("step_ns") / layers
+    bound = sum(rates.bound_ns(o) for o in operations(base.parameters))
+    if name == "fused":
+        written = (as_written(n, base.parameters) for n in ("eager", "fused"))
+        was, is_now = (len(launches) for launches in written)
+        return (was - is_now) * LAUNCH_US * 1e3
+    if name in ("sums", "triton"):
+        return max(took - bound, 0)
+    # What is fused on the way saves kernels that take no bytes but time.
+    left = bound if name == "compiled" else busy_ns(base)
+    return max(took - left, 0)
+
+
+FEW = ["fused", "compiled"]
+chosen = FEW if smoke else [name for name in RUNGS if name != "eager"]
+runs, predicted = {"eager": before}, {}
+for name in chosen:
+    predicted[name] = most(name, runs)
+    runs[name] = measure("decode", name)
+after = runs["compiled"]
+after
+
+# %%
+# Predicted and measured. The time is the median of a layer, the spread the
+# range of the middle half of the steps; a difference inside the spread is
+# none.
+
+import numpy as np
+
+samples = {name: run.values("step_ns") for name, run in runs.items()}
+of_this = operations(before.parameters)
+table = ladder.summary(of_this, samples, layers, sheet, ceilings)
+by_rung = table.set_index("rung")
+spread = by_rung["high_ns"] - by_rung["low_ns"]
+
+
+def judged(name):
+    """One change: what it was to save, what it saved."""
+    base = RUNGS[name].base
+    saved = by_rung.loc[base, "time_ns"] - by_rung.loc[name, "time_ns"]
+    noise = max(spread[base], spread[name])
+    bound = predicted[name]
+    if abs(saved) <= noise:
+        word = "no effect beyond the spread"
+    elif saved < 0:
+        word = "slower"
+    elif bound is None:
+        word = "faster"
+    else:
+        word = "within" if saved <= bound + noise else "more than predicted"
+    return {
+        "rung": name,
+        "changes": base,
+        "at most (µs)": np.nan if bound is None else bound / 1e3,
+        "saved (µs)": saved / 1e3,
+        "spread (µs)": noise / 1e3,
+        "outcome": word,
+    }
+
+
+steps = pd.DataFrame([judged(name) for name in chosen])
+plots.table(steps)
+
+# %%
+# As bandwidth: the bytes that a layer must move, by the time it took. That is
+# not what a counter would say, for it counts no byte twice.
+
+moved = sum(operation.bytes for operation in of_this)
+table["GB/s"] = moved / table["time_ns"]
+named = {
+    "sol_datasheet": "share of datasheet",
+    "sol_measured": "share of ceilings",
+}
+columns = ["rung", "time_ns", "low_ns", "high_ns", "times", "GB/s"]
+columns += [*named, "impossible"]
+plots.table(table[columns].rename(columns=named), missing="none")
+
+# %%
+# What moved: the time by kind of work, and the least times as lines. What is
+# not covered by work is idle. The parts are from profiled steps, the length of
+# a bar and its spread are not.
+
+floors = {}
+for label, roof in (("ceilings", ceilings), ("datasheet", sheet)):
+    if roof:
+        least = sum(roof.bound_ns(operation) for operation in of_this)
+        floors[f"all bytes once, {label}"] = least
+spent = {name: ladder.kinds(run.trace, layers) for name, run in runs.items()}
+plots.ladder_bars(
+    table, spent, floors, title=f"One token through a layer ({after.mode})"
+)
+
+# %%
+# The same as numbers, for each change: what its kinds of work gave or took.
+
+gave = pd.DataFrame(
+    {
+        name: spent[name].sub(spent[RUNGS[name].base], fill_value=0) / 1e3
+        for name in chosen
+    }
+)
+gave = gave.fillna(0).rename_axis("kind of work, µs").reset_index()
+plots.table(gave)
+
+# %%
+# Each rung against the same weights and cache in float64: the norm of the
+# difference over that of the result. Rounding is what the format costs at
+# least, one layer's output rounded once.
+
+checked = []
+for name, run in runs.items():
+    row = {"rung": name, "error": run.median("relative_error")}
+    row |= {"largest": run.median("max_abs_error")}
+    row |= {"rounding": run.median("rounding_error")}
+    clock = run.median("sm_clock_mhz")
+    if clock is not None:
+        row |= {"clock (MHz)": clock, "power (W)": run.median("power_w")}
+    row["ran instead"] = run.parameters["instead"] or "-"
+    checked.append(row)
+plots.table(pd.DataFrame(checked))
+
+# %%
+# The compiled rung as a timeline: what lies between its kernels is what a
+# graph can remove.
+
+plots.timeline(after.trace, title=f"Compiled ({after.mode})")
+
+# %%
+# Verdict
+# -------
+# Computed from the runs.
+
+import textwrap
+
+best = by_rung["time_ns"].idxmin()
+held = (steps["outcome"] == "within").sum()
+null = steps.loc[steps["outcome"].str.startswith("no effect"), "rung"]
+more = steps.loc[steps["outcome"].str.startswith("more"), "rung"]
+wrong = by_rung.index[by_rung["impossible"]]
+over = by_rung.index[by_rung["sol_measured"] > 1]
+
+
+def share(rung):
+    """Both shares of a rung, in words."""
+    row = by_rung.loc[rung]
+    said = f"{row['sol_measured']:.0%} of the measured ceilings"
+    if not np.isnan(row["sol_datasheet"]):
+        said += f" and {row['sol_datasheet']:.0%} of the datasheet"
+    return said
+
+
+gpus = {(run.provenance["gpu"] or {}).get("name") for run in runs.values()}
+modes = {run.mode for run in [*runs.values(), *ran.values()]}
+comparable = len(gpus) == 1 == len(modes)
+where = "in a smoke run on a CPU" if smoke else "on a GPU"
+verdict = (
+    f"{where}, a layer goes from {by_rung.loc['eager', 'time_ns'] / 1e3:,.1f} "
+    f"to {by_rung.loc[best, 'time_ns'] / 1e3:,.1f} µs a token ({best}), "
+    f"{by_rung.loc[best, 'times']:.1f} times as fast. No effect beyond the "
+    f"spread: {', '.join(null) or 'none'}."
+)
+if not smoke:
+    verdict += (
+        f" That is from {share('eager')} to {share(best)}. Within the "
+        f"prediction: {held} of {len(steps)} changes; more than predicted: "
+        f"{', '.join(more) or 'none'}."
+    )
+if sheet:
+    goal = by_rung.loc[best, "sol_datasheet"] >= 0.85
+    verdict += (
+        f" The goal of 85% of the datasheet's bandwidth is "
+        f"{'' if goal else 'not '}reached."
+    )
+if len(wrong):
+    verdict += f" Faster than the card can be: {', '.join(wrong)}."
+if len(over):
+    verdict += (
+        f" Faster than these ceilings, which are none: {', '.join(over)}."
+    )
+if not comparable:
+    verdict = "the runs are not of the same machine; nothing to compare."
+findings = {
+    "verdict": verdict,
+    "times": by_rung.loc[best, "times"],
+    "null_results": len(null),
+}
+print(textwrap.fill(verdict))
+
+# %%
+# Limits
+# ------
+# One token at a time is the extreme. With more sequences in a batch the same
+# weights serve them all, and the arithmetic grows until it is the limit. A
+# longer context adds to the cache, which each sequence reads for itself.
+#
+# The weights that one layer leaves in the level-2 cache are no use to the
+# next. A model with few small layers would find them there, and reach more
+# than the memory's bandwidth without deserving it.
+#
+# The cost of a launch is assumed before it is measured. A profiler makes the
+# CPU slower, so idle time here is what an unprofiled step takes beyond the
+# kernels of a profiled one.
+#
+# In a smoke run there is no memory bandwidth to reach: the layer fits a cache.
+# What it shows is that the page works, and that the rungs compute the same.
+
+# %%
+# The traces of this page, to open in Perfetto or with ``nsightkit``:
+
+downloads = {
+    f"{name}, {run.mode}, as a timeline": run.trace
+    for name, run in runs.items()
+}
+
+# %%
+# Run it yourself
+# ---------------
+# With a GPU this measures, without one it runs the small version on the CPU:
+#
+# .. code-block:: console
+#
+#    $ python examples/18_decode_bandwidth.py
+#
+# Idle time, and the kernels between it, in a trace of your own:
+#
+# .. code-block:: console
+#
+#    $ nsightkit gaps trace.json.gz
+#    $ nsightkit kernels trace.json.gz
+#
+# To keep a GPU's results for this page:
+#
+# .. code-block:: console
+#
+#    $ python -m nsightkit record --only decode
