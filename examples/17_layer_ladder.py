@@ -221,9 +221,11 @@ def most(name, runs):
     filled = waves(sizes, card.multiprocessors) if card else {}
 
     def joined(gemm, alone, together):
+        if not filled:
+            return 0.0
         whole = sol.gemm(sizes["context"], *gemm)
-        parts = 1 / filled[alone] - 1 / filled[together]
-        return rates.bound_ns(whole) * parts if filled else 0.0
+        lost = 1 / filled[alone] - 1 / filled[together]
+        return rates.bound_ns(whole) * lost
 
     d, f = sizes["hidden"], sizes["d_ff"]
     if name == "sdpa":
