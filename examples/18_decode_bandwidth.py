@@ -322,7 +322,6 @@ plots.timeline(after.trace, title=f"Compiled ({after.mode})")
 import textwrap
 
 best = by_rung["time_ns"].idxmin()
-held = (steps["outcome"] == "within").sum()
 null = steps.loc[steps["outcome"].str.startswith("no effect"), "rung"]
 more = steps.loc[steps["outcome"].str.startswith("more"), "rung"]
 wrong = by_rung.index[by_rung["impossible"]]
@@ -350,9 +349,8 @@ verdict = (
 )
 if not smoke:
     verdict += (
-        f" That is from {share('eager')} to {share(best)}. Within the "
-        f"prediction: {held} of {len(steps)} changes; more than predicted: "
-        f"{', '.join(more) or 'none'}."
+        f" That is from {share('eager')} to {share(best)}. More than "
+        f"predicted: {', '.join(more) or 'none'}."
     )
 if sheet:
     goal = by_rung.loc[best, "sol_datasheet"] >= 0.85

@@ -471,7 +471,8 @@ def _rungs(name: str, value: int) -> dict[str, Part]:
     """Build a part for each rung of a ladder."""
     mode, rungs, sizes, warmup = _RUNGS[name]
     gpu = _LAYER | sizes | {"mode": mode, "compiler": "inductor"}
-    smoke = _LAYER_SMOKE | {"mode": mode, "layers": 3, "compiler": "aot_eager"}
+    smoke = _LAYER_SMOKE | {"context": 64, "hidden": 128, "d_ff": 352}
+    smoke |= {"mode": mode, "layers": 3, "compiler": "aot_eager"}
     return {
         rung: Part(
             name,

@@ -265,6 +265,7 @@ class Decode:
     Parameters
     ----------
     heads : int
+        Their size must be a power of two.
     """
 
     def __init__(self, heads: int) -> None:
