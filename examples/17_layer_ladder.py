@@ -90,9 +90,10 @@ plots.table(pd.DataFrame(counted))
 # before, once that is measured:
 #
 # - **sdpa** removes the scores' trips through the memory, and half of the two
-#   products: the difference of two rows above.
+#   products: the difference of two rows above, taken to run at the same share
+#   of its bound as the whole rung did.
 # - **fused** fills the last wave of a product's tiles better, with one GEMM
-#   instead of several.
+#   instead of several. GEMMs are taken to keep their share of their bound.
 # - **compiled** can remove all elementwise work, at the very best.
 # - **autotuned** can bring GEMMs to their ceiling.
 # - **graphed** can remove idle time between kernels. Eager code launches a
@@ -210,14 +211,15 @@ def of_unit(name):
 
 
 def most(name, runs):
-    """The most that a rung can save of its base, in nanoseconds a layer."""
+    """What a rung can save of its base at most, in nanoseconds a layer."""
     base = runs[RUNGS[name].base]
     if rates is None or not base.trace.recorded("kernels"):
         return None
     sizes, spent = base.parameters, ladder.kinds(base.trace, layers)
     by_kind = dict.fromkeys(("GEMM", "attention"), 0.0) | spent.to_dict()
     kept = by_kind["GEMM"] + by_kind["attention"]
-    idle = max(base.median("step_ns") / layers - spent.sum(), 0)
+    took = base.median("step_ns") / layers
+    idle = max(took - spent.sum(), 0)
     filled = waves(sizes, card.multiprocessors) if card else {}
 
     def joined(gemm, alone, together):
@@ -225,27 +227,25 @@ def most(name, runs):
             return 0.0
         whole = sol.gemm(sizes["context"], *gemm)
         lost = 1 / filled[alone] - 1 / filled[together]
-        return rates.bound_ns(whole) * lost
+        pace = max(by_kind["GEMM"] / of_unit("GEMM"), 1)
+        return rates.bound_ns(whole) * lost * pace
 
     d, f = sizes["hidden"], sizes["d_ff"]
     if name == "sdpa":
         written = (as_written(rung, sizes) for rung in ("naive", "sdpa"))
         was, is_now = (ladder.launched_ns(rows, rates) for rows in written)
-        return was - is_now
+        return (was - is_now) * took / was
     if name in ("fused", "two-streams"):
         saved = joined((2 * f, d), "gate or up", "gate and up")
         if name == "fused":
             saved += joined((3 * d, d), "q, k or v", "q, k, v")
         return saved
-    if name == "compiled":
-        written = ladder.launched_ns(as_written("fused", sizes), rates)
-        return written - ladder.floor_ns(operations(sizes), rates)
+    if name in ("compiled", "triton"):
+        return spent.sum() - kept + idle
     if name == "autotuned":
         return max(by_kind["GEMM"] - of_unit("GEMM"), 0)
     if name in ("flash", "cudnn"):
         return max(by_kind["attention"] - of_unit("attention"), 0)
-    if name == "triton":
-        return spent.sum() - kept + idle
     if name == "fp8":
         eighth = rates.tflops.get("fp8", rates.tflops["bf16"])
         return of_unit("GEMM") * (1 - rates.tflops["bf16"] / eighth)
@@ -438,9 +438,9 @@ print(textwrap.fill(verdict))
 # its launches, and a graph that gives nothing here is worth much there; the
 # page about decoding shows that.
 #
-# A prediction is a bound on what can be saved, not an estimate. One that was
-# exceeded is wrong, and worth more than one that held: something moved that
-# the change was not thought to move, such as the clock. Power is shared by all
+# A prediction is the most that a change can save, not what it will. One that
+# was exceeded is wrong, and worth more than one that held: something moved
+# that the change was not thought to move, such as the clock. Power is shared by all
 # kernels, so a rung with less traffic leaves more of it to its GEMMs.
 #
 # The bound of an elementwise operation assumes the memory. Activations of this

@@ -85,7 +85,8 @@ plots.table(pd.DataFrame(counted))
 # %%
 # So the GPU waits. What each change can save at most:
 #
-# - **fused** removes the launches that it removes, and no bytes.
+# - **fused** removes some launches, each at the cost that one has had in the
+#   rung before, and no bytes.
 # - **compiled** and the graphs can remove all idle time: what the step takes
 #   beyond the sum of its kernels.
 # - **sums** and **triton** can bring the kernels to their bounds.
@@ -183,7 +184,7 @@ plots.table(changes)
 
 
 def most(name, runs):
-    """The most that a rung can save of its base, in nanoseconds a layer."""
+    """What a rung can save of its base at most, in nanoseconds a layer."""
     base = runs[RUNGS[name].base]
     if rates is None or not base.trace.recorded("kernels"):
         return None
@@ -192,10 +193,10 @@ def most(name, runs):
     if name == "fused":
         written = (as_written(n, base.parameters) for n in ("eager", "fused"))
         was, is_now = (len(launches) for launches in written)
-        return (was - is_now) * LAUNCH_US * 1e3
+        return (was - is_now) * took / was
     if name in ("sums", "triton"):
         return max(took - bound, 0)
-    # What is fused on the way saves kernels that take no bytes but time.
+    # A compiler also fuses small kernels, which take time for hardly a byte.
     left = bound if name == "compiled" else busy_ns(base)
     return max(took - left, 0)
 
