@@ -248,7 +248,7 @@ def most(name, runs):
         return max(by_kind["attention"] - of_unit("attention"), 0)
     if name == "fp8":
         eighth = rates.tflops.get("fp8", rates.tflops["bf16"])
-        return of_unit("GEMM") * (1 - rates.tflops["bf16"] / eighth)
+        return by_kind["GEMM"] * (1 - rates.tflops["bf16"] / eighth)
     return idle
 
 
@@ -440,8 +440,8 @@ print(textwrap.fill(verdict))
 #
 # A prediction is the most that a change can save, not what it will. One that
 # was exceeded is wrong, and worth more than one that held: something moved
-# that the change was not thought to move, such as the clock. Power is shared by all
-# kernels, so a rung with less traffic leaves more of it to its GEMMs.
+# that the change was not thought to move, such as the clock. Power is shared
+# by all kernels, so a rung with less traffic leaves more of it to its GEMMs.
 #
 # The bound of an elementwise operation assumes the memory. Activations of this
 # size fit the level-2 cache, so such an operation may be faster than its
