@@ -261,7 +261,7 @@ def _with_gpu(*modes: str) -> dict[str, dict]:
         capture_output=True,
         text=True,
         encoding="utf-8",
-        timeout=300,
+        timeout=900,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

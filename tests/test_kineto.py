@@ -460,8 +460,8 @@ def test_an_empty_profile_is_a_trace(tmp_path):
         b"[" * 100_000,
         b'{"traceEvents": [' + b'{"args":' * 100_000,
         b"{ this is no JSON",
-        gzip.compress(b"no JSON at all"),
-        gzip.compress(b""),
+        gzip.compress(b"no JSON at all", mtime=0),
+        gzip.compress(b"", mtime=0),
         b"\x1f\x8b\x08" + bytes(range(256)),
     ],
 )

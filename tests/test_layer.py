@@ -222,7 +222,8 @@ from nsightkit.workloads import layer
 found = {}
 for mode in ("prefill", "decode"):
     for context in (1, 9, 150) if mode == "decode" else (9,):
-        sizes = dict(hidden=64 if mode == 'decode' else 48, heads=2, d_ff=80, layers=2, context=context, precision="fp16")
+        sizes = dict(hidden=64 if mode == "decode" else 48, heads=2, d_ff=80, layers=2)
+        sizes |= dict(context=context, precision="fp16")
         with layer.start("cpu", mode=mode, rung="triton", **sizes) as run:
             run.step()
             found[f"{mode} {context}"] = [run.observed()["relative_error"][0], run.parameters["instead"]]
