@@ -196,7 +196,7 @@ def test_it_closes_exactly() -> None:
         assert table.loc["peak", "share_of_peak"] == 1
         assert ("CUDA context" in table.index) == ("CUDA context" in seen)
         assert "KV cache" not in table.index
-    for wrong in ({}, {"peak": 1.0, "wights of nothing": 2.0}):
+    for wrong in ({}, {"peak": 1.0, "no such item": 2.0}):
         with pytest.raises(UsageError):
             memory.reconcile(predicted, wrong)
 
