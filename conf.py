@@ -88,6 +88,7 @@ sphinx_gallery_conf = {
     "write_computation_times": False,  # that page loads scripts from three CDNs
     "min_reported_time": 1_000_000,  # the time of a replay says nothing; the provenance block has the real one
     "show_signature": False,
+    "thumbnail_size": (280, 196),  # eighteen of them weigh as much as a page may
     "download_all_examples": True,
     "remove_config_comments": True,
     "backreferences_dir": None,

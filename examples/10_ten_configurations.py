@@ -278,7 +278,10 @@ last = {
     for name, run in runs.items()
 }
 plots.interactive_timeline(
-    last, title=f"A step of each model ({first.mode})", most_bytes=150_000
+    last,
+    levels=1,
+    most_bytes=60_000,
+    title=f"A step of each model ({first.mode})",
 )
 
 # %%

@@ -57,6 +57,8 @@ _COARSEST, _FINEST, _STEP = 12, 30, 3
 #: What must fit may be merged as far as cells of two pixels on a wide screen.
 _LEAST = 10
 _ALL = 99  # so many cells that nothing is merged
+#: With more traces than this only the first has a static figure.
+_MOST_FALLBACKS = 6
 #: The group of CPU ranges.
 _CPU = 0
 #: A stand-in for the page's own text colour, which matplotlib cannot name.
@@ -473,7 +475,10 @@ class InteractiveTimeline:
 
 
 def _program() -> str:
-    return (files("nsightkit.plots") / "timeline.js").read_text(encoding="utf-8")
+    lines = (files("nsightkit.plots") / "timeline.js").read_text(encoding="utf-8").splitlines()
+    # Comments and indentation are for those who read the source, not for every page that carries it.
+    bare = (line.strip() for line in lines)
+    return "\n".join(line for line in bare if line and not line.startswith("//")) + "\n"
 
 
 def interactive_timeline(
@@ -542,6 +547,8 @@ def interactive_timeline(
         heading = f"{title}: {label}" if label else title
         svg, sentence = _static(trace, heading, start_ns=start_ns, end_ns=end_ns, **most)
         said.append(sentence)
+        if number and len(several) > _MOST_FALLBACKS:
+            continue  # its sentence is there; pictures of ten traces weigh as much as a page
         if len(several) > 1:
             svg = (
                 f"<details{' open' if number == 0 else ''}><summary>{html.escape(str(label))}</summary>{svg}</details>"

@@ -38,7 +38,10 @@ def table(frame: pd.DataFrame, formats: dict[str, Any] | None = None, missing: s
     # Numbers line up at their right, words at their left.
     words = [c for c in frame.columns if not pd.api.types.is_numeric_dtype(frame[c])]
     left: Any = {c: [{"selector": "", "props": "text-align: left"}] for c in words}
-    shown = frame.style.hide(axis="index").format(plain, na_rep=missing, escape="html")
+    from pandas.io.formats.style import Styler  # needs jinja2, which drawing does not
+
+    # Without an identifier for each cell, which nothing refers to and every page would carry.
+    shown = Styler(frame, cell_ids=False).hide(axis="index").format(plain, na_rep=missing, escape="html")
     shown = shown.format_index(escape="html", axis="columns")
     return shown.set_table_styles(left, overwrite=False)
 
