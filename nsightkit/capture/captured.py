@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import subprocess
+import time
 from pathlib import Path
 
-from nsightkit.errors import UsageError
+from nsightkit.errors import NsightkitError, UsageError
+from nsightkit.trace._process import run, tail
 
-__all__ = ["Captured", "settle", "target"]
+__all__ = ["Captured", "settle", "target", "watch"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,3 +87,52 @@ def settle(made: Path, destination: Path) -> None:
         On one file system.
     """
     made.replace(destination)
+
+
+def watch(
+    ran: list[str],
+    timeout_s: float,
+    *,
+    tool: str,
+    result: str,
+    advice: str,
+    env: dict[str, str] | None,
+    show: bool,
+    interrupt_s: float,
+) -> tuple[list[str], subprocess.CompletedProcess[str]]:
+    """Run a profiler, and interrupt it when the time is up: it then ends the program and writes what it has.
+
+    Parameters
+    ----------
+    ran : list of str
+    timeout_s : float
+    tool, result, advice : str
+        For messages: the profiler, what it writes, and what to do when it did not end.
+    env : dict, optional
+    show : bool
+    interrupt_s : float
+        How long it may take to end.
+
+    Returns
+    -------
+    notes : list of str
+    done : CompletedProcess
+
+    Raises
+    ------
+    NsightkitError
+        It cannot be started, or did not end.
+    """
+    start = time.monotonic()
+    try:
+        done = run(ran, timeout_s, env=env, show=show, interrupt_s=interrupt_s)
+    except subprocess.TimeoutExpired as error:
+        raise NsightkitError(
+            f"{tool} was not done within {timeout_s:g} s and did not obey an interruption ({tail(error.output, 3)}); "
+            f"{advice}"
+        ) from error
+    except OSError as error:
+        raise NsightkitError(f"{ran[0]}: cannot be started ({error.strerror})") from error
+    if time.monotonic() - start >= timeout_s:
+        return [f"the program was interrupted after {timeout_s:g} s; the {result} ends there"], done
+    return [], done

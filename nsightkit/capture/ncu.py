@@ -12,18 +12,16 @@ import difflib
 import functools
 import os
 import re
-import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from nsightkit.capture.captured import Captured, settle, target
+from nsightkit.capture.captured import Captured, settle, target, watch
 from nsightkit.errors import NsightkitError, UsageError
 from nsightkit.trace import ncu_metrics
-from nsightkit.trace._process import run, tail
+from nsightkit.trace._process import find_program, run, tail
 
 __all__ = ["PERMISSION", "find", "options_of", "profile", "range_filter", "version"]
 
@@ -91,20 +89,7 @@ def find() -> Path | None:
     UsageError
         ``NSIGHTKIT_NCU`` names something that is no program.
     """
-    named = os.environ.get("NSIGHTKIT_NCU")
-    if named:
-        path = Path(named).expanduser()
-        if not (path.is_file() and os.access(path, os.X_OK)):
-            raise UsageError(f"NSIGHTKIT_NCU is {named!r}, which is no program; give the path of ncu, or unset it")
-        return path
-    on_path = shutil.which("ncu")
-    if on_path:
-        return Path(on_path)
-    for pattern in _FOLDERS:
-        found = [p for p in Path("/").glob(pattern.lstrip("/")) if p.is_file() and os.access(p, os.X_OK)]
-        if found:
-            return max(found, key=lambda p: [int(n) for n in re.findall(r"\d+", str(p))])
-    return None
+    return find_program("ncu", "NSIGHTKIT_NCU", _FOLDERS)
 
 
 @functools.lru_cache(maxsize=32)
@@ -272,7 +257,16 @@ def profile(
         made, log = Path(folder) / "report.ncu-rep", Path(folder) / "log.txt"
         files = [f"--export={_plain(made)}", "--force-overwrite", f"--log-file={_plain(log)}"]
         ran = [str(ncu), *options, *files, *command]
-        notes, done = _run(ran, timeout_s, show, None if env is None else dict(env))
+        notes, done = watch(
+            ran,
+            timeout_s,
+            tool="ncu",
+            result="report",
+            advice="profile fewer launches (kernel, count, nvtx) or fewer sections, or allow more time",
+            env=None if env is None else dict(env),
+            show=show,
+            interrupt_s=60.0,
+        )
         said = log.read_text(errors="replace") if log.is_file() else ""
         _judge(made, said or done.stdout, done.returncode, chosen)
         settle(made, report)
@@ -393,24 +387,6 @@ def _query(ncu: Path) -> frozenset[str]:
 def _plain(path: Path) -> str:
     """Keep ncu from expanding %h, %p, %i and %q{...} in a file's name."""
     return str(path).replace("%", "%%")
-
-
-def _run(
-    ran: list[str], timeout_s: float, show: bool, env: dict[str, str] | None
-) -> tuple[list[str], subprocess.CompletedProcess[str]]:
-    start = time.monotonic()
-    try:
-        done = run(ran, timeout_s, env=env, show=show, interrupt_s=60.0)
-    except subprocess.TimeoutExpired as error:
-        raise NsightkitError(
-            f"ncu was not done within {timeout_s:g} s and did not obey an interruption ({tail(error.output, 3)}); "
-            "profile fewer launches (kernel, count, nvtx) or fewer sections, or allow more time"
-        ) from error
-    except OSError as error:
-        raise NsightkitError(f"{ran[0]}: cannot be started ({error.strerror})") from error
-    if time.monotonic() - start >= timeout_s:
-        return [f"the program was interrupted after {timeout_s:g} s; the report ends there"], done
-    return [], done
 
 
 def _judge(made: Path, said: str, returncode: int, chosen: _Filters) -> None:

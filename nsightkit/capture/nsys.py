@@ -15,11 +15,10 @@ import re
 import sqlite3
 import subprocess
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from nsightkit.capture.captured import Captured, settle, target
+from nsightkit.capture.captured import Captured, settle, target, watch
 from nsightkit.errors import NsightkitError, UsageError
 from nsightkit.trace import nsys_tool
 from nsightkit.trace._process import run, tail
@@ -201,7 +200,16 @@ def profile(
     with tempfile.TemporaryDirectory(prefix=".nsightkit-", dir=report.parent) as folder:
         made = Path(folder) / "report"
         ran = [str(nsys), "profile", *options, f"--output={_plain(made)}", "--force-overwrite=true", *command]
-        notes, done = _run(ran, timeout_s, show, nsys_tool.environment(env))
+        notes, done = watch(
+            ran,
+            timeout_s,
+            tool="nsys",
+            result="trace",
+            advice="profile fewer steps (a capture range), or allow more time",
+            env=nsys_tool.environment(env),
+            show=show,
+            interrupt_s=120.0,
+        )
         reports = _collect(made, report, nsys, done, capture_range)
         if repeat is None:
             places = [report]
@@ -271,26 +279,6 @@ def _checked(extra: Sequence[str], can: Features, nsys: Path) -> list[str]:
         if option.startswith("--") and "=" not in option:
             raise UsageError(f"give the value of {name} with an equals sign: {name}=VALUE")
     return list(extra)
-
-
-def _run(
-    ran: list[str], timeout_s: float, show: bool, env: dict[str, str]
-) -> tuple[list[str], subprocess.CompletedProcess[str]]:
-    notes: list[str] = []
-    start = time.monotonic()
-    try:
-        # Interrupted, nsys ends the program and still writes its report: there is a trace up to then.
-        done = run(ran, timeout_s, env=env, show=show, interrupt_s=120.0)
-    except subprocess.TimeoutExpired as error:
-        raise NsightkitError(
-            f"nsys was not done within {timeout_s:g} s and did not obey an interruption ({tail(error.output, 3)}); "
-            "profile fewer steps (a capture range), or allow more time"
-        ) from error
-    except OSError as error:
-        raise NsightkitError(f"{ran[0]}: cannot be started ({error.strerror})") from error
-    if time.monotonic() - start >= timeout_s:
-        notes.append(f"the program was interrupted after {timeout_s:g} s; the trace ends there")
-    return notes, done
 
 
 def _collect(

@@ -22,29 +22,13 @@ from PIL import Image
 
 from nsightkit.analysis.categories import CATEGORIES, categorize
 from nsightkit.errors import UsageError
-from nsightkit.plots._style import BLUE, DARK_GREY, GREEN, GREY, OCHRE, PURPLE, RED, VERMILION
+from nsightkit.plots._style import BLUE, CATEGORY_COLOURS, DARK_GREY, GREEN, GREY, OCHRE, PURPLE, RED, VERMILION
 from nsightkit.plots._timeline import Lane, find_lanes, timeline
 from nsightkit.trace.model import Trace
 
 _Ints = npt.NDArray[np.int64]
 
-# Like the colours of the figures: each stands out by 3:1 from a white and from a near-black page.
-COLOURS = {
-    "GEMM": BLUE,
-    "attention": PURPLE,
-    "softmax": "#d0527f",
-    "normalization": OCHRE,
-    "reduction": "#0f8fa8",
-    "elementwise": GREEN,
-    "optimizer": VERMILION,
-    "memory-like": "#748522",
-    "communication": RED,
-    "Triton-fused": "#7a6fd0",
-    "other": GREY,
-    "copy": "#9c6b45",
-    "memset": DARK_GREY,
-    "CUDA graph": "#8e5bb5",
-}
+COLOURS = {**CATEGORY_COLOURS, "copy": "#9c6b45", "memset": DARK_GREY, "CUDA graph": "#8e5bb5"}
 #: What CPU ranges are called decides their colours where no GPU work does.
 _CPU_COLOURS = (BLUE, VERMILION, GREEN, PURPLE, OCHRE, RED, "#0f8fa8", "#748522", "#7a6fd0", "#d0527f")
 

@@ -15,13 +15,9 @@ from numpy.typing import ArrayLike
 from nsightkit.plots._curves import tick
 from nsightkit.plots._style import (
     BLUE,
+    CATEGORY_COLOURS,
     DARK_GREY,
-    GREEN,
     GREY,
-    OCHRE,
-    PURPLE,
-    RED,
-    VERMILION,
     duration,
     name_rows,
     new_figure,
@@ -33,17 +29,6 @@ from nsightkit.plots._style import (
 
 _WHISKERS = (5, 25, 50, 75, 95)
 _PREFIXES = ("void ", "autograd::engine::evaluate_function: ", "at::native::", "(anonymous namespace)::", "aten::")
-#: The same in every chart; what comes rarely is grey.
-_CATEGORY_COLOURS = {
-    "GEMM": BLUE,
-    "attention": VERMILION,
-    "elementwise": GREEN,
-    "memory-like": PURPLE,
-    "optimizer": OCHRE,
-    "softmax": RED,
-    "Triton-fused": RED,
-    "reduction": DARK_GREY,
-}
 
 
 def box_plots(samples: Mapping[str, ArrayLike], *, title: str = "How long they last", axis: str = "duration") -> Figure:
@@ -197,7 +182,7 @@ def small_multiples(
         axes.spines[["top", "right"]].set_visible(False)
         axes.set_title(plain(label, 40), loc="left", fontsize=9)
         kinds = [str(kind) for kind in table["category"]]
-        colours = [_CATEGORY_COLOURS.get(kind, GREY) for kind in kinds]
+        colours = [CATEGORY_COLOURS.get(kind, GREY) for kind in kinds]
         bars = axes.barh(np.arange(len(table)) + 0.26, table["share"], color=colours, height=0.34)
         axes.set_yticks([])
         # Names stand above their bars: beside them they would take the room of the chart, and on them hide it.
@@ -214,8 +199,8 @@ def small_multiples(
             handles.setdefault(kind, bar)
     for axes in grid.flat[len(shown) :]:
         axes.set_axis_off()
-    named = [kind for kind in _CATEGORY_COLOURS if kind in handles]
-    others = next((bar for kind, bar in handles.items() if kind not in _CATEGORY_COLOURS), None)
+    named = [kind for kind in CATEGORY_COLOURS if kind in handles]
+    others = next((bar for kind, bar in handles.items() if kind not in CATEGORY_COLOURS), None)
     figure.legend(
         [handles[kind] for kind in named] + ([] if others is None else [others]),
         [plain(kind) for kind in named] + ([] if others is None else ["other"]),

@@ -25,6 +25,21 @@ BLUE, VERMILION, GREEN, PURPLE, GREY, OCHRE, RED = (
 
 DARK_GREY = "#646c77"
 
+#: Of kinds of work (:mod:`nsightkit.analysis.categories`), the same in every figure that names them.
+CATEGORY_COLOURS = {
+    "GEMM": BLUE,
+    "attention": VERMILION,
+    "elementwise": GREEN,
+    "memory-like": PURPLE,
+    "optimizer": OCHRE,
+    "softmax": RED,
+    "normalization": "#748522",
+    "reduction": "#0f8fa8",
+    "communication": "#d0527f",
+    "Triton-fused": "#7a6fd0",
+    "other": GREY,
+}
+
 CAUSE_COLOURS = {
     "profiler": GREY,
     "input-pipeline": VERMILION,

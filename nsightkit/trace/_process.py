@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import shutil
 import signal
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["run", "tail"]
+from nsightkit.errors import UsageError
+
+__all__ = ["find_program", "run", "tail"]
 
 
 def run(
@@ -119,3 +123,40 @@ def tail(text: str | bytes | None, lines: int = 6) -> str:
     # a progress bar is one line with many carriage returns: what stands after the last one counts
     found = [line.rsplit("\r", 1)[-1].strip() for line in (text or "").splitlines()]
     return " | ".join([line for line in found if line][-lines:])
+
+
+def find_program(name: str, variable: str, patterns: Sequence[str]) -> Path | None:
+    """Find a program without starting it.
+
+    Parameters
+    ----------
+    name : str
+        As it is called on the ``PATH``.
+    variable : str
+        Environment variable that names another, and comes first.
+    patterns : sequence of str
+        Absolute glob patterns to try after the ``PATH``, in this order; of one pattern's, the newest.
+
+    Returns
+    -------
+    Path or None
+
+    Raises
+    ------
+    UsageError
+        The variable names something that is no program.
+    """
+    named = os.environ.get(variable)
+    if named:
+        path = Path(named).expanduser()
+        if not (path.is_file() and os.access(path, os.X_OK)):
+            raise UsageError(f"{variable} is {named!r}, which is no program; give the path of {name}, or unset it")
+        return path
+    on_path = shutil.which(name)
+    if on_path:
+        return Path(on_path)
+    for pattern in patterns:
+        usable = [p for p in Path("/").glob(pattern.lstrip("/")) if p.is_file() and os.access(p, os.X_OK)]
+        if usable:
+            return max(usable, key=lambda p: [int(n) for n in re.findall(r"\d+", str(p))])
+    return None

@@ -534,7 +534,10 @@ class _Tables:
             columns["correlation"] = _ints([a.correlation for a in args])
         elif table == "ops":
             columns["correlation"] = _ints([a.external_id for a in args])
-            columns["inputs"] = self._inputs.of((bytes(a.dims), bytes(a.types), bytes(a.values)) for a in args)
+            if any(a.dims or a.types or a.values for a in args):
+                columns["inputs"] = self._inputs.of((bytes(a.dims), bytes(a.types), bytes(a.values)) for a in args)
+            else:  # shapes are rarely recorded, and operators many
+                columns["inputs"] = np.full(len(args), self._inputs[b"", b"", b""])
         elif table == "ranges":
             columns["domain"] = self._texts.of(str(a.domain) for a in args)
             columns["kind"] = self._texts.of(str(a.kind) for a in args)

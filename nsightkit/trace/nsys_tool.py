@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
 
-from nsightkit.errors import NsightkitError, TraceError, UsageError
-from nsightkit.trace._process import run, tail
+from nsightkit.errors import NsightkitError, TraceError
+from nsightkit.trace._process import find_program, run, tail
 
 __all__ = ["LIBRARIES", "MINIMUM", "environment", "export", "export_command", "exported", "find", "require", "version"]
 
@@ -56,21 +56,7 @@ def find() -> Path | None:
     UsageError
         ``NSIGHTKIT_NSYS`` names something that is no program.
     """
-    named = os.environ.get("NSIGHTKIT_NSYS")
-    if named:
-        path = Path(named).expanduser()
-        if not (path.is_file() and os.access(path, os.X_OK)):
-            raise UsageError(f"NSIGHTKIT_NSYS is {named!r}, which is no program; give the path of nsys, or unset it")
-        return path
-    on_path = shutil.which("nsys")
-    if on_path:
-        return Path(on_path)
-    for pattern in _FOLDERS:
-        found = sorted(Path("/").glob(pattern.lstrip("/")), key=_natural)
-        usable = [p for p in found if p.is_file() and os.access(p, os.X_OK)]
-        if usable:
-            return usable[-1]
-    return _beside_ncu()
+    return find_program("nsys", "NSIGHTKIT_NSYS", _FOLDERS) or _beside_ncu()
 
 
 def _beside_ncu() -> Path | None:
@@ -102,10 +88,6 @@ def environment(base: Mapping[str, str] | None = None, *folders: Path) -> dict[s
     if any(path[:-1]):
         found["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, path))
     return found
-
-
-def _natural(path: Path) -> list[int]:
-    return [int(n) for n in re.findall(r"\d+", str(path))]
 
 
 @functools.lru_cache(maxsize=8)
