@@ -1,0 +1,73 @@
+"""Intervals of medians and changes, against counting everything out and against how often they hold."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from nsightkit.analysis import noise
+from nsightkit.errors import UsageError
+
+
+@pytest.mark.parametrize(("n", "m"), [(3, 4), (4, 4), (5, 7), (1, 9), (6, 3), (7, 5)])
+def test_the_rank_sum_is_counted_out(n, m):
+    sums = [sum(ranks) - n * (n + 1) // 2 for ranks in itertools.combinations(range(1, n + m + 1), n)]
+    share = np.cumsum(np.bincount(sums, minlength=n * m + 1)) / len(sums)
+    assert noise._critical(n, m, 0.025) == int((share <= 0.025).sum())
+
+
+def test_many_samples_take_the_normal_approximation():
+    exact = noise._critical(50, 50, 0.025)
+    assert abs(exact - (1250 - 1.959964 * np.sqrt(2500 * 101 / 12))) < 2
+    assert noise._critical(51, 50, 0.025) > exact
+
+
+@pytest.mark.parametrize("count", [6, 15, 60])
+def test_intervals_hold_as_often_as_they_say(count):
+    rng = np.random.default_rng(count)
+    misses = np.zeros(2)
+    for _ in range(1000):
+        before, after = rng.exponential(size=(2, count)) + 5
+        misses += noise.median(before).excludes(5 + np.log(2)), noise.ratio(before, 1.08 * after).excludes(1.08)
+    assert (misses <= 70).all(), "5 % at the most, and luck"
+    assert misses[1] >= 20, "no wider than need be"
+
+
+def test_a_change_is_seen():
+    rng = np.random.default_rng(1)
+    before, after = rng.normal(100, 1, 20), rng.normal(108, 1, 20)
+    found = noise.ratio(before, after)
+    assert found.value == pytest.approx(1.08, abs=0.01)
+    assert found.excludes(1)
+    assert noise.shift(before, after).value == pytest.approx(8, abs=1)
+    assert noise.shift(before, after).counts == (20, 20)
+
+
+def test_a_thousand_samples_and_more():
+    rng = np.random.default_rng(2)
+    found = noise.shift(rng.normal(0, 1, 5000), rng.normal(1, 1, 3000))
+    assert found.counts == (5000, 3000)
+    assert found.value == pytest.approx(1, abs=0.1)
+    whole = noise.median(np.arange(20_001))
+    assert whole.value == 10_000
+    assert whole.high - whole.low == pytest.approx(2 * 1.96 * np.sqrt(20_001) / 2, rel=0.02)
+
+
+def test_too_few_samples_have_no_interval():
+    assert noise.median([1, 2, 3, 4, 5]).low is None
+    assert noise.median([1, 2, 3, 4, 5, 6]).low == 1
+    found = noise.shift([1.0], [2.0])
+    assert found == noise.Estimate(1.0, None, None, (1, 1))
+    assert not found.excludes(0)
+
+
+@pytest.mark.parametrize("wrong", [[], [float("nan")]])
+def test_what_is_no_sample(wrong):
+    with pytest.raises(UsageError, match="samples"):
+        noise.median(wrong)
+    with pytest.raises(UsageError, match="above 0"):
+        noise.ratio([0.0, 1.0], [1.0])
+    with pytest.raises(UsageError, match="confidence"):
+        noise.shift([1.0], [1.0], confidence=95)
