@@ -111,7 +111,8 @@ def site(session: nox.Session) -> None:
     else:
         _install(session, "site", "docs")
         _build(session)
-    session.run("pytest", "-m", "site", "tests/test_site.py", "tests/test_interactive.py", *session.posargs)
+    # Each process reads pages with a browser of its own.
+    session.run("pytest", "-m", "site", "-n", "auto", "tests/test_site.py", "tests/test_interactive.py", *session.posargs)
 
 
 @nox.session(default=False)
