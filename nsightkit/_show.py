@@ -28,6 +28,7 @@ __all__ = [
     "print_rows",
     "ready",
     "rows_of",
+    "short_name",
     "time_text",
     "utf8",
     "write_csv",
@@ -197,7 +198,7 @@ def _evidence_text(value: object) -> str:
     if isinstance(value.get("start_ns"), int) and isinstance(value.get("end_ns"), int):
         parts.append(time_text(value["end_ns"] - value["start_ns"]))
     if value.get("ended_by"):
-        parts.append(f"→ {_short_name(str(value['ended_by']))}")
+        parts.append(f"→ {short_name(str(value['ended_by']))}")
     return " ".join(plain(part) for part in parts if part)
 
 
@@ -209,8 +210,14 @@ _NOISE = re.compile(
 )
 
 
-def _short_name(name: str) -> str:
-    """Drop what tells kernels apart least: namespaces, lambdas and the argument list."""
+def short_name(name: str) -> str:
+    """Drop what tells kernels apart least: namespaces, lambdas and the argument list.
+
+    Parameters
+    ----------
+    name : str
+        From anywhere; the result is :func:`plain`.
+    """
     text = plain(name)
     if text.endswith(")"):
         depth = 0
@@ -317,7 +324,7 @@ def _cell(column: str, value: Any) -> str:
     if column.endswith("_pct"):
         return _percent_text(None if value is None else value / 100)
     if column in ("name", "kernel"):
-        return _short_name(str(value))
+        return short_name(str(value))
     if value is None:
         return "-"
     if isinstance(value, bool):

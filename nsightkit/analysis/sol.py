@@ -73,6 +73,7 @@ __all__ = [
     "gelu",
     "gemm",
     "judge",
+    "kernel_bounds",
     "layer",
     "layer_norm",
     "read_ceilings",
@@ -721,31 +722,18 @@ def summary(
     UsageError
         No such card is listed, or the trace names none and `gpu` does neither; or the card has no such unit.
     """
-    from nsightkit.analysis.op_costs import cost
-
     on_cpu = machine is not None and not trace.recorded("kernels")
     if not trace.size("ops") or not (on_cpu or trace.size("kernels")):
         # Times on a CPU say nothing of a GPU's speed of light.
         return judge([], [], Rates("datasheet", {}, 1.0)).assign(count=np.zeros(0, np.int64))
     sheet = machine or datasheet(hardware.find(gpu or _gpu_of(trace)))
-    ops = trace.whole.table("ops", ["start_ns", "end_ns", "thread", "name", "inputs"])
-    names, inputs = ops["name"].cat, ops["inputs"].cat
-    pairs = np.stack([names.codes.to_numpy(np.int64), inputs.codes.to_numpy(np.int64)])
-    kinds, kind = np.unique(pairs, axis=1, return_inverse=True)
-    kind = kind.reshape(-1)
-    costs = [cost(str(names.categories[name]), str(inputs.categories[given])) for name, given in kinds.T]
-    known = np.array([found is not None for found in costs], bool)[kind]
-    op, lasting, single = _own_times(trace, known) if on_cpu else _kernel_times(trace, ops, known)
+    known = _Known(trace.whole)
+    op, lasting, single = _own_times(trace, known.mask) if on_cpu else _kernel_times(trace, known)
     mine = op >= 0
     rows = []
-    for number in np.unique(kind[op[mine]]).tolist():
-        of_kind = mine & (kind[np.maximum(op, 0)] == number)
-        found = costs[number]
-        assert found is not None
-        if found.unit == "fp32" and found.name.startswith(_GEMMS) and single[of_kind].any():
-            found = dataclasses.replace(found, unit="tf32")
-        if found.unit not in sheet.tflops:  # a card without such tensor cores computes on its ordinary ones
-            found = dataclasses.replace(found, unit="fp32")
+    for number in np.unique(known.kind[op[mine]]).tolist():
+        of_kind = mine & (known.kind[np.maximum(op, 0)] == number)
+        found = known.cost(number, sheet, tf32=bool(single[of_kind].any()))
         count = len(np.unique(op[of_kind]))
         total = dataclasses.replace(found, flops=found.flops * count, bytes=found.bytes * count)
         rows.append((total, found, count, int(lasting[of_kind].sum())))
@@ -767,14 +755,84 @@ def _own_times(trace: Trace, known: np.ndarray) -> tuple[np.ndarray, np.ndarray,
     return np.where(mine, np.arange(len(known)), -1), lasting, np.zeros(len(known), bool)
 
 
-def _kernel_times(trace: Trace, ops: pd.DataFrame, known: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def kernel_bounds(trace: Trace, gpu: str | None = None) -> pd.Categorical[str]:
+    """Say of each kernel whether its operator is bound by arithmetic or by the memory, where the shapes say so.
+
+    Parameters
+    ----------
+    trace : Trace
+    gpu : str, optional
+        Name of the card; what the trace says when omitted. Where that names none, or one that is not listed, a kernel
+        has a bound if it is the same on every card that is.
+
+    Returns
+    -------
+    Categorical, shape (n,)
+        ``compute``, ``memory`` or, where no operator with a known cost launched the kernel, ``""``; a row for each of
+        the trace's kernels.
+
+    Raises
+    ------
+    UsageError
+        No card of the name in `gpu` is listed.
+    """
+    code = np.zeros(trace.size("kernels"), np.int8)
+    if trace.size("ops") and len(code):
+        try:
+            sheets = [datasheet(hardware.find(gpu or _gpu_of(trace)))]
+        except UsageError:
+            if gpu is not None:
+                raise
+            sheets = [datasheet(each) for each in hardware.GPUS]
+        known = _Known(trace.whole)
+        op, _, single = _kernel_times(trace, known)
+        mine = op >= 0
+        for number in np.unique(known.kind[op[mine]]).tolist():
+            of_kind = mine & (known.kind[np.maximum(op, 0)] == number)
+            tf32 = bool(single[of_kind].any())
+            found = {str(bounds([known.cost(number, sheet, tf32=tf32)], sheet)["bound"].iloc[0]) for sheet in sheets}
+            if len(found) == 1:
+                code[of_kind] = _BOUNDS.index(found.pop())
+    return pd.Categorical.from_codes(code, pd.Index(_BOUNDS))
+
+
+_BOUNDS = ("", "compute", "memory")
+
+
+class _Known:
+    """The operators of a trace whose costs their shapes tell."""
+
+    def __init__(self, whole: Trace) -> None:
+        from nsightkit.analysis.op_costs import cost
+
+        self.ops = whole.table("ops", ["start_ns", "end_ns", "thread", "name", "inputs"])
+        names, inputs = self.ops["name"].cat, self.ops["inputs"].cat
+        pairs = np.stack([names.codes.to_numpy(np.int64), inputs.codes.to_numpy(np.int64)])
+        kinds, kind = np.unique(pairs, axis=1, return_inverse=True)
+        #: of each operator; operators of one name and shape are one kind
+        self.kind = kind.reshape(-1)
+        self._costs = [cost(str(names.categories[name]), str(inputs.categories[given])) for name, given in kinds.T]
+        self.mask = np.array([found is not None for found in self._costs], bool)[self.kind]
+
+    def cost(self, number: int, sheet: Rates, *, tf32: bool) -> Operation:
+        """What one call of a kind must do, on the unit of that card which does it."""
+        found = self._costs[number]
+        assert found is not None
+        if found.unit == "fp32" and found.name.startswith(_GEMMS) and tf32:
+            found = dataclasses.replace(found, unit="tf32")
+        if found.unit not in sheet.tflops:  # a card without such tensor cores computes on its ordinary ones
+            found = dataclasses.replace(found, unit="fp32")
+        return found
+
+
+def _kernel_times(trace: Trace, known: _Known) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Give of each kernel the operator it counts for (-1 for none), its time, and whether it computes in TF32."""
     kernels = trace.table("kernels", ["process", "correlation", "duration_ns", "name"])
     call = launch_of(trace, kernels["process"], kernels["correlation"])
     op = np.full(len(call), -1, np.int64)
     launched = call >= 0
-    if launched.any() and known.any():
-        op[launched] = _operator_of_call(trace.whole, ops, known)[call[launched]]
+    if launched.any() and known.mask.any():
+        op[launched] = _operator_of_call(trace.whole, known.ops, known.mask)[call[launched]]
     return op, kernels["duration_ns"].to_numpy(), _single_precision(kernels["name"])
 
 
