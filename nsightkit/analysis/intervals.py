@@ -13,8 +13,19 @@ import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.trace.model import GPU_TABLES, Trace
+from nsightkit.trace.nesting import nesting
 
-__all__ = ["Coverage", "busy", "gpu_intervals", "idle_gaps", "launch_of", "launches_of", "merge", "union_length"]
+__all__ = [
+    "Coverage",
+    "busy",
+    "enclosing",
+    "gpu_intervals",
+    "idle_gaps",
+    "launch_of",
+    "launches_of",
+    "merge",
+    "union_length",
+]
 
 Int = npt.NDArray[np.int64]
 Index = npt.NDArray[np.intp]
@@ -278,6 +289,37 @@ def launches_of(trace: Trace, table: npt.ArrayLike, row: npt.ArrayLike) -> Int:
             process, correlation = (frame[c].to_numpy()[rows[mine]] for c in frame.columns)
             launch[mine] = launch_of(trace, process, correlation)
     return launch
+
+
+def enclosing(inner: pd.DataFrame, outer: pd.DataFrame, chosen: npt.NDArray[np.bool_] | None = None) -> Int:
+    """Find the innermost interval of one table around each of another, on the same thread.
+
+    Parameters
+    ----------
+    inner, outer : DataFrame
+        Columns ``start_ns``, ``end_ns`` and ``thread``, in any order of rows; such as calls, and the operators or ranges
+        that made them.
+    chosen : ndarray of bool, optional
+        Which rows of `outer` are meant; all when omitted.
+
+    Returns
+    -------
+    ndarray of int64
+        Position in `outer` for each row of `inner`, -1 where none is around it.
+    """
+    columns = ["start_ns", "end_ns", "thread"]
+    both = pd.concat([outer[columns], inner[columns]], ignore_index=True)
+    # Old versions of PyTorch round to microseconds: a call may seem to outlive its operator.
+    rounded = not (both["start_ns"].to_numpy() % 1000).any()
+    _, above = nesting(both["thread"], both["start_ns"], both["end_ns"], tolerance=1000 if rounded else 0)
+    counts = np.zeros(len(both), bool)
+    counts[: len(outer)] = True if chosen is None else chosen
+    at = above[len(outer) :]
+    while True:  # as often as the outer ones nest
+        climb = (at >= 0) & ~counts[np.maximum(at, 0)]
+        if not climb.any():
+            return np.asarray(at)
+        at = np.where(climb, above[np.maximum(at, 0)], at)
 
 
 class _Launches:
