@@ -276,7 +276,7 @@ def test_parameters_are_part_of_the_key(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_the_key_covers_the_measuring_and_the_workload() -> None:
-    covered = keys.closure([keys.MEASURING, ("nsightkit.workloads.training", "start")])
+    covered = keys.closure([keys.MEASURED_BY["timed"], ("nsightkit.workloads.training", "start")])
     for name in (
         "nsightkit.capture.measuring:measure",
         "nsightkit.capture.timing:time_calls",
@@ -298,11 +298,11 @@ def test_the_key_covers_the_measuring_and_the_workload() -> None:
 
 def test_the_key_of_an_observed_part_covers_the_observing() -> None:
     part = investigations.find("autocast", "before")
-    covered = keys.closure([keys.OBSERVING, ("nsightkit.workloads.autocast", "start")])
+    covered = keys.closure([keys.MEASURED_BY["observed"], ("nsightkit.workloads.autocast", "start")])
     for name in ("nsightkit.capture.observing:observe", "nsightkit.workloads.autocast:_saved"):
         assert name in covered
     assert "nsightkit.capture.measuring:measure" not in covered
-    assert recordings.part_key(part) != recordings.part_key(dataclasses.replace(part, observed=False))
+    assert recordings.part_key(part) != recordings.part_key(dataclasses.replace(part, watch="timed"))
 
 
 def test_an_observed_part_brings_what_its_workload_saw(tmp_path: Path) -> None:
@@ -436,7 +436,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
             json.dump({"schemaVersion": 1, "traceEvents": [
                 {"ph": "X", "cat": "user_annotation", "name": "step", "pid": 1, "tid": 1, "ts": 1.0, "dur": 2.0}
             ]}, stream)  # fmt: skip
-        if part.snapshot:
+        if part.watch == "remembered":
             (folder / "snapshot.pickle").write_bytes(pickle.dumps({"segments": []}))
         made = facts(part, kind="measured" if mode == "live" else kind, key=recordings.part_key(part, mode))
         if mode != "live":

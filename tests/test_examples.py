@@ -181,7 +181,7 @@ def measure(name, part):
         frames = {t: f for t, f in frames.items() if t not in missing}
     trace = Trace.from_frames(frames, TraceMeta(tool="planted", missing=missing, gpus=source.meta.gpus))
     sizes = find(name, part).parameters(mode)
-    looked_at = find(name, part).observed
+    looked_at = find(name, part).watch == "observed"
     if looked_at:
         module, _, start = find(name, part).workload.partition(":")
         with getattr(importlib.import_module(module), start)("cpu", **find(name, part).parameters("smoke")) as work:
@@ -194,7 +194,7 @@ def measure(name, part):
         samples["gpu_utilization_percent"] = [97.0, 98.0]
     if looked_at:
         samples = {"step_ns": samples["step_ns"], **observed}
-    if find(name, part).swept:
+    if find(name, part).watch == "swept":
         # Nobody has a planted GPU's memory; the counter of tensors stands in for it, with its limit and its failures.
         module, _, start = find(name, part).workload.partition(":")
         work, small = getattr(importlib.import_module(module), start), find(name, part).parameters("smoke")
@@ -202,7 +202,7 @@ def measure(name, part):
         counts = find(name, part).counts("smoke")
         samples, sizes = sweeping.sweep(work, "cpu", small, counts, trace=folder / f"{name}-{part}.json.gz")
     taken = None
-    if find(name, part).snapshot:
+    if find(name, part).watch == "remembered":
         model = Configuration(
             "planted", intent="", **{k: v for k, v in sizes.items() if k in Configuration.__dataclass_fields__}
         )
@@ -219,7 +219,7 @@ def measure(name, part):
         name, part, mode, path, recordings.frame(samples), provenance, snapshot_path=taken
     )
     run.__dict__["trace"] = trace
-    if find(name, part).nsys and mode != "smoke":
+    if find(name, part).second == "nsys" and mode != "smoke":
         by_nsys = {t: f for t, f in frames.items() if t != "ops"}
         run.__dict__["nsys_trace"] = Trace.from_frames(by_nsys, TraceMeta(tool="planted", missing=["ops"]))
     return run

@@ -331,7 +331,7 @@ def test_a_hostile_snapshot_is_refused_and_runs_nothing(where: Path, taken: Path
 
 
 def test_the_key_covers_what_records() -> None:
-    covered = keys.closure([keys.REMEMBERING, ("nsightkit.workloads.leak", "start")])
+    covered = keys.closure([keys.MEASURED_BY["remembered"], ("nsightkit.workloads.leak", "start")])
     for name in (
         "nsightkit.capture.remembering:remember",
         "nsightkit.capture.memory:recording",
@@ -340,7 +340,7 @@ def test_the_key_covers_what_records() -> None:
         "nsightkit.workloads.lm:Run",
     ):
         assert name in covered
-    assert recordings.part_key(PART) != recordings.part_key(dataclasses.replace(PART, snapshot=False))
+    assert recordings.part_key(PART) != recordings.part_key(dataclasses.replace(PART, watch="timed"))
 
 
 def test_a_dry_run_of_the_recorder_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

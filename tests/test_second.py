@@ -285,7 +285,7 @@ def test_a_recording_without_the_second_capture_is_valid(no_gpu: Path, changes: 
 
 
 def test_the_key_covers_what_runs_under_nsys() -> None:
-    assert recordings.part_key(PART) != recordings.part_key(dataclasses.replace(PART, nsys=False))
+    assert recordings.part_key(PART) != recordings.part_key(dataclasses.replace(PART, second=None))
     covered = keys.closure([keys.REPEATING])
     assert {f"nsightkit.capture.repeating:{name}" for name in ("repeat", "_drain", "CAPTURED", "_SETTLING")} <= set(
         covered

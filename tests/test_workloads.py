@@ -193,6 +193,20 @@ def test_before_and_after_differ_in_one_switch(name: str, mode: str) -> None:
     assert changed == [SWITCHES[name]]
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"watch": "looked at"}, "measured as 'looked at'"),
+        ({"shapes": True}, "shapes are kept of observed parts only"),
+        ({"watch": "swept", "utilization": True}, "utilization is read of timed and observed parts only"),
+    ],
+)
+def test_a_part_asks_for_nothing_that_its_way_of_measuring_does_not_know(changes: dict, words: str) -> None:
+    part = investigations.find("starved-input", "before")
+    with pytest.raises(ValueError, match=words):
+        dataclasses.replace(part, **changes)
+
+
 def test_an_unknown_part_lists_the_known() -> None:
     with pytest.raises(UsageError, match="starved-input/before"):
         investigations.find("starved-input", "between")

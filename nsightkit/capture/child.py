@@ -39,13 +39,13 @@ def _main(job: dict[str, Any]) -> None:
     start = time.perf_counter()
     workload, trace = getattr(importlib.import_module(module), function), folder / "trace.json.gz"
     parameters, counts = part.parameters(mode), part.counts(mode)
-    if part.observed:
+    if part.watch == "observed":
         counts["shapes"] = int(part.shapes)
         watch = part.utilization
         samples, resolved = observe(workload, device, parameters, counts, watch_utilization=watch, trace=trace)
-    elif part.swept:
+    elif part.watch == "swept":
         samples, resolved = sweep(workload, device, parameters, counts, trace=trace)
-    elif part.snapshot:
+    elif part.watch == "remembered":
         snapshot = folder / "snapshot.pickle"
         samples, resolved = remember(workload, device, parameters, counts, trace=trace, snapshot=snapshot)
     else:
@@ -62,10 +62,14 @@ def _main(job: dict[str, Any]) -> None:
         clock="CUDA events" if gpu else "perf_counter",
         command=job["command"],
         duration_s=round(time.perf_counter() - start, 3),
-        **({"snapshot": "PyTorch's allocator" if gpu else "tensors, counted on a CPU"} if part.snapshot else {}),
+        **({"snapshot": _remembered_by(gpu)} if part.watch == "remembered" else {}),
     )
     result = json.dumps({"samples": samples, "provenance": provenance})
     (folder / "result.json").write_text(result, encoding="utf-8")
+
+
+def _remembered_by(gpu: bool) -> str:
+    return "PyTorch's allocator" if gpu else "tensors, counted on a CPU"
 
 
 if __name__ == "__main__":

@@ -196,7 +196,7 @@ def measure(investigation: str, part: str, *, timeout_s: float = 600.0) -> Measu
             notice,
             recording.nsys_path,
             _nsys_notice(which, recording.provenance, recording.nsys_path),
-            recording.snapshot_path if which.snapshot else None,
+            recording.snapshot_path if which.watch == "remembered" else None,
         )
     folder = Path(tempfile.mkdtemp(prefix="nsightkit-"))
     command = f"nsightkit.capture.measure({investigation!r}, {part!r})"
@@ -214,7 +214,7 @@ def measure(investigation: str, part: str, *, timeout_s: float = 600.0) -> Measu
             notice,
             by_nsys,
             _nsys_notice(which, provenance, by_nsys),
-            folder / "snapshot.pickle" if which.snapshot else None,
+            folder / "snapshot.pickle" if which.watch == "remembered" else None,
         )
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
@@ -355,7 +355,7 @@ def run_second(part: Part, mode: str, folder: Path, *, timeout_s: float) -> dict
     dict
         What it adds to the provenance: ``nsys``, or nothing where the part asks for none.
     """
-    if not part.nsys:
+    if part.second != "nsys":
         return {}
     limit = min(timeout_s, 60.0 if mode == "smoke" else 300.0)
     found = second.capture(part, mode, folder, timeout_s=limit, environment=_child_environment())
@@ -363,7 +363,7 @@ def run_second(part: Part, mode: str, folder: Path, *, timeout_s: float) -> dict
 
 
 def _nsys_notice(part: Part, record: Mapping[str, Any], place: Path | None) -> str | None:
-    if place is not None or not part.nsys:
+    if place is not None or part.second != "nsys":
         return None
     return str((record.get("nsys") or {}).get("notice") or "it was recorded without")
 

@@ -16,20 +16,19 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FORMAT", "MEASURING", "OBSERVING", "REMEMBERING", "REPEATING", "SWEEPING", "closure", "key"]
+__all__ = ["FORMAT", "MEASURED_BY", "REPEATING", "closure", "key"]
 
 #: Version of the layout of recordings; part of every key.
 FORMAT = 1
 
-#: The measuring function.
-MEASURING = ("nsightkit.capture.measuring", "measure")
-#: That of parts that are observed.
-OBSERVING = ("nsightkit.capture.observing", "observe")
-#: That of parts that are columns of a sweep.
-SWEEPING = ("nsightkit.capture.sweeping", "sweep")
-#: That of parts whose memory is recorded.
-REMEMBERING = ("nsightkit.capture.remembering", "remember")
-#: What runs under nsys, for parts that are captured with it too.
+#: The measuring function of a part, by its ``watch``.
+MEASURED_BY: Mapping[str, tuple[str, str]] = {
+    "timed": ("nsightkit.capture.measuring", "measure"),
+    "observed": ("nsightkit.capture.observing", "observe"),
+    "swept": ("nsightkit.capture.sweeping", "sweep"),
+    "remembered": ("nsightkit.capture.remembering", "remember"),
+}
+#: What runs under nsys or ncu, for parts that are captured a second time.
 REPEATING = ("nsightkit.capture.repeating", "repeat")
 _OURS = ("nsightkit.workloads", "nsightkit.capture", "nsightkit.cells")
 
@@ -38,7 +37,7 @@ def key(
     workload: str,
     parameters: Mapping[str, Any],
     counts: Mapping[str, int],
-    measuring: tuple[str, str] = MEASURING,
+    measuring: tuple[str, str] = MEASURED_BY["timed"],
     *also: tuple[str, str],
 ) -> str:
     """Compute the key of a part.

@@ -135,5 +135,5 @@ def _record(part: Part, where: Path, *, dry_run: bool, timeout_s: float) -> Path
         trace = load(made / "trace.json.gz", cache=False)
         by_nsys = load(made / "nsys", cache=False) if (made / "nsys").is_dir() else None
         frame = recordings.frame(samples)
-        taken = made / "snapshot.pickle" if part.snapshot else None
+        taken = made / "snapshot.pickle" if part.watch == "remembered" else None
         return recordings.write(trace, frame, provenance, where, nsys=by_nsys, snapshot=taken, dry_run=dry_run)

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nsightkit.capture.keys import FORMAT, MEASURING, OBSERVING, REMEMBERING, REPEATING, SWEEPING, key
+from nsightkit.capture.keys import FORMAT, MEASURED_BY, REPEATING, key
 from nsightkit.capture.provenance import scrub, slug
 from nsightkit.errors import NsightkitError, UsageError
 from nsightkit.workloads.investigations import Part, parts
@@ -116,13 +116,9 @@ def part_key(part: Part, mode: str = "live") -> str:
     -------
     str
     """
-    also = [REPEATING] if part.nsys else []
-    if part.observed or part.swept or part.snapshot:
-        measuring = OBSERVING if part.observed else SWEEPING if part.swept else REMEMBERING
-        counts = part.counts(mode) | ({"shapes": int(part.shapes)} if part.observed else {})
-        return key(part.workload, part.parameters(mode), counts, measuring, *also)
-    counts = part.counts(mode) | {"utilization": int(part.utilization)}
-    return key(part.workload, part.parameters(mode), counts, MEASURING, *also)
+    counts = part.counts(mode) | {"shapes": int(part.shapes), "utilization": int(part.utilization)}
+    also = [REPEATING] if part.second else []
+    return key(part.workload, part.parameters(mode), counts, MEASURED_BY[part.watch], *also)
 
 
 def find(part: Part, where: Path | None = None) -> list[Recording]:
@@ -162,7 +158,7 @@ def _judge(place: Path, part: Part, wanted: str) -> Recording:
         return Recording(place, record, "stale", "the code or the parameters have changed since")
     if not (place / _SAMPLES).is_file() or not (place / _TRACE).is_dir():
         return Recording(place, record, "refused", "it is incomplete")
-    if part.snapshot and not (place / _SNAPSHOT).is_file():
+    if part.watch == "remembered" and not (place / _SNAPSHOT).is_file():
         return Recording(place, record, "refused", "it has no memory snapshot")
     return Recording(place, record, "current", "")
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal, get_args
 
 from nsightkit.configurations import MATRIX, VARIANTS, Configuration
 from nsightkit.errors import UsageError
 
-__all__ = ["INVESTIGATIONS", "Part", "find", "parts"]
+__all__ = ["INVESTIGATIONS", "Part", "Watch", "find", "parts"]
+
+#: How a part is measured, which decides what its samples are.
+Watch = Literal["timed", "observed", "swept", "remembered"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,16 +38,22 @@ class Part:
         Steps before timing starts, and steps timed.
     active : int
         Steps kept in the trace.
+    watch : {"timed", "observed", "swept", "remembered"}
+        ``timed``: the samples are times of steps, waits for data and losses. ``observed``: times of steps and what
+        the workload's ``observed()`` gives; its losses and waits are not asked for. ``swept``: the part is a column of
+        cells; the workload makes cells, and `gpu` and `smoke` also say which. ``remembered``: the memory's history,
+        from before the workload is built, is kept as a snapshot.
     utilization : bool
-        Whether to watch what NVML reports, too: utilisation, clock, power.
-    observed : bool
-        The samples are what the workload's ``observed()`` gives; its losses and waits are not asked for.
+        Of a timed or observed part: read what NVML reports, too: utilisation, clock, power.
     shapes : bool
         Of an observed part: the profile keeps what operators are given, to reckon what they cost.
-    nsys : bool
-        Whether to run it once more, in another process, under Nsight Systems.
-    swept : bool
-        The part is a column of cells: the workload makes cells, and `gpu` and `smoke` also say which.
+    second : {"nsys", "ncu"}, optional
+        Run it once more, in another process, under Nsight Systems or Nsight Compute.
+
+    Raises
+    ------
+    ValueError
+        A switch that this way of measuring does not know.
     """
 
     investigation: str
@@ -56,12 +65,18 @@ class Part:
     warmup: int = 10
     repetitions: int = 50
     active: int = 3
+    watch: Watch = "timed"
     utilization: bool = False
-    observed: bool = False
     shapes: bool = False
-    nsys: bool = False
-    swept: bool = False
-    snapshot: bool = False
+    second: Literal["nsys", "ncu"] | None = None
+
+    def __post_init__(self) -> None:
+        if self.watch not in get_args(Watch):
+            raise ValueError(f"{self.investigation}/{self.name}: nothing is measured as {self.watch!r}")
+        if self.shapes and self.watch != "observed":
+            raise ValueError(f"{self.investigation}/{self.name}: shapes are kept of observed parts only")
+        if self.utilization and self.watch not in ("timed", "observed"):
+            raise ValueError(f"{self.investigation}/{self.name}: utilization is read of timed and observed parts only")
 
     def parameters(self, mode: str) -> dict[str, Any]:
         """Give the workload's parameters.
@@ -144,7 +159,7 @@ def _attention(gpu: dict[str, Any], smoke: dict[str, Any]) -> dict[str, Part]:
             MappingProxyType(gpu | both | {"precision": "bf16", "attention": attention}),
             MappingProxyType(smoke | both | {"precision": "fp32", "attention": attention}),
             85,
-            nsys=True,
+            second="nsys",
         )
         for part, attention in (("before", "naive"), ("after", "sdpa"))
     }
@@ -167,7 +182,7 @@ def _looked_at(name: str, workload: str, gpu: dict[str, Any], switch: str, value
             warmup=1,
             repetitions=3,
             active=1,
-            observed=True,
+            watch="observed",
         )
         for part, value in zip(("before", "after"), values, strict=True)
     }
@@ -220,7 +235,7 @@ def _cells(
             warmup=0 if (name, part) == ("bench", "before") else 10,
             repetitions=50 if name == "precision" else 30,  # to judge small differences by
             active=2,
-            observed=True,
+            watch="observed",
         )
         for part, change in changes.items()
     }
@@ -254,7 +269,7 @@ def _matrix() -> dict[str, Part]:
             warmup=10,
             repetitions=30,
             active=2,
-            observed=True,
+            watch="observed",
         )
         for model in (*MATRIX, *VARIANTS)
     }
@@ -301,7 +316,7 @@ def _sweep() -> dict[str, Part]:
                 warmup=5,
                 repetitions=30,
                 active=1,
-                swept=True,
+                watch="swept",
             )
     return found
 
@@ -345,7 +360,7 @@ def _memory(name: str, start: str, gpu: dict[str, Any], smoke: dict[str, Any], v
             warmup=1,
             repetitions=3,
             active=1,
-            observed=True,
+            watch="observed",
         )
         for part, switches in _MEMORY[name].items()
     }
@@ -380,7 +395,7 @@ def _remembered() -> dict[str, Part]:
             warmup=0,
             repetitions=0,
             active=3,
-            snapshot=True,
+            watch="remembered",
         )
         for part, (keep_graph, gpu, smoke) in _ENDS.items()
     }
@@ -439,7 +454,7 @@ def _roofline() -> dict[str, Part]:
             warmup=300,
             repetitions=50,
             active=3,
-            observed=True,
+            watch="observed",
             shapes=True,
         )
         for part, rung in (("before", "naive"), ("after", "fused"))
@@ -485,7 +500,7 @@ def _rungs(name: str, value: int) -> dict[str, Part]:
             repetitions=100,
             active=2,
             utilization=True,
-            observed=True,
+            watch="observed",
         )
         for rung in rungs
     }
