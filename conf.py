@@ -45,6 +45,7 @@ extensions = [
     "sphinx_design",
     "sphinx_gallery.gen_gallery",
     "cli_reference",
+    "glossary_links",
     "measured",
 ]
 root_doc = "index"

@@ -839,6 +839,28 @@ def envelope(
     _emit_list(format, list(_show.rows_of(frame)), columns, below={"notes": "config"})
 
 
+@app.command(rich_help_panel=_WITHOUT)
+def checklist(format: FormatOpt = None) -> None:  # noqa: A002
+    """What to do before, at and after a change, so that its result can be believed."""
+    import dataclasses
+
+    from nsightkit.checklist import CHECKLIST
+
+    rows = [{"step": number, **dataclasses.asdict(item)} for number, item in enumerate(CHECKLIST, 1)]
+    if _format(format) != "table":
+        _emit_list(format, rows, list(rows[0]))
+        return
+    from rich.padding import Padding
+
+    with _printing():
+        console = _console()
+        for row in rows:
+            console.print(f"{row['step']:>2}. [ ] {row['do']}", style="bold")
+            console.print(Padding(row["why"], (0, 0, 0, 8)))
+            if row["command"]:
+                console.print(Padding(f"$ {row['command']}", (0, 0, 0, 8)), style="dim")
+
+
 _BENCH_TABLE = (
     *("config", "batch", "context", "mode", "precision", "status", "median_ns", "std_ns", "first_step_ns"),
     *("tokens_per_s", "peak_allocated_bytes", "peak_reserved_bytes", "mfu_datasheet", "mfu_measured"),

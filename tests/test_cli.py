@@ -603,3 +603,14 @@ def test_values_become_json() -> None:
         "a_ns": 2, "b": 3, "c": None, "d": None, "e": [True, None], "f": {"g_ns": 2}, "h": None, "i": [1, 2], "j": None,
     }  # fmt: skip
     json.dumps(ready, allow_nan=False)
+
+
+def test_the_checklist_is_printed_whole(run: Any) -> None:
+    from nsightkit.checklist import CHECKLIST
+
+    code, shown, _ = run("checklist", "--format", "table")
+    assert code == 0
+    assert all(item.do.split()[0] in shown and (item.command or "") in shown for item in CHECKLIST)
+    rows = json.loads(run("checklist", "--format", "json")[1])
+    assert [row["step"] for row in rows] == list(range(1, len(CHECKLIST) + 1))
+    assert {row["phase"] for row in rows} == {"before", "change", "after"}
