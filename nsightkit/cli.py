@@ -856,9 +856,9 @@ def checklist(format: FormatOpt = None) -> None:  # noqa: A002
         console = _console()
         for row in rows:
             console.print(f"{row['step']:>2}. [ ] {row['do']}", style="bold")
-            console.print(Padding(row["why"], (0, 0, 0, 8)))
+            console.print(Padding(row["why"], (0, 0, 0, 8), expand=False))
             if row["command"]:
-                console.print(Padding(f"$ {row['command']}", (0, 0, 0, 8)), style="dim")
+                console.print(Padding(f"$ {row['command']}", (0, 0, 0, 8), expand=False), style="dim")
 
 
 _BENCH_TABLE = (
