@@ -71,3 +71,41 @@ def test_what_is_no_sample(wrong):
         noise.ratio([0.0, 1.0], [1.0])
     with pytest.raises(UsageError, match="confidence"):
         noise.shift([1.0], [1.0], confidence=95)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "tail", "quantile"),
+    [
+        (1, 0.025, 12.706),
+        (2, 0.005, 9.925),
+        (3, 0.025, 3.182),
+        (4, 0.0005, 8.610),
+        (10, 0.005, 3.169),
+        (30, 0.01, 2.457),
+    ],
+)
+def test_quantiles_are_those_of_the_tables(degrees, tail, quantile):
+    assert noise._student(tail, degrees) == pytest.approx(quantile, abs=5e-4)
+
+
+@pytest.mark.parametrize(("spread", "most"), [(0.003, 10), (0.007, 15), (0.02, 50)])
+def test_runs_without_a_change_lie_within_what_runs_differ_by(spread, most):
+    rng = np.random.default_rng(7)
+    groups = rng.normal(0, spread, (2000, 8))
+    beyond = sum(
+        abs(runs[:5].mean() - runs[5:].mean()) > noise.between_runs(runs[:5], runs[5:], 0.99) for runs in groups
+    )
+    assert beyond <= most, "1 %, more where runs differ by more than is usual"
+
+
+def test_one_run_each_says_nothing_of_others():
+    assert noise.between_runs([1.0], [2.0]) is None
+    few, many = (noise.between_runs([0.0] * n, [0.0] * n) for n in (2, 10))
+    assert few > many > 0, "runs that agree by chance are not taken for runs that must"
+
+
+def test_thinning_keeps_the_extremes_and_the_middle():
+    values = np.arange(1001.0)[::-1]
+    kept = noise.thinned(values, 11)
+    assert kept.tolist() == [0, 100, 200, 300, 400, 500, 600, 700, 800, 900, 1000]
+    assert noise.thinned(values[:11], 11).tolist() == values[:11].tolist()

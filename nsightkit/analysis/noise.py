@@ -15,12 +15,14 @@ import numpy.typing as npt
 
 from nsightkit.errors import UsageError
 
-__all__ = ["Estimate", "median", "ratio", "shift"]
+__all__ = ["Estimate", "between_runs", "median", "ratio", "shift", "thinned"]
 
 #: Up to so many pairs the distribution of the rank sum is counted out; beyond, it is a normal one to many digits.
 _EXACT_PAIRS = 2500
 #: Samples beyond this are thinned evenly before all pairs of them are formed.
 _MOST_SAMPLES = 1000
+#: What runs of one program differ by, as a standard deviation of logarithms, and how many runs that counts for.
+_USUAL, _WORTH = 0.007, 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +109,7 @@ def shift(before: npt.ArrayLike, after: npt.ArrayLike, confidence: float = 0.95)
     UsageError
         As for :func:`median`.
     """
-    first, second = _thinned(_checked(before, confidence)), _thinned(_checked(after, confidence))
+    first, second = thinned(_checked(before, confidence)), thinned(_checked(after, confidence))
     differences = np.sort((second[:, None] - first[None, :]).ravel())
     c = _critical(len(first), len(second), (1 - confidence) / 2)
     low, high = (float(differences[c - 1]), float(differences[-c])) if c else (None, None)
@@ -141,6 +143,65 @@ def ratio(before: npt.ArrayLike, after: npt.ArrayLike, confidence: float = 0.95)
     return Estimate(math.exp(found.value), low, high, found.counts)
 
 
+def between_runs(
+    before: npt.ArrayLike, after: npt.ArrayLike, confidence: float = 0.95, *, usual: float = _USUAL
+) -> float | None:
+    """Say how far two groups of runs may lie apart though nothing changed.
+
+    Steps of one run share what that run was given: a clock, a placement in memory, neighbours. However many there
+    are, they do not tell how another run would have come out; only other runs do. Their spread is estimated from
+    both groups and, because there are few, drawn towards what is usual: a moderated t statistic (Smyth, Statistical
+    Applications in Genetics and Molecular Biology 3, 2004, section 3.2, with a prior of four degrees of freedom).
+    The usual spread is a judgement.
+
+    Parameters
+    ----------
+    before, after : array_like of float
+        A figure of each run, such as the logarithm of its median.
+    confidence : float
+    usual : float
+        Standard deviation of such figures, where there is nothing to estimate it from.
+
+    Returns
+    -------
+    float or None
+        Half the width of an interval for the difference of the groups' means; None for one run each, which say
+        nothing about other runs.
+
+    Raises
+    ------
+    UsageError
+        As for :func:`median`.
+    """
+    first, second = _checked(before, confidence), _checked(after, confidence)
+    known = len(first) + len(second) - 2
+    if not known:
+        return None
+    squares = sum(float(((group - group.mean()) ** 2).sum()) for group in (first, second))
+    spread = math.sqrt((_WORTH * usual**2 + squares) / (_WORTH + known))
+    return _student((1 - confidence) / 2, _WORTH + known) * spread * math.sqrt(1 / len(first) + 1 / len(second))
+
+
+def thinned(values: npt.NDArray[np.float64], most: int = _MOST_SAMPLES) -> npt.NDArray[np.float64]:
+    """Take some of many samples, evenly over their order, the smallest and the largest among them.
+
+    Parameters
+    ----------
+    values : ndarray of float
+    most : int
+        At least 2.
+
+    Returns
+    -------
+    ndarray of float
+        In order where some were left out; else as given.
+    """
+    if len(values) <= most:
+        return values
+    ordered = np.sort(values)
+    return ordered[np.linspace(0, len(ordered) - 1, most).round().astype(np.intp)]
+
+
 def _checked(samples: npt.ArrayLike, confidence: float) -> npt.NDArray[np.float64]:
     values = np.asarray(samples, dtype=np.float64).ravel()
     if not 0 < confidence < 1:
@@ -148,13 +209,6 @@ def _checked(samples: npt.ArrayLike, confidence: float) -> npt.NDArray[np.float6
     if not len(values) or not np.isfinite(values).all():
         raise UsageError("an interval needs samples, and finite ones")
     return values
-
-
-def _thinned(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    if len(values) <= _MOST_SAMPLES:
-        return values
-    ordered = np.sort(values)
-    return ordered[np.linspace(0, len(ordered) - 1, _MOST_SAMPLES).round().astype(np.intp)]
 
 
 @functools.lru_cache(maxsize=256)
@@ -181,3 +235,26 @@ def _quantile(probability: float) -> float:
     from statistics import NormalDist
 
     return NormalDist().inv_cdf(probability)
+
+
+@functools.lru_cache(maxsize=256)
+def _student(tail: float, degrees: int) -> float:
+    """Quantile of Student's t that `tail` lies beyond, for a whole number of degrees of freedom."""
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):
+        angle = (low + high) / 2
+        low, high = (angle, high) if (1 - _within(angle, degrees)) / 2 > tail else (low, angle)
+    return math.sqrt(degrees) * math.tan(low)
+
+
+def _within(angle: float, degrees: int) -> float:
+    """How probable ``|t| < sqrt(degrees) tan(angle)`` is (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    cosine, odd = math.cos(angle), degrees % 2
+    term = cosine if odd else 1.0
+    total = term if degrees > 1 else 0.0
+    for k in range(2 + odd, degrees - 1, 2):
+        term *= (k - 1) / k * cosine**2
+        total += term
+    if odd:
+        return 2 / math.pi * (angle + math.sin(angle) * total)
+    return math.sin(angle) * total
