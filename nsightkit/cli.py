@@ -495,6 +495,44 @@ def gaps(
 
 @app.command(rich_help_panel=_READING)
 @_on_trace
+def verdict(
+    session: _Session,
+    *,
+    gpu: Annotated[
+        str | None, typer.Option("--gpu", metavar="NAME", help="The card; default: the one that the trace names.")
+    ] = None,
+) -> None:
+    """What holds the run back, how sure that is, what speaks against it, and what to change first."""
+
+    def question(opened: Trace) -> dict[str, Any]:
+        from nsightkit.analysis.verdict import summary as answer
+
+        return answer(opened, gpu)
+
+    opened, result = session.ask(question)
+    _emit(session.format, result, lambda console: _print_verdict(console, session.title(opened), result))
+
+
+def _print_verdict(console: Console, title: str, result: dict[str, Any]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from nsightkit import _show
+
+    share = result["share_of_span"]
+    of_span = "" if share is None else f", {100 * share:.1f} % of the span"
+    console.print(Text(_show.plain(title), style="bold"), soft_wrap=True)
+    console.print(Text(f"{result['bottleneck']}{of_span} (confidence: {result['confidence']})", style="bold"))
+    lines = Table.grid(padding=(0, 2, 0, 0))
+    for heading, key in (("evidence", "evidence"), ("against", "against"), ("next", "next_steps")):
+        for number, text in enumerate(result[key]):
+            style = "dim" if key == "against" else ""
+            lines.add_row("" if number else heading, Text(_show.plain(text), style=style, overflow="fold"))
+    console.print(lines)
+
+
+@app.command(rich_help_panel=_READING)
+@_on_trace
 def memops(
     session: _Session,
 ) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         selection,
         sources,
         steps,
+        verdict,
     )
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "sol",
     "sources",
     "steps",
+    "verdict",
 ]
 
 

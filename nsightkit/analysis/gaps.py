@@ -38,7 +38,7 @@ from nsightkit.analysis.names import compiled, matching
 from nsightkit.trace.model import GPU_TABLES, Trace
 from nsightkit.trace.nesting import nesting
 
-__all__ = ["CAUSES", "DATA_LOADING", "find", "summary"]
+__all__ = ["CAUSES", "DATA_LOADING", "causes", "find", "summary"]
 
 Int = npt.NDArray[np.integer[Any]]
 Bool = npt.NDArray[np.bool_]
@@ -147,6 +147,47 @@ def find(trace: Trace, min_ns: int = 0, data_loading: str = DATA_LOADING) -> pd.
             "cause": [CAUSES[c] for c in found.cause],
             "evidence": _Evidence(trace.whole, found).of_all(),
         }
+    )
+
+
+def causes(trace: Trace, min_ns: int = 0, data_loading: str = DATA_LOADING) -> pd.DataFrame:
+    """Each gap with its cause and the name of what decided, for further arithmetic: :func:`find` without its dicts.
+
+    Parameters
+    ----------
+    trace : Trace
+    min_ns : int
+    data_loading : str
+        As in :func:`summary`.
+
+    Returns
+    -------
+    DataFrame
+        ``device, start_ns, end_ns, cause, kind, name``, by device and time; the last three are categories. ``name``
+        is empty where nothing recorded decided.
+    """
+    found = _found(trace, min_ns, data_loading)
+    texts, code = [""], np.zeros(len(found.cause), np.int64)
+    for kind, table in _EVIDENCE_TABLE.items():
+        mine = np.flatnonzero((found.source == _E[kind]) & (found.source_row >= 0))
+        if len(mine):
+            column = "kind" if table == "memops" else "name"
+            names = trace.whole.table(table, [column])[column].cat
+            code[mine] = len(texts) + names.codes.to_numpy()[found.source_row[mine]]
+            texts += [_memop_name(str(n)) if table == "memops" else str(n) for n in names.categories]
+    used, code = np.unique(code, return_inverse=True)
+    # The same name in two tables is one name: categories are distinct.
+    number, distinct = pd.factorize(np.array(texts, dtype=object)[used])
+    return pd.DataFrame(
+        {
+            "device": found.device,
+            "start_ns": found.start,
+            "end_ns": found.end,
+            "cause": pd.Categorical.from_codes(found.cause, pd.Index(CAUSES)),
+            "kind": pd.Categorical.from_codes(found.source, pd.Index(_EVIDENCE)),
+            "name": pd.Categorical.from_codes(number[code], pd.Index(distinct, dtype="str")),
+        },
+        copy=False,
     )
 
 
@@ -784,6 +825,10 @@ def _last_end(calls: _Track, before: Int) -> Int:
     return np.where(i >= 0, calls.end[np.maximum(i, 0)], _NEVER)
 
 
+def _memop_name(kind: str) -> str:
+    return kind if kind == "memset" else f"memcpy {kind}"
+
+
 class _Evidence:
     """Turns (table, row) into what a person reads."""
 
@@ -800,7 +845,7 @@ class _Evidence:
         part = self._trace.table(table, columns).iloc[rows]
         names = part[columns[2]].astype("str").tolist()
         if table == "memops":
-            names = [n if n == "memset" else f"memcpy {n}" for n in names]
+            names = [_memop_name(n) for n in names]
         return [
             {"name": n, "start_ns": int(s), "end_ns": int(e), columns[3]: int(t)}
             for n, s, e, t in zip(names, part["start_ns"], part["end_ns"], part[columns[3]], strict=True)
@@ -830,5 +875,5 @@ class _Evidence:
                 column = "name" if table == "kernels" else "kind"
                 names = self._trace.table(table, [column])[column].iloc[g.row[mine]].astype("str").tolist()
             for i, name in zip(mine.tolist(), names, strict=True):
-                out[i]["ended_by"] = name if table != "memops" or name == "memset" else f"memcpy {name}"
+                out[i]["ended_by"] = _memop_name(name) if table == "memops" else name
         return out
