@@ -1,11 +1,13 @@
 """What ranges cost: planted truths, both rules, and the sums that must reconcile."""
 
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
 
 import nsightkit
-from nsightkit.analysis import intervals, ranges
+from nsightkit.analysis import intervals, phases, ranges, selection
 from nsightkit.trace import Trace
 from nsightkit.workloads.planted import Export, training
 
@@ -86,6 +88,84 @@ def test_threads_with_ranges_keep_their_work_to_themselves(tmp_path):
         out.kernel("k", 2_000 + at, 2_001 + at, c, PROCESS)
     found = by_name(loaded(out, tmp_path))["kernel_count"].to_dict()
     assert found == {"main": 2, "prefetch": 1}
+
+
+@pytest.mark.parametrize(
+    ("annotation", "domain"),
+    [
+        ("nccl:all_reduce", ""),
+        ("ncclAllReduce", "NCCL"),
+        ("cublasGemmEx", "cuBLAS"),
+        ("aten::mul, seq = 5", ""),
+        ("gloo:broadcast", ""),
+    ],
+)
+def test_what_a_library_annotates_does_not_make_a_thread_one_with_ranges(tmp_path, annotation, domain):
+    out = Export()
+    out.range("backward", MAIN, 0, 1_000)
+    out.range(annotation, OTHER, 200, 300, domain=domain)
+    for thread, at in [(OTHER, 100), (OTHER, 250), (OTHER, 400), (THIRD, 250), (OTHER, 1_500)]:
+        c = out.call("cudaLaunchKernel", thread, at, at + 5)
+        out.kernel("k", 2_000 + at, 2_001 + at, c, PROCESS)
+    trace = loaded(out, tmp_path)
+    assert {t & 0xFFFFFF for t in ranges.threads_with_ranges(trace)} == {5}
+    # Its range holds what its own thread launched in it, the program's what any such thread did.
+    assert by_name(trace)["kernel_count"].to_dict() == {"backward": 4, annotation: 1}
+    assert by_name(trace, "thread")["kernel_count"].to_dict() == {"backward": 0, annotation: 1}
+    both = ["backward", annotation]
+    assert [selection.select(trace, within=f"^{re.escape(n)}$").size("kernels") for n in both] == [4, 1]
+    found = phases.summary(trace).set_index("phase")["kernel_count"]
+    assert found.to_dict() == {"backward": 4, phases.UNATTRIBUTED: 1}
+    # A range of the program's own on that thread, and its work is its own again.
+    out.range("prefetch", OTHER, 390, 450)
+    assert by_name(loaded(out, tmp_path))["kernel_count"].to_dict() == {"backward": 1, annotation: 1, "prefetch": 1}
+
+
+def test_what_a_node_of_autograd_annotates_does_not_either():
+    main, autograd = (7 << 24) | 1, (7 << 24) | 2
+    frames = {
+        "ranges": pd.DataFrame(
+            {
+                "name": ["backward", "my function's backward", "mine"],
+                "start_ns": [0, 120, 2_000],
+                "end_ns": [1_000, 180, 2_100],
+                "thread": [main, autograd, autograd],
+                "process": 7,
+            }
+        ),
+        "ops": pd.DataFrame(
+            {
+                "name": ["autograd::engine::evaluate_function: MineBackward"],
+                "start_ns": 110,
+                "end_ns": 200,
+                "thread": autograd,
+                "process": 7,
+            }
+        ),
+    }
+    frames["ops"] = frames["ops"].astype({"name": "category"})
+    frames["ranges"] = frames["ranges"].astype({"name": "category"})
+    assert ranges.threads_with_ranges(Trace.from_frames(frames)) == {main, autograd}
+    frames["ranges"] = frames["ranges"][:2]
+    assert ranges.threads_with_ranges(Trace.from_frames(frames)) == {main}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_real_rank_keeps_its_backward_pass(shared_traces, rank):
+    """Collectives, their compression and a backward's own `record_function` are annotated on autograd's thread."""
+    trace = nsightkit.load(shared_traces / f"hta/trace_filter__sampled_rank-{rank}.json.gz", cache=False)
+    calls = trace.calls.groupby("thread")["correlation"].size()
+    assert len(calls) == 2 == trace.ranges["thread"].nunique()
+    main = int(trace.ranges.loc[trace.ranges["name"] == "ProfilerStep#551", "thread"].iloc[0])
+    assert ranges.threads_with_ranges(trace) == {main}
+    found, by_thread = by_name(trace), by_name(trace, "thread")
+    steps = ["ProfilerStep#551", "ProfilerStep#552"]
+    # All launches lie in the two steps: of 1154 and 1104 kernels as many as were launched in the trace.
+    assert found.loc[steps, "kernel_count"].sum() == {0: 1154, 1: 1104}[rank]
+    assert by_thread.loc[steps, "kernel_count"].sum() == {0: 633, 1: 611}[rank]
+    assert found.loc["## backward ##", "kernel_count"] > 5 * by_thread.loc["## backward ##", "kernel_count"]
+    annotated = [n for n in found.index if n.startswith("nccl:")]
+    assert (found.loc[annotated, "gpu_ns"] == by_thread.loc[annotated, "gpu_ns"]).all()
 
 
 def test_a_graph_launch_counts_its_nodes_and_its_replay(tmp_path):

@@ -8,7 +8,7 @@ import pandas as pd
 
 from nsightkit.analysis import intervals, steps
 from nsightkit.analysis.names import compiled, matching
-from nsightkit.analysis.ranges import Rule
+from nsightkit.analysis.ranges import Rule, holds
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import GPU_TABLES, Trace
 
@@ -127,16 +127,10 @@ def _phase_of_launch(trace: Trace, phases: pd.DataFrame, launch: Int, rule: Rule
     known = np.flatnonzero(launch >= 0)
     calls = whole.table("calls", ["start_ns", "end_ns", "thread"])
     begun, done, thread = (calls[c].to_numpy()[launch[known]] for c in ("start_ns", "end_ns", "thread"))
-    with_ranges = set(pd.unique(whole.table("ranges", ["thread"])["thread"].to_numpy()).tolist())
     position = np.arange(len(phases))
     start, end, of_thread = (phases[c].to_numpy() for c in ("start_ns", "end_ns", "thread"))
     for one in pd.unique(thread).tolist():
-        if one in with_ranges:
-            candidates = position[of_thread == one]
-        elif rule == "window":
-            candidates = position[of_thread >> 24 == one >> 24]
-        else:
-            continue
+        candidates = position[of_thread == one if rule == "thread" else holds(trace, phases.index.to_numpy(), one)]
         if not len(candidates):
             continue
         candidates = candidates[np.argsort(start[candidates], kind="stable")]

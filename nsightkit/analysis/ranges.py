@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 import numpy as np
@@ -14,7 +15,7 @@ from nsightkit.analysis.names import compiled, matching
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import Trace
 
-__all__ = ["COLUMNS", "exclusive_ns", "instances", "summary"]
+__all__ = ["COLUMNS", "LIBRARY_RANGE", "exclusive_ns", "holds", "instances", "summary", "threads_with_ranges"]
 
 Int = npt.NDArray[np.int64]
 Rule = Literal["window", "thread"]
@@ -38,10 +39,23 @@ _COLUMNS = {
     "memops": ["start_ns", "end_ns", "process", "correlation"],
     "graphs": ["start_ns", "end_ns", "process", "correlation"],
     "calls": ["start_ns", "end_ns", "thread", "correlation"],
-    "ranges": ["start_ns", "end_ns", "process", "thread", "end_thread", "name", "domain", "parent"],
+    "ranges": ["start_ns", "end_ns", "process", "thread", "end_thread", "name", "domain", "level", "parent"],
 }
 #: (range, operation) pairs looked at together; bounds memory.
 _PAIRS = 1_000_000
+
+#: Ranges that a framework or a library makes, wherever the program's work happens to run: an operator's (`emit_nvtx`,
+#: `nsys --pytorch=autograd-nvtx`), a collective's (``nccl:all_reduce`` of PyTorch, ``ncclAllReduce`` of NCCL).
+LIBRARY_RANGE = re.compile(
+    r"^(aten|autograd|torch|c10d?|prims|quantized|_C)::|, (seq|op_id) = \d"
+    r"|^(nccl|gloo|mpi|ucc|xccl|hccl):|^nccl[A-Z]|^MPI_"
+)
+#: Domains of such ranges.
+_LIBRARY_DOMAIN = re.compile(
+    r"(?i)^(nccl|rccl|cccl|thrust|cub|mpi|ucx|nvshmem|cu(blas|blaslt|dnn|fft|rand|solver|sparse))$"
+)
+#: The operator in which autograd runs a node of the backward pass. What is annotated there is the node's doing.
+_AUTOGRAD = re.compile(r"^autograd::engine::evaluate_function")
 
 
 def summary(trace: Trace, match: str | None = None, rule: Rule = "window") -> pd.DataFrame:
@@ -58,8 +72,8 @@ def summary(trace: Trace, match: str | None = None, rule: Rule = "window") -> pd
         Regular expression searched in the names.
     rule : {"window", "thread"}
         ``thread`` is nsys's own: the launching call lies inside the range on the same thread. ``window``
-        adds what threads without any range launch while the range is open, because autograd launches
-        the backward pass from a thread of its own.
+        adds what threads without ranges of their own (:func:`threads_with_ranges`) launch while the range is
+        open, because autograd launches the backward pass from a thread of its own.
         ``thread`` also copies the rest of nsys's rules: ranges that end on another thread and unnamed
         ones are left out, graph replays do not count.
 
@@ -155,6 +169,67 @@ def instances(trace: Trace, match: str | None = None, rule: Rule = "window") -> 
     return pd.DataFrame({**out, **_figures(trace, chosen, row, rule)}, copy=False)
 
 
+def threads_with_ranges(trace: Trace) -> frozenset[int]:
+    """Find the threads on which the program opened ranges of its own, whatever was selected from the trace.
+
+    The work of any other thread belongs to ranges of these, by the rule ``window``. A thread is none of them if all its
+    outermost ranges are a library's (:data:`LIBRARY_RANGE`: data-parallel training annotates its collectives on
+    autograd's thread) or lie in an operator of autograd's engine (whatever the backward of a function annotates).
+
+    Parameters
+    ----------
+    trace : Trace
+
+    Returns
+    -------
+    frozenset of int
+    """
+    return _own(trace.whole)[0]
+
+
+def holds(trace: Trace, row: Int, thread: int) -> npt.NDArray[np.bool_]:
+    """Flag the ranges that may hold what a thread launches while they are open, by the rule ``window``.
+
+    Parameters
+    ----------
+    trace : Trace
+    row : ndarray of int
+        Rows of ``trace.whole.ranges``.
+    thread : int
+        The launching thread.
+
+    Returns
+    -------
+    ndarray of bool
+        Ranges of that very thread; and if it has none of its own, those that the program opened in its process.
+    """
+    own, program = _own(trace.whole)
+    range_thread = trace.whole.table("ranges", ["thread"])["thread"].to_numpy()[row]
+    mine = range_thread == thread
+    if thread not in own:
+        mine |= program[row] & (range_thread >> 24 == thread >> 24)
+    return np.asarray(mine)
+
+
+def _own(whole: Trace) -> tuple[frozenset[int], npt.NDArray[np.bool_]]:
+    """Threads with ranges of their own, and which ranges are the program's own."""
+    if "own ranges" not in whole.memo:
+        ranges = whole.table("ranges", ["start_ns", "end_ns", "thread", "name", "domain", "level"])
+        library = matching(ranges["name"], LIBRARY_RANGE) | matching(ranges["domain"], _LIBRARY_DOMAIN)
+        outermost = ranges[(ranges["level"] == 0).to_numpy() & ~library]
+        threads = outermost["thread"]
+        if len(outermost) and whole.size("ops"):
+            ops = whole.table("ops", ["start_ns", "end_ns", "thread", "name"])
+            nodes = ops[matching(ops["name"], _AUTOGRAD)]
+            workers = threads.isin(nodes["thread"]).to_numpy()
+            inside = intervals.enclosing(outermost[workers], nodes) >= 0
+            threads = pd.concat([threads[~workers], threads[workers][~inside]])
+        own = frozenset(pd.unique(threads).tolist())
+        whole.memo["own ranges"] = own, ~library & ranges["thread"].isin(own).to_numpy()
+    found: tuple[frozenset[int], npt.NDArray[np.bool_]] = whole.memo["own ranges"]
+    return found
+
+
 def exclusive_ns(trace: Trace) -> Int:
     """Own time of each range: its duration minus that of its children on the same thread.
 
@@ -214,11 +289,11 @@ def _operations(trace: Trace, rule: Rule) -> tuple[Int, Int, Int, Int, Int, npt.
 def _figures(trace: Trace, chosen: pd.DataFrame, row: Int, rule: Rule) -> dict[str, Int]:
     """GPU figures of the chosen ranges; those of the whole trace are kept."""
     if trace is not trace.whole:
-        return _gpu_figures(trace, chosen, rule)
+        return _gpu_figures(trace, chosen, row, rule)
 
     def of_all() -> pd.DataFrame:
         whole = trace.table("ranges", ["start_ns", "end_ns", "thread"])
-        return pd.DataFrame(_gpu_figures(trace, whole, rule), copy=False)
+        return pd.DataFrame(_gpu_figures(trace, whole, np.arange(len(whole)), rule), copy=False)
 
     kept = trace.derived(f"ranges-{rule}", [__file__, intervals.__file__], of_all)
     if len(row) == len(kept):
@@ -226,7 +301,7 @@ def _figures(trace: Trace, chosen: pd.DataFrame, row: Int, rule: Rule) -> dict[s
     return {str(c): kept[c].to_numpy()[row] for c in kept}
 
 
-def _gpu_figures(trace: Trace, ranges: pd.DataFrame, rule: Rule) -> dict[str, Int]:
+def _gpu_figures(trace: Trace, ranges: pd.DataFrame, row: Int, rule: Rule) -> dict[str, Int]:
     n = len(ranges)
     figures = {
         c: np.zeros(n, np.int64)
@@ -239,17 +314,10 @@ def _gpu_figures(trace: Trace, ranges: pd.DataFrame, rule: Rule) -> dict[str, In
     if not len(start):
         return figures
     range_start, range_end, range_thread = (ranges[c].to_numpy() for c in ("start_ns", "end_ns", "thread"))
-    # Which threads have ranges of their own is a fact of the whole trace, whatever was selected from it.
-    with_ranges = set(np.unique(trace.whole.table("ranges", ["thread"])["thread"].to_numpy()).tolist())
     totals = _Totals(figures, start, end, kernel)
     for one in np.unique(thread).tolist():
         mine = np.flatnonzero(thread == one)
-        if one in with_ranges:
-            candidates = np.flatnonzero(range_thread == one)
-        elif rule == "window":
-            candidates = np.flatnonzero((range_thread >> 24) == (one >> 24))
-        else:
-            continue
+        candidates = np.flatnonzero(range_thread == one if rule == "thread" else holds(trace, row, one))
         if not len(candidates):
             continue
         # Launches of one thread follow each other, so those inside a range are consecutive.

@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from nsightkit.analysis import intervals, steps
 from nsightkit.analysis.names import compiled, matching
+from nsightkit.analysis.ranges import holds
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import GPU_TABLES, TABLES, Trace
 
@@ -36,8 +37,8 @@ def select(
         Only GPU operations of this device. What the CPU did stays.
     within : str, optional
         Regular expression, searched in range names. Keeps the GPU operations launched inside a matching
-        range of the same process: on the range's own thread, or on a thread without ranges (PyTorch launches
-        ``backward`` from one); and what the process's CPU threads did inside.
+        range of the same process: on the range's own thread, or on a thread without ranges of its own (PyTorch
+        launches ``backward`` from one); and what the process's CPU threads did inside.
     time_ns : tuple of int or None, optional
         Half-open window ``(a, b)`` on the trace's clock, None for an open side: events that start inside.
     last_steps : int, optional
@@ -60,9 +61,9 @@ def select(
     if time_ns is not None:
         chosen = _and(chosen, _in_window(trace, *time_ns))
     if within is not None:
-        chosen = _and(chosen, _inside(trace, *_matching_ranges(trace, within)))
+        chosen = _and(chosen, _inside(trace, _matching_ranges(trace, within)))
     if last_steps is not None:
-        chosen = _and(chosen, _inside(trace, *_last_steps(trace, last_steps)))
+        chosen = _and(chosen, _inside(trace, _last_steps(trace, last_steps)))
     return chosen
 
 
@@ -96,37 +97,37 @@ def _in_window(trace: Trace, begin: int | None, end: int | None) -> dict[str, _M
 
 
 class _Windows:
-    """Disjoint windows of each process, and of each of its threads that had the ranges they come from."""
+    """Disjoint windows of each process; and the rows of the ranges that they come from, where they hold by thread."""
 
     def __init__(
         self,
         start: npt.NDArray[np.int64],
         end: npt.NDArray[np.int64],
         process: npt.NDArray[np.int64],
-        thread: npt.NDArray[np.int64],
+        row: npt.NDArray[np.int64] | None = None,
     ) -> None:
+        self.start, self.end, self.row = start, end, row
         self.by_process = {
             int(p): intervals.merge(*(c[process == p] for c in (start, end))) for p in np.unique(process)
         }
-        self.by_thread = {int(t): intervals.merge(*(c[thread == t] for c in (start, end))) for t in np.unique(thread)}
 
 
-def _matching_ranges(trace: Trace, within: str) -> tuple[_Windows, bool]:
+def _matching_ranges(trace: Trace, within: str) -> _Windows:
     pattern = compiled(within, "--within")
     whole = trace.whole
     if not whole.recorded("ranges"):
         raise UsageError("--within: the trace recorded no ranges (NVTX or record_function)")
-    ranges = whole.table("ranges", ["name", "start_ns", "end_ns", "process", "thread"])
+    ranges = whole.table("ranges", ["name", "start_ns", "end_ns", "process"])
     hit = matching(ranges["name"], pattern)
     if not hit.any():
         known = ranges["name"].value_counts(sort=True)
         some = ", ".join(repr(str(n)) for n in known.index[known.to_numpy() > 0][:3])
         raise UsageError(f"--within: no range matches {within!r}; there are {some or 'no ranges at all'}")
     found = ranges[hit]
-    return _Windows(*(found[c].to_numpy() for c in ("start_ns", "end_ns", "process", "thread"))), True
+    return _Windows(*(found[c].to_numpy() for c in ("start_ns", "end_ns", "process")), np.flatnonzero(hit))
 
 
-def _last_steps(trace: Trace, count: int) -> tuple[_Windows, bool]:
+def _last_steps(trace: Trace, count: int) -> _Windows:
     if count < 1:
         raise UsageError(f"--last-steps: {count} is not a number of steps")
     found = steps.find(trace.whole)
@@ -135,16 +136,12 @@ def _last_steps(trace: Trace, count: int) -> tuple[_Windows, bool]:
             "--last-steps: the trace has no step ranges (ProfilerStep#N, or ranges with 'step' in their name)"
         )
     found = found.tail(count)
-    columns = [found[c].to_numpy() for c in ("start_ns", "end_ns", "process", "process")]
-    return _Windows(*columns), False
+    return _Windows(*(found[c].to_numpy() for c in ("start_ns", "end_ns", "process")))
 
 
-def _inside(trace: Trace, windows: _Windows, by_thread: bool) -> dict[str, _Mask]:
+def _inside(trace: Trace, windows: _Windows) -> dict[str, _Mask]:
     """Flag the GPU operations launched in the windows, and the CPU events that lie in them."""
     whole = trace.whole
-    threads_with_ranges = set()
-    if by_thread and whole.size("ranges"):
-        threads_with_ranges = set(whole.table("ranges", ["thread"])["thread"].unique().tolist())
     masks: dict[str, _Mask] = {}
     for table in _CPU_TABLES:
         if not whole.size(table):
@@ -166,11 +163,11 @@ def _inside(trace: Trace, windows: _Windows, by_thread: bool) -> dict[str, _Mask
         hit = np.zeros(len(known), bool)
         for one, window in windows.by_process.items():
             hit |= (process == one) & _contained(window, start, end)
-        for one in threads_with_ranges:
-            mine = np.flatnonzero(hit & (thread == one))
-            if len(mine):
-                none = np.empty(0, np.int64)
-                hit[mine] = _contained(windows.by_thread.get(one, (none, none)), start[mine], end[mine])
+        if windows.row is not None:
+            for one in np.unique(thread[hit]).tolist():
+                mine, may = np.flatnonzero(hit & (thread == one)), holds(trace, windows.row, one)
+                window = intervals.merge(windows.start[may], windows.end[may])
+                hit[mine] = _contained(window, start[mine], end[mine])
         masks[table][known] = hit
     return masks
 
