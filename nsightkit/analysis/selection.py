@@ -124,7 +124,8 @@ def _matching_ranges(trace: Trace, within: str) -> _Windows:
         some = ", ".join(repr(str(n)) for n in known.index[known.to_numpy() > 0][:3])
         raise UsageError(f"--within: no range matches {within!r}; there are {some or 'no ranges at all'}")
     found = ranges[hit]
-    return _Windows(*(found[c].to_numpy() for c in ("start_ns", "end_ns", "process")), np.flatnonzero(hit))
+    start, end, process = (found[c].to_numpy() for c in ("start_ns", "end_ns", "process"))
+    return _Windows(start, end, process, np.flatnonzero(hit))
 
 
 def _last_steps(trace: Trace, count: int) -> _Windows:
