@@ -34,7 +34,7 @@ import pandas as pd
 
 from nsightkit.analysis import intervals, names
 from nsightkit.analysis.intervals import Coverage, gpu_intervals, idle_gaps, launch_of, launches_of
-from nsightkit.analysis.names import compiled, matching
+from nsightkit.analysis.names import OPERATOR_RANGE, compiled, matching
 from nsightkit.trace.model import GPU_TABLES, Trace
 from nsightkit.trace.nesting import nesting
 
@@ -72,9 +72,6 @@ _ENQUEUE = re.compile(
     r"Launch|^(cuda|hip|cu)(Memcpy|Memset).*Async|Event(Record|Query|Create|Destroy)|StreamWaitEvent|StreamIsCapturing|StreamGetCaptureInfo|"
     r"StreamQuery|GetLastError|PeekAtLastError|GetDevice|SetDevice|CtxGet|CtxSet|OccupancyMax|FuncGetAttribute|FuncSetAttribute|PointerGetAttribute"
 )
-
-#: Ranges that a framework emits for its operators (`emit_nvtx`, `nsys --pytorch=autograd-nvtx`), no annotations.
-_FRAMEWORK_RANGE = re.compile(r"^(aten|autograd|torch|c10d?|prims|quantized|_C)::|, (seq|op_id) = \d")
 
 #: Between two launches of an eager program pass microseconds. A longer silence says something else went on.
 _EAGER_NS = 500_000
@@ -524,7 +521,7 @@ class _Threads:
     def _framework_ranges(self) -> Bool:
         """Per range: whether a framework emitted it for an operator."""
         if "framework" not in self._flags:
-            self._flags["framework"] = matching(self._trace.table("ranges", ["name"])["name"], _FRAMEWORK_RANGE)
+            self._flags["framework"] = matching(self._trace.table("ranges", ["name"])["name"], OPERATOR_RANGE)
         return self._flags["framework"]
 
     def dispatch(self, thread: int) -> _Track:

@@ -10,7 +10,10 @@ import pandas as pd
 
 from nsightkit.errors import UsageError
 
-__all__ = ["compiled", "matching"]
+__all__ = ["OPERATOR_RANGE", "compiled", "matching"]
+
+#: Ranges that a framework emits for its operators (`emit_nvtx`, `nsys --pytorch=autograd-nvtx`), no annotations.
+OPERATOR_RANGE = re.compile(r"^(aten|autograd|torch|c10d?|prims|quantized|_C)::|, (seq|op_id) = \d")
 
 
 def compiled(pattern: str, option: str) -> re.Pattern[str]:

@@ -9,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from nsightkit.analysis import intervals
+from nsightkit.analysis import intervals, names
 from nsightkit.analysis.intervals import launch_of
-from nsightkit.analysis.names import compiled, matching
+from nsightkit.analysis.names import OPERATOR_RANGE, compiled, matching
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import Trace
 
-__all__ = ["COLUMNS", "LIBRARY_RANGE", "exclusive_ns", "holds", "instances", "summary", "threads_with_ranges"]
+__all__ = ["COLLECTIVE_RANGE", "COLUMNS", "exclusive_ns", "holds", "instances", "summary", "threads_with_ranges"]
 
 Int = npt.NDArray[np.int64]
 Rule = Literal["window", "thread"]
@@ -41,16 +41,15 @@ _COLUMNS = {
     "calls": ["start_ns", "end_ns", "thread", "correlation"],
     "ranges": ["start_ns", "end_ns", "process", "thread", "end_thread", "name", "domain", "level", "parent"],
 }
+#: Source files whose change makes kept figures stale.
+_CODE = [__file__, intervals.__file__, names.__file__]
 #: (range, operation) pairs looked at together; bounds memory.
 _PAIRS = 1_000_000
 
-#: Ranges that a framework or a library makes, wherever the program's work happens to run: an operator's (`emit_nvtx`,
-#: `nsys --pytorch=autograd-nvtx`), a collective's (``nccl:all_reduce`` of PyTorch, ``ncclAllReduce`` of NCCL).
-LIBRARY_RANGE = re.compile(
-    r"^(aten|autograd|torch|c10d?|prims|quantized|_C)::|, (seq|op_id) = \d"
-    r"|^(nccl|gloo|mpi|ucc|xccl|hccl):|^nccl[A-Z]|^MPI_"
-)
-#: Domains of such ranges.
+#: Ranges that a library makes for a collective, wherever the program's work happens to run: ``nccl:all_reduce`` of
+#: PyTorch, ``ncclAllReduce`` of NCCL.
+COLLECTIVE_RANGE = re.compile(r"^(nccl|gloo|mpi|ucc|xccl|hccl):|^nccl[A-Z]|^MPI_")
+#: Domains of libraries' ranges.
 _LIBRARY_DOMAIN = re.compile(
     r"(?i)^(nccl|rccl|cccl|thrust|cub|mpi|ucx|nvshmem|cu(blas|blaslt|dnn|fft|rand|solver|sparse))$"
 )
@@ -92,7 +91,7 @@ def summary(trace: Trace, match: str | None = None, rule: Rule = "window") -> pd
     """
     if trace is trace.whole and rule in ("window", "thread"):
         # Small, and all that a second look needs.
-        out = trace.derived(f"range-names-{rule}", [__file__, intervals.__file__], lambda: _by_name(trace, rule)).copy()
+        out = trace.derived(f"range-names-{rule}", _CODE, lambda: _by_name(trace, rule)).copy()
     else:
         out = _by_name(trace, rule)
     if match is not None:
@@ -173,7 +172,7 @@ def threads_with_ranges(trace: Trace) -> frozenset[int]:
     """Find the threads on which the program opened ranges of its own, whatever was selected from the trace.
 
     The work of any other thread belongs to ranges of these, by the rule ``window``. A thread is none of them if all its
-    outermost ranges are a library's (:data:`LIBRARY_RANGE`: data-parallel training annotates its collectives on
+    outermost ranges are those of operators and libraries (data-parallel training annotates its collectives on
     autograd's thread) or lie in an operator of autograd's engine (whatever the backward of a function annotates).
 
     Parameters
@@ -215,7 +214,9 @@ def _own(whole: Trace) -> tuple[frozenset[int], npt.NDArray[np.bool_]]:
     """Threads with ranges of their own, and which ranges are the program's own."""
     if "own ranges" not in whole.memo:
         ranges = whole.table("ranges", ["start_ns", "end_ns", "thread", "name", "domain", "level"])
-        library = matching(ranges["name"], LIBRARY_RANGE) | matching(ranges["domain"], _LIBRARY_DOMAIN)
+        library = matching(ranges["name"], OPERATOR_RANGE, COLLECTIVE_RANGE) | matching(
+            ranges["domain"], _LIBRARY_DOMAIN
+        )
         outermost = ranges[(ranges["level"] == 0).to_numpy() & ~library]
         threads = outermost["thread"]
         if len(outermost) and whole.size("ops"):
@@ -295,7 +296,7 @@ def _figures(trace: Trace, chosen: pd.DataFrame, row: Int, rule: Rule) -> dict[s
         whole = trace.table("ranges", ["start_ns", "end_ns", "thread"])
         return pd.DataFrame(_gpu_figures(trace, whole, np.arange(len(whole)), rule), copy=False)
 
-    kept = trace.derived(f"ranges-{rule}", [__file__, intervals.__file__], of_all)
+    kept = trace.derived(f"ranges-{rule}", _CODE, of_all)
     if len(row) == len(kept):
         return {str(c): kept[c].to_numpy() for c in kept}
     return {str(c): kept[c].to_numpy()[row] for c in kept}
