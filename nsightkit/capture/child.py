@@ -20,10 +20,17 @@ from nsightkit.capture.remembering import remember
 from nsightkit.capture.sweeping import sweep
 from nsightkit.workloads.investigations import find
 
-__all__: list[str] = []
+__all__ = ["main"]
 
 
-def _main(job: dict[str, Any]) -> None:
+def main(job: dict[str, Any]) -> None:
+    """Measure a part and write ``result.json``.
+
+    Parameters
+    ----------
+    job : dict
+        ``investigation, part, mode, folder, kind, command``.
+    """
     import torch
 
     part, mode, folder = find(job["investigation"], job["part"]), job["mode"], Path(job["folder"])
@@ -73,4 +80,4 @@ def _remembered_by(gpu: bool) -> str:
 
 
 if __name__ == "__main__":
-    _main(json.loads(sys.argv[1]))
+    main(json.loads(sys.argv[1]))

@@ -6,6 +6,7 @@ Without that, a small version runs on the CPU, under a banner: its shapes are ri
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import functools
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nsightkit.capture import provenance as provenances
-from nsightkit.capture import recordings, second
+from nsightkit.capture import recordings, second, warm
 from nsightkit.errors import NsightkitError, UsageError
 from nsightkit.trace._process import run, tail
 from nsightkit.workloads.investigations import Part, find
@@ -284,7 +285,7 @@ def has_gpu() -> bool:
 def run_child(
     part: Part, mode: str, folder: Path, *, kind: str, command: str, timeout_s: float
 ) -> tuple[dict[str, list[float]], dict[str, Any]]:
-    """Measure a part in a fresh interpreter.
+    """Measure a part in a process of its own: a fresh interpreter, or one forked from such for a smoke run.
 
     Parameters
     ----------
@@ -320,7 +321,7 @@ def run_child(
     )
     name = f"{part.investigation}/{part.name} ({mode})"
     try:
-        done = run([sys.executable, "-m", "nsightkit.capture.child", job], timeout_s, env=_child_environment())
+        done = _run_job(job, mode, timeout_s)
     except subprocess.TimeoutExpired as error:
         raise NsightkitError(
             f"{name} was not measured within {timeout_s:g} s and was ended; "
@@ -336,6 +337,14 @@ def run_child(
             hint = "; install torch first (pip install 'nsightkit[torch]')"
         raise NsightkitError(f"{name} failed with exit code {done.returncode}{hint}: {tail(done.stdout, 4)}")
     return result["samples"], result["provenance"]
+
+
+def _run_job(job: str, mode: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
+    environment = _child_environment()
+    if mode == "smoke" and warm.supported():
+        with contextlib.suppress(OSError):
+            return warm.run(job, timeout_s, environment)
+    return run([sys.executable, "-m", "nsightkit.capture.child", job], timeout_s, env=environment)
 
 
 def run_second(part: Part, mode: str, folder: Path, *, timeout_s: float) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from nsightkit.errors import UsageError
 
-__all__ = ["find_program", "run", "tail"]
+__all__ = ["end", "find_program", "run", "tail"]
 
 
 def run(
@@ -70,11 +70,11 @@ def run(
         try:
             output, _ = _wait(process, timeout_s, interrupt_s)
         except subprocess.TimeoutExpired:
-            _end(process.pid)
+            end(process.pid)
             output, _ = process.communicate()
             raise subprocess.TimeoutExpired(list(command), timeout_s, output=output) from None
         except BaseException:
-            _end(process.pid)
+            end(process.pid)
             raise
         return subprocess.CompletedProcess(list(command), process.returncode, output or "", "")
 
@@ -90,8 +90,13 @@ def _wait(process: subprocess.Popen[str], timeout_s: float, interrupt_s: float) 
         return process.communicate(timeout=interrupt_s)
 
 
-def _end(pid: int) -> None:
-    """End a process and all below it; a profiler puts the profiled program into a session of its own."""
+def end(pid: int) -> None:
+    """End a process and all below it; a profiler puts the profiled program into a session of its own.
+
+    Parameters
+    ----------
+    pid : int
+    """
     below = _descendants(pid)
     for each in (pid, *below):
         with contextlib.suppress(ProcessLookupError, PermissionError):
