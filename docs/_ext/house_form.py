@@ -1,0 +1,203 @@
+"""The form of an investigation, checked: what its sections are, where its numbers come from, what a reader is told.
+
+``python docs/_ext/house_form.py [SCRIPT...]`` checks scripts (all of `examples/` by default) without running them, says
+what to do about each problem, and exits with 1 if there is one. The build runs it before anything else.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+#: The sections that every page has, in this order; a page may have others between them.
+HEADINGS = (
+    "Expectation",
+    "Measure",
+    "Read",
+    "Change one thing",
+    "Measure again",
+    "Verdict",
+    "Limits",
+    "Run it yourself",
+)
+_WHY = {
+    "Expectation": "work the result out before anything is measured; a result that could not be wrong explains nothing",
+    "Measure": "a block that ends in `measure(...)` shows where the numbers come from",
+    "Read": "the table and the figure that answer, from the same functions a reader would call",
+    "Change one thing": "one change, and only one, so that its effect is its own",
+    "Measure again": "the same measurement, with the same sizes",
+    "Verdict": "does it agree with the expectation? A null result is a result",
+    "Limits": "what this page does not show, and what would change the answer",
+    "Run it yourself": "the commands, with a GPU and without one",
+}
+#: A number with a unit in prose was typed by somebody, and nobody will correct it.
+_TYPED = re.compile(
+    r"\d[\d.,]*\s*(%|\u00d7|x\b|[nµum]?s\b|min|sec|hours?\b|[kKMGT]i?B\b|bytes?\b|[MGT]?Hz\b|[GT]?FLOP|times\b|percent)"
+)
+_COLUMNS = 79
+
+
+def prose(script: Path) -> list[str]:
+    """Give the text blocks of a script, without literal blocks, literals and roles.
+
+    Parameters
+    ----------
+    script : Path
+
+    Returns
+    -------
+    list of str
+        The docstring first.
+    """
+    source = script.read_text(encoding="utf-8")
+    blocks = [ast.get_docstring(ast.parse(source)) or ""]
+    for part in re.split(r"^# %%\n", source, flags=re.MULTILINE)[1:]:
+        lines = []
+        for line in part.splitlines():
+            if not line.startswith("#"):
+                break
+            lines.append(line[2:])
+        blocks.append("\n".join(lines))
+    cleaned = []
+    for block in blocks:
+        literal = re.sub(r"^\.\. code-block::.*\n(?:\n|[ ]+.*(?:\n|$))*", "", block, flags=re.MULTILINE)
+        cleaned.append(re.sub(r":\w+:`[^`]*`|``[^`]*``", "", literal))
+    return cleaned
+
+
+def measured(script: Path) -> set[str]:
+    """Give the investigations that a script measures.
+
+    Parameters
+    ----------
+    script : Path
+    """
+    return set(re.findall(r"\bmeasure\(\s*\"([a-z-]+)\"", script.read_text(encoding="utf-8")))
+
+
+def problems(script: Path) -> list[str]:
+    """Say what is missing in a script and what to do about it, one sentence each.
+
+    Parameters
+    ----------
+    script : Path
+
+    Returns
+    -------
+    list of str
+        Empty if the form is right.
+    """
+    if not re.fullmatch(r"\d\d_[a-z0-9_]+\.py", script.name):
+        return [f"the name is {script.name!r}; it must be two digits and what the page shows: 07_where_a_step_goes.py"]
+    text = script.read_text(encoding="utf-8")
+    try:
+        blocks = prose(script)
+    except SyntaxError as error:
+        return [f"line {error.lineno}: it is no Python ({error.msg})"]
+    if not blocks[0]:
+        return ["it has no docstring; the first block is the title, the question and what came out"]
+    return [*_told(script, text, blocks), *_sections(blocks), *_numbers(blocks), *_synthetic(text), *_layout(text)]
+
+
+def _told(script: Path, text: str, blocks: list[str]) -> list[str]:
+    found = []
+    if not blocks[0].splitlines()[0].endswith("?"):
+        found.append("the title is no question; the first line asks what the page answers, and ends with '?'")
+    if not measured(script):
+        found.append(
+            'nothing is measured; call `measure("name", "part")` as the last line of a block, which also shows '
+            "the provenance"
+        )
+    if "findings = {" not in text:
+        found.append(
+            'it exports no findings; end the verdict with `findings = {"verdict": verdict, ...}`, so that prose can '
+            "refer to numbers"
+        )
+    if f":measured:`{script.stem}.verdict`" not in text:
+        found.append(
+            f"the question does not say what came out; write :measured:`{script.stem}.verdict` in the first block, "
+            "and it is filled in at each build"
+        )
+    if f"python examples/{script.name}" not in text:
+        found.append(
+            f"a reader cannot repeat it; give the command `python examples/{script.name}` under 'Run it yourself'"
+        )
+    if "://" in text:
+        found.append("it names an address; a page asks for nothing elsewhere, so name the thing instead")
+    return found
+
+
+def _sections(blocks: list[str]) -> list[str]:
+    headings = [h for block in blocks for h in re.findall(r"^(\S.*)\n-{3,}$", block, flags=re.MULTILINE)]
+    found = [f"the section {name!r} is missing: {_WHY[name]}" for name in HEADINGS if name not in headings]
+    if not found and [h for h in headings if h in HEADINGS] != list(HEADINGS):
+        found.append(f"the sections come in another order; it is: {', '.join(HEADINGS)}")
+    return found
+
+
+def _numbers(blocks: list[str]) -> list[str]:
+    typed = [match[0] for block in blocks for match in _TYPED.finditer(block)]
+    return [
+        f"the text holds a typed number, {number!r}; export it in `findings` and write :measured:`page.name:.1f`, or "
+        "work it out in a code block"
+        for number in typed
+    ]
+
+
+def _synthetic(text: str) -> list[str]:
+    found = []
+    for section in re.split(r"^# %%\n(?=# .+\n# -{3,}\n)", text, flags=re.MULTILINE)[1:]:
+        if "planted." not in re.sub(r"``[^`]*``", "", section):
+            continue
+        lines = section.splitlines()
+        heading = lines[0].lstrip("# ")
+        told = " ".join(line.lstrip("# ") for line in lines[2:7])
+        if (
+            not re.search(r"\b(traces?|reports?|ranks?) (is|are) synthetic\b", lines[2])
+            or "never ran on a GPU" not in told
+        ):
+            found.append(
+                f"the section {heading!r} uses planted data without saying so at once; its first line says 'This trace "
+                "is synthetic', and soon that it never ran on a GPU"
+            )
+    return found
+
+
+def _layout(text: str) -> list[str]:
+    wide = [number for number, line in enumerate(text.splitlines(), 1) if len(line) > _COLUMNS]
+    return (
+        [f"lines {wide} are wider than {_COLUMNS} columns, which is what a page shows without scrolling"]
+        if wide
+        else []
+    )
+
+
+def main(arguments: list[str]) -> int:
+    """Check scripts; see the module's text.
+
+    Parameters
+    ----------
+    arguments : list of str
+        Paths of scripts; none for all.
+
+    Returns
+    -------
+    int
+        The exit status.
+    """
+    examples = Path(__file__).parents[2] / "examples"
+    scripts = [Path(a) for a in arguments] or sorted(examples.glob("*.py"))
+    wrong = [f"{script.name}: {problem}" for script in scripts for problem in problems(script)]
+    numbers = [script.name[:2] for script in sorted(examples.glob("*.py"))]
+    if not arguments and numbers != [f"{n:02}" for n in range(1, len(numbers) + 1)]:
+        wrong.append(f"examples are numbered {', '.join(numbers)}; they go from 01 without a gap")
+    for problem in wrong:
+        print(f"error: {problem}", file=sys.stderr)
+    print(f"{len(scripts)} investigations: {len(wrong)} problems with their form")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
