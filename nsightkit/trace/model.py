@@ -20,7 +20,9 @@ __all__ = ["GPU_TABLES", "TABLES", "TIME_COLUMNS", "Gpu", "Source", "Trace", "Tr
 #: bits), so a thread is unique in a trace. ``correlation`` joins a GPU operation to the call that
 #: launched it, *within one process*; 0 says that the source recorded none. ``graph_node`` is 0 outside CUDA graphs.
 TABLES: dict[str, dict[str, str]] = {
-    # Kernels that ran on a GPU.
+    # Kernels that ran on a GPU. `collective` and `sequence` are what the framework said of a collective's kernel (the
+    # `record_param_comms` of PyTorch: kind, process group, elements): a JSON object with its keys, "" for none; and the
+    # number of the collective in its process group, -1 for none.
     "kernels": {
         "start_ns": "int64",
         "end_ns": "int64",
@@ -40,6 +42,8 @@ TABLES: dict[str, dict[str, str]] = {
         "static_shared_bytes": "int32",
         "dynamic_shared_bytes": "int32",
         "graph_node": "int64",
+        "collective": "category",
+        "sequence": "int64",
     },
     # Copies and memsets. `kind`: HtoD, DtoH, DtoD, HtoH, PtoP, memset, other.
     # `src_kind`/`dst_kind`: pageable, pinned, device, array, managed, unknown; a memset has only dst_kind.
@@ -448,7 +452,7 @@ def categorical(codes: np.ndarray, texts: Sequence[str]) -> pd.Categorical:
     return pd.Categorical.from_codes(codes.astype(small, copy=False), pd.Index(list(texts), dtype="str"))
 
 
-_NEUTRAL = {"device": 0, "level": 0, "parent": -1}
+_NEUTRAL = {"device": 0, "level": 0, "parent": -1, "sequence": -1}
 
 
 def complete(table: str, frame: pd.DataFrame) -> pd.DataFrame:

@@ -668,6 +668,7 @@ class NsysSource:
             tool_version=export.get("EXPORT_PRODUCT_VERSION"),
             schema=export.get("EXPORT_SCHEMA_VERSION"),
             driver=str(environment["NvDriverVersion"]) if environment.get("NvDriverVersion") else None,
+            distributed=_distributed(environment),
             gpus=self._gpus(),
             missing=[t for t in TABLES if t in missing],
             window_ns=(min(int(r["startTime"]) for r in details), max(int(r["stopTime"]) for r in details))
@@ -698,6 +699,27 @@ class NsysSource:
         ]
         texts = self._tables.strings(np.array([r["nameId"] for r in rows], np.int64))
         return {int(r["globalTid"]) & 0xFFFF_FFFF_FFFF: t for r, t in zip(rows, texts, strict=True)}
+
+
+#: Variables in which launchers tell a process its place in a job, in order of preference: of torchrun, of PMI (MPICH,
+#: Cray), of Open MPI, of Slurm.
+_PLACES = {
+    "rank": ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"),
+    "world_size": ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS"),
+}
+
+
+def _distributed(environment: Mapping[Any, Any]) -> dict[str, Any]:
+    """Rank and world size out of the environment that nsys keeps whole; nothing else of it."""
+    text = str(environment.get("DeviceEnvironment") or "")
+    found: dict[str, Any] = {}
+    for what, variables in _PLACES.items():
+        for variable in variables:
+            match = re.search(rf"(?<![\w]){variable}=[\"']?(\d{{1,7}})(?!\w)", text)
+            if match:
+                found[what] = int(match[1])
+                break
+    return found if "rank" in found else {}
 
 
 def _categorical(codes: Array, texts: Sequence[str]) -> pd.Categorical:
@@ -821,6 +843,9 @@ _PLANS: dict[str, dict[str, _Plan]] = {
         "static_shared_bytes": _copy("staticSharedMemory", "int32"),
         "dynamic_shared_bytes": _copy("dynamicSharedMemory", "int32"),
         "graph_node": _copy("graphNodeId"),
+        # Collectives are described by NCCL's ranges, not by their kernels.
+        "collective": _Plan(make=lambda _s, _t, _raw, n: _categorical(np.zeros(n, np.int8), [""])),
+        "sequence": _Plan(make=lambda _s, _t, _raw, n: np.full(n, -1, np.int64)),
     },
     "memops": {
         **_GPU_ROW,
