@@ -718,6 +718,10 @@ def ncu(
     kernel: Annotated[
         str | None, typer.Option("--kernel", metavar="REGEX", help="Only kernels whose name this finds.")
     ] = None,
+    within: Annotated[
+        str | None,
+        typer.Option("--within", metavar="REGEX", help="Only launches inside NVTX ranges of that name (ncu --nvtx)."),
+    ] = None,
     top: Annotated[
         int | None,
         typer.Option("--top", metavar="N", min=0, help="Only the N longest; default: all, 20 in a table."),
@@ -732,7 +736,7 @@ def ncu(
         from nsightkit.trace import ncu as reader
 
         opened = reader.read(report)
-        frame = answer(opened, kernel=kernel)
+        frame = answer(opened, kernel=kernel, within=within)
     columns = [str(c) for c in frame.columns]
     rows = list(_show.rows_of(frame if top is None else frame.head(top)))
     if _format(format) != "table":
@@ -741,7 +745,8 @@ def ncu(
     with _printing():
         console, shown = _console(), rows if top is not None else rows[: _show.TABLE_ROWS]
         gpus = list(dict.fromkeys(str(name) for name in opened.launches["gpu"].dropna()))
-        title = " · ".join([*gpus[:2], "Nsight Compute", report.name, *([f"--kernel {kernel}"] if kernel else [])])
+        chosen = [f"--{option} {given}" for option, given in (("kernel", kernel), ("within", within)) if given]
+        title = " · ".join([*gpus[:2], "Nsight Compute", report.name, *chosen])
         figures = [c for c in columns if c not in ("evidence", "next_steps")]
         _show.print_rows(console, figures, shown, total=len(frame), title=title, empty="no kernels")
         for row in shown:

@@ -12,6 +12,7 @@ from nsightkit import cli
 from nsightkit.capture import doctor
 from nsightkit.capture import ncu as capture
 from nsightkit.errors import NsightkitError, UsageError
+from nsightkit.trace import ncu_tool
 
 HELP = """usage: ncu [options] [program] [program-arguments]
 
@@ -69,7 +70,7 @@ sys.exit({code})
         )
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
         monkeypatch.setenv("NSIGHTKIT_NCU", str(path))
-        capture._answer.cache_clear()
+        ncu_tool.answer.cache_clear()
         capture._query.cache_clear()
         return folder / "called.json"
 
@@ -229,7 +230,7 @@ def test_find_prefers_the_environment_then_the_path(tmp_path: Path, monkeypatch:
         capture.find()
     monkeypatch.delenv("NSIGHTKIT_NCU")
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(capture, "_FOLDERS", ())
+    monkeypatch.setattr(ncu_tool, "_FOLDERS", ())
     with pytest.raises(NsightkitError, match="not installed"):
         capture.profile(["program"], tmp_path / "r")
 
@@ -262,9 +263,9 @@ def test_the_doctor_sees_it(stand_in, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_real_ncu_is_understood(real_ncu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NSIGHTKIT_NCU", str(real_ncu))
-    for cached in (capture._answer, capture._query):
+    for cached in (ncu_tool.answer, capture._query):
         cached.cache_clear()
-    options = capture.options_of(capture._answer(real_ncu, "--help"))
+    options = capture.options_of(ncu_tool.answer(real_ncu, "--help"))
     assert {name for name in capture._OURS if name.startswith("--")} <= options
     assert {"--target-processes", "--graph-profiling", "--replay-mode", "-k", "-c", "-s"} <= options
     with pytest.raises(UsageError, match="did you mean full"):

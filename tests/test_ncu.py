@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import math
@@ -20,7 +21,7 @@ import nsightkit
 from nsightkit import cli, plots
 from nsightkit.analysis import ncu as analysis
 from nsightkit.errors import TraceError, UsageError
-from nsightkit.trace import ncu, ncu_metrics
+from nsightkit.trace import ncu, ncu_metrics, ncu_tool
 
 REPORTS = (
     "ESMM/profile_b.ncu-rep",
@@ -201,14 +202,110 @@ def test_what_is_no_report_is_refused_in_one_line(tmp_path: Path) -> None:
         ncu.read(tmp_path)
 
 
-def test_without_the_package_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_package_and_ncu_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x.ncu-rep"
     path.write_bytes(b"NVR\0")
     monkeypatch.setitem(sys.modules, "ncu_report", None)
+    monkeypatch.setattr(ncu_tool, "find", lambda: None)
     with pytest.raises(TraceError, match=re.escape("pip install 'nsightkit[ncu]'")):
         ncu.read(path)
     with pytest.raises(TraceError, match="nsightkit ncu"):
         nsightkit.load(path)
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_without_the_package_an_installed_ncu_reads_it(
+    shared_traces: Path, real_ncu: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    pytest.importorskip("ncu_report")
+    truth = ncu.read(shared_traces / name)
+    monkeypatch.setitem(sys.modules, "ncu_report", None)
+    monkeypatch.setenv("NSIGHTKIT_NCU", str(real_ncu))
+    found = ncu.read(shared_traces / name)
+    for same in ("id", "kernel", "gpu", "compute_capability", "device", "stream", "grid", "block", "ranges"):
+        assert found.launches[same].tolist() == truth.launches[same].tolist()
+    for metric in ncu_metrics.names():  # six decimals of the unit that ncu chose; attributes of the launch have two
+        places = 6e-3 if metric == "waves" else 1e-5
+        np.testing.assert_allclose(
+            found.launches[metric], truth.launches[metric], rtol=1e-5, atol=places, err_msg=metric
+        )
+    answers = [analysis.summary(report).drop(columns=["time_ns"]) for report in (found, truth)]
+    assert answers[0]["classification"].tolist() == answers[1]["classification"].tolist()
+    assert answers[0]["next_steps"].tolist() == answers[1]["next_steps"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("echo 'boom: version of the report'", "boom: version of the report.*the ncu that wrote it or a newer one"),
+        ("exit 3", "it said nothing"),
+        ("sleep 60", "did not export it within"),
+    ],
+)
+def test_an_ncu_that_cannot_export_is_one_line(
+    shared_traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, words: str
+) -> None:
+    tool = tmp_path / "ncu"
+    tool.write_text(f"#!/bin/sh\n{script}\n")
+    tool.chmod(0o755)
+    monkeypatch.setitem(sys.modules, "ncu_report", None)
+    monkeypatch.setenv("NSIGHTKIT_NCU", str(tool))
+    export = ncu_tool.export
+    monkeypatch.setattr(ncu_tool, "export", lambda report, tool: export(report, tool, timeout_s=2))
+    with pytest.raises(TraceError, match=words) as caught:
+        ncu.read(shared_traces / REPORTS[0])
+    assert "\n" not in str(caught.value)
+
+
+def test_the_ranges_around_a_launch_are_nvidias(shared_traces: Path) -> None:
+    report = ncu.read(shared_traces / REPORTS[3])
+    assert report.launches["ranges"].tolist() == [
+        ("run_test", "init_data"), ("run_test", "daxpy"), ("run_test", "check_results")
+    ]  # fmt: skip
+    assert ncu.read(shared_traces / REPORTS[0]).launches["ranges"].tolist() == [()] * 4
+
+
+# -- writing -----------------------------------------------------------------------------------------------------
+
+
+def same(one: ncu.Report, other: ncu.Report) -> None:
+    pd.testing.assert_frame_equal(one.launches, other.launches)
+    assert one.metrics == other.metrics
+    assert one.units == other.units
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_what_is_written_is_read_again_to_the_last_digit(shared_traces: Path, tmp_path: Path, name: str) -> None:
+    pytest.importorskip("ncu_report")
+    report = ncu.read(shared_traces / name)
+    path = ncu.write(report, tmp_path / "x.csv")
+    again = ncu.read(path)
+    same(dataclasses.replace(report, path=str(path)), again)
+    pd.testing.assert_frame_equal(analysis.summary(report), analysis.summary(again))
+    # Nothing of the machine: a raw page of ncu's own has columns of the process and its host.
+    head = next(csv.reader(io.StringIO(path.read_text())))
+    assert not {"Process ID", "Process Name", "Host Name", "Context"} & set(head)
+    assert [p.name for p in tmp_path.iterdir()] == ["x.csv"]
+
+
+@pytest.mark.parametrize("kernel", HOSTILE)
+def test_hostile_names_survive_writing(tmp_path: Path, kernel: str) -> None:
+    ranges = ("step", "a:b: c", "lib@inner", kernel.replace('"', "'"))
+    identity = {"kernel": kernel, "stream": "7", "grid": "(1, 1, 1)", "ranges": ranges}
+    metrics: dict[str, ncu.Value] = {
+        "gpu__time_duration.sum": 1234, f"sm__throughput{SOL}": 1.234, "launch__waves_per_multiprocessor": 1e-7,
+        "device__attribute_display_name": kernel, "breakdown:x": "a,b", "launch__grid_size": 123456789,
+    }  # fmt: skip
+    units = {"gpu__time_duration.sum": "ns", f"sm__throughput{SOL}": "%"} | dict.fromkeys(list(metrics)[2:], "")
+    report = ncu.from_metrics("planted", [identity, {"kernel": "other"}], [metrics, {}], units)
+    again = ncu.read(ncu.write(report, tmp_path / "x.csv"))
+    same(report, again)
+    assert again.launches.loc[0, "ranges"] == ranges
+
+
+def test_base_units_are_their_own_base() -> None:
+    for metric in ncu_metrics.METRICS:
+        assert ncu_metrics.base_unit(metric.unit) == (metric.unit, 1.0), metric.name
 
 
 # -- CSV ---------------------------------------------------------------------------------------------------------
@@ -631,6 +728,20 @@ def test_the_table_holds_the_contract(shared_traces: Path) -> None:
         analysis.summary(ncu.read(shared_traces / REPORTS[3]), kernel="(")
 
 
+def test_launches_are_chosen_by_the_ranges_around_them(shared_traces: Path) -> None:
+    report = ncu.read(shared_traces / REPORTS[3])
+    assert analysis.summary(report, within="^daxpy$")["kernel"].tolist() == [report.launches.loc[1, "kernel"]]
+    assert len(analysis.summary(report, within="run_test")) == 3
+    assert set(analysis.stalls(report, within="_data$")["id"]) == {0}
+    assert analysis.summary(report, kernel="nothing", within="^daxpy$").empty
+    with pytest.raises(UsageError, match="there are check_results, daxpy, init_data, run_test"):
+        analysis.summary(report, within="absent")
+    with pytest.raises(UsageError, match="run ncu with --nvtx"):
+        analysis.stalls(planted(sm_pct=1), within="any")
+    with pytest.raises(UsageError, match=r"within: .* regular expression"):
+        analysis.summary(report, within="(")
+
+
 # -- the command line --------------------------------------------------------------------------------------------
 
 
@@ -648,6 +759,10 @@ def test_the_command_says_the_same(shared_traces: Path, capsys: pytest.CaptureFi
     (line,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
     assert line["classification"] == "memory-bound"
     assert json.loads(line["next_steps"]) == found["next_steps"].iloc[2]
+    assert cli.run(["ncu", str(path), "--format", "json", "--within", "^daxpy$"]) == 0
+    assert [row["time_ns"] for row in json.loads(capsys.readouterr().out)] == [249216]
+    assert cli.run(["ncu", str(path), "--format", "json", "--within", "absent"]) == 2
+    assert "there are check_results" in capsys.readouterr().err
     assert cli.run(["ncu", str(path), "--format", "table"]) == 0
     assert "DRAM bandwidth itself is the limit" in " ".join(capsys.readouterr().out.split())
 

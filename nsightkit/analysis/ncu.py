@@ -14,6 +14,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from nsightkit.analysis.names import compiled
+from nsightkit.errors import UsageError
 from nsightkit.trace import ncu_metrics
 from nsightkit.trace.ncu import Report
 
@@ -100,7 +101,7 @@ def occupancy_limiter(limits: Mapping[str, float]) -> str | None:
     return "+".join(name for name in LIMITS if known[name] == least)
 
 
-def stalls(report: Report, kernel: str | None = None) -> pd.DataFrame:
+def stalls(report: Report, kernel: str | None = None, within: str | None = None) -> pd.DataFrame:
     """List why warps waited, kernel by kernel.
 
     Parameters
@@ -108,6 +109,8 @@ def stalls(report: Report, kernel: str | None = None) -> pd.DataFrame:
     report : Report
     kernel : str, optional
         A regular expression; only kernels whose name it finds.
+    within : str, optional
+        A regular expression; only launches inside an NVTX range whose name it finds.
 
     Returns
     -------
@@ -115,9 +118,14 @@ def stalls(report: Report, kernel: str | None = None) -> pd.DataFrame:
         ``id``, ``kernel``, ``reason``, ``share`` (of the cycles a warp spends between two instructions, ``selected``
         included: it sums to 1 for a launch), ``source`` (``ratio``: counted; ``samples``: of the program counter),
         ``meaning``, the longest first. Empty where the report has neither.
+
+    Raises
+    ------
+    UsageError
+        An expression is malformed, or no range matches `within`.
     """
     rows = []
-    for place in _chosen(report, kernel):
+    for place in _chosen(report, kernel, within):
         launch = report.launches.iloc[place]
         shares, source = _stall_shares(launch, report.metrics[place])
         identity = launch["id"], launch["kernel"]
@@ -128,7 +136,7 @@ def stalls(report: Report, kernel: str | None = None) -> pd.DataFrame:
     return frame.sort_values(["id", "share"], ascending=[True, False], kind="stable", ignore_index=True)
 
 
-def summary(report: Report, kernel: str | None = None) -> pd.DataFrame:
+def summary(report: Report, kernel: str | None = None, within: str | None = None) -> pd.DataFrame:
     """Say for each profiled launch what bounds it, on what evidence, and what to try next.
 
     Parameters
@@ -136,6 +144,8 @@ def summary(report: Report, kernel: str | None = None) -> pd.DataFrame:
     report : Report
     kernel : str, optional
         A regular expression; only kernels whose name it finds.
+    within : str, optional
+        A regular expression; only launches inside an NVTX range whose name it finds.
 
     Returns
     -------
@@ -148,10 +158,10 @@ def summary(report: Report, kernel: str | None = None) -> pd.DataFrame:
     Raises
     ------
     UsageError
-        `kernel` is no regular expression.
+        An expression is malformed, or no range matches `within`.
     """
     rows = []
-    for place in _chosen(report, kernel):
+    for place in _chosen(report, kernel, within):
         launch = report.launches.iloc[place]
         told = _Telling(launch, report.metrics[place])
         classification = classify(launch["sm_pct"], launch["memory_pct"])
@@ -169,11 +179,20 @@ def summary(report: Report, kernel: str | None = None) -> pd.DataFrame:
     return frame.sort_values("time_ns", ascending=False, kind="stable", na_position="last", ignore_index=True)
 
 
-def _chosen(report: Report, kernel: str | None) -> list[int]:
-    if kernel is None:
-        return list(range(len(report)))
-    pattern = compiled(kernel, "kernel")
-    return [place for place, name in enumerate(report.launches["kernel"]) if pattern.search(str(name))]
+def _chosen(report: Report, kernel: str | None, within: str | None) -> list[int]:
+    chosen = list(range(len(report)))
+    if within is not None:
+        pattern = compiled(within, "within")
+        around = report.launches["ranges"]
+        chosen = [place for place in chosen if any(pattern.search(name) for name in around.iloc[place])]
+        if not chosen:
+            present = sorted({name for names in around for name in names})
+            known = f"there are {', '.join(present)}" if present else "the report has none: run ncu with --nvtx"
+            raise UsageError(f"no launch lies in a range that {within!r} finds; {known}")
+    if kernel is not None:
+        pattern = compiled(kernel, "kernel")
+        chosen = [place for place in chosen if pattern.search(str(report.launches["kernel"].iloc[place]))]
+    return chosen
 
 
 def _limits(launch: pd.Series) -> dict[str, float]:

@@ -169,7 +169,7 @@ def _ncu_report() -> _Row:
     name = "ncu-report (reads .ncu-rep)"
     installed = _installed("ncu-report")
     if installed is None:
-        return _row(name, "warn", "not installed", "pip install 'nsightkit[ncu]'; CSV of ncu is read without it")
+        return _row(name, "warn", "not installed", "pip install 'nsightkit[ncu]', unless ncu is here, or give its CSV")
     return _row(name, "ok", installed)
 
 

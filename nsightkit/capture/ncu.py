@@ -12,7 +12,6 @@ import difflib
 import functools
 import os
 import re
-import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,7 +20,8 @@ from typing import Literal
 from nsightkit.capture.captured import Captured, settle, target, watch
 from nsightkit.errors import NsightkitError, UsageError
 from nsightkit.trace import ncu_metrics
-from nsightkit.trace._process import find_program, run, tail
+from nsightkit.trace._process import tail
+from nsightkit.trace.ncu_tool import answer, find, version
 
 __all__ = ["PERMISSION", "find", "options_of", "profile", "range_filter", "version"]
 
@@ -32,12 +32,6 @@ PERMISSION = (
     "(nsightkit capture nsys, torch) need no counters"
 )
 
-_FOLDERS = (
-    "/usr/local/cuda*/bin/ncu",
-    "/opt/nvidia/nsight-compute/*/ncu",
-    "/usr/local/cuda*/nsight-compute-*/ncu",
-    "/usr/lib/nsight-compute/ncu",
-)
 #: Set by us, or by an argument that also checks the value.
 _OURS = {
     "--export": "output",
@@ -72,59 +66,6 @@ _UNLISTED = re.compile(
     r"(?:regex|group|breakdown|pmsampling):|(?:launch|device|derived|profiler|sass|nvlink|numa|smsp__pcsamp|memory)_"
     r"|(?:thread_)?inst_executed(?!_pipe)"
 )
-
-
-def find() -> Path | None:
-    """Where ``ncu`` is.
-
-    Looks at the environment variable ``NSIGHTKIT_NCU``, then at the ``PATH``, then where NVIDIA's installers put it,
-    the newest first. It does not start the program.
-
-    Returns
-    -------
-    Path or None
-
-    Raises
-    ------
-    UsageError
-        ``NSIGHTKIT_NCU`` names something that is no program.
-    """
-    return find_program("ncu", "NSIGHTKIT_NCU", _FOLDERS)
-
-
-@functools.lru_cache(maxsize=32)
-def _answer(ncu: Path, *arguments: str) -> str:
-    """What ncu says when it is only asked; no GPU is needed for that."""
-    try:
-        return run([str(ncu), *arguments], 60.0).stdout
-    except (subprocess.TimeoutExpired, OSError) as error:
-        raise NsightkitError(
-            f"{ncu}: '{' '.join(arguments)}' gave no answer; set NSIGHTKIT_NCU to a working ncu"
-        ) from error
-
-
-def version(ncu: Path) -> str:
-    """Ask an ncu for its version.
-
-    Parameters
-    ----------
-    ncu : Path
-
-    Returns
-    -------
-    str
-        Such as ``2025.3.1.0``.
-
-    Raises
-    ------
-    NsightkitError
-        It does not start, hangs, or says no version.
-    """
-    said = _answer(ncu, "--version")
-    found = re.search(r"\b\d{4}(?:\.\d+)+", said)
-    if not found:
-        raise NsightkitError(f"{ncu}: said no version ({tail(said, 2)}); set NSIGHTKIT_NCU to a working ncu")
-    return found[0]
 
 
 def options_of(help_text: str) -> frozenset[str]:
@@ -329,7 +270,7 @@ def _options(
 
 
 def _can(ncu: Path) -> frozenset[str]:
-    said = _answer(ncu, "--help")
+    said = answer(ncu, "--help")
     can = options_of(said)
     if not {"--export", "--kernel-name"} <= can:
         raise NsightkitError(
@@ -358,7 +299,7 @@ def _hint(name: str, known: Sequence[str] | frozenset[str]) -> str:
 def _listed(ncu: Path, question: str, name: str, what: str) -> str:
     if name.startswith("regex:"):
         return name
-    known = re.findall(r"^([A-Za-z]\w*) +\S", _answer(ncu, question), re.MULTILINE)
+    known = re.findall(r"^([A-Za-z]\w*) +\S", answer(ncu, question), re.MULTILINE)
     known = [each for each in known if each != "Identifier"]
     if known and name not in known:
         all_known = f"; there are {', '.join(known)}"
@@ -379,8 +320,8 @@ def _metric(ncu: Path, name: str) -> str:
 @functools.lru_cache(maxsize=2)
 def _query(ncu: Path) -> frozenset[str]:
     """List the metrics of all chips an ncu knows: without suffixes, and from no GPU in particular."""
-    chips = re.findall(r"\b[a-z]{2}\d\w+", _answer(ncu, "--list-chips"))
-    said = _answer(ncu, "--query-metrics", "--chips", ",".join(chips)) if chips else ""
+    chips = re.findall(r"\b[a-z]{2}\d\w+", answer(ncu, "--list-chips"))
+    said = answer(ncu, "--query-metrics", "--chips", ",".join(chips)) if chips else ""
     return frozenset(re.findall(r"^([A-Za-z][\w.]*__\w+) ", said, re.MULTILINE))
 
 

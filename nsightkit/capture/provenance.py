@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from nsightkit.trace import nsys_tool
+from nsightkit.trace import ncu_tool, nsys_tool
 
 __all__ = ["collect", "in_short", "label", "rows", "scrub", "slug"]
 
@@ -119,7 +119,7 @@ def _software() -> dict[str, Any]:
         cudnn = torch.backends.cudnn.version() if torch.version.cuda else None  # type: ignore[no-untyped-call]
         found["cudnn"] = str(cudnn) if cudnn else None
     found["nsys"] = _nsys()
-    found["ncu"] = _version(_said(["ncu", "--version"]))
+    found["ncu"] = _ncu()
     return found
 
 
@@ -139,9 +139,13 @@ def _nsys() -> str | None:
     return None
 
 
-def _version(text: str) -> str | None:
-    found = re.search(r"\b\d{4}\.\d+(?:\.\d+)*", text)
-    return found[0] if found else None
+def _ncu() -> str | None:
+    from nsightkit.errors import NsightkitError
+
+    with contextlib.suppress(NsightkitError):
+        ncu = ncu_tool.find()
+        return None if ncu is None else ncu_tool.version(ncu)
+    return None
 
 
 def _said(command: list[str]) -> str:

@@ -1,7 +1,7 @@
 """Nsight Compute reports: ``.ncu-rep`` files, and both CSV pages that ``ncu --csv`` prints.
 
 Whatever the form, a :class:`Report` has a row for each profiled kernel launch and values in base units. A report
-holds the program's command line, host name and paths too; none of them are read.
+holds the program's command line, host name and paths too; none of them are read, so :func:`write` cannot write them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import io
 import math
 import os
 import re
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,17 +20,18 @@ from typing import Any
 import pandas as pd
 
 from nsightkit.errors import TraceError
-from nsightkit.trace import ncu_metrics
+from nsightkit.trace import ncu_metrics, ncu_tool
+from nsightkit.trace._process import tail
 
-__all__ = ["Report", "Value", "from_metrics", "read"]
+__all__ = ["Report", "Value", "from_metrics", "read", "write"]
 
 #: A metric's value: a number in base units, or text.
 Value = int | float | str
 
 _MAGIC = b"NVR\0"
-_EXPORT = "export it with: ncu --import REPORT.ncu-rep --page raw --csv --print-units base"
+_EXPORT = f"export it with: {' '.join(ncu_tool.export_command('REPORT.ncu-rep'))}"
 _AGAIN = "copy it again, or profile again"
-_IDENTITY = ("id", "kernel", "gpu", "compute_capability", "device", "stream", "grid", "block")
+_IDENTITY = ("id", "kernel", "gpu", "compute_capability", "device", "stream", "grid", "block", "ranges")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +43,9 @@ class Report:
     path : str
     launches : DataFrame
         A row a profiled launch, in the order they ran: ``id``, ``kernel`` (demangled), ``gpu``,
-        ``compute_capability``, ``device``, ``stream``, ``grid``, ``block``, and a float column for each metric of
+        ``compute_capability``, ``device``, ``stream``, ``grid``, ``block``, ``ranges`` (a tuple: names of the NVTX
+        push/pop ranges around it, the outermost first, as ``DOMAIN@NAME`` outside the default domain; ncu keeps them
+        when it is run with ``--nvtx``), and a float column for each metric of
         :data:`nsightkit.trace.ncu_metrics.METRICS`, NaN where the report lacks it.
     metrics : list of dict
         Of each launch, all its metrics by NVIDIA's names, in base units. Where the details page gives a metric no
@@ -140,7 +144,7 @@ def from_metrics(
     """
     rows = []
     for number, (identity, values) in enumerate(zip(identities, metrics, strict=True)):
-        row: dict[str, Any] = {"id": number, **dict.fromkeys(_IDENTITY[1:]), **identity}
+        row: dict[str, Any] = {"id": number, **dict.fromkeys(_IDENTITY[1:]), "ranges": (), **identity}
         row["gpu"] = row["gpu"] or _text(values.get("device__attribute_display_name"))
         major, minor = (values.get(f"device__attribute_compute_capability_{part}") for part in ("major", "minor"))
         if row["compute_capability"] is None and major is not None and minor is not None:
@@ -157,20 +161,82 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
+_NAMED = {
+    "Kernel Name": "kernel",
+    "Stream": "stream",
+    "Block Size": "block",
+    "Grid Size": "grid",
+    "Device": "device",
+    "CC": "compute_capability",
+}
+
+
+def write(report: Report, path: str | os.PathLike[str]) -> Path:
+    """Write a report as ncu's raw page, in base units; :func:`read` gives back the same values.
+
+    The page has no column of processes, hosts and contexts.
+
+    Parameters
+    ----------
+    report : Report
+        What ncu itself gives only a label, and no name, is left out.
+    path : path-like
+        Appears whole or not at all; replaced when it exists.
+
+    Returns
+    -------
+    Path
+        `path`.
+    """
+    path = Path(path)
+    with tempfile.TemporaryDirectory(prefix=".nsightkit-", dir=path.absolute().parent) as folder:
+        whole = Path(folder) / "report.csv"
+        _write_raw(report, whole)
+        whole.replace(path)
+    return path
+
+
+def _write_raw(report: Report, path: Path) -> None:
+    names = [name for name in report.units if " " not in name]
+    nvtx = f"thread {_FIELDS_OF_RANGE}"
+    with path.open("w", encoding="utf-8", newline="") as stream:
+        out = csv.writer(stream, quoting=csv.QUOTE_ALL, lineterminator="\n")
+        out.writerow(["ID", *_NAMED, nvtx, *names])
+        out.writerow([""] * (2 + len(_NAMED)) + [report.units[name] for name in names])
+        for row, values in zip(report.launches.to_dict("records"), report.metrics, strict=True):
+            identity = [str(row[ours]) if isinstance(row[ours], str) else "" for ours in _NAMED.values()]
+            cells = ["" if values.get(name) is None else str(values[name]) for name in names]
+            out.writerow([str(row["id"]), *identity, "  ".join(map(_written, row["ranges"])), *cells])
+
+
+def _written(name: str) -> str:
+    # A double quote ends a range's name here.
+    domain, at, rest = name.replace('"', "'").partition("@")
+    if not at:
+        domain, rest = _NO_DOMAIN, domain
+    return f'"{domain}:{rest}:none:none:none:none:none:{rest}"'
+
+
 # ---------------------------------------------------------------- .ncu-rep
 
 
 def _read_report(path: Path) -> Report:
+    ncu = None
     try:
         import ncu_report
     except ImportError as error:
-        raise TraceError(
-            path,
-            "is an Nsight Compute report, which only NVIDIA's ncu-report package reads",
-            f"pip install 'nsightkit[ncu]', or {_EXPORT}",
-        ) from error
+        # The same package that NVIDIA puts on PyPI does the work in ncu.
+        ncu = ncu_tool.find()
+        if ncu is None:
+            raise TraceError(
+                path,
+                "is an Nsight Compute report, which only NVIDIA's ncu-report package or ncu itself reads",
+                f"pip install 'nsightkit[ncu]', or {_EXPORT}",
+            ) from error
     if _cut_short(path):
         raise TraceError(path, "is cut short", _AGAIN)
+    if ncu is not None:
+        return _exported(path, ncu)
     try:
         context = ncu_report.load_report(str(path))
     except Exception as error:
@@ -183,7 +249,9 @@ def _read_report(path: Path) -> Report:
         for action in one:
             values = _action(action, units)
             metrics.append(values)
-            identities.append({"id": len(identities), "kernel": _kernel(action), **_shape(values)})
+            identities.append(
+                {"id": len(identities), "kernel": _kernel(action), **_shape(values), "ranges": _ranges(action)}
+            )
     if not metrics:
         # Damage, too, makes NVIDIA's reader find nothing, without a word.
         raise TraceError(path, "holds no profiled kernel, or is damaged", f"check ncu's filters; {_AGAIN}")
@@ -210,6 +278,28 @@ def _action(action: Any, units: dict[str, str]) -> dict[str, Value]:
 def _kernel(action: Any) -> str:
     # By default it gives the bare name, without template arguments: many kernels of PyTorch share theirs.
     return str(action.name(action.NameBase_DEMANGLED) or action.name())
+
+
+def _ranges(action: Any) -> tuple[str, ...]:
+    state = action.nvtx_state()
+    domains = [state.domain_by_id(number) for number in state.domains()] if state is not None else []
+    return tuple(_in_domain(one.name(), str(name)) for one in domains for name in one.push_pop_ranges())
+
+
+def _in_domain(domain: str, name: str) -> str:
+    return name if domain in ("", _NO_DOMAIN) else f"{domain}@{name}"
+
+
+def _exported(path: Path, ncu: Path) -> Report:
+    text = ncu_tool.export(path, ncu)
+    if not any(_HEADER.match(line) for line in text.splitlines()):
+        # An older ncu refuses the reports of a newer one.
+        raise TraceError(
+            path,
+            f"{ncu} cannot export it ({tail(text, 2) or 'it said nothing'})",
+            f"use the ncu that wrote it or a newer one, or pip install 'nsightkit[ncu]'; {_AGAIN}",
+        )
+    return _read_csv(path, text)
 
 
 def _shape(values: dict[str, Value]) -> dict[str, Any]:
@@ -369,6 +459,12 @@ def _split(path: Path, lines: list[str], separator: str) -> list[str]:
 
 
 _TEXTS = ("ID", "Context", "Stream", "Device", "CC")
+#: What ncu calls the domain of ranges that have none.
+_NO_DOMAIN = "<default domain>"
+# Each range of a launch stands in quotes, between colons: domain, name, payload (two), colour (two), kind of message,
+# and the message, which is the name again; so that a name with colons in it can be told.
+_FIELDS_OF_RANGE = "Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"
+_RANGE = re.compile(r'"([^":]*):([^"]*?):\w*:[^":]*:\w*:\w*:\w*:\2"')
 
 
 def _raw(
@@ -459,6 +555,8 @@ def _identity(record: list[str], column: dict[str, int]) -> dict[str, Any]:
         place = column.get(name)
         return (record[place] or None) if place is not None and place < len(record) else None
 
+    around = next((name for name in column if name.endswith(_FIELDS_OF_RANGE)), "")
+
     return {
         "id": int(record[0]),
         "kernel": at("Kernel Name") or "",
@@ -467,6 +565,7 @@ def _identity(record: list[str], column: dict[str, int]) -> dict[str, Any]:
         "stream": at("Stream"),
         "grid": at("Grid Size"),
         "block": at("Block Size"),
+        "ranges": tuple(_in_domain(domain, name) for domain, name in _RANGE.findall(at(around) or "")),
     }
 
 
