@@ -6,19 +6,63 @@ planted fault and returns what is true of it by construction: what the analyses 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import re
 import sqlite3
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-__all__ = ["Export", "Fault", "training"]
+__all__ = ["BOTTLENECK_OF", "Export", "Fault", "training"]
 
-Fault = Literal["starved", "sync", "tiny", "pageable"]
+Fault = Literal[
+    "starved",
+    "starved-unnamed",
+    "sync",
+    "device-sync",
+    "tiny",
+    "pageable",
+    "pinned",
+    "augment",
+    "overhead",
+    "elementwise",
+    "reduce",
+    "uneven",
+    "graphs",
+    "untraced",
+    "prefetched",
+    "reduce-hidden",
+    "sync-queued",
+    "tiny-hidden",
+    "loading-ahead",
+]
+
+#: What a verdict must find in each planted loop: None is the one without a fault, the last five are decoys.
+BOTTLENECK_OF: dict[Fault | None, str] = {
+    None: "compute-bound",
+    "starved": "input-pipeline",
+    "starved-unnamed": "input-pipeline",
+    "sync": "synchronization",
+    "device-sync": "synchronization",
+    "tiny": "launch-overhead",
+    "pageable": "memory-transfer",
+    "pinned": "memory-transfer",
+    "augment": "cpu-work",
+    "overhead": "profiler",
+    "elementwise": "memory-bound",
+    "reduce": "communication",
+    "uneven": "imbalance",
+    "graphs": "not-enough-data",
+    "untraced": "not-enough-data",
+    "prefetched": "compute-bound",
+    "reduce-hidden": "compute-bound",
+    "sync-queued": "compute-bound",
+    "tiny-hidden": "compute-bound",
+    "loading-ahead": "compute-bound",
+}
 
 #: Columns as nsys 2024.6 exports them; those that no analysis reads are left out.
 _SCHEMA = {
@@ -222,6 +266,11 @@ class Export:
         """Time the profiler took for itself."""
         self._rows["PROFILER_OVERHEAD"].append((start, end, thread, self.string(name), 0))
 
+    def forget(self, tables: str) -> None:
+        """Leave out what was planted in tables whose name begins so, as if it had not been traced."""
+        for table in [t for t in self._rows if t.startswith(tables) and t not in _ALWAYS]:
+            del self._rows[table]
+
     def write(self, path: str | os.PathLike[str], *, shuffle: int | None = None) -> Path:
         """Write the export.
 
@@ -257,46 +306,76 @@ _PID = 4242
 class _Loop:
     """A training loop on one device: a CPU clock, a GPU clock, and the account of what was planted."""
 
-    def __init__(self, seed: int) -> None:
-        self.out = Export()
+    def __init__(
+        self, seed: int, out: Export | None = None, *, device: int = 0, pid: int = _PID, scale: float = 1.0
+    ) -> None:
+        self.out = out or Export()
         self.random = random.Random(seed)  # noqa: S311 # no secret
-        self.process = Export.process(_PID)
-        self.main, self.autograd = Export.thread(_PID, _PID), Export.thread(_PID, _PID + 7)
+        self.device, self.scale = device, scale
+        self.process = Export.process(pid)
+        self.main, self.autograd = Export.thread(pid, pid + device), Export.thread(pid, pid + device + 7)
         self.now = 1_000_000_000  # the CPU's clock; an export's clock rarely starts at an event
         self.first: int | None = None
         self.free = 0  # when the GPU will have done all it was given
-        self.busy = 0
-        self.gaps: dict[str, int] = defaultdict(int)
+        self.work: dict[str, list[tuple[int, int]]] = defaultdict(list)  # by kind, a key of _EXPOSED
+        self.aside: list[tuple[int, int]] = []  # of it, what ran on other streams
+        self.gaps: list[tuple[int, int, str]] = []
         self.kernels: dict[str, list[int]] = defaultdict(list)
         self.ranges: dict[str, list[int]] = defaultdict(list)
         self.copies: dict[str, list[int]] = defaultdict(list)
         self.cause = "launch-overhead"  # of the next gap, should there be one
 
-    def jitter(self, ns: int) -> int:
+    def jitter(self, ns: float) -> int:
         return int(ns * self.random.uniform(0.9, 1.1))
 
-    def _on_gpu(self, ready: int, duration: int) -> int:
+    def lasting(self, us: float) -> int:
+        """Time of GPU work, which sizes scale and launches do not."""
+        return self.jitter(us * _US * self.scale)
+
+    def _on_gpu(self, kind: str, ready: int, duration: int) -> int:
         if self.first is None:
             self.first = self.free = ready
         start = max(ready, self.free)
         if start > self.free:
-            self.gaps[self.cause] += start - self.free
+            self.gaps.append((self.free, start, self.cause))
         self.cause = "launch-overhead"
-        self.busy += duration
         self.free = start + duration
+        self.work[kind].append((start, self.free))
         return start
 
-    def launch(self, name: str, duration: int, *, every: int = 6 * _US, thread: int | None = None) -> None:
-        """One kernel; the CPU spends `every` on it, the first part dispatching, then in the call."""
-        every = self.jitter(every)
+    def _call(self, name: str, every: int, thread: int | None = None) -> int:
+        """A call of the CPU, which spends `every` on it: the first part dispatching, then in the call."""
         call = every // 2
         begun = self.now + every - call
         self.now = begun + call
-        correlation = self.out.call("cudaLaunchKernel_v7000", thread or self.main, begun, self.now)
-        duration = self.jitter(duration)
-        start = self._on_gpu(self.now + 1_500, duration)
-        self.out.kernel(name, start, start + duration, correlation, self.process)
+        return self.out.call(name, thread or self.main, begun, self.now)
+
+    def launch(self, name: str, duration: int, *, every: int = 6 * _US, thread: int | None = None) -> None:
+        """One kernel."""
+        correlation = self._call("cudaLaunchKernel_v7000", self.jitter(every), thread)
+        start = self._on_gpu("kernels", self.now + 1_500, duration)
+        self._kernel(name, start, duration, correlation)
+
+    def launch_aside(self, name: str, start: int, duration: int, *, stream: int) -> None:
+        """One kernel on another stream, to start when the caller says, but not before its launch."""
+        correlation = self._call("cudaLaunchKernel_v7000", self.jitter(6 * _US))
+        start = max(start, self.now + 1_500)
+        self._kernel(name, start, duration, correlation, stream)
+        self._aside("collectives" if name == _REDUCE else "kernels", start, duration)
+
+    def _aside(self, kind: str, start: int, duration: int) -> None:
+        self.work[kind].append((start, start + duration))
+        self.aside.append((start, start + duration))
+
+    def _kernel(self, name: str, start: int, duration: int, correlation: int, stream: int = 7) -> None:
+        self.out.kernel(name, start, start + duration, correlation, self.process, device=self.device, stream=stream)
         self.kernels[name].append(duration)
+
+    def replay(self, duration: int) -> None:
+        """A CUDA graph, recorded as one interval."""
+        correlation = self._call("cudaGraphLaunch_v10000", self.jitter(12 * _US))
+        start = self._on_gpu("kernels", self.now + 1_500, duration)
+        self.out.graph(start, start + duration, correlation, self.process, device=self.device)
 
     def upload(self, size: int, duration: int, *, host: str, staging: int = 0) -> None:
         """A host-to-device copy; pageable memory is staged by the CPU before the GPU can start."""
@@ -304,24 +383,50 @@ class _Loop:
         ready = begun + 4 * _US + staging
         self.now = ready + 1 * _US
         correlation = self.out.call("cudaMemcpyAsync_v3020", self.main, begun, self.now)
-        start = self._on_gpu(ready, duration)
-        self.out.copy("HtoD", start, start + duration, correlation, self.process, size, host=host)
-        self.copies["HtoD"].append(duration)
+        start = self._on_gpu("copies", ready, duration)
+        self._copy("HtoD", start, duration, correlation, size, host)
+
+    def prefetch(self, size: int, duration: int) -> None:
+        """A host-to-device copy from pinned memory on a stream of its own."""
+        correlation = self._call("cudaMemcpyAsync_v3020", self.jitter(6 * _US))
+        self._copy("HtoD", self.now, duration, correlation, size, "pinned", stream=13)
+        self._aside("copies", self.now, duration)
+
+    def _copy(
+        self, kind: str, start: int, duration: int, correlation: int, size: int, host: str, stream: int = 7
+    ) -> None:
+        end = start + duration
+        self.out.copy(kind, start, end, correlation, self.process, size, host=host, device=self.device, stream=stream)
+        self.copies[kind].append(duration)
+
+    def reach(self) -> tuple[int, int]:
+        """Launch a reduction; gives its correlation id, and when all work before it is done."""
+        correlation = self._call("cudaLaunchKernelExC_v11060", self.jitter(6 * _US))
+        return correlation, max(self.now + 1_500, self.free)
+
+    def reduce(self, correlation: int, ready: int, arrived: int, end: int) -> None:
+        """A reduction on a stream of its own, for which the loop's stream waits, as it does for other devices."""
+        start = self._on_gpu("collectives", ready, end - ready)
+        self._kernel(_REDUCE, start, end - start, correlation, stream=20)
+        self.work["waiting"].append((start, arrived))
 
     def read_back(self) -> None:
         """``.item()``: a tiny device-to-host copy, then a stream synchronisation that drains the GPU."""
         begun = self.now + 2 * _US
         self.now = begun + 5 * _US
         correlation = self.out.call("cudaMemcpyAsync_v3020", self.main, begun, self.now)
-        start = self._on_gpu(self.now, 1_200)
-        self.out.copy("DtoH", start, start + 1_200, correlation, self.process, 4, host="pageable")
-        self.copies["DtoH"].append(1_200)
+        start = self._on_gpu("copies", self.now, 1_200)
+        self._copy("DtoH", start, 1_200, correlation, 4, "pageable")
+        self.drain("cudaStreamSynchronize")
+
+    def drain(self, call: str) -> None:
+        """Wait until the device has done all it was given."""
         waiting = self.now + 1 * _US
         self.now = max(waiting, self.free) + 6 * _US
-        self.out.synchronize("cudaStreamSynchronize", self.main, waiting, self.now)
+        self.out.synchronize(call, self.main, waiting, self.now, device=self.device)
         self.cause = "synchronization"
 
-    @contextmanager
+    @contextlib.contextmanager
     def range(self, name: str) -> Iterator[None]:
         start = self.now
         yield
@@ -330,9 +435,70 @@ class _Loop:
         self.ranges[name].append(self.now - start)
         self.now += 200
 
+    def truth(self) -> dict[str, Any]:
+        """What is true by construction, of this device."""
+        ran: list[tuple[int, int]] = []
+        exposed = {}
+        for kind, bottleneck in _EXPOSED.items():
+            before, ran = ran, _union([*ran, *self.work[kind]])
+            exposed[bottleneck] = _length(ran) - _length(before)
+        first, last, busy = ran[0][0], ran[-1][1], _length(ran)
+        hidden, gaps = _union(self.aside), {}
+        for cause in dict.fromkeys(cause for _, _, cause in self.gaps):
+            dry = [(start, end) for start, end, of in self.gaps if of == cause]
+            gaps[cause] = _length(_union([*hidden, *dry])) - _length(hidden)
+        return {
+            "span_ns": last - first,
+            "busy_ns": busy,
+            "idle_ns": last - first - busy,
+            "gaps": {cause: ns for cause, ns in gaps.items() if ns},
+            "exposed": exposed,
+            "kernels": {n: (len(d), sum(d)) for n, d in self.kernels.items()},
+            "copies": {n: (len(d), sum(d)) for n, d in self.copies.items()},
+            "ranges": {n: (len(d), sum(d)) for n, d in self.ranges.items()},
+        }
+
+
+#: Kinds of work; one that runs under an earlier one holds nothing up.
+_EXPOSED = {
+    "kernels": "kernels",
+    "waiting": "imbalance",
+    "collectives": "communication",
+    "copies": "memory-transfer",
+}
+
+
+def _union(parts: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The plain way, event by event: what the package's own arithmetic is held against."""
+    out: list[tuple[int, int]] = []
+    for start, end in sorted(parts):
+        if out and start <= out[-1][1]:
+            out[-1] = (out[-1][0], max(end, out[-1][1]))
+        else:
+            out.append((start, end))
+    return out
+
+
+def _length(parts: list[tuple[int, int]]) -> int:
+    return sum(end - start for start, end in parts)
+
+
+_GEMM = "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16_128x256_32x3_tn_align8>(T1::Params)"
+_NORM = "void at::native::vectorized_layer_norm_kernel<float, float>(int, float, const float *, float *)"
+_POINT = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>(int, T2, T3)"
+_ADAM = "void at::native::multi_tensor_apply_kernel<TensorListMetadata<4>, FusedAdamMathFunctor<float, 4>>(T1)"
+_REDUCE = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+
 
 def training(
-    path: str | os.PathLike[str], fault: Fault | None = None, *, steps: int = 12, layers: int = 8, seed: int = 0
+    path: str | os.PathLike[str],
+    fault: Fault | None = None,
+    *,
+    steps: int = 12,
+    layers: int = 8,
+    seed: int = 0,
+    scale: float = 1.0,
+    one_thread: bool = False,
 ) -> dict[str, Any]:
     """Write the trace of a planted training loop.
 
@@ -342,85 +508,200 @@ def training(
     ``starved``
         The loader takes longer than the step: the main thread waits in ``next(it)`` (a range ``dataload``, with
         ``poll`` under it) while the device runs dry.
+    ``starved-unnamed``
+        The same, without a range that says so.
     ``sync``
         The loop reads a value back after each layer of the forward pass, as ``.item()`` does.
+    ``device-sync``
+        Each step ends with ``cudaDeviceSynchronize`` and some Python that nothing recorded.
     ``tiny``
         Each layer is hundreds of kernels of two microseconds, faster to run than to launch.
     ``pageable``
         Batches are copied from pageable memory, which the CPU must stage first.
+    ``pinned``
+        Batches are large and copied from pinned memory on the stream of the kernels, which wait.
+    ``augment``
+        The main thread prepares each batch itself, in a range ``augment``.
+    ``overhead``
+        The profiler writes its buffers out while the device has nothing to do.
+    ``elementwise``
+        Layers are norms and sums of tensors: the memory bounds them.
+    ``reduce``
+        Gradients are reduced after the backward pass, and the optimizer waits for it.
+    ``uneven``
+        Two devices, of which one has half of the other's work and waits for it in each reduction.
+    ``graphs``
+        Each step is the replay of one CUDA graph, whose kernels were not recorded.
+    ``untraced``
+        CUDA was not traced at all.
+
+    And decoys, which look like a fault and cost next to nothing:
+
+    ``prefetched``
+        Large copies on a stream of their own, under kernels.
+    ``reduce-hidden``
+        Reductions on a stream of their own, under the backward pass.
+    ``sync-queued``
+        A synchronisation in each step, with an event that is behind in a full queue.
+    ``tiny-hidden``
+        Hundreds of tiny kernels with time between them, under large kernels of another stream.
+    ``loading-ahead``
+        Long ``dataload`` ranges, while the device works through a full queue.
 
     Parameters
     ----------
     path : path-like
         The SQLite export to write; replaced when it exists.
-    fault : {"starved", "sync", "tiny", "pageable"}, optional
+    fault : str, optional
         None for a loop that keeps the device busy.
     steps, layers : int
     seed : int
         Of the jitter on all durations, 10 % either way.
+    scale : float
+        Of the durations of GPU work, and of what is planted beside it.
+    one_thread : bool
+        Launch the backward pass from the main thread as well.
 
     Returns
     -------
     dict
-        What is true by construction: ``span_ns, busy_ns, idle_ns``; ``gaps`` (ns by cause); ``kernels`` (name to
-        count and total_ns), ``copies`` (kind to count and total_ns), ``ranges`` (name to count and total_ns).
+        What is true by construction: ``bottleneck`` (:data:`BOTTLENECK_OF`); ``span_ns, busy_ns, idle_ns``; ``gaps``
+        (ns by cause); ``exposed`` (ns by bottleneck: copies that no kernel overlaps, collectives that none does, and
+        waiting in them for the last device to arrive; ``kernels`` are all others); ``kernels`` (name to count and
+        total_ns), ``copies`` (kind to count and total_ns), ``ranges`` (name to count and total_ns). Of several devices
+        times are sums, and names are those of the first.
     """
-    loop = _Loop(seed)
-    gemm = "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16_128x256_32x3_tn_align8>(T1::Params)"
-    norm = "void at::native::vectorized_layer_norm_kernel<float, float>(int, float, const float *, float *)"
-    point = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>(int, T2, T3)"
-    adam = "void at::native::multi_tensor_apply_kernel<TensorListMetadata<4>, FusedAdamMathFunctor<float, 4>>(T1)"
-    tiny = fault == "tiny"
+    out = Export(gpus=2 if fault == "uneven" else 1)
+    loops = [_Loop(seed, out, scale=scale)]
+    if fault == "uneven":
+        loops.append(_Loop(seed + 1, out, device=1, pid=_PID + seed % 2, scale=scale / 2))
     for _ in range(steps):
-        with loop.range("step"):
-            with loop.range("dataload"):
-                if fault == "starved":
-                    wait = loop.jitter(9_000 * _US)
-                    loop.out.os_call("poll", loop.main, loop.now + 50 * _US, loop.now + wait - 40 * _US)
-                    loop.now += wait
-                else:
-                    loop.now += loop.jitter(8 * _US)
+        with contextlib.ExitStack() as opened:
+            for loop in loops:
+                opened.enter_context(loop.range("step"))
+                if fault == "graphs":
+                    loop.upload(1 << 16, loop.lasting(9), host="pinned")
+                    loop.replay(loop.lasting(_LAYER_US * layers))
+                    continue
+                _load(loop, fault, _LAYER_US * layers + _OPTIMIZER_US)
+                with loop.range("forward"):
+                    _forward(loop, fault, layers)
+                with loop.range("backward"):
+                    _backward(loop, fault, layers, loop.main if one_thread else loop.autograd)
+            if fault in ("reduce", "uneven"):
+                _all_reduce(loops, _LAYER_US * layers * (0.7 if fault == "reduce" else 0.08))
+            for loop in loops if fault != "graphs" else ():
+                with loop.range("optimizer"):
+                    loop.launch(_ADAM, loop.lasting(_OPTIMIZER_US))
+                if fault == "device-sync":
+                    loop.drain("cudaDeviceSynchronize")
+                    loop.now += loop.lasting(_LAYER_US * layers / 4)
+    if fault == "untraced":
+        out.forget("CUPTI")
+    out.write(path)
+    truth, *others = [loop.truth() for loop in loops]
+    for other in others:
+        for key in ("span_ns", "busy_ns", "idle_ns"):
+            truth[key] += other[key]
+        for key in ("gaps", "exposed"):
+            for name, ns in other[key].items():
+                truth[key][name] = truth[key].get(name, 0) + ns
+    return {"bottleneck": BOTTLENECK_OF[fault], **truth}
+
+
+#: GPU time of a layer, forward and backward, and of the optimizer.
+_LAYER_US, _OPTIMIZER_US = 25 + 210 + 40 + 210 + 210 + 40, 260
+
+
+def _load(loop: _Loop, fault: Fault | None, step_us: float) -> None:
+    """Get a batch and send it to the device."""
+    if fault == "starved-unnamed":
+        _wait(loop, loop.lasting(1.5 * step_us))
+        loop.cause = "input-pipeline"
+    else:
+        with loop.range("dataload"):
             if fault == "starved":
-                loop.cause = "input-pipeline"
-            with loop.range("to_device"):
-                if fault == "pageable":
-                    # The copy waits its turn in the queue, so let the device finish first: staging is what remains.
-                    loop.now = max(loop.now, loop.free - 20 * _US)
-                    loop.cause = "memory-transfer"
-                    loop.upload(64 << 20, 2_600 * _US, host="pageable", staging=loop.jitter(5_000 * _US))
-                else:
-                    loop.upload(1 << 16, 9 * _US, host="pinned")
-            with loop.range("forward"):
-                for _ in range(layers):
-                    if tiny:
-                        for _ in range(100):
-                            loop.launch(point, 2 * _US, every=9 * _US)
-                    else:
-                        loop.launch(norm, 25 * _US)
-                        loop.launch(gemm, 210 * _US)
-                        loop.launch(point, 40 * _US)
-                    if fault == "sync":
-                        loop.read_back()
-                        loop.now += loop.jitter(120 * _US)
-            with loop.range("backward"):
-                for _ in range(layers):
-                    if tiny:
-                        for _ in range(150):
-                            loop.launch(point, 2 * _US, every=9 * _US, thread=loop.autograd)
-                    else:
-                        loop.launch(gemm, 210 * _US, thread=loop.autograd)
-                        loop.launch(gemm, 210 * _US, thread=loop.autograd)
-                        loop.launch(point, 40 * _US, thread=loop.autograd)
-            with loop.range("optimizer"):
-                loop.launch(adam, 260 * _US)
-    loop.out.write(path)
-    first = loop.first or 0
-    return {
-        "span_ns": loop.free - first,
-        "busy_ns": loop.busy,
-        "idle_ns": loop.free - first - loop.busy,
-        "gaps": dict(loop.gaps),
-        "kernels": {n: (len(d), sum(d)) for n, d in loop.kernels.items()},
-        "copies": {n: (len(d), sum(d)) for n, d in loop.copies.items()},
-        "ranges": {n: (len(d), sum(d)) for n, d in loop.ranges.items()},
-    }
+                _wait(loop, loop.lasting(1.5 * step_us))
+            elif fault == "loading-ahead" and loop.free > loop.now:
+                _wait(loop, (loop.free - loop.now) // 2)
+            else:
+                loop.now += loop.jitter(8 * _US)
+        if fault == "starved":
+            loop.cause = "input-pipeline"
+    if fault == "augment":
+        with loop.range("augment"):
+            loop.now += loop.lasting(1.5 * step_us)
+        loop.cause = "cpu-work"
+    if fault == "overhead":
+        start = loop.now
+        loop.now += loop.lasting(1.5 * step_us)
+        loop.out.overhead("CUPTI buffer flush", loop.main, start, loop.now)
+        loop.cause = "profiler"
+    with loop.range("to_device"):
+        if fault == "pageable":
+            # The copy waits its turn in the queue, so let the device finish first: staging is what remains.
+            loop.now = max(loop.now, loop.free - 20 * _US)
+            loop.cause = "memory-transfer"
+            duration = loop.lasting(0.4 * step_us)
+            loop.upload(64 << 20, duration, host="pageable", staging=loop.lasting(0.8 * step_us))
+        elif fault == "pinned":
+            duration = loop.lasting(0.35 * step_us)
+            loop.upload(64 << 20, duration, host="pinned")
+        else:
+            loop.upload(1 << 16, 9 * _US, host="pinned")
+
+
+def _wait(loop: _Loop, ns: int) -> None:
+    """Wait for the loader, as a thread of its own or another process would have one wait."""
+    loop.out.os_call("poll", loop.main, loop.now + ns // 200, loop.now + ns - ns // 200)
+    loop.now += ns
+
+
+def _forward(loop: _Loop, fault: Fault | None, layers: int) -> None:
+    gemm = _POINT if fault == "elementwise" else _GEMM
+    for _ in range(layers):
+        if fault in ("tiny", "tiny-hidden"):
+            _tiny(loop, 100, loop.main, hidden=fault == "tiny-hidden")
+            continue
+        loop.launch(_NORM, loop.lasting(25))
+        loop.launch(gemm, loop.lasting(210))
+        loop.launch(_POINT, loop.lasting(40))
+        if fault == "sync":
+            loop.read_back()
+            loop.now += loop.lasting(120)
+    if fault == "prefetched":
+        loop.prefetch(64 << 20, (loop.free - loop.now) // 2)
+
+
+def _backward(loop: _Loop, fault: Fault | None, layers: int, thread: int) -> None:
+    gemm = _POINT if fault == "elementwise" else _GEMM
+    for _ in range(layers):
+        if fault in ("tiny", "tiny-hidden"):
+            _tiny(loop, 150, thread, hidden=fault == "tiny-hidden")
+            continue
+        ready = loop.free  # the gradients of the layer before
+        for name, us in ((gemm, 210), (gemm, 210), (_POINT, 40)):
+            loop.launch(name, loop.lasting(us), thread=thread)
+        if fault == "reduce-hidden":
+            loop.launch_aside(_REDUCE, ready, (loop.free - ready) // 2, stream=20)
+    if fault == "sync-queued":
+        waiting = loop.now + 1 * _US
+        loop.now = max(waiting, loop.free - loop.lasting(0.4 * _LAYER_US * layers)) + 6 * _US
+        loop.out.synchronize("cudaEventSynchronize", loop.main, waiting, loop.now)
+
+
+def _tiny(loop: _Loop, count: int, thread: int, *, hidden: bool) -> None:
+    """Kernels quicker to run than to launch; hidden ones run beside a large kernel that lasts longer."""
+    if hidden:
+        loop.launch_aside(_GEMM, loop.aside[-1][1] if loop.aside else loop.now, loop.jitter(count * 12 * _US), stream=9)
+    for _ in range(count):
+        loop.launch(_POINT, loop.jitter(2 * _US), every=9 * _US, thread=thread)
+
+
+def _all_reduce(loops: list[_Loop], us: float) -> None:
+    """A reduction over all devices, which can only begin when the last of them has arrived."""
+    reached = [loop.reach() for loop in loops]
+    arrived = max(ready for _, ready in reached)
+    end = arrived + loops[0].lasting(us)
+    for loop, (correlation, ready) in zip(loops, reached, strict=True):
+        loop.reduce(correlation, ready, arrived, end)
