@@ -96,3 +96,16 @@ def test_launches_with_sparse_correlation_ids():
     ids = np.array([7, 2**40, 3 * 2**40])
     t = trace(calls={"start_ns": [0, 1, 2], "end_ns": [1, 2, 3], "thread": [1 << 24] * 3, "correlation": ids})
     assert intervals.launch_of(t, [1] * 4, [2**40, 3 * 2**40, 7, 8]).tolist() == [1, 2, 0, -1]
+
+
+def test_when_operations_were_launched():
+    calls = pd.DataFrame({"start_ns": [5, 9], "end_ns": [6, 10], "process": 1, "correlation": [1, 2]})
+    calls["thread"] = 1 << 24
+    kernels = pd.DataFrame({"start_ns": [20, 30, 40], "end_ns": [21, 31, 41], "process": 1, "correlation": [2, 1, 3]})
+    known = Trace.from_frames({"calls": calls, "kernels": kernels})
+    earliest = np.iinfo(np.int64).min
+    # The third was launched before the capture began, else its call would be there.
+    assert (intervals.launched(known, "kernels") + known.t0_ns).tolist()[:2] == [9, 5]
+    assert intervals.launched(known, "kernels")[2] == earliest
+    alone = Trace.from_frames({"kernels": kernels})
+    assert (intervals.launched(alone, "kernels") + alone.t0_ns).tolist() == [20, 30, 40]

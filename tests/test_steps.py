@@ -117,3 +117,9 @@ def test_resnet_steps_are_as_long_as_its_own_viewer_says(shared_traces: Path) ->
         assert table["step"].str.startswith("ProfilerStep#").all()
         assert table["wall_ns"].mean() == pytest.approx(mean_us * 1000, rel=2e-4)
         assert (table["busy_ns"] + table["idle_ns"] == table["wall_ns"]).all()
+
+
+def test_moments_lie_in_steps() -> None:
+    windows = steps.find(_trace([("step", 0, 60), ("step", 100, 180)]))
+    assert steps.number(windows, [-5, 0, 99, 100, 179, 180]).tolist() == [-1, 0, 0, 1, 1, -1]
+    assert steps.number(windows.head(0), [1, 2]).tolist() == [-1, -1]

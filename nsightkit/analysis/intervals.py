@@ -22,6 +22,7 @@ __all__ = [
     "gpu_intervals",
     "idle_gaps",
     "launch_of",
+    "launched",
     "launches_of",
     "merge",
     "union_length",
@@ -320,6 +321,28 @@ def enclosing(inner: pd.DataFrame, outer: pd.DataFrame, chosen: npt.NDArray[np.b
         if not climb.any():
             return np.asarray(at)
         at = np.where(climb, above[np.maximum(at, 0)], at)
+
+
+def launched(trace: Trace, table: str) -> Int:
+    """When each operation of a GPU table was launched.
+
+    Parameters
+    ----------
+    trace : Trace
+    table : {"kernels", "memops", "graphs"}
+
+    Returns
+    -------
+    ndarray of int64
+        Start of the launching call. Where calls were recorded, but not that one, the operation was launched before the
+        capture began: the least of all times. Without any calls, the operation's own start.
+    """
+    rows = trace.table(table, ["start_ns", "process", "correlation"])
+    calls = trace.whole.table("calls", ["start_ns"])["start_ns"].to_numpy()
+    if not len(calls):
+        return rows["start_ns"].to_numpy()
+    launch = launch_of(trace, rows["process"], rows["correlation"])
+    return np.where(launch >= 0, calls[np.maximum(launch, 0)], np.iinfo(np.int64).min)
 
 
 class _Launches:

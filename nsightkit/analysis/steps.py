@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.analysis import intervals
 from nsightkit.analysis.names import compiled
 from nsightkit.trace.model import GPU_TABLES, Trace
 
-__all__ = ["find", "summary"]
+__all__ = ["find", "number", "summary"]
 
 _PROFILER_STEP = re.compile(r"^ProfilerStep#\d+$")
 _STEP = re.compile(r"(^|[^a-z])step([^a-z]|$)", re.IGNORECASE)
@@ -89,6 +90,28 @@ def find(trace: Trace, match: str | None = None) -> pd.DataFrame:
             "process": steps["process"].to_numpy()[outermost],
         }
     )
+
+
+def number(windows: pd.DataFrame, time_ns: npt.ArrayLike) -> npt.NDArray[np.intp]:
+    """Say which step moments lie in.
+
+    Parameters
+    ----------
+    windows : DataFrame
+        ``start_ns`` and ``end_ns`` of steps in order of time, as :func:`find` gives them.
+    time_ns : array_like of int
+
+    Returns
+    -------
+    ndarray of intp
+        Row of `windows`; -1 for a moment in none of them.
+    """
+    time = np.asarray(time_ns, np.int64)
+    if not len(windows):
+        return np.full(len(time), -1, np.intp)
+    start, end = (windows[c].to_numpy() for c in ("start_ns", "end_ns"))
+    at = np.searchsorted(start, time, side="right") - 1
+    return np.where((at >= 0) & (time < end[np.maximum(at, 0)]), at, -1)
 
 
 def summary(trace: Trace, match: str | None = None) -> pd.DataFrame:
