@@ -558,25 +558,61 @@ def sol(
         Path | None,
         typer.Option("--ceilings", metavar="FILE", help="That card's own ceilings, as peaks --measure wrote them."),
     ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option("--precision", metavar="NAME", help="Of tensors whose type neither the trace nor a kernel tells."),
+    ] = None,
+    clock: Annotated[
+        float | None,
+        typer.Option("--clock", metavar="MHZ", help="The SM clock that was measured, for the datasheet's rates at it."),
+    ] = None,
     top: Annotated[
         int | None, typer.Option("--top", metavar="N", min=0, help="Only the first N; default: all, 20 in a table.")
     ] = None,
 ) -> None:
     """How close operators with recorded shapes came to the speed of light."""
+    said: list[str] = []
 
     def question(opened: Trace) -> pd.DataFrame:
-        from nsightkit.analysis.sol import read_ceilings
-        from nsightkit.analysis.sol import summary as answer
+        from nsightkit import hardware
+        from nsightkit.analysis import intervals
+        from nsightkit.analysis import sol as analysis
 
-        found = answer(opened, gpu, None if ceilings is None else read_ceilings(ceilings))
+        found = analysis.summary(
+            opened,
+            gpu,
+            None if ceilings is None else analysis.read_ceilings(ceilings),
+            precision=precision,
+            clock_mhz=clock,
+        )
+        unknown = found[found["precision_from"] == "unknown"]
+        if len(unknown):
+            from nsightkit._show import time_text
+
+            took = time_text(int(unknown["time_ns"].sum())).strip()
+            _note(
+                f"{session.path}: {len(unknown):,} operators ({took}) have no share, for what their tensors hold was "
+                "not recorded; where it is one type, --precision names it"
+            )
+        elif not len(found):
+            _note(
+                f"{session.path}: no operator has shapes and kernels; record with record_shapes=True, under "
+                "Nsight Systems with emit_nvtx(record_shapes=True) or --pytorch=autograd-shapes-nvtx"
+            )
+        if len(found):
+            card = gpu or next(each.name for each in opened.meta.gpus if each.name)
+            rates = analysis.datasheet(hardware.find(card), clock)
+            busy = analysis.hfu(found, float(intervals.busy(opened)["span_ns"].sum()), rates)
+            said.append(f"matrix arithmetic at the rate of the {rates.source} would take {busy:.0%} of the span (HFU)")
         return found if top is None else found.head(top)
 
     session.table(
         question,
-        ("kernels", "ops"),
+        ("kernels",),
         top=top,
-        hide=("bytes", "intensity", *(() if ceilings else ("sol_measured",))),
-        empty="no operator with shapes and kernels; record with record_shapes=True",
+        hide=("bytes", "intensity", "unit", "source", "precision_from", *(() if ceilings else ("sol_measured",))),
+        note=lambda _: "; ".join(said),
+        empty="no operator with shapes and kernels",
     )
 
 

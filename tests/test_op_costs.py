@@ -10,8 +10,9 @@ import pandas as pd
 import pytest
 
 import nsightkit
+from nsightkit import hardware
 from nsightkit.analysis import sol
-from nsightkit.analysis.op_costs import cost
+from nsightkit.analysis.op_costs import caveat, cost, untyped
 from nsightkit.errors import UsageError
 from nsightkit.trace import chrome
 from nsightkit.trace.model import Gpu, Trace, TraceMeta
@@ -39,7 +40,11 @@ def test_attention_and_its_mask() -> None:
     dims, types = [[2, 8, 64, 16]] * 3 + [[], [], [], []], [BF16] * 3 + ["Scalar", "Scalar", "Scalar", ""]
     name = "aten::_scaled_dot_product_flash_attention"
     square = 4 * 2 * 8 * 16 * 64 * 64
-    assert reckoned(name, dims, types)[0] == square  # whether it was causal was not recorded
+    assert reckoned(name, dims, types)[0] == square // 2  # not recorded: the least it can be
+    assert "mask was not recorded" in caveat(name, inputs(dims, types))
+    full = ["", "", "", "0.", "False", "False", ""]
+    assert reckoned(name, dims, types, full)[0] == square
+    assert caveat(name, inputs(dims, types, full)) == caveat("aten::mm", inputs(dims, types)) == ""
     causal = ["", "", "", "0.", "True", "False", ""]
     assert reckoned(name, dims, types, causal)[:2] == (square // 2, 2 * 2 * 16 * 8 * 64 * 4)
     back = [[2, 8, 64, 16]] * 5 + [[2, 8, 64]] + [[]] * 7
@@ -52,6 +57,66 @@ def test_elementwise_operators_read_each_tensor_once() -> None:
     assert reckoned("aten::add_", [[4, 100], [100], []], [BF16, BF16, "Scalar"])[:2] == (400, 2 * (400 + 100 + 400))
     assert reckoned("aten::mul", [[4, 100], []], ["float", "Scalar"])[:2] == (400, 4 * 800)
     assert reckoned("aten::copy_", [[8, 8], [8, 8], []], ["float", BF16, "Scalar"])[:2] == (0, 64 * 6)
+    # A mask has a byte an element; what is filled is only written.
+    assert reckoned("aten::masked_fill", [[8, 8], [8, 8], []], [BF16, "bool", "Scalar"])[:2] == (0, 64 * 5)
+    assert reckoned("aten::fill_", [[8, 8], []], ["long int", "Scalar"])[:2] == (0, 64 * 8)
+    assert reckoned("aten::mean", [[8, 8], [], [], []], ["float", "ScalarList", "Scalar", ""])[:2] == (64, 64 * 4)
+    # 16-bit scores whose softmax is taken in fp32, by the third input.
+    scores = [[4, 8], [], []], [BF16, "Scalar", "Scalar"]
+    assert reckoned("aten::_softmax", *scores, ["", "-1", "False"])[1] == 32 * 4
+    assert reckoned("aten::_softmax", *scores, ["", "-1", "True"])[1] == 32 * 6
+
+
+def test_both_ends_of_a_transformer() -> None:
+    """Looking tokens up, and learning from them, in PyTorch's own words."""
+    table = [[100, 16], [2, 5], [], [], []], ["float", "long int", "Scalar", "Scalar", "Scalar"]
+    assert reckoned("aten::embedding", *table)[:2] == (0, 2 * 4 * 10 * 16)
+    back = [[2, 5, 16], [2, 5], [], [], []], ["float", "long int", "Scalar", "Scalar", "Scalar"]
+    values = ["", "", "100", "-1", "False"]
+    assert reckoned("aten::embedding_dense_backward", *back, values)[1] == 4 * (160 + 1600)
+    parameters = [[11, 16], [11]]
+    lists = [parameters] * 4 + [[], [[], []]] + [[]] * 9
+    types = ["TensorList"] * 6 + ["Scalar"] * 7 + ["", ""]
+    adamw = inputs(lists, types)
+    assert cost("aten::_fused_adamw_", adamw) is None  # what is in a list is not recorded
+    for precision, size in (("fp32", 4), ("bf16", 2)):
+        found = cost("aten::_fused_adamw_", adamw, precision)
+        assert found is not None
+        assert (found.flops, found.bytes) == (12 * 187, 7 * size * 187)
+    strung = inputs([*(parameters * 4), *[[]] * 12], [])  # as in a range
+    again = cost("aten::_fused_adamw_", strung, "fp32")
+    assert again is not None
+    assert (again.flops, again.bytes) == (12 * 187, 28 * 187)
+    assert cost("aten::_fused_adamw_", inputs([*(parameters * 5), *[[]] * 12], []), "fp32") is None
+    foreach = [[[8, 8], [3]], [[8, 8], [3]], []], ["TensorList", "TensorList", "Scalar"]
+    found = cost("aten::_foreach_add_", inputs(*foreach), "fp32")
+    assert found is not None
+    assert (found.flops, found.bytes, found.name) == (67, 3 * 4 * 67, "aten::_foreach_add_ 67 fp32")
+    joined = cost("aten::cat", inputs([[[8, 8], [3, 8]], []], ["TensorList", "Scalar"]), "bf16")
+    assert joined is not None
+    assert joined.bytes == 2 * 2 * 88
+
+
+def test_types_that_were_not_recorded() -> None:
+    product = inputs([[3, 5], [5, 7]], [])
+    assert cost("aten::mm", product) is None
+    found, without = cost("aten::mm", product, "fp16"), untyped("aten::mm", product)
+    assert found is not None
+    assert without is not None
+    assert (found.flops, found.bytes, found.unit, found.name) == (210, 2 * 71, "fp16", "aten::mm 3x5 5x7 fp16")
+    assert (without.flops, without.bytes, without.unit, without.name) == (210, 0, "", "aten::mm 3x5 5x7")
+    # A recorded type counts, whatever the caller says.
+    recorded = cost("aten::mm", inputs([[3, 5], [5, 7]], ["float", "float"]), "fp16")
+    assert recorded is not None
+    assert recorded.unit == "fp32"
+    # Products in 8 bits exist in nothing else; copies may have two types.
+    eight = cost("aten::_scaled_mm", inputs([[16, 32], [32, 48]], []))
+    assert eight is not None
+    assert eight.unit == "fp8"
+    copied = inputs([[8, 8], [8, 8], []], [])
+    assert cost("aten::copy_", copied, "bf16") is None
+    assert untyped("aten::copy_", copied) is not None
+    assert untyped("aten::view", copied) is None
 
 
 @pytest.mark.parametrize(
@@ -68,6 +133,12 @@ def test_elementwise_operators_read_each_tensor_once() -> None:
         ("mine::mm", inputs([[3, 5], [5, 7]], ["float"] * 2)),
         ("aten::mm", "not json"),
         ("aten::mm", "[1,2,3]"),
+        ("aten::mm", inputs([[1 << 40, 1 << 40], [1 << 40, 7]], ["float"] * 2)),
+        ("aten::mm", "[" * 100_000),
+        ("aten::cat", inputs([[["x"], [3]]], ["TensorList"])),
+        ("aten::_foreach_add_", inputs([[]], ["TensorList"])),
+        ("aten::_fused_adamw_", inputs([], [])),
+        ("aten::embedding_dense_backward", inputs([[2, 5, 16]], ["float"], ["", "", "x"])),
         ("aten::mm", "7"),
     ],
 )
@@ -129,6 +200,30 @@ def test_a_cpu_is_held_against_its_own_rates() -> None:
     assert (product["count"], product["time_ns"]) == (2, 160_000)  # the operators' own times
     assert product["sol_datasheet"] == pytest.approx(product["flops"] / 1000e12 / 160e-6)
     assert sol.summary(cpu).empty  # no card's datasheet is for it
+
+
+def test_utilisation_of_a_planted_trace() -> None:
+    """Two products in a second and a third of one; the sum is no matrix arithmetic."""
+    table = sol.summary(planted())
+    sheet = sol.datasheet(hardware.find("H200"))
+    flops = 2 * 2 * 2048 * 4096 * 4096
+    assert sol.hfu(table, 1e6, sheet) == pytest.approx(flops / 989.4e12 / 1e-3)
+    assert sol.mfu(flops / 2, 1e6, sheet) == pytest.approx(flops / 2 / 989.4e12 / 1e-3)  # half of it, computed twice
+    assert sol.mfu(flops, 1e6, sheet, "fp32") == pytest.approx(flops / 66.9e12 / 1e-3)
+    with pytest.raises(UsageError, match="no rate of fp4"):
+        sol.mfu(flops, 1e6, sheet, "fp4")
+
+
+def test_the_datasheet_at_another_clock() -> None:
+    at_boost, slower = (sol.summary(planted(), clock_mhz=clock).set_index("name") for clock in (1830, 915))
+    product = "aten::mm 2048x4096 4096x4096 bf16"
+    assert slower.loc[product, "sol_datasheet"] == pytest.approx(2 * at_boost.loc[product, "sol_datasheet"])
+    assert set(slower["source"]) == {"datasheet at 915 MHz"}
+    assert set(sol.summary(planted())["source"]) == {"datasheet"}
+    memory = "aten::add 64x1048576 64x1048576 bf16"
+    assert slower.loc[memory, "sol_datasheet"] == at_boost.loc[memory, "sol_datasheet"]  # it has a clock of its own
+    with pytest.raises(UsageError, match="does not tick"):
+        sol.summary(planted(), clock_mhz=0)
 
 
 def test_the_card_must_be_known() -> None:

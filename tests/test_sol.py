@@ -85,6 +85,17 @@ def test_intensities(operation: sol.Operation, intensity: float) -> None:
     assert operation.intensity == pytest.approx(intensity)
 
 
+def test_every_kind_of_row_says_what_it_is() -> None:
+    for make in (sol.rms_norm, sol.layer_norm, sol.rotary, sol.softmax, sol.swiglu, sol.gelu, sol.residual,
+                 sol.embedding, sol.cross_entropy):  # fmt: skip
+        called = make.__name__
+        assert getattr(sol, called) is make
+        assert "Parameters\n" in make.__doc__
+        assert make(3, 5, name="mine").name == "mine"
+        assert make(3, 5, "fp32").bytes == 2 * make(3, 5, "bf16").bytes
+        assert make(rows=3, width=5).unit == "fp32"
+
+
 def test_gemms_count_as_pytorch_counts_them() -> None:
     torch = pytest.importorskip("torch")
     from torch.utils.flop_counter import FlopCounterMode
@@ -124,6 +135,24 @@ def test_a_cached_tensor_may_beat_the_memory_and_a_large_one_not() -> None:
     assert list(table["impossible"]) == [False, True]
     assert "L2" in table["note"][0]
     assert "is every byte read?" in table["note"][1]
+
+
+def test_no_operation_is_above_its_ceilings_without_a_note() -> None:
+    """Conservation: whatever the times, above 100 % of a ceiling there is a remark, and above the peak a flag."""
+    layer = sol.layer(1, 2048, 4096, 32, 11008)
+    for hurry in (0.3, 0.5, 0.78, 0.9, 1.0, 1.1, 3.0):
+        times = [hurry * MEASURED.bound_ns(operation) for operation in layer]
+        table = sol.judge(layer, times, H200, MEASURED)
+        assert (table["sol_measured"] > 1 - 1e-9).all() == (hurry <= 1)
+        above = (table["sol_measured"] > 1) | (table["sol_datasheet"] > 1)
+        assert (table.loc[above, "note"] != "").all()
+        assert (table.loc[~above, "note"] == "").all()
+        compute = table["bound"] == "compute"
+        assert (table.loc[compute, "impossible"] == (table.loc[compute, "sol_datasheet"] > 1)).all()
+        small = ~compute & (table["bytes"] <= H200.l2_bytes)
+        assert (table.loc[small & above, "note"].str.contains("L2")).all()
+        assert not table.loc[small, "impossible"].any()
+    assert (sol.judge(layer, [MEASURED.bound_ns(o) / 1.1 for o in layer], H200, MEASURED)["note"] != "").all()
 
 
 def test_what_cannot_be_judged_is_refused() -> None:

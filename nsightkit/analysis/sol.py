@@ -43,20 +43,19 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pandas as pd
 
 from nsightkit import hardware
 from nsightkit.analysis import operators
-from nsightkit.analysis.intervals import launch_of
+from nsightkit.analysis.intervals import enclosing, launch_of
 from nsightkit.errors import TraceError, UsageError
 from nsightkit.hardware import Gpu
 from nsightkit.trace.model import Trace
-from nsightkit.trace.nesting import nesting
 
 __all__ = [
     "BYTES_OF",
@@ -72,10 +71,12 @@ __all__ = [
     "embedding",
     "gelu",
     "gemm",
+    "hfu",
     "judge",
     "kernel_bounds",
     "layer",
     "layer_norm",
+    "mfu",
     "read_ceilings",
     "residual",
     "rms_norm",
@@ -206,21 +207,38 @@ class Rates:
         return max(self.compute_ns(operation), self.memory_ns(operation))
 
 
-def datasheet(gpu: Gpu) -> Rates:
-    """Take the rates of a card's datasheet.
+def datasheet(gpu: Gpu, clock_mhz: float | None = None) -> Rates:
+    """Take the rates of a card's datasheet, which hold at its boost clock, or what is left of them at another.
 
     Parameters
     ----------
     gpu : Gpu
         As :func:`nsightkit.hardware.find` gives it.
+    clock_mhz : float, optional
+        The SM clock that was measured. The memory has a clock of its own: its bandwidth stays.
 
     Returns
     -------
     Rates
-        Dense, with fp32 accumulation.
+        Dense, with fp32 accumulation. `source` says which clock, where it is not the datasheet's own; units whose rate
+        per clock is not known are left out then.
+
+    Raises
+    ------
+    UsageError
+        `clock_mhz` is not positive.
     """
-    tflops = {peak.unit: peak.tflops for peak in gpu.peaks if peak.accumulate == "fp32"}
-    return Rates("datasheet", tflops, gpu.gb_per_s, int(gpu.l2_mb * 1e6))
+    if clock_mhz is not None and not clock_mhz > 0:
+        raise UsageError(f"a clock of {clock_mhz:g} MHz does not tick")
+    units = [peak.unit for peak in gpu.peaks if peak.accumulate == "fp32"]
+    rates = {
+        unit: gpu.at_clock(unit, clock_mhz) if clock_mhz is not None else peak.tflops
+        for unit in units
+        if (peak := gpu.peak(unit)) is not None
+    }
+    tflops = {unit: rate for unit, rate in rates.items() if rate is not None}
+    source = "datasheet" if clock_mhz is None else f"datasheet at {clock_mhz:,.0f} MHz"
+    return Rates(source, tflops, gpu.gb_per_s, int(gpu.l2_mb * 1e6))
 
 
 def ceiling(parameters: Mapping[str, Any], time_ns: float) -> dict[str, Any]:
@@ -383,17 +401,29 @@ def attention(
     return Operation(name, 4 * batch * heads * d_head * scores, moved, precision)
 
 
-def _elementwise(name: str, elements: int, flops: int, tensors: int, precision: str) -> Operation:
-    # Such kernels compute in fp32 on the ordinary cores, whatever their tensors hold.
-    return Operation(name, flops * elements, tensors * _size(precision) * elements, "fp32")
+class _ByRows(Protocol):
+    """What makes an operation of rows; each takes a name for it, too."""
+
+    def __call__(self, rows: int, width: int, precision: str = ..., name: str = ...) -> Operation: ...
 
 
-def rms_norm(rows: int, width: int, precision: str = "bf16", name: str = "RMSNorm") -> Operation:
-    """RMSNorm: square, sum, and two products an element.
+def _by_rows(
+    called: str, name: str, says: str, *, flops: int, tensors: int, precision: str = "bf16", width: str = ""
+) -> _ByRows:
+    """Make the function of one kind of elementwise operation, from its FLOPs an element and the tensors it moves."""
+    usual_precision, usual_name = precision, name
+
+    def operation(rows: int, width: int, precision: str = usual_precision, name: str = usual_name) -> Operation:
+        elements = rows * width
+        # Such kernels compute in fp32 on the ordinary cores, whatever their tensors hold.
+        return Operation(name, flops * elements, tensors * _size(precision) * elements, "fp32")
+
+    sizes = f"rows : int\n    width : int\n        {width}" if width else "rows, width : int"
+    operation.__doc__ = f"""{says}
 
     Parameters
     ----------
-    rows, width : int
+    {sizes}
     precision : str
     name : str
 
@@ -401,152 +431,55 @@ def rms_norm(rows: int, width: int, precision: str = "bf16", name: str = "RMSNor
     -------
     Operation
     """
-    return _elementwise(name, rows * width, 4, 2, precision)
+    operation.__name__ = operation.__qualname__ = called
+    return operation
 
 
-def layer_norm(rows: int, width: int, precision: str = "bf16", name: str = "layer norm") -> Operation:
-    """Layer norm: mean, variance, scale and shift.
-
-    Parameters
-    ----------
-    rows, width : int
-    precision : str
-    name : str
-
-    Returns
-    -------
-    Operation
-    """
-    return _elementwise(name, rows * width, 8, 2, precision)
-
-
-def rotary(rows: int, width: int, precision: str = "bf16", name: str = "rotary") -> Operation:
-    """Rotary embedding: two products and a sum an element.
-
-    Parameters
-    ----------
-    rows : int
-    width : int
-        Of everything that is turned: queries and keys together.
-    precision : str
-    name : str
-
-    Returns
-    -------
-    Operation
-    """
-    return _elementwise(name, rows * width, 3, 2, precision)
+rms_norm = _by_rows("rms_norm", "RMSNorm", "RMSNorm: square, sum, and two products an element.", flops=4, tensors=2)
+layer_norm = _by_rows("layer_norm", "layer norm", "Layer norm: mean, variance, scale and shift.", flops=8, tensors=2)
+rotary = _by_rows(
+    "rotary",
+    "rotary",
+    "Rotary embedding: two products and a sum an element.",
+    flops=3,
+    tensors=2,
+    width="Of everything that is turned: queries and keys together.",
+)
+softmax = _by_rows(
+    "softmax", "softmax", "Softmax over rows: maximum, difference, exponential, sum, quotient.", flops=5, tensors=2
+)
+swiglu = _by_rows("swiglu", "SwiGLU", "``silu(gate) * up``: two tensors read, one written.", flops=5, tensors=3)
+gelu = _by_rows("gelu", "GELU", "Bias and GELU in its tanh form.", flops=8, tensors=2)
+residual = _by_rows("residual", "residual", "Sum of two tensors.", flops=1, tensors=3)
+embedding = _by_rows(
+    "embedding", "embedding", "Look up a row of the table for each token: no FLOPs.", flops=0, tensors=2
+)
+cross_entropy = _by_rows(
+    "cross_entropy",
+    "cross-entropy",
+    "Loss of logits that are read once and never written again.",
+    flops=5,
+    tensors=1,
+    precision="fp32",
+    width="Entries of the vocabulary.",
+)
 
 
-def softmax(rows: int, width: int, precision: str = "bf16", name: str = "softmax") -> Operation:
-    """Softmax over rows: maximum, difference, exponential, sum, quotient.
-
-    Parameters
-    ----------
-    rows, width : int
-    precision : str
-    name : str
-
-    Returns
-    -------
-    Operation
-    """
-    return _elementwise(name, rows * width, 5, 2, precision)
-
-
-def swiglu(rows: int, width: int, precision: str = "bf16", name: str = "SwiGLU") -> Operation:
-    """``silu(gate) * up``: two tensors read, one written.
-
-    Parameters
-    ----------
-    rows, width : int
-    precision : str
-    name : str
-
-    Returns
-    -------
-    Operation
-    """
-    return _elementwise(name, rows * width, 5, 3, precision)
-
-
-def gelu(rows: int, width: int, precision: str = "bf16", name: str = "GELU") -> Operation:
-    """Bias and GELU in its tanh form.
-
-    Parameters
-    ----------
-    rows, width : int
-    precision : str
-    name : str
-
-    Returns
-    -------
-    Operation
-    """
-    return _elementwise(name, rows * width, 8, 2, precision)
-
-
-def residual(rows: int, width: int, precision: str = "bf16", name: str = "residual") -> Operation:
-    """Sum of two tensors.
-
-    Parameters
-    ----------
-    rows, width : int
-    precision : str
-    name : str
-
-    Returns
-    -------
-    Operation
-    """
-    return _elementwise(name, rows * width, 1, 3, precision)
-
-
-def embedding(rows: int, width: int, precision: str = "bf16", name: str = "embedding") -> Operation:
-    """Look up a row of the table for each token: no FLOPs.
-
-    Parameters
-    ----------
-    rows, width : int
-    precision : str
-    name : str
-
-    Returns
-    -------
-    Operation
-    """
-    return _elementwise(name, rows * width, 0, 2, precision)
-
-
-def cross_entropy(rows: int, vocabulary: int, precision: str = "fp32", name: str = "cross-entropy") -> Operation:
-    """Loss of logits that are read once and never written again.
-
-    Parameters
-    ----------
-    rows, vocabulary : int
-    precision : str
-    name : str
-
-    Returns
-    -------
-    Operation
-    """
-    return _elementwise(name, rows * vocabulary, 5, 1, precision)
-
-
-def adamw(parameters: int, name: str = "AdamW") -> Operation:
-    """Reads weight, gradient and both moments, writes all but the gradient: 7 x 4 bytes a parameter.
+def adamw(parameters: int, precision: str = "fp32", name: str = "AdamW") -> Operation:
+    """AdamW: reads weight, gradient and both moments, writes all but the gradient, 7 numbers a parameter.
 
     Parameters
     ----------
     parameters : int
+    precision : str
+        Of all four.
     name : str
 
     Returns
     -------
     Operation
     """
-    return _elementwise(name, parameters, 12, 7, "fp32")
+    return Operation(name, 12 * parameters, 7 * _size(precision) * parameters, "fp32")
 
 
 def layer(
@@ -648,9 +581,10 @@ def judge(
     -------
     DataFrame
         ``name, flops, bytes, intensity, bound`` (by the datasheet), ``time_ns, sol_datasheet, sol_measured`` (NaN
-        without ceilings), ``impossible``, ``note``. `impossible` is true where the time is shorter than the arithmetic
-        takes at the datasheet's rate, or than the traffic takes and it does not fit the level-2 cache: then the time,
-        the shape or the clock is wrong.
+        without ceilings), ``impossible``, ``unit``, ``source`` of `sheet`, ``note``. `impossible` is true where the
+        time is shorter than the arithmetic takes at the datasheet's rate, or than the traffic takes and it does not fit
+        the level-2 cache: then the time, the shape or the clock is wrong. The note also says where a time is shorter
+        than measured ceilings allow, which is no mistake: they are what one program reached.
     """
     table = bounds(operations, sheet)
     times = np.asarray(time_ns, dtype=float)
@@ -668,8 +602,12 @@ def judge(
     too_quick = compute > times
     beats_memory = (memory > times) & ~too_quick
     table["impossible"] = too_quick | (beats_memory & ~cached)
+    table["unit"] = np.array([operation.unit for operation in operations], dtype=object)
     notes = np.full(len(table), "", dtype=object)
-    notes[beats_memory & cached] = "its tensors fit the L2 cache: quicker than the memory, as they may be"
+    over = (table["sol_measured"] > 1).to_numpy()
+    notes[over] = "quicker than the ceilings measured on this card"
+    notes[over & cached & (table["bound"] == "memory").to_numpy()] = _CACHED
+    notes[beats_memory & cached] = _CACHED
     notes[beats_memory & ~cached] = "above the memory's bandwidth, and too large for the L2 cache: is every byte read?"
     notes[too_quick] = [
         f"would be {rate:,.0f} TFLOP/s, {rate / sheet.tflops[operation.unit]:.1f} times the peak"
@@ -678,7 +616,10 @@ def judge(
     ]
     table["note"] = notes
     order = ["name", "flops", "bytes", "intensity", "bound", "time_ns", "sol_datasheet", "sol_measured"]
-    return table[[*order, "impossible", "note"]]
+    return table[[*order, "impossible", "unit", "source", "note"]]
+
+
+_CACHED = "its tensors fit the L2 cache: quicker than the memory, as they may be"
 
 
 def _ceiling_ns(operation: Operation, bound: str, measured: Rates | None) -> float:
@@ -691,17 +632,28 @@ def _ceiling_ns(operation: Operation, bound: str, measured: Rates | None) -> flo
 
 
 def summary(
-    trace: Trace, gpu: str | None = None, measured: Rates | None = None, *, machine: Rates | None = None
+    trace: Trace,
+    gpu: str | None = None,
+    measured: Rates | None = None,
+    *,
+    machine: Rates | None = None,
+    precision: str | None = None,
+    clock_mhz: float | None = None,
 ) -> pd.DataFrame:
     """Judge the operators of a trace whose shapes were recorded, by the kernels they launched.
 
-    Each kernel counts for the innermost operator with a known cost that its launch lies in. GEMMs in fp32 are held
-    against the tensor cores' TF32 rate where their kernel's name says that they used it.
+    Operators are those of a Kineto trace with ``record_shapes=True``, or what the names of NVTX ranges say
+    (:mod:`nsightkit.analysis.nvtx_ops`). Each kernel counts for the innermost operator with a known cost that its
+    launch lies in. GEMMs in fp32 are held against the tensor cores' TF32 rate where their kernel's name says that they
+    used it.
+
+    Ranges do not say what tensors hold. That is taken from the name of the operator's longest kernel whose name says
+    it, else it is `precision`, else it stays unknown, and so does the operator's share.
 
     Parameters
     ----------
     trace : Trace
-        With operators, their inputs (``record_shapes=True``) and kernels.
+        With operators, their inputs and kernels.
     gpu : str, optional
         Name of the card; what the trace says when omitted.
     measured : Rates, optional
@@ -709,50 +661,132 @@ def summary(
     machine : Rates, optional
         What to hold times against in place of a card's datasheet. With it a trace without kernels is judged by the own
         times of its operators on the CPU, which these rates must be of then.
+    precision : {"fp32", "tf32", "fp16", "bf16", "fp8"}, optional
+        Of tensors whose type neither the trace nor a kernel's name tells.
+    clock_mhz : float, optional
+        The SM clock that was measured, for a datasheet's rates at that clock (:func:`datasheet`).
 
     Returns
     -------
     DataFrame
         One row an operator with its shapes: ``name, flops, bytes, intensity, bound, time_ns, sol_datasheet,
-        sol_measured, impossible`` as from :func:`judge`, summed over its calls, and ``count`` and ``note``. The longest
-        first. Empty where no shapes or no kernels were recorded.
+        sol_measured, impossible, unit, source`` as from :func:`judge`, summed over its calls; ``count``;
+        ``precision_from`` (``recorded``, ``kernel`` for the name of one, ``given``, or ``unknown``) and ``note``. The
+        longest first. What depends on an unknown precision is missing: `bytes` is NA, `bound` None, shares are NaN.
+        Empty where no shapes or no kernels were recorded.
 
     Raises
     ------
     UsageError
-        No such card is listed, or the trace names none and `gpu` does neither; or the card has no such unit.
+        No such card or precision is listed, or the trace names no card and `gpu` does neither; or the card has no such
+        unit.
     """
+    if precision is not None:
+        _size(precision)
     on_cpu = machine is not None and not trace.recorded("kernels")
-    if not trace.size("ops") or not (on_cpu or trace.size("kernels")):
+    known = _Known(trace.whole) if trace.size("ops" if on_cpu else "kernels") else None
+    if known is None or not len(known.ops):
         # Times on a CPU say nothing of a GPU's speed of light.
-        return judge([], [], Rates("datasheet", {}, 1.0)).assign(count=np.zeros(0, np.int64))
-    sheet = machine or datasheet(hardware.find(gpu or _gpu_of(trace)))
-    known = _Known(trace.whole)
-    op, lasting, single = _own_times(trace, known.mask) if on_cpu else _kernel_times(trace, known)
-    mine = op >= 0
+        return _listed([], Rates("datasheet", {}, 1.0), None)
+    sheet = machine or datasheet(hardware.find(gpu or _gpu_of(trace)), clock_mhz)
+    work = _own_times(trace, known) if on_cpu else _kernel_times(trace, known)
     rows = []
-    for number in np.unique(known.kind[op[mine]]).tolist():
-        of_kind = mine & (known.kind[np.maximum(op, 0)] == number)
-        found = known.cost(number, sheet, tf32=bool(single[of_kind].any()))
-        count = len(np.unique(op[of_kind]))
-        total = dataclasses.replace(found, flops=found.flops * count, bytes=found.bytes * count)
-        rows.append((total, found, count, int(lasting[of_kind].sum())))
-    rows = [row for row in rows if row[3] > 0]
-    table = judge([total for total, *_ in rows], [time for *_, time in rows], sheet, measured)
+    for group in known.groups(work, precision):
+        time = int(work.lasting[group.members].sum())
+        if time > 0:
+            rows.append((group, known.cost(group, sheet), len(np.unique(work.operator[group.members])), time))
+    return _listed(rows, sheet, measured)
+
+
+def _listed(rows: list[tuple[_Group, Operation, int, int]], sheet: Rates, measured: Rates | None) -> pd.DataFrame:
+    """Judge groups of calls, each by the sum of its calls; what has no precision is listed without a judgement."""
+    told, untold = (
+        [row for row in rows if bool(row[0].precision_from == "unknown") is which] for which in (False, True)
+    )
+    sums = [dataclasses.replace(one, flops=one.flops * n, bytes=one.bytes * n) for _, one, n, _ in told]
+    table = judge(sums, [time for *_, time in told], sheet, measured)
     # What fits the cache is a matter of one call.
-    alone = judge([one for _, one, *_ in rows], [time / count for _, _, count, time in rows], sheet, measured)
+    alone = judge([one for _, one, *_ in told], [time / n for *_, n, time in told], sheet, measured)
     table["impossible"] = alone["impossible"]
-    table["count"], table["note"] = np.array([count for _, _, count, _ in rows], np.int64), alone["note"]
-    table = table[[column for column in table.columns if column != "note"] + ["note"]]
+    table = table.astype({"bytes": "Int64"})
+    if untold:
+        missing = pd.DataFrame(
+            {
+                "name": [one.name for _, one, *_ in untold],
+                "flops": [one.flops * n for _, one, n, _ in untold],
+                "bytes": pd.array([pd.NA] * len(untold), "Int64"),
+                "intensity": np.nan,
+                "bound": None,
+                "time_ns": [float(time) for *_, time in untold],
+                "sol_datasheet": np.nan,
+                "sol_measured": np.nan,
+                "impossible": False,
+                "unit": None,
+                "source": sheet.source,
+            }
+        )
+        table = pd.concat([table.drop(columns="note"), missing], ignore_index=True) if len(table) else missing
+    every = [*told, *untold]
+    table["count"] = np.array([n for _, _, n, _ in every], np.int64)
+    table["precision_from"] = np.array([group.precision_from for group, *_ in every], dtype=object)
+    said = [*alone["note"], *([_UNTOLD] * len(untold))]
+    both = zip(said, [group.caveat for group, *_ in every], strict=True)
+    table["note"] = np.array(["; ".join(filter(None, texts)) for texts in both], dtype=object)
+    order = [column for column in table.columns if column not in ("count", "precision_from", "note")]
+    table = table[[*order, "count", "precision_from", "note"]]
     return table.sort_values("time_ns", ascending=False, kind="stable", ignore_index=True).astype({"time_ns": np.int64})
 
 
-def _own_times(trace: Trace, known: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Give each known operator, its own time, and that it is not in TF32."""
-    lasting = operators.own(trace.whole)["duration_ns"].to_numpy()
-    chosen = trace.mask("ops")
-    mine = known if chosen is None else known & chosen
-    return np.where(mine, np.arange(len(known)), -1), lasting, np.zeros(len(known), bool)
+_UNTOLD = "what its tensors hold was not recorded, and no kernel's name says it"
+
+
+def hfu(table: pd.DataFrame, time_ns: float, rates: Rates) -> float:
+    """Give the hardware FLOPs utilisation: the time that matrix arithmetic takes at the peak rate, of the whole time.
+
+    All arithmetic counts that ran, also what was computed a second time to save memory; MFU (:func:`mfu`) counts what
+    the model needs. Both were defined by Chowdhery and others (PaLM, 2022, appendix B).
+
+    Parameters
+    ----------
+    table : DataFrame
+        From :func:`summary`.
+    time_ns : float
+        Of the program, idle time included, times the number of GPUs.
+    rates : Rates
+
+    Returns
+    -------
+    float
+        Share of `time_ns`. Operators of unknown precision are not in it.
+    """
+    matrices = table[table["name"].str.startswith(_ON_TENSOR_CORES) & table["unit"].isin(list(rates.tflops))]
+    peak = matrices["unit"].map(dict(rates.tflops)).astype(float)
+    return float((matrices["flops"] / peak).sum() / 1e3 / time_ns)
+
+
+def mfu(flops: float, time_ns: float, rates: Rates, unit: str = "bf16") -> float:
+    """Give the model FLOPs utilisation: the rate at which the FLOPs a model needs were done, of the peak.
+
+    Parameters
+    ----------
+    flops : float
+        What the model's forward and backward passes need, without anything computed twice; such as ``train_flops`` from
+        :func:`nsightkit.analysis.envelope.summary`.
+    time_ns : float
+        What they took, times the number of GPUs.
+    rates : Rates
+    unit : str
+
+    Returns
+    -------
+    float
+
+    Raises
+    ------
+    UsageError
+        `rates` has no such unit.
+    """
+    return rates.compute_ns(Operation("the model", int(flops), 0, unit)) / time_ns
 
 
 def kernel_bounds(trace: Trace, gpu: str | None = None) -> pd.Categorical[str]:
@@ -777,72 +811,151 @@ def kernel_bounds(trace: Trace, gpu: str | None = None) -> pd.Categorical[str]:
         No card of the name in `gpu` is listed.
     """
     code = np.zeros(trace.size("kernels"), np.int8)
-    if trace.size("ops") and len(code):
+    known = _Known(trace.whole) if len(code) else None
+    if known is not None and len(known.ops):
         try:
             sheets = [datasheet(hardware.find(gpu or _gpu_of(trace)))]
         except UsageError:
             if gpu is not None:
                 raise
             sheets = [datasheet(each) for each in hardware.GPUS]
-        known = _Known(trace.whole)
-        op, _, single = _kernel_times(trace, known)
-        mine = op >= 0
-        for number in np.unique(known.kind[op[mine]]).tolist():
-            of_kind = mine & (known.kind[np.maximum(op, 0)] == number)
-            tf32 = bool(single[of_kind].any())
-            found = {str(bounds([known.cost(number, sheet, tf32=tf32)], sheet)["bound"].iloc[0]) for sheet in sheets}
+        for group in known.groups(_kernel_times(trace, known), None):
+            if group.precision_from == "unknown":
+                continue
+            found = {str(bounds([known.cost(group, sheet)], sheet)["bound"].iloc[0]) for sheet in sheets}
             if len(found) == 1:
-                code[of_kind] = _BOUNDS.index(found.pop())
+                code[group.members] = _BOUNDS.index(found.pop())
     return pd.Categorical.from_codes(code, pd.Index(_BOUNDS))
 
 
 _BOUNDS = ("", "compute", "memory")
 
 
+@dataclasses.dataclass(frozen=True)
+class _Work:
+    """What ran, kernels or operators on a CPU: whose operator's it is, how long, and what its name says."""
+
+    operator: np.ndarray  # row in the table of operators, -1 for none
+    lasting: np.ndarray  # nanoseconds
+    tf32: np.ndarray  # whether it multiplies fp32 on tensor cores
+    said: np.ndarray  # index into _SAID of what its tensors hold, -1 where its name does not say
+
+
+@dataclasses.dataclass(frozen=True)
+class _Group:
+    """What ran for operators of one name, one set of shapes and one precision."""
+
+    kind: int
+    members: np.ndarray  # rows of _Work
+    precision: str | None
+    precision_from: str
+    tf32: bool
+    caveat: str
+
+
 class _Known:
-    """The operators of a trace whose costs their shapes tell."""
+    """The operators of a trace whose shapes tell their costs, alone or once the types of their tensors are known."""
 
     def __init__(self, whole: Trace) -> None:
-        from nsightkit.analysis.op_costs import cost
+        from nsightkit.analysis import nvtx_ops, op_costs
 
-        self.ops = whole.table("ops", ["start_ns", "end_ns", "thread", "name", "inputs"])
+        columns = ["start_ns", "end_ns", "thread", "name", "inputs"]
+        self.ops = whole.table("ops", columns) if whole.size("ops") else nvtx_ops.operators(whole)
         names, inputs = self.ops["name"].cat, self.ops["inputs"].cat
         pairs = np.stack([names.codes.to_numpy(np.int64), inputs.codes.to_numpy(np.int64)])
         kinds, kind = np.unique(pairs, axis=1, return_inverse=True)
         #: of each operator; operators of one name and shape are one kind
         self.kind = kind.reshape(-1)
-        self._costs = [cost(str(names.categories[name]), str(inputs.categories[given])) for name, given in kinds.T]
-        self.mask = np.array([found is not None for found in self._costs], bool)[self.kind]
+        self._texts = [(str(names.categories[name]), str(inputs.categories[given])) for name, given in kinds.T]
+        self._costs = [op_costs.cost(*text) for text in self._texts]
+        settled = np.array([found is not None for found in self._costs], bool)
+        self._untyped = [
+            None if done else op_costs.untyped(*text) for text, done in zip(self._texts, settled, strict=True)
+        ]
+        self._open = np.array([found is not None for found in self._untyped], bool)
+        #: of each operator: whether it has a cost
+        self.mask = (settled | self._open)[self.kind]
 
-    def cost(self, number: int, sheet: Rates, *, tf32: bool) -> Operation:
-        """What one call of a kind must do, on the unit of that card which does it."""
-        found = self._costs[number]
+    def groups(self, work: _Work, precision: str | None) -> Iterator[_Group]:
+        """Go over what ran, by operator, shapes and precision."""
+        from nsightkit.analysis.nvtx_ops import OTHER
+        from nsightkit.analysis.op_costs import caveat
+
+        mine = np.flatnonzero(work.operator >= 0)
+        # Of all that an operator launched, the longest says what it works on: later ones overwrite.
+        speaks = mine[work.said[mine] >= 0]
+        speaks = speaks[np.argsort(work.lasting[speaks], kind="stable")]
+        of_operator = np.full(len(self.ops), -1, np.int64)
+        of_operator[work.operator[speaks]] = work.said[speaks]
+        kind = self.kind[work.operator[mine]]
+        said = np.where(self._open[kind], of_operator[work.operator[mine]], -1)
+        key = kind * (len(_SAID) + 1) + said + 1
+        order = np.argsort(key, kind="stable")
+        for part in np.split(order, np.flatnonzero(np.diff(key[order])) + 1):
+            if not len(part):
+                continue
+            number, code, members = int(kind[part[0]]), int(said[part[0]]), mine[part]
+            found, source = (_SAID[code], "kernel") if code >= 0 else (precision, "given" if precision else "unknown")
+            if not self._open[number]:
+                found, source = None, "recorded"
+            elif found == OTHER:
+                continue
+            elif found is not None and self._cost(number, found) is None:  # of several types by nature
+                found, source = None, "unknown"
+            remark = caveat(*self._texts[number])
+            yield _Group(number, members, found, source, bool(work.tf32[members].any()), remark)
+
+    def _cost(self, number: int, precision: str | None) -> Operation | None:
+        from nsightkit.analysis.op_costs import cost
+
+        return self._costs[number] or cost(*self._texts[number], precision)
+
+    def cost(self, group: _Group, sheet: Rates) -> Operation:
+        """What one call of a group must do, on the unit of that card which does it; of no unit where it is unknown."""
+        untyped = self._untyped[group.kind]
+        if group.precision_from == "unknown" and untyped is not None:
+            return untyped
+        found = self._cost(group.kind, group.precision)
         assert found is not None
-        if found.unit == "fp32" and found.name.startswith(_GEMMS) and tf32:
+        if found.unit == "fp32" and found.name.startswith(_GEMMS) and group.tf32:
             found = dataclasses.replace(found, unit="tf32")
         if found.unit not in sheet.tflops:  # a card without such tensor cores computes on its ordinary ones
             found = dataclasses.replace(found, unit="fp32")
         return found
 
 
-def _kernel_times(trace: Trace, known: _Known) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Give of each kernel the operator it counts for (-1 for none), its time, and whether it computes in TF32."""
+def _own_times(trace: Trace, known: _Known) -> _Work:
+    """Take each known operator by its own time on the CPU."""
+    lasting = operators.own(trace.whole)["duration_ns"].to_numpy()
+    count = len(known.ops)
+    chosen = trace.mask("ops")
+    mine = known.mask if chosen is None else known.mask & chosen
+    return _Work(np.where(mine, np.arange(count), -1), lasting, np.zeros(count, bool), np.full(count, -1))
+
+
+def _kernel_times(trace: Trace, known: _Known) -> _Work:
+    """Take the kernels, each for the innermost known operator around its launch."""
+    from nsightkit.analysis.nvtx_ops import precision_of
+
     kernels = trace.table("kernels", ["process", "correlation", "duration_ns", "name"])
     call = launch_of(trace, kernels["process"], kernels["correlation"])
     op = np.full(len(call), -1, np.int64)
     launched = call >= 0
     if launched.any() and known.mask.any():
-        op[launched] = _operator_of_call(trace.whole, known.ops, known.mask)[call[launched]]
-    return op, kernels["duration_ns"].to_numpy(), _single_precision(kernels["name"])
+        calls = trace.whole.table("calls", ["start_ns", "end_ns", "thread"])
+        op[launched] = enclosing(calls, known.ops, known.mask)[call[launched]]
+    names = kernels["name"].cat
+    tf32 = [bool(_TF32.search(str(name))) for name in names.categories]
+    said = [precision_of(str(name)) for name in names.categories]
+    code = [-1 if text is None else _SAID.index(text) for text in said]
+    codes = names.codes.to_numpy()
+    lasting = kernels["duration_ns"].to_numpy()
+    return _Work(op, lasting, np.array([*tf32, False])[codes], np.array([*code, -1], np.int64)[codes])
 
 
 _GEMMS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm")
-
-
-def _single_precision(names: pd.Series) -> np.ndarray:
-    """Whether kernels multiply fp32 matrices on tensor cores, in TF32."""
-    by_name = np.array([bool(_TF32.search(str(name))) for name in names.cat.categories] or [False])
-    return np.asarray(by_name[names.cat.codes.to_numpy()])
+_ON_TENSOR_CORES = (*_GEMMS, "aten::_scaled_mm", "aten::_scaled_dot_product")
+_SAID = ("fp32", "fp16", "bf16", "fp8", "other")  # what nvtx_ops.precision_of gives
 
 
 def _gpu_of(trace: Trace) -> str:
@@ -850,19 +963,3 @@ def _gpu_of(trace: Trace) -> str:
     if named is None:
         raise UsageError(f"{trace.path or 'the trace'} does not name its GPU; name it with --gpu")
     return named
-
-
-def _operator_of_call(whole: Trace, ops: pd.DataFrame, known: np.ndarray) -> np.ndarray:
-    """Row of the innermost known operator around each call, -1 without one."""
-    calls = whole.table("calls", ["start_ns", "end_ns", "thread"])
-    both = pd.concat([ops[["start_ns", "end_ns", "thread"]], calls], ignore_index=True)
-    # Old versions round to microseconds: a call may seem to outlive its operator.
-    rounded = not (both["start_ns"].to_numpy() % 1000).any()
-    _, above = nesting(both["thread"], both["start_ns"], both["end_ns"], tolerance=1000 if rounded else 0)
-    counts = np.concatenate([known, np.zeros(len(calls), bool)])
-    at = above[len(ops) :]
-    while True:  # as often as operators nest
-        climb = (at >= 0) & ~counts[np.maximum(at, 0)]
-        if not climb.any():
-            return np.asarray(at)
-        at = np.where(climb, above[np.maximum(at, 0)], at)
