@@ -135,10 +135,12 @@ _SMOKE = {"workers": 0}
 _SMOKE_STARVED = {"decode_bytes": 20_000, "read_ms": 5.0, "workers": 4}
 
 
-def _pair(name: str, fault: str, gpu: dict[str, Any], smoke: dict[str, Any], value: int) -> dict[str, Part]:
+def _pair(
+    name: str, fault: str, gpu: dict[str, Any], smoke: dict[str, Any], value: int, *, workload: str = _TRAINING
+) -> dict[str, Part]:
     """Build the two runs of an investigation that differ in one switch and nothing else."""
     return {
-        part: Part(name, part, _TRAINING, MappingProxyType(gpu | switch), MappingProxyType(smoke | switch), value)
+        part: Part(name, part, workload, MappingProxyType(gpu | switch), MappingProxyType(smoke | switch), value)
         for part, switch in (("before", {fault: True}), ("after", {fault: False}))
     }
 
@@ -546,6 +548,7 @@ INVESTIGATIONS: Mapping[str, Mapping[str, Part]] = MappingProxyType(
         "ledger": _memory("ledger", "start", _LEDGER, _SMALL, 78),
         "memory-snapshot": _remembered(),
         "attention-sweep": _sweep(),
+        # new ones
     }
 )
 
