@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nsightkit.errors import UsageError
-from nsightkit.trace.kineto import short_kernel_name
+from nsightkit.trace.kineto import COLLECTIVE, short_kernel_name
 from nsightkit.trace.model import GPU_TABLES, Trace
 
 __all__ = ["write"]
@@ -204,6 +204,7 @@ class _Export:
         for field in ("grid", "block"):
             x, y, z = (_number(some[f"{field}_{axis}"]) for axis in "xyz")
             pieces += [f',"{field}":[', x, ",", y, ",", z, "]"]
+        pieces += [_collectives(some["collective"]), _sequences(some["sequence"])]
         return [*pieces, _short_names(some["name"], some["short_name"]), "}"]
 
     def _memops_args(self, some: pd.DataFrame) -> list[_Piece]:
@@ -378,6 +379,22 @@ def _labels(names: pd.Series[Any]) -> pa.Array:
     """JSON strings of a categorical."""
     texts = pa.array([json.dumps(str(n)) for n in names.cat.categories] or ['""'])
     return texts.take(pa.array(names.cat.codes.to_numpy(np.int64)))
+
+
+def _collectives(described: pd.Series[Any]) -> _Piece:
+    """Describe collectives as Kineto does: members of `args`."""
+    texts = [""] * len(described.cat.categories)
+    for i, text in enumerate(described.cat.categories):
+        if text:
+            known = {k: v for k, v in json.loads(str(text)).items() if k in COLLECTIVE}
+            texts[i] = f",{json.dumps(known)[1:-1]}" if known else ""
+    return pa.array(texts or [""]).take(pa.array(described.cat.codes.to_numpy(np.int64)))
+
+
+def _sequences(number: pd.Series[Any]) -> _Piece:
+    numbers = pa.array(number.to_numpy())
+    said = pc.binary_join_element_wise(',"Seq":', numbers.cast(pa.string()), "")
+    return pc.if_else(pc.greater_equal(numbers, 0), said, "")
 
 
 def _inputs(inputs: pd.Series[Any]) -> pa.Array:

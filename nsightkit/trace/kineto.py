@@ -93,6 +93,18 @@ class _Args(msgspec.Struct, gc=False, frozen=True):
     dims: msgspec.Raw = msgspec.field(default=_ABSENT, name="Input Dims")
     types: msgspec.Raw = msgspec.field(default=_ABSENT, name="Input type")
     values: msgspec.Raw = msgspec.field(default=_ABSENT, name="Concrete Inputs")
+    # of kernels of collectives, and of the operators that launch them
+    collective: Any = msgspec.field(default=None, name="Collective name")
+    in_elements: Any = msgspec.field(default=None, name="In msg nelems")
+    out_elements: Any = msgspec.field(default=None, name="Out msg nelems")
+    dtype: Any = None
+    group: Any = msgspec.field(default=None, name="Process Group Name")
+    group_description: Any = msgspec.field(default=None, name="Process Group Description")
+    group_size: Any = msgspec.field(default=None, name="Group size")
+    group_ranks: Any = msgspec.field(default=None, name="Process Group Ranks")
+    source_rank: Any = msgspec.field(default=None, name="Src Rank")
+    target_rank: Any = msgspec.field(default=None, name="Dst Rank")
+    sequence: Any = msgspec.field(default=None, name="Seq")
     # written by our own export only
     static_shared: Any = msgspec.field(default=0, name="static shared memory")
     short_name: Any = msgspec.field(default=None, name="short name")
@@ -106,6 +118,19 @@ class _Args(msgspec.Struct, gc=False, frozen=True):
 
 
 _NO_ARGS = _Args()
+#: What is kept of a collective's description, by the names that Kineto and our own export give it.
+COLLECTIVE = {
+    "Collective name": "collective",
+    "In msg nelems": "in_elements",
+    "Out msg nelems": "out_elements",
+    "dtype": "dtype",
+    "Process Group Name": "group",
+    "Process Group Description": "group_description",
+    "Group size": "group_size",
+    "Process Group Ranks": "group_ranks",
+    "Src Rank": "source_rank",
+    "Dst Rank": "target_rank",
+}
 _NO_TIME = _ABSENT
 
 
@@ -416,6 +441,9 @@ class _Tables:
         self._places = _Codes()  # (pid, tid)
         self._texts = _Codes()  # sync kinds, range kinds, domains
         self._inputs = _Codes()  # of operators: (dims, types, values), each JSON
+        self._collectives = _Codes()  # of kernels: JSON
+        self._collectives[""]
+        self._announced: dict[int, tuple[int, int]] = {}  # {External id: (code in _collectives, sequence)}
         self._parts: dict[str, list[dict[str, npt.NDArray[Any]]]] = {table: [] for table in TABLES}
         self._table_of: dict[str | None, str | None] = {None: None}
         self._decode = msgspec.json.Decoder(_Document).decode
@@ -522,6 +550,12 @@ class _Tables:
             # Kineto has only the sum of static and dynamic.
             columns["dynamic_shared_bytes"] = _ints([a.shared for a in args]) - static
             columns["short_name"] = self._texts.of(a.short_name for a in args)
+            if any(a.collective is not None for a in args):
+                columns["collective"] = self._collectives.of(map(_collective, args))
+            else:
+                columns["collective"] = np.zeros(len(args), np.int64)
+            columns["sequence"] = _ints([-1 if a.sequence is None else a.sequence for a in args])
+            columns["external_id"] = _ints([a.external_id for a in args])
         elif table == "memops":
             columns["bytes"] = _ints([a.bytes for a in args])
         elif table == "graphs":
@@ -534,6 +568,10 @@ class _Tables:
             columns["correlation"] = _ints([a.correlation for a in args])
         elif table == "ops":
             columns["correlation"] = _ints([a.external_id for a in args])
+            for a in args:
+                if a.collective is not None:
+                    code = self._collectives[_collective(a)]
+                    self._announced[_int(a.external_id, 0)] = (code, _int(a.sequence, -1))
             if any(a.dims or a.types or a.values for a in args):
                 columns["inputs"] = self._inputs.of((bytes(a.dims), bytes(a.types), bytes(a.values)) for a in args)
             else:  # shapes are rarely recorded, and operators many
@@ -578,6 +616,7 @@ class _Tables:
             elif table == "kernels":
                 columns["name"] = _category(codes, unique)
                 columns["short_name"] = self._short_names(codes, unique, columns["short_name"], texts)
+                self._describe(columns)
             elif table == "syncs":
                 columns["kind"] = _category(columns["kind"], texts)
             elif table != "graphs":
@@ -593,6 +632,18 @@ class _Tables:
             columns.clear()
         _give_processes(frames)
         return frames, self._meta(frames, thread)
+
+    def _describe(self, columns: dict[str, Any]) -> None:
+        """Complete what kernels say of their collectives by what the operators that launched them say."""
+        external = columns.pop("external_id")
+        if self._announced:
+            announced = np.array([(i, *what) for i, what in sorted(self._announced.items())], np.int64)
+            at = np.minimum(np.searchsorted(announced[:, 0], external), len(announced) - 1)
+            known = (announced[at, 0] == external) & (external != 0)
+            code, sequence = columns["collective"], columns["sequence"]
+            columns["collective"] = np.where(known & (code == 0), announced[at, 1], code)
+            columns["sequence"] = np.where(known & (sequence < 0), announced[at, 2], sequence)
+        columns["collective"] = _category(columns["collective"], list(self._collectives))
 
     def _drop_zero_starts(self, raw: dict[str, dict[str, Any]]) -> None:
         """Kineto clamps a start that it could not place to 0, hours before everything else."""
@@ -833,6 +884,14 @@ def _give_processes(frames: dict[str, pd.DataFrame]) -> None:
 
 
 # --- values --------------------------------------------------------------------------------------------------------
+
+
+def _collective(args: _Args) -> str:
+    """Describe the collective that a kernel or an operator belongs to, as JSON; "" for none."""
+    if args.collective is None:
+        return ""
+    known = {name: value for name, field in COLLECTIVE.items() if (value := getattr(args, field)) is not None}
+    return json.dumps(known, separators=(",", ":"))
 
 
 def _nanoseconds(raw: list[msgspec.Raw]) -> tuple[_Ints, npt.NDArray[np.bool_]]:
