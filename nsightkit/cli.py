@@ -45,6 +45,8 @@ app.add_typer(capture_app, name="capture", rich_help_panel="Capturing")
 _READING = "Reading a trace"
 _CAPTURING = "Capturing"
 _WITHOUT = "By arithmetic and by measurement"
+#: Metrics that a table of a check tells beside those that can fail.
+_INFORMING = 10
 
 # typer keeps its own copy of click, or uses the real one, by version: this finds whichever it is.
 _ClickException: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -171,8 +173,12 @@ class _Session:
         """Say what is being looked at: the GPUs, the tool, the file, the filters."""
         gpus = list(dict.fromkeys(gpu.name for gpu in trace.meta.gpus if gpu.name))
         tool = f"{trace.meta.tool} {trace.meta.tool_version or ''}".strip()
-        filters = [f"--{name} {value}" for name, value in self._shown.items() if value is not None]
-        return " · ".join([*gpus[:2], tool, self.path.name, *filters])
+        return " · ".join([*gpus[:2], tool, self.path.name, *self.selection])
+
+    @property
+    def selection(self) -> list[str]:
+        """The filters as they were given."""
+        return [f"--{name} {value}" for name, value in self._shown.items() if value is not None]
 
 
 def _format(given: Format | None) -> Format:
@@ -604,14 +610,25 @@ def sol(
             rates = analysis.datasheet(hardware.find(card), clock)
             busy = analysis.hfu(found, float(intervals.busy(opened)["span_ns"].sum()), rates)
             said.append(f"matrix arithmetic at the rate of the {rates.source} would take {busy:.0%} of the span (HFU)")
+            # In a column they would take the room of all others.
+            remarks = found["note"].replace("", None).value_counts()
+            said.extend(f"{count:,} {'row' if count == 1 else 'rows'}: {text}" for text, count in remarks.items())
         return found if top is None else found.head(top)
 
     session.table(
         question,
         ("kernels",),
         top=top,
-        hide=("bytes", "intensity", "unit", "source", "precision_from", *(() if ceilings else ("sol_measured",))),
-        note=lambda _: "; ".join(said),
+        hide=(
+            "bytes",
+            "intensity",
+            "unit",
+            "source",
+            "precision_from",
+            "note",
+            *(() if ceilings else ("sol_measured",)),
+        ),
+        note=lambda _: " · ".join(said),
         empty="no operator with shapes and kernels",
     )
 
@@ -791,6 +808,147 @@ def ncu(
             for sign, key in (("-", "evidence"), ("→", "next_steps")):
                 for text in row[key]:
                     console.print(_show.plain(f"{sign} {text}"), style="dim" if key == "evidence" else "")
+
+
+@app.command(rich_help_panel=_READING)
+def check(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE...",
+            help="Runs of a program: traces, what bench --out-json wrote, or reports or CSVs of ncu. Several are taken "
+            "together.",
+        ),
+    ],
+    baseline: Annotated[
+        Path, typer.Option("--baseline", metavar="FILE", help="What earlier runs measured; kept with the program.")
+    ],
+    *,
+    tolerance: Annotated[
+        float, typer.Option("--tolerance", metavar="X", help="What may change: 0.05 is 5 %. The baseline may say more.")
+    ] = 0.05,
+    update: Annotated[bool, typer.Option("--update", help="Write the baseline: these runs in place of its own.")] = False,
+    add: Annotated[bool, typer.Option("--add", help="Write the baseline: these runs beside its own.")] = False,
+    command: Annotated[
+        str | None, typer.Option("--command", metavar="TEXT", help="With --update: how the runs were made, for a reader.")
+    ] = None,
+    other: Annotated[
+        bool,
+        typer.Option("--allow-other-conditions", help="Compare although GPU, tool or the part looked at differ."),
+    ] = False,
+    match: Annotated[
+        str | None, typer.Option("--match", metavar="REGEX", help="The ranges that are steps; default: those named so.")
+    ] = None,
+    device: DeviceOpt = None,
+    within: WithinOpt = None,
+    time: TimeOpt = None,
+    last_steps: LastStepsOpt = None,
+    no_cache: NoCacheOpt = False,
+    format: FormatOpt = None,  # noqa: A002
+) -> None:
+    """Whether a program became slower than a baseline: 0 no, 1 yes or not measured, 2 cannot be said."""
+    from nsightkit.analysis import baseline as baselines
+    from nsightkit.analysis import run_metrics
+    from nsightkit.analysis.check import compare
+
+    if command is not None and not (update or add):
+        raise UsageError("--command is kept in the baseline, which is written with --update or --add")
+    before = None
+    if baseline.exists() or not (update or add):
+        before = baselines.read(baseline)
+    runs = []
+    for file in files:
+        session = _Session(
+            file,
+            format=format,
+            device=device,
+            within=within,
+            time=time,
+            last_steps=last_steps,
+            no_cache=no_cache,
+        )
+        said = [*session.selection, *([f"--match {match}"] if match is not None else [])]
+        with _naming(file):
+            runs.append(
+                run_metrics.read(
+                    file,
+                    opened=lambda _, session=session: session.ask(lambda opened: opened)[1],
+                    match=match,
+                    selection=" ".join(said) or None,
+                )
+            )
+    made = baselines.make(runs, before, add=add, command=command) if update or add else None
+    # A baseline that is written is shown beside the one it replaces, or beside itself.
+    held = before if before is not None and (made is None or before.of == made.of) else made
+    assert held is not None
+    result = compare(held, runs, tolerance, other_conditions=other or made is not None)
+    if made is not None:
+        baselines.write(made, baseline)
+    result |= {"baseline": str(baseline), "written": made is not None}
+    _print_check(format, result)
+    for row in result["conditions"]:
+        was, now = (row[side] or "not said" for side in ("baseline", "now"))
+        _note(f"{row['name'].replace('_', ' ')} is not the baseline's: {now}, there {was}")
+    if made is not None:
+        _note(f"{baseline}: written, {made.runs} run{'' if made.runs == 1 else 's'}")
+        return
+    failed = [*result["regressions"], *result["missing"]]
+    if failed:
+        listed = ", ".join(f"{row['metric']} ({_changed(row) or row['status']})" for row in failed[:3])
+        more = f" and {len(failed) - 3} more" if len(failed) > 3 else ""
+        _note(f"the check against {baseline} failed: {listed}{more}")
+        raise typer.Exit(1)
+    if not result["enough"]:
+        raise UsageError(f"cannot tell: {result['too_few']}")
+
+
+def _changed(row: Mapping[str, Any], key: str = "ratio") -> str:
+    return "" if row.get(key) is None else f"{100 * (row[key] - 1):+.1f} %"
+
+
+def _print_check(format: Format | None, result: dict[str, Any]) -> None:  # noqa: A002
+    from nsightkit import _show
+
+    words = {"ok": "ok", "undecided": "cannot tell", "regression": "FAILS", "changed": "FAILS", "missing": "MISSING"}
+
+    def amount(row: Mapping[str, Any], key: str) -> str:
+        value, unit = row.get(key), row["unit"]
+        if value is None:
+            return "-"
+        texts = {"ns": _show.time_text, "bytes": _show.bytes_text, "per_s": lambda v: f"{_show.bytes_text(v)}/s"}
+        return texts[unit](value) if unit in texts else f"{value:,.5g}{' %' if unit == '%' else ''}"
+
+    def line(row: Mapping[str, Any]) -> dict[str, Any]:
+        status = row["status"] if not row["gate"] else words.get(row["status"], row["status"])
+        return {
+            "status": status,
+            "name": row["metric"],
+            "baseline": amount(row, "before"),
+            "now": amount(row, "after"),
+            "change": _changed(row) or "-",
+            "counts from": _changed(row, "limit") or "-",
+        }
+
+    def table(console: Console) -> None:
+        runs = f"{result['baseline_runs']} and {result['runs']} runs"
+        title = f"{Path(result['baseline']).name} · {runs} · tolerance {100 * result['tolerance']:g} %"
+        failing = [*result["regressions"], *result["missing"], *result["undecided"]]
+        others = [row for row in result["gates"] if row not in failing]
+        columns = ["status", "name", "baseline", "now", "change", "counts from"]
+        _show.print_rows(console, columns, [line(row) for row in (*failing, *others)], title=title)
+        told = result["informing"]
+        if told:
+            console.print()
+            shown = [line(row) for row in told[:_INFORMING]]
+            _show.print_rows(console, columns, shown, total=len(told), title="what else changed, and does not fail")
+        for note in result["notes"]:
+            console.print(_show.plain(note), style="dim")
+
+    if _format(format) == "csv":
+        rows = [*result["gates"], *result["missing"], *result["informing"]]
+        _emit_list("csv", rows, list(rows[0]) if rows else [])
+    else:
+        _emit(format, result, table)
 
 
 @app.command(rich_help_panel=_READING)
