@@ -56,6 +56,7 @@ def _build(session: nox.Session, *options: str, publish: bool = False) -> None:
     for made in GENERATED:
         shutil.rmtree(ROOT / made, ignore_errors=True)
     env = {"NSIGHTKIT_PUBLISH": "1"} if publish else {}
+    session.run("python", "docs/_ext/house_form.py")
     strict = ("-W", "-n", "-E", "--keep-going")
     session.run("sphinx-build", "-c", ".", "-d", DOCTREES, "docs", str(HTML), *strict, *options, env=env)
     session.run("python", "docs/_ext/page_checks.py", str(HTML), *(["--publish"] if publish else []))
@@ -63,10 +64,40 @@ def _build(session: nox.Session, *options: str, publish: bool = False) -> None:
 
 @nox.session(default=False)
 def docs(session: nox.Session) -> None:
-    """Build the site from nothing and check its pages; `-- --publish` refuses stale recordings."""
+    """Build the site from nothing and check it; `-- --publish` refuses stale recordings, `-- --only SLUG`: one page."""
     _install(session, "docs")
-    options = [option for option in session.posargs if option != "--publish"]
-    _build(session, *options, publish="--publish" in session.posargs)
+    options = list(session.posargs)
+    if "--only" in options:
+        at = options.index("--only")
+        if len(options) == at + 1:
+            session.error("--only takes the name of an investigation's page, such as hidden-synchronisation")
+        _build_one(session, options[at + 1], *options[:at], *options[at + 2 :])
+        return
+    _build(session, *(o for o in options if o != "--publish"), publish="--publish" in options)
+
+
+def _build_one(session: nox.Session, name: str, *options: str) -> None:
+    """Build the page of one investigation into a folder of its own."""
+    wanted = name.replace("-", "_").removesuffix(".py")
+    found = [p for p in sorted(Path("examples").glob("[0-9]*.py")) if wanted in {p.stem, p.stem[3:], p.stem[:2]}]
+    if len(found) != 1:
+        pages = ", ".join(p.stem for p in sorted(Path("examples").glob("[0-9]*.py")))
+        session.error(f"no page {name!r}; there are {pages}")
+    out = Path("docs/_build/only")
+    for made in (out, Path("docs/gallery")):
+        shutil.rmtree(ROOT / made, ignore_errors=True)
+    session.run("python", "docs/_ext/house_form.py", str(found[0]))
+    env = {"NSIGHTKIT_ONLY": found[0].stem}
+    command = ("sphinx-build", "-c", ".", "-d", str(out / "doctrees"), "docs", str(out / "html"), "-W", "-E", "-q")
+    session.run(*command, "--keep-going", *options, env=env)
+    session.run("python", "docs/_ext/page_checks.py", str(out / "html"), "--only", found[0].stem)
+    session.log(f"{out / 'html' / 'gallery' / found[0].stem}.html")
+
+
+@nox.session(default=False)
+def new(session: nox.Session) -> None:
+    """Begin an investigation: `-- SLUG "Title?"` writes a page, a workload, its entry and a test."""
+    session.run("python", "tools/new_investigation.py", *session.posargs)
 
 
 @nox.session(name="docs-live", default=False)
@@ -112,7 +143,9 @@ def site(session: nox.Session) -> None:
         _install(session, "site", "docs")
         _build(session)
     # Each process reads pages with a browser of its own.
-    session.run("pytest", "-m", "site", "-n", "auto", "tests/test_site.py", "tests/test_interactive.py", *session.posargs)
+    session.run(
+        "pytest", "-m", "site", "-n", "auto", "tests/test_site.py", "tests/test_interactive.py", *session.posargs
+    )
 
 
 @nox.session(default=False)

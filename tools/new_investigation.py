@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Begin an investigation: a page, a workload, its entry and a test, which build and pass as they are.
 
-``python tools/new_investigation.py SLUG "Title?"``, or ``nox -s new -- SLUG "Title?"``. Nothing that exists is replaced.
+``python tools/new_investigation.py SLUG "Title?"``, or ``nox -s new -- SLUG "Title?"``. Nothing is replaced.
 """
 
 from __future__ import annotations
@@ -111,9 +111,8 @@ def main(arguments: list[str]) -> int:
     print("\n".join(["Written:", *(f"  {path.relative_to(ROOT)}" for path in written)]))
     print(f"\nIt builds as it is:\n  nox -s docs -- --only {arguments[0]}")
     print(f"  python {page.relative_to(ROOT)}")
-    print(
-        f"Then put your workload, your expectation and your verdict in, and check them:\n  nox -s tests -- -k {page.stem[3:]}"
-    )
+    print("Then put in your workload, your expectation and your verdict, and check them:")
+    print(f"  nox -s tests -- -k {page.stem[3:]}")
     return 0
 
 

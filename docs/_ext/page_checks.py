@@ -1,7 +1,7 @@
 """Checks of the built pages that Sphinx itself does not make.
 
-``python page_checks.py HTML [--publish]`` lists what is wrong and exits with 1. A gallery can be wrong and still build:
-a traceback kept from an earlier run, a page whose figures were dropped, a number without a provenance.
+``python page_checks.py HTML [--publish | --only PAGE]`` lists what is wrong and exits with 1. A gallery can be wrong
+and still build: a traceback kept from an earlier run, a page whose figures were dropped, a number without a provenance.
 """
 
 from __future__ import annotations
@@ -9,9 +9,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from urllib.parse import unquote
+from xml.etree import ElementTree as ET
 
 from bs4 import BeautifulSoup, Tag
 
+#: What a page may take to run small on a CPU.
+_MOST_S = 30
 _OUTPUTS = ".sphx-glr-script-out, .cell_output, .output"
 
 
@@ -49,6 +52,27 @@ def notices(html: Path) -> list[str]:
         soup = BeautifulSoup(page.read_text(encoding="utf-8"), "html.parser")
         said += [f"gallery/{page.name}: {' '.join(b.get_text().split())}" for b in soup.select(".nsightkit-banner")]
     return list(dict.fromkeys(said))
+
+
+def slow(junit: Path) -> list[str]:
+    """Scripts that took longer than a page may where it does not measure on a GPU.
+
+    Parameters
+    ----------
+    junit : Path
+        What the gallery wrote about its scripts; the times of a build on a GPU are not judged.
+    """
+    from nsightkit.capture.investigation import has_gpu
+
+    if has_gpu() or not junit.is_file():
+        return []
+    cases = ET.parse(junit).iter("testcase")  # noqa: S314 # our own build wrote it
+    return [
+        f"{Path(case.get('file', '')).name} took {float(case.get('time', 0)):.0f} s, and {_MOST_S} s is the most: give "
+        "the parts smaller `smoke` sizes in nsightkit/workloads/investigations.py"
+        for case in cases
+        if float(case.get("time", 0)) > _MOST_S
+    ]
 
 
 def _image(image: Tag, page: Path) -> list[str]:
@@ -89,8 +113,11 @@ def main(arguments: list[str]) -> int:
     """Check a site; see the module's text."""
     html = Path(arguments[0])
     root = Path(__file__).parents[2]
-    wrong = problems(html, root / "examples")
-    stale = _stale()
+    one = "--only" in arguments
+    wrong = problems(html, None if one else root / "examples")
+    if not one:
+        wrong += slow(html.parent / "gallery-junit.xml")
+    stale = [] if one else _stale()
     if "--publish" in arguments:
         wrong += stale
         stale = []

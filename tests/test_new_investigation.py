@@ -1,0 +1,106 @@
+"""What `nox -s new` writes: it has the form, its test passes, it runs, and its page builds, as it is."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("matplotlib")
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tools"))
+import new_investigation  # noqa: E402
+
+SLUG, TITLE = "pinned-copies", "Does pinned memory pay?"
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory) -> Path:
+    """A source tree like this one, with a new investigation."""
+    root = tmp_path_factory.mktemp("tree")
+    skipped = shutil.ignore_patterns("__pycache__", "_build", "gallery", "generated", "jupyter_execute", "recordings")
+    for name in ("docs", "examples", "nsightkit"):
+        shutil.copytree(ROOT / name, root / name, ignore=skipped)
+    shutil.copy(ROOT / "conf.py", root)
+    (root / "tests").mkdir()
+    new_investigation.scaffold(root, SLUG, TITLE)
+    return root
+
+
+def _run(tree: Path, *command: str, **environment: str) -> str:
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("NSIGHTKIT_")}
+    done = subprocess.run(
+        [sys.executable, *command],
+        check=False,
+        cwd=tree,
+        env=inherited | {"PYTHONPATH": str(tree), "MPLBACKEND": "Agg"} | environment,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def _page(tree: Path) -> Path:
+    return max((tree / "examples").glob("[0-9]*.py"))
+
+
+def test_it_has_the_form_and_the_next_number(tree):
+    assert "0 problems" in _run(tree, "docs/_ext/house_form.py")
+    number = int(max((ROOT / "examples").glob("[0-9]*.py")).name[:2]) + 1
+    assert _page(tree).name == f"{number:02}_pinned_copies.py"
+
+
+def test_its_test_passes(tree):
+    assert "2 passed" in _run(tree, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_pinned_copies.py")
+
+
+def test_it_runs_as_a_script(tree):
+    assert "on a CPU no effect is expected" in " ".join(_run(tree, str(_page(tree)), NSIGHTKIT_MODE="smoke").split())
+
+
+def test_its_page_builds_alone(tree):
+    for needed in ("sphinx", "sphinx_gallery", "myst_nb", "numpydoc", "pydata_sphinx_theme", "bs4"):
+        pytest.importorskip(needed)
+    page = _page(tree).stem
+    _run(tree, "-m", "sphinx", "-c", ".", "docs", "html", "-W", "-E", "-q", NSIGHTKIT_ONLY=page, NSIGHTKIT_MODE="smoke")
+    assert [p.stem for p in sorted((tree / "html" / "gallery").glob("*.html"))] == [page, "index"]
+    assert "0 problems" in _run(tree, "docs/_ext/page_checks.py", "html", "--only", page)
+
+
+def test_the_recorder_knows_it(tree):
+    asked = f"from nsightkit.workloads.investigations import find; print(find({SLUG!r}, 'after').parameters('live'))"
+    assert "'faulty': False" in _run(tree, "-c", asked)
+
+
+@pytest.mark.parametrize(
+    ("slug", "title", "said"),
+    [
+        (SLUG, TITLE, "is taken"),
+        ("hidden-sync", TITLE, "is taken"),
+        ("Pinned", TITLE, "is no name"),
+        ("../x", TITLE, "is no name"),
+        ("new-one", "No question.", "is no title"),
+        ("new-one", 'Does "it"?', "is no title"),
+    ],
+)
+def test_what_will_not_do_writes_nothing(tree, slug, title, said):
+    before = {p: p.read_bytes() for p in tree.rglob("*.py") if "html" not in p.parts}
+    with pytest.raises(ValueError, match=said):
+        new_investigation.scaffold(tree, slug, title)
+    assert {p: p.read_bytes() for p in tree.rglob("*.py") if "html" not in p.parts} == before
+
+
+def test_the_command_explains_itself(capsys):
+    assert new_investigation.main([]) == 2
+    assert "usage" in capsys.readouterr().err
+    assert new_investigation.main(["Bad", TITLE]) == 2
+    assert "error" in capsys.readouterr().err
