@@ -827,10 +827,13 @@ def check(
     tolerance: Annotated[
         float, typer.Option("--tolerance", metavar="X", help="What may change: 0.05 is 5 %. The baseline may say more.")
     ] = 0.05,
-    update: Annotated[bool, typer.Option("--update", help="Write the baseline: these runs in place of its own.")] = False,
+    update: Annotated[
+        bool, typer.Option("--update", help="Write the baseline: these runs in place of its own.")
+    ] = False,
     add: Annotated[bool, typer.Option("--add", help="Write the baseline: these runs beside its own.")] = False,
     command: Annotated[
-        str | None, typer.Option("--command", metavar="TEXT", help="With --update: how the runs were made, for a reader.")
+        str | None,
+        typer.Option("--command", metavar="TEXT", help="With --update: how the runs were made, for a reader."),
     ] = None,
     other: Annotated[
         bool,
@@ -1041,21 +1044,24 @@ def peaks(
     measure: Annotated[
         bool, typer.Option("--measure", help="Measure this machine's GPU instead: GEMMs and transfers, two minutes.")
     ] = False,
+    clock: Annotated[
+        float | None, typer.Option("--clock", metavar="MHZ", min=1, help="Rates at this SM clock, not at boost.")
+    ] = None,
     format: FormatOpt = None,  # noqa: A002
 ) -> None:
     """What a GPU can do at best: dense peak rates and memory bandwidth, each with its source."""
     from nsightkit import hardware
 
     if measure:
-        if gpu is not None:
-            raise UsageError("--measure takes the GPU that is here; leave the name away")
+        if gpu is not None or clock is not None:
+            raise UsageError("--measure takes the GPU that is here, at the clock it has; leave the others away")
         from nsightkit.capture.measured_peaks import measure as measure_peaks
 
         listed = measure_peaks(echo=_note)
         _emit_list(format, listed, list(listed[0]))
         return
     gpus = hardware.GPUS if gpu is None else (hardware.find(gpu),)
-    listed = [row for each in gpus for row in hardware.rows(each)]
+    listed = [row for each in gpus for row in hardware.rows(each, clock)]
     _emit_list(format, listed, list(listed[0]))
 
 

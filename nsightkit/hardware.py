@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Iterable
 
 from nsightkit.errors import UsageError
 
-__all__ = ["GPUS", "Gpu", "Peak", "find", "rows"]
+__all__ = ["GPUS", "SLOWDOWNS", "Gpu", "Peak", "find", "rows", "slowed_by"]
 
 _VENDOR = "vendor's datasheet, dense"
 #: The product of SMs, FLOPs a clock and SM, and clock is within 1 % of it.
@@ -348,29 +349,69 @@ def find(name: str) -> Gpu:
     )
 
 
-def rows(gpu: Gpu) -> list[dict[str, object]]:
+def rows(gpu: Gpu, clock_mhz: float | None = None) -> list[dict[str, object]]:
     """List the peaks of a GPU, its memory bandwidth last.
 
     Parameters
     ----------
     gpu : Gpu
+    clock_mhz : float, optional
+        An SM clock to give the rates at, in place of those they are quoted at. A rate that is quoted only, and the
+        memory's bandwidth, which has a clock of its own, stay what they are.
 
     Returns
     -------
     list of dict
         ``gpu, unit, accumulate, tflops, gb_per_s, clock_mhz, source``; what does not apply is None.
     """
-    rates: list[dict[str, object]] = [
-        {
-            "gpu": gpu.name,
-            "unit": peak.unit,
-            "accumulate": peak.accumulate,
-            "tflops": float(peak.tflops),
-            "gb_per_s": None,
-            "clock_mhz": peak.clock_mhz,
-            "source": peak.source,
-        }
-        for peak in gpu.peaks
-    ]
+    rates: list[dict[str, object]] = []
+    for peak in gpu.peaks:
+        there = None if clock_mhz is None else gpu.at_clock(peak.unit, clock_mhz, peak.accumulate)
+        rates.append(
+            {
+                "gpu": gpu.name,
+                "unit": peak.unit,
+                "accumulate": peak.accumulate,
+                "tflops": float(peak.tflops) if there is None else there,
+                "gb_per_s": None,
+                "clock_mhz": peak.clock_mhz if there is None else clock_mhz,
+                "source": peak.source if there is None else f"SMs x rate x clock; {peak.source}",
+            }
+        )
     memory = {"unit": "memory", "accumulate": None, "tflops": None, "gb_per_s": float(gpu.gb_per_s), "clock_mhz": None}
     return [*rates, {"gpu": gpu.name, **memory, "source": gpu.bandwidth_source}]
+
+
+#: Why a GPU's clock is lower than it could be: bits of the mask that NVML (``nvmlClocksEventReason…``) and nvidia-smi
+#: give. The first says that there is nothing to do, the second that somebody chose the clock.
+SLOWDOWNS = {
+    0x1: "idle",
+    0x2: "clock set by an application",
+    0x4: "power limit",
+    0x8: "hardware slowdown",
+    0x10: "in step with other GPUs",
+    0x20: "heat",
+    0x40: "heat, by hardware",
+    0x80: "external power brake",
+    0x100: "clock set for a display",
+}
+
+
+def slowed_by(masks: Iterable[float]) -> str | None:
+    """Sum up why a GPU's clock was held down.
+
+    Parameters
+    ----------
+    masks : iterable of float
+        Readings of the mask of reasons.
+
+    Returns
+    -------
+    str or None
+        The reasons that were there in at least half of the readings, ``nothing`` without one, None without readings.
+    """
+    read = [int(mask) for mask in masks]
+    if not read:
+        return None
+    often = [why for bit, why in SLOWDOWNS.items() if 2 * sum(bool(mask & bit) for mask in read) >= len(read)]
+    return ", ".join(often) or "nothing"

@@ -13,7 +13,7 @@ import pytest
 from nsightkit.analysis import sol
 from nsightkit.capture import measured_peaks, utilization
 from nsightkit.errors import NsightkitError, TraceError
-from nsightkit.hardware import find, rows
+from nsightkit.hardware import SLOWDOWNS, find, rows, slowed_by
 from nsightkit.workloads.investigations import INVESTIGATIONS
 
 torch = pytest.importorskip("torch")
@@ -81,12 +81,12 @@ def test_the_best_counts_and_zeros_do_not() -> None:
 def planted(name: str) -> Any:
     part = PARTS[name]
     provenance = {"parameters": {"zeros": False, **part.gpu}, "gpu": {"name": "Planted"}, "utc": "2026-01-02T03:04:05"}
-    times = np.array([1e6, 2e6, 9e6])
+    samples = {"step_ns": [1e6, 2e6, 9e6], "sm_clock_mhz": [1500.4], "power_w": [699.6, 698.2], "slowdown_mask": [4, 5]}
     return types.SimpleNamespace(
         parameters=provenance["parameters"],
         provenance=provenance,
-        values=lambda metric: times,
-        median=lambda metric: 1500.4 if metric == "sm_clock_mhz" else None,
+        values=lambda metric: np.array(samples.get(metric, [])),
+        median=lambda metric: np.median(samples[metric]) if metric in samples else None,
     )
 
 
@@ -100,11 +100,12 @@ def test_the_list_is_read_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.setattr(measured_peaks, "has_gpu", lambda: True)
     monkeypatch.setattr(measured_peaks, "measure_part", measure)
     listed = measured_peaks.measure(echo=said.append)
-    assert list(listed[0]) == list(rows(find("H200"))[0])
+    assert list(listed[0]) == [*rows(find("H200"))[0], "power_w", "busy_pct", "slowed_by"]
     assert "fp8: this card has no fp8" in said
     assert {row["unit"] for row in listed} == {"bf16", "fp16", "fp32", "tf32", "memory"}
     assert listed[0]["source"] == "measured 2026-01-02: GEMM 8192x8192 8192x8192, median of 3"
-    assert listed[0]["clock_mhz"] == 1500
+    assert (listed[0]["clock_mhz"], listed[0]["power_w"], listed[0]["busy_pct"]) == (1500, 699, None)
+    assert listed[0]["slowed_by"] == "idle, power limit"
     path = tmp_path / "ceilings.json"
     path.write_text(json.dumps(listed))
     rates = sol.read_ceilings(path)
@@ -132,3 +133,24 @@ def test_what_nvidia_smi_says() -> None:
     numbers = utilization._numbers(["97", " 1620", " 687.31", " 0x0000000000000004"])
     assert numbers == {"gpu_utilization_percent": 97, "sm_clock_mhz": 1620, "power_w": 687.31, "slowdown_mask": 4}
     assert utilization._numbers(["97", "[N/A]", "[Not Supported]"]) == {"gpu_utilization_percent": 97}
+
+
+@pytest.mark.parametrize("name", ["clocks_event_reasons.active", "clocks_throttle_reasons.active"])
+def test_reasons_for_a_low_clock_by_either_name(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Drivers know one name of the mask, or both; one that they do not know fails the whole query."""
+    smi = tmp_path / "nvidia-smi"
+    answer = "97, 1620, 687.31, 0x0000000000000024"
+    smi.write_text(f'#!/bin/sh\ncase "$*" in *{name}*) echo "{answer}";; *) exit 2;; esac\n')
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    cuda = types.SimpleNamespace(current_device=lambda: 0, get_device_properties=lambda _: None)
+    read = utilization._reader(types.SimpleNamespace(cuda=cuda))()
+    assert read["slowdown_mask"] == 0x24
+    assert slowed_by([read["slowdown_mask"]]) == "power limit, heat"
+
+
+def test_reasons_are_those_of_most_readings() -> None:
+    assert slowed_by([4, 4, 0, 1]) == "power limit"
+    assert slowed_by([0, 0, 4]) == slowed_by([0x200]) == "nothing"
+    assert slowed_by([]) is None
+    assert all(bit & bit - 1 == 0 for bit in SLOWDOWNS)

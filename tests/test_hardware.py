@@ -144,6 +144,19 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert err.count("\n") == 1
 
 
+def test_rates_at_another_clock(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["peaks", "H200", "--clock", "1464", "--format", "json"]) == 0
+    listed = {row["unit"]: row for row in json.loads(capsys.readouterr().out)}
+    assert listed["bf16"]["tflops"] == pytest.approx(132 * 4096 * 1464 / 1e6)
+    assert listed["bf16"]["clock_mhz"] == 1464
+    assert listed["bf16"]["source"].startswith("SMs x rate x clock; ")
+    assert (listed["memory"]["gb_per_s"], listed["memory"]["clock_mhz"]) == (4800, None)
+    quoted = {row["unit"]: row for row in rows(find("B200"), 1000)}["fp32"]
+    assert (quoted["tflops"], quoted["clock_mhz"]) == (80, None)
+    assert cli.run(["peaks", "--measure", "--clock", "1464"]) == 2
+    assert "leave the others away" in capsys.readouterr().err
+
+
 def test_it_loads_nothing_heavy() -> None:
     code = "import sys, nsightkit.hardware; print({'torch', 'pandas', 'numpy'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"

@@ -11,6 +11,7 @@ from nsightkit.analysis import sol
 from nsightkit.capture.investigation import has_gpu
 from nsightkit.capture.investigation import measure as measure_part
 from nsightkit.errors import NsightkitError
+from nsightkit.hardware import slowed_by
 from nsightkit.workloads.investigations import INVESTIGATIONS
 
 __all__ = ["measure"]
@@ -28,8 +29,10 @@ def measure(*, echo: Callable[[str], None] | None = None) -> list[dict[str, Any]
     -------
     list of dict
         The columns of :func:`nsightkit.hardware.rows`. ``source`` begins with "measured" and says what ran, and when;
-        ``clock_mhz`` is the median SM clock meanwhile, None where it could not be read. The product of zeros is
-        left out: no work is like it.
+        ``clock_mhz`` is the median SM clock meanwhile. Three more: ``power_w``, the median draw; ``busy_pct``, the
+        median utilisation, for a ceiling holds at its duty cycle; and ``slowed_by``, what held the clock down in at
+        least half of the readings. What could not be read is None. The product of zeros is left out: no work is like
+        it.
 
     Raises
     ------
@@ -51,7 +54,7 @@ def measure(*, echo: Callable[[str], None] | None = None) -> list[dict[str, Any]
             continue
         times = run.values("step_ns")
         found = sol.ceiling(run.parameters, float(np.median(times)))
-        clock = run.median("sm_clock_mhz")
+        clock, power, busy = (run.median(metric) for metric in ("sm_clock_mhz", "power_w", "gpu_utilization_percent"))
         date = str(run.provenance["utc"])[:10]
         rows.append(
             {
@@ -62,6 +65,9 @@ def measure(*, echo: Callable[[str], None] | None = None) -> list[dict[str, Any]
                 "gb_per_s": found["gb_per_s"],
                 "clock_mhz": None if clock is None else round(clock),
                 "source": f"measured {date}: {found['what']}, median of {len(times)}",
+                "power_w": None if power is None else round(power),
+                "busy_pct": None if busy is None else round(busy),
+                "slowed_by": slowed_by(run.values("slowdown_mask")),
             }
         )
     if not rows:

@@ -13,13 +13,14 @@ __all__ = ["sample"]
 
 
 #: Metrics, and what nvidia-smi calls them. The last is a mask of why the clock is lower than it could be
-#: (``nvmlClocksEventReason…`` in NVML; 4 is the power limit, 32 and 64 are heat).
+#: (:data:`nsightkit.hardware.SLOWDOWNS`); drivers before R535 have its other name alone, and refuse the new one.
 _FIELDS = {
     "gpu_utilization_percent": "utilization.gpu",
     "sm_clock_mhz": "clocks.sm",
     "power_w": "power.draw",
-    "slowdown_mask": "clocks_throttle_reasons.active",
+    "slowdown_mask": "clocks_event_reasons.active",
 }
+_OLDER = {"clocks_event_reasons.active": "clocks_throttle_reasons.active"}
 
 
 def sample(function: Callable[[], object], duration_s: float, period_s: float = 0.1) -> dict[str, list[float]]:
@@ -69,14 +70,20 @@ def _reader(torch: Any) -> Callable[[], dict[str, float]]:
     # nvidia-smi counts all GPUs, torch those it may use: the UUID is the same for both.
     uuid = str(getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", ""))
     which = [f"--id=GPU-{uuid.removeprefix('GPU-')}"] if uuid else []
-    asked = f"--query-gpu={','.join(_FIELDS.values())}"
-    command = ["nvidia-smi", *which, asked, "--format=csv,noheader,nounits"]
 
-    def from_smi() -> dict[str, float]:
+    def smi(fields: Sequence[str]) -> dict[str, float]:
+        command = ["nvidia-smi", *which, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
         with contextlib.suppress(OSError, subprocess.SubprocessError, IndexError):
             said = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout
             return _numbers(said.splitlines()[0].split(","))
         return {}
+
+    names = list(_FIELDS.values())
+    if not smi(names):
+        names = [_OLDER.get(name, name) for name in names]
+
+    def from_smi() -> dict[str, float]:
+        return smi(names)
 
     def from_nvml() -> dict[str, float]:
         found = {}
