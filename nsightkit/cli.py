@@ -875,7 +875,7 @@ def check(
             runs.append(
                 run_metrics.read(
                     file,
-                    opened=lambda _, session=session: session.ask(lambda opened: opened)[1],
+                    opened=functools.partial(_whole, session),
                     match=match,
                     selection=" ".join(said) or None,
                 )
@@ -890,7 +890,8 @@ def check(
     result |= {"baseline": str(baseline), "written": made is not None}
     _print_check(format, result)
     for row in result["conditions"]:
-        was, now = (row[side] or "not said" for side in ("baseline", "now"))
+        unsaid = "none" if row["name"] == "selection" else "not said"
+        was, now = (row[side] or unsaid for side in ("baseline", "now"))
         _note(f"{row['name'].replace('_', ' ')} is not the baseline's: {now}, there {was}")
     if made is not None:
         _note(f"{baseline}: written, {made.runs} run{'' if made.runs == 1 else 's'}")
@@ -901,12 +902,25 @@ def check(
         more = f" and {len(failed) - 3} more" if len(failed) > 3 else ""
         _note(f"the check against {baseline} failed: {listed}{more}")
         raise typer.Exit(1)
-    if not result["enough"]:
-        raise UsageError(f"cannot tell: {result['too_few']}")
+    if result["undecided"]:
+        raise UsageError(_undecided(result["undecided"][0]))
+
+
+def _whole(session: _Session, _: Path) -> Trace:
+    return session.ask(lambda opened: opened)[1]
 
 
 def _changed(row: Mapping[str, Any], key: str = "ratio") -> str:
     return "" if row.get(key) is None else f"{100 * (row[key] - 1):+.1f} %"
+
+
+def _undecided(row: Mapping[str, Any]) -> str:
+    before, after = row["samples"]
+    why = row["reason"] or f"noise explains up to {_changed(row, 'limit')}"
+    return (
+        f"cannot tell whether {row['metric']} became worse: {_changed(row) or 'from 0'} in {before} and {after} "
+        f"samples, and {why}; record more steps (30 are of use), give several runs, or allow more with --tolerance"
+    )
 
 
 def _print_check(format: Format | None, result: dict[str, Any]) -> None:  # noqa: A002
@@ -918,8 +932,11 @@ def _print_check(format: Format | None, result: dict[str, Any]) -> None:  # noqa
         value, unit = row.get(key), row["unit"]
         if value is None:
             return "-"
-        texts = {"ns": _show.time_text, "bytes": _show.bytes_text, "per_s": lambda v: f"{_show.bytes_text(v)}/s"}
-        return texts[unit](value) if unit in texts else f"{value:,.5g}{' %' if unit == '%' else ''}"
+        if unit == "ns":
+            return _show.time_text(value)
+        if unit in ("bytes", "per_s"):
+            return f"{_show.bytes_text(value)}{'/s' if unit == 'per_s' else ''}"
+        return f"{value:,.5g}{' %' if unit == '%' else ''}"
 
     def line(row: Mapping[str, Any]) -> dict[str, Any]:
         status = row["status"] if not row["gate"] else words.get(row["status"], row["status"])
@@ -929,7 +946,7 @@ def _print_check(format: Format | None, result: dict[str, Any]) -> None:  # noqa
             "baseline": amount(row, "before"),
             "now": amount(row, "after"),
             "change": _changed(row) or "-",
-            "counts from": _changed(row, "limit") or "-",
+            "limit": _changed(row, "limit") or "-",
         }
 
     def table(console: Console) -> None:
@@ -937,13 +954,16 @@ def _print_check(format: Format | None, result: dict[str, Any]) -> None:  # noqa
         title = f"{Path(result['baseline']).name} · {runs} · tolerance {100 * result['tolerance']:g} %"
         failing = [*result["regressions"], *result["missing"], *result["undecided"]]
         others = [row for row in result["gates"] if row not in failing]
-        columns = ["status", "name", "baseline", "now", "change", "counts from"]
+        columns = ["status", "name", "baseline", "now", "change", "limit"]
         _show.print_rows(console, columns, [line(row) for row in (*failing, *others)], title=title)
         told = result["informing"]
         if told:
             console.print()
             shown = [line(row) for row in told[:_INFORMING]]
             _show.print_rows(console, columns, shown, total=len(told), title="what else changed, and does not fail")
+        if result["new"]:
+            names = ", ".join(row["metric"] for row in result["new"][:_INFORMING])
+            console.print(_show.plain(f"not in the baseline: {names}"), style="dim")
         for note in result["notes"]:
             console.print(_show.plain(note), style="dim")
 

@@ -12,7 +12,7 @@ from nsightkit.analysis import intervals
 from nsightkit.analysis.names import compiled
 from nsightkit.trace.model import GPU_TABLES, Trace
 
-__all__ = ["find", "number", "summary"]
+__all__ = ["find", "launched_in", "number", "on_gpu", "summary"]
 
 _PROFILER_STEP = re.compile(r"^ProfilerStep#\d+$")
 _STEP = re.compile(r"(^|[^a-z])step([^a-z]|$)", re.IGNORECASE)
@@ -112,6 +112,63 @@ def number(windows: pd.DataFrame, time_ns: npt.ArrayLike) -> npt.NDArray[np.intp
     start, end = (windows[c].to_numpy() for c in ("start_ns", "end_ns"))
     at = np.searchsorted(start, time, side="right") - 1
     return np.where((at >= 0) & (time < end[np.maximum(at, 0)]), at, -1)
+
+
+def on_gpu(trace: Trace, windows: pd.DataFrame) -> pd.DataFrame | None:
+    """Cut time into steps where the GPU begins with a step's work, not where the CPU does.
+
+    The CPU runs ahead, and a short program never has to wait: its windows on the CPU's clock then say how quickly
+    work is launched. From the first operation of one step to the first of the next passes what a step takes,
+    whichever of the two is behind.
+
+    Parameters
+    ----------
+    trace : Trace
+    windows : DataFrame
+        Steps on the CPU's clock, as :func:`find` gives them.
+
+    Returns
+    -------
+    DataFrame or None
+        ``start_ns`` and ``end_ns``; the last one ends with its last operation. None where a step launched nothing,
+        or began on the GPU before the one before it did.
+    """
+    first = np.full(len(windows), np.iinfo(np.int64).max)
+    end = np.iinfo(np.int64).min
+    for table in GPU_TABLES:
+        if not trace.size(table):
+            continue
+        mine = launched_in(trace, table, windows)
+        rows = trace.table(table, ["start_ns", "end_ns"])
+        np.minimum.at(first, mine[mine >= 0], rows["start_ns"].to_numpy()[mine >= 0])
+        end = max([end, *rows["end_ns"].to_numpy()[mine == len(windows) - 1].tolist()])
+    if not len(windows) or (np.diff(first, append=end) <= 0).any():
+        return None
+    return pd.DataFrame({"start_ns": first, "end_ns": np.append(first[1:], end)})
+
+
+def launched_in(trace: Trace, table: str, windows: pd.DataFrame) -> npt.NDArray[np.intp]:
+    """Say which step each operation of a GPU table was launched in.
+
+    Parameters
+    ----------
+    trace : Trace
+    table : {"kernels", "memops", "graphs"}
+    windows : DataFrame
+        Steps on the CPU's clock, as :func:`find` gives them.
+
+    Returns
+    -------
+    ndarray of intp
+        Row of `windows`; -1 for what was launched in none, or by another process.
+    """
+    step = number(windows, intervals.launched(trace, table))
+    process = trace.table(table, ["process"])["process"].to_numpy()
+    if len(windows):
+        ours = process == windows["process"].iloc[0]
+        # No process at all: nothing says whose it was.
+        step = np.where(ours | ~ours.any(), step, -1)
+    return step
 
 
 def summary(trace: Trace, match: str | None = None) -> pd.DataFrame:
