@@ -160,8 +160,8 @@ def causes(trace: Trace, min_ns: int = 0, data_loading: str = DATA_LOADING) -> p
     Returns
     -------
     DataFrame
-        ``device, start_ns, end_ns, cause, kind, name``, by device and time; the last three are categories. ``name``
-        is empty where nothing recorded decided.
+        ``device, start_ns, end_ns, cause, kind, name, row``, by device and time; ``cause, kind, name`` are categories.
+        ``row`` is that of the event in its table of ``trace.whole``, -1, with an empty name, where no event decided.
     """
     found = _found(trace, min_ns, data_loading)
     texts, code = [""], np.zeros(len(found.cause), np.int64)
@@ -183,6 +183,7 @@ def causes(trace: Trace, min_ns: int = 0, data_loading: str = DATA_LOADING) -> p
             "cause": pd.Categorical.from_codes(found.cause, pd.Index(CAUSES)),
             "kind": pd.Categorical.from_codes(found.source, pd.Index(_EVIDENCE)),
             "name": pd.Categorical.from_codes(number[code], pd.Index(distinct, dtype="str")),
+            "row": found.source_row,
         },
         copy=False,
     )

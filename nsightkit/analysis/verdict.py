@@ -2,17 +2,16 @@
 
 Time lost comes before time used. The candidates are the causes of idle time (:mod:`nsightkit.analysis.gaps`) and the
 copies that no kernel overlaps, which count as ``memory-transfer``. If together they take 5 % of the span, the largest
-of them is the bottleneck. Else the device was busy, and what filled it is: communication and waiting in collectives
-if they reach a quarter of the busy time, or arithmetic, or the memory.
+of them is the bottleneck. Else the device was busy, and what filled it is the bottleneck: communication and waiting in
+collectives if they reach a quarter of the busy time, or arithmetic, or the memory.
 
-Each moment of each device counts once. A gap has one cause, and a busy moment counts for the first that holds: a
-kernel bound by arithmetic runs, one bound by the memory, another kernel or a graph replay, a collective, a copy, a
-memset. So a copy under a kernel costs nothing, a small kernel under a big one neither, and nothing is counted twice.
+Each moment of each device counts once. A gap has one cause, and a busy moment counts for the first of these that runs
+in it: a kernel bound by arithmetic, one bound by the memory, another kernel or a graph replay, a collective, a copy, a
+memset. So a copy under a kernel costs nothing, a small kernel beside a large one neither, and nothing counts twice.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -21,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from nsightkit import hardware
 from nsightkit._show import bytes_text, short_name, time_text
 from nsightkit.analysis import gaps, intervals, memops, sol, steps
 from nsightkit.analysis.categories import CATEGORIES, categorize
@@ -32,48 +32,55 @@ from nsightkit.trace.model import GPU_TABLES, Trace
 __all__ = ["BOTTLENECKS", "candidates", "summary"]
 
 Int = npt.NDArray[np.int64]
+Bool = npt.NDArray[np.bool_]
 
 _FILLS = ("compute-bound", "memory-bound", "not-enough-data", "communication", "imbalance")
-#: Every answer there is.
+#: Every answer there is: the causes of idle time, then what fills busy time.
 BOTTLENECKS = (*gaps.CAUSES, *_FILLS)
 _CODE = {name: code for code, name in enumerate(BOTTLENECKS)}
-_TRANSFER, _UNKNOWN, _PROFILER = _CODE["memory-transfer"], _CODE["unknown"], _CODE["profiler"]
+_PROFILER, _SYNC, _LAUNCH = (_CODE[name] for name in ("profiler", "synchronization", "launch-overhead"))
+_TRANSFER, _UNKNOWN = _CODE["memory-transfer"], _CODE["unknown"]
 _COMPUTE, _MEMORY, _UNDECIDED, _COMMUNICATION, _IMBALANCE = (_CODE[name] for name in _FILLS)
 #: One column more than answers: what a device lay idle before its span or after it, while others worked.
 _ENDS = len(BOTTLENECKS)
-_IDLE = slice(0, len(gaps.CAUSES))
-_BUSY = slice(len(gaps.CAUSES), _ENDS)
+_IDLE = range(len(gaps.CAUSES))
+_BUSY = range(len(gaps.CAUSES), _ENDS)
+_TALK = (_COMMUNICATION, _IMBALANCE)
 
 #: Idle time and exposed copies below this share of the span are not what holds a run back.
 _LOST = 0.05
-#: Exposed communication and waiting are the answer from this share of the busy time on: hiding them gives 1.33x.
+#: Exposed communication and waiting are the answer from this share of the busy time on: without them, 1.33x.
 _EXPOSED = 0.25
 #: A second candidate of more than this part of the first is close to it.
 _CLOSE = 2 / 3
-#: Within this factor of the 5 %, the rule itself is in doubt.
+#: Within this factor of such a share, the rule itself is in doubt.
 _NEAR = 1.25
 #: Operators below this share of their bound are held by something that the bound does not know.
 _SLOW = 0.25
+#: Most of a candidate: what is left has another answer, or it is no habit of the run.
+_MOST = 0.9
 #: Fewer steps, or operations, say nothing about what is usual.
-_FEW_STEPS, _FEW_OPERATIONS = 3, 20
+_FEW_STEPS, _FEW_OPERATIONS = 3, 50
 _PARTS = 10
-_NAMED = 3
+#: How much of a list a sentence names, and the answer keeps.
+_NAMED, _KEPT = 3, 10
+#: Characters of a kernel's name within a sentence.
+_NAME = 60
 
-#: What a kernel's category says of its bound, where no shape does. Products of a matrix with a few rows read the
-#: matrix for next to no arithmetic; their names often say so.
+#: What a kernel's category says of its bound, where no shape does.
 _OF_CATEGORY = {
     **dict.fromkeys(("GEMM", "attention"), _COMPUTE),
-    **dict.fromkeys(
-        ("softmax", "normalization", "reduction", "elementwise", "optimizer", "memory-like", "Triton-fused"), _MEMORY
-    ),
+    **dict.fromkeys(("softmax", "normalization", "reduction", "elementwise"), _MEMORY),
+    **dict.fromkeys(("optimizer", "memory-like", "Triton-fused"), _MEMORY),
     "communication": _COMMUNICATION,
     "other": _UNDECIDED,
 }
+#: Products of a matrix with a few rows read the matrix for next to no arithmetic; their names often say so.
 _FEW_ROWS = re.compile(r"gemv|decode|split_?kv|paged", re.IGNORECASE)
 
 
 def candidates(trace: Trace) -> pd.DataFrame:
-    """Rank what the device lost time to.
+    """Rank what the devices lost time to.
 
     Parameters
     ----------
@@ -85,8 +92,7 @@ def candidates(trace: Trace) -> pd.DataFrame:
         ``bottleneck, total_ns, share_of_span``, by falling time: the causes of idle time, where ``memory-transfer``
         has the copies that no kernel overlaps as well. The share is of the sum of the devices' spans.
     """
-    account = _Account(trace, None)
-    return account.ranked(range(len(gaps.CAUSES)))
+    return _ranked(_Account(trace, None), _IDLE) if _has_work(trace) else _table([], 0)
 
 
 def summary(trace: Trace, gpu: str | None = None) -> dict[str, Any]:
@@ -106,7 +112,7 @@ def summary(trace: Trace, gpu: str | None = None) -> dict[str, Any]:
         ``share_of_span``
             What it takes of the sum of the devices' spans; None where the trace holds no GPU work.
         ``confidence``
-            ``high``, ``medium`` or ``low``: no, one, or more doubts, which stand first in ``against``. Always low for
+            ``high``, ``medium`` or ``low``: no doubt, one, or more; they stand first in ``against``. Always ``low`` for
             ``unknown`` and ``not-enough-data``.
         ``evidence``, ``against``, ``next_steps``
             Sentences. Times in them are on the trace's clock.
@@ -119,19 +125,31 @@ def summary(trace: Trace, gpu: str | None = None) -> dict[str, Any]:
         ``candidates``, ``busy``
             Lists of ``bottleneck, total_ns, share_of_span``: what time was lost to, and what filled the rest.
         ``named``
-            Calls, ranges, operators or kernels behind it: ``kind, name, count, total_ns``.
+            Calls, ranges, operators or kernels behind it: ``kind, name, count, total_ns``, and for calls the operator
+            or range that most of the time lay ``inside``.
         ``longest``
-            Its longest moments: ``device, start_ns, end_ns, kind, name``.
+            Its longest moments: ``device, start_ns, end_ns, kind, name``, and of gaps the operation they were
+            ``ended_by``.
 
     Raises
     ------
     UsageError
         No card of the name in `gpu` is listed.
     """
-    if not any(trace.size(table) for table in GPU_TABLES):
-        return _nothing(trace)
-    account = _Account(trace, gpu)
-    return _Answer(trace, account, gpu).written()
+    if gpu is not None:
+        hardware.find(gpu)
+    return _Answer(_Account(trace, gpu)).written() if _has_work(trace) else _nothing(trace)
+
+
+def _has_work(trace: Trace) -> bool:
+    return any(trace.size(table) for table in GPU_TABLES)
+
+
+def _table(rows: list[tuple[str, int]], span: int) -> pd.DataFrame:
+    table = pd.DataFrame([row for row in rows if row[1] > 0], columns=["bottleneck", "total_ns"])
+    table = table.astype({"bottleneck": object, "total_ns": np.int64})
+    table["share_of_span"] = np.minimum(table["total_ns"] / max(span, 1), 1.0)
+    return table.sort_values("total_ns", ascending=False, kind="stable", ignore_index=True)
 
 
 # ---------------------------------------------------------------- arithmetic
@@ -141,119 +159,102 @@ class _Account:
     """Where the time of each device went, in all and in each window."""
 
     def __init__(self, trace: Trace, gpu: str | None) -> None:
-        self.trace = trace
+        self.trace, self.gpu = trace, gpu
         self.gaps = gaps.causes(trace)
-        spans = intervals.busy(trace)
-        self.devices = spans["device"].tolist()
-        self.span_of = dict(zip(self.devices, spans["span_ns"].tolist(), strict=True))
-        self.busy_of = dict(zip(self.devices, spans["busy_ns"].tolist(), strict=True))
-        self.span = int(spans["span_ns"].sum())
-        first, last = (int(spans["span_start_ns"].min()), int(spans["span_end_ns"].max())) if len(spans) else (0, 0)
-        self.wall = last - first
-        self.windows, self.are_steps = _windows(trace, first, last)
-        self.kernels = self._kernels(gpu)
-        start = np.append(first, self.windows["start_ns"].to_numpy(np.int64))
-        end = np.append(last, self.windows["end_ns"].to_numpy(np.int64))
-        self.collectives = _Collectives(self.kernels, self.devices)
-        related = self._related()
-        parts = [self._device(device, start, end) for device in self.devices]
+        self.cause = self.gaps["cause"].cat.codes.to_numpy()
+        self.spans = intervals.busy(trace).set_index("device")
+        self.devices: list[int] = self.spans.index.tolist()
+        self.span = int(self.spans["span_ns"].sum())
+        self.first, self.last = int(self.spans["span_start_ns"].min()), int(self.spans["span_end_ns"].max())
+        self.kernels = self._kernels()
+        self.fills = self.kernels["fills"].to_numpy()
+        self.collectives = _Collectives(self.kernels[self.fills == _COMMUNICATION])
+        self.windows = _Windows(trace, self.spans)
         #: nanoseconds by window (the whole first), device and answer; the last column is `_ENDS`
-        self.amounts = np.stack(parts, axis=1) if parts else np.zeros((len(start), 0, _ENDS + 1), np.int64)
-        if related:
-            for number, (begin, done) in enumerate(zip(spans["span_start_ns"], spans["span_end_ns"], strict=True)):
-                outside = Coverage(np.array([first, done]), np.array([begin, last]))
-                self.amounts[:, number, _ENDS] = outside.of(start, end)
+        self.amounts = np.stack([self._device(device) for device in self.devices], axis=1)
+        if not self._related():
+            self.amounts[..., _ENDS] = 0
         self.totals = self.amounts.sum(axis=1)
 
-    def _kernels(self, gpu: str | None) -> pd.DataFrame:
-        """Every kernel with the answer it speaks for."""
-        table = self.trace.table("kernels", ["device", "start_ns", "end_ns", "process", "name"])
-        category = categorize(table["name"])
-        fills = np.array([_OF_CATEGORY[name] for name in CATEGORIES], np.int8)[category.codes]
+    @property
+    def wall(self) -> int:
+        return self.last - self.first
+
+    def _kernels(self) -> pd.DataFrame:
+        """Every kernel with the answer it speaks for, and whether its operator's shape said so."""
+        table = self.trace.table("kernels", ["device", "start_ns", "end_ns", "name", "collective"])
+        fills = np.array([_OF_CATEGORY[name] for name in CATEGORIES], np.int8)[categorize(table["name"]).codes]
         fills[(fills == _COMPUTE) & matching(table["name"], _FEW_ROWS)] = _MEMORY
-        bound = sol.kernel_bounds(self.trace, gpu)
-        known = (bound.codes > 0) & (fills != _COMMUNICATION)
-        by_shape = np.array([_UNDECIDED, _COMPUTE, _MEMORY], np.int8)[bound.codes]
-        return table.assign(fills=np.where(known, by_shape, fills), by_shape=known)
+        bound = sol.kernel_bounds(self.trace, self.gpu).codes
+        fills = np.where(bound > 0, np.array([_UNDECIDED, _COMPUTE, _MEMORY], np.int8)[bound], fills)
+        # What a collective's kernel reduces on the way is no operator of the model.
+        talks = (categorize(table["name"]) == "communication") | (table["collective"] != "").to_numpy()
+        return table.drop(columns="collective").assign(
+            fills=np.where(talks, _COMMUNICATION, fills), by_shape=(bound > 0) & ~talks
+        )
 
     def _related(self) -> bool:
-        """Whether the devices work together: they are one process's, or all of them run collectives."""
-        if len(self.devices) < 2:
-            return False
+        """Whether devices work together: they are one process's, or all of them run collectives."""
         owners = [self.trace.table(table, ["process"])["process"].unique() for table in GPU_TABLES]
         return len(np.unique(np.concatenate(owners))) == 1 or len(self.collectives.devices) == len(self.devices)
 
-    def _device(self, device: int, start: Int, end: Int) -> Int:
+    def _device(self, device: int) -> Int:
+        edges = self.windows.edges[device]
+        start, end = np.append(self.first, edges[:-1]), np.append(self.last, edges[1:])
         amounts = np.zeros((len(start), _ENDS + 1), np.int64)
-        mine = self.gaps[self.gaps["device"] == device]
-        for code in range(len(gaps.CAUSES)):
-            of_cause = mine[mine["cause"].cat.codes.to_numpy() == code]
+        amounts[0, _ENDS] = self.wall - int(self.spans["span_ns"].to_numpy()[self.devices.index(device)])
+        mine = (self.gaps["device"] == device).to_numpy()
+        for code in _IDLE:
+            of_cause = self.gaps[mine & (self.cause == code)]
             amounts[:, code] = Coverage(of_cause["start_ns"], of_cause["end_ns"]).of(start, end)
-        running = self.kernels[self.kernels["device"] == device]
-        fills = running["fills"].to_numpy()
-        graphs, moved = (self._of(table, device) for table in ("graphs", "memops"))
-        waiting = self.collectives.waiting(device)
-        memset = moved.pop("kind").astype(object).to_numpy() == "memset"
+        on_device = (self.kernels["device"] == device).to_numpy()
+        running = {code: self.kernels[on_device & (self.fills == code)] for code in np.unique(self.fills).tolist()}
+        none = self.kernels.head(0)
+        copies, memsets = self._memops(device)
         layers: list[tuple[int | None, list[pd.DataFrame]]] = [
-            (_COMPUTE, [running[fills == _COMPUTE]]),
-            (_MEMORY, [running[fills == _MEMORY]]),
-            (_UNDECIDED, [running[fills == _UNDECIDED], graphs]),
-            (_IMBALANCE, [waiting]),
-            (_COMMUNICATION, [running[fills == _COMMUNICATION]]),
-            (None, self._unselected(device)),
-            (_TRANSFER, [moved[~memset]]),
-            (_MEMORY, [moved[memset]]),  # it writes the memory at its full rate
+            (_COMPUTE, [running.get(_COMPUTE, none)]),
+            (_MEMORY, [running.get(_MEMORY, none)]),
+            (_UNDECIDED, [running.get(_UNDECIDED, none), _on(self.trace, "graphs", device)]),
+            (_IMBALANCE, [self.collectives.waiting(device)]),
+            (_COMMUNICATION, [running.get(_COMMUNICATION, none)]),
+            # What a filter left out hides a copy all the same.
+            (None, [_on(self.trace.whole, table, device) for table in ("kernels", "graphs")]),
+            (_TRANSFER, [copies]),
+            (_MEMORY, [memsets]),
         ]
+        if self.trace is self.trace.whole:
+            layers = [layer for layer in layers if layer[0] is not None]
         covered, before = Coverage([], []), np.zeros(len(start), np.int64)
         for answer, tables in layers:
             begun = np.concatenate([covered.start, *(table["start_ns"].to_numpy() for table in tables)])
-            done = np.concatenate([covered.end, *(table["end_ns"].to_numpy() for table in tables)])
-            covered = Coverage(begun, done)
+            ended = np.concatenate([covered.end, *(table["end_ns"].to_numpy() for table in tables)])
+            covered = Coverage(begun, ended)
             now = covered.of(start, end)
             if answer is not None:
                 amounts[:, answer] += now - before
             before = now
         return amounts
 
-    def _of(self, table: str, device: int) -> pd.DataFrame:
-        columns = ["device", "start_ns", "end_ns", *(["kind"] if table == "memops" else [])]
-        frame = self.trace.table(table, columns)
-        return frame[frame["device"] == device].copy()
+    def _memops(self, device: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """Copies, and memsets: those write the device's memory at its full rate."""
+        moved = _on(self.trace, "memops", device, "kind", "src_kind", "dst_kind")
+        memset = (moved["kind"] == "memset").to_numpy()
+        return moved[~memset], moved[memset]
 
-    def _unselected(self, device: int) -> list[pd.DataFrame]:
-        """What a filter left out still overlaps a copy."""
-        if self.trace is self.trace.whole:
-            return []
-        both = [self.trace.whole.table(table, ["device", "start_ns", "end_ns"]) for table in ("kernels", "graphs")]
-        return [frame[frame["device"] == device] for frame in both]
+    def exposed_copies(self) -> pd.DataFrame:
+        """Copies that run for most of their time without a kernel beside them."""
+        parts = []
+        for device in self.devices:
+            copies, _ = self._memops(device)
+            over = pd.concat([_on(self.trace.whole, table, device) for table in ("kernels", "graphs")])
+            hidden = Coverage(over["start_ns"], over["end_ns"]).of(copies["start_ns"], copies["end_ns"])
+            parts.append(copies[2 * hidden < (copies["end_ns"] - copies["start_ns"]).to_numpy()])
+        return pd.concat(parts, ignore_index=True)
 
-    def ranked(self, codes: Sequence[int]) -> pd.DataFrame:
-        """Time and share of some answers, those that took any."""
-        amounts = self.totals[0] if len(self.totals) else np.zeros(_ENDS + 1, np.int64)
-        rows = [(BOTTLENECKS[code], int(self.of(amounts, code))) for code in codes]
-        table = pd.DataFrame([row for row in rows if row[1] > 0], columns=["bottleneck", "total_ns"])
-        table["share_of_span"] = np.minimum(table["total_ns"] / self.span, 1.0) if self.span else 0.0
-        table = table.astype({"bottleneck": object, "total_ns": np.int64, "share_of_span": np.float64})
-        return table.sort_values("total_ns", ascending=False, kind="stable", ignore_index=True)
 
-    @staticmethod
-    def of(amounts: npt.NDArray[Any], code: int) -> Any:
-        """One answer's time; waiting at the ends is imbalance, too."""
-        return amounts[..., code] + (amounts[..., _ENDS] if code == _IMBALANCE else 0)
-
-    def decide(self, amounts: npt.NDArray[Any], span: npt.NDArray[Any] | None = None) -> npt.NDArray[np.intp]:
-        """The contract's rule, on any number of rows of amounts."""
-        amounts = np.atleast_2d(amounts)
-        idle, busy = amounts[:, _IDLE], amounts[:, _BUSY].copy()
-        inside = busy.sum(axis=1)
-        span = inside + idle.sum(axis=1) if span is None else span
-        busy[:, _IMBALANCE - _BUSY.start] += amounts[:, _ENDS]
-        lost = (idle.sum(axis=1) >= _LOST * span) & (idle.sum(axis=1) > 0)
-        talk = busy[:, _COMMUNICATION - _BUSY.start :]
-        exposed = talk.sum(axis=1) >= _EXPOSED * (inside + amounts[:, _ENDS])
-        exposed &= talk.sum(axis=1) > 0
-        fills = np.where(exposed, _COMMUNICATION + talk.argmax(axis=1), _BUSY.start + busy.argmax(axis=1))
-        return np.asarray(np.where(lost, idle.argmax(axis=1), fills))
+def _on(trace: Trace, table: str, device: int, *more: str) -> pd.DataFrame:
+    frame = trace.table(table, ["device", "start_ns", "end_ns", *more])
+    return frame[frame["device"] == device]
 
 
 class _Collectives:
@@ -262,45 +263,100 @@ class _Collectives:
     A collective can do its work only when the last device has arrived; until then the others wait in it.
     """
 
-    def __init__(self, kernels: pd.DataFrame, devices: Sequence[int]) -> None:
-        mine = kernels[kernels["fills"] == _COMMUNICATION]
-        mine = mine.sort_values(["device", "start_ns"], kind="stable").reset_index(drop=True)
+    def __init__(self, kernels: pd.DataFrame) -> None:
+        mine = kernels.sort_values(["device", "start_ns"], kind="stable").reset_index(drop=True)
         self.devices = mine["device"].unique().tolist()
-        self._table = mine.assign(until_ns=mine["start_ns"], late=False)
-        self.matched = self.collectives = 0
-        if len(devices) < 2 or len(self.devices) < 2:
+        self._table = mine.assign(until_ns=mine["start_ns"], last=False)
+        self.matched = 0
+        if len(self.devices) < 2:
             return
         name = mine["name"].cat.codes
-        number = mine.groupby([mine["device"], name], sort=False).cumcount()
-        groups = mine.groupby([name, number], sort=False)
+        runs = mine.groupby([mine["device"], name], sort=False)
+        groups = mine.groupby([name, runs.cumcount()], sort=False)
         arrived, done = groups["start_ns"].transform("max"), groups["end_ns"].transform("min")
         # Names that the devices ran unequally often are cropped, or no collectives: then the n-th are not the same.
-        runs = mine.groupby([mine["device"], name], sort=False)["start_ns"].transform("size")
-        same = runs.groupby(name).transform("nunique") == 1
+        same = runs["start_ns"].transform("size").groupby(name).transform("nunique") == 1
         met = (groups["start_ns"].transform("size") == len(self.devices)) & same & (arrived < done)
         self._table["until_ns"] = arrived.where(met, mine["start_ns"])
-        self._table["late"] = met & (arrived == mine["start_ns"])
-        self.matched, self.collectives = int(met.sum()) // len(self.devices), groups.ngroups
+        self._table["last"] = met & (arrived == mine["start_ns"])
+        self.matched = int(met.sum()) // len(self.devices)
 
     def waiting(self, device: int) -> pd.DataFrame:
         """The time from a device's arrival to that of the last."""
         mine = self._table[self._table["device"] == device]
-        return mine[["start_ns"]].assign(end_ns=mine["until_ns"])
+        return mine[["device", "start_ns", "name"]].assign(end_ns=mine["until_ns"])
 
-    def late(self) -> dict[int, int]:
-        """How often each device was the last to arrive."""
-        counts = self._table.groupby("device")["late"].sum()
-        return dict(zip(counts.index.tolist(), counts.tolist(), strict=True))
+    def last(self, device: int) -> int:
+        """How often a device was the last to arrive."""
+        return int(self._table.loc[self._table["device"] == device, "last"].sum())
 
 
-def _windows(trace: Trace, first: int, last: int) -> tuple[pd.DataFrame, bool]:
-    """The steps or, where there are too few, tenths of the time."""
-    found = steps.summary(trace) if trace.size("ranges") else pd.DataFrame()
-    if len(found) >= _FEW_STEPS:
-        return found.assign(end_ns=found["start_ns"] + found["wall_ns"]).rename(columns={"step": "name"}), True
-    edges = np.linspace(first, last, _PARTS + 1).astype(np.int64)
-    names = [f"tenth {number + 1}" for number in range(_PARTS)]
-    return pd.DataFrame({"name": names, "start_ns": edges[:-1], "end_ns": edges[1:], "outlier": False}), False
+class _Windows:
+    """Parts of the run that a verdict can be held against: the steps or, without them, tenths of the time.
+
+    The CPU runs ahead, so the GPU's part of a step is not the step's time on the CPU. It lasts from the end of what
+    was launched before the step to the end of what was launched in it.
+    """
+
+    def __init__(self, trace: Trace, spans: pd.DataFrame) -> None:
+        found = steps.summary(trace)
+        self.steps = len(found)
+        self.are_steps = self.steps >= _FEW_STEPS and trace.size("calls") > 0
+        self.edges: dict[int, Int] = {}
+        if self.are_steps:
+            self.names = ["before the first step", *found["step"].tolist(), "after the last step"]
+            self.outlier = np.pad(found["outlier"].to_numpy(bool), 1)
+            self.inside = np.pad(np.ones(self.steps, bool), 1)
+            self._by_launch(trace, spans, steps.find(trace))
+        else:
+            self.names = [f"tenth {number + 1}" for number in range(_PARTS)]
+            self.outlier, self.inside = np.zeros(_PARTS, bool), np.ones(_PARTS, bool)
+            tenths = np.linspace(spans["span_start_ns"].min(), spans["span_end_ns"].max(), _PARTS + 1)
+            self.edges = dict.fromkeys(spans.index.tolist(), tenths.astype(np.int64))
+        #: when each begins, on the first device to begin it
+        self.start = np.stack(list(self.edges.values())).min(axis=0)[:-1]
+        self.what = "steps" if self.are_steps else "tenths of the time"
+
+    def _by_launch(self, trace: Trace, spans: pd.DataFrame, found: pd.DataFrame) -> None:
+        # 0 before the first step, then the steps, then what follows the last.
+        bounds = np.append(found["start_ns"].to_numpy(), found["end_ns"].iloc[-1])
+        devices: list[int] = spans.index.tolist()
+        begun, ended = (
+            dict(zip(devices, spans[f"span_{which}_ns"].tolist(), strict=True)) for which in ("start", "end")
+        )
+        reach = {device: np.full(len(bounds) + 1, begun[device], np.int64) for device in devices}
+        for table in GPU_TABLES:
+            ops = trace.table(table, ["device", "end_ns"])
+            launched = intervals.launched(trace, table)
+            number = np.searchsorted(bounds, launched, side="right")
+            for device, ends in reach.items():
+                mine = (ops["device"].to_numpy() == device) & (launched > np.iinfo(np.int64).min)
+                np.maximum.at(ends, number[mine], ops["end_ns"].to_numpy()[mine])
+        for device, ends in reach.items():
+            ends[-1] = ended[device]
+            self.edges[device] = np.append(begun[device], np.maximum.accumulate(ends))
+
+
+def _of(amounts: npt.NDArray[Any], code: int) -> Any:
+    """One answer's time; lying idle at the ends is imbalance, too."""
+    return amounts[..., code] + (amounts[..., _ENDS] if code == _IMBALANCE else 0)
+
+
+def _ranked(account: _Account, codes: Sequence[int]) -> pd.DataFrame:
+    return _table([(BOTTLENECKS[code], int(_of(account.totals[0], code))) for code in codes], account.span)
+
+
+def _decided(amounts: npt.NDArray[Any], span: int | None = None) -> npt.NDArray[np.intp]:
+    """The rule, on any number of rows of amounts; the span is their sum where it is not given."""
+    rows = np.atleast_2d(amounts)
+    idle = rows[:, list(_IDLE)]
+    busy = np.stack([_of(rows, code) for code in _BUSY], axis=1)
+    inside = rows[:, :_ENDS].sum(axis=1) if span is None else span
+    lost = (idle.sum(axis=1) >= _LOST * inside) & idle.any(axis=1)
+    talk = np.stack([_of(rows, code) for code in _TALK], axis=1)
+    exposed = (talk.sum(axis=1) >= _EXPOSED * busy.sum(axis=1)) & talk.any(axis=1)
+    fills = np.where(exposed, np.array(_TALK)[talk.argmax(axis=1)], _BUSY.start + busy.argmax(axis=1))
+    return np.asarray(np.where(lost, idle.argmax(axis=1), fills))
 
 
 # ---------------------------------------------------------------- words
@@ -310,8 +366,8 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def _count(number: int, thing: str) -> str:
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+def _count(number: int, thing: str, several: str | None = None) -> str:
+    return f"{number:,} {thing if number == 1 else several or thing + 's'}"
 
 
 def _moment(ns: int) -> str:
@@ -323,459 +379,487 @@ def _speedup(share: float) -> float | None:
     return 1 / (1 - share) if share < 1 else None
 
 
-def _at_most(speedup: float | None) -> str:
-    return "" if speedup is None else f": at most {speedup:.2f}x, all else as it was"
+def _bounded(change: str, speedup: float | None) -> str:
+    return change if speedup is None else f"{change}: at most {speedup:.2f}x, all else as it was"
 
 
-_KIND = {
-    "call": "call",
-    "range": "range",
-    "op": "operator",
-    "os_call": "OS call",
-    "copy": "copy",
-    "overhead": "profiler",
-}
+_KIND = {"op": "operator", "os_call": "OS call", "copy": "", "overhead": "profiler:", "none": "", "graph": ""}
 
 #: One change for each bottleneck.
 _CHANGE = {
     "profiler": "profile less (fewer tables, no backtraces, a shorter window), and look again",
     "input-pipeline": "have the next batch ready in time: more loader workers, prefetching, or cheaper decoding",
-    "synchronization": "stop waiting for the GPU each step: read values back rarely, or a step later",
+    "synchronization": "do not wait for the GPU in each step: read values back rarely, or a step later",
     "launch-overhead": "launch less: torch.compile, fused operators, or CUDA graphs",
     "cpu-work": "move this work off the thread that launches",
     "compute-bound": "less or cheaper arithmetic: a narrower precision, or sizes that fill the tensor cores",
-    "memory-bound": "move fewer bytes: fuse operators (torch.compile, fused optimizer), or use narrower types",
+    "memory-bound": "move fewer bytes: fuse operators (torch.compile, a fused optimizer), or narrower types",
     "communication": "overlap collectives with the backward pass, or send less: narrower types, rarer reductions",
     "imbalance": "give the devices equal work: batches of equal cost, layers split by time",
+    "unknown": "name what the launching thread does with NVTX ranges, and record OS calls",
 }
 _ON_COPY = {
-    "HtoD pageable": "copy from pinned memory with non_blocking=True, so that the copy overlaps with kernels",
+    "HtoD from pageable": "copy from pinned memory with non_blocking=True, so that kernels can run beside it",
     "HtoD": "prefetch the next batch on a stream of its own while this one computes",
     "DtoH": "read back less, or into pinned memory on a stream of its own",
-    "DtoD": "avoid clones and layout changes between tensors of one device",
+    "DtoD": "avoid clones and changes of layout between tensors of one device",
     "PtoP": "overlap copies between devices with kernels, or send less",
 }
-
-
-def _capture(kind: str) -> str:
-    return {
-        "nsys": "nsightkit capture nsys -o more -- COMMAND",
-        "nodes": "nsightkit capture nsys --graph-nodes -o nodes -- COMMAND",
-        "torch": "nsightkit capture torch -o more -- COMMAND",
-        "shapes": "nsightkit capture torch --record-shapes -o shapes -- COMMAND",
-        "ncu": "nsightkit capture ncu --count 20 -o kernels -- COMMAND",
-    }[kind]
+#: What a kernel's name gives away, and the change that goes with it.
+_GIVEN_AWAY = (
+    (
+        re.compile(r"(?<!tf32_)(?<!tf32)sgemm|simt", re.IGNORECASE),
+        "products run in FP32 without tensor cores: allow TF32, or autocast to BF16",
+    ),
+    (re.compile(r"align[12](?!\d)", re.IGNORECASE), "products have sizes that are no multiple of 8: pad them"),
+    (
+        re.compile(r"soft_?max", re.IGNORECASE),
+        "if these softmaxes are those of attention, scaled_dot_product_attention need not write them to memory",
+    ),
+)
+_CAPTURE = {
+    "nsys": "nsightkit capture nsys -o more -- COMMAND",
+    "nodes": "nsightkit capture nsys --graph-nodes -o nodes -- COMMAND",
+    "torch": "nsightkit capture torch -o more -- COMMAND",
+    "shapes": "nsightkit capture torch --record-shapes -o shapes -- COMMAND",
+    "ncu": "nsightkit capture ncu --count 20 -o kernels -- COMMAND",
+}
+_FILLED = {
+    _COMPUTE: "kernels bound by arithmetic fill",
+    _MEMORY: "kernels bound by the memory fill",
+    _UNDECIDED: "kernels and graph replays of which nothing says what bounds them fill",
+    _COMMUNICATION: "collectives that no other kernel overlaps take",
+    _IMBALANCE: "waiting for the last device takes",
+}
+#: Tables without which some causes cannot be seen.
+_TELLING = ("kernels", "memops", "graphs", "calls", "ranges", "os_calls")
 
 
 def _nothing(trace: Trace) -> dict[str, Any]:
     traced = any(trace.recorded(table) for table in GPU_TABLES)
     reason = (
-        "the trace has tables of GPU work, and no work in them: none ran, or the capture or the filters missed it"
+        "the trace has no GPU work, though GPU work was traced: none ran, or the capture or a filter left it out"
         if traced
-        else "no work of a GPU was recorded in this trace"
+        else "no GPU work was traced"
     )
-    again = _capture("torch" if "orch" in trace.meta.tool else "nsys")
+    again = _CAPTURE["torch" if "torch" in trace.meta.tool.lower() else "nsys"]
     return {
         "bottleneck": "not-enough-data",
         "share_of_span": None,
         "confidence": "low",
         "evidence": [reason],
-        "against": [],
+        "against": list(trace.meta.notes),
         "next_steps": [f"capture the GPU's work, while a step runs on it: {again}"],
-        "total_ns": None,
-        "span_ns": None,
+        **dict.fromkeys(("total_ns", "span_ns")),
         "t0_ns": trace.t0_ns,
         "best_case_speedup": None,
-        "candidates": [],
-        "busy": [],
-        "named": [],
-        "longest": [],
+        **{key: [] for key in ("candidates", "busy", "named", "longest")},
     }
 
 
-@dataclasses.dataclass
 class _Answer:
     """The sentences of one verdict."""
 
-    trace: Trace
-    account: _Account
-    gpu: str | None
-
-    def __post_init__(self) -> None:
-        account = self.account
+    def __init__(self, account: _Account) -> None:
+        self.account, self.trace = account, account.trace
         self.total = account.totals[0]
-        whole = np.array([account.span])
-        self.code = int(account.decide(self.total, whole)[0])
-        self.idle = self.code < _IDLE.stop
-        if self.code == _UNKNOWN and not self.trace.recorded("calls"):
-            self.code = _UNDECIDED
-        self.name = BOTTLENECKS[self.code]
-        self.lost = account.ranked(range(_IDLE.stop))
-        self.busy = account.ranked(range(_BUSY.start, _BUSY.stop))
-        self.of_code = _UNKNOWN if self.idle and self.code == _UNDECIDED else self.code
-        self.ns = int(account.of(self.total, self.of_code))
-        self.share = min(self.ns / account.span, 1.0) if account.span else 0.0
+        #: what the rule says, and what is answered
+        self.code = int(_decided(self.total, account.span)[0])
+        self.idle = self.code in _IDLE
+        blind = self.code == _UNKNOWN and not self.trace.recorded("calls")
+        self.name = "not-enough-data" if blind else BOTTLENECKS[self.code]
+        self.ns = int(_of(self.total, self.code))
+        self.share = self._share(self.ns)
         self.sol = self._sol()
-        self.named, self.longest = self._named()
+        self.events = self._events()
+        self.named, self.longest = self._named(), self._longest()
 
-    def _sol(self) -> pd.DataFrame:
-        try:
-            return sol.summary(self.trace, self.gpu)
-        except UsageError:
-            return pd.DataFrame()
+    def _share(self, ns: int) -> float:
+        return min(ns / self.account.span, 1.0) if self.account.span else 0.0
 
     def written(self) -> dict[str, Any]:
-        evidence = self._evidence()
-        doubts, remarks = self._doubts(), self._remarks()
+        doubts = self._doubts()
         level = "high" if not doubts else "medium" if len(doubts) == 1 else "low"
-        best = self._best_case()
         return {
             "bottleneck": self.name,
             "share_of_span": self.share,
             "confidence": "low" if self.name in ("unknown", "not-enough-data") else level,
-            "evidence": evidence,
-            "against": [*doubts, *remarks],
+            "evidence": self._evidence(),
+            "against": [*doubts, *self._remarks()],
             "next_steps": self._next(),
             "total_ns": self.ns,
             "span_ns": self.account.span,
             "t0_ns": self.trace.t0_ns,
-            "best_case_speedup": best,
-            "candidates": self.lost.to_dict("records"),
-            "busy": self.busy.to_dict("records"),
+            "best_case_speedup": self._best_case(),
+            "candidates": _ranked(self.account, _IDLE).to_dict("records"),
+            "busy": _ranked(self.account, _BUSY).to_dict("records"),
             "named": self.named.to_dict("records"),
             "longest": self.longest.to_dict("records"),
         }
 
     # -- what is behind it
 
-    def _named(self) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """What the time is called, and its longest moments."""
+    def _events(self) -> pd.DataFrame:
+        """Its moments: ``device, start_ns, end_ns, kind, name``, and the row of a call."""
+        account, columns = self.account, ["device", "start_ns", "end_ns", "kind", "name", "row"]
         if self.idle:
-            mine = self.account.gaps
-            mine = mine[mine["cause"].cat.codes.to_numpy() == self.of_code]
-            parts = [mine[["device", "start_ns", "end_ns", "kind", "name"]].astype({"kind": object, "name": object})]
-            if self.of_code == _TRANSFER:
-                parts.append(self._copies())
-            mine = pd.concat(parts, ignore_index=True)
+            parts = [account.gaps[account.cause == self.code]]
+            if self.code == _TRANSFER:
+                copies = account.exposed_copies()
+                parts.append(copies.assign(name="memcpy " + copies["kind"].astype(object), kind="copy", row=-1))
         elif self.code == _IMBALANCE:
-            frames = [self.account.collectives.waiting(device).assign(device=device) for device in self.account.devices]
-            mine = pd.concat(frames).assign(kind="kernel", name="waiting in a collective")
+            parts = [account.collectives.waiting(device).assign(kind="kernel", row=-1) for device in account.devices]
         else:
-            kernels = self.account.kernels
-            mine = kernels[kernels["fills"].to_numpy() == self.code].assign(kind="kernel")
-            if self.code == _UNDECIDED and self.trace.size("graphs"):
-                graphs = self.trace.table("graphs", ["device", "start_ns", "end_ns"])
-                mine = pd.concat([mine.astype({"name": object}), graphs.assign(kind="graph", name="graph replay")])
-        lasting = (mine["end_ns"] - mine["start_ns"]).to_numpy()
-        grouped = pd.DataFrame({"kind": mine["kind"], "name": mine["name"], "total_ns": lasting})
-        grouped = grouped.groupby(["kind", "name"], observed=True, sort=False)["total_ns"].agg(["size", "sum"])
-        grouped = grouped.reset_index().rename(columns={"size": "count", "sum": "total_ns"})
-        grouped = grouped.sort_values("total_ns", ascending=False, ignore_index=True).astype({"name": object})
-        at = np.argsort(-lasting, kind="stable")[:_NAMED]
-        longest = mine.iloc[at][["device", "start_ns", "end_ns", "kind", "name"]].astype({"name": object})
-        return grouped.head(10), longest.reset_index(drop=True)
+            parts = [account.kernels[account.fills == self.code].assign(kind="kernel", row=-1)]
+            if self.code == _UNDECIDED:
+                replays = self.trace.table("graphs", ["device", "start_ns", "end_ns"])
+                parts.append(replays.assign(kind="graph", name="graph replay", row=-1))
+        parts = [part[columns].astype({"kind": object, "name": object}) for part in parts if len(part)]
+        events = pd.concat(parts, ignore_index=True)
+        return events.assign(duration_ns=events["end_ns"] - events["start_ns"])
 
-    def _copies(self) -> pd.DataFrame:
-        table = self.trace.table("memops", ["device", "start_ns", "end_ns", "kind"])
-        table = table[table["kind"].astype(object) != "memset"]
-        running = self.trace.whole.table("kernels", ["device", "start_ns", "end_ns"])
-        graphs = self.trace.whole.table("graphs", ["device", "start_ns", "end_ns"])
-        exposed = np.zeros(len(table), bool)
-        for device in self.account.devices:
-            over = [frame[frame["device"] == device] for frame in (running, graphs)]
-            covered = Coverage(*(np.concatenate([frame[c] for frame in over]) for c in ("start_ns", "end_ns")))
-            mine = (table["device"] == device).to_numpy()
-            start, end = table["start_ns"].to_numpy()[mine], table["end_ns"].to_numpy()[mine]
-            exposed[mine] = 2 * covered.of(start, end) < end - start
-        table = table[exposed]
-        return table.assign(name="memcpy " + table["kind"].astype(object), kind="copy")
+    def _named(self) -> pd.DataFrame:
+        grouped = self.events.groupby(["kind", "name"], sort=False)["duration_ns"].agg(["size", "sum"]).reset_index()
+        grouped = grouped.rename(columns={"size": "count", "sum": "total_ns"})
+        grouped = grouped.sort_values("total_ns", ascending=False, kind="stable", ignore_index=True).head(_KEPT)
+        inside = [
+            self._inside(str(name)) if kind == "call" else None for kind, name in grouped[["kind", "name"]].values
+        ]
+        return grouped.assign(inside=pd.Series(inside, dtype=object))
 
-    # -- sentences
+    def _inside(self, name: str) -> str | None:
+        """The operator, or else the range, around most of the time of the calls of a name."""
+        mine = self.events[(self.events["kind"] == "call") & (self.events["name"] == name) & (self.events["row"] >= 0)]
+        calls = self.trace.whole.table("calls", ["start_ns", "end_ns", "thread"]).iloc[mine["row"].to_numpy()]
+        for table in ("ops", "ranges"):
+            outer = self.trace.whole.table(table, ["start_ns", "end_ns", "thread", "name"])
+            if not len(outer) or not len(calls):
+                continue
+            at, lasting = intervals.enclosing(calls, outer), mine["duration_ns"].to_numpy()
+            names = outer["name"].cat
+            time = np.bincount(names.codes.to_numpy()[at[at >= 0]], lasting[at >= 0], len(names.categories))
+            if 2 * time.max() > lasting.sum():
+                return str(names.categories[int(time.argmax())])
+        return None
+
+    def _longest(self) -> pd.DataFrame:
+        """Its longest moments, and what ended those that are gaps."""
+        at = np.argsort(-self.events["duration_ns"].to_numpy(), kind="stable")[:_NAMED]
+        longest = self.events.iloc[at].drop(columns="row").reset_index(drop=True)
+        ended = {}
+        if self.idle:
+            found = gaps.find(self.trace, min_ns=int(longest["duration_ns"].min()))
+            keys = zip(found["device"].tolist(), found["start_ns"].tolist(), strict=True)
+            ended = dict(zip(keys, (evidence.get("ended_by") for evidence in found["evidence"]), strict=True))
+        keys = zip(longest["device"].tolist(), longest["start_ns"].tolist(), strict=True)
+        by = pd.Series([ended.get(key) for key in keys], dtype=object)
+        return longest.drop(columns="duration_ns").assign(ended_by=by)
+
+    def _sol(self) -> pd.DataFrame:
+        """How close the operators of the bottleneck's kind came to their bound; empty without shapes or a card."""
+        if self.code not in (_COMPUTE, _MEMORY):
+            return pd.DataFrame()
+        try:
+            table = sol.summary(self.trace, self.account.gpu)
+        except UsageError:
+            return pd.DataFrame()
+        return table[table["bound"] == ("compute" if self.code == _COMPUTE else "memory")].reset_index(drop=True)
+
+    def _reached(self) -> float | None:
+        """That share of the datasheet's rate, weighted by time."""
+        possible = self.sol[~self.sol["impossible"].to_numpy(bool)] if len(self.sol) else self.sol
+        if not len(possible):
+            return None
+        return float(np.average(possible["sol_datasheet"], weights=possible["time_ns"]))
+
+    # -- evidence
 
     def _evidence(self) -> list[str]:
-        account, told = self.account, []
-        span = f"{_percent(self.share)} of the span of {time_text(account.span)}"
-        if self.idle:
-            count = int((account.gaps["cause"].cat.codes == self.of_code).sum())
-            what = BOTTLENECKS[self.of_code]
-            told.append(f"{what}: {time_text(self.ns)}, {span}, in {_count(count, 'gap')} of GPU work")
-            if self.code == _TRANSFER:
-                gap = account.gaps[account.gaps["cause"].cat.codes == _TRANSFER]
-                inside = int((gap["end_ns"] - gap["start_ns"]).sum())
-                told[-1] = (
-                    f"memory-transfer: {time_text(self.ns)}, {span}: {time_text(self.ns - inside)} of copies that no "
-                    f"kernel overlaps, {time_text(inside)} of waiting for copies in {_count(count, 'gap')}"
-                )
-                told += self._moved()
-        else:
-            lost = float(self.lost["share_of_span"].sum())
-            told.append(
-                f"the GPU was busy: idle time and copies that no kernel overlaps take {_percent(lost)} of the span"
-            )
-            told.append(f"{self._filled()}: {time_text(self.ns)}, {span}")
+        told = self._first()
         for row in self.named.head(_NAMED).to_dict("records"):
-            kind = _KIND.get(row["kind"], row["kind"])
             if row["name"]:
-                name = short_name(str(row["name"]))
-                told.append(f"{kind} {name}: {_count(row['count'], 'time')}, {time_text(row['total_ns'])}")
-        if len(self.longest):
-            moments = [
-                f"{time_text(row['end_ns'] - row['start_ns'])} at {_moment(row['start_ns'])}"
-                + (f" on device {row['device']}" if len(account.devices) > 1 else "")
-                for row in self.longest.to_dict("records")
-            ]
-            told.append(f"the longest: {', '.join(moments)}")
-        told += self._late() if self.code == _IMBALANCE else []
-        told += self._reached() if self.code in (_COMPUTE, _MEMORY) else []
-        recurs, windows = self._recurs()
-        told.append(f"looked at alone, {recurs} of {windows} {'steps' if account.are_steps else 'tenths'} say the same")
+                kind = _KIND.get(row["kind"], row["kind"])
+                inside = f", most of it in {short_name(row['inside'])}" if row["inside"] else ""
+                times = _count(row["count"], "gap" if self.idle and row["kind"] != "copy" else "time")
+                told.append(f"{kind} {short_name(row['name'])}: {times}, {time_text(row['total_ns'])}{inside}".lstrip())
+        moments = [
+            f"{time_text(row['end_ns'] - row['start_ns'])} at {_moment(row['start_ns'])}"
+            + (f" on device {row['device']}" if len(self.account.devices) > 1 else "")
+            + (f" (before {short_name(row['ended_by'])[:_NAME]})" if row["ended_by"] else "")
+            for row in self.longest.to_dict("records")
+        ]
+        told.append(f"the longest: {', '.join(moments)}")
+        if self.code == _TRANSFER:
+            told += self._moved()
+        if self.code == _IMBALANCE:
+            told += self._late()
+        reached = self._reached()
+        if reached is not None:
+            lasting = time_text(int(self.sol["time_ns"].sum()))
+            told.append(f"operators whose shapes say so: {lasting}, at {_percent(reached)} of the datasheet's rate")
+        same, others = self._recurs()
+        told.append(f"{same:,} of {same + sum(others.values()):,} {self.account.windows.what} say the same alone")
         return told
 
-    def _filled(self) -> str:
-        return {
-            _COMPUTE: "kernels bound by arithmetic",
-            _MEMORY: "kernels bound by the memory",
-            _UNDECIDED: "kernels and graph replays of which neither name nor shape says what bounds them",
-            _COMMUNICATION: "communication that no other kernel overlaps",
-            _IMBALANCE: "devices that wait for the last one",
-        }[self.code]
+    def _first(self) -> list[str]:
+        account = self.account
+        of_span = f"{_percent(self.share)} of the span of {time_text(account.span)}"
+        dry = account.gaps[account.cause == self.code]
+        gap_ns = int((dry["end_ns"] - dry["start_ns"]).sum())
+        if self.code == _TRANSFER:
+            waited = f", {time_text(gap_ns)} of waiting for copies in {_count(len(dry), 'gap')}" if gap_ns else ""
+            return [f"{of_span}: {time_text(self.ns - gap_ns)} of copies without a kernel beside them{waited}"]
+        if self.idle:
+            told = [f"{of_span}: {time_text(gap_ns)} in {_count(len(dry), 'gap')} of the GPU's work"]
+            return told + (self._small() if self.code == _LAUNCH else [])
+        lost = self._share(int(self.total[list(_IDLE)].sum()))
+        return [
+            f"{_FILLED[self.code]} {of_span}: {time_text(self.ns)}",
+            f"the GPU was busy: idle time and copies without a kernel beside them take {_percent(lost)}",
+        ]
+
+    def _small(self) -> list[str]:
+        """What of the launch overhead is which: launches that came late, and a device that takes its time between."""
+        told = []
+        if self.trace.size("kernels"):
+            kernel = float(self.trace.table("kernels", ["duration_ns"])["duration_ns"].median())
+            gap = float(self.events["duration_ns"].median())
+            told.append(f"in the median such a gap lasts {time_text(gap)}, and any kernel {time_text(kernel)}")
+        by_call = self.events[(self.events["kind"] == "call") & (self.events["row"] >= 0)]
+        if len(by_call):
+            begun = self.trace.whole.table("calls", ["start_ns"])["start_ns"].to_numpy()[by_call["row"].to_numpy()]
+            queued = int(by_call.loc[begun <= by_call["start_ns"], "duration_ns"].sum())
+            if queued >= _LOST * self.ns:
+                told.append(f"{time_text(queued)} of it with the next launch already under way or done")
+        return told
 
     def _moved(self) -> list[str]:
+        """What was copied in all, overlapped or not."""
         rows = memops.summary(self.trace)
         told = []
         for row in rows[rows["kind"] != "memset"].head(_NAMED - 1).to_dict("records"):
-            rate = row["gb_per_s"]
-            speed = f" at {rate:.1f} GB/s" if rate is not None and np.isfinite(rate) else ""
+            speed = f" at {row['gb_per_s']:.1f} GB/s" if np.isfinite(row["gb_per_s"]) else ""
             told.append(
-                f"{_count(row['count'], 'copy').replace('copys', 'copies')} {row['kind']} from {row['src_kind']} to "
-                f"{row['dst_kind']} memory: {bytes_text(row['bytes'])} in {time_text(row['total_ns'])}{speed}"
+                f"in all {_count(row['count'], 'copy', 'copies')} {row['kind']}, {row['src_kind']} to "
+                f"{row['dst_kind']}: {bytes_text(row['bytes'])} in {time_text(row['total_ns'])}{speed}"
             )
         return told
 
     def _late(self) -> list[str]:
-        told = []
-        waited = self.account.amounts[0, :, _IMBALANCE]
-        late = self.account.collectives.late()
-        for device, ns, ends in zip(self.account.devices, waited, self.account.amounts[0, :, _ENDS], strict=True):
-            matched = self.account.collectives.matched
-            at_ends = (
-                f", and lay idle for {time_text(int(ends))} before its first work or after its last" if ends else ""
-            )
+        told, collectives = [], self.account.collectives
+        for number, device in enumerate(self.account.devices):
+            waited, ends = (time_text(int(self.account.amounts[0, number, code])) for code in (_IMBALANCE, _ENDS))
             told.append(
-                f"device {device} waited for {time_text(int(ns))} in collectives and was the last to arrive in "
-                f"{late.get(device, 0)} of {matched}{at_ends}"
+                f"device {device} waited for {waited} in collectives, was the last to arrive in "
+                f"{collectives.last(device):,} of {collectives.matched:,}, and had no work for {ends} at either end"
             )
         return told
 
-    def _reached(self) -> list[str]:
-        share = self._reaches()
-        if share is None:
-            return []
-        bound = "compute" if self.code == _COMPUTE else "memory"
-        mine = self.sol[self.sol["bound"] == bound]
-        lasting = time_text(int(mine["time_ns"].sum()))
-        return [
-            f"{bound}-bound operators with shapes: {lasting} of kernels, at {_percent(share)} of the datasheet's rate"
-        ]
-
-    def _reaches(self) -> float | None:
-        """How close to the datasheet the bottleneck's operators are, weighted by time."""
-        if self.code not in (_COMPUTE, _MEMORY) or not len(self.sol):
-            return None
-        mine = self.sol[(self.sol["bound"] == ("compute" if self.code == _COMPUTE else "memory"))]
-        mine = mine[~mine["impossible"].to_numpy(bool)]
-        time = mine["time_ns"].sum()
-        return float((mine["sol_datasheet"] * mine["time_ns"]).sum() / time) if time else None
-
-    def _recurs(self) -> tuple[int, int]:
-        alone = self.account.totals[1:]
-        alone = alone[alone[:, : _BUSY.stop].sum(axis=1) > 0]
-        return int((self.account.decide(alone) == self._decided()).sum()), len(alone)
-
-    def _decided(self) -> int:
-        return self.of_code
+    def _recurs(self) -> tuple[int, dict[int, int]]:
+        """How many windows say the same, and what the others say."""
+        alone = self.account.totals[1:][self.account.windows.inside]
+        said, counts = np.unique(_decided(alone[alone.any(axis=1)]), return_counts=True)
+        others = dict(zip(said.tolist(), counts.tolist(), strict=True))
+        return others.pop(self.code, 0), others
 
     # -- doubts
 
     def _doubts(self) -> list[str]:
-        told = [*self._close(), *self._borderline(), *self._without(), *self._scarce()]
-        profiler = int(self.total[_PROFILER])
-        if self.code != _PROFILER and self.account.span and profiler >= _LOST * self.account.span:
-            told.append(f"the profiler itself took {time_text(profiler)} ({_percent(profiler / self.account.span)})")
+        told = [*self._close(), *self._borderline(), *self._passing(), *self._scarce()]
+        profiler = self._share(int(self.total[_PROFILER]))
+        if self.code != _PROFILER and profiler >= _LOST:
+            told.append(f"the profiler itself took {_percent(profiler)}, and may have moved other times")
         if self.code in (_COMPUTE, _MEMORY):
             told += self._by_name()
-            reached = self._reaches()
+            reached = self._reached()
             if reached is not None and reached < _SLOW:
-                told.append(
-                    f"its operators reach only {_percent(reached)} of their bound: something else holds these kernels"
-                )
+                told.append(f"at {_percent(reached)} of their bound, something else holds these operators")
         return told
 
     def _rivals(self) -> list[tuple[int, int]]:
-        codes = range(_IDLE.stop) if self.idle else range(_BUSY.start, _BUSY.stop)
-        found = [(int(self.account.of(self.total, code)), code) for code in codes if code != self.of_code]
-        return sorted(found, reverse=True)
+        """What the rule chose among, by falling time, without the first."""
+        exposed = _EXPOSED * sum(int(_of(self.total, code)) for code in _BUSY)
+        talks = self.code in _TALK and sum(int(_of(self.total, code)) for code in _TALK) >= exposed
+        codes = _IDLE if self.idle else _TALK if talks else _BUSY
+        return sorted(((int(_of(self.total, code)), code) for code in codes if code != self.code), reverse=True)
 
     def _close(self) -> list[str]:
         rivals = self._rivals()
-        second, code = rivals[0]
-        if second > _CLOSE * self.ns:
-            if code == _UNDECIDED:
-                return [f"{time_text(second)} of busy time cannot be told to be bound by either"]
-            return [f"{BOTTLENECKS[code]} is close: {time_text(second)}, {_percent(second / self.account.span)}"]
+        ns, code = rivals[0]
         unclear = _UNKNOWN if self.idle else _UNDECIDED
-        open_ns = int(self.total[unclear])
-        other = next((ns for ns, code in rivals if code != unclear), 0)
-        if self.of_code != unclear and other and open_ns + other > self.ns:
-            return [f"{time_text(open_ns)} more could not be explained, and would decide if they were another's"]
+        if ns > _CLOSE * self.ns:
+            what = "what nothing explains" if code == unclear else BOTTLENECKS[code]
+            return [f"{what} is close: {time_text(ns)}, {_percent(self._share(ns))}"]
+        unclear_ns = next((ns for ns, code in rivals if code == unclear), 0)
+        second = next((ns for ns, code in rivals if code != unclear), 0)
+        if unclear_ns and second and second + unclear_ns > self.ns:
+            return [f"{time_text(unclear_ns)} more have no explanation, enough to change the answer"]
         return []
 
     def _borderline(self) -> list[str]:
-        lost = int(self.total[_IDLE].sum())
-        if not self.account.span or not _LOST / _NEAR <= lost / self.account.span < _LOST * _NEAR:
-            return []
-        amounts = self.total.copy()
-        amounts[_IDLE] = 0 if self.idle else self.total[_IDLE] * 2
-        other = BOTTLENECKS[int(self.account.decide(amounts)[0])]
-        share = _percent(lost / self.account.span)
-        return [f"idle time and exposed copies take {share} of the span, close to the 5 % of the rule; else: {other}"]
-
-    def _without(self) -> list[str]:
-        """Whether a window, or all outlier steps, make the answer alone."""
-        account, windows = self.account, self.account.windows
-        if len(windows) < _FEW_STEPS or not self.ns:
-            return []
-        part = account.of(account.totals[1:], self.of_code)
-        outlier = windows["outlier"].to_numpy(bool)
-        most = np.zeros(len(windows), bool)
-        most[int(part.argmax())] = True
-        for drop in (most, outlier):
-            if not drop.any() or drop.all():
+        """Whether a little more or less would turn the rule."""
+        for codes, limit, of, what in (
+            (_IDLE, _LOST, self.account.span, "idle time and exposed copies"),
+            (_TALK, _EXPOSED, sum(int(_of(self.total, code)) for code in _BUSY), "exposed communication and waiting"),
+        ):
+            share = sum(int(_of(self.total, code)) for code in codes) / max(of, 1)
+            if not limit / _NEAR <= share < limit * _NEAR or (self.idle and codes is _TALK):
                 continue
-            left = self.total - account.totals[1:][drop].sum(axis=0)
-            other = int(account.decide(left)[0])
-            if other != self._decided():
-                at = windows["start_ns"].to_numpy()[drop][0]
-                what = (
-                    f"{drop.sum():,} of {len(windows):,} {'steps' if account.are_steps else 'tenths of the time'}"
-                    if drop.sum() > 1
-                    else f"{short_name(str(windows['name'].to_numpy()[drop][0]))} at {_moment(int(at))}"
-                )
-                return [f"without {what} it were {BOTTLENECKS[other]}: warm-up, or an exception?"]
+            turned = self.total.copy()
+            turned[list(codes)] = 0 if self.code in codes else 2 * turned[list(codes)]
+            other = BOTTLENECKS[int(_decided(turned)[0])]
+            if other != BOTTLENECKS[self.code]:
+                return [f"{what} take {_percent(share)}, close to the {100 * limit:.0f} % of the rule: else {other}"]
         return []
+
+    def _passing(self) -> list[str]:
+        """Whether the answer stands without what is not the run's habit: its start, outliers, any one window."""
+        windows, parts = self.account.windows, self.account.totals[1:]
+        start = self._start()
+        largest = np.arange(len(parts)) == int(_of(parts, self.code).argmax())
+        for left_out, what in (
+            (
+                start,
+                f"what ran before {_moment(int(windows.start[np.flatnonzero(start)[-1] + 1]))}" if start.any() else "",
+            ),
+            (~windows.inside, "what ran outside the steps"),
+            (windows.outlier, f"{_count(int(windows.outlier.sum()), 'outlier')} of {windows.steps:,} steps"),
+            (
+                largest,
+                f"{short_name(windows.names[int(largest.argmax())])} at {_moment(int(windows.start[largest][0]))}",
+            ),
+        ):
+            left = self.total - parts[left_out].sum(axis=0)
+            if left_out.any() and left[:_ENDS].any() and int(_decided(left)[0]) != self.code:
+                other = BOTTLENECKS[int(_decided(left)[0])]
+                return [f"without {what} it would be {other}: set-up, warm-up or an exception?{self._filter()}"]
+        longest = int(self.events["duration_ns"].max())
+        left = self.total.copy()
+        left[self.code] = max(left[self.code] - longest, 0)
+        if left[:_ENDS].any() and int(_decided(left)[0]) != self.code:
+            other = BOTTLENECKS[int(_decided(left)[0])]
+            return [f"without its longest moment, of {time_text(longest)}, it would be {other}: an exception?"]
+        same, others = self._recurs()
+        if same < sum(others.values()):
+            most = BOTTLENECKS[max(others, key=lambda code: others[code])]
+            return [f"only {same:,} of {same + sum(others.values()):,} {windows.what} say so; most others: {most}"]
+        return []
+
+    def _start(self) -> Bool:
+        """Tenths up to the one that completes most of the time, if they are the first half at most."""
+        windows = self.account.windows
+        if windows.are_steps or not self.ns:
+            return np.zeros(len(windows.names), bool)
+        reach = np.cumsum(_of(self.account.totals[1:], self.code))
+        at = int(np.searchsorted(reach, _MOST * reach[-1]))
+        return np.asarray((np.arange(len(reach)) <= at) & (at < len(reach) // 2))
+
+    def _filter(self) -> str:
+        """How to look at the steady part alone."""
+        windows, start = self.account.windows, self._start()
+        if windows.are_steps:
+            return f" (--last-steps {max(windows.steps // 2, 1)})"
+        return f" (--time {int(windows.start[np.flatnonzero(start)[-1] + 1])}:)" if start.any() else ""
 
     def _scarce(self) -> list[str]:
-        operations = sum(self.trace.size(table) for table in GPU_TABLES)
+        operations, found = sum(self.trace.size(table) for table in GPU_TABLES), self.account.windows.steps
+        if found >= _FEW_STEPS:
+            return []
         if operations < _FEW_OPERATIONS:
             return [f"the trace holds only {_count(operations, 'GPU operation')}"]
-        found = len(steps.find(self.trace)) if self.trace.size("ranges") else 0
-        if 0 < found < _FEW_STEPS:
-            return [f"the trace holds only {_count(found, 'step')}: whether this repeats is not known"]
-        return []
+        return [f"the trace holds only {_count(found, 'step')}: whether this repeats is not known"] if found else []
 
     def _by_name(self) -> list[str]:
-        kernels = self.account.kernels
-        mine = kernels[kernels["fills"].to_numpy() == self.code]
+        mine = self.account.kernels[self.account.fills == self.code]
         lasting = (mine["end_ns"] - mine["start_ns"]).to_numpy()
-        by_shape = lasting[mine["by_shape"].to_numpy()].sum()
-        if 2 * by_shape >= lasting.sum():
+        if 2 * lasting[mine["by_shape"].to_numpy()].sum() >= lasting.sum():
             return []
-        return ["told by the kernels' names, without shapes: a product with few rows, say, is bound by the memory"]
+        return ["told by names of kernels, without shapes: a product with few rows, say, is bound by the memory"]
 
     def _remarks(self) -> list[str]:
         told, account = [], self.account
         for ns, code in self._rivals()[:1]:
-            share = ns / account.span if account.span else 0.0
-            if share >= _LOST and ns <= _CLOSE * self.ns:
-                told.append(f"{BOTTLENECKS[code]} takes {time_text(ns)}, {_percent(share)}, too")
-        if not self.idle and len(self.lost):
-            first = self.lost.iloc[0]
-            if first["share_of_span"] >= _LOST / 2:
-                told.append(f"{first['bottleneck']} takes {_percent(float(first['share_of_span']))}")
+            if self._share(ns) >= _LOST and ns <= _CLOSE * self.ns:
+                told.append(f"{BOTTLENECKS[code]} takes {_percent(self._share(ns))}, too")
+        if self.code in _TALK:
+            filled = int(self.total[[_COMPUTE, _MEMORY, _UNDECIDED]].sum())
+            told.append(f"other kernels run for {_percent(self._share(filled))} of the span")
         if len(account.devices) > 1:
-            shares = {d: account.busy_of[d] / account.wall for d in account.devices} if account.wall else {}
-            if shares and max(shares.values()) - min(shares.values()) > _LOST:
-                each = ", ".join(f"device {d} {_percent(share)}" for d, share in list(shares.items())[:8])
+            shares = (account.spans["busy_ns"] / max(account.wall, 1)).head(8)
+            if shares.max() - shares.min() > _LOST:
+                each = ", ".join(f"device {device} {_percent(share)}" for device, share in shares.items())
                 told.append(f"the devices were not equally busy: {each} of the wall time")
-        if not account.are_steps:
-            told.append("the trace names no steps, so whether this repeats was judged by tenths of its time")
-        if self.trace.meta.missing:
-            told.append(f"not recorded: {', '.join(self.trace.meta.missing)}")
+        wrong = int(self.sol["impossible"].sum()) if len(self.sol) else 0
+        if wrong:
+            told.append(
+                f"{_count(wrong, 'operator')} seem quicker than physics allows and were left out (nsightkit sol)"
+            )
+        if not account.windows.steps:
+            told.append("the trace names no steps: whether this repeats was judged by tenths of its time")
+        missing = [table for table in _TELLING if not self.trace.recorded(table)]
+        if missing:
+            told.append(f"not recorded: {', '.join(missing)}")
         return [*told, *self.trace.meta.notes]
 
     # -- what to do
 
     def _best_case(self) -> float | None:
-        if self.code == _UNDECIDED:
+        if self.name == "not-enough-data":
             return None
         if self.code in (_COMPUTE, _MEMORY):
-            reached = self._reaches()
+            reached = self._reached()
             return None if reached is None else _speedup(self.share * (1 - min(reached, 1.0)))
-        return self._without_it(self.code)
+        return self._without(self.code)
 
-    def _without_it(self, code: int) -> float | None:
-        """Removing one answer altogether, for the device that gains most."""
+    def _without(self, code: int) -> float | None:
+        """What removing one answer altogether gives, for the device that gains most."""
         account = self.account
         if code == _IMBALANCE:
-            lost, there = account.of(self.total, code), account.wall * len(account.devices)
-            return _speedup(float(lost / there)) if there else None
-        shares = [
-            float(account.of(account.amounts[0, i], code)) / account.span_of[device]
-            for i, device in enumerate(account.devices)
-            if account.span_of[device]
-        ]
-        return _speedup(max(shares, default=0.0))
+            return _speedup(float(_of(self.total, code) / max(account.wall * len(account.devices), 1)))
+        spans = np.maximum(account.spans["span_ns"].to_numpy(), 1)
+        return _speedup(float((_of(account.amounts[0], code) / spans).max()))
 
-    def _change(self, name: str) -> str:
-        if name == "memory-transfer":
-            return self._copy_change()
-        return _CHANGE[name]
-
-    def _copy_change(self) -> str:
-        rows = memops.summary(self.trace)
-        rows = rows[rows["kind"] != "memset"]
-        if not len(rows):
-            return _ON_COPY["HtoD pageable"]
-        first = rows.sort_values("total_ns", ascending=False).iloc[0]
-        kind = str(first["kind"])
-        if kind == "HtoD" and str(first["src_kind"]) == "pageable":
-            kind = "HtoD pageable"
-        return _ON_COPY.get(kind, _ON_COPY["HtoD"])
+    def _change(self, code: int) -> str:
+        if code != _TRANSFER:
+            return _CHANGE[BOTTLENECKS[code]]
+        copies = self.account.exposed_copies()
+        copies["kind"] = copies["kind"].astype(object) + " from " + copies["src_kind"].astype(object)
+        lasting = (copies["end_ns"] - copies["start_ns"]).groupby(copies["kind"]).sum()
+        kind = str(lasting.idxmax()) if len(lasting) else "HtoD from pageable"
+        return _ON_COPY.get(kind) or _ON_COPY.get(kind.partition(" ")[0], _ON_COPY["HtoD"])
 
     def _next(self) -> list[str]:
-        told = []
-        if self.name == "unknown":
-            told.append(
-                "name what the launching thread does with NVTX ranges, and record OS calls: "
-                f"{_capture('nsys')}{_at_most(self._without_it(_UNKNOWN))}"
-            )
-        elif self.code == _UNDECIDED:
-            told += self._more_data()
+        if self.name == "not-enough-data":
+            told = self._more_data()
+        elif self.name == "unknown":
+            told = [_bounded(f"{_CHANGE['unknown']} ({_CAPTURE['nsys']})", self._without(_UNKNOWN))]
         elif self.code in (_COMPUTE, _MEMORY):
-            told += self._faster()
+            told = self._faster()
         else:
-            told.append(f"{self._change(self.name)}{_at_most(self._without_it(self.code))}")
-        for ns, code in self._rivals():
-            if code not in (_UNKNOWN, _UNDECIDED) and self.account.span and ns >= _LOST * self.account.span:
-                told.append(
-                    f"then {BOTTLENECKS[code]}: {self._change(BOTTLENECKS[code])}{_at_most(self._without_it(code))}"
-                )
-                break
+            told = [_bounded(self._change(self.code), self._without(self.code))]
+        second = [(ns, code) for ns, code in self._rivals() if code not in (_UNKNOWN, _UNDECIDED)]
+        if second and self._share(second[0][0]) >= _LOST:
+            code = second[0][1]
+            told.append(_bounded(f"then {BOTTLENECKS[code]}: {self._change(code)}", self._without(code)))
         return told
 
     def _more_data(self) -> list[str]:
         if self.idle:
-            return [f"record the calls that launch, too: {_capture('nsys')}"]
-        replays = self.trace.table("graphs", ["start_ns", "end_ns"])
-        if 2 * int((replays["end_ns"] - replays["start_ns"]).sum()) >= self.ns:
-            return [f"record the kernels inside the graphs: {_capture('nodes')}"]
-        return [f"let counters say what bounds the kernels named above: {_capture('ncu')}"]
+            return [f"record the calls that launch, too: {_CAPTURE['nsys']}"]
+        replayed = self.events.loc[self.events["kind"] == "graph", "duration_ns"].sum()
+        if 2 * replayed >= self.events["duration_ns"].sum():
+            return [f"record the kernels inside the graphs: {_CAPTURE['nodes']}"]
+        return [f"let counters say what bounds the kernels named above: {_CAPTURE['ncu']}"]
 
     def _faster(self) -> list[str]:
-        change, best = _CHANGE[self.name], self._best_case()
-        told = [f"{change}{_at_most(_speedup(self.share))}, were all of it saved"]
-        if best is not None:
-            told.append(f"bring the same operators to the datasheet's rate: at most {best:.2f}x, all else as it was")
+        told = [_bounded(_CHANGE[self.name], _speedup(self.share))]
+        for pattern, change in _GIVEN_AWAY:
+            given = [bool(pattern.search(str(name))) for name in self.named["name"]]
+            if any(given):
+                told.append(_bounded(change, _speedup(self._share(int(self.named["total_ns"][given].sum())))))
+        best = self._best_case()
+        if best is None:
+            told.append(f"record shapes, to learn how far the operators are from their bound: {_CAPTURE['shapes']}")
         else:
-            told.append(f"record shapes, to know how far the operators are from their bound: {_capture('shapes')}")
+            told.append(_bounded("bring the same operators to the datasheet's rate", best))
         return told
