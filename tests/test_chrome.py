@@ -111,10 +111,10 @@ def test_round_trip_to_the_nanosecond(tmp_path, start, name):
     assert ((tmp_path / name).read_bytes()[:2] == b"\x1f\x8b") == name.endswith(".gz")
     again = nsightkit.load(tmp_path / name, cache=False)
     assert_same(trace, again)
-    assert again.t0_ns == max(trace.t0_ns, 0)
+    assert again.t0_ns == trace.t0_ns
     for field in ("tool", "tool_version", "driver", "gpus", "missing", "thread_names", "distributed"):
         assert getattr(again.meta, field) == getattr(trace.meta, field), field
-    assert [t - again.t0_ns for t in again.meta.window_ns] == [t - trace.t0_ns for t in trace.meta.window_ns]
+    assert again.meta.window_ns == trace.meta.window_ns
 
 
 def test_round_trip_of_a_profiler_trace(tmp_path):
@@ -185,7 +185,7 @@ def test_flows_lead_from_each_launch_to_its_operation(exported):
     assert len(starts) == len(launched) + len(graphs) == 303  # the copies belong to a process without calls
     begun = {(round(e["ts"] * 1000), round(ends[i]["ts"] * 1000)) for i, e in starts.items()}
     both = pd.concat([launched, graphs])
-    assert begun == set(zip(both["start_ns_y"] + trace.t0_ns, both["start_ns_x"] + trace.t0_ns, strict=True))
+    assert begun == set(zip(both["start_ns_y"], both["start_ns_x"], strict=True))
     assert all(e["bp"] == "e" for e in ends.values())
 
 
@@ -266,3 +266,67 @@ def test_a_trace_without_names_is_still_a_list_of_events(tmp_path):
     assert nsightkit.load(tmp_path / "o.json", cache=False).size("kernels") == 1
     chrome.write(Trace.from_frames({"ops": frame.assign(process=-1)}), tmp_path / "o.json")
     json.loads((tmp_path / "o.json").read_text())
+
+
+def test_lanes_are_as_few_as_overlap():
+    rng = np.random.default_rng(3)
+    for n, longest in ((0, 9), (1, 9), (400, 5), (400, 60)):
+        track, start = rng.integers(0, 3, n), rng.integers(0, 500, n)
+        end = start + rng.integers(0, longest, n)
+        lane = chrome._lanes(track, start, end)
+        for t in np.unique(track):
+            mine = track == t
+            lasting = mine & (end > start)
+            depth = max((int(((start <= at) & (at < end))[lasting].sum()) for at in start[lasting]), default=1)
+            assert len(set(lane[lasting])) == depth
+            for one in np.unique(lane[mine]):
+                order = np.lexsort((end[mine & (lane == one)], start[mine & (lane == one)]))
+                begin, finish = start[mine & (lane == one)][order], end[mine & (lane == one)][order]
+                assert (begin[1:] >= np.maximum.accumulate(finish)[:-1]).all()
+
+
+def test_crossing_is_what_neither_contains_nor_leaves():
+    rng = np.random.default_rng(4)
+    thread, start = rng.integers(0, 2, 300), rng.integers(0, 2000, 300)
+    end = start + rng.integers(1, 30, 300)
+    crossing = chrome._crossing(thread, start, end)
+    for i in range(300):
+        others = (thread == thread[i]) & (start < start[i]) & (end > start[i]) & (end < end[i])
+        # What an enclosing event already crosses is found once that one is gone.
+        assert crossing[i] <= others.any()
+    kept = ~crossing
+    while (more := chrome._crossing(thread[kept], start[kept], end[kept])).any():
+        kept[np.flatnonzero(kept)[more]] = False
+    for i in np.flatnonzero(kept):
+        others = kept & (thread == thread[i]) & (start < start[i]) & (end > start[i]) & (end < end[i])
+        assert not others.any()
+
+
+def test_what_is_drawn_elsewhere_is_read_where_it_was(tmp_path):
+    ranges = pd.DataFrame({"start_ns": [0, 50, 60], "end_ns": [100, 150, 90], "name": list("abc")})
+    calls = pd.DataFrame({"start_ns": [1, 2], "end_ns": [4, 9], "name": "c", "process": [0, 1 << 33]})
+    frames = {
+        "ranges": ranges.assign(process=5, thread=5 << 24 | 5, kind="pushpop", level=[0, 0, 1], parent=[-1, -1, 1]),
+        "calls": calls.assign(thread=calls["process"] * (1 << 24)),
+    }
+    names = {0: "zero", 1 << 57: "far", 5 << 24 | 5: "five"}
+    trace = Trace.from_frames(frames, TraceMeta(thread_names=names))
+    chrome.write(trace, tmp_path / "o.json")
+    again = nsightkit.load(tmp_path / "o.json", cache=False)
+    assert_same(trace, again)
+    assert again.meta.thread_names == names
+    events = json.loads((tmp_path / "o.json").read_text())["traceEvents"]
+    assert all(0 < e["pid"] < 1 << 32 and 0 < e["tid"] < 1 << 32 for e in events if e["ph"] == "X")
+
+
+def test_a_foreign_place_is_no_place(tmp_path):
+    event = {"ph": "X", "cat": "cpu_op", "name": "a", "pid": 1, "tid": 2, "ts": 3, "dur": 4}
+    for place in ([], [1], [1, 2, 3], "x", {}, ["a", "b"]):
+        (tmp_path / "i.json").write_text(json.dumps({"traceEvents": [event, {**event, "place": place}]}))
+        read = nsightkit.load(tmp_path / "i.json", cache=False)
+        assert set(read.ops["thread"]) == {1 << 24 | 2}
+
+
+def test_half_a_character_does_not_stop_it():
+    assert json.loads(chrome._json({"a": "\ud800 µ"})) == {"a": "\ud800 µ"}
+    assert chrome._json("µ") == '"µ"'

@@ -2,6 +2,9 @@
 
 What is written is what Kineto would have, with a few more `args`, so :mod:`nsightkit.trace.kineto` reads it back to
 the nanosecond and the viewers need nothing special.
+
+Perfetto draws what nests. Of two slices that overlap in part on one track it drops the second, without a word in the
+picture, so events that do are moved to a track of their own beside it; ``place`` says where they belong.
 """
 
 from __future__ import annotations
@@ -23,23 +26,35 @@ import pyarrow.compute as pc
 from nsightkit.errors import UsageError
 from nsightkit.trace.kineto import COLLECTIVE, short_kernel_name
 from nsightkit.trace.model import GPU_TABLES, Trace
+from nsightkit.trace.nesting import nesting
 
 __all__ = ["write"]
 
-_Ints = npt.NDArray[np.int64]
+_Ints = npt.NDArray[np.integer[Any]]
 _Piece: TypeAlias = "str | pa.Array"
 
 _ROWS = 1 << 16  # events that are text at the same time
 _THREAD_MASK = (1 << 24) - 1
-#: A stream's operations overlap at most this deep on tracks of their own; the rest shares the last one.
-_LANES = 8
+#: So many operations of a stream can overlap, each on a track of its own: a GPU runs no more than 128 grids at a time
+#: (CUDA C++ Programming Guide, "maximum number of resident grids per device"). What is left shares the last track.
+_LANES = 128
+#: Perfetto takes 32 bits of a process or thread id, and thread 0 of a process for its main thread.
+_LARGEST_ID = (1 << 32) - 1
+#: Tables whose events are slices on their thread's track.
+_CPU_TABLES = ("ranges", "ops", "calls", "os_calls", "overhead")
+#: What shares a track: copies and kernels of a stream run one after the other.
+_GPU_TRACKS = ((("kernels", "memops"), ""), (("graphs",), " graph replays"), (("syncs",), " (sync)"))
+#: Ids of arrows that slices carry, beyond those that a viewer may give to the others.
+_FIRST_BOUND = 1 << 40
+#: What a synchronisation of all streams has for a stream.
+_NO_STREAM = (-1, 4294967295)
 
 
 def write(trace: Trace, path: str | os.PathLike[str]) -> None:
     """Write a trace as Chrome JSON, for Perfetto, chrome://tracing or :func:`nsightkit.load`.
 
-    Times are the trace's own clock in microseconds with three decimals, moved to begin at 0 when that clock is
-    negative there. The file appears only when it is whole.
+    Times are microseconds with three decimals since the trace's first event: viewers hold them as floats, which at
+    microseconds since 1970 tell apart no less than 250 ns. The file appears only when it is whole.
 
     Parameters
     ----------
@@ -82,16 +97,23 @@ class _Export:
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
-        self.shift = max(trace.t0_ns, 0)
         self.processes = sorted(
-            {
-                int(p)
-                for table in ("calls", "ranges", "ops", "os_calls", "overhead")
-                for p in trace.table(table, ["process"])["process"].unique()
-            }
+            {int(p) for table in _CPU_TABLES for p in trace.table(table, ["process"])["process"].unique()}
         )
         self.gpu_pid: dict[int, int] = {}
+        #: ids under which processes are written: their own, where Perfetto can take them
+        self.pid: dict[int, int] = {p: p for p in self.processes if 0 < p <= _LARGEST_ID}
+        for process in self.processes:
+            self.pid.setdefault(process, self._free_pid())
         self.tracks: dict[tuple[int, int, str], int] = {}  # (device, stream, label) → tid
+        self.beside: dict[tuple[int, int, int], int] = {}  # (process, tid, lane) → tid of the track beside it
+        self.place = self._cpu_places() | self._gpu_places()
+        #: arrows that slices carry themselves, by row: the row of the call; -1 for none
+        self.bound = {table: np.full(len(place), -1, np.int64) for table, place in self.place.items()}
+        self.arrows = self._arrows()
+
+    def _free_pid(self) -> int:
+        return max([999_999, *self.pid.values(), *self.gpu_pid.values()]) + 1
 
     def to(self, out: BinaryIO | gzip.GzipFile) -> None:
         """Write the whole document."""
@@ -100,35 +122,43 @@ class _Export:
         head["deviceProperties"] = [_device_properties(g) for g in meta.gpus]
         if meta.distributed:
             head["distributedInfo"] = meta.distributed
-        moved = self.shift - self.trace.t0_ns
         head["nsightkit"] = {
+            "t0_ns": self.trace.t0_ns,
             "tool": meta.tool,
             "tool_version": meta.tool_version,
             "driver": meta.driver,
             "missing": meta.missing,
-            "window_ns": [t + moved for t in meta.window_ns] if meta.window_ns else None,
+            "window_ns": meta.window_ns,
         }
-        out.write(json.dumps(head, default=str)[:-1].encode() + b', "traceEvents": [')
-        gpu = {table: self._gpu_side(table) for table in (*GPU_TABLES, "syncs")}
-        first = ",\n".join(json.dumps(e) for e in self._metadata()).encode()
+        out.write(_json(head)[:-1].encode() + b', "traceEvents": [')
+        first = ",\n".join(_json(e) for e in self._metadata()).encode()
         out.write(first)
-        for text in self._events(gpu):
+        for text in self._events():
             out.write(text if first else text.removeprefix(b","))
             first = text
         out.write(b"\n]}\n")
 
     # --- tracks ---
 
-    def _gpu_side(self, table: str) -> pd.DataFrame:
+    def _gpu_places(self) -> dict[str, pd.DataFrame]:
         """Where on the screen each operation goes: a thread a stream, further ones where a stream overlaps itself."""
-        frame = self.trace.table(table, ["start_ns", "end_ns", "device", "stream"])
+        places: dict[str, pd.DataFrame] = {}
+        for tables, label in _GPU_TRACKS:
+            frames = [self.trace.table(table, ["start_ns", "end_ns", "device", "stream"]) for table in tables]
+            place = self._on_tracks(pd.concat(frames, ignore_index=True), label)
+            ends = np.cumsum([len(frame) for frame in frames])
+            for table, frame, end in zip(tables, frames, ends, strict=True):
+                places[table] = place.iloc[end - len(frame) : end]
+        return places
+
+    def _on_tracks(self, frame: pd.DataFrame, label: str) -> pd.DataFrame:
         if not len(frame):
-            return pd.DataFrame({"pid": np.empty(0, np.int64), "tid": np.empty(0, np.int64)})
+            return pd.DataFrame(columns=["pid", "tid", "shares"], dtype=np.int64)
         for device in sorted({int(d) for d in frame["device"].unique()} - self.gpu_pid.keys()):
-            taken = {*self.processes, *self.gpu_pid.values()}
-            self.gpu_pid[device] = device if device not in taken else max(taken) + 1 + device
-        label = {"graphs": " graph replays", "syncs": " (sync)"}.get(table, "")
-        lane = _lanes(frame)
+            taken = {*self.pid.values(), *self.gpu_pid.values()}
+            self.gpu_pid[device] = device if device >= 0 and device not in taken else self._free_pid()
+        stream = frame.groupby(["device", "stream"], sort=False).ngroup().to_numpy(np.int64)
+        lane = _lanes(stream, frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy())
         keys, which = np.unique(
             np.stack([frame["device"].to_numpy(np.int64), frame["stream"].to_numpy(np.int64), lane]),
             axis=1,
@@ -139,14 +169,47 @@ class _Export:
         for i, (device, stream, depth) in enumerate(keys.T.tolist()):
             key = (device, stream, f"{label}{f' overlap {depth}' if depth else ''}")
             if key not in self.tracks:
-                tid = stream if not key[2] and (device, stream) not in used else 1_000_000
+                own = 0 < stream <= _LARGEST_ID and not key[2] and (device, stream) not in used
+                tid = stream if own else 1_000_000 + len(self.tracks)
                 while (device, tid) in used:
                     tid += 1
                 used.add((device, tid))
                 self.tracks[key] = tid
             tids[i] = self.tracks[key]
         pid = frame["device"].map(self.gpu_pid).to_numpy(np.int64)
-        return pd.DataFrame({"pid": pid, "tid": tids[which.reshape(-1)]})
+        place = pd.DataFrame({"pid": pid, "tid": tids[which.reshape(-1)]})
+        return place.assign(shares=_shared(place, frame["start_ns"]))
+
+    def _cpu_places(self) -> dict[str, pd.DataFrame]:
+        """Where each event of the program goes: its thread, or a track beside it if it crosses another event."""
+        frames = {t: self.trace.table(t, ["start_ns", "end_ns", "process", "thread"]) for t in _CPU_TABLES}
+        flat = (self.trace.table("ranges", ["kind"])["kind"] == "startend").to_numpy()
+        events = pd.concat(frames.values(), ignore_index=True)
+        start, end, process = (events[c].to_numpy(np.int64) for c in ("start_ns", "end_ns", "process"))
+        tid = np.where(process == -1, 0, events["thread"] & _THREAD_MASK)  # -1: the profiler, on no thread it names
+        thread = pd.DataFrame({"process": process, "tid": tid}).groupby(["process", "tid"]).ngroup().to_numpy(np.int64)
+        crossing = np.zeros(len(events), bool)
+        rows = np.flatnonzero(np.concatenate((~flat, np.ones(len(events) - len(flat), bool))))
+        while len(rows):
+            found = _crossing(thread[rows], start[rows], end[rows])
+            crossing[rows[found]] = True
+            # Without them, what was nested in them may be seen to cross something else.
+            rows = rows[~found & np.isin(thread[rows], thread[rows[found]])]
+        pids, which = np.unique(process, return_inverse=True)
+        pid = np.array([self.pid[int(p)] for p in pids], np.int64)[which]
+        place = pd.DataFrame({"pid": pid, "tid": tid, "own_pid": process, "own_tid": tid})
+        place["moved"] = crossing | (tid == 0) | (pid != process)
+        rows = np.flatnonzero(crossing | (tid == 0))
+        lane = np.full(len(rows), -1, np.int64)
+        lane[crossing[rows]] = _lanes(*(column[rows[crossing[rows]]] for column in (thread, start, end)))
+        keys, which = np.unique(np.stack([process[rows], tid[rows], lane]), axis=1, return_inverse=True)
+        for own_pid, own_tid, depth in keys.T.tolist():
+            # no thread of the model has such an id
+            self.beside[own_pid, own_tid, depth] = _THREAD_MASK + 1 + len(self.beside)
+        place.loc[rows, "tid"] = np.array(list(self.beside.values()), np.int64)[which.reshape(-1)]
+        place = place.assign(shares=_shared(place, events["start_ns"]))
+        ends = np.cumsum([len(frame) for frame in frames.values()])
+        return {t: place.iloc[end - len(f) : end] for (t, f), end in zip(frames.items(), ends, strict=True)}
 
     def _metadata(self) -> Iterator[dict[str, Any]]:
         names = {g.device: g.name for g in self.trace.meta.gpus}
@@ -155,45 +218,45 @@ class _Export:
             yield _metadatum("process_name", pid, 0, name=label)
             yield _metadatum("process_sort_index", pid, 0, sort_index=1_000_000 + order)
         for order, ((device, stream, label), tid) in enumerate(sorted(self.tracks.items())):
-            yield _metadatum("thread_name", self.gpu_pid[device], tid, name=f"stream {stream}{label}")
+            name = "all streams" if stream in _NO_STREAM else f"stream {stream}"
+            yield _metadatum("thread_name", self.gpu_pid[device], tid, name=f"{name}{label}")
             yield _metadatum("thread_sort_index", self.gpu_pid[device], tid, sort_index=order)
         for process in self.processes:
             label = f"process {process}" if process >= 0 else "profiler"
-            yield _metadatum("process_name", process, 0, name=label)
-        for thread, name in self.trace.thread_names().items():
-            yield _metadatum("thread_name", thread >> 24, thread & _THREAD_MASK, name=name)
+            yield _metadatum("process_name", self.pid[process], 0, name=label)
+        names_of = self.trace.thread_names()
+        for thread, name in names_of.items():
+            process, tid = thread >> 24, thread & _THREAD_MASK
+            drawn = self.pid.get(process, process), self.beside.get((process, tid, -1), tid)
+            own = {} if drawn == (process, tid) else {"place": [process, tid]}
+            yield _metadatum("thread_name", *drawn, name=name) | own
+        for (process, own_tid, depth), tid in self.beside.items():
+            name = names_of.get(process << 24 | own_tid, "profiler" if process == -1 else f"thread {own_tid}")
+            beside = f" overlap {depth + 1}" if depth >= 0 else ""
+            yield _metadatum("thread_name", self.pid[process], tid, name=f"{name}{beside}")
 
     # --- events ---
 
-    def _events(self, gpu: dict[str, pd.DataFrame]) -> Iterator[bytes]:
-        for table, place in gpu.items():
-            if len(place):
-                yield from self._table(table, getattr(self, f"_{table}_args"), place)
-        for table in ("calls", "ops", "os_calls", "overhead"):
+    def _events(self) -> Iterator[bytes]:
+        for table in (*GPU_TABLES, "syncs", *_CPU_TABLES[1:]):
             yield from self._table(table, getattr(self, f"_{table}_args"))
         yield from self._ranges()
-        yield from self._flows(gpu)
+        yield from self._flows()
 
-    def _table(
-        self, table: str, describe: Callable[[pd.DataFrame], list[_Piece]], place: pd.DataFrame | None = None
-    ) -> Iterator[bytes]:
+    def _table(self, table: str, describe: Callable[[pd.DataFrame], list[_Piece]]) -> Iterator[bytes]:
         frame = self.trace.table(table)
-        if place is None:
-            place = _cpu_place(frame)
         for rows in _slices(len(frame)):
-            some, where = frame.iloc[rows], place.iloc[rows]
+            some, where = frame.iloc[rows], self.place[table].iloc[rows]
             yield _text(
                 ',\n{"ph":"X",',
                 *describe(some),
                 *_placed(where),
-                *self._timed(some["start_ns"]),
+                *_timed(some["start_ns"]),
                 ',"dur":',
                 *_us((some["end_ns"] - some["start_ns"]).to_numpy()),
+                _bound(self.bound[table][rows], "flow_in" if table in GPU_TABLES else "flow_out"),
                 "}",
             )
-
-    def _timed(self, start: pd.Series[Any]) -> list[_Piece]:
-        return [',"ts":', *_us(start.to_numpy() + self.shift)]
 
     def _kernels_args(self, some: pd.DataFrame) -> list[_Piece]:
         shared = some["static_shared_bytes"].astype("int64") + some["dynamic_shared_bytes"]
@@ -238,7 +301,7 @@ class _Export:
         """Annotations; Start/End ranges overlap at will, which only asynchronous events may."""
         frame = self.trace.table("ranges")
         async_ = (frame["kind"] == "startend").to_numpy()
-        place = _cpu_place(frame)
+        place = self.place["ranges"]
         for rows in _slices(len(frame)):
             for is_async in (False, True):
                 mine = async_[rows] == is_async
@@ -258,43 +321,61 @@ class _Export:
                 if not is_async:
                     yield _text(
                         ',\n{"ph":"X",', category, *name, ',"args":{', *args, "}", *_placed(where),
-                        *self._timed(some["start_ns"]), ',"dur":', *_us(duration), "}",
+                        *_timed(some["start_ns"]), ',"dur":', *_us(duration), "}",
                     )  # fmt: skip
                     continue
                 ident: list[_Piece] = [',"id":', _number(pd.Series(some.index))]
                 yield _text(
                     ',\n{"ph":"b",', category, *name, *ident, ',"args":{', *args, ',"duration_ns":',
-                    _number(pd.Series(duration)), "}", *_placed(where), *self._timed(some["start_ns"]), "}",
+                    _number(pd.Series(duration)), "}", *_placed(where), *_timed(some["start_ns"]), "}",
                 )  # fmt: skip
-                yield _text(
-                    ',\n{"ph":"e",', category, *name, *ident, *_placed(where), *self._timed(some["end_ns"]), "}"
-                )
+                yield _text(',\n{"ph":"e",', category, *name, *ident, *_placed(where), *_timed(some["end_ns"]), "}")
 
-    def _flows(self, gpu: dict[str, pd.DataFrame]) -> Iterator[bytes]:
-        """Arrows from the launching call (the outermost where driver and runtime share a number) to its GPU work."""
-        calls = self.trace.table("calls", ["start_ns", "process", "thread", "correlation"])
-        calls = calls[calls["correlation"] != 0].sort_values("start_ns", kind="stable")
-        calls = calls.drop_duplicates(["process", "correlation"])
-        calls = calls.assign(from_ns=calls["start_ns"], tid=calls["thread"] & _THREAD_MASK)
+    def _flows(self) -> Iterator[bytes]:
         first = 0
-        for table in GPU_TABLES:
-            if not len(gpu[table]) or not len(calls):
-                continue
-            ops = self.trace.table(table, ["start_ns", "process", "correlation"])
-            ops = ops.assign(to_pid=gpu[table]["pid"], to_tid=gpu[table]["tid"])
-            both = ops.merge(calls.drop(columns="start_ns"), on=["process", "correlation"], how="inner")
-            both = both.assign(id=np.arange(first, first + len(both)))
-            first += len(both)
-            for rows in _slices(len(both)):
-                some = both.iloc[rows]
-                ident = _number(some["id"])
-                start = _placed(some.rename(columns={"process": "pid"}))
+        for arrows in self.arrows:
+            for rows in _slices(len(arrows)):
+                some = arrows.iloc[rows]
+                ident = _number(pd.Series(np.arange(first, first + len(some))))
+                first += len(some)
                 end = _placed(some[["to_pid", "to_tid"]].set_axis(["pid", "tid"], axis=1))
                 flow = '"cat":"ac2g","name":"ac2g","id":'
                 yield _text(
-                    ',\n{"ph":"s",', flow, ident, *start, *self._timed(some["from_ns"]),
-                    '},\n{"ph":"f","bp":"e",', flow, ident, *end, *self._timed(some["start_ns"]), "}",
+                    ',\n{"ph":"s",', flow, ident, *_placed(some), *_timed(some["start_ns"]),
+                    '},\n{"ph":"f","bp":"e",', flow, ident, *end, *_timed(some["to_ns"]), "}",
                 )  # fmt: skip
+
+    def _arrows(self) -> list[pd.DataFrame]:
+        """Arrows from the launching call (the outermost where driver and runtime share a number) to its GPU work.
+
+        A viewer finds the slices at an arrow's ends by track and time. Where that is ambiguous, because another slice
+        begins there at the same time, the two slices carry the arrow themselves.
+        """
+        calls = self.trace.table("calls", ["start_ns", "process", "correlation"])
+        calls = calls.assign(row=np.arange(len(calls)), **self._columns("calls", ""))
+        calls = calls[calls["correlation"] != 0].sort_values("start_ns", kind="stable")
+        calls = calls.drop_duplicates(["process", "correlation"])
+        arrows = []
+        for table in GPU_TABLES:
+            ops = self.trace.table(table, ["start_ns", "process", "correlation"]).rename(columns={"start_ns": "to_ns"})
+            ops = ops.assign(to_row=np.arange(len(ops)), **self._columns(table, "to_"))
+            both = calls.merge(ops, on=["process", "correlation"], how="inner")
+            unclear = both["shares"] | both["to_shares"]
+            for name, row in (("calls", "row"), (table, "to_row")):
+                self.bound[name][both.loc[unclear, row]] = both.loc[unclear, "row"]
+            arrows.append(both[~unclear])
+        return arrows
+
+    def _columns(self, table: str, prefix: str) -> dict[str, Any]:
+        place = self.place[table]
+        return {f"{prefix}{c}": place[c].to_numpy() for c in ("pid", "tid")} | {
+            f"{prefix}shares": place["shares"].to_numpy(bool)
+        }
+
+
+def _shared(place: pd.DataFrame, start: pd.Series[Any]) -> npt.NDArray[np.bool_]:
+    """Whether another slice of the track begins at the same time."""
+    return place[["pid", "tid"]].assign(start=start.to_numpy()).duplicated(keep=False).to_numpy()
 
 
 def _metadatum(kind: str, pid: int, tid: int, **args: Any) -> dict[str, Any]:
@@ -314,27 +395,43 @@ def _device_properties(gpu: Any) -> dict[str, Any]:
     return {key: value for key, value in known.items() if value is not None}
 
 
-def _lanes(frame: pd.DataFrame) -> _Ints:
-    """Give operations lanes, so that those of one lane of a stream do not overlap: 0 where a stream is in order."""
-    lane = np.zeros(len(frame), np.int64)
-    start, end = frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy()
-    stream = frame.groupby(["device", "stream"], sort=False).ngroup().to_numpy()
-    rows = np.lexsort((end, start, stream))
-    for depth in range(1, _LANES + 1):
-        if len(rows) < 2:
-            break
-        # the latest end among all earlier operations of the stream
-        reached = pd.Series(end[rows]).groupby(stream[rows]).cummax().to_numpy()
-        again = np.zeros(len(rows), bool)
-        again[1:] = (stream[rows][1:] == stream[rows][:-1]) & (start[rows][1:] < reached[:-1])
-        rows = rows[again]
-        lane[rows] = min(depth, _LANES - 1)
+def _lanes(track: _Ints, start: _Ints, end: _Ints) -> _Ints:
+    """Give intervals lanes, so that those of one lane of a track do not overlap: 0 where a track is in order.
+
+    First fit in order of time, which needs no more lanes than intervals overlap at a time.
+    """
+    lane = np.zeros(len(track), np.int64)
+    order = np.lexsort((end, start, track))
+    for rows in np.split(order, np.flatnonzero(np.diff(track[order])) + 1):
+        for depth in range(1, _LANES):
+            begin, finish = start[rows], end[rows]
+            if not (begin[1:] < np.maximum.accumulate(finish)[:-1]).any():
+                break
+            rows = rows[~_in_turn(begin, finish)]  # noqa: PLW2901 - what is left for the next lane
+            lane[rows] = depth
     return lane
 
 
-def _cpu_place(frame: pd.DataFrame) -> pd.DataFrame:
-    tid = frame["thread"] & _THREAD_MASK
-    return pd.DataFrame({"pid": frame["process"], "tid": tid.where(frame["process"] >= 0, 0)})
+def _in_turn(start: _Ints, end: _Ints) -> npt.NDArray[np.bool_]:
+    """The first interval, the next that begins after its end, and so on; `start` ascends."""
+    n = len(start)
+    following = np.append(np.maximum(np.searchsorted(start, end), np.arange(1, n + 1)), n)
+    taken = np.zeros(n + 1, bool)
+    taken[0] = True
+    # After k rounds `following` leads 2**k intervals on, and all that are fewer than that from the first are known.
+    while following[0] < n:
+        taken[following[taken]] = True
+        following = following[following]
+    taken[following[taken]] = True
+    return taken[:n]
+
+
+def _crossing(thread: _Ints, start: _Ints, end: _Ints) -> npt.NDArray[np.bool_]:
+    """Intervals that begin inside an earlier one of their thread and outlast it."""
+    _, around = nesting(thread, start, end)
+    ever = int(end.max(initial=0)) - int(start.min(initial=0)) + 1
+    _, open_ = nesting(thread, start, end, tolerance=ever)  # the one that is open at the start, whenever it ends
+    return np.asarray(around != open_)
 
 
 # --- text, a column at a time ---
@@ -375,9 +472,23 @@ def _us(ns: npt.NDArray[Any]) -> list[_Piece]:
     return [pa.array(whole).cast(pa.string()), ".", _THOUSANDTHS.take(pa.array(rest))]
 
 
+def _json(value: object) -> str:
+    """JSON in UTF-8 itself: Perfetto shows the digits of an escape, and not what they stand for."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half a character
+        return json.dumps(value, default=str)
+    return text
+
+
+def _timed(at: pd.Series[Any]) -> list[_Piece]:
+    return [',"ts":', *_us(at.to_numpy())]
+
+
 def _labels(names: pd.Series[Any]) -> pa.Array:
     """JSON strings of a categorical."""
-    texts = pa.array([json.dumps(str(n)) for n in names.cat.categories] or ['""'])
+    texts = pa.array([_json(str(n)) for n in names.cat.categories] or ['""'])
     return texts.take(pa.array(names.cat.codes.to_numpy(np.int64)))
 
 
@@ -387,7 +498,7 @@ def _collectives(described: pd.Series[Any]) -> _Piece:
     for i, text in enumerate(described.cat.categories):
         if text:
             known = {k: v for k, v in json.loads(str(text)).items() if k in COLLECTIVE}
-            texts[i] = f",{json.dumps(known)[1:-1]}" if known else ""
+            texts[i] = f",{_json(known)[1:-1]}" if known else ""
     return pa.array(texts or [""]).take(pa.array(described.cat.codes.to_numpy(np.int64)))
 
 
@@ -402,7 +513,7 @@ def _inputs(inputs: pd.Series[Any]) -> pa.Array:
     texts = [""] * len(inputs.cat.categories)
     for i, given in enumerate(inputs.cat.categories):
         if given:
-            dims, types, values = (json.dumps(part) for part in json.loads(str(given)))
+            dims, types, values = (_json(part) for part in json.loads(str(given)))
             texts[i] = f',"Input Dims":{dims},"Input type":{types},"Concrete Inputs":{values}'
     return pa.array(texts or [""]).take(pa.array(inputs.cat.codes.to_numpy(np.int64)))
 
@@ -416,7 +527,21 @@ def _combined(some: pd.DataFrame, columns: Sequence[str], text: Callable[..., st
 
 
 def _placed(where: pd.DataFrame) -> list[_Piece]:
-    return [',"pid":', _number(where["pid"]), ',"tid":', _number(where["tid"])]
+    pieces: list[_Piece] = [',"pid":', _number(where["pid"]), ',"tid":', _number(where["tid"])]
+    if "moved" in where and where["moved"].any():
+        own = pc.binary_join_element_wise(
+            ',"place":[', _number(where["own_pid"]), ",", _number(where["own_tid"]), "]", ""
+        )
+        pieces.append(pc.if_else(pa.array(where["moved"].to_numpy()), own, ""))
+    return pieces
+
+
+def _bound(call: _Ints, direction: str) -> _Piece:
+    if (call < 0).all():
+        return ""
+    ident = _number(pd.Series(call + _FIRST_BOUND))
+    said = pc.binary_join_element_wise(',"bind_id":', ident, f',"{direction}":true', "")
+    return pc.if_else(pa.array(call >= 0), said, "")
 
 
 def _gpu_args(some: pd.DataFrame) -> list[_Piece]:
@@ -431,19 +556,19 @@ def _short_names(names: pd.Series[Any], short: pd.Series[Any]) -> pa.Array:
     """Write the short name where it is not the one that follows from the name."""
 
     def text(name: str, given: str) -> str:
-        return "" if short_kernel_name(name) == given else f',"short name":{json.dumps(given)}'
+        return "" if short_kernel_name(name) == given else f',"short name":{_json(given)}'
 
     return _combined(pd.DataFrame({"name": names, "short_name": short}), ["name", "short_name"], text)
 
 
 def _memop_event(kind: str, source: str, target: str) -> str:
     if kind == "memset":
-        return f'"cat":"gpu_memset","name":{json.dumps(f"Memset ({target.title()})")}'
-    return f'"cat":"gpu_memcpy","name":{json.dumps(f"Memcpy {kind} ({source.title()} -> {target.title()})")}'
+        return f'"cat":"gpu_memset","name":{_json(f"Memset ({target.title()})")}'
+    return f'"cat":"gpu_memcpy","name":{_json(f"Memcpy {kind} ({source.title()} -> {target.title()})")}'
 
 
 def _range_args(domain: str, kind: str) -> str:
-    return f'"domain":{json.dumps(domain)},"kind":{json.dumps(kind)}'
+    return f'"domain":{_json(domain)},"kind":{_json(kind)}'
 
 
 def _range_category(kind: str) -> str:

@@ -26,7 +26,7 @@ import pyarrow.csv as pacsv
 
 from nsightkit.errors import TraceError
 from nsightkit.trace import store
-from nsightkit.trace.model import TABLES, FrameSource, Gpu, Source, TraceMeta, categorical, complete
+from nsightkit.trace.model import TABLES, TIME_COLUMNS, FrameSource, Gpu, Source, TraceMeta, categorical, complete
 from nsightkit.trace.nesting import nesting
 
 try:
@@ -143,6 +143,8 @@ class _Event(msgspec.Struct, gc=False):
     ts: msgspec.Raw = _NO_TIME
     dur: msgspec.Raw = _NO_TIME
     args: _Args | None = None
+    # written by our own export only: the process and thread of an event that is drawn elsewhere
+    place: list[int] | None = None
 
 
 class _Head(msgspec.Struct):
@@ -479,7 +481,7 @@ class _Tables:
                     found.setdefault(table, []).append(event)
             elif ph == "M":
                 if event.name == "thread_name" and event.args is not None:
-                    self.labels.append((event.pid, event.tid, str(event.args.name or "").strip()))
+                    self.labels.append((*_place(event), str(event.args.name or "").strip()))
             elif not ph:
                 self.malformed += 1
                 self.phased -= 1
@@ -527,7 +529,7 @@ class _Tables:
             "start_ns": start,
             "end_ns": start + np.maximum(duration, 0),
             "name": self._names[table].of(e.name or "" for e in events),
-            "place": self._places.of((e.pid, e.tid) for e in events),
+            "place": self._places.of(map(_place, events)),
         }
         if table in _GPU_SIDE:
             columns["device"] = _ints(
@@ -581,7 +583,7 @@ class _Tables:
             columns["kind"] = self._texts.of(str(a.kind) for a in args)
             columns["open"] = np.array([a.open is True for a in args])
             columns["end_place"] = self._places.of(
-                (e.pid, e.tid) if a.end_thread is None else (e.pid, a.end_thread)
+                _place(e) if a.end_thread is None else (_place(e)[0], a.end_thread)
                 for e, a in zip(events, args, strict=True)
             )
         self._parts[table].append(columns)
@@ -595,7 +597,13 @@ class _Tables:
             if parts:
                 raw[table] = {c: np.concatenate([p[c] for p in parts]) for c in parts[0]}
             parts.clear()
-        self._drop_zero_starts(raw)
+        t0_ns = self._t0_ns()
+        if t0_ns is None:
+            self._drop_zero_starts(raw)
+        else:
+            for columns in raw.values():
+                for column in TIME_COLUMNS:
+                    columns[column] = columns[column] + t0_ns
         self._promote(raw)
         process, thread = self._identities(raw)
         texts = list(self._texts)
@@ -632,6 +640,15 @@ class _Tables:
             columns.clear()
         _give_processes(frames)
         return frames, self._meta(frames, thread)
+
+    def _t0_ns(self) -> int | None:
+        """What our own export took off all times."""
+        for head in self.heads:
+            if isinstance(head.ours, dict):
+                t0_ns = _int(head.ours.get("t0_ns"), None)
+                if t0_ns is not None and abs(t0_ns) < 1 << 62:
+                    return t0_ns
+        return None
 
     def _describe(self, columns: dict[str, Any]) -> None:
         """Complete what kernels say of their collectives by what the operators that launched them say."""
@@ -775,6 +792,12 @@ class _Tables:
                 self.notes.append(f"{count} {what}.")
         meta.notes = self.notes
         return meta
+
+
+def _place(event: _Event) -> tuple[Any, Any]:
+    if event.place is not None and len(event.place) == 2:
+        return event.place[0], event.place[1]
+    return event.pid, event.tid
 
 
 def _table_of(category: str) -> str | None:

