@@ -161,6 +161,7 @@ def test_investigations_name_what_exists() -> None:
         *(("ceilings", part) for part in ("before", "after", "fp32", "tf32", "fp16", "fp8", "layer")),
         *(("ceilings", part) for part in ("copy", "triad", "read")),
         ("roofline", "before"), ("roofline", "after"),
+        ("limiters", "before"), ("limiters", "after"),
         *(("ladder", rung) for rung in RUNGS["prefill"]),
         *(("decode", rung) for rung in RUNGS["decode"]),
         *(("matrix", model.name) for model in (*MATRIX, *VARIANTS)),
@@ -181,6 +182,7 @@ def test_investigations_name_what_exists() -> None:
 SWITCHES = {
     "starved-input": "starved", "hidden-sync": "sync", "tiny-kernels": "tiny", "training-step": "attention",
     "accumulation": "block", "autocast": "norm", "memory-snapshot": "keep_graph",
+    "limiters": "rows",
 }  # fmt: skip
 
 

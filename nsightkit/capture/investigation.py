@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from nsightkit.trace.model import Trace
+    from nsightkit.trace.ncu import Report
     from nsightkit.trace.snapshot import Snapshot
 
 __all__ = ["Measurement", "has_gpu", "measure", "run_child", "run_second"]
@@ -63,6 +64,10 @@ class Measurement:
         Why there is no such capture, where the part asks for one.
     snapshot_path : Path or None
         A memory snapshot, as PyTorch writes it, of a part that takes one.
+    ncu_path : Path or None
+        What Nsight Compute counted in another run of the part.
+    ncu_notice : str or None
+        Why there are no counters, or not of the whole part, where the part asks for them.
     """
 
     investigation: str
@@ -75,6 +80,8 @@ class Measurement:
     nsys_trace_path: Path | None = None
     nsys_notice: str | None = None
     snapshot_path: Path | None = None
+    ncu_path: Path | None = None
+    ncu_notice: str | None = None
 
     @property
     def label(self) -> str:
@@ -99,6 +106,13 @@ class Measurement:
         from nsightkit.trace import load
 
         return None if self.nsys_trace_path is None else load(self.nsys_trace_path, cache=False)
+
+    @functools.cached_property
+    def ncu_report(self) -> Report | None:
+        """The counters of the kernels of a few steady steps, from another run; None where there are none."""
+        from nsightkit.trace.ncu import read
+
+        return None if self.ncu_path is None else read(self.ncu_path)
 
     @functools.cached_property
     def snapshot(self) -> Snapshot | None:
@@ -196,8 +210,10 @@ def measure(investigation: str, part: str, *, timeout_s: float = 600.0) -> Measu
             recording.provenance,
             notice,
             recording.nsys_path,
-            _nsys_notice(which, recording.provenance, recording.nsys_path),
+            _notice(which, "nsys", recording.provenance, recording.nsys_path),
             recording.snapshot_path if which.watch == "remembered" else None,
+            recording.ncu_path,
+            _notice(which, "ncu", recording.provenance, recording.ncu_path),
         )
     folder = Path(tempfile.mkdtemp(prefix="nsightkit-"))
     command = f"nsightkit.capture.measure({investigation!r}, {part!r})"
@@ -205,6 +221,7 @@ def measure(investigation: str, part: str, *, timeout_s: float = 600.0) -> Measu
         samples, provenance = run_child(which, mode, folder, kind="smoke", command=command, timeout_s=timeout_s)
         provenance |= run_second(which, mode, folder, timeout_s=timeout_s)
         by_nsys = folder / "nsys" if (folder / "nsys").is_dir() else None
+        by_ncu = folder / "ncu.csv" if (folder / "ncu.csv").is_file() else None
         measured = Measurement(
             investigation,
             part,
@@ -214,8 +231,10 @@ def measure(investigation: str, part: str, *, timeout_s: float = 600.0) -> Measu
             provenance,
             notice,
             by_nsys,
-            _nsys_notice(which, provenance, by_nsys),
+            _notice(which, "nsys", provenance, by_nsys),
             folder / "snapshot.pickle" if which.watch == "remembered" else None,
+            by_ncu,
+            _notice(which, "ncu", provenance, by_ncu),
         )
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
@@ -348,33 +367,34 @@ def _run_job(job: str, mode: str, timeout_s: float) -> subprocess.CompletedProce
 
 
 def run_second(part: Part, mode: str, folder: Path, *, timeout_s: float) -> dict[str, Any]:
-    """Capture a part that asks for it with Nsight Systems, after it was measured, in a process of its own.
+    """Capture a part that asks for it a second time, after it was measured, in a process of its own.
 
     Parameters
     ----------
     part : Part
     mode : {"live", "smoke"}
     folder : Path
-        Gets the store ``nsys``, if it works.
+        Gets the store ``nsys`` or ``ncu.csv``, if it works.
     timeout_s : float
         At most so long; in a smoke run, which must stay quick, at most a minute.
 
     Returns
     -------
     dict
-        What it adds to the provenance: ``nsys``, or nothing where the part asks for none.
+        What it adds to the provenance: ``nsys`` or ``ncu``, or nothing where the part asks for none.
     """
-    if part.second != "nsys":
+    if part.second is None:
         return {}
     limit = min(timeout_s, 60.0 if mode == "smoke" else 300.0)
     found = second.capture(part, mode, folder, timeout_s=limit, environment=_child_environment())
-    return {"nsys": provenances.scrub(found)}
+    return {part.second: provenances.scrub(found)}
 
 
-def _nsys_notice(part: Part, record: Mapping[str, Any], place: Path | None) -> str | None:
-    if place is not None or part.second != "nsys":
+def _notice(part: Part, tool: str, record: Mapping[str, Any], place: Path | None) -> str | None:
+    if part.second != tool:
         return None
-    return str((record.get("nsys") or {}).get("notice") or "it was recorded without")
+    said = (record.get(tool) or {}).get("notice")
+    return str(said) if said else None if place is not None else "it was recorded without"
 
 
 def _child_environment() -> dict[str, str]:

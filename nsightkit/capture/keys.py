@@ -16,7 +16,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FORMAT", "MEASURED_BY", "REPEATING", "closure", "key"]
+__all__ = ["COLLECTING", "FORMAT", "MEASURED_BY", "REPEATING", "closure", "key"]
 
 #: Version of the layout of recordings; part of every key.
 FORMAT = 1
@@ -30,6 +30,8 @@ MEASURED_BY: Mapping[str, tuple[str, str]] = {
 }
 #: What runs under nsys or ncu, for parts that are captured a second time.
 REPEATING = ("nsightkit.capture.repeating", "repeat")
+#: What ncu then collects.
+COLLECTING = ("nsightkit.capture.second", "SECTIONS")
 _OURS = ("nsightkit.workloads", "nsightkit.capture", "nsightkit.cells")
 
 

@@ -307,7 +307,7 @@ def rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     """
     gpu, software = record.get("gpu") or {}, record.get("software") or {}
     cpu, counts = record.get("cpu") or {}, record.get("counts") or {}
-    commit, second = record.get("commit"), record.get("nsys") or {}
+    commit, by_nsys, by_ncu = record.get("commit"), record.get("nsys") or {}, record.get("ncu") or {}
     pairs: Iterable[tuple[str, Any]] = (
         ("GPU", gpu.get("name")),
         ("GPU memory", f"{gpu['memory_bytes'] / 2**30:.0f} GiB" if gpu.get("memory_bytes") else None),
@@ -335,7 +335,9 @@ def rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Commit", f"{commit[:12]}{' with local changes' if record.get('dirty') else ''}" if commit else None),
         ("Command", record.get("command")),
         ("Memory snapshot of", record.get("snapshot")),
-        ("Under Nsight Systems, in another run", second.get("command")),
-        ("Not captured with Nsight Systems", second.get("notice")),
+        ("Under Nsight Systems, in another run", by_nsys.get("command")),
+        ("Not captured with Nsight Systems", by_nsys.get("notice")),
+        ("Under Nsight Compute, in another run", by_ncu.get("command")),
+        ("Not counted with Nsight Compute", by_ncu.get("notice")),
     )
     return [(name, str(value)) for name, value in pairs if value]

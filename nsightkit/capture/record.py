@@ -135,5 +135,8 @@ def _record(part: Part, where: Path, *, dry_run: bool, timeout_s: float) -> Path
         trace = load(made / "trace.json.gz", cache=False)
         by_nsys = load(made / "nsys", cache=False) if (made / "nsys").is_dir() else None
         frame = recordings.frame(samples)
+        by_ncu = made / "ncu.csv" if (made / "ncu.csv").is_file() else None
         taken = made / "snapshot.pickle" if part.watch == "remembered" else None
-        return recordings.write(trace, frame, provenance, where, nsys=by_nsys, snapshot=taken, dry_run=dry_run)
+        return recordings.write(
+            trace, frame, provenance, where, nsys=by_nsys, ncu=by_ncu, snapshot=taken, dry_run=dry_run
+        )

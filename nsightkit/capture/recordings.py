@@ -2,7 +2,8 @@
 
 ``docs/recordings/<investigation>/<gpu>/<part>/`` holds ``provenance.json``, ``samples.parquet`` (raw
 samples) and ``trace/`` (Parquet tables of the Trace); for some parts also ``nsys/``, the Trace of a second run, under
-Nsight Systems, or ``snapshot.pickle``, a memory snapshot as PyTorch writes it.
+Nsight Systems, ``ncu.csv``, the counters of a second run, under Nsight Compute, or ``snapshot.pickle``, a memory
+snapshot as PyTorch writes it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nsightkit.capture.keys import FORMAT, MEASURED_BY, REPEATING, key
+from nsightkit.capture.keys import COLLECTING, FORMAT, MEASURED_BY, REPEATING, key
 from nsightkit.capture.provenance import scrub, slug
 from nsightkit.errors import NsightkitError, UsageError
 from nsightkit.workloads.investigations import Part, parts
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Recording", "find", "folder", "frame", "part_key", "status", "write"]
 
 _PROVENANCE, _SAMPLES, _TRACE, _NSYS = "provenance.json", "samples.parquet", "trace", "nsys"
-_SNAPSHOT = "snapshot.pickle"
+_NCU, _SNAPSHOT = "ncu.csv", "snapshot.pickle"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +64,12 @@ class Recording:
         """The folder with what Nsight Systems captured of the part; None where it did not."""
         place = self.path / _NSYS
         return place if place.is_dir() else None
+
+    @property
+    def ncu_path(self) -> Path | None:
+        """The counters that Nsight Compute read; None where it did not."""
+        place = self.path / _NCU
+        return place if place.is_file() else None
 
     @property
     def snapshot_path(self) -> Path | None:
@@ -117,7 +124,7 @@ def part_key(part: Part, mode: str = "live") -> str:
     str
     """
     counts = part.counts(mode) | {"shapes": int(part.shapes), "utilization": int(part.utilization)}
-    also = [REPEATING] if part.second else []
+    also = {None: [], "nsys": [REPEATING], "ncu": [REPEATING, COLLECTING]}[part.second]
     return key(part.workload, part.parameters(mode), counts, MEASURED_BY[part.watch], *also)
 
 
@@ -230,6 +237,7 @@ def write(
     where: Path,
     *,
     nsys: Trace | None = None,
+    ncu: Path | None = None,
     snapshot: Path | None = None,
     dry_run: bool = False,
 ) -> Path:
@@ -245,6 +253,8 @@ def write(
         Root of the recordings.
     nsys : Trace, optional
         What Nsight Systems captured of another run.
+    ncu : Path, optional
+        What Nsight Compute counted in another run, scrubbed when it was written (:mod:`nsightkit.capture.second`).
     snapshot : Path, optional
         A memory snapshot, scrubbed when it was written (:func:`nsightkit.capture.memory.write`).
     dry_run : bool
@@ -258,8 +268,9 @@ def write(
     Raises
     ------
     NsightkitError
-        The measurement is not one of a GPU, or the snapshot is not one that the reader opens.
+        The measurement is not one of a GPU, or the reader cannot open the counters or the snapshot.
     """
+    from nsightkit.trace import ncu as reports
     from nsightkit.trace import snapshot as snapshots
     from nsightkit.trace import store
 
@@ -280,6 +291,9 @@ def write(
         store.write(_scrubbed(trace), draft / _TRACE)
         if nsys is not None:
             store.write(_scrubbed(nsys), draft / _NSYS)
+        if ncu is not None:
+            reports.read(ncu)
+            shutil.copyfile(ncu, draft / _NCU)
         if snapshot is not None:
             snapshots.read(snapshot)
             shutil.copyfile(snapshot, draft / _SNAPSHOT)

@@ -1,4 +1,4 @@
-"""The second capture of a part: the same workload once more, under Nsight Systems.
+"""The second capture of a part: the same workload once more, under Nsight Systems or Nsight Compute.
 
 It never decides whether a part was measured: whatever goes wrong here becomes one line that says why there is none.
 """
@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nsightkit.capture import nsys
+from nsightkit.capture import ncu, nsys
+from nsightkit.capture.provenance import scrub
 from nsightkit.capture.repeating import CAPTURED, STEADY
 from nsightkit.errors import NsightkitError
 from nsightkit.trace import nsys_tool
@@ -21,67 +22,135 @@ from nsightkit.workloads.investigations import Part
 
 if TYPE_CHECKING:
     from nsightkit.trace.model import Trace
+    from nsightkit.trace.ncu import Report
 
-__all__ = ["capture", "steady"]
+__all__ = ["SECTIONS", "capture", "kept", "steady"]
 
 # No OS calls: PyTorch's profile, beside which this is put, has none either, and to watch them costs time and space.
 _KINDS = ("cuda", "nvtx")
+#: What Nsight Compute collects: all that :mod:`nsightkit.analysis.ncu` asks for, and no samples of the program counter.
+SECTIONS = (
+    *("SpeedOfLight", "ComputeWorkloadAnalysis", "MemoryWorkloadAnalysis", "MemoryWorkloadAnalysis_Tables"),
+    *("LaunchStats", "Occupancy", "SchedulerStats", "WarpStateStats"),
+)
+#: Of a launch's metrics, what is not about the launch: the machine, lists of other metrics.
+_NOT_KEPT = re.compile(
+    r"device__attribute_(?!display_name|multiprocessor_count|compute_capability_)|group:|nvlink__|numa__"
+)
 
 
 def capture(
     part: Part, mode: str, folder: Path, *, timeout_s: float, environment: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Run some steps of a part under nsys, where there is one.
+    """Run some steps of a part under the profiler that it asks for, where there is one.
 
     Parameters
     ----------
     part : Part
     mode : {"live", "smoke"}
     folder : Path
-        Gets the store ``nsys`` with the trace of the steady steps. The report itself, which holds the
-        environment of the process, does not outlive this call.
+        Gets the store ``nsys`` with the trace of the steady steps, or ``ncu.csv`` with the counters of their kernels.
+        The profiler's own report, which holds the environment of the process, does not outlive this call.
     timeout_s : float
-        For the program; nsys itself takes some seconds more.
+        For the program; the profiler itself takes some seconds more.
     environment : mapping, optional
         Of the program.
 
     Returns
     -------
     dict
-        ``version``, ``command`` and ``steps`` of the capture; or ``notice``: why there is none, in one line.
+        ``version``, ``command`` and ``steps`` of the capture; ``notice``: in one line, why there is none, or why it
+        is not whole.
     """
-    from nsightkit.trace import load, store
-
-    place = folder / "nsys"
+    under = {"nsys": _under_nsys, "ncu": _under_ncu}[str(part.second)]
+    program = ["-m", "nsightkit.capture.repeating", part.investigation, part.name, mode]
     try:
-        tool = nsys_tool.require()
-        program = ["-m", "nsightkit.capture.repeating", part.investigation, part.name, mode]
-        done = nsys.profile(
-            [sys.executable, *program],
-            folder / "second",
-            trace=_KINDS,
-            capture_range=CAPTURED,
-            expect=("ranges", "kernels") if mode == "live" else ("ranges",),
-            timeout_s=timeout_s,
-            env=environment,
-            show=False,
-        )
-        if done.returncode:
-            raise NsightkitError(f"the program ended with exit code {done.returncode} under it")
-        store.write(steady(load(done.trace, cache=False)), place)
-    # nsys, its report and a program under it can fail in ways nobody has seen yet, and the part has been measured.
+        found = under(program, mode, folder, timeout_s, environment)
+    # Profilers, reports and programs under them can fail in ways nobody has seen yet, and the part has been measured.
     except Exception as error:
         return {"notice": _one_line(f"{error}" or type(error).__name__)}
     finally:
         for left in folder.glob("second*"):
             left.unlink()
+    return found | {"steps": part.counts(mode)["active"]}
+
+
+def _under_nsys(
+    program: list[str], mode: str, folder: Path, timeout_s: float, environment: Mapping[str, str] | None
+) -> dict[str, Any]:
+    from nsightkit.trace import load, store
+
+    tool = nsys_tool.require()
+    done = nsys.profile(
+        [sys.executable, *program],
+        folder / "second",
+        trace=_KINDS,
+        capture_range=CAPTURED,
+        expect=("ranges", "kernels") if mode == "live" else ("ranges",),
+        timeout_s=timeout_s,
+        env=environment,
+        show=False,
+    )
+    if done.returncode:
+        raise NsightkitError(f"the program ended with exit code {done.returncode} under it")
+    store.write(steady(load(done.trace, cache=False)), folder / "nsys")
     options = done.ran[2 : done.ran.index(sys.executable)]
     shown = ["nsys", "profile", *[o for o in options if not o.startswith("--output=")], "--output=report"]
-    return {
-        "version": ".".join(map(str, nsys_tool.version(tool))),
-        "command": shlex.join([*shown, "python", *program]),
-        "steps": part.counts(mode)["active"],
-    }
+    version = ".".join(map(str, nsys_tool.version(tool)))
+    return {"version": version, "command": shlex.join([*shown, "python", *program])}
+
+
+def _under_ncu(
+    program: list[str], mode: str, folder: Path, timeout_s: float, environment: Mapping[str, str] | None
+) -> dict[str, Any]:
+    from nsightkit.trace import ncu as reports
+
+    if mode != "live":
+        raise NsightkitError("a CPU has no counters that Nsight Compute could read")
+    # Caches are emptied before each pass, as is ncu's default; clocks are left alone, as in the runs that are timed.
+    done = ncu.profile(
+        [sys.executable, *program],
+        folder / "second",
+        nvtx=[STEADY],
+        sections=SECTIONS,
+        timeout_s=timeout_s,
+        env=environment,
+        show=False,
+    )
+    report = kept(reports.read(done.report))
+    reports.write(report, folder / "ncu.csv")
+    options = done.ran[1 : done.ran.index(sys.executable)]
+    shown = ["ncu", *[o for o in options if not o.startswith("--export=")], "--export=report"]
+    found = {"version": ncu.version(Path(done.ran[0])), "command": shlex.join([*shown, "python", *program])}
+    if done.returncode:
+        # What was profiled before it ended is as good as any.
+        broken = next((note for note in done.notes if "interrupted" in note), f"exit code {done.returncode}")
+        found["notice"] = _one_line(f"the program did not end well under it, after {len(report)} launches: {broken}")
+    return found
+
+
+def kept(report: Report) -> Report:
+    """Leave out of a report what is about the machine, and this user's and this host's names.
+
+    Parameters
+    ----------
+    report : Report
+
+    Returns
+    -------
+    Report
+        The same launches; of their metrics all but attributes of the device and lists of other metrics.
+    """
+    from nsightkit.trace import ncu as reports
+
+    units = {name: unit for name, unit in report.units.items() if not _NOT_KEPT.match(name)}
+    metrics = [{name: value for name, value in row.items() if name in units} for row in report.metrics]
+    metrics = [dict(zip(row, scrub(list(row.values())), strict=True)) for row in metrics]
+    launches: list[Any] = [
+        {**launch, "kernel": scrub(launch["kernel"]), "ranges": tuple(scrub(launch["ranges"]))}
+        for launch in report.launches[list(reports.IDENTITY)].to_dict("records")
+    ]
+    return reports.from_metrics(report.path, launches, metrics, units)
 
 
 def _one_line(problem: str) -> str:

@@ -23,7 +23,7 @@ from nsightkit.errors import TraceError
 from nsightkit.trace import ncu_metrics, ncu_tool
 from nsightkit.trace._process import tail
 
-__all__ = ["Report", "Value", "from_metrics", "read", "write"]
+__all__ = ["IDENTITY", "Report", "Value", "from_metrics", "read", "write"]
 
 #: A metric's value: a number in base units, or text.
 Value = int | float | str
@@ -31,7 +31,8 @@ Value = int | float | str
 _MAGIC = b"NVR\0"
 _EXPORT = f"export it with: {' '.join(ncu_tool.export_command('REPORT.ncu-rep'))}"
 _AGAIN = "copy it again, or profile again"
-_IDENTITY = ("id", "kernel", "gpu", "compute_capability", "device", "stream", "grid", "block", "ranges")
+#: Columns of ``launches`` that say which launch it was.
+IDENTITY = ("id", "kernel", "gpu", "compute_capability", "device", "stream", "grid", "block", "ranges")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +145,7 @@ def from_metrics(
     """
     rows = []
     for number, (identity, values) in enumerate(zip(identities, metrics, strict=True)):
-        row: dict[str, Any] = {"id": number, **dict.fromkeys(_IDENTITY[1:]), "ranges": (), **identity}
+        row: dict[str, Any] = {"id": number, **dict.fromkeys(IDENTITY[1:]), "ranges": (), **identity}
         row["gpu"] = row["gpu"] or _text(values.get("device__attribute_display_name"))
         major, minor = (values.get(f"device__attribute_compute_capability_{part}") for part in ("major", "minor"))
         if row["compute_capability"] is None and major is not None and minor is not None:
@@ -153,7 +154,7 @@ def from_metrics(
             found = next((values[name] for name in metric.nvidia if name in values), None)
             row[metric.name] = found if isinstance(found, (int, float)) else math.nan
         rows.append(row)
-    launches = pd.DataFrame(rows, columns=[*_IDENTITY, *ncu_metrics.names()])
+    launches = pd.DataFrame(rows, columns=[*IDENTITY, *ncu_metrics.names()])
     return Report(path, launches.astype(dict.fromkeys(ncu_metrics.names(), "float64")), metrics, units)
 
 

@@ -463,6 +463,36 @@ def _roofline() -> dict[str, Part]:
     }
 
 
+# - limiters: products that fill any card, tensors larger than any cache, and rows for the softmax fewer than any card
+#   has multiprocessors, then many; blocks of walks for two rounds of them. Counting replays each launch dozens of
+#   times, so two steps of it are enough.
+_LIMITERS = {
+    "side": 8192, "side_fp32": 4096, "elements": 2**26, "stride": 8, "programs": 1024, "hops": 128, "table": 2**26,
+}  # fmt: skip
+_LIMITERS_SMOKE = {
+    "side": 256, "side_fp32": 128, "elements": 2**18, "stride": 8, "programs": 64, "hops": 16, "table": 2**16,
+}  # fmt: skip
+
+
+def _limiters() -> dict[str, Part]:
+    """Build the two runs of the operations: with a softmax over few rows, and over many."""
+    return {
+        part: Part(
+            "limiters",
+            part,
+            "nsightkit.workloads.limiters:start",
+            MappingProxyType(_LIMITERS | {"rows": rows}),
+            MappingProxyType(_LIMITERS_SMOKE | {"rows": smoke}),
+            value=90,
+            warmup=20,
+            repetitions=50,
+            active=2,
+            second="ncu",
+        )
+        for part, rows, smoke in (("before", 16, 4), ("after", 16_384, 256))
+    }
+
+
 # - ladder and decode: the same layer in every implementation. Warm for a second before it counts; on a CPU through a
 #   compiler that needs none, and small. Decoding passes through more layers, each of which takes little.
 _RUNGS: Mapping[str, tuple[str, tuple[str, ...], dict[str, Any], int]] = {
@@ -542,6 +572,7 @@ INVESTIGATIONS: Mapping[str, Mapping[str, Part]] = MappingProxyType(
         "matrix": _matrix(),
         "ceilings": _ceilings(),
         "roofline": _roofline(),
+        "limiters": _limiters(),
         "ladder": _rungs("ladder", 93),
         "decode": _rungs("decode", 93),
         "memory-context": _memory("memory-context", "column", _LENGTHS, _LENGTHS_SMOKE, 72),
