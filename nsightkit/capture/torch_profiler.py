@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from nsightkit.capture import _under_profiler
-from nsightkit.capture._under_profiler import profiler
+from nsightkit.capture._under_profiler import export, profiler
 from nsightkit.capture.captured import Captured, settle, target
 from nsightkit.errors import NsightkitError, UsageError
 from nsightkit.trace._process import run
@@ -56,7 +56,7 @@ def profile_steps(
         whole = Path(folder) / f"trace{''.join(output.suffixes[-2:])}"
         with profiler(
             schedule=schedule(wait=wait, warmup=warmup, active=active, repeat=1),
-            on_trace_ready=lambda done: done.export_chrome_trace(str(whole)),
+            on_trace_ready=lambda done: export(done, str(whole)),
             record_shapes=shapes,
         ) as running:
             for _ in range(wait + warmup + active):

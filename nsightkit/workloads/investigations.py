@@ -246,7 +246,7 @@ def _cells(
 # - matrix: ten models as they are, and small in every direction but depth and heads, which are their shape. Every batch
 #   is copied from the host, for there to be copies to look at.
 _MATRIX = {"mode": "train", "precision": "bf16", "attention": "sdpa", "feed": "host"}
-_SMALLER = 8
+_SMALLER = 16
 
 
 def _sizes(model: Configuration, divisor: int = 1) -> dict[str, int]:
