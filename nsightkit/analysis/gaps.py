@@ -38,7 +38,7 @@ from nsightkit.analysis.names import OPERATOR_RANGE, compiled, matching
 from nsightkit.trace.model import GPU_TABLES, Trace
 from nsightkit.trace.nesting import nesting
 
-__all__ = ["CAUSES", "DATA_LOADING", "causes", "find", "summary"]
+__all__ = ["CAUSES", "DATA_LOADING", "causes", "find", "memop_name", "summary"]
 
 Int = npt.NDArray[np.integer[Any]]
 Bool = npt.NDArray[np.bool_]
@@ -171,7 +171,7 @@ def causes(trace: Trace, min_ns: int = 0, data_loading: str = DATA_LOADING) -> p
             column = "kind" if table == "memops" else "name"
             names = trace.whole.table(table, [column])[column].cat
             code[mine] = len(texts) + names.codes.to_numpy()[found.source_row[mine]]
-            texts += [_memop_name(str(n)) if table == "memops" else str(n) for n in names.categories]
+            texts += [memop_name(str(n)) if table == "memops" else str(n) for n in names.categories]
     used, code = np.unique(code, return_inverse=True)
     # The same name in two tables is one name: categories are distinct.
     number, distinct = pd.factorize(np.array(texts, dtype=object)[used])
@@ -823,7 +823,14 @@ def _last_end(calls: _Track, before: Int) -> Int:
     return np.where(i >= 0, calls.end[np.maximum(i, 0)], _NEVER)
 
 
-def _memop_name(kind: str) -> str:
+def memop_name(kind: str) -> str:
+    """Call a copy or memset what Nsight Systems calls it.
+
+    Parameters
+    ----------
+    kind : str
+        Of the model's ``memops``.
+    """
     return kind if kind == "memset" else f"memcpy {kind}"
 
 
@@ -843,7 +850,7 @@ class _Evidence:
         part = self._trace.table(table, columns).iloc[rows]
         names = part[columns[2]].astype("str").tolist()
         if table == "memops":
-            names = [_memop_name(n) for n in names]
+            names = [memop_name(n) for n in names]
         return [
             {"name": n, "start_ns": int(s), "end_ns": int(e), columns[3]: int(t)}
             for n, s, e, t in zip(names, part["start_ns"], part["end_ns"], part[columns[3]], strict=True)
@@ -873,5 +880,5 @@ class _Evidence:
                 column = "name" if table == "kernels" else "kind"
                 names = self._trace.table(table, [column])[column].iloc[g.row[mine]].astype("str").tolist()
             for i, name in zip(mine.tolist(), names, strict=True):
-                out[i]["ended_by"] = _memop_name(name) if table == "memops" else name
+                out[i]["ended_by"] = memop_name(name) if table == "memops" else name
         return out

@@ -138,7 +138,11 @@ def summary(trace: Trace, gpu: str | None = None) -> dict[str, Any]:
     """
     if gpu is not None:
         hardware.find(gpu)
-    return _Answer(_Account(trace, gpu)).written() if _has_work(trace) else _nothing(trace)
+    if not _has_work(trace):
+        traced = any(trace.recorded(table) for table in GPU_TABLES)
+        return _nothing(trace, _NONE if traced else "no GPU work was traced")
+    account = _Account(trace, gpu)
+    return _Answer(account).written() if account.totals[0].any() else _nothing(trace, "no GPU work lasts any time")
 
 
 def _has_work(trace: Trace) -> bool:
@@ -242,14 +246,21 @@ class _Account:
         return moved[~memset], moved[memset]
 
     def exposed_copies(self) -> pd.DataFrame:
-        """Copies that run for most of their time without a kernel beside them."""
+        """Copies that run for most of their time without a kernel beside them, with their rows as index."""
         parts = []
         for device in self.devices:
             copies, _ = self._memops(device)
             over = pd.concat([_on(self.trace.whole, table, device) for table in ("kernels", "graphs")])
             hidden = Coverage(over["start_ns"], over["end_ns"]).of(copies["start_ns"], copies["end_ns"])
             parts.append(copies[2 * hidden < (copies["end_ns"] - copies["start_ns"]).to_numpy()])
-        return pd.concat(parts, ignore_index=True)
+        return pd.concat(parts)
+
+    def ends(self) -> pd.DataFrame:
+        """When a device had nothing to do before its first operation or after its last, while others worked."""
+        before = self.spans.assign(start_ns=self.first, end_ns=self.spans["span_start_ns"], name="no work yet")
+        after = self.spans.assign(start_ns=self.spans["span_end_ns"], end_ns=self.last, name="no more work")
+        both = pd.concat([before, after]).reset_index()
+        return both[both["end_ns"] > both["start_ns"]]
 
 
 def _on(trace: Trace, table: str, device: int, *more: str) -> pd.DataFrame:
@@ -383,6 +394,8 @@ def _bounded(change: str, speedup: float | None) -> str:
     return change if speedup is None else f"{change}: at most {speedup:.2f}x, all else as it was"
 
 
+#: Kinds of events that a call launched, and their tables.
+_LAUNCHED = {"kernel": "kernels", "copy": "memops"}
 _KIND = {"op": "operator", "os_call": "OS call", "copy": "", "overhead": "profiler:", "none": "", "graph": ""}
 
 #: One change for each bottleneck.
@@ -435,13 +448,10 @@ _FILLED = {
 _TELLING = ("kernels", "memops", "graphs", "calls", "ranges", "os_calls")
 
 
-def _nothing(trace: Trace) -> dict[str, Any]:
-    traced = any(trace.recorded(table) for table in GPU_TABLES)
-    reason = (
-        "the trace has no GPU work, though GPU work was traced: none ran, or the capture or a filter left it out"
-        if traced
-        else "no GPU work was traced"
-    )
+_NONE = "the trace has no GPU work, though GPU work was traced: none ran, or the capture or a filter left it out"
+
+
+def _nothing(trace: Trace, reason: str) -> dict[str, Any]:
     again = _CAPTURE["torch" if "torch" in trace.meta.tool.lower() else "nsys"]
     return {
         "bottleneck": "not-enough-data",
@@ -500,37 +510,46 @@ class _Answer:
     # -- what is behind it
 
     def _events(self) -> pd.DataFrame:
-        """Its moments: ``device, start_ns, end_ns, kind, name``, and the row of a call."""
+        """Its moments: ``device, start_ns, end_ns, kind, name, row``; the row is that in the table of its kind."""
         account, columns = self.account, ["device", "start_ns", "end_ns", "kind", "name", "row"]
+        parts = []
         if self.idle:
-            parts = [account.gaps[account.cause == self.code]]
-            if self.code == _TRANSFER:
-                copies = account.exposed_copies()
-                parts.append(copies.assign(name="memcpy " + copies["kind"].astype(object), kind="copy", row=-1))
+            parts.append(account.gaps[account.cause == self.code])
         elif self.code == _IMBALANCE:
-            parts = [account.collectives.waiting(device).assign(kind="kernel", row=-1) for device in account.devices]
+            parts += [account.collectives.waiting(device).assign(kind="kernel", row=-1) for device in account.devices]
+            parts.append(account.ends().assign(kind="none", row=-1))
         else:
-            parts = [account.kernels[account.fills == self.code].assign(kind="kernel", row=-1)]
-            if self.code == _UNDECIDED:
-                replays = self.trace.table("graphs", ["device", "start_ns", "end_ns"])
-                parts.append(replays.assign(kind="graph", name="graph replay", row=-1))
-        parts = [part[columns].astype({"kind": object, "name": object}) for part in parts if len(part)]
-        events = pd.concat(parts, ignore_index=True)
+            mine = account.kernels[account.fills == self.code]
+            parts.append(mine.assign(kind="kernel", row=mine.index))
+        if self.code == _UNDECIDED:
+            parts.append(self.trace.table("graphs").assign(kind="graph", name="graph replay", row=-1))
+        if self.code in (_TRANSFER, _MEMORY):
+            moved = account.exposed_copies() if self.code == _TRANSFER else self.trace.table("memops")
+            moved = moved[(moved["kind"] == "memset") == (self.code == _MEMORY)]
+            names = [gaps.memop_name(str(kind)) for kind in moved["kind"]]
+            parts.append(moved.assign(name=np.array(names, object), kind="copy", row=moved.index))
+        parts = [part[columns].astype({"kind": object, "name": object}) for part in parts]
+        events: pd.DataFrame = pd.concat(parts, ignore_index=True)
         return events.assign(duration_ns=events["end_ns"] - events["start_ns"])
 
     def _named(self) -> pd.DataFrame:
         grouped = self.events.groupby(["kind", "name"], sort=False)["duration_ns"].agg(["size", "sum"]).reset_index()
         grouped = grouped.rename(columns={"size": "count", "sum": "total_ns"})
         grouped = grouped.sort_values("total_ns", ascending=False, kind="stable", ignore_index=True).head(_KEPT)
-        inside = [
-            self._inside(str(name)) if kind == "call" else None for kind, name in grouped[["kind", "name"]].values
-        ]
+        inside = [self._inside(kind, name) for kind, name in zip(grouped["kind"], grouped["name"], strict=True)]
         return grouped.assign(inside=pd.Series(inside, dtype=object))
 
-    def _inside(self, name: str) -> str | None:
-        """The operator, or else the range, around most of the time of the calls of a name."""
-        mine = self.events[(self.events["kind"] == "call") & (self.events["name"] == name) & (self.events["row"] >= 0)]
-        calls = self.trace.whole.table("calls", ["start_ns", "end_ns", "thread"]).iloc[mine["row"].to_numpy()]
+    def _inside(self, kind: str, name: str) -> str | None:
+        """The operator, or else the range, around the calls behind most of the time of a name."""
+        mine = self.events[(self.events["kind"] == kind) & (self.events["name"] == name) & (self.events["row"] >= 0)]
+        row = mine["row"].to_numpy()
+        if kind in _LAUNCHED:
+            ops = self.trace.table(_LAUNCHED[kind], ["process", "correlation"]).iloc[row]
+            row = intervals.launch_of(self.trace, ops["process"], ops["correlation"])
+            mine, row = mine[row >= 0], row[row >= 0]
+        elif kind != "call":
+            return None
+        calls = self.trace.whole.table("calls", ["start_ns", "end_ns", "thread"]).iloc[row]
         for table in ("ops", "ranges"):
             outer = self.trace.whole.table(table, ["start_ns", "end_ns", "thread", "name"])
             if not len(outer) or not len(calls):
@@ -852,11 +871,12 @@ class _Answer:
         return [f"let counters say what bounds the kernels named above: {_CAPTURE['ncu']}"]
 
     def _faster(self) -> list[str]:
-        told = [_bounded(_CHANGE[self.name], _speedup(self.share))]
+        told = []
         for pattern, change in _GIVEN_AWAY:
             given = [bool(pattern.search(str(name))) for name in self.named["name"]]
             if any(given):
                 told.append(_bounded(change, _speedup(self._share(int(self.named["total_ns"][given].sum())))))
+        told.append(_bounded(_CHANGE[self.name], _speedup(self.share)))
         best = self._best_case()
         if best is None:
             told.append(f"record shapes, to learn how far the operators are from their bound: {_CAPTURE['shapes']}")
