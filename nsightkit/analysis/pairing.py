@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 __all__ = ["HOW", "Kernel", "Pairing", "pair", "plain_range", "spellings"]
@@ -229,9 +229,10 @@ def _fused(before: Sequence[Kernel], after: Sequence[Kernel]) -> list[tuple[list
             i = owner[i]
         return i
 
-    for i, one in enumerate(before):
-        for j, other in enumerate(after):
-            if _made_of(one, other) or _made_of(other, one):
+    sides = ([_Part.of(kernel) for kernel in before], [_Part.of(kernel) for kernel in after])
+    for i, one in enumerate(sides[0]):
+        for j, other in enumerate(sides[1]):
+            if one.made_of(other) or other.made_of(one):
                 owner[root(i)] = root(len(before) + j)
     groups: dict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
     for i in range(len(before)):
@@ -241,18 +242,30 @@ def _fused(before: Sequence[Kernel], after: Sequence[Kernel]) -> list[tuple[list
     return [group for group in groups.values() if group[0] and group[1]]
 
 
-def _made_of(plain: Kernel, fused: Kernel) -> bool:
-    if fused.category != "Triton-fused" or plain.category not in _FUSIBLE:
-        return False
-    listed = _FUSED.match(_telling(fused.name)[0])
-    words = listed[2] if listed else None
-    if not words:  # a compiler that does not say what it fused
-        return fused.range is not None and fused.range == plain.range
-    if plain.operator:
-        operator = plain.operator.rpartition("::")[2].strip("_")
-        return bool(operator) and f"_{operator}_" in f"_{words}_"
-    return _any_in(words.split("_"), spellings(plain.name)[1])
+class _Part(NamedTuple):
+    """A kernel as fusion sees it."""
 
+    fused: bool
+    fusible: bool
+    lists: str
+    operator: str
+    spelt: str
+    range: str | None
 
-def _any_in(words: Iterable[str], text: str) -> bool:
-    return any(len(word) > 2 and word not in _COMMON and word in text for word in words)
+    @classmethod
+    def of(cls, kernel: Kernel) -> _Part:
+        fused = kernel.category == "Triton-fused"
+        listed = _FUSED.match(_telling(kernel.name)[0]) if fused else None
+        operator = (kernel.operator or "").rpartition("::")[2].strip("_")
+        spelt = "" if fused or operator else spellings(kernel.name)[1]
+        return cls(fused, kernel.category in _FUSIBLE, (listed and listed[2]) or "", operator, spelt, kernel.range)
+
+    def made_of(self, other: _Part) -> bool:
+        """Whether this is a compiler's kernel with the other one in it."""
+        if not self.fused or not other.fusible:
+            return False
+        if not self.lists:  # a compiler that does not say what it fused
+            return self.range is not None and self.range == other.range
+        if other.operator:
+            return f"_{other.operator}_" in f"_{self.lists}_"
+        return any(len(w) > 2 and w not in _COMMON and w in other.spelt for w in self.lists.split("_"))
