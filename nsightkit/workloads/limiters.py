@@ -9,7 +9,7 @@ in a phase of its own name, so that any profiler can tell them apart.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType, ModuleType
 from typing import Any, Self
 
@@ -78,6 +78,8 @@ class Limiters:
 
     Attributes
     ----------
+    inputs : dict of str to tuple of Tensor
+        What each operation that runs here is given.
     parameters : dict
         The configuration as plain values, and ``instead``: what runs in place of what this device cannot run.
 
@@ -92,33 +94,45 @@ class Limiters:
         torch.set_float32_matmul_precision("highest")
         torch.manual_seed(config.seed)
         place = torch.device(device)
-        walk, instead = _walk(config, place)
-        self._cases: dict[str, Callable[[], Tensor]] = {
-            "product": _product(config.side, torch.bfloat16, place),
-            "product_fp32": _product(config.side_fp32, torch.float32, place),
-            **_additions(config, place),
-            "softmax": _softmax(config, place),
-        }
-        if walk is not None:
-            self._cases["chase"] = walk
+        self.inputs = _inputs(config, place)
+        self._hops = config.hops
+        self._kernels, instead = _kernels(place)
+        if self._kernels is None and place.type != "cpu":
+            del self.inputs["chase"]
         self.parameters = dataclasses.asdict(config) | {"instead": instead}
 
     def step(self) -> None:
         """Run each once."""
         with phase("step"):
-            for name, run in self._cases.items():
+            for name in self.inputs:
                 with phase(name):
-                    run()
+                    self.run(name)
 
-    def results(self) -> dict[str, Tensor]:
-        """Run each once more.
+    def run(self, name: str) -> Tensor:
+        """Run one of them.
+
+        Parameters
+        ----------
+        name : str
+            One of :data:`CASES`.
 
         Returns
         -------
-        dict of str to Tensor
-            What each gives.
+        Tensor
+            What it gives; the next run of it may write to the same place.
         """
-        return {name: run() for name, run in self._cases.items()}
+        given = self.inputs[name]
+        if name.startswith("product"):
+            a, b, out = given
+            return torch.mm(a, b, out=out)
+        if name == "softmax":
+            return torch.softmax(given[0], -1)
+        if name == "chase":
+            following, held = given
+            walk = _walked if self._kernels is None else self._kernels.walk
+            return walk(following, held, self._hops)
+        numbers, out = given
+        return torch.add(numbers, 1.0, out=out)
 
     def losses(self) -> list[float]:
         """Give nothing: there is nothing to learn here."""
@@ -135,47 +149,39 @@ class Limiters:
         self.close()
 
 
-def _product(side: int, kind: torch.dtype, device: torch.device) -> Callable[[], Tensor]:
-    # Random: what the bits do decides the power, and the power the clock.
-    a, b = (torch.randn(side, side, device=device).to(kind) for _ in range(2))
-    out = torch.empty(side, side, device=device, dtype=kind)
-    return lambda: torch.mm(a, b, out=out)
+def _inputs(config: LimiterConfig, device: torch.device) -> dict[str, tuple[Tensor, ...]]:
+    """What each is given, and where those write that can be told."""
 
+    def random(*sizes: int, kind: torch.dtype = torch.float32) -> Tensor:
+        # What the bits do decides the power, and the power the clock.
+        return torch.randn(*sizes, device=device).to(kind)
 
-def _additions(config: LimiterConfig, device: torch.device) -> dict[str, Callable[[], Tensor]]:
-    """One addition of as many numbers, from neighbouring addresses and from addresses that lie apart."""
-    source = torch.randn(config.elements * config.stride, device=device)
-    out = torch.empty(config.elements, device=device)
-    together, apart = source[: config.elements], source[:: config.stride]
+    def square(side: int, kind: torch.dtype) -> tuple[Tensor, ...]:
+        return tuple(random(side, side, kind=kind) for _ in range(3))
+
+    source, sums = random(config.elements * config.stride), random(config.elements)
     return {
-        "add": lambda: torch.add(together, 1.0, out=out),
-        "strided": lambda: torch.add(apart, 1.0, out=out),
+        "product": square(config.side, torch.bfloat16),
+        "product_fp32": square(config.side_fp32, torch.float32),
+        "add": (source[: config.elements], sums),
+        "strided": (source[:: config.stride], sums),
+        "softmax": (random(config.rows, config.elements // config.rows),),
+        "chase": (
+            torch.randperm(config.table, device=device).to(torch.int32),
+            random(config.programs, 128 * HELD),
+        ),
     }
 
 
-def _softmax(config: LimiterConfig, device: torch.device) -> Callable[[], Tensor]:
-    x = torch.randn(config.rows, config.elements // config.rows, device=device)
-    return lambda: torch.softmax(x, -1)
-
-
-def _walk(config: LimiterConfig, device: torch.device) -> tuple[Callable[[], Tensor] | None, str]:
-    """Give the walk as one kernel on a GPU and as PyTorch's operations elsewhere; and what is not as it should be."""
-    following = torch.randperm(config.table, device=device).to(torch.int32)
-    held = torch.randn(config.programs, 128 * HELD, device=device)
+def _kernels(device: torch.device) -> tuple[ModuleType | None, str]:
+    """Give the kernel of the walk, where there can be one, and what is not as it should be."""
     if device.type != "cuda":
-        return lambda: _walked(following, held, config.hops), "the walk by PyTorch's operations: its kernel needs a GPU"
-    kernels = _triton_kernels()
-    if kernels is None:
-        return None, "no walk: Triton is not installed"
-    return lambda: kernels.walk(following, held, config.hops), ""
-
-
-def _triton_kernels() -> ModuleType | None:
+        return None, "the walk by PyTorch's operations: its kernel needs a GPU"
     try:
         from nsightkit.workloads import limiters_triton
     except ImportError:
-        return None
-    return limiters_triton
+        return None, "no walk: Triton is not installed"
+    return limiters_triton, ""
 
 
 def _walked(following: Tensor, held: Tensor, hops: int) -> Tensor:
