@@ -290,6 +290,10 @@ def test_the_key_covers_the_measuring_and_the_workload() -> None:
         "nsightkit.workloads.training:_rotate",
     ):
         assert name in covered
+    # A module that is chosen at run time and passed on counts as a whole.
+    covered |= keys.closure([("nsightkit.workloads.layer", "start"), ("nsightkit.workloads.limiters", "start")])
+    for name in ("layer_triton:Decode", "layer_triton:_row_kernel", "limiters_triton:_walk_kernel"):
+        assert f"nsightkit.workloads.{name}" in covered
     for name in covered:  # what only describes must not make recordings stale
         assert not name.startswith(("nsightkit.capture.provenance", "nsightkit.capture.investigation"))
     with pytest.raises(LookupError):

@@ -166,18 +166,26 @@ def _source(module: str) -> Path | None:
 
 def _uses(node: ast.AST, module: _Module) -> Iterator[tuple[str, str]]:
     imports = module.imports | _imports(node)
-    for part in ast.walk(node):
-        if isinstance(part, ast.Name):
-            if part.id in imports:
-                origin, name = imports[part.id]
-                if name is not None:
-                    yield origin, name
-            elif part.id in module.definitions:
-                yield module.name, part.id
-        elif isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name) and part.value.id in imports:
-            origin, name = imports[part.value.id]
+    parts = list(ast.walk(node))
+    attributes = [(p.value, p.attr) for p in parts if isinstance(p, ast.Attribute) and isinstance(p.value, ast.Name)]
+    for owner, attribute in attributes:
+        if owner.id in imports:
+            origin, name = imports[owner.id]
             if name is None:
-                yield origin, part.attr
+                yield origin, attribute
+    owners = {id(owner) for owner, _ in attributes}
+    for part in parts:
+        if not isinstance(part, ast.Name):
+            continue
+        if part.id in imports:
+            origin, name = imports[part.id]
+            if name is not None:
+                yield origin, name
+            elif id(part) not in owners:
+                # A module that is passed on: whoever gets it may use anything in it.
+                yield from ((origin, each) for each in _load(origin).definitions)
+        elif part.id in module.definitions:
+            yield module.name, part.id
 
 
 def _canonical(node: Any) -> Any:
