@@ -8,6 +8,7 @@ decimals, flow events between launch and kernel).
 from __future__ import annotations
 
 import gzip
+import json
 from pathlib import Path
 from typing import Any
 
@@ -187,3 +188,51 @@ def write(path: str | Path, kernels: int = 200_000, *, per_step: int = 1000, see
             name: (int((which == k).sum()), int(duration[which == k].sum())) for k, name in enumerate(_KERNELS)
         },
     }
+
+
+_CATEGORY = {"calls": "cuda_runtime", "ranges": "user_annotation", "overhead": "overhead"}
+
+
+def from_trace(path: str | Path, trace: Any) -> Path:
+    """Write what the PyTorch profiler would have recorded of a run that another tool recorded.
+
+    Kernels, copies, memsets, calls, ranges and profiler overhead, with three decimals of a microsecond. What Kineto
+    has no events for (OS calls, CUDA graphs as one interval) is lost.
+
+    Parameters
+    ----------
+    path : path-like
+        Replaced when it exists; gzipped when it ends in ``.gz``.
+    trace : nsightkit.trace.model.Trace
+    """
+    events: list[str] = []
+
+    def event(category: str, name: str, start: int, end: int, pid: int, tid: int, args: dict[str, Any]) -> None:
+        # Written by hand: json prints times as floats, which do not hold nanoseconds here.
+        head = json.dumps({"ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, "args": args})
+        events.append(f'{head[:-1]}, "ts": {us(ORIGIN_NS + start)}, "dur": {us(end - start)}}}')
+
+    for row in trace.kernels.to_dict("records"):
+        args = {"device": row["device"], "stream": row["stream"], "correlation": row["correlation"]}
+        args |= {"grid": [row[f"grid_{axis}"] for axis in "xyz"], "block": [row[f"block_{axis}"] for axis in "xyz"]}
+        event("kernel", row["name"], row["start_ns"], row["end_ns"], row["device"], row["stream"], args)
+    for row in trace.memops.to_dict("records"):
+        copy = row["kind"] != "memset"
+        memory = f" ({row['src_kind'].capitalize()} -> {row['dst_kind'].capitalize()})" if copy else " (Device)"
+        name = f"Memcpy {row['kind']}{memory}" if copy else f"Memset{memory}"
+        args = {key: row[key] for key in ("device", "stream", "correlation", "bytes")}
+        category = "gpu_memcpy" if copy else "gpu_memset"
+        event(category, name, row["start_ns"], row["end_ns"], row["device"], row["stream"], args)
+    for table in ("calls", "ranges", "overhead"):
+        for row in getattr(trace, table).to_dict("records"):
+            args = {"correlation": row["correlation"]} if table == "calls" else {}
+            pid, tid = row["process"], row["thread"] & 0xFFFFFF
+            event(_CATEGORY[table], row["name"], row["start_ns"], row["end_ns"], pid, tid, args)
+    gpus = [{"id": gpu.device, "name": gpu.name} for gpu in trace.meta.gpus]
+    head = json.dumps({"schemaVersion": 1, "deviceProperties": gpus, "displayTimeUnit": "ms"})
+    text = f'{head[:-1]}, "traceEvents": [\n' + ",\n".join(events) + "\n]}\n"
+    path = Path(path)
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "wt", encoding="utf-8", newline="\n") as out:
+        out.write(text)
+    return path

@@ -38,8 +38,8 @@ _FILLS = ("compute-bound", "memory-bound", "not-enough-data", "communication", "
 #: Every answer there is: the causes of idle time, then what fills busy time.
 BOTTLENECKS = (*gaps.CAUSES, *_FILLS)
 _CODE = {name: code for code, name in enumerate(BOTTLENECKS)}
-_PROFILER, _SYNC, _LAUNCH = (_CODE[name] for name in ("profiler", "synchronization", "launch-overhead"))
-_TRANSFER, _UNKNOWN = _CODE["memory-transfer"], _CODE["unknown"]
+_PROFILER, _LAUNCH = _CODE["profiler"], _CODE["launch-overhead"]
+_TRANSFER, _WORK, _UNKNOWN = (_CODE[name] for name in ("memory-transfer", "cpu-work", "unknown"))
 _COMPUTE, _MEMORY, _UNDECIDED, _COMMUNICATION, _IMBALANCE = (_CODE[name] for name in _FILLS)
 #: One column more than answers: what a device lay idle before its span or after it, while others worked.
 _ENDS = len(BOTTLENECKS)
@@ -526,8 +526,8 @@ class _Answer:
         if self.code in (_TRANSFER, _MEMORY):
             moved = account.exposed_copies() if self.code == _TRANSFER else self.trace.table("memops")
             moved = moved[(moved["kind"] == "memset") == (self.code == _MEMORY)]
-            names = [gaps.memop_name(str(kind)) for kind in moved["kind"]]
-            parts.append(moved.assign(name=np.array(names, object), kind="copy", row=moved.index))
+            called = {kind: gaps.memop_name(str(kind)) for kind in moved["kind"].cat.categories}
+            parts.append(moved.assign(name=moved["kind"].cat.rename_categories(called), kind="copy", row=moved.index))
         parts = [part[columns].astype({"kind": object, "name": object}) for part in parts]
         events: pd.DataFrame = pd.concat(parts, ignore_index=True)
         return events.assign(duration_ns=events["end_ns"] - events["start_ns"])
@@ -684,7 +684,7 @@ class _Answer:
     # -- doubts
 
     def _doubts(self) -> list[str]:
-        told = [*self._close(), *self._borderline(), *self._passing(), *self._scarce()]
+        told = [*self._close(), *self._borderline(), *self._passing(), *self._scarce(), *self._blind()]
         profiler = self._share(int(self.total[_PROFILER]))
         if self.code != _PROFILER and profiler >= _LOST:
             told.append(f"the profiler itself took {_percent(profiler)}, and may have moved other times")
@@ -788,6 +788,15 @@ class _Answer:
             return [f"the trace holds only {_count(operations, 'GPU operation')}"]
         return [f"the trace holds only {_count(found, 'step')}: whether this repeats is not known"] if found else []
 
+    def _blind(self) -> list[str]:
+        """Whether all that says that the CPU worked is the step around it, while waits were not recorded."""
+        if self.code != _WORK or self.trace.recorded("os_calls"):
+            return []
+        whole = self.events["name"].isin(set(steps.find(self.trace)["step"]))
+        if 2 * self.events.loc[whole, "duration_ns"].sum() < self.ns:
+            return []
+        return ["within the steps nothing says what the thread did, and OS calls were not recorded: it may have waited"]
+
     def _by_name(self) -> list[str]:
         mine = self.account.kernels[self.account.fills == self.code]
         lasting = (mine["end_ns"] - mine["start_ns"]).to_numpy()
@@ -854,6 +863,8 @@ class _Answer:
             told = [_bounded(f"{_CHANGE['unknown']} ({_CAPTURE['nsys']})", self._without(_UNKNOWN))]
         elif self.code in (_COMPUTE, _MEMORY):
             told = self._faster()
+        elif self._blind():
+            told = [_bounded(f"{_CHANGE['unknown']} ({_CAPTURE['nsys']})", self._without(_WORK))]
         else:
             told = [_bounded(self._change(self.code), self._without(self.code))]
         second = [(ns, code) for ns, code in self._rivals() if code not in (_UNKNOWN, _UNDECIDED)]
