@@ -125,6 +125,9 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "format", "--check", ".")
     session.run("codespell")
     session.run("sphinx-lint", "--ignore", "docs/_build", "--ignore", "docs/gallery", "docs", "examples", "README.md")
+    session.run("python", "docs/_ext/house_form.py")
+    session.run("repo-review", ".")
+    session.run("zizmor", "--offline", "--quiet", ".github")
 
 
 @nox.session
