@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 _ROOT = Path(__file__).parent
 _EXTENSIONS = str(_ROOT / "docs" / "_ext")
@@ -48,6 +49,8 @@ extensions = [
     "cli_reference",
     "glossary_links",
     "measured",
+    "notfound.extension",
+    "sphinx_llms_txt",
 ]
 root_doc = "index"
 exclude_patterns = [
@@ -142,9 +145,10 @@ html_theme_options = {
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
 # Pages of one level need no side bar.
-html_sidebars = {
-    page: [] for page in ("index", "start", "definitions", "capture", "bench", "cli", "contributing", "changelog")
-}
+html_sidebars = {page: [] for page in ("index", "definitions", "bench", "cli", "contributing", "changelog", "404")}
+notfound_urls_prefix = f"/{urlsplit(site_url).path.strip('/')}/".replace("//", "/")
+llms_txt_full_file = False  # the pages' sources are linked one by one
+llms_txt_summary = "A guide to GPU profiling whose pages are executed investigations, and the package that they use."
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 
@@ -161,7 +165,8 @@ if only := os.environ.get("NSIGHTKIT_ONLY", ""):
 if site_url:
     html_baseurl = site_url
     ogp_site_url = site_url
-    ogp_social_cards = {"enable": False}
+    ogp_social_cards = {"enable": True, "line_color": "#2563a6"}
+    ogp_description_length = 200
     sitemap_url_scheme = "{link}"
     extensions += ["sphinxext.opengraph", "sphinx_sitemap"]
 if repo_url:

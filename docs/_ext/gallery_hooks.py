@@ -54,6 +54,12 @@ def scrape(block: Any, block_vars: dict[str, Any], gallery_conf: dict[str, Any])
     folder = Path(block_vars["target_file"]).parent / "files" / script.stem
     folder.mkdir(parents=True, exist_ok=True)
     lines = ["", "**Downloads**", ""]
+    if any(_is_trace(what) for what in downloads.values()):
+        opened = (
+            "A timeline opens in Perfetto (ui.perfetto.dev, *Open trace file*; it stays in your browser) and with "
+            "every command of ``nsightkit``."
+        )
+        lines += [opened, ""]
     for title, what in downloads.items():
         saved = _save(title, what, folder)
         uri = Path(os.path.relpath(saved, gallery_conf["src_dir"])).as_posix()
@@ -61,9 +67,13 @@ def scrape(block: Any, block_vars: dict[str, Any], gallery_conf: dict[str, Any])
     return "\n".join([*lines, "", ""])
 
 
+def _is_trace(what: Any) -> bool:
+    return hasattr(what, "kernels") and hasattr(what, "meta")
+
+
 def _save(title: str, what: Any, folder: Path) -> Path:
     name = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
-    if hasattr(what, "kernels") and hasattr(what, "meta"):
+    if _is_trace(what):
         from nsightkit.trace import chrome
 
         path = folder / f"{name}.json.gz"

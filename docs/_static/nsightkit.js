@@ -12,3 +12,48 @@ addEventListener("DOMContentLoaded", () => {
   addEventListener("resize", update);
   addEventListener("load", update);
 });
+
+// Tables of results sort by a click on a heading. Shown values are rounded, with units: they are read back for it.
+const UNITS = {
+  ns: 1e-9, "µs": 1e-6, "μs": 1e-6, us: 1e-6, ms: 1e-3, s: 1, min: 60, h: 3600,
+  B: 1, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40, kB: 1e3, MB: 1e6, GB: 1e9, "%": 0.01,
+};
+const valueOf = (text) => {
+  const found = /^([+\-−]?[\d,]*\.?\d+(?:e[+-]?\d+)?)\s*([^\d\s]*)$/i.exec(text.trim());
+  if (!found || (found[2] && !(found[2] in UNITS))) return NaN;
+  return parseFloat(found[1].replaceAll(",", "").replace("−", "-")) * (UNITS[found[2]] ?? 1);
+};
+
+const sortable = (table) => {
+  const body = table.tBodies[0];
+  const heads = table.tHead?.rows.length === 1 ? [...table.tHead.rows[0].cells] : [];
+  const plain = body && [...body.rows].every((row) => row.cells.length === heads.length);
+  if (!plain || body.rows.length < 3) return;
+  heads.forEach((head, column) => {
+    if (!head.textContent.trim()) return;
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = "nsightkit-sort";
+    button.append(...head.childNodes);
+    head.append(button);
+    button.addEventListener("click", () => {
+      const up = head.getAttribute("aria-sort") === "descending";
+      heads.forEach((other) => other.removeAttribute("aria-sort"));
+      head.setAttribute("aria-sort", up ? "ascending" : "descending");
+      const keyed = [...body.rows].map((row) => [row, row.cells[column].textContent.trim()]);
+      const numeric = keyed.some(([, text]) => !Number.isNaN(valueOf(text)));
+      const compare = (a, b) => {
+        if (!numeric) return b.localeCompare(a);
+        const [x, y] = [valueOf(a), valueOf(b)];
+        // What has no number stays below, whichever way the others go.
+        if (Number.isNaN(x) || Number.isNaN(y)) return (Number.isNaN(x) - Number.isNaN(y)) * (up ? -1 : 1);
+        return y - x;
+      };
+      keyed.sort(([, a], [, b]) => compare(a, b) * (up ? -1 : 1));
+      body.append(...keyed.map(([row]) => row));
+    });
+  });
+};
+addEventListener("DOMContentLoaded", () => {
+  document.querySelectorAll(".output_subarea table, .cell_output .text_html table").forEach(sortable);
+});
