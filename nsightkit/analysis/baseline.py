@@ -25,6 +25,7 @@ from nsightkit.analysis.run_metrics import (
     DECISIVE,
     KINDS,
     LARGEST,
+    SMALLEST,
     UNITS,
     Direction,
     Run,
@@ -293,7 +294,7 @@ def _name(name: str) -> str:
 def _number(value: object, name: str) -> float:
     # A whole number of any length compares without overflow, and NaN with nothing.
     if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= LARGEST:
-        return float(value)
+        return float(value) if value >= SMALLEST else 0.0
     raise ValueError(f"{name}: {_shown(value)} is no number from 0 to {LARGEST:g}")
 
 
@@ -338,31 +339,33 @@ def write(baseline: Baseline, path: str | os.PathLike[str]) -> None:
 
 def _text(baseline: Baseline) -> str:
     """Lay a baseline out: keys in one order, and each run's samples on a line, so that a new run adds lines."""
+    metrics = {}
+    for name, kept in sorted(baseline.metrics.items()):
+        runs = [[_digits(sample) for sample in samples.tolist()] for samples in kept.runs]
+        metrics[name] = {
+            "value": _digits(_value(runs)),
+            "unit": kept.unit,
+            "direction": kept.direction,
+            "gate": kept.gate,
+            "tolerance": kept.tolerance,
+            "runs": runs,
+        }
     document = {
         "format": FORMAT,
         "nsightkit": nsightkit.__version__,
         "of": baseline.of,
         "conditions": dict(baseline.conditions),
-        "metrics": {
-            name: {
-                "value": _digits(_value(kept.runs)),
-                "unit": kept.unit,
-                "direction": kept.direction,
-                "gate": kept.gate,
-                "tolerance": kept.tolerance,
-                "runs": [[_digits(sample) for sample in samples.tolist()] for samples in kept.runs],
-            }
-            for name, kept in sorted(baseline.metrics.items())
-        },
+        "metrics": metrics,
     }
     text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
     # Lists of numbers only: a line break cannot stand in a JSON string.
     return re.sub(r"\[\n\s+([\d.,\s+e-]*?)\s*\n\s+\]", lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
 
 
-def _value(runs: Sequence[Samples]) -> float:
+def _value(runs: Sequence[Samples] | Sequence[list[float]]) -> float:
     return float(np.median(np.concatenate(runs)))
 
 
 def _digits(value: float) -> int | float:
-    return round(value) if value == int(value) or value >= 10**_DIGITS else float(f"{value:.{_DIGITS}g}")
+    kept = round(value) if value >= 10**_DIGITS else float(f"{value:.{_DIGITS}g}")
+    return int(kept) if kept == int(kept) else kept

@@ -32,6 +32,7 @@ __all__ = [
     "EXACT",
     "KINDS",
     "LARGEST",
+    "SMALLEST",
     "UNITS",
     "Metric",
     "Run",
@@ -51,8 +52,8 @@ CONDITIONS = ("gpu", "cpu", "driver", "cuda", "torch", "tool", "tool_version", "
 DECISIVE = ("gpu", "cpu", "tool", "selection")
 #: Units of metrics, and those of what a program does rather than how long it takes: the same in each run.
 UNITS, EXACT = ("ns", "bytes", "count", "%", "per_s"), ("bytes", "count")
-#: No time in nanoseconds and no number of bytes is larger; what is, is damage.
-LARGEST = 1e18
+#: No time in nanoseconds and no number of bytes is larger; what is, is damage. What is smaller is 0.
+LARGEST, SMALLEST = 1e18, 1e-9
 #: Kernels of a trace that get a metric in a baseline: those that take longest.
 _TOP = 10
 #: Of an Nsight Compute report, kernels that take less of the profiled time than this inform and do not gate.
@@ -77,7 +78,7 @@ class Metric:
     Parameters
     ----------
     samples : ndarray of float
-        At least one, none below 0 or beyond :data:`LARGEST`.
+        At least one; each is 0, or from :data:`SMALLEST` to :data:`LARGEST`.
     unit : str
         One of :data:`UNITS`. Those in :data:`EXACT` need one sample only.
     direction : {"lower", "higher", "neither"}
@@ -513,7 +514,7 @@ def _samples(values: npt.ArrayLike | Sequence[float]) -> Samples:
     samples = np.array(values, dtype=np.float64).ravel()
     if not len(samples) or not ((samples >= 0) & (samples <= LARGEST)).all():
         raise ValueError(f"samples are numbers from 0 to {LARGEST:g}, and at least one")
-    return samples
+    return np.where(samples < SMALLEST, 0.0, samples)
 
 
 def _cards(names: Iterable[object]) -> str | None:
