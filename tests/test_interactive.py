@@ -22,7 +22,7 @@ import nsightkit
 from nsightkit import plots
 from nsightkit.analysis import intervals, kernels, overview
 from nsightkit.errors import UsageError
-from nsightkit.plots import _interactive
+from nsightkit.plots import _interactive, _packing
 from nsightkit.trace.model import Trace, TraceMeta, categorical
 from nsightkit.workloads import planted
 
@@ -137,14 +137,14 @@ def _items(n, seed=1):
     rng = np.random.default_rng(seed)
     start = np.sort(rng.integers(-1000, 1_000_000, n))
     length = rng.lognormal(5, 2, n).astype(np.int64)
-    return _interactive._Items(start, length, length, np.ones_like(start), rng.integers(0, 9, n))
+    return _packing._Items(start, length, length, np.ones_like(start), rng.integers(0, 9, n))
 
 
 @pytest.mark.parametrize("cell", [0, 1, 7, 100, 4096, 10**7])
 def test_merging_keeps_counts_and_sums_of_each_group(cell):
     events = _items(20_000)
     group = events.name % 3
-    merged = _interactive._merged(events, group, cell)
+    merged = _packing._merged(events, group, cell)
     truth = pd.DataFrame(events._asdict()).groupby(events.name % 3)[["busy", "number"]].sum()
     pd.testing.assert_frame_equal(
         pd.DataFrame(merged._asdict()).groupby(merged.name % 3)[["busy", "number"]].sum(), truth
@@ -159,8 +159,8 @@ def test_merging_keeps_counts_and_sums_of_each_group(cell):
 
 def test_a_run_is_called_by_its_longest_event():
     start, length = np.array([0, 10, 30, 200]), np.array([5, 9, 2, 3])
-    events = _interactive._Items(start, length, length, np.ones(4, np.int64), np.arange(4))
-    merged = _interactive._merged(events, np.zeros(4, np.int64), 100)
+    events = _packing._Items(start, length, length, np.ones(4, np.int64), np.arange(4))
+    merged = _packing._merged(events, np.zeros(4, np.int64), 100)
     assert merged.name.tolist() == [1, 3]
     assert merged.number.tolist() == [3, 1]
     assert merged.length.tolist() == [32, 3]
@@ -168,10 +168,10 @@ def test_a_run_is_called_by_its_longest_event():
 
 def test_excess_is_what_the_sum_has_over_the_union():
     events = _items(3000)
-    excess = _interactive._excess(events.start, events.length)
+    excess = _packing._excess(events.start, events.length)
     union = intervals.union_length(events.start, events.start + events.length)
     assert events.length.sum() - excess.busy.sum() == union
-    assert not len(_interactive._excess(np.array([0, 10]), np.array([10, 5])).start)
+    assert not len(_packing._excess(np.array([0, 10]), np.array([10, 5])).start)
 
 
 @pytest.mark.parametrize("most_bytes", [10**9, 30_000, 8_000])
@@ -247,7 +247,7 @@ def test_hostile_names_stay_text():
 
 
 def test_the_program_can_stand_in_a_script_element():
-    program = _interactive._program()
+    program = _packing._program()
     for never in ("</script", "<!--", "innerHTML", "eval(", "http://", "https://", "fetch("):
         assert never not in program
 
@@ -332,11 +332,11 @@ def test_the_static_figure_is_in_the_pages_ink(trace):
     assert (
         repr(shown) == f"<InteractiveTimeline of 1 trace: {shown.events:,} events, {shown.data_bytes / 1000:,.0f} kB>"
     )
-    assert shown._repr_html_() == text + f"<script>\n{_interactive._program()}</script>"
+    assert shown._repr_html_() == text + f"<script>\n{_packing._program()}</script>"
 
 
 @pytest.mark.parametrize("page", ["#ffffff", "#14181e"])
-@pytest.mark.parametrize("colour", sorted({*_interactive.COLOURS.values(), *_interactive._CPU_COLOURS}))
+@pytest.mark.parametrize("colour", sorted({*_packing.COLOURS.values(), *_packing._CPU_COLOURS}))
 def test_colours_stand_out_from_light_and_dark_pages(colour, page):
     def luminance(c):
         c = np.array(to_rgb(c))

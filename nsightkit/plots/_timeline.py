@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import pandas as pd
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from nsightkit.plots._lanes import find_lanes
 from nsightkit.plots._style import (
     BLUE,
     DARK_GREY,
@@ -25,25 +24,12 @@ from nsightkit.plots._style import (
     time_unit,
 )
 from nsightkit.trace.model import Trace
-from nsightkit.trace.nesting import nesting
 
 _GPU_KINDS = {"kernels": ("kernel", BLUE), "memops": ("copy or memset", GREEN), "graphs": ("CUDA graph", PURPLE)}
 _RANGE_COLOUR = GREY
 
 #: Horizontal resolution; a lane with more events than this is drawn by its coverage of these columns.
 _COLUMNS = 1600
-
-
-class Lane(NamedTuple):
-    """Events drawn on one row, which they may share with other lanes; `names` is None where nobody asked for them."""
-
-    label: str
-    table: str
-    device: int  # -1 for a CPU thread
-    start: np.ndarray
-    end: np.ndarray
-    names: pd.Categorical[str] | None
-    row: int
 
 
 def timeline(
@@ -122,99 +108,6 @@ def timeline(
     said = [(lane.label, f"{len(lane.start):,} events") for lane in filled if lane.label]
     figure.set_label(f"{title}, lanes over {duration(last - first)}: {spoken(said)}.")
     return figure
-
-
-def find_lanes(
-    trace: Trace, levels: int, most_streams: int, most_threads: int, *, detailed: bool = False
-) -> list[Lane]:
-    """CPU threads by nesting level, then GPU streams: whatever has events.
-
-    Parameters
-    ----------
-    trace : Trace
-    levels, most_streams, most_threads : int
-        As in :func:`timeline`.
-    detailed : bool, default False
-        Also what GPU work is called, a row a thread for the ranges that do not nest, and, in a trace without GPU
-        work, the framework ops beside the ranges.
-
-    Returns
-    -------
-    list of Lane
-        In the order of their rows.
-    """
-    ranged, on_gpu = bool(trace.size("ranges")), any(trace.size(table) for table in _GPU_KINDS)
-    lanes: list[Lane] = []
-    if ranged:
-        lanes += _cpu_lanes(trace, "ranges", levels, most_threads, detailed)
-    if not ranged or (detailed and not on_gpu):
-        below = 1 + max((lane.row for lane in lanes), default=-1)
-        for lane in _cpu_lanes(trace, "ops", levels, most_threads, False):
-            label = f"{lane.label} ops" if ranged and lane.label else lane.label
-            lanes.append(lane._replace(label=label, row=lane.row + below))
-    return [lane for lane in (*lanes, *_gpu_lanes(trace, most_streams, detailed)) if len(lane.start)]
-
-
-def _gpu_lanes(trace: Trace, most: int, names: bool) -> Iterator[Lane]:
-    called = {"kernels": "name", "memops": "kind", "graphs": "graph_id"}
-    frames = {}
-    for table in _GPU_KINDS:
-        if trace.size(table):
-            frames[table] = trace.table(
-                table, ["start_ns", "end_ns", "device", "stream", *([called[table]] if names else [])]
-            )
-    if not frames:
-        return
-    columns = ["start_ns", "end_ns", "device", "stream"]
-    everything = pd.concat([frame[columns] for frame in frames.values()], ignore_index=True)
-    time = (everything["end_ns"] - everything["start_ns"]).groupby([everything["device"], everything["stream"]]).sum()
-    chosen = time.nlargest(most).index.sort_values()
-    several = len(time.index.unique(0)) > 1
-    for number, (device, stream) in enumerate(chosen):
-        label = f"GPU {device} stream {stream}" if several else f"GPU stream {stream}"
-        for table, frame in frames.items():
-            mine = frame[(frame["device"] == device) & (frame["stream"] == stream)]
-            name = _gpu_names(mine[called[table]], table) if names else None
-            # CPU lanes come first; 10,000 keeps the streams below any number of them.
-            start, end = mine["start_ns"].to_numpy(), mine["end_ns"].to_numpy()
-            yield Lane(label, table, int(device), start, end, name, 10_000 + number)
-
-
-def _gpu_names(column: pd.Series, table: str) -> pd.Categorical[str]:
-    values = pd.Categorical(column)
-    texts = [str(text) for text in values.categories]
-    if table == "memops":
-        texts = [text if text == "memset" else f"copy {text}" for text in texts]
-    elif table == "graphs":
-        texts = [f"CUDA graph {text}" for text in texts]
-    return pd.Categorical.from_codes(values.codes, pd.Index(texts, dtype="str"))
-
-
-def _cpu_lanes(trace: Trace, table: str, levels: int, most: int, start_end: bool) -> Iterator[Lane]:
-    if not trace.size(table):
-        return
-    columns = ["start_ns", "end_ns", "thread", "name"]
-    frame = trace.table(table, [*columns, "level", "kind"] if table == "ranges" else columns)
-    if table == "ops":
-        # Older profilers round to microseconds, so a child can outlive its parent by one.
-        level, _ = nesting(frame["thread"], frame["start_ns"], frame["end_ns"], tolerance=1000)
-        frame = frame.assign(level=level, kind="pushpop")
-    flat = frame["kind"] == "startend"
-    nested = frame[~flat]
-    outer = nested[nested["level"] == 0] if not (start_end and flat.any()) else frame[(frame["level"] == 0) | flat]
-    time = (outer["end_ns"] - outer["start_ns"]).groupby(outer["thread"]).sum()
-    row = 0
-    for thread in time.nlargest(most).index:
-        name = trace.meta.thread_names.get(int(thread)) or f"thread {int(thread) & 0xFFFFFF}"
-        mine = nested[nested["thread"] == thread]
-        parts = [(f"CPU {name}" if at == 0 else "", mine[mine["level"] == at]) for at in range(levels)]
-        if start_end:
-            parts.append((f"CPU {name} start/end", frame[flat & (frame["thread"] == thread)]))
-        for label, part in parts:
-            if len(part):
-                start, end = part["start_ns"].to_numpy(), part["end_ns"].to_numpy()
-                yield Lane(label, table, -1, start, end, pd.Categorical(part["name"]), row)
-                row += 1
 
 
 def _draw(axes: Any, spans: tuple[np.ndarray, np.ndarray], row: int, colour: str, width: float) -> None:
