@@ -662,6 +662,11 @@ def test_memory_bound_with_low_bandwidth_looks_at_each_level() -> None:
     assert "registers" in steps
     _, evidence, steps = told(sm_pct=30, memory_pct=90, dram_pct=90)
     assert "DRAM bandwidth itself is the limit" in evidence
+    assert steps.splitlines()[0].startswith("move fewer bytes")
+    assert steps.splitlines()[-1].startswith("collect MemoryWorkloadAnalysis_Tables")
+    _, evidence, steps = told(sm_pct=30, memory_pct=90, dram_pct=90, global_load_bytes_per_sector=4)
+    assert "4 bytes (smsp__sass_average_data_bytes_per_sector_mem_global_op_ld.ratio) of each 32-byte" in evidence
+    assert steps.splitlines()[0].startswith("coalesce")  # full use of a bandwidth that is mostly wasted
     _, evidence, steps = told(sm_pct=30, memory_pct=75, dram_pct=75)
     assert "DRAM is not" not in evidence
 

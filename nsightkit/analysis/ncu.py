@@ -281,6 +281,8 @@ def _rule(told: _Telling) -> str:
 
 
 def _memory(told: _Telling) -> None:
+    # First what moves bytes for nothing: to use less of a level helps little while that is so.
+    looked = _access(told)
     level = _level(told)
     if level == "DRAM":
         if told.has("dram_pct") and told["dram_pct"] >= _HIGH:
@@ -295,7 +297,6 @@ def _memory(told: _Telling) -> None:
             told.try_("have more loads in flight (unroll, wider loads, more warps), and move fewer bytes")
     elif told.has("dram_pct"):
         told.say(f"memory is the limit, and DRAM is not: {told.cite('dram_pct')}")
-    _access(told)
     if level == "L2":
         told.say(f"L2 is the busiest level: {told.cited(('l2_pct', ''), ('l2_hit_pct', 'hits')) or 'by the breakdown'}")
         told.try_("reuse more in L1, shared memory or registers (larger tiles), so that less goes to L2")
@@ -308,6 +309,8 @@ def _memory(told: _Telling) -> None:
         )
     elif level is None:
         told.try_("collect MemoryWorkloadAnalysis to see which level is busy (ncu --section MemoryWorkloadAnalysis)")
+    if not looked:
+        told.try_(_TABLES)
 
 
 def _level(told: _Telling) -> str | None:
@@ -321,17 +324,20 @@ def _level(told: _Telling) -> str | None:
     return max(known, key=lambda level: known[level], default=None)
 
 
-def _access(told: _Telling) -> None:
-    """How memory is accessed: coalescing, bank conflicts, spills; or the section that would show them."""
+_TABLES = (
+    "collect MemoryWorkloadAnalysis_Tables to see coalescing, bank conflicts and spills "
+    "(ncu --section MemoryWorkloadAnalysis_Tables)"
+)
+
+
+def _access(told: _Telling) -> bool:
+    """How memory is accessed: coalescing, bank conflicts, spills; whether the report says."""
     if not any(told.has(n) for n in ("global_load_requests", "global_load_bytes_per_sector", "shared_wavefronts")):
-        told.try_(
-            "collect MemoryWorkloadAnalysis_Tables to see coalescing, bank conflicts and spills "
-            "(ncu --section MemoryWorkloadAnalysis_Tables)"
-        )
-        return
+        return False
     _coalescing(told)
     _conflicts(told)
     _spills(told)
+    return True
 
 
 def _coalescing(told: _Telling) -> None:
@@ -420,7 +426,8 @@ _PIPES = {
 
 def _balanced(told: _Telling) -> None:
     told.try_("bring down both the work and the bytes: fusing saves bytes, fewer or cheaper operations save work")
-    _access(told)
+    if not _access(told):
+        told.try_(_TABLES)
     _waits(told)
 
 
@@ -439,7 +446,8 @@ def _latency(told: _Telling) -> None:
     if told.has("waves") and (idle := 1 - told["waves"] / math.ceil(told["waves"])) >= _TAIL:
         told.say(f"the last wave leaves up to {100 * idle:.0f} % of the SMs' time empty: {told.cite('waves', 'waves')}")
         told.try_("choose tiles so that the blocks fill whole waves, or let a persistent kernel share them out")
-    _access(told)
+    if not _access(told):
+        told.try_(_TABLES)
     _occupancy(told)
     _waits(told)
 
