@@ -12,7 +12,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
@@ -24,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nsightkit.errors import UsageError
+from nsightkit.trace.files import replacing
 from nsightkit.trace.kineto import COLLECTIVE, short_kernel_name
 from nsightkit.trace.model import GPU_TABLES, Trace
 from nsightkit.trace.nesting import nesting
@@ -70,26 +70,13 @@ def write(trace: Trace, path: str | os.PathLike[str]) -> None:
     path = Path(path)
     if trace.path is not None and path.exists() and Path(trace.path).exists() and path.samefile(trace.path):
         raise UsageError(f"{path} is the trace itself; give another name for the copy")
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            if path.suffix == ".gz":
-                # No name and no time in the header: the same trace gives the same bytes.
-                with gzip.GzipFile("", "wb", compresslevel=5, fileobj=file, mtime=0) as packed:
-                    _Export(trace).to(packed)
-            else:
-                _Export(trace).to(file)
-        os.chmod(temporary, 0o666 & ~_umask())  # noqa: PTH101 - mkstemp made it private
-        os.replace(temporary, path)  # noqa: PTH105
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    with replacing(path) as file:
+        if path.suffix == ".gz":
+            # No name and no time in the header: the same trace gives the same bytes.
+            with gzip.GzipFile("", "wb", compresslevel=5, fileobj=file, mtime=0) as packed:
+                _Export(trace).to(packed)
+        else:
+            _Export(trace).to(file)
 
 
 class _Export:

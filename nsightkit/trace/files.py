@@ -1,0 +1,45 @@
+"""Writing a file so that it is either the old one or the whole new one."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+__all__ = ["replacing"]
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """Open a file beside `path`, which takes its place when all is written.
+
+    Parameters
+    ----------
+    path : path-like
+        An existing file is replaced.
+
+    Yields
+    ------
+    binary file
+        What goes wrong while it is open leaves `path` as it was and nothing else behind.
+    """
+    path = Path(path)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name[:80]}.", dir=path.absolute().parent)
+    draft = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+        draft.chmod(0o666 & ~_umask())  # mkstemp made it private
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
