@@ -24,7 +24,7 @@ from nsightkit.errors import TraceError
 from nsightkit.trace import sqlite_pages
 from nsightkit.trace.model import TABLES, Gpu, Source, TraceMeta, categorical, complete
 
-__all__ = ["open_parquetdir", "open_sqlite"]
+__all__ = ["check_complete", "open_parquetdir", "open_sqlite", "quoted"]
 
 Array = npt.NDArray[Any]
 
@@ -118,35 +118,46 @@ def _decode(raw: Any) -> str:
     return raw.decode("utf-8", "replace") if isinstance(raw, bytes) else str(raw)
 
 
+def check_complete(path: Path) -> None:
+    """Refuse a database that is shorter than it says.
+
+    Parameters
+    ----------
+    path : Path
+
+    Raises
+    ------
+    TraceError
+    """
+    # SQLite opens a truncated file without complaint and fails, or not, on the pages that are gone.
+    with path.open("rb") as stream:
+        head = stream.read(100)
+    size = path.stat().st_size
+    page = int.from_bytes(head[16:18], "big")
+    page = 65536 if page == 1 else page
+    pages = int.from_bytes(head[28:32], "big")
+    current = head[24:28] == head[92:96]  # the page count is valid only when these agree
+    if len(head) < 100 or (current and pages and size < pages * page):
+        raise TraceError(
+            path,
+            f"is truncated ({size:,} of {pages * page:,} bytes)" if len(head) == 100 else "is truncated",
+            "copy or export it again: nsys export --type sqlite --force-overwrite true",
+        )
+
+
 class _Sqlite:
     """An export in SQLite. Identifiers come from constants in this module and are quoted; values are bound."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._uri = f"file:{urllib.parse.quote(str(path.resolve()))}?mode=ro"
-        self._check_complete()
+        check_complete(self.path)
         with self._guard(), self._connect() as connection:
             rows = connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')").fetchall()
             self._tables = {_decode(name) for (name,) in rows}
             self._columns = {
-                t: [_decode(r[1]) for r in connection.execute(f"PRAGMA table_info({_quoted(t)})")] for t in self._tables
+                t: [_decode(r[1]) for r in connection.execute(f"PRAGMA table_info({quoted(t)})")] for t in self._tables
             }
-
-    def _check_complete(self) -> None:
-        # SQLite opens a truncated file without complaint and fails, or not, on the pages that are gone.
-        with self.path.open("rb") as stream:
-            head = stream.read(100)
-        size = self.path.stat().st_size
-        page = int.from_bytes(head[16:18], "big")
-        page = 65536 if page == 1 else page
-        pages = int.from_bytes(head[28:32], "big")
-        current = head[24:28] == head[92:96]  # the page count is valid only when these agree
-        if len(head) < 100 or (current and pages and size < pages * page):
-            raise TraceError(
-                self.path,
-                f"is truncated ({size:,} of {pages * page:,} bytes)" if len(head) == 100 else "is truncated",
-                "copy or export it again: nsys export --type sqlite --force-overwrite true",
-            )
 
     @contextlib.contextmanager
     def _connect(self) -> Iterator[sqlite3.Connection]:
@@ -179,11 +190,11 @@ class _Sqlite:
 
     def size(self, table: str) -> int:
         with self._guard(), self._connect() as connection:
-            return int(connection.execute(f"SELECT count(*) FROM {_quoted(table)}").fetchone()[0])  # noqa: S608
+            return int(connection.execute(f"SELECT count(*) FROM {quoted(table)}").fetchone()[0])  # noqa: S608
 
     def least(self, table: str, column: str) -> int | None:
         with self._guard(), self._connect() as connection:
-            value = connection.execute(f"SELECT min({_quoted(column)}) FROM {_quoted(table)}").fetchone()[0]  # noqa: S608
+            value = connection.execute(f"SELECT min({quoted(column)}) FROM {quoted(table)}").fetchone()[0]  # noqa: S608
             return value if isinstance(value, int) else None
 
     def _stream(self, expressions: list[str], table: str, kinds: Sequence[int] | None) -> Iterator[Any]:
@@ -191,7 +202,7 @@ class _Sqlite:
         from adbc_driver_sqlite import dbapi
 
         where = f" WHERE eventType IN ({', '.join(str(int(k)) for k in kinds)})" if kinds is not None else ""
-        query = f"SELECT {', '.join(expressions)} FROM {_quoted(table)}{where}"  # noqa: S608
+        query = f"SELECT {', '.join(expressions)} FROM {quoted(table)}{where}"  # noqa: S608
         with dbapi.connect(self._uri, autocommit=True) as connection, connection.cursor() as cursor:
             cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": 65536})
             cursor.execute(query)
@@ -201,7 +212,7 @@ class _Sqlite:
         # The largest rowid bounds the row count and costs one descent of the tree; count(*) reads every page.
         with self._connect() as connection:
             try:
-                top = connection.execute(f"SELECT max(rowid) FROM {_quoted(table)}").fetchone()[0] or 0  # noqa: S608
+                top = connection.execute(f"SELECT max(rowid) FROM {quoted(table)}").fetchone()[0] or 0  # noqa: S608
             except sqlite3.Error:  # a view or a WITHOUT ROWID table
                 top = -1
         bound = self.path.stat().st_size // 4  # no row takes less
@@ -223,7 +234,7 @@ class _Sqlite:
         with self._guard(), self._connect() as connection:
             query = "SELECT rootpage FROM sqlite_master WHERE type = 'table' AND name = ?"
             row = connection.execute(query, (table,)).fetchone()
-            aliases_rowid = any(r[5] for r in connection.execute(f"PRAGMA table_info({_quoted(table)})"))
+            aliases_rowid = any(r[5] for r in connection.execute(f"PRAGMA table_info({quoted(table)})"))
         if row is None or not row[0] or aliases_rowid:
             raise sqlite_pages.Unusual("no plain table")
         return int(row[0])
@@ -233,7 +244,7 @@ class _Sqlite:
             capacity = self._capacity(table)
             out = [np.empty(capacity, np.int64) for _ in columns]
             n = 0
-            for batch in self._stream([_quoted(c) for c in columns], table, kinds):
+            for batch in self._stream([quoted(c) for c in columns], table, kinds):
                 m = batch.num_rows
                 if n + m > capacity:
                     capacity = max(2 * capacity, n + m)
@@ -247,7 +258,7 @@ class _Sqlite:
     def texts(self, table: str, column: str, kinds: Sequence[int] | None = None) -> tuple[Array, list[str]]:
         import pyarrow as pa
 
-        name = _quoted(column)
+        name = quoted(column)
         # As a blob that is never NULL: the driver fixes a column's type on its first rows, and text may be no UTF-8.
         query = [f"CAST(coalesce(CAST({name} AS BLOB), x'') AS BLOB)", f"{name} IS NULL"]
         codes: list[Array] = []
@@ -280,7 +291,7 @@ class _Sqlite:
             return []
         names = self._columns[table]
         with self._guard(), self._connect() as connection:
-            rows = connection.execute(f"SELECT * FROM {_quoted(table)}").fetchall()  # noqa: S608
+            rows = connection.execute(f"SELECT * FROM {quoted(table)}").fetchall()  # noqa: S608
         return [{n: _decode(v) if isinstance(v, bytes) else v for n, v in zip(names, row, strict=True)} for row in rows]
 
 
@@ -289,7 +300,13 @@ def _of_driver(error: Exception) -> bool:
     return any(base.__module__.split(".")[0] in ("adbc_driver_manager", "pyarrow") for base in type(error).__mro__)
 
 
-def _quoted(identifier: str) -> str:
+def quoted(identifier: str) -> str:
+    """Quote an SQL identifier.
+
+    Parameters
+    ----------
+    identifier : str
+    """
     return '"' + identifier.replace('"', '""') + '"'
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 from nsightkit.errors import TraceError
 from nsightkit.trace.model import Source, Trace
 
-__all__ = ["load"]
+__all__ = ["kind_of", "load"]
 
 _SQLITE_MAGIC = b"SQLite format 3\x00"
 _GZIP_MAGIC = b"\x1f\x8b"
+_PROGRAM_BYTES = 4 << 20
 _SOURCES = (
     "an Nsight Systems .sqlite or parquetdir export, a .nsys-rep, a PyTorch profiler .json or .json.gz, "
     "or a folder written by `nsightkit convert`"
@@ -51,50 +52,83 @@ def load(path: str | os.PathLike[str], *, cache: bool | None = None) -> Trace:
     return Trace(source, str(path))
 
 
-def _open(path: Path, cache: bool) -> Source:
+def kind_of(path: str | os.PathLike[str]) -> str:
+    """Say by its first bytes what a file or folder is.
+
+    Parameters
+    ----------
+    path : path-like
+
+    Returns
+    -------
+    str
+        ``sqlite``, ``json``, ``parquetdir``, ``store``, ``snapshot``, ``ncu-csv``, ``nsys-rep``, ``ncu-rep``,
+        ``unfinished``, ``empty``; ``absent``, ``special`` (no regular file), ``folder`` and ``other`` are nothing that
+        is known here. Nothing is said of whether it is whole.
+    """
+    path = Path(path)
     if path.is_dir():
-        return _open_folder(path)
-    if not path.exists():
-        raise TraceError(path, "no such file", "check the path")
+        from nsightkit.trace import store
+
+        return "store" if store.is_store(path) else "parquetdir" if any(path.glob("*.parquet")) else "folder"
     if not path.is_file():
-        raise TraceError(path, "is not a regular file", f"give {_SOURCES}")
+        return "special" if path.exists() else "absent"
     with path.open("rb") as stream:
         head = stream.read(4096)
-    if not head:
-        raise TraceError(path, "is empty", "capture it again, the profiler was probably stopped before it wrote")
-    if head.startswith(_SQLITE_MAGIC):
+        if not head:
+            return "empty"
+        if head.startswith(_SQLITE_MAGIC):
+            return "sqlite"
+        if head.startswith(_GZIP_MAGIC) or head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"["):
+            return "json"
+        if path.suffix in (".nsys-rep", ".ncu-rep"):
+            return path.suffix[1:]
+        if path.suffix in (".qdrep", ".qdstrm"):
+            return "unfinished"
+        if head[0] == 0x80 and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
+            # By its first bytes, which are those of any pickle: nothing here loads one to see what it is.
+            return "snapshot"
+        page = head + stream.read(_PROGRAM_BYTES)  # the program's own output may stand before ncu's
+    page = page.replace(b"\0", b"") if page[:2] in (b"\xff\xfe", b"\xfe\xff") else page
+    return "ncu-csv" if b"ID" in page and b"Kernel Name" in page else "other"
+
+
+def _open(path: Path, cache: bool) -> Source:
+    kind = kind_of(path)
+    if kind == "sqlite":
         from nsightkit.trace import nsys
 
         return nsys.open_sqlite(path, cache=cache)
-    if head.startswith(_GZIP_MAGIC) or head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"["):
+    if kind == "json":
         from nsightkit.trace import kineto
 
         return kineto.open_kineto(path, cache=cache)
-    if path.suffix == ".nsys-rep":
-        from nsightkit.trace import nsys, nsys_tool
+    if kind == "store":
+        from nsightkit.trace import store
 
-        return nsys.open_sqlite(nsys_tool.exported(path), cache=cache)
-    if path.suffix in (".qdrep", ".qdstrm"):
-        raise TraceError(
-            path,
-            "is an unfinished or old Nsight Systems report",
-            "open it once in the nsys GUI or run its importer to get a .nsys-rep",
-        )
-    if head[0] == 0x80 and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
-        # By its first bytes, which are those of any pickle: nothing here loads one to see what it is.
-        raise TraceError(path, "is a pickle: a memory snapshot, not a trace", f"try `nsightkit memory {path.name}`")
-    if path.suffix == ".ncu-rep":
-        raise TraceError(path, "is an Nsight Compute report, which has no timeline", "ask nsightkit ncu about it")
-    raise TraceError(path, "is no trace that nsightkit knows", f"give {_SOURCES}")
-
-
-def _open_folder(path: Path) -> Source:
-    from nsightkit.trace import store
-
-    if store.is_store(path):
         return store.open_store(path)
-    if any(path.glob("*.parquet")):
+    if kind == "parquetdir":
         from nsightkit.trace import nsys
 
         return nsys.open_parquetdir(path)
-    raise TraceError(path, "is a folder without trace tables", f"give {_SOURCES}")
+    if kind == "nsys-rep":
+        from nsightkit.trace import nsys, nsys_tool
+
+        return nsys.open_sqlite(nsys_tool.exported(path), cache=cache)
+    problem, remedy = _REFUSED.get(kind, ("is no trace that nsightkit knows", f"give {_SOURCES}"))
+    raise TraceError(path, problem, remedy.format(name=path.name))
+
+
+_REFUSED = {
+    "absent": ("no such file", "check the path"),
+    "special": ("is not a regular file", f"give {_SOURCES}"),
+    "folder": ("is a folder without trace tables", f"give {_SOURCES}"),
+    "empty": ("is empty", "capture it again, the profiler was probably stopped before it wrote"),
+    "unfinished": (
+        "is an unfinished or old Nsight Systems report",
+        "open it once in the nsys GUI or run its importer to get a .nsys-rep",
+    ),
+    "snapshot": ("is a pickle: a memory snapshot, not a trace", "try `nsightkit memory {name}`"),
+    "ncu-rep": ("is an Nsight Compute report, which has no timeline", "ask nsightkit ncu about it"),
+    "ncu-csv": ("is a page of Nsight Compute, which has no timeline", "ask nsightkit ncu about it"),
+}

@@ -1,7 +1,7 @@
 """Recognise in text what identifies a person or a machine, or opens a door, and put a placeholder in its place.
 
-One :class:`Scrubber` reads one file: the same secret gets the same placeholder wherever it stands, and two secrets never
-get the same one, so that names that differed still differ. Placeholders are numbered in the order in which their
+One :class:`Scrubber` reads one file: the same secret gets the same placeholder wherever it stands, and two secrets
+never get the same one, so that names that differed still differ. Placeholders are numbered in the order in which their
 secrets are met; the first of a kind has no number: ``[path]``, ``[path 2]``.
 
 Three things are recognised: what has a known form (keys of providers, private keys, credentials in URLs, home folders,
@@ -16,81 +16,88 @@ from __future__ import annotations
 
 import contextlib
 import getpass
+import itertools
 import json
 import os
 import re
 import socket
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
-__all__ = ["ENVIRONMENT_KEYS", "HOST_KEYS", "PLACEHOLDER", "SECRET_KEYS", "USER_KEYS", "Kind", "Scrubber"]
+__all__ = ["PLACEHOLDER", "Kind", "Scrubber", "json_text"]
 
-Kind = Literal["environment", "secret", "path", "host", "user", "email", "address"]
+Kind = Literal["environment", "secret", "path", "host", "user", "email", "address", "output"]
 
 #: What stands in the place of what was removed.
-PLACEHOLDER = re.compile(r"\[(environment|secret|path|host|user|email|address)(?: (\d+))?\]")
+PLACEHOLDER = re.compile(r"\[(environment|secret|path|host|user|email|address|output)(?: (\d{1,9}))?\]")
 
 # ---------------------------------------------------------------- credentials of a known form
 
-#: Prefixes and lengths are those the providers document, a little looser: a key that lost its end is still a key.
-_TOKENS = (
-    r"(?:AKIA|ASIA|AROA|AIDA|AGPA|ANPA|ANVA|AIPA|ABIA|ACCA)[A-Z0-9]{16}",  # AWS
-    r"AIza[\w\-]{30,}",  # Google API key
-    r"ya29\.[\w\-.]{20,}",  # Google OAuth
-    r"GOCSPX-[\w\-]{20,}",
-    r"1//0[\w\-]{30,}",  # Google refresh token
-    r"[\w~.\-]{3}[78]Q~[\w~.\-]{31,34}",  # Azure client secret
-    r"[A-Za-z0-9+/]{86}==",  # Azure storage key
-    r"gh[pousr]_[A-Za-z0-9]{30,}",  # GitHub
-    r"github_pat_\w{22,}",
-    r"gl(?:pat|oas|dt|rt|cbt|ptt|ft|imt|agent|soat|ffct)-[\w\-.]{16,}",  # GitLab
-    r"(?:hf|api_org)_[A-Za-z]\w{28,}",  # Hugging Face
-    r"sk-(?:proj-|svcacct-|admin-|ant-|or-|lf-)?[A-Za-z0-9][\w\-]{18,}",  # OpenAI, Anthropic, others
-    r"(?:gsk|r8|pplx|rpa|csk|fw|tvly|lsv2_pt|lsv2_sk|e2b)[_\-][A-Za-z0-9]{30,}",  # Groq, Replicate, RunPod, …
-    r"xai-[A-Za-z0-9]{40,}",
-    r"nvapi-[\w\-]{20,}",  # NVIDIA
-    r"xox[abeoprs](?:\.xox[bp])?-[\w\-]{10,}",  # Slack
-    r"xapp-\d-[\w\-]{10,}",
-    r"npm_[A-Za-z0-9]{30,}",
-    r"pypi-[\w\-]{16,}",
-    r"wandb_v\d_\w{20,}",
-    r"[rs]k_(?:live|test)_[A-Za-z0-9]{16,}",  # Stripe
-    r"whsec_[A-Za-z0-9+/]{20,}",
-    r"SG\.[\w\-]{16,}\.[\w\-]{16,}",  # SendGrid
-    r"key-[0-9a-f]{32}",  # Mailgun
-    r"dapi[0-9a-f]{32}",  # Databricks
-    r"do[oprt]_v1_[0-9a-f]{64}",  # DigitalOcean
-    r"hv[sbr]\.[\w\-]{20,}",  # Vault
-    r"dckr_[po]at_[\w\-]{20,}",  # Docker
-    r"dp\.(?:pt|st|ct|sa|scim|audit)\.[\w.\-]{20,}",  # Doppler
-    r"gl(?:sa|c)_[\w+/=]{30,}",  # Grafana
-    r"lin_api_\w{30,}",
-    r"ATATT3[\w\-=]{40,}",  # Atlassian
-    r"tskey-[a-z]+-[\w\-]{16,}",
-    r"(?:secret|ntn)_[A-Za-z0-9]{40,}",  # Notion
-    r"shp(?:at|ca|pa|ss)_[0-9a-fA-F]{32}",
-    r"pul-[0-9a-f]{40}",
-    r"CCIPAT_\w{20,}",
-    r"\d{8,10}:AA[\w\-]{30,}",  # Telegram
-    r"AGE-SECRET-KEY-1[0-9A-Z]{50,}",
-    r"[A-Za-z0-9]{14}\.atlasv1\.[\w\-=]{40,}",  # Terraform
-    r"[MNO][A-Za-z\d]{23,27}\.[\w\-]{6}\.[\w\-]{27,}",  # Discord
-    r"eyJ[\w\-]{8,}\.[\w\-]{8,}\.[\w\-]*",  # JSON web token
-    r"ssh-(?:rsa|dss|ed25519)\s+AAAA[A-Za-z0-9+/=]{20,}(?:[ \t]+\S+@\S+)?",
-    r"(?:ecdsa|sk-ssh|sk-ecdsa)[\w\-@.]*\s+AAAA[A-Za-z0-9+/=]{20,}(?:[ \t]+\S+@\S+)?",
+#: What stands in every text that has one, and how it looks. Prefixes and lengths are those that the providers document,
+#: a little looser: a key that lost its end is still a key.
+_TOKENS: tuple[tuple[str, str], ...] = (
+    # Amazon, Google, Azure
+    ("AKIA ASIA AROA AIDA AGPA ANPA ANVA AIPA ABIA ACCA", r"A(?:KIA|SIA|ROA|IDA|GPA|NPA|NVA|IPA|BIA|CCA)[A-Z0-9]{16}"),
+    ("AIza", r"AIza[\w\-]{30,}"),
+    ("ya29.", r"ya29\.[\w\-.]{20,}"),
+    ("GOCSPX-", r"GOCSPX-[\w\-]{20,}"),
+    ("1//0", r"1//0[\w\-]{30,}"),
+    ("Q~", r"[\w~.\-]{3}[78]Q~[\w~.\-]{31,34}"),
+    ("==", r"[A-Za-z0-9+/]{86}=="),
+    # GitHub, GitLab, Hugging Face
+    ("ghp_ gho_ ghu_ ghs_ ghr_", r"gh[pousr]_[A-Za-z0-9]{30,}"),
+    ("github_pat_", r"github_pat_\w{22,}"),
+    (
+        "glpat- gloas- gldt- glrt- glcbt- glptt- glft- glimt- glagent- glsoat- glffct-",
+        r"gl(?:pat|oas|dt|rt|cbt|ptt|ft|imt|agent|soat|ffct)-[\w\-.]{16,}",
+    ),
+    ("hf_ api_org_", r"(?:hf|api_org)_[A-Za-z]\w{28,}"),
+    # OpenAI, Anthropic and others; Groq, Replicate, RunPod, Cerebras, Fireworks, Tavily, LangSmith, E2B; xAI; NVIDIA
+    ("sk-", r"sk-(?:proj-|svcacct-|admin-|ant-|or-|lf-)?[A-Za-z0-9][\w\-]{18,}"),
+    (
+        "gsk r8 pplx rpa csk fw_ fw- tvly lsv2_ e2b",
+        r"(?:gsk|r8|pplx|rpa|csk|fw|tvly|lsv2_pt|lsv2_sk|e2b)[_\-][A-Za-z0-9]{30,}",
+    ),
+    ("xai-", r"xai-[A-Za-z0-9]{40,}"),
+    ("nvapi-", r"nvapi-[\w\-]{20,}"),
+    # Slack, npm, PyPI, Weights & Biases
+    ("xox", r"xox[abeoprs](?:\.xox[bp])?-[\w\-]{10,}"),
+    ("xapp-", r"xapp-\d-[\w\-]{10,}"),
+    ("npm_", r"npm_[A-Za-z0-9]{30,}"),
+    ("pypi-", r"pypi-[\w\-]{16,}"),
+    ("wandb_v", r"wandb_v\d_\w{20,}"),
+    # Stripe, SendGrid, Mailgun, Databricks, DigitalOcean, Vault, Docker, Doppler, Grafana, Linear, Atlassian,
+    # Tailscale, Notion, Shopify, Pulumi, CircleCI, Telegram, age, Terraform
+    ("k_live_ k_test_", r"[rs]k_(?:live|test)_[A-Za-z0-9]{16,}"),
+    ("whsec_", r"whsec_[A-Za-z0-9+/]{20,}"),
+    ("SG.", r"SG\.[\w\-]{16,}\.[\w\-]{16,}"),
+    ("key-", r"key-[0-9a-f]{32}"),
+    ("dapi", r"dapi[0-9a-f]{32}"),
+    ("_v1_", r"do[oprt]_v1_[0-9a-f]{64}"),
+    ("hvs. hvb. hvr.", r"hv[sbr]\.[\w\-]{20,}"),
+    ("dckr_", r"dckr_[po]at_[\w\-]{20,}"),
+    ("dp.", r"dp\.(?:pt|st|ct|sa|scim|audit)\.[\w.\-]{20,}"),
+    ("glsa_ glc_", r"gl(?:sa|c)_[\w+/=]{30,}"),
+    ("lin_api_", r"lin_api_\w{30,}"),
+    ("ATATT3", r"ATATT3[\w\-=]{40,}"),
+    ("tskey-", r"tskey-[a-z]+-[\w\-]{16,}"),
+    ("secret_ ntn_", r"(?:secret|ntn)_[A-Za-z0-9]{40,}"),
+    ("shpat_ shpca_ shppa_ shpss_", r"shp(?:at|ca|pa|ss)_[0-9a-fA-F]{32}"),
+    ("pul-", r"pul-[0-9a-f]{40}"),
+    ("CCIPAT_", r"CCIPAT_\w{20,}"),
+    (":AA", r"\d{8,10}:AA[\w\-]{30,}"),
+    ("AGE-SECRET-KEY-", r"AGE-SECRET-KEY-1[0-9A-Z]{50,}"),
+    (".atlasv1.", r"[A-Za-z0-9]{14}\.atlasv1\.[\w\-=]{40,}"),
+    # JSON web tokens; keys of SSH, with the name that stands behind them
+    ("eyJ", r"eyJ[\w\-]{8,}\.[\w\-]{8,}\.[\w\-]*"),
+    ("AAAA", r"(?:ssh|ecdsa|sk-ssh|sk-ecdsa)-[\w\-@.]+\s+AAAA[A-Za-z0-9+/=]{20,}(?:[ \t]+\S+@\S+)?"),
 )
-_TOKEN = re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(_TOKENS)})(?![A-Za-z0-9])")
-#: Cheap, and in every text that `_TOKEN` finds something in.
-_TOKEN_HINT = re.compile(
-    "AKIA|ASIA|ARO|AID|AGPA|ANPA|ANVA|AIP|ABIA|ACCA|AIza|ya29|GOCSPX|1//0|Q~|==|gh[pousr]_|github_pat|gl[a-z]+[-_]"
-    "|hf_|api_org|sk-|gsk|r8|pplx|rpa|csk|fw[_-]|tvly|lsv2|e2b|xai-|nvapi|xox|xapp|npm_|pypi-|wandb_v|k_live|k_test"
-    "|whsec|SG[.]|key-|dapi|_v1_|hv[sbr][.]|dckr_|dp[.]|lin_api|ATATT3|secret_|ntn_|shp|pul-|CCIPAT|:AA|AGE-SEC"
-    "|atlasv1|eyJ|AAAA|[MNO][A-Za-z0-9]{23,27}[.]"
-)
+_TOKEN = re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(form for _, form in _TOKENS)})(?![A-Za-z0-9])")
+_TOKEN_HINTS = tuple(hint for hints, _ in _TOKENS for hint in hints.split())
 _PRIVATE_KEY = re.compile(
-    r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----(?:.*?-----END (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----"
+    r"-----BEGIN (?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----"
+    r"(?:.{0,20000}?-----END (?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----"
     r"|(?:[A-Za-z0-9+/=:,.\-\s\\]|\\[nr])*)",
     re.DOTALL,
 )
@@ -100,28 +107,28 @@ _COMMIT = re.compile(r"(?i)(?:commit|rev(?:ision)?|sha1?|git|hash|digest|tree|he
 
 # ---------------------------------------------------------------- what a name says
 
-_SECRET_NAME = (
+_SECRET_NAME = (  # noqa: S105 - a pattern
     r"pass(?:word|wd|phrase|code)|passwd|secret|api[_\-]?key|access[_\-]?key|private[_\-]?key|account[_\-]?key"
     r"|shared[_\-]?(?:access[_\-]?)?key|secret[_\-]?key|(?:en|de)cryption[_\-]?key|signing[_\-]?key|master[_\-]?key"
     r"|credential|(?:auth|access|refresh|id|bearer|session|security|deploy|personal|bot|api)[_\-]?token|client[_\-]?secret"
     r"|_authToken|x-amz-(?:signature|credential|security-token)"
 )
-_SECRET_TAIL = r"(?:s|[_\-]?(?:id|value|b64|base64|text|string))?"
-#: ``name=value``, ``name: value``, ``"name": "value"``. ``--name value`` is `_FLAG`.
-_ASSIGNED = re.compile(
-    rf"(?i)(?P<quote>[\"']?)(?P<name>[\w.\-]*(?:{_SECRET_NAME}){_SECRET_TAIL})(?P=quote)"
-    r"(?P<sign>\s*(?:=>|:=|[:=])\s*)"
-    r"(?P<value>\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|[^\s\"',;&|)}\]]+)"
-)
+_SECRET_TAIL = r"(?:s|[_\-]?(?:id|value|b64|base64|text|string))?"  # noqa: S105
+_STRONG = re.compile(rf"(?i)[\w.\-]*(?:{_SECRET_NAME}){_SECRET_TAIL}")
 #: Names that mean a secret in one place and a word of the trade in another (tokens, keys and queries): `_secretive`
 #: decides by the value. In capitals they are variables, and any value but a number is one.
 _WEAK = re.compile(
-    r"(?P<quote>[\"']?)(?P<name>(?<![A-Za-z0-9])[\w.\-]*(?:(?i:token|auth|jwt|pat|session|cookie|signature|sig)|"
-    r"(?i:[_\-]key)|KEY|[Pp]wd|PASS|PSK))(?P=quote)(?P<sign>\s*(?:=>|:=|[:=])\s*)"
-    r"(?P<value>\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|[^\s\"',;&|)}\]]+)"
+    r"[\w.\-]*(?:(?i:token|auth|jwt|pat|session|cookie|signature|sig)|(?i:[_\-]key)|KEY|[Pp]wd|PASS|PSK)"
 )
-_ASSIGNED_HINT = re.compile(r"[:=]")
-_NAME_HINT = re.compile(rf"(?i){_SECRET_NAME}|token|auth|jwt|pat|session|cookie|sig|key|pwd|pass|psk")
+#: ``name=value``, ``name: value``, ``"name": "value"``. ``--name value`` is `_FLAG`.
+_ASSIGNED = re.compile(
+    r"(?P<quote>[\"']?)(?P<name>(?<![\w.\-])[\w.\-]+)(?P=quote)(?P<sign>\s{0,9}(?:=>|:=|:(?!:)|=(?!=))\s{0,9})"
+)
+_VALUE = re.compile(r"\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|[^\s\"',;&|)}\]]+")
+_NAME_HINTS = (
+    *("pass", "secret", "key", "credential", "token", "auth", "jwt", "pat", "session", "cookie", "sig", "pwd", "psk"),
+    *("x-amz", "bearer"),
+)
 _FLAG = re.compile(
     rf"(?i)(?P<flag>(?<![\w\-])--?(?:[\w\-]*(?:{_SECRET_NAME}|token|auth|jwt|cookie|[_\-]key|pwd){_SECRET_TAIL}|key))"
     r"(?P<sign>=|\s+|\x00)(?P<value>\"(?:[^\"\\]|\\.)*\"|'[^']*'|[^\s\"'\x00]+)"
@@ -137,7 +144,7 @@ _HEADER = re.compile(
 )
 _COOKIE = re.compile(r"(?i)(?P<flag>\b(?:set-)?cookie)(?P<sign>\s*:\s*)(?P<value>\S[^\"'\r\n\x00]*)")
 _BEARER = re.compile(r"(?P<flag>\b[Bb](?:earer|EARER))(?P<sign>\s+)(?P<value>[A-Za-z0-9._~+/\-]{8,}=*)")
-_URL_LOGIN = re.compile(r"(?P<flag>\b[A-Za-z][A-Za-z0-9+.\-]*)(?P<sign>://)(?P<value>[^\s/@\"'<>?#]+)(?=@)")
+_URL_LOGIN = re.compile(r"(?P<flag>\b[A-Za-z][A-Za-z0-9+.\-]{0,20})(?P<sign>://)(?P<value>[^\s/@\"'<>?#]+)(?=@)")
 _WEBHOOK = re.compile(
     r"(?P<flag>hooks\.slack\.com/(?:services|workflows)|discord(?:app)?\.com/api/webhooks|api\.telegram\.org"
     r"|webhook\.office\.com)(?P<sign>/)(?P<value>[^\s\"'<>]+)"
@@ -149,16 +156,14 @@ _NOTHING = frozenset(
 _NUMBER = re.compile(r"[+\-]?(?:0[xX][0-9a-fA-F]+|\d[\d_,]*(?:\.\d*)?(?:[eE][+\-]?\d+)?)(?:[a-zA-Zµ%]{1,3})?")
 
 #: JSON keys, in small letters, whose value says who or where, or opens something, or is an environment.
-HOST_KEYS = frozenset(
+_HOST_KEYS = frozenset(
     ["host", "hostname", "host_name", "nodename", "node_name", "computername", "computer_name", "machine_name", "fqdn"]
 )
-USER_KEYS = frozenset(["user", "username", "user_name", "login", "logname", "login_name", "userid", "owner", "author"])
-ENVIRONMENT_KEYS = frozenset(
+_USER_KEYS = frozenset(["user", "username", "user_name", "login", "logname", "login_name", "userid", "owner", "author"])
+_ENVIRONMENT_KEYS = frozenset(
     ["env", "environ", "environment", "envs", "envvars", "env_vars", "environment_variables", "os.environ"]
 )
-SECRET_KEYS = re.compile(
-    rf"(?i)[\w.\-]*(?:{_SECRET_NAME}){_SECRET_TAIL}|(?:[\w.\-]*[_\-])?(?:authorization|jwt|cookie|pwd|psk|passwd)|pass"
-)
+_SECRET_KEYS = frozenset(["authorization", "proxy-authorization", "cookie", "set-cookie", "jwt", "psk"])
 _PATH_KEYS = frozenset(["cwd", "pwd", "home", "workdir", "working_dir", "working_directory", "tracename"])
 _COMMIT_KEYS = re.compile(r"(?i).*(?:commit|revision|sha\d*|hash|digest|version)|key")
 
@@ -176,13 +181,14 @@ _VARIABLE = re.compile(
     r"|VIRTUAL_ENV|MASTER_ADDR|MASTER_PORT|APPDATA|LOCALAPPDATA|LOADEDMODULES|NODELIST|KUBECONFIG|DATABASE_URL|DSN"
     r"|https?_proxy|HTTPS?_PROXY|all_proxy|ALL_PROXY|no_proxy|NO_PROXY"
 )
+_NAMED = re.compile(r"[A-Za-z0-9_)%]=")
 _ENVIRONMENT = re.compile(
     r"(?<![\w.$/\-])(?P<export>(?:export|setenv|declare -x|typeset -x|set)\s+)?"
     r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)="
     r"(?P<value>\"(?:[^\"\\]|\\.)*\"|'[^']*'|[^\s;\"'\x00]*)"
 )
-_SEPARATED = re.compile(r"(?:^|[;\r\n])\s*(?:export\s+|declare -x )?[A-Z_][A-Z0-9_]*=")
-_ENTRIES = re.compile(r"(?:(?<=^)|(?<=[;\r\n]))(\s*)(?:export\s+|declare -x )?([A-Z_][A-Z0-9_]*=[^;\r\n]*)")
+_SEPARATED = re.compile(r"(?:^|[;\r\n])[ \t]{0,40}(?:export\s+|declare -x )?[A-Z_][A-Z0-9_]*=")
+_ENTRIES = re.compile(r"(?:^|(?<=[;\r\n]))([ \t]{0,40})(?:export\s+|declare -x )?([A-Z_][A-Z0-9_]*=[^;\r\n]*)")
 _SSH_VALUE = re.compile(r"(?:\s+[0-9a-fA-F:.]+)*")  # SSH_CONNECTION's value has blanks in it
 
 #: Variables that name their host or user, for :meth:`Scrubber.learn_environment`.
@@ -193,15 +199,21 @@ _HOST_VARIABLES = re.compile(
 _USER_VARIABLES = re.compile(
     r"USER|LOGNAME|USERNAME|SUDO_USER|SLURM_JOB_USER|SLURM_JOB_ACCOUNT|PBS_O_LOGNAME|NB_USER|JUPYTERHUB_USER|LSFUSER"
 )
+_FOLDER_VARIABLES = frozenset(
+    ["HOME", "USERPROFILE", "PWD", "OLDPWD", "SLURM_SUBMIT_DIR", "VIRTUAL_ENV", "CONDA_PREFIX", "TMPDIR"]
+)
 _SECRET_VARIABLE = re.compile(
     r"(?i)TOKEN(?!S|IZER)|SECRET|PASSW|PASSPHRASE|API_?KEY|ACCESS_?KEY|CREDENTIAL|PRIVATE|_KEY$|_PAT$|_PSK$|_DSN$|JWT|COOKIE"
 )
 
 # ---------------------------------------------------------------- paths
 
+_PATH_LIKE = re.compile(r"/[^/]|[A-Za-z]:[\\/]|\\\\|~[\w.\-]*/")
 _STOP = r"\s/\"'`<>|;:,()\[\]{}=&?*#\x00\\"
-_POSIX = re.compile(rf"(?:(?<=file://)|(?<=-[IL])|(?<=[^\w./~\])}}\-])|^)(?:~[A-Za-z][\w.\-]*|~)?(?:/[^{_STOP}]+)+/?")
-_ANYWHERE = re.compile(rf"(?:/[^{_STOP}]+)*/(?:home|Users)/[^{_STOP}]+(?:/[^{_STOP}]+)*/?")
+_POSIX = re.compile(
+    rf"(?:(?<=file://)|(?<=-[IL])|(?<=[^\w./~\])}}\-\U000F0000-\U0010FFFD])|^)(?:~[A-Za-z][\w.\-]*|~)?(?:/[^{_STOP}]+)+/?"
+)
+_ANYWHERE = re.compile(rf"(?:/[^{_STOP}]{{1,255}}){{0,30}}/(?:home|Users)/[^{_STOP}]+(?:/[^{_STOP}]+)*/?")
 _WINDOWS = re.compile(
     r"(?<![A-Za-z0-9])(?:[A-Za-z]:(?P<s>\\{1,2}|/)(?=[^/\\\s])|\\\\(?=[A-Za-z0-9_.\-]+\\))"
     r"(?:[^\\/:*?\"<>|\r\n\x00]+(?:\\{1,2}|/))*[^\\/:*?\"<>|\s\x00,;)(\]\[]*"
@@ -248,7 +260,7 @@ _OCTET = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
 _IPV4 = re.compile(rf"(?<![\w.\-])(?:{_OCTET}\.){{3}}{_OCTET}(?![\w\-]|\.\w)")
 #: Versions have four parts as well.
 _VERSION = re.compile(
-    r"(?i)(?:version|ver|v|release|driver|cuda|cudnn|cublas|cupti|nccl|build|rev|so|toolkit|nsys|ncu|r)[\s:=.]*$"
+    r"(?i)(?:version|ver|v|release|driver|cuda|cudnn|cublas|cupti|nccl|build|rev|so|toolkit|nsys|ncu|r)[\s:=.]*$|[=<>~!]=\s*$"
 )
 _MAC = re.compile(r"(?<![\w:])(?:[0-9A-Fa-f]{2}:){5}[0-9A-Fa-f]{2}(?![\w:])")
 _IPV6 = re.compile(
@@ -258,8 +270,8 @@ _IPV6 = re.compile(
 _PUBLIC_ADDRESSES = frozenset(["0.0.0.0", "127.0.0.1", "255.255.255.255", "127.0.1.1"])  # noqa: S104 - recognised, not bound
 _FQDN = re.compile(
     r"(?<![\w.@/\-])(?:ip-\d{1,3}(?:-\d{1,3}){3}(?:\.[a-z0-9\-]+)*"
-    r"|[a-z][a-z0-9\-]*(?:-[a-z0-9]+|\d)\.(?:[a-z0-9\-]+\.)+(?:com|org|edu|gov|internal|intranet|corp|lan|localdomain)"
-    r"|[a-z0-9][a-z0-9\-]*\.(?:[a-z0-9\-]+\.)*svc\.cluster\.local)(?![\w\-]|\.\w)"
+    r"|[a-z][a-z0-9\-]{0,60}(?:-[a-z0-9]{1,60}|\d)\.(?:[a-z0-9\-]{1,60}\.){1,8}(?:com|org|edu|gov|internal|intranet|corp|lan|localdomain)"
+    r"|[a-z0-9][a-z0-9\-]{0,60}\.(?:[a-z0-9\-]{1,60}\.){0,8}svc\.cluster\.local)(?![\w\-]|\.\w)"
 )
 
 #: Names that are too common to be a secret, or that the trade uses: a user called ``max`` must not cost ``aten::max``.
@@ -277,16 +289,30 @@ _COMMON = frozenset(
     cutlass cublas cudnn nccl nvtx sdpa flash attention softmax embedding forward backward optimizer optim layer layers
     block blocks tensor tensors matmul reduce gather scatter stream kernel kernels memory memcpy memset event events
     thread process range ranges name names none null true false unknown other local (cli) file files path text value
-    token tokens cache index array vector matrix queue stack heap page pool graph graphs mask input output inputs outputs
+    token tokens cache index array vector matrix queue stack heap page pool graph graphs mask input output inputs
+    outputs
     weight weights bias scale shape size dims rank ranks world epoch iter iteration warmup sample sampler loader dataset
     sync async wait lock send recv read write open close load store push pull start stop begin end init exit call calls
     launch empty zeros ones rand randn arange clone detach expand reshape permute transpose contiguous slice select
     split concat stack chunk where gather clamp round floor ceil sqrt rsqrt exp log sin cos tanh sigmoid dropout batch
     vector elementwise vectorized unrolled native operator lambda unsigned const struct class template static inline
     autograd engine function module modules session sessions client clients local remote global device devices
-    """.split()
+    """.split()  # noqa: SIM905 - a hundred lines otherwise
 )
 _PLAIN_WORD = re.compile(r"\d+|[0-9a-fA-F]{1,3}")
+
+#: While a text is worked on, one character of a private plane stands for each placeholder: no rule takes a part of one
+#: for a value, and what was scrubbed before stays as it is.
+_FIRST_MARK, _MARKS = 0xF0000, 0x1FFF0
+_MARK = re.compile(f"[{chr(_FIRST_MARK)}-{chr(_FIRST_MARK + _MARKS)}]")
+
+#: Names that differ only in their digits (``aten::add, op_id = 4711``) are looked at once: no rule asks which digit it
+#: is, but those about credentials and addresses.
+_SKELETON = str.maketrans("123456789", "000000000")
+_FOUR = re.compile(r"\d\.\d{1,3}\.\d{1,3}\.\d|[0-9a-fA-F]:[0-9a-fA-F]*:")
+_HARMLESS = 200_000
+
+_Pattern: TypeAlias = "re.Pattern[str]"
 
 
 class Scrubber:
@@ -300,18 +326,20 @@ class Scrubber:
 
     Attributes
     ----------
-    removed : Counter
-        How often each kind was replaced.
+    removed : list of str
+        The kinds of what was replaced, one after the other.
     """
 
     def __init__(self, *, machine: bool = True) -> None:
-        self.removed: Counter[str] = Counter()
+        self.removed: list[str] = []
         self._numbers: dict[tuple[str, str], str] = {}
         self._taken: dict[str, set[int]] = {}
         self._words: dict[str, Kind] = {}  # in small letters
         self._literal: set[str] = set()  # secrets, as they stand
         self._roots: set[str] = set()  # folders, as they stand
-        self._patterns: tuple[re.Pattern[str] | None, re.Pattern[str] | None] | None = None
+        self._patterns: tuple[_Pattern | None, _Pattern | None] | None = None
+        self._harmless: set[str] = set()  # texts with nothing in them, whatever digits they have
+        self._marked: list[tuple[Kind | None, str]] = []  # what the marks of the text at hand stand for
         if machine:
             self._learn_machine()
 
@@ -331,8 +359,13 @@ class Scrubber:
         if not text or PLACEHOLDER.search(text) or "[scrubbed]" in text:
             return
         self._patterns = None
+        self._harmless.clear()
         if kind == "secret":
-            if len(text) >= 6 and text.lower() not in _COMMON and not _NUMBER.fullmatch(text):
+            if len(text) < 6 or text.lower() in _COMMON or _NUMBER.fullmatch(text):
+                return
+            if text.isalpha() and len(text) < 12:  # also part of other words
+                self._words.setdefault(text.lower(), kind)
+            else:
                 self._literal.add(text)
         elif kind == "path":
             if text.startswith("/") and text.count("/") >= 2 and not _SYSTEM.fullmatch(text.split("/")[1]):
@@ -355,8 +388,8 @@ class Scrubber:
             pairs = list(entries.items())
         else:
             pairs = [(name, value) for name, found, value in (e.partition("=") for e in entries) if found]
-        for name, value in pairs:
-            name, value = name.strip().removeprefix("export "), value.strip().strip("\"'")
+        for given, quoted in pairs:
+            name, value = given.strip().removeprefix("export "), quoted.strip().strip("\"'")
             if _HOST_VARIABLES.fullmatch(name):
                 self.learn("host", value)
             elif _USER_VARIABLES.fullmatch(name):
@@ -364,7 +397,7 @@ class Scrubber:
             elif _SECRET_VARIABLE.search(name):
                 if not value.startswith("/"):
                     self.learn("secret", value)
-            elif name in ("HOME", "USERPROFILE", "PWD", "OLDPWD", "SLURM_SUBMIT_DIR", "VIRTUAL_ENV", "CONDA_PREFIX"):
+            elif name in _FOLDER_VARIABLES:
                 self.learn("path", value)
             self.learn_from(value)
 
@@ -403,7 +436,7 @@ class Scrubber:
         str
             ``[kind]``, or with a number from the second secret of a kind on.
         """
-        self.removed[kind] += 1
+        self.removed.append(kind)
         key = (kind, secret)
         if key not in self._numbers:
             taken = self._taken.setdefault(kind, set())
@@ -413,6 +446,48 @@ class Scrubber:
             taken.add(number)
             self._numbers[key] = f"[{kind}]" if number == 1 else f"[{kind} {number}]"
         return self._numbers[key]
+
+    @staticmethod
+    def tells(key: str) -> bool:
+        """Whether a key says something about its value that the value alone may not.
+
+        Parameters
+        ----------
+        key : str
+        """
+        lower = key.lower()
+        known = lower in _ENVIRONMENT_KEYS or lower in _HOST_KEYS or lower in _USER_KEYS or lower in _PATH_KEYS
+        return known or lower in _SECRET_KEYS or _by_name(key, ":") is not None
+
+    @staticmethod
+    def tells_environment(key: str) -> bool:
+        """Whether what stands under a key is an environment.
+
+        Parameters
+        ----------
+        key : str
+        """
+        return key.lower() in _ENVIRONMENT_KEYS
+
+    @staticmethod
+    def tells_secret(key: str) -> bool:
+        """Whether what stands under a key is a secret, also if it is a number.
+
+        Parameters
+        ----------
+        key : str
+        """
+        return _STRONG.fullmatch(key) is not None
+
+    @staticmethod
+    def is_placeholder(text: str) -> bool:
+        """Whether a text is what stands for a secret, and nothing else.
+
+        Parameters
+        ----------
+        text : str
+        """
+        return PLACEHOLDER.fullmatch(text) is not None
 
     def text(self, value: str) -> str:
         """Replace every secret in a text.
@@ -426,46 +501,17 @@ class Scrubber:
         str
             The same object when it holds none.
         """
-        if not value:
-            return value
-        given = value
-        if "[" in value:
-            self._note_placeholders(value)
-        literal, words = self._known()
-        if literal is not None:
-            value = literal.sub(lambda m: self.placeholder("secret", m[0]), value)
-        if "PRIVATE KEY" in value:
-            value = _PRIVATE_KEY.sub(lambda m: self.placeholder("secret", m[0]), value)
-        if "=" in value:
-            value = self._without_environment(value)
-        if "://" in value:
-            value = self._each(_URL_LOGIN, value)
-            value = self._each(_WEBHOOK, value)
-        if _TOKEN_HINT.search(value):
-            value = _TOKEN.sub(lambda m: self.placeholder("secret", m[0]), value)
-        if _NAME_HINT.search(value):
-            value = self._without_assigned(value)
-        if "-u" in value or "--login" in value:
-            value = _USER_FLAG.sub(self._login_flag, value)
-        if "sshpass" in value:
-            value = self._each(_SSHPASS, value)
-        if "earer" in value or "EARER" in value:
-            value = self._each(_BEARER, value, _likely)
-        value = self._without_hex(value)
-        if "/" in value:
-            value = _POSIX.sub(lambda m: self._path(m[0], free=True), value)
-            if "/home/" in value or "/Users/" in value:
-                value = _ANYWHERE.sub(lambda m: self._path(m[0], free=True), value)
-        if "\\" in value or ":/" in value:
-            value = _WINDOWS.sub(lambda m: self._path(m[0], free=True), value)
-        if "@" in value:
-            value = _EMAIL.sub(lambda m: self.placeholder("email", m[0]), value)
-            value = _LOGIN.sub(self._login, value)
-        if "." in value or ":" in value:
-            value = self._without_addresses(value)
-        if words is not None:
-            value = words.sub(lambda m: self.placeholder(self._words[m[0].lower()], m[0].lower()), value)
-        return given if value == given else value
+        work = self._work(value)
+        return value if work is None else self._spelt(work)
+
+    def holds(self, value: str) -> bool:
+        """Whether a text holds a secret.
+
+        Parameters
+        ----------
+        value : str
+        """
+        return self._work(value) is not None
 
     def path(self, value: str) -> str:
         """Replace the folders of a text that is a path, whatever they are called.
@@ -480,10 +526,10 @@ class Scrubber:
         str
             ``[path]/train.py``; a library keeps its path from ``site-packages`` on, a system folder all of it.
         """
-        given = value
-        if re.match(r"/[^/]|[A-Za-z]:[\\/]|\\\\|~", value) and "\x00" not in value:
-            value = self._path(value, free=False)
-        return self.text(value) if value == given else self._named(value)
+        if not _PATH_LIKE.match(value) or "\x00" in value:
+            return self.text(value)
+        clean = self._spelt(self._shortened(self._marked_up(value), free=False))
+        return self.text(clean)
 
     def value(self, given: Any, key: str = "") -> Any:
         """Replace every secret in a JSON value, also those that only their key gives away.
@@ -500,22 +546,19 @@ class Scrubber:
         """
         if isinstance(given, str):
             return self.keyed(key, given)
+        if isinstance(given, Mapping | list | tuple) and given and self.tells_environment(key):
+            self.removed += ["environment"] * len(given)
+            return {} if isinstance(given, Mapping) else []
         if isinstance(given, Mapping):
-            if key.lower() in ENVIRONMENT_KEYS and given:
-                self.removed["environment"] += len(given)
-                return {}
             return {
-                (self.text(name) if isinstance(name, str) else name): self.value(
+                self.text(name) if isinstance(name, str) else name: self.value(
                     item, name if isinstance(name, str) else ""
                 )
                 for name, item in given.items()
             }
         if isinstance(given, list | tuple):
-            if key.lower() in ENVIRONMENT_KEYS and given:
-                self.removed["environment"] += len(given)
-                return []
             return self.arguments([self.value(item, key) for item in given])
-        if isinstance(given, int | float) and not isinstance(given, bool) and key and SECRET_KEYS.fullmatch(key):
+        if isinstance(given, int | float) and not isinstance(given, bool) and self.tells_secret(key):
             return self.placeholder("secret", str(given))
         return given
 
@@ -534,16 +577,17 @@ class Scrubber:
         lower = key.lower()
         if not text or PLACEHOLDER.fullmatch(text):
             return text
-        if lower in ENVIRONMENT_KEYS:
+        if lower in _ENVIRONMENT_KEYS:
             return self.placeholder("environment", text)
-        if key and SECRET_KEYS.fullmatch(key) and text.lower() not in _NOTHING:
-            return self.placeholder("secret", text)
-        if lower in HOST_KEYS:
-            return self.placeholder("host", text.lower())
-        if lower in USER_KEYS and not _NUMBER.fullmatch(text):
-            return self.placeholder("user", text.lower())
-        if lower in _PATH_KEYS:
+        if lower in _PATH_KEYS and _PATH_LIKE.match(text):
             return self.path(text)
+        when = bool if lower in _SECRET_KEYS else _by_name(key, ":")
+        if when is not None and when(text) and text.lower() not in _NOTHING and not PLACEHOLDER.search(text):
+            return self.placeholder("secret", text)
+        if lower in _HOST_KEYS:
+            return self.placeholder("host", text.lower())
+        if lower in _USER_KEYS and not _NUMBER.fullmatch(text):
+            return self.placeholder("user", text.lower())
         if key and _COMMIT_KEYS.fullmatch(key) and re.fullmatch("[0-9a-f]{40}", text):
             return text
         return self.text(text)
@@ -557,17 +601,106 @@ class Scrubber:
             Words; anything that is no text stays.
         """
         out = list(given)
-        for i, (flag, word) in enumerate(zip(given, given[1:], strict=False)):
-            if not (isinstance(flag, str) and isinstance(word, str) and flag.startswith("-") and "=" not in flag):
-                continue
-            found = _FLAG.fullmatch(f"{flag} x") or _USER_FLAG.fullmatch(f"{flag} x")
-            if found and word and not PLACEHOLDER.fullmatch(word) and not _NUMBER.fullmatch(word) and word[0] != "-":
-                out[i + 1] = self.placeholder("user" if found.re is _USER_FLAG else "secret", word)
+        for i, (flag, word) in enumerate(itertools.pairwise(given)):
+            if isinstance(flag, str) and isinstance(word, str):
+                out[i + 1] = self.argument(flag, word) or out[i + 1]
         return out
+
+    @staticmethod
+    def is_option(word: str) -> bool:
+        """Whether a command line's word says that the next one is a secret, or a user.
+
+        Parameters
+        ----------
+        word : str
+        """
+        if not word.startswith("-"):
+            return False
+        return _FLAG.fullmatch(f"{word} x") is not None or _USER_FLAG.fullmatch(f"{word} x") is not None
+
+    def argument(self, flag: str, word: str) -> str | None:
+        """Give the placeholder of a command line's word, if the word before it says that it is a secret.
+
+        Parameters
+        ----------
+        flag, word : str
+
+        Returns
+        -------
+        str or None
+        """
+        if (
+            not self.is_option(flag)
+            or not word
+            or word[0] == "-"
+            or _NUMBER.fullmatch(word)
+            or PLACEHOLDER.search(word)
+        ):
+            return None
+        if _FLAG.fullmatch(f"{flag} x") or ":" in word:  # user:password
+            return self.placeholder("secret", word)
+        return None if flag == "-u" else self.placeholder("user", word.lower())  # python -u
+
+    # -- marks ---------------------------------------------------------------------------------------------------
+
+    def _marked_up(self, value: str) -> str:
+        """Begin with a text: what was scrubbed before becomes marks."""
+        self._marked.clear()
+        if not value.isascii():
+            value = _MARK.sub("\ufffd", value)
+        if "[" not in value:
+            return value
+
+        def seen(match: re.Match[str]) -> str:
+            if match[0] not in self._numbers.values():
+                self._taken.setdefault(match[1], set()).add(int(match[2] or 1))
+            return self._mark(None, match[0])
+
+        return PLACEHOLDER.sub(seen, value)
+
+    def _mark(self, kind: Kind | None, secret: str) -> str:
+        if len(self._marked) >= _MARKS:  # all further ones of one text are one
+            return chr(_FIRST_MARK + _MARKS - 1)
+        self._marked.append((kind, secret))
+        return chr(_FIRST_MARK + len(self._marked) - 1)
+
+    def _spelt(self, work: str) -> str:
+        """Put placeholders where marks are."""
+
+        def placeholder(match: re.Match[str]) -> str:
+            kind, secret = self._marked[ord(match[0]) - _FIRST_MARK]
+            return secret if kind is None else self.placeholder(kind, _MARK.sub(plain, secret))
+
+        def plain(match: re.Match[str]) -> str:
+            return _MARK.sub(plain, self._marked[ord(match[0]) - _FIRST_MARK][1])
+
+        return _MARK.sub(placeholder, work) if self._marked else work
 
     # -- rules ---------------------------------------------------------------------------------------------------
 
-    def _known(self) -> tuple[re.Pattern[str] | None, re.Pattern[str] | None]:
+    def _work(self, value: str) -> str | None:
+        """Give a text with marks where its secrets are; None if it has none."""
+        skeleton = value.translate(_SKELETON)
+        if skeleton in self._harmless and not self._holds_known(value):
+            return None
+        lower = value.lower()
+        work = self._marked_up(value)
+        for may, rule in _RULES:
+            if may(self, value, lower):
+                work = rule(self, work)
+        if any(kind is not None for kind, _ in self._marked):
+            return work
+        if not (_may_be_token(self, value, lower) or _FOUR.search(value)):
+            if len(self._harmless) > _HARMLESS:
+                self._harmless.clear()
+            self._harmless.add(skeleton)
+        return None
+
+    def _holds_known(self, value: str) -> bool:
+        lower = value.lower()
+        return any(secret in value for secret in self._literal) or any(word in lower for word in self._words)
+
+    def _known(self) -> tuple[_Pattern | None, _Pattern | None]:
         if self._patterns is None:
             literal = "|".join(re.escape(s) for s in sorted(self._literal, key=lambda s: (-len(s), s)))
             words = "|".join(re.escape(w) for w in sorted(self._words, key=lambda w: (-len(w), w)))
@@ -577,157 +710,221 @@ class Scrubber:
             )
         return self._patterns
 
-    def _named(self, value: str) -> str:
-        words = self._known()[1]
-        if words is None:
-            return value
-        return words.sub(lambda m: self.placeholder(self._words[m[0].lower()], m[0].lower()), value)
-
-    def _note_placeholders(self, value: str) -> None:
-        """A file that was scrubbed before has placeholders of its own."""
-        for kind, number in PLACEHOLDER.findall(value):
-            mine = f"[{kind} {number}]" if number else f"[{kind}]"
-            if mine not in self._numbers.values():
-                self._taken.setdefault(kind, set()).add(int(number or 1))
-
     def _each(
-        self, pattern: re.Pattern[str], value: str, when: Callable[[str], bool] | None = None, kind: Kind = "secret"
+        self, pattern: _Pattern, work: str, when: Callable[[str], bool] | None = None, kind: Kind = "secret"
     ) -> str:
         """Replace the group `value` of what a pattern finds, where `when` says so."""
 
         def replaced(match: re.Match[str]) -> str:
-            found = match["value"]
-            quote = found[0] if found[:1] in "\"'" and found[-1:] == found[:1] and len(found) > 1 else ""
-            inner = found[1:-1] if quote else found
-            if not inner or PLACEHOLDER.search(inner) or inner.lower() in _NOTHING or (when and not when(inner)):
+            inner = _unquoted(match["value"])
+            quote = match["value"][: (len(match["value"]) - len(inner)) // 2]
+            if not self._replaceable(inner) or (when and not when(inner)):
                 return match[0]
-            start, end = match.span("value")
-            at = match.start()
-            return match[0][: start - at] + quote + self.placeholder(kind, inner) + quote + match[0][end - at :]
+            start, end = (place - match.start() for place in match.span("value"))
+            return match[0][:start] + quote + self._mark(kind, inner) + quote + match[0][end:]
 
-        return pattern.sub(replaced, value)
+        return pattern.sub(replaced, work)
 
-    def _without_assigned(self, value: str) -> str:
-        lower = value.lower()
-        if "authorization" in lower:
-            value = self._each(_HEADER, value)
-        if "cookie" in lower:
-            value = self._each(_COOKIE, value)
-        if _ASSIGNED_HINT.search(value):
-            value = self._each(_ASSIGNED, value)
+    @staticmethod
+    def _replaceable(value: str) -> bool:
+        return bool(value) and not _MARK.search(value) and value.lower() not in _NOTHING
 
-            def weak(match: re.Match[str]) -> str:
-                name = match["name"]
-                variable = name.isupper() and "=" in match["sign"]
-                sure = variable or name.startswith("-") or name in ("pwd", "Pwd")
-                return self._each(_WEAK, match[0], _no_number if sure else _secretive)
+    def _literals(self, work: str) -> str:
+        literal = self._known()[0]
+        return work if literal is None else literal.sub(lambda m: self._mark("secret", m[0]), work)
 
-            value = _WEAK.sub(weak, value)
-        if "-" in value:
-            value = self._each(_FLAG, value, _no_number)
-        return value
+    def _private_keys(self, work: str) -> str:
+        return _PRIVATE_KEY.sub(lambda m: self._mark("secret", m[0]), work)
 
-    def _without_environment(self, value: str) -> str:
-        if "\x00" in value:
-            if any(_ENTRY.match(piece) for piece in value.split("\x00")):
-                return self.placeholder("environment", value)
-        elif len(_SEPARATED.findall(value)) >= 3:
-            value = _ENTRIES.sub(lambda m: m[1] + self.placeholder("environment", m[2]), value)
-        return self._entries(value)
-
-    def _entries(self, value: str) -> str:
+    def _environments(self, work: str) -> str:
+        if "\x00" in work and any(_ENTRY.match(piece) for piece in work.split("\x00")):
+            return self._mark("environment", work)
+        if len(_SEPARATED.findall(work)) >= 3:
+            work = _ENTRIES.sub(lambda m: m[1] + self._mark("environment", m[2]), work)
         out, at = [], 0
-        for match in _ENVIRONMENT.finditer(value):
-            if match.start() < at:
-                continue
+        for match in _ENVIRONMENT.finditer(work):
             name, found = match["name"], match["value"]
             quoted = found[:1] == '"' and name.isupper() and len(name) > 1
-            if not (match["export"] or quoted or _VARIABLE.fullmatch(name)) or PLACEHOLDER.fullmatch(
-                found.strip("\"'")
-            ):
+            if match.start() < at or not (match["export"] or quoted or _VARIABLE.fullmatch(name)):
                 continue
             end = match.end()
             if name.startswith("SSH_"):
-                tail = _SSH_VALUE.match(value, end)
+                tail = _SSH_VALUE.match(work, end)
                 end = tail.end() if tail else end
-            out += [value[at : match.start()], self.placeholder("environment", value[match.start() : end])]
+            out += [work[at : match.start()], self._mark("environment", work[match.start() : end])]
             at = end
-        return "".join([*out, value[at:]]) if out else value
+        return "".join([*out, work[at:]]) if out else work
 
-    def _without_hex(self, value: str) -> str:
-        if len(value) < 40 or "<" in value or "::" in value:
-            return value
+    def _urls(self, work: str) -> str:
+        return self._each(_WEBHOOK, self._each(_URL_LOGIN, work))
 
-        def replaced(match: re.Match[str]) -> str:
-            return match[0] if _COMMIT.search(value[: match.start()]) else self.placeholder("secret", match[0])
+    def _tokens(self, work: str) -> str:
+        return _TOKEN.sub(lambda m: self._mark("secret", m[0]), work)
 
-        return _BARE_HEX.sub(replaced, value)
+    def _assigned(self, work: str) -> str:
+        work = self._each(_COOKIE, self._each(_HEADER, work))
+        if ":" in work or "=" in work:
+            out, at = [], 0
+            for match in _ASSIGNED.finditer(work):
+                when = _by_name(match["name"], match["sign"])
+                if when is None or match.start() < at:
+                    continue
+                value = _VALUE.match(work, match.end())
+                inner = "" if value is None else _unquoted(value[0])
+                if value is None or not self._replaceable(inner) or not when(inner):
+                    continue
+                quote = value[0][: (len(value[0]) - len(inner)) // 2]
+                out += [work[at : match.end()], quote, self._mark("secret", inner), quote]
+                at = value.end()
+            work = "".join([*out, work[at:]]) if out else work
+        if "-" in work:
+            work = self._each(_FLAG, work, _no_number)
+        return self._each(_BEARER, work, _likely)
+
+    def _logins(self, work: str) -> str:
+        if "@" in work:
+            work = _EMAIL.sub(lambda m: self._mark("email", m[0]), work)
+            work = _LOGIN.sub(self._login, work)
+        if "-u" in work or "--login" in work:
+            work = _USER_FLAG.sub(self._login_flag, work)
+        return self._each(_SSHPASS, work) if "sshpass" in work else work
 
     def _login_flag(self, match: re.Match[str]) -> str:
         user, colon, word = match["value"].partition(":")
-        if colon:
-            if PLACEHOLDER.search(word):
-                return match[0]
-            return f"{match['flag']}{match['sign']}{self.placeholder('user', user)}:{self.placeholder('secret', word)}"
-        if match["flag"] == "-u" or PLACEHOLDER.search(user):  # python -u script.py
+        if _MARK.search(match["value"]) or (not colon and match["flag"] == "-u"):  # python -u script.py
             return match[0]
-        return f"{match['flag']}{match['sign']}{self.placeholder('user', user.lower())}"
+        secret = f":{self._mark('secret', word)}" if colon else ""
+        return f"{match['flag']}{match['sign']}{self._mark('user', user.lower())}{secret}"
 
     def _login(self, match: re.Match[str]) -> str:
         user, host = match["user"] or match["user2"], match["host"] or match["host2"]
-        return f"{self.placeholder('user', user.lower())}@{self.placeholder('host', host.lower())}"
+        return f"{self._mark('user', user.lower())}@{self._mark('host', host.lower())}"
 
-    def _without_addresses(self, value: str) -> str:
-        def address(match: re.Match[str]) -> str:
-            if match[0] in _PUBLIC_ADDRESSES or _VERSION.search(value[: match.start()]):
-                return match[0]
-            return self.placeholder("address", match[0])
+    def _hexadecimals(self, work: str) -> str:
+        if len(work) < 40 or "<" in work or "::" in work:  # arguments of templates
+            return work
 
-        if value.count(".") >= 3:
-            value = _IPV4.sub(address, value)
-        if value.count(":") >= 2:
-            value = _MAC.sub(lambda m: self.placeholder("address", m[0]), value)
-            value = _IPV6.sub(lambda m: self.placeholder("address", m[0]), value)
-        if "." in value or "ip-" in value:
-            value = _FQDN.sub(lambda m: self.placeholder("host", m[0]), value)
-        return value
+        def replaced(match: re.Match[str]) -> str:
+            return match[0] if _COMMIT.search(_before(work, match)) else self._mark("secret", match[0])
 
-    def _path(self, given: str, *, free: bool) -> str:
+        return _BARE_HEX.sub(replaced, work)
+
+    def _paths(self, work: str) -> str:
+        def shortened(match: re.Match[str]) -> str:
+            return self._shortened(match[0], free=True)
+
+        if "/" in work:
+            work = _POSIX.sub(shortened, work)
+            if "/home" in work or "/Users/" in work:
+                work = _ANYWHERE.sub(shortened, work)
+        if "\\" in work or ":/" in work:
+            work = _WINDOWS.sub(shortened, work)
+        return work
+
+    def _shortened(self, given: str, *, free: bool) -> str:
         """Shorten a path; `free`: found in a text, where what looks like one may be a name in a model."""
-        if PLACEHOLDER.search(given):
+        parts = [part for part in re.split(r"[/\\]+", given) if part]
+        if not parts or _MARK.search(parts[0]) or _SYSTEM_PATH.match(given):
             return given
-        slash = "\\" if "\\" in given else "/"
-        parts = [p for p in re.split(r"[/\\]+", given) if p]
-        if not parts or _SYSTEM_PATH.match(given):
-            return given
-        windows = given[0] not in "/~"
-        if not windows and given[0] == "/":
-            if _SYSTEM.fullmatch(parts[0]) and not given.startswith("/dev/shm") and "home" not in parts:  # noqa: S108
+        if given[0] == "/":
+            if _SYSTEM.fullmatch(parts[0]) and "home" not in parts and parts[:2] != ["dev", "shm"]:
                 return given
             if free and not self._leads_to_people(given, parts):
                 return given
-        if given[0] == "~" and len(parts) == 1 and free:
+        if given == "~" or (free and given[0] == "~" and len(parts) == 1):
             return given
-        inductor = _INDUCTOR.search(given)
+        slash = "\\" if "\\" in given else "/"
+        inductor, library = _INDUCTOR.search(given), _LIBRARY.search(given)
         if inductor:
-            return self.placeholder("path", given[: inductor.end()]) + slash + inductor[1] + given[inductor.end() - 1 :]
-        library = _LIBRARY.search(given)
-        if library and library.end() < len(given):
-            return self.placeholder("path", given[: library.start()].rstrip("/\\")) + slash + given[library.start() :]
-        end = slash if given[-1] in "/\\" else ""
-        if not end and len(parts) > 1 and _FILE.fullmatch(parts[-1]):
-            folder = given[: -len(parts[-1])].rstrip("/\\")
-            return self.placeholder("path", folder) + slash + parts[-1]
-        return self.placeholder("path", given.rstrip("/\\")) + end
+            cut, rest = inductor.start(), inductor[1] + given[inductor.end() - 1 :]
+        elif library and library.end() < len(given):
+            cut, rest = library.start(), given[library.start() :]
+        elif len(parts) > 1 and given[-1] not in "/\\" and _FILE.fullmatch(parts[-1]):
+            cut, rest = len(given) - len(parts[-1]), parts[-1]
+        else:
+            end = given[-1] if given[-1] in "/\\" else ""
+            return self._mark("path", given.rstrip("/\\")) + end
+        return self._mark("path", given[:cut].rstrip("/\\")) + slash + rest
 
     def _leads_to_people(self, given: str, parts: list[str]) -> bool:
         if any(given == root or given.startswith(root + "/") for root in self._roots):
             return True
         if _ROOTS.fullmatch(parts[0]) and (len(parts) > 1 or given.endswith("/")):
             return True
-        if any(p in ("home", "Users", "site-packages", "dist-packages") for p in parts[:-1]):
+        if any(part in ("home", "Users", "site-packages", "dist-packages") for part in parts[:-1]):
             return True
         return len(parts) > 1 and _FILE.fullmatch(parts[-1]) is not None
+
+    def _addresses(self, work: str) -> str:
+        def address(match: re.Match[str]) -> str:
+            if match[0] in _PUBLIC_ADDRESSES or _VERSION.search(_before(work, match)):
+                return match[0]
+            return self._mark("address", match[0])
+
+        if work.count(".") >= 3:
+            work = _IPV4.sub(address, work)
+        if work.count(":") >= 2:
+            work = _MAC.sub(lambda m: self._mark("address", m[0]), work)
+            work = _IPV6.sub(lambda m: self._mark("address", m[0]), work)
+        return _FQDN.sub(lambda m: self._mark("host", m[0]), work) if "." in work or "ip-" in work else work
+
+    def _names(self, work: str) -> str:
+        words = self._known()[1]
+        return work if words is None else words.sub(lambda m: self._mark(self._words[m[0].lower()], m[0].lower()), work)
+
+
+def _has(*signs: str) -> Callable[[Scrubber, str, str], bool]:
+    return lambda _, value, __: any(sign in value for sign in signs)
+
+
+def _may_be_assigned(_: Scrubber, value: str, lower: str) -> bool:
+    return ("=" in value or ":" in value or "-" in value or "bearer" in lower) and any(n in lower for n in _NAME_HINTS)
+
+
+def _may_be_token(_: Scrubber, value: str, __: str) -> bool:
+    return any(hint in value for hint in _TOKEN_HINTS)
+
+
+def _may_be_hexadecimal(_: Scrubber, value: str, __: str) -> bool:
+    return len(value) >= 40 and _BARE_HEX.search(value) is not None
+
+
+def _may_be_address(_: Scrubber, value: str, __: str) -> bool:
+    return value.count(".") >= 2 or value.count(":") >= 2 or "ip-" in value
+
+
+#: Which texts a rule may find something in, and the rule. In this order: what is known comes first, and what is part of
+#: something longer after it.
+_RULES: tuple[tuple[Callable[[Scrubber, str, str], bool], Callable[[Scrubber, str], str]], ...] = (
+    (lambda s, value, _: any(secret in value for secret in s._literal), Scrubber._literals),
+    (_has("PRIVATE KEY"), Scrubber._private_keys),
+    (lambda _, value, __: "=" in value and _NAMED.search(value) is not None, Scrubber._environments),
+    (_has("://", ".com/", "telegram.org/"), Scrubber._urls),
+    (_may_be_token, Scrubber._tokens),
+    (_may_be_assigned, Scrubber._assigned),
+    (_has("@", "-u", "--login", "sshpass"), Scrubber._logins),
+    (_may_be_hexadecimal, Scrubber._hexadecimals),
+    (_has("/", "\\"), Scrubber._paths),
+    (_may_be_address, Scrubber._addresses),
+    (lambda s, _, lower: any(word in lower for word in s._words), Scrubber._names),
+)
+
+
+def _before(work: str, match: re.Match[str]) -> str:
+    return work[max(0, match.start() - 30) : match.start()]
+
+
+def _unquoted(value: str) -> str:
+    return value[1:-1] if len(value) > 1 and value[0] in "\"'" and value[-1] == value[0] else value
+
+
+def _by_name(name: str, sign: str) -> Callable[[str], bool] | None:
+    """Which values of a name are secrets; None if none is."""
+    if _STRONG.fullmatch(name):
+        return bool
+    if not _WEAK.fullmatch(name):
+        return None
+    return _no_number if (name.isupper() and "=" in sign) or name.lower() == "pwd" else _secretive
 
 
 def _no_number(value: str) -> bool:
@@ -739,7 +936,7 @@ def _secretive(value: str) -> bool:
     if len(value) < 8 or not re.fullmatch(r"[A-Za-z0-9+/_=.~%$!*\-]+", value) or _NUMBER.fullmatch(value):
         return False
     kinds = re.findall(r"[A-Za-z]+|\d+", value)
-    changes = sum(a[0].isdigit() != b[0].isdigit() for a, b in zip(kinds, kinds[1:], strict=False))
+    changes = sum(a[0].isdigit() != b[0].isdigit() for a, b in itertools.pairwise(kinds))
     both = any(k[0].isdigit() for k in kinds) and any(k[0].isalpha() for k in kinds)
     mixed = any(re.search("[a-z][A-Z]+[a-z]", k) for k in kinds)
     return changes >= 3 or (len(value) >= 16 and both) or (len(value) >= 20 and mixed and "_" not in value)
@@ -763,7 +960,7 @@ def json_text(scrubber: Scrubber, text: str) -> str:
     str
         The same object when nothing had to go.
     """
-    if text[:1] not in ("{", "["):
+    if text[:1] not in ("{", "[") or '"' not in text:
         return scrubber.text(text)
     try:
         found = json.loads(text)

@@ -29,7 +29,7 @@ import pandas as pd
 
 from nsightkit.errors import TraceError
 
-__all__ = ["ACTIONS", "STATES", "Snapshot", "from_object", "read"]
+__all__ = ["ACTIONS", "STATES", "Snapshot", "from_object", "plain", "read"]
 
 #: What an event can be. ``free`` is an old spelling of a free that needs no waiting; ``other`` is a newer action.
 ACTIONS = (
@@ -155,6 +155,37 @@ def read(path: str | os.PathLike[str]) -> Snapshot:
         The file is no snapshot, is cut off, or asks for anything but plain data. Nothing in it is run.
     """
     path = Path(path)
+    with _uncollected():
+        found, size = _loaded(path)
+        return _converted(path, found, size)
+
+
+def plain(path: str | os.PathLike[str]) -> Any:
+    """Read a memory snapshot as PyTorch made it, once it is known to be one.
+
+    Parameters
+    ----------
+    path : path-like
+
+    Returns
+    -------
+    dict or list
+        Of numbers, texts and containers.
+
+    Raises
+    ------
+    TraceError
+        As :func:`read`.
+    """
+    path = Path(path)
+    with _uncollected():
+        found, size = _loaded(path)
+        _converted(path, found, size)
+        return found
+
+
+def _loaded(path: Path) -> tuple[Any, int]:
+    """What the file's pickle makes, and the file's size."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -164,20 +195,16 @@ def read(path: str | os.PathLike[str]) -> Snapshot:
     except OSError as error:
         raise TraceError(path, f"cannot be read ({error.strerror or error})", "check its permissions") from error
     _check(path, data)
-    with _uncollected():
-        try:
-            found = _Plain(io.BytesIO(data)).load()
-        except TraceError:
-            raise
-        except MemoryError:
-            raise TraceError(path, "does not fit in memory", "record with a smaller max_entries") from None
-        except Exception as error:
-            raise TraceError(
-                path, f"is not a readable pickle ({_short(error)})", "copy or take the snapshot again"
-            ) from error
-        size = len(data)
-        del data
-        return _converted(path, found, size)
+    try:
+        return _Plain(io.BytesIO(data)).load(), len(data)
+    except TraceError:
+        raise
+    except MemoryError:
+        raise TraceError(path, "does not fit in memory", "record with a smaller max_entries") from None
+    except Exception as error:
+        raise TraceError(
+            path, f"is not a readable pickle ({_short(error)})", "copy or take the snapshot again"
+        ) from error
 
 
 def from_object(snapshot: Any, name: str = "snapshot") -> Snapshot:

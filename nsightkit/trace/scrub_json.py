@@ -1,0 +1,324 @@
+"""Copies of JSON traces without secrets: every other byte stays as it is.
+
+A trace of a gigabyte is read in slices of a few megabytes. Only texts are taken out of them, cleaned and put back:
+numbers, spaces and the order of keys are never touched. Most slices have no secret, and are copied.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from nsightkit.errors import TraceError
+from nsightkit.trace.scrub_ledger import Ledger
+from nsightkit.trace.secrets import Scrubber
+
+__all__ = ["copy_json", "learn_json"]
+
+_GZIP_MAGIC = b"\x1f\x8b"
+_SLICE_BYTES = 4 << 20
+#: A slice is cut between values; a text or an environment longer than this is none.
+_LONGEST_BYTES = 512 << 20
+#: Deflate packs at most a thousand to one; a trace of a profiler packs ten to fifty to one.
+_RATIO, _SMALL_BYTES = 400, 1 << 30
+_REMEDY = "capture or copy it again"
+
+_STRING = re.compile(rb'("[^"\\]*(?:\\.[^"\\]*)*")', re.DOTALL)
+_WORD = re.compile(rb"[A-Za-z_]+")
+_WORDS = frozenset([b"true", b"false", b"null", b"NaN", b"nan", b"Infinity", b"inf", b"infinity", b"e", b"E", b"Inf"])
+_SCALAR = re.compile(rb"\s*:\s*(-?[0-9][0-9.eE+\-]*)")
+_OPENING = re.compile(rb"\s*:\s*[\[{]")
+_LONGEST_KEY = 200
+_REMEMBERED = 500_000
+#: Keys that say something about where a trace was made, and environment variables.
+_TELLING = re.compile(
+    rb'"((?i:host_?name|host|node_?name|computer_?name|user_?name|user|login|logname|login_name|owner|author|cwd|pwd|home'
+    rb'|work(?:ing_)?dir(?:ectory)?|tracename)|[A-Z][A-Z0-9_]*)"\s*:\s*"([^"\\]*(?:\\.[^"\\]*)*)"'
+)
+#: What `tensorboard_trace_handler` calls its files: the host, the process, the time.
+_WORKER = re.compile(r"(?:.*[/\\])?(.+)_\d+\.\d{10,}(?:\.pt)?\.trace\.json(?:\.gz)?")
+
+
+class _Broken(Exception):
+    """The text is no JSON that can be taken apart."""
+
+
+def _read(path: Path) -> Iterator[bytes]:
+    """Slices of the file's text."""
+    packed_bytes = path.stat().st_size
+    with path.open("rb") as file:
+        packed = file.read(2) == _GZIP_MAGIC
+        file.seek(0)
+        stream: BinaryIO = gzip.GzipFile(fileobj=file) if packed else file  # type: ignore[assignment]
+        seen = 0
+        try:
+            while block := stream.read(_SLICE_BYTES):
+                seen += len(block)
+                if packed and seen > _SMALL_BYTES and seen > _RATIO * packed_bytes:
+                    raise TraceError(
+                        path, f"unpacks to more than {_RATIO} times its size", "unpack and look at it first"
+                    )
+                yield block
+        except EOFError as error:
+            raise TraceError(path, "is a truncated gzip file", _REMEDY) from error
+        except (gzip.BadGzipFile, zlib.error) as error:
+            raise TraceError(path, f"is a damaged gzip file ({error})", _REMEDY) from error
+
+
+def _text(raw: bytes) -> str:
+    """What a JSON string says, without its quotes."""
+    if b"\\" in raw:
+        try:
+            found: str = json.loads(b'"' + raw + b'"', strict=False)
+        except ValueError:
+            return raw.decode("utf-8", "surrogateescape")  # an escape that JSON has not
+        else:
+            return found
+    return raw.decode("utf-8", "surrogateescape")
+
+
+def _raw(text: str, like: bytes) -> bytes:
+    """A JSON string, without its quotes."""
+    with_escapes = json.dumps(text, ensure_ascii=False)[1:-1]
+    try:
+        encoded = with_escapes.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # half of a surrogate pair, which only an escape can write
+        return json.dumps(text)[1:-1].encode()
+    return json.dumps(text)[1:-1].encode() if like.isascii() else encoded
+
+
+def learn_json(path: Path, scrubber: Scrubber) -> None:
+    """Learn from a trace where and by whom it was made.
+
+    Parameters
+    ----------
+    path : Path
+    scrubber : Scrubber
+
+    Raises
+    ------
+    TraceError
+        A damaged gzip file.
+    """
+    rest = b""
+    for block in _read(path):
+        some = rest + block
+        for match in _TELLING.finditer(some):
+            _learn(scrubber, match[1].decode(), _text(match[2]))
+        if b"/home" in some or b"Users" in some or b"\\/home" in some or b"homes/" in some:
+            scrubber.learn_from(some.replace(b"\\/", b"/").decode("utf-8", "replace"))
+        if b"\\u0000" in some:
+            for match in _STRING.finditer(some):
+                if b"\\u0000" in match[0]:
+                    scrubber.learn_environment(_text(match[0][1:-1]).split("\x00"))
+        rest = some[-4096:]
+
+
+def _learn(scrubber: Scrubber, key: str, value: str) -> None:
+    lower = key.lower().replace("_", "")
+    if lower == "tracename":
+        found = _WORKER.fullmatch(value)
+        if found:
+            scrubber.learn("host", found[1])
+    elif key.isupper():
+        scrubber.learn_environment({key: value})
+    elif lower in ("hostname", "host", "nodename", "computername"):
+        scrubber.learn("host", value)
+    elif lower in ("username", "user", "login", "logname", "loginname", "owner", "author"):
+        scrubber.learn("user", value)
+    else:
+        scrubber.learn("path", value)
+    scrubber.learn_from(value)
+
+
+def copy_json(path: Path, opened: Callable[[], contextlib.AbstractContextManager[BinaryIO]], ledger: Ledger) -> bool:
+    """Copy a Chrome trace without its secrets.
+
+    Parameters
+    ----------
+    path : Path
+        Only read; gzipped or not.
+    opened : callable
+        Opens the copy for writing, from its beginning.
+    ledger : Ledger
+
+    Returns
+    -------
+    bool
+        Whether it was JSON. What a profiler wrote with unescaped quotes in it is none, and is cleaned as any text: a
+        reader has to say whether it was whole.
+
+    Raises
+    ------
+    TraceError
+        Truncated, or unpacked without end.
+    """
+    learn_json(path, ledger.scrubber)
+    before = ledger.removed.copy()
+    try:
+        with opened() as draft:
+            _Json(path, ledger).copy(draft.write)
+    except _Broken:
+        ledger.removed = before
+    else:
+        return True
+    with opened() as draft:
+        _copy_text(path, draft.write, ledger)
+    return False
+
+
+def _copy_text(path: Path, write: Callable[[bytes], object], ledger: Ledger) -> None:
+    rest = b""
+    for block in _read(path):
+        some = rest + block
+        cut = max(some.rfind(b"\n"), some.rfind(b"},")) + 1
+        if not cut and len(some) < _LONGEST_BYTES:
+            rest = some
+            continue
+        write(_clean_text(some[:cut], ledger))
+        rest = some[cut:]
+    write(_clean_text(rest, ledger))
+
+
+def _clean_text(some: bytes, ledger: Ledger) -> bytes:
+    lines = re.split(rb"(?<=\n)|(?<=\},)", some)
+    return b"".join(
+        ledger.text(line.decode("utf-8", "surrogateescape"), "lines").encode("utf-8", "surrogateescape")
+        for line in lines
+    )
+
+
+class _Json:
+    """One document on its way into another."""
+
+    def __init__(self, path: Path, ledger: Ledger) -> None:
+        self._path, self._ledger = path, ledger
+        self._harmless: set[bytes] = set()
+        self._depth = 0
+        self._opened = b""
+
+    def copy(self, write: Callable[[bytes], object]) -> None:
+        """Clean slice by slice."""
+        rest = b""
+        for block in _read(self._path):
+            if len(rest) > _LONGEST_BYTES:
+                raise _Broken
+            pieces, rest = _cut(_STRING.split(rest + block))
+            done, kept = self._clean(pieces, final=False)
+            write(done)
+            rest = kept + rest
+        done, _ = self._clean(_STRING.split(rest), final=True)
+        write(done)
+        if self._depth and not (self._opened == b"[" and self._depth == 1):  # such a list may lack its end
+            raise TraceError(self._path, "is truncated", _REMEDY)
+
+    def _clean(self, pieces: list[bytes], *, final: bool) -> tuple[bytes, bytes]:
+        """Clean a slice, given as strings and what stands between; what has to wait for the next one comes back too."""
+        self._check(pieces)
+        strings = set(pieces[1::2]) - self._harmless
+        found = {raw for raw in strings if not self._is_harmless(raw)}
+        if len(self._harmless) > _REMEMBERED:
+            self._harmless.clear()
+        self._harmless |= strings - found
+        out, end = self._taken_apart(pieces, final) if found else (pieces, len(pieces))
+        self._count(b"".join(pieces[:end:2]))
+        return b"".join(out), b"".join(pieces[end:])
+
+    def _check(self, pieces: list[bytes]) -> None:
+        between = b" ".join(pieces[::2])
+        if b'"' in between or not _WORDS.issuperset(_WORD.findall(between)):
+            raise _Broken
+
+    def _count(self, between: bytes) -> None:
+        if not self._opened:
+            self._opened = between.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
+        self._depth += between.count(b"{") + between.count(b"[") - between.count(b"}") - between.count(b"]")
+        if self._depth < 0:
+            raise _Broken
+
+    def _is_harmless(self, raw: bytes) -> bool:
+        """Whether a string means nothing, neither by itself nor for what stands behind it."""
+        text, scrubber = _text(raw[1:-1]), self._ledger.scrubber
+        if len(text) <= _LONGEST_KEY and (scrubber.tells(text) or scrubber.is_option(text)):
+            return False
+        return not (scrubber.holds(text) or (text[:1] in "{[" and '"' in text))
+
+    def _taken_apart(self, pieces: list[bytes], final: bool) -> tuple[list[bytes], int]:
+        """Clean a slice string by string. Gives how many of its pieces are done."""
+        out = [pieces[0]]
+        key, flag, telling = "", "", False
+        at = 1
+        while at < len(pieces):
+            raw, behind = pieces[at], pieces[at + 1]
+            is_key, is_value = behind.lstrip()[:1] == b":", pieces[at - 1].rstrip()[-1:] == b":"
+            known = raw in self._harmless
+            if is_key:
+                telling = not known
+            if known and not (telling and is_value) and not flag:
+                key = raw[1:-1].decode("utf-8", "replace") if is_key else key
+                out += [raw, behind]
+                at += 2
+                continue
+            text = _text(raw[1:-1])
+            if is_key:
+                key = text
+                if not self._without_value(pieces, at, key):
+                    if final:
+                        raise TraceError(self._path, "is truncated", _REMEDY)
+                    return out, at
+                new = self._ledger.text(text, "keys")
+            elif is_value:
+                new = self._ledger.keyed(key, text)
+            else:
+                new = self._ledger.argument(flag, text, key or "list")
+            flag = text if pieces[at + 1].strip() == b"," and text.startswith("-") else ""
+            out += [raw if new == text else b'"' + _raw(new, raw) + b'"', pieces[at + 1]]
+            at += 2
+        return out, len(pieces)
+
+    def _without_value(self, pieces: list[bytes], at: int, key: str) -> bool:
+        """Remove what stands behind a key and is no string, if the key says so. False if the slice ends within it."""
+        scrubber, behind = self._ledger.scrubber, pieces[at + 1]
+        opening = _OPENING.match(behind)
+        if opening and scrubber.tells_environment(key):
+            end = _closing(pieces, at + 1, opening.end() - 1)
+            if end is None:
+                return False
+            last, place = end
+            if last > at + 1 or behind[opening.end() : place].strip():
+                self._ledger.note("environment", key)
+                # What goes is balanced: the brackets that stay are those that count.
+                pieces[at + 1 : last + 1] = [behind[: opening.end()] + pieces[last][place:]]
+            return True
+        number = _SCALAR.match(behind)
+        if number and scrubber.tells_secret(key):
+            placeholder = self._ledger.whole("secret", number[1].decode(), key).encode()
+            pieces[at + 1] = behind[: number.start(1)] + b'"' + placeholder + b'"' + behind[number.end(1) :]
+        return True
+
+
+def _closing(pieces: list[bytes], first: int, at: int) -> tuple[int, int] | None:
+    """Piece and place of the bracket that closes the one at a place of a piece."""
+    depth = 0
+    for number in range(first, len(pieces), 2):
+        for match in re.finditer(rb"[\[{\]}]", pieces[number][at if number == first else 0 :]):
+            depth += 1 if match[0] in b"[{" else -1
+            if depth == 0:
+                return number, match.start() + (at if number == first else 0)
+    return None
+
+
+def _cut(pieces: list[bytes]) -> tuple[list[bytes], bytes]:
+    """End a slice behind the last comma or bracket that is in no string; give the rest, too."""
+    for last in range(len(pieces) - 1, -1, -2):
+        between = pieces[last].partition(b'"')[0]  # a string that has no end yet
+        end = max(between.rfind(sign) for sign in (b",", b"]", b"}")) + 1
+        if end:
+            return [*pieces[:last], pieces[last][:end]], b"".join([pieces[last][end:], *pieces[last + 1 :]])
+    return [b""], b"".join(pieces)
