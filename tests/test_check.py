@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -744,7 +745,7 @@ BROKEN: dict[str, tuple[Callable[[str], str | bytes], str]] = {
     "infinite": (lambda text: re.sub(r'"value": [\d.]+', '"value": 1e999', text), "is no number from 0"),
     "long": (lambda text: re.sub(r'"value": [\d.]+', '"value": ' + "9" * 5000, text), "no baseline"),
     "twice": (lambda text: text.replace('"b_ns"', '"a_ns"'), "'a_ns' stands in it twice"),
-    "typing error": (_edit(lambda d: d["metrics"]["a_ns"].update(tolerence=1)), "has 'tolerence', which means nothing"),
+    "typing error": (_edit(lambda d: d["metrics"]["a_ns"].update(tolerances=1)), "has 'tolerances', which means nothing"),
     "lacking": (_edit(lambda d: d["metrics"]["a_ns"].pop("unit")), "lacks unit"),
     "unit": (_edit(lambda d: d["metrics"]["a_ns"].update(unit="s")), "the unit 's'"),
     "direction": (_edit(lambda d: d["metrics"]["a_ns"].update(direction=["up"])), "the direction 'list'"),
@@ -1034,3 +1035,67 @@ def test_nothing_of_the_machine_or_the_user_gets_in(tmp_path: Path, gate: Any, s
     assert "/" not in re.sub(r'"(trace|category|kernel|gap|copies)/[^"]*"', "", text)
     for word in (os.environ.get("HOME", ""), os.uname().nodename):
         assert len(word) < 3 or word not in text
+
+
+# ---------------------------------------------------------------- the job in the documentation
+
+
+JOB = Path(__file__).parents[1] / "docs" / "ci" / "performance-gate.yml"
+#: Stands for the command: `bench` gives the next of some documents, all else is the real thing.
+COMMAND = """#!/bin/sh
+if [ "$1" = bench ]; then
+  for last; do case "$last" in *.json) cp "documents/$last" "$last" ;; esac; done
+else
+  exec "{python}" -m nsightkit "$@"
+fi
+"""
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+@pytest.mark.parametrize(
+    ("slower", "width", "code", "measured"),
+    [(1.0, 0.01, 0, 3), (1.1, 0.01, 1, 3), (1.15, 0.6, 2, 6)],
+    ids=["as ever", "slower", "who can say"],
+)
+def test_the_job_of_the_documentation(slower: float, width: float, code: int, measured: int, tmp_path: Path) -> None:
+    job = pytest.importorskip("yaml").safe_load(JOB.read_text(encoding="utf-8"))
+    steps = {step["name"]: step for step in job["jobs"]["gate"]["steps"] if "name" in step}
+    environment = {
+        "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(Path(nsightkit.__file__).parents[1]),
+        "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md"),
+        **{name: str(value) for name, value in job["env"].items()},
+    }
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "nsightkit").write_text(COMMAND.format(python=sys.executable))
+    (tmp_path / "bin" / "nsightkit").chmod(0o755)
+    (tmp_path / "performance").mkdir()
+
+    def measured_as(slower: float) -> None:
+        (tmp_path / "documents").mkdir(exist_ok=True)
+        for run in range(1, 7):
+            document = bench_document()
+            for row in document["rows"]:
+                row["samples_ns"] = [int(time) for time in spread(1e7 * slower * (1 + run / 1000), 30, width)]
+            (tmp_path / "documents" / f"run-{run}.json").write_text(json.dumps(document))
+
+    def step(name: str) -> subprocess.CompletedProcess[str]:
+        # As a runner does it: `shell: bash` is bash -eo pipefail.
+        command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", steps[name]["run"]]
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+        )
+
+    measured_as(1.0)
+    assert step("Measure").returncode == 0
+    update = step("Update")
+    assert update.returncode == 0, update.stderr
+    assert "--precision bf16" in baselines.read(tmp_path / job["env"]["BASELINE"]).conditions["command"]
+    measured_as(slower)
+    assert step("Measure").returncode == 0
+    done = step("Check")
+    assert done.returncode == code, done.stderr
+    assert len(list(tmp_path.glob("run-*.json"))) == measured
+    summary = (tmp_path / "summary.md").read_text()
+    assert {0: "ok ", 1: "FAILS", 2: "cannot tell"}[code] in summary
+    assert "step_ns" in done.stdout

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import random
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -468,6 +469,69 @@ def test_convert_refuses_what_it_cannot_write(saved: Any, run: Any, tmp_path: Pa
         assert code == 2, out
         one_line(err)
     assert json.loads(run("summary", path, "-f", "json")[1])["kernel_count"] == 3
+
+
+# ---------------------------------------------------------------- a gate
+
+
+def test_a_check_in_every_format(saved: Any, run: Any, tmp_path: Path) -> None:
+    before, after = saved(), saved("more.parquet", names=["one", "two", "three", "four"])
+    held = str(tmp_path / "baseline.json")
+    assert run("check", before, "--baseline", held, "--update")[0] == 0
+    code, out, err = run("check", before, "--baseline", held, "--format", "table")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[0] == "baseline.json · 1 and 1 runs · tolerance 5 %"
+    assert re.search(r"^ok +step/kernel_count +1 +1 +\+0\.0 % +\+5\.0 %$", out, re.MULTILINE)
+
+    document = json.loads(Path(held).read_text())
+    document["metrics"]["step/copied_bytes"] |= {"value": 10, "runs": [[10, 10, 10]]}
+    document["metrics"]["step/lost_ns"] = document["metrics"]["step/time_ns"]
+    Path(held).write_text(json.dumps(document))
+    code, out, err = run("check", after, "--baseline", held, "--format", "table")
+    assert code == 1
+    assert re.search(r"^MISSING +step/lost_ns ", out, re.MULTILINE)
+    assert "not in the baseline: " in out
+    assert one_line(err) == f"nsightkit: the check against {held} failed: step/lost_ns (missing)\n"
+
+    code, out, err = run("check", after, "--baseline", held, "--format", "csv")
+    assert code == 1
+    rows = {row["metric"]: row for row in csv.DictReader(io.StringIO(out))}
+    assert rows["step/lost_ns"]["status"] == "missing"
+    assert rows["step/lost_ns"]["after"] == rows["step/lost_ns"]["ratio"] == ""
+    assert rows["step/copied_bytes"]["status"] == "improvement"
+    assert rows["step/time_ns"]["before"] == "100"
+
+    code, out, _ = run("check", after, "--baseline", held, "--format", "json")
+    answer = json.loads(out)
+    assert code == 1
+    assert [row["metric"] for row in answer["missing"]] == ["step/lost_ns"]
+    assert answer["regressions"] == []
+    assert all(isinstance(row["before"], int) for row in answer["gates"] if row["unit"] == "ns")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--tolerance", "-1"], "--tolerance: -1"),
+        (["--tolerance", "5%"], "--tolerance"),
+        (["--command", "make"], "--update or --add"),
+        (["--last-steps", "0"], "--last-steps: 0"),
+        (["--match", "("], "--match: '('"),
+    ],
+)
+def test_a_check_of_what_cannot_be_checked(
+    arguments: list[str], says: str, saved: Any, run: Any, tmp_path: Path
+) -> None:
+    path, held = saved(), str(tmp_path / "baseline.json")
+    assert run("check", path, "--baseline", held, "--update")[0] == 0
+    before = Path(held).read_bytes()
+    code, out, err = run("check", path, "--baseline", held, *arguments)
+    assert (code, out) == (2, "")
+    assert says in one_line(err)
+    assert Path(held).read_bytes() == before
+    code, _, err = run("check", path)
+    assert code == 2
+    assert "--baseline" in one_line(err)
 
 
 # ---------------------------------------------------------------- this machine

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from . import (
+        baseline,
         calls,
+        check,
         envelope,
         gaps,
         kernels,
@@ -16,10 +18,12 @@ if TYPE_CHECKING:
         memops,
         memory,
         ncu,
+        noise,
         operators,
         overview,
         phases,
         ranges,
+        run_metrics,
         selection,
         sources,
         steps,
@@ -27,7 +31,9 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "baseline",
     "calls",
+    "check",
     "envelope",
     "gaps",
     "kernels",
@@ -35,10 +41,12 @@ __all__ = [
     "memops",
     "memory",
     "ncu",
+    "noise",
     "operators",
     "overview",
     "phases",
     "ranges",
+    "run_metrics",
     "selection",
     "sol",
     "sources",
