@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 __all__ = [
     "TABLE_ROWS",
     "bytes_text",
+    "cell_text",
+    "header_text",
+    "is_text",
     "plain",
     "print_facts",
     "print_rows",
@@ -306,7 +309,15 @@ _WRAPPING = ("check", "found", "remedy", "detail", "notes", "source")
 _NAME_CELLS = 40
 
 
-def _cell(column: str, value: Any) -> str:
+def cell_text(column: str, value: Any) -> str:
+    """Write a value as a table shows it; the column's name says what it is.
+
+    Parameters
+    ----------
+    column : str
+    value : object
+        As :func:`ready` makes it.
+    """
     if column in ("share", "share_of_span") or column.startswith(("mfu_", "sol_")):
         return f"{_percent_text(value):>7}"
     if column in ("start_ns", "end_ns"):
@@ -336,6 +347,26 @@ def _cell(column: str, value: Any) -> str:
     if isinstance(value, list):
         return "; ".join(plain(part) for part in value)
     return plain(value)
+
+
+def header_text(column: str) -> str:
+    """Head a column for people.
+
+    Parameters
+    ----------
+    column : str
+    """
+    return _HEADERS.get(column, column.replace("_", " "))
+
+
+def is_text(column: str) -> bool:
+    """Whether a column holds words, which line up at their left.
+
+    Parameters
+    ----------
+    column : str
+    """
+    return column in (*_LEFT, *_SHRINKING, *_WRAPPING)
 
 
 def _bar(share: float | None) -> str:
@@ -380,12 +411,12 @@ def print_rows(
     if not rows:
         console.print(Text(empty, style="dim"))
         return
-    cells = {c: [_cell(c, row[c]) for row in rows] for c in columns}
+    cells = {c: [cell_text(c, row[c]) for row in rows] for c in columns}
     columns = [c for c in columns if c not in _OPTIONAL or any(cells[c])]
     bars = next((c for c in ("share", "share_of_span") if c in cells and _draws(console)), None)
 
     def width_of(column: str) -> int:
-        header = _HEADERS.get(column, column.replace("_", " "))
+        header = header_text(column)
         bar = _BAR_CELLS + 1 if column == bars else 0
         return max(cell_len(header), *map(cell_len, cells[column])) + 2 + bar
 
@@ -405,9 +436,9 @@ def print_rows(
     widths = _shared(room, {c: width_of(c) for c in shrinking})
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False, header_style="bold")
     for column in kept:
-        left = column in (*_LEFT, *_SHRINKING, *_WRAPPING)
+        left = is_text(column)
         table.add_column(
-            Text(_HEADERS.get(column, column.replace("_", " "))),
+            Text(header_text(column)),
             justify="left" if left else "right",
             no_wrap=column not in _WRAPPING,
             overflow="fold",

@@ -219,6 +219,7 @@
       this.index = 0;
       this.row = 0;
       this.picked = null;
+      this.top = 0; // how far the strip has moved down, to stay in view
       this.pointers = new Map();
 
       const button = (text, label, action) => part("button", { type: "button", ariaLabel: label, title: label, onclick: action }, text);
@@ -252,6 +253,10 @@
 
       this.still = matchMedia("(prefers-reduced-motion: reduce)");
       new ResizeObserver(() => this.redraw()).observe(this.canvas.parentElement);
+      addEventListener("scroll", () => {
+        const [from] = this.inSight();
+        if (from !== this.top || this.box.height > innerHeight) this.redraw();
+      }, { passive: true, capture: true });
       new MutationObserver(() => this.theme()).observe(document.documentElement, { attributes: true });
       matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.theme());
       this.listen();
@@ -426,9 +431,12 @@
       pen.setTransform(ratio, 0, 0, ratio, 0, 0);
       pen.clearRect(0, 0, box.all, box.height);
       pen.textBaseline = "middle";
-      this.drawMap(pen, ratio);
+      const [from, to] = this.inSight();
+      this.top = Math.min(from, Math.max(box.height - MAP - AXIS - 60, 0));
       this.drawAxis(pen);
       for (const [number, row] of this.rows.entries()) {
+        // What is scrolled out of sight is not worth drawing.
+        if (row.top > to || row.top + row.height < from + MAP + AXIS) continue;
         if (row.kind === "heading") {
           pen.font = `600 14px ${this.font}`;
           pen.fillStyle = css(colours.ink);
@@ -452,7 +460,26 @@
         pen.fillText("no events to draw", box.left, MAP + AXIS + 20);
       }
       this.drawPicked(pen);
+      this.drawHead(pen, ratio);
       this.describe();
+    }
+
+    // The part of a tall picture that the reader sees, in its own pixels. All of one that fits.
+    inSight() {
+      const { height } = this.box;
+      if (height <= innerHeight) return [0, height];
+      const { top } = this.canvas.getBoundingClientRect();
+      return [Math.max(-top, 0), Math.min(innerHeight - top, height)];
+    }
+
+    // The strip and the times stay in view while the reader scrolls through the rows.
+    drawHead(pen, ratio) {
+      pen.save();
+      pen.translate(0, this.top);
+      if (this.top) pen.clearRect(0, 0, this.box.all, MAP + AXIS);
+      this.drawMap(pen, ratio);
+      this.drawTimes(pen);
+      pen.restore();
     }
 
     drawLabel(pen, row, number) {
@@ -571,8 +598,9 @@
       }
     }
 
-    drawAxis(pen) {
-      const { box, view, colours } = this;
+    // Where lines stand, and what is written there.
+    ticks() {
+      const { box, view } = this;
       const first = this.traces.length === 1 ? this.traces[0].first : 0;
       const [from, to] = [view.start + first, view.end + first];
       const [scale, unit] = unitOf(Math.max(Math.abs(from), Math.abs(to)) || 1);
@@ -580,21 +608,31 @@
       const power = 10 ** Math.floor(Math.log10(rough));
       const step = Math.max([1, 2, 5, 10].find((k) => k * power >= rough) * power, 1);
       const digits = Math.min(Math.max(0, Math.ceil(Math.log10(scale / step) - 1e-9)), 9);
-      pen.font = `11px ${this.font}`;
-      pen.strokeStyle = css(colours.ink, 0.13);
+      const found = [];
+      for (let k = Math.ceil(from / step); k * step <= to; k++)
+        found.push([box.left + ((k * step - from) / (to - from)) * box.width, `${((k * step) / scale).toFixed(digits)} ${unit}`]);
+      return found;
+    }
+
+    drawAxis(pen) {
+      pen.strokeStyle = css(this.colours.ink, 0.13);
       pen.lineWidth = 1;
-      for (let k = Math.ceil(from / step); k * step <= to; k++) {
-        const x = box.left + ((k * step - from) / (to - from)) * box.width;
+      for (const [x] of this.ticks()) {
         pen.beginPath();
-        pen.moveTo(Math.round(x) + 0.5, MAP + AXIS - 2);
-        pen.lineTo(Math.round(x) + 0.5, box.height);
+        pen.moveTo(Math.round(x) + 0.5, this.top + MAP + AXIS - 2);
+        pen.lineTo(Math.round(x) + 0.5, this.box.height);
         pen.stroke();
-        const text = `${((k * step) / scale).toFixed(digits)} ${unit}`;
+      }
+    }
+
+    drawTimes(pen) {
+      const { box, colours } = this;
+      pen.font = `11px ${this.font}`;
+      pen.fillStyle = css(colours.ink, 0.85);
+      for (const [x, text] of this.ticks()) {
         const half = pen.measureText(text).width / 2;
         // A label that would stick out is moved in.
-        const at = Math.min(Math.max(x - half, box.left), box.all - 2 * half);
-        pen.fillStyle = css(colours.ink, 0.85);
-        pen.fillText(text, at, MAP + AXIS / 2 + 1);
+        pen.fillText(text, Math.min(Math.max(x - half, box.left), box.all - 2 * half), MAP + AXIS / 2 + 1);
       }
     }
 
@@ -659,6 +697,8 @@
         whole ? `Shown: all ${duration(this.span)}` : `Shown: ${duration(end - start)} of ${duration(this.span)}, from ${duration(start + first)}`,
         traces.length > 1 ? ", each trace from its own start" : "",
         this.mode === "rolled" ? "; heights and numbers are shares of time." : ".",
+        ...traces.filter((trace) => trace.left_out).map((trace) =>
+          ` ${traces.length > 1 ? `${trace.label}: ` : ""}${trace.left_out} had less to show and are left out.`),
         merged.length ? ` Neighbouring events shorter than ${duration(Math.max(...merged.map((t) => t.merged)))} are drawn as one, with their number.` : "",
       ].join("");
       if (this.note.textContent !== text) this.note.textContent = text;
@@ -692,7 +732,8 @@
 
     at(x, y) {
       const { box, view } = this;
-      const row = this.rows.findIndex((r) => r.kind !== "heading" && y >= r.top && y < r.top + r.height);
+      const row = y < this.top + MAP + AXIS ? -1
+        : this.rows.findIndex((r) => r.kind !== "heading" && y >= r.top && y < r.top + r.height);
       if (row < 0 || x < box.left) return { row, event: null };
       const perPixel = (view.end - view.start) / box.width;
       const t = view.start + (x - box.left) * perPixel;
@@ -753,6 +794,20 @@
       this.show(found.start - margin, found.end + margin);
     }
 
+    onMap(y) {
+      return y >= this.top && y < this.top + MAP;
+    }
+
+    // For the page around it: shows a moment of a trace, and says what lies there.
+    reveal(number, start, end) {
+      if (this.data.layout !== "stacked" && this.index !== number) this.setTrace(number);
+      const { first } = this.data.traces[number];
+      const margin = Math.max((end - start) * 0.6, LEAST_NS);
+      this.show(start - first - margin, end - first + margin);
+      this.scrollIntoView({ behavior: this.still.matches ? "auto" : "smooth", block: "start" });
+      this.canvas.focus({ preventScroll: true });
+    }
+
     // ---- Hands ---------------------------------------------------------------------------------------------------
 
     listen() {
@@ -767,9 +822,9 @@
         if (event.button) return;
         const [x, y] = place(event);
         canvas.setPointerCapture(event.pointerId);
-        this.pointers.set(event.pointerId, { x, t: timeAt(x), fromX: x, fromY: y, moved: false, onMap: y < MAP });
+        this.pointers.set(event.pointerId, { x, t: timeAt(x), fromX: x, fromY: y, moved: false, onMap: this.onMap(y) });
         cancelAnimationFrame(this.motion);
-        if (y < MAP) this.lookAt(x);
+        if (this.onMap(y)) this.lookAt(x);
       });
 
       canvas.addEventListener("pointermove", (event) => {
@@ -823,7 +878,7 @@
         const [x, y] = place(event);
         const { event: found } = this.at(x, y);
         if (found) this.zoomTo(found);
-        else if (y > MAP) this.zoom(0.25, timeAt(x));
+        else if (!this.onMap(y)) this.zoom(0.25, timeAt(x));
       });
 
       canvas.addEventListener("wheel", (event) => {
@@ -869,6 +924,9 @@
         if (this.rows[row].kind === "heading") continue;
         this.row = row;
         this.picked = null;
+        const y = this.canvas.getBoundingClientRect().top + this.rows[row].top;
+        const out = Math.min(y - MAP - AXIS - 20, 0) || Math.max(y + 60 - innerHeight, 0);
+        if (this.box.height > innerHeight && out) scrollBy(0, out);
         const label = this.rows[row].label || "nested ranges";
         const share = this.rows[row].kind === "share" ? `, ${percent(this.rows[row].share)} of the time shown` : "";
         this.said.replaceChildren(`Row: ${label}${share}. N goes to its next event.`);
@@ -884,7 +942,7 @@
     }
 
     hover(x, y) {
-      const { event: found } = y > MAP + AXIS ? this.at(x, y) : {};
+      const { event: found } = y > this.top + MAP + AXIS ? this.at(x, y) : {};
       this.tip.hidden = !found;
       this.canvas.style.cursor = found ? "pointer" : "";
       if (!found) return;
