@@ -88,6 +88,22 @@ trace = Trace.from_frames({"kernels": pd.DataFrame({"start_ns": [0], "end_ns": [
 """
 
 
+GLOSSARY = """
+A warp waits; Warps wait for `warp`s, as [warps](gallery/index) do. A long wave, not the waveform.
+
+```{glossary}
+warp
+  32 threads.
+
+long wave
+  As many blocks as fit.
+
+wave
+  Some blocks, each a {term}`warp`.
+```
+"""
+
+
 def _site(folder: Path, script: str, index: str = "") -> Path:
     """A site of one landing page and one gallery script."""
     (folder / "docs").mkdir(parents=True)
@@ -111,7 +127,7 @@ def _build(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory) -> Path:
-    index = "From another page: {measured}`01_probe.share:.1%`."
+    index = f"From another page: {{measured}}`01_probe.share:.1%`.\n\n{GLOSSARY}"
     site = _site(tmp_path_factory.mktemp("site"), HEADER + MEASURE + TRACE + FIGURE + LABEL, index)
     done = _build(site, "-E")
     assert done.returncode == 0, done.stderr
@@ -153,6 +169,13 @@ def test_an_edited_page_keeps_the_numbers_of_pages_that_are_not_run_again(built)
     text = (built / "index.html").read_text(encoding="utf-8")
     assert "More." in text
     assert "25.0%" in text
+
+
+def test_the_first_use_of_a_term_leads_to_the_glossary(built):
+    soup = bs4.BeautifulSoup((built / "index.html").read_text(encoding="utf-8"), "html.parser")
+    links = [(link.get_text(), link["href"]) for link in soup.select("a.nsightkit-term")]
+    assert links[:2] == [("warp", "#term-warp"), ("long wave", "#term-long-wave")]
+    assert not [text for text, _ in links if text in {"Warps", "waveform"}]
 
 
 def test_script_and_trace_can_be_downloaded(page, built):

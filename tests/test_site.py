@@ -17,6 +17,7 @@ pytestmark = pytest.mark.site
 
 HTML = Path(os.environ.get("NSIGHTKIT_HTML", Path(__file__).parents[1] / "docs" / "_build" / "html"))
 WEIGHT_BUDGET = int(1.2 * 2**20)
+IMAGE_BUDGET = 300_000
 
 #: Accessibility rules that may fail, and why.
 TOLERATED = {
@@ -128,6 +129,15 @@ def test_weight(browser, site, name):
     with _Visit(browser, site, name, 1280, "light"):
         parts = _Counting.sent.most_common(4)
         assert sum(_Counting.sent.values()) <= WEIGHT_BUDGET, f"bytes sent; the heaviest: {parts}"
+
+
+def test_images_are_light():
+    heavy = {
+        p.relative_to(HTML).as_posix(): p.stat().st_size
+        for p in (HTML / "_images").glob("*")
+        if p.stat().st_size > IMAGE_BUDGET
+    }
+    assert not heavy, f"images of more than {IMAGE_BUDGET:,} bytes"
 
 
 @functools.cache

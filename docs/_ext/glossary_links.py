@@ -19,7 +19,6 @@ _NOT_IN = (
     "guide/glossary",
     "guide/cheat_sheet",
     "gallery/index",
-    "index",
 )
 _NOT_INSIDE = (
     nodes.reference,

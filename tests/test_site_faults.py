@@ -1,0 +1,89 @@
+"""The checks of the site find what they look for: a small site with one fault of each kind, and one without."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.site
+for _needed in ("bs4", "playwright", "axe_playwright_python"):
+    pytest.importorskip(_needed)
+
+HEAD = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>A page</title>
+<meta name="viewport" content="width=device-width">
+<script>
+  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+  document.documentElement.dataset.theme = dark ? "dark" : "light";
+</script>
+<style>body { margin: 1rem; font: 16px sans-serif } [data-theme=dark] body { background: #111; color: #eee }
+[data-theme=dark] a { color: #8cf }</style></head><body><main><h1 id="top">A page</h1>
+<p>Some words, and <a href="#top">a link</a>.</p>
+"""
+TAIL = "</main></body></html>"
+
+#: Page: what is planted in it, and the tests that must see it; no other may fail.
+FAULTS = {
+    "index": ("", ()),
+    "contrast": ('<p style="color: #777; background: #888">unreadable</p>', ("page light", "page dark")),
+    "contrast-in-the-dark": (
+        '<style>[data-theme=dark] .x { color: #333; background: #222 }</style><p class="x">unreadable</p>',
+        ("page dark",),
+    ),
+    "console-error": ("<script>console.error('no')</script>", ("page light", "page dark")),
+    "exception": ("<script>undefined_function()</script>", ("page light", "page dark")),
+    "outside-request": ('<script src="https://example.org/x.js"></script>', ("page light", "page dark")),
+    "overflow-on-a-phone": ('<div style="width: 700px">wide</div>', ("page narrow",)),
+    "weight": ("<!-- " + "x" * 1_300_000 + " -->", ("weight",)),
+    "no-alternative-text": ('<img src="small.png">', ("page light", "page dark", "images_say_what_they_show")),
+    "broken-link": ('<p><a href="absent.html">there</a></p>', ("links",)),
+    "broken-anchor": ('<p><a href="#absent">there</a></p>', ("links",)),
+}
+_PNG = bytes.fromhex(
+    "89504e470d0a1a0a0000000d49484452000000010000000108060000001f15c4890000000d49444154789c63000100000500010d0a2db4"
+    "0000000049454e44ae426082"
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def failed(browser, tmp_path_factory) -> set[str]:
+    """The tests that fail on a site with a page for each fault."""
+    del browser  # without one there is nothing to see with
+    site = tmp_path_factory.mktemp("site")
+    for name, (planted, _) in FAULTS.items():
+        (site / f"{name}.html").write_text(HEAD + planted + TAIL, encoding="utf-8")
+    (site / "small.png").write_bytes(_PNG)
+    (site / "_images").mkdir()
+    (site / "_images" / "figure.png").write_bytes(_PNG + bytes(400_000))
+    tests = Path(__file__).with_name("test_site.py")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-m", "site", "-q", "-p", "no:cacheprovider", "-rf", str(tests)],
+        check=False,
+        cwd=tests.parents[1],
+        env={**os.environ, "NSIGHTKIT_HTML": str(site)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert " passed" in done.stdout, done.stdout + done.stderr
+    return set(re.findall(r"^FAILED \S*::test_(\w+(?:\[[^\]]*\])?)", done.stdout, flags=re.MULTILINE))
+
+
+@pytest.mark.parametrize("page", FAULTS)
+def test_a_planted_fault_is_found_and_nothing_else(failed, page):
+    kinds = {
+        "page light": {f"page[1280-light-{page}.html]", f"page[360-light-{page}.html]"},
+        "page dark": {f"page[1280-dark-{page}.html]", f"page[360-dark-{page}.html]"},
+        "page narrow": {f"page[360-light-{page}.html]", f"page[360-dark-{page}.html]"},
+    }
+    wanted = set().union(*(kinds.get(kind, {f"{kind}[{page}.html]"}) for kind in FAULTS[page][1]))
+    assert {name for name in failed if name.endswith((f"-{page}.html]", f"[{page}.html]"))} == wanted
+
+
+def test_a_heavy_image_is_found(failed):
+    assert "images_are_light" in failed
