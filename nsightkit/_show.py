@@ -285,6 +285,7 @@ _HEADERS = {
     "sol_datasheet": "of datasheet",
     "sol_measured": "of ceiling",
     "time_ns": "time",
+    "duration_ns": "duration",
     "sm_pct": "SM",
     "memory_pct": "memory",
     "dram_pct": "DRAM",

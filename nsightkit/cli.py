@@ -1017,6 +1017,44 @@ def convert(
     )
 
 
+@app.command(rich_help_panel=_READING)
+def report(
+    traces: Annotated[
+        list[Path], typer.Argument(metavar="TRACE...", help="Traces of any kind; several lie side by side.")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE.html", help="The page to write.")],
+    *,
+    title: Annotated[str | None, typer.Option("--title", metavar="TEXT", help="What the page is called.")] = None,
+    device: DeviceOpt = None,
+    within: WithinOpt = None,
+    time: TimeOpt = None,
+    last_steps: LastStepsOpt = None,
+    no_cache: NoCacheOpt = False,
+    format: FormatOpt = None,  # noqa: A002
+) -> None:
+    """Write one HTML file to send: the answer, the tables and a timeline of one or more traces, without secrets."""
+    if output.suffix.lower() not in (".html", ".htm"):
+        raise UsageError(f"{output}: the page's name must end in .html")
+    if not output.absolute().parent.is_dir():
+        raise UsageError(f"{output}: its folder does not exist; make it first")
+    select = {"device": device, "within": within, "time": time, "last_steps": last_steps, "no_cache": no_cache}
+    sessions = [_Session(path, format=format, **select) for path in traces]  # type: ignore[arg-type]
+    for session in sessions:
+        if output.exists() and session.path.exists() and output.samefile(session.path):
+            raise UsageError(f"{output}: the page would replace a trace; give another name")
+    opened = [_whole(session, session.path) for session in sessions]
+    names = ", ".join(path.name for path in traces)
+    with _progress(f"writing {output.name}"), _naming(traces[0] if len(traces) == 1 else Path(names)):
+        from nsightkit import report as page
+
+        size = page.write(page.labelled(opened), output, title=title, selection=" ".join(sessions[0].selection))
+    _emit(
+        format,
+        {"traces": [str(path) for path in traces], "out": str(output), "bytes": size},
+        lambda console: console.print(_one_line(output)),
+    )
+
+
 # ---------------------------------------------------------------- commands on this machine
 
 

@@ -247,7 +247,7 @@ def test_hostile_names_stay_text():
 
 
 def test_the_program_can_stand_in_a_script_element():
-    program = _packing._program()
+    program = _packing.program()
     for never in ("</script", "<!--", "innerHTML", "eval(", "http://", "https://", "fetch("):
         assert never not in program
 
@@ -332,7 +332,7 @@ def test_the_static_figure_is_in_the_pages_ink(trace):
     assert (
         repr(shown) == f"<InteractiveTimeline of 1 trace: {shown.events:,} events, {shown.data_bytes / 1000:,.0f} kB>"
     )
-    assert shown._repr_html_() == text + f"<script>\n{_packing._program()}</script>"
+    assert shown._repr_html_() == text + f"<script>\n{_packing.program()}</script>"
 
 
 @pytest.mark.parametrize("page", ["#ffffff", "#14181e"])

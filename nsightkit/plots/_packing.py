@@ -505,17 +505,18 @@ class InteractiveTimeline:
         str
             Without scripts it shows the static figures, which are part of it.
         """
-        program = f"<script>\n{_program()}</script>" if script else ""
+        viewer = f"<script>\n{program()}</script>" if script else ""
         return (
             f"<nsightkit-timeline>{self._fallback}"
-            f'<script type="text/plain">{self._data}</script></nsightkit-timeline>{program}'
+            f'<script type="text/plain">{self._data}</script></nsightkit-timeline>{viewer}'
         )
 
     def _repr_html_(self) -> str:
         return self.html()
 
 
-def _program() -> str:
+def program() -> str:
+    """Read the viewer, without what only a reader of its source needs."""
     lines = (files("nsightkit.plots") / "timeline.js").read_text(encoding="utf-8").splitlines()
     # Comments and indentation are for those who read the source, not for every page that carries it.
     bare = (line.strip() for line in lines)

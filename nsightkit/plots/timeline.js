@@ -259,6 +259,12 @@
       }, { passive: true, capture: true });
       new MutationObserver(() => this.theme()).observe(document.documentElement, { attributes: true });
       matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.theme());
+      for (const [event, on] of [["beforeprint", true], ["afterprint", false]])
+        addEventListener(event, () => {
+          this.printing = on;
+          this.theme(); // paper is white
+          this.draw();
+        });
       this.listen();
       this.theme();
       this.arrange();
@@ -467,7 +473,7 @@
     // The part of a tall picture that the reader sees, in its own pixels. All of one that fits.
     inSight() {
       const { height } = this.box;
-      if (height <= innerHeight) return [0, height];
+      if (height <= innerHeight || this.printing) return [0, height];
       const { top } = this.canvas.getBoundingClientRect();
       return [Math.max(-top, 0), Math.min(innerHeight - top, height)];
     }

@@ -1,0 +1,70 @@
+"""HTML from parts, where text is escaped unless it was made here."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable
+from typing import Any
+
+from nsightkit._show import plain
+
+__all__ = ["Markup", "shown", "tag"]
+
+#: Longest text of a trace in one place; kernels fused by a compiler have been seen with 3,000 characters.
+_LONGEST = 400
+_VOID = frozenset({"meta"})
+
+
+class Markup(str):
+    """Text that is HTML already."""
+
+    __slots__ = ()
+
+
+def shown(text: object, longest: int = _LONGEST) -> str:
+    """Make text from a trace fit to be shown: on one line, without what cannot be seen, not endless.
+
+    Parameters
+    ----------
+    text : object
+    longest : int
+    """
+    line = plain(str(text)[: 4 * longest])
+    return line if len(line) <= longest else f"{line[: longest - 1]}…"
+
+
+def tag(name: str, *children: object, **attributes: Any) -> Markup:
+    """Make an element.
+
+    Parameters
+    ----------
+    name : str
+    *children : object
+        Markup goes in as it is, a list or an iterator of children one by one, nothing for None; the rest is text.
+    **attributes
+        ``class_`` and ``for_`` stand for names that Python takes, ``data_v`` for ``data-v``; None and False leave an
+        attribute away, True gives it no value.
+    """
+    opened = [name]
+    for key, value in attributes.items():
+        label = key.rstrip("_").replace("_", "-")
+        if value is True:
+            opened.append(label)
+        elif value is not None and value is not False:
+            opened.append(f'{label}="{html.escape(str(value), quote=True)}"')
+    start = f"<{' '.join(opened)}>"
+    return Markup(start if name in _VOID else f"{start}{_inner(children)}</{name}>")
+
+
+def _inner(children: Iterable[object]) -> str:
+    parts = []
+    for child in children:
+        if isinstance(child, Markup):
+            parts.append(str(child))
+        elif isinstance(child, str):
+            parts.append(html.escape(child, quote=True))
+        elif isinstance(child, Iterable):
+            parts.append(_inner(child))
+        elif child is not None:
+            parts.append(html.escape(str(child), quote=True))
+    return "".join(parts)

@@ -1,0 +1,411 @@
+"""The page of a report: what it opens with, what lies around its tables, and how it becomes a file."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import pandas as pd
+
+from nsightkit import __version__
+from nsightkit._show import bytes_text, time_text
+from nsightkit.analysis import gaps, overview, verdict
+from nsightkit.errors import UsageError
+from nsightkit.plots._base import CATEGORY_COLOURS, CAUSE_COLOURS, DARK_GREY
+from nsightkit.plots._packing import InteractiveTimeline, pack, program
+from nsightkit.report._html import Markup, shown, tag
+from nsightkit.report._tables import SECTIONS, Section, draw, letters, source_line
+from nsightkit.trace.files import replacing
+from nsightkit.trace.model import GPU_TABLES, Trace
+from nsightkit.trace.scrub import clean, clean_text
+
+__all__ = ["html", "labelled", "write"]
+
+#: What a mail server lets through unasked, and a browser opens at once.
+_MOST_BYTES = 4_900_000
+#: However much the tables take, a timeline has this.
+_LEAST_TIMELINE = 1_000_000
+#: Rows of the timeline, of all traces together: nesting levels of a thread, streams, threads.
+_LEVELS, _STREAMS, _THREADS = 12, 32, 24
+#: Gaps that the timeline draws, the longest ones; launching a kernel leaves one that nobody wants to see.
+_MOST_GAPS = 20_000
+_NOT_ENOUGH = "not-enough-data"
+_ENDINGS = re.compile(r"(\.pt)?(\.trace)?(\.json(\.gz)?|\.sqlite|\.nsys-rep|\.parquet|_pqtdir)$")
+
+#: What an answer says, before its evidence.
+_SAID = {
+    "profiler": "The profiler itself took the time",
+    "input-pipeline": "The GPU waited for data",
+    "synchronization": "The CPU waited for the GPU instead of giving it more work",
+    "memory-transfer": "Kernels waited for copies",
+    "launch-overhead": "The GPU waited for the next launch",
+    "cpu-work": "Other work on the CPU kept the GPU waiting",
+    "unknown": "The GPU was idle, and the trace does not say why",
+    "compute-bound": "The GPU was busy with arithmetic",
+    "memory-bound": "The GPU was busy moving data in its memory",
+    _NOT_ENOUGH: "The trace does not say what held the run back",
+    "communication": "The GPUs were busy exchanging data",
+    "imbalance": "GPUs waited for slower ones",
+}
+_FOOT = "This file needs no network. Paths, hosts, users and tokens in names were replaced."
+#: What a part of the bar is called where it is no bottleneck's name.
+_PARTS = {
+    "compute-bound": "busy: arithmetic",
+    "memory-bound": "busy: memory",
+    _NOT_ENOUGH: "busy: other kernels",
+    "communication": "busy: communication",
+    "imbalance": "waiting for slower GPUs",
+    "memory-transfer": "copies that nothing overlaps",
+}
+_COLOURS = {
+    **CAUSE_COLOURS,
+    "compute-bound": "#1d5c93",
+    "memory-bound": "#5f8596",
+    _NOT_ENOUGH: DARK_GREY,
+    "communication": CATEGORY_COLOURS["communication"],
+    "imbalance": "#7a6fd0",
+    "profiler": "#0f8fa8",
+}
+
+
+def labelled(traces: Iterable[Trace]) -> dict[str, Trace]:
+    """Call each trace by its file, without the endings that say what kind of file it is.
+
+    Parameters
+    ----------
+    traces : iterable of Trace
+
+    Returns
+    -------
+    dict of str to Trace
+    """
+    traces = list(traces)
+    names = [_ENDINGS.sub("", Path(trace.path).name) if trace.path else "trace" for trace in traces]
+    return dict(zip(_distinct(names), traces, strict=True))
+
+
+def write(
+    traces: Trace | Mapping[str, Trace],
+    path: str | os.PathLike[str],
+    *,
+    title: str | None = None,
+    selection: str = "",
+) -> int:
+    """Write a report.
+
+    Parameters
+    ----------
+    traces : Trace or mapping of str to Trace
+        What to show, by label.
+    path : path-like
+        An existing file is replaced, unless it is one of the traces. The file appears only when it is whole.
+    title, selection : str, optional
+        As in :func:`html`.
+
+    Returns
+    -------
+    int
+        Size of the file in bytes.
+
+    Raises
+    ------
+    UsageError
+        No trace, or `path` is one of the traces, or cannot be written.
+    """
+    path = Path(path)
+    several = _by_label(traces)
+    for trace in several.values():
+        if trace.path is not None and path.exists() and Path(trace.path).exists() and path.samefile(trace.path):
+            raise UsageError(f"{path} is a trace itself; give another name for the report")
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder; give the report a file name")
+    page = html(several, title=title, selection=selection).encode("utf-8", "replace")
+    try:
+        with replacing(path) as file:
+            file.write(page)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written ({error.strerror or error})") from error
+    return len(page)
+
+
+def html(traces: Trace | Mapping[str, Trace], *, title: str | None = None, selection: str = "") -> str:
+    """Make a report of one or more traces.
+
+    Parameters
+    ----------
+    traces : Trace or mapping of str to Trace
+        What to show, by label; several lie side by side.
+    title : str, optional
+        Default: the label.
+    selection : str, optional
+        What was chosen of the traces, for a reader.
+
+    Returns
+    -------
+    str
+        A whole HTML document. It holds no secret that the traces hold (:func:`nsightkit.trace.scrub.clean`).
+
+    Raises
+    ------
+    UsageError
+        No trace.
+    """
+    several = _by_label(traces)
+    labels = _distinct([clean_text(trace, label) for label, trace in several.items()])
+    page = _Page({label: clean(trace) for label, trace in zip(labels, several.values(), strict=True)}, title, selection)
+    return page.document()
+
+
+def _by_label(traces: Trace | Mapping[str, Trace]) -> dict[str, Trace]:
+    several = labelled([traces]) if isinstance(traces, Trace) else dict(traces)
+    if not several:
+        raise UsageError("a report needs a trace")
+    return several
+
+
+def _distinct(labels: Sequence[str]) -> list[str]:
+    taken: dict[str, int] = {}
+    out = []
+    for number, label in enumerate(labels, 1):
+        name = shown(label, 80) or f"trace {number}"
+        taken[name] = taken.get(name, 0) + 1
+        out.append(name if taken[name] == 1 else f"{name} ({taken[name]})")
+    return out
+
+
+class _Page:
+    """One report on its way."""
+
+    def __init__(self, traces: Mapping[str, Trace], title: str | None, selection: str) -> None:
+        self.selection = shown(selection)
+        self.traces = traces
+        self.several = len(traces) > 1
+        default = (
+            f"GPU profiles: {len(traces)} traces side by side" if self.several else f"GPU profile: {next(iter(traces))}"
+        )
+        self.title = shown(title, 160) if title else default
+        self.letters = letters(traces)
+        self.sources = {label: _source(trace) for label, trace in self.traces.items()}
+        self.figures = {label: overview.summary(trace) for label, trace in self.traces.items()}
+
+    def document(self) -> str:
+        """The page as text."""
+        sections = [("answer", "Answer", self._answers()), ("summary", "Summary", self._summary())]
+        tables = []
+        for section in SECTIONS:
+            drawn = draw(section, {label: _ask(section, trace) for label, trace in self.traces.items()}, self.sources)
+            if drawn is not None:
+                tables.append((section.name, section.title, drawn))
+        rest = sum(len(drawn.encode("utf-8", "replace")) for _, _, drawn in (*sections, *tables))
+        timeline = self._timeline(max(_MOST_BYTES - rest - 120_000, _LEAST_TIMELINE))
+        sections += [("timeline", "Timeline", self._stage(timeline)), *tables]
+        links = [tag("li", tag("a", title, href=f"#{name}")) for name, title, _ in sections]
+        style, script, viewer = (_resource("report.css"), _resource("report.js"), program())
+        return Template(_resource("page.html")).substitute(
+            policy=_policy(style, (viewer, script)),
+            title=tag("title", self.title),
+            style=style,
+            head=tag("h1", self.title) + self._origins(),
+            links="".join(links),
+            main="".join(drawn for _, _, drawn in sections),
+            foot=tag("p", f"Made by nsightkit {__version__}. {_FOOT}"),
+            viewer=viewer,
+            script=script,
+        )  # fmt: skip
+
+    # --- what it opens with ---
+
+    def _origins(self) -> Markup:
+        lines = [tag("li", self._lettered(label, tag("strong", label)), f" · {self.sources[label]}")
+                 for label in self.traces]  # fmt: skip
+        if self.selection:
+            lines.append(tag("li", "Only a part of what was recorded: ", tag("code", self.selection)))
+        return tag("ul", lines, class_="origins")
+
+    def _lettered(self, label: str, text: str) -> list[str]:
+        return [tag("span", self.letters[label], class_="letter"), text] if self.several else [text]
+
+    def _answers(self) -> Markup:
+        cards = [self._answer(label, trace) for label, trace in self.traces.items()]
+        return tag("section", tag("h2", "Answer", id="h-answer"), tag("div", cards, class_="cards"), id="answer",
+                   aria_labelledby="h-answer")  # fmt: skip
+
+    def _answer(self, label: str, trace: Trace) -> Markup:
+        found = verdict.summary(trace)
+        name, share = str(found["bottleneck"]), found["share_of_span"]
+        amount = "" if share is None else f", {_percent(share)} of the time"
+        facts = [tag("span", name, class_="chip"), f" confidence: {found['confidence']}"]
+        if found["best_case_speedup"]:
+            facts.append(f" · removing all of it gives at most {found['best_case_speedup']:.2f}x")
+        lists = [
+            (title, found[key])
+            for title, key in (("Evidence", "evidence"), ("What speaks against it", "against"),
+                               ("What to do next", "next_steps"))
+            if found[key]
+        ]  # fmt: skip
+        level = "h4" if self.several else "h3"
+        return tag(
+            "article",
+            tag("h3", self._lettered(label, label)) if self.several else None,
+            tag("p", _SAID.get(name, name) + amount, class_="headline"),
+            tag("p", facts, class_="facts"),
+            self._bar([*found["busy"], *found["candidates"]], self.sources[label]),
+            [[tag(level, title), tag("ul", [tag("li", shown(text, 600)) for text in texts])] for title, texts in lists],
+        )
+
+    def _bar(self, parts: Sequence[Mapping[str, Any]], source: str) -> Markup | None:
+        """Where the span went, as one bar; each moment of each device counts once."""
+        if not parts:
+            return None
+        rects, legend, at = [], [], 0.0
+        for part in parts:
+            name, share = str(part["bottleneck"]), float(part["share_of_span"])
+            busy = name in _PARTS
+            rects.append(tag("rect", x=f"{100 * at:.3f}%", width=f"{100 * share:.3f}%", height="100%",
+                             fill=_COLOURS.get(name, DARK_GREY)))  # fmt: skip
+            patch = tag("svg", tag("rect", width="100%", height="100%", fill=_COLOURS.get(name, DARK_GREY)),
+                        class_="patch", aria_hidden="true", focusable="false")  # fmt: skip
+            legend.append(tag("li", patch, f"{_PARTS[name] if busy else f'idle: {name}'} ",
+                              tag("b", _percent(share))))  # fmt: skip
+            at += share
+        drawn = tag("svg", rects, class_="span", role="img", aria_label="Shares of the span; the list below names them",
+                    preserveAspectRatio="none")  # fmt: skip
+        text = f"Where the time between the first and the last GPU operation went. {source}"
+        return tag("figure", drawn, tag("ul", legend, class_="legend"), tag("figcaption", text))
+
+    def _summary(self) -> Markup:
+        rows = []
+        for title, of in _FIGURES:
+            values = [of(trace, self.figures[label]) for label, trace in self.traces.items()]
+            rows.append(tag("tr", tag("th", title, scope="row"), [tag("td", shown(v, 600)) for v in values]))
+        head = tag("tr", tag("td"), [tag("th", self._lettered(label, label), scope="col") for label in self.traces])
+        table = tag("table", tag("caption", "Summary"),
+                    tag("thead", head) if self.several else None, tag("tbody", rows), class_="facts-table")  # fmt: skip
+        scrolled = tag("div", table, class_="scroll", role="region", tabindex=0, aria_label="Table: Summary")
+        return tag("section", tag("h2", "Summary", id="h-summary"), scrolled, source_line(self.sources, self.letters),
+                   id="summary", aria_labelledby="h-summary")  # fmt: skip
+
+    # --- the timeline ---
+
+    def _timeline(self, most_bytes: int) -> InteractiveTimeline:
+        idle, said = {}, []
+        for label, trace in self.traces.items():
+            found = gaps.causes(trace)
+            idle[label] = found.loc[(found["end_ns"] - found["start_ns"]).nlargest(_MOST_GAPS).index.sort_values()]
+            counts = [f"{trace.size(table):,} {table}" for table in (*GPU_TABLES, "ranges", "ops", "calls")
+                      if trace.size(table)]  # fmt: skip
+            said.append(f"Timeline of {label}: {', '.join(counts) or 'no events'}. The tables say the same in numbers.")
+        many = len(self.traces)
+        return pack(
+            self.traces,
+            said=said,
+            fallback=tag("p", "The timeline needs scripts; the tables do not."),
+            title="Timeline",
+            view="raw",
+            layout="stacked",
+            most_bytes=most_bytes,
+            levels=max(_LEVELS // many, 3),
+            most_streams=max(_STREAMS // many, 4),
+            most_threads=max(_THREADS // many, 3),
+            idle=idle,
+        )
+
+    def _stage(self, timeline: InteractiveTimeline) -> Markup:
+        lead = ("Everything the trace holds, above each other on one axis" if not self.several else
+                "The traces above each other on one axis, each from its own start") + (
+                ": CPU threads with their ranges, operators and CUDA calls, GPU streams, and the GPU's idle time by "
+                "its cause. Rolled up, each kind of work has a row with its share of the time shown.")  # fmt: skip
+        below = source_line(self.sources, self.letters, "figcaption")
+        figure = tag("figure", Markup(timeline.html(script=False)), below)
+        return tag("section", tag("h2", "Timeline", id="h-timeline"), tag("p", lead, class_="lead"), figure,
+                   id="timeline", aria_labelledby="h-timeline")  # fmt: skip
+
+
+def _ask(section: Section, trace: Trace) -> pd.DataFrame | None:
+    """The answer; None where the trace does not hold what the question needs."""
+    if not all(trace.recorded(table) for table in section.needs):
+        return None
+    try:
+        return section.ask(trace)
+    except UsageError:
+        return None  # no datasheet of a card that the trace does not name
+
+
+def _source(trace: Trace) -> str:
+    """Say where a trace is from, and what is not in it: what each figure carries."""
+    names = list(dict.fromkeys(gpu.name for gpu in trace.meta.gpus if gpu.name))
+    devices = len({gpu.device for gpu in trace.meta.gpus})
+    card = " and ".join(names) or "GPU not named"
+    tool = f"{trace.meta.tool} {trace.meta.tool_version or ''}".strip()
+    missing = ", ".join(trace.meta.missing)
+    parts = [f"{devices} x {card}" if devices > 1 and len(names) == 1 else card, tool]
+    parts.append(f"not recorded: {missing}" if missing else "all kinds of events were recorded")
+    return shown(" · ".join(parts), 300)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %" if share >= 0.001 else "< 0.1 %"
+
+
+def _amount(key: str, of: str | None = "span_ns") -> Any:
+    def text(_: Trace, figures: Mapping[str, Any]) -> str:
+        value = figures[key]
+        if value is None:
+            return "not recorded"
+        whole = figures[of] if of else None
+        return time_text(value) + (f" ({100 * value / whole:.1f} %)" if whole else "")
+
+    return text
+
+
+def _counted(_: Trace, figures: Mapping[str, Any]) -> str:
+    count = figures["kernel_count"]
+    return "not recorded" if count is None else f"{count:,}, together {time_text(figures['kernel_ns'])}"
+
+
+def _gpus(trace: Trace, _: Mapping[str, Any]) -> str:
+    cards: Counter[str] = Counter()
+    for gpu in trace.meta.gpus:
+        memory = f", {bytes_text(gpu.memory_bytes)}" if gpu.memory_bytes else ""
+        units = f", {gpu.sm_count} SMs" if gpu.sm_count else ""
+        cards[f"{gpu.name or 'not named'}{memory}{units}"] += 1
+    return "; ".join(card if count == 1 else f"{count} x {card}" for card, count in cards.items()) or "not named"
+
+
+_FIGURES: tuple[tuple[str, Any], ...] = (
+    ("GPU", _gpus),
+    ("recorded by", lambda trace, _: f"{trace.meta.tool} {trace.meta.tool_version or ''}".strip()),
+    ("span of GPU work", _amount("span_ns", None)),
+    ("GPU busy", _amount("busy_ns")),
+    ("GPU idle", _amount("idle_ns")),
+    ("kernels", _counted),
+    ("copies and memsets, summed", _amount("memop_ns", None)),
+    ("CUDA graphs, summed", _amount("graph_ns", None)),
+    ("captured before / after", lambda _, f: "-" if f["lead_ns"] is None else
+     f"{time_text(f['lead_ns'])} / {time_text(f['tail_ns'])}"),
+    ("not recorded", lambda trace, _: ", ".join(trace.meta.missing) or "all kinds of events were recorded"),
+    ("remarks", lambda trace, _: " ".join(trace.meta.notes) or "none"),
+)  # fmt: skip
+
+
+def _resource(name: str) -> str:
+    return (files("nsightkit.report") / name).read_text(encoding="utf-8")
+
+
+def _policy(style: str, scripts: Sequence[str]) -> str:
+    """Let the page run what it was made with, and nothing that somebody's trace might smuggle in."""
+
+    def digest(text: str) -> str:
+        return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+    allowed = " ".join(digest(script) for script in scripts)
+    never = "img-src data:; base-uri 'none'; form-action 'none'"
+    return f"default-src 'none'; script-src {allowed}; style-src {digest(style)}; {never}"

@@ -1,0 +1,386 @@
+"""The tables of a report: which questions it asks, and how an answer about several traces is laid side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import pandas as pd
+
+from nsightkit._show import cell_text, header_text, is_text, rows_of
+from nsightkit.analysis import calls, gaps, intervals, kernels, memops, ranges, sol, steps
+from nsightkit.report._html import Markup, shown, tag
+from nsightkit.trace.model import Trace
+
+__all__ = ["SECTIONS", "Section", "draw", "letters", "source_line"]
+
+#: Rows of a table; the rest is summed up in a line below it.
+_MOST_ROWS = 500
+#: Rows that are there before a reader asks for the others.
+_FIRST_ROWS = 12
+_LONGEST_GAPS = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """A question, and how its answer is shown.
+
+    Attributes
+    ----------
+    name : str
+        Of the section within the page.
+    title, lead : str
+        What it is about, and how to read it.
+    needs : tuple of str
+        Tables without which the question has no answer.
+    ask : callable
+        Of a trace; a frame whose columns are those of the command of that name.
+    keys : tuple of str
+        Columns that say what a row is about; rows of several traces meet by them. None: each trace has its own table.
+    compared : tuple of str
+        Columns that have a column a trace where there are several.
+    hidden : tuple of str
+        Columns that say the same in each row, or are for programs.
+    by : str
+        The column whose largest values come first where traces are compared.
+    empty : str
+        What to say where there are no rows; "" leaves the section away.
+    place : bool
+        Rows have a time that the timeline can show.
+    rest : str
+        The column that is summed over the rows that are left out.
+    """
+
+    name: str
+    title: str
+    lead: str
+    needs: tuple[str, ...]
+    ask: Callable[[Trace], pd.DataFrame]
+    keys: tuple[str, ...] = ()
+    compared: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()
+    by: str = "total_ns"
+    empty: str = "none"
+    place: bool = False
+    rest: str = "total_ns"
+
+
+def _longest_gaps(trace: Trace) -> pd.DataFrame:
+    lengths = intervals.idle_gaps(trace)
+    lasting = (lengths["end_ns"] - lengths["start_ns"]).nlargest(_LONGEST_GAPS)
+    if not len(lasting):
+        return pd.DataFrame(columns=["start_ns", "duration_ns", "device", "cause", "evidence"])
+    found = gaps.find(trace, min_ns=int(lasting.min())).nlargest(_LONGEST_GAPS, "duration_ns")
+    return found[["start_ns", "duration_ns", "device", "cause", "evidence", "end_ns"]]
+
+
+def _steps(trace: Trace) -> pd.DataFrame:
+    found = steps.summary(trace)
+    return found.assign(end_ns=found["start_ns"] + found["wall_ns"])
+
+
+SECTIONS = (
+    Section(
+        "idle",
+        "Why the GPU was idle",
+        "An idle gap is time in which no kernel, copy or graph ran on the device. Each gap has one cause, so the "
+        "causes add up to the idle time.",
+        ("kernels",),
+        gaps.summary,
+        ("cause",),
+        ("total_ns", "share_of_span", "count"),
+        empty="The GPU was never idle between its first and its last operation.",
+    ),
+    Section(
+        "gaps",
+        "The longest gaps",
+        "What the CPU was doing while the GPU had nothing to do, and the operation that ended the gap.",
+        ("kernels",),
+        _longest_gaps,
+        hidden=("end_ns",),
+        empty="The GPU was never idle between its first and its last operation.",
+        place=True,
+        rest="duration_ns",
+    ),
+    Section(
+        "categories",
+        "Kernels by kind of work",
+        "What kernels were built for, by their names. Times are summed, so kernels that overlap count each in full; "
+        "the share is of all kernel time.",
+        ("kernels",),
+        lambda trace: kernels.summary(trace, by="category"),
+        ("name",),
+        ("total_ns", "share", "count"),
+        hidden=("category",),
+        empty="No kernels ran.",
+    ),
+    Section(
+        "kernels",
+        "Kernels by name",
+        "Where the GPU's time went. A kernel's mean above its median points at a few long launches.",
+        ("kernels",),
+        kernels.summary,
+        ("name", "category"),
+        ("total_ns", "share", "count", "median_ns"),
+        empty="No kernels ran.",
+    ),
+    Section(
+        "ranges",
+        "Ranges",
+        "What the program named with NVTX or record_function. Total and exclusive are CPU time, which for asynchronous "
+        "work is the time to launch it; GPU is the union of the work launched inside (rule: window), GPU span its "
+        "first start to last end.",
+        ("ranges",),
+        ranges.summary,
+        ("name", "domain"),
+        ("total_ns", "gpu_ns", "count"),
+        hidden=("rule",),
+        by="gpu_ns",
+        empty="The program named none.",
+    ),
+    Section(
+        "steps",
+        "Steps",
+        "One row a step, on the CPU's clock. Busy is the part of it in which the GPU worked.",
+        ("ranges",),
+        _steps,
+        hidden=("end_ns",),
+        empty="No range is named like a step.",
+        place=True,
+        rest="wall_ns",
+    ),
+    Section(
+        "memops",
+        "Copies and memsets",
+        "What was moved, between which kinds of memory, and how fast.",
+        ("memops",),
+        memops.summary,
+        ("kind", "src_kind", "dst_kind"),
+        ("total_ns", "bytes", "gb_per_s"),
+        empty="None happened.",
+    ),
+    Section(
+        "calls",
+        "CUDA calls",
+        "Time the CPU spent in the CUDA API. A long launch call often means that the queue was full; a long "
+        "synchronisation that the CPU waited for the GPU.",
+        ("calls",),
+        calls.summary,
+        ("name",),
+        ("total_ns", "count", "median_ns"),
+        empty="None happened.",
+    ),
+    Section(
+        "os",
+        "Calls of the operating system",
+        "Time threads spent in the operating system, most of it waiting.",
+        ("os_calls",),
+        lambda trace: calls.summary(trace, os=True),
+        ("name",),
+        ("total_ns", "count", "median_ns"),
+        empty="None were recorded.",
+    ),
+    Section(
+        "sol",
+        "Against the speed of light",
+        "Operators whose shapes were recorded: the least time that the card's datasheet allows them, as a share of the "
+        "time they took.",
+        ("kernels",),
+        sol.summary,
+        ("name", "bound"),
+        ("time_ns", "sol_datasheet", "count"),
+        hidden=("bytes", "intensity", "sol_measured", "flops"),
+        by="time_ns",
+        empty="",
+        rest="time_ns",
+    ),
+)
+
+
+def draw(section: Section, answers: Mapping[str, pd.DataFrame | None], sources: Mapping[str, str]) -> Markup | None:
+    """Draw a section's table.
+
+    Parameters
+    ----------
+    section : Section
+    answers : mapping of str to DataFrame or None
+        By trace; None where the trace does not hold what the question needs.
+    sources : mapping of str to str
+        A line on where each trace is from.
+
+    Returns
+    -------
+    Markup or None
+        None where no trace holds anything of it.
+    """
+    there = {label: frame for label, frame in answers.items() if frame is not None}
+    if not there:
+        return None
+    absent = [label for label in answers if label not in there]
+    parts: list[Markup] = [tag("p", section.lead, class_="lead")]
+    if len(answers) > 1 and absent:
+        parts.append(tag("p", f"Not recorded in {', '.join(absent)}.", class_="remark"))
+    filled = {label: frame for label, frame in there.items() if len(frame)}
+    of = letters(answers)
+    if not filled and not section.empty:
+        return None
+    if not filled:
+        parts.append(tag("p", section.empty, class_="remark"))
+    elif not section.keys or len(answers) == 1:
+        for number, label in enumerate(answers):
+            frame = there.get(label)
+            if frame is None:
+                continue
+            if len(answers) > 1:
+                parts.append(tag("h3", tag("span", of[label], class_="letter"), label))
+            parts.append(_one(section, frame, number) if len(frame) else tag("p", section.empty, class_="remark"))
+            parts.append(source_line({label: sources[label]}, of))
+    else:
+        parts.append(_several(section, filled, of))
+        parts.append(source_line({label: sources[label] for label in filled}, of))
+    return tag("section", tag("h2", section.title, id=f"h-{section.name}"), *parts, id=section.name,
+               aria_labelledby=f"h-{section.name}")  # fmt: skip
+
+
+def letters(labels: Iterable[str]) -> dict[str, str]:
+    """Give each trace a letter: a file's name is wider than most columns.
+
+    Parameters
+    ----------
+    labels : iterable of str
+    """
+    return {label: chr(ord("A") + i) if i < 26 else f"{i + 1}" for i, label in enumerate(labels)}
+
+
+def source_line(sources: Mapping[str, str], of: Mapping[str, str], name: str = "p") -> Markup:
+    """Say below a figure where its traces are from.
+
+    Parameters
+    ----------
+    sources : mapping of str to str
+        A line for each trace.
+    of : mapping of str to str
+        The traces' letters.
+    name : str
+        Of the element.
+    """
+    same: dict[str, list[str]] = {}
+    for label, source in sources.items():
+        same.setdefault(source, []).append(of[label])
+    lines = [f"{', '.join(which)}: {source}" for source, which in same.items()] if len(sources) > 1 else list(same)
+    return tag(name, "; ".join(lines), class_="source")
+
+
+def _one(section: Section, frame: pd.DataFrame, number: int) -> Markup:
+    columns = [str(c) for c in frame.columns if c not in section.hidden]
+    columns = [c for c in columns if not _says_nothing(c, frame[c])]
+    head = tag("tr", [_header(c) for c in columns], _header("timeline") if section.place else None)
+    body = []
+    for row in rows_of(frame.head(_MOST_ROWS)):
+        cells = [_cell(c, row[c]) for c in columns]
+        if section.place:
+            cells.append(_button(number, row))
+        body.append(tag("tr", cells))
+    return _table(section, [head], body, frame.iloc[_MOST_ROWS:])
+
+
+def _several(section: Section, answers: Mapping[str, pd.DataFrame], of: Mapping[str, str]) -> Markup:
+    rows: dict[str, dict[tuple[Any, ...], dict[str, Any]]] = {}
+    largest: dict[tuple[Any, ...], float] = {}
+    for label, frame in answers.items():
+        mine = rows[label] = {}
+        for row in rows_of(frame):
+            key = tuple(row[k] for k in section.keys)
+            mine.setdefault(key, row)
+            largest[key] = max(largest.get(key, 0), row[section.by] or 0)
+    ordered = sorted(largest, key=lambda key: -largest[key])
+    keep = [(i, k) for i, k in enumerate(section.keys) if not _says_nothing(k, pd.Series([key[i] for key in ordered]))]
+    head = [
+        tag(
+            "tr",
+            [_header(k, rows=2) for _, k in keep],
+            [tag("th", header_text(c), colspan=len(answers), scope="colgroup") for c in section.compared],
+        ),
+        tag("tr", [_header(c, of[label], label) for c in section.compared for label in answers]),
+    ]
+    body = []
+    for key in ordered[:_MOST_ROWS]:
+        cells = [_cell(k, key[i]) for i, k in keep]
+        for column in section.compared:
+            cells += [_cell(column, rows[label].get(key, {}).get(column)) for label in answers]
+        body.append(tag("tr", cells))
+    left = [mine[key] for key in ordered[_MOST_ROWS:] for mine in rows.values() if key in mine]
+    return _table(section, head, body, pd.DataFrame(left))
+
+
+def _says_nothing(column: str, values: pd.Series[Any]) -> bool:
+    """Whether a column is the same nothing in each row."""
+    if column == "device":
+        return bool(values.nunique() <= 1)
+    if column in {"impossible", "outlier"}:
+        return not values.any()
+    return is_text(column) and bool((values.isna() | (values.astype(str) == "")).all())
+
+
+def _header(column: str, letter: str | None = None, label: str | None = None, rows: int | None = None) -> Markup:
+    text = header_text(column)
+    words = is_text(column) or column == "timeline"
+    return tag(
+        "th",
+        text if letter is None else letter,
+        scope="col",
+        rowspan=rows,
+        class_=None if words else "number",
+        aria_label=None if label is None else f"{text}, {label}",
+        data_sort=None if column in ("timeline", "evidence") else "text" if words else "number",
+    )
+
+
+def _cell(column: str, value: Any) -> Markup:
+    if column in ("name", "step", "cause", "kind"):
+        full, brief = shown(value), shown(cell_text(column, value))
+        kind = "name" if column in ("name", "step") else "cause" if column == "cause" else None
+        if full == brief:
+            return tag("th", full or "(no name)", scope="row", class_=kind)
+        # The whole name tells two instances of a template apart; the short one is what a reader looks for.
+        return tag("th", brief, tag("small", full), scope="row", class_=kind, data_v=full)
+    text = cell_text(column, value).strip()
+    if is_text(column):
+        return tag("td", shown(text), class_="mark" if column == "outlier" else None)
+    bar: Markup | None = None
+    if value is not None and (column.startswith("share") or column == "sol_datasheet"):
+        width = f"{100 * min(max(float(value), 0.0), 1.0):.1f}%"
+        bar = tag("svg", tag("rect", width=width, height="100%"), class_="bar", aria_hidden="true", focusable="false")
+    return tag("td", bar, text, class_="number", data_v=_sorted_as(value))
+
+
+def _sorted_as(value: Any) -> str:
+    return "" if value is None else str(int(value)) if isinstance(value, int) else f"{float(value):.6g}"
+
+
+def _button(number: int, row: Mapping[str, Any]) -> Markup:
+    what = f"{header_text('start_ns')} {cell_text('start_ns', row['start_ns'])}"
+    return tag(
+        "td",
+        tag("button", "Show", type="button", class_="reveal", data_trace=number, data_start=row["start_ns"],
+            data_end=row["end_ns"], aria_label=f"Show in the timeline: {what}", hidden=True),
+    )  # fmt: skip
+
+
+def _table(section: Section, head: list[Markup], body: list[Markup], rest: pd.DataFrame) -> Markup:
+    below = None
+    if len(rest):
+        amount = f"{header_text(section.rest)} together {cell_text(section.rest, int(rest[section.rest].sum()))}"
+        text = f"{len(rest):,} further rows are not on this page ({amount}); the command line lists all."
+        below = tag("p", text, class_="remark")
+    table = tag(
+        "table",
+        tag("caption", section.title),
+        tag("thead", head),
+        tag("tbody", body),
+        data_first=_FIRST_ROWS,
+        data_what=section.title,
+    )
+    scrolled = tag("div", table, class_="scroll", role="region", tabindex=0, aria_label=f"Table: {section.title}")
+    return tag("div", scrolled, below, class_="listing")
