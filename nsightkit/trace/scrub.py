@@ -29,7 +29,7 @@ from nsightkit.trace.open import kind_of, load
 from nsightkit.trace.scrub_ledger import Ledger
 from nsightkit.trace.secrets import Scrubber, json_text
 
-__all__ = ["Copied", "clean", "clean_snapshot", "copy"]
+__all__ = ["Copied", "clean", "clean_snapshot", "clean_text", "copy"]
 
 # ---------------------------------------------------------------- an opened trace
 
@@ -60,6 +60,23 @@ def clean(trace: Trace) -> Trace:
             _learn(Path(whole.path), scrubber)
         cleaned = whole.memo["clean"] = Trace(_CleanSource(whole, scrubber), whole.path)
     return cleaned if trace is whole else cleaned.masked(trace._masks)
+
+
+def clean_text(trace: Trace, text: str) -> str:
+    """Give a text about a trace, such as its file's name, without the secrets that the trace is cleaned of.
+
+    Parameters
+    ----------
+    trace : Trace
+    text : str
+
+    Returns
+    -------
+    str
+    """
+    source = clean(trace).whole._source
+    assert isinstance(source, _CleanSource)
+    return source._scrubber.text(text)
 
 
 def _learn(path: Path, scrubber: Scrubber) -> None:
