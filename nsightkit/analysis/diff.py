@@ -1,0 +1,740 @@
+"""What changed between two captures, by how much, and whether that is more than noise.
+
+Figures are those of a step where both captures have steps, so that captures of different length compare: the median
+of the steps that do not stand out, and the interval of the shift from the steps of one capture to those of the other
+(:mod:`nsightkit.analysis.noise`, :mod:`nsightkit.analysis.stepwise`). Sums over whole captures stand beside them and
+are exact: the rows of a table add up to what the trace holds.
+
+A row is
+
+``significant``
+    if the change is more than the steps' noise. Many rows are looked at, and some would seem to change by chance; so
+    what is kept below 5 % is not the chance of each, but the share of false ones among those that are called so
+    (Benjamini and Hochberg, Journal of the Royal Statistical Society B 57, 1995), over the rows of all tables that are
+    not negligible. The time of a step itself is the one question asked beforehand, and is judged alone. Where a side
+    was captured more than once, a change must also be more than captures of one program differ by;
+``unsure``
+    if it is by its own interval, and not among so many rows;
+``within noise``
+    if it is not;
+``cannot tell``
+    where there are too few steps for an interval;
+``negligible``
+    if it takes less than a hundredth of a step on both sides: whatever became of it, the step would not show it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from nsightkit._show import bytes_text, time_text
+from nsightkit.analysis import noise, operators, pairing, verdict
+from nsightkit.analysis.categories import categorize
+from nsightkit.analysis.stepwise import Capture, Sums
+from nsightkit.errors import UsageError
+from nsightkit.trace.model import Trace
+
+__all__ = ["COLUMNS", "SIDES", "Comparison", "compare", "percent", "summary"]
+
+Float = npt.NDArray[np.float64]
+_Group = tuple[Mapping[str, Any], Sequence[Hashable], Sequence[Hashable]]
+
+SIDES = ("before", "after")
+#: Columns that every table has after those that name its rows.
+COLUMNS = (
+    *("before_count", "after_count", "before_total_ns", "after_total_ns"),
+    *("before_ns", "after_ns", "delta_ns", "low_ns", "high_ns", "change"),
+    *("mean_delta_ns", "between_ns", "significance"),
+)
+#: Columns that name the rows of each table.
+_NAMED = {
+    "figures": ("name",),
+    "kernels": ("name", "match", "category", "operator", "before_names", "after_names"),
+    "categories": ("name",),
+    "operators": ("name", "clock", "category"),
+    "ranges": ("name", "domain", "clock", "match"),
+    "gaps": ("cause",),
+    "memops": ("kind", "src_kind", "dst_kind", "before_bytes", "after_bytes"),
+}
+_SIGNIFICANT, _UNSURE, _NOISE = "significant", "unsure", "within noise"
+_UNKNOWN, _NEGLIGIBLE = "cannot tell", "negligible"
+#: What is left when steps that stand out are left out looks steadier than it is. Of noise with long tails, no change
+#: was then called one in up to 12 % of simulated pairs; with the chance of error divided by this, in 2 to 7 %.
+_LEFT_OUT = 3
+#: All pairs of steps are formed for each row: of more steps than this, that many are taken.
+_MOST_STEPS = 200
+
+
+@dataclasses.dataclass(frozen=True)
+class _Row:
+    """A figure of both sides, with its value in each step of each capture."""
+
+    named: Mapping[str, Any]
+    counts: tuple[int | None, int | None]
+    totals: tuple[int, int]
+    values: tuple[int, int]
+    means: tuple[float, float]
+    samples: tuple[Float, Float] | None
+    left_out: bool
+    between: float | None
+
+    @property
+    def delta(self) -> int:
+        return self.values[1] - self.values[0]
+
+    def shift(self, confidence: float) -> noise.Estimate | None:
+        if self.samples is None:
+            return None
+        error = (1 - confidence) / (_LEFT_OUT if self.left_out else 1)
+        return noise.shift(*self.samples, 1 - error)
+
+    def beyond_noise(self, confidence: float) -> bool:
+        found = self.shift(confidence)
+        return found is not None and found.excludes(0) and abs(self.delta) > (self.between or 0)
+
+    def written(self, confidence: float, significance: str) -> dict[str, Any]:
+        found = self.shift(confidence)
+        low = high = None
+        if found is not None and found.low is not None and found.high is not None:
+            # The middle of the differences is not quite the difference of the middles; the interval holds both.
+            low, high = min(found.low, self.delta), max(found.high, self.delta)
+        before, after = self.values
+        return {
+            **self.named,
+            "before_count": self.counts[0],
+            "after_count": self.counts[1],
+            "before_total_ns": self.totals[0],
+            "after_total_ns": self.totals[1],
+            "before_ns": before,
+            "after_ns": after,
+            "delta_ns": self.delta,
+            "low_ns": low,
+            "high_ns": high,
+            "change": self.delta / before if before else None,
+            "mean_delta_ns": self.means[1] - self.means[0],
+            "between_ns": self.between,
+            "significance": significance,
+        }
+
+
+class Comparison:
+    """Two captures, table by table; made by :func:`compare`.
+
+    Attributes
+    ----------
+    unit : {"step", "trace"}
+        What ``before_ns``, ``after_ns`` and ``delta_ns`` are of: a step, where both captures hold steps, or all of it.
+    steps : tuple of int or None
+        How many steps `before` and `after` hold.
+    judged : tuple of int
+        How many steps of each side, further captures included, say what is noise: those that do not stand out.
+    confidence, min_share : float
+    reference_ns : int
+        What sizes are measured against: a step, or the time from first operation to last.
+    tables : dict of str to DataFrame
+        ``figures``, ``kernels``, ``categories``, ``operators``, ``ranges``, ``gaps`` and ``memops``, the largest change
+        first; each is an attribute, too. After the columns that name a row come :data:`COLUMNS`.
+    """
+
+    def __init__(
+        self,
+        before: Sequence[Capture],
+        after: Sequence[Capture],
+        confidence: float,
+        min_share: float,
+    ) -> None:
+        self._sides = (before, after)
+        self._before, self._after = before[0], after[0]
+        self.confidence, self.min_share = confidence, min_share
+        self.unit = "step" if all(c.steps for side in self._sides for c in side) else "trace"
+        known = [[c.steps for c in side] for side in self._sides]
+        self.steps = known[0][0], known[1][0]
+        self.judged = tuple(sum(int(c.ordinary.sum()) for c in side) for side in self._sides)
+        self._left_out = any(not c.ordinary.all() for side in self._sides for c in side)
+        rows = {
+            "figures": self._figures(),
+            "kernels": self._kernels(),
+            "categories": self._alike("name", Capture.categories, ("kernels",)),
+            "operators": self._operators(),
+            "ranges": self._ranges(),
+            "gaps": self._alike("cause", Capture.gaps, ("kernels",)),
+            "memops": self._memops(),
+        }
+        self.reference_ns = max(rows["figures"][0].values) if rows["figures"] else 0
+        judged = self._judged(rows)
+        self.tables = {
+            table: _frame(
+                [row.written(confidence, said) for row, said in zip(rows[table], judged[table], strict=True)],
+                [*_NAMED[table], *COLUMNS],
+                ordered=table != "figures",
+            )
+            for table in rows
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """Give what :func:`summary` gives.
+
+        Returns
+        -------
+        dict
+        """
+        return _summary(self, (self._before, self._after))
+
+    def __getattr__(self, name: str) -> pd.DataFrame:
+        if name != "tables" and name in self.tables:
+            return self.tables[name]
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    # -- rows
+
+    def _recorded(self, *tables: str) -> bool:
+        return all(capture.trace.recorded(t) for side in self._sides for capture in side for t in tables)
+
+    def _compared(
+        self,
+        sums: tuple[Sequence[Sums], Sequence[Sums]],
+        groups: Sequence[_Group],
+    ) -> list[_Row]:
+        """Build a row for each group of labels: what it is called, and its labels before and after."""
+        position = [[{label: i for i, label in enumerate(s.labels)} for s in side] for side in sums]
+        rows = []
+        for named, *labels in groups:
+            counts: list[int | None] = []
+            totals, values, means, samples, middles = [], [], [], [], []
+            for side in range(2):
+                held = [[at[label] for label in labels[side] if label in at] for at in position[side]]
+                first, mine = sums[side][0], held[0]
+                some = [first.counts[i] for i in mine]
+                counts.append(None if None in some else sum(n or 0 for n in some))
+                totals.append(sum(first.totals[i] for i in mine))
+                inside = [s.of(h) for s, h in zip(sums[side], held, strict=True)]
+                if self.unit == "step" and all(map(len, inside)):
+                    judged = [
+                        every[c.ordinary if s.judged is None else s.judged]
+                        for every, s, c in zip(inside, sums[side], self._sides[side], strict=True)
+                    ]
+                    samples.append(noise.thinned(np.concatenate(judged), _MOST_STEPS))
+                    means.append(float(np.concatenate(inside).mean()))
+                    values.append(round(float(np.median(np.concatenate(judged)))))
+                    middles.append([float(np.median(one)) for one in judged])
+                else:
+                    means.append(totals[side] / ((self._sides[side][0].steps or 1) if self.unit == "step" else 1))
+                    values.append(round(means[side]))
+                    middles.append([values[side]])
+            rows.append(
+                _Row(
+                    named,
+                    (counts[0], counts[1]),
+                    (totals[0], totals[1]),
+                    (values[0], values[1]),
+                    (means[0], means[1]),
+                    (samples[0], samples[1]) if len(samples) == 2 else None,
+                    self._left_out,
+                    _between(middles[0], middles[1], self.confidence),
+                )
+            )
+        return rows
+
+    def _sums(self, make: Callable[[Capture], Sums]) -> tuple[list[Sums], list[Sums]]:
+        before, after = ([make(capture) for capture in side] for side in self._sides)
+        return before, after
+
+    def _alike(
+        self,
+        column: str,
+        make: Callable[[Capture], Sums],
+        needs: Sequence[str],
+        named: Callable[[Hashable], Mapping[str, Any]] = lambda _: {},
+    ) -> list[_Row]:
+        """Compare what has the same label on both sides."""
+        if not self._recorded(*needs):
+            return []
+        sums = self._sums(make)
+        held = [label for side in sums for i, label in enumerate(side[0].labels) if side[0].counts[i] != 0]
+        labels = list(dict.fromkeys(held))
+        return self._compared(sums, [({column: label, **named(label)}, [label], [label]) for label in labels])
+
+    def _figures(self) -> list[_Row]:
+        sums = self._sums(functools.partial(Capture.figures, unit=self.unit))
+        common = [label for label in sums[0][0].labels if all(label in s.labels for side in sums for s in side)]
+        rows = self._compared(sums, [({"name": label}, [label], [label]) for label in common])
+        return [row for row in rows if any(row.totals) or row.named["name"] != "graph_ns"]
+
+    def _kernels(self) -> list[_Row]:
+        if not self._recorded("kernels"):
+            return []
+        sums = self._sums(Capture.kernels)
+        names = [[str(label) for label in side[0].labels] for side in sums]
+        known: list[list[pairing.Kernel]] = []
+        for side, mine in zip(self._sides, names, strict=True):
+            asked = set(names[0]) != set(names[1]) or side[0].trace.size("ops") > 0
+            known.append(side[0].launchers(mine) if asked else [pairing.Kernel(name, "") for name in mine])
+        category = {kernel.name: kernel.category for side in known for kernel in side}
+        operator = {kernel.name: kernel.operator for side in known for kernel in side if kernel.operator}
+        kinds = categorize(pd.Series(list(category), dtype="str"))
+        category = dict(zip(category, map(str, kinds), strict=True))
+        groups: list[_Group] = []
+        for found in pairing.pair(known[0], known[1]):
+            held = []
+            for rows, listed, total in zip(found[1:], names, (s[0].totals for s in sums), strict=True):
+                # By falling time, so that the first stands for the others.
+                held.append([listed[row] for row in sorted(rows, key=total.__getitem__, reverse=True)])
+            name = (held[1] or held[0])[0]
+            named = {
+                "name": name,
+                "match": found.how,
+                "category": category[name],
+                "operator": operator.get(name),
+                "before_names": held[0],
+                "after_names": held[1],
+            }
+            groups.append((named, held[0], held[1]))
+        return self._compared(sums, groups)
+
+    def _operators(self) -> list[_Row]:
+        if not self._recorded("ops") or not all(c.trace.size("ops") for side in self._sides for c in side):
+            return []
+
+        def named(clock: str) -> Callable[[Hashable], Mapping[str, Any]]:
+            return lambda label: {"clock": clock, "category": operators.category_of(str(label))}
+
+        return [
+            *self._alike("name", lambda c: c.operators("GPU"), ("kernels", "calls"), named("GPU")),
+            *self._alike("name", lambda c: c.operators("CPU"), (), named("CPU")),
+        ]
+
+    def _ranges(self) -> list[_Row]:
+        if not self._recorded("ranges"):
+            return []
+        rows = []
+        for clock in ("CPU", "GPU") if self._recorded("kernels", "calls") else ("CPU",):
+            sums = self._sums(functools.partial(Capture.ranges, clock=clock))
+            rows += self._compared(sums, _same_ranges(sums[0][0].labels, sums[1][0].labels, clock))
+        return rows
+
+    def _memops(self) -> list[_Row]:
+        if not self._recorded("memops"):
+            return []
+        moved = [capture.moved_bytes() for capture in (self._before, self._after)]
+
+        def named(label: Any) -> Mapping[str, Any]:
+            kinds = dict(zip(("kind", "src_kind", "dst_kind"), label, strict=True))
+            return {**kinds, **{f"{side}_bytes": held.get(label, 0) for side, held in zip(SIDES, moved, strict=True)}}
+
+        return self._alike("kind", Capture.memops, ("memops",), named)
+
+    # -- what is noise
+
+    def _judged(self, rows: Mapping[str, Sequence[_Row]]) -> dict[str, list[str]]:
+        """Say of each row whether it changed by more than noise."""
+        least = self.min_share * self.reference_ns
+
+        def first_look(table: str, row: _Row) -> str:
+            found = row.shift(self.confidence)
+            if table != "figures" and max(row.values) < least:
+                return _NEGLIGIBLE
+            return _NOISE if found is not None and found.low is not None else _UNKNOWN
+
+        said = {table: [first_look(table, row) for row in held] for table, held in rows.items()}
+        asked = [(t, i) for t, held in said.items() for i, label in enumerate(held) if label == _NOISE]
+        beyond = [(t, i) for t, i in asked if rows[t][i].beyond_noise(self.confidence)]
+        first = ("figures", 0)
+        among = len(asked) - (first in asked)
+        sure = [place for place in beyond if place != first]
+        while sure:  # the more are accepted, the less sure each has to be
+            level = 1 - (1 - self.confidence) * len(sure) / among
+            fewer = [(t, i) for t, i in sure if rows[t][i].beyond_noise(level)]
+            if len(fewer) == len(sure):
+                break
+            sure = fewer
+        for t, i in beyond:
+            said[t][i] = _SIGNIFICANT if (t, i) == first or (t, i) in sure else _UNSURE
+        return said
+
+
+def _between(before: Sequence[float], after: Sequence[float], confidence: float) -> float | None:
+    """How far apart captures of one program may lie, where a side has several."""
+    level = max(*map(abs, before), *map(abs, after))
+    if not level:
+        return None
+    found = noise.between_runs(np.array(before) / level, np.array(after) / level, confidence)
+    return None if found is None else found * level
+
+
+def _same_ranges(before: Sequence[Hashable], after: Sequence[Hashable], clock: str) -> list[_Group]:
+    """Pair ranges, each a domain and a name: by name, then by the name without numbers."""
+    groups: list[_Group] = []
+    left: list[list[Any]] = [list(before), list(after)]
+    for how, key in (("name", lambda label: label), ("normalised", lambda label: (label[0], _folded(label[1])))):
+        held: list[dict[Hashable, list[Any]]] = [{}, {}]
+        for side, labels in zip(held, left, strict=True):
+            for label in labels:
+                side.setdefault(key(label), []).append(label)
+        both = set(held[0]) & set(held[1])
+        groups += [(_named_range(held[1][k][0], clock, how), held[0][k], held[1][k]) for k in held[0] if k in both]
+        left = [[label for k, labels in side.items() if k not in both for label in labels] for side in held]
+    groups += [(_named_range(label, clock, "disappeared"), [label], []) for label in left[0]]
+    return groups + [(_named_range(label, clock, "appeared"), [], [label]) for label in left[1]]
+
+
+def _folded(name: str) -> str:
+    return pairing.plain_range(name).casefold()
+
+
+def _named_range(label: tuple[str, str], clock: str, how: str) -> dict[str, Any]:
+    return {"name": label[1], "domain": label[0], "clock": clock, "match": how}
+
+
+def _frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, ordered: bool) -> pd.DataFrame:
+    frame = pd.DataFrame(rows, columns=list(columns))
+    for column in ("before_count", "after_count"):
+        frame[column] = frame[column].astype("Int64")
+    whole = [c for c in columns if c.endswith(("_total_ns", "before_ns", "after_ns", "delta_ns", "_bytes"))]
+    rough = ["low_ns", "high_ns", "change", "mean_delta_ns", "between_ns"]
+    frame = frame.astype({**dict.fromkeys(whole, np.int64), **dict.fromkeys(rough, np.float64)})
+    if not ordered:
+        return frame
+    size = frame[["delta_ns", "mean_delta_ns"]].abs().max(axis=1)
+    return frame.loc[size.sort_values(ascending=False, kind="stable").index].reset_index(drop=True)
+
+
+def compare(
+    before: Trace,
+    after: Trace,
+    *,
+    also_before: Sequence[Trace] = (),
+    also_after: Sequence[Trace] = (),
+    match: str | tuple[str | None, str | None] | None = None,
+    steps: tuple[int | None, int | None] = (None, None),
+    confidence: float = 0.95,
+    min_share: float = 0.01,
+) -> Comparison:
+    """Compare two captures, table by table.
+
+    Parameters
+    ----------
+    before, after : Trace
+        Whole, or selected from (:func:`nsightkit.analysis.selection.select`).
+    also_before, also_after : sequence of Trace
+        Further captures of the same two programs. Their steps are pooled with those of the first, and what captures
+        of one program differ by tells a change from another run. Counts and totals are those of `before` and `after`.
+    match : str or tuple of str, optional
+        Regular expression of the steps' names, one for both sides or one for each.
+    steps : tuple of int
+        How many steps each side holds, where no ranges say so. There is no interval then.
+    confidence : float
+    min_share : float
+        What takes less than this share of a step on both sides is negligible.
+
+    Returns
+    -------
+    Comparison
+
+    Raises
+    ------
+    UsageError
+        An argument out of its range, or `match` is no regular expression.
+    """
+    if not 0 < confidence < 1:
+        raise UsageError(f"a confidence lies between 0 and 1, not {confidence:g}")
+    if not 0 <= min_share < 1:
+        raise UsageError(f"a smallest share lies between 0 and 1, not {min_share:g}")
+    if any(n is not None and n < 1 for n in steps):
+        raise UsageError(f"{min(n for n in steps if n is not None)} is not a number of steps")
+    patterns = match if isinstance(match, tuple) else (match, match)
+    sides = [
+        [Capture(trace, pattern, count) for trace in traces]
+        for traces, pattern, count in zip(((before, *also_before), (after, *also_after)), patterns, steps, strict=True)
+    ]
+    return Comparison(sides[0], sides[1], confidence, min_share)
+
+
+def summary(before: Trace, after: Trace, **options: Any) -> dict[str, Any]:
+    """Say what changed between two captures.
+
+    Parameters
+    ----------
+    before, after : Trace
+    **options
+        Of :func:`compare`.
+
+    Returns
+    -------
+    dict
+        ``headline``
+            One sentence.
+        ``outcome``
+            ``faster``, ``slower``, ``no change`` (or one too small to matter, or not to be told from noise), or
+            ``cannot tell``: of a step's time, or of the time from first operation to last.
+        ``moved``
+            Whether the bottleneck is another one (:mod:`nsightkit.analysis.verdict`); None where one of the captures
+            does not say. ``bottleneck`` says it in words, with both.
+        ``warnings``
+            What differs between the captures besides the change, and what they do not show. Different cards come first.
+        ``changes``
+            Rows of all tables that changed by a hundredth of a step (`min_share`) or more, and by more than noise, if
+            there are steps to judge that by: the largest first, each with its ``table``.
+        ``unit``, ``confidence``, ``before``, ``after``
+            What figures are of, and what is known of each side.
+        ``figures``, ``kernels``, ``categories``, ``operators``, ``ranges``, ``gaps``, ``memops``
+            The tables, as lists of rows with :data:`COLUMNS`. ``before_count`` and ``before_total_ns`` are of the whole
+            capture; ``before_ns`` is the median of the ordinary steps, ``delta_ns`` the difference of the medians,
+            ``low_ns`` to ``high_ns`` the interval of the shift, ``change`` the difference by what was before,
+            ``mean_delta_ns`` the difference of the means over all steps, ``between_ns`` what captures of one program
+            differ by. ``match`` says how kernels or ranges were paired (:mod:`nsightkit.analysis.pairing`).
+
+    Raises
+    ------
+    UsageError
+        As for :func:`compare`.
+    """
+    return compare(before, after, **options).summary()
+
+
+#: A change of all kernels alike, by more than this, is not of the program; fewer kernels than that are not all.
+_CLOCK, _ALL = 0.02, 5
+#: Of the GPU's time, launched in no step.
+_OUTSIDE = 0.05
+#: Bytes that a step uploads, in relation to those of the other side.
+_UPLOAD = 0.01
+
+
+def _summary(comparison: Comparison, sides: tuple[Capture, Capture]) -> dict[str, Any]:
+    described = [_described(side) for side in sides]
+    moved, bottleneck = _bottleneck(comparison, [verdict.summary(side.trace) for side in sides])
+    outcome, headline = _headline(comparison)
+    return {
+        "headline": headline,
+        "outcome": outcome,
+        "moved": moved,
+        "bottleneck": bottleneck,
+        "warnings": [
+            *_circumstances(*described),
+            *_hidden(sides),
+            *_about_steps(comparison, sides),
+            *_other_work(comparison),
+            *(_alike(comparison) if described[0]["gpus"] == described[1]["gpus"] else ()),
+            *_swapped(comparison),
+            *_notes(*(side.trace.meta.notes for side in sides)),
+        ],
+        "changes": _changes(comparison),
+        "unit": comparison.unit,
+        "confidence": comparison.confidence,
+        "min_share": comparison.min_share,
+        "before": described[0],
+        "after": described[1],
+        **{table: frame.to_dict("records") for table, frame in comparison.tables.items()},
+    }
+
+
+def percent(share: float) -> str:
+    """Write a change.
+
+    Parameters
+    ----------
+    share : float
+        Of what was before; -0.5 is half of it gone.
+    """
+    return f"{100 * share:+.1f} %"
+
+
+def _described(side: Capture) -> dict[str, Any]:
+    meta = side.trace.meta
+    return {
+        "name": Path(side.trace.path).name if side.trace.path else None,
+        "gpus": list(dict.fromkeys(gpu.name for gpu in meta.gpus if gpu.name)),
+        "device_count": len(side.overview["devices"]),
+        "driver": meta.driver,
+        "distributed": dict(meta.distributed),
+        "steps": side.steps,
+        "ordinary_steps": int(side.ordinary.sum()) if len(side.windows) else None,
+        **{key: value for key, value in side.overview.items() if key != "devices"},
+    }
+
+
+def _headline(comparison: Comparison) -> tuple[str, str]:
+    """Say in one word and in one sentence what became of the time."""
+    figures = comparison.tables["figures"]
+    if not len(figures) or not figures.iloc[0]["before_ns"]:
+        return "cannot tell", "There is no time to compare: one of the captures holds neither steps nor GPU work."
+    row = figures.iloc[0]
+    what = "A step takes" if comparison.unit == "step" else "From the first operation to the last it takes"
+    said = f"{what} {time_text(row['after_ns'])} instead of {time_text(row['before_ns'])}: {percent(row['change'])}"
+    counts = f"{comparison.judged[0]} and {comparison.judged[1]} steps"
+    if row["significance"] == _UNKNOWN:
+        few = f"{counts} cannot" if min(comparison.judged) else "without steps on both sides nobody can"
+        return "cannot tell", f"{said}; {few} tell whether that is noise."
+    low, high = (percent(row[end] / row["before_ns"]) for end in ("low_ns", "high_ns"))
+    sure = f"{100 * comparison.confidence:g} % interval {low} to {high}, of {counts}"
+    if row["significance"] != _SIGNIFICANT:
+        return "no change", f"No change beyond noise. {said} ({sure})."
+    if abs(row["change"]) < comparison.min_share:
+        return "no change", f"No change that matters. {said} ({sure})."
+    return "faster" if row["delta_ns"] < 0 else "slower", f"{said} ({sure})."
+
+
+def _bottleneck(comparison: Comparison, verdicts: Sequence[Mapping[str, Any]]) -> tuple[bool | None, dict[str, Any]]:
+    keys = ("bottleneck", "share_of_span", "confidence", "best_case_speedup")
+    kept = [{key: found[key] for key in keys} for found in verdicts]
+    was, now = (found["bottleneck"] for found in kept)
+    shares = [f"{100 * (found['share_of_span'] or 0):.1f} % of the span" for found in kept]
+    sure = min((found["confidence"] for found in kept), key=["low", "medium", "high"].index)
+    moved: bool | None = was != now
+    if "not-enough-data" in (was, now):
+        moved, said = None, f"Whether the bottleneck moved cannot be told: {was} before, {now} after."
+    elif not moved:
+        said = f"The bottleneck did not move: {was}, {shares[0]} before and {shares[1]} after."
+    elif not _may_have_moved(comparison, was, now):
+        moved = False
+        said = f"The verdicts differ, {was} ({shares[0]}) and {now} ({shares[1]}), by no more than noise."
+    else:
+        said = f"The bottleneck moved from {was} ({shares[0]}) to {now} ({shares[1]})."
+        said += " One of the verdicts is doubtful." if sure == "low" else ""
+    return moved, {"before": kept[0], "after": kept[1], "confidence": sure, "text": said}
+
+
+def _may_have_moved(comparison: Comparison, was: str, now: str) -> bool:
+    """Whether anything that verdicts rest on changed by more than noise, or nobody knows."""
+    gaps, figures = comparison.tables["gaps"], comparison.tables["figures"]
+    said = {*gaps.loc[gaps["cause"].isin([was, now]), "significance"], *figures["significance"]}
+    return bool(said & {_SIGNIFICANT, _UNKNOWN})
+
+
+def _changes(comparison: Comparison) -> list[dict[str, Any]]:
+    least = max(comparison.min_share * comparison.reference_ns, 1)
+    found = []
+    for table, frame in comparison.tables.items():
+        kept = frame[(frame["delta_ns"].abs() >= least) & frame["significance"].isin([_SIGNIFICANT, _UNKNOWN])]
+        found += [{"table": table, **{str(k): v for k, v in row.items()}} for row in kept.to_dict("records")]
+    return sorted(found, key=lambda row: -abs(row["delta_ns"]))
+
+
+# ---------------------------------------------------------------- what to know besides
+
+
+def _circumstances(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """What was another thing than the program."""
+    said = []
+    for what, key, remark in (
+        ("Different GPUs", "gpus", "; times differ by the card, whatever changed in the program"),
+        ("Different numbers of GPUs", "device_count", ""),
+        ("Different tools", "tool", "; each slows the CPU down in its own way"),
+        ("Different versions of the tool", "tool_version", ""),
+        ("Different drivers", "driver", ""),
+    ):
+        one, other = before[key], after[key]
+        if one and other and one != other and (key != "tool_version" or before["tool"] == after["tool"]):
+            words = [", ".join(value) if isinstance(value, list) else str(value) for value in (one, other)]
+            said.append(f"{what}: {words[0]} before, {words[1]} after{remark}.")
+    for key, what in (("world_size", "world sizes"), ("rank", "ranks")):
+        one, other = (side["distributed"].get(key) for side in (before, after))
+        if one is not None and other is not None and one != other:
+            said.append(f"Different {what}: {one} before, {other} after.")
+    for name, mine, others in (
+        ("before", before["missing"], after["missing"]),
+        ("after", after["missing"], before["missing"]),
+    ):
+        only = [table for table in mine if table not in others]
+        if only:
+            said.append(f"The capture {name} recorded no {', '.join(only)}: what depends on that is not compared.")
+    return said
+
+
+def _hidden(sides: tuple[Capture, Capture]) -> list[str]:
+    said = []
+    for name, seems, side in zip(SIDES, ("appeared", "disappeared"), sides, strict=True):
+        replays = side.trace.size("graphs")
+        if replays:
+            said.append(
+                f"The capture {name} holds {replays:,} CUDA-graph replays, {time_text(side.overview['graph_ns'])}, "
+                f"without their kernels: what seems to have {seems} may run within them. What compares is the GPU's "
+                "busy time; nsys profile --cuda-graph-trace=node records the kernels."
+            )
+    return said
+
+
+def _about_steps(comparison: Comparison, sides: tuple[Capture, Capture]) -> list[str]:
+    said = []
+    if comparison.unit == "trace":
+        lacking = " and ".join(name for name, side in zip(SIDES, sides, strict=True) if not side.steps)
+        alike = "whole captures are compared, as if both did the same amount of work"
+        remedy = "--match names the ranges that are steps, --steps says how many there were"
+        return [f"No steps were found {lacking}: {alike}. {remedy}."]
+    if sides[0].steps != sides[1].steps:
+        said.append(f"{sides[0].steps} steps before and {sides[1].steps} after: times are those of a step.")
+    for name, side in zip(SIDES, sides, strict=True):
+        wall, out = side.windows["wall_ns"], int((~side.ordinary).sum())
+        if out:
+            said.append(
+                f"{out} of {len(wall)} steps {name} stand out and do not count as noise: the mean of all is "
+                f"{time_text(wall.mean())}, the median of the others {time_text(wall[side.ordinary].median())}."
+            )
+        whole = sum(side.overview[key] or 0 for key in ("kernel_ns", "memop_ns", "graph_ns"))
+        outside = side.outside_ns() / whole if whole else 0
+        if outside > _OUTSIDE:
+            said.append(f"{100 * outside:.0f} % of the GPU's time {name} was launched in no step and is not compared.")
+    return said
+
+
+def _other_work(comparison: Comparison) -> list[str]:
+    """Copies of another size: the one trace that a batch of another size leaves everywhere."""
+    upload = comparison.tables["memops"]
+    upload = upload[upload["kind"] == "HtoD"]
+    if comparison.unit == "trace" or not len(upload):
+        return []
+    one, other = (
+        int(upload[f"{name}_bytes"].sum()) / (n or 1) for name, n in zip(SIDES, comparison.steps, strict=True)
+    )
+    if abs(other - one) <= _UPLOAD * max(one, other):
+        return []
+    said = f"A step copies {bytes_text(one)} to the GPU before and {bytes_text(other)} after"
+    return [f"{said}: its batch, its inputs or their precision may differ."]
+
+
+def _alike(comparison: Comparison) -> list[str]:
+    """All kernels that run as often are slower, or faster, alike: a program does not do that."""
+    table = comparison.tables["kernels"]
+    each = table[(table["match"] == "name") & (table["before_ns"] > 0.001 * comparison.reference_ns)]
+    counts, lasting = (
+        each[[f"{side}_{what}" for side in SIDES]].to_numpy(np.float64) for what in ("count", "total_ns")
+    )
+    same = np.isclose(counts[:, 0] * (comparison.steps[1] or 1), counts[:, 1] * (comparison.steps[0] or 1))
+    if same.sum() < _ALL:
+        return []
+    mean = lasting[same] / counts[same]
+    low, middle, high = np.quantile(mean[:, 1] / mean[:, 0] - 1, [0.25, 0.5, 0.75])
+    if low <= _CLOCK and high >= -_CLOCK:
+        return []
+    alike = f"{percent(middle)} (the middle half {percent(low)} to {percent(high)})"
+    said = f"{len(mean)} kernels that run as often as before take another time, all alike: {alike}"
+    return [f"{said}. A clock, a power limit or another load does that."]
+
+
+def _swapped(comparison: Comparison) -> list[str]:
+    """Operators that run other kernels for about the same time: a library chose anew."""
+    table = comparison.tables["kernels"]
+    least = comparison.min_share * comparison.reference_ns
+    said = []
+    for operator, rows in table[table["operator"].notna()].groupby("operator", sort=False):
+        counts = rows[(rows["significance"] == _SIGNIFICANT) & (rows["delta_ns"].abs() >= least)]["delta_ns"]
+        net = int(rows["delta_ns"].sum())
+        if len(counts) and counts.min() < 0 < counts.max() and abs(net) < counts.abs().max() / 2:
+            was, now = (time_text(rows[f"{side}_ns"].sum()) for side in SIDES)
+            said.append(f"{operator} runs other kernels, {was} before and {now} after in all: the library chose anew.")
+    return said
+
+
+def _notes(before: Sequence[str], after: Sequence[str]) -> list[str]:
+    both = [note for note in before if note in after]
+    alone = [
+        (name, note) for name, notes in zip(SIDES, (before, after), strict=True) for note in notes if note not in both
+    ]
+    return [f"In both captures: {note}" for note in both] + [f"In the capture {name}: {note}" for name, note in alone]
