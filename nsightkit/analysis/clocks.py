@@ -36,6 +36,8 @@ _CLOSE_NS = 10_000
 _SURE_NS = {"GPU": 20_000, "CPU": 2_000_000}
 #: A group is none if more than this share of its collectives is impossible.
 _MOST_WRONG = 0.2
+#: Ranks with as many collectives are not shifted against each other, unless the ends fit so many times better.
+_SHIFT_GAIN = 5
 #: How many collectives one rank's capture may begin earlier than another's, where they are matched by their order.
 _MOST_LAG = 300
 #: Collectives of each rank that are looked at to find which ends coincide.
@@ -151,9 +153,12 @@ def _impossible(matched: Matched, alignment: Alignment, ranks: Mapping[int, pd.D
         return set()
     start, end = (alignment.aligned(arrivals["rank"], column_of(arrivals, ranks, c)) for c in ("start_ns", "end_ns"))
     sure = matched.groups["where"].map(_SURE_NS).to_numpy()[arrivals["group"]]
-    tolerance = np.maximum(sure, _END_SPREAD_NS)
-    arrivals = arrivals.assign(start_ns=start, end_ns=end)
+    arrivals = arrivals.assign(start_ns=start, end_ns=end, lasted=end - start)
     by = arrivals.groupby("collective")
+    # A long transfer need not be over everywhere at once; the rank that came last waited for nobody.
+    tolerance = np.maximum(
+        np.maximum(sure, _END_SPREAD_NS), _END_SPREAD_SHARE * by["lasted"].transform("min").to_numpy()
+    )
     early = by["start_ns"].transform("max").to_numpy() > by["end_ns"].transform("min").to_numpy() + tolerance
     apart = np.abs(end - by["end_ns"].transform("median").to_numpy()) > tolerance
     apart &= matched.groups["guessed"].to_numpy()[arrivals["group"]]
@@ -369,9 +374,18 @@ def _pair(reference: pd.DataFrame, other: pd.DataFrame) -> _Pairs | None:
     if len(ends[0]) > 1:
         tolerance = max(tolerance, int(_END_SPREAD_SHARE * np.median(np.diff(ends[0]))))
     shifted = _by_order(ends, signs, sure)
-    if shifted is not None and shifted.spread_ns <= tolerance:
+    if shifted is not None and (shifted.spread_ns <= tolerance or _meet(reference, other, shifted)):
         return shifted
     return _by_coincidence(ends, signs, _COINCIDING * sure)
+
+
+def _meet(reference: pd.DataFrame, other: pd.DataFrame, pairs: _Pairs) -> bool:
+    """Whether two ranks have as many collectives, and each began on one before it ended on the other."""
+    if not len(reference) == len(other) == len(pairs.reference):
+        return False
+    (s, e), (t, f) = ((table["start_ns"].to_numpy(), table["end_ns"].to_numpy()) for table in (reference, other))
+    apart = int(np.median(e - f))
+    return bool(np.mean((t + apart <= e) & (s <= f + apart)) >= 1 - _END_SPREAD_SHARE)
 
 
 def _signatures(reference: pd.DataFrame, other: pd.DataFrame) -> list[Int]:
@@ -405,7 +419,7 @@ def _by_order(ends: list[Int], signs: list[Int], sure: int) -> _Pairs | None:
     if not tried:
         return None
     best = min(tried, key=lambda shift: (tried[shift][0], abs(shift)))
-    if 0 in tried and n == m and tried[0][0] <= 2 * tried[best][0] + sure:
+    if 0 in tried and n == m and tried[0][0] <= _SHIFT_GAIN * tried[best][0] + sure:
         best = 0
     spread, at = tried[best]
     ambiguous = any(found[0] < 2 * spread for shift, found in tried.items() if shift != best)

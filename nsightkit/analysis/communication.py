@@ -134,6 +134,12 @@ def collectives(trace: Trace) -> pd.DataFrame:
         counts them; -1 unknown), ``exposed_ns`` (the part of it in which nothing was computed: :func:`compute`; NA
         where the trace does not tell).
     """
+    if "collectives" not in trace.memo:
+        trace.memo["collectives"] = _collectives(trace)
+    return pd.DataFrame(trace.memo["collectives"])
+
+
+def _collectives(trace: Trace) -> pd.DataFrame:
     parts = [part for part in (_on_gpu(trace), _on_cpu(trace)) if len(part)]
     if not parts:
         return _empty()
@@ -227,6 +233,12 @@ def compute(trace: Trace) -> dict[int, intervals.Coverage]:
         trace without GPU work device -1, the CPU: the union of the framework's operators on threads that run no
         collective, without those that wait. Empty where neither was recorded.
     """
+    if "compute" not in trace.memo:
+        trace.memo["compute"] = _compute(trace)
+    return dict(trace.memo["compute"])
+
+
+def _compute(trace: Trace) -> dict[int, intervals.Coverage]:
     found: dict[int, intervals.Coverage] = {}
     kernels = trace.table("kernels", ["device", "start_ns", "end_ns", "name"])
     kernels = kernels[(categorize(kernels["name"]) != "communication")]
