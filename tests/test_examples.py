@@ -83,20 +83,40 @@ from nsightkit.analysis.envelope import envelope
 from nsightkit.capture import investigation, memory, recordings, sweeping
 from nsightkit.configurations import Configuration
 from nsightkit.trace.model import TABLES, Trace, TraceMeta
-from nsightkit.workloads import planted
+from nsightkit.workloads import planted, planted_counters
 from nsightkit.workloads.investigations import find
 from nsightkit.workloads.training import TrainingConfig
 
 FAULTS = {"starved-input": "starved", "hidden-sync": "sync", "tiny-kernels": "tiny", "gpu-util": None}
 NAMES = {"dataload": "data", "to_device": "copy"}
 folder = Path(tempfile.mkdtemp())
-scripts, modes = json.loads(sys.argv[1])
+scripts, modes, permitted = json.loads(sys.argv[1])
+
+def six_kernels(path, microseconds):
+    # One kernel in each of six ranges, three times over.
+    out = planted.Export()
+    cpu, process, now = out.thread(1, 1), out.process(1), 10_000
+    for _ in range(3):
+        begun = now
+        for case, lasting in microseconds.items():
+            call = out.call("cudaLaunchKernel", cpu, now + 1_000, now + 3_000)
+            out.kernel(case, now + 5_000, now + 5_000 + 1_000 * lasting, call, process)
+            out.range(case, cpu, now, now + 4_000)
+            now += 1_000 * lasting + 10_000
+        out.range("step", cpu, begun, now)
+        now += 1_000
+    out.write(path)
 
 def measure(name, part):
     mode = modes[part in ("after", "one-thread", "aligned_dims", "flash-bf16", "compiled")]
     fault = FAULTS.get(name) if part == "before" else None
     path = folder / f"{name}-{part}.sqlite"
-    planted.training(path, fault, steps=3, layers=2)
+    if name == "limiters":
+        softmax = {"before": 2000, "after": 100}[part]
+        times = {"product": 1400, "product_fp32": 2700, "add": 100, "strided": 450, "softmax": softmax, "chase": 500}
+        six_kernels(path, times)
+    else:
+        planted.training(path, fault, steps=3, layers=2)
     source = nsightkit.load(path)
     frames = {t: source.table(t) for t in TABLES}
     frames["ranges"]["name"] = frames["ranges"]["name"].cat.rename_categories(lambda n: NAMES.get(n, n))
@@ -154,6 +174,12 @@ def measure(name, part):
     if find(name, part).second == "nsys" and mode != "smoke":
         by_nsys = {t: f for t, f in frames.items() if t != "ops"}
         run.__dict__["nsys_trace"] = Trace.from_frames(by_nsys, TraceMeta(tool="planted", missing=["ops"]))
+    if find(name, part).second == "ncu":
+        if permitted and mode != "smoke":
+            run.__dict__["ncu_report"] = planted_counters.counters(many_rows=part == "after")[0]
+        else:
+            run = dataclasses.replace(run, ncu_notice="they are closed to this user")
+            run.__dict__["trace"] = trace
     return run
 
 investigation.measure = measure
@@ -185,9 +211,10 @@ print("\\n" + json.dumps(made))
 """
 
 
-def _with_gpu(*modes: str) -> dict[str, dict]:
+def _with_gpu(*modes: str, scripts: list[Path] = SCRIPTS, counters: bool = True) -> dict[str, dict]:
+    job = json.dumps([list(map(str, scripts)), modes, counters])
     done = subprocess.run(
-        [sys.executable, "-W", "error::RuntimeWarning", "-c", _WITH_GPU, json.dumps([list(map(str, SCRIPTS)), modes])],
+        [sys.executable, "-W", "error::RuntimeWarning", "-c", _WITH_GPU, job],
         check=False,
         env={**os.environ, "MPLBACKEND": "Agg", "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])},
         capture_output=True,
@@ -244,6 +271,26 @@ def test_verdicts_say_what_was_measured(replayed):
     # The planted GPU has the CPU's types, and the page must notice that they are not CUDA's.
     right, of = re.search(r"(\d+) of (\d+) types were as the lists for CUDA say", _verdict(replayed, "06")).groups()
     assert 0 < int(right) < int(of)
+
+
+def test_limiters_are_read_from_counters_and_without_them():
+    (script,) = [script for script in SCRIPTS if script.name.startswith("19")]
+    (page,) = _with_gpu("replay", "replay", scripts=[script]).values()
+    assert "Six kernels, six limiters (replay)" in page["titles"]
+    verdict = page["findings"]["verdict"]
+    assert "6 of 6 kernels" in verdict
+    assert "4.5 times as long to add (by the bytes: 4.5)" in verdict
+    assert "over few rows 20.0 times as long as over many" in verdict
+    assert "goes from latency-bound to memory-bound" in verdict
+    assert page["findings"]["strided"] == pytest.approx(4.5)
+    assert "no counters" not in page["html"]
+    (closed,) = _with_gpu("replay", "replay", scripts=[script], counters=False).values()
+    verdict = closed["findings"]["verdict"]
+    assert "There were no counters" in verdict
+    assert "4.5 times as long to add" in verdict
+    assert ">no counters<" in closed["html"]
+    assert "Six kernels under their roofs (replay)" in closed["titles"]
+    assert not any("six limiters (replay)" in title for title in closed["titles"])
 
 
 def test_runs_of_two_kinds_of_machine_are_not_compared():

@@ -414,7 +414,11 @@ _CEILINGS: Mapping[str, tuple[dict[str, Any], dict[str, Any], int]] = {  # on a 
     "tf32": ({**_CUBE, "precision": "tf32"}, {**_CUBE_SMOKE, "precision": "tf32"}, 400),
     "fp16": ({**_CUBE, "precision": "fp16"}, {**_CUBE_SMOKE, "precision": "fp16"}, 800),
     "fp8": ({**_CUBE, "precision": "fp8"}, {**_CUBE_SMOKE, "precision": "fp8"}, 1200),
+    # Products of a transformer layer, which fill the last wave of tiles more or less well, and a larger square.
     "layer": ({**_CUBE, "m": 2048, "n": 22_016, "k": 4096, "precision": "bf16"}, {**_CUBE_SMOKE, "m": 64}, 2000),
+    "qkv": ({**_CUBE, "m": 2048, "n": 12_288, "k": 4096, "precision": "bf16"}, {**_CUBE_SMOKE, "m": 64}, 3500),
+    "down": ({**_CUBE, "m": 2048, "n": 4096, "k": 11_008, "precision": "bf16"}, {**_CUBE_SMOKE, "k": 64}, 4000),
+    "large": ({**_CUBE, "m": 16_384, "n": 16_384, "k": 16_384, "precision": "bf16"}, _CUBE_SMOKE, 100),
     "copy": ({"kind": "copy", "megabytes": 4_000}, {"kind": "copy", "megabytes": 16}, 300),
     "triad": ({"kind": "triad", "megabytes": 4_000}, {"kind": "triad", "megabytes": 16}, 300),
     "read": ({"kind": "read", "megabytes": 4_000}, {"kind": "read", "megabytes": 16}, 300),
@@ -464,8 +468,8 @@ def _roofline() -> dict[str, Part]:
 
 
 # - limiters: products that fill any card, tensors larger than any cache, and rows for the softmax fewer than any card
-#   has multiprocessors, then many; blocks of walks for two rounds of them. Counting replays each launch dozens of
-#   times, so two steps of it are enough.
+#   has multiprocessors, then many; blocks of walks for several rounds of them. Counting replays each launch dozens of
+#   times, so a few steps of it are enough.
 _LIMITERS = {
     "side": 8192, "side_fp32": 4096, "elements": 2**26, "stride": 8, "programs": 1024, "hops": 128, "table": 2**26,
 }  # fmt: skip
@@ -486,7 +490,7 @@ def _limiters() -> dict[str, Part]:
             value=90,
             warmup=20,
             repetitions=50,
-            active=2,
+            active=3,
             second="ncu",
         )
         for part, rows, smoke in (("before", 16, 4), ("after", 16_384, 256))
@@ -500,14 +504,17 @@ _RUNGS: Mapping[str, tuple[str, tuple[str, ...], dict[str, Any], int]] = {
         "prefill",
         (
             *("naive", "sdpa", "fused", "compiled", "autotuned", "graphed", "two-streams", "graphed-eager"),
-            *("flash", "cudnn", "triton", "fp8"),
+            *("flash", "cudnn", "triton", "epilogue", "fp8"),
         ),
         {},
         300,
     ),
     "decode": (
         "decode",
-        ("eager", "fused", "compiled", "graphed", "graphed-eager", "sums", "triton"),
+        (
+            *("eager", "fused", "compiled", "graphed", "graphed-eager", "sums", "triton"),
+            *("streamed", "overlapped", "one-mlp"),
+        ),
         {"layers": 8},
         1500,
     ),
@@ -535,6 +542,27 @@ def _rungs(name: str, value: int) -> dict[str, Part]:
             watch="observed",
         )
         for rung in rungs
+    }
+
+
+# - gate: the same step in several processes, and once with a twelfth more layers: a slowdown of some percent that
+#   nobody planned. On a CPU as deep, and narrow enough for milliseconds.
+_GATED = _MEDIUM | {"mode": "train", "precision": "bf16"}
+_GATED_SMOKE = _SMALL | {"batch": 2, "d_model": 64, "d_ff": 192, "layers": 12, "mode": "train", "precision": "fp32"}
+
+
+def _gate() -> dict[str, Part]:
+    return {
+        part: Part(
+            "gate",
+            part,
+            "nsightkit.workloads.lm:start",
+            MappingProxyType(_GATED | {"layers": 26 if part == "after" else 24}),
+            MappingProxyType(_GATED_SMOKE | {"layers": 13 if part == "after" else 12}),
+            value=68,
+            active=2,
+        )
+        for part in ("before", "before-2", "before-3", "before-4", "again", "after")
     }
 
 
@@ -579,6 +607,7 @@ INVESTIGATIONS: Mapping[str, Mapping[str, Part]] = MappingProxyType(
         "ledger": _memory("ledger", "start", _LEDGER, _SMALL, 78),
         "memory-snapshot": _remembered(),
         "attention-sweep": _sweep(),
+        "gate": _gate(),
         # new ones
     }
 )
