@@ -225,7 +225,7 @@ def summary(trace: Trace, match: str | None = None) -> pd.DataFrame:
             "wall_ns": wall,
             "busy_ns": busy,
             "idle_ns": idle,
-            "outlier": _outliers(wall),
+            "outlier": outliers(wall),
         }
     )
 
@@ -250,7 +250,17 @@ def _devices(trace: Trace, process: int) -> list[int]:
     return sorted({int(d) for d in (mine if len(mine) else found)["device"]})
 
 
-def _outliers(wall: np.ndarray) -> np.ndarray:
+def outliers(wall: np.ndarray) -> np.ndarray:
+    """Say which of some times stand out, as :func:`summary` does.
+
+    Parameters
+    ----------
+    wall : ndarray of int or float, shape (n,)
+
+    Returns
+    -------
+    ndarray of bool, shape (n,)
+    """
     if len(wall) < _ENOUGH:
         return np.zeros(len(wall), bool)
     median = np.median(wall)

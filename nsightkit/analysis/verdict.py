@@ -22,7 +22,7 @@ import pandas as pd
 
 from nsightkit import hardware
 from nsightkit._show import bytes_text, short_name, time_text
-from nsightkit.analysis import gaps, intervals, memops, sol, steps
+from nsightkit.analysis import clocks, communication, gaps, intervals, memops, sol, steps
 from nsightkit.analysis.categories import CATEGORIES, categorize
 from nsightkit.analysis.intervals import Coverage
 from nsightkit.analysis.names import matching
@@ -172,7 +172,7 @@ class _Account:
         self.first, self.last = int(self.spans["span_start_ns"].min()), int(self.spans["span_end_ns"].max())
         self.kernels = self._kernels()
         self.fills = self.kernels["fills"].to_numpy()
-        self.collectives = _Collectives(self.kernels[self.fills == _COMMUNICATION])
+        self.collectives = _Collectives(trace)
         self.windows = _Windows(trace, self.spans)
         #: nanoseconds by window (the whole first), device and answer; the last column is `_ENDS`
         self.amounts = np.stack([self._device(device) for device in self.devices], axis=1)
@@ -269,37 +269,33 @@ def _on(trace: Trace, table: str, device: int, *more: str) -> pd.DataFrame:
 
 
 class _Collectives:
-    """Communication kernels of several devices, matched: the n-th of a name on each device is one collective.
+    """Who waits for whom in the collectives of several devices of one trace, and so of one clock.
 
     A collective can do its work only when the last device has arrived; until then the others wait in it.
     """
 
-    def __init__(self, kernels: pd.DataFrame) -> None:
-        mine = kernels.sort_values(["device", "start_ns"], kind="stable").reset_index(drop=True)
-        self.devices = mine["device"].unique().tolist()
-        self._table = mine.assign(until_ns=mine["start_ns"], last=False)
-        self.matched = 0
-        if len(self.devices) < 2:
-            return
-        name = mine["name"].cat.codes
-        runs = mine.groupby([mine["device"], name], sort=False)
-        groups = mine.groupby([name, runs.cumcount()], sort=False)
-        arrived, done = groups["start_ns"].transform("max"), groups["end_ns"].transform("min")
-        # Names that the devices ran unequally often are cropped, or no collectives: then the n-th are not the same.
-        same = runs["start_ns"].transform("size").groupby(name).transform("nunique") == 1
-        met = (groups["start_ns"].transform("size") == len(self.devices)) & same & (arrived < done)
-        self._table["until_ns"] = arrived.where(met, mine["start_ns"])
-        self._table["last"] = met & (arrived == mine["start_ns"])
-        self.matched = int(met.sum()) // len(self.devices)
+    def __init__(self, trace: Trace) -> None:
+        found = communication.collectives(trace)
+        found = found[found["where"] == "GPU"]
+        self.devices: list[int] = found["device"].unique().tolist()
+        arrivals = clocks.match({device: found[found["device"] == device] for device in self.devices}).arrivals
+        met = found.loc[arrivals["row"]].assign(collective=arrivals["collective"].to_numpy())
+        by = met.groupby("collective")
+        arrived, done = by["start_ns"].transform("max"), by["end_ns"].transform("min")
+        # One that ends somewhere before all had arrived is none.
+        possible = (arrived < done).groupby(met["collective"]).transform("all")
+        self._met = met.assign(until_ns=arrived)[possible]
+        self.matched = int(self._met["collective"].nunique())
 
     def waiting(self, device: int) -> pd.DataFrame:
         """The time from a device's arrival to that of the last."""
-        mine = self._table[self._table["device"] == device]
-        return mine[["device", "start_ns", "name"]].assign(end_ns=mine["until_ns"])
+        mine = self._met[self._met["device"] == device]
+        return mine[["device", "start_ns", "kind"]].assign(end_ns=mine["until_ns"])
 
     def last(self, device: int) -> int:
         """How often a device was the last to arrive."""
-        return int(self._table.loc[self._table["device"] == device, "last"].sum())
+        mine = self._met[self._met["device"] == device]
+        return int((mine["start_ns"] == mine["until_ns"]).sum())
 
 
 class _Windows:
@@ -310,22 +306,24 @@ class _Windows:
     """
 
     def __init__(self, trace: Trace, spans: pd.DataFrame) -> None:
-        found = steps.summary(trace)
+        found = steps.find(trace)
         self.steps = len(found)
         self.are_steps = self.steps >= _FEW_STEPS and trace.size("calls") > 0
         self.edges: dict[int, Int] = {}
         if self.are_steps:
             self.names = ["before the first step", *found["step"].tolist(), "after the last step"]
-            self.outlier = np.pad(found["outlier"].to_numpy(bool), 1)
             self.inside = np.pad(np.ones(self.steps, bool), 1)
-            self._by_launch(trace, spans, steps.find(trace))
+            self._by_launch(trace, spans, found)
         else:
             self.names = [f"tenth {number + 1}" for number in range(_PARTS)]
-            self.outlier, self.inside = np.zeros(_PARTS, bool), np.ones(_PARTS, bool)
+            self.inside = np.ones(_PARTS, bool)
             tenths = np.linspace(spans["span_start_ns"].min(), spans["span_end_ns"].max(), _PARTS + 1)
             self.edges = dict.fromkeys(spans.index.tolist(), tenths.astype(np.int64))
         #: when each begins, on the first device to begin it
-        self.start = np.stack(list(self.edges.values())).min(axis=0)[:-1]
+        begins = np.stack(list(self.edges.values())).min(axis=0)
+        self.start = begins[:-1]
+        self.outlier = np.zeros(len(self.names), bool)
+        self.outlier[self.inside] = steps.outliers(np.diff(begins)[self.inside])
         self.what = "steps" if self.are_steps else "tenths of the time"
 
     def _by_launch(self, trace: Trace, spans: pd.DataFrame, found: pd.DataFrame) -> None:
@@ -516,7 +514,9 @@ class _Answer:
         if self.idle:
             parts.append(account.gaps[account.cause == self.code])
         elif self.code == _IMBALANCE:
-            parts += [account.collectives.waiting(device).assign(kind="kernel", row=-1) for device in account.devices]
+            for device in account.devices:
+                waits = account.collectives.waiting(device)
+                parts.append(waits.assign(name="waiting in " + waits["kind"], kind="none", row=-1))
             parts.append(account.ends().assign(kind="none", row=-1))
         else:
             mine = account.kernels[account.fills == self.code]
@@ -684,7 +684,8 @@ class _Answer:
     # -- doubts
 
     def _doubts(self) -> list[str]:
-        told = [*self._close(), *self._borderline(), *self._passing(), *self._scarce(), *self._blind()]
+        fragile = [*self._close(), *self._borderline()]
+        told = [*fragile, *self._passing(fragile=bool(fragile)), *self._scarce(), *self._blind()]
         profiler = self._share(int(self.total[_PROFILER]))
         if self.code != _PROFILER and profiler >= _LOST:
             told.append(f"the profiler itself took {_percent(profiler)}, and may have moved other times")
@@ -731,27 +732,29 @@ class _Answer:
                 return [f"{what} take {_percent(share)}, close to the {100 * limit:.0f} % of the rule: else {other}"]
         return []
 
-    def _passing(self) -> list[str]:
-        """Whether the answer stands without what is not the run's habit: its start, outliers, any one window."""
+    def _passing(self, *, fragile: bool) -> list[str]:
+        """Whether the answer stands without what is not the run's habit: its start, outliers, any one window.
+
+        One that little would turn needs no window to turn it.
+        """
         windows, parts = self.account.windows, self.account.totals[1:]
         start = self._start()
         largest = np.arange(len(parts)) == int(_of(parts, self.code).argmax())
-        for left_out, what in (
-            (
-                start,
-                f"what ran before {_moment(int(windows.start[np.flatnonzero(start)[-1] + 1]))}" if start.any() else "",
-            ),
-            (~windows.inside, "what ran outside the steps"),
-            (windows.outlier, f"{_count(int(windows.outlier.sum()), 'outlier')} of {windows.steps:,} steps"),
-            (
-                largest,
-                f"{short_name(windows.names[int(largest.argmax())])} at {_moment(int(windows.start[largest][0]))}",
-            ),
+        shown = short_name(windows.names[int(largest.argmax())])
+        for left_out, what, always in (
+            (start, f"what ran before {_moment(int(windows.start[start.sum()]))}" if start.any() else "", True),
+            (~windows.inside, "what ran outside the steps", True),
+            (windows.outlier, f"{_count(int(windows.outlier.sum()), 'outlier')} of {windows.steps:,} steps", False),
+            (largest, f"{shown} at {_moment(int(windows.start[largest][0]))}", False),
         ):
+            if fragile and not always:
+                continue
             left = self.total - parts[left_out].sum(axis=0)
             if left_out.any() and left[:_ENDS].any() and int(_decided(left)[0]) != self.code:
                 other = BOTTLENECKS[int(_decided(left)[0])]
                 return [f"without {what} it would be {other}: set-up, warm-up or an exception?{self._filter()}"]
+        if fragile:
+            return []
         longest = int(self.events["duration_ns"].max())
         left = self.total.copy()
         left[self.code] = max(left[self.code] - longest, 0)
@@ -778,7 +781,7 @@ class _Answer:
         windows, start = self.account.windows, self._start()
         if windows.are_steps:
             return f" (--last-steps {max(windows.steps // 2, 1)})"
-        return f" (--time {int(windows.start[np.flatnonzero(start)[-1] + 1])}:)" if start.any() else ""
+        return f" (--time {int(windows.start[start.sum()])}:)" if start.any() else ""
 
     def _scarce(self) -> list[str]:
         operations, found = sum(self.trace.size(table) for table in GPU_TABLES), self.account.windows.steps
@@ -809,6 +812,9 @@ class _Answer:
         for ns, code in self._rivals()[:1]:
             if self._share(ns) >= _LOST and ns <= _CLOSE * self.ns:
                 told.append(f"{BOTTLENECKS[code]} takes {_percent(self._share(ns))}, too")
+        lost = _ranked(account, _IDLE)
+        if not self.idle and len(lost) and lost["share_of_span"].iloc[0] >= _LOST / 2:
+            told.append(f"{lost['bottleneck'].iloc[0]} takes {_percent(lost['share_of_span'].iloc[0])}")
         if self.code in _TALK:
             filled = int(self.total[[_COMPUTE, _MEMORY, _UNDECIDED]].sum())
             told.append(f"other kernels run for {_percent(self._share(filled))} of the span")
