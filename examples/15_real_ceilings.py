@@ -73,10 +73,11 @@ plots.step_times(
 )
 
 # %%
-# The clock and the power meanwhile, and why the clock was lower than it could
-# be, as the driver gives it: bit 4 is the power limit, 32 and 64 are heat.
+# The clock, the power and the duty cycle meanwhile, and what held the clock
+# down in at least half of the readings, as the driver says. A ceiling belongs
+# to its duty cycle: a burst after a pause runs at a clock that nothing keeps.
 
-metrics = ["sm_clock_mhz", "power_w", "slowdown_mask"]
+metrics = ["sm_clock_mhz", "power_w", "gpu_utilization_percent"]
 state = {name: before.values(name) for name in metrics}
 seen = pd.DataFrame(
     [
@@ -93,6 +94,8 @@ seen = pd.DataFrame(
 )
 if len(seen):
     print(seen.to_string(index=False))
+    held = hardware.slowed_by(before.values("slowdown_mask"))
+    print(f"clock held down by: {held or 'not said by this driver'}")
 else:
     print("no driver here that could be asked for clock and power")
 
@@ -124,11 +127,13 @@ plots.step_times(
 )
 
 # %%
-# Now everything else: the other precisions, a product of the shape a
-# transformer layer has, and transfers. A copy reads and writes, a triad reads
-# twice and writes, a sum only reads. A smoke run takes a few of them.
+# Now everything else: products of the shapes that a transformer layer has and
+# a larger square, the other precisions, and transfers. A copy reads and
+# writes, a triad reads twice and writes, a sum only reads. A smoke run takes a
+# few of them.
 
-EVERYTHING = ["layer", "fp16", "tf32", "fp32", "fp8", "copy", "triad", "read"]
+EVERYTHING = ["large", "qkv", "layer", "down", "fp16", "tf32", "fp32", "fp8"]
+EVERYTHING += ["copy", "triad", "read"]
 FEW = ["fp32", "copy", "read"]
 chosen = FEW if before.mode == "smoke" else EVERYTHING
 runs = {"before": before}
@@ -150,14 +155,21 @@ for run in runs.values():
     row = {"what": found["what"], "unit": found["unit"]}
     row |= {"TFLOP/s": found["tflops"], "GB/s": found["gb_per_s"]}
     row |= {"share of datasheet": got / sheet if sheet else None}
+    there = peak and clock and gpu.at_clock(found["unit"], clock)
+    row |= {"share at its clock": got / there if there else None}
     row |= {"clock (MHz)": clock, "power (W)": run.median("power_w")}
-    rows.append(row)
+    held = hardware.slowed_by(run.values("slowdown_mask"))
+    rows.append(row | {"held down by": held or "-"})
 ceilings = pd.DataFrame(rows)
-numbers = ceilings.columns[2:]
+numbers = ceilings.columns[2:-1]
 ceilings[numbers] = ceilings[numbers].astype(float)
 plots.table(ceilings)
 
 # %%
+# The share of the datasheet is of the rate at its boost clock; the share at
+# its clock, of what the units could do at the clock that they had. Where the
+# first is low and the second high, power is the limit and not the program.
+#
 # These are the ceilings that other pages hold their operations against. Both
 # shares are given there, of the datasheet and of these, and never mixed.
 

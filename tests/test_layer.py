@@ -6,6 +6,8 @@ import dataclasses
 import importlib.util
 import json
 import math
+import os
+import re
 import subprocess
 import sys
 
@@ -176,7 +178,7 @@ def test_written_norm_moves_nine_times_what_it_must():
 
 
 def test_what_a_compiler_makes_cannot_be_counted_as_written():
-    for rung in ("compiled", "triton", "fp8"):
+    for rung in ("compiled", "triton", "epilogue", "fp8"):
         with pytest.raises(ValueError, match="is not what is written"):
             layer.written(mode="prefill", rung=rung)
 
@@ -220,13 +222,15 @@ _INTERPRETED = """
 import json, sys
 from nsightkit.workloads import layer
 found = {}
-for mode in ("prefill", "decode"):
-    for context in (1, 9, 150) if mode == "decode" else (9,):
-        sizes = dict(hidden=64 if mode == "decode" else 48, heads=2, d_ff=80, layers=2)
-        sizes |= dict(context=context, precision="fp16")
-        with layer.start("cpu", mode=mode, rung="triton", **sizes) as run:
-            run.step()
-            found[f"{mode} {context}"] = [run.observed()["relative_error"][0], run.parameters["instead"]]
+for mode, rungs in layer.RUNGS.items():
+    for rung in (name for name, made in rungs.items() if made.triton):
+        for context in {"triton": (1, 150), "one-mlp": (1,)}.get(rung, (70,)) if mode == "decode" else (9,):
+            # Sizes that are no multiple of any tile, and more rows than programs.
+            sizes = dict(hidden=64 if mode == "decode" else 48, heads=2, d_ff=88, layers=1 + (rung == "triton"))
+            sizes |= dict(context=context, precision="fp16")
+            with layer.start("cpu", mode=mode, rung=rung, **sizes) as run:
+                run.step()
+                found[f"{mode} {rung} {context}"] = [run.observed()["relative_error"][0], run.parameters["instead"]]
 print(json.dumps(found))
 """
 
@@ -242,9 +246,69 @@ def test_triton_kernels_in_the_interpreter():
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    for what, (error, instead) in json.loads(done.stdout.splitlines()[-1]).items():
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert len(found) == 1 + sum(layer.RUNGS[mode][rung].triton for mode, rung in ALL)
+    for what, (error, instead) in found.items():
         assert "interpreter" in instead, what
+        assert ("programmatic dependent launch" in instead) == ("overlapped" in what or "one-mlp" in what), what
         assert error < ALLOWED["fp16"], what
+
+
+_COMPILED = """
+import json, re, warnings
+warnings.simplefilter("ignore")
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from nsightkit.workloads import layer_triton as made
+found = {}
+def compile(name, types, constants, **options):
+    kernel = getattr(made, name)
+    kernel = kernel.fn if hasattr(kernel, "configs") else kernel
+    at = kernel.arg_names.index
+    aligned = {(at(n),): [["tt.divisibility", 16]] for n, kind in types.items() if kind.startswith("*")}
+    signature = types | dict.fromkeys(constants, "constexpr")
+    source = ASTSource(kernel, signature, {(at(n),): value for n, value in constants.items()}, aligned)
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    found[name] = compiled.asm["ptx"]
+bf16, early = "*bf16", dict(DEPENDENT=True, AHEAD=made._AHEAD_BYTES, SMS=132)
+compile("_stream_kernel", dict(x=bf16, gain=bf16, weight=bf16, residual=bf16, out=bf16, epsilon="fp32"),
+    dict(count=11008, width=4096, NORM=True, GATED=True, RESIDUAL=False, ROWS=1, COLUMNS=4096, STAGES=1, PER_SM=4)
+    | early, num_warps=4, launch_pdl=True)
+compile("_mlp_kernel", dict(x=bf16, gain=bf16, gate_up=bf16, down=bf16, partial="*fp32", epsilon="fp32"),
+    dict(inner=11008, width=4096, BLOCK=4096, ROWS=2, PER_SM=2) | early, num_warps=8, launch_pdl=True)
+compile("_gather_kernel", dict(partial="*fp32", residual=bf16, out=bf16, width="i32"),
+    dict(programs=264, MANY=64, BLOCK=32, DEPENDENT=True), num_warps=4, launch_pdl=True)
+compile("_join_kernel", dict(partial="*fp32", largest="*fp32", weights="*fp32", out=bf16),
+    dict(width=128, SPLITS=16, DEPENDENT=True), num_warps=4, launch_pdl=True)
+compile("_gated_kernel", dict(x="tensordesc<bf16[128,64]>", weight="tensordesc<bf16[128,64]>", out=bf16, rows="i32",
+    inner="i32"), dict(width=4096, BLOCK_M=128, BLOCK_N=128, BLOCK_K=64, GROUP=8), num_warps=8, num_stages=3)
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_triton_kernels_compile_for_hopper_to_what_they_promise():
+    """Without a GPU: Triton's compiler is given the card, and its assembly is read."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", _COMPILED], capture_output=True, text=True, timeout=300, check=False, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    for name in ("_stream_kernel", "_mlp_kernel", "_gather_kernel", "_join_kernel"):
+        body = found[name]
+        wait = body.index("griddepcontrol.wait")
+        assert wait < body.index("griddepcontrol.launch_dependents"), name
+        # Nothing that another kernel wrote is read before it ended, and nothing is written.
+        assert "ld.global" not in body[:wait], name
+        assert "st.global" not in body[:wait], name
+    for name in ("_stream_kernel", "_mlp_kernel"):
+        body = found[name]
+        assert "prefetch.global.L2" in body[: body.index("griddepcontrol.wait")]
+        assert re.search(r"ld\.global[.\w:]*evict_first[.\w:]*v4", body)  # 16 bytes a thread, and gone
+    assert "wgmma.mma_async" in found["_gated_kernel"]
+    assert "cp.async.bulk.tensor" in found["_gated_kernel"]
 
 
 @pytest.mark.gpu
@@ -253,6 +317,8 @@ def test_rungs_on_a_gpu(mode, rung, monkeypatch):
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA GPU")
     monkeypatch.undo()
+    if layer.RUNGS[mode][rung].overlapped and torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("this GPU has no programmatic dependent launch")
     sizes = {"context": 256, "hidden": 512, "heads": 4, "d_ff": 1376, "layers": 3, "compiler": "inductor"}
     with layer.start("cuda", mode=mode, rung=rung, **sizes) as run:
         run.step()

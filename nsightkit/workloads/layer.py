@@ -59,6 +59,11 @@ class Rung:
         GEMMs of 8-bit numbers, scaled by tensor.
     triton : bool
         Hand-written Triton kernels for all but prefill's GEMMs and attention.
+    epilogue : bool
+        And for prefill's GEMM of gate and up, with the activation in it.
+    streamed, overlapped, whole_mlp : bool
+        Of decode's Triton kernels: programs that stay and stream, kernels that begin before the ones before them end,
+        an MLP in one kernel.
     """
 
     change: str
@@ -70,6 +75,10 @@ class Rung:
     streams: bool = False
     fp8: bool = False
     triton: bool = False
+    epilogue: bool = False
+    streamed: bool = False
+    overlapped: bool = False
+    whole_mlp: bool = False
 
 
 _DEFAULT: Mapping[str, Any] = MappingProxyType({})
@@ -92,6 +101,7 @@ RUNGS: Mapping[str, Mapping[str, Rung]] = MappingProxyType(
             "flash": Rung("flash attention forced", "compiled", "flash", compiled=_DEFAULT),
             "cudnn": Rung("cuDNN attention forced", "compiled", "cudnn", compiled=_DEFAULT),
             "triton": Rung("own kernels between the GEMMs", "compiled", triton=True),
+            "epilogue": Rung("SwiGLU inside an own GEMM", "triton", triton=True, epilogue=True),
             "fp8": Rung("GEMMs in 8 bits", "compiled", compiled=_DEFAULT, fp8=True),
         },
         "decode": {
@@ -102,6 +112,26 @@ RUNGS: Mapping[str, Mapping[str, Rung]] = MappingProxyType(
             "graphed-eager": Rung("a CUDA graph", "fused", graphed=True),
             "sums": Rung("products written as sums", "graphed", compiled=_SUMS, graphed=True),
             "triton": Rung("own kernels throughout", "graphed", graphed=True, triton=True),
+            "streamed": Rung(
+                "weights streamed by programs that stay", "triton", graphed=True, triton=True, streamed=True
+            ),
+            "overlapped": Rung(
+                "each kernel begins before the last has ended",
+                "streamed",
+                graphed=True,
+                triton=True,
+                streamed=True,
+                overlapped=True,
+            ),
+            "one-mlp": Rung(
+                "the MLP in one kernel",
+                "overlapped",
+                graphed=True,
+                triton=True,
+                streamed=True,
+                overlapped=True,
+                whole_mlp=True,
+            ),
         },
     }
 )
@@ -423,6 +453,8 @@ class LayerRun:
         if rung.fp8:
             weights = self._eight()
         layer = self._layer()
+        if hasattr(layer, "prepared"):
+            weights = [layer.prepared(w) for w in weights]
         if rung.compiled is not None:
             options = rung.compiled
             if self.config.compiler != "inductor":
@@ -452,8 +484,7 @@ class LayerRun:
             if kernels is not None:
                 if self.device.type != "cuda":
                     self._instead.append("through Triton's interpreter")
-                made: _Layer = (kernels.Decode if self.config.mode == "decode" else kernels.Prefill)(heads)
-                return made
+                return self._of_triton(kernels)
             if self.device.type == "cuda":
                 raise RuntimeError("this rung needs Triton, which is not installed")
             self._instead.append("PyTorch's operations: Triton is not installed")
@@ -476,6 +507,27 @@ class LayerRun:
             return _forward(x, w, given, cache, **options)
 
         return layer
+
+    def _of_triton(self, kernels: ModuleType) -> _Layer:
+        rung, heads = self._rung, self.config.heads
+        made: _Layer
+        if self.config.mode == "prefill":
+            epilogue = rung.epilogue and kernels.DESCRIPTORS
+            if rung.epilogue and not epilogue:
+                self._instead.append("SwiGLU in a kernel of its own: this Triton has no descriptors of matrices")
+            made = kernels.Prefill(heads, epilogue=epilogue)
+            return made
+        why_not = kernels.dependent_launch(self.device) if rung.overlapped else ""
+        if why_not:
+            self._instead.append(f"launched one after the other: {why_not}")
+        made = kernels.Decode(
+            heads,
+            torch.cuda.get_device_properties(self.device).multi_processor_count if self.device.type == "cuda" else 3,
+            streamed=rung.streamed,
+            overlapped=rung.overlapped and not why_not,
+            whole_mlp=rung.whole_mlp,
+        )
+        return made
 
     def _eight(self) -> list[Weights]:
         """Weights in 8 bits, with scales of their inputs from a pass in 16 bits, as calibration finds them."""
