@@ -292,9 +292,11 @@ _HEADERS = {
     "occupancy_pct": "occupancy",
     "occupancy_limiter": "limited by",
     "classification": "class",
+    "interval": "95 % interval",
 }
 #: Dropped, in this order, where a terminal is too narrow for the names.
 _EXPENDABLE = (
+    "interval",
     *("batch", "peak_reserved_bytes", "first_step_ns"),
     *("std_ns", "min_ns", "rule", "median_ns", "max_ns", "domain", "mean_ns", "category", "end_ns"),
     *("clock_mhz", "fwd_flops", "logits_bytes", "impossible", "flops", "count", "dram_pct"),
@@ -304,7 +306,7 @@ _LEFT = (
     *("config", "gpu", "unit", "accumulate", "mode", "precision", "status", "site", "bound", "note"),
     *("kernel", "occupancy_limiter", "classification"),
 )
-_OPTIONAL = ("domain", "outlier", "src_kind", "dst_kind", "remedy", "detail", "note", "sol_measured")
+_OPTIONAL = ("domain", "interval", "outlier", "src_kind", "dst_kind", "remedy", "detail", "note", "sol_measured")
 _SHRINKING = ("name", "step", "evidence", "site", "kernel")
 _WRAPPING = ("check", "found", "remedy", "detail", "notes", "source")
 _NAME_CELLS = 40

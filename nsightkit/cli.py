@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
 
+    from nsightkit.analysis.ranks import Job
     from nsightkit.capture.captured import Captured
     from nsightkit.trace import Trace
 
@@ -44,6 +45,7 @@ app.add_typer(capture_app, name="capture", rich_help_panel="Capturing")
 
 _READING = "Reading a trace"
 _CAPTURING = "Capturing"
+_TWICE = "Filters: once for both captures, or twice, for BEFORE and for AFTER"
 _WITHOUT = "By arithmetic and by measurement"
 #: Metrics that a table of a check tells beside those that can fail.
 _INFORMING = 10
@@ -811,6 +813,174 @@ def ncu(
 
 
 @app.command(rich_help_panel=_READING)
+def diff(
+    before: Annotated[Path, typer.Argument(metavar="BEFORE", help="A trace, or a memory snapshot.")],
+    after: Annotated[Path, typer.Argument(metavar="AFTER", help="One of the same kind.")],
+    *,
+    also_before: Annotated[
+        list[Path] | None,
+        typer.Option("--also-before", metavar="TRACE", help="Another capture of what BEFORE is of; repeatable."),
+    ] = None,
+    also_after: Annotated[
+        list[Path] | None,
+        typer.Option("--also-after", metavar="TRACE", help="Another capture of what AFTER is of; repeatable."),
+    ] = None,
+    match: Annotated[
+        list[str] | None, typer.Option("--match", metavar="REGEX", help="The ranges that are steps; once or twice.")
+    ] = None,
+    steps: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--steps", metavar="N", min=1, help="How many steps there were, where no ranges say so; once or twice."
+        ),
+    ] = None,
+    top: Annotated[
+        int, typer.Option("--top", metavar="N", min=0, help="Rows of a table or of Markdown; CSV and JSON hold all.")
+    ] = 8,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Markdown, for a pull request, in place of a --format.")
+    ] = False,
+    device: Annotated[
+        list[int] | None,
+        typer.Option("--device", metavar="N", help="Only GPU operations of device N.", rich_help_panel=_TWICE),
+    ] = None,
+    within: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--within", metavar="REGEX", help="Only what was launched inside such ranges.", rich_help_panel=_TWICE
+        ),
+    ] = None,
+    time: Annotated[
+        list[str] | None,
+        typer.Option("--time", metavar="A:B", help="Only events that start in this window.", rich_help_panel=_TWICE),
+    ] = None,
+    last_steps: Annotated[
+        list[int] | None,
+        typer.Option("--last-steps", metavar="N", help="Only the last N steps.", rich_help_panel=_TWICE),
+    ] = None,
+    no_cache: NoCacheOpt = False,
+    format: FormatOpt = None,  # noqa: A002
+) -> None:
+    """What changed between two captures, by how much, and whether that is more than noise."""
+    from nsightkit.analysis import diff_text
+
+    if markdown and format is not None:
+        raise UsageError("--markdown is a format of its own: leave --format away")
+    given = {"--match": match, "--steps": steps, "--within": within, "--time": time, "--last-steps": last_steps}
+    both = {name: _twice(name, values) for name, values in {**given, "--device": device}.items()}
+    snapshots = [_is_pickle(path) for path in (before, after)]
+    if all(snapshots):
+        needless = [name for name, values in given.items() if values]
+        needless += ["--also-before"] if also_before else ["--also-after"] if also_after else []
+        if needless:
+            raise UsageError(f"{needless[0]}: memory snapshots have no such part; --device is all they take")
+        result = _diff_of_memory((before, after), both["--device"])
+    elif any(snapshots):
+        raise UsageError("one of the two is a memory snapshot: two of a kind can be compared")
+    else:
+        sides = [
+            [_diff_side(path, both, no_cache, side) for path in paths]
+            for side, paths in enumerate(([before, *(also_before or ())], [after, *(also_after or ())]))
+        ]
+        # Which of the two is at fault, nobody knows here.
+        with _progress("comparing"), _naming(Path(f"{before} or {after}")):
+            from nsightkit.analysis.diff import summary as answer
+
+            also = {"also_before": sides[0][1:], "also_after": sides[1][1:]}
+            result = answer(sides[0][0], sides[1][0], **also, match=both["--match"], steps=both["--steps"])
+    if markdown:
+        from nsightkit._show import utf8
+
+        with _printing():
+            utf8(sys.stdout).write(diff_text.markdown(result, top))
+        return
+    if _format(format) == "csv":
+        _diff_as_csv(result)
+        return
+    title = f"{before.name} → {after.name}"
+    _emit(format, result, lambda console: _print_diff(console, title, result, top))
+
+
+def _twice(option: str, values: list[Any] | None) -> tuple[Any, Any]:
+    """Take an option that holds for both sides, or is given once for each; an empty text is none."""
+    values = [value if value != "" else None for value in values or [None]]
+    if len(values) > 2:
+        raise UsageError(f"{option}: {len(values)} times is too often; once is for both captures, twice for each")
+    return values[0], values[-1]
+
+
+def _is_pickle(path: Path) -> bool:
+    """Whether a file begins as a pickle does, which a memory snapshot is; what cannot be read is none."""
+    try:
+        with path.open("rb") as stream:
+            head = stream.read(2)
+    except OSError:
+        return False
+    return len(head) == 2 and head[0] == 0x80 and 2 <= head[1] <= 5
+
+
+def _diff_side(path: Path, both: Mapping[str, tuple[Any, Any]], no_cache: bool, side: int) -> Trace:
+    """Open one capture with the filters of its side."""
+    session = _Session(
+        path,
+        device=both["--device"][side],
+        within=both["--within"][side],
+        time=both["--time"][side],
+        last_steps=both["--last-steps"][side],
+        no_cache=no_cache,
+    )
+    return _whole(session, path)
+
+
+def _diff_of_memory(paths: tuple[Path, Path], devices: tuple[Any, Any]) -> dict[str, Any]:
+    from nsightkit.analysis import diff_memory
+    from nsightkit.trace import snapshot as reader
+
+    opened = []
+    for path in paths:
+        with _progress(f"reading {path.name}"), _naming(path):
+            opened.append(reader.read(path))
+    if devices[0] != devices[1]:
+        raise UsageError("--device: one device can be compared, give it once")
+    return diff_memory.summary(opened[0], opened[1], devices[0])
+
+
+def _diff_as_csv(result: Mapping[str, Any]) -> None:
+    from nsightkit import _show
+    from nsightkit.analysis import diff, diff_text
+
+    memory = "sites" in result
+    tables = ("figures", "categories", "sites") if memory else tuple(diff.TABLES)
+    figures = ("before_bytes", "after_bytes", "delta_bytes", "change") if memory else diff.COLUMNS
+    columns = ["table", "name", "match", *figures] if memory else ["table", "name", "clock", "match", *figures]
+    rows = [
+        {"clock": None, "match": None, **_show.ready(row), "table": table, "name": diff_text.name_of(table, row)}
+        for table in tables
+        for row in result[table]
+    ]
+    with _printing():
+        _show.write_csv(columns, rows, _show.utf8(sys.stdout))
+
+
+def _print_diff(console: Console, title: str, result: Mapping[str, Any], top: int) -> None:
+    from nsightkit import _show
+    from nsightkit.analysis import diff_text
+
+    console.print(_show.plain(title), style="bold", soft_wrap=True)
+    console.print(_show.plain(result["headline"]))
+    for warning in result["warnings"]:
+        console.print(_show.plain(warning), style="yellow")
+    if "bottleneck" in result:
+        console.print(_show.plain(result["bottleneck"]["text"]))
+    for table, (name, chosen, changed) in diff_text.sections(result, top).items():
+        if not chosen:
+            continue
+        console.print()
+        cells = diff_text.rows(table, chosen)
+        _show.print_rows(console, list(cells[0]), cells, title=name, total=max(changed, len(chosen)))
+
+
+@app.command(rich_help_panel=_READING)
 def check(
     files: Annotated[
         list[Path],
@@ -975,6 +1145,83 @@ def _print_check(format: Format | None, result: dict[str, Any]) -> None:  # noqa
 
 
 @app.command(rich_help_panel=_READING)
+def ranks(
+    traces: Annotated[
+        list[Path], typer.Argument(metavar="DIR", help="A folder that holds one trace a rank; or the traces.")
+    ],
+    *,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            "--workers",
+            metavar="N",
+            min=0,
+            help="Processes of a local Dask cluster, 0 for none; default: one a core, none for a handful of ranks.",
+            show_default=False,
+        ),
+    ] = None,
+    scheduler: Annotated[
+        str | None,
+        typer.Option(
+            "--scheduler", metavar="ADDRESS", help="A Dask scheduler whose workers see the files under the same paths."
+        ),
+    ] = None,
+    each: Annotated[bool, typer.Option("--each", help="List every collective, not kinds of them.")] = False,
+    no_cache: NoCacheOpt = False,
+    format: FormatOpt = None,  # noqa: A002
+) -> None:
+    """Who is late among the ranks of a job, what that costs the others, and why."""
+    from nsightkit import _show
+    from nsightkit.analysis import ranks as many
+
+    if scheduler is not None and workers is not None:
+        raise UsageError("--workers is for a local cluster: a scheduler has workers of its own")
+    files = many.traces_in(traces[0]) if len(traces) == 1 and not traces[0].is_file() else traces
+    with _bar(len(files)) as shown:
+        progress = None if shown is None else (lambda done, _: shown(done, "ranks"))
+        job = many.survey(files, scheduler, workers, cache=False if no_cache else None, progress=progress)
+    for one in job.lost:
+        if one["file"] is not None:
+            _note(f"{one['file']}: {one['reason']}; the other ranks are answered for")
+    if _format(format) == "csv":
+        table = job.collectives if each else job.ranks
+        with _printing():
+            _show.write_csv([str(c) for c in table.columns], _show.rows_of(table), _show.utf8(sys.stdout))
+        return
+    _emit(format, job.summary(each), lambda console: _print_ranks(console, traces, job, each))
+
+
+def _print_ranks(console: Console, traces: Sequence[Path], job: Job, each: bool) -> None:
+    from rich.text import Text
+
+    from nsightkit import _show
+
+    where = traces[0].name if len(traces) == 1 else f"{len(traces)} traces"
+    tools = " and ".join(dict.fromkeys(job.ranks["tool"]))
+    console.print(Text(_show.plain(f"{len(job.ranks)} ranks · {tools} · {where}"), style="bold"), soft_wrap=True)
+    for text in job.findings():
+        console.print(Text(_show.plain(text)), soft_wrap=False)
+    kinds = ["group", "kind", "ranks", "bytes", "count", "total_ns", "wait_ns", "exposed_ns", "last_rank", "bus_gb_per_s"]
+    times = ["step", "group", "kind", "bytes", "start_ns", "skew_ns", "last_rank", "transfer_ns", "exposed_ns"]
+    tables = {
+        "ranks": (job.ranks, ["rank", "step_ns", "compute_ns", "communication_ns", "exposed_ns", "waited_ns", "late_ns"]),
+        "collectives": (job.collectives, times) if each else (job.kinds(), kinds),
+    }
+    for name, (table, columns) in tables.items():
+        console.print()
+        shown = [c for c in columns if c in table and table[c].notna().any()]
+        rows = list(_show.rows_of(table[shown].head(_show.TABLE_ROWS)))
+        _show.print_rows(console, shown, rows, total=len(table), empty=f"no {name} to compare")
+    for one in job.lost:
+        count = len(one["ranks"])
+        rank = "" if not count else f"rank {one['ranks'][0]}" if count == 1 else f"{count} ranks"
+        file = "" if one["file"] is None else f" ({Path(one['file']).name})"
+        console.print(_show.plain(f"lost: {rank}{file}: {one['reason']}"), style="yellow")
+    for note in job.notes:
+        console.print(_show.plain(note), style="dim")
+
+
+@app.command(rich_help_panel=_READING)
 @_on_trace
 def convert(
     session: _Session,
@@ -1015,6 +1262,43 @@ def convert(
         {"trace": str(session.path), "out": str(out), "bytes": size},
         lambda console: console.print(_one_line(out)),
     )
+
+
+@app.command(rich_help_panel=_READING)
+def scrub(
+    trace: Annotated[
+        Path,
+        typer.Argument(
+            metavar="TRACE", help="An export, a JSON trace, a folder of convert's, a memory snapshot, or a CSV of ncu."
+        ),
+    ],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The copy, of the same kind.")],
+    *,
+    overwrite: Annotated[bool, typer.Option("--overwrite", "--force", help="Replace what is there.")] = False,
+    format: FormatOpt = None,  # noqa: A002
+) -> None:
+    """Write a copy that is safe to share: no environment, host, user, paths or tokens; the same answers."""
+    with _progress(f"scrubbing {trace.name}"), _naming(trace):
+        from nsightkit.trace import scrub as scrubbing
+
+        copied = scrubbing.copy(trace, out, overwrite=overwrite)
+        files = [out] if out.is_file() else list(out.iterdir())
+        size = sum(file.stat().st_size for file in files)
+
+    def table(console: Console) -> None:
+        from nsightkit import _show
+
+        columns = ["kind", "place", "count"]
+        _show.print_rows(
+            console,
+            columns,
+            copied.removed,
+            title=_one_line(f"removed from {trace.name}"),
+            empty="there was nothing to remove",
+        )
+        console.print(_one_line(out))
+
+    _emit(format, {"trace": str(trace), "out": str(out), "bytes": size, "removed": copied.removed}, table)
 
 
 @app.command(rich_help_panel=_READING)

@@ -38,7 +38,9 @@ HOSTILE = [
     "",
 ]
 
-TRACE_COMMANDS = ["summary", "kernels", "ranges", "gaps", "memops", "calls", "steps"]
+TRACE_COMMANDS = ["summary", "verdict", "kernels", "ranges", "gaps", "memops", "calls", "steps"]
+#: Those that answer with one object.
+OBJECTS = ("summary", "verdict")
 COLUMNS = {
     "kernels": "name category count total_ns mean_ns median_ns min_ns max_ns std_ns share",
     "ranges": "name domain count total_ns exclusive_ns median_ns gpu_ns gpu_span_ns kernel_count rule",
@@ -113,7 +115,7 @@ def test_every_command_in_every_format(command: str, saved: Any, run: Any) -> No
     code, out, err = run(command, path, "--format", "json")
     assert (code, err) == (0, "")
     document = json.loads(out)
-    if command == "summary":
+    if command in OBJECTS:
         assert isinstance(document, dict)
         keys = list(document)
     else:
@@ -121,7 +123,7 @@ def test_every_command_in_every_format(command: str, saved: Any, run: Any) -> No
         keys = COLUMNS[command].split()
         assert all(list(row) == keys for row in document)
     times = [
-        v for row in ([document] if command == "summary" else document) for k, v in row.items() if k.endswith("_ns")
+        v for row in ([document] if command in OBJECTS else document) for k, v in row.items() if k.endswith("_ns")
     ]
     assert times
     assert all(isinstance(value, int) for value in times)
@@ -130,7 +132,7 @@ def test_every_command_in_every_format(command: str, saved: Any, run: Any) -> No
     assert (code, err) == (0, "")
     rows = list(csv.DictReader(io.StringIO(out)))
     assert list(rows[0]) == keys
-    assert len(rows) == (1 if command == "summary" else len(document))
+    assert len(rows) == (1 if command in OBJECTS else len(document))
 
     code, out, err = run(command, path, "--format", "table")
     assert (code, err) == (0, "")
@@ -212,6 +214,34 @@ def test_not_recorded_is_null_with_one_line_on_stderr(saved: Any, run: Any) -> N
     assert (code, json.loads(out)) == (0, [])
     assert "no record of memops" in one_line(err)
     assert "not recorded" in run("summary", path, "-f", "table")[1]
+
+
+def test_a_verdict_is_a_few_readable_lines(saved: Any, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    path = saved()
+    document = json.loads(run("verdict", path, "-f", "json")[1])
+    code, out, err = run("verdict", path, "-f", "table")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    share = f"{100 * document['share_of_span']:.1f} % of the span"
+    assert lines[1] == f"{document['bottleneck']}, {share} (confidence: {document['confidence']})"
+    assert [line.split()[0] for line in lines if not line.startswith(" ")][2:] == ["evidence", "against", "next"]
+    assert all(len(line) <= 100 for line in lines)
+    said = " ".join(out.split())
+    for key in ("evidence", "against", "next_steps"):
+        assert document[key]
+        for text in document[key]:
+            assert text in said
+    without = run("verdict", saved("none.parquet", missing=["kernels", "memops", "graphs", "calls"]), "-f", "table")
+    assert without[::2] == (0, "")
+    assert without[1].splitlines()[1] == "not-enough-data (confidence: low)"
+    assert "nsightkit capture nsys" in without[1]
+
+
+def test_a_verdict_about_a_card_that_nobody_knows(saved: Any, run: Any) -> None:
+    code, out, err = run("verdict", saved(), "--gpu", "Voodoo 2")
+    assert (code, out) == (2, "")
+    assert "Voodoo 2" in one_line(err)
 
 
 # ---------------------------------------------------------------- filters
@@ -353,7 +383,7 @@ BAD: dict[str, tuple[str, Callable[[Path], object]]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-@pytest.mark.parametrize("command", ["summary", "kernels", "gaps"])
+@pytest.mark.parametrize("command", ["summary", "verdict", "kernels", "gaps"])
 def test_bad_input_is_one_line_with_the_file_and_a_remedy(case: str, command: str, tmp_path: Path, run: Any) -> None:
     name, make = BAD[case]
     path = tmp_path / name
@@ -372,7 +402,7 @@ def test_a_real_trace_cut_short(name: str, keep: float, shared_traces: Path, tmp
     data = source.read_bytes()
     cut = tmp_path / source.name
     cut.write_bytes(data[: int(len(data) * keep)])
-    for command in ("summary", "gaps"):
+    for command in ("summary", "verdict", "gaps"):
         code, out, err = run(command, str(cut), "-f", "json")
         assert (code, out) == (2, "")
         assert str(cut) in one_line(err)
@@ -401,7 +431,7 @@ def test_what_a_library_raises_becomes_one_line(saved: Any, run: Any, monkeypatc
 # ---------------------------------------------------------------- hostile names
 
 
-@pytest.mark.parametrize("command", ["kernels", "gaps"])
+@pytest.mark.parametrize("command", ["kernels", "gaps", "verdict"])
 def test_hostile_kernel_names(command: str, saved: Any, run: Any) -> None:
     path = saved(names=HOSTILE)
     if command == "kernels":
@@ -678,3 +708,116 @@ def test_the_checklist_is_printed_whole(run: Any) -> None:
     rows = json.loads(run("checklist", "--format", "json")[1])
     assert [row["step"] for row in rows] == list(range(1, len(CHECKLIST) + 1))
     assert {row["phase"] for row in rows} == {"before", "change", "after"}
+
+
+# ---------------------------------------------------------------- diff
+
+
+@pytest.fixture
+def pair(saved: Any) -> list[str]:
+    before = saved("before.parquet", names=["volta_sgemm_32x32_nn", "triton_poi_fused_add_0", "odd"])
+    return [before, saved("after.parquet", names=["ampere_sgemm_64x64_nn", "triton_poi_fused_add_3", "new"])]
+
+
+def test_diff_in_every_format(pair: list[str], run: Any) -> None:
+    code, out, err = run("diff", *pair, "--format", "json")
+    assert (code, err) == (0, "")
+    document = json.loads(out)
+    assert document["unit"] == "step"
+    assert {row["match"] for row in document["kernels"]} == {"normalised", "appeared", "disappeared"}
+    assert all(isinstance(row["delta_ns"], int) for row in document["kernels"])
+    code, out, err = run("diff", *pair, "--format", "csv")
+    assert (code, err) == (0, "")
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert {row["table"] for row in rows} >= {"figures", "kernels", "categories", "ranges", "gaps", "memops"}
+    assert sum(int(row["before_total_ns"]) for row in rows if row["table"] == "kernels") == 120
+    code, out, err = run("diff", *pair, "--format", "table")
+    assert (code, err) == (0, "")
+    assert out.startswith("before.parquet → after.parquet\n")
+    assert "cannot tell" in out
+    code, out, err = run("diff", *pair, "--markdown")
+    assert (code, err) == (0, "")
+    assert out.startswith("**")
+    assert "| a step | before | after | change | 95 % interval |  |" in out
+
+
+def test_diff_takes_filters_once_or_for_each_side(pair: list[str], run: Any) -> None:
+    def counted(*options: str) -> tuple[int, int]:
+        code, out, err = run("diff", *pair, "-f", "json", *options)
+        assert (code, err) == (0, "")
+        found = json.loads(out)
+        return found["before"]["kernel_count"], found["after"]["kernel_count"]
+
+    assert counted() == (3, 3)
+    assert counted("--last-steps", "2") == (2, 2)
+    assert counted("--last-steps", "1", "--last-steps", "2") == (1, 2)
+    assert counted("--within", "step 1", "--within", "") == (1, 3)
+    assert counted("--time", "0:100", "--time", "") == (1, 3)
+    assert counted("--device", "0", "--no-cache") == (3, 3)
+    steps = json.loads(run("diff", *pair, "-f", "json", "--match", "nope", "--steps", "3", "--steps", "6")[1])
+    assert (steps["unit"], steps["before"]["steps"], steps["after"]["steps"]) == ("step", 3, 6)
+
+
+def test_diff_of_several_captures(pair: list[str], run: Any) -> None:
+    before, after = pair
+    code, out, err = run("diff", *pair, "-f", "json", "--also-before", before, "--also-after", after)
+    assert (code, err) == (0, "")
+    wall = json.loads(out)["figures"][0]
+    assert wall["between_ns"] is not None
+
+
+def test_diff_of_memory_snapshots(tmp_path: Path, run: Any) -> None:
+    import make_snapshot
+
+    from nsightkit.capture import memory
+
+    files = []
+    for keep in (True, False):
+        made = make_snapshot.leaking_program(tokens=512, vocabulary=2048, parameters=10**6, keep_graph=keep)
+        files.append(str(memory.write(made, tmp_path / f"{keep}.pickle")))
+    for form in ("json", "csv", "table"):
+        code, out, err = run("diff", *files, "--format", form)
+        assert (code, err) == (0, "")
+        assert out
+    document = json.loads(run("diff", *files, "--format", "json")[1])
+    assert document["outcome"] == "less"
+    assert document["figures"][0]["delta_bytes"] < 0
+    assert run("diff", *files, "--markdown")[1].startswith("**At its peak the program holds")
+    assert "two of a kind" in one_line(run("diff", files[0], str(tmp_path))[2])
+    assert "--match" in one_line(run("diff", *files, "--match", "x")[2])
+    assert "--device" in one_line(run("diff", *files, "--device", "0", "--device", "1")[2])
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--markdown", "--format", "json"], "leave --format away"),
+        (["--within", "a", "--within", "b", "--within", "c"], "3 times is too often"),
+        (["--match", "("], "not a regular expression"),
+        (["--steps", "0"], "--steps"),
+        (["--last-steps", "9", "--last-steps", "0"], "not a number of steps"),
+        (["--device", "7"], "no device 7"),
+    ],
+)
+def test_diff_bad_usage(options: list[str], says: str, pair: list[str], run: Any) -> None:
+    code, out, err = run("diff", *pair, *options)
+    assert (code, out) == (2, "")
+    assert says in one_line(err)
+
+
+def test_diff_of_bad_files(pair: list[str], tmp_path: Path, run: Any) -> None:
+    empty = tmp_path / "empty.sqlite"
+    empty.touch()
+    for files in ([pair[0], str(empty)], [str(empty), pair[1]], [pair[0], str(tmp_path / "absent")]):
+        code, out, err = run("diff", *files)
+        assert (code, out) == (2, "")
+        assert Path(files[0] if "empty" in files[0] else files[1]).name in one_line(err)
+
+
+def test_diff_of_hostile_names(saved: Any, run: Any) -> None:
+    files = [saved("one.parquet", names=HOSTILE), saved("other.parquet", names=HOSTILE[::-1])]
+    for option in (["--format", "table"], ["--markdown"]):
+        code, out, err = run("diff", *files, *option)
+        assert (code, err) == (0, "")
+        assert "\x1b" not in out
+        assert "\u202e" not in out

@@ -42,7 +42,7 @@ from nsightkit.analysis.stepwise import Capture, Sums
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import Trace
 
-__all__ = ["COLUMNS", "SIDES", "Comparison", "compare", "percent", "summary"]
+__all__ = ["COLUMNS", "SIDES", "TABLES", "Comparison", "compare", "percent", "summary"]
 
 Float = npt.NDArray[np.float64]
 _Group = tuple[Mapping[str, Any], Sequence[Hashable], Sequence[Hashable]]
@@ -64,6 +64,8 @@ _NAMED = {
     "gaps": ("cause",),
     "memops": ("kind", "src_kind", "dst_kind", "before_bytes", "after_bytes"),
 }
+#: Every table, in the order in which people read them.
+TABLES = tuple(_NAMED)
 _SIGNIFICANT, _UNSURE, _NOISE = "significant", "unsure", "within noise"
 _UNKNOWN, _NEGLIGIBLE = "cannot tell", "negligible"
 #: What is left when steps that stand out are left out looks steadier than it is. Of noise with long tails, no change
@@ -511,6 +513,8 @@ def _summary(comparison: Comparison, sides: tuple[Capture, Capture]) -> dict[str
     described = [_described(side) for side in sides]
     moved, bottleneck = _bottleneck(comparison, [verdict.summary(side.trace) for side in sides])
     outcome, headline = _headline(comparison)
+    if _other_card(*described):
+        headline = f"On different GPUs: {headline}"
     return {
         "headline": headline,
         "outcome": outcome,
@@ -521,7 +525,7 @@ def _summary(comparison: Comparison, sides: tuple[Capture, Capture]) -> dict[str
             *_hidden(sides),
             *_about_steps(comparison, sides),
             *_other_work(comparison),
-            *(_alike(comparison) if described[0]["gpus"] == described[1]["gpus"] else ()),
+            *(() if _other_card(*described) else _alike(comparison)),
             *_swapped(comparison),
             *_notes(*(side.trace.meta.notes for side in sides)),
         ],
@@ -618,6 +622,10 @@ def _changes(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 # ---------------------------------------------------------------- what to know besides
+
+
+def _other_card(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    return bool(before["gpus"] and after["gpus"] and before["gpus"] != after["gpus"])
 
 
 def _circumstances(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:

@@ -14,7 +14,7 @@ from nsightkit._show import bytes_text, plain, short_name, time_text
 from nsightkit.analysis.diff import percent
 from nsightkit.analysis.stepwise import NO_OPERATOR
 
-__all__ = ["markdown", "rows", "sections"]
+__all__ = ["markdown", "name_of", "rows", "sections"]
 
 #: Tables of which people are shown what changed, and their titles.
 _CHANGED = {
@@ -93,15 +93,21 @@ def rows(table: str, chosen: Sequence[Mapping[str, Any]]) -> list[dict[str, str]
 
 
 def _time(table: str, row: Mapping[str, Any]) -> dict[str, str]:
-    change = _signed(row["delta_ns"])
-    if row["delta_ns"] and _known(row["change"]):
-        change += f" ({percent(row['change'])})"
+    was, known = row["before_ns"], _known(row["low_ns"])
+    if was:  # in relation to what was; where nothing was, as a time
+        change = percent(row["change"])
+        interval = (
+            f"{percent(row['low_ns'] / was).removesuffix(' %')} to {percent(row['high_ns'] / was)}" if known else ""
+        )
+    else:
+        change = _signed(row["delta_ns"])
+        interval = f"{_signed(row['low_ns'])} to {_signed(row['high_ns'])}" if known else ""
     return {
-        "name": _name(table, row),
-        "before": time_text(row["before_ns"]),
+        "name": name_of(table, row),
+        "before": time_text(was),
         "after": time_text(row["after_ns"]),
         "change": change,
-        "interval": f"{_signed(row['low_ns'])} to {_signed(row['high_ns'])}" if _known(row["low_ns"]) else "",
+        "interval": interval,
         "significance": row["significance"],
     }
 
@@ -120,14 +126,26 @@ def _bytes(table: str, row: Mapping[str, Any]) -> dict[str, str]:
     if delta and _known(row["change"]):
         change += f" ({percent(row['change'])})"
     return {
-        "name": _name(table, row),
+        "name": name_of(table, row),
         "before": bytes_text(row["before_bytes"]),
         "after": bytes_text(row["after_bytes"]),
         "change": change,
     }
 
 
-def _name(table: str, row: Mapping[str, Any]) -> str:
+def name_of(table: str, row: Mapping[str, Any]) -> str:
+    """Name a row for people, on one line and safe for a terminal.
+
+    Parameters
+    ----------
+    table : str
+        The one it is from.
+    row : mapping
+
+    Returns
+    -------
+    str
+    """
     if table == "gaps":
         return str(row["cause"])
     if table == "memops":
@@ -193,7 +211,7 @@ def _worse(comparison: Mapping[str, Any]) -> list[str]:
     ]
     if comparison["outcome"] == "slower" or not found:
         return []
-    named = ", ".join(f"{_code(_name(row['table'], row))} {_signed(row['delta_ns'])}" for row in found[:_WORSE])
+    named = ", ".join(f"{_code(name_of(row['table'], row))} {_signed(row['delta_ns'])}" for row in found[:_WORSE])
     return [f"Got worse: {named}."]
 
 
