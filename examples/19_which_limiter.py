@@ -148,10 +148,11 @@ def judged(run):
 
 
 without = judged(before)
-shares = {f"share of {roofs[0].source}": without["sol_datasheet"]}
-shares["share of measured ceiling"] = without["sol_measured"]
-columns = ["name", "intensity", "bound", "time_ns"]
-plots.table(without[columns].assign(**shares))
+shown = without[["name", "intensity", "bound", "time_ns"]].copy()
+if len(roofs) > 1:
+    shown["share of datasheet"] = without["sol_datasheet"]
+shown["share of ceiling"] = without["sol_measured"]
+plots.table(shown)
 
 # %%
 # The same under the roofs. A kernel far below them is not limited by what the
@@ -184,15 +185,23 @@ def counted(report):
 
 def figures(table):
     """Each operation beside what was expected of it."""
-    measured = ["sm_pct", "memory_pct", "dram_pct", "occupancy_pct"]
-    columns = ["name", "classification", *measured, "occupancy_limiter"]
-    return EXPECTED.merge(table[columns], how="left", on="name")
+    columns = {
+        "name": "name",
+        "classification": "found",
+        "sm_pct": "compute %",
+        "memory_pct": "memory %",
+        "dram_pct": "DRAM %",
+        "occupancy_pct": "occupancy %",
+        "occupancy_limiter": "its limiter",
+    }
+    chosen = table[list(columns)].rename(columns=columns)
+    return EXPECTED.merge(chosen, how="left", on="name")
 
 
 was = counted(before.ncu_report)
 if was.empty:
     print(textwrap.fill(f"No counters: {before.ncu_notice}."))
-plots.table(figures(was), missing="no counters")
+plots.table(figures(was))
 
 # %%
 # On the map of the rule, in a run with counters, and below it why warps
@@ -287,14 +296,16 @@ for name in ("product_fp32", "strided", "chase"):
     explain(answers.set_index("name", drop=False).loc[name])
 
 # %%
-# The walk's four limits: the least of them counts, whatever the others are.
+# The limits of occupancy, in blocks on a multiprocessor: for each launch the
+# least of the four counts, whatever the others are.
 
-launch = example.launches.set_index(example.launches["ranges"].str[-1])
-limits = [f"limit_{limit}_blocks" for limit in ncu.LIMITS]
-plots.table(launch[limits].rename_axis("name").reset_index())
+limits = {f"limit_{limit}_blocks": f"by {limit}" for limit in ncu.LIMITS}
+fitting = example.launches[list(limits)].rename(columns=limits)
+fitting.insert(0, "name", example.launches["ranges"].str[-1])
+plots.table(fitting)
 
 # %%
-# And what its warps wait for, beside those of the others:
+# And what the warps of each wait for:
 
 title = "What their warps wait for (synthetic)"
 plots.share_bars(waits(example, answers), title=title)
@@ -325,7 +336,7 @@ after
 # much as the addition.
 
 took = pd.DataFrame({"few rows": times(before), "many rows": times(after)})
-shown = (took / 1e3).add_suffix(" (µs)")
+shown = (took / 1e3).round().astype("Int64").add_suffix(" (µs)")
 shown["ratio"] = took["many rows"] / took["few rows"]
 plots.table(shown.rename_axis("name").reset_index())
 
@@ -347,12 +358,12 @@ plots.table(ratios.rename_axis("times").reset_index())
 now = counted(after.ncu_report)
 both = EXPECTED[["name"]]
 for rows, table in (("few rows", was), ("many rows", now)):
-    chosen = table[["name", "classification", "sm_pct", "memory_pct"]]
+    chosen = figures(table)[["name", "found", "compute %", "memory %"]]
     chosen = chosen.set_index("name").add_suffix(f", {rows}")
     both = both.join(chosen, on="name")
 if now.empty:
     print(textwrap.fill(f"No counters: {after.ncu_notice}."))
-plots.table(both, missing="no counters")
+plots.table(both)
 
 # %%
 # The map again, for what has moved:
@@ -429,6 +440,9 @@ print(textwrap.fill(verdict))
 # that splits long rows among blocks would leave the function as it is.
 # The thresholds of the rule are NVIDIA's; those of the questions below it are
 # judgements. One launch of each kernel is shown, the longest.
+#
+# A smoke run's sizes are small, and what lies in a CPU's caches passes the
+# roof of its memory. Its ratios are those of a CPU, and of its other work.
 
 # %%
 # The counters and timelines of this page. The counters open with ``nsightkit

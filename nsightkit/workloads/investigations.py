@@ -417,6 +417,7 @@ _CEILINGS: Mapping[str, tuple[dict[str, Any], dict[str, Any], int]] = {  # on a 
     # Products of a transformer layer, which fill the last wave of tiles more or less well, and a larger square.
     "layer": ({**_CUBE, "m": 2048, "n": 22_016, "k": 4096, "precision": "bf16"}, {**_CUBE_SMOKE, "m": 64}, 2000),
     "qkv": ({**_CUBE, "m": 2048, "n": 12_288, "k": 4096, "precision": "bf16"}, {**_CUBE_SMOKE, "m": 64}, 3500),
+    "out": ({**_CUBE, "m": 2048, "n": 4096, "k": 4096, "precision": "bf16"}, {**_CUBE_SMOKE, "n": 64}, 8000),
     "down": ({**_CUBE, "m": 2048, "n": 4096, "k": 11_008, "precision": "bf16"}, {**_CUBE_SMOKE, "k": 64}, 4000),
     "large": ({**_CUBE, "m": 16_384, "n": 16_384, "k": 16_384, "precision": "bf16"}, _CUBE_SMOKE, 100),
     "copy": ({"kind": "copy", "megabytes": 4_000}, {"kind": "copy", "megabytes": 16}, 300),
@@ -433,7 +434,7 @@ def _ceilings() -> dict[str, Part]:
             "nsightkit.workloads.ceilings:start",
             MappingProxyType(gpu),
             MappingProxyType(smoke),
-            value=92,
+            value=103,  # first of all, with the ladders that are held against them
             warmup=warmup,
             repetitions=200,
             active=3,
@@ -474,7 +475,7 @@ _LIMITERS = {
     "side": 8192, "side_fp32": 4096, "elements": 2**26, "stride": 8, "programs": 1024, "hops": 128, "table": 2**26,
 }  # fmt: skip
 _LIMITERS_SMOKE = {
-    "side": 256, "side_fp32": 128, "elements": 2**18, "stride": 8, "programs": 64, "hops": 16, "table": 2**16,
+    "side": 256, "side_fp32": 128, "elements": 2**18, "stride": 8, "programs": 16, "hops": 16, "table": 2**16,
 }  # fmt: skip
 
 
@@ -601,8 +602,8 @@ INVESTIGATIONS: Mapping[str, Mapping[str, Part]] = MappingProxyType(
         "ceilings": _ceilings(),
         "roofline": _roofline(),
         "limiters": _limiters(),
-        "ladder": _rungs("ladder", 93),
-        "decode": _rungs("decode", 93),
+        "ladder": _rungs("ladder", 102),
+        "decode": _rungs("decode", 101),
         "memory-context": _memory("memory-context", "column", _LENGTHS, _LENGTHS_SMOKE, 72),
         "ledger": _memory("ledger", "start", _LEDGER, _SMALL, 78),
         "memory-snapshot": _remembered(),
