@@ -132,8 +132,8 @@ plots.step_times(
 # writes, a triad reads twice and writes, a sum only reads. A smoke run takes a
 # few of them.
 
-EVERYTHING = ["large", "qkv", "layer", "down", "fp16", "tf32", "fp32", "fp8"]
-EVERYTHING += ["copy", "triad", "read"]
+EVERYTHING = ["large", "qkv", "out", "layer", "down", "fp16", "tf32", "fp32"]
+EVERYTHING += ["fp8", "copy", "triad", "read"]
 FEW = ["fp32", "copy", "read"]
 chosen = FEW if before.mode == "smoke" else EVERYTHING
 runs = {"before": before}

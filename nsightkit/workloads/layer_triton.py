@@ -55,16 +55,16 @@ _STREAMS = [
         if _INTERPRETED
         else [
             (rows, columns, stages, programs, 4)
-            for rows, columns in ((1, 4096), (2, 2048), (4, 1024))
+            for rows, columns in ((1, 4096), (2, 2048))
             for stages in (1, 3)
-            for programs in (2, 4, 8)
+            for programs in (4, 8)
         ]
     )
 ]
 _MLPS = [
     triton.Config({"ROWS": rows, "PER_SM": programs}, num_warps=warps)
     for rows, programs, warps in (
-        [(4, 2, 2)] if _INTERPRETED else [(1, 2, 8), (1, 4, 8), (2, 1, 8), (2, 2, 8), (2, 1, 16), (4, 1, 16)]
+        [(4, 2, 2)] if _INTERPRETED else [(1, 4, 8), (2, 2, 8), (2, 1, 16), (4, 1, 16)]
     )
 ]
 
