@@ -292,6 +292,17 @@ _HEADERS = {
     "occupancy_pct": "occupancy",
     "occupancy_limiter": "limited by",
     "classification": "class",
+    "step_ns": "step",
+    "compute_ns": "computing",
+    "communication_ns": "collectives",
+    "exposed_ns": "exposed",
+    "waited_ns": "waited",
+    "wait_ns": "waiting",
+    "late_ns": "late",
+    "skew_ns": "skew",
+    "transfer_ns": "transfer",
+    "last_rank": "last",
+    "bus_gb_per_s": "bus GB/s",
     "interval": "95 % interval",
 }
 #: Dropped, in this order, where a terminal is too narrow for the names.
@@ -304,10 +315,10 @@ _EXPENDABLE = (
 _LEFT = (
     *("name", "category", "cause", "kind", "src_kind", "dst_kind", "domain", "rule", "step", "evidence", "outlier"),
     *("config", "gpu", "unit", "accumulate", "mode", "precision", "status", "site", "bound", "note"),
-    *("kernel", "occupancy_limiter", "classification"),
+    *("kernel", "occupancy_limiter", "classification", "group"),
 )
 _OPTIONAL = ("domain", "interval", "outlier", "src_kind", "dst_kind", "remedy", "detail", "note", "sol_measured")
-_SHRINKING = ("name", "step", "evidence", "site", "kernel")
+_SHRINKING = ("name", "step", "evidence", "site", "kernel", "group")
 _WRAPPING = ("check", "found", "remedy", "detail", "notes", "source")
 _NAME_CELLS = 40
 

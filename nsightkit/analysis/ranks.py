@@ -130,6 +130,29 @@ class Job:
     notes: list[str]
     gain_ns: int
 
+    def findings(self) -> list[str]:
+        """Say what was found in a few sentences.
+
+        Returns
+        -------
+        list of str
+        """
+        said = self.stragglers["text"].tolist()
+        if not said and len(self.arrivals):
+            said.append("No rank is late so often, and by so much, that it is no chance.")
+        elif not said and len(self.ranks) > 1:
+            said.append("No collective of two ranks could be matched, so nobody can be said to be late.")
+        if len(said) > 1:
+            said.append(f"If all of them were in time, at most {self.gain_ns / 1e6:,.3f} ms would be saved.")
+        uneven = self.steps[self.steps["ranks"] > 1].dropna(subset="imbalance")
+        if len(uneven):
+            most = uneven.sort_values("imbalance").to_dict("records")[-1]
+            said.append(
+                f"In a typical step the rank that computes most does so {uneven['imbalance'].median():.1%} longer than "
+                f"the mean; at worst, rank {most['slowest']} in step {most['step']}, {most['imbalance']:.1%}."
+            )
+        return said
+
     def kinds(self) -> pd.DataFrame:
         """Sum up the matched collectives by group, kind and size.
 
@@ -621,9 +644,11 @@ def _collectives(arrivals: pd.DataFrame, matched: clocks.Matched, world: int | N
         arrived_ns=("start_ns", "last"),
         end_ns=("end_ns", "median"),
         last_rank=("rank", "last"),
-        wait_ns=("wait_ns", lambda s: s.sum(min_count=1)),
-        exposed_ns=("exposed_ns", lambda s: s.mean() if s.notna().all() else np.nan),
+        told=("exposed_ns", "count"),
+        exposed_ns=("exposed_ns", "mean"),
     ).reset_index()
+    out["wait_ns"] = by["wait_ns"].sum(min_count=1).to_numpy()
+    out["exposed_ns"] = out["exposed_ns"].where(out["told"] == out["ranks"])
     second = by["start_ns"].nth(-2)
     out["late_ns"] = out["arrived_ns"] - second.to_numpy()
     out["mean_ns"] = (ordered["end_ns"] - ordered["start_ns"]).groupby(ordered["collective"]).mean().to_numpy()

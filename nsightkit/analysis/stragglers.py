@@ -66,9 +66,14 @@ def lateness(arrivals: pd.DataFrame) -> pd.Series:
         In nanoseconds, NaN where ranks do not wait for each other. The middle is the lower median: of two ranks, the
         earlier one.
     """
-    middle = arrivals.groupby("collective")["start_ns"].transform(lambda s: s.sort_values().iloc[(len(s) - 1) // 2])
-    late = (arrivals["start_ns"] - middle).clip(lower=0).astype("float64")
-    return late.where(arrivals["wait_ns"].notna())
+    start, collective = arrivals["start_ns"].to_numpy(np.int64), arrivals["collective"].to_numpy(np.int64)
+    order = np.lexsort((start, collective))
+    first = np.flatnonzero(np.diff(collective[order], prepend=-1))
+    count = np.diff(np.append(first, len(order)))
+    middle = start[order][first + (count - 1) // 2]
+    late = np.empty(len(order))
+    late[order] = np.maximum(start[order] - np.repeat(middle, count), 0)
+    return pd.Series(late, index=arrivals.index).where(arrivals["wait_ns"].notna())
 
 
 def find(
