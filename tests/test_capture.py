@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
 import gzip
 import json
 import os
@@ -365,7 +366,7 @@ def test_nothing_that_identifies_gets_in(monkeypatch: pytest.MonkeyPatch) -> Non
         "kernel": "6.1.0 on planted-host.example.org",
         "list": ["/home/plantedperson/data", "built by plantedperson", "planted-host"],
         "s3cr3t-value": 1,
-        "kept": ["/home/plantedpersons", "NVIDIA H200", 3, None, True],
+        "kept": ["plantedpersons", "/layer1/Conv", "NVIDIA H200", 3, None, True],
     }
     clean = provenance.scrub(told)
     text = json.dumps(clean)
@@ -430,8 +431,9 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """No GPU, an empty folder of recordings, and a child that need not run."""
     monkeypatch.setattr(investigation, "has_gpu", lambda: False)
     monkeypatch.setattr(record, "has_gpu", lambda: False)
-    for name in ("NSIGHTKIT_MODE", "NSIGHTKIT_PUBLISH"):
+    for name in ("NSIGHTKIT_MODE", "NSIGHTKIT_PUBLISH", "NSIGHTKIT_GPU"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NSIGHTKIT_MAX_AGE_DAYS", "100000")  # planted recordings have a date of their own
     where = tmp_path / "recordings"
     monkeypatch.setenv("NSIGHTKIT_RECORDINGS", str(where))
 
@@ -451,6 +453,39 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(record, "run_child", child)
     monkeypatch.setattr(second, "capture", lambda *_, **__: {"notice": "nsys is not installed"})
     return where
+
+
+def test_an_old_recording_is_shown_and_says_how_old_it_is(no_gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    then = dt.datetime.now(dt.UTC) - dt.timedelta(days=40, hours=1)
+    plant(no_gpu, utc=then.isoformat(timespec="seconds"))
+    measured = nsightkit.capture.measure("starved-input", "before")
+    assert measured.age_days == 40
+    html = measured._repr_html_()
+    assert "40 days before this page was built" in html
+    assert "nsightkit-banner" not in html
+    monkeypatch.setenv("NSIGHTKIT_MAX_AGE_DAYS", "30")
+    html = measured._repr_html_()
+    assert 'class="nsightkit-banner"' in html
+    assert "This recording is 40 days old" in html
+    monkeypatch.setenv("NSIGHTKIT_MAX_AGE_DAYS", "a month")
+    with pytest.raises(UsageError, match="NSIGHTKIT_MAX_AGE_DAYS"):
+        measured._repr_html_()
+
+
+def test_of_several_gpus_the_newest_is_shown_or_the_one_that_is_asked_for(
+    no_gpu: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(no_gpu, gpu={"name": "Planted A"}, utc="2026-01-02T03:04:05+00:00")
+    plant(no_gpu, gpu={"name": "Planted B"}, utc="2026-01-03T03:04:05+00:00")
+    measured = nsightkit.capture.measure("starved-input", "before")
+    assert measured.recorded_on == ("planted-a", "planted-b")
+    assert "Planted B" in measured.label
+    html = measured._repr_html_()
+    assert '<li data-gpu="planted-b" aria-current=true>' in html
+    assert '<li data-gpu="planted-a">' in html
+    for asked, shown in (("planted-a", "Planted A"), ("planted-z", "Planted B")):
+        monkeypatch.setenv("NSIGHTKIT_GPU", asked)
+        assert shown in nsightkit.capture.measure("starved-input", "before").label
 
 
 def test_without_gpu_or_recording_it_is_smoke_under_a_banner(no_gpu: Path) -> None:
@@ -612,9 +647,9 @@ def test_a_recording_holds_no_names(no_gpu: Path, monkeypatch: pytest.MonkeyPatc
         if path.suffix == ".json":
             assert "planted-host" not in path.read_text()
     back = nsightkit.load(place / "trace")
-    assert back.ranges["name"].tolist() == ["load [scrubbed]"]
+    assert back.ranges["name"].tolist() == ["load [secret]"]
     assert back.kernels["end_ns"].tolist() == [20, 50]
-    assert back.meta.thread_names == {thread: "[scrubbed] main"}
+    assert back.meta.thread_names == {thread: "[host] main"}
 
 
 def test_samples_keep_every_nanosecond(no_gpu: Path) -> None:

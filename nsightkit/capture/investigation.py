@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import datetime as dt
 import functools
 import html
 import json
@@ -41,6 +42,8 @@ __all__ = ["Measurement", "has_gpu", "measure", "run_child", "run_second"]
 
 _log = logging.getLogger(__name__)
 _MODES = ("live", "replay", "smoke")
+#: A recording older than this says so: drivers and libraries have moved on. NSIGHTKIT_MAX_AGE_DAYS sets another.
+_MAX_AGE_DAYS = 180
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -68,6 +71,8 @@ class Measurement:
         What Nsight Compute counted in another run of the part.
     ncu_notice : str or None
         Why there are no counters, or not of the whole part, where the part asks for them.
+    recorded_on : tuple of str
+        Folder names of all GPUs of which there is a recording that may be shown; the one shown is among them.
     """
 
     investigation: str
@@ -82,6 +87,19 @@ class Measurement:
     snapshot_path: Path | None = None
     ncu_path: Path | None = None
     ncu_notice: str | None = None
+    recorded_on: tuple[str, ...] = ()
+
+    @property
+    def age_days(self) -> int | None:
+        """Days since it was recorded; None for what was measured in this build."""
+        if self.mode != "replay":
+            return None
+        try:
+            then = dt.datetime.fromisoformat(str(self.provenance.get("utc")))
+        except ValueError:
+            return None
+        then = then if then.tzinfo else then.replace(tzinfo=dt.UTC)
+        return max((dt.datetime.now(dt.UTC) - then).days, 0)
 
     @property
     def label(self) -> str:
@@ -161,9 +179,10 @@ class Measurement:
 
     def _repr_html_(self) -> str:
         escape = functools.partial(html.escape, quote=True)
-        banner = ""
-        if self.mode == "smoke" or self.notice:
-            words = escape(self.label) + (f". {escape(self.notice)}" if self.notice else "")
+        banner, age = "", self.age_days
+        old = f"This recording is {age} days old" if age is not None and age > _max_age_days() else None
+        if self.mode == "smoke" or self.notice or old:
+            words = ". ".join(escape(text) for text in (self.label, old, self.notice) if text)
             banner = f'<p class="nsightkit-banner" role="note">{words}</p>'
         facts = "".join(
             f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
@@ -171,12 +190,33 @@ class Measurement:
         )
         title = f"{escape(self.investigation)}, {escape(self.part)}"
         # The banner, where there is one, has said how; then say on what.
-        said = "; ".join([*([] if banner else [self.label]), provenances.in_short(self.provenance)])
+        dated = [] if age is None else [f"{age} days before this page was built"]
+        said = "; ".join([*([] if banner else [self.label]), *dated, provenances.in_short(self.provenance)])
         return (
             f'<aside class="nsightkit-provenance" data-mode="{escape(self.mode)}" aria-label="Provenance: {title}">'
-            f"{banner}<p><strong>{title}:</strong> {escape(said)}</p>"
+            f"{banner}<p><strong>{title}:</strong> {escape(said)}</p>{self._other_gpus()}"
             f"<details><summary>How this was measured</summary><dl>{facts}</dl></details></aside>"
         )
+
+    def _other_gpus(self) -> str:
+        """Name the GPUs there are recordings of; the site's script makes links of them where each has its pages."""
+        if len(self.recorded_on) < 2:
+            return ""
+        shown = provenances.slug(str((self.provenance.get("gpu") or {}).get("name", "")))
+        names = "".join(
+            f'<li data-gpu="{html.escape(name, quote=True)}"{" aria-current=true" if name == shown else ""}>'
+            f"{html.escape(name)}</li>"
+            for name in self.recorded_on
+        )
+        return f'<ul class="nsightkit-gpus" aria-label="Recorded on">{names}</ul>'
+
+
+def _max_age_days() -> float:
+    given = os.environ.get("NSIGHTKIT_MAX_AGE_DAYS", "")
+    try:
+        return float(given) if given else _MAX_AGE_DAYS
+    except ValueError:
+        raise UsageError(f"NSIGHTKIT_MAX_AGE_DAYS is {given!r}; give a number of days, or unset it") from None
 
 
 def measure(investigation: str, part: str, *, timeout_s: float = 600.0) -> Measurement:
@@ -199,7 +239,7 @@ def measure(investigation: str, part: str, *, timeout_s: float = 600.0) -> Measu
         ``NSIGHTKIT_PUBLISH`` is 1 and the recording is stale.
     """
     which = find(investigation, part)
-    mode, recording, notice = _decide(which)
+    mode, recording, notice, recorded_on = _decide(which)
     if recording is not None:
         return Measurement(
             investigation,
@@ -214,6 +254,7 @@ def measure(investigation: str, part: str, *, timeout_s: float = 600.0) -> Measu
             recording.snapshot_path if which.watch == "remembered" else None,
             recording.ncu_path,
             _notice(which, "ncu", recording.provenance, recording.ncu_path),
+            recorded_on,
         )
     folder = Path(tempfile.mkdtemp(prefix="nsightkit-"))
     command = f"nsightkit.capture.measure({investigation!r}, {part!r})"
@@ -244,7 +285,7 @@ def measure(investigation: str, part: str, *, timeout_s: float = 600.0) -> Measu
     return measured
 
 
-def _decide(part: Part) -> tuple[str, recordings.Recording | None, str | None]:
+def _decide(part: Part) -> tuple[str, recordings.Recording | None, str | None, tuple[str, ...]]:
     forced = os.environ.get("NSIGHTKIT_MODE", "")
     if forced and forced not in _MODES:
         raise UsageError(f"NSIGHTKIT_MODE is {forced!r}; it can be {', '.join(_MODES)}, or unset")
@@ -253,13 +294,16 @@ def _decide(part: Part) -> tuple[str, recordings.Recording | None, str | None]:
             raise NsightkitError(
                 "NSIGHTKIT_MODE=live, but torch sees no CUDA GPU here; run 'nsightkit doctor', or unset NSIGHTKIT_MODE"
             )
-        return "live", None, None
+        return "live", None, None, ()
     if forced == "smoke":
-        return "smoke", None, None
+        return "smoke", None, None, ()
     found = recordings.find(part)
-    for recording in found:
-        if recording.state == "current":
-            return "replay", recording, None
+    current = [recording for recording in found if recording.state == "current"]
+    if current:
+        on = [recording.path.parent.name for recording in current]
+        # The newest, unless pages of one GPU are wanted, and there is one of it.
+        wanted = os.environ.get("NSIGHTKIT_GPU", "")
+        return "replay", current[on.index(wanted) if wanted in on else 0], None, tuple(sorted(set(on)))
     notice = None
     if found:
         newest = found[0]
@@ -276,7 +320,7 @@ def _decide(part: Part) -> tuple[str, recordings.Recording | None, str | None]:
             f"NSIGHTKIT_MODE=replay, but there is no valid recording of {part.investigation}/{part.name} "
             f"in {recordings.folder()}; make one on a GPU with 'python -m nsightkit record', or unset NSIGHTKIT_MODE"
         )
-    return "smoke", None, notice
+    return "smoke", None, notice, ()
 
 
 @functools.cache
