@@ -109,7 +109,8 @@ def test_the_list_is_read_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     path = tmp_path / "ceilings.json"
     path.write_text(json.dumps(listed))
     rates = sol.read_ceilings(path)
-    assert rates.tflops["bf16"] == pytest.approx(2 * 8192**3 / 2e6 / 1e3)
+    assert rates.tflops["bf16"] == pytest.approx(2 * 16_384**3 / 2e6 / 1e3)  # the largest in the same planted time
+    assert rates.tflops["tf32"] == pytest.approx(2 * 8192**3 / 2e6 / 1e3)
     assert rates.gb_per_s == pytest.approx(3 * 4e9 / 2e6)
 
 

@@ -159,7 +159,7 @@ def test_investigations_name_what_exists() -> None:
         ("precision", "before"), ("precision", "tf32"), ("precision", "after"), ("precision", "fp16"),
         ("precision", "again"),
         *(("ceilings", part) for part in ("before", "after", "fp32", "tf32", "fp16", "fp8", "layer")),
-        *(("ceilings", part) for part in ("copy", "triad", "read")),
+        *(("ceilings", part) for part in ("large", "qkv", "out", "down", "copy", "triad", "read")),
         ("roofline", "before"), ("roofline", "after"),
         ("limiters", "before"), ("limiters", "after"),
         *(("ladder", rung) for rung in RUNGS["prefill"]),
@@ -171,6 +171,7 @@ def test_investigations_name_what_exists() -> None:
         ("memory-snapshot", "before"), ("memory-snapshot", "after"), ("memory-snapshot", "full"),
         *(("attention-sweep", f"{i}-{p}") for i in ATTENTIONS for p in ("fp32", "tf32", "bf16")),
         ("attention-sweep", "flash-bf16"), ("attention-sweep", "cudnn-bf16"),
+        *(("gate", part) for part in ("before", "before-2", "before-3", "before-4", "again", "after")),
     }  # fmt: skip
     for part in investigations.parts():
         assert json.loads(json.dumps(part.parameters("live"))) == part.parameters("live")
