@@ -122,9 +122,7 @@ def test_every_command_in_every_format(command: str, saved: Any, run: Any) -> No
         assert isinstance(document, list)
         keys = COLUMNS[command].split()
         assert all(list(row) == keys for row in document)
-    times = [
-        v for row in ([document] if command in OBJECTS else document) for k, v in row.items() if k.endswith("_ns")
-    ]
+    times = [v for row in ([document] if command in OBJECTS else document) for k, v in row.items() if k.endswith("_ns")]
     assert times
     assert all(isinstance(value, int) for value in times)
 

@@ -532,20 +532,22 @@ def test_a_card_that_is_not_listed_is_refused_by_name(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- several devices
 
 
-def pair(uneven: float, pids: tuple[int, int] = (PID, PID), reduce: float = 100, crop: int = 0) -> Export:
+def pair(
+    uneven: float, pids: tuple[int, int] = (PID, PID), reduce: float = 100, lacks: int = 0, rounds: Any = (1000,) * 10
+) -> Export:
     """Two devices with ten rounds of work, the second with a share of it, that meet in a reduction."""
     out, at = Export(2), 10 * US
-    for number in range(10):
-        arrived = at + 1000 * US
+    for number, us in enumerate(rounds):
+        arrived = at + us * US
         for device, pid in enumerate(pids):
             process, thread = Export.process(pid), Export.thread(pid, pid + device)
-            ends = at + int(1000 * US * (uneven if device else 1))
+            ends = at + int(us * US * (uneven if device else 1))
             for i in range(5):
                 begin, end = (at + (ends - at) * k // 5 for k in (i, i + 1))
                 call = out.call("cudaLaunchKernel_v7000", thread, begin - 2 * US, begin - US)
                 out.kernel(GEMM, begin, end, call, process, device=device)
             if reduce:
-                name = "mystery" if device and number < crop else NCCL
+                name = "mystery" if device and number < lacks else NCCL
                 call = out.call("cudaLaunchKernel_v7000", thread, ends - 2 * US, ends - US)
                 end = arrived + int(reduce * US)
                 out.kernel(name, ends, end, call, process, device=device, stream=20)
@@ -572,9 +574,10 @@ def test_collectives_of_equal_devices_are_communication(tmp_path: Path) -> None:
 
 
 def test_collectives_that_one_capture_lacks(tmp_path: Path) -> None:
-    found = verdict.summary(nsightkit.load(pair(0.4, crop=2).write(tmp_path / "t.sqlite")))
+    rounds = [1000 + 40 * (7 * number % 10) for number in range(10)]
+    found = verdict.summary(nsightkit.load(pair(0.4, lacks=2, rounds=rounds).write(tmp_path / "t.sqlite")))
     assert found["bottleneck"] == "imbalance"
-    assert amounts(found)["imbalance"] == 8 * 600 * US
+    assert amounts(found)["imbalance"] == sum(rounds[2:]) * 600
     assert "in 8 of 8" in " ".join(found["evidence"])
 
 
@@ -682,6 +685,13 @@ def test_a_filter_does_not_uncover_a_copy(tmp_path: Path) -> None:
         laid.out.copy("HtoD", start + 10 * US, start + 90 * US, with_copy, PROCESS, 99, host="pinned", stream=13)
     found = laid.answer(tmp_path, within="^load$")
     assert all(row["bottleneck"] != "memory-transfer" for row in found["candidates"])
+
+
+def test_collectives_that_could_be_any_are_not_guessed_at(tmp_path: Path) -> None:
+    """Of rounds that are all alike two lack a collective, so the n-th of one device is not the n-th of the other."""
+    found = verdict.summary(nsightkit.load(pair(0.4, lacks=2).write(tmp_path / "t.sqlite")))
+    assert found["bottleneck"] == "communication"
+    assert "imbalance" not in amounts(found)
 
 
 def test_devices_one_by_one(tmp_path: Path) -> None:
