@@ -172,6 +172,7 @@ def test_investigations_name_what_exists() -> None:
         *(("attention-sweep", f"{i}-{p}") for i in ATTENTIONS for p in ("fp32", "tf32", "bf16")),
         ("attention-sweep", "flash-bf16"), ("attention-sweep", "cudnn-bf16"),
         *(("gate", part) for part in ("before", "before-2", "before-3", "before-4", "again", "after")),
+        *(("one-change", part) for part in ("before", "after", "again", "after-again")),
     }  # fmt: skip
     for part in investigations.parts():
         assert json.loads(json.dumps(part.parameters("live"))) == part.parameters("live")
@@ -183,7 +184,7 @@ def test_investigations_name_what_exists() -> None:
 SWITCHES = {
     "starved-input": "starved", "hidden-sync": "sync", "tiny-kernels": "tiny", "training-step": "attention",
     "accumulation": "block", "autocast": "norm", "memory-snapshot": "keep_graph",
-    "limiters": "rows",
+    "limiters": "rows", "one-change": "starved",
 }  # fmt: skip
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from nsightkit.plots._bars import before_after, gap_bars, kernel_bars, step_times
     from nsightkit.plots._bytes import memory_curves, memory_stacks
     from nsightkit.plots._curves import distributions, share_curves
+    from nsightkit.plots._diff import change_intervals
     from nsightkit.plots._interactive import interactive_timeline
     from nsightkit.plots._ladder import ladder_bars
     from nsightkit.plots._limiters import limiter_map
@@ -31,6 +32,7 @@ __all__ = [
     "InteractiveTimeline",
     "before_after",
     "box_plots",
+    "change_intervals",
     "distributions",
     "gap_bars",
     "interactive_timeline",
@@ -70,6 +72,7 @@ _OF = {
         "distributions",
         "share_curves",
     ),
+    "_diff": ("change_intervals",),
     "_interactive": (
         "InteractiveTimeline",
         "interactive_timeline",

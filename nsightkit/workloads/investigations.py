@@ -567,6 +567,24 @@ def _gate() -> dict[str, Part]:
     }
 
 
+# - one-change: a starved run and its repair, each in two processes and in turns; enough steps in a profile for an
+#   interval of its own.
+def _one_change() -> dict[str, Part]:
+    """Build a change and its repetition, in the order in which they are measured."""
+    return {
+        part: Part(
+            "one-change",
+            part,
+            _TRAINING,
+            MappingProxyType(_STARVED | {"starved": not part.startswith("after")}),
+            MappingProxyType(_SMOKE_STARVED | {"starved": not part.startswith("after")}),
+            value=67,
+            active=10,
+        )
+        for part in ("before", "after", "again", "after-again")
+    }
+
+
 #: {investigation: {part: Part}}
 INVESTIGATIONS: Mapping[str, Mapping[str, Part]] = MappingProxyType(
     {
@@ -609,6 +627,7 @@ INVESTIGATIONS: Mapping[str, Mapping[str, Part]] = MappingProxyType(
         "memory-snapshot": _remembered(),
         "attention-sweep": _sweep(),
         "gate": _gate(),
+        "one-change": _one_change(),
         # new ones
     }
 )
