@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from nsightkit.analysis.ranks import Job
-    from nsightkit.analysis.ranks import Job
     from nsightkit.capture.captured import Captured
     from nsightkit.trace import Trace
 
@@ -1202,83 +1201,6 @@ def _print_ranks(console: Console, traces: Sequence[Path], job: Job, each: bool)
     console.print(Text(_show.plain(f"{len(job.ranks)} ranks · {tools} · {where}"), style="bold"), soft_wrap=True)
     for text in job.findings():
         console.print(Text(_show.plain(text)), soft_wrap=False)
-    kinds = ["group", "kind", "ranks", "bytes", "count", "total_ns", "wait_ns", "exposed_ns", "last_rank", "bus_gb_per_s"]
-    times = ["step", "group", "kind", "bytes", "start_ns", "skew_ns", "last_rank", "transfer_ns", "exposed_ns"]
-    tables = {
-        "ranks": (job.ranks, ["rank", "step_ns", "compute_ns", "communication_ns", "exposed_ns", "waited_ns", "late_ns"]),
-        "collectives": (job.collectives, times) if each else (job.kinds(), kinds),
-    }
-    for name, (table, columns) in tables.items():
-        console.print()
-        shown = [c for c in columns if c in table and table[c].notna().any()]
-        rows = list(_show.rows_of(table[shown].head(_show.TABLE_ROWS)))
-        _show.print_rows(console, shown, rows, total=len(table), empty=f"no {name} to compare")
-    for one in job.lost:
-        count = len(one["ranks"])
-        rank = "" if not count else f"rank {one['ranks'][0]}" if count == 1 else f"{count} ranks"
-        file = "" if one["file"] is None else f" ({Path(one['file']).name})"
-        console.print(_show.plain(f"lost: {rank}{file}: {one['reason']}"), style="yellow")
-    for note in job.notes:
-        console.print(_show.plain(note), style="dim")
-
-
-@app.command(rich_help_panel=_READING)
-def ranks(
-    traces: Annotated[
-        list[Path], typer.Argument(metavar="DIR", help="A folder that holds one trace a rank; or the traces.")
-    ],
-    *,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            "--workers",
-            metavar="N",
-            min=0,
-            help="Processes of a local Dask cluster, 0 for none; default: one a core, none for a handful of ranks.",
-            show_default=False,
-        ),
-    ] = None,
-    scheduler: Annotated[
-        str | None,
-        typer.Option(
-            "--scheduler", metavar="ADDRESS", help="A Dask scheduler whose workers see the files under the same paths."
-        ),
-    ] = None,
-    each: Annotated[bool, typer.Option("--each", help="List every collective, not kinds of them.")] = False,
-    no_cache: NoCacheOpt = False,
-    format: FormatOpt = None,  # noqa: A002
-) -> None:
-    """Who is late among the ranks of a job, what that costs the others, and why."""
-    from nsightkit import _show
-    from nsightkit.analysis import ranks as many
-
-    if scheduler is not None and workers is not None:
-        raise UsageError("--workers is for a local cluster: a scheduler has workers of its own")
-    files = many.traces_in(traces[0]) if len(traces) == 1 and not traces[0].is_file() else traces
-    with _bar(len(files)) as shown:
-        progress = None if shown is None else (lambda done, _: shown(done, "ranks"))
-        job = many.survey(files, scheduler, workers, cache=False if no_cache else None, progress=progress)
-    for one in job.lost:
-        if one["file"] is not None:
-            _note(f"{one['file']}: {one['reason']}; the other ranks are answered for")
-    if _format(format) == "csv":
-        table = job.collectives if each else job.ranks
-        with _printing():
-            _show.write_csv([str(c) for c in table.columns], _show.rows_of(table), _show.utf8(sys.stdout))
-        return
-    _emit(format, job.summary(each), lambda console: _print_ranks(console, traces, job, each))
-
-
-def _print_ranks(console: Console, traces: Sequence[Path], job: Job, each: bool) -> None:
-    from rich.text import Text
-
-    from nsightkit import _show
-
-    where = traces[0].name if len(traces) == 1 else f"{len(traces)} traces"
-    tools = " and ".join(dict.fromkeys(job.ranks["tool"]))
-    console.print(Text(_show.plain(f"{len(job.ranks)} ranks · {tools} · {where}"), style="bold"), soft_wrap=True)
-    for text in job.findings():
-        console.print(Text(_show.plain(text)), soft_wrap=False)
     spent = ["rank", "step_ns", "compute_ns", "communication_ns", "exposed_ns", "waited_ns", "late_ns"]
     kinds = ["group", "kind", "bytes", "count", "total_ns", "wait_ns", "exposed_ns", "last_rank", "bus_gb_per_s"]
     times = ["group", "kind", "step", "bytes", "start_ns", "skew_ns", "last_rank", "transfer_ns", "exposed_ns"]
@@ -1461,7 +1383,7 @@ def peaks(
         typer.Argument(metavar="[GPU]", help="As a driver or a trace names it; default: all that are known."),
     ] = None,
     measure: Annotated[
-        bool, typer.Option("--measure", help="Measure this machine's GPU instead: GEMMs and transfers, two minutes.")
+        bool, typer.Option("--measure", help="Measure this machine's GPU instead: GEMMs and transfers, some minutes.")
     ] = False,
     clock: Annotated[
         float | None, typer.Option("--clock", metavar="MHZ", min=1, help="Rates at this SM clock, not at boost.")
