@@ -154,6 +154,8 @@ _COMPILED = tuple(
     for category, pattern, inner in RULES
 )
 _CODE = {category: code for code, category in enumerate(CATEGORIES)}
+#: What a compiler fuses has been seen with 3,000 characters; a megabyte of them is an attack on the rules' time.
+_LONGEST = 10_000
 
 
 def category_of(name: str) -> str:
@@ -176,6 +178,7 @@ def category_of(name: str) -> str:
     >>> category_of("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::NormTwoOps>>")
     'reduction'
     """
+    name = name[:_LONGEST]
     function = _RETURN_TYPE.sub("", _UNNAMED.sub("unnamed", name))
     function = re.split(r"[<(]", function, maxsplit=1)[0]
     for category, pattern, inner in _COMPILED:

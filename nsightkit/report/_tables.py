@@ -275,7 +275,8 @@ def source_line(sources: Mapping[str, str], of: Mapping[str, str], name: str = "
 def _one(section: Section, frame: pd.DataFrame, number: int) -> Markup:
     columns = [str(c) for c in frame.columns if c not in section.hidden]
     columns = [c for c in columns if not _says_nothing(c, frame[c])]
-    head = tag("tr", [_header(c) for c in columns], _header("timeline") if section.place else None)
+    words = {c for c in columns if is_text(c) or any(isinstance(v, str) for v in frame[c])}
+    head = tag("tr", [_header(c, words=c in words) for c in columns], _header("timeline") if section.place else None)
     body = []
     for row in rows_of(frame.head(_MOST_ROWS)):
         cells = [_cell(c, row[c]) for c in columns]
@@ -323,9 +324,11 @@ def _says_nothing(column: str, values: pd.Series[Any]) -> bool:
     return is_text(column) and bool((values.isna() | (values.astype(str) == "")).all())
 
 
-def _header(column: str, letter: str | None = None, label: str | None = None, rows: int | None = None) -> Markup:
+def _header(
+    column: str, letter: str | None = None, label: str | None = None, *, rows: int | None = None, words: bool = False
+) -> Markup:
     text = header_text(column)
-    words = is_text(column) or column == "timeline"
+    words = words or is_text(column) or column == "timeline"
     return tag(
         "th",
         text if letter is None else letter,
@@ -346,7 +349,7 @@ def _cell(column: str, value: Any) -> Markup:
         # The whole name tells two instances of a template apart; the short one is what a reader looks for.
         return tag("th", brief, tag("small", full), scope="row", class_=kind, data_v=full)
     text = cell_text(column, value).strip()
-    if is_text(column):
+    if is_text(column) or isinstance(value, str):
         return tag("td", shown(text), class_="mark" if column == "outlier" else None)
     bar: Markup | None = None
     if value is not None and (column.startswith("share") or column == "sol_datasheet"):
