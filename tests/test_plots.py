@@ -340,3 +340,16 @@ def test_roofline_points_and_roofs():
     assert "datasheet (1,000 TFLOP/s, 4,000 GB/s)" in figure.get_label()
     figure.canvas.draw()
     assert "no operations" in plots.roofline(table.head(0), [sheet], "bf16").get_label()
+    # Every operation is there, a few of them by name; lower ceilings begin where the memory's roof passes them.
+    many = pd.concat([table, table.assign(name="again", time_ns=1e5)] * 3, ignore_index=True)
+    many.loc[0, "intensity"] = np.nan  # of unknown bytes
+    low = Rates("datasheet", {"bf16": 1000.0, "fp32": 60.0}, 4000.0)
+    figure = plots.roofline(many, [low], "bf16", lower=("fp32", "fp8"), top=4)
+    named = [line for line in figure.axes[0].lines if line.get_linestyle() == "None"]
+    (others,) = [line for line in named if line.get_label() == "7 quicker ones"]
+    assert len(others.get_xdata()) == 7
+    assert len(named) == 4 + 1
+    (ceiling,) = [line for line in figure.axes[0].lines if list(line.get_ydata()) == [60.0, 60.0]]
+    assert ceiling.get_xdata()[0] == 15
+    assert "; 7 more" in figure.get_label()
+    figure.canvas.draw()
