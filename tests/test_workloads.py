@@ -184,7 +184,7 @@ def test_investigations_name_what_exists() -> None:
 SWITCHES = {
     "starved-input": "starved", "hidden-sync": "sync", "tiny-kernels": "tiny", "training-step": "attention",
     "accumulation": "block", "autocast": "norm", "memory-snapshot": "keep_graph",
-    "limiters": "rows", "one-change": "starved",
+    "limiters": "rows", "one-change": "starved", "gate": "layers",
 }  # fmt: skip
 
 

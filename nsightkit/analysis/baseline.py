@@ -11,7 +11,6 @@ import json
 import math
 import os
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, get_args
@@ -33,6 +32,7 @@ from nsightkit.analysis.run_metrics import (
     plain_text,
 )
 from nsightkit.errors import TraceError, UsageError
+from nsightkit.trace.files import replacing
 
 __all__ = ["FORMAT", "MOST_RUNS", "Baseline", "Kept", "make", "read", "write"]
 
@@ -320,19 +320,10 @@ def write(baseline: Baseline, path: str | os.PathLike[str]) -> None:
     UsageError
         It cannot be written there.
     """
-    # A link stays a link: what it leads to is replaced.
-    target = Path(path).resolve()
     try:
-        with tempfile.NamedTemporaryFile("wb", dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
-            draft = Path(file.name)
-            try:
-                file.write(_text(baseline).encode("utf-8"))
-                file.close()
-                draft.chmod(target.stat().st_mode & 0o777 if target.exists() else 0o644)
-                draft.replace(target)
-            except BaseException:
-                draft.unlink(missing_ok=True)
-                raise
+        # A link stays a link: what it leads to is replaced.
+        with replacing(Path(path).resolve()) as file:
+            file.write(_text(baseline).encode("utf-8"))
     except OSError as error:
         raise UsageError(f"{path}: cannot be written ({error.strerror or error})") from error
 
