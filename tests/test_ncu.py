@@ -685,6 +685,8 @@ def test_compute_bound_with_low_tensor_use_looks_at_the_pipes() -> None:
     assert "occupancy" not in steps
     _, evidence, steps = told(**base, tensor_pct=0, fp64_pct=90)
     assert "doubles" in steps
+    _, evidence, steps = told(**base, tensor_16bit_pct=85, fma_pct=3)  # a report without the sum of all types
+    assert "the tensor cores are busy: 85.0 % (sm__pipe_tensor_op_hmma_cycles_active" in evidence
     _, evidence, steps = told(**base, tensor_elapsed_pct=70)
     assert "70.0 % (sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed)" in evidence
     _, _, steps = told(**base)

@@ -382,7 +382,8 @@ def _spills(told: _Telling) -> None:
 def _compute(told: _Telling) -> None:
     # Over active cycles where measured; the basic set has pipes over elapsed cycles only. The two are not mixed.
     suffix = "_pct" if told.has("tensor_pct") or told.has("fma_pct") else "_elapsed_pct"
-    names = [f"{pipe}{suffix}" for pipe in ("tensor", "fma", "alu", "fp64", "xu", "lsu")]
+    matrix = "tensor_16bit" if suffix == "_pct" and not told.has("tensor_pct") else "tensor"
+    names = [f"{pipe}{suffix}" for pipe in (matrix, "fma", "alu", "fp64", "xu", "lsu")]
     pipes = {name: told[name] for name in names if name in told.launch.index and told.has(name)}
     if not pipes:
         told.try_("collect ComputeWorkloadAnalysis to see which pipe is busy (ncu --section ComputeWorkloadAnalysis)")
