@@ -52,13 +52,46 @@ def test_a_layer_to_the_printed_digits() -> None:
 def test_attention_of_the_whole_square() -> None:
     full = sol.attention(1, 32, 2048, 128, causal=False)
     assert (full.flops / 1e9, full.intensity) == (pytest.approx(68.72, abs=0.005), 1024)
+    assert full.bytes / 1e6 == pytest.approx(67.1, abs=0.051)
+    assert H200.bound_ns(full) / 1e3 == pytest.approx(69.5, abs=0.051)
+    assert MEASURED.bound_ns(full) / 1e3 == pytest.approx(87.2, abs=0.051)
     assert sol.attention(1, 32, 2048, 128).flops * 2 == full.flops
+
+
+def test_what_the_layers_time_consists_of() -> None:
+    """Shares of the bound, the floors, another card's memory, and other sizes: figures worked out elsewhere."""
+    layer = sol.layer(1, 2048, 4096, 32, 11008)
+    table = sol.bounds(layer, H200)
+    kind = table["name"].map({"attention": "attention"}).fillna(table["bound"])
+    parts = (table["bound_ns"].groupby(kind).sum() / 1e3).round(1).to_dict()
+    assert parts == {"compute": 837.8, "attention": 34.7, "memory": 77.1}
+    assert [round(100 * part / 949.7) for part in parts.values()] == [4, 88, 8]
+    fused = [operation for operation in layer if operation.unit != "fp32"]
+    assert sum(map(MEASURED.bound_ns, fused)) / 1e3 == pytest.approx(1095.5, abs=0.1)
+    h100 = sol.datasheet(hardware.find("H100 SXM"))
+    slower = sum(h100.bound_ns(operation) for operation in layer if operation.unit == "fp32") / 1e3
+    assert slower == pytest.approx(110, abs=0.6)
+    for sizes, by_sheet, by_ceilings in (
+        ((4, 2048, 4096, 32, 11008), 3798.6, 4726.5),
+        ((8, 2048, 4096, 32, 11008), 7597, 9453),
+        ((1, 8192, 8192, 64, 28672), 17910, None),
+    ):
+        larger = sol.layer(*sizes)
+        assert sum(map(H200.bound_ns, larger)) / 1e3 == pytest.approx(by_sheet, abs=0.6)
+        if by_ceilings is not None:
+            assert sum(map(MEASURED.bound_ns, larger)) / 1e3 == pytest.approx(by_ceilings, abs=0.6)
+    gemms = [operation for operation in larger if operation.unit == "bf16" and operation.name != "attention"]
+    assert sum(map(H200.bound_ns, gemms)) / 1e3 / 17910 == pytest.approx(0.90, abs=0.005)
 
 
 def test_decoding_is_the_weights() -> None:
     layer = sol.layer(1, 1, 4096, 32, 11008, keys=1)
     weights = sum(op.bytes for op in layer if op.unit == "bf16" and op.name != "attention")
     assert weights / 1e6 == pytest.approx(404.75, abs=0.2)
+    alone = 2 * (4 * 4096**2 + 3 * 4096 * 11008)  # without the vectors that go in and out
+    assert alone < weights < 1.001 * alone
+    assert alone / H200.gb_per_s / 1e3 == pytest.approx(84.3, abs=0.051)
+    assert alone / MEASURED.gb_per_s / 1e3 == pytest.approx(94.1, abs=0.051)
     assert (sol.bounds(layer, H200)["bound"] == "memory").all()
     # One query sees every key.
     assert sol.attention(2, 8, 1, 64, keys=100).flops == 4 * 2 * 8 * 64 * 100
