@@ -556,7 +556,7 @@ class _Tables:
                 columns["collective"] = self._collectives.of(map(_collective, args))
             else:
                 columns["collective"] = np.zeros(len(args), np.int64)
-            columns["sequence"] = _ints([-1 if a.sequence is None else a.sequence for a in args])
+            columns["sequence"] = _ints([-1 if a.sequence is None else _int(a.sequence, -1) for a in args])
             columns["external_id"] = _ints([a.external_id for a in args])
         elif table == "memops":
             columns["bytes"] = _ints([a.bytes for a in args])
