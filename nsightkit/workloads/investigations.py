@@ -549,7 +549,7 @@ def _rungs(name: str, value: int) -> dict[str, Part]:
 # - gate: the same step in several processes, and once with a twelfth more layers: a slowdown of some percent that
 #   nobody planned. On a CPU as deep, and narrow enough for milliseconds.
 _GATED = _MEDIUM | {"mode": "train", "precision": "bf16"}
-_GATED_SMOKE = _SMALL | {"batch": 2, "d_model": 64, "d_ff": 192, "layers": 12, "mode": "train", "precision": "fp32"}
+_GATED_SMOKE = _SMALL | {"context": 16, "d_model": 64, "d_ff": 192, "layers": 12, "mode": "train", "precision": "fp32"}
 
 
 def _gate() -> dict[str, Part]:
