@@ -475,7 +475,9 @@
       const { height } = this.box;
       if (height <= innerHeight || this.printing) return [0, height];
       const { top } = this.canvas.getBoundingClientRect();
-      return [Math.max(-top, 0), Math.min(innerHeight - top, height)];
+      // What a page keeps on top of the window, it takes into account when it scrolls to something.
+      const covered = parseFloat(getComputedStyle(document.documentElement).scrollPaddingTop) || 0;
+      return [Math.max(covered - top, 0), Math.min(innerHeight - top, height)];
     }
 
     // The strip and the times stay in view while the reader scrolls through the rows.
@@ -931,7 +933,7 @@
         this.row = row;
         this.picked = null;
         const y = this.canvas.getBoundingClientRect().top + this.rows[row].top;
-        const out = Math.min(y - MAP - AXIS - 20, 0) || Math.max(y + 60 - innerHeight, 0);
+        const out = Math.min(y - MAP - AXIS - 80, 0) || Math.max(y + 60 - innerHeight, 0);
         if (this.box.height > innerHeight && out) scrollBy(0, out);
         const label = this.rows[row].label || "nested ranges";
         const share = this.rows[row].kind === "share" ? `, ${percent(this.rows[row].share)} of the time shown` : "";

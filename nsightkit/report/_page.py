@@ -289,7 +289,7 @@ class _Page:
         head = tag("tr", tag("td"), [tag("th", self._lettered(label, label), scope="col") for label in self.traces])
         table = tag("table", tag("caption", "Summary"),
                     tag("thead", head) if self.several else None, tag("tbody", rows), class_="facts-table")  # fmt: skip
-        scrolled = tag("div", table, class_="scroll", role="region", tabindex=0, aria_label="Table: Summary")
+        scrolled = tag("div", table, class_="scroll", role="group", tabindex=0, aria_label="Table: Summary")
         return tag("section", tag("h2", "Summary", id="h-summary"), scrolled, source_line(self.sources, self.letters),
                    id="summary", aria_labelledby="h-summary")  # fmt: skip
 

@@ -347,7 +347,7 @@ def _cell(column: str, value: Any) -> Markup:
         if full == brief:
             return tag("th", full or "(no name)", scope="row", class_=kind)
         # The whole name tells two instances of a template apart; the short one is what a reader looks for.
-        return tag("th", brief, tag("small", full), scope="row", class_=kind, data_v=full)
+        return tag("th", brief, " ", tag("small", full), scope="row", class_=kind)
     text = cell_text(column, value).strip()
     if is_text(column) or isinstance(value, str):
         return tag("td", shown(text), class_="mark" if column == "outlier" else None)
@@ -385,5 +385,5 @@ def _table(section: Section, head: list[Markup], body: list[Markup], rest: pd.Da
         data_first=_FIRST_ROWS,
         data_what=section.title,
     )
-    scrolled = tag("div", table, class_="scroll", role="region", tabindex=0, aria_label=f"Table: {section.title}")
+    scrolled = tag("div", table, class_="scroll", role="group", tabindex=0, aria_label=f"Table: {section.title}")
     return tag("div", scrolled, below, class_="listing")
