@@ -376,7 +376,8 @@ def _pair(reference: pd.DataFrame, other: pd.DataFrame) -> _Pairs | None:
     shifted = _by_order(ends, signs, sure)
     if shifted is not None and (shifted.spread_ns <= tolerance or _meet(reference, other, shifted)):
         return shifted
-    return _by_coincidence(ends, signs, _COINCIDING * sure)
+    # First what coincides as closely as ends do: in regular steps many more do so roughly, one step apart.
+    return _by_coincidence(ends, signs, sure) or _by_coincidence(ends, signs, _COINCIDING * sure)
 
 
 def _meet(reference: pd.DataFrame, other: pd.DataFrame, pairs: _Pairs) -> bool:
