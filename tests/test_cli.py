@@ -499,6 +499,49 @@ def test_convert_refuses_what_it_cannot_write(saved: Any, run: Any, tmp_path: Pa
     assert json.loads(run("summary", path, "-f", "json")[1])["kernel_count"] == 3
 
 
+# ---------------------------------------------------------------- a report
+
+
+def test_a_report_of_one_trace_and_of_two(saved: Any, run: Any, tmp_path: Path) -> None:
+    out = tmp_path / "r.html"
+    code, text, err = run("report", saved(), "-o", str(out), "--last-steps", "2", "--title", "A <run>", "-f", "json")
+    assert (code, err) == (0, "")
+    said = json.loads(text)
+    assert said == {"traces": [saved()], "out": str(out), "bytes": out.stat().st_size}
+    page = out.read_text()
+    assert "<title>A &lt;run&gt;</title>" in page
+    assert "<code>--last-steps 2</code>" in page
+    code, text, _ = run("report", saved(), saved("other.parquet"), "-o", str(out), "-f", "table")
+    assert (code, text.strip()) == (0, str(out))
+    assert "GPU profiles: 2 traces side by side" in out.read_text()
+
+
+def test_a_report_never_takes_a_traces_place(saved: Any, run: Any, tmp_path: Path) -> None:
+    path = tmp_path / "t.html"  # a trace by any name
+    assert run("convert", saved(), str(tmp_path / "t.json"))[0] == 0
+    path.write_bytes((tmp_path / "t.json").read_bytes())
+    before = path.read_bytes()
+    fresh, nowhere = tmp_path / "r.html", tmp_path / "no" / "r.html"
+    refused = [([path], path), ([saved(), path], path), ([path], tmp_path / "r.txt"), ([path], nowhere)]
+    for traces, out in (*refused, ([tmp_path / "absent", path], fresh)):
+        code, text, err = run("report", *map(str, traces), "-o", str(out))
+        assert (code, text) == (2, "")
+        one_line(err)
+    assert path.read_bytes() == before
+    assert not fresh.exists()
+    assert run("report", saved())[0] == 2
+
+
+def test_a_report_of_a_broken_trace_leaves_the_last_one(saved: Any, run: Any, tmp_path: Path) -> None:
+    out, broken = tmp_path / "r.html", tmp_path / "broken.json"
+    out.write_text("the last one")
+    broken.write_text('{"traceEvents": [{"ph": "X", "name"')
+    code, _, err = run("report", saved(), str(broken), "-o", str(out))
+    assert code == 2
+    assert "broken.json" in one_line(err)
+    assert out.read_text() == "the last one"
+
+
 # ---------------------------------------------------------------- a gate
 
 
