@@ -171,7 +171,13 @@ def test_planted_faults(fault: Any, tmp_path: Path) -> None:
     assert summary["moved"] is True
     assert f"moved from {was} (" in summary["bottleneck"]["text"]
     assert f" to {now} (" in summary["bottleneck"]["text"]
-    assert summary["outcome"] == "faster" if fault != "tiny" else True
+    assert summary["outcome"] == "faster"
+    # The loop without a fault launches ahead of its device: on the CPU's clock its steps would take next to nothing.
+    assert found.ahead
+    assert any(w.startswith("The CPU runs ahead of the GPU after") for w in summary["warnings"])
+    wall = row(found.figures, "wall_ns")
+    assert wall["after_ns"] == pytest.approx(truths[1]["span_ns"] / 12, rel=0.02)
+    assert wall["after_total_ns"] == truths[1]["span_ns"]
     cause = row(found.gaps, was, "cause")
     assert (cause["significance"], cause["delta_ns"] < 0) == ("significant", True)
 
@@ -186,7 +192,7 @@ def test_rows_add_up_to_each_trace(shared_traces: Path, tmp_path: Path) -> None:
         shared_traces / "cs336-zx3xyy" / "result_2_7B_compile_ro.sqlite",
     ]
     traces = [nsightkit.load(file) for file in files]
-    for before, after in zip(traces, [*traces[1:], traces[0]], strict=True):
+    for before, after in ((traces[0], traces[3]), (traces[1], traces[2]), (traces[4], traces[3])):
         found = diff.compare(before, after)
         for side, trace in zip(diff.SIDES, (before, after), strict=True):
             whole = overview.summary(trace)
@@ -225,7 +231,7 @@ def test_steps_of_another_number_compare() -> None:
 def test_noise_is_not_called_a_change() -> None:
     """Of pairs without a change at least 95 % must say so, with a jitter that moves a step by a percent or two."""
     calm = quiet = 0
-    seeds = range(30)
+    seeds = range(20)
     for seed in seeds:
         sides = [program(BASE, count=10, jitter=0.08, seed=2 * seed + i) for i in range(2)]
         found = diff.compare(*sides)
@@ -238,7 +244,7 @@ def test_noise_is_not_called_a_change() -> None:
 
 def test_a_change_is_seen_through_noise() -> None:
     seen = 0
-    for seed in range(10):
+    for seed in range(6):
         slower = [(n, round(1.25 * ns) if n == GEMM else ns) for n, ns in BASE]
         found = diff.compare(
             program(BASE, count=10, jitter=0.04, seed=2 * seed),
@@ -247,7 +253,7 @@ def test_a_change_is_seen_through_noise() -> None:
         changed = row(found.kernels, GEMM)
         seen += changed["significance"] == "significant"
         assert changed["low_ns"] <= changed["delta_ns"] <= changed["high_ns"]
-    assert seen == 10
+    assert seen == 6
 
 
 def test_too_few_steps_cannot_tell() -> None:
@@ -516,7 +522,7 @@ def test_markdown_for_a_pull_request() -> None:
     assert f"| `{GEMM}` | 40.00 µs | 20.00 µs | -50.0 % | -50.0 to -50.0 % | significant |" in text
     assert f"Got worse: `{ADD}` +8.000 µs." in text
     same = diff_text.markdown(diff.summary(program(BASE), program(BASE)))
-    assert "**No change beyond noise." in same
+    assert same.startswith("**Not beyond noise: a step takes ")
     assert "Nothing changed by more than noise" in same
 
 

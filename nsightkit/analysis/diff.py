@@ -134,6 +134,8 @@ class Comparison:
     ----------
     unit : {"step", "trace"}
         What ``before_ns``, ``after_ns`` and ``delta_ns`` are of: a step, where both captures hold steps, or all of it.
+    ahead : bool
+        Whether a CPU ran ahead of its GPU, and steps are therefore timed where the GPU begins with them.
     steps : tuple of int or None
         How many steps `before` and `after` hold.
     judged : tuple of int
@@ -157,6 +159,9 @@ class Comparison:
         self._before, self._after = before[0], after[0]
         self.confidence, self.min_share = confidence, min_share
         self.unit = "step" if all(c.steps for side in self._sides for c in side) else "trace"
+        self.ahead = self.unit == "step" and any(c.ahead for side in self._sides for c in side)
+        for capture in (c for side in self._sides for c in side) if self.ahead else ():
+            capture.pace_by_gpu()
         known = [[c.steps for c in side] for side in self._sides]
         self.steps = known[0][0], known[1][0]
         self.judged = tuple(sum(int(c.ordinary.sum()) for c in side) for side in self._sides)
@@ -579,9 +584,11 @@ def _headline(comparison: Comparison) -> tuple[str, str]:
     low, high = (percent(row[end] / row["before_ns"]) for end in ("low_ns", "high_ns"))
     sure = f"{100 * comparison.confidence:g} % interval {low} to {high}, of {counts}"
     if row["significance"] != _SIGNIFICANT:
-        return "no change", f"No change beyond noise. {said} ({sure})."
+        if row["between_ns"] >= abs(row["delta_ns"]):  # NaN where each side was captured once
+            sure += f"; captures of one program differ by up to {100 * row['between_ns'] / row['before_ns']:.0f} %"
+        return "no change", f"Not beyond noise: {said[0].lower()}{said[1:]} ({sure})."
     if abs(row["change"]) < comparison.min_share:
-        return "no change", f"No change that matters. {said} ({sure})."
+        return "no change", f"Too little to matter: {said[0].lower()}{said[1:]} ({sure})."
     return "faster" if row["delta_ns"] < 0 else "slower", f"{said} ({sure})."
 
 
@@ -678,11 +685,20 @@ def _about_steps(comparison: Comparison, sides: tuple[Capture, Capture]) -> list
         return [f"No steps were found {lacking}: {alike}. {remedy}."]
     if sides[0].steps != sides[1].steps:
         said.append(f"{sides[0].steps} steps before and {sides[1].steps} after: times are those of a step.")
+    if comparison.ahead:
+        held = (
+            " and ".join(name for name, side in zip(SIDES, sides, strict=True) if side.ahead)
+            or "in one of the captures"
+        )
+        said.append(
+            f"The CPU runs ahead of the GPU {held}: a step is timed from its first operation to the next one's."
+        )
     for name, side in zip(SIDES, sides, strict=True):
-        wall, out = side.windows["wall_ns"], int((~side.ordinary).sum())
+        wall, out = side.timed["wall_ns"], int((~side.ordinary).sum())
         if out:
+            odd = "stands out and does" if out == 1 else "stand out and do"
             said.append(
-                f"{out} of {len(wall)} steps {name} stand out and do not count as noise: the mean of all is "
+                f"{out} of {len(wall)} steps {name} {odd} not count as noise: the mean of all is "
                 f"{time_text(wall.mean())}, the median of the others {time_text(wall[side.ordinary].median())}."
             )
         whole = sum(side.overview[key] or 0 for key in ("kernel_ns", "memop_ns", "graph_ns"))

@@ -1,7 +1,8 @@
 """One capture cut into its steps: every sum as a whole, and as its part in each step.
 
 What is launched in a step is that step's work, whenever the GPU got to it. Idle time is a step's where it lies in the
-step's window.
+step's window: on the CPU's clock, or, of a program that launches steps ahead of the GPU, on the GPU's
+(:func:`nsightkit.analysis.steps.on_gpu`).
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ NO_OPERATOR = "(no operator)"
 #: More names of ranges than this are the same names with numbers in them.
 _MOST_NAMES = 1000
 _KINDS = ["kind", "src_kind", "dst_kind"]
+#: The CPU runs ahead where the GPU takes this much longer from the first step's beginning to the last one's.
+_AHEAD = 1.1
 
 
 class Sums:
@@ -126,7 +129,12 @@ class Capture:
     overview : dict
         What :func:`nsightkit.analysis.overview.summary` says of the trace.
     windows : DataFrame
-        The steps as :func:`nsightkit.analysis.steps.summary` has them, and ``end_ns``; empty where there are none.
+        Where work is launched in steps: as :func:`nsightkit.analysis.steps.summary` has them, with ``end_ns``; empty
+        where there are none.
+    timed : DataFrame
+        How long steps take: the same, or after :meth:`pace_by_gpu` on the GPU's clock.
+    ahead : bool
+        Whether the CPU launches steps more quickly than the GPU does them.
     steps : int or None
         How many steps; None where nobody knows.
     ordinary : ndarray of bool
@@ -137,8 +145,34 @@ class Capture:
         self.trace = trace
         self.overview = overview.summary(trace)
         self.windows, self._own_windows = _windows(trace, match)
+        self.timed = self.windows
+        self._gpu_windows = steps.on_gpu(trace, self.windows) if self._own_windows else None
+        self.ahead = self._is_ahead()
         self.steps = len(self.windows) or count
         self.ordinary: Bool = ~self.windows["outlier"].to_numpy(bool)
+
+    def _is_ahead(self) -> bool:
+        if self._gpu_windows is None or len(self.windows) < 2:
+            return False
+        begun = [table["start_ns"].to_numpy() for table in (self.windows, self._gpu_windows)]
+        on_cpu, on_gpu = (float(start[-1] - start[0]) for start in begun)
+        return on_gpu > _AHEAD * on_cpu
+
+    def pace_by_gpu(self) -> None:
+        """Time steps where the GPU begins with them, if it does with each."""
+        if self._gpu_windows is None:
+            return
+        start, end = (self._gpu_windows[c].to_numpy() for c in ("start_ns", "end_ns"))
+        ops = intervals.gpu_intervals(self.trace)
+        devices = np.unique(ops["device"].to_numpy()).tolist()
+        busy = np.zeros(len(start), np.int64)
+        for device in devices:
+            mine = ops[ops["device"] == device]
+            busy += intervals.Coverage(mine["start_ns"], mine["end_ns"]).of(start, end)
+        wall = end - start
+        idle = len(devices) * wall - busy
+        self.timed = self._gpu_windows.assign(wall_ns=wall, busy_ns=busy, idle_ns=idle, outlier=steps.outliers(wall))
+        self.ordinary = ~self.timed["outlier"].to_numpy(bool)
 
     def _sums(self, labels: Sequence[Hashable], code: Int, duration: Int, time: Int) -> Sums:
         step = steps.number(self.windows, time) if len(self.windows) else None
@@ -300,7 +334,7 @@ class Capture:
             for one in np.unique(device[mine]).tolist():
                 here = mine & (device == one)
                 covered = intervals.Coverage(start[here], end[here])
-                inside += covered.of(self.windows["start_ns"], self.windows["end_ns"])
+                inside += covered.of(self.timed["start_ns"], self.timed["end_ns"])
             if mine.any():
                 sums.add(cause, int(mine.sum()), int((end - start)[mine].sum()), inside)
         return sums
@@ -309,7 +343,7 @@ class Capture:
         """Ordinary steps between the first operation and the last: idle time elsewhere has no cause."""
         devices = self.overview["devices"]
         first, last = min((d["start_ns"] for d in devices), default=0), max((d["end_ns"] for d in devices), default=0)
-        inside = (self.windows["start_ns"] >= first) & (self.windows["end_ns"] <= last)
+        inside = (self.timed["start_ns"] >= first) & (self.timed["end_ns"] <= last)
         spanned: Bool = self.ordinary & inside.to_numpy(bool)
         return spanned if spanned.any() else self.ordinary
 
@@ -327,12 +361,12 @@ class Capture:
         """
         sums, none = _Given(len(self.windows)), np.zeros(0)
         if unit == "step" and len(self.windows):
-            wall = self.windows["wall_ns"].to_numpy(np.float64)
+            wall = self.timed["wall_ns"].to_numpy(np.float64)
             sums.add("wall_ns", len(wall), int(wall.sum()), wall)
             # A selection without its steps' own ranges says nothing of how busy they were.
-            known = self._own_windows and bool(self.windows["busy_ns"].notna().all())
+            known = self._own_windows and bool(self.timed["busy_ns"].notna().all())
             for name in ("busy_ns", "idle_ns") if known else ():
-                sums.add(name, None, self.overview[name], self.windows[name].to_numpy(np.float64))
+                sums.add(name, None, self.overview[name], self.timed[name].to_numpy(np.float64))
         else:
             for name in ("wall_ns", "busy_ns", "idle_ns"):
                 if self.overview[name] is not None:
@@ -359,9 +393,10 @@ def _windows(trace: Trace, match: str | None) -> tuple[pd.DataFrame, bool]:
     """Steps with their ends, and whether they are the selection's own (else those that it touches)."""
     found = steps.summary(trace, match)
     own = len(found) > 0 or trace is trace.whole
+    source = trace if own else trace.whole
     if not own:
-        found = steps.summary(trace.whole, match)
-    found = found.assign(end_ns=found["start_ns"] + found["wall_ns"])
+        found = steps.summary(source, match)
+    found = found.assign(end_ns=found["start_ns"] + found["wall_ns"], process=steps.find(source, match)["process"])
     if own or not len(found):
         return found, own
     # A filter such as --within leaves the steps' own ranges out: take the steps that something selected lies in.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
+from typing import Any
+
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
@@ -77,6 +80,6 @@ def change_intervals(rows: pd.DataFrame, *, top: int = 12, title: str = "What ch
     return figure
 
 
-def _named(row: dict[str, object]) -> str:
+def _named(row: Mapping[Hashable, Any]) -> str:
     name = next((str(row[c]) for c in ("name", "cause", "kind") if isinstance(row.get(c), str)), "")
     return f"{name} ({row['clock']})" if isinstance(row.get("clock"), str) else name
