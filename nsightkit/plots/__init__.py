@@ -106,3 +106,7 @@ def __getattr__(name: str) -> Any:
     if name in _MODULE:
         return getattr(importlib.import_module(f"nsightkit.plots.{_MODULE[name]}"), name)
     raise AttributeError(f"module 'nsightkit.plots' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
