@@ -123,3 +123,37 @@ def test_moments_lie_in_steps() -> None:
     windows = steps.find(_trace([("step", 0, 60), ("step", 100, 180)]))
     assert steps.number(windows, [-5, 0, 99, 100, 179, 180]).tolist() == [-1, 0, 0, 1, 1, -1]
     assert steps.number(windows.head(0), [1, 2]).tolist() == [-1, -1]
+
+
+def test_steps_on_the_gpus_clock_and_whose_work_is_whose() -> None:
+    calls = pd.DataFrame({"start_ns": [10, 20, 110, 120], "end_ns": [12, 22, 112, 122], "correlation": [1, 2, 3, 4]})
+    calls = calls.assign(process=P, thread=MAIN)
+    # The third was launched in the second step, which the GPU reaches late; the last by another process.
+    kernels = _kernels((0, P, 50, 300), (0, P, 300, 600), (0, P, 700, 900), (0, P, 900, 950), (1, P + 1, 5, 8))
+    kernels = kernels.assign(correlation=[1, 2, 3, 4, 9])
+    trace = _trace([("step", 0, 60), ("step", 100, 180)], kernels=kernels, calls=calls)
+    windows = steps.find(trace)
+    assert steps.launched_in(trace, "kernels", windows).tolist() == [0, 0, 1, 1, -1]
+    on_gpu = steps.on_gpu(trace, windows)
+    assert on_gpu is not None
+    assert on_gpu.to_numpy().tolist() == [[50, 700], [700, 950]]
+    parts = steps.divided(trace, on_gpu, P)
+    assert parts.to_numpy().tolist() == [[650, 550, 100], [250, 250, 0]]
+
+
+def test_steps_that_the_gpu_does_not_know() -> None:
+    calls = pd.DataFrame({"start_ns": [10, 110], "end_ns": [12, 112], "correlation": [1, 2]})
+    calls = calls.assign(process=P, thread=MAIN)
+
+    def on_gpu(*starts: int) -> pd.DataFrame | None:
+        rows = [(0, P, start, start + 10) for start in starts]
+        kernels = _kernels(*rows).assign(correlation=range(1, len(rows) + 1))
+        trace = _trace([("step", 0, 60), ("step", 100, 180)], kernels=kernels, calls=calls)
+        return steps.on_gpu(trace, steps.find(trace))
+
+    assert on_gpu(50, 150) is not None
+    assert on_gpu(50) is None, "the second launched nothing"
+    assert on_gpu(150, 50) is None, "the second began before the first"
+    bare = _trace([("step", 0, 60)])
+    assert steps.on_gpu(bare, steps.find(bare)) is None
+    assert steps.on_gpu(bare, steps.find(bare).head(0)) is None

@@ -341,18 +341,10 @@ def _of_steps(trace: Trace, windows: pd.DataFrame) -> dict[str, Metric]:
     # Where no GPU worked, or not in each step, the CPU's clock is all there is.
     on_gpu = steps.on_gpu(trace, windows)
     clocked = windows if on_gpu is None else on_gpu
-    start, end = (clocked[c].to_numpy() for c in ("start_ns", "end_ns"))
-    found = {"step/time_ns": Metric((end - start).astype(np.float64), "ns", gate=True)}
-    if any(trace.recorded(table) for table in GPU_TABLES):
-        ops = intervals.gpu_intervals(trace)
-        devices = ops["device"].unique().tolist()
-        busy = np.zeros(len(clocked), np.int64)
-        for device in devices:
-            mine = ops[ops["device"] == device]
-            busy += intervals.Coverage(mine["start_ns"].to_numpy(), mine["end_ns"].to_numpy()).of(start, end)
-        idle = max(len(devices), 1) * (end - start) - busy
-        found["step/busy_ns"] = Metric(busy.astype(np.float64), "ns", gate=True)
-        found["step/idle_ns"] = Metric(idle.astype(np.float64), "ns")
+    parts = steps.divided(trace, clocked, int(windows["process"].iloc[0]))
+    found = {"step/time_ns": Metric(parts["wall_ns"].to_numpy(np.float64), "ns", gate=True)}
+    for name in ("busy_ns", "idle_ns") if parts["busy_ns"].notna().all() else ():
+        found[f"step/{name}"] = Metric(parts[name].to_numpy(np.float64), "ns", gate=name == "busy_ns")
     return found | dict(_launched(trace, "step", windows, clocked))
 
 

@@ -12,7 +12,7 @@ from nsightkit.analysis import intervals
 from nsightkit.analysis.names import compiled
 from nsightkit.trace.model import GPU_TABLES, Trace
 
-__all__ = ["find", "launched_in", "number", "on_gpu", "summary"]
+__all__ = ["divided", "find", "launched_in", "number", "on_gpu", "outliers", "summary"]
 
 _PROFILER_STEP = re.compile(r"^ProfilerStep#\d+$")
 _STEP = re.compile(r"(^|[^a-z])step([^a-z]|$)", re.IGNORECASE)
@@ -141,10 +141,12 @@ def on_gpu(trace: Trace, windows: pd.DataFrame) -> pd.DataFrame | None:
         mine = launched_in(trace, table, windows)
         rows = trace.table(table, ["start_ns", "end_ns"])
         np.minimum.at(first, mine[mine >= 0], rows["start_ns"].to_numpy()[mine >= 0])
-        end = max([end, *rows["end_ns"].to_numpy()[mine == len(windows) - 1].tolist()])
-    if not len(windows) or (np.diff(first, append=end) <= 0).any():
+        end = rows["end_ns"].to_numpy()[mine == len(windows) - 1].max(initial=end)
+    edges = np.append(first, end)
+    # Compared, not subtracted: what was never set is at the end of what 64 bits hold.
+    if not len(windows) or (edges[1:] <= edges[:-1]).any():
         return None
-    return pd.DataFrame({"start_ns": first, "end_ns": np.append(first[1:], end)})
+    return pd.DataFrame({"start_ns": edges[:-1], "end_ns": edges[1:]})
 
 
 def launched_in(trace: Trace, table: str, windows: pd.DataFrame) -> npt.NDArray[np.intp]:
@@ -169,6 +171,39 @@ def launched_in(trace: Trace, table: str, windows: pd.DataFrame) -> npt.NDArray[
         # No process at all: nothing says whose it was.
         step = np.where(ours | ~ours.any(), step, -1)
     return step
+
+
+def divided(trace: Trace, windows: pd.DataFrame, process: int) -> pd.DataFrame:
+    """Divide windows into the time in which the GPU worked, and the rest.
+
+    Parameters
+    ----------
+    trace : Trace
+    windows : DataFrame
+        ``start_ns`` and ``end_ns``, on any clock of the trace: of the CPU's steps or of :func:`on_gpu`.
+    process : int
+        Whose devices count.
+
+    Returns
+    -------
+    DataFrame
+        ``wall_ns, busy_ns, idle_ns``: with several devices sums over them. The last two are NA where no GPU table was
+        recorded.
+    """
+    start, end = (windows[c].to_numpy() for c in ("start_ns", "end_ns"))
+    wall = end - start
+    busy = pd.array([pd.NA] * len(windows), dtype="Int64")
+    idle = busy.copy()
+    if len(windows) and any(trace.recorded(t) for t in GPU_TABLES):
+        devices = _devices(trace, process)
+        ops = intervals.gpu_intervals(trace)
+        total = np.zeros(len(windows), np.int64)
+        for device in devices:
+            mine = ops[ops["device"] == device]
+            total += intervals.Coverage(mine["start_ns"].to_numpy(), mine["end_ns"].to_numpy()).of(start, end)
+        busy = pd.array(total, dtype="Int64")
+        idle = pd.array(max(len(devices), 1) * wall - total, dtype="Int64")
+    return pd.DataFrame({"wall_ns": wall, "busy_ns": busy, "idle_ns": idle})
 
 
 def summary(trace: Trace, match: str | None = None) -> pd.DataFrame:
@@ -205,27 +240,13 @@ def summary(trace: Trace, match: str | None = None) -> pd.DataFrame:
     if len(steps):
         start, end, process = (int(steps[c].iloc[-1]) for c in ("start_ns", "end_ns", "process"))
         steps.loc[len(steps) - 1, "end_ns"] = max(end, _last_end(trace, start, end, process))
-    wall = (steps["end_ns"] - steps["start_ns"]).to_numpy()
-    busy = pd.array([pd.NA] * len(steps), dtype="Int64")
-    idle = busy.copy()
-    if len(steps) and any(trace.recorded(t) for t in GPU_TABLES):
-        devices = _devices(trace, int(steps["process"].iloc[0]))
-        ops = intervals.gpu_intervals(trace)
-        total = np.zeros(len(steps), np.int64)
-        for device in devices:
-            mine = ops[ops["device"] == device]
-            covered = intervals.Coverage(mine["start_ns"].to_numpy(), mine["end_ns"].to_numpy())
-            total += covered.of(steps["start_ns"].to_numpy(), steps["end_ns"].to_numpy())
-        busy = pd.array(total, dtype="Int64")
-        idle = pd.array(max(len(devices), 1) * wall - total, dtype="Int64")
+    parts = divided(trace, steps, int(steps["process"].iloc[0]) if len(steps) else 0)
     return pd.DataFrame(
         {
             "step": steps["step"],
             "start_ns": steps["start_ns"],
-            "wall_ns": wall,
-            "busy_ns": busy,
-            "idle_ns": idle,
-            "outlier": outliers(wall),
+            **parts,
+            "outlier": outliers(parts["wall_ns"].to_numpy()),
         }
     )
 
