@@ -236,7 +236,7 @@ def test_no_name_of_anybody_reaches_the_file(tmp_path: Path, monkeypatch: pytest
         assert name.encode() not in written
     found = reader.read(path)
     assert analysis.sites(found, "end")["site"].tolist() == ["program.py:10 step"]
-    assert analysis.ranges(found)["name"].tolist() == ["load [scrubbed] for [scrubbed]"] * 2
+    assert analysis.ranges(found)["name"].tolist() == ["load [secret] for [host]"] * 2
 
 
 def test_equal_stacks_are_written_once(tmp_path: Path) -> None:

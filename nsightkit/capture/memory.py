@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
-import re
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from nsightkit.capture import provenance
 from nsightkit.errors import UsageError
+from nsightkit.trace.files import replacing
+from nsightkit.trace.scrub import clean_snapshot, write_snapshot
 
-__all__ = ["Recording", "dump", "recording", "scrubbed", "supported", "write"]
+__all__ = ["Recording", "dump", "recording", "supported", "write"]
 
 #: An event with a stack of twenty frames takes about 0.2 kB in the file.
 MAX_ENTRIES = 200_000
@@ -90,7 +88,7 @@ def recording(
     context : {"alloc", "all"}
         Which events have a stack: what begins an allocation, or also what ends it.
     scrub : bool, default True
-        Leave out folders, host and user names, as :func:`scrubbed` does.
+        Leave out folders, host and user names, as :func:`nsightkit.trace.scrub.clean_snapshot` does.
     required : bool, default True
         Raise where nothing can be recorded. Otherwise the block runs unobserved.
 
@@ -176,7 +174,7 @@ def dump(output: str | os.PathLike[str], *, scrub: bool = True) -> Path:
     output : path-like
         Appears whole or not at all.
     scrub : bool, default True
-        Leave out folders, host and user names, as :func:`scrubbed` does.
+        Leave out folders, host and user names, as :func:`nsightkit.trace.scrub.clean_snapshot` does.
 
     Returns
     -------
@@ -203,7 +201,7 @@ def write(taken: Mapping[str, Any], output: str | os.PathLike[str], *, scrub: bo
     output : path-like
         Appears whole or not at all.
     scrub : bool, default True
-        Leave out folders, host and user names, as :func:`scrubbed` does.
+        Leave out folders, host and user names, as :func:`nsightkit.trace.scrub.clean_snapshot` does.
 
     Returns
     -------
@@ -216,111 +214,11 @@ def write(taken: Mapping[str, Any], output: str | os.PathLike[str], *, scrub: bo
         The file cannot be written.
     """
     if scrub:
-        taken = scrubbed(taken)
+        taken = clean_snapshot(taken)
     target = Path(output)
     try:
-        with tempfile.NamedTemporaryFile(dir=target.absolute().parent, prefix=".nsightkit-", delete=False) as file:
-            try:
-                # Protocol 4 is what any Python since 3.4 reads, whichever wrote it.
-                pickle.dump(taken, file, protocol=4)
-                file.close()
-                whole = Path(file.name)
-                whole.chmod(0o644)
-                whole.replace(target)
-            except BaseException:
-                Path(file.name).unlink(missing_ok=True)
-                raise
+        with replacing(target) as file:
+            write_snapshot(taken, file)
     except OSError as error:
         raise UsageError(f"{target}: cannot be written ({error.strerror or error})") from error
     return target
-
-
-# Folders before these name a machine and a person; from there on they name a library.
-_KEPT = re.compile(
-    r".*?[/\\]((?:site|dist)-packages[/\\].*|lib[/\\]python\d[^/\\]*[/\\](?!(?:site|dist)-packages).*"
-    r"|torch[/\\](?:autograd|cuda|distributed|_dynamo|_functorch|nn|optim|utils)[/\\].*)",
-    re.DOTALL,
-)
-_FOLDERS = re.compile(r".*[/\\]", re.DOTALL)
-
-
-def scrubbed(snapshot: Mapping[str, Any]) -> dict[str, Any]:
-    """Make a copy of a snapshot without folders, host and user names, secrets, or source code.
-
-    A file in a library keeps its path from ``site-packages`` (or ``lib/python3.x``) on; any other only its name. Frames
-    keep name, file and line. Sizes, addresses, times and the order of events stay as they are.
-
-    Parameters
-    ----------
-    snapshot : mapping
-        What ``torch.cuda.memory._snapshot()`` returned.
-
-    Returns
-    -------
-    dict
-        Of the same shape. Frames and lists of frames are shared wherever they are equal, which makes the file small.
-    """
-    frames: dict[int, dict[str, Any]] = {}
-    same: dict[tuple[str, Any, str], dict[str, Any]] = {}
-    stacks: dict[int, list[dict[str, Any]]] = {}
-    alike: dict[tuple[int, ...], list[dict[str, Any]]] = {}
-    texts: dict[str, str] = {}
-
-    def text(value: str) -> str:
-        if value not in texts:
-            texts[value] = provenance.scrub(value)
-        return texts[value]
-
-    def frame(given: Mapping[str, Any]) -> dict[str, Any]:
-        if id(given) not in frames:
-            filename = str(given.get("filename", ""))
-            library = _KEPT.fullmatch(filename)
-            filename = library[1] if library else _FOLDERS.sub("", filename)
-            made = {
-                "filename": text(filename),
-                "line": given.get("line", 0),
-                "name": text(str(given.get("name", ""))),
-            }
-            frames[id(given)] = same.setdefault((made["filename"], made["line"], made["name"]), made)
-        return frames[id(given)]
-
-    def stack(given: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        if id(given) not in stacks:
-            made = [frame(each) for each in given]
-            stacks[id(given)] = alike.setdefault(tuple(map(id, made)), made)
-        return stacks[id(given)]
-
-    def copy(value: Any, key: str = "") -> Any:
-        if key == "frames" and isinstance(value, list):
-            return stack(value)
-        if isinstance(value, str):
-            return value if value in _PLAIN else text(value)
-        if isinstance(value, Mapping):
-            return {name: copy(item, name) for name, item in value.items()}
-        if isinstance(value, list):
-            return [copy(item) for item in value]
-        return value
-
-    return {name: copy(item, name) for name, item in snapshot.items()}
-
-
-#: Values that events repeat by the hundred thousand and that say nothing.
-_PLAIN = frozenset(
-    [
-        "alloc",
-        "free_requested",
-        "free_completed",
-        "segment_alloc",
-        "segment_free",
-        "segment_map",
-        "segment_unmap",
-        "oom",
-        "snapshot",
-        "active_allocated",
-        "active_pending_free",
-        "inactive",
-        "small",
-        "large",
-        "N/A",
-    ]
-)

@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import getpass
 import importlib.metadata
 import os
 import platform
 import re
-import socket
 import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from nsightkit.trace import ncu_tool, nsys_tool
+from nsightkit.trace.secrets import Scrubber
 
 __all__ = ["collect", "in_short", "label", "rows", "scrub", "slug"]
-
-_SECRET = re.compile(r"TOKEN|SECRET|PASSW|API_?KEY|CREDENTIAL|PRIVATE", re.IGNORECASE)
 
 
 def collect(*, device: str, **facts: Any) -> dict[str, Any]:
@@ -55,7 +52,7 @@ def collect(*, device: str, **facts: Any) -> dict[str, Any]:
         "cpu": {"model": _cpu_model(), "cores": _cores()},
         "software": _software(),
     }
-    return {name: scrub(value) for name, value in record.items()}
+    return dict(scrub(record))
 
 
 def _gpu(device: str) -> dict[str, Any]:
@@ -193,7 +190,7 @@ def _commit() -> tuple[str | None, bool | None]:
 
 
 def scrub(value: Any) -> Any:
-    """Replace this machine's and this user's names, the home folder and secrets in a value.
+    """Replace names of machines and users, home folders and secrets in a value, this machine's and others'.
 
     Parameters
     ----------
@@ -202,39 +199,9 @@ def scrub(value: Any) -> Any:
     Returns
     -------
     JSON value
-        With ``[scrubbed]`` in their place.
+        With placeholders in their place: :mod:`nsightkit.trace.secrets`.
     """
-    return _scrub(value, _identifying())
-
-
-def _scrub(value: Any, pattern: re.Pattern[str] | None) -> Any:
-    if pattern is None:
-        return value
-    if isinstance(value, str):
-        return pattern.sub("[scrubbed]", value)
-    if isinstance(value, Mapping):
-        return {_scrub(name, pattern): _scrub(item, pattern) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_scrub(item, pattern) for item in value]
-    return value
-
-
-def _identifying() -> re.Pattern[str] | None:
-    words: set[str] = set()
-    with contextlib.suppress(OSError):
-        words |= {socket.gethostname(), socket.gethostname().partition(".")[0]}
-    with contextlib.suppress(KeyError, OSError):  # no such user, in some containers
-        words.add(getpass.getuser())
-    words -= {"localhost", "root"}
-    paths: set[str] = set()
-    with contextlib.suppress(RuntimeError):
-        paths.add(str(Path.home()))
-    secrets = {value for name, value in os.environ.items() if _SECRET.search(name) and len(value) >= 6}
-    alternatives = [rf"(?<![\w]){re.escape(w)}(?![\w])" for w in sorted(words) if len(w) >= 3]
-    # A whole path component, or "/root" would be found in "/rooted".
-    alternatives += [rf"{re.escape(p)}(?![\w])" for p in sorted(paths) if len(p) > 1]
-    alternatives += [re.escape(s) for s in sorted(secrets, key=len, reverse=True)]
-    return re.compile("|".join(alternatives)) if alternatives else None
+    return Scrubber().value(value)
 
 
 def slug(name: str) -> str:

@@ -288,9 +288,9 @@ def write(
     draft = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
     try:
         draft.chmod(0o755)
-        store.write(_scrubbed(trace), draft / _TRACE)
+        store.write(trace, draft / _TRACE)
         if nsys is not None:
-            store.write(_scrubbed(nsys), draft / _NSYS)
+            store.write(nsys, draft / _NSYS)
         if ncu is not None:
             reports.read(ncu)
             shutil.copyfile(ncu, draft / _NCU)
@@ -309,32 +309,3 @@ def write(
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return place
-
-
-def _scrubbed(trace: Trace) -> Trace:
-    """Give the trace without names of this host or user, in the unlikely case that a name holds one."""
-    import pandas as pd
-
-    from nsightkit.trace.model import TABLES
-    from nsightkit.trace.model import Trace as Model
-
-    frames = {}
-    changed = False
-    for table in TABLES:
-        columns = trace.table(table)
-        for column, series in columns.items():
-            if isinstance(series.dtype, pd.CategoricalDtype):
-                names = [str(name) for name in series.cat.categories]
-                clean = [scrub(name) for name in names]
-                if clean != names:
-                    changed = True
-                    columns[column] = (
-                        series.astype("object").map(dict(zip(names, clean, strict=True))).astype("category")
-                    )
-        frames[table] = columns
-    meta = dataclasses.replace(trace.meta, **scrub({"thread_names": {}, "notes": list(trace.meta.notes)}))
-    meta.thread_names = {thread: str(scrub(name)) for thread, name in trace.meta.thread_names.items()}
-    meta.distributed = scrub(dict(trace.meta.distributed))
-    if not changed and (meta.thread_names, meta.notes) == (trace.meta.thread_names, trace.meta.notes):
-        return trace
-    return Model.from_frames(frames, meta)

@@ -27,6 +27,7 @@ from nsightkit.trace.files import replacing
 from nsightkit.trace.kineto import COLLECTIVE, short_kernel_name
 from nsightkit.trace.model import GPU_TABLES, Trace
 from nsightkit.trace.nesting import nesting
+from nsightkit.trace.scrub import clean
 
 __all__ = ["write"]
 
@@ -54,7 +55,8 @@ def write(trace: Trace, path: str | os.PathLike[str]) -> None:
     """Write a trace as Chrome JSON, for Perfetto, chrome://tracing or :func:`nsightkit.load`.
 
     Times are microseconds with three decimals since the trace's first event: viewers hold them as floats, which at
-    microseconds since 1970 tell apart no less than 250 ns. The file appears only when it is whole.
+    microseconds since 1970 tell apart no less than 250 ns. The file appears only when it is whole. It holds no secrets:
+    :func:`nsightkit.trace.scrub.clean` has been through what is written.
 
     Parameters
     ----------
@@ -70,6 +72,7 @@ def write(trace: Trace, path: str | os.PathLike[str]) -> None:
     path = Path(path)
     if trace.path is not None and path.exists() and Path(trace.path).exists() and path.samefile(trace.path):
         raise UsageError(f"{path} is the trace itself; give another name for the copy")
+    trace = clean(trace)
     with replacing(path) as file:
         if path.suffix == ".gz":
             # No name and no time in the header: the same trace gives the same bytes.

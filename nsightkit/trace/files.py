@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["replacing"]
+__all__ = ["replacing", "umask"]
 
 
 @contextmanager
@@ -32,14 +32,15 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     try:
         with os.fdopen(handle, "wb") as file:
             yield file
-        draft.chmod(0o666 & ~_umask())  # mkstemp made it private
+        draft.chmod(0o666 & ~umask())  # mkstemp made it private
         draft.replace(path)
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
 
 
-def _umask() -> int:
+def umask() -> int:
+    """Give the process's mask of permissions, which can only be read by setting it."""
     mask = os.umask(0)
     os.umask(mask)
     return mask

@@ -6,7 +6,6 @@ same kind and gives the same answers. What counts as a secret is in :mod:`nsight
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import dataclasses
 import gzip
@@ -15,7 +14,7 @@ import pickle
 import re
 import shlex
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,12 +23,13 @@ import pandas as pd
 
 from nsightkit.errors import TraceError, UsageError
 from nsightkit.trace import kineto, ncu, ncu_tool, nsys, nsys_tool, scrub_json, scrub_nsys, snapshot, store
+from nsightkit.trace.files import umask
 from nsightkit.trace.model import TABLES, TIME_COLUMNS, Trace, TraceMeta, categorical
 from nsightkit.trace.open import kind_of, load
 from nsightkit.trace.scrub_ledger import Ledger
 from nsightkit.trace.secrets import Scrubber, json_text
 
-__all__ = ["Copied", "clean", "clean_snapshot", "clean_text", "copy"]
+__all__ = ["Copied", "clean", "clean_snapshot", "clean_text", "copy", "write_snapshot"]
 
 # ---------------------------------------------------------------- an opened trace
 
@@ -145,6 +145,7 @@ def _clean_meta(meta: TraceMeta, scrubber: Scrubber) -> TraceMeta:
     def text(value: str | None) -> str | None:
         return None if value is None else scrubber.text(str(value))
 
+    scrubber.learn_from("\n".join([*meta.notes, *map(str, meta.thread_names.values()), str(meta.distributed)]))
     return dataclasses.replace(
         meta,
         tool=scrubber.text(meta.tool),
@@ -354,9 +355,7 @@ def _beside(out: Path) -> list[Path]:
 
 
 def _publish(draft: Path, out: Path) -> None:
-    mask = os.umask(0)
-    os.umask(mask)
-    draft.chmod((0o777 if draft.is_dir() else 0o666) & ~mask)
+    draft.chmod((0o777 if draft.is_dir() else 0o666) & ~umask())
     for other in _beside(out):
         other.unlink(missing_ok=True)
     if out.is_dir() and not out.is_symlink():
@@ -389,17 +388,14 @@ def _write_json(path: Path, draft: Path, out: Path, ledger: Ledger) -> None:
         packed = file.read(2) == b"\x1f\x8b"
     packed = out.suffix == ".gz" or (packed and out.suffix != ".json")
 
-    @contextlib.contextmanager
-    def opened() -> Iterator[BinaryIO]:
-        with draft.open("wb") as file:
-            if not packed:
-                yield file
-                return
+    with draft.open("wb") as file:
+        if packed:
             # No name and no time in the header: the same trace gives the same bytes.
             with gzip.GzipFile("", "wb", compresslevel=5, fileobj=file, mtime=0) as stream:
-                yield stream  # type: ignore[misc]
-
-    if not scrub_json.copy_json(path, opened, ledger):
+                sound = scrub_json.copy_json(path, stream.write, ledger)
+        else:
+            sound = scrub_json.copy_json(path, file.write, ledger)
+    if not sound:
         try:
             kineto.decode(draft)
         except TraceError as error:
@@ -407,19 +403,20 @@ def _write_json(path: Path, draft: Path, out: Path, ledger: Ledger) -> None:
 
 
 def _write_snapshot(path: Path, draft: Path, _: Path, ledger: Ledger) -> None:
-    write_pickle(clean_snapshot(snapshot.plain(path), ledger), draft)
+    cleaned = clean_snapshot(snapshot.plain(path), ledger)
+    with draft.open("wb") as file:
+        write_snapshot(cleaned, file)
 
 
-def write_pickle(value: Any, path: Path) -> None:
-    """Write a snapshot as PyTorch does.
+def write_snapshot(taken: Any, file: BinaryIO) -> None:
+    """Write a memory snapshot as PyTorch does.
 
     Parameters
     ----------
-    value : dict or list
-    path : Path
+    taken : dict or list
+    file : binary file
     """
-    with path.open("wb") as file:
-        pickle.dump(value, file, protocol=4)  # any Python since 3.4 reads it, whichever wrote it
+    pickle.dump(taken, file, protocol=4)  # any Python since 3.4 reads it, whichever wrote it
 
 
 _CELL = re.compile(r'("(?:[^"]|"")*"|[^,"]*)(,|$)')

@@ -6,7 +6,6 @@ numbers, spaces and the order of keys are never touched. Most slices have no sec
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import json
 import re
@@ -29,6 +28,9 @@ _LONGEST_BYTES = 512 << 20
 _RATIO, _SMALL_BYTES = 400, 1 << 30
 _REMEDY = "capture or copy it again"
 
+_EVENTS = b'"traceEvents"'
+_NO_TRACE = "give a trace that torch.profiler exported (export_chrome_trace)"
+
 _STRING = re.compile(rb'("[^"\\]*(?:\\.[^"\\]*)*")', re.DOTALL)
 _WORD = re.compile(rb"[A-Za-z_]+")
 _WORDS = frozenset([b"true", b"false", b"null", b"NaN", b"nan", b"Infinity", b"inf", b"infinity", b"e", b"E", b"Inf"])
@@ -43,10 +45,6 @@ _TELLING = re.compile(
 )
 #: What `tensorboard_trace_handler` calls its files: the host, the process, the time.
 _WORKER = re.compile(r"(?:.*[/\\])?(.+)_\d+\.\d{10,}(?:\.pt)?\.trace\.json(?:\.gz)?")
-
-
-class _Broken(Exception):
-    """The text is no JSON that can be taken apart."""
 
 
 def _read(path: Path) -> Iterator[bytes]:
@@ -137,61 +135,30 @@ def _learn(scrubber: Scrubber, key: str, value: str) -> None:
     scrubber.learn_from(value)
 
 
-def copy_json(path: Path, opened: Callable[[], contextlib.AbstractContextManager[BinaryIO]], ledger: Ledger) -> bool:
+def copy_json(path: Path, write: Callable[[bytes], object], ledger: Ledger) -> bool:
     """Copy a Chrome trace without its secrets.
 
     Parameters
     ----------
     path : Path
         Only read; gzipped or not.
-    opened : callable
-        Opens the copy for writing, from its beginning.
+    write : callable
+        Takes the copy's text, slice by slice.
     ledger : Ledger
 
     Returns
     -------
     bool
-        Whether it was JSON. What a profiler wrote with unescaped quotes in it is none, and is cleaned as any text: a
-        reader has to say whether it was whole.
+        Whether it was sound JSON. Profilers have been seen to write other text, which is cleaned as well: a reader has
+        to say whether it can be mended.
 
     Raises
     ------
     TraceError
-        Truncated, or unpacked without end.
+        Truncated, no trace, or unpacked without end.
     """
     learn_json(path, ledger.scrubber)
-    before = ledger.removed.copy()
-    try:
-        with opened() as draft:
-            _Json(path, ledger).copy(draft.write)
-    except _Broken:
-        ledger.removed = before
-    else:
-        return True
-    with opened() as draft:
-        _copy_text(path, draft.write, ledger)
-    return False
-
-
-def _copy_text(path: Path, write: Callable[[bytes], object], ledger: Ledger) -> None:
-    rest = b""
-    for block in _read(path):
-        some = rest + block
-        cut = max(some.rfind(b"\n"), some.rfind(b"},")) + 1
-        if not cut and len(some) < _LONGEST_BYTES:
-            rest = some
-            continue
-        write(_clean_text(some[:cut], ledger))
-        rest = some[cut:]
-    write(_clean_text(rest, ledger))
-
-
-def _clean_text(some: bytes, ledger: Ledger) -> bytes:
-    lines = re.split(rb"(?<=\n)|(?<=\},)", some)
-    return b"".join(
-        ledger.text(line.decode("utf-8", "surrogateescape"), "lines").encode("utf-8", "surrogateescape")
-        for line in lines
-    )
+    return _Json(path, ledger).copy(write)
 
 
 class _Json:
@@ -202,21 +169,29 @@ class _Json:
         self._harmless: set[bytes] = set()
         self._depth = 0
         self._opened = b""
+        self._has_events = False
+        self._sound = True
+        self._key, self._flag = "", ""  # the last key, and the last word if it is an option
 
-    def copy(self, write: Callable[[bytes], object]) -> None:
+    def copy(self, write: Callable[[bytes], object]) -> bool:
         """Clean slice by slice."""
         rest = b""
         for block in _read(self._path):
             if len(rest) > _LONGEST_BYTES:
-                raise _Broken
+                raise TraceError(self._path, "has a text without end", _REMEDY)
             pieces, rest = _cut(_STRING.split(rest + block))
             done, kept = self._clean(pieces, final=False)
             write(done)
             rest = kept + rest
         done, _ = self._clean(_STRING.split(rest), final=True)
         write(done)
-        if self._depth and not (self._opened == b"[" and self._depth == 1):  # such a list may lack its end
+        if (
+            self._depth > 0 and self._sound and not (self._opened == b"[" and self._depth == 1)
+        ):  # such a list may lack it
             raise TraceError(self._path, "is truncated", _REMEDY)
+        if self._opened != b"[" and not self._has_events:
+            raise TraceError(self._path, "is JSON, but no Chrome trace (it has no traceEvents)", _NO_TRACE)
+        return self._sound and self._depth >= 0
 
     def _clean(self, pieces: list[bytes], *, final: bool) -> tuple[bytes, bytes]:
         """Clean a slice, given as strings and what stands between; what has to wait for the next one comes back too."""
@@ -226,21 +201,25 @@ class _Json:
         if len(self._harmless) > _REMEMBERED:
             self._harmless.clear()
         self._harmless |= strings - found
-        out, end = self._taken_apart(pieces, final) if found else (pieces, len(pieces))
+        self._has_events |= _EVENTS in strings
+        out, end = self._taken_apart(pieces, final) if found or self._flag else (pieces, len(pieces))
         self._count(b"".join(pieces[:end:2]))
         return b"".join(out), b"".join(pieces[end:])
 
     def _check(self, pieces: list[bytes]) -> None:
-        between = b" ".join(pieces[::2])
-        if b'"' in between or not _WORDS.issuperset(_WORD.findall(between)):
-            raise _Broken
+        """What stands between strings is clean too, where it is more than brackets and numbers."""
+        if b'"' not in pieces[-1] and _WORDS.issuperset(_WORD.findall(b" ".join(pieces[::2]))):
+            return
+        self._sound = False
+        for at in range(0, len(pieces), 2):
+            if b'"' in pieces[at] or not _WORDS.issuperset(_WORD.findall(pieces[at])):
+                text = pieces[at].decode("utf-8", "surrogateescape")
+                pieces[at] = self._ledger.text(text, "between").encode("utf-8", "surrogateescape")
 
     def _count(self, between: bytes) -> None:
         if not self._opened:
             self._opened = between.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
         self._depth += between.count(b"{") + between.count(b"[") - between.count(b"}") - between.count(b"]")
-        if self._depth < 0:
-            raise _Broken
 
     def _is_harmless(self, raw: bytes) -> bool:
         """Whether a string means nothing, neither by itself nor for what stands behind it."""
@@ -252,7 +231,7 @@ class _Json:
     def _taken_apart(self, pieces: list[bytes], final: bool) -> tuple[list[bytes], int]:
         """Clean a slice string by string. Gives how many of its pieces are done."""
         out = [pieces[0]]
-        key, flag, telling = "", "", False
+        telling = False  # a slice never ends between a key and its value
         at = 1
         while at < len(pieces):
             raw, behind = pieces[at], pieces[at + 1]
@@ -260,24 +239,24 @@ class _Json:
             known = raw in self._harmless
             if is_key:
                 telling = not known
-            if known and not (telling and is_value) and not flag:
-                key = raw[1:-1].decode("utf-8", "replace") if is_key else key
+            if known and not (telling and is_value) and not self._flag:
+                self._key = raw[1:-1].decode("utf-8", "replace") if is_key else self._key
                 out += [raw, behind]
                 at += 2
                 continue
             text = _text(raw[1:-1])
             if is_key:
-                key = text
-                if not self._without_value(pieces, at, key):
+                self._key = text
+                if not self._without_value(pieces, at, text):
                     if final:
                         raise TraceError(self._path, "is truncated", _REMEDY)
                     return out, at
                 new = self._ledger.text(text, "keys")
             elif is_value:
-                new = self._ledger.keyed(key, text)
+                new = self._ledger.keyed(self._key, text)
             else:
-                new = self._ledger.argument(flag, text, key or "list")
-            flag = text if pieces[at + 1].strip() == b"," and text.startswith("-") else ""
+                new = self._ledger.argument(self._flag, text, self._key or "list")
+            self._flag = text if pieces[at + 1].strip() == b"," and text.startswith("-") else ""
             out += [raw if new == text else b'"' + _raw(new, raw) + b'"', pieces[at + 1]]
             at += 2
         return out, len(pieces)

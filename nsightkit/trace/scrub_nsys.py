@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sqlite3
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from typing import Any, Protocol
 from nsightkit.errors import TraceError
 from nsightkit.trace.nsys import check_complete, quoted
 from nsightkit.trace.scrub_ledger import Ledger
-from nsightkit.trace.secrets import Scrubber
+from nsightkit.trace.secrets import PLACEHOLDER, Scrubber
 
 __all__ = ["copy_parquetdir", "copy_sqlite", "learn_parquetdir", "learn_sqlite"]
 
@@ -37,6 +38,7 @@ _SERIALS = frozenset(
 )
 #: Tables with a reference to a text that is a file's name, and to one that is what a program printed.
 _MODULES = ("OSRT_CALLCHAINS", "SAMPLING_CALLCHAINS", "CUDA_CALLCHAINS")
+_SURROGATE = re.compile("[\udc80-\udcff]")
 _AGAIN = "export it again with nsys export"
 
 
@@ -70,7 +72,7 @@ def _property(row: Mapping[str, Any]) -> tuple[str, str]:
 
 def _meaning(table: str, name: str) -> str:
     """What a property is: ``environment``, ``host``, ``user``, ``path``, ``argument``, or ``text``."""
-    upper = name.upper()
+    upper = PLACEHOLDER.sub("", name).upper()
     last = upper.rpartition(":")[2]
     if "ENVIRON" in upper:
         return "environment"
@@ -180,7 +182,7 @@ class _Texts:
             return lambda text: ledger.path(text, place)
         if lower in _STATES:
             return lambda text: text if text == _LOCAL else ledger.whole("host", text, place)
-        if lower in _SERIALS and table.startswith("TARGET_INFO"):
+        if _is_serial(table, column):
             return lambda text: ledger.whole("host", text, place)
         return lambda text: ledger.text(text, place)
 
@@ -191,6 +193,10 @@ class _Texts:
         if number in self._files:
             return self._ledger.path(text, "StringIds.value")
         return self._ledger.text(text, "StringIds.value")
+
+
+def _is_serial(table: str, column: str) -> bool:
+    return column.lower() in _SERIALS and table.startswith("TARGET_INFO")
 
 
 def _refuse_name(ledger: Ledger, path: Path, names: Iterable[str]) -> None:
@@ -282,8 +288,10 @@ class _Database:
     def decoded(self, raw: bytes) -> str:
         return raw.decode(*self._codec)
 
-    def encoded(self, text: str) -> bytes:
-        return text.encode(*self._codec)
+    @staticmethod
+    def bound(text: str) -> str | bytes:
+        """A text as a parameter: as it is, unless it was made of bytes that are none."""
+        return text if text.isprintable() or not _SURROGATE.search(text) else text.encode("utf-8", "surrogateescape")
 
 
 def learn_sqlite(path: Path, scrubber: Scrubber) -> None:
@@ -427,7 +435,7 @@ class _Copy:
             self._properties(table, columns, into)
             return
         texts = set(self._source.with_texts(table))
-        chosen = ", ".join(self._expression(table, c) if c in texts else _numeric(table, c) for c in columns)
+        chosen = ", ".join(self._expression(table, c) if c in texts else self._number(table, c) for c in columns)
         order = "NOT INDEXED" if not self._without_rowid(table) else ""
         self._target.execute(f"{into} SELECT {chosen} FROM source.{quoted(table)} {order}")  # noqa: S608
 
@@ -444,9 +452,17 @@ class _Copy:
             clean = _clean_property(self._ledger, table, row, flag)
             flag = _property(row)[1] if _meaning(table, _property(row)[0]) == "argument" else ""
             if clean is not None:
-                values = [self._source.encoded(v) if isinstance(v, str) else v for v in map(clean.get, columns)]
+                values = [self._source.bound(v) if isinstance(v, str) else v for v in map(clean.get, columns)]
                 marks = ", ".join("CAST(? AS TEXT)" if isinstance(clean[c], str) else "?" for c in columns)
                 self._target.execute(f"{into} VALUES ({marks})", values)
+
+    def _number(self, table: str, column: str) -> str:
+        """SQL that gives a column without texts: the serial numbers of network cards are integers."""
+        if not _is_serial(table, column):
+            return quoted(column)
+        query = f"SELECT count(*) FROM {quoted(table)} WHERE {quoted(column)} != 0"  # noqa: S608
+        self._ledger.note("host", f"{table}.{column}", self._source.connection.execute(query).fetchone()[0])
+        return "0"
 
     def _expression(self, table: str, column: str) -> str:
         """SQL that gives a column without its secrets, each value in the type it had."""
@@ -455,39 +471,35 @@ class _Copy:
         text, data = f"clean_text_{self._functions}", f"clean_data_{self._functions}"
         source, ledger, place = self._source, self._ledger, f"{table}.{column}"
 
-        def of_data(raw: bytes) -> bytes:
-            return ledger.data(raw, place)
+        # NULL says that nothing had to go: then the value itself is taken, whatever it is made of.
+        def of_data(raw: bytes) -> bytes | None:
+            new = ledger.data(raw, place)
+            return None if new == raw else new
 
         if (table, column) == ("StringIds", "value") and "id" in source.columns(table):
 
-            def of_string(number: Any, raw: bytes) -> bytes:
+            def of_string(number: Any, raw: bytes) -> str | bytes | None:
                 given = source.decoded(raw)
                 new = self._texts.string(number, given)
-                return raw if new is given else source.encoded(new)
+                return None if new is given else source.bound(new)
 
             self._target.create_function(text, 2, of_string, deterministic=True)
             call = f'{text}("id", CAST({name} AS BLOB))'
         else:
             clean = self._texts.column(table, column)
 
-            def of_text(raw: bytes) -> bytes:
+            def of_text(raw: bytes) -> str | bytes | None:
                 given = source.decoded(raw)
                 new = clean(given)
-                return raw if new is given else source.encoded(new)
+                return None if new is given else source.bound(new)
 
             self._target.create_function(text, 1, of_text, deterministic=True)
             call = f"{text}(CAST({name} AS BLOB))"
         self._target.create_function(data, 1, of_data, deterministic=True)
         return (
-            f"CASE typeof({name}) WHEN 'text' THEN CAST({call} AS TEXT) WHEN 'blob' THEN {data}({name}) ELSE {name} END"
+            f"CASE typeof({name}) WHEN 'text' THEN coalesce(CAST({call} AS TEXT), {name}) "
+            f"WHEN 'blob' THEN coalesce({data}({name}), {name}) ELSE {name} END"
         )
-
-
-def _numeric(table: str, column: str) -> str:
-    """SQL of a column without texts; the serial numbers of network cards are integers."""
-    if column.lower() in _SERIALS and table.startswith("TARGET_INFO"):
-        return "0"
-    return quoted(column)
 
 
 def _is_virtual(sql: str | None) -> bool:
@@ -646,7 +658,8 @@ def _clean_arrow(batch: Any, field: Any, table: str, ledger: Ledger, texts: _Tex
     import pyarrow as pa
 
     column, place = batch[field.name], f"{table}.{field.name}"
-    if pa.types.is_integer(field.type) and field.name.lower() in _SERIALS and table.startswith("TARGET_INFO"):
+    if pa.types.is_integer(field.type) and _is_serial(table, field.name):
+        ledger.note("host", place, sum(1 for value in column.to_pylist() if value))
         return pa.array([0] * len(column), field.type)
     if not _holds_texts(field.type):
         return column

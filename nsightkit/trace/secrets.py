@@ -107,14 +107,14 @@ _COMMIT = re.compile(r"(?i)(?:commit|rev(?:ision)?|sha1?|git|hash|digest|tree|he
 
 # ---------------------------------------------------------------- what a name says
 
-_SECRET_NAME = (  # noqa: S105 - a pattern
+_SURE_NAMES = (
     r"pass(?:word|wd|phrase|code)|passwd|secret|api[_\-]?key|access[_\-]?key|private[_\-]?key|account[_\-]?key"
     r"|shared[_\-]?(?:access[_\-]?)?key|secret[_\-]?key|(?:en|de)cryption[_\-]?key|signing[_\-]?key|master[_\-]?key"
     r"|credential|(?:auth|access|refresh|id|bearer|session|security|deploy|personal|bot|api)[_\-]?token|client[_\-]?secret"
     r"|_authToken|x-amz-(?:signature|credential|security-token)"
 )
-_SECRET_TAIL = r"(?:s|[_\-]?(?:id|value|b64|base64|text|string))?"  # noqa: S105
-_STRONG = re.compile(rf"(?i)[\w.\-]*(?:{_SECRET_NAME}){_SECRET_TAIL}")
+_SURE_TAIL = r"(?:s|[_\-]?(?:id|value|b64|base64|text|string))?"
+_STRONG = re.compile(rf"(?i)[\w.\-]*(?:{_SURE_NAMES}){_SURE_TAIL}")
 #: Names that mean a secret in one place and a word of the trade in another (tokens, keys and queries): `_secretive`
 #: decides by the value. In capitals they are variables, and any value but a number is one.
 _WEAK = re.compile(
@@ -130,7 +130,7 @@ _NAME_HINTS = (
     *("x-amz", "bearer"),
 )
 _FLAG = re.compile(
-    rf"(?i)(?P<flag>(?<![\w\-])--?(?:[\w\-]*(?:{_SECRET_NAME}|token|auth|jwt|cookie|[_\-]key|pwd){_SECRET_TAIL}|key))"
+    rf"(?i)(?P<flag>(?<![\w\-])--?(?:[\w\-]*(?:{_SURE_NAMES}|token|auth|jwt|cookie|[_\-]key|pwd){_SURE_TAIL}|key))"
     r"(?P<sign>=|\s+|\x00)(?P<value>\"(?:[^\"\\]|\\.)*\"|'[^']*'|[^\s\"'\x00]+)"
 )
 _USER_FLAG = re.compile(

@@ -131,8 +131,8 @@ def write(trace: Trace, folder: str | os.PathLike[str]) -> None:
     """Write a trace as a Parquet folder that :func:`nsightkit.load` opens.
 
     The source's clock is kept (``start_ns`` in the files is on it), so that times stay comparable with the
-    original report. Only what the Trace model names is written: no environment, host or user name, and of other
-    processes on the machine nothing.
+    original report. Only what the Trace model names is written, and :func:`nsightkit.trace.scrub.clean` has been
+    through it: no environment, host or user name, and of other processes on the machine nothing.
 
     Parameters
     ----------
@@ -149,6 +149,9 @@ def write(trace: Trace, folder: str | os.PathLike[str]) -> None:
     folder = Path(folder)
     if folder.exists() and not is_store(folder) and not (folder.is_dir() and not any(folder.iterdir())):
         raise TraceError(folder, "exists and is no trace folder", "choose another name or remove it")
+    from nsightkit.trace.scrub import clean  # which itself writes stores
+
+    trace = clean(trace)
     with _replacing(folder) as draft:
         for table in TABLES:
             if not trace.size(table):
