@@ -222,6 +222,8 @@ def test_the_datasheet_at_another_clock() -> None:
     assert set(sol.summary(planted())["source"]) == {"datasheet"}
     memory = "aten::add 64x1048576 64x1048576 bf16"
     assert slower.loc[memory, "sol_datasheet"] == at_boost.loc[memory, "sol_datasheet"]  # it has a clock of its own
+    b200 = sol.datasheet(hardware.find("B200"), 930)
+    assert (b200.tflops["fp32"], b200.tflops["bf16"]) == (80, pytest.approx(2250 / 2, rel=0.01))  # one is quoted only
     with pytest.raises(UsageError, match="does not tick"):
         sol.summary(planted(), clock_mhz=0)
 

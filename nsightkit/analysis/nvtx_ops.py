@@ -43,8 +43,9 @@ def operators(trace: Trace) -> pd.DataFrame:
     """
     ranges = trace.table("ranges", ["start_ns", "end_ns", "thread", "name"])
     names = pd.Series(ranges["name"].cat.categories, dtype="str")
-    # Nearly every range has a name of its own, for it holds the operator's number.
-    found = names.str.extract(_RANGE)
+    # Nearly every range has a name of its own, for it holds the number of the operator: a quick pass before the other.
+    likely = names.str.contains(", sizes = [", regex=False)
+    found = names[likely].str.extract(_RANGE).reindex(names.index)
     row = ranges["name"].cat.codes.to_numpy()
     mine = np.flatnonzero(np.concatenate([found[1].notna().to_numpy(), [False]])[row])
     frame = ranges.iloc[mine][["start_ns", "end_ns", "thread"]].reset_index(drop=True)

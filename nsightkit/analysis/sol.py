@@ -220,8 +220,8 @@ def datasheet(gpu: Gpu, clock_mhz: float | None = None) -> Rates:
     Returns
     -------
     Rates
-        Dense, with fp32 accumulation. `source` says which clock, where it is not the datasheet's own; units whose rate
-        per clock is not known are left out then.
+        Dense, with fp32 accumulation. `source` says which clock, where it is not the datasheet's own. A rate that is
+        quoted only, with no clock, stays what it is.
 
     Raises
     ------
@@ -230,13 +230,11 @@ def datasheet(gpu: Gpu, clock_mhz: float | None = None) -> Rates:
     """
     if clock_mhz is not None and not clock_mhz > 0:
         raise UsageError(f"a clock of {clock_mhz:g} MHz does not tick")
-    units = [peak.unit for peak in gpu.peaks if peak.accumulate == "fp32"]
-    rates = {
-        unit: gpu.at_clock(unit, clock_mhz) if clock_mhz is not None else peak.tflops
-        for unit in units
-        if (peak := gpu.peak(unit)) is not None
-    }
-    tflops = {unit: rate for unit, rate in rates.items() if rate is not None}
+    tflops = {}
+    for peak in gpu.peaks:
+        if peak.accumulate == "fp32":
+            there = None if clock_mhz is None else gpu.at_clock(peak.unit, clock_mhz)
+            tflops[peak.unit] = peak.tflops if there is None else there
     source = "datasheet" if clock_mhz is None else f"datasheet at {clock_mhz:,.0f} MHz"
     return Rates(source, tflops, gpu.gb_per_s, int(gpu.l2_mb * 1e6))
 
