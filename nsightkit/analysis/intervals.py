@@ -298,8 +298,8 @@ def enclosing(inner: pd.DataFrame, outer: pd.DataFrame, chosen: npt.NDArray[np.b
     Parameters
     ----------
     inner, outer : DataFrame
-        Columns ``start_ns``, ``end_ns`` and ``thread``, in any order of rows; such as calls, and the operators or ranges
-        that made them.
+        Columns ``start_ns``, ``end_ns`` and ``thread``, in any order of rows; such as calls, and the operators or
+        ranges that made them.
     chosen : ndarray of bool, optional
         Which rows of `outer` are meant; all when omitted.
 
