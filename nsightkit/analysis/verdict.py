@@ -474,12 +474,11 @@ class _Answer:
         #: what the rule says, and what is answered
         self.code = int(_decided(self.total, account.span)[0])
         self.idle = self.code in _IDLE
-        blind = self.code == _UNKNOWN and not self.trace.recorded("calls")
-        self.name = "not-enough-data" if blind else BOTTLENECKS[self.code]
         self.ns = int(_of(self.total, self.code))
         self.share = self._share(self.ns)
         self.sol = self._sol()
         self.events = self._events()
+        self.name = "not-enough-data" if self._blind() else BOTTLENECKS[self.code]
         self.named, self.longest = self._named(), self._longest()
 
     def _share(self, ns: int) -> float:
@@ -505,6 +504,20 @@ class _Answer:
             "longest": self.longest.to_dict("records"),
         }
 
+    def _blind(self) -> bool:
+        """Whether the idle time has no cause, or none but the step around it, and a table is missing that may tell."""
+        lacks = [table for table in ("calls", "os_calls") if not self.trace.recorded(table)]
+        if self.code == _UNKNOWN:
+            return bool(lacks) or not (self.trace.recorded("ranges") or self.trace.recorded("ops"))
+        if self.code != _WORK or not lacks:
+            return False
+        mine = self.events[(self.events["kind"] == "range").to_numpy()]
+        ranges = self.trace.whole.table("ranges", ["start_ns", "end_ns"]).iloc[mine["row"]]
+        # A range around the start of a step says where the thread was, not what it did.
+        begun = steps.find(self.trace.whole)["start_ns"].to_numpy()
+        around = np.searchsorted(begun, ranges["end_ns"]) > np.searchsorted(begun, ranges["start_ns"])
+        return 2 * int(mine["duration_ns"].to_numpy()[around].sum()) >= self.ns
+
     # -- what is behind it
 
     def _events(self) -> pd.DataFrame:
@@ -512,7 +525,9 @@ class _Answer:
         account, columns = self.account, ["device", "start_ns", "end_ns", "kind", "name", "row"]
         parts = []
         if self.idle:
-            parts.append(account.gaps[account.cause == self.code])
+            mine = account.gaps[account.cause == self.code]
+            # A copy that was waited for is a row of the whole trace, and ran on another device: no moment of this one.
+            parts.append(mine.assign(row=mine["row"].where(mine["kind"] != "copy", -1)))
         elif self.code == _IMBALANCE:
             for device in account.devices:
                 waits = account.collectives.waiting(device)
@@ -685,7 +700,7 @@ class _Answer:
 
     def _doubts(self) -> list[str]:
         fragile = [*self._close(), *self._borderline()]
-        told = [*fragile, *self._passing(fragile=bool(fragile)), *self._scarce(), *self._blind()]
+        told = [*fragile, *self._passing(fragile=bool(fragile)), *self._scarce()]
         profiler = self._share(int(self.total[_PROFILER]))
         if self.code != _PROFILER and profiler >= _LOST:
             told.append(f"the profiler itself took {_percent(profiler)}, and may have moved other times")
@@ -791,15 +806,6 @@ class _Answer:
             return [f"the trace holds only {_count(operations, 'GPU operation')}"]
         return [f"the trace holds only {_count(found, 'step')}: whether this repeats is not known"] if found else []
 
-    def _blind(self) -> list[str]:
-        """Whether all that says that the CPU worked is the step around it, while waits were not recorded."""
-        if self.code != _WORK or self.trace.recorded("os_calls"):
-            return []
-        whole = self.events["name"].isin(set(steps.find(self.trace)["step"]))
-        if 2 * self.events.loc[whole, "duration_ns"].sum() < self.ns:
-            return []
-        return ["within the steps nothing says what the thread did, and OS calls were not recorded: it may have waited"]
-
     def _by_name(self) -> list[str]:
         mine = self.account.kernels[self.account.fills == self.code]
         lasting = (mine["end_ns"] - mine["start_ns"]).to_numpy()
@@ -869,8 +875,6 @@ class _Answer:
             told = [_bounded(f"{_CHANGE['unknown']} ({_CAPTURE['nsys']})", self._without(_UNKNOWN))]
         elif self.code in (_COMPUTE, _MEMORY):
             told = self._faster()
-        elif self._blind():
-            told = [_bounded(f"{_CHANGE['unknown']} ({_CAPTURE['nsys']})", self._without(_WORK))]
         else:
             told = [_bounded(self._change(self.code), self._without(self.code))]
         second = [(ns, code) for ns, code in self._rivals() if code not in (_UNKNOWN, _UNDECIDED)]
@@ -881,7 +885,13 @@ class _Answer:
 
     def _more_data(self) -> list[str]:
         if self.idle:
-            return [f"record the calls that launch, too: {_CAPTURE['nsys']}"]
+            what = {
+                "calls": "the calls that launch",
+                "os_calls": "OS calls",
+                "ranges": "what the thread does, as ranges",
+            }
+            lacks = [text for table, text in what.items() if not self.trace.recorded(table)]
+            return [_bounded(f"record {' and '.join(lacks)} ({_CAPTURE['nsys']})", self._without(self.code))]
         replayed = self.events.loc[self.events["kind"] == "graph", "duration_ns"].sum()
         if 2 * replayed >= self.events["duration_ns"].sum():
             return [f"record the kernels inside the graphs: {_CAPTURE['nodes']}"]
