@@ -387,7 +387,7 @@ if sheet:
 for row in reached:
     if row["what"].startswith("read"):
         rate = moved / by_rung.loc[best, "time_ns"] / row["gb_per_s"]
-        verdict += f" It moves {rate:.0%} of the bytes that a plain sum reads."
+        verdict += f" It moves bytes at {rate:.0%} of a plain sum's rate."
 if len(wrong):
     verdict += f" Faster than the card can be: {', '.join(wrong)}."
 if len(over):
