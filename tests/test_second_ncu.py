@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import socket
 import stat
 from pathlib import Path
@@ -54,7 +55,9 @@ def counted(**text: str) -> reports.Report:
 def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Make an ncu that knows the sections, and leaves a report, or does not."""
 
-    def make(log: str = DONE, report: reports.Report | None = None, code: int = 0, sections: str = "") -> Path:
+    def make(
+        log: str = DONE, report: reports.Report | None = None, code: int = 0, sections: str = "", hang: bool = False
+    ) -> Path:
         folder = tmp_path / "tool"
         folder.mkdir(exist_ok=True)
         made = "" if report is None else reports.write(report, folder / "report").read_text()
@@ -62,7 +65,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         path = folder / "ncu"
         path.write_text(
             f"""#!/usr/bin/env python3
-import json, os, pathlib, sys
+import json, os, pathlib, signal, sys, time
 said = {{"--help": {HELP!r}, "--version": "Version 2025.3.1.0 (build 1)", "--list-sections": {listed!r}}}
 if sys.argv[1] in said:
     print(said[sys.argv[1]]); sys.exit()
@@ -71,6 +74,9 @@ given = dict(a.split("=", 1) for a in sys.argv[1:] if a.startswith("--") and "="
 pathlib.Path(given["--log-file"].replace("%%", "%")).write_text({log!r})
 if {made!r}:
     pathlib.Path(given["--export"].replace("%%", "%")).write_text({made!r})
+if {hang}:
+    signal.signal(signal.SIGINT, lambda *_: sys.exit({code}))
+    time.sleep(60)
 sys.exit({code})
 """
         )
@@ -111,9 +117,24 @@ def test_the_counters_of_the_steady_steps_are_kept(stand_in, tmp_path: Path, mon
     assert report.metric("sm_pct").tolist() == [12.345678] * 2
     assert report.launches["gpu"].tolist() == ["Planted GPU"] * 2
     assert report.launches["compute_capability"].tolist() == ["9.0"] * 2
-    assert report.metrics[0]["profiler__note"] == "on [scrubbed] with [scrubbed]"
+    assert re.fullmatch(r"on \[\w+\] with \[\w+\]", str(report.metrics[0]["profiler__note"]))
     assert report.metrics[0]["breakdown:x"] == "a__b.avg"
     assert analysis.summary(report, within="^add$")["classification"].tolist() == ["memory-bound"]
+
+
+def test_what_is_about_the_launch_is_kept_as_it_is(shared_traces: Path) -> None:
+    pytest.importorskip("ncu_report")
+    for path in sorted(shared_traces.rglob("*.ncu-rep")):
+        report = reports.read(path)
+        kept = second.kept(report)
+        assert kept.launches["kernel"].tolist() == report.launches["kernel"].tolist()
+        assert kept.launches["ranges"].tolist() == report.launches["ranges"].tolist()
+        for ours, theirs in zip(kept.metrics, report.metrics, strict=True):
+            assert ours.items() <= theirs.items()
+            assert {name.partition("__")[0] for name in theirs.keys() - ours.keys()} <= {
+                "device", "group:memory", "group:smsp", "nvlink", "numa",
+            }  # fmt: skip
+        pd.testing.assert_frame_equal(analysis.summary(kept), analysis.summary(report))
 
 
 def notice(folder: Path, mode: str = "live", part: investigations.Part = PART) -> str:
@@ -145,7 +166,14 @@ def test_what_ncu_refuses_is_a_line_and_no_failure(stand_in, tmp_path: Path, log
 def test_a_program_that_fails_under_it_leaves_what_was_counted(stand_in, tmp_path: Path) -> None:
     stand_in(DONE + "==ERROR== The application returned an error code (3).\n", counted(), code=3)
     found = second.capture(PART, "live", tmp_path, timeout_s=60)
-    assert found["notice"] == "the program did not end well under it, after 2 launches: exit code 3"
+    assert found["notice"] == "only 2 launches were counted: the program ended with exit code 3 under it"
+    assert len(reports.read(tmp_path / "ncu.csv")) == 2
+
+
+def test_when_the_time_is_up_what_was_counted_is_kept(stand_in, tmp_path: Path) -> None:
+    stand_in(report=counted(), hang=True)
+    found = second.capture(PART, "live", tmp_path, timeout_s=3)
+    assert found["notice"].startswith("only 2 launches were counted: the program was interrupted after 3 s")
     assert len(reports.read(tmp_path / "ncu.csv")) == 2
 
 

@@ -122,10 +122,12 @@ def _under_ncu(
     options = done.ran[1 : done.ran.index(sys.executable)]
     shown = ["ncu", *[o for o in options if not o.startswith("--export=")], "--export=report"]
     found = {"version": ncu.version(Path(done.ran[0])), "command": shlex.join([*shown, "python", *program])}
-    if done.returncode:
-        # What was profiled before it ended is as good as any.
-        broken = next((note for note in done.notes if "interrupted" in note), f"exit code {done.returncode}")
-        found["notice"] = _one_line(f"the program did not end well under it, after {len(report)} launches: {broken}")
+    broken = next((note for note in done.notes if "interrupted" in note), None)
+    if broken is None and done.returncode:
+        broken = f"the program ended with exit code {done.returncode} under it"
+    if broken:
+        # What was counted until then is as good as any.
+        found["notice"] = _one_line(f"only {len(report)} launches were counted: {broken}")
     return found
 
 
@@ -145,12 +147,16 @@ def kept(report: Report) -> Report:
 
     units = {name: unit for name, unit in report.units.items() if not _NOT_KEPT.match(name)}
     metrics = [{name: value for name, value in row.items() if name in units} for row in report.metrics]
-    metrics = [dict(zip(row, scrub(list(row.values())), strict=True)) for row in metrics]
-    launches: list[Any] = [
-        {**launch, "kernel": scrub(launch["kernel"]), "ranges": tuple(scrub(launch["ranges"]))}
-        for launch in report.launches[list(reports.IDENTITY)].to_dict("records")
+    launches = report.launches[list(reports.IDENTITY)].to_dict("records")
+    names = [[launch["kernel"], *launch["ranges"]] for launch in launches]
+    # All at once, so that one secret has one placeholder; and values only, for the names of metrics are NVIDIA's.
+    values, names = scrub([[list(row.values()) for row in metrics], names])
+    metrics = [dict(zip(row, found, strict=True)) for row, found in zip(metrics, values, strict=True)]
+    identities: list[Any] = [
+        {**launch, "kernel": kernel, "ranges": tuple(around)}
+        for launch, (kernel, *around) in zip(launches, names, strict=True)
     ]
-    return reports.from_metrics(report.path, launches, metrics, units)
+    return reports.from_metrics(report.path, identities, metrics, units)
 
 
 def _one_line(problem: str) -> str:
