@@ -418,6 +418,10 @@ print(textwrap.fill(verdict))
 # CPU slower, so idle time here is what an unprofiled step takes beyond the
 # kernels of a profiled one.
 #
+# A kernel that begins before the one before it has ended is recorded from its
+# beginning, so the kernels of such rungs overlap: their times add up to more
+# than the layer's, and their bars are drawn in proportion.
+#
 # In a smoke run there is no memory bandwidth to reach: the layer fits a cache.
 # What it shows is that the page works, and that the rungs compute the same.
 
