@@ -343,22 +343,32 @@ def _fitted(traces: list[_Prepared], names: _Names, common: dict[str, Any], most
     items : int
     """
     texts = list(names.names)
-    cells = [_ALL] * len(traces)
-    packed = [_pack(trace, texts, _ALL) for trace in traces]
+    # No item of a real trace takes less than two characters: what is more than that many need not be tried.
+    cells = [_cells(trace, _ALL, most_bytes // 2) for trace in traces]
+    packed = [_pack(trace, texts, c) for trace, c in zip(traces, cells, strict=True)]
     data = _joined(traces, packed, names, common)
     while len(data) > most_bytes and max(cells) > _LEAST:
         # Each trace's size is an estimate of its share of the whole.
         room = sum(p.size for p in packed) * most_bytes / len(data)
         while sum(p.size for p in packed) > room and max(cells) > _LEAST:
-            i = max((i for i in range(len(traces)) if cells[i] > _LEAST), key=lambda i: packed[i].size)
-            # Halving often changes nothing at first, and counting is cheaper than packing.
-            while cells[i] > _LEAST:
-                cells[i] = min(cells[i] - 1, _FINEST)
-                if _count(traces[i], cells[i]) < 0.9 * packed[i].items:
-                    break
+            *rest, i = sorted((i for i in range(len(traces)) if cells[i] > _LEAST), key=lambda i: packed[i].size)
+            others = sum(p.size for p in packed) - packed[i].size
+            # It gives way until all fit, or until another one is the largest.
+            mine = max(room - others, packed[rest[-1]].size if rest else 0)
+            cells[i] = _cells(traces[i], cells[i] - 1, min(0.9, mine / packed[i].size) * packed[i].items)
             packed[i] = _pack(traces[i], texts, cells[i])
         data = _joined(traces, packed, names, common)
     return data, sum(p.items for p in packed)
+
+
+def _cells(trace: _Prepared, cells: int, most: float) -> int:
+    """Halve a trace's resolution, from 2**cells cells, until it has no more items; counting is cheaper than packing."""
+    if sum(len(lane.events.start) for lane in trace.lanes if lane.recorded) <= most:
+        return cells
+    cells = min(cells, _FINEST)
+    while cells > _LEAST and _count(trace, cells) > most:
+        cells -= 1
+    return cells
 
 
 def _joined(traces: list[_Prepared], packed: list[_Packed], names: _Names, common: dict[str, Any]) -> str:
