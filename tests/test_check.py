@@ -311,6 +311,13 @@ def test_another_unit_is_missing_too() -> None:
     assert found["missing"][0]["reason"] == "the baseline has it in ns"
 
 
+def test_a_gate_that_cannot_fail_is_none() -> None:
+    held = make([run_of(a_ns=spread(10))])
+    shut = dataclasses.replace(held, metrics={"a_ns": dataclasses.replace(held.metrics["a_ns"], gate=False)})
+    with pytest.raises(UsageError, match="no metric of the baseline can fail"):
+        check.compare(shut, [run_of(a_ns=spread(10))])
+
+
 def test_what_informs_does_not_fail() -> None:
     rng = np.random.default_rng(10)
     first, second = trace_run(rng, 30, 0), trace_run(rng, 30, 0)

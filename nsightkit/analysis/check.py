@@ -81,11 +81,13 @@ def compare(
     Raises
     ------
     UsageError
-        The runs are of another kind than the baseline, or of conditions that cannot be compared; the tolerance is
-        below 0.
+        The runs are of another kind than the baseline, or of conditions that cannot be compared; nothing in it gates;
+        the tolerance is below 0.
     """
     if not 0 <= tolerance < math.inf:
         raise UsageError(f"--tolerance: {tolerance:g} is no share from 0 on; 0.05 is 5 %")
+    if not any(kept.gate for kept in baseline.metrics.values()):
+        raise UsageError("no metric of the baseline can fail: set gate to true for one, or write it anew with --update")
     conditions = _conditions(baseline, runs)
     differing = [row for row in conditions if row["decisive"]]
     if differing and not other_conditions:
