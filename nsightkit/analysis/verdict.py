@@ -12,6 +12,7 @@ memset. So a copy under a kernel costs nothing, a small kernel beside a large on
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -64,8 +65,6 @@ _FEW_STEPS, _FEW_OPERATIONS = 3, 50
 _PARTS = 10
 #: How much of a list a sentence names, and the answer keeps.
 _NAMED, _KEPT = 3, 10
-#: Characters of a kernel's name within a sentence.
-_NAME = 60
 
 #: What a kernel's category says of its bound, where no shape does.
 _OF_CATEGORY = {
@@ -187,12 +186,13 @@ class _Account:
     def _kernels(self) -> pd.DataFrame:
         """Every kernel with the answer it speaks for, and whether its operator's shape said so."""
         table = self.trace.table("kernels", ["device", "start_ns", "end_ns", "name", "collective"])
-        fills = np.array([_OF_CATEGORY[name] for name in CATEGORIES], np.int8)[categorize(table["name"]).codes]
+        category = categorize(table["name"])
+        fills = np.array([_OF_CATEGORY[name] for name in CATEGORIES], np.int8)[category.codes]
         fills[(fills == _COMPUTE) & matching(table["name"], _FEW_ROWS)] = _MEMORY
         bound = sol.kernel_bounds(self.trace, self.gpu).codes
         fills = np.where(bound > 0, np.array([_UNDECIDED, _COMPUTE, _MEMORY], np.int8)[bound], fills)
         # What a collective's kernel reduces on the way is no operator of the model.
-        talks = (categorize(table["name"]) == "communication") | (table["collective"] != "").to_numpy()
+        talks = (category == "communication") | (table["collective"] != "").to_numpy()
         return table.drop(columns="collective").assign(
             fills=np.where(talks, _COMMUNICATION, fills), by_shape=(bound > 0) & ~talks
         )
@@ -245,6 +245,7 @@ class _Account:
         memset = (moved["kind"] == "memset").to_numpy()
         return moved[~memset], moved[memset]
 
+    @functools.cached_property
     def exposed_copies(self) -> pd.DataFrame:
         """Copies that run for most of their time without a kernel beside them, with their rows as index."""
         parts = []
@@ -381,6 +382,12 @@ def _count(number: int, thing: str, several: str | None = None) -> str:
 
 def _moment(ns: int) -> str:
     return f"{ns / 1e6:,.3f} ms"
+
+
+def _called(name: str, most: int = 100) -> str:
+    """A name as a sentence can hold it; the machine formats have it whole, under ``named`` and ``longest``."""
+    text = short_name(name)
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def _speedup(share: float) -> float | None:
@@ -539,7 +546,7 @@ class _Answer:
         if self.code == _UNDECIDED:
             parts.append(self.trace.table("graphs").assign(kind="graph", name="graph replay", row=-1))
         if self.code in (_TRANSFER, _MEMORY):
-            moved = account.exposed_copies() if self.code == _TRANSFER else self.trace.table("memops")
+            moved = account.exposed_copies if self.code == _TRANSFER else self.trace.table("memops")
             moved = moved[(moved["kind"] == "memset") == (self.code == _MEMORY)]
             called = {kind: gaps.memop_name(str(kind)) for kind in moved["kind"].cat.categories}
             parts.append(moved.assign(name=moved["kind"].cat.rename_categories(called), kind="copy", row=moved.index))
@@ -551,30 +558,34 @@ class _Answer:
         grouped = self.events.groupby(["kind", "name"], sort=False)["duration_ns"].agg(["size", "sum"]).reset_index()
         grouped = grouped.rename(columns={"size": "count", "sum": "total_ns"})
         grouped = grouped.sort_values("total_ns", ascending=False, kind="stable", ignore_index=True).head(_KEPT)
-        inside = [self._inside(kind, name) for kind, name in zip(grouped["kind"], grouped["name"], strict=True)]
-        return grouped.assign(inside=pd.Series(inside, dtype=object))
+        return grouped.assign(inside=pd.Series(self._inside(grouped), dtype=object))
 
-    def _inside(self, kind: str, name: str) -> str | None:
-        """The operator, or else the range, around the calls behind most of the time of a name."""
-        mine = self.events[(self.events["kind"] == kind) & (self.events["name"] == name) & (self.events["row"] >= 0)]
-        row = mine["row"].to_numpy()
-        if kind in _LAUNCHED:
-            ops = self.trace.table(_LAUNCHED[kind], ["process", "correlation"]).iloc[row]
-            row = intervals.launch_of(self.trace, ops["process"], ops["correlation"])
-            mine, row = mine[row >= 0], row[row >= 0]
-        elif kind != "call":
-            return None
-        calls = self.trace.whole.table("calls", ["start_ns", "end_ns", "thread"]).iloc[row]
-        for table in ("ops", "ranges"):
+    def _inside(self, named: pd.DataFrame) -> list[str | None]:
+        """The operator, or else the range, around the calls behind most of the time of each name."""
+        keys = pd.MultiIndex.from_frame(named[["kind", "name"]])
+        number = keys.get_indexer(pd.MultiIndex.from_frame(self.events[["kind", "name"]]))
+        mine = self.events.assign(number=number)[(number >= 0) & (self.events["row"] >= 0).to_numpy()]
+        row, kind = mine["row"].to_numpy(np.int64), mine["kind"].to_numpy()
+        call = np.where(kind == "call", row, -1)
+        for launched, table in _LAUNCHED.items():
+            ops = self.trace.table(table, ["process", "correlation"]).iloc[row[kind == launched]]
+            call[kind == launched] = intervals.launch_of(self.trace, ops["process"], ops["correlation"])
+        mine, call = mine[call >= 0], call[call >= 0]
+        lasting, number = mine["duration_ns"].to_numpy(), mine["number"].to_numpy()
+        calls = self.trace.whole.table("calls", ["start_ns", "end_ns", "thread"]).iloc[call]
+        told: list[str | None] = [None] * len(named)
+        for table in ("ranges", "ops"):  # what the latter say replaces what the former did
             outer = self.trace.whole.table(table, ["start_ns", "end_ns", "thread", "name"])
             if not len(outer) or not len(calls):
                 continue
-            at, lasting = intervals.enclosing(calls, outer), mine["duration_ns"].to_numpy()
-            names = outer["name"].cat
-            time = np.bincount(names.codes.to_numpy()[at[at >= 0]], lasting[at >= 0], len(names.categories))
-            if 2 * time.max() > lasting.sum():
-                return str(names.categories[int(time.argmax())])
-        return None
+            at, names = intervals.enclosing(calls, outer), outer["name"].cat
+            around = names.codes.to_numpy()[at]
+            for one in range(len(named)):
+                of_one = (number == one) & (at >= 0)
+                time = np.bincount(around[of_one], lasting[of_one], len(names.categories))
+                if 2 * time.max() > lasting[number == one].sum():
+                    told[one] = str(names.categories[int(time.argmax())])
+        return told
 
     def _longest(self) -> pd.DataFrame:
         """Its longest moments, and what ended those that are gaps."""
@@ -613,13 +624,13 @@ class _Answer:
         for row in self.named.head(_NAMED).to_dict("records"):
             if row["name"]:
                 kind = _KIND.get(row["kind"], row["kind"])
-                inside = f", most of it in {short_name(row['inside'])}" if row["inside"] else ""
+                inside = f", most of it in {_called(row['inside'])}" if row["inside"] else ""
                 times = _count(row["count"], "gap" if self.idle and row["kind"] != "copy" else "time")
-                told.append(f"{kind} {short_name(row['name'])}: {times}, {time_text(row['total_ns'])}{inside}".lstrip())
+                told.append(f"{kind} {_called(row['name'])}: {times}, {time_text(row['total_ns'])}{inside}".lstrip())
         moments = [
             f"{time_text(row['end_ns'] - row['start_ns'])} at {_moment(row['start_ns'])}"
             + (f" on device {row['device']}" if len(self.account.devices) > 1 else "")
-            + (f" (before {short_name(row['ended_by'])[:_NAME]})" if row["ended_by"] else "")
+            + (f" (before {_called(row['ended_by'], 40)})" if row["ended_by"] else "")
             for row in self.longest.to_dict("records")
         ]
         told.append(f"the longest: {', '.join(moments)}")
@@ -629,8 +640,7 @@ class _Answer:
             told += self._late()
         reached = self._reached()
         if reached is not None:
-            lasting = time_text(int(self.sol["time_ns"].sum()))
-            told.append(f"operators whose shapes say so: {lasting}, at {_percent(reached)} of the datasheet's rate")
+            told.append(f"operators whose shapes say so run at {_percent(reached)} of the datasheet's rate")
         same, others = self._recurs()
         told.append(f"{same:,} of {same + sum(others.values()):,} {self.account.windows.what} say the same alone")
         return told
@@ -681,7 +691,7 @@ class _Answer:
 
     def _late(self) -> list[str]:
         told, collectives = [], self.account.collectives
-        for number, device in enumerate(self.account.devices):
+        for number, device in enumerate(self.account.devices[:_KEPT]):
             waited, ends = (time_text(int(self.account.amounts[0, number, code])) for code in (_IMBALANCE, _ENDS))
             told.append(
                 f"device {device} waited for {waited} in collectives, was the last to arrive in "
@@ -755,7 +765,7 @@ class _Answer:
         windows, parts = self.account.windows, self.account.totals[1:]
         start = self._start()
         largest = np.arange(len(parts)) == int(_of(parts, self.code).argmax())
-        shown = short_name(windows.names[int(largest.argmax())])
+        shown = _called(windows.names[int(largest.argmax())], 40)
         for left_out, what, always in (
             (start, f"what ran before {_moment(int(windows.start[start.sum()]))}" if start.any() else "", True),
             (~windows.inside, "what ran outside the steps", True),
@@ -806,10 +816,14 @@ class _Answer:
             return [f"the trace holds only {_count(operations, 'GPU operation')}"]
         return [f"the trace holds only {_count(found, 'step')}: whether this repeats is not known"] if found else []
 
-    def _by_name(self) -> list[str]:
+    def _by_shape(self) -> float:
+        """The share of the time of its kernels that shapes decided."""
         mine = self.account.kernels[self.account.fills == self.code]
         lasting = (mine["end_ns"] - mine["start_ns"]).to_numpy()
-        if 2 * lasting[mine["by_shape"].to_numpy()].sum() >= lasting.sum():
+        return float(lasting[mine["by_shape"].to_numpy()].sum() / max(lasting.sum(), 1))
+
+    def _by_name(self) -> list[str]:
+        if self._by_shape() >= 0.5:
             return []
         return ["told by names of kernels, without shapes: a product with few rows, say, is bound by the memory"]
 
@@ -825,7 +839,7 @@ class _Answer:
             filled = int(self.total[[_COMPUTE, _MEMORY, _UNDECIDED]].sum())
             told.append(f"other kernels run for {_percent(self._share(filled))} of the span")
         if len(account.devices) > 1:
-            shares = (account.spans["busy_ns"] / max(account.wall, 1)).head(8)
+            shares = (account.spans["busy_ns"] / max(account.wall, 1)).head(_KEPT)
             if shares.max() - shares.min() > _LOST:
                 each = ", ".join(f"device {device} {_percent(share)}" for device, share in shares.items())
                 told.append(f"the devices were not equally busy: {each} of the wall time")
@@ -847,8 +861,9 @@ class _Answer:
         if self.name == "not-enough-data":
             return None
         if self.code in (_COMPUTE, _MEMORY):
-            reached = self._reached()
-            return None if reached is None else _speedup(self.share * (1 - min(reached, 1.0)))
+            reached, known = self._reached(), self._by_shape()
+            # Of operators without shapes nothing says what must remain.
+            return None if reached is None or known < 0.5 else _speedup(self.share * (1 - known * min(reached, 1.0)))
         return self._without(self.code)
 
     def _without(self, code: int) -> float | None:
@@ -862,9 +877,9 @@ class _Answer:
     def _change(self, code: int) -> str:
         if code != _TRANSFER:
             return _CHANGE[BOTTLENECKS[code]]
-        copies = self.account.exposed_copies()
-        copies["kind"] = copies["kind"].astype(object) + " from " + copies["src_kind"].astype(object)
-        lasting = (copies["end_ns"] - copies["start_ns"]).groupby(copies["kind"]).sum()
+        copies = self.account.exposed_copies
+        kinds = copies["kind"].astype(object) + " from " + copies["src_kind"].astype(object)
+        lasting = (copies["end_ns"] - copies["start_ns"]).groupby(kinds).sum()
         kind = str(lasting.idxmax()) if len(lasting) else "HtoD from pageable"
         return _ON_COPY.get(kind) or _ON_COPY.get(kind.partition(" ")[0], _ON_COPY["HtoD"])
 
