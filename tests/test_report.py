@@ -20,6 +20,7 @@ from nsightkit import report
 from nsightkit._show import time_text
 from nsightkit.analysis import gaps, kernels, overview, verdict
 from nsightkit.errors import UsageError
+from nsightkit.plots import _lanes
 from nsightkit.report import _html, _page, _tables
 from nsightkit.trace.model import Gpu, Trace, TraceMeta, categorical
 from nsightkit.workloads import planted
@@ -312,6 +313,32 @@ def test_shapes_bring_the_speed_of_light():
     meta = TraceMeta(tool="pytorch-profiler", gpus=[Gpu(0, "NVIDIA H100 80GB HBM3")])
     read = Read(report.html(Trace.from_frames({"ops": ops, "calls": call, "kernels": kernel}, meta)))
     assert read.tables["sol"][0][1][0].startswith("aten::mm")
+
+
+def test_every_thread_stream_and_level_has_a_row_or_is_said_to_lack_one():
+    depth = np.arange(5)
+    nested = pd.DataFrame({"start_ns": depth, "end_ns": 100 - depth, "level": depth, "parent": depth - 1, "name": "r"})
+    at = np.arange(4)
+    rows = {
+        "ranges": nested.assign(kind="pushpop", thread=1 << 24 | 1),
+        "ops": pd.DataFrame({"start_ns": [1, 2], "end_ns": [50, 40], "name": ["a", "b"], "thread": 1 << 24 | 1}),
+        "calls": pd.DataFrame({"start_ns": at, "end_ns": at + 1, "name": "c", "thread": (1 << 24) + at}),
+        "kernels": pd.DataFrame({"start_ns": at, "end_ns": at + 9, "name": "k", "stream": at + 7, "device": at % 2}),
+    }
+    trace = Trace.from_frames(rows, TraceMeta(thread_names={1 << 24 | 1: "main"}))
+    idle = pd.DataFrame({"device": [1], "start_ns": [3], "end_ns": [5], "cause": ["unknown"]})
+    found = _lanes.all_lanes(trace, 12, 32, 24, idle)
+    assert found.left_out == ""
+    calls = [f"CPU thread {i} CUDA calls" for i in (0, 2, 3)]
+    gpu = ["GPU 0 stream 7", "GPU 0 stream 9", "GPU 1 stream 8", "GPU 1 stream 10", "GPU 1 idle, by cause"]
+    labels = [lane.label for lane in sorted(found.lanes, key=lambda lane: lane.row)]
+    assert labels == ["CPU main", *[""] * 4, "CPU main ops", "", "CPU main CUDA calls", *calls, *gpu]
+    assert sum(len(lane.start) for lane in found.lanes) == 5 + 2 + 4 + 4 + 1
+    few = _lanes.all_lanes(trace, 3, 2, 1, idle)
+    assert few.left_out == (
+        "3 more threads and 2 more streams, which had less to do; what is nested deeper than 3 levels"
+    )
+    assert len({lane.row for lane in few.lanes}) == 3 + 2 + 1 + 2 + 1
 
 
 def test_writing_is_all_or_nothing(starved, tmp_path, monkeypatch):

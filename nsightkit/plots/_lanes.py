@@ -82,6 +82,7 @@ def all_lanes(trace: Trace, levels: int, most_streams: int, most_threads: int, i
     """
     parts: dict[int, list[tuple[str, str, pd.DataFrame]]] = {}  # of each thread: table, label, events
     time: dict[int, int] = {}
+    deepest = 0
     for table, suffix in (("ranges", ""), ("ops", " ops"), ("calls", " CUDA calls")):
         if not trace.size(table):
             continue
@@ -93,6 +94,7 @@ def all_lanes(trace: Trace, levels: int, most_streams: int, most_threads: int, i
             time[thread] = time.get(thread, 0) + total
         # A driver's call within one of the runtime's says nothing that the outer one does not.
         deep = 1 if table == "calls" else levels
+        deepest = max(deepest, 0 if table == "calls" else int(frame["level"].max()) + 1)
         for thread, mine in _by(frame[~flat & (frame["level"] < deep)], "thread"):
             nested = [(table, suffix if at == 0 else "", part) for at, part in _by(mine, "level")]
             parts.setdefault(thread, []).extend(nested)
@@ -124,7 +126,10 @@ def all_lanes(trace: Trace, levels: int, most_streams: int, most_threads: int, i
         for count, most, what in ((len(threads), most_threads, "threads"), (len(streams), most_streams, "streams"))
         if count > most
     ]
-    return Lanes(_in_rows([lane for lane in lanes if len(lane.start)]), " and ".join(hidden))
+    said = [f"{' and '.join(hidden)}, which had less to do"] if hidden else []
+    if deepest > levels:
+        said.append(f"what is nested deeper than {levels} levels")
+    return Lanes(_in_rows([lane for lane in lanes if len(lane.start)]), "; ".join(said))
 
 
 def _in_rows(lanes: list[Lane]) -> list[Lane]:

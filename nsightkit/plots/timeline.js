@@ -716,7 +716,7 @@
         traces.length > 1 ? ", each trace from its own start" : "",
         this.mode === "rolled" ? "; heights and numbers are shares of time." : ".",
         ...traces.filter((trace) => trace.left_out).map((trace) =>
-          ` ${traces.length > 1 ? `${trace.label}: ` : ""}${trace.left_out} had less to show and are left out.`),
+          ` Not drawn${traces.length > 1 ? ` of ${trace.label}` : ""}: ${trace.left_out}.`),
         merged.length ? ` Neighbouring events shorter than ${duration(Math.max(...merged.map((t) => t.merged)))} are drawn as one, with their number.` : "",
       ].join("");
       if (this.note.textContent !== text) this.note.textContent = text;

@@ -336,7 +336,7 @@ def _ask(section: Section, trace: Trace) -> pd.DataFrame | None:
     try:
         return section.ask(trace)
     except UsageError:
-        return None  # no datasheet of a card that the trace does not name
+        return pd.DataFrame()  # no datasheet of a card that the trace does not name
 
 
 def _source(trace: Trace) -> str:

@@ -37,7 +37,8 @@ class Section:
     ask : callable
         Of a trace; a frame whose columns are those of the command of that name.
     keys : tuple of str
-        Columns that say what a row is about; rows of several traces meet by them. None: each trace has its own table.
+        Columns that say what a row is about; rows of several traces meet by them. Without any,
+        each trace has a table of its own.
     compared : tuple of str
         Columns that have a column a trace where there are several.
     hidden : tuple of str

@@ -88,7 +88,7 @@
     button.hidden = false;
     button.addEventListener("click", () => {
       const { trace, start, end } = button.dataset;
-      timeline.reveal(Number(trace), Number(start), Number(end));
+      if (timeline.canvas) timeline.reveal(Number(trace), Number(start), Number(end));
     });
   }
 
