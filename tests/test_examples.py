@@ -88,6 +88,7 @@ from nsightkit.workloads.investigations import find
 from nsightkit.workloads.training import TrainingConfig
 
 FAULTS = {"starved-input": "starved", "hidden-sync": "sync", "tiny-kernels": "tiny", "gpu-util": None}
+FAULTS |= {"one-change": "starved"}
 NAMES = {"dataload": "data", "to_device": "copy"}
 folder = Path(tempfile.mkdtemp())
 scripts, modes, permitted = json.loads(sys.argv[1])
@@ -108,8 +109,8 @@ def six_kernels(path, microseconds):
     out.write(path)
 
 def measure(name, part):
-    mode = modes[part in ("after", "one-thread", "aligned_dims", "flash-bf16", "compiled")]
-    fault = FAULTS.get(name) if part == "before" else None
+    mode = modes[part in ("after", "one-thread", "aligned_dims", "flash-bf16", "compiled", "after-again")]
+    fault = FAULTS.get(name) if part in ("before", "again") else None
     path = folder / f"{name}-{part}.sqlite"
     if name == "limiters":
         softmax = {"before": 2000, "after": 100}[part]
@@ -265,6 +266,10 @@ def test_verdicts_say_what_was_measured(replayed):
     assert starved["wait"] == starved["wait_left"] == pytest.approx(0.5)
     assert "1.0 times as fast: 10.0 ms" in starved["verdict"]
     assert "no effect beyond the spread" in replayed["03_hidden_synchronisation"]["findings"]["verdict"]
+    changed = _verdict(replayed, "20")
+    assert "the change made a step faster" in changed
+    assert "0 of 4 kernels changed" in changed
+    assert "moved from input-pipeline" in changed
     sums = replayed["05_mixed_precision_accumulation"]["findings"]
     assert "10.0001 in fp32, 9.9531 in fp16 and 4.0000 in bf16" in sums["verdict"]
     assert "12 of 12 sums" in sums["verdict"]

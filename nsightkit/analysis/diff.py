@@ -164,7 +164,7 @@ class Comparison:
             capture.pace_by_gpu()
         known = [[c.steps for c in side] for side in self._sides]
         self.steps = known[0][0], known[1][0]
-        self.judged = tuple(sum(int(c.ordinary.sum()) for c in side) for side in self._sides)
+        self.judged = tuple(sum(int((c.ordinary & c.complete).sum()) for c in side) for side in self._sides)
         self._left_out = any(not c.ordinary.all() for side in self._sides for c in side)
         rows = {
             "figures": self._figures(),

@@ -139,6 +139,8 @@ class Capture:
         How many steps; None where nobody knows.
     ordinary : ndarray of bool
         Steps that do not stand out: a stall every now and then is no noise.
+    complete : ndarray of bool
+        Steps whose time lasts to where the next one begins; on the GPU's clock nothing says where that is for the last.
     """
 
     def __init__(self, trace: Trace, match: str | None = None, count: int | None = None) -> None:
@@ -150,6 +152,7 @@ class Capture:
         self.ahead = self._is_ahead()
         self.steps = len(self.windows) or count
         self.ordinary: Bool = ~self.windows["outlier"].to_numpy(bool)
+        self.complete = np.ones(len(self.windows), bool)
 
     def _is_ahead(self) -> bool:
         if self._gpu_windows is None or len(self.windows) < 2:
@@ -171,8 +174,9 @@ class Capture:
             busy += intervals.Coverage(mine["start_ns"], mine["end_ns"]).of(start, end)
         wall = end - start
         idle = len(devices) * wall - busy
-        self.timed = self._gpu_windows.assign(wall_ns=wall, busy_ns=busy, idle_ns=idle, outlier=steps.outliers(wall))
-        self.ordinary = ~self.timed["outlier"].to_numpy(bool)
+        self.timed = self._gpu_windows.assign(wall_ns=wall, busy_ns=busy, idle_ns=idle)
+        self.complete = np.arange(len(wall)) < max(len(wall) - 1, 1)
+        self.ordinary = np.append(~steps.outliers(wall[self.complete]), True)[: len(wall)]
 
     def _sums(self, labels: Sequence[Hashable], code: Int, duration: Int, time: Int) -> Sums:
         step = steps.number(self.windows, time) if len(self.windows) else None
@@ -344,8 +348,9 @@ class Capture:
         devices = self.overview["devices"]
         first, last = min((d["start_ns"] for d in devices), default=0), max((d["end_ns"] for d in devices), default=0)
         inside = (self.timed["start_ns"] >= first) & (self.timed["end_ns"] <= last)
-        spanned: Bool = self.ordinary & inside.to_numpy(bool)
-        return spanned if spanned.any() else self.ordinary
+        timed: Bool = self.ordinary & self.complete
+        spanned: Bool = timed & inside.to_numpy(bool)
+        return spanned if spanned.any() else timed
 
     def figures(self, unit: str) -> Sums:
         """Say how long it took, how busy the GPU was, and the sums by kind of work.
@@ -359,7 +364,7 @@ class Capture:
         -------
         Sums
         """
-        sums, none = _Given(len(self.windows)), np.zeros(0)
+        sums, none = _Given(len(self.windows), self.ordinary & self.complete), np.zeros(0)
         if unit == "step" and len(self.windows):
             wall = self.timed["wall_ns"].to_numpy(np.float64)
             sums.add("wall_ns", len(wall), int(wall.sum()), wall)

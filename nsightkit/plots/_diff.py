@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from nsightkit._show import short_name
 from nsightkit.plots._style import (
     BLUE,
     GREY,
@@ -81,5 +82,7 @@ def change_intervals(rows: pd.DataFrame, *, top: int = 12, title: str = "What ch
 
 
 def _named(row: Mapping[Hashable, Any]) -> str:
-    name = next((str(row[c]) for c in ("name", "cause", "kind") if isinstance(row.get(c), str)), "")
+    name = next((str(row[c]) for c in ("name", "cause", "kind") if isinstance(row.get(c), str)), "").removesuffix("_ns")
+    if isinstance(row.get("before_names"), list):  # a kernel
+        name = short_name(name)
     return f"{name} ({row['clock']})" if isinstance(row.get("clock"), str) else name
