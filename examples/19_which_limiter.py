@@ -199,8 +199,8 @@ def figures(table):
 
 
 was = counted(before.ncu_report)
-if was.empty:
-    print(textwrap.fill(f"No counters: {before.ncu_notice}."))
+if before.ncu_notice:
+    print(textwrap.fill(f"No counters, or not all: {before.ncu_notice}."))
 plots.table(figures(was))
 
 # %%
@@ -361,8 +361,8 @@ for rows, table in (("few rows", was), ("many rows", now)):
     chosen = figures(table)[["name", "found", "compute %", "memory %"]]
     chosen = chosen.set_index("name").add_suffix(f", {rows}")
     both = both.join(chosen, on="name")
-if now.empty:
-    print(textwrap.fill(f"No counters: {after.ncu_notice}."))
+if after.ncu_notice:
+    print(textwrap.fill(f"No counters, or not all: {after.ncu_notice}."))
 plots.table(both)
 
 # %%
@@ -387,6 +387,8 @@ comparable = before.mode == after.mode and gpus[0] == gpus[1]
 where = "in a smoke run on a CPU" if after.mode == "smoke" else "on a GPU"
 seen, moved = classes(was), classes(now)
 right = [name for name, limiter in seen.items() if limiter == CASES[name]]
+first, last = (found.get("softmax", "unknown") for found in (seen, moved))
+moves = f"stays {last}" if first == last else f"goes from {first} to {last}"
 effect = (
     f"numbers from sectors of their own take {strided / add:.1f} times as "
     f"long to add (by the bytes: {wasted:.1f}), and the softmax over few rows "
@@ -396,8 +398,7 @@ if seen and moved:
     verdict = (
         f"{where}, the rule gives {len(right)} of {len(seen)} kernels the "
         f"limiter they were built for; {effect}. With many rows its limiter "
-        f"goes from {seen.get('softmax', 'unknown')} to "
-        f"{moved.get('softmax', 'unknown')}."
+        f"{moves}."
     )
 else:
     verdict = (
