@@ -723,6 +723,55 @@ def test_steps_are_taken_where_the_gpu_worked_on_them(tmp_path: Path) -> None:
     assert "10 of 10 steps say the same alone" in found["evidence"]
 
 
+def scattered(rng: np.random.Generator) -> Trace:
+    """Events of every table at random, with tables left out at random."""
+    horizon, processes = int(rng.choice([50, 5_000, 10**7])), int(rng.choice([1, 2]))
+
+    def events(names: list[str], column: str = "name", **more: Any) -> pd.DataFrame:
+        n = int(rng.choice([0, 1, 2, 10, 60]))
+        start = rng.integers(0, horizon, n)
+        lasting = rng.integers(0, max(horizon // 20, 1), n) * rng.integers(0, 2, n)
+        owner = rng.integers(1, processes + 1, n)
+        drawn = {key: rng.integers(0, most, n) for key, most in more.items()}
+        frame = pd.DataFrame({"start_ns": start, "end_ns": start + lasting, "process": owner, **drawn})
+        return frame.assign(thread=owner << 24 | 1, **{column: pd.Categorical(rng.choice(names, n))})
+
+    gpu = {"device": int(rng.choice([1, 1, 3])), "stream": 3, "correlation": 80}
+    copies = events(["HtoD", "DtoH", "DtoD", "memset", "PtoP"], "kind", **gpu, bytes=99)
+    frames = {
+        "kernels": events([GEMM, POINT, NCCL, "mystery", ""], **gpu).drop(columns="thread"),
+        "memops": copies.drop(columns="thread").assign(src_kind="pageable", dst_kind="device"),
+        "graphs": events(["g"], **gpu).drop(columns=["thread", "name"]),
+        "calls": events(["cudaLaunchKernel", "cudaMemcpyAsync", "cudaStreamSynchronize"], correlation=80),
+        "ranges": events(["step", "dataload", "x"]),
+        "ops": events(["aten::mm", "aten::add"]),
+        "os_calls": events(["poll"]),
+        "overhead": events(["flush"]),
+    }
+    frames = {name: frame for name, frame in frames.items() if len(frame) and rng.random() < 0.8}
+    missing = [name for name in ("kernels", "calls", "ranges", "ops", "os_calls") if name not in frames]
+    return Trace.from_frames(frames, TraceMeta(missing=missing if rng.random() < 0.5 else []))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_a_trace_holds(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for _ in range(10):
+        trace = scattered(rng)
+        with contextlib.suppress(UsageError):  # no such range or step
+            trace = select(trace, **[{}, {"within": "step"}, {"last_steps": 1}][int(rng.integers(3))])
+        found = verdict.summary(trace)
+        assert found["bottleneck"] in verdict.BOTTLENECKS
+        assert found["evidence"]
+        assert found["next_steps"]
+        assert found["candidates"] == verdict.candidates(trace).to_dict("records")
+        if found["share_of_span"] is not None:
+            assert 0 <= found["share_of_span"] <= 1
+        if trace is trace.whole and found["span_ns"]:
+            inside = sum(ns for name, ns in amounts(found).items() if name != "imbalance")
+            assert inside <= found["span_ns"]
+
+
 # ---------------------------------------------------------------- real traces
 
 
