@@ -169,10 +169,10 @@ class Comparison:
         rows = {
             "figures": self._figures(),
             "kernels": self._kernels(),
-            "categories": self._alike("name", Capture.categories, ("kernels",)),
+            "categories": self._by_label("name", Capture.categories, ("kernels",)),
             "operators": self._operators(),
             "ranges": self._ranges(),
-            "gaps": self._alike("cause", Capture.gaps, ("kernels",)),
+            "gaps": self._by_label("cause", Capture.gaps, ("kernels",)),
             "memops": self._memops(),
         }
         self.reference_ns = max(rows["figures"][0].values) if rows["figures"] else 0
@@ -254,7 +254,7 @@ class Comparison:
         before, after = ([make(capture) for capture in side] for side in self._sides)
         return before, after
 
-    def _alike(
+    def _by_label(
         self,
         column: str,
         make: Callable[[Capture], Sums],
@@ -314,8 +314,8 @@ class Comparison:
             return lambda label: {"clock": clock, "category": operators.category_of(str(label))}
 
         return [
-            *self._alike("name", lambda c: c.operators("GPU"), ("kernels", "calls"), named("GPU")),
-            *self._alike("name", lambda c: c.operators("CPU"), (), named("CPU")),
+            *self._by_label("name", lambda c: c.operators("GPU"), ("kernels", "calls"), named("GPU")),
+            *self._by_label("name", lambda c: c.operators("CPU"), (), named("CPU")),
         ]
 
     def _ranges(self) -> list[_Row]:
@@ -336,7 +336,7 @@ class Comparison:
             kinds = dict(zip(("kind", "src_kind", "dst_kind"), label, strict=True))
             return {**kinds, **{f"{side}_bytes": held.get(label, 0) for side, held in zip(SIDES, moved, strict=True)}}
 
-        return self._alike("kind", Capture.memops, ("memops",), named)
+        return self._by_label("kind", Capture.memops, ("memops",), named)
 
     # -- what is noise
 
@@ -530,7 +530,7 @@ def _summary(comparison: Comparison, sides: tuple[Capture, Capture]) -> dict[str
             *_hidden(sides),
             *_about_steps(comparison, sides),
             *_other_work(comparison),
-            *(() if _other_card(*described) else _alike(comparison)),
+            *(() if _other_card(*described) else _all_alike(comparison)),
             *_swapped(comparison),
             *_notes(*(side.trace.meta.notes for side in sides)),
         ],
@@ -723,7 +723,7 @@ def _other_work(comparison: Comparison) -> list[str]:
     return [f"{said}: its batch, its inputs or their precision may differ."]
 
 
-def _alike(comparison: Comparison) -> list[str]:
+def _all_alike(comparison: Comparison) -> list[str]:
     """All kernels that run as often are slower, or faster, alike: a program does not do that."""
     table = comparison.tables["kernels"]
     each = table[(table["match"] == "name") & (table["before_ns"] > 0.001 * comparison.reference_ns)]
