@@ -1230,7 +1230,7 @@ def convert(
         typer.Argument(metavar="OUT", help="NAME.json.gz or NAME.json for Perfetto or Chrome, else a Parquet folder."),
     ],
 ) -> None:
-    """Write a trace, or a part of one, for a timeline viewer or as Parquet tables."""
+    """Write a trace, or a part of one, for a timeline viewer or as Parquet tables; it holds no secrets (see scrub)."""
     chrome = out.name.endswith((".json", ".json.gz"))
     if not chrome and out.suffix not in ("", ".parquet"):
         raise UsageError(f"{out}: the output's name must end in .json.gz, .json or .parquet")

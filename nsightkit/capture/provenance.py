@@ -201,7 +201,9 @@ def scrub(value: Any) -> Any:
     JSON value
         With placeholders in their place: :mod:`nsightkit.trace.secrets`.
     """
-    return Scrubber().value(value)
+    scrubber = Scrubber()
+    scrubber.learn_value(value)
+    return scrubber.value(value)
 
 
 def slug(name: str) -> str:

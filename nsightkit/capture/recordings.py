@@ -241,7 +241,7 @@ def write(
     snapshot: Path | None = None,
     dry_run: bool = False,
 ) -> Path:
-    """Keep one measured part; it appears whole or not at all.
+    """Keep one measured part; it appears whole or not at all, and holds no secrets (:mod:`nsightkit.trace.scrub`).
 
     Parameters
     ----------
@@ -254,9 +254,9 @@ def write(
     nsys : Trace, optional
         What Nsight Systems captured of another run.
     ncu : Path, optional
-        What Nsight Compute counted in another run, scrubbed when it was written (:mod:`nsightkit.capture.second`).
+        What Nsight Compute counted in another run.
     snapshot : Path, optional
-        A memory snapshot, scrubbed when it was written (:func:`nsightkit.capture.memory.write`).
+        A memory snapshot.
     dry_run : bool
         Allow what was not measured on a GPU; such a folder is never taken for a recording.
 
@@ -270,8 +270,7 @@ def write(
     NsightkitError
         The measurement is not one of a GPU, or the reader cannot open the counters or the snapshot.
     """
-    from nsightkit.trace import ncu as reports
-    from nsightkit.trace import snapshot as snapshots
+    from nsightkit.trace import scrub as scrubbing
     from nsightkit.trace import store
 
     gpu = provenance.get("gpu")
@@ -292,11 +291,9 @@ def write(
         if nsys is not None:
             store.write(nsys, draft / _NSYS)
         if ncu is not None:
-            reports.read(ncu)
-            shutil.copyfile(ncu, draft / _NCU)
+            scrubbing.copy(ncu, draft / _NCU)
         if snapshot is not None:
-            snapshots.read(snapshot)
-            shutil.copyfile(snapshot, draft / _SNAPSHOT)
+            scrubbing.copy(snapshot, draft / _SNAPSHOT)
         samples.to_parquet(draft / _SAMPLES, compression="zstd", index=False)
         text = json.dumps(scrub(dict(provenance)), indent=2, sort_keys=True, ensure_ascii=False)
         (draft / _PROVENANCE).write_text(text + "\n", encoding="utf-8")

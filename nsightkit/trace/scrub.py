@@ -145,7 +145,7 @@ def _clean_meta(meta: TraceMeta, scrubber: Scrubber) -> TraceMeta:
     def text(value: str | None) -> str | None:
         return None if value is None else scrubber.text(str(value))
 
-    scrubber.learn_from("\n".join([*meta.notes, *map(str, meta.thread_names.values()), str(meta.distributed)]))
+    scrubber.learn_value([meta.notes, list(meta.thread_names.values()), meta.distributed])
     return dataclasses.replace(
         meta,
         tool=scrubber.text(meta.tool),
@@ -187,6 +187,9 @@ def clean_snapshot(taken: Any, ledger: Ledger | None = None) -> Any:
     stacks: dict[int, list[dict[str, Any]]] = {}
     alike: dict[tuple[int, ...], list[dict[str, Any]]] = {}
     ledger.scrubber.learn_from("\n".join(_filenames(taken)))
+    if isinstance(taken, Mapping):
+        many = ("segments", "device_traces")
+        ledger.scrubber.learn_value({name: item for name, item in taken.items() if name not in many})
 
     def frame(given: Mapping[str, Any]) -> dict[str, Any]:
         if id(given) not in frames:
@@ -296,7 +299,10 @@ def copy(path: str | os.PathLike[str], out: str | os.PathLike[str], *, overwrite
         The copy would replace the trace, or something that is there, or cannot be written.
     """
     path, out = Path(path), Path(out)
-    kind = kind_of(path)
+    try:
+        kind = kind_of(path)
+    except OSError as error:
+        raise TraceError(path, f"cannot be read ({error.strerror or error})", "check its owner and mode") from error
     _check_kind(path, kind)
     folder = kind in ("parquetdir", "store")
     _check_out(path, out, folder, overwrite)

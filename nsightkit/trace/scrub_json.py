@@ -34,6 +34,7 @@ _NO_TRACE = "give a trace that torch.profiler exported (export_chrome_trace)"
 _STRING = re.compile(rb'("[^"\\]*(?:\\.[^"\\]*)*")', re.DOTALL)
 _WORD = re.compile(rb"[A-Za-z_]+")
 _WORDS = frozenset([b"true", b"false", b"null", b"NaN", b"nan", b"Infinity", b"inf", b"infinity", b"e", b"E", b"Inf"])
+_STRUCTURE = b" \t\r\n{}[]:,0123456789.+-eE"
 _SCALAR = re.compile(rb"\s*:\s*(-?[0-9][0-9.eE+\-]*)")
 _OPENING = re.compile(rb"\s*:\s*[\[{]")
 _LONGEST_KEY = 200
@@ -43,6 +44,25 @@ _TELLING = re.compile(
     rb'"((?i:host_?name|host|node_?name|computer_?name|user_?name|user|login|logname|login_name|owner|author|cwd|pwd|home'
     rb'|work(?:ing_)?dir(?:ectory)?|tracename)|[A-Z][A-Z0-9_]*)"\s*:\s*"([^"\\]*(?:\\.[^"\\]*)*)"'
 )
+#: In small letters; one of these is in every text that `_TELLING` finds something of use in.
+_TELLING_HINTS = (
+    *(b'"host', b'"node', b'"computer', b'"user', b'"log', b'"owner"', b'"author"', b'"cwd"', b'"pwd"', b'"home"'),
+    *(b'"workdir', b'"work_dir', b'"working', b'"tracename"', b'host"', b'hostname"', b'node_name"', b'nodename"'),
+    *(b"username", b"_user", b"user_", b"logname", b"token", b"secret", b"passw", b"_key", b"apikey", b"credential"),
+    *(
+        b"private",
+        b'_pat"',
+        b'_psk"',
+        b'_dsn"',
+        b"jwt",
+        b"cookie",
+        b'oldpwd"',
+        b'virtual_env"',
+        b'_prefix"',
+        b'tmpdir"',
+    ),
+)
+_OVERLAP_BYTES = 1 << 16
 #: What `tensorboard_trace_handler` calls its files: the host, the process, the time.
 _WORKER = re.compile(r"(?:.*[/\\])?(.+)_\d+\.\d{10,}(?:\.pt)?\.trace\.json(?:\.gz)?")
 
@@ -107,15 +127,17 @@ def learn_json(path: Path, scrubber: Scrubber) -> None:
     rest = b""
     for block in _read(path):
         some = rest + block
-        for match in _TELLING.finditer(some):
-            _learn(scrubber, match[1].decode(), _text(match[2]))
-        if b"/home" in some or b"Users" in some or b"\\/home" in some or b"homes/" in some:
+        small = some.lower()
+        if any(hint in small for hint in _TELLING_HINTS):
+            for match in _TELLING.finditer(some):
+                _learn(scrubber, match[1].decode(), _text(match[2]))
+        if any(hint in some for hint in (b"/home", b"Users", b"homes/")):
             scrubber.learn_from(some.replace(b"\\/", b"/").decode("utf-8", "replace"))
         if b"\\u0000" in some:
             for match in _STRING.finditer(some):
                 if b"\\u0000" in match[0]:
                     scrubber.learn_environment(_text(match[0][1:-1]).split("\x00"))
-        rest = some[-4096:]
+        rest = some[-_OVERLAP_BYTES:]
 
 
 def _learn(scrubber: Scrubber, key: str, value: str) -> None:
@@ -179,42 +201,47 @@ class _Json:
         for block in _read(self._path):
             if len(rest) > _LONGEST_BYTES:
                 raise TraceError(self._path, "has a text without end", _REMEDY)
-            pieces, rest = _cut(_STRING.split(rest + block))
-            done, kept = self._clean(pieces, final=False)
+            some = rest + block
+            pieces, rest = _cut(_STRING.split(some))
+            done, kept = self._clean(some[: len(some) - len(rest)], pieces, final=False)
             write(done)
             rest = kept + rest
-        done, _ = self._clean(_STRING.split(rest), final=True)
-        write(done)
-        if (
-            self._depth > 0 and self._sound and not (self._opened == b"[" and self._depth == 1)
-        ):  # such a list may lack it
+        write(self._clean(rest, _STRING.split(rest), final=True)[0])
+        open_list = self._opened == b"[" and self._depth == 1  # may lack its end
+        if self._depth > 0 and self._sound and not open_list:
             raise TraceError(self._path, "is truncated", _REMEDY)
         if self._opened != b"[" and not self._has_events:
             raise TraceError(self._path, "is JSON, but no Chrome trace (it has no traceEvents)", _NO_TRACE)
         return self._sound and self._depth >= 0
 
-    def _clean(self, pieces: list[bytes], *, final: bool) -> tuple[bytes, bytes]:
-        """Clean a slice, given as strings and what stands between; what has to wait for the next one comes back too."""
-        self._check(pieces)
+    def _clean(self, some: bytes, pieces: list[bytes], *, final: bool) -> tuple[bytes, bytes]:
+        """Clean a slice, given whole and as strings with what stands between. What has to wait comes back, too."""
+        between = b" ".join(pieces[::2])
+        sound = self._is_sound(between, pieces)
         strings = set(pieces[1::2]) - self._harmless
         found = {raw for raw in strings if not self._is_harmless(raw)}
         if len(self._harmless) > _REMEMBERED:
             self._harmless.clear()
         self._harmless |= strings - found
         self._has_events |= _EVENTS in strings
-        out, end = self._taken_apart(pieces, final) if found or self._flag else (pieces, len(pieces))
-        self._count(b"".join(pieces[:end:2]))
+        if sound and not found and not self._flag:
+            self._count(between)
+            return some, b""
+        out, end = self._taken_apart(pieces, final)
+        self._count(b" ".join(pieces[:end:2]))
         return b"".join(out), b"".join(pieces[end:])
 
-    def _check(self, pieces: list[bytes]) -> None:
-        """What stands between strings is clean too, where it is more than brackets and numbers."""
-        if b'"' not in pieces[-1] and _WORDS.issuperset(_WORD.findall(b" ".join(pieces[::2]))):
-            return
+    def _is_sound(self, between: bytes, pieces: list[bytes]) -> bool:
+        """Whether only brackets, numbers and a few words stand between strings; anything else is cleaned as well."""
+        odd = between.translate(None, _STRUCTURE)
+        if not odd or (b'"' not in odd and _WORDS.issuperset(_WORD.findall(between))):
+            return True
         self._sound = False
         for at in range(0, len(pieces), 2):
             if b'"' in pieces[at] or not _WORDS.issuperset(_WORD.findall(pieces[at])):
                 text = pieces[at].decode("utf-8", "surrogateescape")
                 pieces[at] = self._ledger.text(text, "between").encode("utf-8", "surrogateescape")
+        return False
 
     def _count(self, between: bytes) -> None:
         if not self._opened:

@@ -412,6 +412,31 @@ class Scrubber:
             for name in _HOME.findall(text):
                 self.learn("user", name)
 
+    def learn_value(self, given: Any, key: str = "") -> None:
+        """Learn from a JSON value who and where it was.
+
+        Parameters
+        ----------
+        given : JSON value
+        key : str
+            The key it stands under.
+        """
+        lower = key.lower()
+        if isinstance(given, Mapping):
+            if lower in _ENVIRONMENT_KEYS:
+                self.learn_environment({str(name): str(value) for name, value in given.items()})
+            for name, item in given.items():
+                self.learn_value(item, str(name))
+        elif isinstance(given, list | tuple):
+            if lower in _ENVIRONMENT_KEYS:
+                self.learn_environment(map(str, given))
+            for item in given:
+                self.learn_value(item, key)
+        elif isinstance(given, str):
+            if lower in _HOST_KEYS or lower in _USER_KEYS:
+                self.learn("host" if lower in _HOST_KEYS else "user", given)
+            self.learn_from(given)
+
     def _learn_machine(self) -> None:
         with contextlib.suppress(OSError):
             self.learn("host", socket.gethostname())

@@ -55,6 +55,12 @@ from hta.trace_analysis import TraceAnalysis
 t = TraceAnalysis(trace_files={0: sys.argv[1]}, trace_dir="/")
 t.get_gpu_kernel_breakdown(visualize=False)
 """
+_VACUUM = """
+import os, sqlite3, sys
+if os.path.exists(sys.argv[2]):
+    os.unlink(sys.argv[2])
+sqlite3.connect(f"file:{sys.argv[1]}?mode=ro", uri=True).execute("VACUUM INTO ?", (sys.argv[2],))
+"""
 _RANGES_SQL = """
 import sqlite3, sys
 c = sqlite3.connect(f"file:{sys.argv[1]}?mode=ro", uri=True)
@@ -192,6 +198,17 @@ def cases(folder: Path, kernels: int) -> list[Case]:
         Case(
             f"Kineto, {kernels // 5:,} events: kernels",
             [ours("nsightkit", ["kernels", k]), python("json.load and a loop", _JSON, k), *hta],
+        ),
+        Case(
+            "scrub: a copy of the export without secrets",
+            [
+                ours("nsightkit", ["scrub", e, str(folder / "scrubbed.sqlite"), "--overwrite"]),
+                python("VACUUM INTO (removes nothing)", _VACUUM, e, str(folder / "vacuumed.sqlite")),
+            ],
+        ),
+        Case(
+            "scrub: a copy of the Kineto trace",
+            [ours("nsightkit", ["scrub", k, str(folder / "scrubbed.json"), "--overwrite"])],
         ),
         Case(
             "start-up",
