@@ -532,7 +532,8 @@ def combine(looks: Sequence[Look], lost: Sequence[Mapping[str, Any]] = ()) -> Jo
     collectives = _collectives(arrivals, matched, world if len(crew) == world else None)
     notes = [*(note for one in crew.values() for note in one.notes), *_doubts(matched, alignment, crew)]
     steps_of = {rank: one.steps for rank, one in crew.items()}
-    found, gain_ns = stragglers.find(arrivals, steps_of, _floors(alignment), _wall(crew))
+    names = dict(zip(matched.groups["group"], matched.groups["name"], strict=True))
+    found, gain_ns = stragglers.find(arrivals, steps_of, _floors(alignment), _wall(crew), names)
     return Job(
         ranks=_ranks(crew, rank_from, alignment, arrivals),
         stragglers=found,

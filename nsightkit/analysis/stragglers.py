@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -26,6 +27,9 @@ _EXACT = 20_000
 _ENOUGH_STEPS = 6
 #: What a rank does differently is no reason if it explains less of its lateness than this.
 _EXPLAINED = 0.25
+#: Others make it late if it waits for them, in another group, for at least this share of its lateness.
+_HELD_UP_SHARE = 0.5
+_HELD_UP = "waiting in"
 #: Ranks that one is compared with; more make no difference.
 _MOST_OTHERS = 33
 #: Reasons that explain less of the lateness are not listed.
@@ -81,13 +85,15 @@ def find(
     steps: Mapping[int, pd.DataFrame],
     floors: Mapping[int, float],
     wall_ns: float,
+    groups: Mapping[int, str] | None = None,
 ) -> tuple[pd.DataFrame, int]:
     """Name the stragglers of a job.
 
     In each step the ranks of a process group are placed by how late they came to its collectives. If lateness were
     chance, every place would be as likely for every rank; a rank is a straggler if the sum of its places is so high
     that chance gives it to one rank in less than one job in a hundred, and if its lateness is at least one per cent of
-    the time watched. Lateness below the spread of the clocks counts as none.
+    the time watched. Lateness below the spread of the clocks counts as none. The ranks that are left are then judged
+    once more among themselves: of two that are late together, one hides the other.
 
     Parameters
     ----------
@@ -99,11 +105,14 @@ def find(
         Lateness of each rank that its clock's uncertainty may feign, in nanoseconds.
     wall_ns : float
         The time watched.
+    groups : mapping of int to str, optional
+        Names of the process groups.
 
     Returns
     -------
     stragglers : DataFrame
-        By falling ``late_ns``: ``rank``; ``cause`` (what it spends more time on, or ``not explained``); ``late_ns``
+        Those that are late of themselves first, by falling ``late_ns``: ``rank``; ``cause`` (what it spends more time
+        on; ``waiting in …``, the group in which it is held up by others; or ``not explained``); ``late_ns``
         (:func:`lateness`, over all collectives) and ``median_late_ns`` of ``units`` (``unit``: step or collective), of
         which it was late in ``late_units``; ``last_count`` of ``collectives`` to which it came last; ``waited_for_ns``
         (what the other ranks, together, waited for it beyond the one before); ``gain_ns, gain_share`` (at most so much
@@ -121,28 +130,29 @@ def find(
         return none, 0
     floor = table["rank"].map(floors).to_numpy()
     table["late"] = table["late"].where(table["late"] > floor, 0.0)
-    tests = [(rank, p, unit, units) for unit, units in _units(table) for rank, p in _places(units).items()]
-    named: dict[int, tuple[float, str, pd.DataFrame]] = {}
-    total = table.groupby("rank")["late"].sum()
-    for rank, p, unit, units in tests:
-        enough = p * len(tests) < _SIGNIFICANT and units[rank].sum() >= _WORTH * wall_ns
-        if enough and (rank not in named or units[rank].sum() > named[rank][2][rank].sum()):
-            named[rank] = (p * len(tests), unit, units)
-    rows = []
-    for rank, (p, unit, units) in named.items():
-        mine = units[rank].dropna()
-        last = _last(table)
-        own = last[last["rank"] == rank]
+    named = _named(table, wall_ns)
+    if not named:
+        return none, 0
+    last = _last(table)
+    rows, extras = [], 0.0
+    for rank, (p, judged) in named.items():
+        unit, units = judged.unit, judged.late
         group = [other for other in units.columns.to_numpy(np.int64).tolist() if other != rank]
         because, extra = _because(rank, steps, [other for other in group if other not in named] or group)
-        if extra < _EXPLAINED * total[rank]:
-            because = []
-        # It alone in time cannot save more than what it spends more than the others.
-        gain = min(_gain(table, {rank}), extra) if because else _gain(table, {rank})
+        late_ns = int(table.loc[table["rank"] == rank, "late"].sum())
+        held_up: dict[str, Any] | None = None
+        gain = _gain(table, {rank})
+        if extra >= _EXPLAINED * late_ns:
+            # It alone in time cannot save more than what it spends more than the others.
+            gain, extras = min(gain, extra), extras + extra
+        else:
+            because, held_up = [], _held_up(table, last, rank, judged, groups or {})
+            extras += 0 if held_up else math.inf
+        mine, own = units[rank].dropna(), last[last["rank"] == rank]
         row: dict[str, Any] = {
             "rank": rank,
-            "cause": because[0]["what"] if because else "not explained",
-            "late_ns": int(total[rank]),
+            "cause": (held_up or (because[0] if because else {"what": "not explained"}))["what"],
+            "late_ns": late_ns,
             "median_late_ns": int(mine.median()),
             "late_units": int((mine > 0).sum()),
             "units": len(mine),
@@ -153,31 +163,56 @@ def find(
             "gain_ns": gain,
             "gain_share": gain / wall_ns if wall_ns else 0.0,
             "p_value": min(p, 1.0),
-            "because": because,
+            "because": [held_up] if held_up else because,
         }
         rows.append(row | {"text": _text(row)})
-    rows.sort(key=lambda row: -row["late_ns"])
-    together = (
-        min(_gain(table, set(named)), sum(row["gain_ns"] for row in rows))
-        if len(rows) == 1
-        else _gain(table, set(named))
-    )
-    return (pd.DataFrame(rows, columns=COLUMNS) if rows else none), together
+    rows.sort(key=lambda row: (str(row["cause"]).startswith(_HELD_UP), -row["late_ns"]))
+    return pd.DataFrame(rows, columns=COLUMNS), int(min(_gain(table, set(named)), extras))
 
 
-def _units(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+@dataclasses.dataclass
+class _Judged:
+    """A process group, whose ranks are placed: the lateness of each (columns) in each unit (rows)."""
+
+    group: int
+    unit: str
+    late: pd.DataFrame
+
+
+def _named(table: pd.DataFrame, wall_ns: float) -> dict[int, tuple[float, _Judged]]:
+    """Stragglers, each with its chance, and the group in which it is latest."""
+    groups = _groups(table)
+    tests = sum(one.late.shape[1] for one in groups)
+    named: dict[int, tuple[float, _Judged]] = {}
+    while True:
+        fresh: dict[int, tuple[float, _Judged]] = {}
+        for one in groups:
+            for rank, p in _places(one.late.drop(columns=[rank for rank in named if rank in one.late])).items():
+                worth = one.late[rank].sum()
+                enough = p * tests < _SIGNIFICANT and worth >= _WORTH * wall_ns
+                if enough and (rank not in fresh or worth > fresh[rank][1].late[rank].sum()):
+                    fresh[rank] = (p * tests, one)
+        if not fresh:
+            return named
+        named |= fresh
+
+
+def _groups(table: pd.DataFrame) -> list[_Judged]:
     """Lateness of each process group's ranks in each step, or at each collective where there are too few steps."""
     out = []
-    for _, mine in table.groupby("group"):
+    for group, mine in table.groupby("group"):
         stepped = mine[mine["step"] >= 0]
         unit = "step" if stepped["step"].nunique() >= _ENOUGH_STEPS else "collective"
         rows = stepped if unit == "step" else mine
-        out.append((unit, rows.pivot_table(index=unit, columns="rank", values="late", aggfunc="sum")))
+        late = rows.pivot_table(index=unit, columns="rank", values="late", aggfunc="sum")
+        out.append(_Judged(int(str(group)), unit, late))
     return out
 
 
 def _places(units: pd.DataFrame) -> dict[int, float]:
     """Chance of each rank to be placed at least as late as it is, if every place were as likely for each."""
+    if units.shape[1] < 2:
+        return {}
     count = units.notna().sum(axis=1).to_numpy()
     units, count = units[count > 1], count[count > 1]
     places = units.rank(axis=1, method="average")
@@ -211,17 +246,34 @@ def _last(table: pd.DataFrame) -> pd.DataFrame:
     ordered = table.sort_values(["collective", "start_ns", "rank"], kind="stable")
     by = ordered.groupby("collective")
     last, before = by["start_ns"].nth(-1).to_numpy(), by["start_ns"].nth(-2).to_numpy()
-    return pd.DataFrame({"rank": by["rank"].last().to_numpy(), "by": last - before, "ranks": by.size().to_numpy()})
+    columns = {"rank": by["rank"].last(), "group": by["group"].last(), "ranks": by.size()}
+    return pd.DataFrame(columns).assign(by=last - before)
 
 
 def _gain(table: pd.DataFrame, ranks: set[int]) -> int:
-    """Time that some ranks' lateness costs the others: that in which these waited and did nothing else."""
-    theirs = table[~table["rank"].isin(ranks)]
-    by = theirs.groupby("collective")
-    in_time = by["start_ns"].max()
-    late = table.groupby("collective")["start_ns"].max().loc[in_time.index] - in_time
+    """Time that some ranks' lateness costs: that in which somebody waited for them and did nothing else."""
+    late = table["rank"].isin(ranks)
+    by = table.groupby("collective")
+    # When the others were there; where there are no others, when the first was.
+    in_time = table[~late].groupby("collective")["start_ns"].max().reindex(by.size().index)
+    in_time = in_time.fillna(by["start_ns"].min())
     exposed = by["exposed_ns"].max().astype("float64").fillna(np.inf)
-    return int(np.minimum(late.to_numpy(), exposed.to_numpy()).sum())
+    return int(np.minimum(np.maximum(by["start_ns"].max() - in_time, 0), exposed).sum())
+
+
+def _held_up(
+    table: pd.DataFrame, last: pd.DataFrame, rank: int, judged: _Judged, groups: Mapping[int, str]
+) -> dict[str, Any] | None:
+    """Another group, in which a rank waits for others so long that this makes it late."""
+    mine = table[(table["rank"] == rank) & (table["group"] != judged.group)]
+    waited = mine["wait_ns"].astype("float64").groupby(mine["group"]).sum()
+    if not len(waited) or waited.max() < _HELD_UP_SHARE * judged.late[rank].sum():
+        return None
+    group = waited.idxmax()
+    of = mine[mine["group"] == group].set_index("collective")["wait_ns"].astype("float64")
+    whom = of.groupby(last["rank"].reindex(of.index)).sum().idxmax()
+    what = f"{_HELD_UP} {groups.get(int(str(group)), f'group {group}')} for rank {whom}"
+    return {"what": what, "extra_ns": int(waited.max()), "share": 1.0, "count_ratio": None}
 
 
 def _because(rank: int, steps: Mapping[int, pd.DataFrame], others: list[int]) -> tuple[list[dict[str, Any]], int]:
@@ -255,8 +307,10 @@ def _text(row: Mapping[str, Any]) -> str:
     """Say it in a few sentences."""
     often = f"in {row['late_units']} of {row['units']} {row['unit']}s"
     said = f"Rank {row['rank']} comes late {often}, by {_ms(row['median_late_ns'])} at the median"
-    if row["because"]:
-        reason = row["because"][0]
+    reason = row["because"][0] if row["because"] else None
+    if reason is not None and reason["what"].startswith(_HELD_UP):
+        return f"{said}, after {_ms(reason['extra_ns'])} of {reason['what']}."
+    if reason is not None:
         said += f"; it spends {_ms(reason['extra_ns'])} more than the others on {_cause(reason)}"
     else:
         said += "; what it does differently is not in the trace"

@@ -1,0 +1,354 @@
+"""Data-parallel training in several processes, one of which gets its batches late: the investigation of a straggler.
+
+This process is rank 0; the others are its children. They talk through Gloo, or through NCCL where each rank can have a
+GPU of its own. A batch is a pause, as a loader's is to the process that waits for it: what is late is late for no lack
+of processors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd import profiler
+
+from nsightkit.workloads.phases import phase
+
+__all__ = ["Crew", "LateConfig", "start"]
+
+#: Ranges of a step that are kept of each rank.
+_PHASES = ("data", "forward", "backward", "optimizer")
+#: A child that takes longer to join or to answer has died.
+_PATIENCE_S = 120.0
+
+
+@dataclasses.dataclass(frozen=True)
+class LateConfig:
+    """Sizes, and the rank that is late.
+
+    Parameters
+    ----------
+    ranks : int
+    late : bool
+        Fault: rank `late_rank` waits `late_ms` longer for every batch.
+    late_rank : int
+    late_ms, data_ms : float
+        How long the late rank waits more, and every rank anyway.
+    hidden, layers, batch : int
+        Width and depth of the model, and rows of a batch.
+    bucket_mb : float
+        Gradients are added up in buckets of about this size, the first while backward still goes on.
+    profiled : int
+        Steps whose profile is kept of each rank.
+    """
+
+    ranks: int = 2
+    late: bool = True
+    late_rank: int = 1
+    late_ms: float = 12.0
+    data_ms: float = 2.0
+    hidden: int = 192
+    layers: int = 6
+    batch: int = 64
+    bucket_mb: float = 0.5
+    profiled: int = 12
+
+
+class _Gradients:
+    """Adds up gradients over ranks, bucket by bucket, each as soon as its last gradient is there.
+
+    What ``DistributedDataParallel`` does, in few lines: that one imports a compiler, as PyTorch's optimizers do, and
+    each process would take longer for it than for all of its steps.
+    """
+
+    def __init__(self, model: nn.Module, bucket_bytes: float) -> None:
+        self._buckets: list[list[nn.Parameter]] = [[]]
+        # Backward ends with the first layer, so the buckets begin with the last one.
+        for parameter in reversed(list(model.parameters())):
+            filled = sum(one.numel() * one.element_size() for one in self._buckets[-1])
+            if filled >= bucket_bytes:
+                self._buckets.append([])
+            self._buckets[-1].append(parameter)
+        self._of = {parameter: number for number, bucket in enumerate(self._buckets) for parameter in bucket}
+        self._there = [0] * len(self._buckets)
+        self._going: list[tuple[int, Tensor, Any]] = []
+        for parameter in self._of:
+            parameter.register_post_accumulate_grad_hook(self._arrived)  # type: ignore[no-untyped-call]
+
+    def _arrived(self, parameter: Tensor) -> None:
+        number = self._of[parameter]  # type: ignore[index] # the hook gets the parameter it was made for
+        self._there[number] += 1
+        if self._there[number] == len(self._buckets[number]):
+            self._there[number] = 0
+            flat = torch.cat([one.grad.view(-1) for one in self._buckets[number] if one.grad is not None])
+            self._going.append((number, flat, dist.all_reduce(flat, async_op=True)))
+
+    def wait(self) -> None:
+        """Wait for the sums, and put their means where the gradients were."""
+        for number, flat, work in self._going:
+            work.wait()
+            at = 0
+            for one in self._buckets[number]:
+                if one.grad is not None:
+                    one.grad.copy_(flat[at : at + one.numel()].view_as(one) / dist.get_world_size())
+                    at += one.numel()
+        self._going.clear()
+
+
+class _Rank:
+    """One rank's model, and its steps."""
+
+    def __init__(self, config: LateConfig, rank: int, device: str, store: str) -> None:
+        self.config, self.rank = config, rank
+        own = device.startswith("cuda") and torch.cuda.device_count() >= config.ranks
+        self.backend = "nccl" if own else "gloo"
+        self.device = torch.device("cuda", rank if own else 0) if device.startswith("cuda") else torch.device("cpu")
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        else:
+            torch.set_num_threads(1)
+        # All ranks are on this machine: no name needs to be looked up.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        dist.init_process_group(self.backend, init_method=f"file://{store}", rank=rank, world_size=config.ranks)
+        torch.manual_seed(0)
+        width = config.hidden
+        layers = (layer for _ in range(config.layers) for layer in (nn.Linear(width, width), nn.GELU()))
+        self.model = nn.Sequential(*layers).to(self.device)
+        self.gradients = _Gradients(self.model, config.bucket_mb * 1e6)
+
+    def step(self) -> None:
+        config = self.config
+        with phase("data"):
+            late = config.late and self.rank == config.late_rank
+            time.sleep((config.data_ms + (config.late_ms if late else 0.0)) / 1e3)
+            x = torch.randn(config.batch, config.hidden).to(self.device)
+        with phase("forward"):
+            loss: Tensor = self.model(x).square().mean()
+        with phase("backward"):
+            loss.backward()  # type: ignore[no-untyped-call]
+            self.gradients.wait()
+        with phase("optimizer"), torch.no_grad():
+            for parameter in self.model.parameters():
+                assert parameter.grad is not None
+                parameter.add_(parameter.grad, alpha=-0.01)
+                parameter.grad = None
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def profiled(self) -> dict[str, list[int]]:
+        """Profile some steps, and give begins and ends of what matters, in nanoseconds since 1970."""
+        dist.barrier()
+        # What torch.profiler is made of, without the compiler that it imports.
+        watch = profiler.profile(use_kineto=True, use_device="cuda" if self.device.type == "cuda" else None)
+        with watch:
+            for number in range(self.config.profiled):
+                with profiler.record_function(f"step {number}"):
+                    self.step()
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "trace.json")
+            watch.export_chrome_trace(str(path))  # type: ignore[no-untyped-call]
+            return _intervals(json.loads(path.read_text(encoding="utf-8")))
+
+    def close(self) -> None:
+        dist.destroy_process_group()
+
+
+def _intervals(document: Mapping[str, Any]) -> dict[str, list[int]]:
+    """Begins and ends of steps, phases, collectives, and of what was computed, of a profile."""
+    base = int(document.get("baseTimeNanoseconds") or 0)
+    found: dict[str, list[tuple[int, int]]] = {}
+    events = [event for event in document["traceEvents"] if event.get("ph") == "X"]
+    talking = {event["tid"] for event in events if str(event["name"]).startswith("gloo:")}
+    for event in events:
+        name, category = str(event["name"]), event.get("cat")
+        what = None
+        if category == "kernel":
+            what = "nccl" if "nccl" in name.lower() else "kernels"
+        elif category == "user_annotation":
+            what = name if name in _PHASES else "step" if name.startswith("step ") else None
+            what = "gloo" if name == "gloo:all_reduce" else what
+        elif category == "cpu_op" and event["tid"] not in talking:
+            what = "operators"
+        if what is not None:
+            start = base + round(float(event["ts"]) * 1e3)
+            found.setdefault(what, []).append((start, start + round(float(event["dur"]) * 1e3)))
+    for what in ("operators", "kernels"):
+        if what in found:
+            found[what] = _union(found[what])
+    out: dict[str, list[int]] = {}
+    for what, pairs in found.items():
+        pairs.sort()
+        out[f"{what}_start_ns"], out[f"{what}_end_ns"] = ([pair[i] for pair in pairs] for i in (0, 1))
+    return out
+
+
+def _union(intervals: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+class Crew:
+    """All ranks: this process and its children.
+
+    Parameters
+    ----------
+    config : LateConfig
+    device : str
+    """
+
+    def __init__(self, config: LateConfig, device: str) -> None:
+        self.parameters: dict[str, Any] = dataclasses.asdict(config)
+        self.data_wait_ns: list[int] = []
+        self._folder = tempfile.TemporaryDirectory()
+        self._children: list[subprocess.Popen[str]] = []
+        store = str(Path(self._folder.name, "store"))
+        interface = os.environ.get("GLOO_SOCKET_IFNAME")
+        try:
+            for rank in range(1, config.ranks):
+                task = json.dumps({"config": self.parameters, "rank": rank, "device": device, "store": store})
+                self._children.append(
+                    subprocess.Popen(
+                        [sys.executable, "-m", "nsightkit.workloads.late_rank", task],
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                        text=True,
+                    )
+                )
+            self._rank = _Rank(config, 0, device, store)
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            if interface is None:
+                os.environ.pop("GLOO_SOCKET_IFNAME", None)
+        self.parameters |= {"backend": self._rank.backend}
+
+    def step(self) -> None:
+        """Take a step on every rank."""
+        self._tell("step")
+        self._rank.step()
+        self._heard()
+
+    def observed(self) -> dict[str, list[float]]:
+        """Profile some steps on every rank.
+
+        Returns
+        -------
+        dict of str to list
+            Of each rank ``rank0_step_start_ns``, ``rank0_step_end_ns`` and so on: begins and ends of its steps, of
+            their phases (``data, forward, backward, optimizer``), of its all-reduces (``gloo`` or ``nccl``) and of what
+            it computed meanwhile (``operators``, and ``kernels`` on a GPU), in nanoseconds since the first of them.
+        """
+        self._tell("profile")
+        mine = self._rank.profiled()
+        every = [mine, *self._heard()]
+        zero = min(times[0] for one in every for times in one.values() if times)
+        return {
+            f"rank{rank}_{name}": [float(time - zero) for time in times]
+            for rank, one in enumerate(every)
+            for name, times in one.items()
+        }
+
+    def losses(self) -> list[float]:
+        """Give none: they are not what is looked at."""
+        return []
+
+    def _tell(self, word: str) -> None:
+        for child in self._children:
+            assert child.stdin is not None
+            child.stdin.write(word + "\n")
+            child.stdin.flush()
+
+    def _heard(self) -> list[Any]:
+        answers = []
+        for rank, child in enumerate(self._children, 1):
+            assert child.stdout is not None
+            line = child.stdout.readline()
+            if not line:
+                raise RuntimeError(f"rank {rank} ended with code {child.wait(_PATIENCE_S)}")
+            answers.append(json.loads(line))
+        return answers
+
+    def close(self) -> None:
+        """End the other ranks, then this one."""
+        for child in self._children:
+            if child.stdin is not None:
+                child.stdin.close()  # the end of its input is the end of it
+        if hasattr(self, "_rank"):
+            self._rank.close()
+        for child in self._children:
+            try:
+                child.wait(_PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+            if child.stdout is not None:
+                child.stdout.close()
+        self._folder.cleanup()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def start(device: str, **parameters: Any) -> Crew:
+    """Begin to run a job.
+
+    Parameters
+    ----------
+    device : str
+    **parameters
+        Fields of :class:`LateConfig`.
+
+    Returns
+    -------
+    Crew
+    """
+    return Crew(LateConfig(**parameters), device)
+
+
+@contextmanager
+def _quiet() -> Iterator[Any]:
+    """Keep the pipe for answers: what libraries print goes where errors go."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    with answers:
+        yield answers
+
+
+def _main(task: Mapping[str, Any]) -> None:
+    """Be one of the other ranks, until there is no more to read."""
+    with _quiet() as answers:
+        rank = _Rank(LateConfig(**task["config"]), task["rank"], task["device"], task["store"])
+        for line in sys.stdin:
+            if line.strip() == "profile":
+                answer: Any = rank.profiled()
+            else:
+                rank.step()
+                answer = None
+            answers.write(json.dumps(answer) + "\n")
+            answers.flush()
+        rank.close()
+
+
+if __name__ == "__main__":
+    _main(json.loads(sys.argv[1]))

@@ -1,0 +1,541 @@
+"""Many ranks: stragglers, their cost and cause; lost ranks; where ranks get their numbers; Dask."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+import os
+import shutil
+import sqlite3
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import nsightkit
+from nsightkit import _show
+from nsightkit.analysis import accounts, ranks, stragglers
+from nsightkit.errors import NsightkitError, TraceError, UsageError
+from nsightkit.trace import store
+from nsightkit.workloads.planted import Export
+from nsightkit.workloads.planted_ranks import job
+
+OFFSETS = {1: 3_000_000, 2: -1_500_000_000}
+SIZES = {"ranks": 3, "steps": 8, "layers": 2, "offsets_ns": OFFSETS}
+#: Of the alignment of clocks: ends of collectives differ by up to 3 µs.
+CLOCK_NS = 3_000
+LATE = {"data": "idle, input-pipeline", "slow": "kernels of GEMM", "work": "kernels of GEMM"}
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory):
+    """A planted job for each cause, in both forms, with what is true of it and what was found."""
+    made = {}
+    for kind, cause in [("kineto", "data"), ("nsys", "slow"), ("kineto", "work"), ("nsys", None)]:
+        folder = tmp_path_factory.mktemp(f"{kind}-{cause}")
+        truth = job(folder, {2: cause} if cause else {}, kind=kind, **SIZES)
+        made[kind, cause] = (folder, truth, ranks.survey(folder, workers=0))
+    return made
+
+
+def wall_ns(truth):
+    """From the first arrival to the last end, on the true clock."""
+    starts = [t for c in truth["collectives"] for t in c["starts"].values()]
+    return max(t for c in truth["collectives"] for t in c["ends"].values()) - min(starts)
+
+
+@pytest.mark.parametrize(("kind", "cause"), [("kineto", "data"), ("nsys", "slow"), ("kineto", "work")])
+def test_a_straggler_is_named_with_its_cause_and_its_cost(jobs, tmp_path, kind, cause):
+    _, truth, found = jobs[kind, cause]
+    assert found.stragglers["rank"].tolist() == [2]
+    row = found.stragglers.iloc[0]
+    assert row["cause"] == LATE[cause]
+    assert row[["unit", "units", "late_units"]].tolist() == ["step", 8, 8]
+    assert row["p_value"] < 0.01
+    # Late by what was planted, each time one of the collectives waited for it.
+    last = [c["late_ns"] for c in truth["collectives"] if c["last"] == 2 and c["late_ns"] > 2 * CLOCK_NS]
+    assert len(last) == (8 if cause == "data" else 16) <= row["last_count"] <= row["collectives"] == 16
+    assert row["waited_for_ns"] == pytest.approx(2 * sum(last), abs=32 * CLOCK_NS)
+    # What it costs is what the same job takes less when nobody is late.
+    calm = job(tmp_path, {}, kind="kineto", **SIZES)
+    saved = wall_ns(truth) - wall_ns(calm)
+    assert row["gain_ns"] == found.gain_ns == pytest.approx(saved, rel=0.02)
+    assert row["gain_ns"] >= saved - 16 * CLOCK_NS  # a bound
+    # And why.
+    reason = row["because"][0]
+    assert reason["extra_ns"] == pytest.approx(8 * 2_000_000 - (2_000_000 if cause == "data" else 0), rel=0.01)
+    if cause == "slow":
+        assert reason["count_ratio"] == 1
+        assert "as many as on the others, but slower" in row["text"]
+    if cause == "work":
+        assert reason["count_ratio"] == pytest.approx((3 * 2 + 16) / (3 * 2))
+        assert "3.67 times as many" in row["text"]
+    assert "Rank 2 comes late in 8 of 8 steps" in row["text"]
+    assert found.findings()[0] == row["text"]
+
+
+def test_who_came_when(jobs):
+    for (kind, _), (_, truth, found) in jobs.items():
+        each = found.collectives
+        assert len(each) == len(truth["collectives"])
+        zero = truth["collectives"][0]["starts"][0] - int(
+            found.arrivals.query("rank == 0 and collective == 0")["start_ns"].iloc[0]
+        )
+        for row, true in zip(each.to_dict("records"), truth["collectives"], strict=True):
+            assert row["start_ns"] + zero == pytest.approx(min(true["starts"].values()), abs=CLOCK_NS)
+            assert row["arrived_ns"] + zero == pytest.approx(max(true["starts"].values()), abs=CLOCK_NS)
+            assert row["step"] == true["step"]
+            waits = sum(max(true["starts"].values()) - start for start in true["starts"].values())
+            assert row["wait_ns"] == pytest.approx(waits, abs=4 * CLOCK_NS)
+            if true["late_ns"] > 2 * CLOCK_NS:
+                assert row["last_rank"] == true["last"]
+                assert row["late_ns"] == pytest.approx(true["late_ns"], abs=2 * CLOCK_NS)
+            if kind == "kineto":
+                # 600 µs were planted for the transfer, between three ranks.
+                assert row["transfer_ns"] == pytest.approx(600_000, abs=2 * CLOCK_NS)
+                assert row["bus_gb_per_s"] == pytest.approx(true["bytes"] * 4 / 3 / row["transfer_ns"])
+                assert row["sequence"] == true["sequence"]
+
+
+def test_sums_of_each_rank(jobs):
+    _, truth, found = jobs["kineto", "data"]
+    table = found.ranks.set_index("rank")
+    for rank in range(3):
+        for what in ("compute_ns", "communication_ns", "exposed_ns"):
+            assert table.loc[rank, what] == truth[what][rank]
+        assert table.loc[rank, "clock_offset_ns"] == pytest.approx(OFFSETS.get(rank, 0), abs=CLOCK_NS)
+        own = found.arrivals[found.arrivals["rank"] == rank]
+        assert table.loc[rank, "waited_ns"] == own["wait_ns"].sum()
+    assert table["matched"].tolist() == table["collectives"].tolist() == [16] * 3
+    assert table["steps"].tolist() == [8] * 3
+    assert set(table["rank_from"]) == {"trace"}
+    assert not found.lost
+    assert not found.notes
+
+
+def test_kinds_add_up_what_each_says(jobs):
+    _, _, found = jobs["kineto", "data"]
+    kinds, each = found.kinds(), found.collectives
+    assert kinds["count"].sum() == len(each)
+    for column in ("exposed_ns", "overlapped_ns", "transfer_ns"):
+        assert kinds[column].sum() == each[column].sum()
+    assert kinds["total_ns"].sum() == each["mean_ns"].sum()
+    assert kinds["wait_ns"].sum() == pytest.approx(each["wait_ns"].sum() / 3)
+    assert kinds.loc[0, ["last_rank", "last_share"]].tolist() == [2, 1]
+
+
+def test_imbalance_of_each_step(jobs):
+    _, _, found = jobs["nsys", "slow"]
+    steps = found.steps
+    assert steps["step"].tolist() == list(range(8))
+    assert set(steps["slowest"]) == {2}
+    # Two milliseconds more on one of three ranks.
+    computed = steps["compute_ns"] * 3 - steps["compute_max_ns"]
+    assert (steps["compute_max_ns"] - computed / 2).to_numpy() == pytest.approx(2_000_000, rel=0.03)
+    assert steps["imbalance"].to_numpy() == pytest.approx(steps["compute_max_ns"] / steps["compute_ns"] - 1)
+    even = jobs["kineto", "data"][2].steps
+    assert (even["imbalance"] < 0.02).all()  # who waits for data computes no longer
+    waits = found.arrivals.groupby("step")["wait_ns"].sum()
+    assert steps["wait_ns"].tolist() == waits.tolist()
+
+
+def test_nobody_is_named_where_nobody_is_late(jobs):
+    _, _, found = jobs["nsys", None]
+    assert not len(found.stragglers)
+    assert found.gain_ns == 0
+    assert found.findings()[0].startswith("No rank is late so often")
+
+
+def test_two_stragglers_and_what_both_cost(tmp_path):
+    truth = job(tmp_path, {0: "data", 3: "slow"}, kind="kineto", ranks=5, steps=8, layers=2)
+    found = ranks.survey(tmp_path, workers=0)
+    assert dict(zip(found.stragglers["rank"], found.stragglers["cause"], strict=True)) == {
+        0: "idle, input-pipeline",
+        3: "kernels of GEMM",
+    }
+    # What each alone in time would save, and both: the same job without.
+    for rank, left in ((0, {3: "slow"}), (3, {0: "data"})):
+        saved = wall_ns(truth) - wall_ns(job(tmp_path, left, kind="kineto", ranks=5, steps=8, layers=2))
+        (gain,) = found.stragglers.loc[found.stragglers["rank"] == rank, "gain_ns"]
+        assert saved - 16 * CLOCK_NS <= gain <= saved + 0.1 * found.gain_ns
+        assert gain < 0.5 * found.gain_ns  # the other is nearly as late
+    calm = job(tmp_path, {}, kind="kineto", ranks=5, steps=8, layers=2)
+    assert found.gain_ns == pytest.approx(wall_ns(truth) - wall_ns(calm), rel=0.02)
+    assert "If all of them were in time" in found.findings()[2]
+
+
+def test_who_waits_in_another_group_is_late_there(tmp_path):
+    """Rank 2 is slow; rank 3 shares its layers, so the others wait for both; one of them has work to show for it."""
+    job(tmp_path, {2: "slow"}, kind="kineto", ranks=4, steps=12, layers=2, tensor_parallel=2, jitter=0.05)
+    found = ranks.survey(tmp_path, workers=0)
+    rows = {row["rank"]: row for row in found.stragglers.to_dict("records")}
+    assert rows[2]["cause"] == "kernels of GEMM"
+    # Rank 3 waits for it before each gradient, rank 0 at the end of each step.
+    assert rows[3]["cause"] == "waiting in process group 3 for rank 2"
+    assert rows[0]["cause"] == "waiting in process group 0 for rank 2"
+    assert set(rows) == {0, 2, 3}
+    assert found.stragglers["rank"].iloc[0] == 2  # who is late of itself comes first
+    assert "after" in rows[3]["text"]
+    # Rank 2 in time saves its 24 ms, and is not charged for each group that waits.
+    assert rows[2]["gain_ns"] == found.gain_ns == pytest.approx(12 * 2_000_000, rel=0.05)
+
+
+# --- the statistics, on tables ---
+
+
+def arrivals(rng, ranks_=8, steps=24, collectives=3, jitter=100_000, late=None, late_ns=0, often=1.0):
+    """Random arrivals: every rank as likely to be late as any other, but for `late`."""
+    rows = []
+    for step in range(steps):
+        for collective in range(collectives):
+            start = rng.exponential(jitter, ranks_)
+            if late is not None and rng.random() < often:
+                start[late] += late_ns
+            at = (step * collectives + collective) * 10_000_000 + start.astype(np.int64)
+            end = int(at.max()) + 500_000
+            number = step * collectives + collective
+            rows += [(number, 0, rank, step, int(t), end, int(at.max() - t), end - int(t)) for rank, t in enumerate(at)]
+    frame = pd.DataFrame(
+        rows, columns=["collective", "group", "rank", "step", "start_ns", "end_ns", "wait_ns", "exposed_ns"]
+    )
+    return frame.astype({"wait_ns": "Int64", "exposed_ns": "Int64"})
+
+
+def named(frame):
+    every = range(frame["rank"].max() + 1)
+    step = np.arange(frame["step"].max() + 1)
+    spent = {r: pd.DataFrame({"step": step, f"{accounts.TIME}rest": 0}) for r in every}
+    found, _ = stragglers.find(frame, spent, dict.fromkeys(every, 0.0), float(frame["end_ns"].max()))
+    return found["rank"].tolist()
+
+
+@pytest.mark.parametrize("crew", [2, 3, 8, 64])
+def test_chance_names_nobody(crew):
+    """Jitter alone, so large that it would be worth naming: fewer than one job in a hundred may name anyone."""
+    rng = np.random.default_rng(crew)
+    jobs_ = 100 if crew < 64 else 20
+    false = sum(bool(named(arrivals(rng, crew, jitter=1_000_000))) for _ in range(jobs_))
+    assert false <= 2
+
+
+@pytest.mark.parametrize(("crew", "often"), [(2, 1.0), (8, 1.0), (8, 0.6), (64, 0.5)])
+def test_a_late_rank_is_always_named(crew, often):
+    rng = np.random.default_rng(crew)
+    for _ in range(10):
+        late = int(rng.integers(crew))
+        assert named(arrivals(rng, crew, late=late, late_ns=1_500_000, often=often)) == [late]
+
+
+def test_lateness_must_be_worth_it():
+    """Always last, but by a thousandth of the time."""
+    rng = np.random.default_rng(0)
+    assert not named(arrivals(rng, jitter=1_000, late=3, late_ns=10_000))
+
+
+def test_what_the_clock_may_feign_is_not_late():
+    rng = np.random.default_rng(0)
+    frame = arrivals(rng, jitter=1_000, late=3, late_ns=400_000)
+    spent = {r: pd.DataFrame({"step": np.arange(24), f"{accounts.TIME}rest": 0}) for r in range(8)}
+    wall = float(frame["end_ns"].max())
+    assert stragglers.find(frame, spent, dict.fromkeys(range(8), 0.0), wall)[0]["rank"].tolist() == [3]
+    assert not len(stragglers.find(frame, spent, {**dict.fromkeys(range(8), 0.0), 3: 500_000.0}, wall)[0])
+
+
+def test_too_few_steps_say_nothing():
+    rng = np.random.default_rng(0)
+    assert not named(arrivals(rng, 2, steps=2, collectives=2, late=1, late_ns=1_500_000))
+
+
+def test_the_chance_of_places_is_that_of_dice():
+    tail = stragglers._tail
+    assert tail([6, 6], 12) == pytest.approx(1 / 36)
+    assert tail([6, 6], 11) == pytest.approx(3 / 36)
+    assert tail([2] * 8, 16) == pytest.approx(2**-8)
+    assert tail([2] * 8, 8) == pytest.approx(1)
+    assert tail([4, 8], 12) == pytest.approx(1 / 32)
+    assert tail([], 3) == 1
+    # Beyond what is counted out: a normal distribution, as close as a hundredth of what matters.
+    many = [8] * 3000
+    mean, deviation = 3000 * 4.5, np.sqrt(3000 * 63 / 12)
+    assert tail(many, int(mean)) == pytest.approx(0.5, abs=0.01)
+    assert tail(many, int(mean + 3 * deviation)) == pytest.approx(0.00135, rel=0.1)
+
+
+# --- accounts ---
+
+
+def test_accounts_add_up_to_the_windows(jobs, shared_traces):
+    _, truth, _ = jobs["kineto", "work"]
+    for trace in (
+        nsightkit.load(truth["paths"][2], cache=False),
+        nsightkit.load(shared_traces / "hta/trace_filter__sampled_rank-1.json.gz", cache=False),
+    ):
+        rng = np.random.default_rng(1)
+        low = np.sort(rng.integers(-1_000, 40_000_000, 20))
+        high = low + rng.integers(0, 5_000_000, 20)
+        spent = accounts.of(trace, low, high)
+        time = spent[[c for c in spent.columns if c.startswith(accounts.TIME)]]
+        assert (time.sum(axis=1) == high - low).all()
+        assert (time >= 0).all().all()
+
+
+def test_accounts_without_a_gpu():
+    main = 5 << 24 | 1
+    names = ["ProfilerStep#1", "data", "forward", "inner", "batch 1", "batch 2", "gloo:all_reduce"]
+    start, end = [0, 0, 300, 350, 700, 800, 400], [1_000, 200, 600, 400, 750, 900, 950]
+    frame = pd.DataFrame(
+        {
+            "name": pd.Categorical(names),
+            "start_ns": start,
+            "end_ns": end,
+            "thread": [main] * 6 + [main + 1],
+            "process": 5,
+            "parent": [-1, 0, 0, 2, 0, 0, -1],
+            "level": [0, 1, 1, 2, 1, 1, 0],
+        }
+    )
+    trace = nsightkit.Trace.from_frames({"ranges": frame})
+    spent = accounts.of(trace, [0, 500], [1_000, 720])
+    assert spent.to_dict("list") == {
+        "time: range forward": [300, 100],
+        "time: range data": [200, 0],
+        "time: range batch #": [150, 20],
+        "time: in no range": [350, 100],
+    }
+
+
+# --- what is lost ---
+
+
+def test_lost_ranks_are_named_and_the_others_answered(jobs, tmp_path):
+    folder, truth, _ = jobs["kineto", "data"]
+    for path in truth["paths"]:
+        shutil.copy(path, tmp_path)
+    text = (folder / "rank0.json").read_bytes()
+    (tmp_path / "rank3.json").write_bytes(text[: len(text) // 2])
+    (tmp_path / "rank4.json").write_bytes(b"")
+    (tmp_path / "rank5.json.gz").write_bytes(gzip.compress(text)[:-2000])
+    (tmp_path / "rank6.json").write_text('{"rank": 6}', encoding="utf-8")
+    (tmp_path / "rank7.sqlite").write_bytes(b"SQLite format 3\x00" + os.urandom(4000))
+    (tmp_path / "rank9.json").write_bytes(text)  # says that it is rank 0
+    (tmp_path / "notes.txt").write_text("no trace")
+    found = ranks.survey(tmp_path, workers=0)
+    assert found.ranks["rank"].tolist() == [0, 1, 2]
+    assert found.stragglers["rank"].tolist() == [2]
+    lost = {Path(one["file"]).name if one["file"] else None: one for one in found.lost}
+    assert set(lost) == {*(f"rank{i}.json" for i in (3, 4, 6, 9)), "rank5.json.gz", "rank7.sqlite"}
+    assert [lost[name]["ranks"] for name in ("rank3.json", "rank7.sqlite", "rank9.json")] == [[3], [7], [0]]
+    assert "empty" in lost["rank4.json"]["reason"]
+    assert "truncated" in lost["rank5.json.gz"]["reason"]
+    assert lost["rank9.json"]["reason"] == "holds rank 0, as rank0.json does"
+    assert all("\n" not in one["reason"] for one in found.lost)
+
+
+def test_ranks_without_a_trace_are_named(jobs, tmp_path):
+    _, truth, _ = jobs["kineto", "data"]
+    shutil.copy(truth["paths"][0], tmp_path)
+    shutil.copy(truth["paths"][2], tmp_path)
+    found = ranks.survey(tmp_path, workers=0)
+    assert found.ranks["rank"].tolist() == [0, 2]
+    assert found.lost == [{"file": None, "ranks": [1], "reason": "there is no trace of it (the job has 3 ranks)"}]
+    # Who came last of all three nobody knows now, nor when the transfer began.
+    assert any("2 of 3 ranks were seen" in note for note in found.notes)
+    assert found.collectives[["transfer_ns", "bus_gb_per_s"]].isna().all().all()
+    assert found.stragglers["rank"].tolist() == [2]
+
+
+def test_when_all_are_lost_it_fails(tmp_path):
+    (tmp_path / "rank0.json").write_bytes(b"")
+    (tmp_path / "rank1.json").write_text("{", encoding="utf-8")
+    with pytest.raises(TraceError, match=r"none of 2 traces can be read; the first, rank0\.json, is empty"):
+        ranks.survey(tmp_path)
+
+
+def test_folders_without_traces(tmp_path):
+    with pytest.raises(TraceError, match="no such folder"):
+        ranks.survey(tmp_path / "absent")
+    with pytest.raises(TraceError, match="holds no traces"):
+        ranks.survey(tmp_path)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(TraceError, match="is not a folder"):
+        ranks.survey(tmp_path / "file")
+    with pytest.raises(UsageError, match="no traces were given"):
+        ranks.survey([])
+
+
+# --- which files, which ranks ---
+
+
+def test_the_files_of_a_folder(tmp_path):
+    for name in ("rank10.json", "rank2.json", "a.nsys-rep", "a.sqlite", "b.nsys-rep", ".hidden.json", "x.txt"):
+        (tmp_path / name).write_text("x")
+    (tmp_path / "c.sqlite.nsightkit-cache").mkdir()
+    (tmp_path / "other").mkdir()
+    store.write(nsightkit.Trace.from_frames({}), tmp_path / "stored")
+    names = [path.name for path in ranks.traces_in(tmp_path)]
+    assert names == ["a.sqlite", "b.nsys-rep", "rank2.json", "rank10.json", "stored"]
+    deeper = tmp_path / "deeper"
+    for rank in (1, 0):
+        (deeper / f"rank_{rank}").mkdir(parents=True)
+        (deeper / f"rank_{rank}" / "trace.json").write_text("x")
+    assert [path.parent.name for path in ranks.traces_in(deeper)] == ["rank_0", "rank_1"]
+
+
+def seen(file, rank=None, world=None):
+    empty = nsightkit.Trace.from_frames({})
+    (one,) = ranks.look(empty)
+    return dataclasses.replace(one, file=file, rank=rank, world_size=world)
+
+
+@pytest.mark.parametrize(
+    ("looks", "numbers"),
+    [
+        ([seen("x.json", 3), seen("rank7.json", 1)], {3: "trace", 1: "trace"}),
+        ([seen("rank-7.json"), seen("job_rank_2.sqlite")], {7: "name", 2: "name"}),
+        ([seen("worker3.1623143089861.pt.trace.json"), seen("worker4.1.pt.trace.json")], {3: "name", 4: "name"}),
+        ([seen("rank3/trace.json"), seen("rank4/trace.json")], {3: "name", 4: "name"}),
+        ([seen("report_0.sqlite"), seen("report_1.sqlite")], {0: "name", 1: "name"}),
+        ([seen("a_1700000001.json"), seen("a_1700000002.json")], {0: "order", 1: "order"}),
+        ([seen("local_rank1_a.json"), seen("local_rank1_b.json")], {0: "order", 1: "order"}),
+        # Programs that never learned their rank all say 0.
+        ([seen("b.json", 0), seen("c.json", 0)], {0: "order", 1: "order"}),
+        ([seen("a.json", 1), seen("b.json")], {1: "trace", 0: "order"}),
+    ],
+)
+def test_where_ranks_get_their_numbers(looks, numbers):
+    found = ranks.combine(looks)
+    assert dict(zip(found.ranks["rank"], found.ranks["rank_from"], strict=True)) == numbers
+
+
+def test_a_number_that_a_lost_file_claims_stays_free():
+    found = ranks.combine([seen("x.json"), seen("y.txt")], [{"file": "rank0.json", "ranks": [0], "reason": "is empty"}])
+    assert found.ranks["rank"].tolist() == [1, 2]
+    assert found.lost == [{"file": "rank0.json", "ranks": [0], "reason": "is empty"}]
+
+
+@pytest.mark.parametrize(
+    ("text", "distributed"),
+    [
+        ("SHELL=/bin/sh\0RANK=5\0WORLD_SIZE=8\0LOCAL_RANK=1\0", {"rank": 5, "world_size": 8}),
+        ('SLURM_PROCID="12"\nSLURM_NTASKS="64"\nLOCAL_RANK="4"', {"rank": 12, "world_size": 64}),
+        ("OMPI_COMM_WORLD_RANK=0;OMPI_COMM_WORLD_SIZE=2", {"rank": 0, "world_size": 2}),
+        ("LOCAL_RANK=3\0NODE_RANK=1\0WORLD_SIZE=4", {}),
+        ("[scrubbed]", {}),
+    ],
+)
+def test_the_rank_that_a_launcher_gave_nsys(tmp_path, text, distributed):
+    out = Export()
+    thread = Export.thread(1, 1)
+    out.kernel("k", 10, 20, out.call("cudaLaunchKernel", thread, 1, 2), Export.process(1))
+    path = out.write(tmp_path / "t.sqlite")
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE TARGET_INFO_SYSTEM_ENV (name TEXT, value TEXT)")
+        connection.execute("INSERT INTO TARGET_INFO_SYSTEM_ENV VALUES ('DeviceEnvironment', ?)", (text,))
+    connection.close()
+    trace = nsightkit.load(path, cache=False)
+    assert trace.meta.distributed == distributed
+    (one,) = ranks.look(path)
+    assert (one.rank, one.world_size) == (distributed.get("rank"), distributed.get("world_size"))
+
+
+def test_processes_of_one_capture_are_ranks_of_one_node(shared_traces):
+    path = shared_traces / "nsys-ai/mfu_2gpu_before.sqlite"
+    found = ranks.survey([path], workers=0, cache=False)
+    assert found.ranks["file"].tolist() == [f"{path}#144", f"{path}#145"]
+    assert found.ranks["devices"].tolist() == [[0], [1]]
+    assert set(found.ranks["rank_from"]) == {"order"}
+    assert found.ranks["clock_offset_ns"].tolist() == [0, 0]
+    assert found.ranks["matched"].tolist() == [32, 32]
+    trace = nsightkit.load(path, cache=False)
+    for row in found.ranks.to_dict("records"):
+        own = trace.kernels[trace.kernels["device"] == row["devices"][0]]
+        assert row["compute_ns"] + row["communication_ns"] - row["overlapped_ns"] <= own.eval("end_ns - start_ns").sum()
+    # No rank is late to a collective before the other has ended it.
+    each = found.collectives
+    assert (each["arrived_ns"] <= each["end_ns"]).all()
+    assert not len(found.stragglers)
+
+
+def test_two_real_ranks(shared_traces):
+    """HTA's sampled pair, by hand: events were left out of both at random, and both are of one machine.
+
+    Of ten collectives each, these are the same: on stream 84 the ones that end at ...898187.835, ...898307.389/.334 and
+    ...899182.485/.493, on stream 203 those at ...898627.817/628.149 and ...899249.534/.345 (ms of the traces' clock).
+    """
+    files = [shared_traces / f"hta/trace_filter__sampled_rank-{rank}.json.gz" for rank in (0, 1)]
+    found = ranks.survey(files, workers=0, cache=False)
+    each = found.collectives
+    assert each["kind"].tolist() == ["all_to_all", "all_reduce", "all_gather", "all_reduce", "all_gather"]
+    assert each["step"].tolist() == [551, 551, 551, 552, 552]
+    ends = found.arrivals.pivot(index="collective", columns="rank", values="end_ns")
+    t0_us = 1682725898079292
+    assert sorted((ends[0] // 1000 + t0_us - 1682725898000000).tolist()) == [187835, 307389, 627817, 1182485, 1249534]
+    assert sorted((ends[1] // 1000 + t0_us - 1682725898000000).tolist()) == [187835, 307334, 628149, 1182493, 1249345]
+    # Rank 1 came last to all five; that is too little to call it a straggler.
+    assert each["last_rank"].tolist() == [1] * 5
+    assert each["skew_ns"].tolist() == [4_859_000, 3_302_000, 84_000, 22_328_000, 1_292_000]
+    assert not len(found.stragglers)
+    assert found.ranks["clock_offset_ns"].tolist() == [0, 0]
+    # 126 of 128 ranks are not there: nobody knows when the last one came.
+    (lost,) = found.lost
+    assert lost["ranks"] == list(range(2, 128))
+    assert each["transfer_ns"].isna().all()
+    assert found.steps[["step", "ranks", "slowest"]].to_numpy().tolist() == [[551, 2, 1], [552, 2, 1]]
+
+
+# --- where it runs ---
+
+
+def without_paths(found):
+    return json.loads(json.dumps(_show.ready(found.summary(each=True)), allow_nan=False))
+
+
+def test_a_cluster_gives_the_same_answer(jobs):
+    folder, _, here = jobs["kineto", "data"]
+    told = []
+    there = ranks.survey(folder, workers=2, progress=lambda done, total: told.append((done, total)))
+    assert without_paths(there) == without_paths(here)
+    assert told == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_a_trace_that_kills_its_worker_is_lost_alone(jobs, monkeypatch):
+    cloudpickle = pytest.importorskip("cloudpickle")
+    folder, _, _ = jobs["kineto", "data"]
+    look = ranks._attempt
+
+    def deadly(path, cache):
+        if path.endswith("rank1.json"):
+            os._exit(1)
+        return look(path, cache)
+
+    monkeypatch.setattr(ranks, "_attempt", deadly)
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    try:
+        found = ranks.survey(folder, workers=1)
+    finally:
+        cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    assert found.ranks["rank"].tolist() == [0, 2]
+    (lost,) = found.lost
+    assert lost["ranks"] == [1]
+    assert lost["reason"].startswith("was lost with its worker (KilledWorker")
+
+
+def test_a_scheduler_that_does_not_answer(jobs):
+    folder, _, _ = jobs["kineto", "data"]
+    with pytest.raises(UsageError, match=r"no Dask scheduler answers at 'tcp://127\.0\.0\.1:9'"):
+        ranks.survey(folder, "tcp://127.0.0.1:9")
+    with pytest.raises(UsageError, match="no Dask scheduler answers"):
+        ranks.survey(folder, "nonsense://")
+
+
+def test_without_dask(jobs, monkeypatch):
+    folder, _, _ = jobs["kineto", "data"]
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    assert len(ranks.survey(folder).ranks) == 3  # a handful needs none
+    with pytest.raises(UsageError, match=r"pip install 'nsightkit\[ranks\]', or --workers 0"):
+        ranks.survey(folder, workers=2)
+    with pytest.raises(NsightkitError, match="Dask"):
+        ranks.survey(folder, "tcp://127.0.0.1:8786")
