@@ -292,3 +292,20 @@ def test_markdown_pages_hold_no_typed_measurement():
     """The landing page's figures are references: a unit after a literal number would be a typed one."""
     prose = re.sub(r"```.*?```", "", (ROOT / "docs" / "index.md").read_text(encoding="utf-8"), flags=re.DOTALL)
     assert not re.findall(r"(?<![`\w.])\d[\d.,]*\s?(?:ms|µs|us|%|GB|TB)", prose)
+
+
+def test_pages_that_take_too_long_are_named(tmp_path, monkeypatch):
+    from nsightkit.capture import investigation
+
+    monkeypatch.setattr(investigation, "has_gpu", lambda: False)
+    junit = tmp_path / "junit.xml"
+    junit.write_text(
+        '<testsuite><testcase file="examples/01_quick.py" time="3.5"/>'
+        '<testcase file="examples/02_slow.py" time="45"/></testsuite>',
+        encoding="utf-8",
+    )
+    (said,) = page_checks.slow(junit)
+    assert said.startswith("02_slow.py took 45 s, and 30 s is the most: give the parts smaller `smoke` sizes")
+    assert page_checks.slow(junit, 60) == page_checks.slow(tmp_path / "absent.xml") == []
+    monkeypatch.setattr(investigation, "has_gpu", lambda: True)
+    assert page_checks.slow(junit) == []
