@@ -100,6 +100,13 @@ def test_the_same_secret_is_the_same_placeholder_and_another_is_another() -> Non
     assert scrubber.removed == ["path"] * 6
 
 
+def test_versions_and_json_in_texts() -> None:
+    scrubber = Scrubber(machine=False)
+    packages = {"name": "nvidia-cublas", "version": "12.4.5.8", "where": "12.4.5.8", "more": '{"hostname": "orion"}'}
+    clean = scrubber.value(packages)
+    assert clean == packages | {"where": "[address]", "more": '{"hostname":"[host]"}'}
+
+
 def test_placeholders_of_an_earlier_scrub_are_not_given_again() -> None:
     scrubber = Scrubber(machine=False)
     assert scrubber.text("[path]/a.py and [path 3]") == "[path]/a.py and [path 3]"
@@ -264,7 +271,7 @@ def identify(path: Path) -> None:
             ('EXPORT_PARAM_INPUT_PATH_ABS', '/weird/{USER}/in.nsys-rep');
         INSERT INTO PROCESSES VALUES (1, 2, '/weird/{USER}/prog');
         INSERT INTO StringIds VALUES (900001, 'epoch of {GRACE} on {ORION}'), (900002, 'with k3y-of-nobody in it'),
-            (900003, 'what was printed: anything'), (900004, '/weird/{USER}/prog'),
+            (900003, 'what was printed: anything' || char(10)), (900004, '/weird/{USER}/prog'),
             (900005, '/somewhere/{USER}/deep/er');
         INSERT INTO ProcessStreams VALUES (1, 900004, 900003);
         INSERT INTO OSRT_CALLCHAINS VALUES (1, 900002, 900004, 0);
@@ -866,6 +873,12 @@ def test_no_secret_survives_in_a_snapshot(tmp_path: Path) -> None:
     assert (tmp_path / "again.pickle").read_bytes() == out.read_bytes()
 
 
+def test_bytes_and_odd_keys_in_a_snapshot() -> None:
+    odd = {"segments": [], "device_traces": [[]], "extra": {b"/home/ann/x": 1, ("a", 2): (b"\x00/home/ann", None, 1.5)}}
+    assert scrub.clean_snapshot(odd)["extra"] == {b"[path]": 1, ("a", 2): (b"\x00*********", None, 1.5)}
+    assert scrub.clean_snapshot([]) == []
+
+
 def test_two_files_of_one_name_stay_two(tmp_path: Path) -> None:
     frames = [[{"name": "f", "filename": f"/home/{u}/train.py", "line": 1}] for u in ("ann1", "bob2")]
     allocator = Allocator()
@@ -1285,6 +1298,7 @@ def test_a_real_report_of_this_machine(nsys: Path, tmp_path: Path) -> None:
             assert text.encode() not in raw, text
         assert_same(nsightkit.load(path), nsightkit.load(out))
         assert scrub.copy(out, tmp_path / f"again-{name}").removed == []
+    assert_same(nsightkit.load(report), scrub.clean(nsightkit.load(report)), lambda text: "/" in text or "=" in text)
 
 
 def test_a_copy_of_an_export_opens_in_nsys(nsys: Path, shared_traces: Path, tmp_path: Path) -> None:
@@ -1300,6 +1314,13 @@ def test_a_copy_of_an_export_opens_in_nsys(nsys: Path, shared_traces: Path, tmp_
     assert said[0] == said[1]
 
 
-def test_errors_are_ours(tmp_path: Path) -> None:
+def test_errors_are_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NsightkitError):
+        scrub.copy(tmp_path, tmp_path / "out")
+
+    def locked(_: Path) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(scrub, "kind_of", locked)
+    with pytest.raises(TraceError, match="Permission denied"):
         scrub.copy(tmp_path, tmp_path / "out")

@@ -71,8 +71,6 @@ class Ledger:
         ----------
         key, value : str
         """
-        if not self.scrubber.tells(key):
-            return self.text(value, key)
         return self.apply(value, key, key, lambda v: self.scrubber.keyed(key, v))
 
     def argument(self, flag: str, value: str, place: str) -> str:

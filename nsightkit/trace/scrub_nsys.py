@@ -132,17 +132,21 @@ def _clean_property(ledger: Ledger, table: str, row: dict[str, Any], flag: str) 
             elif meaning == "argument":
                 new = ledger.argument(flag, given, place)
             else:
-                new = _without_serials(ledger, given, place)
+                new = _without_serials(ledger, name.rpartition(":")[2], given, place)
         elif isinstance(given, bytes):
             new = ledger.data(given, f"{table}.{column}")
         clean[column] = new
     return clean
 
 
-def _without_serials(ledger: Ledger, text: str, place: str) -> str:
+def _without_serials(ledger: Ledger, name: str, text: str, place: str) -> str:
     """Scrub a property's value, which may be JSON that lists GPUs and network cards with their serial numbers."""
+
+    def by_name(given: str) -> str:
+        return ledger.scrubber.keyed(name, given)
+
     if text[:1] not in "{[":
-        return ledger.text(text, place)
+        return ledger.apply(text, place, name, by_name)
 
     def walked(value: Any, key: str = "") -> Any:
         if isinstance(value, dict):
@@ -161,7 +165,7 @@ def _without_serials(ledger: Ledger, text: str, place: str) -> str:
         new = walked(found)
         return given if new == found else json.dumps(new, separators=(",", ":"), ensure_ascii=False)
 
-    return ledger.text(ledger.apply(text, place, "serials", clean), place)
+    return ledger.apply(ledger.apply(text, place, "serials", clean), place, name, by_name)
 
 
 class _Texts:
@@ -188,7 +192,8 @@ class _Texts:
 
     def string(self, number: Any, text: str) -> str:
         """Clean a text of StringIds, by what refers to it."""
-        if number in self._printed and text:
+        # One text of a program may be another's name of a range: what was printed ends its lines.
+        if number in self._printed and "\n" in text:
             return self._ledger.whole("output", text, "StringIds.value")
         if number in self._files:
             return self._ledger.path(text, "StringIds.value")

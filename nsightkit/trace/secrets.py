@@ -333,6 +333,7 @@ class Scrubber:
     def __init__(self, *, machine: bool = True) -> None:
         self.removed: list[str] = []
         self._numbers: dict[tuple[str, str], str] = {}
+        self._given: set[str] = set()
         self._taken: dict[str, set[int]] = {}
         self._words: dict[str, Kind] = {}  # in small letters
         self._literal: set[str] = set()  # secrets, as they stand
@@ -470,6 +471,7 @@ class Scrubber:
                 number += 1
             taken.add(number)
             self._numbers[key] = f"[{kind}]" if number == 1 else f"[{kind} {number}]"
+            self._given.add(self._numbers[key])
         return self._numbers[key]
 
     @staticmethod
@@ -613,9 +615,9 @@ class Scrubber:
             return self.placeholder("host", text.lower())
         if lower in _USER_KEYS and not _NUMBER.fullmatch(text):
             return self.placeholder("user", text.lower())
-        if key and _COMMIT_KEYS.fullmatch(key) and re.fullmatch("[0-9a-f]{40}", text):
+        if key and _COMMIT_KEYS.fullmatch(key) and re.fullmatch(r"[0-9a-f]{40}|[\d.]+", text):
             return text
-        return self.text(text)
+        return json_text(self, text)
 
     def arguments(self, given: list[Any]) -> list[Any]:
         """Replace the values of options that say that a secret follows, in a command line's words.
@@ -677,7 +679,7 @@ class Scrubber:
             return value
 
         def seen(match: re.Match[str]) -> str:
-            if match[0] not in self._numbers.values():
+            if match[0] not in self._given:
                 self._taken.setdefault(match[1], set()).add(int(match[2] or 1))
             return self._mark(None, match[0])
 
@@ -715,7 +717,7 @@ class Scrubber:
                 work = rule(self, work)
         if any(kind is not None for kind, _ in self._marked):
             return work
-        if not (_may_be_token(self, value, lower) or _FOUR.search(value)):
+        if not (self._marked or _may_be_token(self, value, lower) or _FOUR.search(value)):
             if len(self._harmless) > _HARMLESS:
                 self._harmless.clear()
             self._harmless.add(skeleton)
