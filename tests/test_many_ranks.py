@@ -501,6 +501,14 @@ def test_a_cluster_gives_the_same_answer(jobs):
     assert told == [(1, 3), (2, 3), (3, 3)]
 
 
+def test_a_scheduler_that_is_there_already(jobs):
+    distributed = pytest.importorskip("distributed")
+    folder, _, here = jobs["kineto", "data"]
+    with distributed.LocalCluster(n_workers=1, processes=False, dashboard_address="127.0.0.1:0") as cluster:
+        there = ranks.survey(folder, cluster.scheduler_address)
+    assert without_paths(there) == without_paths(here)
+
+
 def test_a_trace_that_kills_its_worker_is_lost_alone(jobs, monkeypatch):
     cloudpickle = pytest.importorskip("cloudpickle")
     folder, _, _ = jobs["kineto", "data"]
@@ -523,7 +531,8 @@ def test_a_trace_that_kills_its_worker_is_lost_alone(jobs, monkeypatch):
     assert lost["reason"].startswith("was lost with its worker (KilledWorker")
 
 
-def test_a_scheduler_that_does_not_answer(jobs):
+def test_a_scheduler_that_does_not_answer(jobs, monkeypatch):
+    monkeypatch.setattr(ranks, "_ANSWER_S", 1)
     folder, _, _ = jobs["kineto", "data"]
     with pytest.raises(UsageError, match=r"no Dask scheduler answers at 'tcp://127\.0\.0\.1:9'"):
         ranks.survey(folder, "tcp://127.0.0.1:9")

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from . import (
+        accounts,
         baseline,
         calls,
         check,
+        clocks,
+        communication,
         diff,
         diff_memory,
         diff_text,
@@ -27,17 +30,22 @@ if TYPE_CHECKING:
         pairing,
         phases,
         ranges,
+        ranks,
         run_metrics,
         selection,
         sources,
         steps,
+        stragglers,
         verdict,
     )
 
 __all__ = [
+    "accounts",
     "baseline",
     "calls",
     "check",
+    "clocks",
+    "communication",
     "diff",
     "diff_memory",
     "diff_text",
@@ -54,11 +62,13 @@ __all__ = [
     "pairing",
     "phases",
     "ranges",
+    "ranks",
     "run_metrics",
     "selection",
     "sol",
     "sources",
     "steps",
+    "stragglers",
     "verdict",
 ]
 

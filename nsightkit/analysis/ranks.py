@@ -34,6 +34,8 @@ __all__ = ["FEW", "Job", "Look", "combine", "look", "summary", "survey", "traces
 
 #: So many traces are looked at in this process: starting a cluster takes longer.
 FEW = 4
+#: How long to wait for a scheduler.
+_ANSWER_S = 20
 #: A rank's collectives beyond this are left out, so that what is kept of each rank stays small.
 _MOST_COLLECTIVES = 50_000
 
@@ -843,7 +845,7 @@ def _client(make: type[Client], scheduler: str | None, workers: int | None, task
     """Connect to a scheduler, or to a local cluster that goes when this is over."""
     if scheduler is not None:
         try:
-            client = make(scheduler, timeout=20, set_as_default=False)
+            client = make(scheduler, timeout=_ANSWER_S, set_as_default=False)
         except (OSError, ValueError, TimeoutError) as error:
             raise UsageError(f"--scheduler: no Dask scheduler answers at {scheduler!r}") from error
         with client:
@@ -851,18 +853,22 @@ def _client(make: type[Client], scheduler: str | None, workers: int | None, task
         return
     import logging
 
+    import dask
     from distributed import LocalCluster
 
     count = min(workers or os.cpu_count() or 1, tasks)
+    # A trace that kills its worker shall take no other with it that waits there, nor many workers.
+    careful = {"distributed.scheduler.worker-saturation": 1.0, "distributed.scheduler.allowed-failures": 1}
     try:
-        cluster = LocalCluster(  # type: ignore[no-untyped-call]
-            n_workers=count,
-            threads_per_worker=1,
-            processes=True,
-            host="127.0.0.1",
-            dashboard_address="127.0.0.1:0",  # any free port; a cluster of somebody else may have the usual one
-            silence_logs=logging.CRITICAL,
-        )
+        with dask.config.set(careful):
+            cluster = LocalCluster(  # type: ignore[no-untyped-call]
+                n_workers=count,
+                threads_per_worker=1,
+                processes=True,
+                host="127.0.0.1",
+                dashboard_address="127.0.0.1:0",  # any free port; a cluster of somebody else may have the usual one
+                silence_logs=logging.CRITICAL,
+            )
     except RuntimeError as error:
         raise NsightkitError(
             "the workers of a local Dask cluster did not start; in a script, call this under `if __name__ == "

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from nsightkit.plots._many import box_plots, panels, small_multiples
     from nsightkit.plots._memory import memory_bars, memory_timeline, segment_map
     from nsightkit.plots._packing import InteractiveTimeline
+    from nsightkit.plots._ranks import rank_arrivals, rank_lateness
     from nsightkit.plots._roofline import roofline
     from nsightkit.plots._shares import share_bars
     from nsightkit.plots._sweep import sweep_memory, sweep_times
@@ -44,6 +45,8 @@ __all__ = [
     "memory_stacks",
     "memory_timeline",
     "panels",
+    "rank_arrivals",
+    "rank_lateness",
     "roofline",
     "segment_map",
     "share_bars",
@@ -90,6 +93,10 @@ _OF = {
         "segment_map",
     ),
     "_packing": ("InteractiveTimeline",),
+    "_ranks": (
+        "rank_arrivals",
+        "rank_lateness",
+    ),
     "_roofline": ("roofline",),
     "_shares": ("share_bars",),
     "_sweep": (
