@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import gzip
+import io
 import json
 import os
 import shutil
@@ -16,7 +18,7 @@ import pandas as pd
 import pytest
 
 import nsightkit
-from nsightkit import _show
+from nsightkit import _show, cli
 from nsightkit.analysis import accounts, ranks, stragglers
 from nsightkit.errors import NsightkitError, TraceError, UsageError
 from nsightkit.trace import store
@@ -548,3 +550,142 @@ def test_without_dask(jobs, monkeypatch):
         ranks.survey(folder, workers=2)
     with pytest.raises(NsightkitError, match="Dask"):
         ranks.survey(folder, "tcp://127.0.0.1:8786")
+
+
+# --- at the command line ---
+
+
+@pytest.fixture
+def run(capsys):
+    def call(*arguments):
+        code = cli.run([str(a) for a in arguments])
+        return code, *capsys.readouterr()
+
+    return call
+
+
+CONTRACT = {
+    "ranks": """rank rank_from file tool devices steps step_ns span_ns busy_ns idle_ns compute_ns communication_ns
+        overlapped_ns exposed_ns collectives matched late_ns waited_ns clock_offset_ns clock_drift_ppm clock_spread_ns
+        clock_error_ns""",
+    "stragglers": """rank cause late_ns median_late_ns late_units units unit last_count collectives waited_for_ns gain_ns
+        gain_share p_value because text""",
+    "collectives": """group kind where ranks group_size bytes count total_ns wait_ns transfer_ns exposed_ns overlapped_ns
+        skew_ns last_rank last_share bus_gb_per_s""",
+    "steps": "step ranks wall_ns compute_ns slowest imbalance compute_max_ns exposed_ns wait_ns",
+    "groups": "group name where ranks group_size matched_by guessed",
+}
+EACH = """collective group kind where sequence step ranks group_size bytes start_ns arrived_ns end_ns skew_ns last_rank
+    late_ns wait_ns transfer_ns mean_ns exposed_ns overlapped_ns bus_gb_per_s"""
+
+
+def integers(value, key=""):
+    """Whether every time in a document is an integer or unknown."""
+    if isinstance(value, dict):
+        return all(integers(v, k) for k, v in value.items())
+    if isinstance(value, list):
+        return all(integers(v, key) for v in value)
+    return not key.endswith("_ns") or value is None or isinstance(value, int)
+
+
+@pytest.mark.parametrize("which", [("kineto", "data"), ("nsys", None)])
+def test_the_json_of_the_command(jobs, run, which):
+    folder, _, here = jobs[which]
+    code, out, err = run("ranks", folder, "--format", "json")
+    assert (code, err) == (0, "")
+    document = json.loads(out)
+    assert set(document) == {*CONTRACT, "lost", "notes", "gain_ns"}
+    for name, columns in CONTRACT.items():
+        assert all(set(row) == set(columns.split()) for row in document[name]), name
+    assert integers(document)
+    assert document["lost"] == []
+    assert [row["rank"] for row in document["stragglers"]] == here.stragglers["rank"].tolist()
+    code, out, err = run("ranks", folder, "--each", "--format", "json")
+    assert [set(row) for row in json.loads(out)["collectives"]] == [set(EACH.split())] * 16
+
+
+def test_csv_and_tables(jobs, run):
+    folder, truth, _ = jobs["kineto", "data"]
+    code, out, err = run("ranks", *truth["paths"], "--format", "csv")
+    assert (code, err) == (0, "")
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert [row["rank"] for row in rows] == ["0", "1", "2"]
+    assert list(rows[0]) == CONTRACT["ranks"].split()
+    code, out, err = run("ranks", folder, "--each", "--format", "csv")
+    assert len(list(csv.DictReader(io.StringIO(out)))) == 16
+    code, out, err = run("ranks", folder, "--format", "table")
+    assert (code, err) == (0, "")
+    assert out.startswith(f"3 ranks · pytorch-profiler · {folder.name}\nRank 2 comes late in 8 of 8 steps")
+    assert "bus GB/s" in out
+    code, out, _ = run("ranks", folder, "--each", "--format", "table")
+    assert "16 rows" in out or out.count("all_reduce") == 16
+
+
+def test_some_lost_is_said_and_all_lost_fails(jobs, tmp_path, run):
+    _, truth, _ = jobs["kineto", "data"]
+    for path in truth["paths"][:2]:
+        shutil.copy(path, tmp_path)
+    (tmp_path / "rank2.json").write_bytes(b"")
+    (tmp_path / "\x1b[31m rank7\n.json").write_bytes(b"{")
+    code, out, err = run("ranks", tmp_path, "--format", "json")
+    assert code == 0
+    assert sorted(tuple(one["ranks"]) for one in json.loads(out)["lost"]) == [(2,), (7,)]
+    lines = err.splitlines()
+    assert len(lines) == 2
+    assert all(line.startswith("nsightkit: ") and line.endswith("the other ranks are answered for") for line in lines)
+    assert "\x1b" not in err
+    code, out, err = run("ranks", tmp_path, "--format", "table")
+    assert code == 0
+    assert "lost: rank 2 (rank2.json): is empty" in out
+    assert "\x1b" not in out
+    for path in truth["paths"][:2]:
+        (tmp_path / path.name).write_bytes(b"")
+    code, out, err = run("ranks", tmp_path)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert "none of 4 traces can be read" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["absent"], "no such folder"),
+        ([".", "--workers", "-1"], "--workers"),
+        ([".", "--workers", "2", "--scheduler", "tcp://127.0.0.1:1"], "a scheduler has workers of its own"),
+        ([], "Missing argument"),
+    ],
+)
+def test_bad_usage(arguments, says, run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run("ranks", *arguments)
+    assert (code, out) == (2, "")
+    assert says in err
+    assert err.count("\n") == 1
+    assert err.startswith("nsightkit: ")
+
+
+def test_hostile_names_of_groups_and_ranges(tmp_path, run):
+    hostile = "\x1b[31m<script>$x^2$\u202e"
+    events = []
+    for step in range(3):
+        at = 100_000 * step
+        said = {"Collective name": "allreduce", "In msg nelems": 8, "Out msg nelems": 8, "dtype": "Float"}
+        said |= {"Process Group Name": hostile, "Process Group Ranks": "[0, 1]", "Group size": 2}
+        args = {"device": 0, "stream": 20, "correlation": step + 1, "Seq": step, **said}
+        name = f"ncclDevKernel_AllReduce{hostile}"
+        events.append(
+            {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 20, "ts": at + 50, "dur": 100, "args": args}
+        )
+        events.append(
+            {"ph": "X", "cat": "user_annotation", "name": f"step {hostile}", "pid": 5, "tid": 5, "ts": at, "dur": 900}
+        )
+    for rank in range(2):
+        document = {"schemaVersion": 1, "distributedInfo": {"rank": rank, "world_size": 2}, "traceEvents": events}
+        (tmp_path / f"{rank}.json").write_text(json.dumps(document), encoding="utf-8")
+    for extra in ([], ["--each"]):
+        code, out, err = run("ranks", tmp_path, "--format", "table", *extra)
+        assert (code, err) == (0, "")
+        assert "\x1b" not in out
+        assert "\u202e" not in out
+    code, out, _ = run("ranks", tmp_path, "--format", "json")
+    assert json.loads(out)["collectives"][0]["group"] == f"process group {hostile}"
