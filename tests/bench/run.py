@@ -17,6 +17,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +25,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import make_kineto  # noqa: E402 # beside the tests, which use it too
+import make_ranks  # noqa: E402
 import make_sqlite  # noqa: E402
 
 NSIGHTKIT = [sys.executable, "-m", "nsightkit"]
@@ -82,6 +84,7 @@ class Cost:
 
     cpu_s: float
     peak_mb: float
+    wall_s: float
 
 
 @dataclasses.dataclass
@@ -104,7 +107,7 @@ class Case:
 def measured(contender: Contender) -> Cost:
     """Run a contender once."""
     contender.before()
-    cpu, peak = 0.0, 0.0
+    cpu, peak, begun = 0.0, 0.0, time.perf_counter()
     for command in contender.commands:
         with Path(os.devnull).open("w") as sink:
             process = subprocess.Popen(command, stdout=sink, stderr=subprocess.PIPE, cwd=HERE.parent.parent)
@@ -118,7 +121,7 @@ def measured(contender: Contender) -> Cost:
             )
         cpu += usage.ru_utime + usage.ru_stime
         peak = max(peak, usage.ru_maxrss / 1024)
-    return Cost(cpu, peak)
+    return Cost(cpu, peak, time.perf_counter() - begun)
 
 
 def cases(folder: Path, kernels: int) -> list[Case]:
@@ -217,6 +220,25 @@ def cases(folder: Path, kernels: int) -> list[Case]:
     ]
 
 
+def ranks_cases(folder: Path, counts: list[int]) -> list[Case]:
+    """Jobs of so many ranks, of a hundred thousand events each, by a local cluster and in one process."""
+    made = []
+    for count in counts:
+        job = make_ranks.make(folder, count)
+        command = [*NSIGHTKIT, "ranks", str(job), "--no-cache", "--format", "json", "--workers"]
+        made.append(
+            Case(
+                f"ranks: {count} of {make_ranks.events(job):,} events",
+                # The peak is that of the largest process: of this one, or of a worker.
+                [
+                    Contender("nsightkit, two workers", [[*command, "2"]]),
+                    Contender("one process, one after the other", [[*command, "0"]]),
+                ],
+            )
+        )
+    return made
+
+
 def _warm(export: str, command: str) -> Callable[[], None]:
     def look_once() -> None:
         subprocess.run(
@@ -231,6 +253,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kernels", type=int, default=5_000_000)
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--ranks", type=int, nargs="*", default=[16, 64, 256], help="ranks of the planted jobs")
     parser.add_argument("--only", default="", help="cases whose name holds this text")
     parser.add_argument("--folder", type=Path, default=Path(".bench"))
     options = parser.parse_args()
@@ -239,8 +262,9 @@ def main() -> None:
     print(
         f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}; medians of {options.repeat}"
     )
-    print(f"{'case':58} {'contender':34} {'CPU s':>8} {'peak MB':>8} {'ours / it':>9}")
-    for case in cases(options.folder, options.kernels):
+    print(f"{'case':58} {'contender':34} {'CPU s':>8} {'wall s':>8} {'peak MB':>8} {'ours / it':>9}")
+    chosen = [] if options.only.startswith("ranks") else cases(options.folder, options.kernels)
+    for case in [*chosen, *ranks_cases(options.folder, options.ranks)]:
         if options.only not in case.name:
             continue
         runs: dict[str, list[Cost]] = {c.name: [] for c in case.contenders}
@@ -249,10 +273,12 @@ def main() -> None:
                 runs[contender.name].append(measured(contender))
         ours: Cost | None = None
         for name, costs in runs.items():
-            cost = Cost(statistics.median(c.cpu_s for c in costs), max(c.peak_mb for c in costs))
+            cpu, wall = (statistics.median(getattr(c, what) for c in costs) for what in ("cpu_s", "wall_s"))
+            cost = Cost(cpu, max(c.peak_mb for c in costs), wall)
             ours = ours or cost
             ratio = f"{ours.cpu_s / cost.cpu_s:9.2f}" if cost is not ours else ""
-            print(f"{case.name[:58]:58} {name:34} {cost.cpu_s:8.2f} {cost.peak_mb:8.0f} {ratio:>9}", flush=True)
+            figures = f"{cost.cpu_s:8.2f} {cost.wall_s:8.2f} {cost.peak_mb:8.0f} {ratio:>9}"
+            print(f"{case.name[:58]:58} {name:34} {figures}", flush=True)
             results.append({"case": case.name, "contender": name, "runs": [dataclasses.asdict(c) for c in costs]})
     (options.folder / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
