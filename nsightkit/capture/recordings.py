@@ -270,7 +270,9 @@ def write(
     NsightkitError
         The measurement is not one of a GPU, or the reader cannot open the counters or the snapshot.
     """
+    from nsightkit.trace import ncu as reports
     from nsightkit.trace import scrub as scrubbing
+    from nsightkit.trace import snapshot as snapshots
     from nsightkit.trace import store
 
     gpu = provenance.get("gpu")
@@ -291,8 +293,10 @@ def write(
         if nsys is not None:
             store.write(nsys, draft / _NSYS)
         if ncu is not None:
+            reports.read(ncu)
             scrubbing.copy(ncu, draft / _NCU)
         if snapshot is not None:
+            snapshots.read(snapshot)
             scrubbing.copy(snapshot, draft / _SNAPSHOT)
         samples.to_parquet(draft / _SAMPLES, compression="zstd", index=False)
         text = json.dumps(scrub(dict(provenance)), indent=2, sort_keys=True, ensure_ascii=False)
