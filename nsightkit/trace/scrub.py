@@ -193,6 +193,9 @@ def clean_snapshot(taken: Any, ledger: Ledger | None = None) -> Any:
 
     def frame(given: Mapping[str, Any]) -> dict[str, Any]:
         if id(given) not in frames:
+            more = given.keys() - {"filename", "line", "name"}
+            if more:  # what PyTorch adds of compiled code: its source
+                ledger.note("source", "frames", len(more))
             made = {
                 "filename": ledger.path(str(given.get("filename", "")), "frames.filename"),
                 "line": given.get("line", 0),
@@ -264,8 +267,8 @@ class Copied:
         The copy.
     removed : list of dict
         ``kind``, ``place``, ``count``, the largest count first. Kinds are ``environment``, ``secret``, ``path``,
-        ``host``, ``user``, ``email``, ``address``, ``output`` (what the program printed), and what of a database or
-        folder was left out: ``trigger``, ``virtual table``, ``other file``.
+        ``host``, ``user``, ``email``, ``address``, ``output`` (what the program printed), ``source`` (code in a
+        snapshot), and what of a database or folder was left out: ``trigger``, ``virtual table``, ``other file``.
     """
 
     out: Path

@@ -38,6 +38,7 @@ _SERIALS = frozenset(
 )
 #: Tables with a reference to a text that is a file's name, and to one that is what a program printed.
 _MODULES = ("OSRT_CALLCHAINS", "SAMPLING_CALLCHAINS", "CUDA_CALLCHAINS")
+_NUMBERS = ("INT", "BIGINT", "REAL", "FLOAT", "DOUBLE", "NUM", "BOOL")
 _SURROGATE = re.compile("[\udc80-\udcff]")
 _AGAIN = "export it again with nsys export"
 
@@ -235,21 +236,26 @@ class _Database:
             )
             self.connection.text_factory = lambda raw: raw.decode("utf-8", "surrogateescape")
             self._with_texts: dict[str, list[str]] = {}
-            self._columns = {
-                table: self._columns_of(table)
+            declared = {
+                table: self._declared(table)
                 for (table,) in self.connection.execute(
                     "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
                     " ORDER BY rowid"
                 ).fetchall()
             }
+            self._columns = {table: list(columns) for table, columns in declared.items()}
+            self._for_texts = {
+                table: [name for name, kind in columns.items() if not kind.startswith(_NUMBERS)]
+                for table, columns in declared.items()
+            }
             yield
         finally:
             self.connection.close()
 
-    def _columns_of(self, table: str) -> list[str]:
+    def _declared(self, table: str) -> dict[str, str]:
         # hidden: 1 of a virtual table, 2 and 3 computed
         rows = self.connection.execute(f"PRAGMA table_xinfo({quoted(table)})").fetchall()
-        return [row[1] for row in rows if row[6] == 0]
+        return {row[1]: row[2].upper() for row in rows if row[6] == 0}
 
     def tables(self) -> list[str]:
         return list(self._columns)
@@ -271,16 +277,15 @@ class _Database:
         return {value for (value,) in self.connection.execute(query)}
 
     def with_homes(self) -> Iterator[str]:
-        for table, names in self._columns.items():
-            for column in self.with_texts(table):
-                if column in names:
-                    name = quoted(column)
-                    query = (
-                        f"SELECT {name} FROM {quoted(table)} WHERE typeof({name}) = 'text' AND "  # noqa: S608
-                        f"(instr({name}, '/home') OR instr({name}, 'Users') OR instr({name}, 'homes/'))"
-                    )
-                    for (value,) in self.connection.execute(query):
-                        yield value
+        # Only where texts are meant to be: this also serves traces that are opened, and must not read all of a big one.
+        for table, columns in self._for_texts.items():
+            for name in map(quoted, columns):
+                query = (
+                    f"SELECT {name} FROM {quoted(table)} WHERE typeof({name}) = 'text' AND "  # noqa: S608
+                    f"(instr({name}, '/home') OR instr({name}, 'Users') OR instr({name}, 'homes/'))"
+                )
+                for (value,) in self.connection.execute(query):
+                    yield value
 
     def with_texts(self, table: str) -> list[str]:
         """Columns of a table that hold a text or bytes anywhere, whatever they were declared as."""
