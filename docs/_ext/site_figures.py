@@ -100,14 +100,18 @@ def show(figure: Figure) -> Any:
     import tempfile
 
     from IPython.display import HTML
+    from PIL import Image
 
     said = html.escape(alternative_text(figure), quote=True)
     width = round(figure.get_figwidth() * _CSS_PIXELS_PER_INCH)
     with tempfile.TemporaryDirectory() as folder:
+        saved = save_both(figure, Path(folder, "figure"))
+        for path in saved.values():  # few colours in few bits: inline, an image weighs a third more than as a file
+            Image.open(path).quantize(256, Image.Quantize.FASTOCTREE).save(path, optimize=True)
         tags = [
             f'<img class="only-{mode}" alt="{said}" width="{width}" '
             f'src="data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}">'
-            for mode, path in save_both(figure, Path(folder, "figure")).items()
+            for mode, path in saved.items()
         ]
     plt.close(figure)
     return HTML(f'<div class="nsightkit-figure">{"".join(tags)}</div>')
