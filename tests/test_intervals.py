@@ -34,6 +34,18 @@ def test_merge_is_disjoint_and_ordered(some):
     assert (start[1:] > end[:-1]).all()
 
 
+def test_what_intervals_add_to_their_union():
+    start, end, key = [5, 0, 2, 30, 0, 8], [9, 10, 12, 40, 3, 20], [1, 1, 1, 1, 2, 1]
+    added = intervals.uncovered(start, end, key)
+    assert added.tolist() == [0, 10, 2, 10, 3, 8]
+    assert intervals.uncovered([], [], []).tolist() == []
+
+
+def test_uncovered_sums_to_the_union(some):
+    start, end = some
+    assert intervals.uncovered(start, end, np.zeros(len(start), int)).sum() == intervals.union_length(start, end)
+
+
 def test_coverage_of_windows(some):
     line, covered = drawn(*some), intervals.Coverage(*some)
     rng = np.random.default_rng(1)

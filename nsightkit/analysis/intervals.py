@@ -25,6 +25,7 @@ __all__ = [
     "launched",
     "launches_of",
     "merge",
+    "uncovered",
     "union_length",
 ]
 
@@ -62,6 +63,29 @@ def merge(start: npt.ArrayLike, end: npt.ArrayLike) -> tuple[Int, Int]:
     reach = np.maximum.accumulate(e)
     head = np.flatnonzero(s[1:] > reach[:-1]) + 1
     return s[np.concatenate(([0], head))], reach[np.concatenate((head - 1, [len(s) - 1]))]
+
+
+def uncovered(start: npt.ArrayLike, end: npt.ArrayLike, key: npt.ArrayLike) -> Int:
+    """How much of each interval no earlier one with the same key covers: what it adds to their union.
+
+    Parameters
+    ----------
+    start, end : array_like of int
+        Bounds, in any order of rows.
+    key : array_like of int
+
+    Returns
+    -------
+    ndarray of int64
+        In the order of the rows.
+    """
+    s, e, k = np.asarray(start, np.int64), np.asarray(end, np.int64), np.asarray(key)
+    order = np.lexsort((s, k))
+    ordered = pd.Series(e[order]).groupby(k[order])
+    before = ordered.cummax().groupby(k[order]).shift(fill_value=np.iinfo(np.int64).min).to_numpy()
+    out = np.empty(len(s), np.int64)
+    out[order] = np.maximum(e[order] - np.maximum(s[order], before), 0)
+    return out
 
 
 def union_length(start: npt.ArrayLike, end: npt.ArrayLike) -> int:

@@ -24,6 +24,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.analysis import accounts, clocks, communication, overview, steps, stragglers
+from nsightkit.analysis.intervals import uncovered
 from nsightkit.errors import NsightkitError, TraceError, UsageError
 from nsightkit.trace.model import TABLES, Trace
 
@@ -52,7 +53,9 @@ class Look:
     Parameters
     ----------
     file : str
-        Where it came from; with ``#process`` where a capture holds several.
+        Where it came from.
+    process : int or None
+        Of a capture that holds several ranks.
     rank : int or None
         As the trace says.
     world_size : int or None
@@ -74,6 +77,7 @@ class Look:
     """
 
     file: str
+    process: int | None
     rank: int | None
     world_size: int | None
     t0_ns: int
@@ -83,6 +87,11 @@ class Look:
     collectives: pd.DataFrame
     steps: pd.DataFrame
     notes: list[str]
+
+    @property
+    def name(self) -> str:
+        """The file, and the process where it holds several."""
+        return self.file if self.process is None else f"{self.file}#{self.process}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -289,7 +298,10 @@ def survey(
         folder = Path(sources)
         sources = traces_in(folder)
     chosen = list(sources)
-    looks: list[Look] = [found for trace in chosen if isinstance(trace, Trace) for found in look(trace)]
+    looks: list[Look] = []
+    for number, trace in enumerate(chosen):
+        if isinstance(trace, Trace):
+            looks += [dataclasses.replace(one, file=trace.path or f"trace {number}") for one in look(trace)]
     files = [Path(os.fspath(item)) for item in chosen if not isinstance(item, Trace)]
     if scheduler is None and workers is None and len(files) <= FEW:
         workers = 0
@@ -314,7 +326,7 @@ def survey(
         )
     # Whoever answered first: the order is that of the files.
     order = {str(path): i for i, path in enumerate(files)}
-    looks.sort(key=lambda one: order.get(one.file.rpartition("#")[0] or one.file, order.get(one.file, -1)))
+    looks.sort(key=lambda one: order.get(one.file, -1))
     return combine(looks, sorted(lost, key=lambda one: order[one["file"]]))
 
 
@@ -423,7 +435,7 @@ def look(source: str | os.PathLike[str] | Trace, *, cache: bool | None = None) -
     kernels = trace.table("kernels", ["process", "device"])
     owners = kernels.groupby("process")["device"].min().sort_values(kind="stable")
     if len(owners) < 2:
-        return [_look(trace, file, whole=True)]
+        return [_look(trace, file, None)]
     parts = []
     for process in owners.index.tolist():
         masks = {
@@ -431,11 +443,11 @@ def look(source: str | os.PathLike[str] | Trace, *, cache: bool | None = None) -
             for table, columns in TABLES.items()
             if "process" in columns
         }
-        parts.append(_look(trace.masked(masks), f"{file}#{process}", whole=False))
+        parts.append(_look(trace.masked(masks), file, process))
     return parts
 
 
-def _look(trace: Trace, file: str, *, whole: bool) -> Look:
+def _look(trace: Trace, file: str, process: int | None) -> Look:
     notes = [f"{Path(file).name}: {note}" for note in trace.meta.notes]
     figures = overview.summary(trace)
     devices = [int(device["device"]) for device in figures["devices"]]
@@ -452,9 +464,11 @@ def _look(trace: Trace, file: str, *, whole: bool) -> Look:
     at = np.searchsorted(start, launch, side="right") - 1
     inside = (at >= 0) & (launch < end[np.maximum(at, 0)])
     found = found.assign(step=np.where(inside, number[np.maximum(at, 0)], -1))
-    said = trace.meta.distributed if whole else {}
+    # Of a capture of several ranks it says who started it, at best.
+    said = trace.meta.distributed if process is None else {}
     return Look(
         file=file,
+        process=process,
         rank=_integer(said.get("rank")),
         world_size=_integer(said.get("world_size")),
         t0_ns=int(trace.t0_ns),
@@ -527,8 +541,8 @@ def combine(looks: Sequence[Look], lost: Sequence[Mapping[str, Any]] = ()) -> Jo
     crew, rank_from, missing = _numbered(looks, [dict(one) for one in lost])
     tables = {rank: one.collectives for rank, one in crew.items()}
     t0_ns = {rank: one.t0_ns for rank, one in crew.items()}
-    files = {rank: one.file.partition("#")[0] if "#" in one.file else one.file for rank, one in crew.items()}
-    matched, alignment = clocks.together(tables, t0_ns, files)
+    one_clock = {rank: rank if one.process is None else one.file for rank, one in crew.items()}
+    matched, alignment = clocks.together(tables, t0_ns, one_clock)
     arrivals = _arrivals(matched, alignment, tables)
     world = max([one.world_size or 0 for one in crew.values()] + [rank + 1 for rank in crew])
     collectives = _collectives(arrivals, matched, world if len(crew) == world else None)
@@ -556,8 +570,8 @@ def _numbered(
     said = [one.rank for one in looks]
     if len(looks) > 1 and None not in said and len(set(said)) == 1:
         said = [None] * len(looks)  # programs that were never told their rank all say 0
-    named = [_rank_of(one.file.partition("#")[0]) if "#" not in one.file else [] for one in looks]
-    if not any(named):
+    named = [_rank_of(one.file) if one.process is None else [] for one in looks]
+    if not any(named) and all(one.process is None for one in looks):
         named = _differing([one.file for one in looks])
     crew: dict[int, Look] = {}
     rank_from: dict[int, str] = {}
@@ -567,8 +581,8 @@ def _numbered(
         if rank is None:
             rest.append(one)
         elif rank in crew:
-            reason = f"holds rank {rank}, as {Path(crew[rank].file).name} does"
-            lost.append({"file": one.file, "ranks": [rank], "reason": reason})
+            reason = f"holds rank {rank}, as {Path(crew[rank].name).name} does"
+            lost.append({"file": one.name, "ranks": [rank], "reason": reason})
         else:
             crew[rank], rank_from[rank] = one, "trace" if of_trace is not None else "name"
     # A number that a lost file's name claims stays free for it.
@@ -588,7 +602,7 @@ def _differing(files: Sequence[str]) -> list[list[int]]:
     """Ranks by the one number in which the names of all files differ; empty lists where there is none."""
     none: list[list[int]] = [[] for _ in files]
     names = [Path(file).name for file in files]
-    if len(names) < 2 or any("#" in name for name in names):
+    if len(names) < 2:
         return none
     numbers = [_NUMBER.findall(name) for name in names]
     if len({_NUMBER.sub("#", name) for name in names}) > 1:
@@ -738,7 +752,7 @@ def _ranks(
         row: dict[str, Any] = {
             "rank": rank,
             "rank_from": rank_from[rank],
-            "file": one.file,
+            "file": one.name,
             "tool": one.tool,
             "devices": one.devices,
             "steps": len(wall),
@@ -752,7 +766,7 @@ def _ranks(
             row | {f"clock_{c}": of[c] if of["matched"] else None for c in ("drift_ppm", "spread_ns", "error_ns")}
         )
     out = pd.DataFrame(rows)
-    by = arrivals.assign(late_ns=stragglers.lateness(arrivals)).groupby("rank")
+    by = arrivals.assign(late_ns=stragglers.lateness(arrivals), wait_ns=_waited(arrivals)).groupby("rank")
     count = by.size().reindex(out["rank"]).fillna(0)
     sums = by[["late_ns", "wait_ns"]].sum(min_count=1).reindex(out["rank"]).reset_index(drop=True)
     out["matched"] = count.to_numpy(np.int64)
@@ -776,8 +790,16 @@ def _steps(crew: Mapping[int, Look], arrivals: pd.DataFrame) -> pd.DataFrame:
     most = every.sort_values("compute_ns", kind="stable").drop_duplicates("step", keep="last").set_index("step")["rank"]
     out.insert(4, "slowest", most.astype("Int64").where(out["compute_max_ns"].notna()))
     out.insert(5, "imbalance", out["compute_max_ns"] / out["compute_ns"].where(out["compute_ns"] > 0) - 1)
-    out["wait_ns"] = arrivals["wait_ns"].groupby(arrivals["step"]).sum(min_count=1).reindex(out.index)
+    out["wait_ns"] = _waited(arrivals).groupby(arrivals["step"]).sum(min_count=1).reindex(out.index)
     return out.reset_index()
+
+
+def _waited(arrivals: pd.DataFrame) -> pd.Series:
+    """What each rank waited at each collective and at none before: of several at once the wait is one."""
+    wait = arrivals["wait_ns"].astype("Int64")
+    start = arrivals["start_ns"].to_numpy(np.int64)
+    once = uncovered(start, start + wait.fillna(0).to_numpy(np.int64), arrivals["rank"])
+    return wait.where(wait.isna(), once)
 
 
 # ---------------------------------------------------------------- where they are looked at
@@ -829,15 +851,14 @@ def _with_dask(
             future.release()
             if not failed:
                 # By the name that the caller knows it by.
-                yield place, result if isinstance(result, str) else [_renamed(one, files[place]) for one in result]
+                path = str(files[place])
+                yield (
+                    place,
+                    result if isinstance(result, str) else [dataclasses.replace(one, file=path) for one in result],
+                )
                 continue
             cause = result[1] if isinstance(result, tuple) else result
             yield place, f"was lost with its worker ({type(cause).__name__}: {' '.join(str(cause).split())[:200]})"
-
-
-def _renamed(one: Look, path: Path) -> Look:
-    _, several, process = one.file.rpartition("#")
-    return dataclasses.replace(one, file=f"{path}#{process}" if several and process.isdecimal() else str(path))
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.analysis.accounts import COUNT, TIME, WAITING
+from nsightkit.analysis.intervals import uncovered
 
 __all__ = ["COLUMNS", "find", "lateness"]
 
@@ -68,16 +69,21 @@ def lateness(arrivals: pd.DataFrame) -> pd.Series:
     -------
     Series of float
         In nanoseconds, NaN where ranks do not wait for each other. The middle is the lower median: of two ranks, the
-        earlier one.
+        earlier one. Of collectives of a group that wait for a rank at the same time each has what the ones before have
+        not, so that sums are times.
     """
     start, collective = arrivals["start_ns"].to_numpy(np.int64), arrivals["collective"].to_numpy(np.int64)
     order = np.lexsort((start, collective))
     first = np.flatnonzero(np.diff(collective[order], prepend=-1))
     count = np.diff(np.append(first, len(order)))
-    middle = start[order][first + (count - 1) // 2]
-    late = np.empty(len(order))
-    late[order] = np.maximum(start[order] - np.repeat(middle, count), 0)
-    return pd.Series(late, index=arrivals.index).where(arrivals["wait_ns"].notna())
+    middle = np.empty(len(order), np.int64)
+    middle[order] = np.repeat(start[order][first + (count - 1) // 2], count)
+    waits = arrivals["wait_ns"].notna().to_numpy()
+    late = np.full(len(order), np.nan)
+    # By rank and group.
+    key = arrivals["rank"].to_numpy(np.int64) << 32 | arrivals["group"].to_numpy(np.int64)
+    late[waits] = uncovered(middle[waits], start[waits], key[waits])
+    return pd.Series(late, index=arrivals.index)
 
 
 def find(
@@ -247,7 +253,8 @@ def _last(table: pd.DataFrame) -> pd.DataFrame:
     by = ordered.groupby("collective")
     last, before = by["start_ns"].nth(-1).to_numpy(), by["start_ns"].nth(-2).to_numpy()
     columns = {"rank": by["rank"].last(), "group": by["group"].last(), "ranks": by.size()}
-    return pd.DataFrame(columns).assign(by=last - before)
+    frame = pd.DataFrame(columns)
+    return frame.assign(by=uncovered(before, last, frame["group"]))
 
 
 def _gain(table: pd.DataFrame, ranks: set[int]) -> int:
@@ -258,7 +265,8 @@ def _gain(table: pd.DataFrame, ranks: set[int]) -> int:
     in_time = table[~late].groupby("collective")["start_ns"].max().reindex(by.size().index)
     in_time = in_time.fillna(by["start_ns"].min())
     exposed = by["exposed_ns"].max().astype("float64").fillna(np.inf)
-    return int(np.minimum(np.maximum(by["start_ns"].max() - in_time, 0), exposed).sum())
+    lost = uncovered(in_time, by["start_ns"].max(), by["group"].first())
+    return int(np.minimum(lost, exposed).sum())
 
 
 def _held_up(

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from nsightkit.analysis.intervals import uncovered
 from nsightkit.plots._style import (
     BLUE,
     DARK_GREY,
@@ -83,7 +84,8 @@ def rank_arrivals(arrivals: pd.DataFrame, *, steps: int = 2, title: str = "Who w
     axes.set_xlim(left=0)
     axes.set_xlabel(f"time ({unit})")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False, fontsize=9)
-    total = waits.groupby("rank")["wait_ns"].sum()
+    begin, whole = (waits[c].to_numpy(np.int64) for c in ("start_ns", "wait_ns"))
+    total = pd.Series(uncovered(begin, begin + whole, waits["rank"])).groupby(waits["rank"].to_numpy()).sum()
     said = [(f"rank {rank}", duration(float(total[rank]))) for rank in ranks]
     figure.set_label(
         f"{title}, a row of bars a rank, from its arrival at each collective to its end. Waited over the whole run: "

@@ -585,6 +585,30 @@ def _one_change() -> dict[str, Part]:
     }
 
 
+# - late-rank: data-parallel training in two processes, whose gradients are of a size that takes a while to add up. What
+#   is kept are the steps that each rank profiles of itself; the times of steps are those of the first rank.
+_CREW = {"ranks": 2, "hidden": 2048, "layers": 8, "batch": 512, "bucket_mb": 64.0, "late_ms": 20.0, "profiled": 20}
+
+
+def _late_rank() -> dict[str, Part]:
+    """Build the two runs of a job, with the late rank and without."""
+    return {
+        part: Part(
+            "late-rank",
+            part,
+            "nsightkit.workloads.late_rank:start",
+            MappingProxyType(_CREW | {"late": late}),
+            MappingProxyType({"late": late}),
+            45,
+            warmup=3,
+            repetitions=20,
+            active=2,
+            watch="observed",
+        )
+        for part, late in (("before", True), ("after", False))
+    }
+
+
 #: {investigation: {part: Part}}
 INVESTIGATIONS: Mapping[str, Mapping[str, Part]] = MappingProxyType(
     {
@@ -627,6 +651,7 @@ INVESTIGATIONS: Mapping[str, Mapping[str, Part]] = MappingProxyType(
         "memory-snapshot": _remembered(),
         "attention-sweep": _sweep(),
         "gate": _gate(),
+        "late-rank": _late_rank(),
         "one-change": _one_change(),
         # new ones
     }

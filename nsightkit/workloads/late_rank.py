@@ -57,13 +57,13 @@ class LateConfig:
     ranks: int = 2
     late: bool = True
     late_rank: int = 1
-    late_ms: float = 12.0
+    late_ms: float = 40.0
     data_ms: float = 2.0
     hidden: int = 192
     layers: int = 6
     batch: int = 64
     bucket_mb: float = 0.5
-    profiled: int = 12
+    profiled: int = 16
 
 
 class _Gradients:
