@@ -63,9 +63,7 @@ _STREAMS = [
 ]
 _MLPS = [
     triton.Config({"ROWS": rows, "PER_SM": programs}, num_warps=warps)
-    for rows, programs, warps in (
-        [(4, 2, 2)] if _INTERPRETED else [(1, 4, 8), (2, 2, 8), (2, 1, 16), (4, 1, 16)]
-    )
+    for rows, programs, warps in ([(4, 2, 2)] if _INTERPRETED else [(1, 4, 8), (2, 2, 8), (2, 1, 16), (4, 1, 16)])
 ]
 
 
