@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import gc
 import gzip
 import io
 import json
@@ -11,6 +12,7 @@ import os
 import shutil
 import sqlite3
 import sys
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -332,6 +334,26 @@ def test_accounts_without_a_gpu():
 
 
 # --- what is lost ---
+
+
+@pytest.mark.parametrize("which", [("nsys", "slow"), ("kineto", "work")])
+def test_a_trace_goes_once_it_was_looked_at(jobs, which):
+    """Without the collector: else the traces of ranks in turn are in memory together."""
+    _, truth, _ = jobs[which]
+    gc.collect()
+    gc.disable()
+    try:
+        trace = nsightkit.load(truth["paths"][0], cache=False)
+        part = trace.masked({})
+        ranks.look(trace)
+        ranks.look(part)
+        left = weakref.ref(trace)
+        del trace
+        assert part.whole is left()
+        del part
+        assert left() is None
+    finally:
+        gc.enable()
 
 
 def test_lost_ranks_are_named_and_the_others_answered(jobs, tmp_path):

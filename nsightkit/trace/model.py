@@ -217,8 +217,8 @@ class Trace:
         self._columns: dict[str, dict[str, pd.Series]] = {}
         self._masks: dict[str, np.ndarray] = {}
         self._t0: int | None = None
-        #: the trace this one was selected from; itself when nothing was filtered
-        self.whole: Trace = self
+        # Not itself: what refers to itself is kept until the collector comes, and this may be all tables of a trace.
+        self._selected_from: Trace | None = None
         #: what analyses derived from the whole trace and will need again
         self.memo: dict[str, Any] = {}
 
@@ -241,6 +241,11 @@ class Trace:
     def meta(self) -> TraceMeta:
         """What is known about the capture."""
         return self._source.meta
+
+    @property
+    def whole(self) -> Trace:
+        """The trace this one was selected from; itself when nothing was filtered."""
+        return self if self._selected_from is None else self._selected_from
 
     @property
     def t0_ns(self) -> int:
@@ -396,7 +401,7 @@ class Trace:
             One flag a row of the whole table; tables not named stay whole.
         """
         chosen = Trace(self._source, self.path)
-        chosen.whole = self.whole
+        chosen._selected_from = self.whole
         chosen._masks = dict(masks)
         return chosen
 
