@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -30,8 +30,8 @@ __all__ = ["Crew", "LateConfig", "start"]
 
 #: Ranges of a step that are kept of each rank.
 _PHASES = ("data", "forward", "backward", "optimizer")
-#: A child that takes longer to join or to answer has died.
-_PATIENCE_S = 120.0
+#: A child that takes longer to end does not.
+_PATIENCE_S = 20.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,6 +127,7 @@ class _Rank:
         layers = (layer for _ in range(config.layers) for layer in (nn.Linear(width, width), nn.GELU()))
         self.model = nn.Sequential(*layers).to(self.device)
         self.gradients = _Gradients(self.model, config.bucket_mb * 1e6)
+        torch.manual_seed(1 + rank)  # one model, but batches of their own
 
     def step(self) -> None:
         config = self.config
@@ -233,6 +234,8 @@ class Crew:
                 )
             self._rank = _Rank(config, 0, device, store)
         except BaseException:
+            for child in self._children:
+                child.kill()  # it waits for this one to join
             self.close()
             raise
         finally:
@@ -271,10 +274,13 @@ class Crew:
         return []
 
     def _tell(self, word: str) -> None:
-        for child in self._children:
+        for rank, child in enumerate(self._children, 1):
             assert child.stdin is not None
-            child.stdin.write(word + "\n")
-            child.stdin.flush()
+            try:
+                child.stdin.write(word + "\n")
+                child.stdin.flush()
+            except BrokenPipeError as error:
+                raise RuntimeError(f"rank {rank} ended with code {child.wait(_PATIENCE_S)}") from error
 
     def _heard(self) -> list[Any]:
         answers = []
@@ -289,7 +295,8 @@ class Crew:
     def close(self) -> None:
         """End the other ranks, then this one."""
         for child in self._children:
-            if child.stdin is not None:
+            with suppress(BrokenPipeError):
+                assert child.stdin is not None
                 child.stdin.close()  # the end of its input is the end of it
         if hasattr(self, "_rank"):
             self._rank.close()
