@@ -311,8 +311,9 @@ if len(calmer.stragglers):
     who = calmer.stragglers["rank"].tolist()
     still = f"rank {who[0]} was named, though none was made late"
 verdict = (
-    f"{where}, {found}. In time it saved {saved_ms:.1f} ms of each step; "
-    f"at most {bound_ms:.1f} ms had been promised. Afterwards {still}."
+    f"{where}, {found}. Its traces promised at most {bound_ms:.1f} ms of each "
+    f"profiled step; in time it saved {saved_ms:.1f} ms of each of the other "
+    f"steps, which no profiler watched. Afterwards {still}."
 )
 if not comparable:
     verdict = "the runs are not of the same machine; nothing to compare."
@@ -327,9 +328,10 @@ print(textwrap.fill(verdict))
 # threads wait for a core. Over a network there are links, and ranks that are
 # neighbours.
 #
-# The bound is one: it says what is lost to waiting, not that the rank can be
-# in time. Where ranks wait for each other in several groups, one late rank
-# makes others late; ``nsightkit ranks`` says who is held up by whom.
+# The bound says what is lost to waiting, not that the rank can be in time. It
+# holds for the steps that were profiled; others vary about it. Where ranks
+# wait for each other in several groups, one late rank makes others late;
+# ``nsightkit ranks`` says who is held up by whom.
 #
 # Pipelines send to one rank and receive from another. Whose partner is whose
 # is not in the trace, and nothing is said about them.
