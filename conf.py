@@ -49,6 +49,7 @@ extensions = [
     "cli_reference",
     "glossary_links",
     "measured",
+    "site_figures",
     "notfound.extension",
     "sphinx_llms_txt",
 ]
@@ -93,13 +94,13 @@ sphinx_gallery_conf = {
     "write_computation_times": False,  # that page loads scripts from three CDNs
     "min_reported_time": 1_000_000,  # the time of a replay says nothing; the provenance block has the real one
     "show_signature": False,
-    "thumbnail_size": (280, 196),  # eighteen of them weigh as much as a page may
+    "thumbnail_size": (280, 196),  # all of them are on one page
     "download_all_examples": True,
     "remove_config_comments": True,
     "backreferences_dir": None,
     "copyfile_regex": "",
     "junit": str(_ROOT / "docs" / "_build" / "gallery-junit.xml"),
-    "parallel": False,  # two measurements at once disturb each other
+    "parallel": True,  # with -j, which noxfile.py gives only where nothing is measured for real
 }
 
 # -- API reference

@@ -283,7 +283,7 @@ last = {
 plots.interactive_timeline(
     last,
     levels=1,
-    most_bytes=60_000,
+    most_bytes=50_000,
     title=f"A step of each model ({first.mode})",
 )
 

@@ -101,7 +101,7 @@ class _Visit:
 
 
 @pytest.mark.parametrize("name", PAGES)
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (360, "dark"), (1280, "dark"), (360, "light")])
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (360, "dark")])
 def test_page(browser, site, name, width, scheme):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     with _Visit(browser, site, name, width, scheme) as visit:
@@ -115,9 +115,11 @@ def test_page(browser, site, name, width, scheme):
                  .filter(e => e.offsetParent !== null).map(e => e.className)"""
         )
         assert all(f"only-{scheme}" in classes for classes in shown), "a figure for the other mode is shown"
+        # Contrast takes nine tenths of the time, and colours do not depend on the width.
+        rules = {"color-contrast": {"enabled": width == 1280}}
         found = [
             f"{v['id']} ({v['impact']}): {n['target']}"
-            for v in axe.run(page).response["violations"]
+            for v in axe.run(page, options={"rules": rules}).response["violations"]
             if v["impact"] in {"serious", "critical"} and v["id"] not in TOLERATED
             for n in v["nodes"]
         ]

@@ -20,9 +20,10 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from nsightkit.trace._process import end
 
@@ -162,6 +163,17 @@ def _settle(asked: dict[str, Any]) -> dict[str, Any]:
     return job
 
 
+def _leave(code: int) -> NoReturn:
+    """End a forked process as an interpreter ends, but for taking torch down, which takes longer than many a job."""
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+    atexit._run_exitfuncs()  # as the processes of multiprocessing do
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
     from nsightkit.capture import child
 
@@ -170,4 +182,12 @@ if __name__ == "__main__":
         import torch.profiler  # noqa: F401
     taken = _serve()
     if taken is not None:
-        child.main(taken)
+        status = 1
+        try:
+            child.main(taken)
+            status = 0
+        except SystemExit as stop:
+            status = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        except BaseException:
+            traceback.print_exc()
+        _leave(status)

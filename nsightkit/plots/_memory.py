@@ -62,6 +62,19 @@ def _rectangles(left: Any, right: Any, bottom: Any, top: Any) -> Any:
     return np.stack([np.stack([np.asarray(x, float), np.asarray(y, float)], -1) for x, y in corners], 1)
 
 
+def _areas(left: Any, right: Any, bottom: Any, top: Any) -> list[Any]:
+    """Outline rectangles that follow each other as one shape: a hatch is drawn anew for each shape, which is slow."""
+    order = np.argsort(np.asarray(left), kind="stable")
+    left, right, bottom, top = (np.asarray(side, float)[order] for side in (left, right, bottom, top))
+    joined = np.flatnonzero(left[1:] != right[:-1]) + 1
+    shapes = []
+    for run in np.split(np.arange(len(order)), joined):
+        x = np.stack([left[run], right[run]], 1).ravel()
+        lower, upper = (np.repeat(side[run], 2) for side in (bottom, top))
+        shapes.append(np.concatenate([np.stack([x, upper], 1), np.stack([x, lower], 1)[::-1]]))
+    return shapes
+
+
 def memory_timeline(
     bands: pd.DataFrame, timeline: pd.DataFrame | None = None, *, title: str = "Memory over time"
 ) -> Figure:
@@ -96,9 +109,8 @@ def memory_timeline(
     for name in known:
         rows = bands[names == name]
         colour, hatch = _CATEGORIES.get(name, (GREY, ""))
-        shapes = _rectangles(
-            rows["from_event"], rows["to_event"], rows["bottom_bytes"] / scale, rows["top_bytes"] / scale
-        )
+        outline = _areas if name == _OTHERS else _rectangles
+        shapes = outline(rows["from_event"], rows["to_event"], rows["bottom_bytes"] / scale, rows["top_bytes"] / scale)
         # The others have no bands of their own; edges would fill the area.
         axes.add_collection(
             PolyCollection(
