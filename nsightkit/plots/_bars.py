@@ -224,15 +224,9 @@ def step_times(
         steps = np.arange(len(v))
         axes.plot(steps, v / scale, marker, color=colour, markersize=5)
         median = float(np.median(v))
-        # The line carries marker and colour, so that the legend needs one entry a series.
-        axes.plot(
-            steps,
-            np.full(len(v), median / scale),
-            color=colour,
-            marker=marker,
-            markevery=[0],
-            label=f"{plain(label, 40)}, median {duration(median)}",
-        )
+        axes.plot(steps, np.full(len(v), median / scale), color=colour)
+        # One entry a series, of point and line; drawn nowhere, because a marker on the line would look like a step.
+        axes.plot([], [], marker, ls="-", color=colour, label=f"{plain(label, 40)}, median {duration(median)}")
     axes.set_xlabel("step")
     axes.set_ylabel(f"time ({shown})")
     axes.set_ylim(0, 1.15 * max(float(v.max()) for v in values.values()) / scale)
