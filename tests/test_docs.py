@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -117,9 +119,9 @@ def _site(folder: Path, script: str, index: str = "") -> Path:
     return folder
 
 
-def _build(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+def _build(folder: Path, *options: str, **env: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "sphinx", "-c", ".", "docs", "html", "-W", "-n", "--keep-going", "-q", *options]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("NSIGHTKIT_")}
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("NSIGHTKIT_")} | env
     return subprocess.run(
         command, check=False, cwd=folder, env=environment, capture_output=True, text=True, encoding="utf-8", timeout=300
     )
@@ -214,6 +216,72 @@ def test_a_faulty_page_fails_the_build(tmp_path, script, index, said):
     done = _build(_site(tmp_path, script, index), "-E")
     assert done.returncode != 0
     assert said in done.stderr + done.stdout
+
+
+RECORDED = """
+# %%
+# Measure
+# -------
+
+from nsightkit.capture import measure
+
+measurement = measure("tiny-kernels", "before")
+findings = {"share": 0.25, "where": measurement.mode}
+measurement
+"""
+
+
+def _recorded(folder: Path, **changes: object) -> Path:
+    """Plant a recording, as if the part had been measured on a GPU."""
+    pytest.importorskip("torch")
+    pd = pytest.importorskip("pandas")
+    from nsightkit.capture import keys, recordings
+    from nsightkit.trace.model import Trace
+    from nsightkit.workloads import investigations
+
+    part = investigations.find("tiny-kernels", "before")
+    facts = {
+        "format": keys.FORMAT, "kind": "measured", "investigation": part.investigation, "part": part.name,
+        "key": recordings.part_key(part), "parameters": {}, "counts": part.counts("live"),
+        "gpu": {"name": "Planted GPU", "memory_bytes": 2**37}, "duration_s": 1.5,
+        "utc": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"), **changes,
+    }  # fmt: skip
+    trace = Trace.from_frames({"kernels": pd.DataFrame({"start_ns": [0], "end_ns": [5], "name": ["k"]})})
+    recordings.write(trace, recordings.frame({"step_ns": [3, 1, 2]}), facts, folder)
+    return folder
+
+
+_LONG_AGO = (dt.datetime.now(dt.UTC) - dt.timedelta(days=400)).isoformat(timespec="seconds")
+
+
+@pytest.mark.parametrize(
+    ("changes", "mode", "banner", "published"),
+    [
+        ({"utc": _LONG_AGO}, "replay", "400 days old", True),
+        ({"key": "0" * 32}, "smoke", "the code or the parameters have changed", False),
+    ],
+    ids=["old", "stale"],
+)
+def test_a_page_says_what_its_recording_is_worth(tmp_path, monkeypatch, changes, mode, banner, published):
+    recordings = _recorded(tmp_path / "recordings", **changes)
+    site = _site(tmp_path, HEADER + RECORDED + FIGURE + LABEL.partition("downloads")[0])
+    here = {"NSIGHTKIT_RECORDINGS": str(recordings)}
+    done = _build(site, "-E", **here)
+    assert done.returncode == 0, done.stderr
+    soup = bs4.BeautifulSoup((site / "html" / "gallery" / "01_probe.html").read_text(encoding="utf-8"), "html.parser")
+    (block,) = soup.select(".nsightkit-provenance")
+    assert block["data-mode"] == mode
+    assert "Planted GPU" in block.get_text() or mode == "smoke"
+    said = " ".join(" ".join(found.get_text().split()) for found in block.select(".nsightkit-banner"))
+    assert banner in said
+    # Whoever publishes is told by the page's own measurement, and again when the pages are checked.
+    shutil.rmtree(site / "docs" / "gallery")  # as nox does: a clean build is what counts
+    done = _build(site, "-E", NSIGHTKIT_PUBLISH="1", **here)
+    assert (done.returncode == 0) is published
+    assert published or "record it again on a GPU" in done.stderr + done.stdout
+    monkeypatch.setenv("NSIGHTKIT_RECORDINGS", str(recordings))
+    stale = [line for line in page_checks._stale() if "tiny-kernels/before" in line]
+    assert bool(stale) is not published
 
 
 def _altered(built: Path, tmp_path: Path, old: str, new: str) -> list[str]:
