@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -227,6 +228,7 @@ from nsightkit.capture import measure
 
 measurement = measure("tiny-kernels", "before")
 findings = {"share": 0.25, "where": measurement.mode}
+downloads = {}
 measurement
 """
 
@@ -263,6 +265,8 @@ _LONG_AGO = (dt.datetime.now(dt.UTC) - dt.timedelta(days=400)).isoformat(timespe
     ids=["old", "stale"],
 )
 def test_a_page_says_what_its_recording_is_worth(tmp_path, monkeypatch, changes, mode, banner, published):
+    from nsightkit import capture
+
     recordings = _recorded(tmp_path / "recordings", **changes)
     site = _site(tmp_path, HEADER + RECORDED + FIGURE + LABEL.partition("downloads")[0])
     here = {"NSIGHTKIT_RECORDINGS": str(recordings)}
@@ -274,6 +278,13 @@ def test_a_page_says_what_its_recording_is_worth(tmp_path, monkeypatch, changes,
     assert "Planted GPU" in block.get_text() or mode == "smoke"
     said = " ".join(" ".join(found.get_text().split()) for found in block.select(".nsightkit-banner"))
     assert banner in said
+    packed = list((site / "html").rglob("recordings.zip"))
+    assert bool(packed) is (mode == "replay")
+    for path in packed:  # what a reader downloads is a folder of recordings
+        with zipfile.ZipFile(path) as archive:
+            archive.extractall(tmp_path / "downloaded")
+        monkeypatch.setenv("NSIGHTKIT_RECORDINGS", str(tmp_path / "downloaded"))
+        assert capture.measure("tiny-kernels", "before").mode == "replay"
     # Whoever publishes is told by the page's own measurement, and again when the pages are checked.
     shutil.rmtree(site / "docs" / "gallery")  # as nox does: a clean build is what counts
     done = _build(site, "-E", NSIGHTKIT_PUBLISH="1", **here)

@@ -7,7 +7,8 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +41,12 @@ def scrape(block: Any, block_vars: dict[str, Any], gallery_conf: dict[str, Any])
     """Export ``findings`` and offer ``downloads``: the two names of a script that the site looks at.
 
     ``findings`` maps names to numbers for the ``measured`` role; ``downloads`` maps link texts to a Trace (written as
-    Chrome JSON, which holds no host or user) or to the path of a file.
+    Chrome JSON, which holds no host or user) or to the path of a file. The recordings that a page shows come with them.
     """
     names = block_vars["example_globals"]
     script = Path(block_vars["src_file"])
     if isinstance(findings := names.get("findings"), Mapping):
-        labels = [v.label for v in names.values() if hasattr(v, "label") and hasattr(v, "provenance")]
-        measured.export(script.stem, findings, labels)
+        measured.export(script.stem, findings, [run.label for run in _measurements(names)])
     downloads = names.get("downloads")
     if not isinstance(downloads, Mapping) or block_vars.get("_offered") is downloads:
         return ""
@@ -60,11 +60,37 @@ def scrape(block: Any, block_vars: dict[str, Any], gallery_conf: dict[str, Any])
             "every command of ``nsightkit``."
         )
         lines += [opened, ""]
-    for title, what in downloads.items():
-        saved = _save(title, what, folder)
+    saved_as = {title: _save(title, what, folder) for title, what in downloads.items()}
+    if shown := [run for run in _measurements(names) if getattr(run, "recording_path", None)]:
+        title = "The recordings of this page: samples, traces and where they were made"
+        saved_as[title] = _pack(shown, folder / "recordings.zip")
+    if not saved_as:
+        return ""
+    for title, saved in saved_as.items():
         uri = Path(os.path.relpath(saved, gallery_conf["src_dir"])).as_posix()
         lines.append(f"* :download:`{title} </{uri}>` ({saved.stat().st_size / 1024:,.0f} KiB)")
     return "\n".join([*lines, "", ""])
+
+
+def _measurements(names: Mapping[str, Any]) -> list[Any]:
+    """Measurements among a script's values, and among what those hold."""
+    values: list[Any] = []
+    for value in names.values():
+        if isinstance(value, dict | list | tuple):
+            values += value.values() if isinstance(value, dict) else value
+        else:
+            values.append(value)
+    return [value for value in values if hasattr(value, "label") and hasattr(value, "provenance")]
+
+
+def _pack(runs: Iterable[Any], packed: Path) -> Path:
+    """Put recordings into one file, in the folders that a folder of recordings has."""
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED) as into:  # what is in them is compressed
+        for folder, run in sorted({run.recording_path: run for run in runs}.items()):
+            place = f"{run.investigation}/{folder.parent.name}/{run.part}"
+            for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+                into.write(path, f"{place}/{path.relative_to(folder).as_posix()}")
+    return packed
 
 
 def _is_trace(what: Any) -> bool:

@@ -102,6 +102,11 @@ class Measurement:
         return max((dt.datetime.now(dt.UTC) - then).days, 0)
 
     @property
+    def recording_path(self) -> Path | None:
+        """Folder of the recording that is shown; None for what was measured in this build."""
+        return self.trace_path.parent if self.mode == "replay" else None
+
+    @property
     def label(self) -> str:
         """Where the figures come from, in words."""
         return provenances.label(self.mode, self.provenance)
