@@ -124,6 +124,7 @@ nitpick_ignore_regex = [("py:.*", r"(matplotlib|mpl|np|numpy|torch|pyarrow)\..*"
 html_theme = "pydata_sphinx_theme"
 html_title = project
 html_static_path = [str(_ROOT / "docs" / "_static")]
+html_favicon = str(_ROOT / "docs" / "_static" / "nsightkit.svg")
 html_css_files = ["nsightkit.css"]
 html_js_files = ["nsightkit.js"]
 html_show_sphinx = False
@@ -166,7 +167,8 @@ if only := os.environ.get("NSIGHTKIT_ONLY", ""):
 if site_url:
     html_baseurl = site_url
     ogp_site_url = site_url
-    ogp_social_cards = {"enable": True, "line_color": "#2563a6"}
+    mark = str(_ROOT / "docs" / "_static" / "nsightkit.png")  # nsightkit.svg, which matplotlib does not read
+    ogp_social_cards = {"enable": True, "line_color": "#2563a6", "image_mini": mark}
     ogp_description_length = 200
     sitemap_url_scheme = "{link}"
     extensions += ["sphinxext.opengraph", "sphinx_sitemap"]
