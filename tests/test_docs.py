@@ -20,6 +20,7 @@ for _needed in ("sphinx", "sphinx_gallery", "myst_nb", "numpydoc", "pydata_sphin
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "docs" / "_ext"))
 import page_checks  # noqa: E402
+import site_figures  # noqa: E402
 
 CONF = f"""
 import runpy
@@ -154,6 +155,20 @@ def test_a_figure_comes_light_and_dark_with_its_alternative_text(page, built):
         assert image["alt"] == 'A line: "up" & away'
         assert (built / "gallery" / image["src"]).is_file()
     assert images["light"][0]["src"] != images["dark"][0]["src"]
+
+
+def test_what_is_black_is_seen_on_a_dark_page(tmp_path):
+    plt = pytest.importorskip("matplotlib.pyplot")
+    figure, axes = plt.subplots()
+    axes.axvline(0.5, color="black", label="least time")
+    axes.errorbar([1], [1], xerr=[0.4], ecolor="black", fmt="none", elinewidth=4, capsize=8)
+    axes.hlines([2, 3], 0, 1, colors=["blue", "red"])  # of several colours: left as they are
+    figure.legend()
+    dark = plt.imread(site_figures.save_both(figure, tmp_path / "figure")["dark"])
+    plt.close(figure)
+    assert (dark[..., 3] == 1).any()
+    assert not ((dark[..., 3] == 1) & (dark[..., :3] < 0.1).all(axis=-1)).any()
+    assert axes.lines[0].get_color() == "black"  # as it was
 
 
 def test_numbers_in_prose_are_measurements(page, built):

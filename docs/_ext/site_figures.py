@@ -12,8 +12,10 @@ from typing import Any
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
+from matplotlib.collections import LineCollection
 from matplotlib.colors import same_color
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
@@ -36,7 +38,7 @@ def alternative_text(figure: Figure) -> str:
 
 @contextmanager
 def _inked(figure: Figure, ink: str) -> Iterator[None]:
-    """Whatever has matplotlib's default ink (texts, ticks, spines) takes another colour for a while."""
+    """Whatever has matplotlib's default ink (texts, ticks, spines, lines) takes another colour for a while."""
     default = mpl.rcParams["text.color"]
     changed: list[tuple[Any, str, Any]] = []
 
@@ -52,10 +54,11 @@ def _inked(figure: Figure, ink: str) -> Iterator[None]:
     for axes in figure.axes:
         for spine in axes.spines.values():
             repaint(spine, "edgecolor")
-        for axis in (axes.xaxis, axes.yaxis):
-            for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks()):
-                for line in (tick.tick1line, tick.tick2line):
-                    repaint(line, "color")
+    for line in figure.findobj(Line2D):  # those of ticks are among them
+        repaint(line, "color")
+    for lines in figure.findobj(LineCollection):  # such as error bars
+        if len(lines.get_edgecolor()) == 1:
+            repaint(lines, "edgecolor")
     try:
         yield
     finally:
