@@ -53,7 +53,8 @@ def change_intervals(rows: pd.DataFrame, *, top: int = 12, title: str = "What ch
     """
     shown = rows.head(top)
     figure, axes = new_figure(1.5 + 0.34 * max(len(shown), 2))
-    axes.set_title(plain(title), loc="left")
+    # Over the whole width: names of rows leave the axes too little of it.
+    figure.suptitle(plain(title), x=0.01, ha="left", fontsize="large")
     if shown.empty:
         nothing(axes, "nothing to compare")
         figure.set_label(f"{title}: nothing to compare.")

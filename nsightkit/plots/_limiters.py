@@ -52,7 +52,7 @@ def limiter_map(table: pd.DataFrame, *, title: str = "What limits each kernel") 
     tints = ListedColormap([to_rgba(colour, 0.22) for _, colour in _REGIONS.values()])
     axes.imshow(np.array(grid), cmap=tints, vmin=0, vmax=len(order) - 1, extent=(0, 100, 0, 100), origin="lower")
     for region, (place, _) in _REGIONS.items():
-        axes.text(*place, region, ha="center", va="center", fontsize=9, style="italic")
+        axes.text(*place, region, ha="center", va="center", fontsize=9, style="italic", zorder=1.5)  # below points
     for x, y, name, bound, (colour, mark) in zip(
         shown["memory_pct"], shown["sm_pct"], names, shown["classification"], _MARKS * (len(shown) // 12 + 1),
         strict=False,

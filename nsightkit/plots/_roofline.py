@@ -95,8 +95,7 @@ def roofline(
             if other not in told:  # once: the roofs lie close to each other
                 told.add(other)
                 axes.annotate(
-                    plain(other), (last, ceiling), (-2, 3), textcoords="offset points", ha="right", fontsize=7,
-                    color=colour,
+                    plain(other), (last, ceiling), (-2, 3), textcoords="offset points", ha="right", fontsize=8,
                 )  # fmt: skip
     shares = shown["sol_datasheet"] if "sol_datasheet" in shown else pd.Series(np.nan, index=shown.index)
     for x, y, name, share, (colour, mark) in zip(

@@ -74,7 +74,7 @@ def sweep_times(table: pd.DataFrame, flat: pd.DataFrame | None = None, *, title:
                 axes.axvspan(float(table["context"].min()), float(mine["context"].max()), color=GREY, alpha=0.15, lw=0)
                 axes.annotate(
                     "time does not grow", (float(table["context"].min()), 1), xycoords=("data", "axes fraction"),
-                    xytext=(3, -4), textcoords="offset points", va="top", fontsize=8, color=DARK_GREY,
+                    xytext=(3, -4), textcoords="offset points", va="top", fontsize=8,
                 )  # fmt: skip
         axes.yaxis.set_major_formatter(FuncFormatter(lambda ns, _: tick(ns)))
         _context_axis(axes, table["context"])
@@ -123,7 +123,7 @@ def sweep_memory(
             axes.axhline(limit_bytes, color=DARK_GREY, linewidth=1.2)
             axes.annotate(
                 f"{plain(limit)}, {_size(limit_bytes)}", (0, limit_bytes), xycoords=("axes fraction", "data"),
-                xytext=(3, 3), textcoords="offset points", fontsize=8, color=DARK_GREY,
+                xytext=(3, 3), textcoords="offset points", fontsize=8,
             )  # fmt: skip
             marks += _ends(axes, table, forecast, way, limit_bytes, lines, said)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda size, _: _size(size)))
@@ -196,8 +196,8 @@ def _guides(axes: Any, contexts: pd.Series, end: float, height: float) -> None:
         high = 2.2 * height
         axes.plot([begin, end], [high * (begin / end) ** power, high], color=GREY, linewidth=1, zorder=0)
         axes.annotate(
-            name, (begin, high * (begin / end) ** power), xytext=(2, 4), textcoords="offset points", ha="left",
-            va="bottom", fontsize=8, color=DARK_GREY,
+            name, (begin, high * (begin / end) ** power), xytext=(7, -5), textcoords="offset points", ha="left",
+            va="center", fontsize=8,
         )  # fmt: skip
 
 

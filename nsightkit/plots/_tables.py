@@ -48,7 +48,7 @@ def table(frame: pd.DataFrame, formats: dict[str, Any] | None = None, missing: s
 
 def _format(column: str, values: pd.Series) -> str | None:
     if column.startswith("share"):
-        return "{:.1%}"
+        return "{:z.1%}"  # a rounded-off loss is no "-0.0%"
     if pd.api.types.is_bool_dtype(values) or not pd.api.types.is_numeric_dtype(values):
         return None
     if pd.api.types.is_integer_dtype(values) or column.endswith("_ns"):
