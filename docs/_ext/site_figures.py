@@ -54,8 +54,9 @@ def _inked(figure: Figure, ink: str) -> Iterator[None]:
     for axes in figure.axes:
         for spine in axes.spines.values():
             repaint(spine, "edgecolor")
-    for line in figure.findobj(Line2D):  # those of ticks are among them
+    for line in figure.findobj(Line2D):
         repaint(line, "color")
+        repaint(line, "markeredgecolor")  # ticks, caps of error bars
     for lines in figure.findobj(LineCollection):  # such as error bars
         if len(lines.get_edgecolor()) == 1:
             repaint(lines, "edgecolor")
