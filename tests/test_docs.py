@@ -388,6 +388,12 @@ def test_markdown_pages_hold_no_typed_measurement():
     assert not re.findall(r"(?<![`\w.])\d[\d.,]*\s?(?:ms|µs|us|%|GB|TB)", prose)
 
 
+def test_tables_of_markdown_pages_are_escaped():
+    """A plain Styler passes the angle brackets of a kernel's name on as HTML."""
+    for page in (*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "guide").glob("*.md")):
+        assert ".style." not in page.read_text(encoding="utf-8"), f"{page.name}: use plots.table"
+
+
 def test_pages_that_take_too_long_are_named(tmp_path, monkeypatch):
     from nsightkit.capture import investigation
 
