@@ -13,8 +13,6 @@ What one needs: nothing to read this page, a minute and a CPU to run its small
 version, an NVIDIA GPU with PyTorch to repeat it.
 """
 
-# sphinx_gallery_thumbnail_number = 2
-
 # %%
 # Expectation
 # -----------
@@ -23,6 +21,7 @@ version, an NVIDIA GPU with PyTorch to repeat it.
 # rarely there in full at the same time, so the peak is a maximum over moments
 # and not a sum over items. The prediction runs a step through on paper:
 
+# sphinx_gallery_thumbnail_number = 2
 import pandas as pd
 
 from nsightkit import hardware, plots
@@ -117,7 +116,10 @@ def in_mb(table):
     return found.assign(**{"share of peak": table["share_of_peak"]})
 
 
-plots.table(in_mb(closed(before)))
+MB = dict.fromkeys(
+    ["predicted (MB)", "measured (MB)", "difference (MB)"], "{:,.3f}"
+)
+plots.table(in_mb(closed(before)), MB)
 
 # %%
 # The same as bars:
@@ -156,7 +158,7 @@ def by_moment(run):
     return table.assign(**{"share off": off})
 
 
-plots.table(by_moment(before))
+plots.table(by_moment(before), MB)
 
 # %%
 # Change one thing
@@ -200,7 +202,10 @@ order = list(dict.fromkeys([*tables["fp32"].index, *tables["bf16"].index]))
 pair = pair.loc[[item for item in order if item != "peak"] + ["peak"]]
 pair = pair.fillna(0)
 pair["saved (MB)"] = pair.iloc[:, 0] - pair.iloc[:, 1]
-plots.table(pair.rename_axis("item").reset_index())
+plots.table(
+    pair.rename_axis("item").reset_index(),
+    dict.fromkeys(pair.columns, "{:,.3f}"),
+)
 
 # %%
 # All four beside each other:
@@ -229,7 +234,7 @@ def closing(name, table):
 
 
 outcome = pd.DataFrame([closing(n, t) for n, t in tables.items()])
-plots.table(outcome.astype(dict.fromkeys(outcome.columns[1:], float)))
+plots.table(outcome.astype(dict.fromkeys(outcome.columns[1:], float)), MB)
 
 # %%
 # Divided among ranks
@@ -237,8 +242,10 @@ plots.table(outcome.astype(dict.fromkeys(outcome.columns[1:], float)))
 # Arithmetic, not a measurement. With many GPUs the states need not be on each
 # of them. Stage 1 of ZeRO divides the optimizer's states, stage 2 gradients
 # too, stage 3 weights too; what the forward pass keeps is divided by nothing
-# but a smaller batch. Gathering needs buffers, which the first row has for
-# copies of gradients.
+# but a smaller batch. Exchanging needs buffers; without ZeRO (stage 0) they
+# are copies of all gradients. In bf16 the peak comes before the gradients
+# exist: the first column counts them, the peak does not, and stage 2 does not
+# lower it.
 
 RANKS = 8
 rows = []
@@ -246,12 +253,11 @@ for stage in range(4):
     table = memory.predict(model, stage=stage, ranks=RANKS)
     sizes = table.set_index("item")["predicted_bytes"].dropna() / 1e6
     kept = ["weights", "gradients", "optimizer states"]
-    state = memory.sharded(envelope(model).params, RANKS)
+    state = memory.sharded(envelope(model).params, RANKS)["total_bytes"] / 1e6
     rows.append(
         {
             "stage": stage,
-            "weights, gradients, states (MB)": state["total_bytes"][stage]
-            / 1e6,
+            "weights, gradients, states (MB)": state[stage],
             "buckets (MB)": sizes["communication buckets"],
             "activations, logits (MB)": sizes["activations"] + sizes["logits"],
             "peak of a rank (MB)": sizes.sum(),
@@ -277,18 +283,17 @@ print("of the heads for keys and values (grouped-query attention)")
 # %%
 # How many sequences fit at once, with 16-bit weights of the largest model of
 # this guide, in nine tenths of a GPU. A prompt needs its layer's activations
-# for a moment, decoding hardly any. Where nothing is listed the weights alone
-# do not fit.
+# for a moment, decoding hardly any. 0: the weights fit, but no sequence of
+# that many tokens.
 
 LENGTHS = [1024, 4096, 16_384, 65_536]
 served = pd.concat(
     memory.serving(find("10B"), hardware.find(gpu), LENGTHS)
     for gpu in ("RTX 4090", "A100 80 GB SXM", "H100 SXM5", "H200 SXM")
 )
+fits = served.pivot(index="gpu", columns="context", values="largest_batch")
 plots.table(
-    served.pivot(
-        index="gpu", columns="context", values="largest_batch"
-    ).reset_index(),
+    fits.rename(columns="{:,} tokens".format).rename_axis("GPU").reset_index(),
     missing="weights do not fit",
 )
 
@@ -312,8 +317,8 @@ where = "in a smoke run on a CPU" if after.mode == "smoke" else "on a GPU"
 verdict = (
     f"{where}, {len(outcome)} predicted peaks are off by at most {worst:.1%}, "
     f"and at most {left_over:.1%} of a measured peak has no name. bf16 "
-    f"autocast saves {saved:.0%} of fp32's peak: at its own, {fixed:.0%} is "
-    f"weights, gradients and states, which stay fp32, and "
+    f"autocast saves {saved:.0%} of fp32's peak: of its own peak {fixed:.0%} "
+    f"are weights, gradients and states, which stay fp32, and "
     f"{tables['bf16']['share_of_peak'].get('autocast cache', 0):.0%} are "
     f"copies of weights that fp32 does not have."
 )

@@ -14,15 +14,14 @@ What one needs: nothing to read this page, a minute and a CPU to run its small
 version, an NVIDIA GPU with PyTorch to repeat it.
 """
 
-# sphinx_gallery_thumbnail_number = 3
-
 # %%
 # Expectation
 # -----------
 # One number decides most of it: the size of one matrix of scores, a number for
 # each pair of tokens. Queries, keys, values and the output grow with the
-# context alone.
+# context alone. In MiB:
 
+# sphinx_gallery_thumbnail_number = 3
 import pandas as pd
 
 from nsightkit import hardware, plots
@@ -33,18 +32,19 @@ plan = investigations.find("attention-sweep", "naive-fp32").parameters("live")
 contexts, batch = plan["context"], plan["batch"]
 sizes = pd.DataFrame({"context": contexts})
 squares = batch * plan["heads"] * sizes["context"].astype(float) ** 2
-sizes["scores, fp32 (GiB)"] = squares * 4 / 2**30
-sizes["scores, bf16 (GiB)"] = squares * 2 / 2**30
-sizes["q of width 64, fp32 (GiB)"] = batch * sizes["context"] * 64 * 4 / 2**30
-plots.table(sizes)
+sizes["scores, fp32"] = squares * 4 / 2**20
+sizes["scores, bf16"] = squares * 2 / 2**20
+sizes["q of width 64, fp32"] = batch * sizes["context"] * 64 * 4 / 2**20
+plots.table(sizes, dict.fromkeys(sizes.columns[1:], "{:,.2f}"))
 
 # %%
 # How many of them live at the same time follows from the operators. Written
 # out, it is two in the forward pass (a softmax reads one and writes one), one
 # is kept, and going back through the softmax takes three. A compiler that
-# works in place needs one less of each. A fused kernel never writes any. So
-# it can be said where an H200 will run out, before anything runs. This is for
-# the capacity in its datasheet; further down it is for what there was.
+# works in place needs one less of each. A fused kernel never writes any.
+# PyTorch's fallback (``math``) computes bf16 in fp32: fewer bits save nothing.
+# So it can be said where an H200 will run out, before anything runs. This is
+# for the capacity in its datasheet; further down it is for what there was.
 
 COLUMNS = {
     "fp32": ("naive", "naive-compiled", "math", "efficient"),
@@ -88,7 +88,7 @@ limit = "memory of the GPU" if naive.mode != "smoke" else "simulated limit"
 first = sweep.cells(naive.samples)
 widths = sorted(first["d"].unique())
 D = 64 if 64 in widths else widths[0]
-KEPT = ["context", "direction", "status", "median_ns", "spread", "tflops"]
+KEPT = ["context", "direction", "status", "median_ns", "spread"]
 
 
 def of_width(table, d=D):
@@ -98,17 +98,17 @@ def of_width(table, d=D):
 
 def readable(table):
     """Columns as a reader wants them."""
-    table = table.assign(
-        before=table["memory_before_bytes"] / 2**30,
-        peak=table["peak_bytes"] / 2**30,
-    )
-    names = {"spread": "share spread", "tflops": "TFLOP/s"}
-    names |= {"before": "before (GiB)", "peak": "peak (GiB)"}
-    return table[[*KEPT, "before", "peak"]].rename(columns=names)
+    found = table[KEPT].copy()
+    found["TFLOP/s"] = table["tflops"]
+    found["before (MiB)"] = table["memory_before_bytes"] / 2**20
+    found["peak (MiB)"] = table["peak_bytes"] / 2**20
+    return found
 
 
+FORMATS = dict.fromkeys(["before (MiB)", "peak (MiB)"], "{:,.2f}")
+FORMATS |= {"spread": "{:.1%}", "TFLOP/s": "{:,.3f}"}
 print(f"width {D}")
-plots.table(readable(of_width(first)))
+plots.table(readable(of_width(first)), FORMATS)
 
 # %%
 # Spread is that of the middle half of the passes. "Before" is what was
@@ -136,9 +136,15 @@ plots.sweep_times(
 
 compared = sweep.compare(first, on_gpu=on_gpu)
 largest = compared.sort_values("context").groupby("direction").tail(2)
-for name in ("predicted_before", "memory_before", "predicted_peak", "peak"):
-    largest[f"{name} (MiB)"] = largest.pop(f"{name}_bytes") / 2**20
-plots.table(largest.rename(columns={"error": "share error"}))
+named = {"predicted_before": "before, predicted", "memory_before": "before"}
+named |= {"predicted_peak": "peak, predicted", "peak": "peak"}
+MEMORY = [f"{name} (MiB)" for name in named.values()]
+for name, said in named.items():
+    largest[f"{said} (MiB)"] = largest[f"{name}_bytes"] / 2**20
+plots.table(
+    largest[["d", "context", "direction", *MEMORY, "error"]],
+    dict.fromkeys(MEMORY, "{:,.2f}") | {"error": "{:z.1%}"},
+)
 
 # %%
 # And the forecast of the end, next to where it came. The forecast knows the
@@ -233,7 +239,8 @@ plots.sweep_memory(
 
 # %%
 # The slopes at the long end of each line: one is O(S), two is O(S²). A fused
-# kernel saves memory, not arithmetic, so its time still grows with the square.
+# kernel saves memory, not arithmetic, so its time should still grow with the
+# square once the context is long.
 
 slopes = sweep.exponents(of_width(cells)).drop(columns="d")
 plots.table(slopes, {"time": "{:.2f}", "memory": "{:.2f}"})
@@ -271,10 +278,10 @@ def gains(pairs):
 
 both = [i for i in COLUMNS["fp32"] if f"{i}-tf32" in runs]
 with_tf32 = gains([(f"{i}-fp32", f"{i}-tf32") for i in both])
-if len(with_tf32):
-    plots.table(with_tf32)
-else:
+if with_tf32.empty:
     print("this run has no TF32: it is a mode of a GPU's tensor cores")
+TIMES = {"times as fast": "{:.2f}"}
+None if with_tf32.empty else plots.table(with_tf32, TIMES)
 
 # %%
 # In bf16, where the fused kernels are at home:
@@ -294,7 +301,7 @@ from itertools import pairwise
 
 steps = [*pairwise(ladder), ("naive-fp32", bf16[0])]
 steps += [(bf16[0], name) for name in bf16[1:]]
-plots.table(gains(steps))
+plots.table(gains(steps), TIMES)
 
 # %%
 # Which backend really ran is read from the profile: the names of kernels on a
@@ -332,15 +339,15 @@ def last(column, way):
 
 flash = columns("flash-bf16")
 power = sweep.exponents(flash)["memory"].max()
-end_of_flash = "with" if (flash["status"] == "oom").any() else "without"
+end_of_flash = "before" if (flash["status"] == "oom").any() else "without"
 verdict = (
     f"{where}, attention written out in fp32 goes forward up to a context of "
-    f"{last('naive-fp32', 'forward')} and backward up to "
-    f"{last('naive-fp32', 'backward')} at width {D}, of those tried. "
+    f"{last('naive-fp32', 'forward'):,} and backward up to "
+    f"{last('naive-fp32', 'backward'):,} at width {D}, of those tried. "
     f"Of all columns, {right} of {len(known)} lines ended, or did not, as "
     f"forecast; peaks near the end were predicted within {error:.1%}. Flash "
-    f"attention got to {last('flash-bf16', 'backward')} {end_of_flash} an end "
-    f"of memory, which grew with the context to the power {power:.1f}."
+    f"attention got to {last('flash-bf16', 'backward'):,} {end_of_flash} "
+    f"running out; its memory grew with the context to the power {power:.1f}."
 )
 if not comparable:
     verdict = "the runs are not of the same machine; nothing to compare."
@@ -358,8 +365,8 @@ print(textwrap.fill(verdict))
 # Attention alone, with one head and without projections, is not a model. What
 # else a model holds takes its share of memory first; the ledger counts that.
 #
-# The contexts tried are powers of two with gaps, so that an end is known to
-# lie between two of them, while the forecast names a token. An allocator
+# The contexts tried lie far apart, so that an end is known to lie between two
+# of them, while the forecast names a token. An allocator
 # rounds and breaks up memory, which the model leaves out. Fused kernels
 # allocate workspaces of their own, of which it knows only the largest.
 #
