@@ -40,7 +40,12 @@ h200 = sol.datasheet(hardware.find("H200"))
 sizes = investigations.find("roofline", "before").gpu
 table = sol.bounds(operations(sizes), h200)
 table["share"] = table["bound_ns"] / table["bound_ns"].sum()
-plots.table(table.drop(columns="source"))
+UNITS = {"flops": "GFLOP", "bytes": "MB", "bound_ns": "bound (µs)"}
+units = table.drop(columns="source")
+units[list(UNITS)] /= [1e9, 1e6, 1e3]
+plots.table(
+    units.rename(columns=UNITS), dict.fromkeys(UNITS.values(), "{:,.2f}")
+)
 
 # %%
 # So nearly all of this layer's least time is matrix products. What is bound by
@@ -51,11 +56,11 @@ print(f"all of them, one by one: {table['bound_ns'].sum() / 1e3:,.1f} µs")
 print(f"only what is bound by arithmetic: {gemms / 1e3:,.1f} µs")
 
 # %%
-# Attention that writes its scores out is another matter. Its products have the
-# same FLOPs, twice as many even, for they do not leave the masked half out,
-# but the scores travel through memory again and again: written by the product,
-# read and written by the scale, the mask, the softmax and the cast. Each trip,
-# in 16 and in 32 bits:
+# Attention that writes its scores out is another matter. Its products do twice
+# the arithmetic, for they do not leave the masked half out, and the scores
+# travel through memory again and again: written by the product, read and
+# written by the scale, the mask, the softmax and the cast. Each such trip, in
+# 16 and in 32 bits:
 
 rows, heads = sizes["context"], sizes["heads"]
 for precision in ("bf16", "fp32"):
@@ -76,7 +81,10 @@ printed = {
 }
 claimed = [op for op in operations(sizes) if op.name in printed]
 checked = sol.judge(claimed, [printed[op.name] for op in claimed], h100)
-plots.table(checked[["name", "time_ns", "impossible", "note"]])
+checked["printed (µs)"] = checked["time_ns"] / 1e3
+checked["bound (µs)"] = [h100.bound_ns(op) / 1e3 for op in claimed]
+columns = ["name", "printed (µs)", "bound (µs)", "note"]
+plots.table(checked[columns], {"bound (µs)": "{:,.0f}"})
 
 # %%
 # Measure
@@ -96,7 +104,8 @@ before
 ran = {name: measure("ceilings", name) for name in ("before", "fp32", "copy")}
 found = [sol.ceiling(r.parameters, r.median("step_ns")) for r in ran.values()]
 ceilings = sol.ceilings(found, "measured here")
-plots.table(pd.DataFrame(found))
+rates = {"unit": "unit", "tflops": "TFLOP/s", "gb_per_s": "GB/s", "what": "of"}
+plots.table(pd.DataFrame(found)[list(rates)].rename(columns=rates))
 
 # %%
 # Read
@@ -180,9 +189,9 @@ fused = f"A layer, fused ({after.mode})"
 plots.roofline(now, roofs, "bf16", lower=LOWER, title=fused)
 
 # %%
-# The whole layer against the sum of its bounds. Both are held against the same
-# list, the layer's operations each on its own; so what is fused further may
-# come out above one, and the second bound is for that.
+# The whole layer against the sum of its bounds, each operation on its own. A
+# layer that fuses more than this list may come out above one. The last column
+# is for such a one: it counts only the arithmetic of products and attention.
 
 layers = before.parameters["layers"]
 ideal = operations(before.parameters)
