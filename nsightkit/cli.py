@@ -1363,7 +1363,9 @@ def record(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Where recordings go; default: docs/recordings.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the parts and run none.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Go through all parts, small, on the CPU; keeps no recording.")
+    ] = False,
     format: FormatOpt = None,  # noqa: A002
 ) -> None:
     """Make the guide's recordings on this machine's GPU; what is current is kept."""

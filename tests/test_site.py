@@ -133,6 +133,20 @@ def test_weight(browser, site, name):
         assert sum(_Counting.sent.values()) <= WEIGHT_BUDGET, f"bytes sent; the heaviest: {parts}"
 
 
+@pytest.mark.skipif(not (HTML / "searchindex.js").is_file(), reason="a site without a search")
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [("gaps", "guide/timeline.html"), ("gaps", "reference/generated/nsightkit.analysis.gaps.html")],
+    ids=["a page", "the API"],
+)
+def test_search_finds(browser, site, words, wanted):
+    with _Visit(browser, site, f"search.html?q={words}", 1280, "light") as visit:
+        visit.page.wait_for_selector("#search-results li a")
+        visit.page.wait_for_function("document.querySelector('#search-results .search-summary, .search-summary')")
+        found = visit.page.eval_on_selector_all("#search-results li > a", "links => links.map(a => a.href)")
+        assert any(url.split("?")[0].split("#")[0].endswith(wanted) for url in found), found[:10]
+
+
 def test_images_are_light():
     heavy = {
         p.relative_to(HTML).as_posix(): p.stat().st_size
