@@ -62,8 +62,9 @@ h200 = hardware.find("H200")
 sizes = investigations.find("limiters", "before").gpu
 table = sol.bounds(named(sizes, CASES), sol.datasheet(h200))
 table["ridge"] = [h200.ridge(op.unit) for op in named(sizes, CASES)]
-columns = ["name", "intensity", "ridge", "bound", "bound_ns"]
-plots.table(table[columns])
+table["bound (µs)"] = table["bound_ns"] / 1e3
+columns = ["name", "intensity", "ridge", "bound", "bound (µs)"]
+plots.table(table[columns], {"bound (µs)": "{:,.0f}"})
 
 # %%
 # So the products should be limited by arithmetic. The four others look alike
@@ -148,11 +149,12 @@ def judged(run):
 
 
 without = judged(before)
-shown = without[["name", "intensity", "bound", "time_ns"]].copy()
+shown = without[["name", "intensity", "bound"]].copy()
+shown["time (µs)"] = without["time_ns"] / 1e3
 if len(roofs) > 1:
     shown["share of datasheet"] = without["sol_datasheet"]
 shown["share of ceiling"] = without["sol_measured"]
-plots.table(shown)
+plots.table(shown, {"time (µs)": "{:,.0f}"})
 
 # %%
 # The same under the roofs. A kernel far below them is not limited by what the
@@ -201,7 +203,7 @@ def figures(table):
 was = counted(before.ncu_report)
 if before.ncu_notice:
     print(textwrap.fill(f"No counters, or not all: {before.ncu_notice}."))
-plots.table(figures(was))
+plots.table(figures(was)) if len(was) else None
 
 # %%
 # On the map of the rule, in a run with counters, and below it why warps
@@ -305,7 +307,9 @@ fitting.insert(0, "name", example.launches["ranges"].str[-1])
 plots.table(fitting)
 
 # %%
-# And what the warps of each wait for:
+# And what the warps of each wait for: ``long_scoreboard`` is memory, ``gmma``
+# the result of a tensor core, ``math_pipe_throttle`` a busy pipe.
+# ``not_selected`` warps could run, but another did; ``selected`` ones ran.
 
 title = "What their warps wait for (synthetic)"
 plots.share_bars(waits(example, answers), title=title)
@@ -338,7 +342,7 @@ after
 took = pd.DataFrame({"few rows": times(before), "many rows": times(after)})
 shown = (took / 1e3).round().astype("Int64").add_suffix(" (µs)")
 shown["ratio"] = took["many rows"] / took["few rows"]
-plots.table(shown.rename_axis("name").reset_index())
+plots.table(shown.rename_axis("name").reset_index(), {"ratio": "{:.2f}"})
 
 # %%
 # Predicted and measured:
@@ -350,7 +354,10 @@ pairs = {
     "softmax over many rows to addition": (1.0, many / add),
 }
 ratios = pd.DataFrame(pairs, index=["by their bytes", "measured"]).T
-plots.table(ratios.rename_axis("times").reset_index())
+plots.table(
+    ratios.rename_axis("times").reset_index(),
+    dict.fromkeys(ratios.columns, "{:.2f}"),
+)
 
 # %%
 # The limiters of both runs:
@@ -363,7 +370,7 @@ for rows, table in (("few rows", was), ("many rows", now)):
     both = both.join(chosen, on="name")
 if after.ncu_notice:
     print(textwrap.fill(f"No counters, or not all: {after.ncu_notice}."))
-plots.table(both)
+plots.table(both) if len(was) or len(now) else None
 
 # %%
 # The map again, for what has moved:
