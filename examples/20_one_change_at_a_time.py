@@ -39,7 +39,7 @@ for steps in (2, 3, 4, 5, 8, 10):
 
 rows = 100
 print(f"expected by chance: {0.05 * rows:.0f} of {rows} rows")
-print(f"for one in all: each at {0.05 / rows:.2%}")
+print(f"for one false row in twenty comparisons: each at {0.05 / rows:.2%}")
 
 # %%
 # ``diff`` does what lies between. Of the rows that it calls significant it
@@ -74,8 +74,8 @@ print(f"without the wait: at most {1 / (1 - share):.1f} times as fast")
 # These traces are synthetic: ``nsightkit.workloads.planted`` wrote them and
 # they never ran on a GPU. In the first a loader was planted that is slower
 # than the step, in the second it is not. All durations have their own noise,
-# so the two agree nowhere exactly. What a step lost to each cause, as planted
-# and as ``diff`` found it:
+# so the two agree nowhere exactly. What was lost to each cause, as planted and
+# as ``diff`` found it:
 
 import tempfile
 from pathlib import Path
@@ -95,11 +95,12 @@ for seed, (name, fault) in enumerate((("slow", "starved"), ("quick", None))):
     synthetic[name] = nsightkit.load(path)
 
 known = diff.compare(synthetic["slow"], synthetic["quick"])
-causes = known.gaps[["cause", "before_total_ns", "after_total_ns"]].copy()
+causes = known.gaps[["cause"]].copy()
 for side, name in (("before", "slow"), ("after", "quick")):
-    told = truths[name]["gaps"]
-    causes[f"{side}_planted_ns"] = [told.get(c, 0) for c in causes["cause"]]
-plots.table(causes)
+    told = [truths[name]["gaps"].get(c, 0) / 1e3 for c in causes["cause"]]
+    causes[f"{side}, planted (µs)"] = told
+    causes[f"{side}, found (µs)"] = known.gaps[f"{side}_total_ns"] / 1e3
+plots.table(causes, dict.fromkeys(causes.columns[1:], "{:,.1f}"))
 
 # %%
 # Every row has its place around no change: the loader's range and the idle
@@ -170,11 +171,21 @@ plots.step_times(
 # The two captures of the program as it was. Whatever differs here is not the
 # change, so a difference of this size proves nothing further down either.
 
-columns = ["name", "clock", "before_ns", "after_ns", "change"]
-columns += ["significance"]
-formats = {"change": "{:+.1%}"}
+MS = {"before_ns": "before (ms)", "after_ns": "after (ms)"}
+
+
+def readable(found):
+    """The rows of a comparison as a table, a step's times in milliseconds."""
+    columns = ["name", "clock", *MS, "change", "significance"]
+    rows = changed(found).reindex(columns=columns)
+    rows[list(MS)] = rows[list(MS)].astype(float) / 1e6
+    rows["name"] = [n if len(n) < 36 else f"{n[:35]}…" for n in rows["name"]]
+    formats = dict.fromkeys(MS.values(), "{:,.3f}") | {"change": "{:+.1%}"}
+    return plots.table(rows.rename(columns=MS), formats)
+
+
 same = diff.compare(before.trace, again.trace)
-plots.table(changed(same).reindex(columns=columns), formats)
+readable(same)
 
 # %%
 # The change
@@ -188,7 +199,7 @@ found = diff.compare(
     also_before=[again.trace],
     also_after=[after_again.trace],
 )
-plots.table(changed(found).reindex(columns=columns), formats)
+readable(found)
 
 # %%
 # The same as a picture: how far each row moved, and how sure that is.
@@ -234,15 +245,15 @@ outcome = {
     "cannot tell": "the steps are too few to tell what became of their time",
 }[summary["outcome"]]
 if found.kernels.empty:
-    kernels = "Kernels are not shown here."
+    rest = "Kernels, and what limits the GPU, are not shown here."
 else:
     moved = found.kernels["significance"] == "significant"
     count = f"{moved.sum()} of {len(moved)} kernels"
-    kernels = f"{count} changed by more than noise."
+    rest = f"{count} changed by more than noise. "
+    rest += summary["bottleneck"]["text"]
 verdict = (
     f"{where}, two captures of one program {agreed} ({apart:+.1%} without a "
-    f"profiler); {outcome} ({wall['change']:+.1%}). "
-    f"{kernels} {summary['bottleneck']['text']}"
+    f"profiler); {outcome} ({wall['change']:+.1%}). {rest}"
 )
 if not comparable:
     verdict = "the runs are not of the same machine; nothing to compare."
