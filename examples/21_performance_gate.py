@@ -43,7 +43,8 @@ def cost(part, mode):
 for mode in ("live", "smoke"):
     added = cost("after", mode) / cost("before", mode) - 1
     where = "on a GPU" if mode == "live" else "on a CPU"
-    print(where, *(f"{added[name]:.1%} more {name}" for name in added.index))
+    more = " and ".join(f"{added[n]:.1%} more {n}" for n in added.index)
+    print(f"{where}: {more}")
 
 # %%
 # Then the noise. The steps of a run can be many, and their median is then
@@ -61,12 +62,14 @@ for s in (0.005, 0.01, 0.02, 0.04):
     difference = NormalDist(0, s * 2**0.5)
     rows.append(
         {
-            "share runs differ by": s,
-            "share of false alarms": 1 - difference.cdf(tolerance),
-            "share of slowdowns missed": difference.cdf(tolerance - slowdown),
+            "s": s,
+            "false alarms": 1 - difference.cdf(tolerance),
+            "slowdowns missed": difference.cdf(tolerance - slowdown),
         }
     )
-plots.table(pd.DataFrame(rows))
+print(f"a tolerance of {tolerance:.0%}, a slowdown of {slowdown:.0%}")
+rows = pd.DataFrame(rows)
+plots.table(rows, dict.fromkeys(rows, "{:.1%}"))
 
 # %%
 # Measure
@@ -103,15 +106,18 @@ def row(name, values, typical):
     return {
         "run": name,
         "steps": len(values),
-        "median_ns": median,
-        "share middle half": (high - low) / median,
-        "share off": median / typical - 1,
+        "median (ms)": median / 1e6,
+        "middle half": (high - low) / median,
+        "off": median / typical - 1,
     }
 
 
 medians = np.array([np.median(values) for values in steps.values()])
 typical = float(np.median(medians))
-plots.table(pd.DataFrame([row(*pair, typical) for pair in steps.items()]))
+plots.table(
+    pd.DataFrame([row(*pair, typical) for pair in steps.items()]),
+    {"median (ms)": "{:.2f}", "middle half": "{:.1%}", "off": "{:z+.1%}"},
+)
 
 # %%
 # How often would it fail?
@@ -232,9 +238,11 @@ table = pd.DataFrame(
         for name, told in verdicts.items()
     ]
 )
-table = table.rename(columns={"before": "baseline_ns", "after": "now_ns"})
-ratio = dict.fromkeys(("ratio", "low", "high", "limit"), "{:.3f}")
-plots.table(table, ratio, missing="too few steps")
+times = {"before": "baseline (ms)", "after": "now (ms)"}
+table[list(times)] = table[list(times)].astype(float) / 1e6
+formats = dict.fromkeys(("ratio", "low", "high", "limit"), "{:.3f}")
+formats |= dict.fromkeys(times.values(), "{:.2f}")
+plots.table(table.rename(columns=times), formats, missing="too few steps")
 
 # %%
 # The job
@@ -284,8 +292,9 @@ verdict = (
     f"{slowed} ({verdicts['after']['ratio'] - 1:+.1%}). With this "
     f"noise, comparing means of single runs would fail "
     f"{share['unchanged, one mean']:.1%} of unchanged runs, the gate "
-    f"{share['unchanged, the gate']:.1%}; of slower ones they would catch "
-    f"{share['slower, one mean']:.0%} and {share['slower, the gate']:.0%}."
+    f"{share['unchanged, the gate']:.1%}; of slower ones the means would "
+    f"catch {share['slower, one mean']:.0%}, the gate "
+    f"{share['slower, the gate']:.0%}."
 )
 if not comparable:
     verdict = "the runs are not of the same machine; nothing to compare."
