@@ -171,8 +171,10 @@ def reported(trace, period_ns):
 
 periods = np.geomspace(1e2, 3e7, 40).astype(int)
 traces = {f"{fault} (synthetic)": t for fault, t in synthetic.items()}
+origin = "synthetic"
 if training.trace.recorded("kernels"):
     traces[f"training ({training.mode})"] = training.trace
+    origin = f"synthetic and {training.mode}"
 levels = {
     f"busy, {k}": overview.summary(t)["density"] for k, t in traces.items()
 }
@@ -181,17 +183,17 @@ plots.share_curves(
     periods,
     curves,
     levels=levels,
-    title="What a sampler would report (synthetic traces)",
+    title=f"What a sampler would report ({origin})",
     axis="length of a window",
     share="windows with a kernel",
 )
 
 # %%
-# The synthetic curves start at the true share and end at the top. The loop
+# The synthetic curves start near the true share and end at the top. The loop
 # with tiny kernels looks full to any sampler coarser than its gaps, although
-# its GPU is idle most of the time; the starved loop looks idle to all but the
-# coarsest. High and slow is therefore a sign of many short gaps, or of kernels
-# that make little of the GPU. It is not the sign of starvation.
+# its GPU is idle most of the time; the starved loop looks partly idle to all
+# but the coarsest. High and slow is therefore a sign of many short gaps, or of
+# kernels that make little of the GPU. It is not the sign of starvation.
 
 # %%
 # Change one thing

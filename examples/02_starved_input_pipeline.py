@@ -85,7 +85,7 @@ plots.table(pd.DataFrame(rows, columns=["where the range is", "median_ns"]))
 # %%
 # A trace that shows next to no time in "data loading" may have its range in
 # the wrong place. On the timeline, the wait is the block before each step's
-# own work; in a GPU run the stream below it is empty.
+# own work; in a GPU run the stream below it runs dry.
 
 plots.timeline(before.trace, title=f"Loading in the process ({before.mode})")
 

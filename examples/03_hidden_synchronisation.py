@@ -24,28 +24,30 @@ version, an NVIDIA GPU with PyTorch to repeat it.
 
 
 # sphinx_gallery_thumbnail_number = 2
-def step_time(kernels, launch, run, syncs=0, handling=0):
-    """Time until the GPU has done it all; `handling`: CPU after a sync."""
+def step_time(kernels, launch, run, syncs=0, handling=0, steps=1_000):
+    """Time of a step, of many in a row; `handling`: CPU after a sync."""
     cpu = gpu = 0
-    for number in range(1, kernels + 1):
+    for number in range(1, steps * kernels + 1):
         cpu += launch
         gpu = max(cpu, gpu) + run
         if syncs and number % (kernels // syncs) == 0:
             cpu = gpu + handling
-    return gpu
+    return gpu / steps
 
 
 free = step_time(240, launch=6, run=20)
 for syncs in (1, 12, 240):
     total = step_time(240, launch=6, run=20, syncs=syncs, handling=15)
     cost = (total - free) / syncs
-    print(f"{syncs:3} syncs: {total} instead of {free}, {cost:.0f} for each")
+    said = f"{total:,.0f} instead of {free:,.0f}, {cost:.0f} for each"
+    print(f"{syncs:3} syncs in a step: {said}")
 
 # %%
-# So a sync costs about what the CPU needs to come back with the next kernel,
-# here its handling of the value and one launch, and the last one in a step is
-# nearly free. It is their number that hurts. How many should a step of this
-# page's program have? One for each layer and one for the loss:
+# So a sync costs what the CPU needs to come back with the next kernel, here
+# its handling of the value and one launch. One at the end of a step costs as
+# much: it holds up the next step. It is their number that hurts. How many
+# should a step of this page's program have? One for each layer and one for
+# the loss:
 
 from nsightkit.workloads import investigations
 

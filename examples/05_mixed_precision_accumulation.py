@@ -144,9 +144,9 @@ formats |= dict.fromkeys(["error of addends", "error of adding"], "{:+.1e}")
 plots.table(sums, formats)
 
 # %%
-# An fp32 total makes next to no error of its own: what is wrong with it was
-# wrong with its addends. A 16-bit total adds errors that are larger. The
-# totals on their way:
+# An fp32 total of 16-bit addends makes no error of its own: what is wrong with
+# it was wrong with its addends. A 16-bit total adds an error that is larger.
+# The totals on their way:
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -202,8 +202,8 @@ print(f"half a spacing there is {half}, more than the addend")
 # %%
 # The errors, relative to what the total should be at that moment. A flat line
 # is an error of the addend, in proportion from the first addition on; a rising
-# one is made by adding. It dips where it changes its sign, and has a gap where
-# a total happens to be right.
+# one is made by adding. It dips where it changes its sign, and breaks off
+# where a total happens to be right.
 
 figure, axes = plt.subplots(figsize=(7.6, 3.8), layout="constrained")
 curves(axes, before, list(LOOKS), "relative error")
@@ -229,7 +229,7 @@ for kind in ("fp16", "bf16"):
         }
     )
 products = pd.DataFrame(rows)
-plots.table(products)
+plots.table(products, dict.fromkeys(products.columns[1:], "{:.4f}"))
 
 # %%
 # A product that equals the first column has added up more than 16 bits. That
@@ -309,9 +309,10 @@ now = {kind: after.values(f"sum/{kind}")[-1] for kind in BITS}
 where = "in a smoke run on a CPU, " if after.mode == "smoke" else ""
 verdict = (
     f"{where}instead of {exact:g}, the sum is {last['fp32']:.4f} in fp32, "
-    f"{last['fp16']:.4f} in fp16 and {last['bf16']:.4f} in bf16; in blocks "
-    f"{now['fp16']:.4f} and {now['bf16']:.4f} in 16 bits. {right_sums} of "
-    f"{len(pairs)} sums are to the last bit what was worked out."
+    f"{last['fp16']:.4f} in fp16 and {last['bf16']:.4f} in bf16; added in "
+    f"blocks, {now['fp16']:.4f} in fp16 and {now['bf16']:.4f} in bf16. "
+    f"{right_sums} of {len(pairs)} sums are to the last bit what was worked "
+    f"out."
 )
 if not comparable:
     verdict = "the two runs are not of the same machine; nothing to compare."
@@ -326,9 +327,10 @@ print(textwrap.fill(verdict))
 # %%
 # Limits
 # ------
-# Equal addends are the worst case: each rounding goes the same way. Errors of
-# random ones partly cancel and grow more like the square root of their number.
-# The sums in blocks owe some of their luck to round numbers, too.
+# Equal addends are a bad case: until the total passes a power of two, each
+# rounding goes the same way. Errors of random ones partly cancel and grow more
+# like the square root of their number. The sums in blocks owe some of their
+# luck to round numbers, too.
 #
 # Tensor cores keep fp32 totals for 16-bit operands, with roundings of their
 # own inside, which are not those of fp32 additions. A long product may also be

@@ -2,9 +2,9 @@
 What does autocast really cast?
 ===============================
 
-A model trained "in bf16" with torch.autocast holds numbers of two types side
-by side. Which of its tensors have 16 bits, who decides, and which memory does
-that save?
+A model trained "in bf16" with ``torch.autocast`` holds numbers of two types
+side by side. Which of its tensors have 16 bits, who decides, and which memory
+does that save?
 
 What is measured: the type and the bytes of every tensor in a training step,
 by hooks, in fp32 and under autocast. What came out:
@@ -93,9 +93,9 @@ held = {"parameters": 4, "parameter gradients": 4, "optimizer state": 8}
 print(f"{sum(held.values())} bytes:", held)
 
 # %%
-# Only what is kept for backward can shrink: to half at best, and to less than
-# that the more of it is computed in fp32. Casting costs memory, too: a 16-bit
-# copy of each weight is kept until backward.
+# Only what is kept for backward can shrink: to half at best, and by less the
+# more of it is computed in fp32. Casting costs memory, too: a 16-bit copy of
+# each weight is kept until backward.
 
 # %%
 # Measure
@@ -200,7 +200,7 @@ model = table_of(before, "written")
 plots.table(model)
 
 # %%
-# The residual stream is the surprise for many: it begins with an fp32
+# The residual path is the surprise for many: it begins with an fp32
 # embedding, and a sum of fp32 and anything is fp32. Each matrix product casts
 # it again, and keeps the copy. Parameters and what belongs to them:
 

@@ -59,9 +59,9 @@ for work in flops(sizes):
 
 # %%
 # Two doubts beforehand. FLOPs predict time only where matrix products do:
-# rotary positions, mask and softmax have none, but move the scores through
-# memory, a number for every pair of tokens in every head. And the optimizer
-# reads and writes every parameter and both of its moments.
+# rotary positions, mask and softmax have none, but move bytes, the latter two
+# all scores, a number for every pair of tokens in every head. And the
+# optimizer reads and writes every parameter and both of its moments.
 
 # %%
 # Measure
@@ -76,9 +76,10 @@ before
 # Read
 # ----
 # Each phase of a step on two clocks. The *CPU* column is the time between the
-# range's begin and end on the thread that opened it. On a GPU run that is the
-# time to launch. In a run on the CPU there is nothing to launch: the CPU
-# executes the operators there and then, and its column is where time goes.
+# range's begin and end on the thread that opened it. In a GPU run that is the
+# time to launch, and to wait. In a run on the CPU there is nothing to launch:
+# the CPU executes the operators there and then, and its column is where time
+# goes.
 #
 # The *GPU* column is the busy time of what was launched in the phase. It is
 # empty without a GPU. The rule, in the last column, says whose launches
@@ -235,8 +236,8 @@ compared = sources.compare(tools, top=4) if len(tools) == 2 else None
 beside(compared) if compared is not None else None
 
 # %%
-# In short, by whose doing a figure is. Span and idle time are the work of
-# both: a GPU that is launched to more slowly waits longer.
+# In short, clock by clock. Span and idle time depend on both: a GPU that is
+# launched to more slowly waits longer.
 
 if compared is not None:
     for whose, figures in compared.dropna().groupby("clock"):
@@ -245,7 +246,7 @@ if compared is not None:
         print(
             f"{whose}: {(apart == 0).sum()} of {len(apart)} figures equal, "
             f"median difference {apart.median():.1%}, largest "
-            f"{most['difference']:+.1%} ({most['name']}, {most['figure']})"
+            f"{most['difference']:+.1%} (in {most['name']})"
         )
     if not on_gpu:
         print("No GPU: what should agree is what could not be captured.")
@@ -392,12 +393,16 @@ plots.before_after(
 )
 
 # %%
-# Attention's forward parts, before and after. The fused operator stands for
-# mask, softmax and both of their products.
+# Attention's forward parts in a mean step, before and after. The fused
+# operator, ``sdpa``, stands for mask, softmax and both of their products.
 
-fused = attention(after)
-table = parts.add_suffix(", before")
-table = table.join(fused.add_suffix(", after"), how="outer")
+columns = {"total_ns": "CPU (ms)", "gpu_ns": "GPU (ms)"}
+columns["kernel_count"] = "kernels"
+sides = {}
+for side, table in (("before", parts), ("after", attention(after))):
+    timed = table.assign(**table.filter(like="_ns") / 1e6)
+    sides[side] = timed.rename(columns=columns).add_suffix(f", {side}")
+table = sides["before"].join(sides["after"], how="outer")
 table = table.loc[[name for name in names if name in table.index]]
 table = table.rename_axis("part").reset_index().dropna(axis=1, how="all")
 plots.table(table)

@@ -138,8 +138,8 @@ plots.step_times(
 )
 
 # %%
-# A table with "mean ± std" of such a sample reports mostly its first step. The
-# cost of that step is real, and belongs in a row of its own.
+# Where ``k`` is large, "mean ± std" of such a sample reports mostly its first
+# step. The cost of that step is real, and belongs in a row of its own.
 
 # %%
 # Change one thing
@@ -177,8 +177,8 @@ plots.table(both)
 # %%
 # Mode, context, size and precision
 # ---------------------------------
-# Now the benchmark: each cell differs from the one above in one thing, and
-# each ran in a process of its own.
+# Now the benchmark: each cell differs from the first, ``after``, in what its
+# name says, and each ran in a process of its own.
 
 cells = {
     "after": after,
@@ -233,7 +233,8 @@ def row(name, run):
 bench = pd.DataFrame([row(name, run) for name, run in cells.items()])
 bench = bench.astype(dict.fromkeys(bench.columns[-3:], float))
 whole = {"tokens/s": "{:,.0f}", "MFU": "{:.1%}"}
-plots.table(bench, whole, missing="not on a CPU")
+missing = "not on a CPU" if after.mode == "smoke" else "not known"
+plots.table(bench, whole, missing=missing)
 
 # %%
 # Times are hard to compare with a table of FLOPs, ratios are not. Each cell's
@@ -315,15 +316,15 @@ ratio = {name: tenths[name][1] for name in ("no-optimizer", "after")}
 where = "in a smoke run on a CPU" if after.mode == "smoke" else "on a GPU"
 verdict = (
     f"{where}, the first step took {k:.1f} times the median of the others. "
-    f"It makes a standard deviation of "
-    f"{all_ns['std_ns'] / all_ns['median_ns']:.0%} of the median out of one "
-    f"of {warm_ns['std_ns'] / warm_ns['median_ns']:.0%} after warm-up, and "
-    f"a mean {all_ns['mean_ns'] / all_ns['median_ns']:.2f} times the median. "
+    f"With it the standard deviation is "
+    f"{all_ns['std_ns'] / all_ns['median_ns']:.0%} of the median "
+    f"({warm_ns['std_ns'] / warm_ns['median_ns']:.0%} after warm-up), the "
+    f"mean {all_ns['mean_ns'] / all_ns['median_ns']:.2f} times the median. "
     f"fwd : fwd_bwd : train took 1 : {ratio['no-optimizer']:.2f} : "
-    f"{ratio['after']:.2f}; the FLOPs are 1 : "
-    f"{expected['no-optimizer']:.0f} : {expected['after']:.0f}, and fwd_bwd "
-    f"{'agrees' if met else 'does not agree'} with that within its spread "
-    f"({low:.2f} to {high:.2f})."
+    f"{ratio['after']:.2f}. The FLOPs, which leave out the optimizer's bytes, "
+    f"are 1 : {expected['no-optimizer']:.0f} : {expected['after']:.0f}, and "
+    f"fwd_bwd {'agrees' if met else 'does not agree'} with that within its "
+    f"spread ({low:.2f} to {high:.2f})."
 )
 if not comparable:
     verdict = "the runs are not of the same machine; nothing to compare."

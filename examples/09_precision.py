@@ -207,10 +207,11 @@ def row(name, run):
 
 table = pd.DataFrame([row(name, run) for name, run in runs.items()])
 table = table.astype(dict.fromkeys(table.columns[-2:], float))
-plots.table(table, {"tokens/s": "{:,.0f}"}, missing="not on a CPU")
+missing = "not on a CPU" if after.mode == "smoke" else "not known"
+plots.table(table, {"tokens/s": "{:,.0f}"}, missing=missing)
 
 # %%
-# Spread is the range of the middle half of the steps. Memory is what PyTorch's
+# Spread is the width of the middle half of the steps. Memory is what PyTorch's
 # allocator gave out and held at most; it keeps no account of a CPU's.
 #
 # Where the time went, kind by kind:
@@ -285,8 +286,9 @@ verdict = (
     f"{where}, a step in TF32, bf16 and fp16 is {times['tf32']:.2f}, "
     f"{times['bf16']:.2f} and {times['fp16']:.2f} times as fast as in fp32 "
     f"(bf16 expected: {bound}). GEMMs are {share['fp32']:.0%} of the time in "
-    f"fp32 and {share['bf16']:.0%} in bf16. fp16 takes {apart:+.1%} against "
-    f"bf16, {'inside' if same else 'outside'} a noise of {noise:.1%}."
+    f"fp32 and {share['bf16']:.0%} in bf16. fp16 takes {abs(apart):.1%} "
+    f"{'more' if apart > 0 else 'less'} time than bf16, "
+    f"{'inside' if same else 'outside'} a noise of {noise:.1%}."
 )
 if not comparable:
     verdict = "the runs are not of the same machine; nothing to compare."

@@ -2,8 +2,8 @@
 How far can the context grow before memory runs out?
 ====================================================
 
-A longer context is the surest way out of memory. What grows with it, what
-does not, and can one say beforehand at which length a GPU will be full?
+A longer context is the surest way to run out of memory. What grows with it,
+what does not, and can one say beforehand at which length a GPU will be full?
 
 What is measured: one model at contexts that double until nothing fits, one
 switch at a time. What came out: :measured:`11_memory_against_context.verdict`
@@ -11,8 +11,6 @@ switch at a time. What came out: :measured:`11_memory_against_context.verdict`
 What one needs: nothing to read this page, a minute and a CPU to run its small
 version, an NVIDIA GPU with PyTorch to repeat it.
 """
-
-# sphinx_gallery_thumbnail_number = 2
 
 # %%
 # Expectation
@@ -24,6 +22,7 @@ version, an NVIDIA GPU with PyTorch to repeat it.
 # every operator allocates what it gives, autograd keeps what its derivative
 # needs, and the peak is the highest moment. It knows no measurement.
 
+# sphinx_gallery_thumbnail_number = 2
 import dataclasses
 
 import pandas as pd
@@ -76,8 +75,8 @@ plots.table(forecast)
 # %%
 # bf16 saves less than one may hope. Under autocast weights, gradients and
 # states stay fp32, and copies of the weights are added. Only what is kept for
-# the backward pass shrinks, and not all of it: the residual stream and the
-# norms stay fp32.
+# the backward pass shrinks, and not all of it: the residual path and the norms
+# stay fp32.
 
 short = {
     name: memory.predict(model, **RUNS[name]).set_index("item")
@@ -140,8 +139,8 @@ def cells(run):
 plots.table(cells(before))
 
 # %%
-# What the peak is made of at each context. Weights and states are a smaller
-# share of every bar than of the one before.
+# What the peak is made of at each context. Weights and states stay what they
+# are; the longer the bar, the smaller is their share of it.
 
 PARTS = [item for item in memory.ITEMS if item != "library workspaces"]
 
@@ -278,11 +277,12 @@ plots.table(worth)
 import textwrap
 
 off = pd.concat([t["share off"] for t in tables.values()]).abs()
-growth = {}
-for name, t in tables.items():
-    last = t.tail(2)
-    ratio = last["measured (MB)"].iloc[-1] / last["measured (MB)"].iloc[0]
-    growth[name] = ratio
+shorter = [c for c in tables["naive"]["context"] if c < shared]
+earlier = max(shorter, default=shared)
+growth = {
+    name: at[name] / t.set_index("context").loc[earlier, "measured (MB)"]
+    for name, t in tables.items()
+}
 gpus = {(run.provenance["gpu"] or {}).get("name") for run in runs.values()}
 modes = {run.mode for run in runs.values()}
 comparable = len(gpus) == 1 == len(modes)
@@ -295,9 +295,9 @@ held = int(outcome["forecast holds"].sum())
 verdict = (
     f"{where}, the prediction is off by at most {off.max():.1%} over "
     f"{len(off)} peaks, and {held} of {len(outcome)} forecasts of the longest "
-    f"context hold. From the last context but one to the last, memory grew "
-    f"{growth['naive']:.1f}-fold with scores written out and "
-    f"{growth['SDPA']:.1f}-fold without. At {shared} tokens bf16 took "
+    f"context hold. From {earlier} to {shared} tokens memory grew "
+    f"{growth['naive']:.2f}-fold with scores written out and "
+    f"{growth['SDPA']:.2f}-fold without. At {shared} tokens bf16 took "
     f"{at['SDPA'] / at['SDPA, fp32']:.0%} of fp32's memory, and forward only "
     f"{at['SDPA, forward only'] / at['SDPA']:.0%} of training's."
 )
