@@ -123,7 +123,7 @@ def panels(frame: pd.DataFrame, columns: Sequence[str], *, title: str = "Side by
         axes.set_xlim(0, longest * 1.45 or 1)
         axes.xaxis.set_major_locator(MaxNLocator(3))
         if column.startswith("share"):
-            axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+            axes.xaxis.set_major_formatter(PercentFormatter(1))  # its own decimals: small shares need some
         axes.tick_params(axis="x", labelsize=8)
         axes.set_xlabel(label, fontsize=9)
         said.append((label, "(" + spoken(zip(frame.index, words, strict=True), most=12) + ")"))
