@@ -854,15 +854,22 @@ def test_figures_say_what_they_show() -> None:
     assert "others" in [t.get_text() for t in bars.axes[0].get_yticklabels()][-1]
 
 
+@pytest.mark.parametrize(("count", "said"), [(1, "1 block"), (1200, "1,200 blocks")])
+def test_bars_count_their_blocks(count: int, said: str) -> None:
+    sites = pd.DataFrame(
+        {"site": ["a.py:1 f"], "category": ["weights"], "bytes": [512], "count": [count], "share": [1.0]}
+    )
+    texts = [text.get_text() for text in plots.memory_bars(sites).axes[0].texts]
+    assert texts == [f"100.0% · {said}"]
+
+
 def test_the_timeline_draws_every_band_at_its_height() -> None:
     snapshot = reader.from_object(training()[0].snapshot())
     bands = analysis.bands(snapshot, top=10**6)
     axes = plots.memory_timeline(bands).axes[0]
-    areas = [
-        float(np.ptp(path.vertices[:, 0]) * np.ptp(path.vertices[:, 1]))
-        for drawn in axes.collections
-        for path in drawn.get_paths()
-    ]
+    outlines = [path.vertices for drawn in axes.collections for path in drawn.get_paths()]
+    # Several bands may share an outline, so by Gauss's formula.
+    areas = [abs(x @ np.roll(y, -1) - np.roll(x, -1) @ y) / 2 for x, y in (outline.T for outline in outlines)]
     wanted = ((bands["to_event"] - bands["from_event"]) * (bands["top_bytes"] - bands["bottom_bytes"])).sum()
     assert sum(areas) == pytest.approx(wanted / 1e6, rel=1e-9)  # drawn in MB
 

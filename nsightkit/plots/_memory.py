@@ -188,7 +188,7 @@ def memory_bars(sites: pd.DataFrame, *, top: int = 12, title: str = "Memory at t
         shares.append(rest["share"].sum())
         categories.append(_OTHERS)
     scale, unit = _scale(max(amounts))
-    labels = [f"{share:.1%} · {n:,} block{'s' * (n != 1)}" for share, n in zip(shares, counts, strict=True)]
+    labels = [f"{share:.1%} · {n:,} block{'' if n == 1 else 's'}" for share, n in zip(shares, counts, strict=True)]
     colours = [_CATEGORIES.get(c, (GREY, ""))[0] for c in categories]
     bars = axes.barh(np.arange(len(names)), np.asarray(amounts, float) / scale, color=colours, height=0.68)
     for bar, category in zip(bars, categories, strict=True):
