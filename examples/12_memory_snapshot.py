@@ -269,8 +269,8 @@ timeline(after, "the bare numbers kept")
 table(levels(after))
 
 # %%
-# What still grows, in bytes. A number that is kept costs the smallest block
-# there is.
+# What still grows, in bytes: the entropies, and the losses that the training
+# loop keeps. Each number costs the smallest block there is.
 
 left = snapshots.growth(after.snapshot, ends(after))
 shown = {"site": "site", "category": "category", "count": "more blocks"}
@@ -291,9 +291,9 @@ full
 timeline(full, "until it is full")
 
 # %%
-# The error names the line whose request was one too many. That line is seldom
-# the one at fault: which it is, is chance. The lines that hold the memory are
-# in the snapshot.
+# The error names the line whose request was one too many. Which line that is,
+# is chance, and seldom it is the one at fault. The lines that hold the memory
+# are in the snapshot.
 
 oom = snapshots.summary(full.snapshot)["oom"]
 holders = snapshots.sites(full.snapshot, "oom").set_index("site")["bytes"]
@@ -342,9 +342,9 @@ verdict = (
     f"{'as' if agrees else 'not as'} the two saved tensors should make it "
     f"({expected / 1e6:,.1f} MB). The snapshot names {' and '.join(lines)}. "
     f"Without the graph it grew by {rest:,} bytes a step, and its peak was "
-    f"{off:+.1%} off the one reckoned. With less memory the fault left room "
+    f"{off:+z.1%} off the one reckoned. With less memory the fault left room "
     f"for {facts.loc[0, '']} steps, and the error came from {oom['site']}, "
-    f"{'one' if blamed else 'none'} of the lines at fault."
+    f"which is {'one' if blamed else 'none'} of the lines at fault."
 )
 if not comparable:
     verdict = "the runs are not of the same machine; nothing to compare."

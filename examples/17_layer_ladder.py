@@ -370,7 +370,7 @@ moved = pd.DataFrame(
     }
 )
 moved = moved.fillna(0).rename_axis("kind of work, µs").reset_index()
-plots.table(moved, dict.fromkeys(chosen, "{:z+,.1f}"))
+plots.table(moved, dict.fromkeys(chosen, "{:+z,.1f}"))
 
 # %%
 # A faster layer that computes something else is not faster. Each rung against

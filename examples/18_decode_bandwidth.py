@@ -326,7 +326,7 @@ gave = pd.DataFrame(
     }
 )
 gave = gave.fillna(0).rename_axis("kind of work, µs").reset_index()
-plots.table(gave, dict.fromkeys(chosen, "{:z+,.1f}"))
+plots.table(gave, dict.fromkeys(chosen, "{:+z,.1f}"))
 
 # %%
 # Each rung against the same weights and cache in float64: the norm of the

@@ -116,7 +116,7 @@ medians = np.array([np.median(values) for values in steps.values()])
 typical = float(np.median(medians))
 plots.table(
     pd.DataFrame([row(*pair, typical) for pair in steps.items()]),
-    {"median (ms)": "{:.2f}", "middle half": "{:.1%}", "off": "{:z+.1%}"},
+    {"median (ms)": "{:.2f}", "middle half": "{:.1%}", "off": "{:+z.1%}"},
 )
 
 # %%
