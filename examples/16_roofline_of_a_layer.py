@@ -151,7 +151,8 @@ plots.table(shown(was))
 
 # %%
 # The same as a picture. A point on a roof cannot be made faster as it is; one
-# far below is waiting for something, or moves more than it has to.
+# far below is waiting for something, or moves more than it has to. Percentages
+# are shares of the datasheet's roof, where there is one.
 
 roofs = [roof for roof in (datasheet(before), ceilings) if roof]
 LOWER = ["fp32"]  # what the ordinary cores reach

@@ -442,7 +442,6 @@ else:
         f"{where}, no rung is faster than the first, {first_ns / 1e3:,.0f} µs "
         f"a layer, by more than the spread."
     )
-verdict += f" Changes without effect: {', '.join(null) or 'none'}."
 if not smoke:
     end = f" to {share(best)}" if faster else ""
     verdict += f" That is {'from ' if faster else ''}{share('naive')}{end}."
@@ -451,6 +450,7 @@ if not smoke:
         f" The goal of {GOAL:.0%} is {'' if goal else 'not '}reached."
         f" Faster than predicted: {', '.join(more) or 'no rung'}."
     )
+verdict += f" Changes without effect: {', '.join(null) or 'none'}."
 if len(wrong):
     verdict += f" Faster than the card can be: {', '.join(wrong)}."
 if len(over):

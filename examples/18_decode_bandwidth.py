@@ -391,13 +391,13 @@ else:
         f"{where}, no rung is faster than the first, {first_ns / 1e3:,.1f} µs "
         f"a layer, by more than the spread."
     )
-verdict += f" Changes without effect: {', '.join(null) or 'none'}."
 if not smoke:
     end = f" to {share(best)}" if faster else ""
     verdict += (
         f" That is {'from ' if faster else ''}{share('eager')}{end}."
         f" Faster than predicted: {', '.join(more) or 'no rung'}."
     )
+verdict += f" Changes without effect: {', '.join(null) or 'none'}."
 if sheet:
     got = by_rung.loc[best, "sol_datasheet"]
     which = ("neither", "the first", "both")[sum(got >= g for g in goals)]

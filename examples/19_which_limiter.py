@@ -157,8 +157,9 @@ shown["share of ceiling"] = without["sol_measured"]
 plots.table(shown, {"time (µs)": "{:,.0f}"})
 
 # %%
-# The same under the roofs. A kernel far below them is not limited by what the
-# roof stands for, and no more can be said without counters.
+# The same under the roofs, with shares of the first one. A kernel far below
+# them is not limited by what the roof stands for, and no more can be said
+# without counters.
 
 title = f"Six kernels under their roofs ({before.mode})"
 plots.roofline(without, roofs, "bf16", title=title)
