@@ -84,6 +84,7 @@ import tempfile
 import pandas as pd
 from nsightkit.trace.model import Trace
 
+warp = 32
 text = pathlib.Path(tempfile.mkdtemp(), "notes.txt")
 _ = text.write_text("kept")
 other = pathlib.Path(tempfile.mkdtemp(), "notes.txt")
@@ -194,6 +195,11 @@ def test_the_first_use_of_a_term_leads_to_the_glossary(built):
     links = [(link.get_text(), link["href"]) for link in soup.select("a.nsightkit-term")]
     assert links[:2] == [("warp", "#term-warp"), ("long wave", "#term-long-wave")]
     assert not [text for text, _ in links if text in {"Warps", "waveform"}]
+
+
+def test_a_name_in_code_is_no_term_of_the_glossary(page):
+    (code,) = (block for block in page.select("pre") if "warp = 32" in block.get_text())
+    assert not code.select("a.nsightkit-term")
 
 
 def test_script_and_trace_can_be_downloaded(page, built):

@@ -33,6 +33,8 @@ _NOT_INSIDE = (
     addnodes.desc_signature,
     addnodes.download_reference,
 )
+#: What sphinx-gallery makes of a literal block to link the names in it.
+_GALLERY_CODE = "code_links_block"
 
 
 def pattern_of(terms: list[str]) -> re.Pattern[str]:
@@ -62,7 +64,7 @@ def _link(app: Sphinx, doctree: nodes.document, docname: str) -> None:
     for text in list(doctree.findall(nodes.Text)):
         parent = text.parent
         above = parent
-        while above is not None and not isinstance(above, _NOT_INSIDE):
+        while above is not None and not isinstance(above, _NOT_INSIDE) and above.tagname != _GALLERY_CODE:
             above = above.parent
         if above is not None:
             continue
