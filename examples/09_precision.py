@@ -218,18 +218,22 @@ plots.table(table, {"tokens/s": "{:,.0f}"}, missing=missing)
 
 import matplotlib.pyplot as plt
 
-COLOURS = ("#2f7fc1", "#d9690f", "#17936b", "#b565a7", "#a87a10", "#7d8590")
+COLOURS = {  # in the order of the bars
+    "GEMM": "#2f7fc1",
+    "attention": "#d9690f",
+    "elementwise": "#17936b",
+    "memory-like": "#b565a7",
+    "optimizer": "#a87a10",
+}
 by_kind = pd.DataFrame(kind_ns).fillna(0)
-order = by_kind.sum(axis=1).sort_values(ascending=False).index
-by_kind = by_kind.loc[order]
-if len(by_kind) > len(COLOURS):
-    kept = by_kind.iloc[: len(COLOURS) - 1]
-    by_kind = pd.concat([kept, by_kind.iloc[len(kept) :].sum().to_frame().T])
-    by_kind.index = [*kept.index, "the others"]
+named = [kind for kind in COLOURS if kind in by_kind.index]
+others = by_kind.drop(index=named).sum().to_frame("(others)").T
+by_kind = pd.concat([by_kind.loc[named], others])
 figure, axes = plt.subplots(figsize=(7.6, 3.2), layout="constrained")
 left = np.zeros(len(runs))
-for (kind, ns), colour in zip(by_kind.iterrows(), COLOURS, strict=False):
+for kind, ns in by_kind.iterrows():
     width = ns[list(runs)].to_numpy(dtype=float) / 1e6
+    colour = COLOURS.get(kind, "#7d8590")
     axes.barh(list(runs), width, left=left, color=colour, label=kind)
     left += width
 axes.invert_yaxis()
