@@ -173,7 +173,7 @@ plots.share_bars(
 from nsightkit.analysis import kernels, operators
 
 work = kernels if on_gpu else operators
-columns = ["name", "category", "count", "total_ns", "share"]
+columns = ["share", "total_ns", "count", "category", "name"]
 if on_gpu:
     plots.kernel_bars(
         kernels.summary(before.trace, by="category"),

@@ -211,9 +211,9 @@ rows = []
 for name, run in runs.items():
     for sort in ("time", "count"):
         top = work(run, sort=sort, top=1).iloc[0]
-        row = {"model": name, "by": sort, "name": top["name"]}
-        row |= {k: top[k] for k in ("category", "count", "median_ns", "share")}
-        rows.append(row)
+        row = {"model": name, "by": sort}
+        shown = ("share", "median_ns", "count", "category", "name")
+        rows.append(row | {k: top[k] for k in shown})
 plots.table(pd.DataFrame(rows))
 
 # %%
