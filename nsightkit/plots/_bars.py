@@ -212,7 +212,7 @@ def step_times(
         series = {str(k): pd.Series(np.asarray(v)) for k, v in samples.items()}
     values = {label: pd.to_numeric(s).dropna().to_numpy(dtype=float) for label, s in series.items()}
     values = {label: v for label, v in values.items() if len(v)}
-    figure, axes = new_figure(3.2)
+    figure, axes = new_figure(3.2 + 0.2 * ((len(values) + 1) // 2))
     axes.set_title(plain(title), loc="left")
     if not values:
         nothing(axes, "no steps in this trace")
@@ -231,7 +231,8 @@ def step_times(
     axes.set_ylabel(f"time ({shown})")
     axes.set_ylim(0, 1.15 * max(float(v.max()) for v in values.values()) / scale)
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.legend(frameon=False, fontsize=9)
+    # Below: of several series some points are everywhere.
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     said = [(k, f"median {duration(float(np.median(v)))} of {len(v)} steps") for k, v in values.items()]
     figure.set_label(f"{title}, one point a step: {spoken(said)}.")
     return figure
