@@ -106,7 +106,7 @@ def readable(table):
 
 
 FORMATS = dict.fromkeys(["before (MiB)", "peak (MiB)"], "{:,.2f}")
-FORMATS |= {"spread": "{:.1%}", "TFLOP/s": "{:,.3f}"}
+FORMATS |= {"spread": "{:.1%}", "TFLOP/s": "{:.3g}"}
 print(f"width {D}")
 plots.table(readable(of_width(first)), FORMATS)
 

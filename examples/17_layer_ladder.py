@@ -450,7 +450,9 @@ if not smoke:
         f" The goal of {GOAL:.0%} is {'' if goal else 'not '}reached."
         f" Faster than predicted: {', '.join(more) or 'no rung'}."
     )
-verdict += f" Changes without effect: {', '.join(null) or 'none'}."
+verdict += (
+    f" Changes without effect of their own: {', '.join(null) or 'none'}."
+)
 if len(wrong):
     verdict += f" Faster than the card can be: {', '.join(wrong)}."
 if len(over):

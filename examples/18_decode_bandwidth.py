@@ -397,7 +397,9 @@ if not smoke:
         f" That is {'from ' if faster else ''}{share('eager')}{end}."
         f" Faster than predicted: {', '.join(more) or 'no rung'}."
     )
-verdict += f" Changes without effect: {', '.join(null) or 'none'}."
+verdict += (
+    f" Changes without effect of their own: {', '.join(null) or 'none'}."
+)
 if sheet:
     got = by_rung.loc[best, "sol_datasheet"]
     which = ("neither", "the first", "both")[sum(got >= g for g in goals)]
