@@ -191,9 +191,10 @@ plots.table(pd.DataFrame(rows, columns=names))
 
 # %%
 # The last row is why a profile of a compiled program can seem empty: Nsight
-# Systems records a graph replay as one interval without its kernels, unless it
-# is asked for nodes (``--cuda-graph-trace=node``, at a cost for each). The GPU
-# is busy all the same.
+# Systems records a graph replay as one interval without its kernels, and
+# exports of 2023.4 and before lack even that, unless it is asked for nodes
+# (``--cuda-graph-trace=node``, at a cost for each). The GPU is busy all the
+# same.
 
 # %%
 # All idle time by cause, in the first of them, and in the real trace where
