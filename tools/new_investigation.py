@@ -112,7 +112,7 @@ def main(arguments: list[str]) -> int:
     print(f"\nIt builds as it is:\n  nox -s docs -- --only {arguments[0]}")
     print(f"  python {page.relative_to(ROOT)}")
     print("Then put in your workload, your expectation and your verdict, and check them:")
-    print(f"  nox -s tests -- -k {page.stem[3:]}")
+    print(f"  nox -s tests -- tests/test_{page.stem[3:]}.py")
     return 0
 
 

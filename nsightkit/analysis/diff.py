@@ -106,8 +106,9 @@ class _Row:
         found = self.shift(confidence)
         low = high = None
         if found is not None and found.low is not None and found.high is not None:
-            # The middle of the differences is not quite the difference of the middles; the interval holds both.
-            low, high = min(found.low, self.delta), max(found.high, self.delta)
+            # The middle of the differences is not quite the difference of the middles; the interval holds both. Nothing
+            # can lose more than all it had.
+            low, high = max(min(found.low, self.delta), -self.values[0]), max(found.high, self.delta)
         before, after = self.values
         return {
             **self.named,
