@@ -160,9 +160,7 @@ wide = both.agg(lambda kinds: ", ".join(sorted(set(kinds)))).unstack()
 wide = wide.reindex(list(LISTS)).add_prefix("of ").reset_index()
 wide.insert(1, f"list ({device})", [listed(n, device) for n in LISTS])
 agree = (tried["output"] == tried["expected"]).groupby(tried["operation"])
-wide["as expected"] = (
-    wide["operation"].map(agree.all()).map({True: "yes", False: "no"})
-)
+wide["as expected"] = wide["operation"].map(agree.all())
 plots.table(wide)
 
 # %%

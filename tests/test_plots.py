@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import matplotlib as mpl
 
 mpl.use("Agg")
@@ -206,6 +208,12 @@ def test_inputs_are_left_alone(gaps, kernels):
     plots.before_after(gaps, gaps)
     pd.testing.assert_frame_equal(gaps, before[0])
     pd.testing.assert_frame_equal(kernels, before[1])
+
+
+def test_tables_say_yes_and_no():
+    frame = pd.DataFrame({"fits": [True, False], "known": pd.array([True, None], dtype="boolean")})
+    html = plots.table(frame).to_html()
+    assert re.findall(r">([^<>\s]+)</td>", html) == ["yes", "yes", "no", "-"]
 
 
 def test_tables_escape_names_whatever_their_format():

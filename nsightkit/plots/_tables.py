@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -23,8 +24,8 @@ def table(frame: pd.DataFrame, formats: dict[str, Any] | None = None, missing: s
     frame : DataFrame
         The index is hidden.
     formats : dict of str to str or callable, optional
-        Of columns; the rest goes by name and type: ``share…`` in percent, integers and ``…_ns`` with
-        thousands separators and no decimals, other numbers with four significant digits.
+        Of columns; the rest goes by name and type: truth as ``yes`` and ``no``, ``share…`` in percent, integers and
+        ``…_ns`` with thousands separators and no decimals, other numbers with four significant digits.
     missing : str
         What stands for a value that was not measured.
 
@@ -36,7 +37,7 @@ def table(frame: pd.DataFrame, formats: dict[str, Any] | None = None, missing: s
     chosen = {str(c): _format(str(c), frame[c]) for c in frame.columns} | (formats or {})
     plain = {c: f for c, f in chosen.items() if f is not None}
     # Numbers line up at their right, words at their left.
-    words = [c for c in frame.columns if not pd.api.types.is_numeric_dtype(frame[c])]
+    words = [c for c in frame.columns if _worded(frame[c])]
     left: Any = {c: [{"selector": "", "props": "text-align: left"}] for c in words}
     from pandas.io.formats.style import Styler  # needs jinja2, which drawing does not
 
@@ -46,10 +47,16 @@ def table(frame: pd.DataFrame, formats: dict[str, Any] | None = None, missing: s
     return shown.set_table_styles(left, overwrite=False)
 
 
-def _format(column: str, values: pd.Series) -> str | None:
+def _worded(values: pd.Series) -> bool:
+    return pd.api.types.is_bool_dtype(values) or not pd.api.types.is_numeric_dtype(values)
+
+
+def _format(column: str, values: pd.Series) -> str | Callable[[Any], str] | None:
+    if pd.api.types.is_bool_dtype(values):
+        return lambda value: "yes" if value else "no"
     if column.startswith("share"):
         return "{:z.1%}"  # a rounded-off loss is no "-0.0%"
-    if pd.api.types.is_bool_dtype(values) or not pd.api.types.is_numeric_dtype(values):
+    if _worded(values):
         return None
     if pd.api.types.is_integer_dtype(values) or column.endswith("_ns"):
         return "{:,.0f}"
