@@ -98,6 +98,7 @@ sphinx_gallery_conf = {
     "download_all_examples": True,
     "remove_config_comments": True,
     "backreferences_dir": None,
+    "inspect_global_variables": False,  # code links functions and classes; every variable to Python's dict helps nobody
     "copyfile_regex": "",
     "junit": str(_ROOT / "docs" / "_build" / "gallery-junit.xml"),
     "parallel": True,  # with -j, which noxfile.py gives only where nothing is measured for real
