@@ -1,6 +1,6 @@
 """
 Why is a step in 16 bits not many times as fast?
-=================================================
+================================================
 
 Tensor cores multiply 16-bit matrices many times as fast as ordinary cores do
 fp32 ones. A training step gains far less. Which part of it gains, what does
