@@ -329,3 +329,16 @@ def test_figures_say_what_they_show() -> None:
         figure.canvas.draw()
     assert np.isfinite(times.axes[0].get_ylim()).all()
     plt.close("all")
+
+
+def test_an_implementation_has_its_style_in_every_figure() -> None:
+    plots = pytest.importorskip("nsightkit.plots")
+    plt = pytest.importorskip("matplotlib.pyplot")
+    times = {64: 100.0, 1024: 900.0}
+    both = sweep.cells(frame(line(times) | line(times, "flash-bf16")))
+    alone = both[both["implementation"] == "flash"]
+    figures = [plots.sweep_times(table) for table in (both, alone)]
+    among, single = ({(drawn.get_color(), drawn.get_linestyle()) for drawn in f.axes[0].lines} for f in figures)
+    assert len(among) == 2
+    assert single < among
+    plt.close("all")

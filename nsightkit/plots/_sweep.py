@@ -32,6 +32,8 @@ from nsightkit.plots._style import (
 _STYLES = (
     (BLUE, "-"), (VERMILION, "--"), (GREEN, "-."), (PURPLE, ":"), (OCHRE, (0, (5, 1, 1, 1, 1, 1))), (RED, (0, (3, 1))),
 )  # fmt: skip
+#: An implementation of attention has the same style in every figure that draws each of them once.
+_IMPLEMENTATIONS = ("naive", "naive-compiled", "math", "efficient", "flash", "cudnn")
 _DIRECTIONS = ("forward", "backward")
 _LINE = ["implementation", "precision", "d"]
 
@@ -168,10 +170,13 @@ def _figure(table: pd.DataFrame, title: str) -> tuple[Figure, Any, dict[Any, Any
     for axes, way in zip(grid, _DIRECTIONS, strict=True):
         axes.spines[["top", "right"]].set_visible(False)
         axes.set_title(way, loc="left", fontsize=10)
-    keys = table[_LINE].drop_duplicates().itertuples(index=False, name=None)
+    keys = list(table[_LINE].drop_duplicates().itertuples(index=False, name=None))
     widths = table["d"].nunique() > 1
     lines = {}
-    for key, (colour, dash) in zip(keys, _STYLES * 20, strict=False):
+    names = [key[0] for key in keys]
+    known = len(set(names)) == len(names) and set(names) <= set(_IMPLEMENTATIONS)
+    styles = [_STYLES[_IMPLEMENTATIONS.index(name)] for name in names] if known else _STYLES * 20
+    for key, (colour, dash) in zip(keys, styles, strict=False):
         label = f"{key[0]}, {key[1]}" + (f", d = {key[2]}" if widths else "")
         lines[key] = (label, {"color": colour, "linestyle": dash, "linewidth": 2, "marker": ".", "markersize": 6})
     return figure, grid, lines
