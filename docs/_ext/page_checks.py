@@ -116,9 +116,11 @@ def main(arguments: list[str]) -> int:
     root = Path(__file__).parents[2]
     one = "--only" in arguments
     wrong = problems(html, None if one else root / "examples")
-    stale = [] if one else _stale()
-    late = [] if one else slow(html.parent / "gallery-junit.xml")
-    wrong += [] if one else slow(html.parent / "gallery-junit.xml", _BUSY * _MOST_S)
+    stale, late = [], []
+    if not one:
+        junit = html.parent / "gallery-junit.xml"
+        stale, late = _stale(), slow(junit)
+        wrong += slow(junit, _BUSY * _MOST_S)
     if "--publish" in arguments:
         wrong += stale
         stale = []

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
@@ -61,23 +59,12 @@ def rank_arrivals(arrivals: pd.DataFrame, *, steps: int = 2, title: str = "Who w
     scale, unit = time_unit(int(chosen["end_ns"].max()) - first)
     start, end = ((chosen[c].to_numpy(np.float64) - first) / scale for c in ("start_ns", "end_ns"))
     wait = chosen["wait_ns"].to_numpy(np.float64) / scale
-    drawn: list[Any] = []
     for left, width, colour, hatch, label in (
         (start, wait, OCHRE, "//", "waiting for the last rank"),
         (start + wait, end - start - wait, BLUE, None, "transfer, all ranks there"),
     ):
-        drawn.append(
-            axes.barh(
-                row,
-                width,
-                left=left,
-                height=0.62,
-                color=colour,
-                hatch=hatch,
-                edgecolor="white",
-                linewidth=0.3,
-                label=label,
-            )
+        axes.barh(
+            row, width, left=left, height=0.62, color=colour, hatch=hatch, edgecolor="white", linewidth=0.3, label=label
         )
     name_rows(axes, [f"rank {rank}" for rank in ranks])
     axes.set_ylim(len(ranks) - 0.5, -0.5)

@@ -46,22 +46,11 @@ _TELLING = re.compile(
 )
 #: In small letters; one of these is in every text that `_TELLING` finds something of use in.
 _TELLING_HINTS = (
-    *(b'"host', b'"node', b'"computer', b'"user', b'"log', b'"owner"', b'"author"', b'"cwd"', b'"pwd"', b'"home"'),
-    *(b'"workdir', b'"work_dir', b'"working', b'"tracename"', b'host"', b'hostname"', b'node_name"', b'nodename"'),
-    *(b"username", b"_user", b"user_", b"logname", b"token", b"secret", b"passw", b"_key", b"apikey", b"credential"),
-    *(
-        b"private",
-        b'_pat"',
-        b'_psk"',
-        b'_dsn"',
-        b"jwt",
-        b"cookie",
-        b'oldpwd"',
-        b'virtual_env"',
-        b'_prefix"',
-        b'tmpdir"',
-    ),
-)
+    b'"host', b'"node', b'"computer', b'"user', b'"log', b'"owner"', b'"author"', b'"cwd"', b'"pwd"', b'"home"',
+    b'"workdir', b'"work_dir', b'"working', b'"tracename"', b'host"', b'hostname"', b'node_name"', b'nodename"',
+    b"username", b"_user", b"user_", b"logname", b"token", b"secret", b"passw", b"_key", b"apikey", b"credential",
+    b"private", b'_pat"', b'_psk"', b'_dsn"', b"jwt", b"cookie", b'oldpwd"', b'virtual_env"', b'_prefix"', b'tmpdir"',
+)  # fmt: skip
 _OVERLAP_BYTES = 1 << 16
 #: What `tensorboard_trace_handler` calls its files: the host, the process, the time.
 _WORKER = re.compile(r"(?:.*[/\\])?(.+)_\d+\.\d{10,}(?:\.pt)?\.trace\.json(?:\.gz)?")
