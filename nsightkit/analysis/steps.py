@@ -12,13 +12,15 @@ from nsightkit.analysis import intervals
 from nsightkit.analysis.names import compiled
 from nsightkit.trace.model import GPU_TABLES, Trace
 
-__all__ = ["divided", "find", "launched_in", "number", "on_gpu", "outliers", "summary"]
+__all__ = ["divided", "find", "launched_in", "number", "on_gpu", "outliers", "summary", "window", "windows"]
 
 _PROFILER_STEP = re.compile(r"^ProfilerStep#\d+$")
 _STEP = re.compile(r"(^|[^a-z])step([^a-z]|$)", re.IGNORECASE)
 # Parts of a step that have "step" in their names: `Optimizer.step#AdamW.step`, `lr_scheduler.step`.
 _PART = re.compile(r"optim|sched|zero_grad", re.IGNORECASE)
 
+#: What launches nothing is a stub that the profiler left, not a step, below this share of the median of those that do.
+_STUB = 0.1
 #: A step is an outlier beyond so many robust standard deviations from the median (Iglewicz and Hoaglin, 1993) ...
 _ROBUST_Z = 3.5
 #: ... and so far from it in relation to it: steps that vary by nanoseconds have no outliers worth a look.
@@ -37,7 +39,8 @@ def find(trace: Trace, match: str | None = None) -> pd.DataFrame:
     finds. Without `match`, names that differ only in their numbers count as one kind of step, and the
     kind with the largest total time is meant. All steps are taken from one thread, the one with the
     largest total. A step's window lasts until the next one starts, so that steps add up to the whole;
-    that of the last one ends with its range.
+    that of the last one ends with its range. A range in which nothing was launched, and that is shorter than a tenth
+    of the median of those that launched something, is a stub that the profiler left at the edge of the capture.
 
     Parameters
     ----------
@@ -48,7 +51,8 @@ def find(trace: Trace, match: str | None = None) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        ``step`` (the range's name), ``start_ns``, ``end_ns`` (of the window), ``process``; in order of time.
+        ``step`` (the range's name), ``start_ns``, ``end_ns`` (of the window, on the CPU), ``process``, ``thread``; in
+        order of time.
 
     Raises
     ------
@@ -71,25 +75,80 @@ def find(trace: Trace, match: str | None = None) -> pd.DataFrame:
     kind = kind_of_name[ranges["name"].cat.codes.to_numpy()]
     steps = ranges[kind >= 0].assign(kind=kind[kind >= 0]).sort_values("start_ns", kind="stable")
     if not len(steps):
-        return pd.DataFrame(
-            {"step": np.empty(0, object), **{c: np.empty(0, np.int64) for c in ("start_ns", "end_ns", "process")}}
-        )
+        numbers = {c: np.empty(0, np.int64) for c in ("start_ns", "end_ns", "process", "thread")}
+        return pd.DataFrame({"step": np.empty(0, object), **numbers})
     # The kind of step, and the thread, that most of the time was spent in.
     for column in ("kind", "thread"):
         time = (steps["end_ns"] - steps["start_ns"]).groupby(steps[column], sort=False).sum()
         steps = steps[steps[column] == time.idxmax()]
-    start, end = steps["start_ns"].to_numpy(), steps["end_ns"].to_numpy()
-    reach = np.maximum.accumulate(end)
-    outermost = np.concatenate(([True], end[1:] > reach[:-1]))
-    start, end = start[outermost], end[outermost]
-    return pd.DataFrame(
-        {
-            "step": steps["name"].astype(object).to_numpy()[outermost],
-            "start_ns": start,
-            "end_ns": np.append(start[1:], end[-1]),
-            "process": steps["process"].to_numpy()[outermost],
-        }
-    )
+    steps = steps.assign(step=steps["name"].astype(object))[["step", "start_ns", "end_ns", "process", "thread"]]
+    reach = steps["end_ns"].cummax().to_numpy()
+    outermost = np.append(True, steps["end_ns"].to_numpy()[1:] > reach[:-1])
+    steps = steps[outermost].reset_index(drop=True)
+    steps = steps[~_stubs(trace, steps)].reset_index(drop=True)
+    return steps.assign(end_ns=np.append(steps["start_ns"].to_numpy()[1:], steps["end_ns"].iloc[-1]))
+
+
+def _stubs(trace: Trace, ranges: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    """Say which step ranges, in order of time, are no more than what the profiler left of one."""
+    length = (ranges["end_ns"] - ranges["start_ns"]).to_numpy()
+    if not (length < _STUB * length.max()).any():  # nearly always: no need to read who launched what
+        return np.zeros(len(ranges), bool)
+    # Of the whole trace: a step that launched nothing on the device that is looked at is a step.
+    mine = [launched_in(trace.whole, table, ranges) for table in GPU_TABLES if trace.whole.size(table)]
+    launched = np.bincount(np.concatenate([np.empty(0, np.intp), *mine]) + 1, minlength=len(ranges) + 1)[1:] > 0
+    return ~launched & (length < _STUB * np.median(length[launched])) if launched.any() else launched
+
+
+def windows(trace: Trace, match: str | None = None) -> pd.DataFrame:
+    """Find the steps of a run, on the CPU and up to the end of their work on the GPU.
+
+    Step k begins with its range, and its part on the CPU lasts until the next one's range begins (:func:`find`). It
+    ends at E(k), the latest of E(k - 1), the end of its part on the CPU, and the end of the GPU work launched in that
+    part by the step's process, on whatever thread. From E(k - 1) to E(k) passes what the step takes, whichever of
+    CPU and GPU is behind; the first one's time begins with its range.
+
+    Parameters
+    ----------
+    trace : Trace
+        Whole, or a selection: then its own ranges and its own GPU work count.
+    match : str, optional
+        Regular expression, searched in range names; what it finds are the steps.
+
+    Returns
+    -------
+    DataFrame
+        ``step, start_ns, cpu_end_ns, end_ns, process, thread``, in order of time; ``end_ns`` is E(k).
+
+    Raises
+    ------
+    UsageError
+        `match` is not a regular expression.
+    """
+    found = find(trace, match)
+    end = found["end_ns"].to_numpy().copy()
+    for table in GPU_TABLES if len(found) else ():
+        if trace.size(table):
+            mine = launched_in(trace, table, found)
+            np.maximum.at(end, mine[mine >= 0], trace.table(table, ["end_ns"])["end_ns"].to_numpy()[mine >= 0])
+    found = found.rename(columns={"end_ns": "cpu_end_ns"}).assign(end_ns=np.maximum.accumulate(end))
+    return found[["step", "start_ns", "cpu_end_ns", "end_ns", "process", "thread"]]
+
+
+def window(trace: Trace) -> tuple[int, int] | None:
+    """Find the window that the steps cover: from the first one's beginning to the end of the last one's work.
+
+    Parameters
+    ----------
+    trace : Trace
+
+    Returns
+    -------
+    begin, end : int
+        Nanoseconds on the trace's clock. None where there are no steps.
+    """
+    found = windows(trace)
+    return (int(found["start_ns"].iloc[0]), int(found["end_ns"].iloc[-1])) if len(found) else None
 
 
 def number(windows: pd.DataFrame, time_ns: npt.ArrayLike) -> npt.NDArray[np.intp]:
