@@ -57,13 +57,15 @@ class Gpu:
     ----------
     name : str
     names : tuple of str
-        Regular expressions of what drivers and traces call it, without the words NVIDIA, Tesla and GeForce.
+        Regular expressions of what drivers and traces call it, without the words NVIDIA, Tesla, GeForce, AMD, Instinct.
     compute_capability : str
     memory_gb : tuple of int
         The sizes it is sold with, 10**9 bytes.
     l2_mb : float
-        Level-2 cache, 10**6 bytes. The weakest entry: prefer what the device itself reports.
+        The last cache before the memory, 10**6 bytes: level 2, on AMD's cards the Infinity Cache behind it. The weakest
+        entry: prefer what the device itself reports.
     multiprocessors : int
+        AMD calls them compute units.
     gb_per_s : float
         Memory bandwidth, 10**9 bytes a second.
     bandwidth_source : str
@@ -94,6 +96,20 @@ class Gpu:
             None where the GPU has no such unit.
         """
         return next((p for p in self.peaks if (p.unit, p.accumulate) == (unit, accumulate)), None)
+
+    def supports(self, precision: str) -> bool:
+        """Say whether the card has tensor cores for a precision, so that advice names only what it can do.
+
+        Parameters
+        ----------
+        precision : {"tf32", "fp16", "bf16", "fp8", "fp4"}
+
+        Returns
+        -------
+        bool
+            False for ``fp32``, which runs on the ordinary cores of every card.
+        """
+        return precision != "fp32" and self.peak(precision) is not None
 
     def at_clock(self, unit: str, clock_mhz: float, accumulate: str = "fp32") -> float | None:
         """Give the rate of a unit at another clock.
@@ -164,6 +180,9 @@ _HOPPER = _peaks(
     source=_CONFIRMED,
 )
 
+# The same chip on each board; what differs is the memory, and how long the power limit lets it keep its clock.
+_A100 = _peaks(1410, (19.5, 128), (("tf32", 156, 1024), ("fp16", 312, 2048), ("bf16", 312, 2048)))
+
 #: The GPUs that are known, oldest first.
 GPUS: tuple[Gpu, ...] = (
     Gpu(
@@ -178,6 +197,23 @@ GPUS: tuple[Gpu, ...] = (
         peaks=_peaks(1530, (15.7, 128), (("fp16", 125, 1024),)),
     ),
     Gpu(
+        name="V100 DGX Station",
+        names=(r"v100[- ]dgxs(-(16|32)gb)?",),
+        compute_capability="7.0",
+        memory_gb=(16, 32),
+        l2_mb=6,
+        multiprocessors=80,
+        gb_per_s=898,
+        bandwidth_source="4096 bits at the 877 MHz that nvidia-smi reports",
+        # Its power limit is 250 W, that of the SXM2 board 300 W: it has the same peaks and keeps them less long.
+        peaks=_peaks(
+            1530,
+            (15.7, 128),
+            (("fp16", 125, 1024),),
+            source="white paper of the DGX Station: 500 TFLOP/s of four; SMs x rate x clock agree",
+        ),
+    ),
+    Gpu(
         name="T4",
         names=(r"t4",),
         compute_capability="7.5",
@@ -189,6 +225,38 @@ GPUS: tuple[Gpu, ...] = (
         peaks=_peaks(1590, (8.1, 128), (("fp16", 65, 1024),)),
     ),
     Gpu(
+        name="RTX 2080 Ti",
+        names=(r"(rtx )?2080 ti",),
+        compute_capability="7.5",
+        memory_gb=(11,),
+        l2_mb=5.5,
+        multiprocessors=68,
+        gb_per_s=616,
+        bandwidth_source="white paper of the Turing architecture",
+        # Boards of other makers are quoted at 1545 MHz and clock higher: of the two, this one is no limit too low.
+        peaks=_peaks(
+            1635,
+            (14.2, 128),
+            (("fp16", 56.9, 512),),
+            source="white paper of the Turing architecture, Founders Edition; SMs x rate x clock agree",
+            extra=_fp16_accumulate(1635, ("fp16", 113.8, 1024)),
+        ),
+    ),
+    *(
+        Gpu(
+            name=f"A100 40 GB {board}",
+            names=names,
+            compute_capability="8.0",
+            memory_gb=(40,),
+            l2_mb=40,
+            multiprocessors=108,
+            gb_per_s=1555,
+            bandwidth_source=_VENDOR,
+            peaks=_A100,
+        )
+        for board, names in (("SXM", (r"a100[- ]sxm4-40gb",)), ("PCIe", (r"a100[- ]pcie-40gb",)))
+    ),
+    Gpu(
         name="A100 80 GB SXM",
         names=(r"a100", r"a100[- ]sxm(4-80gb)?", r"a100 80 gb sxm"),
         compute_capability="8.0",
@@ -197,7 +265,7 @@ GPUS: tuple[Gpu, ...] = (
         multiprocessors=108,
         gb_per_s=2039,
         bandwidth_source=_VENDOR,
-        peaks=_peaks(1410, (19.5, 128), (("tf32", 156, 1024), ("fp16", 312, 2048), ("bf16", 312, 2048))),
+        peaks=_A100,
     ),
     Gpu(
         name="RTX A6000",
@@ -271,6 +339,24 @@ GPUS: tuple[Gpu, ...] = (
         peaks=_HOPPER,
     ),
     Gpu(
+        name="H800 SXM5",
+        names=(r"h800", r"h800[- ]sxm5?([- ]80gb)?"),
+        compute_capability="9.0",
+        memory_gb=(80,),
+        l2_mb=50,
+        multiprocessors=132,
+        gb_per_s=3350,
+        bandwidth_source="DeepSeek's notes on FlashMLA: as an H100 SXM5",
+        # Less than an H100 in what is not listed here: double precision, and 400 GB/s over NVLink for 900.
+        peaks=_peaks(
+            1830,
+            (66.9, 256),
+            (("tf32", 494.7, 2048), ("fp16", 989.4, 4096), ("bf16", 989.4, 4096), ("fp8", 1978.9, 8192)),
+            fp32_clock=1980,
+            source="the H100 SXM5's, whose chip it has; DeepSeek's notes on FlashMLA confirm the 990 TFLOP/s of 16 bits",
+        ),
+    ),
+    Gpu(
         name="H200 SXM",
         names=(r"h200", r"h200[- ]sxm5?([- ]141gb)?"),
         compute_capability="9.0",
@@ -280,6 +366,24 @@ GPUS: tuple[Gpu, ...] = (
         gb_per_s=4800,
         bandwidth_source=_VENDOR,
         peaks=_HOPPER,
+    ),
+    Gpu(
+        name="MI300X",
+        names=(r"mi300x( vf)?",),  # VF: as a virtual machine sees it, whole
+        compute_capability="9.4",
+        memory_gb=(192,),
+        l2_mb=256,
+        multiprocessors=304,
+        gb_per_s=5300,
+        bandwidth_source=_VENDOR,
+        # The datasheet also has TF32, 653.7. PyTorch leaves it off unless HIPBLASLT_ALLOW_TF32=1 is set, and it keeps
+        # about the precision of bf16 there: what multiplies in fp32 on this card does so at the rate of fp32.
+        peaks=_peaks(
+            2100,
+            (163.4, 256),
+            (("fp16", 1307.4, 2048), ("bf16", 1307.4, 2048), ("fp8", 2614.9, 4096)),
+            source=f"{_VENDOR}; compute units x rate x clock agree",
+        ),
     ),
     Gpu(
         name="B200",
@@ -338,7 +442,7 @@ def find(name: str) -> Gpu:
     UsageError
         It is not in the table.
     """
-    words = re.sub(r"\b(nvidia|tesla|geforce)\b", "", name.lower()).split()
+    words = re.sub(r"\b(nvidia|tesla|geforce|amd|instinct)\b", "", name.lower()).split()
     plain = " ".join(words)
     for gpu in GPUS:
         if plain == gpu.name.lower() or any(re.fullmatch(pattern, plain) for pattern in gpu.names):

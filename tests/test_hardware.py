@@ -15,14 +15,20 @@ from nsightkit.hardware import GPUS, find, rows
 #: cc, fp32, tf32, fp16, fp8, GB/s, SMs, ridge of fp16 in FLOP/B: a table made independently of this one.
 TABLE = {
     "V100 SXM2": ("7.0", 15.7, None, 125, None, 900, 80, 139),
+    "V100 DGX Station": ("7.0", 15.7, None, 125, None, 898, 80, 139),
     "T4": ("7.5", 8.1, None, 65, None, 320, 40, 203),
+    "RTX 2080 Ti": ("7.5", 14.2, None, 56.9, None, 616, 68, 92),
+    "A100 40 GB SXM": ("8.0", 19.5, 156, 312, None, 1555, 108, 201),
+    "A100 40 GB PCIe": ("8.0", 19.5, 156, 312, None, 1555, 108, 201),
     "A100 80 GB SXM": ("8.0", 19.5, 156, 312, None, 2039, 108, 153),
     "RTX A6000": ("8.6", 38.7, 77.4, 154.8, None, 768, 84, 202),
     "RTX 4090": ("8.9", 82.6, 82.6, 165.2, 330.3, 1008, 128, 164),
     "L4": ("8.9", 30.3, 60, 121, 242, 300, 58, 403),
     "L40S": ("8.9", 91.6, 183, 362, 733, 864, 142, 419),
     "H100 SXM5": ("9.0", 66.9, 494.7, 989.4, 1978.9, 3350, 132, 295),
+    "H800 SXM5": ("9.0", 66.9, 494.7, 989.4, 1978.9, 3350, 132, 295),
     "H200 SXM": ("9.0", 66.9, 494.7, 989.4, 1978.9, 4800, 132, 206),
+    "MI300X": ("9.4", 163.4, None, 1307.4, 2614.9, 5300, 304, 247),
     "B200": ("10.0", 80, 1125, 2250, 4500, 8000, 148, 281),
     "RTX 5090": ("12.0", 104.8, 104.8, 209.5, 419, 1792, 170, 117),
 }
@@ -62,6 +68,21 @@ def test_peaks_are_dense_and_accumulate_in_fp32() -> None:
     assert find("T4").ridge("tf32") is None
 
 
+def test_a_card_says_what_its_tensor_cores_do() -> None:
+    """Advice must not name what the card cannot do: bf16 begins with Ampere, so does TF32, fp8 with Ada and Hopper."""
+    kinds = ("tf32", "fp16", "bf16", "fp8", "fp4")
+    can = {gpu.name: [kind for kind in kinds if gpu.supports(kind)] for gpu in GPUS}
+    for name in ("V100 SXM2", "V100 DGX Station", "T4", "RTX 2080 Ti"):
+        assert can[name] == ["fp16"]
+    for name in ("A100 40 GB SXM", "A100 40 GB PCIe", "A100 80 GB SXM", "RTX A6000"):
+        assert can[name] == ["tf32", "fp16", "bf16"]
+    for name in ("H100 SXM5", "H800 SXM5", "H200 SXM", "L4", "RTX 4090"):
+        assert can[name] == ["tf32", "fp16", "bf16", "fp8"]
+    assert can["MI300X"] == ["fp16", "bf16", "fp8"]
+    assert can["B200"] == list(kinds)
+    assert not any(gpu.supports("fp32") for gpu in GPUS)
+
+
 def test_a_lower_clock_lowers_the_peak() -> None:
     h200 = find("NVIDIA H200")
     assert h200.at_clock("bf16", 1830) == pytest.approx(989.4, rel=0.001)
@@ -85,6 +106,13 @@ def test_a_lower_clock_lowers_the_peak() -> None:
         ("NVIDIA L40S", "L40S"),
         ("NVIDIA B200", "B200"),
         ("h100", "H100 SXM5"),
+        ("NVIDIA A100-SXM4-40GB", "A100 40 GB SXM"),
+        ("NVIDIA A100-PCIE-40GB", "A100 40 GB PCIe"),
+        ("Tesla V100-DGXS-32GB", "V100 DGX Station"),
+        ("NVIDIA GeForce RTX 2080 Ti", "RTX 2080 Ti"),
+        ("NVIDIA H800", "H800 SXM5"),
+        ("AMD Instinct MI300X", "MI300X"),
+        ("AMD Instinct MI300X VF", "MI300X"),
         *((gpu.name, gpu.name) for gpu in GPUS),
     ],
 )
@@ -96,15 +124,18 @@ def test_names_as_they_are_reported(said: str, name: str) -> None:
     "other",
     [
         "NVIDIA A100 80GB PCIe",
-        "NVIDIA A100-SXM4-40GB",
+        "NVIDIA A100-PG509-200",
         "NVIDIA H100 PCIe",
+        "NVIDIA H800 PCIe",
         "NVIDIA H100 NVL",
         "NVIDIA H200 NVL",
         "NVIDIA L40",
         "Tesla V100-PCIE-16GB",
         "NVIDIA GeForce RTX 4090 Laptop GPU",
         "NVIDIA GeForce RTX 4090 D",
-        "AMD Instinct MI300X",
+        "NVIDIA GeForce RTX 2080",
+        "AMD Instinct MI300A",
+        "AMD Radeon Graphics",
         "",
     ],
 )
