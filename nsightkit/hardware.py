@@ -353,7 +353,7 @@ GPUS: tuple[Gpu, ...] = (
             (66.9, 256),
             (("tf32", 494.7, 2048), ("fp16", 989.4, 4096), ("bf16", 989.4, 4096), ("fp8", 1978.9, 8192)),
             fp32_clock=1980,
-            source="the H100 SXM5's, whose chip it has; DeepSeek's notes on FlashMLA confirm the 990 TFLOP/s of 16 bits",
+            source="as an H100 SXM5, whose chip it has; DeepSeek's notes on FlashMLA say 990 TFLOP/s of 16 bits",
         ),
     ),
     Gpu(
