@@ -1,0 +1,265 @@
+"""Named programs for the simulator, a decoy beside each fault, and random ones. They never ran on a GPU.
+
+Each program says which verdict is true of it. :func:`gains` plays the changes that decide it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from nsightkit.workloads.simulator import (
+    Action,
+    Await,
+    Copy,
+    Cpu,
+    Graph,
+    Launch,
+    Load,
+    Pop,
+    Program,
+    Push,
+    Record,
+    Signal,
+    Sleep,
+    Sync,
+    WaitEvent,
+    play,
+)
+
+__all__ = ["CHANGE_OF", "FILLS", "PROGRAMS", "gains"]
+
+#: The change whose gain a cause weighs. The last two are played only: nobody can make them.
+CHANGE_OF = {
+    "input-pipeline": "no-input-wait",
+    "synchronization": "no-sync",
+    "launch-overhead": "free-launches",
+    "cpu-work": "no-cpu-work",
+    "memory-transfer": "overlap-copies",
+    "communication": "overlap-communication",
+    "imbalance": "equal-ranks",
+    "start-up": "no-start-up",
+    "profiler": "no-profiler",
+    "queued": "no-foreign",
+    "unknown": "no-unnamed",
+}
+#: What a verdict may say where no change gains 5 %: what fills the time.
+FILLS = ("compute-bound", "memory-bound", "memory-transfer", "communication")
+
+_US, _MS = 1_000, 1_000_000
+_GEMM = "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_64x3_tn"
+_POINT = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>(int, T2, T3)"
+_ADAM = "void at::native::multi_tensor_apply_kernel<TensorListMetadata<4>, FusedAdamMathFunctor<float, 4>>(T1)"
+_REDUCE = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+_COPIES, _COMM = 13, 20  # streams beside the one of the kernels
+
+Step = Callable[[int], list[Action]]
+
+
+def _loop(step: Step, steps: int = 12, name: str = "step ") -> list[Action]:
+    """Steps in ranges of their own."""
+    return [action for k in range(steps) for action in (Push(f"{name}{k}"), *step(k), Pop())]
+
+
+def _kernels(
+    count: int, us: float, *, kernel: str = _GEMM, dispatch: int = 4_000, stream: int = 7, device: int = 0
+) -> list[Action]:
+    return [Launch(kernel, int(us * _US), stream, device, dispatch)] * count
+
+
+def _item(stream: int = 7) -> list[Action]:
+    """``.item()``: a tiny copy to the host, then a wait for the stream."""
+    return [Copy("DtoH", 4, 1_200, stream, host="pageable"), Sync(stream=stream)]
+
+
+def _in(name: str, actions: list[Action]) -> list[Action]:
+    return [Push(name), *actions, Pop()]
+
+
+def gains(program: Program, seed: int = 0, changes: tuple[str, ...] = tuple(CHANGE_OF.values())) -> dict[str, float]:
+    """How many times as fast a program is with each change.
+
+    Parameters
+    ----------
+    program : Program
+    seed : int
+    changes : tuple of str
+
+    Returns
+    -------
+    dict
+        Change to gain, the largest first.
+    """
+    wall = play(program, seed).wall_ns
+    found = {change: wall / play(program, seed, change).wall_ns for change in changes}
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+# Loops with one fault, and the decoys beside them.
+
+
+def _starved(load: Load) -> list[Action]:
+    return _loop(lambda _: [load, Copy("HtoD", 1 << 16, 9 * _US), *_kernels(20, 60)])
+
+
+def _handed_over(forward: list[Action], backward: list[Action], steps: int = 12) -> list[list[Action]]:
+    """The main thread launches forward, autograd's own backward; the main thread waits until that is done."""
+    main = _loop(
+        lambda _: [*_in("forward", forward), *_in("backward", [Signal("backward"), Await("done")]), *_kernels(2, 80)],
+        steps,
+    )
+    return [main, [action for _ in range(steps) for action in (Await("backward"), *backward, Signal("done"))]]
+
+
+def _ranks(
+    compute: tuple[int, int], reduce_us: int, *, stream: int = _COMM, buckets: int = 4, wait: bool = True, last: int = 0
+) -> list[list[Action]]:
+    """Two devices, each with a thread of its own, which reduce their gradients in buckets; `wait` after the last one.
+
+    `compute` is the time of a kernel on each, in µs; `last` kernels follow on the reductions.
+    """
+
+    def step(device: int, k: int) -> list[Action]:
+        out: list[Action] = []
+        for bucket in range(buckets):
+            out += _kernels(5, compute[device], device=device)
+            if stream != 7:
+                out += [Record(f"gradient {device}", 7, device), WaitEvent(f"gradient {device}", stream, device)]
+            out.append(Launch(_REDUCE, reduce_us * _US, stream, device, key=k * buckets + bucket))
+        if last:
+            out += _kernels(last, compute[device], device=device)
+        if stream != 7 and wait:
+            out += [Record(f"reduced {device}", stream, device), WaitEvent(f"reduced {device}", 7, device)]
+        return [*out, *_kernels(1, 60, kernel=_ADAM, device=device)]
+
+    main = _loop(lambda k: [Signal("go"), *step(0, k), Await("joined")])
+    return [main, [action for k in range(12) for action in (Await("go"), *step(1, k), Signal("joined"))]]
+
+
+def _streamed(copy_us: float, compute_us: float) -> list[Action]:
+    """Weights of a layer are copied on a stream of their own; the layer's kernels wait for them."""
+
+    def layer(number: int) -> list[Action]:
+        event = f"weights {number}"
+        return [
+            Copy("HtoD", 32 << 20, int(copy_us * _US), _COPIES),
+            Record(event, _COPIES),
+            WaitEvent(event, 7),
+            *_kernels(4, compute_us / 4),
+        ]
+
+    return _loop(lambda _: [a for number in range(8) for a in layer(number)])
+
+
+def _prefetched(step: int) -> list[Action]:
+    """The batch of the next step is copied under the kernels of this one."""
+    use: list[Action] = [WaitEvent(f"batch {step}", 7)]
+    ahead: list[Action] = [Copy("HtoD", 16 << 20, 700 * _US, _COPIES), Record(f"batch {step + 1}", _COPIES)]
+    return [*use, *ahead, *_kernels(20, 60)]
+
+
+def _threads_beside(main_us: float) -> list[list[Action]]:
+    """A thread with pauses of its own, and another that keeps the device busy meanwhile."""
+    pausing: list[Action] = [*_kernels(4, 20, stream=9), Cpu(int(main_us * _US), "bookkeeping")]
+    return [pausing * 20, _kernels(400, 60)]
+
+
+def _named() -> list[Program]:
+    busy = _kernels(20, 60)
+    flat = _loop(lambda _: busy)
+    read = Copy("DtoH", 1 << 12, 2 * _US, host="pageable", blocking=True)
+    tiny = _kernels(100, 3)
+    nodes = tuple([(_GEMM, 3_000)] * 100)
+    return [
+        # What fills the time.
+        Program("busy", [flat], "compute-bound"),
+        Program("elementwise", [_loop(lambda _: _kernels(20, 60, kernel=_POINT))], "memory-bound"),
+        Program("dense-kernels", [_loop(lambda _: _kernels(80, 12))], "compute-bound", "free-launches"),
+        Program(
+            "queue-full",
+            [_loop(lambda _: _kernels(700, 15, dispatch=2_000), 4)],
+            "compute-bound",
+            "free-launches",
+        ),
+        Program("final-sync", [[*flat, Sync("device")]], "compute-bound", "no-sync"),
+        # Loading.
+        Program("starved-loader", [_starved(Load(2 * _MS))], "input-pipeline"),
+        Program("starved-unnamed", [_starved(Load(2 * _MS, name=None))], "input-pipeline"),
+        Program(
+            "starved-producer",
+            [_starved(Load(loader="workers"))],
+            "input-pipeline",
+            loaders={"workers": (1_700 * _US, 2)},
+        ),
+        Program(
+            "slow-batches",
+            [_loop(lambda k: [Load(8 * _MS if k % 4 == 3 else 20 * _US), *busy], 16)],
+            "input-pipeline",
+        ),
+        Program("hidden-loader", [_starved(Load(600 * _US))], "compute-bound", "no-input-wait"),
+        Program(
+            "hidden-producer",
+            [_starved(Load(loader="workers"))],
+            "compute-bound",
+            "no-input-wait",
+            loaders={"workers": (1_000 * _US, 2)},
+        ),
+        # Synchronisation.
+        Program("item-each-layer", [_loop(lambda _: [*_kernels(1, 30), *_item()] * 20)], "synchronization"),
+        Program("blocking-reads", [_loop(lambda _: [*_kernels(2, 15), read] * 20)], "synchronization"),
+        Program("launch-blocking", [_loop(lambda _: [*_kernels(1, 40), Sync("device")] * 20)], "synchronization"),
+        Program(
+            "sync-each-step",
+            [_loop(lambda _: [*_kernels(10, 2), *_kernels(30, 20), Sync("device"), Cpu(60 * _US, "log")])],
+            "synchronization",
+        ),
+        Program(
+            "sync-before-cpu",
+            [_loop(lambda _: [*_kernels(5, 20), *_item(), Cpu(6 * _MS, "augment")])],
+            "cpu-work",
+            "no-sync",
+        ),
+        Program(
+            "sync-full-queue",
+            [_loop(lambda k: [*busy, Record(f"step {k}"), Sync("event", event=f"step {k - 1}")])],
+            "compute-bound",
+            "no-sync",
+        ),
+        # Launches.
+        Program("tiny-kernels", [_loop(lambda _: _kernels(60, 3, dispatch=7_000))], "launch-overhead"),
+        Program(
+            "tiny-autograd", [*_handed_over(tiny[:40], [Launch(_POINT, 3_000, dispatch=8_000)] * 60)], "launch-overhead"
+        ),
+        Program("graph-replays", [_loop(lambda _: [Graph(nodes)])], "compute-bound", "free-launches"),
+        Program("graph-rows", [_loop(lambda _: [Graph(nodes, by_node=False)], 60)], "compute-bound", "free-launches"),
+        # CPU work.
+        Program("preprocess-tail", [_loop(lambda _: [*busy, *_item(), Cpu(3 * _MS, "preprocess")])], "cpu-work"),
+        Program(
+            "prefetch-layers",
+            [_loop(lambda _: [Cpu(900 * _US, "prefetch_layers_[4, 5]"), *_kernels(5, 40)] * 3)],
+            "cpu-work",
+            "no-input-wait",
+        ),
+        Program(
+            "sleep-each-layer",
+            [
+                _loop(
+                    lambda _: [
+                        action
+                        for number in range(4)
+                        for action in (Sleep(_MS, f"ensure_layer_{number}_weights"), *_kernels(5, 10), *_item())
+                    ]
+                )
+            ],
+            "cpu-work",
+            "no-sync",
+        ),
+        Program(
+            "hidden-cpu-work", [_loop(lambda _: [Cpu(600 * _US, "augment"), *busy])], "compute-bound", "no-cpu-work"
+        ),
+        Program("two-threads", _threads_beside(900), "compute-bound", "no-cpu-work"),
+        Program("hand-over", _handed_over(busy[:8], busy), "compute-bound", "no-input-wait"),
+    ]
+
+
+#: The named programs.
+PROGRAMS: dict[str, Program] = {program.name: program for program in _named()}

@@ -1,0 +1,834 @@
+"""An event-driven simulator of GPU programs: what a change gains is played, not computed.
+
+A :class:`Program` is data: host threads, each a list of actions. :func:`play` runs it, event by event, and keeps what a
+profiler would have seen. Played again with a change made to the *program*, it says what that change gains:
+``play(p).wall_ns / play(p, change="no-sync").wall_ns``. What an analysis predicts from the written trace is held
+against that, so nothing here is taken from the analyses. The programs never ran on a GPU, and the export says so.
+
+Streams run in order; an operation starts a latency after its launch call begins, after the end of the one before it,
+and after what its stream was told to wait for. Kernels of several streams run at the same time and may slow each other
+down. The launch queue of a stream holds :data:`QUEUE` operations. Jitter belongs to an action and not to the order of
+events, so an action draws the same in every play with the same seed.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import os
+import re
+from collections import defaultdict, deque
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Literal
+
+from nsightkit.workloads.planted import Export
+
+__all__ = [
+    "QUEUE",
+    "Action",
+    "Await",
+    "Capture",
+    "Copy",
+    "Cpu",
+    "Foreign",
+    "Graph",
+    "Launch",
+    "Load",
+    "Op",
+    "Played",
+    "Pop",
+    "Profiler",
+    "Program",
+    "Push",
+    "Record",
+    "Signal",
+    "Sleep",
+    "Stall",
+    "Sync",
+    "WaitEvent",
+    "play",
+]
+
+#: Operations that the launch queue of a stream holds; a launch call waits for room.
+QUEUE = 1024
+#: From the beginning of a launch call to the start of its operation on an idle stream, in ns.
+START_NS = 4_000
+#: From the end of an operation to the start of the next one in its stream, in ns.
+BEHIND_NS = 1_000
+#: From the end of an operation to the start of one on another stream that waits for it, in ns.
+EVENT_NS = 1_500
+#: From the end of what a blocking call waits for to its return, and its length when that was over before, in ns.
+RETURN_NS, LOOK_NS = 6_500, 2_000
+#: From a signal to the first action of the thread that waited for it, in ns.
+WAKE_NS = 10_000
+#: What is left between two launches under ``free-launches``, in ns.
+FREE_NS = 3_000
+
+_PID = 4242
+_STEP = re.compile(r"^(step |ProfilerStep#)\d+$")
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """Work of the thread itself, in a range when it has a name; `once` for what happens at the start only."""
+
+    ns: int
+    name: str | None = None
+    once: bool = False
+
+
+@dataclass(frozen=True)
+class Load:
+    """Wait for a batch: `ns`, or until the producer `loader` of the program has one. None as name: no range."""
+
+    ns: int = 0
+    name: str | None = "dataload"
+    loader: str | None = None
+    call: str = "poll"
+
+
+@dataclass(frozen=True)
+class Sleep:
+    """Sleep in a range."""
+
+    ns: int
+    name: str
+    call: str = "clock_nanosleep"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Launch a kernel: `dispatch` before the call, `call` inside it, and `once` more for loading its module.
+
+    Launches with the same `key` are one collective: none ends before the last has started and `ns` have passed.
+    """
+
+    kernel: str
+    ns: int
+    stream: int = 7
+    device: int = 0
+    dispatch: int = 4_000
+    call: int = 4_000
+    once: int = 0
+    once_call: str | None = None  #: a driver call inside the launch in which that time passes
+    overhead: str | None = None  #: what CUPTI calls that time in its table of overhead
+    key: int | None = None
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Replay a CUDA graph; `by_node` says whether the capture recorded its kernels or one interval."""
+
+    nodes: tuple[tuple[str, int], ...]
+    by_node: bool = True
+    stream: int = 7
+    device: int = 0
+    dispatch: int = 4_000
+    call: int = 8_000
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Copy `size` bytes in `ns`; the CPU stages it for `staging` first, and `blocking` waits for its end."""
+
+    kind: Literal["HtoD", "DtoH", "DtoD"]
+    size: int
+    ns: int
+    stream: int = 7
+    device: int = 0
+    host: Literal["pinned", "pageable"] = "pinned"
+    staging: int = 0
+    blocking: bool = False
+    dispatch: int = 4_000
+    call: int = 4_000
+
+
+@dataclass(frozen=True)
+class Sync:
+    """Wait for a device, a stream, or the event of that name."""
+
+    what: Literal["device", "stream", "event"] = "stream"
+    stream: int = 7
+    device: int = 0
+    event: str = ""
+
+
+@dataclass(frozen=True)
+class Record:
+    """Record an event in a stream."""
+
+    event: str
+    stream: int = 7
+    device: int = 0
+    call: int = 1_500
+
+
+@dataclass(frozen=True)
+class WaitEvent:
+    """Let a stream wait for an event; not `shown`: nothing in the trace says so."""
+
+    event: str
+    stream: int = 7
+    device: int = 0
+    shown: bool = True
+    call: int = 1_500
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """Work that the trace does not contain, and that a stream's operations queue behind."""
+
+    ns: int
+    stream: int = 7
+    device: int = 0
+
+
+@dataclass(frozen=True)
+class Signal:
+    """Hand over to whoever awaits that name."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Await:
+    """Wait for a signal; each signal is taken once."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Capture:
+    """Capture a CUDA graph of so many launches, in `ns` in all; nothing of it runs."""
+
+    ns: int
+    launches: int = 20
+
+
+@dataclass(frozen=True)
+class Stall:
+    """An allocation or free that takes `ns` where it ordinarily takes `ordinary`."""
+
+    ns: int
+    call: str = "cudaMalloc_v3020"
+    ordinary: int = 10_000
+
+
+@dataclass(frozen=True)
+class Profiler:
+    """The profiler takes the thread's time for itself."""
+
+    ns: int
+    name: str = "CUPTI buffer flush"
+
+
+@dataclass(frozen=True)
+class Push:
+    """Open a range; ``step 3`` and ``ProfilerStep#3`` on the first thread are steps."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Pop:
+    """Close the innermost range."""
+
+
+Action = (
+    Cpu | Load | Sleep | Launch | Graph | Copy | Sync | Record | WaitEvent | Foreign | Signal | Await | Capture | Stall
+    | Profiler | Push | Pop
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program and what is true of it.
+
+    Parameters
+    ----------
+    name : str
+    threads : sequence of sequence of Action
+        The first one is the main thread.
+    bottleneck : str
+        What a verdict must find.
+    decoy_for : str, optional
+        A change that looks tempting and gains next to nothing.
+    loaders : dict of str to (int, int)
+        Producers by name: ns a batch, and how many batches they keep ready.
+    contention : float
+        How much longer a kernel takes for each other kernel that runs on its device.
+    copy_contention : float
+        The same for each copy.
+    jitter : float
+        Of all durations, either way.
+    """
+
+    name: str
+    threads: Sequence[Sequence[Action]]
+    bottleneck: str
+    decoy_for: str | None = None
+    loaders: dict[str, tuple[int, int]] = field(default_factory=dict)
+    contention: float = 0.0
+    copy_contention: float = 0.0
+    jitter: float = 0.05
+
+
+class _Moment:
+    """Something that will have happened; calls back when it has."""
+
+    def __init__(self) -> None:
+        self.happened = False
+        self._then: list[Callable[[], None]] = []
+
+    def then(self, do: Callable[[], None]) -> None:
+        do() if self.happened else self._then.append(do)
+
+    def happen(self) -> None:
+        self.happened = True
+        for do in self._then:
+            do()
+        self._then.clear()
+
+
+@dataclass(eq=False)
+class Op:
+    """An operation of a device, as it was played; times in ns."""
+
+    kind: Literal["kernel", "graph", "copy", "collective", "foreign"]
+    action: Launch | Graph | Copy | Foreign
+    stream: int
+    left: float  #: work still to do
+    behind: int  #: latency after the one before it in its stream
+    nodes: tuple[tuple[str, int], ...] = ()
+    called: int = 0  #: start of its launch call
+    queued: int = 0  #: when it entered the launch queue
+    ready: int = 0  #: not before this
+    start: int = -1
+    end: int = -1
+    waits: list[Op] = field(default_factory=list)
+    rate: float = 0.0
+    since: int = 0
+    planned: bool = False
+    done: _Moment = field(default_factory=_Moment)
+
+    @property
+    def device(self) -> int:
+        """Where it ran."""
+        return self.action.device
+
+
+@dataclass(eq=False)
+class _Stream:
+    queue: deque[Op] = field(default_factory=deque)
+    last: Op | None = None
+    ended: int = -(1 << 60)
+    waits: list[Op] = field(default_factory=list)  # for what is launched next
+    room: _Moment = field(default_factory=_Moment)
+    steps: int = 0  # steps whose overlapped work is waited for
+
+
+@dataclass(eq=False)
+class _Thread:
+    number: int
+    at: int = 0
+    open: list[tuple[str, int]] = field(default_factory=list)
+    launched: bool = False  # and has done nothing but launch since
+    finished: bool = False
+
+
+@dataclass(frozen=True)
+class Call:
+    """A CUDA call as the profiler sees it; `waits_on` is the device and stream of a synchronisation."""
+
+    name: str
+    thread: int
+    start: int
+    end: int
+    op: Op | None = None
+    waits_on: tuple[int, int] | None = None
+    driver: bool = False
+
+
+@dataclass
+class Played:
+    """What a profiler would have seen of one play; times in ns.
+
+    Attributes
+    ----------
+    ops : list of Op
+        In order of launch, with those that the trace does not contain.
+    calls, ranges, os_calls, overheads
+        ``(name, thread, start, end)`` of ranges, OS calls and overheads.
+    """
+
+    ops: list[Op] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    ranges: list[tuple[str, int, int, int]] = field(default_factory=list)
+    os_calls: list[tuple[str, int, int, int]] = field(default_factory=list)
+    overheads: list[tuple[str, int, int, int]] = field(default_factory=list)
+
+    @property
+    def recorded(self) -> list[Op]:
+        """Operations that the trace contains."""
+        return [op for op in self.ops if op.kind != "foreign"]
+
+    @property
+    def steps(self) -> list[tuple[int, int]]:
+        """Start and E of each step: the latest of the E before it, its CPU end, and the end of what it launched."""
+        ranges = sorted((start, end) for name, thread, start, end in self.ranges if thread == 0 and _STEP.match(name))
+        out: list[tuple[int, int]] = []
+        for (start, end), following in zip(ranges, [*ranges[1:], ranges[-1][1:]] if ranges else [], strict=True):
+            gpu = [op.end for op in self.recorded if start <= op.called < following[0]]
+            out.append((start, max([end, *gpu, *(e for _, e in out[-1:])])))
+        return out
+
+    @property
+    def wall_ns(self) -> int:
+        """Length of the window: of the steps where there are any, else of the GPU's work."""
+        if steps := self.steps:
+            return steps[-1][1] - steps[0][0]
+        return max(op.end for op in self.recorded) - min(op.start for op in self.recorded)
+
+    def write(self, path: str | os.PathLike[str]) -> Path:
+        """Write what the profiler saw as an SQLite export of Nsight Systems.
+
+        Parameters
+        ----------
+        path : path-like
+            Replaced when it exists.
+        """
+        out = Export(gpus=max(op.device for op in self.ops) + 1)
+        process = Export.process(_PID)
+
+        def thread(number: int) -> int:
+            return Export.thread(_PID, _PID + number)
+
+        for call in self.calls:
+            if call.waits_on:
+                device, stream = call.waits_on
+                out.synchronize(call.name, thread(call.thread), call.start, call.end, device=device, stream=stream)
+                continue
+            correlation = out.call(call.name, thread(call.thread), call.start, call.end, driver=call.driver)
+            if call.op:
+                _write_op(out, call.op, correlation, process)
+        for rows, write in ((self.ranges, out.range), (self.os_calls, out.os_call), (self.overheads, out.overhead)):
+            for name, number, start, end in rows:
+                write(name, thread(number), start, end)
+        return out.write(path)
+
+
+def _write_op(out: Export, op: Op, correlation: int, process: int) -> None:
+    place: dict[str, Any] = {"device": op.device, "stream": op.stream}
+    if isinstance(op.action, Copy):
+        copy = op.action
+        out.copy(copy.kind, op.start, op.end, correlation, process, copy.size, host=copy.host, **place)
+    elif isinstance(op.action, Launch):
+        out.kernel(op.action.kernel, op.start, op.end, correlation, process, **place)
+    elif isinstance(op.action, Graph) and not op.action.by_node:
+        out.graph(op.start, op.end, correlation, process, **place)
+    else:
+        # Node kernels in order, with what is left of a microsecond between them, stretched as the whole was.
+        stretch = (op.end - op.start) / sum(ns + BEHIND_NS for _, ns in op.nodes)
+        begun = float(op.start)
+        for node, (name, ns) in enumerate(op.nodes, 1):
+            end = op.end if node == len(op.nodes) else int(begun + ns * stretch)
+            out.kernel(name, int(begun), end, correlation, process, node=node, **place)
+            begun += (ns + BEHIND_NS) * stretch
+
+
+#: What a thread yields: the time to go on at, or what to wait for.
+_Steps = Generator[int | _Moment, None, None]
+
+
+class _Simulation:
+    """One play: a heap of events, the threads and streams, and the program's changes where an action is carried out."""
+
+    def __init__(self, program: Program, seed: int, change: str | None) -> None:
+        self.program, self.seed = program, seed
+        self.change, _, self.of = (change or "").partition(":")
+        self.now = 1_000_000_000  # an export's clock rarely starts at an event
+        self.events: list[tuple[int, int, Callable[[], None]]] = []
+        self.counter = 0
+        self.out = Played()
+        self.streams: dict[tuple[int, int], _Stream] = defaultdict(_Stream)
+        self.running: dict[int, list[Op]] = defaultdict(list)
+        self.recorded: dict[str, Op | None] = {}
+        self.arrived: dict[int, list[Op]] = defaultdict(list)
+        self.signals: dict[str, int] = defaultdict(int)
+        self.awaited: dict[str, deque[_Moment]] = defaultdict(deque)
+        self.batches: dict[str, list[tuple[int, int]]] = defaultdict(list)  # of a loader: ready, taken
+        self.overlapped: dict[int, list[Op]] = defaultdict(list)  # the last of each stream that a change made
+        self.steps_done = 0
+        launches = [a for actions in program.threads for a in actions if isinstance(a, Launch)]
+        self.members: dict[int, int] = defaultdict(int)
+        compute: dict[int, int] = defaultdict(int)
+        for a in launches:
+            if a.key is None:
+                compute[a.device] += a.ns
+            else:
+                self.members[a.key] += 1
+        mean = sum(compute.values()) / max(1, len(compute))
+        self.even = {d: mean / ns if change == "equal-ranks" and self.members else 1 for d, ns in compute.items()}
+
+    def run(self) -> Played:
+        threads = [_Thread(number) for number in range(len(self.program.threads))]
+        for thread, actions in zip(threads, self.program.threads, strict=True):
+            self._go_on(thread, self._thread(thread, actions))
+        while self.events:
+            self.now, _, do = heapq.heappop(self.events)
+            do()
+        if not all(t.finished for t in threads) or any(op.end < 0 for op in self.out.ops):
+            raise ValueError(f"{self.program.name} waits for something that never happens")
+        return self.out
+
+    def at(self, time: int, do: Callable[[], None]) -> None:
+        self.counter += 1
+        heapq.heappush(self.events, (time, self.counter, do))
+
+    def _go_on(self, thread: _Thread, steps: _Steps) -> None:
+        try:
+            until = next(steps)
+        except StopIteration:
+            thread.finished = True
+            return
+        if isinstance(until, int):
+            self.at(max(until, self.now), partial(self._go_on, thread, steps))
+        else:
+            until.then(partial(self._go_on, thread, steps))
+
+    def _draw(self, ns: float, *identity: object, spread: float | None = None) -> int:
+        """`ns` with the jitter of that identity."""
+        digest = blake2b(repr((self.seed, identity)).encode(), digest_size=8).digest()
+        unit = int.from_bytes(digest, "big") / (1 << 63) - 1
+        return round(ns * (1 + (self.program.jitter if spread is None else spread) * unit))
+
+    # The host: one generator an action.
+
+    def _thread(self, thread: _Thread, actions: Sequence[Action]) -> _Steps:
+        carry_out: dict[type, Callable[[_Thread, Any], _Steps | None]] = {
+            Cpu: self._cpu, Load: self._load, Sleep: self._sleep, Launch: self._launch, Graph: self._launch,
+            Copy: self._copy, Sync: self._sync, Record: self._record, WaitEvent: self._wait_event,
+            Foreign: self._foreign, Signal: self._signal, Await: self._await, Capture: self._capture,
+            Stall: self._stall, Profiler: self._profiler, Push: self._push, Pop: self._pop,
+        }  # fmt: skip
+        for thread.at, action in enumerate(actions):
+            steps = carry_out[type(action)](thread, action)
+            if steps is not None:
+                yield from steps
+            if isinstance(action, Cpu | Load | Sleep | Sync | Await | Capture | Stall | Profiler):
+                thread.launched = False
+
+    def _lasting(self, thread: _Thread, ns: float, what: str = "cpu") -> int:
+        return self._draw(ns, thread.number, thread.at, what)
+
+    def _call(self, name: str, thread: _Thread, start: int, op: Op | None = None) -> None:
+        self.out.calls.append(Call(name, thread.number, start, self.now, op))
+
+    def _is_removed(self, name: str) -> bool:
+        """Whether ``no-cpu-work`` takes this range's time; names that differ in a number only are one."""
+        return self.change == "no-cpu-work" and self.of in ("", name, re.sub(r"\d+", "*", name))
+
+    def _cpu(self, thread: _Thread, a: Cpu) -> _Steps:
+        begun, ns = self.now, self._lasting(thread, a.ns)
+        if a.once:
+            removed = self.change == "no-start-up"
+        else:
+            removed = self._is_removed(a.name) if a.name else self.change == "no-unnamed"
+        if not removed:
+            yield self.now + ns
+        if a.name:
+            self.out.ranges.append((a.name, thread.number, begun, self.now))
+
+    def _load(self, thread: _Thread, a: Load) -> _Steps:
+        begun, until = self.now, self.now + self._lasting(thread, a.ns)
+        if a.loader:
+            every, depth = self.program.loaders[a.loader]
+            batches = self.batches[a.loader]
+            number = len(batches)
+            room = batches[number - depth][1] if number >= depth else 0
+            before = batches[-1][0] if batches else begun - every * depth
+            ready = max(before, room) + self._draw(every, a.loader, number)
+            until = max(until, ready)
+            batches.append((ready, until))
+        if self.change != "no-input-wait":
+            yield until
+        self._waited(thread, a.name, a.call, begun)
+
+    def _sleep(self, thread: _Thread, a: Sleep) -> _Steps:
+        begun = self.now
+        if not self._is_removed(a.name):
+            yield self.now + self._lasting(thread, a.ns)
+        self._waited(thread, a.name, a.call, begun)
+
+    def _waited(self, thread: _Thread, name: str | None, call: str, begun: int) -> None:
+        edge = (self.now - begun) // 200
+        if edge:
+            self.out.os_calls.append((call, thread.number, begun + edge, self.now - edge))
+        if name:
+            self.out.ranges.append((name, thread.number, begun, self.now))
+
+    def _dispatch(self, thread: _Thread, dispatch: int, call: int) -> tuple[int, int]:
+        """Time before a launching call and in it; begin to begin is what ``free-launches`` leaves."""
+        dispatch, call = self._lasting(thread, dispatch, "dispatch"), self._lasting(thread, call, "call")
+        if self.change == "free-launches":
+            call = min(call, FREE_NS)
+            dispatch = min(dispatch, FREE_NS - call) if thread.launched else dispatch
+        thread.launched = True
+        return dispatch, call
+
+    def _launch(self, thread: _Thread, a: Launch | Graph) -> _Steps:
+        op = self._kernel(thread, a)
+        dispatch, call = self._dispatch(thread, a.dispatch, a.call)
+        yield self.now + dispatch
+        begun = op.called = self.now
+        once = self._lasting(thread, a.once, "once") if isinstance(a, Launch) and self.change != "no-start-up" else 0
+        if once and isinstance(a, Launch):
+            yield self.now + once
+            if a.once_call:
+                self.out.calls.append(Call(a.once_call, thread.number, begun + 1_000, self.now, driver=True))
+            if a.overhead:
+                self.out.overheads.append((a.overhead, thread.number, begun + 1_000, self.now))
+        yield from self._enqueue(thread, op)
+        yield self.now + call
+        name = "cudaLaunchKernel_v7000" if isinstance(a, Launch) else "cudaGraphLaunch_v10000"
+        self._call(name, thread, begun, op if op.kind != "foreign" else None)
+
+    def _kernel(self, thread: _Thread, a: Launch | Graph) -> Op:
+        nodes = tuple(
+            (name, round(ns * self._scale(name)))
+            for name, ns in (a.nodes if isinstance(a, Graph) else ((a.kernel, a.ns),))
+        )
+        behind = self._lasting(thread, BEHIND_NS, "behind")
+        if isinstance(a, Graph):
+            work = sum(ns + BEHIND_NS for _, ns in nodes)
+            return Op("graph", a, a.stream, self._lasting(thread, work, "gpu"), behind, nodes)
+        if a.key is not None:
+            stream = 1020 if self.change == "overlap-communication" else a.stream
+            return Op("collective", a, stream, self._draw(nodes[0][1], "collective", a.key), behind, nodes)
+        work = self._lasting(thread, nodes[0][1] * self.even[a.device], "gpu")
+        return Op("kernel", a, a.stream, work, behind, nodes)
+
+    def _scale(self, name: str) -> float:
+        pattern, factor = self.of, "0"
+        if self.change == "scale":
+            pattern, _, factor = self.of.rpartition("=")
+        return float(factor) if self.change in ("scale", "without") and re.search(pattern, name) else 1
+
+    def _copy(self, thread: _Thread, a: Copy) -> _Steps:
+        overlap = self.change == "overlap-copies"
+        stream = 1010 if overlap else a.stream
+        op = Op("copy", a, stream, self._lasting(thread, a.ns, "gpu"), self._lasting(thread, BEHIND_NS, "behind"))
+        dispatch, call = self._dispatch(thread, a.dispatch, a.call)
+        yield self.now + dispatch
+        begun = op.called = self.now
+        if overlap and a.blocking and a.kind == "DtoH":
+            # The value still has to be there: only the copy itself moves aside.
+            yield from self._until(thread, [self.streams[a.device, a.stream].last])
+        if a.staging and not overlap:
+            yield self.now + self._lasting(thread, a.staging)
+        yield from self._enqueue(thread, op)
+        yield self.now + call
+        blocking = a.blocking and not overlap and self.change != "no-sync"
+        if blocking:
+            yield from self._until(thread, [op])
+            thread.launched = False
+        self._call("cudaMemcpy_v3020" if a.blocking else "cudaMemcpyAsync_v3020", thread, begun, op)
+
+    def _until(self, thread: _Thread, ops: Sequence[Op | None]) -> _Steps:
+        """A blocking call returns: a latency after the last of what it waits for."""
+        returns = self.now + LOOK_NS
+        for op in ops:
+            if op is not None:
+                yield op.done
+                returns = max(returns, op.end + self._draw(RETURN_NS, thread.number, thread.at, "return", spread=0.2))
+        yield returns
+
+    def _sync(self, thread: _Thread, a: Sync) -> _Steps:
+        if self.change == "no-sync":
+            return
+        begun = self.now
+        ops: list[Op | None] = [self.streams[a.device, a.stream].last]
+        if a.what == "event":
+            ops = [self.recorded.get(a.event)]
+        elif a.what == "device":
+            ops = [s.last for (device, number), s in list(self.streams.items()) if device == a.device and number < 1000]
+        yield from self._until(thread, ops)
+        name = f"cuda{a.what.capitalize()}Synchronize"
+        self.out.calls.append(Call(name, thread.number, begun, self.now, waits_on=(a.device, a.stream)))
+
+    def _record(self, thread: _Thread, a: Record) -> _Steps:
+        begun = self.now
+        self.recorded[a.event] = self.streams[a.device, a.stream].last
+        if self.change != "free-launches":
+            yield self.now + self._lasting(thread, a.call)
+        self._call("cudaEventRecord_v3020", thread, begun)
+
+    def _wait_event(self, thread: _Thread, a: WaitEvent) -> _Steps:
+        begun, op = self.now, self.recorded.get(a.event)
+        if op is not None:
+            self.streams[a.device, a.stream].waits.append(op)
+        if a.shown:
+            if self.change != "free-launches":
+                yield self.now + self._lasting(thread, a.call)
+            self._call("cudaStreamWaitEvent_v3020", thread, begun)
+
+    def _foreign(self, thread: _Thread, a: Foreign) -> _Steps:
+        if self.change != "no-foreign":
+            op = Op("foreign", a, a.stream, self._lasting(thread, a.ns, "gpu"), 0, called=self.now)
+            yield from self._enqueue(thread, op)
+
+    def _signal(self, _: _Thread, a: Signal) -> None:
+        if self.awaited[a.name]:
+            self.awaited[a.name].popleft().happen()
+        else:
+            self.signals[a.name] += 1
+
+    def _await(self, thread: _Thread, a: Await) -> _Steps:
+        if self.signals[a.name]:
+            self.signals[a.name] -= 1
+            return
+        begun, signal = self.now, _Moment()
+        self.awaited[a.name].append(signal)
+        yield signal
+        yield self.now + self._lasting(thread, WAKE_NS)
+        self.out.os_calls.append(("pthread_cond_wait", thread.number, begun, self.now))
+
+    def _capture(self, thread: _Thread, a: Capture) -> _Steps:
+        if self.change == "no-start-up":
+            return
+        part = self._lasting(thread, a.ns) // (a.launches + 12)
+        names = ["cudaStreamBeginCapture_v10000", *["cudaLaunchKernel_v7000"] * a.launches]
+        last = [("cudaStreamEndCapture_v10000", 3), ("cudaGraphInstantiate_v12000", 8)]
+        for name, length in [(n, 1) for n in names] + last:
+            begun = self.now
+            yield self.now + part * length
+            self._call(name, thread, begun)
+
+    def _stall(self, thread: _Thread, a: Stall) -> _Steps:
+        begun = self.now
+        yield self.now + self._lasting(thread, a.ordinary if self.change == "no-start-up" else a.ns)
+        self._call(a.call, thread, begun)
+
+    def _profiler(self, thread: _Thread, a: Profiler) -> _Steps:
+        begun = self.now
+        if self.change != "no-profiler":
+            yield self.now + self._lasting(thread, a.ns)
+            self.out.overheads.append((a.name, thread.number, begun, self.now))
+
+    def _push(self, thread: _Thread, a: Push) -> None:
+        thread.open.append((a.name, self.now))
+
+    def _pop(self, thread: _Thread, _: Pop) -> None:
+        name, begun = thread.open.pop()
+        self.out.ranges.append((name, thread.number, begun, self.now))
+        if _STEP.match(name) and thread.number == 0:
+            self.steps_done += 1
+            for (device, number), stream in self.streams.items():
+                if number >= 1000 and stream.last is not None:
+                    self.overlapped[device].append(stream.last)
+
+    # The devices.
+
+    def _enqueue(self, thread: _Thread, op: Op) -> _Steps:
+        stream = self.streams[op.device, op.stream]
+        while len(stream.queue) >= QUEUE:
+            yield stream.room
+        op.queued, op.ready = self.now, self.now + self._draw(START_NS, thread.number, thread.at, "start", spread=0.1)
+        op.waits = stream.waits
+        stream.waits = []
+        if op.stream < 1000 and stream.steps < self.steps_done:
+            op.waits = op.waits + self.overlapped[op.device]
+            stream.steps = self.steps_done
+        stream.last = op
+        stream.queue.append(op)
+        self.out.ops.append(op)
+        self._plan(stream)
+
+    def _plan(self, stream: _Stream) -> None:
+        """Start the first in the queue as soon as all it waits for is over."""
+        if not stream.queue or stream.queue[0].planned:
+            return
+        op = stream.queue[0]
+        for other in op.waits:
+            if not other.done.happened:
+                other.done.then(partial(self._plan, stream))
+                return
+        op.planned = True
+        start = max([op.ready, stream.ended + op.behind, *(other.end + EVENT_NS for other in op.waits)])
+        self.at(start, partial(self._begin, op))
+
+    def _begin(self, op: Op) -> None:
+        op.start = op.since = self.now
+        if op.kind == "foreign":
+            self.at(self.now + round(op.left), partial(self._end, op))
+        elif op.kind == "collective":
+            self._arrive(op)
+        else:
+            self.running[op.device].append(op)
+            self._share(op.device)
+
+    def _arrive(self, op: Op) -> None:
+        key = op.action.key if isinstance(op.action, Launch) else None
+        assert key is not None
+        arrived = self.arrived[key]
+        arrived.append(op)
+        ready = [op] if self.change == "equal-ranks" else arrived if len(arrived) == self.members[key] else []
+        for one in ready:
+            self.at(self.now + round(one.left), partial(self._end, one))
+
+    def _share(self, device: int) -> None:
+        """Kernels slow each other down, and copies slow kernels down."""
+        running = self.running[device]
+        copies = sum(op.kind == "copy" for op in running)
+        others = len(running) - copies - 1
+        slow = 1 + self.program.contention * others + self.program.copy_contention * copies
+        for op in running:
+            rate = 1.0 if op.kind == "copy" else 1 / slow
+            if rate != op.rate:
+                op.left -= (self.now - op.since) * op.rate
+                op.rate, op.since = rate, self.now
+                self.at(self.now + math.ceil(op.left / rate - 1e-6), partial(self._end, op, rate, self.now))
+
+    def _end(self, op: Op, rate: float | None = None, since: int | None = None) -> None:
+        if op.end >= 0 or (rate is not None and (op.rate, op.since) != (rate, since)):
+            return  # the operation has been slowed down or sped up since
+        op.end = self.now
+        stream = self.streams[op.device, op.stream]
+        stream.queue.popleft()
+        stream.ended = self.now
+        if op in self.running[op.device]:
+            self.running[op.device].remove(op)
+            self._share(op.device)
+        op.done.happen()
+        room, stream.room = stream.room, _Moment()
+        room.happen()
+        self._plan(stream)
+
+
+def play(program: Program, seed: int = 0, change: str | None = None) -> Played:
+    """Play a program, perhaps with a change made to it.
+
+    Parameters
+    ----------
+    program : Program
+    seed : int
+        Of the jitter.
+    change : str, optional
+        A change by the name that ``whatif`` has for it: ``no-input-wait`` (batches are there), ``no-sync`` (blocking
+        calls return at once, copies run all the same), ``free-launches`` (launches follow each other by
+        3 µs), ``no-cpu-work`` and ``no-cpu-work:NAME`` (ranges without their time), ``no-start-up``, ``no-profiler``,
+        ``overlap-copies`` and ``overlap-communication`` (on a stream of their own, without staging, that the next
+        step's work waits for), ``equal-ranks`` (each device does the average of all kernels' time, and a collective
+        takes its transfer only), ``without:REGEX`` and ``scale:REGEX=F`` (of kernels' time; the launch stays). Two
+        more are no changes one can make, but say what the rest costs: ``no-foreign`` (nothing outside the trace) and
+        ``no-unnamed`` (CPU work that no range names).
+
+    Returns
+    -------
+    Played
+    """
+    return _Simulation(program, seed, change).run()
