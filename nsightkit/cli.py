@@ -610,8 +610,15 @@ def sol(
         if len(found):
             card = gpu or next(each.name for each in opened.meta.gpus if each.name)
             rates = analysis.datasheet(hardware.find(card), clock)
+            covered = analysis.coverage(found, opened)
+            least = "" if covered > 0.99 else "at least "
+            said.append(f"operators of known cost hold {100 * covered:.1f} % of the kernel time")
             busy = analysis.hfu(found, float(intervals.busy(opened)["span_ns"].sum()), rates)
-            said.append(f"matrix arithmetic at the rate of the {rates.source} would take {busy:.0%} of the span (HFU)")
+            said.append(
+                f"HFU {least}{100 * busy:.2g} %: of the span, their matrix products at the rate of the {rates.source}"
+                if busy
+                else "none of them is a matrix product, so there is no HFU"
+            )
             # In a column they would take the room of all others.
             remarks = found["note"].replace("", None).value_counts()
             said.extend(f"{count:,} {'row' if count == 1 else 'rows'}: {text}" for text, count in remarks.items())

@@ -299,8 +299,8 @@ def _reckoned(name: str, inputs: str, precision: str | None) -> tuple[Operation,
     try:
         given = _Inputs(inputs, "fp8" if plain in _EIGHT else precision)
         found = reckon(given)
-        if max(found.flops, found.bytes) > _MOST:
-            raise ValueError("sizes that no card holds")
+        if not 0 < max(found.flops, found.bytes) <= _MOST:
+            raise ValueError("sizes that were not recorded, or that no card holds")
         return found.renamed(f"{name} {given.label()}"), given
     # Whatever a file says of its operators, shapes that are none have no cost.
     except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):

@@ -66,6 +66,7 @@ __all__ = [
     "bounds",
     "ceiling",
     "ceilings",
+    "coverage",
     "cross_entropy",
     "datasheet",
     "embedding",
@@ -580,9 +581,10 @@ def judge(
     DataFrame
         ``name, flops, bytes, intensity, bound`` (by the datasheet), ``time_ns, sol_datasheet, sol_measured`` (NaN
         without ceilings), ``impossible``, ``unit``, ``source`` of `sheet`, ``note``. `impossible` is true where the
-        time is shorter than the arithmetic takes at the datasheet's rate, or than the traffic takes and it does not fit
-        the level-2 cache: then the time, the shape or the clock is wrong. The note also says where a time is shorter
-        than measured ceilings allow, which is no mistake: they are what one program reached.
+        time is shorter than the arithmetic takes at the datasheet's rate, or than the traffic takes that cannot have
+        stayed in the level-2 cache: then the time, the shape or the clock is wrong. A cache of n bytes can hold n that
+        are read, and keep n that are written. The note also says where a time is shorter than measured ceilings allow,
+        which is not a mistake: they are what one program reached.
     """
     table = bounds(operations, sheet)
     times = np.asarray(time_ns, dtype=float)
@@ -592,21 +594,24 @@ def judge(
         raise UsageError("a measured time must be positive")
     compute = np.array([sheet.compute_ns(operation) for operation in operations])
     memory = np.array([sheet.memory_ns(operation) for operation in operations])
-    cached = table["bytes"].to_numpy() <= sheet.l2_bytes
+    moved = table["bytes"].to_numpy()
+    cached = moved <= sheet.l2_bytes
+    uncached = np.maximum(moved - 2 * sheet.l2_bytes, 0) / sheet.gb_per_s
     table["time_ns"] = times
     table["sol_datasheet"] = table.pop("bound_ns") / times
     limits = zip(operations, table["bound"], strict=True)
     table["sol_measured"] = np.array([_ceiling_ns(operation, bound, measured) for operation, bound in limits]) / times
     too_quick = compute > times
     beats_memory = (memory > times) & ~too_quick
-    table["impossible"] = too_quick | (beats_memory & ~cached)
+    table["impossible"] = too_quick | (uncached > times)
     table["unit"] = np.array([operation.unit for operation in operations], dtype=object)
     notes = np.full(len(table), "", dtype=object)
     over = (table["sol_measured"] > 1).to_numpy()
     notes[over] = "quicker than the ceilings measured on this card"
     notes[over & cached & (table["bound"] == "memory").to_numpy()] = _CACHED
+    notes[beats_memory] = _PARTLY_CACHED
     notes[beats_memory & cached] = _CACHED
-    notes[beats_memory & ~cached] = "above the memory's bandwidth, and too large for the L2 cache: is every byte read?"
+    notes[uncached > times] = "above the memory's bandwidth, and too large for the L2 cache: is every byte read?"
     notes[too_quick] = [
         f"would be {rate:,.0f} TFLOP/s, {rate / sheet.tflops[operation.unit]:.1f} times the peak"
         for operation, rate, wrong in zip(operations, table["flops"] / times / 1e3, too_quick, strict=True)
@@ -618,6 +623,7 @@ def judge(
 
 
 _CACHED = "its tensors fit the L2 cache: quicker than the memory, as they may be"
+_PARTLY_CACHED = "part of its tensors fits the L2 cache: quicker than the memory, as they may be"
 
 
 def _ceiling_ns(operation: Operation, bound: str, measured: Rates | None) -> float:
@@ -738,6 +744,24 @@ def _listed(rows: list[tuple[_Group, Operation, int, int]], sheet: Rates, measur
 _UNTOLD = "what its tensors hold was not recorded, and no kernel's name says it"
 
 
+def coverage(table: pd.DataFrame, trace: Trace) -> float:
+    """Give the share of the kernel time whose operators have a known cost: what :func:`hfu` and shares are said of.
+
+    Parameters
+    ----------
+    table : DataFrame
+        From :func:`summary` of that trace.
+    trace : Trace
+
+    Returns
+    -------
+    float
+        Operators of unknown precision are not in it. NaN without kernel time.
+    """
+    every = float(trace.table("kernels", ["duration_ns"])["duration_ns"].sum())
+    return float(table.loc[table["precision_from"] != "unknown", "time_ns"].sum()) / every if every else float("nan")
+
+
 def hfu(table: pd.DataFrame, time_ns: float, rates: Rates) -> float:
     """Give the hardware FLOPs utilisation: the time that matrix arithmetic takes at the peak rate, of the whole time.
 
@@ -755,7 +779,8 @@ def hfu(table: pd.DataFrame, time_ns: float, rates: Rates) -> float:
     Returns
     -------
     float
-        Share of `time_ns`. Operators of unknown precision are not in it.
+        Share of `time_ns`. Operators of unknown cost or precision are not in it, convolutions among them: it is the
+        least that it can be, and :func:`coverage` says how much of the kernel time it speaks of.
     """
     matrices = table[table["name"].str.startswith(_ON_TENSOR_CORES) & table["unit"].isin(list(rates.tflops))]
     peak = matrices["unit"].map(dict(rates.tflops)).astype(float)
