@@ -615,7 +615,7 @@ def sol(
             said.append(f"operators of known cost hold {100 * covered:.1f} % of the kernel time")
             busy = analysis.hfu(found, float(intervals.busy(opened)["span_ns"].sum()), rates)
             said.append(
-                f"HFU {least}{100 * busy:.2g} %: of the span, their matrix products at the rate of the {rates.source}"
+                f"HFU {least}{100 * busy:.2g} %: their matrix products at the rate of the {rates.source}, of the span"
                 if busy
                 else "none of them is a matrix product, so there is no HFU"
             )

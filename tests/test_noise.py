@@ -104,6 +104,38 @@ def test_one_run_each_says_nothing_of_others():
     assert few > many > 0, "runs that agree by chance are not taken for runs that must"
 
 
+def test_what_runs_differ_by_widens_what_steps_say():
+    steps = noise.Estimate(10.0, 7.0, 14.0, (9, 9))
+    assert noise.widened(steps, None) == steps
+    assert noise.widened(steps, 4.0) == noise.Estimate(10.0, 5.0, 10 + np.hypot(4, 4), (9, 9))
+    none = noise.Estimate(10.0, None, None, (1, 1))
+    assert noise.widened(none, 4.0) == none
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        ([57, 61, 56, 62, 48], [0, 0, 0, 0], True),  # what each step waited for is gone
+        ([0, 0, 0, 0], [57, 61, 56, 62, 48], True),
+        ([0, 57, 61, 56, 62, 48], [0, 0, 0, 0], False),  # not in each
+        ([10, 11, 12, 13], [14, 15, 16, 17], False),  # above it, and as near as its own steps are to each other
+        ([10, 11, 12, 13], [17, 18, 19, 20], True),
+        ([10, 11, 12], [17, 18, 19, 20], False),  # too few
+        ([5, 5, 5, 5], [5, 5, 5, 5], False),
+    ],
+)
+def test_what_lies_apart_needs_no_ranks(before, after, told):
+    assert noise.apart(before, after) is told
+
+
+def test_series_without_a_change_do_not_lie_apart():
+    """Less often than one in a hundred rows, however few the steps: four a side are the worst."""
+    rng = np.random.default_rng(3)
+    for draw in (rng.normal, rng.exponential, rng.uniform):
+        seen = sum(noise.apart(*draw(size=(2, 4))) for _ in range(4000))
+        assert seen <= 40, draw
+
+
 def test_thinning_keeps_the_extremes_and_the_middle():
     values = np.arange(1001.0)[::-1]
     kept = noise.thinned(values, 11)

@@ -1,10 +1,8 @@
 """Has it become slower? Runs of a program against a baseline of earlier ones.
 
-A change counts when it exceeds the tolerance *and* what noise explains. Noise has two sources. Steps of one run
-differ: the interval of the change comes from their order (:func:`nsightkit.analysis.noise.ratio`). Runs differ too,
-each as a whole, and no number of steps tells by how much: the interval is widened by what the runs on both sides
-differ by (:func:`nsightkit.analysis.noise.between_runs`). With one run on each side that is not known, and the
-tolerance stands for it alone.
+A change counts when it exceeds the tolerance *and* what noise explains, by the rule of :mod:`nsightkit.analysis.noise`
+that ``diff`` shares: the spread of the steps inside the runs, and what runs differ by where a side has several. With
+one run on each side that is not known, and the tolerance stands for it alone.
 
 The intervals of all metrics that can fail hold together with 99 %: each has its share of the one per cent. That is why
 few metrics gate, and the others only inform.
@@ -12,6 +10,7 @@ few metrics gate, and the others only inform.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -235,26 +234,28 @@ def _surely(kept: Kept, after: Sequence[Samples], of: str, tolerance: float, con
 
 def _change(before: Sequence[Samples], after: Sequence[Samples], was: float, confidence: float) -> _Change:
     positive = all(samples.min() > 0 for samples in (*before, *after))
-    first, second = np.concatenate(before), np.concatenate(after)
-    # Logarithms make a ratio a difference. Where a sample is 0 there is none; then shares of the baseline's median.
-    found = noise.ratio(first, second, confidence) if positive else noise.shift(first / was, second / was, confidence)
-    middles = [np.array([np.median(samples) for samples in side]) for side in (before, after)]
-    old, new = (np.log(m) if positive else m / was for m in middles)
-    between = noise.between_runs(old, new, confidence)
-    ratio = found.value if positive else max(1 + found.value, 0.0)
-    few_runs = len(before) + len(after) - 2 < _ENOUGH_RUNS
+
+    def scaled(values: Samples | Sequence[float]) -> Samples:
+        # Logarithms make a ratio a difference. Where a sample is 0 there is none; then shares of the baseline's median.
+        return np.log(values) if positive else np.asarray(values) / was
+
+    steps = noise.shift(scaled(np.concatenate(before)), scaled(np.concatenate(after)), confidence)
+    middles = [[float(np.median(samples)) for samples in side] for side in (before, after)]
+    between = noise.between_runs(scaled(middles[0]), scaled(middles[1]), confidence)
+    found = noise.widened(steps, between)
+    if found.low is None and between is not None and len(before) + len(after) - 2 >= _ENOUGH_RUNS:
+        found = dataclasses.replace(found, low=found.value - between, high=found.value + between)
+    value = _ratio(found.value, positive)
     if found.low is None or found.high is None:
-        if between is None or few_runs:
-            return _Change(ratio)
-        down = up = between
-    elif positive:
-        down, up = (math.hypot(math.log(a / b), between or 0) for a, b in ((ratio, found.low), (found.high, ratio)))
-    else:
-        down, up = (math.hypot(a, between or 0) for a in (found.value - found.low, found.high - found.value))
-    if positive:
-        down, up = (math.exp(min(arm, _LARGEST_LOG)) for arm in (down, up))
-        return _Change(ratio, ratio / down, ratio * up, down, 1 / up)
-    return _Change(ratio, ratio - down, ratio + up, 1 + down, max(1 - up, 0.0))
+        return _Change(value)
+    down, up = found.value - found.low, found.high - found.value
+    return _Change(
+        value, _ratio(found.low, positive), _ratio(found.high, positive), _ratio(down, positive), _ratio(-up, positive)
+    )
+
+
+def _ratio(change: float, logarithm: bool) -> float:
+    return math.exp(min(change, _LARGEST_LOG)) if logarithm else max(1 + change, 0.0)
 
 
 def _status(direction: str, up: bool, down: bool, *, sure: bool = True) -> str:
@@ -315,8 +316,7 @@ def _notes(baseline: Baseline, runs: Sequence[Run], measured: Sequence[Mapping[s
         notes.append(f"{first}{f' and {len(more)} more' if more else ''}: {reason}")
     if timed and baseline.of != "ncu" and max(baseline.runs, len(runs)) == 1:
         notes.append(
-            "one run on each side does not say how far runs differ: the tolerance alone stands for that; "
-            "more runs in the baseline (--add) do"
+            f"{noise.ONE_RUN} The tolerance alone stands for them; more runs in the baseline (--add) would tell."
         )
     for row in timed:
         seen = 1.0 if row["limit"] is None else max(row["limit"], 1 / row["limit"])

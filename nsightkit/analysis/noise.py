@@ -1,5 +1,11 @@
 """How sure a figure is when it was measured several times: intervals of medians, and of what changed.
 
+``diff`` and ``check`` share one rule. Noise has two sources. *Steps of a run* differ, and the interval of a change
+comes from their order (:func:`shift`). *Runs* differ too, each as a whole, and no number of steps tells by how much:
+where a side has several, what they differ by widens the interval (:func:`between_runs`, :func:`widened`). With one run
+on each side that is not known, and whoever judges says so (:data:`ONE_RUN`): no more can be said then than that a
+change exceeds what steps differ by inside the runs.
+
 Nothing here assumes a normal distribution: times of steps have long tails. Samples are taken as independent of
 each other; where consecutive steps are alike (a clock that drifts), true intervals are wider.
 """
@@ -15,12 +21,17 @@ import numpy.typing as npt
 
 from nsightkit.errors import UsageError
 
-__all__ = ["Estimate", "between_runs", "median", "ratio", "shift", "thinned"]
+__all__ = ["ONE_RUN", "Estimate", "apart", "between_runs", "median", "ratio", "shift", "thinned", "widened"]
+
+#: What to say where each side was measured in one run.
+ONE_RUN = "One run on each side: differences between runs of the same program are not known."
 
 #: Up to so many pairs the distribution of the rank sum is counted out; beyond, it is a normal one to many digits.
 _EXACT_PAIRS = 2500
 #: Samples beyond this are thinned evenly before all pairs of them are formed.
 _MOST_SAMPLES = 1000
+#: So many samples a side have an interval of 95 %; fewer lie apart by chance too often.
+_ENOUGH = 4
 #: What runs of one program differ by, as a standard deviation of logarithms, and how many runs that counts for.
 _USUAL, _WORTH = 0.007, 4
 
@@ -180,6 +191,51 @@ def between_runs(
     squares = sum(float(((group - group.mean()) ** 2).sum()) for group in (first, second))
     spread = math.sqrt((_WORTH * usual**2 + squares) / (_WORTH + known))
     return _student((1 - confidence) / 2, _WORTH + known) * spread * math.sqrt(1 / len(first) + 1 / len(second))
+
+
+def widened(steps: Estimate, between: float | None) -> Estimate:
+    """Widen the interval of a change by what runs differ by.
+
+    Parameters
+    ----------
+    steps : Estimate
+        From :func:`shift`: what the steps inside the runs say.
+    between : float, optional
+        From :func:`between_runs`.
+
+    Returns
+    -------
+    Estimate
+        Each arm of the interval is the root of the sum of squares of both. The same where nothing is known of other
+        runs, or there is no interval.
+    """
+    if between is None or steps.low is None or steps.high is None:
+        return steps
+    down, up = (math.hypot(arm, between) for arm in (steps.value - steps.low, steps.high - steps.value))
+    return dataclasses.replace(steps, low=steps.value - down, high=steps.value + up)
+
+
+def apart(before: npt.ArrayLike, after: npt.ArrayLike) -> bool:
+    """Whether two series cannot be taken for one: further apart than either spreads.
+
+    A cause that was there in each step and is gone needs no ranks to say so. The ranks of four samples and five say
+    less: by chance, one series lies above the other in 2 of 126 orders, and among many rows some do.
+
+    Parameters
+    ----------
+    before, after : array_like of float
+
+    Returns
+    -------
+    bool
+        Each sample of one series lies above each of the other, and between the two there is more room than either
+        takes. False for fewer than four samples on a side.
+    """
+    first, second = (np.asarray(side, dtype=np.float64) for side in (before, after))
+    if min(first.size, second.size) < _ENOUGH:
+        return False
+    room = max(second.min() - first.max(), first.min() - second.max())
+    return bool(room > max(np.ptp(first), np.ptp(second)))
 
 
 def thinned(values: npt.NDArray[np.float64], most: int = _MOST_SAMPLES) -> npt.NDArray[np.float64]:
