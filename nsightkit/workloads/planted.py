@@ -119,7 +119,12 @@ _ALWAYS = ("StringIds", "META_DATA_EXPORT", "META_DATA_CAPTURE", "TARGET_INFO_GP
 
 _COPY_KIND = {"HtoD": 1, "DtoH": 2, "DtoD": 8, "HtoH": 9, "PtoP": 10}
 _MEMORY = {"pageable": 0, "pinned": 1, "device": 2}
-_SYNC = {"cudaEventSynchronize": 1, "cudaStreamSynchronize": 3, "cudaDeviceSynchronize": 4}
+_SYNC = {
+    "cudaEventSynchronize": 1,
+    "cudaStreamWaitEvent": 2,
+    "cudaStreamSynchronize": 3,
+    "cudaDeviceSynchronize": 4,
+}
 
 
 class Export:

@@ -5,28 +5,33 @@ Each program says which verdict is true of it. :func:`gains` plays the changes t
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 from nsightkit.workloads.simulator import (
     Action,
     Await,
+    Capture,
     Copy,
     Cpu,
+    Foreign,
     Graph,
     Launch,
     Load,
     Pop,
+    Profiler,
     Program,
     Push,
     Record,
     Signal,
     Sleep,
+    Stall,
     Sync,
     WaitEvent,
     play,
 )
 
-__all__ = ["CHANGE_OF", "FILLS", "PROGRAMS", "gains"]
+__all__ = ["CHANGE_OF", "FILLS", "PROGRAMS", "gains", "random_program"]
 
 #: The change whose gain a cause weighs. The last two are played only: nobody can make them.
 CHANGE_OF = {
@@ -43,7 +48,7 @@ CHANGE_OF = {
     "unknown": "no-unnamed",
 }
 #: What a verdict may say where no change gains 5 %: what fills the time.
-FILLS = ("compute-bound", "memory-bound", "memory-transfer", "communication")
+FILLS = ("compute-bound", "memory-bound", "memory-transfer", "communication", "not-enough-data")
 
 _US, _MS = 1_000, 1_000_000
 _GEMM = "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_64x3_tn"
@@ -157,6 +162,20 @@ def _prefetched(step: int) -> list[Action]:
     return [*use, *ahead, *_kernels(20, 60)]
 
 
+def _uploading(size: int, us: int, *, staging: int = 0) -> list[Action]:
+    """A batch is copied on the stream of the kernels; the CPU stages it, and waits for it, when that takes time."""
+    staged = staging > 100
+    copy = Copy(
+        "HtoD", size, us * _US, host="pageable" if staging else "pinned", staging=staging * _US, blocking=staged
+    )
+    return _loop(lambda _: [copy, *_kernels(20, 60)])
+
+
+def _cold(*first: Action, steps: int = 12) -> list[Action]:
+    """What happens in the first step only."""
+    return _loop(lambda k: [*(first if k == 0 else ()), *_kernels(20, 60)], steps)
+
+
 def _threads_beside(main_us: float) -> list[list[Action]]:
     """A thread with pauses of its own, and another that keeps the device busy meanwhile."""
     pausing: list[Action] = [*_kernels(4, 20, stream=9), Cpu(int(main_us * _US), "bookkeeping")]
@@ -167,6 +186,7 @@ def _named() -> list[Program]:
     busy = _kernels(20, 60)
     flat = _loop(lambda _: busy)
     read = Copy("DtoH", 1 << 12, 2 * _US, host="pageable", blocking=True)
+    offload = Copy("DtoH", 16 << 20, 200 * _US)
     tiny = _kernels(100, 3)
     nodes = tuple([(_GEMM, 3_000)] * 100)
     return [
@@ -192,7 +212,7 @@ def _named() -> list[Program]:
         ),
         Program(
             "slow-batches",
-            [_loop(lambda k: [Load(8 * _MS if k % 4 == 3 else 20 * _US), *busy], 16)],
+            [_loop(lambda k: [Load(8 * _MS if k % 4 == 3 else 20 * _US), *busy], 16, "ProfilerStep#")],
             "input-pipeline",
         ),
         Program("hidden-loader", [_starved(Load(600 * _US))], "compute-bound", "no-input-wait"),
@@ -230,7 +250,7 @@ def _named() -> list[Program]:
             "tiny-autograd", [*_handed_over(tiny[:40], [Launch(_POINT, 3_000, dispatch=8_000)] * 60)], "launch-overhead"
         ),
         Program("graph-replays", [_loop(lambda _: [Graph(nodes)])], "compute-bound", "free-launches"),
-        Program("graph-rows", [_loop(lambda _: [Graph(nodes, by_node=False)], 60)], "compute-bound", "free-launches"),
+        Program("graph-rows", [_loop(lambda _: [Graph(nodes, by_node=False)], 60)], "not-enough-data", "free-launches"),
         # CPU work.
         Program("preprocess-tail", [_loop(lambda _: [*busy, *_item(), Cpu(3 * _MS, "preprocess")])], "cpu-work"),
         Program(
@@ -258,8 +278,174 @@ def _named() -> list[Program]:
         ),
         Program("two-threads", _threads_beside(900), "compute-bound", "no-cpu-work"),
         Program("hand-over", _handed_over(busy[:8], busy), "compute-bound", "no-input-wait"),
+        # Copies.
+        Program("pageable-batches", [_uploading(16 << 20, 500, staging=1_500)], "memory-transfer"),
+        Program("pinned-on-compute", [_uploading(64 << 20, 900)], "memory-transfer"),
+        Program("offloaded", [_loop(lambda _: [*_kernels(4, 60), offload] * 5)], "memory-transfer"),
+        Program("prefetched-batches", [_loop(_prefetched)], "compute-bound", "overlap-copies", copy_contention=0.05),
+        Program("small-batches", [_uploading(1 << 20, 40, staging=30)], "compute-bound", "overlap-copies"),
+        Program("weight-streaming", [_streamed(400, 60)], "memory-transfer", "overlap-copies"),
+        Program("weights-ahead", [_streamed(60, 400)], "compute-bound", "overlap-copies"),
+        # Several devices.
+        Program("reduce-exposed", _ranks((60, 60), 900, buckets=1), "communication"),
+        Program("reduce-on-compute", _ranks((60, 60), 250, stream=7), "communication"),
+        Program("reduce-fills", _ranks((20, 20), 900), "communication", "overlap-communication"),
+        Program("reduce-hidden", _ranks((60, 60), 150, last=5), "compute-bound", "overlap-communication"),
+        Program("uneven-ranks", _ranks((30, 90), 40), "imbalance", "overlap-communication"),
+        Program("even-ranks", _ranks((60, 60), 30), "compute-bound", "equal-ranks"),
+        # What happens once.
+        Program("lazy-loading", [_cold(Launch(_POINT, 20 * _US, once=240 * _MS))], "start-up", "free-launches"),
+        Program(
+            "lazy-modules",
+            [_cold(*(Launch(f"{_POINT}{n}", 20 * _US, once=4 * _MS, once_call="cuLibraryLoadData") for n in range(6)))],
+            "start-up",
+            "free-launches",
+        ),
+        Program(
+            "lazy-overhead",
+            [
+                _cold(
+                    Launch(
+                        _POINT, 20 * _US, once=30 * _MS, once_call="cuModuleLoadData", overhead="Lazy Function Loading"
+                    )
+                )
+            ],
+            "start-up",
+            "no-profiler",
+        ),
+        Program("graph-capture", [_cold(Capture(40 * _MS), steps=12)], "start-up", "free-launches"),
+        Program("compiled-once", [_cold(Cpu(60 * _MS, "inductor_compile", once=True))], "start-up", "no-cpu-work"),
+        Program(
+            "stalling-malloc",
+            [_cold(Sync(), Stall(12 * _MS), *busy, Sync(), Stall(6 * _MS, "cudaFree_v3020"))],
+            "start-up",
+            "no-sync",
+        ),
+        Program(
+            "hidden-first-call",
+            [_loop(lambda k: [*busy, Launch(_POINT, 20 * _US, once=700 * _US * (k == 4)), *busy])],
+            "compute-bound",
+            "no-start-up",
+        ),
+        # What the trace does not contain.
+        Program(
+            "held-once", [_loop(lambda k: [*([Foreign(40 * _MS)] if k == 3 else []), *busy])], "queued", "free-launches"
+        ),
+        Program("held-each-step", [_loop(lambda _: [Foreign(900 * _US), *busy])], "queued", "no-sync"),
+        Program("unnamed-work", [[*_kernels(5, 60), Cpu(2 * _MS)] * 12], "unknown", "no-cpu-work"),
+        # The profiler.
+        Program("flushing", [_loop(lambda _: [Profiler(1_500 * _US), *busy])], "profiler"),
+        Program(
+            "hidden-flush", [_loop(lambda k: [Profiler(600 * _US if k else 0), *busy])], "compute-bound", "no-profiler"
+        ),
     ]
 
 
 #: The named programs.
 PROGRAMS: dict[str, Program] = {program.name: program for program in _named()}
+
+
+def random_program(seed: int) -> Program:
+    """Draw a program: up to four threads, three streams and two devices, whatever comes together.
+
+    Each step does the same, up to jitter: parts of the main thread, perhaps a backward pass of autograd's thread, a
+    thread beside, a second device with a thread of its own. What other threads launch belongs to the step that hands
+    over to them, and ends in it on the CPU.
+
+    Parameters
+    ----------
+    seed : int
+    """
+    draw = random.Random(seed)  # noqa: S311 # no secret
+    streams = [7, 9, 11][: draw.choice([1, 1, 2, 3])]
+    ranks = draw.random() < 0.25
+    shown = draw.random() < 0.5  # whether waits between streams, and OS calls, are in the trace
+    loaders = {"workers": (int(draw.uniform(0.3, 3) * _MS), draw.randint(1, 4))}
+    heavy = draw.uniform(1, 60)  # what kernels take, in µs, more or less
+    lead: list[Action] = draw.choice(
+        [[], [], [Load(int(draw.uniform(0.05, 3) * _MS), draw.choice(["dataload", None]))], [Load(loader="workers")]]
+    )
+    parts = [_part(draw, streams, heavy, shown) for _ in range(draw.randint(2, 6))]
+    tail: list[Action] = draw.choice([[], [], _item(), [Sync("device")], [Cpu(200 * _US, "log")]])
+    autograd = _part(draw, streams, heavy, shown) if draw.random() < 0.3 else None
+    beside = _part(draw, [15], heavy, shown) if draw.random() < 0.2 else None
+    uneven, reduce_ns = draw.uniform(0.5, 2), int(draw.uniform(20, 400) * _US)
+    buckets, comm = draw.randint(1, 3), draw.choice([7, _COMM])
+    first: list[Action] = draw.choice(
+        [[], [], [], [Launch(_POINT, 9_000, once=5 * _MS)], [Stall(3 * _MS)], [Capture(6 * _MS)], [Foreign(4 * _MS)]]
+    )
+    steps = draw.randint(6, 12)
+
+    def reduced(device: int, k: int) -> list[Action]:
+        out: list[Action] = []
+        for bucket in range(buckets if ranks else 0):
+            out += _kernels(6, heavy * (uneven if device else 1), device=device)
+            out += _after(7, comm, [Launch(_REDUCE, reduce_ns, comm, device, key=k * buckets + bucket)], shown, device)
+        return out
+
+    def step(k: int) -> list[Action]:
+        out: list[Action] = [*lead, *(first if k == 1 else [])]
+        out += [Signal(name) for name, on in (("beside", beside), ("rank", ranks)) if on]
+        out += [action for part in parts for action in part]
+        if autograd:
+            out += [Signal("backward"), Await("backward done", shown)]
+        out += [*reduced(0, k), *tail]
+        return out + [Await(f"{name} done", shown) for name, on in (("beside", beside), ("rank", ranks)) if on]
+
+    def worker(name: str, work: Step) -> list[Action]:
+        return [a for k in range(steps) for a in (Await(name, shown), *work(k), Signal(f"{name} done"))]
+
+    threads = [_loop(step, steps)]
+    if autograd:
+        threads.append(worker("backward", lambda _: autograd))
+    if beside:
+        threads.append(worker("beside", lambda _: beside))
+    if ranks:
+        threads.append(worker("rank", lambda k: reduced(1, k)))
+    contention = draw.choice([0, 0, 0.1, 0.25]), draw.choice([0, 0, 0.03, 0.1])
+    return Program(f"random {seed}", threads, "", None, loaders, *contention, draw.choice([0.02, 0.05, 0.1]))
+
+
+def _after(stream: int, other: int, work: list[Action], shown: bool, device: int = 0) -> list[Action]:
+    """Work on another stream, between what stood before it and what follows."""
+    if stream == other:
+        return work
+    there, back = f"{device} {stream} {other}", f"{device} {other} {stream}"
+    return [
+        Record(there, stream, device),
+        WaitEvent(there, other, device, shown),
+        *work,
+        Record(back, other, device),
+        WaitEvent(back, stream, device, shown),
+    ]
+
+
+def _part(draw: random.Random, streams: list[int], heavy: float, shown: bool) -> list[Action]:
+    """One part of a random step: kernels, and something beside them."""
+    stream = draw.choice(streams)
+    us, dispatch = heavy * draw.uniform(0.3, 3), int(draw.uniform(2, 12) * _US)
+    out = _kernels(draw.randint(3, 30), us, dispatch=dispatch, stream=stream)
+    size, ns = 1 << 20, int(draw.uniform(5, 300) * _US)
+    other = draw.choice(streams)
+    what = draw.randrange(10)
+    if what == 0:
+        out += [Cpu(int(draw.uniform(20, 1500) * _US), draw.choice(["augment", "log", "prefetch_layers_[4, 5]", None]))]
+    elif what == 1:
+        out += _item(stream)
+    elif what == 2:
+        out += [draw.choice([Sync(stream=stream), Sync("device")])]
+    elif what == 3:
+        out += [Copy(draw.choice(["HtoD", "DtoH"]), size, ns, stream)]
+    elif what == 4:
+        out += [Copy("HtoD", size, ns, stream, host="pageable", staging=ns, blocking=draw.random() < 0.5)]
+    elif what == 5:
+        out += [Copy("HtoD", size, ns, _COPIES), Record("copied", _COPIES), WaitEvent("copied", stream, shown=shown)]
+    elif what == 6:
+        out += [Sleep(int(draw.uniform(50, 1500) * _US), f"ensure_layer_{draw.randint(0, 9)}_weights")]
+    elif what == 7:
+        out += [Copy("DtoH", size, ns, stream, host="pageable", blocking=True)]
+    elif what == 8:
+        out += [Graph(tuple((_POINT, int(us * _US)) for _ in range(10)), draw.random() < 0.7, stream)]
+    if stream != other:
+        out += _after(stream, other, _kernels(draw.randint(2, 10), us, stream=other), shown)
+    return out

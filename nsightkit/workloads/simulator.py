@@ -69,6 +69,7 @@ WAKE_NS = 10_000
 FREE_NS = 3_000
 
 _PID = 4242
+_NO_STREAM = 0xFFFFFFFF
 _STEP = re.compile(r"^(step |ProfilerStep#)\d+$")
 
 
@@ -196,9 +197,10 @@ class Signal:
 
 @dataclass(frozen=True)
 class Await:
-    """Wait for a signal; each signal is taken once."""
+    """Wait for a signal; each signal is taken once. Not `shown`: OS calls were not traced."""
 
     name: str
+    shown: bool = True
 
 
 @dataclass(frozen=True)
@@ -254,7 +256,7 @@ class Program:
     threads : sequence of sequence of Action
         The first one is the main thread.
     bottleneck : str
-        What a verdict must find.
+        What a verdict must find; "" where nobody looked.
     decoy_for : str, optional
         A change that looks tempting and gains next to nothing.
     loaders : dict of str to (int, int)
@@ -269,7 +271,7 @@ class Program:
 
     name: str
     threads: Sequence[Sequence[Action]]
-    bottleneck: str
+    bottleneck: str = ""
     decoy_for: str | None = None
     loaders: dict[str, tuple[int, int]] = field(default_factory=dict)
     contention: float = 0.0
@@ -342,7 +344,10 @@ class _Thread:
 
 @dataclass(frozen=True)
 class Call:
-    """A CUDA call as the profiler sees it; `waits_on` is the device and stream of a synchronisation."""
+    """A CUDA call as the profiler sees it; `waits_on` is the device and stream of a synchronisation.
+
+    CUPTI gives the wait of a stream the stream that waits, and that of an event or a device no stream.
+    """
 
     name: str
     thread: int
@@ -657,8 +662,9 @@ class _Simulation:
         elif a.what == "device":
             ops = [s.last for (device, number), s in list(self.streams.items()) if device == a.device and number < 1000]
         yield from self._until(thread, ops)
+        place = a.device, a.stream if a.what == "stream" else _NO_STREAM
         name = f"cuda{a.what.capitalize()}Synchronize"
-        self.out.calls.append(Call(name, thread.number, begun, self.now, waits_on=(a.device, a.stream)))
+        self.out.calls.append(Call(name, thread.number, begun, self.now, waits_on=place))
 
     def _record(self, thread: _Thread, a: Record) -> _Steps:
         begun = self.now
@@ -674,7 +680,8 @@ class _Simulation:
         if a.shown:
             if self.change != "free-launches":
                 yield self.now + self._lasting(thread, a.call)
-            self._call("cudaStreamWaitEvent_v3020", thread, begun)
+            place = a.device, a.stream
+            self.out.calls.append(Call("cudaStreamWaitEvent", thread.number, begun, self.now, waits_on=place))
 
     def _foreign(self, thread: _Thread, a: Foreign) -> _Steps:
         if self.change != "no-foreign":
@@ -695,7 +702,8 @@ class _Simulation:
         self.awaited[a.name].append(signal)
         yield signal
         yield self.now + self._lasting(thread, WAKE_NS)
-        self.out.os_calls.append(("pthread_cond_wait", thread.number, begun, self.now))
+        if a.shown:
+            self.out.os_calls.append(("pthread_cond_wait", thread.number, begun, self.now))
 
     def _capture(self, thread: _Thread, a: Capture) -> _Steps:
         if self.change == "no-start-up":
