@@ -266,7 +266,7 @@ class Program:
     copy_contention : float
         The same for each copy.
     jitter : float
-        Of all durations, either way.
+        Of all durations, either way; twice that of the start of an operation, four times of the return of a sync.
     """
 
     name: str
@@ -505,11 +505,11 @@ class _Simulation:
         else:
             until.then(partial(self._go_on, thread, steps))
 
-    def _draw(self, ns: float, *identity: object, spread: float | None = None) -> int:
-        """`ns` with the jitter of that identity."""
+    def _draw(self, ns: float, *identity: object, spread: int = 1) -> int:
+        """`ns` with the jitter of that identity, so many times the program's."""
         digest = blake2b(repr((self.seed, identity)).encode(), digest_size=8).digest()
         unit = int.from_bytes(digest, "big") / (1 << 63) - 1
-        return round(ns * (1 + (self.program.jitter if spread is None else spread) * unit))
+        return round(ns * (1 + spread * self.program.jitter * unit))
 
     # The host: one generator an action.
 
@@ -649,7 +649,7 @@ class _Simulation:
         for op in ops:
             if op is not None:
                 yield op.done
-                returns = max(returns, op.end + self._draw(RETURN_NS, thread.number, thread.at, "return", spread=0.2))
+                returns = max(returns, op.end + self._draw(RETURN_NS, thread.number, thread.at, "return", spread=4))
         yield returns
 
     def _sync(self, thread: _Thread, a: Sync) -> _Steps:
@@ -745,7 +745,7 @@ class _Simulation:
         stream = self.streams[op.device, op.stream]
         while len(stream.queue) >= QUEUE:
             yield stream.room
-        op.queued, op.ready = self.now, self.now + self._draw(START_NS, thread.number, thread.at, "start", spread=0.1)
+        op.queued, op.ready = self.now, self.now + self._draw(START_NS, thread.number, thread.at, "start", spread=2)
         op.waits = stream.waits
         stream.waits = []
         if op.stream < 1000 and stream.steps < self.steps_done:
