@@ -18,6 +18,7 @@ from nsightkit.trace.nesting import nesting
 __all__ = [
     "Coverage",
     "busy",
+    "common",
     "enclosing",
     "gpu_intervals",
     "idle_gaps",
@@ -117,7 +118,17 @@ class Coverage:
         self.start, self.end = merge(start, end)
         self._before = np.concatenate(([0], np.cumsum(self.end - self.start)))
 
-    def _up_to(self, t: Int) -> Int:
+    def before(self, t: Int) -> Int:
+        """Covered length before each moment.
+
+        Parameters
+        ----------
+        t : ndarray of int64
+
+        Returns
+        -------
+        ndarray of int64
+        """
         i = np.searchsorted(self.start, t, side="right")
         covered = self._before[i]
         if len(self.start):
@@ -141,7 +152,28 @@ class Coverage:
         e = np.maximum(np.asarray(end, np.int64), s)
         if not len(self.start):
             return np.zeros(s.shape, np.int64)
-        return self._up_to(e) - self._up_to(s)
+        return self.before(e) - self.before(s)
+
+
+def common(one: tuple[Int, Int], other: tuple[Int, Int], *, outside: bool = False) -> tuple[Int, Int]:
+    """The parts of some intervals that lie in others, or outside them.
+
+    Parameters
+    ----------
+    one, other : tuple of ndarray of int64
+        Starts and ends.
+    outside : bool
+        Give what of `one` lies outside `other`.
+
+    Returns
+    -------
+    start, end : ndarray of int64
+        Disjoint and sorted.
+    """
+    edges = np.unique(np.concatenate([*one, *other]))
+    start, end = edges[:-1], edges[1:]
+    kept = (Coverage(*one).of(start, end) > 0) & ((Coverage(*other).of(start, end) == 0) == outside)
+    return merge(start[kept], end[kept])
 
 
 def gpu_intervals(trace: Trace) -> pd.DataFrame:

@@ -1,0 +1,1003 @@
+"""Play a recorded run again as a schedule, as it was or with a change made.
+
+The schedule keeps what the recording says of each part alone: the CPU's own time between two calls, how long an
+operation runs on the GPU, the order on a stream, who launched what, who waits for what. It does not keep when anything
+happened: that follows. An operation starts when its launch has reached the device, the one before it on its stream has
+ended, and what it waits for on other streams is done. A blocking call returns when what it waits for is done. Three
+latencies stand between these, each a constant of the trace, the median of what was recorded: from a launch to the start
+on an idle stream, from one operation to the next behind it in a queue, and from the end of the work to the return of
+the call that waits. So the unchanged replay is a prediction too, and its error says what a replay of this trace is worth.
+
+Recordings rarely say which wait was for what. An operation that starts just after one on another stream has ended, and
+later than its launch and its own stream explain, waited for it; a call that blocks waited for the stream that drained
+just before it returned. :attr:`Schedule.inferred` counts these.
+
+Arrays are reduced between *cuts* (blocking calls, waits between streams, launches into a full queue, ends of steps):
+what lies between two cuts of a stream is one line, ``end = max(launching thread's delay + a, stream's last end + b)``.
+Only the cuts are walked one by one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from nsightkit.analysis import intervals, steps
+from nsightkit.analysis.meetings import Meetings
+from nsightkit.analysis.names import matching
+from nsightkit.trace.model import GPU_TABLES, Trace
+
+__all__ = ["BLOCKING", "Change", "Played", "Schedule"]
+
+Int = npt.NDArray[np.int64]
+Bool = npt.NDArray[np.bool_]
+
+#: Calls that return only when the GPU has caught up.
+BLOCKING = re.compile(
+    r"^(cuda|hip)(Device|Stream|Event|Thread|Context|Graph)Synchronize|^cu(Ctx|Stream|Event)Synchronize|"
+    r"^(cuda|hip)Memcpy(?!.*Async)|^cuMemcpy(?!.*Async)|^(cuda|hip)(Malloc|Free)(?!.*Async)|^cuMem(Alloc|Free)(?!.*Async)"
+)
+_OF_DEVICE = re.compile(r"(Device|Ctx|Context|Thread)Synchronize|Malloc|Free|MemAlloc")
+_OF_EVENT = re.compile(r"EventSynchronize")
+_WAIT_EVENT = re.compile(r"StreamWaitEvent")
+
+#: Latencies where a trace has no example of its own, ns: typical of CUDA devices.
+_START_NS, _NEXT_NS, _RETURN_NS, _CALL_NS = 3_000, 1_000, 6_000, 4_000
+#: What has begun this much later than launch and stream explain was kept waiting ...
+_LATE_NS = 3_000
+#: ... by what ended at most this long before.
+_AFTER_NS = 25_000
+#: A launch into a full queue: so many operations wait already, and the call takes so many times its median.
+_DEEP, _SLOW_CALL = 500, 10
+#: A thread that waits for another is silent for this many times the usual time between two of its calls.
+_PAUSE = 3
+#: What waited in its stream for longer than this, and for nothing that was recorded, was held up by other work.
+_HELD_NS = 20_000
+#: Of more launches into a full queue than this, only some are walked; the others follow them.
+_MOST_CUTS = 20_000
+#: Operations of one stream run one after another; where they overlap for more than this share, streams are not known.
+_OVERLAP = 0.02
+#: Work whose launch was not recorded, as a share of all GPU work, above which no schedule can be made.
+_UNLINKED = 0.1
+_NEVER = np.iinfo(np.int64).min // 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """What is different in a replay; a field left out stays as recorded.
+
+    Parameters
+    ----------
+    away : dict of int to (ndarray, ndarray)
+        Per thread: disjoint, sorted intervals of its own time that fall away, ns on the trace's clock.
+    waits : bool
+        Whether blocking calls wait.
+    durations_ns : ndarray of int64, optional
+        Durations of the operations, in the order of :attr:`Schedule.operations`.
+    aside : ndarray of bool, optional
+        Operations that run on a stream of their own, for which nothing waits before the step ends.
+    """
+
+    away: dict[int, tuple[Int, Int]] = dataclasses.field(default_factory=dict)
+    waits: bool = True
+    durations_ns: Int | None = None
+    aside: Bool | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Played:
+    """When things ended in a replay, ns since the window's start: the window, and each step."""
+
+    wall_ns: int
+    steps_ns: Int
+
+
+@dataclasses.dataclass
+class _Calls:
+    """Calls on the way into the schedule, ordered by start."""
+
+    row: Int
+    start: Int
+    end: Int
+    thread: Int
+
+
+class Schedule:
+    """A trace as a schedule.
+
+    Parameters
+    ----------
+    trace : Trace
+        Selected or whole; what is selected is played.
+    without : set of str, optional
+        Leaves parts of the model out, to show that it needs them: ``"syncs"``, ``"hand-overs"``, ``"waits"``.
+
+    Attributes
+    ----------
+    operations : DataFrame
+        What is scheduled, by stream and time: ``start_ns, end_ns, stream, device, table, row, launch``. A graph's
+        replay, or whatever else one call launched together, is one operation.
+    inferred : int
+        Waits that the recording does not name.
+    unplayable : str or None
+        Why no schedule can be made.
+    """
+
+    def __init__(self, trace: Trace, without: frozenset[str] | set[str] = frozenset()) -> None:
+        self.trace, self.without = trace, without
+        self.inferred = 0
+        self.unplayable: str | None = None
+        self._operations()
+        if self.unplayable is None:
+            self._calls()
+            self._threads()
+            self._latencies()
+            self._waits()
+            self._meetings()
+            self._cuts()
+
+    # -- what there is
+
+    def _operations(self) -> None:
+        trace = self.trace
+        ops = intervals.gpu_intervals(trace)
+        table, row = ops["table"].to_numpy(), ops["row"].to_numpy()
+        n = len(ops)
+        process, stream, kind = np.empty(n, np.int64), np.empty(n, np.int64), np.zeros(n, np.int8)
+        for number, name in enumerate(GPU_TABLES):
+            mine = slice(None) if (table == number).all() else table == number
+            if n and (isinstance(mine, slice) or mine.any()):
+                frame = trace.table(name, ["process", "stream"])
+                process[mine] = frame["process"].to_numpy()[row[mine]]
+                stream[mine] = frame["stream"].to_numpy()[row[mine]]
+                kind[mine] = number
+        launch = intervals.launches_of(trace, table, row)
+        device = ops["device"].to_numpy()
+        code = _codes(process, device, stream)
+        duration = ops["end_ns"].to_numpy() - ops["start_ns"].to_numpy()
+        if not n:
+            self.unplayable = "there is no GPU work"
+        frame = {
+            "start_ns": ops["start_ns"].to_numpy(),
+            "end_ns": ops["end_ns"].to_numpy(),
+            "stream": code.astype(np.int32),
+            "device": device,
+            "process": process,
+            "table": kind,
+            "row": row,
+            "launch": launch.astype(np.int32),
+        }
+        del ops, stream
+        if n and (code != code[0]).any():
+            order = np.argsort(code, kind="stable")  # by device and start already
+            frame = {name: column[order] for name, column in frame.items()}
+        #: position in the schedule of each operation of the trace, in the order in which they were met
+        self.part_of: Int | None = None
+        self.parts = pd.DataFrame({name: frame[name] for name in ("table", "row")}, copy=False)
+        self.part_ns = frame["end_ns"] - frame["start_ns"]
+        frame = self._joined(frame)
+        self.operations = pd.DataFrame(frame, copy=False)
+        self.start, self.end = frame["start_ns"], frame["end_ns"]
+        self.stream, self.launch, self.process = frame["stream"], frame["launch"], frame["process"]
+        self.device, self.table = frame["device"], frame["table"]
+        self.first = np.ones(len(self.start), bool)
+        self.first[1:] = self.stream[1:] != self.stream[:-1]
+        if n:
+            # What stands first in its stream may have been launched before the recording began; later on it is lost.
+            lost = (self.launch < 0) & (np.maximum.accumulate(np.where(self.launch >= 0, self.stream, -1)) == self.stream)
+            missing = int((self.end - self.start)[lost].sum())
+            if missing > _UNLINKED * int(duration.sum()) or not (self.launch >= 0).any():
+                self.unplayable = "the calls that launched the GPU's work were not recorded"
+        before = np.append(_NEVER, self.end[:-1])
+        overlap = np.where(self.first, 0, np.maximum(before - self.start, 0))
+        if n and int(overlap.sum()) > _OVERLAP * int((self.end - self.start).sum()):
+            self.unplayable = self.unplayable or "operations of one stream overlap: what ran after what is not known"
+
+    def _joined(self, frame: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+        """What one call launched together becomes one operation, from the first start to the last end."""
+        launch = frame["launch"]
+        known = launch >= 0
+        if not known.any():
+            return frame
+        several = known & (np.bincount(launch[known], minlength=1)[np.maximum(launch, 0)] > 1)
+        if not several.any():
+            return frame
+        mine = np.flatnonzero(several)
+        by_start = mine[np.lexsort((frame["start_ns"][mine], launch[mine]))]
+        heads = np.flatnonzero(np.append(True, launch[by_start][1:] != launch[by_start][:-1]))
+        head = by_start[heads]
+        frame = dict(frame)
+        frame["end_ns"] = frame["end_ns"].copy()
+        frame["end_ns"][head] = np.maximum.reduceat(frame["end_ns"][by_start], heads)
+        keep = ~several
+        keep[head] = True
+        place = np.cumsum(keep) - 1
+        part_of = place.copy()
+        part_of[by_start] = np.repeat(place[head], np.diff(np.append(heads, len(by_start))))
+        self.part_of = part_of
+        return {name: column[keep] for name, column in frame.items()}
+
+    def _calls(self) -> None:
+        whole = self.trace.whole
+        calls = whole.table("calls", ["start_ns", "end_ns", "thread"])
+        self.call_start, self.call_end, self.call_thread = (calls[c].to_numpy() for c in calls)
+        names = whole.table("calls", ["name"])["name"]
+        blocks = matching(names, BLOCKING)
+        kept = self.trace.mask("calls")
+        linked = self.launch[self.launch >= 0]
+        memops = self.table == GPU_TABLES.index("memops")
+        copies = np.flatnonzero(memops & (self.launch >= 0))
+        #: copies whose call returns only when they are done, as that of pageable memory does
+        self.own_copy = np.zeros(len(self.start), bool)
+        if len(copies):
+            table = self.trace.table("memops", ["kind", "src_kind", "dst_kind"]).iloc[
+                self.operations["row"].to_numpy()[copies]
+            ]
+            pageable = (table["src_kind"] == "pageable").to_numpy() | (table["dst_kind"] == "pageable").to_numpy()
+            back = (table["kind"] == "DtoH").to_numpy()
+            row = self.launch[copies]
+            inside = self.end[copies] <= self.call_end[row] + 1_000
+            self.own_copy[copies] = inside & (pageable | blocks[row])
+            blocks[row[self.own_copy[copies]]] = True
+            self.staged = np.zeros(len(self.start), bool)
+            self.staged[copies] = pageable & ~back & (self.start[copies] < self.call_end[row])
+        else:
+            self.staged = np.zeros(len(self.start), bool)
+        if kept is not None:
+            launching = np.zeros(len(blocks), bool)
+            launching[linked] = True
+            blocks &= kept | launching
+        threads = np.unique(self.call_thread[linked])
+        self.steps = steps.windows(self.trace)
+        if len(self.steps):
+            threads = np.unique(np.append(threads, self.steps["thread"].to_numpy()))
+        rows = np.flatnonzero(blocks & np.isin(self.call_thread, threads))
+        self.blocking = rows[np.argsort(self.call_start[rows], kind="stable")]
+        self.names = names
+        self.threads = threads
+
+    # -- threads that hand work to each other share a clock
+
+    def _threads(self) -> None:
+        linked = self.launch[self.launch >= 0]
+        rows = np.unique(np.concatenate([linked, self.blocking]))
+        rows = rows[np.argsort(self.call_start[rows], kind="stable")]
+        self.acting = _Calls(rows, self.call_start[rows], self.call_end[rows], self.call_thread[rows])
+        clock = {int(t): int(t) for t in self.threads}
+        for one, other in itertools.combinations(self.threads.tolist(), 2):
+            if one >> 24 == other >> 24 and clock[one] != clock[other] and _hand_over(self.acting, one, other):
+                old = clock[other]
+                clock = {t: clock[one] if c == old else c for t, c in clock.items()}
+        self.clock_of = clock
+        #: per clock, time in which its threads only wait for each other or for room in the queue
+        self.passive: dict[int, list[tuple[Int, Int]]] = {c: [] for c in clock.values()}
+        if "hand-overs" in self.without:
+            for thread in self.threads.tolist():
+                others = [t for t, c in clock.items() if c == clock[thread] and t != thread]
+                if others:
+                    self.passive.setdefault(thread, []).append(_silences(self.acting, thread, others))
+            self.clock_of = {t: t for t in clock}
+            for thread in clock:
+                self.passive.setdefault(thread, [])
+
+    def own_turn(self, thread: int, part: tuple[Int, Int], *, calls: bool = False) -> tuple[Int, Int]:
+        """Cut intervals of a thread to its own turn, where it shares a clock: while others act it only waits.
+
+        With `calls` others act from their first call to their last, else from when the thread handed over until it
+        went on.
+        """
+        others = [t for t, c in self.clock_of.items() if c == self.clock_of[thread] and t != thread]
+        if not others or not len(part[0]):
+            return part
+        left, back = _silences(self.acting, thread, others, calls_only=calls)
+        return intervals.common(part, (left, back), outside=True)
+
+    def _clock(self, thread: Int) -> Int:
+        known, place = np.unique(thread, return_inverse=True)
+        return np.array([self.clock_of.get(int(t), int(t)) for t in known], np.int64)[place]
+
+    def dispatch(self, busy: Callable[[int], tuple[Int, Int]], launch_ns: int) -> dict[int, tuple[Int, Int]]:
+        """What dispatch between consecutive launches takes beyond a given time.
+
+        Parameters
+        ----------
+        busy : callable
+            Gives, for a thread, the intervals that are not dispatch.
+        launch_ns : int
+            What stays from the start of one launch to that of the next.
+
+        Returns
+        -------
+        dict of int to tuple of ndarray of int64
+            Disjoint intervals a thread.
+        """
+        rows = np.unique(self.launch[self.launch >= 0])
+        clocks = self._clock(self.call_thread[rows])
+        cut_clocks = self._clock(self.call_thread[self.cut_rows])
+        found = {}
+        for clock in set(self.clock_of.values()):
+            start = np.sort(self.call_start[rows[clocks == clock]])
+            if len(start) < 2:
+                continue
+            cuts = self.cut_rows[cut_clocks == clock]
+            parts = [self.own_turn(t, busy(t), calls=True) for t, c in self.clock_of.items() if c == clock]
+            parts += [*self.passive[clock], (self.call_start[cuts], self.call_end[cuts])]
+            other = intervals.Coverage(*(np.concatenate([part[side] for part in parts]) for side in (0, 1)))
+            # Consecutive launches have nothing else between them.
+            between = np.flatnonzero(other.of(start[:-1], start[1:]) <= launch_ns)
+            long = between[start[between + 1] - start[between] > launch_ns]
+            found[clock] = start[long] + launch_ns, start[long + 1]
+        return found
+
+    # -- constants
+
+    def _latencies(self) -> None:
+        linked = self.launch >= 0
+        row = np.maximum(self.launch, 0)
+        begun, done = self.call_start[row], self.call_end[row]
+        before = np.where(self.first, _NEVER, np.append(_NEVER, self.end[:-1]))
+        kind = self.table.astype(np.int64) * 4 + 2 * self.staged + self.own_copy
+        idle = linked & (self._device_before() < begun) & ~self.staged
+        queued = linked & (done + 10_000 < before) & ~self.first
+        #: ready = launch call's start or end + latency: whichever was the steadier
+        self.ready = np.where(linked, np.where(self.own_copy, begun + _CALL_NS, done) + _START_NS, _NEVER)
+        self.gap = np.full(len(self.start), _NEXT_NS, np.int64)
+        for one in np.unique(kind).tolist():
+            mine = kind == one
+            samples = mine & idle
+            if samples.any():
+                from_start, from_end = self.start[samples] - begun[samples], self.start[samples] - done[samples]
+                by = [(_spread(from_end), int(np.median(from_end)), False), (_spread(from_start), int(np.median(from_start)), True)]
+                # A call that returns after its copy says nothing by its end.
+                _, latency, of_start = min(by[one & 1 :], key=lambda row: row[0])
+                base = begun if of_start else done
+                self.ready[mine & linked] = (base + latency)[mine & linked]
+            samples = mine & queued
+            if samples.any():
+                between = self.start[samples] - before[samples]
+                between = between[between <= _HELD_NS]
+                self.gap[mine] = int(np.median(between)) if len(between) else _NEXT_NS
+        # The CPU stages pageable memory itself: its own time, unless the copy had to wait in its stream.
+        staged = self.staged & linked
+        apart = staged & (before <= self.start - 2 * _START_NS)
+        self.ready[apart] = self.start[apart]
+        # Of what runs behind a call that takes its time, the call's end says more.
+        launches = np.unique(self.launch[linked & ~self.own_copy])
+        lasting = self.call_end[launches] - self.call_start[launches]
+        self.call_ns = int(np.median(lasting)) if len(launches) else _CALL_NS
+        slow = linked & ~self.own_copy & (done - begun > _SLOW_CALL * self.call_ns)
+        self.ready[slow] = np.maximum(self.ready[slow], np.minimum(done[slow], self.start[slow]))
+        self._throttled(launches, lasting)
+        if not linked.all():
+            # Launched before the recording began: it is where it is in its stream.
+            lost = ~linked & self.first
+            self.ready[lost] = self.start[lost]
+
+    def _device_before(self) -> Int:
+        """When all that began on the device before each operation had ended: with that in the past, nothing kept it."""
+        order = np.lexsort((self.start, self.device)) if (self.stream != self.stream[0]).any() else slice(None)
+        end, device = self.end[order].copy(), self.device[order]
+        out = np.empty(len(end), np.int64)
+        first = np.append(True, device[1:] != device[:-1])
+        edges = np.append(np.flatnonzero(first), len(end))
+        for low, high in itertools.pairwise(edges.tolist()):
+            end[low:high] = np.maximum.accumulate(end[low:high])
+        before = np.where(first, _NEVER, np.append(_NEVER, end[:-1]))
+        out[order] = before
+        return out
+
+    def _throttled(self, launches: Int, lasting: Int) -> None:
+        """Launches that waited for room in the queue."""
+        self.throttled = np.empty(0, np.int64)
+        slow = launches[lasting > np.maximum(_SLOW_CALL * self.call_ns, 20_000)]
+        if not len(slow):
+            return
+        begun = np.sort(self.call_start[self.launch[self.launch >= 0]])
+        ended = np.sort(self.end)
+        waiting = np.searchsorted(begun, self.call_start[slow]) - np.searchsorted(ended, self.call_start[slow])
+        slow = slow[waiting >= _DEEP]
+        clock = self._clock(self.call_thread[slow])
+        for one in np.unique(clock).tolist():
+            mine = slow[clock == one]
+            self.passive[one].append((self.call_start[mine] + self.call_ns, self.call_end[mine]))
+        every = 1 + len(slow) // _MOST_CUTS
+        self.throttled = slow[np.argsort(self.call_start[slow], kind="stable")][::every]
+
+    # -- who waits for what
+
+    def _waits(self) -> None:
+        """Pairs (operation, what it waits for on another stream)."""
+        before = np.where(self.first, _NEVER, np.append(_NEVER, self.end[:-1]))
+        explained = np.maximum(self.ready, np.where(self.first, _NEVER, before + self.gap))
+        linked = self.launch >= 0
+        late = np.flatnonzero((self.start > explained + _LATE_NS) & (linked | ~self.first))
+        waits, on, inferred = np.empty(0, np.int64), np.empty(0, np.int64), 0
+        if len(late) and (self.stream != self.stream[0]).any() and "waits" not in self.without:
+            waits, on, late = self._just_ended(late, explained)
+            inferred = len(waits)
+        self.after_ns = int(np.median(self.start[waits] - self.end[on])) if len(waits) else 1_500
+        more = self._recorded_waits() if "waits" not in self.without else (waits[:0], on[:0])
+        pairs = np.unique(np.stack([np.append(waits, more[0]), np.append(on, more[1])]), axis=1)
+        self.waiting, self.awaited = pairs[0], pairs[1]
+        self.inferred += inferred
+        self._held(explained)
+
+    def _just_ended(self, late: Int, explained: Int) -> tuple[Int, Int, Int]:
+        """What late operations waited for: what ended just before them, on their own device if anything did."""
+        order = np.argsort(self.end, kind="stable")
+        ends = self.end[order]
+        waits, on = [late[:0]], [late[:0]]
+        for same_device in (True, False):
+            left = late
+            at = np.searchsorted(ends, self.start[left] + 500, side="right") - 1
+            for _ in range(12):
+                other = order[np.maximum(at, 0)]
+                fits = (self.stream[other] != self.stream[left]) & (self.process[other] == self.process[left])
+                if same_device:
+                    fits &= self.device[other] == self.device[left]
+                unknown = (self.launch[other] < 0) | (self.launch[left] < 0)
+                begun = self.call_start[np.maximum(self.launch[other], 0)], self.call_start[np.maximum(self.launch[left], 0)]
+                near = (at >= 0) & (self.start[left] - self.end[other] <= _AFTER_NS)
+                near &= self.end[other] > explained[left] - _LATE_NS
+                hit = near & fits & (unknown | (begun[0] <= begun[1]))
+                waits.append(left[hit])
+                on.append(other[hit])
+                on_with = ~hit & near
+                left, at = left[on_with], at[on_with] - 1
+                if not len(left):
+                    break
+            late = np.setdiff1d(late, np.concatenate(waits))
+        return np.concatenate(waits), np.concatenate(on), late
+
+    def _held(self, explained: Int) -> None:
+        """What stays unexplained is work that the recording does not contain; it takes its time in any replay."""
+        until = explained.copy()
+        np.maximum.at(until, self.waiting, self.end[self.awaited] + self.after_ns)
+        late = self.start - until
+        late[self.first & (self.launch < 0)] = 0
+        held = late > _HELD_NS
+        #: time for which each operation was held up so
+        self.held_ns = np.where(held, late, 0)
+
+    def _recorded_waits(self) -> tuple[Int, Int]:
+        """What the program told streams to wait for, where that fits what happened.
+
+        A call that makes a stream wait does not say for what: for the last work launched on another stream before it.
+        The stream is that of the thread's next launch.
+        """
+        none = np.empty(0, np.int64), np.empty(0, np.int64)
+        if not (self.stream != self.stream[:1]).any():
+            return none
+        calls = np.flatnonzero(matching(self.names, _WAIT_EVENT))
+        kept = self.trace.mask("calls")
+        if kept is not None:
+            calls = calls[kept[calls]]
+        linked = np.flatnonzero(self.launch >= 0)
+        begun = self.call_start[self.launch[linked]]
+        order = np.argsort(begun, kind="stable")
+        linked, begun = linked[order], begun[order]
+        thread = self.call_thread[self.launch[linked]]
+        stream = self.stream[linked]
+        # Of each launch, the last one before it on another stream.
+        changed = np.append(False, stream[1:] != stream[:-1])
+        last_other = np.maximum.accumulate(np.where(changed, np.arange(len(stream)) - 1, -1))
+        waits, on = [none[0]], [none[0]]
+        for one in np.unique(self.call_thread[calls]).tolist():
+            mine = calls[self.call_thread[calls] == one]
+            own = np.flatnonzero(thread == one)
+            if not len(own):
+                continue
+            at = np.searchsorted(begun[own], self.call_start[mine])
+            mine, at = mine[at < len(own)], own[at[at < len(own)]]
+            last = np.searchsorted(begun, self.call_start[mine]) - 1
+            other = np.where(stream[np.maximum(last, 0)] == stream[at], last_other[np.maximum(last, 0)], last)
+            fits = (last >= 0) & (other >= 0)
+            at, other = linked[at[fits]], linked[other[fits]]
+            fits = (self.end[other] <= self.start[at] + 500) & (self.process[at] == self.process[other])
+            waits.append(at[fits])
+            on.append(other[fits])
+        return np.concatenate(waits), np.concatenate(on)
+
+    def _meetings(self) -> None:
+        """Collectives of several devices: none of them does its work before the last device has arrived."""
+        self.meeting = np.empty(0, np.int64)  # positions in the schedule
+        self.meeting_of = np.empty(0, np.int64)  # the collective's number
+        self.transfer_ns = np.empty(0, np.int64)  # of each, from the last arrival on
+        if len(np.unique(self.device)) < 2:
+            return
+        met = Meetings(self.trace).met
+        mine = pd.MultiIndex.from_arrays([self.device, self.start])
+        at = pd.Series(np.arange(len(mine)), mine)[lambda s: ~s.index.duplicated()]
+        found = at.reindex(pd.MultiIndex.from_frame(met[["device", "start_ns"]])).to_numpy()
+        known = ~np.isnan(found)
+        self.meeting = found[known].astype(np.int64)
+        self.meeting_of = met["collective"].to_numpy(np.int64)[known]
+        self.transfer_ns = (met["end_ns"] - met["until_ns"]).to_numpy(np.int64)[known]
+
+    def _cuts(self) -> None:
+        """Blocking calls with the operations that they wait for: the last of each stream launched before them."""
+        rows = self.blocking
+        linked = np.flatnonzero(self.launch >= 0)
+        begun = self.call_start[self.launch[linked]]
+        streams = {}
+        for one in np.unique(self.stream).tolist():
+            mine = linked[self.stream[linked] == one]
+            if len(mine):
+                # In the order of the stream; a launch by another thread may have begun a little earlier.
+                streams[one] = mine, np.maximum.accumulate(self.call_start[self.launch[mine]])
+        order = np.argsort(begun, kind="stable")
+        by_launch, launched = linked[order], begun[order]
+        names = self.names
+        of_device, of_event = matching(names, _OF_DEVICE)[rows], matching(names, _OF_EVENT)[rows]
+        start, end = self.call_start[rows], self.call_end[rows]
+        process = self.call_thread[rows] >> 24
+        ends_order = np.argsort(self.end, kind="stable")
+        ends = self.end[ends_order]
+        last_of = {s: m[np.searchsorted(t, start, side="left") - 1] for s, (m, t) in streams.items()}
+        none_yet = {s: np.searchsorted(t, start, side="left") == 0 for s, (_, t) in streams.items()}
+        drained = np.full(len(rows), -1, np.int64)
+        drained_ns = start.copy()
+        for s, last in last_of.items():
+            own = ~none_yet[s] & (self.process[last] == process)
+            ended = self.end[last]
+            hit = own & (ended > drained_ns) & (ended <= end + 1_000)
+            drained[hit], drained_ns[hit] = last[hit], ended[hit]
+        # An event may lie before the end of its stream.
+        at = np.searchsorted(ends, end, side="right") - 1
+        event = of_event & (at >= 0)
+        latest = ends_order[np.maximum(at, 0)]
+        hit = event & (self.end[latest] > start) & (self.process[latest] == process) & (drained < 0)
+        drained[hit] = latest[hit]
+        own = dict(zip(self.launch[self.own_copy].tolist(), np.flatnonzero(self.own_copy).tolist(), strict=True))
+        self.cut_own = np.array([own.get(int(r), -1) for r in rows], np.int64)
+        drained = np.where(self.cut_own >= 0, self.cut_own, drained)
+        waited = drained >= 0
+        # What did not wait, and might in another schedule: for the last work of its thread, or of all streams.
+        at = np.searchsorted(launched, start, side="left") - 1
+        default = np.where(at >= 0, by_launch[np.maximum(at, 0)], -1) if len(by_launch) else np.full(len(rows), -1)
+        allocates = matching(names, re.compile(r"Malloc|Free|Alloc"))[rows]
+        target = np.where(waited, drained, np.where(of_event | allocates, -1, default))
+        returned = end - self.end[np.maximum(drained, 0)]
+        settled = waited & (self.cut_own < 0) & ~allocates
+        self.return_ns = int(np.median(returned[settled])) if settled.any() else _RETURN_NS
+        cost = (end - start).astype(np.int64)
+        quick = cost[~waited & ~allocates]
+        self.quick_ns = int(min(np.median(quick), 20_000)) if len(quick) else _CALL_NS
+        # After its copy a call may still have work of its own to do: to empty the staging buffer.
+        tail = np.where(self.cut_own >= 0, np.maximum(returned, 0), self.return_ns)
+        cost = np.where(waited, np.minimum(self.quick_ns, cost), cost)
+        # The CPU's part of a copy from pageable memory lies before it: staging.
+        at = np.maximum(self.cut_own, 0)
+        stages = (self.cut_own >= 0) & self.staged[at] & (self.ready[at] == self.start[at])
+        cost = np.where(stages, self.start[at] - start, cost)
+        keep = (target >= 0) | waited
+        whole_device = of_device & ~allocates
+        targets: list[list[int]] = []
+        columns = list(last_of.items())
+        for i in np.flatnonzero(keep).tolist():
+            if whole_device[i]:
+                targets.append([int(last[i]) for s, last in columns if not none_yet[s][i]
+                                and self.process[last[i]] == process[i]])
+            else:
+                targets.append([int(target[i])])
+        self.cut_rows, self.cut_targets = rows[keep], targets
+        self.cut_cost, self.cut_tail = cost[keep], tail[keep]
+        self.cut_is_own, self.cut_own_copy = self.cut_own[keep] >= 0, np.maximum(self.cut_own[keep], 0)
+        self.cut_waited = waited[keep]
+        self.inferred += int((waited[keep] & ~self.cut_is_own).sum())
+        # Launches into a full queue wait for an operation to end.
+        full = self.throttled
+        at = np.searchsorted(ends, self.call_end[full], side="right") - 1
+        self.full_target = ends_order[np.maximum(at, 0)]
+        after = self.call_end[full] - self.end[self.full_target]
+        self.room_ns = int(np.median(after)) if len(full) else 0
+
+    # -- playing
+
+    @functools.cached_property
+    def recorded(self) -> Played:
+        """The window and its steps as they were recorded."""
+        if len(self.steps):
+            begin = int(self.steps["start_ns"].iloc[0])
+            ends = self.steps["end_ns"].to_numpy() - begin
+            return Played(int(ends[-1]), ends)
+        return Played(int(self.end.max() - self.start.min()), np.empty(0, np.int64))
+
+    @functools.cached_property
+    def unchanged(self) -> Played:
+        """The unchanged replay."""
+        return self.play(Change())
+
+    @property
+    def error(self) -> float:
+        """Largest deviation of the unchanged replay from the recording: of the window, or of any step."""
+        told, true = self.unchanged, self.recorded
+        off = [abs(told.wall_ns - true.wall_ns) / max(true.wall_ns, 1)]
+        if len(true.steps_ns):
+            lasting = np.diff(np.append(0, true.steps_ns))
+            replayed = np.diff(np.append(0, told.steps_ns))
+            off += (np.abs(replayed - lasting) / np.maximum(lasting, 1)).tolist()
+        return float(max(off))
+
+    def play(self, change: Change) -> Played:
+        """Play the schedule.
+
+        Parameters
+        ----------
+        change : Change
+
+        Returns
+        -------
+        Played
+        """
+        return _Play(self, change).run()
+
+
+def _codes(process: Int, device: npt.NDArray[Any], stream: Int) -> Int:
+    """Number the streams of all devices and processes."""
+    code = np.zeros(len(stream), np.int64)
+    for column in (process, device, stream):
+        if len(column) and (column != column[0]).any():
+            values = pd.factorize(column, sort=True)[0]
+            code = pd.factorize(code * (int(values.max()) + 1) + values, sort=True)[0]
+    return code
+
+
+def _spread(values: Int) -> float:
+    return float(np.median(np.abs(values - np.median(values))))
+
+
+def _hand_over(calls: _Calls, one: int, other: int) -> bool:
+    """Whether two threads take turns: what one does fills the other's silences, both ways."""
+    mine = (calls.thread == one) | (calls.thread == other)
+    thread, start, end = calls.thread[mine], calls.start[mine], calls.end[mine]
+    change = np.flatnonzero(thread[1:] != thread[:-1]) + 1
+    if len(change) < 2:
+        return len(change) == 1
+    head, tail = np.append(0, change), np.append(change, len(thread)) - 1
+    inner = slice(1, len(head) - 1)
+    # The run between two of the other thread's: its length against the silence that it lies in.
+    length = end[tail[inner]] - start[head[inner]]
+    silence = start[head[2:]] - end[tail[:-2]]
+    fills = (length >= 0.5 * silence) & (silence > 0)
+    # Threads that run side by side alternate, too: between two calls of ordinary distance.
+    for which in (one, other):
+        waiting = thread[head[inner]] != which
+        pace = np.diff(start[thread == which])
+        fills[waiting] &= silence[waiting] > _PAUSE * np.median(pace)
+    for which in (one, other):
+        of = thread[head[inner]] == which
+        if of.any() and np.average(fills[of], weights=(tail - head + 1)[inner][of]) < 0.8:
+            return False
+    return True
+
+
+def _silences(calls: _Calls, thread: int, others: list[int], *, calls_only: bool = False) -> tuple[Int, Int]:
+    """From a thread's last call to its next one, where others it takes turns with act in between."""
+    both = (calls.thread == thread) | np.isin(calls.thread, others)
+    of, start, end = calls.thread[both] == thread, calls.start[both], calls.end[both]
+    leave = np.flatnonzero(of[:-1] & ~of[1:])
+    back = np.flatnonzero(~of[:-1] & of[1:]) + 1
+    back = back[np.searchsorted(back, leave[0]) :] if len(leave) else back[:0]
+    leave = leave[: len(back)]
+    return (start[leave + 1], end[back - 1]) if calls_only else (end[leave], start[back])
+
+
+class _Play:
+    """One replay of a schedule, with a change."""
+
+    def __init__(self, schedule: Schedule, change: Change) -> None:
+        self.of, self.change = schedule, change
+        self.stream, self.order = schedule.stream, None
+        self.duration = schedule.end - schedule.start if change.durations_ns is None else change.durations_ns
+        self._own_time()
+
+    # -- the CPU's own time
+
+    def _own_time(self) -> None:
+        """Per clock, a function from recorded time to own time."""
+        schedule, change = self.of, self.change
+        self._away: dict[int, intervals.Coverage] = {}
+        for clock in set(schedule.clock_of.values()):
+            threads = [t for t, c in schedule.clock_of.items() if c == clock]
+            parts = [*schedule.passive.get(clock, []), *(schedule.own_turn(t, change.away[t]) for t in threads if t in change.away)]
+            parts = [part for part in parts if len(part[0])]
+            if parts:
+                start, end = (np.concatenate([part[side] for part in parts]) for side in (0, 1))
+                self._away[clock] = intervals.Coverage(start, end)
+    def own(self, clock: int, time: Int) -> Int:
+        """Recorded time without what falls away before it."""
+        away = self._away.get(clock)
+        return time if away is None else time - away.before(time)
+
+    @property
+    def _same_time(self) -> bool:
+        return not self._away
+
+    # -- the schedule between cuts
+
+    def run(self) -> Played:
+        return _Run(self).played()
+
+
+class _Run:
+    """Lays a play out in segments and walks them."""
+
+    def __init__(self, play: _Play) -> None:
+        self.play, self.of, self.change = play, play.of, play.change
+        self._lay_cuts()
+        self._lay_operations()
+        self._lay_segments()
+
+    def _lay_cuts(self) -> None:
+        """The points at which a clock's delay changes, by clock and time; each opens a slot."""
+        of = self.of
+        rows = np.concatenate([of.cut_rows, of.throttled])
+        clock = of._clock(of.call_thread[rows])
+        order = np.lexsort((of.call_end[rows], clock))
+        self.cut = order
+        self.cut_clock, self.cut_start, self.cut_end = clock[order], of.call_start[rows][order], of.call_end[rows][order]
+        self.clocks = sorted(set(of.clock_of.values()))
+        self.low = {c: int(np.searchsorted(self.cut_clock, c)) for c in self.clocks}
+        self.high = {c: int(np.searchsorted(self.cut_clock, c, side="right")) for c in self.clocks}
+        # Slot number: the cut's own place plus one a clock for what comes before its first.
+        self.base = {c: self.low[c] + i for i, c in enumerate(self.clocks)}
+
+    def slot(self, clock: int, time: Int) -> Int:
+        """The slot in force on a clock at a time."""
+        ends = self.cut_end[self.low[clock] : self.high[clock]]
+        return self.base[clock] + np.searchsorted(ends, time, side="right")
+
+    def _lay_operations(self) -> None:
+        """Ready time without delay, and slot, of each operation."""
+        of, play = self.of, self.play
+        linked = of.launch >= 0
+        row = np.maximum(of.launch, 0)
+        self.ready = of.ready.copy()
+        self.slots = np.full(len(of.start), -1, np.int32)
+        if not linked.any():
+            return
+        clock = of._clock(of.call_thread[row[linked]]) if len(of.clock_of) > 1 else None
+        for one in self.clocks:
+            if clock is None:
+                mine = linked
+            else:
+                mine = np.zeros(len(linked), bool)
+                mine[np.flatnonzero(linked)[clock == one]] = True
+            called = of.call_start[row[mine]]
+            self.slots[mine] = self.slot(one, called)
+            if not play._same_time:
+                # The latency after the call is the device's; what comes before it is the thread's own time.
+                point = np.minimum(of.call_end[row[mine]], np.maximum(of.ready[mine], called))
+                self.ready[mine] = play.own(one, point) + (of.ready[mine] - point)
+
+    def _lay_segments(self) -> None:
+        of, change = self.of, self.change
+        n = len(of.start)
+        duration, gap, stream = self.play.duration, of.gap, of.stream
+        alone = duration
+        if change.durations_ns is not None:
+            gap = np.where(duration > 0, gap, 0)
+        duration = duration + of.held_ns
+        ready, slots, self.place = self.ready, self.slots, None
+        waiting, awaited = of.waiting, of.awaited
+        step_ends: list[list[int]] = []
+        in_step = self._in_step()
+        if change.aside is not None:
+            order = np.argsort(np.where(change.aside, of.device + int(stream.max()) + 1, stream), kind="stable")
+            moved = change.aside
+            raise_to = np.where(moved, of.device + int(stream.max()) + 1, stream)[order]
+            # On the new streams by time, as they were launched.
+            tail = np.flatnonzero(moved[order])
+            if len(tail):
+                part = order[tail]
+                order[tail] = part[np.lexsort((of.start[part], of.device[part]))]
+            stream, duration, gap, alone = raise_to, duration[order], gap[order], alone[order]
+            ready, slots = ready[order], slots[order]
+            place = np.empty(n, np.int64)
+            place[order] = np.arange(n)
+            keep = ~moved[of.waiting] & ~moved[of.awaited]
+            waiting, awaited = place[of.waiting[keep]], place[of.awaited[keep]]
+            self.place = place
+            last = np.maximum.accumulate(np.where(moved, -1, np.arange(n)))
+            self.kept = np.where((last >= 0) & (of.stream[np.maximum(last, 0)] == of.stream), last, -1)
+            in_step = in_step[order] if in_step is not None else None
+        self.stream_codes = stream
+        first = np.ones(n, bool)
+        first[1:] = stream[1:] != stream[:-1]
+        breaks = first.copy()
+        breaks[1:] |= (slots[1:] != slots[:-1]) & (slots[1:] >= 0)
+        breaks[waiting] = True
+        needed = np.zeros(n, bool)
+        needed[awaited] = True
+        targets = [self._placed(t) for t in of.cut_targets]
+        flat = [t for ts in targets for t in ts]
+        needed[flat] = True
+        full = of.full_target if self.place is None else self.place[of.full_target]
+        needed[full] = True
+        if in_step is not None:
+            last = np.append((stream[1:] != stream[:-1]) | (in_step[1:] != in_step[:-1]), True)
+            last &= in_step >= 0
+            needed |= last
+        meeting = of.meeting if self.place is None else self.place[of.meeting]
+        breaks[meeting] = True
+        needed[meeting] = True
+        breaks[1:] |= needed[:-1]
+        head = np.flatnonzero(breaks)
+        # Operations without a recorded launch belong to whatever segment they are in: only their order counts.
+        slots = slots.copy()
+        slot_of_head = np.maximum.reduceat(slots, head) if n else slots
+        total = np.cumsum(gap + duration)
+        tail = np.append(head[1:], n) - 1
+        a = total[tail] + np.maximum.reduceat(ready + duration - total, head)
+        b = total[tail] - np.where(head > 0, total[np.maximum(head - 1, 0)], 0)
+        self.head, self.tail = head, tail
+        self.a, self.b, self.slot_of_head = a, b, slot_of_head
+        self.direct = duration[head] + total[tail] - total[head]
+        self.first_duration = alone[head]
+        self.segment_of = np.cumsum(breaks) - 1
+        self.seg_stream = stream[head]
+        self.begins = of.start if self.place is None else of.start[np.argsort(self.place)]
+        self.waits_of: dict[int, list[int]] = {}
+        for w, o in zip(self.segment_of[waiting].tolist(), self.segment_of[awaited].tolist(), strict=True):
+            self.waits_of.setdefault(w, []).append(o)
+        self.targets = [[int(self.segment_of[t]) for t in ts] for ts in targets]
+        self.full = self.segment_of[full].tolist()
+        self.meets = dict(zip(self.segment_of[meeting].tolist(), range(len(meeting)), strict=True))
+        self.step_parts: list[list[int]] = []
+        if in_step is not None:
+            ends = np.flatnonzero(last)
+            number, segment = in_step[ends], self.segment_of[ends]
+            parts = [[] for _ in range(len(of.steps))]
+            for k, s in zip(number.tolist(), segment.tolist(), strict=True):
+                parts[k].append(s)
+            self.step_parts = parts
+            if change.aside is not None:
+                self._join_at_steps(in_step, first)
+
+    def _placed(self, targets: list[int]) -> list[int]:
+        """Targets of a blocking call on the streams as they are played; what was moved aside is not waited for."""
+        aside, place = self.change.aside, self.place
+        if place is None or aside is None:
+            return targets
+        # A value that is read back must be there all the same: what stood before the copy is waited for.
+        kept = [self.kept[t] for t in targets if not (aside[t] and self.of.staged[t])]
+        return [int(place[t]) for t in kept if t >= 0]
+
+    def _in_step(self) -> npt.NDArray[np.int64] | None:
+        of = self.of
+        if not len(of.steps):
+            return None
+        row = np.maximum(of.launch, 0)
+        at = steps.number(
+            of.steps.assign(end_ns=of.steps["cpu_end_ns"]), of.call_start[row]
+        )
+        ours = of.process == int(of.steps["process"].iloc[0])
+        return np.where((of.launch >= 0) & ours, at, -1)
+
+    def _join_at_steps(self, in_step: Int, first: Bool) -> None:
+        """A step's work waits for what was moved aside in the step before."""
+        aside = self.seg_stream > int(self.of.stream.max())
+        number = in_step[self.head]
+        last_aside: dict[int, list[int]] = {}
+        for segment in np.flatnonzero(aside).tolist():
+            last_aside.setdefault(int(in_step[self.tail[segment]]), []).append(segment)
+        seen: set[tuple[int, int]] = set()
+        for segment in np.flatnonzero(~aside & (number > 0)).tolist():
+            key = int(self.seg_stream[segment]), int(number[segment])
+            if key not in seen:
+                seen.add(key)
+                before = last_aside.get(key[1] - 1, [])
+                if before:
+                    self.waits_of.setdefault(segment, []).append(before[-1])
+
+    def played(self) -> Played:
+        of, play = self.of, self.play
+        n_slots = len(self.cut_end) + len(self.clocks)
+        delay: list[float] = [0] * n_slots
+        end_of: list[float] = [_NEVER] * len(self.head)
+        stream_end: dict[int, float] = {}
+        own_start = np.empty(len(self.cut_end), np.int64)
+        own_end = np.empty(len(self.cut_end), np.int64)
+        for c in self.clocks:
+            part = slice(self.low[c], self.high[c])
+            own_start[part], own_end[part] = play.own(c, self.cut_start[part]), play.own(c, self.cut_end[part])
+        # What each node has to come after, in the order of the recording.
+        slot_time = np.full(n_slots, _NEVER, np.int64)
+        slot_of_cut = np.empty(len(self.cut_end), np.int64)
+        for c in self.clocks:
+            part = slice(self.low[c], self.high[c])
+            slot_of_cut[part] = self.base[c] + 1 + np.arange(self.high[c] - self.low[c])
+        slot_time[slot_of_cut] = self.cut_end
+        begins = self.begins[self.head]
+        key = np.maximum(begins, np.where(self.slot_of_head >= 0, slot_time[np.maximum(self.slot_of_head, 0)], _NEVER))
+        meeting = np.array([*self.meets], np.int64)
+        gathered = pd.Series(key[meeting]).groupby(of.meeting_of).transform("max").to_numpy()
+        # Cuts stand first: of two at one time, the cut; what leaves a collective stands behind the arrivals.
+        order = np.argsort(np.concatenate([self.cut_end, key, gathered]), kind="stable")
+        n_cuts, n_nodes = len(self.cut_end), len(self.cut_end) + len(key)
+        a, b, slot = self.a.tolist(), self.b.tolist(), self.slot_of_head.tolist()
+        direct, stream = self.direct.tolist(), self.seg_stream.tolist()
+        cut, own_s, own_e = self.cut.tolist(), own_start.tolist(), own_end.tolist()
+        slot_of_cut_l = slot_of_cut.tolist()
+        n_block = len(of.cut_rows)
+        cost, tail = of.cut_cost, of.cut_tail
+        if self.change.aside is not None:
+            aside = of.cut_is_own & self.change.aside[of.cut_own_copy]
+            cost, tail = np.where(aside, of.call_ns, cost), tail + np.where(aside, of.call_ns, 0)
+        cost, tail = cost.tolist(), tail.tolist()
+        waits = self.change.waits and "syncs" not in of.without
+        after, room, call_ns = of.after_ns, of.room_ns, of.call_ns
+        full, targets, waits_of = self.full, self.targets, self.waits_of
+        meets, meeting_of, transfer = self.meets, of.meeting_of.tolist(), of.transfer_ns.tolist()
+        last_arrival: dict[int, float] = {}
+        lasting = self.first_duration.tolist()
+        for node in order.tolist():
+            if node >= n_nodes:  # a device leaves a collective
+                number = node - n_nodes
+                s = int(meeting[number])
+                end_of[s] = stream_end[stream[s]] = last_arrival[meeting_of[number]] + transfer[number]
+                continue
+            if node >= n_cuts:
+                s = node - n_cuts
+                where = stream[s]
+                end = stream_end.get(where, _NEVER) + b[s]
+                if slot[s] >= 0:
+                    end = max(end, delay[slot[s]] + a[s])
+                else:
+                    end = max(end, a[s])
+                for other in waits_of.get(s, ()):
+                    end = max(end, end_of[other] + after + direct[s])
+                if s in meets:
+                    group = meeting_of[meets[s]]
+                    last_arrival[group] = max(last_arrival.get(group, _NEVER), end - lasting[s])
+                    continue
+                end_of[s] = end
+                stream_end[where] = end
+                continue
+            number = cut[node]
+            mine = slot_of_cut_l[node]
+            begun = own_s[node] + delay[mine - 1]
+            if number >= n_block:  # into a full queue
+                done = end_of[full[number - n_block]] + room
+                until = max(begun + call_ns, done)
+            else:
+                until = begun + cost[number]
+                if waits:
+                    for target in targets[number]:
+                        until = max(until, end_of[target] + tail[number])
+            delay[mine] = until - own_e[node]
+        return self._read(delay, end_of)
+
+    def _read(self, delay: list[float], end_of: list[float]) -> Played:
+        of, play = self.of, self.play
+        if not len(of.steps):
+            ends = np.array(end_of)
+            firsts = np.flatnonzero(np.append(True, self.seg_stream[1:] != self.seg_stream[:-1]))
+            begin = min(self._first_start(int(f), delay) for f in firsts)
+            return Played(int(ends.max() - begin), np.empty(0, np.int64))
+        clock = int(of.clock_of[int(of.steps["thread"].iloc[0])])
+        cpu = of.steps["cpu_end_ns"].to_numpy()
+        slots = self.slot(clock, cpu)
+        reached = play.own(clock, cpu) + np.array(delay)[slots]
+        ends = reached.astype(np.int64)
+        for k, parts in enumerate(self.step_parts):
+            ends[k] = max([int(ends[k]), *(int(end_of[s]) for s in parts)])
+        ends = np.maximum.accumulate(ends)
+        first = np.array([int(of.steps["start_ns"].iloc[0])])
+        begin = int(play.own(clock, first)[0] + delay[int(self.slot(clock, first)[0])])
+        return Played(int(ends[-1] - begin), ends - begin)
+
+    def _first_start(self, segment: int, delay: list[float]) -> float:
+        head = int(self.head[segment])
+        slot = int(self.slots[head] if self.place is None else self.slots[np.argsort(self.place)[head]])
+        ready = float(self.ready[head] if self.place is None else self.ready[np.argsort(self.place)[head]])
+        return ready + (delay[slot] if slot >= 0 else 0)
