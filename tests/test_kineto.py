@@ -336,6 +336,18 @@ def test_calls_without_gpu_work_say_that_none_happened(tmp_path):
     assert trace.meta.missing == ["syncs", "os_calls"]
 
 
+def test_an_accelerator_that_nobody_reads_is_named(tmp_path):
+    calls = [event("mtia_runtime", "mtiaLaunch", correlation=1), event("cpu_op")]
+    trace = load(tmp_path, [*calls, event("mtia_ccp_events", "gemm"), event("mtia_ccp_events", "copy")])
+    assert "Events of an accelerator that nsightkit does not read were left out: 2 of MTIA." in trace.meta.notes
+    assert trace.meta.missing == ["kernels", "memops", "graphs", "syncs", "os_calls"]
+    # One that reports kernels as a GPU does is read; what else it reports is not.
+    trace = load(tmp_path, [event("xpu_runtime", correlation=1), kernel(correlation=1), event("xpu_sync")])
+    assert "Events of an accelerator that nsightkit does not read were left out: 1 of XPU." in trace.meta.notes
+    assert trace.size("kernels") == 1
+    assert trace.recorded("kernels")
+
+
 # --- processes and threads ---
 
 

@@ -375,3 +375,39 @@ def test_bad_folders(tmp_path, kind):
         (folder / "CUPTI_ACTIVITY_KIND_KERNEL.parquet").write_bytes(b"PAR1 nonsense")
     with pytest.raises(nsightkit.TraceError, match=re.escape(str(folder))):
         nsightkit.load(folder)
+
+
+def _with_details(path, *rows):
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE ANALYSIS_DETAILS (globalVid INT, duration INT, startTime INT, stopTime INT)")
+        connection.executemany("INSERT INTO ANALYSIS_DETAILS VALUES (?, ?, ?, ?)", rows)
+    return nsightkit.load(path, cache=False)
+
+
+def test_the_capture_counts_from_its_own_beginning(tmp_path):
+    out, process, main = Export(), Export.process(7), Export.thread(7, 7)
+    call = out.call("cudaLaunchKernel_v7000", main, 1_000, 2_000)
+    out.kernel("gemm", 5_000, 9_000, call, process)
+    # The session was 45 s old when collection began; the events' clock begins with collection.
+    began = 45_000_000_000
+    trace = _with_details(out.write(tmp_path / "late.sqlite"), (1, 20_000, began, began + 20_000))
+    assert trace.meta.window_ns == (0, 20_000)
+    figures = overview.summary(trace)
+    assert (figures["lead_ns"], figures["wall_ns"], figures["tail_ns"]) == (5_000, 4_000, 11_000)
+    # Of several machines nobody says which clock is whose: from the first event to the last, then.
+    rows = (1, 20_000, began, began + 20_000), (2, 30_000, began + 1, began + 30_001)
+    figures = overview.summary(_with_details(out.write(tmp_path / "two.sqlite"), *rows))
+    assert (figures["lead_ns"], figures["tail_ns"]) == (4_000, 0)
+
+
+def test_work_of_a_real_capture_lies_in_it(shared_traces):
+    stated = 0
+    for path, *_ in manifest(shared_traces):
+        trace = nsightkit.load(path)
+        if trace.meta.window_ns is None or not (trace.size("kernels") or trace.size("graphs")):
+            continue
+        stated += 1
+        figures = overview.summary(trace)
+        begin, end = overview.captured_window(trace)
+        assert figures["lead_ns"] + figures["wall_ns"] + figures["tail_ns"] == end - begin, path.name
+    assert stated == 7

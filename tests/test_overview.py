@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -22,6 +23,8 @@ KEYS = {
     "wall_ns",
     "lead_ns",
     "tail_ns",
+    "window_ns",
+    "window_idle_ns",
     "kernel_count",
     "density",
     "memory_overhead",
@@ -64,6 +67,8 @@ def test_every_figure_of_two_devices() -> None:
         "wall_ns": 1000,
         "lead_ns": 100,
         "tail_ns": 200,
+        "window_ns": None,
+        "window_idle_ns": None,
         "kernel_count": 3,
         "density": (250 + 100) / 500,
         "memory_overhead": 50 / 300,
@@ -82,6 +87,34 @@ def test_the_captured_window_is_the_sources() -> None:
     # On the source's clock; the trace's begins with the first event, which here is at 0.
     result = overview.summary(two_devices(TraceMeta(window_ns=(-50, 5000))))
     assert (result["lead_ns"], result["tail_ns"]) == (150, 3900)
+
+
+def test_the_window_is_the_steps() -> None:
+    # The step begins 900 before the GPU does, on both of its devices.
+    trace = Trace.from_frames(
+        {
+            "ranges": pd.DataFrame({"start_ns": [0], "end_ns": [950], "name": pd.Categorical(["step"])}),
+            "calls": pd.DataFrame({"start_ns": [880, 890], "end_ns": [885, 895], "correlation": [1, 2]}),
+            "kernels": _frame((0, 900, 1000), (1, 900, 960)).assign(correlation=[1, 2]),
+        }
+    )
+    result = overview.summary(trace)
+    assert (result["window_ns"], result["window_idle_ns"], result["idle_ns"]) == (1000, 900 + 940, 0)
+    assert overview.note(trace, result) == (
+        "The GPU was idle for 92 % of the time that the steps take, but for 0 % of its span, which runs from its first "
+        "operation to its last."
+    )
+    whole = trace.masked({"ranges": np.zeros(1, bool)})
+    assert overview.note(whole, overview.summary(whole)) is None
+
+
+def test_a_step_of_preprocessing(shared_traces: Path) -> None:
+    (path,) = shared_traces.glob("tracelens/h100__facebook_timesformer-*")
+    trace = nsightkit.load(path, cache=False)
+    result = overview.summary(trace)
+    assert result["window_idle_ns"] / result["window_ns"] == pytest.approx(0.586, abs=0.001)
+    assert result["idle_ns"] / result["span_ns"] < 0.02
+    assert "idle for 59 % of the time that the steps take" in str(overview.note(trace, result))
 
 
 def test_not_recorded_is_not_zero() -> None:

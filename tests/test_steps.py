@@ -9,12 +9,13 @@ import pytest
 
 import nsightkit
 from nsightkit.analysis import steps
+from nsightkit.analysis.selection import select
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import Trace, TraceMeta
 
 P = 7
 MAIN, OTHER = P << 24 | 1, P << 24 | 2
-COLUMNS = ["step", "start_ns", "wall_ns", "busy_ns", "idle_ns", "outlier"]
+COLUMNS = ["step", "start_ns", "wall_ns", "busy_ns", "idle_ns", "outlier", "phase", "tokens", "sequences"]
 
 
 def _trace(ranges: list[tuple[str, int, int]], thread: int = MAIN, **tables: pd.DataFrame) -> Trace:
@@ -27,27 +28,120 @@ def _kernels(*rows: tuple[int, int, int, int]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["device", "process", "start_ns", "end_ns"])
 
 
-def test_windows_reach_to_the_next_step_and_clip_the_gpus_work() -> None:
+def _calls(*starts: int, thread: int = MAIN) -> pd.DataFrame:
+    """Calls of 2 ns each; their correlation ids count from 1."""
+    frame = pd.DataFrame({"start_ns": starts, "correlation": range(1, len(starts) + 1)})
+    return frame.assign(end_ns=frame["start_ns"] + 2, process=P, thread=thread)
+
+
+def test_a_step_ends_with_its_work_and_the_next_one_begins_there() -> None:
+    # Launched at 10 and 20, at 110, by another thread at 150, and at 290; the GPU is behind, and then waits.
+    calls = pd.concat([_calls(10, 20, 110), _calls(0, 0, 0, 150, thread=OTHER)[3:], _calls(0, 0, 0, 0, 290)[4:]])
+    kernels = _kernels((0, P, 30, 60), (0, P, 60, 130), (0, P, 130, 160), (0, P, 160, 240), (0, P, 295, 420))
     trace = _trace(
         [("train_step", 0, 60), ("train_step", 100, 180), ("train_step", 200, 300)],
-        kernels=_kernels((0, P, 50, 120), (0, P, 110, 150), (0, P, 290, 900)),
+        calls=calls,
+        kernels=kernels.assign(correlation=[1, 2, 3, 4, 5]),
     )
+    found = steps.windows(trace)
+    assert list(found.columns) == ["step", "start_ns", "cpu_end_ns", "begin_ns", "end_ns", "process", "thread"]
+    assert found["start_ns"].tolist() == [0, 100, 200]
+    assert found["cpu_end_ns"].tolist() == [100, 200, 300]
+    assert found["end_ns"].tolist() == [130, 240, 420]
+    assert steps.window(trace) == (0, 420)
     table = steps.summary(trace)
     assert list(table.columns) == COLUMNS
-    assert table["start_ns"].tolist() == [0, 100, 200]
-    assert table["wall_ns"].tolist() == [100, 100, 100]
-    assert table["busy_ns"].tolist() == [50, 50, 10]  # work that no step launched is in none after the last
-    assert table["idle_ns"].tolist() == [50, 50, 90]
+    assert table["start_ns"].tolist() == [0, 130, 240]
+    assert table["wall_ns"].tolist() == [130, 110, 180]  # adds up to the window
+    assert table["busy_ns"].tolist() == [100, 110, 125]
+    assert table["idle_ns"].tolist() == [30, 0, 55]
     assert not table["outlier"].any()
 
 
-def test_the_last_step_lasts_until_its_own_work_is_done() -> None:
-    calls = pd.DataFrame({"start_ns": [110, 150, 205], "end_ns": [112, 155, 207]})
-    calls = calls.assign(process=P, thread=MAIN, correlation=[1, 2, 3])
+def test_what_is_launched_after_the_last_step_is_in_none() -> None:
     kernels = _kernels((0, P, 130, 180), (0, P, 220, 250), (0, P, 300, 400)).assign(correlation=[1, 2, 3])
-    table = steps.summary(_trace([("step", 0, 90), ("step", 100, 200)], kernels=kernels, calls=calls))
-    assert table["wall_ns"].tolist() == [100, 150]  # not to 400: that was launched after the step
+    table = steps.summary(_trace([("step", 0, 90), ("step", 100, 200)], kernels=kernels, calls=_calls(110, 150, 205)))
+    assert table["wall_ns"].tolist() == [100, 150]
     assert table["busy_ns"].tolist() == [0, 80]
+
+
+def test_no_step_ends_before_an_earlier_one() -> None:
+    # What the first step launched outlasts the second one, whose own work ran beside it.
+    kernels = _kernels((0, P, 20, 400), (0, P, 130, 180), (0, P, 400, 450)).assign(correlation=[1, 2, 3])
+    ranges = [("step", 0, 90), ("step", 100, 190), ("step", 200, 290)]
+    table = steps.summary(_trace(ranges, kernels=kernels, calls=_calls(10, 110, 210)))
+    assert table["wall_ns"].tolist() == [400, 0, 50]
+    assert table["busy_ns"].tolist() == [380, 0, 50]
+
+
+def test_a_selections_first_step_begins_where_the_one_before_it_ended() -> None:
+    kernels = _kernels((0, P, 20, 300), (0, P, 300, 500)).assign(correlation=[1, 2])
+    trace = _trace([("step", 0, 90), ("step", 100, 190)], kernels=kernels, calls=_calls(10, 110))
+    last = select(trace, last_steps=1)
+    assert steps.window(trace) == (0, 500)
+    assert steps.window(last) == (300, 500)
+    assert steps.summary(last)["idle_ns"].tolist() == [0]
+
+
+def test_a_stub_that_the_profiler_left_is_not_a_step() -> None:
+    ranges = [("ProfilerStep#1", 0, 900), ("ProfilerStep#2", 1000, 1009)]
+    kernels = _kernels((0, P, 50, 800)).assign(correlation=[1])
+    assert steps.find(_trace(ranges, kernels=kernels, calls=_calls(10)))["end_ns"].tolist() == [900]
+    # Short, but it launched something; or as long as the others; or nothing was launched in any.
+    two = _kernels((0, P, 50, 800), (0, P, 1010, 1020)).assign(correlation=[1, 2])
+    assert len(steps.find(_trace(ranges, kernels=two, calls=_calls(10, 1004)))) == 2
+    longer = [ranges[0], ("ProfilerStep#2", 1000, 1100)]
+    assert len(steps.find(_trace(longer, kernels=kernels, calls=_calls(10)))) == 2
+    assert len(steps.find(_trace(ranges))) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "served"),
+    [
+        ("execute_context_1(888)_generation_0(0)", ("prefill", 888, 1)),
+        ("execute_context_1(888_788544)_generation_0(0)", ("prefill", 888, 1)),
+        ("execute_context_0(0)_generation_0(0)", (None, 0, 0)),
+        ("execute_32_context_0(sq0sk0sqsq0sqsk0)_generation_32(sq32sk55086sqsq32sqsk55086)", ("decode", 32, 32)),
+        ("execute_8192_context_9(sq8155sk8430sqsq1sqsk2)_generation_37(sq37sk4sqsq3sqsk4)", ("mixed", 8192, 46)),
+        ("step[DECODE bs=32]", ("decode", 32, 32)),
+        ("step[EXTEND bs=15 toks=15360]", ("prefill", 15360, 15)),
+        ("step[EXTEND bs=2 toks=12 c_sqsq=80 c_sqsk=120 c_sk=20]", ("prefill", 12, 2)),
+        ("step[MIXED bs=2]", ("mixed", None, 2)),
+        ("step[TARGET_VERIFY bs=4]", ("decode", None, 4)),
+        ("step[IDLE bs=0]", (None, None, 0)),
+        ("step 3", (None, None, None)),
+    ],
+)
+def test_what_a_server_says_that_a_step_served(name: str, served: tuple[str | None, int | None, int | None]) -> None:
+    row = steps.summary(_trace([(name, 0, 50)])).iloc[0]
+    assert tuple(None if pd.isna(row[c]) else row[c] for c in ("phase", "tokens", "sequences")) == served
+
+
+def test_a_servers_iterations_are_its_steps() -> None:
+    names = ["step[EXTEND bs=1 toks=64]", "step[DECODE bs=8]", "step[DECODE bs=6]"]
+    trace = _trace([(name, 100 * i, 100 * i + 40) for i, name in enumerate(names)] + [("execute_x", 0, 300)])
+    assert steps.summary(trace)["step"].tolist() == names
+    table = steps.phases(trace).set_index("phase")
+    assert table.index.tolist() == ["decode", "prefill"]
+    assert table.loc["decode"].to_dict() == {
+        "steps": 2, "wall_ns": 140, "share": 140 / 240, "tokens": 7, "sequences": 7,
+    }  # fmt: skip
+
+
+def test_a_profilers_step_serves_what_is_annotated_in_it() -> None:
+    ranges = [
+        ("ProfilerStep#1", 0, 100),
+        ("execute_context_0(0)_generation_4(4)", 10, 90),
+        ("execute_context_0(0)_generation_4(4)", 20, 80),  # the same again, inside
+        ("ProfilerStep#2", 100, 200),
+        ("execute_context_1(64)_generation_0(0)", 110, 120),
+        ("execute_context_0(0)_generation_5(5)", 130, 140),
+        ("ProfilerStep#3", 200, 300),
+    ]
+    table = steps.summary(_trace(ranges))
+    assert table["phase"].tolist() == ["decode", "mixed", None]
+    assert table["tokens"].tolist() == [4, 69, pd.NA]
+    assert table["sequences"].tolist() == [4, 5, pd.NA]
 
 
 def test_several_devices_add_up_and_other_processes_do_not_count() -> None:
@@ -125,35 +219,13 @@ def test_moments_lie_in_steps() -> None:
     assert steps.number(windows.head(0), [1, 2]).tolist() == [-1, -1]
 
 
-def test_steps_on_the_gpus_clock_and_whose_work_is_whose() -> None:
-    calls = pd.DataFrame({"start_ns": [10, 20, 110, 120], "end_ns": [12, 22, 112, 122], "correlation": [1, 2, 3, 4]})
-    calls = calls.assign(process=P, thread=MAIN)
+def test_whose_work_is_whose() -> None:
     # The third was launched in the second step, which the GPU reaches late; the last by another process.
     kernels = _kernels((0, P, 50, 300), (0, P, 300, 600), (0, P, 700, 900), (0, P, 900, 950), (1, P + 1, 5, 8))
     kernels = kernels.assign(correlation=[1, 2, 3, 4, 9])
-    trace = _trace([("step", 0, 60), ("step", 100, 180)], kernels=kernels, calls=calls)
-    windows = steps.find(trace)
-    assert steps.launched_in(trace, "kernels", windows).tolist() == [0, 0, 1, 1, -1]
-    on_gpu = steps.on_gpu(trace, windows)
-    assert on_gpu is not None
-    assert on_gpu.to_numpy().tolist() == [[50, 700], [700, 950]]
-    parts = steps.divided(trace, on_gpu, P)
-    assert parts.to_numpy().tolist() == [[650, 550, 100], [250, 250, 0]]
-
-
-def test_steps_that_the_gpu_does_not_know() -> None:
-    calls = pd.DataFrame({"start_ns": [10, 110], "end_ns": [12, 112], "correlation": [1, 2]})
-    calls = calls.assign(process=P, thread=MAIN)
-
-    def on_gpu(*starts: int) -> pd.DataFrame | None:
-        rows = [(0, P, start, start + 10) for start in starts]
-        kernels = _kernels(*rows).assign(correlation=range(1, len(rows) + 1))
-        trace = _trace([("step", 0, 60), ("step", 100, 180)], kernels=kernels, calls=calls)
-        return steps.on_gpu(trace, steps.find(trace))
-
-    assert on_gpu(50, 150) is not None
-    assert on_gpu(50) is None, "the second launched nothing"
-    assert on_gpu(150, 50) is None, "the second began before the first"
-    bare = _trace([("step", 0, 60)])
-    assert steps.on_gpu(bare, steps.find(bare)) is None
-    assert steps.on_gpu(bare, steps.find(bare).head(0)) is None
+    trace = _trace([("step", 0, 60), ("step", 100, 180)], kernels=kernels, calls=_calls(10, 20, 110, 120))
+    assert steps.launched_in(trace, "kernels", steps.find(trace)).tolist() == [0, 0, 1, 1, -1]
+    found = steps.windows(trace)
+    assert steps.launched_in(trace, "kernels", found).tolist() == [0, 0, 1, 1, -1]
+    assert steps.timed(found).to_numpy().tolist() == [[0, 600], [600, 950]]
+    assert steps.divided(trace, steps.timed(found), P).to_numpy().tolist() == [[600, 550, 50], [350, 250, 100]]

@@ -135,8 +135,6 @@ class Comparison:
     ----------
     unit : {"step", "trace"}
         What ``before_ns``, ``after_ns`` and ``delta_ns`` are of: a step, where both captures hold steps, or all of it.
-    ahead : bool
-        Whether a CPU ran ahead of its GPU, and steps are therefore timed where the GPU begins with them.
     steps : tuple of int or None
         How many steps `before` and `after` hold.
     judged : tuple of int
@@ -160,12 +158,9 @@ class Comparison:
         self._before, self._after = before[0], after[0]
         self.confidence, self.min_share = confidence, min_share
         self.unit = "step" if all(c.steps for side in self._sides for c in side) else "trace"
-        self.ahead = self.unit == "step" and any(c.ahead for side in self._sides for c in side)
-        for capture in (c for side in self._sides for c in side) if self.ahead else ():
-            capture.pace_by_gpu()
         known = [[c.steps for c in side] for side in self._sides]
         self.steps = known[0][0], known[1][0]
-        self.judged = tuple(sum(int((c.ordinary & c.complete).sum()) for c in side) for side in self._sides)
+        self.judged = tuple(sum(int(c.ordinary.sum()) for c in side) for side in self._sides)
         self._left_out = any(not c.ordinary.all() for side in self._sides for c in side)
         rows = {
             "figures": self._figures(),
@@ -686,14 +681,6 @@ def _about_steps(comparison: Comparison, sides: tuple[Capture, Capture]) -> list
         return [f"No steps were found {lacking}: {alike}. {remedy}."]
     if sides[0].steps != sides[1].steps:
         said.append(f"{sides[0].steps} steps before and {sides[1].steps} after: times are those of a step.")
-    if comparison.ahead:
-        held = (
-            " and ".join(name for name, side in zip(SIDES, sides, strict=True) if side.ahead)
-            or "in one of the captures"
-        )
-        said.append(
-            f"The CPU runs ahead of the GPU {held}: a step is timed from its first operation to the next one's."
-        )
     for name, side in zip(SIDES, sides, strict=True):
         wall, out = side.timed["wall_ns"], int((~side.ordinary).sum())
         if out:

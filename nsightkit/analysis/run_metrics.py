@@ -152,11 +152,11 @@ def read(path: str | Path, *, opened: Callable[[Path], Trace] = load, **selected
 def of_trace(trace: Trace, match: str | None = None, selection: str | None = None) -> Run:
     """Take a trace's metrics, a sample a step where it has steps.
 
-    ``step/time_ns`` is the time from where the GPU began with one step to where it began with the next
-    (:func:`nsightkit.analysis.steps.on_gpu`), or where a step has no work of a GPU, the same on the CPU's clock.
-    ``step/busy_ns`` and ``step/idle_ns`` divide it, and ``gap/CAUSE/idle_ns`` divides the idle time. What was launched
-    in a step is the step's: ``step/kernel_count``, ``step/copied_bytes``, ``copies/KIND/bytes`` and ``/per_s`` (bytes a
-    second), ``category/NAME/gpu_ns``, ``kernel/NAME/gpu_ns`` (by a name without types and numbers, see
+    ``step/time_ns`` is the time from the end of one step to the end of the next, its work on the GPU included
+    (:func:`nsightkit.analysis.steps.windows`). ``step/busy_ns`` and ``step/idle_ns`` divide it, and
+    ``gap/CAUSE/idle_ns`` divides the idle time. What was launched in a step is the step's: ``step/kernel_count``,
+    ``step/copied_bytes``, ``copies/KIND/bytes`` and ``/per_s`` (bytes a second), ``category/NAME/gpu_ns``,
+    ``kernel/NAME/gpu_ns`` (by a name without types and numbers, see
     :func:`nsightkit.analysis.pairing.spellings`). A trace without steps has one sample of each, its sums, and
     ``trace/span_ns``, ``trace/busy_ns`` … in place of the step's.
 
@@ -326,10 +326,10 @@ def of_samples(samples: Mapping[str, npt.ArrayLike], **conditions: str | None) -
 
 def _windows(trace: Trace, match: str | None) -> pd.DataFrame:
     """Find the steps; those of the whole trace that launched something, where a filter left their ranges out."""
-    found = steps.find(trace, match)
+    found = steps.windows(trace, match)
     if len(found) or trace is trace.whole:
         return found
-    found = steps.find(trace.whole, match)
+    found = steps.windows(trace.whole, match)
     touched = np.zeros(len(found), bool)
     for table in GPU_TABLES:
         mine = steps.launched_in(trace, table, found)
@@ -338,14 +338,11 @@ def _windows(trace: Trace, match: str | None) -> pd.DataFrame:
 
 
 def _of_steps(trace: Trace, windows: pd.DataFrame) -> dict[str, Metric]:
-    # Where no GPU worked, or not in each step, the CPU's clock is all there is.
-    on_gpu = steps.on_gpu(trace, windows)
-    clocked = windows if on_gpu is None else on_gpu
-    parts = steps.divided(trace, clocked, int(windows["process"].iloc[0]))
+    parts = steps.divided(trace, steps.timed(windows), int(windows["process"].iloc[0]))
     found = {"step/time_ns": Metric(parts["wall_ns"].to_numpy(np.float64), "ns", gate=True)}
     for name in ("busy_ns", "idle_ns") if parts["busy_ns"].notna().all() else ():
         found[f"step/{name}"] = Metric(parts[name].to_numpy(np.float64), "ns", gate=name == "busy_ns")
-    return found | dict(_launched(trace, "step", windows, clocked))
+    return found | dict(_launched(trace, "step", windows))
 
 
 def _of_whole(trace: Trace, match: str | None) -> dict[str, Metric]:
@@ -361,12 +358,10 @@ def _of_whole(trace: Trace, match: str | None) -> dict[str, Metric]:
         for name in ("span_ns", "busy_ns", "idle_ns")
         if whole[name] is not None
     }
-    return found | dict(_launched(trace, "trace", None, None))
+    return found | dict(_launched(trace, "trace", None))
 
 
-def _launched(
-    trace: Trace, prefix: str, windows: pd.DataFrame | None, clocked: pd.DataFrame | None
-) -> Iterator[tuple[str, Metric]]:
+def _launched(trace: Trace, prefix: str, windows: pd.DataFrame | None) -> Iterator[tuple[str, Metric]]:
     """Give what was launched in each step, and why the GPU was idle; one sample of all without steps."""
     count = 1 if windows is None else len(windows)
 
@@ -419,7 +414,7 @@ def _launched(
     if trace.recorded("kernels") and trace.recorded("calls"):
         idle = gaps.causes(trace)
         start, stop = (idle[c].to_numpy() for c in ("start_ns", "end_ns"))
-        window = np.zeros(len(stop), np.intp) if clocked is None else steps.number(clocked, start)
+        window = np.zeros(len(stop), np.intp) if windows is None else steps.number(steps.timed(windows), start)
         table = by_code(window, idle["cause"].cat.codes.to_numpy(np.intp), stop - start, len(gaps.CAUSES))
         for cause, samples in zip(gaps.CAUSES, table.T, strict=True):
             yield f"gap/{cause}/idle_ns", Metric(samples, "ns")

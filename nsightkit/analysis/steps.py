@@ -1,4 +1,4 @@
-"""The steps of a run: how long each took, how much of it the GPU was busy, and which stand out."""
+"""The steps of a run: how long each took, how much of it the GPU was busy, what it served, and which stand out."""
 
 from __future__ import annotations
 
@@ -12,12 +12,30 @@ from nsightkit.analysis import intervals
 from nsightkit.analysis.names import compiled
 from nsightkit.trace.model import GPU_TABLES, Trace
 
-__all__ = ["divided", "find", "launched_in", "number", "on_gpu", "outliers", "summary", "window", "windows"]
+__all__ = [
+    "devices",
+    "divided",
+    "find",
+    "launched_in",
+    "number",
+    "outliers",
+    "phases",
+    "summary",
+    "timed",
+    "window",
+    "windows",
+]
 
 _PROFILER_STEP = re.compile(r"^ProfilerStep#\d+$")
 _STEP = re.compile(r"(^|[^a-z])step([^a-z]|$)", re.IGNORECASE)
 # Parts of a step that have "step" in their names: `Optimizer.step#AdamW.step`, `lr_scheduler.step`.
 _PART = re.compile(r"optim|sched|zero_grad", re.IGNORECASE)
+#: What vLLM calls an iteration: requests in prefill with their tokens, those that generate with theirs. Its detailed
+#: form counts all tokens first, and more than tokens in the brackets.
+_VLLM = re.compile(r"^execute_(?:\d+_)?context_(\d+)\((?:sq)?(\d+)[^()]*\)_generation_(\d+)\((?:sq)?(\d+)[^()]*\)$")
+#: What SGLang calls a forward pass: its mode, sequences, and in a prefill its tokens.
+_SGLANG = re.compile(r"^step\[([A-Z_]+) bs=(\d+)(?: toks=(\d+))?(?: [^]]*)?\]$")
+_MODES = {"EXTEND": "prefill", "DECODE": "decode", "TARGET_VERIFY": "decode", "MIXED": "mixed"}
 
 #: What launches nothing is a stub that the profiler left, not a step, below this share of the median of those that do.
 _STUB = 0.1
@@ -35,8 +53,9 @@ def find(trace: Trace, match: str | None = None) -> pd.DataFrame:
     """Find the step ranges of a run.
 
     A step is an outermost range named ``ProfilerStep#N`` or, where there is none, one with the word *step* in
-    its name (``train_step``, ``step 3``; not an optimizer's or a scheduler's), or one that `match`
-    finds. Without `match`, names that differ only in their numbers count as one kind of step, and the
+    its name (``train_step``, ``step 3``, SGLang's ``step[DECODE bs=32]``; not an optimizer's or a scheduler's) or,
+    where there is none either, an iteration as vLLM annotates it (``execute_context_…_generation_…``); or one that
+    `match` finds. Without `match`, names that differ only in their numbers count as one kind of step, and the
     kind with the largest total time is meant. All steps are taken from one thread, the one with the
     largest total. A step's window lasts until the next one starts, so that steps add up to the whole;
     that of the last one ends with its range. A range in which nothing was launched, and that is shorter than a tenth
@@ -67,10 +86,9 @@ def find(trace: Trace, match: str | None = None) -> pd.DataFrame:
     else:
         kinds = ["ProfilerStep" if _PROFILER_STEP.match(str(n)) else None for n in names]
         if not any(kinds):
-            kinds = [
-                re.sub(r"\d+", "#", str(n)) if _STEP.search(str(n)) and not _PART.search(str(n)) else None
-                for n in names
-            ]
+            kinds = [_kind(str(n)) if _STEP.search(str(n)) and not _PART.search(str(n)) else None for n in names]
+        if not any(kinds):
+            kinds = ["vLLM" if _VLLM.match(str(n)) else None for n in names]
     kind_of_name, _ = pd.factorize(np.array([*kinds, None], dtype=object))
     kind = kind_of_name[ranges["name"].cat.codes.to_numpy()]
     steps = ranges[kind >= 0].assign(kind=kind[kind >= 0]).sort_values("start_ns", kind="stable")
@@ -89,6 +107,10 @@ def find(trace: Trace, match: str | None = None) -> pd.DataFrame:
     return steps.assign(end_ns=np.append(steps["start_ns"].to_numpy()[1:], steps["end_ns"].iloc[-1]))
 
 
+def _kind(name: str) -> str:
+    return "SGLang" if _SGLANG.match(name) else re.sub(r"\d+", "#", name)
+
+
 def _stubs(trace: Trace, ranges: pd.DataFrame) -> npt.NDArray[np.bool_]:
     """Say which step ranges, in order of time, are no more than what the profiler left of one."""
     length = (ranges["end_ns"] - ranges["start_ns"]).to_numpy()
@@ -105,8 +127,8 @@ def windows(trace: Trace, match: str | None = None) -> pd.DataFrame:
 
     Step k begins with its range, and its part on the CPU lasts until the next one's range begins (:func:`find`). It
     ends at E(k), the latest of E(k - 1), the end of its part on the CPU, and the end of the GPU work launched in that
-    part by the step's process, on whatever thread. From E(k - 1) to E(k) passes what the step takes, whichever of
-    CPU and GPU is behind; the first one's time begins with its range.
+    part by the step's process, on whatever thread. What passes from E(k - 1) to E(k) is what the step takes,
+    whichever of CPU and GPU is behind; the first one's time begins with its range.
 
     Parameters
     ----------
@@ -118,7 +140,9 @@ def windows(trace: Trace, match: str | None = None) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        ``step, start_ns, cpu_end_ns, end_ns, process, thread``, in order of time; ``end_ns`` is E(k).
+        ``step, start_ns, cpu_end_ns, begin_ns, end_ns, process, thread``, in order of time; ``end_ns`` is E(k), and
+        ``begin_ns`` is where the step's time begins: at E(k - 1), or where the first one's range begins. The first
+        step of a selection begins no earlier than the E of the step before it in the whole trace.
 
     Raises
     ------
@@ -126,13 +150,23 @@ def windows(trace: Trace, match: str | None = None) -> pd.DataFrame:
         `match` is not a regular expression.
     """
     found = find(trace, match)
+    begin = found["start_ns"].to_numpy()[:1]
+    if trace is not trace.whole and len(found):
+        every = find(trace.whole, match)
+        begin = np.append(begin, _ends(trace.whole, every[every["start_ns"] < begin[0]])).max(keepdims=True)
+    end = np.maximum(_ends(trace, found), begin)
+    found = found.assign(cpu_end_ns=found["end_ns"], begin_ns=np.append(begin, end[:-1]), end_ns=end)
+    return found[["step", "start_ns", "cpu_end_ns", "begin_ns", "end_ns", "process", "thread"]]
+
+
+def _ends(trace: Trace, found: pd.DataFrame) -> npt.NDArray[np.int64]:
+    """Where steps end, each with what it launched, and none before an earlier one."""
     end = found["end_ns"].to_numpy().copy()
     for table in GPU_TABLES if len(found) else ():
         if trace.size(table):
             mine = launched_in(trace, table, found)
             np.maximum.at(end, mine[mine >= 0], trace.table(table, ["end_ns"])["end_ns"].to_numpy()[mine >= 0])
-    found = found.rename(columns={"end_ns": "cpu_end_ns"}).assign(end_ns=np.maximum.accumulate(end))
-    return found[["step", "start_ns", "cpu_end_ns", "end_ns", "process", "thread"]]
+    return np.maximum.accumulate(end)
 
 
 def window(trace: Trace) -> tuple[int, int] | None:
@@ -148,7 +182,7 @@ def window(trace: Trace) -> tuple[int, int] | None:
         Nanoseconds on the trace's clock. None where there are no steps.
     """
     found = windows(trace)
-    return (int(found["start_ns"].iloc[0]), int(found["end_ns"].iloc[-1])) if len(found) else None
+    return (int(found["begin_ns"].iloc[0]), int(found["end_ns"].iloc[-1])) if len(found) else None
 
 
 def number(windows: pd.DataFrame, time_ns: npt.ArrayLike) -> npt.NDArray[np.intp]:
@@ -157,7 +191,7 @@ def number(windows: pd.DataFrame, time_ns: npt.ArrayLike) -> npt.NDArray[np.intp
     Parameters
     ----------
     windows : DataFrame
-        ``start_ns`` and ``end_ns`` of steps in order of time, as :func:`find` gives them.
+        ``start_ns`` and ``end_ns`` of steps in order of time: those of :func:`find`, or of :func:`timed`.
     time_ns : array_like of int
 
     Returns
@@ -173,39 +207,20 @@ def number(windows: pd.DataFrame, time_ns: npt.ArrayLike) -> npt.NDArray[np.intp
     return np.where((at >= 0) & (time < end[np.maximum(at, 0)]), at, -1)
 
 
-def on_gpu(trace: Trace, windows: pd.DataFrame) -> pd.DataFrame | None:
-    """Cut time into steps where the GPU begins with a step's work, not where the CPU does.
-
-    The CPU runs ahead, and a short program never has to wait: its windows on the CPU's clock then say how quickly
-    work is launched. From the first operation of one step to the first of the next passes what a step takes,
-    whichever of the two is behind.
+def timed(windows: pd.DataFrame) -> pd.DataFrame:
+    """Give the stretch of time that each step takes: they follow one another without a gap.
 
     Parameters
     ----------
-    trace : Trace
     windows : DataFrame
-        Steps on the CPU's clock, as :func:`find` gives them.
+        As :func:`windows` gives them.
 
     Returns
     -------
-    DataFrame or None
-        ``start_ns`` and ``end_ns``; the last one ends with its last operation. None where a step launched nothing,
-        or began on the GPU before the one before it did.
+    DataFrame
+        ``start_ns`` and ``end_ns``.
     """
-    first = np.full(len(windows), np.iinfo(np.int64).max)
-    end = np.iinfo(np.int64).min
-    for table in GPU_TABLES:
-        if not trace.size(table):
-            continue
-        mine = launched_in(trace, table, windows)
-        rows = trace.table(table, ["start_ns", "end_ns"])
-        np.minimum.at(first, mine[mine >= 0], rows["start_ns"].to_numpy()[mine >= 0])
-        end = rows["end_ns"].to_numpy()[mine == len(windows) - 1].max(initial=end)
-    edges = np.append(first, end)
-    # Compared, not subtracted: what was never set is at the end of what 64 bits hold.
-    if not len(windows) or (edges[1:] <= edges[:-1]).any():
-        return None
-    return pd.DataFrame({"start_ns": edges[:-1], "end_ns": edges[1:]})
+    return pd.DataFrame({"start_ns": windows["begin_ns"], "end_ns": windows["end_ns"]})
 
 
 def launched_in(trace: Trace, table: str, windows: pd.DataFrame) -> npt.NDArray[np.intp]:
@@ -216,13 +231,15 @@ def launched_in(trace: Trace, table: str, windows: pd.DataFrame) -> npt.NDArray[
     trace : Trace
     table : {"kernels", "memops", "graphs"}
     windows : DataFrame
-        Steps on the CPU's clock, as :func:`find` gives them.
+        As :func:`find` or :func:`windows` gives them; it is their part on the CPU that counts.
 
     Returns
     -------
     ndarray of intp
         Row of `windows`; -1 for what was launched in none, or by another process.
     """
+    if "cpu_end_ns" in windows:
+        windows = windows.assign(end_ns=windows["cpu_end_ns"])
     step = number(windows, intervals.launched(trace, table))
     process = trace.table(table, ["process"])["process"].to_numpy()
     if len(windows):
@@ -239,7 +256,7 @@ def divided(trace: Trace, windows: pd.DataFrame, process: int) -> pd.DataFrame:
     ----------
     trace : Trace
     windows : DataFrame
-        ``start_ns`` and ``end_ns``, on any clock of the trace: of the CPU's steps or of :func:`on_gpu`.
+        ``start_ns`` and ``end_ns``, as :func:`timed` gives them.
     process : int
         Whose devices count.
 
@@ -254,25 +271,22 @@ def divided(trace: Trace, windows: pd.DataFrame, process: int) -> pd.DataFrame:
     busy = pd.array([pd.NA] * len(windows), dtype="Int64")
     idle = busy.copy()
     if len(windows) and any(trace.recorded(t) for t in GPU_TABLES):
-        devices = _devices(trace, process)
+        used = devices(trace, process)
         ops = intervals.gpu_intervals(trace)
         total = np.zeros(len(windows), np.int64)
-        for device in devices:
+        for device in used:
             mine = ops[ops["device"] == device]
             total += intervals.Coverage(mine["start_ns"].to_numpy(), mine["end_ns"].to_numpy()).of(start, end)
         busy = pd.array(total, dtype="Int64")
-        idle = pd.array(max(len(devices), 1) * wall - total, dtype="Int64")
+        idle = pd.array(max(len(used), 1) * wall - total, dtype="Int64")
     return pd.DataFrame({"wall_ns": wall, "busy_ns": busy, "idle_ns": idle})
 
 
 def summary(trace: Trace, match: str | None = None) -> pd.DataFrame:
-    """Measure wall, busy and idle time of each step.
+    """Measure wall, busy and idle time of each step, and say what it served.
 
-    Steps are windows on the CPU's clock (:func:`find`). ``busy_ns`` is the part of the window in which the
-    GPU worked, whoever launched the work: the CPU runs ahead, so a window holds some of the previous
-    step's GPU work and leaves some of its own to the next. That is what makes the sum over steps right.
-    The last step has no next one to leave work to: its window lasts until the GPU has finished what was
-    launched in it (PyTorch's TensorBoard plug-in counts so, too).
+    A step lasts from the end of the one before it to its own (:func:`windows`), so that steps add up to the whole
+    whether the CPU waits for the GPU or runs ahead of it.
 
     Parameters
     ----------
@@ -283,48 +297,120 @@ def summary(trace: Trace, match: str | None = None) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        ``step, start_ns, wall_ns, busy_ns, idle_ns, outlier``, in order of time. ``busy_ns`` is the union of GPU
-        operations clipped to the window; with several devices (those the steps' process used) it is the sum over
-        them, and ``idle_ns`` is devices times ``wall_ns`` less it. Both are NA where no GPU table was recorded.
-        ``outlier``: the wall time is more than 3.5 robust standard deviations (of the median absolute
-        deviation) and more than 5 % off the median of all steps; the first step is judged like any other, and
-        with fewer than four steps there is none.
+        ``step, start_ns, wall_ns, busy_ns, idle_ns, outlier, phase, tokens, sequences``, in order of time.
+
+        ``busy_ns`` is the time in which the GPU worked, whoever launched the work; with several devices (those the
+        steps' process used) it is the sum over them, and ``idle_ns`` is devices times ``wall_ns`` less it. Both are NA
+        where no GPU table was recorded.
+
+        ``outlier``: the wall time is more than 3.5 robust standard deviations (of the median absolute deviation) and
+        more than 5 % off the median of all steps; the first step is judged like any other, and with fewer than four
+        steps there is none.
+
+        ``phase`` is "prefill", "decode" or "mixed", ``tokens`` and ``sequences`` say how many, as vLLM and SGLang
+        annotate their iterations; None and NA where nothing says. Of a step that holds several iterations, the
+        tokens are summed and the most sequences of any are given.
 
     Raises
     ------
     UsageError
         `match` is not a regular expression.
     """
-    steps = find(trace, match)
-    if len(steps):
-        start, end, process = (int(steps[c].iloc[-1]) for c in ("start_ns", "end_ns", "process"))
-        steps.loc[len(steps) - 1, "end_ns"] = max(end, _last_end(trace, start, end, process))
-    parts = divided(trace, steps, int(steps["process"].iloc[0]) if len(steps) else 0)
+    found = windows(trace, match)
+    parts = divided(trace, timed(found), int(found["process"].iloc[0]) if len(found) else 0)
     return pd.DataFrame(
         {
-            "step": steps["step"],
-            "start_ns": steps["start_ns"],
+            "step": found["step"],
+            "start_ns": found["begin_ns"],
             **parts,
             "outlier": outliers(parts["wall_ns"].to_numpy()),
+            **_served(trace, found),
         }
     )
 
 
-def _last_end(trace: Trace, start: int, end: int, process: int) -> int:
-    """End of the last GPU operation that the process launched in a window; its start where there is none."""
-    last = start
-    for table in GPU_TABLES:
-        ops = trace.table(table, ["process", "correlation", "end_ns"])
-        ops = ops[(ops["process"] == process) & (ops["end_ns"] > end)]
-        launch = intervals.launch_of(trace, ops["process"], ops["correlation"])
-        launched = trace.whole.table("calls", ["start_ns"])["start_ns"].to_numpy()[launch[launch >= 0]]
-        ends = ops["end_ns"].to_numpy()[launch >= 0]
-        last = max([last, *ends[(launched >= start) & (launched < end)].tolist()])
-    return last
+def phases(trace: Trace, match: str | None = None) -> pd.DataFrame:
+    """Sum the time of an inference server's steps by what they served.
+
+    Parameters
+    ----------
+    trace : Trace
+    match : str, optional
+        Regular expression, searched in range names; what it finds are the steps.
+
+    Returns
+    -------
+    DataFrame
+        ``phase, steps, wall_ns, share, tokens, sequences``, the most time first: how many steps there are of the phase,
+        the sum of their times, its share of the time of all steps, and the medians of their tokens and sequences.
+        Steps of which nothing says the phase have no row, so that shares may sum to less than 1.
+
+    Raises
+    ------
+    UsageError
+        `match` is not a regular expression.
+    """
+    each = summary(trace, match)
+    found = each.groupby("phase").agg(
+        steps=("wall_ns", "size"),
+        wall_ns=("wall_ns", "sum"),
+        tokens=("tokens", "median"),
+        sequences=("sequences", "median"),
+    )
+    found.insert(2, "share", found["wall_ns"] / max(each["wall_ns"].sum(), 1))
+    return found.sort_values("wall_ns", ascending=False).reset_index()
 
 
-def _devices(trace: Trace, process: int) -> list[int]:
-    """Devices that the process used; all of them where no GPU operation says whose it was."""
+def _served(trace: Trace, found: pd.DataFrame) -> pd.DataFrame:
+    """Phase, tokens and sequences of each step: as its own name says, else as the annotations in it do."""
+    columns, count = ["phase", "tokens", "sequences"], len(found)
+    said = [_iteration(name) for name in found["step"]]
+    step = np.flatnonzero([of is not None for of in said])
+    if not len(step) and count:
+        ranges = trace.table("ranges", ["name", "start_ns", "end_ns", "thread"])
+        known = [_iteration(str(name)) for name in ranges["name"].cat.categories]
+        mine = np.array([*(of is not None for of in known), False])[ranges["name"].cat.codes.to_numpy()]
+        notes = ranges[mine & (ranges["thread"] == found["thread"].iloc[0])]
+        notes = notes.sort_values(["start_ns", "end_ns"], ascending=[True, False], kind="stable")
+        # A server may annotate the same iteration twice, one range in the other.
+        notes = notes[notes["end_ns"] > notes["end_ns"].cummax().shift(fill_value=-1)]
+        step = number(found.assign(end_ns=found["cpu_end_ns"]), notes["start_ns"])
+        said = [known[code] for code in notes["name"].cat.codes[step >= 0]]
+        step = step[step >= 0]
+    each = pd.DataFrame([of for of in said if of is not None], columns=columns).groupby(step)
+    phase = each["phase"].first().where(each["phase"].nunique() <= 1, "mixed").reindex(range(count)).astype(object)
+    # A sum in which one is not known is not known.
+    tokens = each["tokens"].sum().where(each["tokens"].count() == each.size()).reindex(range(count))
+    sequences = each["sequences"].max().reindex(range(count))
+    values = phase.where(phase.notna(), None), tokens.astype("Int64"), sequences.astype("Int64")
+    return pd.DataFrame(dict(zip(columns, values, strict=True)))
+
+
+def _iteration(name: str) -> tuple[str | None, int | None, int | None] | None:
+    """Phase, tokens and sequences that an inference server's annotation tells; None of any other range."""
+    if match := _VLLM.match(name):
+        prefills, prefilled, decodes, decoded = (int(group) for group in match.groups())
+        phase = "mixed" if prefills and decodes else "prefill" if prefills else "decode" if decodes else None
+        return phase, prefilled + decoded, prefills + decodes
+    if match := _SGLANG.match(name):
+        mode, sequences, tokens = match.groups()
+        # In plain decoding every sequence gets one token; SGLang does not say it again.
+        return _MODES.get(mode), int(tokens or sequences) if tokens or mode == "DECODE" else None, int(sequences)
+    return None
+
+
+def devices(trace: Trace, process: int) -> list[int]:
+    """Find the devices that a process used; all of them where no GPU operation says whose it was.
+
+    Parameters
+    ----------
+    trace : Trace
+    process : int
+
+    Returns
+    -------
+    list of int
+    """
     found = pd.concat([trace.table(t, ["device", "process"]).drop_duplicates() for t in GPU_TABLES])
     mine = found[found["process"] == process]
     return sorted({int(d) for d in (mine if len(mine) else found)["device"]})

@@ -1,8 +1,7 @@
 """One capture cut into its steps: every sum as a whole, and as its part in each step.
 
-What is launched in a step is that step's work, whenever the GPU got to it. Idle time is a step's where it lies in the
-step's window: on the CPU's clock, or, of a program that launches steps ahead of the GPU, on the GPU's
-(:func:`nsightkit.analysis.steps.on_gpu`).
+What is launched in a step is that step's work, whenever the GPU got to it. Idle time is a step's where it lies between
+the end of the step before and its own (:func:`nsightkit.analysis.steps.windows`).
 """
 
 from __future__ import annotations
@@ -32,8 +31,6 @@ NO_OPERATOR = "(no operator)"
 #: More names of ranges than this are the same names with numbers in them.
 _MOST_NAMES = 1000
 _KINDS = ["kind", "src_kind", "dst_kind"]
-#: The CPU runs ahead where the GPU takes this much longer from the first step's beginning to the last one's.
-_AHEAD = 1.1
 
 
 class Sums:
@@ -129,54 +126,21 @@ class Capture:
     overview : dict
         What :func:`nsightkit.analysis.overview.summary` says of the trace.
     windows : DataFrame
-        Where work is launched in steps: as :func:`nsightkit.analysis.steps.summary` has them, with ``end_ns``; empty
-        where there are none.
+        Where work is launched in steps: as :func:`nsightkit.analysis.steps.find` has them; empty where there are none.
     timed : DataFrame
-        How long steps take: the same, or after :meth:`pace_by_gpu` on the GPU's clock.
-    ahead : bool
-        Whether the CPU launches steps more quickly than the GPU does them.
+        How long steps take: as :func:`nsightkit.analysis.steps.summary` has them, with ``end_ns``.
     steps : int or None
         How many steps; None where nobody knows.
     ordinary : ndarray of bool
         Steps that do not stand out: a stall every now and then is no noise.
-    complete : ndarray of bool
-        Steps whose time lasts to where the next one begins; on the GPU's clock nothing says where that is for the last.
     """
 
     def __init__(self, trace: Trace, match: str | None = None, count: int | None = None) -> None:
         self.trace = trace
         self.overview = overview.summary(trace)
-        self.windows, self._own_windows = _windows(trace, match)
-        self.timed = self.windows
-        self._gpu_windows = steps.on_gpu(trace, self.windows) if self._own_windows else None
-        self.ahead = self._is_ahead()
+        self.windows, self.timed, self._own_windows = _windows(trace, match)
         self.steps = len(self.windows) or count
-        self.ordinary: Bool = ~self.windows["outlier"].to_numpy(bool)
-        self.complete = np.ones(len(self.windows), bool)
-
-    def _is_ahead(self) -> bool:
-        if self._gpu_windows is None or len(self.windows) < 2:
-            return False
-        begun = [table["start_ns"].to_numpy() for table in (self.windows, self._gpu_windows)]
-        on_cpu, on_gpu = (float(start[-1] - start[0]) for start in begun)
-        return on_gpu > _AHEAD * on_cpu
-
-    def pace_by_gpu(self) -> None:
-        """Time steps where the GPU begins with them, if it does with each."""
-        if self._gpu_windows is None:
-            return
-        start, end = (self._gpu_windows[c].to_numpy() for c in ("start_ns", "end_ns"))
-        ops = intervals.gpu_intervals(self.trace)
-        devices = np.unique(ops["device"].to_numpy()).tolist()
-        busy = np.zeros(len(start), np.int64)
-        for device in devices:
-            mine = ops[ops["device"] == device]
-            busy += intervals.Coverage(mine["start_ns"], mine["end_ns"]).of(start, end)
-        wall = end - start
-        idle = len(devices) * wall - busy
-        self.timed = self._gpu_windows.assign(wall_ns=wall, busy_ns=busy, idle_ns=idle)
-        self.complete = np.arange(len(wall)) < max(len(wall) - 1, 1)
-        self.ordinary = np.append(~steps.outliers(wall[self.complete]), True)[: len(wall)]
+        self.ordinary: Bool = ~self.timed["outlier"].to_numpy(bool)
 
     def _sums(self, labels: Sequence[Hashable], code: Int, duration: Int, time: Int) -> Sums:
         step = steps.number(self.windows, time) if len(self.windows) else None
@@ -348,9 +312,8 @@ class Capture:
         devices = self.overview["devices"]
         first, last = min((d["start_ns"] for d in devices), default=0), max((d["end_ns"] for d in devices), default=0)
         inside = (self.timed["start_ns"] >= first) & (self.timed["end_ns"] <= last)
-        timed: Bool = self.ordinary & self.complete
-        spanned: Bool = timed & inside.to_numpy(bool)
-        return spanned if spanned.any() else timed
+        spanned: Bool = self.ordinary & inside.to_numpy(bool)
+        return spanned if spanned.any() else self.ordinary
 
     def figures(self, unit: str) -> Sums:
         """Say how long it took, how busy the GPU was, and the sums by kind of work.
@@ -364,7 +327,7 @@ class Capture:
         -------
         Sums
         """
-        sums, none = _Given(len(self.windows), self.ordinary & self.complete), np.zeros(0)
+        sums, none = _Given(len(self.windows), self.ordinary), np.zeros(0)
         if unit == "step" and len(self.windows):
             wall = self.timed["wall_ns"].to_numpy(np.float64)
             sums.add("wall_ns", len(wall), int(wall.sum()), wall)
@@ -394,16 +357,17 @@ class Capture:
         return lost
 
 
-def _windows(trace: Trace, match: str | None) -> tuple[pd.DataFrame, bool]:
-    """Steps with their ends, and whether they are the selection's own (else those that it touches)."""
-    found = steps.summary(trace, match)
+def _windows(trace: Trace, match: str | None) -> tuple[pd.DataFrame, pd.DataFrame, bool]:
+    """Where steps launch, how long they take, and whether they are the selection's own (else those that it touches)."""
+    found = steps.find(trace, match)
     own = len(found) > 0 or trace is trace.whole
     source = trace if own else trace.whole
     if not own:
-        found = steps.summary(source, match)
-    found = found.assign(end_ns=found["start_ns"] + found["wall_ns"], process=steps.find(source, match)["process"])
+        found = steps.find(source, match)
+    timed = steps.summary(source, match)
+    timed = timed.assign(end_ns=timed["start_ns"] + timed["wall_ns"])
     if own or not len(found):
-        return found, own
+        return found, timed, own
     # A filter such as --within leaves the steps' own ranges out: take the steps that something selected lies in.
     begin, until = found["start_ns"].to_numpy(), found["end_ns"].to_numpy()
     touched = np.zeros(len(found), bool)
@@ -411,4 +375,4 @@ def _windows(trace: Trace, match: str | None) -> tuple[pd.DataFrame, bool]:
         start = trace.table(table, ["start_ns"])["start_ns"].to_numpy()
         at = np.searchsorted(begin, start, side="right") - 1
         touched[np.unique(at[(at >= 0) & (start < until[np.maximum(at, 0)])])] = True
-    return found[touched].reset_index(drop=True), False
+    return found[touched].reset_index(drop=True), timed[touched].reset_index(drop=True), False

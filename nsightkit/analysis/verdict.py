@@ -453,7 +453,7 @@ _FILLED = {
 _TELLING = ("kernels", "memops", "graphs", "calls", "ranges", "os_calls")
 
 
-_NONE = "the trace has no GPU work, though GPU work was traced: none ran, or the capture or a filter left it out"
+_NONE = "the trace holds no GPU work, though GPU work was traced: the capture or a filter may have left it out"
 
 
 def _nothing(trace: Trace, reason: str) -> dict[str, Any]:

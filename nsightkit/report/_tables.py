@@ -91,7 +91,7 @@ SECTIONS = (
         gaps.summary,
         ("cause",),
         ("total_ns", "share_of_span", "count"),
-        empty="The GPU was never idle between its first and its last operation.",
+        empty="There is no gap between the first and the last operation of a GPU.",
     ),
     Section(
         "gaps",
@@ -100,7 +100,7 @@ SECTIONS = (
         ("kernels",),
         _longest_gaps,
         hidden=("end_ns",),
-        empty="The GPU was never idle between its first and its last operation.",
+        empty="There is no gap between the first and the last operation of a GPU.",
         place=True,
         rest="duration_ns",
     ),
@@ -114,7 +114,7 @@ SECTIONS = (
         ("name",),
         ("total_ns", "share", "count"),
         hidden=("category",),
-        empty="No kernels ran.",
+        empty="The trace holds no kernels.",
     ),
     Section(
         "kernels",
@@ -124,7 +124,7 @@ SECTIONS = (
         kernels.summary,
         ("name", "category"),
         ("total_ns", "share", "count", "median_ns"),
-        empty="No kernels ran.",
+        empty="The trace holds no kernels.",
     ),
     Section(
         "ranges",
@@ -143,7 +143,8 @@ SECTIONS = (
     Section(
         "steps",
         "Steps",
-        "One row a step, on the CPU's clock. Busy is the part of it in which the GPU worked.",
+        "One row a step, from the end of the one before it to its own, work on the GPU included. Busy is the part of "
+        "it in which the GPU worked.",
         ("ranges",),
         _steps,
         hidden=("end_ns",),

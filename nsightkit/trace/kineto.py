@@ -7,6 +7,7 @@ need more digits than a float64 has once they pass 2**42, which both absolute ep
 
 from __future__ import annotations
 
+import collections
 import decimal
 import gc
 import gzip
@@ -26,7 +27,17 @@ import pyarrow.csv as pacsv
 
 from nsightkit.errors import TraceError
 from nsightkit.trace import store
-from nsightkit.trace.model import TABLES, TIME_COLUMNS, FrameSource, Gpu, Source, TraceMeta, categorical, complete
+from nsightkit.trace.model import (
+    GPU_TABLES,
+    TABLES,
+    TIME_COLUMNS,
+    FrameSource,
+    Gpu,
+    Source,
+    TraceMeta,
+    categorical,
+    complete,
+)
 from nsightkit.trace.nesting import nesting
 
 try:
@@ -65,6 +76,8 @@ _CATEGORIES = {
     "os_call": "os_calls",
 }
 _GPU_SIDE = ("kernels", "memops", "graphs", "syncs")
+#: Accelerators with categories of their own. Some report kernels as GPUs do; what else they report fills no table.
+_ACCELERATORS = {"mtia": "MTIA", "hpu": "HPU", "xpu": "XPU", "privateuse1": "PrivateUse1"}
 
 #: `record_function` blocks that PyTorch itself opens and that old versions file among the operators.
 _ANNOTATION = re.compile(r"ProfilerStep#\d+$|enumerate\(DataLoader\)#|Optimizer\.(step|zero_grad)#")
@@ -431,6 +444,7 @@ class _Tables:
         self.heads: list[_Head] = []
         self.has_events = False
         self.seen = 0  # events of any kind
+        self._skipped = collections.Counter[str]()  # events that fill no table, by category
         self.phased = 0  # events with a phase, which is what makes JSON a trace
         self.malformed = 0
         self.negative_start = 0
@@ -475,6 +489,7 @@ class _Tables:
                 except KeyError:
                     table = table_of[event.cat] = _table_of(event.cat or "")
                 if table is None:
+                    self._skipped[event.cat or ""] += 1
                     if event.cat == "Trace":
                         self._window(event)
                 elif ph == "X" or (event.args is not None and event.args.duration_ns is not None):
@@ -779,7 +794,12 @@ class _Tables:
             for key in ((pid, tid), (pid, str(tid))):
                 if name and key in places:
                     meta.thread_names[places[key]] = name
-        meta.missing = _missing(frames)
+        unread = self._unread()
+        meta.missing = _missing(frames, bool(unread))
+        self.notes.extend(
+            f"Events of an accelerator that nsightkit does not read were left out: {count:,} of {name}."
+            for name, count in unread.items()
+        )
         _restore(meta, first("ours"))
         if self.whole_us and any(len(f) for f in frames.values()):
             self.notes.append("Times are whole microseconds (PyTorch before 2.4): short kernels last 0 or 1 µs.")
@@ -792,6 +812,14 @@ class _Tables:
                 self.notes.append(f"{count} {what}.")
         meta.notes = self.notes
         return meta
+
+    def _unread(self) -> collections.Counter[str]:
+        """Count the events of accelerators that fill no table."""
+        found = collections.Counter[str]()
+        for category, count in self._skipped.items():
+            if name := _ACCELERATORS.get(category.lower().partition("_")[0]):
+                found[name] += count
+        return found
 
 
 def _place(event: _Event) -> tuple[Any, Any]:
@@ -807,8 +835,8 @@ def _table_of(category: str) -> str | None:
     return _CATEGORIES.get(lower)
 
 
-def _missing(frames: dict[str, pd.DataFrame]) -> list[str]:
-    """Tables that were not recorded, as opposed to recorded and empty."""
+def _missing(frames: dict[str, pd.DataFrame], unread: bool) -> list[str]:
+    """Tables that were not recorded, as opposed to recorded and empty; work that nobody could read is not recorded."""
 
     def has(*tables: str) -> bool:
         return any(t in frames and len(frames[t]) for t in tables)
@@ -817,6 +845,8 @@ def _missing(frames: dict[str, pd.DataFrame]) -> list[str]:
     if not has("kernels", "memops", "graphs", "calls", "syncs"):
         # The CPU side alone, whether no GPU was there or its activities were not asked for.
         missing += ["kernels", "memops", "graphs", "calls"]
+    elif unread and not has(*GPU_TABLES):
+        missing += GPU_TABLES
     elif not has("calls"):
         missing.append("calls")
     if not has("syncs"):

@@ -678,7 +678,9 @@ class NsysSource:
             missing.append("os_calls")
         if not present & set(_OVERHEAD):
             missing.append("overhead")
-        details = [r for r in tables.records("ANALYSIS_DETAILS") if None not in (r.get("startTime"), r.get("stopTime"))]
+        captured = {(r.get("startTime"), r.get("stopTime")) for r in tables.records("ANALYSIS_DETAILS")}
+        # Of the session's clock, on which collection may begin late, while events count from where it began.
+        began, stopped = captured.pop() if len(captured) == 1 else (None, None)
         environment = {r.get("name"): r.get("value") for r in tables.records("TARGET_INFO_SYSTEM_ENV")}
         return TraceMeta(
             tool="Nsight Systems",
@@ -688,9 +690,7 @@ class NsysSource:
             distributed=_distributed(environment),
             gpus=self._gpus(),
             missing=[t for t in TABLES if t in missing],
-            window_ns=(min(int(r["startTime"]) for r in details), max(int(r["stopTime"]) for r in details))
-            if details
-            else None,
+            window_ns=None if began is None or stopped is None else (0, int(stopped) - int(began)),
             thread_names=self._thread_names(),
         )
 
