@@ -981,6 +981,8 @@ def _print_diff(console: Console, title: str, result: Mapping[str, Any], top: in
 
     console.print(_show.plain(title), style="bold", soft_wrap=True)
     console.print(_show.plain(result["headline"]))
+    if result.get("where"):
+        console.print(_show.plain(result["where"]))
     for warning in result["warnings"]:
         console.print(_show.plain(warning), style="yellow")
     if "bottleneck" in result:
@@ -1083,7 +1085,9 @@ def check(
     if failed:
         listed = ", ".join(f"{row['metric']} ({_changed(row) or row['status']})" for row in failed[:3])
         more = f" and {len(failed) - 3} more" if len(failed) > 3 else ""
-        alone = result["runs"] == result["baseline_runs"] == 1 and any(row["unit"] == "ns" for row in failed)
+        alone = result["runs"] == result["baseline_runs"] == 1 and any(
+            row["unit"] == "ns" for row in result["regressions"]
+        )
         # A clock or a neighbour makes one run slower, too.
         unsaid = "; one run on each side, so differences between runs are not known" if alone else ""
         _note(f"the check against {baseline} failed: {listed}{more}{unsaid}")

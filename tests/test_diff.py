@@ -16,7 +16,8 @@ import pytest
 
 import nsightkit
 from nsightkit import _show
-from nsightkit.analysis import diff, diff_memory, diff_text, overview, selection
+from nsightkit.analysis import check, diff, diff_memory, diff_text, noise, overview, run_metrics, selection
+from nsightkit.analysis.baseline import make
 from nsightkit.errors import UsageError
 from nsightkit.trace import Trace, TraceMeta
 from nsightkit.trace import snapshot as snapshots
@@ -102,6 +103,8 @@ def row(frame: pd.DataFrame, name: str, column: str = "name", **others: str) -> 
 
 
 GEMM, ADD, NORM = "ampere_sgemm_128x64_nn", "vectorized_elementwise_kernel<4, CUDAFunctor_add>", "layer_norm_kernel"
+#: What says that a change is more than noise: of single captures, and of several on a side.
+BEYOND = ("exceeds step spread", "significant")
 BASE = [(GEMM, 40 * US), (ADD, 20 * US), (NORM, 10 * US), (ADD, 20 * US)]
 
 
@@ -120,7 +123,11 @@ def test_a_slower_kernel_is_found_to_the_nanosecond() -> None:
         432e3,
     ]
     assert (slower["change"], slower["mean_delta_ns"]) == (pytest.approx(0.35), 14e3)
-    assert (slower["match"], slower["category"], slower["significance"]) == ("name", "elementwise", "significant")
+    assert (slower["match"], slower["category"], slower["significance"]) == (
+        "name",
+        "elementwise",
+        "exceeds step spread",
+    )
     for name in (GEMM, NORM):
         same = row(found.kernels, name)
         assert same[["delta_ns", "low_ns", "high_ns"]].tolist() == [0, 0, 0]
@@ -148,7 +155,7 @@ def test_renamed_fused_and_new_kernels_keep_the_sums() -> None:
     fresh = row(found, "exp_kernel")
     assert (fresh["match"], fresh["before_names"], fresh["before_ns"]) == ("appeared", [], 0)
     assert math.isnan(fresh["change"])
-    assert fresh["significance"] == "significant"
+    assert fresh["significance"] == "exceeds step spread"
     assert found["before_total_ns"].sum() == 8 * 90 * US
     assert found["after_total_ns"].sum() == 8 * 95 * US
 
@@ -179,7 +186,7 @@ def test_planted_faults(fault: Any, tmp_path: Path) -> None:
     begun = int(ranges.loc[ranges["name"] == "step", "start_ns"].min())
     assert wall["after_total_ns"] == int(after.table("kernels")["end_ns"].max()) - begun
     cause = row(found.gaps, was, "cause")
-    assert (cause["significance"], cause["delta_ns"] < 0) == ("significant", True)
+    assert (cause["significance"], cause["delta_ns"] < 0) == ("exceeds step spread", True)
 
 
 def test_rows_add_up_to_each_trace(shared_traces: Path, tmp_path: Path) -> None:
@@ -236,8 +243,8 @@ def test_noise_is_not_called_a_change() -> None:
         sides = [program(BASE, count=10, jitter=0.08, seed=2 * seed + i) for i in range(2)]
         found = diff.compare(*sides)
         rows = pd.concat([t["significance"] for t in found.tables.values()])
-        calm += found.figures.iloc[0]["significance"] != "significant"
-        quiet += not (rows == "significant").drop(index=0, errors="ignore").any()
+        calm += found.figures.iloc[0]["significance"] not in BEYOND
+        quiet += not rows.isin(BEYOND).drop(index=0, errors="ignore").any()
     assert calm >= 0.95 * len(seeds)
     assert quiet >= 0.95 * len(seeds)
 
@@ -251,7 +258,7 @@ def test_a_change_is_seen_through_noise() -> None:
             program(slower, count=10, jitter=0.04, seed=2 * seed + 1),
         )
         changed = row(found.kernels, GEMM)
-        seen += changed["significance"] == "significant"
+        seen += changed["significance"] == "exceeds step spread"
         assert changed["low_ns"] <= changed["delta_ns"] <= changed["high_ns"]
     assert seen == 6
 
@@ -272,7 +279,7 @@ def test_what_takes_little_is_negligible() -> None:
     assert row(found.kernels, tiny)["delta_ns"] == 600
     assert row(found.kernels, tiny)["significance"] == "negligible"
     everything = diff.compare(program([*BASE, (tiny, 300)]), program([*BASE, (tiny, 900)]), min_share=0.0)
-    assert row(everything.kernels, tiny)["significance"] == "significant"
+    assert row(everything.kernels, tiny)["significance"] == "exceeds step spread"
 
 
 def test_steps_that_stand_out_are_told_of_and_do_not_hide_a_change() -> None:
@@ -281,7 +288,7 @@ def test_steps_that_stand_out_are_told_of_and_do_not_hide_a_change() -> None:
     found = diff.compare(before, after)
     assert found.judged == (8, 6)
     wall = row(found.figures, "wall_ns")
-    assert wall["significance"] == "significant"
+    assert wall["significance"] == "exceeds step spread"
     # Medians are of the ordinary steps, means of all.
     assert wall["delta_ns"] == pytest.approx(-45 * US, rel=0.1)
     assert wall["mean_delta_ns"] == pytest.approx(-45 * US + 100 * US * 2 / 8, rel=0.1)
@@ -295,8 +302,8 @@ def test_further_captures_say_what_captures_differ_by() -> None:
 
     # Steps of one capture agree to a third of a percent; captures differ by three.
     pair = clocked(1.0, 0), clocked(1.03, 1)
-    assert row(diff.compare(*pair).kernels, GEMM)["significance"] == "significant"
-    with_more = diff.compare(*pair, also_before=[clocked(1.03, 2)], also_after=[clocked(1.0, 3)])
+    assert row(diff.compare(*pair, min_share=0.001).kernels, GEMM)["significance"] == "exceeds step spread"
+    with_more = diff.compare(*pair, min_share=0.001, also_before=[clocked(1.03, 2)], also_after=[clocked(1.0, 3)])
     assert with_more.judged == (16, 16)
     repeated = row(with_more.kernels, GEMM)
     assert repeated["between_ns"] > abs(repeated["delta_ns"])
@@ -307,6 +314,55 @@ def test_further_captures_say_what_captures_differ_by() -> None:
         clocked(1.0, 0), clocked(1.2, 1), also_before=[clocked(1.01, 2)], also_after=[clocked(1.19, 3)]
     )
     assert row(changed.kernels, GEMM)["significance"] == "significant"
+
+
+def test_one_capture_on_each_side_says_nothing_of_runs() -> None:
+    """However steady the steps, the strongest word is theirs; more captures of the same earn the stronger one."""
+    faster = [(n, ns // 2) for n, ns in BASE]
+    pair = program(BASE, jitter=0.003), program(faster, jitter=0.003, seed=1)
+    single = diff.compare(*pair)
+    said = {word for table in single.tables.values() for word in table["significance"]}
+    assert "exceeds step spread" in said
+    assert "significant" not in said
+    assert all(table["between_ns"].isna().all() for table in single.tables.values())
+    headline = single.summary()["headline"]
+    assert "more than the steps of each run spread (95 % interval" in headline
+    assert headline.endswith(noise.ONE_RUN)
+    more = {"also_before": [program(BASE, jitter=0.003, seed=2)], "also_after": [program(faster, jitter=0.003, seed=3)]}
+    several = diff.compare(*pair, **more)
+    assert several.figures.iloc[0]["significance"] == "significant"
+    assert not any((table["significance"] == "exceeds step spread").any() for table in several.tables.values())
+    assert noise.ONE_RUN not in several.summary()["headline"]
+    # The gate says the same of the same captures.
+    gate = check.compare(make([run_metrics.of_trace(pair[0])]), [run_metrics.of_trace(pair[1])])
+    assert any(note.startswith(noise.ONE_RUN) for note in gate["notes"])
+
+
+def test_a_change_that_is_sure_and_of_no_matter_is_small() -> None:
+    """Half a percent of a step, in each of them: more than noise, and nothing to look at."""
+    found = diff.compare(program(BASE), program([(n, ns + 900 if n == GEMM else ns) for n, ns in BASE]))
+    slower = row(found.kernels, GEMM)
+    assert slower[["delta_ns", "low_ns", "high_ns"]].tolist() == [900, 900, 900]
+    assert slower["significance"] == row(found.figures, "wall_ns")["significance"] == "small"
+    summary = found.summary()
+    assert (summary["outcome"], summary["changes"], summary["where"]) == ("no change", [], "")
+    assert summary["headline"].startswith("Too little to matter: a step takes")
+
+
+def test_what_is_gone_altogether_is_sure_among_many_rows() -> None:
+    """Four steps and five cannot be ranked for sure among many rows; what each had and none has needs no ranks."""
+    others = [(f"kernel_{chr(97 + i)}", 10 * US) for i in range(20)]
+    before = program([*others, (GEMM, 40 * US)], count=5, jitter=0.05)
+    after = program(others, count=4, jitter=0.05, seed=1)
+    gone = row(diff.compare(before, after).kernels, GEMM)
+    assert (gone["after_ns"], gone["significance"]) == (0, "exceeds step spread")
+
+
+def test_where_the_time_went() -> None:
+    slower = diff.summary(program(BASE), program([(n, 2 * ns if n == GEMM else ns) for n, ns in BASE]))
+    assert slower["where"] == "Where: GPU busy time +40.00 µs (GEMM +40.00 µs)."
+    assert diff.summary(program(BASE), program(BASE))["where"] == ""
+    assert slower["where"] in diff_text.markdown(slower).replace("\\", "")
 
 
 # ---------------------------------------------------------------- captures without steps
@@ -322,6 +378,29 @@ def test_without_steps_whole_captures_are_compared() -> None:
     assert one_sided["unit"] == "trace"
     assert any(w.startswith("No steps were found after") for w in one_sided["warnings"])
     assert row(pd.DataFrame(one_sided["kernels"]), GEMM)["delta_ns"] == 0
+
+
+def test_captures_of_different_amounts_of_work_do_not_compare() -> None:
+    found = diff.summary(program(BASE, named=None), program(BASE, named=None, count=16))
+    assert found["headline"].startswith("With different amounts of work: From the first operation to the last")
+    (said,) = [w for w in found["warnings"] if "as often" in w]
+    assert said.startswith("The kernels that both captures hold ran 2.00 times as often after (64 launches, 32 before)")
+    assert found["where"] == ""
+    alike = diff.summary(program(BASE, named=None), program([(n, 2 * ns) for n, ns in BASE], named=None))
+    assert not any("as often after (" in w for w in alike["warnings"])
+
+
+def test_steps_that_hold_little_of_the_work_do_not_stand_for_it() -> None:
+    """What was named a step is the smaller part: whole captures compare, and a warning says why."""
+    trace = program(BASE)
+    rows = {t: trace.table(t) for t in ("kernels", "memops", "calls", "ranges")}
+    rows["ranges"] = rows["ranges"].iloc[5:].reset_index(drop=True)
+    found = diff.summary(trace, Trace.from_frames(rows, trace.meta))
+    assert found["unit"] == "trace"
+    assert row(pd.DataFrame(found["kernels"]), GEMM)["delta_ns"] == 0
+    (said,) = [w for w in found["warnings"] if "in no step" in w]
+    assert said.startswith("Most of the GPU's time was launched in no step (0 % before and 62 % after)")
+    assert "nobody can tell" in found["headline"]
 
 
 def test_steps_can_be_named_or_counted() -> None:
@@ -406,6 +485,9 @@ def test_all_kernels_alike_is_a_clock() -> None:
     # One kernel that is slower, or another number of launches, is the program's doing.
     assert not warnings(program(kernels), program([*kernels[:-1], (kernels[-1][0], 40 * US)]))
     assert not warnings(program(kernels), program(slower * 2))
+    # Nor is a batch of another size, which each kernel feels in its own way.
+    uneven = [(name, round(ns * (1.05 + 0.2 * i))) for i, (name, ns) in enumerate(kernels)]
+    assert not warnings(program(kernels), program(uneven))
 
 
 def test_graph_replays_are_work_whose_kernels_are_hidden() -> None:
@@ -435,12 +517,12 @@ def test_a_library_that_chose_other_kernels() -> None:
     after = convolution([("winograd", 10 * US), ("implicit", 36 * US)])
     found = diff.summary(before, after)
     assert (
-        "aten::conv runs other kernels, 45.00 µs before and 46.00 µs after in all: the library chose anew."
+        "aten::conv runs other kernels, 45.00 µs before and 46.00 µs after in all: the library chose other ones."
         in found["warnings"]
     )
     # It took the other one's place: that is no loss to name.
     grown = row(pd.DataFrame(found["kernels"]), "implicit")
-    assert (grown["operator"], grown["significance"]) == ("aten::conv", "significant")
+    assert (grown["operator"], grown["significance"]) == ("aten::conv", "exceeds step spread")
     assert row(pd.DataFrame(found["operators"]), "aten::conv", clock="GPU")["delta_ns"] == 1 * US
 
 
@@ -519,7 +601,7 @@ def test_markdown_for_a_pull_request() -> None:
     text = diff_text.markdown(found)
     assert text.startswith("**A step takes ")
     assert "| a step | before | after | change | 95 % interval |  |" in text
-    assert f"| `{GEMM}` | 40.00 µs | 20.00 µs | -50.0 % | -50.0 to -50.0 % | significant |" in text
+    assert f"| `{GEMM}` | 40.00 µs | 20.00 µs | -50.0 % | -50.0 to -50.0 % | exceeds step spread |" in text
     assert f"Got worse: `{ADD}` +8.000 µs." in text
     same = diff_text.markdown(diff.summary(program(BASE), program(BASE)))
     assert same.startswith("**Not beyond noise: a step takes ")
@@ -581,12 +663,17 @@ def test_resnet_with_and_without_loader_workers(shared_traces: Path) -> None:
     assert summary["moved"] is True
     assert "from input-pipeline (28.6 % of the span) to launch-overhead" in summary["bottleneck"]["text"]
     loading = row(tables["ranges"], "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", clock="CPU")
-    assert (loading["match"], loading["significance"]) == ("normalised", "significant")
+    assert (loading["match"], loading["significance"]) == ("normalised", "exceeds step spread")
     assert (loading["before_ns"] > 65e6, loading["after_ns"] < 1e6) == (True, True)
     waiting = row(tables["gaps"], "input-pipeline", "cause")
     assert (waiting["before_total_ns"], waiting["after_total_ns"]) == (285_214_000, 0)
-
-    assert abs(row(tables["figures"], "kernel_ns")["change"]) < 0.01
+    # What decides is sure, and what does not matter is called small: each step waited 48 to 62 ms, and then none did.
+    assert waiting["significance"] == "exceeds step spread"
+    assert summary["where"].startswith("Where: GPU idle time -5")
+    assert "input-pipeline -57.35 ms" in summary["where"]
+    kernels = row(tables["figures"], "kernel_ns")
+    assert (kernels["significance"], 0 < kernels["change"] < 0.01) == ("small", True)
+    assert summary["headline"].endswith(noise.ONE_RUN)
     swapped = tables["kernels"][
         tables["kernels"]["name"].str.contains("wgrad_alg0_engine<float, 128, 6, 7|splitK_medium")
     ]
@@ -595,10 +682,11 @@ def test_resnet_with_and_without_loader_workers(shared_traces: Path) -> None:
     assert any(w.startswith("aten::cudnn_convolution_backward_weight runs other kernels") for w in summary["warnings"])
     upload = row(tables["memops"], "HtoD", "kind")
     assert upload["before_bytes"] == upload["after_bytes"] == 115_607_040
-    assert (upload["significance"], 0.9e6 < upload["delta_ns"] < 1.1e6) == ("significant", True)
+    # A millisecond of 177: true of each step, and of no matter to it.
+    assert (upload["significance"], 0.9e6 < upload["delta_ns"] < 1.1e6) == ("small", True)
     for name in ("aten::div", "aten::to", "aten::_cat"):
         gone = row(tables["operators"], name, clock="CPU")
-        assert (gone["significance"], gone["change"] < -0.9) == ("significant", True)
+        assert (gone["significance"], gone["change"] < -0.9) == ("exceeds step spread", True)
 
 
 def test_two_jobs_on_two_cards(shared_traces: Path) -> None:
@@ -626,16 +714,16 @@ def test_two_jobs_on_two_cards(shared_traces: Path) -> None:
     assert not any("copies" in w and "batch" in w for w in said)
     assert summary["outcome"] == "slower"
     products = row(tables["categories"], "GEMM")
-    assert (products["significance"], products["change"]) == ("significant", pytest.approx(1.52, abs=0.01))
+    assert (products["significance"], products["change"]) == ("exceeds step spread", pytest.approx(1.52, abs=0.01))
     between = row(tables["memops"], "DtoD", "kind")
     assert between[["before_count", "after_count"]].tolist() == [18, 4645]
     assert between[["before_total_ns", "after_total_ns"]].tolist() == [2_735_000, 92_932_000]
-    assert between["significance"] == "significant"
+    assert between["significance"] == "exceeds step spread"
     compiled = tables["operators"][tables["operators"]["name"].str.startswith("CompiledFunction")]
     compiled = compiled[compiled["clock"] == "GPU"]
     assert compiled["before_count"].sum() == 0
     assert compiled["after_count"].sum() == 2574 + 1890
-    assert (compiled["significance"] == "significant").all()
+    assert (compiled["significance"] == "exceeds step spread").all()
     named = [c["name"] for c in summary["changes"] if c["table"] == "kernels"]
     assert sum("sgemm" in name for name in named) == 3
     assert summary["moved"] is True
@@ -678,7 +766,7 @@ def test_a_file_against_itself(shared_traces: Path) -> None:
         found = diff.compare(trace, trace)
         for table, rows in found.tables.items():
             assert set(rows["delta_ns"]) <= {0}, table
-            assert not set(rows["significance"]) & {"significant", "unsure"}, table
+            assert not set(rows["significance"]) & {"exceeds step spread", "unsure"}, table
         assert set(found.kernels["match"]) <= {"name"}
 
 

@@ -5,22 +5,30 @@ of the steps that do not stand out, and the interval of the shift from the steps
 (:mod:`nsightkit.analysis.noise`, :mod:`nsightkit.analysis.stepwise`). Sums over whole captures stand beside them and
 are exact: the rows of a table add up to what the trace holds.
 
-A row is
+A row is judged by the size of what changed, against a step, and by noise (:mod:`nsightkit.analysis.noise`, whose rule
+``check`` shares). It is
 
-``significant``
-    if the change is more than the steps' noise. Many rows are looked at, and some would seem to change by chance; so
-    what is kept below 5 % is not the chance of each, but the share of false ones among those that are called so
-    (Benjamini and Hochberg, Journal of the Royal Statistical Society B 57, 1995), over the rows of all tables that are
-    not negligible. The time of a step itself is the one question asked beforehand, and is judged alone. Where a side
-    was captured more than once, a change must also be more than captures of one program differ by;
-``unsure``
-    if it is by its own interval, and not among so many rows;
-``within noise``
-    if it is not;
+``negligible``
+    if it takes less than a hundredth of a step on both sides: whatever became of it, the step would not show it;
 ``cannot tell``
     where there are too few steps for an interval;
-``negligible``
-    if it takes less than a hundredth of a step on both sides: whatever became of it, the step would not show it.
+``within noise``
+    if the change is not more than the steps' noise, and, where a side was captured more than once, than what captures
+    of one program differ by;
+``unsure``
+    if it is by its own interval, and not among so many rows. Many rows are looked at, and some would seem to change by
+    chance; so what is kept below 5 % is not the chance of each, but the share of false ones among those that are called
+    more than noise (Benjamini and Hochberg, Journal of the Royal Statistical Society B 57, 1995), over the rows of all
+    tables that are not negligible. The time of a step itself is the one question asked beforehand, and is judged alone.
+    What lies further apart than the steps of either side spread (:func:`nsightkit.analysis.noise.apart`) is not unsure,
+    among however many rows: a cause that was there in each step, and is gone;
+``small``
+    if it is more than noise, and less than a hundredth of a step: true, and of no matter;
+``exceeds step spread``
+    if it is neither, and each side was captured once: how far captures of one program differ is not known then, and no
+    stronger word is to be had;
+``significant``
+    if it is neither, and exceeds what captures of one program differ by, too.
 """
 
 from __future__ import annotations
@@ -42,7 +50,7 @@ from nsightkit.analysis.stepwise import Capture, Sums
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import Trace
 
-__all__ = ["COLUMNS", "SIDES", "TABLES", "Comparison", "compare", "percent", "summary"]
+__all__ = ["COLUMNS", "SIDES", "TABLES", "Comparison", "compare", "percent", "signed", "summary"]
 
 Float = npt.NDArray[np.float64]
 _Group = tuple[Mapping[str, Any], Sequence[Hashable], Sequence[Hashable]]
@@ -66,8 +74,10 @@ _NAMED = {
 }
 #: Every table, in the order in which people read them.
 TABLES = tuple(_NAMED)
-_SIGNIFICANT, _UNSURE, _NOISE = "significant", "unsure", "within noise"
-_UNKNOWN, _NEGLIGIBLE = "cannot tell", "negligible"
+_SIGNIFICANT, _EXCEEDS, _UNSURE, _NOISE = "significant", "exceeds step spread", "unsure", "within noise"
+_SMALL, _UNKNOWN, _NEGLIGIBLE = "small", "cannot tell", "negligible"
+#: What is more than noise, as far as that can be known.
+_BEYOND = (_SIGNIFICANT, _EXCEEDS)
 #: What is left when steps that stand out are left out looks steadier than it is. Of noise with long tails, no change
 #: was then called one in up to 12 % of simulated pairs; with the chance of error divided by this, in 2 to 7 %.
 _LEFT_OUT = 3
@@ -85,22 +95,37 @@ class _Row:
     values: tuple[int, int]
     means: tuple[float, float]
     samples: tuple[Float, Float] | None
+    #: The median of each capture's steps, of each side.
+    captures: tuple[Sequence[float], Sequence[float]]
     left_out: bool
-    between: float | None
 
     @property
     def delta(self) -> int:
         return self.values[1] - self.values[0]
 
+    def between(self, confidence: float) -> float | None:
+        """How far apart captures of one program may lie, where a side has several."""
+        level = max(map(abs, (*self.captures[0], *self.captures[1])))
+        if not level:
+            return None
+        before, after = (np.array(side) / level for side in self.captures)
+        found = noise.between_runs(before, after, confidence)
+        return None if found is None else found * level
+
     def shift(self, confidence: float) -> noise.Estimate | None:
         if self.samples is None:
             return None
         error = (1 - confidence) / (_LEFT_OUT if self.left_out else 1)
-        return noise.shift(*self.samples, 1 - error)
+        return noise.widened(noise.shift(*self.samples, 1 - error), self.between(confidence))
 
     def beyond_noise(self, confidence: float) -> bool:
         found = self.shift(confidence)
-        return found is not None and found.excludes(0) and abs(self.delta) > (self.between or 0)
+        return found is not None and found.excludes(0)
+
+    def apart(self, confidence: float) -> bool:
+        """Whether what changed lies beyond doubt: apart from what was, and from what captures differ by."""
+        between = self.between(confidence) or 0
+        return self.samples is not None and noise.apart(*self.samples) and abs(self.delta) > between
 
     def written(self, confidence: float, significance: str) -> dict[str, Any]:
         found = self.shift(confidence)
@@ -123,7 +148,7 @@ class _Row:
             "high_ns": high,
             "change": self.delta / before if before else None,
             "mean_delta_ns": self.means[1] - self.means[0],
-            "between_ns": self.between,
+            "between_ns": self.between(confidence),
             "significance": significance,
         }
 
@@ -157,7 +182,9 @@ class Comparison:
         self._sides = (before, after)
         self._before, self._after = before[0], after[0]
         self.confidence, self.min_share = confidence, min_share
-        self.unit = "step" if all(c.steps for side in self._sides for c in side) else "trace"
+        every = [c for side in self._sides for c in side]
+        stepped = all(c.steps for c in every) and all(_outside(c) <= _MOSTLY_OUTSIDE for c in every)
+        self.unit = "step" if stepped else "trace"
         known = [[c.steps for c in side] for side in self._sides]
         self.steps = known[0][0], known[1][0]
         self.judged = tuple(sum(int(c.ordinary.sum()) for c in side) for side in self._sides)
@@ -240,8 +267,8 @@ class Comparison:
                     (values[0], values[1]),
                     (means[0], means[1]),
                     (samples[0], samples[1]) if len(samples) == 2 else None,
+                    (middles[0], middles[1]),
                     self._left_out,
-                    _between(middles[0], middles[1], self.confidence),
                 )
             )
         return rows
@@ -358,18 +385,17 @@ class Comparison:
             if len(fewer) == len(sure):
                 break
             sure = fewer
-        for t, i in beyond:
-            said[t][i] = _SIGNIFICANT if (t, i) == first or (t, i) in sure else _UNSURE
+        repeated = any(len(side) > 1 for side in self._sides)
+        for t, held in rows.items():
+            for i, row in enumerate(held):
+                clear = (t, i) == first or (t, i) in sure
+                if said[t][i] in (_NOISE, _UNKNOWN) and row.apart(self.confidence):
+                    clear = True
+                elif (t, i) not in beyond:
+                    continue
+                word = (_SIGNIFICANT if repeated else _EXCEEDS) if clear else _UNSURE
+                said[t][i] = _SMALL if abs(row.delta) < least else word
         return said
-
-
-def _between(before: Sequence[float], after: Sequence[float], confidence: float) -> float | None:
-    """How far apart captures of one program may lie, where a side has several."""
-    level = max(*map(abs, before), *map(abs, after))
-    if not level:
-        return None
-    found = noise.between_runs(np.array(before) / level, np.array(after) / level, confidence)
-    return None if found is None else found * level
 
 
 def _same_ranges(before: Sequence[Hashable], after: Sequence[Hashable], clock: str) -> list[_Group]:
@@ -476,7 +502,11 @@ def summary(before: Trace, after: Trace, **options: Any) -> dict[str, Any]:
             One sentence.
         ``outcome``
             ``faster``, ``slower``, ``no change`` (or one too small to matter, or not to be told from noise), or
-            ``cannot tell``: of a step's time, or of the time from first operation to last.
+            ``cannot tell``: of a step's time, or of the time from first operation to last. With one capture a side it
+            is said of these two captures, not of the programs.
+        ``where``
+            Another sentence: how idle and busy time changed, and which causes and kinds of kernels most. Empty where
+            nothing did by a hundredth of a step.
         ``moved``
             Whether the bottleneck is another one (:mod:`nsightkit.analysis.verdict`); None where one of the captures
             does not say. ``bottleneck`` says it in words, with both.
@@ -506,6 +536,10 @@ def summary(before: Trace, after: Trace, **options: Any) -> dict[str, Any]:
 _CLOCK, _ALL = 0.02, 5
 #: Of the GPU's time, launched in no step.
 _OUTSIDE = 0.05
+#: The same, where steps cannot stand for the whole.
+_MOSTLY_OUTSIDE = 0.5
+#: Launches of the kernels that both captures hold, in relation to each other: beyond this they did not do the same.
+_AMOUNT = 0.05
 #: Bytes that a step uploads, in relation to those of the other side.
 _UPLOAD = 0.01
 
@@ -514,17 +548,22 @@ def _summary(comparison: Comparison, sides: tuple[Capture, Capture]) -> dict[str
     described = [_described(side) for side in sides]
     moved, bottleneck = _bottleneck(comparison, [verdict.summary(side.trace) for side in sides])
     outcome, headline = _headline(comparison)
+    if _other_amount(comparison):
+        headline = f"With different amounts of work: {headline}"
     if _other_card(*described):
         headline = f"On different GPUs: {headline}"
     return {
         "headline": headline,
         "outcome": outcome,
+        "where": _where(comparison),
         "moved": moved,
         "bottleneck": bottleneck,
         "warnings": [
             *_circumstances(*described),
             *_hidden(sides),
             *_about_steps(comparison, sides),
+            *_other_amount(comparison),
+            *_several_gpus(*described),
             *_other_work(comparison),
             *(() if _other_card(*described) else _all_alike(comparison)),
             *_swapped(comparison),
@@ -575,21 +614,63 @@ def _headline(comparison: Comparison) -> tuple[str, str]:
     said = f"{what} {time_text(row['after_ns'])} instead of {time_text(row['before_ns'])}: {percent(row['change'])}"
     counts = f"{comparison.judged[0]} and {comparison.judged[1]} steps"
     if row["significance"] == _UNKNOWN:
-        few = f"{counts} cannot" if min(comparison.judged) else "without steps on both sides nobody can"
+        few = "without steps on both sides nobody can"
+        if comparison.unit == "step" and min(comparison.judged):
+            few = "one step on each side cannot" if comparison.judged == (1, 1) else f"{counts} cannot"
         return "cannot tell", f"{said}; {few} tell whether that is noise."
-    low, high = (percent(row[end] / row["before_ns"]) for end in ("low_ns", "high_ns"))
-    sure = f"{100 * comparison.confidence:g} % interval {low} to {high}, of {counts}"
-    if row["significance"] != _SIGNIFICANT:
+    sure = f"of {counts}"
+    if not np.isnan(row["low_ns"]):
+        low, high = (percent(row[end] / row["before_ns"]) for end in ("low_ns", "high_ns"))
+        sure = f"{100 * comparison.confidence:g} % interval {low} to {high}, {sure}"
+    if row["significance"] not in _BEYOND:
         if row["between_ns"] >= abs(row["delta_ns"]):  # NaN where each side was captured once
             sure += f"; captures of one program differ by up to {100 * row['between_ns'] / row['before_ns']:.0f} %"
-        return "no change", f"Not beyond noise: {said[0].lower()}{said[1:]} ({sure})."
-    if abs(row["change"]) < comparison.min_share:
-        return "no change", f"Too little to matter: {said[0].lower()}{said[1:]} ({sure})."
-    return "faster" if row["delta_ns"] < 0 else "slower", f"{said} ({sure})."
+        why = "Too little to matter" if row["significance"] == _SMALL else "Not beyond noise"
+        return "no change", f"{why}: {said[0].lower()}{said[1:]} ({sure})."
+    beyond = (
+        "captures of one program differ by" if row["significance"] == _SIGNIFICANT else "the steps of each run spread"
+    )
+    once = "" if row["significance"] == _SIGNIFICANT else f" {noise.ONE_RUN}"
+    return "faster" if row["delta_ns"] < 0 else "slower", f"{said}, more than {beyond} ({sure}).{once}"
+
+
+#: So many names of what changed most are told.
+_NAMED_FIRST = 2
+
+
+def _where(comparison: Comparison) -> str:
+    """Say where the time went: to idle or busy time, and of these to which cause or kernel."""
+    figures = comparison.tables["figures"]
+    changed = dict(zip(figures["name"], figures["delta_ns"].tolist(), strict=True))
+    if not {"busy_ns", "idle_ns"} <= set(changed) or _other_amount(comparison):
+        return ""
+    least = max(comparison.min_share * comparison.reference_ns, 1)
+    parts = []
+    for figure, what, table, name in (
+        ("idle_ns", "GPU idle time", "gaps", "cause"),
+        ("busy_ns", "GPU busy time", "categories", "name"),
+    ):
+        delta = changed[figure]
+        rows = comparison.tables[table]
+        rows = rows[(rows["delta_ns"].abs() >= least) & rows["significance"].isin([*_BEYOND, _UNKNOWN])]
+        named = [f"{row[name]} {signed(row['delta_ns'])}" for row in rows.head(_NAMED_FIRST).to_dict("records")]
+        if abs(delta) >= least or named:
+            parts.append(f"{what} {signed(delta)}" + (f" ({', '.join(named)})" if named else ""))
+    return f"Where: {'; '.join(parts)}." if parts else ""
+
+
+def signed(ns: float) -> str:
+    """Write a change of a time.
+
+    Parameters
+    ----------
+    ns : float
+    """
+    return f"{'+' if ns > 0 else ''}{time_text(ns)}"
 
 
 def _bottleneck(comparison: Comparison, verdicts: Sequence[Mapping[str, Any]]) -> tuple[bool | None, dict[str, Any]]:
-    keys = ("bottleneck", "share_of_span", "confidence", "best_case_speedup")
+    keys = ("bottleneck", "share_of_span", "confidence")
     kept = [{key: found[key] for key in keys} for found in verdicts]
     was, now = (found["bottleneck"] for found in kept)
     shares = [f"{100 * (found['share_of_span'] or 0):.1f} % of the span" for found in kept]
@@ -612,14 +693,14 @@ def _may_have_moved(comparison: Comparison, was: str, now: str) -> bool:
     """Whether anything that verdicts rest on changed by more than noise, or nobody knows."""
     gaps, figures = comparison.tables["gaps"], comparison.tables["figures"]
     said = {*gaps.loc[gaps["cause"].isin([was, now]), "significance"], *figures["significance"]}
-    return bool(said & {_SIGNIFICANT, _UNKNOWN})
+    return bool(said & {*_BEYOND, _UNKNOWN})
 
 
 def _changes(comparison: Comparison) -> list[dict[str, Any]]:
     least = max(comparison.min_share * comparison.reference_ns, 1)
     found = []
     for table, frame in comparison.tables.items():
-        kept = frame[(frame["delta_ns"].abs() >= least) & frame["significance"].isin([_SIGNIFICANT, _UNKNOWN])]
+        kept = frame[(frame["delta_ns"].abs() >= least) & frame["significance"].isin([*_BEYOND, _UNKNOWN])]
         found += [{"table": table, **{str(k): v for k, v in row.items()}} for row in kept.to_dict("records")]
     return sorted(found, key=lambda row: -abs(row["delta_ns"]))
 
@@ -675,10 +756,12 @@ def _hidden(sides: tuple[Capture, Capture]) -> list[str]:
 def _about_steps(comparison: Comparison, sides: tuple[Capture, Capture]) -> list[str]:
     said = []
     if comparison.unit == "trace":
-        lacking = " and ".join(name for name, side in zip(SIDES, sides, strict=True) if not side.steps)
+        lacking = [name for name, side in zip(SIDES, sides, strict=True) if not side.steps]
+        loose = " and ".join(f"{100 * _outside(side):.0f} % {name}" for name, side in zip(SIDES, sides, strict=True))
+        why = f"No steps were found {' and '.join(lacking)}"
+        why = why if lacking else f"Most of the GPU's time was launched in no step ({loose})"
         alike = "whole captures are compared, as if both did the same amount of work"
-        remedy = "--match names the ranges that are steps, --steps says how many there were"
-        return [f"No steps were found {lacking}: {alike}. {remedy}."]
+        return [f"{why}: {alike}. --match names the ranges that are steps, --steps says how many there were."]
     if sides[0].steps != sides[1].steps:
         said.append(f"{sides[0].steps} steps before and {sides[1].steps} after: times are those of a step.")
     for name, side in zip(SIDES, sides, strict=True):
@@ -689,25 +772,55 @@ def _about_steps(comparison: Comparison, sides: tuple[Capture, Capture]) -> list
                 f"{out} of {len(wall)} steps {name} {odd} not count as noise: the mean of all is "
                 f"{time_text(wall.mean())}, the median of the others {time_text(wall[side.ordinary].median())}."
             )
-        whole = sum(side.overview[key] or 0 for key in ("kernel_ns", "memop_ns", "graph_ns"))
-        outside = side.outside_ns() / whole if whole else 0
+        outside = _outside(side)
         if outside > _OUTSIDE:
             said.append(f"{100 * outside:.0f} % of the GPU's time {name} was launched in no step and is not compared.")
     return said
+
+
+def _outside(side: Capture) -> float:
+    """Share of the GPU's time that was launched in no step."""
+    whole = sum(side.overview[key] or 0 for key in ("kernel_ns", "memop_ns", "graph_ns"))
+    return side.outside_ns() / whole if whole else 0.0
+
+
+def _other_amount(comparison: Comparison) -> list[str]:
+    """Kernels of both captures that all run more often in one: of whole captures, one did more work."""
+    table = comparison.tables["kernels"]
+    both = table[(table["before_count"] > 0) & (table["after_count"] > 0)].sort_values("before_total_ns")
+    if comparison.unit == "step" or not len(both):
+        return []
+    was, now = (both[f"{side}_count"].to_numpy(np.float64) for side in SIDES)
+    order = np.argsort(now / was, kind="stable")
+    reached = both["before_total_ns"].to_numpy(np.float64)[order].cumsum()
+    low, middle, high = (now / was)[order][np.searchsorted(reached, reached[-1] * np.array([0.25, 0.5, 0.75]))]
+    if low <= 1 + _AMOUNT and high >= 1 / (1 + _AMOUNT):
+        return []
+    launches = f"{now.sum():,.0f} launches, {was.sum():,.0f} before"
+    said = f"The kernels that both captures hold ran {middle:.2f} times as often after ({launches})"
+    return [f"{said}: the captures hold different amounts of work, and their times do not compare."]
+
+
+def _several_gpus(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    counts = before["device_count"], after["device_count"]
+    if max(counts) < 2:
+        return []
+    held = f"{counts[0]} GPUs" if counts[0] == counts[1] else f"{counts[0]} and {counts[1]} GPUs"
+    return [f"Busy and idle time, kernels and copies are sums over {held}; the wall time is not."]
 
 
 def _other_work(comparison: Comparison) -> list[str]:
     """Copies of another size: the one trace that a batch of another size leaves everywhere."""
     upload = comparison.tables["memops"]
     upload = upload[upload["kind"] == "HtoD"]
-    if comparison.unit == "trace" or not len(upload):
+    if not len(upload) or _other_amount(comparison):
         return []
-    one, other = (
-        int(upload[f"{name}_bytes"].sum()) / (n or 1) for name, n in zip(SIDES, comparison.steps, strict=True)
-    )
+    steps = comparison.steps if comparison.unit == "step" else (1, 1)
+    one, other = (int(upload[f"{name}_bytes"].sum()) / (n or 1) for name, n in zip(SIDES, steps, strict=True))
     if abs(other - one) <= _UPLOAD * max(one, other):
         return []
-    said = f"A step copies {bytes_text(one)} to the GPU before and {bytes_text(other)} after"
+    who = "A step" if comparison.unit == "step" else "The program"
+    said = f"{who} copies {bytes_text(one)} to the GPU before and {bytes_text(other)} after"
     return [f"{said}: its batch, its inputs or their precision may differ."]
 
 
@@ -723,11 +836,11 @@ def _all_alike(comparison: Comparison) -> list[str]:
         return []
     mean = lasting[same] / counts[same]
     low, middle, high = np.quantile(mean[:, 1] / mean[:, 0] - 1, [0.25, 0.5, 0.75])
-    if low <= _CLOCK and high >= -_CLOCK:
+    if (low <= _CLOCK and high >= -_CLOCK) or high - low > max(abs(middle) / 2, _CLOCK):
         return []
     alike = f"{percent(middle)} (the middle half {percent(low)} to {percent(high)})"
     said = f"{len(mean)} kernels that run as often as before take another time, all alike: {alike}"
-    return [f"{said}. A clock, a power limit or another load does that."]
+    return [f"{said}. A clock, a power limit, another load or a batch of another size does that."]
 
 
 def _swapped(comparison: Comparison) -> list[str]:
@@ -736,11 +849,13 @@ def _swapped(comparison: Comparison) -> list[str]:
     least = comparison.min_share * comparison.reference_ns
     said = []
     for operator, rows in table[table["operator"].notna()].groupby("operator", sort=False):
-        counts = rows[(rows["significance"] == _SIGNIFICANT) & (rows["delta_ns"].abs() >= least)]["delta_ns"]
+        counts = rows[rows["significance"].isin(_BEYOND) & (rows["delta_ns"].abs() >= least)]["delta_ns"]
         net = int(rows["delta_ns"].sum())
         if len(counts) and counts.min() < 0 < counts.max() and abs(net) < counts.abs().max() / 2:
             was, now = (time_text(rows[f"{side}_ns"].sum()) for side in SIDES)
-            said.append(f"{operator} runs other kernels, {was} before and {now} after in all: the library chose anew.")
+            said.append(
+                f"{operator} runs other kernels, {was} before and {now} after in all: the library chose other ones."
+            )
     return said
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nsightkit._show import bytes_text, plain, short_name, time_text
-from nsightkit.analysis.diff import percent
+from nsightkit.analysis.diff import percent, signed
 from nsightkit.analysis.stepwise import NO_OPERATOR
 
 __all__ = ["markdown", "name_of", "rows", "sections"]
@@ -59,7 +59,8 @@ def sections(comparison: Mapping[str, Any], top: int) -> dict[str, tuple[str, li
             found[table] = (title, changed[:top], len(changed))
         return found
     what = "a step" if comparison["unit"] == "step" else "the whole capture"
-    found = {"figures": (what, list(comparison["figures"]), 0)}
+    # What was on neither side is not missed.
+    found = {"figures": (what, [row for row in comparison["figures"] if row["before_ns"] or row["after_ns"]], 0)}
     # Causes are few, and add up to what is idle: all that can be seen in a step.
     idle = [row for row in comparison["gaps"] if row["significance"] != "negligible"]
     found["gaps"] = ("GPU idle, by cause", idle, 0)
@@ -100,8 +101,8 @@ def _time(table: str, row: Mapping[str, Any]) -> dict[str, str]:
             f"{percent(row['low_ns'] / was).removesuffix(' %')} to {percent(row['high_ns'] / was)}" if known else ""
         )
     else:
-        change = _signed(row["delta_ns"])
-        interval = f"{_signed(row['low_ns'])} to {_signed(row['high_ns'])}" if known else ""
+        change = signed(row["delta_ns"])
+        interval = f"{signed(row['low_ns'])} to {signed(row['high_ns'])}" if known else ""
     return {
         "name": name_of(table, row),
         "before": time_text(was),
@@ -114,10 +115,6 @@ def _time(table: str, row: Mapping[str, Any]) -> dict[str, str]:
 
 def _known(value: Any) -> bool:
     return value is not None and bool(math.isfinite(value))
-
-
-def _signed(ns: float) -> str:
-    return f"{'+' if ns > 0 else ''}{time_text(ns)}"
 
 
 def _bytes(table: str, row: Mapping[str, Any]) -> dict[str, str]:
@@ -186,6 +183,8 @@ def markdown(comparison: Mapping[str, Any], top: int = 5) -> str:
     parts = [f"**{_escaped(comparison['headline'])}**"]
     if comparison["warnings"]:
         parts.append("\n".join(f"> - {_escaped(warning)}" for warning in comparison["warnings"]))
+    if comparison.get("where"):
+        parts.append(_escaped(comparison["where"]))
     if "bottleneck" in comparison:
         parts.append(_escaped(comparison["bottleneck"]["text"]))
     for table, (title, chosen, changed) in sections(comparison, top).items():
@@ -211,7 +210,7 @@ def _worse(comparison: Mapping[str, Any]) -> list[str]:
     ]
     if comparison["outcome"] == "slower" or not found:
         return []
-    named = ", ".join(f"{_code(name_of(row['table'], row))} {_signed(row['delta_ns'])}" for row in found[:_WORSE])
+    named = ", ".join(f"{_code(name_of(row['table'], row))} {signed(row['delta_ns'])}" for row in found[:_WORSE])
     return [f"Got worse: {named}."]
 
 

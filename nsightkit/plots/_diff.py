@@ -27,8 +27,10 @@ from nsightkit.plots._style import (
 #: How sure a change is, in the order of the legend; by marker as well as by colour.
 _MARKS = {
     "significant": (VERMILION, "o"),
+    "exceeds step spread": (VERMILION, "D"),
     "unsure": (OCHRE, "^"),
     "within noise": (BLUE, "s"),
+    "small": (BLUE, "v"),
     "cannot tell": (GREY, "D"),
     "negligible": (GREY, "v"),
 }
