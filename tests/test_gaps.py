@@ -56,15 +56,59 @@ def test_profiler_overhead(tmp_path):
     assert found["evidence"]["name"] == "CUPTI buffer flush"
 
 
-def test_overhead_of_another_thread_is_none_of_it(tmp_path):
+def test_overhead_of_another_thread_counts_and_that_of_another_process_does_not(tmp_path):
+    # The profiler's worker threads flush its buffers: its work counts on whatever thread of the process.
     case = Case()
-    case.out.overhead("flush", OTHER, case.dry, case.next)
+    case.out.overhead("flush", OTHER, case.dry, case.dry + 500 * US)
+    case.out.range("tokenize", MAIN, case.dry + 10 * US, case.begun - 10 * US)
+    assert case.finish(tmp_path)["cause"] == "profiler"
+    case = Case()
+    case.out.overhead("flush", OTHER, case.dry, case.dry + 499 * US)
+    case.out.overhead("flush", Export.thread(99, 99), case.dry, case.next)
+    case.out.range("tokenize", MAIN, case.dry + 10 * US, case.begun - 10 * US)
+    assert case.finish(tmp_path)["cause"] == "cpu-work"
+
+
+@pytest.mark.parametrize("name", ["Runtime Triggered Module Loading", "Lazy Function Loading", "Driver Compiler"])
+def test_what_the_driver_loads_is_start_up(tmp_path, name):
+    case = Case()
+    case.out.overhead(name, MAIN, case.dry + 50 * US, case.dry + 700 * US)
+    found = case.finish(tmp_path)
+    assert (found["cause"], found["evidence"]["name"]) == ("start-up", name)
+
+
+def test_what_the_driver_loads_on_another_thread_is_not_start_up(tmp_path):
+    case = Case()
+    case.out.overhead("Lazy Function Loading", OTHER, case.dry, case.next)
+    case.out.range("tokenize", MAIN, case.dry + 10 * US, case.begun - 10 * US)
+    assert case.finish(tmp_path)["cause"] == "cpu-work"
+
+
+def test_a_full_command_buffer_is_not_the_profilers(tmp_path):
+    case = Case()
+    case.out.overhead("Command Buffer Full", MAIN, case.dry, case.next)
     case.out.range("tokenize", MAIN, case.dry + 10 * US, case.begun - 10 * US)
     assert case.finish(tmp_path)["cause"] == "cpu-work"
 
 
 @pytest.mark.parametrize(
-    "name", ["dataload", "data_loading", "DataLoader", "next_batch", "get_batch", "load data", "batch_wait"]
+    "name",
+    [
+        "dataload",
+        "data_loading",
+        "DataLoader",
+        "next_batch",
+        "get_batch",
+        "load data",
+        "batch_wait",
+        "data wait",
+        "load the next batch",
+        "fetch data from disk",
+        "prefetch_batch",
+        "## wait_for_batch ##",
+        "getNextBatch",
+        "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__",
+    ],
 )
 def test_data_loading_by_name(tmp_path, name):
     case = Case()
@@ -82,7 +126,21 @@ def test_data_loading_names_are_configurable(tmp_path):
     assert case.finish(tmp_path, data_loading="fütter")["cause"] == "input-pipeline"
 
 
-@pytest.mark.parametrize("name", ["load_state_dict", "metadata", "update", "dispatch batchnorm"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "load_state_dict",
+        "metadata",
+        "update",
+        "dispatch batchnorm",
+        "prefetch",
+        "prefetch_layers_[4, 5]",
+        "get_input_embeddings",
+        "get_batch_size",
+        "## sparse_data_dist ##",
+        "upload_data",
+    ],
+)
 def test_names_that_only_look_like_data_loading(tmp_path, name):
     case = Case()
     case.out.range(name, MAIN, case.dry + US, case.begun - US)
@@ -94,6 +152,24 @@ def test_os_waits(tmp_path):
     case.out.os_call("pthread_cond_timedwait", MAIN, case.dry + 10 * US, case.dry + 600 * US)
     found = case.finish(tmp_path)
     assert (found["cause"], found["evidence"]["kind"]) == ("input-pipeline", "os_call")
+
+
+def test_a_sleep_is_work_of_the_programs_own_choice(tmp_path):
+    case = Case()
+    case.out.os_call("clock_nanosleep", MAIN, case.dry + 10 * US, case.dry + 900 * US)
+    found = case.finish(tmp_path)
+    assert (found["cause"], found["evidence"]["name"]) == ("cpu-work", "clock_nanosleep")
+
+
+def test_a_wait_in_a_range_that_is_named_for_something_else_belongs_to_it(tmp_path):
+    for name, cause in (("ensure_layer_3_weights", "cpu-work"), ("step 3", "input-pipeline")):
+        case = Case()
+        # Its last launch is its own, so it is not work without launches.
+        case.out.range(name, MAIN, case.dry + 5 * US, case.begun + 20 * US)
+        case.out.os_call("pthread_cond_wait", MAIN, case.dry + 10 * US, case.dry + 600 * US)
+        found = case.finish(tmp_path)
+        assert found["cause"] == cause
+        assert found["evidence"]["name"] == (name if cause == "cpu-work" else "pthread_cond_wait")
 
 
 def test_os_waits_short_of_half_are_not_enough(tmp_path):
@@ -110,16 +186,38 @@ def test_os_wait_inside_a_cuda_call_is_the_drivers(tmp_path):
 
 
 def test_synchronization_includes_the_time_until_the_next_launch(tmp_path):
-    case = Case()
-    case.out.synchronize("cudaDeviceSynchronize", MAIN, case.dry - 50 * US, case.dry + 5 * US)
+    # It counts for as much as the wait held back: half of the gap, or the work of the CPU is the cause.
+    case = Case(gap=100 * US)
+    case.out.synchronize("cudaDeviceSynchronize", MAIN, case.dry - 45 * US, case.dry + 5 * US)
     case.out.range("logging", MAIN, case.dry + 10 * US, case.begun - 10 * US)
     found = case.finish(tmp_path)
     assert (found["cause"], found["evidence"]["name"]) == ("synchronization", "cudaDeviceSynchronize")
-    assert found["end_ns"] - found["start_ns"] == 1000 * US
+    assert found["end_ns"] - found["start_ns"] == 100 * US
+
+
+def test_a_synchronization_before_longer_work_of_the_cpu_is_not_its_cause(tmp_path):
+    case = Case(gap=100 * US)
+    case.out.synchronize("cudaDeviceSynchronize", MAIN, case.dry - 44 * US, case.dry + 5 * US)
+    case.out.range("logging", MAIN, case.dry + 10 * US, case.begun - 10 * US)
+    found = case.finish(tmp_path)
+    assert (found["cause"], found["evidence"]["name"]) == ("cpu-work", "logging")
+
+
+def test_waits_one_after_the_other_count_together(tmp_path):
+    for between, cause in ((False, "synchronization"), (True, "cpu-work")):
+        case = Case(gap=100 * US)
+        case.out.synchronize("cudaEventSynchronize", MAIN, case.dry - 60 * US, case.dry - 20 * US)
+        if between:
+            case.out.call("cudaLaunchKernel_v7000", MAIN, case.dry - 18 * US, case.dry - 16 * US)
+        case.out.synchronize("cudaStreamSynchronize", MAIN, case.dry - 10 * US, case.dry + 2 * US)
+        case.out.range("logging", MAIN, case.dry + 10 * US, case.begun - 10 * US)
+        # 40 µs and 12: alone, neither is half of the gap.
+        assert case.finish(tmp_path)["cause"] == cause
 
 
 def test_a_blocking_call_that_returns_as_the_device_runs_dry_was_waiting_for_it(tmp_path):
-    case = Case()
+    # It must have waited half as long as the gap lasts: without it the launch would have come that much earlier.
+    case = Case(gap=90 * US)
     case.out.synchronize("cudaStreamSynchronize", MAIN, case.dry - 50 * US, case.dry)
     assert case.finish(tmp_path)["cause"] == "synchronization"
 
@@ -139,7 +237,8 @@ def test_waiting_for_data_after_a_synchronization_is_waiting_for_data(tmp_path):
 
 
 def test_blocking_copy(tmp_path):
-    case = Case()
+    # As with every wait, half of the gap must have been waited.
+    case = Case(gap=110 * US)
     case.out.call("cudaMemcpy_v3020", MAIN, case.dry - 50 * US, case.dry + 5 * US)
     assert case.finish(tmp_path)["cause"] == "synchronization"
 
@@ -174,11 +273,58 @@ def test_consecutive_launches(tmp_path):
     assert (found["cause"], found["evidence"]["name"]) == ("launch-overhead", "cudaLaunchKernel")
 
 
-def test_a_launch_call_that_takes_the_whole_gap(tmp_path):
-    case = Case()
+@pytest.mark.parametrize(("gap", "cause"), [(1100 * US, "start-up"), (1000 * US, "launch-overhead")])
+def test_a_launch_call_that_takes_the_whole_gap(tmp_path, gap, cause):
+    # Ten times the median of its name and 1 ms: something was loaded or set up. Shorter ones are launches.
+    case = Case(gap=gap)
+    for number in range(5):
+        case.out.call("cudaLaunchKernel_v7000", MAIN, (10 * number + 1) * US, (10 * number + 4) * US)
+    correlation = case.out.call("cudaLaunchKernel_v7000", MAIN, case.dry + 20 * US, case.next - 2 * US)
+    case.out.kernel("b", case.next, case.next + US, correlation, PROCESS)
+    assert case.one(tmp_path)["cause"] == cause
+
+
+def test_long_launch_calls_that_are_the_rule_are_not_start_up(tmp_path):
+    case = Case(gap=3000 * US)
+    for number in range(5):
+        case.out.call("cudaLaunchKernel_v7000", OTHER, (2000 * number + 10_000) * US, (2000 * number + 11_900) * US)
     correlation = case.out.call("cudaLaunchKernel_v7000", MAIN, case.dry + 20 * US, case.next - 2 * US)
     case.out.kernel("b", case.next, case.next + US, correlation, PROCESS)
     assert case.one(tmp_path)["cause"] == "launch-overhead"
+
+
+def test_a_launch_call_that_waits_in_a_full_queue_is_not_start_up(tmp_path):
+    case = Case(gap=4 * US)
+    for number in range(5):
+        case.out.call("cudaLaunchKernel_v7000", MAIN, (10 * number + 1) * US, (10 * number + 4) * US)
+    correlation = case.out.call("cudaLaunchKernel_v7000", MAIN, 95 * US, case.next + 1900 * US)
+    case.out.kernel("b", case.next, case.next + 5000 * US, correlation, PROCESS)
+    assert case.one(tmp_path)["cause"] == "launch-overhead"
+
+
+def test_capturing_a_graph_is_start_up(tmp_path):
+    case = Case(gap=400 * US)
+    case.out.call("cudaStreamBeginCapture_v10000", MAIN, case.dry + 10 * US, case.dry + 11 * US)
+    for number in range(10):
+        at = case.dry + (20 + 20 * number) * US
+        case.out.call("cudaLaunchKernel_v7000", MAIN, at, at + US)
+    case.out.call("cudaStreamEndCapture_v10000", MAIN, case.dry + 220 * US, case.dry + 230 * US)
+    found = case.finish(tmp_path)
+    assert (found["cause"], found["evidence"]["name"]) == ("start-up", "cudaStreamBeginCapture")
+
+
+@pytest.mark.parametrize("name", ["inductor_compile (dynamo_timed)", "triton.compile", "Nvrtc::CompileProgram"])
+def test_compiling_is_start_up(tmp_path, name):
+    case = Case()
+    case.out.range(name, MAIN, case.dry + 10 * US, case.begun - 10 * US)
+    assert case.finish(tmp_path)["cause"] == "start-up"
+
+
+@pytest.mark.parametrize("name", ["Torch-Compiled Region: 0/0", "CompiledFunction", "## Call CompiledFxGraph f7 ##"])
+def test_running_what_was_compiled_is_not_compiling(tmp_path, name):
+    case = Case()
+    case.out.range(name, MAIN, case.dry + 10 * US, case.begun - 10 * US)
+    assert case.finish(tmp_path)["cause"] == "cpu-work"
 
 
 def test_cpu_work_is_named_by_its_innermost_range(tmp_path):
@@ -206,7 +352,12 @@ def test_calls_that_launch_nothing(tmp_path):
     case = Case()
     case.out.call("cuModuleLoadData", MAIN, case.dry + 5 * US, case.begun - 5 * US)
     found = case.finish(tmp_path)
-    assert (found["cause"], found["evidence"]["name"]) == ("cpu-work", "cuModuleLoadData")
+    # Loading code happens once; a call that launches nothing and can happen again is work.
+    assert (found["cause"], found["evidence"]["name"]) == ("start-up", "cuModuleLoadData")
+    case = Case()
+    case.out.call("cudaHostRegister", MAIN, case.dry + 5 * US, case.begun - 5 * US)
+    found = case.finish(tmp_path)
+    assert (found["cause"], found["evidence"]["name"]) == ("cpu-work", "cudaHostRegister")
 
 
 def test_a_long_silence_is_unknown(tmp_path):
@@ -234,9 +385,35 @@ def test_the_same_correlation_id_in_another_process_is_not_the_launch(tmp_path):
 
 
 def test_a_queued_operation_starts_late_for_no_recorded_reason(tmp_path):
+    # What lies in the queue of an idle device waits for something that the trace does not show: `queued` says so.
     case = Case()
     case.begun = case.dry - 30 * US
-    assert case.finish(tmp_path)["cause"] == "unknown"
+    case.out.range("logging", MAIN, case.dry, case.next)
+    found = case.finish(tmp_path)
+    assert (found["cause"], found["evidence"]["name"]) == ("queued", "cudaLaunchKernel")
+
+
+@pytest.mark.parametrize(
+    ("gap", "lay", "cause"), [(100, 50, "queued"), (100, 49, "launch-overhead"), (40, 20, "launch-overhead")]
+)
+def test_a_queued_operation_lay_there_for_half_of_the_gap(tmp_path, gap, lay, cause):
+    case = Case(gap=gap * US)
+    case.begun = case.next - (lay + 2) * US  # and the call takes two
+    assert case.finish(tmp_path)["cause"] == cause
+
+
+def test_a_queued_operation_that_waited_for_another_device_is_not_queued(tmp_path):
+    """For a kernel there that ran through half of the gap, or one that ended then with an event to wait for."""
+    for lasting, event, cause in ((600, False, "unknown"), (400, False, "queued"), (400, True, "unknown")):
+        case = Case()
+        case.begun = case.dry - 3 * US
+        there = case.out.call("cudaLaunchKernel_v7000", OTHER, case.dry - 9 * US, case.dry - 8 * US)
+        case.out.kernel("stage 1", case.next - (2 + lasting) * US, case.next - 2 * US, there, PROCESS, device=1)
+        if event:
+            case.out.call("cudaStreamWaitEvent_v3020", MAIN, case.dry - 5 * US, case.dry - 4 * US)
+        found = case.finish(tmp_path)
+        assert found["cause"] == cause
+        assert found["evidence"]["name"] == ("stage 1" if cause == "unknown" else "cudaLaunchKernel")
 
 
 def test_a_full_queue_costs_its_microseconds(tmp_path):
@@ -254,8 +431,9 @@ class TestHandOver:
         assert case.finish(tmp_path, thread=OTHER)["cause"] == "launch-overhead"
 
     def test_what_the_main_thread_did_before_handing_over(self, tmp_path):
-        case = Case()
-        case.out.synchronize("cudaStreamSynchronize", MAIN, case.dry - 40 * US, case.dry + 4 * US)
+        # Its wait of 10 µs must be half of the gap, as on one thread.
+        case = Case(gap=20 * US)
+        case.out.synchronize("cudaStreamSynchronize", MAIN, case.dry - 6 * US, case.dry + 4 * US)
         case.out.os_call("pthread_cond_wait", OTHER, 1 * US, case.begun - 5 * US)
         found = case.finish(tmp_path, thread=OTHER)
         assert (found["cause"], found["evidence"]["name"]) == ("synchronization", "cudaStreamSynchronize")

@@ -406,6 +406,8 @@ _KIND = {"op": "operator", "os_call": "OS call", "copy": "", "overhead": "profil
 #: One change for each bottleneck.
 _CHANGE = {
     "profiler": "profile less (fewer tables, no backtraces, a shorter window), and look again",
+    "start-up": "warm up before what you measure: load modules, compile and capture graphs once, ahead of it",
+    "queued": "record what else the device does: other processes, streams that were open before the capture began",
     "input-pipeline": "have the next batch ready in time: more loader workers, prefetching, or cheaper decoding",
     "synchronization": "do not wait for the GPU in each step: read values back rarely, or a step later",
     "launch-overhead": "launch less: torch.compile, fused operators, or CUDA graphs",

@@ -35,6 +35,8 @@ CATEGORY_COLOURS = {
 
 CAUSE_COLOURS = {
     "profiler": GREY,
+    "start-up": RED,
+    "queued": DARK_GREY,
     "input-pipeline": VERMILION,
     "synchronization": BLUE,
     "memory-transfer": GREEN,

@@ -43,6 +43,8 @@ _ENDINGS = re.compile(r"(\.pt)?(\.trace)?(\.json(\.gz)?|\.sqlite|\.nsys-rep|\.pa
 #: What an answer says, before its evidence.
 _SAID = {
     "profiler": "The profiler itself took the time",
+    "start-up": "Work that happens once held the GPU up: loading code, compiling, capturing graphs",
+    "queued": "The GPU had work in its queue and did not start it, and the trace does not say why",
     "input-pipeline": "The GPU waited for data",
     "synchronization": "The CPU waited for the GPU instead of giving it more work",
     "memory-transfer": "Kernels waited for copies",

@@ -45,6 +45,7 @@ _BLOCKING = re.compile(
 _COPY = re.compile(r"^(cuda|hip|cu)Memcpy")
 #: Calls that give a device work.
 _LAUNCH = re.compile(r"Launch(?!HostFunc)|^(cuda|hip|cu)(Memcpy|Memset)")
+_EVENT_WAIT = re.compile(r"StreamWaitEvent")
 #: Calls that enqueue work, or cost next to nothing beside it.
 _ENQUEUE = re.compile(
     r"Launch|^(cuda|hip|cu)(Memcpy|Memset).*Async|Event(Record|Query|Create|Destroy)|StreamWaitEvent|StreamIsCapturing|StreamGetCaptureInfo|"
@@ -264,6 +265,10 @@ class Threads:
             self._tracks[key] = track
         return self._tracks[key]
 
+    def event_waits(self, thread: int) -> Track:
+        """Calls that make a stream wait for an event."""
+        return self._named("calls", thread, "event wait", _EVENT_WAIT)
+
     def staging(self, thread: int) -> Track:
         """Copy calls that move pageable memory."""
         key = ("calls:staging", thread)
@@ -322,11 +327,21 @@ class Threads:
             if len(track) and len(calls):
                 # A wait within a CUDA call is the driver's; a wait that encloses one does not exist on a thread.
                 track = track.subset(calls.open_at(track.start) < 0)
+            self._tracks["os_calls:in work", thread] = _EMPTY
             if len(track) and len(ranges):
                 around = ranges.innermost_at(track.start)
-                track = track.subset((around < 0) | ~self._names_work(thread)[np.maximum(around, 0)])
+                work = (around >= 0) & self._names_work(thread)[np.maximum(around, 0)]
+                self._tracks["os_calls:in work", thread] = Track(
+                    track.start[work], track.end[work], ranges.row[around[work]]
+                )
+                track = track.subset(~work)
             self._tracks[key] = track
         return self._tracks[key]
+
+    def waits_in_work(self, thread: int) -> Track:
+        """The other OS waits, those in ranges that are named for something else; rows are those of the ranges."""
+        self.waits(thread)
+        return self._tracks["os_calls:in work", thread]
 
     def _names_work(self, thread: int) -> Bool:
         """Per range of a thread: whether its name says what goes on in it. That of a whole step does not."""
@@ -367,10 +382,10 @@ class Threads:
                 ranges = ranges.subset(self._flag("ranges", "framework", OPERATOR_RANGE)[ranges.row])
             ops = _together(ops, ranges)
             if len(ops) and len(calls):
-                direct = np.unique(ops.innermost_at(calls.start))
-                keep = np.zeros(len(ops), bool)
-                keep[direct[direct >= 0]] = True
-                ops = ops.subset(keep)
+                direct = ops.innermost_at(calls.start)
+                count = np.bincount(direct[direct >= 0], minlength=len(ops))
+                # An operator that runs much longer than its calls take to dispatch does something else as well.
+                ops = ops.subset((count > 0) & (ops.end - ops.start <= count * EAGER_NS))
             else:
                 ops = _EMPTY
             self._tracks[key] = ops
@@ -392,9 +407,9 @@ class Threads:
             self._tracks[key] = self._rows("overhead", np.flatnonzero(chosen).astype(np.int32))
         return self._tracks[key]
 
-    def profiler(self, thread: int) -> Track:
-        """The profiler's own work on whatever thread of the process; what the driver loads is not its work."""
-        return self._overhead("profiler", thread >> 24)
+    def profiler(self, process: int) -> Track:
+        """The profiler's own work on whatever thread of a process; what the driver loads is not its work."""
+        return self._overhead("profiler", process)
 
     def once(self, thread: int) -> list[tuple[str, Track]]:
         """What happens once: code that is loaded or compiled, graphs that are captured, calls that set something up."""
@@ -424,7 +439,13 @@ class Threads:
             if "first" not in self._flags:
                 self._flags["first"] = self._first()
             track = self._table("calls", thread)
-            self._tracks[key] = track.subset(self._flags["first"][track.row])
+            track = track.subset(self._flags["first"][track.row])
+            if len(track):
+                # A call that takes long while the devices are busy may wait for them, as with a full launch queue.
+                busy = self._busy_of(thread >> 24).of(track.start, track.end)
+                builds = self._flag("calls", "builds", _BUILDS)[track.row]
+                track = track.subset(builds | (2 * busy < track.end - track.start))
+            self._tracks[key] = track
         return self._tracks[key]
 
     def _first(self) -> Bool:
@@ -467,21 +488,15 @@ class Threads:
         return self._outside(work, _together(self.calls(thread), Track(start, end, start)))
 
     def one_offs(self, thread: int) -> tuple[Int, Int]:
-        """What happened once; a long call while a device was busy most of the time only waited for it."""
-        calls = self._first_calls(thread)
-        if len(calls):
-            busy = self._busy_of(thread >> 24)
-            builds = self._flag("calls", "builds", _BUILDS)[calls.row]
-            calls = calls.subset(builds | (2 * busy.of(calls.start, calls.end) < calls.end - calls.start))
-        rest = [t for _, t in self.once(thread) if t is not self._first_calls(thread)]
-        both = _together(calls, *rest)
-        return merge(both.start, both.end)
+        """What happened once."""
+        all_of_it = _together(*(t for _, t in self.once(thread)))
+        return merge(all_of_it.start, all_of_it.end)
 
     def profiler_time(self, thread: int) -> tuple[Int, Int]:
         """The profiler's work on this thread, and that on others of the process while its devices had nothing to do."""
         here = self._overhead("profiler", thread)
         start, end = merge(here.start, here.end)
-        everywhere = self.profiler(thread)
+        everywhere = self.profiler(thread >> 24)
         if len(everywhere) > len(here):
             busy = self._busy_of(thread >> 24)
             s, e = self._outside(everywhere, Track(busy.start, busy.end, busy.start))
