@@ -5,6 +5,7 @@ Each program says which verdict is true of it. :func:`gains` plays the changes t
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable
 
@@ -211,6 +212,13 @@ def _named() -> list[Program]:
             loaders={"workers": (1_700 * _US, 2)},
         ),
         Program(
+            "starved-synced",
+            [_loop(lambda _: [Load(loader="workers"), *[*_kernels(1, 30), *_item()] * 20])],
+            "input-pipeline",
+            "no-sync",
+            loaders={"workers": (1_300 * _US, 2)},
+        ),
+        Program(
             "slow-batches",
             [_loop(lambda k: [Load(8 * _MS if k % 4 == 3 else 20 * _US), *busy], 16, "ProfilerStep#")],
             "input-pipeline",
@@ -348,9 +356,12 @@ PROGRAMS: dict[str, Program] = {program.name: program for program in _named()}
 def random_program(seed: int) -> Program:
     """Draw a program: up to four threads, three streams and two devices, whatever comes together.
 
-    Each step does the same, up to jitter: parts of the main thread, perhaps a backward pass of autograd's thread, a
-    thread beside, a second device with a thread of its own. What other threads launch belongs to the step that hands
-    over to them, and ends in it on the CPU.
+    Each step does the same, up to jitter: it gets a batch; parts of the main thread follow, perhaps a backward pass of
+    autograd's thread, and a second device with a thread of its own that does the same parts and meets the first one in
+    collectives. What these threads launch they launch within the step. A thread beside works at its own pace.
+
+    What cannot be seen in a trace is left out: how close to its limit a producer is (here it is far ahead, or each
+    batch takes its time), and waits between streams of which nothing was waiting yet (here kernels follow on them).
 
     Parameters
     ----------
@@ -359,51 +370,72 @@ def random_program(seed: int) -> Program:
     draw = random.Random(seed)  # noqa: S311 # no secret
     streams = [7, 9, 11][: draw.choice([1, 1, 2, 3])]
     ranks = draw.random() < 0.25
-    shown = draw.random() < 0.5  # whether waits between streams, and OS calls, are in the trace
-    loaders = {"workers": (int(draw.uniform(0.3, 3) * _MS), draw.randint(1, 4))}
+    shown = draw.random() < 0.5  # whether waits between streams and for other threads are in the trace
     heavy = draw.uniform(1, 60)  # what kernels take, in µs, more or less
-    lead: list[Action] = draw.choice(
-        [[], [], [Load(int(draw.uniform(0.05, 3) * _MS), draw.choice(["dataload", None]))], [Load(loader="workers")]]
-    )
-    parts = [_part(draw, streams, heavy, shown) for _ in range(draw.randint(2, 6))]
+    parts = [action for _ in range(draw.randint(2, 6)) for action in _part(draw, streams, heavy, shown)]
+    autograd = _part(draw, streams, heavy, shown) if draw.random() < 0.3 else []
     tail: list[Action] = draw.choice([[], [], _item(), [Sync("device")], [Cpu(200 * _US, "log")]])
-    autograd = _part(draw, streams, heavy, shown) if draw.random() < 0.3 else None
-    beside = _part(draw, [15], heavy, shown) if draw.random() < 0.2 else None
     uneven, reduce_ns = draw.uniform(0.5, 2), int(draw.uniform(20, 400) * _US)
-    buckets, comm = draw.randint(1, 3), draw.choice([7, _COMM])
+    buckets, comm = draw.randint(1, 3) if ranks else 0, draw.choice([7, _COMM])
     first: list[Action] = draw.choice(
         [[], [], [], [Launch(_POINT, 9_000, once=5 * _MS)], [Stall(3 * _MS)], [Capture(6 * _MS)], [Foreign(4 * _MS)]]
     )
     steps = draw.randint(6, 12)
+    contention = draw.choice([0, 0, 0.05, 0.15]), draw.choice([0, 0, 0.03, 0.1])
+    jitter = draw.choice([0.02, 0.05, 0.1])
 
     def reduced(device: int, k: int) -> list[Action]:
         out: list[Action] = []
-        for bucket in range(buckets if ranks else 0):
+        for bucket in range(buckets):
             out += _kernels(6, heavy * (uneven if device else 1), device=device)
             out += _after(7, comm, [Launch(_REDUCE, reduce_ns, comm, device, key=k * buckets + bucket)], shown, device)
+            out += _kernels(2, heavy, kernel=_ADAM, device=device)
         return out
 
-    def step(k: int) -> list[Action]:
-        out: list[Action] = [*lead, *(first if k == 1 else [])]
-        out += [Signal(name) for name, on in (("beside", beside), ("rank", ranks)) if on]
-        out += [action for part in parts for action in part]
+    def threads(lead: list[Action]) -> list[list[Action]]:
+        def step(k: int) -> list[Action]:
+            out = [*lead, *(first if k == 1 else []), *([Signal("rank")] if ranks else []), *parts]
+            if autograd:
+                out += [Signal("backward"), *autograd_done]
+            return [*out, *reduced(0, k), *tail, *([Await("rank done", shown)] if ranks else [])]
+
+        autograd_done: list[Action] = [Await("backward done", shown)]
+        out = [_loop(step, steps)]
         if autograd:
-            out += [Signal("backward"), Await("backward done", shown)]
-        out += [*reduced(0, k), *tail]
-        return out + [Await(f"{name} done", shown) for name, on in (("beside", beside), ("rank", ranks)) if on]
+            out.append(
+                [a for _ in range(steps) for a in (Await("backward", shown), *autograd, Signal("backward done"))]
+            )
+        if ranks:
+            same = _on_device_1(parts, uneven)
+            out.append(
+                [a for k in range(steps) for a in (Await("rank", shown), *same, *reduced(1, k), Signal("rank done"))]
+            )
+        return out
 
-    def worker(name: str, work: Step) -> list[Action]:
-        return [a for k in range(steps) for a in (Await(name, shown), *work(k), Signal(f"{name} done"))]
+    wall_ns = play(Program("", threads([]), jitter=0)).wall_ns
+    wait = int(draw.uniform(0.02, 2) * wall_ns / steps)
+    lead: list[Action] = draw.choice([[], [Load(wait)], [Load(wait, name=None)], [Load(loader="workers")]])
+    playing = threads(lead)
+    if draw.random() < 0.15:
+        served, pause = _kernels(5, heavy, stream=15), int(draw.uniform(10, 30) * heavy * _US)
+        playing.append([*served, Cpu(pause)] * int(min(wall_ns / pause, 200)))
+    loaders = {"workers": (int(draw.uniform(0.02, 0.2) * wall_ns / steps), draw.randint(1, 4))}
+    return Program(f"random {seed}", playing, "", None, loaders, *contention, jitter)
 
-    threads = [_loop(step, steps)]
-    if autograd:
-        threads.append(worker("backward", lambda _: autograd))
-    if beside:
-        threads.append(worker("beside", lambda _: beside))
-    if ranks:
-        threads.append(worker("rank", lambda k: reduced(1, k)))
-    contention = draw.choice([0, 0, 0.1, 0.25]), draw.choice([0, 0, 0.03, 0.1])
-    return Program(f"random {seed}", threads, "", None, loaders, *contention, draw.choice([0.02, 0.05, 0.1]))
+
+def _on_device_1(actions: list[Action], factor: float) -> list[Action]:
+    """The same on the second device, with kernels so many times as long."""
+    out: list[Action] = []
+    for action in actions:
+        if isinstance(action, Record | WaitEvent | Sync):
+            out.append(dataclasses.replace(action, device=1, event=f"1 {action.event}"))
+        elif isinstance(action, Launch):
+            out.append(dataclasses.replace(action, device=1, ns=int(action.ns * factor)))
+        elif isinstance(action, Copy | Graph):
+            out.append(dataclasses.replace(action, device=1))
+        else:
+            out.append(action)
+    return out
 
 
 def _after(stream: int, other: int, work: list[Action], shown: bool, device: int = 0) -> list[Action]:
@@ -424,9 +456,13 @@ def _part(draw: random.Random, streams: list[int], heavy: float, shown: bool) ->
     """One part of a random step: kernels, and something beside them."""
     stream = draw.choice(streams)
     us, dispatch = heavy * draw.uniform(0.3, 3), int(draw.uniform(2, 12) * _US)
-    out = _kernels(draw.randint(3, 30), us, dispatch=dispatch, stream=stream)
-    size, ns = 1 << 20, int(draw.uniform(5, 300) * _US)
+    kernel = _GEMM.replace("128x128", f"{draw.choice([64, 128, 256])}x{draw.choice([64, 96, 128, 192])}")
+    out = _kernels(draw.randint(3, 30), us, kernel=kernel, dispatch=dispatch, stream=stream)
     other = draw.choice(streams)
+    if stream != other:
+        out += _after(stream, other, _kernels(draw.randint(2, 10), us, kernel=kernel, stream=other), shown)
+        out += _kernels(2, us, kernel=kernel, stream=stream)
+    size, ns = 1 << 20, int(draw.uniform(5, 300) * _US)
     what = draw.randrange(10)
     if what == 0:
         out += [Cpu(int(draw.uniform(20, 1500) * _US), draw.choice(["augment", "log", "prefetch_layers_[4, 5]", None]))]
@@ -440,12 +476,11 @@ def _part(draw: random.Random, streams: list[int], heavy: float, shown: bool) ->
         out += [Copy("HtoD", size, ns, stream, host="pageable", staging=ns, blocking=draw.random() < 0.5)]
     elif what == 5:
         out += [Copy("HtoD", size, ns, _COPIES), Record("copied", _COPIES), WaitEvent("copied", stream, shown=shown)]
+        out += _kernels(2, us, kernel=kernel, stream=stream)
     elif what == 6:
         out += [Sleep(int(draw.uniform(50, 1500) * _US), f"ensure_layer_{draw.randint(0, 9)}_weights")]
     elif what == 7:
         out += [Copy("DtoH", size, ns, stream, host="pageable", blocking=True)]
     elif what == 8:
         out += [Graph(tuple((_POINT, int(us * _US)) for _ in range(10)), draw.random() < 0.7, stream)]
-    if stream != other:
-        out += _after(stream, other, _kernels(draw.randint(2, 10), us, stream=other), shown)
     return out

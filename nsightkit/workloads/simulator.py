@@ -332,6 +332,11 @@ class _Stream:
     room: _Moment = field(default_factory=_Moment)
     steps: int = 0  # steps whose overlapped work is waited for
 
+    @property
+    def tail(self) -> list[Op]:
+        """What is over when all that the stream was given is over."""
+        return [*([self.last] if self.last else []), *self.waits]
+
 
 @dataclass(eq=False)
 class _Thread:
@@ -461,21 +466,20 @@ class _Simulation:
         self.out = Played()
         self.streams: dict[tuple[int, int], _Stream] = defaultdict(_Stream)
         self.running: dict[int, list[Op]] = defaultdict(list)
-        self.recorded: dict[str, Op | None] = {}
+        self.recorded: dict[str, list[Op]] = {}
         self.arrived: dict[int, list[Op]] = defaultdict(list)
         self.signals: dict[str, int] = defaultdict(int)
         self.awaited: dict[str, deque[_Moment]] = defaultdict(deque)
         self.batches: dict[str, list[tuple[int, int]]] = defaultdict(list)  # of a loader: ready, taken
         self.overlapped: dict[int, list[Op]] = defaultdict(list)  # the last of each stream that a change made
         self.steps_done = 0
-        launches = [a for actions in program.threads for a in actions if isinstance(a, Launch)]
         self.members: dict[int, int] = defaultdict(int)
         compute: dict[int, int] = defaultdict(int)
-        for a in launches:
-            if a.key is None:
-                compute[a.device] += a.ns
-            else:
+        for a in (action for actions in program.threads for action in actions):
+            if isinstance(a, Launch) and a.key is not None:
                 self.members[a.key] += 1
+            elif isinstance(a, Launch | Graph):
+                compute[a.device] += sum(ns for _, ns in a.nodes) if isinstance(a, Graph) else a.ns
         mean = sum(compute.values()) / max(1, len(compute))
         self.even = {d: mean / ns if change == "equal-ranks" and self.members else 1 for d, ns in compute.items()}
 
@@ -609,7 +613,7 @@ class _Simulation:
         )
         behind = self._lasting(thread, BEHIND_NS, "behind")
         if isinstance(a, Graph):
-            work = sum(ns + BEHIND_NS for _, ns in nodes)
+            work = sum(ns * self.even[a.device] + BEHIND_NS for _, ns in nodes)
             return Op("graph", a, a.stream, self._lasting(thread, work, "gpu"), behind, nodes)
         if a.key is not None:
             stream = 1020 if self.change == "overlap-communication" else a.stream
@@ -630,37 +634,37 @@ class _Simulation:
         dispatch, call = self._dispatch(thread, a.dispatch, a.call)
         yield self.now + dispatch
         begun = op.called = self.now
-        if overlap and a.blocking and a.kind == "DtoH":
-            # The value still has to be there: only the copy itself moves aside.
-            yield from self._until(thread, [self.streams[a.device, a.stream].last])
         if a.staging and not overlap:
             yield self.now + self._lasting(thread, a.staging)
         yield from self._enqueue(thread, op)
         yield self.now + call
-        blocking = a.blocking and not overlap and self.change != "no-sync"
-        if blocking:
-            yield from self._until(thread, [op])
+        if a.blocking and self.change != "no-sync":
+            if not overlap:
+                yield from self._until(thread, [op])
+            elif a.kind == "DtoH":
+                # The values still have to be there: only the copy itself moves aside.
+                yield from self._until(thread, self.streams[a.device, a.stream].tail)
             thread.launched = False
         self._call("cudaMemcpy_v3020" if a.blocking else "cudaMemcpyAsync_v3020", thread, begun, op)
 
-    def _until(self, thread: _Thread, ops: Sequence[Op | None]) -> _Steps:
+    def _until(self, thread: _Thread, ops: Sequence[Op]) -> _Steps:
         """A blocking call returns: a latency after the last of what it waits for."""
         returns = self.now + LOOK_NS
         for op in ops:
-            if op is not None:
-                yield op.done
-                returns = max(returns, op.end + self._draw(RETURN_NS, thread.number, thread.at, "return", spread=4))
+            yield op.done
+            returns = max(returns, op.end + self._draw(RETURN_NS, thread.number, thread.at, "return", spread=4))
         yield returns
 
     def _sync(self, thread: _Thread, a: Sync) -> _Steps:
         if self.change == "no-sync":
             return
         begun = self.now
-        ops: list[Op | None] = [self.streams[a.device, a.stream].last]
+        ops = self.streams[a.device, a.stream].tail
         if a.what == "event":
-            ops = [self.recorded.get(a.event)]
+            ops = self.recorded.get(a.event, [])
         elif a.what == "device":
-            ops = [s.last for (device, number), s in list(self.streams.items()) if device == a.device and number < 1000]
+            streams = [s for (device, number), s in self.streams.items() if device == a.device and number < 1000]
+            ops = [op for stream in streams for op in stream.tail]
         yield from self._until(thread, ops)
         place = a.device, a.stream if a.what == "stream" else _NO_STREAM
         name = f"cuda{a.what.capitalize()}Synchronize"
@@ -668,15 +672,14 @@ class _Simulation:
 
     def _record(self, thread: _Thread, a: Record) -> _Steps:
         begun = self.now
-        self.recorded[a.event] = self.streams[a.device, a.stream].last
+        self.recorded[a.event] = self.streams[a.device, a.stream].tail
         if self.change != "free-launches":
             yield self.now + self._lasting(thread, a.call)
         self._call("cudaEventRecord_v3020", thread, begun)
 
     def _wait_event(self, thread: _Thread, a: WaitEvent) -> _Steps:
-        begun, op = self.now, self.recorded.get(a.event)
-        if op is not None:
-            self.streams[a.device, a.stream].waits.append(op)
+        begun = self.now
+        self.streams[a.device, a.stream].waits += self.recorded.get(a.event, [])
         if a.shown:
             if self.change != "free-launches":
                 yield self.now + self._lasting(thread, a.call)
