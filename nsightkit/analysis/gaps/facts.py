@@ -145,7 +145,7 @@ class Group:
         if not len(left) or not self._elsewhere.several:
             return kind, rows
         waits = np.empty(0, np.int64) if self.thread == -1 else self.threads.event_waits(self.thread).start
-        calls = None if self.thread == -1 else self.threads.launches(self.thread).start
+        calls = None if self.thread == -1 else self.threads.launches(self.thread)
         for device in np.unique(self.gaps.device[left]).tolist():
             mine = np.flatnonzero(self.gaps.device[left] == device)
             work = self._elsewhere.of(device, self.process)

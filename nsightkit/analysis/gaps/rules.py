@@ -119,9 +119,9 @@ def synchronization(group: Group, left: Int) -> Found:
         late = (at >= 0) & (until[mine] > group.dry[mine])
         hit, at = mine[late], at[late]
         launches = threads.launches(thread)
-        last = np.searchsorted(launches.start, blocking.start[at]) - 1
+        last = np.searchsorted(launches, blocking.start[at]) - 1
         since = np.full(len(at), blocking.start[0])
-        since[last >= 0] = launches.start[last[last >= 0]]
+        since[last >= 0] = launches[last[last >= 0]]
         yes = _half(blocking.covered(since, until[hit]), group.end[hit] - group.dry[hit])
         # The upload that ends the gap is staging, not waiting.
         row = blocking.row[at]
@@ -170,8 +170,10 @@ def launch_overhead(group: Group, left: Int) -> Found:
     yield left[itself], "call", launch[left[itself]]
 
     left = left[~itself & (until[left] > group.dry[left])]
-    for _, tracks, mine, start, end in _work(group, left):
-        left = np.setdiff1d(left, mine[_fills(group, mine, tracks, start, end)], assume_unique=True)
+    works = np.zeros(len(until), bool)
+    for _, track, mine, start, end in _work(group, left):
+        works[mine[_fills(group, mine, track, start, end)]] = True
+    left = left[~works[left]]
     if not len(left):
         return
     threads = [thread for thread, _ in group.asked(left)]
@@ -219,7 +221,7 @@ def unknown(group: Group, left: Int) -> Found:
     kind, row = group.waited_for(lay)
     kernel = (kind == EVIDENCE.index("kernel")) & (row >= 0)
     yield lay[kernel], "kernel", row[kernel]
-    yield np.setdiff1d(left, lay[kernel], assume_unique=True), "none", None
+    yield group.undecided(left), "none", None
 
 
 RULES: tuple[Callable[[Group, Int], Found], ...] = (

@@ -84,20 +84,17 @@ _MANY = 32
 
 
 class Track:
-    """Some events of one thread, ordered by start.
+    """Some events of one thread.
 
     Parameters
     ----------
     start, end : ndarray of int
-        Nanoseconds.
+        Nanoseconds, ordered by start.
     row : ndarray of int
         In the table they are from.
     """
 
     def __init__(self, start: Int, end: Int, row: Int) -> None:
-        if len(start) > 1 and (start[1:] < start[:-1]).any():
-            order = np.argsort(start, kind="stable")
-            start, end, row = start[order], end[order], row[order]
         self.start, self.end, self.row = start, end, row
         self._coverage: Coverage | None = None
         self._reach: Int | None = None
@@ -108,7 +105,8 @@ class Track:
 
     def subset(self, keep: Bool) -> Track:
         """Those of the events that a mask keeps."""
-        return Track(self.start[keep], self.end[keep], self.row[keep])
+        at = np.flatnonzero(keep)  # they are few, as a rule
+        return self if len(at) == len(self) else Track(self.start[at], self.end[at], self.row[at])
 
     @property
     def coverage(self) -> Coverage:
@@ -155,13 +153,6 @@ class Track:
             pending = pending[(i[pending] >= 0) & (self.end[np.maximum(i[pending], 0)] <= at[pending])]
         return i
 
-    def inside(self, outer: Track) -> Int:
-        """How many of my events begin and end within each event of `outer`."""
-        low = np.searchsorted(self.start, outer.start, side="left")
-        high = np.searchsorted(np.maximum.accumulate(self.end) if len(self) else self.end, outer.end, side="right")
-        inside: Int = np.maximum(high - low, 0)
-        return inside
-
 
 _EMPTY = Track(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64))
 
@@ -171,7 +162,15 @@ def _together(*tracks: Track) -> Track:
     some = [t for t in tracks if len(t)]
     if len(some) < 2:
         return some[0] if some else _EMPTY
-    return Track(*(np.concatenate([getattr(t, a) for t in some]) for a in ("start", "end", "row")))
+    start, end, row = (np.concatenate([getattr(t, a) for t in some]) for a in ("start", "end", "row"))
+    order = np.argsort(start, kind="stable")
+    return Track(start[order], end[order], row[order])
+
+
+def _inside(begun: Int, outer: Track) -> Int:
+    """How many of some times, in order, lie within each event."""
+    within: Int = np.searchsorted(begun, outer.end) - np.searchsorted(begun, outer.start)
+    return within
 
 
 class Threads:
@@ -190,6 +189,7 @@ class Threads:
         self._data = compiled(data_loading, "data_loading")
         self._tracks: dict[tuple[str, int], Track] = {}
         self._flags: dict[str, Bool] = {}
+        self._launches: dict[int, Int] = {}
         self._busy: dict[int, Coverage] = {}
         self._feeds: dict[int, set[int]] | None = None
         called = self._trace.table("calls", ["thread"])["thread"].to_numpy()
@@ -254,16 +254,16 @@ class Threads:
             self._tracks[key] = _together(plain, copies)
         return self._tracks[key]
 
-    def launches(self, thread: int) -> Track:
-        """Calls that give a device work, and do not block."""
-        key = ("calls:launching", thread)
-        if key not in self._tracks:
-            track = self._named("calls", thread, "launch", _LAUNCH)
-            if len(track):
+    def launches(self, thread: int) -> Int:
+        """When the calls began that give a device work and do not block."""
+        if thread not in self._launches:
+            calls = self.calls(thread)
+            begun = calls.start
+            if len(calls):
                 blocks = self._flag("calls", "blocking", _BLOCKING) | self._pageable("DtoH")
-                track = track.subset(~blocks[track.row])
-            self._tracks[key] = track
-        return self._tracks[key]
+                begun = begun[(self._flag("calls", "launch", _LAUNCH) & ~blocks)[calls.row]]
+            self._launches[thread] = begun
+        return self._launches[thread]
 
     def event_waits(self, thread: int) -> Track:
         """Calls that make a stream wait for an event."""
@@ -346,7 +346,7 @@ class Threads:
     def _names_work(self, thread: int) -> Bool:
         """Per range of a thread: whether its name says what goes on in it. That of a whole step does not."""
         ranges = self._table("ranges", thread)
-        launches = self.launches(thread).inside(ranges)
+        launches = _inside(self.launches(thread), ranges)
         leaf = np.ones(len(ranges), bool)
         leaf[ranges.parent[ranges.parent >= 0]] = False
         whole = (ranges.parent < 0) & (launches > _MANY)
@@ -361,17 +361,23 @@ class Threads:
         """Ranges, and operators of some length, in which nothing was launched."""
         key = ("lone", thread)
         if key not in self._tracks:
-            launches = _together(self.launches(thread), self.blocking(thread))
             ranges = self._table("ranges", thread)
             if len(ranges):
                 dispatch = self._flag("ranges", "framework", OPERATOR_RANGE)[ranges.row]
                 dispatch &= ranges.end - ranges.start < _HEAVY_NS
-                ranges = ranges.subset((launches.inside(ranges) == 0) & ~dispatch)
+                ranges = ranges.subset(self._without_launch(ranges, thread) & ~dispatch)
             self._tracks[key] = ranges
             ops = self._table("ops", thread)
             heavy = ops.subset(ops.end - ops.start >= _HEAVY_NS) if len(ops) else _EMPTY
-            self._tracks["lone ops", thread] = heavy.subset(launches.inside(heavy) == 0) if len(heavy) else _EMPTY
+            self._tracks["lone ops", thread] = (
+                heavy.subset(self._without_launch(heavy, thread)) if len(heavy) else _EMPTY
+            )
         return [("range", self._tracks[key]), ("op", self._tracks["lone ops", thread])]
+
+    def _without_launch(self, track: Track, thread: int) -> Bool:
+        """Per event: whether its thread neither launched nor waited for the GPU in it."""
+        within = _inside(self.launches(thread), track) + _inside(self.blocking(thread).start, track)
+        return np.asarray(within == 0)
 
     def dispatch(self, thread: int) -> Track:
         """Operators with no other between them and a CUDA call. For its coverage; rows mean nothing."""
@@ -476,7 +482,7 @@ class Threads:
             mine = feeds.get(thread, set())
             for other, devices in feeds.items():
                 if other != thread and other >> 24 == thread >> 24 and devices & mine:
-                    begun = self.launches(other).start
+                    begun = self.launches(other)
                     handed = np.searchsorted(begun, waits.end) > np.searchsorted(begun, waits.start)
                     waits = waits.subset(~handed)
         return self._outside(_together(*(t for _, t in self.data(thread)), waits), self.calls(thread))
