@@ -84,12 +84,16 @@ class Cpu:
 
 @dataclass(frozen=True)
 class Load:
-    """Wait for a batch: `ns`, or until the producer `loader` of the program has one. None as name: no range."""
+    """Read a batch for `ns`, or wait until the producer `loader` of the program has one. None as name: no range."""
 
     ns: int = 0
     name: str | None = "dataload"
     loader: str | None = None
-    call: str = "poll"
+
+    @property
+    def call(self) -> str:
+        """The OS call in which the time passes."""
+        return "poll" if self.loader else "read"
 
 
 @dataclass(frozen=True)
@@ -457,9 +461,9 @@ _Steps = Generator[int | _Moment, None, None]
 class _Simulation:
     """One play: a heap of events, the threads and streams, and the program's changes where an action is carried out."""
 
-    def __init__(self, program: Program, seed: int, change: str | None) -> None:
+    def __init__(self, program: Program, seed: int, changes: Sequence[str]) -> None:
         self.program, self.seed = program, seed
-        self.change, _, self.of = (change or "").partition(":")
+        self.changes = {name: of for name, _, of in (change.partition(":") for change in changes)}
         self.now = 1_000_000_000  # an export's clock rarely starts at an event
         self.events: list[tuple[int, int, Callable[[], None]]] = []
         self.counter = 0
@@ -481,7 +485,7 @@ class _Simulation:
             elif isinstance(a, Launch | Graph):
                 compute[a.device] += sum(ns for _, ns in a.nodes) if isinstance(a, Graph) else a.ns
         mean = sum(compute.values()) / max(1, len(compute))
-        self.even = {d: mean / ns if change == "equal-ranks" and self.members else 1 for d, ns in compute.items()}
+        self.even = {d: mean / ns if "equal-ranks" in self.changes and self.members else 1 for d, ns in compute.items()}
 
     def run(self) -> Played:
         threads = [_Thread(number) for number in range(len(self.program.threads))]
@@ -539,14 +543,14 @@ class _Simulation:
 
     def _is_removed(self, name: str) -> bool:
         """Whether ``no-cpu-work`` takes this range's time; names that differ in a number only are one."""
-        return self.change == "no-cpu-work" and self.of in ("", name, re.sub(r"\d+", "*", name))
+        return self.changes.get("no-cpu-work") in ("", name, re.sub(r"\d+", "*", name))
 
     def _cpu(self, thread: _Thread, a: Cpu) -> _Steps:
         begun, ns = self.now, self._lasting(thread, a.ns)
         if a.once:
-            removed = self.change == "no-start-up"
+            removed = "no-start-up" in self.changes
         else:
-            removed = self._is_removed(a.name) if a.name else self.change == "no-unnamed"
+            removed = self._is_removed(a.name) if a.name else "no-unnamed" in self.changes
         if not removed:
             yield self.now + ns
         if a.name:
@@ -563,7 +567,7 @@ class _Simulation:
             ready = max(before, room) + self._draw(every, a.loader, number)
             until = max(until, ready)
             batches.append((ready, until))
-        if self.change != "no-input-wait":
+        if "no-input-wait" not in self.changes:
             yield until
         self._waited(thread, a.name, a.call, begun)
 
@@ -583,7 +587,7 @@ class _Simulation:
     def _dispatch(self, thread: _Thread, dispatch: int, call: int) -> tuple[int, int]:
         """Time before a launching call and in it; begin to begin is what ``free-launches`` leaves."""
         dispatch, call = self._lasting(thread, dispatch, "dispatch"), self._lasting(thread, call, "call")
-        if self.change == "free-launches":
+        if "free-launches" in self.changes:
             call = min(call, FREE_NS)
             dispatch = min(dispatch, FREE_NS - call) if thread.launched else dispatch
         thread.launched = True
@@ -594,7 +598,9 @@ class _Simulation:
         dispatch, call = self._dispatch(thread, a.dispatch, a.call)
         yield self.now + dispatch
         begun = op.called = self.now
-        once = self._lasting(thread, a.once, "once") if isinstance(a, Launch) and self.change != "no-start-up" else 0
+        once = (
+            self._lasting(thread, a.once, "once") if isinstance(a, Launch) and "no-start-up" not in self.changes else 0
+        )
         if once and isinstance(a, Launch):
             yield self.now + once
             if a.once_call:
@@ -616,19 +622,20 @@ class _Simulation:
             work = sum(ns * self.even[a.device] + BEHIND_NS for _, ns in nodes)
             return Op("graph", a, a.stream, self._lasting(thread, work, "gpu"), behind, nodes)
         if a.key is not None:
-            stream = 1020 if self.change == "overlap-communication" else a.stream
+            stream = 1020 if "overlap-communication" in self.changes else a.stream
             return Op("collective", a, stream, self._draw(nodes[0][1], "collective", a.key), behind, nodes)
         work = self._lasting(thread, nodes[0][1] * self.even[a.device], "gpu")
         return Op("kernel", a, a.stream, work, behind, nodes)
 
     def _scale(self, name: str) -> float:
-        pattern, factor = self.of, "0"
-        if self.change == "scale":
-            pattern, _, factor = self.of.rpartition("=")
-        return float(factor) if self.change in ("scale", "without") and re.search(pattern, name) else 1
+        """How many times as long a kernel of that name takes."""
+        if "without" in self.changes and re.search(self.changes["without"], name):
+            return 0
+        pattern, _, factor = self.changes.get("scale", "").rpartition("=")
+        return float(factor) if factor and re.search(pattern, name) else 1
 
     def _copy(self, thread: _Thread, a: Copy) -> _Steps:
-        overlap = self.change == "overlap-copies"
+        overlap = "overlap-copies" in self.changes
         stream = 1010 if overlap else a.stream
         op = Op("copy", a, stream, self._lasting(thread, a.ns, "gpu"), self._lasting(thread, BEHIND_NS, "behind"))
         dispatch, call = self._dispatch(thread, a.dispatch, a.call)
@@ -638,7 +645,7 @@ class _Simulation:
             yield self.now + self._lasting(thread, a.staging)
         yield from self._enqueue(thread, op)
         yield self.now + call
-        if a.blocking and self.change != "no-sync":
+        if a.blocking and "no-sync" not in self.changes:
             if not overlap:
                 yield from self._until(thread, [op])
             elif a.kind == "DtoH":
@@ -656,7 +663,7 @@ class _Simulation:
         yield returns
 
     def _sync(self, thread: _Thread, a: Sync) -> _Steps:
-        if self.change == "no-sync":
+        if "no-sync" in self.changes:
             return
         begun = self.now
         ops = self.streams[a.device, a.stream].tail
@@ -673,7 +680,7 @@ class _Simulation:
     def _record(self, thread: _Thread, a: Record) -> _Steps:
         begun = self.now
         self.recorded[a.event] = self.streams[a.device, a.stream].tail
-        if self.change != "free-launches":
+        if "free-launches" not in self.changes:
             yield self.now + self._lasting(thread, a.call)
         self._call("cudaEventRecord_v3020", thread, begun)
 
@@ -681,13 +688,13 @@ class _Simulation:
         begun = self.now
         self.streams[a.device, a.stream].waits += self.recorded.get(a.event, [])
         if a.shown:
-            if self.change != "free-launches":
+            if "free-launches" not in self.changes:
                 yield self.now + self._lasting(thread, a.call)
             place = a.device, a.stream
             self.out.calls.append(Call("cudaStreamWaitEvent", thread.number, begun, self.now, waits_on=place))
 
     def _foreign(self, thread: _Thread, a: Foreign) -> _Steps:
-        if self.change != "no-foreign":
+        if "no-foreign" not in self.changes:
             op = Op("foreign", a, a.stream, self._lasting(thread, a.ns, "gpu"), 0, called=self.now)
             yield from self._enqueue(thread, op)
 
@@ -709,7 +716,7 @@ class _Simulation:
             self.out.os_calls.append(("pthread_cond_wait", thread.number, begun, self.now))
 
     def _capture(self, thread: _Thread, a: Capture) -> _Steps:
-        if self.change == "no-start-up":
+        if "no-start-up" in self.changes:
             return
         part = self._lasting(thread, a.ns) // (a.launches + 12)
         names = ["cudaStreamBeginCapture_v10000", *["cudaLaunchKernel_v7000"] * a.launches]
@@ -721,12 +728,12 @@ class _Simulation:
 
     def _stall(self, thread: _Thread, a: Stall) -> _Steps:
         begun = self.now
-        yield self.now + self._lasting(thread, a.ordinary if self.change == "no-start-up" else a.ns)
+        yield self.now + self._lasting(thread, a.ordinary if "no-start-up" in self.changes else a.ns)
         self._call(a.call, thread, begun)
 
     def _profiler(self, thread: _Thread, a: Profiler) -> _Steps:
         begun = self.now
-        if self.change != "no-profiler":
+        if "no-profiler" not in self.changes:
             yield self.now + self._lasting(thread, a.ns)
             self.out.overheads.append((a.name, thread.number, begun, self.now))
 
@@ -787,7 +794,7 @@ class _Simulation:
         assert key is not None
         arrived = self.arrived[key]
         arrived.append(op)
-        ready = [op] if self.change == "equal-ranks" else arrived if len(arrived) == self.members[key] else []
+        ready = [op] if "equal-ranks" in self.changes else arrived if len(arrived) == self.members[key] else []
         for one in ready:
             self.at(self.now + round(one.left), partial(self._end, one))
 
@@ -820,7 +827,7 @@ class _Simulation:
         self._plan(stream)
 
 
-def play(program: Program, seed: int = 0, change: str | None = None) -> Played:
+def play(program: Program, seed: int = 0, change: str | Sequence[str] | None = None) -> Played:
     """Play a program, perhaps with a change made to it.
 
     Parameters
@@ -828,8 +835,8 @@ def play(program: Program, seed: int = 0, change: str | None = None) -> Played:
     program : Program
     seed : int
         Of the jitter.
-    change : str, optional
-        A change by the name that ``whatif`` has for it: ``no-input-wait`` (batches are there), ``no-sync`` (blocking
+    change : str or sequence of str, optional
+        A change, or several at once, by the name that ``whatif`` has for it: ``no-input-wait`` (batches are there), ``no-sync`` (blocking
         calls return at once, copies run all the same), ``free-launches`` (launches follow each other by
         3 µs), ``no-cpu-work`` and ``no-cpu-work:NAME`` (ranges without their time), ``no-start-up``, ``no-profiler``,
         ``overlap-copies`` and ``overlap-communication`` (on a stream of their own, without staging, that the next
@@ -842,4 +849,4 @@ def play(program: Program, seed: int = 0, change: str | None = None) -> Played:
     -------
     Played
     """
-    return _Simulation(program, seed, change).run()
+    return _Simulation(program, seed, [change] if isinstance(change, str) else change or ()).run()
