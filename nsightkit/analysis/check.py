@@ -20,6 +20,7 @@ import numpy as np
 from nsightkit.analysis import noise
 from nsightkit.analysis.baseline import Baseline, Kept
 from nsightkit.analysis.run_metrics import CONDITIONS, DECISIVE, EXACT, Run, Samples
+from nsightkit.analysis.steps import outliers
 from nsightkit.errors import UsageError
 
 __all__ = ["CONFIDENCE", "TOLERANCE", "compare"]
@@ -150,11 +151,11 @@ class _Change(NamedTuple):
     """How many times the baseline a metric is now; None: too few samples for an interval."""
 
     ratio: float
-    low: float | None = None
-    high: float | None = None
-    #: Ratios that would lie just outside of the noise, above and below 1.
-    above: float = 1.0
-    below: float = 1.0
+    low: float | None
+    high: float | None
+    #: Ratios that would lie just outside of the noise, above and below 1; infinite, and 0, where nothing tells it.
+    above: float
+    below: float
 
 
 def _row(name: str, kept: Kept, of: str, runs: Sequence[Run], tolerance: float, confidence: float) -> dict[str, Any]:
@@ -204,18 +205,19 @@ def _surely(kept: Kept, after: Sequence[Samples], of: str, tolerance: float, con
     """Judge what varies: a change exceeds the tolerance, and noise."""
     was, now = _median(kept.runs), _median(after)
     if not was:  # no ratio to nothing: what is there now is more
-        found = noise.shift(np.concatenate(kept.runs), np.concatenate(after), confidence)
-        return {"status": _status(kept.direction, now > 0, False, sure=found.excludes(0))}
+        before, there = np.concatenate(kept.runs), np.concatenate(after)
+        sure = noise.shift(before, there, confidence).excludes(0) or noise.apart(before, there)
+        return {"status": _status(kept.direction, now > 0, False, sure=sure)}
     change = _change(kept.runs, after, was, confidence)
     reason = None
-    told = change.low is not None
-    higher = change.low is not None and change.low > 1
-    lower = change.high is not None and change.high < 1
+    told = not math.isinf(change.above)
+    higher, lower = change.ratio > change.above, change.ratio < change.below
     if not told and of == "ncu":
         # One launch is what most reports have of a kernel; its time is no step's, which waits for who knows what.
         told = higher = lower = True
+        change = change._replace(above=1.0, below=1.0)
         tolerance = max(tolerance, _SINGLE_LAUNCH)
-        reason = f"few launches: what differs by less than {tolerance:.0%} counts as the same"
+        reason = f"few launches: what differs by less than {100 * tolerance:.0f} % counts as the same"
     elif not told:
         reason = f"too few samples: it takes {_least(confidence)} on each side"
     up, down = change.ratio > 1 + tolerance, change.ratio < 1 / (1 + tolerance)
@@ -246,15 +248,22 @@ def _change(before: Sequence[Samples], after: Sequence[Samples], was: float, con
     if found.low is None and between is not None and len(before) + len(after) - 2 >= _ENOUGH_RUNS:
         found = dataclasses.replace(found, low=found.value - between, high=found.value + between)
     value = _ratio(found.value, positive)
+    # Beyond doubt inside the runs, and beyond what they differ by; steps that stand out are not what a run is like.
+    clear = [scaled(np.concatenate([samples[~outliers(samples)] for samples in side])) for side in (before, after)]
+    lacking = noise.lacking_to_be_apart(*clear)
+    reach = between or 0.0
+    up, down = max(found.value + lacking[0], reach), max(lacking[1] - found.value, reach)
     if found.low is None or found.high is None:
-        return _Change(value)
-    down, up = found.value - found.low, found.high - found.value
-    return _Change(
-        value, _ratio(found.low, positive), _ratio(found.high, positive), _ratio(down, positive), _ratio(-up, positive)
-    )
+        return _Change(value, None, None, _ratio(up, positive), _ratio(-down, positive))
+    up, down = min(up, found.value - found.low), min(down, found.high - found.value)
+    low, high, above, below = (_ratio(end, positive) for end in (found.low, found.high, up, -down))
+    return _Change(value, low, high, above, below)
 
 
 def _ratio(change: float, logarithm: bool) -> float:
+    """Write a change as a ratio, which may be infinite."""
+    if math.isinf(change):
+        return math.inf if change > 0 else 0.0
     return math.exp(min(change, _LARGEST_LOG)) if logarithm else max(1 + change, 0.0)
 
 
@@ -314,6 +323,12 @@ def _notes(baseline: Baseline, runs: Sequence[Run], measured: Sequence[Mapping[s
     for reason in dict.fromkeys(row["reason"] for row in timed if row["reason"]):
         first, *more = [row["metric"] for row in timed if row["reason"] == reason]
         notes.append(f"{first}{f' and {len(more)} more' if more else ''}: {reason}")
+    whole = next((row for row in measured if row["metric"] == "trace/kernel_count"), None)
+    if whole is not None and whole["status"] != "ok":
+        notes.append(
+            f"The traces have no steps and hold different amounts of work, {whole['before']:,} and {whole['after']:,} "
+            "kernels: their times do not compare. --match names the ranges that are steps."
+        )
     if timed and baseline.of != "ncu" and max(baseline.runs, len(runs)) == 1:
         notes.append(
             f"{noise.ONE_RUN} The tolerance alone stands for them; more runs in the baseline (--add) would tell."
@@ -321,5 +336,5 @@ def _notes(baseline: Baseline, runs: Sequence[Run], measured: Sequence[Mapping[s
     for row in timed:
         seen = 1.0 if row["limit"] is None else max(row["limit"], 1 / row["limit"])
         if seen - 1 > 2 * row["tolerance"]:
-            notes.append(f"{row['metric']}: what changes by less than {seen - 1:.0%} is within noise here")
+            notes.append(f"{row['metric']}: what changes by less than {100 * (seen - 1):.0f} % is within noise here")
     return notes

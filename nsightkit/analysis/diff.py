@@ -811,17 +811,22 @@ def _several_gpus(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[s
 
 def _other_work(comparison: Comparison) -> list[str]:
     """Copies of another size: the one trace that a batch of another size leaves everywhere."""
-    upload = comparison.tables["memops"]
-    upload = upload[upload["kind"] == "HtoD"]
-    if not len(upload) or _other_amount(comparison):
+    if _other_amount(comparison):
         return []
-    steps = comparison.steps if comparison.unit == "step" else (1, 1)
-    one, other = (int(upload[f"{name}_bytes"].sum()) / (n or 1) for name, n in zip(SIDES, steps, strict=True))
-    if abs(other - one) <= _UPLOAD * max(one, other):
-        return []
+    table, steps = comparison.tables["memops"], comparison.steps if comparison.unit == "step" else (1, 1)
     who = "A step" if comparison.unit == "step" else "The program"
-    said = f"{who} copies {bytes_text(one)} to the GPU before and {bytes_text(other)} after"
-    return [f"{said}: its batch, its inputs or their precision may differ."]
+    for kind, where in (("HtoD", "to the GPU"), ("DtoD", "within the GPU")):
+        rows = table[table["kind"] == kind]
+        sums = [
+            [rows[f"{side}_{what}"].sum() / (n or 1) for side, n in zip(SIDES, steps, strict=True)]
+            for what in ("bytes", "count")
+        ]
+        (one, other), (was, now) = sums
+        # What is copied within the GPU differs with the program; only the same copies say something of their size.
+        if abs(other - one) > _UPLOAD * max(one, other) and (kind == "HtoD" or was == now):
+            said = f"{who} copies {bytes_text(one)} {where} before and {bytes_text(other)} after"
+            return [f"{said}: its batch, its inputs or their precision may differ."]
+    return []
 
 
 def _all_alike(comparison: Comparison) -> list[str]:

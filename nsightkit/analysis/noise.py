@@ -21,7 +21,18 @@ import numpy.typing as npt
 
 from nsightkit.errors import UsageError
 
-__all__ = ["ONE_RUN", "Estimate", "apart", "between_runs", "median", "ratio", "shift", "thinned", "widened"]
+__all__ = [
+    "ONE_RUN",
+    "Estimate",
+    "apart",
+    "between_runs",
+    "lacking_to_be_apart",
+    "median",
+    "ratio",
+    "shift",
+    "thinned",
+    "widened",
+]
 
 #: What to say where each side was measured in one run.
 ONE_RUN = "One run on each side: differences between runs of the same program are not known."
@@ -231,11 +242,26 @@ def apart(before: npt.ArrayLike, after: npt.ArrayLike) -> bool:
         Each sample of one series lies above each of the other, and between the two there is more room than either
         takes. False for fewer than four samples on a side.
     """
+    return any(lacking < 0 for lacking in lacking_to_be_apart(before, after))
+
+
+def lacking_to_be_apart(before: npt.ArrayLike, after: npt.ArrayLike) -> tuple[float, float]:
+    """Say how much further up, or down, the second series would have to lie to be :func:`apart` from the first.
+
+    Parameters
+    ----------
+    before, after : array_like of float
+
+    Returns
+    -------
+    up, down : float
+        Below 0 where it is; infinite for fewer than four samples on a side.
+    """
     first, second = (np.asarray(side, dtype=np.float64) for side in (before, after))
     if min(first.size, second.size) < _ENOUGH:
-        return False
-    room = max(second.min() - first.max(), first.min() - second.max())
-    return bool(room > max(np.ptp(first), np.ptp(second)))
+        return math.inf, math.inf
+    spread = max(np.ptp(first), np.ptp(second))
+    return float(spread - (second.min() - first.max())), float(spread - (first.min() - second.max()))
 
 
 def thinned(values: npt.NDArray[np.float64], most: int = _MOST_SAMPLES) -> npt.NDArray[np.float64]:
