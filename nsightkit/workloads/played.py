@@ -81,6 +81,20 @@ def _in(name: str, actions: list[Action]) -> list[Action]:
     return [Push(name), *actions, Pop()]
 
 
+def _after(stream: int, other: int, work: list[Action], shown: bool, device: int = 0) -> list[Action]:
+    """Work on another stream, between what stood before it and what follows."""
+    if stream == other:
+        return work
+    there, back = f"{device} {stream} {other}", f"{device} {other} {stream}"
+    return [
+        Record(there, stream, device),
+        WaitEvent(there, other, device, shown),
+        *work,
+        Record(back, other, device),
+        WaitEvent(back, stream, device, shown),
+    ]
+
+
 def gains(program: Program, seed: int = 0, changes: tuple[str, ...] = tuple(CHANGE_OF.values())) -> dict[str, float]:
     """How many times as fast a program is with each change.
 
@@ -189,6 +203,7 @@ def _named() -> list[Program]:
     read = Copy("DtoH", 1 << 12, 2 * _US, host="pageable", blocking=True)
     offload = Copy("DtoH", 16 << 20, 200 * _US)
     tiny = _kernels(100, 3)
+    across = [a for _ in range(2) for a in (*busy[:5], *_after(7, 9, _kernels(5, 60, stream=9), shown=False))]
     nodes = tuple([(_GEMM, 3_000)] * 100)
     return [
         # What fills the time.
@@ -197,11 +212,12 @@ def _named() -> list[Program]:
         Program("dense-kernels", [_loop(lambda _: _kernels(80, 12))], "compute-bound", "free-launches"),
         Program(
             "queue-full",
-            [_loop(lambda _: _kernels(700, 15, dispatch=2_000), 4)],
+            [_loop(lambda _: _kernels(420, 20, dispatch=2_000), 4)],
             "compute-bound",
             "free-launches",
         ),
         Program("final-sync", [[*flat, Sync("device")]], "compute-bound", "no-sync"),
+        Program("unseen-waits", [_loop(lambda _: across)], "compute-bound", "free-launches"),
         # Loading.
         Program("starved-loader", [_starved(Load(2 * _MS))], "input-pipeline"),
         Program("starved-unnamed", [_starved(Load(2 * _MS, name=None))], "input-pipeline"),
@@ -223,6 +239,7 @@ def _named() -> list[Program]:
             [_loop(lambda k: [Load(8 * _MS if k % 4 == 3 else 20 * _US), *busy], 16, "ProfilerStep#")],
             "input-pipeline",
         ),
+        Program("starved-unseen-waits", [_loop(lambda _: [Load(2 * _MS), *across])], "input-pipeline", "no-sync"),
         Program("hidden-loader", [_starved(Load(600 * _US))], "compute-bound", "no-input-wait"),
         Program(
             "hidden-producer",
@@ -436,20 +453,6 @@ def _on_device_1(actions: list[Action], factor: float) -> list[Action]:
         else:
             out.append(action)
     return out
-
-
-def _after(stream: int, other: int, work: list[Action], shown: bool, device: int = 0) -> list[Action]:
-    """Work on another stream, between what stood before it and what follows."""
-    if stream == other:
-        return work
-    there, back = f"{device} {stream} {other}", f"{device} {other} {stream}"
-    return [
-        Record(there, stream, device),
-        WaitEvent(there, other, device, shown),
-        *work,
-        Record(back, other, device),
-        WaitEvent(back, stream, device, shown),
-    ]
 
 
 def _part(draw: random.Random, streams: list[int], heavy: float, shown: bool) -> list[Action]:

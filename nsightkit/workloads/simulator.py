@@ -315,11 +315,11 @@ class Op:
     ready: int = 0  #: not before this
     start: int = -1
     end: int = -1
-    waits: list[Op] = field(default_factory=list)
+    waits: list[Op] = field(default_factory=list, repr=False)
     rate: float = 0.0
     since: int = 0
     planned: bool = False
-    done: _Moment = field(default_factory=_Moment)
+    done: _Moment = field(default_factory=_Moment, repr=False)
 
     @property
     def device(self) -> int:
@@ -836,14 +836,20 @@ def play(program: Program, seed: int = 0, change: str | Sequence[str] | None = N
     seed : int
         Of the jitter.
     change : str or sequence of str, optional
-        A change, or several at once, by the name that ``whatif`` has for it: ``no-input-wait`` (batches are there), ``no-sync`` (blocking
-        calls return at once, copies run all the same), ``free-launches`` (launches follow each other by
-        3 µs), ``no-cpu-work`` and ``no-cpu-work:NAME`` (ranges without their time), ``no-start-up``, ``no-profiler``,
-        ``overlap-copies`` and ``overlap-communication`` (on a stream of their own, without staging, that the next
-        step's work waits for), ``equal-ranks`` (each device does the average of all kernels' time, and a collective
-        takes its transfer only), ``without:REGEX`` and ``scale:REGEX=F`` (of kernels' time; the launch stays). Two
-        more are no changes one can make, but say what the rest costs: ``no-foreign`` (nothing outside the trace) and
-        ``no-unnamed`` (CPU work that no range names).
+        A change, or several at once, by the names that ``whatif`` has for them:
+
+        - ``no-input-wait``: batches are there;
+        - ``no-sync``: blocking calls return at once, copies run all the same and are staged as before;
+        - ``free-launches``: 3 µs from the start of one launch call to the next where only dispatch lies between them;
+        - ``no-cpu-work``, ``no-cpu-work:NAME``: ranges of CPU work without their time;
+        - ``no-start-up``, ``no-profiler``: what happens once at its ordinary cost, nothing for the profiler;
+        - ``overlap-copies``, ``overlap-communication``: on a stream of their own, without staging, for which only the
+          next step's GPU work waits; a blocking read still waits for what it reads;
+        - ``equal-ranks``: each device does the average of all kernels' time, and a collective takes its transfer only;
+        - ``without:REGEX``, ``scale:REGEX=F``: kernels' time on the GPU; their launches stay.
+
+        Two more are not changes that one can make, but say what the rest costs: ``no-foreign`` (nothing outside the
+        trace) and ``no-unnamed`` (CPU work that no range names).
 
     Returns
     -------
