@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 import nsightkit
-from nsightkit import hardware
+from nsightkit import cli, hardware
 from nsightkit.analysis import sol
 from nsightkit.analysis.op_costs import caveat, cost, untyped
 from nsightkit.errors import UsageError
@@ -224,6 +224,14 @@ def test_utilisation_of_a_planted_trace() -> None:
     assert sol.mfu(flops, 1e6, sheet, "fp32") == pytest.approx(flops / 66.9e12 / 1e-3)
     with pytest.raises(UsageError, match="no rate of fp4"):
         sol.mfu(flops, 1e6, sheet, "fp4")
+
+
+def test_utilisation_is_said_with_what_it_covers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chrome.write(planted(), tmp_path / "t.json.gz")
+    assert cli.run(["sol", str(tmp_path / "t.json.gz"), "--format", "table", "--no-cache"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "operators of known cost hold 23.7 % of the kernel time" in said
+    assert "HFU at least" in said
 
 
 def test_the_datasheet_at_another_clock() -> None:
