@@ -47,6 +47,7 @@ extensions = [
     "sphinx_design",
     "sphinx_gallery.gen_gallery",
     "cli_reference",
+    "gap_rules",
     "glossary_links",
     "measured",
     "site_figures",
