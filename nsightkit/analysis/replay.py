@@ -31,6 +31,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.analysis import intervals, steps
+from nsightkit.analysis.gaps.threads import Threads
 from nsightkit.analysis.meetings import Meetings
 from nsightkit.analysis.names import matching
 from nsightkit.trace.model import GPU_TABLES, Trace
@@ -47,7 +48,7 @@ BLOCKING = re.compile(
 )
 _OF_DEVICE = re.compile(r"(Device|Ctx|Context|Thread)Synchronize|Malloc|Free|MemAlloc")
 _OF_EVENT = re.compile(r"EventSynchronize")
-_WAIT_EVENT = re.compile(r"StreamWaitEvent")
+_WAIT_EVENT, _RECORD_EVENT = re.compile(r"StreamWaitEvent"), re.compile(r"EventRecord")
 
 #: Latencies where a trace has no example of its own, ns: typical of CUDA devices.
 _START_NS, _NEXT_NS, _RETURN_NS, _CALL_NS = 3_000, 1_000, 6_000, 4_000
@@ -59,6 +60,9 @@ _AFTER_NS = 25_000
 _DEEP, _SLOW_CALL = 500, 10
 #: A thread that waits for another is silent for this many times the usual time between two of its calls.
 _PAUSE = 3
+#: OS calls that wait for another thread or process; and the ranges in which PyTorch waits for its loader's workers.
+_FOR_OTHERS = re.compile(r"poll|select|futex|sem_|pthread_cond|epoll|recv|accept|sigwait|^wait")
+_WORKERS = re.compile(r"_MultiProcessing")
 #: What waited in its stream for longer than this, and for nothing that was recorded, was held up by other work.
 _HELD_NS = 20_000
 #: Of more launches into a full queue than this, only some are walked; the others follow them.
@@ -80,6 +84,8 @@ class Change:
         Per thread: disjoint, sorted intervals of its own time that fall away, ns on the trace's clock.
     waits : bool
         Whether blocking calls wait.
+    arrivals : bool
+        Whether batches that others prepare have to be waited for.
     durations_ns : ndarray of int64, optional
         Durations of the operations, in the order of :attr:`Schedule.operations`.
     aside : ndarray of bool, optional
@@ -88,6 +94,7 @@ class Change:
 
     away: dict[int, tuple[Int, Int]] = dataclasses.field(default_factory=dict)
     waits: bool = True
+    arrivals: bool = True
     durations_ns: Int | None = None
     aside: Bool | None = None
 
@@ -102,12 +109,23 @@ class Played:
 
 @dataclasses.dataclass
 class _Calls:
-    """Calls on the way into the schedule, ordered by start."""
+    """Calls of one thread that launch or block, ordered by start."""
 
-    row: Int
     start: Int
     end: Int
-    thread: Int
+
+    def within(self, start: Int, end: Int, pause: float) -> tuple[Bool, Bool]:
+        """Whether calls began in each window; whether all that lie between two pauses did, and fill half of it."""
+        low, high = np.searchsorted(self.start, start), np.searchsorted(self.start, end) - 1
+        acts = high >= low
+        first, last = np.minimum(low, len(self.start) - 1), np.maximum(high, 0)
+        before = np.where(low > 0, self.end[np.maximum(low - 1, 0)], _NEVER)
+        after = np.where(high + 1 < len(self.start), self.start[np.minimum(high + 1, len(self.start) - 1)], -_NEVER)
+        alone = (self.start[first] - before > pause) & (after - self.end[last] > pause)
+        gaps = np.append(0, self.start[1:] - self.end[:-1])
+        silent = np.cumsum(np.where(gaps > pause, gaps, 0))
+        active = self.end[last] - self.start[first] - (silent[last] - silent[first])
+        return acts, acts & alone & (2 * active >= end - start)
 
 
 class Schedule:
@@ -133,12 +151,15 @@ class Schedule:
 
     def __init__(self, trace: Trace, without: frozenset[str] | set[str] = frozenset()) -> None:
         self.trace, self.without = trace, without
+        #: what each thread did
+        self.facts = Threads(trace)
         self.inferred = 0
         self.unplayable: str | None = None
         self._operations()
         if self.unplayable is None:
             self._calls()
             self._threads()
+            self._arrivals()
             self._latencies()
             self._waits()
             self._meetings()
@@ -264,45 +285,61 @@ class Schedule:
         self.names = names
         self.threads = threads
 
-    # -- threads that hand work to each other share a clock
+    # -- threads that wait for each other
 
     def _threads(self) -> None:
+        """Silences of a thread that another one ended: it handed work over, or was done with what was handed to it."""
         linked = self.launch[self.launch >= 0]
         rows = np.unique(np.concatenate([linked, self.blocking]))
         rows = rows[np.argsort(self.call_start[rows], kind="stable")]
-        self.acting = _Calls(rows, self.call_start[rows], self.call_end[rows], self.call_thread[rows])
-        clock = {int(t): int(t) for t in self.threads}
-        for one, other in itertools.combinations(self.threads.tolist(), 2):
-            if one >> 24 == other >> 24 and clock[one] != clock[other] and _hand_over(self.acting, one, other):
-                old = clock[other]
-                clock = {t: clock[one] if c == old else c for t, c in clock.items()}
-        self.clock_of = clock
-        #: per clock, time in which its threads only wait for each other or for room in the queue
-        self.passive: dict[int, list[tuple[Int, Int]]] = {c: [] for c in clock.values()}
-        if "hand-overs" in self.without:
-            for thread in self.threads.tolist():
-                others = [t for t, c in clock.items() if c == clock[thread] and t != thread]
-                if others:
-                    self.passive.setdefault(thread, []).append(_silences(self.acting, thread, others))
-            self.clock_of = {t: t for t in clock}
-            for thread in clock:
-                self.passive.setdefault(thread, [])
+        threads = self.threads.tolist()
+        calls = {t: _Calls(self.call_start[mine], self.call_end[mine]) for t in threads if len(mine := rows[self.call_thread[rows] == t])}
+        #: per thread, time in which it only waited for room in the queue
+        self.passive: dict[int, list[tuple[Int, Int]]] = {t: [] for t in threads}
+        found = [np.empty((4, 0), np.int64)]
+        paces = [float(np.median(np.diff(c.start))) for c in calls.values() if len(c.start) > 1]
+        pause = max(_PAUSE * min(paces, default=0.0), _HELD_NS)
+        for one, mine in calls.items():
+            others = {t: c for t, c in calls.items() if t != one and t >> 24 == one >> 24}
+            if not others:
+                continue
+            start, end = np.append(_NEVER, mine.end[:-1]), mine.start
+            long = end - start > pause
+            start, end = start[long], end[long]
+            named = intervals.Coverage(*(np.concatenate(parts) for parts in zip(
+                self.facts.input_waits(one), self.facts.own_work(one), self.facts.one_offs(one), self.facts.profiler_time(one), strict=True)))
+            busy = 2 * named.of(np.maximum(start, 0), end) > end - np.maximum(start, 0)
+            by, last = np.full(len(end), -1, np.int64), np.full(len(end), _NEVER, np.int64)
+            for other, theirs in others.items():
+                acts, fills = theirs.within(start, end, pause)
+                hit = acts & (~busy | fills)
+                until = theirs.end[np.searchsorted(theirs.start, end, side="left") - 1]
+                hit &= until > last
+                by[hit], last[hit] = other, until[hit]
+            kept = by >= 0
+            found.append(np.stack([np.full(int(kept.sum()), one), start[kept], end[kept], by[kept]]))
+        self.pause_thread, self.pause_start, self.pause_end, self.pause_by = np.concatenate(found, axis=1)
 
-    def own_turn(self, thread: int, part: tuple[Int, Int], *, calls: bool = False) -> tuple[Int, Int]:
-        """Cut intervals of a thread to its own turn, where it shares a clock: while others act it only waits.
+    def _arrivals(self) -> None:
+        """Waits for data that somebody else prepares at a pace of its own: a batch is there when it is there.
 
-        With `calls` others act from their first call to their last, else from when the thread handed over until it
-        went on.
+        An OS call that waits for another process, or the name of PyTorch's loader with workers, says so. Else a wait is
+        the thread's own time: it begins to load when it asks.
         """
-        others = [t for t, c in self.clock_of.items() if c == self.clock_of[thread] and t != thread]
-        if not others or not len(part[0]):
-            return part
-        left, back = _silences(self.acting, thread, others, calls_only=calls)
-        return intervals.common(part, (left, back), outside=True)
-
-    def _clock(self, thread: Int) -> Int:
-        known, place = np.unique(thread, return_inverse=True)
-        return np.array([self.clock_of.get(int(t), int(t)) for t in known], np.int64)[place]
+        found = [np.empty((3, 0), np.int64)]
+        for thread in self.threads.tolist():
+            start, end = self.facts.input_waits(thread)
+            if not len(start):
+                continue
+            parts = []
+            for table, pattern in (("os_calls", _FOR_OTHERS), ("ranges", _WORKERS), ("ops", _WORKERS)):
+                rows = self.trace.whole.table(table, ["start_ns", "end_ns", "thread", "name"])
+                mine = rows[matching(rows["name"], pattern) & (rows["thread"] == thread).to_numpy()]
+                parts.append((mine["start_ns"].to_numpy(), mine["end_ns"].to_numpy()))
+            waits = intervals.Coverage(*(np.concatenate([part[side] for part in parts]) for side in (0, 1)))
+            long = (2 * waits.of(start, end) >= end - start) & (end - start >= _HELD_NS)
+            found.append(np.stack([np.full(int(long.sum()), thread), start[long], end[long]]))
+        self.arrival_thread, self.arrival_start, self.arrival_end = np.concatenate(found, axis=1)
 
     def dispatch(self, busy: Callable[[int], tuple[Int, Int]], launch_ns: int) -> dict[int, tuple[Int, Int]]:
         """What dispatch between consecutive launches takes beyond a given time.
@@ -320,21 +357,20 @@ class Schedule:
             Disjoint intervals a thread.
         """
         rows = np.unique(self.launch[self.launch >= 0])
-        clocks = self._clock(self.call_thread[rows])
-        cut_clocks = self._clock(self.call_thread[self.cut_rows])
         found = {}
-        for clock in set(self.clock_of.values()):
-            start = np.sort(self.call_start[rows[clocks == clock]])
+        for thread in self.threads.tolist():
+            start = np.sort(self.call_start[rows[self.call_thread[rows] == thread]])
             if len(start) < 2:
                 continue
-            cuts = self.cut_rows[cut_clocks == clock]
-            parts = [self.own_turn(t, busy(t), calls=True) for t, c in self.clock_of.items() if c == clock]
-            parts += [*self.passive[clock], (self.call_start[cuts], self.call_end[cuts])]
+            cuts = self.cut_rows[self.call_thread[self.cut_rows] == thread]
+            pauses = self.pause_thread == thread
+            parts = [busy(thread), *self.passive[thread], (self.call_start[cuts], self.call_end[cuts])]
+            parts.append((self.pause_start[pauses], self.pause_end[pauses]))
             other = intervals.Coverage(*(np.concatenate([part[side] for part in parts]) for side in (0, 1)))
             # Consecutive launches have nothing else between them.
             between = np.flatnonzero(other.of(start[:-1], start[1:]) <= launch_ns)
             long = between[start[between + 1] - start[between] > launch_ns]
-            found[clock] = start[long] + launch_ns, start[long + 1]
+            found[thread] = start[long] + launch_ns, start[long + 1]
         return found
 
     # -- constants
@@ -404,9 +440,8 @@ class Schedule:
         ended = np.sort(self.end)
         waiting = np.searchsorted(begun, self.call_start[slow]) - np.searchsorted(ended, self.call_start[slow])
         slow = slow[waiting >= _DEEP]
-        clock = self._clock(self.call_thread[slow])
-        for one in np.unique(clock).tolist():
-            mine = slow[clock == one]
+        for one in np.unique(self.call_thread[slow]).tolist():
+            mine = slow[self.call_thread[slow] == one]
             self.passive[one].append((self.call_start[mine] + self.call_ns, self.call_end[mine]))
         every = 1 + len(slow) // _MOST_CUTS
         self.throttled = slow[np.argsort(self.call_start[slow], kind="stable")][::every]
@@ -476,7 +511,9 @@ class Schedule:
         none = np.empty(0, np.int64), np.empty(0, np.int64)
         if not (self.stream != self.stream[:1]).any():
             return none
-        calls = np.flatnonzero(matching(self.names, _WAIT_EVENT))
+        # Where no such call was recorded, an event that one stream records before work goes to another tells as much.
+        told = matching(self.names, _WAIT_EVENT)
+        calls = np.flatnonzero(told if told.any() else matching(self.names, _RECORD_EVENT))
         kept = self.trace.mask("calls")
         if kept is not None:
             calls = calls[kept[calls]]
@@ -566,6 +603,8 @@ class Schedule:
         allocates = matching(names, re.compile(r"Malloc|Free|Alloc"))[rows]
         target = np.where(waited, drained, np.where(of_event | allocates, -1, default))
         returned = end - self.end[np.maximum(drained, 0)]
+        # An allocation that returns long after the GPU was done took its time for something else.
+        waited &= ~allocates | (returned <= _AFTER_NS)
         settled = waited & (self.cut_own < 0) & ~allocates
         self.return_ns = int(np.median(returned[settled])) if settled.any() else _RETURN_NS
         cost = (end - start).astype(np.int64)
@@ -655,42 +694,6 @@ def _spread(values: Int) -> float:
     return float(np.median(np.abs(values - np.median(values))))
 
 
-def _hand_over(calls: _Calls, one: int, other: int) -> bool:
-    """Whether two threads take turns: what one does fills the other's silences, both ways."""
-    mine = (calls.thread == one) | (calls.thread == other)
-    thread, start, end = calls.thread[mine], calls.start[mine], calls.end[mine]
-    change = np.flatnonzero(thread[1:] != thread[:-1]) + 1
-    if len(change) < 2:
-        return len(change) == 1
-    head, tail = np.append(0, change), np.append(change, len(thread)) - 1
-    inner = slice(1, len(head) - 1)
-    # The run between two of the other thread's: its length against the silence that it lies in.
-    length = end[tail[inner]] - start[head[inner]]
-    silence = start[head[2:]] - end[tail[:-2]]
-    fills = (length >= 0.5 * silence) & (silence > 0)
-    # Threads that run side by side alternate, too: between two calls of ordinary distance.
-    for which in (one, other):
-        waiting = thread[head[inner]] != which
-        pace = np.diff(start[thread == which])
-        fills[waiting] &= silence[waiting] > _PAUSE * np.median(pace)
-    for which in (one, other):
-        of = thread[head[inner]] == which
-        if of.any() and np.average(fills[of], weights=(tail - head + 1)[inner][of]) < 0.8:
-            return False
-    return True
-
-
-def _silences(calls: _Calls, thread: int, others: list[int], *, calls_only: bool = False) -> tuple[Int, Int]:
-    """From a thread's last call to its next one, where others it takes turns with act in between."""
-    both = (calls.thread == thread) | np.isin(calls.thread, others)
-    of, start, end = calls.thread[both] == thread, calls.start[both], calls.end[both]
-    leave = np.flatnonzero(of[:-1] & ~of[1:])
-    back = np.flatnonzero(~of[:-1] & of[1:]) + 1
-    back = back[np.searchsorted(back, leave[0]) :] if len(leave) else back[:0]
-    leave = leave[: len(back)]
-    return (start[leave + 1], end[back - 1]) if calls_only else (end[leave], start[back])
-
-
 class _Play:
     """One replay of a schedule, with a change."""
 
@@ -706,16 +709,16 @@ class _Play:
         """Per clock, a function from recorded time to own time."""
         schedule, change = self.of, self.change
         self._away: dict[int, intervals.Coverage] = {}
-        for clock in set(schedule.clock_of.values()):
-            threads = [t for t, c in schedule.clock_of.items() if c == clock]
-            parts = [*schedule.passive.get(clock, []), *(schedule.own_turn(t, change.away[t]) for t in threads if t in change.away)]
+        for thread in schedule.threads.tolist():
+            parts = [*schedule.passive[thread], *([change.away[thread]] if thread in change.away else [])]
             parts = [part for part in parts if len(part[0])]
             if parts:
                 start, end = (np.concatenate([part[side] for part in parts]) for side in (0, 1))
-                self._away[clock] = intervals.Coverage(start, end)
-    def own(self, clock: int, time: Int) -> Int:
+                self._away[thread] = intervals.Coverage(start, end)
+
+    def own(self, thread: int, time: Int) -> Int:
         """Recorded time without what falls away before it."""
-        away = self._away.get(clock)
+        away = self._away.get(thread)
         return time if away is None else time - away.before(time)
 
     @property
@@ -738,23 +741,25 @@ class _Run:
         self._lay_segments()
 
     def _lay_cuts(self) -> None:
-        """The points at which a clock's delay changes, by clock and time; each opens a slot."""
+        """The points at which a thread's delay changes, by thread and time; each opens a slot."""
         of = self.of
         rows = np.concatenate([of.cut_rows, of.throttled])
-        clock = of._clock(of.call_thread[rows])
-        order = np.lexsort((of.call_end[rows], clock))
+        thread = np.concatenate([of.call_thread[rows], of.pause_thread, of.arrival_thread])
+        start = np.concatenate([of.call_start[rows], of.pause_start, of.arrival_start])
+        end = np.concatenate([of.call_end[rows], of.pause_end, of.arrival_end])
+        order = np.lexsort((end, thread))
         self.cut = order
-        self.cut_clock, self.cut_start, self.cut_end = clock[order], of.call_start[rows][order], of.call_end[rows][order]
-        self.clocks = sorted(set(of.clock_of.values()))
-        self.low = {c: int(np.searchsorted(self.cut_clock, c)) for c in self.clocks}
-        self.high = {c: int(np.searchsorted(self.cut_clock, c, side="right")) for c in self.clocks}
-        # Slot number: the cut's own place plus one a clock for what comes before its first.
-        self.base = {c: self.low[c] + i for i, c in enumerate(self.clocks)}
+        self.cut_start, self.cut_end = start[order], end[order]
+        self.threads = of.threads.tolist()
+        self.low = {t: int(np.searchsorted(thread[order], t)) for t in self.threads}
+        self.high = {t: int(np.searchsorted(thread[order], t, side="right")) for t in self.threads}
+        # Slot number: the cut's own place plus one a thread for what comes before its first.
+        self.base = {t: self.low[t] + i for i, t in enumerate(self.threads)}
 
-    def slot(self, clock: int, time: Int) -> Int:
-        """The slot in force on a clock at a time."""
-        ends = self.cut_end[self.low[clock] : self.high[clock]]
-        return self.base[clock] + np.searchsorted(ends, time, side="right")
+    def slot(self, thread: int, time: Int) -> Int:
+        """The slot in force on a thread at a time."""
+        ends = self.cut_end[self.low[thread] : self.high[thread]]
+        return self.base[thread] + np.searchsorted(ends, time, side="right")
 
     def _lay_operations(self) -> None:
         """Ready time without delay, and slot, of each operation."""
@@ -765,13 +770,8 @@ class _Run:
         self.slots = np.full(len(of.start), -1, np.int32)
         if not linked.any():
             return
-        clock = of._clock(of.call_thread[row[linked]]) if len(of.clock_of) > 1 else None
-        for one in self.clocks:
-            if clock is None:
-                mine = linked
-            else:
-                mine = np.zeros(len(linked), bool)
-                mine[np.flatnonzero(linked)[clock == one]] = True
+        for one in self.threads:
+            mine = linked if len(self.threads) == 1 else linked & (of.call_thread[row] == one)
             called = of.call_start[row[mine]]
             self.slots[mine] = self.slot(one, called)
             if not play._same_time:
@@ -901,19 +901,19 @@ class _Run:
 
     def played(self) -> Played:
         of, play = self.of, self.play
-        n_slots = len(self.cut_end) + len(self.clocks)
+        n_slots = len(self.cut_end) + len(self.threads)
         delay: list[float] = [0] * n_slots
         end_of: list[float] = [_NEVER] * len(self.head)
         stream_end: dict[int, float] = {}
         own_start = np.empty(len(self.cut_end), np.int64)
         own_end = np.empty(len(self.cut_end), np.int64)
-        for c in self.clocks:
+        for c in self.threads:
             part = slice(self.low[c], self.high[c])
             own_start[part], own_end[part] = play.own(c, self.cut_start[part]), play.own(c, self.cut_end[part])
         # What each node has to come after, in the order of the recording.
         slot_time = np.full(n_slots, _NEVER, np.int64)
         slot_of_cut = np.empty(len(self.cut_end), np.int64)
-        for c in self.clocks:
+        for c in self.threads:
             part = slice(self.low[c], self.high[c])
             slot_of_cut[part] = self.base[c] + 1 + np.arange(self.high[c] - self.low[c])
         slot_time[slot_of_cut] = self.cut_end
@@ -934,6 +934,14 @@ class _Run:
             aside = of.cut_is_own & self.change.aside[of.cut_own_copy]
             cost, tail = np.where(aside, of.call_ns, cost), tail + np.where(aside, of.call_ns, 0)
         cost, tail = cost.tolist(), tail.tolist()
+        n_full = n_block + len(of.throttled)
+        pause_own, pause_slot = np.empty(len(of.pause_by), np.int64), np.empty(len(of.pause_by), np.int64)
+        for t in np.unique(of.pause_by).tolist():
+            mine = of.pause_by == t
+            pause_own[mine], pause_slot[mine] = play.own(t, of.pause_end[mine]), self.slot(t, of.pause_end[mine])
+        pause_own, pause_slot = pause_own.tolist(), pause_slot.tolist()
+        n_pause, arrivals = n_full + len(of.pause_by), of.arrival_end.tolist()
+        skip_pauses = "hand-overs" in of.without
         waits = self.change.waits and "syncs" not in of.without
         after, room, call_ns = of.after_ns, of.room_ns, of.call_ns
         full, targets, waits_of = self.full, self.targets, self.waits_of
@@ -966,7 +974,11 @@ class _Run:
             number = cut[node]
             mine = slot_of_cut_l[node]
             begun = own_s[node] + delay[mine - 1]
-            if number >= n_block:  # into a full queue
+            if number >= n_pause:  # a batch arrives
+                until = max(begun, arrivals[number - n_pause]) if self.change.arrivals else begun
+            elif number >= n_full:  # another thread ends a pause
+                until = begun if skip_pauses else max(begun, pause_own[number - n_full] + delay[pause_slot[number - n_full]])
+            elif number >= n_block:  # into a full queue
                 done = end_of[full[number - n_block]] + room
                 until = max(begun + call_ns, done)
             else:
@@ -984,16 +996,16 @@ class _Run:
             firsts = np.flatnonzero(np.append(True, self.seg_stream[1:] != self.seg_stream[:-1]))
             begin = min(self._first_start(int(f), delay) for f in firsts)
             return Played(int(ends.max() - begin), np.empty(0, np.int64))
-        clock = int(of.clock_of[int(of.steps["thread"].iloc[0])])
+        thread = int(of.steps["thread"].iloc[0])
         cpu = of.steps["cpu_end_ns"].to_numpy()
-        slots = self.slot(clock, cpu)
-        reached = play.own(clock, cpu) + np.array(delay)[slots]
+        slots = self.slot(thread, cpu)
+        reached = play.own(thread, cpu) + np.array(delay)[slots]
         ends = reached.astype(np.int64)
         for k, parts in enumerate(self.step_parts):
             ends[k] = max([int(ends[k]), *(int(end_of[s]) for s in parts)])
         ends = np.maximum.accumulate(ends)
         first = np.array([int(of.steps["start_ns"].iloc[0])])
-        begin = int(play.own(clock, first)[0] + delay[int(self.slot(clock, first)[0])])
+        begin = int(play.own(thread, first)[0] + delay[int(self.slot(thread, first)[0])])
         return Played(int(ends[-1] - begin), ends - begin)
 
     def _first_start(self, segment: int, delay: list[float]) -> float:

@@ -18,7 +18,6 @@ import pandas as pd
 
 from nsightkit.analysis import gaps, intervals, meetings
 from nsightkit.analysis.categories import categorize
-from nsightkit.analysis.gaps.threads import Threads
 from nsightkit.analysis.names import compiled, matching
 from nsightkit.analysis.replay import Change, Played, Schedule
 from nsightkit.errors import UsageError
@@ -139,21 +138,17 @@ class WhatIf:
 
     # -- what each change takes away
 
-    @functools.cached_property
-    def _threads(self) -> Threads:
-        return Threads(self.trace)
-
-    def _away(self, of: Callable[[int], tuple[Any, Any]]) -> Change:
-        return Change(away={t: of(t) for t in self.schedule.threads.tolist()})
+    def _each(self, of: Callable[[int], tuple[Any, Any]]) -> dict[int, tuple[Any, Any]]:
+        return {t: of(t) for t in self.schedule.threads.tolist()}
 
     def _change(self, name: str) -> Change:
         known, _, what = name.partition(":")
         if known == "no-input-wait":
-            return self._away(self._threads.input_waits)
+            return Change(away=self._each(self.schedule.facts.input_waits), arrivals=False)
         if known == "no-sync":
             return Change(waits=False)
         if known == "free-launches":
-            return Change(away=self.schedule.dispatch(self._threads.dispatch_free, _LAUNCH_NS))
+            return Change(away=self.schedule.dispatch(self.schedule.facts.dispatch_free, _LAUNCH_NS))
         if known == "overlap-copies":
             return self._overlapped_copies()
         if known == "overlap-communication":
@@ -161,9 +156,9 @@ class WhatIf:
         if known == "no-cpu-work":
             return self._without_work(what or None)
         if known == "no-start-up":
-            return self._away(self._threads.one_offs)
+            return Change(away=self._each(self.schedule.facts.one_offs))
         if known == "no-profiler":
-            return self._away(self._threads.profiler_time)
+            return Change(away=self._each(self.schedule.facts.profiler_time))
         if known == "equal-ranks":
             return Change(durations_ns=self._even())
         if known == "without":
@@ -203,7 +198,7 @@ class WhatIf:
                 mine &= rows["thread"].to_numpy() == thread
                 found.append((rows["start_ns"].to_numpy()[mine], rows["end_ns"].to_numpy()[mine]))
             both = intervals.merge(*(np.concatenate([part[side] for part in found]) for side in (0, 1)))
-            parts[thread] = intervals.common(both, self._threads.own_work(thread))
+            parts[thread] = intervals.common(both, self.schedule.facts.own_work(thread))
         return Change(away=parts)
 
     def _without(self, pattern: re.Pattern[str]) -> Change:
@@ -284,6 +279,7 @@ def _and(one: Change, other: Change) -> Change:
     return Change(
         away=away,
         waits=one.waits and other.waits,
+        arrivals=one.arrivals and other.arrivals,
         durations_ns=functools.reduce(np.minimum, durations) if durations else None,
         aside=functools.reduce(np.logical_or, aside) if aside else None,
     )
