@@ -131,15 +131,16 @@ def _handed_over(forward: list[Action], backward: list[Action], steps: int = 12)
 
 
 def _ranks(
-    compute: tuple[int, int], reduce_us: int, *, stream: int = _COMM, buckets: int = 4, wait: bool = True, last: int = 0
+    compute: tuple[int, int], reduce_us: int, *, stream: int = _COMM, buckets: int = 4, last: int = 0, late_us: int = 0
 ) -> list[list[Action]]:
-    """Two devices, each with a thread of its own, which reduce their gradients in buckets; `wait` after the last one.
+    """Two devices, each with a thread of its own, which reduce their gradients in buckets.
 
-    `compute` is the time of a kernel on each, in µs; `last` kernels follow on the reductions.
+    `compute` is the time of a kernel on each, in µs; `last` kernels do not wait for the reductions; the second device
+    gets its batch `late_us` late.
     """
 
     def step(device: int, k: int) -> list[Action]:
-        out: list[Action] = []
+        out: list[Action] = [Load(late_us * _US)] if device and late_us else []
         for bucket in range(buckets):
             out += _kernels(5, compute[device], device=device)
             if stream != 7:
@@ -147,7 +148,7 @@ def _ranks(
             out.append(Launch(_REDUCE, reduce_us * _US, stream, device, key=k * buckets + bucket))
         if last:
             out += _kernels(last, compute[device], device=device)
-        if stream != 7 and wait:
+        if stream != 7:
             out += [Record(f"reduced {device}", stream, device), WaitEvent(f"reduced {device}", 7, device)]
         return [*out, *_kernels(1, 60, kernel=_ADAM, device=device)]
 
@@ -221,6 +222,11 @@ def _named() -> list[Program]:
         # Loading.
         Program("starved-loader", [_starved(Load(2 * _MS))], "input-pipeline"),
         Program("starved-unnamed", [_starved(Load(2 * _MS, name=None))], "input-pipeline"),
+        Program(
+            "starved-between-steps",
+            [[a for k in range(12) for a in (Load(2 * _MS), Push(f"train_step {k}"), *busy, Pop())]],
+            "input-pipeline",
+        ),
         Program(
             "starved-producer",
             [_starved(Load(loader="workers"))],
@@ -317,6 +323,7 @@ def _named() -> list[Program]:
         Program("reduce-fills", _ranks((20, 20), 900), "communication", "overlap-communication"),
         Program("reduce-hidden", _ranks((60, 60), 150, last=5), "compute-bound", "overlap-communication"),
         Program("uneven-ranks", _ranks((30, 90), 40), "imbalance", "overlap-communication"),
+        Program("late-rank", _ranks((60, 60), 40, late_us=2_000), "input-pipeline", "equal-ranks"),
         Program("even-ranks", _ranks((60, 60), 30), "compute-bound", "equal-ranks"),
         # What happens once.
         Program("lazy-loading", [_cold(Launch(_POINT, 20 * _US, once=240 * _MS))], "start-up", "free-launches"),
@@ -388,7 +395,7 @@ def random_program(seed: int) -> Program:
     streams = [7, 9, 11][: draw.choice([1, 1, 2, 3])]
     ranks = draw.random() < 0.25
     shown = draw.random() < 0.5  # whether waits between streams and for other threads are in the trace
-    heavy = draw.uniform(1, 60)  # what kernels take, in µs, more or less
+    heavy = draw.choice([draw.uniform(1, 6), draw.uniform(6, 60)])  # what kernels take, in µs, more or less
     parts = [action for _ in range(draw.randint(2, 6)) for action in _part(draw, streams, heavy, shown)]
     autograd = _part(draw, streams, heavy, shown) if draw.random() < 0.3 else []
     tail: list[Action] = draw.choice([[], [], _item(), [Sync("device")], [Cpu(200 * _US, "log")]])
@@ -430,8 +437,8 @@ def random_program(seed: int) -> Program:
         return out
 
     wall_ns = play(Program("", threads([]), jitter=0)).wall_ns
-    wait = int(draw.uniform(0.02, 2) * wall_ns / steps)
-    lead: list[Action] = draw.choice([[], [Load(wait)], [Load(wait, name=None)], [Load(loader="workers")]])
+    wait = int(draw.uniform(0.02, 1) * wall_ns / steps)
+    lead: list[Action] = draw.choice([[], [], [Load(wait)], [Load(wait, name=None)], [Load(loader="workers")]])
     playing = threads(lead)
     if draw.random() < 0.15:
         served, pause = _kernels(5, heavy, stream=15), int(draw.uniform(10, 30) * heavy * _US)

@@ -70,7 +70,7 @@ FREE_NS = 3_000
 
 _PID = 4242
 _NO_STREAM = 0xFFFFFFFF
-_STEP = re.compile(r"^(step |ProfilerStep#)\d+$")
+_STEP = re.compile(r"^((train_)?step |ProfilerStep#)\d+$")
 
 
 @dataclass(frozen=True)
