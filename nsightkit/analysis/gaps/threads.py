@@ -37,6 +37,9 @@ _OS_WAIT = re.compile(
     r"p?readv?\d*|pread64|fread|fgets|getline|recv(from|msg|mmsg)?|accept4?|connect|msgrcv|mq_(timed)?receive|io_getevents|flock|fsync)(64)?$"
 )
 
+#: Of these, the calls in which a thread may wait for another thread of its process.
+_FOR_A_THREAD = re.compile(r"^(futex|sem_|pthread_)")
+
 #: Calls that return only when the GPU has caught up.
 _BLOCKING = re.compile(
     r"^(cuda|hip)(Device|Stream|Event|Thread|Context|Graph)Synchronize|^cu(Ctx|Stream|Event)Synchronize|"
@@ -478,13 +481,10 @@ class Threads:
         """When the thread waited for data, without its CUDA calls and without waits for work of other threads."""
         waits = self.waits(thread)
         if self.several and len(waits):
-            feeds = self._fed()
-            mine = feeds.get(thread, set())
-            for other, devices in feeds.items():
-                if other != thread and other >> 24 == thread >> 24 and devices & mine:
-                    begun = self.launches(other)
-                    handed = np.searchsorted(begun, waits.end) > np.searchsorted(begun, waits.start)
-                    waits = waits.subset(~handed)
+            for other in self._fed():
+                if other != thread and other >> 24 == thread >> 24:
+                    handed = self.calls(other).covered(waits.start, waits.end) > 0
+                    waits = waits.subset(~handed | ~self._flag("os_calls", "thread", _FOR_A_THREAD)[waits.row])
         return self._outside(_together(*(t for _, t in self.data(thread)), waits), self.calls(thread))
 
     def own_work(self, thread: int) -> tuple[Int, Int]:
