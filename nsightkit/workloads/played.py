@@ -349,7 +349,16 @@ def _named() -> list[Program]:
         Program("compiled-once", [_cold(Cpu(60 * _MS, "inductor_compile", once=True))], "start-up", "no-cpu-work"),
         Program(
             "stalling-malloc",
-            [_cold(Sync(), Stall(12 * _MS), *busy, Sync(), Stall(6 * _MS, "cudaFree_v3020"))],
+            [
+                _loop(
+                    lambda k: [
+                        Stall(10_000 if k else 12 * _MS),
+                        *busy,
+                        *([] if k else [Sync()]),
+                        Stall(10_000 if k else 6 * _MS, "cudaFree_v3020"),
+                    ]
+                )
+            ],
             "start-up",
             "no-sync",
         ),
@@ -404,6 +413,7 @@ def random_program(seed: int) -> Program:
     first: list[Action] = draw.choice(
         [[], [], [], [Launch(_POINT, 9_000, once=5 * _MS)], [Stall(3 * _MS)], [Capture(6 * _MS)], [Foreign(4 * _MS)]]
     )
+    later: list[Action] = [Stall(10_000)] if first and isinstance(first[0], Stall) else []
     steps = draw.randint(6, 12)
     contention = draw.choice([0, 0, 0.05, 0.15]), draw.choice([0, 0, 0.03, 0.1])
     jitter = draw.choice([0.02, 0.05, 0.1])
@@ -418,7 +428,7 @@ def random_program(seed: int) -> Program:
 
     def threads(lead: list[Action]) -> list[list[Action]]:
         def step(k: int) -> list[Action]:
-            out = [*lead, *(first if k == 1 else []), *([Signal("rank")] if ranks else []), *parts]
+            out = [*lead, *(first if k == 1 else later), *([Signal("rank")] if ranks else []), *parts]
             if autograd:
                 out += [Signal("backward"), *autograd_done]
             return [*out, *reduced(0, k), *tail, *([Await("rank done", shown)] if ranks else [])]
