@@ -36,7 +36,7 @@ CATEGORY_COLOURS = {
 CAUSE_COLOURS = {
     "profiler": GREY,
     "start-up": RED,
-    "queued": DARK_GREY,
+    "queued": "#748522",
     "input-pipeline": VERMILION,
     "synchronization": BLUE,
     "memory-transfer": GREEN,
