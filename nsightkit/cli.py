@@ -676,11 +676,14 @@ def steps(
     ] = None,
 ) -> None:
     """How long each step took, how much of it the GPU was busy, what it served, and which steps stand out."""
+    unsaid: list[str] = []
 
     def question(opened: Trace) -> pd.DataFrame:
         from nsightkit.analysis.steps import summary as answer
 
-        return answer(opened, match=match)
+        found = answer(opened, match=match)
+        unsaid.extend(c for c in ("phase", "tokens", "sequences") if found[c].isna().all())
+        return found
 
     def note(frame: pd.DataFrame) -> str:
         from nsightkit._show import time_text
@@ -689,7 +692,9 @@ def steps(
         counted = f"{len(frame):,} step{'' if len(frame) == 1 else 's'}"
         return f"{counted}, median {time_text(median)}, {outliers:,} outlier{'' if outliers == 1 else 's'}"
 
-    session.table(question, ("ranges", "kernels"), note=note, empty="no step ranges (--match names others)")
+    session.table(
+        question, ("ranges", "kernels"), hide=unsaid, note=note, empty="no step ranges (--match names others)"
+    )
 
 
 @app.command(rich_help_panel=_READING)

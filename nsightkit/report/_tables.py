@@ -323,6 +323,8 @@ def _says_nothing(column: str, values: pd.Series[Any]) -> bool:
         return bool(values.nunique() <= 1)
     if column in {"impossible", "outlier"}:
         return not values.any()
+    if column in {"tokens", "sequences"}:
+        return bool(values.isna().all())
     return is_text(column) and bool((values.isna() | (values.astype(str) == "")).all())
 
 
