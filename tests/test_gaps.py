@@ -4,6 +4,7 @@ import pytest
 
 import nsightkit
 from nsightkit.analysis import gaps, intervals
+from nsightkit.analysis.gaps import facts
 from nsightkit.workloads.planted import Export, training
 
 US = 1_000
@@ -302,6 +303,17 @@ def test_a_launch_call_that_waits_in_a_full_queue_is_not_start_up(tmp_path):
     assert case.one(tmp_path)["cause"] == "launch-overhead"
 
 
+def test_a_first_launch_that_was_hidden_in_part_is_start_up_for_the_rest(tmp_path):
+    case = Case(gap=2000 * US)
+    for number in range(5):
+        case.out.call("cudaLaunchKernel_v7000", MAIN, (10 * number + 1) * US, (10 * number + 4) * US)
+    # 10 ms under work of the device, then 2 ms without.
+    case.out.kernel("long", case.dry - 10_000 * US, case.dry, case.out.next_correlation(), PROCESS)
+    correlation = case.out.call("cudaLaunchKernel_v7000", MAIN, case.dry - 9_990 * US, case.next - 2 * US)
+    case.out.kernel("b", case.next, case.next + US, correlation, PROCESS)
+    assert case.one(tmp_path)["cause"] == "start-up"
+
+
 def test_capturing_a_graph_is_start_up(tmp_path):
     case = Case(gap=400 * US)
     case.out.call("cudaStreamBeginCapture_v10000", MAIN, case.dry + 10 * US, case.dry + 11 * US)
@@ -420,6 +432,64 @@ def test_a_full_queue_costs_its_microseconds(tmp_path):
     case = Case(gap=2 * US)
     case.begun = case.dry - 30 * US
     assert case.finish(tmp_path)["cause"] == "launch-overhead"
+
+
+class TestWhatAThreadDid:
+    """The same facts without gaps, as the replay of a trace takes them: exact intervals."""
+
+    @pytest.fixture
+    def trace(self, tmp_path):
+        out = Export()
+        for number in range(8):  # ordinary launches, 3 µs each
+            correlation = out.call("cudaLaunchKernel_v7000", MAIN, (20 * number) * US, (20 * number + 3) * US)
+            out.kernel("k", (20 * number + 4) * US, (20 * number + 9) * US, correlation, PROCESS)
+        out.range("step 1", MAIN, 0, 9_000 * US)
+        out.range("dataload", MAIN, 200 * US, 300 * US)
+        out.os_call("poll", MAIN, 290 * US, 320 * US)
+        out.os_call("clock_nanosleep", MAIN, 330 * US, 340 * US)
+        out.range("ensure_layer_3_weights", MAIN, 400 * US, 500 * US)
+        out.os_call("poll", MAIN, 410 * US, 480 * US)
+        out.call("cudaMalloc_v3020", MAIN, 450 * US, 460 * US)
+        out.overhead("Lazy Function Loading", MAIN, 600 * US, 620 * US)
+        out.call("cudaLaunchKernel_v7000", MAIN, 1_000 * US, 2_500 * US)
+        out.call("cuModuleLoadData", MAIN, 2_600 * US, 2_700 * US)
+        out.overhead("CUPTI Buffer flush", MAIN, 10 * US, 30 * US)
+        out.overhead("CUPTI Buffer flush", OTHER, 15 * US, 50 * US)
+        return nsightkit.load(out.write(tmp_path / "t.sqlite", shuffle=1))
+
+    @pytest.mark.parametrize(
+        ("what", "found"),
+        [
+            (facts.waits_for_input, [(200, 320)]),
+            (facts.own_work, [(330, 340), (400, 450), (460, 500)]),
+            (facts.one_offs, [(600, 620), (1_000, 2_500), (2_600, 2_700)]),
+            # Of the other thread only while the device was idle: it ran from 4 to 9, 24 to 29, 44 to 49 µs.
+            (facts.profiler_time, [(10, 30), (30, 44), (49, 50)]),
+        ],
+    )
+    def test_exactly(self, trace, what, found):
+        start, end = what(trace, MAIN & (2**48 - 1))
+        together = intervals.merge([a * US for a, _ in found], [b * US for _, b in found])
+        assert [start.tolist(), end.tolist()] == [t.tolist() for t in together]
+
+    def test_what_stays_if_launches_are_free(self, trace):
+        start, end = facts.dispatch_free(trace, MAIN & (2**48 - 1))
+        parts = [(200, 320), (330, 340), (400, 500), (600, 620), (1_000, 2_500), (2_600, 2_700)]
+        # Between the malloc and the launch of 1.5 ms lie 540 µs, which are too long for dispatch.
+        parts.append((460, 1_000))
+        together = intervals.merge([a * US for a, _ in parts], [b * US for _, b in parts])
+        assert [start.tolist(), end.tolist()] == [t.tolist() for t in together]
+
+    def test_waiting_for_another_thread_that_feeds_the_device_is_not_waiting_for_data(self, tmp_path):
+        out = Export(gpus=2)
+        for thread, device, at in ((MAIN, 0, 0), (OTHER, 0, 100), (OTHER + 1, 1, 400)):
+            correlation = out.call("cudaLaunchKernel_v7000", thread, at * US, (at + 3) * US)
+            out.kernel("k", (at + 4) * US, (at + 9) * US, correlation, PROCESS, device=device)
+        out.os_call("pthread_cond_wait", MAIN, 50 * US, 200 * US)
+        out.os_call("poll", MAIN, 300 * US, 500 * US)
+        trace = nsightkit.load(out.write(tmp_path / "t.sqlite"))
+        start, end = facts.waits_for_input(trace, MAIN & (2**48 - 1))
+        assert (start.tolist(), end.tolist()) == ([300 * US], [500 * US])
 
 
 class TestHandOver:

@@ -314,8 +314,8 @@ def one_offs(trace: Trace, thread: int) -> tuple[Int, Int]:
     Returns
     -------
     start, end : ndarray of int64
-        Disjoint intervals in ns, in order. A long call is not among them if the devices of its process were busy most
-        of the time: it may have waited for them.
+        Disjoint intervals in ns, in order. A long call is not among them if its device was idle for less than 1 ms of
+        it: it may have waited for the device.
     """
     return Threads(trace).one_offs(thread)
 

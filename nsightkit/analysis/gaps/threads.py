@@ -45,6 +45,7 @@ _BLOCKING = re.compile(
     r"^(cuda|hip)(Device|Stream|Event|Thread|Context|Graph)Synchronize|^cu(Ctx|Stream|Event)Synchronize|"
     r"^(cuda|hip)Memcpy(?!.*Async)|^cuMemcpy(?!.*Async)|^(cuda|hip)(Malloc|Free)(?!.*Async)|^cuMem(Alloc|Free)(?!.*Async)"
 )
+_ALLOCATES = re.compile(r"Malloc|Free|MemAlloc")
 _COPY = re.compile(r"^(cuda|hip|cu)Memcpy")
 #: Calls that give a device work.
 _LAUNCH = re.compile(r"Launch(?!HostFunc)|^(cuda|hip|cu)(Memcpy|Memset)")
@@ -193,7 +194,7 @@ class Threads:
         self._tracks: dict[tuple[str, int], Track] = {}
         self._flags: dict[str, Bool] = {}
         self._launches: dict[int, Int] = {}
-        self._busy: dict[int, Coverage] = {}
+        self._covered: dict[frozenset[int], Coverage] = {}
         self._feeds: dict[int, set[int]] | None = None
         called = self._trace.table("calls", ["thread"])["thread"].to_numpy()
         #: whether more than one thread calls CUDA
@@ -379,8 +380,10 @@ class Threads:
 
     def _without_launch(self, track: Track, thread: int) -> Bool:
         """Per event: whether its thread neither launched nor waited for the GPU in it."""
-        within = _inside(self.launches(thread), track) + _inside(self.blocking(thread).start, track)
-        return np.asarray(within == 0)
+        waits = self.blocking(thread)
+        if len(waits):  # an allocation gives the device nothing to do
+            waits = waits.subset(~self._flag("calls", "allocates", _ALLOCATES)[waits.row])
+        return np.asarray(_inside(self.launches(thread), track) + _inside(waits.start, track) == 0)
 
     def dispatch(self, thread: int) -> Track:
         """Operators with no other between them and a CUDA call. For its coverage; rows mean nothing."""
@@ -450,10 +453,9 @@ class Threads:
             track = self._table("calls", thread)
             track = track.subset(self._flags["first"][track.row])
             if len(track):
-                # A call that takes long while the devices are busy may wait for them, as with a full launch queue.
-                busy = self._busy_of(thread >> 24).of(track.start, track.end)
-                builds = self._flag("calls", "builds", _BUILDS)[track.row]
-                track = track.subset(builds | (2 * busy < track.end - track.start))
+                # A call may take long because it waits for the device, as with a full launch queue.
+                idle = track.end - track.start - self._busy(thread).of(track.start, track.end)
+                track = track.subset(self._flag("calls", "builds", _BUILDS)[track.row] | (idle >= _ONCE_NS))
             self._tracks[key] = track
         return self._tracks[key]
 
@@ -499,12 +501,12 @@ class Threads:
         return merge(all_of_it.start, all_of_it.end)
 
     def profiler_time(self, thread: int) -> tuple[Int, Int]:
-        """The profiler's work on this thread, and that on others of the process while its devices had nothing to do."""
+        """The profiler's work on this thread, and that on others of the process while this one's devices were idle."""
         here = self._overhead("profiler", thread)
         start, end = merge(here.start, here.end)
         everywhere = self.profiler(thread >> 24)
         if len(everywhere) > len(here):
-            busy = self._busy_of(thread >> 24)
+            busy = self._busy(thread)
             s, e = self._outside(everywhere, Track(busy.start, busy.end, busy.start))
             start, end = merge(np.concatenate((start, s)), np.concatenate((end, e)))
         return start, end
@@ -551,17 +553,17 @@ class Threads:
         keep = (inside[:-1] == 2) & (high > low)
         return merge(low[keep], high[keep])
 
-    def _busy_of(self, process: int) -> Coverage:
-        """When any device had work of a process."""
-        if process not in self._busy:
-            start, end = [], []
-            for table in ("kernels", "memops", "graphs"):
-                frame = self._trace.table(table, ["start_ns", "end_ns", "process"])
-                mine = frame["process"].to_numpy() == process
-                start.append(frame["start_ns"].to_numpy()[mine])
-                end.append(frame["end_ns"].to_numpy()[mine])
-            self._busy[process] = Coverage(np.concatenate(start), np.concatenate(end))
-        return self._busy[process]
+    def _busy(self, thread: int) -> Coverage:
+        """When a device had work to which this thread gives work."""
+        devices = frozenset(self._fed().get(thread, ()))
+        if devices not in self._covered:
+            ops = gpu_intervals(self._trace)
+            device = ops["device"].to_numpy()
+            mine = (
+                np.isin(device, list(devices)) if (device != device[:1]).any() else np.full(len(device), bool(devices))
+            )
+            self._covered[devices] = Coverage(ops["start_ns"].to_numpy()[mine], ops["end_ns"].to_numpy()[mine])
+        return self._covered[devices]
 
     def _fed(self) -> dict[int, set[int]]:
         """The devices that each thread gave work."""
