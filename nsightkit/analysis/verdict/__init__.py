@@ -1,0 +1,157 @@
+"""One answer: what holds the run back, how sure that is, and what to change first.
+
+The recorded run is played again with each change that takes away what one cause names (:mod:`nsightkit.analysis.whatif`),
+and the cause whose removal gains most is the bottleneck. Where no change gains 5 %, what fills the time is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from nsightkit import hardware
+from nsightkit.analysis import whatif
+from nsightkit.analysis.verdict.account import BOTTLENECKS, IDLE, Account, ranked
+from nsightkit.analysis.verdict.rules import CHANGE_OF, Decision, decide, saved
+from nsightkit.analysis.verdict.words import CAPTURE, Answer, tables
+from nsightkit.analysis.whatif import WhatIf
+from nsightkit.trace.model import GPU_TABLES, Trace
+
+__all__ = ["BOTTLENECKS", "candidates", "summary"]
+
+#: Fewer operations on the GPU say nothing of a program.
+_FEW_OPERATIONS = 50
+#: Changes that save less than this are left out; so is named work that saves less; and how many names are asked about.
+_ANY, _WORTH, _NAMES = 0.002, 0.01, 3
+
+_NONE = "the trace holds no GPU work, though GPU work was traced: the capture or a filter may have left it out"
+
+
+def candidates(trace: Trace) -> pd.DataFrame:
+    """Rank what the devices lost time to.
+
+    Parameters
+    ----------
+    trace : Trace
+
+    Returns
+    -------
+    DataFrame
+        ``bottleneck, total_ns, share_of_span``, by falling time: the causes of idle time, where ``memory-transfer``
+        has the copies that no kernel ran beside as well. The share is of the devices' time in the steps or, without
+        steps, of the sum of their spans.
+    """
+    if not _operations(trace):
+        return pd.DataFrame(columns=["bottleneck", "total_ns", "share_of_span"])
+    return ranked(Account(trace, None), IDLE)
+
+
+def summary(trace: Trace, gpu: str | None = None) -> dict[str, Any]:
+    """Name the bottleneck of a run, with the evidence, the doubts, and what to change.
+
+    Parameters
+    ----------
+    trace : Trace
+    gpu : str, optional
+        Name of the card, where shapes are known and the trace does not name it.
+
+    Returns
+    -------
+    dict
+        ``bottleneck``
+            One of :data:`BOTTLENECKS`.
+        ``share_of_span``
+            What it takes of the devices' time in the steps or, without steps, of the sum of their spans; None where the
+            trace holds no GPU work.
+        ``confidence``
+            ``high``, ``medium`` or ``low``. Doubts stand first in ``against``.
+        ``evidence``, ``against``, ``next_steps``
+            Sentences. Times in them are on the trace's clock.
+        ``changes``
+            What :func:`nsightkit.analysis.whatif.summary` predicts of the changes that gain anything, the largest gain
+            first; empty where nothing can be predicted.
+        ``replay_error``
+            How far the unchanged replay is off, as a share; None where the trace cannot be played.
+        ``total_ns``, ``span_ns``, ``t0_ns``
+            The bottleneck's time, what the share is of, and what to add to a time to find it in the source.
+        ``candidates``, ``busy``
+            Lists of ``bottleneck, total_ns, share_of_span``: what time was lost to, and what filled the rest.
+        ``named``
+            Calls, ranges, operators or kernels behind it: ``kind, name, count, total_ns``, and for calls the operator
+            or range that most of the time lay ``inside``.
+        ``longest``
+            Its longest moments: ``device, start_ns, end_ns, kind, name``, and of gaps the operation they were
+            ``ended_by``.
+
+    Raises
+    ------
+    UsageError
+        No card of the name in `gpu` is listed.
+    """
+    if gpu is not None:
+        hardware.find(gpu)
+    if not _operations(trace):
+        traced = any(trace.recorded(table) for table in GPU_TABLES)
+        return _nothing(trace, _NONE if traced else "no GPU work was traced")
+    account = Account(trace, gpu)
+    if not account.span_ns or not account.devices:
+        return _nothing(trace, "no GPU work lasts any time")
+    played = WhatIf(trace)
+    decision = decide(account, played)
+    changes = _changes(account, played)
+    few = _operations(trace)
+    if few < _FEW_OPERATIONS:
+        doubt = f"the trace holds only {few} GPU operation{'s' if few > 1 else ''}; the largest part of the time would be {decision.name}"
+        decision = Decision("not-enough-data", doubts=[doubt], level="low")
+    answer = Answer(account, played, decision, changes)
+    lost, busy = tables(account)
+    return {
+        "bottleneck": decision.name,
+        "share_of_span": answer.share,
+        "confidence": decision.level,
+        "evidence": answer.evidence(),
+        "against": answer.against(),
+        "next_steps": answer.next_steps(),
+        "changes": changes,
+        "replay_error": played.error,
+        "total_ns": answer.ns,
+        "span_ns": account.span_ns,
+        "t0_ns": trace.t0_ns,
+        "candidates": lost,
+        "busy": busy,
+        "named": answer.named.to_dict("records"),
+        "longest": answer.longest.to_dict("records"),
+    }
+
+
+def _operations(trace: Trace) -> int:
+    return sum(trace.size(table) for table in GPU_TABLES)
+
+
+def _changes(account: Account, played: WhatIf) -> list[dict[str, Any]]:
+    """The standard changes, those that take away a cause that there is, and the largest names of CPU work."""
+    if played.refused is not None:
+        return []
+    there = {row["bottleneck"] for table in tables(account) for row in table}
+    asked = [*whatif.STANDARD, *(change for name, change in CHANGE_OF.items() if name in there)]
+    rows = [played.row(change) for change in dict.fromkeys(asked)]
+    names = list(played.work)[:_NAMES] if "cpu-work" in there and len(played.work) > 1 else []
+    rows += [row for row in (played.row(f"no-cpu-work:{name}") for name in names) if saved(row) >= _WORTH]
+    return sorted((row for row in rows if saved(row) >= _ANY), key=lambda row: -row["speedup"])
+
+
+def _nothing(trace: Trace, reason: str) -> dict[str, Any]:
+    again = CAPTURE["torch" if "torch" in trace.meta.tool.lower() else "nsys"]
+    return {
+        "bottleneck": "not-enough-data",
+        "share_of_span": None,
+        "confidence": "low",
+        "evidence": [reason],
+        "against": list(trace.meta.notes),
+        "next_steps": [f"capture the GPU's work, while a step runs on it: {again}"],
+        "changes": [],
+        **dict.fromkeys(("replay_error", "total_ns", "span_ns")),
+        "t0_ns": trace.t0_ns,
+        **{key: [] for key in ("candidates", "busy", "named", "longest")},
+    }

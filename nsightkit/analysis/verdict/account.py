@@ -1,0 +1,262 @@
+"""Where the time of each device went: every moment once, lost to a cause or filled by a kind of work."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from nsightkit.analysis import gaps, intervals, sol, steps
+from nsightkit.analysis.categories import CATEGORIES, categorize
+from nsightkit.analysis.gaps.ends import at_ends
+from nsightkit.analysis.intervals import Coverage
+from nsightkit.analysis.meetings import Meetings
+from nsightkit.analysis.names import matching
+from nsightkit.trace.model import GPU_TABLES, Trace
+
+__all__ = ["BOTTLENECKS", "BUSY", "CODE", "ENDS", "IDLE", "Account", "of", "ranked"]
+
+Int = npt.NDArray[np.int64]
+
+_FILLS = ("compute-bound", "memory-bound", "not-enough-data", "communication", "imbalance")
+#: Every answer there is: the causes of idle time, then what fills busy time.
+BOTTLENECKS = (*gaps.CAUSES, *_FILLS)
+CODE = {name: code for code, name in enumerate(BOTTLENECKS)}
+#: One column more than answers: what a device lay idle before its span or after it, while others worked.
+ENDS = len(BOTTLENECKS)
+IDLE = range(len(gaps.CAUSES))
+BUSY = range(len(gaps.CAUSES), ENDS)
+_COMPUTE, _MEMORY, _UNDECIDED, _COMMUNICATION, _IMBALANCE = (CODE[name] for name in _FILLS)
+
+#: What a kernel's category says of its bound, where no shape does.
+_OF_CATEGORY = {
+    **dict.fromkeys(("GEMM", "attention"), _COMPUTE),
+    **dict.fromkeys(("softmax", "normalization", "reduction", "elementwise"), _MEMORY),
+    **dict.fromkeys(("optimizer", "memory-like", "Triton-fused"), _MEMORY),
+    "communication": _COMMUNICATION,
+    "other": _UNDECIDED,
+}
+#: Products of a matrix with a few rows read the matrix for next to no arithmetic; their names often say so.
+_FEW_ROWS = re.compile(r"gemv|decode|split_?kv|paged", re.IGNORECASE)
+#: A server that decodes fewer sequences at once than this multiplies its weights by fewer rows than any card needs to be
+#: bound by arithmetic: in 16 bits a product with m rows does about m FLOPs a byte, and cards have 140 to 300.
+_FEW_SEQUENCES = 128
+#: Fewer steps say nothing about what is usual; then tenths of the time stand in for them.
+FEW_STEPS, _PARTS = 3, 10
+
+
+class Account:
+    """The time of each device, in all and in each step.
+
+    Parameters
+    ----------
+    trace : Trace
+    gpu : str, optional
+        Name of the card, where shapes are known and the trace does not name it.
+
+    Attributes
+    ----------
+    steps : DataFrame
+        As :func:`nsightkit.analysis.steps.windows` has them.
+    begin, end : int
+        What is judged: the steps or, without them, the time from the first operation to the last.
+    names : list of str
+        Of the parts of that time: steps, or tenths of it.
+    amounts : ndarray of int64, shape (parts, devices, answers + 1)
+        Nanoseconds; the last column is :data:`ENDS`.
+    span_ns : int
+        What `amounts` sum to but for :data:`ENDS`: the sum over devices of the window or, without steps, of their spans.
+    decodes : bool
+        Whether the time is mostly a server's that decodes few sequences at once.
+    """
+
+    def __init__(self, trace: Trace, gpu: str | None) -> None:
+        self.trace, self.gpu = trace, gpu
+        self.steps = steps.windows(trace)
+        self.spans = intervals.busy(trace).set_index("device")
+        self.devices: list[int] = self.spans.index.tolist()
+        if len(self.steps):
+            used = steps.devices(trace, int(self.steps["process"].iloc[0]))
+            self.devices = [device for device in self.devices if device in used]
+            self.begin, self.end = int(self.steps["begin_ns"].iloc[0]), int(self.steps["end_ns"].iloc[-1])
+            self.span_ns = (self.end - self.begin) * len(self.devices)
+        else:
+            self.begin, self.end = int(self.spans["span_start_ns"].min()), int(self.spans["span_end_ns"].max())
+            self.span_ns = int(self.spans["span_ns"].sum())
+        self._parts()
+        self._gaps()
+        self.decodes = self._decodes()
+        self.kernels = self._kernels()
+        self.fills = self.kernels["fills"].to_numpy()
+        self.collectives = Meetings(trace)
+        self.amounts = np.stack([self._device(device) for device in self.devices], axis=1)
+        if not self._related():
+            self.amounts[..., ENDS] = 0
+        #: by part and answer, over all devices; and over all parts
+        self.by_part = self.amounts.sum(axis=1)
+        self.total = self.by_part.sum(axis=0)
+
+    @property
+    def wall_ns(self) -> int:
+        """How long what is judged lasted."""
+        return self.end - self.begin
+
+    def _parts(self) -> None:
+        self.are_steps = len(self.steps) >= FEW_STEPS
+        if len(self.steps):
+            self.names = self.steps["step"].astype(str).tolist()
+            self.edges = np.append(self.begin, self.steps["end_ns"].to_numpy())
+        else:
+            self.names = [f"tenth {number + 1}" for number in range(_PARTS)]
+            self.edges = np.linspace(self.begin, self.end, _PARTS + 1).astype(np.int64)
+        self.outlier = steps.outliers(np.diff(self.edges)) if len(self.steps) else np.zeros(len(self.names), bool)
+
+    def _gaps(self) -> None:
+        found = gaps.causes(self.trace)
+        found = found[(found["end_ns"] > self.begin) & (found["start_ns"] < self.end)]
+        if len(self.steps):
+            found = found.assign(start_ns=found["start_ns"].clip(lower=self.begin), end_ns=found["end_ns"].clip(upper=self.end))
+            ends = at_ends(self.trace, self.begin, self.end, int(self.steps["thread"].iloc[0]))
+            if len(ends):
+                names = {c: object for c in ("cause", "kind", "name")}
+                found = pd.concat([found.astype(names), ends.astype(names)], ignore_index=True)
+        found = found[found["device"].isin(self.devices)]
+        self.gaps: pd.DataFrame = found.reset_index(drop=True)
+        self.cause = pd.Categorical(self.gaps["cause"], categories=gaps.CAUSES).codes.astype(np.int64)
+
+    def _decodes(self) -> bool:
+        said = steps.phases(self.trace) if len(self.steps) else pd.DataFrame()
+        if not len(said):
+            return False
+        few = (said["phase"] == "decode") & (said["sequences"].fillna(_FEW_SEQUENCES) < _FEW_SEQUENCES)
+        return bool(2 * said.loc[few, "share"].sum() >= 1)
+
+    def _kernels(self) -> pd.DataFrame:
+        """Every kernel with the answer it speaks for, and whether its operator's shape said so."""
+        table = self.trace.table("kernels", ["device", "start_ns", "end_ns", "name", "collective"])
+        category = categorize(table["name"])
+        fills = np.array([_OF_CATEGORY[name] for name in CATEGORIES], np.int8)[category.codes]
+        few_rows = self.decodes | matching(table["name"], _FEW_ROWS)
+        fills[(fills == _COMPUTE) & few_rows] = _MEMORY
+        bound = sol.kernel_bounds(self.trace, self.gpu).codes
+        fills = np.where(bound > 0, np.array([_UNDECIDED, _COMPUTE, _MEMORY], np.int8)[bound], fills)
+        # What a collective's kernel reduces on the way is not an operator of the model.
+        talks = (category == "communication") | (table["collective"] != "").to_numpy()
+        return table.drop(columns="collective").assign(
+            fills=np.where(talks, _COMMUNICATION, fills), by_shape=(bound > 0) & ~talks
+        )
+
+    def _related(self) -> bool:
+        """Whether devices work together: they are one process's, or all of them run collectives."""
+        owners = [self.trace.table(table, ["process"])["process"].unique() for table in GPU_TABLES]
+        return len(np.unique(np.concatenate(owners))) == 1 or len(self.collectives.devices) == len(self.devices)
+
+    def _device(self, device: int) -> Int:
+        start, end = self.edges[:-1], self.edges[1:]
+        amounts = np.zeros((len(start), ENDS + 1), np.int64)
+        if not len(self.steps):
+            span = self.spans.loc[device]
+            low, high = (np.array([int(span[f"span_{side}_ns"])]) for side in ("start", "end"))
+            amounts[:, ENDS] = end - start - Coverage(low, high).of(start, end)
+        mine = (self.gaps["device"] == device).to_numpy()
+        for code in IDLE:
+            of_cause = self.gaps[mine & (self.cause == code)]
+            amounts[:, code] = Coverage(of_cause["start_ns"], of_cause["end_ns"]).of(start, end)
+        on_device = (self.kernels["device"] == device).to_numpy()
+        running = {code: self.kernels[on_device & (self.fills == code)] for code in np.unique(self.fills).tolist()}
+        none = self.kernels.head(0)
+        copies, memsets = self.memops(device)
+        layers: list[tuple[int | None, list[pd.DataFrame]]] = [
+            (_COMPUTE, [running.get(_COMPUTE, none)]),
+            (_MEMORY, [running.get(_MEMORY, none)]),
+            (_UNDECIDED, [running.get(_UNDECIDED, none), _on(self.trace, "graphs", device)]),
+            (_IMBALANCE, [self.collectives.waiting(device)]),
+            (_COMMUNICATION, [running.get(_COMMUNICATION, none)]),
+            # What a filter left out hides a copy all the same.
+            (None, [_on(self.trace.whole, table, device) for table in ("kernels", "graphs")]),
+            (CODE["memory-transfer"], [copies]),
+            (_MEMORY, [memsets]),
+        ]
+        if self.trace is self.trace.whole:
+            layers = [layer for layer in layers if layer[0] is not None]
+        covered, before = Coverage([], []), np.zeros(len(start), np.int64)
+        for answer, tables in layers:
+            begun = np.concatenate([covered.start, *(table["start_ns"].to_numpy() for table in tables)])
+            ended = np.concatenate([covered.end, *(table["end_ns"].to_numpy() for table in tables)])
+            covered = Coverage(begun, ended)
+            now = covered.of(start, end)
+            if answer is not None:
+                amounts[:, answer] += now - before
+            before = now
+        return amounts
+
+    def memops(self, device: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """Copies of a device, and memsets: those write its memory at its full rate."""
+        moved = _on(self.trace, "memops", device, "kind", "src_kind", "dst_kind")
+        memset = (moved["kind"] == "memset").to_numpy()
+        return moved[~memset], moved[memset]
+
+    @functools.cached_property
+    def exposed_copies(self) -> pd.DataFrame:
+        """Copies that run for most of their time without a kernel beside them, with their rows as index."""
+        parts = []
+        for device in self.devices:
+            copies, _ = self.memops(device)
+            over = pd.concat([_on(self.trace.whole, table, device) for table in ("kernels", "graphs")])
+            hidden = Coverage(over["start_ns"], over["end_ns"]).of(copies["start_ns"], copies["end_ns"])
+            parts.append(copies[2 * hidden < (copies["end_ns"] - copies["start_ns"]).to_numpy()])
+        return pd.concat(parts)
+
+    @functools.cached_property
+    def exposed_copies_ns(self) -> int:
+        """Time of copies that no kernel ran beside: of ``memory-transfer`` the part that is not idle."""
+        waited = self.gaps[self.cause == CODE["memory-transfer"]]
+        return int(self.total[CODE["memory-transfer"]] - (waited["end_ns"] - waited["start_ns"]).sum())
+
+    def ends(self) -> pd.DataFrame:
+        """When a device had nothing to do before its first operation or after its last, while others worked."""
+        before = self.spans.assign(start_ns=self.begin, end_ns=self.spans["span_start_ns"], name="no work yet")
+        after = self.spans.assign(start_ns=self.spans["span_end_ns"], end_ns=self.end, name="no more work")
+        both = pd.concat([before, after]).reset_index()
+        return both[both["end_ns"] > both["start_ns"]] if not len(self.steps) else both.head(0)
+
+
+def _on(trace: Trace, table: str, device: int, *more: str) -> pd.DataFrame:
+    frame = trace.table(table, ["device", "start_ns", "end_ns", *more])
+    return frame[frame["device"] == device]
+
+
+def of(amounts: npt.NDArray[Any], code: int) -> Any:
+    """One answer's time; lying idle at the ends is imbalance as well.
+
+    Parameters
+    ----------
+    amounts : ndarray
+        Answers and :data:`ENDS` along the last axis.
+    code : int
+    """
+    return amounts[..., code] + (amounts[..., ENDS] if code == _IMBALANCE else 0)
+
+
+def ranked(account: Account, codes: range) -> pd.DataFrame:
+    """Rank answers by time.
+
+    Parameters
+    ----------
+    account : Account
+    codes : range
+
+    Returns
+    -------
+    DataFrame
+        ``bottleneck, total_ns, share_of_span``, by falling time.
+    """
+    rows = [(BOTTLENECKS[code], int(of(account.total, code))) for code in codes]
+    table = pd.DataFrame([row for row in rows if row[1] > 0], columns=["bottleneck", "total_ns"])
+    table = table.astype({"bottleneck": object, "total_ns": np.int64})
+    table["share_of_span"] = np.minimum(table["total_ns"] / max(account.span_ns, 1), 1.0)
+    return table.sort_values("total_ns", ascending=False, kind="stable", ignore_index=True)

@@ -1,0 +1,214 @@
+"""The rule of the verdict: a cause weighs what the replay says its removal gains."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from nsightkit.analysis.verdict.account import BOTTLENECKS, BUSY, CODE, FEW_STEPS, IDLE, Account, of
+from nsightkit.analysis.whatif import WhatIf
+
+__all__ = ["CHANGE_OF", "LOST", "Decision", "decide"]
+
+#: The change that takes away what each cause names.
+CHANGE_OF = {
+    "profiler": "no-profiler",
+    "start-up": "no-start-up",
+    "input-pipeline": "no-input-wait",
+    "synchronization": "no-sync",
+    "memory-transfer": "overlap-copies",
+    "launch-overhead": "free-launches",
+    "cpu-work": "no-cpu-work",
+    "communication": "overlap-communication",
+    "imbalance": "equal-ranks",
+}
+#: What nobody can take away, because nothing says what it is.
+_UNEXPLAINED = ("queued", "unknown")
+#: What no change gains is not what holds a run back.
+LOST = 0.05
+#: Gains within this part of the largest tie with it.
+_TIE = 0.9
+#: Time without explanation beside the gain, from which the answer is in doubt.
+_DOUBT = 0.5
+#: Within this factor of the limit, the rule itself is in doubt.
+_NEAR = 1.25
+#: A replay that is off by more than this is worth a doubt, though it predicts.
+_ROUGH = 0.02
+#: A step gains from a change if it saves this part of what all of them save on average.
+_PART = 0.5
+#: Where the GPU did less than this, nothing can be said.
+_FEW_OPERATIONS = 50
+
+
+@dataclasses.dataclass
+class Decision:
+    """What the rule says, and why it may be wrong.
+
+    Attributes
+    ----------
+    name : str
+        One of :data:`nsightkit.analysis.verdict.account.BOTTLENECKS`.
+    change : str or None
+        The change whose gain decided.
+    gain : float
+        Share of the wall time that it saves; 0 where nothing was predicted.
+    ties : list of str
+        Answers that weigh as much.
+    doubts : list of str
+        Sentences.
+    level : {"high", "medium", "low"}
+    gaining : tuple of int or None
+        How many steps gain from the change, and of how many.
+    """
+
+    name: str
+    change: str | None = None
+    gain: float = 0.0
+    ties: list[str] = dataclasses.field(default_factory=list)
+    doubts: list[str] = dataclasses.field(default_factory=list)
+    level: str = "high"
+    gaining: tuple[int, int] | None = None
+
+
+def lost(account: Account) -> dict[str, int]:
+    """Time that was lost, in ns by answer: idle, or in copies and collectives that nothing else ran beside."""
+    codes = [*IDLE, CODE["communication"], CODE["imbalance"]]
+    return {BOTTLENECKS[code]: int(of(account.total, code)) for code in codes}
+
+
+def saved(row: dict[str, Any]) -> float:
+    """The share of the wall time that a change saves."""
+    return 1 - row["predicted_ns"] / row["wall_ns"] if row["wall_ns"] else 0.0
+
+
+def decide(account: Account, played: WhatIf) -> Decision:
+    """Name the bottleneck.
+
+    Parameters
+    ----------
+    account : Account
+    played : WhatIf
+
+    Returns
+    -------
+    Decision
+    """
+    found = _by_shares(account) if played.refused is not None else _by_gains(account, played)
+    return _weigh(account, played, found)
+
+
+def _unexplained(account: Account) -> tuple[str, float]:
+    """The larger of what waited in a queue and what has no cause, as a share."""
+    amounts = lost(account)
+    name = max(_UNEXPLAINED, key=lambda cause: amounts[cause])
+    return name, amounts[name] / max(account.span_ns, 1)
+
+
+def _by_gains(account: Account, played: WhatIf) -> Decision:
+    amounts = lost(account)
+    gains = {name: saved(played.row(change)) for name, change in CHANGE_OF.items() if amounts[name] > 0}
+    best = max(gains.values(), default=0.0)
+    unexplained, share = _unexplained(account)
+    if share >= LOST and share > best:
+        return Decision(unexplained)
+    if best < LOST:
+        return Decision(_filling(account))
+    ties = [name for name, gain in gains.items() if gain >= _TIE * best]
+    name = max(ties, key=lambda tie: amounts[tie])
+    found = Decision(name, CHANGE_OF[name], gains[name], [tie for tie in ties if tie != name])
+    found.gaining = _steps_that_gain(played, CHANGE_OF[name])
+    return found
+
+
+def _by_shares(account: Account) -> Decision:
+    """Without a replay: the largest loss, if there is any worth the name."""
+    amounts = lost(account)
+    if sum(amounts.values()) < LOST * account.span_ns:
+        return Decision(_filling(account))
+    return Decision(max(amounts, key=lambda name: amounts[name]))
+
+
+def _filling(account: Account) -> str:
+    """What fills most of the time."""
+    codes = [*BUSY, CODE["memory-transfer"]]
+    return BOTTLENECKS[max(codes, key=lambda code: int(of(account.total, code)))]
+
+
+def _steps_that_gain(played: WhatIf, change: str) -> tuple[int, int] | None:
+    before, after = (np.diff(np.append(0, p.steps_ns)) for p in (played.schedule.unchanged, played.played(change)))
+    if len(before) < FEW_STEPS:
+        return None
+    less = before - after
+    return int((less >= _PART * less.mean()).sum()), len(less)
+
+
+# ---------------------------------------------------------------- confidence
+
+
+def _weigh(account: Account, played: WhatIf, found: Decision) -> Decision:
+    """Say how sure that is."""
+    low = False
+    amounts = lost(account)
+    if played.refused is not None:
+        found.doubts.append(f"nothing is predicted: {played.refused}")
+        low = True
+    elif played.error is not None and played.error > _ROUGH:
+        found.doubts.append(f"played again without a change, the trace comes out {100 * played.error:.1f} % off")
+    if found.ties:
+        found.doubts.append(f"{' and '.join(found.ties)} would gain about as much")
+    if found.name in amounts:
+        single = _largest_moment(account, found.name)
+        if 2 * single > amounts[found.name] and amounts[found.name]:
+            found.doubts.append("seen once: a single moment holds more than half of it")
+            low = True
+        elif found.gaining is not None and 2 * found.gaining[0] < found.gaining[1]:
+            found.doubts.append(f"only {found.gaining[0]:,} of {found.gaining[1]:,} steps would gain from it")
+        elif found.gaining is None and not low:
+            found.doubts += _rare(account, CODE[found.name])
+    unexplained, share = _unexplained(account)
+    if found.name not in _UNEXPLAINED and share >= LOST and share > _DOUBT * max(found.gain, LOST):
+        found.doubts.append(f"{100 * share:.1f} % of the time is idle, and nothing recorded says why ({unexplained})")
+    if found.change is not None and found.gain < _NEAR * LOST:
+        found.doubts.append(f"it saves {100 * found.gain:.1f} %, hardly more than the {100 * LOST:.0f} % that count")
+    profiled = amounts["profiler"] / max(account.span_ns, 1)
+    if found.name != "profiler" and profiled >= LOST:
+        found.doubts.append(f"the profiler itself took {100 * profiled:.1f} %, and may have moved other times")
+    if found.name in ("compute-bound", "memory-bound") and by_shape(account, found.name) < 0.5 and not account.decodes:
+        found.doubts.append("judged by names of kernels, without shapes")
+    found.level = "low" if low or len(found.doubts) > 1 else "medium" if found.doubts else "high"
+    if found.name in (*_UNEXPLAINED, "not-enough-data"):
+        found.level = "low" if found.name != "queued" else min(found.level, "medium", key=("low", "medium", "high").index)
+    return found
+
+
+def _largest_moment(account: Account, name: str) -> int:
+    mine = account.gaps[account.cause == CODE[name]]
+    longest = [int((mine["end_ns"] - mine["start_ns"]).max())] if len(mine) else [0]
+    if name in ("communication", "imbalance"):
+        talks = account.kernels[account.fills == CODE["communication"]]
+        longest.append(int((talks["end_ns"] - talks["start_ns"]).max()) if len(talks) else 0)
+    if name == "memory-transfer" and len(account.exposed_copies):
+        copies = account.exposed_copies
+        longest.append(int((copies["end_ns"] - copies["start_ns"]).max()))
+    return max(longest)
+
+
+def _rare(account: Account, code: int) -> list[str]:
+    """Whether the cause takes time in most parts of the run."""
+    if len(account.steps) and not account.are_steps:
+        count = len(account.steps)
+        return [f"the trace holds {count} step{'s' if count > 1 else ''}: whether this repeats is not known"]
+    mine, parts = of(account.by_part, code), account.by_part.sum(axis=1)
+    often = int((mine >= _PART * LOST * np.maximum(parts, 1)).sum())
+    what = "steps" if account.are_steps else "tenths of the time"
+    return [] if 2 * often >= len(parts) else [f"only {often} of {len(parts)} {what} lose time to it"]
+
+
+def by_shape(account: Account, name: str) -> float:
+    """The share of the time of an answer's kernels that shapes decided."""
+    mine: pd.DataFrame = account.kernels[account.fills == CODE[name]]
+    lasting = (mine["end_ns"] - mine["start_ns"]).to_numpy()
+    return float(lasting[mine["by_shape"].to_numpy()].sum() / max(lasting.sum(), 1))

@@ -1,0 +1,446 @@
+"""The sentences of a verdict: what, how much, where, what to do, what it gains, what speaks against it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from nsightkit import hardware
+from nsightkit._show import bytes_text, short_name, time_text
+from nsightkit.analysis import gaps, intervals, memops, sol, steps
+from nsightkit.analysis.names import matching
+from nsightkit.analysis.verdict.account import BOTTLENECKS, CODE, ENDS, IDLE, Account, of, ranked
+from nsightkit.analysis.verdict.rules import CHANGE_OF, LOST, Decision, by_shape, saved
+from nsightkit.analysis.whatif import WhatIf
+from nsightkit.errors import UsageError
+from nsightkit.trace.model import GPU_TABLES
+
+__all__ = ["CAPTURE", "Answer"]
+
+#: How much of a list a sentence names, and the answer keeps.
+_NAMED, _KEPT = 3, 10
+#: Kernels that reach this share of the datasheet's rate are as fast as such kernels get.
+_GOOD = 0.8
+#: Kinds of events that a call launched, and their tables.
+_LAUNCHED = {"kernel": "kernels", "copy": "memops"}
+_KIND = {"op": "operator", "os_call": "OS call", "copy": "", "overhead": "profiler:", "none": "", "graph": ""}
+#: Tables without which some causes cannot be seen, and what they would tell. Kineto records no OS calls.
+_TELLING = {"calls": "which calls launched the GPU's work", "ranges": "what the program was doing", "ops": "operators"}
+
+#: One change for each bottleneck.
+_ADVICE = {
+    "profiler": "profile less (fewer tables, no backtraces, a shorter window), and look again",
+    "start-up": "warm up before you measure, and capture a later window; load and compile ahead of time",
+    "queued": "find out what else holds the GPU or the stream: another process, or work that was launched before the capture",
+    "input-pipeline": "have the next batch ready in time: more loader workers, prefetching, or cheaper decoding",
+    "synchronization": "do not wait for the GPU in each step: read values back rarely, or a step later",
+    "cpu-work": "move this work off the thread that launches, or make it shorter",
+    "compute-bound": "do less or cheaper arithmetic",
+    "memory-bound": "move fewer bytes: fuse operators, or use narrower types",
+    "communication": "overlap collectives with the backward pass, or send less: narrower types, rarer reductions",
+    "imbalance": "give the devices equal work: batches of equal cost, layers split by time",
+    "unknown": "name what the launching thread does with NVTX ranges, and record OS calls",
+}
+_ON_COPY = {
+    "HtoD from pageable": "copy from pinned memory with non_blocking=True, so that kernels can run beside it",
+    "HtoD": "copy the next batch on a stream of its own while this one computes",
+    "DtoH": "read back less, or into pinned memory on a stream of its own",
+    "DtoD": "avoid clones and changes of layout between tensors of one device",
+    "PtoP": "overlap copies between devices with kernels, or send less",
+}
+#: What a kernel's name gives away, the precision that the advice needs, and the advice.
+_GIVEN_AWAY = (
+    (re.compile(r"(?<!tf32_)(?<!tf32)sgemm|simt", re.IGNORECASE), ("tf32", "bf16", "fp16"),
+     "these products run in FP32 without tensor cores: {}"),
+    (re.compile(r"align[12](?!\d)", re.IGNORECASE), (), "these products have sizes that are not multiples of 8: pad them"),
+    (re.compile(r"soft_?max", re.IGNORECASE), (),
+     "if these softmaxes are those of attention, scaled_dot_product_attention need not write them to memory"),
+)  # fmt: skip
+_NARROWER = {"tf32": "allow TF32", "bf16": "autocast to BF16", "fp16": "autocast to FP16 with a gradient scaler"}
+CAPTURE = {
+    "nsys": "nsightkit capture nsys -o more -- COMMAND",
+    "nodes": "nsightkit capture nsys --graph-nodes -o nodes -- COMMAND",
+    "torch": "nsightkit capture torch -o more -- COMMAND",
+    "shapes": "nsightkit capture torch --record-shapes -o shapes -- COMMAND",
+    "ncu": "nsightkit capture ncu --count 20 -o kernels -- COMMAND",
+}
+_FILLED = {
+    "compute-bound": "Kernels bound by arithmetic fill",
+    "memory-bound": "Kernels bound by the memory fill",
+    "not-enough-data": "Kernels and graph replays of which nothing says what bounds them fill",
+    "communication": "Collectives that no other kernel runs beside take",
+    "imbalance": "Waiting for the last device takes",
+    "memory-transfer": "Copies that no kernel runs beside fill",
+}
+#: Ranges and kernels that a compiler made.
+_COMPILED = re.compile(r"^triton_|Torch-Compiled Region|CompiledFxGraph|inductor")
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _count(number: int, thing: str, several: str | None = None) -> str:
+    return f"{number:,} {thing if number == 1 else several or thing + 's'}"
+
+
+def _moment(ns: int) -> str:
+    return f"{ns / 1e6:,.3f} ms"
+
+
+def _called(name: str, most: int = 100) -> str:
+    """A name as a sentence can hold it; the machine formats have it whole, under ``named`` and ``longest``."""
+    text = short_name(name)
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+class Answer:
+    """What is behind a decision, and the sentences about it.
+
+    Parameters
+    ----------
+    account : Account
+    played : WhatIf
+    decision : Decision
+    changes : list of dict
+        As :func:`nsightkit.analysis.whatif.summary` gives them.
+    """
+
+    def __init__(self, account: Account, played: WhatIf, decision: Decision, changes: list[dict[str, Any]]) -> None:
+        self.account, self.played, self.decision, self.changes = account, played, decision, changes
+        self.trace, self.name, self.code = account.trace, decision.name, CODE[decision.name]
+        self.ns = int(of(account.total, self.code))
+        self.share = min(self.ns / max(account.span_ns, 1), 1.0)
+        self.sol = self._sol()
+        self.events = self._events()
+        self.named, self.longest = self._named(), self._longest()
+
+    @property
+    def _whole(self) -> str:
+        return "the steps" if len(self.account.steps) else "the time"
+
+    # -- what is behind it
+
+    def _events(self) -> pd.DataFrame:
+        """Its moments: ``device, start_ns, end_ns, kind, name, row``; the row is that in the table of its kind."""
+        account, columns, code = self.account, ["device", "start_ns", "end_ns", "kind", "name", "row"], self.code
+        parts = []
+        if code in IDLE:
+            mine = account.gaps[account.cause == code]
+            # A copy that was waited for is a row of the whole trace, and ran on another device: not a moment of this one.
+            parts.append(mine.assign(row=mine["row"].where(mine["kind"] != "copy", -1)))
+        elif self.name == "imbalance":
+            for device in account.devices:
+                waits = account.collectives.waiting(device)
+                parts.append(waits.assign(name="waiting in " + waits["kind"], kind="none", row=-1))
+            parts.append(account.ends().assign(kind="none", row=-1))
+        else:
+            mine = account.kernels[account.fills == code]
+            parts.append(mine.assign(kind="kernel", row=mine.index))
+        if self.name == "not-enough-data":
+            parts.append(self.trace.table("graphs").assign(kind="graph", name="graph replay", row=-1))
+        if self.name in ("memory-transfer", "memory-bound"):
+            moved = account.exposed_copies if self.name == "memory-transfer" else self.trace.table("memops")
+            moved = moved[(moved["kind"] == "memset") == (self.name == "memory-bound")]
+            called = {kind: gaps.memop_name(str(kind)) for kind in moved["kind"].cat.categories}
+            parts.append(moved.assign(name=moved["kind"].cat.rename_categories(called), kind="copy", row=moved.index))
+        parts = [part[columns].astype({"kind": object, "name": object}) for part in parts]
+        events: pd.DataFrame = pd.concat(parts, ignore_index=True)
+        events = events[(events["end_ns"] > account.begin) & (events["start_ns"] < account.end)].reset_index(drop=True)
+        return events.assign(duration_ns=events["end_ns"] - events["start_ns"])
+
+    def _named(self) -> pd.DataFrame:
+        grouped = self.events.groupby(["kind", "name"], sort=False)["duration_ns"].agg(["size", "sum"]).reset_index()
+        grouped = grouped.rename(columns={"size": "count", "sum": "total_ns"})
+        grouped = grouped.sort_values("total_ns", ascending=False, kind="stable", ignore_index=True).head(_KEPT)
+        return grouped.assign(inside=pd.Series(self._inside(grouped), dtype=object))
+
+    def _inside(self, named: pd.DataFrame) -> list[str | None]:
+        """The operator, or else the range, around the calls behind most of the time of each name; never a whole step."""
+        keys = pd.MultiIndex.from_frame(named[["kind", "name"]])
+        number = keys.get_indexer(pd.MultiIndex.from_frame(self.events[["kind", "name"]]))
+        mine = self.events.assign(number=number)[(number >= 0) & (self.events["row"] >= 0).to_numpy()]
+        row, kind = mine["row"].to_numpy(np.int64), mine["kind"].to_numpy()
+        call = np.where(kind == "call", row, -1)
+        for launched, table in _LAUNCHED.items():
+            ops = self.trace.table(table, ["process", "correlation"]).iloc[row[kind == launched]]
+            call[kind == launched] = intervals.launch_of(self.trace, ops["process"], ops["correlation"])
+        mine, call = mine[call >= 0], call[call >= 0]
+        lasting, number = mine["duration_ns"].to_numpy(), mine["number"].to_numpy()
+        calls = self.trace.whole.table("calls", ["start_ns", "end_ns", "thread"]).iloc[call]
+        said: list[str | None] = [None] * len(named)
+        steps_named = set(self.account.names)
+        for table in ("ranges", "ops"):  # what the latter say replaces what the former did
+            outer = self.trace.whole.table(table, ["start_ns", "end_ns", "thread", "name"])
+            if not len(outer) or not len(calls):
+                continue
+            at, names = intervals.enclosing(calls, outer), outer["name"].cat
+            around = names.codes.to_numpy()[at]
+            for one in range(len(named)):
+                of_one = (number == one) & (at >= 0)
+                time = np.bincount(around[of_one], lasting[of_one], len(names.categories))
+                name = str(names.categories[int(time.argmax())])
+                if 2 * time.max() > lasting[number == one].sum() and name not in steps_named:
+                    said[one] = name
+        return said
+
+    def _longest(self) -> pd.DataFrame:
+        """Its longest moments, and what ended those that are gaps."""
+        at = np.argsort(-self.events["duration_ns"].to_numpy(), kind="stable")[:_NAMED]
+        longest = self.events.iloc[at].drop(columns="row").reset_index(drop=True)
+        ended = {}
+        if self.code in IDLE and len(longest):
+            found = gaps.find(self.trace, min_ns=int(longest["duration_ns"].min()))
+            keys = zip(found["device"].tolist(), found["start_ns"].tolist(), strict=True)
+            ended = dict(zip(keys, (evidence.get("ended_by") for evidence in found["evidence"]), strict=True))
+        keys = zip(longest["device"].tolist(), longest["start_ns"].tolist(), strict=True)
+        by = pd.Series([ended.get(key) for key in keys], dtype=object)
+        return longest.drop(columns="duration_ns").assign(ended_by=by)
+
+    def _sol(self) -> pd.DataFrame:
+        """How close the operators of the bottleneck's kind came to their bound; empty without shapes or a card."""
+        if self.name not in ("compute-bound", "memory-bound"):
+            return pd.DataFrame()
+        try:
+            table = sol.summary(self.trace, self.account.gpu)
+        except UsageError:
+            return pd.DataFrame()
+        return table[table["bound"] == self.name.removesuffix("-bound")].reset_index(drop=True)
+
+    def reached(self) -> float | None:
+        """That share of the datasheet's rate, weighted by time."""
+        possible = self.sol[~self.sol["impossible"].to_numpy(bool)] if len(self.sol) else self.sol
+        if not len(possible):
+            return None
+        return float(np.average(possible["sol_datasheet"], weights=possible["time_ns"]))
+
+    # -- evidence
+
+    def evidence(self) -> list[str]:
+        """What speaks for the answer."""
+        said = [*self._first(), *self._prediction()]
+        for row in self.named.head(_NAMED).to_dict("records"):
+            if row["name"]:
+                kind = _KIND.get(row["kind"], row["kind"])
+                times = _count(row["count"], "gap" if self.code in IDLE and row["kind"] != "copy" else "time")
+                inside = f", mostly inside {_called(row['inside'])}" if row["inside"] else ""
+                what = f"{kind} {_called(row['name'])}".strip()
+                said.append(f"{time_text(row['total_ns'])} in {times}: {what}{inside}")
+        moments = [
+            f"{time_text(row['end_ns'] - row['start_ns'])} at {_moment(row['start_ns'])}"
+            + (f" on device {row['device']}" if len(self.account.devices) > 1 else "")
+            + (f", before {_called(row['ended_by'], 40)}" if row["ended_by"] else "")
+            for row in self.longest.to_dict("records")
+        ]
+        said.append(f"Longest: {'; '.join(moments)}")
+        if self.name == "memory-transfer":
+            said += self._moved()
+        if self.name == "imbalance":
+            said += self._late()
+        if self.name == "memory-bound" and self.account.decodes:
+            said.append("The server decodes few sequences at once: each product reads its weights for a few rows")
+        reached = self.reached()
+        if reached is not None:
+            said.append(f"Operators with known shapes run at {_percent(reached)} of the datasheet's rate")
+        return said
+
+    def _first(self) -> list[str]:
+        account = self.account
+        idle = _percent(int(account.total[list(IDLE)].sum() - account.exposed_copies_ns) / max(account.span_ns, 1))
+        of_what = f"{_percent(self.share)} of {self._whole} ({time_text(self.ns)} of {time_text(account.span_ns)})"
+        if self.code in IDLE and self.name != "memory-transfer":
+            dry = account.gaps[account.cause == self.code]
+            return [f"The GPU was idle for {idle} of {self._whole}; {self.name} takes {of_what} in {_count(len(dry), 'gap')}"]
+        said = [f"{_FILLED[self.name]} {of_what}"]
+        if self.name == "memory-transfer":
+            waited = self.ns - account.exposed_copies_ns
+            said[0] += f", {time_text(waited)} of it waiting for copies" if waited else ""
+        if self.decision.change is None:
+            said.append(f"The GPU was idle for {idle} of {self._whole}")
+        return said
+
+    def _prediction(self) -> list[str]:
+        if self.played.refused is not None:
+            return []
+        if self.decision.change is None:
+            best = self.changes[0] if self.changes else None
+            most = f": the largest, {best['change']}, gives {best['speedup']:.2f}x" if best else ""
+            return [f"Played again with each change, the run hardly gets faster{most}"]
+        row = self.played.row(self.decision.change)
+        said = [
+            f"Played again with {row['change']}, it takes {time_text(row['predicted_ns'])} instead of "
+            f"{time_text(row['wall_ns'])}: {row['speedup']:.2f}x"
+        ]
+        if self.decision.gaining is not None:
+            some, every = self.decision.gaining
+            said.append(f"{some:,} of {every:,} steps gain from that")
+        return said
+
+    def _moved(self) -> list[str]:
+        """What was copied in all, overlapped or not."""
+        rows = memops.summary(self.trace)
+        said = []
+        for row in rows[rows["kind"] != "memset"].head(_NAMED - 1).to_dict("records"):
+            speed = f" at {row['gb_per_s']:.1f} GB/s" if np.isfinite(row["gb_per_s"]) else ""
+            said.append(
+                f"In all {_count(row['count'], 'copy', 'copies')} {row['kind']}, {row['src_kind']} to "
+                f"{row['dst_kind']}: {bytes_text(row['bytes'])} in {time_text(row['total_ns'])}{speed}"
+            )
+        return said
+
+    def _late(self) -> list[str]:
+        said, collectives = [], self.account.collectives
+        totals = self.account.amounts.sum(axis=0)
+        for number, device in enumerate(self.account.devices[:_KEPT]):
+            waited, ends = (time_text(int(totals[number, code])) for code in (CODE["imbalance"], ENDS))
+            said.append(
+                f"Device {device} waited {waited} in collectives, arrived last in "
+                f"{collectives.last(device):,} of {collectives.matched:,}, and had nothing to do for {ends} at the ends"
+            )
+        return said
+
+    # -- what speaks against it
+
+    def against(self) -> list[str]:
+        """Doubts first, then remarks."""
+        account, said = self.account, list(self.decision.doubts)
+        for row in self.changes:
+            worth = row["speedup"] is not None and row["change"] != self.decision.change and saved(row) >= LOST
+            if worth and not row["change"].startswith("no-cpu-work:"):
+                said.append(f"{row['change']} alone would give {row['speedup']:.2f}x")
+        if self.decision.name in ("communication", "imbalance"):
+            filled = sum(int(account.total[CODE[name]]) for name in ("compute-bound", "memory-bound", "not-enough-data"))
+            said.append(f"other kernels run for {_percent(filled / max(account.span_ns, 1))} of {self._whole}")
+        if len(account.devices) > 1:
+            busy = account.spans.loc[account.devices, "busy_ns"] / max(account.wall_ns, 1)
+            if busy.max() - busy.min() > LOST:
+                each = ", ".join(f"device {device} {_percent(share)}" for device, share in busy.head(_KEPT).items())
+                said.append(f"the devices were not equally busy: {each} of the wall time")
+        wrong = int(self.sol["impossible"].sum()) if len(self.sol) else 0
+        if wrong:
+            said.append(f"{_count(wrong, 'operator')} seem quicker than physics allows and were left out (nsightkit sol)")
+        if self.played.refused is None and self.played.schedule.inferred:
+            waits = _count(self.played.schedule.inferred, "wait")
+            said.append(f"the prediction rests on {waits} that the trace does not name")
+        missing = [text for table, text in _TELLING.items() if not self.trace.recorded(table)]
+        if missing and self.code in IDLE:
+            said.append(f"the trace does not say {' or '.join(missing)}")
+        return [*said, *self.trace.meta.notes]
+
+    # -- what to do
+
+    def next_steps(self) -> list[str]:
+        """What to change first, and what that would gain."""
+        if self.name == "not-enough-data":
+            return self._more_data()
+        if self.decision.change is None and self.name in ("compute-bound", "memory-bound"):
+            return self._faster()
+        said = [self._gaining(self.advice(self.name), self.decision.change)]
+        if self.name == "unknown":
+            said[0] += f" ({CAPTURE['nsys']})"
+        second = next((n for row in self.changes for n, c in CHANGE_OF.items()
+                       if c == row["change"] != self.decision.change and row["speedup"] and saved(row) >= LOST), None)  # fmt: skip
+        if second:
+            said.append(self._gaining(f"then {second}: {self.advice(second)}", CHANGE_OF[second]))
+        return said
+
+    def _gaining(self, advice: str, change: str | None) -> str:
+        if change is None or self.played.refused is not None:
+            return advice
+        return f"{advice}: predicted {self.played.row(change)['speedup']:.2f}x"
+
+    def advice(self, name: str) -> str:
+        """One change that fits a bottleneck, this program and this card."""
+        if name == "memory-transfer":
+            copies = self.account.exposed_copies
+            kinds = copies["kind"].astype(object) + " from " + copies["src_kind"].astype(object)
+            lasting = (copies["end_ns"] - copies["start_ns"]).groupby(kinds).sum()
+            kind = str(lasting.idxmax()) if len(lasting) else "HtoD from pageable"
+            return _ON_COPY.get(kind) or _ON_COPY.get(kind.partition(" ")[0], _ON_COPY["HtoD"])
+        if name == "launch-overhead":
+            if self._has_graphs:
+                return "the program replays graphs already: put what is still launched one by one into them"
+            if self._is_compiled:
+                return "the program is compiled already: capture it into graphs (mode='reduce-overhead')"
+            return "launch less: torch.compile, fused operators, or CUDA graphs"
+        if name == "memory-bound" and self._is_compiled:
+            return "the program is compiled already: narrower types, or larger batches, are what is left"
+        if name == "compute-bound":
+            return f"{_ADVICE[name]}{self._narrower()}"
+        return _ADVICE[name]
+
+    @property
+    def _has_graphs(self) -> bool:
+        calls = self.trace.whole.table("calls", ["name"])["name"]
+        return bool(self.trace.size("graphs")) or bool(matching(calls, re.compile("GraphLaunch")).any())
+
+    @property
+    def _is_compiled(self) -> bool:
+        tables = ("kernels", "ranges", "ops")
+        return any(matching(self.trace.whole.table(t, ["name"])["name"], _COMPILED).any() for t in tables)
+
+    @property
+    def _card(self) -> hardware.Gpu | None:
+        name = self.account.gpu or next((gpu.name for gpu in self.trace.meta.gpus if gpu.name), None)
+        try:
+            return hardware.find(name) if name else None
+        except UsageError:
+            return None
+
+    def _narrower(self, wanted: tuple[str, ...] = ("bf16", "fp16")) -> str:
+        """The precision that this card multiplies faster, where the program still uses FP32."""
+        fp32 = re.compile(r"(?<!tf32_)(?<!tf32)sgemm|simt|f32f32_f32f32", re.IGNORECASE)
+        if not any(fp32.search(str(name)) for name in self.named["name"]):
+            return ""
+        card = self._card
+        fits = next((p for p in wanted if card is None or card.supports(p)), None)
+        return f": {_NARROWER[fits]}" if fits else ""
+
+    def _more_data(self) -> list[str]:
+        operations = sum(self.trace.size(table) for table in GPU_TABLES)
+        replayed = self.events.loc[self.events["kind"] == "graph", "duration_ns"].sum() if len(self.events) else 0
+        if operations and 2 * replayed >= self.events["duration_ns"].sum() > 0:
+            return [f"record the kernels inside the graphs: {CAPTURE['nodes']}"]
+        return [f"let counters say what bounds the kernels named above: {CAPTURE['ncu']}"]
+
+    def _faster(self) -> list[str]:
+        said, card = [], self._card
+        for pattern, wanted, advice in _GIVEN_AWAY:
+            if any(pattern.search(str(name)) for name in self.named["name"]):
+                fits = next((p for p in wanted if card is None or card.supports(p)), None)
+                if fits or not wanted:
+                    said.append(advice.format(_NARROWER[fits] if fits else ""))
+        reached = self.reached()
+        if reached is not None and reached >= _GOOD:
+            said.append(
+                f"nothing cheap is left: these operators reach {_percent(reached)} of the datasheet's rate, and the "
+                "largest products reach about 80 %"
+            )
+        else:
+            said.append(self.advice(self.name))
+        if reached is None:
+            said.append(f"record shapes, to learn how far the operators are from their bound: {CAPTURE['shapes']}")
+        elif by_shape(self.account, self.name) < 0.5:
+            said.append("most of these kernels have no known shape: what they could reach is not known")
+        return said
+
+
+def tables(account: Account) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """What time was lost to, and what filled the rest, as lists of rows.
+
+    Parameters
+    ----------
+    account : Account
+
+    Returns
+    -------
+    lost, busy : list of dict
+        ``bottleneck, total_ns, share_of_span``, by falling time.
+    """
+    lost = ranked(account, IDLE)
+    rest = ranked(account, range(len(IDLE), len(BOTTLENECKS)))
+    return lost.to_dict("records"), rest.to_dict("records")
