@@ -158,6 +158,7 @@ class Schedule:
         self._operations()
         if self.unplayable is None:
             self._calls()
+            self._beginning()
             self._threads()
             self._arrivals()
             self._latencies()
@@ -285,6 +286,30 @@ class Schedule:
         self.names = names
         self.threads = threads
 
+    def _beginning(self) -> None:
+        """What a selection leaves out happened when it did; what was selected cannot begin before that is over."""
+        #: from here on time can be another than recorded
+        self.begin_ns = _NEVER
+        #: what no operation can come before: of each stream, and of one that a change makes
+        self.released_ns = np.full(int(self.stream.max()) + 1, _NEVER, np.int64)
+        self.earliest_ns = _NEVER
+        if self.trace is self.trace.whole:
+            return
+        self.begin_ns = int(self.call_start[self.launch[self.launch >= 0]].min())
+        self.earliest_ns = int(self.start.min())
+        if len(self.steps):
+            self.begin_ns = min(self.begin_ns, int(self.steps["start_ns"].iloc[0]))
+        place = ["process", "device", "stream"]
+        first = np.flatnonzero(self.first)
+        mine = self.operations.iloc[first]
+        mine = mine.assign(stream=[
+            self.trace.table(GPU_TABLES[t], ["stream"])["stream"].iloc[r] for t, r in zip(mine["table"], mine["row"], strict=True)
+        ])
+        every = pd.concat([self.trace.whole.table(t, [*place, "start_ns", "end_ns"]) for t in GPU_TABLES])
+        both = mine.assign(at=first).merge(every, on=place, suffixes=("", "_before"))
+        before = both[both["start_ns_before"] < both["start_ns"]].groupby("at")["end_ns_before"].max()
+        self.released_ns[self.stream[before.index]] = np.minimum(before, self.start[before.index])
+
     # -- threads that wait for each other
 
     def _threads(self) -> None:
@@ -337,7 +362,7 @@ class Schedule:
                 mine = rows[matching(rows["name"], pattern) & (rows["thread"] == thread).to_numpy()]
                 parts.append((mine["start_ns"].to_numpy(), mine["end_ns"].to_numpy()))
             waits = intervals.Coverage(*(np.concatenate([part[side] for part in parts]) for side in (0, 1)))
-            long = (2 * waits.of(start, end) >= end - start) & (end - start >= _HELD_NS)
+            long = (2 * waits.of(start, end) >= end - start) & (end - start >= _HELD_NS) & (start >= self.begin_ns)
             found.append(np.stack([np.full(int(long.sum()), thread), start[long], end[long]]))
         self.arrival_thread, self.arrival_start, self.arrival_end = np.concatenate(found, axis=1)
 
@@ -379,7 +404,7 @@ class Schedule:
         linked = self.launch >= 0
         row = np.maximum(self.launch, 0)
         begun, done = self.call_start[row], self.call_end[row]
-        before = np.where(self.first, _NEVER, np.append(_NEVER, self.end[:-1]))
+        before = self._before()
         kind = self.table.astype(np.int64) * 4 + 2 * self.staged + self.own_copy
         idle = linked & (self._device_before() < begun) & ~self.staged
         queued = linked & (done + 10_000 < before) & ~self.first
@@ -417,17 +442,23 @@ class Schedule:
             lost = ~linked & self.first
             self.ready[lost] = self.start[lost]
 
+    def _before(self) -> Int:
+        """When the operation before each one in its stream had ended."""
+        before = np.append(_NEVER, self.end[:-1])
+        before[self.first] = self.released_ns
+        return before
+
     def _device_before(self) -> Int:
         """When all that began on the device before each operation had ended: with that in the past, nothing kept it."""
-        order = np.lexsort((self.start, self.device)) if (self.stream != self.stream[0]).any() else slice(None)
-        end, device = self.end[order].copy(), self.device[order]
-        out = np.empty(len(end), np.int64)
-        first = np.append(True, device[1:] != device[:-1])
-        edges = np.append(np.flatnonzero(first), len(end))
-        for low, high in itertools.pairwise(edges.tolist()):
-            end[low:high] = np.maximum.accumulate(end[low:high])
-        before = np.where(first, _NEVER, np.append(_NEVER, end[:-1]))
-        out[order] = before
+        every = intervals.gpu_intervals(self.trace.whole)
+        device, start, end = (every[c].to_numpy() for c in ("device", "start_ns", "end_ns"))  # by device and start
+        out = np.full(len(self.start), _NEVER, np.int64)
+        for one in np.unique(self.device).tolist():
+            on = slice(np.searchsorted(device, one), np.searchsorted(device, one, side="right"))
+            mine = slice(None) if len(self.start) == len(device) == on.stop - on.start else self.device == one
+            reach = np.maximum.accumulate(end[on])
+            at = np.searchsorted(start[on], self.start[mine]) - 1
+            out[mine] = np.where(at >= 0, reach[at], _NEVER)
         return out
 
     def _throttled(self, launches: Int, lasting: Int) -> None:
@@ -450,8 +481,7 @@ class Schedule:
 
     def _waits(self) -> None:
         """Pairs (operation, what it waits for on another stream)."""
-        before = np.where(self.first, _NEVER, np.append(_NEVER, self.end[:-1]))
-        explained = np.maximum(self.ready, np.where(self.first, _NEVER, before + self.gap))
+        explained = np.maximum(self.ready, self._before() + self.gap)
         linked = self.launch >= 0
         late = np.flatnonzero((self.start > explained + _LATE_NS) & (linked | ~self.first))
         waits, on, inferred = np.empty(0, np.int64), np.empty(0, np.int64), 0
@@ -645,7 +675,7 @@ class Schedule:
     def recorded(self) -> Played:
         """The window and its steps as they were recorded."""
         if len(self.steps):
-            begin = int(self.steps["start_ns"].iloc[0])
+            begin = int(self.steps["begin_ns"].iloc[0])
             ends = self.steps["end_ns"].to_numpy() - begin
             return Played(int(ends[-1]), ends)
         return Played(int(self.end.max() - self.start.min()), np.empty(0, np.int64))
@@ -714,7 +744,7 @@ class _Play:
             parts = [part for part in parts if len(part[0])]
             if parts:
                 start, end = (np.concatenate([part[side] for part in parts]) for side in (0, 1))
-                self._away[thread] = intervals.Coverage(start, end)
+                self._away[thread] = intervals.Coverage(np.maximum(start, schedule.begin_ns), end)
 
     def own(self, thread: int, time: Int) -> Int:
         """Recorded time without what falls away before it."""
@@ -801,6 +831,8 @@ class _Run:
                 part = order[tail]
                 order[tail] = part[np.lexsort((of.start[part], of.device[part]))]
             stream, duration, gap, alone = raise_to, duration[order], gap[order], alone[order]
+            # When it was launched that stands in no order now is not known: it begins no earlier than it did.
+            ready = np.where(of.launch < 0, of.start, ready)
             ready, slots = ready[order], slots[order]
             place = np.empty(n, np.int64)
             place[order] = np.arange(n)
@@ -816,7 +848,7 @@ class _Run:
         breaks = first.copy()
         breaks[1:] |= (slots[1:] != slots[:-1]) & (slots[1:] >= 0)
         breaks[waiting] = True
-        needed = np.zeros(n, bool)
+        needed = first.copy()  # where a stream begins, the window may
         needed[awaited] = True
         targets = [self._placed(t) for t in of.cut_targets]
         flat = [t for ts in targets for t in ts]
@@ -904,7 +936,7 @@ class _Run:
         n_slots = len(self.cut_end) + len(self.threads)
         delay: list[float] = [0] * n_slots
         end_of: list[float] = [_NEVER] * len(self.head)
-        stream_end: dict[int, float] = {}
+        stream_end: dict[int, float] = dict(enumerate(of.released_ns.tolist()))
         own_start = np.empty(len(self.cut_end), np.int64)
         own_end = np.empty(len(self.cut_end), np.int64)
         for c in self.threads:
@@ -957,7 +989,7 @@ class _Run:
             if node >= n_cuts:
                 s = node - n_cuts
                 where = stream[s]
-                end = stream_end.get(where, _NEVER) + b[s]
+                end = stream_end.get(where, of.earliest_ns) + b[s]
                 if slot[s] >= 0:
                     end = max(end, delay[slot[s]] + a[s])
                 else:
@@ -993,8 +1025,8 @@ class _Run:
         of, play = self.of, self.play
         if not len(of.steps):
             ends = np.array(end_of)
-            firsts = np.flatnonzero(np.append(True, self.seg_stream[1:] != self.seg_stream[:-1]))
-            begin = min(self._first_start(int(f), delay) for f in firsts)
+            firsts = np.append(True, self.seg_stream[1:] != self.seg_stream[:-1])
+            begin = (ends - self.first_duration)[firsts].min()
             return Played(int(ends.max() - begin), np.empty(0, np.int64))
         thread = int(of.steps["thread"].iloc[0])
         cpu = of.steps["cpu_end_ns"].to_numpy()
@@ -1004,12 +1036,9 @@ class _Run:
         for k, parts in enumerate(self.step_parts):
             ends[k] = max([int(ends[k]), *(int(end_of[s]) for s in parts)])
         ends = np.maximum.accumulate(ends)
-        first = np.array([int(of.steps["start_ns"].iloc[0])])
+        first = of.steps["start_ns"].to_numpy()[:1]
         begin = int(play.own(thread, first)[0] + delay[int(self.slot(thread, first)[0])])
+        if of.steps["begin_ns"].iloc[0] > first[0]:  # behind a step that is not played
+            begin = max(begin, int(of.steps["begin_ns"].iloc[0]))
+            ends = np.maximum(ends, begin)
         return Played(int(ends[-1] - begin), ends - begin)
-
-    def _first_start(self, segment: int, delay: list[float]) -> float:
-        head = int(self.head[segment])
-        slot = int(self.slots[head] if self.place is None else self.slots[np.argsort(self.place)[head]])
-        ready = float(self.ready[head] if self.place is None else self.ready[np.argsort(self.place)[head]])
-        return ready + (delay[slot] if slot >= 0 else 0)
