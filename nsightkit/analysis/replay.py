@@ -63,6 +63,8 @@ _PAUSE = 3
 #: OS calls that wait for another thread or process; and the ranges in which PyTorch waits for its loader's workers.
 _FOR_OTHERS = re.compile(r"poll|select|futex|sem_|pthread_cond|epoll|recv|accept|sigwait|^wait")
 _WORKERS = re.compile(r"_MultiProcessing")
+#: Who prepares batches sets the pace if the waits for them take at least one part in so many of the time.
+_LIMITS = 10
 #: What waited in its stream for longer than this, and for nothing that was recorded, was held up by other work.
 _HELD_NS = 20_000
 #: Of more launches into a full queue than this, only some are walked; the others follow them.
@@ -288,17 +290,16 @@ class Schedule:
 
     def _beginning(self) -> None:
         """What a selection leaves out happened when it did; what was selected cannot begin before that is over."""
-        #: from here on time can be another than recorded
-        self.begin_ns = _NEVER
+        #: what a change takes away it takes from here on
+        self.begin_ns = int(self.steps["start_ns"].iloc[0]) if len(self.steps) else _NEVER
         #: what no operation can come before: of each stream, and of one that a change makes
         self.released_ns = np.full(int(self.stream.max()) + 1, _NEVER, np.int64)
         self.earliest_ns = _NEVER
         if self.trace is self.trace.whole:
             return
-        self.begin_ns = int(self.call_start[self.launch[self.launch >= 0]].min())
         self.earliest_ns = int(self.start.min())
-        if len(self.steps):
-            self.begin_ns = min(self.begin_ns, int(self.steps["start_ns"].iloc[0]))
+        if not len(self.steps):
+            self.begin_ns = int(self.call_start[self.launch[self.launch >= 0]].min())
         place = ["process", "device", "stream"]
         first = np.flatnonzero(self.first)
         mine = self.operations.iloc[first]
@@ -363,6 +364,9 @@ class Schedule:
                 parts.append((mine["start_ns"].to_numpy(), mine["end_ns"].to_numpy()))
             waits = intervals.Coverage(*(np.concatenate([part[side] for part in parts]) for side in (0, 1)))
             long = (2 * waits.of(start, end) >= end - start) & (end - start >= _HELD_NS) & (start >= self.begin_ns)
+            # Where waits are few and short, batches lie ready: nothing says how soon they could be.
+            if _LIMITS * (end[long] - start[long]).sum() < end[-1] - start[0]:
+                continue
             found.append(np.stack([np.full(int(long.sum()), thread), start[long], end[long]]))
         self.arrival_thread, self.arrival_start, self.arrival_end = np.concatenate(found, axis=1)
 
@@ -439,6 +443,7 @@ class Schedule:
         self._throttled(launches, lasting)
         if not linked.all():
             # Launched before the recording began: it is where it is in its stream.
+            self.ready[~linked] = self.start.min()
             lost = ~linked & self.first
             self.ready[lost] = self.start[lost]
 
@@ -529,6 +534,12 @@ class Schedule:
         late = self.start - until
         late[self.first & (self.launch < 0)] = 0
         held = late > _HELD_NS
+        # A stream that was busy before the recording began is free when its first operation starts.
+        busy = np.flatnonzero(held & self.first)
+        free = np.full(int(self.stream.max()) + 1, _NEVER)
+        free[self.stream[busy]] = self.start[busy]
+        self.ready = np.maximum(self.ready, free[self.stream])
+        held[busy] = False
         #: time for which each operation was held up so
         self.held_ns = np.where(held, late, 0)
 
@@ -974,7 +985,8 @@ class _Run:
         pause_own, pause_slot = pause_own.tolist(), pause_slot.tolist()
         n_pause, arrivals = n_full + len(of.pause_by), of.arrival_end.tolist()
         skip_pauses = "hand-overs" in of.without
-        waits = self.change.waits and "syncs" not in of.without
+        waits = of.call_start[of.cut_rows] < of.begin_ns if not self.change.waits else np.ones(n_block, bool)
+        waits = (waits & ("syncs" not in of.without)).tolist()
         after, room, call_ns = of.after_ns, of.room_ns, of.call_ns
         full, targets, waits_of = self.full, self.targets, self.waits_of
         meets, meeting_of, transfer = self.meets, of.meeting_of.tolist(), of.transfer_ns.tolist()
@@ -1015,7 +1027,7 @@ class _Run:
                 until = max(begun + call_ns, done)
             else:
                 until = begun + cost[number]
-                if waits:
+                if waits[number]:
                     for target in targets[number]:
                         until = max(until, end_of[target] + tail[number])
             delay[mine] = until - own_e[node]

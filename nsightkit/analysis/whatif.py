@@ -18,6 +18,7 @@ import pandas as pd
 
 from nsightkit.analysis import gaps, intervals, meetings
 from nsightkit.analysis.categories import categorize
+from nsightkit.analysis.gaps.ends import in_window
 from nsightkit.analysis.names import compiled, matching
 from nsightkit.analysis.replay import Change, Played, Schedule
 from nsightkit.errors import UsageError
@@ -181,7 +182,7 @@ class WhatIf:
     @functools.cached_property
     def work(self) -> dict[str, int]:
         """Named CPU work that gaps have as their cause, by :func:`plain` name: idle time in ns, the largest first."""
-        found = gaps.causes(self.trace)
+        found = in_window(self.trace)
         mine = found[(found["cause"] == "cpu-work").to_numpy() & (found["name"] != "").to_numpy()]
         idle = (mine["end_ns"] - mine["start_ns"]).groupby(mine["name"].astype(str).map(plain)).sum()
         return {str(name): int(ns) for name, ns in idle.sort_values(ascending=False).items()}
@@ -198,8 +199,27 @@ class WhatIf:
                 mine &= rows["thread"].to_numpy() == thread
                 found.append((rows["start_ns"].to_numpy()[mine], rows["end_ns"].to_numpy()[mine]))
             both = intervals.merge(*(np.concatenate([part[side] for part in found]) for side in (0, 1)))
-            parts[thread] = intervals.common(both, self.schedule.facts.own_work(thread))
+            named = intervals.common(both, self.schedule.facts.own_work(thread))
+            unnamed = self._unnamed(thread, wanted)
+            parts[thread] = intervals.merge(*(np.concatenate([named[side], unnamed[side]]) for side in (0, 1)))
         return Change(away=parts)
+
+    def _unnamed(self, thread: int, wanted: set[str]) -> tuple[Int, Int]:
+        """Gaps in which a thread was at work in a range around more than that work, such as a step: the gaps' time."""
+        found = in_window(self.trace)
+        calls = self.trace.whole.table("calls", ["start_ns", "end_ns", "thread"])
+        parts = [(np.empty(0, np.int64), np.empty(0, np.int64))]
+        work = intervals.Coverage(*self.schedule.facts.own_work(thread))
+        for kind, table in (("range", "ranges"), ("op", "ops")):
+            mine = found[((found["cause"] == "cpu-work") & (found["kind"] == kind)).to_numpy()]
+            by = self.trace.whole.table(table, ["thread"])["thread"].to_numpy()[mine["row"].to_numpy(np.int64)]
+            meant = np.array([plain(str(name)) in wanted for name in mine["name"]], bool)
+            start, end = (mine[c].to_numpy(np.int64) for c in ("start_ns", "end_ns"))
+            rest = (by == thread) & meant & (2 * work.of(start, end) < end - start)
+            parts.append((start[rest], end[rest]))
+        gap = tuple(np.concatenate([part[side] for part in parts]) for side in (0, 1))
+        own = calls[(calls["thread"] == thread).to_numpy()]
+        return intervals.common((gap[0], gap[1]), (own["start_ns"].to_numpy(), own["end_ns"].to_numpy()), outside=True)
 
     def _without(self, pattern: re.Pattern[str]) -> Change:
         """GPU operations that take no time, and ranges and operators of the launching threads neither."""
@@ -245,7 +265,7 @@ class WhatIf:
         copies = schedule.table == GPU_TABLES.index("memops")
         rows = np.flatnonzero(copies)
         kinds = self.trace.table("memops", ["kind"])["kind"].to_numpy()[schedule.operations["row"].to_numpy()[rows]]
-        copies[rows[kinds == "memset"]] = False
+        copies[rows[(kinds == "memset") | (kinds == "DtoD")]] = False  # which the device does by itself
         # From pinned memory nothing has to be staged.
         staged = np.flatnonzero(schedule.staged & copies)
         call = schedule.launch[staged]
