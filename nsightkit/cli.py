@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from nsightkit.analysis.ranks import Job
+    from nsightkit.analysis.whatif import WhatIf
     from nsightkit.capture.captured import Captured
     from nsightkit.trace import Trace
 
@@ -533,7 +534,7 @@ def _print_verdict(console: Console, title: str, result: dict[str, Any]) -> None
     from nsightkit import _show
 
     share = result["share_of_span"]
-    of_span = "" if share is None else f", {100 * share:.1f} % of the span"
+    of_span = "" if share is None else f", {100 * share:.1f} % of the time"
     console.print(Text(_show.plain(title), style="bold"), soft_wrap=True)
     console.print(Text(f"{result['bottleneck']}{of_span} (confidence: {result['confidence']})", style="bold"))
     lines = Table.grid(padding=(0, 2, 0, 0))
@@ -542,6 +543,73 @@ def _print_verdict(console: Console, title: str, result: dict[str, Any]) -> None
             style = "dim" if key == "against" else ""
             lines.add_row("" if number else heading, Text(_show.plain(text), style=style, overflow="fold"))
     console.print(lines)
+
+
+@app.command(rich_help_panel=_READING)
+@_on_trace
+def whatif(
+    session: _Session,
+    *,
+    changes: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[CHANGE]...",
+            help="no-input-wait, no-sync, free-launches, overlap-copies, overlap-communication, no-cpu-work, "
+            "no-cpu-work:NAME, no-start-up, no-profiler, equal-ranks; several: each alone, then all together. Default: "
+            "those of the first five that gain anything.",
+            show_default=False,
+        ),
+    ] = None,
+    without: Annotated[
+        str | None,
+        typer.Option(
+            "--without",
+            metavar="REGEX",
+            help="GPU operations, ranges and operators whose name this finds take no time.",
+        ),
+    ] = None,
+    scale: Annotated[
+        str | None,
+        typer.Option(
+            "--scale", metavar="REGEX=F", help="GPU operations whose name this finds take F times as long, such as 0.5."
+        ),
+    ] = None,
+) -> None:
+    """What a change would gain: the recorded run, played again with it."""
+    from nsightkit.analysis import whatif as analysis
+
+    wanted = analysis.asked(changes or (), without, scale)
+    said: list[str] = []
+
+    def question(opened: Trace) -> pd.DataFrame:
+        import pandas as pd
+
+        played = analysis.WhatIf(opened)
+        if played.refused is not None:
+            _note(f"{session.path}: nothing is predicted: {played.refused}")
+        said.extend(_replayed(played))
+        return pd.DataFrame(analysis.rows(played, wanted), columns=analysis.COLUMNS, dtype=object)
+
+    session.table(
+        question,
+        ("kernels", "calls"),
+        hide=("replay_error",),
+        note=lambda _: " · ".join(said),
+        empty="nothing is predicted to gain anything",
+    )
+
+
+def _replayed(played: WhatIf) -> Iterator[str]:
+    """What a prediction rests on."""
+    from nsightkit._show import time_text
+
+    if played.error is None:
+        return
+    yield f"played again without a change, the trace comes out {100 * played.error:.1f} % off"
+    if inferred := played.schedule.inferred:
+        yield f"{inferred:,} wait{'' if inferred == 1 else 's'} inferred"
+    if held := int(played.schedule.held_ns.sum()):
+        yield f"{time_text(held)} behind work that the trace does not hold"
 
 
 @app.command(rich_help_panel=_READING)

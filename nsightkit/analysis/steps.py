@@ -45,6 +45,8 @@ _ROBUST_Z = 3.5
 _RELATIVE = 0.05
 #: Fewer steps than this have no median to be far from.
 _ENOUGH = 4
+#: What a device takes to start an operation that lies in its queue, at most.
+_QUEUED_NS = 20_000
 #: Scales the median absolute deviation to the standard deviation of a normal distribution.
 _MAD_TO_SIGMA = 1.4826
 
@@ -141,7 +143,8 @@ def windows(trace: Trace, match: str | None = None) -> pd.DataFrame:
     -------
     DataFrame
         ``step, start_ns, cpu_end_ns, begin_ns, end_ns, process, thread``, in order of time; ``end_ns`` is E(k), and
-        ``begin_ns`` is where the step's time begins: at E(k - 1), or where the first one's range begins. The first
+        ``begin_ns`` is where the step's time begins: at E(k - 1), or where the first one's range begins or, where the
+        GPU was still at work that was launched before the recording, when it got to the first step's. The first
         step of a selection begins no earlier than the E of the step before it in the whole trace.
 
     Raises
@@ -154,9 +157,34 @@ def windows(trace: Trace, match: str | None = None) -> pd.DataFrame:
     if trace is not trace.whole and len(found):
         every = find(trace.whole, match)
         begin = np.append(begin, _ends(trace.whole, every[every["start_ns"] < begin[0]])).max(keepdims=True)
+    if trace is trace.whole and len(found):
+        begin = np.maximum(begin, _reached(trace, found))
     end = np.maximum(_ends(trace, found), begin)
     found = found.assign(cpu_end_ns=found["end_ns"], begin_ns=np.append(begin, end[:-1]), end_ns=end)
     return found[["step", "start_ns", "cpu_end_ns", "begin_ns", "end_ns", "process", "thread"]]
+
+
+def _reached(trace: Trace, found: pd.DataFrame) -> int:
+    """When the GPU got to the first step's work, if that lay behind work which was launched before the recording.
+
+    The step before, whose end would say so, was not recorded. What shows it is that all devices began later than they
+    need to, long after the first launch of the first step had returned.
+    """
+    calls = trace.table("calls", ["start_ns", "end_ns"])
+    first = []
+    for table in GPU_TABLES:
+        rows = trace.table(table, ["start_ns", "device", "process", "correlation"])
+        rows = rows.loc[rows.groupby("device")["start_ns"].idxmin()] if len(rows) else rows
+        first.append(rows.assign(launch=intervals.launch_of(trace, rows["process"], rows["correlation"])))
+    begun = pd.concat(first).sort_values("start_ns", kind="stable").drop_duplicates("device")
+    start, launch = begun["start_ns"].to_numpy(), begun["launch"].to_numpy()
+    if not len(begun) or (launch < 0).any():
+        return 0
+    in_first = (calls["start_ns"].to_numpy()[launch] >= int(found["start_ns"].iloc[0])) & (
+        calls["start_ns"].to_numpy()[launch] < int(found["end_ns"].iloc[0])
+    )
+    lay = start - calls["end_ns"].to_numpy()[launch]
+    return int(start.min()) if (in_first & (lay > _QUEUED_NS)).all() else 0
 
 
 def _ends(trace: Trace, found: pd.DataFrame) -> npt.NDArray[np.int64]:

@@ -24,7 +24,7 @@ from nsightkit.analysis.replay import Change, Played, Schedule
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import GPU_TABLES, Trace
 
-__all__ = ["CHANGES", "MOST_ERROR", "STANDARD", "WhatIf", "plain", "summary"]
+__all__ = ["CHANGES", "COLUMNS", "MOST_ERROR", "STANDARD", "WhatIf", "asked", "plain", "rows", "summary"]
 
 Int = npt.NDArray[np.int64]
 
@@ -42,6 +42,8 @@ CHANGES = {
     "no-profiler": "the profiler takes no time for itself",
     "equal-ranks": "all devices have the same amount of work, so that none waits for another in a collective",
 }
+#: What each row of the answer holds.
+COLUMNS = ("change", "wall_ns", "predicted_ns", "speedup", "replay_error")
 #: Above this deviation of the unchanged replay nothing is predicted.
 MOST_ERROR = 0.05
 #: Dispatch between two launches when launches cost next to nothing.
@@ -305,6 +307,45 @@ def _and(one: Change, other: Change) -> Change:
     )
 
 
+def asked(changes: Sequence[str] = (), without: str | None = None, scale: str | None = None) -> list[str]:
+    """Check what is asked for, and give all of it in one form.
+
+    Parameters
+    ----------
+    changes : sequence of str
+        Keys of :data:`CHANGES`, or ``no-cpu-work:NAME``.
+    without : str, optional
+        Regular expression: GPU operations, ranges and operators of these names take no time.
+    scale : str, optional
+        ``REGEX=F``: GPU operations of these names take F times as long.
+
+    Returns
+    -------
+    list of str
+        Changes as :meth:`WhatIf.row` takes them.
+
+    Raises
+    ------
+    UsageError
+        An unknown change, or a malformed expression or factor.
+    """
+    for change in changes:
+        known, _, what = change.partition(":")
+        if known not in CHANGES or (what and known != "no-cpu-work"):
+            raise UsageError(f"{change!r} is not a change; there are {', '.join(CHANGES)}")
+    found = list(dict.fromkeys(changes))
+    if without is not None:
+        compiled(without, "--without")
+        found.append(f"without:{without}")
+    if scale is not None:
+        pattern, sign, factor = scale.rpartition("=")
+        compiled(pattern, "--scale")
+        if not sign or not re.fullmatch(r"\d*\.?\d+", factor):
+            raise UsageError(f"--scale: {scale!r} is not of the form REGEX=F, with a factor such as 0.5")
+        found.append(f"scale:{scale}")
+    return found
+
+
 def summary(
     trace: Trace, changes: Sequence[str] = (), without: str | None = None, scale: str | None = None
 ) -> list[dict[str, Any]]:
@@ -313,63 +354,44 @@ def summary(
     Parameters
     ----------
     trace : Trace
-    changes : sequence of str
-        Keys of :data:`CHANGES`, or ``no-cpu-work:NAME``. Without any, and without the other two, those of
-        :data:`STANDARD` that gain anything. Several: each alone, then all together.
-    without : str, optional
-        Regular expression: GPU operations, ranges and operators of these names take no time.
-    scale : str, optional
-        ``REGEX=F``: GPU operations of these names take F times as long.
+        Whole or a selection, of which only its own part changes.
+    changes, without, scale
+        As :func:`asked` takes them. Without any, those of :data:`STANDARD` that gain anything. Several: each alone, then
+        all together.
 
     Returns
     -------
     list of dict
-        ``change, wall_ns, predicted_ns, speedup, replay_error``, the largest gain first. Where nothing can be predicted,
-        a row for each change asked for, with None for what is not known; empty if none was.
+        As :func:`rows` gives them.
 
     Raises
     ------
     UsageError
         An unknown change, or a malformed expression or factor.
     """
-    asked = list(changes)
-    if without is not None:
-        compiled(without, "--without")
-        asked.append(f"without:{without}")
-    if scale is not None:
-        pattern, sign, factor = scale.rpartition("=")
-        compiled(pattern, "--scale")
-        if not sign or not re.fullmatch(r"\d*\.?\d+", factor):
-            raise UsageError(f"--scale: {scale!r} is not of the form REGEX=F, with a factor such as 0.5")
-        asked.append(f"scale:{scale}")
-    for change in changes:
-        known, _, what = change.partition(":")
-        if known not in CHANGES or (what and known != "no-cpu-work"):
-            raise UsageError(f"{change!r} is not a change; there are {', '.join(CHANGES)}")
-    played = WhatIf(trace)
-    return rows(played, asked)
+    wanted = asked(changes, without, scale)
+    return rows(WhatIf(trace), wanted)
 
 
-def rows(played: WhatIf, asked: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """Rows of :func:`summary` for changes that are known to be well formed.
+def rows(played: WhatIf, wanted: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Predict what changes would gain that :func:`asked` has checked.
 
     Parameters
     ----------
     played : WhatIf
-    asked : sequence of str
+    wanted : sequence of str
 
     Returns
     -------
     list of dict
+        ``change, wall_ns, predicted_ns, speedup, replay_error``, the largest gain first, and all of several together
+        last. Where nothing can be predicted, a row for each change that was asked for, with None for what is not known.
     """
     if played.refused is not None:
         unknown = dict.fromkeys(("predicted_ns", "speedup"))
-        return [
-            {"change": c, "wall_ns": played.wall_ns, **unknown, "replay_error": played.error}
-            for c in asked
-        ]
-    found = [played.row(change) for change in asked or STANDARD]
+        return [{"change": c, "wall_ns": played.wall_ns, **unknown, "replay_error": played.error} for c in wanted]
+    found = [played.row(change) for change in wanted or STANDARD]
     found.sort(key=lambda row: -row["speedup"])
-    if not asked:
+    if not wanted:
         return [row for row in found if row["speedup"] >= 1 + _WORTH]
-    return found + ([played.row(*asked)] if len(asked) > 1 else [])
+    return found + ([played.row(*wanted)] if len(wanted) > 1 else [])

@@ -245,8 +245,9 @@ class _Page:
         name, share = str(found["bottleneck"]), found["share_of_span"]
         amount = "" if share is None else f", {_percent(share)} of the time"
         facts = [tag("span", name, class_="chip"), f" confidence: {found['confidence']}"]
-        if found["best_case_speedup"]:
-            facts.append(f" · removing all of it gives at most {found['best_case_speedup']:.2f}x")
+        if found["changes"]:
+            best = found["changes"][0]
+            facts.append(f" · predicted with {best['change']}: {best['speedup']:.2f}x")
         lists = [
             (title, found[key])
             for title, key in (("Evidence", "evidence"), ("What speaks against it", "against"),

@@ -5,16 +5,43 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from nsightkit.analysis import steps
+from nsightkit.analysis.gaps import causes
 from nsightkit.analysis.gaps.facts import EVIDENCE, TABLE_OF, UNDECIDED, Elsewhere, Gaps, Group
 from nsightkit.analysis.gaps.rules import CAUSES, decide
 from nsightkit.analysis.gaps.threads import Threads
 from nsightkit.analysis.intervals import gpu_intervals, launches_of
 from nsightkit.trace.model import Trace
 
-__all__ = ["at_ends"]
+__all__ = ["in_window"]
 
 
-def at_ends(trace: Trace, begin: int, end: int, thread: int) -> pd.DataFrame:
+def in_window(trace: Trace) -> pd.DataFrame:
+    """Give the idle time of the window that the steps cover, with its causes: gaps, and what lies at the window's ends.
+
+    Parameters
+    ----------
+    trace : Trace
+
+    Returns
+    -------
+    DataFrame
+        As :func:`nsightkit.analysis.gaps.causes` gives gaps, which are cut at the window's ends. Without steps just
+        those.
+    """
+    found, windows = causes(trace), steps.windows(trace)
+    if not len(windows):
+        return found
+    begin, end = int(windows["begin_ns"].iloc[0]), int(windows["end_ns"].iloc[-1])
+    found = found[(found["end_ns"] > begin) & (found["start_ns"] < end)]
+    found = found.assign(start_ns=found["start_ns"].clip(lower=begin), end_ns=found["end_ns"].clip(upper=end))
+    ends = _at_ends(trace, begin, end, int(windows["thread"].iloc[0]))
+    texts = dict.fromkeys(("cause", "kind", "name"), object)
+    found = pd.concat([found.astype(texts), ends.astype(texts)], ignore_index=True) if len(ends) else found
+    return found.assign(**{name: found[name].astype("category") for name in texts})
+
+
+def _at_ends(trace: Trace, begin: int, end: int, thread: int) -> pd.DataFrame:
     """Give causes to the idle time at the ends of a window, by the rules for gaps.
 
     A device that has nothing to do at the end is judged as if a launch ended its idle time when the window ends.

@@ -12,7 +12,7 @@ import pandas as pd
 
 from nsightkit.analysis import gaps, intervals, sol, steps
 from nsightkit.analysis.categories import CATEGORIES, categorize
-from nsightkit.analysis.gaps.ends import at_ends
+from nsightkit.analysis.gaps.ends import in_window
 from nsightkit.analysis.intervals import Coverage
 from nsightkit.analysis.meetings import Meetings
 from nsightkit.analysis.names import matching
@@ -65,7 +65,7 @@ class Account:
     begin, end : int
         What is judged: the steps or, without them, the time from the first operation to the last.
     names : list of str
-        Of the parts of that time: steps, or tenths of it.
+        Of the parts of that time: steps, or tenths of it where there are fewer than three.
     amounts : ndarray of int64, shape (parts, devices, answers + 1)
         Nanoseconds; the last column is :data:`ENDS`.
     span_ns : int
@@ -107,23 +107,15 @@ class Account:
 
     def _parts(self) -> None:
         self.are_steps = len(self.steps) >= FEW_STEPS
-        if len(self.steps):
+        if self.are_steps:
             self.names = self.steps["step"].astype(str).tolist()
             self.edges = np.append(self.begin, self.steps["end_ns"].to_numpy())
         else:
             self.names = [f"tenth {number + 1}" for number in range(_PARTS)]
             self.edges = np.linspace(self.begin, self.end, _PARTS + 1).astype(np.int64)
-        self.outlier = steps.outliers(np.diff(self.edges)) if len(self.steps) else np.zeros(len(self.names), bool)
 
     def _gaps(self) -> None:
-        found = gaps.causes(self.trace)
-        found = found[(found["end_ns"] > self.begin) & (found["start_ns"] < self.end)]
-        if len(self.steps):
-            found = found.assign(start_ns=found["start_ns"].clip(lower=self.begin), end_ns=found["end_ns"].clip(upper=self.end))
-            ends = at_ends(self.trace, self.begin, self.end, int(self.steps["thread"].iloc[0]))
-            if len(ends):
-                names = {c: object for c in ("cause", "kind", "name")}
-                found = pd.concat([found.astype(names), ends.astype(names)], ignore_index=True)
+        found = in_window(self.trace)
         found = found[found["device"].isin(self.devices)]
         self.gaps: pd.DataFrame = found.reset_index(drop=True)
         self.cause = pd.Categorical(self.gaps["cause"], categories=gaps.CAUSES).codes.astype(np.int64)

@@ -166,8 +166,12 @@ def _weigh(account: Account, played: WhatIf, found: Decision) -> Decision:
             low = True
         elif found.gaining is not None and 2 * found.gaining[0] < found.gaining[1]:
             found.doubts.append(f"only {found.gaining[0]:,} of {found.gaining[1]:,} steps would gain from it")
-        elif found.gaining is None and not low:
-            found.doubts += _rare(account, CODE[found.name])
+            low = True
+        elif found.gaining is None:
+            found.doubts += _few_steps(account)
+            rare = _rare(account, CODE[found.name])
+            found.doubts += rare
+            low |= bool(rare)
     unexplained, share = _unexplained(account)
     if found.name not in _UNEXPLAINED and share >= LOST and share > _DOUBT * max(found.gain, LOST):
         found.doubts.append(f"{100 * share:.1f} % of the time is idle, and nothing recorded says why ({unexplained})")
@@ -180,7 +184,9 @@ def _weigh(account: Account, played: WhatIf, found: Decision) -> Decision:
         found.doubts.append("judged by names of kernels, without shapes")
     found.level = "low" if low or len(found.doubts) > 1 else "medium" if found.doubts else "high"
     if found.name in (*_UNEXPLAINED, "not-enough-data"):
-        found.level = "low" if found.name != "queued" else min(found.level, "medium", key=("low", "medium", "high").index)
+        found.level = (
+            "low" if found.name != "queued" else min(found.level, "medium", key=("low", "medium", "high").index)
+        )
     return found
 
 
@@ -196,15 +202,19 @@ def _largest_moment(account: Account, name: str) -> int:
     return max(longest)
 
 
+def _few_steps(account: Account) -> list[str]:
+    count = len(account.steps)
+    if not count or account.are_steps:
+        return []
+    return [f"the trace holds {count} step{'s' if count > 1 else ''}: whether this repeats is not known"]
+
+
 def _rare(account: Account, code: int) -> list[str]:
-    """Whether the cause takes time in most parts of the run."""
-    if len(account.steps) and not account.are_steps:
-        count = len(account.steps)
-        return [f"the trace holds {count} step{'s' if count > 1 else ''}: whether this repeats is not known"]
-    mine, parts = of(account.by_part, code), account.by_part.sum(axis=1)
-    often = int((mine >= _PART * LOST * np.maximum(parts, 1)).sum())
+    """Whether the cause takes time in few parts of the run."""
+    share = of(account.by_part, code) / np.maximum(account.by_part.sum(axis=1), 1)
+    often = int((share >= _PART * of(account.total, code) / max(account.span_ns, 1)).sum())
     what = "steps" if account.are_steps else "tenths of the time"
-    return [] if 2 * often >= len(parts) else [f"only {often} of {len(parts)} {what} lose time to it"]
+    return [f"only {often} of {len(share)} {what} lose much time to it"] if 2 * often < len(share) else []
 
 
 def by_shape(account: Account, name: str) -> float:

@@ -254,7 +254,9 @@ class Answer:
         of_what = f"{_percent(self.share)} of {self._whole} ({time_text(self.ns)} of {time_text(account.span_ns)})"
         if self.code in IDLE and self.name != "memory-transfer":
             dry = account.gaps[account.cause == self.code]
-            return [f"The GPU was idle for {idle} of {self._whole}; {self.name} takes {of_what} in {_count(len(dry), 'gap')}"]
+            return [
+                f"The GPU was idle for {idle} of {self._whole}; {self.name} takes {of_what} in {_count(len(dry), 'gap')}"
+            ]
         said = [f"{_FILLED[self.name]} {of_what}"]
         if self.name == "memory-transfer":
             waited = self.ns - account.exposed_copies_ns
@@ -313,7 +315,9 @@ class Answer:
             if worth and not row["change"].startswith("no-cpu-work:"):
                 said.append(f"{row['change']} alone would give {row['speedup']:.2f}x")
         if self.decision.name in ("communication", "imbalance"):
-            filled = sum(int(account.total[CODE[name]]) for name in ("compute-bound", "memory-bound", "not-enough-data"))
+            filled = sum(
+                int(account.total[CODE[name]]) for name in ("compute-bound", "memory-bound", "not-enough-data")
+            )
             said.append(f"other kernels run for {_percent(filled / max(account.span_ns, 1))} of {self._whole}")
         if len(account.devices) > 1:
             busy = account.spans.loc[account.devices, "busy_ns"] / max(account.wall_ns, 1)
@@ -322,7 +326,9 @@ class Answer:
                 said.append(f"the devices were not equally busy: {each} of the wall time")
         wrong = int(self.sol["impossible"].sum()) if len(self.sol) else 0
         if wrong:
-            said.append(f"{_count(wrong, 'operator')} seem quicker than physics allows and were left out (nsightkit sol)")
+            said.append(
+                f"{_count(wrong, 'operator')} seem quicker than physics allows and were left out (nsightkit sol)"
+            )
         if self.played.refused is None and self.played.schedule.inferred:
             waits = _count(self.played.schedule.inferred, "wait")
             said.append(f"the prediction rests on {waits} that the trace does not name")
