@@ -304,6 +304,8 @@ _HEADERS = {
     "last_rank": "last",
     "bus_gb_per_s": "bus GB/s",
     "interval": "95 % interval",
+    "predicted_ns": "predicted",
+    "speedup": "gain",
 }
 #: Dropped, in this order, where a terminal is too narrow for the names.
 _EXPENDABLE = (
@@ -315,10 +317,10 @@ _EXPENDABLE = (
 _LEFT = (
     *("name", "category", "cause", "kind", "src_kind", "dst_kind", "domain", "rule", "step", "evidence", "outlier"),
     *("config", "gpu", "unit", "accumulate", "mode", "precision", "status", "site", "bound", "note"),
-    *("kernel", "occupancy_limiter", "classification", "group"),
+    *("kernel", "occupancy_limiter", "classification", "group", "change"),
 )
 _OPTIONAL = ("domain", "interval", "outlier", "src_kind", "dst_kind", "remedy", "detail", "note", "sol_measured")
-_SHRINKING = ("name", "step", "evidence", "site", "kernel", "group")
+_SHRINKING = ("name", "step", "evidence", "site", "kernel", "group", "change")
 _WRAPPING = ("check", "found", "remedy", "detail", "notes", "source")
 _NAME_CELLS = 40
 
@@ -354,6 +356,8 @@ def cell_text(column: str, value: Any) -> str:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if column == "speedup":
+        return f"{value:,.2f}x"
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):

@@ -553,7 +553,7 @@ def whatif(
     changes: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[CHANGE]...",
+            metavar="CHANGE",
             help="no-input-wait, no-sync, free-launches, overlap-copies, overlap-communication, no-cpu-work, "
             "no-cpu-work:NAME, no-start-up, no-profiler, equal-ranks; several: each alone, then all together. Default: "
             "those of the first five that gain anything.",

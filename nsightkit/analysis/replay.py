@@ -38,7 +38,7 @@ from nsightkit.trace.model import GPU_TABLES, Trace
 
 __all__ = ["BLOCKING", "Change", "Played", "Schedule"]
 
-Int = npt.NDArray[np.int64]
+Int = npt.NDArray[np.integer[Any]]
 Bool = npt.NDArray[np.bool_]
 
 #: Calls that return only when the GPU has caught up.

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from nsightkit.analysis import gaps, intervals, meetings
+from nsightkit.analysis import gaps, intervals
 from nsightkit.analysis.categories import categorize
 from nsightkit.analysis.gaps.ends import in_window
 from nsightkit.analysis.names import compiled, matching
@@ -26,7 +26,7 @@ from nsightkit.trace.model import GPU_TABLES, Trace
 
 __all__ = ["CHANGES", "COLUMNS", "MOST_ERROR", "STANDARD", "WhatIf", "asked", "plain", "rows", "summary"]
 
-Int = npt.NDArray[np.int64]
+Int = npt.NDArray[np.integer[Any]]
 
 #: Changes that a program's author can make with an ordinary amount of work, and that any trace can be asked about.
 STANDARD = ("no-input-wait", "no-sync", "free-launches", "overlap-copies", "overlap-communication")
@@ -37,7 +37,7 @@ CHANGES = {
     "free-launches": "launches with only dispatch between them follow each other by 3 µs",
     "overlap-copies": "copies run beside the kernels, and only the step's end waits for them",
     "overlap-communication": "collectives run beside the other kernels, and only the step's end waits for them",
-    "no-cpu-work": "the ranges, operators and frames that keep the GPU waiting take no time; no-cpu-work:NAME: only those",
+    "no-cpu-work": "work on the CPU that keeps the GPU waiting takes no time; no-cpu-work:NAME: only that of this name",
     "no-start-up": "what happens once (loading, compiling, capturing) takes no time",
     "no-profiler": "the profiler takes no time for itself",
     "equal-ranks": "all devices have the same amount of work, so that none waits for another in a collective",
@@ -112,8 +112,7 @@ class WhatIf:
         Played
         """
         if changes not in self._played:
-            together = functools.reduce(_and, (self._change(change) for change in changes))
-            self._played[changes] = self.schedule.play(together)
+            self._played[changes] = self.schedule.play(self._together([self._change(change) for change in changes]))
         return self._played[changes]
 
     def row(self, *changes: str) -> dict[str, Any]:
@@ -139,9 +138,26 @@ class WhatIf:
             "replay_error": self.error,
         }
 
+    def _together(self, changes: Sequence[Change]) -> Change:
+        away: dict[int, tuple[Int, Int]] = {}
+        for thread in self.schedule.threads.tolist():
+            parts = [change.away[thread] for change in changes if thread in change.away]
+            if parts:
+                away[thread] = intervals.merge(*(np.concatenate([part[side] for part in parts]) for side in (0, 1)))
+        lasting = self.schedule.end - self.schedule.start
+        other = [change.durations_ns - lasting for change in changes if change.durations_ns is not None]
+        aside = [change.aside for change in changes if change.aside is not None]
+        return Change(
+            away=away,
+            waits=all(change.waits for change in changes),
+            arrivals=all(change.arrivals for change in changes),
+            durations_ns=np.maximum(lasting + sum(other), 0) if other else None,
+            aside=np.logical_or.reduce(aside) if aside else None,
+        )
+
     # -- what each change takes away
 
-    def _each(self, of: Callable[[int], tuple[Any, Any]]) -> dict[int, tuple[Any, Any]]:
+    def _each(self, of: Callable[[int], tuple[Int, Int]]) -> dict[int, tuple[Int, Int]]:
         return {t: of(t) for t in self.schedule.threads.tolist()}
 
     def _change(self, name: str) -> Change:
@@ -264,7 +280,7 @@ class WhatIf:
 
     def _overlapped_copies(self) -> Change:
         schedule = self.schedule
-        copies = schedule.table == GPU_TABLES.index("memops")
+        copies: npt.NDArray[np.bool_] = schedule.table == GPU_TABLES.index("memops")
         rows = np.flatnonzero(copies)
         kinds = self.trace.table("memops", ["kind"])["kind"].to_numpy()[schedule.operations["row"].to_numpy()[rows]]
         copies[rows[(kinds == "memset") | (kinds == "DtoD")]] = False  # which the device does by itself
@@ -288,23 +304,6 @@ class WhatIf:
         out = np.zeros(len(schedule.start), bool)
         out[kernels] = np.asarray(talks)[rows]
         return out
-
-
-def _and(one: Change, other: Change) -> Change:
-    """Both changes at once."""
-    away = dict(one.away)
-    for thread, part in other.away.items():
-        have = away.get(thread, part)
-        away[thread] = intervals.merge(*(np.concatenate([have[side], part[side]]) for side in (0, 1)))
-    durations = [c.durations_ns for c in (one, other) if c.durations_ns is not None]
-    aside = [c.aside for c in (one, other) if c.aside is not None]
-    return Change(
-        away=away,
-        waits=one.waits and other.waits,
-        arrivals=one.arrivals and other.arrivals,
-        durations_ns=functools.reduce(np.minimum, durations) if durations else None,
-        aside=functools.reduce(np.logical_or, aside) if aside else None,
-    )
 
 
 def asked(changes: Sequence[str] = (), without: str | None = None, scale: str | None = None) -> list[str]:
@@ -356,8 +355,8 @@ def summary(
     trace : Trace
         Whole or a selection, of which only its own part changes.
     changes, without, scale
-        As :func:`asked` takes them. Without any, those of :data:`STANDARD` that gain anything. Several: each alone, then
-        all together.
+        As :func:`asked` takes them. Without any, those of :data:`STANDARD` that gain anything. Several: each
+        alone, then all together.
 
     Returns
     -------
