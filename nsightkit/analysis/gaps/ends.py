@@ -59,31 +59,47 @@ def _at_ends(trace: Trace, begin: int, end: int, thread: int) -> pd.DataFrame:
     DataFrame
         As :func:`nsightkit.analysis.gaps.causes` gives gaps.
     """
-    whole = trace.whole
     ops = gpu_intervals(trace)
     ops = ops[(ops["end_ns"] > begin) & (ops["start_ns"] < end)]
-    threads, elsewhere = Threads(whole), Elsewhere(whole)
+    judge = _Judge(trace)
     rows = []
-    for device, mine in ops.groupby("device"):
-        first, last = mine.loc[mine["start_ns"].idxmin()], mine.loc[mine["end_ns"].idxmax()]
-        for low, high, op, is_lead in ((begin, first["start_ns"], first, True), (last["end_ns"], end, last, False)):
-            if high <= low:
-                continue
-            table, row = int(op["table"]), int(op["row"])
-            launch = int(launches_of(trace, np.array([table]), np.array([row]))[0]) if is_lead else -1
-            found = Gaps(*(np.array([v]) for v in (device, low, high, table, row, launch, UNDECIDED, 0, -1)))
-            by, begun, done = thread, high, high
-            if launch >= 0:
-                call = whole.table("calls", ["start_ns", "end_ns", "thread"]).iloc[launch]
-                begun, done, by = int(call["start_ns"]), int(call["end_ns"]), int(call["thread"])
-            if len(threads.calls(by)) or is_lead:
-                group = Group(found, threads, elsewhere, by >> 24, by, None, np.array([begun]), np.array([done]))
-                decide(group)
-            cause = CAUSES[int(found.cause[0])] if found.cause[0] != UNDECIDED else "unknown"
-            kind, at = EVIDENCE[int(found.source[0])], int(found.source_row[0])
-            name = ""
-            if kind in TABLE_OF and at >= 0:
-                column = "kind" if TABLE_OF[kind] == "memops" else "name"
-                name = str(whole.table(TABLE_OF[kind], [column])[column].iloc[at])
-            rows.append((device, int(low), int(high), cause, kind, name, at))
+    for device in ops["device"].unique().tolist():
+        mine = ops[ops["device"] == device]
+        first, last = (mine.iloc[[at]] for at in (mine["start_ns"].argmin(), mine["end_ns"].argmax()))
+        started, ended = int(first["start_ns"].iloc[0]), int(last["end_ns"].iloc[0])
+        if started > begin:
+            launch = int(launches_of(trace, first["table"], first["row"])[0])
+            rows.append((device, begin, started, *judge.of(device, begin, started, first, launch, thread)))
+        if ended < end:
+            rows.append((device, ended, end, *judge.of(device, ended, end, last, -1, thread)))
     return pd.DataFrame(rows, columns=["device", "start_ns", "end_ns", "cause", "kind", "name", "row"])
+
+
+class _Judge:
+    """The rules for gaps, for one gap at a time."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._whole = trace.whole
+        self._threads, self._elsewhere = Threads(self._whole), Elsewhere(self._whole)
+
+    def of(
+        self, device: int, start: int, end: int, op: pd.DataFrame, launch: int, thread: int
+    ) -> tuple[str, str, str, int]:
+        """Cause, kind of evidence, its name and row; without a launch, as if `thread` launched at the end."""
+        whole = self._whole
+        row = int(op["table"].iloc[0]), int(op["row"].iloc[0])
+        gap = Gaps(*(np.array([v]) for v in (device, start, end, *row, launch, UNDECIDED, 0, -1)))
+        begun, done = end, end
+        if launch >= 0:
+            calls = whole.table("calls", ["start_ns", "end_ns", "thread"])
+            begun, done, thread = (int(calls[column].iloc[launch]) for column in calls)
+        if len(self._threads.calls(thread)):
+            times = np.array([begun]), np.array([done])
+            decide(Group(gap, self._threads, self._elsewhere, thread >> 24, thread, None, *times))
+        if gap.cause[0] == UNDECIDED:
+            return "unknown", "none", "", -1
+        kind, at = EVIDENCE[int(gap.source[0])], int(gap.source_row[0])
+        if kind not in TABLE_OF or at < 0:
+            return CAUSES[int(gap.cause[0])], kind, "", at
+        column = "kind" if TABLE_OF[kind] == "memops" else "name"
+        return CAUSES[int(gap.cause[0])], kind, str(whole.table(TABLE_OF[kind], [column])[column].iloc[at]), at
