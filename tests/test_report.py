@@ -143,13 +143,16 @@ def test_it_says_what_the_analyses_say(starved):
     read = Read(report.html(starved))
     answer = verdict.summary(starved)
     assert answer["bottleneck"] == "input-pipeline"
-    for text in (*answer["evidence"], *answer["next_steps"], "The GPU waited for data, 34.6 % of the time"):
+    for text in (*answer["evidence"], *answer["next_steps"], "The GPU waited for data, 39.9 % of the time"):
         assert text in read.words
     rows = {row[0]: row[1:] for row in read.tables["summary"][0]}
     figures = overview.summary(starved)
     assert rows["GPU busy"] == [
         f"{time_text(figures['busy_ns'])} ({100 * figures['busy_ns'] / figures['span_ns']:.1f} %)"
     ]
+    idle = figures["window_idle_ns"]
+    share = f"{100 * idle / figures['window_ns']:.1f} %"
+    assert rows["GPU idle in the steps"] == [f"{time_text(idle)} ({share})"]
     assert rows["GPU"] == ["Synthetic GPU (planted trace), 17.18 GB, 100 SMs"]
     by_cause = {row[0]: row[1:] for row in read.tables["idle"][0][1:]}
     for row in gaps.summary(starved).itertuples():
@@ -161,6 +164,23 @@ def test_it_says_what_the_analyses_say(starved):
     assert len(read.tables["steps"][0]) == 1 + 12
     wanted = ["answer", "summary", "timeline", "idle", "gaps", "categories", "kernels", "ranges", "steps", "memops"]
     assert read.sections == [*wanted, "calls", "os"]
+
+
+def test_it_says_what_changes_would_gain(starved, sync):
+    changes = verdict.summary(starved)["changes"]
+    best = changes[0]
+    read = Read(report.html(starved))
+    head, *rows = read.tables["answer"][0]
+    assert head == ["Change", "Predicted time", "Gain"]
+    assert rows == [[r["change"], time_text(r["predicted_ns"]), f"{r['speedup']:.2f}x"] for r in changes]
+    assert f"predicted with {best['change']}: {best['speedup']:.2f}x" in read.words
+    assert f"Played again without a change it is {100 * best['replay_error']:.1f} % off" in read.words
+    assert len(Read(report.html({"a": starved, "b": sync})).tables["answer"]) == 2
+    nothing = Read(
+        report.html(Trace.from_frames({"kernels": starved.table("kernels", ["start_ns", "end_ns", "name"])}))
+    )
+    assert "answer" not in nothing.tables
+    assert "nothing is predicted" in nothing.words
 
 
 def test_each_figure_says_where_it_is_from(starved):

@@ -17,7 +17,7 @@ import pandas as pd
 
 from nsightkit import __version__
 from nsightkit._show import bytes_text, time_text
-from nsightkit.analysis import gaps, overview, verdict
+from nsightkit.analysis import gaps, overview, steps, verdict
 from nsightkit.errors import UsageError
 from nsightkit.plots._base import CATEGORY_COLOURS, CAUSE_COLOURS, DARK_GREY
 from nsightkit.plots._packing import InteractiveTimeline, pack, program
@@ -58,6 +58,7 @@ _SAID = {
     "imbalance": "GPUs waited for slower ones",
 }
 _FOOT = "This file needs no network. Paths, hosts, users and tokens in names were replaced."
+_GAINS = "What a change would gain"
 #: What a part of the bar is called where it is no bottleneck's name.
 _PARTS = {
     "compute-bound": "busy: arithmetic",
@@ -260,12 +261,33 @@ class _Page:
             tag("h3", self._lettered(label, label)) if self.several else None,
             tag("p", _SAID.get(name, name) + amount, class_="headline"),
             tag("p", facts, class_="facts"),
-            self._bar([*found["busy"], *found["candidates"]], self.sources[label]),
+            self._bar([*found["busy"], *found["candidates"]], label),
             [[tag(level, title), tag("ul", [tag("li", shown(text, 600)) for text in texts])] for title, texts in lists],
+            self._gains(found, level, label),
         )
 
-    def _bar(self, parts: Sequence[Mapping[str, Any]], source: str) -> Markup | None:
-        """Where the span went, as one bar; each moment of each device counts once."""
+    def _gains(self, found: Mapping[str, Any], level: str, label: str) -> list[Markup]:
+        """What each change would gain by the replay, and how far the replay itself is off."""
+        if not found["changes"]:
+            return []
+        rows = [
+            tag("tr", tag("th", shown(row["change"]), scope="row", class_="name"),
+                tag("td", time_text(row["predicted_ns"]), class_="number"),
+                tag("td", f"{row['speedup']:.2f}x", class_="number"))
+            for row in found["changes"]
+        ]  # fmt: skip
+        head = [tag("th", "Change", scope="col")]
+        head += [tag("th", name, scope="col", class_="number") for name in ("Predicted time", "Gain")]
+        table = tag("table", tag("caption", _GAINS), tag("thead", tag("tr", head)), tag("tbody", rows))
+        scrolled = tag("div", table, class_="scroll", role="group", tabindex=0, aria_label=f"Table: {_GAINS}")
+        text = (
+            f"The trace played again with each change, instead of {time_text(found['changes'][0]['wall_ns'])}. Played "
+            f"again without a change it is {100 * found['replay_error']:.1f} % off. {self.sources[label]}"
+        )
+        return [tag(level, _GAINS), scrolled, tag("p", text, class_="source")]
+
+    def _bar(self, parts: Sequence[Mapping[str, Any]], label: str) -> Markup | None:
+        """Where the time went, as one bar; each moment of each device counts once."""
         if not parts:
             return None
         rects, legend, at = [], [], 0.0
@@ -279,9 +301,11 @@ class _Page:
             legend.append(tag("li", patch, f"{_PARTS[name] if busy else f'idle: {name}'} ",
                               tag("b", _percent(share))))  # fmt: skip
             at += share
-        drawn = tag("svg", rects, class_="span", role="img", aria_label="Shares of the span; the list below names them",
+        drawn = tag("svg", rects, class_="span", role="img", aria_label="Shares of the time; the list below names them",
                     preserveAspectRatio="none")  # fmt: skip
-        text = f"Where the time between the first and the last GPU operation went. {source}"
+        in_steps = self.figures[label]["window_ns"] is not None
+        what = "the time of the steps" if in_steps else "the time between the first and the last GPU operation"
+        text = f"Where {what} went. {self.sources[label]}"
         return tag("figure", drawn, tag("ul", legend, class_="legend"), tag("figcaption", text))
 
     def _summary(self) -> Markup:
@@ -374,6 +398,16 @@ def _counted(_: Trace, figures: Mapping[str, Any]) -> str:
     return "not recorded" if count is None else f"{count:,}, together {time_text(figures['kernel_ns'])}"
 
 
+def _steps_idle(trace: Trace, figures: Mapping[str, Any]) -> str:
+    window, idle = figures["window_ns"], figures["window_idle_ns"]
+    if window is None:
+        return "no steps are named"
+    if idle is None:
+        return "not recorded"
+    devices = len(steps.devices(trace, int(steps.find(trace)["process"].iloc[0])))
+    return f"{time_text(idle)} ({100 * idle / max(window * devices, 1):.1f} %)"
+
+
 def _gpus(trace: Trace, _: Mapping[str, Any]) -> str:
     cards: Counter[str] = Counter()
     for gpu in trace.meta.gpus:
@@ -389,6 +423,7 @@ _FIGURES: tuple[tuple[str, Any], ...] = (
     ("span of GPU work", _amount("span_ns", None)),
     ("GPU busy", _amount("busy_ns")),
     ("GPU idle", _amount("idle_ns")),
+    ("GPU idle in the steps", _steps_idle),
     ("kernels", _counted),
     ("copies and memsets, summed", _amount("memop_ns", None)),
     ("CUDA graphs, summed", _amount("graph_ns", None)),
