@@ -272,7 +272,7 @@ class Schedule:
             self.own_copy[copies] = inside & (pageable | blocks[row])
             blocks[row[self.own_copy[copies]]] = True
             self.staged = np.zeros(len(self.start), bool)
-            self.staged[copies] = pageable & ~back & (self.start[copies] < self.call_end[row])
+            self.staged[copies] = pageable & ~back
         else:
             self.staged = np.zeros(len(self.start), bool)
         if kept is not None:
@@ -395,6 +395,9 @@ class Schedule:
             pauses = self.pause_thread == thread
             parts = [busy(thread), *self.passive[thread], (self.call_start[cuts], self.call_end[cuts])]
             parts.append((self.pause_start[pauses], self.pause_end[pauses]))
+            copies = self.launch[self.staged & (self.launch >= 0)]
+            copies = copies[self.call_thread[copies] == thread]
+            parts.append((self.call_start[copies], self.call_end[copies]))
             other = intervals.Coverage(*(np.concatenate([part[side] for part in parts]) for side in (0, 1)))
             # Consecutive launches have nothing else between them.
             between = np.flatnonzero(other.of(start[:-1], start[1:]) <= launch_ns)
@@ -409,8 +412,9 @@ class Schedule:
         row = np.maximum(self.launch, 0)
         begun, done = self.call_start[row], self.call_end[row]
         before = self._before()
-        kind = self.table.astype(np.int64) * 4 + 2 * self.staged + self.own_copy
-        idle = linked & (self._device_before() < begun) & ~self.staged
+        meanwhile = self.staged & (self.start < done)  # staged piece by piece
+        kind = self.table.astype(np.int64) * 8 + 4 * meanwhile + 2 * self.staged + self.own_copy
+        idle = linked & (self._device_before() < begun) & ~meanwhile
         queued = linked & (done + 10_000 < before) & ~self.first
         #: ready = launch call's start or end + latency: whichever was the steadier
         self.ready = np.where(linked, np.where(self.own_copy, begun + _CALL_NS, done) + _START_NS, _NEVER)
@@ -421,8 +425,9 @@ class Schedule:
             if samples.any():
                 from_start, from_end = self.start[samples] - begun[samples], self.start[samples] - done[samples]
                 by = [(_spread(from_end), int(np.median(from_end)), False), (_spread(from_start), int(np.median(from_start)), True)]
-                # A call that returns after its copy says nothing by its end.
-                _, latency, of_start = min(by[one & 1 :], key=lambda row: row[0])
+                # A call that returns after its copy says nothing by its end, one that stages it nothing by its start.
+                by = by[1:] if one & 1 else by[:1] if one & 2 else by
+                _, latency, of_start = min(by, key=lambda row: row[0])
                 base = begun if of_start else done
                 self.ready[mine & linked] = (base + latency)[mine & linked]
             samples = mine & queued
@@ -430,16 +435,16 @@ class Schedule:
                 between = self.start[samples] - before[samples]
                 between = between[between <= _HELD_NS]
                 self.gap[mine] = int(np.median(between)) if len(between) else _NEXT_NS
-        # The CPU stages pageable memory itself: its own time, unless the copy had to wait in its stream.
-        staged = self.staged & linked
-        apart = staged & (before <= self.start - 2 * _START_NS)
-        self.ready[apart] = self.start[apart]
         # Of what runs behind a call that takes its time, the call's end says more.
         launches = np.unique(self.launch[linked & ~self.own_copy])
         lasting = self.call_end[launches] - self.call_start[launches]
         self.call_ns = int(np.median(lasting)) if len(launches) else _CALL_NS
         slow = linked & ~self.own_copy & (done - begun > _SLOW_CALL * self.call_ns)
         self.ready[slow] = np.maximum(self.ready[slow], np.minimum(done[slow], self.start[slow]))
+        # The CPU stages pageable memory itself: until the copy begins or, where that had to wait, at the copy's own pace.
+        behind = meanwhile & (before > self.start - 2 * _START_NS)
+        paced = np.minimum(begun + self.call_ns + self.end - self.start, self.start)
+        self.ready = np.where(meanwhile, np.where(behind, paced, self.start), self.ready)
         self._throttled(launches, lasting)
         if not linked.all():
             # Launched before the recording began: it is where it is in its stream.
@@ -656,9 +661,8 @@ class Schedule:
         cost = np.where(waited, np.minimum(self.quick_ns, cost), cost)
         # The CPU's part of a copy from pageable memory lies before it: staging.
         at = np.maximum(self.cut_own, 0)
-        stages = (self.cut_own >= 0) & self.staged[at] & (self.ready[at] == self.start[at])
-        cost = np.where(stages, self.start[at] - start, cost)
-        keep = (target >= 0) | waited
+        cost = np.where((self.cut_own >= 0) & self.staged[at], self.ready[at] - start, cost)
+        keep = waited | ((target >= 0) & ~allocates)
         whole_device = of_device & ~allocates
         targets: list[list[int]] = []
         columns = list(last_of.items())
