@@ -194,6 +194,29 @@ plots.share_curves(
 # its GPU is idle most of the time; the starved loop looks partly idle to all
 # but the coarsest. High and slow is therefore a sign of many short gaps, or of
 # kernels that make little of the GPU. It is not the sign of starvation.
+#
+# Nor is utilisation what there is to gain. ``whatif`` plays a trace again as a
+# schedule, once without waiting for data and once with launches that cost next
+# to nothing. The same loop was also written with nothing planted: it is what
+# the first loop would be without its fault. The second has more kernels.
+# Beside the predictions, what idle time would suggest if it were the gain:
+
+from nsightkit.analysis import whatif
+
+path = Path(folder.name, "healthy.sqlite")
+planted.training(path)
+healthy_ns = overview.summary(nsightkit.load(path))["window_ns"]
+changes = {"starved": "no-input-wait", "tiny": "free-launches"}
+rows = []
+for fault, change in changes.items():
+    whole = overview.summary(synthetic[fault])
+    (row,) = whatif.summary(synthetic[fault], [change])
+    idle, gain = whole["idle_ns"] / whole["span_ns"], row["speedup"]
+    truth = whole["window_ns"] / healthy_ns if fault == "starved" else None
+    rows.append((fault, idle, 1 / (1 - idle), change, gain, truth))
+names = ["synthetic trace", "share idle", "1 / (1 - idle)", "change"]
+names += ["predicted", "truth"]
+plots.table(pd.DataFrame(rows, columns=names), missing="not written")
 
 # %%
 # Change one thing
@@ -239,7 +262,9 @@ print(textwrap.fill(verdict))
 # Limits
 # ------
 # GPU-Util is not useless. Well below full, it says that something makes the
-# GPU wait, and then the next question is for whom: ``nsightkit gaps``. Near
+# GPU wait, and then the next questions are for whom, and what it would gain
+# not to: ``nsightkit gaps``, ``nsightkit whatif``. One thread that spins has
+# no such change: nothing waits for it. Near
 # full, it says nothing, and a busy share near one says little more: a busy
 # GPU may run kernels that use a fraction of it. How close they come to what
 # the hardware can do is a question of arithmetic and bytes per second, for
@@ -277,6 +302,7 @@ for name, trace in synthetic.items():
 #    $ nsightkit summary run.sqlite
 #    $ nsightkit kernels run.sqlite --by category
 #    $ nsightkit gaps run.sqlite
+#    $ nsightkit whatif run.sqlite
 #
 # To keep a GPU's results for this page:
 #

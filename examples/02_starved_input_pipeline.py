@@ -122,9 +122,26 @@ longest = longest[["duration_ns", "cause"]].reset_index(drop=True)
 plots.table(longest.join(evidence[["kind", "name", "ended_by"]]))
 
 # %%
+# What would it gain never to wait? Not simply the share of idle time: without
+# this wait something else may hold the step up. ``whatif`` plays the trace
+# again as a schedule, with its launches, streams and waits, but without those
+# for data. The same loop was also written without its fault, and what that
+# one takes less is the truth:
+
+from nsightkit.analysis import overview, whatif
+
+planted.training(Path(folder.name, "healthy.sqlite"))
+healthy = nsightkit.load(Path(folder.name, "healthy.sqlite"))
+took = [overview.summary(t)["window_ns"] for t in (synthetic, healthy)]
+(known,) = whatif.summary(synthetic, ["no-input-wait"])
+print(f"predicted: {known['speedup']:.3f} times as fast")
+print(f"written without the fault: {took[0] / took[1]:.3f} times")
+
+# %%
 # Without the range, the wait would still show: the process sits in ``poll``,
-# and waiting in the operating system outside CUDA calls counts as input, too.
-# The figure of all idle time, and of the real trace where it is a GPU's:
+# and waiting in the operating system outside CUDA calls, other than a sleep,
+# counts as input, too. The figure of all idle time, and of the real trace
+# where it is a GPU's:
 
 traces = {"synthetic": synthetic}
 if before.trace.recorded("kernels"):
@@ -161,6 +178,15 @@ workers = before.parameters["workers"]
 gpu_ns = float(steps.summary(before.trace)["busy_ns"].fillna(0).median())
 predicted_ns = step_time(wait_ns, rest_ns, gpu_ns, workers)
 print(f"predicted: {predicted_ns / 1e6:.1f} ms a step, {workers} workers")
+
+# %%
+# The second prediction plays the trace again with no wait for data at all, as
+# if there were enough workers. Its last column says how far the replay without
+# a change is from what was recorded. A smoke run has no GPU work to play.
+
+(replay,) = whatif.summary(before.trace, ["no-input-wait"])
+names = {"speedup": "times as fast", "replay_error": "share off, unchanged"}
+plots.table(pd.DataFrame([replay]).rename(columns=names), missing="not known")
 
 # %%
 # Measure again
@@ -215,11 +241,15 @@ import textwrap
 step_ns = after.median("step_ns")
 wait_after = after.median("data_wait_ns") / step_ns
 gain = before.median("step_ns") / step_ns
+by_replay = "not known"
+if replay["speedup"]:
+    by_replay = f"{replay['speedup']:.1f}"
 where = "in a smoke run on a CPU" if after.mode == "smoke" else "on a GPU"
 verdict = (
     f"{where}, waiting took {wait_before:.0%} of a step without workers and "
-    f"{wait_after:.0%} with {workers}; a step got {gain:.1f} times as fast: "
-    f"{step_ns / 1e6:.1f} ms, with {predicted_ns / 1e6:.1f} ms predicted."
+    f"{wait_after:.0%} with {workers}; a step got {gain:.1f} times as fast "
+    f"(predicted by replay: {by_replay}): {step_ns / 1e6:.1f} ms, with "
+    f"{predicted_ns / 1e6:.1f} ms predicted for so many workers."
 )
 if not comparable:
     verdict = "the two runs are not of the same machine; nothing to compare."
@@ -227,9 +257,11 @@ findings = {"verdict": verdict, "wait": wait_before, "wait_left": wait_after}
 print(textwrap.fill(verdict))
 
 # %%
-# The prediction is a bound, and it is made from medians of another run: a
-# step a little below it is noise. A step far above it has met something that
-# the bound leaves out, and ``nsightkit gaps`` on the second trace names it.
+# The prediction for the workers is a bound, and it is made from medians of
+# another run: a step a little below it is noise. A step far above it has met
+# something that the bound leaves out, and ``nsightkit gaps`` on the second
+# trace names it. The replay is of the profiled steps, and of a loader that is
+# always in time; workers that still let the step wait gain less.
 
 # %%
 # Limits
@@ -277,6 +309,7 @@ downloads["synthetic, as a timeline"] = synthetic
 #
 #    $ nsightkit capture nsys --output starved -- python loop.py
 #    $ nsightkit gaps starved.sqlite
+#    $ nsightkit whatif starved.sqlite no-input-wait
 #    $ nsightkit ranges starved.sqlite --match data
 #    $ nsightkit calls starved.sqlite --os
 #

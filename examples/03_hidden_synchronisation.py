@@ -143,6 +143,20 @@ title = "A value read after each layer (synthetic)"
 plots.timeline(synthetic, end_ns=end_ns, title=title)
 
 # %%
+# What would it gain never to wait for the GPU? ``whatif`` plays the trace
+# again as a schedule in which no call waits. The same loop was also written
+# without its reads, and what that one takes less is the truth:
+
+from nsightkit.analysis import overview, whatif
+
+planted.training(Path(folder.name, "healthy.sqlite"))
+healthy = nsightkit.load(Path(folder.name, "healthy.sqlite"))
+took = [overview.summary(t)["window_ns"] for t in (synthetic, healthy)]
+(known,) = whatif.summary(synthetic, ["no-sync"])
+print(f"predicted: {known['speedup']:.3f} times as fast")
+print(f"written without the reads: {took[0] / took[1]:.3f} times")
+
+# %%
 # All idle time by cause, in every trace of this page that has a GPU's events:
 
 traces = {"synthetic": synthetic}
@@ -173,9 +187,10 @@ for number in range(12):
 queued = nsightkit.load(decoy.write(Path(folder.name, "decoy.sqlite")))
 
 # %%
-# Time in synchronising calls beside the idle time that they caused:
+# Time in synchronising calls, the idle time that they caused, and what the
+# replay without them gains:
 
-from nsightkit.analysis import calls, overview
+from nsightkit.analysis import calls
 
 rows = []
 for name, trace in {"drains": synthetic, "stays full": queued}.items():
@@ -184,12 +199,14 @@ for name, trace in {"drains": synthetic, "stays full": queued}.items():
     found = gaps.summary(trace).set_index("cause")["total_ns"]
     idle = found.get("synchronization", 0)
     span = overview.summary(trace)["span_ns"]
-    rows.append((name, waits / span, idle / span))
+    (without,) = whatif.summary(trace, ["no-sync"])
+    rows.append((name, waits / span, idle / span, without["speedup"]))
 names = ["queue (synthetic)", "share in sync calls", "share idle by sync"]
+names.append("times as fast without")
 plots.table(pd.DataFrame(rows, columns=names))
 
 # %%
-# Both are shares of the GPU's span. A long synchronising call is no fault by
+# Both shares are of the GPU's span. A long synchronising call is no fault by
 # itself: it lasts as long as the GPU has work. What costs is the time the GPU
 # then has none, and only the GPU's own row shows that.
 
@@ -207,6 +224,14 @@ plots.table(pd.DataFrame(rows, columns=names))
 #        if step % 100 == 99:
 #            print(total.item() / 100)  # one sync for a hundred steps
 #            total.zero_()
+#
+# The prediction for the measured program, from its own trace. The last column
+# says how far the replay without a change is from what was recorded. A smoke
+# run has no GPU work to play.
+
+(replay,) = whatif.summary(before.trace, ["no-sync"])
+names = {"speedup": "times as fast", "replay_error": "share off, unchanged"}
+plots.table(pd.DataFrame([replay]).rename(columns=names), missing="not known")
 
 # %%
 # Measure again
@@ -256,9 +281,13 @@ def spread(run):
 
 was, now = before.median("step_ns"), after.median("step_ns")
 noise = max(spread(before), spread(after))
+by_replay = "not known"
+if replay["speedup"]:
+    by_replay = f"{1 / replay['speedup'] - 1:+.0%}"
 verdict = (
     f"the median step went from {was / 1e6:.1f} to {now / 1e6:.1f} ms "
-    f"({now / was - 1:+.0%}), with a spread of {noise:.0%} within a run."
+    f"({now / was - 1:+.0%}; predicted by replay: {by_replay}), with a spread "
+    f"of {noise:.0%} within a run."
 )
 if not comparable:
     verdict = "the two runs are not of the same machine; nothing to compare."
@@ -281,8 +310,10 @@ print(textwrap.fill(verdict))
 # The CPU runs slower under a profiler, so the idle time in a profile is
 # somewhat larger than in an ordinary run; the step times here come from runs
 # without one. A gap that follows a sync is called ``synchronization`` up to
-# the next launch, including what the program did with the value in between.
-# If that is long, the work itself is the thing to move.
+# the next launch, including what the program did with the value in between,
+# as long as most of it would go with the wait. Where the program's own work
+# is the longer part, the gap is called ``cpu-work``: without the sync that
+# work would still stand there.
 
 # %%
 # The traces of this page, to open in Perfetto or with ``nsightkit``:
@@ -317,6 +348,7 @@ downloads["stays full, synthetic, as a timeline"] = queued
 #
 #    $ nsightkit capture nsys --output sync -- python loop.py
 #    $ nsightkit gaps sync.sqlite
+#    $ nsightkit whatif sync.sqlite no-sync
 #    $ nsightkit gaps sync.sqlite --each --min-us 20 --format json
 #    $ nsightkit calls sync.sqlite
 #

@@ -137,12 +137,13 @@ folder = tempfile.TemporaryDirectory()
 count, every_ns, short_ns, long_ns = 2_000, 9_000, 2_000, 19_000
 
 
-def chain(name, kernel_ns):
+def chain(name, kernel_ns, every_ns=every_ns):
     """Kernels that are launched in turn and run as soon as they can."""
     out, free = planted.Export(), 0
     cpu, process = out.thread(1, 1), out.process(1)
     for launched in range(every_ns, (count + 1) * every_ns, every_ns):
-        call = out.call("cudaLaunchKernel", cpu, launched - 4_000, launched)
+        begun = launched - every_ns // 2
+        call = out.call("cudaLaunchKernel", cpu, begun, launched)
         start = max(launched + 1_500, free)
         free = start + kernel_ns
         out.kernel("elementwise", start, free, call, process)
@@ -195,6 +196,21 @@ plots.table(pd.DataFrame(rows, columns=names))
 # exports of 2023.4 and before lack even that, unless it is asked for nodes
 # (``--cuda-graph-trace=node``, at a cost for each). The GPU is busy all the
 # same.
+#
+# What would cheap launches gain? ``whatif`` plays a trace again with launches
+# that follow each other closely. The chain of short kernels was written in
+# that rhythm as well, and what it takes less is the truth; longer kernels
+# never waited for a launch:
+
+from nsightkit.analysis import whatif
+
+quick_ns = 3_000
+closely = chain("closely", short_ns, quick_ns)
+took = [overview.summary(t)["span_ns"] for t in (shorter, closely)]
+for name, trace in {"shorter": shorter, "longer": longer}.items():
+    (known,) = whatif.summary(trace, ["free-launches"])
+    print(f"{name} kernels: predicted {known['speedup']:.3f} times as fast")
+print(f"shorter kernels, written so: {took[0] / took[1]:.3f} times")
 
 # %%
 # All idle time by cause, in the first of them, and in the real trace where
@@ -222,6 +238,14 @@ for origin, trace in traces.items():
 # ``torch.compile(mode="reduce-overhead")`` records what is left as a CUDA
 # graph that is launched at once. A graph helps only a program that waits for
 # launches: where the kernels are long, it changes next to nothing.
+#
+# The prediction from the trace, for launches that cost next to nothing. The
+# last column says how far the replay without a change is from what was
+# recorded. A smoke run has no GPU work to play.
+
+(replay,) = whatif.summary(before.trace, ["free-launches"])
+names = {"speedup": "times as fast", "replay_error": "share off, unchanged"}
+plots.table(pd.DataFrame([replay]).rename(columns=names), missing="not known")
 
 # %%
 # Measure again
@@ -263,10 +287,15 @@ was, now = before.median("step_ns"), after.median("step_ns")
 gpu = chains["kernels"].notna().all() and fused["kernels"].notna().all()
 what = "kernels" if gpu else "operators"
 fewer = chains[what].sum() / fused[what].sum()
+by_replay = "not known"
+if replay["speedup"]:
+    by_replay = f"{replay['speedup']:.1f}"
 where = "in a smoke run on a CPU" if after.mode == "smoke" else "on a GPU"
 verdict = (
     f"{where}, the chains need {fewer:.1f} times as many {what}; a step "
-    f"takes {was / 1e6:.1f} ms with them and {now / 1e6:.1f} ms without."
+    f"takes {was / 1e6:.1f} ms with them and {now / 1e6:.1f} ms without: "
+    f"{was / now:.1f} times as fast (free launches, predicted by replay: "
+    f"{by_replay})."
 )
 if not comparable:
     verdict = "the two runs are not of the same machine; nothing to compare."
@@ -279,7 +308,9 @@ print(textwrap.fill(verdict))
 # The launch time of the first section is an order of magnitude; the curve of
 # a real trace has the true one, with the profiler's own cost in it. Fusing
 # changes two things at once, launches and bytes, and step times alone do not
-# say which of them paid: the gaps do. A CPU run shows what the operators cost
+# say which of them paid. The replay changes launches only, and keeps every
+# kernel: what fusing gains beyond it was bytes, and what it gains less are
+# launches that were left. A CPU run shows what the operators cost
 # on the CPU and nothing about a GPU.
 #
 # Short kernels are no fault where the CPU is far enough ahead: behind a long
@@ -318,6 +349,7 @@ for name, trace in synthetic.items():
 #
 #    $ nsightkit capture nsys --output tiny -- python loop.py
 #    $ nsightkit gaps tiny.sqlite
+#    $ nsightkit whatif tiny.sqlite free-launches
 #    $ nsightkit kernels tiny.sqlite --sort count
 #    $ nsightkit calls tiny.sqlite
 #
