@@ -62,6 +62,7 @@ CHECKLIST: tuple[Item, ...] = (
         "before",
         "Write the prediction down: what will change, by how much at the most, and what will not.",
         "A result that could not have been wrong explains nothing.",
+        "nsightkit whatif before.sqlite",
     ),
     Item(
         "change",

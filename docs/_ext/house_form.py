@@ -149,7 +149,7 @@ def _numbers(blocks: list[str]) -> list[str]:
 def _synthetic(text: str) -> list[str]:
     found = []
     for section in re.split(r"^# %%\n(?=# .+\n# -{3,}\n)", text, flags=re.MULTILINE)[1:]:
-        if "planted." not in re.sub(r"``[^`]*``", "", section):
+        if not re.search(r"\b(planted|played|simulator)\.", re.sub(r"``[^`]*``", "", section)):
             continue
         lines = section.splitlines()
         heading = lines[0].lstrip("# ")
