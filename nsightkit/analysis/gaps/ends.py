@@ -60,11 +60,11 @@ def _at_ends(trace: Trace, begin: int, end: int, thread: int) -> pd.DataFrame:
         As :func:`nsightkit.analysis.gaps.causes` gives gaps.
     """
     ops = gpu_intervals(trace)
-    ops = ops[(ops["end_ns"] > begin) & (ops["start_ns"] < end)]
+    inside = (ops["end_ns"] > begin) & (ops["start_ns"] < end)
     judge = _Judge(trace)
     rows = []
-    for device in ops["device"].unique().tolist():
-        mine = ops[ops["device"] == device]
+    for device in ops.loc[inside, "device"].unique().tolist():
+        mine = ops[ops["device"] == device]  # with what lies outside: up to there it is a gap
         first, last = (mine.iloc[[at]] for at in (mine["start_ns"].argmin(), mine["end_ns"].argmax()))
         started, ended = int(first["start_ns"].iloc[0]), int(last["end_ns"].iloc[0])
         if started > begin:
