@@ -391,11 +391,13 @@ class _Loop:
         start = self._on_gpu("copies", ready, duration)
         self._copy("HtoD", start, duration, correlation, size, host)
 
-    def prefetch(self, size: int, duration: int) -> None:
-        """A host-to-device copy from pinned memory on a stream of its own."""
+    def prefetch(self, size: int) -> None:
+        """A host-to-device copy from pinned memory on a stream of its own, for half of the work that is queued by then."""
         correlation = self._call("cudaMemcpyAsync_v3020", self.jitter(6 * _US))
-        self._copy("HtoD", self.now, duration, correlation, size, "pinned", stream=13)
-        self._aside("copies", self.now, duration)
+        start = max([self.now, *(end for _, end in self.aside[-1:])])
+        duration = (self.free - start) // 2
+        self._copy("HtoD", start, duration, correlation, size, "pinned", stream=13)
+        self._aside("copies", start, duration)
 
     def _copy(
         self, kind: str, start: int, duration: int, correlation: int, size: int, host: str, stream: int = 7
@@ -675,7 +677,7 @@ def _forward(loop: _Loop, fault: Fault | None, layers: int) -> None:
             loop.read_back()
             loop.now += loop.lasting(120)
     if fault == "prefetched":
-        loop.prefetch(64 << 20, (loop.free - loop.now) // 2)
+        loop.prefetch(64 << 20)
 
 
 def _backward(loop: _Loop, fault: Fault | None, layers: int, thread: int) -> None:
