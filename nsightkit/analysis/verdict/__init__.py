@@ -1,7 +1,8 @@
 """One answer: what holds the run back, how sure that is, and what to change first.
 
-The recorded run is played again with each change that takes away what one cause names (:mod:`nsightkit.analysis.whatif`),
-and the cause whose removal gains most is the bottleneck. Where no change gains 5 %, what fills the time is.
+The recorded run is played again with each change that takes away what one cause names
+(:mod:`nsightkit.analysis.whatif`), and the cause whose removal gains most is the bottleneck. Where no change gains 5 %,
+what fills the time is.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import pandas as pd
 from nsightkit import hardware
 from nsightkit.analysis import whatif
 from nsightkit.analysis.verdict.account import BOTTLENECKS, IDLE, Account, ranked
-from nsightkit.analysis.verdict.rules import CHANGE_OF, Decision, decide, saved
+from nsightkit.analysis.verdict.rules import CHANGE_OF, decide, saved
 from nsightkit.analysis.verdict.words import CAPTURE, Answer, tables
 from nsightkit.analysis.whatif import WhatIf
 from nsightkit.trace.model import GPU_TABLES, Trace
@@ -63,7 +64,7 @@ def summary(trace: Trace, gpu: str | None = None) -> dict[str, Any]:
             One of :data:`BOTTLENECKS`.
         ``share_of_span``
             What it takes of the devices' time in the steps or, without steps, of the sum of their spans; None where the
-            trace holds no GPU work.
+            trace holds no GPU work, or too little to judge by.
         ``confidence``
             ``high``, ``medium`` or ``low``. Doubts stand first in ``against``.
         ``evidence``, ``against``, ``next_steps``
@@ -100,13 +101,9 @@ def summary(trace: Trace, gpu: str | None = None) -> dict[str, Any]:
     played = WhatIf(trace)
     decision = decide(account, played)
     changes = _changes(account, played)
-    few = _operations(trace)
-    if few < _FEW_OPERATIONS:
-        doubt = f"the trace holds only {few} GPU operation{'s' if few > 1 else ''}; the largest part of the time would be {decision.name}"
-        decision = Decision("not-enough-data", doubts=[doubt], level="low")
     answer = Answer(account, played, decision, changes)
     lost, busy = tables(account)
-    return {
+    found = {
         "bottleneck": decision.name,
         "share_of_span": answer.share,
         "confidence": decision.level,
@@ -122,6 +119,23 @@ def summary(trace: Trace, gpu: str | None = None) -> dict[str, Any]:
         "busy": busy,
         "named": answer.named.to_dict("records"),
         "longest": answer.longest.to_dict("records"),
+    }
+    few = _operations(trace) < _FEW_OPERATIONS and decision.name != "not-enough-data"
+    return _too_few(trace, found) if few else found
+
+
+def _too_few(trace: Trace, found: dict[str, Any]) -> dict[str, Any]:
+    """What is said of a few operations, without a bottleneck."""
+    count = _operations(trace)
+    doubt = f"GPU operations: {count}, too few to judge a program by; of these alone it would be {found['bottleneck']}"
+    return {
+        **found,
+        "bottleneck": "not-enough-data",
+        "share_of_span": None,
+        "total_ns": None,
+        "confidence": "low",
+        "against": [doubt, *found["against"]],
+        "next_steps": [f"capture several steps after the warm-up: {_again(trace)}"],
     }
 
 
@@ -141,15 +155,18 @@ def _changes(account: Account, played: WhatIf) -> list[dict[str, Any]]:
     return sorted((row for row in rows if saved(row) >= _ANY), key=lambda row: -row["speedup"])
 
 
+def _again(trace: Trace) -> str:
+    return CAPTURE["torch" if "torch" in trace.meta.tool.lower() else "nsys"]
+
+
 def _nothing(trace: Trace, reason: str) -> dict[str, Any]:
-    again = CAPTURE["torch" if "torch" in trace.meta.tool.lower() else "nsys"]
     return {
         "bottleneck": "not-enough-data",
         "share_of_span": None,
         "confidence": "low",
         "evidence": [reason],
         "against": list(trace.meta.notes),
-        "next_steps": [f"capture the GPU's work, while a step runs on it: {again}"],
+        "next_steps": [f"capture the GPU's work, while a step runs on it: {_again(trace)}"],
         "changes": [],
         **dict.fromkeys(("replay_error", "total_ns", "span_ns")),
         "t0_ns": trace.t0_ns,

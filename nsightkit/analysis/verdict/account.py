@@ -42,8 +42,8 @@ _OF_CATEGORY = {
 }
 #: Products of a matrix with a few rows read the matrix for next to no arithmetic; their names often say so.
 _FEW_ROWS = re.compile(r"gemv|decode|split_?kv|paged", re.IGNORECASE)
-#: A server that decodes fewer sequences at once than this multiplies its weights by fewer rows than any card needs to be
-#: bound by arithmetic: in 16 bits a product with m rows does about m FLOPs a byte, and cards have 140 to 300.
+#: A server that decodes fewer sequences at once than this multiplies its weights by fewer rows than any card needs to
+#: be bound by arithmetic: in 16 bits a product with m rows does about m FLOPs a byte, and cards have 140 to 300.
 _FEW_SEQUENCES = 128
 #: Fewer steps say nothing about what is usual; then tenths of the time stand in for them.
 FEW_STEPS, _PARTS = 3, 10
@@ -69,7 +69,8 @@ class Account:
     amounts : ndarray of int64, shape (parts, devices, answers + 1)
         Nanoseconds; the last column is :data:`ENDS`.
     span_ns : int
-        What `amounts` sum to but for :data:`ENDS`: the sum over devices of the window or, without steps, of their spans.
+        What `amounts` sum to but for :data:`ENDS`: the sum over devices of the window or, without steps, of their
+        spans.
     decodes : bool
         Whether the time is mostly a server's that decodes few sequences at once.
     """
@@ -79,9 +80,12 @@ class Account:
         self.steps = steps.windows(trace)
         self.spans = intervals.busy(trace).set_index("device")
         self.devices: list[int] = self.spans.index.tolist()
+        self.collectives = Meetings(trace)
+        related = self._related()
         if len(self.steps):
-            used = steps.devices(trace, int(self.steps["process"].iloc[0]))
-            self.devices = [device for device in self.devices if device in used]
+            if not related:
+                used = steps.devices(trace, int(self.steps["process"].iloc[0]))
+                self.devices = [device for device in self.devices if device in used]
             self.begin, self.end = int(self.steps["begin_ns"].iloc[0]), int(self.steps["end_ns"].iloc[-1])
             self.span_ns = (self.end - self.begin) * len(self.devices)
         else:
@@ -92,9 +96,8 @@ class Account:
         self.decodes = self._decodes()
         self.kernels = self._kernels()
         self.fills = self.kernels["fills"].to_numpy()
-        self.collectives = Meetings(trace)
         self.amounts = np.stack([self._device(device) for device in self.devices], axis=1)
-        if not self._related():
+        if not related:
             self.amounts[..., ENDS] = 0
         #: by part and answer, over all devices; and over all parts
         self.by_part = self.amounts.sum(axis=1)
@@ -152,7 +155,7 @@ class Account:
         amounts = np.zeros((len(start), ENDS + 1), np.int64)
         if not len(self.steps):
             span = self.spans.loc[device]
-            low, high = (np.array([int(span[f"span_{side}_ns"])]) for side in ("start", "end"))
+            low, high = (np.array([span[f"span_{side}_ns"]], np.int64) for side in ("start", "end"))
             amounts[:, ENDS] = end - start - Coverage(low, high).of(start, end)
         mine = (self.gaps["device"] == device).to_numpy()
         for code in IDLE:

@@ -39,8 +39,8 @@ _NEAR = 1.25
 _ROUGH = 0.02
 #: A step gains from a change if it saves this part of what all of them save on average.
 _PART = 0.5
-#: Where the GPU did less than this, nothing can be said.
-_FEW_OPERATIONS = 50
+#: What fewer parts of the run than this have is in doubt, and what fewer than half of them have more so.
+_MOST = 0.75
 
 
 @dataclasses.dataclass
@@ -110,6 +110,8 @@ def _unexplained(account: Account) -> tuple[str, float]:
 def _by_gains(account: Account, played: WhatIf) -> Decision:
     amounts = lost(account)
     gains = {name: saved(played.row(change)) for name, change in CHANGE_OF.items() if amounts[name] > 0}
+    if "communication" in gains:  # beside other kernels collectives would still wait for the last device
+        gains["communication"] = min(gains["communication"], amounts["communication"] / max(account.span_ns, 1))
     best = max(gains.values(), default=0.0)
     unexplained, share = _unexplained(account)
     if share >= LOST and share > best:
@@ -158,23 +160,26 @@ def _weigh(account: Account, played: WhatIf, found: Decision) -> Decision:
     elif played.error is not None and played.error > _ROUGH:
         found.doubts.append(f"played again without a change, the trace comes out {100 * played.error:.1f} % off")
     if found.ties:
-        found.doubts.append(f"{' and '.join(found.ties)} would gain about as much")
+        found.doubts.append(f"to remove {' or '.join(found.ties)} would gain about as much")
     if found.name in amounts:
         single = _largest_moment(account, found.name)
         if 2 * single > amounts[found.name] and amounts[found.name]:
             found.doubts.append("seen once: a single moment holds more than half of it")
             low = True
-        elif found.gaining is not None and 2 * found.gaining[0] < found.gaining[1]:
-            found.doubts.append(f"only {found.gaining[0]:,} of {found.gaining[1]:,} steps would gain from it")
-            low = True
-        elif found.gaining is None:
+        else:
             found.doubts += _few_steps(account)
-            rare = _rare(account, CODE[found.name])
-            found.doubts += rare
-            low |= bool(rare)
+            some, every = found.gaining or _parts_that_lose(account, CODE[found.name])
+            if some < _MOST * every:
+                what = "steps would gain" if found.gaining else "steps lose much time to it"
+                where = f"only {some:,} of {every:,} {what}"
+                found.doubts.append(where if account.are_steps else f"most of it lies in {some} tenths of the time")
+            low |= 2 * some < every
     unexplained, share = _unexplained(account)
     if found.name not in _UNEXPLAINED and share >= LOST and share > _DOUBT * max(found.gain, LOST):
         found.doubts.append(f"{100 * share:.1f} % of the time is idle, and nothing recorded says why ({unexplained})")
+    if found.name == "cpu-work" and _by_steps_alone(account):
+        waits = "" if account.trace.recorded("os_calls") else " (waits were not recorded)"
+        found.doubts.append(f"only the step's own range says that the thread was at work: it may have waited{waits}")
     if found.change is not None and found.gain < _NEAR * LOST:
         found.doubts.append(f"it saves {100 * found.gain:.1f} %, hardly more than the {100 * LOST:.0f} % that count")
     profiled = amounts["profiler"] / max(account.span_ns, 1)
@@ -193,13 +198,24 @@ def _weigh(account: Account, played: WhatIf, found: Decision) -> Decision:
 def _largest_moment(account: Account, name: str) -> int:
     mine = account.gaps[account.cause == CODE[name]]
     longest = [int((mine["end_ns"] - mine["start_ns"]).max())] if len(mine) else [0]
-    if name in ("communication", "imbalance"):
+    if name == "imbalance":
+        parts = [account.ends(), *(account.collectives.waiting(device) for device in account.devices)]
+        longest += [int((part["end_ns"] - part["start_ns"]).max()) for part in parts if len(part)]
+    if name == "communication":
         talks = account.kernels[account.fills == CODE["communication"]]
         longest.append(int((talks["end_ns"] - talks["start_ns"]).max()) if len(talks) else 0)
     if name == "memory-transfer" and len(account.exposed_copies):
         copies = account.exposed_copies
         longest.append(int((copies["end_ns"] - copies["start_ns"]).max()))
     return max(longest)
+
+
+def _by_steps_alone(account: Account) -> bool:
+    """Whether half of the CPU work has no name of its own: the range around a whole step stands for it."""
+    mine = account.gaps[account.cause == CODE["cpu-work"]]
+    lasting = mine["end_ns"] - mine["start_ns"]
+    of_steps = mine["name"].astype(object).isin(set(account.steps["step"]))
+    return bool(2 * lasting[of_steps].sum() >= lasting.sum() > 0)
 
 
 def _few_steps(account: Account) -> list[str]:
@@ -209,12 +225,10 @@ def _few_steps(account: Account) -> list[str]:
     return [f"the trace holds {count} step{'s' if count > 1 else ''}: whether this repeats is not known"]
 
 
-def _rare(account: Account, code: int) -> list[str]:
-    """Whether the cause takes time in few parts of the run."""
+def _parts_that_lose(account: Account, code: int) -> tuple[int, int]:
+    """How many steps, or tenths of the time, lose at least half of their part to a cause, and of how many."""
     share = of(account.by_part, code) / np.maximum(account.by_part.sum(axis=1), 1)
-    often = int((share >= _PART * of(account.total, code) / max(account.span_ns, 1)).sum())
-    what = "steps" if account.are_steps else "tenths of the time"
-    return [f"only {often} of {len(share)} {what} lose much time to it"] if 2 * often < len(share) else []
+    return int((share >= _PART * of(account.total, code) / max(account.span_ns, 1)).sum()), len(share)
 
 
 def by_shape(account: Account, name: str) -> float:

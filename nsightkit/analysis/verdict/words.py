@@ -11,11 +11,11 @@ import pandas as pd
 
 from nsightkit import hardware
 from nsightkit._show import bytes_text, short_name, time_text
-from nsightkit.analysis import gaps, intervals, memops, sol, steps
+from nsightkit.analysis import gaps, intervals, memops, sol
 from nsightkit.analysis.names import matching
 from nsightkit.analysis.verdict.account import BOTTLENECKS, CODE, ENDS, IDLE, Account, of, ranked
 from nsightkit.analysis.verdict.rules import CHANGE_OF, LOST, Decision, by_shape, saved
-from nsightkit.analysis.whatif import WhatIf
+from nsightkit.analysis.whatif import CHANGES, WhatIf, plain
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import GPU_TABLES
 
@@ -27,9 +27,21 @@ _NAMED, _KEPT = 3, 10
 _GOOD = 0.8
 #: Kinds of events that a call launched, and their tables.
 _LAUNCHED = {"kernel": "kernels", "copy": "memops"}
-_KIND = {"op": "operator", "os_call": "OS call", "copy": "", "overhead": "profiler:", "none": "", "graph": ""}
-#: Tables without which some causes cannot be seen, and what they would tell. Kineto records no OS calls.
-_TELLING = {"calls": "which calls launched the GPU's work", "ranges": "what the program was doing", "ops": "operators"}
+_KIND = {
+    "op": "operator",
+    "os_call": "OS call",
+    "copy": "",
+    "overhead": "profiler:",
+    "none": "",
+    "graph": "",
+    "kernel": "",
+}
+#: What an answer's moments are called; those of idle time are gaps.
+_MOMENTS = {"kernel": ("kernel", None), "copy": ("copy", "copies"), "graph": ("replay", None), "none": ("time", None)}
+#: Names and moments that hold less than this of an answer's time say nothing.
+_LITTLE = 0.01
+#: A program is compiled if compiled regions take this part of its time, or compiled kernels are this part of its kernels.
+_COMPILES = 0.05
 
 #: One change for each bottleneck.
 _ADVICE = {
@@ -67,6 +79,16 @@ CAPTURE = {
     "torch": "nsightkit capture torch -o more -- COMMAND",
     "shapes": "nsightkit capture torch --record-shapes -o shapes -- COMMAND",
     "ncu": "nsightkit capture ncu --count 20 -o kernels -- COMMAND",
+}
+#: Advice where copies or collectives fill the time, and running them beside other work would gain next to nothing.
+_LESS = {
+    "memory-transfer": "copy less: keep on the device what fits there, or send narrower types",
+    "communication": "send less: narrower types, rarer reductions",
+}
+#: What a cause that names nothing means.
+_SAID = {
+    "unknown": "time for which nothing recorded says why (unknown)",
+    "queued": "work that was launched and waited for something that is not in the trace (queued)",
 }
 _FILLED = {
     "compute-bound": "Kernels bound by arithmetic fill",
@@ -123,6 +145,9 @@ class Answer:
     def _whole(self) -> str:
         return "the steps" if len(self.account.steps) else "the time"
 
+    def _is_step(self, name: str) -> bool:
+        return bool((self.account.steps["step"] == name).any()) if len(self.account.steps) else False
+
     # -- what is behind it
 
     def _events(self) -> pd.DataFrame:
@@ -151,7 +176,7 @@ class Answer:
         parts = [part[columns].astype({"kind": object, "name": object}) for part in parts]
         events: pd.DataFrame = pd.concat(parts, ignore_index=True)
         events = events[(events["end_ns"] > account.begin) & (events["start_ns"] < account.end)].reset_index(drop=True)
-        return events.assign(duration_ns=events["end_ns"] - events["start_ns"])
+        return events.assign(duration_ns=events["end_ns"] - events["start_ns"], name=_alike(events))
 
     def _named(self) -> pd.DataFrame:
         grouped = self.events.groupby(["kind", "name"], sort=False)["duration_ns"].agg(["size", "sum"]).reset_index()
@@ -173,7 +198,6 @@ class Answer:
         lasting, number = mine["duration_ns"].to_numpy(), mine["number"].to_numpy()
         calls = self.trace.whole.table("calls", ["start_ns", "end_ns", "thread"]).iloc[call]
         said: list[str | None] = [None] * len(named)
-        steps_named = set(self.account.names)
         for table in ("ranges", "ops"):  # what the latter say replaces what the former did
             outer = self.trace.whole.table(table, ["start_ns", "end_ns", "thread", "name"])
             if not len(outer) or not len(calls):
@@ -184,7 +208,7 @@ class Answer:
                 of_one = (number == one) & (at >= 0)
                 time = np.bincount(around[of_one], lasting[of_one], len(names.categories))
                 name = str(names.categories[int(time.argmax())])
-                if 2 * time.max() > lasting[number == one].sum() and name not in steps_named:
+                if 2 * time.max() > lasting[number == one].sum() and not self._is_step(name):
                     said[one] = name
         return said
 
@@ -222,21 +246,16 @@ class Answer:
 
     def evidence(self) -> list[str]:
         """What speaks for the answer."""
-        said = [*self._first(), *self._prediction()]
-        for row in self.named.head(_NAMED).to_dict("records"):
-            if row["name"]:
-                kind = _KIND.get(row["kind"], row["kind"])
-                times = _count(row["count"], "gap" if self.code in IDLE and row["kind"] != "copy" else "time")
-                inside = f", mostly inside {_called(row['inside'])}" if row["inside"] else ""
-                what = f"{kind} {_called(row['name'])}".strip()
-                said.append(f"{time_text(row['total_ns'])} in {times}: {what}{inside}")
+        said = [*self._first(), *self._prediction(), *self._what()]
+        longest = self.longest[self.longest["end_ns"] - self.longest["start_ns"] > _LITTLE * self.ns]
         moments = [
             f"{time_text(row['end_ns'] - row['start_ns'])} at {_moment(row['start_ns'])}"
             + (f" on device {row['device']}" if len(self.account.devices) > 1 else "")
             + (f", before {_called(row['ended_by'], 40)}" if row["ended_by"] else "")
-            for row in self.longest.to_dict("records")
+            for row in longest.to_dict("records")
         ]
-        said.append(f"Longest: {'; '.join(moments)}")
+        if moments:
+            said.append(f"Longest: {'; '.join(moments)}")
         if self.name == "memory-transfer":
             said += self._moved()
         if self.name == "imbalance":
@@ -248,34 +267,50 @@ class Answer:
             said.append(f"Operators with known shapes run at {_percent(reached)} of the datasheet's rate")
         return said
 
+    def _what(self) -> list[str]:
+        """The names behind it."""
+        said, gains = [], {row["change"]: row["speedup"] for row in self.changes}
+        for row in self.named.head(_NAMED).to_dict("records"):
+            if not row["name"] or row["total_ns"] <= _LITTLE * self.ns:
+                continue
+            one, several = ("gap", None) if self.code in IDLE and row["kind"] != "copy" else _MOMENTS[row["kind"]]
+            text = f"{time_text(row['total_ns'])} in {_count(row['count'], one, several)}: "
+            if row["kind"] == "range" and self._is_step(row["name"]):
+                text += f"nothing recorded names what the thread did there, only the step's own range {_called(row['name'])}"
+            else:
+                text += f"{_KIND.get(row['kind'], row['kind'])} {_called(row['name'])}".strip()
+                text += f", mostly inside {_called(row['inside'])}" if row["inside"] else ""
+            gain = gains.get(f"no-cpu-work:{plain(row['name'])}")
+            said.append(f"{text}; without it {gain:.2f}x" if gain else text)
+        return said
+
     def _first(self) -> list[str]:
         account = self.account
         idle = _percent(int(account.total[list(IDLE)].sum() - account.exposed_copies_ns) / max(account.span_ns, 1))
         of_what = f"{_percent(self.share)} of {self._whole} ({time_text(self.ns)} of {time_text(account.span_ns)})"
         if self.code in IDLE and self.name != "memory-transfer":
             dry = account.gaps[account.cause == self.code]
+            said = _SAID.get(self.name, self.name)
             return [
-                f"The GPU was idle for {idle} of {self._whole}; {self.name} takes {of_what} in {_count(len(dry), 'gap')}"
+                f"The GPU was idle for {idle} of {self._whole}; {said} takes {of_what} in {_count(len(dry), 'gap')}"
             ]
-        said = [f"{_FILLED[self.name]} {of_what}"]
+        said = f"{_FILLED[self.name]} {of_what}"
         if self.name == "memory-transfer":
             waited = self.ns - account.exposed_copies_ns
-            said[0] += f", {time_text(waited)} of it waiting for copies" if waited else ""
-        if self.decision.change is None:
-            said.append(f"The GPU was idle for {idle} of {self._whole}")
-        return said
+            said += f", {time_text(waited)} of it waiting for copies" if waited else ""
+        return [said] if self.decision.change else [said, f"The GPU was idle for {idle} of {self._whole}"]
 
     def _prediction(self) -> list[str]:
         if self.played.refused is not None:
             return []
         if self.decision.change is None:
             best = self.changes[0] if self.changes else None
-            most = f": the largest, {best['change']}, gives {best['speedup']:.2f}x" if best else ""
-            return [f"Played again with each change, the run hardly gets faster{most}"]
+            most = f"at most {best['speedup']:.2f}x as fast ({best['change']})" if best else "no faster"
+            return [f"Replay with each change: the run gets {most}"]
         row = self.played.row(self.decision.change)
         said = [
-            f"Played again with {row['change']}, it takes {time_text(row['predicted_ns'])} instead of "
-            f"{time_text(row['wall_ns'])}: {row['speedup']:.2f}x"
+            f"Replay with {row['change']} ({CHANGES[row['change']].partition(';')[0]}): {time_text(row['predicted_ns'])} "
+            f"instead of {time_text(row['wall_ns'])}, {row['speedup']:.2f}x as fast"
         ]
         if self.decision.gaining is not None:
             some, every = self.decision.gaining
@@ -310,10 +345,7 @@ class Answer:
     def against(self) -> list[str]:
         """Doubts first, then remarks."""
         account, said = self.account, list(self.decision.doubts)
-        for row in self.changes:
-            worth = row["speedup"] is not None and row["change"] != self.decision.change and saved(row) >= LOST
-            if worth and not row["change"].startswith("no-cpu-work:"):
-                said.append(f"{row['change']} alone would give {row['speedup']:.2f}x")
+        said += [f"{row['change']} alone would give {row['speedup']:.2f}x" for row in self._others()]
         if self.decision.name in ("communication", "imbalance"):
             filled = sum(
                 int(account.total[CODE[name]]) for name in ("compute-bound", "memory-bound", "not-enough-data")
@@ -332,10 +364,14 @@ class Answer:
         if self.played.refused is None and self.played.schedule.inferred:
             waits = _count(self.played.schedule.inferred, "wait")
             said.append(f"the prediction rests on {waits} that the trace does not name")
-        missing = [text for table, text in _TELLING.items() if not self.trace.recorded(table)]
-        if missing and self.code in IDLE:
-            said.append(f"the trace does not say {' or '.join(missing)}")
+        if self.code in IDLE and not self.trace.recorded("calls"):
+            said.append("the trace does not say which calls launched the GPU's work")
         return [*said, *self.trace.meta.notes]
+
+    def _others(self) -> list[dict[str, Any]]:
+        """Other changes that gain enough to speak of, but for parts of the one that decided."""
+        rows = [row for row in self.changes if row["change"] != self.decision.change and saved(row) >= LOST]
+        return [row for row in rows if not row["change"].startswith("no-cpu-work:")]
 
     # -- what to do
 
@@ -343,13 +379,15 @@ class Answer:
         """What to change first, and what that would gain."""
         if self.name == "not-enough-data":
             return self._more_data()
-        if self.decision.change is None and self.name in ("compute-bound", "memory-bound"):
+        if self.name in ("compute-bound", "memory-bound"):
             return self._faster()
+        if self.decision.change is None and self.played.refused is None and self.name in _LESS:
+            return [_LESS[self.name]]
         said = [self._gaining(self.advice(self.name), self.decision.change)]
         if self.name == "unknown":
             said[0] += f" ({CAPTURE['nsys']})"
-        second = next((n for row in self.changes for n, c in CHANGE_OF.items()
-                       if c == row["change"] != self.decision.change and row["speedup"] and saved(row) >= LOST), None)  # fmt: skip
+        causes = {change: name for name, change in CHANGE_OF.items()}
+        second = next((causes[row["change"]] for row in self._others()), None)
         if second:
             said.append(self._gaining(f"then {second}: {self.advice(second)}", CHANGE_OF[second]))
         return said
@@ -373,6 +411,13 @@ class Answer:
             if self._is_compiled:
                 return "the program is compiled already: capture it into graphs (mode='reduce-overhead')"
             return "launch less: torch.compile, fused operators, or CUDA graphs"
+        if name == "cpu-work" and len(self.named) and self._is_step(str(self.named["name"].iloc[0])):
+            return (
+                "find out what this is: NVTX or record_function ranges around the parts of a step, or "
+                "torch.profiler.profile(with_stack=True); then move it off the thread that launches"
+            )
+        if name == "memory-bound" and self.account.decodes:
+            return "decode more sequences at once, so that weights that are read serve more of them; or use narrower weights"
         if name == "memory-bound" and self._is_compiled:
             return "the program is compiled already: narrower types, or larger batches, are what is left"
         if name == "compute-bound":
@@ -386,8 +431,13 @@ class Answer:
 
     @property
     def _is_compiled(self) -> bool:
-        tables = ("kernels", "ranges", "ops")
-        return any(matching(self.trace.whole.table(t, ["name"])["name"], _COMPILED).any() for t in tables)
+        kernels = matching(self.trace.table("kernels", ["name"])["name"], _COMPILED)
+        if kernels.sum() > _COMPILES * len(kernels):
+            return True
+        regions = [self.trace.table(table, ["name", "start_ns", "end_ns"]) for table in ("ranges", "ops")]
+        compiled = [table[matching(table["name"], _COMPILED)] for table in regions]
+        lasting = max(int((table["end_ns"] - table["start_ns"]).sum()) for table in compiled)
+        return lasting > _COMPILES * self.account.wall_ns
 
     @property
     def _card(self) -> hardware.Gpu | None:
@@ -414,12 +464,14 @@ class Answer:
         return [f"let counters say what bounds the kernels named above: {CAPTURE['ncu']}"]
 
     def _faster(self) -> list[str]:
-        said, card = [], self._card
+        said: list[str] = []
+        card, advised = self._card, ""
         for pattern, wanted, advice in _GIVEN_AWAY:
             if any(pattern.search(str(name)) for name in self.named["name"]):
                 fits = next((p for p in wanted if card is None or card.supports(p)), None)
                 if fits or not wanted:
                     said.append(advice.format(_NARROWER[fits] if fits else ""))
+                    advised = fits or advised
         reached = self.reached()
         if reached is not None and reached >= _GOOD:
             said.append(
@@ -427,12 +479,22 @@ class Answer:
                 "largest products reach about 80 %"
             )
         else:
-            said.append(self.advice(self.name))
-        if reached is None:
+            said.append(
+                _ADVICE[self.name] if self._narrower().endswith(_NARROWER.get(advised, "?")) else self.advice(self.name)
+            )
+        if reached is None and not (self.name == "memory-bound" and self.account.decodes):
             said.append(f"record shapes, to learn how far the operators are from their bound: {CAPTURE['shapes']}")
         elif by_shape(self.account, self.name) < 0.5:
             said.append("most of these kernels have no known shape: what they could reach is not known")
         return said
+
+
+def _alike(events: pd.DataFrame) -> "pd.Series[str]":
+    """Names of moments: ranges and operators that differ in a number only have one."""
+    work = events["kind"].isin(["range", "op"])
+    shared = events["name"].where(~work, events["name"].map(plain))
+    several = events.groupby(shared)["name"].transform("nunique") > 1
+    return events["name"].where(~(work & several), shared)
 
 
 def tables(account: Account) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
