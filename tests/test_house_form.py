@@ -45,6 +45,7 @@ def test_a_missing_section_is_named_with_its_reason(tmp_path, heading):
         ("# ``.item()`` needs", "# On an H200 it took 12.5 ms. ``.item()`` needs", "typed number, '12.5 ms'"),
         ("# never ran on a GPU. Its loop", "# made it. Its loop", "planted data without saying so"),
         ("# This trace is synthetic: ", "# Look: ", "planted data without saying so"),
+        ('after = measure("hidden-sync", "after")', "played.gains(program)", "planted data without saying so"),
         ("# Limits\n# ------\n", f"# Limits\n# ------\n# {'wide ' * 20}\n", "wider than 79 columns"),
         ("import pandas as pd", "import pandas as", "no Python"),
     ],
