@@ -37,9 +37,7 @@ def _rows(trace: Any) -> list[tuple[int, int, str, str]]:
 
 
 def test_work_before_the_first_launch_and_after_the_last_operation(tmp_path: Path) -> None:
-    trace = _one_step(
-        tmp_path, first=1000, last_end=1200, end=2000, a=("decode", 5, 990), b=("write log", 1210, 1990)
-    )
+    trace = _one_step(tmp_path, first=1000, last_end=1200, end=2000, a=("decode", 5, 990), b=("write log", 1210, 1990))
     assert _rows(trace) == [(0, 1000, "cpu-work", "decode"), (1200, 2000, "cpu-work", "write log")]
     assert gaps.summary(trace).empty  # between the first operation and the last there is no gap
 
