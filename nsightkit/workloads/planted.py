@@ -392,7 +392,7 @@ class _Loop:
         self._copy("HtoD", start, duration, correlation, size, host)
 
     def prefetch(self, size: int) -> None:
-        """A host-to-device copy from pinned memory on a stream of its own, for half of the work that is queued by then."""
+        """A host-to-device copy from pinned memory on a stream of its own, under half of what is queued by then."""
         correlation = self._call("cudaMemcpyAsync_v3020", self.jitter(6 * _US))
         start = max([self.now, *(end for _, end in self.aside[-1:])])
         duration = (self.free - start) // 2

@@ -6,7 +6,6 @@ import re
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from nsightkit import hardware
@@ -31,7 +30,7 @@ _KIND = {
     "op": "operator",
     "os_call": "OS call",
     "copy": "",
-    "overhead": "profiler:",
+    "overhead": "recorded as overhead:",
     "none": "",
     "graph": "",
     "kernel": "",
@@ -40,14 +39,14 @@ _KIND = {
 _MOMENTS = {"kernel": ("kernel", None), "copy": ("copy", "copies"), "graph": ("replay", None), "none": ("time", None)}
 #: Names and moments that hold less than this of an answer's time say nothing.
 _LITTLE = 0.01
-#: A program is compiled if compiled regions take this part of its time, or compiled kernels are this part of its kernels.
+#: A program is compiled if compiled regions take this part of its time, or are this part of its kernels.
 _COMPILES = 0.05
 
 #: One change for each bottleneck.
 _ADVICE = {
     "profiler": "profile less (fewer tables, no backtraces, a shorter window), and look again",
     "start-up": "warm up before you measure, and capture a later window; load and compile ahead of time",
-    "queued": "find out what else holds the GPU or the stream: another process, or work that was launched before the capture",
+    "queued": "find out what else holds the GPU or the stream: another process, or work launched before the capture",
     "input-pipeline": "have the next batch ready in time: more loader workers, prefetching, or cheaper decoding",
     "synchronization": "do not wait for the GPU in each step: read values back rarely, or a step later",
     "cpu-work": "move this work off the thread that launches, or make it shorter",
@@ -68,7 +67,8 @@ _ON_COPY = {
 _GIVEN_AWAY = (
     (re.compile(r"(?<!tf32_)(?<!tf32)sgemm|simt", re.IGNORECASE), ("tf32", "bf16", "fp16"),
      "these products run in FP32 without tensor cores: {}"),
-    (re.compile(r"align[12](?!\d)", re.IGNORECASE), (), "these products have sizes that are not multiples of 8: pad them"),
+    (re.compile(r"align[12](?!\d)", re.IGNORECASE), (),
+     "these products have sizes that are not multiples of 8: pad them"),
     (re.compile(r"soft_?max", re.IGNORECASE), (),
      "if these softmaxes are those of attention, scaled_dot_product_attention need not write them to memory"),
 )  # fmt: skip
@@ -156,7 +156,7 @@ class Answer:
         parts = []
         if code in IDLE:
             mine = account.gaps[account.cause == code]
-            # A copy that was waited for is a row of the whole trace, and ran on another device: not a moment of this one.
+            # A copy that was waited for is a row of the whole trace, and ran on another device.
             parts.append(mine.assign(row=mine["row"].where(mine["kind"] != "copy", -1)))
         elif self.name == "imbalance":
             for device in account.devices:
@@ -185,7 +185,7 @@ class Answer:
         return grouped.assign(inside=pd.Series(self._inside(grouped), dtype=object))
 
     def _inside(self, named: pd.DataFrame) -> list[str | None]:
-        """The operator, or else the range, around the calls behind most of the time of each name; never a whole step."""
+        """The operator, or else the range, around the calls behind most of each name's time; never a whole step."""
         keys = pd.MultiIndex.from_frame(named[["kind", "name"]])
         number = keys.get_indexer(pd.MultiIndex.from_frame(self.events[["kind", "name"]]))
         mine = self.events.assign(number=number)[(number >= 0) & (self.events["row"] >= 0).to_numpy()]
@@ -276,7 +276,7 @@ class Answer:
             one, several = ("gap", None) if self.code in IDLE and row["kind"] != "copy" else _MOMENTS[row["kind"]]
             text = f"{time_text(row['total_ns'])} in {_count(row['count'], one, several)}: "
             if row["kind"] == "range" and self._is_step(row["name"]):
-                text += f"nothing recorded names what the thread did there, only the step's own range {_called(row['name'])}"
+                text += f"nothing but the step's own range, {_called(row['name'])}, says what the thread did there"
             else:
                 text += f"{_KIND.get(row['kind'], row['kind'])} {_called(row['name'])}".strip()
                 text += f", mostly inside {_called(row['inside'])}" if row["inside"] else ""
@@ -304,14 +304,13 @@ class Answer:
         if self.played.refused is not None:
             return []
         if self.decision.change is None:
-            best = self.changes[0] if self.changes else None
+            best = self.changes[0] if self.changes and saved(self.changes[0]) >= _LITTLE else None
             most = f"at most {best['speedup']:.2f}x as fast ({best['change']})" if best else "no faster"
             return [f"Replay with each change: the run gets {most}"]
         row = self.played.row(self.decision.change)
-        said = [
-            f"Replay with {row['change']} ({CHANGES[row['change']].partition(';')[0]}): {time_text(row['predicted_ns'])} "
-            f"instead of {time_text(row['wall_ns'])}, {row['speedup']:.2f}x as fast"
-        ]
+        what = f"{row['change']} ({CHANGES[row['change']].partition(';')[0]})"
+        times = f"{time_text(row['predicted_ns'])} instead of {time_text(row['wall_ns'])}"
+        said = [f"Replay with {what}: {times}, {row['speedup']:.2f}x as fast"]
         if self.decision.gaining is not None:
             some, every = self.decision.gaining
             said.append(f"{some:,} of {every:,} steps gain from that")
@@ -321,7 +320,8 @@ class Answer:
         """What was copied in all, overlapped or not."""
         rows = memops.summary(self.trace)
         said = []
-        for row in rows[rows["kind"] != "memset"].head(_NAMED - 1).to_dict("records"):
+        rows = rows[(rows["kind"] != "memset") & (rows["total_ns"] > _LITTLE * rows["total_ns"].sum())]
+        for row in rows.head(_NAMED - 1).to_dict("records"):
             speed = f" at {row['gb_per_s']:.1f} GB/s" if np.isfinite(row["gb_per_s"]) else ""
             said.append(
                 f"In all {_count(row['count'], 'copy', 'copies')} {row['kind']}, {row['src_kind']} to "
@@ -417,7 +417,7 @@ class Answer:
                 "torch.profiler.profile(with_stack=True); then move it off the thread that launches"
             )
         if name == "memory-bound" and self.account.decodes:
-            return "decode more sequences at once, so that weights that are read serve more of them; or use narrower weights"
+            return "decode more sequences at once, which share each reading of the weights; or use narrower weights"
         if name == "memory-bound" and self._is_compiled:
             return "the program is compiled already: narrower types, or larger batches, are what is left"
         if name == "compute-bound":
@@ -489,12 +489,16 @@ class Answer:
         return said
 
 
-def _alike(events: pd.DataFrame) -> "pd.Series[str]":
+def _alike(events: pd.DataFrame) -> pd.Series[Any]:
     """Names of moments: ranges and operators that differ in a number only have one."""
     work = events["kind"].isin(["range", "op"])
     shared = events["name"].where(~work, events["name"].map(plain))
     several = events.groupby(shared)["name"].transform("nunique") > 1
     return events["name"].where(~(work & several), shared)
+
+
+def _rows(table: pd.DataFrame) -> list[dict[str, Any]]:
+    return [{str(key): value for key, value in row.items()} for row in table.to_dict("records")]
 
 
 def tables(account: Account) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -511,4 +515,4 @@ def tables(account: Account) -> tuple[list[dict[str, Any]], list[dict[str, Any]]
     """
     lost = ranked(account, IDLE)
     rest = ranked(account, range(len(IDLE), len(BOTTLENECKS)))
-    return lost.to_dict("records"), rest.to_dict("records")
+    return _rows(lost), _rows(rest)
