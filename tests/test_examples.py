@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+import nsightkit
+from nsightkit.analysis import overview
+from nsightkit.workloads import planted
 from nsightkit.workloads.investigations import INVESTIGATIONS
 
 pytest.importorskip("torch")
@@ -276,6 +279,23 @@ def test_verdicts_say_what_was_measured(replayed):
     # The planted GPU has the CPU's types, and the page must notice that they are not CUDA's.
     right, of = re.search(r"(\d+) of (\d+) types were as the lists for CUDA say", _verdict(replayed, "06")).groups()
     assert 0 < int(right) < int(of)
+
+
+def test_a_predicted_gain_stands_beside_the_measured_one(replayed, tmp_path):
+    """The truth is the same loop without its fault, which is what the replay has to predict."""
+
+    def window_ns(fault):
+        path = tmp_path / f"{fault}.sqlite"
+        planted.training(path, fault, steps=3, layers=2)
+        return overview.summary(nsightkit.load(path, cache=False))["window_ns"]
+
+    healthy_ns = window_ns(None)
+    for number, fault in (("02", "starved"), ("03", "sync"), ("20", "starved")):
+        said = re.search(r"predicted by replay: ([^)]*)\)", _verdict(replayed, number))[1]
+        left = 1 + float(said.removesuffix("%")) / 100 if said.endswith("%") else 1 / float(said)
+        assert left == pytest.approx(healthy_ns / window_ns(fault), rel=0.03), number
+    # The planted loop with tiny kernels has more of them than the one without.
+    assert float(re.search(r"predicted by replay: ([\d.]+)", _verdict(replayed, "04"))[1]) > 1.5
 
 
 def test_limiters_are_read_from_counters_and_without_them():
