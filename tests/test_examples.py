@@ -267,7 +267,8 @@ def test_verdicts_say_what_was_measured(replayed):
     assert "98%" in replayed["01_gpu_util_lies"]["findings"]["verdict"]
     starved = replayed["02_starved_input_pipeline"]["findings"]
     assert starved["wait"] == starved["wait_left"] == pytest.approx(0.5)
-    assert "1.0 times as fast: 10.0 ms" in starved["verdict"]
+    assert "1.0 times as fast (predicted by replay: " in starved["verdict"]
+    assert "): 10.0 ms" in starved["verdict"]
     assert "no effect beyond the spread" in replayed["03_hidden_synchronisation"]["findings"]["verdict"]
     changed = _verdict(replayed, "20")
     assert "the change made a step faster" in changed
