@@ -10,7 +10,7 @@ the call that waits. So the unchanged replay is a prediction too, and its error 
 
 Recordings rarely say which wait was for what. An operation that starts just after one on another stream has ended, and
 later than its launch and its own stream explain, waited for it; a call that blocks waited for the stream that drained
-just before it returned. :attr:`Schedule.inferred` counts these.
+just before it returned. ``Schedule.inferred`` counts these.
 
 Arrays are reduced between *cuts* (blocking calls, waits between streams, launches into a full queue, ends of steps):
 what lies between two cuts of a stream is one line, ``end = max(launching thread's delay + a, stream's last end + b)``.
@@ -89,7 +89,7 @@ class Change:
     arrivals : bool
         Whether batches that others prepare have to be waited for.
     durations_ns : ndarray of int64, optional
-        Durations of the operations, in the order of :attr:`Schedule.operations`.
+        Durations of the operations, in the order of ``Schedule.operations``.
     aside : ndarray of bool, optional
         Operations that run on a stream of their own, for which nothing waits before the step ends.
     """

@@ -2,7 +2,7 @@
 
 A gap is judged from the thread that launched the operation which ends it: what was that thread doing
 between the moment the device ran dry and the moment the launch began? The first rule of
-:data:`nsightkit.analysis.gaps.rules.RULES` that holds decides.
+``nsightkit.analysis.gaps.rules.RULES`` that holds decides.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def summary(trace: Trace, gpu: str | None = None) -> dict[str, Any]:
     -------
     dict
         ``bottleneck``
-            One of :data:`BOTTLENECKS`.
+            One of ``BOTTLENECKS``.
         ``share_of_span``
             What it takes of the devices' time in the steps or, without steps, of the sum of their spans; None where the
             trace holds no GPU work, or too little to judge by.
