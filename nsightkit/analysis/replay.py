@@ -19,6 +19,7 @@ Only the cuts are walked one by one.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
 import itertools
@@ -336,9 +337,13 @@ class Schedule:
                 self.facts.input_waits(one), self.facts.own_work(one), self.facts.one_offs(one), self.facts.profiler_time(one), strict=True)))
             busy = 2 * named.of(np.maximum(start, 0), end) > end - np.maximum(start, 0)
             by, last = np.full(len(end), -1, np.int64), np.full(len(end), _NEVER, np.int64)
+            acted = {other: theirs.within(start, end, pause) for other, theirs in others.items()}
+            # It pauses for as long while nobody else does anything: such pauses are its own.
+            alone = ~busy & (start > _NEVER) & ~np.logical_or.reduce([acts for acts, _ in acted.values()])
+            own = 1.25 * float(np.median((end - start)[alone])) if alone.any() else 0.0
             for other, theirs in others.items():
-                acts, fills = theirs.within(start, end, pause)
-                hit = acts & (~busy | fills)
+                acts, fills = acted[other]
+                hit = acts & (fills | (~busy & (end - start > own)))
                 until = theirs.end[np.searchsorted(theirs.start, end, side="left") - 1]
                 hit &= until > last
                 by[hit], last[hit] = other, until[hit]
@@ -493,44 +498,50 @@ class Schedule:
         """Pairs (operation, what it waits for on another stream)."""
         explained = np.maximum(self.ready, self._before() + self.gap)
         linked = self.launch >= 0
-        late = np.flatnonzero((self.start > explained + _LATE_NS) & (linked | ~self.first))
-        waits, on, inferred = np.empty(0, np.int64), np.empty(0, np.int64), 0
+        told, told_of = self._recorded_waits() if "waits" not in self.without else (np.empty(0, np.int64),) * 2
+        until = explained.copy()
+        np.maximum.at(until, told, self.end[told_of])
+        late = np.flatnonzero((self.start > until + _LATE_NS) & (linked | ~self.first))
+        waits, on = late[:0], late[:0]
         if len(late) and (self.stream != self.stream[0]).any() and "waits" not in self.without:
-            waits, on, late = self._just_ended(late, explained)
-            inferred = len(waits)
-        self.after_ns = int(np.median(self.start[waits] - self.end[on])) if len(waits) else 1_500
-        more = self._recorded_waits() if "waits" not in self.without else (waits[:0], on[:0])
-        pairs = np.unique(np.stack([np.append(waits, more[0]), np.append(on, more[1])]), axis=1)
+            waits, on = self._just_ended(late, explained)
+        self.inferred += len(waits)
+        pairs = np.unique(np.stack([np.append(waits, told), np.append(on, told_of)]), axis=1)
         self.waiting, self.awaited = pairs[0], pairs[1]
-        self.inferred += inferred
+        # What did wait, and for how long after: of others the end was long past.
+        after = self.start[self.waiting] - self.end[self.awaited]
+        binding = after[(after <= _AFTER_NS) & (self.start[self.waiting] > explained[self.waiting] + _LATE_NS)]
+        self.after_ns = int(np.median(binding)) if len(binding) else 1_500
         self._held(explained)
 
-    def _just_ended(self, late: Int, explained: Int) -> tuple[Int, Int, Int]:
-        """What late operations waited for: what ended just before them, on their own device if anything did."""
+    def _just_ended(self, late: Int, explained: Int) -> tuple[Int, Int]:
+        """What late operations waited for: what ended just before them, of the same thread and device if anything did."""
         order = np.argsort(self.end, kind="stable")
         ends = self.end[order]
+        begun = np.where(self.launch >= 0, self.call_start[np.maximum(self.launch, 0)], _NEVER)
+        thread = np.where(self.launch >= 0, self.call_thread[np.maximum(self.launch, 0)], -1)
         waits, on = [late[:0]], [late[:0]]
-        for same_device in (True, False):
+        for same_device, same_thread in ((True, True), (True, False), (False, False)):
             left = late
             at = np.searchsorted(ends, self.start[left] + 500, side="right") - 1
             for _ in range(12):
                 other = order[np.maximum(at, 0)]
-                fits = (self.stream[other] != self.stream[left]) & (self.process[other] == self.process[left])
-                if same_device:
-                    fits &= self.device[other] == self.device[left]
-                unknown = (self.launch[other] < 0) | (self.launch[left] < 0)
-                begun = self.call_start[np.maximum(self.launch[other], 0)], self.call_start[np.maximum(self.launch[left], 0)]
                 near = (at >= 0) & (self.start[left] - self.end[other] <= _AFTER_NS)
                 near &= self.end[other] > explained[left] - _LATE_NS
-                hit = near & fits & (unknown | (begun[0] <= begun[1]))
-                waits.append(left[hit])
-                on.append(other[hit])
-                on_with = ~hit & near
-                left, at = left[on_with], at[on_with] - 1
+                fits = near & (self.stream[other] != self.stream[left]) & (self.process[other] == self.process[left])
+                # What is launched later is not waited for.
+                fits &= (begun[other] <= begun[left]) | (self.launch[left] < 0)
+                if same_device:
+                    fits &= self.device[other] == self.device[left]
+                if same_thread:
+                    fits &= thread[other] == thread[left]
+                waits.append(left[fits])
+                on.append(other[fits])
+                left, at = left[~fits & near], at[~fits & near] - 1
                 if not len(left):
                     break
             late = np.setdiff1d(late, np.concatenate(waits))
-        return np.concatenate(waits), np.concatenate(on), late
+        return np.concatenate(waits), np.concatenate(on)
 
     def _held(self, explained: Int) -> None:
         """What stays unexplained is work that the recording does not contain; it takes its time in any replay."""
@@ -551,8 +562,8 @@ class Schedule:
     def _recorded_waits(self) -> tuple[Int, Int]:
         """What the program told streams to wait for, where that fits what happened.
 
-        A call that makes a stream wait does not say for what: for the last work launched on another stream before it.
-        The stream is that of the thread's next launch.
+        A call that makes a stream wait does not say for what: for the last work that the thread launched on
+        another stream before it. The stream is that of the thread's next launch.
         """
         none = np.empty(0, np.int64), np.empty(0, np.int64)
         if not (self.stream != self.stream[:1]).any():
@@ -564,26 +575,20 @@ class Schedule:
         if kept is not None:
             calls = calls[kept[calls]]
         linked = np.flatnonzero(self.launch >= 0)
-        begun = self.call_start[self.launch[linked]]
-        order = np.argsort(begun, kind="stable")
-        linked, begun = linked[order], begun[order]
-        thread = self.call_thread[self.launch[linked]]
-        stream = self.stream[linked]
-        # Of each launch, the last one before it on another stream.
-        changed = np.append(False, stream[1:] != stream[:-1])
-        last_other = np.maximum.accumulate(np.where(changed, np.arange(len(stream)) - 1, -1))
+        begun, thread = self.call_start[self.launch[linked]], self.call_thread[self.launch[linked]]
         waits, on = [none[0]], [none[0]]
         for one in np.unique(self.call_thread[calls]).tolist():
             mine = calls[self.call_thread[calls] == one]
             own = np.flatnonzero(thread == one)
-            if not len(own):
-                continue
+            own = own[np.argsort(begun[own], kind="stable")]
+            stream = self.stream[linked[own]]
+            # Of each launch, the last one before it on another stream.
+            changed = np.append(False, stream[1:] != stream[:-1])
+            last_other = np.maximum.accumulate(np.where(changed, np.arange(len(stream)) - 1, -1))
             at = np.searchsorted(begun[own], self.call_start[mine])
-            mine, at = mine[at < len(own)], own[at[at < len(own)]]
-            last = np.searchsorted(begun, self.call_start[mine]) - 1
-            other = np.where(stream[np.maximum(last, 0)] == stream[at], last_other[np.maximum(last, 0)], last)
-            fits = (last >= 0) & (other >= 0)
-            at, other = linked[at[fits]], linked[other[fits]]
+            at = at[(at < len(own)) & (at > 0)]
+            other = np.where(stream[at - 1] == stream[at], last_other[at - 1], at - 1)
+            at, other = linked[own[at[other >= 0]]], linked[own[other[other >= 0]]]
             fits = (self.end[other] <= self.start[at] + 500) & (self.process[at] == self.process[other])
             waits.append(at[fits])
             on.append(other[fits])
@@ -628,11 +633,17 @@ class Schedule:
         none_yet = {s: np.searchsorted(t, start, side="left") == 0 for s, (_, t) in streams.items()}
         drained = np.full(len(rows), -1, np.int64)
         drained_ns = start.copy()
-        for s, last in last_of.items():
-            own = ~none_yet[s] & (self.process[last] == process)
-            ended = self.end[last]
-            hit = own & (ended > drained_ns) & (ended <= end + 1_000)
-            drained[hit], drained_ns[hit] = last[hit], ended[hit]
+        # What the thread launched itself, and that ended just before; else whatever did.
+        for own in (True, False):
+            for s, last in last_of.items():
+                ended = self.end[last]
+                hit = ~none_yet[s] & (self.process[last] == process) & (ended > drained_ns) & (ended <= end + 1_000)
+                if own:
+                    hit &= (self.call_thread[self.launch[last]] == self.call_thread[rows]) & (ended > end - _AFTER_NS)
+                else:
+                    hit &= ~sure
+                drained[hit], drained_ns[hit] = last[hit], ended[hit]
+            sure = drained >= 0
         # An event may lie before the end of its stream.
         at = np.searchsorted(ends, end, side="right") - 1
         event = of_event & (at >= 0)
@@ -664,12 +675,13 @@ class Schedule:
         cost = np.where((self.cut_own >= 0) & self.staged[at], self.ready[at] - start, cost)
         keep = waited | ((target >= 0) & ~allocates)
         whole_device = of_device & ~allocates
+        device = self._device_of(rows)
         targets: list[list[int]] = []
         columns = list(last_of.items())
         for i in np.flatnonzero(keep).tolist():
             if whole_device[i]:
                 targets.append([int(last[i]) for s, last in columns if not none_yet[s][i]
-                                and self.process[last[i]] == process[i]])
+                                and self.process[last[i]] == process[i] and device[i] in (-1, self.device[last[i]])])
             else:
                 targets.append([int(target[i])])
         self.cut_rows, self.cut_targets = rows[keep], targets
@@ -683,6 +695,19 @@ class Schedule:
         self.full_target = ends_order[np.maximum(at, 0)]
         after = self.call_end[full] - self.end[self.full_target]
         self.room_ns = int(np.median(after)) if len(full) else 0
+
+    def _device_of(self, rows: Int) -> Int:
+        """The device that a thread gave work last before each call: a call that waits for a device means that one."""
+        out = np.full(len(rows), -1, np.int64)
+        linked = np.flatnonzero(self.launch >= 0)
+        thread, begun = self.call_thread[self.launch[linked]], self.call_start[self.launch[linked]]
+        for one in np.unique(self.call_thread[rows]).tolist():
+            mine, calls = linked[thread == one], np.flatnonzero(self.call_thread[rows] == one)
+            order = np.argsort(begun[thread == one], kind="stable")
+            at = np.searchsorted(begun[thread == one][order], self.call_start[rows[calls]]) - 1
+            if len(mine):
+                out[calls] = np.where(at >= 0, self.device[mine[order]][at], -1)
+        return out
 
     # -- playing
 
@@ -870,10 +895,25 @@ class _Run:
         needed[flat] = True
         full = of.full_target if self.place is None else self.place[of.full_target]
         needed[full] = True
+        beside = np.empty(0, np.int64)
         if in_step is not None:
             last = np.append((stream[1:] != stream[:-1]) | (in_step[1:] != in_step[:-1]), True)
             last &= in_step >= 0
             needed |= last
+            # What other threads launch belongs to the step that it is launched in, and in a replay that may be another.
+            other = self._by_others() if self.place is None else self._by_others()[order]
+            beside = np.flatnonzero(other)
+            beside = np.union1d(beside[:: 1 + len(beside) // _MOST_CUTS], np.flatnonzero(other & last))
+            needed[beside] = True
+        crossing = [
+            [of.call_thread[of.launch[t]] != of.call_thread[row] for t in ts]
+            for row, ts in zip(of.cut_rows.tolist(), targets, strict=True)
+        ] if self.place is None else [[False for _ in ts] for ts in targets]
+        shared = np.unique([stream[t] for ts, cs in zip(targets, crossing, strict=True) for t, c in zip(ts, cs, strict=True) if c]).astype(np.int64)
+        among = np.zeros(int(stream.max()) + 1, bool)
+        among[shared] = True
+        among = np.flatnonzero(among[stream])
+        needed[among[:: 1 + len(among) // _MOST_CUTS]] = True
         meeting = of.meeting if self.place is None else self.place[of.meeting]
         breaks[meeting] = True
         needed[meeting] = True
@@ -897,11 +937,21 @@ class _Run:
         for w, o in zip(self.segment_of[waiting].tolist(), self.segment_of[awaited].tolist(), strict=True):
             self.waits_of.setdefault(w, []).append(o)
         self.targets = [[int(self.segment_of[t]) for t in ts] for ts in targets]
+        self.crossing, self.shared = crossing, set(shared.tolist())
+        place_of = np.arange(n) if self.place is None else order
+        row = np.maximum(of.launch[place_of[tail]], 0)
+        self.seg_called = of.call_start[row].copy()
+        for one in self.threads:
+            mine = of.call_thread[row] == one
+            self.seg_called[mine] = self.play.own(one, self.seg_called[mine])
+        self.seg_slot = np.where(of.launch[place_of[tail]] >= 0, self.slots[place_of[tail]], -1)
         self.full = self.segment_of[full].tolist()
         self.meets = dict(zip(self.segment_of[meeting].tolist(), range(len(meeting)), strict=True))
         self.step_parts: list[list[int]] = []
+        self.beside = self.segment_of[beside]
+        self.beside_place = beside if self.place is None else order[beside]
         if in_step is not None:
-            ends = np.flatnonzero(last)
+            ends = np.flatnonzero(last & ~other)
             number, segment = in_step[ends], self.segment_of[ends]
             parts = [[] for _ in range(len(of.steps))]
             for k, s in zip(number.tolist(), segment.tolist(), strict=True):
@@ -929,6 +979,12 @@ class _Run:
         )
         ours = of.process == int(of.steps["process"].iloc[0])
         return np.where((of.launch >= 0) & ours, at, -1)
+
+    def _by_others(self) -> Bool:
+        """What other threads than that of the steps launched, in the steps' process."""
+        of = self.of
+        thread, process = (int(of.steps[column].iloc[0]) for column in ("thread", "process"))
+        return (of.launch >= 0) & (of.process == process) & (of.call_thread[np.maximum(of.launch, 0)] != thread)
 
     def _join_at_steps(self, in_step: Int, first: Bool) -> None:
         """A step's work waits for what was moved aside in the step before."""
@@ -995,6 +1051,9 @@ class _Run:
         full, targets, waits_of = self.full, self.targets, self.waits_of
         meets, meeting_of, transfer = self.meets, of.meeting_of.tolist(), of.transfer_ns.tolist()
         last_arrival: dict[int, float] = {}
+        seg_called, seg_slot, shared, crossing = self.seg_called.tolist(), self.seg_slot.tolist(), self.shared, self.crossing
+        launched: dict[int, list[float]] = {where: [] for where in shared}
+        ended: dict[int, list[float]] = {where: [] for where in shared}
         lasting = self.first_duration.tolist()
         for node in order.tolist():
             if node >= n_nodes:  # a device leaves a collective
@@ -1018,6 +1077,10 @@ class _Run:
                     continue
                 end_of[s] = end
                 stream_end[where] = end
+                if where in shared:
+                    at = seg_called[s] + delay[seg_slot[s]] if seg_slot[s] >= 0 else _NEVER
+                    launched[where].append(max(at, launched[where][-1]) if launched[where] else at)
+                    ended[where].append(end)
                 continue
             number = cut[node]
             mine = slot_of_cut_l[node]
@@ -1032,8 +1095,13 @@ class _Run:
             else:
                 until = begun + cost[number]
                 if waits[number]:
-                    for target in targets[number]:
-                        until = max(until, end_of[target] + tail[number])
+                    for target, by_other in zip(targets[number], crossing[number], strict=True):
+                        if by_other:  # what it had launched by now
+                            at = bisect.bisect_right(launched[stream[target]], begun)
+                            done = ended[stream[target]][at - 1] if at else _NEVER
+                        else:
+                            done = end_of[target]
+                        until = max(until, done + tail[number])
             delay[mine] = until - own_e[node]
         return self._read(delay, end_of)
 
@@ -1051,6 +1119,15 @@ class _Run:
         ends = reached.astype(np.int64)
         for k, parts in enumerate(self.step_parts):
             ends[k] = max([int(ends[k]), *(int(end_of[s]) for s in parts)])
+        if len(self.beside):
+            row, slots = of.launch[self.beside_place], self.slots[self.beside_place]
+            called = of.call_start[row]
+            for one in np.unique(of.call_thread[row]).tolist():
+                mine = of.call_thread[row] == one
+                called[mine] = play.own(one, called[mine])
+            at = np.searchsorted(np.maximum.accumulate(reached), called + np.array(delay)[slots], side="right")
+            within = at < len(ends)
+            np.maximum.at(ends, at[within], np.array(end_of)[self.beside[within]].astype(np.int64))
         ends = np.maximum.accumulate(ends)
         first = of.steps["start_ns"].to_numpy()[:1]
         begin = int(play.own(thread, first)[0] + delay[int(self.slot(thread, first)[0])])
