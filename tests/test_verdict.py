@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import make_kineto
@@ -18,8 +19,11 @@ import pytest
 
 import nsightkit
 from nsightkit._show import ready
-from nsightkit.analysis import gaps, intervals, overview, verdict
+from nsightkit.analysis import gaps, intervals, overview, verdict, whatif
+from nsightkit.analysis import steps as trace_steps
+from nsightkit.analysis.gaps.ends import in_window
 from nsightkit.analysis.selection import select
+from nsightkit.analysis.verdict import rules
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import Gpu, Trace, TraceMeta
 from nsightkit.workloads.planted import BOTTLENECK_OF, Export, Fault, training
@@ -64,16 +68,21 @@ def test_every_fault_and_every_decoy(tmp_path: Path, fault: Fault | None, seed: 
     lost, busy = Counter(truth["gaps"]), truth["exposed"]
     lost["memory-transfer"] += busy["memory-transfer"]
     got = amounts(found)
+    # Shares are of the window: the steps whole, with what the devices lay idle at its ends.
+    window = trace_steps.windows(trace)
+    wall = int(window["end_ns"].iloc[-1] - window["begin_ns"].iloc[0])
+    assert found["span_ns"] == wall * len(overview.summary(trace)["devices"])
+    ends = found["span_ns"] - truth["span_ns"]
     for cause in gaps.CAUSES:
         # The planter knows when the device ran dry; what ended the wait may count for the next cause in line.
-        assert got.get(cause, 0) == pytest.approx(lost[cause], abs=0.002 * truth["span_ns"]), cause
+        at_ends = got.get(cause, 0) - lost[cause]
+        assert -0.002 * truth["span_ns"] <= at_ends <= max(ends, 0) + 0.002 * truth["span_ns"], cause
     assert got.get("communication", 0) == busy["communication"]
-    ends = len(overview.summary(trace)["devices"]) * overview.summary(trace)["wall_ns"] - truth["span_ns"]
-    assert got.get("imbalance", 0) == busy["imbalance"] + ends
-    assert sum(got.values()) == pytest.approx(truth["span_ns"], abs=0.01 * truth["span_ns"])
-    assert found["span_ns"] == truth["span_ns"]
+    assert got.get("imbalance", 0) == busy["imbalance"]
+    assert sum(got.values()) == pytest.approx(found["span_ns"], abs=0.01 * truth["span_ns"])
     assert found["share_of_span"] == pytest.approx(found["total_ns"] / found["span_ns"])
-    if fault not in (None, "graphs", "uneven"):
+    assert found["replay_error"] < 0.01
+    if fault != "graphs":
         assert found["confidence"] != "low", found["against"]
 
 
@@ -89,17 +98,18 @@ def test_the_same_run_in_the_other_format(tmp_path: Path, fault: Fault | None) -
 
 
 def test_a_wait_that_the_source_cannot_record_is_not_passed_off_as_work(tmp_path: Path) -> None:
+    """The step's own range is recorded activity, so the gap is CPU work; that nothing else says so is a doubt."""
     training(tmp_path / "t.sqlite", "starved-unnamed")
     trace = nsightkit.load(make_kineto.from_trace(tmp_path / "t.json", nsightkit.load(tmp_path / "t.sqlite")))
     found = verdict.summary(trace)
-    assert gaps.summary(trace)["cause"].iloc[0] == "cpu-work"  # of the step, says the step's range
-    assert (found["bottleneck"], found["confidence"]) == ("not-enough-data", "low")
-    assert found["best_case_speedup"] is None
-    assert found["next_steps"][0].startswith("record OS calls (nsightkit capture nsys")
-    # What has a name of its own is work all the same.
+    one_doubt(found, "cpu-work", "it may have waited (waits were not recorded)")
+    assert found["next_steps"][0].startswith("find out what this is: NVTX or record_function ranges")
+    assert any("nothing but the step's own range" in text for text in found["evidence"])
+    # What has a name of its own is work without a doubt.
     training(tmp_path / "t.sqlite", "augment")
     trace = nsightkit.load(make_kineto.from_trace(tmp_path / "t.json", nsightkit.load(tmp_path / "t.sqlite")))
-    assert verdict.summary(trace)["bottleneck"] == "cpu-work"
+    found = verdict.summary(trace)
+    assert (found["bottleneck"], found["confidence"]) == ("cpu-work", "high")
 
 
 @pytest.mark.parametrize("fault", ["starved", "sync", "pinned", "uneven", "prefetched"])
@@ -119,40 +129,59 @@ def test_what_an_answer_holds(tmp_path: Path) -> None:
     truth = training(tmp_path / "t.sqlite", "starved")
     trace = nsightkit.load(tmp_path / "t.sqlite")
     found = verdict.summary(trace)
-    contract = ["bottleneck", "share_of_span", "confidence", "evidence", "against", "next_steps"]
+    contract = ["bottleneck", "share_of_span", "confidence", "evidence", "against", "next_steps", "changes"]
     assert list(found)[: len(contract)] == contract
     assert json.loads(json.dumps(ready(found))) == ready(found)
     table = verdict.candidates(trace)
     assert list(table.columns) == ["bottleneck", "total_ns", "share_of_span"]
     assert table.to_dict("records") == found["candidates"]
     assert table["total_ns"].is_monotonic_decreasing
-    total = truth["gaps"]["input-pipeline"]
-    assert found["total_ns"] == total
-    assert found["best_case_speedup"] == pytest.approx(truth["span_ns"] / (truth["span_ns"] - total))
-    assert f"at most {found['best_case_speedup']:.2f}x" in found["next_steps"][0]
+    # The window begins with the first step, so the wait for the first batch is in it.
+    lead = overview.summary(trace)["window_idle_ns"] - truth["idle_ns"]
+    total = truth["gaps"]["input-pipeline"] + lead
+    assert found["total_ns"] == pytest.approx(total, abs=10 * US)
+    first, *_ = found["changes"]
+    assert list(first) == list(whatif.COLUMNS)
+    assert (first["change"], first["replay_error"]) == ("no-input-wait", found["replay_error"])
+    assert first["wall_ns"] == found["span_ns"]
+    assert first["speedup"] == pytest.approx(found["span_ns"] / (found["span_ns"] - total), rel=0.03)
+    assert found["next_steps"][0].endswith(f"predicted {first['speedup']:.2f}x")
     assert found["confidence"] == "high"
     assert found["against"] == []
     assert found["t0_ns"] == trace.t0_ns
     (named,) = found["named"]
-    assert (named["kind"], named["name"], named["count"], named["total_ns"]) == ("range", "dataload", 11, total)
+    assert (named["kind"], named["name"], named["count"], named["total_ns"]) == (
+        "range",
+        "dataload",
+        12,
+        found["total_ns"],
+    )
     assert any("dataload" in text for text in found["evidence"])
-    assert "11 of 12 steps say the same alone" in found["evidence"]  # the first has nothing before it to wait for
-    each = gaps.find(trace).sort_values("duration_ns", ascending=False).head(3)
-    assert [row["start_ns"] for row in found["longest"]] == each["start_ns"].tolist()
-    assert all(row["ended_by"] == "memcpy HtoD" for row in found["longest"])
-    moments = re.findall(r"at ([\d,.]+) ms", found["evidence"][2])
-    assert [float(text.replace(",", "")) for text in moments] == pytest.approx(each["start_ns"] / MS, abs=0.001)
+    assert "12 of 12 steps gain from that" in found["evidence"]
+    starts = {start for start, _ in zip(*intervals_of(found), strict=True)}
+    assert starts <= {*gaps.find(trace)["start_ns"].tolist(), 0}
+    (text,) = [text for text in found["evidence"] if text.startswith("Longest: ")]
+    moments = re.findall(r"at ([\d,.]+) ms", text)
+    assert [float(moment.replace(",", "")) for moment in moments] == pytest.approx(
+        [row["start_ns"] / MS for row in found["longest"]], abs=0.001
+    )
+
+
+def intervals_of(found: dict[str, Any]) -> tuple[list[int], list[int]]:
+    return [row["start_ns"] for row in found["longest"]], [row["end_ns"] for row in found["longest"]]
 
 
 def test_a_copy_counts_once_whether_waited_for_or_run(tmp_path: Path) -> None:
     truth = training(tmp_path / "t.sqlite", "pageable")
     trace = nsightkit.load(tmp_path / "t.sqlite")
     found = verdict.summary(trace)
-    idle = overview.summary(trace)["idle_ns"]
-    waited = int(gaps.summary(trace).set_index("cause").loc["memory-transfer", "total_ns"])
+    idle = overview.summary(trace)["window_idle_ns"]
+    mine = in_window(trace)
+    mine = mine[mine["cause"] == "memory-transfer"]
+    waited = int((mine["end_ns"] - mine["start_ns"]).sum())
     assert found["total_ns"] == waited + truth["exposed"]["memory-transfer"]
     assert sum(row["total_ns"] for row in found["candidates"]) == idle + truth["exposed"]["memory-transfer"]
-    assert "most of it in to_device" in " ".join(found["evidence"])
+    assert "mostly inside to_device" in " ".join(found["evidence"])
     assert "pinned memory" in found["next_steps"][0]
 
 
@@ -163,21 +192,90 @@ def test_the_launching_operator_or_range_is_named(tmp_path: Path) -> None:
     assert found["named"][0]["inside"] == "forward"
 
 
-def test_the_rule_is_the_contract(tmp_path: Path) -> None:
-    """By hand, over random amounts: what is lost from 5 % on, then what fills the rest."""
+class Rows:
+    """Predictions laid down beside amounts, for the rule alone."""
+
+    def __init__(self, refused: str | None, gains: dict[str, float], most: int = 5) -> None:
+        self.refused, self.gains, self.error = refused, gains, 0.0
+        self.steps_ns = np.arange(1, most + 1) * 1000
+
+    @property
+    def schedule(self) -> Rows:
+        return self
+
+    @property
+    def unchanged(self) -> Rows:
+        return self
+
+    def played(self, change: str) -> Any:
+        return SimpleNamespace(steps_ns=(self.steps_ns * (1 - self.gains[change])).astype(np.int64))
+
+    def row(self, change: str) -> dict[str, Any]:
+        return {"change": change, "wall_ns": 10**9, "predicted_ns": round(10**9 * (1 - self.gains[change]))}
+
+
+def by_hand(amounts: dict[str, int], span: int, gains: dict[str, float] | None) -> tuple[str, list[str]]:
+    """The contract, spelled out: what is lost weighs what its removal gains."""
+    lost = {name: amounts[name] for name in [*gaps.CAUSES, "communication", "imbalance"]}
+    fills = {name: amounts[name] for name in [*verdict.BOTTLENECKS[len(gaps.CAUSES) :], "memory-transfer"]}
+    if gains is None:  # shares alone
+        return max(lost if sum(lost.values()) >= 0.05 * span else fills, key=lambda n: amounts[n]), []
+    weight = {name: gains[change] for name, change in rules.CHANGE_OF.items() if lost[name]}
+    if "communication" in weight:
+        weight["communication"] = min(weight["communication"], lost["communication"] / span)
+    best = max(weight.values(), default=0)
+    dark = max(("queued", "unknown"), key=lambda name: lost[name])
+    if lost[dark] / span >= 0.05 and lost[dark] / span > best:
+        return dark, []
+    if best < 0.05:
+        return max(fills, key=lambda name: fills[name]), []
+    ties = [name for name in weight if weight[name] >= 0.9 * best]
+    name = max(ties, key=lambda tie: lost[tie])
+    return name, [tie for tie in ties if tie != name]
+
+
+def test_the_rule_is_the_contract() -> None:
+    """By hand, over random amounts and gains: the largest gain; ties by lost time; what nobody explains; what fills."""
     rng = np.random.default_rng(3)
-    for _ in range(300):
-        row = (rng.integers(0, 100, 13) * rng.choice([0, 1, 5], 13)).astype(np.int64)
-        idle, busy = row[:7], row[7:12].copy()
-        span = int(row[:12].sum())
-        busy[4] += row[12]  # idle at the ends is imbalance
-        if idle.sum() >= 0.05 * span and idle.sum() > 0:
-            want = int(idle.argmax())
-        elif busy[3:].sum() >= 0.25 * busy.sum() and busy[3:].sum() > 0:
-            want = 7 + 3 + int(busy[3:].argmax())
-        else:
-            want = 7 + int(busy.argmax())
-        assert int(verdict._decided(row)[0]) == want
+    seen = Counter()
+    for _ in range(400):
+        count = len(verdict.BOTTLENECKS)
+        amounts = (rng.integers(0, 100, count) * rng.choice([0, 1, 5], count) * 1000).astype(np.int64)
+        span = max(int(amounts.sum()), 1)
+        gains = dict.fromkeys(rules.CHANGE_OF.values(), 0.0)
+        gains |= {change: float(rng.choice([0, 0.01, 0.06, 0.2, 0.21, 0.5])) for change in gains}
+        refused = bool(rng.random() < 0.2)
+        account = laid_account(amounts, span)
+        found = rules.decide(account, Rows("why" if refused else None, gains))
+        want, ties = by_hand(
+            dict(zip(verdict.BOTTLENECKS, amounts.tolist(), strict=True)), span, None if refused else gains
+        )
+        assert (found.name, found.ties) == (want, ties)
+        assert found.level == "low" or not refused
+        assert found.level != "high" or not found.ties
+        seen[want] += 1
+    assert len(seen) >= 11
+
+
+def laid_account(amounts: np.ndarray, span: int) -> Any:
+    """Amounts in five equal steps, without moments."""
+    total = np.append(amounts, 0)
+    return SimpleNamespace(
+        total=total,
+        span_ns=span,
+        by_part=np.tile(total, (5, 1)),
+        steps=pd.DataFrame({"step": ["step"] * 5}),
+        are_steps=True,
+        devices=[0],
+        decodes=True,
+        gaps=pd.DataFrame({"start_ns": [], "end_ns": [], "name": []}),
+        cause=np.empty(0, np.int64),
+        kernels=pd.DataFrame({"start_ns": [], "end_ns": [], "by_shape": []}),
+        fills=np.empty(0, np.int64),
+        exposed_copies=pd.DataFrame({"start_ns": [], "end_ns": []}),
+        ends=pd.DataFrame,
+        collectives=SimpleNamespace(waiting=lambda device: pd.DataFrame()),
+    )
 
 
 # ---------------------------------------------------------------- doubts, laid out by hand
@@ -189,37 +287,48 @@ NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(A)"
 
 
 class Laid:
-    """One stream and one thread, event after event."""
+    """One stream and one thread, event after event. The thread launches ahead, and after a gap as late as it ends."""
 
     def __init__(self, gpus: int = 1) -> None:
         self.out, self.now = Export(gpus), 5 * MS
+        self.cpu = self.now - 4 * US
+
+    def _launch(self, call: str) -> tuple[int, int, int]:
+        """Correlation, and the start of an operation."""
+        correlation = self.out.call(call, MAIN, self.cpu, self.cpu + 1 * US)
+        start = max(self.now, self.cpu + 3 * US)
+        self.cpu += 2 * US
+        return correlation, start
 
     def kernel(self, us: float, name: str = GEMM, **where: Any) -> None:
-        start, self.now = self.now, self.now + int(us * US)
-        correlation = self.out.call("cudaLaunchKernel_v7000", MAIN, start - 2 * US, start - 1 * US)
+        correlation, start = self._launch("cudaLaunchKernel_v7000")
+        self.now = start + int(us * US)
         self.out.kernel(name, start, self.now, correlation, PROCESS, **where)
 
     def copy(self, us: float, kind: str = "HtoD", host: str = "pinned") -> None:
-        start, self.now = self.now, self.now + int(us * US)
-        correlation = self.out.call("cudaMemcpyAsync_v3020", MAIN, start - 2 * US, start - 1 * US)
+        correlation, start = self._launch("cudaMemcpyAsync_v3020")
+        self.now = start + int(us * US)
         self.out.copy(kind, start, self.now, correlation, PROCESS, 1 << 20, host=host)
 
     def gap(self, cause: str, us: float) -> None:
-        start, self.now = self.now, self.now + int(us * US)
+        """The thread is held up from its last launch on until the device has lain idle for so long."""
+        begun, dry = self.cpu, self.now
+        self.now += int(us * US)
+        self.cpu = self.now - 3 * US
         if cause in ("input-pipeline", "cpu-work"):
-            self.out.range({"cpu-work": "augment"}.get(cause, "dataload"), MAIN, start, self.now - 3 * US)
+            self.out.range({"cpu-work": "augment"}.get(cause, "dataload"), MAIN, begun, self.cpu)
         elif cause == "synchronization":
-            self.out.synchronize("cudaStreamSynchronize", MAIN, start - 9 * US, start + 1 * US)
+            self.out.synchronize("cudaStreamSynchronize", MAIN, begun, dry + 5 * US)
         elif cause == "profiler":
-            self.out.overhead("flush", MAIN, start, self.now)
+            self.out.overhead("flush", MAIN, begun, self.cpu)
         else:
-            assert (cause, us > 500) in (("unknown", True), ("launch-overhead", False))
+            assert cause == "unknown"
 
     @contextlib.contextmanager
     def step(self, name: str = "step") -> Iterator[None]:
-        start = self.now - 3 * US
+        start = self.cpu
         yield
-        self.out.range(name, MAIN, start, self.now - 3 * US)
+        self.out.range(name, MAIN, start, self.cpu)
 
     def answer(self, tmp_path: Path, **selection: Any) -> dict[str, Any]:
         return verdict.summary(select(self.trace(tmp_path), **selection))
@@ -242,6 +351,20 @@ def steady(*lost: tuple[str, float], steps: bool = True, name: str = GEMM) -> La
     return laid
 
 
+def in_turn(one: tuple[str, float], other: tuple[str, float], *more: tuple[str, float]) -> Laid:
+    """As :func:`steady`, but which gap comes first changes: the first one alone lets the thread get ahead again."""
+    laid = Laid()
+    for number in range(10):
+        with laid.step():
+            for _ in range(5):
+                laid.kernel(200)
+            for cause, us in (*((one, other) if number % 2 else (other, one)), *more):
+                laid.gap(cause, us)
+                laid.kernel(10)
+    laid.kernel(10)
+    return laid
+
+
 def one_doubt(found: dict[str, Any], bottleneck: str, words: str) -> None:
     assert (found["bottleneck"], found["confidence"]) == (bottleneck, "medium"), found
     assert words in found["against"][0]
@@ -252,36 +375,47 @@ def test_nothing_to_doubt(tmp_path: Path) -> None:
     assert (found["bottleneck"], found["confidence"], found["against"]) == ("cpu-work", "high", [])
 
 
-def test_a_close_second(tmp_path: Path) -> None:
-    found = steady(("cpu-work", 200), ("input-pipeline", 180)).answer(tmp_path)
-    one_doubt(found, "cpu-work", "input-pipeline is close: 1.800 ms")
+def test_a_tie_goes_to_what_lost_more(tmp_path: Path) -> None:
+    """Gains within 10 % of each other tie."""
+    found = in_turn(("cpu-work", 200), ("input-pipeline", 190)).answer(tmp_path)
+    one_doubt(found, "cpu-work", "to remove input-pipeline would gain about as much")
     assert found["next_steps"][1].startswith("then input-pipeline: ")
+    found = in_turn(("cpu-work", 190), ("input-pipeline", 200)).answer(tmp_path)
+    one_doubt(found, "input-pipeline", "to remove cpu-work would gain about as much")
 
 
 def test_a_distant_second_is_said_all_the_same(tmp_path: Path) -> None:
     found = steady(("cpu-work", 300), ("input-pipeline", 120)).answer(tmp_path)
     assert (found["bottleneck"], found["confidence"]) == ("cpu-work", "high")
-    assert "input-pipeline takes" in found["against"][0]
+    assert re.fullmatch(r"no-input-wait alone would give 1\.(09|10)x", found["against"][0])
 
 
-def test_time_without_explanation_that_could_be_a_rivals(tmp_path: Path) -> None:
-    found = steady(("cpu-work", 1000), ("unknown", 600), ("synchronization", 500), steps=False).answer(tmp_path)
-    one_doubt(found, "cpu-work", "6.000 ms more have no explanation")
+def test_what_nothing_explains(tmp_path: Path) -> None:
+    """It is the answer where it holds more than any change saves, and a doubt where it holds half of that."""
+    found = steady(("unknown", 1200), ("cpu-work", 800), steps=False).answer(tmp_path)
+    assert (found["bottleneck"], found["confidence"]) == ("unknown", "low")
+    found = steady(("unknown", 600), ("cpu-work", 1000), steps=False).answer(tmp_path)
+    one_doubt(found, "cpu-work", "% of the time is idle, and nothing recorded says why (unknown)")
+    found = steady(("unknown", 600), ("cpu-work", 2000), steps=False).answer(tmp_path)
+    assert (found["bottleneck"], found["confidence"], found["against"]) == ("cpu-work", "high", [])
 
 
 def test_close_to_the_five_percent(tmp_path: Path) -> None:
-    one_doubt(steady(("cpu-work", 60)).answer(tmp_path), "cpu-work", "close to the 5 % of the rule: else compute-bound")
+    one_doubt(steady(("cpu-work", 60)).answer(tmp_path), "cpu-work", "%, hardly more than the 5 % that count")
     found = steady(("cpu-work", 47)).answer(tmp_path)
     assert found["bottleneck"] == "compute-bound"
-    assert "close to the 5 % of the rule: else cpu-work" in found["against"][0]
-    assert any(text.startswith("cpu-work takes 4.") for text in found["against"])
-    assert not any("rule" in text for text in steady(("cpu-work", 20)).answer(tmp_path)["against"])
+    assert found["changes"][0]["change"] == "no-cpu-work"
+    assert found["changes"][0]["speedup"] < 1 / 0.95
+    assert any("at most 1.05x as fast (no-cpu-work)" in text for text in found["evidence"])
 
 
-def test_what_is_lost_is_ranked_whatever_fills_the_rest(tmp_path: Path) -> None:
-    found = steady(("synchronization", 30), ("cpu-work", 40)).answer(tmp_path)
+def test_what_hides_behind_a_wait_is_not_lost(tmp_path: Path) -> None:
+    """A sync before the CPU's own work, which lasts longer than the GPU's, is not what that work costs."""
+    found = steady(("synchronization", 30), ("cpu-work", 2000)).answer(tmp_path)
     assert found["bottleneck"] == "cpu-work"
-    assert [row["bottleneck"] for row in found["candidates"]] == ["cpu-work", "synchronization"]
+    assert found["candidates"][0]["bottleneck"] == "cpu-work"
+    gains = {row["change"]: row["speedup"] for row in found["changes"]}
+    assert gains["no-cpu-work"] > gains.get("no-sync", 1)
 
 
 def test_the_profiler_in_the_way(tmp_path: Path) -> None:
@@ -290,17 +424,18 @@ def test_the_profiler_in_the_way(tmp_path: Path) -> None:
 
 
 def test_set_up_before_the_steps(tmp_path: Path) -> None:
+    """It is outside the window."""
     laid = Laid()
     for _ in range(20):
         laid.copy(500, host="pageable")
-    for _ in range(10):
+    laid.cpu = laid.now  # such copies return when they are done
+    for _ in range(12):
         with laid.step():
             for _ in range(5):
                 laid.kernel(200)
     found = laid.answer(tmp_path)
-    one_doubt(found, "memory-transfer", "without what ran outside the steps it would be compute-bound")
-    assert "(--last-steps 5)" in found["against"][0]
-    assert laid.answer(tmp_path, last_steps=5)["bottleneck"] == "compute-bound"
+    assert found["bottleneck"] == "compute-bound"
+    assert found["busy"][0]["total_ns"] == 60 * 200 * US
 
 
 def test_set_up_without_steps(tmp_path: Path) -> None:
@@ -310,13 +445,13 @@ def test_set_up_without_steps(tmp_path: Path) -> None:
     for _ in range(60):
         laid.kernel(200)
     found = laid.answer(tmp_path)
-    one_doubt(found, "memory-transfer", "it would be compute-bound")
+    assert (found["bottleneck"], found["confidence"]) == ("memory-transfer", "low")
+    assert "most of it lies in the first 2 tenths of the time, which may be set-up" in found["against"][0]
     (cut,) = re.findall(r"--time (\d+):", found["against"][0])
     assert laid.answer(tmp_path, time_ns=(int(cut), None))["bottleneck"] == "compute-bound"
-    assert "names no steps" in " ".join(found["against"])
 
 
-def test_outlier_steps(tmp_path: Path) -> None:
+def test_steps_that_gain(tmp_path: Path) -> None:
     laid = Laid()
     for number in range(12):
         with laid.step():
@@ -325,7 +460,9 @@ def test_outlier_steps(tmp_path: Path) -> None:
             if number in (4, 9):
                 laid.gap("cpu-work", 500)
     laid.kernel(200)
-    one_doubt(laid.answer(tmp_path), "cpu-work", "without 2 outliers of 12 steps it would be compute-bound")
+    found = laid.answer(tmp_path)
+    assert (found["bottleneck"], found["confidence"]) == ("cpu-work", "low")
+    assert "only 2 of 12 steps would gain from it" in found["against"]
 
 
 def test_one_moment_alone(tmp_path: Path) -> None:
@@ -333,9 +470,10 @@ def test_one_moment_alone(tmp_path: Path) -> None:
     for number in range(60):
         laid.kernel(200)
         if number == 30:
-            laid.gap("cpu-work", 9000)  # several tenths of the time: none of them alone turns the answer
+            laid.gap("cpu-work", 9000)  # several tenths of the time
     found = laid.answer(tmp_path)
-    one_doubt(found, "cpu-work", "without its longest moment, of 9.000 ms, it would be compute-bound")
+    assert (found["bottleneck"], found["confidence"]) == ("cpu-work", "low")
+    assert found["against"] == ["seen once: a single moment holds more than half of it"]
 
 
 def test_one_step_alone(tmp_path: Path) -> None:
@@ -345,25 +483,27 @@ def test_one_step_alone(tmp_path: Path) -> None:
             for _ in range(5):
                 laid.kernel(200)
                 if number == 7:
-                    laid.gap("launch-overhead", 200)
+                    laid.gap("cpu-work", 300)
     laid.kernel(200)
     found = laid.answer(tmp_path)
-    assert found["bottleneck"] == "launch-overhead"
-    assert re.search(r"without (\d outliers? of 12 steps|step 7 at) .*compute-bound", found["against"][0])
+    assert (found["bottleneck"], found["confidence"]) == ("cpu-work", "low")
+    assert "only 1 of 12 steps would gain from it" in found["against"]
 
 
-def test_now_and_then(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("often", "level"), [(3, "low"), (8, "medium"), (11, "high")])
+def test_now_and_then(tmp_path: Path, often: int, level: str) -> None:
+    """Of twelve steps: fewer than half, fewer than three quarters, and nearly all."""
     laid = Laid()
     for number in range(12):
         with laid.step():
             for _ in range(5):
                 laid.kernel(200 + 40 * (number % 4))
-            if number % 3 == 0:
-                laid.gap("synchronization", 300)
-                laid.kernel(5)
+            laid.gap("cpu-work", 500 if number < often else 0)
+            laid.kernel(5)
     laid.kernel(5)
     found = laid.answer(tmp_path)
-    one_doubt(found, "synchronization", "only 4 of 12 steps say so; most others: compute-bound")
+    assert (found["bottleneck"], found["confidence"]) == ("cpu-work", level)
+    assert (f"only {often} of 12 steps would gain from it" in found["against"]) == (level != "high")
 
 
 @pytest.mark.parametrize("steps", [1, 2])
@@ -375,7 +515,7 @@ def test_few_steps(tmp_path: Path, steps: int) -> None:
                 laid.kernel(50)
                 laid.gap("cpu-work", 20)
     laid.kernel(50)
-    one_doubt(laid.answer(tmp_path), "cpu-work", f"only {steps} step")
+    one_doubt(laid.answer(tmp_path), "cpu-work", f"the trace holds {steps} step")
 
 
 def test_few_operations(tmp_path: Path) -> None:
@@ -384,13 +524,19 @@ def test_few_operations(tmp_path: Path) -> None:
         laid.kernel(50)
         laid.gap("cpu-work", 20)
     laid.kernel(50)
-    one_doubt(laid.answer(tmp_path), "cpu-work", "only 10 GPU operations")
+    found = laid.answer(tmp_path)
+    assert (found["bottleneck"], found["confidence"]) == ("not-enough-data", "low")
+    assert (found["share_of_span"], found["total_ns"]) == (None, None)
+    assert (
+        "GPU operations: 10, too few to judge a program by; of these alone it would be cpu-work" in found["against"][0]
+    )
+    assert found["next_steps"] == ["capture several steps after the warm-up: nsightkit capture nsys -o more -- COMMAND"]
 
 
 def test_two_doubts_are_low_confidence(tmp_path: Path) -> None:
-    found = steady(("cpu-work", 200), ("input-pipeline", 180), ("profiler", 150)).answer(tmp_path)
+    found = in_turn(("cpu-work", 200), ("input-pipeline", 190), ("profiler", 150)).answer(tmp_path)
     assert (found["bottleneck"], found["confidence"]) == ("cpu-work", "low")
-    assert "is close" in found["against"][0]
+    assert "would gain about as much" in found["against"][0]
     assert "profiler" in found["against"][1]
 
 
@@ -442,7 +588,7 @@ def test_bound_by_name(tmp_path: Path, name: str, bottleneck: str) -> None:
     assert found["bottleneck"] == bottleneck
     by_name = [text for text in found["against"] if "by names of kernels" in text]
     assert len(by_name) == (bottleneck in ("compute-bound", "memory-bound"))
-    assert found["best_case_speedup"] is None or bottleneck == "communication"
+    assert all(row["speedup"] < 1.05 for row in found["changes"])
     if bottleneck == "not-enough-data":
         assert "capture ncu" in found["next_steps"][0]
         assert found["confidence"] == "low"
@@ -450,7 +596,7 @@ def test_bound_by_name(tmp_path: Path, name: str, bottleneck: str) -> None:
         assert "TF32" in found["next_steps"][0]
 
 
-def test_a_quarter_of_the_busy_time_in_collectives(tmp_path: Path) -> None:
+def test_collectives_weigh_what_overlapping_them_gains(tmp_path: Path) -> None:
     def laid(us: float) -> dict[str, Any]:
         made = Laid()
         for _ in range(10):
@@ -462,13 +608,13 @@ def test_a_quarter_of_the_busy_time_in_collectives(tmp_path: Path) -> None:
 
     found = laid(400)
     assert (found["bottleneck"], found["confidence"]) == ("communication", "high")
-    assert found["best_case_speedup"] == pytest.approx(1.5)
-    assert "other kernels run for 66.7 % of the span" in found["against"]
-    one_doubt(laid(280), "communication", "close to the 25 % of the rule: else compute-bound")
+    assert found["changes"][0]["change"] == "overlap-communication"
+    assert found["changes"][0]["speedup"] == pytest.approx(1.5, rel=0.06)  # but for the last one, nothing runs beside
+    assert re.fullmatch(r"other kernels run for 66\.[67] % of the steps", found["against"][0])
     found = laid(120)
-    assert found["bottleneck"] == "compute-bound"
-    assert "communication takes 13.0 %, too" in found["against"]
-    assert found["next_steps"][-1].startswith("then communication: ")
+    assert found["bottleneck"] == "communication"
+    one_doubt(laid(50), "communication", "%, hardly more than the 5 % that count")
+    assert laid(35)["bottleneck"] == "compute-bound"
 
 
 def shaped(kind: str, us: float, gpu: str | None = "NVIDIA H200") -> Trace:
@@ -495,23 +641,23 @@ def test_shapes_decide_before_names() -> None:
     found = verdict.summary(shaped("mm", 200))
     assert (found["bottleneck"], found["confidence"]) == ("compute-bound", "high")
     reached = 2 * 4096**3 / 989.4e12 / 200e-6
-    assert found["best_case_speedup"] == pytest.approx(1 / reached, rel=1e-3)
     assert f"at {100 * reached:.1f} % of the datasheet's rate" in " ".join(found["evidence"])
     assert found["named"][0]["inside"] == "aten::mm"
     # 64 Mi elements, three times two bytes, at 4.8 TB/s: 84 µs of 100.
     found = verdict.summary(shaped("add", 100))
     assert (found["bottleneck"], found["confidence"]) == ("memory-bound", "high")
-    assert found["best_case_speedup"] == pytest.approx(100 / (6 * 8192**2 / 4.8e12 * 1e6), rel=1e-3)
+    reached = 6 * 8192**2 / 4.8e12 / 100e-6
+    assert f"at {100 * reached:.1f} % of the datasheet's rate" in " ".join(found["evidence"])
+    assert "nothing cheap is left" in found["next_steps"][0]
 
 
 def test_operators_far_from_their_bound_are_doubted() -> None:
-    one_doubt(verdict.summary(shaped("mm", 2000)), "compute-bound", "something else holds these operators")
+    one_doubt(verdict.summary(shaped("mm", 2000)), "compute-bound", "something else may hold them")
 
 
 def test_operators_beyond_physics_do_not_count() -> None:
     found = verdict.summary(shaped("mm", 20))
     assert found["bottleneck"] == "compute-bound"
-    assert found["best_case_speedup"] is None
     assert any("quicker than physics allows" in text for text in found["against"])
 
 
@@ -521,9 +667,10 @@ def test_an_unknown_card_is_no_obstacle(gpu: str | None) -> None:
     for kind, bottleneck in (("mm", "compute-bound"), ("add", "memory-bound")):
         trace = shaped(kind, 200, gpu)
         found = verdict.summary(trace)
-        assert (found["bottleneck"], found["best_case_speedup"]) == (bottleneck, None)
+        assert found["bottleneck"] == bottleneck
         assert not any("by names" in text for text in found["against"])
-        assert verdict.summary(trace, gpu="H200")["best_case_speedup"] is not None
+        assert not any("datasheet" in text for text in found["evidence"])
+        assert any("datasheet" in text for text in verdict.summary(trace, gpu="H200")["evidence"])
 
 
 def test_a_card_that_is_not_listed_is_refused_by_name(tmp_path: Path) -> None:
@@ -541,20 +688,26 @@ def pair(
 ) -> Export:
     """Two devices with ten rounds of work, the second with a share of it, that meet in a reduction."""
     out, at = Export(2), 10 * US
+    ahead = [2 * US, 2 * US]  # both threads launch as fast as they can
+
+    def launch(device: int, pid: int) -> int:
+        ahead[device] += 2 * US
+        thread = Export.thread(pid, pid + device)
+        return out.call("cudaLaunchKernel_v7000", thread, ahead[device], ahead[device] + US)
+
+    at += 500 * US
     for number, us in enumerate(rounds):
         arrived = at + us * US
         for device, pid in enumerate(pids):
-            process, thread = Export.process(pid), Export.thread(pid, pid + device)
+            process = Export.process(pid)
             ends = at + int(us * US * (uneven if device else 1))
             for i in range(5):
                 begin, end = (at + (ends - at) * k // 5 for k in (i, i + 1))
-                call = out.call("cudaLaunchKernel_v7000", thread, begin - 2 * US, begin - US)
-                out.kernel(GEMM, begin, end, call, process, device=device)
+                out.kernel(GEMM, begin, end, launch(device, pid), process, device=device)
             if reduce:
                 name = "mystery" if device and number < lacks else NCCL
-                call = out.call("cudaLaunchKernel_v7000", thread, ends - 2 * US, ends - US)
                 end = arrived + int(reduce * US)
-                out.kernel(name, ends, end, call, process, device=device, stream=20)
+                out.kernel(name, ends, end, launch(device, pid), process, device=device, stream=20)
         at = arrived + int(reduce * US)
     return out
 
@@ -565,10 +718,12 @@ def test_waiting_in_collectives_is_imbalance(tmp_path: Path, pids: tuple[int, in
     assert found["bottleneck"] == "imbalance"
     assert amounts(found)["imbalance"] == 10 * 600 * US
     assert amounts(found)["communication"] == 2 * 10 * 100 * US
-    assert found["best_case_speedup"] == pytest.approx(2200 / 1600)
+    # Each round lasts 700 instead of 1,000 µs, and the reduction 100 as before.
+    assert found["changes"][0]["change"] == "equal-ranks"
+    assert found["changes"][0]["speedup"] == pytest.approx(1100 / 800, rel=0.02)
     told = " ".join(found["evidence"])
-    assert "device 0 waited for 0 ns in collectives, was the last to arrive in 10 of 10" in told
-    assert "device 1 waited for 6.000 ms in collectives, was the last to arrive in 0 of 10" in told
+    assert "Device 0 waited 0 ns in collectives, arrived last in 10 of 10" in told
+    assert "Device 1 waited 6.000 ms in collectives, arrived last in 0 of 10" in told
 
 
 def test_collectives_of_equal_devices_are_communication(tmp_path: Path) -> None:
@@ -582,20 +737,22 @@ def test_collectives_that_one_capture_lacks(tmp_path: Path) -> None:
     found = verdict.summary(nsightkit.load(pair(0.4, lacks=2, rounds=rounds).write(tmp_path / "t.sqlite")))
     assert found["bottleneck"] == "imbalance"
     assert amounts(found)["imbalance"] == sum(rounds[2:]) * 600
-    assert "in 8 of 8" in " ".join(found["evidence"])
+    assert "arrived last in 8 of 8" in " ".join(found["evidence"])
 
 
 def test_a_device_that_is_done_early(tmp_path: Path) -> None:
     """Without collectives, in one process: no gap of the idle device is within its span."""
     out = Export(2)
-    for device, count in ((0, 60), (1, 15)):
+    for device, count in ((1, 15), (0, 60)):
         for i in range(count):
-            call = out.call("cudaLaunchKernel_v7000", MAIN, i * 100 * US + 1, i * 100 * US + 500)
-            out.kernel(GEMM, i * 100 * US + US, (i + 1) * 100 * US + US, call, PROCESS, device=device)
+            begun = (i + 15 * (1 - device)) * 2 * US
+            call = out.call("cudaLaunchKernel_v7000", MAIN, begun, begun + US)
+            start = (50 + i * 100) * US
+            out.kernel(GEMM, start, start + 100 * US, call, PROCESS, device=device)
     found = verdict.summary(nsightkit.load(out.write(tmp_path / "t.sqlite")))
     assert found["bottleneck"] == "imbalance"
     assert found["total_ns"] == 45 * 100 * US
-    assert found["best_case_speedup"] == pytest.approx(12000 / 7500)
+    assert found["changes"][0]["speedup"] == pytest.approx(6000 / 3750, rel=0.01)
     assert "device 1 25.0 % of the wall time" in " ".join(found["against"])
     assert found["named"][0]["name"] == "no more work"
 
@@ -612,22 +769,23 @@ def test_strangers_on_one_machine_are_not_uneven(tmp_path: Path) -> None:
     assert found["share_of_span"] == 1.0
 
 
-def test_the_bound_is_that_of_the_device_that_gains_most(tmp_path: Path) -> None:
-    """One of two devices idles for half of its time: it can be twice as quick, though the sum only a third."""
+def test_a_device_that_idles_while_another_is_full_loses_nothing(tmp_path: Path) -> None:
+    """One of two devices idles for half of its time, and the other works all of it: nothing is gained by more work."""
     out = Export(2)
     for device in (0, 1):
         thread = Export.thread(PID, PID + device)
         for i in range(30):
+            begun = i * (1000 if device else 2) * US + 5 * US
             start = i * 1000 * US + 10 * US
-            end = start + (500 if device else 1000) * US
-            call = out.call("cudaLaunchKernel_v7000", thread, start - 2 * US, start - US)
-            out.kernel(GEMM, start, end, call, PROCESS, device=device)
+            call = out.call("cudaLaunchKernel_v7000", thread, begun, begun + US)
+            out.kernel(GEMM, start, start + (500 if device else 1000) * US, call, PROCESS, device=device)
             if device:
-                out.range("augment", thread, end, end + 490 * US)
+                out.range("augment", thread, begun + 2 * US, begun + 999 * US)
     found = verdict.summary(nsightkit.load(out.write(tmp_path / "t.sqlite")))
-    assert found["bottleneck"] == "cpu-work"
-    assert found["share_of_span"] == pytest.approx(0.25, abs=0.01)
-    assert found["best_case_speedup"] == pytest.approx(2.0, abs=0.05)
+    assert found["bottleneck"] == "compute-bound"
+    lost = {row["bottleneck"]: row["share_of_span"] for row in found["candidates"]}
+    assert lost["cpu-work"] == pytest.approx(0.25, abs=0.01)
+    assert all(row["speedup"] < 1.05 for row in found["changes"] if row["change"] != "equal-ranks")
 
 
 # ---------------------------------------------------------------- not enough data, and filters
@@ -658,18 +816,20 @@ def test_without_launches_idle_time_has_no_cause() -> None:
     start = np.arange(60) * 2 * MS
     kernels = pd.DataFrame({"start_ns": start, "end_ns": start + MS, "name": GEMM})
     blind = verdict.summary(Trace.from_frames({"kernels": kernels}, TraceMeta(missing=["calls", "os_calls"])))
-    assert (blind["bottleneck"], blind["confidence"]) == ("not-enough-data", "low")
+    assert (blind["bottleneck"], blind["confidence"]) == ("unknown", "low")
     assert blind["share_of_span"] == pytest.approx(59 / 119)
-    assert blind["next_steps"][0].startswith("record the calls that launch and OS calls (nsightkit capture nsys")
-    assert "at most 1.98x" in blind["next_steps"][0]
-    assert "not recorded: calls, os_calls" in blind["against"]
+    assert (blind["changes"], blind["replay_error"]) == ([], None)  # shares are not a prediction
+    assert blind["next_steps"][0].startswith("record the calls that launch the GPU's work (nsightkit capture nsys")
+    assert "predicted" not in " ".join(blind["next_steps"])
+    assert blind["against"][0].startswith("nothing is predicted: ")
 
 
 def test_the_unknown_is_called_so(tmp_path: Path) -> None:
     found = steady(("unknown", 800), steps=False).answer(tmp_path)
     assert (found["bottleneck"], found["confidence"]) == ("unknown", "low")
     assert "NVTX" in found["next_steps"][0]
-    assert "(before cutlass::Kernel2<x>)" in found["evidence"][1]
+    assert "time for which nothing recorded says why (unknown) takes" in found["evidence"][0]
+    assert "before cutlass::Kernel2<x>" in found["evidence"][-1]
 
 
 def test_graphs_of_which_the_kernels_are_wanted(tmp_path: Path) -> None:
@@ -701,8 +861,10 @@ def test_collectives_that_could_be_any_are_not_guessed_at(tmp_path: Path) -> Non
 
 def test_devices_one_by_one(tmp_path: Path) -> None:
     trace = nsightkit.load(pair(0.4).write(tmp_path / "t.sqlite"))
-    assert verdict.summary(select(trace, device=0))["bottleneck"] == "compute-bound"
-    assert verdict.summary(select(trace, device=1))["bottleneck"] == "communication"
+    for device, lasting in ((0, 100), (1, 700)):  # alone, nothing says what a collective waits for
+        found = verdict.summary(select(trace, device=device))
+        assert found["bottleneck"] == "communication"
+        assert found["total_ns"] == 10 * lasting * US
 
 
 def test_steps_are_taken_where_the_gpu_worked_on_them(tmp_path: Path) -> None:
@@ -720,7 +882,7 @@ def test_steps_are_taken_where_the_gpu_worked_on_them(tmp_path: Path) -> None:
         out.range("train_step", MAIN, start, cpu - US)
     found = verdict.summary(nsightkit.load(out.write(tmp_path / "t.sqlite")))
     assert (found["bottleneck"], found["confidence"]) == ("memory-transfer", "high")
-    assert "10 of 10 steps say the same alone" in found["evidence"]
+    assert "10 of 10 steps gain from that" in found["evidence"]
 
 
 def scattered(rng: np.random.Generator) -> Trace:
@@ -775,20 +937,27 @@ def test_whatever_a_trace_holds(seed: int) -> None:
 # ---------------------------------------------------------------- real traces
 
 
-def real(shared_traces: Path, name: str) -> dict[str, Any]:
+def loaded(shared_traces: Path, name: str) -> Trace:
     (path,) = shared_traces.glob(name)
-    return verdict.summary(nsightkit.load(path, cache=False))
+    return nsightkit.load(path, cache=False)
+
+
+def real(shared_traces: Path, name: str) -> dict[str, Any]:
+    return verdict.summary(loaded(shared_traces, name))
 
 
 def test_resnet_without_loader_workers(shared_traces: Path) -> None:
     """torch-tb-profiler finds a third of each step in the DataLoader; here it is what of it left the GPU idle."""
     found = real(shared_traces, "kineto/resnet50_num_workers_0__*.gz")
-    assert (found["bottleneck"], found["confidence"]) == ("input-pipeline", "high")
+    assert (found["bottleneck"], found["confidence"]) == ("input-pipeline", "medium")  # launches gain as much
     assert 0.25 < found["share_of_span"] < 0.334
     assert "DataLoader" in found["named"][0]["name"]
     after = real(shared_traces, "kineto/resnet50_num_workers_4__*.gz")
     assert after["bottleneck"] != "input-pipeline"
-    assert "input-pipeline" not in amounts(after)
+    assert "input-pipeline" not in set(
+        gaps.summary(loaded(shared_traces, "kineto/resnet50_num_workers_4__*.gz"))["cause"]
+    )
+    assert amounts(after)["input-pipeline"] < 45 * MS  # before the first step's first operation
 
 
 def test_graphs_that_keep_a_gpu_busy(shared_traces: Path) -> None:
@@ -804,7 +973,7 @@ def test_a_model_that_is_being_loaded_is_not_every_steps_trouble(shared_traces: 
     found = real(shared_traces, "cs336-zx3xyy/result_2_7B_nvtx.sqlite")
     assert found["bottleneck"] == "memory-transfer"
     assert found["named"][0]["inside"] == "init_model"
-    assert "set-up, warm-up" in found["against"][0]
+    assert "in the first 5 tenths of the time, which may be set-up" in found["against"][0]
     assert found["confidence"] != "high"
     (path,) = shared_traces.glob("cs336-zx3xyy/result_2_7B_nvtx.sqlite")
     loop = verdict.summary(select(nsightkit.load(path, cache=False), within="^benchmark_loop$"))
@@ -812,12 +981,13 @@ def test_a_model_that_is_being_loaded_is_not_every_steps_trouble(shared_traces: 
     assert "TF32" in loop["next_steps"][0]
 
 
-def test_attention_that_writes_its_scores(shared_traces: Path) -> None:
-    """TimeSformer on an H100: softmax over written scores, and products that only read and write them."""
+def test_a_step_that_begins_with_the_cpu(shared_traces: Path) -> None:
+    """TimeSformer on an H100: the GPU is full for the rest of a step of which the CPU takes the first 218 ms."""
     found = real(shared_traces, "tracelens/h100__facebook_timesformer*.gz")
-    assert found["bottleneck"] == "memory-bound"
-    assert found["named"][0]["inside"] == "aten::_softmax"
-    assert found["best_case_speedup"] > 2
+    assert (found["bottleneck"], found["confidence"]) == ("cpu-work", "low")
+    assert found["share_of_span"] == pytest.approx(218.7 / 382.5, abs=0.001)
+    assert "nothing but the step's own range, ProfilerStep#6, says what the thread did" in " ".join(found["evidence"])
+    assert found["busy"][0]["bottleneck"] == "memory-bound"  # attention that writes its scores
 
 
 def test_two_gpus_with_hardly_a_wait(shared_traces: Path) -> None:
@@ -845,7 +1015,9 @@ def test_all_of_them_hold_together(shared_traces: Path) -> None:
         assert found["next_steps"], path
         spans = intervals.busy(trace)
         if found["span_ns"]:
+            if not len(trace_steps.windows(trace)):
+                assert found["span_ns"] == int(spans["span_ns"].sum())
             inside = sum(ns for name, ns in amounts(found).items() if name != "imbalance")
-            assert inside <= found["span_ns"] == int(spans["span_ns"].sum())
+            assert inside <= found["span_ns"]
             if len(spans) == 1:
                 assert inside == found["span_ns"]

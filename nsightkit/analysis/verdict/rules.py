@@ -6,10 +6,13 @@ import dataclasses
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
+from nsightkit.analysis import sol
 from nsightkit.analysis.verdict.account import BOTTLENECKS, BUSY, CODE, FEW_STEPS, IDLE, Account, of
 from nsightkit.analysis.whatif import WhatIf
+from nsightkit.errors import UsageError
 
 __all__ = ["CHANGE_OF", "LOST", "Decision", "decide"]
 
@@ -35,6 +38,8 @@ _TIE = 0.9
 _DOUBT = 0.5
 #: Within this factor of the limit, the rule itself is in doubt.
 _NEAR = 1.25
+#: What one of these bounds reaches a good part of its rate; below this, something else holds it.
+_BOUNDS, _SLOW = ("compute-bound", "memory-bound"), 0.25
 #: A replay that is off by more than this is worth a doubt, though it predicts.
 _ROUGH = 0.02
 #: A step gains from a change if it saves this part of what all of them save on average.
@@ -168,11 +173,10 @@ def _weigh(account: Account, played: WhatIf, found: Decision) -> Decision:
             low = True
         else:
             found.doubts += _few_steps(account)
-            some, every = found.gaining or _parts_that_lose(account, CODE[found.name])
+            losing = _parts_that_lose(account, CODE[found.name])
+            some, every = found.gaining or (int(losing.sum()), len(losing))
             if some < _MOST * every:
-                what = "steps would gain" if found.gaining else "steps lose much time to it"
-                where = f"only {some:,} of {every:,} {what}"
-                found.doubts.append(where if account.are_steps else f"most of it lies in {some} tenths of the time")
+                found.doubts.append(_where(account, losing, found.gaining))
             low |= 2 * some < every
     unexplained, share = _unexplained(account)
     if found.name not in _UNEXPLAINED and share >= LOST and share > _DOUBT * max(found.gain, LOST):
@@ -185,8 +189,12 @@ def _weigh(account: Account, played: WhatIf, found: Decision) -> Decision:
     profiled = amounts["profiler"] / max(account.span_ns, 1)
     if found.name != "profiler" and profiled >= LOST:
         found.doubts.append(f"the profiler itself took {100 * profiled:.1f} %, and may have moved other times")
-    if found.name in ("compute-bound", "memory-bound") and by_shape(account, found.name) < 0.5 and not account.decodes:
+    if found.name in _BOUNDS and by_shape(account, found.name) < 0.5 and not account.decodes:
         found.doubts.append("judged by names of kernels, without shapes")
+    reached = rate(bounded(account, found.name))
+    if reached is not None and reached < _SLOW:
+        part = f"{100 * reached:.0f} % of the datasheet's rate"
+        found.doubts.append(f"operators with known shapes reach {part}: something else may hold them")
     found.level = "low" if low or len(found.doubts) > 1 else "medium" if found.doubts else "high"
     if found.name in (*_UNEXPLAINED, "not-enough-data"):
         found.level = (
@@ -225,10 +233,46 @@ def _few_steps(account: Account) -> list[str]:
     return [f"the trace holds {count} step{'s' if count > 1 else ''}: whether this repeats is not known"]
 
 
-def _parts_that_lose(account: Account, code: int) -> tuple[int, int]:
-    """How many steps, or tenths of the time, lose at least half of their part to a cause, and of how many."""
+def _parts_that_lose(account: Account, code: int) -> npt.NDArray[np.bool_]:
+    """Which steps, or tenths of the time, lose at least half as much to a cause as all do on average."""
     share = of(account.by_part, code) / np.maximum(account.by_part.sum(axis=1), 1)
-    return int((share >= _PART * of(account.total, code) / max(account.span_ns, 1)).sum()), len(share)
+    losing: npt.NDArray[np.bool_] = share >= _PART * of(account.total, code) / max(account.span_ns, 1)
+    return losing
+
+
+def _where(account: Account, losing: npt.NDArray[np.bool_], gaining: tuple[int, int] | None) -> str:
+    """Which parts of the run are meant."""
+    if gaining is not None:
+        return f"only {gaining[0]:,} of {gaining[1]:,} steps would gain from it"
+    some = int(losing.sum())
+    if account.are_steps:
+        return f"only {some:,} of {len(losing):,} steps lose much time to it"
+    if losing[:some].all():
+        rest = f"--time {int(account.edges[some])}: has the rest alone"
+        return f"most of it lies in the first {some} tenths of the time, which may be set-up ({rest})"
+    return f"most of it lies in {some} tenths of the time"
+
+
+def bounded(account: Account, name: str) -> pd.DataFrame:
+    """Operators that arithmetic or the memory bounds, as :func:`nsightkit.analysis.sol.summary` has them.
+
+    Empty for other answers, and without shapes or a card.
+    """
+    if name not in _BOUNDS:
+        return pd.DataFrame()
+    try:
+        table = sol.summary(account.trace, account.gpu)
+    except UsageError:
+        return pd.DataFrame()
+    return table[table["bound"] == name.removesuffix("-bound")].reset_index(drop=True)
+
+
+def rate(table: pd.DataFrame) -> float | None:
+    """The share of the datasheet's rate that operators reach, weighted by time."""
+    possible = table[~table["impossible"].to_numpy(bool)] if len(table) else table
+    if not len(possible):
+        return None
+    return float(np.average(possible["sol_datasheet"], weights=possible["time_ns"]))
 
 
 def by_shape(account: Account, name: str) -> float:

@@ -10,10 +10,10 @@ import pandas as pd
 
 from nsightkit import hardware
 from nsightkit._show import bytes_text, short_name, time_text
-from nsightkit.analysis import gaps, intervals, memops, sol
+from nsightkit.analysis import gaps, intervals, memops
 from nsightkit.analysis.names import matching
 from nsightkit.analysis.verdict.account import BOTTLENECKS, CODE, ENDS, IDLE, Account, of, ranked
-from nsightkit.analysis.verdict.rules import CHANGE_OF, LOST, Decision, by_shape, saved
+from nsightkit.analysis.verdict.rules import CHANGE_OF, LOST, Decision, bounded, by_shape, rate, saved
 from nsightkit.analysis.whatif import CHANGES, WhatIf, plain
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import GPU_TABLES
@@ -137,7 +137,7 @@ class Answer:
         self.trace, self.name, self.code = account.trace, decision.name, CODE[decision.name]
         self.ns = int(of(account.total, self.code))
         self.share = min(self.ns / max(account.span_ns, 1), 1.0)
-        self.sol = self._sol()
+        self.sol = bounded(account, decision.name)
         self.events = self._events()
         self.named, self.longest = self._named(), self._longest()
 
@@ -225,23 +225,6 @@ class Answer:
         by = pd.Series([ended.get(key) for key in keys], dtype=object)
         return longest.drop(columns="duration_ns").assign(ended_by=by)
 
-    def _sol(self) -> pd.DataFrame:
-        """How close the operators of the bottleneck's kind came to their bound; empty without shapes or a card."""
-        if self.name not in ("compute-bound", "memory-bound"):
-            return pd.DataFrame()
-        try:
-            table = sol.summary(self.trace, self.account.gpu)
-        except UsageError:
-            return pd.DataFrame()
-        return table[table["bound"] == self.name.removesuffix("-bound")].reset_index(drop=True)
-
-    def reached(self) -> float | None:
-        """That share of the datasheet's rate, weighted by time."""
-        possible = self.sol[~self.sol["impossible"].to_numpy(bool)] if len(self.sol) else self.sol
-        if not len(possible):
-            return None
-        return float(np.average(possible["sol_datasheet"], weights=possible["time_ns"]))
-
     # -- evidence
 
     def evidence(self) -> list[str]:
@@ -262,7 +245,7 @@ class Answer:
             said += self._late()
         if self.name == "memory-bound" and self.account.decodes:
             said.append("The server decodes few sequences at once: each product reads its weights for a few rows")
-        reached = self.reached()
+        reached = rate(self.sol)
         if reached is not None:
             said.append(f"Operators with known shapes run at {_percent(reached)} of the datasheet's rate")
         return said
@@ -411,6 +394,8 @@ class Answer:
             if self._is_compiled:
                 return "the program is compiled already: capture it into graphs (mode='reduce-overhead')"
             return "launch less: torch.compile, fused operators, or CUDA graphs"
+        if name == "unknown" and not self.trace.recorded("calls"):
+            return "record the calls that launch the GPU's work"
         if name == "cpu-work" and len(self.named) and self._is_step(str(self.named["name"].iloc[0])):
             return (
                 "find out what this is: NVTX or record_function ranges around the parts of a step, or "
@@ -472,7 +457,7 @@ class Answer:
                 if fits or not wanted:
                     said.append(advice.format(_NARROWER[fits] if fits else ""))
                     advised = fits or advised
-        reached = self.reached()
+        reached = rate(self.sol)
         if reached is not None and reached >= _GOOD:
             said.append(
                 f"nothing cheap is left: these operators reach {_percent(reached)} of the datasheet's rate, and the "
