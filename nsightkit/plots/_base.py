@@ -34,7 +34,7 @@ CATEGORY_COLOURS = {
 }
 
 CAUSE_COLOURS = {
-    "profiler": GREY,
+    "profiler": "#0f8fa8",
     "start-up": RED,
     "queued": "#748522",
     "input-pipeline": VERMILION,

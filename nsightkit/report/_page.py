@@ -75,7 +75,6 @@ _COLOURS = {
     _NOT_ENOUGH: DARK_GREY,
     "communication": CATEGORY_COLOURS["communication"],
     "imbalance": "#7a6fd0",
-    "profiler": "#0f8fa8",
 }
 
 
