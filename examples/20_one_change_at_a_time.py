@@ -42,8 +42,10 @@ print(f"expected by chance: {0.05 * rows:.0f} of {rows} rows")
 print(f"for one false row in twenty comparisons: each at {0.05 / rows:.2%}")
 
 # %%
-# ``diff`` does what lies between. Of the rows that it calls significant it
-# keeps the expected share of false ones below one in twenty.
+# ``diff`` does what lies between. Of the rows that it calls more than noise it
+# keeps the expected share of false ones below one in twenty. They are called
+# ``significant`` where a side was captured more than once. With one capture
+# each they are ``exceeds step spread``: what runs differ by is not known then.
 
 # %%
 # Measure
