@@ -61,6 +61,8 @@ _AFTER_NS = 25_000
 _DEEP, _SLOW_CALL = 500, 10
 #: A thread that waits for another is silent for this many times the usual time between two of its calls.
 _PAUSE = 3
+#: Who is woken goes on at most this long after what woke it.
+_WAKE_NS = 50_000
 #: OS calls that wait for another thread or process; and the ranges in which PyTorch waits for its loader's workers.
 _FOR_OTHERS = re.compile(r"poll|select|futex|sem_|pthread_cond|epoll|recv|accept|sigwait|^wait")
 _WORKERS = re.compile(r"_MultiProcessing")
@@ -117,10 +119,9 @@ class _Calls:
     start: Int
     end: Int
 
-    def within(self, start: Int, end: Int, pause: float) -> tuple[Bool, Bool]:
-        """Whether calls began in each window; whether all that lie between two pauses did, and fill half of it."""
+    def fill(self, start: Int, end: Int, pause: float) -> Bool:
+        """Whether all calls between two pauses lie in each window, and take up half of it."""
         low, high = np.searchsorted(self.start, start), np.searchsorted(self.start, end) - 1
-        acts = high >= low
         first, last = np.minimum(low, len(self.start) - 1), np.maximum(high, 0)
         before = np.where(low > 0, self.end[np.maximum(low - 1, 0)], _NEVER)
         after = np.where(high + 1 < len(self.start), self.start[np.minimum(high + 1, len(self.start) - 1)], -_NEVER)
@@ -128,7 +129,7 @@ class _Calls:
         gaps = np.append(0, self.start[1:] - self.end[:-1])
         silent = np.cumsum(np.where(gaps > pause, gaps, 0))
         active = self.end[last] - self.start[first] - (silent[last] - silent[first])
-        return acts, acts & alone & (2 * active >= end - start)
+        return np.asarray((high >= low) & alone & (2 * active >= end - start))
 
 
 class Schedule:
@@ -337,19 +338,29 @@ class Schedule:
                 self.facts.input_waits(one), self.facts.own_work(one), self.facts.one_offs(one), self.facts.profiler_time(one), strict=True)))
             busy = 2 * named.of(np.maximum(start, 0), end) > end - np.maximum(start, 0)
             by, last = np.full(len(end), -1, np.int64), np.full(len(end), _NEVER, np.int64)
-            acted = {other: theirs.within(start, end, pause) for other, theirs in others.items()}
-            # It pauses for as long while nobody else does anything: such pauses are its own.
-            alone = ~busy & (start > _NEVER) & ~np.logical_or.reduce([acts for acts, _ in acted.values()])
+            woken = {other: self._latest(other, end) for other in others}
+            acts = {other: (at > start) & (end - at <= _WAKE_NS) for other, at in woken.items()}
+            # It pauses for as long where nobody wakes it: such pauses are its own.
+            alone = ~busy & (start > _NEVER) & ~np.logical_or.reduce(list(acts.values()))
             own = 1.25 * float(np.median((end - start)[alone])) if alone.any() else 0.0
             for other, theirs in others.items():
-                acts, fills = acted[other]
-                hit = acts & (fills | (~busy & (end - start > own)))
-                until = theirs.end[np.searchsorted(theirs.start, end, side="left") - 1]
-                hit &= until > last
-                by[hit], last[hit] = other, until[hit]
+                hit = theirs.fill(start, end, pause) | (acts[other] & ~busy & (end - start > own))
+                hit &= woken[other] > last
+                by[hit], last[hit] = other, woken[other][hit]
             kept = by >= 0
             found.append(np.stack([np.full(int(kept.sum()), one), start[kept], end[kept], by[kept]]))
         self.pause_thread, self.pause_start, self.pause_end, self.pause_by = np.concatenate(found, axis=1)
+
+    def _latest(self, thread: int, at: Int) -> Int:
+        """When anything that was recorded of a thread last began or ended before each time."""
+        latest = np.full(len(at), _NEVER, np.int64)
+        tables = [("calls", self.facts.calls(thread)), *self.facts.activity(thread), ("os", self.facts.os_calls(thread))]
+        for name, track in tables:
+            for edges in (track.start, np.sort(track.end)) if name != "op" else (track.start,):
+                if len(edges):
+                    i = np.searchsorted(edges, at) - 1
+                    latest = np.maximum(latest, np.where(i >= 0, edges[i], _NEVER))
+        return latest
 
     def _arrivals(self) -> None:
         """Waits for data that somebody else prepares at a pace of its own: a batch is there when it is there.
@@ -406,9 +417,18 @@ class Schedule:
             other = intervals.Coverage(*(np.concatenate([part[side] for part in parts]) for side in (0, 1)))
             # Consecutive launches have nothing else between them.
             between = np.flatnonzero(other.of(start[:-1], start[1:]) <= launch_ns)
+            between = between[self._dispatched(thread, start)[between]]
             long = between[start[between + 1] - start[between] > launch_ns]
             found[thread] = start[long] + launch_ns, start[long + 1]
         return found
+
+    def _dispatched(self, thread: int, start: Int) -> Bool:
+        """Whether launches follow each other as launches do, or are in operators, and so have only dispatch between."""
+        apart = np.diff(start)
+        usual = apart <= _SLOW_CALL * np.median(apart)
+        far = np.flatnonzero(~usual)
+        usual[far] = 2 * self.facts.dispatch(thread).covered(start[far], start[far + 1]) >= apart[far]
+        return usual
 
     # -- constants
 

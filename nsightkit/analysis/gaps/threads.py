@@ -239,6 +239,10 @@ class Threads:
         """CUDA calls."""
         return self._table("calls", thread)
 
+    def os_calls(self, thread: int) -> Track:
+        """Calls of the operating system."""
+        return self._table("os_calls", thread)
+
     def activity(self, thread: int) -> list[tuple[str, Track]]:
         """All operators and ranges."""
         return [("op", self._table("ops", thread)), ("range", self._table("ranges", thread))]
