@@ -120,7 +120,7 @@ def measure(name, part):
         times = {"product": 1400, "product_fp32": 2700, "add": 100, "strided": 450, "softmax": softmax, "chase": 500}
         six_kernels(path, times)
     else:
-        planted.training(path, fault, steps=3, layers=2)
+        planted.training(path, fault, steps=3, layers=3)
     source = nsightkit.load(path)
     frames = {t: source.table(t) for t in TABLES}
     frames["ranges"]["name"] = frames["ranges"]["name"].cat.rename_categories(lambda n: NAMES.get(n, n))
@@ -287,7 +287,7 @@ def test_a_predicted_gain_stands_beside_the_measured_one(replayed, tmp_path):
 
     def window_ns(fault):
         path = tmp_path / f"{fault}.sqlite"
-        planted.training(path, fault, steps=3, layers=2)
+        planted.training(path, fault, steps=3, layers=3)
         return overview.summary(nsightkit.load(path, cache=False))["window_ns"]
 
     healthy_ns = window_ns(None)
