@@ -61,6 +61,8 @@ _AFTER_NS = 25_000
 _DEEP, _SLOW_CALL = 500, 10
 #: A thread that waits for another is silent for this many times the usual time between two of its calls.
 _PAUSE = 3
+#: Pauses whose lengths differ by less than this factor are alike.
+_ALIKE = 1.15
 #: Who is woken goes on at most this long after what woke it.
 _WAKE_NS = 50_000
 #: OS calls that wait for another thread or process; and the ranges in which PyTorch waits for its loader's workers.
@@ -340,11 +342,11 @@ class Schedule:
             by, last = np.full(len(end), -1, np.int64), np.full(len(end), _NEVER, np.int64)
             woken = {other: self._latest(other, end) for other in others}
             acts = {other: (at > start) & (end - at <= _WAKE_NS) for other, at in woken.items()}
-            # It pauses for as long where nobody wakes it: such pauses are its own.
-            alone = ~busy & (start > _NEVER) & ~np.logical_or.reduce(list(acts.values()))
-            own = 1.25 * float(np.median((end - start)[alone])) if alone.any() else 0.0
+            # It pauses for about as long where nobody wakes it: such pauses are its own.
+            alone = np.sort((end - start)[~busy & (start > _NEVER) & ~np.logical_or.reduce(list(acts.values()))])
+            own = np.searchsorted(alone, (end - start) / _ALIKE) < np.searchsorted(alone, (end - start) * _ALIKE)
             for other, theirs in others.items():
-                hit = theirs.fill(start, end, pause) | (acts[other] & ~busy & (end - start > own))
+                hit = theirs.fill(start, end, pause) | (acts[other] & ~busy & ~own)
                 hit &= woken[other] > last
                 by[hit], last[hit] = other, woken[other][hit]
             kept = by >= 0
