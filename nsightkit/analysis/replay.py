@@ -324,6 +324,10 @@ class Schedule:
         rows = rows[np.argsort(self.call_start[rows], kind="stable")]
         threads = self.threads.tolist()
         calls = {t: _Calls(self.call_start[mine], self.call_end[mine]) for t in threads if len(mine := rows[self.call_thread[rows] == t])}
+        if len(self.steps) and (last := calls.get(int(self.steps["thread"].iloc[0]))):
+            # A thread that waits for others in the end has no call after that, but its last step ends.
+            over = int(self.steps["cpu_end_ns"].iloc[-1])
+            last.start, last.end = np.append(last.start, over), np.append(last.end, over)
         #: per thread, time in which it only waited for room in the queue
         self.passive: dict[int, list[tuple[Int, Int]]] = {t: [] for t in threads}
         found = [np.empty((4, 0), np.int64)]
@@ -339,16 +343,17 @@ class Schedule:
             named = intervals.Coverage(*(np.concatenate(parts) for parts in zip(
                 self.facts.input_waits(one), self.facts.own_work(one), self.facts.one_offs(one), self.facts.profiler_time(one), strict=True)))
             busy = 2 * named.of(np.maximum(start, 0), end) > end - np.maximum(start, 0)
-            by, last = np.full(len(end), -1, np.int64), np.full(len(end), _NEVER, np.int64)
             woken = {other: self._latest(other, end) for other in others}
             acts = {other: (at > start) & (end - at <= _WAKE_NS) for other, at in woken.items()}
             # It pauses for about as long where nobody wakes it: such pauses are its own.
             alone = np.sort((end - start)[~busy & (start > _NEVER) & ~np.logical_or.reduce(list(acts.values()))])
             own = np.searchsorted(alone, (end - start) / _ALIKE) < np.searchsorted(alone, (end - start) * _ALIKE)
-            for other, theirs in others.items():
-                hit = theirs.fill(start, end, pause) | (acts[other] & ~busy & ~own)
-                hit &= woken[other] > last
-                by[hit], last[hit] = other, woken[other][hit]
+            fills = {other: theirs.fill(start, end, pause) for other, theirs in others.items()}
+            hits = {other: (fills[other] | (acts[other] & ~busy)) & ~own for other in others}
+            # Where several may have, the one that may have the most often.
+            by = np.full(len(end), -1, np.int64)
+            for other in sorted(others, key=lambda t: int(hits[t].sum() + fills[t].sum())):
+                by[hits[other]] = other
             kept = by >= 0
             found.append(np.stack([np.full(int(kept.sum()), one), start[kept], end[kept], by[kept]]))
         self.pause_thread, self.pause_start, self.pause_end, self.pause_by = np.concatenate(found, axis=1)
