@@ -143,8 +143,8 @@ def windows(trace: Trace, match: str | None = None) -> pd.DataFrame:
     -------
     DataFrame
         ``step, start_ns, cpu_end_ns, begin_ns, end_ns, process, thread``, in order of time; ``end_ns`` is E(k), and
-        ``begin_ns`` is where the step's time begins: at E(k - 1), or where the first one's range begins or, where the
-        GPU was still at work that was launched before the recording, when it got to the first step's. The first
+        ``begin_ns`` is where the step's time begins: at E(k - 1), or where the first one's range begins. With one step or
+        two, and a GPU that was still at work launched before the recording, it is where the GPU got to the first one's. The first
         step of a selection begins no earlier than the E of the step before it in the whole trace.
 
     Raises
@@ -157,7 +157,7 @@ def windows(trace: Trace, match: str | None = None) -> pd.DataFrame:
     if trace is not trace.whole and len(found):
         every = find(trace.whole, match)
         begin = np.append(begin, _ends(trace.whole, every[every["start_ns"] < begin[0]])).max(keepdims=True)
-    if trace is trace.whole and len(found):
+    if trace is trace.whole and 0 < len(found) < _ENOUGH - 1:
         begin = np.maximum(begin, _reached(trace, found))
     end = np.maximum(_ends(trace, found), begin)
     found = found.assign(cpu_end_ns=found["end_ns"], begin_ns=np.append(begin, end[:-1]), end_ns=end)
