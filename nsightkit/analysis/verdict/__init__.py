@@ -150,7 +150,9 @@ def _changes(account: Account, played: WhatIf) -> list[dict[str, Any]]:
     there = {row["bottleneck"] for table in tables(account) for row in table}
     asked = [*whatif.STANDARD, *(change for name, change in CHANGE_OF.items() if name in there)]
     rows = [played.row(change) for change in dict.fromkeys(asked)]
-    names = list(played.work)[:_NAMES] if "cpu-work" in there and len(played.work) > 1 else []
+    whole = {whatif.plain(name) for name in account.steps["step"]}  # their ranges name no work
+    work = [name for name in played.work if name not in whole]
+    names = work[:_NAMES] if "cpu-work" in there and len(played.work) > 1 else []
     rows += [row for row in (played.row(f"no-cpu-work:{name}") for name in names) if saved(row) >= _WORTH]
     return sorted((row for row in rows if saved(row) >= _ANY), key=lambda row: -row["speedup"])
 

@@ -178,6 +178,10 @@ def _weigh(account: Account, played: WhatIf, found: Decision) -> Decision:
             if some < _MOST * every:
                 found.doubts.append(_where(account, losing, found.gaining))
             low |= 2 * some < every
+    if played.refused is None:
+        disagreeing, grave = _disagreeing(account, found)
+        found.doubts += disagreeing
+        low |= grave
     unexplained, share = _unexplained(account)
     if found.name not in _UNEXPLAINED and share >= LOST and share > _DOUBT * max(found.gain, LOST):
         found.doubts.append(f"{100 * share:.1f} % of the time is idle, and nothing recorded says why ({unexplained})")
@@ -201,6 +205,23 @@ def _weigh(account: Account, played: WhatIf, found: Decision) -> Decision:
             "low" if found.name != "queued" else min(found.level, "medium", key=("low", "medium", "high").index)
         )
     return found
+
+
+def _disagreeing(account: Account, found: Decision) -> tuple[list[str], bool]:
+    """Where time was lost that no change gives back: the doubt, and whether it is a grave one."""
+    amounts, span = lost(account), max(account.span_ns, 1)
+    mine = int(of(account.total, CODE[found.name]))
+    if found.change is not None:
+        most = max((name for name in CHANGE_OF if name not in found.ties), key=lambda name: amounts[name])
+        if amounts[most] <= max(mine, LOST * span):
+            return [], False
+        return [
+            f"{most} takes more time ({100 * amounts[most] / span:.1f} %), though the replay gains less without it"
+        ], False
+    idle = sum(amounts[BOTTLENECKS[code]] for code in IDLE if BOTTLENECKS[code] not in (found.name, *_UNEXPLAINED))
+    if found.name in _UNEXPLAINED or idle < 2 * LOST * span:
+        return [], False
+    return [f"{100 * idle / span:.1f} % of the time was lost, though no change alone gives it back"], idle > mine
 
 
 def _largest_moment(account: Account, name: str) -> int:

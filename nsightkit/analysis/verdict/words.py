@@ -294,8 +294,8 @@ class Answer:
         what = f"{row['change']} ({CHANGES[row['change']].partition(';')[0]})"
         times = f"{time_text(row['predicted_ns'])} instead of {time_text(row['wall_ns'])}"
         said = [f"Replay with {what}: {times}, {row['speedup']:.2f}x as fast"]
-        if self.decision.gaining is not None:
-            some, every = self.decision.gaining
+        some, every = self.decision.gaining or (0, 0)
+        if 2 * some > every and not any("steps would gain" in doubt for doubt in self.decision.doubts):
             said.append(f"{some:,} of {every:,} steps gain from that")
         return said
 
@@ -344,7 +344,7 @@ class Answer:
             said.append(
                 f"{_count(wrong, 'operator')} seem quicker than physics allows and were left out (nsightkit sol)"
             )
-        if self.played.refused is None and self.played.schedule.inferred:
+        if self.changes and self.played.schedule.inferred:
             waits = _count(self.played.schedule.inferred, "wait")
             said.append(f"the prediction rests on {waits} that the trace does not name")
         if self.code in IDLE and not self.trace.recorded("calls"):
