@@ -283,7 +283,7 @@ class Schedule:
             launching = np.zeros(len(blocks), bool)
             launching[linked] = True
             blocks &= kept | launching
-        threads = np.unique(self.call_thread[linked])
+        threads = _kinds(self.call_thread[linked])
         self.steps = steps.windows(self.trace)
         if len(self.steps):
             threads = np.unique(np.append(threads, self.steps["thread"].to_numpy()))
@@ -319,8 +319,8 @@ class Schedule:
 
     def _threads(self) -> None:
         """Silences of a thread that another one ended: it handed work over, or was done with what was handed to it."""
-        linked = self.launch[self.launch >= 0]
-        rows = np.unique(np.concatenate([linked, self.blocking]))
+        facts, linked = self.facts, self.launch[self.launch >= 0]
+        rows = _rows(np.concatenate([linked, self.blocking]))
         rows = rows[np.argsort(self.call_start[rows], kind="stable")]
         threads = self.threads.tolist()
         calls = {t: _Calls(self.call_start[mine], self.call_end[mine]) for t in threads if len(mine := rows[self.call_thread[rows] == t])}
@@ -337,19 +337,23 @@ class Schedule:
             others = {t: c for t, c in calls.items() if t != one and t >> 24 == one >> 24}
             if not others:
                 continue
-            start, end = np.append(_NEVER, mine.end[:-1]), mine.start
+            # What is named for something else is not a silence; a range in which another thread is at work may be.
+            begun, over = facts.own_work(one)
+            handed = np.logical_or.reduce([theirs.fill(begun, over, pause) for theirs in others.values()])
+            handed &= 2 * facts.sleeps(one).covered(begun, over) < over - begun
+            parts = [(mine.start, np.maximum(mine.end, mine.start + 1)), (begun[~handed], over[~handed])]
+            parts += [of(one) for of in (facts.input_waits, facts.one_offs, facts.profiler_time)]
+            acted, over = intervals.merge(*(np.concatenate([part[side] for part in parts]) for side in (0, 1)))
+            start, end = np.append(_NEVER, over[:-1]), acted
             long = end - start > pause
             start, end = start[long], end[long]
-            named = intervals.Coverage(*(np.concatenate(parts) for parts in zip(
-                self.facts.input_waits(one), self.facts.own_work(one), self.facts.one_offs(one), self.facts.profiler_time(one), strict=True)))
-            busy = 2 * named.of(np.maximum(start, 0), end) > end - np.maximum(start, 0)
             woken = {other: self._latest(other, end) for other in others}
             acts = {other: (at > start) & (end - at <= _WAKE_NS) for other, at in woken.items()}
             # It pauses for about as long where nobody wakes it: such pauses are its own.
-            alone = np.sort((end - start)[~busy & (start > _NEVER) & ~np.logical_or.reduce(list(acts.values()))])
+            alone = np.sort((end - start)[(start > _NEVER) & ~np.logical_or.reduce(list(acts.values()))])
             own = np.searchsorted(alone, (end - start) / _ALIKE) < np.searchsorted(alone, (end - start) * _ALIKE)
             fills = {other: theirs.fill(start, end, pause) for other, theirs in others.items()}
-            hits = {other: (fills[other] | (acts[other] & ~busy)) & ~own for other in others}
+            hits = {other: (fills[other] | acts[other]) & ~own for other in others}
             # Where several may have, the one that may have the most often.
             by = np.full(len(end), -1, np.int64)
             for other in sorted(others, key=lambda t: int(hits[t].sum() + fills[t].sum())):
@@ -408,7 +412,7 @@ class Schedule:
         dict of int to tuple of ndarray of int64
             Disjoint intervals a thread.
         """
-        rows = np.unique(self.launch[self.launch >= 0])
+        rows = _rows(self.launch[self.launch >= 0])
         found = {}
         for thread in self.threads.tolist():
             start = np.sort(self.call_start[rows[self.call_thread[rows] == thread]])
@@ -451,7 +455,7 @@ class Schedule:
         #: ready = launch call's start or end + latency: whichever was the steadier
         self.ready = np.where(linked, np.where(self.own_copy, begun + _CALL_NS, done) + _START_NS, _NEVER)
         self.gap = np.full(len(self.start), _NEXT_NS, np.int64)
-        for one in np.unique(kind).tolist():
+        for one in _kinds(kind).tolist():
             mine = kind == one
             samples = mine & idle
             if samples.any():
@@ -468,7 +472,7 @@ class Schedule:
                 between = between[between <= _HELD_NS]
                 self.gap[mine] = int(np.median(between)) if len(between) else _NEXT_NS
         # Of what runs behind a call that takes its time, the call's end says more.
-        launches = np.unique(self.launch[linked & ~self.own_copy])
+        launches = _rows(self.launch[linked & ~self.own_copy])
         lasting = self.call_end[launches] - self.call_start[launches]
         self.call_ns = int(np.median(lasting)) if len(launches) else _CALL_NS
         slow = linked & ~self.own_copy & (done - begun > _SLOW_CALL * self.call_ns)
@@ -495,7 +499,7 @@ class Schedule:
         every = intervals.gpu_intervals(self.trace.whole)
         device, start, end = (every[c].to_numpy() for c in ("device", "start_ns", "end_ns"))  # by device and start
         out = np.full(len(self.start), _NEVER, np.int64)
-        for one in np.unique(self.device).tolist():
+        for one in _kinds(self.device).tolist():
             on = slice(np.searchsorted(device, one), np.searchsorted(device, one, side="right"))
             mine = slice(None) if len(self.start) == len(device) == on.stop - on.start else self.device == one
             reach = np.maximum.accumulate(end[on])
@@ -513,7 +517,7 @@ class Schedule:
         ended = np.sort(self.end)
         waiting = np.searchsorted(begun, self.call_start[slow]) - np.searchsorted(ended, self.call_start[slow])
         slow = slow[waiting >= _DEEP]
-        for one in np.unique(self.call_thread[slow]).tolist():
+        for one in _kinds(self.call_thread[slow]).tolist():
             mine = slow[self.call_thread[slow] == one]
             self.passive[one].append((self.call_start[mine] + self.call_ns, self.call_end[mine]))
         every = 1 + len(slow) // _MOST_CUTS
@@ -577,6 +581,11 @@ class Schedule:
         late = self.start - until
         late[self.first & (self.launch < 0)] = 0
         held = late > _HELD_NS
+        # While the device was busy, what was waited for may be on it: that is a wait that was missed, not other work.
+        for one in _kinds(self.device[held]).tolist():
+            mine, there = np.flatnonzero(held & (self.device == one)), self.device == one
+            busy = intervals.Coverage(self.start[there], self.end[there])
+            held[mine] = 2 * busy.of(until[mine], self.start[mine]) < late[mine]
         # A stream that was busy before the recording began is free when its first operation starts.
         busy = np.flatnonzero(held & self.first)
         free = np.full(int(self.stream.max()) + 1, _NEVER)
@@ -604,7 +613,7 @@ class Schedule:
         linked = np.flatnonzero(self.launch >= 0)
         begun, thread = self.call_start[self.launch[linked]], self.call_thread[self.launch[linked]]
         waits, on = [none[0]], [none[0]]
-        for one in np.unique(self.call_thread[calls]).tolist():
+        for one in _kinds(self.call_thread[calls]).tolist():
             mine = calls[self.call_thread[calls] == one]
             own = np.flatnonzero(thread == one)
             own = own[np.argsort(begun[own], kind="stable")]
@@ -626,7 +635,7 @@ class Schedule:
         self.meeting = np.empty(0, np.int64)  # positions in the schedule
         self.meeting_of = np.empty(0, np.int64)  # the collective's number
         self.transfer_ns = np.empty(0, np.int64)  # of each, from the last arrival on
-        if len(np.unique(self.device)) < 2:
+        if len(_kinds(self.device)) < 2:
             return
         met = Meetings(self.trace).met
         mine = pd.MultiIndex.from_arrays([self.device, self.start])
@@ -643,7 +652,7 @@ class Schedule:
         linked = np.flatnonzero(self.launch >= 0)
         begun = self.call_start[self.launch[linked]]
         streams = {}
-        for one in np.unique(self.stream).tolist():
+        for one in _kinds(self.stream).tolist():
             mine = linked[self.stream[linked] == one]
             if len(mine):
                 # In the order of the stream; a launch by another thread may have begun a little earlier.
@@ -728,7 +737,7 @@ class Schedule:
         out = np.full(len(rows), -1, np.int64)
         linked = np.flatnonzero(self.launch >= 0)
         thread, begun = self.call_thread[self.launch[linked]], self.call_start[self.launch[linked]]
-        for one in np.unique(self.call_thread[rows]).tolist():
+        for one in _kinds(self.call_thread[rows]).tolist():
             mine, calls = linked[thread == one], np.flatnonzero(self.call_thread[rows] == one)
             order = np.argsort(begun[thread == one], kind="stable")
             at = np.searchsorted(begun[thread == one][order], self.call_start[rows[calls]]) - 1
@@ -775,6 +784,16 @@ class Schedule:
         Played
         """
         return _Play(self, change).run()
+
+
+def _kinds(values: npt.NDArray[Any]) -> Int:
+    """The few values that many have, in order: a hash of each would cost more than all the rest."""
+    return np.sort(pd.unique(values)).astype(np.int64)
+
+
+def _rows(rows: npt.NDArray[Any]) -> Int:
+    """Rows of a table, each once, in order."""
+    return np.flatnonzero(np.bincount(rows)) if len(rows) else np.empty(0, np.int64)
 
 
 def _codes(process: Int, device: npt.NDArray[Any], stream: Int) -> Int:
@@ -1149,7 +1168,7 @@ class _Run:
         if len(self.beside):
             row, slots = of.launch[self.beside_place], self.slots[self.beside_place]
             called = of.call_start[row]
-            for one in np.unique(of.call_thread[row]).tolist():
+            for one in _kinds(of.call_thread[row]).tolist():
                 mine = of.call_thread[row] == one
                 called[mine] = play.own(one, called[mine])
             at = np.searchsorted(np.maximum.accumulate(reached), called + np.array(delay)[slots], side="right")
