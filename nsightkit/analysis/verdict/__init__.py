@@ -127,7 +127,10 @@ def summary(trace: Trace, gpu: str | None = None) -> dict[str, Any]:
 def _too_few(trace: Trace, found: dict[str, Any]) -> dict[str, Any]:
     """What is said of a few operations, without a bottleneck."""
     count = _operations(trace)
-    doubt = f"GPU operations: {count}, too few to judge a program by; of these alone it would be {found['bottleneck']}"
+    alone = (
+        "nothing says why the GPU waits" if found["bottleneck"] == "unknown" else f"it would be {found['bottleneck']}"
+    )
+    doubt = f"GPU operations: {count}, too few to judge a program by; of these alone {alone}"
     return {
         **found,
         "bottleneck": "not-enough-data",

@@ -316,11 +316,15 @@ class Answer:
         said, collectives = [], self.account.collectives
         totals = self.account.amounts.sum(axis=0)
         for number, device in enumerate(self.account.devices[:_KEPT]):
-            waited, ends = (time_text(int(totals[number, code])) for code in (CODE["imbalance"], ENDS))
-            said.append(
-                f"Device {device} waited {waited} in collectives, arrived last in "
-                f"{collectives.last(device):,} of {collectives.matched:,}, and had nothing to do for {ends} at the ends"
-            )
+            waited, ends = (int(totals[number, code]) for code in (CODE["imbalance"], ENDS))
+            parts = []
+            if collectives.matched:
+                waits = f"waited {time_text(waited)} in collectives" if waited else "did not wait in collectives"
+                parts = [waits, f"arrived last in {collectives.last(device):,} of {collectives.matched:,}"]
+            if ends:
+                parts.append(f"had nothing to do for {time_text(ends)} at the ends")
+            if parts:
+                said.append(f"Device {device} {' and '.join(parts)}")
         return said
 
     # -- what speaks against it
