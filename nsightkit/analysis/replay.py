@@ -951,10 +951,12 @@ class _Run:
             beside = np.flatnonzero(other)
             beside = np.union1d(beside[:: 1 + len(beside) // _MOST_CUTS], np.flatnonzero(other & last))
             needed[beside] = True
+        place_of = np.arange(n) if self.place is None else order
+        thread_of = np.where(of.launch >= 0, of.call_thread[np.maximum(of.launch, 0)], -1)[place_of]
         crossing = [
-            [of.call_thread[of.launch[t]] != of.call_thread[row] for t in ts]
-            for row, ts in zip(of.cut_rows.tolist(), targets, strict=True)
-        ] if self.place is None else [[False for _ in ts] for ts in targets]
+            [bool(thread_of[t] != thread) for t in ts]
+            for thread, ts in zip(of.call_thread[of.cut_rows].tolist(), targets, strict=True)
+        ]
         shared = np.unique([stream[t] for ts, cs in zip(targets, crossing, strict=True) for t, c in zip(ts, cs, strict=True) if c]).astype(np.int64)
         among = np.zeros(int(stream.max()) + 1, bool)
         among[shared] = True
@@ -984,7 +986,6 @@ class _Run:
             self.waits_of.setdefault(w, []).append(o)
         self.targets = [[int(self.segment_of[t]) for t in ts] for ts in targets]
         self.crossing, self.shared = crossing, set(shared.tolist())
-        place_of = np.arange(n) if self.place is None else order
         row = np.maximum(of.launch[place_of[tail]], 0)
         self.seg_called = of.call_start[row].copy()
         for one in self.threads:
@@ -1081,7 +1082,7 @@ class _Run:
         cost, tail = of.cut_cost, of.cut_tail
         if self.change.aside is not None:
             aside = of.cut_is_own & self.change.aside[of.cut_own_copy]
-            cost, tail = np.where(aside, of.call_ns, cost), tail + np.where(aside, of.call_ns, 0)
+            cost = np.where(aside, of.call_ns, cost)
         cost, tail = cost.tolist(), tail.tolist()
         n_full = n_block + len(of.throttled)
         pause_own, pause_slot = np.empty(len(of.pause_by), np.int64), np.empty(len(of.pause_by), np.int64)
