@@ -64,7 +64,7 @@ _PAUSE = 3
 #: Pauses whose lengths differ by less than this factor are alike.
 _ALIKE = 1.15
 #: Who is woken goes on at most this long after what woke it.
-_WAKE_NS = 50_000
+_WAKE_NS = 500_000
 #: OS calls that wait for another thread or process; and the ranges in which PyTorch waits for its loader's workers.
 _FOR_OTHERS = re.compile(r"poll|select|futex|sem_|pthread_cond|epoll|recv|accept|sigwait|^wait")
 _WORKERS = re.compile(r"_MultiProcessing")
@@ -347,12 +347,15 @@ class Schedule:
             start, end = np.append(_NEVER, over[:-1]), acted
             long = end - start > pause
             start, end = start[long], end[long]
-            woken = {other: self._latest(other, end) for other in others}
-            acts = {other: (at > start) & (end - at <= _WAKE_NS) for other, at in woken.items()}
+            latest = {other: self._latest(other, end) for other in others}
+            # Before its first call a thread has nothing to do: whoever was at work before that began its work.
+            begins = start == _NEVER
+            acts = {other: (at > start) & (begins | (end - at <= _WAKE_NS)) for other, at in latest.items()}
             # It pauses for about as long where nobody wakes it: such pauses are its own.
-            alone = np.sort((end - start)[(start > _NEVER) & ~np.logical_or.reduce(list(acts.values()))])
-            own = np.searchsorted(alone, (end - start) / _ALIKE) < np.searchsorted(alone, (end - start) * _ALIKE)
             fills = {other: theirs.fill(start, end, pause) for other, theirs in others.items()}
+            woken = np.logical_or.reduce([*acts.values(), *fills.values()])
+            alone = np.sort((end - start)[(start > _NEVER) & ~woken])
+            own = np.searchsorted(alone, (end - start) / _ALIKE) < np.searchsorted(alone, (end - start) * _ALIKE)
             hits = {other: (fills[other] | acts[other]) & ~own for other in others}
             # Where several may have, the one that may have the most often.
             by = np.full(len(end), -1, np.int64)
@@ -771,6 +774,19 @@ class Schedule:
             replayed = np.diff(np.append(0, told.steps_ns))
             off += (np.abs(replayed - lasting) / np.maximum(lasting, 1)).tolist()
         return float(max(off))
+
+    def is_untouched(self, change: Change) -> bool:
+        """Whether a change takes nothing away that there is.
+
+        Parameters
+        ----------
+        change : Change
+        """
+        waits = change.waits or not len(self.cut_rows)
+        arrives = change.arrivals or not len(self.arrival_end)
+        away = any(len(start) for start, _ in change.away.values())
+        aside = change.aside is not None and bool(change.aside.any())
+        return waits and arrives and not away and not aside and change.durations_ns is None
 
     def play(self, change: Change) -> Played:
         """Play the schedule.

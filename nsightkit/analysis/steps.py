@@ -143,9 +143,9 @@ def windows(trace: Trace, match: str | None = None) -> pd.DataFrame:
     -------
     DataFrame
         ``step, start_ns, cpu_end_ns, begin_ns, end_ns, process, thread``, in order of time; ``end_ns`` is E(k), and
-        ``begin_ns`` is where the step's time begins: at E(k - 1), or where the first one's range begins. With one step or
-        two, and a GPU that was still at work launched before the recording, it is where the GPU got to the first one's. The first
-        step of a selection begins no earlier than the E of the step before it in the whole trace.
+        ``begin_ns`` is where the step's time begins: at E(k - 1), or where the first one's range begins. With one step
+        or two, and a GPU that was still at work launched before the recording, it is where the GPU got to the first
+        one's. The first step of a selection begins no earlier than the E of the step before it in the whole trace.
 
     Raises
     ------

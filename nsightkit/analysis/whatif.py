@@ -112,7 +112,9 @@ class WhatIf:
         Played
         """
         if changes not in self._played:
-            self._played[changes] = self.schedule.play(self._together([self._change(change) for change in changes]))
+            together = self._together([self._change(change) for change in changes])
+            schedule = self.schedule
+            self._played[changes] = schedule.unchanged if schedule.is_untouched(together) else schedule.play(together)
         return self._played[changes]
 
     def row(self, *changes: str) -> dict[str, Any]:
