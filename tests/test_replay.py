@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +150,23 @@ def test_streams_that_are_not_what_they_seem_cannot_be_played(tmp_path: Path) ->
     kernels = trace.table("kernels")
     dealt = kernels.assign(stream=np.random.default_rng(1).permutation(kernels["stream"].to_numpy()))
     shuffled = Schedule(Trace.from_frames({"kernels": dealt, "calls": trace.table("calls")}))
+    assert shuffled.unplayable is not None or shuffled.error > MOST_ERROR
+
+
+@pytest.mark.parametrize("name", ["busy", "item-each-layer", "hand-over", "starved-loader", "reduce-exposed"])
+def test_shuffled_streams_cannot_be_played(tmp_path: Path, name: str) -> None:
+    """Each operation seems to wait for the one before it, on another stream: no more than a guess."""
+    path = play(played.PROGRAMS[name], seed=3).write(tmp_path / "t.sqlite")
+    assert Schedule(nsightkit.load(path, cache=False)).unplayable is None
+    with contextlib.closing(sqlite3.connect(path)) as export, export:
+        draw = np.random.default_rng(3)
+        for table in ("CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY"):
+            if export.execute("select 1 from sqlite_master where name = ?", (table,)).fetchone():
+                rows = export.execute(f"select rowid from {table}").fetchall()  # a name of ours
+                streams = draw.choice([7, 9, 13], len(rows)).tolist()
+                update = f"update {table} set streamId = ? where rowid = ?"
+                export.executemany(update, [(stream, row) for stream, (row,) in zip(streams, rows, strict=True)])
+    shuffled = Schedule(nsightkit.load(path, cache=False))
     assert shuffled.unplayable is not None or shuffled.error > MOST_ERROR
 
 

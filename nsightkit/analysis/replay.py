@@ -76,6 +76,8 @@ _HELD_NS = 20_000
 _MOST_CUTS = 20_000
 #: Operations of one stream run one after another; where they overlap for more than this share, streams are not known.
 _OVERLAP = 0.02
+#: Of all operations, those that may be inferred to wait for another stream: beyond that, their streams are in doubt.
+_GUESSED = 1 / 3
 #: Work whose launch was not recorded, as a share of all GPU work, above which no schedule can be made.
 _UNLINKED = 0.1
 _NEVER = np.iinfo(np.int64).min // 4
@@ -540,6 +542,8 @@ class Schedule:
         if len(late) and (self.stream != self.stream[0]).any() and "waits" not in self.without:
             waits, on = self._just_ended(late, explained)
         self.inferred += len(waits)
+        if len(np.unique(waits)) > _GUESSED * len(self.start):
+            self.unplayable = "its operations seem to wait for other streams again and again, and nothing in it says so"
         pairs = np.unique(np.stack([np.append(waits, told), np.append(on, told_of)]), axis=1)
         self.waiting, self.awaited = pairs[0], pairs[1]
         # What did wait, and for how long after: of others the end was long past.
