@@ -49,7 +49,7 @@ _FIRST_KERNEL, _KERNELS = 10, 68
 _FIRST_RANGE = 100
 
 
-def make(path: Path, kernels: int = 5_000_000, seed: int = 7) -> None:
+def make(path: Path, kernels: int = 5_000_000, seed: int = 7, *, waits: bool = False) -> None:
     """Write the export.
 
     Parameters
@@ -59,6 +59,8 @@ def make(path: Path, kernels: int = 5_000_000, seed: int = 7) -> None:
     kernels : int
         How many kernels; the other tables keep their proportions.
     seed : int
+    waits : bool
+        One thread and one stream of kernels, and every 50 kernels a synchronisation that does wait: 100,000 of them.
     """
     rng = np.random.default_rng(seed)
     steps = max(1, kernels // 2000)
@@ -77,15 +79,21 @@ def make(path: Path, kernels: int = 5_000_000, seed: int = 7) -> None:
     total = np.cumsum(duration)
     end = total + np.maximum.accumulate(ready - (total - duration))
     start = end - duration
-    name = rng.integers(0, _KERNELS, kernels)
-    stream = np.where(rng.random(kernels) < 0.1, 13, 7)
-    backward = (np.arange(kernels) % per_step) >= per_step // 3
-    thread = np.where(backward, _BACKWARD, _MAIN)
-    correlation = np.arange(kernels) + 1000
-
     copies, syncs = kernels // 50, kernels // 100
     copy_at = np.sort(rng.choice(kernels - 1, copies, replace=False))
     sync_at = np.sort(rng.choice(kernels - 1, syncs, replace=False))
+    sync_call = launch_end[sync_at] + 700
+    sync_end = sync_call + 900
+    if waits:
+        launch_start, start, end, sync_at, sync_call, sync_end = _waiting(cpu_gap, launch_end - launch_start, duration)
+        launch_end = launch_start + (launch_end - np.cumsum(cpu_gap))
+        syncs = len(sync_at)
+    name = rng.integers(0, _KERNELS, kernels)
+    stream = np.where(rng.random(kernels) < (0 if waits else 0.1), 13, 7)
+    backward = (np.arange(kernels) % per_step) >= per_step // 3
+    thread = np.where(backward & (not waits), _BACKWARD, _MAIN)
+    correlation = np.arange(kernels) + 1000
+
     copy_call = launch_end[copy_at]
     copy_start = end[copy_at] + 50
 
@@ -151,8 +159,11 @@ def make(path: Path, kernels: int = 5_000_000, seed: int = 7) -> None:
         )
     copy_correlation = np.arange(copies) + kernels + 1000
     connection.executemany(
-        "INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (?, ?, 0, 1, 0, 7, ?, ?, 4096, 1, NULL, 1, 2, NULL, NULL, NULL, NULL, NULL, NULL, NULL)",
-        ((int(s), int(s) + 700, int(c), _GLOBAL_PID) for s, c in zip(copy_start, copy_correlation, strict=True)),
+        "INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (?, ?, 0, 1, 0, ?, ?, ?, 4096, 1, NULL, 1, 2, NULL, NULL, NULL, NULL, NULL, NULL, NULL)",
+        (
+            (int(s), int(s) + 700, 13 if waits else 7, int(c), _GLOBAL_PID)
+            for s, c in zip(copy_start, copy_correlation, strict=True)
+        ),
     )
     connection.executemany(
         "INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, 0, ?, ?, 2, 0, NULL)",
@@ -162,17 +173,16 @@ def make(path: Path, kernels: int = 5_000_000, seed: int = 7) -> None:
         ),
     )
     sync_correlation = np.arange(syncs) + kernels + copies + 1000
-    sync_call = launch_end[sync_at] + 700
     connection.executemany(
         "INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, 0, ?, ?, 3, 0, NULL)",
         (
-            (int(s), int(s) + 900, int(t), int(c))
-            for s, t, c in zip(sync_call, thread[sync_at], sync_correlation, strict=True)
+            (int(s), int(e), int(t), int(c))
+            for s, e, t, c in zip(sync_call, sync_end, thread[sync_at], sync_correlation, strict=True)
         ),
     )
     connection.executemany(
         "INSERT INTO CUPTI_ACTIVITY_KIND_SYNCHRONIZATION VALUES (?, ?, 0, 1, 0, 7, ?, ?, 3, 0)",
-        ((int(s), int(s) + 900, int(c), _GLOBAL_PID) for s, c in zip(sync_call, sync_correlation, strict=True)),
+        ((int(s), int(e), int(c), _GLOBAL_PID) for s, e, c in zip(sync_call, sync_end, sync_correlation, strict=True)),
     )
     # Ranges on the main thread of each step's forward third: one step, 20 layers, 20 operations a layer.
     forward = per_step // 3
@@ -199,6 +209,23 @@ def make(path: Path, kernels: int = 5_000_000, seed: int = 7) -> None:
         )
     connection.commit()
     connection.close()
+
+
+def _waiting(apart: np.ndarray, call: np.ndarray, duration: np.ndarray, every: int = 50) -> tuple[np.ndarray, ...]:
+    """Launch and run kernels in order, with a wait for the last one every so many: times of launches, kernels, waits."""
+    launched, end, waits = np.empty_like(apart), np.empty_like(apart), []
+    now = free = 0
+    for low in range(0, len(apart), every):
+        part = slice(low, low + every)
+        launched[part] = now + np.cumsum(apart[part])
+        total = np.cumsum(duration[part])
+        ready = launched[part] + call[part] + 1200 - (total - duration[part])
+        end[part] = total + np.maximum(np.maximum.accumulate(ready), free)
+        last = min(low + every, len(apart)) - 1
+        free, begun = end[last], launched[last] + call[last] + 700
+        now = max(free, begun) + 6000
+        waits.append((last, begun, now))
+    return (launched, end - duration, end, *np.array(waits).T)
 
 
 if __name__ == "__main__":

@@ -134,6 +134,11 @@ def cases(folder: Path, kernels: int) -> list[Case]:
         print(f"making {kineto} …", file=sys.stderr)
         make_kineto.write(kineto, kernels=kernels // 25)
 
+    waiting = folder / f"waiting-{kernels}.sqlite"
+    if not waiting.exists():
+        print(f"making {waiting} …", file=sys.stderr)
+        make_sqlite.make(waiting, kernels, waits=True)
+
     def cold() -> None:
         for cache in folder.glob("*.nsightkit-cache"):
             shutil.rmtree(cache)
@@ -178,6 +183,10 @@ def cases(folder: Path, kernels: int) -> list[Case]:
         Case("kernels alone", [ours("nsightkit", ["kernels", e]), python("plain SQL", _SQL, e, "kernels")]),
         Case(
             "gaps alone", [ours("nsightkit", ["gaps", e]), python("plain SQL (idle without causes)", _SQL, e, "idle")]
+        ),
+        Case(
+            f"what-if, standard changes, {kernels // 50:,} waits",
+            [ours("nsightkit whatif", ["whatif", str(waiting)]), ours("nsightkit gaps", ["gaps", str(waiting)])],
         ),
         Case(
             "ranges, inclusive and exclusive",
