@@ -661,7 +661,8 @@ def test_resnet_with_and_without_loader_workers(shared_traces: Path) -> None:
     assert -0.30 < wall["change"] < -0.28
 
     assert summary["moved"] is True
-    assert "from input-pipeline (28.6 % of the span) to launch-overhead" in summary["bottleneck"]["text"]
+    # Of the steps, the first one's wait included: a share of the window now, and no longer of the span.
+    assert "from input-pipeline (33.2 % of the time) to launch-overhead" in summary["bottleneck"]["text"]
     loading = row(tables["ranges"], "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", clock="CPU")
     assert (loading["match"], loading["significance"]) == ("normalised", "exceeds step spread")
     assert (loading["before_ns"] > 65e6, loading["after_ns"] < 1e6) == (True, True)
@@ -727,7 +728,8 @@ def test_two_jobs_on_two_cards(shared_traces: Path) -> None:
     named = [c["name"] for c in summary["changes"] if c["table"] == "kernels"]
     assert sum("sgemm" in name for name in named) == 3
     assert summary["moved"] is True
-    assert summary["bottleneck"]["after"]["bottleneck"] == "memory-transfer"
+    # Copies take more of the time, but collectives would gain more: a cause weighs what its removal gains.
+    assert summary["bottleneck"]["after"]["bottleneck"] == "communication"
 
 
 def test_eager_against_graph_replays(shared_traces: Path) -> None:

@@ -129,8 +129,6 @@ def test_latencies_are_constants_so_that_an_unchanged_replay_is_no_identity(tmp_
         ("item-each-layer", "syncs"),
         ("launch-blocking", "syncs"),
         ("tiny-autograd", "hand-overs"),
-        ("unseen-waits", "waits"),
-        ("reduce-exposed", "waits"),
     ],
 )
 def test_a_model_without_one_of_its_parts_is_found_out(tmp_path: Path, name: str, without: str) -> None:

@@ -673,7 +673,7 @@ def _bottleneck(comparison: Comparison, verdicts: Sequence[Mapping[str, Any]]) -
     keys = ("bottleneck", "share_of_span", "confidence")
     kept = [{key: found[key] for key in keys} for found in verdicts]
     was, now = (found["bottleneck"] for found in kept)
-    shares = [f"{100 * (found['share_of_span'] or 0):.1f} % of the span" for found in kept]
+    shares = [f"{100 * (found['share_of_span'] or 0):.1f} % of the time" for found in kept]
     sure = min((found["confidence"] for found in kept), key=["low", "medium", "high"].index)
     moved: bool | None = was != now
     if "not-enough-data" in (was, now):

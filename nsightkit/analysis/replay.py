@@ -222,7 +222,9 @@ class Schedule:
         self.first[1:] = self.stream[1:] != self.stream[:-1]
         if n:
             # What stands first in its stream may have been launched before the recording began; later on it is lost.
-            lost = (self.launch < 0) & (np.maximum.accumulate(np.where(self.launch >= 0, self.stream, -1)) == self.stream)
+            lost = (self.launch < 0) & (
+                np.maximum.accumulate(np.where(self.launch >= 0, self.stream, -1)) == self.stream
+            )
             missing = int((self.end - self.start)[lost].sum())
             if missing > _UNLINKED * int(duration.sum()) or not (self.launch >= 0).any():
                 self.unplayable = "the calls that launched the GPU's work were not recorded"
@@ -309,9 +311,12 @@ class Schedule:
         place = ["process", "device", "stream"]
         first = np.flatnonzero(self.first)
         mine = self.operations.iloc[first]
-        mine = mine.assign(stream=[
-            self.trace.table(GPU_TABLES[t], ["stream"])["stream"].iloc[r] for t, r in zip(mine["table"], mine["row"], strict=True)
-        ])
+        mine = mine.assign(
+            stream=[
+                self.trace.table(GPU_TABLES[t], ["stream"])["stream"].iloc[r]
+                for t, r in zip(mine["table"], mine["row"], strict=True)
+            ]
+        )
         every = pd.concat([self.trace.whole.table(t, [*place, "start_ns", "end_ns"]) for t in GPU_TABLES])
         both = mine.assign(at=first).merge(every, on=place, suffixes=("", "_before"))
         before = both[both["start_ns_before"] < both["start_ns"]].groupby("at")["end_ns_before"].max()
@@ -325,7 +330,11 @@ class Schedule:
         rows = _rows(np.concatenate([linked, self.blocking]))
         rows = rows[np.argsort(self.call_start[rows], kind="stable")]
         threads = self.threads.tolist()
-        calls = {t: _Calls(self.call_start[mine], self.call_end[mine]) for t in threads if len(mine := rows[self.call_thread[rows] == t])}
+        calls = {
+            t: _Calls(self.call_start[mine], self.call_end[mine])
+            for t in threads
+            if len(mine := rows[self.call_thread[rows] == t])
+        }
         if len(self.steps) and (last := calls.get(int(self.steps["thread"].iloc[0]))):
             # A thread that waits for others in the end has no call after that, but its last step ends.
             over = int(self.steps["cpu_end_ns"].iloc[-1])
@@ -370,7 +379,11 @@ class Schedule:
     def _latest(self, thread: int, at: Int) -> Int:
         """When anything that was recorded of a thread last began or ended before each time."""
         latest = np.full(len(at), _NEVER, np.int64)
-        tables = [("calls", self.facts.calls(thread)), *self.facts.activity(thread), ("os", self.facts.os_calls(thread))]
+        tables = [
+            ("calls", self.facts.calls(thread)),
+            *self.facts.activity(thread),
+            ("os", self.facts.os_calls(thread)),
+        ]
         for name, track in tables:
             for edges in (track.start, np.sort(track.end)) if name != "op" else (track.start,):
                 if len(edges):
@@ -465,7 +478,10 @@ class Schedule:
             samples = mine & idle
             if samples.any():
                 from_start, from_end = self.start[samples] - begun[samples], self.start[samples] - done[samples]
-                by = [(_spread(from_end), int(np.median(from_end)), False), (_spread(from_start), int(np.median(from_start)), True)]
+                by = [
+                    (_spread(from_end), int(np.median(from_end)), False),
+                    (_spread(from_start), int(np.median(from_start)), True),
+                ]
                 # A call that returns after its copy says nothing by its end, one that stages it nothing by its start.
                 by = by[1:] if one & 1 else by[:1] if one & 2 else by
                 _, latency, of_start = min(by, key=lambda row: row[0])
@@ -588,11 +604,6 @@ class Schedule:
         late = self.start - until
         late[self.first & (self.launch < 0)] = 0
         held = late > _HELD_NS
-        # While the device was busy, what was waited for may be on it: that is a wait that was missed, not other work.
-        for one in _kinds(self.device[held]).tolist():
-            mine, there = np.flatnonzero(held & (self.device == one)), self.device == one
-            busy = intervals.Coverage(self.start[there], self.end[there])
-            held[mine] = 2 * busy.of(until[mine], self.start[mine]) < late[mine]
         # A stream that was busy before the recording began is free when its first operation starts.
         busy = np.flatnonzero(held & self.first)
         free = np.full(int(self.stream.max()) + 1, _NEVER)
@@ -723,8 +734,15 @@ class Schedule:
         columns = list(last_of.items())
         for i in np.flatnonzero(keep).tolist():
             if whole_device[i]:
-                targets.append([int(last[i]) for s, last in columns if not none_yet[s][i]
-                                and self.process[last[i]] == process[i] and device[i] in (-1, self.device[last[i]])])
+                targets.append(
+                    [
+                        int(last[i])
+                        for s, last in columns
+                        if not none_yet[s][i]
+                        and self.process[last[i]] == process[i]
+                        and device[i] in (-1, self.device[last[i]])
+                    ]
+                )
             else:
                 targets.append([int(target[i])])
         self.cut_rows, self.cut_targets = rows[keep], targets
@@ -977,7 +995,9 @@ class _Run:
             [bool(thread_of[t] != thread) for t in ts]
             for thread, ts in zip(of.call_thread[of.cut_rows].tolist(), targets, strict=True)
         ]
-        shared = np.unique([stream[t] for ts, cs in zip(targets, crossing, strict=True) for t, c in zip(ts, cs, strict=True) if c]).astype(np.int64)
+        shared = np.unique(
+            [stream[t] for ts, cs in zip(targets, crossing, strict=True) for t, c in zip(ts, cs, strict=True) if c]
+        ).astype(np.int64)
         among = np.zeros(int(stream.max()) + 1, bool)
         among[shared] = True
         among = np.flatnonzero(among[stream])
@@ -1041,9 +1061,7 @@ class _Run:
         if not len(of.steps):
             return None
         row = np.maximum(of.launch, 0)
-        at = steps.number(
-            of.steps.assign(end_ns=of.steps["cpu_end_ns"]), of.call_start[row]
-        )
+        at = steps.number(of.steps.assign(end_ns=of.steps["cpu_end_ns"]), of.call_start[row])
         ours = of.process == int(of.steps["process"].iloc[0])
         return np.where((of.launch >= 0) & ours, at, -1)
 
@@ -1118,7 +1136,12 @@ class _Run:
         full, targets, waits_of = self.full, self.targets, self.waits_of
         meets, meeting_of, transfer = self.meets, of.meeting_of.tolist(), of.transfer_ns.tolist()
         last_arrival: dict[int, float] = {}
-        seg_called, seg_slot, shared, crossing = self.seg_called.tolist(), self.seg_slot.tolist(), self.shared, self.crossing
+        seg_called, seg_slot, shared, crossing = (
+            self.seg_called.tolist(),
+            self.seg_slot.tolist(),
+            self.shared,
+            self.crossing,
+        )
         launched: dict[int, list[float]] = {where: [] for where in shared}
         ended: dict[int, list[float]] = {where: [] for where in shared}
         lasting = self.first_duration.tolist()
@@ -1155,7 +1178,11 @@ class _Run:
             if number >= n_pause:  # a batch arrives
                 until = max(begun, arrivals[number - n_pause]) if self.change.arrivals else begun
             elif number >= n_full:  # another thread ends a pause
-                until = begun if skip_pauses else max(begun, pause_own[number - n_full] + delay[pause_slot[number - n_full]])
+                until = (
+                    begun
+                    if skip_pauses
+                    else max(begun, pause_own[number - n_full] + delay[pause_slot[number - n_full]])
+                )
             elif number >= n_block:  # into a full queue
                 done = end_of[full[number - n_block]] + room
                 until = max(begun + call_ns, done)
