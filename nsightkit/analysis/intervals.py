@@ -155,7 +155,9 @@ class Coverage:
         return self.before(e) - self.before(s)
 
 
-def common(one: tuple[Int, Int], other: tuple[Int, Int], *, outside: bool = False) -> tuple[Int, Int]:
+def common(
+    one: tuple[npt.ArrayLike, npt.ArrayLike], other: tuple[npt.ArrayLike, npt.ArrayLike], *, outside: bool = False
+) -> tuple[Int, Int]:
     """The parts of some intervals that lie in others, or outside them.
 
     Parameters
@@ -170,7 +172,7 @@ def common(one: tuple[Int, Int], other: tuple[Int, Int], *, outside: bool = Fals
     start, end : ndarray of int64
         Disjoint and sorted.
     """
-    edges = np.unique(np.concatenate([*one, *other]))
+    edges = np.unique(np.concatenate([np.asarray(side, np.int64) for side in (*one, *other)]))
     start, end = edges[:-1], edges[1:]
     kept = (Coverage(*one).of(start, end) > 0) & ((Coverage(*other).of(start, end) == 0) == outside)
     return merge(start[kept], end[kept])

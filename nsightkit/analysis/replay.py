@@ -6,7 +6,7 @@ happened: that follows. An operation starts when its launch has reached the devi
 ended, and what it waits for on other streams is done. A blocking call returns when what it waits for is done. Three
 latencies stand between these, each a constant of the trace, the median of what was recorded: from a launch to the start
 on an idle stream, from one operation to the next behind it in a queue, and from the end of the work to the return of
-the call that waits. So the unchanged replay is a prediction too, and its error says what a replay of this trace is worth.
+the call that waits. So the unchanged replay is a prediction as well, and its error says what a replay is worth.
 
 Recordings rarely say which wait was for what. An operation that starts just after one on another stream has ended, and
 later than its launch and its own stream explain, waited for it; a call that blocks waited for the stream that drained
@@ -22,7 +22,6 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import functools
-import itertools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -195,7 +194,7 @@ class Schedule:
         duration = ops["end_ns"].to_numpy() - ops["start_ns"].to_numpy()
         if not n:
             self.unplayable = "there is no GPU work"
-        frame = {
+        columns: dict[str, npt.NDArray[Any]] = {
             "start_ns": ops["start_ns"].to_numpy(),
             "end_ns": ops["end_ns"].to_numpy(),
             "stream": code.astype(np.int32),
@@ -208,16 +207,16 @@ class Schedule:
         del ops, stream
         if n and (code != code[0]).any():
             order = np.argsort(code, kind="stable")  # by device and start already
-            frame = {name: column[order] for name, column in frame.items()}
+            columns = {name: column[order] for name, column in columns.items()}
         #: position in the schedule of each operation of the trace, in the order in which they were met
         self.part_of: Int | None = None
-        self.parts = pd.DataFrame({name: frame[name] for name in ("table", "row")}, copy=False)
-        self.part_ns = frame["end_ns"] - frame["start_ns"]
-        frame = self._joined(frame)
-        self.operations = pd.DataFrame(frame, copy=False)
-        self.start, self.end = frame["start_ns"], frame["end_ns"]
-        self.stream, self.launch, self.process = frame["stream"], frame["launch"], frame["process"]
-        self.device, self.table = frame["device"], frame["table"]
+        self.parts = pd.DataFrame({name: columns[name] for name in ("table", "row")}, copy=False)
+        self.part_ns = columns["end_ns"] - columns["start_ns"]
+        columns = self._joined(columns)
+        self.operations = pd.DataFrame(columns, copy=False)
+        self.start, self.end = columns["start_ns"], columns["end_ns"]
+        self.stream, self.launch, self.process = columns["stream"], columns["launch"], columns["process"]
+        self.device, self.table = columns["device"], columns["table"]
         self.first = np.ones(len(self.start), bool)
         self.first[1:] = self.stream[1:] != self.stream[:-1]
         if n:
@@ -349,13 +348,13 @@ class Schedule:
             if not others:
                 continue
             # What is named for something else is not a silence; a range in which another thread is at work may be.
-            begun, over = facts.own_work(one)
-            handed = np.logical_or.reduce([theirs.fill(begun, over, pause) for theirs in others.values()])
-            handed &= 2 * facts.sleeps(one).covered(begun, over) < over - begun
-            parts = [(mine.start, np.maximum(mine.end, mine.start + 1)), (begun[~handed], over[~handed])]
+            begun, done = facts.own_work(one)
+            handed = np.logical_or.reduce([theirs.fill(begun, done, pause) for theirs in others.values()])
+            handed &= 2 * facts.sleeps(one).covered(begun, done) < done - begun
+            parts = [(mine.start, np.maximum(mine.end, mine.start + 1)), (begun[~handed], done[~handed])]
             parts += [of(one) for of in (facts.input_waits, facts.one_offs, facts.profiler_time)]
-            acted, over = intervals.merge(*(np.concatenate([part[side] for part in parts]) for side in (0, 1)))
-            start, end = np.append(_NEVER, over[:-1]), acted
+            acted, rested = intervals.merge(*(np.concatenate([part[side] for part in parts]) for side in (0, 1)))
+            start, end = np.append(_NEVER, rested[:-1]), acted
             long = end - start > pause
             start, end = start[long], end[long]
             latest = {other: self._latest(other, end) for other in others}
@@ -454,7 +453,7 @@ class Schedule:
     def _dispatched(self, thread: int, start: Int) -> Bool:
         """Whether launches follow each other as launches do, or are in operators, and so have only dispatch between."""
         apart = np.diff(start)
-        usual = apart <= _SLOW_CALL * np.median(apart)
+        usual: Bool = apart <= _SLOW_CALL * np.median(apart)
         far = np.flatnonzero(~usual)
         usual[far] = 2 * self.facts.dispatch(thread).covered(start[far], start[far + 1]) >= apart[far]
         return usual
@@ -498,7 +497,7 @@ class Schedule:
         self.call_ns = int(np.median(lasting)) if len(launches) else _CALL_NS
         slow = linked & ~self.own_copy & (done - begun > _SLOW_CALL * self.call_ns)
         self.ready[slow] = np.maximum(self.ready[slow], np.minimum(done[slow], self.start[slow]))
-        # The CPU stages pageable memory itself: until the copy begins or, where that had to wait, at the copy's own pace.
+        # The CPU stages pageable memory itself: until the copy begins or, where that had to wait, at the copy's pace.
         behind = meanwhile & (before > self.start - 2 * _START_NS)
         paced = np.minimum(begun + self.call_ns + self.end - self.start, self.start)
         self.ready = np.where(meanwhile, np.where(behind, paced, self.start), self.ready)
@@ -554,7 +553,8 @@ class Schedule:
         until = explained.copy()
         np.maximum.at(until, told, self.end[told_of])
         late = np.flatnonzero((self.start > until + _LATE_NS) & (linked | ~self.first))
-        waits, on = late[:0], late[:0]
+        waits: Int = np.empty(0, np.int64)
+        on: Int = waits
         if len(late) and (self.stream != self.stream[0]).any() and "waits" not in self.without:
             waits, on = self._just_ended(late, explained)
         self.inferred += len(waits)
@@ -569,7 +569,7 @@ class Schedule:
         self._held(explained)
 
     def _just_ended(self, late: Int, explained: Int) -> tuple[Int, Int]:
-        """What late operations waited for: what ended just before them, of the same thread and device if anything did."""
+        """What late operations waited for: what ended just before them, on their thread and device if anything did."""
         order = np.argsort(self.end, kind="stable")
         ends = self.end[order]
         begun = np.where(self.launch >= 0, self.call_start[np.maximum(self.launch, 0)], _NEVER)
@@ -687,12 +687,13 @@ class Schedule:
         none_yet = {s: np.searchsorted(t, start, side="left") == 0 for s, (_, t) in streams.items()}
         drained = np.full(len(rows), -1, np.int64)
         drained_ns = start.copy()
+        sure = np.zeros(len(rows), bool)
         # What the thread launched itself, and that ended just before; else whatever did.
-        for own in (True, False):
+        for by_itself in (True, False):
             for s, last in last_of.items():
                 ended = self.end[last]
                 hit = ~none_yet[s] & (self.process[last] == process) & (ended > drained_ns) & (ended <= end + 1_000)
-                if own:
+                if by_itself:
                     hit &= (self.call_thread[self.launch[last]] == self.call_thread[rows]) & (ended > end - _AFTER_NS)
                 else:
                     hit &= ~sure
@@ -824,12 +825,12 @@ class Schedule:
         return _Play(self, change).run()
 
 
-def _kinds(values: npt.NDArray[Any]) -> Int:
+def _kinds(values: Any) -> Int:
     """The few values that many have, in order: a hash of each would cost more than all the rest."""
     return np.sort(pd.unique(values)).astype(np.int64)
 
 
-def _rows(rows: npt.NDArray[Any]) -> Int:
+def _rows(rows: Any) -> Int:
     """Rows of a table, each once, in order."""
     return np.flatnonzero(np.bincount(rows)) if len(rows) else np.empty(0, np.int64)
 
@@ -873,7 +874,7 @@ class _Play:
     def own(self, thread: int, time: Int) -> Int:
         """Recorded time without what falls away before it."""
         away = self._away.get(thread)
-        return time if away is None else time - away.before(time)
+        return time if away is None else np.asarray(time - away.before(np.asarray(time, np.int64)), np.int64)
 
     @property
     def _same_time(self) -> bool:
@@ -943,7 +944,6 @@ class _Run:
         duration = duration + of.held_ns
         ready, slots, self.place = self.ready, self.slots, None
         waiting, awaited = of.waiting, of.awaited
-        step_ends: list[list[int]] = []
         in_step = self._in_step()
         if change.aside is not None:
             order = np.argsort(np.where(change.aside, of.device + int(stream.max()) + 1, stream), kind="stable")
@@ -954,7 +954,8 @@ class _Run:
             if len(tail):
                 part = order[tail]
                 order[tail] = part[np.lexsort((of.start[part], of.device[part]))]
-            stream, duration, gap, alone = raise_to, duration[order], gap[order], alone[order]
+            stream = raise_to
+            duration, gap, alone = duration[order], gap[order], alone[order]
             # When it was launched that stands in no order now is not known: it begins no earlier than it did.
             ready = np.where(of.launch < 0, of.start, ready)
             ready, slots = ready[order], slots[order]
@@ -1040,12 +1041,12 @@ class _Run:
         if in_step is not None:
             ends = np.flatnonzero(last & ~other)
             number, segment = in_step[ends], self.segment_of[ends]
-            parts = [[] for _ in range(len(of.steps))]
+            parts: list[list[int]] = [[] for _ in range(len(of.steps))]
             for k, s in zip(number.tolist(), segment.tolist(), strict=True):
                 parts[k].append(s)
             self.step_parts = parts
             if change.aside is not None:
-                self._join_at_steps(in_step, first)
+                self._join_at_steps(in_step)
 
     def _placed(self, targets: list[int]) -> list[int]:
         """Targets of a blocking call on the streams as they are played; what was moved aside is not waited for."""
@@ -1069,9 +1070,10 @@ class _Run:
         """What other threads than that of the steps launched, in the steps' process."""
         of = self.of
         thread, process = (int(of.steps[column].iloc[0]) for column in ("thread", "process"))
-        return (of.launch >= 0) & (of.process == process) & (of.call_thread[np.maximum(of.launch, 0)] != thread)
+        called = of.call_thread[np.maximum(of.launch, 0)]
+        return np.asarray((of.launch >= 0) & (of.process == process) & (called != thread))
 
-    def _join_at_steps(self, in_step: Int, first: Bool) -> None:
+    def _join_at_steps(self, in_step: Int) -> None:
         """A step's work waits for what was moved aside in the step before."""
         aside = self.seg_stream > int(self.of.stream.max())
         number = in_step[self.head]
@@ -1127,7 +1129,7 @@ class _Run:
         for t in np.unique(of.pause_by).tolist():
             mine = of.pause_by == t
             pause_own[mine], pause_slot[mine] = play.own(t, of.pause_end[mine]), self.slot(t, of.pause_end[mine])
-        pause_own, pause_slot = pause_own.tolist(), pause_slot.tolist()
+        over_of, over_slot = pause_own.tolist(), pause_slot.tolist()
         n_pause, arrivals = n_full + len(of.pause_by), of.arrival_end.tolist()
         skip_pauses = "hand-overs" in of.without
         waits = of.call_start[of.cut_rows] < of.begin_ns if not self.change.waits else np.ones(n_block, bool)
@@ -1155,10 +1157,7 @@ class _Run:
                 s = node - n_cuts
                 where = stream[s]
                 end = stream_end.get(where, of.earliest_ns) + b[s]
-                if slot[s] >= 0:
-                    end = max(end, delay[slot[s]] + a[s])
-                else:
-                    end = max(end, a[s])
+                end = max(end, delay[slot[s]] + a[s] if slot[s] >= 0 else a[s])
                 for other in waits_of.get(s, ()):
                     end = max(end, end_of[other] + after + direct[s])
                 if s in meets:
@@ -1179,9 +1178,7 @@ class _Run:
                 until = max(begun, arrivals[number - n_pause]) if self.change.arrivals else begun
             elif number >= n_full:  # another thread ends a pause
                 until = (
-                    begun
-                    if skip_pauses
-                    else max(begun, pause_own[number - n_full] + delay[pause_slot[number - n_full]])
+                    begun if skip_pauses else max(begun, over_of[number - n_full] + delay[over_slot[number - n_full]])
                 )
             elif number >= n_block:  # into a full queue
                 done = end_of[full[number - n_block]] + room

@@ -197,7 +197,7 @@ class WhatIf:
         device = pd.factorize(schedule.device, sort=True)[0]
         each = np.bincount(device, np.where(works, lasting, 0))
         factor = each.mean() / np.maximum(each, 1)
-        return np.where(works, lasting * factor[device], lasting).astype(np.int64)
+        return np.asarray(np.where(works, lasting * factor[device], lasting), np.int64)
 
     @functools.cached_property
     def work(self) -> dict[str, int]:
@@ -243,7 +243,7 @@ class WhatIf:
 
     def _without(self, pattern: re.Pattern[str]) -> Change:
         """GPU operations that take no time, and ranges and operators of the launching threads neither."""
-        parts = {}
+        parts: dict[int, tuple[Int, Int]] = {}
         for thread in self.schedule.threads.tolist():
             found = []
             for table in ("ranges", "ops"):
@@ -278,7 +278,7 @@ class WhatIf:
         less = np.where(parts, schedule.part_ns * by, 0)
         if schedule.part_of is not None:
             less = np.bincount(schedule.part_of, less, len(lasting))
-        return np.maximum(lasting - less.astype(np.int64), 0)
+        return np.asarray(np.maximum(lasting - less.astype(np.int64), 0))
 
     def _overlapped_copies(self) -> Change:
         schedule = self.schedule
@@ -289,7 +289,7 @@ class WhatIf:
         # From pinned memory nothing has to be staged.
         staged = np.flatnonzero(schedule.staged & copies)
         call = schedule.launch[staged]
-        away = {}
+        away: dict[int, tuple[Int, Int]] = {}
         for thread in schedule.threads.tolist():
             mine = call[schedule.call_thread[call] == thread]
             begun = np.minimum(schedule.call_start[mine] + schedule.call_ns, schedule.call_end[mine])
