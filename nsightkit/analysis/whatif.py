@@ -275,7 +275,7 @@ class WhatIf:
         """Durations where some parts last a share of theirs less."""
         schedule = self.schedule
         lasting = schedule.end - schedule.start
-        less = np.where(parts, schedule.part_ns * by, 0)
+        less = np.where(parts, (lasting if schedule.part_ns is None else schedule.part_ns) * by, 0)
         if schedule.part_of is not None:
             less = np.bincount(schedule.part_of, less, len(lasting))
         return np.asarray(np.maximum(lasting - less.astype(np.int64), 0))
@@ -301,10 +301,13 @@ class WhatIf:
         schedule = self.schedule
         kernels = np.flatnonzero(schedule.table == GPU_TABLES.index("kernels"))
         rows = schedule.operations["row"].to_numpy()[kernels]
-        table = self.trace.table("kernels", ["name", "collective"])
-        talks = (categorize(table["name"]) == "communication") | (table["collective"] != "").to_numpy()
         out = np.zeros(len(schedule.start), bool)
-        out[kernels] = np.asarray(talks)[rows]
+        table = self.trace.table("kernels", ["name", "collective"])
+        named, told = table["name"].cat, table["collective"].cat
+        kinds = categorize(pd.Series([str(name) for name in named.categories], dtype="str"))
+        for names, talks in ((named, kinds == "communication"), (told, told.categories != "")):
+            if talks.any():
+                out[kernels] |= np.append(talks, False)[names.codes.to_numpy()[rows]]
         return out
 
 

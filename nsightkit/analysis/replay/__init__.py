@@ -1,0 +1,25 @@
+"""Play a recorded run again as a schedule, as it was or with a change made.
+
+The schedule keeps what the recording says of each part alone: the CPU's own time between two calls, how long an
+operation runs on the GPU, the order on a stream, who launched what, who waits for what. It does not keep when anything
+happened: that follows. An operation starts when its launch has reached the device, the one before it on its stream has
+ended, and what it waits for on other streams is done. A blocking call returns when what it waits for is done. Three
+latencies stand between these, each a constant of the trace, the median of what was recorded: from a launch to the start
+on an idle stream, from one operation to the next behind it in a queue, and from the end of the work to the return of
+the call that waits. So the unchanged replay is a prediction as well, and its error says what a replay is worth.
+
+Recordings rarely say which wait was for what. An operation that starts just after one on another stream has ended, and
+later than its launch and its own stream explain, waited for it; a call that blocks waited for the stream that drained
+just before it returned. ``Schedule.inferred`` counts these.
+
+Arrays are reduced between *cuts* (blocking calls, waits between streams, launches into a full queue, ends of steps):
+what lies between two cuts of a stream is one line, ``end = max(launching thread's delay + a, stream's last end + b)``.
+Only the cuts are walked one by one.
+"""
+
+from __future__ import annotations
+
+from nsightkit.analysis.replay.model import Change, Played
+from nsightkit.analysis.replay.schedule import BLOCKING, Schedule
+
+__all__ = ["BLOCKING", "Change", "Played", "Schedule"]

@@ -1,0 +1,214 @@
+"""How a schedule falls into segments, between the points at which one part waits for another."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nsightkit.analysis.replay.model import MOST_CUTS, NEVER, Bool, Int, rows_of
+
+if TYPE_CHECKING:
+    from nsightkit.analysis.replay.schedule import Schedule
+
+__all__ = ["Layout"]
+
+
+class Layout:
+    """Slots of the threads and segments of the streams; the same for all changes that move nothing aside.
+
+    A *slot* is the time of a thread between two cuts: in it all that the thread does is early or late by the same
+    delay. A *segment* is a run of operations of one stream that were launched in one slot and wait for nothing else.
+
+    Parameters
+    ----------
+    of : Schedule
+    aside : ndarray of bool, optional
+        Operations that run on a stream of their own, one a device.
+    """
+
+    def __init__(self, of: Schedule, aside: Bool | None = None) -> None:
+        self.of, self.aside = of, aside
+        self._lay_cuts()
+        self._lay_slots()
+        self._lay_order()
+        self._lay_segments()
+
+    # -- threads
+
+    def _lay_cuts(self) -> None:
+        """The points at which a thread's delay changes, by thread and time; each opens a slot."""
+        of = self.of
+        rows = np.concatenate([of.cut_rows, of.throttled])
+        thread = np.concatenate([of.call_thread[rows], of.pause_thread, of.arrival_thread])
+        start = np.concatenate([of.call_start[rows], of.pause_start, of.arrival_start])
+        end = np.concatenate([of.call_end[rows], of.pause_end, of.arrival_end])
+        self.cut = np.lexsort((end, thread))
+        self.cut_start, self.cut_end = start[self.cut], end[self.cut]
+        self.threads: list[int] = of.threads.tolist()
+        ordered = thread[self.cut]
+        self.low = {t: int(np.searchsorted(ordered, t)) for t in self.threads}
+        self.high = {t: int(np.searchsorted(ordered, t, side="right")) for t in self.threads}
+        # Slot number: the cut's own place plus one a thread for what comes before its first.
+        self.base = {t: self.low[t] + i for i, t in enumerate(self.threads)}
+        self.slots = len(self.cut_end) + len(self.threads)
+        self.slot_of_cut = np.empty(len(self.cut_end), np.int64)
+        for t in self.threads:
+            self.slot_of_cut[self.low[t] : self.high[t]] = self.base[t] + 1 + np.arange(self.high[t] - self.low[t])
+
+    def slot(self, thread: int, time: Int) -> Int:
+        """The slot in force on a thread at each time."""
+        ends = self.cut_end[self.low[thread] : self.high[thread]]
+        return np.asarray(self.base[thread] + np.searchsorted(ends, time, side="right"))
+
+    def _lay_slots(self) -> None:
+        """The slot that each operation was launched in; -1 where its launch was not recorded."""
+        of = self.of
+        self.slot_of = np.full(len(of.start), -1, np.int32)
+        for thread, mine in of.launched_by.items():
+            self.slot_of[mine] = self.slot(thread, of.call_start[of.launch[mine]])
+
+    # -- streams
+
+    def _lay_order(self) -> None:
+        """The operations by stream, as they are played."""
+        of, aside = self.of, self.aside
+        self.order: Int | None = None
+        self.stream, self.waiting, self.awaited = of.stream, of.waiting, of.awaited
+        if aside is None:
+            return
+        own = of.device + self._first_aside
+        stream = np.where(aside, own, of.stream)
+        order = np.argsort(stream, kind="stable")
+        # On the new streams by time, as they were launched.
+        tail = np.flatnonzero(aside[order])
+        part = order[tail]
+        order[tail] = part[np.lexsort((of.start[part], of.device[part]))]
+        self.order, self.stream = order, stream[order]
+        self._place = np.empty(len(order), np.int64)
+        self._place[order] = np.arange(len(order))
+        # What is moved aside is not waited for; a value that is read back needs what stood before the copy, though.
+        last = np.maximum.accumulate(np.where(aside, -1, np.arange(len(order))))
+        self._kept = np.where((last >= 0) & (of.stream[np.maximum(last, 0)] == of.stream), last, -1)
+        keep = ~aside[of.waiting] & ~aside[of.awaited]
+        self.waiting, self.awaited = self._place[of.waiting[keep]], self._place[of.awaited[keep]]
+
+    @functools.cached_property
+    def _first_aside(self) -> int:
+        return int(self.of.stream.max()) + 1
+
+    def placed(self, rows: Int) -> Int:
+        """Where operations of the schedule stand here."""
+        return rows if self.order is None else np.asarray(self._place[rows])
+
+    def ordered(self, column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """A column of the schedule in the order that it has here."""
+        return column if self.order is None else column[self.order]
+
+    def _targets(self, targets: list[int]) -> list[int]:
+        """What a blocking call waits for, where it stands here."""
+        if self.aside is None:
+            return targets
+        kept = [self._kept[t] for t in targets if not (self.aside[t] and self.of.staged[t])]
+        return [int(self._place[t]) for t in kept if t >= 0]
+
+    def _lay_segments(self) -> None:
+        of, stream, n = self.of, self.stream, len(self.of.start)
+        slots, in_step = self.ordered(self.slot_of), None if of.in_step is None else self.ordered(of.in_step)
+        launch = self.ordered(of.launch)
+        first = np.append(True, stream[1:] != stream[:-1])
+        #: where a segment begins, and what has to end one, for somebody asks when it is done
+        breaks, needed = first.copy(), first.copy()  # where a stream begins, the window may
+        breaks[1:] |= (slots[1:] != slots[:-1]) & (slots[1:] >= 0)
+        breaks[self.waiting] = True
+        needed[self.awaited] = True
+        targets = [self._targets(t) for t in of.cut_targets]
+        needed[[t for ts in targets for t in ts]] = True
+        full = self.placed(of.full_target)
+        needed[full] = True
+        beside = np.empty(0, np.int64)
+        if in_step is not None:
+            last = np.append(first[1:] | (in_step[1:] != in_step[:-1]), True) & (in_step >= 0)
+            needed |= last
+            # What other threads launch belongs to the step that it is launched in, and in a replay that may be another.
+            other = self.ordered(of.by_others)
+            beside = np.flatnonzero(other)
+            beside = np.union1d(beside[:: 1 + len(beside) // MOST_CUTS], np.flatnonzero(other & last))
+            needed[beside] = True
+        self._lay_crossing(targets, launch, needed)
+        meeting = self.placed(of.meeting)
+        breaks[meeting] = needed[meeting] = True
+        breaks[1:] |= needed[:-1]
+        self.head = np.flatnonzero(breaks)
+        self.tail = np.append(self.head[1:], n) - 1
+        self.stream_of = stream[self.head]
+        # Operations without a recorded launch belong to whatever segment they are in: only their order counts.
+        self.slot_of_head = np.maximum.reduceat(slots, self.head)
+        self.begins = self.ordered(of.start)[self.head]
+        self._segment = np.cumsum(breaks, dtype=np.int32) - 1
+        self.waits_of: dict[int, list[int]] = {}
+        for waits, on in zip(self.segments(self.waiting), self.segments(self.awaited), strict=True):
+            self.waits_of.setdefault(waits, []).append(on)
+        flat = iter(self.segments(np.array([t for ts in targets for t in ts], np.int64)))
+        self.targets = [[next(flat) for _ in ts] for ts in targets]
+        self.launch_of_tail, self.slot_of_tail = launch[self.tail], slots[self.tail]
+        self.full = self.segments(full)
+        self.meets = {segment: number for number, segment in enumerate(self.segments(meeting))}
+        self.beside, self.beside_launch, self.beside_slot = self._segment[beside], launch[beside], slots[beside]
+        self.step_parts: list[list[int]] = []
+        if in_step is not None:
+            ends = np.flatnonzero(last & ~other)
+            self.step_parts = [[] for _ in range(len(of.steps))]
+            for number, segment in zip(in_step[ends].tolist(), self.segments(ends), strict=True):
+                self.step_parts[number].append(segment)
+            if self.aside is not None:
+                self._join_at_steps(in_step)
+
+    def segments(self, at: Int) -> list[int]:
+        """The segments that operations are in."""
+        found: list[int] = self._segment[at].tolist()
+        return found
+
+    def _lay_crossing(self, targets: list[list[int]], launch: Int, needed: Bool) -> None:
+        """Which calls wait for what another thread launched: then it depends on what that has launched by then."""
+        of = self.of
+        flat = np.array([t for ts in targets for t in ts], np.int64)
+        by = launch[flat]
+        thread = np.where(by >= 0, of.call_thread[np.maximum(by, 0)], -1)
+        waits = np.repeat(of.call_thread[of.cut_rows], [len(ts) for ts in targets])
+        crosses = thread != waits
+        each = iter(crosses.tolist())
+        self.crossing = [[next(each) for _ in ts] for ts in targets]
+        self.shared: set[int] = set(rows_of(self.stream[flat[crosses]]).tolist())
+        if self.shared:
+            among = np.flatnonzero(np.isin(self.stream, list(self.shared)))
+            needed[among[:: 1 + len(among) // MOST_CUTS]] = True
+
+    def _join_at_steps(self, in_step: Int) -> None:
+        """A step's work waits for what was moved aside in the step before."""
+        aside = self.stream_of >= self._first_aside
+        number = in_step[self.head]
+        last_aside = {int(in_step[self.tail[s]]): s for s in np.flatnonzero(aside).tolist()}
+        seen: set[tuple[int, int]] = set()
+        for segment in np.flatnonzero(~aside & (number > 0)).tolist():
+            key = int(self.stream_of[segment]), int(number[segment])
+            if key not in seen:
+                seen.add(key)
+                if key[1] - 1 in last_aside:
+                    self.waits_of.setdefault(segment, []).append(last_aside[key[1] - 1])
+
+    @functools.cached_property
+    def nodes(self) -> tuple[Int, Int]:
+        """In which order cuts, segments and departures from collectives are walked, and the segments that meet."""
+        slot_time = np.full(self.slots, NEVER)
+        slot_time[self.slot_of_cut] = self.cut_end
+        slot = self.slot_of_head
+        key = np.maximum(self.begins, np.where(slot >= 0, slot_time[np.maximum(slot, 0)], NEVER))
+        meeting = np.array([*self.meets], np.int64)
+        gathered = np.full(int(self.of.meeting_of.max(initial=-1)) + 1, NEVER)
+        np.maximum.at(gathered, self.of.meeting_of, key[meeting])
+        # Cuts stand first: of two at one time, the cut; what leaves a collective stands behind the arrivals.
+        times = np.concatenate([self.cut_end, key, gathered[self.of.meeting_of]])
+        return np.argsort(times, kind="stable"), meeting

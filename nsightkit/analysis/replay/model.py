@@ -1,0 +1,62 @@
+"""What a replay is asked and what it answers, and the few things that its parts share."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+__all__ = ["MOST_CUTS", "NEVER", "Bool", "Change", "Int", "Played", "kinds_of", "rows_of"]
+
+Int = npt.NDArray[np.integer[Any]]
+Bool = npt.NDArray[np.bool_]
+
+NEVER = np.int64(np.iinfo(np.int64).min // 4)
+#: Of more launches into a full queue than this, only some are walked; the others follow them.
+MOST_CUTS = 20_000
+
+
+def kinds_of(values: Any) -> Int:
+    """The few values that many have, in order: a hash of each would cost more than all the rest."""
+    return np.sort(pd.unique(np.asarray(values))).astype(np.int64)
+
+
+def rows_of(rows: Any) -> Int:
+    """Rows of a table, each once, in order."""
+    return np.flatnonzero(np.bincount(rows)) if len(rows) else np.empty(0, np.int64)
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """What is different in a replay; a field left out stays as recorded.
+
+    Parameters
+    ----------
+    away : dict of int to (ndarray, ndarray)
+        Per thread: disjoint, sorted intervals of its own time that fall away, ns on the trace's clock.
+    waits : bool
+        Whether blocking calls wait.
+    arrivals : bool
+        Whether batches that others prepare have to be waited for.
+    durations_ns : ndarray of int64, optional
+        Durations of the operations, in the order of ``Schedule.operations``.
+    aside : ndarray of bool, optional
+        Operations that run on a stream of their own, for which nothing waits before the step ends.
+    """
+
+    away: dict[int, tuple[Int, Int]] = dataclasses.field(default_factory=dict)
+    waits: bool = True
+    arrivals: bool = True
+    durations_ns: Int | None = None
+    aside: Bool | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Played:
+    """When things ended in a replay, ns since the window's start: the window, and each step."""
+
+    wall_ns: int
+    steps_ns: Int

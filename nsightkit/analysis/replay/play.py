@@ -1,0 +1,226 @@
+"""One replay of a schedule, with a change: the cuts walked one by one, what lies between them in a line each."""
+
+from __future__ import annotations
+
+import bisect
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from nsightkit.analysis import intervals
+from nsightkit.analysis.replay.layout import Layout
+from nsightkit.analysis.replay.model import NEVER, Change, Int, Played, kinds_of
+
+if TYPE_CHECKING:
+    from nsightkit.analysis.replay.schedule import Schedule
+
+__all__ = ["Play"]
+
+
+class Play:
+    """A replay.
+
+    Parameters
+    ----------
+    of : Schedule
+    layout : Layout
+        Of the schedule, with what `change` moves aside.
+    change : Change
+    """
+
+    def __init__(self, of: Schedule, layout: Layout, change: Change) -> None:
+        self.of, self.layout, self.change = of, layout, change
+        self._away: dict[int, intervals.Coverage] = {}
+        for thread in of.threads.tolist():
+            parts = [*of.passive[thread], *([change.away[thread]] if thread in change.away else [])]
+            parts = [part for part in parts if len(part[0])]
+            if parts:
+                start, end = (np.concatenate([part[side] for part in parts]) for side in (0, 1))
+                self._away[thread] = intervals.Coverage(np.maximum(start, of.begin_ns), end)
+        self._lines()
+
+    def own(self, thread: int, time: Int) -> Int:
+        """Recorded time of a thread without what falls away before it."""
+        away = self._away.get(thread)
+        return time if away is None else np.asarray(time - away.before(np.asarray(time, np.int64)), np.int64)
+
+    def _own_of(self, thread: Int, time: Int) -> Int:
+        """The same, of many threads."""
+        out = time.copy()
+        for one in kinds_of(thread).tolist():
+            mine = thread == one
+            out[mine] = self.own(one, time[mine])
+        return out
+
+    def _ready(self) -> Int:
+        """When each operation could start for its launch's sake, if its thread had no delay."""
+        of = self.of
+        ready = of.ready.copy() if self._away or self.change.aside is not None else of.ready
+        for thread, mine in of.launched_by.items() if self._away else ():
+            row, was = of.launch[mine], of.ready[mine]
+            # The latency after the call is the device's; what comes before it is the thread's own time.
+            point = np.minimum(of.call_end[row], np.maximum(was, of.call_start[row]))
+            ready[mine] = self.own(thread, point) + (was - point)
+        if self.change.aside is not None:
+            # When it was launched that stands in no order now is not known: it begins no earlier than it did.
+            lost = of.launch < 0
+            ready[lost] = of.start[lost]
+        return ready
+
+    def _lines(self) -> None:
+        """Each segment as a line: its last end is max(delay + a, the stream's last end + b)."""
+        of, layout, given = self.of, self.layout, self.change.durations_ns
+        lasting, gap = of.end - of.start if given is None else given, of.gap
+        if given is not None:
+            gap = np.where(given > 0, gap, 0)
+        lasting, gap, held = layout.ordered(lasting), layout.ordered(gap), layout.ordered(of.held_ns)
+        ready = layout.ordered(self._ready())
+        head, tail = layout.head, layout.tail
+        total = np.cumsum(lasting + held + gap)
+        self.b = total[tail] - np.where(head > 0, total[np.maximum(head - 1, 0)], 0)
+        #: from the start of a segment's first operation to the end of its last one, and the first one's own time
+        self.direct = lasting[head] + held[head] + total[tail] - total[head]
+        self.first_ns = lasting[head]
+        ready = ready + lasting
+        ready += held
+        ready -= total
+        self.a = total[tail] + np.maximum.reduceat(ready, head)
+
+    def played(self) -> Played:
+        """Walk the schedule.
+
+        Returns
+        -------
+        Played
+        """
+        of, layout, change = self.of, self.layout, self.change
+        delay: list[float] = [0] * layout.slots
+        end_of: list[float] = [int(NEVER)] * len(layout.head)
+        stream_end: dict[int, float] = dict(enumerate(of.released_ns.tolist()))
+        own_start, own_end = layout.cut_start.copy(), layout.cut_end.copy()
+        for t in layout.threads if self._away else ():
+            part = slice(layout.low[t], layout.high[t])
+            own_start[part], own_end[part] = self.own(t, own_start[part]), self.own(t, own_end[part])
+        begins_at, returns_at = own_start.tolist(), own_end.tolist()
+        order, meeting = layout.nodes
+        n_cuts, n_nodes = len(layout.cut_end), len(layout.cut_end) + len(layout.head)
+        a, b, slot = self.a.tolist(), self.b.tolist(), layout.slot_of_head.tolist()
+        direct, stream, first_ns = self.direct.tolist(), layout.stream_of.tolist(), self.first_ns.tolist()
+        cut, slot_of_cut = layout.cut.tolist(), layout.slot_of_cut.tolist()
+        cost, tail = self._costs().tolist(), of.cut_tail.tolist()
+        n_block = len(of.cut_rows)
+        n_full = n_block + len(of.throttled)
+        n_pause = n_full + len(of.pause_by)
+        over_at, over_slot = self._pauses()
+        arrivals, skip_pauses = of.arrival_end.tolist(), "hand-overs" in of.without
+        waits = np.ones(n_block, bool) if change.waits else of.call_start[of.cut_rows] < of.begin_ns
+        waiting = (waits & ("syncs" not in of.without)).tolist()
+        after, room, call_ns = of.after_ns, of.room_ns, of.call_ns
+        full, targets, crossing, waits_of = layout.full, layout.targets, layout.crossing, layout.waits_of
+        meets, met, meeting_of, transfer = (
+            layout.meets,
+            meeting.tolist(),
+            of.meeting_of.tolist(),
+            of.transfer_ns.tolist(),
+        )
+        last_arrival: dict[int, float] = {}
+        shared, launched_at, launched_slot = layout.shared, *self._launched()
+        launched: dict[int, list[float]] = {where: [] for where in shared}
+        ended: dict[int, list[float]] = {where: [] for where in shared}
+        never = int(NEVER)
+        for node in order.tolist():
+            if node >= n_nodes:  # a device leaves a collective
+                number = node - n_nodes
+                s = met[number]
+                end_of[s] = stream_end[stream[s]] = last_arrival[meeting_of[number]] + transfer[number]
+                continue
+            if node >= n_cuts:
+                s = node - n_cuts
+                where = stream[s]
+                end = stream_end.get(where, of.earliest_ns) + b[s]
+                end = max(end, delay[slot[s]] + a[s] if slot[s] >= 0 else a[s])
+                for other in waits_of.get(s, ()):
+                    end = max(end, end_of[other] + after + direct[s])
+                if s in meets:
+                    group = meeting_of[meets[s]]
+                    last_arrival[group] = max(last_arrival.get(group, never), end - first_ns[s])
+                    continue
+                end_of[s] = stream_end[where] = end
+                if where in shared:
+                    at = launched_at[s] + delay[launched_slot[s]] if launched_slot[s] >= 0 else never
+                    launched[where].append(max(at, launched[where][-1]) if launched[where] else at)
+                    ended[where].append(end)
+                continue
+            number, mine = cut[node], slot_of_cut[node]
+            begun = begins_at[node] + delay[mine - 1]
+            if number >= n_pause:  # a batch arrives
+                until = max(begun, arrivals[number - n_pause]) if change.arrivals else begun
+            elif number >= n_full:  # another thread ends a pause
+                p = number - n_full
+                until = begun if skip_pauses else max(begun, over_at[p] + delay[over_slot[p]])
+            elif number >= n_block:  # into a full queue
+                until = max(begun + call_ns, end_of[full[number - n_block]] + room)
+            else:
+                until = begun + cost[number]
+                for target, crosses in zip(targets[number], crossing[number], strict=True) if waiting[number] else ():
+                    done = end_of[target]
+                    if crosses:  # what it had launched by now
+                        at = bisect.bisect_right(launched[stream[target]], begun)
+                        done = ended[stream[target]][at - 1] if at else never
+                    until = max(until, done + tail[number])
+            delay[mine] = until - returns_at[node]
+        return self._read(np.array(delay), np.array(end_of))
+
+    def _costs(self) -> Int:
+        """What a blocking call takes of its own; without its copy, what any call takes."""
+        of, aside = self.of, self.change.aside
+        cost: Int = of.cut_cost
+        if aside is None:
+            return cost
+        return np.asarray(np.where(of.cut_is_own & aside[of.cut_own_copy], of.call_ns, cost))
+
+    def _pauses(self) -> tuple[list[int], list[int]]:
+        """Where the thread that ends each pause is then: its own time, and its slot."""
+        of = self.of
+        slots = np.empty(len(of.pause_by), np.int64)
+        for thread in kinds_of(of.pause_by).tolist():
+            mine = of.pause_by == thread
+            slots[mine] = self.layout.slot(thread, of.pause_end[mine])
+        return self._own_of(of.pause_by, of.pause_end).tolist(), slots.tolist()
+
+    def _launched(self) -> tuple[list[int], list[int]]:
+        """Where its thread was when it launched the last operation of each segment: its own time, and its slot."""
+        of, layout = self.of, self.layout
+        if not layout.shared:
+            return [], []
+        known = layout.launch_of_tail >= 0
+        row = np.maximum(layout.launch_of_tail, 0)
+        return self._own_of(of.call_thread[row], of.call_start[row]).tolist(), np.where(
+            known, layout.slot_of_tail, -1
+        ).tolist()
+
+    def _read(self, delay: Int, end_of: Int) -> Played:
+        of, layout = self.of, self.layout
+        if not len(of.steps):
+            first = np.append(True, layout.stream_of[1:] != layout.stream_of[:-1])
+            begin = (end_of - self.first_ns)[first].min()
+            return Played(int(end_of.max() - begin), np.empty(0, np.int64))
+        thread = int(of.steps["thread"].iloc[0])
+        cpu = of.steps["cpu_end_ns"].to_numpy()
+        reached = self.own(thread, cpu) + delay[layout.slot(thread, cpu)]
+        ends = reached.astype(np.int64)
+        for k, parts in enumerate(layout.step_parts):
+            ends[k] = max([int(ends[k]), *(int(end_of[s]) for s in parts)])
+        if len(layout.beside):
+            row = layout.beside_launch
+            called = self._own_of(of.call_thread[row], of.call_start[row]) + delay[layout.beside_slot]
+            at = np.searchsorted(np.maximum.accumulate(reached), called, side="right")
+            within = at < len(ends)
+            np.maximum.at(ends, at[within], end_of[layout.beside[within]].astype(np.int64))
+        ends = np.maximum.accumulate(ends)
+        first = of.steps["start_ns"].to_numpy()[:1]
+        begin = int((self.own(thread, first) + delay[layout.slot(thread, first)])[0])
+        if of.steps["begin_ns"].iloc[0] > first[0]:  # behind a step that is not played
+            begin = max(begin, int(of.steps["begin_ns"].iloc[0]))
+            ends = np.maximum(ends, begin)
+        return Played(int(ends[-1] - begin), ends - begin)
