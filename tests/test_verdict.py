@@ -601,8 +601,8 @@ def test_collectives_weigh_what_overlapping_them_gains(tmp_path: Path) -> None:
         made = Laid()
         for _ in range(10):
             with made.step():
-                for _ in range(4):
-                    made.kernel(200)
+                for _ in range(8):
+                    made.kernel(100)
                 made.kernel(us, NCCL, stream=20)
         return made.answer(tmp_path)
 

@@ -141,6 +141,8 @@ class WhatIf:
         }
 
     def _together(self, changes: Sequence[Change]) -> Change:
+        if len(changes) == 1:
+            return changes[0]
         away: dict[int, tuple[Int, Int]] = {}
         for thread in self.schedule.threads.tolist():
             parts = [change.away[thread] for change in changes if thread in change.away]

@@ -79,19 +79,20 @@ class Layout:
         self.stream, self.waiting, self.awaited = of.stream, of.waiting, of.awaited
         if aside is None:
             return
-        own = of.device + self._first_aside
-        stream = np.where(aside, own, of.stream)
-        order = np.argsort(stream, kind="stable")
+        stream = np.where(aside, of.device + np.int32(self._first_aside), of.stream)
+        order = np.argsort(stream, kind="stable").astype(np.int32)
         # On the new streams by time, as they were launched.
         tail = np.flatnonzero(aside[order])
         part = order[tail]
         order[tail] = part[np.lexsort((of.start[part], of.device[part]))]
         self.order, self.stream = order, stream[order]
-        self._place = np.empty(len(order), np.int64)
-        self._place[order] = np.arange(len(order))
+        number = np.arange(len(order), dtype=np.int32)
+        self._place = np.empty(len(order), np.int32)
+        self._place[order] = number
         # What is moved aside is not waited for; a value that is read back needs what stood before the copy, though.
-        last = np.maximum.accumulate(np.where(aside, -1, np.arange(len(order))))
-        self._kept = np.where((last >= 0) & (of.stream[np.maximum(last, 0)] == of.stream), last, -1)
+        last = np.maximum.accumulate(np.where(aside, np.int32(-1), number))
+        last[(last >= 0) & (of.stream[last] != of.stream)] = -1
+        self._kept = last
         keep = ~aside[of.waiting] & ~aside[of.awaited]
         self.waiting, self.awaited = self._place[of.waiting[keep]], self._place[of.awaited[keep]]
 

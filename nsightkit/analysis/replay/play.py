@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Play"]
 
+#: Operations looked at together; bounds memory.
+_CHUNK = 1 << 19
+
 
 class Play:
     """A replay.
@@ -36,7 +39,9 @@ class Play:
             parts = [part for part in parts if len(part[0])]
             if parts:
                 start, end = (np.concatenate([part[side] for part in parts]) for side in (0, 1))
-                self._away[thread] = intervals.Coverage(np.maximum(start, of.begin_ns), end)
+                np.maximum(start, of.begin_ns, out=start)
+                self._away[thread] = intervals.Coverage(start, end)
+                del start, end
         self._lines()
 
     def own(self, thread: int, time: Int) -> Int:
@@ -56,11 +61,13 @@ class Play:
         """When each operation could start for its launch's sake, if its thread had no delay."""
         of = self.of
         ready = of.ready.copy() if self._away or self.change.aside is not None else of.ready
-        for thread, mine in of.launched_by.items() if self._away else ():
-            row, was = of.launch[mine], of.ready[mine]
-            # The latency after the call is the device's; what comes before it is the thread's own time.
-            point = np.minimum(of.call_end[row], np.maximum(was, of.call_start[row]))
-            ready[mine] = self.own(thread, point) + (was - point)
+        for thread, every in of.launched_by.items() if self._away else ():
+            for low in range(0, len(every), _CHUNK):
+                mine = every[low : low + _CHUNK]
+                row, was = of.launch[mine], of.ready[mine]
+                # The latency after the call is the device's; what comes before it is the thread's own time.
+                point = np.minimum(of.call_end[row], np.maximum(was, of.call_start[row]))
+                ready[mine] = self.own(thread, point) + (was - point)
         if self.change.aside is not None:
             # When it was launched that stands in no order now is not known: it begins no earlier than it did.
             lost = of.launch < 0

@@ -393,7 +393,7 @@ class Schedule:
             parts.append((self.call_start[copies], self.call_end[copies]))
             other = intervals.Coverage(*(np.concatenate([part[side] for part in parts]) for side in (0, 1)))
             # Consecutive launches have nothing else between them.
-            between = np.flatnonzero(other.of(start[:-1], start[1:]) <= launch_ns)
+            between = np.flatnonzero(np.diff(other.before(start)) <= launch_ns)
             between = between[self._dispatched(thread, start)[between]]
             long = between[start[between + 1] - start[between] > launch_ns]
             found[thread] = start[long] + launch_ns, start[long + 1]
