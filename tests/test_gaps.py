@@ -4,7 +4,7 @@ import pytest
 
 import nsightkit
 from nsightkit.analysis import gaps, intervals
-from nsightkit.analysis.gaps import facts
+from nsightkit.analysis.gaps.threads import Threads
 from nsightkit.workloads.planted import Export, training
 
 US = 1_000
@@ -460,20 +460,20 @@ class TestWhatAThreadDid:
     @pytest.mark.parametrize(
         ("what", "found"),
         [
-            (facts.waits_for_input, [(200, 320)]),
-            (facts.own_work, [(330, 340), (400, 450), (460, 500)]),
-            (facts.one_offs, [(600, 620), (1_000, 2_500), (2_600, 2_700)]),
+            (Threads.input_waits, [(200, 320)]),
+            (Threads.own_work, [(330, 340), (400, 450), (460, 500)]),
+            (Threads.one_offs, [(600, 620), (1_000, 2_500), (2_600, 2_700)]),
             # Of the other thread only while the device was idle: it ran from 4 to 9, 24 to 29, 44 to 49 µs.
-            (facts.profiler_time, [(10, 30), (30, 44), (49, 50)]),
+            (Threads.profiler_time, [(10, 30), (30, 44), (49, 50)]),
         ],
     )
     def test_exactly(self, trace, what, found):
-        start, end = what(trace, MAIN & (2**48 - 1))
+        start, end = what(Threads(trace), MAIN & (2**48 - 1))
         together = intervals.merge([a * US for a, _ in found], [b * US for _, b in found])
         assert [start.tolist(), end.tolist()] == [t.tolist() for t in together]
 
     def test_what_stays_if_launches_are_free(self, trace):
-        start, end = facts.dispatch_free(trace, MAIN & (2**48 - 1))
+        start, end = Threads(trace).dispatch_free(MAIN & (2**48 - 1))
         parts = [(200, 320), (330, 340), (400, 500), (600, 620), (1_000, 2_500), (2_600, 2_700)]
         # Between the malloc and the launch of 1.5 ms lie 540 µs, which are too long for dispatch.
         parts.append((460, 1_000))
@@ -488,7 +488,7 @@ class TestWhatAThreadDid:
         out.os_call("pthread_cond_wait", MAIN, 50 * US, 200 * US)
         out.os_call("poll", MAIN, 300 * US, 500 * US)
         trace = nsightkit.load(out.write(tmp_path / "t.sqlite"))
-        start, end = facts.waits_for_input(trace, MAIN & (2**48 - 1))
+        start, end = Threads(trace).input_waits(MAIN & (2**48 - 1))
         assert (start.tolist(), end.tolist()) == ([300 * US], [500 * US])
 
 

@@ -1,7 +1,4 @@
-"""Facts about gaps: when the device ran dry, who launched what ended it, who fed the device before.
-
-The functions at the end give the same facts of a thread alone, for the replay of a trace.
-"""
+"""Facts about gaps: when the device ran dry, who launched what ended it, who fed the device before."""
 
 from __future__ import annotations
 
@@ -20,12 +17,7 @@ __all__ = [
     "TABLE_OF",
     "Gaps",
     "Group",
-    "dispatch_free",
     "groups",
-    "one_offs",
-    "own_work",
-    "profiler_time",
-    "waits_for_input",
 ]
 
 Int = npt.NDArray[np.integer[Any]]
@@ -268,87 +260,3 @@ def _last_end(calls: Track, before: Int) -> Int:
     if not len(calls):
         return np.full(len(before), _NEVER, np.int64)
     return np.where(i >= 0, calls.end[np.maximum(i, 0)], _NEVER)
-
-
-def waits_for_input(trace: Trace, thread: int) -> tuple[Int, Int]:
-    """When a thread waited for data: what `input-pipeline` names.
-
-    Parameters
-    ----------
-    trace : Trace
-    thread : int
-
-    Returns
-    -------
-    start, end : ndarray of int64
-        Disjoint intervals in ns, in order. CUDA calls are not part of them, nor are waits for another thread that
-        feeds the same device.
-    """
-    return Threads(trace).input_waits(thread)
-
-
-def own_work(trace: Trace, thread: int) -> tuple[Int, Int]:
-    """When a thread did named work of its own, without launches: what `cpu-work` names. Sleeps are its own, too.
-
-    Parameters
-    ----------
-    trace : Trace
-    thread : int
-
-    Returns
-    -------
-    start, end : ndarray of int64
-        Disjoint intervals in ns, in order, without CUDA calls and without waits for data.
-    """
-    return Threads(trace).own_work(thread)
-
-
-def one_offs(trace: Trace, thread: int) -> tuple[Int, Int]:
-    """When a thread did what happens once (loads code, compiles, captures a graph): what `start-up` names.
-
-    Parameters
-    ----------
-    trace : Trace
-    thread : int
-
-    Returns
-    -------
-    start, end : ndarray of int64
-        Disjoint intervals in ns, in order. A long call is not among them if its device was idle for less than 1 ms of
-        it: it may have waited for the device.
-    """
-    return Threads(trace).one_offs(thread)
-
-
-def profiler_time(trace: Trace, thread: int) -> tuple[Int, Int]:
-    """When the profiler held a thread up: what `profiler` names.
-
-    Parameters
-    ----------
-    trace : Trace
-    thread : int
-
-    Returns
-    -------
-    start, end : ndarray of int64
-        Disjoint intervals in ns, in order: its work on this thread, and that on other threads of the process while its
-        devices were idle.
-    """
-    return Threads(trace).profiler_time(thread)
-
-
-def dispatch_free(trace: Trace, thread: int) -> tuple[Int, Int]:
-    """All that a thread did beside dispatching: what would stay if launches were free.
-
-    Parameters
-    ----------
-    trace : Trace
-    thread : int
-
-    Returns
-    -------
-    start, end : ndarray of int64
-        Disjoint intervals in ns, in order: OS waits and sleeps, data loading, work of its own, what
-        happens once, calls that do not launch, and times between calls that are too long for dispatch.
-    """
-    return Threads(trace).dispatch_free(thread)

@@ -13,7 +13,7 @@ from nsightkit.analysis.names import OPERATOR_RANGE, compiled, matching
 from nsightkit.trace.model import Trace
 from nsightkit.trace.nesting import nesting
 
-__all__ = ["DATA_LOADING", "EAGER_NS", "Threads", "Track"]
+__all__ = ["BLOCKING", "DATA_LOADING", "EAGER_NS", "Threads", "Track"]
 
 Int = npt.NDArray[np.integer[Any]]
 Bool = npt.NDArray[np.bool_]
@@ -41,7 +41,7 @@ _OS_WAIT = re.compile(
 _FOR_A_THREAD = re.compile(r"^(futex|sem_|pthread_)")
 
 #: Calls that return only when the GPU has caught up.
-_BLOCKING = re.compile(
+BLOCKING = re.compile(
     r"^(cuda|hip)(Device|Stream|Event|Thread|Context|Graph)Synchronize|^cu(Ctx|Stream|Event)Synchronize|"
     r"^(cuda|hip)Memcpy(?!.*Async)|^cuMemcpy(?!.*Async)|^(cuda|hip)(Malloc|Free)(?!.*Async)|^cuMem(Alloc|Free)(?!.*Async)"
 )
@@ -253,11 +253,11 @@ class Threads:
         """Calls that return only when the GPU has caught up."""
         key = ("calls:blocking+", thread)
         if key not in self._tracks:
-            plain = self._named("calls", thread, "blocking", _BLOCKING)
+            plain = self._named("calls", thread, "blocking", BLOCKING)
             # A device-to-host copy into pageable memory blocks whatever its name says.
             copies = self._named("calls", thread, "copy", _COPY)
             if len(copies):
-                blocks = self._flag("calls", "blocking", _BLOCKING)
+                blocks = self._flag("calls", "blocking", BLOCKING)
                 copies = copies.subset(self._pageable("DtoH")[copies.row] & ~blocks[copies.row])
             self._tracks[key] = _together(plain, copies)
         return self._tracks[key]
@@ -268,7 +268,7 @@ class Threads:
             calls = self.calls(thread)
             begun = calls.start
             if len(calls):
-                blocks = self._flag("calls", "blocking", _BLOCKING) | self._pageable("DtoH")
+                blocks = self._flag("calls", "blocking", BLOCKING) | self._pageable("DtoH")
                 begun = begun[(self._flag("calls", "launch", _LAUNCH) & ~blocks)[calls.row]]
             self._launches[thread] = begun
         return self._launches[thread]

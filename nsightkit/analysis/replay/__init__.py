@@ -20,6 +20,6 @@ Only the cuts are walked one by one.
 from __future__ import annotations
 
 from nsightkit.analysis.replay.model import Change, Played
-from nsightkit.analysis.replay.schedule import BLOCKING, Schedule
+from nsightkit.analysis.replay.schedule import Schedule
 
-__all__ = ["BLOCKING", "Change", "Played", "Schedule"]
+__all__ = ["Change", "Played", "Schedule"]

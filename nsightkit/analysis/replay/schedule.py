@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.analysis import intervals, steps
-from nsightkit.analysis.gaps.threads import Threads
+from nsightkit.analysis.gaps.threads import BLOCKING, Threads
 from nsightkit.analysis.meetings import Meetings
 from nsightkit.analysis.names import matching
 from nsightkit.analysis.replay.layout import Layout
@@ -21,14 +21,9 @@ from nsightkit.analysis.replay.model import MOST_CUTS, NEVER, Bool, Change, Int,
 from nsightkit.analysis.replay.play import Play
 from nsightkit.trace.model import GPU_TABLES, Trace
 
-__all__ = ["BLOCKING", "Schedule"]
+__all__ = ["Schedule"]
 
 
-#: Calls that return only when the GPU has caught up.
-BLOCKING = re.compile(
-    r"^(cuda|hip)(Device|Stream|Event|Thread|Context|Graph)Synchronize|^cu(Ctx|Stream|Event)Synchronize|"
-    r"^(cuda|hip)Memcpy(?!.*Async)|^cuMemcpy(?!.*Async)|^(cuda|hip)(Malloc|Free)(?!.*Async)|^cuMem(Alloc|Free)(?!.*Async)"
-)
 _OF_DEVICE = re.compile(r"(Device|Ctx|Context|Thread)Synchronize|Malloc|Free|MemAlloc")
 _OF_EVENT = re.compile(r"EventSynchronize")
 _WAIT_EVENT, _RECORD_EVENT = re.compile(r"StreamWaitEvent"), re.compile(r"EventRecord")
