@@ -33,6 +33,9 @@ __all__ = [
 Int = npt.NDArray[np.int64]
 Index = npt.NDArray[np.intp]
 
+#: Moments looked up together; bounds memory.
+_CHUNK = 1 << 18
+
 
 def _sorted_by_start(start: Int, end: Int) -> tuple[Int, Int]:
     if len(start) > 1 and (start[1:] < start[:-1]).any():
@@ -129,6 +132,8 @@ class Coverage:
         -------
         ndarray of int64
         """
+        if np.size(t) > _CHUNK:
+            return np.concatenate([self.before(t[low : low + _CHUNK]) for low in range(0, len(t), _CHUNK)])
         i = np.searchsorted(self.start, t, side="right")
         covered = self._before[i]
         if len(self.start):
@@ -345,8 +350,10 @@ def launches_of(trace: Trace, table: npt.ArrayLike, row: npt.ArrayLike) -> Int:
         mine = np.flatnonzero(which == number)
         if len(mine):
             frame = trace.table(name, ["process", "correlation"])
-            process, correlation = (frame[c].to_numpy()[rows[mine]] for c in frame.columns)
-            launch[mine] = launch_of(trace, process, correlation)
+            process, correlation = (frame[c].to_numpy() for c in frame.columns)
+            for low in range(0, len(mine), _CHUNK):
+                part = mine[low : low + _CHUNK]
+                launch[part] = launch_of(trace, process[rows[part]], correlation[rows[part]])
     return launch
 
 

@@ -67,7 +67,9 @@ class Layout:
         """The slot that each operation was launched in; -1 where its launch was not recorded."""
         of = self.of
         self.slot_of = np.full(len(of.start), -1, np.int32)
-        for thread, mine in of.launched_by.items():
+        by = of.call_thread[np.maximum(of.launch, 0)]
+        for thread in self.threads:
+            mine = np.flatnonzero((of.launch >= 0) & (by == thread))
             self.slot_of[mine] = self.slot(thread, of.call_start[of.launch[mine]])
 
     # -- streams
@@ -108,12 +110,17 @@ class Layout:
         """A column of the schedule in the order that it has here."""
         return column if self.order is None else column[self.order]
 
-    def _targets(self, targets: list[int]) -> list[int]:
-        """What a blocking call waits for, where it stands here."""
-        if self.aside is None:
-            return targets
-        kept = [self._kept[t] for t in targets if not (self.aside[t] and self.of.staged[t])]
-        return [int(self._place[t]) for t in kept if t >= 0]
+    def _lay_targets(self) -> tuple[Int, Int]:
+        """What blocking calls wait for, where it stands here, and the number of each one's call."""
+        of, aside = self.of, self.aside
+        target, cut = of.cut_target, of.cut_of_target
+        if aside is not None:
+            kept = self._kept[target]
+            waits = (kept >= 0) & ~(aside[target] & of.staged[target])
+            target, cut = self._place[kept[waits]], cut[waits]
+        #: where the targets of each call begin, and after the last one their number
+        self.first_target = np.searchsorted(cut, np.arange(len(of.cut_rows) + 1)).tolist()
+        return target, cut
 
     def _lay_segments(self) -> None:
         of, stream, n = self.of, self.stream, len(self.of.start)
@@ -125,8 +132,8 @@ class Layout:
         breaks[1:] |= (slots[1:] != slots[:-1]) & (slots[1:] >= 0)
         breaks[self.waiting] = True
         needed[self.awaited] = True
-        targets = [self._targets(t) for t in of.cut_targets]
-        needed[[t for ts in targets for t in ts]] = True
+        target, cut = self._lay_targets()
+        needed[target] = True
         full = self.placed(of.full_target)
         needed[full] = True
         beside = np.empty(0, np.int64)
@@ -138,7 +145,7 @@ class Layout:
             beside = np.flatnonzero(other)
             beside = np.union1d(beside[:: 1 + len(beside) // MOST_CUTS], np.flatnonzero(other & last))
             needed[beside] = True
-        self._lay_crossing(targets, launch, needed)
+        self._lay_crossing(target, cut, launch, needed)
         meeting = self.placed(of.meeting)
         breaks[meeting] = needed[meeting] = True
         breaks[1:] |= needed[:-1]
@@ -152,8 +159,7 @@ class Layout:
         self.waits_of: dict[int, list[int]] = {}
         for waits, on in zip(self.segments(self.waiting), self.segments(self.awaited), strict=True):
             self.waits_of.setdefault(waits, []).append(on)
-        flat = iter(self.segments(np.array([t for ts in targets for t in ts], np.int64)))
-        self.targets = [[next(flat) for _ in ts] for ts in targets]
+        self.targets = self.segments(target)
         self.launch_of_tail, self.slot_of_tail = launch[self.tail], slots[self.tail]
         self.full = self.segments(full)
         self.meets = {segment: number for number, segment in enumerate(self.segments(meeting))}
@@ -166,23 +172,23 @@ class Layout:
                 self.step_parts[number].append(segment)
             if self.aside is not None:
                 self._join_at_steps(in_step)
+        # As long as all operations, and of no use for playing.
+        del self.stream, self.slot_of, self._segment
+        if self.aside is not None:
+            del self._place, self._kept
 
     def segments(self, at: Int) -> list[int]:
         """The segments that operations are in."""
         found: list[int] = self._segment[at].tolist()
         return found
 
-    def _lay_crossing(self, targets: list[list[int]], launch: Int, needed: Bool) -> None:
+    def _lay_crossing(self, target: Int, cut: Int, launch: Int, needed: Bool) -> None:
         """Which calls wait for what another thread launched: then it depends on what that has launched by then."""
-        of = self.of
-        flat = np.array([t for ts in targets for t in ts], np.int64)
-        by = launch[flat]
+        of, by = self.of, launch[target]
         thread = np.where(by >= 0, of.call_thread[np.maximum(by, 0)], -1)
-        waits = np.repeat(of.call_thread[of.cut_rows], [len(ts) for ts in targets])
-        crosses = thread != waits
-        each = iter(crosses.tolist())
-        self.crossing = [[next(each) for _ in ts] for ts in targets]
-        self.shared: set[int] = set(rows_of(self.stream[flat[crosses]]).tolist())
+        crosses = thread != of.call_thread[of.cut_rows[cut]]
+        self.crosses = crosses.tolist()
+        self.shared: set[int] = set(rows_of(self.stream[target[crosses]]).tolist())
         if self.shared:
             among = np.flatnonzero(np.isin(self.stream, list(self.shared)))
             needed[among[:: 1 + len(among) // MOST_CUTS]] = True
@@ -192,13 +198,12 @@ class Layout:
         aside = self.stream_of >= self._first_aside
         number = in_step[self.head]
         last_aside = {int(in_step[self.tail[s]]): s for s in np.flatnonzero(aside).tolist()}
-        seen: set[tuple[int, int]] = set()
-        for segment in np.flatnonzero(~aside & (number > 0)).tolist():
-            key = int(self.stream_of[segment]), int(number[segment])
-            if key not in seen:
-                seen.add(key)
-                if key[1] - 1 in last_aside:
-                    self.waits_of.setdefault(segment, []).append(last_aside[key[1] - 1])
+        later = np.flatnonzero(~aside & (number > 0))
+        step = number[later].astype(np.int64)
+        _, first = np.unique(self.stream_of[later] * (int(number.max(initial=0)) + 1) + step, return_index=True)
+        for segment, before in zip(later[first].tolist(), (step[first] - 1).tolist(), strict=True):
+            if before in last_aside:
+                self.waits_of.setdefault(segment, []).append(last_aside[before])
 
     @functools.cached_property
     def nodes(self) -> tuple[Int, Int]:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Play"]
 
-#: Operations looked at together; bounds memory.
-_CHUNK = 1 << 19
+#: Operations looked at together, at least; bounds memory.
+_CHUNK = 1 << 18
 
 
 class Play:
@@ -57,41 +57,47 @@ class Play:
             out[mine] = self.own(one, time[mine])
         return out
 
-    def _ready(self) -> Int:
-        """When each operation could start for its launch's sake, if its thread had no delay."""
+    def _ready(self, mine: Int | slice) -> Int:
+        """When operations could start for their launch's sake, if their threads had no delay."""
         of = self.of
-        ready = of.ready.copy() if self._away or self.change.aside is not None else of.ready
-        for thread, every in of.launched_by.items() if self._away else ():
-            for low in range(0, len(every), _CHUNK):
-                mine = every[low : low + _CHUNK]
-                row, was = of.launch[mine], of.ready[mine]
-                # The latency after the call is the device's; what comes before it is the thread's own time.
-                point = np.minimum(of.call_end[row], np.maximum(was, of.call_start[row]))
-                ready[mine] = self.own(thread, point) + (was - point)
+        ready, launch = of.ready[mine], of.launch[mine]
+        if self._away:
+            row = np.maximum(launch, 0)
+            # The latency after the call is the device's; what comes before it is the thread's own time.
+            point = np.minimum(of.call_end[row], np.maximum(ready, of.call_start[row]))
+            ready = np.where(launch >= 0, self._own_of(of.call_thread[row], point) + (ready - point), ready)
         if self.change.aside is not None:
             # When it was launched that stands in no order now is not known: it begins no earlier than it did.
-            lost = of.launch < 0
-            ready[lost] = of.start[lost]
-        return ready
+            ready = np.where(launch >= 0, ready, of.start[mine])
+        return np.asarray(ready)
 
     def _lines(self) -> None:
         """Each segment as a line: its last end is max(delay + a, the stream's last end + b)."""
+        head, tail = self.layout.head, self.layout.tail
+        self.a, self.b, self.direct, self.first_ns = np.empty((4, len(head)), np.int64)
+        low = 0
+        while low < len(head):
+            high = max(low + 1, int(np.searchsorted(tail, head[low] + _CHUNK)))
+            self._lines_of(low, high)
+            low = high
+
+    def _lines_of(self, low: int, high: int) -> None:
+        """The lines of some segments."""
         of, layout, given = self.of, self.layout, self.change.durations_ns
-        lasting, gap = of.end - of.start if given is None else given, of.gap
-        if given is not None:
-            gap = np.where(given > 0, gap, 0)
-        lasting, gap, held = layout.ordered(lasting), layout.ordered(gap), layout.ordered(of.held_ns)
-        ready = layout.ordered(self._ready())
-        head, tail = layout.head, layout.tail
-        total = np.cumsum(lasting + held + gap)
-        self.b = total[tail] - np.where(head > 0, total[np.maximum(head - 1, 0)], 0)
+        begin = int(layout.head[low])
+        head, tail = layout.head[low:high] - begin, layout.tail[low:high] - begin
+        mine: Int | slice = slice(begin, int(layout.tail[high - 1]) + 1)
+        if layout.order is not None:
+            mine = layout.order[mine]
+        lasting = of.end[mine] - of.start[mine] if given is None else given[mine]
+        gap = of.gap[mine] if given is None else np.where(lasting > 0, of.gap[mine], 0)
+        alone = lasting + of.held_ns[mine]
+        total = np.cumsum(alone + gap)
+        self.b[low:high] = total[tail] - np.where(head > 0, total[np.maximum(head - 1, 0)], 0)
         #: from the start of a segment's first operation to the end of its last one, and the first one's own time
-        self.direct = lasting[head] + held[head] + total[tail] - total[head]
-        self.first_ns = lasting[head]
-        ready = ready + lasting
-        ready += held
-        ready -= total
-        self.a = total[tail] + np.maximum.reduceat(ready, head)
+        self.direct[low:high] = alone[head] + total[tail] - total[head]
+        self.first_ns[low:high] = lasting[head]
+        self.a[low:high] = total[tail] + np.maximum.reduceat(self._ready(mine) + alone - total, head)
 
     def played(self) -> Played:
         """Walk the schedule.
@@ -103,7 +109,9 @@ class Play:
         of, layout, change = self.of, self.layout, self.change
         delay: list[float] = [0] * layout.slots
         end_of: list[float] = [int(NEVER)] * len(layout.head)
-        stream_end: dict[int, float] = dict(enumerate(of.released_ns.tolist()))
+        # A stream that a change makes begins with what is played.
+        stream_end: list[float] = [of.earliest_ns] * (int(layout.stream_of.max()) + 1)
+        stream_end[: len(of.released_ns)] = of.released_ns.tolist()
         own_start, own_end = layout.cut_start.copy(), layout.cut_end.copy()
         for t in layout.threads if self._away else ():
             part = slice(layout.low[t], layout.high[t])
@@ -123,7 +131,8 @@ class Play:
         waits = np.ones(n_block, bool) if change.waits else of.call_start[of.cut_rows] < of.begin_ns
         waiting = (waits & ("syncs" not in of.without)).tolist()
         after, room, call_ns = of.after_ns, of.room_ns, of.call_ns
-        full, targets, crossing, waits_of = layout.full, layout.targets, layout.crossing, layout.waits_of
+        full, waits_of = layout.full, layout.waits_of
+        targets, first_target, crosses = layout.targets, layout.first_target, layout.crosses
         meets, met, meeting_of, transfer = (
             layout.meets,
             meeting.tolist(),
@@ -134,6 +143,8 @@ class Play:
         shared, launched_at, launched_slot = layout.shared, *self._launched()
         launched: dict[int, list[float]] = {where: [] for where in shared}
         ended: dict[int, list[float]] = {where: [] for where in shared}
+        # Of most segments only their thread and their stream matter.
+        more = {*waits_of, *meets, *(s for s, where in enumerate(stream if shared else ()) if where in shared)}
         never = int(NEVER)
         for node in order.tolist():
             if node >= n_nodes:  # a device leaves a collective
@@ -144,8 +155,12 @@ class Play:
             if node >= n_cuts:
                 s = node - n_cuts
                 where = stream[s]
-                end = stream_end.get(where, of.earliest_ns) + b[s]
-                end = max(end, delay[slot[s]] + a[s] if slot[s] >= 0 else a[s])
+                end = stream_end[where] + b[s]
+                launched_end = delay[slot[s]] + a[s] if slot[s] >= 0 else a[s]
+                end = max(end, launched_end)
+                if s not in more:
+                    end_of[s] = stream_end[where] = end
+                    continue
                 for other in waits_of.get(s, ()):
                     end = max(end, end_of[other] + after + direct[s])
                 if s in meets:
@@ -169,9 +184,10 @@ class Play:
                 until = max(begun + call_ns, end_of[full[number - n_block]] + room)
             else:
                 until = begun + cost[number]
-                for target, crosses in zip(targets[number], crossing[number], strict=True) if waiting[number] else ():
+                for i in range(first_target[number], first_target[number + 1]) if waiting[number] else ():
+                    target = targets[i]
                     done = end_of[target]
-                    if crosses:  # what it had launched by now
+                    if crosses[i]:  # what it had launched by now
                         at = bisect.bisect_right(launched[stream[target]], begun)
                         done = ended[stream[target]][at - 1] if at else never
                     until = max(until, done + tail[number])

@@ -55,6 +55,14 @@ _OVERLAP = 0.02
 _GUESSED = 1 / 3
 #: Work whose launch was not recorded, as a share of all GPU work, above which no schedule can be made.
 _UNLINKED = 0.1
+#: What is looked at of everything; one pass a table.
+_GPU_COLUMNS = ("start_ns", "end_ns", "device", "process", "stream", "correlation")
+_COLUMNS = {
+    "kernels": (*_GPU_COLUMNS, "name", "collective"),
+    "memops": (*_GPU_COLUMNS, "kind", "src_kind", "dst_kind"),
+    "graphs": _GPU_COLUMNS,
+    "calls": ("start_ns", "end_ns", "thread", "correlation", "name"),
+}
 
 
 @dataclasses.dataclass
@@ -100,6 +108,7 @@ class Schedule:
 
     def __init__(self, trace: Trace, without: frozenset[str] | set[str] = frozenset()) -> None:
         self.trace, self.without = trace, without
+        trace.prefetch(_COLUMNS)
         #: what each thread did
         self.facts = Threads(trace)
         self.inferred = 0
@@ -133,7 +142,9 @@ class Schedule:
         launch = intervals.launches_of(trace, table, row)
         device = ops["device"].to_numpy()
         code = _codes(process, device, stream)
-        duration = ops["end_ns"].to_numpy() - ops["start_ns"].to_numpy()
+        #: the process of each stream
+        self.process_of = np.zeros(int(code.max(initial=-1)) + 1, np.int64)
+        self.process_of[code] = process
         if not n:
             self.unplayable = "there is no GPU work"
         columns: dict[str, npt.NDArray[Any]] = {
@@ -141,25 +152,26 @@ class Schedule:
             "end_ns": ops["end_ns"].to_numpy(),
             "stream": code.astype(np.int32),
             "device": device,
-            "process": process,
             "table": kind,
             "row": row,
             "launch": launch.astype(np.int32),
+            "device_before_ns": self._device_before(ops),
         }
-        del ops, stream
-        if n and (code != code[0]).any():
+        del ops, process, stream, launch
+        if n and int(code.max()):  # several streams
             order = np.argsort(code, kind="stable")  # by device and start already
             columns = {name: column[order] for name, column in columns.items()}
-        #: position in the schedule of each operation of the trace, in the order in which they were met
-        self.part_of: Int | None = None
         self.parts = pd.DataFrame({name: columns[name] for name in ("table", "row")}, copy=False)
-        whole = columns
-        columns = self._joined(columns)
+        lasting = columns["end_ns"] - columns["start_ns"]
+        #: position in the schedule of each operation of the trace, in the order in which they were met
+        self.part_of = self._join(columns)
         #: how long each of them lasted
-        self.part_ns = None if columns is whole else whole["end_ns"] - whole["start_ns"]
+        self.part_ns = None if self.part_of is None else lasting
+        #: when all that began on the device before each one had ended: with that in the past, nothing kept it
+        self._device_before_ns = columns.pop("device_before_ns")
         self.operations = pd.DataFrame(columns, copy=False)
         self.start, self.end = columns["start_ns"], columns["end_ns"]
-        self.stream, self.launch, self.process = columns["stream"], columns["launch"], columns["process"]
+        self.stream, self.launch = columns["stream"], columns["launch"]
         self.device, self.table = columns["device"], columns["table"]
         self.first = np.ones(len(self.start), bool)
         self.first[1:] = self.stream[1:] != self.stream[:-1]
@@ -169,36 +181,34 @@ class Schedule:
                 np.maximum.accumulate(np.where(self.launch >= 0, self.stream, -1)) == self.stream
             )
             missing = int((self.end - self.start)[lost].sum())
-            if missing > _UNLINKED * int(duration.sum()) or not (self.launch >= 0).any():
+            if missing > _UNLINKED * int(lasting.sum()) or not (self.launch >= 0).any():
                 self.unplayable = "the calls that launched the GPU's work were not recorded"
-        before = np.append(NEVER, self.end[:-1])
-        overlap = np.where(self.first, 0, np.maximum(before - self.start, 0))
-        if n and int(overlap.sum()) > _OVERLAP * int((self.end - self.start).sum()):
+        overlap = self.end[:-1] - self.start[1:]
+        if n and int(overlap[(overlap > 0) & ~self.first[1:]].sum()) > _OVERLAP * int((self.end - self.start).sum()):
             self.unplayable = self.unplayable or "operations of one stream overlap: what ran after what is not known"
 
-    def _joined(self, frame: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-        """What one call launched together becomes one operation, from the first start to the last end."""
+    def _join(self, frame: dict[str, npt.NDArray[Any]]) -> Int | None:
+        """Make what one call launched together one operation, from the first start to the last end."""
         launch = frame["launch"]
         known = launch >= 0
         if not known.any():
-            return frame
+            return None
         several = known & (np.bincount(launch[known], minlength=1)[np.maximum(launch, 0)] > 1)
         if not several.any():
-            return frame
+            return None
         mine = np.flatnonzero(several)
         by_start = mine[np.lexsort((frame["start_ns"][mine], launch[mine]))]
         heads = np.flatnonzero(np.append(True, launch[by_start][1:] != launch[by_start][:-1]))
         head = by_start[heads]
-        frame = dict(frame)
-        frame["end_ns"] = frame["end_ns"].copy()
+        frame["end_ns"] = frame["end_ns"].copy()  # the trace's own
         frame["end_ns"][head] = np.maximum.reduceat(frame["end_ns"][by_start], heads)
         keep = ~several
         keep[head] = True
         place = np.cumsum(keep) - 1
         part_of = place.copy()
         part_of[by_start] = np.repeat(place[head], np.diff(np.append(heads, len(by_start))))
-        self.part_of = part_of
-        return {name: column[keep] for name, column in frame.items()}
+        frame.update({name: column[keep] for name, column in frame.items()})
+        return part_of
 
     def _calls(self) -> None:
         whole = self.trace.whole
@@ -255,10 +265,11 @@ class Schedule:
         first = np.flatnonzero(self.first)
         mine = self.operations.iloc[first]
         mine = mine.assign(
+            process=self.process_of[mine["stream"]],
             stream=[
                 self.trace.table(GPU_TABLES[t], ["stream"])["stream"].iloc[r]
                 for t, r in zip(mine["table"], mine["row"], strict=True)
-            ]
+            ],
         )
         every = pd.concat([self.trace.whole.table(t, [*place, "start_ns", "end_ns"]) for t in GPU_TABLES])
         both = mine.assign(at=first).merge(every, on=place, suffixes=("", "_before"))
@@ -270,9 +281,14 @@ class Schedule:
     def _threads(self) -> None:
         """Silences of a thread that another one ended: it handed work over, or was done with what was handed to it."""
         facts, linked = self.facts, self.launch[self.launch >= 0]
+        threads = self.threads.tolist()
+        #: per thread, time in which it only waited for room in the queue
+        self.passive: dict[int, list[tuple[Int, Int]]] = {t: [] for t in threads}
+        self.pause_thread, self.pause_start, self.pause_end, self.pause_by = np.empty((4, 0), np.int64)
+        if len(threads) < 2:
+            return
         rows = rows_of(np.concatenate([linked, self.blocking]))
         rows = rows[np.argsort(self.call_start[rows], kind="stable")]
-        threads = self.threads.tolist()
         calls = {
             t: _Calls(self.call_start[mine], self.call_end[mine])
             for t in threads
@@ -282,8 +298,6 @@ class Schedule:
             # A thread that waits for others in the end has no call after that, but its last step ends.
             over = int(self.steps["cpu_end_ns"].iloc[-1])
             last.start, last.end = np.append(last.start, over), np.append(last.end, over)
-        #: per thread, time in which it only waited for room in the queue
-        self.passive: dict[int, list[tuple[Int, Int]]] = {t: [] for t in threads}
         found = [np.empty((4, 0), np.int64)]
         paces = [float(np.median(np.diff(c.start))) for c in calls.values() if len(c.start) > 1]
         pause = max(_PAUSE * min(paces, default=0.0), _HELD_NS)
@@ -376,9 +390,11 @@ class Schedule:
         rows = rows_of(self.launch[self.launch >= 0])
         found = {}
         for thread in self.threads.tolist():
-            start = np.sort(self.call_start[rows[self.call_thread[rows] == thread]])
+            start = self.call_start[rows[self.call_thread[rows] == thread]]
             if len(start) < 2:
                 continue
+            if (start[1:] < start[:-1]).any():
+                start.sort()
             cuts = self.cut_rows[self.call_thread[self.cut_rows] == thread]
             pauses = self.pause_thread == thread
             parts = [busy(thread), *self.passive[thread], (self.call_start[cuts], self.call_end[cuts])]
@@ -406,15 +422,19 @@ class Schedule:
 
     def _latencies(self) -> None:
         linked = self.launch >= 0
-        row = np.maximum(self.launch, 0)
-        begun, done = self.call_start[row], self.call_end[row]
+        begun, done = (edge[np.maximum(self.launch, 0)] for edge in (self.call_start, self.call_end))
         before = self._before()
         meanwhile = self.staged & (self.start < done)  # staged piece by piece
-        kind = self.table * np.int8(8) + 4 * meanwhile + 2 * self.staged + self.own_copy
-        idle = linked & (self._device_before() < begun) & ~meanwhile
+        kind = self.table * np.int8(8)
+        for bit, is_so in ((4, meanwhile), (2, self.staged), (1, self.own_copy)):
+            kind[is_so] += bit
+        idle = linked & (self._device_before_ns < begun) & ~meanwhile
+        del self._device_before_ns
         queued = linked & (done + 10_000 < before) & ~self.first
         #: ready = launch call's start or end + latency: whichever was the steadier
-        self.ready = np.where(linked, np.where(self.own_copy, begun + _CALL_NS, done) + _START_NS, NEVER)
+        self.ready = done + _START_NS
+        self.ready[self.own_copy] = begun[self.own_copy] + _CALL_NS + _START_NS
+        self.ready[~linked] = NEVER
         self.gap = np.full(len(self.start), _NEXT_NS, np.int32)
         for one in kinds_of(kind).tolist():
             mine = kind == one
@@ -428,8 +448,7 @@ class Schedule:
                 # A call that returns after its copy says nothing by its end, one that stages it nothing by its start.
                 by = by[1:] if one & 1 else by[:1] if one & 2 else by
                 _, latency, of_start = min(by, key=lambda row: row[0])
-                base = begun if of_start else done
-                self.ready[mine & linked] = (base + latency)[mine & linked]
+                self.ready[mine & linked] = (begun if of_start else done)[mine & linked] + latency
             samples = mine & queued
             if samples.any():
                 between = self.start[samples] - before[samples]
@@ -439,12 +458,15 @@ class Schedule:
         launches = rows_of(self.launch[linked & ~self.own_copy])
         lasting = self.call_end[launches] - self.call_start[launches]
         self.call_ns = int(np.median(lasting)) if len(launches) else _CALL_NS
-        slow = linked & ~self.own_copy & (done - begun > _SLOW_CALL * self.call_ns)
+        slow = np.flatnonzero(linked & ~self.own_copy & (done - begun > _SLOW_CALL * self.call_ns))
         self.ready[slow] = np.maximum(self.ready[slow], np.minimum(done[slow], self.start[slow]))
         # The CPU stages pageable memory itself: until the copy begins or, where that had to wait, at the copy's pace.
-        behind = meanwhile & (before > self.start - 2 * _START_NS)
-        paced = np.minimum(begun + self.call_ns + self.end - self.start, self.start)
-        self.ready = np.where(meanwhile, np.where(behind, paced, self.start), self.ready)
+        piecewise = np.flatnonzero(meanwhile)
+        start, end = self.start[piecewise], self.end[piecewise]
+        behind = before[piecewise] > start - 2 * _START_NS
+        paced = np.minimum(begun[piecewise] + self.call_ns + end - start, start)
+        self.ready[piecewise] = np.where(behind, paced, start)
+        del begun, done, before
         self._throttled(launches, lasting)
         if not linked.all():
             # Launched before the recording began: it is where it is in its stream.
@@ -458,22 +480,17 @@ class Schedule:
         before[self.first] = self.released_ns
         return before
 
-    def _device_before(self) -> Int:
-        """When all that began on the device before each operation had ended: with that in the past, nothing kept it."""
-        if self.trace is self.trace.whole and self.part_of is None:
-            several = (self.stream != self.stream[0]).any()
-            order = np.lexsort((self.start, self.device)) if several else slice(None)
-            device, start, end = (column[order] for column in (self.device, self.start, self.end))
-        else:
-            every = intervals.gpu_intervals(self.trace.whole)
-            device, start, end = (every[c].to_numpy() for c in ("device", "start_ns", "end_ns"))  # by device and start
-        out = np.full(len(self.start), NEVER, np.int64)
-        for one in kinds_of(self.device).tolist():
-            on = slice(np.searchsorted(device, one), np.searchsorted(device, one, side="right"))
-            mine = slice(None) if len(self.start) == len(device) == on.stop - on.start else self.device == one
-            reach = np.maximum.accumulate(end[on])
-            at = np.searchsorted(start[on], self.start[mine]) - 1
-            out[mine] = np.where(at >= 0, reach[at], NEVER)
+    def _device_before(self, ops: pd.DataFrame) -> Int:
+        """When all that began on its device before each operation, selected or not, had ended."""
+        whole = self.trace is self.trace.whole
+        every = ops if whole else intervals.gpu_intervals(self.trace.whole)  # by device and start
+        device, start, end = (every[c].to_numpy() for c in ("device", "start_ns", "end_ns"))
+        asked, begins = ops["device"].to_numpy(), ops["start_ns"].to_numpy()
+        out = np.empty(len(ops), np.int64)
+        for one in kinds_of(asked).tolist():
+            on, mine = (slice(*np.searchsorted(column, [one, one + 1])) for column in (device, asked))
+            reach = np.concatenate([[NEVER], np.maximum.accumulate(end[on])])
+            out[mine] = reach[:-1] if whole else reach[np.searchsorted(start[on], begins[mine])]
         return out
 
     def _throttled(self, launches: Int, lasting: Int) -> None:
@@ -521,8 +538,6 @@ class Schedule:
         """What late operations waited for: what ended just before them, on their thread and device if anything did."""
         order = np.argsort(self.end, kind="stable")
         ends = self.end[order]
-        begun = np.where(self.launch >= 0, self.call_start[np.maximum(self.launch, 0)], NEVER)
-        thread = np.where(self.launch >= 0, self.call_thread[np.maximum(self.launch, 0)], -1)
         waits, on = [late[:0]], [late[:0]]
         for same_device, same_thread in ((True, True), (True, False), (False, False)):
             left = late
@@ -531,13 +546,19 @@ class Schedule:
                 other = order[np.maximum(at, 0)]
                 near = (at >= 0) & (self.start[left] - self.end[other] <= _AFTER_NS)
                 near &= self.end[other] > explained[left] - _LATE_NS
-                fits = near & (self.stream[other] != self.stream[left]) & (self.process[other] == self.process[left])
+                fits = (
+                    near
+                    & (self.stream[other] != self.stream[left])
+                    & (self.process_of[self.stream[other]] == self.process_of[self.stream[left]])
+                )
                 # What is launched later is not waited for.
-                fits &= (begun[other] <= begun[left]) | (self.launch[left] < 0)
+                mine, theirs = self.launch[left], self.launch[other]
+                begun = np.where(theirs >= 0, self.call_start[theirs], NEVER)
+                fits &= (begun <= self.call_start[mine]) | (mine < 0)
                 if same_device:
                     fits &= self.device[other] == self.device[left]
                 if same_thread:
-                    fits &= thread[other] == thread[left]
+                    fits &= (mine >= 0) & (theirs >= 0) & (self.call_thread[theirs] == self.call_thread[mine])
                 waits.append(left[fits])
                 on.append(other[fits])
                 left, at = left[~fits & near], at[~fits & near] - 1
@@ -592,7 +613,9 @@ class Schedule:
             at = at[(at < len(own)) & (at > 0)]
             other = np.where(stream[at - 1] == stream[at], last_other[at - 1], at - 1)
             at, other = linked[own[at[other >= 0]]], linked[own[other[other >= 0]]]
-            fits = (self.end[other] <= self.start[at] + 500) & (self.process[at] == self.process[other])
+            fits = (self.end[other] <= self.start[at] + 500) & (
+                self.process_of[self.stream[at]] == self.process_of[self.stream[other]]
+            )
             waits.append(at[fits])
             on.append(other[fits])
         return np.concatenate(waits), np.concatenate(on)
@@ -617,31 +640,27 @@ class Schedule:
         """Blocking calls with the operations that they wait for: the last of each stream launched before them."""
         rows = self.blocking
         linked = np.flatnonzero(self.launch >= 0)
-        begun = self.call_start[self.launch[linked]]
         streams = {}
         for one in kinds_of(self.stream).tolist():
-            mine = linked[self.stream[linked] == one]
+            mine = linked[slice(*np.searchsorted(self.stream[linked], [one, one + 1]))]
             if len(mine):
                 # In the order of the stream; a launch by another thread may have begun a little earlier.
                 streams[one] = mine, np.maximum.accumulate(self.call_start[self.launch[mine]])
-        order = np.argsort(begun, kind="stable")
-        by_launch, launched = linked[order], begun[order]
         names = self.names
         of_device, of_event = matching(names, _OF_DEVICE)[rows], matching(names, _OF_EVENT)[rows]
         start, end = self.call_start[rows], self.call_end[rows]
         process = self.call_thread[rows] >> 24
-        ends_order = np.argsort(self.end, kind="stable")
-        ends = self.end[ends_order]
         last_of = {s: m[np.searchsorted(t, start, side="left") - 1] for s, (m, t) in streams.items()}
         none_yet = {s: np.searchsorted(t, start, side="left") == 0 for s, (_, t) in streams.items()}
         drained = np.full(len(rows), -1, np.int64)
         drained_ns = start.copy()
         sure = np.zeros(len(rows), bool)
+        del streams, linked
         # What the thread launched itself, and that ended just before; else whatever did.
         for by_itself in (True, False):
             for s, last in last_of.items():
                 ended = self.end[last]
-                hit = ~none_yet[s] & (self.process[last] == process) & (ended > drained_ns) & (ended <= end + 1_000)
+                hit = ~none_yet[s] & (self.process_of[s] == process) & (ended > drained_ns) & (ended <= end + 1_000)
                 if by_itself:
                     hit &= (self.call_thread[self.launch[last]] == self.call_thread[rows]) & (ended > end - _AFTER_NS)
                 else:
@@ -649,18 +668,21 @@ class Schedule:
                 drained[hit], drained_ns[hit] = last[hit], ended[hit]
             sure = drained >= 0
         # An event may lie before the end of its stream.
-        at = np.searchsorted(ends, end, side="right") - 1
-        event = of_event & (at >= 0)
-        latest = ends_order[np.maximum(at, 0)]
-        hit = event & (self.end[latest] > start) & (self.process[latest] == process) & (drained < 0)
-        drained[hit] = latest[hit]
+        events = np.flatnonzero(of_event & (drained < 0))
+        if len(events):
+            latest = self._ended_by(end[events])
+            hit = (self.end[latest] > start[events]) & (self.process_of[self.stream[latest]] == process[events])
+            drained[events[hit & (latest >= 0)]] = latest[hit & (latest >= 0)]
         own = dict(zip(self.launch[self.own_copy].tolist(), np.flatnonzero(self.own_copy).tolist(), strict=True))
         self.cut_own = np.array([own.get(int(r), -1) for r in rows], np.int64)
         drained = np.where(self.cut_own >= 0, self.cut_own, drained)
         waited = drained >= 0
-        # What did not wait, and might in another schedule: for the last work of its thread, or of all streams.
-        at = np.searchsorted(launched, start, side="left") - 1
-        default = np.where(at >= 0, by_launch[np.maximum(at, 0)], -1) if len(by_launch) else np.full(len(rows), -1)
+        # What did not wait, and might in another schedule: for what was launched last.
+        default, launched_ns = np.full(len(rows), -1), np.full(len(rows), NEVER)
+        for s, last in last_of.items():
+            begun = self.call_start[self.launch[last]]
+            later = ~none_yet[s] & (begun > launched_ns)
+            default[later], launched_ns[later] = last[later], begun[later]
         allocates = matching(names, re.compile(r"Malloc|Free|Alloc"))[rows]
         target = np.where(waited, drained, np.where(of_event | allocates, -1, default))
         returned = end - self.end[np.maximum(drained, 0)]
@@ -680,32 +702,33 @@ class Schedule:
         keep = waited | ((target >= 0) & ~allocates)
         whole_device = of_device & ~allocates
         device = self._device_of(rows)
-        targets: list[list[int]] = []
-        columns = list(last_of.items())
-        for i in np.flatnonzero(keep).tolist():
-            if whole_device[i]:
-                targets.append(
-                    [
-                        int(last[i])
-                        for s, last in columns
-                        if not none_yet[s][i]
-                        and self.process[last[i]] == process[i]
-                        and device[i] in (-1, self.device[last[i]])
-                    ]
-                )
-            else:
-                targets.append([int(target[i])])
-        self.cut_rows, self.cut_targets = rows[keep], targets
+        single = np.flatnonzero(keep & ~whole_device)
+        cut_of, targets = [single], [target[single]]
+        for s, last in last_of.items():
+            theirs = ~none_yet[s] & (self.process_of[s] == process) & ((device == -1) | (device == self.device[last]))
+            each = np.flatnonzero(keep & whole_device & theirs)
+            cut_of.append(each)
+            targets.append(last[each])
+        by_call = np.argsort(np.concatenate(cut_of), kind="stable")
+        self.cut_rows = rows[keep]
+        #: operations that blocking calls wait for, and the number of each one's call
+        self.cut_target = np.concatenate(targets)[by_call]
+        self.cut_of_target = (np.cumsum(keep) - 1)[np.concatenate(cut_of)[by_call]]
         self.cut_cost, self.cut_tail = cost[keep], tail[keep]
         self.cut_is_own, self.cut_own_copy = self.cut_own[keep] >= 0, np.maximum(self.cut_own[keep], 0)
         self.cut_waited = waited[keep]
         self.inferred += int((waited[keep] & ~self.cut_is_own).sum())
         # Launches into a full queue wait for an operation to end.
         full = self.throttled
-        at = np.searchsorted(ends, self.call_end[full], side="right") - 1
-        self.full_target = ends_order[np.maximum(at, 0)]
+        self.full_target = np.maximum(self._ended_by(self.call_end[full]), 0) if len(full) else full
         after = self.call_end[full] - self.end[self.full_target]
         self.room_ns = int(np.median(after)) if len(full) else 0
+
+    def _ended_by(self, times: Int) -> Int:
+        """The operation that ended last by each time, -1 where none had."""
+        order = np.argsort(self.end, kind="stable")
+        at = np.searchsorted(self.end[order], times, side="right") - 1
+        return np.where(at >= 0, order[np.maximum(at, 0)], -1)
 
     def _device_of(self, rows: Int) -> Int:
         """The device that a thread gave work last before each call: a call that waits for a device means that one."""
@@ -782,13 +805,6 @@ class Schedule:
         return Layout(self)
 
     @functools.cached_property
-    def launched_by(self) -> dict[int, Int]:
-        """The operations that each thread launched."""
-        thread = self.call_thread[np.maximum(self.launch, 0)]
-        linked = self.launch >= 0
-        return {t: np.flatnonzero(linked & (thread == t)).astype(np.int32) for t in self.threads.tolist()}
-
-    @functools.cached_property
     def in_step(self) -> Int | None:
         """The step that each operation was launched in, -1 for none; None where there are no steps."""
         if not len(self.steps):
@@ -796,7 +812,7 @@ class Schedule:
         at = steps.number(
             self.steps.assign(end_ns=self.steps["cpu_end_ns"]), self.call_start[np.maximum(self.launch, 0)]
         )
-        ours = self.process == int(self.steps["process"].iloc[0])
+        ours = self.process_of[self.stream] == int(self.steps["process"].iloc[0])
         return np.where((self.launch >= 0) & ours, at, -1).astype(np.int32)
 
     @functools.cached_property
@@ -804,7 +820,7 @@ class Schedule:
         """What other threads than that of the steps launched, in the steps' process."""
         thread, process = (int(self.steps[column].iloc[0]) for column in ("thread", "process"))
         called = self.call_thread[np.maximum(self.launch, 0)]
-        return np.asarray((self.launch >= 0) & (self.process == process) & (called != thread))
+        return np.asarray((self.launch >= 0) & (self.process_of[self.stream] == process) & (called != thread))
 
 
 def _codes(process: Int, device: npt.NDArray[Any], stream: Int) -> Int:
