@@ -588,7 +588,10 @@ def whatif(
         if played.refused is not None:
             _note(f"{session.path}: nothing is predicted: {played.refused}")
         said.extend(_replayed(played))
-        return pd.DataFrame(analysis.rows(played, wanted), columns=analysis.COLUMNS, dtype=object)
+        found = analysis.rows(played, wanted)
+        if played.refused is None and (unknown := [row["change"] for row in found if row["speedup"] is None]):
+            _note(f"{session.path}: {', '.join(unknown)}: {analysis.UNKNOWN}")
+        return pd.DataFrame(found, columns=analysis.COLUMNS, dtype=object)
 
     session.table(
         question,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import nsightkit
@@ -18,13 +19,10 @@ from nsightkit.analysis.whatif import CHANGES, STANDARD, WhatIf
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import Trace
 from nsightkit.workloads import played
-from nsightkit.workloads.simulator import play
+from nsightkit.workloads.simulator import Action, Launch, Pop, Program, Push, Sync, play
 
 #: Changes whose truth a program is (`no-cpu-work` removes in the simulator what hides behind the GPU as well).
 PLAYED = [change for change in CHANGES if change != "no-cpu-work"]
-#: Predictions off by more than 5 %, and by how much at most. A blocking read that moves aside has still to wait for
-#: what it reads; how long its call then takes on its own, a trace in which it always waited does not say.
-ROUGH = {("blocking-reads", "overlap-copies"): 0.10}
 SEEDS = range(60)
 
 
@@ -42,7 +40,7 @@ def test_a_named_program_gains_what_is_predicted(tmp_path: Path, name: str) -> N
     for change in PLAYED:
         gain = run.wall_ns / play(program, 1, change).wall_ns
         predicted = replay.row(change)["speedup"]
-        assert predicted == pytest.approx(gain, rel=ROUGH.get((name, change), 0.05)), change
+        assert predicted == pytest.approx(gain, rel=0.05), change
 
 
 def test_random_programs_gain_what_is_predicted(tmp_path: Path) -> None:
@@ -54,16 +52,16 @@ def test_random_programs_gain_what_is_predicted(tmp_path: Path) -> None:
         if replay.refused is not None:
             refused += 1
             continue
-        found = [
-            replay.row(change)["speedup"] * play(program, 1, change).wall_ns / run.wall_ns - 1 for change in PLAYED
-        ]
+        gains = {change: replay.row(change)["speedup"] for change in PLAYED}
+        refused += None in gains.values()
+        found = [g * play(program, 1, c).wall_ns / run.wall_ns - 1 for c, g in gains.items() if g is not None]
         rough += max(np.abs(found)) > 0.05
         off += found
     assert refused <= 0.05 * len(SEEDS)
     assert rough <= 0.05 * len(SEEDS)
     assert np.mean(np.abs(off) <= 0.05) >= 0.95
     assert max(off) <= 0.10  # more than was played is never promised
-    assert np.mean(np.abs(off) <= 0.10) >= 0.99
+    assert min(off) >= -0.10
 
 
 def test_several_changes_alone_and_together(tmp_path: Path) -> None:
@@ -118,6 +116,90 @@ def test_what_cannot_be_asked(tmp_path: Path, arguments: dict[str, Any], message
     trace = _trace(tmp_path, play(played.PROGRAMS["busy"], seed=1))
     with pytest.raises(UsageError, match=message):
         whatif.summary(trace, **arguments)
+
+
+def _crowded(contention: float, alone: int) -> Program:
+    """Two streams that take turns for a wait between them, and steps in which they run beside each other."""
+
+    def step(k: int) -> list[Action]:
+        first = [Launch("gemm", 200_000, stream=7) for _ in range(10)]
+        second = [Launch("gemm", 200_000, stream=9) for _ in range(10)]
+        wait = [Sync("device")] if k < alone else []
+        return [Push(f"step {k}"), *first, *wait, *second, Sync("device"), Pop()]
+
+    return Program("crowded", [[a for k in range(12) for a in step(k)]], contention=contention)
+
+
+@pytest.mark.parametrize("contention", [0.0, 0.3, 0.9])
+def test_kernels_that_newly_overlap_slow_each_other_as_others_did(tmp_path: Path, contention: float) -> None:
+    program = _crowded(contention, 9)
+    run = play(program, seed=1)
+    gain = run.wall_ns / play(program, 1, "no-sync").wall_ns
+    assert WhatIf(_trace(tmp_path, run)).row("no-sync")["speedup"] == pytest.approx(gain, rel=0.05)
+
+
+def test_what_no_kernel_did_in_the_trace_is_not_predicted(tmp_path: Path) -> None:
+    run = play(_crowded(0.9, 12), seed=1)
+    replay = WhatIf(_trace(tmp_path, run))
+    assert replay.refused is None
+    row = replay.row("no-sync")
+    assert (row["predicted_ns"], row["speedup"]) == (None, None)
+    # If they took turns, the waits' own latencies would be all that is gained.
+    assert replay.saved("no-sync") < 0.05
+    path = run.write(tmp_path / "t.sqlite")
+    command = [sys.executable, "-m", "nsightkit", "whatif", str(path), "no-sync", "--format", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert whatif.UNKNOWN in done.stderr
+    assert json.loads(done.stdout)[0]["speedup"] is None
+
+
+TABLES = ("kernels", "memops", "graphs", "calls", "ranges", "os_calls")
+
+
+def _frames(trace: Trace) -> dict[str, pd.DataFrame]:
+    return {name: trace.table(name).copy() for name in TABLES if trace.size(name)}
+
+
+@pytest.mark.parametrize(
+    "name", ["busy", "dense-kernels", "starved-loader", "item-each-layer", "hand-over", "offloaded"]
+)
+def test_times_in_whole_microseconds(tmp_path: Path, name: str) -> None:
+    # As PyTorch wrote them before 2.3: begin and length, each cut off.
+    frames = _frames(_trace(tmp_path, play(played.PROGRAMS[name], seed=1)))
+    exact = WhatIf(Trace.from_frames(frames))
+    for frame in frames.values():
+        lasting = (frame["end_ns"] - frame["start_ns"]) // 1_000 * 1_000
+        frame["start_ns"] = frame["start_ns"] // 1_000 * 1_000
+        frame["end_ns"] = frame["start_ns"] + lasting
+    rounded = WhatIf(Trace.from_frames(frames))
+    assert rounded.refused is None
+    for change in STANDARD:
+        assert rounded.row(change)["speedup"] == pytest.approx(exact.row(change)["speedup"], rel=0.03), change
+
+
+@pytest.mark.parametrize("name", ["starved-loader", "item-each-layer", "tiny-autograd", "hand-over"])
+def test_two_processes_whose_ids_collide(tmp_path: Path, name: str) -> None:
+    frames = _frames(_trace(tmp_path, play(played.PROGRAMS[name], seed=1)))
+    alone = WhatIf(Trace.from_frames(frames))
+    both = {}
+    for table, frame in frames.items():
+        other = frame.copy()
+        for column, by in (("thread", 1 << 24), ("process", 1), ("device", 1)):
+            if column in other:
+                other[column] += by
+        both[table] = pd.concat([frame, other], ignore_index=True)
+    together = WhatIf(Trace.from_frames(both))
+    assert together.wall_ns == alone.wall_ns
+    for change in STANDARD:
+        assert together.row(change)["speedup"] == pytest.approx(alone.row(change)["speedup"], rel=0.01), change
+
+
+@pytest.mark.parametrize("table", ["kernels", "calls"])
+def test_times_that_run_backwards_are_not_played(tmp_path: Path, table: str) -> None:
+    frames = _frames(_trace(tmp_path, play(played.PROGRAMS["item-each-layer"], seed=1)))
+    frames[table] = frames[table].rename(columns={"start_ns": "end_ns", "end_ns": "start_ns"})
+    assert WhatIf(Trace.from_frames(frames)).refused is not None
 
 
 def test_where_nothing_can_be_played_nothing_is_predicted(tmp_path: Path) -> None:

@@ -17,14 +17,13 @@ import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.analysis import gaps, intervals
-from nsightkit.analysis.categories import categorize
 from nsightkit.analysis.gaps.ends import in_window
 from nsightkit.analysis.names import compiled, matching
 from nsightkit.analysis.replay import Change, Played, Schedule
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import GPU_TABLES, Trace
 
-__all__ = ["CHANGES", "COLUMNS", "MOST_ERROR", "STANDARD", "WhatIf", "asked", "plain", "rows", "summary"]
+__all__ = ["CHANGES", "COLUMNS", "MOST_ERROR", "STANDARD", "UNKNOWN", "WhatIf", "asked", "plain", "rows", "summary"]
 
 Int = npt.NDArray[np.integer[Any]]
 
@@ -44,10 +43,14 @@ CHANGES = {
 }
 #: What each row of the answer holds.
 COLUMNS = ("change", "wall_ns", "predicted_ns", "speedup", "replay_error")
+#: Why a single change is not predicted.
+UNKNOWN = "kernels would run at the same time as they never did in this trace, and how fast they run then is not known"
 #: Above this deviation of the unchanged replay nothing is predicted.
 MOST_ERROR = 0.05
 #: Dispatch between two launches when launches cost next to nothing.
 _LAUNCH_NS = 3_000
+#: Kernel time, as a share of the whole, that newly runs beside other kernels: above it nothing is predicted.
+_CROWDED = 0.1
 #: Changes below this gain are not worth a row of their own.
 _WORTH = 0.002
 
@@ -127,18 +130,35 @@ class WhatIf:
         Returns
         -------
         dict
-            ``change, wall_ns, predicted_ns, speedup, replay_error``.
+            ``change, wall_ns, predicted_ns, speedup, replay_error``. What is predicted is None where kernels would run
+            at the same time for long, and nothing in the trace says how fast they run then.
         """
-        before, after = self.schedule.unchanged.wall_ns, self.played(*changes).wall_ns
+        after = self.played(*changes)
         # What the constants of the replay get wrong, they get wrong in both.
-        share = max(after, 1) / max(before, 1)
+        share = max(after.wall_ns, 1) / max(self.schedule.unchanged.wall_ns, 1)
+        known = after.crowded_ns <= _CROWDED * after.wall_ns
         return {
             "change": " + ".join(changes),
             "wall_ns": self.wall_ns,
-            "predicted_ns": round((self.wall_ns or 0) * share),
-            "speedup": 1 / share,
+            "predicted_ns": round((self.wall_ns or 0) * share) if known else None,
+            "speedup": 1 / share if known else None,
             "replay_error": self.error,
         }
+
+    def saved(self, change: str) -> float:
+        """The share of the wall time that a change saves; where that is not known, what it saves at least.
+
+        Parameters
+        ----------
+        change : str
+
+        Returns
+        -------
+        float
+        """
+        after = self.played(change)
+        known = after.crowded_ns <= _CROWDED * after.wall_ns
+        return 1 - (after.wall_ns + (0 if known else after.crowded_ns)) / max(self.schedule.unchanged.wall_ns, 1)
 
     def _together(self, changes: Sequence[Change]) -> Change:
         if len(changes) == 1:
@@ -175,7 +195,7 @@ class WhatIf:
         if known == "overlap-copies":
             return self._overlapped_copies()
         if known == "overlap-communication":
-            return Change(aside=self._collectives)
+            return Change(aside=self.schedule.collective & self._free)
         if known == "no-cpu-work":
             return self._without_work(what or None)
         if known == "no-start-up":
@@ -194,7 +214,7 @@ class WhatIf:
     def _even(self) -> Int:
         """Durations if each device had the same share of the work."""
         schedule = self.schedule
-        works = (schedule.table == GPU_TABLES.index("kernels")) & ~self._collectives
+        works = (schedule.table == GPU_TABLES.index("kernels")) & ~self.schedule.collective
         lasting = schedule.end - schedule.start
         device = pd.factorize(schedule.device, sort=True)[0]
         each = np.bincount(device, np.where(works, lasting, 0))
@@ -296,21 +316,12 @@ class WhatIf:
             mine = call[schedule.call_thread[call] == thread]
             begun = np.minimum(schedule.call_start[mine] + schedule.call_ns, schedule.call_end[mine])
             away[thread] = intervals.merge(begun, schedule.call_end[mine])
-        return Change(aside=copies, away=away)
+        return Change(aside=copies & self._free, away=away)
 
-    @functools.cached_property
-    def _collectives(self) -> npt.NDArray[np.bool_]:
-        schedule = self.schedule
-        kernels = np.flatnonzero(schedule.table == GPU_TABLES.index("kernels"))
-        rows = schedule.operations["row"].to_numpy()[kernels]
-        out = np.zeros(len(schedule.start), bool)
-        table = self.trace.table("kernels", ["name", "collective"])
-        named, told = table["name"].cat, table["collective"].cat
-        kinds = categorize(pd.Series([str(name) for name in named.categories], dtype="str"))
-        for names, talks in ((named, kinds == "communication"), (told, told.categories != "")):
-            if talks.any():
-                out[kernels] |= np.append(talks, False)[names.codes.to_numpy()[rows]]
-        return out
+    @property
+    def _free(self) -> npt.NDArray[np.bool_]:
+        """What can move aside: not what queued behind work that the trace does not contain."""
+        return np.asarray(self.schedule.held_ns == 0)
 
 
 def asked(changes: Sequence[str] = (), without: str | None = None, scale: str | None = None) -> list[str]:
@@ -397,7 +408,7 @@ def rows(played: WhatIf, wanted: Sequence[str] = ()) -> list[dict[str, Any]]:
         unknown = dict.fromkeys(("predicted_ns", "speedup"))
         return [{"change": c, "wall_ns": played.wall_ns, **unknown, "replay_error": played.error} for c in wanted]
     found = [played.row(change) for change in wanted or STANDARD]
-    found.sort(key=lambda row: -row["speedup"])
+    found.sort(key=lambda row: -(row["speedup"] or 0))
     if not wanted:
-        return [row for row in found if row["speedup"] >= 1 + _WORTH]
+        return [row for row in found if row["speedup"] is None or row["speedup"] >= 1 + _WORTH]
     return found + ([played.row(*wanted)] if len(wanted) > 1 else [])

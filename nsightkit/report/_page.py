@@ -245,8 +245,7 @@ class _Page:
         name, share = str(found["bottleneck"]), found["share_of_span"]
         amount = "" if share is None else f", {_percent(share)} of the time"
         facts = [tag("span", name, class_="chip"), f" confidence: {found['confidence']}"]
-        if found["changes"]:
-            best = found["changes"][0]
+        if best := next((row for row in found["changes"] if row["speedup"]), None):
             facts.append(f" · predicted with {best['change']}: {best['speedup']:.2f}x")
         lists = [
             (title, found[key])
@@ -271,8 +270,8 @@ class _Page:
             return []
         rows = [
             tag("tr", tag("th", shown(row["change"]), scope="row", class_="name"),
-                tag("td", time_text(row["predicted_ns"]), class_="number"),
-                tag("td", f"{row['speedup']:.2f}x", class_="number"))
+                tag("td", time_text(row["predicted_ns"]) if row["speedup"] else "not predicted", class_="number"),
+                tag("td", f"{row['speedup']:.2f}x" if row["speedup"] else "-", class_="number"))
             for row in found["changes"]
         ]  # fmt: skip
         head = [tag("th", "Change", scope="col")]

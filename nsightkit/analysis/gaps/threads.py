@@ -493,6 +493,14 @@ class Threads:
                     waits = waits.subset(~handed | ~self._flag("os_calls", "thread", _FOR_A_THREAD)[waits.row])
         return self._outside(_together(*(t for _, t in self.data(thread)), waits), self.calls(thread))
 
+    def thread_waits(self, thread: int) -> tuple[Int, Int]:
+        """The OS waits for another thread, outside CUDA calls and ranges that name something."""
+        waits = self.waits(thread)
+        if not len(waits):
+            return waits.start, waits.end
+        waits = waits.subset(self._flag("os_calls", "thread", _FOR_A_THREAD)[waits.row])
+        return self._outside(waits, _together(*(t for _, t in self.data(thread))))
+
     def own_work(self, thread: int) -> tuple[Int, Int]:
         """Named work in which nothing was launched, and sleeps: without CUDA calls and without waits for data."""
         work = _together(*(t for _, t in self.lone(thread)), self.sleeps(thread))

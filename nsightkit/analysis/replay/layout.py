@@ -116,7 +116,8 @@ class Layout:
         target, cut = of.cut_target, of.cut_of_target
         if aside is not None:
             kept = self._kept[target]
-            waits = (kept >= 0) & ~(aside[target] & of.staged[target])
+            # The call of a copy from pageable memory no longer waits for it; whoever else did waits for the rest.
+            waits = (kept >= 0) & ~(of.cut_is_own[cut] & aside[target] & of.staged[target])
             target, cut = self._place[kept[waits]], cut[waits]
         #: where the targets of each call begin, and after the last one their number
         self.first_target = np.searchsorted(cut, np.arange(len(of.cut_rows) + 1)).tolist()

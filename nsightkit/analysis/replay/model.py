@@ -9,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-__all__ = ["MOST_CUTS", "NEVER", "Bool", "Change", "Int", "Played", "kinds_of", "rows_of"]
+__all__ = ["MOST_CUTS", "NEVER", "Bool", "Change", "Float", "Int", "Played", "kinds_of", "rows_of"]
 
 Int = npt.NDArray[np.integer[Any]]
 Bool = npt.NDArray[np.bool_]
+Float = npt.NDArray[np.floating[Any]]
 
 NEVER = np.int64(np.iinfo(np.int64).min // 4)
 #: Of more launches into a full queue than this, only some are walked; the others follow them.
@@ -56,7 +57,11 @@ class Change:
 
 @dataclasses.dataclass(frozen=True)
 class Played:
-    """When things ended in a replay, ns since the window's start: the window, and each step."""
+    """When things ended in a replay, ns since the window's start: the window, and each step.
+
+    `crowded_ns` is kernel time that other kernels newly run beside, where nothing says how much that slows them down.
+    """
 
     wall_ns: int
     steps_ns: Int
+    crowded_ns: int = 0

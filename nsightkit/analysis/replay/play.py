@@ -6,6 +6,7 @@ import bisect
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
 from nsightkit.analysis import intervals
 from nsightkit.analysis.replay.layout import Layout
@@ -83,21 +84,52 @@ class Play:
 
     def _lines_of(self, low: int, high: int) -> None:
         """The lines of some segments."""
-        of, layout, given = self.of, self.layout, self.change.durations_ns
+        layout = self.layout
         begin = int(layout.head[low])
         head, tail = layout.head[low:high] - begin, layout.tail[low:high] - begin
         mine: Int | slice = slice(begin, int(layout.tail[high - 1]) + 1)
         if layout.order is not None:
             mine = layout.order[mine]
-        lasting = of.end[mine] - of.start[mine] if given is None else given[mine]
-        gap = of.gap[mine] if given is None else np.where(lasting > 0, of.gap[mine], 0)
-        alone = lasting + of.held_ns[mine]
-        total = np.cumsum(alone + gap)
+        lasting, alone, total = self._parts(mine)
         self.b[low:high] = total[tail] - np.where(head > 0, total[np.maximum(head - 1, 0)], 0)
         #: from the start of a segment's first operation to the end of its last one, and the first one's own time
         self.direct[low:high] = alone[head] + total[tail] - total[head]
         self.first_ns[low:high] = lasting[head]
         self.a[low:high] = total[tail] + np.maximum.reduceat(self._ready(mine) + alone - total, head)
+
+    def _parts(self, mine: Int | slice) -> tuple[Int, Int, Int]:
+        """How long operations last, with what holds them up, and the sum of that up to each."""
+        of, given = self.of, self.change.durations_ns
+        lasting = of.end[mine] - of.start[mine] if given is None else given[mine]
+        gap = of.gap[mine] if given is None else np.where(lasting > 0, of.gap[mine], 0)
+        alone = lasting + of.held_ns[mine]
+        return lasting, alone, np.cumsum(alone + gap)
+
+    def times(self) -> tuple[Int, Int]:
+        """When each operation ran, in the order of the schedule.
+
+        Returns
+        -------
+        start, end : ndarray of int64
+        """
+        of, layout = self.of, self.layout
+        order = np.arange(len(of.start)) if layout.order is None else layout.order
+        lasting, alone, total = self._parts(order)
+        head, tail, slot = layout.head, layout.tail, layout.slot_of_head
+        segment = np.repeat(np.arange(len(head)), tail - head + 1)
+        # As soon as all launches up to it allow, or as its segment could for other reasons.
+        launched = pd.Series(self._ready(order) + alone - total).groupby(segment).cummax().to_numpy()
+        delay = np.where(slot >= 0, self.delay[np.maximum(slot, 0)], 0)
+        before = np.append(NEVER, self.end_of[:-1])
+        before[np.append(True, layout.stream_of[1:] != layout.stream_of[:-1])] = NEVER
+        other = before - np.where(head > 0, total[np.maximum(head - 1, 0)], 0)
+        late = self.end_of > np.maximum(launched[tail] + delay, other) + total[tail] + 1
+        other[late] = (self.end_of - total[tail])[late]
+        end = np.empty(len(order), np.int64)
+        end[order] = total + np.maximum(launched + delay[segment], other[segment])
+        start = end.copy()
+        start[order] -= lasting
+        return start, end
 
     def played(self) -> Played:
         """Walk the schedule.
@@ -140,7 +172,8 @@ class Play:
             of.transfer_ns.tolist(),
         )
         last_arrival: dict[int, float] = {}
-        shared, launched_at, launched_slot = layout.shared, *self._launched()
+        shared = layout.shared
+        launched_at, launched_slot = self._launched()
         launched: dict[int, list[float]] = {where: [] for where in shared}
         ended: dict[int, list[float]] = {where: [] for where in shared}
         # Of most segments only their thread and their stream matter.
@@ -192,7 +225,8 @@ class Play:
                         done = ended[stream[target]][at - 1] if at else never
                     until = max(until, done + tail[number])
             delay[mine] = until - returns_at[node]
-        return self._read(np.array(delay), np.array(end_of))
+        self.delay, self.end_of = np.array(delay), np.array(end_of)
+        return self._read(self.delay, self.end_of)
 
     def _costs(self) -> Int:
         """What a blocking call takes of its own; without its copy, what any call takes."""

@@ -13,9 +13,11 @@ import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.analysis import intervals, steps
+from nsightkit.analysis.categories import categorize
 from nsightkit.analysis.gaps.threads import BLOCKING, Threads
 from nsightkit.analysis.meetings import Meetings
 from nsightkit.analysis.names import matching
+from nsightkit.analysis.replay.crowding import Crowding
 from nsightkit.analysis.replay.layout import Layout
 from nsightkit.analysis.replay.model import MOST_CUTS, NEVER, Bool, Change, Int, Played, kinds_of, rows_of
 from nsightkit.analysis.replay.play import Play
@@ -38,6 +40,10 @@ _AFTER_NS = 25_000
 _DEEP, _SLOW_CALL = 500, 10
 #: A thread that waits for another is silent for this many times the usual time between two of its calls.
 _PAUSE = 3
+#: Threads that are at work in turns, this often, hand over to each other.
+_TURNS = 3
+#: Threads may have woken another about as often if their counts differ by less than this factor.
+_ABOUT = 0.8
 #: Pauses whose lengths differ by less than this factor are alike.
 _ALIKE = 1.15
 #: Who is woken goes on at most this long after what woke it.
@@ -53,8 +59,12 @@ _HELD_NS = 20_000
 _OVERLAP = 0.02
 #: Of all operations, those that may be inferred to wait for another stream: beyond that, their streams are in doubt.
 _GUESSED = 1 / 3
+#: Calls that end before they begin, as a share of all, above which their times are not to be trusted.
+_REVERSED = 0.01
 #: Work whose launch was not recorded, as a share of all GPU work, above which no schedule can be made.
 _UNLINKED = 0.1
+#: How kernels slow each other down depends on when they run, and that on how they do: so often it is played anew.
+_ROUNDS = 2
 #: What is looked at of everything; one pass a table.
 _GPU_COLUMNS = ("start_ns", "end_ns", "device", "process", "stream", "correlation")
 _COLUMNS = {
@@ -83,6 +93,13 @@ class _Calls:
         silent = np.cumsum(np.where(gaps > pause, gaps, 0))
         active = self.end[last] - self.start[first] - (silent[last] - silent[first])
         return np.asarray((high >= low) & alone & (2 * active >= end - start))
+
+    def alternate(self, start: Int, end: Int) -> Bool:
+        """Whether each window holds calls, if it is windows that hold all calls: two threads that take turns."""
+        low, high = np.searchsorted(self.start, start), np.searchsorted(self.start, end)
+        turns = high > low
+        outside = low[1:] > high[:-1]
+        return np.asarray(turns & (not outside.any()) & (int(turns.sum()) >= _TURNS))
 
 
 class Schedule:
@@ -214,6 +231,8 @@ class Schedule:
         whole = self.trace.whole
         calls = whole.table("calls", ["start_ns", "end_ns", "thread"])
         self.call_start, self.call_end, self.call_thread = (calls[c].to_numpy() for c in calls)
+        if int((self.call_end < self.call_start).sum()) > _REVERSED * len(calls):
+            self.unplayable = "calls end before they begin"
         names = whole.table("calls", ["name"])["name"]
         blocks = matching(names, BLOCKING)
         kept = self.trace.mask("calls")
@@ -294,7 +313,8 @@ class Schedule:
             for t in threads
             if len(mine := rows[self.call_thread[rows] == t])
         }
-        if len(self.steps) and (last := calls.get(int(self.steps["thread"].iloc[0]))):
+        main = int(self.steps["thread"].iloc[0]) if len(self.steps) else -1
+        if last := calls.get(main):
             # A thread that waits for others in the end has no call after that, but its last step ends.
             over = int(self.steps["cpu_end_ns"].iloc[-1])
             last.start, last.end = np.append(last.start, over), np.append(last.end, over)
@@ -310,7 +330,9 @@ class Schedule:
             handed = np.logical_or.reduce([theirs.fill(begun, done, pause) for theirs in others.values()])
             handed &= 2 * facts.sleeps(one).covered(begun, done) < done - begun
             parts = [(mine.start, np.maximum(mine.end, mine.start + 1)), (begun[~handed], done[~handed])]
-            parts += [of(one) for of in (facts.input_waits, facts.one_offs, facts.profiler_time)]
+            # A worker that waits to be handed work is not waiting for data.
+            parts.append(intervals.common(facts.input_waits(one), facts.thread_waits(one), outside=True))
+            parts += [of(one) for of in (facts.one_offs, facts.profiler_time)]
             acted, rested = intervals.merge(*(np.concatenate([part[side] for part in parts]) for side in (0, 1)))
             start, end = np.append(NEVER, rested[:-1]), acted
             long = end - start > pause
@@ -320,14 +342,18 @@ class Schedule:
             begins = start == NEVER
             acts = {other: (at > start) & (begins | (end - at <= _WAKE_NS)) for other, at in latest.items()}
             # It pauses for about as long where nobody wakes it: such pauses are its own.
-            fills = {other: theirs.fill(start, end, pause) for other, theirs in others.items()}
+            fills = {
+                other: theirs.fill(start, end, pause) | theirs.alternate(start, end) for other, theirs in others.items()
+            }
             woken = np.logical_or.reduce([*acts.values(), *fills.values()])
             alone = np.sort((end - start)[(start > NEVER) & ~woken])
             own = np.searchsorted(alone, (end - start) / _ALIKE) < np.searchsorted(alone, (end - start) * _ALIKE)
             hits = {other: (fills[other] | acts[other]) & ~own for other in others}
-            # Where several may have, the one that may have the most often.
+            # Where several may have, the one that may have the most often; of about as many, that of the steps.
+            often = {other: int(hits[other].sum() + fills[other].sum()) for other in others}
+            most = _ABOUT * max(often.values())
             by = np.full(len(end), -1, np.int64)
-            for other in sorted(others, key=lambda t: int(hits[t].sum() + fills[t].sum())):
+            for other in sorted(others, key=lambda t: (often[t] >= most, often[t] >= most and t == main, often[t])):
                 by[hits[other]] = other
             kept = by >= 0
             found.append(np.stack([np.full(int(kept.sum()), one), start[kept], end[kept], by[kept]]))
@@ -366,6 +392,9 @@ class Schedule:
                 parts.append((mine["start_ns"].to_numpy(), mine["end_ns"].to_numpy()))
             waits = intervals.Coverage(*(np.concatenate([part[side] for part in parts]) for side in (0, 1)))
             long = (2 * waits.of(start, end) >= end - start) & (end - start >= _HELD_NS) & (start >= self.begin_ns)
+            mine = self.pause_thread == thread
+            handed = intervals.Coverage(self.pause_start[mine], self.pause_end[mine])
+            long &= 2 * handed.of(start, end) < end - start
             # Where waits are few and short, batches lie ready: nothing says how soon they could be.
             if _LIMITS * (end[long] - start[long]).sum() < end[-1] - start[0]:
                 continue
@@ -797,7 +826,37 @@ class Schedule:
         Played
         """
         layout = self.layout if change.aside is None else Layout(self, change.aside)
-        return Play(self, layout, change).played()
+        play = Play(self, layout, change)
+        played = play.played()
+        if self.is_untouched(change) or not self.crowding.possible:
+            return played
+        if self.crowding.factor is None:
+            return dataclasses.replace(played, crowded_ns=self.crowding.added_ns(*play.times()))
+        given = self.end - self.start if change.durations_ns is None else change.durations_ns
+        for _ in range(_ROUNDS):
+            durations = self.crowding.durations_ns(given, *play.times())
+            play = Play(self, layout, dataclasses.replace(change, durations_ns=durations))
+            played = play.played()
+        return played
+
+    @functools.cached_property
+    def crowding(self) -> Crowding:
+        """What kernels lose to those beside them."""
+        return Crowding(self)
+
+    @functools.cached_property
+    def collective(self) -> Bool:
+        """Which operations are collectives."""
+        kernels = np.flatnonzero(self.table == GPU_TABLES.index("kernels"))
+        rows = self.operations["row"].to_numpy()[kernels]
+        out = np.zeros(len(self.start), bool)
+        table = self.trace.table("kernels", ["name", "collective"])
+        named, told = table["name"].cat, table["collective"].cat
+        kinds = categorize(pd.Series([str(name) for name in named.categories], dtype="str"))
+        for names, talks in ((named, kinds == "communication"), (told, told.categories != "")):
+            if talks.any():
+                out[kernels] |= np.append(talks, False)[names.codes.to_numpy()[rows]]
+        return out
 
     @functools.cached_property
     def layout(self) -> Layout:

@@ -14,7 +14,7 @@ import pandas as pd
 from nsightkit import hardware
 from nsightkit.analysis import whatif
 from nsightkit.analysis.verdict.account import BOTTLENECKS, IDLE, Account, ranked
-from nsightkit.analysis.verdict.rules import CHANGE_OF, decide, saved
+from nsightkit.analysis.verdict.rules import CHANGE_OF, decide
 from nsightkit.analysis.verdict.words import CAPTURE, Answer, tables
 from nsightkit.analysis.whatif import WhatIf
 from nsightkit.trace.model import GPU_TABLES, Trace
@@ -153,11 +153,15 @@ def _changes(account: Account, played: WhatIf) -> list[dict[str, Any]]:
     there = {row["bottleneck"] for table in tables(account) for row in table}
     asked = [*whatif.STANDARD, *(change for name, change in CHANGE_OF.items() if name in there)]
     rows = [played.row(change) for change in dict.fromkeys(asked)]
+
+    def saves(row: dict[str, Any]) -> float:
+        return played.saved(row["change"])
+
     whole = {whatif.plain(name) for name in account.steps["step"]}  # their ranges name no work
     work = [name for name in played.work if name not in whole]
     names = work[:_NAMES] if "cpu-work" in there and len(played.work) > 1 else []
-    rows += [row for row in (played.row(f"no-cpu-work:{name}") for name in names) if saved(row) >= _WORTH]
-    return sorted((row for row in rows if saved(row) >= _ANY), key=lambda row: -row["speedup"])
+    rows += [row for row in (played.row(f"no-cpu-work:{name}") for name in names) if saves(row) >= _WORTH]
+    return sorted((row for row in rows if saves(row) >= _ANY), key=lambda row: -saves(row))
 
 
 def _again(trace: Trace) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -84,11 +83,6 @@ def lost(account: Account) -> dict[str, int]:
     return {BOTTLENECKS[code]: int(of(account.total, code)) for code in codes}
 
 
-def saved(row: dict[str, Any]) -> float:
-    """The share of the wall time that a change saves."""
-    return 1 - row["predicted_ns"] / row["wall_ns"] if row["wall_ns"] else 0.0
-
-
 def decide(account: Account, played: WhatIf) -> Decision:
     """Name the bottleneck.
 
@@ -114,7 +108,7 @@ def _unexplained(account: Account) -> tuple[str, float]:
 
 def _by_gains(account: Account, played: WhatIf) -> Decision:
     amounts = lost(account)
-    gains = {name: saved(played.row(change)) for name, change in CHANGE_OF.items() if amounts[name] > 0}
+    gains = {name: played.saved(change) for name, change in CHANGE_OF.items() if amounts[name] > 0}
     if "communication" in gains:  # beside other kernels collectives would still wait for the last device
         gains["communication"] = min(gains["communication"], amounts["communication"] / max(account.span_ns, 1))
     best = max(gains.values(), default=0.0)

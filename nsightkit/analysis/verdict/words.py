@@ -13,8 +13,8 @@ from nsightkit._show import bytes_text, short_name, time_text
 from nsightkit.analysis import gaps, intervals, memops
 from nsightkit.analysis.names import matching
 from nsightkit.analysis.verdict.account import BOTTLENECKS, CODE, ENDS, IDLE, Account, of, ranked
-from nsightkit.analysis.verdict.rules import CHANGE_OF, LOST, Decision, bounded, by_shape, rate, saved
-from nsightkit.analysis.whatif import CHANGES, WhatIf, plain
+from nsightkit.analysis.verdict.rules import CHANGE_OF, LOST, Decision, bounded, by_shape, rate
+from nsightkit.analysis.whatif import CHANGES, UNKNOWN, WhatIf, plain
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import GPU_TABLES
 
@@ -287,11 +287,13 @@ class Answer:
         if self.played.refused is not None:
             return []
         if self.decision.change is None:
-            best = self.changes[0] if self.changes and saved(self.changes[0]) >= _LITTLE else None
+            best = next((row for row in self.changes if row["speedup"] and self._saved(row) >= _LITTLE), None)
             most = f"at most {best['speedup']:.2f}x as fast ({best['change']})" if best else "no faster"
             return [f"Replay with each change: the run gets {most}"]
         row = self.played.row(self.decision.change)
         what = f"{row['change']} ({CHANGES[row['change']].partition(';')[0]})"
+        if row["speedup"] is None:
+            return [f"Replay with {what}: {UNKNOWN}"]
         times = f"{time_text(row['predicted_ns'])} instead of {time_text(row['wall_ns'])}"
         said = [f"Replay with {what}: {times}, {row['speedup']:.2f}x as fast"]
         some, every = self.decision.gaining or (0, 0)
@@ -332,7 +334,7 @@ class Answer:
     def against(self) -> list[str]:
         """Doubts first, then remarks."""
         account, said = self.account, list(self.decision.doubts)
-        said += [f"{row['change']} alone would give {row['speedup']:.2f}x" for row in self._others()]
+        said += [f"{row['change']} alone would give {row['speedup']:.2f}x" for row in self._others() if row["speedup"]]
         if self.decision.name in ("communication", "imbalance"):
             filled = sum(
                 int(account.total[CODE[name]]) for name in ("compute-bound", "memory-bound", "not-enough-data")
@@ -355,9 +357,12 @@ class Answer:
             said.append("the trace does not say which calls launched the GPU's work")
         return [*said, *self.trace.meta.notes]
 
+    def _saved(self, row: dict[str, Any]) -> float:
+        return self.played.saved(row["change"])
+
     def _others(self) -> list[dict[str, Any]]:
         """Other changes that gain enough to speak of, but for parts of the one that decided."""
-        rows = [row for row in self.changes if row["change"] != self.decision.change and saved(row) >= LOST]
+        rows = [row for row in self.changes if row["change"] != self.decision.change and self._saved(row) >= LOST]
         return [row for row in rows if not row["change"].startswith("no-cpu-work:")]
 
     # -- what to do
@@ -382,7 +387,8 @@ class Answer:
     def _gaining(self, advice: str, change: str | None) -> str:
         if change is None or self.played.refused is not None:
             return advice
-        return f"{advice}: predicted {self.played.row(change)['speedup']:.2f}x"
+        gain = self.played.row(change)["speedup"]
+        return f"{advice}: predicted {gain:.2f}x" if gain else advice
 
     def advice(self, name: str) -> str:
         """One change that fits a bottleneck, this program and this card."""
