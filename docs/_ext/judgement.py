@@ -96,7 +96,7 @@ class Judgement(SphinxDirective):
         text = (
             f"Of {within.total()} random programs, the worst prediction of a standard change lies within 5 % of what "
             f"was played for {within['within 5 %']}, and within 10 % for {within['within 10 %']} more; "
-            f"{within['refused']} replays were refused."
+            f"{within['refused']} were not predicted, in whole or in part."
         )
         return [
             _table(["true", "runs", "answered so", "answered otherwise"], body),
