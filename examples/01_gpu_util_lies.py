@@ -44,7 +44,7 @@ print(f"a loop that waits {wait} of {work + wait} reads {share:.0%}")
 # Steps are timed without a profiler; then a few are profiled. On a GPU NVML
 # is read, too, while the loop runs unwatched.
 
-from nsightkit.capture import measure
+from nsightkit.investigations import measure
 
 training = measure("gpu-util", "training")
 training
@@ -74,7 +74,7 @@ print(f"{flops(training.parameters) / 1e12:.3g} TFLOP in a step")
 import pandas as pd
 
 from nsightkit import plots
-from nsightkit.analysis import overview
+from nsightkit.analysis.timeline import overview
 
 
 def utilisation(run):
@@ -105,7 +105,7 @@ plots.timeline(training.trace, title=f"Three training steps ({training.mode})")
 # What fills that time? In a GPU run, kernels by the kind of work they do; in
 # a smoke run, the phases of the step on the CPU.
 
-from nsightkit.analysis import kernels, ranges
+from nsightkit.analysis.timeline import kernels, ranges
 
 if training.trace.recorded("kernels"):
     filled = kernels.summary(training.trace, by="category")
@@ -143,7 +143,7 @@ plots.table(pd.DataFrame(rows, columns=names))
 # Planted and found agree to the nanosecond. Three steps of the first trace:
 # the stream runs dry in each, while the CPU sits in ``dataload``.
 
-from nsightkit.analysis import steps
+from nsightkit.analysis.timeline import steps
 
 starved = synthetic["starved"]
 end_ns = int(steps.summary(starved)["start_ns"].iloc[3])
@@ -157,7 +157,7 @@ plots.timeline(starved, end_ns=end_ns, title=title)
 
 import numpy as np
 
-from nsightkit.analysis.intervals import Coverage
+from nsightkit.analysis.core.intervals import Coverage
 
 
 def reported(trace, period_ns):
@@ -201,7 +201,7 @@ plots.share_curves(
 # the first loop would be without its fault. The second has more kernels.
 # Beside the predictions, what idle time would suggest if it were the gain:
 
-from nsightkit.analysis import whatif
+from nsightkit.analysis.replay import whatif
 
 path = Path(folder.name, "healthy.sqlite")
 planted.training(path)

@@ -46,7 +46,7 @@ for workers in (0, 1, 2, 4, 8):
 # The wait is measured around ``next(it)``, in every step, without a profiler.
 # The profile is of a few more steps.
 
-from nsightkit.capture import measure
+from nsightkit.investigations import measure
 
 before = measure("starved-input", "before")
 before
@@ -100,7 +100,7 @@ import tempfile
 from pathlib import Path
 
 import nsightkit
-from nsightkit.analysis import gaps
+from nsightkit.analysis.timeline import gaps
 from nsightkit.workloads import planted
 
 folder = tempfile.TemporaryDirectory()
@@ -128,7 +128,8 @@ plots.table(longest.join(evidence[["kind", "name", "ended_by"]]))
 # for data. The same loop was also written without its fault, and what that
 # one takes less is the truth:
 
-from nsightkit.analysis import overview, whatif
+from nsightkit.analysis.replay import whatif
+from nsightkit.analysis.timeline import overview
 
 planted.training(Path(folder.name, "healthy.sqlite"))
 healthy = nsightkit.load(Path(folder.name, "healthy.sqlite"))
@@ -172,7 +173,7 @@ for origin, trace in traces.items():
 # Pinned memory helps only together with ``non_blocking=True``. Before running
 # it, the prediction for this machine, from the first run alone:
 
-from nsightkit.analysis import steps
+from nsightkit.analysis.timeline import steps
 
 workers = before.parameters["workers"]
 gpu_ns = float(steps.summary(before.trace)["busy_ns"].fillna(0).median())
@@ -216,7 +217,7 @@ plots.step_times(
 # CPU: in a GPU run forward and backward are what it takes to launch them. A
 # table of phases should add up to the step, so what is left over is printed.
 
-from nsightkit.analysis import ranges
+from nsightkit.analysis.timeline import ranges
 
 for run in (before, after):
     whole = ranges.summary(run.trace, match="^step$").iloc[0]

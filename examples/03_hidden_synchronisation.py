@@ -49,7 +49,7 @@ for syncs in (1, 12, 240):
 # should a step of this page's program have? One for each layer and one for
 # the loss:
 
-from nsightkit.workloads import investigations
+from nsightkit.investigations import parts as investigations
 
 part = investigations.find("hidden-sync", "before")
 print("on a GPU:", part.parameters("live")["layers"] + 1, "syncs in each step")
@@ -59,7 +59,7 @@ print("on a GPU:", part.parameters("live")["layers"] + 1, "syncs in each step")
 # -------
 # On a CPU nothing is queued, so a smoke run has nothing to lose by a sync.
 
-from nsightkit.capture import measure
+from nsightkit.investigations import measure
 
 before = measure("hidden-sync", "before")
 before
@@ -75,7 +75,7 @@ before
 import pandas as pd
 
 from nsightkit import plots
-from nsightkit.analysis import steps
+from nsightkit.analysis.timeline import steps
 
 
 def syncs_of(run):
@@ -122,7 +122,7 @@ import tempfile
 from pathlib import Path
 
 import nsightkit
-from nsightkit.analysis import gaps
+from nsightkit.analysis.timeline import gaps
 from nsightkit.workloads import planted
 
 folder = tempfile.TemporaryDirectory()
@@ -147,7 +147,8 @@ plots.timeline(synthetic, end_ns=end_ns, title=title)
 # again as a schedule in which no call waits. The same loop was also written
 # without its reads, and what that one takes less is the truth:
 
-from nsightkit.analysis import overview, whatif
+from nsightkit.analysis.replay import whatif
+from nsightkit.analysis.timeline import overview
 
 planted.training(Path(folder.name, "healthy.sqlite"))
 healthy = nsightkit.load(Path(folder.name, "healthy.sqlite"))
@@ -190,7 +191,7 @@ queued = nsightkit.load(decoy.write(Path(folder.name, "decoy.sqlite")))
 # Time in synchronising calls, the idle time that they caused, and what the
 # replay without them gains:
 
-from nsightkit.analysis import calls
+from nsightkit.analysis.timeline import calls
 
 rows = []
 for name, trace in {"drains": synthetic, "stays full": queued}.items():

@@ -43,7 +43,7 @@ print(f"a kernel of {long_us} µs can move {moved / 1e6:.0f} MB in its time")
 # fifteen elementary operations on each parameter tensor; a fused one takes a
 # few kernels for all of them.
 
-from nsightkit.workloads import investigations
+from nsightkit.investigations import parts as investigations
 
 layers = investigations.find("tiny-kernels", "before").gpu["layers"]
 tensors = 6 * layers + 3  # six a layer, the embedding, the last norm, the head
@@ -56,7 +56,7 @@ print(f"at {launch_us} µs each: {launching_ms:.1f} ms of launching")
 # Measure
 # -------
 
-from nsightkit.capture import measure
+from nsightkit.investigations import measure
 
 before = measure("tiny-kernels", "before")
 before
@@ -71,7 +71,7 @@ before
 import pandas as pd
 
 from nsightkit import plots
-from nsightkit.analysis import ranges, selection
+from nsightkit.analysis.timeline import ranges, selection
 
 
 def phases(run):
@@ -169,7 +169,7 @@ plots.distributions(series, title=title)
 # graph. The first trace should be idle between any two kernels for what the
 # rhythm leaves over, the others never. Planted and found:
 
-from nsightkit.analysis import gaps, overview
+from nsightkit.analysis.timeline import gaps, overview
 
 out = planted.Export()
 call = out.call("cudaGraphLaunch", out.thread(1, 1), 0, every_ns)
@@ -202,7 +202,7 @@ plots.table(pd.DataFrame(rows, columns=names))
 # that rhythm as well, and what it takes less is the truth; longer kernels
 # never waited for a launch:
 
-from nsightkit.analysis import whatif
+from nsightkit.analysis.replay import whatif
 
 quick_ns = 3_000
 closely = chain("closely", short_ns, quick_ns)

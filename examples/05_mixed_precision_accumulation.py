@@ -105,7 +105,7 @@ for name, totals in predicted.items():
 # PyTorch adds, one number at a time, on the device of the provenance block. A
 # total is written to memory in its own type after each addition.
 
-from nsightkit.capture import measure
+from nsightkit.investigations import measure
 
 before = measure("accumulation", "before")
 before
@@ -242,7 +242,7 @@ plots.table(products, dict.fromkeys(products.columns[1:], "{:.4f}"))
 # larger than what is added to it. The types stay. Rounding errors add up along
 # the longest chain of additions, which is shorter by far:
 
-from nsightkit.workloads import investigations
+from nsightkit.investigations import parts as investigations
 
 part = investigations.find("accumulation", "after")
 block = part.parameters("live")["block"]

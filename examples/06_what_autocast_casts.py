@@ -105,7 +105,7 @@ print(f"{sum(held.values())} bytes:", held)
 # ``mean``, ``pow``, ``rsqrt`` and products. Forward hooks note what modules
 # give, tensor hooks the gradients, ``saved_tensors_hooks`` what is kept.
 
-from nsightkit.capture import measure
+from nsightkit.investigations import measure
 
 before = measure("autocast", "before")
 before

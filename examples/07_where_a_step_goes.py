@@ -23,9 +23,9 @@ version, an NVIDIA GPU with PyTorch to repeat it.
 
 import pandas as pd
 
-from nsightkit.analysis.envelope import envelope
+from nsightkit.analysis.roofline.envelope import envelope
 from nsightkit.configurations import Configuration
-from nsightkit.workloads import investigations
+from nsightkit.investigations import parts as investigations
 
 SIZES = ["batch", "context", "d_model", "layers", "d_ff", "heads"]
 SIZES += ["vocabulary"]
@@ -67,7 +67,7 @@ for work in flops(sizes):
 # Measure
 # -------
 
-from nsightkit.capture import measure
+from nsightkit.investigations import measure
 
 before = measure("training-step", "before")
 before
@@ -86,7 +86,7 @@ before
 # count; it is the subject of a section below.
 
 from nsightkit import plots
-from nsightkit.analysis import overview, phases, steps
+from nsightkit.analysis.timeline import overview, phases, steps
 
 
 def per_step(run):
@@ -141,7 +141,7 @@ plots.share_bars(
 # what share of attention each part is. A part that is wide in time and absent
 # in FLOPs is one that moves bytes.
 
-from nsightkit.analysis import ranges
+from nsightkit.analysis.timeline import ranges
 
 names = [*expected_parts.index[:4], "sdpa", *expected_parts.index[4:]]
 
@@ -170,7 +170,7 @@ plots.share_bars(
 # name: kernels by kind of work and in full where there was a GPU, else the
 # operators, by the CPU time that is theirs and not that of operators inside.
 
-from nsightkit.analysis import kernels, operators
+from nsightkit.analysis.timeline import kernels, operators
 
 work = kernels if on_gpu else operators
 columns = ["share", "total_ns", "count", "category", "name"]
@@ -192,7 +192,7 @@ plots.table(work.summary(before.trace, top=10)[columns])
 # run. What the CPU did need not. Both in one process would be in each other's
 # way, so the part runs twice where there are both.
 
-from nsightkit.analysis import sources
+from nsightkit.analysis.compare import sources
 from nsightkit.trace.model import TABLES
 
 
@@ -346,7 +346,7 @@ for column in ("name", "short_name"):
 # Phases divide the time in which the GPU was busy. When it was idle and why,
 # in this trace and in the real one where that is a GPU's:
 
-from nsightkit.analysis import gaps
+from nsightkit.analysis.timeline import gaps
 
 traces = {"synthetic": synthetic}
 if on_gpu:

@@ -26,9 +26,9 @@ version, an NVIDIA GPU with PyTorch to repeat it.
 import pandas as pd
 
 from nsightkit import hardware, plots
-from nsightkit.analysis.envelope import envelope
+from nsightkit.analysis.roofline.envelope import envelope
 from nsightkit.configurations import Configuration
-from nsightkit.workloads import investigations
+from nsightkit.investigations import parts as investigations
 
 SIZES = ("batch", "context", "d_model", "layers", "d_ff", "heads")
 SIZES = (*SIZES, "vocabulary")
@@ -94,7 +94,7 @@ for k in (1, 3, 10, 30):
 # With no warm-up at all. The clock starts before the first step of a fresh
 # process, whose model and data lie on the device already.
 
-from nsightkit.capture import measure
+from nsightkit.investigations import measure
 
 before = measure("bench", "before")
 before

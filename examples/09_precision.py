@@ -24,10 +24,10 @@ version, an NVIDIA GPU with PyTorch to repeat it.
 import pandas as pd
 
 from nsightkit import hardware, plots
-from nsightkit.analysis.envelope import envelope
+from nsightkit.analysis.roofline.envelope import envelope
 from nsightkit.configurations import Configuration
 from nsightkit.errors import UsageError
-from nsightkit.workloads import investigations
+from nsightkit.investigations import parts as investigations
 
 KINDS = ("fp32", "tf32", "bf16", "fp16")
 SIZES = ("batch", "context", "d_model", "layers", "d_ff", "heads")
@@ -92,7 +92,7 @@ plots.table(pd.DataFrame(rows, columns=["bytes with 16-bit autocast", "GB"]))
 # -------
 # The fp32 run comes first.
 
-from nsightkit.capture import measure
+from nsightkit.investigations import measure
 
 before = measure("precision", "before")
 before
@@ -103,7 +103,7 @@ before
 # By kind of work. On a GPU these are kernels, told apart by their names; on a
 # CPU operators, each without the time of those it called.
 
-from nsightkit.analysis import kernels, operators, steps
+from nsightkit.analysis.timeline import kernels, operators, steps
 
 
 def categories(run):
@@ -155,7 +155,7 @@ if not predicted:
 # bf16 step runs other kernels, and casts; nothing can play those beforehand. A
 # smoke run has no GPU work to play.
 
-from nsightkit.analysis import whatif
+from nsightkit.analysis.replay import whatif
 
 PRODUCTS = "gemm|gemv|nvjet|cutlass|cublas|attention|flash|fmha"
 known = gpu and gpu.peak("bf16")

@@ -27,7 +27,7 @@ small version, an NVIDIA GPU with PyTorch to repeat it.
 import pandas as pd
 
 from nsightkit import plots
-from nsightkit.analysis import envelope
+from nsightkit.analysis.roofline import envelope
 from nsightkit.configurations import MATRIX, VARIANTS
 
 costs = envelope.summary((*MATRIX, *VARIANTS))
@@ -94,7 +94,7 @@ plots.table(pd.DataFrame(HYPOTHESES.items(), columns=["model", "expected"]))
 # Each in a process of its own, with the same code: bf16 autocast, AdamW,
 # PyTorch's fused attention, a batch copied from the host every step.
 
-from nsightkit.capture import measure
+from nsightkit.investigations import measure
 
 runs = {model.name: measure("matrix", model.name) for model in MATRIX}
 runs["model_a"]
@@ -110,7 +110,7 @@ runs["model_a"]
 
 import numpy as np
 
-from nsightkit.analysis import overview, steps
+from nsightkit.analysis.timeline import overview, steps
 from nsightkit.configurations import Configuration
 
 SIZES = ("batch", "context", "d_model", "layers", "d_ff", "heads")
@@ -176,7 +176,7 @@ plots.panels(
 # By kind of work. What is not blue in a bar is time that went to something
 # else than matrix products.
 
-from nsightkit.analysis import kernels, operators
+from nsightkit.analysis.timeline import kernels, operators
 
 
 def work(run, **how):
@@ -248,7 +248,7 @@ plots.box_plots(
 # step; logits never leave the GPU, however large the vocabulary. A small copy
 # takes as long as its latency, so its bytes a second say nothing of the bus.
 
-from nsightkit.analysis import gaps, memops
+from nsightkit.analysis.timeline import gaps, memops
 
 moved = {name: memops.summary(run.trace) for name, run in runs.items()}
 if on_gpu:
@@ -274,7 +274,7 @@ else:
 # Over time: one step, raw or rolled up by kind of work. Three that look like
 # others here are left out; their traces are among the downloads.
 
-from nsightkit.analysis import selection
+from nsightkit.analysis.timeline import selection
 
 ALIKE = ("bad_head_size", "wide_ffn", "model_b")
 last = {
@@ -351,7 +351,7 @@ plots.share_bars(
 
 import textwrap
 
-from nsightkit.analysis import ranges
+from nsightkit.analysis.timeline import ranges
 
 share = kinds / kinds.sum()
 products = share.loc["GEMM"]

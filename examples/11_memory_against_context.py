@@ -28,7 +28,7 @@ import dataclasses
 import pandas as pd
 
 from nsightkit import hardware, plots
-from nsightkit.analysis import memory
+from nsightkit.analysis.memory import ledger as memory
 from nsightkit.configurations import find
 
 model = find("medium")
@@ -95,7 +95,7 @@ plots.table(both.reset_index(), dict.fromkeys(both, "{:,.0f}"))
 # Attention written out comes first. A process for each row, in which contexts
 # double until one does not fit; longer ones are not tried.
 
-from nsightkit.capture import measure
+from nsightkit.investigations import measure
 
 before = measure("memory-context", "before")
 before

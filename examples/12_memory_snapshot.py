@@ -28,9 +28,9 @@ import dataclasses
 import pandas as pd
 
 from nsightkit import plots
-from nsightkit.analysis import memory
+from nsightkit.analysis.memory import ledger as memory
 from nsightkit.configurations import find
-from nsightkit.workloads import investigations
+from nsightkit.investigations import parts as investigations
 
 SIZES = ("batch", "context", "d_model", "layers", "d_ff", "heads")
 SIZES = (*SIZES, "vocabulary")
@@ -89,7 +89,7 @@ print(f"{kept(model) / 1e6:,.0f} MB a step, for one number")
 # Three steps. Recording begins before there is a model, or the snapshot would
 # know its blocks but not whose they are.
 
-from nsightkit.capture import measure
+from nsightkit.investigations import measure
 
 before = measure("memory-snapshot", "before")
 before
@@ -102,7 +102,7 @@ before
 # PyTorch's own viewer draws the same. The axis counts the allocator's events:
 # in time, most of it would be thin.
 
-from nsightkit.analysis import snapshot as snapshots
+from nsightkit.analysis.memory import snapshot as snapshots
 
 taken = before.snapshot
 

@@ -25,8 +25,8 @@ version, an NVIDIA GPU with PyTorch to repeat it.
 import pandas as pd
 
 from nsightkit import hardware, plots
-from nsightkit.analysis import memory
-from nsightkit.analysis.envelope import envelope
+from nsightkit.analysis.memory import ledger as memory
+from nsightkit.analysis.roofline.envelope import envelope
 from nsightkit.configurations import find
 
 model = find("medium")
@@ -72,7 +72,7 @@ plots.memory_stacks(
 # of each phase; in the other every operator is looked at, which tells what a
 # tensor is for. A CPU has the second account only.
 
-from nsightkit.capture import measure
+from nsightkit.investigations import measure
 
 before = measure("ledger", "before")
 before

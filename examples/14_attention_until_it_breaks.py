@@ -25,8 +25,8 @@ version, an NVIDIA GPU with PyTorch to repeat it.
 import pandas as pd
 
 from nsightkit import hardware, plots
-from nsightkit.analysis import sweep
-from nsightkit.workloads import investigations
+from nsightkit.investigations import parts as investigations
+from nsightkit.investigations.pages import sweep
 
 plan = investigations.find("attention-sweep", "naive-fp32").parameters("live")
 contexts, batch = plan["context"], plan["batch"]
@@ -74,7 +74,7 @@ plots.table(
 # turn. Each direction of a cell has a status of its own: where backward runs
 # out of memory, forward is timed all the same. Every time is that of one pass.
 
-from nsightkit.capture import measure
+from nsightkit.investigations import measure
 
 naive = measure("attention-sweep", "naive-fp32")
 naive

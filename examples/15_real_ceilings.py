@@ -27,7 +27,7 @@ version, an NVIDIA GPU with PyTorch to repeat it.
 import pandas as pd
 
 from nsightkit import hardware, plots
-from nsightkit.analysis import sol
+from nsightkit.analysis.roofline import sol
 from nsightkit.errors import UsageError
 
 SHEET = {"unit": "unit", "accumulate": "sums in", "tflops": "TFLOP/s"}
@@ -58,7 +58,7 @@ plots.table(pd.DataFrame(rows))
 # A product of square matrices in bf16, over and over for a second before the
 # clock counts. A step is one product.
 
-from nsightkit.capture import measure
+from nsightkit.investigations import measure
 
 before = measure("ceilings", "before")
 before
@@ -196,7 +196,7 @@ plots.panels(
 
 import textwrap
 
-from nsightkit.analysis import noise
+from nsightkit.analysis.core import noise
 
 quicker = noise.ratio(before.values("step_ns"), after.values("step_ns"))
 zeros = quicker.value - 1

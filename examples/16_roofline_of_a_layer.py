@@ -25,8 +25,8 @@ version, an NVIDIA GPU with PyTorch to repeat it. No hardware counters.
 import pandas as pd
 
 from nsightkit import hardware, plots
-from nsightkit.analysis import sol
-from nsightkit.workloads import investigations
+from nsightkit.analysis.roofline import sol
+from nsightkit.investigations import parts as investigations
 
 SHAPE = ("batch", "context", "hidden", "heads", "d_ff")
 
@@ -92,7 +92,7 @@ plots.table(checked[columns], {"bound (µs)": "{:,.0f}"})
 # The layer with everything written out. The profile keeps the shapes of what
 # operators are given, which is all that the bounds need.
 
-from nsightkit.capture import measure
+from nsightkit.investigations import measure
 
 before = measure("roofline", "before")
 before

@@ -27,8 +27,10 @@ version, an NVIDIA GPU with PyTorch to repeat it.
 import pandas as pd
 
 from nsightkit import hardware, plots
-from nsightkit.analysis import ladder, sol, whatif
-from nsightkit.workloads import investigations
+from nsightkit.analysis.replay import whatif
+from nsightkit.analysis.roofline import sol
+from nsightkit.investigations import parts as investigations
+from nsightkit.investigations.pages import ladder
 from nsightkit.workloads import layer as rungs
 
 SHAPE = ("batch", "context", "hidden", "heads", "d_ff")
@@ -141,8 +143,8 @@ plots.table(shown.rename_axis("product").reset_index())
 # through several layers with weights of their own, since weights that were
 # just used would wait in the cache.
 
-from nsightkit.capture import measure
 from nsightkit.errors import UsageError
+from nsightkit.investigations import measure
 
 before = measure("ladder", "naive")
 before

@@ -25,8 +25,10 @@ version, an NVIDIA GPU with PyTorch to repeat it.
 import pandas as pd
 
 from nsightkit import hardware, plots
-from nsightkit.analysis import ladder, sol, whatif
-from nsightkit.workloads import investigations
+from nsightkit.analysis.replay import whatif
+from nsightkit.analysis.roofline import sol
+from nsightkit.investigations import parts as investigations
+from nsightkit.investigations.pages import ladder
 from nsightkit.workloads import layer as rungs
 
 SHAPE = ("batch", "context", "hidden", "heads", "d_ff")
@@ -130,8 +132,8 @@ print(f"goals: {said} of the datasheet's bandwidth")
 # Eager code with fused attention; projections, norm and rotary positions as
 # model code writes them.
 
-from nsightkit.capture import measure
 from nsightkit.errors import UsageError
+from nsightkit.investigations import measure
 
 before = measure("decode", "eager")
 before

@@ -30,8 +30,8 @@ read the counters.
 import pandas as pd
 
 from nsightkit import hardware, plots
-from nsightkit.analysis import sol
-from nsightkit.workloads import investigations
+from nsightkit.analysis.roofline import sol
+from nsightkit.investigations import parts as investigations
 from nsightkit.workloads.limiters import CASES, HELD
 
 
@@ -93,9 +93,10 @@ print(f"  with {under_way:,} bytes under way; {needed:,.0f} fill the memory")
 # that of the busiest part of the memory, each in percent of its peak. Either
 # above a first threshold names the limiter; both below a second one mean
 # waiting; in between the higher one counts, if they are far enough apart.
-# ``nsightkit.analysis.ncu.classify`` is that rule. What it should give:
+# ``nsightkit.analysis.roofline.counters.classify`` is that rule. What it
+# should give:
 
-from nsightkit.analysis import ncu
+from nsightkit.analysis.roofline import counters as ncu
 
 EXPECTED = pd.DataFrame({"name": list(CASES), "expected": CASES.values()})
 plots.table(EXPECTED)
@@ -106,7 +107,7 @@ plots.table(EXPECTED)
 # All six, one after the other, are a step. Where there is a GPU they run once
 # more, in a process of their own, under Nsight Compute.
 
-from nsightkit.capture import measure
+from nsightkit.investigations import measure
 
 before = measure("limiters", "before")
 before
@@ -118,7 +119,7 @@ before
 # PyTorch's profile: what the GPU did in each operation's range; on a CPU, what
 # the CPU did. The ceilings are those of this machine.
 
-from nsightkit.analysis import ranges
+from nsightkit.analysis.timeline import ranges
 from nsightkit.errors import UsageError
 
 ran = {name: measure("ceilings", name) for name in ("before", "fp32", "copy")}

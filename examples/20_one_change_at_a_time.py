@@ -52,7 +52,7 @@ print(f"for one false row in twenty comparisons: each at {0.05 / rows:.2%}")
 # -------
 # The program as it is.
 
-from nsightkit.capture import measure
+from nsightkit.investigations import measure
 
 before = measure("one-change", "before")
 before
@@ -80,7 +80,7 @@ print(f"the rest alone would be {1 / (1 - share):.1f} times as fast")
 import pandas as pd
 
 from nsightkit import plots
-from nsightkit.analysis import whatif
+from nsightkit.analysis.replay import whatif
 
 (replay,) = whatif.summary(before.trace, ["no-input-wait"])
 NAMES = {"speedup": "times as fast", "replay_error": "share off, unchanged"}
@@ -99,7 +99,7 @@ import tempfile
 from pathlib import Path
 
 import nsightkit
-from nsightkit.analysis import diff
+from nsightkit.analysis.compare import diff
 from nsightkit.workloads import planted
 
 folder = tempfile.TemporaryDirectory()
@@ -145,7 +145,7 @@ plots.change_intervals(changed(known), title=title, top=14)
 # first one waits longest, since nothing was loaded ahead of it, and ``diff``
 # goes by the median step:
 
-from nsightkit.analysis import overview
+from nsightkit.analysis.timeline import overview
 
 (promised,) = whatif.summary(synthetic["slow"], ["no-input-wait"])
 whole = {k: overview.summary(t)["window_ns"] for k, t in synthetic.items()}
@@ -241,7 +241,7 @@ plots.change_intervals(changed(found), title=title, top=14)
 # What ``nsightkit diff --markdown`` writes: the time of a step, what differs
 # besides the change, whether the bottleneck moved, and what got worse.
 
-from nsightkit.analysis import diff_text
+from nsightkit.analysis.compare import words as diff_text
 
 summary = found.summary()
 print(diff_text.markdown(summary, top=3))

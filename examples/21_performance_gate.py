@@ -24,9 +24,9 @@ version, an NVIDIA GPU with PyTorch to repeat it.
 import pandas as pd
 
 from nsightkit import plots
-from nsightkit.analysis.envelope import envelope
+from nsightkit.analysis.roofline.envelope import envelope
 from nsightkit.configurations import Configuration
-from nsightkit.workloads import investigations
+from nsightkit.investigations import parts as investigations
 
 SIZES = ("batch", "context", "d_model", "layers", "d_ff", "heads")
 SIZES = (*SIZES, "vocabulary")
@@ -77,7 +77,7 @@ plots.table(rows, dict.fromkeys(rows, "{:.1%}"))
 # The same program several times. A fresh process each time is what makes a
 # run: steps of one process would share what should be allowed to differ.
 
-from nsightkit.capture import measure
+from nsightkit.investigations import measure
 
 before = measure("gate", "before")
 before
@@ -129,7 +129,8 @@ plots.table(
 # another, and by nsightkit's rule with as many runs as were measured, which
 # needs the tolerance to be exceeded *and* noise not to explain it.
 
-from nsightkit.analysis import baseline, check, run_metrics
+from nsightkit.analysis.compare import baseline, check
+from nsightkit.analysis.compare import runs as run_metrics
 
 rng = np.random.default_rng(21)
 pace = np.log(medians)

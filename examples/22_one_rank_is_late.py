@@ -52,7 +52,7 @@ for steps in (4, 8, 12):
 # first rank; the ranks talk through Gloo, or through NCCL where each can have
 # a GPU of its own.
 
-from nsightkit.capture import measure
+from nsightkit.investigations import measure
 
 before = measure("late-rank", "before")
 before
@@ -66,7 +66,8 @@ before
 import pandas as pd
 
 from nsightkit import Trace, plots
-from nsightkit.analysis import ranks, stragglers
+from nsightkit.analysis.ranks import job as ranks
+from nsightkit.analysis.ranks import lateness as stragglers
 from nsightkit.trace import TraceMeta
 from nsightkit.trace.nesting import nesting
 
@@ -216,7 +217,7 @@ print(f"planted: {(wall_ns(truth) - wall_ns(calm)) / 1e6:.2f} ms")
 # itself, which is the truth:
 
 import nsightkit
-from nsightkit.analysis import whatif
+from nsightkit.analysis.replay import whatif
 from nsightkit.workloads import played, simulator
 
 changes = ("equal-ranks", "no-input-wait")

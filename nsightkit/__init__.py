@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from nsightkit._moved import install
+
 if TYPE_CHECKING:
     from nsightkit import analysis, capture, workloads
     from nsightkit.errors import NsightkitError, TraceError, UsageError
@@ -27,6 +29,8 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
+install()
+
 _LAZY = {
     "NsightkitError": "nsightkit.errors",
     "TraceError": "nsightkit.errors",
@@ -34,7 +38,7 @@ _LAZY = {
     "Trace": "nsightkit.trace",
     "load": "nsightkit.trace",
 }
-_MODULES = ("analysis", "capture", "workloads")
+_MODULES = ("analysis", "capture", "investigations", "workloads")
 
 
 def __getattr__(name: str) -> Any:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
 
-    from nsightkit.analysis.ranks import Job
-    from nsightkit.analysis.whatif import WhatIf
+    from nsightkit.analysis.ranks.job import Job
+    from nsightkit.analysis.replay.whatif import WhatIf
     from nsightkit.capture.captured import Captured
     from nsightkit.trace import Trace
 
@@ -131,7 +131,7 @@ class _Session:
 
             trace = load(self.path, cache=self._cache)
             if any(value is not None for value in self._select.values()):
-                from nsightkit.analysis.selection import select
+                from nsightkit.analysis.timeline.selection import select
 
                 trace = select(trace, **self._select)
             answer = question(trace)
@@ -356,7 +356,7 @@ def summary(
     """How long, how busy, how dense, on which GPU, and what was not recorded."""
 
     def question(opened: Trace) -> tuple[dict[str, Any], str | None]:
-        from nsightkit.analysis import overview
+        from nsightkit.analysis.timeline import overview
 
         found = overview.summary(opened)
         return found, overview.note(opened, found)
@@ -428,7 +428,7 @@ def kernels(
     """Which kernels the GPU's time went to."""
 
     def question(opened: Trace) -> pd.DataFrame:
-        from nsightkit.analysis.kernels import summary as answer
+        from nsightkit.analysis.timeline.kernels import summary as answer
 
         return answer(opened, by=by, sort=sort, top=top)
 
@@ -458,7 +458,7 @@ def ranges(
     """Say what each NVTX or record_function range cost, on the CPU and on the GPU."""
 
     def question(opened: Trace) -> pd.DataFrame:
-        from nsightkit.analysis.ranges import summary as answer
+        from nsightkit.analysis.timeline.ranges import summary as answer
 
         return answer(opened, match=match, rule=rule)
 
@@ -489,8 +489,8 @@ def gaps(
     """Why the GPU was idle: each gap has one cause, with evidence."""
 
     def question(opened: Trace) -> pd.DataFrame:
-        from nsightkit.analysis.gaps import find
-        from nsightkit.analysis.gaps import summary as answer
+        from nsightkit.analysis.timeline.gaps import find
+        from nsightkit.analysis.timeline.gaps import summary as answer
 
         min_ns = round(min_us * 1000)
         if not each:
@@ -576,7 +576,7 @@ def whatif(
     ] = None,
 ) -> None:
     """What a change would gain: the recorded run, played again with it."""
-    from nsightkit.analysis import whatif as analysis
+    from nsightkit.analysis.replay import whatif as analysis
 
     wanted = analysis.asked(changes or (), without, scale)
     said: list[str] = []
@@ -623,7 +623,7 @@ def memops(
     """Say what copies and memsets moved, and how fast."""
 
     def question(opened: Trace) -> pd.DataFrame:
-        from nsightkit.analysis.memops import summary as answer
+        from nsightkit.analysis.timeline.memops import summary as answer
 
         return answer(opened)
 
@@ -659,8 +659,8 @@ def sol(
 
     def question(opened: Trace) -> pd.DataFrame:
         from nsightkit import hardware
-        from nsightkit.analysis import intervals
-        from nsightkit.analysis import sol as analysis
+        from nsightkit.analysis.core import intervals
+        from nsightkit.analysis.roofline import sol as analysis
 
         found = analysis.summary(
             opened,
@@ -730,7 +730,7 @@ def calls(
     """Time spent in CUDA API calls, or in calls of the operating system."""
 
     def question(opened: Trace) -> pd.DataFrame:
-        from nsightkit.analysis.calls import summary as answer
+        from nsightkit.analysis.timeline.calls import summary as answer
 
         return answer(opened, os=os_calls)
 
@@ -750,7 +750,7 @@ def steps(
     unsaid: list[str] = []
 
     def question(opened: Trace) -> pd.DataFrame:
-        from nsightkit.analysis.steps import summary as answer
+        from nsightkit.analysis.timeline.steps import summary as answer
 
         found = answer(opened, match=match)
         unsaid.extend(c for c in ("phase", "tokens", "sequences") if found[c].isna().all())
@@ -796,7 +796,7 @@ def memory(
     """What the GPU's memory was made of at its peak, who allocated it, and what was lost between blocks."""
     looked_at = int(moment) if moment is not None and re.fullmatch(r"-?\d{1,18}", moment) else moment
     with _progress(f"reading {snapshot.name}"), _naming(snapshot):
-        from nsightkit.analysis.snapshot import summary as answer
+        from nsightkit.analysis.memory.snapshot import summary as answer
         from nsightkit.trace import snapshot as reader
 
         result = answer(reader.read(snapshot), device=device, top=top, moment=looked_at)  # type: ignore[arg-type]
@@ -876,7 +876,7 @@ def ncu(
     from nsightkit import _show
 
     with _progress(f"reading {report.name}"), _naming(report):
-        from nsightkit.analysis.ncu import summary as answer
+        from nsightkit.analysis.roofline.counters import summary as answer
         from nsightkit.trace import ncu as reader
 
         opened = reader.read(report)
@@ -951,7 +951,7 @@ def diff(
     format: FormatOpt = None,  # noqa: A002
 ) -> None:
     """What changed between two captures, by how much, and whether that is more than noise."""
-    from nsightkit.analysis import diff_text
+    from nsightkit.analysis.compare import words as diff_text
 
     if markdown and format is not None:
         raise UsageError("--markdown is a format of its own: leave --format away")
@@ -973,7 +973,7 @@ def diff(
         ]
         # Which of the two is at fault, nobody knows here.
         with _progress("comparing"), _naming(Path(f"{before} or {after}")):
-            from nsightkit.analysis.diff import summary as answer
+            from nsightkit.analysis.compare.diff import summary as answer
 
             also = {"also_before": sides[0][1:], "also_after": sides[1][1:]}
             result = answer(sides[0][0], sides[1][0], **also, match=both["--match"], steps=both["--steps"])
@@ -1022,7 +1022,7 @@ def _diff_side(path: Path, both: Mapping[str, tuple[Any, Any]], no_cache: bool, 
 
 
 def _diff_of_memory(paths: tuple[Path, Path], devices: tuple[Any, Any]) -> dict[str, Any]:
-    from nsightkit.analysis import diff_memory
+    from nsightkit.analysis.memory import diff as diff_memory
     from nsightkit.trace import snapshot as reader
 
     opened = []
@@ -1036,7 +1036,8 @@ def _diff_of_memory(paths: tuple[Path, Path], devices: tuple[Any, Any]) -> dict[
 
 def _diff_as_csv(result: Mapping[str, Any]) -> None:
     from nsightkit import _show
-    from nsightkit.analysis import diff, diff_text
+    from nsightkit.analysis.compare import diff
+    from nsightkit.analysis.compare import words as diff_text
 
     memory = "sites" in result
     tables = ("figures", "categories", "sites") if memory else tuple(diff.TABLES)
@@ -1053,7 +1054,7 @@ def _diff_as_csv(result: Mapping[str, Any]) -> None:
 
 def _print_diff(console: Console, title: str, result: Mapping[str, Any], top: int) -> None:
     from nsightkit import _show
-    from nsightkit.analysis import diff_text
+    from nsightkit.analysis.compare import words as diff_text
 
     console.print(_show.plain(title), style="bold", soft_wrap=True)
     console.print(_show.plain(result["headline"]))
@@ -1111,9 +1112,9 @@ def check(
     format: FormatOpt = None,  # noqa: A002
 ) -> None:
     """Whether a program became slower than a baseline: 0 no, 1 yes or not measured, 2 cannot be said."""
-    from nsightkit.analysis import baseline as baselines
-    from nsightkit.analysis import run_metrics
-    from nsightkit.analysis.check import compare
+    from nsightkit.analysis.compare import baseline as baselines
+    from nsightkit.analysis.compare import runs as run_metrics
+    from nsightkit.analysis.compare.check import compare
 
     if command is not None and not (update or add):
         raise UsageError("--command is kept in the baseline, which is written with --update or --add")
@@ -1268,7 +1269,7 @@ def ranks(
 ) -> None:
     """Who is late among the ranks of a job, what that costs the others, and why."""
     from nsightkit import _show
-    from nsightkit.analysis import ranks as many
+    from nsightkit.analysis.ranks import job as many
 
     if scheduler is not None and workers is not None:
         raise UsageError("--workers is for a local cluster: a scheduler has workers of its own")
@@ -1374,7 +1375,7 @@ def scrub(
 ) -> None:
     """Write a copy that is safe to share: no environment, host, user, paths or tokens; the same answers."""
     with _progress(f"scrubbing {trace.name}"), _naming(trace):
-        from nsightkit.trace import scrub as scrubbing
+        from nsightkit.trace import share as scrubbing
 
         copied = scrubbing.copy(trace, out, overwrite=overwrite)
         files = [out] if out.is_file() else list(out.iterdir())
@@ -1465,7 +1466,7 @@ def record(
     format: FormatOpt = None,  # noqa: A002
 ) -> None:
     """Make the guide's recordings on this machine's GPU; what is current is kept."""
-    from nsightkit.capture import record as capture_record
+    from nsightkit.investigations import record as capture_record
 
     rows = capture_record.record(only or None, budget_s, out, dry_run=dry_run, echo=_note)
     _emit_list(format, rows, ["investigation", "part", "status", "seconds", "detail"])
@@ -1494,7 +1495,7 @@ def peaks(
     if measure:
         if gpu is not None or clock is not None:
             raise UsageError("--measure takes the GPU that is here, at the clock it has; leave the others away")
-        from nsightkit.capture.measured_peaks import measure as measure_peaks
+        from nsightkit.investigations.measured_peaks import measure as measure_peaks
 
         listed = measure_peaks(echo=_note)
         _emit_list(format, listed, list(listed[0]))
@@ -1514,7 +1515,7 @@ def envelope(
 ) -> None:
     """What a model must cost, by arithmetic: parameters, memory, FLOPs, alignment; default: the matrix of ten."""
     from nsightkit import _show, configurations
-    from nsightkit.analysis.envelope import summary as answer
+    from nsightkit.analysis.roofline.envelope import summary as answer
 
     frame = answer([configurations.find(name) for name in config] if config else configurations.MATRIX)
     columns = [str(column) for column in frame.columns]
@@ -1622,7 +1623,7 @@ def bench(
     """Time a language model's steps, each combination of the repeatable options in a process of its own."""
     from nsightkit import _show, configurations
     from nsightkit.capture import bench as benchmark
-    from nsightkit.capture.investigation import has_gpu
+    from nsightkit.capture.children import has_gpu
 
     for name, value in (("--memory-cap-gb", memory_cap_gb), ("--measured-tflops", measured_tflops)):
         if value is not None and not value > 0:

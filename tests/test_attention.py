@@ -6,8 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from nsightkit.cells import ABSENT, SIXTEEN_BITS, TOO_WIDE  # noqa: E402
 from nsightkit.workloads import attention  # noqa: E402
+from nsightkit.workloads.cells import ABSENT, SIXTEEN_BITS, TOO_WIDE  # noqa: E402
 
 SIZES = {"batch": 2, "heads": 2}
 

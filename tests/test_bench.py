@@ -16,13 +16,14 @@ from typing import Any
 import pytest
 
 from nsightkit import cli
-from nsightkit.analysis.envelope import envelope
+from nsightkit.analysis.roofline.envelope import envelope
 from nsightkit.capture import bench as benchmark
-from nsightkit.capture import investigation
+from nsightkit.capture import children
 from nsightkit.capture.bench import Cell, bench, cells, write
 from nsightkit.capture.out_of_memory import is_out_of_memory, requested_bytes
 from nsightkit.configurations import Configuration, find
 from nsightkit.errors import UsageError
+from nsightkit.investigations import measurement as investigation
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
 SCHEMA = json.loads(Path(benchmark.__file__).with_name("bench.schema.json").read_text(encoding="utf-8"))
@@ -219,7 +220,7 @@ def test_messages_of_allocators() -> None:
 def test_nsys_sees_the_timed_steps_and_their_parts(nsys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The child of a profiled command is profiled too, and `measure` leaves the warm-up out."""
     import nsightkit
-    from nsightkit.analysis import ranges
+    from nsightkit.analysis.timeline import ranges
     from nsightkit.capture import nsys as capture
 
     monkeypatch.setenv("NSIGHTKIT_NSYS", str(nsys))
@@ -340,7 +341,7 @@ def test_the_bar_is_on_a_terminals_stderr_only() -> None:
 
 @pytest.mark.gpu
 def test_on_a_gpu() -> None:
-    if not investigation.has_gpu():
+    if not children.has_gpu():
         pytest.skip("no CUDA GPU")
     rows = valid(bench(cells(["smoke"], precisions=benchmark.PRECISIONS), device="cuda", warmup=2, steps=3))["rows"]
     assert {row["status"] for row in rows} <= {"ok", "unsupported"}

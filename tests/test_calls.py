@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from nsightkit.analysis import calls
-from nsightkit.analysis.grouped import STATISTICS
+from nsightkit.analysis.core.grouped import STATISTICS
+from nsightkit.analysis.timeline import calls
 from nsightkit.trace.model import Trace
 
 

@@ -20,10 +20,12 @@ import pandas as pd
 import pytest
 
 import nsightkit
-from nsightkit.capture import doctor, investigation, keys, provenance, record, recordings, second
+from nsightkit.capture import doctor, provenance
 from nsightkit.errors import NsightkitError, UsageError
+from nsightkit.investigations import keys, record, recordings, second
+from nsightkit.investigations import measurement as investigation
+from nsightkit.investigations import parts as investigations
 from nsightkit.trace.model import Trace, TraceMeta
-from nsightkit.workloads import investigations
 
 PART = investigations.find("starved-input", "before")
 
@@ -48,7 +50,7 @@ def test_importing_capture_loads_nothing_heavy() -> None:
         import nsightkit.capture, nsightkit.workloads
         heavy = {"torch", "pandas", "numpy", "matplotlib", "nvtx"} & set(sys.modules)
         assert not heavy, heavy
-        assert callable(nsightkit.capture.measure) and callable(nsightkit.capture.phase)
+        assert callable(nsightkit.investigations.measure) and callable(nsightkit.capture.phase)
         assert "torch" not in sys.modules
         """
     )
@@ -284,7 +286,7 @@ def test_parameters_are_part_of_the_key(tmp_path: Path, monkeypatch: pytest.Monk
 def test_the_key_covers_the_measuring_and_the_workload() -> None:
     covered = keys.closure([keys.MEASURED_BY["timed"], ("nsightkit.workloads.training", "start")])
     for name in (
-        "nsightkit.capture.measuring:measure",
+        "nsightkit.investigations.measuring:measure",
         "nsightkit.capture.timing:time_calls",
         "nsightkit.capture.timing:_cuda",
         "nsightkit.capture.torch_profiler:profile_steps",
@@ -301,7 +303,7 @@ def test_the_key_covers_the_measuring_and_the_workload() -> None:
     for name in ("layer_triton:Decode", "layer_triton:_row_kernel", "limiters_triton:_walk_kernel"):
         assert f"nsightkit.workloads.{name}" in covered
     for name in covered:  # what only describes must not make recordings stale
-        assert not name.startswith(("nsightkit.capture.provenance", "nsightkit.capture.investigation"))
+        assert not name.startswith(("nsightkit.capture.provenance", "nsightkit.investigations.measurement"))
     with pytest.raises(LookupError):
         keys.closure([("nsightkit.workloads.training", "nothing")])
 
@@ -309,9 +311,9 @@ def test_the_key_covers_the_measuring_and_the_workload() -> None:
 def test_the_key_of_an_observed_part_covers_the_observing() -> None:
     part = investigations.find("autocast", "before")
     covered = keys.closure([keys.MEASURED_BY["observed"], ("nsightkit.workloads.autocast", "start")])
-    for name in ("nsightkit.capture.observing:observe", "nsightkit.workloads.autocast:_saved"):
+    for name in ("nsightkit.investigations.observing:observe", "nsightkit.workloads.autocast:_saved"):
         assert name in covered
-    assert "nsightkit.capture.measuring:measure" not in covered
+    assert "nsightkit.investigations.measuring:measure" not in covered
     assert recordings.part_key(part) != recordings.part_key(dataclasses.replace(part, watch="timed"))
 
 
@@ -329,9 +331,8 @@ def test_an_observed_part_brings_what_its_workload_saw(tmp_path: Path) -> None:
 def test_the_key_is_the_same_on_other_pythons() -> None:
     """Recordings are made under another Python than the pages."""
     counts = PART.counts("live") | {"utilization": 0}
-    program = (
-        f"from nsightkit.capture.keys import key; print(key({PART.workload!r}, {PART.parameters('live')}, {counts}))"
-    )
+    arguments = f"{PART.workload!r}, {PART.parameters('live')}, {counts}"
+    program = f"from nsightkit.investigations.keys import key; print(key({arguments}))"
     others = [p for v in range(11, 16) if v != sys.version_info[1] and (p := shutil.which(f"python3.{v}"))]
     compared = 0
     for other in others:
@@ -463,7 +464,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_an_old_recording_is_shown_and_says_how_old_it_is(no_gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     then = dt.datetime.now(dt.UTC) - dt.timedelta(days=40, hours=1)
     plant(no_gpu, utc=then.isoformat(timespec="seconds"))
-    measured = nsightkit.capture.measure("starved-input", "before")
+    measured = nsightkit.investigations.measure("starved-input", "before")
     assert measured.age_days == 40
     html = measured._repr_html_()
     assert "40 days before this page was built" in html
@@ -482,7 +483,7 @@ def test_of_several_gpus_the_newest_is_shown_or_the_one_that_is_asked_for(
 ) -> None:
     plant(no_gpu, gpu={"name": "Planted A"}, utc="2026-01-02T03:04:05+00:00")
     plant(no_gpu, gpu={"name": "Planted B"}, utc="2026-01-03T03:04:05+00:00")
-    measured = nsightkit.capture.measure("starved-input", "before")
+    measured = nsightkit.investigations.measure("starved-input", "before")
     assert measured.recorded_on == ("planted-a", "planted-b")
     assert "Planted B" in measured.label
     html = measured._repr_html_()
@@ -490,11 +491,11 @@ def test_of_several_gpus_the_newest_is_shown_or_the_one_that_is_asked_for(
     assert '<li data-gpu="planted-a">' in html
     for asked, shown in (("planted-a", "Planted A"), ("planted-z", "Planted B")):
         monkeypatch.setenv("NSIGHTKIT_GPU", asked)
-        assert shown in nsightkit.capture.measure("starved-input", "before").label
+        assert shown in nsightkit.investigations.measure("starved-input", "before").label
 
 
 def test_without_gpu_or_recording_it_is_smoke_under_a_banner(no_gpu: Path) -> None:
-    measured = nsightkit.capture.measure("starved-input", "before")
+    measured = nsightkit.investigations.measure("starved-input", "before")
     assert measured.mode == "smoke"
     assert measured.notice is None
     assert measured.label.startswith("Smoke run on this machine's CPU")
@@ -510,7 +511,7 @@ def test_without_gpu_or_recording_it_is_smoke_under_a_banner(no_gpu: Path) -> No
 
 def test_a_valid_recording_is_replayed(no_gpu: Path) -> None:
     plant(no_gpu)
-    measured = nsightkit.capture.measure("starved-input", "before")
+    measured = nsightkit.investigations.measure("starved-input", "before")
     assert measured.mode == "replay"
     assert measured.label == "Recorded on Planted GPU <b>, 2026-01-02; not measured in this build"
     assert measured.values("step_ns").tolist() == [3, 1, 2]
@@ -523,7 +524,7 @@ def test_a_valid_recording_is_replayed(no_gpu: Path) -> None:
     assert "Planted GPU &lt;b&gt;" in html
     assert "<b>" not in html
     # the other part of the pair has none
-    assert nsightkit.capture.measure("starved-input", "after").mode == "smoke"
+    assert nsightkit.investigations.measure("starved-input", "after").mode == "smoke"
 
 
 @pytest.mark.parametrize(
@@ -537,7 +538,7 @@ def test_a_stale_recording_is_never_shown(
     no_gpu: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, object], reason: str
 ) -> None:
     plant(no_gpu, **change)
-    measured = nsightkit.capture.measure("starved-input", "before")
+    measured = nsightkit.investigations.measure("starved-input", "before")
     assert measured.mode == "smoke"
     assert reason in (measured.notice or "")
     assert "starved-input/planted-gpu-b/before" in (measured.notice or "")
@@ -546,14 +547,14 @@ def test_a_stale_recording_is_never_shown(
     assert row["state"] == "stale"
     monkeypatch.setenv("NSIGHTKIT_PUBLISH", "1")
     with pytest.raises(NsightkitError, match="record it again on a GPU"):
-        nsightkit.capture.measure("starved-input", "before")
+        nsightkit.investigations.measure("starved-input", "before")
 
 
 def test_the_newest_valid_recording_wins(no_gpu: Path) -> None:
     plant(no_gpu, gpu={"name": "Old"}, utc="2025-01-01T00:00:00+00:00")
     plant(no_gpu, gpu={"name": "New"}, utc="2026-01-01T00:00:00+00:00")
     plant(no_gpu, gpu={"name": "Newer but stale"}, utc="2026-06-01T00:00:00+00:00", key="0" * 32)
-    assert "Recorded on New," in nsightkit.capture.measure("starved-input", "before").label
+    assert "Recorded on New," in nsightkit.investigations.measure("starved-input", "before").label
 
 
 @pytest.mark.parametrize("damage", ["provenance", "samples", "kind", "gpu", "part", "json"])
@@ -570,7 +571,7 @@ def test_what_is_no_recording_is_refused(no_gpu: Path, damage: str) -> None:
     else:
         text |= {"kind": {"kind": "dry-run"}, "gpu": {"gpu": None}, "part": {"part": "after"}}[damage]
         path.write_text(json.dumps(text))
-    measured = nsightkit.capture.measure("starved-input", "before")
+    measured = nsightkit.investigations.measure("starved-input", "before")
     assert measured.mode == "smoke"
     assert measured.notice
     assert {r["state"] for r in recordings.status() if r["path"]} == {"refused"}
@@ -579,23 +580,23 @@ def test_what_is_no_recording_is_refused(no_gpu: Path, damage: str) -> None:
 def test_the_mode_can_be_forced(no_gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(no_gpu)
     monkeypatch.setenv("NSIGHTKIT_MODE", "smoke")
-    assert nsightkit.capture.measure("starved-input", "before").mode == "smoke"
+    assert nsightkit.investigations.measure("starved-input", "before").mode == "smoke"
     monkeypatch.setenv("NSIGHTKIT_MODE", "replay")
-    assert nsightkit.capture.measure("starved-input", "before").mode == "replay"
+    assert nsightkit.investigations.measure("starved-input", "before").mode == "replay"
     with pytest.raises(NsightkitError, match="no valid recording of starved-input/after"):
-        nsightkit.capture.measure("starved-input", "after")
+        nsightkit.investigations.measure("starved-input", "after")
     monkeypatch.setenv("NSIGHTKIT_MODE", "live")
     with pytest.raises(NsightkitError, match="sees no CUDA GPU"):
-        nsightkit.capture.measure("starved-input", "before")
+        nsightkit.investigations.measure("starved-input", "before")
     monkeypatch.setenv("NSIGHTKIT_MODE", "fast")
     with pytest.raises(UsageError, match="live, replay, smoke"):
-        nsightkit.capture.measure("starved-input", "before")
+        nsightkit.investigations.measure("starved-input", "before")
 
 
 def test_with_a_gpu_it_is_live_even_beside_a_recording(no_gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(no_gpu)
     monkeypatch.setattr(investigation, "has_gpu", lambda: True)
-    measured = nsightkit.capture.measure("starved-input", "before")
+    measured = nsightkit.investigations.measure("starved-input", "before")
     assert measured.mode == "live"
     assert measured.label.startswith("Measured live on Planted GPU")
 
@@ -660,7 +661,7 @@ def test_a_recording_holds_no_names(no_gpu: Path, monkeypatch: pytest.MonkeyPatc
 def test_samples_keep_every_nanosecond(no_gpu: Path) -> None:
     values = [2**53 - 1, 1, 123_456_789_012_345]
     recordings.write(planted_trace(), recordings.frame({"step_ns": values}), facts(), no_gpu)
-    measured = nsightkit.capture.measure("starved-input", "before")
+    measured = nsightkit.investigations.measure("starved-input", "before")
     assert [int(v) for v in measured.values("step_ns")] == values
 
 
@@ -735,7 +736,7 @@ def test_a_dry_run_goes_the_whole_way_on_a_bare_machine(tmp_path: Path) -> None:
     done = children(
         f"""
         import json, pathlib
-        from nsightkit.capture.record import record
+        from nsightkit.investigations.record import record
         out = pathlib.Path({str(out)!r})
         print(json.dumps(record(["gpu-util/one-thread", "starved-input"], out=out, dry_run=True)))
         """,

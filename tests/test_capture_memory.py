@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from make_snapshot import Allocator, random_program
 
-from nsightkit.analysis import snapshot as analysis
+from nsightkit.analysis.memory import snapshot as analysis
 from nsightkit.capture import memory
 from nsightkit.errors import UsageError
 from nsightkit.trace import snapshot as reader
-from nsightkit.trace.scrub import clean_snapshot
+from nsightkit.trace.share import clean_snapshot
 
 torch = pytest.importorskip("torch")
 

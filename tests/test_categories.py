@@ -9,8 +9,9 @@ import pandas as pd
 import pytest
 
 import nsightkit
-from nsightkit.analysis import categories, kernels
-from nsightkit.analysis.categories import CATEGORIES, categorize, category_of
+from nsightkit.analysis.core import categories
+from nsightkit.analysis.core.categories import CATEGORIES, categorize, category_of
+from nsightkit.analysis.timeline import kernels
 
 ELEMENTWISE = "void at::native::vectorized_elementwise_kernel<4, "
 

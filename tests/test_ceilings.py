@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nsightkit.analysis import sol
-from nsightkit.capture import measured_peaks, utilization
+from nsightkit.analysis.roofline import sol
+from nsightkit.capture import utilization
 from nsightkit.errors import NsightkitError, TraceError
 from nsightkit.hardware import SLOWDOWNS, find, rows, slowed_by
-from nsightkit.workloads.investigations import INVESTIGATIONS
+from nsightkit.investigations import measured_peaks
+from nsightkit.investigations.parts import INVESTIGATIONS
 
 torch = pytest.importorskip("torch")
 

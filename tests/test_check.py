@@ -18,10 +18,11 @@ import pytest
 
 import nsightkit
 from nsightkit import cli
-from nsightkit.analysis import baseline as baselines
-from nsightkit.analysis import check, run_metrics
-from nsightkit.analysis.baseline import make
-from nsightkit.analysis.run_metrics import Metric, Run, of_samples
+from nsightkit.analysis.compare import baseline as baselines
+from nsightkit.analysis.compare import check
+from nsightkit.analysis.compare import runs as run_metrics
+from nsightkit.analysis.compare.baseline import make
+from nsightkit.analysis.compare.runs import Metric, Run, of_samples
 from nsightkit.errors import TraceError, UsageError
 from nsightkit.trace import ncu as ncu_reports
 from nsightkit.workloads import planted
@@ -494,7 +495,7 @@ def test_a_trace_without_steps_has_one_sample_of_each(tmp_path: Path) -> None:
 
 def test_a_part_of_a_trace(tmp_path: Path) -> None:
     """A filter leaves the steps' ranges out, and they are steps all the same."""
-    from nsightkit.analysis.selection import select
+    from nsightkit.analysis.timeline.selection import select
 
     planted.training(tmp_path / "t.sqlite", steps=6)
     trace = nsightkit.load(tmp_path / "t.sqlite")

@@ -425,7 +425,7 @@ def test_what_a_library_raises_becomes_one_line(saved: Any, run: Any, monkeypatc
         def fail(*_: object, _error: Exception = error, **__: object) -> None:
             raise _error
 
-        monkeypatch.setattr("nsightkit.analysis.overview.summary", fail)
+        monkeypatch.setattr("nsightkit.analysis.timeline.overview.summary", fail)
         code, out, err = run("summary", path)
         assert (code, out) == (2, "")
         assert path in one_line(err)
@@ -756,7 +756,7 @@ def test_interrupted(saved: Any, run: Any, monkeypatch: pytest.MonkeyPatch) -> N
         raise KeyboardInterrupt
 
     path = saved()
-    monkeypatch.setattr("nsightkit.analysis.overview.summary", stop)
+    monkeypatch.setattr("nsightkit.analysis.timeline.overview.summary", stop)
     assert run("summary", path)[0] == 130
 
 

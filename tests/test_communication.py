@@ -12,8 +12,8 @@ import pandas as pd
 import pytest
 
 import nsightkit
-from nsightkit.analysis import communication
-from nsightkit.analysis.intervals import union_length
+from nsightkit.analysis.core.intervals import union_length
+from nsightkit.analysis.ranks import collectives as communication
 from nsightkit.trace import Trace, TraceMeta, chrome
 from nsightkit.workloads.planted_ranks import job
 

@@ -16,8 +16,13 @@ import pytest
 
 import nsightkit
 from nsightkit import _show
-from nsightkit.analysis import check, diff, diff_memory, diff_text, noise, overview, run_metrics, selection
-from nsightkit.analysis.baseline import make
+from nsightkit.analysis.compare import check, diff
+from nsightkit.analysis.compare import runs as run_metrics
+from nsightkit.analysis.compare import words as diff_text
+from nsightkit.analysis.compare.baseline import make
+from nsightkit.analysis.core import noise
+from nsightkit.analysis.memory import diff as diff_memory
+from nsightkit.analysis.timeline import overview, selection
 from nsightkit.errors import UsageError
 from nsightkit.trace import Trace, TraceMeta
 from nsightkit.trace import snapshot as snapshots
@@ -785,7 +790,7 @@ def test_memory_that_a_kept_graph_held(tmp_path: Path) -> None:
     found = diff_memory.summary(before, after)
     assert (found["outcome"], found["moment"]) == ("less", "peak")
     allocated = found["figures"][0]
-    peaks = [nsightkit.analysis.snapshot.summary(s)["peak_bytes"] for s in (before, after)]
+    peaks = [nsightkit.analysis.memory.snapshot.summary(s)["peak_bytes"] for s in (before, after)]
     assert [allocated[f"{side}_bytes"] for side in diff.SIDES] == peaks
     for table in ("categories", "sites"):
         for side, peak in zip(diff.SIDES, peaks, strict=True):

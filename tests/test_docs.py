@@ -245,7 +245,7 @@ RECORDED = """
 # Measure
 # -------
 
-from nsightkit.capture import measure
+from nsightkit.investigations import measure
 
 measurement = measure("tiny-kernels", "before")
 findings = {"share": 0.25, "where": measurement.mode}
@@ -258,9 +258,9 @@ def _recorded(folder: Path, **changes: object) -> Path:
     """Plant a recording, as if the part had been measured on a GPU."""
     pytest.importorskip("torch")
     pd = pytest.importorskip("pandas")
-    from nsightkit.capture import keys, recordings
+    from nsightkit.investigations import keys, recordings
+    from nsightkit.investigations import parts as investigations
     from nsightkit.trace.model import Trace
-    from nsightkit.workloads import investigations
 
     part = investigations.find("tiny-kernels", "before")
     facts = {
@@ -286,7 +286,6 @@ _LONG_AGO = (dt.datetime.now(dt.UTC) - dt.timedelta(days=400)).isoformat(timespe
     ids=["old", "stale"],
 )
 def test_a_page_says_what_its_recording_is_worth(tmp_path, monkeypatch, changes, mode, banner, published):
-    from nsightkit import capture
 
     recordings = _recorded(tmp_path / "recordings", **changes)
     site = _site(tmp_path, HEADER + RECORDED + FIGURE + LABEL.partition("downloads")[0])
@@ -305,7 +304,7 @@ def test_a_page_says_what_its_recording_is_worth(tmp_path, monkeypatch, changes,
         with zipfile.ZipFile(path) as archive:
             archive.extractall(tmp_path / "downloaded")
         monkeypatch.setenv("NSIGHTKIT_RECORDINGS", str(tmp_path / "downloaded"))
-        assert capture.measure("tiny-kernels", "before").mode == "replay"
+        assert nsightkit.investigations.measure("tiny-kernels", "before").mode == "replay"
     # Whoever publishes is told by the page's own measurement, and again when the pages are checked.
     shutil.rmtree(site / "docs" / "gallery")  # as nox does: a clean build is what counts
     done = _build(site, "-E", NSIGHTKIT_PUBLISH="1", **here)
@@ -401,7 +400,7 @@ def test_tables_of_markdown_pages_are_escaped():
 
 
 def test_pages_that_take_too_long_are_named(tmp_path, monkeypatch):
-    from nsightkit.capture import investigation
+    from nsightkit.investigations import measurement as investigation
 
     monkeypatch.setattr(investigation, "has_gpu", lambda: False)
     junit = tmp_path / "junit.xml"

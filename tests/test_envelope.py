@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from nsightkit import cli
-from nsightkit.analysis.envelope import alignment, envelope, summary
+from nsightkit.analysis.roofline.envelope import alignment, envelope, summary
 from nsightkit.configurations import MATRIX, SIZES, VARIANTS, find
 
 COLUMNS = "config params state_bytes activation_bytes logits_bytes peak_bytes fwd_flops train_flops aligned notes"
@@ -116,7 +116,7 @@ def test_the_notes_say_what_the_figures_leave_out() -> None:
 
 def test_it_needs_neither_torch_nor_the_workloads() -> None:
     code = (
-        "import sys, nsightkit.analysis.envelope as e; e.summary(); "
+        "import sys, nsightkit.analysis.roofline.envelope as e; e.summary(); "
         "print(sorted(m for m in sys.modules if m == 'torch' or m.startswith(('nsightkit.w', 'nsightkit.c'))))"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

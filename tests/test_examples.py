@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import nsightkit
-from nsightkit.analysis import overview
+from nsightkit.analysis.timeline import overview
+from nsightkit.investigations.parts import INVESTIGATIONS
 from nsightkit.workloads import planted
-from nsightkit.workloads.investigations import INVESTIGATIONS
 
 pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
@@ -82,12 +82,12 @@ import numpy as np, pandas as pd
 import nsightkit, nsightkit.trace.snapshot
 from make_snapshot import leaking_program
 from nsightkit.analysis import snapshot as snapshots
-from nsightkit.analysis.envelope import envelope
+from nsightkit.analysis.roofline.envelope import envelope
 from nsightkit.capture import investigation, memory, recordings, sweeping
 from nsightkit.configurations import Configuration
 from nsightkit.trace.model import TABLES, Trace, TraceMeta
 from nsightkit.workloads import planted, planted_counters
-from nsightkit.workloads.investigations import find
+from nsightkit.investigations.parts import find
 from nsightkit.workloads.training import TrainingConfig
 
 FAULTS = {"starved-input": "starved", "hidden-sync": "sync", "tiny-kernels": "tiny", "gpu-util": None}

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import nsightkit
-from nsightkit.analysis import gaps, steps
-from nsightkit.analysis.gaps.ends import in_window
+from nsightkit.analysis.timeline import gaps, steps
+from nsightkit.analysis.timeline.gaps.ends import in_window
 from nsightkit.workloads.planted import Export
 
 US, PID = 1_000, 78

@@ -3,8 +3,9 @@
 import pytest
 
 import nsightkit
-from nsightkit.analysis import gaps, intervals
-from nsightkit.analysis.gaps.threads import Threads
+from nsightkit.analysis.core import intervals
+from nsightkit.analysis.timeline import gaps
+from nsightkit.analysis.timeline.gaps.threads import Threads
 from nsightkit.workloads.planted import Export, training
 
 US = 1_000

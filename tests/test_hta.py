@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import nsightkit
-from nsightkit.analysis import intervals
+from nsightkit.analysis.core import intervals
 
 # trace: (kernel time = computation + communication, memory time, span of GPU work, idle time), µs
 HTA = {

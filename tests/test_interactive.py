@@ -20,7 +20,8 @@ from matplotlib.colors import to_rgb
 
 import nsightkit
 from nsightkit import plots
-from nsightkit.analysis import intervals, kernels, overview
+from nsightkit.analysis.core import intervals
+from nsightkit.analysis.timeline import kernels, overview
 from nsightkit.errors import UsageError
 from nsightkit.plots import _interactive, _packing
 from nsightkit.trace.model import Trace, TraceMeta, categorical

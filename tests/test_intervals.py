@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from nsightkit.analysis import intervals
+from nsightkit.analysis.core import intervals
 from nsightkit.trace import Trace
 
 SIZE = 400

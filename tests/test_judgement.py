@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 import nsightkit
-from nsightkit.analysis import verdict, whatif
+from nsightkit.analysis import verdict
+from nsightkit.analysis.replay import whatif
 from nsightkit.trace.model import Trace
 from nsightkit.workloads import played
 from nsightkit.workloads.planted import BOTTLENECK_OF, Fault, training

@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from nsightkit.analysis import kernels
-from nsightkit.analysis.grouped import STATISTICS, durations_by_group
+from nsightkit.analysis.core.grouped import STATISTICS, durations_by_group
+from nsightkit.analysis.timeline import kernels
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import Trace
 

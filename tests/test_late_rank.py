@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from nsightkit.workloads import investigations, late_rank
+from nsightkit.investigations import parts as investigations
+from nsightkit.workloads import late_rank
 
 SMALL = {"hidden": 32, "layers": 2, "batch": 8, "bucket_mb": 0.002, "data_ms": 1.0, "late_ms": 25.0, "profiled": 4}
 

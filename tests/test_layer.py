@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 from nsightkit import hardware
-from nsightkit.analysis import ladder, sol
-from nsightkit.workloads import investigations
+from nsightkit.analysis.roofline import sol
+from nsightkit.investigations import parts as investigations
+from nsightkit.investigations.pages import ladder
 
 torch = pytest.importorskip("torch")
 
@@ -384,7 +385,7 @@ def test_without_a_known_card_there_are_times_only():
 
 
 def test_kinds_are_of_one_layer(tmp_path):
-    from nsightkit.capture.observing import observe
+    from nsightkit.investigations.observing import observe
     from nsightkit.trace.open import load
 
     counts = {"warmup": 1, "repetitions": 2, "active": 2, "shapes": 0}

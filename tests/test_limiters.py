@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from nsightkit.workloads import investigations
+from nsightkit.investigations import parts as investigations
 
 torch = pytest.importorskip("torch")
 

@@ -9,7 +9,7 @@ import math
 
 import pytest
 
-from nsightkit.analysis.envelope import envelope
+from nsightkit.analysis.roofline.envelope import envelope
 from nsightkit.configurations import MATRIX, SIZES, VARIANTS, Configuration, find
 
 torch = pytest.importorskip("torch")

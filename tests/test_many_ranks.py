@@ -21,7 +21,9 @@ import pytest
 
 import nsightkit
 from nsightkit import _show, cli
-from nsightkit.analysis import accounts, ranks, stragglers
+from nsightkit.analysis.ranks import accounts
+from nsightkit.analysis.ranks import job as ranks
+from nsightkit.analysis.ranks import lateness as stragglers
 from nsightkit.errors import NsightkitError, TraceError, UsageError
 from nsightkit.trace import store
 from nsightkit.workloads.planted import Export

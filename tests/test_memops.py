@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from nsightkit.analysis import memops
+from nsightkit.analysis.timeline import memops
 from nsightkit.trace.model import Trace
 
 COLUMNS = ["kind", "src_kind", "dst_kind", "count", "bytes", "total_ns", "gb_per_s"]

@@ -13,8 +13,8 @@ import pandas as pd
 import pytest
 
 from nsightkit import hardware
-from nsightkit.analysis import memory
-from nsightkit.analysis.envelope import envelope
+from nsightkit.analysis.memory import ledger as memory
+from nsightkit.analysis.roofline.envelope import envelope
 from nsightkit.configurations import MATRIX, Configuration, find
 from nsightkit.errors import UsageError
 
@@ -217,7 +217,8 @@ def test_what_a_gpu_reports_beyond_the_allocations() -> None:
 
 def test_it_needs_neither_torch_nor_the_workloads() -> None:
     code = (
-        "import sys, nsightkit.analysis.memory as m; from nsightkit.configurations import SMOKE; m.predict(SMOKE); "
+        "import sys, nsightkit.analysis.memory.ledger as m; from nsightkit.configurations import SMOKE; "
+        "m.predict(SMOKE); "
         "print(sorted(n for n in sys.modules if n == 'torch' or n.startswith(('nsightkit.w', 'nsightkit.cap'))))"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
@@ -329,8 +330,8 @@ def test_autograd_says_that_it_keeps_the_same(precision: str, attention: str) ->
 
 def test_recorded_peaks_are_within_a_tenth() -> None:
     """Of every current recording that says what a GPU's allocator gave out at most."""
-    from nsightkit.capture import recordings
-    from nsightkit.workloads.investigations import parts
+    from nsightkit.investigations import recordings
+    from nsightkit.investigations.parts import parts
 
     checked = 0
     for part in (p for p in parts() if p.investigation in ("ledger", "bench", "precision", "matrix")):

@@ -19,7 +19,7 @@ import pytest
 
 import nsightkit
 from nsightkit import cli, plots
-from nsightkit.analysis import ncu as analysis
+from nsightkit.analysis.roofline import counters as analysis
 from nsightkit.errors import TraceError, UsageError
 from nsightkit.trace import ncu, ncu_metrics, ncu_tool
 

@@ -77,7 +77,7 @@ def test_its_page_builds_alone(tree):
 
 
 def test_the_recorder_knows_it(tree):
-    asked = f"from nsightkit.workloads.investigations import find; print(find({SLUG!r}, 'after').parameters('live'))"
+    asked = f"from nsightkit.investigations.parts import find; print(find({SLUG!r}, 'after').parameters('live'))"
     assert "'faulty': False" in _run(tree, "-c", asked)
 
 

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from nsightkit.analysis import noise
+from nsightkit.analysis.core import noise
 from nsightkit.errors import UsageError
 
 

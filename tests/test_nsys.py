@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 import nsightkit
-from nsightkit.analysis import gaps, kernels, memops, overview, ranges
+from nsightkit.analysis.timeline import gaps, kernels, memops, overview, ranges
 from nsightkit.trace import TABLES, nsys, sqlite_pages
 from nsightkit.workloads.planted import Export, training
 

@@ -13,8 +13,8 @@ import pandas as pd
 import pytest
 
 import nsightkit
-from nsightkit.analysis import calls, kernels, ranges
-from nsightkit.analysis.grouped import durations_by_name
+from nsightkit.analysis.core.grouped import durations_by_name
+from nsightkit.analysis.timeline import calls, kernels, ranges
 from nsightkit.trace import Trace
 
 pytestmark = pytest.mark.nsys

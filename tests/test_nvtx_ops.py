@@ -14,8 +14,9 @@ import pytest
 
 import nsightkit
 from nsightkit import cli
-from nsightkit.analysis import nvtx_ops, op_costs, sol
-from nsightkit.analysis.intervals import enclosing, launch_of
+from nsightkit.analysis.core.intervals import enclosing, launch_of
+from nsightkit.analysis.roofline import costs as op_costs
+from nsightkit.analysis.roofline import nvtx_ops, sol
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import Trace, TraceMeta
 from nsightkit.workloads.planted import Export

@@ -11,8 +11,8 @@ import pytest
 
 import nsightkit
 from nsightkit import cli, hardware
-from nsightkit.analysis import sol
-from nsightkit.analysis.op_costs import caveat, cost, untyped
+from nsightkit.analysis.roofline import sol
+from nsightkit.analysis.roofline.costs import caveat, cost, untyped
 from nsightkit.errors import UsageError
 from nsightkit.trace import chrome
 from nsightkit.trace.model import Gpu, Trace, TraceMeta

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 import nsightkit
-from nsightkit.analysis import operators
+from nsightkit.analysis.timeline import operators
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import Trace, TraceMeta
 

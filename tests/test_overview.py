@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 import nsightkit
-from nsightkit.analysis import overview
+from nsightkit.analysis.timeline import overview
 from nsightkit.trace.model import Gpu, Trace, TraceMeta
 
 KEYS = {

@@ -5,8 +5,8 @@ import random
 import pytest
 
 import nsightkit
-from nsightkit.analysis import kernels
-from nsightkit.analysis.pairing import HOW, Kernel, pair, plain_range, spellings
+from nsightkit.analysis.compare.match import HOW, Kernel, pair, plain_range, spellings
+from nsightkit.analysis.timeline import kernels
 
 ADD = "void at::native::vectorized_elementwise_kernel<{}, at::native::CUDAFunctor_add<float>, {}>(int)"
 

@@ -4,7 +4,8 @@ import pandas as pd
 import pytest
 
 import nsightkit
-from nsightkit.analysis import intervals, phases, steps
+from nsightkit.analysis.core import intervals
+from nsightkit.analysis.timeline import phases, steps
 from nsightkit.workloads.planted import Export, training
 
 PID = 3

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nsightkit.analysis import ncu as analysis
+from nsightkit.analysis.roofline import counters as analysis
 from nsightkit.trace import ncu, ncu_metrics
 from nsightkit.workloads import planted_counters
 

@@ -320,7 +320,7 @@ def test_small_multiples_draw_the_longest_in_one_scale():
 
 
 def test_roofline_points_and_roofs():
-    from nsightkit.analysis.sol import Rates
+    from nsightkit.analysis.roofline.sol import Rates
 
     table = pd.DataFrame(
         {

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from nsightkit import plots
-from nsightkit.analysis import ncu as analysis
+from nsightkit.analysis.roofline import counters as analysis
 from nsightkit.workloads import planted_counters
 
 HOSTILE = "void f<$\\frac{1}$>(\x1b[31m 加载 $x^{$\n<script>"

@@ -7,7 +7,8 @@ import pandas as pd
 import pytest
 
 import nsightkit
-from nsightkit.analysis import intervals, phases, ranges, selection
+from nsightkit.analysis.core import intervals
+from nsightkit.analysis.timeline import phases, ranges, selection
 from nsightkit.trace import Trace
 from nsightkit.workloads.planted import Export, training
 

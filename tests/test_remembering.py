@@ -17,12 +17,14 @@ import pytest
 from make_snapshot import T0_US, Allocator, leaking_program
 
 import nsightkit
-from nsightkit.analysis import snapshot as analysis
-from nsightkit.capture import investigation, keys, memory, provenance, record, recordings, remembering
+from nsightkit.analysis.memory import snapshot as analysis
+from nsightkit.capture import memory, provenance
 from nsightkit.errors import NsightkitError, TraceError
+from nsightkit.investigations import keys, record, recordings, remembering
+from nsightkit.investigations import measurement as investigation
+from nsightkit.investigations import parts as investigations
 from nsightkit.trace import snapshot as reader
 from nsightkit.trace.model import Trace, TraceMeta
-from nsightkit.workloads import investigations
 
 torch = pytest.importorskip("torch")
 
@@ -38,7 +40,7 @@ def smoke() -> Iterator[dict[str, investigation.Measurement]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NSIGHTKIT_MODE", "smoke")
         yield {
-            part: nsightkit.capture.measure("memory-snapshot", part)
+            part: nsightkit.investigations.measure("memory-snapshot", part)
             for part in investigations.INVESTIGATIONS["memory-snapshot"]
         }
 
@@ -285,7 +287,7 @@ def where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_recording_brings_its_snapshot(where: Path, taken: Path) -> None:
     place = plant(where, snapshot=taken)
     assert sorted(p.name for p in place.iterdir()) == ["provenance.json", "samples.parquet", "snapshot.pickle", "trace"]
-    run = nsightkit.capture.measure("memory-snapshot", "before")
+    run = nsightkit.investigations.measure("memory-snapshot", "before")
     assert run.mode == "replay"
     assert run.snapshot_path == place / "snapshot.pickle"
     assert reader.plain(run.snapshot_path) == reader.plain(taken)
@@ -300,10 +302,10 @@ def test_it_is_valid_only_with_its_key_and_its_snapshot(where: Path, taken: Path
     plant(where)
     assert [(r.state, r.reason) for r in recordings.find(PART)] == [("refused", "it has no memory snapshot")]
     with pytest.raises(NsightkitError, match="no valid recording"):
-        nsightkit.capture.measure("memory-snapshot", "before")
+        nsightkit.investigations.measure("memory-snapshot", "before")
     # a part that takes none needs none
     plant(where, PLAIN)
-    run = nsightkit.capture.measure("starved-input", "before")
+    run = nsightkit.investigations.measure("starved-input", "before")
     assert (run.mode, run.snapshot) == ("replay", None)
 
 
@@ -320,7 +322,7 @@ def test_a_hostile_snapshot_is_refused_and_runs_nothing(where: Path, taken: Path
     proof = tmp_path / "ran"
     hostile = pickle.dumps({"segments": [], "device_traces": [[Hostile(proof)]]})
     (place / "snapshot.pickle").write_bytes(hostile)
-    run = nsightkit.capture.measure("memory-snapshot", "before")
+    run = nsightkit.investigations.measure("memory-snapshot", "before")
     with pytest.raises(TraceError, match="mkdir"):
         _ = run.snapshot
     taken.write_bytes(hostile)
@@ -333,7 +335,7 @@ def test_a_hostile_snapshot_is_refused_and_runs_nothing(where: Path, taken: Path
 def test_the_key_covers_what_records() -> None:
     covered = keys.closure([keys.MEASURED_BY["remembered"], ("nsightkit.workloads.leak", "start")])
     for name in (
-        "nsightkit.capture.remembering:remember",
+        "nsightkit.investigations.remembering:remember",
         "nsightkit.capture.memory:recording",
         "nsightkit.workloads.tensor_memory:TensorMemory",
         "nsightkit.workloads.leak:WatchedRun",

@@ -12,8 +12,8 @@ import pytest
 
 import nsightkit
 from nsightkit.analysis.replay import Change, Schedule
-from nsightkit.analysis.selection import select
-from nsightkit.analysis.whatif import MOST_ERROR
+from nsightkit.analysis.replay.whatif import MOST_ERROR
+from nsightkit.analysis.timeline.selection import select
 from nsightkit.trace.model import Trace
 from nsightkit.workloads import played
 from nsightkit.workloads.planted import Export

@@ -20,7 +20,8 @@ import pytest
 import nsightkit
 from nsightkit import report
 from nsightkit._show import time_text
-from nsightkit.analysis import gaps, kernels, overview, verdict
+from nsightkit.analysis import verdict
+from nsightkit.analysis.timeline import gaps, kernels, overview
 from nsightkit.errors import UsageError
 from nsightkit.plots import _lanes
 from nsightkit.report import _html, _page, _tables

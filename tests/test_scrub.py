@@ -23,12 +23,14 @@ from make_secrets import GRACE, HARMLESS, HOST, ORION, USER, Secret, secrets, su
 from make_snapshot import Allocator
 
 import nsightkit
-from nsightkit.analysis import snapshot as memory
+from nsightkit.analysis.memory import snapshot as memory
 from nsightkit.errors import NsightkitError, TraceError, UsageError
-from nsightkit.trace import Trace, TraceMeta, chrome, scrub, scrub_json, snapshot, store
+from nsightkit.trace import Trace, TraceMeta, chrome, snapshot, store
+from nsightkit.trace import share as scrub
 from nsightkit.trace.model import TABLES, Gpu
 from nsightkit.trace.nsys import quoted
-from nsightkit.trace.secrets import PLACEHOLDER, Scrubber
+from nsightkit.trace.share import documents as scrub_json
+from nsightkit.trace.share.secrets import PLACEHOLDER, Scrubber
 from nsightkit.workloads.planted import Export, training
 
 PLANTED = secrets()
@@ -322,7 +324,7 @@ def test_an_export_analyses_as_before(planted_export: Path, tmp_path: Path) -> N
 
     before, after = nsightkit.load(planted_export), nsightkit.load(out)
     assert_same(before, after, excused)
-    from nsightkit.analysis import gaps, kernels, overview
+    from nsightkit.analysis.timeline import gaps, kernels, overview
 
     assert overview.summary(before) == overview.summary(after)
     for question in (gaps.summary, kernels.summary):
@@ -991,7 +993,7 @@ def test_no_secret_survives_clean() -> None:
 
 
 def test_clean_is_lazy_shares_what_it_can_and_keeps_the_selection() -> None:
-    from nsightkit.analysis.selection import select
+    from nsightkit.analysis.timeline.selection import select
 
     trace = planted_trace()
     clean = scrub.clean(trace)
@@ -1055,7 +1057,7 @@ def test_a_folder_of_ours(tmp_path: Path) -> None:
 
 
 def test_no_secret_survives_in_a_recording(tmp_path: Path) -> None:
-    from nsightkit.capture import recordings
+    from nsightkit.investigations import recordings
 
     taken, counted = tmp_path / "s.pickle", tmp_path / "ncu.csv"
     taken.write_bytes(pickle.dumps(snapshot_with(PLANTED), 4))

@@ -15,12 +15,16 @@ import pyarrow.parquet as pq
 import pytest
 
 import nsightkit
-from nsightkit.analysis import sources, steps
-from nsightkit.capture import doctor, investigation, keys, provenance, record, recordings, repeating, second
+from nsightkit.analysis.compare import sources
+from nsightkit.analysis.timeline import steps
+from nsightkit.capture import doctor, provenance
 from nsightkit.errors import NsightkitError
+from nsightkit.investigations import keys, record, recordings, repeating, second
+from nsightkit.investigations import measurement as investigation
+from nsightkit.investigations import parts as investigations
 from nsightkit.trace import chrome, nsys_tool
 from nsightkit.trace.model import Trace, TraceMeta
-from nsightkit.workloads import investigations, planted
+from nsightkit.workloads import planted
 
 PART = investigations.find("training-step", "before")
 PLAIN = investigations.find("starved-input", "before")
@@ -48,7 +52,7 @@ def test_a_part_is_captured_by_both(nsys: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("NSIGHTKIT_NSYS", str(nsys))
     monkeypatch.setenv("NSIGHTKIT_MODE", "smoke")
     monkeypatch.setenv("PLANTED_TOKEN", "s3cr3t-value")
-    measured = nsightkit.capture.measure("training-step", "before")
+    measured = nsightkit.investigations.measure("training-step", "before")
     assert measured.nsys_notice is None
     by_nsys = measured.nsys_trace
     assert by_nsys is not None
@@ -76,7 +80,7 @@ def test_a_part_is_captured_by_both(nsys: Path, monkeypatch: pytest.MonkeyPatch)
     assert sorted(p.name for p in measured.trace_path.parent.iterdir()) == ["nsys", "result.json", "trace.json.gz"]
     told = dict(provenance.rows(measured.provenance))["Under Nsight Systems, in another run"]
     assert told.startswith("nsys profile --trace=cuda,nvtx")
-    assert told.endswith("python -m nsightkit.capture.repeating training-step before smoke")
+    assert told.endswith("python -m nsightkit.investigations.repeating training-step before smoke")
     assert str(Path.cwd()) not in told
     assert "Under Nsight Systems" in measured._repr_html_()
 
@@ -273,7 +277,7 @@ def test_a_recording_holds_both_captures(no_gpu: Path, tmp_path: Path, monkeypat
     place = recordings.write(nsightkit.load(tmp_path / "loop.json.gz"), samples, told, no_gpu, nsys=by_nsys)
     assert {p.name for p in place.iterdir()} == {"provenance.json", "samples.parquet", "trace", "nsys"}
     assert b"planted-host" not in b"".join(p.read_bytes() for p in place.rglob("*") if p.is_file())
-    measured = nsightkit.capture.measure("training-step", "before")
+    measured = nsightkit.investigations.measure("training-step", "before")
     assert (measured.mode, measured.nsys_notice) == ("replay", None)
     table = sources.compare({"torch.profiler": measured.trace, "nsys": measured.nsys_trace})
     assert {"step", "phase", "category"} == set(table["group"])
@@ -288,21 +292,21 @@ def test_a_recording_without_the_second_capture_is_valid(no_gpu: Path, changes: 
     ranges = pd.DataFrame({"start_ns": [0], "end_ns": [60], "name": pd.Categorical(["step"])})
     trace = Trace.from_frames({"ranges": ranges}, TraceMeta(tool="planted"))
     recordings.write(trace, recordings.frame({"step_ns": [1]}), facts(**changes), no_gpu)
-    measured = nsightkit.capture.measure("training-step", "before")
+    measured = nsightkit.investigations.measure("training-step", "before")
     assert measured.mode == "replay"
     assert measured.nsys_trace is None
     assert words in measured.nsys_notice
     recordings.write(trace, recordings.frame({"step_ns": [1]}), facts(PLAIN), no_gpu)
-    assert nsightkit.capture.measure("starved-input", "before").nsys_notice is None  # it does not ask for one
+    assert nsightkit.investigations.measure("starved-input", "before").nsys_notice is None  # it does not ask for one
 
 
 def test_the_key_covers_what_runs_under_nsys() -> None:
     assert recordings.part_key(PART) != recordings.part_key(dataclasses.replace(PART, second=None))
     covered = keys.closure([keys.REPEATING])
-    assert {f"nsightkit.capture.repeating:{name}" for name in ("repeat", "_drain", "CAPTURED", "_SETTLING")} <= set(
-        covered
-    )
-    assert "nsightkit.capture.repeating:_main" not in covered
+    assert {
+        f"nsightkit.investigations.repeating:{name}" for name in ("repeat", "_drain", "CAPTURED", "_SETTLING")
+    } <= set(covered)
+    assert "nsightkit.investigations.repeating:_main" not in covered
 
 
 # -- the nsys inside Nsight Compute --------------------------------------------------------------------------------

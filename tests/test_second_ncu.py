@@ -14,14 +14,16 @@ import pandas as pd
 import pytest
 
 import nsightkit
-from nsightkit.analysis import ncu as analysis
-from nsightkit.capture import investigation, keys, provenance, recordings, repeating, second
+from nsightkit.analysis.roofline import counters as analysis
 from nsightkit.capture import ncu as capture
+from nsightkit.capture import provenance
 from nsightkit.errors import TraceError
+from nsightkit.investigations import keys, recordings, repeating, second
+from nsightkit.investigations import measurement as investigation
+from nsightkit.investigations import parts as investigations
 from nsightkit.trace import ncu as reports
 from nsightkit.trace import ncu_metrics, ncu_tool
 from nsightkit.trace.model import Trace, TraceMeta
-from nsightkit.workloads import investigations
 
 PART = investigations.find("limiters", "before")
 OPTIONS = ("--nvtx", "--target-processes arg", "-k [ --kernel-name ] arg", "-o [ --export ] arg")
@@ -103,7 +105,7 @@ def test_the_counters_of_the_steady_steps_are_kept(stand_in, tmp_path: Path, mon
     assert f"--nvtx-include={repeating.STEADY}/" in arguments
     assert "--clock-control=none" in arguments
     assert [a.removeprefix("--section=") for a in arguments if a.startswith("--section=")] == list(second.SECTIONS)
-    program = ["-m", "nsightkit.capture.repeating", "limiters", "before", "live"]
+    program = ["-m", "nsightkit.investigations.repeating", "limiters", "before", "live"]
     assert arguments[-5:] == program
     assert environment["PLANTED_TOKEN"] == "s3cr3t-value"  # the program's own environment, which no file may keep
     assert found["command"].startswith("ncu --target-processes=all --clock-control=none --nvtx")
@@ -237,7 +239,7 @@ def test_a_recording_brings_its_counters_through_the_same_analysis(no_gpu: Path,
     made = reports.write(truth, tmp_path / "ncu.csv")
     place = recorded(no_gpu, made, ncu={"version": "2025.3.1.0", "command": "ncu --nvtx python", "steps": 2})
     assert {p.name for p in place.iterdir()} == {"provenance.json", "samples.parquet", "trace", "ncu.csv"}
-    measured = nsightkit.capture.measure("limiters", "before")
+    measured = nsightkit.investigations.measure("limiters", "before")
     assert (measured.mode, measured.ncu_notice, measured.nsys_notice) == ("replay", None, None)
     assert measured.ncu_report is not None
     pd.testing.assert_frame_equal(analysis.summary(measured.ncu_report), analysis.summary(truth))
@@ -250,7 +252,7 @@ def test_a_recording_brings_its_counters_through_the_same_analysis(no_gpu: Path,
 )
 def test_a_recording_without_counters_is_valid_and_says_why(no_gpu: Path, changes: dict, words: str) -> None:
     recorded(no_gpu, None, **changes)
-    measured = nsightkit.capture.measure("limiters", "before")
+    measured = nsightkit.investigations.measure("limiters", "before")
     assert (measured.mode, measured.ncu_report) == ("replay", None)
     assert words in measured.ncu_notice
     told = dict(provenance.rows(measured.provenance))
@@ -267,7 +269,7 @@ def test_counters_that_cannot_be_read_are_not_recorded(no_gpu: Path, tmp_path: P
 def test_a_smoke_run_says_that_a_cpu_has_no_counters(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     monkeypatch.setenv("NSIGHTKIT_MODE", "smoke")
-    measured = nsightkit.capture.measure("limiters", "before")
+    measured = nsightkit.investigations.measure("limiters", "before")
     assert measured.ncu_report is None
     assert measured.ncu_notice == "a CPU has no counters that Nsight Compute could read"
     assert {"product", "product_fp32", "add", "strided", "softmax", "chase"} <= set(measured.trace.ranges["name"])
@@ -276,5 +278,5 @@ def test_a_smoke_run_says_that_a_cpu_has_no_counters(monkeypatch: pytest.MonkeyP
 def test_the_key_covers_what_is_collected(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len({recordings.part_key(dataclasses.replace(PART, second=how)) for how in (None, "nsys", "ncu")}) == 3
     covered = keys.closure([keys.REPEATING, keys.COLLECTING])
-    assert {"nsightkit.capture.repeating:repeat", "nsightkit.capture.second:SECTIONS"} <= set(covered)
-    assert "nsightkit.capture.second:capture" not in covered
+    assert {"nsightkit.investigations.repeating:repeat", "nsightkit.investigations.second:SECTIONS"} <= set(covered)
+    assert "nsightkit.investigations.second:capture" not in covered

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from nsightkit.analysis import kernels, selection
+from nsightkit.analysis.timeline import kernels, selection
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import Trace, TraceMeta
 

@@ -155,7 +155,7 @@ def test_page(browser, site, name):
 @pytest.mark.skipif(not (HTML / "searchindex.js").is_file(), reason="a site without a search")
 @pytest.mark.parametrize(
     ("words", "wanted"),
-    [("gaps", "guide/timeline.html"), ("gaps", "reference/generated/nsightkit.analysis.gaps.html")],
+    [("gaps", "guide/timeline.html"), ("gaps", "reference/generated/nsightkit.analysis.timeline.gaps.html")],
     ids=["a page", "the API"],
 )
 def test_search_finds(browser, site, words, wanted):

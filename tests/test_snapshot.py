@@ -29,7 +29,7 @@ from make_snapshot import MIB, T0_US, Allocator, leaking_program, random_program
 
 import nsightkit
 from nsightkit import cli, plots
-from nsightkit.analysis import snapshot as analysis
+from nsightkit.analysis.memory import snapshot as analysis
 from nsightkit.errors import TraceError, UsageError
 from nsightkit.trace import snapshot as reader
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nsightkit import hardware
-from nsightkit.analysis import sol
+from nsightkit.analysis.roofline import sol
 from nsightkit.errors import UsageError
 
 H200 = sol.datasheet(hardware.find("H200"))

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 import nsightkit
-from nsightkit.analysis import sources
+from nsightkit.analysis.compare import sources
 from nsightkit.errors import UsageError
 from nsightkit.trace import chrome
 from nsightkit.trace.model import TABLES, Trace, TraceMeta

@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 import nsightkit
-from nsightkit.analysis import steps
-from nsightkit.analysis.selection import select
+from nsightkit.analysis.timeline import steps
+from nsightkit.analysis.timeline.selection import select
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import Trace, TraceMeta
 

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 import nsightkit
-from nsightkit.analysis import gaps, ranges, selection
+from nsightkit.analysis.timeline import gaps, ranges, selection
 from nsightkit.trace import TABLES, store
 from nsightkit.workloads.planted import training
 

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import nsightkit
-from nsightkit.analysis import gaps, intervals, kernels, memops, overview, ranges, selection
+from nsightkit.analysis.core import intervals
+from nsightkit.analysis.timeline import gaps, kernels, memops, overview, ranges, selection
 from nsightkit.workloads.planted import Export
 
 SIZE = 60_000

@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from nsightkit import cells as vocabulary
-from nsightkit.analysis import sweep
 from nsightkit.errors import NsightkitError
+from nsightkit.investigations.pages import sweep
 from nsightkit.trace.model import TABLES, Trace, TraceMeta
+from nsightkit.workloads import cells as vocabulary
 
 KEY = ["implementation", "precision", "d", "context", "direction"]
 
@@ -197,7 +197,7 @@ def test_a_forecast_is_tight() -> None:
 
 def test_the_ends_come_where_they_are_forecast(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    from nsightkit.capture import recordings, sweeping
+    from nsightkit.investigations import recordings, sweeping
     from nsightkit.workloads import attention
 
     options = {

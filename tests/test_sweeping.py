@@ -11,11 +11,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from nsightkit import cells as vocabulary  # noqa: E402
-from nsightkit.analysis import sweep as analysis  # noqa: E402
-from nsightkit.capture import recordings, sweeping, timing  # noqa: E402
+from nsightkit.capture import timing  # noqa: E402
+from nsightkit.investigations import parts as investigations  # noqa: E402
+from nsightkit.investigations import recordings, sweeping  # noqa: E402
+from nsightkit.investigations.pages import sweep as analysis  # noqa: E402
 from nsightkit.trace import load  # noqa: E402
-from nsightkit.workloads import attention, investigations  # noqa: E402
+from nsightkit.workloads import attention  # noqa: E402
+from nsightkit.workloads import cells as vocabulary  # noqa: E402
 
 COUNTS = {"warmup": 1, "repetitions": 4, "active": 1}
 MIB = 2**20

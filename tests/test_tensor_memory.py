@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from nsightkit.analysis import snapshot as analysis  # noqa: E402
+from nsightkit.analysis.memory import snapshot as analysis  # noqa: E402
 from nsightkit.trace import snapshot as reader  # noqa: E402
 from nsightkit.workloads.tensor_memory import TensorMemory  # noqa: E402
 

@@ -19,10 +19,13 @@ import pytest
 
 import nsightkit
 from nsightkit._show import ready
-from nsightkit.analysis import gaps, intervals, overview, verdict, whatif
-from nsightkit.analysis import steps as trace_steps
-from nsightkit.analysis.gaps.ends import in_window
-from nsightkit.analysis.selection import select
+from nsightkit.analysis import verdict
+from nsightkit.analysis.core import intervals
+from nsightkit.analysis.replay import whatif
+from nsightkit.analysis.timeline import gaps, overview
+from nsightkit.analysis.timeline import steps as trace_steps
+from nsightkit.analysis.timeline.gaps.ends import in_window
+from nsightkit.analysis.timeline.selection import select
 from nsightkit.analysis.verdict import rules
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import Gpu, Trace, TraceMeta

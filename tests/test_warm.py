@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from nsightkit.capture import investigation, warm
+from nsightkit.capture import children
+from nsightkit.investigations import measurement as investigation
+from nsightkit.investigations import warm
+from nsightkit.investigations.parts import find
 from nsightkit.trace import _process
-from nsightkit.workloads.investigations import find
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(not warm.supported(), reason="forks on Linux only")
@@ -31,13 +33,13 @@ def _job(folder: Path, part: str = "before") -> str:
 
 
 def test_it_measures_what_a_fresh_interpreter_does(tmp_path):
-    environment, told = investigation._child_environment(), []
+    environment, told = children.child_environment(), []
     for name, run in (
         ("forked", lambda job: warm.run(job, 120, environment)),
         (
             "fresh",
             lambda job: subprocess.run(
-                [sys.executable, "-m", "nsightkit.capture.child", job], env=environment, check=True
+                [sys.executable, "-m", "nsightkit.investigations.child", job], env=environment, check=True
             ),
         ),
     ):
@@ -53,7 +55,7 @@ def test_it_measures_what_a_fresh_interpreter_does(tmp_path):
 
 
 def test_a_job_that_fails_says_so_and_the_next_one_works(tmp_path):
-    environment = investigation._child_environment()
+    environment = children.child_environment()
     failed = warm.run(_job(tmp_path, "no-such-part"), 120, environment)
     assert failed.returncode == 1
     assert "no-such-part" in failed.stdout
@@ -62,7 +64,7 @@ def test_a_job_that_fails_says_so_and_the_next_one_works(tmp_path):
 
 def test_environment_and_folder_are_those_of_the_moment(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    environment = investigation._child_environment()
+    environment = children.child_environment()
     relative = json.dumps({**json.loads(_job(tmp_path)), "folder": "."})
     assert warm.run(relative, 120, environment).returncode == 0
     assert (tmp_path / "result.json").is_file()
@@ -71,7 +73,7 @@ def test_environment_and_folder_are_those_of_the_moment(tmp_path, monkeypatch):
 def test_when_the_time_is_up_nothing_is_left(tmp_path):
     part = find("starved-input", "before")
     job = json.dumps({**json.loads(_job(tmp_path)), "investigation": part.investigation})
-    environment = investigation._child_environment()
+    environment = children.child_environment()
     first = warm._first(environment["PYTHONPATH"])
     with pytest.raises(subprocess.TimeoutExpired):
         warm.run(job, 0.3, environment)

@@ -13,9 +13,10 @@ import pandas as pd
 import pytest
 
 import nsightkit
-from nsightkit.analysis import steps, whatif
-from nsightkit.analysis.selection import select
-from nsightkit.analysis.whatif import CHANGES, STANDARD, WhatIf
+from nsightkit.analysis.replay import whatif
+from nsightkit.analysis.replay.whatif import CHANGES, STANDARD, WhatIf
+from nsightkit.analysis.timeline import steps
+from nsightkit.analysis.timeline.selection import select
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import Trace
 from nsightkit.workloads import played

@@ -14,7 +14,7 @@ import pytest
 
 from nsightkit.configurations import MATRIX, VARIANTS
 from nsightkit.errors import UsageError
-from nsightkit.workloads import investigations
+from nsightkit.investigations import parts as investigations
 
 torch = pytest.importorskip("torch")
 

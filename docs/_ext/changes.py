@@ -6,7 +6,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from nsightkit.analysis.whatif import CHANGES
+from nsightkit.analysis.replay.whatif import CHANGES
 
 
 class Changes(SphinxDirective):

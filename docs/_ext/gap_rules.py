@@ -8,7 +8,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from nsightkit.analysis.gaps.rules import CAUSES, RULES
+from nsightkit.analysis.timeline.gaps.rules import CAUSES, RULES
 
 
 class GapRules(SphinxDirective):

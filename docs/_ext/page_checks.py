@@ -63,14 +63,14 @@ def slow(junit: Path, most_s: float = _MOST_S) -> list[str]:
         What the gallery wrote about its scripts; the times of a build on a GPU are not judged.
     most_s : float
     """
-    from nsightkit.capture.investigation import has_gpu
+    from nsightkit.capture.children import has_gpu
 
     if has_gpu() or not junit.is_file():
         return []
     cases = ET.parse(junit).iter("testcase")  # noqa: S314 # our own build wrote it
     return [
         f"{Path(case.get('file', '')).name} took {float(case.get('time', 0)):.0f} s, and {_MOST_S} s is the most: give "
-        "the parts smaller `smoke` sizes in nsightkit/workloads/investigations.py"
+        "the parts smaller `smoke` sizes in nsightkit/investigations/parts.py"
         for case in cases
         if float(case.get("time", 0)) > most_s
     ]
@@ -101,7 +101,7 @@ def _example(soup: BeautifulSoup) -> list[str]:
 
 
 def _stale() -> list[str]:
-    from nsightkit.capture import recordings
+    from nsightkit.investigations import recordings
 
     return [
         f"recording {s['investigation']}/{s['part']} of {s['gpu']} is {s['state']}"

@@ -1,79 +1,14 @@
-"""What a capture means: one module a question, each a function of a :class:`~nsightkit.trace.Trace`."""
+"""What a capture means: one module a question, each a function of a :class:`~nsightkit.trace.Trace`.
+
+The folders are the kinds of question: :mod:`~nsightkit.analysis.timeline` (where the time went, why the GPU was idle),
+:mod:`~nsightkit.analysis.replay` (what a change would gain), :mod:`~nsightkit.analysis.verdict` (the one answer),
+:mod:`~nsightkit.analysis.roofline` (how far from the speed of light), :mod:`~nsightkit.analysis.compare` (what
+changed), :mod:`~nsightkit.analysis.ranks` (many GPUs) and :mod:`~nsightkit.analysis.memory`. They share
+:mod:`~nsightkit.analysis.core`.
+"""
 
 from __future__ import annotations
 
-import importlib
-from types import ModuleType
-from typing import TYPE_CHECKING
+from nsightkit._moved import moved_names
 
-if TYPE_CHECKING:
-    from . import (
-        accounts,
-        baseline,
-        calls,
-        check,
-        clocks,
-        communication,
-        diff,
-        diff_memory,
-        diff_text,
-        envelope,
-        gaps,
-        kernels,
-        ladder,
-        memops,
-        memory,
-        ncu,
-        noise,
-        operators,
-        overview,
-        pairing,
-        phases,
-        ranges,
-        ranks,
-        run_metrics,
-        selection,
-        sources,
-        steps,
-        stragglers,
-        verdict,
-    )
-
-__all__ = [
-    "accounts",
-    "baseline",
-    "calls",
-    "check",
-    "clocks",
-    "communication",
-    "diff",
-    "diff_memory",
-    "diff_text",
-    "envelope",
-    "gaps",
-    "kernels",
-    "ladder",
-    "memops",
-    "memory",
-    "ncu",
-    "noise",
-    "operators",
-    "overview",
-    "pairing",
-    "phases",
-    "ranges",
-    "ranks",
-    "run_metrics",
-    "selection",
-    "sol",
-    "sources",
-    "steps",
-    "stragglers",
-    "verdict",
-]
-
-
-def __getattr__(name: str) -> ModuleType:
-    if name in __all__:
-        return importlib.import_module(f"nsightkit.analysis.{name}")
-    raise AttributeError(f"module 'nsightkit.analysis' has no attribute {name!r}")
+__getattr__ = moved_names(__name__)

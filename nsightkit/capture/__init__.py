@@ -1,4 +1,4 @@
-"""How a program is watched: nsys, torch.profiler, timers; and where a measurement comes from when there is no GPU.
+"""How a program is watched: nsys, ncu, torch.profiler, the allocator's history, timers.
 
 Everything is loaded when it is first used: importing this package loads neither torch nor pandas.
 """
@@ -9,51 +9,39 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nsightkit.capture import (
-        bench,
-        doctor,
-        memory,
-        ncu,
-        nsys,
-        provenance,
-        record,
-        recordings,
-        timing,
-        torch_profiler,
-    )
+    from nsightkit.capture import bench, doctor, memory, ncu, nsys, provenance, timing, torch_profiler
     from nsightkit.capture.captured import Captured
-    from nsightkit.capture.investigation import Measurement, measure
     from nsightkit.workloads.phases import phase
 
 __all__ = [
     "Captured",
-    "Measurement",
     "bench",
     "doctor",
-    "measure",
     "memory",
     "ncu",
     "nsys",
     "phase",
     "provenance",
-    "record",
-    "recordings",
     "timing",
     "torch_profiler",
 ]
 
+#: Where each name is; those that have moved work for one release.
 _LAZY = {
     "Captured": "nsightkit.capture.captured",
-    "Measurement": "nsightkit.capture.investigation",
-    "measure": "nsightkit.capture.investigation",
     "phase": "nsightkit.workloads.phases",
 }
+_MOVED = {"Measurement", "measure"}
 
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
-    if name in __all__:
+    if name in _MOVED:
+        from nsightkit._moved import moved_to
+
+        return moved_to(__name__, "nsightkit.investigations")(name)
+    if name in __all__ or name in ("record", "recordings"):
         return importlib.import_module(f"nsightkit.capture.{name}")
     raise AttributeError(f"module 'nsightkit.capture' has no attribute {name!r}")
 

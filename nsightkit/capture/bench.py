@@ -21,8 +21,8 @@ from typing import Any
 
 import nsightkit
 from nsightkit import hardware
-from nsightkit.analysis.envelope import envelope
-from nsightkit.capture.investigation import _child_environment, has_gpu
+from nsightkit.analysis.roofline.envelope import envelope
+from nsightkit.capture.children import child_environment, has_gpu
 from nsightkit.configurations import Configuration, find
 from nsightkit.errors import UsageError
 from nsightkit.trace._process import run, tail
@@ -80,7 +80,7 @@ class Cell:
 
     @property
     def flops(self) -> int:
-        """FLOPs of a step, as :mod:`nsightkit.analysis.envelope` counts them."""
+        """FLOPs of a step, as :mod:`nsightkit.analysis.roofline.envelope` counts them."""
         one = envelope(self.configuration)
         return self.accumulate * (one.fwd_flops if self.mode == "fwd" else one.train_flops)
 
@@ -266,7 +266,7 @@ def _measured(job: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         result = Path(folder) / "result.json"
         command = [sys.executable, "-m", "nsightkit.capture._bench_child", json.dumps(job | {"result": str(result)})]
         try:
-            done = run(command, timeout_s, env=_child_environment())
+            done = run(command, timeout_s, env=child_environment())
         except subprocess.TimeoutExpired as error:
             said = tail(error.output, 1) or "nothing"
             return {"status": "failed", "detail": f"not done within {timeout_s:g} s; it last said: {said}"}

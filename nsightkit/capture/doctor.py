@@ -200,7 +200,7 @@ def _torch() -> _Row:
 
 
 def _gpu() -> _Row:
-    from nsightkit.capture.investigation import has_gpu
+    from nsightkit.capture.children import has_gpu
 
     name = "CUDA GPU (live measurements, recordings)"
     if has_gpu():

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from nsightkit.errors import UsageError
 from nsightkit.trace.files import replacing
-from nsightkit.trace.scrub import clean_snapshot, write_snapshot
+from nsightkit.trace.share import clean_snapshot, write_snapshot
 
 __all__ = ["Recording", "dump", "recording", "supported", "write"]
 
@@ -88,7 +88,7 @@ def recording(
     context : {"alloc", "all"}
         Which events have a stack: what begins an allocation, or also what ends it.
     scrub : bool, default True
-        Leave out folders, host and user names, as :func:`nsightkit.trace.scrub.clean_snapshot` does.
+        Leave out folders, host and user names, as :func:`nsightkit.trace.share.clean_snapshot` does.
     required : bool, default True
         Raise where nothing can be recorded. Otherwise the block runs unobserved.
 
@@ -174,7 +174,7 @@ def dump(output: str | os.PathLike[str], *, scrub: bool = True) -> Path:
     output : path-like
         Appears whole or not at all.
     scrub : bool, default True
-        Leave out folders, host and user names, as :func:`nsightkit.trace.scrub.clean_snapshot` does.
+        Leave out folders, host and user names, as :func:`nsightkit.trace.share.clean_snapshot` does.
 
     Returns
     -------
@@ -201,7 +201,7 @@ def write(taken: Mapping[str, Any], output: str | os.PathLike[str], *, scrub: bo
     output : path-like
         Appears whole or not at all.
     scrub : bool, default True
-        Leave out folders, host and user names, as :func:`nsightkit.trace.scrub.clean_snapshot` does.
+        Leave out folders, host and user names, as :func:`nsightkit.trace.share.clean_snapshot` does.
 
     Returns
     -------

@@ -18,9 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from nsightkit.trace import ncu_tool, nsys_tool
-from nsightkit.trace.secrets import Scrubber
+from nsightkit.trace.share.secrets import Scrubber
 
-__all__ = ["collect", "in_short", "label", "rows", "scrub", "slug"]
+__all__ = ["FORMAT", "collect", "in_short", "label", "rows", "scrub", "slug"]
+
+#: Version of the layout of recordings; part of every key.
+FORMAT = 1
 
 
 def collect(*, device: str, **facts: Any) -> dict[str, Any]:
@@ -39,8 +42,6 @@ def collect(*, device: str, **facts: Any) -> dict[str, Any]:
     dict
         JSON values. ``gpu`` is None without one; a version that cannot be had is None.
     """
-    from nsightkit.capture.keys import FORMAT
-
     commit, dirty = _commit()
     record = {
         "format": FORMAT,
@@ -199,7 +200,7 @@ def scrub(value: Any) -> Any:
     Returns
     -------
     JSON value
-        With placeholders in their place: :mod:`nsightkit.trace.secrets`.
+        With placeholders in their place: :mod:`nsightkit.trace.share.secrets`.
     """
     scrubber = Scrubber()
     scrubber.learn_value(value)

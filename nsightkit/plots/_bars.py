@@ -38,7 +38,7 @@ def gap_bars(gaps: pd.DataFrame, *, title: str = "GPU idle time by cause") -> Fi
     ----------
     gaps : DataFrame
         One row a cause with ``cause``, ``count``, ``total_ns`` and ``share_of_span`` (0 to 1), as
-        :func:`nsightkit.analysis.gaps.summary` returns it.
+        :func:`nsightkit.analysis.timeline.gaps.summary` returns it.
     title : str, default "GPU idle time by cause"
 
     Returns
@@ -74,7 +74,7 @@ def kernel_bars(kernels: pd.DataFrame, *, top: int = 12, title: str = "GPU time 
     ----------
     kernels : DataFrame
         One row a kernel with ``name``, ``total_ns``, ``share`` (0 to 1) and ``count``, and ``category`` where there is
-        one, as :func:`nsightkit.analysis.kernels.summary` returns it.
+        one, as :func:`nsightkit.analysis.timeline.kernels.summary` returns it.
     top : int, default 12
         How many to draw; the rest becomes one bar.
     title : str, default "GPU time by kernel"
@@ -196,7 +196,7 @@ def step_times(
     ----------
     samples : DataFrame or mapping of str to array of shape (steps,)
         Times in nanoseconds by configuration; or one row a step with ``wall_ns`` (and ``busy_ns``), as
-        :func:`nsightkit.analysis.steps.summary` returns it.
+        :func:`nsightkit.analysis.timeline.steps.summary` returns it.
     title : str, default "Step times"
     unit : {"s", "ms", "µs", "ns"}, optional
         Of the y axis; the one that reads well when omitted.

@@ -18,7 +18,7 @@ BLUE, VERMILION, GREEN, PURPLE, GREY, OCHRE, RED = (
 
 DARK_GREY = "#646c77"
 
-#: Of kinds of work (:mod:`nsightkit.analysis.categories`), the same in every figure that names them.
+#: Of kinds of work (:mod:`nsightkit.analysis.core.categories`), the same in every figure that names them.
 CATEGORY_COLOURS = {
     "GEMM": BLUE,
     "attention": VERMILION,

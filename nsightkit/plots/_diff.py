@@ -42,7 +42,7 @@ def change_intervals(rows: pd.DataFrame, *, top: int = 12, title: str = "What ch
     Parameters
     ----------
     rows : DataFrame
-        A table of :func:`nsightkit.analysis.diff.compare`, or several, one below the other: ``delta_ns, low_ns,
+        A table of :func:`nsightkit.analysis.compare.diff.compare`, or several, one below the other: ``delta_ns, low_ns,
         high_ns, before_ns, after_ns, significance``, and ``name``, ``cause`` or ``kind``, with ``clock`` where there is
         one.
     top : int, default 12

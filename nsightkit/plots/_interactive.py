@@ -40,8 +40,8 @@ def interactive_timeline(
     """GPU streams and CPU ranges over time, to zoom and pan in a page without any network.
 
     A reader switches between two views. *Raw* has each event as it was recorded, a row a stream and a row a nesting
-    level of a thread. *Rolled up* has a row a category of work (:mod:`nsightkit.analysis.categories`) of each device,
-    as the share of time it covers, and above them the share of time in which the device was busy; where streams
+    level of a thread. *Rolled up* has a row a category of work (:mod:`nsightkit.analysis.core.categories`) of each
+    device, as the share of time it covers, and above them the share of time in which the device was busy; where streams
     overlap, time counts once. A trace without GPU work is rolled up by the names of its framework ops, else of its
     CPU ranges.
 

@@ -29,11 +29,12 @@ def ladder_bars(
     Parameters
     ----------
     times : DataFrame
-        ``rung``, ``time_ns``, ``low_ns`` and ``high_ns``, as :func:`nsightkit.analysis.ladder.summary` returns them.
+        ``rung``, ``time_ns``, ``low_ns`` and ``high_ns``, as :func:`nsightkit.investigations.pages.ladder.summary`
+        returns them.
     parts : mapping of str to Series
-        By rung, nanoseconds by kind of work, as :func:`nsightkit.analysis.ladder.kinds` returns them. What they leave
-        of the time is drawn as the rest; where they are more than it, for a profiler makes a CPU slower, they are drawn
-        in proportion.
+        By rung, nanoseconds by kind of work, as :func:`nsightkit.investigations.pages.ladder.kinds` returns them. What
+        they leave of the time is drawn as the rest; where they are more than it, for a profiler makes a CPU slower,
+        they are drawn in proportion.
     floors : mapping of str to float, optional
         Least times in nanoseconds, by what they are the least of.
     title : str, default "Time of a rung"

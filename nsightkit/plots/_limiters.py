@@ -8,7 +8,7 @@ from matplotlib.colors import ListedColormap, to_rgba
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from nsightkit.analysis.ncu import classify
+from nsightkit.analysis.roofline.counters import classify
 from nsightkit.plots._roofline import _MARKS
 from nsightkit.plots._style import BLUE, GREY, PURPLE, VERMILION, new_figure, nothing, plain, spoken
 
@@ -30,7 +30,8 @@ def limiter_map(table: pd.DataFrame, *, title: str = "What limits each kernel") 
     ----------
     table : DataFrame
         ``kernel``, ``sm_pct``, ``memory_pct`` and ``classification``, as from
-        :func:`nsightkit.analysis.ncu.summary`; ``name``, where there is one, is what the legend says instead of
+        :func:`nsightkit.analysis.roofline.counters.summary`; ``name``, where there is one, is what the legend says
+        instead of
         ``kernel``. Rows whose throughputs were not measured are left out.
     title : str, default "What limits each kernel"
 

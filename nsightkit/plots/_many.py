@@ -156,7 +156,7 @@ def small_multiples(
     Parameters
     ----------
     tables : mapping of str to DataFrame
-        Results of :func:`nsightkit.analysis.kernels.summary`: ``name``, ``category``, ``total_ns``, ``share``.
+        Results of :func:`nsightkit.analysis.timeline.kernels.summary`: ``name``, ``category``, ``total_ns``, ``share``.
     top : int, default 5
         Names a chart.
     columns : int, default 2

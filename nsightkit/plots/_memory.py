@@ -83,9 +83,9 @@ def memory_timeline(
     Parameters
     ----------
     bands : DataFrame
-        As :func:`nsightkit.analysis.snapshot.bands` returns it.
+        As :func:`nsightkit.analysis.memory.snapshot.bands` returns it.
     timeline : DataFrame, optional
-        As :func:`nsightkit.analysis.snapshot.timeline` returns it: adds a line for what is reserved.
+        As :func:`nsightkit.analysis.memory.snapshot.timeline` returns it: adds a line for what is reserved.
     title : str, default "Memory over time"
 
     Returns
@@ -162,7 +162,7 @@ def memory_bars(sites: pd.DataFrame, *, top: int = 12, title: str = "Memory at t
     ----------
     sites : DataFrame
         One row a site with ``site, category, bytes, count`` and ``share`` (0 to 1), as
-        :func:`nsightkit.analysis.snapshot.sites` returns it.
+        :func:`nsightkit.analysis.memory.snapshot.sites` returns it.
     top : int, default 12
         How many to draw; the rest becomes one bar.
     title : str, default "Memory at the peak by who allocated it"
@@ -224,9 +224,9 @@ def segment_map(
     Parameters
     ----------
     segments : DataFrame
-        As :func:`nsightkit.analysis.snapshot.segments` returns it.
+        As :func:`nsightkit.analysis.memory.snapshot.segments` returns it.
     blocks : DataFrame
-        The live blocks of the same moment, as :func:`nsightkit.analysis.snapshot.at` returns them.
+        The live blocks of the same moment, as :func:`nsightkit.analysis.memory.snapshot.at` returns them.
     by : {"total_bytes", "free_bytes"}
         Which segments come first: the largest, or those with most free space.
     top : int, default 30

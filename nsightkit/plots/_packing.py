@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from nsightkit.analysis.categories import CATEGORIES, categorize
+from nsightkit.analysis.core.categories import CATEGORIES, categorize
 from nsightkit.plots._base import (
     BLUE,
     CATEGORY_COLOURS,
@@ -459,8 +459,8 @@ def pack(
     window : tuple of int or None
         Nanoseconds on each trace's clock.
     idle : mapping of str to DataFrame, optional
-        Gaps of each trace, as :func:`nsightkit.analysis.gaps.find` has them. With it, all there is of each thread has
-        rows: framework ops and CUDA calls beside the ranges, and a device's idle time by cause.
+        Gaps of each trace, as :func:`nsightkit.analysis.timeline.gaps.find` has them. With it, all there is of each
+        thread has rows: framework ops and CUDA calls beside the ranges, and a device's idle time by cause.
 
     Returns
     -------

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from nsightkit.analysis.intervals import uncovered
+from nsightkit.analysis.core.intervals import uncovered
 from nsightkit.plots._style import (
     BLUE,
     DARK_GREY,
@@ -33,7 +33,7 @@ def rank_arrivals(arrivals: pd.DataFrame, *, steps: int = 2, title: str = "Who w
     Parameters
     ----------
     arrivals : DataFrame
-        Of :class:`nsightkit.analysis.ranks.Job`.
+        Of :class:`nsightkit.analysis.ranks.job.Job`.
     steps : int, default 2
         How many steps, from the middle of the run; as many collectives' worth where no steps are known.
     title : str
@@ -87,9 +87,9 @@ def rank_lateness(arrivals: pd.DataFrame, late_ns: pd.Series, *, title: str = "H
     Parameters
     ----------
     arrivals : DataFrame
-        Of :class:`nsightkit.analysis.ranks.Job`.
+        Of :class:`nsightkit.analysis.ranks.job.Job`.
     late_ns : Series of float
-        :func:`nsightkit.analysis.stragglers.lateness` of them.
+        :func:`nsightkit.analysis.ranks.lateness.lateness` of them.
     title : str
 
     Returns

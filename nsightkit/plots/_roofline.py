@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from nsightkit.analysis.sol import Rates
+from nsightkit.analysis.roofline.sol import Rates
 from nsightkit.plots._style import (
     BLUE,
     DARK_GREY,
@@ -48,8 +48,8 @@ def roofline(
     ----------
     table : DataFrame
         ``name, flops, intensity, time_ns`` and, as the legend shows it, ``sol_datasheet``, as from
-        :func:`nsightkit.analysis.sol.judge`. Operations without FLOPs have no place here and are left out, and so are
-        those whose bytes are not known.
+        :func:`nsightkit.analysis.roofline.sol.judge`. Operations without FLOPs have no place here and are left out, and
+        so are those whose bytes are not known.
     rates : sequence of Rates
         A roof each, such as the datasheet's and the measured one.
     unit : str

@@ -17,7 +17,8 @@ import pandas as pd
 
 from nsightkit import __version__
 from nsightkit._show import bytes_text, time_text
-from nsightkit.analysis import gaps, overview, steps, verdict
+from nsightkit.analysis import verdict
+from nsightkit.analysis.timeline import gaps, overview, steps
 from nsightkit.errors import UsageError
 from nsightkit.plots._base import CATEGORY_COLOURS, CAUSE_COLOURS, DARK_GREY
 from nsightkit.plots._packing import InteractiveTimeline, pack, program
@@ -25,7 +26,7 @@ from nsightkit.report._html import Markup, shown, tag
 from nsightkit.report._tables import SECTIONS, Section, draw, letters, source_line
 from nsightkit.trace.files import replacing
 from nsightkit.trace.model import GPU_TABLES, Trace
-from nsightkit.trace.scrub import clean, clean_text
+from nsightkit.trace.share import clean, clean_text
 
 __all__ = ["html", "labelled", "write"]
 
@@ -153,7 +154,7 @@ def html(traces: Trace | Mapping[str, Trace], *, title: str | None = None, selec
     Returns
     -------
     str
-        A whole HTML document. It holds no secret that the traces hold (:func:`nsightkit.trace.scrub.clean`).
+        A whole HTML document. It holds no secret that the traces hold (:func:`nsightkit.trace.share.clean`).
 
     Raises
     ------

@@ -9,7 +9,9 @@ from typing import Any
 import pandas as pd
 
 from nsightkit._show import cell_text, header_text, is_text, rows_of
-from nsightkit.analysis import calls, gaps, intervals, kernels, memops, ranges, sol, steps
+from nsightkit.analysis.core import intervals
+from nsightkit.analysis.roofline import sol
+from nsightkit.analysis.timeline import calls, gaps, kernels, memops, ranges, steps
 from nsightkit.report._html import Markup, shown, tag
 from nsightkit.trace.model import Trace
 

@@ -27,7 +27,7 @@ from nsightkit.trace.files import replacing
 from nsightkit.trace.kineto import COLLECTIVE, short_kernel_name
 from nsightkit.trace.model import GPU_TABLES, Trace
 from nsightkit.trace.nesting import nesting
-from nsightkit.trace.scrub import clean
+from nsightkit.trace.share import clean
 
 __all__ = ["write"]
 
@@ -56,7 +56,7 @@ def write(trace: Trace, path: str | os.PathLike[str]) -> None:
 
     Times are microseconds with three decimals since the trace's first event: viewers hold them as floats, which at
     microseconds since 1970 tell apart no less than 250 ns. The file appears only when it is whole. It holds no secrets:
-    :func:`nsightkit.trace.scrub.clean` has been through what is written.
+    :func:`nsightkit.trace.share.clean` has been through what is written.
 
     Parameters
     ----------

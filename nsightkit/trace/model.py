@@ -362,24 +362,22 @@ class Trace:
             if "duration_ns" not in have and "duration_ns" in columns:
                 have["duration_ns"] = have["end_ns"] - have["start_ns"]
 
-    def derived(self, name: str, code: Sequence[str], compute: Callable[[], pd.DataFrame]) -> pd.DataFrame:
+    def derived(self, name: str, compute: Callable[[], pd.DataFrame]) -> pd.DataFrame:
         """What an analysis derived from the whole trace, computed once.
 
-        Kept in memory, and beside a big trace in its cache, where it is good as long as the code that made it
-        does not change.
+        Kept in memory, and beside a big trace in its cache, where it is good as long as the code of readers and
+        analyses does not change.
 
         Parameters
         ----------
         name : str
             What it is: letters, digits and dashes.
-        code : sequence of str
-            Source files whose change makes it stale.
         compute : callable
             Makes it: numeric and categorical columns.
         """
         if name not in self.memo:
             keep = getattr(self._source, "derived", None)
-            self.memo[name] = compute() if keep is None else keep(name, code, compute)
+            self.memo[name] = compute() if keep is None else keep(name, compute)
         frame: pd.DataFrame = self.memo[name]
         return frame
 

@@ -7,7 +7,7 @@ some hundred megabytes.
 
 What the events say is what PyTorch writes: the size of an allocation is the number of bytes *asked for*; what the
 allocator set aside for it is only known of the blocks that are there at the end
-(:mod:`nsightkit.analysis.snapshot` works out the rest).
+(:mod:`nsightkit.analysis.memory.snapshot` works out the rest).
 """
 
 from __future__ import annotations

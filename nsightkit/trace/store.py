@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -30,8 +31,6 @@ _FORMAT = 2
 _INDEX = "trace.json"
 #: Below this, reading the trace again is quicker than looking for a cache.
 _CACHE_FROM_BYTES = 32 << 20
-#: Part of a cache's key: a change of what readers produce must not meet the columns of an older one.
-_READERS = 1
 
 
 # -- tables to and from Parquet ---------------------------------------------------------------------------------
@@ -131,7 +130,7 @@ def write(trace: Trace, folder: str | os.PathLike[str]) -> None:
     """Write a trace as a Parquet folder that :func:`nsightkit.load` opens.
 
     The source's clock is kept (``start_ns`` in the files is on it), so that times stay comparable with the
-    original report. Only what the Trace model names is written, and :func:`nsightkit.trace.scrub.clean` has been
+    original report. Only what the Trace model names is written, and :func:`nsightkit.trace.share.clean` has been
     through it: no environment, host or user name, and of other processes on the machine nothing.
 
     Parameters
@@ -149,7 +148,7 @@ def write(trace: Trace, folder: str | os.PathLike[str]) -> None:
     folder = Path(folder)
     if folder.exists() and not is_store(folder) and not (folder.is_dir() and not any(folder.iterdir())):
         raise TraceError(folder, "exists and is no trace folder", "choose another name or remove it")
-    from nsightkit.trace.scrub import clean  # which itself writes stores
+    from nsightkit.trace.share import clean  # which itself writes stores
 
     trace = clean(trace)
     with _replacing(folder) as draft:
@@ -276,13 +275,23 @@ def open_store(folder: str | os.PathLike[str]) -> Source:
 # -- the cache --------------------------------------------------------------------------------------------------
 
 
+@functools.cache
+def _version(*folders: str) -> str:
+    """Tell the code in some folders of the package from any other: what it kept is of no use to other code."""
+    digest = hashlib.blake2b(digest_size=8)
+    for folder in folders:
+        for file in sorted((Path(__file__).parents[1] / folder).rglob("*.py")):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
 def _content_key(path: Path, reader: str) -> str:
     """Key of a file's content: all of a small file, of a large one its size, ends and 512 blocks between.
 
     Every write to an SQLite file changes its header, which is among them. Reading all of a large file would
     cost more than the answers do.
     """
-    digest = hashlib.blake2b(f"{reader} {_READERS} {_FORMAT}".encode(), digest_size=16)
+    digest = hashlib.blake2b(f"{reader} {_version('trace')}".encode(), digest_size=16)
     size = path.stat().st_size
     digest.update(str(size).encode())
     with path.open("rb") as stream:
@@ -372,12 +381,9 @@ class _CachedSource:
             self._keep_index(sizes={table: len(fresh)})
         return pd.DataFrame({c: series[c] for c in columns}, copy=False)
 
-    def derived(self, name: str, code: Sequence[str], compute: Callable[[], pd.DataFrame]) -> pd.DataFrame:
+    def derived(self, name: str, compute: Callable[[], pd.DataFrame]) -> pd.DataFrame:
         """See :meth:`nsightkit.trace.model.Trace.derived`."""
-        version = hashlib.blake2b(digest_size=8)
-        for file in code:
-            version.update(Path(file).read_bytes())
-        path = self._folder / f"{name}.{version.hexdigest()}.derived.parquet"
+        path = self._folder / f"{name}.{_version('trace', 'analysis')}.derived.parquet"
         with contextlib.suppress(Exception):  # absent, or damaged and made again
             return pd.DataFrame(_read_parquet(path, None), copy=False)
         frame = compute()

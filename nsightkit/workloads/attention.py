@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from nsightkit.cells import ABSENT, NO_TF32, REFUSED, SIXTEEN_BITS, TOO_WIDE
+from nsightkit.workloads.cells import ABSENT, NO_TF32, REFUSED, SIXTEEN_BITS, TOO_WIDE
 
 __all__ = ["Attention", "AttentionConfig", "Cell", "start"]
 
@@ -207,7 +207,7 @@ class Attention:
         Returns
         -------
         str or None
-            One of :data:`nsightkit.cells.REASONS`; None when nothing speaks against it.
+            One of :data:`nsightkit.workloads.cells.REASONS`; None when nothing speaks against it.
         """
         implementation, precision, head = self.config.implementation, self.config.precision, d // self.config.heads
         if implementation == "flash" and head > _WIDEST_FLASH:

@@ -21,7 +21,8 @@ from nsightkit.workloads.phases import phase
 __all__ = ["CASES", "HELD", "LimiterConfig", "Limiters", "start"]
 
 #: The operations, in the order in which they run, and what bounds each by the rule of
-#: :func:`nsightkit.analysis.ncu.classify`. The softmax is one over few rows: that over many is bound by memory.
+#: :func:`nsightkit.analysis.roofline.counters.classify`. The softmax is one over few rows: that over many is bound by
+#: memory.
 CASES: Mapping[str, str] = MappingProxyType(
     {
         "product": "compute-bound",

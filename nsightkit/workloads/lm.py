@@ -1,7 +1,7 @@
 """A decoder language model to be measured: forward, backward and optimizer, in any precision, with or without ranges.
 
 Hand-written RMSNorm, rotary positions, causal attention (written out, or PyTorch's fused one), a gated MLP, an
-untied head, no biases: the model whose cost :mod:`nsightkit.analysis.envelope` works out.
+untied head, no biases: the model whose cost :mod:`nsightkit.analysis.roofline.envelope` works out.
 
 Shapes are written B (batch), T (context), D (``d_model``), H (heads), K (head size), V (vocabulary).
 """

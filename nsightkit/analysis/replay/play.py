@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from nsightkit.analysis import intervals
+from nsightkit.analysis.core import intervals
 from nsightkit.analysis.replay.layout import Layout
 from nsightkit.analysis.replay.model import NEVER, Change, Int, Played, kinds_of
 

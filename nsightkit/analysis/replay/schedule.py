@@ -12,15 +12,16 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from nsightkit.analysis import intervals, steps
-from nsightkit.analysis.categories import categorize
-from nsightkit.analysis.gaps.threads import BLOCKING, Threads
-from nsightkit.analysis.meetings import Meetings
-from nsightkit.analysis.names import matching
+from nsightkit.analysis.core import intervals
+from nsightkit.analysis.core.categories import categorize
+from nsightkit.analysis.core.names import matching
+from nsightkit.analysis.ranks.meetings import Meetings
 from nsightkit.analysis.replay.crowding import Crowding
 from nsightkit.analysis.replay.layout import Layout
 from nsightkit.analysis.replay.model import MOST_CUTS, NEVER, Bool, Change, Int, Played, kinds_of, rows_of
 from nsightkit.analysis.replay.play import Play
+from nsightkit.analysis.timeline import steps
+from nsightkit.analysis.timeline.gaps.threads import BLOCKING, Threads
 from nsightkit.trace.model import GPU_TABLES, Trace
 
 __all__ = ["Schedule"]

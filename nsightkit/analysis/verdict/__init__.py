@@ -1,8 +1,8 @@
 """One answer: what holds the run back, how sure that is, and what to change first.
 
 The recorded run is played again with each change that takes away what one cause names
-(:mod:`nsightkit.analysis.whatif`), and the cause whose removal gains most is the bottleneck. Where no change gains 5 %,
-what fills the time is.
+(:mod:`nsightkit.analysis.replay.whatif`), and the cause whose removal gains most is the bottleneck. Where no change
+gains 5 %, what fills the time is.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 import pandas as pd
 
 from nsightkit import hardware
-from nsightkit.analysis import whatif
+from nsightkit.analysis.replay import whatif
+from nsightkit.analysis.replay.whatif import WhatIf
 from nsightkit.analysis.verdict.account import BOTTLENECKS, IDLE, Account, ranked
 from nsightkit.analysis.verdict.rules import CHANGE_OF, decide
 from nsightkit.analysis.verdict.words import CAPTURE, Answer, tables
-from nsightkit.analysis.whatif import WhatIf
 from nsightkit.trace.model import GPU_TABLES, Trace
 
 __all__ = ["BOTTLENECKS", "candidates", "summary"]
@@ -70,8 +70,8 @@ def summary(trace: Trace, gpu: str | None = None) -> dict[str, Any]:
         ``evidence``, ``against``, ``next_steps``
             Sentences. Times in them are on the trace's clock.
         ``changes``
-            What :func:`nsightkit.analysis.whatif.summary` predicts of the changes that gain anything, the largest gain
-            first; empty where nothing can be predicted.
+            What :func:`nsightkit.analysis.replay.whatif.summary` predicts of the changes that gain anything, the
+            largest gain first; empty where nothing can be predicted.
         ``replay_error``
             How far the unchanged replay is off, as a share; None where the trace cannot be played.
         ``total_ns``, ``span_ns``, ``t0_ns``

@@ -10,12 +10,14 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from nsightkit.analysis import gaps, intervals, sol, steps
-from nsightkit.analysis.categories import CATEGORIES, categorize
-from nsightkit.analysis.gaps.ends import in_window
-from nsightkit.analysis.intervals import Coverage
-from nsightkit.analysis.meetings import Meetings
-from nsightkit.analysis.names import matching
+from nsightkit.analysis.core import intervals
+from nsightkit.analysis.core.categories import CATEGORIES, categorize
+from nsightkit.analysis.core.intervals import Coverage
+from nsightkit.analysis.core.names import matching
+from nsightkit.analysis.ranks.meetings import Meetings
+from nsightkit.analysis.roofline import sol
+from nsightkit.analysis.timeline import gaps, steps
+from nsightkit.analysis.timeline.gaps.ends import in_window
 from nsightkit.trace.model import GPU_TABLES, Trace
 
 __all__ = ["BOTTLENECKS", "BUSY", "CODE", "ENDS", "IDLE", "Account", "of", "ranked"]
@@ -61,7 +63,7 @@ class Account:
     Attributes
     ----------
     steps : DataFrame
-        As :func:`nsightkit.analysis.steps.windows` has them.
+        As :func:`nsightkit.analysis.timeline.steps.windows` has them.
     begin, end : int
         What is judged: the steps or, without them, the time from the first operation to the last.
     names : list of str

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from nsightkit.analysis import sol
+from nsightkit.analysis.replay.whatif import WhatIf
+from nsightkit.analysis.roofline import sol
 from nsightkit.analysis.verdict.account import BOTTLENECKS, BUSY, CODE, FEW_STEPS, IDLE, Account, of
-from nsightkit.analysis.whatif import WhatIf
 from nsightkit.errors import UsageError
 
 __all__ = ["CHANGE_OF", "LOST", "Decision", "decide"]
@@ -269,7 +269,7 @@ def _where(account: Account, losing: npt.NDArray[np.bool_], gaining: tuple[int, 
 
 
 def bounded(account: Account, name: str) -> pd.DataFrame:
-    """Operators that arithmetic or the memory bounds, as :func:`nsightkit.analysis.sol.summary` has them.
+    """Operators that arithmetic or the memory bounds, as :func:`nsightkit.analysis.roofline.sol.summary` has them.
 
     Empty for other answers, and without shapes or a card.
     """

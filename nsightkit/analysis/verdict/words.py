@@ -10,11 +10,12 @@ import pandas as pd
 
 from nsightkit import hardware
 from nsightkit._show import bytes_text, short_name, time_text
-from nsightkit.analysis import gaps, intervals, memops
-from nsightkit.analysis.names import matching
+from nsightkit.analysis.core import intervals
+from nsightkit.analysis.core.names import matching
+from nsightkit.analysis.replay.whatif import CHANGES, UNKNOWN, WhatIf, plain
+from nsightkit.analysis.timeline import gaps, memops
 from nsightkit.analysis.verdict.account import BOTTLENECKS, CODE, ENDS, IDLE, Account, of, ranked
 from nsightkit.analysis.verdict.rules import CHANGE_OF, LOST, Decision, bounded, by_shape, rate
-from nsightkit.analysis.whatif import CHANGES, UNKNOWN, WhatIf, plain
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import GPU_TABLES
 
@@ -129,7 +130,7 @@ class Answer:
     played : WhatIf
     decision : Decision
     changes : list of dict
-        As :func:`nsightkit.analysis.whatif.summary` gives them.
+        As :func:`nsightkit.analysis.replay.whatif.summary` gives them.
     """
 
     def __init__(self, account: Account, played: WhatIf, decision: Decision, changes: list[dict[str, Any]]) -> None:

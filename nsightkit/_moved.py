@@ -1,0 +1,136 @@
+"""Modules that have moved: their old names work for one release, with a warning."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from collections.abc import Callable
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+__all__ = ["MOVED", "install", "moved_names", "moved_to"]
+
+#: Old module to new one, both within nsightkit.
+MOVED = {
+    "analysis.accounts": "analysis.ranks.accounts",
+    "analysis.baseline": "analysis.compare.baseline",
+    "analysis.calls": "analysis.timeline.calls",
+    "analysis.categories": "analysis.core.categories",
+    "analysis.check": "analysis.compare.check",
+    "analysis.clocks": "analysis.ranks.clocks",
+    "analysis.communication": "analysis.ranks.collectives",
+    "analysis.diff": "analysis.compare.diff",
+    "analysis.diff_memory": "analysis.memory.diff",
+    "analysis.diff_text": "analysis.compare.words",
+    "analysis.envelope": "analysis.roofline.envelope",
+    "analysis.gaps": "analysis.timeline.gaps",
+    "analysis.grouped": "analysis.core.grouped",
+    "analysis.intervals": "analysis.core.intervals",
+    "analysis.kernels": "analysis.timeline.kernels",
+    "analysis.ladder": "investigations.pages.ladder",
+    "analysis.meetings": "analysis.ranks.meetings",
+    "analysis.memops": "analysis.timeline.memops",
+    "analysis.names": "analysis.core.names",
+    "analysis.ncu": "analysis.roofline.counters",
+    "analysis.noise": "analysis.core.noise",
+    "analysis.nvtx_ops": "analysis.roofline.nvtx_ops",
+    "analysis.op_costs": "analysis.roofline.costs",
+    "analysis.operators": "analysis.timeline.operators",
+    "analysis.overview": "analysis.timeline.overview",
+    "analysis.pairing": "analysis.compare.match",
+    "analysis.phases": "analysis.timeline.phases",
+    "analysis.ranges": "analysis.timeline.ranges",
+    "analysis.run_metrics": "analysis.compare.runs",
+    "analysis.selection": "analysis.timeline.selection",
+    "analysis.snapshot": "analysis.memory.snapshot",
+    "analysis.sol": "analysis.roofline.sol",
+    "analysis.sources": "analysis.compare.sources",
+    "analysis.steps": "analysis.timeline.steps",
+    "analysis.stepwise": "analysis.compare.per_step",
+    "analysis.stragglers": "analysis.ranks.lateness",
+    "analysis.sweep": "investigations.pages.sweep",
+    "analysis.whatif": "analysis.replay.whatif",
+    "capture.child": "investigations.child",
+    "capture.investigation": "investigations.measurement",
+    "capture.keys": "investigations.keys",
+    "capture.measured_peaks": "investigations.measured_peaks",
+    "capture.measuring": "investigations.measuring",
+    "capture.observing": "investigations.observing",
+    "capture.record": "investigations.record",
+    "capture.recordings": "investigations.recordings",
+    "capture.remembering": "investigations.remembering",
+    "capture.repeating": "investigations.repeating",
+    "capture.second": "investigations.second",
+    "capture.sweeping": "investigations.sweeping",
+    "capture.warm": "investigations.warm",
+    "cells": "workloads.cells",
+    "trace.scrub": "trace.share",
+    "trace.scrub_json": "trace.share.documents",
+    "trace.scrub_ledger": "trace.share.ledger",
+    "trace.scrub_nsys": "trace.share.nsys",
+    "trace.secrets": "trace.share.secrets",
+    "workloads.bench_steps": "investigations.bench_steps",
+    "workloads.investigations": "investigations.parts",
+}
+
+
+def _warn(old: str, new: str) -> None:
+    warnings.warn(f"{old} has moved to {new}", DeprecationWarning, stacklevel=3)
+
+
+class _Old(MetaPathFinder, Loader):
+    """Finds the old names; a module of an old name asks the new one for everything."""
+
+    def find_spec(self, fullname: str, *_: object) -> ModuleSpec | None:
+        package, _dot, name = fullname.partition(".")
+        return ModuleSpec(fullname, self) if package == "nsightkit" and name in MOVED else None
+
+    def create_module(self, _: ModuleSpec) -> None:
+        """Let the import system make an ordinary one."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        new = f"nsightkit.{MOVED[module.__name__.partition('.')[2]]}"
+        _warn(module.__name__, new)
+        module.__dict__["__getattr__"] = lambda name: getattr(importlib.import_module(new), name)
+
+
+def install() -> None:
+    """Let the old names be imported."""
+    if not any(isinstance(finder, _Old) for finder in sys.meta_path):
+        sys.meta_path.append(_Old())
+
+
+def moved_names(package: str) -> Callable[[str], Any]:
+    """Give a package a ``__getattr__`` for the modules that it had.
+
+    Parameters
+    ----------
+    package : str
+    """
+
+    def attribute(name: str) -> Any:
+        if f"{package}.{name}".partition(".")[2] in MOVED:
+            return importlib.import_module(f"{package}.{name}")
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return attribute
+
+
+def moved_to(package: str, module: str) -> Callable[[str], Any]:
+    """Give a package that was a module a ``__getattr__`` for what is in another module now.
+
+    Parameters
+    ----------
+    package, module : str
+    """
+
+    def attribute(name: str) -> Any:
+        if not name.startswith("_") and name in (found := importlib.import_module(module)).__all__:
+            _warn(f"{package}.{name}", f"{module}.{name}")
+            return getattr(found, name)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return attribute

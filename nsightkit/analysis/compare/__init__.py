@@ -1,0 +1,1 @@
+"""What changed between two runs or many, and whether that is more than noise."""

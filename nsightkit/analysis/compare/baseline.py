@@ -1,0 +1,362 @@
+"""The baseline: what earlier runs measured, as a file that people read, edit and keep under version control.
+
+``baseline.schema.json`` beside this file describes it. It holds no host, user, path or environment: only what
+:mod:`nsightkit.analysis.compare.runs` takes from a run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, get_args
+
+import numpy as np
+
+import nsightkit
+from nsightkit.analysis.compare.runs import (
+    CONDITIONS,
+    DECISIVE,
+    KINDS,
+    LARGEST,
+    SMALLEST,
+    UNITS,
+    Direction,
+    Run,
+    Samples,
+    plain_text,
+)
+from nsightkit.analysis.core.noise import thinned
+from nsightkit.errors import TraceError, UsageError
+from nsightkit.trace.files import replacing
+
+__all__ = ["FORMAT", "MOST_RUNS", "Baseline", "Kept", "make", "read", "write"]
+
+#: Version of the file's layout.
+FORMAT = 1
+#: A baseline remembers so many runs; older ones go.
+MOST_RUNS = 20
+
+#: Samples of a run that are kept: enough for the median and its interval, few enough to read. Those of a metric that
+#: only informs are fewer.
+_KEPT, _KEPT_OF_OTHERS = 40, 9
+_MOST_BYTES = 16 << 20
+_MOST_METRICS = 10_000
+_MOST_SAMPLES = 1000
+_LONGEST_NAME = 240
+_LARGEST_TOLERANCE = 100.0
+#: Digits of what is no whole number.
+_DIGITS = 7
+_REMEDY = "restore it from version control, or remove it and write it anew with --update"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Kept:
+    """A metric of a baseline.
+
+    Parameters
+    ----------
+    runs : tuple of ndarray of float
+        Samples of each run, the oldest first.
+    unit : str
+        See :class:`nsightkit.analysis.compare.runs.Metric`.
+    direction : {"lower", "higher", "neither"}
+    gate : bool
+    tolerance : float, optional
+        In place of the one that the command is given.
+    """
+
+    runs: tuple[Samples, ...]
+    unit: str
+    direction: Direction = "lower"
+    gate: bool = False
+    tolerance: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Baseline:
+    """What earlier runs measured.
+
+    Parameters
+    ----------
+    of : str
+        What kind of runs.
+    conditions : mapping of str to str or None
+    metrics : mapping of str to Kept
+    """
+
+    of: str
+    conditions: Mapping[str, str | None]
+    metrics: Mapping[str, Kept]
+
+    @property
+    def runs(self) -> int:
+        """How many runs it holds."""
+        return max(len(kept.runs) for kept in self.metrics.values())
+
+
+def make(
+    runs: Sequence[Run], before: Baseline | None = None, *, add: bool = False, command: str | None = None
+) -> Baseline:
+    """Make a baseline of one or several runs.
+
+    Parameters
+    ----------
+    runs : sequence of Run
+        Of one kind and under the same conditions.
+    before : Baseline, optional
+        The one that is replaced: what people set in it (gates, directions, tolerances, the command) stays.
+    add : bool
+        Add the runs to those of `before`, of which the oldest go when there are more than :data:`MOST_RUNS`.
+    command : str, optional
+        How the runs were made.
+
+    Returns
+    -------
+    Baseline
+
+    Raises
+    ------
+    UsageError
+        The runs are not alike, one lacks a metric that gates in another, or there is nothing to gate.
+    """
+    first = runs[0]
+    old = before.metrics if before else {}
+    if before and add:
+        _alike(before.of, before.conditions, first)
+    lists: dict[str, list[Samples]] = {}
+    for run in runs:
+        _alike(first.of, first.conditions, run)
+        for name, metric in run.metrics.items():
+            if metric.kept or name in old:
+                lists.setdefault(name, []).append(metric.samples)
+    made: dict[str, Kept] = {}
+    for name, samples in lists.items():
+        metric = next(run.metrics[name] for run in runs if name in run.metrics)
+        kept = old.get(name)
+        if kept is not None and kept.unit != metric.unit:
+            kept = None
+        gate = metric.gate if kept is None else kept.gate
+        if gate and len(samples) < len(runs):
+            raise UsageError(f"{name} was measured in {len(samples)} of {len(runs)} runs; leave out the others")
+        most = _KEPT if gate else _KEPT_OF_OTHERS
+        new = [np.sort(thinned(values, most)) for values in samples]
+        have = list(kept.runs) if add and kept is not None else []
+        made[name] = Kept(
+            tuple((have + new)[-MOST_RUNS:]),
+            metric.unit,
+            metric.direction if kept is None else kept.direction,
+            gate,
+            None if kept is None else kept.tolerance,
+        )
+    for name, kept in old.items() if add else ():
+        if name not in made and kept.gate:
+            raise UsageError(f"{name} is in the baseline and not in these runs, so they cannot be added to it")
+        made.setdefault(name, kept)
+    if not any(kept.gate for kept in made.values()):
+        raise UsageError("nothing in these runs can gate: they have no steps, and no work of a GPU")
+    conditions = dict(first.conditions)
+    conditions["command"] = plain_text(command) or (before.conditions["command"] if before else None)
+    return Baseline(first.of, conditions, dict(sorted(made.items())))
+
+
+def _alike(of: str, conditions: Mapping[str, str | None], run: Run) -> None:
+    if run.of != of:
+        raise UsageError(f"runs of two kinds ({of} and {run.of}) make no baseline; give files of one kind")
+    for name in DECISIVE:
+        if run.conditions[name] != conditions[name]:
+            both = f"{conditions[name] or 'not said'} and {run.conditions[name] or 'not said'}"
+            raise UsageError(
+                f"runs of two conditions make no baseline ({name}: {both}); give runs that were made alike"
+            )
+
+
+# ---------------------------------------------------------------- reading
+
+
+def read(path: str | os.PathLike[str]) -> Baseline:
+    """Read a baseline, which anyone may have written.
+
+    Parameters
+    ----------
+    path : path-like
+
+    Returns
+    -------
+    Baseline
+
+    Raises
+    ------
+    TraceError
+        It is absent or is no baseline. One line says what is wrong with it.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise TraceError(path, "no such file", "make it with nsightkit check FILE --baseline NAME --update")
+    if not path.is_file():
+        raise TraceError(path, "is no regular file", "give the name of a baseline")
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise TraceError(path, f"is larger than any baseline ({_MOST_BYTES >> 20} MiB)", _REMEDY)
+        text = path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise TraceError(path, f"cannot be read ({error.strerror or error})", "check its permissions") from error
+    except UnicodeDecodeError as error:
+        raise TraceError(path, "is no baseline: not UTF-8", _REMEDY) from error
+    try:
+        document = json.loads(text, object_pairs_hook=_distinct, parse_constant=_no_number)
+        return _baseline(document)
+    except RecursionError as error:
+        raise TraceError(path, "is no baseline: it nests too deeply", _REMEDY) from error
+    except json.JSONDecodeError as error:
+        raise TraceError(path, f"is no JSON (line {error.lineno}: {error.msg})", _REMEDY) from error
+    except ValueError as error:
+        raise TraceError(path, f"is no baseline: {error}", _REMEDY) from error
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise ValueError(f"{_shown(twice)} stands in it twice")
+    return found
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number")
+
+
+def _baseline(document: Any) -> Baseline:
+    if not isinstance(document, dict) or "format" not in document or "metrics" not in document:
+        raise ValueError("it has no format and metrics")
+    if document["format"] != FORMAT or isinstance(document["format"], bool):
+        raise ValueError(f"its format is {_shown(document['format'])}, and this nsightkit knows {FORMAT}")
+    _keys(document, ("format", "nsightkit", "of", "conditions", "metrics"), "it")
+    if not isinstance(document["nsightkit"], str) or document["of"] not in KINDS:
+        raise ValueError(f"it is of {_shown(document['of'])}, which is none of {', '.join(KINDS)}")
+    conditions = document["conditions"]
+    _keys(conditions, CONDITIONS, "conditions")
+    if any(
+        value is not None and (not isinstance(value, str) or value != plain_text(value))
+        for value in conditions.values()
+    ):
+        raise ValueError("a condition is neither short text nor null")
+    metrics = document["metrics"]
+    if not isinstance(metrics, dict) or not 0 < len(metrics) <= _MOST_METRICS:
+        raise ValueError(f"it has no metrics, or more than {_MOST_METRICS}")
+    return Baseline(
+        document["of"], conditions, {_name(name): _kept(metric, _shown(name)) for name, metric in metrics.items()}
+    )
+
+
+def _kept(metric: Any, name: str) -> Kept:
+    _keys(metric, ("value", "unit", "direction", "gate", "tolerance", "runs"), name)
+    if metric["unit"] not in UNITS or metric["direction"] not in get_args(Direction):
+        raise ValueError(f"{name} has the unit {_shown(metric['unit'])}, the direction {_shown(metric['direction'])}")
+    if not isinstance(metric["gate"], bool):
+        raise ValueError(f"{name}: gate is neither true nor false")
+    tolerance = metric["tolerance"]
+    if tolerance is not None and not 0 <= _number(tolerance, name) <= _LARGEST_TOLERANCE:
+        raise ValueError(f"{name}: a tolerance of {tolerance:g}; 0.05 is 5 %")
+    runs = metric["runs"]
+    if not isinstance(runs, list) or not 0 < len(runs) <= MOST_RUNS:
+        raise ValueError(f"{name} has no runs, or more than {MOST_RUNS}")
+    if not all(isinstance(samples, list) and 0 < len(samples) <= _MOST_SAMPLES for samples in runs):
+        raise ValueError(f"{name}: a run has no samples, or more than {_MOST_SAMPLES}")
+    kept = tuple(np.array([_number(sample, name) for sample in samples]) for samples in runs)
+    if not math.isclose(_number(metric["value"], name), _value(kept), rel_tol=1e-6):
+        raise ValueError(f"{name}: its value is not the median of its samples, so one of them was edited")
+    return Kept(kept, metric["unit"], metric["direction"], metric["gate"], tolerance)
+
+
+def _keys(found: Any, wanted: Sequence[str], what: str) -> None:
+    if not isinstance(found, dict):
+        raise ValueError(f"{what} is no object")
+    for name in wanted:
+        if name not in found:
+            raise ValueError(f"{what} lacks {name}")
+    for name in found:
+        if name not in wanted:
+            raise ValueError(f"{what} has {_shown(name)}, which means nothing here")
+
+
+def _name(name: str) -> str:
+    if not 0 < len(name) <= _LONGEST_NAME or plain_text(name, _LONGEST_NAME) != name:
+        raise ValueError(f"{_shown(name)} is no name of a metric")
+    return name
+
+
+def _number(value: object, name: str) -> float:
+    # A whole number of any length compares without overflow, and NaN with nothing.
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= LARGEST:
+        return float(value) if value >= SMALLEST else 0.0
+    raise ValueError(f"{name}: {_shown(value)} is no number from 0 to {LARGEST:g}")
+
+
+def _shown(value: object) -> str:
+    """Quote something of a file in a message: short, and on one line."""
+    text = value if isinstance(value, str) else type(value).__name__ if isinstance(value, (dict, list)) else repr(value)
+    return repr(plain_text(text, 60) or "")
+
+
+# ---------------------------------------------------------------- writing
+
+
+def write(baseline: Baseline, path: str | os.PathLike[str]) -> None:
+    """Write a baseline. The file is replaced when the new one is whole, and not touched before.
+
+    Parameters
+    ----------
+    baseline : Baseline
+    path : path-like
+
+    Raises
+    ------
+    UsageError
+        It cannot be written there.
+    """
+    try:
+        # A link stays a link: what it leads to is replaced.
+        with replacing(Path(path).resolve()) as file:
+            file.write(_text(baseline).encode("utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written ({error.strerror or error})") from error
+
+
+def _text(baseline: Baseline) -> str:
+    """Lay a baseline out: keys in one order, and each run's samples on a line, so that a new run adds lines."""
+    metrics = {}
+    for name, kept in sorted(baseline.metrics.items()):
+        runs = [[_digits(sample) for sample in samples.tolist()] for samples in kept.runs]
+        metrics[name] = {
+            "value": _digits(_value(runs)),
+            "unit": kept.unit,
+            "direction": kept.direction,
+            "gate": kept.gate,
+            "tolerance": kept.tolerance,
+            "runs": runs,
+        }
+    document = {
+        "format": FORMAT,
+        "nsightkit": nsightkit.__version__,
+        "of": baseline.of,
+        "conditions": dict(baseline.conditions),
+        "metrics": metrics,
+    }
+    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+    # Lists of numbers only: a line break cannot stand in a JSON string.
+    return re.sub(r"\[\n\s+([\d.,\s+e-]*?)\s*\n\s+\]", lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
+
+
+def _value(runs: Sequence[Samples] | Sequence[list[float]]) -> float:
+    return float(np.median(np.concatenate(runs)))
+
+
+def _digits(value: float) -> int | float:
+    kept = round(value) if value >= 10**_DIGITS else float(f"{value:.{_DIGITS}g}")
+    return int(kept) if kept == int(kept) else kept

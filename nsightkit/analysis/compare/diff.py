@@ -1,0 +1,876 @@
+"""What changed between two captures, by how much, and whether that is more than noise.
+
+Figures are those of a step where both captures have steps, so that captures of different length compare: the median
+of the steps that do not stand out, and the interval of the shift from the steps of one capture to those of the other
+(:mod:`nsightkit.analysis.core.noise`, :mod:`nsightkit.analysis.compare.per_step`). Sums over whole captures stand
+beside them and are exact: the rows of a table add up to what the trace holds.
+
+A row is judged by the size of what changed, against a step, and by noise (:mod:`nsightkit.analysis.core.noise`, whose
+rule
+``check`` shares). It is
+
+``negligible``
+    if it takes less than a hundredth of a step on both sides: whatever became of it, the step would not show it;
+``cannot tell``
+    where there are too few steps for an interval;
+``within noise``
+    if the change is not more than the steps' noise, and, where a side was captured more than once, than what captures
+    of one program differ by;
+``unsure``
+    if it is by its own interval, and not among so many rows. Many rows are looked at, and some would seem to change by
+    chance; so what is kept below 5 % is not the chance of each, but the share of false ones among those that are called
+    more than noise (Benjamini and Hochberg, Journal of the Royal Statistical Society B 57, 1995), over the rows of all
+    tables that are not negligible. The time of a step itself is the one question asked beforehand, and is judged alone.
+    What lies further apart than the steps of either side spread (:func:`nsightkit.analysis.core.noise.apart`) is not
+    unsure, among however many rows: a cause that was there in each step, and is gone;
+``small``
+    if it is more than noise, and less than a hundredth of a step: true, and of no matter;
+``exceeds step spread``
+    if it is neither, and each side was captured once: how far captures of one program differ is not known then, and no
+    stronger word is to be had;
+``significant``
+    if it is neither, and exceeds what captures of one program differ by, too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from nsightkit._show import bytes_text, time_text
+from nsightkit.analysis import verdict
+from nsightkit.analysis.compare import match as pairing
+from nsightkit.analysis.compare.per_step import Capture, Sums
+from nsightkit.analysis.core import noise
+from nsightkit.analysis.core.categories import categorize
+from nsightkit.analysis.timeline import operators
+from nsightkit.errors import UsageError
+from nsightkit.trace.model import Trace
+
+__all__ = ["COLUMNS", "SIDES", "TABLES", "Comparison", "compare", "percent", "signed", "summary"]
+
+Float = npt.NDArray[np.float64]
+_Group = tuple[Mapping[str, Any], Sequence[Hashable], Sequence[Hashable]]
+
+SIDES = ("before", "after")
+#: Columns that every table has after those that name its rows.
+COLUMNS = (
+    *("before_count", "after_count", "before_total_ns", "after_total_ns"),
+    *("before_ns", "after_ns", "delta_ns", "low_ns", "high_ns", "change"),
+    *("mean_delta_ns", "between_ns", "significance"),
+)
+#: Columns that name the rows of each table.
+_NAMED = {
+    "figures": ("name",),
+    "kernels": ("name", "match", "category", "operator", "before_names", "after_names"),
+    "categories": ("name",),
+    "operators": ("name", "clock", "category"),
+    "ranges": ("name", "domain", "clock", "match"),
+    "gaps": ("cause",),
+    "memops": ("kind", "src_kind", "dst_kind", "before_bytes", "after_bytes"),
+}
+#: Every table, in the order in which people read them.
+TABLES = tuple(_NAMED)
+_SIGNIFICANT, _EXCEEDS, _UNSURE, _NOISE = "significant", "exceeds step spread", "unsure", "within noise"
+_SMALL, _UNKNOWN, _NEGLIGIBLE = "small", "cannot tell", "negligible"
+#: What is more than noise, as far as that can be known.
+_BEYOND = (_SIGNIFICANT, _EXCEEDS)
+#: What is left when steps that stand out are left out looks steadier than it is. Of noise with long tails, no change
+#: was then called one in up to 12 % of simulated pairs; with the chance of error divided by this, in 2 to 7 %.
+_LEFT_OUT = 3
+#: All pairs of steps are formed for each row: of more steps than this, that many are taken.
+_MOST_STEPS = 200
+
+
+@dataclasses.dataclass(frozen=True)
+class _Row:
+    """A figure of both sides, with its value in each step of each capture."""
+
+    named: Mapping[str, Any]
+    counts: tuple[int | None, int | None]
+    totals: tuple[int, int]
+    values: tuple[int, int]
+    means: tuple[float, float]
+    samples: tuple[Float, Float] | None
+    #: The median of each capture's steps, of each side.
+    captures: tuple[Sequence[float], Sequence[float]]
+    left_out: bool
+
+    @property
+    def delta(self) -> int:
+        return self.values[1] - self.values[0]
+
+    def between(self, confidence: float) -> float | None:
+        """How far apart captures of one program may lie, where a side has several."""
+        level = max(map(abs, (*self.captures[0], *self.captures[1])))
+        if not level:
+            return None
+        before, after = (np.array(side) / level for side in self.captures)
+        found = noise.between_runs(before, after, confidence)
+        return None if found is None else found * level
+
+    def shift(self, confidence: float) -> noise.Estimate | None:
+        if self.samples is None:
+            return None
+        error = (1 - confidence) / (_LEFT_OUT if self.left_out else 1)
+        return noise.widened(noise.shift(*self.samples, 1 - error), self.between(confidence))
+
+    def beyond_noise(self, confidence: float) -> bool:
+        found = self.shift(confidence)
+        return found is not None and found.excludes(0)
+
+    def apart(self, confidence: float) -> bool:
+        """Whether what changed lies beyond doubt: apart from what was, and from what captures differ by."""
+        between = self.between(confidence) or 0
+        return self.samples is not None and noise.apart(*self.samples) and abs(self.delta) > between
+
+    def written(self, confidence: float, significance: str) -> dict[str, Any]:
+        found = self.shift(confidence)
+        low = high = None
+        if found is not None and found.low is not None and found.high is not None:
+            # The middle of the differences is not quite the difference of the middles; the interval holds both. Nothing
+            # can lose more than all it had.
+            low, high = max(min(found.low, self.delta), -self.values[0]), max(found.high, self.delta)
+        before, after = self.values
+        return {
+            **self.named,
+            "before_count": self.counts[0],
+            "after_count": self.counts[1],
+            "before_total_ns": self.totals[0],
+            "after_total_ns": self.totals[1],
+            "before_ns": before,
+            "after_ns": after,
+            "delta_ns": self.delta,
+            "low_ns": low,
+            "high_ns": high,
+            "change": self.delta / before if before else None,
+            "mean_delta_ns": self.means[1] - self.means[0],
+            "between_ns": self.between(confidence),
+            "significance": significance,
+        }
+
+
+class Comparison:
+    """Two captures, table by table; made by :func:`compare`.
+
+    Attributes
+    ----------
+    unit : {"step", "trace"}
+        What ``before_ns``, ``after_ns`` and ``delta_ns`` are of: a step, where both captures hold steps, or all of it.
+    steps : tuple of int or None
+        How many steps `before` and `after` hold.
+    judged : tuple of int
+        How many steps of each side, further captures included, say what is noise: those that do not stand out.
+    confidence, min_share : float
+    reference_ns : int
+        What sizes are measured against: a step, or the time from first operation to last.
+    tables : dict of str to DataFrame
+        ``figures``, ``kernels``, ``categories``, ``operators``, ``ranges``, ``gaps`` and ``memops``, the largest change
+        first; each is an attribute, too. After the columns that name a row come :data:`COLUMNS`.
+    """
+
+    def __init__(
+        self,
+        before: Sequence[Capture],
+        after: Sequence[Capture],
+        confidence: float,
+        min_share: float,
+    ) -> None:
+        self._sides = (before, after)
+        self._before, self._after = before[0], after[0]
+        self.confidence, self.min_share = confidence, min_share
+        every = [c for side in self._sides for c in side]
+        stepped = all(c.steps for c in every) and all(_outside(c) <= _MOSTLY_OUTSIDE for c in every)
+        self.unit = "step" if stepped else "trace"
+        known = [[c.steps for c in side] for side in self._sides]
+        self.steps = known[0][0], known[1][0]
+        self.judged = tuple(sum(int(c.ordinary.sum()) for c in side) for side in self._sides)
+        self._left_out = any(not c.ordinary.all() for side in self._sides for c in side)
+        rows = {
+            "figures": self._figures(),
+            "kernels": self._kernels(),
+            "categories": self._by_label("name", Capture.categories, ("kernels",)),
+            "operators": self._operators(),
+            "ranges": self._ranges(),
+            "gaps": self._by_label("cause", Capture.gaps, ("kernels",)),
+            "memops": self._memops(),
+        }
+        self.reference_ns = max(rows["figures"][0].values) if rows["figures"] else 0
+        judged = self._judged(rows)
+        self.tables = {
+            table: _frame(
+                [row.written(confidence, said) for row, said in zip(rows[table], judged[table], strict=True)],
+                [*_NAMED[table], *COLUMNS],
+                ordered=table != "figures",
+            )
+            for table in rows
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """Give what :func:`summary` gives.
+
+        Returns
+        -------
+        dict
+        """
+        return _summary(self, (self._before, self._after))
+
+    def __getattr__(self, name: str) -> pd.DataFrame:
+        if name != "tables" and name in self.tables:
+            return self.tables[name]
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    # -- rows
+
+    def _recorded(self, *tables: str) -> bool:
+        return all(capture.trace.recorded(t) for side in self._sides for capture in side for t in tables)
+
+    def _compared(
+        self,
+        sums: tuple[Sequence[Sums], Sequence[Sums]],
+        groups: Sequence[_Group],
+    ) -> list[_Row]:
+        """Build a row for each group of labels: what it is called, and its labels before and after."""
+        position = [[{label: i for i, label in enumerate(s.labels)} for s in side] for side in sums]
+        rows = []
+        for named, *labels in groups:
+            counts: list[int | None] = []
+            totals, values, means, samples, middles = [], [], [], [], []
+            for side in range(2):
+                held = [[at[label] for label in labels[side] if label in at] for at in position[side]]
+                first, mine = sums[side][0], held[0]
+                some = [first.counts[i] for i in mine]
+                counts.append(None if None in some else sum(n or 0 for n in some))
+                totals.append(sum(first.totals[i] for i in mine))
+                inside = [s.of(h) for s, h in zip(sums[side], held, strict=True)]
+                if self.unit == "step" and all(map(len, inside)):
+                    judged = [
+                        every[c.ordinary if s.judged is None else s.judged]
+                        for every, s, c in zip(inside, sums[side], self._sides[side], strict=True)
+                    ]
+                    samples.append(noise.thinned(np.concatenate(judged), _MOST_STEPS))
+                    means.append(float(np.concatenate(inside).mean()))
+                    values.append(round(float(np.median(np.concatenate(judged)))))
+                    middles.append([float(np.median(one)) for one in judged])
+                else:
+                    means.append(totals[side] / ((self._sides[side][0].steps or 1) if self.unit == "step" else 1))
+                    values.append(round(means[side]))
+                    middles.append([values[side]])
+            rows.append(
+                _Row(
+                    named,
+                    (counts[0], counts[1]),
+                    (totals[0], totals[1]),
+                    (values[0], values[1]),
+                    (means[0], means[1]),
+                    (samples[0], samples[1]) if len(samples) == 2 else None,
+                    (middles[0], middles[1]),
+                    self._left_out,
+                )
+            )
+        return rows
+
+    def _sums(self, make: Callable[[Capture], Sums]) -> tuple[list[Sums], list[Sums]]:
+        before, after = ([make(capture) for capture in side] for side in self._sides)
+        return before, after
+
+    def _by_label(
+        self,
+        column: str,
+        make: Callable[[Capture], Sums],
+        needs: Sequence[str],
+        named: Callable[[Hashable], Mapping[str, Any]] = lambda _: {},
+    ) -> list[_Row]:
+        """Compare what has the same label on both sides."""
+        if not self._recorded(*needs):
+            return []
+        sums = self._sums(make)
+        held = [label for side in sums for i, label in enumerate(side[0].labels) if side[0].counts[i] != 0]
+        labels = list(dict.fromkeys(held))
+        return self._compared(sums, [({column: label, **named(label)}, [label], [label]) for label in labels])
+
+    def _figures(self) -> list[_Row]:
+        sums = self._sums(functools.partial(Capture.figures, unit=self.unit))
+        common = [label for label in sums[0][0].labels if all(label in s.labels for side in sums for s in side)]
+        rows = self._compared(sums, [({"name": label}, [label], [label]) for label in common])
+        return [row for row in rows if any(row.totals) or row.named["name"] != "graph_ns"]
+
+    def _kernels(self) -> list[_Row]:
+        if not self._recorded("kernels"):
+            return []
+        sums = self._sums(Capture.kernels)
+        names = [[str(label) for label in side[0].labels] for side in sums]
+        known: list[list[pairing.Kernel]] = []
+        for side, mine in zip(self._sides, names, strict=True):
+            asked = set(names[0]) != set(names[1]) or side[0].trace.size("ops") > 0
+            known.append(side[0].launchers(mine) if asked else [pairing.Kernel(name, "") for name in mine])
+        category = {kernel.name: kernel.category for side in known for kernel in side}
+        operator = {kernel.name: kernel.operator for side in known for kernel in side if kernel.operator}
+        kinds = categorize(pd.Series(list(category), dtype="str"))
+        category = dict(zip(category, map(str, kinds), strict=True))
+        groups: list[_Group] = []
+        for found in pairing.pair(known[0], known[1]):
+            held = []
+            for rows, listed, total in zip(found[1:], names, (s[0].totals for s in sums), strict=True):
+                # By falling time, so that the first stands for the others.
+                held.append([listed[row] for row in sorted(rows, key=total.__getitem__, reverse=True)])
+            name = (held[1] or held[0])[0]
+            named = {
+                "name": name,
+                "match": found.how,
+                "category": category[name],
+                "operator": operator.get(name),
+                "before_names": held[0],
+                "after_names": held[1],
+            }
+            groups.append((named, held[0], held[1]))
+        return self._compared(sums, groups)
+
+    def _operators(self) -> list[_Row]:
+        if not self._recorded("ops") or not all(c.trace.size("ops") for side in self._sides for c in side):
+            return []
+
+        def named(clock: str) -> Callable[[Hashable], Mapping[str, Any]]:
+            return lambda label: {"clock": clock, "category": operators.category_of(str(label))}
+
+        return [
+            *self._by_label("name", lambda c: c.operators("GPU"), ("kernels", "calls"), named("GPU")),
+            *self._by_label("name", lambda c: c.operators("CPU"), (), named("CPU")),
+        ]
+
+    def _ranges(self) -> list[_Row]:
+        if not self._recorded("ranges"):
+            return []
+        rows = []
+        for clock in ("CPU", "GPU") if self._recorded("kernels", "calls") else ("CPU",):
+            sums = self._sums(functools.partial(Capture.ranges, clock=clock))
+            rows += self._compared(sums, _same_ranges(sums[0][0].labels, sums[1][0].labels, clock))
+        return rows
+
+    def _memops(self) -> list[_Row]:
+        if not self._recorded("memops"):
+            return []
+        moved = [capture.moved_bytes() for capture in (self._before, self._after)]
+
+        def named(label: Any) -> Mapping[str, Any]:
+            kinds = dict(zip(("kind", "src_kind", "dst_kind"), label, strict=True))
+            return {**kinds, **{f"{side}_bytes": held.get(label, 0) for side, held in zip(SIDES, moved, strict=True)}}
+
+        return self._by_label("kind", Capture.memops, ("memops",), named)
+
+    # -- what is noise
+
+    def _judged(self, rows: Mapping[str, Sequence[_Row]]) -> dict[str, list[str]]:
+        """Say of each row whether it changed by more than noise."""
+        least = self.min_share * self.reference_ns
+
+        def first_look(table: str, row: _Row) -> str:
+            found = row.shift(self.confidence)
+            if table != "figures" and max(row.values) < least:
+                return _NEGLIGIBLE
+            return _NOISE if found is not None and found.low is not None else _UNKNOWN
+
+        said = {table: [first_look(table, row) for row in held] for table, held in rows.items()}
+        asked = [(t, i) for t, held in said.items() for i, label in enumerate(held) if label == _NOISE]
+        beyond = [(t, i) for t, i in asked if rows[t][i].beyond_noise(self.confidence)]
+        first = ("figures", 0)
+        among = len(asked) - (first in asked)
+        sure = [place for place in beyond if place != first]
+        while sure:  # the more are accepted, the less sure each has to be
+            level = 1 - (1 - self.confidence) * len(sure) / among
+            fewer = [(t, i) for t, i in sure if rows[t][i].beyond_noise(level)]
+            if len(fewer) == len(sure):
+                break
+            sure = fewer
+        repeated = any(len(side) > 1 for side in self._sides)
+        for t, held in rows.items():
+            for i, row in enumerate(held):
+                clear = (t, i) == first or (t, i) in sure
+                if said[t][i] in (_NOISE, _UNKNOWN) and row.apart(self.confidence):
+                    clear = True
+                elif (t, i) not in beyond:
+                    continue
+                word = (_SIGNIFICANT if repeated else _EXCEEDS) if clear else _UNSURE
+                said[t][i] = _SMALL if abs(row.delta) < least else word
+        return said
+
+
+def _same_ranges(before: Sequence[Hashable], after: Sequence[Hashable], clock: str) -> list[_Group]:
+    """Pair ranges, each a domain and a name: by name, then by the name without numbers."""
+    groups: list[_Group] = []
+    left: list[list[Any]] = [list(before), list(after)]
+    for how, key in (("name", lambda label: label), ("normalised", lambda label: (label[0], _folded(label[1])))):
+        held: list[dict[Hashable, list[Any]]] = [{}, {}]
+        for side, labels in zip(held, left, strict=True):
+            for label in labels:
+                side.setdefault(key(label), []).append(label)
+        both = set(held[0]) & set(held[1])
+        groups += [(_named_range(held[1][k][0], clock, how), held[0][k], held[1][k]) for k in held[0] if k in both]
+        left = [[label for k, labels in side.items() if k not in both for label in labels] for side in held]
+    groups += [(_named_range(label, clock, "disappeared"), [label], []) for label in left[0]]
+    return groups + [(_named_range(label, clock, "appeared"), [], [label]) for label in left[1]]
+
+
+def _folded(name: str) -> str:
+    return pairing.plain_range(name).casefold()
+
+
+def _named_range(label: tuple[str, str], clock: str, how: str) -> dict[str, Any]:
+    return {"name": label[1], "domain": label[0], "clock": clock, "match": how}
+
+
+def _frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, ordered: bool) -> pd.DataFrame:
+    frame = pd.DataFrame(rows, columns=list(columns))
+    for column in ("before_count", "after_count"):
+        frame[column] = frame[column].astype("Int64")
+    whole = [c for c in columns if c.endswith(("_total_ns", "before_ns", "after_ns", "delta_ns", "_bytes"))]
+    rough = ["low_ns", "high_ns", "change", "mean_delta_ns", "between_ns"]
+    frame = frame.astype({**dict.fromkeys(whole, np.int64), **dict.fromkeys(rough, np.float64)})
+    if not ordered:
+        return frame
+    size = frame[["delta_ns", "mean_delta_ns"]].abs().max(axis=1)
+    return frame.loc[size.sort_values(ascending=False, kind="stable").index].reset_index(drop=True)
+
+
+def compare(
+    before: Trace,
+    after: Trace,
+    *,
+    also_before: Sequence[Trace] = (),
+    also_after: Sequence[Trace] = (),
+    match: str | tuple[str | None, str | None] | None = None,
+    steps: tuple[int | None, int | None] = (None, None),
+    confidence: float = 0.95,
+    min_share: float = 0.01,
+) -> Comparison:
+    """Compare two captures, table by table.
+
+    Parameters
+    ----------
+    before, after : Trace
+        Whole, or selected from (:func:`nsightkit.analysis.timeline.selection.select`).
+    also_before, also_after : sequence of Trace
+        Further captures of the same two programs. Their steps are pooled with those of the first, and what captures
+        of one program differ by tells a change from another run. Counts and totals are those of `before` and `after`.
+    match : str or tuple of str, optional
+        Regular expression of the steps' names, one for both sides or one for each.
+    steps : tuple of int
+        How many steps each side holds, where no ranges say so. There is no interval then.
+    confidence : float
+    min_share : float
+        What takes less than this share of a step on both sides is negligible.
+
+    Returns
+    -------
+    Comparison
+
+    Raises
+    ------
+    UsageError
+        An argument out of its range, or `match` is no regular expression.
+    """
+    if not 0 < confidence < 1:
+        raise UsageError(f"a confidence lies between 0 and 1, not {confidence:g}")
+    if not 0 <= min_share < 1:
+        raise UsageError(f"a smallest share lies between 0 and 1, not {min_share:g}")
+    if any(n is not None and n < 1 for n in steps):
+        raise UsageError(f"{min(n for n in steps if n is not None)} is not a number of steps")
+    patterns = match if isinstance(match, tuple) else (match, match)
+    sides = [
+        [Capture(trace, pattern, count) for trace in traces]
+        for traces, pattern, count in zip(((before, *also_before), (after, *also_after)), patterns, steps, strict=True)
+    ]
+    return Comparison(sides[0], sides[1], confidence, min_share)
+
+
+def summary(before: Trace, after: Trace, **options: Any) -> dict[str, Any]:
+    """Say what changed between two captures.
+
+    Parameters
+    ----------
+    before, after : Trace
+    **options
+        Of :func:`compare`.
+
+    Returns
+    -------
+    dict
+        ``headline``
+            One sentence.
+        ``outcome``
+            ``faster``, ``slower``, ``no change`` (or one too small to matter, or not to be told from noise), or
+            ``cannot tell``: of a step's time, or of the time from first operation to last. With one capture a side it
+            is said of these two captures, not of the programs.
+        ``where``
+            Another sentence: how idle and busy time changed, and which causes and kinds of kernels most. Empty where
+            nothing did by a hundredth of a step.
+        ``moved``
+            Whether the bottleneck is another one (:mod:`nsightkit.analysis.verdict`); None where one of the captures
+            does not say. ``bottleneck`` says it in words, with both.
+        ``warnings``
+            What differs between the captures besides the change, and what they do not show. Different cards come first.
+        ``changes``
+            Rows of all tables that changed by a hundredth of a step (`min_share`) or more, and by more than noise, if
+            there are steps to judge that by: the largest first, each with its ``table``.
+        ``unit``, ``confidence``, ``before``, ``after``
+            What figures are of, and what is known of each side.
+        ``figures``, ``kernels``, ``categories``, ``operators``, ``ranges``, ``gaps``, ``memops``
+            The tables, as lists of rows with :data:`COLUMNS`. ``before_count`` and ``before_total_ns`` are of the whole
+            capture; ``before_ns`` is the median of the ordinary steps, ``delta_ns`` the difference of the medians,
+            ``low_ns`` to ``high_ns`` the interval of the shift, ``change`` the difference by what was before,
+            ``mean_delta_ns`` the difference of the means over all steps, ``between_ns`` what captures of one program
+            differ by. ``match`` says how kernels or ranges were paired (:mod:`nsightkit.analysis.compare.match`).
+
+    Raises
+    ------
+    UsageError
+        As for :func:`compare`.
+    """
+    return compare(before, after, **options).summary()
+
+
+#: A change of all kernels alike, by more than this, is not of the program; fewer kernels than that are not all.
+_CLOCK, _ALL = 0.02, 5
+#: Of the GPU's time, launched in no step.
+_OUTSIDE = 0.05
+#: The same, where steps cannot stand for the whole.
+_MOSTLY_OUTSIDE = 0.5
+#: Launches of the kernels that both captures hold, in relation to each other: beyond this they did not do the same.
+_AMOUNT = 0.05
+#: Bytes that a step uploads, in relation to those of the other side.
+_UPLOAD = 0.01
+
+
+def _summary(comparison: Comparison, sides: tuple[Capture, Capture]) -> dict[str, Any]:
+    described = [_described(side) for side in sides]
+    moved, bottleneck = _bottleneck(comparison, [verdict.summary(side.trace) for side in sides])
+    outcome, headline = _headline(comparison)
+    if _other_amount(comparison):
+        headline = f"With different amounts of work: {headline}"
+    if _other_card(*described):
+        headline = f"On different GPUs: {headline}"
+    return {
+        "headline": headline,
+        "outcome": outcome,
+        "where": _where(comparison),
+        "moved": moved,
+        "bottleneck": bottleneck,
+        "warnings": [
+            *_circumstances(*described),
+            *_hidden(sides),
+            *_about_steps(comparison, sides),
+            *_other_amount(comparison),
+            *_several_gpus(*described),
+            *_other_work(comparison),
+            *(() if _other_card(*described) else _all_alike(comparison)),
+            *_swapped(comparison),
+            *_notes(*(side.trace.meta.notes for side in sides)),
+        ],
+        "changes": _changes(comparison),
+        "unit": comparison.unit,
+        "confidence": comparison.confidence,
+        "min_share": comparison.min_share,
+        "before": described[0],
+        "after": described[1],
+        **{table: frame.to_dict("records") for table, frame in comparison.tables.items()},
+    }
+
+
+def percent(share: float) -> str:
+    """Write a change.
+
+    Parameters
+    ----------
+    share : float
+        Of what was before; -0.5 is half of it gone.
+    """
+    return f"{100 * share:+.1f} %"
+
+
+def _described(side: Capture) -> dict[str, Any]:
+    meta = side.trace.meta
+    return {
+        "name": Path(side.trace.path).name if side.trace.path else None,
+        "gpus": list(dict.fromkeys(gpu.name for gpu in meta.gpus if gpu.name)),
+        "device_count": len(side.overview["devices"]),
+        "driver": meta.driver,
+        "distributed": dict(meta.distributed),
+        "steps": side.steps,
+        "ordinary_steps": int(side.ordinary.sum()) if len(side.windows) else None,
+        **{key: value for key, value in side.overview.items() if key != "devices"},
+    }
+
+
+def _headline(comparison: Comparison) -> tuple[str, str]:
+    """Say in one word and in one sentence what became of the time."""
+    figures = comparison.tables["figures"]
+    if not len(figures) or not figures.iloc[0]["before_ns"]:
+        return "cannot tell", "There is no time to compare: one of the captures holds neither steps nor GPU work."
+    row = figures.iloc[0]
+    what = "A step takes" if comparison.unit == "step" else "From the first operation to the last it takes"
+    said = f"{what} {time_text(row['after_ns'])} instead of {time_text(row['before_ns'])}: {percent(row['change'])}"
+    counts = f"{comparison.judged[0]} and {comparison.judged[1]} steps"
+    if row["significance"] == _UNKNOWN:
+        few = "without steps on both sides nobody can"
+        if comparison.unit == "step" and min(comparison.judged):
+            few = "one step on each side cannot" if comparison.judged == (1, 1) else f"{counts} cannot"
+        return "cannot tell", f"{said}; {few} tell whether that is noise."
+    sure = f"of {counts}"
+    if not np.isnan(row["low_ns"]):
+        low, high = (percent(row[end] / row["before_ns"]) for end in ("low_ns", "high_ns"))
+        sure = f"{100 * comparison.confidence:g} % interval {low} to {high}, {sure}"
+    if row["significance"] not in _BEYOND:
+        if row["between_ns"] >= abs(row["delta_ns"]):  # NaN where each side was captured once
+            sure += f"; captures of one program differ by up to {100 * row['between_ns'] / row['before_ns']:.0f} %"
+        why = "Too little to matter" if row["significance"] == _SMALL else "Not beyond noise"
+        return "no change", f"{why}: {said[0].lower()}{said[1:]} ({sure})."
+    beyond = (
+        "captures of one program differ by" if row["significance"] == _SIGNIFICANT else "the steps of each run spread"
+    )
+    once = "" if row["significance"] == _SIGNIFICANT else f" {noise.ONE_RUN}"
+    return "faster" if row["delta_ns"] < 0 else "slower", f"{said}, more than {beyond} ({sure}).{once}"
+
+
+#: So many names of what changed most are told.
+_NAMED_FIRST = 2
+
+
+def _where(comparison: Comparison) -> str:
+    """Say where the time went: to idle or busy time, and of these to which cause or kernel."""
+    figures = comparison.tables["figures"]
+    changed = dict(zip(figures["name"], figures["delta_ns"].tolist(), strict=True))
+    if not {"busy_ns", "idle_ns"} <= set(changed) or _other_amount(comparison):
+        return ""
+    least = max(comparison.min_share * comparison.reference_ns, 1)
+    parts = []
+    for figure, what, table, name in (
+        ("idle_ns", "GPU idle time", "gaps", "cause"),
+        ("busy_ns", "GPU busy time", "categories", "name"),
+    ):
+        delta = changed[figure]
+        rows = comparison.tables[table]
+        rows = rows[(rows["delta_ns"].abs() >= least) & rows["significance"].isin([*_BEYOND, _UNKNOWN])]
+        named = [f"{row[name]} {signed(row['delta_ns'])}" for row in rows.head(_NAMED_FIRST).to_dict("records")]
+        if abs(delta) >= least or named:
+            parts.append(f"{what} {signed(delta)}" + (f" ({', '.join(named)})" if named else ""))
+    return f"Where: {'; '.join(parts)}." if parts else ""
+
+
+def signed(ns: float) -> str:
+    """Write a change of a time.
+
+    Parameters
+    ----------
+    ns : float
+    """
+    return f"{'+' if ns > 0 else ''}{time_text(ns)}"
+
+
+def _bottleneck(comparison: Comparison, verdicts: Sequence[Mapping[str, Any]]) -> tuple[bool | None, dict[str, Any]]:
+    keys = ("bottleneck", "share_of_span", "confidence")
+    kept = [{key: found[key] for key in keys} for found in verdicts]
+    was, now = (found["bottleneck"] for found in kept)
+    shares = [f"{100 * (found['share_of_span'] or 0):.1f} % of the time" for found in kept]
+    sure = min((found["confidence"] for found in kept), key=["low", "medium", "high"].index)
+    moved: bool | None = was != now
+    if "not-enough-data" in (was, now):
+        moved, said = None, f"Whether the bottleneck moved cannot be told: {was} before, {now} after."
+    elif not moved:
+        said = f"The bottleneck did not move: {was}, {shares[0]} before and {shares[1]} after."
+    elif not _may_have_moved(comparison, was, now):
+        moved = False
+        said = f"The verdicts differ, {was} ({shares[0]}) and {now} ({shares[1]}), by no more than noise."
+    else:
+        said = f"The bottleneck moved from {was} ({shares[0]}) to {now} ({shares[1]})."
+        said += " One of the verdicts is doubtful." if sure == "low" else ""
+    return moved, {"before": kept[0], "after": kept[1], "confidence": sure, "text": said}
+
+
+def _may_have_moved(comparison: Comparison, was: str, now: str) -> bool:
+    """Whether anything that verdicts rest on changed by more than noise, or nobody knows."""
+    gaps, figures = comparison.tables["gaps"], comparison.tables["figures"]
+    said = {*gaps.loc[gaps["cause"].isin([was, now]), "significance"], *figures["significance"]}
+    return bool(said & {*_BEYOND, _UNKNOWN})
+
+
+def _changes(comparison: Comparison) -> list[dict[str, Any]]:
+    least = max(comparison.min_share * comparison.reference_ns, 1)
+    found = []
+    for table, frame in comparison.tables.items():
+        kept = frame[(frame["delta_ns"].abs() >= least) & frame["significance"].isin([*_BEYOND, _UNKNOWN])]
+        found += [{"table": table, **{str(k): v for k, v in row.items()}} for row in kept.to_dict("records")]
+    return sorted(found, key=lambda row: -abs(row["delta_ns"]))
+
+
+# ---------------------------------------------------------------- what to know besides
+
+
+def _other_card(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    return bool(before["gpus"] and after["gpus"] and before["gpus"] != after["gpus"])
+
+
+def _circumstances(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """What was another thing than the program."""
+    said = []
+    for what, key, remark in (
+        ("Different GPUs", "gpus", "; times differ by the card, whatever changed in the program"),
+        ("Different numbers of GPUs", "device_count", ""),
+        ("Different tools", "tool", "; each slows the CPU down in its own way"),
+        ("Different versions of the tool", "tool_version", ""),
+        ("Different drivers", "driver", ""),
+    ):
+        one, other = before[key], after[key]
+        if one and other and one != other and (key != "tool_version" or before["tool"] == after["tool"]):
+            words = [", ".join(value) if isinstance(value, list) else str(value) for value in (one, other)]
+            said.append(f"{what}: {words[0]} before, {words[1]} after{remark}.")
+    for key, what in (("world_size", "world sizes"), ("rank", "ranks")):
+        one, other = (side["distributed"].get(key) for side in (before, after))
+        if one is not None and other is not None and one != other:
+            said.append(f"Different {what}: {one} before, {other} after.")
+    for name, mine, others in (
+        ("before", before["missing"], after["missing"]),
+        ("after", after["missing"], before["missing"]),
+    ):
+        only = [table for table in mine if table not in others]
+        if only:
+            said.append(f"The capture {name} recorded no {', '.join(only)}: what depends on that is not compared.")
+    return said
+
+
+def _hidden(sides: tuple[Capture, Capture]) -> list[str]:
+    said = []
+    for name, seems, side in zip(SIDES, ("appeared", "disappeared"), sides, strict=True):
+        replays = side.trace.size("graphs")
+        if replays:
+            said.append(
+                f"The capture {name} holds {replays:,} CUDA-graph replays, {time_text(side.overview['graph_ns'])}, "
+                f"without their kernels: what seems to have {seems} may run within them. What compares is the GPU's "
+                "busy time; nsys profile --cuda-graph-trace=node records the kernels."
+            )
+    return said
+
+
+def _about_steps(comparison: Comparison, sides: tuple[Capture, Capture]) -> list[str]:
+    said = []
+    if comparison.unit == "trace":
+        lacking = [name for name, side in zip(SIDES, sides, strict=True) if not side.steps]
+        loose = " and ".join(f"{100 * _outside(side):.0f} % {name}" for name, side in zip(SIDES, sides, strict=True))
+        why = f"No steps were found {' and '.join(lacking)}"
+        why = why if lacking else f"Most of the GPU's time was launched in no step ({loose})"
+        alike = "whole captures are compared, as if both did the same amount of work"
+        return [f"{why}: {alike}. --match names the ranges that are steps, --steps says how many there were."]
+    if sides[0].steps != sides[1].steps:
+        said.append(f"{sides[0].steps} steps before and {sides[1].steps} after: times are those of a step.")
+    for name, side in zip(SIDES, sides, strict=True):
+        wall, out = side.timed["wall_ns"], int((~side.ordinary).sum())
+        if out:
+            odd = "stands out and does" if out == 1 else "stand out and do"
+            said.append(
+                f"{out} of {len(wall)} steps {name} {odd} not count as noise: the mean of all is "
+                f"{time_text(wall.mean())}, the median of the others {time_text(wall[side.ordinary].median())}."
+            )
+        outside = _outside(side)
+        if outside > _OUTSIDE:
+            said.append(f"{100 * outside:.0f} % of the GPU's time {name} was launched in no step and is not compared.")
+    return said
+
+
+def _outside(side: Capture) -> float:
+    """Share of the GPU's time that was launched in no step."""
+    whole = sum(side.overview[key] or 0 for key in ("kernel_ns", "memop_ns", "graph_ns"))
+    return side.outside_ns() / whole if whole else 0.0
+
+
+def _other_amount(comparison: Comparison) -> list[str]:
+    """Kernels of both captures that all run more often in one: of whole captures, one did more work."""
+    table = comparison.tables["kernels"]
+    both = table[(table["before_count"] > 0) & (table["after_count"] > 0)].sort_values("before_total_ns")
+    if comparison.unit == "step" or not len(both):
+        return []
+    was, now = (both[f"{side}_count"].to_numpy(np.float64) for side in SIDES)
+    order = np.argsort(now / was, kind="stable")
+    reached = both["before_total_ns"].to_numpy(np.float64)[order].cumsum()
+    low, middle, high = (now / was)[order][np.searchsorted(reached, reached[-1] * np.array([0.25, 0.5, 0.75]))]
+    if low <= 1 + _AMOUNT and high >= 1 / (1 + _AMOUNT):
+        return []
+    launches = f"{now.sum():,.0f} launches, {was.sum():,.0f} before"
+    said = f"The kernels that both captures hold ran {middle:.2f} times as often after ({launches})"
+    return [f"{said}: the captures hold different amounts of work, and their times do not compare."]
+
+
+def _several_gpus(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    counts = before["device_count"], after["device_count"]
+    if max(counts) < 2:
+        return []
+    held = f"{counts[0]} GPUs" if counts[0] == counts[1] else f"{counts[0]} and {counts[1]} GPUs"
+    return [f"Busy and idle time, kernels and copies are sums over {held}; the wall time is not."]
+
+
+def _other_work(comparison: Comparison) -> list[str]:
+    """Copies of another size: the one trace that a batch of another size leaves everywhere."""
+    if _other_amount(comparison):
+        return []
+    table, steps = comparison.tables["memops"], comparison.steps if comparison.unit == "step" else (1, 1)
+    who = "A step" if comparison.unit == "step" else "The program"
+    for kind, where in (("HtoD", "to the GPU"), ("DtoD", "within the GPU")):
+        rows = table[table["kind"] == kind]
+        sums = [
+            [rows[f"{side}_{what}"].sum() / (n or 1) for side, n in zip(SIDES, steps, strict=True)]
+            for what in ("bytes", "count")
+        ]
+        (one, other), (was, now) = sums
+        # What is copied within the GPU differs with the program; only the same copies say something of their size.
+        if abs(other - one) > _UPLOAD * max(one, other) and (kind == "HtoD" or was == now):
+            said = f"{who} copies {bytes_text(one)} {where} before and {bytes_text(other)} after"
+            return [f"{said}: its batch, its inputs or their precision may differ."]
+    return []
+
+
+def _all_alike(comparison: Comparison) -> list[str]:
+    """All kernels that run as often are slower, or faster, alike: a program does not do that."""
+    table = comparison.tables["kernels"]
+    each = table[(table["match"] == "name") & (table["before_ns"] > 0.001 * comparison.reference_ns)]
+    counts, lasting = (
+        each[[f"{side}_{what}" for side in SIDES]].to_numpy(np.float64) for what in ("count", "total_ns")
+    )
+    same = np.isclose(counts[:, 0] * (comparison.steps[1] or 1), counts[:, 1] * (comparison.steps[0] or 1))
+    if same.sum() < _ALL:
+        return []
+    mean = lasting[same] / counts[same]
+    low, middle, high = np.quantile(mean[:, 1] / mean[:, 0] - 1, [0.25, 0.5, 0.75])
+    if (low <= _CLOCK and high >= -_CLOCK) or high - low > max(abs(middle) / 2, _CLOCK):
+        return []
+    alike = f"{percent(middle)} (the middle half {percent(low)} to {percent(high)})"
+    said = f"{len(mean)} kernels that run as often as before take another time, all alike: {alike}"
+    return [f"{said}. A clock, a power limit, another load or a batch of another size does that."]
+
+
+def _swapped(comparison: Comparison) -> list[str]:
+    """Operators that run other kernels for about the same time: a library chose anew."""
+    table = comparison.tables["kernels"]
+    least = comparison.min_share * comparison.reference_ns
+    said = []
+    for operator, rows in table[table["operator"].notna()].groupby("operator", sort=False):
+        counts = rows[rows["significance"].isin(_BEYOND) & (rows["delta_ns"].abs() >= least)]["delta_ns"]
+        net = int(rows["delta_ns"].sum())
+        if len(counts) and counts.min() < 0 < counts.max() and abs(net) < counts.abs().max() / 2:
+            was, now = (time_text(rows[f"{side}_ns"].sum()) for side in SIDES)
+            said.append(
+                f"{operator} runs other kernels, {was} before and {now} after in all: the library chose other ones."
+            )
+    return said
+
+
+def _notes(before: Sequence[str], after: Sequence[str]) -> list[str]:
+    both = [note for note in before if note in after]
+    alone = [
+        (name, note) for name, notes in zip(SIDES, (before, after), strict=True) for note in notes if note not in both
+    ]
+    return [f"In both captures: {note}" for note in both] + [f"In the capture {name}: {note}" for name, note in alone]

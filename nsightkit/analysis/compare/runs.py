@@ -1,0 +1,542 @@
+"""What of a run can be compared with other runs: metrics with all their samples, and the conditions they hold for.
+
+A run is a trace, a document of ``nsightkit bench`` or a report of Nsight Compute. Whatever it is, it becomes a
+:class:`Run`. :mod:`nsightkit.analysis.compare.check` compares runs with a baseline.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from nsightkit.analysis.compare import match as pairing
+from nsightkit.analysis.core import intervals
+from nsightkit.analysis.core.categories import categorize
+from nsightkit.analysis.timeline import gaps, overview, steps
+from nsightkit.errors import TraceError, UsageError
+from nsightkit.trace import load
+from nsightkit.trace import ncu as ncu_reports
+from nsightkit.trace.model import GPU_TABLES, Trace
+
+__all__ = [
+    "CONDITIONS",
+    "DECISIVE",
+    "EXACT",
+    "KINDS",
+    "LARGEST",
+    "SMALLEST",
+    "UNITS",
+    "Metric",
+    "Run",
+    "of_bench",
+    "of_report",
+    "of_samples",
+    "of_trace",
+    "plain_text",
+    "read",
+]
+
+#: What a run can be of.
+KINDS = ("trace", "bench", "ncu", "samples")
+#: What is said of the circumstances. `selection` is what part of a trace was looked at, `command` how it was made.
+CONDITIONS = ("gpu", "cpu", "driver", "cuda", "torch", "tool", "tool_version", "selection", "command")
+#: Those without which figures cannot be held against each other.
+DECISIVE = ("gpu", "cpu", "tool", "selection")
+#: Units of metrics, and those of what a program does rather than how long it takes: the same in each run.
+UNITS, EXACT = ("ns", "bytes", "count", "%", "per_s"), ("bytes", "count")
+#: No time in nanoseconds and no number of bytes is larger; what is, is damage. What is smaller is 0.
+LARGEST, SMALLEST = 1e18, 1e-9
+#: Kernels of a trace that get a metric in a baseline: those that take longest.
+_TOP = 10
+#: Of an Nsight Compute report, kernels that take less of the profiled time than this inform and do not gate.
+_SMALL = 0.01
+#: Longest name of a metric, and longest text of a condition.
+_LONGEST = 200
+#: No benchmark is larger; what is, is no benchmark.
+_MOST_BYTES = 64 << 20
+
+#: What the name of a metric ends in, and its unit.
+_ENDINGS = {"_ns": "ns", "_bytes": "bytes", "_pct": "%", "_per_s": "per_s"}
+
+Direction = Literal["lower", "higher", "neither"]
+Samples = npt.NDArray[np.float64]
+Index = npt.NDArray[np.integer[Any]]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Metric:
+    """One thing that was measured in a run, as often as it was.
+
+    Parameters
+    ----------
+    samples : ndarray of float
+        At least one; each is 0, or from :data:`SMALLEST` to :data:`LARGEST`.
+    unit : str
+        One of :data:`UNITS`. Those in :data:`EXACT` need one sample only.
+    direction : {"lower", "higher", "neither"}
+        Which is better.
+    gate : bool
+        Whether a change for the worse fails; the others inform.
+    kept : bool
+        Whether a baseline keeps it. All kernels are looked at, and few are worth a place in a file.
+    """
+
+    samples: Samples
+    unit: str
+    direction: Direction = "lower"
+    gate: bool = False
+    kept: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One run of a program.
+
+    Parameters
+    ----------
+    of : str
+        One of :data:`KINDS`.
+    conditions : mapping of str to str or None
+        Keys of :data:`CONDITIONS`; what is not known is None.
+    metrics : mapping of str to Metric
+    absent : mapping of str to str
+        Why there are no metrics whose names begin so.
+    """
+
+    of: str
+    conditions: Mapping[str, str | None]
+    metrics: Mapping[str, Metric]
+    absent: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+def read(path: str | Path, *, opened: Callable[[Path], Trace] = load, **selected: Any) -> Run:
+    """Read what a file holds of a run. The bytes decide what kind of file it is.
+
+    Parameters
+    ----------
+    path : path-like
+        A trace, what ``nsightkit bench --out-json`` wrote, or a report or a CSV of Nsight Compute.
+    opened : callable
+        Opens a trace and chooses the part of it to look at.
+    **selected
+        Of :func:`of_trace`: what part that is. A file that is no trace has none.
+
+    Returns
+    -------
+    Run
+
+    Raises
+    ------
+    TraceError
+        The file cannot be read, or holds nothing to compare.
+    UsageError
+        A part was asked for of what has no parts.
+    """
+    path = Path(path)
+    kind = _kind(path)
+    if kind == "trace":
+        return of_trace(opened(path), **selected)
+    if any(value is not None for value in selected.values()):
+        raise UsageError(f"{path}: is no trace, so no part of it can be selected")
+    return of_bench(_document(path), path) if kind == "bench" else of_report(ncu_reports.read(path))
+
+
+def of_trace(trace: Trace, match: str | None = None, selection: str | None = None) -> Run:
+    """Take a trace's metrics, a sample a step where it has steps.
+
+    ``step/time_ns`` is the time from the end of one step to the end of the next, its work on the GPU included
+    (:func:`nsightkit.analysis.timeline.steps.windows`). ``step/busy_ns`` and ``step/idle_ns`` divide it, and
+    ``gap/CAUSE/idle_ns`` divides the idle time. What was launched in a step is the step's: ``step/kernel_count``,
+    ``step/copied_bytes``, ``copies/KIND/bytes`` and ``/per_s`` (bytes a second), ``category/NAME/gpu_ns``,
+    ``kernel/NAME/gpu_ns`` (by a name without types and numbers, see
+    :func:`nsightkit.analysis.compare.match.spellings`). A trace without steps has one sample of each, its sums, and
+    ``trace/span_ns``, ``trace/busy_ns`` … in place of the step's.
+
+    Parameters
+    ----------
+    trace : Trace
+    match : str, optional
+        Regular expression; ranges whose name it finds are the steps.
+    selection : str, optional
+        What part of a trace this is, in words: runs of different parts do not compare.
+
+    Returns
+    -------
+    Run
+
+    Raises
+    ------
+    UsageError
+        `match` is malformed or finds nothing.
+    TraceError
+        The trace has neither steps nor operations of a GPU.
+    """
+    windows = _windows(trace, match)
+    found = _of_steps(trace, windows) if len(windows) else _of_whole(trace, match)
+    absent = {"": "not recorded"} if len(windows) else {"step/": "the trace has no steps"}
+    used = intervals.gpu_intervals(trace)["device"].unique().tolist()
+    names = [gpu.name for gpu in trace.meta.gpus if gpu.device in used and gpu.name]
+    conditions = {
+        "gpu": _cards(names),
+        "driver": plain_text(trace.meta.driver),
+        "tool": plain_text(trace.meta.tool),
+        "tool_version": plain_text(trace.meta.tool_version),
+        "selection": plain_text(selection),
+    }
+    return _run("trace", conditions, found, absent)
+
+
+def of_bench(document: Mapping[str, Any], path: str | Path = "benchmark") -> Run:
+    """Take a benchmark's metrics: of each cell the times of its steps, and the most memory it took.
+
+    Parameters
+    ----------
+    document : mapping
+        What :func:`nsightkit.capture.bench.bench` gives.
+    path : path-like
+        Where it is from, for messages.
+
+    Returns
+    -------
+    Run
+        A cell that did not run has no metrics.
+
+    Raises
+    ------
+    TraceError
+        It is no such document, or no cell ran.
+    """
+    again = "measure again with nsightkit bench --out-json"
+    if document.get("format") != 1:
+        raise TraceError(path, f"is a benchmark of format {plain_text(document.get('format'))}, not 1", again)
+    found: dict[str, Metric] = {}
+    absent: dict[str, str] = {}
+    try:
+        for row in document["rows"]:
+            cell = _cell(row)
+            if row["status"] != "ok":
+                where = f" in {row['where']}" if row["where"] else ""
+                absent[f"bench/{cell}/"] = plain_text(f"{row['status']}{where}") or ""
+                continue
+            if f"bench/{cell}/step_ns" in found:
+                raise TraceError(path, f"measures {cell} twice", "keep one of the two")
+            found[f"bench/{cell}/step_ns"] = Metric(_samples(row["samples_ns"]), "ns", gate=True)
+            found[f"bench/{cell}/first_step_ns"] = Metric(_samples([row["first_step_ns"]]), "ns")
+            for name, gate in (("peak_allocated_bytes", True), ("peak_reserved_bytes", False)):
+                if row[name] is not None:
+                    found[f"bench/{cell}/{name}"] = Metric(_samples([row[name]]), "bytes", gate=gate)
+        conditions = _bench_conditions(document)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise TraceError(path, "is damaged: no benchmark has such rows", again) from error
+    if not found:
+        raise TraceError(path, "is a benchmark of which no cell ran", "its rows say why; measure again")
+    return _run("bench", conditions, found, absent)
+
+
+def of_report(report: ncu_reports.Report) -> Run:
+    """Take the metrics of an Nsight Compute report: of each kernel its time, throughputs and occupancy.
+
+    Parameters
+    ----------
+    report : Report
+
+    Returns
+    -------
+    Run
+        A sample a launch. Kernels have the names that :func:`of_trace` gives them, and where one was launched with
+        several grids, the grid.
+
+    Raises
+    ------
+    TraceError
+        No launch has any of the metrics.
+    """
+    launches = report.launches
+    spelt = {str(name): pairing.spellings(str(name))[1] for name in launches["kernel"].unique()}
+    kernel = launches["kernel"].astype(str).map(spelt)
+    grid = launches["grid"].astype(str)
+    several = grid.groupby(kernel).transform("nunique") > 1
+    kernel = kernel.where(~several, kernel + " grid " + grid)
+    total = float(launches["time_ns"].sum())
+    found: dict[str, Metric] = {}
+    for name, rows in launches.groupby(kernel, sort=True):
+        label = _label(str(name))
+        for column in ("time_ns", "sm_pct", "memory_pct", "dram_pct", "occupancy_pct"):
+            values = rows[column].to_numpy(dtype=np.float64)
+            values = values[(values >= 0) & (values <= LARGEST)]
+            if len(values):
+                timed = column == "time_ns"
+                gate = timed and float(values.sum()) >= _SMALL * total
+                found[f"kernel/{label}/{column}"] = Metric(
+                    values, "ns" if timed else "%", "lower" if timed else "neither", gate=gate
+                )
+    if not found:
+        raise TraceError(
+            report.path, "holds neither times nor throughputs", "profile again with ncu --section SpeedOfLight"
+        )
+    conditions = {"gpu": _cards(launches["gpu"].dropna().unique()), "tool": "Nsight Compute"}
+    return _run("ncu", conditions, found)
+
+
+def of_samples(samples: Mapping[str, npt.ArrayLike], **conditions: str | None) -> Run:
+    """Take metrics that were measured some other way.
+
+    Parameters
+    ----------
+    samples : mapping of str to array_like of float
+        By a name that ends in its unit: ``_ns``, ``_bytes``, ``_pct``, ``_per_s``, else it is a count. Lower is
+        better, but for ``_per_s``; all of them gate.
+    **conditions : str or None
+        Keys of :data:`CONDITIONS`.
+
+    Returns
+    -------
+    Run
+
+    Raises
+    ------
+    UsageError
+        No samples, or a number that is none, or an unknown condition.
+    """
+    unknown = set(conditions) - set(CONDITIONS)
+    if unknown or not samples:
+        raise UsageError(
+            f"no such condition: {', '.join(sorted(unknown))}" if unknown else "a run needs samples of something"
+        )
+    found = {}
+    for name, values in samples.items():
+        unit = next((unit for end, unit in _ENDINGS.items() if name.endswith(end)), "count")
+        try:
+            found[_label(name)] = Metric(_samples(values), unit, "higher" if unit == "per_s" else "lower", gate=True)
+        except ValueError as error:
+            raise UsageError(f"{name}: {error}") from error
+    return _run("samples", {name: plain_text(value) for name, value in conditions.items()}, found)
+
+
+# ---------------------------------------------------------------- traces
+
+
+def _windows(trace: Trace, match: str | None) -> pd.DataFrame:
+    """Find the steps; those of the whole trace that launched something, where a filter left their ranges out."""
+    found = steps.windows(trace, match)
+    if len(found) or trace is trace.whole:
+        return found
+    found = steps.windows(trace.whole, match)
+    touched = np.zeros(len(found), bool)
+    for table in GPU_TABLES:
+        mine = steps.launched_in(trace, table, found)
+        touched[mine[mine >= 0]] = True
+    return found[touched].reset_index(drop=True)
+
+
+def _of_steps(trace: Trace, windows: pd.DataFrame) -> dict[str, Metric]:
+    parts = steps.divided(trace, steps.timed(windows), int(windows["process"].iloc[0]))
+    found = {"step/time_ns": Metric(parts["wall_ns"].to_numpy(np.float64), "ns", gate=True)}
+    for name in ("busy_ns", "idle_ns") if parts["busy_ns"].notna().all() else ():
+        found[f"step/{name}"] = Metric(parts[name].to_numpy(np.float64), "ns", gate=name == "busy_ns")
+    return found | dict(_launched(trace, "step", windows))
+
+
+def _of_whole(trace: Trace, match: str | None) -> dict[str, Metric]:
+    if match is not None:
+        raise UsageError(f"--match: no range matches {match!r}, so there are no steps")
+    whole = overview.summary(trace)
+    if not any(trace.size(table) for table in GPU_TABLES):
+        raise TraceError(
+            trace.path or "trace", "has neither steps nor operations of a GPU: nothing to compare", "record more of it"
+        )
+    found = {
+        f"trace/{name}": Metric(np.array([float(whole[name])]), "ns", gate=name != "idle_ns")
+        for name in ("span_ns", "busy_ns", "idle_ns")
+        if whole[name] is not None
+    }
+    return found | dict(_launched(trace, "trace", None))
+
+
+def _launched(trace: Trace, prefix: str, windows: pd.DataFrame | None) -> Iterator[tuple[str, Metric]]:
+    """Give what was launched in each step, and why the GPU was idle; one sample of all without steps."""
+    count = 1 if windows is None else len(windows)
+
+    def window_of(table: str) -> Index:
+        return np.zeros(trace.size(table), np.intp) if windows is None else steps.launched_in(trace, table, windows)
+
+    def sums(window: Index, weights: npt.NDArray[Any] | None = None) -> Samples:
+        inside = window >= 0
+        # Exact in floats up to 2**53: 104 days of nanoseconds, 9 PB.
+        return np.bincount(
+            window[inside], None if weights is None else weights[inside].astype(np.float64), minlength=count
+        ).astype(np.float64)
+
+    def by_code(window: Index, codes: Index, weights: npt.NDArray[Any], groups: int) -> Samples:
+        inside = (window >= 0) & (codes >= 0)
+        flat = window[inside] * groups + codes[inside]
+        added = np.bincount(flat, weights[inside].astype(np.float64), minlength=count * groups)
+        return np.asarray(added.reshape(count, groups), np.float64)
+
+    if trace.recorded("kernels"):
+        window = window_of("kernels")
+        yield f"{prefix}/kernel_count", Metric(sums(window), "count", gate=True)
+        kernels = trace.table("kernels", ["name", "duration_ns"])
+        codes, duration = kernels["name"].cat.codes.to_numpy(np.intp), kernels["duration_ns"].to_numpy()
+        used = np.unique(codes[window >= 0])
+        names = kernels["name"].cat.categories[used]
+        place = np.full(len(kernels["name"].cat.categories) + 1, -1, np.intp)  # the last: no name
+        for kind, groups in (("category", categorize(names).astype(str)), ("kernel", _spelt(names))):
+            number, distinct = pd.factorize(np.asarray(groups, dtype=object))
+            place[used] = number
+            table = by_code(window, place[codes], duration, len(distinct))
+            order = np.argsort(-table.sum(axis=0), kind="stable")
+            for rank, group in enumerate(order.tolist()):
+                name = f"{kind}/{distinct[group]}/gpu_ns"
+                yield name, Metric(table[:, group], "ns", kept=kind == "category" or rank < _TOP)
+    if trace.recorded("memops"):
+        window = window_of("memops")
+        memops = trace.table("memops", ["kind", "bytes", "duration_ns"])
+        size, duration = (memops[c].to_numpy() for c in ("bytes", "duration_ns"))
+        kinds = memops["kind"].astype(str).to_numpy()
+        window = np.where(kinds == "memset", -1, window)
+        yield f"{prefix}/copied_bytes", Metric(sums(window, size), "bytes", gate=True)
+        for kind in np.unique(kinds[window >= 0]).tolist():
+            mine = np.where(kinds == kind, window, -1)
+            moved, took = sums(mine, size), sums(mine, duration)
+            yield f"copies/{kind}/bytes", Metric(moved, "bytes", "neither")
+            timed = took > 0
+            if timed.any():
+                yield f"copies/{kind}/per_s", Metric(moved[timed] / took[timed] * 1e9, "per_s", "higher")
+    if trace.recorded("kernels") and trace.recorded("calls"):
+        idle = gaps.causes(trace)
+        start, stop = (idle[c].to_numpy() for c in ("start_ns", "end_ns"))
+        window = np.zeros(len(stop), np.intp) if windows is None else steps.number(steps.timed(windows), start)
+        table = by_code(window, idle["cause"].cat.codes.to_numpy(np.intp), stop - start, len(gaps.CAUSES))
+        for cause, samples in zip(gaps.CAUSES, table.T, strict=True):
+            yield f"gap/{cause}/idle_ns", Metric(samples, "ns")
+
+
+def _spelt(names: Iterable[str]) -> list[str]:
+    return [_label(pairing.spellings(str(name))[1]) for name in names]
+
+
+# ---------------------------------------------------------------- benchmarks
+
+
+def _kind(path: Path) -> str:
+    """Say what a file is, by its bytes; what is neither a benchmark nor a report may be a trace."""
+    if not path.is_file():
+        return "trace"  # a folder, or nothing, which the reader of traces says
+    try:
+        with path.open("rb") as stream:
+            head = stream.read(1 << 16)
+    except OSError:
+        return "trace"
+    if head.startswith(b"NVR\0"):
+        return "ncu"
+    text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
+    if text.startswith(b"{"):
+        ours = re.search(rb'"nsightkit"\s*:\s*"', text) and not re.search(rb'"traceEvents"\s*:', text)
+        return "bench" if ours else "trace"
+    return "ncu" if re.search(rb'"(Kernel Name|Metric Name)"', head) or path.suffix == ".csv" else "trace"
+
+
+def _document(path: Path) -> Mapping[str, Any]:
+    again = "measure again with nsightkit bench --out-json"
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise TraceError(path, "is too large for a benchmark", again)
+        document = json.loads(path.read_bytes())
+    except OSError as error:
+        raise TraceError(path, f"cannot be read ({error.strerror or error})", "check its permissions") from error
+    except (ValueError, RecursionError) as error:
+        raise TraceError(path, "is damaged: no JSON document", again) from error
+    if not isinstance(document, dict) or "rows" not in document:
+        remedy = "a baseline is given with --baseline" if "metrics" in document else again
+        raise TraceError(path, "holds no rows, so it is no benchmark", remedy)
+    return document
+
+
+def _cell(row: Mapping[str, Any]) -> str:
+    words = [f"{row['config']} batch {row['batch']} context {row['context']} {row['mode']} {row['precision']}"]
+    words += [str(row["attention"])] if row["attention"] != "sdpa" else []
+    words += [f"accumulate {row['accumulate']}"] if row["accumulate"] != 1 else []
+    words += [word for word, key in (("compiled", "compiled"), ("nvtx", "nvtx"), ("mha", "annotate_mha")) if row[key]]
+    return _label(" ".join(words))
+
+
+def _bench_conditions(document: Mapping[str, Any]) -> dict[str, str | None]:
+    provenance = document["provenance"] or {}
+    software, card = provenance.get("software") or {}, provenance.get("gpu") or {}
+    on_cpu = document["device"] == "cpu"
+    return {
+        "gpu": "none" if on_cpu else plain_text(document["gpu"]),
+        "cpu": plain_text((provenance.get("cpu") or {}).get("model")) if on_cpu else None,
+        "driver": plain_text(card.get("driver")),
+        "cuda": plain_text(software.get("cuda")),
+        "torch": plain_text(software.get("torch")),
+        "tool": "nsightkit bench",
+        "tool_version": plain_text(document["nsightkit"]),
+    }
+
+
+# ---------------------------------------------------------------- shared
+
+
+def _run(
+    of: str,
+    conditions: Mapping[str, str | None],
+    metrics: Mapping[str, Metric],
+    absent: Mapping[str, str] = MappingProxyType({}),
+) -> Run:
+    return Run(of, {name: conditions.get(name) for name in CONDITIONS}, metrics, absent)
+
+
+def _samples(values: npt.ArrayLike | Sequence[float]) -> Samples:
+    """Make samples of what a file holds."""
+    samples = np.array(values, dtype=np.float64).ravel()
+    if not len(samples) or not ((samples >= 0) & (samples <= LARGEST)).all():
+        raise ValueError(f"samples are numbers from 0 to {LARGEST:g}, and at least one")
+    return np.where(samples < SMALLEST, 0.0, samples)
+
+
+def _cards(names: Iterable[object]) -> str | None:
+    """Name the GPUs that were used; two of a kind are told from one."""
+    texts = [text for text in map(plain_text, names) if text]
+    counted = {text: texts.count(text) for text in sorted(texts)}
+    return ", ".join(text if n == 1 else f"{text} x{n}" for text, n in counted.items()) or None
+
+
+def _label(name: str) -> str:
+    """Make a name of a metric: one printable line of bounded length, the same each time."""
+    text = plain_text(name, math.inf) or "unnamed"
+    if len(text) <= _LONGEST:
+        return text
+    from hashlib import blake2b
+
+    digest = blake2b(text.encode(errors="replace"), digest_size=4).hexdigest()
+    return f"{text[: _LONGEST - 10]}…{digest}"
+
+
+def plain_text(value: object, longest: float = _LONGEST) -> str | None:
+    """Take text from a file: printable, on one line, not long.
+
+    Parameters
+    ----------
+    value : object
+    longest : float
+        Characters.
+
+    Returns
+    -------
+    str or None
+        None for nothing.
+    """
+    text = "" if value is None else " ".join("".join(c if c.isprintable() else " " for c in str(value)).split())
+    return (text if len(text) <= longest else text[: int(longest)].rstrip()) or None

@@ -1,0 +1,116 @@
+"""The same run seen by two tools: one table of figures, by one set of rules, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+
+from nsightkit.analysis.timeline import kernels, overview, phases, selection, steps
+from nsightkit.analysis.timeline.ranges import Rule
+from nsightkit.errors import UsageError
+from nsightkit.trace.model import Trace
+
+__all__ = ["compare"]
+
+_KEYS = ["group", "name", "figure", "clock"]
+
+
+def compare(
+    traces: Mapping[str, Trace], match: str | None = None, rule: Rule = "window", top: int | None = None
+) -> pd.DataFrame:
+    """Put the figures of a mean step beside each other, as two traces of one program have them.
+
+    What was launched in the steps counts, and nothing else: a tool that also caught what came before or after
+    them does not differ for that. All figures are sums over the steps, divided by their number, so captures of
+    different length compare.
+
+    Parameters
+    ----------
+    traces : mapping of str to Trace
+        Two traces by the name their column will have.
+    match : str, optional
+        Regular expression of the phases' names; those of a training step when omitted
+        (:data:`nsightkit.analysis.timeline.phases.PHASES`).
+    rule : {"window", "thread"}
+        Whose launches belong to a phase, as in :func:`nsightkit.analysis.timeline.phases.summary`.
+    top : int, optional
+        Only so many categories of kernels, those that take longest in the first trace.
+
+    Returns
+    -------
+    DataFrame
+        ``group, name, figure, clock``, a column for each trace, ``difference``.
+
+        ``group``
+            ``step``: the whole, named ``step``; ``phase``; ``category``: of kernels.
+        ``figure``
+            ``wall_ns`` (a step's window on the CPU), ``span_ns``, ``busy_ns``, ``idle_ns``, ``kernel_ns``,
+            ``kernel_count``, ``memop_ns``, ``memop_count``; of a phase ``gpu_ns``, ``kernel_count``, ``cpu_ns``;
+            of a category ``gpu_ns`` (sum of durations), ``kernel_count``.
+        ``clock``
+            ``GPU`` or ``CPU``: whose doing it is. A profiler slows the CPU down, each in its own way; a kernel
+            takes as long with one as with the other. ``both`` for ``span_ns`` and ``idle_ns``: the GPU's time with
+            its waiting for the CPU.
+        ``difference``
+            The second over the first, less 1. NaN where one has no such figure, or the first is 0 and the second
+            is not.
+
+        A figure is NaN where its trace recorded nothing of that kind, and left out where neither did.
+
+    Raises
+    ------
+    UsageError
+        Not two traces, or one without steps; `match` or `rule` is malformed.
+    """
+    if len(traces) != 2:
+        raise UsageError(f"two traces can be compared, not {len(traces)}")
+    columns = []
+    for name, trace in traces.items():
+        count = len(steps.find(trace))
+        if not count:
+            raise UsageError(f"{name}: the trace has no steps (ProfilerStep#N, or ranges with 'step' in their name)")
+        columns.append((_figures(trace, count, match or phases.PHASES, rule) / count).rename(name))
+    first, second = columns
+    table = pd.concat(columns, axis=1).reindex([*first.index, *second.index.difference(first.index, sort=False)])
+    # A kind of kernel that only one trace has ran no kernel in the other, if that recorded any.
+    kinds = table.index.get_level_values("group") == "category"
+    for name, trace in traces.items():
+        if trace.recorded("kernels"):
+            table.loc[kinds, name] = table.loc[kinds, name].fillna(0.0)
+    table = table.dropna(how="all")
+    one, other = (table[name].to_numpy() for name in traces)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = other / one - 1
+    table["difference"] = np.where(one == other, 0.0, np.where(one == 0, np.nan, ratio))
+    table = table.reset_index()
+    if top is None:
+        return table
+    category = table["group"] == "category"
+    return table[~category | table["name"].isin(table.loc[category, "name"].unique()[:top])].reset_index(drop=True)
+
+
+def _figures(trace: Trace, count: int, match: str, rule: Rule) -> pd.Series:
+    """Sums over the steps, by group, name, figure and clock."""
+    found = steps.find(trace)
+    mine = selection.select(trace, last_steps=count)
+    whole = overview.summary(mine)
+    rows: list[tuple[str, str, str, str, object]] = [
+        ("step", "step", "wall_ns", "CPU", int((found["end_ns"] - found["start_ns"]).sum()))
+    ]
+    on_gpu = mine.recorded("kernels")
+    figures = ["span_ns", "busy_ns", "idle_ns", "kernel_ns", "kernel_count", "memop_ns"]
+    for figure in figures:
+        clock = "both" if figure in ("span_ns", "idle_ns") else "GPU"
+        rows.append(("step", "step", figure, clock, whole[figure] if on_gpu else None))
+    rows.append(("step", "step", "memop_count", "GPU", mine.size("memops") if mine.recorded("memops") else None))
+    for row in phases.summary(mine, match, rule).to_dict("records"):
+        for figure, clock in (("gpu_ns", "GPU"), ("kernel_count", "GPU"), ("cpu_ns", "CPU")):
+            rows.append(("phase", row["phase"], figure, clock, row[figure]))
+    if on_gpu:
+        for row in kernels.summary(mine, by="category").to_dict("records"):
+            rows.append(("category", row["name"], "gpu_ns", "GPU", row["total_ns"]))
+            rows.append(("category", row["name"], "kernel_count", "GPU", row["count"]))
+    table = pd.DataFrame(rows, columns=[*_KEYS, "value"]).set_index(_KEYS)["value"]
+    return pd.to_numeric(table.astype(object).where(table.notna(), np.nan)).astype("float64")

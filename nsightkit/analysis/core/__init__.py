@@ -1,0 +1,1 @@
+"""What the questions share: intervals, names and categories, noise, sums by group."""

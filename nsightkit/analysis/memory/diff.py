@@ -1,0 +1,119 @@
+"""What changed between two memory snapshots. Bytes of one program are the same in every run, so there is no noise."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from nsightkit._show import bytes_text
+from nsightkit.analysis.compare.diff import SIDES, percent
+from nsightkit.analysis.memory import snapshot
+from nsightkit.trace.snapshot import Snapshot
+
+__all__ = ["summary"]
+
+
+def summary(before: Snapshot, after: Snapshot, device: int | None = None) -> dict[str, Any]:
+    """Say what changed between two memory snapshots.
+
+    Parameters
+    ----------
+    before, after : Snapshot
+    device : int, optional
+        Default: on each side the device with the highest peak.
+
+    Returns
+    -------
+    dict
+        ``headline``, ``outcome`` (``less``, ``more`` or ``no change``), ``warnings``, ``moment`` (``peak``, or ``end``
+        where one of the snapshots holds no events), and lists of rows with ``before_bytes, after_bytes, delta_bytes,
+        change``: ``figures`` of the whole, ``categories`` and ``sites``, the largest change first. Sites are the same
+        by file, line and function, or else by file and function, since every edit moves lines; ``match`` says which.
+        The rows of ``categories``, and those of ``sites``, sum to the allocated bytes of that moment.
+
+    Raises
+    ------
+    UsageError
+        There is no such device.
+    """
+    peaks = [snapshot.summary(side, device)["peak_bytes"] is not None for side in (before, after)]
+    moment: Literal["peak", "end"] = "peak" if all(peaks) else "end"
+    sides = [snapshot.summary(side, device, moment=moment) for side in (before, after)]
+    held = [side["fragmentation"] for side in sides]
+    figures = [
+        _row({"name": name}, held[0][key], held[1][key])
+        for name, key in (
+            ("allocated_bytes", "allocated_bytes"),
+            ("reserved_bytes", "reserved_bytes"),
+            ("reserved_and_unused_bytes", "slack_bytes"),
+        )
+    ]
+    categories = [{row["category"]: row["bytes"] for row in side["by_category"]} for side in sides]
+    outcome, headline = _headline(figures[0], moment)
+    return {
+        "headline": headline,
+        "outcome": outcome,
+        "warnings": _warnings(sides, moment),
+        "moment": moment,
+        "figures": figures,
+        "categories": _ordered(
+            _row({"name": name}, *(side.get(name, 0) for side in categories))
+            for name in dict.fromkeys([*categories[0], *categories[1]])
+        ),
+        "sites": _ordered(_sites([side["top_sites"] for side in sides])),
+    }
+
+
+def _row(named: Mapping[str, Any], before: int, after: int) -> dict[str, Any]:
+    delta = after - before
+    change = delta / before if before else None
+    return {**named, "before_bytes": before, "after_bytes": after, "delta_bytes": delta, "change": change}
+
+
+def _ordered(rows: Any) -> list[dict[str, Any]]:
+    return sorted(rows, key=lambda row: (-abs(row["delta_bytes"]), -row["after_bytes"], row["name"]))
+
+
+def _headline(allocated: Mapping[str, Any], moment: str) -> tuple[str, str]:
+    when = "At its peak" if moment == "peak" else "At the end"
+    was, now, delta = (allocated[key] for key in ("before_bytes", "after_bytes", "delta_bytes"))
+    if not delta:
+        return "no change", f"{when} the program holds as much memory as before, {bytes_text(now)}."
+    share = f": {percent(allocated['change'])}" if was else ""
+    said = f"{when} the program holds {bytes_text(now)} of memory instead of {bytes_text(was)}{share}."
+    return "less" if delta < 0 else "more", said
+
+
+def _warnings(sides: Sequence[Mapping[str, Any]], moment: str) -> list[str]:
+    said = []
+    if moment == "end":
+        said.append("One of the snapshots holds no events: what there was at the end is compared, not at the peaks.")
+    if sides[0]["device"] != sides[1]["device"]:
+        said.append(f"Different devices: {sides[0]['device']} before, {sides[1]['device']} after.")
+    for name, side in zip(SIDES, sides, strict=True):
+        if moment == "peak" and side["uncertain_bytes"]:
+            said.append(f"The peak {name} may have been up to {bytes_text(side['uncertain_bytes'])} higher.")
+        said += [f"In the snapshot {name}: {note}" for note in side["notes"]]
+    return said
+
+
+_LINE = re.compile(r":\d+(?= )")
+
+
+def _sites(sides: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    left: list[dict[str, int]] = [{}, {}]
+    for sizes, rows in zip(left, sides, strict=True):
+        for row in rows:  # a line that made blocks of two categories has two
+            sizes[row["site"]] = sizes.get(row["site"], 0) + row["bytes"]
+    found = []
+    for how, line in (("name", False), ("normalised", True)):
+        by: list[dict[str, list[str]]] = [{}, {}]
+        for sites, sizes in zip(by, left, strict=True):
+            for site in sizes:
+                sites.setdefault(_LINE.sub("", site) if line else site, []).append(site)
+        for key in [key for key in by[0] if key in by[1]]:
+            one, other = (sum(sizes.pop(site) for site in sites[key]) for sizes, sites in zip(left, by, strict=True))
+            found.append(_row({"name": by[1][key][0], "match": how}, one, other))
+    found += [_row({"name": site, "match": "disappeared"}, size, 0) for site, size in left[0].items()]
+    return found + [_row({"name": site, "match": "appeared"}, 0, size) for site, size in left[1].items()]

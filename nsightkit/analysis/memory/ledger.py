@@ -1,0 +1,982 @@
+r"""Where the memory of a step goes: predicted item by item, moment by moment, and held against what was measured.
+
+A step is run through on paper. Every operator of :mod:`nsightkit.workloads.lm` allocates what it gives and holds
+what autograd keeps for its derivative; each is freed where PyTorch drops it. What is alive, by item, at each moment of
+the step, and at the highest of them, is the ledger: a maximum over moments, never the sum of everything there ever is.
+The sequence was read off the operators that PyTorch 2.13 dispatches, and is tested against them.
+
+With M tokens, width d, MLP width F, h heads, context S, batch B, vocabulary V, L layers, P parameters and G of them
+in GEMMs; ``a`` is 4 bytes in fp32 and 2 under 16-bit autocast. Kept for the backward pass, by a layer:
+
+=====================  ==================  ======================================================================
+two norms              16Md + 8M           the residual stream they read (fp32), what they normed, 1/rms
+input of q, k, v       4Md, or 3 · 2Md     fp32 is shared; autocast casts the same tensor for each of the three
+input of gate, up      4Md, or 2 · 2Md     likewise for two
+attention, fused       4aMd + 4Mh          q, k, v, its result; log-sum-exp of each row
+   its result, copied  aMd                 where it comes in another layout than the output projection reads
+attention, naive       4aMd + 4BhS²        q, k, v, its result; softmax's result. Under autocast 6BhS² on a GPU,
+                                           where softmax is fp32 and cast after, and 2BhS² on a CPU
+MLP                    4aMF                gate, silu(gate), up, their product
+=====================  ==================  ======================================================================
+
+The last norm keeps 8Md + 4M and the input of the head. At the loss another ``aMV`` for the logits and up to 12MV for
+copies in fp32: log-softmax and two gradients.
+
+Parameters are fp32: 4P for weights, 4P for gradients (from the backward pass to ``zero_grad``), 8P for AdamW's two
+moments. 16-bit autocast adds its cast cache, 2G: copies of weights, each kept by the GEMM that read it until its
+derivative is done. ``foreach`` AdamW takes another 4P while it steps: the root of all second moments at once.
+
+Sources:
+
+- what each stage of ZeRO divides by the number of ranks: S. Rajbhandari, J. Rasley, O. Ruwase, Y. He, *ZeRO: Memory
+  Optimizations Toward Training Trillion Parameter Models*, SC 2020;
+- the size of a KV cache, and serving from 0.9 of a GPU's memory: W. Kwon et al., *Efficient Memory Management for Large
+  Language Model Serving with PagedAttention*, SOSP 2023, and the default of its implementation, vLLM;
+- blocks of multiples of 512 bytes: PyTorch, ``c10/cuda/CUDACachingAllocator.cpp``. One above 1 MiB may be up to 1 MiB
+  longer than that, where the rest is not worth splitting off; this is not predicted;
+- 32 MiB for a handle of cuBLAS on compute capability 9.0, 8.125 MiB on others: PyTorch,
+  ``aten/src/ATen/cuda/CublasHandlePool.cpp``. The forward and the backward thread have a handle each.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+
+from nsightkit.analysis.roofline.envelope import envelope
+from nsightkit.configurations import Configuration
+from nsightkit.errors import UsageError
+from nsightkit.hardware import Gpu
+
+__all__ = [
+    "ITEMS",
+    "MOMENTS",
+    "OPTIMIZERS",
+    "kv_bytes_per_token",
+    "largest_context",
+    "measured",
+    "moments",
+    "predict",
+    "reconcile",
+    "serving",
+    "sharded",
+]
+
+_WEIGHTS, _GRADIENTS, _STATES = "weights", "gradients", "optimizer states"
+_ACTIVATIONS, _LOGITS, _TEMPORARY, _CACHE = "activations", "logits", "temporary buffers", "autocast cache"
+_BUCKETS, _KV, _INPUTS, _WORKSPACE = "communication buckets", "KV cache", "inputs and tables", "library workspaces"
+
+#: What the allocator gives out, by item.
+ITEMS = (
+    _WEIGHTS, _GRADIENTS, _STATES, _ACTIVATIONS, _LOGITS, _TEMPORARY, _CACHE, _BUCKETS, _KV, _INPUTS, _WORKSPACE,
+)  # fmt: skip
+#: What is taken from the device on top of it. None of it follows from the model.
+_ON_TOP = ("allocator slack", "fragmentation", "CUDA context")
+
+#: Moments of a step: those that end in "peak" are the highest of a phase, the others its end.
+MOMENTS = ("before the step", "forward peak", "forward end", "backward peak", "backward end", "optimizer peak")
+
+#: Bytes an optimizer keeps for a parameter, and bytes it allocates for a parameter while it steps on a GPU.
+OPTIMIZERS: Mapping[str, tuple[int, int]] = {
+    "adamw": (8, 4),
+    "adamw-fused": (8, 0),
+    "sgd-momentum": (4, 0),
+    "sgd": (0, 0),
+}
+
+_ALIVE = {
+    _WEIGHTS: "always",
+    _GRADIENTS: "from the backward pass to zero_grad",
+    _STATES: "always, after the first step",
+    _ACTIVATIONS: "from the forward pass until their derivative is done",
+    _LOGITS: "from the output head through the backward pass",
+    _TEMPORARY: "within an operator or a few",
+    _CACHE: "from the forward pass until their derivative is done",
+    _BUCKETS: "always, with more than one rank",
+    _KV: "while a request is served",
+    _INPUTS: "always",
+    _WORKSPACE: "always, after the first GEMM",
+    "allocator slack": "held back by the allocator, for the next step",
+    "fragmentation": "free, in segments of which another part is in use",
+    "CUDA context": "as long as the process",
+}
+
+#: The largest head that flash attention takes; above it attention is computed with its scores written out.
+_FLASH_HEAD = 256
+_BLOCK = 512  # the allocator's granularity
+_MIB = 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class _How:
+    """How a configuration is run: the arguments of :func:`predict`."""
+
+    precision: str = "bf16"
+    attention: str = "sdpa"
+    mode: str = "train"
+    optimizer: str = "adamw"
+    device: str = "cuda"
+    accumulate: int = 1
+    stage: int = 0
+    ranks: int = 1
+    capability: str = "9.0"
+
+    def __post_init__(self) -> None:
+        allowed: dict[str, Iterable[object]] = {
+            "precision": ("fp32", "tf32", "bf16", "fp16"),
+            "attention": ("sdpa", "naive"),
+            "mode": ("fwd", "fwd_bwd", "train"),
+            "optimizer": OPTIMIZERS,
+            "device": ("cuda", "cpu"),
+            "stage": (0, 1, 2, 3),
+        }
+        for name, values in allowed.items():
+            if getattr(self, name) not in values:
+                raise UsageError(f"{name} is {getattr(self, name)!r}; it can be {', '.join(map(str, values))}")
+        for name in ("accumulate", "ranks"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")
+
+
+class _Tape:
+    """What is alive, tensor by tensor, while a step is run through."""
+
+    def __init__(self, block: int, graph: bool) -> None:
+        self._block, self._graph = block, graph
+        self._alive: dict[str, tuple[str, int]] = {}
+        self.by_item = dict.fromkeys(ITEMS, 0)
+        self.total = 0
+        self.peak: tuple[int, dict[str, int]] = (0, {})
+
+    def new(self, name: str, item: str, size: float) -> None:
+        """Allocate."""
+        if name in self._alive:
+            raise ValueError(f"{name} is there already")
+        if item == _TEMPORARY and not self._graph:
+            item = _ACTIVATIONS  # without a graph nothing is kept: what the layers need is all alike
+        rounded = math.ceil(size / self._block) * self._block
+        self._alive[name] = item, rounded
+        self.by_item[item] += rounded
+        self.total += rounded
+        if self.total > self.peak[0]:
+            self.peak = self.total, dict(self.by_item)
+
+    def free(self, *names: str) -> None:
+        for name in names:
+            item, size = self._alive.pop(name)
+            self.by_item[item] -= size
+            self.total -= size
+
+    def drop(self, *names: str) -> None:
+        """Python lets go of tensors that autograd keeps, if there is a graph."""
+        if not self._graph:
+            self.free(*names)
+
+    def rename(self, name: str, to: str) -> None:
+        self._alive[to] = self._alive.pop(name)
+
+    def has(self, name: str) -> bool:
+        return name in self._alive
+
+    def end(self) -> tuple[int, dict[str, int]]:
+        """Give what is alive now, and begin to look for the next peak from here."""
+        self.peak = self.total, dict(self.by_item)
+        return self.peak
+
+
+class _Step:
+    """One step of the language model, on paper."""
+
+    def __init__(self, configuration: Configuration, how: _How) -> None:
+        self.c, self.how = configuration, how
+        c = configuration
+        self.graph = how.mode != "fwd"
+        self.cuda = how.device == "cuda"
+        self.cast = how.precision in ("bf16", "fp16")
+        self.low = 2 if self.cast else 4
+        self.M, self.d, self.F, self.V = c.tokens, c.d_model, c.d_ff, c.vocabulary
+        self.Md, self.MF, self.MV = self.M * self.d, self.M * self.F, self.M * self.V
+        self.S = c.batch * c.heads * c.context**2
+        self.params = envelope(c).params
+        # On a GPU fused attention has no kernel for wide heads, and computes the scores in fp32.
+        self.naive = how.attention == "naive"
+        self.math = self.cuda and not self.naive and c.d_head > _FLASH_HEAD
+        # PyTorch's memory-efficient kernel, which fp32 takes on a GPU, gives its result as the projection reads it.
+        self.copied = self.naive or self.math or not (self.cuda and not self.cast)
+        self.t = _Tape(_BLOCK if self.cuda else 1, self.graph)
+
+    # ------------------------------------------------------------ what is there before and after
+
+    def _shard(self, size: float, from_stage: int) -> float:
+        return size / self.how.ranks if self.how.stage >= from_stage else size
+
+    def _resident(self) -> None:
+        t, c, how = self.t, self.c, self.how
+        for name, numel in self._tensors():
+            t.new(f"weight {name}", _WEIGHTS, self._shard(4 * numel, 3))
+        tables = 2 * c.context * (c.d_head // 2) * 4 + (c.context**2 if self.naive else 0)
+        t.new("inputs", _INPUTS, 4 * c.batch * (c.context + 1) * 8 + tables)
+        if how.ranks > 1:
+            t.new("buckets", _BUCKETS, self._bucket_bytes())
+        if self.cuda:
+            workspace = 32 * _MIB if how.capability == "9.0" else 8.125 * _MIB
+            t.new("workspace", _WORKSPACE, (2 if self.graph else 1) * workspace)
+        if how.mode == "train":
+            for name, numel in self._tensors():
+                t.new(f"state {name}", _STATES, self._shard(OPTIMIZERS[how.optimizer][0] * numel, 1))
+
+    def _bucket_bytes(self) -> float:
+        block = max(4 * self.d * self.d + 3 * self.d * self.F + 2 * self.d, self.V * self.d)
+        if self.how.stage == 3:
+            return 3 * 4 * block  # weights of this block and the next, whole, and the gradient of one
+        if self.how.stage:
+            return 2 * 4 * block  # one is reduced while the next fills
+        return 4 * self.params  # DistributedDataParallel copies every gradient into its buckets
+
+    def _tensors(self) -> list[tuple[str, int]]:
+        d, wide = self.d, self.d * self.F
+        layer = [("norm1", d), ("q", d * d), ("k", d * d), ("v", d * d), ("out", d * d), ("norm2", d)]
+        layer += [("gate", wide), ("up", wide), ("down", wide)]
+        found = [("embedding", self.V * d)]
+        found += [(f"{i}.{name}", numel) for i in range(self.c.layers) for name, numel in layer]
+        return [*found, ("norm", d), ("head", self.V * d)]
+
+    # ------------------------------------------------------------ operators, forward and backward
+
+    def _norm(self, p: str) -> None:
+        t = self.t
+        t.new("square", _TEMPORARY, 4 * self.Md)
+        t.new("mean", _TEMPORARY, 4 * self.M)
+        t.free("square")
+        t.new("mean+eps", _TEMPORARY, 4 * self.M)
+        t.free("mean")
+        t.new(f"{p}.r", _ACTIVATIONS, 4 * self.M)
+        t.free("mean+eps")
+        t.new(f"{p}.xr", _ACTIVATIONS, 4 * self.Md)
+        t.drop(f"{p}.r")
+        # In fp32 the GEMMs keep it; autocast's GEMMs keep casts of it.
+        t.new(f"{p}.n", _TEMPORARY if self.cast else _ACTIVATIONS, 4 * self.Md)
+        t.drop(f"{p}.xr")
+
+    def _leave_norm(self, p: str) -> None:
+        if self.cast:
+            self.t.free(f"{p}.n")
+        else:
+            self.t.drop(f"{p}.n")
+
+    def _norm_backward(self, p: str, g: str, x: str, residual: str | None) -> None:
+        """Derivative of x · rsqrt(mean(x²) + ε) · w; gives ``gx``."""
+        t, Md, M = self.t, 4 * self.Md, 4 * self.M
+        t.new("gxr", _TEMPORARY, Md)
+        t.new("product", _TEMPORARY, Md)
+        self._gradient(p, self.d, None)
+        t.free("product", g, f"{p}.xr")
+        t.new("gx1", _TEMPORARY, Md)
+        t.new("product", _TEMPORARY, Md)
+        t.new("gr", _TEMPORARY, M)
+        t.free("product", "gxr")
+        if residual is not None:
+            t.new("sum", _TEMPORARY, Md)
+            t.free("gx1", residual)
+            t.rename("sum", "gx1")
+        t.new("r³", _TEMPORARY, 3 * M)
+        t.free("gr", f"{p}.r")
+        t.new("gmean", _TEMPORARY, Md)
+        t.free("r³")
+        for part in ("x¹", "2x", "gsquare"):
+            t.new(part, _TEMPORARY, Md)
+        t.free("x¹", "2x", "gmean", x)
+        t.new("gx", _TEMPORARY, Md)
+        t.free("gx1", "gsquare")
+
+    def _gradient(self, name: str, numel: int, product: str | None) -> None:
+        """Give a parameter its gradient, or add to it; `product` is the 16-bit one that is cast."""
+        t, grad = self.t, f"gradient {name}"
+        if t.has(grad):
+            t.new("added", _TEMPORARY, 4 * numel)
+            t.free("added")
+        else:
+            t.new(grad, _GRADIENTS, self._shard(4 * numel, 2))
+        if product is not None:
+            t.free(product)
+
+    def _linear(self, p: str, numel: int, source: int | None, out: str, item: str, size: float) -> None:
+        """A GEMM; `source` is the number of elements of an input that autocast has to cast."""
+        t = self.t
+        if self.cast:
+            t.new(f"{p}.w", _CACHE, 2 * numel)
+            if source is not None:
+                t.new(f"{p}.in", _ACTIVATIONS, 2 * source)
+        t.new(out, item, size)
+        if self.cast and source is not None:
+            t.drop(f"{p}.in")
+
+    def _linear_backward(self, p: str, numel: int, elements: int, g: str, kept: str | None, *, fp32: bool) -> None:
+        """Both GEMMs of the derivative; gives ``gin``. `kept` is the input, where nothing else needs it any more."""
+        t = self.t
+        if self.cast:
+            t.new("gw", _TEMPORARY, 2 * numel)
+        else:
+            self._gradient(p, numel, None)
+        t.new("gin", _TEMPORARY, self.low * elements)
+        t.free(g)
+        if self.cast:
+            t.free(f"{p}.w")
+        if kept is not None:
+            t.free(kept)
+        if self.cast:
+            if fp32:
+                t.new("gin32", _TEMPORARY, 4 * elements)
+                t.free("gin")
+                t.rename("gin32", "gin")
+            if fp32 and t.has("gnorm"):
+                self._add("gnorm", "gin")
+            self._gradient(p, numel, "gw")
+        elif fp32 and t.has("gnorm"):
+            self._add("gnorm", "gin")
+
+    def _add(self, total: str, more: str) -> None:
+        self.t.new("sum", _TEMPORARY, 4 * self.Md)
+        self.t.free(total, more)
+        self.t.rename("sum", total)
+
+    def _rotate(self, p: str, name: str) -> None:
+        t, half = self.t, 2 * self.Md  # fp32, as the tables are
+        for part in ("first", "second"):
+            t.new("product 1", _TEMPORARY, half)
+            t.new("product 2", _TEMPORARY, half)
+            t.new(part, _TEMPORARY, half)
+            t.free("product 1", "product 2")
+        if self.cast:
+            t.new("turned", _TEMPORARY, 4 * self.Md)
+        t.new(f"{p}.{name}", _ACTIVATIONS, self.low * self.Md)
+        if self.cast:
+            t.free("turned")
+        t.free("first", "second")
+
+    def _rotate_backward(self, g: str) -> None:
+        t, half, low = self.t, 2 * self.Md, self.low * self.Md / 2
+        if self.cast:
+            t.new("g32", _TEMPORARY, 4 * self.Md)
+            t.free(g)
+            t.rename("g32", g)
+
+        def product(name: str) -> None:
+            t.new("product", _TEMPORARY, half)
+            if self.cast:
+                t.new(name, _TEMPORARY, low)
+                t.free("product")
+            else:
+                t.rename("product", name)
+
+        product("p1")
+        product("p2")
+        t.new("minus", _TEMPORARY, half)
+        product("p3")
+        t.free("minus")
+        t.new("sum 1", _TEMPORARY, low)
+        t.free("p1", "p3")
+        product("p4")
+        t.free(g)
+        t.new("sum 2", _TEMPORARY, low)
+        t.free("p2", "p4")
+        t.new(g, _TEMPORARY, self.low * self.Md)
+        t.free("sum 1", "sum 2")
+
+    # ------------------------------------------------------------ attention
+
+    def _attention(self, p: str) -> None:
+        t, d2, low = self.t, self.d * self.d, self.low * self.Md
+        for name in ("q", "k", "v"):
+            # Rotation leaves q and k as they came behind; v is kept as it comes, unless it has to be copied.
+            kept = name == "v" and not (self.naive or self.math)
+            self._linear(f"{p}.{name}", d2, self.Md, f"{p}.{name}0", _ACTIVATIONS if kept else _TEMPORARY, low)
+        self._rotate(p, "q")
+        self._rotate(p, "k")
+        t.free(f"{p}.q0", f"{p}.k0")
+        if self.naive:
+            self._written_out(p)
+        elif self.math:
+            self._math(p)
+        else:
+            t.new(f"{p}.attended", _ACTIVATIONS, low)
+            t.new(f"{p}.lse", _ACTIVATIONS, self._lse_bytes())
+            t.drop(f"{p}.lse")
+        if self.copied:
+            t.new(f"{p}.copy", _ACTIVATIONS, low)
+        self._linear(f"{p}.out", d2, None, f"{p}.projected", _TEMPORARY, low)
+        if self.copied:
+            t.drop(f"{p}.copy")
+        if self.naive or self.math:
+            t.free(f"{p}.attended", f"{p}.v0")
+        else:
+            t.drop(f"{p}.attended", f"{p}.v0")
+        if not self.math:
+            t.drop(f"{p}.q", f"{p}.k")
+
+    def _lse_bytes(self) -> float:
+        rows = self.c.context
+        if self.cuda and not self.cast:
+            rows = math.ceil(rows / 32) * 32
+        return 4 * self.c.batch * self.c.heads * rows
+
+    def _written_out(self, p: str) -> None:
+        t, scores = self.t, self.low * self.S
+        t.new("product", _TEMPORARY, scores)
+        t.new("scaled", _TEMPORARY, scores)
+        t.free("product")
+        t.new("masked", _TEMPORARY, scores)
+        t.free("scaled")
+        wide = self.cuda and self.cast  # autocast has softmax in fp32 on a GPU, and in 16 bits on a CPU
+        if wide:
+            t.new("masked32", _TEMPORARY, 4 * self.S)
+        t.new(f"{p}.weights", _ACTIVATIONS, 4 * self.S if wide else scores)
+        if wide:
+            t.free("masked32")
+            t.new(f"{p}.weights16", _ACTIVATIONS, scores)
+        t.new(f"{p}.v", _ACTIVATIONS, self.low * self.Md)  # its heads made contiguous, for a batched GEMM
+        t.new(f"{p}.attended", _TEMPORARY, self.low * self.Md)
+        t.drop(f"{p}.v")
+        if wide:
+            t.drop(f"{p}.weights16")
+        t.drop(f"{p}.weights")
+        t.free("masked")
+
+    def _math(self, p: str) -> None:
+        """The fallback of fused attention: in fp32, its scores written out (``_scaled_dot_product_attention_math``)."""
+        t, Md, S = self.t, 4 * self.Md, 4 * self.S
+        for name in ("q", "k", "v"):
+            t.new(f"{p}.{name}32", _ACTIVATIONS, Md)
+        t.free(f"{p}.q", f"{p}.k")
+        t.new("product", _TEMPORARY, S)
+        t.new("masked", _TEMPORARY, S)
+        t.free("product")
+        t.new(f"{p}.weights", _ACTIVATIONS, S)
+        t.free("masked")
+        t.new(f"{p}.attended", _TEMPORARY, self.low * self.Md)
+        t.drop(f"{p}.weights", *(f"{p}.{name}32" for name in ("q", "k", "v")))
+
+    def _attention_backward(self, p: str, g: str) -> None:
+        """From the gradient of the projection to ``gnorm``, that of the norm before attention."""
+        t, d2, low = self.t, self.d * self.d, self.low * self.Md
+        copy = f"{p}.copy" if self.copied else None
+        self._linear_backward(f"{p}.out", d2, self.Md, g, copy, fp32=False)
+        if self.naive or self.math:
+            self._scores_backward(p)
+        else:
+            if self.cuda:
+                # Sums of flash attention for the gradient of q, or of the memory-efficient kernel's rows.
+                t.new("sums", _TEMPORARY, 4 * self.Md + self._lse_bytes() if self.cast else self._lse_bytes())
+            for name in ("gq", "gk", "gv"):
+                t.new(name, _TEMPORARY, low)
+            t.free("gin", f"{p}.q", f"{p}.k", f"{p}.v0", f"{p}.lse", f"{p}.attended")
+            if self.cuda:
+                t.free("sums")
+        self._rotate_backward("gk")
+        self._rotate_backward("gq")
+        for name in ("v", "k", "q"):
+            if name != "v" or self.naive or self.math:
+                t.new("contiguous", _TEMPORARY, low)
+                t.free(f"g{name}")
+                t.rename("contiguous", f"g{name}")
+            kept = f"{p}.{name}.in" if self.cast else f"{p}.norm1.n" if name == "q" else None
+            self._linear_backward(f"{p}.{name}", d2, self.Md, f"g{name}", kept, fp32=True)
+            if not t.has("gnorm"):
+                t.rename("gin", "gnorm")
+
+    def _scores_backward(self, p: str) -> None:
+        t, low = self.t, self.low * self.Md
+        wide = self.math or (self.cuda and self.cast)
+        size = 4 * self.S if self.math else self.low * self.S
+        t.new("contiguous", _TEMPORARY, low)
+        t.free("gin")
+        t.new("gv", _TEMPORARY, low)
+        t.new("gweights", _TEMPORARY, size)
+        t.free("contiguous", f"{p}.v32" if self.math else f"{p}.v")
+        if wide and not self.math:
+            t.free(f"{p}.weights16")
+            t.new("gweights32", _TEMPORARY, 4 * self.S)
+            t.free("gweights")
+            t.rename("gweights32", "gweights")
+        t.new("gscores", _TEMPORARY, 4 * self.S if wide else size)
+        t.free("gweights", f"{p}.weights")
+        steps = ("cast", "masked", "scaled") if wide and not self.math else ("masked", "scaled")
+        for step in steps:
+            t.new(step, _TEMPORARY, size)
+            t.free("gscores")
+            t.rename(step, "gscores")
+        t.new("gq", _TEMPORARY, low)
+        t.new("gk", _TEMPORARY, low)
+        end = "32" if self.math else ""
+        t.free("gscores", f"{p}.q{end}", f"{p}.k{end}")
+
+    # ------------------------------------------------------------ a block, and a whole pass
+
+    def _block(self, i: int) -> None:
+        t, p, wide = self.t, str(i), self.d * self.F
+        self._norm(f"{p}.norm1")
+        self._attention(p)
+        self._leave_norm(f"{p}.norm1")
+        t.new(f"{p}.middle", _ACTIVATIONS, 4 * self.Md)
+        t.free(f"{p}.projected")
+        self._norm(f"{p}.norm2")
+        low = self.low * self.MF
+        self._linear(f"{p}.gate", wide, self.Md, f"{p}.gated", _ACTIVATIONS, low)
+        t.new(f"{p}.silu", _ACTIVATIONS, low)
+        t.drop(f"{p}.gated")
+        self._linear(f"{p}.up", wide, self.Md, f"{p}.upped", _ACTIVATIONS, low)
+        t.new(f"{p}.product", _ACTIVATIONS, low)
+        t.drop(f"{p}.silu", f"{p}.upped")
+        self._linear(f"{p}.down", wide, None, f"{p}.fed", _TEMPORARY, self.low * self.Md)
+        t.drop(f"{p}.product")
+        t.new(f"x{i + 1}", _ACTIVATIONS, 4 * self.Md)
+        self._leave_norm(f"{p}.norm2")
+        t.free(f"{p}.fed")
+        t.drop(f"{p}.middle", f"x{i}")
+
+    def _branch(self, name: str) -> None:
+        """Give the residual's gradient to a branch: cast for one in 16 bits, else the same tensor."""
+        self.t.new(name, _TEMPORARY, 2 * self.Md if self.cast else 0)
+
+    def _block_backward(self, i: int) -> None:
+        """From ``gx``, the gradient of the block's result, to that of its input."""
+        t, p, wide = self.t, str(i), self.d * self.F
+        t.rename("gx", "residual")
+        self._branch("gfed")
+        self._linear_backward(f"{p}.down", wide, self.MF, "gfed", f"{p}.product", fp32=False)
+        t.new("gsilu", _TEMPORARY, self.low * self.MF)
+        t.new("gup", _TEMPORARY, self.low * self.MF)
+        t.free("gin", f"{p}.silu", f"{p}.upped")
+        self._linear_backward(f"{p}.up", wide, self.Md, "gup", f"{p}.up.in" if self.cast else None, fp32=True)
+        t.rename("gin", "gnorm")
+        t.new("ggate", _TEMPORARY, self.low * self.MF)
+        t.free("gsilu", f"{p}.gated")
+        kept = f"{p}.gate.in" if self.cast else f"{p}.norm2.n"
+        self._linear_backward(f"{p}.gate", wide, self.Md, "ggate", kept, fp32=True)
+        self._norm_backward(f"{p}.norm2", "gnorm", f"{p}.middle", "residual")
+        t.rename("gx", "residual")
+        self._branch("gprojected")
+        self._attention_backward(p, "gprojected")
+        self._norm_backward(f"{p}.norm1", "gnorm", f"x{i}", "residual")
+
+    def _forward(self) -> None:
+        t = self.t
+        t.new("x0", _ACTIVATIONS, 4 * self.Md)
+        for i in range(self.c.layers):
+            self._block(i)
+        self._norm("norm")
+        t.drop(f"x{self.c.layers}")
+        self._linear("head", self.V * self.d, self.Md, "logits", _LOGITS, self.low * self.MV)
+        self._leave_norm("norm")
+        if self.cast and not self.graph:  # the region ends; with a graph the GEMMs keep the copies
+            t.free(*(f"{i}.{n}.w" for i in range(self.c.layers) for n in ("q", "k", "v", "out", "gate", "up", "down")))
+            t.free("head.w")
+        if self.cast:
+            t.new("logits32", _LOGITS, 4 * self.MV)
+        t.new("targets", _TEMPORARY, 8 * self.M if self.c.batch > 1 else 0)  # of one sequence they are a view
+        t.new("log-softmax", _LOGITS, 4 * self.MV)
+        if self.cast:
+            t.free("logits32")
+        t.drop("log-softmax", "targets")
+
+    def _backward(self) -> None:
+        t = self.t
+        t.new("gloss", _LOGITS, 4 * self.MV)
+        t.free("targets")
+        t.new("glogits", _LOGITS, 4 * self.MV)
+        t.free("gloss", "log-softmax")
+        if self.cast:
+            t.new("glogits16", _LOGITS, 2 * self.MV)
+            t.free("glogits")
+            t.rename("glogits16", "glogits")
+        kept = "head.in" if self.cast else "norm.n"
+        self._linear_backward("head", self.V * self.d, self.Md, "glogits", kept, fp32=True)
+        t.rename("gin", "gnorm")
+        self._norm_backward("norm", "gnorm", f"x{self.c.layers}", None)
+        for i in reversed(range(self.c.layers)):
+            self._block_backward(i)
+        self._gradient("embedding", self.V * self.d, None)
+        t.free("gx")
+
+    def _optimizer(self) -> None:
+        """What AdamW allocates while it steps: roots of second moments, all at once or tensor by tensor."""
+        t, (_, transient) = self.t, OPTIMIZERS[self.how.optimizer]
+        if self.cuda:
+            t.new("roots", _TEMPORARY, self._shard(transient * self.params, 1))
+            t.free("roots")
+        elif transient:
+            # The root, its quotient, and the quotient of the tensor before, which its name holds until it is reused.
+            sizes = [numel for _, numel in self._tensors()]
+            most = max(before + 2 * size for before, size in zip([0, *sizes], sizes, strict=False))
+            t.new("roots", _TEMPORARY, transient * most)
+            t.free("roots")
+
+    def run(self) -> dict[str, tuple[int, dict[str, int]]]:
+        """Run the step through; give total and items by moment."""
+        t, found = self.t, {}
+        self._resident()
+        found["before the step"] = t.end()
+        peaks: dict[str, list[tuple[int, dict[str, int]]]] = {"forward peak": [], "backward peak": []}
+        for _ in range(self.how.accumulate):
+            t.end()
+            self._forward()
+            peaks["forward peak"].append(t.peak)
+            found["forward end"] = t.end()
+            if self.graph:
+                self._backward()
+                peaks["backward peak"].append(t.peak)
+                found["backward end"] = t.end()
+            t.free("logits")  # a local variable until here
+        t.end()
+        if self.how.mode == "train":
+            self._optimizer()
+            found["optimizer peak"] = t.peak
+        found |= {name: max(several, key=lambda one: one[0]) for name, several in peaks.items() if several}
+        return {moment: found[moment] for moment in MOMENTS if moment in found}
+
+
+def moments(configuration: Configuration, **how: object) -> pd.DataFrame:
+    """Predict what is alive at each moment of a step.
+
+    Parameters
+    ----------
+    configuration : Configuration
+    **how
+        As for :func:`predict`.
+
+    Returns
+    -------
+    DataFrame
+        A row for each of :data:`MOMENTS` that the mode has: ``moment``, ``total_bytes`` and a column for each of
+        :data:`ITEMS`.
+
+    Raises
+    ------
+    UsageError
+        An argument has a value it cannot have.
+    """
+    found = _Step(configuration, _How(**how)).run()  # type: ignore[arg-type]
+    rows = [{"moment": moment, "total_bytes": total, **items} for moment, (total, items) in found.items()]
+    return pd.DataFrame(rows, columns=["moment", "total_bytes", *ITEMS])
+
+
+def predict(
+    configuration: Configuration,
+    *,
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "bf16",
+    attention: Literal["sdpa", "naive"] = "sdpa",
+    mode: Literal["fwd", "fwd_bwd", "train"] = "train",
+    optimizer: str = "adamw",
+    device: Literal["cuda", "cpu"] = "cuda",
+    accumulate: int = 1,
+    stage: int = 0,
+    ranks: int = 1,
+    capability: str = "9.0",
+) -> pd.DataFrame:
+    """Predict the ledger of a step: every item at the moment when all together are highest.
+
+    Parameters
+    ----------
+    configuration : Configuration
+    precision : {"fp32", "tf32", "bf16", "fp16"}
+        ``bf16`` and ``fp16`` are autocast over fp32 weights, as in :mod:`nsightkit.workloads.lm`.
+    attention : {"sdpa", "naive"}
+    mode : {"fwd", "fwd_bwd", "train"}
+        Forward without a graph; with backward; with an optimizer's step.
+    optimizer : {"adamw", "adamw-fused", "sgd-momentum", "sgd"}
+        The first and the last two as PyTorch runs them by default on a GPU, with ``foreach``.
+    device : {"cuda", "cpu"}
+        They differ: a GPU's allocator gives out blocks of 512 bytes, cuBLAS has workspaces, ``foreach`` is the default,
+        softmax is fp32 under autocast, and attention has other kernels. A CPU's steps are what TensorMemory counts.
+    accumulate : int
+        Forward and backward passes a step.
+    stage : {0, 1, 2, 3}
+        What is divided among the ranks (ZeRO): nothing (DistributedDataParallel); optimizer states; gradients too;
+        weights too. Arithmetic: no such run is measured here.
+    ranks : int
+    capability : str
+        Compute capability, for the size of cuBLAS's workspace.
+
+    Returns
+    -------
+    DataFrame
+        ``item, predicted_bytes, largest_bytes, moment, alive, formula``: bytes at the peak, bytes at the item's own
+        highest moment, the peak's moment, when it is alive, and its size in words. The items sum to the peak. Then
+        those the model does not decide (slack, fragmentation, context), whose bytes are missing.
+
+    Raises
+    ------
+    UsageError
+        An argument has a value it cannot have.
+    """
+    how = {
+        "precision": precision, "attention": attention, "mode": mode, "optimizer": optimizer, "device": device,
+        "accumulate": accumulate, "stage": stage, "ranks": ranks, "capability": capability,
+    }  # fmt: skip
+    table = moments(configuration, **how).set_index("moment")
+    moment = str(table["total_bytes"].idxmax())
+    at_peak, largest = table.loc[moment], table.max()
+    words = _words(_Step(configuration, _How(**how)))  # type: ignore[arg-type]
+    rows = [(item, at_peak[item], largest[item], moment, _ALIVE[item], words[item]) for item in ITEMS]
+    rows += [(item, pd.NA, pd.NA, moment, _ALIVE[item], words[item]) for item in _ON_TOP]
+    columns = ["item", "predicted_bytes", "largest_bytes", "moment", "alive", "formula"]
+    return pd.DataFrame(rows, columns=columns).astype({"predicted_bytes": "Int64", "largest_bytes": "Int64"})
+
+
+def _words(step: _Step) -> dict[str, str]:
+    how, cast = step.how, step.cast
+    kept, moving = OPTIMIZERS[how.optimizer]
+    if how.mode != "train":
+        kept = moving = 0
+
+    def divided(from_stage: int) -> str:
+        return f" / {how.ranks} ranks" if how.ranks > 1 and how.stage >= from_stage else ""
+
+    attended = 4 * step.low
+    rest = " + 4 x heads"
+    if step.naive:
+        rest, scores = "", f" + {6 if cast and step.cuda else step.low} x batch x heads x context^2"
+    elif step.math:
+        attended, rest, scores = 12 + step.low, "", " + 4 x batch x heads x context^2 (no fused kernel for such heads)"
+    else:
+        attended, scores = attended + (step.low if step.copied else 0), ""
+    norms, last = (26, 10) if cast else (24, 12)
+    layer = (
+        f"layers x (tokens x (({norms} + {attended}) x d_model + {4 * step.low} x d_ff{rest} + 8){scores}) "
+        f"+ tokens x ({last} x d_model + 4) B"
+    )
+    if not step.graph:
+        layer = "what one layer needs at a time: nothing is kept"
+    if how.ranks == 1:
+        buckets = "none: one rank"
+    elif how.stage == 0:
+        buckets = "4 B a parameter: a copy of every gradient"
+    else:
+        buckets = f"{3 if how.stage == 3 else 2} x 4 B x parameters of the largest block"
+    return {
+        _WEIGHTS: f"4 B a parameter{divided(3)}",
+        _GRADIENTS: f"4 B a parameter{divided(2)}" if step.graph else "none: no backward pass",
+        _STATES: f"{kept} B a parameter{divided(1)}" if kept else "none",
+        _ACTIVATIONS: layer,
+        _LOGITS: f"{step.low} B x tokens x vocabulary, and up to 12 for the loss in fp32",
+        _TEMPORARY: f"the widest operators{f'; {moving} B a parameter while the optimizer steps' if moving else ''}",
+        _CACHE: "2 B a weight of a GEMM" if cast else "none: no autocast",
+        _BUCKETS: buckets,
+        _KV: "none: no tokens are generated",
+        _INPUTS: "tokens of 4 batches; tables of rotary positions and of the causal mask",
+        _WORKSPACE: f"{2 if step.graph else 1} x cuBLAS's workspace" if step.cuda else "none on a CPU",
+        "allocator slack": "reserved - allocated - fragmentation; measured only",
+        "fragmentation": "free parts of segments in use; measured only",
+        "CUDA context": "used on the device - reserved; measured only",
+    }
+
+
+def reconcile(predicted: pd.DataFrame, measured: Mapping[str, float]) -> pd.DataFrame:
+    """Put prediction and measurement side by side, and close against the measured peak.
+
+    Parameters
+    ----------
+    predicted : DataFrame
+        From :func:`predict`.
+    measured : mapping of str to float
+        Bytes by item, as many as were measured, and ``peak``: the most that was allocated. Slack, fragmentation and
+        context lie outside of it, and may be given too.
+
+    Returns
+    -------
+    DataFrame
+        ``item, predicted_bytes, measured_bytes, difference_bytes, share_of_peak``. First the items of the peak, then
+        ``unexplained``: what the peak has beyond the items, each taken as measured where it was and else as predicted.
+        With it the column closes exactly. Then ``peak``, its difference the error of the whole prediction; then what
+        is taken on top of it. An item is left out that is nothing in both.
+
+    Raises
+    ------
+    UsageError
+        There is no ``peak``, or an item that the ledger does not have.
+    """
+    if "peak" not in measured:
+        raise UsageError("a ledger closes against the measured peak: give it as 'peak'")
+    unknown = [item for item in measured if item not in {*ITEMS, *_ON_TOP, "peak"}]
+    if unknown:
+        raise UsageError(f"the ledger has no item {', '.join(unknown)}; there are {', '.join((*ITEMS, *_ON_TOP))}")
+    table = predicted.set_index("item")["predicted_bytes"].astype("Float64")
+    seen = pd.Series(dict(measured), dtype="Float64").reindex(table.index)
+    items = pd.DataFrame({"predicted_bytes": table, "measured_bytes": seen}).loc[list(ITEMS)]
+    peak = float(measured["peak"])
+    taken = items["measured_bytes"].fillna(items["predicted_bytes"])
+    closing = pd.DataFrame(
+        {
+            "predicted_bytes": [0.0, float(items["predicted_bytes"].sum())],
+            "measured_bytes": [peak - float(taken.sum()), peak],
+        },
+        index=["unexplained", "peak"],
+        dtype="Float64",
+    )
+    on_top = pd.DataFrame({"predicted_bytes": pd.NA, "measured_bytes": seen[list(_ON_TOP)].dropna()}, dtype="Float64")
+    found = pd.concat([items[items.fillna(0).ne(0).any(axis=1)], closing, on_top])
+    found["difference_bytes"] = found["measured_bytes"] - found["predicted_bytes"]
+    found["share_of_peak"] = found["measured_bytes"].fillna(found["predicted_bytes"]) / peak
+    return found.rename_axis("item").reset_index()
+
+
+def measured(values: Mapping[str, float]) -> dict[str, float]:
+    """Name what a watched step gave as :func:`reconcile` has it.
+
+    Parameters
+    ----------
+    values : mapping of str to float
+        Metrics of ``nsightkit.workloads.memory_steps``, one value each.
+
+    Returns
+    -------
+    dict of str to float
+        Bytes by item, and ``peak``. Slack is what was reserved and not allocated at the peak, without fragmentation.
+    """
+    found = {item: float(values.get(f"at_peak_{item.replace(' ', '_')}_bytes", 0)) for item in ITEMS}
+    found[_WORKSPACE] = float(values.get("workspace_bytes", 0))
+    found["peak"] = float(values["peak_bytes"])
+    if "reserved_bytes" in values:
+        unused = values["reserved_bytes"] - values["peak_bytes"]
+        found["fragmentation"] = float(min(values.get("fragmentation_bytes", 0), unused))
+        found["allocator slack"] = unused - found["fragmentation"]
+        found["CUDA context"] = float(values["context_bytes"])
+    return found
+
+
+def largest_context(configuration: Configuration, limit_bytes: float, *, multiple: int = 64, **how: object) -> int:
+    """Forecast the longest context whose step fits.
+
+    Parameters
+    ----------
+    configuration : Configuration
+        Its context is replaced.
+    limit_bytes : float
+        What the allocator may give out.
+    multiple : int
+        Contexts are multiples of it.
+    **how
+        As for :func:`predict`.
+
+    Returns
+    -------
+    int
+        Tokens; 0 when not even `multiple` fits.
+    """
+
+    def fits(count: int) -> bool:
+        longer = dataclasses.replace(configuration, context=count * multiple)
+        return bool(moments(longer, **how)["total_bytes"].max() <= limit_bytes)
+
+    return multiple * _largest(fits)
+
+
+def _largest(fits: Callable[[int], bool]) -> int:
+    """Find the largest whole number that fits, where what is smaller always does; 0 when 1 does not."""
+    high = 1
+    while fits(high) and high < 2**40:
+        high *= 2
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def sharded(params: int, ranks: int, *, state_bytes: int = 8) -> pd.DataFrame:
+    """Divide weights, gradients and optimizer states among ranks, stage by stage.
+
+    Parameters
+    ----------
+    params : int
+    ranks : int
+    state_bytes : int
+        Of the optimizer, for a parameter; weights and gradients are 4 bytes, fp32.
+
+    Returns
+    -------
+    DataFrame
+        ``stage, weights_bytes, gradients_bytes, states_bytes, total_bytes``, of one rank: stage 0 divides nothing, 1
+        the states, 2 gradients too, 3 weights too. What is gathered for a moment comes on top.
+    """
+    sizes = np.array([4 * params, 4 * params, state_bytes * params], dtype=float)
+    rows = [[stage, *np.where(np.array([3, 2, 1]) <= stage, sizes / ranks, sizes)] for stage in range(4)]
+    found = pd.DataFrame(rows, columns=["stage", "weights_bytes", "gradients_bytes", "states_bytes"])
+    found["total_bytes"] = found[["weights_bytes", "gradients_bytes", "states_bytes"]].sum(axis=1)
+    return found.astype({"stage": "int64"})
+
+
+def kv_bytes_per_token(layers: int, kv_heads: int, d_head: int, *, element_bytes: float = 2) -> float:
+    """Size of the keys and values that serving keeps for each token of each sequence.
+
+    Parameters
+    ----------
+    layers, kv_heads, d_head : int
+        With grouped-query attention there are fewer heads of keys and values than of queries.
+    element_bytes : float
+        2 for fp16 and bf16, 1 for an 8-bit cache.
+
+    Returns
+    -------
+    float
+        ``2 · layers · kv_heads · d_head · element_bytes``.
+    """
+    return 2 * layers * kv_heads * d_head * element_bytes
+
+
+def serving(
+    configuration: Configuration,
+    gpu: Gpu,
+    contexts: Iterable[int],
+    *,
+    kv_heads: int | None = None,
+    weight_bytes: float = 2,
+    kv_bytes: float = 2,
+    usable: float = 0.9,
+) -> pd.DataFrame:
+    """Say how many sequences of a length a GPU can serve at once.
+
+    Parameters
+    ----------
+    configuration : Configuration
+        Its batch and context are not used.
+    gpu : Gpu
+        The largest memory it is sold with counts.
+    contexts : iterable of int
+        Tokens a sequence, prompt and answer.
+    kv_heads : int, optional
+        Heads of keys and values; as many as of queries when omitted.
+    weight_bytes, kv_bytes : float
+        Bytes a weight and an element of the cache.
+    usable : float
+        Share of the memory; the rest is for context, libraries and fragmentation.
+
+    Returns
+    -------
+    DataFrame
+        ``gpu, context, weights_bytes, kv_bytes_per_sequence, prefill_bytes, decode_bytes, largest_batch``. One prompt
+        at a time is prefilled; what one layer needs for it (16-bit: three of the width and three of the MLP's, or in
+        attention eight of the width) lasts a moment. Decoding needs as much for one token of each sequence, and its
+        logits in 16 bits and in fp32. Missing when not even the weights fit.
+    """
+    c = configuration
+    capacity = usable * max(gpu.memory_gb) * 1e9
+    weights = weight_bytes * envelope(c).params
+    a_token = kv_bytes_per_token(c.layers, kv_heads or c.heads, c.d_head, element_bytes=kv_bytes)
+    a_layer = max(16 * c.d_model, 6 * c.d_model + 6 * c.d_ff)  # bytes a token that is being computed
+    decoding = a_layer + 6 * c.vocabulary
+    rows = []
+    for context in contexts:
+        prefill = a_layer * context + 6 * c.vocabulary
+        cache = a_token * context
+        room = capacity - weights
+        # The cache of a whole batch, and on top the larger of a prompt's prefill and a step of decoding.
+        most = min((room - prefill) // cache, room // (cache + decoding)) if room > 0 else -1
+        rows.append((gpu.name, context, weights, cache, prefill, decoding, max(int(most), 0) if room > 0 else pd.NA))
+    sizes = ["weights_bytes", "kv_bytes_per_sequence", "prefill_bytes", "decode_bytes"]
+    return pd.DataFrame(rows, columns=["gpu", "context", *sizes, "largest_batch"]).astype({"largest_batch": "Int64"})

@@ -1,0 +1,362 @@
+"""What a rank's communication costs it: each collective, and how much of it nothing else hides.
+
+One trace, one rank. What only several ranks together can tell (who came last, how long the others waited for it) is
+:mod:`nsightkit.analysis.ranks.job`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from nsightkit.analysis.core import intervals
+from nsightkit.analysis.core.categories import categorize
+from nsightkit.analysis.core.names import matching
+from nsightkit.analysis.timeline.ranges import COLLECTIVE_RANGE
+from nsightkit.trace.model import Trace
+
+__all__ = ["KINDS", "collectives", "compute", "kind_of", "summary", "totals", "wire_factor"]
+
+Int = npt.NDArray[np.int64]
+
+#: Kinds of collectives, and the traffic that each needs for a byte of its message, by the number of ranks n. Bus
+#: bandwidth is message over time times this: what the slowest link carried, comparable between kinds and sizes of
+#: groups (nccl-tests, doc/PERFORMANCE.md). None: no such figure.
+KINDS: dict[str, tuple[float, float] | None] = {
+    # a, b of (a * n + b) / n
+    "all_reduce": (2, -2),
+    "all_gather": (1, -1),
+    "reduce_scatter": (1, -1),
+    "all_to_all": (1, -1),
+    "broadcast": (1, 0),
+    "reduce": (1, 0),
+    "gather": None,
+    "scatter": None,
+    "barrier": None,
+    "send/recv": None,
+    "other": None,
+}
+
+#: First that is found in a name without its underscores and capitals.
+_KIND = (
+    ("reducescatter", "reduce_scatter"),
+    ("allreduce", "all_reduce"),
+    ("allgather", "all_gather"),
+    ("alltoall", "all_to_all"),
+    ("broadcast", "broadcast"),
+    ("barrier", "barrier"),
+    ("sendrecv", "send/recv"),
+    ("send", "send/recv"),
+    ("recv", "send/recv"),
+    ("gather", "gather"),
+    ("scatter", "scatter"),
+    ("reduce", "reduce"),
+)
+#: Libraries whose collectives run on the CPU, in the annotation that PyTorch makes of each.
+_ON_CPU = re.compile(r"^(gloo|mpi|ucc):")
+#: Operators that only wait for a collective, or for a stream's work.
+_WAITING = re.compile(r"^(c10d?::|_?c10d_functional::)?(barrier|wait(_tensor)?)$|^record_param_comms$|[Ss]ynchronize$")
+
+_DTYPE_BYTES = {
+    "byte": 1, "char": 1, "bool": 1, "uint8": 1, "int8": 1, "half": 2, "bfloat16": 2, "short": 2, "float16": 2,
+    "float": 4, "int": 4, "float32": 4, "int32": 4, "double": 8, "long": 8, "float64": 8, "int64": 8,
+    "complexhalf": 4, "complexfloat": 8, "complexdouble": 16,
+}  # fmt: skip
+
+
+def kind_of(name: str) -> str:
+    """Tell the kind of a collective from what someone calls it.
+
+    Parameters
+    ----------
+    name : str
+        Of a kernel, an annotation, or as PyTorch's description has it.
+
+    Returns
+    -------
+    str
+        A key of :data:`KINDS`.
+
+    Examples
+    --------
+    >>> kind_of("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)")
+    'all_reduce'
+    >>> kind_of("nccl:_all_gather_base"), kind_of("_reduce_scatter_base"), kind_of("ncclGroupEnd")
+    ('all_gather', 'reduce_scatter', 'other')
+    """
+    bare = re.sub(r"[^a-z]", "", re.split(r"[<(]", name, maxsplit=1)[0].lower())
+    return next((kind for part, kind in _KIND if part in bare), "other")
+
+
+def wire_factor(kind: str, ranks: int) -> float | None:
+    """Give what the bandwidth of the message is multiplied by to make bus bandwidth.
+
+    Parameters
+    ----------
+    kind : str
+        A key of :data:`KINDS`.
+    ranks : int
+        In the group.
+
+    Returns
+    -------
+    float or None
+        None where nobody has defined one.
+    """
+    factors = KINDS[kind]
+    return None if factors is None or ranks < 1 else (factors[0] * ranks + factors[1]) / ranks
+
+
+def collectives(trace: Trace) -> pd.DataFrame:
+    """List the collectives that a rank took part in.
+
+    On a GPU a collective is its kernel, from the moment it started, and so began to wait for the kernels of the other
+    ranks. What it is for and how large is told by what PyTorch says of it (``record_param_comms``), else by the
+    annotation around its launch (``nccl:all_reduce``, NCCL's own ranges), else by the kernel's name. A collective that
+    runs on the CPU (Gloo, MPI) is the annotation that PyTorch puts around it.
+
+    Parameters
+    ----------
+    trace : Trace
+
+    Returns
+    -------
+    DataFrame
+        One row each, by start: ``where`` (GPU or CPU), ``device``, ``stream`` (of the CPU: -1), ``start_ns, end_ns``,
+        ``launch_ns`` (when its launch began; its start where that is not known), ``kind`` (of :data:`KINDS`),
+        ``group`` (process group, "" where the trace names none), ``ranks`` (of the group, as text, "" unknown),
+        ``group_size, sequence`` (number in its group; both -1 unknown), ``bytes`` (of the whole message, as nccl-tests
+        counts them; -1 unknown), ``exposed_ns`` (the part of it in which nothing was computed: :func:`compute`; NA
+        where the trace does not tell).
+    """
+    if "collectives" not in trace.memo:
+        trace.memo["collectives"] = _collectives(trace)
+    return pd.DataFrame(trace.memo["collectives"])
+
+
+def _collectives(trace: Trace) -> pd.DataFrame:
+    parts = [part for part in (_on_gpu(trace), _on_cpu(trace)) if len(part)]
+    if not parts:
+        return _empty()
+    found = pd.concat(parts, ignore_index=True) if len(parts) > 1 else parts[0]
+    found = found.sort_values(["start_ns", "end_ns"], kind="stable", ignore_index=True)
+    start, end, device = (found[c].to_numpy() for c in ("start_ns", "end_ns", "device"))
+    exposed = pd.array([pd.NA] * len(found), dtype="Int64")
+    for one, busy in compute(trace).items():
+        mine = device == one
+        exposed[mine] = (end - start - busy.of(start, end))[mine]
+    return found.assign(exposed_ns=exposed)
+
+
+def summary(trace: Trace) -> pd.DataFrame:
+    """Sum up a rank's collectives by process group and kind.
+
+    Parameters
+    ----------
+    trace : Trace
+
+    Returns
+    -------
+    DataFrame
+        ``group, kind, where, count, total_ns, exposed_ns, overlapped_ns, bytes``, by falling ``total_ns``. Sums over
+        collectives: where several of them run at once, moments count several times (not so in :func:`totals`).
+        ``bytes`` is NA where the size of one of them is not known.
+    """
+    found = collectives(trace)
+    found = found.assign(total_ns=found["end_ns"] - found["start_ns"], known=found["bytes"] >= 0)
+    out = (
+        found.groupby(["group", "kind", "where"], sort=False, observed=True)
+        .agg(
+            count=("total_ns", "size"),
+            total_ns=("total_ns", "sum"),
+            exposed_ns=("exposed_ns", lambda s: s.sum(min_count=len(s))),
+            bytes=("bytes", "sum"),
+            known=("known", "all"),
+        )
+        .reset_index()
+    )
+    out["exposed_ns"] = out["exposed_ns"].astype("Int64")
+    out["overlapped_ns"] = out["total_ns"] - out["exposed_ns"]
+    out["bytes"] = out["bytes"].astype("Int64").where(out["known"])
+    columns = ["group", "kind", "where", "count", "total_ns", "exposed_ns", "overlapped_ns", "bytes"]
+    return out.sort_values("total_ns", ascending=False, ignore_index=True)[columns]
+
+
+def totals(trace: Trace) -> dict[str, int | None]:
+    """Measure a rank's communication as a whole, each moment once.
+
+    Parameters
+    ----------
+    trace : Trace
+
+    Returns
+    -------
+    dict
+        ``compute_ns`` (:func:`compute`), ``communication_ns`` (the union of the collectives), ``overlapped_ns`` (in
+        which both went on; HolisticTraceAnalysis divides this by the former) and ``exposed_ns`` (the rest), sums over
+        devices. None where the trace does not tell.
+    """
+    found, busy = collectives(trace), compute(trace)
+    if not busy:
+        return dict.fromkeys(("compute_ns", "communication_ns", "overlapped_ns", "exposed_ns"))
+    worked = talked = both = 0
+    for device, coverage in busy.items():
+        mine = found[found["device"] == device]
+        start, end = intervals.merge(mine["start_ns"], mine["end_ns"])
+        worked += int((coverage.end - coverage.start).sum())
+        talked += int((end - start).sum())
+        both += int(coverage.of(start, end).sum())
+    return {
+        "compute_ns": worked,
+        "communication_ns": talked,
+        "overlapped_ns": both,
+        "exposed_ns": talked - both,
+    }
+
+
+def compute(trace: Trace) -> dict[int, intervals.Coverage]:
+    """Find when a rank computes.
+
+    Parameters
+    ----------
+    trace : Trace
+
+    Returns
+    -------
+    dict of int to Coverage
+        By device: the union of its kernels that do not communicate, and graph replays. Copies are no computation. For a
+        trace without GPU work device -1, the CPU: the union of the framework's operators on threads that run no
+        collective, without those that wait. Empty where neither was recorded.
+    """
+    if "compute" not in trace.memo:
+        trace.memo["compute"] = _compute(trace)
+    return dict(trace.memo["compute"])
+
+
+def _compute(trace: Trace) -> dict[int, intervals.Coverage]:
+    found: dict[int, intervals.Coverage] = {}
+    kernels = trace.table("kernels", ["device", "start_ns", "end_ns", "name"])
+    kernels = kernels[(categorize(kernels["name"]) != "communication")]
+    both = pd.concat([kernels, trace.table("graphs", ["device", "start_ns", "end_ns"])])
+    for device in sorted(
+        {int(d) for t in ("kernels", "graphs") for d in pd.unique(trace.table(t, ["device"])["device"])}
+    ):
+        mine = both[both["device"] == device]
+        found[device] = intervals.Coverage(mine["start_ns"], mine["end_ns"])
+    if not found and trace.size("ops"):
+        ops = trace.table("ops", ["start_ns", "end_ns", "thread", "name"])
+        ranges = trace.table("ranges", ["thread", "name"])
+        talking = ranges["thread"][matching(ranges["name"], _ON_CPU)]
+        ops = ops[~ops["thread"].isin(talking).to_numpy() & ~matching(ops["name"], _WAITING)]
+        found[-1] = intervals.Coverage(ops["start_ns"], ops["end_ns"])
+    return found
+
+
+# ---------------------------------------------------------------- one after the other
+
+_TEXTS = ("where", "kind", "group", "ranks")
+_COLUMNS = (
+    *("where", "device", "stream", "start_ns", "end_ns", "launch_ns", "kind", "group", "ranks", "group_size"),
+    *("sequence", "bytes", "exposed_ns"),
+)
+
+
+def _empty() -> pd.DataFrame:
+    dtypes = {column: "object" if column in _TEXTS else "int64" for column in _COLUMNS} | {"exposed_ns": "Int64"}
+    return pd.DataFrame({column: pd.Series(dtype=dtype) for column, dtype in dtypes.items()})
+
+
+def _on_gpu(trace: Trace) -> pd.DataFrame:
+    kernels = trace.table("kernels", ["name"])
+    rows = np.flatnonzero(categorize(kernels["name"]) == "communication")
+    if not len(rows):
+        return _empty()
+    columns = ["start_ns", "end_ns", "device", "stream", "process", "correlation", "name", "collective", "sequence"]
+    mine = trace.table("kernels", columns).iloc[rows].reset_index(drop=True)
+    launch = intervals.launch_of(trace, mine["process"], mine["correlation"])
+    known = launch >= 0
+    calls = trace.whole.table("calls", ["start_ns", "end_ns", "thread"]).iloc[launch[known]]
+    launched = mine["start_ns"].to_numpy(copy=True)
+    launched[known] = calls["start_ns"].to_numpy()
+    described = [_described(str(text)) for text in mine["collective"].cat.categories]
+    code = mine["collective"].cat.codes.to_numpy()
+    annotated = np.full(len(mine), "other", dtype=object)
+    annotated[known] = _annotated(trace, calls.reset_index(drop=True))
+    named = np.array([kind_of(str(n)) for n in mine["name"].cat.categories], dtype=object)[mine["name"].cat.codes]
+    said = np.array([d["kind"] for d in described], dtype=object)[code]
+    return pd.DataFrame(
+        {
+            "where": "GPU",
+            **{c: mine[c].to_numpy(np.int64) for c in ("device", "stream", "start_ns", "end_ns")},
+            "launch_ns": launched,
+            "kind": np.where(said != "other", said, np.where(annotated != "other", annotated, named)),
+            **{c: np.array([d[c] for d in described], dtype=object)[code] for c in ("group", "ranks")},
+            **{c: np.array([d[c] for d in described], dtype=np.int64)[code] for c in ("group_size",)},
+            "sequence": mine["sequence"].to_numpy(),
+            "bytes": np.array([d["bytes"] for d in described], dtype=np.int64)[code],
+        }
+    )
+
+
+def _annotated(trace: Trace, calls: pd.DataFrame) -> npt.NDArray[np.object_]:
+    """Kind of collective by the annotation around each call."""
+    ranges = trace.whole.table("ranges", ["start_ns", "end_ns", "thread", "name"])
+    ranges = ranges[matching(ranges["name"], COLLECTIVE_RANGE)].reset_index(drop=True)
+    kinds = np.array([*(kind_of(str(n)) for n in ranges["name"].cat.categories), "other"], dtype=object)
+    of_range = kinds[ranges["name"].cat.codes]
+    around = intervals.enclosing(calls, ranges, of_range != "other")
+    return np.append(of_range, "other")[around]
+
+
+def _described(text: str) -> dict[str, Any]:
+    """What a description says, in our words."""
+    said = json.loads(text) if text else {}
+    kind = kind_of(str(said.get("Collective name", "")))
+    sizes = [said.get(name) for name in ("In msg nelems", "Out msg nelems")]
+    width = _width(str(said.get("dtype", "")))
+    elements = [size for size in sizes if isinstance(size, int) and size >= 0]
+    ranks = said.get("Process Group Ranks", "")
+    size = said.get("Group size", -1)
+    return {
+        "kind": kind,
+        "group": str(said.get("Process Group Name", "")),
+        "ranks": ranks if isinstance(ranks, str) else json.dumps(ranks),
+        "group_size": size if isinstance(size, int) else -1,
+        # The larger side is the whole message: one gathers n parts into it, and scatters it into n.
+        "bytes": max(elements) * width if elements and width else -1,
+    }
+
+
+def _width(dtype: str) -> int | None:
+    """Bytes of an element."""
+    bare = dtype.lower().removeprefix("torch.").removeprefix("c10::")
+    return 1 if bare.startswith("float8") else _DTYPE_BYTES.get(bare)
+
+
+def _on_cpu(trace: Trace) -> pd.DataFrame:
+    ranges = trace.table("ranges", ["start_ns", "end_ns", "name"])
+    mine = ranges[matching(ranges["name"], _ON_CPU)]
+    if not len(mine):
+        return _empty()
+    kinds = np.array([kind_of(str(n)) for n in mine["name"].cat.categories], dtype=object)
+    return pd.DataFrame(
+        {
+            "where": "CPU",
+            "device": -1,
+            "stream": -1,
+            "start_ns": mine["start_ns"].to_numpy(),
+            "end_ns": mine["end_ns"].to_numpy(),
+            "launch_ns": mine["start_ns"].to_numpy(),
+            "kind": kinds[mine["name"].cat.codes],
+            "group": "",
+            "ranks": "",
+            "group_size": -1,
+            "sequence": -1,
+            "bytes": -1,
+        }
+    )

@@ -1,0 +1,902 @@
+"""The same questions to every rank of a job: who is late, what that costs the others, and what it does differently.
+
+One trace a rank is looked at, wherever it runs (in this process, on a local Dask cluster, on any Dask scheduler), and
+only small tables come back. Put together they tell what no trace tells alone: in a collective everybody waits for
+whoever comes last.
+
+The steps: :func:`traces_in` finds the files, :func:`look` reduces one to a :class:`Look`, :func:`combine` matches the
+collectives, aligns the clocks and makes a :class:`Job` of them. :func:`survey` does all of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from nsightkit.analysis.core.intervals import uncovered
+from nsightkit.analysis.ranks import accounts, clocks
+from nsightkit.analysis.ranks import collectives as communication
+from nsightkit.analysis.ranks import lateness as stragglers
+from nsightkit.analysis.timeline import overview, steps
+from nsightkit.errors import NsightkitError, TraceError, UsageError
+from nsightkit.trace.model import TABLES, Trace
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
+
+__all__ = ["FEW", "Job", "Look", "combine", "look", "summary", "survey", "traces_in"]
+
+#: So many traces are looked at in this process: starting a cluster takes longer.
+FEW = 4
+#: How long to wait for a scheduler.
+_ANSWER_S = 20
+#: A rank's collectives beyond this are left out, so that what is kept of each rank stays small.
+_MOST_COLLECTIVES = 50_000
+
+_SUFFIXES = (".json", ".json.gz", ".sqlite", ".nsys-rep")
+_RANK = re.compile(r"(?i)(?<![a-z])(?<!local[-_. ])(?:global[-_. ]?)?(?:rank|worker)[-_. =]?(\d{1,6})(?!\d)")
+_NUMBER = re.compile(r"\d+")
+_EXTRA = "pip install 'nsightkit[ranks]'"
+
+
+@dataclasses.dataclass(frozen=True)
+class Look:
+    """What is kept of one rank: figures and small tables, none of its events.
+
+    Parameters
+    ----------
+    file : str
+        Where it came from.
+    process : int or None
+        Of a capture that holds several ranks.
+    rank : int or None
+        As the trace says.
+    world_size : int or None
+    t0_ns : int
+        The trace's time zero on its source's clock.
+    tool : str
+    devices : list of int
+        That it used.
+    figures : dict
+        ``span_ns, busy_ns, idle_ns`` of :func:`nsightkit.analysis.timeline.overview.summary`, and
+        :func:`nsightkit.analysis.ranks.collectives.totals`.
+    collectives : DataFrame
+        :func:`nsightkit.analysis.ranks.collectives.collectives`, with the number of the ``step`` each was launched in,
+        -1 for none.
+    steps : DataFrame
+        ``step`` (its number), ``start_ns, wall_ns, compute_ns, communication_ns, exposed_ns``, and what its time was
+        spent on (:mod:`nsightkit.analysis.ranks.accounts`). One row, -1, for the whole trace where it has no steps.
+    notes : list of str
+    """
+
+    file: str
+    process: int | None
+    rank: int | None
+    world_size: int | None
+    t0_ns: int
+    tool: str
+    devices: list[int]
+    figures: dict[str, int | None]
+    collectives: pd.DataFrame
+    steps: pd.DataFrame
+    notes: list[str]
+
+    @property
+    def name(self) -> str:
+        """The file, and the process where it holds several."""
+        return self.file if self.process is None else f"{self.file}#{self.process}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """All ranks of a job, together. Times are on the clock of the lowest rank, as its own trace shows them.
+
+    Parameters
+    ----------
+    ranks : DataFrame
+        One row a rank: ``rank, rank_from`` (``trace``, ``name`` of the file, or ``order``), ``file, tool, devices``,
+        ``steps, step_ns`` (median wall time of its steps), ``span_ns, busy_ns, idle_ns, compute_ns``,
+        ``communication_ns, exposed_ns, overlapped_ns, collectives, matched, late_ns`` (how much it came later than the
+        middle one of the ranks, over all collectives), ``waited_ns`` (how long it waited in collectives for others),
+        ``clock_offset_ns`` (its source's clock less that of the lowest rank), ``clock_drift_ppm, clock_spread_ns``,
+        ``clock_error_ns``.
+    stragglers : DataFrame
+        See :func:`nsightkit.analysis.ranks.lateness.find`.
+    collectives : DataFrame
+        One row for each matched collective: ``collective, group, kind, where, sequence, step, ranks`` (seen),
+        ``group_size, bytes, start_ns`` (first arrival), ``arrived_ns`` (last arrival), ``end_ns, skew_ns, last_rank,
+        late_ns`` (the last after the one before), ``wait_ns`` (of all ranks, together), ``transfer_ns`` (from the last
+        arrival to the end), ``mean_ns, exposed_ns, overlapped_ns`` (means over the ranks), ``bus_gb_per_s``. Where not
+        all ranks of the group were seen, nobody knows when the last came: ``transfer_ns`` and ``bus_gb_per_s`` are NA.
+    arrivals : DataFrame
+        One row for each rank of each of them: ``collective, group, rank, step, start_ns, end_ns, wait_ns, exposed_ns``.
+    steps : DataFrame
+        One row a step: ``step, ranks, wall_ns`` (median), ``compute_ns`` (mean), ``compute_max_ns``, ``slowest`` (the
+        rank that computed most), ``imbalance`` (the most computed over the mean, less 1), ``exposed_ns`` (mean),
+        ``wait_ns`` (of all ranks, together).
+    groups : DataFrame
+        See :class:`nsightkit.analysis.ranks.clocks.Matched`.
+    lost : list of dict
+        What could not be looked at: ``file`` (None where there is none), ``ranks``, ``reason``.
+    notes : list of str
+        What the figures do not tell, one sentence each.
+    gain_ns : int
+        At most so much time all the ranks would save if no straggler were late.
+    """
+
+    ranks: pd.DataFrame
+    stragglers: pd.DataFrame
+    collectives: pd.DataFrame
+    arrivals: pd.DataFrame
+    steps: pd.DataFrame
+    groups: pd.DataFrame
+    lost: list[dict[str, Any]]
+    notes: list[str]
+    gain_ns: int
+
+    def findings(self) -> list[str]:
+        """Say what was found in a few sentences.
+
+        Returns
+        -------
+        list of str
+        """
+        said = self.stragglers["text"].tolist()
+        if not said and len(self.arrivals):
+            said.append("No rank is late so often, and by so much, that it is no chance.")
+        elif not said and len(self.ranks) > 1:
+            said.append("No collective of two ranks could be matched, so nobody can be said to be late.")
+        if len(said) > 1:
+            said.append(f"If all of them were in time, at most {self.gain_ns / 1e6:,.3f} ms would be saved.")
+        uneven = self.steps[self.steps["ranks"] > 1].dropna(subset="imbalance")
+        if len(uneven):
+            most = uneven.sort_values("imbalance").to_dict("records")[-1]
+            said.append(
+                f"In a typical step the rank that computes most does so {uneven['imbalance'].median():.1%} longer than "
+                f"the mean; at worst, rank {most['slowest']} in step {most['step']}, {most['imbalance']:.1%}."
+            )
+        return said
+
+    def kinds(self) -> pd.DataFrame:
+        """Sum up the matched collectives by group, kind and size.
+
+        Returns
+        -------
+        DataFrame
+            ``group, kind, where, ranks, group_size, bytes, count, total_ns`` (mean over ranks), ``wait_ns`` (mean),
+            ``transfer_ns, exposed_ns, overlapped_ns`` (mean), ``skew_ns`` (median), ``last_rank`` (most often the
+            last), ``last_share`` (of the collectives), ``bus_gb_per_s`` (median); by falling ``total_ns``.
+        """
+        columns = [
+            *("group", "kind", "where", "ranks", "group_size", "bytes", "count", "total_ns", "wait_ns", "transfer_ns"),
+            *("exposed_ns", "overlapped_ns", "skew_ns", "last_rank", "last_share", "bus_gb_per_s"),
+        ]
+        each = self.collectives
+        if not len(each):
+            return pd.DataFrame({column: [] for column in columns})
+        each = each.assign(
+            total_ns=each["mean_ns"],
+            waited=each["wait_ns"] / each["ranks"],
+            size=each["bytes"].fillna(-1).astype("int64"),
+        )
+        rows = []
+        for (group, kind, where, size), mine in each.groupby(["group", "kind", "where", "size"], sort=False):
+            last = mine["last_rank"].dropna()
+            often = last.mode()
+            rows.append(
+                {
+                    "group": group,
+                    "kind": kind,
+                    "where": where,
+                    "ranks": int(mine["ranks"].max()),
+                    "group_size": mine["group_size"].iloc[0],
+                    "bytes": pd.NA if size == -1 else size,
+                    "count": len(mine),
+                    "total_ns": mine["total_ns"].sum(),
+                    "wait_ns": mine["waited"].sum(min_count=1),
+                    **{c: mine[c].sum(min_count=len(mine)) for c in ("transfer_ns", "exposed_ns", "overlapped_ns")},
+                    "skew_ns": mine["skew_ns"].median(),
+                    "last_rank": int(often.iloc[0]) if len(often) else pd.NA,
+                    "last_share": float((last == often.iloc[0]).mean()) if len(often) else pd.NA,
+                    "bus_gb_per_s": mine["bus_gb_per_s"].median(),
+                }
+            )
+        return pd.DataFrame(rows)[columns].sort_values("total_ns", ascending=False, ignore_index=True)
+
+    def summary(self, each: bool = False) -> dict[str, Any]:
+        """Give everything as plain values.
+
+        Parameters
+        ----------
+        each : bool
+            List every collective, and not only their kinds.
+
+        Returns
+        -------
+        dict
+            ``ranks, stragglers, collectives, steps, groups, lost, notes``, lists; and ``gain_ns``.
+        """
+        tables = {
+            "ranks": self.ranks,
+            "stragglers": self.stragglers,
+            "collectives": self.collectives if each else self.kinds(),
+            "steps": self.steps,
+            "groups": self.groups,
+        }
+        return {
+            **{name: table.to_dict("records") for name, table in tables.items()},
+            "lost": self.lost,
+            "notes": self.notes,
+            "gain_ns": self.gain_ns,
+        }
+
+
+def summary(
+    sources: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    scheduler: str | None = None,
+    workers: int | None = None,
+) -> dict[str, Any]:
+    """Look at all ranks of a job, and give what they tell together as plain values.
+
+    Parameters
+    ----------
+    sources, scheduler, workers
+        As for :func:`survey`.
+
+    Returns
+    -------
+    dict
+        See :meth:`Job.summary`.
+    """
+    return survey(sources, scheduler, workers).summary()
+
+
+def survey(
+    sources: str | os.PathLike[str] | Iterable[str | os.PathLike[str] | Trace],
+    scheduler: str | None = None,
+    workers: int | None = None,
+    *,
+    cache: bool | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> Job:
+    """Look at all ranks of a job.
+
+    Parameters
+    ----------
+    sources : path-like, or iterable of path-like or Trace
+        A folder with one trace a rank, or the traces.
+    scheduler : str, optional
+        Address of a Dask scheduler, whose workers must have nsightkit and see the files under the same paths.
+    workers : int, optional
+        Processes of a local cluster. 0: look at one after the other, in this process. By default as many as the machine
+        has cores, and none for a handful of traces.
+    cache : bool, optional
+        As for :func:`nsightkit.load`.
+    progress : callable, optional
+        Called with the number of traces looked at, and of all.
+
+    Returns
+    -------
+    Job
+
+    Raises
+    ------
+    TraceError
+        The folder holds no traces, or none of them can be read.
+    UsageError
+        Dask is needed and not installed, or the scheduler does not answer.
+    """
+    folder = None
+    if isinstance(sources, (str, os.PathLike)):
+        folder = Path(sources)
+        sources = traces_in(folder)
+    chosen = list(sources)
+    looks: list[Look] = []
+    for number, trace in enumerate(chosen):
+        if isinstance(trace, Trace):
+            looks += [dataclasses.replace(one, file=trace.path or f"trace {number}") for one in look(trace)]
+    files = [Path(os.fspath(item)) for item in chosen if not isinstance(item, Trace)]
+    if scheduler is None and workers is None and len(files) <= FEW:
+        workers = 0
+    lost: list[dict[str, Any]] = []
+    done = _here(files, cache) if workers == 0 and scheduler is None else _with_dask(files, cache, scheduler, workers)
+    for count, (place, result) in enumerate(done, 1):
+        if isinstance(result, str):
+            lost.append({"file": str(files[place]), "ranks": _rank_of(files[place]), "reason": result})
+        else:
+            looks += result
+        if progress is not None:
+            progress(count, len(files))
+    if not looks:
+        where = folder if folder is not None else files[0] if files else Path("ranks")
+        if not lost:
+            raise UsageError("no traces were given")
+        first = min(lost, key=lambda one: one["file"])
+        raise TraceError(
+            where,
+            f"none of {len(lost)} traces can be read",
+            f"the first, {Path(first['file']).name}, {first['reason']}",
+        )
+    # Whoever answered first: the order is that of the files.
+    order = {str(path): i for i, path in enumerate(files)}
+    looks.sort(key=lambda one: order.get(one.file, -1))
+    return combine(looks, sorted(lost, key=lambda one: order[one["file"]]))
+
+
+# ---------------------------------------------------------------- the files
+
+
+def traces_in(folder: str | os.PathLike[str]) -> list[Path]:
+    """Find the traces in a folder, one a rank.
+
+    PyTorch profiler traces (``.json``, ``.json.gz``), Nsight Systems exports and reports, folders of tables. A report
+    whose export lies beside it is left out. In a folder that holds none directly, its folders are looked through.
+
+    Parameters
+    ----------
+    folder : path-like
+
+    Returns
+    -------
+    list of Path
+        In the order of their names, numbers by size.
+
+    Raises
+    ------
+    TraceError
+        There is no such folder, or no trace in it.
+    """
+    folder = Path(folder)
+    if not folder.exists():
+        raise TraceError(folder, "no such folder", "check the path")
+    if not folder.is_dir():
+        raise TraceError(folder, "is not a folder", "give the folder that holds one trace a rank")
+    try:
+        found = _traces(folder)
+        if not found:
+            found = [trace for inner in folder.iterdir() if inner.is_dir() for trace in _traces(inner)]
+    except OSError as error:
+        raise TraceError(folder, f"cannot be read ({error.strerror or error})", "check its owner and mode") from error
+    if not found:
+        raise TraceError(
+            folder, "holds no traces", "give a folder with a .json, .json.gz, .sqlite or .nsys-rep for each rank"
+        )
+    return sorted(found, key=_natural)
+
+
+def _traces(folder: Path) -> list[Path]:
+    from nsightkit.trace import store
+
+    if folder.name.startswith(".") or folder.name.endswith(".nsightkit-cache"):
+        return []
+    found = []
+    for path in folder.iterdir():
+        if path.name.startswith(".") or path.name.endswith(".nsightkit-cache"):
+            continue
+        if path.is_dir():
+            if store.is_store(path) or any(path.glob("*.parquet")):
+                found.append(path)
+        elif path.name.endswith(_SUFFIXES):
+            found.append(path)
+    exported = {path.with_suffix("") for path in found if path.suffix == ".sqlite"}
+    return [path for path in found if path.suffix != ".nsys-rep" or path.with_suffix("") not in exported]
+
+
+def _natural(path: Path) -> tuple[tuple[int, int | str], ...]:
+    """Order of names by which 2 comes before 10."""
+    return tuple((0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", str(path)) if part)
+
+
+def _rank_of(path: Path | str) -> list[int]:
+    """The rank that a file's name tells, or that of its folder."""
+    path = Path(path)
+    for name in (path.name, path.parent.name):
+        match = _RANK.search(name)
+        if match:
+            return [int(match[1])]
+    return []
+
+
+# ---------------------------------------------------------------- one rank
+
+
+def look(source: str | os.PathLike[str] | Trace, *, cache: bool | None = None) -> list[Look]:
+    """Reduce a trace to what is needed of it beside the other ranks'.
+
+    Parameters
+    ----------
+    source : path-like or Trace
+    cache : bool, optional
+        As for :func:`nsightkit.load`.
+
+    Returns
+    -------
+    list of Look
+        Several where several processes of a capture used GPUs: ranks of one node, in the order of their GPUs.
+
+    Raises
+    ------
+    TraceError
+        The file cannot be read.
+    """
+    if isinstance(source, Trace):
+        trace, file = source, source.path or "trace"
+    else:
+        from nsightkit.trace import load
+
+        trace, file = load(source, cache=cache), os.fspath(source)
+    kernels = trace.table("kernels", ["process", "device"])
+    owners = kernels.groupby("process")["device"].min().sort_values(kind="stable")
+    if len(owners) < 2:
+        return [_look(trace, file, None)]
+    parts = []
+    for process in owners.index.tolist():
+        masks = {
+            table: (trace.whole.table(table, ["process"])["process"] == process).to_numpy()
+            for table, columns in TABLES.items()
+            if "process" in columns
+        }
+        parts.append(_look(trace.masked(masks), file, process))
+    return parts
+
+
+def _look(trace: Trace, file: str, process: int | None) -> Look:
+    notes = [f"{Path(file).name}: {note}" for note in trace.meta.notes]
+    figures = overview.summary(trace)
+    devices = [int(device["device"]) for device in figures["devices"]]
+    found = communication.collectives(trace)
+    if len(found) > _MOST_COLLECTIVES:
+        notes.append(
+            f"{Path(file).name}: of {len(found):,} collectives the first {_MOST_COLLECTIVES:,} were looked at."
+        )
+        found = found[:_MOST_COLLECTIVES]
+    windows = _windows(trace)
+    number, start = windows["step"].to_numpy(), windows["start_ns"].to_numpy()
+    end = start + windows["wall_ns"].to_numpy()
+    launch = found["launch_ns"].to_numpy(np.int64)
+    at = np.searchsorted(start, launch, side="right") - 1
+    inside = (at >= 0) & (launch < end[np.maximum(at, 0)])
+    found = found.assign(step=np.where(inside, number[np.maximum(at, 0)], -1))
+    # Of a capture of several ranks it says who started it, at best.
+    said = trace.meta.distributed if process is None else {}
+    return Look(
+        file=file,
+        process=process,
+        rank=_integer(said.get("rank")),
+        world_size=_integer(said.get("world_size")),
+        t0_ns=int(trace.t0_ns),
+        tool=trace.meta.tool,
+        devices=devices,
+        figures={c: figures[c] for c in ("span_ns", "busy_ns", "idle_ns")} | communication.totals(trace),
+        collectives=found,
+        steps=pd.concat([windows, _spent(trace, found, start, end), accounts.of(trace, start, end)], axis=1),
+        notes=notes,
+    )
+
+
+def _integer(value: Any) -> int | None:
+    try:
+        number = int(value)
+    except (TypeError, ValueError):
+        return None
+    return number if 0 <= number < 1 << 31 else None
+
+
+def _windows(trace: Trace) -> pd.DataFrame:
+    """Steps with their numbers; the whole trace, as step -1, where it has none."""
+    found = steps.summary(trace)
+    if not len(found):
+        busy = [int(t) for d in overview.summary(trace)["devices"] for t in (d["start_ns"], d["end_ns"])]
+        begin, end = (min(busy), max(busy)) if busy else overview.captured_window(trace)
+        return pd.DataFrame({"step": [-1], "start_ns": [begin], "wall_ns": [end - begin]})
+    numbers = [re.search(r"(\d{1,15})\D*$", str(name)) for name in found["step"]]
+    known = [int(match[1]) for match in numbers if match]
+    unique = len(known) == len(found) == len(set(known))
+    return found[["start_ns", "wall_ns"]].assign(step=known if unique else np.arange(len(found)))
+
+
+def _spent(trace: Trace, found: pd.DataFrame, start: npt.NDArray[Any], end: npt.NDArray[Any]) -> pd.DataFrame:
+    """Computation and communication of each step."""
+    from nsightkit.analysis.core.intervals import Coverage, merge
+
+    work = communication.compute(trace)
+    total = {name: np.zeros(len(start), np.int64) for name in ("compute_ns", "communication_ns", "exposed_ns")}
+    for device, coverage in work.items():
+        mine = found[found["device"] == device]
+        talked = Coverage(mine["start_ns"], mine["end_ns"])
+        both = Coverage(*merge(np.append(coverage.start, talked.start), np.append(coverage.end, talked.end)))
+        total["compute_ns"] += coverage.of(start, end)
+        total["communication_ns"] += talked.of(start, end)
+        total["exposed_ns"] += both.of(start, end) - coverage.of(start, end)
+    spent = pd.DataFrame(total).astype("Int64")
+    if not work:
+        spent[:] = pd.NA
+    return spent
+
+
+# ---------------------------------------------------------------- all of them
+
+
+def combine(looks: Sequence[Look], lost: Sequence[Mapping[str, Any]] = ()) -> Job:
+    """Put the ranks of a job together.
+
+    Parameters
+    ----------
+    looks : sequence of Look
+        In the order of their files, which numbers those that do not know their rank.
+    lost : sequence of mapping
+        Traces that could not be looked at: ``file, ranks, reason``.
+
+    Returns
+    -------
+    Job
+    """
+    crew, rank_from, missing = _numbered(looks, [dict(one) for one in lost])
+    tables = {rank: one.collectives for rank, one in crew.items()}
+    t0_ns = {rank: one.t0_ns for rank, one in crew.items()}
+    one_clock = {rank: rank if one.process is None else one.file for rank, one in crew.items()}
+    matched, alignment = clocks.together(tables, t0_ns, one_clock)
+    arrivals = _arrivals(matched, alignment, tables)
+    world = max([one.world_size or 0 for one in crew.values()] + [rank + 1 for rank in crew])
+    collectives = _collectives(arrivals, matched, world if len(crew) == world else None)
+    notes = [*(note for one in crew.values() for note in one.notes), *_doubts(matched, alignment, crew)]
+    steps_of = {rank: one.steps for rank, one in crew.items()}
+    names = dict(zip(matched.groups["group"], matched.groups["name"], strict=True))
+    found, gain_ns = stragglers.find(arrivals, steps_of, _floors(alignment), _wall(crew), names)
+    return Job(
+        ranks=_ranks(crew, rank_from, alignment, arrivals),
+        stragglers=found,
+        collectives=collectives,
+        arrivals=arrivals,
+        steps=_steps(crew, arrivals),
+        groups=matched.groups,
+        lost=missing,
+        notes=list(dict.fromkeys(notes)),
+        gain_ns=gain_ns,
+    )
+
+
+def _numbered(
+    looks: Sequence[Look], lost: list[dict[str, Any]]
+) -> tuple[dict[int, Look], dict[int, str], list[dict[str, Any]]]:
+    """Give each rank its number, say where that came from, and what is missing."""
+    said = [one.rank for one in looks]
+    if len(looks) > 1 and None not in said and len(set(said)) == 1:
+        said = [None] * len(looks)  # programs that were never told their rank all say 0
+    named = [_rank_of(one.file) if one.process is None else [] for one in looks]
+    if not any(named) and all(one.process is None for one in looks):
+        named = _differing([one.file for one in looks])
+    crew: dict[int, Look] = {}
+    rank_from: dict[int, str] = {}
+    rest: list[Look] = []
+    for one, of_trace, of_name in zip(looks, said, named, strict=True):
+        rank = of_trace if of_trace is not None else of_name[0] if of_name else None
+        if rank is None:
+            rest.append(one)
+        elif rank in crew:
+            reason = f"holds rank {rank}, as {Path(crew[rank].name).name} does"
+            lost.append({"file": one.name, "ranks": [rank], "reason": reason})
+        else:
+            crew[rank], rank_from[rank] = one, "trace" if of_trace is not None else "name"
+    # A number that a lost file's name claims stays free for it.
+    taken = {rank for one in lost for rank in one["ranks"]}
+    free = (rank for rank in range(len(looks) + len(taken) + len(crew)) if rank not in crew and rank not in taken)
+    for rank, one in zip(list(free)[: len(rest)], rest, strict=True):
+        crew[rank], rank_from[rank] = one, "order"
+    world = max([one.world_size or 0 for one in crew.values()] + [rank + 1 for rank in crew])
+    absent = sorted(set(range(world)) - set(crew) - {rank for one in lost for rank in one["ranks"]})
+    if absent:
+        what = "there is no trace of it" if len(absent) == 1 else "there are no traces of them"
+        lost.append({"file": None, "ranks": absent, "reason": f"{what} (the job has {world} ranks)"})
+    return dict(sorted(crew.items())), rank_from, lost
+
+
+def _differing(files: Sequence[str]) -> list[list[int]]:
+    """Ranks by the one number in which the names of all files differ; empty lists where there is none."""
+    none: list[list[int]] = [[] for _ in files]
+    names = [Path(file).name for file in files]
+    if len(names) < 2:
+        return none
+    numbers = [_NUMBER.findall(name) for name in names]
+    if len({_NUMBER.sub("#", name) for name in names}) > 1:
+        return none
+    for column in zip(*numbers, strict=True):
+        values = [int(value) for value in column]
+        if len(set(values)) == len(values) and max(values) < 4 * len(values):
+            return [[value] for value in values]
+    return none
+
+
+def _arrivals(matched: clocks.Matched, alignment: clocks.Alignment, tables: Mapping[int, pd.DataFrame]) -> pd.DataFrame:
+    """When each rank came to each collective, on one clock."""
+    arrivals = matched.arrivals
+    out = {c: arrivals[c] for c in ("collective", "group", "rank", "row")}
+    for column in ("start_ns", "end_ns"):
+        time = clocks.column_of(arrivals, tables, column)
+        out[column] = pd.Series(alignment.aligned(arrivals["rank"], time) if len(arrivals) else time)
+    frame = pd.DataFrame(out)
+    for column in ("step", "kind", "bytes", "sequence"):
+        frame[column] = clocks.column_of(arrivals, tables, column)
+    exposed = pd.array([pd.NA] * len(frame), dtype="Int64")
+    rank = frame["rank"].to_numpy()
+    for one, table in tables.items():
+        mine = np.flatnonzero(rank == one)
+        exposed[mine] = table["exposed_ns"].loc[frame["row"].to_numpy()[mine]].array
+    frame["exposed_ns"] = exposed
+    waits = frame["kind"].isin(clocks.SYNCHRONIZING).to_numpy()
+    last = frame.groupby("collective")["start_ns"].transform("max")
+    frame["wait_ns"] = (last - frame["start_ns"]).astype("Int64").where(waits)
+    # Steps have one number on all ranks; a capture that begins within one does not know it.
+    frame["step"] = frame.groupby("collective")["step"].transform("max")
+    return frame
+
+
+def _collectives(arrivals: pd.DataFrame, matched: clocks.Matched, world: int | None) -> pd.DataFrame:
+    """One row a collective. `world`: all ranks of the job, if they were seen."""
+    columns = [
+        *("collective", "group", "kind", "where", "sequence", "step", "ranks", "group_size", "bytes", "start_ns"),
+        *("arrived_ns", "end_ns", "skew_ns", "last_rank", "late_ns", "wait_ns", "transfer_ns", "mean_ns", "exposed_ns"),
+        *("overlapped_ns", "bus_gb_per_s"),
+    ]
+    if not len(arrivals):
+        return pd.DataFrame({column: [] for column in columns})
+    ordered = arrivals.sort_values(["collective", "start_ns", "rank"], kind="stable")
+    by = ordered.groupby("collective")
+    groups = matched.groups.set_index("group")
+    out = by.agg(
+        group=("group", "first"),
+        kind=("kind", "first"),
+        sequence=("sequence", "first"),
+        step=("step", "first"),
+        ranks=("rank", "size"),
+        bytes=("bytes", "max"),
+        start_ns=("start_ns", "first"),
+        arrived_ns=("start_ns", "last"),
+        end_ns=("end_ns", "median"),
+        last_rank=("rank", "last"),
+        told=("exposed_ns", "count"),
+        exposed_ns=("exposed_ns", "mean"),
+    ).reset_index()
+    out["wait_ns"] = by["wait_ns"].sum(min_count=1).to_numpy()
+    out["exposed_ns"] = out["exposed_ns"].where(out["told"] == out["ranks"])
+    second = by["start_ns"].nth(-2)
+    out["late_ns"] = out["arrived_ns"] - second.to_numpy()
+    out["mean_ns"] = (ordered["end_ns"] - ordered["start_ns"]).groupby(ordered["collective"]).mean().to_numpy()
+    out["where"], out["group_size"] = (groups[c].loc[out["group"]].to_numpy() for c in ("where", "group_size"))
+    out["group"] = groups["name"].loc[out["group"]].to_numpy()
+    # A group whose size the trace does not say is taken for whole if all ranks of the job are in it.
+    size = out["group_size"].where(out["group_size"] > 0, world if world is not None else -1)
+    whole = out["ranks"] == size
+    waits = out["kind"].isin(clocks.SYNCHRONIZING)
+    out["skew_ns"] = out["arrived_ns"] - out["start_ns"]
+    transfer = (out["end_ns"] - out["arrived_ns"]).where(whole & waits)
+    factor = np.array(
+        [communication.wire_factor(k, n) or np.nan for k, n in zip(out["kind"], out["ranks"], strict=True)], np.float64
+    )
+    known = out["bytes"].where(out["bytes"] >= 0).astype("float64")
+    out["bus_gb_per_s"] = (known * factor / transfer.where(transfer > 0)).astype("float64")  # bytes a nanosecond: GB/s
+    out["overlapped_ns"] = out["mean_ns"] - out["exposed_ns"]
+    for column in ("last_rank", "late_ns"):
+        out[column] = out[column].astype("Int64").where(waits)
+    for column in ("bytes", "group_size", "sequence", "step"):
+        out[column] = out[column].astype("Int64").where(out[column] >= 0)
+    for column in ("end_ns", "transfer_ns", "mean_ns", "exposed_ns", "overlapped_ns"):
+        values = transfer if column == "transfer_ns" else out[column]
+        out[column] = values.round().astype("Int64")
+    return out[columns].sort_values(["start_ns", "collective"], ignore_index=True)
+
+
+def _floors(alignment: clocks.Alignment) -> dict[int, float]:
+    """What each rank's lateness must exceed to be more than the clocks' uncertainty."""
+    clock = alignment.clocks
+    return {
+        int(rank): 3 * float(np.nan_to_num(spread))
+        for rank, spread in zip(clock["rank"], clock["spread_ns"], strict=True)
+    }
+
+
+def _wall(crew: Mapping[int, Look]) -> float:
+    """How long the job was watched: the median over ranks of the sum of the steps."""
+    return float(np.median([float(one.steps["wall_ns"].sum()) for one in crew.values()]))
+
+
+def _doubts(matched: clocks.Matched, alignment: clocks.Alignment, crew: Mapping[int, Look]) -> Iterator[str]:
+    yield from matched.notes
+    islands = Counter(alignment.clocks["island"])
+    apart = [int(rank) for rank, island in zip(alignment.clocks["rank"], alignment.clocks["island"], strict=True)]
+    if len(crew) > 1 and len(islands) > 1:
+        alone = [rank for rank, one in zip(apart, alignment.clocks["island"], strict=True) if islands[one] == 1]
+        if alone:
+            yield f"No collective ties the clock of {_ranks_text(alone)} to others: their times cannot be compared."
+        if len(islands) - len(alone) > 1:
+            yield "Clocks of ranks that share no collectives cannot be compared with each other."
+    for row in matched.groups.to_dict("records"):
+        if row["group_size"] > row["ranks"]:
+            yield (
+                f"{row['name']}: {row['ranks']} of {row['group_size']} ranks were seen; who came last of all is not "
+                "known, and waiting may be for one of the others."
+            )
+    several = [rank for rank, one in crew.items() if len(one.devices) > 1]
+    if several:
+        yield f"{_ranks_text(several)} used several GPUs: figures are sums over them."
+    unstepped = [rank for rank, one in crew.items() if one.steps["step"].eq(-1).all()]
+    if unstepped and len(unstepped) < len(crew):
+        yield f"No steps are marked on {_ranks_text(unstepped)}."
+
+
+def _ranks_text(ranks: Sequence[int]) -> str:
+    listed = ", ".join(map(str, ranks[:8])) + ("…" if len(ranks) > 8 else "")
+    return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"
+
+
+def _ranks(
+    crew: Mapping[int, Look],
+    rank_from: Mapping[int, str],
+    alignment: clocks.Alignment,
+    arrivals: pd.DataFrame,
+) -> pd.DataFrame:
+    """One row a rank."""
+    clock = {int(row["rank"]): row for row in alignment.clocks.to_dict("records")}
+    lowest = {row["island"]: rank for rank, row in sorted(clock.items(), reverse=True)}
+    rows = []
+    for rank, one in crew.items():
+        of, first = clock[rank], crew[lowest[clock[rank]["island"]]]
+        wall = one.steps.loc[one.steps["step"] >= 0, "wall_ns"]
+        row: dict[str, Any] = {
+            "rank": rank,
+            "rank_from": rank_from[rank],
+            "file": one.name,
+            "tool": one.tool,
+            "devices": one.devices,
+            "steps": len(wall),
+            "step_ns": wall.median(),
+            **one.figures,
+            "collectives": len(one.collectives),
+            "matched": of["matched"],
+            "clock_offset_ns": of["offset_ns"] + one.t0_ns - first.t0_ns if of["matched"] else None,
+        }
+        rows.append(
+            row | {f"clock_{c}": of[c] if of["matched"] else None for c in ("drift_ppm", "spread_ns", "error_ns")}
+        )
+    out = pd.DataFrame(rows)
+    by = arrivals.assign(late_ns=stragglers.lateness(arrivals), wait_ns=_waited(arrivals)).groupby("rank")
+    count = by.size().reindex(out["rank"]).fillna(0)
+    sums = by[["late_ns", "wait_ns"]].sum(min_count=1).reindex(out["rank"]).reset_index(drop=True)
+    out["matched"] = count.to_numpy(np.int64)
+    before = list(out.columns).index("clock_offset_ns")
+    out.insert(before, "late_ns", sums["late_ns"])
+    out.insert(before + 1, "waited_ns", sums["wait_ns"])
+    exact = [*next(iter(crew.values())).figures, "late_ns", "waited_ns", "clock_offset_ns"]
+    return out.astype(dict.fromkeys(exact, "Int64"))
+
+
+def _steps(crew: Mapping[int, Look], arrivals: pd.DataFrame) -> pd.DataFrame:
+    """Compare the ranks step by step."""
+    columns = ["step", "wall_ns", "compute_ns", "exposed_ns"]
+    every = pd.concat([one.steps[columns].assign(rank=rank) for rank, one in crew.items()], ignore_index=True)
+    every = every[every["step"] >= 0].astype({"compute_ns": "float64", "exposed_ns": "float64"})
+    by = every.groupby("step")
+    out = by.agg(
+        ranks=("rank", "size"), wall_ns=("wall_ns", "median"), compute_ns=("compute_ns", "mean"),
+        compute_max_ns=("compute_ns", "max"), exposed_ns=("exposed_ns", "mean"),
+    )  # fmt: skip
+    most = every.sort_values("compute_ns", kind="stable").drop_duplicates("step", keep="last").set_index("step")["rank"]
+    out.insert(4, "slowest", most.astype("Int64").where(out["compute_max_ns"].notna()))
+    out.insert(5, "imbalance", out["compute_max_ns"] / out["compute_ns"].where(out["compute_ns"] > 0) - 1)
+    out["wait_ns"] = _waited(arrivals).groupby(arrivals["step"]).sum(min_count=1).reindex(out.index)
+    return out.reset_index()
+
+
+def _waited(arrivals: pd.DataFrame) -> pd.Series:
+    """What each rank waited at each collective and at none before: of several at once the wait is one."""
+    wait = arrivals["wait_ns"].astype("Int64")
+    start = arrivals["start_ns"].to_numpy(np.int64)
+    once = uncovered(start, start + wait.fillna(0).to_numpy(np.int64), arrivals["rank"])
+    return wait.where(wait.isna(), once)
+
+
+# ---------------------------------------------------------------- where they are looked at
+
+
+def _attempt(path: str, cache: bool | None) -> list[Look] | str:
+    """Look at one file; what is wrong with it in words, if something is."""
+    try:
+        return look(path, cache=cache)
+    except TraceError as error:
+        return f"{error.problem}; {error.remedy}"
+    except NsightkitError as error:
+        return str(error)
+    except MemoryError:
+        return "does not fit in memory; give the worker more"
+    except Exception as error:
+        # Whatever a damaged file makes a library raise: the other ranks shall not be lost with it.
+        return f"cannot be read as a trace ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+
+
+def _here(files: Sequence[Path], cache: bool | None) -> Iterator[tuple[int, list[Look] | str]]:
+    for place, path in enumerate(files):
+        yield place, _attempt(str(path), cache)
+
+
+def _with_dask(
+    files: Sequence[Path], cache: bool | None, scheduler: str | None, workers: int | None
+) -> Iterator[tuple[int, list[Look] | str]]:
+    """Look at the files on a cluster, in the order in which answers come."""
+    try:
+        from distributed import Client, as_completed
+    except ImportError as error:
+        raise UsageError(
+            f"{len(files)} ranks are looked at with Dask, which is not installed: {_EXTRA}, or --workers 0 to look at "
+            "one after the other"
+        ) from error
+    with _client(Client, scheduler, workers, len(files)) as client:
+        futures: dict[Future[Any], int] = {
+            client.submit(_attempt, str(path.absolute()), cache, pure=False, retries=1): place
+            for place, path in enumerate(files)
+        }
+        answers = as_completed(  # type: ignore[no-untyped-call]
+            futures, loop=client.loop, with_results=True, raise_errors=False
+        )
+        for future, result in answers:
+            place = futures.pop(future)
+            failed = future.status != "finished"
+            # What is known is not kept a second time by the scheduler.
+            future.release()
+            if not failed:
+                # By the name that the caller knows it by.
+                path = str(files[place])
+                yield (
+                    place,
+                    result if isinstance(result, str) else [dataclasses.replace(one, file=path) for one in result],
+                )
+                continue
+            cause = result[1] if isinstance(result, tuple) else result
+            yield place, f"was lost with its worker ({type(cause).__name__}: {' '.join(str(cause).split())[:200]})"
+
+
+@contextlib.contextmanager
+def _client(make: type[Client], scheduler: str | None, workers: int | None, tasks: int) -> Iterator[Client]:
+    """Connect to a scheduler, or to a local cluster that goes when this is over."""
+    if scheduler is not None:
+        try:
+            client = make(scheduler, timeout=_ANSWER_S, set_as_default=False)
+        except (OSError, ValueError, TimeoutError) as error:
+            raise UsageError(f"--scheduler: no Dask scheduler answers at {scheduler!r}") from error
+        with client:
+            yield client
+        return
+    import logging
+
+    import dask
+    from distributed import LocalCluster
+
+    count = min(workers or os.cpu_count() or 1, tasks)
+    # A trace that kills its worker shall take no other with it that waits there, nor many workers.
+    careful = {"distributed.scheduler.worker-saturation": 1.0, "distributed.scheduler.allowed-failures": 1}
+    try:
+        with dask.config.set(careful):
+            cluster = LocalCluster(  # type: ignore[no-untyped-call]
+                n_workers=count,
+                threads_per_worker=1,
+                processes=True,
+                host="127.0.0.1",
+                dashboard_address="127.0.0.1:0",  # any free port; a cluster of somebody else may have the usual one
+                silence_logs=logging.CRITICAL,
+            )
+    except RuntimeError as error:
+        raise NsightkitError(
+            "the workers of a local Dask cluster did not start; in a script, call this under `if __name__ == "
+            '"__main__":`, or give workers=0 to look at one rank after the other'
+        ) from error
+    with cluster, make(cluster, set_as_default=False) as client:
+        yield client

@@ -1,0 +1,339 @@
+"""Which ranks are late so often that it is no chance, what that costs the others, and what they do differently."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from nsightkit.analysis.core.intervals import uncovered
+from nsightkit.analysis.ranks.accounts import COUNT, TIME, WAITING
+
+__all__ = ["COLUMNS", "find", "lateness"]
+
+Float = npt.NDArray[np.float64]
+
+#: A rank is named if so rarely a rank would be placed so late by chance (in all tests of a job together) ...
+_SIGNIFICANT = 0.01
+#: ... and if its lateness is at least this share of the time watched.
+_WORTH = 0.01
+#: Up to so many (units times ranks) the distribution of a sum of places is counted out, beyond it is a normal one.
+_EXACT = 20_000
+#: Steps with collectives from which on lateness is judged step by step; with fewer, collective by collective.
+_ENOUGH_STEPS = 6
+#: What a rank does differently is no reason if it explains less of its lateness than this.
+_EXPLAINED = 0.25
+#: Others make it late if it waits for them, in another group, for at least this share of its lateness.
+_HELD_UP_SHARE = 0.5
+_HELD_UP = "waiting in"
+#: Ranks that one is compared with; more make no difference.
+_MOST_OTHERS = 33
+#: Reasons that explain less of the lateness are not listed.
+_REASON = 0.1
+#: As many kernels as the others, but for this: the same work.
+_SAME_COUNT = 0.02
+
+COLUMNS = [
+    "rank",
+    "cause",
+    "late_ns",
+    "median_late_ns",
+    "late_units",
+    "units",
+    "unit",
+    "last_count",
+    "collectives",
+    "waited_for_ns",
+    "gain_ns",
+    "gain_share",
+    "p_value",
+    "because",
+    "text",
+]
+
+
+def lateness(arrivals: pd.DataFrame) -> pd.Series:
+    """How much later than the middle of its ranks each arrival at a collective was, 0 for the earlier ones.
+
+    Parameters
+    ----------
+    arrivals : DataFrame
+        See :class:`nsightkit.analysis.ranks.job.Job`.
+
+    Returns
+    -------
+    Series of float
+        In nanoseconds, NaN where ranks do not wait for each other. The middle is the lower median: of two ranks, the
+        earlier one. Of collectives of a group that wait for a rank at the same time each has what the ones before have
+        not, so that sums are times.
+    """
+    start, collective = arrivals["start_ns"].to_numpy(np.int64), arrivals["collective"].to_numpy(np.int64)
+    order = np.lexsort((start, collective))
+    first = np.flatnonzero(np.diff(collective[order], prepend=-1))
+    count = np.diff(np.append(first, len(order)))
+    middle = np.empty(len(order), np.int64)
+    middle[order] = np.repeat(start[order][first + (count - 1) // 2], count)
+    waits = arrivals["wait_ns"].notna().to_numpy()
+    late = np.full(len(order), np.nan)
+    # By rank and group.
+    key = arrivals["rank"].to_numpy(np.int64) << 32 | arrivals["group"].to_numpy(np.int64)
+    late[waits] = uncovered(middle[waits], start[waits], key[waits])
+    return pd.Series(late, index=arrivals.index)
+
+
+def find(
+    arrivals: pd.DataFrame,
+    steps: Mapping[int, pd.DataFrame],
+    floors: Mapping[int, float],
+    wall_ns: float,
+    groups: Mapping[int, str] | None = None,
+) -> tuple[pd.DataFrame, int]:
+    """Name the stragglers of a job.
+
+    In each step the ranks of a process group are placed by how late they came to its collectives. If lateness were
+    chance, every place would be as likely for every rank; a rank is a straggler if the sum of its places is so high
+    that chance gives it to one rank in less than one job in a hundred, and if its lateness is at least one per cent of
+    the time watched. Lateness below the spread of the clocks counts as none. The ranks that are left are then judged
+    once more among themselves: of two that are late together, one hides the other.
+
+    Parameters
+    ----------
+    arrivals : DataFrame
+        See :class:`nsightkit.analysis.ranks.job.Job`.
+    steps : mapping of int to DataFrame
+        What each rank's steps were spent on (:func:`nsightkit.analysis.ranks.accounts.of`).
+    floors : mapping of int to float
+        Lateness of each rank that its clock's uncertainty may feign, in nanoseconds.
+    wall_ns : float
+        The time watched.
+    groups : mapping of int to str, optional
+        Names of the process groups.
+
+    Returns
+    -------
+    stragglers : DataFrame
+        Those that are late of themselves first, by falling ``late_ns``: ``rank``; ``cause`` (what it spends more time
+        on; ``waiting in …``, the group in which it is held up by others; or ``not explained``); ``late_ns``
+        (:func:`lateness`, over all collectives) and ``median_late_ns`` of ``units`` (``unit``: step or collective), of
+        which it was late in ``late_units``; ``last_count`` of ``collectives`` to which it came last; ``waited_for_ns``
+        (what the other ranks, together, waited for it beyond the one before); ``gain_ns, gain_share`` (at most so much
+        all would save if it alone were in time: the part of its lateness in which others did nothing else, and no more
+        than what it spends more than they do); ``p_value`` (of all tests together);
+        ``because`` (a list of ``what, extra_ns, share`` of all extra time, and ``count_ratio``, its kernels over
+        those of the others); ``text``.
+    gain_ns : int
+        The same for all of them in time.
+    """
+    none = pd.DataFrame({column: [] for column in COLUMNS})
+    late = lateness(arrivals)
+    table = arrivals.assign(late=late)[late.notna()]
+    if not len(table):
+        return none, 0
+    floor = table["rank"].map(floors).to_numpy()
+    table["late"] = table["late"].where(table["late"] > floor, 0.0)
+    named = _named(table, wall_ns)
+    if not named:
+        return none, 0
+    last = _last(table)
+    rows, extras = [], 0.0
+    for rank, (p, judged) in named.items():
+        unit, units = judged.unit, judged.late
+        group = [other for other in units.columns.to_numpy(np.int64).tolist() if other != rank]
+        because, extra = _because(rank, steps, [other for other in group if other not in named] or group)
+        late_ns = int(table.loc[table["rank"] == rank, "late"].sum())
+        held_up: dict[str, Any] | None = None
+        gain = _gain(table, {rank})
+        if extra >= _EXPLAINED * late_ns:
+            # It alone in time cannot save more than what it spends more than the others.
+            gain, extras = min(gain, extra), extras + extra
+        else:
+            because, held_up = [], _held_up(table, last, rank, judged, groups or {})
+            extras += 0 if held_up else math.inf
+        mine, own = units[rank].dropna(), last[last["rank"] == rank]
+        row: dict[str, Any] = {
+            "rank": rank,
+            "cause": (held_up or (because[0] if because else {"what": "not explained"}))["what"],
+            "late_ns": late_ns,
+            "median_late_ns": int(mine.median()),
+            "late_units": int((mine > 0).sum()),
+            "units": len(mine),
+            "unit": unit,
+            "last_count": len(own),
+            "collectives": int((table["rank"] == rank).sum()),
+            "waited_for_ns": int((own["by"] * (own["ranks"] - 1)).sum()),
+            "gain_ns": gain,
+            "gain_share": gain / wall_ns if wall_ns else 0.0,
+            "p_value": min(p, 1.0),
+            "because": [held_up] if held_up else because,
+        }
+        rows.append(row | {"text": _text(row)})
+    rows.sort(key=lambda row: (str(row["cause"]).startswith(_HELD_UP), -row["late_ns"]))
+    return pd.DataFrame(rows, columns=COLUMNS), int(min(_gain(table, set(named)), extras))
+
+
+@dataclasses.dataclass
+class _Judged:
+    """A process group, whose ranks are placed: the lateness of each (columns) in each unit (rows)."""
+
+    group: int
+    unit: str
+    late: pd.DataFrame
+
+
+def _named(table: pd.DataFrame, wall_ns: float) -> dict[int, tuple[float, _Judged]]:
+    """Stragglers, each with its chance, and the group in which it is latest."""
+    groups = _groups(table)
+    tests = sum(one.late.shape[1] for one in groups)
+    named: dict[int, tuple[float, _Judged]] = {}
+    while True:
+        fresh: dict[int, tuple[float, _Judged]] = {}
+        for one in groups:
+            for rank, p in _places(one.late.drop(columns=[rank for rank in named if rank in one.late])).items():
+                worth = one.late[rank].sum()
+                enough = p * tests < _SIGNIFICANT and worth >= _WORTH * wall_ns
+                if enough and (rank not in fresh or worth > fresh[rank][1].late[rank].sum()):
+                    fresh[rank] = (p * tests, one)
+        if not fresh:
+            return named
+        named |= fresh
+
+
+def _groups(table: pd.DataFrame) -> list[_Judged]:
+    """Lateness of each process group's ranks in each step, or at each collective where there are too few steps."""
+    out = []
+    for group, mine in table.groupby("group"):
+        stepped = mine[mine["step"] >= 0]
+        unit = "step" if stepped["step"].nunique() >= _ENOUGH_STEPS else "collective"
+        rows = stepped if unit == "step" else mine
+        late = rows.pivot_table(index=unit, columns="rank", values="late", aggfunc="sum")
+        out.append(_Judged(int(str(group)), unit, late))
+    return out
+
+
+def _places(units: pd.DataFrame) -> dict[int, float]:
+    """Chance of each rank to be placed at least as late as it is, if every place were as likely for each."""
+    if units.shape[1] < 2:
+        return {}
+    count = units.notna().sum(axis=1).to_numpy()
+    units, count = units[count > 1], count[count > 1]
+    places = units.rank(axis=1, method="average")
+    found = {}
+    for rank in units.columns.tolist():
+        known = places[rank].notna().to_numpy()
+        # Of ties a rank gets the mean place; rounded down, so that chance is not thought smaller than it is.
+        found[int(rank)] = _tail(count[known].tolist(), math.floor(float(places[rank].sum())))
+    return found
+
+
+def _tail(sides: list[int], total: int) -> float:
+    """Chance that dice with so many sides throw at least a total."""
+    if not sides:
+        return 1.0
+    if len(sides) * sum(sides) <= _EXACT * max(sides):
+        ways = np.ones(1)
+        for n in sides:
+            summed = np.cumsum(np.concatenate((ways, np.zeros(n - 1))))
+            ways = summed - np.concatenate((np.zeros(n), summed[:-n]))
+            ways = ways / n
+        least = len(sides)  # of all dice a one
+        return float(ways[max(total - least, 0) :].sum())
+    mean = sum((n + 1) / 2 for n in sides)
+    deviation = math.sqrt(sum((n * n - 1) / 12 for n in sides))
+    return 0.5 * math.erfc((total - 0.5 - mean) / deviation / math.sqrt(2)) if deviation else 1.0
+
+
+def _last(table: pd.DataFrame) -> pd.DataFrame:
+    """The rank that came last to each collective, how much later than the one before, and how many came."""
+    ordered = table.sort_values(["collective", "start_ns", "rank"], kind="stable")
+    by = ordered.groupby("collective")
+    last, before = by["start_ns"].nth(-1).to_numpy(), by["start_ns"].nth(-2).to_numpy()
+    columns = {"rank": by["rank"].last(), "group": by["group"].last(), "ranks": by.size()}
+    frame = pd.DataFrame(columns)
+    return frame.assign(by=uncovered(before, last, frame["group"]))
+
+
+def _gain(table: pd.DataFrame, ranks: set[int]) -> int:
+    """Time that some ranks' lateness costs: that in which somebody waited for them and did nothing else."""
+    late = table["rank"].isin(ranks)
+    by = table.groupby("collective")
+    # When the others were there; where there are no others, when the first was.
+    in_time = table[~late].groupby("collective")["start_ns"].max().reindex(by.size().index)
+    in_time = in_time.fillna(by["start_ns"].min())
+    exposed = by["exposed_ns"].max().astype("float64").fillna(np.inf)
+    lost = uncovered(in_time, by["start_ns"].max(), by["group"].first())
+    return int(np.minimum(lost, exposed).sum())
+
+
+def _held_up(
+    table: pd.DataFrame, last: pd.DataFrame, rank: int, judged: _Judged, groups: Mapping[int, str]
+) -> dict[str, Any] | None:
+    """Another group, in which a rank waits for others so long that this makes it late."""
+    mine = table[(table["rank"] == rank) & (table["group"] != judged.group)]
+    waited = mine["wait_ns"].astype("float64").groupby(mine["group"]).sum()
+    if not len(waited) or waited.max() < _HELD_UP_SHARE * judged.late[rank].sum():
+        return None
+    group = waited.idxmax()
+    of = mine[mine["group"] == group].set_index("collective")["wait_ns"].astype("float64")
+    whom = of.groupby(last["rank"].reindex(of.index)).sum().idxmax()
+    what = f"{_HELD_UP} {groups.get(int(str(group)), f'group {group}')} for rank {whom}"
+    return {"what": what, "extra_ns": int(waited.max()), "share": 1.0, "count_ratio": None}
+
+
+def _because(rank: int, steps: Mapping[int, pd.DataFrame], others: list[int]) -> tuple[list[dict[str, Any]], int]:
+    """What a rank spends more time on than the median of others, and how much more in all."""
+    chosen = [others[i] for i in np.unique(np.linspace(0, len(others) - 1, _MOST_OTHERS).round().astype(int))]
+    common = sorted(set.intersection(*(set(steps[one]["step"]) for one in (rank, *chosen))))
+    mine, *theirs = (steps[one].set_index("step").loc[common] for one in (rank, *chosen))
+    names = [c for c in mine.columns if str(c).startswith(TIME) and c != WAITING]
+    extra: dict[str, int] = {}
+    ratio: dict[str, float] = {}
+    for name in names:
+        usual = np.median(
+            [one[name].to_numpy(np.float64) if name in one else np.zeros(len(one)) for one in theirs], axis=0
+        )
+        what = str(name).removeprefix(TIME)
+        extra[what] = int((mine[name].to_numpy(np.float64) - usual).sum())
+        count = f"{COUNT}{what}"
+        if count in mine:
+            usual_count = float(np.median([one[count].sum() for one in theirs if count in one] or [0.0]))
+            ratio[what] = float(mine[count].sum()) / usual_count if usual_count else math.inf
+    total = sum(ns for ns in extra.values() if ns > 0)
+    reasons = [
+        {"what": what, "extra_ns": ns, "share": ns / total, "count_ratio": ratio.get(what)}
+        for what, ns in sorted(extra.items(), key=lambda item: -item[1])
+        if total and ns >= _REASON * total
+    ]
+    return reasons, total
+
+
+def _text(row: Mapping[str, Any]) -> str:
+    """Say it in a few sentences."""
+    often = f"in {row['late_units']} of {row['units']} {row['unit']}s"
+    said = f"Rank {row['rank']} comes late {often}, by {_ms(row['median_late_ns'])} at the median"
+    reason = row["because"][0] if row["because"] else None
+    if reason is not None and reason["what"].startswith(_HELD_UP):
+        return f"{said}, after {_ms(reason['extra_ns'])} of {reason['what']}."
+    if reason is not None:
+        said += f"; it spends {_ms(reason['extra_ns'])} more than the others on {_cause(reason)}"
+    else:
+        said += "; what it does differently is not in the trace"
+    share = f"{row['gain_share']:.1%}" if row["gain_share"] < 1 else "all"
+    return f"{said}. If it alone were in time, at most {_ms(row['gain_ns'])} ({share}) would be saved."
+
+
+def _cause(reason: Mapping[str, Any]) -> str:
+    ratio = reason["count_ratio"]
+    if ratio is None:
+        return str(reason["what"])
+    if abs(ratio - 1) <= _SAME_COUNT:
+        return f"{reason['what']}: as many as on the others, but slower"
+    return f"{reason['what']}: {ratio:.2f} times as many as on the others"
+
+
+def _ms(ns: float) -> str:
+    return f"{ns / 1e6:,.3f} ms"

@@ -1,0 +1,415 @@
+"""What a change would gain: the recorded run, played again with it.
+
+Each change takes away exactly what one cause names. What that gains is not the time it took: something else may hold
+the run up next. So the whole schedule is played again (:mod:`nsightkit.analysis.replay`), and the answer carries the
+error of the unchanged replay. Above 5 % nothing is predicted.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from nsightkit.analysis.core import intervals
+from nsightkit.analysis.core.names import compiled, matching
+from nsightkit.analysis.replay import Change, Played, Schedule
+from nsightkit.analysis.timeline import gaps
+from nsightkit.analysis.timeline.gaps.ends import in_window
+from nsightkit.errors import UsageError
+from nsightkit.trace.model import GPU_TABLES, Trace
+
+__all__ = ["CHANGES", "COLUMNS", "MOST_ERROR", "STANDARD", "UNKNOWN", "WhatIf", "asked", "plain", "rows", "summary"]
+
+Int = npt.NDArray[np.integer[Any]]
+
+#: Changes that a program's author can make with an ordinary amount of work, and that any trace can be asked about.
+STANDARD = ("no-input-wait", "no-sync", "free-launches", "overlap-copies", "overlap-communication")
+#: Every change with a name, and what it does.
+CHANGES = {
+    "no-input-wait": "the launching threads never wait for data",
+    "no-sync": "no call waits for the GPU",
+    "free-launches": "launches with only dispatch between them follow each other by 3 µs",
+    "overlap-copies": "copies run beside the kernels, and only the step's end waits for them",
+    "overlap-communication": "collectives run beside the other kernels, and only the step's end waits for them",
+    "no-cpu-work": "work on the CPU that keeps the GPU waiting takes no time; no-cpu-work:NAME: only that of this name",
+    "no-start-up": "what happens once (loading, compiling, capturing) takes no time",
+    "no-profiler": "the profiler takes no time for itself",
+    "equal-ranks": "all devices have the same amount of work, so that none waits for another in a collective",
+}
+#: What each row of the answer holds.
+COLUMNS = ("change", "wall_ns", "predicted_ns", "speedup", "replay_error")
+#: Why a single change is not predicted.
+UNKNOWN = "kernels would run at the same time as they never did in this trace, and how fast they run then is not known"
+#: Above this deviation of the unchanged replay nothing is predicted.
+MOST_ERROR = 0.05
+#: Dispatch between two launches when launches cost next to nothing.
+_LAUNCH_NS = 3_000
+#: Kernel time, as a share of the whole, that newly runs beside other kernels: above it nothing is predicted.
+_CROWDED = 0.1
+#: Changes below this gain are not worth a row of their own.
+_WORTH = 0.002
+
+
+def plain(name: str) -> str:
+    """Give the name that events share which differ in a number only.
+
+    Parameters
+    ----------
+    name : str
+
+    Examples
+    --------
+    >>> plain("ensure_layer_12_weights")
+    'ensure_layer_*_weights'
+    """
+    return re.sub(r"\d+", "*", name)
+
+
+class WhatIf:
+    """Changes to one trace, each played when it is asked for.
+
+    Parameters
+    ----------
+    trace : Trace
+
+    Attributes
+    ----------
+    schedule : Schedule
+    wall_ns : int
+        The window as it was recorded: the steps, or without steps from the first operation to the last.
+    refused : str or None
+        Why nothing is predicted.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.schedule = Schedule(trace)
+        self.refused = self.schedule.unplayable
+        self.error: float | None = None
+        self.wall_ns: int | None = None
+        if self.refused is None:
+            self.wall_ns = self.schedule.recorded.wall_ns
+            self.error = self.schedule.error
+            if self.error > MOST_ERROR:
+                self.refused = (
+                    f"played again without a change, the trace comes out {100 * self.error:.1f} % off: "
+                    "something that it does not record decides its times"
+                )
+        self._played: dict[tuple[str, ...], Played] = {}
+
+    def played(self, *changes: str) -> Played:
+        """Play the run with changes, all of them together.
+
+        Parameters
+        ----------
+        *changes : str
+            As :func:`summary` takes them.
+
+        Returns
+        -------
+        Played
+        """
+        if changes not in self._played:
+            together = self._together([self._change(change) for change in changes])
+            schedule = self.schedule
+            self._played[changes] = schedule.unchanged if schedule.is_untouched(together) else schedule.play(together)
+        return self._played[changes]
+
+    def row(self, *changes: str) -> dict[str, Any]:
+        """One row of the answer.
+
+        Parameters
+        ----------
+        *changes : str
+
+        Returns
+        -------
+        dict
+            ``change, wall_ns, predicted_ns, speedup, replay_error``. What is predicted is None where kernels would run
+            at the same time for long, and nothing in the trace says how fast they run then.
+        """
+        after = self.played(*changes)
+        # What the constants of the replay get wrong, they get wrong in both.
+        share = max(after.wall_ns, 1) / max(self.schedule.unchanged.wall_ns, 1)
+        known = after.crowded_ns <= _CROWDED * after.wall_ns
+        return {
+            "change": " + ".join(changes),
+            "wall_ns": self.wall_ns,
+            "predicted_ns": round((self.wall_ns or 0) * share) if known else None,
+            "speedup": 1 / share if known else None,
+            "replay_error": self.error,
+        }
+
+    def saved(self, change: str) -> float:
+        """The share of the wall time that a change saves; where that is not known, what it saves at least.
+
+        Parameters
+        ----------
+        change : str
+
+        Returns
+        -------
+        float
+        """
+        after = self.played(change)
+        known = after.crowded_ns <= _CROWDED * after.wall_ns
+        return 1 - (after.wall_ns + (0 if known else after.crowded_ns)) / max(self.schedule.unchanged.wall_ns, 1)
+
+    def _together(self, changes: Sequence[Change]) -> Change:
+        if len(changes) == 1:
+            return changes[0]
+        away: dict[int, tuple[Int, Int]] = {}
+        for thread in self.schedule.threads.tolist():
+            parts = [change.away[thread] for change in changes if thread in change.away]
+            if parts:
+                away[thread] = intervals.merge(*(np.concatenate([part[side] for part in parts]) for side in (0, 1)))
+        lasting = self.schedule.end - self.schedule.start
+        other = [change.durations_ns - lasting for change in changes if change.durations_ns is not None]
+        aside = [change.aside for change in changes if change.aside is not None]
+        return Change(
+            away=away,
+            waits=all(change.waits for change in changes),
+            arrivals=all(change.arrivals for change in changes),
+            durations_ns=np.maximum(lasting + sum(other), 0) if other else None,
+            aside=np.logical_or.reduce(aside) if aside else None,
+        )
+
+    # -- what each change takes away
+
+    def _each(self, of: Callable[[int], tuple[Int, Int]]) -> dict[int, tuple[Int, Int]]:
+        return {t: of(t) for t in self.schedule.threads.tolist()}
+
+    def _change(self, name: str) -> Change:
+        known, _, what = name.partition(":")
+        if known == "no-input-wait":
+            return Change(away=self._each(self.schedule.facts.input_waits), arrivals=False)
+        if known == "no-sync":
+            return Change(waits=False)
+        if known == "free-launches":
+            return Change(away=self.schedule.dispatch(self.schedule.facts.dispatch_free, _LAUNCH_NS))
+        if known == "overlap-copies":
+            return self._overlapped_copies()
+        if known == "overlap-communication":
+            return Change(aside=self.schedule.collective & self._free)
+        if known == "no-cpu-work":
+            return self._without_work(what or None)
+        if known == "no-start-up":
+            return Change(away=self._each(self.schedule.facts.one_offs))
+        if known == "no-profiler":
+            return Change(away=self._each(self.schedule.facts.profiler_time))
+        if known == "equal-ranks":
+            return Change(durations_ns=self._even())
+        if known == "without":
+            return self._without(compiled(what, "--without"))
+        if known == "scale":
+            pattern, _, factor = what.rpartition("=")
+            return Change(durations_ns=self._scaled(compiled(pattern, "--scale"), float(factor)))
+        raise UsageError(f"{name!r} is not a change; there are {', '.join(CHANGES)}")
+
+    def _even(self) -> Int:
+        """Durations if each device had the same share of the work."""
+        schedule = self.schedule
+        works = (schedule.table == GPU_TABLES.index("kernels")) & ~self.schedule.collective
+        lasting = schedule.end - schedule.start
+        device = pd.factorize(schedule.device, sort=True)[0]
+        each = np.bincount(device, np.where(works, lasting, 0))
+        factor = each.mean() / np.maximum(each, 1)
+        return np.asarray(np.where(works, lasting * factor[device], lasting), np.int64)
+
+    @functools.cached_property
+    def work(self) -> dict[str, int]:
+        """Named CPU work that gaps have as their cause, by :func:`plain` name: idle time in ns, the largest first."""
+        found = in_window(self.trace)
+        mine = found[(found["cause"] == "cpu-work").to_numpy() & (found["name"] != "").to_numpy()]
+        idle = (mine["end_ns"] - mine["start_ns"]).groupby(mine["name"].astype(str).map(plain)).sum()
+        return {str(name): int(ns) for name, ns in idle.sort_values(ascending=False).items()}
+
+    def _without_work(self, name: str | None) -> Change:
+        wanted = set(self.work) if name is None else {plain(name)}
+        parts: dict[int, tuple[Int, Int]] = {}
+        for thread in self.schedule.threads.tolist():
+            found = []
+            for table in ("ranges", "ops", "calls"):
+                rows = self.trace.whole.table(table, ["start_ns", "end_ns", "thread", "name"])
+                names = rows["name"].cat
+                mine = np.append([plain(str(n)) in wanted for n in names.categories], False)[names.codes.to_numpy()]
+                mine &= rows["thread"].to_numpy() == thread
+                found.append((rows["start_ns"].to_numpy()[mine], rows["end_ns"].to_numpy()[mine]))
+            both = intervals.merge(*(np.concatenate([part[side] for part in found]) for side in (0, 1)))
+            named = intervals.common(both, self.schedule.facts.own_work(thread))
+            unnamed = self._unnamed(thread, wanted)
+            parts[thread] = intervals.merge(*(np.concatenate([named[side], unnamed[side]]) for side in (0, 1)))
+        return Change(away=parts)
+
+    def _unnamed(self, thread: int, wanted: set[str]) -> tuple[Int, Int]:
+        """Gaps in which a thread was at work in a range around more than that work, such as a step: the gaps' time."""
+        found = in_window(self.trace)
+        calls = self.trace.whole.table("calls", ["start_ns", "end_ns", "thread"])
+        parts = [(np.empty(0, np.int64), np.empty(0, np.int64))]
+        work = intervals.Coverage(*self.schedule.facts.own_work(thread))
+        for kind, table in (("range", "ranges"), ("op", "ops")):
+            mine = found[((found["cause"] == "cpu-work") & (found["kind"] == kind)).to_numpy()]
+            by = self.trace.whole.table(table, ["thread"])["thread"].to_numpy()[mine["row"].to_numpy(np.int64)]
+            meant = np.array([plain(str(name)) in wanted for name in mine["name"]], bool)
+            start, end = (mine[c].to_numpy(np.int64) for c in ("start_ns", "end_ns"))
+            rest = (by == thread) & meant & (2 * work.of(start, end) < end - start)
+            parts.append((start[rest], end[rest]))
+        gap = tuple(np.concatenate([part[side] for part in parts]) for side in (0, 1))
+        own = calls[(calls["thread"] == thread).to_numpy()]
+        return intervals.common((gap[0], gap[1]), (own["start_ns"].to_numpy(), own["end_ns"].to_numpy()), outside=True)
+
+    def _without(self, pattern: re.Pattern[str]) -> Change:
+        """GPU operations that take no time, and ranges and operators of the launching threads neither."""
+        parts: dict[int, tuple[Int, Int]] = {}
+        for thread in self.schedule.threads.tolist():
+            found = []
+            for table in ("ranges", "ops"):
+                rows = self.trace.whole.table(table, ["start_ns", "end_ns", "thread", "name"])
+                mine = matching(rows["name"], pattern) & (rows["thread"].to_numpy() == thread)
+                found.append((rows["start_ns"].to_numpy()[mine], rows["end_ns"].to_numpy()[mine]))
+            parts[thread] = intervals.merge(*(np.concatenate([part[side] for part in found]) for side in (0, 1)))
+        return Change(away=parts, durations_ns=self._scaled(pattern, 0.0))
+
+    def _named(self, pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
+        """Which parts of the schedule have a name that matches."""
+        parts = self.schedule.parts
+        table, row = parts["table"].to_numpy(), parts["row"].to_numpy()
+        hit = np.zeros(len(parts), bool)
+        for number, name in enumerate(GPU_TABLES[:2]):
+            mine = np.flatnonzero(table == number)
+            if len(mine):
+                column = "name" if name == "kernels" else "kind"
+                names = self.trace.table(name, [column])[column]
+                if name == "memops":
+                    names = names.cat.rename_categories([gaps.memop_name(str(n)) for n in names.cat.categories])
+                hit[mine] = matching(names, pattern)[row[mine]]
+        return hit
+
+    def _scaled(self, pattern: re.Pattern[str], factor: float) -> Int:
+        return self._shortened(self._named(pattern), 1 - factor)
+
+    def _shortened(self, parts: npt.NDArray[np.bool_], by: float) -> Int:
+        """Durations where some parts last a share of theirs less."""
+        schedule = self.schedule
+        lasting = schedule.end - schedule.start
+        less = np.where(parts, (lasting if schedule.part_ns is None else schedule.part_ns) * by, 0)
+        if schedule.part_of is not None:
+            less = np.bincount(schedule.part_of, less, len(lasting))
+        return np.asarray(np.maximum(lasting - less.astype(np.int64), 0))
+
+    def _overlapped_copies(self) -> Change:
+        schedule = self.schedule
+        copies: npt.NDArray[np.bool_] = schedule.table == GPU_TABLES.index("memops")
+        rows = np.flatnonzero(copies)
+        kinds = self.trace.table("memops", ["kind"])["kind"].to_numpy()[schedule.operations["row"].to_numpy()[rows]]
+        copies[rows[(kinds == "memset") | (kinds == "DtoD")]] = False  # which the device does by itself
+        # From pinned memory nothing has to be staged.
+        staged = np.flatnonzero(schedule.staged & copies)
+        call = schedule.launch[staged]
+        away: dict[int, tuple[Int, Int]] = {}
+        for thread in schedule.threads.tolist():
+            mine = call[schedule.call_thread[call] == thread]
+            begun = np.minimum(schedule.call_start[mine] + schedule.call_ns, schedule.call_end[mine])
+            away[thread] = intervals.merge(begun, schedule.call_end[mine])
+        return Change(aside=copies & self._free, away=away)
+
+    @property
+    def _free(self) -> npt.NDArray[np.bool_]:
+        """What can move aside: not what queued behind work that the trace does not contain."""
+        return np.asarray(self.schedule.held_ns == 0)
+
+
+def asked(changes: Sequence[str] = (), without: str | None = None, scale: str | None = None) -> list[str]:
+    """Check what is asked for, and give all of it in one form.
+
+    Parameters
+    ----------
+    changes : sequence of str
+        Keys of :data:`CHANGES`, or ``no-cpu-work:NAME``.
+    without : str, optional
+        Regular expression: GPU operations, ranges and operators of these names take no time.
+    scale : str, optional
+        ``REGEX=F``: GPU operations of these names take F times as long.
+
+    Returns
+    -------
+    list of str
+        Changes as :meth:`WhatIf.row` takes them.
+
+    Raises
+    ------
+    UsageError
+        An unknown change, or a malformed expression or factor.
+    """
+    for change in changes:
+        known, _, what = change.partition(":")
+        if known not in CHANGES or (what and known != "no-cpu-work"):
+            raise UsageError(f"{change!r} is not a change; there are {', '.join(CHANGES)}")
+    found = list(dict.fromkeys(changes))
+    if without is not None:
+        compiled(without, "--without")
+        found.append(f"without:{without}")
+    if scale is not None:
+        pattern, sign, factor = scale.rpartition("=")
+        compiled(pattern, "--scale")
+        if not sign or not re.fullmatch(r"\d*\.?\d+", factor):
+            raise UsageError(f"--scale: {scale!r} is not of the form REGEX=F, with a factor such as 0.5")
+        found.append(f"scale:{scale}")
+    return found
+
+
+def summary(
+    trace: Trace, changes: Sequence[str] = (), without: str | None = None, scale: str | None = None
+) -> list[dict[str, Any]]:
+    """Predict what changes would gain.
+
+    Parameters
+    ----------
+    trace : Trace
+        Whole or a selection, of which only its own part changes.
+    changes, without, scale
+        As :func:`asked` takes them. Without any, those of :data:`STANDARD` that gain anything. Several: each
+        alone, then all together.
+
+    Returns
+    -------
+    list of dict
+        As :func:`rows` gives them.
+
+    Raises
+    ------
+    UsageError
+        An unknown change, or a malformed expression or factor.
+    """
+    wanted = asked(changes, without, scale)
+    return rows(WhatIf(trace), wanted)
+
+
+def rows(played: WhatIf, wanted: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Predict what changes would gain that :func:`asked` has checked.
+
+    Parameters
+    ----------
+    played : WhatIf
+    wanted : sequence of str
+
+    Returns
+    -------
+    list of dict
+        ``change, wall_ns, predicted_ns, speedup, replay_error``, the largest gain first, and all of several together
+        last. Where nothing can be predicted, a row for each change that was asked for, with None for what is not known.
+    """
+    if played.refused is not None:
+        unknown = dict.fromkeys(("predicted_ns", "speedup"))
+        return [{"change": c, "wall_ns": played.wall_ns, **unknown, "replay_error": played.error} for c in wanted]
+    found = [played.row(change) for change in wanted or STANDARD]
+    found.sort(key=lambda row: -(row["speedup"] or 0))
+    if not wanted:
+        return [row for row in found if row["speedup"] is None or row["speedup"] >= 1 + _WORTH]
+    return found + ([played.row(*wanted)] if len(wanted) > 1 else [])

@@ -1,0 +1,373 @@
+"""What a framework operator must cost, read from its name and the shapes and types of its inputs.
+
+PyTorch's profiler writes both when it is asked to (``record_shapes=True``). Operators that only call others
+(``aten::linear``) are not counted, or their work would count twice; nor are those whose traffic cannot be told from
+their inputs.
+
+Two things may be missing. Types: ranges that PyTorch emits for Nsight Systems hold shapes alone, and the types inside
+a list of tensors are recorded nowhere. Then the caller must say what the tensors hold; nothing is assumed. Values:
+without them it is not known whether attention was causal. Then the least that it can be is counted, so that no share of
+the speed of light comes out too high, and :func:`caveat` says so.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from nsightkit.analysis.roofline import sol
+from nsightkit.analysis.roofline.sol import Operation
+
+__all__ = ["caveat", "cost", "untyped"]
+
+#: Precision of a tensor by the name that PyTorch gives its type; the second spelling is that of older versions.
+_PRECISIONS = {
+    "float": "fp32",
+    "c10::Half": "fp16",
+    "c10::BFloat16": "bf16",
+    "c10::Float8_e4m3fn": "fp8",
+    "c10::Float8_e5m2": "fp8",
+}
+#: Bytes of other types, which say nothing of the precision: masks, indices.
+_OTHER_BYTES = {"bool": 1, "unsigned char": 1, "int": 4, "long int": 8, "long": 8}
+_LIST = "TensorList"
+_Dims = Sequence[Any]
+
+
+def _is_shape(dims: object) -> bool:
+    return isinstance(dims, list) and all(type(n) is int and n >= 0 for n in dims)
+
+
+class _Inputs:
+    """The inputs of one operator."""
+
+    def __init__(self, text: str, precision: str | None) -> None:
+        dims, types, values = json.loads(text)
+        self.dims: _Dims = dims
+        self.types: Sequence[str] = types
+        self.values: Sequence[Any] = values
+        self._given = precision
+
+    def shape(self, i: int) -> list[int]:
+        """Shape of an input, which must be a tensor."""
+        dims: list[int] = self.dims[i]
+        if not _is_shape(dims):
+            raise ValueError("no tensor")
+        return dims
+
+    def lists(self) -> list[list[int]]:
+        """Elements of each tensor, of each input that is a list of tensors."""
+        found = [dims for dims, kind in zip(self.dims, self.types, strict=False) if kind == _LIST and dims]
+        if not all(_is_shape(shape) for shapes in found for shape in shapes):
+            raise ValueError("no list of tensors")
+        return [[math.prod(shape) for shape in shapes] for shapes in found]
+
+    def precision(self, i: int = 0) -> str:
+        """Precision of an input: as recorded, or as the caller has it where no type was."""
+        if self.types and self.types[i] != _LIST:
+            return _PRECISIONS[self.types[i]]
+        if self._given is None:
+            raise ValueError("no type was recorded")
+        return self._given
+
+    def size(self, i: int) -> int:
+        """Bytes of an element of an input."""
+        other = _OTHER_BYTES.get(self.types[i]) if self.types else None
+        return sol.BYTES_OF[self.precision(i)] if other is None else other
+
+    def tensors(self, most: int) -> list[int]:
+        """Which of the first inputs are tensors of more than one element."""
+        first = range(min(most, len(self.dims)))
+        kinds = (*_PRECISIONS, *_OTHER_BYTES)
+        return [i for i in first if self.dims[i] and (not self.types or self.types[i] in kinds)]
+
+    def label(self) -> str:
+        """Shapes of the first tensors, and their precision."""
+        shapes = [dims for dims in self.dims if dims and _is_shape(dims)]
+        if not shapes:  # lists of them
+            shapes = [[sum(sizes)] for sizes in self.lists()[:1]]
+        kind = next((kind for kind in self.types if kind in _PRECISIONS), None)
+        precision = (_PRECISIONS[kind] if kind else self._given) or self.types[0]
+        return " ".join([*("x".join(map(str, dims)) for dims in shapes[:3]), precision])
+
+    def says(self, i: int) -> bool | None:
+        """Value of a flag; None where values were not recorded."""
+        if i >= len(self.values) or self.values[i] in ("", None):
+            return None
+        return str(self.values[i]) in ("True", "1", "true")
+
+
+def _matrices(left: int, right: int) -> Callable[[_Inputs], Operation]:
+    """Product of two matrices, or of two batches of them."""
+
+    def reckon(given: _Inputs) -> Operation:
+        *batch, m, k = given.shape(left)
+        *same, inner, n = given.shape(right)
+        if k != inner or batch != same:
+            raise ValueError("shapes do not match")
+        one = sol.gemm(m, n, k, given.precision(left))
+        times = math.prod(batch)
+        return Operation("GEMM", one.flops * times, one.bytes * times, one.unit)
+
+    return reckon
+
+
+def _attention(q: int, causal: int, *, backward: bool = False) -> Callable[[_Inputs], Operation]:
+    """Fused attention: queries, keys and values are inputs `q` and the two after it, each (B, heads, T, d)."""
+
+    def reckon(given: _Inputs) -> Operation:
+        batch, heads, context, width = given.shape(q)
+        _, kv_heads, keys, _ = given.shape(q + 1)
+        masked = given.says(causal) is not False and keys >= context
+        forward = sol.attention(
+            batch, heads, context, width, given.precision(q), causal=masked, keys=keys, kv_heads=kv_heads
+        )
+        if not backward:
+            return forward
+        # Five products for the forward's two: scores again, and the gradients of scores, values, queries and keys.
+        # Reads queries, keys, values, the result and its gradient; writes three gradients.
+        size = sol.BYTES_OF[given.precision(q)]
+        moved = size * batch * width * (4 * heads * context + 4 * kv_heads * keys)
+        return Operation("attention backward", forward.flops * 5 // 2, moved, forward.unit)
+
+    return reckon
+
+
+def _elementwise(inputs: int, flops: int) -> Callable[[_Inputs], Operation]:
+    """One result of the largest shape, every tensor read once; a scalar costs nothing."""
+
+    def reckon(given: _Inputs) -> Operation:
+        tensors = given.tensors(inputs)
+        sizes = [math.prod(given.shape(i)) for i in tensors]
+        result = max(
+            sol.BYTES_OF[given.precision(i)] for i in tensors if not given.types or given.types[i] in _PRECISIONS
+        )
+        moved = sum(n * given.size(i) for n, i in zip(sizes, tensors, strict=True))
+        return Operation("elementwise", flops * max(sizes), moved + result * max(sizes), "fp32")
+
+    return reckon
+
+
+def _reduction(given: _Inputs) -> Operation:
+    """Read all; what is left of it depends on values that may not be recorded, and is left out."""
+    elements = math.prod(given.shape(0))
+    return Operation("reduction", elements, elements * sol.BYTES_OF[given.precision()], "fp32")
+
+
+def _rows(make: Callable[[int, int, str], Operation]) -> Callable[[_Inputs], Operation]:
+    def reckon(given: _Inputs) -> Operation:
+        shape = given.shape(0)
+        return make(math.prod(shape[:-1]), shape[-1], given.precision())
+
+    return reckon
+
+
+def _softmax(given: _Inputs) -> Operation:
+    """Softmax; its third input says whether 16-bit scores give weights in fp32."""
+    shape = given.shape(0)
+    found = sol.softmax(math.prod(shape[:-1]), shape[-1], given.precision())
+    wider = sol.BYTES_OF["fp32"] - sol.BYTES_OF[given.precision()] if given.says(2) else 0
+    return Operation(found.name, found.flops, found.bytes + wider * math.prod(shape), found.unit)
+
+
+def _copy(given: _Inputs) -> Operation:
+    moved = sum(math.prod(given.shape(i)) * given.size(i) for i in (0, 1))
+    return Operation("copy", 0, moved, "fp32")
+
+
+def _fill(given: _Inputs) -> Operation:
+    return Operation("fill", 0, math.prod(given.shape(0)) * given.size(0), "fp32")
+
+
+def _cat(given: _Inputs) -> Operation:
+    flat = given.lists() if given.types else [[math.prod(given.shape(i)) for i in given.tensors(len(given.dims))]]
+    return Operation("cat", 0, 2 * sum(map(sum, flat)) * sol.BYTES_OF[given.precision()], "fp32")
+
+
+def _embedding(given: _Inputs) -> Operation:
+    return sol.embedding(math.prod(given.shape(1)), given.shape(0)[-1], given.precision())
+
+
+def _embedding_backward(given: _Inputs) -> Operation:
+    """Read the gradient of what was looked up, write that of the whole table."""
+    *_, width = given.shape(0)
+    elements = math.prod(given.shape(0))
+    table = int(given.values[2]) * width
+    return Operation("embedding", elements, (elements + table) * sol.BYTES_OF[given.precision()], "fp32")
+
+
+def _adamw(given: _Inputs) -> Operation:
+    """One kernel for lists of weights, gradients and two moments, which emitted ranges string together."""
+    if given.types:
+        weights, gradients, *moments = given.lists()[:4]
+        same = [gradients, *moments]
+    else:
+        flat = [math.prod(given.shape(i)) for i in given.tensors(len(given.dims))]
+        quarter = len(flat) // 4
+        weights, *same = (flat[i * quarter : (i + 1) * quarter] for i in range(4))
+        if len(flat) % 4:
+            raise ValueError("not four lists")
+    if not weights or same != [weights] * 3:
+        raise ValueError("not four lists of the same tensors")
+    return sol.adamw(sum(weights), given.precision())
+
+
+def _foreach(flops: int) -> Callable[[_Inputs], Operation]:
+    """An elementwise operation on lists of tensors: each read once, one list written."""
+
+    def reckon(given: _Inputs) -> Operation:
+        lists = given.lists()
+        elements = sum(lists[0])
+        moved = sum(map(sum, lists)) + elements
+        return Operation("elementwise", flops * elements, moved * sol.BYTES_OF[given.precision()], "fp32")
+
+    return reckon
+
+
+# Which input is which: the schemas in PyTorch's native_functions.yaml, 2.4 to 2.13. FLOPs of norms' gradients are
+# twice those of the norms.
+_MASK_AT = {
+    "_scaled_dot_product_flash_attention": 4,
+    "_scaled_dot_product_flash_attention_backward": 11,
+    "_scaled_dot_product_efficient_attention": 6,
+    "_scaled_dot_product_efficient_attention_backward": 11,
+    "_scaled_dot_product_cudnn_attention": 6,
+    "_scaled_dot_product_cudnn_attention_backward": 14,
+    "_scaled_dot_product_flash_attention_for_cpu": 4,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": 7,
+}
+_COSTS: dict[str, Callable[[_Inputs], Operation]] = {
+    "mm": _matrices(0, 1),
+    "bmm": _matrices(0, 1),
+    "addmm": _matrices(1, 2),
+    "baddbmm": _matrices(1, 2),
+    "_scaled_mm": _matrices(0, 1),
+    **{
+        name: _attention(int(name.endswith("backward")), mask, backward=name.endswith("backward"))
+        for name, mask in _MASK_AT.items()
+    },
+    "_softmax": _softmax,
+    "_log_softmax": _softmax,
+    "_softmax_backward_data": _elementwise(2, 4),
+    "_log_softmax_backward_data": _elementwise(2, 4),
+    "native_layer_norm": _rows(sol.layer_norm),
+    "native_layer_norm_backward": _elementwise(2, 16),
+    "_fused_rms_norm": _rows(sol.rms_norm),
+    "_fused_rms_norm_backward": _elementwise(2, 8),
+    "embedding": _embedding,
+    "embedding_dense_backward": _embedding_backward,
+    "copy_": _copy,
+    "cat": _cat,
+    "fill": _fill,
+    "sum": _reduction,
+    "mean": _reduction,
+    "masked_fill": _elementwise(2, 0),
+    "where": _elementwise(3, 0),
+    **{name: _elementwise(2, 1) for name in ("add", "sub", "rsub", "mul", "div", "maximum", "minimum")},
+    **{name: _elementwise(1, 1) for name in ("neg", "sqrt", "rsqrt", "abs", "reciprocal", "relu", "square", "pow")},
+    **{name: _elementwise(1, 4) for name in ("silu", "sigmoid", "tanh", "exp", "log", "sin", "cos")},
+    "gelu": _elementwise(1, 8),
+    "silu_backward": _elementwise(2, 8),
+    "gelu_backward": _elementwise(2, 16),
+    "threshold_backward": _elementwise(2, 1),
+    "_fused_adamw": _adamw,
+    "_fused_adam": _adamw,
+    **{f"_foreach_{name}": _foreach(1) for name in ("add", "sub", "mul", "div", "sqrt", "neg", "reciprocal")},
+    **{f"_foreach_{name}": _foreach(3) for name in ("lerp", "addcmul", "addcdiv")},
+}
+#: Their inputs are of several types by nature: a precision for all of them says too little.
+_MIXED = ("copy_", "masked_fill", "where")
+#: Products that exist in 8 bits only.
+_EIGHT = ("_scaled_mm",)
+#: FLOPs or bytes of one operator, beyond which a file is not to be believed.
+_MOST = 1 << 52
+_IN_PLACE = re.compile(r"(?<!^copy)_$")
+
+
+def _plain(name: str) -> str:
+    return _IN_PLACE.sub("", name.removeprefix("aten::")) if name.startswith("aten::") else ""
+
+
+def _reckoned(name: str, inputs: str, precision: str | None) -> tuple[Operation, _Inputs] | None:
+    plain = _plain(name)
+    reckon = _COSTS.get(plain)
+    if reckon is None or not inputs:
+        return None
+    try:
+        given = _Inputs(inputs, "fp8" if plain in _EIGHT else precision)
+        found = reckon(given)
+        if not 0 < max(found.flops, found.bytes) <= _MOST:
+            raise ValueError("sizes that were not recorded, or that no card holds")
+        return found.renamed(f"{name} {given.label()}"), given
+    # Whatever a file says of its operators, shapes that are none have no cost.
+    except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        return None
+
+
+def cost(name: str, inputs: str, precision: str | None = None) -> Operation | None:
+    """Reckon what an operator must cost.
+
+    Parameters
+    ----------
+    name : str
+        Such as ``aten::mm``.
+    inputs : str
+        The ``inputs`` of the trace's operators: JSON of shapes, types and values.
+    precision : str, optional
+        A key of :data:`nsightkit.analysis.roofline.sol.BYTES_OF`: what tensors hold whose type was not recorded. A
+        recorded type always counts.
+
+    Returns
+    -------
+    Operation or None
+        Named after the operator, its shapes and their precision. None where it is no operator whose cost follows from
+        its inputs, or they were not recorded or do not fit it, or their types were not and `precision` is missing or
+        too little. Attention whose mask was not recorded counts as causal (:func:`caveat`).
+    """
+    found = _reckoned(name, inputs, precision)
+    if found is None:
+        return None
+    operation, given = found
+    return None if not given.types and _plain(name) in _MIXED else operation
+
+
+def untyped(name: str, inputs: str) -> Operation | None:
+    """Tell what is known of an operator whose tensors' types are not.
+
+    Parameters
+    ----------
+    name : str
+    inputs : str
+
+    Returns
+    -------
+    Operation or None
+        Named after the operator and its shapes, with its FLOPs, no bytes and no unit. None where types would not help.
+    """
+    found = _reckoned(name, inputs, "fp32")
+    if found is None:
+        return None
+    return Operation(found[0].name.rpartition(" ")[0], found[0].flops, 0, "")
+
+
+def caveat(name: str, inputs: str) -> str:
+    """Say what had to be taken for granted of an operator whose cost is reckoned.
+
+    Parameters
+    ----------
+    name : str
+    inputs : str
+
+    Returns
+    -------
+    str
+        Empty where everything that matters was recorded.
+    """
+    at = _MASK_AT.get(_plain(name))
+    found = None if at is None else _reckoned(name, inputs, "fp32")
+    if at is None or found is None or found[1].says(at) is not None:
+        return ""
+    return "its mask was not recorded: counted as causal, the least it can be"

@@ -1,0 +1,990 @@
+r"""How far from the speed of light: what an operation must cost at least, and what share of that rate it reached.
+
+An operation has FLOPs, which some unit executes at a peak rate, and *compulsory bytes*: each operand read once and
+each result written once, whatever a kernel really moves. Its bound is the longer of the two times (the roofline,
+Williams, Waterman and Patterson, 2009)::
+
+    bound = max(FLOPs / rate of the unit, bytes / bandwidth)        SOL = bound / measured time
+
+The rates are always named: those of the *datasheet*, or the *measured* ceilings of that very card. They are never
+mixed: a GEMM that fills the card reaches about 80 % of the datasheet under the power limit, so a share of one says
+nothing about a share of the other.
+
+A tensor that fits the level-2 cache may be there still when it is read, so an operation on it can be quicker than its
+bound from the memory's bandwidth. That is no fault of the measurement, and is marked apart from what no card can do.
+
+With M rows (tokens), widths H and N, element size s, batch B, h query and g key heads of width d, contexts S (of the
+queries) and T (of the keys):
+
+=============== ============================ ==============================
+operation       FLOPs                        bytes
+=============== ============================ ==============================
+GEMM            2MNK                         s(MK + KN + MN)
+attention       4BhdST, half of it causal    s·Bd(2hS + 2gT)
+RMSNorm         4MH                          2sMH
+layer norm      8MH                          2sMH
+rotary          3MH                          2sMH
+softmax         5MN                          2sMN
+SwiGLU          5MF                          3sMF
+GELU and bias   8MF                          2sMF
+residual        MH                           3sMH
+embedding       0                            2sMH
+cross-entropy   5MV                          sMV
+AdamW           12 a parameter               28 a parameter, fp32 throughout
+=============== ============================ ==============================
+
+Weights of norms, biases and statistics are left out: they are thousandths of the rest. Causal attention of equal
+contexts is counted as exactly half of the square, which is what a kernel that skips masked tiles approaches.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pandas as pd
+
+from nsightkit import hardware
+from nsightkit.analysis.core.intervals import enclosing, launch_of
+from nsightkit.analysis.timeline import operators
+from nsightkit.errors import TraceError, UsageError
+from nsightkit.hardware import Gpu
+from nsightkit.trace.model import Trace
+
+__all__ = [
+    "BYTES_OF",
+    "Operation",
+    "Rates",
+    "adamw",
+    "attention",
+    "bounds",
+    "ceiling",
+    "ceilings",
+    "coverage",
+    "cross_entropy",
+    "datasheet",
+    "embedding",
+    "gelu",
+    "gemm",
+    "hfu",
+    "judge",
+    "kernel_bounds",
+    "layer",
+    "layer_norm",
+    "mfu",
+    "read_ceilings",
+    "residual",
+    "rms_norm",
+    "rotary",
+    "softmax",
+    "summary",
+    "swiglu",
+]
+
+# cuBLAS and CUTLASS: tf32 in the name, its instruction shape, or Hopper's code for single precision in and out.
+_TF32 = re.compile(r"tf32|s1688|tensorop_s\d|nvjet_s", re.IGNORECASE)
+#: Bytes of an element by precision; ``tf32`` is a mode of the arithmetic and lies in memory as fp32.
+BYTES_OF: Mapping[str, int] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """What an operation must do.
+
+    Parameters
+    ----------
+    name : str
+    flops : int
+    bytes : int
+        Compulsory traffic.
+    unit : str
+        What executes its FLOPs: ordinary cores (``fp32``) or tensor cores (``tf32``, ``fp16``, ``bf16``, ``fp8``).
+    """
+
+    name: str
+    flops: int
+    bytes: int
+    unit: str
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs a byte."""
+        return self.flops / self.bytes if self.bytes else float("inf")
+
+    def renamed(self, name: str) -> Operation:
+        """Give the same operation another name.
+
+        Parameters
+        ----------
+        name : str
+
+        Returns
+        -------
+        Operation
+        """
+        return dataclasses.replace(self, name=name)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rates:
+    """How fast a card computes and moves data.
+
+    Parameters
+    ----------
+    source : str
+        ``"datasheet"``, or what was measured where and when.
+    tflops : mapping of str to float
+        TFLOP/s by unit.
+    gb_per_s : float
+        Memory bandwidth, 10**9 bytes a second, reads and writes together.
+    l2_bytes : int
+        Level-2 cache; 0 when it is not known.
+    """
+
+    source: str
+    tflops: Mapping[str, float]
+    gb_per_s: float
+    l2_bytes: int = 0
+
+    def compute_ns(self, operation: Operation) -> float:
+        """Give the time of an operation's arithmetic at the peak rate.
+
+        Parameters
+        ----------
+        operation : Operation
+
+        Returns
+        -------
+        float
+            Nanoseconds.
+
+        Raises
+        ------
+        UsageError
+            The unit has no rate here.
+        """
+        if not operation.flops:
+            return 0.0
+        try:
+            return operation.flops / self.tflops[operation.unit] / 1e3
+        except KeyError:
+            known = ", ".join(self.tflops)
+            raise UsageError(
+                f"{self.source} has no rate of {operation.unit} for {operation.name}; it has {known}"
+            ) from None
+
+    def memory_ns(self, operation: Operation) -> float:
+        """Give the time of an operation's compulsory traffic at the full bandwidth.
+
+        Parameters
+        ----------
+        operation : Operation
+
+        Returns
+        -------
+        float
+            Nanoseconds.
+        """
+        return operation.bytes / self.gb_per_s
+
+    def bound_ns(self, operation: Operation) -> float:
+        """Give the least time of an operation.
+
+        Parameters
+        ----------
+        operation : Operation
+
+        Returns
+        -------
+        float
+            Nanoseconds.
+        """
+        return max(self.compute_ns(operation), self.memory_ns(operation))
+
+
+def datasheet(gpu: Gpu, clock_mhz: float | None = None) -> Rates:
+    """Take the rates of a card's datasheet, which hold at its boost clock, or what is left of them at another.
+
+    Parameters
+    ----------
+    gpu : Gpu
+        As :func:`nsightkit.hardware.find` gives it.
+    clock_mhz : float, optional
+        The SM clock that was measured. The memory has a clock of its own: its bandwidth stays.
+
+    Returns
+    -------
+    Rates
+        Dense, with fp32 accumulation. `source` says which clock, where it is not the datasheet's own. A rate that is
+        quoted only, with no clock, stays what it is.
+
+    Raises
+    ------
+    UsageError
+        `clock_mhz` is not positive.
+    """
+    if clock_mhz is not None and not clock_mhz > 0:
+        raise UsageError(f"a clock of {clock_mhz:g} MHz does not tick")
+    tflops = {}
+    for peak in gpu.peaks:
+        if peak.accumulate == "fp32":
+            there = None if clock_mhz is None else gpu.at_clock(peak.unit, clock_mhz)
+            tflops[peak.unit] = peak.tflops if there is None else there
+    source = "datasheet" if clock_mhz is None else f"datasheet at {clock_mhz:,.0f} MHz"
+    return Rates(source, tflops, gpu.gb_per_s, int(gpu.l2_mb * 1e6))
+
+
+def ceiling(parameters: Mapping[str, Any], time_ns: float) -> dict[str, Any]:
+    """Give the rate of one operation that was run to find a card's ceiling.
+
+    Parameters
+    ----------
+    parameters : mapping
+        Of :class:`nsightkit.workloads.ceilings.CeilingConfig`.
+    time_ns : float
+        Of one run.
+
+    Returns
+    -------
+    dict
+        ``unit`` (``memory`` for a transfer), ``tflops`` and ``gb_per_s``, of which one is None, and ``what`` ran.
+    """
+    kind = str(parameters["kind"])
+    if kind == "gemm":
+        m, n, k = (int(parameters[name]) for name in ("m", "n", "k"))
+        what = f"GEMM {m}x{k} {k}x{n}" + (" of zeros" if parameters.get("zeros") else "")
+        return {
+            "unit": parameters["precision"],
+            "tflops": 2 * m * n * k / time_ns / 1e3,
+            "gb_per_s": None,
+            "what": what,
+        }
+    tensors = {"copy": 2, "triad": 3, "read": 1}[kind]
+    moved = tensors * int(parameters["megabytes"]) * 10**6
+    what = f"{kind} of {parameters['megabytes']:,} MB"
+    return {"unit": "memory", "tflops": None, "gb_per_s": moved / time_ns, "what": what}
+
+
+def ceilings(rows: Iterable[Mapping[str, Any]], source: str) -> Rates:
+    """Take the best rate of each unit.
+
+    Parameters
+    ----------
+    rows : iterable of mapping
+        From :func:`ceiling`; products of zeros are left out, as no work is like them.
+    source : str
+        What was measured where and when.
+
+    Returns
+    -------
+    Rates
+        Without transfers the bandwidth is NaN.
+    """
+    tflops: dict[str, float] = {}
+    gb_per_s = float("nan")
+    for row in rows:
+        if row["unit"] == "memory":
+            gb_per_s = float(np.fmax(gb_per_s, row["gb_per_s"]))
+        elif "of zeros" not in str(row["what"]):
+            tflops[row["unit"]] = max(tflops.get(row["unit"], 0.0), float(row["tflops"]))
+    return Rates(source, tflops, gb_per_s)
+
+
+def read_ceilings(path: str | os.PathLike[str]) -> Rates:
+    """Read the ceilings that ``nsightkit peaks --measure --format json`` wrote.
+
+    Parameters
+    ----------
+    path : path-like
+
+    Returns
+    -------
+    Rates
+        The best of each unit, and of the memory.
+
+    Raises
+    ------
+    TraceError
+        The file is no such list.
+    """
+    try:
+        rows = json.loads(Path(path).read_text(encoding="utf-8"))
+        known = {str(row["gpu"]) for row in rows}
+        if len(known) != 1 or not all(str(row["source"]).startswith("measured") for row in rows):
+            raise ValueError("not the measurement of one card")
+        found = ceilings([{**row, "what": row["source"]} for row in rows], f"measured on {known.pop()}")
+        if not found.gb_per_s > 0:
+            raise ValueError("no bandwidth in it")
+    except OSError as error:
+        raise TraceError(path, f"cannot be read ({error.strerror})", "check the path") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TraceError(
+            path, f"is no list of ceilings ({error})", "write one with 'nsightkit peaks --measure --format json'"
+        ) from error
+    return found
+
+
+def _size(precision: str) -> int:
+    try:
+        return BYTES_OF[precision]
+    except KeyError:
+        raise UsageError(f"no precision is called {precision!r}; there are {', '.join(BYTES_OF)}") from None
+
+
+def gemm(m: int, n: int, k: int, precision: str = "bf16", name: str = "GEMM") -> Operation:
+    """Product of an m x k and a k x n matrix.
+
+    Parameters
+    ----------
+    m, n, k : int
+    precision : str
+    name : str
+
+    Returns
+    -------
+    Operation
+    """
+    return Operation(name, 2 * m * n * k, _size(precision) * (m * k + k * n + m * n), precision)
+
+
+def attention(
+    batch: int,
+    heads: int,
+    context: int,
+    d_head: int,
+    precision: str = "bf16",
+    *,
+    causal: bool = True,
+    keys: int | None = None,
+    kv_heads: int | None = None,
+    name: str = "attention",
+) -> Operation:
+    """Scaled dot-product attention that never writes its scores.
+
+    Parameters
+    ----------
+    batch, heads, context, d_head : int
+    precision : str
+    causal : bool
+        Count only what lies below the diagonal: half of the square for equal contexts. With fewer queries than keys
+        (decoding with a cache) the queries are the last positions, as in PyTorch's ``causal_lower_right``.
+    keys : int, optional
+        Context of keys and values; that of the queries when omitted.
+    kv_heads : int, optional
+        Heads of keys and values, for grouped queries; those of the queries when omitted.
+    name : str
+
+    Returns
+    -------
+    Operation
+
+    Raises
+    ------
+    UsageError
+        Causal attention with fewer keys than queries.
+    """
+    keys, groups = context if keys is None else keys, heads if kv_heads is None else kv_heads
+    scores = context * keys
+    if causal:
+        if keys < context:
+            raise UsageError(f"causal attention of {context} queries needs as many keys, not {keys}")
+        # Everything before the last positions, and half of their square; a single query sees every key.
+        scores = context * (keys - context) + max(context * context // 2, 1)
+    moved = _size(precision) * batch * d_head * (2 * heads * context + 2 * groups * keys)
+    return Operation(name, 4 * batch * heads * d_head * scores, moved, precision)
+
+
+class _ByRows(Protocol):
+    """What makes an operation of rows; each takes a name for it, too."""
+
+    def __call__(self, rows: int, width: int, precision: str = ..., name: str = ...) -> Operation: ...
+
+
+def _by_rows(
+    called: str, name: str, says: str, *, flops: int, tensors: int, precision: str = "bf16", width: str = ""
+) -> _ByRows:
+    """Make the function of one kind of elementwise operation, from its FLOPs an element and the tensors it moves."""
+    usual_precision, usual_name = precision, name
+
+    def operation(rows: int, width: int, precision: str = usual_precision, name: str = usual_name) -> Operation:
+        elements = rows * width
+        # Such kernels compute in fp32 on the ordinary cores, whatever their tensors hold.
+        return Operation(name, flops * elements, tensors * _size(precision) * elements, "fp32")
+
+    sizes = f"rows : int\n    width : int\n        {width}" if width else "rows, width : int"
+    operation.__doc__ = f"""{says}
+
+    Parameters
+    ----------
+    {sizes}
+    precision : str
+    name : str
+
+    Returns
+    -------
+    Operation
+    """
+    operation.__name__ = operation.__qualname__ = called
+    return operation
+
+
+rms_norm = _by_rows("rms_norm", "RMSNorm", "RMSNorm: square, sum, and two products an element.", flops=4, tensors=2)
+layer_norm = _by_rows("layer_norm", "layer norm", "Layer norm: mean, variance, scale and shift.", flops=8, tensors=2)
+rotary = _by_rows(
+    "rotary",
+    "rotary",
+    "Rotary embedding: two products and a sum an element.",
+    flops=3,
+    tensors=2,
+    width="Of everything that is turned: queries and keys together.",
+)
+softmax = _by_rows(
+    "softmax", "softmax", "Softmax over rows: maximum, difference, exponential, sum, quotient.", flops=5, tensors=2
+)
+swiglu = _by_rows("swiglu", "SwiGLU", "``silu(gate) * up``: two tensors read, one written.", flops=5, tensors=3)
+gelu = _by_rows("gelu", "GELU", "Bias and GELU in its tanh form.", flops=8, tensors=2)
+residual = _by_rows("residual", "residual", "Sum of two tensors.", flops=1, tensors=3)
+embedding = _by_rows(
+    "embedding", "embedding", "Look up a row of the table for each token: no FLOPs.", flops=0, tensors=2
+)
+cross_entropy = _by_rows(
+    "cross_entropy",
+    "cross-entropy",
+    "Loss of logits that are read once and never written again.",
+    flops=5,
+    tensors=1,
+    precision="fp32",
+    width="Entries of the vocabulary.",
+)
+
+
+def adamw(parameters: int, precision: str = "fp32", name: str = "AdamW") -> Operation:
+    """AdamW: reads weight, gradient and both moments, writes all but the gradient, 7 numbers a parameter.
+
+    Parameters
+    ----------
+    parameters : int
+    precision : str
+        Of all four.
+    name : str
+
+    Returns
+    -------
+    Operation
+    """
+    return Operation(name, 12 * parameters, 7 * _size(precision) * parameters, "fp32")
+
+
+def layer(
+    batch: int,
+    context: int,
+    hidden: int,
+    heads: int,
+    d_ff: int,
+    precision: str = "bf16",
+    *,
+    causal: bool = True,
+    keys: int | None = None,
+    kv_heads: int | None = None,
+) -> list[Operation]:
+    """List the operations of a transformer layer's forward pass, unfused but for QKV and gate and up.
+
+    Parameters
+    ----------
+    batch, context, hidden, heads, d_ff : int
+    precision : str
+    causal : bool
+    keys : int, optional
+        Positions attended to, for decoding with a cache of `keys` positions.
+    kv_heads : int, optional
+
+    Returns
+    -------
+    list of Operation
+        In the order they run.
+    """
+    if hidden % heads:
+        raise UsageError(f"hidden {hidden} is not a multiple of {heads} heads")
+    rows, d_head = batch * context, hidden // heads
+    kv_width = d_head * (heads if kv_heads is None else kv_heads)
+    return [
+        rms_norm(rows, hidden, precision, "RMSNorm 1"),
+        gemm(rows, hidden + 2 * kv_width, hidden, precision, "QKV"),
+        rotary(rows, hidden + kv_width, precision, "rotary q, k"),
+        attention(batch, heads, context, d_head, precision, causal=causal, keys=keys, kv_heads=kv_heads),
+        gemm(rows, hidden, hidden, precision, "output projection"),
+        residual(rows, hidden, precision, "residual 1"),
+        rms_norm(rows, hidden, precision, "RMSNorm 2"),
+        gemm(rows, 2 * d_ff, hidden, precision, "gate and up"),
+        swiglu(rows, d_ff, precision),
+        gemm(rows, hidden, d_ff, precision, "down"),
+        residual(rows, hidden, precision, "residual 2"),
+    ]
+
+
+def bounds(operations: Iterable[Operation], rates: Rates) -> pd.DataFrame:
+    """Give the least time of each operation.
+
+    Parameters
+    ----------
+    operations : iterable of Operation
+    rates : Rates
+
+    Returns
+    -------
+    DataFrame
+        ``name, flops, bytes, intensity, bound`` (``compute`` or ``memory``), ``bound_ns``, ``source`` of the rates.
+
+    Raises
+    ------
+    UsageError
+        `rates` lacks a unit.
+    """
+    rows = [
+        {
+            "name": operation.name,
+            "flops": operation.flops,
+            "bytes": operation.bytes,
+            "intensity": operation.intensity,
+            "bound": "compute" if rates.compute_ns(operation) > rates.memory_ns(operation) else "memory",
+            "bound_ns": rates.bound_ns(operation),
+            "source": rates.source,
+        }
+        for operation in operations
+    ]
+    return pd.DataFrame(rows, columns=["name", "flops", "bytes", "intensity", "bound", "bound_ns", "source"])
+
+
+def judge(
+    operations: Sequence[Operation], time_ns: Sequence[float], sheet: Rates, measured: Rates | None = None
+) -> pd.DataFrame:
+    """Compare measured times with what the card could do.
+
+    Parameters
+    ----------
+    operations : sequence of Operation, length n
+    time_ns : sequence of float, length n
+        What each took.
+    sheet : Rates
+        Of the card's datasheet.
+    measured : Rates, optional
+        Ceilings measured on that very card.
+
+    Returns
+    -------
+    DataFrame
+        ``name, flops, bytes, intensity, bound`` (by the datasheet), ``time_ns, sol_datasheet, sol_measured`` (NaN
+        without ceilings), ``impossible``, ``unit``, ``source`` of `sheet`, ``note``. `impossible` is true where the
+        time is shorter than the arithmetic takes at the datasheet's rate, or than the traffic takes that cannot have
+        stayed in the level-2 cache: then the time, the shape or the clock is wrong. A cache of n bytes can hold n that
+        are read, and keep n that are written. The note also says where a time is shorter than measured ceilings allow,
+        which is not a mistake: they are what one program reached.
+    """
+    table = bounds(operations, sheet)
+    times = np.asarray(time_ns, dtype=float)
+    if len(times) != len(table):
+        raise UsageError(f"{len(table)} operations and {len(times)} times do not belong together")
+    if (times <= 0).any():
+        raise UsageError("a measured time must be positive")
+    compute = np.array([sheet.compute_ns(operation) for operation in operations])
+    memory = np.array([sheet.memory_ns(operation) for operation in operations])
+    moved = table["bytes"].to_numpy()
+    cached = moved <= sheet.l2_bytes
+    uncached = np.maximum(moved - 2 * sheet.l2_bytes, 0) / sheet.gb_per_s
+    table["time_ns"] = times
+    table["sol_datasheet"] = table.pop("bound_ns") / times
+    limits = zip(operations, table["bound"], strict=True)
+    table["sol_measured"] = np.array([_ceiling_ns(operation, bound, measured) for operation, bound in limits]) / times
+    too_quick = compute > times
+    beats_memory = (memory > times) & ~too_quick
+    table["impossible"] = too_quick | (uncached > times)
+    table["unit"] = np.array([operation.unit for operation in operations], dtype=object)
+    notes = np.full(len(table), "", dtype=object)
+    over = (table["sol_measured"] > 1).to_numpy()
+    notes[over] = "quicker than the ceilings measured on this card"
+    notes[over & cached & (table["bound"] == "memory").to_numpy()] = _CACHED
+    notes[beats_memory] = _PARTLY_CACHED
+    notes[beats_memory & cached] = _CACHED
+    notes[uncached > times] = "above the memory's bandwidth, and too large for the L2 cache: is every byte read?"
+    notes[too_quick] = [
+        f"would be {rate:,.0f} TFLOP/s, {rate / sheet.tflops[operation.unit]:.1f} times the peak"
+        for operation, rate, wrong in zip(operations, table["flops"] / times / 1e3, too_quick, strict=True)
+        if wrong
+    ]
+    table["note"] = notes
+    order = ["name", "flops", "bytes", "intensity", "bound", "time_ns", "sol_datasheet", "sol_measured"]
+    return table[[*order, "impossible", "unit", "source", "note"]]
+
+
+_CACHED = "its tensors fit the L2 cache: quicker than the memory, as they may be"
+_PARTLY_CACHED = "part of its tensors fits the L2 cache: quicker than the memory, as they may be"
+
+
+def _ceiling_ns(operation: Operation, bound: str, measured: Rates | None) -> float:
+    """Give the least time by measured ceilings; NaN where the one that counts was not measured."""
+    if measured is None:
+        return float("nan")
+    if operation.unit in measured.tflops or not operation.flops:
+        return measured.bound_ns(operation)
+    return measured.memory_ns(operation) if bound == "memory" else float("nan")
+
+
+def summary(
+    trace: Trace,
+    gpu: str | None = None,
+    measured: Rates | None = None,
+    *,
+    machine: Rates | None = None,
+    precision: str | None = None,
+    clock_mhz: float | None = None,
+) -> pd.DataFrame:
+    """Judge the operators of a trace whose shapes were recorded, by the kernels they launched.
+
+    Operators are those of a Kineto trace with ``record_shapes=True``, or what the names of NVTX ranges say
+    (:mod:`nsightkit.analysis.roofline.nvtx_ops`). Each kernel counts for the innermost operator with a known cost that
+    its launch lies in. GEMMs in fp32 are held against the tensor cores' TF32 rate where their kernel's name says that
+    they used it.
+
+    Ranges do not say what tensors hold. That is taken from the name of the operator's longest kernel whose name says
+    it, else it is `precision`, else it stays unknown, and so does the operator's share.
+
+    Parameters
+    ----------
+    trace : Trace
+        With operators, their inputs and kernels.
+    gpu : str, optional
+        Name of the card; what the trace says when omitted.
+    measured : Rates, optional
+        Ceilings measured on that very card.
+    machine : Rates, optional
+        What to hold times against in place of a card's datasheet. With it a trace without kernels is judged by the own
+        times of its operators on the CPU, which these rates must be of then.
+    precision : {"fp32", "tf32", "fp16", "bf16", "fp8"}, optional
+        Of tensors whose type neither the trace nor a kernel's name tells.
+    clock_mhz : float, optional
+        The SM clock that was measured, for a datasheet's rates at that clock (:func:`datasheet`).
+
+    Returns
+    -------
+    DataFrame
+        One row an operator with its shapes: ``name, flops, bytes, intensity, bound, time_ns, sol_datasheet,
+        sol_measured, impossible, unit, source`` as from :func:`judge`, summed over its calls; ``count``;
+        ``precision_from`` (``recorded``, ``kernel`` for the name of one, ``given``, or ``unknown``) and ``note``. The
+        longest first. What depends on an unknown precision is missing: `bytes` is NA, `bound` None, shares are NaN.
+        Empty where no shapes or no kernels were recorded.
+
+    Raises
+    ------
+    UsageError
+        No such card or precision is listed, or the trace names no card and `gpu` does neither; or the card has no such
+        unit.
+    """
+    if precision is not None:
+        _size(precision)
+    on_cpu = machine is not None and not trace.recorded("kernels")
+    known = _Known(trace.whole) if trace.size("ops" if on_cpu else "kernels") else None
+    if known is None or not len(known.ops):
+        # Times on a CPU say nothing of a GPU's speed of light.
+        return _listed([], Rates("datasheet", {}, 1.0), None)
+    sheet = machine or datasheet(hardware.find(gpu or _gpu_of(trace)), clock_mhz)
+    work = _own_times(trace, known) if on_cpu else _kernel_times(trace, known)
+    rows = []
+    for group in known.groups(work, precision):
+        time = int(work.lasting[group.members].sum())
+        if time > 0:
+            rows.append((group, known.cost(group, sheet), len(np.unique(work.operator[group.members])), time))
+    return _listed(rows, sheet, measured)
+
+
+def _listed(rows: list[tuple[_Group, Operation, int, int]], sheet: Rates, measured: Rates | None) -> pd.DataFrame:
+    """Judge groups of calls, each by the sum of its calls; what has no precision is listed without a judgement."""
+    told, untold = (
+        [row for row in rows if bool(row[0].precision_from == "unknown") is which] for which in (False, True)
+    )
+    sums = [dataclasses.replace(one, flops=one.flops * n, bytes=one.bytes * n) for _, one, n, _ in told]
+    table = judge(sums, [time for *_, time in told], sheet, measured)
+    # What fits the cache is a matter of one call.
+    alone = judge([one for _, one, *_ in told], [time / n for *_, n, time in told], sheet, measured)
+    table["impossible"] = alone["impossible"]
+    table = table.astype({"bytes": "Int64"})
+    if untold:
+        missing = pd.DataFrame(
+            {
+                "name": [one.name for _, one, *_ in untold],
+                "flops": [one.flops * n for _, one, n, _ in untold],
+                "bytes": pd.array([pd.NA] * len(untold), "Int64"),
+                "intensity": np.nan,
+                "bound": None,
+                "time_ns": [float(time) for *_, time in untold],
+                "sol_datasheet": np.nan,
+                "sol_measured": np.nan,
+                "impossible": False,
+                "unit": None,
+                "source": sheet.source,
+            }
+        )
+        table = pd.concat([table.drop(columns="note"), missing], ignore_index=True) if len(table) else missing
+    every = [*told, *untold]
+    table["count"] = np.array([n for _, _, n, _ in every], np.int64)
+    table["precision_from"] = np.array([group.precision_from for group, *_ in every], dtype=object)
+    said = [*alone["note"], *([_UNTOLD] * len(untold))]
+    both = zip(said, [group.caveat for group, *_ in every], strict=True)
+    table["note"] = np.array(["; ".join(filter(None, texts)) for texts in both], dtype=object)
+    order = [column for column in table.columns if column not in ("count", "precision_from", "note")]
+    table = table[[*order, "count", "precision_from", "note"]]
+    return table.sort_values("time_ns", ascending=False, kind="stable", ignore_index=True).astype({"time_ns": np.int64})
+
+
+_UNTOLD = "what its tensors hold was not recorded, and no kernel's name says it"
+
+
+def coverage(table: pd.DataFrame, trace: Trace) -> float:
+    """Give the share of the kernel time whose operators have a known cost: what :func:`hfu` and shares are said of.
+
+    Parameters
+    ----------
+    table : DataFrame
+        From :func:`summary` of that trace.
+    trace : Trace
+
+    Returns
+    -------
+    float
+        Operators of unknown precision are not in it. NaN without kernel time.
+    """
+    every = float(trace.table("kernels", ["duration_ns"])["duration_ns"].sum())
+    return float(table.loc[table["precision_from"] != "unknown", "time_ns"].sum()) / every if every else float("nan")
+
+
+def hfu(table: pd.DataFrame, time_ns: float, rates: Rates) -> float:
+    """Give the hardware FLOPs utilisation: the time that matrix arithmetic takes at the peak rate, of the whole time.
+
+    All arithmetic counts that ran, also what was computed a second time to save memory; MFU (:func:`mfu`) counts what
+    the model needs. Both were defined by Chowdhery and others (PaLM, 2022, appendix B).
+
+    Parameters
+    ----------
+    table : DataFrame
+        From :func:`summary`.
+    time_ns : float
+        Of the program, idle time included, times the number of GPUs.
+    rates : Rates
+
+    Returns
+    -------
+    float
+        Share of `time_ns`. Operators of unknown cost or precision are not in it, convolutions among them: it is the
+        least that it can be, and :func:`coverage` says how much of the kernel time it speaks of.
+    """
+    matrices = table[table["name"].str.startswith(_ON_TENSOR_CORES) & table["unit"].isin(list(rates.tflops))]
+    peak = matrices["unit"].map(dict(rates.tflops)).astype(float)
+    return float((matrices["flops"] / peak).sum() / 1e3 / time_ns)
+
+
+def mfu(flops: float, time_ns: float, rates: Rates, unit: str = "bf16") -> float:
+    """Give the model FLOPs utilisation: the rate at which the FLOPs a model needs were done, of the peak.
+
+    Parameters
+    ----------
+    flops : float
+        What the model's forward and backward passes need, without anything computed twice; such as ``train_flops`` from
+        :func:`nsightkit.analysis.roofline.envelope.summary`.
+    time_ns : float
+        What they took, times the number of GPUs.
+    rates : Rates
+    unit : str
+
+    Returns
+    -------
+    float
+
+    Raises
+    ------
+    UsageError
+        `rates` has no such unit.
+    """
+    return rates.compute_ns(Operation("the model", int(flops), 0, unit)) / time_ns
+
+
+def kernel_bounds(trace: Trace, gpu: str | None = None) -> pd.Categorical[str]:
+    """Say of each kernel whether its operator is bound by arithmetic or by the memory, where the shapes say so.
+
+    Parameters
+    ----------
+    trace : Trace
+    gpu : str, optional
+        Name of the card; what the trace says when omitted. Where that names none, or one that is not listed, a kernel
+        has a bound if it is the same on every card that is.
+
+    Returns
+    -------
+    Categorical, shape (n,)
+        ``compute``, ``memory`` or, where no operator with a known cost launched the kernel, ``""``; a row for each of
+        the trace's kernels.
+
+    Raises
+    ------
+    UsageError
+        No card of the name in `gpu` is listed.
+    """
+    code = np.zeros(trace.size("kernels"), np.int8)
+    known = _Known(trace.whole) if len(code) else None
+    if known is not None and len(known.ops):
+        try:
+            sheets = [datasheet(hardware.find(gpu or _gpu_of(trace)))]
+        except UsageError:
+            if gpu is not None:
+                raise
+            sheets = [datasheet(each) for each in hardware.GPUS]
+        for group in known.groups(_kernel_times(trace, known), None):
+            if group.precision_from == "unknown":
+                continue
+            found = {str(bounds([known.cost(group, sheet)], sheet)["bound"].iloc[0]) for sheet in sheets}
+            if len(found) == 1:
+                code[group.members] = _BOUNDS.index(found.pop())
+    return pd.Categorical.from_codes(code, pd.Index(_BOUNDS))
+
+
+_BOUNDS = ("", "compute", "memory")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Work:
+    """What ran, kernels or operators on a CPU: whose operator's it is, how long, and what its name says."""
+
+    operator: np.ndarray  # row in the table of operators, -1 for none
+    lasting: np.ndarray  # nanoseconds
+    tf32: np.ndarray  # whether it multiplies fp32 on tensor cores
+    said: np.ndarray  # index into _SAID of what its tensors hold, -1 where its name does not say
+
+
+@dataclasses.dataclass(frozen=True)
+class _Group:
+    """What ran for operators of one name, one set of shapes and one precision."""
+
+    kind: int
+    members: np.ndarray  # rows of _Work
+    precision: str | None
+    precision_from: str
+    tf32: bool
+    caveat: str
+
+
+class _Known:
+    """The operators of a trace whose shapes tell their costs, alone or once the types of their tensors are known."""
+
+    def __init__(self, whole: Trace) -> None:
+        from nsightkit.analysis.roofline import costs as op_costs
+        from nsightkit.analysis.roofline import nvtx_ops
+
+        columns = ["start_ns", "end_ns", "thread", "name", "inputs"]
+        self.ops = whole.table("ops", columns) if whole.size("ops") else nvtx_ops.operators(whole)
+        names, inputs = self.ops["name"].cat, self.ops["inputs"].cat
+        # One number for both: unique pairs take ten times as long.
+        pairs = names.codes.to_numpy(np.int64) * len(inputs.categories) + inputs.codes.to_numpy(np.int64)
+        #: of each operator; operators of one name and shape are one kind
+        kinds, self.kind = np.unique(pairs, return_inverse=True)
+        both = zip(*np.divmod(kinds, len(inputs.categories)), strict=True)
+        self._texts = [(str(names.categories[name]), str(inputs.categories[given])) for name, given in both]
+        self._costs = [op_costs.cost(*text) for text in self._texts]
+        settled = np.array([found is not None for found in self._costs], bool)
+        self._untyped = [
+            None if done else op_costs.untyped(*text) for text, done in zip(self._texts, settled, strict=True)
+        ]
+        self._open = np.array([found is not None for found in self._untyped], bool)
+        #: of each operator: whether it has a cost
+        self.mask = (settled | self._open)[self.kind]
+
+    def groups(self, work: _Work, precision: str | None) -> Iterator[_Group]:
+        """Go over what ran, by operator, shapes and precision."""
+        from nsightkit.analysis.roofline.costs import caveat
+        from nsightkit.analysis.roofline.nvtx_ops import OTHER
+
+        mine = np.flatnonzero(work.operator >= 0)
+        # Of all that an operator launched, the longest says what it works on: later ones overwrite.
+        speaks = mine[work.said[mine] >= 0]
+        speaks = speaks[np.argsort(work.lasting[speaks], kind="stable")]
+        of_operator = np.full(len(self.ops), -1, np.int64)
+        of_operator[work.operator[speaks]] = work.said[speaks]
+        kind = self.kind[work.operator[mine]]
+        said = np.where(self._open[kind], of_operator[work.operator[mine]], -1)
+        key = kind * (len(_SAID) + 1) + said + 1
+        order = np.argsort(key, kind="stable")
+        for part in np.split(order, np.flatnonzero(np.diff(key[order])) + 1):
+            if not len(part):
+                continue
+            number, code, members = int(kind[part[0]]), int(said[part[0]]), mine[part]
+            found, source = (_SAID[code], "kernel") if code >= 0 else (precision, "given" if precision else "unknown")
+            if not self._open[number]:
+                found, source = None, "recorded"
+            elif found == OTHER:
+                continue
+            elif found is not None and self._cost(number, found) is None:  # of several types by nature
+                found, source = None, "unknown"
+            remark = caveat(*self._texts[number])
+            yield _Group(number, members, found, source, bool(work.tf32[members].any()), remark)
+
+    def _cost(self, number: int, precision: str | None) -> Operation | None:
+        from nsightkit.analysis.roofline.costs import cost
+
+        return self._costs[number] or cost(*self._texts[number], precision)
+
+    def cost(self, group: _Group, sheet: Rates) -> Operation:
+        """What one call of a group must do, on the unit of that card which does it; of no unit where it is unknown."""
+        untyped = self._untyped[group.kind]
+        if group.precision_from == "unknown" and untyped is not None:
+            return untyped
+        found = self._cost(group.kind, group.precision)
+        assert found is not None
+        if found.unit == "fp32" and found.name.startswith(_GEMMS) and group.tf32:
+            found = dataclasses.replace(found, unit="tf32")
+        if found.unit not in sheet.tflops:  # a card without such tensor cores computes on its ordinary ones
+            found = dataclasses.replace(found, unit="fp32")
+        return found
+
+
+def _own_times(trace: Trace, known: _Known) -> _Work:
+    """Take each known operator by its own time on the CPU."""
+    lasting = operators.own(trace.whole)["duration_ns"].to_numpy()
+    count = len(known.ops)
+    chosen = trace.mask("ops")
+    mine = known.mask if chosen is None else known.mask & chosen
+    return _Work(np.where(mine, np.arange(count), -1), lasting, np.zeros(count, bool), np.full(count, -1))
+
+
+def _kernel_times(trace: Trace, known: _Known) -> _Work:
+    """Take the kernels, each for the innermost known operator around its launch."""
+    from nsightkit.analysis.roofline.nvtx_ops import precision_of
+
+    kernels = trace.table("kernels", ["process", "correlation", "duration_ns", "name"])
+    call = launch_of(trace, kernels["process"], kernels["correlation"])
+    op = np.full(len(call), -1, np.int64)
+    launched = call >= 0
+    if launched.any() and known.mask.any():
+        calls = trace.whole.table("calls", ["start_ns", "end_ns", "thread"])
+        op[launched] = enclosing(calls, known.ops, known.mask)[call[launched]]
+    names = kernels["name"].cat
+    tf32 = [bool(_TF32.search(str(name))) for name in names.categories]
+    said = [precision_of(str(name)) for name in names.categories]
+    code = [-1 if text is None else _SAID.index(text) for text in said]
+    codes = names.codes.to_numpy()
+    lasting = kernels["duration_ns"].to_numpy()
+    return _Work(op, lasting, np.array([*tf32, False])[codes], np.array([*code, -1], np.int64)[codes])
+
+
+_GEMMS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm")
+_ON_TENSOR_CORES = (*_GEMMS, "aten::_scaled_mm", "aten::_scaled_dot_product")
+_SAID = ("fp32", "fp16", "bf16", "fp8", "other")  # what nvtx_ops.precision_of gives
+
+
+def _gpu_of(trace: Trace) -> str:
+    named = next((gpu.name for gpu in trace.meta.gpus if gpu.name), None)
+    if named is None:
+        raise UsageError(f"{trace.path or 'the trace'} does not name its GPU; name it with --gpu")
+    return named

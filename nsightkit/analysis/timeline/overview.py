@@ -1,0 +1,154 @@
+"""The figures to look at first: how long, how busy, how dense, on which GPU, and what was not recorded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from nsightkit.analysis.core import intervals
+from nsightkit.analysis.timeline import steps
+from nsightkit.trace.model import GPU_TABLES, TABLES, Trace
+
+__all__ = ["captured_window", "note", "summary"]
+
+_SUM_OF = {"kernel_ns": "kernels", "memop_ns": "memops", "graph_ns": "graphs"}
+#: Two shares of idle time that are further apart than this call for a word.
+_APART = 0.05
+
+
+def summary(trace: Trace) -> dict[str, Any]:
+    """Measure busy, idle and captured time of the whole trace and of each device.
+
+    *busy* is the length of the union of a device's kernels, copies, memsets and graph replays over all
+    its streams, *span* runs from the first start to the last end of those, *idle* is span minus busy. With
+    several devices these three are sums over devices; ``wall_ns`` runs from the first start to the last end
+    over all of them. ``kernel_ns``, ``memop_ns`` and ``graph_ns`` are sums of durations, so they can exceed
+    the busy time where streams overlap. ``window_ns`` is how long the steps last
+    (:func:`nsightkit.analysis.timeline.steps.window`), which may begin long before the first operation does.
+
+    Parameters
+    ----------
+    trace : Trace
+
+    Returns
+    -------
+    dict
+        ``span_ns, busy_ns, idle_ns``; ``window_ns`` and ``window_idle_ns`` (idle time inside the window, of the
+        devices that the steps' process used, summed over them; None without steps); ``kernel_ns, memop_ns, graph_ns,
+        wall_ns``; ``lead_ns`` and ``tail_ns`` (captured time before and after the span, whatever was filtered);
+        ``kernel_count``; ``density`` (union of kernels and
+        graph replays over span, at most 1); ``memory_overhead`` (copy and memset time over kernel time); ``devices``
+        (the same figures for each, with ``device``, its ``name`` and ``start_ns``/``end_ns`` of its span); ``tool``,
+        ``tool_version`` and ``missing`` (tables the source did not record). A figure whose tables were not
+        recorded, or whose denominator is 0, is None.
+    """
+    known = [t for t in GPU_TABLES if trace.recorded(t)]
+    busy = intervals.busy(trace)
+    sums = {key: _durations(trace, table) for key, table in _SUM_OF.items()}
+    counts = trace.table("kernels", ["device"])["device"].value_counts() if "kernels" in known else None
+    names = {gpu.device: gpu.name for gpu in trace.meta.gpus}
+    devices = []
+    for row in busy.to_dict("records"):
+        device = int(row["device"])
+        one: dict[str, Any] = {
+            "device": device,
+            "name": names.get(device),
+            "start_ns": int(row["span_start_ns"]),
+            "end_ns": int(row["span_end_ns"]),
+            **{key: int(row[key]) for key in ("span_ns", "busy_ns", "idle_ns")},
+            **{key: None if by is None else int(by.get(device, 0)) for key, by in sums.items()},
+            "kernel_count": None if counts is None else int(counts.get(device, 0)),
+        }
+        devices.append(one | _ratios(one, int(row["compute_ns"])))
+    whole: dict[str, Any] = {key: int(busy[key].sum()) if known else None for key in ("span_ns", "busy_ns", "idle_ns")}
+    whole |= _window(trace) | {key: None if by is None else int(by.sum()) for key, by in sums.items()}
+    first, last = (min(d["start_ns"] for d in devices), max(d["end_ns"] for d in devices)) if devices else (0, 0)
+    whole["wall_ns"] = last - first if known else None
+    whole["lead_ns"] = whole["tail_ns"] = None
+    if devices:
+        begin, end = captured_window(trace)
+        whole["lead_ns"], whole["tail_ns"] = max(first - begin, 0), max(end - last, 0)
+    whole["kernel_count"] = None if counts is None else int(counts.sum())
+    whole |= _ratios(whole, int(busy["compute_ns"].sum()))
+    return whole | {
+        "devices": devices,
+        "tool": trace.meta.tool,
+        "tool_version": trace.meta.tool_version,
+        "missing": list(trace.meta.missing),
+    }
+
+
+def note(trace: Trace, figures: dict[str, Any]) -> str | None:
+    """Say that the GPU's span and the steps tell two stories of how idle it was.
+
+    Parameters
+    ----------
+    trace : Trace
+    figures : dict
+        What :func:`summary` says of it.
+
+    Returns
+    -------
+    str or None
+        A sentence; None where the two shares are within five points of each other, or one of them is not known.
+    """
+    span, window_ns, idle = figures["span_ns"], figures["window_ns"], figures["window_idle_ns"]
+    if not span or not window_ns or idle is None:
+        return None
+    devices = steps.devices(trace, int(steps.find(trace)["process"].iloc[0]))
+    of_span, of_window = figures["idle_ns"] / span, idle / (len(devices) * window_ns)
+    if abs(of_span - of_window) <= _APART:
+        return None
+    return (
+        f"The GPU was idle for {100 * of_window:.0f} % of the time that the steps take, but for {100 * of_span:.0f} % "
+        "of its span, which runs from its first operation to its last."
+    )
+
+
+def _window(trace: Trace) -> dict[str, int | None]:
+    """How long the steps last, and for how much of it the devices of their process were idle."""
+    found = steps.summary(trace)
+    if not len(found):
+        return {"window_ns": None, "window_idle_ns": None}
+    idle = found["idle_ns"]
+    return {
+        "window_ns": int(found["wall_ns"].sum()),
+        "window_idle_ns": int(idle.sum()) if idle.notna().all() else None,
+    }
+
+
+def captured_window(trace: Trace) -> tuple[int, int]:
+    """Find the first and last captured moment on the trace's clock.
+
+    As the source states it, else from the first to the last event of any table, before any filter.
+
+    Parameters
+    ----------
+    trace : Trace
+
+    Returns
+    -------
+    begin, end : int
+        Nanoseconds.
+    """
+    whole = trace.whole
+    if whole.meta.window_ns is not None:
+        begin, end = whole.meta.window_ns
+        return begin - whole.t0_ns, end - whole.t0_ns
+    ends = [int(whole.table(t, ["end_ns"])["end_ns"].max()) for t in TABLES if whole.size(t)]
+    return 0, max(ends, default=0)
+
+
+def _durations(trace: Trace, table: str) -> pd.Series | None:
+    if not trace.recorded(table):
+        return None
+    return trace.table(table, ["device", "duration_ns"]).groupby("device", sort=False)["duration_ns"].sum()
+
+
+def _ratios(figures: dict[str, Any], compute_ns: int) -> dict[str, float | None]:
+    span, kernel, memop = figures["span_ns"], figures["kernel_ns"], figures["memop_ns"]
+    return {
+        "density": compute_ns / span if span else None,
+        "memory_overhead": memop / kernel if kernel and memop is not None else None,
+    }

@@ -1,0 +1,143 @@
+"""Where a step's time goes, phase by phase, in sums that add up to the whole."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from nsightkit.analysis.core import intervals
+from nsightkit.analysis.core.names import compiled, matching
+from nsightkit.analysis.timeline import steps
+from nsightkit.analysis.timeline.ranges import Rule, holds
+from nsightkit.errors import UsageError
+from nsightkit.trace.model import GPU_TABLES, Trace
+
+__all__ = ["PHASES", "UNATTRIBUTED", "summary"]
+
+Int = npt.NDArray[np.int64]
+
+#: Phases of a training step as programs usually call them.
+PHASES = r"(?i)^(data|data_?load(er)?|copy|to_device|forward|loss|backward|optimizer(_step)?|zero_grad)$"
+#: The row of what lies in no phase.
+UNATTRIBUTED = "(unattributed)"
+
+
+def summary(trace: Trace, match: str = PHASES, rule: Rule = "window") -> pd.DataFrame:
+    """Divide the steps' CPU time and the GPU's busy time among phases.
+
+    Every GPU operation belongs to one phase, the one in which it was launched; where operations of two phases run
+    at the same time, the moment counts for the one that began first. So the GPU column sums to the busy time, which
+    adding up ``gpu_ns`` of :func:`nsightkit.analysis.timeline.ranges.summary` would not. CPU times are those of the
+    phases' own thread: for asynchronous work the time it took to launch.
+
+    Parameters
+    ----------
+    trace : Trace
+    match : str
+        Regular expression of the phases' names. Where such ranges nest, the outermost counts.
+    rule : {"window", "thread"}
+        Whose launches belong to a phase, as for ranges: ``thread`` leaves out the backward pass, which autograd
+        launches from a thread of its own.
+
+    Returns
+    -------
+    DataFrame
+        ``phase, count, cpu_ns, gpu_ns, kernel_count, share_of_busy, rule``: the phases by falling ``gpu_ns``, then
+        ``(unattributed)``. ``cpu_ns`` sums to the length of the steps (:func:`nsightkit.analysis.timeline.steps.find`),
+        NA in the last row where the trace has none; the GPU columns are NA where none was recorded.
+
+    Raises
+    ------
+    UsageError
+        `match` is no regular expression, or `rule` is unknown.
+    """
+    if rule not in ("window", "thread"):
+        raise UsageError(f"unknown rule {rule!r}; use window or thread")
+    whole = trace.whole
+    ranges = whole.table("ranges", ["start_ns", "end_ns", "thread", "name"])
+    chosen = _outermost(ranges[matching(ranges["name"], compiled(match, "match"))])
+    selected = trace.mask("ranges")
+    mine = chosen if selected is None else chosen[selected[chosen.index.to_numpy()]]
+    cpu = (mine["end_ns"] - mine["start_ns"]).groupby(mine["name"].astype("str")).agg(["size", "sum"])
+    found = steps.find(trace)
+    recorded = trace.recorded("kernels") and trace.recorded("calls")
+    phase, gpu_ns, kernels = _gpu(trace, chosen, rule) if recorded else (np.empty(0, object), {}, {})
+    names = sorted(set(cpu.index) | set(phase), key=lambda n: (-gpu_ns.get(n, 0), -int(cpu["sum"].get(n, 0)), n))
+    busy = sum(gpu_ns.values())
+    rows: list[tuple[object, ...]] = [
+        (n, int(cpu["size"].get(n, 0)), int(cpu["sum"].get(n, 0)), gpu_ns.get(n, 0), kernels.get(n, 0))
+        for n in names
+        if n != UNATTRIBUTED
+    ]
+    wall = int((found["end_ns"] - found["start_ns"]).sum())
+    rest = wall - _inside(mine, found) if len(found) else pd.NA
+    rows.append((UNATTRIBUTED, 0, rest, gpu_ns.get(UNATTRIBUTED, 0), kernels.get(UNATTRIBUTED, 0)))
+    out = pd.DataFrame(rows, columns=["phase", "count", "cpu_ns", "gpu_ns", "kernel_count"])
+    out["share_of_busy"] = out["gpu_ns"] / busy if busy else np.nan
+    out = out.astype({"cpu_ns": "Int64", "gpu_ns": "Int64", "kernel_count": "Int64"})
+    if not recorded:
+        out[["gpu_ns", "kernel_count"]] = pd.NA
+    out["rule"] = rule
+    return out
+
+
+def _outermost(ranges: pd.DataFrame) -> pd.DataFrame:
+    """The ranges that lie in no other one of their thread; in order of thread and time."""
+    order = np.lexsort((-ranges["end_ns"].to_numpy(), ranges["start_ns"].to_numpy(), ranges["thread"].to_numpy()))
+    ordered = ranges.iloc[order]
+    reach = ordered["end_ns"].groupby(ordered["thread"], sort=False).cummax().groupby(ordered["thread"]).shift()
+    return ordered[(reach.isna() | (ordered["start_ns"] >= reach)).to_numpy()]
+
+
+def _inside(ranges: pd.DataFrame, found: pd.DataFrame) -> int:
+    """Length of the part of the ranges that lies in steps."""
+    step = intervals.Coverage(found["start_ns"], found["end_ns"])
+    return int(step.of(ranges["start_ns"], ranges["end_ns"]).sum())
+
+
+def _gpu(
+    trace: Trace, phases: pd.DataFrame, rule: Rule
+) -> tuple[npt.NDArray[np.object_], dict[str, int], dict[str, int]]:
+    """Busy time and kernels of each phase."""
+    ops = intervals.gpu_intervals(trace)
+    table, row = ops["table"].to_numpy(), ops["row"].to_numpy()
+    owner = _phase_of_launch(trace, phases, intervals.launches_of(trace, table, row), rule)
+    names = np.array([*phases["name"].astype("str"), UNATTRIBUTED], dtype=object)[owner]
+    start, end, device = (ops[c].to_numpy() for c in ("start_ns", "end_ns", "device"))
+    fresh = np.zeros(len(ops), np.int64)
+    for one in pd.unique(device).tolist():
+        at = np.flatnonzero(device == one)
+        reach = np.maximum.accumulate(end[at])
+        before = np.concatenate(([start[at[0]]], reach[:-1]))
+        # What each operation adds to the union of those that began before it.
+        fresh[at] = np.maximum(end[at] - np.maximum(start[at], before), 0)
+    sums = pd.DataFrame({"phase": names, "gpu": fresh, "kernel": table == GPU_TABLES.index("kernels")})
+    by_phase = sums.groupby("phase").agg(gpu=("gpu", "sum"), kernel=("kernel", "sum"))
+    return (
+        by_phase.index.to_numpy(object),
+        {str(n): int(v) for n, v in by_phase["gpu"].items()},
+        {str(n): int(v) for n, v in by_phase["kernel"].items()},
+    )
+
+
+def _phase_of_launch(trace: Trace, phases: pd.DataFrame, launch: Int, rule: Rule) -> Int:
+    """Position of the phase in which each call lies, -1 for none."""
+    whole = trace.whole
+    result = np.full(len(launch), -1, np.int64)
+    known = np.flatnonzero(launch >= 0)
+    calls = whole.table("calls", ["start_ns", "end_ns", "thread"])
+    begun, done, thread = (calls[c].to_numpy()[launch[known]] for c in ("start_ns", "end_ns", "thread"))
+    position = np.arange(len(phases))
+    start, end, of_thread = (phases[c].to_numpy() for c in ("start_ns", "end_ns", "thread"))
+    for one in pd.unique(thread).tolist():
+        candidates = position[of_thread == one if rule == "thread" else holds(trace, phases.index.to_numpy(), one)]
+        if not len(candidates):
+            continue
+        candidates = candidates[np.argsort(start[candidates], kind="stable")]
+        at = np.flatnonzero(thread == one)
+        last = np.searchsorted(start[candidates], begun[at], side="right") - 1
+        phase = candidates[np.maximum(last, 0)]
+        inside = (last >= 0) & (end[phase] >= done[at])
+        result[known[at]] = np.where(inside, phase, -1)
+    return result

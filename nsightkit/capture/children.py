@@ -1,0 +1,48 @@
+"""Processes in which a program is watched, and whether they can use a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from nsightkit.trace._process import run, tail
+
+__all__ = ["child_environment", "has_gpu"]
+
+
+def has_gpu() -> bool:
+    """Whether torch can use a CUDA GPU here.
+
+    Asks a process of its own, so that this one never holds a CUDA context; and asks nobody where there is
+    no driver.
+
+    Returns
+    -------
+    bool
+    """
+    try:
+        ctypes.CDLL("libcuda.so.1" if sys.platform != "win32" else "nvcuda.dll")
+    except OSError:
+        return False
+    question = "import torch; print(torch.cuda.is_available())"
+    try:
+        return tail(run([sys.executable, "-c", question], 120.0).stdout, 1) == "True"
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+def child_environment() -> dict[str, str]:
+    """Give this process's environment, with this very nsightkit importable in a child.
+
+    Returns
+    -------
+    dict of str to str
+    """
+    import nsightkit
+
+    here = str(Path(nsightkit.__file__).parents[1])
+    there = os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([here, there] if there else [here])}

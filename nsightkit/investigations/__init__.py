@@ -1,0 +1,21 @@
+"""What only the guide needs: its parts, how they are measured, recorded and replayed.
+
+No other part of nsightkit imports this one, except the command line for ``record`` and ``peaks --measure``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nsightkit.investigations.measurement import Measurement, measure
+
+__all__ = ["Measurement", "measure"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        from nsightkit.investigations import measurement
+
+        return getattr(measurement, name)
+    raise AttributeError(f"module 'nsightkit.investigations' has no attribute {name!r}")

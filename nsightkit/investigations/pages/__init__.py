@@ -1,0 +1,1 @@
+"""What a page of the guide needs beyond the analyses."""

@@ -1,0 +1,514 @@
+r"""How time and memory of attention grow with the context, where memory ran out, and where it had to.
+
+With B (batch), H (heads), S (context), d (width of all heads) and an element of e bytes, one matrix of scores has
+E = BHS²e bytes and one of q, k, v, the output or a gradient L = BSde. What lives at the same time, besides the inputs
+(4L, and S² for the mask of attention that is written out)::
+
+                       before backward    peak of forward         peak of backward
+    naive              E + L              2E + L                  max(3E + 2L, E + 4L)
+    naive-compiled     E + L              max(E + 2R, E + L)      max(2E + 2L + R, E + 4L)
+    math, fp32         E + 3L             2E + 3L or so           max(3E + 4L, E + 6L)
+    math, bf16         2E + 7L            4E + 10L or so          max(6E + 7L, 4E + 11L)
+    flash and others   L + R              L + R                   4L + R, on a GPU + 2L to add up in fp32
+
+R = 4BHS is one fp32 number a row. ``math`` has a mask of its own, 4S²; in bf16 it computes in fp32, hence twice the
+bytes. The rows for ``naive`` and ``math`` follow from PyTorch's operators one by one
+(``_scaled_dot_product_attention_math`` of PyTorch 2.13) and hold to the byte; that of ``naive-compiled`` was read from
+the code that inductor generates for fp32; those of fused kernels leave workspaces out. What allocators round is left
+out everywhere.
+
+FLOPs are those that attention needs, 4BS²d forward and twice that backward, and half of both where it is causal. An
+implementation that computes the whole square or recomputes scores does more, and is not credited with it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from nsightkit.analysis.timeline import kernels, operators
+from nsightkit.analysis.timeline.selection import select
+from nsightkit.errors import NsightkitError
+from nsightkit.trace.model import Trace
+from nsightkit.workloads.cells import DIRECTIONS, METRIC, REASONS, STATUSES
+
+__all__ = [
+    "Footprint",
+    "backends",
+    "cells",
+    "compare",
+    "ends",
+    "exponents",
+    "footprint",
+    "forecast",
+    "launch_bound",
+    "limits",
+]
+
+_KEY = ["implementation", "precision", "d", "context"]
+_LINE = ["implementation", "precision", "d", "direction"]
+_OF_COLUMN = ["batch", "heads", "causal"]
+#: By direction, and for the cell.
+_OF_DIRECTION = ["status", "reason", "stopped_context", "peak_bytes", "reserved_bytes", "requested_bytes"]
+_OF_CELL = ["inputs_bytes", "idle_bytes", "before_backward_bytes"]
+_KNOWN = {
+    *_OF_COLUMN, "limit_bytes", *_OF_CELL, *(f"{way}_{name}" for way in DIRECTIONS for name in ["ns", *_OF_DIRECTION]),
+}  # fmt: skip
+_COLUMNS = [
+    *_KEY, "direction", *_OF_COLUMN, "status", "reason", "repetitions", "median_ns", "spread", "tflops", "inputs_bytes",
+    "workspace_bytes", "memory_before_bytes", "peak_bytes", "reserved_bytes", "requested_bytes",
+]  # fmt: skip
+_REMEDY = "measure or record the part again"
+
+
+def cells(samples: pd.DataFrame) -> pd.DataFrame:
+    """Read the cells of one column, or of several whose samples were put together.
+
+    Parameters
+    ----------
+    samples : DataFrame
+        ``metric``, ``index``, ``value``, as :class:`nsightkit.investigations.measurement.Measurement` has them.
+
+    Returns
+    -------
+    DataFrame
+        One row a cell and direction: ``implementation, precision, d, context, direction, batch, heads, causal, status``
+        (one of :data:`nsightkit.workloads.cells.STATUSES`), ``reason``, ``repetitions, median_ns, spread`` (of the
+        middle half of the samples, as a share of the median), ``tflops`` (TFLOP/s by the closed formula),
+        ``inputs_bytes, workspace_bytes`` (what libraries keep between passes), ``memory_before_bytes`` (before this
+        direction began),
+        ``peak_bytes, reserved_bytes, requested_bytes`` (what could not be allocated). NaN where nothing was measured.
+
+    Raises
+    ------
+    NsightkitError
+        These are no samples of a sweep, or they are damaged.
+    """
+    parsed, values = _parsed(samples)
+    firsts = values.groupby("metric", sort=False)["value"].first()
+    parsed["value"] = firsts.reindex(parsed.index)
+    of_cell = parsed[parsed["d"].notna()]
+    if of_cell.empty:
+        return pd.DataFrame(columns=_COLUMNS)
+    wide = of_cell.set_index([*_KEY, "quantity"])["value"].unstack("quantity")
+    wide = wide.reindex(columns=sorted({*wide.columns, *(_KNOWN - {*_OF_COLUMN, "limit_bytes"})}))
+    whole = parsed[parsed["d"].isna()].set_index(["implementation", "precision", "quantity"])["value"].unstack()
+    whole = whole.reindex(columns=_OF_COLUMN)
+    times = values[values["metric"].str.match(r"(?:forward|backward)_ns ")].groupby("metric", sort=False)["value"]
+    spreads = pd.DataFrame({"repetitions": times.size(), "median_ns": times.median()})
+    spreads["spread"] = (times.quantile(0.75) - times.quantile(0.25)) / spreads["median_ns"]
+    spreads = parsed[[*_KEY, "quantity"]].join(spreads, how="inner").set_index([*_KEY, "quantity"])
+    rows = []
+    for way in DIRECTIONS:
+        part = wide[[f"{way}_{name}" for name in _OF_DIRECTION]].set_axis(_OF_DIRECTION, axis=1)
+        part["status"] = _decoded(part["status"], STATUSES)
+        codes = part["reason"]
+        part["reason"] = _decoded(codes, REASONS)
+        told = part["stopped_context"].notna()
+        part.loc[told, "reason"] = [
+            str(text).replace("{context}", f"{context:.0f}")
+            for text, context in zip(part.loc[told, "reason"], part.loc[told, "stopped_context"], strict=True)
+        ]
+        before = "idle_bytes" if way == "forward" else "before_backward_bytes"
+        part["inputs_bytes"], part["memory_before_bytes"] = wide["inputs_bytes"], wide[before]
+        part["workspace_bytes"] = wide["idle_bytes"] - wide["inputs_bytes"]
+        mine = spreads[spreads.index.get_level_values("quantity") == f"{way}_ns"].droplevel("quantity")
+        rows.append(part.join(mine).assign(direction=way).reset_index())
+    table = pd.concat(rows, ignore_index=True).astype({"d": "int64", "context": "int64"})
+    table = table.merge(whole.reset_index(), on=["implementation", "precision"], how="left")
+    if table[_OF_COLUMN].isna().any(axis=None):
+        raise NsightkitError(f"the samples do not say the batch and the heads of their column; {_REMEDY}")
+    table = table.astype({"batch": "int64", "heads": "int64", "causal": "bool", "repetitions": "Int64"})
+    flops = 4.0 * table["batch"] * table["d"] * table["context"].astype(float) ** 2
+    flops *= np.where(table["causal"], 0.5, 1.0) * np.where(table["direction"] == "forward", 1.0, 2.0)
+    table["tflops"] = flops / table["median_ns"] / 1e3
+    order = ["implementation", "precision", "d", "context", "direction"]
+    ranks = table["direction"].map({way: i for i, way in enumerate(DIRECTIONS)})
+    table = table.assign(direction=ranks).sort_values(order, ignore_index=True)
+    return table.assign(direction=np.array(DIRECTIONS, dtype=object)[table["direction"].to_numpy()])[_COLUMNS]
+
+
+def limits(samples: pd.DataFrame) -> pd.Series:
+    """Give the memory that each column could have.
+
+    Parameters
+    ----------
+    samples : DataFrame
+
+    Returns
+    -------
+    Series of float
+        Bytes by column, such as ``naive-fp32``; columns without a limit are not in it.
+
+    Raises
+    ------
+    NsightkitError
+        As for :func:`cells`.
+    """
+    parsed, values = _parsed(samples)
+    mine = parsed[parsed["quantity"] == "limit_bytes"]
+    found = values.groupby("metric", sort=False)["value"].first().reindex(mine.index)
+    return pd.Series(found.to_numpy(), index=mine["implementation"] + "-" + mine["precision"], name="limit_bytes")
+
+
+def _parsed(samples: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Take the names apart, one row a name, and check that names and values can be what they should be."""
+    if not {"metric", "index", "value"} <= set(samples.columns):
+        raise NsightkitError(f"samples have the columns metric, index and value; {_REMEDY}")
+    names = pd.unique(samples["metric"])
+    matches = [METRIC.fullmatch(name) if isinstance(name, str) else None for name in names]
+    for name, match in zip(names, matches, strict=True):
+        if match is None or match["quantity"] not in _KNOWN:
+            raise NsightkitError(f"no sample of a sweep is called {str(name)[:60]!r}; {_REMEDY}")
+    parts = [match.groupdict() for match in matches if match is not None]
+    columns = ["quantity", "implementation", "precision", "d", "context"]
+    parsed = pd.DataFrame(parts, columns=columns, index=pd.Index(names, name="metric"))
+    parsed[["d", "context"]] = parsed[["d", "context"]].astype("Int64")
+    misplaced = parsed["quantity"].isin([*_OF_COLUMN, "limit_bytes"]) == parsed["d"].notna()
+    if misplaced.any():
+        raise NsightkitError(f"{misplaced.idxmax()!r} is out of place among the samples; {_REMEDY}")
+    value = pd.to_numeric(samples["value"], errors="coerce")
+    if not (np.isfinite(value.to_numpy(float)) & (value >= 0)).all():
+        raise NsightkitError(f"the samples hold values that are no numbers or below zero; {_REMEDY}")
+    if samples.duplicated(["metric", "index"]).any():
+        twice = samples.loc[samples.duplicated(["metric", "index"]), "metric"].iloc[0]
+        raise NsightkitError(f"there are two columns with {twice!r}; give each column once")
+    return parsed, samples.assign(value=value).sort_values(["metric", "index"], kind="stable")
+
+
+def _decoded(codes: pd.Series, words: tuple[str, ...]) -> pd.Series:
+    if codes.isna().any() or not codes.isin(range(len(words))).all():
+        raise NsightkitError(f"the samples hold a status or reason that does not exist; {_REMEDY}")
+    return pd.Series(np.array(words, dtype=object)[codes.to_numpy(dtype=np.int64)], index=codes.index)
+
+
+@dataclasses.dataclass(frozen=True)
+class Footprint:
+    """Bytes that one cell needs, predicted.
+
+    Parameters
+    ----------
+    inputs : int
+        q, k, v, the output's gradient, and the mask of attention that is written out.
+    before_backward, forward_peak, backward_peak : int
+        With the inputs.
+    """
+
+    inputs: int
+    before_backward: int
+    forward_peak: int
+    backward_peak: int
+
+    def peak(self, direction: str) -> int:
+        """Give the peak of a direction.
+
+        Parameters
+        ----------
+        direction : {"forward", "backward"}
+
+        Returns
+        -------
+        int
+        """
+        return self.forward_peak if direction == "forward" else self.backward_peak
+
+
+def footprint(
+    implementation: str, precision: str, *, d: int, context: int, batch: int = 8, heads: int = 1, causal: bool = True,
+    on_gpu: bool = True,
+) -> Footprint:  # fmt: skip
+    """Predict the memory of one cell from its sizes alone (the table above).
+
+    Parameters
+    ----------
+    implementation : {"naive", "naive-compiled", "math", "efficient", "flash", "cudnn"}
+    precision : {"fp32", "tf32", "bf16"}
+    d, context, batch, heads : int
+    causal : bool
+    on_gpu : bool
+        Count what a GPU's fused kernels allocate within themselves, too; a count of tensors on a CPU does not see it.
+
+    Returns
+    -------
+    Footprint
+
+    Raises
+    ------
+    NsightkitError
+        The implementation is not known.
+
+    Examples
+    --------
+    >>> footprint("naive", "fp32", d=64, context=16384).forward_peak / 2**30
+    16.53125
+    """
+    element = 2 if precision == "bf16" else 4
+    scores, line, row = batch * heads * context**2 * element, batch * context * d * element, 4 * batch * heads * context
+    square = context**2 if causal else 0
+    inputs = 4 * line
+    if implementation == "naive":
+        inputs += square
+        kept, forward = scores + line, 2 * scores + line
+        backward = max(3 * scores + 2 * line, scores + 4 * line)
+    elif implementation == "naive-compiled":
+        inputs += square
+        kept, forward = scores + line, scores + max(2 * row, line)
+        backward = max(2 * scores + 2 * line + row, scores + 4 * line)
+    elif implementation == "math" and element == 4:
+        mask = 4 * square
+        kept, forward = scores + 3 * line, max(2 * scores + 2 * line, scores + 3 * line) + mask
+        backward = max(3 * scores + 4 * line, scores + 6 * line)
+    elif implementation == "math":
+        mask = 4 * square
+        kept, forward = 2 * scores + 7 * line, max(4 * scores + 10 * line, 3 * scores + 13 * line) + mask
+        backward = max(6 * scores + 7 * line, 4 * scores + 11 * line, 2 * scores + 11 * line)
+    elif implementation in ("efficient", "flash", "cudnn"):
+        kept = forward = line + row
+        # 16-bit gradients are added up in fp32; and each row needs the sum of its gradient times its output.
+        added = (row + (2 * line if element == 2 else 0)) if on_gpu else 0
+        backward = 4 * line + row + added
+    else:
+        raise NsightkitError(f"nothing is known of the memory of attention called {implementation[:40]!r}")
+    return Footprint(inputs, inputs + kept, inputs + forward, inputs + backward)
+
+
+def compare(table: pd.DataFrame, *, on_gpu: bool = True) -> pd.DataFrame:
+    """Put the memory that was predicted beside the memory that was measured.
+
+    Parameters
+    ----------
+    table : DataFrame
+        Of :func:`cells`.
+    on_gpu : bool
+        As for :func:`footprint`.
+
+    Returns
+    -------
+    DataFrame
+        ``implementation, precision, d, context, direction, status, predicted_before_bytes, memory_before_bytes,
+        predicted_peak_bytes, peak_bytes, error`` for the rows that ran. Measured figures are without the libraries'
+        workspaces; `error` is that of the peak, prediction over measurement less 1.
+    """
+    ran = table[table["peak_bytes"].notna()]
+    sizes = ran[[*_KEY, *_OF_COLUMN]].to_dict("records")
+    found = [footprint(**{str(name): value for name, value in row.items()}, on_gpu=on_gpu) for row in sizes]
+    forward = (ran["direction"] == "forward").to_numpy()
+    out = ran[[*_KEY, "direction", "status"]].copy()
+    before = [f.inputs if ahead else f.before_backward for f, ahead in zip(found, forward, strict=True)]
+    out["predicted_before_bytes"] = np.array(before, dtype=np.int64)
+    out["memory_before_bytes"] = ran["memory_before_bytes"] - ran["workspace_bytes"]
+    peaks = [f.peak(way) for f, way in zip(found, ran["direction"], strict=True)]
+    out["predicted_peak_bytes"] = np.array(peaks, dtype=np.int64)
+    out["peak_bytes"] = ran["peak_bytes"] - ran["workspace_bytes"]
+    out["error"] = out["predicted_peak_bytes"] / out["peak_bytes"] - 1
+    return out.reset_index(drop=True)
+
+
+def forecast(
+    limit_bytes: float, implementation: str, precision: str, *, d: Sequence[int], contexts: Sequence[int],
+    batch: int = 8, heads: int = 1, causal: bool = True, on_gpu: bool = True,
+) -> pd.DataFrame:  # fmt: skip
+    """Say where memory will run out, before anything is run.
+
+    Parameters
+    ----------
+    limit_bytes : float
+        What tensors can have.
+    implementation, precision : str
+    d : sequence of int
+        Widths.
+    contexts : sequence of int
+        The context lengths that will be tried.
+    batch, heads : int
+    causal : bool
+    on_gpu : bool
+        As for :func:`footprint`.
+
+    Returns
+    -------
+    DataFrame
+        ``implementation, precision, d, direction, largest_context`` (the longest that fits, to the token),
+        ``context`` (the first of `contexts` that does not fit; NA when all do), ``needed_bytes`` (there).
+    """
+
+    def needed(width: int, context: int, way: str) -> int:
+        sizes = {"d": width, "context": context, "batch": batch, "heads": heads, "causal": causal, "on_gpu": on_gpu}
+        return footprint(implementation, precision, **sizes).peak(way)  # type: ignore[arg-type]
+
+    rows = []
+    for width in d:
+        for way in DIRECTIONS:
+            fits, fails = 0, 1
+            while needed(width, fails, way) <= limit_bytes and fails < 2**40:
+                fits, fails = fails, 2 * fails
+            while fails - fits > 1:
+                middle = (fits + fails) // 2
+                fits, fails = (middle, fails) if needed(width, middle, way) <= limit_bytes else (fits, middle)
+            first = next((c for c in sorted(contexts) if c > fits), None)
+            bytes_then = pd.NA if first is None else needed(width, first, way)
+            rows.append((implementation, precision, width, way, fits, pd.NA if first is None else first, bytes_then))
+    out = pd.DataFrame(rows, columns=[*_LINE, "largest_context", "context", "needed_bytes"])
+    return out.astype({"context": "Int64", "needed_bytes": "Int64"})
+
+
+def ends(table: pd.DataFrame, limit_bytes: pd.Series, *, on_gpu: bool = True) -> pd.DataFrame:
+    """Put where memory was forecast to run out beside where it did.
+
+    Parameters
+    ----------
+    table : DataFrame
+        Of :func:`cells`.
+    limit_bytes : Series
+        Of :func:`limits`; columns that are not in it are left out.
+    on_gpu : bool
+        As for :func:`footprint`.
+
+    Returns
+    -------
+    DataFrame
+        The columns of :func:`forecast`, for the lines of which something could run; ``measured_context``, the first
+        that did not fit (for backward also one whose forward did not; NA when none failed), and ``outcome``: ``as
+        forecast``, ``earlier``, ``later``, or ``not reached`` where the sweep ended before it could tell.
+    """
+    possible = table[table["status"] != "unsupported"]
+    found = []
+    for (implementation, precision), rows in possible.groupby(["implementation", "precision"], sort=False):
+        limit = limit_bytes.get(f"{implementation}-{precision}")
+        if limit is not None:
+            batch, heads, causal = rows[_OF_COLUMN].iloc[0]
+            contexts, widths = (sorted(int(n) for n in rows[name].unique()) for name in ("context", "d"))
+            foreseen = forecast(
+                float(limit), str(implementation), str(precision), d=widths, contexts=contexts, batch=int(batch),
+                heads=int(heads), causal=bool(causal), on_gpu=on_gpu,
+            )  # fmt: skip
+            found.append(foreseen)
+    if not found:
+        return pd.DataFrame(
+            columns=[*_LINE, "largest_context", "context", "needed_bytes", "measured_context", "outcome"]
+        )
+    ran_out = possible[possible["status"] == "oom"]
+    # What fails forward cannot go backward.
+    ran_out = pd.concat([ran_out, ran_out[ran_out["direction"] == "forward"].assign(direction="backward")])
+    first = ran_out.groupby(_LINE)["context"].min().astype("Int64").rename("measured_context").reset_index()
+    whole = (possible["status"] == "ok").groupby([possible[name] for name in _LINE]).all().rename("whole").reset_index()
+    out = pd.concat(found, ignore_index=True).merge(first, "left", _LINE).merge(whole, "left", _LINE)
+    expected, came = (
+        out[name].astype("Float64").to_numpy(float, na_value=np.inf) for name in ("context", "measured_context")
+    )
+    known = out["measured_context"].notna() | out.pop("whole")
+    out["outcome"] = np.select(
+        [~known, came == expected, came < expected], ["not reached", "as forecast", "earlier"], "later"
+    )
+    return out
+
+
+def launch_bound(table: pd.DataFrame, *, factor: float = 1.5) -> pd.DataFrame:
+    """Find the contexts up to which time does not grow: what is measured there is the cost of launching.
+
+    Parameters
+    ----------
+    table : DataFrame
+        Of :func:`cells`.
+    factor : float
+        Times up to so many times that of the shortest context count as the same.
+
+    Returns
+    -------
+    DataFrame
+        ``implementation, precision, d, direction, floor_ns`` (time at the shortest context) and ``context``, the last
+        of those at the same time; 0 where already the second context takes longer.
+    """
+    timed = table[table["median_ns"].notna()].sort_values([*_LINE, "context"], kind="stable")
+    floor = timed.groupby(_LINE, sort=False)["median_ns"].transform("first")
+    grown = (timed["median_ns"] > factor * floor).groupby([timed[name] for name in _LINE], sort=False).cummax()
+    same = timed[~grown].assign(floor_ns=floor[~grown])
+    flat = same.groupby(_LINE, sort=False, as_index=False).agg(
+        floor_ns=("floor_ns", "first"), context=("context", "last"), cells=("context", "size")
+    )
+    flat["context"] = flat["context"].where(flat["cells"] > 1, 0)
+    return flat.drop(columns="cells")
+
+
+def exponents(table: pd.DataFrame) -> pd.DataFrame:
+    """Say how time and memory grow at the long end: 1 is linear in the context, 2 quadratic.
+
+    Parameters
+    ----------
+    table : DataFrame
+        Of :func:`cells`.
+
+    Returns
+    -------
+    DataFrame
+        ``implementation, precision, d, direction, context`` (the longest that fits), ``time``, ``memory`` (the slopes
+        on logarithmic axes between the two longest contexts that fit, of the median and of the peak).
+    """
+    fits = table[table["status"] == "ok"].sort_values([*_LINE, "context"], kind="stable")
+    last = fits.groupby(_LINE, sort=False).tail(2)
+    last = last[last.groupby(_LINE)["context"].transform("size") == 2]
+    pairs = last.assign(
+        peak=last["peak_bytes"] - last["workspace_bytes"], place=last.groupby(_LINE, sort=False).cumcount()
+    )
+    wide = pairs.set_index([*_LINE, "place"])[["context", "median_ns", "peak"]].astype(float).unstack("place")
+    if wide.empty:
+        return pd.DataFrame(columns=[*_LINE, "context", "time", "memory"])
+    longer = np.log(wide["context"][1] / wide["context"][0])
+    out = pd.DataFrame({"context": wide["context"][1].astype("int64")})
+    for name, column in (("time", "median_ns"), ("memory", "peak")):
+        out[name] = np.log(wide[column][1] / wide[column][0]) / longer
+    return out.reset_index()
+
+
+#: Backend by name of a kernel or an operator, in order of precedence: cuDNN's kernels say "flash", too.
+_BACKENDS = (
+    ("cudnn", r"cudnn"),
+    ("efficient", r"fmha|efficient_attention|mem_eff"),
+    ("flash", r"flash"),
+    ("compiled", r"^triton_|compiled"),
+    ("written out", r"softmax|bmm|gemm|matmul"),
+)
+
+
+def backends(trace: Trace) -> pd.DataFrame:
+    """Read from a profile which implementation really ran in each cell.
+
+    On a GPU it is read from the names of kernels, else from those of the CPU's operators. What was asked for plays no
+    part in it.
+
+    Parameters
+    ----------
+    trace : Trace
+
+    Returns
+    -------
+    DataFrame
+        ``implementation, precision, d, context, direction, backend`` (``cudnn``, ``efficient``, ``flash``,
+        ``compiled``, ``written out``, or ``unknown``), ``evidence`` (the longest kernel or operator that says so),
+        ``count`` (kernels or operators). Empty where the trace has no ranges of cells.
+    """
+    names = trace.table("ranges", ["name"])["name"].astype("str").unique()
+    matches = {name: METRIC.fullmatch(name) for name in names}
+    on_gpu = trace.recorded("kernels") and trace.recorded("calls")
+    of = kernels if on_gpu else operators
+    rows = []
+    for name, match in matches.items():
+        if match is None or match["d"] is None or match["quantity"] not in DIRECTIONS:
+            continue
+        ran = of.summary(select(trace, within=f"^{re.escape(name)}$"))
+        place = [match["implementation"], match["precision"], int(match["d"]), int(match["context"])]
+        rows.append([*place, match["quantity"], *_backend(ran["name"]), int(ran["count"].sum())])
+    out = pd.DataFrame(rows, columns=[*_KEY, "direction", "backend", "evidence", "count"])
+    return out.sort_values([*_KEY, "direction"], ascending=[True] * 4 + [False], ignore_index=True)
+
+
+def _backend(names: pd.Series) -> tuple[str, str]:
+    """Decide by the first rule that a name matches; names come in order of their time."""
+    for backend, pattern in _BACKENDS:
+        hits = names[names.str.contains(pattern, case=False, regex=True)]
+        if len(hits):
+            return backend, str(hits.iloc[0])
+    return "unknown", ""

@@ -1,0 +1,143 @@
+"""The recorder: measure every part on a GPU and keep what it produced, for machines without one."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from nsightkit.capture.children import has_gpu
+from nsightkit.errors import NsightkitError, UsageError
+from nsightkit.investigations import recordings
+from nsightkit.investigations.measurement import run_child, run_second
+from nsightkit.investigations.parts import Part, parts
+
+__all__ = ["record"]
+
+
+def record(
+    only: Sequence[str] | None = None,
+    budget_s: float | None = None,
+    out: Path | None = None,
+    *,
+    dry_run: bool = False,
+    echo: Callable[[str], None] | None = None,
+) -> list[dict[str, Any]]:
+    """Record the investigations' parts, the most valuable first.
+
+    A part that is recorded already, by this very code, is kept: call it again to go on after an
+    interruption. A part that fails does not stop the others.
+
+    Parameters
+    ----------
+    only : sequence of str, optional
+        Investigations (``starved-input``) or parts (``starved-input/before``).
+    budget_s : float, optional
+        No part begins when it would probably end later than this.
+    out : Path, optional
+        Where to; the checkout's ``docs/recordings`` when omitted (a dry run must name another folder).
+    dry_run : bool
+        Go through everything with the small versions on the CPU. What it writes is no recording.
+    echo : callable, optional
+        Takes lines of progress.
+
+    Returns
+    -------
+    list of dict
+        ``investigation``, ``part``, ``status`` (``recorded``, ``kept``, ``failed``, ``over budget``),
+        ``seconds``, ``detail``.
+
+    Raises
+    ------
+    NsightkitError
+        There is no GPU.
+    UsageError
+        `only` names what there is not.
+    """
+    say = echo or (lambda _: None)
+    chosen = _chosen(only)
+    where = Path(out) if out is not None else recordings.folder()
+    if dry_run:
+        if where.resolve() == recordings.folder().resolve():
+            raise UsageError("a dry run writes no recordings; give it another folder with --out")
+    elif not has_gpu():
+        raise NsightkitError(
+            "recordings are made on a GPU, and torch sees none here; run 'nsightkit doctor', or try --dry-run"
+        )
+    begin = time.monotonic()
+    longest = 0.0
+    report = []
+    for number, part in enumerate(chosen, 1):
+        name = f"[{number}/{len(chosen)}] {part.investigation}/{part.name}"
+        spent = time.monotonic() - begin
+        row: dict[str, Any] = {"investigation": part.investigation, "part": part.name, "seconds": 0.0, "detail": ""}
+        kept = _kept(part, where, dry_run)
+        if kept is not None:
+            row |= {"status": "kept", "detail": str(kept)}
+        elif budget_s is not None and spent + longest > budget_s:
+            # The longest part so far is the best guess at the next.
+            row |= {"status": "over budget", "detail": f"{budget_s - spent:.0f} s of {budget_s:.0f} s were left"}
+        else:
+            say(f"{name} ...")
+            left = 600.0 if budget_s is None else max(budget_s - spent, 1.0)
+            start = time.monotonic()
+            try:
+                place = _record(part, where, dry_run=dry_run, timeout_s=min(left, 600.0))
+            # Whatever goes wrong with one part, the machine's time belongs to the others.
+            except Exception as error:
+                row |= {"status": "failed", "detail": " ".join(f"{error}".split())}
+            else:
+                row |= {"status": "recorded", "detail": str(place)}
+            row["seconds"] = round(time.monotonic() - start, 1)
+            longest = max(longest, row["seconds"])
+        say(f"{name}: {row['status']}{', ' + str(row['seconds']) + ' s' if row['seconds'] else ''} {row['detail']}")
+        report.append(row)
+    return report
+
+
+def _chosen(only: Sequence[str] | None) -> list[Part]:
+    everything = list(parts())
+    if not only:
+        return everything
+    names = {name for p in everything for name in (p.investigation, f"{p.investigation}/{p.name}")}
+    for name in only:
+        if name not in names:
+            raise UsageError(f"nothing to record is called {name!r}; there are {', '.join(sorted(names))}")
+    return [p for p in everything if p.investigation in only or f"{p.investigation}/{p.name}" in only]
+
+
+def _kept(part: Part, where: Path, dry_run: bool) -> Path | None:
+    if dry_run:
+        return None
+    return next((r.path for r in recordings.find(part, where) if r.state == "current"), None)
+
+
+def _record(part: Part, where: Path, *, dry_run: bool, timeout_s: float) -> Path:
+    from nsightkit.trace import load
+
+    where.mkdir(parents=True, exist_ok=True)
+    command = f"python -m nsightkit record --only {part.investigation}/{part.name}"
+    begin = time.monotonic()
+    mode = "smoke" if dry_run else "live"
+    with tempfile.TemporaryDirectory(prefix="nsightkit-", ignore_cleanup_errors=True) as folder:
+        made = Path(folder)
+        samples, provenance = run_child(
+            part,
+            mode,
+            made,
+            kind="dry-run",
+            command=command + (" --dry-run" if dry_run else ""),
+            timeout_s=timeout_s,
+        )
+        left = max(timeout_s - (time.monotonic() - begin), 1.0)
+        provenance |= run_second(part, mode, made, timeout_s=left)
+        trace = load(made / "trace.json.gz", cache=False)
+        by_nsys = load(made / "nsys", cache=False) if (made / "nsys").is_dir() else None
+        frame = recordings.frame(samples)
+        by_ncu = made / "ncu.csv" if (made / "ncu.csv").is_file() else None
+        taken = made / "snapshot.pickle" if part.watch == "remembered" else None
+        return recordings.write(
+            trace, frame, provenance, where, nsys=by_nsys, ncu=by_ncu, snapshot=taken, dry_run=dry_run
+        )

@@ -1,0 +1,215 @@
+"""The second capture of a part: the same workload once more, under Nsight Systems or Nsight Compute.
+
+It never decides whether a part was measured: whatever goes wrong here becomes one line that says why there is none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nsightkit.capture import ncu, nsys
+from nsightkit.capture.provenance import scrub
+from nsightkit.errors import NsightkitError
+from nsightkit.investigations.parts import Part
+from nsightkit.investigations.repeating import CAPTURED, STEADY
+from nsightkit.trace import nsys_tool
+
+if TYPE_CHECKING:
+    from nsightkit.trace.model import Trace
+    from nsightkit.trace.ncu import Report
+
+__all__ = ["SECTIONS", "capture", "kept", "steady"]
+
+# No OS calls: PyTorch's profile, beside which this is put, has none either, and to watch them costs time and space.
+_KINDS = ("cuda", "nvtx")
+#: What Nsight Compute collects: all that :mod:`nsightkit.analysis.roofline.counters` asks for, and no samples of the
+#: program counter.
+SECTIONS = (
+    *("SpeedOfLight", "ComputeWorkloadAnalysis", "MemoryWorkloadAnalysis", "MemoryWorkloadAnalysis_Tables"),
+    *("LaunchStats", "Occupancy", "SchedulerStats", "WarpStateStats"),
+)
+#: Of a launch's metrics, what is not about the launch: the machine, lists of other metrics.
+_NOT_KEPT = re.compile(
+    r"device__attribute_(?!display_name|multiprocessor_count|compute_capability_)|group:|nvlink__|numa__"
+)
+
+
+def capture(
+    part: Part, mode: str, folder: Path, *, timeout_s: float, environment: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Run some steps of a part under the profiler that it asks for, where there is one.
+
+    Parameters
+    ----------
+    part : Part
+    mode : {"live", "smoke"}
+    folder : Path
+        Gets the store ``nsys`` with the trace of the steady steps, or ``ncu.csv`` with the counters of their kernels.
+        The profiler's own report, which holds the environment of the process, does not outlive this call.
+    timeout_s : float
+        For the program; the profiler itself takes some seconds more.
+    environment : mapping, optional
+        Of the program.
+
+    Returns
+    -------
+    dict
+        ``version``, ``command`` and ``steps`` of the capture; ``notice``: in one line, why there is none, or why it
+        is not whole.
+    """
+    under = {"nsys": _under_nsys, "ncu": _under_ncu}[str(part.second)]
+    program = ["-m", "nsightkit.investigations.repeating", part.investigation, part.name, mode]
+    try:
+        found = under(program, mode, folder, timeout_s, environment)
+    # Profilers, reports and programs under them can fail in ways nobody has seen yet, and the part has been measured.
+    except Exception as error:
+        return {"notice": _one_line(f"{error}" or type(error).__name__)}
+    finally:
+        for left in folder.glob("second*"):
+            left.unlink()
+    return found | {"steps": part.counts(mode)["active"]}
+
+
+def _under_nsys(
+    program: list[str], mode: str, folder: Path, timeout_s: float, environment: Mapping[str, str] | None
+) -> dict[str, Any]:
+    from nsightkit.trace import load, store
+
+    tool = nsys_tool.require()
+    done = nsys.profile(
+        [sys.executable, *program],
+        folder / "second",
+        trace=_KINDS,
+        capture_range=CAPTURED,
+        expect=("ranges", "kernels") if mode == "live" else ("ranges",),
+        timeout_s=timeout_s,
+        env=environment,
+        show=False,
+    )
+    if done.returncode:
+        raise NsightkitError(f"the program ended with exit code {done.returncode} under it")
+    store.write(steady(load(done.trace, cache=False)), folder / "nsys")
+    options = done.ran[2 : done.ran.index(sys.executable)]
+    shown = ["nsys", "profile", *[o for o in options if not o.startswith("--output=")], "--output=report"]
+    version = ".".join(map(str, nsys_tool.version(tool)))
+    return {"version": version, "command": shlex.join([*shown, "python", *program])}
+
+
+def _under_ncu(
+    program: list[str], mode: str, folder: Path, timeout_s: float, environment: Mapping[str, str] | None
+) -> dict[str, Any]:
+    from nsightkit.trace import ncu as reports
+
+    if mode != "live":
+        raise NsightkitError("a CPU has no counters that Nsight Compute could read")
+    # Caches are emptied before each pass, as is ncu's default; clocks are left alone, as in the runs that are timed.
+    done = ncu.profile(
+        [sys.executable, *program],
+        folder / "second",
+        nvtx=[STEADY],
+        sections=SECTIONS,
+        timeout_s=timeout_s,
+        env=environment,
+        show=False,
+    )
+    report = kept(reports.read(done.report))
+    reports.write(report, folder / "ncu.csv")
+    options = done.ran[1 : done.ran.index(sys.executable)]
+    shown = ["ncu", *[o for o in options if not o.startswith("--export=")], "--export=report"]
+    found = {"version": ncu.version(Path(done.ran[0])), "command": shlex.join([*shown, "python", *program])}
+    broken = next((note for note in done.notes if "interrupted" in note), None)
+    if broken is None and done.returncode:
+        broken = f"the program ended with exit code {done.returncode} under it"
+    if broken:
+        # What was counted until then is as good as any.
+        found["notice"] = _one_line(f"only {len(report)} launches were counted: {broken}")
+    return found
+
+
+def kept(report: Report) -> Report:
+    """Leave out of a report what is about the machine, and this user's and this host's names.
+
+    Parameters
+    ----------
+    report : Report
+
+    Returns
+    -------
+    Report
+        The same launches; of their metrics all but attributes of the device and lists of other metrics.
+    """
+    from nsightkit.trace import ncu as reports
+
+    units = {name: unit for name, unit in report.units.items() if not _NOT_KEPT.match(name)}
+    metrics = [{name: value for name, value in row.items() if name in units} for row in report.metrics]
+    launches = report.launches[list(reports.IDENTITY)].to_dict("records")
+    names = [[launch["kernel"], *launch["ranges"]] for launch in launches]
+    # All at once, so that one secret has one placeholder; and values only, for the names of metrics are NVIDIA's.
+    values, names = scrub([[list(row.values()) for row in metrics], names])
+    metrics = [dict(zip(row, found, strict=True)) for row, found in zip(metrics, values, strict=True)]
+    identities: list[Any] = [
+        {**launch, "kernel": kernel, "ranges": tuple(around)}
+        for launch, (kernel, *around) in zip(launches, names, strict=True)
+    ]
+    return reports.from_metrics(report.path, identities, metrics, units)
+
+
+def _one_line(problem: str) -> str:
+    """Say what went wrong without where on this machine it did."""
+    words = " ".join(problem.split())
+    return re.sub(r"(?:/[^\s/:;,'\"()]+)+/([^\s/:;,'\"()]+)", r"\1", words)
+
+
+def steady(trace: Trace) -> Trace:
+    """Cut a capture to its steady steps: events that begin in the range around them.
+
+    That range and the capture's own are left out, and so are the names of threads that have no event: nsys lists
+    those of every process of the machine.
+
+    Parameters
+    ----------
+    trace : Trace
+
+    Returns
+    -------
+    Trace
+
+    Raises
+    ------
+    NsightkitError
+        The range is not there.
+    """
+    import numpy as np
+
+    from nsightkit.trace.model import TABLES
+    from nsightkit.trace.model import Trace as Model
+    from nsightkit.trace.nesting import nesting
+
+    ranges = trace.table("ranges", ["name", "start_ns", "end_ns"])
+    around = ranges[ranges["name"] == STEADY]
+    if len(around) != 1:
+        raise NsightkitError(f"nsys recorded {len(around)} ranges {STEADY!r}, not one")
+    begin, end = int(around["start_ns"].iloc[0]), int(around["end_ns"].iloc[0])
+    clock = trace.t0_ns  # times stay on the report's own
+    frames = {}
+    for table in TABLES:
+        rows = trace.table(table)
+        rows = rows[(rows["start_ns"] >= begin) & (rows["start_ns"] < end)].reset_index(drop=True)
+        if table == "ranges":
+            rows = rows[~rows["name"].isin([CAPTURED, STEADY])].reset_index(drop=True)
+            nested = np.flatnonzero(rows["kind"] != "startend")
+            thread, start, until = (rows[c].to_numpy()[nested] for c in ("thread", "start_ns", "end_ns"))
+            level, parent = nesting(thread, start, until)
+            rows.loc[nested, "level"] = level
+            rows.loc[nested, "parent"] = np.where(parent < 0, -1, nested[parent])
+        frames[table] = rows.assign(start_ns=rows["start_ns"] + clock, end_ns=rows["end_ns"] + clock)
+    window = (begin + clock, end + clock)
+    cut = Model.from_frames(frames, dataclasses.replace(trace.meta, window_ns=window))
+    cut.meta.thread_names = cut.thread_names()
+    return cut

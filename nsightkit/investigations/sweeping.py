@@ -1,0 +1,418 @@
+"""The measuring function of a sweep's column: one implementation in one precision, at every size, in one process.
+
+A recording of such a part is valid for exactly this code, as one of any other part is for
+``nsightkit.investigations.measuring``. What the samples are called and what their codes mean is
+:mod:`nsightkit.workloads.cells`.
+
+Every cell begins as in a fresh process: references dropped, compiled code forgotten, cached memory and the libraries'
+workspaces returned. Within a cell each direction has a status of its own: where the backward pass runs out of memory,
+the forward pass is still timed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import re
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from nsightkit.capture import timing, torch_profiler
+from nsightkit.capture.out_of_memory import is_out_of_memory, requested_bytes
+from nsightkit.workloads.cells import (
+    BACKWARD_CANNOT_FIT,
+    DIRECTIONS,
+    FORWARD_CANNOT_FIT,
+    NO_FORWARD,
+    NO_TIME,
+    RAN_OUT,
+    REASONS,
+    REFUSED,
+    SIXTEEN_BITS,
+    STATUSES,
+    metric,
+)
+from nsightkit.workloads.phases import phase
+from nsightkit.workloads.tensor_memory import TensorMemory
+
+__all__ = ["SweepConfig", "sweep"]
+
+_OF_COLUMN = ("batch", "heads", "causal")
+#: Fewest samples of one direction of a cell.
+_FEWEST = 3
+#: What PyTorch and cuDNN say when a backend has no kernel for some inputs.
+_NO_KERNEL = re.compile(r"no (available|viable|valid) (kernel|backend|execution|engine)|cudnn", re.IGNORECASE)
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepConfig:
+    """Which cells, and how long they may take.
+
+    Parameters
+    ----------
+    d_model, context : list of int
+        Widths and context lengths; each width is taken through the contexts in ascending order.
+    traced : list of int
+        Contexts of which one pass each is profiled afterwards, where it fits.
+    cell_s : float
+        What one direction of a cell should take: a slow cell is repeated less often, though three times at least.
+    budget_s : float
+        Of the column. A cell that would probably take longer than what is left of it, or than half of it, is skipped.
+    limit_bytes : int or None
+        Memory there is; None for all the GPU has, or on a CPU for no limit.
+    impossible : list of str
+        Precisions in which this implementation exists on no GPU: recorded as ``unsupported``, without a process.
+    """
+
+    d_model: list[int]
+    context: list[int]
+    traced: list[int] = dataclasses.field(default_factory=list)
+    cell_s: float = 0.08
+    budget_s: float = 60.0
+    limit_bytes: int | None = None
+    impossible: list[str] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Look:
+    """What one pass showed: memory by metric, seconds, and the direction in which it failed, if it did."""
+
+    found: dict[str, float]
+    pass_s: float
+    first_s: float
+    failed: str | None = None
+    status: str = "ok"
+    reason: str = ""
+    requested: int | None = None
+
+
+def _failed(direction: str, error: Exception) -> _Look:
+    """Say what became of a direction; an error that is neither of memory nor of a missing kernel goes on."""
+    if is_out_of_memory(error):
+        return _Look({}, 0.0, 0.0, direction, "oom", RAN_OUT, requested_bytes(str(error)))
+    if _NO_KERNEL.search(str(error)):
+        return _Look({}, 0.0, 0.0, direction, "unsupported", REFUSED)
+    raise error
+
+
+class _Memory(Protocol):
+    """What a pass needs to know of its device's memory."""
+
+    def allocated(self) -> int: ...
+    def peak(self) -> tuple[int, int]: ...
+    def reset(self) -> None: ...
+
+
+class _OnGpu:
+    def allocated(self) -> int:
+        return torch.cuda.memory_allocated()
+
+    def peak(self) -> tuple[int, int]:
+        return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+
+    def reset(self) -> None:
+        torch.cuda.reset_peak_memory_stats()
+
+
+class _OnCpu:
+    def __init__(self, tensors: TensorMemory) -> None:
+        self._tensors = tensors
+
+    def allocated(self) -> int:
+        return self._tensors.allocated_bytes
+
+    def peak(self) -> tuple[int, int]:
+        return self._tensors.peak_bytes, self._tensors.peak_bytes  # nothing is cached, so nothing more is reserved
+
+    def reset(self) -> None:
+        self._tensors.reset_peak()
+
+
+def sweep(
+    workload: Any, device: str, parameters: Mapping[str, Any], counts: Mapping[str, int], *, trace: Path
+) -> tuple[dict[str, list[float]], dict[str, Any]]:
+    """Measure one column: time, memory and status of each cell and direction, then a profile of the cells that fit.
+
+    Parameters
+    ----------
+    workload : callable
+        :func:`nsightkit.workloads.attention.start`, or what gives cells as it does.
+    device : str
+    parameters : mapping
+        Fields of :class:`SweepConfig`, and of the workload.
+    counts : mapping
+        ``warmup``, ``repetitions`` (the most of a cell), ``active``.
+    trace : Path
+        Where the profile is written.
+
+    Returns
+    -------
+    samples : dict of str to list
+        By metric, named by :func:`nsightkit.workloads.cells.metric`: ``forward_ns`` and ``backward_ns`` (one sample a
+        pass),
+        ``…_status``, ``…_reason`` (codes), ``…_stopped_context``, ``…_requested_bytes``; ``inputs_bytes``,
+        ``idle_bytes`` (inputs, and what libraries keep), ``before_backward_bytes``, ``…_peak_bytes``,
+        ``…_reserved_bytes``; and of the column ``batch``, ``heads``, ``causal``, ``limit_bytes``.
+    resolved : dict
+        All sizes and switches, defaults included.
+    """
+    names = {field.name for field in dataclasses.fields(SweepConfig)}
+    config = SweepConfig(**{name: value for name, value in parameters.items() if name in names})
+    own = {name: value for name, value in parameters.items() if name not in names}
+    with workload(device, **own) as work:
+        column = _Column(work, device, config, counts)
+        try:
+            column.run()
+        finally:
+            gc.unfreeze()
+        fitting = [cell for cell in column.fitting if cell[1] in config.traced]
+        _profile(work, fitting, device, trace, counts["active"])
+        resolved = work.parameters | dataclasses.asdict(config)
+    return column.samples, resolved
+
+
+class _Column:
+    """Takes the cells in turn and keeps what they gave."""
+
+    def __init__(self, work: Any, device: str, config: SweepConfig, counts: Mapping[str, int]) -> None:
+        self._work, self._device, self._config, self._counts = work, device, config, counts
+        self._gpu = device.startswith("cuda")
+        self.samples: dict[str, list[float]] = {}
+        #: Cells whose forward pass fits, and whether the backward pass does.
+        self.fitting: list[tuple[int, int, bool]] = []
+
+    def run(self) -> None:
+        """Go through all cells."""
+        if not self._gpu:
+            with TensorMemory():  # the first one ever loads half of torch
+                torch.zeros(1)
+        gc.freeze()  # what is loaded stays: to go through it before every cell would take longer than the cells
+        end = time.perf_counter() + self._config.budget_s
+        limit = self._limit()
+        if limit is not None:
+            self._of_column("limit_bytes", limit)
+        for name in _OF_COLUMN:
+            self._of_column(name, self._work.parameters[name])
+        for d in self._config.d_model:
+            refusal = self._work.refusal(d)
+            if refusal is None:
+                self._width(d, end)
+            else:
+                for context in self._config.context:
+                    self._both(d, context, "unsupported", refusal)
+        self._clean()
+        for precision in self._config.impossible:
+            column = f"{self._work.parameters['implementation']}-{precision}"
+            for name in _OF_COLUMN:
+                self._of_column(name, self._work.parameters[name], column)
+            for d in self._config.d_model:
+                for context in self._config.context:
+                    self._both(d, context, "unsupported", SIXTEEN_BITS, column)
+
+    def _width(self, d: int, end: float) -> None:
+        """All contexts of one width, until neither direction fits any more."""
+        stopped: dict[str, int] = {}
+        took = fixed = before = 0.0
+        for context in sorted(self._config.context):
+            if "forward" in stopped:
+                self._both(d, context, "skipped", FORWARD_CANNOT_FIT, stopped=stopped["forward"])
+                continue
+            # Attention's work grows with the square of the context; small cells are cheaper than that says.
+            expected = fixed + took * (context / before) ** 2 if before else 0.0
+            if expected > min(end - time.perf_counter(), self._config.budget_s / 2):
+                self._both(d, context, "skipped", NO_TIME)
+                continue
+            (took, fixed), before = self._cell(d, context, stopped), context
+
+    def _cell(self, d: int, context: int, stopped: dict[str, int]) -> tuple[float, float]:
+        """Measure one cell; gives the seconds that a pass both ways took, and those that the first took longer."""
+        self._work.forget_compiled()
+        directions = DIRECTIONS[: 1 if "backward" in stopped else 2]
+        look = self._look(d, context, directions)
+        if look.failed == "backward" and "before_backward_bytes" not in look.found:
+            # It failed before memory was watched: the forward pass can still be looked at by itself.
+            alone = self._look(d, context, DIRECTIONS[:1])
+            look = alone if alone.failed else dataclasses.replace(look, found=alone.found, pass_s=alone.pass_s)
+        # Nothing of a failed pass is left: its error, which held every frame's tensors, is gone.
+        for name, value in look.found.items():
+            self._keep(name, d, context, [value])
+        if look.failed is not None:
+            self._fail(look, d, context, stopped)
+        elif len(directions) == 1:
+            self._say("backward", d, context, "skipped", BACKWARD_CANNOT_FIT, stopped["backward"])
+        if look.failed != "forward":
+            self._time(d, context, look, directions if look.failed is None else DIRECTIONS[:1], stopped)
+        return look.pass_s, look.first_s
+
+    def _fail(self, look: _Look, d: int, context: int, stopped: dict[str, int]) -> None:
+        """Keep that a direction failed, and what follows from it."""
+        assert look.failed is not None
+        self._say(look.failed, d, context, look.status, look.reason)
+        if look.status == "oom":
+            stopped[look.failed] = context
+        if look.requested is not None:
+            self._keep(f"{look.failed}_requested_bytes", d, context, [look.requested])
+        if look.failed == "forward":
+            status, reason = ("skipped", NO_FORWARD) if look.status == "oom" else (look.status, look.reason)
+            self._say("backward", d, context, status, reason)
+
+    def _look(self, d: int, context: int, directions: tuple[str, ...]) -> _Look:
+        """Run a pass with an eye on memory, on a device that is as before the first cell."""
+        self._clean()
+        found: dict[str, float] = {}
+        direction = "forward"
+        begin = start = time.perf_counter()
+        try:
+            cell = self._work.cell(d, context)
+            # Once before: code is loaded and compiled, and libraries allocate what they keep.
+            attended = cell.forward()
+            if len(directions) > 1:
+                direction = "backward"
+                cell.backward(attended)
+            del attended
+            direction = "forward"
+            self._wait()
+            start = time.perf_counter()
+            with self._watching(cell, found) as memory:
+                memory.reset()
+                attended = cell.forward()
+                found["forward_peak_bytes"], found["forward_reserved_bytes"] = memory.peak()
+                found["before_backward_bytes"] = memory.allocated()
+                if len(directions) > 1:
+                    direction = "backward"
+                    memory.reset()
+                    cell.backward(attended)
+                    found["backward_peak_bytes"], found["backward_reserved_bytes"] = memory.peak()
+            self._wait()
+            pass_s = time.perf_counter() - start
+            return _Look(found, pass_s, max(start - begin - pass_s, 0.0))
+        except (RuntimeError, MemoryError) as error:
+            failed = _failed(direction, error)
+        found = {name: value for name, value in found.items() if not name.startswith(direction)}
+        return dataclasses.replace(failed, found=found, pass_s=time.perf_counter() - start)
+
+    @contextlib.contextmanager
+    def _watching(self, cell: Any, found: dict[str, float]) -> Iterator[_Memory]:
+        """Watch the memory of a cell that is made and does nothing yet."""
+        size = sum(tensor.untyped_storage().nbytes() for tensor in cell.tensors)
+        found["inputs_bytes"] = size
+        if self._gpu:
+            memory = _OnGpu()
+            found["idle_bytes"] = memory.allocated()
+            yield memory
+            return
+        limit = self._config.limit_bytes
+        if limit is not None and size > limit:
+            raise torch.OutOfMemoryError(f"simulated out of memory: tried to allocate {size} bytes of {limit}")
+        with TensorMemory(limit_bytes=limit) as tensors:
+            tensors.count(cell.tensors)
+            found["idle_bytes"] = tensors.allocated_bytes
+            try:
+                yield _OnCpu(tensors)
+            finally:
+                tensors.close()
+
+    def _time(self, d: int, context: int, look: _Look, ways: tuple[str, ...], stopped: dict[str, int]) -> None:
+        """Take samples of the directions that fit, as many as the time of one pass allows."""
+        most = self._config.cell_s / look.pass_s
+        repetitions = int(min(max(most, _FEWEST), self._counts["repetitions"]))
+        # Slow cells were warmed up when they were looked at; fast ones need more for their clocks and caches.
+        warmup = int(min(most, self._counts["warmup"]))
+        for way in ways:
+            self._clean()
+            try:
+                samples = self._samples(way, d, context, warmup, repetitions)
+            except (RuntimeError, MemoryError) as error:
+                # One pass fitted; but memory can be broken up by many.
+                late = _failed(way, error)
+            else:
+                self._keep(f"{way}_ns", d, context, samples)
+                self._say(way, d, context, "ok", "")
+                continue
+            self._fail(late, d, context, stopped)
+            ways = ways[: ways.index(way)]
+            break
+        if ways:
+            self.fitting.append((d, context, len(ways) > 1))
+
+    def _samples(self, way: str, d: int, context: int, warmup: int, repetitions: int) -> list[int]:
+        cell = self._work.cell(d, context)
+        if way == "forward":
+            taken = timing.time_calls(cell.forward, warmup=1 + warmup, repetitions=repetitions, device=self._device)
+        else:
+            for _ in range(1 + warmup):
+                cell.backward(cell.forward())
+            taken = timing.time_prepared(cell.forward, cell.backward, repetitions=repetitions, device=self._device)
+        return [int(sample) for sample in taken.samples_ns]
+
+    def _limit(self) -> int | None:
+        """Bytes that tensors can have."""
+        limit = self._config.limit_bytes
+        if not self._gpu:
+            return limit
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        free, total = torch.cuda.mem_get_info()
+        if limit is None:
+            return free + torch.cuda.memory_reserved()
+        torch.cuda.set_per_process_memory_fraction(min(limit / total, 1.0))
+        return limit
+
+    def _clean(self) -> None:
+        """Make the device as it was before the first cell."""
+        gc.collect()
+        if self._gpu:
+            torch.cuda.synchronize()
+            # Private, like all that frees what cuBLAS keeps; without it a cell has the workspaces of those before.
+            with contextlib.suppress(AttributeError):
+                torch._C._cuda_clearCublasWorkspaces()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+
+    def _wait(self) -> None:
+        if self._gpu:
+            torch.cuda.synchronize()
+
+    def _both(
+        self, d: int, context: int, status: str, reason: str, column: str | None = None, *, stopped: int | None = None
+    ) -> None:
+        for direction in DIRECTIONS:
+            self._say(direction, d, context, status, reason, stopped, column)
+
+    def _say(
+        self, direction: str, d: int, context: int, status: str, reason: str, stopped: int | None = None,
+        column: str | None = None,
+    ) -> None:  # fmt: skip
+        self._keep(f"{direction}_status", d, context, [STATUSES.index(status)], column)
+        self._keep(f"{direction}_reason", d, context, [REASONS.index(reason)], column)
+        if stopped is not None:
+            self._keep(f"{direction}_stopped_context", d, context, [stopped], column)
+
+    def _keep(self, quantity: str, d: int, context: int, values: list[Any], column: str | None = None) -> None:
+        self.samples[metric(quantity, column or self._work.column, d, context)] = values
+
+    def _of_column(self, quantity: str, value: float, column: str | None = None) -> None:
+        self.samples[metric(quantity, column or self._work.column)] = [float(value)]
+
+
+def _profile(work: Any, cells: list[tuple[int, int, bool]], device: str, trace: Path, active: int) -> None:
+    """Profile one pass of each cell, each direction in a range that names it."""
+
+    def step() -> None:
+        for d, context, both in cells:
+            cell = work.cell(d, context)
+            with phase(metric("forward", work.column, d, context)):
+                attended = cell.forward()
+            if both:
+                with phase(metric("backward", work.column, d, context)):
+                    cell.backward(attended)
+            del cell, attended
+            if device.startswith("cuda"):
+                torch.cuda.synchronize()
+
+    work.forget_compiled()
+    torch_profiler.profile_steps(step, trace, wait=0, warmup=1, active=active)
