@@ -43,7 +43,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -143,49 +143,49 @@ class _How:
                 raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")
 
 
+#: An operator: its result, the result's item and bytes, and the names of what nothing reads any more after it.
+_Operator = tuple[Any, ...]
+
+
 class _Tape:
     """What is alive, tensor by tensor, while a step is run through."""
 
     def __init__(self, block: int, graph: bool) -> None:
         self._block, self._graph = block, graph
         self._alive: dict[str, tuple[str, int]] = {}
+        self.keeping = False
         self.by_item = dict.fromkeys(ITEMS, 0)
-        self.total = 0
         self.peak: tuple[int, dict[str, int]] = (0, {})
 
-    def new(self, name: str, item: str, size: float) -> None:
-        """Allocate."""
-        if name in self._alive:
-            raise ValueError(f"{name} is there already")
-        if item == _TEMPORARY and not self._graph:
-            item = _ACTIVATIONS  # without a graph nothing is kept: what the layers need is all alike
-        rounded = math.ceil(size / self._block) * self._block
-        self._alive[name] = item, rounded
-        self.by_item[item] += rounded
-        self.total += rounded
-        if self.total > self.peak[0]:
-            self.peak = self.total, dict(self.by_item)
+    def run(self, *operators: _Operator) -> None:
+        """Run operators in turn: each allocates its result, whose name may be that of a tensor it replaces."""
+        for name, item, size, *unread in operators:
+            if name in self._alive and name not in unread:
+                raise ValueError(f"{name} is there already")
+            # Without a graph nothing is kept: what the layers need is all alike.
+            counted = _ACTIVATIONS if item == _TEMPORARY and not self._graph else item
+            rounded = math.ceil(size / self._block) * self._block
+            self.by_item[counted] += rounded
+            if (total := sum(self.by_item.values())) > self.peak[0]:
+                self.peak = total, dict(self.by_item)
+            self.drop(*unread)
+            self._alive[name] = counted, rounded
 
     def free(self, *names: str) -> None:
         for name in names:
             item, size = self._alive.pop(name)
             self.by_item[item] -= size
-            self.total -= size
 
     def drop(self, *names: str) -> None:
-        """Python lets go of tensors that autograd keeps, if there is a graph."""
-        if not self._graph:
-            self.free(*names)
-
-    def rename(self, name: str, to: str) -> None:
-        self._alive[to] = self._alive.pop(name)
+        """Let go of tensors in Python: autograd keeps activations until the backward pass."""
+        self.free(*(name for name in names if not (self.keeping and self._alive[name][0] == _ACTIVATIONS)))
 
     def has(self, name: str) -> bool:
         return name in self._alive
 
     def end(self) -> tuple[int, dict[str, int]]:
         """Give what is alive now, and begin to look for the next peak from here."""
-        self.peak = self.total, dict(self.by_item)
+        self.peak = sum(self.by_item.values()), dict(self.by_item)
         return self.peak
 
 
@@ -206,8 +206,9 @@ class _Step:
         # On a GPU fused attention has no kernel for wide heads, and computes the scores in fp32.
         self.naive = how.attention == "naive"
         self.math = self.cuda and not self.naive and c.d_head > _FLASH_HEAD
+        self.fused = not (self.naive or self.math)
         # PyTorch's memory-efficient kernel, which fp32 takes on a GPU, gives its result as the projection reads it.
-        self.copied = self.naive or self.math or not (self.cuda and not self.cast)
+        self.copied = not self.fused or not self.cuda or self.cast
         self.t = _Tape(_BLOCK if self.cuda else 1, self.graph)
 
     # ------------------------------------------------------------ what is there before and after
@@ -217,18 +218,17 @@ class _Step:
 
     def _resident(self) -> None:
         t, c, how = self.t, self.c, self.how
-        for name, numel in self._tensors():
-            t.new(f"weight {name}", _WEIGHTS, self._shard(4 * numel, 3))
+        t.run(*((f"weight {name}", _WEIGHTS, self._shard(4 * numel, 3)) for name, numel in self._tensors()))
         tables = 2 * c.context * (c.d_head // 2) * 4 + (c.context**2 if self.naive else 0)
-        t.new("inputs", _INPUTS, 4 * c.batch * (c.context + 1) * 8 + tables)
+        t.run(("inputs", _INPUTS, 4 * c.batch * (c.context + 1) * 8 + tables))
         if how.ranks > 1:
-            t.new("buckets", _BUCKETS, self._bucket_bytes())
+            t.run(("buckets", _BUCKETS, self._bucket_bytes()))
         if self.cuda:
             workspace = 32 * _MIB if how.capability == "9.0" else 8.125 * _MIB
-            t.new("workspace", _WORKSPACE, (2 if self.graph else 1) * workspace)
+            t.run(("workspace", _WORKSPACE, (2 if self.graph else 1) * workspace))
         if how.mode == "train":
-            for name, numel in self._tensors():
-                t.new(f"state {name}", _STATES, self._shard(OPTIMIZERS[how.optimizer][0] * numel, 1))
+            kept, _ = OPTIMIZERS[how.optimizer]
+            t.run(*((f"state {name}", _STATES, self._shard(kept * numel, 1)) for name, numel in self._tensors()))
 
     def _bucket_bytes(self) -> float:
         block = max(4 * self.d * self.d + 3 * self.d * self.F + 2 * self.d, self.V * self.d)
@@ -239,154 +239,105 @@ class _Step:
         return 4 * self.params  # DistributedDataParallel copies every gradient into its buckets
 
     def _tensors(self) -> list[tuple[str, int]]:
-        d, wide = self.d, self.d * self.F
+        d, wide, table = self.d, self.d * self.F, self.V * self.d
         layer = [("norm1", d), ("q", d * d), ("k", d * d), ("v", d * d), ("out", d * d), ("norm2", d)]
         layer += [("gate", wide), ("up", wide), ("down", wide)]
-        found = [("embedding", self.V * d)]
-        found += [(f"{i}.{name}", numel) for i in range(self.c.layers) for name, numel in layer]
-        return [*found, ("norm", d), ("head", self.V * d)]
+        layers = [(f"{i}.{name}", numel) for i in range(self.c.layers) for name, numel in layer]
+        return [("embedding", table), *layers, ("norm", d), ("head", table)]
 
     # ------------------------------------------------------------ operators, forward and backward
 
     def _norm(self, p: str) -> None:
-        t = self.t
-        t.new("square", _TEMPORARY, 4 * self.Md)
-        t.new("mean", _TEMPORARY, 4 * self.M)
-        t.free("square")
-        t.new("mean+eps", _TEMPORARY, 4 * self.M)
-        t.free("mean")
-        t.new(f"{p}.r", _ACTIVATIONS, 4 * self.M)
-        t.free("mean+eps")
-        t.new(f"{p}.xr", _ACTIVATIONS, 4 * self.Md)
-        t.drop(f"{p}.r")
-        # In fp32 the GEMMs keep it; autocast's GEMMs keep casts of it.
-        t.new(f"{p}.n", _TEMPORARY if self.cast else _ACTIVATIONS, 4 * self.Md)
-        t.drop(f"{p}.xr")
+        M, Md = 4 * self.M, 4 * self.Md
+        self.t.run(
+            ("square", _TEMPORARY, Md),
+            ("mean", _TEMPORARY, M, "square"),
+            ("mean+eps", _TEMPORARY, M, "mean"),
+            (f"{p}.r", _ACTIVATIONS, M, "mean+eps"),
+            (f"{p}.xr", _ACTIVATIONS, Md, f"{p}.r"),
+            # In fp32 the GEMMs keep it; autocast's GEMMs keep casts of it.
+            (f"{p}.n", _TEMPORARY if self.cast else _ACTIVATIONS, Md, f"{p}.xr"),
+        )
 
-    def _leave_norm(self, p: str) -> None:
-        if self.cast:
-            self.t.free(f"{p}.n")
-        else:
-            self.t.drop(f"{p}.n")
-
-    def _norm_backward(self, p: str, g: str, x: str, residual: str | None) -> None:
-        """Derivative of x · rsqrt(mean(x²) + ε) · w; gives ``gx``."""
+    def _norm_backward(self, p: str, x: str) -> None:
+        """Derivative of x · rsqrt(mean(x²) + ε) · w, from ``gnorm``; added to ``gx`` where there is one."""
         t, Md, M = self.t, 4 * self.Md, 4 * self.M
-        t.new("gxr", _TEMPORARY, Md)
-        t.new("product", _TEMPORARY, Md)
-        self._gradient(p, self.d, None)
-        t.free("product", g, f"{p}.xr")
-        t.new("gx1", _TEMPORARY, Md)
-        t.new("product", _TEMPORARY, Md)
-        t.new("gr", _TEMPORARY, M)
-        t.free("product", "gxr")
-        if residual is not None:
-            t.new("sum", _TEMPORARY, Md)
-            t.free("gx1", residual)
-            t.rename("sum", "gx1")
-        t.new("r³", _TEMPORARY, 3 * M)
-        t.free("gr", f"{p}.r")
-        t.new("gmean", _TEMPORARY, Md)
-        t.free("r³")
-        for part in ("x¹", "2x", "gsquare"):
-            t.new(part, _TEMPORARY, Md)
-        t.free("x¹", "2x", "gmean", x)
-        t.new("gx", _TEMPORARY, Md)
-        t.free("gx1", "gsquare")
+        t.run(("gxr", _TEMPORARY, Md), ("product", _TEMPORARY, Md))
+        self._gradient(p, self.d, "product", "gnorm", f"{p}.xr")
+        t.run(
+            ("gx1", _TEMPORARY, Md),
+            ("product", _TEMPORARY, Md),
+            ("gr", _TEMPORARY, M, "product", "gxr"),
+            *([("gx1", _TEMPORARY, Md, "gx1", "gx")] if t.has("gx") else []),
+            ("r cubed", _TEMPORARY, 3 * M, "gr", f"{p}.r"),
+            ("gmean", _TEMPORARY, Md, "r cubed"),
+            ("x copied", _TEMPORARY, Md),
+            ("2x", _TEMPORARY, Md),
+            ("gsquare", _TEMPORARY, Md, "x copied", "2x", "gmean", x),
+            ("gx", _TEMPORARY, Md, "gx1", "gsquare"),
+        )
 
-    def _gradient(self, name: str, numel: int, product: str | None) -> None:
-        """Give a parameter its gradient, or add to it; `product` is the 16-bit one that is cast."""
-        t, grad = self.t, f"gradient {name}"
-        if t.has(grad):
-            t.new("added", _TEMPORARY, 4 * numel)
-            t.free("added")
+    def _gradient(self, name: str, numel: int, *unread: str) -> None:
+        """Give a parameter its gradient, or add to it."""
+        if self.t.has(f"gradient {name}"):
+            self.t.run(("added", _TEMPORARY, 4 * numel, *unread))
+            self.t.free("added")
         else:
-            t.new(grad, _GRADIENTS, self._shard(4 * numel, 2))
-        if product is not None:
-            t.free(product)
+            self.t.run((f"gradient {name}", _GRADIENTS, self._shard(4 * numel, 2), *unread))
 
     def _linear(self, p: str, numel: int, source: int | None, out: str, item: str, size: float) -> None:
         """A GEMM; `source` is the number of elements of an input that autocast has to cast."""
-        t = self.t
+        casts = [(f"{p}.in", _ACTIVATIONS, 2 * source)] if self.cast and source is not None else []
         if self.cast:
-            t.new(f"{p}.w", _CACHE, 2 * numel)
-            if source is not None:
-                t.new(f"{p}.in", _ACTIVATIONS, 2 * source)
-        t.new(out, item, size)
-        if self.cast and source is not None:
-            t.drop(f"{p}.in")
+            self.t.run((f"{p}.w", _CACHE, 2 * numel), *casts)
+        self.t.run((out, item, size, *(name for name, *_ in casts)))
 
-    def _linear_backward(self, p: str, numel: int, elements: int, g: str, kept: str | None, *, fp32: bool) -> None:
-        """Both GEMMs of the derivative; gives ``gin``. `kept` is the input, where nothing else needs it any more."""
+    def _linear_backward(self, p: str, numel: int, elements: int, g: str, read: str, *, fp32: bool) -> None:
+        """Both GEMMs of the derivative; `read` is the input, if it was kept and nothing else needs it any more.
+
+        Gives ``gin``; in fp32 it is ``gnorm``, or added to it.
+        """
         t = self.t
         if self.cast:
-            t.new("gw", _TEMPORARY, 2 * numel)
+            t.run(("gw", _TEMPORARY, 2 * numel))
         else:
-            self._gradient(p, numel, None)
-        t.new("gin", _TEMPORARY, self.low * elements)
-        t.free(g)
+            self._gradient(p, numel)
+        adds = fp32 and t.has("gnorm")
+        out = "gnorm" if fp32 and not adds else "gin"
+        t.run((out, _TEMPORARY, self.low * elements, g, *filter(t.has, (f"{p}.w", f"{p}.in", read))))
+        if fp32 and self.cast:
+            t.run((out, _TEMPORARY, 4 * elements, out))
+        if adds:
+            t.run(("gnorm", _TEMPORARY, 4 * self.Md, "gnorm", "gin"))
         if self.cast:
-            t.free(f"{p}.w")
-        if kept is not None:
-            t.free(kept)
-        if self.cast:
-            if fp32:
-                t.new("gin32", _TEMPORARY, 4 * elements)
-                t.free("gin")
-                t.rename("gin32", "gin")
-            if fp32 and t.has("gnorm"):
-                self._add("gnorm", "gin")
             self._gradient(p, numel, "gw")
-        elif fp32 and t.has("gnorm"):
-            self._add("gnorm", "gin")
-
-    def _add(self, total: str, more: str) -> None:
-        self.t.new("sum", _TEMPORARY, 4 * self.Md)
-        self.t.free(total, more)
-        self.t.rename("sum", total)
 
     def _rotate(self, p: str, name: str) -> None:
-        t, half = self.t, 2 * self.Md  # fp32, as the tables are
-        for part in ("first", "second"):
-            t.new("product 1", _TEMPORARY, half)
-            t.new("product 2", _TEMPORARY, half)
-            t.new(part, _TEMPORARY, half)
-            t.free("product 1", "product 2")
-        if self.cast:
-            t.new("turned", _TEMPORARY, 4 * self.Md)
-        t.new(f"{p}.{name}", _ACTIVATIONS, self.low * self.Md)
-        if self.cast:
-            t.free("turned")
-        t.free("first", "second")
+        half = 2 * self.Md  # fp32, as the tables are
+        products = ("product 1", _TEMPORARY, half), ("product 2", _TEMPORARY, half)
+        turned = [("turned", _TEMPORARY, 4 * self.Md)] if self.cast else []
+        self.t.run(
+            *products,
+            ("first", _TEMPORARY, half, "product 1", "product 2"),
+            *products,
+            ("second", _TEMPORARY, half, "product 1", "product 2"),
+            *turned,
+            (f"{p}.{name}", _ACTIVATIONS, self.low * self.Md, "first", "second", *(part for part, *_ in turned)),
+        )
 
     def _rotate_backward(self, g: str) -> None:
         t, half, low = self.t, 2 * self.Md, self.low * self.Md / 2
+
+        def product(name: str) -> list[_Operator]:
+            return [(name, _TEMPORARY, half), *([(name, _TEMPORARY, low, name)] if self.cast else [])]
+
         if self.cast:
-            t.new("g32", _TEMPORARY, 4 * self.Md)
-            t.free(g)
-            t.rename("g32", g)
-
-        def product(name: str) -> None:
-            t.new("product", _TEMPORARY, half)
-            if self.cast:
-                t.new(name, _TEMPORARY, low)
-                t.free("product")
-            else:
-                t.rename("product", name)
-
-        product("p1")
-        product("p2")
-        t.new("minus", _TEMPORARY, half)
-        product("p3")
+            t.run((g, _TEMPORARY, 4 * self.Md, g))
+        t.run(*product("p1"), *product("p2"), ("minus", _TEMPORARY, half), *product("p3"))
         t.free("minus")
-        t.new("sum 1", _TEMPORARY, low)
-        t.free("p1", "p3")
-        product("p4")
+        t.run(("sum 1", _TEMPORARY, low, "p1", "p3"), *product("p4"))
         t.free(g)
-        t.new("sum 2", _TEMPORARY, low)
-        t.free("p2", "p4")
-        t.new(g, _TEMPORARY, self.low * self.Md)
-        t.free("sum 1", "sum 2")
+        t.run(("sum 2", _TEMPORARY, low, "p2", "p4"), (g, _TEMPORARY, self.low * self.Md, "sum 1", "sum 2"))
 
     # ------------------------------------------------------------ attention
 
@@ -394,7 +345,7 @@ class _Step:
         t, d2, low = self.t, self.d * self.d, self.low * self.Md
         for name in ("q", "k", "v"):
             # Rotation leaves q and k as they came behind; v is kept as it comes, unless it has to be copied.
-            kept = name == "v" and not (self.naive or self.math)
+            kept = name == "v" and self.fused
             self._linear(f"{p}.{name}", d2, self.Md, f"{p}.{name}0", _ACTIVATIONS if kept else _TEMPORARY, low)
         self._rotate(p, "q")
         self._rotate(p, "k")
@@ -404,20 +355,12 @@ class _Step:
         elif self.math:
             self._math(p)
         else:
-            t.new(f"{p}.attended", _ACTIVATIONS, low)
-            t.new(f"{p}.lse", _ACTIVATIONS, self._lse_bytes())
+            t.run((f"{p}.attended", _ACTIVATIONS, low), (f"{p}.lse", _ACTIVATIONS, self._lse_bytes()))
             t.drop(f"{p}.lse")
         if self.copied:
-            t.new(f"{p}.copy", _ACTIVATIONS, low)
+            t.run((f"{p}.copy", _ACTIVATIONS, low))
         self._linear(f"{p}.out", d2, None, f"{p}.projected", _TEMPORARY, low)
-        if self.copied:
-            t.drop(f"{p}.copy")
-        if self.naive or self.math:
-            t.free(f"{p}.attended", f"{p}.v0")
-        else:
-            t.drop(f"{p}.attended", f"{p}.v0")
-        if not self.math:
-            t.drop(f"{p}.q", f"{p}.k")
+        t.drop(f"{p}.attended", f"{p}.v0", *filter(t.has, (f"{p}.copy", f"{p}.q", f"{p}.k")))
 
     def _lse_bytes(self) -> float:
         rows = self.c.context
@@ -426,217 +369,162 @@ class _Step:
         return 4 * self.c.batch * self.c.heads * rows
 
     def _written_out(self, p: str) -> None:
-        t, scores = self.t, self.low * self.S
-        t.new("product", _TEMPORARY, scores)
-        t.new("scaled", _TEMPORARY, scores)
-        t.free("product")
-        t.new("masked", _TEMPORARY, scores)
-        t.free("scaled")
-        wide = self.cuda and self.cast  # autocast has softmax in fp32 on a GPU, and in 16 bits on a CPU
-        if wide:
-            t.new("masked32", _TEMPORARY, 4 * self.S)
-        t.new(f"{p}.weights", _ACTIVATIONS, 4 * self.S if wide else scores)
-        if wide:
-            t.free("masked32")
-            t.new(f"{p}.weights16", _ACTIVATIONS, scores)
-        t.new(f"{p}.v", _ACTIVATIONS, self.low * self.Md)  # its heads made contiguous, for a batched GEMM
-        t.new(f"{p}.attended", _TEMPORARY, self.low * self.Md)
-        t.drop(f"{p}.v")
-        if wide:
-            t.drop(f"{p}.weights16")
-        t.drop(f"{p}.weights")
-        t.free("masked")
+        t, low, scores = self.t, self.low * self.Md, self.low * self.S
+        t.run(
+            ("product", _TEMPORARY, scores),
+            ("scaled", _TEMPORARY, scores, "product"),
+            ("masked", _TEMPORARY, scores, "scaled"),
+        )
+        weights = [f"{p}.weights"]
+        if self.cuda and self.cast:  # autocast has softmax in fp32 on a GPU, and in 16 bits on a CPU
+            t.run(("masked32", _TEMPORARY, 4 * self.S), (f"{p}.weights", _ACTIVATIONS, 4 * self.S, "masked32"))
+            weights.append(f"{p}.weights16")
+        t.run(
+            (weights[-1], _ACTIVATIONS, scores),
+            (f"{p}.v", _ACTIVATIONS, low),  # its heads made contiguous, for a batched GEMM
+            (f"{p}.attended", _TEMPORARY, low, f"{p}.v", *weights, "masked"),
+        )
 
     def _math(self, p: str) -> None:
         """The fallback of fused attention: in fp32, its scores written out (``_scaled_dot_product_attention_math``)."""
-        t, Md, S = self.t, 4 * self.Md, 4 * self.S
-        for name in ("q", "k", "v"):
-            t.new(f"{p}.{name}32", _ACTIVATIONS, Md)
+        t, S, wide = self.t, 4 * self.S, [f"{p}.{name}32" for name in ("q", "k", "v")]
+        t.run(*((name, _ACTIVATIONS, 4 * self.Md) for name in wide))
         t.free(f"{p}.q", f"{p}.k")
-        t.new("product", _TEMPORARY, S)
-        t.new("masked", _TEMPORARY, S)
-        t.free("product")
-        t.new(f"{p}.weights", _ACTIVATIONS, S)
-        t.free("masked")
-        t.new(f"{p}.attended", _TEMPORARY, self.low * self.Md)
-        t.drop(f"{p}.weights", *(f"{p}.{name}32" for name in ("q", "k", "v")))
+        t.run(
+            ("product", _TEMPORARY, S),
+            ("masked", _TEMPORARY, S, "product"),
+            (f"{p}.weights", _ACTIVATIONS, S, "masked"),
+            (f"{p}.attended", _TEMPORARY, self.low * self.Md, f"{p}.weights", *wide),
+        )
 
-    def _attention_backward(self, p: str, g: str) -> None:
+    def _attention_backward(self, p: str) -> None:
         """From the gradient of the projection to ``gnorm``, that of the norm before attention."""
         t, d2, low = self.t, self.d * self.d, self.low * self.Md
-        copy = f"{p}.copy" if self.copied else None
-        self._linear_backward(f"{p}.out", d2, self.Md, g, copy, fp32=False)
-        if self.naive or self.math:
-            self._scores_backward(p)
+        self._linear_backward(f"{p}.out", d2, self.Md, "gbranch", f"{p}.copy", fp32=False)
+        if self.fused:
+            # Sums of flash attention for the gradient of q, or of the memory-efficient kernel's rows.
+            sums = self._lse_bytes() + (4 * self.Md if self.cast else 0) if self.cuda else 0
+            t.run(("sums", _TEMPORARY, sums), *((f"g{name}", _TEMPORARY, low) for name in ("q", "k", "v")))
+            t.free("gin", "sums", *(f"{p}.{name}" for name in ("q", "k", "v0", "lse", "attended")))
         else:
-            if self.cuda:
-                # Sums of flash attention for the gradient of q, or of the memory-efficient kernel's rows.
-                t.new("sums", _TEMPORARY, 4 * self.Md + self._lse_bytes() if self.cast else self._lse_bytes())
-            for name in ("gq", "gk", "gv"):
-                t.new(name, _TEMPORARY, low)
-            t.free("gin", f"{p}.q", f"{p}.k", f"{p}.v0", f"{p}.lse", f"{p}.attended")
-            if self.cuda:
-                t.free("sums")
+            self._scores_backward(p)
         self._rotate_backward("gk")
         self._rotate_backward("gq")
         for name in ("v", "k", "q"):
-            if name != "v" or self.naive or self.math:
-                t.new("contiguous", _TEMPORARY, low)
-                t.free(f"g{name}")
-                t.rename("contiguous", f"g{name}")
-            kept = f"{p}.{name}.in" if self.cast else f"{p}.norm1.n" if name == "q" else None
-            self._linear_backward(f"{p}.{name}", d2, self.Md, f"g{name}", kept, fp32=True)
-            if not t.has("gnorm"):
-                t.rename("gin", "gnorm")
+            if name != "v" or not self.fused:
+                t.run((f"g{name}", _TEMPORARY, low, f"g{name}"))  # made contiguous
+            read = f"{p}.norm1.n" if name == "q" else ""
+            self._linear_backward(f"{p}.{name}", d2, self.Md, f"g{name}", read, fp32=True)
 
     def _scores_backward(self, p: str) -> None:
         t, low = self.t, self.low * self.Md
-        wide = self.math or (self.cuda and self.cast)
         size = 4 * self.S if self.math else self.low * self.S
-        t.new("contiguous", _TEMPORARY, low)
-        t.free("gin")
-        t.new("gv", _TEMPORARY, low)
-        t.new("gweights", _TEMPORARY, size)
-        t.free("contiguous", f"{p}.v32" if self.math else f"{p}.v")
-        if wide and not self.math:
-            t.free(f"{p}.weights16")
-            t.new("gweights32", _TEMPORARY, 4 * self.S)
-            t.free("gweights")
-            t.rename("gweights32", "gweights")
-        t.new("gscores", _TEMPORARY, 4 * self.S if wide else size)
-        t.free("gweights", f"{p}.weights")
-        steps = ("cast", "masked", "scaled") if wide and not self.math else ("masked", "scaled")
-        for step in steps:
-            t.new(step, _TEMPORARY, size)
-            t.free("gscores")
-            t.rename(step, "gscores")
-        t.new("gq", _TEMPORARY, low)
-        t.new("gk", _TEMPORARY, low)
         end = "32" if self.math else ""
-        t.free("gscores", f"{p}.q{end}", f"{p}.k{end}")
+        t.run(("contiguous", _TEMPORARY, low, "gin"), ("gv", _TEMPORARY, low), ("gscores", _TEMPORARY, size))
+        t.free("contiguous", f"{p}.v{end}")
+        narrow, wide = (("gscores", _TEMPORARY, bytes_, "gscores") for bytes_ in (size, 4 * self.S))
+        if self.cuda and self.cast and not self.math:  # through softmax in fp32
+            t.free(f"{p}.weights16")
+            t.run(wide, (*wide, f"{p}.weights"), narrow)
+        else:
+            t.run((*narrow, f"{p}.weights"))
+        t.run(narrow, narrow)  # through the mask and the scale
+        t.run(("gq", _TEMPORARY, low), ("gk", _TEMPORARY, low, "gscores", f"{p}.q{end}", f"{p}.k{end}"))
 
     # ------------------------------------------------------------ a block, and a whole pass
 
     def _block(self, i: int) -> None:
-        t, p, wide = self.t, str(i), self.d * self.F
+        t, p, wide, low = self.t, str(i), self.d * self.F, self.low * self.MF
         self._norm(f"{p}.norm1")
         self._attention(p)
-        self._leave_norm(f"{p}.norm1")
-        t.new(f"{p}.middle", _ACTIVATIONS, 4 * self.Md)
-        t.free(f"{p}.projected")
+        t.drop(f"{p}.norm1.n")
+        t.run((f"{p}.middle", _ACTIVATIONS, 4 * self.Md, f"{p}.projected"))
         self._norm(f"{p}.norm2")
-        low = self.low * self.MF
         self._linear(f"{p}.gate", wide, self.Md, f"{p}.gated", _ACTIVATIONS, low)
-        t.new(f"{p}.silu", _ACTIVATIONS, low)
-        t.drop(f"{p}.gated")
+        t.run((f"{p}.silu", _ACTIVATIONS, low, f"{p}.gated"))
         self._linear(f"{p}.up", wide, self.Md, f"{p}.upped", _ACTIVATIONS, low)
-        t.new(f"{p}.product", _ACTIVATIONS, low)
-        t.drop(f"{p}.silu", f"{p}.upped")
+        t.run((f"{p}.product", _ACTIVATIONS, low, f"{p}.silu", f"{p}.upped"))
         self._linear(f"{p}.down", wide, None, f"{p}.fed", _TEMPORARY, self.low * self.Md)
         t.drop(f"{p}.product")
-        t.new(f"x{i + 1}", _ACTIVATIONS, 4 * self.Md)
-        self._leave_norm(f"{p}.norm2")
-        t.free(f"{p}.fed")
-        t.drop(f"{p}.middle", f"x{i}")
-
-    def _branch(self, name: str) -> None:
-        """Give the residual's gradient to a branch: cast for one in 16 bits, else the same tensor."""
-        self.t.new(name, _TEMPORARY, 2 * self.Md if self.cast else 0)
+        t.run((f"x{i + 1}", _ACTIVATIONS, 4 * self.Md, f"{p}.norm2.n", f"{p}.fed", f"{p}.middle", f"x{i}"))
 
     def _block_backward(self, i: int) -> None:
         """From ``gx``, the gradient of the block's result, to that of its input."""
-        t, p, wide = self.t, str(i), self.d * self.F
-        t.rename("gx", "residual")
-        self._branch("gfed")
-        self._linear_backward(f"{p}.down", wide, self.MF, "gfed", f"{p}.product", fp32=False)
-        t.new("gsilu", _TEMPORARY, self.low * self.MF)
-        t.new("gup", _TEMPORARY, self.low * self.MF)
-        t.free("gin", f"{p}.silu", f"{p}.upped")
-        self._linear_backward(f"{p}.up", wide, self.Md, "gup", f"{p}.up.in" if self.cast else None, fp32=True)
-        t.rename("gin", "gnorm")
-        t.new("ggate", _TEMPORARY, self.low * self.MF)
-        t.free("gsilu", f"{p}.gated")
-        kept = f"{p}.gate.in" if self.cast else f"{p}.norm2.n"
-        self._linear_backward(f"{p}.gate", wide, self.Md, "ggate", kept, fp32=True)
-        self._norm_backward(f"{p}.norm2", "gnorm", f"{p}.middle", "residual")
-        t.rename("gx", "residual")
-        self._branch("gprojected")
-        self._attention_backward(p, "gprojected")
-        self._norm_backward(f"{p}.norm1", "gnorm", f"x{i}", "residual")
+        t, p, wide, low = self.t, str(i), self.d * self.F, self.low * self.MF
+        # A branch gets the residual's gradient: cast for one in 16 bits, else the same tensor.
+        branch = "gbranch", _TEMPORARY, 2 * self.Md if self.cast else 0
+        t.run(branch)
+        self._linear_backward(f"{p}.down", wide, self.MF, "gbranch", f"{p}.product", fp32=False)
+        t.run(("gsilu", _TEMPORARY, low), ("gup", _TEMPORARY, low, "gin", f"{p}.silu", f"{p}.upped"))
+        self._linear_backward(f"{p}.up", wide, self.Md, "gup", "", fp32=True)
+        t.run(("ggate", _TEMPORARY, low, "gsilu", f"{p}.gated"))
+        self._linear_backward(f"{p}.gate", wide, self.Md, "ggate", f"{p}.norm2.n", fp32=True)
+        self._norm_backward(f"{p}.norm2", f"{p}.middle")
+        t.run(branch)
+        self._attention_backward(p)
+        self._norm_backward(f"{p}.norm1", f"x{i}")
 
     def _forward(self) -> None:
         t = self.t
-        t.new("x0", _ACTIVATIONS, 4 * self.Md)
+        t.keeping = self.graph
+        t.run(("x0", _ACTIVATIONS, 4 * self.Md))
         for i in range(self.c.layers):
             self._block(i)
         self._norm("norm")
         t.drop(f"x{self.c.layers}")
         self._linear("head", self.V * self.d, self.Md, "logits", _LOGITS, self.low * self.MV)
-        self._leave_norm("norm")
+        t.drop("norm.n")
         if self.cast and not self.graph:  # the region ends; with a graph the GEMMs keep the copies
-            t.free(*(f"{i}.{n}.w" for i in range(self.c.layers) for n in ("q", "k", "v", "out", "gate", "up", "down")))
-            t.free("head.w")
+            t.free(*(f"{name}.w" for name, _ in self._tensors() if t.has(f"{name}.w")))
         if self.cast:
-            t.new("logits32", _LOGITS, 4 * self.MV)
-        t.new("targets", _TEMPORARY, 8 * self.M if self.c.batch > 1 else 0)  # of one sequence they are a view
-        t.new("log-softmax", _LOGITS, 4 * self.MV)
-        if self.cast:
-            t.free("logits32")
-        t.drop("log-softmax", "targets")
+            t.run(("logits32", _LOGITS, 4 * self.MV))
+        t.run(
+            ("targets", _TEMPORARY, 8 * self.M if self.c.batch > 1 else 0),  # of one sequence they are a view
+            ("log-softmax", _LOGITS, 4 * self.MV, *filter(t.has, ["logits32"])),
+        )
+        if not self.graph:
+            t.free("log-softmax", "targets")
 
     def _backward(self) -> None:
         t = self.t
-        t.new("gloss", _LOGITS, 4 * self.MV)
-        t.free("targets")
-        t.new("glogits", _LOGITS, 4 * self.MV)
-        t.free("gloss", "log-softmax")
+        t.keeping = False
+        t.run(("gloss", _LOGITS, 4 * self.MV, "targets"), ("glogits", _LOGITS, 4 * self.MV, "gloss", "log-softmax"))
         if self.cast:
-            t.new("glogits16", _LOGITS, 2 * self.MV)
-            t.free("glogits")
-            t.rename("glogits16", "glogits")
-        kept = "head.in" if self.cast else "norm.n"
-        self._linear_backward("head", self.V * self.d, self.Md, "glogits", kept, fp32=True)
-        t.rename("gin", "gnorm")
-        self._norm_backward("norm", "gnorm", f"x{self.c.layers}", None)
+            t.run(("glogits", _LOGITS, 2 * self.MV, "glogits"))
+        self._linear_backward("head", self.V * self.d, self.Md, "glogits", "norm.n", fp32=True)
+        self._norm_backward("norm", f"x{self.c.layers}")
         for i in reversed(range(self.c.layers)):
             self._block_backward(i)
-        self._gradient("embedding", self.V * self.d, None)
-        t.free("gx")
+        self._gradient("embedding", self.V * self.d, "gx")
 
     def _optimizer(self) -> None:
         """What AdamW allocates while it steps: roots of second moments, all at once or tensor by tensor."""
-        t, (_, transient) = self.t, OPTIMIZERS[self.how.optimizer]
-        if self.cuda:
-            t.new("roots", _TEMPORARY, self._shard(transient * self.params, 1))
-            t.free("roots")
-        elif transient:
+        _, transient = OPTIMIZERS[self.how.optimizer]
+        roots = self._shard(transient * self.params, 1)
+        if not self.cuda:
             # The root, its quotient, and the quotient of the tensor before, which its name holds until it is reused.
             sizes = [numel for _, numel in self._tensors()]
-            most = max(before + 2 * size for before, size in zip([0, *sizes], sizes, strict=False))
-            t.new("roots", _TEMPORARY, transient * most)
-            t.free("roots")
+            roots = transient * max(before + 2 * size for before, size in zip([0, *sizes], sizes, strict=False))
+        self.t.run(("roots", _TEMPORARY, roots))
+        self.t.free("roots")
 
     def run(self) -> dict[str, tuple[int, dict[str, int]]]:
         """Run the step through; give total and items by moment."""
         t, found = self.t, {}
         self._resident()
         found["before the step"] = t.end()
-        peaks: dict[str, list[tuple[int, dict[str, int]]]] = {"forward peak": [], "backward peak": []}
+        passes = {"forward": self._forward, "backward": self._backward} if self.graph else {"forward": self._forward}
         for _ in range(self.how.accumulate):
-            t.end()
-            self._forward()
-            peaks["forward peak"].append(t.peak)
-            found["forward end"] = t.end()
-            if self.graph:
-                self._backward()
-                peaks["backward peak"].append(t.peak)
-                found["backward end"] = t.end()
+            for name, run in passes.items():
+                t.end()
+                run()
+                found[f"{name} peak"] = max(found.get(f"{name} peak", t.peak), t.peak, key=lambda one: one[0])
+                found[f"{name} end"] = t.end()
             t.free("logits")  # a local variable until here
         t.end()
         if self.how.mode == "train":
             self._optimizer()
             found["optimizer peak"] = t.peak
-        found |= {name: max(several, key=lambda one: one[0]) for name, several in peaks.items() if several}
         return {moment: found[moment] for moment in MOMENTS if moment in found}
 
 
@@ -660,8 +548,11 @@ def moments(configuration: Configuration, **how: object) -> pd.DataFrame:
     UsageError
         An argument has a value it cannot have.
     """
-    found = _Step(configuration, _How(**how)).run()  # type: ignore[arg-type]
-    rows = [{"moment": moment, "total_bytes": total, **items} for moment, (total, items) in found.items()]
+    return _moments(_Step(configuration, _How(**how)))  # type: ignore[arg-type]
+
+
+def _moments(step: _Step) -> pd.DataFrame:
+    rows = [{"moment": moment, "total_bytes": total, **items} for moment, (total, items) in step.run().items()]
     return pd.DataFrame(rows, columns=["moment", "total_bytes", *ITEMS])
 
 
@@ -714,18 +605,19 @@ def predict(
     UsageError
         An argument has a value it cannot have.
     """
-    how = {
-        "precision": precision, "attention": attention, "mode": mode, "optimizer": optimizer, "device": device,
-        "accumulate": accumulate, "stage": stage, "ranks": ranks, "capability": capability,
-    }  # fmt: skip
-    table = moments(configuration, **how).set_index("moment")
+    step = _Step(
+        configuration, _How(precision, attention, mode, optimizer, device, accumulate, stage, ranks, capability)
+    )
+    table, words = _moments(step).set_index("moment"), _words(step)
     moment = str(table["total_bytes"].idxmax())
-    at_peak, largest = table.loc[moment], table.max()
-    words = _words(_Step(configuration, _How(**how)))  # type: ignore[arg-type]
-    rows = [(item, at_peak[item], largest[item], moment, _ALIVE[item], words[item]) for item in ITEMS]
-    rows += [(item, pd.NA, pd.NA, moment, _ALIVE[item], words[item]) for item in _ON_TOP]
-    columns = ["item", "predicted_bytes", "largest_bytes", "moment", "alive", "formula"]
-    return pd.DataFrame(rows, columns=columns).astype({"predicted_bytes": "Int64", "largest_bytes": "Int64"})
+    columns = {
+        "predicted_bytes": table.loc[moment].reindex(list(_ALIVE)).astype("Int64"),
+        "largest_bytes": table.max().reindex(list(_ALIVE)).astype("Int64"),
+        "moment": moment,
+        "alive": _ALIVE,
+        "formula": words,
+    }
+    return pd.DataFrame(columns, index=pd.Index(_ALIVE, name="item")).reset_index()
 
 
 def _words(step: _Step) -> dict[str, str]:
