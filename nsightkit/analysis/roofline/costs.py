@@ -18,8 +18,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from nsightkit.analysis.roofline import sol
-from nsightkit.analysis.roofline.sol import Operation
+from nsightkit.analysis.roofline import operations
+from nsightkit.analysis.roofline.operations import BYTES_OF, Operation
 
 __all__ = ["caveat", "cost", "untyped"]
 
@@ -76,7 +76,7 @@ class _Inputs:
     def size(self, i: int) -> int:
         """Bytes of an element of an input."""
         other = _OTHER_BYTES.get(self.types[i]) if self.types else None
-        return sol.BYTES_OF[self.precision(i)] if other is None else other
+        return BYTES_OF[self.precision(i)] if other is None else other
 
     def tensors(self, most: int) -> list[int]:
         """Which of the first inputs are tensors of more than one element."""
@@ -108,7 +108,7 @@ def _matrices(left: int, right: int) -> Callable[[_Inputs], Operation]:
         *same, inner, n = given.shape(right)
         if k != inner or batch != same:
             raise ValueError("shapes do not match")
-        one = sol.gemm(m, n, k, given.precision(left))
+        one = operations.gemm(m, n, k, given.precision(left))
         times = math.prod(batch)
         return Operation("GEMM", one.flops * times, one.bytes * times, one.unit)
 
@@ -122,14 +122,14 @@ def _attention(q: int, causal: int, *, backward: bool = False) -> Callable[[_Inp
         batch, heads, context, width = given.shape(q)
         _, kv_heads, keys, _ = given.shape(q + 1)
         masked = given.says(causal) is not False and keys >= context
-        forward = sol.attention(
+        forward = operations.attention(
             batch, heads, context, width, given.precision(q), causal=masked, keys=keys, kv_heads=kv_heads
         )
         if not backward:
             return forward
         # Five products for the forward's two: scores again, and the gradients of scores, values, queries and keys.
         # Reads queries, keys, values, the result and its gradient; writes three gradients.
-        size = sol.BYTES_OF[given.precision(q)]
+        size = BYTES_OF[given.precision(q)]
         moved = size * batch * width * (4 * heads * context + 4 * kv_heads * keys)
         return Operation("attention backward", forward.flops * 5 // 2, moved, forward.unit)
 
@@ -142,9 +142,7 @@ def _elementwise(inputs: int, flops: int) -> Callable[[_Inputs], Operation]:
     def reckon(given: _Inputs) -> Operation:
         tensors = given.tensors(inputs)
         sizes = [math.prod(given.shape(i)) for i in tensors]
-        result = max(
-            sol.BYTES_OF[given.precision(i)] for i in tensors if not given.types or given.types[i] in _PRECISIONS
-        )
+        result = max(BYTES_OF[given.precision(i)] for i in tensors if not given.types or given.types[i] in _PRECISIONS)
         moved = sum(n * given.size(i) for n, i in zip(sizes, tensors, strict=True))
         return Operation("elementwise", flops * max(sizes), moved + result * max(sizes), "fp32")
 
@@ -154,7 +152,7 @@ def _elementwise(inputs: int, flops: int) -> Callable[[_Inputs], Operation]:
 def _reduction(given: _Inputs) -> Operation:
     """Read all; what is left of it depends on values that may not be recorded, and is left out."""
     elements = math.prod(given.shape(0))
-    return Operation("reduction", elements, elements * sol.BYTES_OF[given.precision()], "fp32")
+    return Operation("reduction", elements, elements * BYTES_OF[given.precision()], "fp32")
 
 
 def _rows(make: Callable[[int, int, str], Operation]) -> Callable[[_Inputs], Operation]:
@@ -168,8 +166,8 @@ def _rows(make: Callable[[int, int, str], Operation]) -> Callable[[_Inputs], Ope
 def _softmax(given: _Inputs) -> Operation:
     """Softmax; its third input says whether 16-bit scores give weights in fp32."""
     shape = given.shape(0)
-    found = sol.softmax(math.prod(shape[:-1]), shape[-1], given.precision())
-    wider = sol.BYTES_OF["fp32"] - sol.BYTES_OF[given.precision()] if given.says(2) else 0
+    found = operations.softmax(math.prod(shape[:-1]), shape[-1], given.precision())
+    wider = BYTES_OF["fp32"] - BYTES_OF[given.precision()] if given.says(2) else 0
     return Operation(found.name, found.flops, found.bytes + wider * math.prod(shape), found.unit)
 
 
@@ -184,11 +182,11 @@ def _fill(given: _Inputs) -> Operation:
 
 def _cat(given: _Inputs) -> Operation:
     flat = given.lists() if given.types else [[math.prod(given.shape(i)) for i in given.tensors(len(given.dims))]]
-    return Operation("cat", 0, 2 * sum(map(sum, flat)) * sol.BYTES_OF[given.precision()], "fp32")
+    return Operation("cat", 0, 2 * sum(map(sum, flat)) * BYTES_OF[given.precision()], "fp32")
 
 
 def _embedding(given: _Inputs) -> Operation:
-    return sol.embedding(math.prod(given.shape(1)), given.shape(0)[-1], given.precision())
+    return operations.embedding(math.prod(given.shape(1)), given.shape(0)[-1], given.precision())
 
 
 def _embedding_backward(given: _Inputs) -> Operation:
@@ -196,7 +194,7 @@ def _embedding_backward(given: _Inputs) -> Operation:
     *_, width = given.shape(0)
     elements = math.prod(given.shape(0))
     table = int(given.values[2]) * width
-    return Operation("embedding", elements, (elements + table) * sol.BYTES_OF[given.precision()], "fp32")
+    return Operation("embedding", elements, (elements + table) * BYTES_OF[given.precision()], "fp32")
 
 
 def _adamw(given: _Inputs) -> Operation:
@@ -212,7 +210,7 @@ def _adamw(given: _Inputs) -> Operation:
             raise ValueError("not four lists")
     if not weights or same != [weights] * 3:
         raise ValueError("not four lists of the same tensors")
-    return sol.adamw(sum(weights), given.precision())
+    return operations.adamw(sum(weights), given.precision())
 
 
 def _foreach(flops: int) -> Callable[[_Inputs], Operation]:
@@ -222,7 +220,7 @@ def _foreach(flops: int) -> Callable[[_Inputs], Operation]:
         lists = given.lists()
         elements = sum(lists[0])
         moved = sum(map(sum, lists)) + elements
-        return Operation("elementwise", flops * elements, moved * sol.BYTES_OF[given.precision()], "fp32")
+        return Operation("elementwise", flops * elements, moved * BYTES_OF[given.precision()], "fp32")
 
     return reckon
 
@@ -253,9 +251,9 @@ _COSTS: dict[str, Callable[[_Inputs], Operation]] = {
     "_log_softmax": _softmax,
     "_softmax_backward_data": _elementwise(2, 4),
     "_log_softmax_backward_data": _elementwise(2, 4),
-    "native_layer_norm": _rows(sol.layer_norm),
+    "native_layer_norm": _rows(operations.layer_norm),
     "native_layer_norm_backward": _elementwise(2, 16),
-    "_fused_rms_norm": _rows(sol.rms_norm),
+    "_fused_rms_norm": _rows(operations.rms_norm),
     "_fused_rms_norm_backward": _elementwise(2, 8),
     "embedding": _embedding,
     "embedding_dense_backward": _embedding_backward,
@@ -317,8 +315,8 @@ def cost(name: str, inputs: str, precision: str | None = None) -> Operation | No
     inputs : str
         The ``inputs`` of the trace's operators: JSON of shapes, types and values.
     precision : str, optional
-        A key of :data:`nsightkit.analysis.roofline.sol.BYTES_OF`: what tensors hold whose type was not recorded. A
-        recorded type always counts.
+        A key of :data:`nsightkit.analysis.roofline.operations.BYTES_OF`: what tensors hold whose type was not recorded.
+        A recorded type always counts.
 
     Returns
     -------

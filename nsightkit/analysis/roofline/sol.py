@@ -12,29 +12,6 @@ nothing about a share of the other.
 
 A tensor that fits the level-2 cache may be there still when it is read, so an operation on it can be quicker than its
 bound from the memory's bandwidth. That is no fault of the measurement, and is marked apart from what no card can do.
-
-With M rows (tokens), widths H and N, element size s, batch B, h query and g key heads of width d, contexts S (of the
-queries) and T (of the keys):
-
-=============== ============================ ==============================
-operation       FLOPs                        bytes
-=============== ============================ ==============================
-GEMM            2MNK                         s(MK + KN + MN)
-attention       4BhdST, half of it causal    s·Bd(2hS + 2gT)
-RMSNorm         4MH                          2sMH
-layer norm      8MH                          2sMH
-rotary          3MH                          2sMH
-softmax         5MN                          2sMN
-SwiGLU          5MF                          3sMF
-GELU and bias   8MF                          2sMF
-residual        MH                           3sMH
-embedding       0                            2sMH
-cross-entropy   5MV                          sMV
-AdamW           12 a parameter               28 a parameter, fp32 throughout
-=============== ============================ ==============================
-
-Weights of norms, biases and statistics are left out: they are thousandths of the rest. Causal attention of equal
-contexts is counted as exactly half of the square, which is what a kernel that skips masked tiles approaches.
 """
 
 from __future__ import annotations
@@ -45,13 +22,33 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from nsightkit import hardware
 from nsightkit.analysis.core.intervals import enclosing, launch_of
+from nsightkit.analysis.roofline import nvtx_ops
+from nsightkit.analysis.roofline.costs import caveat, cost, untyped
+from nsightkit.analysis.roofline.operations import (
+    BYTES_OF,
+    Operation,
+    adamw,
+    attention,
+    cross_entropy,
+    element_bytes,
+    embedding,
+    gelu,
+    gemm,
+    layer,
+    layer_norm,
+    residual,
+    rms_norm,
+    rotary,
+    softmax,
+    swiglu,
+)
 from nsightkit.analysis.timeline import operators
 from nsightkit.errors import TraceError, UsageError
 from nsightkit.hardware import Gpu
@@ -89,46 +86,6 @@ __all__ = [
 
 # cuBLAS and CUTLASS: tf32 in the name, its instruction shape, or Hopper's code for single precision in and out.
 _TF32 = re.compile(r"tf32|s1688|tensorop_s\d|nvjet_s", re.IGNORECASE)
-#: Bytes of an element by precision; ``tf32`` is a mode of the arithmetic and lies in memory as fp32.
-BYTES_OF: Mapping[str, int] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
-
-
-@dataclasses.dataclass(frozen=True)
-class Operation:
-    """What an operation must do.
-
-    Parameters
-    ----------
-    name : str
-    flops : int
-    bytes : int
-        Compulsory traffic.
-    unit : str
-        What executes its FLOPs: ordinary cores (``fp32``) or tensor cores (``tf32``, ``fp16``, ``bf16``, ``fp8``).
-    """
-
-    name: str
-    flops: int
-    bytes: int
-    unit: str
-
-    @property
-    def intensity(self) -> float:
-        """FLOPs a byte."""
-        return self.flops / self.bytes if self.bytes else float("inf")
-
-    def renamed(self, name: str) -> Operation:
-        """Give the same operation another name.
-
-        Parameters
-        ----------
-        name : str
-
-        Returns
-        -------
-        Operation
-        """
-        return dataclasses.replace(self, name=name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -330,204 +287,6 @@ def read_ceilings(path: str | os.PathLike[str]) -> Rates:
     return found
 
 
-def _size(precision: str) -> int:
-    try:
-        return BYTES_OF[precision]
-    except KeyError:
-        raise UsageError(f"no precision is called {precision!r}; there are {', '.join(BYTES_OF)}") from None
-
-
-def gemm(m: int, n: int, k: int, precision: str = "bf16", name: str = "GEMM") -> Operation:
-    """Product of an m x k and a k x n matrix.
-
-    Parameters
-    ----------
-    m, n, k : int
-    precision : str
-    name : str
-
-    Returns
-    -------
-    Operation
-    """
-    return Operation(name, 2 * m * n * k, _size(precision) * (m * k + k * n + m * n), precision)
-
-
-def attention(
-    batch: int,
-    heads: int,
-    context: int,
-    d_head: int,
-    precision: str = "bf16",
-    *,
-    causal: bool = True,
-    keys: int | None = None,
-    kv_heads: int | None = None,
-    name: str = "attention",
-) -> Operation:
-    """Scaled dot-product attention that never writes its scores.
-
-    Parameters
-    ----------
-    batch, heads, context, d_head : int
-    precision : str
-    causal : bool
-        Count only what lies below the diagonal: half of the square for equal contexts. With fewer queries than keys
-        (decoding with a cache) the queries are the last positions, as in PyTorch's ``causal_lower_right``.
-    keys : int, optional
-        Context of keys and values; that of the queries when omitted.
-    kv_heads : int, optional
-        Heads of keys and values, for grouped queries; those of the queries when omitted.
-    name : str
-
-    Returns
-    -------
-    Operation
-
-    Raises
-    ------
-    UsageError
-        Causal attention with fewer keys than queries.
-    """
-    keys, groups = context if keys is None else keys, heads if kv_heads is None else kv_heads
-    scores = context * keys
-    if causal:
-        if keys < context:
-            raise UsageError(f"causal attention of {context} queries needs as many keys, not {keys}")
-        # Everything before the last positions, and half of their square; a single query sees every key.
-        scores = context * (keys - context) + max(context * context // 2, 1)
-    moved = _size(precision) * batch * d_head * (2 * heads * context + 2 * groups * keys)
-    return Operation(name, 4 * batch * heads * d_head * scores, moved, precision)
-
-
-class _ByRows(Protocol):
-    """What makes an operation of rows; each takes a name for it, too."""
-
-    def __call__(self, rows: int, width: int, precision: str = ..., name: str = ...) -> Operation: ...
-
-
-def _by_rows(
-    called: str, name: str, says: str, *, flops: int, tensors: int, precision: str = "bf16", width: str = ""
-) -> _ByRows:
-    """Make the function of one kind of elementwise operation, from its FLOPs an element and the tensors it moves."""
-    usual_precision, usual_name = precision, name
-
-    def operation(rows: int, width: int, precision: str = usual_precision, name: str = usual_name) -> Operation:
-        elements = rows * width
-        # Such kernels compute in fp32 on the ordinary cores, whatever their tensors hold.
-        return Operation(name, flops * elements, tensors * _size(precision) * elements, "fp32")
-
-    sizes = f"rows : int\n    width : int\n        {width}" if width else "rows, width : int"
-    operation.__doc__ = f"""{says}
-
-    Parameters
-    ----------
-    {sizes}
-    precision : str
-    name : str
-
-    Returns
-    -------
-    Operation
-    """
-    operation.__name__ = operation.__qualname__ = called
-    return operation
-
-
-rms_norm = _by_rows("rms_norm", "RMSNorm", "RMSNorm: square, sum, and two products an element.", flops=4, tensors=2)
-layer_norm = _by_rows("layer_norm", "layer norm", "Layer norm: mean, variance, scale and shift.", flops=8, tensors=2)
-rotary = _by_rows(
-    "rotary",
-    "rotary",
-    "Rotary embedding: two products and a sum an element.",
-    flops=3,
-    tensors=2,
-    width="Of everything that is turned: queries and keys together.",
-)
-softmax = _by_rows(
-    "softmax", "softmax", "Softmax over rows: maximum, difference, exponential, sum, quotient.", flops=5, tensors=2
-)
-swiglu = _by_rows("swiglu", "SwiGLU", "``silu(gate) * up``: two tensors read, one written.", flops=5, tensors=3)
-gelu = _by_rows("gelu", "GELU", "Bias and GELU in its tanh form.", flops=8, tensors=2)
-residual = _by_rows("residual", "residual", "Sum of two tensors.", flops=1, tensors=3)
-embedding = _by_rows(
-    "embedding", "embedding", "Look up a row of the table for each token: no FLOPs.", flops=0, tensors=2
-)
-cross_entropy = _by_rows(
-    "cross_entropy",
-    "cross-entropy",
-    "Loss of logits that are read once and never written again.",
-    flops=5,
-    tensors=1,
-    precision="fp32",
-    width="Entries of the vocabulary.",
-)
-
-
-def adamw(parameters: int, precision: str = "fp32", name: str = "AdamW") -> Operation:
-    """AdamW: reads weight, gradient and both moments, writes all but the gradient, 7 numbers a parameter.
-
-    Parameters
-    ----------
-    parameters : int
-    precision : str
-        Of all four.
-    name : str
-
-    Returns
-    -------
-    Operation
-    """
-    return Operation(name, 12 * parameters, 7 * _size(precision) * parameters, "fp32")
-
-
-def layer(
-    batch: int,
-    context: int,
-    hidden: int,
-    heads: int,
-    d_ff: int,
-    precision: str = "bf16",
-    *,
-    causal: bool = True,
-    keys: int | None = None,
-    kv_heads: int | None = None,
-) -> list[Operation]:
-    """List the operations of a transformer layer's forward pass, unfused but for QKV and gate and up.
-
-    Parameters
-    ----------
-    batch, context, hidden, heads, d_ff : int
-    precision : str
-    causal : bool
-    keys : int, optional
-        Positions attended to, for decoding with a cache of `keys` positions.
-    kv_heads : int, optional
-
-    Returns
-    -------
-    list of Operation
-        In the order they run.
-    """
-    if hidden % heads:
-        raise UsageError(f"hidden {hidden} is not a multiple of {heads} heads")
-    rows, d_head = batch * context, hidden // heads
-    kv_width = d_head * (heads if kv_heads is None else kv_heads)
-    return [
-        rms_norm(rows, hidden, precision, "RMSNorm 1"),
-        gemm(rows, hidden + 2 * kv_width, hidden, precision, "QKV"),
-        rotary(rows, hidden + kv_width, precision, "rotary q, k"),
-        attention(batch, heads, context, d_head, precision, causal=causal, keys=keys, kv_heads=kv_heads),
-        gemm(rows, hidden, hidden, precision, "output projection"),
-        residual(rows, hidden, precision, "residual 1"),
-        rms_norm(rows, hidden, precision, "RMSNorm 2"),
-        gemm(rows, 2 * d_ff, hidden, precision, "gate and up"),
-        swiglu(rows, d_ff, precision),
-        gemm(rows, hidden, d_ff, precision, "down"),
-        residual(rows, hidden, precision, "residual 2"),
-    ]
-
-
 def bounds(operations: Iterable[Operation], rates: Rates) -> pd.DataFrame:
     """Give the least time of each operation.
 
@@ -686,7 +445,7 @@ def summary(
         unit.
     """
     if precision is not None:
-        _size(precision)
+        element_bytes(precision)
     on_cpu = machine is not None and not trace.recorded("kernels")
     known = _Known(trace.whole) if trace.size("ops" if on_cpu else "kernels") else None
     if known is None or not len(known.ops):
@@ -880,9 +639,6 @@ class _Known:
     """The operators of a trace whose shapes tell their costs, alone or once the types of their tensors are known."""
 
     def __init__(self, whole: Trace) -> None:
-        from nsightkit.analysis.roofline import costs as op_costs
-        from nsightkit.analysis.roofline import nvtx_ops
-
         columns = ["start_ns", "end_ns", "thread", "name", "inputs"]
         self.ops = whole.table("ops", columns) if whole.size("ops") else nvtx_ops.operators(whole)
         names, inputs = self.ops["name"].cat, self.ops["inputs"].cat
@@ -892,20 +648,15 @@ class _Known:
         kinds, self.kind = np.unique(pairs, return_inverse=True)
         both = zip(*np.divmod(kinds, len(inputs.categories)), strict=True)
         self._texts = [(str(names.categories[name]), str(inputs.categories[given])) for name, given in both]
-        self._costs = [op_costs.cost(*text) for text in self._texts]
+        self._costs = [cost(*text) for text in self._texts]
         settled = np.array([found is not None for found in self._costs], bool)
-        self._untyped = [
-            None if done else op_costs.untyped(*text) for text, done in zip(self._texts, settled, strict=True)
-        ]
+        self._untyped = [None if done else untyped(*text) for text, done in zip(self._texts, settled, strict=True)]
         self._open = np.array([found is not None for found in self._untyped], bool)
         #: of each operator: whether it has a cost
         self.mask = (settled | self._open)[self.kind]
 
     def groups(self, work: _Work, precision: str | None) -> Iterator[_Group]:
         """Go over what ran, by operator, shapes and precision."""
-        from nsightkit.analysis.roofline.costs import caveat
-        from nsightkit.analysis.roofline.nvtx_ops import OTHER
-
         mine = np.flatnonzero(work.operator >= 0)
         # Of all that an operator launched, the longest says what it works on: later ones overwrite.
         speaks = mine[work.said[mine] >= 0]
@@ -923,7 +674,7 @@ class _Known:
             found, source = (_SAID[code], "kernel") if code >= 0 else (precision, "given" if precision else "unknown")
             if not self._open[number]:
                 found, source = None, "recorded"
-            elif found == OTHER:
+            elif found == nvtx_ops.OTHER:
                 continue
             elif found is not None and self._cost(number, found) is None:  # of several types by nature
                 found, source = None, "unknown"
@@ -931,8 +682,6 @@ class _Known:
             yield _Group(number, members, found, source, bool(work.tf32[members].any()), remark)
 
     def _cost(self, number: int, precision: str | None) -> Operation | None:
-        from nsightkit.analysis.roofline.costs import cost
-
         return self._costs[number] or cost(*self._texts[number], precision)
 
     def cost(self, group: _Group, sheet: Rates) -> Operation:
@@ -960,8 +709,6 @@ def _own_times(trace: Trace, known: _Known) -> _Work:
 
 def _kernel_times(trace: Trace, known: _Known) -> _Work:
     """Take the kernels, each for the innermost known operator around its launch."""
-    from nsightkit.analysis.roofline.nvtx_ops import precision_of
-
     kernels = trace.table("kernels", ["process", "correlation", "duration_ns", "name"])
     call = launch_of(trace, kernels["process"], kernels["correlation"])
     op = np.full(len(call), -1, np.int64)
@@ -971,7 +718,7 @@ def _kernel_times(trace: Trace, known: _Known) -> _Work:
         op[launched] = enclosing(calls, known.ops, known.mask)[call[launched]]
     names = kernels["name"].cat
     tf32 = [bool(_TF32.search(str(name))) for name in names.categories]
-    said = [precision_of(str(name)) for name in names.categories]
+    said = [nvtx_ops.precision_of(str(name)) for name in names.categories]
     code = [-1 if text is None else _SAID.index(text) for text in said]
     codes = names.codes.to_numpy()
     lasting = kernels["duration_ns"].to_numpy()
