@@ -13,8 +13,8 @@ from nsightkit._moved import install
 
 if TYPE_CHECKING:
     from nsightkit import analysis, capture, workloads
+    from nsightkit.api import Trace, diff, load
     from nsightkit.errors import NsightkitError, TraceError, UsageError
-    from nsightkit.trace import Trace, load
 
 __all__ = [
     "NsightkitError",
@@ -24,6 +24,8 @@ __all__ = [
     "__version__",
     "analysis",
     "capture",
+    "diff",
+    "investigations",
     "load",
     "workloads",
 ]
@@ -35,8 +37,9 @@ _LAZY = {
     "NsightkitError": "nsightkit.errors",
     "TraceError": "nsightkit.errors",
     "UsageError": "nsightkit.errors",
-    "Trace": "nsightkit.trace",
-    "load": "nsightkit.trace",
+    "Trace": "nsightkit.api",
+    "diff": "nsightkit.api",
+    "load": "nsightkit.api",
 }
 _MODULES = ("analysis", "capture", "investigations", "workloads")
 

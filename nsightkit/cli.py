@@ -15,20 +15,18 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_args
 
 import typer
 
 from nsightkit.errors import NsightkitError, TraceError, UsageError
+from nsightkit.verbs import QUESTIONS, Question
 
 if TYPE_CHECKING:
-    import pandas as pd
     from rich.console import Console
 
-    from nsightkit.analysis.ranks.job import Job
-    from nsightkit.analysis.replay.whatif import WhatIf
+    from nsightkit.api import Trace
     from nsightkit.capture.captured import Captured
-    from nsightkit.trace import Trace
 
 __all__ = ["app", "main", "run"]
 
@@ -56,8 +54,6 @@ _ClickException: type[Exception] = next(c for c in typer.BadParameter.__mro__ if
 
 
 Format = Literal["table", "csv", "json"]
-T = TypeVar("T")
-
 TraceArg = Annotated[
     Path, typer.Argument(metavar="TRACE", help="The trace; put `--` before a name that begins with a dash.")
 ]
@@ -124,59 +120,54 @@ class _Session:
         window = None if time is None else _window(time)
         self._select: dict[str, Any] = {"device": device, "within": within, "time_ns": window, "last_steps": last_steps}
 
-    def ask(self, question: Callable[[Trace], T], needs: Sequence[str] = ()) -> tuple[Trace, T]:
-        """Open the trace and answer; what goes wrong with the file becomes a `TraceError` that names it."""
+    def open(self) -> Trace:
+        """Read the trace; what goes wrong with the file becomes a `TraceError` that names it."""
+        from nsightkit.analysis.timeline.selection import select
+        from nsightkit.api import load
+
         with _progress(f"reading {self.path.name}"), _naming(self.path):
-            from nsightkit.trace import load
-
             trace = load(self.path, cache=self._cache)
-            if any(value is not None for value in self._select.values()):
-                from nsightkit.analysis.timeline.selection import select
+            if all(value is None for value in self._select.values()):
+                return trace
+            chosen: Trace = select(trace, **self._select)
+            return chosen
 
-                trace = select(trace, **self._select)
-            answer = question(trace)
-        absent = [t for t in needs if not trace.recorded(t)]
+    def ask(self, verb: Question, given: dict[str, Any]) -> None:
+        """Answer a question and print the answer."""
+        from nsightkit import _answers, _show
+        from nsightkit.verbs import Answer
+
+        trace, several = self.open(), given.pop("changes", ())
+        with _progress(f"reading {self.path.name}"), _naming(self.path):
+            found = verb.ask(trace, *(several or ()), **given)
+        title = " · ".join([trace.title, *self.selection])
+        about = {} if isinstance(found, Answer) else found.attrs
+        absent = [table for table in about.get("needs", verb.needs) if not trace.recorded(table)]
         if absent:
             _note(f"{self.path}: the trace holds no record of {' or '.join(absent)}, so what depends on it is left out")
-        return trace, answer
-
-    def table(
-        self,
-        question: Callable[[Trace], pd.DataFrame],
-        needs: Sequence[str],
-        *,
-        top: int | None = None,
-        hide: Sequence[str] = (),
-        note: Callable[[pd.DataFrame], str] | None = None,
-        empty: str = "none",
-    ) -> None:
-        """Print a list."""
-        from nsightkit import _show
-
-        trace, frame = self.ask(question, needs)
-        columns = [str(c) for c in frame.columns]
+        for remark in about.get("remarks", ()):
+            _note(f"{self.path}: {remark}")
+        if isinstance(found, Answer):
+            _emit(self.format, found, lambda console: getattr(_answers, verb.name)(console, title, found))
+            return
+        columns, top = [str(c) for c in found.columns], given.get("top")
         with _printing():
             if self.format == "json":
-                _show.write_json(_show.rows_of(frame), _show.utf8(sys.stdout))
+                _show.write_json(_show.rows_of(found), _show.utf8(sys.stdout))
             elif self.format == "csv":
-                _show.write_csv(columns, _show.rows_of(frame), _show.utf8(sys.stdout))
+                _show.write_csv(columns, _show.rows_of(found), _show.utf8(sys.stdout))
             else:
-                shown = frame.head(_show.TABLE_ROWS if top is None else top)
+                hidden = {*verb.hide, *about.get("hide", ())}
+                shown = found.head(_show.TABLE_ROWS if top is None else top)
                 _show.print_rows(
                     _console(),
-                    [c for c in columns if c not in hide],
+                    [c for c in columns if c not in hidden],
                     list(_show.rows_of(shown)),
-                    total=len(frame),
-                    title=self.title(trace),
-                    note=note(frame) if note and len(frame) else "",
-                    empty=empty,
+                    total=len(found),
+                    title=title,
+                    note=about.get("note", ""),
+                    empty=verb.empty,
                 )
-
-    def title(self, trace: Trace) -> str:
-        """Say what is being looked at: the GPUs, the tool, the file, the filters."""
-        gpus = list(dict.fromkeys(gpu.name for gpu in trace.meta.gpus if gpu.name))
-        tool = f"{trace.meta.tool} {trace.meta.tool_version or ''}".strip()
-        return " · ".join([*gpus[:2], tool, self.path.name, *self.selection])
 
     @property
     def selection(self) -> list[str]:
@@ -338,434 +329,45 @@ def _on_trace(function: Callable[..., None]) -> Callable[..., None]:
     def command(**given: Any) -> None:
         function(_Session(**{shared.name: given.pop(shared.name) for shared in _SHARED}), **given)
 
-    own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
-    parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in (_SHARED[0], *own, *_SHARED[1:])]
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    _sign(command, list(inspect.signature(function, eval_str=True).parameters.values())[1:])
     return command
 
 
-# ---------------------------------------------------------------- commands on a trace
+def _sign(command: Callable[..., None], own: Sequence[inspect.Parameter]) -> None:
+    parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in (_SHARED[0], *own, *_SHARED[1:])]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
 
 
-@app.command(rich_help_panel=_READING)
-@_on_trace
-def summary(
-    session: _Session,
-) -> None:
-    """How long, how busy, how dense, on which GPU, and what was not recorded."""
-
-    def question(opened: Trace) -> tuple[dict[str, Any], str | None]:
-        from nsightkit.analysis.timeline import overview
-
-        found = overview.summary(opened)
-        return found, overview.note(opened, found)
-
-    opened, (result, apart) = session.ask(question, ("kernels", "memops", "graphs"))
-    notes = [*([apart] if apart else []), *opened.meta.notes]
-    _emit(session.format, result, lambda console: _print_summary(console, session.title(opened), result, notes))
+# ---------------------------------------------------------------- questions to a trace
 
 
-def _print_summary(console: Console, title: str, result: dict[str, Any], notes: list[str]) -> None:
-    from nsightkit import _show
-
-    def of_span(value: float | None, span: float | None) -> float | None:
-        return value / span if value is not None and span else None
-
-    def amount(value: int | None) -> str:
-        return "not recorded" if value is None else _show.time_text(value)
-
-    span = result["span_ns"]
-    devices = result["devices"]
-    count = result["kernel_count"]
-    overhead = result["memory_overhead"]
-    facts = [
-        ("GPU busy", amount(result["busy_ns"]), of_span(result["busy_ns"], span)),
-        ("GPU idle", amount(result["idle_ns"]), of_span(result["idle_ns"], span)),
-        ("kernels and graphs running (density)", "", result["density"]),
-        (f"span of GPU work{f' of {len(devices)} devices' if len(devices) > 1 else ''}", amount(span), None),
-        *(
-            [
-                ("all steps", amount(result["window_ns"]), None),
-                ("GPU idle in the steps", amount(result["window_idle_ns"]), None),
-            ]
-            if result["window_ns"] is not None
-            else []
-        ),
-        ("wall, first start to last end", amount(result["wall_ns"]), None),
-        ("captured before / after", f"{amount(result['lead_ns'])} / {amount(result['tail_ns'])}", None),
-        ("kernels" if count is None else f"{count:,} kernels, summed", amount(result["kernel_ns"]), None),
-        ("copies and memsets, summed", amount(result["memop_ns"]), None),
-        ("CUDA graphs, summed", amount(result["graph_ns"]), None),
-        ("copy time to kernel time", "-" if overhead is None else f"{overhead:.3f}", None),
-    ]
-    _show.print_facts(console, facts, title=title)
-    if len(devices) > 1:
-        columns = ["device", "name", "span_ns", "busy_ns", "idle_ns", "density", "kernel_count"]
-        console.print()
-        _show.print_rows(console, columns, [d | {"name": d["name"] or "not named"} for d in devices])
-    if result["missing"]:
-        console.print(f"not recorded: {', '.join(result['missing'])}", style="dim")
-    for note in notes:
-        console.print(_show.plain(note), style="dim")
-
-
-@app.command(rich_help_panel=_READING)
-@_on_trace
-def kernels(
-    session: _Session,
-    *,
-    by: Annotated[
-        Literal["name", "category"], typer.Option("--by", help="A row for each kernel, or for each kind of work.")
-    ] = "name",
-    sort: Annotated[
-        Literal["time", "count"], typer.Option("--sort", help="Largest total time, or most launches, first.")
-    ] = "time",
-    top: Annotated[
-        int | None, typer.Option("--top", metavar="N", min=0, help="Only the first N; default: all, 20 in a table.")
-    ] = None,
-) -> None:
-    """Which kernels the GPU's time went to."""
-
-    def question(opened: Trace) -> pd.DataFrame:
-        from nsightkit.analysis.timeline.kernels import summary as answer
-
-        return answer(opened, by=by, sort=sort, top=top)
-
-    def note(frame: pd.DataFrame) -> str:
-        share = 100 * float(frame["share"].sum())
-        return f"{len(frame):,} rows with {share:.0f} % of all kernel time; kernels that overlap count each in full"
-
-    hide = ("category",) if by == "category" else ()
-    session.table(question, ("kernels",), top=top, hide=hide, note=note, empty="no kernels")
-
-
-@app.command(rich_help_panel=_READING)
-@_on_trace
-def ranges(
-    session: _Session,
-    *,
-    match: MatchOpt = None,
-    rule: Annotated[
-        Literal["window", "thread"],
-        typer.Option(
-            "--rule",
-            help="Whose GPU work counts: launched inside on the range's own thread (thread, as nsys has it), or also "
-            "by threads without ranges, such as autograd's, while it is open (window).",
-        ),
-    ] = "window",
-) -> None:
-    """Say what each NVTX or record_function range cost, on the CPU and on the GPU."""
-
-    def question(opened: Trace) -> pd.DataFrame:
-        from nsightkit.analysis.timeline.ranges import summary as answer
-
-        return answer(opened, match=match, rule=rule)
-
-    session.table(
-        question,
-        ("ranges",),
-        hide=("rule",),
-        note=lambda _: (
-            f"rule: {rule}. total and exclusive are CPU time, which for asynchronous work is the time to launch; "
-            "GPU is the union of the work launched inside, GPU span its first start to last end"
-        ),
-        empty="no ranges",
-    )
-
-
-@app.command(rich_help_panel=_READING)
-@_on_trace
-def gaps(
-    session: _Session,
-    *,
-    min_us: Annotated[
-        float, typer.Option("--min-us", metavar="X", min=0.0, help="Leave out gaps shorter than this.")
-    ] = 0.0,
-    each: Annotated[
-        bool, typer.Option("--each", help="Every gap with its cause and evidence, not sums by cause.")
-    ] = False,
-) -> None:
-    """Why the GPU was idle: each gap has one cause, with evidence."""
-
-    def question(opened: Trace) -> pd.DataFrame:
-        from nsightkit.analysis.timeline.gaps import find
-        from nsightkit.analysis.timeline.gaps import summary as answer
-
-        min_ns = round(min_us * 1000)
-        if not each:
-            return answer(opened, min_ns=min_ns)
-        return find(opened, min_ns=min_ns)[["device", "start_ns", "end_ns", "cause", "evidence"]]
-
-    def note(frame: pd.DataFrame) -> str:
-        from nsightkit._show import time_text
-
-        if each:
-            return f"{len(frame):,} gaps, {time_text(int((frame['end_ns'] - frame['start_ns']).sum()))} idle"
-        return f"{int(frame['count'].sum()):,} gaps, {time_text(int(frame['total_ns'].sum()))} idle"
-
-    session.table(question, ("kernels",), note=note, empty="no gap between the first and the last operation of a GPU")
-
-
-@app.command(rich_help_panel=_READING)
-@_on_trace
-def verdict(
-    session: _Session,
-    *,
-    gpu: Annotated[
-        str | None, typer.Option("--gpu", metavar="NAME", help="The card; default: the one that the trace names.")
-    ] = None,
-) -> None:
-    """What holds the run back, how sure that is, what speaks against it, and what to change first."""
-
-    def question(opened: Trace) -> dict[str, Any]:
-        from nsightkit.analysis.verdict import summary as answer
-
-        return answer(opened, gpu)
-
-    opened, result = session.ask(question)
-    _emit(session.format, result, lambda console: _print_verdict(console, session.title(opened), result))
-
-
-def _print_verdict(console: Console, title: str, result: dict[str, Any]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    from nsightkit import _show
-
-    share = result["share_of_span"]
-    of_span = "" if share is None else f", {100 * share:.1f} % of the time"
-    console.print(Text(_show.plain(title), style="bold"), soft_wrap=True)
-    console.print(Text(f"{result['bottleneck']}{of_span} (confidence: {result['confidence']})", style="bold"))
-    lines = Table.grid(padding=(0, 2, 0, 0))
-    for heading, key in (("evidence", "evidence"), ("against", "against"), ("next", "next_steps")):
-        for number, text in enumerate(result[key]):
-            style = "dim" if key == "against" else ""
-            lines.add_row("" if number else heading, Text(_show.plain(text), style=style, overflow="fold"))
-    console.print(lines)
-
-
-@app.command(rich_help_panel=_READING)
-@_on_trace
-def whatif(
-    session: _Session,
-    *,
-    changes: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="CHANGE",
-            help="no-input-wait, no-sync, free-launches, overlap-copies, overlap-communication, no-cpu-work, "
-            "no-cpu-work:NAME, no-start-up, no-profiler, equal-ranks; several: each alone, then all together. Default: "
-            "those of the first five that gain anything.",
-            show_default=False,
-        ),
-    ] = None,
-    without: Annotated[
-        str | None,
-        typer.Option(
-            "--without",
-            metavar="REGEX",
-            help="GPU operations, ranges and operators whose name this finds take no time.",
-        ),
-    ] = None,
-    scale: Annotated[
-        str | None,
-        typer.Option(
-            "--scale", metavar="REGEX=F", help="GPU operations whose name this finds take F times as long, such as 0.5."
-        ),
-    ] = None,
-) -> None:
-    """What a change would gain: the recorded run, played again with it."""
-    from nsightkit.analysis.replay import whatif as analysis
-
-    wanted = analysis.asked(changes or (), without, scale)
-    said: list[str] = []
-
-    def question(opened: Trace) -> pd.DataFrame:
-        import pandas as pd
-
-        played = analysis.WhatIf(opened)
-        if played.refused is not None:
-            _note(f"{session.path}: nothing is predicted: {played.refused}")
-        said.extend(_replayed(played))
-        found = analysis.rows(played, wanted)
-        if played.refused is None and (unknown := [row["change"] for row in found if row["speedup"] is None]):
-            _note(f"{session.path}: {', '.join(unknown)}: {analysis.UNKNOWN}")
-        return pd.DataFrame(found, columns=analysis.COLUMNS, dtype=object)
-
-    session.table(
-        question,
-        ("kernels", "calls"),
-        hide=("replay_error",),
-        note=lambda _: " · ".join(said),
-        empty="nothing is predicted to gain anything",
-    )
-
-
-def _replayed(played: WhatIf) -> Iterator[str]:
-    """What a prediction rests on."""
-    from nsightkit._show import time_text
-
-    if played.error is None:
-        return
-    yield f"played again without a change, the trace comes out {100 * played.error:.1f} % off"
-    if inferred := played.schedule.inferred:
-        yield f"{inferred:,} wait{'' if inferred == 1 else 's'} inferred"
-    if held := int(played.schedule.held_ns.sum()):
-        yield f"{time_text(held)} behind work that the trace does not hold"
-
-
-@app.command(rich_help_panel=_READING)
-@_on_trace
-def memops(
-    session: _Session,
-) -> None:
-    """Say what copies and memsets moved, and how fast."""
-
-    def question(opened: Trace) -> pd.DataFrame:
-        from nsightkit.analysis.timeline.memops import summary as answer
-
-        return answer(opened)
-
-    session.table(question, ("memops",), empty="no copies or memsets")
-
-
-@app.command(rich_help_panel=_READING)
-@_on_trace
-def sol(
-    session: _Session,
-    *,
-    gpu: Annotated[
-        str | None, typer.Option("--gpu", metavar="NAME", help="The card; default: the one that the trace names.")
-    ] = None,
-    ceilings: Annotated[
-        Path | None,
-        typer.Option("--ceilings", metavar="FILE", help="That card's own ceilings, as peaks --measure wrote them."),
-    ] = None,
-    precision: Annotated[
-        str | None,
-        typer.Option("--precision", metavar="NAME", help="Of tensors whose type neither the trace nor a kernel tells."),
-    ] = None,
-    clock: Annotated[
-        float | None,
-        typer.Option("--clock", metavar="MHZ", help="The SM clock that was measured, for the datasheet's rates at it."),
-    ] = None,
-    top: Annotated[
-        int | None, typer.Option("--top", metavar="N", min=0, help="Only the first N; default: all, 20 in a table.")
-    ] = None,
-) -> None:
-    """How close operators with recorded shapes came to the speed of light."""
-    said: list[str] = []
-
-    def question(opened: Trace) -> pd.DataFrame:
-        from nsightkit import hardware
-        from nsightkit.analysis.core import intervals
-        from nsightkit.analysis.roofline import sol as analysis
-
-        found = analysis.summary(
-            opened,
-            gpu,
-            None if ceilings is None else analysis.read_ceilings(ceilings),
-            precision=precision,
-            clock_mhz=clock,
+def _option(parameter: inspect.Parameter) -> inspect.Parameter:
+    """What the command line makes of a parameter of a question."""
+    kind, told = get_args(parameter.annotation)
+    if parameter.kind is parameter.VAR_POSITIONAL:
+        argument = typer.Argument(metavar=told.metavar, help=told.text, show_default=False)
+        return parameter.replace(
+            kind=parameter.KEYWORD_ONLY, annotation=Annotated[list[str] | None, argument], default=None
         )
-        unknown = found[found["precision_from"] == "unknown"]
-        if len(unknown):
-            from nsightkit._show import time_text
-
-            took = time_text(int(unknown["time_ns"].sum())).strip()
-            _note(
-                f"{session.path}: {len(unknown):,} operators ({took}) have no share, for what their tensors hold was "
-                "not recorded; where it is one type, --precision names it"
-            )
-        elif not len(found):
-            _note(
-                f"{session.path}: no operator has shapes and kernels; record with record_shapes=True, under "
-                "Nsight Systems with emit_nvtx(record_shapes=True) or --pytorch=autograd-shapes-nvtx"
-            )
-        if len(found):
-            card = gpu or next(each.name for each in opened.meta.gpus if each.name)
-            rates = analysis.datasheet(hardware.find(card), clock)
-            covered = analysis.coverage(found, opened)
-            least = "" if covered > 0.99 else "at least "
-            said.append(f"operators of known cost hold {100 * covered:.1f} % of the kernel time")
-            busy = analysis.hfu(found, float(intervals.busy(opened)["span_ns"].sum()), rates)
-            said.append(
-                f"HFU {least}{100 * busy:.2g} %: their matrix products at the rate of the {rates.source}, of the span"
-                if busy
-                else "none of them is a matrix product, so there is no HFU"
-            )
-            # In a column they would take the room of all others.
-            remarks = found["note"].replace("", None).value_counts()
-            said.extend(f"{count:,} {'row' if count == 1 else 'rows'}: {text}" for text, count in remarks.items())
-        return found if top is None else found.head(top)
-
-    session.table(
-        question,
-        ("kernels",),
-        top=top,
-        hide=(
-            "bytes",
-            "intensity",
-            "unit",
-            "source",
-            "precision_from",
-            "note",
-            *(() if ceilings else ("sol_measured",)),
-        ),
-        note=lambda _: " · ".join(said),
-        empty="no operator with shapes and kernels",
-    )
+    flag = f"--{parameter.name.replace('_', '-')}"
+    option = typer.Option(flag, metavar=told.metavar, help=told.text, min=told.minimum)
+    return parameter.replace(annotation=Annotated[kind, option])
 
 
-@app.command(rich_help_panel=_READING)
-@_on_trace
-def calls(
-    session: _Session,
-    *,
-    os_calls: Annotated[
-        bool, typer.Option("--os", help="Calls of the operating system instead of the CUDA API.")
-    ] = False,
-) -> None:
-    """Time spent in CUDA API calls, or in calls of the operating system."""
+def _command(verb: Question) -> Callable[..., None]:
+    def command(**given: Any) -> None:
+        _Session(**{shared.name: given.pop(shared.name) for shared in _SHARED}).ask(verb, given)
 
-    def question(opened: Trace) -> pd.DataFrame:
-        from nsightkit.analysis.timeline.calls import summary as answer
-
-        return answer(opened, os=os_calls)
-
-    session.table(question, ("os_calls" if os_calls else "calls",), empty="no calls")
+    _sign(command, [_option(parameter) for parameter in verb.parameters])
+    return command
 
 
-@app.command(rich_help_panel=_READING)
-@_on_trace
-def steps(
-    session: _Session,
-    *,
-    match: Annotated[
-        str | None, typer.Option("--match", metavar="REGEX", help="The ranges that are steps; default: those named so.")
-    ] = None,
-) -> None:
-    """How long each step took, how much of it the GPU was busy, what it served, and which steps stand out."""
-    unsaid: list[str] = []
+for _verb in QUESTIONS.values():
+    app.command(_verb.name, help=_verb.help, rich_help_panel=_READING)(_command(_verb))
 
-    def question(opened: Trace) -> pd.DataFrame:
-        from nsightkit.analysis.timeline.steps import summary as answer
 
-        found = answer(opened, match=match)
-        unsaid.extend(c for c in ("phase", "tokens", "sequences") if found[c].isna().all())
-        return found
-
-    def note(frame: pd.DataFrame) -> str:
-        from nsightkit._show import time_text
-
-        median, outliers = float(frame["wall_ns"].median()), int(frame["outlier"].sum())
-        counted = f"{len(frame):,} step{'' if len(frame) == 1 else 's'}"
-        return f"{counted}, median {time_text(median)}, {outliers:,} outlier{'' if outliers == 1 else 's'}"
-
-    session.table(
-        question, ("ranges", "kernels"), hide=unsaid, note=note, empty="no step ranges (--match names others)"
-    )
+# ---------------------------------------------------------------- other readings
 
 
 @app.command(rich_help_panel=_READING)
@@ -794,64 +396,15 @@ def memory(
     format: FormatOpt = None,  # noqa: A002
 ) -> None:
     """What the GPU's memory was made of at its peak, who allocated it, and what was lost between blocks."""
+    from nsightkit import _answers
+
     looked_at = int(moment) if moment is not None and re.fullmatch(r"-?\d{1,18}", moment) else moment
     with _progress(f"reading {snapshot.name}"), _naming(snapshot):
         from nsightkit.analysis.memory.snapshot import summary as answer
         from nsightkit.trace import snapshot as reader
 
         result = answer(reader.read(snapshot), device=device, top=top, moment=looked_at)  # type: ignore[arg-type]
-    _emit(format, result, lambda console: _print_memory(console, snapshot.name, result, top))
-
-
-def _print_memory(console: Console, title: str, result: dict[str, Any], top: int | None) -> None:
-    from nsightkit import _show
-
-    def share(value: int, of: int) -> float | None:
-        return value / of if of else None
-
-    lost = result["fragmentation"]
-    reserved, moment = lost["reserved_bytes"], result["moment"]
-    when = {"peak": "at the peak", "oom": "at the out-of-memory error", "end": "at the end", "start": "at the start"}
-    facts: list[tuple[str, str, float | None]] = []
-    if moment != "peak" and result["peak_bytes"] is not None:
-        facts.append(("highest allocated", _show.bytes_text(result["peak_bytes"]), None))
-    facts += [
-        (
-            f"allocated {when.get(str(moment), f'after event {moment}')}",
-            _show.bytes_text(lost["allocated_bytes"]),
-            None,
-        ),
-        ("reserved from CUDA", _show.bytes_text(reserved), None),
-    ]
-    for label, key in (
-        ("free between live blocks", "inactive_split_bytes"),
-        ("free in whole segments", "releasable_bytes"),
-        ("freed, waiting for a stream", "pending_bytes"),
-    ):
-        facts.append((label, _show.bytes_text(lost[key]), share(lost[key], reserved)))
-    facts.append(("largest free block", _show.bytes_text(lost["largest_free_block_bytes"]), None))
-    facts.append(("rounding, in active blocks", _show.bytes_text(lost["rounding_bytes"]), None))
-    devices = len(result["devices"])
-    of = f" · device {result['device']} of {devices}" if devices > 1 else ""
-    _show.print_facts(console, facts, title=f"{title}{of} · {result['events']:,} events")
-    console.print()
-    _show.print_rows(console, ["category", "bytes", "count", "share"], result["by_category"], empty="nothing was live")
-    console.print()
-    shown = result["top_sites"] if top is not None else result["top_sites"][: _show.TABLE_ROWS]
-    columns = ["site", "category", "bytes", "count", "share"]
-    _show.print_rows(console, columns, shown, total=len(result["top_sites"]), empty="no sites")
-    oom = result["oom"]
-    if oom is not None:
-        asked, free = (_show.bytes_text(oom[key]) for key in ("requested_bytes", "device_free_bytes"))
-        cached = _show.bytes_text(oom["cached_free_bytes"])
-        largest = _show.bytes_text(oom["largest_free_block_bytes"])
-        text = (
-            f"out of memory: {oom['site']} asked for {asked}; CUDA had {free} free, the cache {cached}, the largest "
-            f"block of it {largest}"
-        )
-        console.print(_show.plain(text), style="yellow")
-    for note in result["notes"]:
-        console.print(_show.plain(note), style="dim")
+    _emit(format, result, lambda console: _answers.memory(console, snapshot.name, result, top))
 
 
 @app.command(rich_help_panel=_READING)
@@ -951,6 +504,7 @@ def diff(
     format: FormatOpt = None,  # noqa: A002
 ) -> None:
     """What changed between two captures, by how much, and whether that is more than noise."""
+    from nsightkit import _answers, _show
     from nsightkit.analysis.compare import words as diff_text
 
     if markdown and format is not None:
@@ -978,16 +532,15 @@ def diff(
             also = {"also_before": sides[0][1:], "also_after": sides[1][1:]}
             result = answer(sides[0][0], sides[1][0], **also, match=both["--match"], steps=both["--steps"])
     if markdown:
-        from nsightkit._show import utf8
-
         with _printing():
-            utf8(sys.stdout).write(diff_text.markdown(result, top))
+            _show.utf8(sys.stdout).write(diff_text.markdown(result, top))
         return
     if _format(format) == "csv":
-        _diff_as_csv(result)
+        with _printing():
+            _answers.diff_as_csv(result, _show.utf8(sys.stdout))
         return
     title = f"{before.name} → {after.name}"
-    _emit(format, result, lambda console: _print_diff(console, title, result, top))
+    _emit(format, result, lambda console: _answers.diff(console, title, result, top))
 
 
 def _twice(option: str, values: list[Any] | None) -> tuple[Any, Any]:
@@ -1018,7 +571,7 @@ def _diff_side(path: Path, both: Mapping[str, tuple[Any, Any]], no_cache: bool, 
         last_steps=both["--last-steps"][side],
         no_cache=no_cache,
     )
-    return _whole(session, path)
+    return session.open()
 
 
 def _diff_of_memory(paths: tuple[Path, Path], devices: tuple[Any, Any]) -> dict[str, Any]:
@@ -1034,42 +587,8 @@ def _diff_of_memory(paths: tuple[Path, Path], devices: tuple[Any, Any]) -> dict[
     return diff_memory.summary(opened[0], opened[1], devices[0])
 
 
-def _diff_as_csv(result: Mapping[str, Any]) -> None:
-    from nsightkit import _show
-    from nsightkit.analysis.compare import diff
-    from nsightkit.analysis.compare import words as diff_text
-
-    memory = "sites" in result
-    tables = ("figures", "categories", "sites") if memory else tuple(diff.TABLES)
-    figures = ("before_bytes", "after_bytes", "delta_bytes", "change") if memory else diff.COLUMNS
-    columns = ["table", "name", "match", *figures] if memory else ["table", "name", "clock", "match", *figures]
-    rows = [
-        {"clock": None, "match": None, **_show.ready(row), "table": table, "name": diff_text.name_of(table, row)}
-        for table in tables
-        for row in result[table]
-    ]
-    with _printing():
-        _show.write_csv(columns, rows, _show.utf8(sys.stdout))
-
-
-def _print_diff(console: Console, title: str, result: Mapping[str, Any], top: int) -> None:
-    from nsightkit import _show
-    from nsightkit.analysis.compare import words as diff_text
-
-    console.print(_show.plain(title), style="bold", soft_wrap=True)
-    console.print(_show.plain(result["headline"]))
-    if result.get("where"):
-        console.print(_show.plain(result["where"]))
-    for warning in result["warnings"]:
-        console.print(_show.plain(warning), style="yellow")
-    if "bottleneck" in result:
-        console.print(_show.plain(result["bottleneck"]["text"]))
-    for table, (name, chosen, changed) in diff_text.sections(result, top).items():
-        if not chosen:
-            continue
-        console.print()
-        cells = diff_text.rows(table, chosen)
-        _show.print_rows(console, list(cells[0]), cells, title=name, total=max(changed, len(chosen)))
+def _opener(session: _Session) -> Callable[[Path], Trace]:
+    return lambda _: session.open()
 
 
 @app.command(rich_help_panel=_READING)
@@ -1112,6 +631,7 @@ def check(
     format: FormatOpt = None,  # noqa: A002
 ) -> None:
     """Whether a program became slower than a baseline: 0 no, 1 yes or not measured, 2 cannot be said."""
+    from nsightkit import _answers
     from nsightkit.analysis.compare import baseline as baselines
     from nsightkit.analysis.compare import runs as run_metrics
     from nsightkit.analysis.compare.check import compare
@@ -1137,7 +657,7 @@ def check(
             runs.append(
                 run_metrics.read(
                     file,
-                    opened=functools.partial(_whole, session),
+                    opened=_opener(session),
                     match=match,
                     selection=" ".join(said) or None,
                 )
@@ -1150,7 +670,11 @@ def check(
     if made is not None:
         baselines.write(made, baseline)
     result |= {"baseline": str(baseline), "written": made is not None}
-    _print_check(format, result)
+    if _format(format) == "csv":
+        rows = [*result["gates"], *result["missing"], *result["informing"]]
+        _emit_list("csv", rows, list(rows[0]) if rows else [])
+    else:
+        _emit(format, result, lambda console: _answers.check(console, result))
     for row in result["conditions"]:
         unsaid = "none" if row["name"] == "selection" else "not said"
         was, now = (row[side] or unsaid for side in ("baseline", "now"))
@@ -1160,7 +684,7 @@ def check(
         return
     failed = [*result["regressions"], *result["missing"]]
     if failed:
-        listed = ", ".join(f"{row['metric']} ({_changed(row) or row['status']})" for row in failed[:3])
+        listed = ", ".join(f"{row['metric']} ({_answers.changed(row) or row['status']})" for row in failed[:3])
         more = f" and {len(failed) - 3} more" if len(failed) > 3 else ""
         alone = result["runs"] == result["baseline_runs"] == 1 and any(
             row["unit"] == "ns" for row in result["regressions"]
@@ -1170,75 +694,7 @@ def check(
         _note(f"the check against {baseline} failed: {listed}{more}{unsaid}")
         raise typer.Exit(1)
     if result["undecided"]:
-        raise UsageError(_undecided(result["undecided"][0]))
-
-
-def _whole(session: _Session, _: Path) -> Trace:
-    return session.ask(lambda opened: opened)[1]
-
-
-def _changed(row: Mapping[str, Any], key: str = "ratio") -> str:
-    return "" if row.get(key) is None else f"{100 * (row[key] - 1):+.1f} %"
-
-
-def _undecided(row: Mapping[str, Any]) -> str:
-    before, after = row["samples"]
-    why = row["reason"] or f"noise explains up to {_changed(row, 'limit')}"
-    return (
-        f"cannot tell whether {row['metric']} became worse: {_changed(row) or 'from 0'} in {before} and {after} "
-        f"samples, and {why}; record more steps (30 are of use), give several runs, or allow more with --tolerance"
-    )
-
-
-def _print_check(format: Format | None, result: dict[str, Any]) -> None:  # noqa: A002
-    from nsightkit import _show
-
-    words = {"ok": "ok", "undecided": "cannot tell", "regression": "FAILS", "changed": "FAILS", "missing": "MISSING"}
-
-    def amount(row: Mapping[str, Any], key: str) -> str:
-        value, unit = row.get(key), row["unit"]
-        if value is None:
-            return "-"
-        if unit == "ns":
-            return _show.time_text(value)
-        if unit in ("bytes", "per_s"):
-            return f"{_show.bytes_text(value)}{'/s' if unit == 'per_s' else ''}"
-        return f"{value:,.5g}{' %' if unit == '%' else ''}"
-
-    def line(row: Mapping[str, Any]) -> dict[str, Any]:
-        status = row["status"] if not row["gate"] else words.get(row["status"], row["status"])
-        return {
-            "status": status,
-            "name": row["metric"],
-            "baseline": amount(row, "before"),
-            "now": amount(row, "after"),
-            "change": _changed(row) or "-",
-            "limit": _changed(row, "limit") or "-",
-        }
-
-    def table(console: Console) -> None:
-        runs = f"{result['baseline_runs']} and {result['runs']} runs"
-        title = f"{Path(result['baseline']).name} · {runs} · tolerance {100 * result['tolerance']:g} %"
-        failing = [*result["regressions"], *result["missing"], *result["undecided"]]
-        others = [row for row in result["gates"] if row not in failing]
-        columns = ["status", "name", "baseline", "now", "change", "limit"]
-        _show.print_rows(console, columns, [line(row) for row in (*failing, *others)], title=title)
-        told = result["informing"]
-        if told:
-            console.print()
-            shown = [line(row) for row in told[:_INFORMING]]
-            _show.print_rows(console, columns, shown, total=len(told), title="what else changed, and does not fail")
-        if result["new"]:
-            names = ", ".join(row["metric"] for row in result["new"][:_INFORMING])
-            console.print(_show.plain(f"not in the baseline: {names}"), style="dim")
-        for note in result["notes"]:
-            console.print(_show.plain(note), style="dim")
-
-    if _format(format) == "csv":
-        rows = [*result["gates"], *result["missing"], *result["informing"]]
-        _emit_list("csv", rows, list(rows[0]) if rows else [])
-    else:
-        _emit(format, result, table)
+        raise UsageError(_answers.undecided(result["undecided"][0]))
 
 
 @app.command(rich_help_panel=_READING)
@@ -1268,7 +724,7 @@ def ranks(
     format: FormatOpt = None,  # noqa: A002
 ) -> None:
     """Who is late among the ranks of a job, what that costs the others, and why."""
-    from nsightkit import _show
+    from nsightkit import _answers, _show
     from nsightkit.analysis.ranks import job as many
 
     if scheduler is not None and workers is not None:
@@ -1285,36 +741,7 @@ def ranks(
         with _printing():
             _show.write_csv([str(c) for c in table.columns], _show.rows_of(table), _show.utf8(sys.stdout))
         return
-    _emit(format, job.summary(each), lambda console: _print_ranks(console, traces, job, each))
-
-
-def _print_ranks(console: Console, traces: Sequence[Path], job: Job, each: bool) -> None:
-    from rich.text import Text
-
-    from nsightkit import _show
-
-    where = traces[0].name if len(traces) == 1 else f"{len(traces)} traces"
-    tools = " and ".join(dict.fromkeys(job.ranks["tool"]))
-    console.print(Text(_show.plain(f"{len(job.ranks)} ranks · {tools} · {where}"), style="bold"), soft_wrap=True)
-    for text in job.findings():
-        console.print(Text(_show.plain(text)), soft_wrap=False)
-    spent = ["rank", "step_ns", "compute_ns", "communication_ns", "exposed_ns", "waited_ns", "late_ns"]
-    kinds = ["group", "kind", "bytes", "count", "total_ns", "wait_ns", "exposed_ns", "last_rank", "bus_gb_per_s"]
-    times = ["group", "kind", "step", "bytes", "start_ns", "skew_ns", "last_rank", "transfer_ns", "exposed_ns"]
-    compared = (job.collectives, times) if each else (job.kinds(), kinds)
-    tables = {"ranks": (job.ranks, spent), "collectives": compared}
-    for name, (table, columns) in tables.items():
-        console.print()
-        shown = [c for c in columns if c in table and table[c].notna().any()]
-        rows = list(_show.rows_of(table[shown].head(_show.TABLE_ROWS)))
-        _show.print_rows(console, shown, rows, total=len(table), empty=f"no {name} to compare")
-    for one in job.lost:
-        count = len(one["ranks"])
-        rank = "" if not count else f"rank {one['ranks'][0]}" if count == 1 else f"{count} ranks"
-        file = "" if one["file"] is None else f" ({Path(one['file']).name})"
-        console.print(_show.plain(f"lost: {rank}{file}: {one['reason']}"), style="yellow")
-    for note in job.notes:
-        console.print(_show.plain(note), style="dim")
+    _emit(format, job.summary(each), lambda console: _answers.ranks(console, traces, job, each))
 
 
 @app.command(rich_help_panel=_READING)
@@ -1338,7 +765,7 @@ def convert(
     if not out.absolute().parent.is_dir():
         raise UsageError(f"{out}: its folder does not exist; make it first")
 
-    def question(opened: Trace) -> int:
+    def write(opened: Trace) -> int:
         try:
             if chrome:
                 from nsightkit.trace import chrome as writer
@@ -1352,7 +779,9 @@ def convert(
         except OSError as error:
             raise UsageError(f"{out}: cannot be written ({error.strerror or error})") from error
 
-    _, size = session.ask(question)
+    opened = session.open()
+    with _progress(f"writing {out.name}"), _naming(session.path):
+        size = write(opened)
     _emit(
         session.format,
         {"trace": str(session.path), "out": str(out), "bytes": size},
@@ -1422,7 +851,7 @@ def report(
     for session in sessions:
         if output.exists() and session.path.exists() and output.samefile(session.path):
             raise UsageError(f"{output}: the page would replace a trace; give another name")
-    opened = [_whole(session, session.path) for session in sessions]
+    opened = [session.open() for session in sessions]
     names = ", ".join(path.name for path in traces)
     with _progress(f"writing {output.name}"), _naming(traces[0] if len(traces) == 1 else Path(names)):
         from nsightkit import report as page

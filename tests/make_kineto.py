@@ -212,11 +212,11 @@ def from_trace(path: str | Path, trace: Any) -> Path:
         head = json.dumps({"ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, "args": args})
         events.append(f'{head[:-1]}, "ts": {us(ORIGIN_NS + start)}, "dur": {us(end - start)}}}')
 
-    for row in trace.kernels.to_dict("records"):
+    for row in trace["kernels"].to_dict("records"):
         args = {"device": row["device"], "stream": row["stream"], "correlation": row["correlation"]}
         args |= {"grid": [row[f"grid_{axis}"] for axis in "xyz"], "block": [row[f"block_{axis}"] for axis in "xyz"]}
         event("kernel", row["name"], row["start_ns"], row["end_ns"], row["device"], row["stream"], args)
-    for row in trace.memops.to_dict("records"):
+    for row in trace["memops"].to_dict("records"):
         copy = row["kind"] != "memset"
         memory = f" ({row['src_kind'].capitalize()} -> {row['dst_kind'].capitalize()})" if copy else " (Device)"
         name = f"Memcpy {row['kind']}{memory}" if copy else f"Memset{memory}"

@@ -191,14 +191,14 @@ def test_ranges_and_os_calls_come_back(real: Path, program: Path, tmp_path: Path
     assert done.returncode == 0
     assert any("cuda was traced and nothing" in note for note in done.notes)
     trace = nsightkit.load(done.trace)
-    ranges = trace.ranges
+    ranges = trace["ranges"]
     assert ranges["name"].value_counts().to_dict() == {"step": 4, "data": 4, "compute": 4, "elsewhere": 1}
     assert set(ranges.loc[ranges["name"] == "elsewhere", "domain"]) == {"other"}
     inner = ranges[ranges["name"] == "data"]
     assert set(ranges["name"].iloc[inner["parent"]]) == {"step"}
     # each `data` slept 5 ms, and a sleep is never shorter
     assert (inner["end_ns"] - inner["start_ns"]).min() >= 5_000_000
-    calls = trace.os_calls
+    calls = trace["os_calls"]
     sleeps = calls[calls["name"].isin(["clock_nanosleep", "nanosleep", "select"])]
     assert len(sleeps) >= 5
     assert trace.meta.tool_version is not None
@@ -262,7 +262,7 @@ def test_a_range_with_a_plain_name_opens_the_capture(real: Path, tmp_path: Path)
     assert alone.returncode == 0
     assert not list(tmp_path.glob("alone*"))
     done = capture.profile(command, tmp_path / "ours", trace=("nvtx",), capture_range="measure", show=False)
-    assert nsightkit.load(done.trace).ranges["name"].tolist() == ["measure"]
+    assert nsightkit.load(done.trace)["ranges"]["name"].tolist() == ["measure"]
 
 
 @pytest.mark.nsys
@@ -280,7 +280,7 @@ def test_a_capture_range_keeps_the_program_running(
     # with nsys's own default, stop-shutdown, the program gets SIGTERM when the range closes
     assert end.read_text() == "ran to its end"
     assert done.returncode == 0
-    names = nsightkit.load(done.trace).ranges["name"].value_counts().to_dict()
+    names = nsightkit.load(done.trace)["ranges"]["name"].value_counts().to_dict()
     assert set(names) == found
     assert max(names.values()) == 1
 
@@ -301,7 +301,7 @@ def test_repeat_gives_a_report_each(real: Path, program: Path, tmp_path: Path) -
         [sys.executable, str(program)], tmp_path / "r", trace=("nvtx",), capture_range="step", repeat=2, show=False
     )
     assert done.traces == [tmp_path / "r.1.sqlite", tmp_path / "r.2.sqlite"]
-    assert all(nsightkit.load(t).ranges["name"].tolist().count("step") == 1 for t in done.traces)
+    assert all(nsightkit.load(t)["ranges"]["name"].tolist().count("step") == 1 for t in done.traces)
 
 
 @pytest.mark.nsys

@@ -128,7 +128,7 @@ def test_round_trip_of_a_profiler_trace(tmp_path):
 
 def test_a_selection_exports_only_itself(tmp_path):
     trace = interleaved()
-    chosen = trace.masked({"kernels": (trace.kernels["device"] == 1).to_numpy(), "os_calls": np.zeros(9, bool)})
+    chosen = trace.masked({"kernels": (trace["kernels"]["device"] == 1).to_numpy(), "os_calls": np.zeros(9, bool)})
     chrome.write(chosen, tmp_path / "o.json")
     again = nsightkit.load(tmp_path / "o.json", cache=False)
     assert again.size("kernels") == chosen.size("kernels") < trace.size("kernels")
@@ -172,7 +172,7 @@ def test_gpu_and_program_never_share_a_process(tmp_path):
     chrome.write(trace, tmp_path / "o.json")
     events = json.loads((tmp_path / "o.json").read_text())["traceEvents"]
     assert len({e["pid"] for e in events if e["ph"] == "X"}) == 2
-    assert nsightkit.load(tmp_path / "o.json", cache=False).kernels["device"].tolist() == [0]
+    assert nsightkit.load(tmp_path / "o.json", cache=False)["kernels"]["device"].tolist() == [0]
 
 
 def test_flows_lead_from_each_launch_to_its_operation(exported):
@@ -180,8 +180,8 @@ def test_flows_lead_from_each_launch_to_its_operation(exported):
     starts = {e["id"]: e for e in document["traceEvents"] if e["ph"] == "s"}
     ends = {e["id"]: e for e in document["traceEvents"] if e["ph"] == "f"}
     assert starts.keys() == ends.keys()
-    launched = trace.kernels.merge(trace.calls, on=["process", "correlation"])
-    graphs = trace.graphs.merge(trace.calls, on=["process", "correlation"])
+    launched = trace["kernels"].merge(trace["calls"], on=["process", "correlation"])
+    graphs = trace["graphs"].merge(trace["calls"], on=["process", "correlation"])
     assert len(starts) == len(launched) + len(graphs) == 303  # the copies belong to a process without calls
     begun = {(round(e["ts"] * 1000), round(ends[i]["ts"] * 1000)) for i, e in starts.items()}
     both = pd.concat([launched, graphs])
@@ -324,7 +324,7 @@ def test_a_foreign_place_is_no_place(tmp_path):
     for place in ([], [1], [1, 2, 3], "x", {}, ["a", "b"]):
         (tmp_path / "i.json").write_text(json.dumps({"traceEvents": [event, {**event, "place": place}]}))
         read = nsightkit.load(tmp_path / "i.json", cache=False)
-        assert set(read.ops["thread"]) == {1 << 24 | 2}
+        assert set(read["ops"]["thread"]) == {1 << 24 | 2}
 
 
 def test_half_a_character_does_not_stop_it():

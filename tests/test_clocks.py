@@ -193,7 +193,7 @@ def test_no_ranks_and_no_collectives():
 def test_two_real_gpus_with_one_clock(shared_traces):
     """Both processes are in one capture, so their clocks differ by nothing: what alignment says is its error."""
     trace = nsightkit.load(shared_traces / "nsys-ai/mfu_2gpu_before.sqlite", cache=False)
-    processes = trace.kernels.groupby("process")["device"].min().sort_values().index
+    processes = trace["kernels"].groupby("process")["device"].min().sort_values().index
     tables = {}
     for rank, process in enumerate(processes):
         masks = {

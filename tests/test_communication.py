@@ -134,7 +134,7 @@ def test_kernels_are_described_by_themselves_and_by_what_launched_them(tmp_path)
     assert found["group"].tolist() == ["7", "7", ""]
     assert found["bytes"].tolist() == [2048, 2048, -1]  # of what is gathered, not of one part
     assert found["ranks"].tolist() == ["[0, 1, 2, 3]", "[0, 1, 2, 3]", ""]
-    assert trace.kernels["sequence"].tolist() == [12, 12, -1, -1]
+    assert trace["kernels"]["sequence"].tolist() == [12, 12, -1, -1]
 
 
 @pytest.mark.parametrize(
@@ -249,9 +249,9 @@ def test_overlap_of_real_ranks_is_that_of_hta(shared_traces):
         found = communication.totals(trace)
         assert 100 * found["overlapped_ns"] / found["communication_ns"] == pytest.approx(percent, abs=0.005)
         # By hand from the table: communication is what NCCL's kernels cover.
-        nccl = trace.kernels[trace.kernels["name"].astype(str).str.startswith("nccl")]
+        nccl = trace["kernels"][trace["kernels"]["name"].astype(str).str.startswith("nccl")]
         assert found["communication_ns"] == union_length(nccl["start_ns"], nccl["end_ns"])
-        rest = trace.kernels.drop(nccl.index)
+        rest = trace["kernels"].drop(nccl.index)
         assert found["compute_ns"] == union_length(rest["start_ns"], rest["end_ns"])
 
 

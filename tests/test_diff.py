@@ -215,7 +215,7 @@ def test_rows_add_up_to_each_trace(shared_traces: Path, tmp_path: Path) -> None:
                 counts["kernels"]
                 == whole["kernel_count"]
                 == sum(
-                    len(trace.kernels[trace.kernels["name"] == n])
+                    len(trace["kernels"][trace["kernels"]["name"] == n])
                     for n in {n for g in found.kernels[f"{side}_names"] for n in g}
                 )
             )
@@ -509,7 +509,7 @@ def test_graph_replays_are_work_whose_kernels_are_hidden() -> None:
 def test_a_library_that_chose_other_kernels() -> None:
     def convolution(kernels: list[tuple[str, int]]) -> Trace:
         trace = program(kernels)
-        calls = trace.calls[trace.calls["name"] == "cudaLaunchKernel"]
+        calls = trace["calls"][trace["calls"]["name"] == "cudaLaunchKernel"]
         ops = calls[["start_ns", "end_ns", "process", "thread"]].assign(
             start_ns=calls["start_ns"] - 200,
             end_ns=calls["end_ns"] + 200,

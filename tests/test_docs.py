@@ -212,7 +212,7 @@ def test_script_and_trace_can_be_downloaded(page, built):
     from nsightkit import load
 
     trace = load(built / "gallery" / links["The trace (Chrome JSON)"])
-    assert list(trace.kernels["name"]) == ["k"]
+    assert list(trace["kernels"]["name"]) == ["k"]
     assert not any(".ipynb" in href for href in links.values())
 
 

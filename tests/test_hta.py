@@ -41,8 +41,8 @@ DIFFERENT = (STREAM_WAITS, *ORPHANS, LAUNCHER)
 
 def figures(trace, kernels=None):
     """HTA's four figures, in nanoseconds, by our tables."""
-    kernels = trace.kernels if kernels is None else kernels
-    memops = trace.memops
+    kernels = trace["kernels"] if kernels is None else kernels
+    memops = trace["memops"]
     start = np.concatenate([kernels["start_ns"], memops["start_ns"]])
     end = np.concatenate([kernels["end_ns"], memops["end_ns"]])
     span = int(end.max() - start.min())
@@ -72,7 +72,7 @@ def test_hta_leaves_out_what_was_launched_before_the_trace(shared_traces, name):
     """With several ProfilerSteps HTA keeps only GPU work whose launch was recorded; ours counts all that ran."""
     trace = nsightkit.load(shared_traces / name, cache=False)
     launched = {
-        t: trace.table(t)["correlation"].isin(trace.calls["correlation"]).to_numpy() for t in ("kernels", "memops")
+        t: trace.table(t)["correlation"].isin(trace["calls"]["correlation"]).to_numpy() for t in ("kernels", "memops")
     }
     assert not launched["kernels"].all()
     assert figures(trace.masked(launched)) == expected(name)
@@ -82,7 +82,7 @@ def test_hta_leaves_out_what_was_launched_before_the_trace(shared_traces, name):
 def test_hta_counts_a_stream_waiting_for_an_event_as_computation(shared_traces):
     name = next(n for n in HTA if n.startswith(STREAM_WAITS))
     trace = nsightkit.load(shared_traces / name, cache=False)
-    waits = trace.syncs[trace.syncs["stream"] >= 0]
+    waits = trace["syncs"][trace["syncs"]["stream"] >= 0]
     waited = int((waits["end_ns"] - waits["start_ns"]).sum())
     assert set(waits["kind"]) == {"stream-wait-event"}
     assert waited == 2000
@@ -94,7 +94,7 @@ def test_hta_counts_the_launcher_of_a_triton_kernel(shared_traces):
     name = next(n for n in HTA if n.startswith(LAUNCHER))
     trace = nsightkit.load(shared_traces / name, cache=False)
     assert figures_of_kernels(trace) == {"triton_poi_fused_add_cos_sin_0": 1760}
-    launcher = trace.ops[trace.ops["name"].astype(str).str.startswith("triton_poi_fused_add_cos_sin_0")]
+    launcher = trace["ops"][trace["ops"]["name"].astype(str).str.startswith("triton_poi_fused_add_cos_sin_0")]
     assert len(launcher) == 1
     of_launcher = int((launcher["end_ns"] - launcher["start_ns"]).iloc[0])
     assert expected(name)[0] == 1760 + of_launcher

@@ -181,8 +181,8 @@ def test_packing_keeps_every_rows_events_and_time(most_bytes):
     shown = plots.interactive_timeline(trace, most_bytes=most_bytes)
     read = _Read(shown)
     raw, rolled = read.rows("raw"), read.rows("rolled")
-    lasting = trace.kernels["end_ns"] - trace.kernels["start_ns"]
-    for stream, time in lasting.groupby(trace.kernels["stream"]):
+    lasting = trace["kernels"]["end_ns"] - trace["kernels"]["start_ns"]
+    for stream, time in lasting.groupby(trace["kernels"]["stream"]):
         assert raw[f"GPU stream {stream}"] == {(len(time), time.sum())}
     # Every level says the same, and overlapping streams count once.
     assert rolled["GPU busy"] == {(30_000, intervals.busy(trace)["busy_ns"].sum())}
@@ -194,7 +194,7 @@ def test_rolled_up_rows_are_the_categories_of_the_analysis(trace):
     rolled = _Read(plots.interactive_timeline(trace)).rows("rolled")
     for row in kernels.summary(trace, by="category").itertuples():
         assert rolled[row.name] == {(row.count, row.total_ns)}
-    assert rolled["GPU busy"] == {(len(trace.kernels) + len(trace.memops), overview.summary(trace)["busy_ns"])}
+    assert rolled["GPU busy"] == {(len(trace["kernels"]) + len(trace["memops"]), overview.summary(trace)["busy_ns"])}
 
 
 def test_the_most_bytes_are_kept_and_the_page_says_what_was_merged():
@@ -255,10 +255,10 @@ def test_the_program_can_stand_in_a_script_element():
 
 def test_a_window_is_cut_out():
     trace = _many(1000)
-    half = int(trace.kernels["end_ns"].max()) // 2
+    half = int(trace["kernels"]["end_ns"].max()) // 2
     described, lanes = _Read(plots.interactive_timeline(trace, start_ns=half)).traces[0]
     assert described["first"] == half
-    kept = trace.kernels[trace.kernels["end_ns"] > half]
+    kept = trace["kernels"][trace["kernels"]["end_ns"] > half]
     assert lanes[0][0][1]["number"].sum() == len(kept)
     assert lanes[0][0][1]["start"].tolist() == (kept["start_ns"] - half).tolist()
 
@@ -467,7 +467,7 @@ def test_the_page_scrolls_over_a_timeline_nobody_chose(opened, trace):
 
 @pytest.mark.site
 def test_pointing_at_a_kernel_names_it(opened, trace):
-    kernel = trace.kernels.sort_values("start_ns").iloc[40]
+    kernel = trace["kernels"].sort_values("start_ns").iloc[40]
     shown = plots.interactive_timeline(trace)
     first = _Read(shown).head["traces"][0]["first"]
     middle = (kernel["start_ns"] + kernel["end_ns"]) / 2 - first
@@ -487,7 +487,7 @@ def test_pointing_at_a_kernel_names_it(opened, trace):
         assert start < kernel["start_ns"] - first < kernel["end_ns"] - first < end
         assert end - start < 3 * (kernel["end_ns"] - kernel["start_ns"])
         shown.page.keyboard.press("n")
-        after = trace.kernels.sort_values("start_ns").iloc[41]
+        after = trace["kernels"].sort_values("start_ns").iloc[41]
         assert after["name"] in said.inner_text()
         assert shown.get("e.picked.start") == after["start_ns"] - first
         shown.page.keyboard.press("p")
@@ -500,7 +500,7 @@ def test_pointing_at_a_kernel_names_it(opened, trace):
 @pytest.mark.site
 def test_a_finger_can_do_it(opened, trace):
     with opened(plots.interactive_timeline(trace), has_touch=True, width=360) as shown:
-        kernel = trace.kernels.loc[trace.kernels["end_ns"].sub(trace.kernels["start_ns"]).idxmax()]
+        kernel = trace["kernels"].loc[trace["kernels"]["end_ns"].sub(trace["kernels"]["start_ns"]).idxmax()]
         first = shown.get("e.traces[0].first")
         middle = (kernel["start_ns"] + kernel["end_ns"]) / 2 - first
         shown.get(f"e.show({middle} - 1e6, {middle} + 1e6, false)")

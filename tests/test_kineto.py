@@ -62,7 +62,7 @@ def test_planted_sums_are_exact(planted):
 
 def test_planted_columns(planted):
     trace = nsightkit.load(planted[0], cache=False)
-    kernels = trace.kernels
+    kernels = trace["kernels"]
     for column in ("grid_x", "grid_y", "grid_z", "block_x", "registers", "dynamic_shared_bytes", "stream", "process"):
         assert kernels[column].nunique() == 1
     first = kernels.iloc[0]
@@ -70,8 +70,8 @@ def test_planted_columns(planted):
     assert [first[f"block_{a}"] for a in "xyz"] == [256, 1, 1]
     assert (first["registers"], first["dynamic_shared_bytes"], first["stream"], first["device"]) == (32, 2112, 7, 0)
     assert first["process"] == 4242
-    assert kernels["correlation"].tolist() == trace.calls["correlation"].tolist() == list(range(1, 2001))
-    assert set(trace.calls["thread"]) == set(trace.ops["thread"]) == set(trace.ranges["thread"]) == {4242 << 24 | 4242}
+    assert kernels["correlation"].tolist() == trace["calls"]["correlation"].tolist() == list(range(1, 2001))
+    assert set(trace["calls"]["thread"]) == set(trace["ops"]["thread"]) == set(trace["ranges"]["thread"]) == {4242 << 24 | 4242}
     assert trace.meta.thread_names == {4242 << 24 | 4242: "thread 4242 (python3)"}
     gpu = trace.meta.gpus[0]
     assert (gpu.name, gpu.sm_count, gpu.memory_bytes, gpu.compute_capability) == (
@@ -122,7 +122,7 @@ def test_objects_nested_in_args_do_not_break_the_slices(tmp_path, monkeypatch):
     monkeypatch.setattr(kineto, "_CHUNK_BYTES", 600)
     nested = [{"name": "a", "ph": "X"}, {"name": "b"}]
     trace = load(tmp_path, [kernel(ts=i, correlation=i, extra=nested) for i in range(50)])
-    assert trace.kernels["correlation"].tolist() == list(range(50))
+    assert trace["kernels"]["correlation"].tolist() == list(range(50))
     assert trace.meta.notes == [
         "Times are whole microseconds (PyTorch before 2.4): short kernels last 0 or 1 µs.",
     ]
@@ -152,7 +152,7 @@ def test_times_are_exact(tmp_path, text, ns):
     )
     trace = nsightkit.load(put(tmp_path, text.encode()), cache=False)
     assert trace.t0_ns == ns
-    assert trace.kernels["end_ns"].tolist() == [1]
+    assert trace["kernels"]["end_ns"].tolist() == [1]
 
 
 def test_unusable_times_are_left_out_and_counted(tmp_path):
@@ -211,19 +211,19 @@ def test_categories(tmp_path):
     assert {t: trace.size(t) for t in TABLES if trace.size(t)} == {
         "kernels": 1, "memops": 2, "calls": 3, "syncs": 2, "ranges": 1, "ops": 2, "overhead": 1,
     }  # fmt: skip
-    assert trace.memops[["kind", "src_kind", "dst_kind", "bytes", "stream"]].astype(object).to_numpy().tolist() == [
+    assert trace["memops"][["kind", "src_kind", "dst_kind", "bytes", "stream"]].astype(object).to_numpy().tolist() == [
         ["HtoD", "pageable", "device", 4096, 9],
         ["memset", "", "device", 512, 7],
     ]
-    assert trace.calls["name"].tolist() == ["cudaLaunchKernel", "cuLaunchKernel", "cudaGetDeviceProperties_v2"]
-    assert trace.syncs["kind"].tolist() == ["stream", "stream-wait-event"]
-    assert trace.ops["correlation"].tolist() == [77, 78]
-    assert trace.ranges["kind"].tolist() == ["annotation"]
-    assert trace.overhead[["process", "thread"]].to_numpy().tolist() == [[-1, -1]]
+    assert trace["calls"]["name"].tolist() == ["cudaLaunchKernel", "cuLaunchKernel", "cudaGetDeviceProperties_v2"]
+    assert trace["syncs"]["kind"].tolist() == ["stream", "stream-wait-event"]
+    assert trace["ops"]["correlation"].tolist() == [77, 78]
+    assert trace["ranges"]["kind"].tolist() == ["annotation"]
+    assert trace["overhead"][["process", "thread"]].to_numpy().tolist() == [[-1, -1]]
     assert trace.meta.window_ns == (0, 200500)
     assert trace.meta.missing == ["os_calls"]
     assert trace.table("kernels", ["duration_ns"])["duration_ns"].sum() == 2000
-    assert set(trace.kernels["process"]) == set(trace.memops["process"]) == set(trace.syncs["process"]) == {100}
+    assert set(trace["kernels"]["process"]) == set(trace["memops"]["process"]) == set(trace["syncs"]["process"]) == {100}
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_categories(tmp_path):
     ],
 )
 def test_memop_kinds(tmp_path, name, kinds):
-    row = load(tmp_path, [event("gpu_memcpy", name)]).memops.iloc[0]
+    row = load(tmp_path, [event("gpu_memcpy", name)])["memops"].iloc[0]
     assert (row["kind"], row["src_kind"], row["dst_kind"]) == kinds
     assert row["bytes"] == 0
 
@@ -289,21 +289,21 @@ def test_before_2022(tmp_path):
     assert {t: trace.size(t) for t in TABLES if trace.size(t)} == {
         "kernels": 1, "memops": 2, "calls": 1, "ranges": 2, "ops": 1,
     }  # fmt: skip
-    assert trace.ranges[["name", "level", "parent"]].astype(object).to_numpy().tolist() == [
+    assert trace["ranges"][["name", "level", "parent"]].astype(object).to_numpy().tolist() == [
         ["ProfilerStep#5", 0, -1],
         ["enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 1, 0],
     ]
-    assert trace.kernels[["device", "stream", "process", "grid_x"]].to_numpy().tolist() == [[0, 13, 9, 50]]
-    assert trace.memops[["device", "stream", "bytes"]].to_numpy().tolist() == [[0, 7, 0], [0, 7, 0]]
-    assert set(trace.ops["thread"]) == {9 << 24 | 9}
+    assert trace["kernels"][["device", "stream", "process", "grid_x"]].to_numpy().tolist() == [[0, 13, 9, 50]]
+    assert trace["memops"][["device", "stream", "bytes"]].to_numpy().tolist() == [[0, 7, 0], [0, 7, 0]]
+    assert set(trace["ops"]["thread"]) == {9 << 24 | 9}
     assert trace.meta.thread_names == {9 << 24 | 9: "python"}
     assert any("whole microseconds" in n for n in trace.meta.notes)
 
 
 def test_whole_microseconds_nest_within_a_microsecond(tmp_path):
     outer, inner = event("user_annotation", "a", ts=0, dur=10), event("user_annotation", "b", ts=5, dur=6)
-    assert load(tmp_path, [outer, inner]).ranges["parent"].tolist() == [-1, 0]
-    assert load(tmp_path, [outer, inner, event("cpu_op", ts=0.001)]).ranges["parent"].tolist() == [-1, -1]
+    assert load(tmp_path, [outer, inner])["ranges"]["parent"].tolist() == [-1, 0]
+    assert load(tmp_path, [outer, inner, event("cpu_op", ts=0.001)])["ranges"]["parent"].tolist() == [-1, -1]
 
 
 def test_amd(tmp_path):
@@ -317,9 +317,9 @@ def test_amd(tmp_path):
         ],
         deviceProperties=[{"id": 2, "name": "AMD Instinct MI300X"}],
     )
-    assert trace.calls["name"].tolist() == ["hipLaunchKernel", "hipMemcpyWithStream"]
-    assert trace.kernels[["device", "process", "grid_x"]].to_numpy().tolist() == [[2, 100, 0]]
-    assert trace.memops["kind"].tolist() == ["HtoD"]
+    assert trace["calls"]["name"].tolist() == ["hipLaunchKernel", "hipMemcpyWithStream"]
+    assert trace["kernels"][["device", "process", "grid_x"]].to_numpy().tolist() == [[2, 100, 0]]
+    assert trace["memops"]["kind"].tolist() == ["HtoD"]
     assert trace.meta.gpus[0].sm_count is None
 
 
@@ -359,13 +359,13 @@ def test_two_processes_with_the_same_correlations(tmp_path):
     kernels = [kernel(ts=20, correlation=1), kernel(ts=120, correlation=1), kernel(ts=60, correlation=3),
                kernel(ts=29, correlation=2), kernel(ts=70, correlation=99)]  # fmt: skip
     trace = load(tmp_path, [*kernels, *calls])
-    assert trace.kernels["process"].tolist()[:4] == [
+    assert trace["kernels"]["process"].tolist()[:4] == [
         11,
         22,
         22,
         11,
     ]  # the fourth began before its call: a clock's error
-    assert trace.kernels["process"].tolist()[4] in (11, 22)
+    assert trace["kernels"]["process"].tolist()[4] in (11, 22)
 
 
 def test_process_of_gpu_rows_is_that_of_the_calls_not_of_other_annotations(tmp_path):
@@ -373,20 +373,20 @@ def test_process_of_gpu_rows_is_that_of_the_calls_not_of_other_annotations(tmp_p
         tmp_path,
         [kernel(), event("cuda_driver", "cuLaunchKernel", correlation=1), event("user_annotation", pid=7, tid=7)],
     )
-    assert trace.kernels["process"].tolist() == [100]
+    assert trace["kernels"]["process"].tolist() == [100]
 
 
 def test_threads_with_odd_ids(tmp_path):
     tids = [100, "100", 100.0, -1220540864, 140234567890123, "main", "main", 0, 1]
     trace = load(tmp_path, [event("cpu_op", ts=i + 0.5, tid=t) for i, t in enumerate(tids)])
-    threads = trace.ops["thread"]
+    threads = trace["ops"]["thread"]
     assert (threads.iloc[:3] == (100 << 24 | 100)).all()
     assert threads.iloc[5] == threads.iloc[6]
     assert threads.nunique() == 6
     assert set(threads.to_numpy() >> 24) == {100}
     trace = load(tmp_path, [event("cpu_op", ts=0.5, pid=p, tid=5) for p in (3, "Spans", "3", 2**60)])
-    assert trace.ops["process"].nunique() == 3
-    assert trace.ops["thread"].nunique() == 3
+    assert trace["ops"]["process"].nunique() == 3
+    assert trace["ops"]["thread"].nunique() == 3
 
 
 def test_odd_argument_types(tmp_path):
@@ -396,7 +396,7 @@ def test_odd_argument_types(tmp_path):
             kernel(ts=0.5, correlation="12", stream="stream 3", device=1.0, grid="grid(1,)", block=[1, None, 2.0, 9]),
             kernel(correlation=2**70, stream=None, device=None, grid=None, **{"registers per thread": "x"}),
         ],
-    ).kernels
+    )["kernels"]
     assert row["correlation"].tolist() == [12, 0]
     assert row["stream"].tolist() == [3, 7]
     assert row["device"].tolist() == [1, 0]
@@ -427,10 +427,10 @@ def test_broken_json_is_mended(tmp_path):
         text.encode() + b'\n{"second": "document"}',
     ):
         trace = nsightkit.load(put(tmp_path, broken), cache=False)
-        pd.testing.assert_frame_equal(trace.kernels, whole.kernels)
+        pd.testing.assert_frame_equal(trace["kernels"], whole["kernels"])
         assert "repaired" in trace.meta.notes[0], broken
     trace = nsightkit.load(put(tmp_path, text.encode().replace(b"NAME", b"na\xffme\x02")), cache=False)
-    assert trace.kernels["name"].tolist() == ["na\ufffdme "]
+    assert trace["kernels"]["name"].tolist() == ["na\ufffdme "]
     assert "repaired" in trace.meta.notes[0]
 
 
@@ -545,26 +545,26 @@ def test_real_traces_have_the_events_that_plain_json_shows(shared_traces, name):
     annotated = sum(len(by_category[c]) for c in ("user_annotation", "cpu_op", "operator"))
     assert trace.size("ranges") + trace.size("ops") == annotated
     assert ("kernels" in trace.meta.missing) == (listed["kernels"] == 0)
-    ranges = trace.ranges
+    ranges = trace["ranges"]
     inside = ranges[ranges["parent"] >= 0]
     parents = ranges.loc[inside["parent"]]
     assert np.array_equal(parents["thread"], inside["thread"])
     assert np.array_equal(parents["level"] + 1, inside["level"])
     if listed["kernels"]:
-        launched = set(zip(trace.calls["process"], trace.calls["correlation"], strict=True))
-        orphans = [k not in launched for k in zip(trace.kernels["process"], trace.kernels["correlation"], strict=True)]
+        launched = set(zip(trace["calls"]["process"], trace["calls"]["correlation"], strict=True))
+        orphans = [k not in launched for k in zip(trace["kernels"]["process"], trace["kernels"]["correlation"], strict=True)]
         assert np.mean(orphans) < 0.12  # launched before the profiler began
 
 
 def test_a_launcher_with_a_stream_argument_is_no_kernel(shared_traces):
     trace = nsightkit.load(shared_traces / REAL[8], cache=False)
     assert trace.table("kernels", ["duration_ns"])["duration_ns"].tolist() == [1760]
-    assert trace.kernels["process"].tolist() == [1670242]
+    assert trace["kernels"]["process"].tolist() == [1670242]
 
 
 def test_old_resnet_traces_have_steps_and_data_loading(shared_traces):
     for name, loader in ((REAL[9], "_SingleProcessDataLoaderIter"), (REAL[10], "_MultiProcessingDataLoaderIter")):
-        ranges = nsightkit.load(shared_traces / name, cache=False).ranges
+        ranges = nsightkit.load(shared_traces / name, cache=False)["ranges"]
         names = ranges["name"].astype(str)
         assert names.str.startswith("ProfilerStep#").sum() == 6
         loading = ranges[names.str.contains(loader)]

@@ -58,10 +58,10 @@ def test_every_rung_computes_the_same(mode, rung, precision):
     assert 0 < seen["max_abs_error"] < 20 * allowed
 
 
-@pytest.mark.parametrize("part", ["_rotated", "_norm", "_fused_attention"])
+@pytest.mark.parametrize("part", ["rotated", "_norm", "_fused_attention"])
 def test_a_wrong_layer_is_seen(monkeypatch, part):
     wrong = {
-        "_rotated": lambda x, given: x,
+        "rotated": lambda x, cosine, sine: x,
         "_norm": lambda x, weight: x * weight,
         "_fused_attention": lambda q, k, v, given: torch.nn.functional.scaled_dot_product_attention(q, k, v),
     }

@@ -16,7 +16,9 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
-from nsightkit.workloads.lm import LanguageModel, LMConfig, Run, start  # noqa: E402
+from nsightkit.workloads import lm  # noqa: E402
+from nsightkit.workloads.lm import LMConfig, Run, start  # noqa: E402
+from nsightkit.workloads.models import rotated  # noqa: E402
 
 SMALL = LMConfig(batch=2, context=8, d_model=16, layers=2, d_ff=24, heads=2, vocabulary=64)
 _SIZES = ("batch", "context", "d_model", "layers", "d_ff", "heads", "vocabulary")
@@ -50,7 +52,7 @@ def events(steps: int = 1, **changes: object) -> list[tuple[str, float, float]]:
 @pytest.mark.parametrize("configuration", [*MATRIX, *VARIANTS, *SIZES], ids=lambda c: c.name)
 def test_parameters_are_those_of_the_envelope(configuration: Configuration) -> None:
     with torch.device("meta"):
-        model = LanguageModel(sized(configuration))
+        model = lm.model(sized(configuration))
     assert sum(p.numel() for p in model.parameters()) == envelope(configuration).params
 
 
@@ -59,7 +61,7 @@ def test_flops_are_those_of_the_envelope(name: str) -> None:
     """torch's counter sees each GEMM of written-out attention; backward has two for every one of the forward."""
     configuration = find(name)
     with torch.device("meta"):
-        model = LanguageModel(sized(configuration, attention="naive"))
+        model = lm.model(sized(configuration, attention="naive"))
         tokens = torch.zeros(configuration.batch, configuration.context, dtype=torch.int64)
     with FlopCounterMode(display=False) as counter:
         logits = model(tokens)
@@ -71,7 +73,7 @@ def test_flops_are_those_of_the_envelope(name: str) -> None:
 
 def test_the_counter_misses_fused_attention_on_a_cpu() -> None:
     """Why the envelope does not come from the counter."""
-    model, configuration = LanguageModel(sized(find("smoke"))), find("smoke")
+    model, configuration = lm.model(sized(find("smoke"))), find("smoke")
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(torch.ones(configuration.batch, configuration.context, dtype=torch.int64))
     found = envelope(configuration)
@@ -122,7 +124,7 @@ def test_naive_and_fused_attention_agree() -> None:
 def test_a_token_does_not_see_its_future() -> None:
     for attention in ("naive", "sdpa"):
         torch.manual_seed(0)
-        model = LanguageModel(dataclasses.replace(SMALL, attention=attention))
+        model = lm.model(dataclasses.replace(SMALL, attention=attention))
         tokens = torch.randint(1, 64, (1, 8))
         changed = tokens.clone()
         changed[0, -1] = 1 + tokens[0, -1] % 63
@@ -133,13 +135,11 @@ def test_a_token_does_not_see_its_future() -> None:
 
 
 def test_an_odd_head_is_rotated_but_for_one_channel() -> None:
-    from nsightkit.workloads.lm import _rotate
-
     torch.manual_seed(0)
-    model = LanguageModel(dataclasses.replace(SMALL, d_model=10, heads=2))  # heads of 5
+    model = lm.model(dataclasses.replace(SMALL, d_model=10, heads=2))  # heads of 5
     assert model.cosine.shape == (8, 2)
     x = torch.randn(1, 2, 8, 5)
-    turned = _rotate(x, model.cosine, model.sine)
+    turned = rotated(x, model.cosine, model.sine)
     assert turned.shape == x.shape
     assert torch.equal(turned[..., 4], x[..., 4])
     assert torch.equal(turned[:, :, 0], x[:, :, 0])  # position 0 is not turned at all
@@ -150,13 +150,11 @@ def test_an_odd_head_is_rotated_but_for_one_channel() -> None:
 
 def test_relative_positions_only() -> None:
     """Rotary embedding's point: a product of rotated q and k depends on their distance."""
-    from nsightkit.workloads.lm import _rotate
-
-    model = LanguageModel(SMALL)
+    model = lm.model(SMALL)
     q, k = torch.randn(8), torch.randn(8)
     shape = (1, 1, 8, 8)
-    rotated_q = _rotate(q.expand(shape), model.cosine, model.sine)
-    rotated_k = _rotate(k.expand(shape), model.cosine, model.sine)
+    rotated_q = rotated(q.expand(shape), model.cosine, model.sine)
+    rotated_k = rotated(k.expand(shape), model.cosine, model.sine)
     products = (rotated_q @ rotated_k.transpose(-2, -1))[0, 0]
     for distance in range(1, 7):
         along = products.diagonal(-distance)

@@ -499,7 +499,7 @@ def test_processes_of_one_capture_are_ranks_of_one_node(shared_traces):
     assert found.ranks["matched"].tolist() == [32, 32]
     trace = nsightkit.load(path, cache=False)
     for row in found.ranks.to_dict("records"):
-        own = trace.kernels[trace.kernels["device"] == row["devices"][0]]
+        own = trace["kernels"][trace["kernels"]["device"] == row["devices"][0]]
         assert row["compute_ns"] + row["communication_ns"] - row["overlapped_ns"] <= own.eval("end_ns - start_ns").sum()
     # No rank is late to a collective before the other has ended it.
     each = found.collectives

@@ -203,7 +203,7 @@ def test_a_card_that_could_not_have_done_it() -> None:
 
 def test_a_cpu_is_held_against_its_own_rates() -> None:
     trace = planted()
-    cpu = Trace.from_frames({"ops": trace.ops}, TraceMeta(tool="planted", missing=["kernels"]))
+    cpu = Trace.from_frames({"ops": trace["ops"]}, TraceMeta(tool="planted", missing=["kernels"]))
     rates = sol.Rates("this machine", {"bf16": 1000.0, "fp32": 500.0}, 10_000.0)
     table = sol.summary(cpu, machine=rates).set_index("name")
     product = table.loc["aten::mm 2048x4096 4096x4096 bf16"]
@@ -270,7 +270,7 @@ def test_inputs_survive_a_conversion(tmp_path: Path) -> None:
     trace = planted()
     chrome.write(trace, tmp_path / "t.json.gz")
     again = nsightkit.load(tmp_path / "t.json.gz", cache=False)
-    left, right = (sorted(json.loads(str(i) or "null") or [] for i in t.ops["inputs"]) for t in (trace, again))
+    left, right = (sorted(json.loads(str(i) or "null") or [] for i in t["ops"]["inputs"]) for t in (trace, again))
     assert left == right
     pd.testing.assert_frame_equal(sol.summary(trace), sol.summary(again))
 

@@ -47,7 +47,7 @@ def test_exclusive_times_conserve(tmp_path):
     training(tmp_path / "t.sqlite", None)
     trace = nsightkit.load(tmp_path / "t.sqlite")
     found = ranges.summary(trace)
-    outermost = trace.ranges[trace.ranges["level"] == 0]
+    outermost = trace["ranges"][trace["ranges"]["level"] == 0]
     assert found["exclusive_ns"].sum() == (outermost["end_ns"] - outermost["start_ns"]).sum()
 
 
@@ -155,9 +155,9 @@ def test_what_a_node_of_autograd_annotates_does_not_either():
 def test_a_real_rank_keeps_its_backward_pass(shared_traces, rank):
     """Collectives, their compression and a backward's own `record_function` are annotated on autograd's thread."""
     trace = nsightkit.load(shared_traces / f"hta/trace_filter__sampled_rank-{rank}.json.gz", cache=False)
-    calls = trace.calls.groupby("thread")["correlation"].size()
-    assert len(calls) == 2 == trace.ranges["thread"].nunique()
-    main = int(trace.ranges.loc[trace.ranges["name"] == "ProfilerStep#551", "thread"].iloc[0])
+    calls = trace["calls"].groupby("thread")["correlation"].size()
+    assert len(calls) == 2 == trace["ranges"]["thread"].nunique()
+    main = int(trace["ranges"].loc[trace["ranges"]["name"] == "ProfilerStep#551", "thread"].iloc[0])
     assert ranges.threads_with_ranges(trace) == {main}
     found, by_thread = by_name(trace), by_name(trace, "thread")
     steps = ["ProfilerStep#551", "ProfilerStep#552"]
@@ -209,7 +209,7 @@ def test_open_ranges_end_with_the_last_range(tmp_path):
     assert trace.t0_ns == -500
     found = by_name(trace)
     assert found["total_ns"].to_dict() == {"whole": 1_400, "inner": 800}
-    assert trace.ranges.set_index("name")["open"].to_dict() == {"whole": True, "inner": False}
+    assert trace["ranges"].set_index("name")["open"].to_dict() == {"whole": True, "inner": False}
 
 
 def test_orphans_and_colliding_processes(tmp_path):

@@ -109,7 +109,7 @@ def test_torch_s_own_viewer_takes_the_file(smoke: dict[str, Any]) -> None:
 
 def test_provenance_says_what_was_recorded(smoke: dict[str, Any]) -> None:
     assert dict(provenance.rows(smoke["before"].provenance))["Memory snapshot of"] == "tensors, counted on a CPU"
-    assert smoke["before"].trace.ranges["name"].tolist().count("step") == 1
+    assert smoke["before"].trace["ranges"]["name"].tolist().count("step") == 1
     assert smoke["before"].provenance["key"] == recordings.part_key(PART, "smoke")
 
 

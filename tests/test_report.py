@@ -640,7 +640,7 @@ def test_it_prints_on_white_with_all_of_the_timeline(opened, starved):
 
 @pytest.mark.site
 def test_the_strip_follows_a_reader_through_many_rows(opened):
-    frame = pd.concat([many(50, seed=i, calls=False).kernels.assign(stream=i) for i in range(32)], ignore_index=True)
+    frame = pd.concat([many(50, seed=i, calls=False)["kernels"].assign(stream=i) for i in range(32)], ignore_index=True)
     trace = Trace.from_frames({"kernels": frame})
     with opened(trace) as shown:
         shown.page.set_viewport_size({"width": 1000, "height": 400})

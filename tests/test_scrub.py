@@ -26,10 +26,11 @@ import nsightkit
 from nsightkit.analysis.memory import snapshot as memory
 from nsightkit.errors import NsightkitError, TraceError, UsageError
 from nsightkit.trace import Trace, TraceMeta, chrome, snapshot, store
+from nsightkit.trace import kineto as kineto_reader
 from nsightkit.trace import share as scrub
 from nsightkit.trace.model import TABLES, Gpu
 from nsightkit.trace.nsys import quoted
-from nsightkit.trace.share import documents as scrub_json
+from nsightkit.trace.share import documents, files
 from nsightkit.trace.share.secrets import PLACEHOLDER, Scrubber
 from nsightkit.workloads.planted import Export, training
 
@@ -701,7 +702,7 @@ LAYOUTS: dict[str, Callable[[Any], str]] = {
 def test_no_secret_survives_in_a_kineto_trace(
     layout: str, slice_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scrub_json, "_SLICE_BYTES", slice_bytes)
+    monkeypatch.setattr(kineto_reader, "_CHUNK_BYTES", slice_bytes)
     text = LAYOUTS[layout](kineto(PLANTED))
     path, out = tmp_path / "t.json", tmp_path / "clean.json"
     path.write_text(text)
@@ -729,7 +730,7 @@ def test_slices_do_not_change_the_answer(tmp_path: Path, monkeypatch: pytest.Mon
     path.write_text(json.dumps(kineto(PLANTED[:12])))
     found = set()
     for size in (1 << 20, 1000, 64, 7):
-        monkeypatch.setattr(scrub_json, "_SLICE_BYTES", size)
+        monkeypatch.setattr(kineto_reader, "_CHUNK_BYTES", size)
         out = tmp_path / f"{size}.json"
         scrub.copy(path, out)
         found.add(out.read_bytes())
@@ -776,7 +777,7 @@ def test_json_without_secrets_is_copied_byte_for_byte(tmp_path: Path) -> None:
 def test_numbers_of_placeholders_do_not_depend_on_hashes(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     path.write_text(json.dumps(kineto([Secret(f"/home/u{i}/x.py", ()) for i in range(40)])))
-    program = "import sys; from nsightkit.trace import scrub; scrub.copy(*sys.argv[1:])"
+    program = "import sys; from nsightkit.trace import share; share.copy(*sys.argv[1:])"
     found = set()
     for seed in ("1", "2"):
         out = tmp_path / f"{seed}.json"
@@ -803,7 +804,7 @@ def test_json_that_is_none_is_cleaned_as_text_or_refused(tmp_path: Path) -> None
         scrub.copy(path, out)
         assert b"ann\\" not in out.read_bytes(), name
         assert survivors(out.read_bytes(), PLANTED[:5]) == [], name
-        assert len(nsightkit.load(out).kernels) == len(before.kernels), name
+        assert len(nsightkit.load(out)["kernels"]) == len(before["kernels"]), name
     refused = {
         "unquoted.json": good.replace('"traceEvents": [', f'"traceEvents": [{event},'),
         "cut.json": good[: len(good) // 2],
@@ -827,7 +828,7 @@ def test_damaged_and_endless_gzip_is_refused(tmp_path: Path, monkeypatch: pytest
         path.write_bytes(raw)
         with pytest.raises(TraceError, match=name):
             scrub.copy(path, tmp_path / "never.json.gz")
-    monkeypatch.setattr(scrub_json, "_SMALL_BYTES", 1 << 20)
+    monkeypatch.setattr(documents, "_SMALL_BYTES", 1 << 20)
     bomb = tmp_path / "bomb.json.gz"
     bomb.write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * (8 << 20) + b"]}", 9))
     with pytest.raises(TraceError, match="unpacks"):
@@ -972,7 +973,7 @@ def test_no_secret_survives_a_conversion(target: str, tmp_path: Path) -> None:
     assert survivors(written(out), hidden) == []
     back = nsightkit.load(out)
     assert back.size("kernels") == len(PLANTED)
-    assert back.ranges["name"].nunique() == trace.ranges["name"].nunique()
+    assert back["ranges"]["name"].nunique() == trace["ranges"]["name"].nunique()
     assert scrub.copy(out, tmp_path / "again.json" if ".json" in target else tmp_path / "again").removed == []
 
 
@@ -1004,13 +1005,13 @@ def test_clean_is_lazy_shares_what_it_can_and_keeps_the_selection() -> None:
     assert trace._columns == {}
     assert clean.table("kernels", ["duration_ns"])["duration_ns"].tolist() == [40] * len(PLANTED)
     assert "name" not in trace._columns["kernels"]
-    first = int(trace.kernels["start_ns"].min())
+    first = int(trace["kernels"]["start_ns"].min())
     chosen = select(trace, time_ns=(None, first + 500))
     part = scrub.clean(chosen)
     assert part.whole is clean
     assert part.size("kernels") == chosen.size("kernels") < len(PLANTED)
-    assert part.kernels["start_ns"].equals(chosen.kernels["start_ns"])
-    assert "[" in part.kernels["name"].iloc[0]
+    assert part["kernels"]["start_ns"].equals(chosen["kernels"]["start_ns"])
+    assert "[" in part["kernels"]["name"].iloc[0]
 
 
 def test_clean_knows_what_the_file_says_about_itself(tmp_path: Path) -> None:
@@ -1028,12 +1029,12 @@ def test_clean_knows_what_the_file_says_about_itself(tmp_path: Path) -> None:
     connection.close()
     identify(path)
     expected = ["epoch on [host]", "by [user]", "with [secret]", "plain"]
-    assert scrub.clean(nsightkit.load(path)).ranges["name"].tolist() == expected
+    assert scrub.clean(nsightkit.load(path))["ranges"]["name"].tolist() == expected
     folder = as_parquetdir(path, tmp_path / "export")
-    assert scrub.clean(nsightkit.load(folder)).ranges["name"].tolist() == expected
+    assert scrub.clean(nsightkit.load(folder))["ranges"]["name"].tolist() == expected
     document = kineto([Secret(f"epoch on {ORION}", ()), Secret(f"on {HOST}", ())])
     (tmp_path / "t.json").write_text(json.dumps(document))
-    named = scrub.clean(nsightkit.load(tmp_path / "t.json")).ranges["name"].tolist()
+    named = scrub.clean(nsightkit.load(tmp_path / "t.json"))["ranges"]["name"].tolist()
     assert named == ["epoch on [host]", "on [host 2]"]
 
 
@@ -1042,7 +1043,7 @@ def test_a_folder_of_ours(tmp_path: Path) -> None:
     dirty = tmp_path / "dirty"
     monkey = pytest.MonkeyPatch()
     with monkey.context() as patched:  # as an older version wrote it
-        patched.setattr(scrub, "clean", lambda t: t)
+        patched.setattr(store, "clean", lambda t: t)
         store.write(trace, dirty)
     assert len(survivors(written(dirty), PLANTED)) > 40
     out = tmp_path / "clean"
@@ -1145,7 +1146,7 @@ def test_nothing_is_left_behind_when_it_fails(tmp_path: Path, monkeypatch: pytes
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(scrub, "_publish", full)
+    monkeypatch.setattr(files, "_publish", full)
     with pytest.raises(UsageError, match="No space left"):
         scrub.copy(path, tmp_path / "out.sqlite")
     assert [p.name for p in tmp_path.iterdir()] == ["x.sqlite"]
@@ -1324,6 +1325,6 @@ def test_errors_are_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     def locked(_: Path) -> str:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(scrub, "kind_of", locked)
+    monkeypatch.setattr(files, "kind_of", locked)
     with pytest.raises(TraceError, match="Permission denied"):
         scrub.copy(tmp_path, tmp_path / "out")

@@ -57,18 +57,18 @@ def test_a_part_is_captured_by_both(nsys: Path, monkeypatch: pytest.MonkeyPatch)
     by_nsys = measured.nsys_trace
     assert by_nsys is not None
     assert by_nsys.meta.tool == "Nsight Systems"
-    names = by_nsys.ranges["name"].value_counts().to_dict()
+    names = by_nsys["ranges"]["name"].value_counts().to_dict()
     active = measured.provenance["counts"]["active"]
     assert names["step"] == names["forward"] == names["backward"] == names["optimizer"] == active
     assert not {repeating.CAPTURED, repeating.STEADY} & set(names)
     # the same program: every range that PyTorch's profile has, as often, but those that PyTorch itself marks
-    theirs = measured.trace.ranges["name"].value_counts().to_dict()
+    theirs = measured.trace["ranges"]["name"].value_counts().to_dict()
     assert {name: count for name, count in theirs.items() if "#" not in name} == names
-    levels = by_nsys.ranges.set_index("name")["level"]
+    levels = by_nsys["ranges"].set_index("name")["level"]
     assert (levels["step"] == 0).all()
     assert (levels["forward"] == 1).all()
-    parents = by_nsys.ranges.loc[by_nsys.ranges["name"] == "qkv_projections", "parent"]
-    assert set(by_nsys.ranges["name"].iloc[parents]) == {"forward"}
+    parents = by_nsys["ranges"].loc[by_nsys["ranges"]["name"] == "qkv_projections", "parent"]
+    assert set(by_nsys["ranges"]["name"].iloc[parents]) == {"forward"}
     assert len(steps.find(by_nsys)) == active
     table = sources.compare({"torch.profiler": measured.trace, "nsys": by_nsys})
     assert set(table["clock"]) == {"CPU"}
@@ -76,7 +76,7 @@ def test_a_part_is_captured_by_both(nsys: Path, monkeypatch: pytest.MonkeyPatch)
     # nsys puts the environment of the program and the names of all threads of the machine into its report
     written = b"".join(p.read_bytes() for p in measured.nsys_trace_path.rglob("*") if p.is_file())
     assert b"s3cr3t-value" not in written
-    assert len(by_nsys.meta.thread_names) <= by_nsys.ranges["thread"].nunique()
+    assert len(by_nsys.meta.thread_names) <= by_nsys["ranges"]["thread"].nunique()
     assert sorted(p.name for p in measured.trace_path.parent.iterdir()) == ["nsys", "result.json", "trace.json.gz"]
     told = dict(provenance.rows(measured.provenance))["Under Nsight Systems, in another run"]
     assert told.startswith("nsys profile --trace=cuda,nvtx")
@@ -99,7 +99,7 @@ def test_a_dry_run_of_the_recorder_keeps_it(nsys: Path, tmp_path: Path, monkeypa
     assert told["nsys"].keys() == {"version", "command", "steps"}
     assert told["nsys"]["version"] == ".".join(map(str, nsys_tool.version(nsys)))
     by_nsys = nsightkit.load(place / "nsys")
-    assert by_nsys.ranges["name"].tolist().count("sdpa") > 0
+    assert by_nsys["ranges"]["name"].tolist().count("sdpa") > 0
     size = sum(p.stat().st_size for p in (place / "nsys").iterdir())
     assert size < 100_000
     for path in place.rglob("*"):
@@ -193,13 +193,13 @@ def test_only_steady_steps_are_kept(tmp_path: Path) -> None:
     trace, truth = captured(tmp_path)
     trace.meta.thread_names = {(1 << 24) | 1: "python", (9 << 24) | 9: "somebody else's"}
     cut = second.steady(trace)
-    assert cut.ranges["name"].astype(str).value_counts().to_dict() == {"step": 3, "forward": 3}
+    assert cut["ranges"]["name"].astype(str).value_counts().to_dict() == {"step": 3, "forward": 3}
     assert cut.size("kernels") == cut.size("calls") == 3
     assert int(cut.table("kernels", ["duration_ns"])["duration_ns"].sum()) == truth["kernel_ns"]
     assert cut.meta.window_ns == (truth["begin"], truth["end"])
     assert cut.t0_ns == truth["begin"] + 90  # the trace begins with its first event
-    assert (cut.kernels["start_ns"] + cut.t0_ns).tolist() == (trace.kernels["start_ns"] + trace.t0_ns).tolist()[2:]
-    ranges = cut.ranges
+    assert (cut["kernels"]["start_ns"] + cut.t0_ns).tolist() == (trace["kernels"]["start_ns"] + trace.t0_ns).tolist()[2:]
+    ranges = cut["ranges"]
     inner = ranges[ranges["name"] == "forward"]
     assert (inner["level"] == 1).all()
     assert (ranges.loc[ranges["name"] == "step", ["level", "parent"]] == [0, -1]).all(axis=None)

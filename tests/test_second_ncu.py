@@ -272,7 +272,7 @@ def test_a_smoke_run_says_that_a_cpu_has_no_counters(monkeypatch: pytest.MonkeyP
     measured = nsightkit.investigations.measure("limiters", "before")
     assert measured.ncu_report is None
     assert measured.ncu_notice == "a CPU has no counters that Nsight Compute could read"
-    assert {"product", "product_fp32", "add", "strided", "softmax", "chase"} <= set(measured.trace.ranges["name"])
+    assert {"product", "product_fp32", "add", "strided", "softmax", "chase"} <= set(measured.trace["ranges"]["name"])
 
 
 def test_the_key_covers_what_is_collected(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,7 @@ def test_real_traces_survive(shared_traces, tmp_path):
 
 def test_threads_of_other_programs_are_not_passed_on(export, tmp_path):
     trace = nsightkit.load(export, cache=False)
-    mine = int(trace.ranges["thread"].iloc[0])
+    mine = int(trace["ranges"]["thread"].iloc[0])
     trace.meta.thread_names = {mine: "main", 99 << 24 | 7: "somebody else's"}
     store.write(trace, tmp_path / "out")
     assert nsightkit.load(tmp_path / "out").meta.thread_names == {mine: "main"}
@@ -58,10 +58,10 @@ def test_a_selection_is_written_alone(export, tmp_path):
     trace = selection.select(nsightkit.load(export), last_steps=1)
     store.write(trace, tmp_path / "one")
     again = nsightkit.load(tmp_path / "one")
-    assert len(again.kernels) == len(trace.kernels) < len(trace.whole.kernels)
-    inner = again.ranges[again.ranges["parent"] >= 0]
-    assert set(again.ranges.loc[inner["parent"], "name"]) == {"step"}
-    assert ranges.summary(again)["count"].sum() == len(trace.ranges)
+    assert len(again["kernels"]) == len(trace["kernels"]) < len(trace.whole["kernels"])
+    inner = again["ranges"][again["ranges"]["parent"] >= 0]
+    assert set(again["ranges"].loc[inner["parent"], "name"]) == {"step"}
+    assert ranges.summary(again)["count"].sum() == len(trace["ranges"])
 
 
 def test_nothing_else_is_overwritten(export, tmp_path):
@@ -102,7 +102,7 @@ def test_damaged_stores(export, tmp_path, damage):
     else:
         (folder / "kernels.parquet").write_bytes(b"PAR1 nonsense")
     with pytest.raises(nsightkit.TraceError, match="out"):
-        nsightkit.load(folder).kernels  # noqa: B018
+        nsightkit.load(folder)["kernels"]  # noqa: B018
 
 
 class TestCache:
@@ -131,31 +131,31 @@ class TestCache:
         pd.testing.assert_frame_equal(gaps.find(kept), gaps.find(fresh))
 
     def test_other_content_is_another_key(self, export, tmp_path):
-        before = len(nsightkit.load(export).kernels)
+        before = len(nsightkit.load(export)["kernels"])
         stamp = export.stat()
         training(export, "sync", steps=5)
         os.utime(export, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
-        assert len(nsightkit.load(export).kernels) > before
+        assert len(nsightkit.load(export)["kernels"]) > before
         assert len(list(self.folder(export).iterdir())) == 1
 
     def test_off(self, export, monkeypatch):
         monkeypatch.setenv("NSIGHTKIT_NO_CACHE", "1")
-        nsightkit.load(export).kernels  # noqa: B018
+        nsightkit.load(export)["kernels"]  # noqa: B018
         assert not self.folder(export).exists()
 
     def test_damage_is_repaired(self, export):
-        truth = nsightkit.load(export).kernels
+        truth = nsightkit.load(export)["kernels"]
         for file in self.folder(export).rglob("*.parquet"):
             file.write_bytes(b"nonsense")
-        pd.testing.assert_frame_equal(nsightkit.load(export).kernels, truth)
+        pd.testing.assert_frame_equal(nsightkit.load(export)["kernels"], truth)
         for file in self.folder(export).rglob("trace.json"):
             file.write_text("[]")
-        pd.testing.assert_frame_equal(nsightkit.load(export).kernels, truth)
+        pd.testing.assert_frame_equal(nsightkit.load(export)["kernels"], truth)
 
     def test_a_read_only_folder_uses_the_users_cache(self, export, tmp_path, monkeypatch):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
         monkeypatch.setattr(store.os, "access", lambda *_: False)
-        nsightkit.load(export).kernels  # noqa: B018
+        nsightkit.load(export)["kernels"]  # noqa: B018
         assert not self.folder(export).exists()
         assert list((tmp_path / "cache" / "nsightkit").rglob("kernels.*.parquet"))
 
@@ -164,12 +164,12 @@ class TestCache:
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr(store, "_atomically", full)
-        assert len(nsightkit.load(export).kernels)
+        assert len(nsightkit.load(export)["kernels"])
 
     def test_kineto_is_cached_too(self, tmp_path, monkeypatch):
         from make_kineto import write
 
         write(tmp_path / "t.json", kernels=500)
-        first = nsightkit.load(tmp_path / "t.json").kernels
+        first = nsightkit.load(tmp_path / "t.json")["kernels"]
         monkeypatch.setattr(nsightkit.trace.kineto, "decode", None)
-        pd.testing.assert_frame_equal(nsightkit.load(tmp_path / "t.json").kernels, first)
+        pd.testing.assert_frame_equal(nsightkit.load(tmp_path / "t.json")["kernels"], first)

@@ -7,8 +7,9 @@ columns it asks for: a 650 MB export of which two columns are needed costs two c
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 import pandas as pd
@@ -198,8 +199,7 @@ class Source(Protocol):
 class Trace:
     """A captured run as columnar tables.
 
-    Use :func:`nsightkit.load` to make one. Tables are attributes (``trace.kernels``) and come whole;
-    :meth:`table` reads selected columns. All times are integer nanoseconds since the trace's first
+    Use :func:`nsightkit.load` to make one. ``trace["kernels"]`` is a whole table; :meth:`table` reads selected columns. All times are integer nanoseconds since the trace's first
     event; ``t0_ns`` is that event's time on the source's clock, so ``start_ns + t0_ns`` is what the
     nsys GUI shows. Rows stand in the source's order, which is not time order.
 
@@ -225,7 +225,7 @@ class Trace:
     @classmethod
     def from_frames(
         cls, frames: dict[str, pd.DataFrame], meta: TraceMeta | None = None, path: str | None = None
-    ) -> Trace:
+    ) -> Self:
         """A trace from tables in memory; absent columns are filled with their neutral value.
 
         Parameters
@@ -236,6 +236,17 @@ class Trace:
         path : str, optional
         """
         return cls(FrameSource(frames, meta), path)
+
+    @classmethod
+    def of(cls, other: Trace) -> Self:
+        """The same trace, as a trace of this class.
+
+        Parameters
+        ----------
+        other : Trace
+            Whole.
+        """
+        return cls(other._source, other.path)
 
     @property
     def meta(self) -> TraceMeta:
@@ -390,7 +401,7 @@ class Trace:
         """
         return self._masks.get(table)
 
-    def masked(self, masks: dict[str, np.ndarray]) -> Trace:
+    def masked(self, masks: dict[str, np.ndarray]) -> Self:
         """The same trace with only some rows of some tables; ``whole`` still gives them all.
 
         Parameters
@@ -398,15 +409,21 @@ class Trace:
         masks : dict of str to ndarray of bool
             One flag a row of the whole table; tables not named stay whole.
         """
-        chosen = Trace(self._source, self.path)
+        chosen = type(self)(self._source, self.path)
         chosen._selected_from = self.whole
         chosen._masks = dict(masks)
         return chosen
 
-    def __getattr__(self, name: str) -> pd.DataFrame:
-        if name in TABLES:
+    def __getitem__(self, name: str) -> pd.DataFrame:
+        return self.table(name)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> pd.DataFrame:
+            if name not in TABLES:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            warnings.warn(f"trace.{name} is trace[{name!r}] now", DeprecationWarning, stacklevel=2)
             return self.table(name)
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{t} {self.size(t):,}" for t in TABLES if self.recorded(t) and self.size(t))

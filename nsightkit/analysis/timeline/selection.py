@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
 import numpy.typing as npt
 
@@ -12,6 +14,8 @@ from nsightkit.analysis.timeline.ranges import holds
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import GPU_TABLES, TABLES, Trace
 
+T = TypeVar("T", bound=Trace)
+
 __all__ = ["select"]
 
 _Mask = npt.NDArray[np.bool_]
@@ -20,12 +24,12 @@ _CPU_TABLES = tuple(t for t in TABLES if t not in _DEVICE_TABLES)
 
 
 def select(
-    trace: Trace,
+    trace: T,
     device: int | None = None,
     within: str | None = None,
     time_ns: tuple[int | None, int | None] | None = None,
     last_steps: int | None = None,
-) -> Trace:
+) -> T:
     """Keep only some of a trace's events; filters combine (each must hold).
 
     Nothing is cut: an event is kept whole or not at all. ``whole`` of the result still gives all events,
@@ -69,7 +73,7 @@ def select(
     return chosen
 
 
-def _and(trace: Trace, masks: dict[str, _Mask]) -> Trace:
+def _and(trace: T, masks: dict[str, _Mask]) -> T:
     old = {t: trace.mask(t) for t in TABLES}
     both = {t: m if (o := old[t]) is None else m & o for t, m in masks.items()}
     return trace.masked({t: m for t, m in (old | both).items() if m is not None})

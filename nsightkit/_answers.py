@@ -1,0 +1,273 @@
+"""How answers that are one object are printed for people."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from nsightkit import _show
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from nsightkit.analysis.ranks.job import Job
+    from nsightkit.verbs import Answer
+
+__all__ = ["changed", "check", "diff", "diff_as_csv", "memory", "ranks", "summary", "text", "undecided", "verdict"]
+
+#: Metrics that a table of a check lists beside those that can fail.
+_MOST = 10
+
+
+def text(answer: Answer) -> str:
+    """Print an answer into a text.
+
+    Parameters
+    ----------
+    answer : Answer
+    """
+    from rich.console import Console
+
+    out = io.StringIO()
+    printers = {"summary": summary, "verdict": verdict, "diff": diff}
+    printers[answer.printed_as](
+        Console(file=out, width=110, highlight=False, markup=False, emoji=False), answer.title, answer
+    )
+    return out.getvalue().rstrip()
+
+
+def summary(console: Console, title: str, result: Mapping[str, Any]) -> None:
+    """The figures to look at first."""
+
+    def of_span(value: float | None, span: float | None) -> float | None:
+        return value / span if value is not None and span else None
+
+    def amount(value: int | None) -> str:
+        return "not recorded" if value is None else _show.time_text(value)
+
+    span = result["span_ns"]
+    devices = result["devices"]
+    count = result["kernel_count"]
+    overhead = result["memory_overhead"]
+    facts = [
+        ("GPU busy", amount(result["busy_ns"]), of_span(result["busy_ns"], span)),
+        ("GPU idle", amount(result["idle_ns"]), of_span(result["idle_ns"], span)),
+        ("kernels and graphs running (density)", "", result["density"]),
+        (f"span of GPU work{f' of {len(devices)} devices' if len(devices) > 1 else ''}", amount(span), None),
+        *(
+            [
+                ("all steps", amount(result["window_ns"]), None),
+                ("GPU idle in the steps", amount(result["window_idle_ns"]), None),
+            ]
+            if result["window_ns"] is not None
+            else []
+        ),
+        ("wall, first start to last end", amount(result["wall_ns"]), None),
+        ("captured before / after", f"{amount(result['lead_ns'])} / {amount(result['tail_ns'])}", None),
+        ("kernels" if count is None else f"{count:,} kernels, summed", amount(result["kernel_ns"]), None),
+        ("copies and memsets, summed", amount(result["memop_ns"]), None),
+        ("CUDA graphs, summed", amount(result["graph_ns"]), None),
+        ("copy time to kernel time", "-" if overhead is None else f"{overhead:.3f}", None),
+    ]
+    _show.print_facts(console, facts, title=title)
+    if len(devices) > 1:
+        columns = ["device", "name", "span_ns", "busy_ns", "idle_ns", "density", "kernel_count"]
+        console.print()
+        _show.print_rows(console, columns, [d | {"name": d["name"] or "not named"} for d in devices])
+    if result["missing"]:
+        console.print(f"not recorded: {', '.join(result['missing'])}", style="dim")
+    for note in getattr(result, "notes", ()):
+        console.print(_show.plain(note), style="dim")
+
+
+def verdict(console: Console, title: str, result: Mapping[str, Any]) -> None:
+    """What holds the run back, and why."""
+    from rich.table import Table
+    from rich.text import Text
+
+    share = result["share_of_span"]
+    of_span = "" if share is None else f", {100 * share:.1f} % of the time"
+    console.print(Text(_show.plain(title), style="bold"), soft_wrap=True)
+    console.print(Text(f"{result['bottleneck']}{of_span} (confidence: {result['confidence']})", style="bold"))
+    lines = Table.grid(padding=(0, 2, 0, 0))
+    for heading, key in (("evidence", "evidence"), ("against", "against"), ("next", "next_steps")):
+        for number, text in enumerate(result[key]):
+            style = "dim" if key == "against" else ""
+            lines.add_row("" if number else heading, Text(_show.plain(text), style=style, overflow="fold"))
+    console.print(lines)
+
+
+def memory(console: Console, title: str, result: Mapping[str, Any], top: int | None = None) -> None:
+    """What memory was made of."""
+
+    def share(value: int, of: int) -> float | None:
+        return value / of if of else None
+
+    lost = result["fragmentation"]
+    reserved, moment = lost["reserved_bytes"], result["moment"]
+    when = {"peak": "at the peak", "oom": "at the out-of-memory error", "end": "at the end", "start": "at the start"}
+    facts: list[tuple[str, str, float | None]] = []
+    if moment != "peak" and result["peak_bytes"] is not None:
+        facts.append(("highest allocated", _show.bytes_text(result["peak_bytes"]), None))
+    facts += [
+        (
+            f"allocated {when.get(str(moment), f'after event {moment}')}",
+            _show.bytes_text(lost["allocated_bytes"]),
+            None,
+        ),
+        ("reserved from CUDA", _show.bytes_text(reserved), None),
+    ]
+    for label, key in (
+        ("free between live blocks", "inactive_split_bytes"),
+        ("free in whole segments", "releasable_bytes"),
+        ("freed, waiting for a stream", "pending_bytes"),
+    ):
+        facts.append((label, _show.bytes_text(lost[key]), share(lost[key], reserved)))
+    facts.append(("largest free block", _show.bytes_text(lost["largest_free_block_bytes"]), None))
+    facts.append(("rounding, in active blocks", _show.bytes_text(lost["rounding_bytes"]), None))
+    devices = len(result["devices"])
+    of = f" · device {result['device']} of {devices}" if devices > 1 else ""
+    _show.print_facts(console, facts, title=f"{title}{of} · {result['events']:,} events")
+    console.print()
+    _show.print_rows(console, ["category", "bytes", "count", "share"], result["by_category"], empty="nothing was live")
+    console.print()
+    shown = result["top_sites"] if top is not None else result["top_sites"][: _show.TABLE_ROWS]
+    columns = ["site", "category", "bytes", "count", "share"]
+    _show.print_rows(console, columns, shown, total=len(result["top_sites"]), empty="no sites")
+    oom = result["oom"]
+    if oom is not None:
+        asked, free = (_show.bytes_text(oom[key]) for key in ("requested_bytes", "device_free_bytes"))
+        cached = _show.bytes_text(oom["cached_free_bytes"])
+        largest = _show.bytes_text(oom["largest_free_block_bytes"])
+        text = (
+            f"out of memory: {oom['site']} asked for {asked}; CUDA had {free} free, the cache {cached}, the largest "
+            f"block of it {largest}"
+        )
+        console.print(_show.plain(text), style="yellow")
+    for note in result["notes"]:
+        console.print(_show.plain(note), style="dim")
+
+
+def diff(console: Console, title: str, result: Mapping[str, Any], top: int = 8) -> None:
+    """What changed."""
+    from nsightkit.analysis.compare import words as diff_text
+
+    console.print(_show.plain(title), style="bold", soft_wrap=True)
+    console.print(_show.plain(result["headline"]))
+    if result.get("where"):
+        console.print(_show.plain(result["where"]))
+    for warning in result["warnings"]:
+        console.print(_show.plain(warning), style="yellow")
+    if "bottleneck" in result:
+        console.print(_show.plain(result["bottleneck"]["text"]))
+    for table, (name, chosen, changed) in diff_text.sections(result, top).items():
+        if not chosen:
+            continue
+        console.print()
+        cells = diff_text.rows(table, chosen)
+        _show.print_rows(console, list(cells[0]), cells, title=name, total=max(changed, len(chosen)))
+
+
+def diff_as_csv(result: Mapping[str, Any], out: TextIO) -> None:
+    """All rows of a comparison."""
+    from nsightkit.analysis.compare import diff
+    from nsightkit.analysis.compare import words as diff_text
+
+    memory = "sites" in result
+    tables = ("figures", "categories", "sites") if memory else tuple(diff.TABLES)
+    figures = ("before_bytes", "after_bytes", "delta_bytes", "change") if memory else diff.COLUMNS
+    columns = ["table", "name", "match", *figures] if memory else ["table", "name", "clock", "match", *figures]
+    rows = [
+        {"clock": None, "match": None, **_show.ready(row), "table": table, "name": diff_text.name_of(table, row)}
+        for table in tables
+        for row in result[table]
+    ]
+    _show.write_csv(columns, rows, out)
+
+
+def check(console: Console, result: Mapping[str, Any]) -> None:
+    """What a check found, row by row."""
+    words = {"ok": "ok", "undecided": "cannot tell", "regression": "FAILS", "changed": "FAILS", "missing": "MISSING"}
+
+    def amount(row: Mapping[str, Any], key: str) -> str:
+        value, unit = row.get(key), row["unit"]
+        if value is None:
+            return "-"
+        if unit == "ns":
+            return _show.time_text(value)
+        if unit in ("bytes", "per_s"):
+            return f"{_show.bytes_text(value)}{'/s' if unit == 'per_s' else ''}"
+        return f"{value:,.5g}{' %' if unit == '%' else ''}"
+
+    def line(row: Mapping[str, Any]) -> dict[str, Any]:
+        status = row["status"] if not row["gate"] else words.get(row["status"], row["status"])
+        return {
+            "status": status,
+            "name": row["metric"],
+            "baseline": amount(row, "before"),
+            "now": amount(row, "after"),
+            "change": changed(row) or "-",
+            "limit": changed(row, "limit") or "-",
+        }
+
+    runs = f"{result['baseline_runs']} and {result['runs']} runs"
+    title = f"{Path(result['baseline']).name} · {runs} · tolerance {100 * result['tolerance']:g} %"
+    failing = [*result["regressions"], *result["missing"], *result["undecided"]]
+    others = [row for row in result["gates"] if row not in failing]
+    columns = ["status", "name", "baseline", "now", "change", "limit"]
+    _show.print_rows(console, columns, [line(row) for row in (*failing, *others)], title=title)
+    told = result["informing"]
+    if told:
+        console.print()
+        shown = [line(row) for row in told[:_MOST]]
+        _show.print_rows(console, columns, shown, total=len(told), title="what else changed, and does not fail")
+    if result["new"]:
+        names = ", ".join(row["metric"] for row in result["new"][:_MOST])
+        console.print(_show.plain(f"not in the baseline: {names}"), style="dim")
+    for note in result["notes"]:
+        console.print(_show.plain(note), style="dim")
+
+
+def changed(row: Mapping[str, Any], key: str = "ratio") -> str:
+    """How much a metric changed, in percent."""
+    return "" if row.get(key) is None else f"{100 * (row[key] - 1):+.1f} %"
+
+
+def undecided(row: Mapping[str, Any]) -> str:
+    """Why a check cannot say."""
+    before, after = row["samples"]
+    why = row["reason"] or f"noise explains up to {changed(row, 'limit')}"
+    return (
+        f"cannot tell whether {row['metric']} became worse: {changed(row) or 'from 0'} in {before} and {after} "
+        f"samples, and {why}; record more steps (30 are of use), give several runs, or allow more with --tolerance"
+    )
+
+
+def ranks(console: Console, traces: Sequence[Path], job: Job, each: bool) -> None:
+    """Who is late among ranks, and what was lost."""
+    from rich.text import Text
+
+    where = traces[0].name if len(traces) == 1 else f"{len(traces)} traces"
+    tools = " and ".join(dict.fromkeys(job.ranks["tool"]))
+    console.print(Text(_show.plain(f"{len(job.ranks)} ranks · {tools} · {where}"), style="bold"), soft_wrap=True)
+    for text in job.findings():
+        console.print(Text(_show.plain(text)), soft_wrap=False)
+    spent = ["rank", "step_ns", "compute_ns", "communication_ns", "exposed_ns", "waited_ns", "late_ns"]
+    kinds = ["group", "kind", "bytes", "count", "total_ns", "wait_ns", "exposed_ns", "last_rank", "bus_gb_per_s"]
+    times = ["group", "kind", "step", "bytes", "start_ns", "skew_ns", "last_rank", "transfer_ns", "exposed_ns"]
+    compared = (job.collectives, times) if each else (job.kinds(), kinds)
+    tables = {"ranks": (job.ranks, spent), "collectives": compared}
+    for name, (table, columns) in tables.items():
+        console.print()
+        shown = [c for c in columns if c in table and table[c].notna().any()]
+        rows = list(_show.rows_of(table[shown].head(_show.TABLE_ROWS)))
+        _show.print_rows(console, shown, rows, total=len(table), empty=f"no {name} to compare")
+    for one in job.lost:
+        count = len(one["ranks"])
+        rank = "" if not count else f"rank {one['ranks'][0]}" if count == 1 else f"{count} ranks"
+        file = "" if one["file"] is None else f" ({Path(one['file']).name})"
+        console.print(_show.plain(f"lost: {rank}{file}: {one['reason']}"), style="yellow")
+    for note in job.notes:
+        console.print(_show.plain(note), style="dim")

@@ -1,0 +1,124 @@
+"""What one imports: a trace that answers questions, and the comparison of two."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from nsightkit.trace import model
+from nsightkit.trace import open as opening
+from nsightkit.verbs import Answer, Questions
+
+__all__ = ["Trace", "diff", "load"]
+
+
+class Trace(Questions, model.Trace):
+    """A trace that answers questions.
+
+    Tables come by name (``trace["kernels"]``), questions are methods, and filters give another trace:
+    ``trace.last_steps(20).within("forward").kernels(by="category")``.
+
+    Examples
+    --------
+    >>> import nsightkit as nk
+    >>> from nsightkit.workloads import played, simulator
+    >>> path = simulator.play(played.PROGRAMS["starved-loader"], seed=1).write(getfixture("tmp_path") / "run.sqlite")
+    >>> t = nk.load(path)
+    >>> t.verdict()["bottleneck"]
+    'input-pipeline'
+    >>> t.last_steps(3).steps()["step"].tolist()
+    ['step 9', 'step 10', 'step 11']
+    """
+
+    # -- filters
+
+    def device(self, number: int) -> Trace:
+        """Give the GPU operations of one device."""
+        return self._selected(device=number)
+
+    def within(self, name: str) -> Trace:
+        """Give what was launched inside ranges whose name this regular expression finds."""
+        return self._selected(within=name)
+
+    def time(self, begin_ns: int | None = None, end_ns: int | None = None) -> Trace:
+        """Give the events that start in a window of the trace's clock."""
+        return self._selected(time_ns=(begin_ns, end_ns))
+
+    def last_steps(self, count: int) -> Trace:
+        """Give the last steps."""
+        return self._selected(last_steps=count)
+
+    def _selected(self, **filters: Any) -> Trace:
+        from nsightkit.analysis.timeline.selection import select
+
+        chosen = select(self, **filters)
+        assert isinstance(chosen, Trace)
+        return chosen
+
+    # -- what it writes
+
+    def report(self, out: str | os.PathLike[str], *, title: str | None = None) -> Path:
+        """Write one HTML file to send: the answer, the tables and a timeline, without secrets.
+
+        Parameters
+        ----------
+        out : path-like
+            The page.
+        title : str, optional
+        """
+        from nsightkit import report as page
+
+        page.write(page.labelled([self]), Path(out), title=title)
+        return Path(out)
+
+    @property
+    def title(self) -> str:
+        """What is being looked at: the GPUs, the tool, the file."""
+        gpus = list(dict.fromkeys(gpu.name for gpu in self.meta.gpus if gpu.name))
+        tool = f"{self.meta.tool} {self.meta.tool_version or ''}".strip()
+        return " · ".join([*gpus[:2], tool, *([Path(self.path).name] if self.path else [])])
+
+
+def load(path: str | os.PathLike[str], *, cache: bool | None = None) -> Trace:
+    """Open a trace: an Nsight Systems export or report, a PyTorch profiler's JSON, a folder of ``convert``'s.
+
+    Parameters
+    ----------
+    path : path-like
+    cache : bool, optional
+        Whether to keep what is read beside the trace; default: for big ones.
+
+    Returns
+    -------
+    Trace
+
+    Raises
+    ------
+    TraceError
+        The file is not such a trace, or is damaged.
+    """
+    return Trace.of(opening.load(path, cache=cache))
+
+
+def diff(before: Trace | str | os.PathLike[str], after: Trace | str | os.PathLike[str], **options: Any) -> Answer:
+    """What changed between two captures, by how much, and whether that is more than noise.
+
+    Parameters
+    ----------
+    before, after : Trace or path-like
+    **options
+        As :func:`nsightkit.analysis.compare.diff.summary` takes them.
+
+    Examples
+    --------
+    >>> import nsightkit as nk
+    >>> found = nk.diff(getfixture("starved"), getfixture("starved"))
+    >>> found["moved"]
+    False
+    """
+    from nsightkit.analysis.compare import diff as compared
+
+    sides = [side if isinstance(side, model.Trace) else load(side) for side in (before, after)]
+    names = [Path(side.path or "trace").name for side in sides]
+    return Answer(compared.summary(sides[0], sides[1], **options), "diff", " → ".join(names))

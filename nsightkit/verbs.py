@@ -1,0 +1,482 @@
+"""The questions that a trace answers, each once: what it needs, what it takes, what it says.
+
+A question is a method of :class:`Questions`, which :class:`nsightkit.Trace` has. The decorator :func:`question` notes
+what else there is to know of it, and the command line makes a command of each: same names, same options, same columns,
+same help. To add a question, write the function that answers it, and a method here.
+"""
+
+# Annotations are objects here, not text: the command line reads the options from them. Nothing heavy is imported at
+# the top, for `nsightkit --help` must be instant.
+
+import dataclasses
+import inspect
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Literal, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from nsightkit.analysis.replay.whatif import WhatIf
+    from nsightkit.api import Trace
+
+__all__ = ["QUESTIONS", "Answer", "Help", "Question", "Questions", "question"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+#: Questions that have a table's name. The table was an attribute before: that still works, with a warning.
+_TABLES = ("kernels", "memops", "calls", "ranges")
+
+
+@dataclasses.dataclass(frozen=True)
+class Help:
+    """What the command line says of an option.
+
+    Parameters
+    ----------
+    text : str
+    metavar : str, optional
+        What stands for the value.
+    minimum : float, optional
+    flag : str, optional
+        Its name, where that is not the parameter's.
+    """
+
+    text: str
+    metavar: str | None = None
+    minimum: float | None = None
+    flag: str | None = None
+
+
+class Answer(dict[str, Any]):
+    """An answer that is one object: data underneath, prints as the command line would.
+
+    Parameters
+    ----------
+    values : mapping
+    printed_as : str
+        The question, which says how to print it.
+    title : str
+        What was looked at.
+    notes : sequence of str
+        What belongs below it.
+    """
+
+    def __init__(self, values: Mapping[str, Any], printed_as: str, title: str = "", notes: Sequence[str] = ()) -> None:
+        super().__init__(values)
+        self.printed_as, self.title, self.notes = printed_as, title, list(notes)
+
+    def __repr__(self) -> str:
+        from nsightkit._answers import text
+
+        return text(self)
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        return f"<pre>{escape(repr(self))}</pre>"
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """A question to a trace.
+
+    Attributes
+    ----------
+    name : str
+    ask : callable
+        The method.
+    needs : tuple of str
+        Tables without which a part of the answer is missing.
+    empty : str
+        What to say where a table has no rows.
+    hide : tuple of str
+        Columns that a table on a terminal leaves out.
+    """
+
+    name: str
+    ask: Callable[..., Any]
+    needs: tuple[str, ...]
+    empty: str
+    hide: tuple[str, ...]
+
+    @property
+    def help(self) -> str:
+        """One line that says what it answers."""
+        return (inspect.getdoc(self.ask) or "").partition("\n")[0]
+
+    @property
+    def parameters(self) -> list[inspect.Parameter]:
+        """What it takes, with a :class:`Help` in each annotation."""
+        return list(inspect.signature(self.ask).parameters.values())[1:]
+
+
+#: Every question, in the order in which the command line lists them.
+QUESTIONS: dict[str, Question] = {}
+
+
+def question(
+    *needs: str, empty: str = "nothing to list", hide: Sequence[str] = ()
+) -> Callable[[Callable[Concatenate[Any, P], R]], Callable[Concatenate[Any, P], R]]:
+    """Note a method of :class:`Trace` as a question.
+
+    Parameters
+    ----------
+    *needs : str
+        Tables without which a part of the answer is missing.
+    empty : str
+        What to say where a table has no rows.
+    hide : sequence of str
+        Columns that a table on a terminal leaves out.
+    """
+
+    def noted(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
+        name = method.__name__
+        QUESTIONS[name] = Question(name, method, needs, empty, tuple(hide))
+        return _Method(method) if name in _TABLES else method  # type: ignore[return-value]
+
+    return noted
+
+
+class _Method:
+    """A question with the name of a table, which was an attribute: that still works, with a warning."""
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        self._method, self.__doc__, self.__wrapped__ = method, method.__doc__, method
+
+    def __get__(self, trace: Any, _: type) -> Any:
+        return self if trace is None else _Bound(self._method, trace)
+
+
+class _Bound:
+    def __init__(self, method: Callable[..., Any], trace: Any) -> None:
+        self._method, self._trace, self.__doc__ = method, trace, method.__doc__
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        return self._method(self._trace, *given, **named)
+
+    def _table(self) -> Any:
+        name = self._method.__name__
+        warnings.warn(f"trace.{name} is a question now; the table is trace[{name!r}]", DeprecationWarning, stacklevel=3)
+        return self._trace[name]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._table(), name)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._table()[key]
+
+    def __len__(self) -> int:
+        return len(self._table())
+
+
+_TOP = Help("Only the first N; default: all, 20 in a table.", "N", 0)
+_CARD = Help("The card; default: the one that the trace names.", "NAME")
+
+
+class Questions:
+    """One method a question."""
+
+    @question("kernels", "memops", "graphs")
+    def summary(self: "Trace") -> Answer:
+        """How long, how busy, how dense, on which GPU, and what was not recorded.
+
+        Examples
+        --------
+        >>> t = getfixture("starved")
+        >>> round(t.summary()["density"], 2)
+        0.31
+        """
+        from nsightkit.analysis.timeline import overview
+
+        found = overview.summary(self)
+        apart = overview.note(self, found)
+        return Answer(found, "summary", self.title, [*([apart] if apart else []), *self.meta.notes])
+
+    @question("kernels", empty="no kernels")
+    def kernels(
+        self: "Trace",
+        *,
+        by: Annotated[Literal["name", "category"], Help("A row for each kernel, or for each kind of work.")] = "name",
+        sort: Annotated[Literal["time", "count"], Help("Largest total time, or most launches, first.")] = "time",
+        top: Annotated[int | None, _TOP] = None,
+    ) -> "pd.DataFrame":
+        """Which kernels the GPU's time went to.
+
+        Examples
+        --------
+        >>> getfixture("starved").kernels(by="category")["name"].tolist()
+        ['GEMM']
+        """
+        from nsightkit.analysis.timeline import kernels
+
+        found = kernels.summary(self, by=by, sort=sort, top=top)
+        share = 100 * float(found["share"].sum())
+        note = f"{len(found):,} rows with {share:.0f} % of all kernel time; kernels that overlap count each in full"
+        return _said(found, note, hide=("category",) if by == "category" else ())
+
+    @question("ranges", empty="no ranges", hide=("rule",))
+    def ranges(
+        self: "Trace",
+        *,
+        match: Annotated[str | None, Help("Only ranges whose name this finds.", "REGEX")] = None,
+        rule: Annotated[
+            Literal["window", "thread"],
+            Help(
+                "Whose GPU work counts: launched inside on the range's own thread (thread, as nsys has it), or also "
+                "by threads without ranges, such as autograd's, while it is open (window)."
+            ),
+        ] = "window",
+    ) -> "pd.DataFrame":
+        """What each NVTX or record_function range cost, on the CPU and on the GPU.
+
+        Examples
+        --------
+        >>> getfixture("starved").ranges(match="dataload")["count"].tolist()
+        [12]
+        """
+        from nsightkit.analysis.timeline import ranges
+
+        return _said(
+            ranges.summary(self, match=match, rule=rule),
+            f"rule: {rule}. total and exclusive are CPU time, which for asynchronous work is the time to launch; "
+            "GPU is the union of the work launched inside, GPU span its first start to last end",
+        )
+
+    @question("kernels", empty="no gap between the first and the last operation of a GPU")
+    def gaps(
+        self: "Trace",
+        *,
+        min_us: Annotated[float, Help("Leave out gaps shorter than this.", "X", 0)] = 0.0,
+        each: Annotated[bool, Help("Every gap with its cause and evidence, not sums by cause.")] = False,
+    ) -> "pd.DataFrame":
+        """Why the GPU was idle: each gap has one cause, with evidence.
+
+        Examples
+        --------
+        >>> getfixture("starved").gaps()["cause"].iloc[0]
+        'input-pipeline'
+        """
+        from nsightkit._show import time_text
+        from nsightkit.analysis.timeline import gaps
+
+        min_ns = round(min_us * 1000)
+        if each:
+            found = gaps.find(self, min_ns=min_ns)[["device", "start_ns", "end_ns", "cause", "evidence"]]
+            count, idle_ns = len(found), int((found["end_ns"] - found["start_ns"]).sum())
+        else:
+            found = gaps.summary(self, min_ns=min_ns)
+            count, idle_ns = int(found["count"].sum()), int(found["total_ns"].sum())
+        return _said(found, f"{count:,} gaps, {time_text(idle_ns)} idle")
+
+    @question()
+    def verdict(self: "Trace", *, gpu: Annotated[str | None, _CARD] = None) -> Answer:
+        """What holds the run back, how sure that is, what speaks against it, and what to change first.
+
+        Examples
+        --------
+        >>> getfixture("starved").verdict()["confidence"]
+        'high'
+        """
+        from nsightkit.analysis import verdict
+
+        return Answer(verdict.summary(self, gpu), "verdict", self.title)
+
+    @question("kernels", "calls", empty="nothing is predicted to gain anything", hide=("replay_error",))
+    def whatif(
+        self: "Trace",
+        *changes: Annotated[
+            str,
+            Help(
+                "no-input-wait, no-sync, free-launches, overlap-copies, overlap-communication, no-cpu-work, "
+                "no-cpu-work:NAME, no-start-up, no-profiler, equal-ranks; several: each alone, then all together. "
+                "Default: those of the first five that gain anything.",
+                "CHANGE",
+            ),
+        ],
+        without: Annotated[
+            str | None, Help("GPU operations, ranges and operators whose name this finds take no time.", "REGEX")
+        ] = None,
+        scale: Annotated[
+            str | None,
+            Help("GPU operations whose name this finds take F times as long, such as 0.5.", "REGEX=F"),
+        ] = None,
+    ) -> "pd.DataFrame":
+        """What a change would gain: the recorded run, played again with it.
+
+        Examples
+        --------
+        >>> getfixture("starved").whatif("no-input-wait")["change"].tolist()
+        ['no-input-wait']
+        """
+        import pandas as pd
+
+        from nsightkit.analysis.replay import whatif
+
+        wanted = whatif.asked(changes, without, scale)
+        played = whatif.WhatIf(self)
+        rows = whatif.rows(played, wanted)
+        unknown = [row["change"] for row in rows if row["speedup"] is None]
+        remarks = [f"nothing is predicted: {played.refused}"] if played.refused is not None else []
+        if unknown and not remarks:
+            remarks = [f"{', '.join(unknown)}: {whatif.UNKNOWN}"]
+        found = pd.DataFrame(rows, columns=whatif.COLUMNS, dtype=object)
+        return _said(found, " · ".join(_basis(played)), remarks=remarks)
+
+    @question("memops", empty="no copies or memsets")
+    def memops(self: "Trace") -> "pd.DataFrame":
+        """What copies and memsets moved, and how fast.
+
+        Examples
+        --------
+        >>> getfixture("starved").memops().columns.tolist()
+        ['kind', 'src_kind', 'dst_kind', 'count', 'bytes', 'total_ns', 'gb_per_s']
+        """
+        from nsightkit.analysis.timeline import memops
+
+        return memops.summary(self)
+
+    @question(
+        "kernels",
+        empty="no operator with shapes and kernels",
+        hide=("bytes", "intensity", "unit", "source", "precision_from", "note"),
+    )
+    def sol(
+        self: "Trace",
+        *,
+        gpu: Annotated[str | None, _CARD] = None,
+        ceilings: Annotated[
+            Path | None, Help("That card's own ceilings, as peaks --measure wrote them.", "FILE")
+        ] = None,
+        precision: Annotated[
+            str | None, Help("Of tensors whose type neither the trace nor a kernel tells.", "NAME")
+        ] = None,
+        clock: Annotated[
+            float | None, Help("The SM clock that was measured, for the datasheet's rates at it.", "MHZ")
+        ] = None,
+        top: Annotated[int | None, _TOP] = None,
+    ) -> "pd.DataFrame":
+        """How close operators with recorded shapes came to the speed of light.
+
+        Examples
+        --------
+        >>> len(getfixture("starved").sol(gpu="H100 SXM"))
+        0
+        """
+        from nsightkit.analysis.roofline import sol
+
+        own = None if ceilings is None else sol.read_ceilings(ceilings)
+        found = sol.summary(self, gpu, own, precision=precision, clock_mhz=clock)
+        notes, remarks = _about_sol(found, self, gpu, clock)
+        shown = found if top is None else found.head(top)
+        return _said(shown, " · ".join(notes), remarks=remarks, hide=() if ceilings else ("sol_measured",))
+
+    @question("calls", empty="no calls")
+    def calls(
+        self: "Trace",
+        *,
+        os: Annotated[bool, Help("Calls of the operating system instead of the CUDA API.")] = False,
+    ) -> "pd.DataFrame":
+        """Time spent in CUDA API calls, or in calls of the operating system.
+
+        Examples
+        --------
+        >>> "cudaLaunchKernel" in set(getfixture("starved").calls()["name"])
+        True
+        """
+        from nsightkit.analysis.timeline import calls
+
+        return _said(calls.summary(self, os=os), needs=("os_calls",) if os else ("calls",))
+
+    @question("ranges", "kernels", empty="no step ranges (--match names others)")
+    def steps(
+        self: "Trace",
+        *,
+        match: Annotated[str | None, Help("The ranges that are steps; default: those named so.", "REGEX")] = None,
+    ) -> "pd.DataFrame":
+        """How long each step took, how much of it the GPU was busy, what it served, and which steps stand out.
+
+        Examples
+        --------
+        >>> len(getfixture("starved").steps())
+        12
+        """
+        from nsightkit._show import time_text
+        from nsightkit.analysis.timeline import steps
+
+        found = steps.summary(self, match=match)
+        count, outliers = len(found), int(found["outlier"].sum())
+        median = time_text(float(found["wall_ns"].median())) if count else "-"
+        counted = f"{count:,} step{'' if count == 1 else 's'}"
+        note = f"{counted}, median {median}, {outliers:,} outlier{'' if outliers == 1 else 's'}"
+        return _said(found, note, hide=[c for c in ("phase", "tokens", "sequences") if found[c].isna().all()])
+
+
+def _said(
+    found: "pd.DataFrame",
+    note: str = "",
+    *,
+    remarks: Sequence[str] = (),
+    hide: Sequence[str] = (),
+    needs: Sequence[str] | None = None,
+) -> "pd.DataFrame":
+    """A table with what belongs below it, what to say beside it, and columns that say nothing here."""
+    found.attrs = {"note": note if len(found) else "", "remarks": list(remarks), "hide": list(hide)}
+    if needs is not None:
+        found.attrs["needs"] = list(needs)
+    return found
+
+
+def _basis(played: "WhatIf") -> Iterator[str]:
+    """What a prediction rests on."""
+    from nsightkit._show import time_text
+
+    if played.error is None:
+        return
+    yield f"played again without a change, the trace comes out {100 * played.error:.1f} % off"
+    if inferred := played.schedule.inferred:
+        yield f"{inferred:,} wait{'' if inferred == 1 else 's'} inferred"
+    if held := int(played.schedule.held_ns.sum()):
+        yield f"{time_text(held)} behind work that the trace does not hold"
+
+
+def _about_sol(
+    found: "pd.DataFrame", trace: "Trace", gpu: str | None, clock: float | None
+) -> tuple[list[str], list[str]]:
+    """What belongs below a table of operators, and what to say beside it."""
+    from nsightkit import hardware
+    from nsightkit._show import time_text
+    from nsightkit.analysis.core import intervals
+    from nsightkit.analysis.roofline import sol
+
+    if not len(found):
+        how = "emit_nvtx(record_shapes=True) or --pytorch=autograd-shapes-nvtx"
+        return [], [
+            f"no operator has shapes and kernels; record with record_shapes=True, under Nsight Systems with {how}"
+        ]
+    unknown = found[found["precision_from"] == "unknown"]
+    remarks = []
+    if len(unknown):
+        took = time_text(int(unknown["time_ns"].sum())).strip()
+        remarks.append(
+            f"{len(unknown):,} operators ({took}) have no share, for what their tensors hold was not recorded; where "
+            "it is one type, --precision names it"
+        )
+    card = gpu or next(each.name for each in trace.meta.gpus if each.name)
+    rates = sol.datasheet(hardware.find(card), clock)
+    covered = sol.coverage(found, trace)
+    least = "" if covered > 0.99 else "at least "
+    busy = sol.hfu(found, float(intervals.busy(trace)["span_ns"].sum()), rates)
+    hfu = (
+        f"HFU {least}{100 * busy:.2g} %: their matrix products at the rate of the {rates.source}, of the span"
+        if busy
+        else "none of them is a matrix product, so there is no HFU"
+    )
+    notes = [f"operators of known cost hold {100 * covered:.1f} % of the kernel time", hfu]
+    # In a column they would take the room of all others.
+    for text, count in found["note"].replace("", None).value_counts().items():
+        notes.append(f"{count:,} {'row' if count == 1 else 'rows'}: {text}")
+    return notes, remarks
