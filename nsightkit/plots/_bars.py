@@ -19,6 +19,7 @@ from nsightkit.plots._style import (
     RED,
     VERMILION,
     duration,
+    first_rows,
     label_bars,
     name_rows,
     new_figure,
@@ -46,12 +47,9 @@ def gap_bars(gaps: pd.DataFrame, *, title: str = "GPU idle time by cause") -> Fi
     matplotlib.figure.Figure
     """
     rows = gaps.sort_values("total_ns", ascending=False, kind="stable")
-    figure, axes = new_figure(1.2 + 0.36 * max(len(rows), 2))
-    axes.set_title(plain(title), loc="left")
+    figure, axes = new_figure(1.2 + 0.36 * max(len(rows), 2), title)
     if rows.empty:
-        nothing(axes, "no gaps between GPU operations in this trace")
-        figure.set_label(f"{title}: no gaps.")
-        return figure
+        return nothing(figure, axes, title, "no gaps between GPU operations in this trace")
     scale, unit = time_unit(rows["total_ns"].max())
     labels = [
         f"{duration(total)} · {share:.1%} of span"
@@ -84,41 +82,29 @@ def kernel_bars(kernels: pd.DataFrame, *, top: int = 12, title: str = "GPU time 
     matplotlib.figure.Figure
     """
     rows = kernels.sort_values("total_ns", ascending=False, kind="stable")
-    shown, rest = rows.head(top), rows.iloc[top:]
-    figure, axes = new_figure(1.2 + 0.34 * max(len(shown) + bool(len(rest)), 2))
-    axes.set_title(plain(title), loc="left")
+    shown = first_rows(rows, top, "name", ("total_ns", "share", "count"))
+    figure, axes = new_figure(1.2 + 0.34 * max(len(shown), 2), title)
     if rows.empty:
-        nothing(axes, "no kernels in this trace")
-        figure.set_label(f"{title}: no kernels.")
-        return figure
-    names = [str(n) for n in shown["name"]]
-    totals = list(shown["total_ns"])
-    shares = list(shown["share"])
-    counts = list(shown["count"])
-    groups = [str(g) for g in shown["category"]] if "category" in shown else names
-    order = list(dict.fromkeys(groups))
-    by_category = "category" in shown and len(order) > 1 and order != names
-    colours = [_SERIES[order.index(g)] if by_category and order.index(g) < len(_SERIES) else BLUE for g in groups]
-    if by_category:
-        colours = [GREY if order.index(g) >= len(_SERIES) else c for g, c in zip(groups, colours, strict=True)]
-    if len(rest):
-        names.append(f"{len(rest)} others")
-        totals.append(rest["total_ns"].sum())
-        shares.append(rest["share"].sum())
-        counts.append(rest["count"].sum())
-        colours.append(GREY)
-        groups.append("")
-    scale, unit = time_unit(max(totals))
-    labels = [f"{share:.1%} · {count:,} runs" for share, count in zip(shares, counts, strict=True)]
-    bars = axes.barh(np.arange(len(names)), np.asarray(totals) / scale, color=colours, height=0.68)
+        return nothing(figure, axes, title, "no kernels in this trace")
+    names = [str(name) for name in shown["name"]]
+    groups = [str(group) for group in shown.get("category", shown["name"])]
+    if len(rows) > top:
+        groups[-1] = ""  # the others
+    kinds = [group for group in dict.fromkeys(groups) if group]
+    by_category = (
+        "category" in rows and len(kinds) > 1 and bool((rows["category"].astype(str) != rows["name"].astype(str)).any())
+    )
+    palette = dict(zip(kinds, _SERIES, strict=False)) if by_category else dict.fromkeys(kinds, BLUE)
+    scale, unit = time_unit(shown["total_ns"].max())
+    labels = [f"{share:.1%} · {count:,} runs" for share, count in zip(shown["share"], shown["count"], strict=True)]
+    colours = [palette.get(group, GREY) for group in groups]
+    bars = axes.barh(np.arange(len(names)), shown["total_ns"].to_numpy() / scale, color=colours, height=0.68)
     label_bars(axes, bars, labels)
     name_rows(axes, names, 40)
     if by_category:
-        handles = {g: bar for g, bar in zip(groups, bars, strict=True) if g}
-        named = dict(list(handles.items())[: len(_SERIES)])
-        axes.legend(
-            named.values(), [plain(g) for g in named], loc="lower right", frameon=False, fontsize=9, title="category"
-        )
+        handles = [bars[groups.index(kind)] for kind in palette]
+        words = [plain(kind) for kind in palette]
+        axes.legend(handles, words, loc="lower right", frameon=False, fontsize=9, title="category")
     axes.set_xlabel(f"time on the GPU ({unit})")
     figure.set_label(f"{title}, horizontal bars: {spoken(zip(names, labels, strict=True))}.")
     return figure
@@ -163,12 +149,9 @@ def before_after(
         }
     ).fillna(0)
     both = both.loc[both.max(axis=1).sort_values(ascending=False, kind="stable").index].head(top)
-    figure, axes = new_figure(1.2 + 0.46 * max(len(both), 2))
-    axes.set_title(plain(title), loc="left")
+    figure, axes = new_figure(1.2 + 0.46 * max(len(both), 2), title)
     if both.empty:
-        nothing(axes, "nothing to compare")
-        figure.set_label(f"{title}: nothing to compare.")
-        return figure
+        return nothing(figure, axes, title, "nothing to compare")
     scale, unit = time_unit(both.to_numpy().max())
     rows = np.arange(len(both))
     for column, label, offset, colour, hatch in (
@@ -212,12 +195,9 @@ def step_times(
         series = {str(k): pd.Series(np.asarray(v)) for k, v in samples.items()}
     values = {label: pd.to_numeric(s).dropna().to_numpy(dtype=float) for label, s in series.items()}
     values = {label: v for label, v in values.items() if len(v)}
-    figure, axes = new_figure(3.2 + 0.2 * ((len(values) + 1) // 2))
-    axes.set_title(plain(title), loc="left")
+    figure, axes = new_figure(3.2 + 0.2 * ((len(values) + 1) // 2), title)
     if not values:
-        nothing(axes, "no steps in this trace")
-        figure.set_label(f"{title}: no steps.")
-        return figure
+        return nothing(figure, axes, title, "no steps in this trace")
     scales = {"s": 1e9, "ms": 1e6, "µs": 1e3, "ns": 1.0}
     scale, shown = (scales[unit], unit) if unit else time_unit(max(float(v.max()) for v in values.values()))
     for (label, v), colour, marker in zip(values.items(), _SERIES * len(values), "osD^vP" * len(values), strict=False):

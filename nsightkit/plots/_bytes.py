@@ -66,12 +66,9 @@ def memory_stacks(
     table = table.reindex(list(dict.fromkeys(item for v in columns.values() for item in v.index)))
     totals = table.sum()
     table = table[table.gt(_THIN * totals.max()).any(axis=1)]
-    figure, axes = new_figure(1.9 + 0.5 * max(len(columns), 1))
-    axes.set_title(plain(title), loc="left")
+    figure, axes = new_figure(1.9 + 0.5 * max(len(columns), 1), title)
     if table.empty:
-        nothing(axes, "nothing is known of this memory")
-        figure.set_label(f"{title}: nothing is known.")
-        return figure
+        return nothing(figure, axes, title, "nothing is known of this memory")
     scale, unit = _scale(max(float(totals.max()), limit_bytes or 0))
     rows, left = np.arange(len(totals)), np.zeros(len(totals))
     for item, sizes in table.iterrows():
@@ -126,13 +123,10 @@ def memory_curves(
     -------
     matplotlib.figure.Figure
     """
-    figure, axes = new_figure(3.8)
-    axes.set_title(plain(title), loc="left")
+    figure, axes = new_figure(3.8, title)
     names = list(dict.fromkeys([*predicted, *measured]))
     if not names:
-        nothing(axes, "nothing to draw")
-        figure.set_label(f"{title}: nothing to draw.")
-        return figure
+        return nothing(figure, axes, title, "nothing to draw")
     said, lowest = [], np.inf
     for name, (colour, dash, marker) in zip(names, _CURVES * len(names), strict=False):
         words = []

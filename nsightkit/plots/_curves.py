@@ -48,12 +48,9 @@ def distributions(
     """
     sorted_ns = {label: np.sort(np.asarray(v, dtype=float)) for label, v in samples.items()}
     series = {label: v[v > 0] for label, v in sorted_ns.items() if (v > 0).any()}
-    figure, axes = new_figure(3.6)
-    axes.set_title(plain(title), loc="left")
+    figure, axes = new_figure(3.6, title)
     if not series:
-        nothing(axes, "no samples")
-        figure.set_label(f"{title}: no samples.")
-        return figure
+        return nothing(figure, axes, title, "no samples")
     first, last = min(v[0] for v in series.values()), max(v[-1] for v in series.values())
     for (label, v), (colour, line) in zip(series.items(), _STYLES * len(series), strict=False):
         # From 0 at the left edge to 1 at the right one, so that a series of equal times is a step and not a dot.
@@ -62,7 +59,7 @@ def distributions(
         middle = duration(float(np.median(v)))
         name = f"{plain(label, 40)}, median {middle}"
         axes.step(times, share, where="post", color=colour, linestyle=line, linewidth=2, label=name)
-    _time_axis(axes, axis, first / 1.5, last * 1.5)
+    time_axis(axes, axis, first / 1.5, last * 1.5)
     axes.set_ylabel("share that is at most so long")
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axes.set_ylim(0, 1.03)
@@ -100,8 +97,7 @@ def share_curves(
     matplotlib.figure.Figure
     """
     periods = np.asarray(periods_ns, dtype=float)
-    figure, axes = new_figure(3.6)
-    axes.set_title(plain(title), loc="left")
+    figure, axes = new_figure(3.6, title)
     for (label, values), (colour, line) in zip(shares.items(), _STYLES * max(len(shares), 1), strict=False):
         axes.plot(periods, np.asarray(values, float), color=colour, linestyle=line, linewidth=2, label=plain(label, 60))
     for label, level in (levels or {}).items():
@@ -116,7 +112,7 @@ def share_curves(
             va="top",
             fontsize=9,
         )
-    _time_axis(axes, axis, periods[0], periods[-1])
+    time_axis(axes, axis, periods[0], periods[-1])
     axes.set_ylabel(share)
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axes.set_ylim(0, 1.05)
@@ -136,7 +132,7 @@ def _legend(figure: Figure, entries: int) -> None:
     figure.legend(frameon=False, fontsize=9, loc="outside lower center", ncols=min(entries, 2))
 
 
-def _time_axis(axes: Any, label: str, first: float, last: float) -> None:
+def time_axis(axes: Any, label: str, first: float, last: float) -> None:
     axes.set_xscale("log")
     axes.set_xlim(first, last)
     axes.xaxis.set_major_locator(LogLocator(10, subs=(1.0,) if last / first > 100 else (1.0, 2.0, 5.0)))

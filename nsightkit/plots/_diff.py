@@ -58,9 +58,7 @@ def change_intervals(rows: pd.DataFrame, *, top: int = 12, title: str = "What ch
     # Over the whole width: names of rows leave the axes too little of it.
     figure.suptitle(plain(title), x=0.01, ha="left", fontsize="large")
     if shown.empty:
-        nothing(axes, "nothing to compare")
-        figure.set_label(f"{title}: nothing to compare.")
-        return figure
+        return nothing(figure, axes, title, "nothing to compare")
     delta, low, high = (shown[c].to_numpy(np.float64) for c in ("delta_ns", "low_ns", "high_ns"))
     low, high = (np.where(np.isfinite(end), end, delta) for end in (low, high))
     scale, unit = time_unit(max(float(np.abs([low, high, delta]).max()), 1.0))

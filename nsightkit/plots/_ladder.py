@@ -45,12 +45,9 @@ def ladder_bars(
     -------
     matplotlib.figure.Figure
     """
-    figure, axes = new_figure(1.9 + 0.38 * max(len(times), 2))
-    axes.set_title(plain(title), loc="left")
+    figure, axes = new_figure(1.9 + 0.38 * max(len(times), 2), title)
     if times.empty:
-        nothing(axes, "no rung was measured")
-        figure.set_label(f"{title}: no rung was measured.")
-        return figure
+        return nothing(figure, axes, title, "no rung was measured")
     rungs, total = list(times["rung"]), times["time_ns"].to_numpy(float)
     table = pd.DataFrame({rung: parts.get(rung, pd.Series(dtype=float)) for rung in rungs}).fillna(0.0)
     table = table.loc[table.sum(axis=1).sort_values(ascending=False, kind="stable").index]

@@ -40,12 +40,9 @@ def limiter_map(table: pd.DataFrame, *, title: str = "What limits each kernel") 
     matplotlib.figure.Figure
     """
     shown = table[table["sm_pct"].notna() & table["memory_pct"].notna()]
-    figure, axes = new_figure(5.2, 6.4)
-    axes.set_title(plain(title), loc="left")
+    figure, axes = new_figure(5.2, title, width=6.4)
     if shown.empty:
-        nothing(axes, "no kernel with both throughputs")
-        figure.set_label(f"{title}: no kernels.")
-        return figure
+        return nothing(figure, axes, title, "no kernels with both throughputs")
     names = shown["name" if "name" in shown else "kernel"]
     # By the rule itself, point by point: the picture cannot differ from the classes.
     order = list(_REGIONS)

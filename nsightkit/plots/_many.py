@@ -9,10 +9,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, PercentFormatter
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import ArrayLike
 
-from nsightkit.plots._curves import tick
+from nsightkit.plots._curves import time_axis
 from nsightkit.plots._style import (
     BLUE,
     CATEGORY_COLOURS,
@@ -48,12 +48,9 @@ def box_plots(samples: Mapping[str, ArrayLike], *, title: str = "How long they l
     """
     values = {label: np.asarray(v, dtype=float) for label, v in samples.items()}
     series = {label: v[v > 0] for label, v in values.items() if (v > 0).any()}
-    figure, axes = new_figure(1.2 + 0.36 * max(len(series), 2))
-    axes.set_title(plain(title), loc="left")
+    figure, axes = new_figure(1.2 + 0.36 * max(len(series), 2), title)
     if not series:
-        nothing(axes, "no samples")
-        figure.set_label(f"{title}: no samples.")
-        return figure
+        return nothing(figure, axes, title, "no samples")
     boxes = []
     for label, v in series.items():
         low, first, median, third, high = np.percentile(v, _WHISKERS)
@@ -78,11 +75,7 @@ def box_plots(samples: Mapping[str, ArrayLike], *, title: str = "How long they l
         axes.plot([v.min(), v.max()], [row, row], linestyle="none", marker="|", color=GREY, markersize=6)
     name_rows(axes, series)
     axes.set_xscale("log")
-    first, last = axes.get_xlim()
-    axes.xaxis.set_major_locator(LogLocator(10, subs=(1.0,) if last / first > 100 else (1.0, 2.0, 5.0)))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda ns, _: tick(ns)))
-    axes.set_xlabel(axis)
+    time_axis(axes, axis, *axes.get_xlim())
     said = [
         (label, f"median {duration(box['med'])}, middle half {duration(box['q1'])} to {duration(box['q3'])}")
         for label, box in zip(series, boxes, strict=True)
@@ -174,9 +167,7 @@ def small_multiples(
     )
     figure.suptitle(plain(title), x=0.01, ha="left", fontsize="large")
     if not shown:
-        nothing(grid[0][0], "nothing to draw")
-        figure.set_label(f"{title}: nothing to draw.")
-        return figure
+        return nothing(figure, grid[0][0], title, "nothing to draw")
     handles: dict[str, Any] = {}
     for axes, (label, table) in zip(grid.flat, shown.items(), strict=False):
         axes.spines[["top", "right"]].set_visible(False)

@@ -19,11 +19,11 @@ from nsightkit.plots._style import (
     PURPLE,
     RED,
     VERMILION,
+    first_rows,
     label_bars,
     name_rows,
     new_figure,
     nothing,
-    plain,
     spoken,
 )
 
@@ -93,12 +93,9 @@ def memory_timeline(
     matplotlib.figure.Figure
         The x axis counts events, so that a moment with many allocations is as wide as it is busy.
     """
-    figure, axes = new_figure(4.2)
-    axes.set_title(plain(title), loc="left")
+    figure, axes = new_figure(4.2, title)
     if bands.empty or not bands["top_bytes"].max() > 0:
-        nothing(axes, "nothing was allocated")
-        figure.set_label(f"{title}: nothing was allocated.")
-        return figure
+        return nothing(figure, axes, title, "nothing was allocated")
     highest = float(bands["top_bytes"].max())
     if timeline is not None:
         highest = max(highest, float(timeline["reserved_bytes"].max()))
@@ -172,39 +169,27 @@ def memory_bars(sites: pd.DataFrame, *, top: int = 12, title: str = "Memory at t
     matplotlib.figure.Figure
     """
     rows = sites.sort_values("bytes", ascending=False, kind="stable")
-    shown, rest = rows.head(top), rows.iloc[top:]
-    figure, axes = new_figure(1.2 + 0.34 * max(len(shown) + bool(len(rest)), 2))
-    axes.set_title(plain(title), loc="left")
+    shown = first_rows(rows.astype({"category": str}), top, "site", ("bytes", "count", "share"))
+    figure, axes = new_figure(1.2 + 0.34 * max(len(shown), 2), title)
     if rows.empty:
-        nothing(axes, "nothing was allocated")
-        figure.set_label(f"{title}: nothing was allocated.")
-        return figure
-    names, amounts, counts = (list(shown[c]) for c in ("site", "bytes", "count"))
-    shares, categories = list(shown["share"]), [str(c) for c in shown["category"]]
-    if len(rest):
-        names.append(f"{len(rest)} others")
-        amounts.append(rest["bytes"].sum())
-        counts.append(rest["count"].sum())
-        shares.append(rest["share"].sum())
-        categories.append(_OTHERS)
-    scale, unit = _scale(max(amounts))
-    labels = [f"{share:.1%} · {n:,} block{'' if n == 1 else 's'}" for share, n in zip(shares, counts, strict=True)]
-    colours = [_CATEGORIES.get(c, (GREY, ""))[0] for c in categories]
-    bars = axes.barh(np.arange(len(names)), np.asarray(amounts, float) / scale, color=colours, height=0.68)
-    for bar, category in zip(bars, categories, strict=True):
-        bar.set_hatch(_CATEGORIES.get(category, (GREY, ""))[1] or None)
-        bar.set_edgecolor("white")
+        return nothing(figure, axes, title, "nothing was allocated")
+    names, categories = list(shown["site"]), list(shown["category"].fillna(_OTHERS))
+    scale, unit = _scale(shown["bytes"].max())
+    labels = [
+        f"{share:.1%} · {n:,} block{'' if n == 1 else 's'}"
+        for share, n in zip(shown["share"], shown["count"], strict=True)
+    ]
+    looks = [_CATEGORIES.get(category, (GREY, "")) for category in categories]
+    bars = axes.barh(
+        np.arange(len(names)), shown["bytes"].to_numpy(float) / scale, color=[colour for colour, _ in looks],
+        height=0.68, edgecolor="white", hatch=[hatch or None for _, hatch in looks],
+    )  # fmt: skip
     label_bars(axes, bars, labels)
     axes.margins(x=0.3)
     name_rows(axes, names, 40)
-    named = {c: bar for c, bar in reversed(list(zip(categories, bars, strict=True))) if c != _OTHERS}
-    axes.legend(
-        [named[c] for c in _CATEGORIES if c in named],
-        [c for c in _CATEGORIES if c in named],
-        loc="lower right",
-        frameon=False,
-        fontsize=9,
-    )
+    known = [category for category in _CATEGORIES if category in categories and category != _OTHERS]
+    handles = [bars[categories.index(category)] for category in known]
+    axes.legend(handles, known, loc="lower right", frameon=False, fontsize=9)
     axes.set_xlabel(f"allocated ({unit})")
     said = [(f"{name} ({c})", label) for name, c, label in zip(names, categories, labels, strict=True)]
     figure.set_label(f"{title}, horizontal bars: {spoken(said)}.")
@@ -238,12 +223,9 @@ def segment_map(
     matplotlib.figure.Figure
     """
     rows = segments.sort_values([by, "total_bytes", "address"], ascending=[False, False, True], kind="stable").head(top)
-    figure, axes = new_figure(1.4 + 0.2 * max(len(rows), 3))
-    axes.set_title(plain(title), loc="left")
+    figure, axes = new_figure(1.4 + 0.2 * max(len(rows), 3), title)
     if rows.empty:
-        nothing(axes, "no segments")
-        figure.set_label(f"{title}: no segments.")
-        return figure
+        return nothing(figure, axes, title, "no segments")
     scale, unit = _scale(float(rows["total_bytes"].max()))
     by_address = rows.reset_index(drop=True).sort_values("address")
     begin, row_of = by_address["address"].to_numpy(), by_address.index.to_numpy()

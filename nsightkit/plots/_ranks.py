@@ -16,7 +16,6 @@ from nsightkit.plots._style import (
     name_rows,
     new_figure,
     nothing,
-    plain,
     spoken,
     time_unit,
 )
@@ -42,13 +41,10 @@ def rank_arrivals(arrivals: pd.DataFrame, *, steps: int = 2, title: str = "Who w
     -------
     matplotlib.figure.Figure
     """
-    figure, axes = new_figure(1.8)
-    axes.set_title(plain(title), loc="left")
+    figure, axes = new_figure(1.8, title)
     waits = arrivals[arrivals["wait_ns"].notna()]
     if not len(waits):
-        nothing(axes, "no collectives that ranks wait in")
-        figure.set_label(f"{title}: no collectives that ranks wait in.")
-        return figure
+        return nothing(figure, axes, title, "no collectives that ranks wait in")
     chosen = _middle(waits, steps)
     ranks = _some(waits, sorted(chosen["rank"].unique()))
     figure.set_size_inches(7.6, 1.9 + 0.28 * len(ranks))
@@ -96,13 +92,10 @@ def rank_lateness(arrivals: pd.DataFrame, late_ns: pd.Series, *, title: str = "H
     -------
     matplotlib.figure.Figure
     """
-    figure, axes = new_figure(1.8)
-    axes.set_title(plain(title), loc="left")
+    figure, axes = new_figure(1.8, title)
     known = arrivals.assign(late=late_ns)[late_ns.notna()]
     if not len(known):
-        nothing(axes, "no collectives that ranks wait in")
-        figure.set_label(f"{title}: no collectives that ranks wait in.")
-        return figure
+        return nothing(figure, axes, title, "no collectives that ranks wait in")
     ranks = _some(known, sorted(known["rank"].unique()))
     figure.set_size_inches(7.6, 1.4 + 0.28 * len(ranks))
     unit_of = "step" if (known["step"] >= 0).all() else "collective"

@@ -68,12 +68,9 @@ def roofline(
         "time_ns", ascending=False, kind="stable"
     )
     shown, rest = every.head(top), every.iloc[top:]
-    figure, axes = new_figure(5.4)
-    axes.set_title(plain(title), loc="left")
+    figure, axes = new_figure(5.4, title)
     if shown.empty:
-        nothing(axes, "no operation with FLOPs and a time")
-        figure.set_label(f"{title}: no operations.")
-        return figure
+        return nothing(figure, axes, title, "no operations with FLOPs and a time")
     reached = shown["flops"].to_numpy(float) / shown["time_ns"].to_numpy(float) / 1e3
     intensity = shown["intensity"].to_numpy(float)
     roofs = [rate for rate in rates if unit in rate.tflops and rate.gb_per_s > 0]

@@ -48,12 +48,9 @@ def share_bars(columns: Mapping[str, pd.Series], *, title: str = "Shares of the 
     """
     sizes = {label: pd.to_numeric(v).astype("Float64").fillna(0).astype(float) for label, v in columns.items()}
     shares = {label: v / v.sum() for label, v in sizes.items() if v.sum() > 0}
-    figure, axes = new_figure(1.7 + 0.55 * max(len(shares), 1))
-    axes.set_title(plain(title), loc="left")
+    figure, axes = new_figure(1.7 + 0.55 * max(len(shares), 1), title)
     if not shares:
-        nothing(axes, "nothing to divide in this trace")
-        figure.set_label(f"{title}: nothing to divide.")
-        return figure
+        return nothing(figure, axes, title, "nothing to divide in this trace")
     parts = list(dict.fromkeys(str(part) for v in shares.values() for part in v.index))
     table = pd.DataFrame({label: v.groupby(v.index.astype(str)).sum() for label, v in shares.items()})
     table = table.reindex(parts).fillna(0)

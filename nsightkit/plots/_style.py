@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 
@@ -39,6 +40,7 @@ __all__ = [
     "RED",
     "VERMILION",
     "duration",
+    "first_rows",
     "label_bars",
     "name_rows",
     "new_figure",
@@ -49,10 +51,11 @@ __all__ = [
 ]
 
 
-def new_figure(height: float, width: float = 7.6) -> tuple[Figure, Any]:
+def new_figure(height: float, title: str = "", width: float = 7.6) -> tuple[Figure, Any]:
     """Make a figure with one pair of axes, known to pyplot, no frame but the left and the bottom line."""
     figure, axes = plt.subplots(figsize=(width, height), layout="constrained")
     axes.spines[["top", "right"]].set_visible(False)
+    axes.set_title(plain(title), loc="left")
     return figure, axes
 
 
@@ -88,8 +91,19 @@ def name_rows(axes: Any, names: Iterable[object], longest: int = 44) -> None:
     axes.invert_yaxis()
 
 
-def nothing(axes: Any, what: str) -> None:
-    """Say in the axes that there is nothing to draw."""
+def first_rows(rows: pd.DataFrame, top: int, name: str, sums: Sequence[str]) -> pd.DataFrame:
+    """Keep the first rows, and sum up the others in one more."""
+    rest = rows.iloc[top:]
+    if rest.empty:
+        return rows
+    others = pd.DataFrame([{name: f"{len(rest)} others", **{column: rest[column].sum() for column in sums}}])
+    return pd.concat([rows.head(top), others], ignore_index=True)
+
+
+def nothing(figure: Figure, axes: Any, title: str, what: str) -> Figure:
+    """Say in the axes, and in the figure's label, that there is nothing to draw."""
+    figure.set_label(f"{title}: {what}.")
     axes.text(0.5, 0.5, what, ha="center", va="center", transform=axes.transAxes)
     axes.set_xticks([])
     axes.set_yticks([])
+    return figure

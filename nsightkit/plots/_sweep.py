@@ -59,7 +59,7 @@ def sweep_times(table: pd.DataFrame, flat: pd.DataFrame | None = None, *, title:
     for axes, way in zip(grid, _DIRECTIONS, strict=True):
         drawn = list(_drawn(table[table["median_ns"].notna()], way, lines))
         if not drawn:
-            nothing(axes, "nothing was timed")
+            nothing(figure, axes, title, "nothing was timed")
             continue
         for label, rows, style in drawn:
             context, ns = rows["context"].to_numpy(float), rows["median_ns"].to_numpy(float)
@@ -115,7 +115,7 @@ def sweep_memory(
     for axes, way in zip(grid, _DIRECTIONS, strict=True):
         drawn = list(_drawn(table[table["peak_bytes"].notna()], way, lines))
         if not drawn:
-            nothing(axes, "nothing was measured")
+            nothing(figure, axes, title, "nothing was measured")
             continue
         for label, rows, style in drawn:
             axes.plot(rows["context"].to_numpy(float), rows["peak_bytes"].to_numpy(float), **style)

@@ -66,19 +66,14 @@ def timeline(
     """
     filled = find_lanes(trace, levels, most_streams, most_threads)
     if not filled:
-        figure, axes = new_figure(1.6)
-        axes.set_title(plain(title), loc="left")
-        nothing(axes, "no events to draw")
-        figure.set_label(f"{title}: no events.")
-        return figure
+        return nothing(*new_figure(1.6, title), title, "no events to draw")
     first = int(min(lane.start.min() for lane in filled)) if start_ns is None else start_ns
     last = int(max(lane.end.max() for lane in filled)) if end_ns is None else end_ns
     last = max(last, first + 1)
 
     rows = {row: lane.label for lane in reversed(filled) for row in [lane.row]}
     place = {row: i for i, row in enumerate(sorted(rows))}
-    figure, axes = new_figure(1.3 + 0.34 * max(len(place), 2))
-    axes.set_title(plain(title), loc="left")
+    figure, axes = new_figure(1.3 + 0.34 * max(len(place), 2), title)
     scale, unit = time_unit(last - first)
     used: dict[str, str] = {}
     for lane in filled:
