@@ -8,7 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-__all__ = ["STATISTICS", "durations_by_group", "durations_by_name"]
+from nsightkit.errors import UsageError
+
+__all__ = ["STATISTICS", "checked", "durations_by_group", "durations_by_name", "ranked"]
 
 #: Columns every table of durations has, in this order.
 STATISTICS = ("count", "total_ns", "mean_ns", "median_ns", "min_ns", "max_ns", "std_ns")
@@ -86,3 +88,42 @@ def durations_by_name(events: pd.DataFrame) -> pd.DataFrame:
     found = durations_by_group(names.codes.to_numpy(), events["duration_ns"].to_numpy())
     found.insert(0, "name", names.categories[found.pop("group").to_numpy()].astype(object))
     return found.sort_values(["total_ns", "name"], ascending=[False, True], kind="stable", ignore_index=True)
+
+
+def checked(what: str, by: str, sort: str, top: int | None) -> None:
+    """Refuse options that a table by name or category does not have.
+
+    Parameters
+    ----------
+    what : str
+        Of what the table is, for the message: ``kernels``.
+    by, sort : str
+    top : int, optional
+
+    Raises
+    ------
+    UsageError
+    """
+    for verb, given, known in (("grouped", by, ("name", "category")), ("sorted", sort, ("time", "count"))):
+        if given not in known:
+            raise UsageError(f"{what} can be {verb} by {' or '.join(known)}, not by {given!r}")
+    if top is not None and top < 0:
+        raise UsageError(f"a table cannot have {top} rows")
+
+
+def ranked(table: pd.DataFrame, sort: str, top: int | None) -> pd.DataFrame:
+    """Put a table of durations in order, with the share that each row has of all of them.
+
+    Parameters
+    ----------
+    table : DataFrame
+        ``name``, ``category`` and :data:`STATISTICS`.
+    sort : {"time", "count"}
+    top : int, optional
+        Only the first so many rows; shares stay those of all.
+    """
+    total = int(table["total_ns"].sum())
+    table = table.assign(share=table["total_ns"] / total if total else 0.0)
+    keys = ["total_ns", "count"] if sort == "time" else ["count", "total_ns"]
+    table = table.sort_values(keys, ascending=False, kind="stable", ignore_index=True)
+    return table[["name", "category", *STATISTICS, "share"]].head(len(table) if top is None else top)

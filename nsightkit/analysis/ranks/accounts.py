@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.analysis.core.categories import CATEGORIES, categorize
-from nsightkit.analysis.core.intervals import Coverage
+from nsightkit.analysis.core.intervals import Coverage, uncovered
 from nsightkit.analysis.timeline import gaps, steps
 from nsightkit.analysis.timeline.ranges import threads_with_ranges
 from nsightkit.trace.model import Trace
@@ -57,49 +57,37 @@ def of(trace: Trace, start: npt.ArrayLike, end: npt.ArrayLike) -> pd.DataFrame:
 
 
 def _of_gpu(trace: Trace, low: Int, high: Int) -> dict[str, Int]:
-    kernels = trace.table("kernels", ["device", "start_ns", "end_ns", "name"])
-    kernels = kernels.assign(category=categorize(kernels["name"]))
-    graphs = trace.table("graphs", ["device", "start_ns", "end_ns"])
-    copies = trace.table("memops", ["device", "start_ns", "end_ns"])
-    idle = gaps.causes(trace)
-    labels = [f"kernels of {category}" for category in CATEGORIES if category != "communication"] + ["CUDA graphs"]
-    counted = [label for label in labels if label.startswith("kernels")]
-    out = {f"{TIME}{label}": np.zeros(len(low), np.int64) for label in labels}
-    out |= {f"{TIME}{what}": np.zeros(len(low), np.int64) for what in ("copies", "communication")}
-    out |= {f"{TIME}idle, {cause}": np.zeros(len(low), np.int64) for cause in gaps.CAUSES}
-    out |= {f"{COUNT}{label}": np.zeros(len(low), np.int64) for label in counted}
+    bounds = ["device", "start_ns", "end_ns"]
+    kernels = trace.table("kernels", [*bounds, "name"])
+    graphs, copies, idle = trace.table("graphs", bounds), trace.table("memops", bounds), gaps.causes(trace)
+    labels = [*(f"kernels of {category}" for category in CATEGORIES), "CUDA graphs"]
+    counted = [label for label in labels[:-1] if label != "kernels of communication"]
+    codes: Int = np.concatenate([categorize(kernels["name"]).codes, np.full(len(graphs), len(labels) - 1, np.int8)])
+    work = pd.concat([kernels[bounds], graphs]).assign(what=pd.Categorical.from_codes(codes, pd.Index(labels)))
+    talking = (work["what"] == "kernels of communication").to_numpy()
+    work, talk = work[~talking], work[talking]
+    # What each operation adds to those that began before it.
+    work = work.assign(fresh_ns=work["end_ns"] - uncovered(work["start_ns"], work["end_ns"], work["device"]))
+    spent = [*counted, "CUDA graphs", "copies", "communication", *(f"idle, {cause}" for cause in gaps.CAUSES)]
+    names = [*(f"{TIME}{what}" for what in spent), *(f"{COUNT}{what}" for what in counted)]
+    out = {name: np.zeros(len(low), np.int64) for name in names}
     devices = sorted({int(d) for frame in (kernels, graphs, copies) for d in pd.unique(frame["device"])})
     for device in devices:
-        mine, replays, copied = (frame[frame["device"] == device] for frame in (kernels, graphs, copies))
-        talking = (mine["category"] == "communication").to_numpy()
-        work, talk = mine[~talking], mine[talking]
-        label = np.concatenate(
-            [np.array([f"kernels of {c}" for c in work["category"]], dtype=object), np.full(len(replays), labels[-1])]
-        )
-        begun, done = (np.concatenate([work[c].to_numpy(), replays[c].to_numpy()]) for c in ("start_ns", "end_ns"))
-        order = np.argsort(begun, kind="stable")
-        begun, done, label = begun[order], done[order], label[order]
-        # What each operation adds to those that began before it.
-        reach = np.maximum.accumulate(done) if len(done) else done
-        fresh = np.maximum(begun, np.concatenate(([begun[0]], reach[:-1]))) if len(begun) else begun
-        for one in pd.unique(label).tolist():
-            of_one = label == one
-            out[f"{TIME}{one}"] += Coverage(fresh[of_one], done[of_one]).of(low, high)
-            if f"{COUNT}{one}" in out:
-                first = begun[of_one]
-                out[f"{COUNT}{one}"] += np.searchsorted(first, high) - np.searchsorted(first, low)
-        computed = Coverage(begun, done)
+        mine, copied, talked, waited = (frame[frame["device"] == device] for frame in (work, copies, talk, idle))
+        for label, rows in mine.groupby("what", observed=True):
+            what = str(label)
+            out[f"{TIME}{what}"] += Coverage(rows["fresh_ns"], rows["end_ns"]).of(low, high)
+            if what in counted:
+                begun = np.sort(rows["start_ns"].to_numpy())
+                out[f"{COUNT}{what}"] += np.searchsorted(begun, high) - np.searchsorted(begun, low)
+        computed = Coverage(mine["start_ns"], mine["end_ns"])
         moved = _both(computed, copied)
-        talked = _both(moved, talk)
         out[f"{TIME}copies"] += moved.of(low, high) - computed.of(low, high)
-        out[f"{TIME}communication"] += talked.of(low, high) - moved.of(low, high)
-        of_device = idle[idle["device"] == device]
-        for cause in gaps.CAUSES:
-            some = of_device[of_device["cause"] == cause]
-            out[f"{TIME}idle, {cause}"] += Coverage(some["start_ns"], some["end_ns"]).of(low, high)
-    told = sum(column for name, column in out.items() if name.startswith(TIME))
-    out[f"{TIME}before or after all GPU work"] = (high - low) * max(len(devices), 1) - told
-    return out
+        out[WAITING] += _both(moved, talked).of(low, high) - moved.of(low, high)
+        for cause, rows in waited.groupby("cause", observed=True):
+            out[f"{TIME}idle, {cause}"] += Coverage(rows["start_ns"], rows["end_ns"]).of(low, high)
+    rest = (high - low) * max(len(devices), 1) - sum(out[f"{TIME}{what}"] for what in spent)
+    return out | {f"{TIME}before or after all GPU work": rest}
 
 
 def _both(one: Coverage, other: pd.DataFrame) -> Coverage:

@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 
 from nsightkit.analysis.core.categories import CATEGORIES, categorize
-from nsightkit.analysis.core.grouped import STATISTICS, durations_by_group, durations_by_name
-from nsightkit.errors import UsageError
+from nsightkit.analysis.core.grouped import checked, durations_by_group, durations_by_name, ranked
 from nsightkit.trace.model import Trace
 
 __all__ = ["summary"]
@@ -48,24 +47,14 @@ def summary(
     UsageError
         `by` or `sort` is something else, or `top` is negative.
     """
-    if by not in ("name", "category"):
-        raise UsageError(f"kernels can be grouped by name or category, not by {by!r}")
-    if sort not in ("time", "count"):
-        raise UsageError(f"kernels can be sorted by time or count, not by {sort!r}")
-    if top is not None and top < 0:
-        raise UsageError(f"a table cannot have {top} rows")
+    checked("kernels", by, sort, top)
     if by == "name":
         table = _kept(trace, "kernel-names", _by_name)
         table.insert(1, "category", np.asarray(categorize(table["name"]), dtype=object))
     else:
         table = _kept(trace, "kernel-categories", _by_category)
         table.insert(1, "category", table["name"])
-    total = int(table["total_ns"].sum())
-    table["share"] = table["total_ns"] / total if total else np.zeros(len(table))
-    keys = ["total_ns", "count"] if sort == "time" else ["count", "total_ns"]
-    table = table.sort_values(keys, ascending=False, kind="stable", ignore_index=True)
-    table = table[["name", "category", *STATISTICS, "share"]]
-    return table if top is None else table.head(top)
+    return ranked(table, sort, top)
 
 
 def _kept(trace: Trace, what: str, compute: Callable[[Trace], pd.DataFrame]) -> pd.DataFrame:

@@ -12,8 +12,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from nsightkit.analysis.core.grouped import STATISTICS, durations_by_group, durations_by_name
-from nsightkit.errors import UsageError
+from nsightkit.analysis.core.grouped import checked, durations_by_group, durations_by_name, ranked
 from nsightkit.trace.model import Trace
 from nsightkit.trace.nesting import nesting
 
@@ -145,12 +144,7 @@ def summary(
     UsageError
         `by` or `sort` is something else, or `top` is negative.
     """
-    if by not in ("name", "category") or sort not in ("time", "count"):
-        raise UsageError(
-            f"operators can be grouped by name or category and sorted by time or count, not {by!r}, {sort!r}"
-        )
-    if top is not None and top < 0:
-        raise UsageError(f"a table cannot have {top} rows")
+    checked("operators", by, sort, top)
     events = own(trace)
     if by == "name":
         table = durations_by_name(events)
@@ -161,9 +155,4 @@ def summary(
         table = durations_by_group(code_of_name[names.codes.to_numpy()], events["duration_ns"].to_numpy())
         table.insert(0, "name", np.array(CATEGORIES, dtype=object)[table.pop("group").to_numpy()])
         table.insert(1, "category", table["name"])
-    total = int(table["total_ns"].sum())
-    table["share"] = table["total_ns"] / total if total else np.zeros(len(table))
-    keys = ["total_ns", "count"] if sort == "time" else ["count", "total_ns"]
-    table = table.sort_values(keys, ascending=False, kind="stable", ignore_index=True)
-    table = table[["name", "category", *STATISTICS, "share"]]
-    return table if top is None else table.head(top)
+    return ranked(table, sort, top)

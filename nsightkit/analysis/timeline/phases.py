@@ -105,13 +105,7 @@ def _gpu(
     owner = _phase_of_launch(trace, phases, intervals.launches_of(trace, table, row), rule)
     names = np.array([*phases["name"].astype("str"), UNATTRIBUTED], dtype=object)[owner]
     start, end, device = (ops[c].to_numpy() for c in ("start_ns", "end_ns", "device"))
-    fresh = np.zeros(len(ops), np.int64)
-    for one in pd.unique(device).tolist():
-        at = np.flatnonzero(device == one)
-        reach = np.maximum.accumulate(end[at])
-        before = np.concatenate(([start[at[0]]], reach[:-1]))
-        # What each operation adds to the union of those that began before it.
-        fresh[at] = np.maximum(end[at] - np.maximum(start[at], before), 0)
+    fresh = intervals.uncovered(start, end, device)
     sums = pd.DataFrame({"phase": names, "gpu": fresh, "kernel": table == GPU_TABLES.index("kernels")})
     by_phase = sums.groupby("phase").agg(gpu=("gpu", "sum"), kernel=("kernel", "sum"))
     return (
