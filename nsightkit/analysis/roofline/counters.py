@@ -71,14 +71,23 @@ def classify(sm_pct: float, memory_pct: float) -> str:
     str
         One of :data:`CLASSES`.
     """
-    if not (math.isfinite(sm_pct) and math.isfinite(memory_pct)):
-        return "not-enough-data"
-    heavier = "compute-bound" if sm_pct >= memory_pct else "memory-bound"
-    if max(sm_pct, memory_pct) >= _HIGH:
-        return heavier
-    if sm_pct < _LOW and memory_pct < _LOW:
-        return "latency-bound"
-    return heavier if abs(sm_pct - memory_pct) >= _APART else "balanced"
+    return _ruled(sm_pct, memory_pct)[0]
+
+
+def _ruled(sm: float, memory: float) -> tuple[str, str]:
+    """Apply the rule; give the class and what it rests on."""
+    if not (math.isfinite(sm) and math.isfinite(memory)):
+        return "not-enough-data", ""
+    heavier, other = ("compute", "memory") if sm >= memory else ("memory", "compute")
+    if max(sm, memory) >= _HIGH:
+        also = f", and so is {other}" if min(sm, memory) >= _HIGH else ""
+        return f"{heavier}-bound", f"{heavier} is at {_HIGH:g} % of its peak or more{also}"
+    if sm < _LOW and memory < _LOW:
+        return "latency-bound", f"both are below {_LOW:g} % of their peaks, so neither is the limit"
+    if abs(sm - memory) >= _APART:
+        return f"{heavier}-bound", f"neither reaches {_HIGH:g} %, and they are {_APART:g} points apart or more"
+    why = f"neither reaches {_HIGH:g} %, one reaches {_LOW:g} %, and they are less than {_APART:g} points apart"
+    return "balanced", why
 
 
 def occupancy_limiter(limits: Mapping[str, float]) -> str | None:
@@ -163,16 +172,16 @@ def summary(report: Report, kernel: str | None = None, within: str | None = None
     rows = []
     for place in _chosen(report, kernel, within):
         launch = report.launches.iloc[place]
-        told = _Telling(launch, report.metrics[place])
-        classification = classify(launch["sm_pct"], launch["memory_pct"])
-        _explain(told, classification)
+        found = _Findings(launch, report.metrics[place])
+        classification, why = _ruled(launch["sm_pct"], launch["memory_pct"])
+        _explain(found, classification, why)
         rows.append(
             {
                 **{name: launch[name] for name in COLUMNS[:6]},
                 "occupancy_limiter": occupancy_limiter(_limits(launch)),
                 "classification": classification,
-                "evidence": told.evidence,
-                "next_steps": told.next_steps,
+                "evidence": found.evidence,
+                "next_steps": found.next_steps,
             }
         )
     frame = pd.DataFrame(rows, columns=list(COLUMNS))
@@ -199,11 +208,11 @@ def _limits(launch: pd.Series) -> dict[str, float]:
     return {name: launch[f"limit_{name}_blocks"] for name in LIMITS}
 
 
-# ---------------------------------------------------------------- telling
+# ---------------------------------------------------------------- what is found
 
 
 @dataclasses.dataclass
-class _Telling:
+class _Findings:
     """One launch, and what has been said about it."""
 
     launch: pd.Series
@@ -238,88 +247,76 @@ class _Telling:
         top = max(known, key=lambda part: known[part], default=None)
         return None if top is None else (top, known[top])
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, *advice: str) -> None:
         self.evidence.append(text)
+        self.advise(*advice)
 
-    def try_(self, text: str) -> None:
-        if text not in self.next_steps:
-            self.next_steps.append(text)
+    def advise(self, *advice: str) -> None:
+        self.next_steps += [text for text in advice if text not in self.next_steps]
 
 
-def _explain(told: _Telling, classification: str) -> None:
+def _explain(found: _Findings, classification: str, why: str) -> None:
     if classification == "not-enough-data":
-        lacking = [name for name in ("sm_pct", "memory_pct") if not told.has(name)]
+        lacking = [name for name in ("sm_pct", "memory_pct") if not found.has(name)]
         missing = " and ".join(next(m for m in ncu_metrics.METRICS if m.name == n).nvidia[0] for n in lacking)
-        told.say(f"the report lacks {missing}")
-        told.try_("collect the section SpeedOfLight (ncu --section SpeedOfLight)")
+        found.say(f"the report lacks {missing}", "collect the section SpeedOfLight (ncu --section SpeedOfLight)")
         return
-    told.say(f"compute throughput {told.cite('sm_pct')}, memory throughput {told.cite('memory_pct')}: {_rule(told)}")
-    compute, memory = told.busiest("sm_pct"), told.busiest("memory_pct")
+    found.say(f"compute throughput {found.cite('sm_pct')}, memory throughput {found.cite('memory_pct')}: {why}")
+    compute, memory = found.busiest("sm_pct"), found.busiest("memory_pct")
     if compute and memory:
-        told.say(
+        found.say(
             f"the busiest unit of compute is at {compute[1]:.1f} % ({compute[0]}), of memory at {memory[1]:.1f} % "
             f"({memory[0]})"
         )
     tree = {"compute-bound": _compute, "memory-bound": _memory, "balanced": _balanced, "latency-bound": _latency}
-    tree[classification](told)
-
-
-def _rule(told: _Telling) -> str:
-    sm, memory = told["sm_pct"], told["memory_pct"]
-    if max(sm, memory) >= _HIGH:
-        heavier = "compute" if sm >= memory else "memory"
-        also = f", and so is {'memory' if sm >= memory else 'compute'}" if min(sm, memory) >= _HIGH else ""
-        return f"{heavier} is at {_HIGH:g} % of its peak or more{also}"
-    if sm < _LOW and memory < _LOW:
-        return f"both are below {_LOW:g} % of their peaks, so neither is the limit"
-    if abs(sm - memory) >= _APART:
-        return f"neither reaches {_HIGH:g} %, and they are {_APART:g} points apart or more"
-    return f"neither reaches {_HIGH:g} %, one reaches {_LOW:g} %, and they are less than {_APART:g} points apart"
+    tree[classification](found)
 
 
 # ---------------------------------------------------------------- memory
 
 
-def _memory(told: _Telling) -> None:
+def _memory(found: _Findings) -> None:
     # First what moves bytes for nothing: to use less of a level helps little while that is so.
-    looked = _access(told)
-    level = _level(told)
+    looked = _access(found)
+    level = _level(found)
     if level == "DRAM":
-        if told.has("dram_pct") and told["dram_pct"] >= _HIGH:
-            told.say(f"DRAM bandwidth itself is the limit: {told.cite('dram_pct')}")
-            told.try_(
+        if found.has("dram_pct") and found["dram_pct"] >= _HIGH:
+            found.say(
+                f"DRAM bandwidth itself is the limit: {found.cite('dram_pct')}",
                 "move fewer bytes: fuse with the kernels before and after, use a narrower type, or keep data in L2; "
-                "then compare with the bandwidth measured on this card"
+                "then compare with the bandwidth measured on this card",
             )
         else:
-            if told.has("dram_pct"):
-                told.say(f"DRAM is the busiest level, and has room: {told.cite('dram_pct')}")
-            told.try_("have more loads in flight (unroll, wider loads, more warps), and move fewer bytes")
-    elif told.has("dram_pct"):
-        told.say(f"memory is the limit, and DRAM is not: {told.cite('dram_pct')}")
+            if found.has("dram_pct"):
+                found.say(f"DRAM is the busiest level, and has room: {found.cite('dram_pct')}")
+            found.advise("have more loads in flight (unroll, wider loads, more warps), and move fewer bytes")
+    elif found.has("dram_pct"):
+        found.say(f"memory is the limit, and DRAM is not: {found.cite('dram_pct')}")
     if level == "L2":
-        told.say(f"L2 is the busiest level: {told.cited(('l2_pct', ''), ('l2_hit_pct', 'hits')) or 'by the breakdown'}")
-        told.try_("reuse more in L1, shared memory or registers (larger tiles), so that less goes to L2")
+        found.say(
+            f"L2 is the busiest level: {found.cited(('l2_pct', ''), ('l2_hit_pct', 'hits')) or 'by the breakdown'}",
+            "reuse more in L1, shared memory or registers (larger tiles), so that less goes to L2",
+        )
     elif level == "L1":
-        values = told.cited(("l1_pct", ""), ("l1_hit_pct", "hits")) or "by the breakdown"
-        told.say(f"L1, which is shared memory too, is the busiest level: {values}")
-        told.try_(
+        values = found.cited(("l1_pct", ""), ("l1_hit_pct", "hits")) or "by the breakdown"
+        found.say(
+            f"L1, which is shared memory too, is the busiest level: {values}",
             "issue fewer load and store instructions for the same bytes: 128-bit accesses, and reuse in registers "
-            "(each thread computes a larger tile)"
+            "(each thread computes a larger tile)",
         )
     elif level is None:
-        told.try_("collect MemoryWorkloadAnalysis to see which level is busy (ncu --section MemoryWorkloadAnalysis)")
+        found.advise("collect MemoryWorkloadAnalysis to see which level is busy (ncu --section MemoryWorkloadAnalysis)")
     if not looked:
-        told.try_(_TABLES)
+        found.advise(_TABLES)
 
 
-def _level(told: _Telling) -> str | None:
+def _level(found: _Findings) -> str | None:
     """Which level of memory is busiest: by the breakdown, as NVIDIA's rule does, else by the levels' own figures."""
-    top = told.busiest("memory_pct")
+    top = found.busiest("memory_pct")
     for prefix, level in (("dram", "DRAM"), ("fbp", "DRAM"), ("lts", "L2"), ("ltc", "L2"), ("l1tex", "L1")):
         if top is not None and top[0].startswith(prefix):
             return level
-    levels = {"DRAM": told["dram_pct"], "L2": told["l2_pct"], "L1": told["l1_pct"]}
+    levels = {"DRAM": found["dram_pct"], "L2": found["l2_pct"], "L1": found["l1_pct"]}
     known = {level: value for level, value in levels.items() if math.isfinite(value)}
     return max(known, key=lambda level: known[level], default=None)
 
@@ -330,87 +327,91 @@ _TABLES = (
 )
 
 
-def _access(told: _Telling) -> bool:
+def _access(found: _Findings) -> bool:
     """How memory is accessed: coalescing, bank conflicts, spills; whether the report says."""
-    if not any(told.has(n) for n in ("global_load_requests", "global_load_bytes_per_sector", "shared_wavefronts")):
+    if not any(found.has(n) for n in ("global_load_requests", "global_load_bytes_per_sector", "shared_wavefronts")):
         return False
-    _coalescing(told)
-    _conflicts(told)
-    _spills(told)
+    _coalescing(found)
+    _conflicts(found)
+    _spills(found)
     return True
 
 
-def _coalescing(told: _Telling) -> None:
+def _coalescing(found: _Findings) -> None:
     for word in ("load", "store"):
         used, sectors, requests = (f"global_{word}_{what}" for what in ("bytes_per_sector", "sectors", "requests"))
-        if told.has(used) and 0 < told[used] < _USED_BYTES:
-            told.say(f"global {word}s use {told.cite(used, 'bytes')} of each 32-byte sector they move")
-        elif told.has(sectors, requests) and told[sectors] > _WIDEST_REQUEST * told[requests] > 0:
-            told.say(
-                f"global {word}s take {told[sectors] / told[requests]:.1f} sectors a request, where even 128-bit "
-                f"accesses need {_WIDEST_REQUEST:g}: {told.cited((sectors, 'sectors'), (requests, 'requests'))}"
+        if found.has(used) and 0 < found[used] < _USED_BYTES:
+            found.say(f"global {word}s use {found.cite(used, 'bytes')} of each 32-byte sector they move")
+        elif found.has(sectors, requests) and found[sectors] > _WIDEST_REQUEST * found[requests] > 0:
+            found.say(
+                f"global {word}s take {found[sectors] / found[requests]:.1f} sectors a request, where even 128-bit "
+                f"accesses need {_WIDEST_REQUEST:g}: {found.cited((sectors, 'sectors'), (requests, 'requests'))}"
             )
         else:
             continue
-        told.try_("coalesce: let neighbouring threads access neighbouring addresses")
+        found.advise("coalesce: let neighbouring threads access neighbouring addresses")
 
 
-def _conflicts(told: _Telling) -> None:
-    if not told.has("bank_conflicts", "shared_wavefronts") or not told["shared_wavefronts"]:
+def _conflicts(found: _Findings) -> None:
+    if not found.has("bank_conflicts", "shared_wavefronts") or not found["shared_wavefronts"]:
         return
-    share = told["bank_conflicts"] / told["shared_wavefronts"]
+    share = found["bank_conflicts"] / found["shared_wavefronts"]
     if share >= _CONFLICTS:
-        told.say(
+        found.say(
             f"{100 * share:.0f} % of the passes through shared memory are bank conflicts: "
-            f"{told.cited(('bank_conflicts', 'conflicts'), ('shared_wavefronts', 'wavefronts'))}"
+            f"{found.cited(('bank_conflicts', 'conflicts'), ('shared_wavefronts', 'wavefronts'))}",
+            "remove the bank conflicts: pad or swizzle the shared-memory layout",
         )
-        told.try_("remove the bank conflicts: pad or swizzle the shared-memory layout")
 
 
-def _spills(told: _Telling) -> None:
-    present = [(n, "instructions") for n in ("local_loads", "local_stores") if told.has(n) and told[n] > 0]
+def _spills(found: _Findings) -> None:
+    present = [(n, "instructions") for n in ("local_loads", "local_stores") if found.has(n) and found[n] > 0]
     if present:
-        told.say(f"there is local-memory traffic (spilled registers or indexed arrays): {told.cited(*present)}")
-        told.try_(
-            "keep it in registers: smaller tiles a thread, no arrays indexed at run time, no forced register limit"
+        found.say(
+            f"there is local-memory traffic (spilled registers or indexed arrays): {found.cited(*present)}",
+            "keep it in registers: smaller tiles a thread, no arrays indexed at run time, no forced register limit",
         )
 
 
 # ---------------------------------------------------------------- compute
 
 
-def _compute(told: _Telling) -> None:
+def _compute(found: _Findings) -> None:
     # Over active cycles where measured; the basic set has pipes over elapsed cycles only. The two are not mixed.
-    suffix = "_pct" if told.has("tensor_pct") or told.has("fma_pct") else "_elapsed_pct"
-    matrix = "tensor_16bit" if suffix == "_pct" and not told.has("tensor_pct") else "tensor"
+    suffix = "_pct" if found.has("tensor_pct") or found.has("fma_pct") else "_elapsed_pct"
+    matrix = "tensor_16bit" if suffix == "_pct" and not found.has("tensor_pct") else "tensor"
     names = [f"{pipe}{suffix}" for pipe in (matrix, "fma", "alu", "fp64", "xu", "lsu")]
-    pipes = {name: told[name] for name in names if name in told.launch.index and told.has(name)}
+    pipes = {name: found[name] for name in names if name in found.launch.index and found.has(name)}
     if not pipes:
-        told.try_("collect ComputeWorkloadAnalysis to see which pipe is busy (ncu --section ComputeWorkloadAnalysis)")
+        found.advise(
+            "collect ComputeWorkloadAnalysis to see which pipe is busy (ncu --section ComputeWorkloadAnalysis)"
+        )
         return
     tensor = next((name for name in pipes if name.startswith("tensor")), None)
     if tensor is not None and pipes[tensor] >= _LOW:
-        told.say(f"the tensor cores are busy: {told.cite(tensor)}")
-        told.try_(
+        found.say(
+            f"the tensor cores are busy: {found.cite(tensor)}",
             "compare with the matrix rate measured on this card; beyond it only fewer operations or a narrower type "
-            "help (low occupancy is normal here)"
+            "help (low occupancy is normal here)",
         )
         return
     if tensor is not None:
-        told.say(f"the tensor cores are not what is busy: {told.cite(tensor)}")
+        found.say(f"the tensor cores are not what is busy: {found.cite(tensor)}")
     pipe = max((name for name in pipes if name != tensor), key=lambda name: pipes[name], default=None)
     if pipe is not None:
-        told.say(f"the busiest other pipe is {pipe.partition('_')[0].upper()}: {told.cite(pipe)}")
-        told.try_(_PIPES[pipe.partition("_")[0]])
+        found.say(
+            f"the busiest other pipe is {pipe.partition('_')[0].upper()}: {found.cite(pipe)}",
+            _PIPES[pipe.partition("_")[0]],
+        )
     if tensor is None:
         return
     if pipes[tensor] == 0.0:
-        told.try_(
+        found.advise(
             "if this is a matrix product, put it on the tensor cores: TF32, BF16 or FP16 inputs; a kernel named sgemm "
             "runs in FP32 without them"
         )
     else:
-        told.try_(
+        found.advise(
             "feed the tensor cores: sizes that are multiples of 8 elements in 16 bit for the aligned kernels, of 64 or "
             "128 for full tiles, and a cheaper prologue and epilogue"
         )
@@ -425,69 +426,73 @@ _PIPES = {
 }
 
 
-def _balanced(told: _Telling) -> None:
-    told.try_("bring down both the work and the bytes: fusing saves bytes, fewer or cheaper operations save work")
-    if not _access(told):
-        told.try_(_TABLES)
-    _waits(told)
+def _balanced(found: _Findings) -> None:
+    found.advise("bring down both the work and the bytes: fusing saves bytes, fewer or cheaper operations save work")
+    if not _access(found):
+        found.advise(_TABLES)
+    _waits(found)
 
 
 # ---------------------------------------------------------------- latency
 
 
-def _latency(told: _Telling) -> None:
-    if told.has("waves") and told["waves"] < 1:
-        values = told.cited(("waves", "waves"), ("grid_blocks", "blocks"), ("sm_count", "SMs"))
-        told.say(f"the grid is too small to fill the GPU once: {values}")
-        told.try_(
+def _latency(found: _Findings) -> None:
+    if found.has("waves") and found["waves"] < 1:
+        values = found.cited(("waves", "waves"), ("grid_blocks", "blocks"), ("sm_count", "SMs"))
+        found.say(
+            f"the grid is too small to fill the GPU once: {values}",
             "give the GPU more blocks: a larger batch, smaller tiles, splitting along the reduced dimension, or other "
-            "work at the same time"
+            "work at the same time",
         )
         return
-    if told.has("waves") and (idle := 1 - told["waves"] / math.ceil(told["waves"])) >= _TAIL:
-        told.say(f"the last wave leaves up to {100 * idle:.0f} % of the SMs' time empty: {told.cite('waves', 'waves')}")
-        told.try_("choose tiles so that the blocks fill whole waves, or let a persistent kernel share them out")
-    if not _access(told):
-        told.try_(_TABLES)
-    _occupancy(told)
-    _waits(told)
+    if found.has("waves") and (idle := 1 - found["waves"] / math.ceil(found["waves"])) >= _TAIL:
+        found.say(
+            f"the last wave leaves up to {100 * idle:.0f} % of the SMs' time empty: {found.cite('waves', 'waves')}",
+            "choose tiles so that the blocks fill whole waves, or let a persistent kernel share them out",
+        )
+    if not _access(found):
+        found.advise(_TABLES)
+    _occupancy(found)
+    _waits(found)
 
 
-def _occupancy(told: _Telling) -> None:
-    limiter = occupancy_limiter(_limits(told.launch))
-    if told.has("theoretical_occupancy_pct") and told["theoretical_occupancy_pct"] < _LOW:
-        told.say(f"few warps fit on an SM: {told.cite('theoretical_occupancy_pct')}{_four(told)}")
+def _occupancy(found: _Findings) -> None:
+    limiter = occupancy_limiter(_limits(found.launch))
+    if found.has("theoretical_occupancy_pct") and found["theoretical_occupancy_pct"] < _LOW:
+        found.say(f"few warps fit on an SM: {found.cite('theoretical_occupancy_pct')}{_four(found)}")
         for name in limiter.split("+") if limiter else ():
-            told.try_(f"more warps would hide latency; what limits them: {_LIMITED_BY[name]}")
-    elif told.has("theoretical_occupancy_pct", "occupancy_pct"):
-        if told["theoretical_occupancy_pct"] - told["occupancy_pct"] >= _UNEVEN:
-            values = told.cited(("occupancy_pct", "resident"), ("theoretical_occupancy_pct", "fit"))
-            told.say(f"fewer warps are resident than fit, so blocks or warps end at different times: {values}")
-            told.try_("balance the work between blocks and warps")
-    elif not told.has("occupancy_pct"):
-        told.try_("collect the section Occupancy (ncu --section Occupancy)")
+            found.advise(f"more warps would hide latency; what limits them: {_LIMITED_BY[name]}")
+    elif found.has("theoretical_occupancy_pct", "occupancy_pct"):
+        if found["theoretical_occupancy_pct"] - found["occupancy_pct"] >= _UNEVEN:
+            values = found.cited(("occupancy_pct", "resident"), ("theoretical_occupancy_pct", "fit"))
+            found.say(
+                f"fewer warps are resident than fit, so blocks or warps end at different times: {values}",
+                "balance the work between blocks and warps",
+            )
+    elif not found.has("occupancy_pct"):
+        found.advise("collect the section Occupancy (ncu --section Occupancy)")
 
 
-def _four(told: _Telling) -> str:
-    limits = _limits(told.launch)
+def _four(found: _Findings) -> str:
+    limits = _limits(found.launch)
     if not all(map(math.isfinite, limits.values())):
         return ""
     values = ", ".join(f"{name} {value:.0f}" for name, value in limits.items())
     return f"; blocks an SM can hold, by limit: {values} (launch__occupancy_limit_…)"
 
 
-def _waits(told: _Telling) -> None:
-    if told.has("issue_pct"):
-        if told["issue_pct"] >= _ISSUES:
-            told.say(f"the schedulers issue in most cycles, so waits cost little: {told.cite('issue_pct')}")
+def _waits(found: _Findings) -> None:
+    if found.has("issue_pct"):
+        if found["issue_pct"] >= _ISSUES:
+            found.say(f"the schedulers issue in most cycles, so waits cost little: {found.cite('issue_pct')}")
             return
-        warps = told.cited(("active_warps", "resident"), ("eligible_warps", "ready"))
-        told.say(
-            f"the schedulers issue in few of their cycles: {told.cite('issue_pct')}{warps and f'; warps: {warps}'}"
+        warps = found.cited(("active_warps", "resident"), ("eligible_warps", "ready"))
+        found.say(
+            f"the schedulers issue in few of their cycles: {found.cite('issue_pct')}{warps and f'; warps: {warps}'}"
         )
-    shares, source = _stall_shares(told.launch, told.metrics)
+    shares, source = _stall_shares(found.launch, found.metrics)
     if not shares:
-        told.try_(
+        found.advise(
             "collect SchedulerStats and WarpStateStats to see what the warps wait for "
             "(ncu --section SchedulerStats --section WarpStateStats)"
         )
@@ -498,15 +503,15 @@ def _waits(told: _Telling) -> None:
         if shares[stall.reason] < _TOP_STALL:
             break
         if source == "ratio":
-            counted = told.cite(f"stall_{stall.reason}", "warps an issue")
+            counted = found.cite(f"stall_{stall.reason}", "warps an issue")
         else:
-            counted = f"{told.metrics[stall.sampled]:,} samples ({stall.sampled})"
-        told.say(
+            counted = f"{found.metrics[stall.sampled]:,} samples ({stall.sampled})"
+        found.say(
             f"{100 * shares[stall.reason]:.0f} % of a warp's time between two instructions is {stall.reason}, "
             f"{counted}: it {stall.meaning}"
         )
         if stall.next_step:
-            told.try_(f"{stall.reason}: {stall.next_step}")
+            found.advise(f"{stall.reason}: {stall.next_step}")
 
 
 def _stall_shares(launch: pd.Series, metrics: Mapping[str, object]) -> tuple[dict[str, float], str]:
