@@ -9,12 +9,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from nsightkit.workloads.phases import phase
+from nsightkit.workloads.workload import Workload
 
 __all__ = ["VARIANTS", "Accumulation", "AccumulationConfig", "Variant", "start"]
 
@@ -67,7 +68,7 @@ class AccumulationConfig:
     block: int = 1
 
 
-class Accumulation:
+class Accumulation(Workload):
     """All variants of the sum, once a step.
 
     Parameters
@@ -84,14 +85,13 @@ class Accumulation:
     def __init__(self, config: AccumulationConfig, device: str = "cpu") -> None:
         if config.block < 1 or config.count % config.block:
             raise ValueError(f"blocks of {config.block} do not divide {config.count} addends")
-        self.config, self.device = config, torch.device(device)
+        super().__init__(config, device)
+        self.config = config
         self._addends = {name: self._addend(variant) for name, variant in VARIANTS.items()}
         self._totals: dict[str, Tensor] = {}
         matmul = torch.backends.cuda.matmul
-        self.parameters = dataclasses.asdict(config) | {
-            name: _enabled(getattr(matmul, name))
-            for name in ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
-        }
+        for name in ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction"):
+            self.parameters[name] = _enabled(getattr(matmul, name))
 
     def _addend(self, variant: Variant) -> Tensor:
         value = torch.tensor(self.config.addend, dtype=variant.addend, device=self.device)
@@ -140,15 +140,6 @@ class Accumulation:
             product = addends @ torch.ones(self.config.count, 16, dtype=dtype, device=self.device)
             found[f"matmul/{name}"] = [float(product[0, 0])]
         return found
-
-    def close(self) -> None:
-        """Do nothing: there is nothing to end."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _enabled(setting: Any) -> bool:

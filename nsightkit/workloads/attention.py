@@ -6,12 +6,10 @@ there are no projections, so that what is measured is attention alone.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +17,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from nsightkit.workloads.cells import ABSENT, NO_TF32, REFUSED, SIXTEEN_BITS, TOO_WIDE
+from nsightkit.workloads.models import written_out
+from nsightkit.workloads.workload import Workload
 
 __all__ = ["Attention", "AttentionConfig", "Cell", "start"]
 
@@ -63,14 +63,6 @@ class AttentionConfig:
     causal: bool = True
     compiler: str = "inductor"
     seed: int = 0
-
-
-def _written_out(q: Tensor, k: Tensor, v: Tensor, future: Tensor | None) -> Tensor:
-    scores = (q @ k.transpose(-2, -1)) / math.sqrt(q.shape[-1])
-    if future is not None:
-        scores = scores.masked_fill(future, -math.inf)
-    weights = F.softmax(scores, dim=-1)
-    return weights @ v
 
 
 class Cell:
@@ -121,18 +113,13 @@ class Cell:
         return torch.autograd.grad(attended, self._qkv, self._gradient)
 
 
-class Attention:
+class Attention(Workload):
     """Makes the cells of a column.
 
     Parameters
     ----------
     config : AttentionConfig
     device : str
-
-    Attributes
-    ----------
-    parameters : dict
-        The configuration as plain values.
 
     Notes
     -----
@@ -141,17 +128,15 @@ class Attention:
     """
 
     def __init__(self, config: AttentionConfig, device: str = "cpu") -> None:
-        self.config, self.device = config, torch.device(device)
-        self.parameters = dataclasses.asdict(config)
-        self._settings = contextlib.ExitStack()
-        self._settings.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
-        torch.set_float32_matmul_precision("high" if config.precision == "tf32" else "highest")
+        super().__init__(config, device)
+        self.config = config
+        self._set_fp32_products(config.precision)
         if config.implementation in _BACKENDS:
             self._settings.enter_context(sdpa_kernel(_BACKENDS[config.implementation]))
 
     @functools.cached_property
     def _compiled(self) -> Callable[..., Tensor]:
-        return torch.compile(_written_out, dynamic=False, backend=self.config.compiler)
+        return torch.compile(written_out, dynamic=False, backend=self.config.compiler)
 
     @property
     def column(self) -> str:
@@ -179,11 +164,11 @@ class Attention:
         inputs = tuple(torch.randn(shape, dtype=kind, device=self.device, generator=generator) for _ in range(4))
         for tensor in inputs[:3]:
             tensor.requires_grad_()
-        written_out = config.implementation.startswith("naive")
+        naive = config.implementation.startswith("naive")
         future = None
-        if written_out and config.causal:
+        if naive and config.causal:
             future = torch.ones(context, context, dtype=torch.bool, device=self.device).triu_(1)
-        attend: Callable[..., Tensor] = _written_out if written_out else self._fused
+        attend: Callable[..., Tensor] = written_out if naive else self._fused
         if config.implementation == "naive-compiled":
             attend = self._compiled
         return Cell(inputs, future, attend)
@@ -231,16 +216,6 @@ class Attention:
         except TypeError:  # a version with other arguments; the pass itself will tell
             return False
         return not ask(inputs)
-
-    def close(self) -> None:
-        """Take back what was set for the process."""
-        self._settings.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def start(device: str, **parameters: Any) -> Attention:

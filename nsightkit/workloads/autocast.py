@@ -8,25 +8,34 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import re
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from nsightkit.workloads.models import Block, Decoder, DecoderConfig
 from nsightkit.workloads.phases import phase
+from nsightkit.workloads.workload import Workload
 
 __all__ = ["Autocast", "AutocastConfig", "Model", "precisions", "probe", "start"]
 
 _TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _NAMES = {dtype: name for name, dtype in _TYPES.items()}
+#: What a module is to the reader, by its own name; the modules of other names hold these.
+_ROLES = {
+    **dict.fromkeys(("qkv", "out", "up", "down"), "linear"),
+    **dict.fromkeys(("norm_attention", "norm_mlp"), "norm"),
+    **{name: name for name in ("embedding", "scores", "softmax", "weighted", "loss")},
+    "activation": "gelu",
+    "head": "logits",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,89 +60,34 @@ class AutocastConfig:
     seed: int = 0
 
 
-class _Norm(nn.Module):
-    """Layer norm over the last dimension."""
-
-    def __init__(self, width: int, written: bool) -> None:
-        super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
-        self._written = written
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self._written:
-            return F.layer_norm(x, self.weight.shape, self.weight, self.bias, eps=1e-5)
-        centred = x - x.mean(-1, keepdim=True)
-        scale = torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + 1e-5)
-        scaled: Tensor = centred * scale * self.weight + self.bias
-        return scaled
-
-
-class _Block(nn.Module):
-    """Causal attention, then an MLP, a norm behind each; nn.Identity marks what a hook should see."""
-
-    def __init__(self, config: AutocastConfig) -> None:
-        super().__init__()
-        width = config.hidden
-        self._heads = config.heads
-        self.linear = nn.ModuleDict(
-            {
-                "qkv": nn.Linear(width, 3 * width, bias=False),
-                "out": nn.Linear(width, width, bias=False),
-                "up": nn.Linear(width, 4 * width, bias=False),
-                "down": nn.Linear(4 * width, width, bias=False),
-            }
-        )
-        self.scores, self.weighted, self.residual = nn.Identity(), nn.Identity(), nn.Identity()
-        self.softmax, self.gelu = nn.Softmax(-1), nn.GELU()
-        self.norm_attention, self.norm_mlp = (_Norm(width, config.norm == "written") for _ in range(2))
-
-    def forward(self, x: Tensor, future: Tensor) -> Tensor:
-        batch, context, width = x.shape
-        q, k, v = self.linear["qkv"](x).view(batch, context, 3, self._heads, -1).permute(2, 0, 3, 1, 4)
-        scores = self.scores(q @ k.transpose(-1, -2)) / math.sqrt(q.shape[-1])
-        weighted = self.weighted(self.softmax(scores.masked_fill(future, -math.inf)) @ v)
-        x = x + self.norm_attention(self.linear["out"](weighted.transpose(1, 2).reshape(batch, context, width)))
-        stream: Tensor = self.residual(x + self.norm_mlp(self.linear["down"](self.gelu(self.linear["up"](x)))))
-        return stream
-
-
 class Model(nn.Module):
-    """A decoder-only language model with its loss.
-
-    Parameters
-    ----------
-    config : AutocastConfig
-    """
+    """A decoder-only language model with its loss."""
 
     def __init__(self, config: AutocastConfig) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(config.vocabulary, config.hidden)
-        self.blocks = nn.ModuleList(_Block(config) for _ in range(config.layers))
-        self.logits = nn.Linear(config.hidden, config.vocabulary, bias=False)
+        self.decoder = Decoder(
+            DecoderConfig(
+                vocabulary=config.vocabulary,
+                width=config.hidden,
+                layers=config.layers,
+                heads=config.heads,
+                context=config.context,
+                d_ff=4 * config.hidden,
+                form="gpt",
+                attention="naive",
+                norm=config.norm,
+                joined=True,
+            )
+        )
         self.loss = nn.CrossEntropyLoss()
-        future = torch.ones(config.context, config.context, dtype=torch.bool).triu(1)
-        self.register_buffer("future", future, persistent=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Give the mean loss.
-
-        Parameters
-        ----------
-        tokens : Tensor
-            (batch, context + 1), int64.
-
-        Returns
-        -------
-        Tensor
-        """
-        x = self.embedding(tokens[:, :-1])
-        for block in self.blocks:
-            x = block(x, self.future)
-        loss: Tensor = self.loss(self.logits(x).flatten(0, 1), tokens[:, 1:].flatten())
+        """Give the mean loss of tokens (batch, context + 1), int64."""
+        loss: Tensor = self.loss(self.decoder(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
         return loss
 
 
-class Autocast:
+class Autocast(Workload):
     """One training run in each precision, all of the same model, batch and seed.
 
     Parameters
@@ -143,13 +97,13 @@ class Autocast:
     """
 
     def __init__(self, config: AutocastConfig, device: str = "cpu") -> None:
-        self.config, self.device = config, torch.device(device)
+        super().__init__(config, device)
+        self.config = config
         random = torch.Generator().manual_seed(config.seed)
         shape = (config.batch, config.context + 1)
         self._tokens = torch.randint(1, config.vocabulary, shape, generator=random).to(self.device)
         self._runs = {name: self._build(name) for name in precisions(device)}
         self._losses: dict[str, list[Tensor]] = defaultdict(list)
-        self.parameters = dataclasses.asdict(config)
 
     def _build(self, precision: str) -> tuple[Model, torch.optim.Optimizer, torch.amp.GradScaler]:
         torch.manual_seed(self.config.seed)
@@ -217,12 +171,7 @@ class Autocast:
     def close(self) -> None:
         """Let go of the models."""
         self._runs.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        super().close()
 
 
 def precisions(device: str) -> list[str]:
@@ -319,11 +268,9 @@ def _watched(model: Model, precision: str, found: dict[str, list[float]]) -> Ite
 
         return after
 
-    roles = {"norm_attention": "norm", "norm_mlp": "norm"}
     for name, module in model.named_modules():
-        if not any(True for _ in module.children()):
-            path = name.split(".")
-            role = "linear" if "linear" in path else roles.get(path[-1], path[-1])
+        role = "residual" if isinstance(module, Block) else _ROLES.get(name.rpartition(".")[2])
+        if role is not None:
             handles.append(module.register_forward_hook(note(role)))
     try:
         yield

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from nsightkit.workloads.phases import phase
+from nsightkit.workloads.workload import Workload
 
 __all__ = ["Ceiling", "CeilingConfig", "start"]
 
@@ -54,7 +55,7 @@ class CeilingConfig:
     seed: int = 0
 
 
-class Ceiling:
+class Ceiling(Workload):
     """One operation that is run again and again.
 
     Parameters
@@ -62,43 +63,21 @@ class Ceiling:
     config : CeilingConfig
     device : str
 
-    Attributes
-    ----------
-    parameters : dict
-        The configuration as plain values.
-
     Notes
     -----
     The precision of fp32 GEMMs is a setting of the whole process, taken back by :meth:`close`.
     """
 
     def __init__(self, config: CeilingConfig, device: str = "cpu") -> None:
-        self.parameters = dataclasses.asdict(config)
-        self.data_wait_ns: list[int] = []
-        self._before = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("high" if config.precision == "tf32" else "highest")
+        super().__init__(config, device)
+        self._set_fp32_products(config.precision)
         torch.manual_seed(config.seed)
-        place = torch.device(device)
-        self._run = _product(config, place) if config.kind == "gemm" else _transfer(config, place)
+        self._run = (_product if config.kind == "gemm" else _transfer)(config, self.device)
 
     def step(self) -> None:
         """Run it once."""
         with phase("step"):
             self._run()
-
-    def losses(self) -> list[float]:
-        """Give nothing: there is nothing to learn here."""
-        return []
-
-    def close(self) -> None:
-        """Take back what was set for the process."""
-        torch.set_float32_matmul_precision(self._before)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _product(config: CeilingConfig, device: torch.device) -> Callable[[], Any]:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,8 @@ from torch import Tensor, nn
 from torch.autograd import profiler
 
 from nsightkit.workloads.phases import phase
+from nsightkit.workloads.planted import union
+from nsightkit.workloads.workload import Workload
 
 __all__ = ["Crew", "LateConfig", "start"]
 
@@ -187,25 +189,15 @@ def _intervals(document: Mapping[str, Any]) -> dict[str, list[int]]:
             found.setdefault(what, []).append((start, start + round(float(event["dur"]) * 1e3)))
     for what in ("operators", "kernels"):
         if what in found:
-            found[what] = _union(found[what])
-    out: dict[str, list[int]] = {}
-    for what, pairs in found.items():
-        pairs.sort()
-        out[f"{what}_start_ns"], out[f"{what}_end_ns"] = ([pair[i] for pair in pairs] for i in (0, 1))
-    return out
+            found[what] = union(found[what])
+    return {
+        f"{what}_{edge}_ns": [pair[i] for pair in sorted(pairs)]
+        for what, pairs in found.items()
+        for i, edge in enumerate(("start", "end"))
+    }
 
 
-def _union(intervals: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    merged: list[tuple[int, int]] = []
-    for start, end in sorted(intervals):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-        else:
-            merged.append((start, end))
-    return merged
-
-
-class Crew:
+class Crew(Workload):
     """All ranks: this process and its children.
 
     Parameters
@@ -215,8 +207,7 @@ class Crew:
     """
 
     def __init__(self, config: LateConfig, device: str) -> None:
-        self.parameters: dict[str, Any] = dataclasses.asdict(config)
-        self.data_wait_ns: list[int] = []
+        super().__init__(config, device)
         self._folder = tempfile.TemporaryDirectory()
         self._children: list[subprocess.Popen[str]] = []
         store = str(Path(self._folder.name, "store"))
@@ -269,10 +260,6 @@ class Crew:
             for name, times in one.items()
         }
 
-    def losses(self) -> list[float]:
-        """Give none: they are not what is looked at."""
-        return []
-
     def _tell(self, word: str) -> None:
         for rank, child in enumerate(self._children, 1):
             assert child.stdin is not None
@@ -309,12 +296,7 @@ class Crew:
             if child.stdout is not None:
                 child.stdout.close()
         self._folder.cleanup()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        super().close()
 
 
 def start(device: str, **parameters: Any) -> Crew:

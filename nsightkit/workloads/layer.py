@@ -10,14 +10,13 @@ H``), F (``d_ff``).
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType, ModuleType
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +25,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from nsightkit.workloads.models import rotated, written_out
 from nsightkit.workloads.phases import phase
+from nsightkit.workloads.workload import Workload
 
 __all__ = ["RUNGS", "LayerConfig", "LayerRun", "Rung", "Weights", "reference", "start", "written"]
 
@@ -219,20 +220,9 @@ def _norm(x: Tensor, weight: Tensor) -> Tensor:
     return wide.to(x.dtype) * weight
 
 
-def _rotated(x: Tensor, given: _Given) -> Tensor:
-    """Rotary positions of x (B, H, T, K), in elementary operations."""
-    first, second = x.chunk(2, dim=-1)
-    cosine, sine = given.cosine, given.sine
-    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1).to(x.dtype)
-
-
 def _attended(q: Tensor, k: Tensor, v: Tensor, given: _Given) -> Tensor:
     """Attention that writes its scores out and takes their softmax in fp32."""
-    scores = (q @ k.transpose(-2, -1)) / math.sqrt(q.shape[-1])
-    if given.future is not None:
-        scores = scores.masked_fill(given.future, -math.inf)
-    weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
-    return weights @ v
+    return written_out(q, k, v, given.future, softmax_in=torch.float32)
 
 
 def _fused_attention(q: Tensor, k: Tensor, v: Tensor, given: _Given) -> Tensor:
@@ -292,7 +282,7 @@ def _forward(
     else:
         parts = (F.linear(normed, w.q), F.linear(normed, w.k), F.linear(normed, w.v))
     q, k, v = (part.view(batch, tokens, heads, -1).transpose(1, 2) for part in parts)
-    q, k = _rotated(q, given), _rotated(k, given)
+    q, k = (rotated(part, given.cosine, given.sine) for part in (q, k))
     if cache is not None:
         keys, values = cache
         keys[:, :, given.position], values[:, :, given.position] = k, v
@@ -373,7 +363,7 @@ def _triton_kernels(device: torch.device) -> ModuleType | None:
     return layer_triton
 
 
-class LayerRun:
+class LayerRun(Workload):
     """Layers that are passed through a step at a time.
 
     Parameters
@@ -389,8 +379,6 @@ class LayerRun:
         where the rung ran as it is named.
     weights : list of Weights
     caches : list of (keys, values) or None
-    data_wait_ns : list
-        Empty: there is no data to wait for.
 
     Notes
     -----
@@ -399,11 +387,10 @@ class LayerRun:
 
     @torch.inference_mode()  # also what is drawn here: a compiler takes tensors of another kind for another program
     def __init__(self, config: LayerConfig, device: str = "cpu") -> None:
-        self.config, self.device = config, torch.device(device)
+        super().__init__(config, device)
+        self.config = config
         self._rung = RUNGS[config.mode][config.rung]
         self._instead: list[str] = []
-        self.data_wait_ns: list[int] = []
-        self._settings = contextlib.ExitStack()
         self._random: Callable[..., Tensor] = functools.partial(torch.empty, device="meta")
         if self.device.type != "meta":
             generator = torch.Generator(self.device).manual_seed(config.seed)
@@ -420,7 +407,7 @@ class LayerRun:
             ]
         self._given = self._shared(tokens)
         self._run = self._built()
-        self.parameters = dataclasses.asdict(config) | {"instead": "; ".join(self._instead)}
+        self.parameters["instead"] = "; ".join(self._instead)
 
     def _drawn(self) -> Weights:
         """Random weights that keep the size of what passes through them."""
@@ -613,20 +600,6 @@ class LayerRun:
         with torch.inference_mode(), counted, _Fused(counted):
             self._run()
         return counted.rows
-
-    def losses(self) -> list[float]:
-        """Give nothing: these layers learn nothing."""
-        return []
-
-    def close(self) -> None:
-        """Take back what was set for the process."""
-        self._settings.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class _Launches(TorchDispatchMode):

@@ -11,12 +11,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType, ModuleType
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from nsightkit.workloads.phases import phase
+from nsightkit.workloads.workload import Workload
 
 __all__ = ["CASES", "HELD", "LimiterConfig", "Limiters", "start"]
 
@@ -69,7 +70,7 @@ class LimiterConfig:
     seed: int = 0
 
 
-class Limiters:
+class Limiters(Workload):
     """The six operations, one after the other.
 
     Parameters
@@ -90,17 +91,14 @@ class Limiters:
     """
 
     def __init__(self, config: LimiterConfig, device: str = "cpu") -> None:
-        self.data_wait_ns: list[int] = []
-        self._before = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("highest")
+        super().__init__(config, device)
+        self._set_fp32_products("fp32")
         torch.manual_seed(config.seed)
-        place = torch.device(device)
-        self.inputs = _inputs(config, place)
+        self.inputs = _inputs(config, self.device)
         self._hops = config.hops
-        self._kernels, instead = _kernels(place)
-        if self._kernels is None and place.type != "cpu":
+        self._kernels, self.parameters["instead"] = _kernels(self.device)
+        if self._kernels is None and self.device.type != "cpu":
             del self.inputs["chase"]
-        self.parameters = dataclasses.asdict(config) | {"instead": instead}
 
     def step(self) -> None:
         """Run each once."""
@@ -134,20 +132,6 @@ class Limiters:
             return walk(following, held, self._hops)
         numbers, out = given
         return torch.add(numbers, 1.0, out=out)
-
-    def losses(self) -> list[float]:
-        """Give nothing: there is nothing to learn here."""
-        return []
-
-    def close(self) -> None:
-        """Take back what was set for the process."""
-        torch.set_float32_matmul_precision(self._before)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _inputs(config: LimiterConfig, device: torch.device) -> dict[str, tuple[Tensor, ...]]:

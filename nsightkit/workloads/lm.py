@@ -2,24 +2,22 @@
 
 Hand-written RMSNorm, rotary positions, causal attention (written out, or PyTorch's fused one), a gated MLP, an
 untied head, no biases: the model whose cost :mod:`nsightkit.analysis.roofline.envelope` works out.
-
-Shapes are written B (batch), T (context), D (``d_model``), H (heads), K (head size), V (vocabulary).
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from nsightkit.workloads.phases import phase
+from nsightkit.workloads.models import Decoder, DecoderConfig, part
+from nsightkit.workloads.workload import Workload
 
-__all__ = ["LMConfig", "LanguageModel", "Run", "start"]
+__all__ = ["LMConfig", "Run", "model", "start"]
 
 #: Batches that take turns: a step must not find its tokens' embedding rows in the cache because it just used them.
 _BATCHES = 4
@@ -71,148 +69,24 @@ class LMConfig:
     seed: int = 0
 
 
-def _part(name: str, marked: bool) -> contextlib.AbstractContextManager[None]:
-    return phase(name) if marked else contextlib.nullcontext()
+def model(config: LMConfig) -> Decoder:
+    """Build the model of a configuration, on the device that is the default."""
+    return Decoder(
+        DecoderConfig(
+            vocabulary=config.vocabulary,
+            width=config.d_model,
+            layers=config.layers,
+            heads=config.heads,
+            context=config.context,
+            d_ff=config.d_ff,
+            attention=config.attention,
+            mark_attention=config.annotate_mha,
+            mark_head=config.annotate and not config.compiled,  # a mark would break the graph in two
+        )
+    )
 
 
-class _Norm(nn.Module):
-    """RMSNorm of its elementary operations: autocast has no rule for them, so they run in their input's type."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        normed: Tensor = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * self.weight
-        return normed
-
-
-def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Rotary position embedding of x (B, H, T, K).
-
-    It turns pairs of channels. Of an odd head the last channel has no partner and passes unturned.
-    """
-    turned = 2 * cosine.shape[-1]
-    first, second = x[..., :turned].chunk(2, dim=-1)
-    parts = [first * cosine - second * sine, second * cosine + first * sine]
-    if turned < x.shape[-1]:
-        parts.append(x[..., turned:])
-    return torch.cat(parts, dim=-1).to(x.dtype)
-
-
-class _Attention(nn.Module):
-    def __init__(self, config: LMConfig) -> None:
-        super().__init__()
-        width = config.d_model
-        self._heads, self._naive, self._annotate = config.heads, config.attention == "naive", config.annotate_mha
-        self.q = nn.Linear(width, width, bias=False)
-        self.k = nn.Linear(width, width, bias=False)
-        self.v = nn.Linear(width, width, bias=False)
-        self.out = nn.Linear(width, width, bias=False)
-
-    def _part(self, name: str) -> contextlib.AbstractContextManager[None]:
-        return _part(name, self._annotate)
-
-    def forward(self, x: Tensor, cosine: Tensor, sine: Tensor, future: Tensor) -> Tensor:
-        batch, context, width = x.shape
-        with self._part("qkv_projections"):
-            q, k, v = (
-                linear(x).view(batch, context, self._heads, -1).transpose(1, 2) for linear in (self.q, self.k, self.v)
-            )
-        with self._part("rope"):
-            q, k = _rotate(q, cosine, sine), _rotate(k, cosine, sine)
-        attended = self._written_out(q, k, v, future) if self._naive else self._fused(q, k, v)
-        with self._part("output_projection"):
-            projected: Tensor = self.out(attended.transpose(1, 2).reshape(batch, context, width))
-        return projected
-
-    def _fused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        with self._part("sdpa"):
-            # is_causal, not a mask: a mask tensor would rule out flash attention.
-            attended: Tensor = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return attended
-
-    def _written_out(self, q: Tensor, k: Tensor, v: Tensor, future: Tensor) -> Tensor:
-        with self._part("qk_mask"):
-            scores = (q @ k.transpose(-2, -1)) / math.sqrt(q.shape[-1])
-            scores = scores.masked_fill(future, -math.inf)
-        with self._part("softmax"):
-            weights = F.softmax(scores, dim=-1)
-        with self._part("attention_v"):
-            attended: Tensor = weights @ v
-        return attended
-
-
-class _Block(nn.Module):
-    """Attention, then a gated MLP (SwiGLU); a norm before and a residual around each."""
-
-    def __init__(self, config: LMConfig) -> None:
-        super().__init__()
-        width = config.d_model
-        self.norm_attention = _Norm(width)
-        self.attention = _Attention(config)
-        self.norm_mlp = _Norm(width)
-        self.gate = nn.Linear(width, config.d_ff, bias=False)
-        self.up = nn.Linear(width, config.d_ff, bias=False)
-        self.down = nn.Linear(config.d_ff, width, bias=False)
-
-    def forward(self, x: Tensor, cosine: Tensor, sine: Tensor, future: Tensor) -> Tensor:
-        x = x + self.attention(self.norm_attention(x), cosine, sine, future)
-        normed = self.norm_mlp(x)
-        fed: Tensor = self.down(F.silu(self.gate(normed)) * self.up(normed))
-        return x + fed
-
-
-class LanguageModel(nn.Module):
-    """A decoder-only language model.
-
-    Parameters
-    ----------
-    config : LMConfig
-    """
-
-    def __init__(self, config: LMConfig) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(config.vocabulary, config.d_model)
-        self.blocks = nn.ModuleList(_Block(config) for _ in range(config.layers))
-        self.norm = _Norm(config.d_model)
-        self.head = nn.Linear(config.d_model, config.vocabulary, bias=False)
-        self._annotate = config.annotate and not config.compiled  # a mark would break the graph in two
-        pairs = config.d_model // config.heads // 2
-        frequency = 10_000.0 ** (-torch.arange(pairs) / max(pairs, 1))
-        angle = torch.outer(torch.arange(config.context), frequency)
-        self.register_buffer("cosine", angle.cos(), persistent=False)
-        self.register_buffer("sine", angle.sin(), persistent=False)
-        # Only attention that is written out needs it; a fused kernel skips the future by itself.
-        side = config.context if config.attention == "naive" else 0
-        self.register_buffer("future", torch.ones(side, side, dtype=torch.bool).triu(1), persistent=False)
-        for parameter in self.parameters():
-            if parameter.dim() > 1:
-                nn.init.normal_(parameter, std=1 / math.sqrt(parameter.shape[-1]))
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Give the logits.
-
-        Parameters
-        ----------
-        tokens : Tensor
-            (B, T), int64.
-
-        Returns
-        -------
-        Tensor
-            (B, T, V).
-        """
-        x = self.embedding(tokens)
-        for block in self.blocks:
-            x = block(x, self.cosine, self.sine, self.future)
-        x = self.norm(x)
-        with _part("head", self._annotate):
-            logits: Tensor = self.head(x)
-        return logits
-
-
-class Run:
+class Run(Workload):
     """A model that is run a step at a time.
 
     Parameters
@@ -226,10 +100,6 @@ class Run:
     doing : str
         What the step is at: ``setup``, ``copy``, ``forward``, ``backward``, ``optimizer`` or ``zero_grad``. When memory
         runs out it says where.
-    parameters : dict
-        The configuration as plain values.
-    data_wait_ns : list
-        Empty: batches are made beforehand, and none is waited for.
 
     Notes
     -----
@@ -238,15 +108,12 @@ class Run:
 
     def __init__(self, config: LMConfig, device: str = "cpu") -> None:
         self.doing = "setup"
-        self.config, self.device = config, torch.device(device)
-        self.parameters = dataclasses.asdict(config)
-        self.data_wait_ns: list[int] = []
-        # torch has a second interface to this (torch.backends...fp32_precision), and raises when both are used.
-        self._before = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("high" if config.precision == "tf32" else "highest")
+        super().__init__(config, device)
+        self.config = config
+        self._set_fp32_products(config.precision)
         torch.manual_seed(config.seed)
         with self.device:
-            self.model = LanguageModel(config)
+            self.model = model(config)
             # Never token 0, and never the same batch twice in a row: nothing may be cheap because it is zero or cached.
             shape = (_BATCHES, config.batch, config.context + 1)
             self._tokens = torch.randint(1, config.vocabulary, shape)
@@ -292,35 +159,20 @@ class Run:
         if learning:
             self.doing = "backward"
             with self._phase("backward"):
-                part = loss if self.config.accumulate == 1 else loss / self.config.accumulate
-                torch.autograd.backward(self._scaler.scale(part))
+                share = loss if self.config.accumulate == 1 else loss / self.config.accumulate
+                torch.autograd.backward(self._scaler.scale(share))
         return loss.detach()
 
     def _phase(self, name: str) -> contextlib.AbstractContextManager[None]:
-        return _part(name, self.config.annotate)
+        return part(name, self.config.annotate)
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         kind = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.config.precision)
         return contextlib.nullcontext() if kind is None else torch.autocast(self.device.type, kind)
 
     def losses(self) -> list[float]:
-        """Read the loss of every step so far, the mean of its passes.
-
-        Returns
-        -------
-        list of float
-        """
+        """Read the loss of every step so far, the mean of its passes."""
         return [float(loss) for loss in self._losses]
-
-    def close(self) -> None:
-        """Take back what was set for the process."""
-        torch.set_float32_matmul_precision(self._before)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def start(device: str, **parameters: Any) -> Run:

@@ -8,9 +8,10 @@ operators need within themselves included, but not what they are for. Looking at
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from nsightkit.workloads import lm
 from nsightkit.workloads.tensor_memory import TensorMemory
+from nsightkit.workloads.workload import Workload
 
 __all__ = ["Column", "MemoryRun", "column", "start"]
 
@@ -266,7 +268,7 @@ class MemoryRun(lm.Run):
         return found
 
 
-class Column:
+class Column(Workload):
     """One model at several contexts, the shortest first, until one does not fit.
 
     Parameters
@@ -283,19 +285,14 @@ class Column:
     ----------
     parameters : dict
         Those of the first cell, and ``contexts``.
-    data_wait_ns : list
-        Empty.
     """
 
     def __init__(self, device: str, contexts: Sequence[int], limit_bytes: int | None = None, **parameters: Any) -> None:
-        self._device, self._contexts, self._limit_bytes = device, list(contexts), limit_bytes
-        self._sizes = parameters
-        self._first: MemoryRun | None = self._cell(self._contexts[0])
+        self._contexts = list(contexts)
+        self._cell = functools.partial(start, device, limit_bytes, **parameters)
+        self._first: MemoryRun | None = self._cell(context=self._contexts[0])
+        super().__init__(self._first.config, device)
         self.parameters = {**self._first.parameters, "contexts": self._contexts}
-        self.data_wait_ns: list[int] = []
-
-    def _cell(self, context: int) -> MemoryRun:
-        return MemoryRun(lm.LMConfig(context=context, **self._sizes), self._device, self._limit_bytes)
 
     def step(self) -> None:
         """Run the first cell once."""
@@ -303,12 +300,7 @@ class Column:
         self._first.step()
 
     def losses(self) -> list[float]:
-        """Read the losses of the first cell.
-
-        Returns
-        -------
-        list of float
-        """
+        """Read the losses of the first cell."""
         return [] if self._first is None else self._first.losses()
 
     def observed(self) -> dict[str, list[float]]:
@@ -340,7 +332,7 @@ class Column:
         where = "setup"
         run: MemoryRun | None = None
         try:
-            run = self._cell(context)
+            run = self._cell(context=context)
             with run:
                 values = run.observed()
         except torch.OutOfMemoryError:
@@ -352,21 +344,16 @@ class Column:
 
     def _clean(self) -> None:
         gc.collect()
-        if self._device.startswith("cuda"):
+        if self.device.type == "cuda":
             torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats(self._device)
+            torch.cuda.reset_peak_memory_stats(self.device)
 
     def close(self) -> None:
         """Let go of the first cell."""
         if self._first is not None:
             self._first.close()
             self._first = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        super().close()
 
 
 def start(device: str, limit_bytes: int | None = None, **parameters: Any) -> MemoryRun:

@@ -6,56 +6,42 @@ the GPU that kernel used, and this is the smallest program that shows it.
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from typing import Self
 
 import torch
 
 from nsightkit.workloads.phases import phase
+from nsightkit.workloads.workload import Workload
 
-__all__ = ["OneThread", "start"]
+__all__ = ["OneThread", "OneThreadConfig", "start"]
 
 
-class OneThread:
-    """Steps that occupy one thread of one multiprocessor (on a CPU: additions to one number).
+@dataclasses.dataclass(frozen=True)
+class OneThreadConfig:
+    """Roughly how long a step lasts."""
 
-    Parameters
-    ----------
-    step_ms : float
-        Roughly how long a step lasts.
-    device : str
-    """
+    step_ms: float
 
-    def __init__(self, step_ms: float, device: str = "cpu") -> None:
-        self._step_ms, self._device = step_ms, torch.device(device)
-        self._number = torch.ones(1, device=self._device)
-        self.data_wait_ns: list[int] = []
-        self.parameters = {"step_ms": step_ms}
-        # torch.cuda._sleep spins one thread for so many clock ticks; 1.5 GHz is near any clock in use.
-        self._ticks = int(step_ms * 1.5e6)
+
+class OneThread(Workload):
+    """Steps that occupy one thread of one multiprocessor (on a CPU: additions to one number)."""
+
+    def __init__(self, config: OneThreadConfig, device: str = "cpu") -> None:
+        super().__init__(config, device)
+        self._step_ms = config.step_ms
+        self._number = torch.ones(1, device=self.device)
 
     def step(self) -> None:
         """Keep the device occupied for a while."""
         with phase("step"):
-            if self._device.type == "cuda":
-                torch.cuda._sleep(self._ticks)  # type: ignore[no-untyped-call]
+            if self.device.type == "cuda":
+                # It spins one thread for so many clock ticks; 1.5 GHz is near any clock in use.
+                torch.cuda._sleep(int(self._step_ms * 1.5e6))  # type: ignore[no-untyped-call]
             else:
                 end = time.perf_counter() + self._step_ms / 1e3
                 while time.perf_counter() < end:
                     self._number.add_(1)
-
-    def losses(self) -> list[float]:
-        """Give nothing: there is nothing to learn here."""
-        return []
-
-    def close(self) -> None:
-        """Do nothing: there is nothing to end."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def start(device: str, **parameters: float) -> OneThread:
@@ -71,4 +57,4 @@ def start(device: str, **parameters: float) -> OneThread:
     -------
     OneThread
     """
-    return OneThread(device=device, **parameters)
+    return OneThread(OneThreadConfig(**parameters), device)

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-__all__ = ["BOTTLENECK_OF", "Export", "Fault", "training"]
+__all__ = ["BOTTLENECK_OF", "Export", "Fault", "training", "union"]
 
 Fault = Literal[
     "starved",
@@ -447,13 +447,13 @@ class _Loop:
         ran: list[tuple[int, int]] = []
         exposed = {}
         for kind, bottleneck in _EXPOSED.items():
-            before, ran = ran, _union([*ran, *self.work[kind]])
+            before, ran = ran, union([*ran, *self.work[kind]])
             exposed[bottleneck] = _length(ran) - _length(before)
         first, last, busy = ran[0][0], ran[-1][1], _length(ran)
-        hidden, gaps = _union(self.aside), {}
+        hidden, gaps = union(self.aside), {}
         for cause in dict.fromkeys(cause for _, _, cause in self.gaps):
             dry = [(start, end) for start, end, of in self.gaps if of == cause]
-            gaps[cause] = _length(_union([*hidden, *dry])) - _length(hidden)
+            gaps[cause] = _length(union([*hidden, *dry])) - _length(hidden)
         return {
             "span_ns": last - first,
             "busy_ns": busy,
@@ -475,8 +475,8 @@ _EXPOSED = {
 }
 
 
-def _union(parts: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The plain way, event by event: what the package's own arithmetic is held against."""
+def union(parts: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Merge intervals the plain way, event by event: what the package's own arithmetic is held against."""
     out: list[tuple[int, int]] = []
     for start, end in sorted(parts):
         if out and start <= out[-1][1]:

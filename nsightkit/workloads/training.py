@@ -3,18 +3,15 @@
 Each fault is one that profiles of real training runs show, and each has its repair in the same code: a
 page switches one of them and nothing else. The arithmetic is the same with and without a fault, so the
 losses agree; only the time differs.
-
-Shapes are written B (batch), T (context), D (hidden), H (heads), V (vocabulary).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 import zlib
 from collections.abc import Iterator
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,9 +19,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from nsightkit.workloads.models import Decoder, DecoderConfig
 from nsightkit.workloads.phases import phase
+from nsightkit.workloads.workload import Workload
 
-__all__ = ["Decoder", "Documents", "Training", "TrainingConfig", "start"]
+__all__ = ["Documents", "Training", "TrainingConfig", "start"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +112,7 @@ class Documents(IterableDataset[Tensor]):
         Returns
         -------
         Tensor
-            Tokens of shape (T + 1,), int64, each in 1 … V - 1.
+            Tokens of shape (context + 1,), int64, each in 1 … V - 1.
         """
         if self._config.read_ms:
             time.sleep(self._config.read_ms / 1e3)
@@ -123,101 +122,20 @@ class Documents(IterableDataset[Tensor]):
         return torch.from_numpy(tokens[start : start + length].astype(np.int64))
 
 
-class _Norm(nn.Module):
-    """RMSNorm: one fused operation, or (fault ``tiny``) the chain of elementary ones it consists of."""
-
-    def __init__(self, width: int, tiny: bool) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self._tiny = tiny
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self._tiny:
-            fused: Tensor = F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), eps=1e-6)
-            return fused
-        squares = x.float() * x.float()
-        scale = torch.rsqrt(squares.mean(-1, keepdim=True) + 1e-6)
-        written_out: Tensor = (x.float() * scale).to(x.dtype) * self.weight.to(x.dtype)
-        return written_out
-
-
-class _Block(nn.Module):
-    """Causal attention with rotary positions, then a gated MLP; a norm before and a residual around each."""
-
-    def __init__(self, config: TrainingConfig) -> None:
-        super().__init__()
-        width = config.hidden
-        self._heads, self._tiny = config.heads, config.tiny
-        self.norm_attention = _Norm(width, config.tiny)
-        self.qkv = nn.Linear(width, 3 * width, bias=False)
-        self.out = nn.Linear(width, width, bias=False)
-        self.norm_mlp = _Norm(width, config.tiny)
-        self.gate_up = nn.Linear(width, 8 * width, bias=False)
-        self.down = nn.Linear(4 * width, width, bias=False)
-
-    def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        batch, context, width = x.shape
-        q, k, v = self.qkv(self.norm_attention(x)).view(batch, context, 3, self._heads, -1).permute(2, 0, 3, 1, 4)
-        q, k = _rotate(q, cosine, sine), _rotate(k, cosine, sine)
-        # is_causal, not a mask: a mask tensor would rule out flash attention.
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(attended.transpose(1, 2).reshape(batch, context, width))
-        gate, up = self.gate_up(self.norm_mlp(x)).chunk(2, dim=-1)
-        activated = gate / (1 + torch.exp(-gate)) if self._tiny else F.silu(gate)
-        fed: Tensor = self.down(activated * up)
-        return x + fed
-
-
-def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Rotary position embedding of x (B, H, T, D/H)."""
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1).to(x.dtype)
-
-
-class Decoder(nn.Module):
-    """A decoder-only language model.
-
-    Parameters
-    ----------
-    config : TrainingConfig
-    """
-
-    def __init__(self, config: TrainingConfig) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(config.vocabulary, config.hidden)
-        self.blocks = nn.ModuleList(_Block(config) for _ in range(config.layers))
-        self.norm = _Norm(config.hidden, config.tiny)
-        self.head = nn.Linear(config.hidden, config.vocabulary, bias=False)
-        half = config.hidden // config.heads // 2
-        frequency = 10_000.0 ** (-torch.arange(half) / half)
-        angle = torch.outer(torch.arange(config.context), frequency)
-        self.register_buffer("cosine", angle.cos(), persistent=False)
-        self.register_buffer("sine", angle.sin(), persistent=False)
-        for parameter in self.parameters():
-            if parameter.dim() > 1:
-                nn.init.normal_(parameter, std=1 / math.sqrt(parameter.shape[-1]))
-
-    def forward(self, tokens: Tensor, watch: _Statistics) -> Tensor:
-        """Give the logits.
-
-        Parameters
-        ----------
-        tokens : Tensor
-            (B, T), int64.
-        watch : callable
-            Called with the output of each block.
-
-        Returns
-        -------
-        Tensor
-            (B, T, V).
-        """
-        x = self.embedding(tokens)
-        for block in self.blocks:
-            x = block(x, self.cosine, self.sine)
-            watch(x)
-        logits: Tensor = self.head(self.norm(x))
-        return logits
+def _model(config: TrainingConfig) -> Decoder:
+    return Decoder(
+        DecoderConfig(
+            vocabulary=config.vocabulary,
+            width=config.hidden,
+            layers=config.layers,
+            heads=config.heads,
+            context=config.context,
+            d_ff=4 * config.hidden,
+            norm="tiny" if config.tiny else "fused",
+            joined=True,
+            tiny_activation=config.tiny,
+        )
+    )
 
 
 class _Statistics:
@@ -227,7 +145,7 @@ class _Statistics:
         self._sync = sync
         self._kept: list[Tensor | float] = []
 
-    def __call__(self, value: Tensor) -> None:
+    def __call__(self, _: nn.Module, __: Any, value: Tensor) -> None:
         largest = value.detach().abs().amax()
         # .item() waits until the GPU has done everything it was given, then the CPU starts from zero again.
         self._kept.append(largest.item() if self._sync else largest)
@@ -267,7 +185,7 @@ class _ElementaryAdamW:
             parameter.grad = None
 
 
-class Training:
+class Training(Workload):
     """A training run, a step at a time.
 
     Parameters
@@ -280,14 +198,16 @@ class Training:
     ----------
     data_wait_ns : list of int
         How long each step waited for its batch, measured around ``next`` on the loader.
-    parameters : dict
-        The configuration as plain values.
     """
 
     def __init__(self, config: TrainingConfig, device: str = "cpu") -> None:
-        self.config, self.device = config, torch.device(device)
+        super().__init__(config, device)
+        self.config = config
         torch.manual_seed(config.seed)
-        self.model = Decoder(config).to(self.device)
+        self.model = _model(config).to(self.device)
+        self._statistics = _Statistics(config.sync)
+        for block in self.model.blocks:
+            block.register_forward_hook(self._statistics)
         parameters = list(self.model.parameters())
         self._optimizer: Any = (
             _ElementaryAdamW(parameters, lr=1e-3, weight_decay=0.01)
@@ -307,9 +227,6 @@ class Training:
         self._non_blocking = pin  # from pageable memory the copy blocks whatever is asked for
         self._batches: Iterator[Tensor] | None = None
         self._losses: list[Tensor | float] = []
-        self._statistics = _Statistics(config.sync)
-        self.data_wait_ns: list[int] = []
-        self.parameters = dataclasses.asdict(config)
 
     def step(self) -> None:
         """Fetch a batch and learn from it."""
@@ -326,7 +243,7 @@ class Training:
             with phase("forward"):
                 enabled = self.config.precision == "bf16"
                 with torch.autocast(self.device.type, torch.bfloat16, enabled=enabled):
-                    logits = self.model(tokens[:, :-1], self._statistics)
+                    logits = self.model(tokens[:, :-1])
                 loss = F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
             with phase("backward"):
                 torch.autograd.backward(loss)
@@ -336,32 +253,17 @@ class Training:
             self._losses.append(loss.item() if self.config.sync else loss.detach())
 
     def losses(self) -> list[float]:
-        """Read the loss of every step so far.
-
-        Returns
-        -------
-        list of float
-        """
+        """Read the loss of every step so far."""
         return [float(loss) for loss in self._losses]
 
     def largest_activations(self) -> list[float]:
-        """Read the largest activation of every block in every step so far.
-
-        Returns
-        -------
-        list of float
-        """
+        """Read the largest activation of every block in every step so far."""
         return self._statistics.read()
 
     def close(self) -> None:
         """End the loader's workers."""
         self._batches = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        super().close()
 
 
 def start(device: str, **parameters: Any) -> Training:

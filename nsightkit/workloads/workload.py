@@ -1,0 +1,55 @@
+"""What all workloads have: a configuration, a device, and settings of the process that are taken back at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from typing import Any, Self
+
+import torch
+
+__all__ = ["Workload"]
+
+
+class Workload:
+    """A program that is run a step at a time, and closed when it is done.
+
+    Parameters
+    ----------
+    config : dataclass
+    device : str
+        ``"cpu"`` or a CUDA device.
+
+    Attributes
+    ----------
+    parameters : dict
+        The configuration as plain values.
+    data_wait_ns : list of int
+        How long each step waited for its data; empty where there is none to wait for.
+    """
+
+    def __init__(self, config: Any, device: str) -> None:
+        self.device = torch.device(device)
+        self.parameters: dict[str, Any] = dataclasses.asdict(config)
+        self.data_wait_ns: list[int] = []
+        self._settings = contextlib.ExitStack()
+
+    def _set_fp32_products(self, precision: str) -> None:
+        """Compute fp32 matrix products in TF32 if `precision` says so, in the whole process until it is closed."""
+        # torch has a second interface to this (torch.backends...fp32_precision), and raises when both are used.
+        self._settings.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+        torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+
+    def losses(self) -> list[float]:
+        """Read the loss of every step so far; empty where nothing is learnt."""
+        return []
+
+    def close(self) -> None:
+        """Take back what was set for the process, and let go of what was held."""
+        self._settings.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
