@@ -14,7 +14,7 @@ import sqlite3
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ import pandas as pd
 
 from nsightkit.errors import TraceError
 from nsightkit.trace import sqlite_pages
-from nsightkit.trace.model import TABLES, Gpu, Source, TraceMeta, categorical, complete
+from nsightkit.trace.model import TABLES, FrameSource, Gpu, Source, TraceMeta, categorical
 
 __all__ = ["check_complete", "open_parquetdir", "open_sqlite", "quoted"]
 
@@ -51,17 +51,18 @@ _BACKING = {
     "overhead": _OVERHEAD,
 }
 _CUDA = (_KERNEL, _MEMCPY, _MEMSET, _GRAPH, _RUNTIME, _SYNC)
+#: Tables that show as well that it is an export.
+_OTHERS = ("StringIds", "ANALYSIS_DETAILS", "META_DATA_EXPORT", "EXPORT_META_DATA")
 
 #: cuptiActivityMemcpyKind and cuptiActivityMemoryKind (ENUM_CUDA_MEMCPY_OPER, ENUM_CUDA_MEM_KIND in an export).
 _COPY_KINDS = ["other", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP"]
-_COPY_KINDS += ["unified HtoD", "unified DtoH", "unified DtoD", "memset"]
-_MEMSET_KIND = 14
-_MEM_KINDS = ["pageable", "pinned", "device", "array", "managed", "device static", "managed static", "unknown", ""]
-_UNKNOWN_MEM, _NO_MEM = 7, 8
+_COPY_KINDS += ["unified HtoD", "unified DtoH", "unified DtoD"]
+_MEM_KINDS = ["pageable", "pinned", "device", "array", "managed", "device static", "managed static"]
 _SYNC_KINDS = ["other", "event", "stream-wait-event", "stream", "context"]
 
 #: NVTX_EVENTS.eventType: push/pop and start/end ranges, live and from NVTXT files; 75 announces a domain.
 _PUSH_POP, _START_END, _DOMAIN = (59, 70), (60, 71), 75
+_RANGES = (*_PUSH_POP, *_START_END)
 
 #: OSRT_API.eventClass of "OS runtime libraries profiling started" and "finished", which are no calls.
 _OSRT_MARKS = (31, 32)
@@ -80,34 +81,6 @@ def _process_of(global_id: Array) -> Array:
 def _thread_of(global_id: Array) -> Array:
     """The model's thread: process id and thread id, without nsys's host bits."""
     return global_id & 0xFFFF_FFFF_FFFF
-
-
-class _Tables(Protocol):
-    """An export as named integer columns and strings."""
-
-    path: Path
-
-    def tables(self) -> set[str]: ...
-
-    def columns(self, table: str) -> list[str]: ...
-
-    def size(self, table: str) -> int: ...
-
-    def integers(self, table: str, columns: Sequence[str], kinds: Sequence[int] | None = None) -> dict[str, Array]:
-        """Integer columns, NULL as the smallest int64; `kinds` keeps the rows with these `eventType`."""
-        ...
-
-    def texts(self, table: str, column: str, kinds: Sequence[int] | None = None) -> tuple[Array, list[str]]:
-        """A text column as codes (-1 for NULL) into distinct strings."""
-        ...
-
-    def least(self, table: str, column: str) -> int | None: ...
-
-    def strings(self, ids: Array) -> list[str]: ...
-
-    def records(self, table: str) -> list[dict[str, Any]]:
-        """All of a small table."""
-        ...
 
 
 _NULL = sqlite_pages.NULL
@@ -192,11 +165,6 @@ class _Sqlite:
         with self._guard(), self._connect() as connection:
             return int(connection.execute(f"SELECT count(*) FROM {quoted(table)}").fetchone()[0])  # noqa: S608
 
-    def least(self, table: str, column: str) -> int | None:
-        with self._guard(), self._connect() as connection:
-            value = connection.execute(f"SELECT min({quoted(column)}) FROM {quoted(table)}").fetchone()[0]  # noqa: S608
-            return value if isinstance(value, int) else None
-
     def _stream(self, expressions: list[str], table: str, kinds: Sequence[int] | None) -> Iterator[Any]:
         """Arrow batches of a query."""
         from adbc_driver_sqlite import dbapi
@@ -208,26 +176,19 @@ class _Sqlite:
             cursor.execute(query)
             yield from cursor.fetch_record_batch()
 
-    def _capacity(self, table: str) -> int:
-        # The largest rowid bounds the row count and costs one descent of the tree; count(*) reads every page.
-        with self._connect() as connection:
-            try:
-                top = connection.execute(f"SELECT max(rowid) FROM {quoted(table)}").fetchone()[0] or 0  # noqa: S608
-            except sqlite3.Error:  # a view or a WITHOUT ROWID table
-                top = -1
-        bound = self.path.stat().st_size // 4  # no row takes less
-        return int(top) if 0 <= top <= bound else self.size(table)
-
     def integers(self, table: str, columns: Sequence[str], kinds: Sequence[int] | None = None) -> dict[str, Array]:
+        """Integer columns, NULL as the smallest int64; `kinds` keeps the rows with these `eventType`."""
         names = self._columns[table]
         filtered = (names.index("eventType"), kinds) if kinds is not None else None
-        try:
-            found = sqlite_pages.integer_columns(
-                self.path, self._root(table), [names.index(c) for c in columns], filtered
-            )
+        with contextlib.suppress(sqlite_pages.Unusual, IndexError, ValueError, OverflowError):
+            places = [names.index(c) for c in columns]
+            found = sqlite_pages.integer_columns(self.path, self._root(table), places, filtered)
             return dict(zip(columns, found, strict=True))
-        except (sqlite_pages.Unusual, IndexError, ValueError, OverflowError):
-            return self._integers_by_query(table, columns, kinds)
+        with self._guard():
+            stream = self._stream([quoted(c) for c in columns], table, kinds)
+            batches = [[_as_int64(column) for column in batch.columns] for batch in stream]
+        none = [np.empty(0, np.int64) for _ in columns]
+        return {c: np.concatenate(parts) for c, parts in zip(columns, zip(none, *batches, strict=True), strict=True)}
 
     def _root(self, table: str) -> int:
         """Root page of a plain table whose columns all stand in its records."""
@@ -239,23 +200,8 @@ class _Sqlite:
             raise sqlite_pages.Unusual("no plain table")
         return int(row[0])
 
-    def _integers_by_query(self, table: str, columns: Sequence[str], kinds: Sequence[int] | None) -> dict[str, Array]:
-        with self._guard():
-            capacity = self._capacity(table)
-            out = [np.empty(capacity, np.int64) for _ in columns]
-            n = 0
-            for batch in self._stream([quoted(c) for c in columns], table, kinds):
-                m = batch.num_rows
-                if n + m > capacity:
-                    capacity = max(2 * capacity, n + m)
-                    for array in out:
-                        array.resize(capacity, refcheck=False)
-                for array, column in zip(out, batch.columns, strict=True):
-                    array[n : n + m] = _as_int64(column)
-                n += m
-            return {c: a[:n] for c, a in zip(columns, out, strict=True)}
-
     def texts(self, table: str, column: str, kinds: Sequence[int] | None = None) -> tuple[Array, list[str]]:
+        """A text column as codes (-1 for NULL) into distinct strings."""
         import pyarrow as pa
 
         name = quoted(column)
@@ -331,7 +277,6 @@ class _ParquetDir:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._files = {f.stem: f for f in path.glob("*.parquet")}
-        self._columns: dict[str, list[str]] = {}
 
     @contextlib.contextmanager
     def _guard(self, table: str) -> Iterator[None]:
@@ -348,21 +293,17 @@ class _ParquetDir:
             ) from error
 
     def _read(self, table: str, columns: Sequence[str] | None, kinds: Sequence[int] | None = None) -> Any:
+        import pyarrow as pa
         import pyarrow.compute as pc
         import pyarrow.parquet as pq
 
+        if columns is not None and kinds is not None:
+            columns = list(dict.fromkeys([*columns, "eventType"]))
         with self._guard(table):
-            wanted = (
-                None
-                if columns is None
-                else list(dict.fromkeys([*columns, *(["eventType"] if kinds is not None else [])]))
-            )
-            read = pq.read_table(self._files[table], columns=wanted)
+            read = pq.read_table(self._files[table], columns=columns)
             if kinds is not None:
-                import pyarrow as pa
-
-                kind = read["eventType"].cast(pa.int64())
-                read = read.filter(pc.is_in(kind, value_set=pa.array(list(kinds), pa.int64())))
+                wanted = pa.array(list(kinds), pa.int64())
+                read = read.filter(pc.is_in(read["eventType"].cast(pa.int64()), value_set=wanted))
             return read.combine_chunks()
 
     def tables(self) -> set[str]:
@@ -373,10 +314,8 @@ class _ParquetDir:
 
         if table not in self._files:
             return []
-        if table not in self._columns:
-            with self._guard(table):
-                self._columns[table] = list(pq.read_schema(self._files[table]).names)
-        return self._columns[table]
+        with self._guard(table):
+            return list(pq.read_schema(self._files[table]).names)
 
     def size(self, table: str) -> int:
         import pyarrow.parquet as pq
@@ -384,14 +323,10 @@ class _ParquetDir:
         with self._guard(table):
             return int(pq.read_metadata(self._files[table]).num_rows)
 
-    def least(self, table: str, column: str) -> int | None:
-        values = self.integers(table, [column])[column]
-        return int(values.min()) if len(values) else None
-
     def integers(self, table: str, columns: Sequence[str], kinds: Sequence[int] | None = None) -> dict[str, Array]:
         read = self._read(table, list(columns), kinds)
         with self._guard(table):
-            return {c: _as_int64(_one_chunk(read[c])) for c in columns}
+            return {c: _as_int64(read[c]) for c in columns}
 
     def texts(self, table: str, column: str, kinds: Sequence[int] | None = None) -> tuple[Array, list[str]]:
         read = self._read(table, [column], kinds)
@@ -409,28 +344,7 @@ class _ParquetDir:
         return list(self._read(table, None).to_pylist()) if table in self._files else []
 
 
-def _one_chunk(column: Any) -> Any:
-    import pyarrow as pa
-
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-
-
-#: Columns of NVTX_EVENTS behind each column of the model.
-_NESTING = ["start", "end", "globalTid", "eventType"]
-_RANGE_SOURCES = {
-    "start_ns": ["start"],
-    "end_ns": ["end"],
-    "duration_ns": ["start", "end"],
-    "process": ["globalTid"],
-    "thread": ["globalTid"],
-    "end_thread": ["endGlobalTid", "globalTid"],
-    "name": ["textId"],
-    "domain": ["domainId", "globalTid"],
-    "kind": ["eventType"],
-    "open": ["end"],
-    "level": _NESTING,
-    "parent": _NESTING,
-}
+_Tables: TypeAlias = _Sqlite | _ParquetDir
 
 
 class NsysSource:
@@ -450,12 +364,7 @@ class NsysSource:
     def __init__(self, tables: _Tables) -> None:
         self._tables = tables
         present = tables.tables()
-        known = {t for backing in _BACKING.values() for t in backing} | {
-            "StringIds",
-            "ANALYSIS_DETAILS",
-            "META_DATA_EXPORT",
-            "EXPORT_META_DATA",
-        }
+        known = {*(t for backing in _BACKING.values() for t in backing), *_OTHERS}
         if not present & known:
             raise TraceError(
                 tables.path,
@@ -463,11 +372,11 @@ class NsysSource:
                 "export the report with nsys export --type sqlite",
             )
         for table in present & known:
-            missing = {"start"} - set(tables.columns(table)) if table in (*_CUDA, _NVTX, _OSRT) else set()
-            if missing:
+            required = ("start", "end") if table in (*_CUDA, _NVTX, _OSRT) else ()
+            for column in set(required) - set(tables.columns(table)):
                 raise TraceError(
                     tables.path,
-                    f"has a table {table} without the column start",
+                    f"has a table {table} without the column {column}",
                     "export the report again with nsys export --type sqlite",
                 )
         self._gpu_of = self._device_map()
@@ -478,71 +387,64 @@ class NsysSource:
 
     def read(self, table: str, columns: Sequence[str]) -> pd.DataFrame:
         """See :class:`~nsightkit.trace.model.Source`."""
-        parts = [self._part(table, t, list(columns)) for t in _BACKING[table] if t in self._tables.tables()]
+        parts = {name: self._part(table, name, list(columns)) for name in self._present(table)}
         if not parts:
-            return complete(table, pd.DataFrame())[[c for c in columns if c != "duration_ns"]].assign(
-                **({"duration_ns": np.empty(0, np.int64)} if "duration_ns" in columns else {})
-            )
+            return FrameSource({}).read(table, columns)
         if "start_ns" in columns:
-            for name, part in zip([t for t in _BACKING[table] if t in self._tables.tables()], parts, strict=True):
-                starts = part["start_ns"]
-                self._first[name] = int(starts.min()) if len(starts) else None
+            self._first |= {name: _least(part["start_ns"]) for name, part in parts.items()}
         if len(parts) == 1:
-            return pd.DataFrame(parts[0], copy=False)
+            return pd.DataFrame(next(iter(parts.values())), copy=False)
         joined: dict[str, Any] = {}
         for column in columns:
-            values = [p[column] for p in parts]
-            if isinstance(values[0], pd.Categorical):
-                joined[column] = pd.api.types.union_categoricals(values)
-            else:
-                joined[column] = np.concatenate(values)
+            values = [part[column] for part in parts.values()]
+            named = isinstance(values[0], pd.Categorical)
+            joined[column] = pd.api.types.union_categoricals(values) if named else np.concatenate(values)
         return pd.DataFrame(joined, copy=False)
 
     def size(self, table: str) -> int:
         """See :class:`~nsightkit.trace.model.Source`."""
-        present = [t for t in _BACKING[table] if t in self._tables.tables()]
-        if table == "ranges":
-            return len(self._tables.integers(_NVTX, ["start"], (*_PUSH_POP, *_START_END))["start"]) if present else 0
-        if table == "os_calls":
-            return len(self._rows(_OSRT, ["start"])["start"]) if present else 0
-        return sum(self._tables.size(t) for t in present)
+        filtered = table in ("ranges", "os_calls")  # where not every row is an event
+        count = (lambda name: len(self._rows(name, ["start"])["start"])) if filtered else self._tables.size
+        return sum(map(count, self._present(table)))
 
     def first_ns(self) -> int:
         """See :class:`~nsightkit.trace.model.Source`."""
-        starts = []
-        for backing in _BACKING.values():
-            for name in backing:
-                if name not in self._tables.tables():
-                    continue
-                if name not in self._first:
-                    if name in (_NVTX, _OSRT):  # where not every row is an event
-                        kinds = (*_PUSH_POP, *_START_END)
-                        nvtx = name == _NVTX
-                        rows = self._tables.integers(name, ["start"], kinds) if nvtx else self._rows(name, ["start"])
-                        self._first[name] = int(rows["start"].min()) if len(rows["start"]) else None
-                    else:
-                        self._first[name] = self._tables.least(name, "start")
-                first = self._first[name]
-                if first is not None:
-                    starts.append(first)
-        return min(starts, default=0)
+        for name in (name for table in _BACKING for name in self._present(table) if name not in self._first):
+            self._first[name] = _least(self._rows(name, ["start"])["start"])
+        return min((first for first in self._first.values() if first is not None), default=0)
 
     # -- columns ------------------------------------------------------------------------------------------------
 
+    def _present(self, table: str) -> list[str]:
+        """The exporter's tables behind one of ours, as far as they are there."""
+        return [name for name in _BACKING[table] if name in self._tables.tables()]
+
     def _part(self, table: str, name: str, columns: list[str]) -> dict[str, Any]:
         """The wanted columns of one of the exporter's tables."""
-        if table == "ranges":
-            return self._ranges(columns)
+        plans = {c: _PLANS[name if name in _PLANS else table][c] for c in columns}
         have = set(self._tables.columns(name))
-        plan = {c: _PLANS[table][c] for c in columns}
-        needed = {s for c in columns for s in plan[c].sources(name, self) if s in have}
+        needed = {s for plan in plans.values() for s in plan.sources if s in have}
         # Never without a column: the number of rows must come from somewhere.
         raw = self._rows(name, sorted(needed) or ["start"])
         n = len(next(iter(raw.values())))
-        return {c: plan[c].build(self, name, raw, n) for c in columns}
+        if {"level", "parent"} & set(columns):
+            raw |= _nested(raw)
+        return {c: plan.make(self, raw, n) for c, plan in plans.items()}
 
     def _rows(self, name: str, columns: list[str]) -> dict[str, Array]:
-        """Integer columns of the rows that are events: the OS table also marks where its tracing began and ended."""
+        """Integer columns of the rows that are events.
+
+        The OS table also marks where its tracing began and ended. Of NVTX's, ranges are; one still open when the
+        capture ended, of which ``open`` says so, runs to the latest end of any.
+        """
+        if name == _NVTX:
+            raw = self._tables.integers(name, list(dict.fromkeys([*columns, "start"])), _RANGES)
+            if "end" in raw:
+                raw["open"] = raw["end"] == _NULL
+                if raw["open"].any():
+                    last = max(raw["end"].max(), raw["start"].max())
+                    raw["end"] = np.where(raw["open"], last, raw["end"])
+            return raw
         if name != _OSRT or "eventClass" not in self._tables.columns(name):
             return self._tables.integers(name, columns)
         raw = self._tables.integers(name, list(dict.fromkeys([*columns, "eventClass"])))
@@ -557,70 +459,22 @@ class NsysSource:
             texts = [clean(t) for t in texts]
         return _categorical(np.asarray(codes), texts)
 
-    def _ranges(self, columns: list[str]) -> dict[str, Any]:
-        kinds = (*_PUSH_POP, *_START_END)
-        have = set(self._tables.columns(_NVTX))
-        out: dict[str, Any] = {}
-        needed = {s for c in columns for s in _RANGE_SOURCES[c] if s in have} | {"start"}
-        raw = self._tables.integers(_NVTX, sorted(needed), kinds)
-        n = len(raw["start"])
-        if "end" in raw:
-            is_open = raw["end"] == _NULL
-            if is_open.any():
-                closed = raw["end"][~is_open]
-                last = int(max(closed.max(initial=_NULL), raw["start"].max()))
-                raw["end"] = np.where(is_open, last, raw["end"])
-        if {"level", "parent"} & set(columns):
-            from nsightkit.trace.nesting import nesting
-
-            stacked = np.flatnonzero(np.isin(raw["eventType"], _PUSH_POP))
-            level, parent = np.zeros(n, np.int32), np.full(n, -1, np.int64)
-            if len(stacked):
-                depth, above = nesting(raw["globalTid"][stacked], raw["start"][stacked], raw["end"][stacked])
-                level[stacked] = depth
-                parent[stacked] = np.where(above >= 0, stacked[np.maximum(above, 0)], -1)
-            out |= {"level": level, "parent": parent}
-        for column in columns:
-            if column in ("start_ns", "end_ns"):
-                out[column] = raw[column.removesuffix("_ns")]
-            elif column == "duration_ns":
-                out[column] = raw["end"] - raw["start"]
-            elif column == "process":
-                out[column] = _process_of(raw["globalTid"])
-            elif column == "thread":
-                out[column] = _thread_of(raw["globalTid"])
-            elif column == "end_thread":
-                start_thread = raw["globalTid"]
-                end_thread = raw.get("endGlobalTid", start_thread)
-                out[column] = _thread_of(np.where((end_thread == _NULL) | (end_thread == 0), start_thread, end_thread))
-            elif column == "open":
-                out[column] = is_open
-            elif column == "kind":
-                out[column] = _categorical(
-                    np.isin(raw["eventType"], _START_END).astype(np.int8), ["pushpop", "startend"]
-                )
-            elif column == "domain":
-                out[column] = self._domains(raw, n)
-            elif column == "name":
-                out[column] = self._range_names(raw, n, have, kinds)
-        return {c: out[c] for c in columns}
-
-    def _range_names(self, raw: Mapping[str, Array], n: int, have: set[str], kinds: Sequence[int]) -> pd.Categorical:
+    def range_names(self, raw: Mapping[str, Array], n: int) -> pd.Categorical:
         """Registered strings fill textId, plain ones text; a range may have neither."""
         codes, texts = np.full(n, -1, np.int64), []
         ids = raw.get("textId")
         if ids is not None and (ids != _NULL).any():
             codes, distinct = pd.factorize(ids)
-            real = np.asarray(distinct, np.int64)
-            texts = self._tables.strings(real)
+            texts = self._tables.strings(np.asarray(distinct, np.int64))
             codes = np.where(ids == _NULL, -1, codes)
-        if "text" in have and (codes < 0).any():
-            plain, more = self._tables.texts(_NVTX, "text", kinds)
+        if "text" in self._tables.columns(_NVTX) and (codes < 0).any():
+            plain, more = self._tables.texts(_NVTX, "text", _RANGES)
             codes = np.where((codes < 0) & (plain >= 0), plain + len(texts), codes)
             texts = texts + more
         return _categorical(np.where(codes < 0, len(texts), codes), [*texts, ""])
 
-    def _domains(self, raw: Mapping[str, Array], n: int) -> pd.Categorical:
+    def domains(self, raw: Mapping[str, Array], n: int) -> pd.Categorical:
+        """Names of the ranges' domains, "" for the default one."""
         ids = raw.get("domainId")
         if ids is None or not ((ids != 0) & (ids != _NULL)).any():
             return _categorical(np.zeros(n, np.int8), [""])
@@ -739,6 +593,10 @@ def _distributed(environment: Mapping[Any, Any]) -> dict[str, Any]:
     return found if "rank" in found else {}
 
 
+def _least(values: Array) -> int | None:
+    return int(values.min()) if len(values) else None
+
+
 def _categorical(codes: Array, texts: Sequence[str]) -> pd.Categorical:
     """A categorical whose texts may repeat; equal ones become one category, unused ones go."""
     used = np.zeros(len(texts), bool)
@@ -752,104 +610,92 @@ def _categorical(codes: Array, texts: Sequence[str]) -> pd.Categorical:
     return categorical(renumber[codes] if len(renumber) else codes, list(place))
 
 
-class _Plan:
-    """How one column of the model is made from columns of the export."""
+class _Plan(NamedTuple):
+    """How one column of the model is made: of which columns of the export, and how of these and the number of rows."""
 
-    def __init__(self, *sources: str, make: Callable[..., Any]) -> None:
-        self._sources = sources
-        self._make = make
-
-    def sources(self, name: str, source: NsysSource) -> tuple[str, ...]:  # noqa: ARG002
-        return self._sources
-
-    def build(self, source: NsysSource, name: str, raw: Mapping[str, Array], n: int) -> Any:
-        return self._make(source, name, raw, n)
+    sources: Sequence[str]
+    make: Callable[[NsysSource, Mapping[str, Array], int], Any]
 
 
-def _copy(column: str, dtype: str = "int64", absent: int = 0) -> _Plan:
-    def make(_source: NsysSource, _name: str, raw: Mapping[str, Array], n: int) -> Array:
+def _copy(column: str, dtype: str = "int64") -> _Plan:
+    def make(_source: NsysSource, raw: Mapping[str, Array], n: int) -> Array:
         values = raw.get(column)
         if values is None:
-            return np.full(n, absent, dtype)
+            return np.zeros(n, dtype)
         if n and values.min() == _NULL:
-            values = np.where(values == _NULL, absent, values)
+            values = np.where(values == _NULL, 0, values)
         return values.astype(dtype, copy=False)
 
-    return _Plan(column, make=make)
+    return _Plan([column], make)
+
+
+def _from(column: str, change: Callable[[Array], Array]) -> _Plan:
+    """What follows from one column; 0 where the export lacks it."""
+    return _Plan([column], lambda _s, raw, n: change(raw[column]) if column in raw else np.zeros(n, np.int64))
+
+
+def _always(label: str) -> _Plan:
+    return _Plan([], lambda _s, _raw, n: _categorical(np.zeros(n, np.int8), [label]))
 
 
 def _named(column: str, clean: Callable[[str], str] | None = None) -> _Plan:
-    def make(source: NsysSource, _name: str, raw: Mapping[str, Array], n: int) -> pd.Categorical:
-        return source.names(raw[column] if column in raw else np.full(n, -1, np.int64), clean)
-
-    return _Plan(column, make=make)
+    return _Plan([column], lambda s, raw, n: s.names(raw.get(column, np.full(n, -1, np.int64)), clean))
 
 
-def _enum(column: str, labels: list[str], otherwise: int) -> _Plan:
-    def make(_source: NsysSource, _name: str, raw: Mapping[str, Array], n: int) -> pd.Categorical:
-        values = raw.get(column)
-        codes = (
-            np.full(n, otherwise, np.int64)
-            if values is None
-            else np.where((values >= 0) & (values < len(labels)), values, otherwise)
-        )
-        return _categorical(codes, labels)
+def _enum(column: str, labels: Sequence[str], other: str, absent: str | None = None) -> _Plan:
+    """A number as its label: `other` for one without, and `absent` (else `other`) where there is no such column."""
 
-    return _Plan(column, make=make)
+    def make(_source: NsysSource, raw: Mapping[str, Array], n: int) -> pd.Categorical:
+        if column not in raw:
+            return _categorical(np.zeros(n, np.int8), [other if absent is None else absent])
+        known = (raw[column] >= 0) & (raw[column] < len(labels))
+        return _categorical(np.where(known, raw[column], len(labels)), [*labels, other])
 
-
-def _memory_kind(copies: str, sets: str | None) -> _Plan:
-    def make(_source: NsysSource, name: str, raw: Mapping[str, Array], n: int) -> pd.Categorical:
-        column = copies if name == _MEMCPY else sets
-        values = None if column is None else raw.get(column)
-        if values is None:
-            codes = np.full(n, _UNKNOWN_MEM if name == _MEMCPY else _NO_MEM, np.int64)
-        else:
-            codes = np.where((values >= 0) & (values < _UNKNOWN_MEM), values, _UNKNOWN_MEM)
-        return _categorical(codes, _MEM_KINDS)
-
-    return _Plan(copies, *(() if sets is None else (sets,)), make=make)
+    return _Plan([column], make)
 
 
-def _op_kind() -> _Plan:
-    def make(_source: NsysSource, name: str, raw: Mapping[str, Array], n: int) -> pd.Categorical:
-        if name == _MEMSET:
-            return _categorical(np.full(n, _MEMSET_KIND), _COPY_KINDS)
-        values = raw["copyKind"]
-        return _categorical(np.where((values >= 0) & (values < _MEMSET_KIND), values, 0), _COPY_KINDS)
+def _nested(raw: Mapping[str, Array]) -> dict[str, Array]:
+    """Level and parent of each range; those that do not nest have 0 and -1."""
+    from nsightkit.trace.nesting import nesting
 
-    return _Plan("copyKind", make=make)
+    stacked = np.flatnonzero(np.isin(raw["eventType"], _PUSH_POP))
+    level, parent = np.zeros(len(raw["start"]), np.int32), np.full(len(raw["start"]), -1, np.int64)
+    if len(stacked):
+        level[stacked], above = nesting(raw["globalTid"][stacked], raw["start"][stacked], raw["end"][stacked])
+        parent[stacked] = np.where(above >= 0, stacked[np.maximum(above, 0)], -1)
+    return {"level": level, "parent": parent}
 
 
-_DURATION = _Plan("start", "end", make=lambda _s, _t, raw, _n: raw["end"] - raw["start"])
-_START, _END = _copy("start"), _copy("end")
-_DEVICE = _Plan(
-    "deviceId",
-    "globalPid",
-    make=lambda s, _t, raw, n: s.devices(raw.get("deviceId", np.zeros(n, np.int64)), raw.get("globalPid")),
-)
-_PID = _Plan(
-    "globalPid",
-    make=lambda _s, _t, raw, n: _process_of(raw["globalPid"]) if "globalPid" in raw else np.zeros(n, np.int64),
-)
-_TID = _Plan(
-    "globalTid",
-    make=lambda _s, _t, raw, n: _thread_of(raw["globalTid"]) if "globalTid" in raw else np.zeros(n, np.int64),
-)
-_TID_PID = _Plan(
-    "globalTid",
-    make=lambda _s, _t, raw, n: _process_of(raw["globalTid"]) if "globalTid" in raw else np.zeros(n, np.int64),
-)
-_TIMES = {"start_ns": _START, "end_ns": _END, "duration_ns": _DURATION}
+def _range_kinds(_source: NsysSource, raw: Mapping[str, Array], _n: int) -> pd.Categorical:
+    return _categorical(np.isin(raw["eventType"], _START_END).astype(np.int8), ["pushpop", "startend"])
+
+
+def _end_threads(_source: NsysSource, raw: Mapping[str, Array], _n: int) -> Array:
+    start = raw["globalTid"]
+    end = raw.get("endGlobalTid", start)
+    return _thread_of(np.where((end == _NULL) | (end == 0), start, end))
+
+
+_TIMES = {
+    "start_ns": _copy("start"),
+    "end_ns": _copy("end"),
+    "duration_ns": _Plan(["start", "end"], lambda _s, raw, _n: raw["end"] - raw["start"]),
+}
 _GPU_ROW = {
     **_TIMES,
-    "device": _DEVICE,
+    "device": _Plan(
+        ["deviceId", "globalPid"],
+        lambda s, raw, n: s.devices(raw.get("deviceId", np.zeros(n, np.int64)), raw.get("globalPid")),
+    ),
     "stream": _copy("streamId"),
-    "process": _PID,
+    "process": _from("globalPid", _process_of),
     "correlation": _copy("correlationId"),
 }
-_CPU_ROW = {**_TIMES, "process": _TID_PID, "thread": _TID}
+_CPU_ROW = {**_TIMES, "process": _from("globalTid", _process_of), "thread": _from("globalTid", _thread_of)}
+_MEMOP = {**_GPU_ROW, "bytes": _copy("bytes"), "graph_node": _copy("graphNodeId")}
+_NESTING = ["start", "end", "globalTid", "eventType"]
 
+#: By table of the model, or of the export where several stand behind one.
 _PLANS: dict[str, dict[str, _Plan]] = {
     "kernels": {
         **_GPU_ROW,
@@ -861,16 +707,20 @@ _PLANS: dict[str, dict[str, _Plan]] = {
         "dynamic_shared_bytes": _copy("dynamicSharedMemory", "int32"),
         "graph_node": _copy("graphNodeId"),
         # Collectives are described by NCCL's ranges, not by their kernels.
-        "collective": _Plan(make=lambda _s, _t, _raw, n: _categorical(np.zeros(n, np.int8), [""])),
-        "sequence": _Plan(make=lambda _s, _t, _raw, n: np.full(n, -1, np.int64)),
+        "collective": _always(""),
+        "sequence": _Plan([], lambda _s, _raw, n: np.full(n, -1, np.int64)),
     },
-    "memops": {
-        **_GPU_ROW,
-        "kind": _op_kind(),
-        "bytes": _copy("bytes"),
-        "src_kind": _memory_kind("srcKind", None),
-        "dst_kind": _memory_kind("dstKind", "memKind"),
-        "graph_node": _copy("graphNodeId"),
+    _MEMCPY: {
+        **_MEMOP,
+        "kind": _enum("copyKind", _COPY_KINDS, "other"),
+        "src_kind": _enum("srcKind", _MEM_KINDS, "unknown"),
+        "dst_kind": _enum("dstKind", _MEM_KINDS, "unknown"),
+    },
+    _MEMSET: {
+        **_MEMOP,
+        "kind": _always("memset"),
+        "src_kind": _always(""),
+        "dst_kind": _enum("memKind", _MEM_KINDS, "unknown", absent=""),
     },
     "graphs": {**_GPU_ROW, "graph_id": _copy("graphId")},
     "calls": {
@@ -878,7 +728,17 @@ _PLANS: dict[str, dict[str, _Plan]] = {
         "correlation": _copy("correlationId"),
         "name": _named("nameId", lambda t: _CALL_VERSION.sub("", t)),
     },
-    "syncs": {**_GPU_ROW, "kind": _enum("syncType", _SYNC_KINDS, 0)},
+    "syncs": {**_GPU_ROW, "kind": _enum("syncType", _SYNC_KINDS, "other")},
+    "ranges": {
+        **_CPU_ROW,
+        "end_thread": _Plan(["endGlobalTid", "globalTid"], _end_threads),
+        "name": _Plan(["textId"], lambda s, raw, n: s.range_names(raw, n)),
+        "domain": _Plan(["domainId", "globalTid"], lambda s, raw, n: s.domains(raw, n)),
+        "kind": _Plan(["eventType"], _range_kinds),
+        "open": _Plan(["end", "start"], lambda _s, raw, _n: raw["open"]),
+        "level": _Plan(_NESTING, lambda _s, raw, _n: raw["level"]),
+        "parent": _Plan(_NESTING, lambda _s, raw, _n: raw["parent"]),
+    },
     "os_calls": {**_CPU_ROW, "name": _named("nameId")},
     "overhead": {**_CPU_ROW, "name": _named("nameId")},
 }
