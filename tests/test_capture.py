@@ -22,7 +22,7 @@ import pytest
 import nsightkit
 from nsightkit.capture import doctor, provenance
 from nsightkit.errors import NsightkitError, UsageError
-from nsightkit.investigations import keys, record, recordings, second
+from nsightkit.investigations import keys, profiled, record, recordings
 from nsightkit.investigations import measurement as investigation
 from nsightkit.investigations import parts as investigations
 from nsightkit.trace.model import Trace, TraceMeta
@@ -225,11 +225,11 @@ def key_of(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **param
     path = tmp_path / "fresh_workload.py"
     path.write_text(source)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(keys, "_OURS", ("nsightkit.workloads", "nsightkit.capture", "fresh_workload"))
+    monkeypatch.setattr(keys, "_OURS", (*keys._OURS, "fresh_workload"))
     keys._load.cache_clear()
     keys._source.cache_clear()
     try:
-        return keys.key("fresh_workload:start", {"size": 1, **parameters}, {"warmup": 1})
+        return keys.key(["fresh_workload:start"], {"size": 1, **parameters}, {"warmup": 1})
     finally:
         keys._load.cache_clear()
 
@@ -284,9 +284,9 @@ def test_parameters_are_part_of_the_key(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_the_key_covers_the_measuring_and_the_workload() -> None:
-    covered = keys.closure([keys.MEASURED_BY["timed"], ("nsightkit.workloads.training", "start")])
+    covered = keys.closure(PART.code)
     for name in (
-        "nsightkit.investigations.measuring:measure",
+        "nsightkit.investigations.measuring:timed",
         "nsightkit.capture.timing:time_calls",
         "nsightkit.capture.timing:_cuda",
         "nsightkit.capture.torch_profiler:profile_steps",
@@ -299,22 +299,22 @@ def test_the_key_covers_the_measuring_and_the_workload() -> None:
     ):
         assert name in covered
     # A module that is chosen at run time and passed on counts as a whole.
-    covered |= keys.closure([("nsightkit.workloads.layer", "start"), ("nsightkit.workloads.limiters", "start")])
+    covered |= keys.closure(["nsightkit.workloads.layer:start", "nsightkit.workloads.limiters:start"])
     for name in ("layer_triton:Decode", "layer_triton:_row_kernel", "limiters_triton:_walk_kernel"):
         assert f"nsightkit.workloads.{name}" in covered
     for name in covered:  # what only describes must not make recordings stale
         assert not name.startswith(("nsightkit.capture.provenance", "nsightkit.investigations.measurement"))
     with pytest.raises(LookupError):
-        keys.closure([("nsightkit.workloads.training", "nothing")])
+        keys.closure(["nsightkit.workloads.training:nothing"])
 
 
 def test_the_key_of_an_observed_part_covers_the_observing() -> None:
     part = investigations.find("autocast", "before")
-    covered = keys.closure([keys.MEASURED_BY["observed"], ("nsightkit.workloads.autocast", "start")])
-    for name in ("nsightkit.investigations.observing:observe", "nsightkit.workloads.autocast:_saved"):
+    covered = keys.closure(part.code)
+    for name in ("nsightkit.investigations.measuring:observed", "nsightkit.workloads.autocast:_saved"):
         assert name in covered
-    assert "nsightkit.investigations.measuring:measure" not in covered
-    assert recordings.part_key(part) != recordings.part_key(dataclasses.replace(part, watch="timed"))
+    assert "nsightkit.investigations.measuring:timed" not in covered
+    assert recordings.part_key(part) != recordings.part_key(dataclasses.replace(part, measured="timed"))
 
 
 def test_an_observed_part_brings_what_its_workload_saw(tmp_path: Path) -> None:
@@ -330,8 +330,7 @@ def test_an_observed_part_brings_what_its_workload_saw(tmp_path: Path) -> None:
 
 def test_the_key_is_the_same_on_other_pythons() -> None:
     """Recordings are made under another Python than the pages."""
-    counts = PART.counts("live") | {"utilization": 0}
-    arguments = f"{PART.workload!r}, {PART.parameters('live')}, {counts}"
+    arguments = f"{PART.code}, {PART.parameters('live')}, {PART.counts('live')}"
     program = f"from nsightkit.investigations.keys import key; print(key({arguments}))"
     others = [p for v in range(11, 16) if v != sys.version_info[1] and (p := shutil.which(f"python3.{v}"))]
     compared = 0
@@ -448,7 +447,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
             json.dump({"schemaVersion": 1, "traceEvents": [
                 {"ph": "X", "cat": "user_annotation", "name": "step", "pid": 1, "tid": 1, "ts": 1.0, "dur": 2.0}
             ]}, stream)  # fmt: skip
-        if part.watch == "remembered":
+        if part.measured == "remembered":
             (folder / "snapshot.pickle").write_bytes(pickle.dumps({"segments": []}))
         made = facts(part, kind="measured" if mode == "live" else kind, key=recordings.part_key(part, mode))
         if mode != "live":
@@ -457,7 +456,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
     monkeypatch.setattr(investigation, "run_child", child)
     monkeypatch.setattr(record, "run_child", child)
-    monkeypatch.setattr(second, "capture", lambda *_, **__: {"notice": "nsys is not installed"})
+    monkeypatch.setattr(profiled, "capture", lambda *_, **__: {"notice": "nsys is not installed"})
     return where
 
 
@@ -720,18 +719,9 @@ def test_parts_can_be_chosen(no_gpu: Path, monkeypatch: pytest.MonkeyPatch) -> N
         record.record(only=["starved"])
 
 
-BARE = """
-    import sys
-    for name in ("msgspec", "adbc_driver_manager", "adbc_driver_sqlite", "nvtx", "matplotlib"):
-        sys.modules[name] = None
-"""
-
-
-def test_a_dry_run_goes_the_whole_way_on_a_bare_machine(tmp_path: Path) -> None:
-    """With real child processes, and only what the recording machine has."""
+def test_a_dry_run_goes_the_whole_way(tmp_path: Path) -> None:
+    """With real child processes."""
     pytest.importorskip("torch")
-    (tmp_path / "bare").mkdir()
-    (tmp_path / "bare" / "sitecustomize.py").write_text(textwrap.dedent(BARE))
     out = tmp_path / "dry"
     done = children(
         f"""
@@ -740,7 +730,6 @@ def test_a_dry_run_goes_the_whole_way_on_a_bare_machine(tmp_path: Path) -> None:
         out = pathlib.Path({str(out)!r})
         print(json.dumps(record(["gpu-util/one-thread", "starved-input"], out=out, dry_run=True)))
         """,
-        PYTHONPATH=str(tmp_path / "bare"),
         PLANTED_API_KEY="s3cr3t-value",
     )
     assert done.returncode == 0, done.stderr
@@ -776,74 +765,6 @@ def test_a_child_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         investigation.run_child(PART, "live", tmp_path, kind="smoke", command="", timeout_s=120)
     with pytest.raises(NsightkitError, match=r"not measured within 0\.2 s"):
         investigation.run_child(PART, "smoke", tmp_path, kind="smoke", command="", timeout_s=0.2)
-
-
-# -- without msgspec ---------------------------------------------------------------------------------------------
-
-COMPARE = """
-    import pathlib, pickle, sys
-    sys.modules["msgspec"] = None
-    from nsightkit.trace import kineto
-    answers = {}
-    for path in sys.stdin.read().split("\\0"):
-        try:
-            answers[path] = kineto.decode(path)
-        except Exception as error:
-            answers[path] = type(error).__name__
-    sys.stdout.buffer.write(pickle.dumps(answers))
-"""
-
-
-def test_profiles_read_the_same_without_msgspec(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    import pickle
-
-    import make_kineto
-
-    from nsightkit.trace import kineto
-
-    paths = [tmp_path / "planted.json"]
-    make_kineto.write(paths[0], kernels=200)
-    hostile = {
-        "nan": b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "k", "ts": NaN, "dur": 1, "pid": 0, "tid": 7}]}',
-        "text": b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name": 5, "ts": "1", "dur": true, "pid": 0}]}',
-        "trailing": b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": 2, "pid": 0}]} more',
-        "cut": b'{"traceEvents": [{"ph": "X", "cat": "kernel", "na',
-        "other": b'{"answer": 42}',
-    }
-    for name, text in hostile.items():
-        paths.append(tmp_path / f"{name}.json")
-        paths[-1].write_bytes(text)
-    try:
-        shared = request.getfixturevalue("shared_traces")
-    except pytest.skip.Exception:
-        pass  # the planted ones remain
-    else:
-        paths += sorted(p for p in shared.rglob("*.json*") if p.stat().st_size < 200_000)
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(COMPARE)],
-        input="\0".join(map(str, paths)).encode(),
-        env={**os.environ, "PYTHONPATH": str(Path(nsightkit.__file__).parents[1])},
-        capture_output=True,
-        timeout=300,
-        check=True,
-    )
-    answers = pickle.loads(done.stdout)
-    read = 0
-    for path in paths:
-        if isinstance(answers[str(path)], str):
-            with pytest.raises(NsightkitError) as caught:
-                kineto.decode(path)
-            assert type(caught.value).__name__ == answers[str(path)]
-            continue
-        frames, meta = kineto.decode(path)
-        others, other_meta = answers[str(path)]
-        read += 1
-        assert frames.keys() == others.keys()
-        for table, frame in frames.items():
-            pd.testing.assert_frame_equal(frame, others[table])
-        assert dataclasses.replace(meta, notes=[]) == dataclasses.replace(other_meta, notes=[]), path.name
-        assert len(meta.notes) == len(other_meta.notes)
-    assert read >= 2
 
 
 # -- the doctor --------------------------------------------------------------------------------------------------

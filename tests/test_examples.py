@@ -83,10 +83,11 @@ import nsightkit, nsightkit.trace.snapshot
 from make_snapshot import leaking_program
 from nsightkit.analysis import snapshot as snapshots
 from nsightkit.analysis.roofline.envelope import envelope
-from nsightkit.capture import investigation, memory, recordings, sweeping
+from nsightkit.capture import memory
 from nsightkit.configurations import Configuration
 from nsightkit.trace.model import TABLES, Trace, TraceMeta
 from nsightkit.workloads import planted, planted_counters
+from nsightkit.investigations import measurement as investigation, recordings, sweeping
 from nsightkit.investigations.parts import find
 from nsightkit.workloads.training import TrainingConfig
 
@@ -137,7 +138,7 @@ def measure(name, part):
         frames = {t: f for t, f in frames.items() if t not in missing}
     trace = Trace.from_frames(frames, TraceMeta(tool="planted", missing=missing, gpus=source.meta.gpus))
     sizes = find(name, part).parameters(mode)
-    looked_at = find(name, part).watch == "observed"
+    looked_at = find(name, part).measured == "observed"
     if looked_at:
         module, _, start = find(name, part).workload.partition(":")
         with getattr(importlib.import_module(module), start)("cpu", **find(name, part).parameters("smoke")) as work:
@@ -150,15 +151,16 @@ def measure(name, part):
         samples["gpu_utilization_percent"] = [97.0, 98.0]
     if looked_at:
         samples = {"step_ns": samples["step_ns"], **observed}
-    if find(name, part).watch == "swept":
+    if find(name, part).measured == "swept":
         # Nobody has a planted GPU's memory; the counter of tensors stands in for it, with its limit and its failures.
         module, _, start = find(name, part).workload.partition(":")
         work, small = getattr(importlib.import_module(module), start), find(name, part).parameters("smoke")
         small = small | {"context": [16, 256, 512, 1024], "d_model": [16], "cell_s": 1e-4}
         counts = find(name, part).counts("smoke")
-        samples, sizes = sweeping.sweep(work, "cpu", small, counts, trace=folder / f"{name}-{part}.json.gz")
-    taken = None
-    if find(name, part).watch == "remembered":
+        samples, sizes = sweeping.swept(work, "cpu", small, counts, folder)
+    made = folder / f"{name}-{part}-{mode}"
+    made.mkdir(exist_ok=True)
+    if find(name, part).measured == "remembered":
         model = Configuration(
             "planted", intent="", **{k: v for k, v in sizes.items() if k in Configuration.__dataclass_fields__}
         )
@@ -166,24 +168,21 @@ def measure(name, part):
             tokens=model.tokens, vocabulary=model.vocabulary, parameters=envelope(model).params,
             keep_graph=sizes["keep_graph"], limit_bytes=sizes.get("limit_bytes"),
         )
-        taken = memory.write(snapshot, folder / f"{part}-{mode}.pickle")
+        taken = memory.write(snapshot, made / "snapshot.pickle")
         read = snapshots.summary(nsightkit.trace.snapshot.read(taken))
         samples |= {"steps": [3], "peak_bytes": [read["peak_bytes"]], "context_bytes": [5e8]}
     gpu = None if mode == "smoke" else {"name": "Planted GPU"}
-    provenance = {"parameters": sizes, "gpu": gpu, "utc": "2026-01-01"}
-    run = investigation.Measurement(
-        name, part, mode, path, recordings.frame(samples), provenance, snapshot_path=taken
-    )
+    provenance = {"investigation": name, "part": part, "parameters": sizes, "gpu": gpu, "utc": "2026-01-01"}
+    run = investigation.Measurement(made, mode, recordings.frame(samples), provenance)
     run.__dict__["trace"] = trace
-    if find(name, part).second == "nsys" and mode != "smoke":
+    if find(name, part).profiled == "nsys" and mode != "smoke":
         by_nsys = {t: f for t, f in frames.items() if t != "ops"}
         run.__dict__["nsys_trace"] = Trace.from_frames(by_nsys, TraceMeta(tool="planted", missing=["ops"]))
-    if find(name, part).second == "ncu":
+    if find(name, part).profiled == "ncu":
         if permitted and mode != "smoke":
             run.__dict__["ncu_report"] = planted_counters.counters(many_rows=part == "after")[0]
         else:
-            run = dataclasses.replace(run, ncu_notice="they are closed to this user")
-            run.__dict__["trace"] = trace
+            run.provenance["ncu"] = {"notice": "they are closed to this user"}
     return run
 
 investigation.measure = measure

@@ -385,12 +385,12 @@ def test_without_a_known_card_there_are_times_only():
 
 
 def test_kinds_are_of_one_layer(tmp_path):
-    from nsightkit.investigations.observing import observe
+    from nsightkit.investigations.measuring import observed
     from nsightkit.trace.open import load
 
-    counts = {"warmup": 1, "repetitions": 2, "active": 2, "shapes": 0}
+    counts = {"warmup": 1, "repetitions": 2, "active": 2, "shapes": 0, "utilization": 0}
     path = tmp_path / "trace.json.gz"
-    samples, sizes = observe(layer.start, "cpu", {**SMALL, "rung": "fused"}, counts, trace=path)
+    samples, sizes = observed(layer.start, "cpu", {**SMALL, "rung": "fused"}, counts, tmp_path)
     one, three = ladder.kinds(load(path)), ladder.kinds(load(path), sizes["layers"])
     assert {"GEMM", "attention", "elementwise"} <= set(one.index)
     np.testing.assert_allclose(one / 3, three)

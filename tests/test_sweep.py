@@ -209,9 +209,7 @@ def test_the_ends_come_where_they_are_forecast(tmp_path: Path) -> None:
     for name in ("naive-fp32", "math-fp32", "math-bf16", "flash-bf16"):
         implementation, precision = name.split("-")
         own = options | {"implementation": implementation, "precision": precision}
-        samples.append(
-            recordings.frame(sweeping.sweep(attention.start, "cpu", own, counts, trace=tmp_path / "t.json")[0])
-        )
+        samples.append(recordings.frame(sweeping.swept(attention.start, "cpu", own, counts, tmp_path)[0]))
     table, limits = sweep.cells(pd.concat(samples)), sweep.limits(pd.concat(samples))
     ends = sweep.ends(table, limits, on_gpu=False)
     assert set(limits) == {3 * 2**20}

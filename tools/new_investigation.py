@@ -62,7 +62,7 @@ def scaffold(root: Path, slug: str, title: str) -> list[Path]:
         root / "tests" / f"test_{module}.py": "test.py.txt",
     }
     taken = [path for path in files if path.exists()]
-    registry = root / "nsightkit" / "workloads" / "investigations.py"
+    registry = root / "nsightkit" / "investigations" / "parts.py"
     listed = registry.read_text(encoding="utf-8")
     if taken or f'"{slug}"' in listed:
         raise ValueError(f"{slug!r} is taken: {', '.join(str(p.relative_to(root)) for p in taken) or registry.name}")
@@ -75,7 +75,7 @@ def scaffold(root: Path, slug: str, title: str) -> list[Path]:
         f'            {{"size": 4096, "products": 20}},\n'
         f'            {{"size": 64, "products": 20}},\n'
         f"            50,\n"
-        f'            workload="nsightkit.workloads.{module}:start",\n'
+        f'            workload="workloads.{module}:start",\n'
         f"        ),\n"
     )
     for path, template in files.items():

@@ -123,9 +123,7 @@ def _nvtx() -> _Row:
     name = "NVTX ranges from Python"
     installed = _installed("nvtx")
     if installed is None:
-        return _row(
-            name, "warn", "the nvtx package is not installed", "pip install nvtx (a CUDA build of torch has its own)"
-        )
+        return _row(name, "missing", "the nvtx package is not installed", "pip install 'nsightkit[capture]'")
     nsys = _usable_nsys()
     if nsys is not None and nsys_tool.version(nsys) < (2024, 1) and _numbers(installed) >= (0, 2, 12):
         words = f"nvtx {installed} emits no ranges under nsys {'.'.join(map(str, nsys_tool.version(nsys)))}"

@@ -5,36 +5,35 @@ Run as ``python -m nsightkit.investigations.child JOB``; `JOB` is JSON, and so i
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from nsightkit.capture.provenance import collect
-from nsightkit.investigations.measuring import measure
-from nsightkit.investigations.observing import observe
-from nsightkit.investigations.parts import find
+from nsightkit.investigations.parts import MEASURES, find, resolve
 from nsightkit.investigations.recordings import part_key
-from nsightkit.investigations.remembering import remember
-from nsightkit.investigations.sweeping import sweep
 
 __all__ = ["main"]
 
 
-def main(job: dict[str, Any]) -> None:
+def main(investigation: str, part: str, mode: str, folder: str, kind: str, command: str) -> None:
     """Measure a part and write ``result.json``.
 
     Parameters
     ----------
-    job : dict
-        ``investigation, part, mode, folder, kind, command``.
+    investigation, part : str
+    mode : {"live", "smoke"}
+    folder : str
+        Gets the result, and what the measuring function writes.
+    kind : str
+        What the provenance of a CPU run calls it; a GPU's is always ``measured``.
+    command : str
+        What the provenance says was run.
     """
     import torch
 
-    part, mode, folder = find(job["investigation"], job["part"]), job["mode"], Path(job["folder"])
-    # What is measured says itself whether it ran on a GPU; nobody tells it.
+    # What is measured says itself whether it ran on a GPU.
     gpu = torch.cuda.is_available() and mode == "live"
     if mode == "live" and not gpu:
         raise RuntimeError("this torch sees no CUDA GPU")
@@ -42,42 +41,28 @@ def main(job: dict[str, Any]) -> None:
     if not gpu:
         # A machine that builds pages has few cores and other work; idle threads that spin make a step ten times longer.
         torch.set_num_threads(1)
-    module, _, function = part.workload.partition(":")
     start = time.perf_counter()
-    workload, trace = getattr(importlib.import_module(module), function), folder / "trace.json.gz"
-    parameters, counts = part.parameters(mode), part.counts(mode)
-    if part.watch == "observed":
-        counts["shapes"] = int(part.shapes)
-        watch = part.utilization
-        samples, resolved = observe(workload, device, parameters, counts, watch_utilization=watch, trace=trace)
-    elif part.watch == "swept":
-        samples, resolved = sweep(workload, device, parameters, counts, trace=trace)
-    elif part.watch == "remembered":
-        snapshot = folder / "snapshot.pickle"
-        samples, resolved = remember(workload, device, parameters, counts, trace=trace, snapshot=snapshot)
-    else:
-        watch = part.utilization
-        samples, resolved = measure(workload, device, parameters, counts, watch_utilization=watch, trace=trace)
+    chosen, place = find(investigation, part), Path(folder)
+    counts = chosen.counts(mode)
+    measure, workload = resolve(MEASURES[chosen.measured]), resolve(chosen.workload)
+    samples, parameters = measure(workload, device, chosen.parameters(mode), counts, place)
+    allocator = "PyTorch's allocator" if gpu else "tensors, counted on a CPU"
     provenance = collect(
         device=device,
-        kind="measured" if gpu else job["kind"],
-        investigation=part.investigation,
-        part=part.name,
-        key=part_key(part, mode),
-        parameters=resolved,
+        kind="measured" if gpu else kind,
+        investigation=investigation,
+        part=part,
+        key=part_key(chosen, mode),
+        parameters=parameters,
         counts=counts,
         clock="CUDA events" if gpu else "perf_counter",
-        command=job["command"],
+        command=command,
         duration_s=round(time.perf_counter() - start, 3),
-        **({"snapshot": _remembered_by(gpu)} if part.watch == "remembered" else {}),
+        **({"snapshot": allocator} if (place / "snapshot.pickle").is_file() else {}),
     )
     result = json.dumps({"samples": samples, "provenance": provenance})
-    (folder / "result.json").write_text(result, encoding="utf-8")
-
-
-def _remembered_by(gpu: bool) -> str:
-    return "PyTorch's allocator" if gpu else "tensors, counted on a CPU"
+    (place / "result.json").write_text(result, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    main(**json.loads(sys.argv[1]))

@@ -1,8 +1,8 @@
 """The key of a recording: a hash of the code and the parameters that made its figures.
 
 Two sources have the same key when they differ only in comments, docstrings and layout. The hash covers
-the measuring function, the workload's entry point, and whatever they use of nsightkit's workloads and
-capture code, function by function. It is the same on every Python version, and needs nothing imported.
+the measuring function, the workload's entry point, and whatever they use of nsightkit's workloads, captures
+and investigations, function by function. It is the same on every Python version, and needs nothing imported.
 """
 
 from __future__ import annotations
@@ -11,68 +11,44 @@ import ast
 import functools
 import importlib.util
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from nsightkit.capture.provenance import FORMAT
 
-__all__ = ["COLLECTING", "MEASURED_BY", "REPEATING", "closure", "key"]
+__all__ = ["closure", "key"]
 
-#: The measuring function of a part, by its ``watch``.
-MEASURED_BY: Mapping[str, tuple[str, str]] = {
-    "timed": ("nsightkit.investigations.measuring", "measure"),
-    "observed": ("nsightkit.investigations.observing", "observe"),
-    "swept": ("nsightkit.investigations.sweeping", "sweep"),
-    "remembered": ("nsightkit.investigations.remembering", "remember"),
-}
-#: What runs under nsys or ncu, for parts that are captured a second time.
-REPEATING = ("nsightkit.investigations.repeating", "repeat")
-#: What ncu then collects.
-COLLECTING = ("nsightkit.investigations.second", "SECTIONS")
-_OURS = ("nsightkit.workloads", "nsightkit.capture", "nsightkit.workloads.cells")
+_OURS = ("nsightkit.workloads", "nsightkit.capture", "nsightkit.investigations")
 
 
-def key(
-    workload: str,
-    parameters: Mapping[str, Any],
-    counts: Mapping[str, int],
-    measuring: tuple[str, str] = MEASURED_BY["timed"],
-    *also: tuple[str, str],
-) -> str:
+def key(code: Iterable[str], parameters: Mapping[str, Any], counts: Mapping[str, int]) -> str:
     """Compute the key of a part.
 
     Parameters
     ----------
-    workload : str
-        ``module:function``.
+    code : iterable of str
+        ``module:name`` of what makes the figures: :attr:`nsightkit.investigations.parts.Part.code`.
     parameters, counts : mapping
         JSON values.
-    measuring : tuple of str, optional
-        Module and name of the measuring function.
-    *also : tuple of str
-        Modules and names of further functions that made something of the recording.
 
     Returns
     -------
     str
         32 hexadecimal digits.
     """
-    module, _, function = workload.partition(":")
-    code = closure([measuring, (module, function), *also])
-    text = json.dumps(
-        {"format": FORMAT, "code": code, "parameters": dict(parameters), "counts": dict(counts)}, sort_keys=True
-    )
-    return blake2b(text.encode(), digest_size=16).hexdigest()
+    facts = {"format": FORMAT, "code": closure(code), "parameters": dict(parameters), "counts": dict(counts)}
+    return blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
-def closure(roots: list[tuple[str, str]]) -> dict[str, str]:
+def closure(roots: Iterable[str]) -> dict[str, str]:
     """Collect the definitions that some functions use, themselves included.
 
     Parameters
     ----------
-    roots : list of (module, name)
+    roots : iterable of str
+        ``module:name`` each.
 
     Returns
     -------
@@ -84,15 +60,14 @@ def closure(roots: list[tuple[str, str]]) -> dict[str, str]:
     LookupError
         A root is not defined where it is said to be.
     """
-    for module, name in roots:
+    waiting = [(module, name) for module, _, name in (root.partition(":") for root in roots)]
+    for module, name in waiting:
         if name not in _load(module).definitions:
             raise LookupError(f"{module} defines no {name}")
     found: dict[str, str] = {}
-    waiting = list(roots)
     while waiting:
         module, name = waiting.pop()
-        label = f"{module}:{name}"
-        if label in found:
+        if f"{module}:{name}" in found:
             continue
         loaded = _load(module)
         nodes = loaded.definitions.get(name)
@@ -101,7 +76,7 @@ def closure(roots: list[tuple[str, str]]) -> dict[str, str]:
             if origin is not None and origin[1] is not None:
                 waiting.append((origin[0], origin[1]))
             continue
-        found[label] = json.dumps([_canonical(node) for node in nodes])
+        found[f"{module}:{name}"] = json.dumps([_canonical(node) for node in nodes])
         for node in nodes:
             waiting += _uses(node, loaded)
     return dict(sorted(found.items()))

@@ -18,15 +18,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import weakref
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nsightkit.capture import provenance as provenances
 from nsightkit.capture.children import child_environment, has_gpu
 from nsightkit.errors import NsightkitError, UsageError
-from nsightkit.investigations import recordings, second, warm
+from nsightkit.investigations import forked, profiled, recordings
 from nsightkit.investigations.parts import Part, find
 from nsightkit.trace._process import run, tail
 
@@ -38,9 +38,11 @@ if TYPE_CHECKING:
     from nsightkit.trace.ncu import Report
     from nsightkit.trace.snapshot import Snapshot
 
-__all__ = ["Measurement", "measure", "run_child", "run_second"]
+__all__ = ["Measurement", "measure", "run_child"]
 
 _log = logging.getLogger(__name__)
+#: The profile of a part, before it is recorded.
+_PROFILE = "trace.json.gz"
 _MODES = ("live", "replay", "smoke")
 #: A recording older than this says so: drivers and libraries have moved on. NSIGHTKIT_MAX_AGE_DAYS sets another.
 _MAX_AGE_DAYS = 180
@@ -52,42 +54,66 @@ class Measurement:
 
     Parameters
     ----------
-    investigation, part : str
+    folder : Path
+        Holds the profile (``trace.json.gz``, in a recording the Parquet folder ``trace``), and where the part asks for
+        them and there are any: ``nsys``, a trace, and ``ncu.csv``, counters, of another run of the part under Nsight
+        Systems or Nsight Compute; ``snapshot.pickle``, a memory snapshot as PyTorch writes it.
     mode : {"live", "replay", "smoke"}
-    trace_path : Path
-        The profile: a ``.json.gz`` (live, smoke) or a Parquet folder (replay).
     samples : DataFrame
         ``metric``, ``index``, ``value``: raw samples; the metric's name holds its unit.
     provenance : dict
     notice : str or None
         Why this is not what it could be, such as a recording that is stale.
-    nsys_trace_path : Path or None
-        What Nsight Systems captured of another run of the part.
-    nsys_notice : str or None
-        Why there is no such capture, where the part asks for one.
-    snapshot_path : Path or None
-        A memory snapshot, as PyTorch writes it, of a part that takes one.
-    ncu_path : Path or None
-        What Nsight Compute counted in another run of the part.
-    ncu_notice : str or None
-        Why there are no counters, or not of the whole part, where the part asks for them.
     recorded_on : tuple of str
         Folder names of all GPUs of which there is a recording that may be shown; the one shown is among them.
     """
 
-    investigation: str
-    part: str
+    folder: Path
     mode: str
-    trace_path: Path
     samples: pd.DataFrame
     provenance: dict[str, Any]
     notice: str | None = None
-    nsys_trace_path: Path | None = None
-    nsys_notice: str | None = None
-    snapshot_path: Path | None = None
-    ncu_path: Path | None = None
-    ncu_notice: str | None = None
     recorded_on: tuple[str, ...] = ()
+
+    @property
+    def investigation(self) -> str:
+        """Which investigation it is of."""
+        return str(self.provenance["investigation"])
+
+    @property
+    def part(self) -> str:
+        """Which part of the investigation it is."""
+        return str(self.provenance["part"])
+
+    def _file(self, name: str) -> Path | None:
+        place = self.folder / name
+        return place if place.exists() else None
+
+    @property
+    def snapshot_path(self) -> Path | None:
+        """A memory snapshot, as PyTorch writes it; None where the part takes none."""
+        return self._file(recordings.SNAPSHOT)
+
+    @property
+    def ncu_path(self) -> Path | None:
+        """What Nsight Compute counted in another run of the part; None where there is nothing."""
+        return self._file(recordings.NCU)
+
+    @property
+    def nsys_notice(self) -> str | None:
+        """Why Nsight Systems captured nothing, where the part asks for it."""
+        return self._notice("nsys", self._file(recordings.NSYS))
+
+    @property
+    def ncu_notice(self) -> str | None:
+        """Why there are no counters, or not of the whole part, where the part asks for them."""
+        return self._notice("ncu", self.ncu_path)
+
+    def _notice(self, tool: str, found: Path | None) -> str | None:
+        if find(self.investigation, self.part).profiled != tool:
+            return None
+        said = (self.provenance.get(tool) or {}).get("notice")
+        return said or (None if found else "it was recorded without")
 
     @property
     def age_days(self) -> int | None:
@@ -104,7 +130,7 @@ class Measurement:
     @property
     def recording_path(self) -> Path | None:
         """Folder of the recording that is shown; None for what was measured in this build."""
-        return self.trace_path.parent if self.mode == "replay" else None
+        return self.folder if self.mode == "replay" else None
 
     @property
     def label(self) -> str:
@@ -121,28 +147,29 @@ class Measurement:
         """The profile of a few steady steps."""
         from nsightkit.trace import load
 
-        return load(self.trace_path, cache=False)
+        return load(self.folder / (recordings.TRACE if self.mode == "replay" else _PROFILE), cache=False)
 
     @functools.cached_property
     def nsys_trace(self) -> Trace | None:
         """The same part once more, as Nsight Systems saw a few steady steps of it; None where it did not."""
         from nsightkit.trace import load
 
-        return None if self.nsys_trace_path is None else load(self.nsys_trace_path, cache=False)
+        place = self._file(recordings.NSYS)
+        return load(place, cache=False) if place else None
 
     @functools.cached_property
     def ncu_report(self) -> Report | None:
         """The counters of the kernels of a few steady steps, from another run; None where there are none."""
         from nsightkit.trace.ncu import read
 
-        return None if self.ncu_path is None else read(self.ncu_path)
+        return read(self.ncu_path) if self.ncu_path else None
 
     @functools.cached_property
     def snapshot(self) -> Snapshot | None:
         """The memory of the first steps, from before the model was built; None where the part takes no snapshot."""
         from nsightkit.trace.snapshot import read
 
-        return None if self.snapshot_path is None else read(self.snapshot_path)
+        return read(self.snapshot_path) if self.snapshot_path else None
 
     def values(self, metric: str) -> np.ndarray:
         """Give the samples of one metric.
@@ -246,45 +273,15 @@ def measure(investigation: str, part: str, *, timeout_s: float = 600.0) -> Measu
     which = find(investigation, part)
     mode, recording, notice, recorded_on = _decide(which)
     if recording is not None:
-        return Measurement(
-            investigation,
-            part,
-            mode,
-            recording.trace_path,
-            recording.samples(),
-            recording.provenance,
-            notice,
-            recording.nsys_path,
-            _notice(which, "nsys", recording.provenance, recording.nsys_path),
-            recording.snapshot_path if which.watch == "remembered" else None,
-            recording.ncu_path,
-            _notice(which, "ncu", recording.provenance, recording.ncu_path),
-            recorded_on,
-        )
+        return Measurement(recording.path, mode, recording.samples(), recording.provenance, notice, recorded_on)
     folder = Path(tempfile.mkdtemp(prefix="nsightkit-"))
     command = f"nsightkit.investigations.measure({investigation!r}, {part!r})"
     try:
         samples, provenance = run_child(which, mode, folder, kind="smoke", command=command, timeout_s=timeout_s)
-        provenance |= run_second(which, mode, folder, timeout_s=timeout_s)
-        by_nsys = folder / "nsys" if (folder / "nsys").is_dir() else None
-        by_ncu = folder / "ncu.csv" if (folder / "ncu.csv").is_file() else None
-        measured = Measurement(
-            investigation,
-            part,
-            mode,
-            folder / "trace.json.gz",
-            recordings.frame(samples),
-            provenance,
-            notice,
-            by_nsys,
-            _notice(which, "nsys", provenance, by_nsys),
-            folder / "snapshot.pickle" if which.watch == "remembered" else None,
-            by_ncu,
-            _notice(which, "ncu", provenance, by_ncu),
-        )
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
+    measured = Measurement(folder, mode, recordings.frame(samples), provenance, notice)
     # The profile is read when it is asked for, so its folder lives as long as the measurement.
     weakref.finalize(measured, shutil.rmtree, folder, ignore_errors=True)
     return measured
@@ -328,23 +325,26 @@ def _decide(part: Part) -> tuple[str, recordings.Recording | None, str | None, t
     return "smoke", None, notice, ()
 
 
-@functools.cache
 def run_child(
     part: Part, mode: str, folder: Path, *, kind: str, command: str, timeout_s: float
 ) -> tuple[dict[str, list[float]], dict[str, Any]]:
     """Measure a part in a process of its own: a fresh interpreter, or one forked from such for a smoke run.
+
+    A part that asks for it is then captured a second time, in another process under Nsight Systems or Nsight Compute.
 
     Parameters
     ----------
     part : Part
     mode : {"live", "smoke"}
     folder : Path
-        Gets ``trace.json.gz``, and ``snapshot.pickle`` of a part that takes one.
+        Gets ``trace.json.gz``, ``snapshot.pickle`` of a part that takes one, and ``nsys`` or ``ncu.csv`` of the second
+        capture, if it works.
     kind : str
         What the provenance of a CPU run calls it; a GPU's is always ``measured``.
     command : str
         What the provenance says was run.
     timeout_s : float
+        For both. The second capture takes at most five minutes of it; in a smoke run, which must stay quick, one.
 
     Returns
     -------
@@ -367,6 +367,7 @@ def run_child(
         }
     )
     name = f"{part.investigation}/{part.name} ({mode})"
+    begin = time.monotonic()
     try:
         done = _run_job(job, mode, timeout_s)
     except subprocess.TimeoutExpired as error:
@@ -383,43 +384,18 @@ def run_child(
         if "No module named 'torch'" in done.stdout:
             hint = "; install torch first (pip install 'nsightkit[torch]')"
         raise NsightkitError(f"{name} failed with exit code {done.returncode}{hint}: {tail(done.stdout, 4)}")
-    return result["samples"], result["provenance"]
+    samples, provenance = result["samples"], result["provenance"]
+    if part.profiled:
+        left = max(timeout_s - (time.monotonic() - begin), 1.0)
+        limit_s = min(left, 60.0 if mode == "smoke" else 300.0)
+        found = profiled.capture(part, mode, folder, timeout_s=limit_s, environment=child_environment())
+        provenance[part.profiled] = provenances.scrub(found)
+    return samples, provenance
 
 
 def _run_job(job: str, mode: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
     environment = child_environment()
-    if mode == "smoke" and warm.supported():
+    if mode == "smoke" and forked.supported():
         with contextlib.suppress(OSError):
-            return warm.run(job, timeout_s, environment)
+            return forked.run(job, timeout_s, environment)
     return run([sys.executable, "-m", "nsightkit.investigations.child", job], timeout_s, env=environment)
-
-
-def run_second(part: Part, mode: str, folder: Path, *, timeout_s: float) -> dict[str, Any]:
-    """Capture a part that asks for it a second time, after it was measured, in a process of its own.
-
-    Parameters
-    ----------
-    part : Part
-    mode : {"live", "smoke"}
-    folder : Path
-        Gets the store ``nsys`` or ``ncu.csv``, if it works.
-    timeout_s : float
-        At most so long; in a smoke run, which must stay quick, at most a minute.
-
-    Returns
-    -------
-    dict
-        What it adds to the provenance: ``nsys`` or ``ncu``, or nothing where the part asks for none.
-    """
-    if part.second is None:
-        return {}
-    limit = min(timeout_s, 60.0 if mode == "smoke" else 300.0)
-    found = second.capture(part, mode, folder, timeout_s=limit, environment=child_environment())
-    return {part.second: provenances.scrub(found)}
-
-
-def _notice(part: Part, tool: str, record: Mapping[str, Any], place: Path | None) -> str | None:
-    if part.second != tool:
-        return None
-    said = (record.get(tool) or {}).get("notice")
-    return str(said) if said else None if place is not None else "it was recorded without"

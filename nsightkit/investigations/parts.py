@@ -1,23 +1,38 @@
-"""The investigations: which workload each part runs, at which size on a GPU and on a CPU.
+"""The investigations: which workload each part runs, at which size on a GPU and on a CPU, and how it is measured.
 
-Pure data. What watches a part, and where its figures come from when there is no GPU, is
+Pure data. Where a part's figures come from when there is no GPU is
 :mod:`nsightkit.investigations.measurement`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Any
 
 from nsightkit.configurations import MATRIX, VARIANTS, Configuration
 from nsightkit.errors import UsageError
 
-__all__ = ["INVESTIGATIONS", "Part", "Watch", "find", "parts"]
+__all__ = ["INVESTIGATIONS", "MEASURES", "PROFILES", "Part", "find", "parts", "resolve"]
 
-#: How a part is measured, which decides what its samples are.
-Watch = Literal["timed", "observed", "swept", "remembered"]
+#: How a part can be measured, and the function that does it. All take ``(workload, device, parameters, counts,
+#: folder)``, write ``trace.json.gz`` into the folder, and give raw samples by metric and all the workload's parameters.
+MEASURES = {
+    "timed": "nsightkit.investigations.measuring:timed",
+    "observed": "nsightkit.investigations.measuring:observed",
+    "remembered": "nsightkit.investigations.measuring:remembered",
+    "swept": "nsightkit.investigations.sweeping:swept",
+}
+#: What else makes the figures of a part that also runs under a profiler.
+PROFILES: Mapping[str | None, tuple[str, ...]] = {
+    None: (),
+    "nsys": ("nsightkit.investigations.profiled:steady_steps",),
+    "ncu": ("nsightkit.investigations.profiled:steady_steps", "nsightkit.investigations.profiled:SECTIONS"),
+}
+#: The most steps of a run on a CPU.
+_SMOKE_COUNTS = {"warmup": 2, "repetitions": 12, "active": 3}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,16 +53,16 @@ class Part:
         Steps before timing starts, and steps timed.
     active : int
         Steps kept in the trace.
-    watch : {"timed", "observed", "swept", "remembered"}
-        ``timed``: the samples are times of steps, waits for data and losses. ``observed``: times of steps and what
-        the workload's ``observed()`` gives; its losses and waits are not asked for. ``swept``: the part is a column of
-        cells; the workload makes cells, and `gpu` and `smoke` also say which. ``remembered``: the memory's history,
-        from before the workload is built, is kept as a snapshot.
+    measured : {"timed", "observed", "swept", "remembered"}
+        The function of :data:`MEASURES` that measures it. ``timed``: the samples are times of steps, waits for data and
+        losses. ``observed``: times of steps and what the workload's ``observed()`` gives; its losses and waits are not
+        asked for. ``swept``: the part is a column of cells; the workload makes cells, and `gpu` and `smoke` also say
+        which. ``remembered``: the memory's history, from before the workload is built, is kept as a snapshot.
     utilization : bool
         Of a timed or observed part: read what NVML reports, too: utilisation, clock, power.
     shapes : bool
         Of an observed part: the profile keeps what operators are given, to reckon what they cost.
-    second : {"nsys", "ncu"}, optional
+    profiled : {"nsys", "ncu"}, optional
         Run it once more, in another process, under Nsight Systems or Nsight Compute.
 
     Raises
@@ -65,18 +80,23 @@ class Part:
     warmup: int = 10
     repetitions: int = 50
     active: int = 3
-    watch: Watch = "timed"
+    measured: str = "timed"
     utilization: bool = False
     shapes: bool = False
-    second: Literal["nsys", "ncu"] | None = None
+    profiled: str | None = None
 
     def __post_init__(self) -> None:
-        if self.watch not in get_args(Watch):
-            raise ValueError(f"{self.investigation}/{self.name}: nothing is measured as {self.watch!r}")
-        if self.shapes and self.watch != "observed":
-            raise ValueError(f"{self.investigation}/{self.name}: shapes are kept of observed parts only")
-        if self.utilization and self.watch not in ("timed", "observed"):
-            raise ValueError(f"{self.investigation}/{self.name}: utilization is read of timed and observed parts only")
+        for wrong, problem in (
+            (self.measured not in MEASURES, f"nothing is measured as {self.measured!r}"),
+            (self.profiled not in PROFILES, f"nothing is profiled with {self.profiled!r}"),
+            (self.shapes and self.measured != "observed", "shapes are kept of observed parts only"),
+            (
+                self.utilization and self.measured not in ("timed", "observed"),
+                "utilization is read of timed and observed parts only",
+            ),
+        ):
+            if wrong:
+                raise ValueError(f"{self.investigation}/{self.name}: {problem}")
 
     def parameters(self, mode: str) -> dict[str, Any]:
         """Give the workload's parameters.
@@ -84,35 +104,64 @@ class Part:
         Parameters
         ----------
         mode : {"live", "replay", "smoke"}
-
-        Returns
-        -------
-        dict
         """
         return dict(self.smoke if mode == "smoke" else self.gpu)
 
     def counts(self, mode: str) -> dict[str, int]:
-        """Give the numbers of steps.
+        """Give the numbers of steps, and what else is read: ``utilization`` and ``shapes``, 0 or 1.
 
         Parameters
         ----------
         mode : {"live", "replay", "smoke"}
-
-        Returns
-        -------
-        dict
-            ``warmup``, ``repetitions``, ``active``.
         """
-        if mode == "smoke":
-            return {
-                "warmup": min(self.warmup, 2),
-                "repetitions": min(self.repetitions, 12),
-                "active": min(self.active, 3),
-            }
-        return {"warmup": self.warmup, "repetitions": self.repetitions, "active": self.active}
+        most = _SMOKE_COUNTS if mode == "smoke" else {}
+        steps = {name: getattr(self, name) for name in _SMOKE_COUNTS}
+        steps = {name: min(count, most.get(name, count)) for name, count in steps.items()}
+        return steps | {"utilization": int(self.utilization), "shapes": int(self.shapes)}
+
+    @property
+    def code(self) -> list[str]:
+        """``module:name`` of what makes its figures, each with all that it uses."""
+        return [MEASURES[self.measured], self.workload, *PROFILES[self.profiled]]
 
 
-_TRAINING = "nsightkit.workloads.training:start"
+def resolve(place: str) -> Any:
+    """Import what ``module:name`` says.
+
+    Parameters
+    ----------
+    place : str
+    """
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+_TRAINING = "workloads.training:start"
+#: By part: what the workload is given on a GPU, and small on a CPU.
+_Runs = Mapping[str, tuple[dict[str, Any], dict[str, Any]]]
+
+
+def _parts(name: str, workload: str, runs: _Runs, value: int, **how: Any) -> dict[str, Part]:
+    """Build an investigation's parts, all measured in the same way."""
+    return {
+        part: Part(name, part, f"nsightkit.{workload}", MappingProxyType(gpu), MappingProxyType(smoke), value, **how)
+        for part, (gpu, smoke) in runs.items()
+    }
+
+
+def _switched(gpu: Mapping[str, Any], smoke: Mapping[str, Any], switches: Mapping[str, Mapping[str, Any]]) -> _Runs:
+    """Give runs that differ in their switches and in nothing else."""
+    return {part: ({**gpu, **switch}, {**smoke, **switch}) for part, switch in switches.items()}
+
+
+def _pair(
+    name: str, fault: str, gpu: dict[str, Any], smoke: dict[str, Any], value: int, *, workload: str = _TRAINING
+) -> dict[str, Part]:
+    """Build the two runs of an investigation that differ in one switch: with the fault, and without."""
+    runs = _switched(gpu, smoke, {"before": {fault: True}, "after": {fault: False}})
+    return _parts(name, workload, runs, value)
+
+
 _LM = {"vocabulary": 32_000, "heads": 16, "precision": "bf16", "workers": 8}
 
 # Sizes on a GPU, with what decides them:
@@ -135,69 +184,27 @@ _SMOKE = {"workers": 0}
 _SMOKE_STARVED = {"decode_bytes": 20_000, "read_ms": 5.0, "workers": 4}
 
 
-def _pair(
-    name: str, fault: str, gpu: dict[str, Any], smoke: dict[str, Any], value: int, *, workload: str = _TRAINING
-) -> dict[str, Part]:
-    """Build the two runs of an investigation that differ in one switch and nothing else."""
-    return {
-        part: Part(name, part, workload, MappingProxyType(gpu | switch), MappingProxyType(smoke | switch), value)
-        for part, switch in (("before", {fault: True}), ("after", {fault: False}))
-    }
-
-
 # - training-step: a language model whose attention writes its scores out, with ranges for the parts of attention.
 _STEP = {"vocabulary": 32_000, "d_model": 1024, "layers": 12, "d_ff": 4096, "heads": 16, "context": 1024, "batch": 8}
 _STEP_SMOKE = {"vocabulary": 512, "d_model": 128, "layers": 2, "d_ff": 384, "heads": 4, "context": 256, "batch": 2}
-
-
-def _attention(gpu: dict[str, Any], smoke: dict[str, Any]) -> dict[str, Part]:
-    """Build the two runs of a training step, with attention written out and with PyTorch's fused one."""
-    both = {"mode": "train", "annotate_mha": True}
-    return {
-        part: Part(
-            "training-step",
-            part,
-            "nsightkit.workloads.lm:start",
-            MappingProxyType(gpu | both | {"precision": "bf16", "attention": attention}),
-            MappingProxyType(smoke | both | {"precision": "fp32", "attention": attention}),
-            85,
-            second="nsys",
-        )
-        for part, attention in (("before", "naive"), ("after", "sdpa"))
-    }
+_STEP_HOW = {"mode": "train", "annotate_mha": True}
 
 
 # - autocast: the types are those of any size; the bytes should be those of layers that count, not of the vocabulary.
 _CAST = {"vocabulary": 8_192, "hidden": 1024, "layers": 4, "heads": 16, "context": 512, "batch": 8}
 
 
-def _looked_at(name: str, workload: str, gpu: dict[str, Any], switch: str, values: tuple[Any, Any]) -> dict[str, Part]:
-    """Build the two runs of an investigation that looks at values or types: a few steps are enough."""
-    return {
-        part: Part(
-            name,
-            part,
-            workload,
-            MappingProxyType(gpu | {switch: value}),
-            MappingProxyType({switch: value}),
-            50,
-            warmup=1,
-            repetitions=3,
-            active=1,
-            watch="observed",
-        )
-        for part, value in zip(("before", "after"), values, strict=True)
-    }
-
+# - what looks at values or types needs a few steps only.
+_A_FEW: Mapping[str, Any] = {"warmup": 1, "repetitions": 3, "active": 1, "measured": "observed"}
 
 # - bench: GEMMs long enough for an H200; the second size has more than twice the parameters, the second context as
 #   many tokens, so that it adds attention and nothing else.
 _MEDIUM = {"batch": 16, "context": 512, "d_model": 1024, "layers": 24, "d_ff": 4096, "heads": 16, "vocabulary": 10_000}
+_CELL_START = "investigations.bench_steps:start"
 _BENCH = {**_MEDIUM, "mode": "train", "precision": "bf16"}
 _SMALL = {"batch": 4, "context": 64, "d_model": 128, "layers": 2, "d_ff": 384, "heads": 4, "vocabulary": 512}
 _BENCH_SMOKE = {**_SMALL, "mode": "train", "precision": "bf16"}
 _CELLS: Mapping[str, Mapping[str, Any]] = {
-    "before": {},  # differs in its warm-up alone
     "after": {},
     "forward": {"mode": "fwd"},
     "no-optimizer": {"mode": "fwd_bwd"},
@@ -216,31 +223,18 @@ _PRECISIONS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def _cells(
-    name: str, gpu: dict[str, Any], smoke: dict[str, Any], changes: Mapping[str, Mapping[str, Any]], value: int
-) -> dict[str, Part]:
-    """Build cells of the benchmark, each with what it changes: switches are replaced, sizes multiplied."""
+_CELL: Mapping[str, Any] = {"warmup": 10, "repetitions": 30, "active": 2, "measured": "observed"}
 
-    def changed(base: dict[str, Any], change: Mapping[str, Any]) -> Mapping[str, Any]:
-        return MappingProxyType(
-            base | {key: int(base[key] * new) if key in _MEDIUM else new for key, new in change.items()}
-        )
 
-    return {
-        part: Part(
-            name,
-            part,
-            "nsightkit.investigations.bench_steps:start",
-            changed(gpu, change),
-            changed(smoke, change),
-            value,
-            warmup=0 if (name, part) == ("bench", "before") else 10,
-            repetitions=50 if name == "precision" else 30,  # to judge small differences by
-            active=2,
-            watch="observed",
-        )
-        for part, change in changes.items()
-    }
+def _multiplied(
+    gpu: dict[str, Any], smoke: dict[str, Any], changes: Mapping[str, Mapping[str, Any]]
+) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+    """Give runs, each with what it changes: switches are replaced, sizes multiplied."""
+
+    def changed(base: dict[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+        return base | {key: int(base[key] * new) if key in _MEDIUM else new for key, new in change.items()}
+
+    return {part: (changed(gpu, change), changed(smoke, change)) for part, change in changes.items()}
 
 
 # - matrix: ten models as they are, and small in every direction but depth and heads, which are their shape. Every batch
@@ -256,25 +250,6 @@ def _sizes(model: Configuration, divisor: int = 1) -> dict[str, int]:
     }
     heads = model.heads
     return sizes | {"d_model": -(-sizes["d_model"] // heads) * heads, "heads": heads, "layers": model.layers}
-
-
-def _matrix() -> dict[str, Part]:
-    """Build a part for each configuration of the matrix and each of their controls."""
-    return {
-        model.name: Part(
-            "matrix",
-            model.name,
-            "nsightkit.investigations.bench_steps:start",
-            MappingProxyType(_sizes(model) | _MATRIX),
-            MappingProxyType(_sizes(model, _SMALLER) | _MATRIX),
-            value=75,
-            warmup=10,
-            repetitions=30,
-            active=2,
-            watch="observed",
-        )
-        for model in (*MATRIX, *VARIANTS)
-    }
 
 
 # - attention-sweep: a batch of 8 and one head, as in a much used course. Contexts double until nothing fits: at 32768
@@ -294,32 +269,19 @@ _SWEPT = {
 }
 
 
-def _sweep() -> dict[str, Part]:
-    """Build a part for each implementation in each precision that it can have."""
+def _columns() -> _Runs:
+    """Give a run for each implementation in each precision that it can have."""
     found = {}
-    for precision, implementations in _SWEPT.items():
-        for implementation in implementations:
-            gpu = {"implementation": implementation, "precision": precision, **_SWEEP}
-            gpu["budget_s"] = 20.0 if precision == "fp32" else 10.0
-            smoke = gpu | _SWEEP_SMOKE | {"budget_s": 60.0}
-            if implementation == "naive-compiled":
-                gpu |= {"d_model": [64, 512], "traced": [1024, 4096], "budget_s": 25.0}
-                smoke |= {"compiler": "eager"}  # traced, but run as it is: inductor needs a C++ compiler
-            if implementation in ("flash", "cudnn"):
-                gpu["impossible"] = ["fp32", "tf32"]
-            name = f"{implementation}-{precision}"
-            found[name] = Part(
-                "attention-sweep",
-                name,
-                "nsightkit.workloads.attention:start",
-                MappingProxyType(gpu),
-                MappingProxyType(smoke),
-                value=65,
-                warmup=5,
-                repetitions=30,
-                active=1,
-                watch="swept",
-            )
+    for precision, implementation in ((p, i) for p, implementations in _SWEPT.items() for i in implementations):
+        gpu = {"implementation": implementation, "precision": precision, **_SWEEP}
+        gpu["budget_s"] = 20.0 if precision == "fp32" else 10.0
+        smoke = gpu | _SWEEP_SMOKE | {"budget_s": 60.0}
+        if implementation == "naive-compiled":
+            gpu |= {"d_model": [64, 512], "traced": [1024, 4096], "budget_s": 25.0}
+            smoke |= {"compiler": "eager"}  # traced, but run as it is: inductor needs a C++ compiler
+        if implementation in ("flash", "cudnn"):
+            gpu["impossible"] = ["fp32", "tf32"]
+        found[f"{implementation}-{precision}"] = (gpu, smoke)
     return found
 
 
@@ -333,75 +295,33 @@ _LENGTHS_SMOKE = {name: size for name, size in _SMALL.items() if name != "contex
     "contexts": [32, 64, 128, 256, 512],
     "limit_bytes": 64 * 2**20,
 }
-_MEMORY: Mapping[str, Mapping[str, Mapping[str, str]]] = {
-    "memory-context": {
-        "before": {"mode": "train", "precision": "bf16", "attention": "naive"},
-        "after": {"mode": "train", "precision": "bf16", "attention": "sdpa"},
-        "fp32": {"mode": "train", "precision": "fp32", "attention": "sdpa"},
-        "forward": {"mode": "fwd", "precision": "bf16", "attention": "sdpa"},
-    },
-    "ledger": {
-        "before": {"mode": "train", "precision": "fp32", "attention": "sdpa"},
-        "after": {"mode": "train", "precision": "bf16", "attention": "sdpa"},
-        "naive": {"mode": "train", "precision": "bf16", "attention": "naive"},
-        "forward": {"mode": "fwd", "precision": "bf16", "attention": "sdpa"},
-    },
+_CONTEXTS_IN: Mapping[str, Mapping[str, str]] = {
+    "before": {"mode": "train", "precision": "bf16", "attention": "naive"},
+    "after": {"mode": "train", "precision": "bf16", "attention": "sdpa"},
+    "fp32": {"mode": "train", "precision": "fp32", "attention": "sdpa"},
+    "forward": {"mode": "fwd", "precision": "bf16", "attention": "sdpa"},
 }
-
-
-def _memory(name: str, start: str, gpu: dict[str, Any], smoke: dict[str, Any], value: int) -> dict[str, Part]:
-    """Build parts whose memory is looked at: its bytes are the same in every step."""
-    return {
-        part: Part(
-            name,
-            part,
-            f"nsightkit.workloads.memory_steps:{start}",
-            MappingProxyType({**gpu, **switches}),
-            MappingProxyType({**smoke, **switches}),
-            value,
-            warmup=1,
-            repetitions=3,
-            active=1,
-            watch="observed",
-        )
-        for part, switches in _MEMORY[name].items()
-    }
-
+_ITEMS_IN: Mapping[str, Mapping[str, str]] = {
+    "before": _CONTEXTS_IN["fp32"],
+    "after": _CONTEXTS_IN["after"],
+    "naive": _CONTEXTS_IN["before"],
+    "forward": _CONTEXTS_IN["forward"],
+}
 
 # - memory-snapshot: few layers, for a file of a megabyte; a vocabulary that makes what is kept by mistake as large as
 #   everything that has to be kept. The limit leaves room for a step or two of it on a GPU of 24 GB.
 _KEPT = _MEDIUM | {"batch": 8, "context": 1024, "layers": 4, "vocabulary": 32_000}
 _KEPT_SMOKE = _SMALL | {"vocabulary": 2048}
-_ENDS: Mapping[str, tuple[bool, int | None, int | None]] = {
-    "before": (True, None, None),
-    "after": (False, None, None),
-    "full": (True, 16 * 10**9, 48 * 10**6),
+_KEPT_HOW = {"mode": "train", "precision": "bf16"}
+_KEPT_RUNS: _Runs = {
+    **_switched(
+        _KEPT | _KEPT_HOW, _KEPT_SMOKE | _KEPT_HOW, {"before": {"keep_graph": True}, "after": {"keep_graph": False}}
+    ),
+    "full": (
+        _KEPT | _KEPT_HOW | {"keep_graph": True, "limit_bytes": 16 * 10**9},
+        _KEPT_SMOKE | _KEPT_HOW | {"keep_graph": True, "limit_bytes": 48 * 10**6},
+    ),
 }
-
-
-def _remembered() -> dict[str, Part]:
-    """Build parts whose memory is recorded: with the fault, without it, and with it until memory is full."""
-
-    def run(base: dict[str, Any], keep_graph: bool, limit_bytes: int | None) -> Mapping[str, Any]:
-        limit = {} if limit_bytes is None else {"limit_bytes": limit_bytes}
-        return MappingProxyType({**base, "mode": "train", "precision": "bf16", "keep_graph": keep_graph, **limit})
-
-    return {
-        part: Part(
-            "memory-snapshot",
-            part,
-            "nsightkit.workloads.leak:start",
-            run(_KEPT, keep_graph, gpu),
-            run(_KEPT_SMOKE, keep_graph, smoke),
-            value=71,
-            warmup=0,
-            repetitions=0,
-            active=3,
-            watch="remembered",
-        )
-        for part, (keep_graph, gpu, smoke) in _ENDS.items()
-    }
-
 
 # - ceilings: a product large enough to fill any card, and tensors larger than any cache; warm for a second before it
 #   counts, since clocks fall with the power that is drawn.
@@ -426,46 +346,10 @@ _CEILINGS: Mapping[str, tuple[dict[str, Any], dict[str, Any], int]] = {  # on a 
 }
 
 
-def _ceilings() -> dict[str, Part]:
-    return {
-        name: Part(
-            "ceilings",
-            name,
-            "nsightkit.workloads.ceilings:start",
-            MappingProxyType(gpu),
-            MappingProxyType(smoke),
-            value=103,  # first of all, with the ladders that are held against them
-            warmup=warmup,
-            repetitions=200,
-            active=3,
-            utilization=True,
-        )
-        for name, (gpu, smoke, warmup) in _CEILINGS.items()
-    }
-
-
 # - roofline: the layer that has more intensity than its card has balance, first with its attention written out.
+_LAYERS = "workloads.layer:start"
 _LAYER = {"mode": "prefill", "batch": 1, "context": 2048, "hidden": 4096, "heads": 32, "d_ff": 11_008, "layers": 3}
 _LAYER_SMOKE = {**_LAYER, "context": 128, "hidden": 256, "heads": 4, "d_ff": 704, "layers": 2}
-
-
-def _roofline() -> dict[str, Part]:
-    return {
-        part: Part(
-            "roofline",
-            part,
-            "nsightkit.workloads.layer:start",
-            MappingProxyType(_LAYER | {"rung": rung}),
-            MappingProxyType(_LAYER_SMOKE | {"rung": rung}),
-            value=91,
-            warmup=300,
-            repetitions=50,
-            active=3,
-            watch="observed",
-            shapes=True,
-        )
-        for part, rung in (("before", "naive"), ("after", "fused"))
-    }
 
 
 # - limiters: products that fill any card, tensors larger than any cache, and rows for the softmax fewer than any card
@@ -479,71 +363,24 @@ _LIMITERS_SMOKE = {
 }  # fmt: skip
 
 
-def _limiters() -> dict[str, Part]:
-    """Build the two runs of the operations: with a softmax over few rows, and over many."""
-    return {
-        part: Part(
-            "limiters",
-            part,
-            "nsightkit.workloads.limiters:start",
-            MappingProxyType(_LIMITERS | {"rows": rows}),
-            MappingProxyType(_LIMITERS_SMOKE | {"rows": smoke}),
-            value=90,
-            warmup=20,
-            repetitions=50,
-            active=3,
-            second="ncu",
-        )
-        for part, rows, smoke in (("before", 16, 4), ("after", 16_384, 256))
-    }
-
-
 # - ladder and decode: the same layer in every implementation. Warm for a second before it counts; on a CPU through a
 #   compiler that needs none, and small. Decoding passes through more layers, each of which takes little.
-_RUNGS: Mapping[str, tuple[str, tuple[str, ...], dict[str, Any], int]] = {
-    "ladder": (
-        "prefill",
-        (
-            *("naive", "sdpa", "fused", "compiled", "autotuned", "graphed", "two-streams", "graphed-eager"),
-            *("flash", "cudnn", "triton", "epilogue", "fp8"),
-        ),
-        {},
-        300,
-    ),
-    "decode": (
-        "decode",
-        (
-            *("eager", "fused", "compiled", "graphed", "graphed-eager", "sums", "triton"),
-            *("streamed", "overlapped", "one-mlp"),
-        ),
-        {"layers": 8},
-        1500,
-    ),
-}
+_ON_CPU = _LAYER_SMOKE | {"context": 64, "hidden": 128, "d_ff": 352, "layers": 3, "compiler": "aot_eager"}
+_RUNG: Mapping[str, Any] = {"repetitions": 100, "active": 2, "utilization": True, "measured": "observed"}
+_PREFILL = (
+    *("naive", "sdpa", "fused", "compiled", "autotuned", "graphed", "two-streams", "graphed-eager"),
+    *("flash", "cudnn", "triton", "epilogue", "fp8"),
+)
+_DECODE = (
+    *("eager", "fused", "compiled", "graphed", "graphed-eager", "sums", "triton"),
+    *("streamed", "overlapped", "one-mlp"),
+)
 
 
-def _rungs(name: str, value: int) -> dict[str, Part]:
-    """Build a part for each rung of a ladder."""
-    mode, rungs, sizes, warmup = _RUNGS[name]
+def _rungs(mode: str, rungs: tuple[str, ...], **sizes: int) -> _Runs:
+    """Give a run for each rung of a ladder."""
     gpu = _LAYER | sizes | {"mode": mode, "compiler": "inductor"}
-    smoke = _LAYER_SMOKE | {"context": 64, "hidden": 128, "d_ff": 352}
-    smoke |= {"mode": mode, "layers": 3, "compiler": "aot_eager"}
-    return {
-        rung: Part(
-            name,
-            rung,
-            "nsightkit.workloads.layer:start",
-            MappingProxyType(gpu | {"rung": rung}),
-            MappingProxyType(smoke | {"rung": rung}),
-            value,
-            warmup=warmup,
-            repetitions=100,
-            active=2,
-            utilization=True,
-            watch="observed",
-        )
-        for rung in rungs
-    }
+    return _switched(gpu, _ON_CPU | {"mode": mode}, {rung: {"rung": rung} for rung in rungs})
 
 
 # - gate: the same step in several processes, and once with a twelfth more layers: a slowdown of some percent that
@@ -552,82 +389,24 @@ _GATED = _MEDIUM | {"mode": "train", "precision": "bf16"}
 _GATED_SMOKE = _SMALL | {"context": 16, "d_model": 64, "d_ff": 192, "layers": 12, "mode": "train", "precision": "fp32"}
 
 
-def _gate() -> dict[str, Part]:
-    return {
-        part: Part(
-            "gate",
-            part,
-            "nsightkit.workloads.lm:start",
-            MappingProxyType(_GATED | {"layers": 26 if part == "after" else 24}),
-            MappingProxyType(_GATED_SMOKE | {"layers": 13 if part == "after" else 12}),
-            value=68,
-            active=2,
-        )
-        for part in ("before", "before-2", "before-3", "before-4", "again", "after")
-    }
-
+_GATE_PARTS = dict.fromkeys(("before", "before-2", "before-3", "before-4", "again"), 0) | {"after": 1}
 
 # - one-change: a starved run and its repair, each in two processes and in turns; enough steps in a profile for an
 #   interval of its own.
-def _one_change() -> dict[str, Part]:
-    """Build a change and its repetition, in the order in which they are measured."""
-    return {
-        part: Part(
-            "one-change",
-            part,
-            _TRAINING,
-            MappingProxyType(_STARVED | {"starved": not part.startswith("after")}),
-            MappingProxyType(_SMOKE_STARVED | {"starved": not part.startswith("after")}),
-            value=67,
-            active=10,
-        )
-        for part in ("before", "after", "again", "after-again")
-    }
-
-
 # - late-rank: data-parallel training in two processes, whose gradients are of a size that takes a while to add up. What
 #   is kept are the steps that each rank profiles of itself; the times of steps are those of the first rank.
 _CREW = {"ranks": 2, "hidden": 2048, "layers": 8, "batch": 512, "bucket_mb": 64.0, "late_ms": 20.0, "profiled": 20}
-
-
-def _late_rank() -> dict[str, Part]:
-    """Build the two runs of a job, with the late rank and without."""
-    return {
-        part: Part(
-            "late-rank",
-            part,
-            "nsightkit.workloads.late_rank:start",
-            MappingProxyType(_CREW | {"late": late}),
-            MappingProxyType({"late": late}),
-            45,
-            warmup=3,
-            repetitions=20,
-            active=2,
-            watch="observed",
-        )
-        for part, late in (("before", True), ("after", False))
-    }
 
 
 #: {investigation: {part: Part}}
 INVESTIGATIONS: Mapping[str, Mapping[str, Part]] = MappingProxyType(
     {
         "gpu-util": {
-            "training": Part(
+            **_parts("gpu-util", _TRAINING, {"training": (_ORDINARY, _SMOKE)}, 90, utilization=True),
+            **_parts(
                 "gpu-util",
-                "training",
-                _TRAINING,
-                MappingProxyType(_ORDINARY),
-                MappingProxyType(_SMOKE),
-                90,
-                utilization=True,
-            ),
-            "one-thread": Part(
-                "gpu-util",
-                "one-thread",
-                "nsightkit.workloads.one_thread:start",
-                MappingProxyType({"step_ms": 5.0}),
-                MappingProxyType({"step_ms": 2.0}),
+                "workloads.one_thread:start",
+                {"one-thread": ({"step_ms": 5.0}, {"step_ms": 2.0})},
                 60,
                 utilization=True,
             ),
@@ -635,24 +414,148 @@ INVESTIGATIONS: Mapping[str, Mapping[str, Part]] = MappingProxyType(
         "starved-input": _pair("starved-input", "starved", _STARVED, _SMOKE_STARVED, 100),
         "hidden-sync": _pair("hidden-sync", "sync", _SYNC, _SMOKE, 80),
         "tiny-kernels": _pair("tiny-kernels", "tiny", _TINY, _SMOKE, 70),
-        "training-step": _attention(_STEP, _STEP_SMOKE),
-        "accumulation": _looked_at("accumulation", "nsightkit.workloads.accumulation:start", {}, "block", (1, 25)),
-        "autocast": _looked_at("autocast", "nsightkit.workloads.autocast:start", _CAST, "norm", ("written", "fused")),
-        "bench": _cells("bench", _BENCH, _BENCH_SMOKE, _CELLS, 95),
-        "precision": _cells("precision", _BENCH, _BENCH_SMOKE | {"d_model": 64}, _PRECISIONS, 94),
-        "matrix": _matrix(),
-        "ceilings": _ceilings(),
-        "roofline": _roofline(),
-        "limiters": _limiters(),
-        "ladder": _rungs("ladder", 102),
-        "decode": _rungs("decode", 101),
-        "memory-context": _memory("memory-context", "column", _LENGTHS, _LENGTHS_SMOKE, 72),
-        "ledger": _memory("ledger", "start", _LEDGER, _SMALL, 78),
-        "memory-snapshot": _remembered(),
-        "attention-sweep": _sweep(),
-        "gate": _gate(),
-        "late-rank": _late_rank(),
-        "one-change": _one_change(),
+        "training-step": _parts(
+            "training-step",
+            "workloads.lm:start",
+            _switched(
+                {**_STEP, **_STEP_HOW, "precision": "bf16"},
+                {**_STEP_SMOKE, **_STEP_HOW, "precision": "fp32"},
+                {"before": {"attention": "naive"}, "after": {"attention": "sdpa"}},
+            ),
+            85,
+            profiled="nsys",
+        ),
+        "accumulation": _parts(
+            "accumulation",
+            "workloads.accumulation:start",
+            _switched({}, {}, {"before": {"block": 1}, "after": {"block": 25}}),
+            50,
+            **_A_FEW,
+        ),
+        "autocast": _parts(
+            "autocast",
+            "workloads.autocast:start",
+            _switched(_CAST, {}, {"before": {"norm": "written"}, "after": {"norm": "fused"}}),
+            50,
+            **_A_FEW,
+        ),
+        "bench": {
+            # Before and after differ in the warm-up alone.
+            **_parts("bench", _CELL_START, {"before": (_BENCH, _BENCH_SMOKE)}, 95, **{**_CELL, "warmup": 0}),
+            **_parts("bench", _CELL_START, _multiplied(_BENCH, _BENCH_SMOKE, _CELLS), 95, **_CELL),
+        },
+        "precision": _parts(
+            "precision",
+            _CELL_START,
+            _switched(_BENCH, _BENCH_SMOKE | {"d_model": 64}, _PRECISIONS),
+            94,
+            **{**_CELL, "repetitions": 50},  # to judge small differences by
+        ),
+        "matrix": _parts(
+            "matrix",
+            _CELL_START,
+            {m.name: (_sizes(m) | _MATRIX, _sizes(m, _SMALLER) | _MATRIX) for m in (*MATRIX, *VARIANTS)},
+            75,
+            **_CELL,
+        ),
+        "ceilings": {
+            name: Part(
+                "ceilings",
+                name,
+                "nsightkit.workloads.ceilings:start",
+                MappingProxyType(gpu),
+                MappingProxyType(smoke),
+                value=103,  # first of all, with the ladders that are held against them
+                warmup=warmup,
+                repetitions=200,
+                utilization=True,
+            )
+            for name, (gpu, smoke, warmup) in _CEILINGS.items()
+        },
+        "roofline": _parts(
+            "roofline",
+            _LAYERS,
+            _switched(_LAYER, _LAYER_SMOKE, {"before": {"rung": "naive"}, "after": {"rung": "fused"}}),
+            91,
+            warmup=300,
+            measured="observed",
+            shapes=True,
+        ),
+        "limiters": _parts(
+            "limiters",
+            "workloads.limiters:start",
+            {
+                "before": (_LIMITERS | {"rows": 16}, _LIMITERS_SMOKE | {"rows": 4}),
+                "after": (_LIMITERS | {"rows": 16_384}, _LIMITERS_SMOKE | {"rows": 256}),
+            },
+            90,
+            warmup=20,
+            profiled="ncu",
+        ),
+        "ladder": _parts("ladder", _LAYERS, _rungs("prefill", _PREFILL), 102, warmup=300, **_RUNG),
+        "decode": _parts("decode", _LAYERS, _rungs("decode", _DECODE, layers=8), 101, warmup=1500, **_RUNG),
+        "memory-context": _parts(
+            "memory-context",
+            "workloads.memory_steps:column",
+            _switched(_LENGTHS, _LENGTHS_SMOKE, _CONTEXTS_IN),
+            72,
+            **_A_FEW,
+        ),
+        "ledger": _parts("ledger", "workloads.memory_steps:start", _switched(_LEDGER, _SMALL, _ITEMS_IN), 78, **_A_FEW),
+        "memory-snapshot": _parts(
+            "memory-snapshot",
+            "workloads.leak:start",
+            _KEPT_RUNS,
+            71,
+            warmup=0,
+            repetitions=0,
+            measured="remembered",
+        ),
+        "attention-sweep": _parts(
+            "attention-sweep",
+            "workloads.attention:start",
+            _columns(),
+            65,
+            warmup=5,
+            repetitions=30,
+            active=1,
+            measured="swept",
+        ),
+        "gate": _parts(
+            "gate",
+            "workloads.lm:start",
+            {
+                part: (_GATED | {"layers": 24 + 2 * more}, _GATED_SMOKE | {"layers": 12 + more})
+                for part, more in _GATE_PARTS.items()
+            },
+            68,
+            active=2,
+        ),
+        "late-rank": _parts(
+            "late-rank",
+            "workloads.late_rank:start",
+            _switched(_CREW, {}, {"before": {"late": True}, "after": {"late": False}}),
+            45,
+            warmup=3,
+            repetitions=20,
+            active=2,
+            measured="observed",
+        ),
+        # In the order in which they are measured: a change, and its repetition.
+        "one-change": _parts(
+            "one-change",
+            _TRAINING,
+            _switched(
+                _STARVED,
+                _SMOKE_STARVED,
+                {
+                    part: {"starved": not part.startswith("after")}
+                    for part in ("before", "after", "again", "after-again")
+                },
+            ),
+            67,
+            active=10,
+        ),
         # new ones
     }
 )

@@ -11,7 +11,7 @@ from typing import Any
 from nsightkit.capture.children import has_gpu
 from nsightkit.errors import NsightkitError, UsageError
 from nsightkit.investigations import recordings
-from nsightkit.investigations.measurement import run_child, run_second
+from nsightkit.investigations.measurement import run_child
 from nsightkit.investigations.parts import Part, parts
 
 __all__ = ["record"]
@@ -118,26 +118,19 @@ def _record(part: Part, where: Path, *, dry_run: bool, timeout_s: float) -> Path
     from nsightkit.trace import load
 
     where.mkdir(parents=True, exist_ok=True)
-    command = f"python -m nsightkit record --only {part.investigation}/{part.name}"
-    begin = time.monotonic()
-    mode = "smoke" if dry_run else "live"
+    command = f"python -m nsightkit record --only {part.investigation}/{part.name}{' --dry-run' if dry_run else ''}"
     with tempfile.TemporaryDirectory(prefix="nsightkit-", ignore_cleanup_errors=True) as folder:
         made = Path(folder)
-        samples, provenance = run_child(
-            part,
-            mode,
-            made,
-            kind="dry-run",
-            command=command + (" --dry-run" if dry_run else ""),
-            timeout_s=timeout_s,
-        )
-        left = max(timeout_s - (time.monotonic() - begin), 1.0)
-        provenance |= run_second(part, mode, made, timeout_s=left)
-        trace = load(made / "trace.json.gz", cache=False)
-        by_nsys = load(made / "nsys", cache=False) if (made / "nsys").is_dir() else None
-        frame = recordings.frame(samples)
-        by_ncu = made / "ncu.csv" if (made / "ncu.csv").is_file() else None
-        taken = made / "snapshot.pickle" if part.watch == "remembered" else None
+        mode = "smoke" if dry_run else "live"
+        samples, provenance = run_child(part, mode, made, kind="dry-run", command=command, timeout_s=timeout_s)
+        ncu, snapshot, nsys = (made / name for name in (recordings.NCU, recordings.SNAPSHOT, recordings.NSYS))
         return recordings.write(
-            trace, frame, provenance, where, nsys=by_nsys, ncu=by_ncu, snapshot=taken, dry_run=dry_run
+            load(made / "trace.json.gz", cache=False),
+            recordings.frame(samples),
+            provenance,
+            where,
+            nsys=load(nsys, cache=False) if nsys.is_dir() else None,
+            ncu=ncu if ncu.is_file() else None,
+            snapshot=snapshot if snapshot.is_file() else None,
+            dry_run=dry_run,
         )

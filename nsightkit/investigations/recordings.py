@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsightkit.capture.provenance import FORMAT, scrub, slug
 from nsightkit.errors import NsightkitError, UsageError
-from nsightkit.investigations.keys import COLLECTING, MEASURED_BY, REPEATING, key
+from nsightkit.investigations.keys import key
 from nsightkit.investigations.parts import Part, parts
 
 if TYPE_CHECKING:
@@ -28,10 +28,12 @@ if TYPE_CHECKING:
 
     from nsightkit.trace.model import Trace
 
-__all__ = ["Recording", "find", "folder", "frame", "part_key", "status", "write"]
+__all__ = ["NCU", "NSYS", "SNAPSHOT", "TRACE", "Recording", "find", "folder", "frame", "part_key", "status", "write"]
 
-_PROVENANCE, _SAMPLES, _TRACE, _NSYS = "provenance.json", "samples.parquet", "trace", "nsys"
-_NCU, _SNAPSHOT = "ncu.csv", "snapshot.pickle"
+#: Names in the folder of a part that was measured, and of a recording of it. A profile is ``trace.json.gz`` before it
+#: is recorded.
+TRACE, NSYS, NCU, SNAPSHOT = "trace", "nsys", "ncu.csv", "snapshot.pickle"
+_PROVENANCE, _SAMPLES = "provenance.json", "samples.parquet"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,29 +55,6 @@ class Recording:
     provenance: dict[str, Any]
     state: str
     reason: str
-
-    @property
-    def trace_path(self) -> Path:
-        """The folder that :func:`nsightkit.load` opens."""
-        return self.path / _TRACE
-
-    @property
-    def nsys_path(self) -> Path | None:
-        """The folder with what Nsight Systems captured of the part; None where it did not."""
-        place = self.path / _NSYS
-        return place if place.is_dir() else None
-
-    @property
-    def ncu_path(self) -> Path | None:
-        """The counters that Nsight Compute read; None where it did not."""
-        place = self.path / _NCU
-        return place if place.is_file() else None
-
-    @property
-    def snapshot_path(self) -> Path | None:
-        """The memory snapshot; None where the part takes none."""
-        place = self.path / _SNAPSHOT
-        return place if place.is_file() else None
 
     def samples(self) -> pd.DataFrame:
         """Read the raw samples.
@@ -123,9 +102,7 @@ def part_key(part: Part, mode: str = "live") -> str:
     -------
     str
     """
-    counts = part.counts(mode) | {"shapes": int(part.shapes), "utilization": int(part.utilization)}
-    also = {None: [], "nsys": [REPEATING], "ncu": [REPEATING, COLLECTING]}[part.second]
-    return key(part.workload, part.parameters(mode), counts, MEASURED_BY[part.watch], *also)
+    return key(part.code, part.parameters(mode), part.counts(mode))
 
 
 def find(part: Part, where: Path | None = None) -> list[Recording]:
@@ -154,20 +131,21 @@ def _judge(place: Path, part: Part, wanted: str) -> Recording:
     except (OSError, ValueError) as error:
         return Recording(place, {}, "refused", f"its {_PROVENANCE} cannot be read ({error})")
     if not isinstance(record, dict):
-        return Recording(place, {}, "refused", f"its {_PROVENANCE} is no object")
-    if record.get("kind") != "measured" or not isinstance(record.get("gpu"), dict):
-        return Recording(place, record, "refused", "it was not measured on a GPU")
-    if record.get("format") != FORMAT:
-        return Recording(place, record, "stale", f"it has format {record.get('format')}, not {FORMAT}")
-    if (record.get("investigation"), record.get("part")) != (part.investigation, part.name):
-        return Recording(place, record, "refused", "it is of another part")
-    if record.get("key") != wanted:
-        return Recording(place, record, "stale", "the code or the parameters have changed since")
-    if not (place / _SAMPLES).is_file() or not (place / _TRACE).is_dir():
-        return Recording(place, record, "refused", "it is incomplete")
-    if part.watch == "remembered" and not (place / _SNAPSHOT).is_file():
-        return Recording(place, record, "refused", "it has no memory snapshot")
-    return Recording(place, record, "current", "")
+        return Recording(place, {}, "refused", f"its {_PROVENANCE} is not an object")
+    on_gpu = record.get("kind") == "measured" and isinstance(record.get("gpu"), dict)
+    whole = (place / _SAMPLES).is_file() and (place / TRACE).is_dir()
+    snapshot = part.measured != "remembered" or (place / SNAPSHOT).is_file()
+    of = (record.get("investigation"), record.get("part"))
+    checks = (
+        (on_gpu, "refused", "it was not measured on a GPU"),
+        (record.get("format") == FORMAT, "stale", f"it has format {record.get('format')}, not {FORMAT}"),
+        (of == (part.investigation, part.name), "refused", "it is of another part"),
+        (record.get("key") == wanted, "stale", "the code or the parameters have changed since"),
+        (whole, "refused", "it is incomplete"),
+        (snapshot, "refused", "it has no memory snapshot"),
+    )
+    state, reason = next(((state, reason) for good, state, reason in checks if not good), ("current", ""))
+    return Recording(place, record, state, reason)
 
 
 def status(where: Path | None = None) -> list[dict[str, str]]:
@@ -183,30 +161,19 @@ def status(where: Path | None = None) -> list[dict[str, str]]:
         ``investigation``, ``part``, ``gpu``, ``state`` (``current``, ``stale``, ``refused``, ``absent``),
         ``reason``, ``path``.
     """
-    found = []
-    for part in parts():
-        recordings = find(part, where)
-        found += [
-            {
-                "investigation": part.investigation,
-                "part": part.name,
-                "gpu": str((r.provenance.get("gpu") or {}).get("name", "")),
-                "state": r.state,
-                "reason": r.reason,
-                "path": str(r.path),
-            }
-            for r in recordings
-        ] or [
-            {
-                "investigation": part.investigation,
-                "part": part.name,
-                "gpu": "",
-                "state": "absent",
-                "reason": "never recorded",
-                "path": "",
-            }
-        ]
-    return found
+    absent = Recording(Path(), {}, "absent", "never recorded")
+    return [
+        {
+            "investigation": part.investigation,
+            "part": part.name,
+            "gpu": str((recording.provenance.get("gpu") or {}).get("name", "")),
+            "state": recording.state,
+            "reason": recording.reason,
+            "path": "" if recording is absent else str(recording.path),
+        }
+        for part in parts()
+        for recording in find(part, where) or [absent]
+    ]
 
 
 def frame(samples: Mapping[str, list[float]]) -> pd.DataFrame:
@@ -289,15 +256,13 @@ def write(
     draft = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
     try:
         draft.chmod(0o755)
-        store.write(trace, draft / _TRACE)
-        if nsys is not None:
-            store.write(nsys, draft / _NSYS)
-        if ncu is not None:
-            reports.read(ncu)
-            scrubbing.copy(ncu, draft / _NCU)
-        if snapshot is not None:
-            snapshots.read(snapshot)
-            scrubbing.copy(snapshot, draft / _SNAPSHOT)
+        for captured, named in ((trace, TRACE), (nsys, NSYS)):
+            if captured is not None:
+                store.write(captured, draft / named)
+        for file, reader, named in ((ncu, reports.read, NCU), (snapshot, snapshots.read, SNAPSHOT)):
+            if file is not None:
+                reader(file)
+                scrubbing.copy(file, draft / named)
         samples.to_parquet(draft / _SAMPLES, compression="zstd", index=False)
         text = json.dumps(scrub(dict(provenance)), indent=2, sort_keys=True, ensure_ascii=False)
         (draft / _PROVENANCE).write_text(text + "\n", encoding="utf-8")

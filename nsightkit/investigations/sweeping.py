@@ -1,7 +1,7 @@
 """The measuring function of a sweep's column: one implementation in one precision, at every size, in one process.
 
 A recording of such a part is valid for exactly this code, as one of any other part is for
-``nsightkit.investigations.measuring``. What the samples are called and what their codes mean is
+:mod:`nsightkit.investigations.measuring`. What the samples are called and what their codes mean is
 :mod:`nsightkit.workloads.cells`.
 
 Every cell begins as in a fresh process: references dropped, compiled code forgotten, cached memory and the libraries'
@@ -40,7 +40,7 @@ from nsightkit.workloads.cells import (
 from nsightkit.workloads.phases import phase
 from nsightkit.workloads.tensor_memory import TensorMemory
 
-__all__ = ["SweepConfig", "sweep"]
+__all__ = ["SweepConfig", "swept"]
 
 _OF_COLUMN = ("batch", "heads", "causal")
 #: Fewest samples of one direction of a cell.
@@ -133,8 +133,8 @@ class _OnCpu:
         self._tensors.reset_peak()
 
 
-def sweep(
-    workload: Any, device: str, parameters: Mapping[str, Any], counts: Mapping[str, int], *, trace: Path
+def swept(
+    workload: Any, device: str, parameters: Mapping[str, Any], counts: Mapping[str, int], folder: Path
 ) -> tuple[dict[str, list[float]], dict[str, Any]]:
     """Measure one column: time, memory and status of each cell and direction, then a profile of the cells that fit.
 
@@ -147,8 +147,8 @@ def sweep(
         Fields of :class:`SweepConfig`, and of the workload.
     counts : mapping
         ``warmup``, ``repetitions`` (the most of a cell), ``active``.
-    trace : Path
-        Where the profile is written.
+    folder : Path
+        Gets the profile, ``trace.json.gz``.
 
     Returns
     -------
@@ -171,7 +171,7 @@ def sweep(
         finally:
             gc.unfreeze()
         fitting = [cell for cell in column.fitting if cell[1] in config.traced]
-        _profile(work, fitting, device, trace, counts["active"])
+        _profile(work, fitting, device, folder / "trace.json.gz", counts["active"])
         resolved = work.parameters | dataclasses.asdict(config)
     return column.samples, resolved
 

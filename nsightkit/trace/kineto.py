@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Self, TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
@@ -39,11 +40,6 @@ from nsightkit.trace.model import (
     complete,
 )
 from nsightkit.trace.nesting import nesting
-
-try:
-    import msgspec
-except ImportError:  # a dependency, but not on the bare machines where recordings are made
-    from nsightkit.trace import _plain_msgspec as msgspec  # type: ignore[no-redef]
 
 __all__ = ["decode", "open_kineto", "short_kernel_name"]
 

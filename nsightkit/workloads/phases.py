@@ -7,9 +7,10 @@ read in Nsight Systems and in a PyTorch profile has to say everything twice. Thi
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+
+import nvtx
 
 __all__ = ["phase"]
 
@@ -18,8 +19,8 @@ __all__ = ["phase"]
 def phase(name: str) -> Iterator[None]:
     """Mark a phase of a step for every profiler that may be watching.
 
-    Emits an NVTX range (through the ``nvtx`` package, else through a CUDA build of torch, else none)
-    and, in a program that has imported torch, a ``torch.profiler.record_function`` block.
+    Emits an NVTX range, through the ``nvtx`` package, and, in a program that has imported torch, a
+    ``torch.profiler.record_function`` block.
 
     Parameters
     ----------
@@ -32,27 +33,11 @@ def phase(name: str) -> Iterator[None]:
     >>> with phase("forward"):
     ...     pass
     """
-    push, pop = _nvtx()
     torch = sys.modules.get("torch")
     block = torch.profiler.record_function(name) if torch is not None else contextlib.nullcontext()
-    push(name)
+    nvtx.push_range(name)
     try:
         with block:
             yield
     finally:
-        pop()
-
-
-@functools.cache
-def _nvtx() -> tuple[Callable[[str], object], Callable[[], object]]:
-    try:
-        import nvtx
-    except ImportError:
-        pass
-    else:
-        return nvtx.push_range, nvtx.pop_range
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.version.cuda:
-        return torch.cuda.nvtx.range_push, torch.cuda.nvtx.range_pop
-    # Without a CUDA build torch.cuda.nvtx raises "NVTX functions not installed".
-    return lambda _: None, lambda: None
+        nvtx.pop_range()

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import socket
+import subprocess
 from pathlib import Path
 from typing import Self
 
@@ -19,7 +20,7 @@ from nsightkit.analysis.compare import sources
 from nsightkit.analysis.timeline import steps
 from nsightkit.capture import doctor, provenance
 from nsightkit.errors import NsightkitError
-from nsightkit.investigations import keys, record, recordings, repeating, second
+from nsightkit.investigations import keys, profiled, record, recordings
 from nsightkit.investigations import measurement as investigation
 from nsightkit.investigations import parts as investigations
 from nsightkit.trace import chrome, nsys_tool
@@ -60,7 +61,7 @@ def test_a_part_is_captured_by_both(nsys: Path, monkeypatch: pytest.MonkeyPatch)
     names = by_nsys["ranges"]["name"].value_counts().to_dict()
     active = measured.provenance["counts"]["active"]
     assert names["step"] == names["forward"] == names["backward"] == names["optimizer"] == active
-    assert not {repeating.CAPTURED, repeating.STEADY} & set(names)
+    assert not {profiled.CAPTURED, profiled.STEADY} & set(names)
     # the same program: every range that PyTorch's profile has, as often, but those that PyTorch itself marks
     theirs = measured.trace["ranges"]["name"].value_counts().to_dict()
     assert {name: count for name, count in theirs.items() if "#" not in name} == names
@@ -74,13 +75,13 @@ def test_a_part_is_captured_by_both(nsys: Path, monkeypatch: pytest.MonkeyPatch)
     assert set(table["clock"]) == {"CPU"}
     assert table["difference"].notna().all()
     # nsys puts the environment of the program and the names of all threads of the machine into its report
-    written = b"".join(p.read_bytes() for p in measured.nsys_trace_path.rglob("*") if p.is_file())
+    written = b"".join(p.read_bytes() for p in (measured.folder / "nsys").rglob("*") if p.is_file())
     assert b"s3cr3t-value" not in written
     assert len(by_nsys.meta.thread_names) <= by_nsys["ranges"]["thread"].nunique()
-    assert sorted(p.name for p in measured.trace_path.parent.iterdir()) == ["nsys", "result.json", "trace.json.gz"]
+    assert sorted(p.name for p in measured.folder.iterdir()) == ["nsys", "result.json", "trace.json.gz"]
     told = dict(provenance.rows(measured.provenance))["Under Nsight Systems, in another run"]
     assert told.startswith("nsys profile --trace=cuda,nvtx")
-    assert told.endswith("python -m nsightkit.investigations.repeating training-step before smoke")
+    assert told.endswith("python -m nsightkit.investigations.profiled training-step before smoke")
     assert str(Path.cwd()) not in told
     assert "Under Nsight Systems" in measured._repr_html_()
 
@@ -122,9 +123,9 @@ def _texts(path: Path) -> str:
 
 
 def noticed(part: investigations.Part, folder: Path) -> str:
-    found = second.capture(part, "smoke", folder, timeout_s=60)
+    found = profiled.capture(part, "smoke", folder, timeout_s=60)
     assert found.keys() == {"notice"}
-    assert not list(folder.glob("second*"))
+    assert not list(folder.glob("profiled*"))
     assert not (folder / "nsys").exists()
     assert "\n" not in found["notice"]
     return found["notice"]
@@ -155,13 +156,15 @@ def test_a_failing_nsys_is_a_line_and_no_failure(
 
 
 def test_a_part_that_does_not_ask_is_not_captured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*_: object, **__: object) -> dict[str, str]:
-        raise AssertionError("captured")
+    def measured(job: str, *_: object) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "result.json").write_text('{"samples": {}, "provenance": {}}')
+        return subprocess.CompletedProcess([], 0, "", "")
 
-    monkeypatch.setattr(second, "capture", never)
-    assert investigation.run_second(PLAIN, "smoke", tmp_path, timeout_s=1) == {}
-    with pytest.raises(AssertionError, match="captured"):
-        investigation.run_second(PART, "smoke", tmp_path, timeout_s=1)
+    monkeypatch.setattr(investigation, "_run_job", measured)
+    monkeypatch.setattr(profiled, "capture", lambda *_, **__: {"notice": "captured"})
+    how = {"kind": "smoke", "command": "", "timeout_s": 1}
+    assert investigation.run_child(PLAIN, "smoke", tmp_path, **how) == ({}, {})
+    assert investigation.run_child(PART, "smoke", tmp_path, **how) == ({}, {"nsys": {"notice": "captured"}})
 
 
 # -- cut to the steady steps ---------------------------------------------------------------------------------------
@@ -171,11 +174,11 @@ def captured(folder: Path) -> tuple[Trace, dict]:
     """A planted capture: two steps nsys settles in, then three that count."""
     out, process, main = planted.Export(), planted.Export.process(1), planted.Export.thread(1, 1)
     now = 1_000_000
-    begins = {repeating.CAPTURED: now, repeating.STEADY: 0}
+    begins = {profiled.CAPTURED: now, profiled.STEADY: 0}
     kernels = 0
     for number in range(5):
         if number == 2:
-            begins[repeating.STEADY] = now + 10
+            begins[profiled.STEADY] = now + 10
         start = now + 100
         call = out.call("cudaLaunchKernel", main, start + 200, start + 300)
         out.kernel("gemm", start + 400, start + 900 + number, call, process)
@@ -186,19 +189,21 @@ def captured(folder: Path) -> tuple[Trace, dict]:
     for name, begin in begins.items():
         out.range(name, main, begin, now + 50)
     trace = nsightkit.load(out.write(folder / "planted.sqlite"))
-    return trace, {"kernel_ns": kernels, "begin": begins[repeating.STEADY], "end": now + 50}
+    return trace, {"kernel_ns": kernels, "begin": begins[profiled.STEADY], "end": now + 50}
 
 
 def test_only_steady_steps_are_kept(tmp_path: Path) -> None:
     trace, truth = captured(tmp_path)
     trace.meta.thread_names = {(1 << 24) | 1: "python", (9 << 24) | 9: "somebody else's"}
-    cut = second.steady(trace)
+    cut = profiled.steady(trace)
     assert cut["ranges"]["name"].astype(str).value_counts().to_dict() == {"step": 3, "forward": 3}
     assert cut.size("kernels") == cut.size("calls") == 3
     assert int(cut.table("kernels", ["duration_ns"])["duration_ns"].sum()) == truth["kernel_ns"]
     assert cut.meta.window_ns == (truth["begin"], truth["end"])
     assert cut.t0_ns == truth["begin"] + 90  # the trace begins with its first event
-    assert (cut["kernels"]["start_ns"] + cut.t0_ns).tolist() == (trace["kernels"]["start_ns"] + trace.t0_ns).tolist()[2:]
+    assert (cut["kernels"]["start_ns"] + cut.t0_ns).tolist() == (trace["kernels"]["start_ns"] + trace.t0_ns).tolist()[
+        2:
+    ]
     ranges = cut["ranges"]
     inner = ranges[ranges["name"] == "forward"]
     assert (inner["level"] == 1).all()
@@ -212,7 +217,7 @@ def test_only_steady_steps_are_kept(tmp_path: Path) -> None:
 def test_a_capture_without_its_range_is_none(tmp_path: Path) -> None:
     planted.training(tmp_path / "other.sqlite", steps=2)
     with pytest.raises(NsightkitError, match="recorded 0 ranges"):
-        second.steady(nsightkit.load(tmp_path / "other.sqlite"))
+        profiled.steady(nsightkit.load(tmp_path / "other.sqlite"))
 
 
 def test_the_repeated_steps_lie_in_their_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,9 +243,9 @@ def test_the_repeated_steps_lie_in_their_ranges(monkeypatch: pytest.MonkeyPatch)
         def __exit__(self, *_: object) -> None:
             done.append(f"-{self.name}")
 
-    monkeypatch.setattr(repeating, "phase", Phase)
-    repeating.repeat(lambda device, **_: Work(), "cpu", {}, warmup=1, active=2)
-    around, kept = repeating.CAPTURED, repeating.STEADY
+    monkeypatch.setattr(profiled, "phase", Phase)
+    profiled.steady_steps(lambda device, **_: Work(), "cpu", {}, warmup=1, active=2)
+    around, kept = profiled.CAPTURED, profiled.STEADY
     assert done == [
         "step", f"+{around}", "step", "step", f"+{kept}", "step", "step", f"-{kept}", f"-{around}", "closed"
     ]  # fmt: skip
@@ -301,12 +306,12 @@ def test_a_recording_without_the_second_capture_is_valid(no_gpu: Path, changes: 
 
 
 def test_the_key_covers_what_runs_under_nsys() -> None:
-    assert recordings.part_key(PART) != recordings.part_key(dataclasses.replace(PART, second=None))
-    covered = keys.closure([keys.REPEATING])
+    assert recordings.part_key(PART) != recordings.part_key(dataclasses.replace(PART, profiled=None))
+    covered = keys.closure(PART.code)
     assert {
-        f"nsightkit.investigations.repeating:{name}" for name in ("repeat", "_drain", "CAPTURED", "_SETTLING")
+        f"nsightkit.investigations.profiled:{name}" for name in ("steady_steps", "_drain", "CAPTURED", "_SETTLING")
     } <= set(covered)
-    assert "nsightkit.investigations.repeating:_main" not in covered
+    assert "nsightkit.investigations.profiled:_main" not in covered
 
 
 # -- the nsys inside Nsight Compute --------------------------------------------------------------------------------
@@ -325,7 +330,7 @@ def test_the_copy_in_nsight_compute_is_found_beside_ncu(tmp_path: Path, monkeypa
     monkeypatch.setattr(nsys_tool, "_FOLDERS", ())
     found = nsys_tool.find()
     assert found == root / "host/target-linux-x64/nsys"
-    assert second.nsys.importer(found) == root / "host/linux-desktop-x64/QdstrmImporter"
+    assert profiled.nsys.importer(found) == root / "host/linux-desktop-x64/QdstrmImporter"
 
 
 def test_libraries_that_are_named_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,7 +360,7 @@ def test_a_capture_left_unimported_is_imported_with_the_named_libraries(
     importer.chmod(0o755)
     monkeypatch.delenv(nsys_tool.LIBRARIES, raising=False)
     with pytest.raises(NsightkitError, match=r"libdw\.so\.1 not found.*NSIGHTKIT_NSYS_LIBRARIES"):
-        second.nsys.profile(["true"], tmp_path / "a", trace=("nvtx",), export=False, show=False)
+        profiled.nsys.profile(["true"], tmp_path / "a", trace=("nvtx",), export=False, show=False)
     (tmp_path / "libraries").mkdir()
     (tmp_path / "libraries" / "libdw.so.1").touch()
     (tmp_path / "ldd").write_text(
@@ -366,6 +371,6 @@ def test_a_capture_left_unimported_is_imported_with_the_named_libraries(
     assert doctor._importer()["status"] == "missing"
     monkeypatch.setenv(nsys_tool.LIBRARIES, str(tmp_path / "libraries"))
     assert doctor._importer()["status"] == "ok"
-    done = second.nsys.profile(["true"], tmp_path / "b", trace=("nvtx",), export=False, show=False)
+    done = profiled.nsys.profile(["true"], tmp_path / "b", trace=("nvtx",), export=False, show=False)
     assert done.report.read_text() == "raw\n"
     assert [p.name for p in tmp_path.glob("b*")] == ["b.nsys-rep"]

@@ -20,7 +20,7 @@ import nsightkit
 from nsightkit.analysis.memory import snapshot as analysis
 from nsightkit.capture import memory, provenance
 from nsightkit.errors import NsightkitError, TraceError
-from nsightkit.investigations import keys, record, recordings, remembering
+from nsightkit.investigations import keys, measuring, record, recordings
 from nsightkit.investigations import measurement as investigation
 from nsightkit.investigations import parts as investigations
 from nsightkit.trace import snapshot as reader
@@ -114,7 +114,7 @@ def test_provenance_says_what_was_recorded(smoke: dict[str, Any]) -> None:
 
 
 def test_a_part_without_one_has_none() -> None:
-    run = investigation.Measurement("a", "b", "smoke", Path(), recordings.frame({}), {})
+    run = investigation.Measurement(Path("absent"), "smoke", recordings.frame({}), {})
     assert run.snapshot is None
 
 
@@ -168,12 +168,12 @@ def test_a_gpu_s_allocator_is_recorded_and_set_free(
         monkeypatch.setattr(cuda, name, value)
     monkeypatch.setattr(cuda.memory, "_record_memory_history", recorded)
     monkeypatch.setattr(cuda.memory, "_snapshot", allocator.snapshot)
-    monkeypatch.setattr(remembering.torch_profiler, "profile_steps", lambda step, trace, **_: trace.write_text("{}"))
+    monkeypatch.setattr(measuring.torch_profiler, "profile_steps", lambda step, trace, **_: trace.write_text("{}"))
     path = tmp_path / "snapshot.pickle"
     parameters = {} if limit is None else {"limit_bytes": limit}
-    samples, resolved = remembering.remember(
+    samples, resolved = measuring.remembered(
         lambda *_, **__: Work(allocator, 3 if limit is None else 4),
-        "cuda", parameters, {"active": 3}, trace=tmp_path / "t.json.gz", snapshot=path,
+        "cuda", parameters, {"active": 3}, tmp_path,
     )  # fmt: skip
     assert samples["steps"] == [steps]
     assert samples["out_of_memory"] == [int(limit is not None)]
@@ -191,10 +191,7 @@ def test_a_gpu_s_allocator_is_recorded_and_set_free(
 
 def test_an_error_without_a_limit_goes_on(tmp_path: Path) -> None:
     with pytest.raises(torch.OutOfMemoryError):
-        remembering.remember(
-            lambda *_, **__: Work(Allocator(), 1), "cpu", {}, {"active": 3},
-            trace=tmp_path / "t.json.gz", snapshot=tmp_path / "s.pickle",
-        )  # fmt: skip
+        measuring.remembered(lambda *_, **__: Work(Allocator(), 1), "cpu", {}, {"active": 3}, tmp_path)
 
 
 # -- nobody's names ------------------------------------------------------------------------------------------------
@@ -231,8 +228,8 @@ def test_no_name_of_anybody_reaches_the_file(tmp_path: Path, monkeypatch: pytest
     assert spec.loader is not None
     program = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(program)
-    path = tmp_path / "s.pickle"
-    remembering.remember(program.start, "cpu", {}, {"active": 2}, trace=tmp_path / "t.json.gz", snapshot=path)
+    path = tmp_path / "snapshot.pickle"
+    measuring.remembered(program.start, "cpu", {}, {"active": 2}, tmp_path)
     written = path.read_bytes()
     for name in ("planted-user", "planted-host", "s3cr3t-value", "client-x", str(tmp_path)):
         assert name.encode() not in written
@@ -333,16 +330,16 @@ def test_a_hostile_snapshot_is_refused_and_runs_nothing(where: Path, taken: Path
 
 
 def test_the_key_covers_what_records() -> None:
-    covered = keys.closure([keys.MEASURED_BY["remembered"], ("nsightkit.workloads.leak", "start")])
+    covered = keys.closure(PART.code)
     for name in (
-        "nsightkit.investigations.remembering:remember",
+        "nsightkit.investigations.measuring:remembered",
         "nsightkit.capture.memory:recording",
         "nsightkit.workloads.tensor_memory:TensorMemory",
         "nsightkit.workloads.leak:WatchedRun",
         "nsightkit.workloads.lm:Run",
     ):
         assert name in covered
-    assert recordings.part_key(PART) != recordings.part_key(dataclasses.replace(PART, watch="timed"))
+    assert recordings.part_key(PART) != recordings.part_key(dataclasses.replace(PART, measured="timed"))
 
 
 def test_a_dry_run_of_the_recorder_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

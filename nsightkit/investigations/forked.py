@@ -4,7 +4,7 @@ A page of the guide measures its parts in processes of their own, and importing 
 than what it measures. What is forked shares no state with the one before: the first process never runs a workload. Only
 for runs on a CPU, on Linux: CUDA does not survive a fork, and recordings are made in interpreters of their own.
 
-Run as ``python -m nsightkit.investigations.warm``; jobs come as JSON, a line each.
+Run as ``python -m nsightkit.investigations.forked``; jobs come as JSON, a line each.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ if __name__ == "__main__":
     if taken is not None:
         status = 1
         try:
-            child.main(taken)
+            child.main(**taken)
             status = 0
         except SystemExit as stop:
             status = stop.code if isinstance(stop.code, int) else int(stop.code is not None)

@@ -1,6 +1,8 @@
 """The second capture of a part: the same workload once more, under Nsight Systems or Nsight Compute.
 
 It never decides whether a part was measured: whatever goes wrong here becomes one line that says why there is none.
+What runs under the profiler is this module, ``python -m nsightkit.investigations.profiled INVESTIGATION PART MODE``. A
+recording of such a part is valid for exactly the code of :func:`steady_steps`, too, and the list of :data:`SECTIONS`.
 """
 
 from __future__ import annotations
@@ -16,16 +18,22 @@ from typing import TYPE_CHECKING, Any
 from nsightkit.capture import ncu, nsys
 from nsightkit.capture.provenance import scrub
 from nsightkit.errors import NsightkitError
-from nsightkit.investigations.parts import Part
-from nsightkit.investigations.repeating import CAPTURED, STEADY
+from nsightkit.investigations.parts import Part, find, resolve
 from nsightkit.trace import nsys_tool
+from nsightkit.workloads.phases import phase
 
 if TYPE_CHECKING:
     from nsightkit.trace.model import Trace
     from nsightkit.trace.ncu import Report
 
-__all__ = ["SECTIONS", "capture", "kept", "steady"]
+__all__ = ["CAPTURED", "SECTIONS", "STEADY", "capture", "kept", "steady", "steady_steps"]
 
+#: NVTX range that opens the capture ...
+CAPTURED = "nsightkit-captured"
+#: ... and, in it, the one around the steps that are kept.
+STEADY = "nsightkit-steady"
+#: Steps between the two: nsys sets its tracing up when the capture opens, and the first step waits for it.
+_SETTLING = 2
 # No OS calls: PyTorch's profile, beside which this is put, has none either, and to watch them costs time and space.
 _KINDS = ("cuda", "nvtx")
 #: What Nsight Compute collects: all that :mod:`nsightkit.analysis.roofline.counters` asks for, and no samples of the
@@ -38,6 +46,42 @@ SECTIONS = (
 _NOT_KEPT = re.compile(
     r"device__attribute_(?!display_name|multiprocessor_count|compute_capability_)|group:|nvlink__|numa__"
 )
+
+
+def steady_steps(workload: Any, device: str, parameters: Mapping[str, Any], *, warmup: int, active: int) -> None:
+    """Run a workload as for a part's profile by PyTorch: warmed up, then a few steps that count.
+
+    Parameters
+    ----------
+    workload : callable
+        ``start`` of a module in :mod:`nsightkit.workloads`.
+    device : str
+    parameters : mapping
+        Of the workload.
+    warmup : int
+        Steps before the capture.
+    active : int
+        Steps that count. The GPU has finished all earlier steps when they begin, and them when they end.
+    """
+    with workload(device, **parameters) as work:
+        for _ in range(warmup):
+            work.step()
+        _drain(device)
+        with phase(CAPTURED):
+            for _ in range(_SETTLING):
+                work.step()
+            _drain(device)
+            with phase(STEADY):
+                for _ in range(active):
+                    work.step()
+                _drain(device)
+
+
+def _drain(device: str) -> None:
+    import torch
+
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
 
 
 def capture(
@@ -63,28 +107,28 @@ def capture(
         ``version``, ``command`` and ``steps`` of the capture; ``notice``: in one line, why there is none, or why it
         is not whole.
     """
-    under = {"nsys": _under_nsys, "ncu": _under_ncu}[str(part.second)]
-    program = ["-m", "nsightkit.investigations.repeating", part.investigation, part.name, mode]
+    under = {"nsys": _under_nsys, "ncu": _under_ncu}[str(part.profiled)]
+    program = ["-m", "nsightkit.investigations.profiled", part.investigation, part.name, mode]
     try:
-        found = under(program, mode, folder, timeout_s, environment)
+        found = under(program, mode, folder / "profiled", timeout_s, environment)
     # Profilers, reports and programs under them can fail in ways nobody has seen yet, and the part has been measured.
     except Exception as error:
         return {"notice": _one_line(f"{error}" or type(error).__name__)}
     finally:
-        for left in folder.glob("second*"):
+        for left in folder.glob("profiled*"):
             left.unlink()
     return found | {"steps": part.counts(mode)["active"]}
 
 
 def _under_nsys(
-    program: list[str], mode: str, folder: Path, timeout_s: float, environment: Mapping[str, str] | None
+    program: list[str], mode: str, report: Path, timeout_s: float, environment: Mapping[str, str] | None
 ) -> dict[str, Any]:
     from nsightkit.trace import load, store
 
     tool = nsys_tool.require()
     done = nsys.profile(
         [sys.executable, *program],
-        folder / "second",
+        report,
         trace=_KINDS,
         capture_range=CAPTURED,
         expect=("ranges", "kernels") if mode == "live" else ("ranges",),
@@ -94,15 +138,12 @@ def _under_nsys(
     )
     if done.returncode:
         raise NsightkitError(f"the program ended with exit code {done.returncode} under it")
-    store.write(steady(load(done.trace, cache=False)), folder / "nsys")
-    options = done.ran[2 : done.ran.index(sys.executable)]
-    shown = ["nsys", "profile", *[o for o in options if not o.startswith("--output=")], "--output=report"]
-    version = ".".join(map(str, nsys_tool.version(tool)))
-    return {"version": version, "command": shlex.join([*shown, "python", *program])}
+    store.write(steady(load(done.trace, cache=False)), report.with_name("nsys"))
+    return {"version": ".".join(map(str, nsys_tool.version(tool))), "command": _shown("nsys", done.ran, program)}
 
 
 def _under_ncu(
-    program: list[str], mode: str, folder: Path, timeout_s: float, environment: Mapping[str, str] | None
+    program: list[str], mode: str, report: Path, timeout_s: float, environment: Mapping[str, str] | None
 ) -> dict[str, Any]:
     from nsightkit.trace import ncu as reports
 
@@ -111,25 +152,31 @@ def _under_ncu(
     # Caches are emptied before each pass, as is ncu's default; clocks are left alone, as in the runs that are timed.
     done = ncu.profile(
         [sys.executable, *program],
-        folder / "second",
+        report,
         nvtx=[STEADY],
         sections=SECTIONS,
         timeout_s=timeout_s,
         env=environment,
         show=False,
     )
-    report = kept(reports.read(done.report))
-    reports.write(report, folder / "ncu.csv")
-    options = done.ran[1 : done.ran.index(sys.executable)]
-    shown = ["ncu", *[o for o in options if not o.startswith("--export=")], "--export=report"]
-    found = {"version": ncu.version(Path(done.ran[0])), "command": shlex.join([*shown, "python", *program])}
+    counted = kept(reports.read(done.report))
+    reports.write(counted, report.with_name("ncu.csv"))
+    found = {"version": ncu.version(Path(done.ran[0])), "command": _shown("ncu", done.ran, program)}
     broken = next((note for note in done.notes if "interrupted" in note), None)
     if broken is None and done.returncode:
         broken = f"the program ended with exit code {done.returncode} under it"
     if broken:
         # What was counted until then is as good as any.
-        found["notice"] = _one_line(f"only {len(report)} launches were counted: {broken}")
+        found["notice"] = _one_line(f"only {len(counted)} launches were counted: {broken}")
     return found
+
+
+def _shown(tool: str, ran: list[str], program: list[str]) -> str:
+    """Give the command without where on this machine the tools and the report are."""
+    options = ran[1 : ran.index(sys.executable)]
+    named = [option for option in options if not option.startswith(("--output=", "--export="))]
+    output = "--output=report" if tool == "nsys" else "--export=report"
+    return shlex.join([tool, *named, output, "python", *program])
 
 
 def kept(report: Report) -> Report:
@@ -213,3 +260,26 @@ def steady(trace: Trace) -> Trace:
     cut = Model.from_frames(frames, dataclasses.replace(trace.meta, window_ns=window))
     cut.meta.thread_names = cut.thread_names()
     return cut
+
+
+def _main(investigation: str, name: str, mode: str) -> None:
+    import torch
+
+    part = find(investigation, name)
+    if mode == "live" and not torch.cuda.is_available():
+        raise RuntimeError("this torch sees no CUDA GPU")
+    if mode != "live":
+        # As the part itself is measured on a CPU.
+        torch.set_num_threads(1)
+    counts = part.counts(mode)
+    steady_steps(
+        resolve(part.workload),
+        "cuda" if mode == "live" else "cpu",
+        part.parameters(mode),
+        warmup=counts["warmup"],
+        active=counts["active"],
+    )
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

@@ -30,7 +30,7 @@ SMALL = {
 
 
 def swept(tmp_path: Path, workload: Any = attention.start, **changes: Any) -> dict[str, list[float]]:
-    samples, _ = sweeping.sweep(workload, "cpu", SMALL | changes, COUNTS, trace=tmp_path / "trace.json.gz")
+    samples, _ = sweeping.swept(workload, "cpu", SMALL | changes, COUNTS, tmp_path)
     return samples
 
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from nsightkit.capture import children
+from nsightkit.investigations import forked
 from nsightkit.investigations import measurement as investigation
-from nsightkit.investigations import warm
 from nsightkit.investigations.parts import find
 from nsightkit.trace import _process
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.skipif(not warm.supported(), reason="forks on Linux only")
+pytestmark = pytest.mark.skipif(not forked.supported(), reason="forks on Linux only")
 
 
 def _job(folder: Path, part: str = "before") -> str:
@@ -35,7 +35,7 @@ def _job(folder: Path, part: str = "before") -> str:
 def test_it_measures_what_a_fresh_interpreter_does(tmp_path):
     environment, told = children.child_environment(), []
     for name, run in (
-        ("forked", lambda job: warm.run(job, 120, environment)),
+        ("forked", lambda job: forked.run(job, 120, environment)),
         (
             "fresh",
             lambda job: subprocess.run(
@@ -46,9 +46,9 @@ def test_it_measures_what_a_fresh_interpreter_does(tmp_path):
         (tmp_path / name).mkdir()
         assert run(_job(tmp_path / name)).returncode == 0
         told.append(json.loads((tmp_path / name / "result.json").read_text()))
-    forked, fresh = told
-    assert forked["samples"].keys() == fresh["samples"].keys()
-    assert forked["samples"]["loss"] == fresh["samples"]["loss"], "the same seeds, untouched by what ran before"
+    by_fork, fresh = told
+    assert by_fork["samples"].keys() == fresh["samples"].keys()
+    assert by_fork["samples"]["loss"] == fresh["samples"]["loss"], "the same seeds, untouched by what ran before"
     changing = {"utc", "duration_s"}
     same = [{k: v for k, v in one["provenance"].items() if k not in changing} for one in told]
     assert same[0] == same[1]
@@ -56,17 +56,17 @@ def test_it_measures_what_a_fresh_interpreter_does(tmp_path):
 
 def test_a_job_that_fails_says_so_and_the_next_one_works(tmp_path):
     environment = children.child_environment()
-    failed = warm.run(_job(tmp_path, "no-such-part"), 120, environment)
+    failed = forked.run(_job(tmp_path, "no-such-part"), 120, environment)
     assert failed.returncode == 1
     assert "no-such-part" in failed.stdout
-    assert warm.run(_job(tmp_path), 120, environment).returncode == 0
+    assert forked.run(_job(tmp_path), 120, environment).returncode == 0
 
 
 def test_environment_and_folder_are_those_of_the_moment(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     environment = children.child_environment()
     relative = json.dumps({**json.loads(_job(tmp_path)), "folder": "."})
-    assert warm.run(relative, 120, environment).returncode == 0
+    assert forked.run(relative, 120, environment).returncode == 0
     assert (tmp_path / "result.json").is_file()
 
 
@@ -74,18 +74,18 @@ def test_when_the_time_is_up_nothing_is_left(tmp_path):
     part = find("starved-input", "before")
     job = json.dumps({**json.loads(_job(tmp_path)), "investigation": part.investigation})
     environment = children.child_environment()
-    first = warm._first(environment["PYTHONPATH"])
+    first = forked._first(environment["PYTHONPATH"])
     with pytest.raises(subprocess.TimeoutExpired):
-        warm.run(job, 0.3, environment)
+        forked.run(job, 0.3, environment)
     assert not _process._descendants(first._process.pid)
-    assert warm.run(_job(tmp_path), 120, environment).returncode == 0
+    assert forked.run(_job(tmp_path), 120, environment).returncode == 0
 
 
 def test_without_a_process_to_fork_from_an_interpreter_is_started(tmp_path, monkeypatch):
     def gone(*_):
         raise BrokenPipeError
 
-    monkeypatch.setattr(warm, "run", gone)
+    monkeypatch.setattr(forked, "run", gone)
     samples, _ = investigation.run_child(
         find("tiny-kernels", "before"), "smoke", tmp_path, kind="smoke", command="", timeout_s=120
     )
