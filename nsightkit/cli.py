@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_args
 
 import typer
 
-from nsightkit.errors import NsightkitError, TraceError, UsageError
+from nsightkit.errors import NsightkitError, UsageError, reading
 from nsightkit.verbs import QUESTIONS, Question
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class _Session:
         from nsightkit.analysis.timeline.selection import select
         from nsightkit.api import load
 
-        with _progress(f"reading {self.path.name}"), _naming(self.path):
+        with _progress(f"reading {self.path.name}"), reading(self.path):
             trace = load(self.path, cache=self._cache)
             if all(value is None for value in self._select.values()):
                 return trace
@@ -138,7 +138,7 @@ class _Session:
         from nsightkit.verbs import Answer
 
         trace, several = self.open(), given.pop("changes", ())
-        with _progress(f"reading {self.path.name}"), _naming(self.path):
+        with _progress(f"reading {self.path.name}"):
             found = verb.ask(trace, *(several or ()), **given)
         title = " · ".join([trace.title, *self.selection])
         about = {} if isinstance(found, Answer) else found.attrs
@@ -195,26 +195,6 @@ def _window(text: str) -> tuple[int | None, int | None]:
         for amount, unit in ((found[1], found[2]), (found[3], found[4]))
     )
     return begin, end
-
-
-@contextlib.contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Turn whatever a damaged file makes a library raise into an error that names the file."""
-    try:
-        yield
-    except (NsightkitError, typer.Exit, typer.Abort, _ClickException):
-        raise
-    except MemoryError as error:
-        raise TraceError(
-            path, "does not fit in memory", "look at a part of it, or at a machine with more memory"
-        ) from error
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}".rstrip(": ")
-        raise TraceError(
-            path,
-            f"cannot be read as a trace ({reason})",
-            "export or capture it again; NSIGHTKIT_DEBUG=1 shows where it failed",
-        ) from error
 
 
 @contextlib.contextmanager
@@ -399,11 +379,13 @@ def memory(
     from nsightkit import _answers
 
     looked_at = int(moment) if moment is not None and re.fullmatch(r"-?\d{1,18}", moment) else moment
-    with _progress(f"reading {snapshot.name}"), _naming(snapshot):
+    with _progress(f"reading {snapshot.name}"):
         from nsightkit.analysis.memory.snapshot import summary as answer
         from nsightkit.trace import snapshot as reader
 
-        result = answer(reader.read(snapshot), device=device, top=top, moment=looked_at)  # type: ignore[arg-type]
+        with reading(snapshot):
+            taken = reader.read(snapshot)
+        result = answer(taken, device=device, top=top, moment=looked_at)  # type: ignore[arg-type]
     _emit(format, result, lambda console: _answers.memory(console, snapshot.name, result, top))
 
 
@@ -428,11 +410,12 @@ def ncu(
     """What bounds each kernel that Nsight Compute profiled, on what evidence, and what to try next."""
     from nsightkit import _show
 
-    with _progress(f"reading {report.name}"), _naming(report):
+    with _progress(f"reading {report.name}"):
         from nsightkit.analysis.roofline.counters import summary as answer
         from nsightkit.trace import ncu as reader
 
-        opened = reader.read(report)
+        with reading(report):
+            opened = reader.read(report)
         frame = answer(opened, kernel=kernel, within=within)
     columns = [str(c) for c in frame.columns]
     rows = list(_show.rows_of(frame if top is None else frame.head(top)))
@@ -525,8 +508,7 @@ def diff(
             [_diff_side(path, both, no_cache, side) for path in paths]
             for side, paths in enumerate(([before, *(also_before or ())], [after, *(also_after or ())]))
         ]
-        # Which of the two is at fault, nobody knows here.
-        with _progress("comparing"), _naming(Path(f"{before} or {after}")):
+        with _progress("comparing"):
             from nsightkit.analysis.compare.diff import summary as answer
 
             also = {"also_before": sides[0][1:], "also_after": sides[1][1:]}
@@ -580,7 +562,7 @@ def _diff_of_memory(paths: tuple[Path, Path], devices: tuple[Any, Any]) -> dict[
 
     opened = []
     for path in paths:
-        with _progress(f"reading {path.name}"), _naming(path):
+        with _progress(f"reading {path.name}"), reading(path):
             opened.append(reader.read(path))
     if devices[0] != devices[1]:
         raise UsageError("--device: one device can be compared, give it once")
@@ -653,7 +635,7 @@ def check(
             no_cache=no_cache,
         )
         said = [*session.selection, *([f"--match {match}"] if match is not None else [])]
-        with _naming(file):
+        with reading(file):
             runs.append(
                 run_metrics.read(
                     file,
@@ -780,7 +762,7 @@ def convert(
             raise UsageError(f"{out}: cannot be written ({error.strerror or error})") from error
 
     opened = session.open()
-    with _progress(f"writing {out.name}"), _naming(session.path):
+    with _progress(f"writing {out.name}"):
         size = write(opened)
     _emit(
         session.format,
@@ -803,7 +785,7 @@ def scrub(
     format: FormatOpt = None,  # noqa: A002
 ) -> None:
     """Write a copy that is safe to share: no environment, host, user, paths or tokens; the same answers."""
-    with _progress(f"scrubbing {trace.name}"), _naming(trace):
+    with _progress(f"scrubbing {trace.name}"), reading(trace):
         from nsightkit.trace import share as scrubbing
 
         copied = scrubbing.copy(trace, out, overwrite=overwrite)
@@ -852,8 +834,7 @@ def report(
         if output.exists() and session.path.exists() and output.samefile(session.path):
             raise UsageError(f"{output}: the page would replace a trace; give another name")
     opened = [session.open() for session in sessions]
-    names = ", ".join(path.name for path in traces)
-    with _progress(f"writing {output.name}"), _naming(traces[0] if len(traces) == 1 else Path(names)):
+    with _progress(f"writing {output.name}"):
         from nsightkit import report as page
 
         size = page.write(page.labelled(opened), output, title=title, selection=" ".join(sessions[0].selection))
@@ -1337,8 +1318,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0 when all is well, 1 when a check failed, 2 on bad input or usage, 130 when interrupted. What
-        went wrong is one line on stderr; ``NSIGHTKIT_DEBUG=1`` adds the traceback.
+        0 when all is well, 1 when a check failed, 2 on bad input or usage, 3 on a mistake of nsightkit's own, 130
+        when interrupted. What went wrong is one line on stderr; ``NSIGHTKIT_DEBUG=1`` adds the traceback.
     """
     try:
         code = typer.main.get_command(app).main(
@@ -1351,19 +1332,26 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return _failed(error, " ".join(error.format_message().split()) + " (nsightkit --help)")  # type: ignore[attr-defined]
     except (KeyboardInterrupt, typer.Abort):
         return 130
+    except MemoryError as error:
+        return _failed(error, "this does not fit in memory; look at a part of it, or at a machine with more memory")
     except Exception as error:
+        import traceback
+
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(at.filename).name}:{at.lineno}"
+        ours = f"a mistake of nsightkit's own, not of the file ({type(error).__name__}: {error}, at {where})"
         return _failed(
-            error, f"this should not happen ({type(error).__name__}: {error}); NSIGHTKIT_DEBUG=1 shows where"
+            error, f"{ours}; please report this line where you got nsightkit; NSIGHTKIT_DEBUG=1 says more", 3
         )
 
 
-def _failed(error: Exception, text: str) -> int:
+def _failed(error: Exception, text: str, code: int = 2) -> int:
     if os.environ.get("NSIGHTKIT_DEBUG", "") not in ("", "0"):
         import traceback
 
         traceback.print_exception(error)
     _note(text)
-    return 2
+    return code
 
 
 def main() -> NoReturn:

@@ -1,14 +1,17 @@
 """The errors nsightkit raises on purpose.
 
 Each carries what a person needs to go on: which file (or argument), what is wrong with it, and the
-remedy. The command line prints it as one line and exits with 2.
+remedy. The command line prints it as one line and exits with 2. What is not among them is a mistake of nsightkit's own
+(3), so whatever a library raises over a damaged file has to become one of them where the file is read.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 
-__all__ = ["NsightkitError", "TraceError", "UsageError"]
+__all__ = ["NsightkitError", "TraceError", "UsageError", "reading"]
 
 
 class NsightkitError(Exception):
@@ -40,3 +43,22 @@ class TraceError(NsightkitError):
 
     def __reduce__(self) -> tuple[type[TraceError], tuple[str, str, str]]:
         return type(self), (self.path, self.problem, self.remedy)
+
+
+@contextlib.contextmanager
+def reading(path: str | os.PathLike[str] | None) -> Iterator[None]:
+    """Turn whatever a damaged file makes a library raise into an error that names the file.
+
+    Parameters
+    ----------
+    path : path-like, optional
+        What is read.
+    """
+    try:
+        yield
+    except (NsightkitError, MemoryError):
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".rstrip(": ")
+        remedy = "export or capture it again; NSIGHTKIT_DEBUG=1 shows where it failed"
+        raise TraceError(path or "trace", f"cannot be read as a trace ({reason})", remedy) from error

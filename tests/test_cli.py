@@ -418,17 +418,32 @@ def test_debug_shows_the_traceback(tmp_path: Path, run: Any, monkeypatch: pytest
     assert "Traceback" in err
 
 
-def test_what_a_library_raises_becomes_one_line(saved: Any, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_library_raises_over_a_file_names_the_file(saved: Any, run: Any, monkeypatch: Any) -> None:
     path = saved()
-    for error in (ValueError("a\nb"), MemoryError(), EOFError("x"), KeyError("start"), OSError(5, "I/O")):
+    for error in (ValueError("a\nb"), EOFError("x"), KeyError("start"), OSError(5, "I/O")):
 
         def fail(*_: object, _error: Exception = error, **__: object) -> None:
             raise _error
 
-        monkeypatch.setattr("nsightkit.analysis.timeline.overview.summary", fail)
+        monkeypatch.setattr("nsightkit.trace.nsys.NsysSource.read", fail)
         code, out, err = run("summary", path)
         assert (code, out) == (2, "")
         assert path in one_line(err)
+
+
+def test_a_mistake_of_our_own_is_not_blamed_on_the_file(saved: Any, run: Any, monkeypatch: Any) -> None:
+    path = saved()
+    for error, expected in ((ValueError("a\nb"), 3), (KeyError("start"), 3), (MemoryError(), 2)):
+
+        def fail(*_: object, _error: BaseException = error, **__: object) -> None:
+            raise _error
+
+        monkeypatch.setattr("nsightkit.analysis.timeline.overview.summary", fail)
+        code, out, err = run("summary", path)
+        assert (code, out) == (expected, "")
+        said = one_line(err)
+        assert ("own" in said) is (expected == 3)
+        assert expected == 2 or "test_cli.py:" in said
 
 
 # ---------------------------------------------------------------- hostile names
@@ -568,7 +583,7 @@ def test_scrub_says_what_it_removed(run: Any, tmp_path: Path) -> None:
     told = json.loads(text)
     assert list(told) == ["trace", "out", "bytes", "removed"]
     assert told["bytes"] == out.stat().st_size
-    expected = [{"kind": "host", "place": "hostname", "count": 1}, {"kind": "path", "place": "name", "count": 1}]
+    expected = [{"kind": "field", "place": "hostname", "count": 1}, {"kind": "path", "place": "name", "count": 1}]
     assert told["removed"] == expected
     assert b"planted" not in out.read_bytes()
     code, _, err = run("scrub", str(path), str(out))

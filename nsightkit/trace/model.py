@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import numpy as np
 import pandas as pd
 
+from nsightkit.errors import reading
+
 __all__ = ["GPU_TABLES", "TABLES", "TIME_COLUMNS", "Gpu", "Source", "Trace", "TraceMeta", "categorical"]
 
 #: Pandas dtype of every column of every table. ``process`` is the operating system's process id;
@@ -199,9 +201,9 @@ class Source(Protocol):
 class Trace:
     """A captured run as columnar tables.
 
-    Use :func:`nsightkit.load` to make one. ``trace["kernels"]`` is a whole table; :meth:`table` reads selected columns. All times are integer nanoseconds since the trace's first
-    event; ``t0_ns`` is that event's time on the source's clock, so ``start_ns + t0_ns`` is what the
-    nsys GUI shows. Rows stand in the source's order, which is not time order.
+    Use :func:`nsightkit.load` to make one. ``trace["kernels"]`` is a whole table; :meth:`table` reads selected columns.
+    All times are integer nanoseconds since the trace's first event; ``t0_ns`` is that event's time on the source's
+    clock, so ``start_ns + t0_ns`` is what the nsys GUI shows. Rows stand in the source's order, which is not time order.
 
     Parameters
     ----------
@@ -264,7 +266,8 @@ class Trace:
         if self.whole is not self:
             return self.whole.t0_ns
         if self._t0 is None:
-            self._t0 = self._source.first_ns()
+            with reading(self.path):
+                self._t0 = self._source.first_ns()
         return self._t0
 
     def size(self, table: str) -> int:
@@ -279,7 +282,8 @@ class Trace:
             return int(self._masks[table].sum())
         for series in self.whole._columns.get(table, {}).values():
             return len(series)
-        return self._source.size(table)
+        with reading(self.path):
+            return self._source.size(table)
 
     def recorded(self, table: str) -> bool:
         """Whether the source recorded this table at all (an empty recorded table says "none happened").
@@ -360,7 +364,8 @@ class Trace:
             if "duration_ns" in need and all(t in have or t in need for t in TIME_COLUMNS):
                 need.remove("duration_ns")
             if need:
-                fresh[name] = self._source.read(name, need)
+                with reading(self.path):
+                    fresh[name] = self._source.read(name, need)
         # The source knows its first event cheaply once the tables are read: shift only now.
         for name, frame in fresh.items():
             for column in list(frame.columns):

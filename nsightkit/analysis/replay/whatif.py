@@ -196,7 +196,7 @@ class WhatIf:
         if known == "overlap-copies":
             return self._overlapped_copies()
         if known == "overlap-communication":
-            return Change(aside=self.schedule.collective & self._free)
+            return Change(aside=self.schedule.collective)
         if known == "no-cpu-work":
             return self._without_work(what or None)
         if known == "no-start-up":
@@ -317,12 +317,8 @@ class WhatIf:
             mine = call[schedule.call_thread[call] == thread]
             begun = np.minimum(schedule.call_start[mine] + schedule.call_ns, schedule.call_end[mine])
             away[thread] = intervals.merge(begun, schedule.call_end[mine])
-        return Change(aside=copies & self._free, away=away)
-
-    @property
-    def _free(self) -> npt.NDArray[np.bool_]:
-        """What can move aside: not what queued behind work that the trace does not contain."""
-        return np.asarray(self.schedule.held_ns == 0)
+        # What queued behind work that the trace does not contain stays where that work is.
+        return Change(aside=copies & (schedule.held_ns == 0), away=away)
 
 
 def asked(changes: Sequence[str] = (), without: str | None = None, scale: str | None = None) -> list[str]:
