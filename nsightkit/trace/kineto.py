@@ -8,16 +8,19 @@ need more digits than a float64 has once they pass 2**42, which both absolute ep
 from __future__ import annotations
 
 import collections
+import contextlib
 import decimal
 import gc
 import gzip
+import itertools
 import json
+import operator
 import os
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Self, TypeVar
+from typing import Any, BinaryIO, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -72,6 +75,20 @@ _CATEGORIES = {
     "os_call": "os_calls",
 }
 _GPU_SIDE = ("kernels", "memops", "graphs", "syncs")
+#: Columns of numbers, and the fields of an event's args (:class:`_Args`) that they are.
+_NUMBERS_OF_GPU = {"process": "process", "correlation": "correlation"}
+_NUMBERS = {
+    "kernels": {
+        "graph_node": "graph_node",
+        "registers": "registers",
+        "static_shared_bytes": "static_shared",
+        "external_id": "external_id",
+    },
+    "memops": {"graph_node": "graph_node", "bytes": "bytes"},
+    "graphs": {"graph_id": "graph_id"},
+    "calls": {"correlation": "correlation"},
+    "ops": {"correlation": "external_id"},
+}
 #: Accelerators with categories of their own. Some report kernels as GPUs do; what else they report fills no table.
 _ACCELERATORS = {"mtia": "MTIA", "hpu": "HPU", "xpu": "XPU", "privateuse1": "PrivateUse1"}
 
@@ -117,7 +134,7 @@ class _Args(msgspec.Struct, gc=False, frozen=True):
     # written by our own export only
     static_shared: Any = msgspec.field(default=0, name="static shared memory")
     short_name: Any = msgspec.field(default=None, name="short name")
-    process: Any = None
+    process: Any = -1
     graph_id: Any = msgspec.field(default=0, name="graph id")
     domain: Any = ""
     kind: Any = "annotation"
@@ -303,35 +320,21 @@ def _decode(path: str | os.PathLike[str]) -> _Tables:
         return tables
 
 
-def _bytes_of(path: str | os.PathLike[str]) -> _Stream:
+@contextlib.contextmanager
+def _bytes_of(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """The uncompressed bytes of a file, whose read errors are trace errors."""
     with open(path, "rb") as file:  # noqa: PTH123 - path-like
         packed = file.read(2) == _GZIP_MAGIC
-    return _Stream(path, packed)
-
-
-class _Stream:
-    """Uncompressed bytes of a file, whose read errors are trace errors."""
-
-    def __init__(self, path: str | os.PathLike[str], packed: bool) -> None:
-        self._path = path
-        self._file: BinaryIO = gzip.open(path, "rb") if packed else open(path, "rb")  # type: ignore[assignment] # noqa: PTH123, SIM115
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def read(self, size: int = -1) -> bytes:
+        file.seek(0)
         try:
-            return self._file.read(size)
+            yield cast("BinaryIO", gzip.GzipFile(fileobj=file)) if packed else file
         except EOFError as error:
-            raise TraceError(self._path, "is a truncated gzip file", _AGAIN) from error
+            raise TraceError(path, "is a truncated gzip file", _AGAIN) from error
         except (gzip.BadGzipFile, zlib.error) as error:
-            raise TraceError(self._path, f"is a damaged gzip file ({error})", _AGAIN) from error
+            raise TraceError(path, f"is a damaged gzip file ({error})", _AGAIN) from error
 
 
-def _all_of(stream: _Stream) -> tuple[bytes, bool]:
+def _all_of(stream: BinaryIO) -> tuple[bytes, bool]:
     """Read the file as one document; also whether it was a bare list of events."""
     text = stream.read().removeprefix(b"\xef\xbb\xbf").strip()
     if text.startswith(b"["):
@@ -339,7 +342,7 @@ def _all_of(stream: _Stream) -> tuple[bytes, bool]:
     return text, False
 
 
-def _slices(stream: _Stream) -> Iterator[bytes]:
+def _slices(stream: BinaryIO) -> Iterator[bytes]:
     """Cut the file into small documents of the same shape, each with some of the events."""
     rest = stream.read(_CHUNK_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()
     close = b""
@@ -526,9 +529,9 @@ class _Tables:
         duration, _ = _nanoseconds([e.dur for e in events])
         late = valid & (start >= 0)
         self.malformed += int((~valid).sum())
-        self.negative_start += int((valid & (start < 0)).sum())
+        self.negative_start += int((valid & ~late).sum())
         if not late.all():
-            events = [e for e, ok in zip(events, late.tolist(), strict=True) if ok]
+            events = list(itertools.compress(events, late.tolist()))
             start, duration = start[late], duration[late]
         args = [e.args or _NO_ARGS for e in events]
         exact = [a.duration_ns for a in args] if table == "ranges" else []
@@ -536,68 +539,56 @@ class _Tables:
             duration = np.where([d is None for d in exact], duration, _ints(exact))
         self.negative_duration += int((duration < 0).sum())
         self.whole_us = self.whole_us and not (start % 1000).any()
-        columns: dict[str, npt.NDArray[Any]] = {
+        numbers = _NUMBERS_OF_GPU | _NUMBERS.get(table, {}) if table in _GPU_SIDE else _NUMBERS.get(table, {})
+        columns = {
             "start_ns": start,
             "end_ns": start + np.maximum(duration, 0),
             "name": self._names[table].of(e.name or "" for e in events),
             "place": self._places.of(map(_place, events)),
+            **{column: _ints(list(map(operator.attrgetter(field), args))) for column, field in numbers.items()},
         }
         if table in _GPU_SIDE:
-            columns["device"] = _ints(
-                [e.pid if a.device is None else a.device for e, a in zip(events, args, strict=True)]
-            )
-            columns["stream"] = _ints(
-                [e.tid if a.stream is None else a.stream for e, a in zip(events, args, strict=True)]
-            )
-            columns["process"] = _ints([-1 if a.process is None else a.process for a in args])
-            columns["correlation"] = _ints([a.correlation for a in args])
-        if table in ("kernels", "memops"):
-            columns["graph_node"] = _ints([a.graph_node for a in args])
-        if table == "kernels":
-            for axis, values in (("grid", [a.grid for a in args]), ("block", [a.block for a in args])):
-                for letter, column in zip("xyz", _triples(values).T, strict=True):
-                    columns[f"{axis}_{letter}"] = column
-            static = _ints([a.static_shared for a in args])
-            columns["registers"] = _ints([a.registers for a in args])
-            columns["static_shared_bytes"] = static
-            # Kineto has only the sum of static and dynamic.
-            columns["dynamic_shared_bytes"] = _ints([a.shared for a in args]) - static
-            columns["short_name"] = self._texts.of(a.short_name for a in args)
-            if any(a.collective is not None for a in args):
-                columns["collective"] = self._collectives.of(map(_collective, args))
-            else:
-                columns["collective"] = np.zeros(len(args), np.int64)
-            columns["sequence"] = _ints([-1 if a.sequence is None else _int(a.sequence, -1) for a in args])
-            columns["external_id"] = _ints([a.external_id for a in args])
-        elif table == "memops":
-            columns["bytes"] = _ints([a.bytes for a in args])
-        elif table == "graphs":
-            columns["graph_id"] = _ints([a.graph_id for a in args])
-        elif table == "syncs":
-            columns["kind"] = self._texts.of(
-                _sync_kind(a.sync_kind or e.name) for e, a in zip(events, args, strict=True)
-            )
-        elif table == "calls":
-            columns["correlation"] = _ints([a.correlation for a in args])
-        elif table == "ops":
-            columns["correlation"] = _ints([a.external_id for a in args])
-            for a in args:
-                if a.collective is not None:
-                    code = self._collectives[_collective(a)]
-                    self._announced[_int(a.external_id, 0)] = (code, _int(a.sequence, -1))
-            if any(a.dims or a.types or a.values for a in args):
-                columns["inputs"] = self._inputs.of((bytes(a.dims), bytes(a.types), bytes(a.values)) for a in args)
-            else:  # shapes are rarely recorded, and operators many
-                columns["inputs"] = np.full(len(args), self._inputs[b"", b"", b""])
-        elif table == "ranges":
-            columns["domain"] = self._texts.of(str(a.domain) for a in args)
-            columns["kind"] = self._texts.of(str(a.kind) for a in args)
-            columns["open"] = np.array([a.open is True for a in args])
-            columns["end_place"] = self._places.of(
-                _place(e) if a.end_thread is None else (_place(e)[0], a.end_thread)
-                for e, a in zip(events, args, strict=True)
-            )
+            for column, drawn in (("device", "pid"), ("stream", "tid")):
+                said, shown = (map(operator.attrgetter(name), of) for name, of in ((column, args), (drawn, events)))
+                columns[column] = _ints([b if a is None else a for a, b in zip(said, shown, strict=True)])
+        more = {"kernels": self._of_kernels, "syncs": self._of_syncs, "ops": self._of_ops, "ranges": self._of_ranges}
+        if table in more:
+            columns |= more[table](events, args)
         self._parts[table].append(columns)
+
+    def _of_kernels(self, _events: Sequence[_Event], args: Sequence[_Args]) -> dict[str, npt.NDArray[Any]]:
+        columns = {"short_name": self._texts.of(a.short_name for a in args)}
+        for axis, values in (("grid", [a.grid for a in args]), ("block", [a.block for a in args])):
+            columns |= {f"{axis}_{letter}": column for letter, column in zip("xyz", _triples(values).T, strict=True)}
+        # Kineto has only the sum of static and dynamic.
+        columns["dynamic_shared_bytes"] = _ints([a.shared for a in args]) - _ints([a.static_shared for a in args])
+        columns["collective"] = self._collectives.of(map(_collective, args))
+        columns["sequence"] = _ints([-1 if a.sequence is None else _int(a.sequence, -1) for a in args])
+        return columns
+
+    def _of_syncs(self, events: Sequence[_Event], args: Sequence[_Args]) -> dict[str, npt.NDArray[Any]]:
+        kinds = (_sync_kind(a.sync_kind or e.name) for e, a in zip(events, args, strict=True))
+        return {"kind": self._texts.of(kinds)}
+
+    def _of_ops(self, _events: Sequence[_Event], args: Sequence[_Args]) -> dict[str, npt.NDArray[Any]]:
+        for a in args:
+            if a.collective is not None:
+                code = self._collectives[_collective(a)]
+                self._announced[_int(a.external_id, 0)] = (code, _int(a.sequence, -1))
+        if any(a.dims or a.types or a.values for a in args):
+            return {"inputs": self._inputs.of((bytes(a.dims), bytes(a.types), bytes(a.values)) for a in args)}
+        # Shapes are rarely recorded, and operators many.
+        return {"inputs": np.full(len(args), self._inputs[b"", b"", b""])}
+
+    def _of_ranges(self, events: Sequence[_Event], args: Sequence[_Args]) -> dict[str, npt.NDArray[Any]]:
+        own = (_place(e) for e in events)
+        ends = (at if a.end_thread is None else (at[0], a.end_thread) for at, a in zip(own, args, strict=True))
+        return {
+            "domain": self._texts.of(str(a.domain) for a in args),
+            "kind": self._texts.of(str(a.kind) for a in args),
+            "open": np.array([a.open is True for a in args]),
+            "end_place": self._places.of(ends),
+        }
 
     # --- from columns to tables ---
 
