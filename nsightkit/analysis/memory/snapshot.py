@@ -23,13 +23,15 @@ snapshot with Python frames only, a block without any frame counts as backward's
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from nsightkit.analysis.core.intervals import merge
+from nsightkit.analysis.core.names import compiled
 from nsightkit.errors import UsageError
 from nsightkit.trace.snapshot import ACTIONS, Snapshot
 
@@ -58,7 +60,29 @@ _CODE = {action: code for code, action in enumerate(ACTIONS)}
 
 _Ints = npt.NDArray[np.int64]
 _Bools = npt.NDArray[np.bool_]
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 Moment = int | Literal["start", "peak", "oom", "end"]
+
+
+def _once(compute: Callable[Concatenate[Snapshot, _P], _T]) -> Callable[Concatenate[Snapshot, _P], _T]:
+    """Keep what a function works out beside its snapshot."""
+
+    def ask(snapshot: Snapshot, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        found: _T = snapshot.derived((compute.__name__, *args), lambda: compute(snapshot, *args, **kwargs))
+        return found
+
+    return ask
+
+
+@_once
+def _events(snapshot: Snapshot, device: int) -> pd.DataFrame:
+    return snapshot.events[snapshot.events["device"] == device].reset_index(drop=True)
+
+
+def _segments(snapshot: Snapshot, device: int) -> pd.DataFrame:
+    """Segments of a device at the end."""
+    return snapshot.segments[snapshot.segments["device"] == device]
 
 
 # ---------------------------------------------------------------- what was allocated, from when to when
@@ -86,18 +110,10 @@ def allocations(snapshot: Snapshot, device: int | None = None) -> pd.DataFrame:
     UsageError
         The snapshot has no such device.
     """
-    device = _device(snapshot, device)
-    table: pd.DataFrame = snapshot.derived(("allocations", device), lambda: _allocations(snapshot, device))
-    return table
+    return _allocations(snapshot, _device(snapshot, device))
 
 
-def _events(snapshot: Snapshot, device: int) -> pd.DataFrame:
-    events: pd.DataFrame = snapshot.derived(
-        ("events", device), lambda: snapshot.events[snapshot.events["device"] == device].reset_index(drop=True)
-    )
-    return events
-
-
+@_once
 def _allocations(snapshot: Snapshot, device: int) -> pd.DataFrame:
     table = _lifetimes(snapshot, device)
     _size(snapshot, device, table)
@@ -125,23 +141,19 @@ def _lifetimes(snapshot: Snapshot, device: int) -> pd.DataFrame:
     asked = np.where(asked >= 0, asked, np.where(early & ended, -1, completed))
     stays = there & ~ended
 
-    def at_end(column: str) -> _Ints:
-        """Look up each pair's block; where there is none, any value."""
-        values: _Ints = blocks[column].to_numpy().astype(np.int64)
-        found: _Ints = np.append(values, 0)[match]
-        return found
-
+    # Of each pair's block; where there is none, any value.
+    at_end = {c: np.append(blocks[c].to_numpy(np.int64), 0)[match] for c in ("size_bytes", "stack")}
     stack = pairs["stack"].to_numpy()
     known = pd.DataFrame(
         {
             "address": pairs["address"].to_numpy(),
             "requested_bytes": pairs["size_bytes"].to_numpy(),
-            "size_bytes": np.where(stays, at_end("size_bytes"), -1),
+            "size_bytes": np.where(stays, at_end["size_bytes"], -1),
             "first": pairs["first"].to_numpy(),
             "free_requested": asked,
             "free_completed": completed,
             "stream": pairs["stream"].to_numpy(),
-            "stack": np.where(stays & (stack < 0), at_end("stack"), stack),
+            "stack": np.where(stays & (stack < 0), at_end["stack"], stack),
             "row": pairs["row"].to_numpy(),
         }
     )
@@ -325,16 +337,10 @@ def _expandable(snapshot: Snapshot, device: int) -> tuple[_Ints, _Ints]:
     """Where expandable segments ever were, as disjoint ranges."""
     events = _events(snapshot, device)
     mapped = events[events["action"].isin(["segment_map", "segment_unmap"])]
-    end_state = snapshot.segments
-    end_state = end_state[(end_state["device"] == device) & end_state["expandable"]]
-    begin = np.concatenate([mapped["address"], end_state["address"]]).astype(np.int64)
-    size = np.concatenate([mapped["size_bytes"], end_state["total_bytes"]]).astype(np.int64)
-    order = np.argsort(begin, kind="stable")
-    begin, end = begin[order], np.maximum.accumulate((begin + size)[order])
-    new = np.ones(len(begin), bool)
-    new[1:] = begin[1:] > end[:-1]
-    heads = np.flatnonzero(new)
-    return begin[heads], end[np.append(heads[1:] - 1, len(end) - 1)] if len(heads) else end
+    there = _segments(snapshot, device)
+    there = there[there["expandable"]]
+    begin = np.concatenate([mapped["address"], there["address"]]).astype(np.int64)
+    return merge(begin, begin + np.concatenate([mapped["size_bytes"], there["total_bytes"]]).astype(np.int64))
 
 
 def _held(snapshot: Snapshot, device: int) -> pd.DataFrame:
@@ -351,8 +357,8 @@ def _held(snapshot: Snapshot, device: int) -> pd.DataFrame:
             "stream": table["stream"],
         }
     )
-    end_state = snapshot.segments
-    end_state = end_state[(end_state["device"] == device) & ~end_state["expandable"]]
+    end_state = _segments(snapshot, device)
+    end_state = end_state[~end_state["expandable"]]
     is_open = known["free_completed"] >= count
     # A segment that no event tells the end of, and that is not there: its end was not recorded.
     known = known[~is_open | known["address"].isin(end_state["address"])]
@@ -394,11 +400,10 @@ def timeline(snapshot: Snapshot, device: int | None = None) -> pd.DataFrame:
     UsageError
         The snapshot has no such device.
     """
-    device = _device(snapshot, device)
-    table: pd.DataFrame = snapshot.derived(("timeline", device), lambda: _timeline(snapshot, device))
-    return table
+    return _timeline(snapshot, _device(snapshot, device))
 
 
+@_once
 def _timeline(snapshot: Snapshot, device: int) -> pd.DataFrame:
     events = _events(snapshot, device)
     count = len(events)
@@ -435,11 +440,8 @@ def _reserved(snapshot: Snapshot, device: int, events: pd.DataFrame) -> _Ints:
     action, size = events["action"].cat.codes.to_numpy(), events["size_bytes"].to_numpy()
     grows = np.isin(action, [_CODE["segment_alloc"], _CODE["segment_map"]])
     shrinks = np.isin(action, [_CODE["segment_free"], _CODE["segment_unmap"]])
-    change = np.where(grows, size, np.where(shrinks, -size, 0))
-    ours = snapshot.segments["device"] == device
-    end = int(snapshot.segments.loc[ours, "total_bytes"].sum())
-    after = np.concatenate([[0], np.cumsum(change)])
-    level: _Ints = end - after[-1] + after
+    after = np.append(0, np.cumsum(np.where(grows, size, np.where(shrinks, -size, 0))))
+    level: _Ints = int(_segments(snapshot, device)["total_bytes"].sum()) - after[-1] + after
     return level
 
 
@@ -530,13 +532,13 @@ def _device(snapshot: Snapshot, device: int | None) -> int:
         return device
     if snapshot.devices == 0:
         raise UsageError("the snapshot is empty: no device, no segment, no event")
+    return _highest(snapshot)
 
-    def largest() -> int:
-        peaks = [int(timeline(snapshot, d)["allocated_bytes"].max()) for d in range(snapshot.devices)]
-        return int(np.argmax(peaks))
 
-    found: int = 0 if snapshot.devices == 1 else snapshot.derived("device", largest)
-    return found
+@_once
+def _highest(snapshot: Snapshot) -> int:
+    """The device with the highest peak."""
+    return int(np.argmax([_timeline(snapshot, d)["allocated_bytes"].max() for d in range(snapshot.devices)]))
 
 
 def _span(count: int) -> str:
@@ -583,12 +585,11 @@ def _event(snapshot: Snapshot, moment: Moment, device: int) -> int:
         if not -1 <= moment < len(events):
             raise UsageError(f"there is no event {moment}: events of device {device} run from 0 to {len(events) - 1}")
         return moment
-    if moment == "start":
-        return -1
-    if moment == "end":
-        return len(events) - 1
+    ends = {"start": -1, "end": len(events) - 1}
+    if moment in ends:
+        return ends[moment]
     if moment == "peak":
-        return int(timeline(snapshot, device)["allocated_bytes"].to_numpy().argmax()) - 1
+        return int(_timeline(snapshot, device)["allocated_bytes"].to_numpy().argmax()) - 1
     if moment == "oom":
         found = np.flatnonzero((events["action"] == "oom").to_numpy())
         if len(found) == 0:
@@ -664,27 +665,24 @@ def _segments_at(snapshot: Snapshot, device: int, event: int) -> pd.DataFrame:
 
 def _mapped_at(snapshot: Snapshot, device: int, event: int) -> pd.DataFrame:
     """Undo the mappings after an event: what of the expandable segments was mapped, as contiguous ranges."""
-    end_state = snapshot.segments
-    end_state = end_state[(end_state["device"] == device) & end_state["expandable"]]
+    end_state = _segments(snapshot, device)
+    end_state = end_state[end_state["expandable"]]
     later = _events(snapshot, device).iloc[event + 1 :]
     later = later[later["action"].isin(["segment_map", "segment_unmap"])]
     begin = np.concatenate([end_state["address"], later["address"]]).astype(np.int64)
     size = np.concatenate([end_state["total_bytes"], later["size_bytes"]]).astype(np.int64)
     stream = np.concatenate([end_state["stream"], later["stream"]]).astype(np.int64)
     sign = np.concatenate([np.ones(len(end_state), int), np.where(later["action"] == "segment_map", -1, 1)]).astype(int)
-    edges = np.concatenate([begin, begin + size])
-    points, which = np.unique(edges, return_inverse=True)
+    points, which = np.unique(np.concatenate([begin, begin + size]), return_inverse=True)
     change = np.zeros(len(points), np.int64)
     np.add.at(change, which, np.concatenate([sign, -sign]))
-    covered = np.cumsum(change) > 0
-    rises = np.flatnonzero(covered & ~np.append(False, covered[:-1])) if len(points) else np.zeros(0, np.int64)
-    falls = np.flatnonzero(~covered & np.append(False, covered[:-1])) if len(points) else np.zeros(0, np.int64)
+    edges = np.diff((np.cumsum(change) > 0).astype(int), prepend=0)
+    address = points[edges > 0]
     of = dict(zip(begin.tolist(), stream.tolist(), strict=True))
-    address = points[rises] if len(points) else np.zeros(0, np.int64)
     return pd.DataFrame(
         {
             "address": address,
-            "total_bytes": (points[falls] if len(points) else address) - address,
+            "total_bytes": points[edges < 0] - address,
             "stream": [of.get(a, 0) for a in address.tolist()],
             "expandable": True,
         }
@@ -733,7 +731,21 @@ _SITE_SIGNS: tuple[tuple[int, str, str], ...] = (
 # Sets of phases, by the rule that the innermost cause decides: a forward pass recomputed in backward is backward's, a
 # closure's passes inside an optimizer's step are forward and backward.
 _PHASES = (_BACKWARD, _FORWARD | _LOSS, _OPTIMIZER, _SETUP)
-_KEPT_BY_PHASE = {_BACKWARD: "gradients", _FORWARD | _LOSS: "activations", _OPTIMIZER: "optimizer states"}
+_KEPT_BY_PHASE = {
+    _BACKWARD: "gradients",
+    _FORWARD | _LOSS: "activations",
+    _OPTIMIZER: "optimizer states",
+    _SETUP: "weights",
+}
+#: What a stack says whatever its phase; the last that holds decides.
+_NAMED = {
+    _LOSS: "logits",
+    _AUTOCAST: "autocast copies",
+    _INPUT: "inputs",
+    _CACHE: "KV cache",
+    _WORKSPACE: "workspaces",
+    _COMMUNICATION: "communication",
+}
 #: Names of torch.profiler's own memory categories, which `_memory_viz.profile_plot` writes into events.
 _GIVEN = {
     "parameter": "weights",
@@ -760,17 +772,14 @@ def _frame_flags(frames: pd.DataFrame, signs: tuple[tuple[int, str, str], ...]) 
     return np.array(flags, np.int64)
 
 
+@_once
 def _flags(snapshot: Snapshot) -> _Ints:
     """Say what the frames of each stack tell, as bits."""
-
-    def compute() -> _Ints:
-        anywhere = _frame_flags(snapshot.frames, _SIGNS)[snapshot.stack_frames]
-        if not len(anywhere):
-            return anywhere
-        found: _Ints = np.bitwise_or.reduceat(anywhere, snapshot.stack_bounds[:-1])
-        return found | _frame_flags(snapshot.frames, _SITE_SIGNS)[_site_rows(snapshot)]
-
-    found: _Ints = snapshot.derived("flags", compute)
+    anywhere = _frame_flags(snapshot.frames, _SIGNS)[snapshot.stack_frames]
+    if not len(anywhere):
+        return anywhere
+    found: _Ints = np.bitwise_or.reduceat(anywhere, snapshot.stack_bounds[:-1])
+    found |= _frame_flags(snapshot.frames, _SITE_SIGNS)[_site_rows(snapshot)]
     return found
 
 
@@ -790,24 +799,17 @@ def _categories(snapshot: Snapshot, device: int, table: pd.DataFrame) -> pd.Cate
     phase = np.where(lengths_say & born & (stack < 0) & (phase == 0), _BACKWARD, phase)
     outlives = _outlives(phase, first, table["free_requested"].to_numpy(), count)
     result = np.full(len(table), CATEGORIES.index("unknown"))
-    result[(first < 0) & (stack < 0)] = CATEGORIES.index("before recording")
-    for bits, category in _KEPT_BY_PHASE.items():
-        result[(phase == bits) & outlives] = CATEGORIES.index(category)
-    result[(phase == _SETUP) & outlives] = CATEGORIES.index("weights")
-    result[(phase > 0) & ~outlives] = CATEGORIES.index("temporary")
-    for bits, category in (
-        (_LOSS, "logits"),
-        (_AUTOCAST, "autocast copies"),
-        (_INPUT, "inputs"),
-        (_CACHE, "KV cache"),
-        (_WORKSPACE, "workspaces"),
-        (_COMMUNICATION, "communication"),
+    for chosen, category in (
+        ((first < 0) & (stack < 0), "before recording"),
+        *(((phase == bits) & outlives, category) for bits, category in _KEPT_BY_PHASE.items()),
+        ((phase > 0) & ~outlives, "temporary"),
+        *(((flags & bits) > 0, category) for bits, category in _NAMED.items()),
     ):
-        result[(flags & bits) > 0] = CATEGORIES.index(category)
+        result[chosen] = CATEGORIES.index(category)
     given = table.pop("given").cat
     names = [CATEGORIES.index(_GIVEN[c]) if c in _GIVEN else -1 for c in given.categories]
-    told = np.array(names, np.int64)[given.codes.to_numpy()] if names else np.full(len(table), -1)
-    codes: _Ints = np.where(told >= 0, told, result)
+    recorded = np.array([*names, -1], np.int64)[given.codes.to_numpy()]
+    codes: _Ints = np.where(recorded >= 0, recorded, result)
     return pd.Categorical.from_codes(codes, categories=pd.Index(CATEGORIES))
 
 
@@ -849,28 +851,23 @@ def _annotated(snapshot: Snapshot, device: int, first: _Ints) -> _Ints:
     return result
 
 
+@_once
 def _site_rows(snapshot: Snapshot) -> _Ints:
     """Give each stack's telling frame: the innermost of the user's own Python, else of any, else a C++ operator."""
-
-    def compute() -> _Ints:
-        scores = [
-            (3 if _LIBRARY.search(f) is None else 2)
-            if f.endswith(".py") or f.startswith("<")
-            else int(n.startswith("at::_ops::"))
-            for n, f in zip(snapshot.frames["name"], snapshot.frames["filename"], strict=True)
-        ]
-        if not len(snapshot.stack_frames):
-            return np.zeros(0, np.int64)
-        score = np.array(scores, np.int64)[snapshot.stack_frames]
-        # Of equal scores the first, the innermost, wins.
-        size = np.int64(len(score))
-        position = np.arange(len(score))
-        best = np.maximum.reduceat(score * size + (size - 1 - position), snapshot.stack_bounds[:-1])
-        rows: _Ints = snapshot.stack_frames[size - 1 - best % size].astype(np.int64)
-        return rows
-
-    found: _Ints = snapshot.derived("site rows", compute)
-    return found
+    if not len(snapshot.stack_frames):
+        return np.zeros(0, np.int64)
+    scores = [
+        (3 if _LIBRARY.search(f) is None else 2)
+        if f.endswith(".py") or f.startswith("<")
+        else int(n.startswith("at::_ops::"))
+        for n, f in zip(snapshot.frames["name"], snapshot.frames["filename"], strict=True)
+    ]
+    score = np.array(scores, np.int64)[snapshot.stack_frames]
+    # Of equal scores the first, the innermost, wins.
+    size = np.int64(len(score))
+    best = np.maximum.reduceat(score * size + np.arange(len(score))[::-1], snapshot.stack_bounds[:-1])
+    rows: _Ints = snapshot.stack_frames[size - 1 - best % size].astype(np.int64)
+    return rows
 
 
 def _site_of(snapshot: Snapshot, stack: _Ints) -> npt.NDArray[np.object_]:
@@ -949,10 +946,7 @@ def ranges(snapshot: Snapshot, match: str | None = None, device: int | None = No
     marks = snapshot.annotations
     marks = marks[marks["device"] == device]
     if match is not None:
-        try:
-            pattern = re.compile(match)
-        except re.error as error:
-            raise UsageError(f"{match!r} is not a regular expression: {error}") from error
+        pattern = compiled(match, "match")
         marks = marks[[pattern.search(name) is not None for name in marks["name"]]]
     time = _events(snapshot, device)["time_ns"].to_numpy()
     if marks.empty or not snapshot.timed or not len(time):
@@ -1097,6 +1091,7 @@ def summary(
     live = at(snapshot, event, device)
     by_category = _summed(live[~live["pending"]], ["category"])
     by_site = sites(snapshot, event, device)
+    ours = _segments(snapshot, device)
     return {
         "device": device,
         "peak_bytes": None if peak is None else int(peak["allocated_bytes"]),
@@ -1115,19 +1110,14 @@ def summary(
         "end": _amounts(over_time.iloc[-1]),
         "devices": [_brief(snapshot, d) for d in range(snapshot.devices)],
         "events": len(events),
-        "segments": int((snapshot.segments["device"] == device).sum()),
-        "streams": sorted({*events["stream"].unique().tolist(), *_streams(snapshot, device)}),
+        "segments": len(ours),
+        "streams": sorted({*events["stream"].tolist(), *ours["stream"].tolist()}),
         "notes": _notes(snapshot, device, over_time),
     }
 
 
 def _amounts(row: pd.Series) -> dict[str, int]:
     return {name: int(row[name]) for name in ("allocated_bytes", "active_bytes", "requested_bytes", "reserved_bytes")}
-
-
-def _streams(snapshot: Snapshot, device: int) -> Iterable[int]:
-    streams: list[int] = snapshot.segments.loc[snapshot.segments["device"] == device, "stream"].unique().tolist()
-    return streams
 
 
 def _brief(snapshot: Snapshot, device: int) -> dict[str, Any]:
@@ -1142,13 +1132,11 @@ def _brief(snapshot: Snapshot, device: int) -> dict[str, Any]:
 
 
 def _described(snapshot: Snapshot, table: pd.DataFrame) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    for row in table.to_dict("records"):
+    rows = [{str(name): value for name, value in row.items()} for row in table.to_dict("records")]
+    for row in rows:
         stack = snapshot.stack(row.pop("stack"))
         python = [frame for frame in stack if frame[1].endswith(".py") or frame[1].startswith("<")]
-        rows.append(
-            {**{str(k): v for k, v in row.items()}, "frames": [_frame_text(*f) for f in (python or stack)[:12]]}
-        )
+        row["frames"] = [_frame_text(*frame) for frame in (python or stack)[:12]]
     return rows
 
 
@@ -1207,13 +1195,12 @@ def _notes(snapshot: Snapshot, device: int, over_time: pd.DataFrame) -> list[str
             )
     if not len(snapshot.stack_frames):
         notes.append("no call stacks were recorded, so nothing can be attributed")
-    ours = snapshot.segments[snapshot.segments["device"] == device]
-    end = over_time.iloc[-1]
+    ours = _segments(snapshot, device)
     for counter in ("allocated_bytes", "active_bytes"):
-        told = int(ours[counter].sum())
-        if (ours[counter] >= 0).all() and told != int(end[counter]):
+        ended, counted = int(over_time[counter].iloc[-1]), int(ours[counter].sum())
+        if (ours[counter] >= 0).all() and counted != ended:
             notes.append(
-                f"the events end at {int(end[counter]):,} {counter.replace('_', ' ')}, torch's own counter says "
-                f"{told:,}: some kinds of event were not recorded"
+                f"the events end at {ended:,} {counter.replace('_', ' ')}, torch's own counter says "
+                f"{counted:,}: some kinds of event were not recorded"
             )
     return notes
