@@ -90,7 +90,6 @@ def test_every_usual_form_is_recognised(secret: Secret) -> None:
 def test_what_only_looks_like_a_secret_stays(name: str) -> None:
     scrubber = Scrubber(machine=False)
     assert scrubber.text(name) is name
-    assert not scrubber.holds(name)
     assert scrubber.removed == []
 
 
@@ -242,6 +241,11 @@ def plant(path: Path, planted: list[Secret]) -> int:
                 rows.append([text if c == target else other.get(kind, number) for c, kind, _ in columns])
             marks = ", ".join("?" * len(columns))
             connection.executemany(f'INSERT INTO "{table}" VALUES ({marks})', rows)
+    # Strings that nothing refers to are left out: what is printed (900003) and a program (900004) are of no event.
+    connection.execute(
+        "INSERT INTO NVTX_EVENTS (start, end, eventType, textId, globalTid)"
+        " SELECT 5000, 6000, 59, id, 1 << 24 | 1 FROM StringIds WHERE id IN (900001, 900002, 900005) OR id >= 1000000"
+    )
     connection.commit()
     connection.close()
     return count
@@ -305,7 +309,12 @@ def test_no_secret_survives_in_any_column_of_any_table(planted_export: Path, tmp
     assert survivors(out.read_bytes(), PLANTED + SAID) == []
     assert [p.name for p in tmp_path.iterdir()] == ["clean.sqlite"]
     kinds = {row["kind"] for row in copied.removed}
-    assert kinds == {"environment", "secret", "path", "host", "user", "email", "address", "output"}
+    assert kinds == {
+        *("environment", "secret", "path", "host", "user", "email", "address", "table", "column", "property", "text")
+    }
+    left = {row["place"] for row in copied.removed if row["kind"] == "table"}
+    assert {"SOMETHING_NEW", "ProcessStreams", "OSRT_CALLCHAINS"} <= left
+    assert not left & set(content(out))
     assert all(row["count"] > 0 for row in copied.removed)
     assert survivors(json.dumps(copied.removed).encode(), PLANTED + SAID) == []
     connection = sqlite3.connect(out)
@@ -340,26 +349,22 @@ def test_known_places_are_treated_by_their_meaning(planted_export: Path, tmp_pat
     def one(query: str) -> Any:
         return connection.execute(query).fetchone()
 
-    assert one("SELECT count(*) FROM META_DATA_CAPTURE WHERE name GLOB '*ENVIRONMENT*'") == (0,)
-    assert one("SELECT count(*) FROM TARGET_INFO_SYSTEM_ENV WHERE name = 'DeviceEnvironment'") == (0,)
-    assert one("SELECT value FROM TARGET_INFO_SYSTEM_ENV WHERE name = 'NvDriverVersion'") == ("570.1.2",)
-    assert one("SELECT value FROM TARGET_INFO_SYSTEM_ENV WHERE name = 'CpuCores'") == ("8",)
-    gpu = json.loads(one("SELECT value FROM TARGET_INFO_SYSTEM_ENV WHERE name = 'GpuInfo'")[0])["Gpus"][0]
-    assert gpu["Name"] == "GPU X"
-    assert gpu["Uuid"].startswith("[host")
-    arguments = [
-        value
-        for (value,) in connection.execute(
-            "SELECT value FROM META_DATA_CAPTURE WHERE name LIKE '%ARGUMENT%' ORDER BY name"
+    properties = dict(
+        connection.execute(
+            "SELECT name, value FROM META_DATA_CAPTURE UNION ALL SELECT name, value FROM META_DATA_EXPORT"
+            " UNION ALL SELECT name, value FROM TARGET_INFO_SYSTEM_ENV"
         )
-    ]
-    assert (arguments[0], arguments[2]) == ("--api-token", "batch=8")
-    assert arguments[1].startswith("[secret")
-    assert one("SELECT GUID, name FROM TARGET_INFO_NIC_INFO") == (0, "mlx5_0")
+    )
+    assert properties["NvDriverVersion"] == "570.1.2"
+    assert properties["CpuCores"] == "8"
+    said = ("ENVIRON", "Environment", "Hostname", "DISPLAY", "COMMAND", "ARGUMENT", "WORKING", "USER", "HOST", "PATH")
+    assert not [name for name in properties if any(word in name for word in said)]
+    assert connection.execute("SELECT * FROM TARGET_INFO_NIC_INFO WHERE name = 'mlx5_0'").fetchall() == [("mlx5_0",)]
+    assert re.fullmatch(r"\[path( \d+)?\]", one("SELECT name FROM PROCESSES WHERE pid = 2")[0])
     strings = dict(connection.execute("SELECT id, value FROM StringIds WHERE id BETWEEN 900001 AND 900005"))
     assert re.fullmatch(r"epoch of \[user( \d+)?\] on \[host( \d+)?\]", strings[900001])
-    assert strings[900003].startswith("[output")
-    assert strings[900004].startswith("[path")
+    assert list(strings) == [900001, 900002, 900005]
+    assert strings[900005].startswith("[path")
     connection.close()
 
 
@@ -403,63 +408,58 @@ def test_an_export_in_utf_16(encoding: str, tmp_path: Path) -> None:
     assert scrub.copy(out, tmp_path / "again.sqlite").removed == []
 
 
-def test_odd_values_stay_what_they_are(tmp_path: Path) -> None:
+def test_odd_values(tmp_path: Path) -> None:
+    """Bytes that are not a text, texts where numbers belong, columns that are computed, a table with another key."""
     path, out = tmp_path / "odd.sqlite", tmp_path / "clean.sqlite"
     training(path)
     connection = sqlite3.connect(path)
     connection.executescript(
         """
-        PRAGMA user_version = 7;
-        CREATE TABLE WITHOUT_ROWID (name TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
-        CREATE TABLE COMPUTED (a TEXT, b TEXT GENERATED ALWAYS AS (a || '!') VIRTUAL, c TEXT AS (a || '?') STORED);
-        CREATE TABLE UNIQUE_TEXTS (a TEXT UNIQUE, CHECK (length(a) > 2));
-        CREATE TABLE "quoted "" name" ("a column" TEXT, "select" INTEGER);
         CREATE TABLE COUNTED (id INTEGER PRIMARY KEY AUTOINCREMENT, a TEXT);
-        CREATE INDEX BY_TEXT ON UNIQUE_TEXTS (lower(a));
+        CREATE INDEX BY_TEXT ON COUNTED (lower(a));
         CREATE VIEW KERNEL_NAMES AS SELECT value FROM StringIds;
-        INSERT INTO WITHOUT_ROWID VALUES ('/home/ann/a', 'x'), ('/home/bob/a', 'y');
-        INSERT INTO COMPUTED (a) VALUES ('/home/ann/b');
-        INSERT INTO UNIQUE_TEXTS VALUES ('/home/ann/1'), ('/home/ann/2'), ('plain');
-        INSERT INTO "quoted "" name" VALUES ('/home/ann/c', 1);
-        INSERT INTO COUNTED (id, a) VALUES (41, 'x'), (7, NULL);
-        CREATE TABLE KINDS (a TEXT, b INTEGER, c REAL, d BLOB, e);
-        INSERT INTO KINDS VALUES (1, 'text', 'nan?', x'00ff', NULL), (NULL, 9223372036854775807, 0.1, x'', 1e300);
+        CREATE TABLE CUDNN_EVENTS (
+            start INTEGER, end BLOB, nameId, "quoted "" name" TEXT, eventClass TEXT AS ('/home/ann/' || start) STORED,
+            globalTid TEXT GENERATED ALWAYS AS ('/home/ann') VIRTUAL
+        );
+        CREATE TABLE MPI_RANKS (globalTid INTEGER, rank INTEGER);
+        INSERT INTO COUNTED (id, a) VALUES (41, '/home/ann/x'), (7, NULL);
+        INSERT INTO CUDNN_EVENTS VALUES (1, x'2f686f6d65', '/home/ann', 'x'), (9223372036854775807, 0.5, NULL, NULL);
+        INSERT INTO MPI_RANKS VALUES ('/home/ann', 'text'), (1, 1e300);
         """
     )
-    nothing = b"caf\xe9 /home/ann/d \xff"  # no UTF-8
-    connection.execute("INSERT INTO KINDS VALUES (CAST(? AS TEXT), 0, 0, 0, 0)", (nothing,))
-    connection.execute("INSERT INTO KINDS VALUES (CAST(? AS TEXT), 0, 0, 0, 0)", (b"\xfe\xfd plain",))
-    connection.execute("INSERT INTO META_DATA_CAPTURE VALUES (?, CAST(? AS TEXT))", ("X", b"\xfe plain"))
-    structure = b"\x01\x00\x00\x00/home/ann/private\x00\x02\x00PLAIN=one\x00OTHER=two\x00" + "/home/ann".encode(
-        "utf-16-le"
-    )
-    connection.execute("INSERT INTO KINDS VALUES ('z', 0, 0, ?, 0)", (structure,))
+    nothing = b"caf\xe9 /home/ann/d \xff"  # not UTF-8
+    add = "INSERT INTO NVTX_EVENTS (start, end, eventType, globalTid, text) VALUES (1, 2, 59, 1, "
+    for marks, value in (
+        ("CAST(? AS TEXT)", nothing),
+        ("CAST(? AS TEXT)", b"\xfe\xfd plain"),
+        ("?", b"/home/ann"),
+        ("?", 7),
+    ):
+        connection.execute(f"{add}{marks})", (value,))
+    connection.execute("INSERT INTO META_DATA_CAPTURE VALUES (?, CAST(? AS TEXT))", ("RATE_HZ", b"\xfe plain"))
     connection.commit()
     connection.close()
-    scrub.copy(path, out)
-    before, after = content(path), content(out)
+    copied = scrub.copy(path, out)
+    after = content(out)
     assert b"/home" not in out.read_bytes()
-    assert sorted(after["WITHOUT_ROWID"], key=lambda row: row[1]) == [(b"[path]", b"x"), (b"[path 2]", b"y")]
-    assert after["COMPUTED"] == [(b"[path 3]", b"[path 3]!", b"[path 3]?")]
-    assert len({a for (a,) in after["UNIQUE_TEXTS"]}) == 3
-    assert after['quoted " name'][0][0].startswith(b"[path")
-    assert after["COUNTED"] == before["COUNTED"]
-    kinds = after["KINDS"]
-    assert kinds[:2] == before["KINDS"][:2]
-    assert kinds[2][0].startswith(b"caf\xe9 [path")
-    assert kinds[2][0].endswith(b" \xff")
-    assert kinds[3] == before["KINDS"][3]
-    assert (b"X", b"\xfe plain") in after["META_DATA_CAPTURE"]
-    assert len(kinds[4][3]) == len(structure)
-    assert b"ann" not in kinds[4][3]
-    assert b"one" not in kinds[4][3]
+    assert after["CUDNN_EVENTS"] == [(1, None, None), (9223372036854775807, 0.5, None)]
+    assert after["MPI_RANKS"] == [(None, None), (1, 1e300)]
     connection = sqlite3.connect(out)
-    assert connection.execute("PRAGMA user_version").fetchone() == (7,)
-    types = "SELECT typeof(a), typeof(b), typeof(c), typeof(d), typeof(e) FROM KINDS"
-    assert connection.execute(types).fetchall() == sqlite3.connect(path).execute(types).fetchall()
-    assert connection.execute("SELECT count(*) FROM KERNEL_NAMES").fetchone()[0] > 3
-    assert connection.execute("SELECT name FROM sqlite_master WHERE name = 'BY_TEXT'").fetchone() == ("BY_TEXT",)
+    connection.text_factory = bytes
+    names = [text for (text,) in connection.execute("SELECT text FROM NVTX_EVENTS WHERE end = 2")]
+    assert names[0].startswith(b"caf\xe9 [path")
+    assert names[0].endswith(b" \xff")
+    assert names[1:3] == [b"\xfe\xfd plain", None]
+    assert (b"RATE_HZ", b"\xfe plain") in after["META_DATA_CAPTURE"]
+    said = {(row["kind"], row["place"]): row["count"] for row in copied.removed}
+    assert said["table", "COUNTED"] == 2
+    assert said["index", "BY_TEXT"] == said["view", "KERNEL_NAMES"] == said["column", 'CUDNN_EVENTS.quoted " name'] == 1
+    kept = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+    assert not kept & {b"COUNTED", b"BY_TEXT", b"KERNEL_NAMES"}
+    (key,) = connection.execute("SELECT pk FROM pragma_table_info('StringIds') WHERE name = 'id'").fetchone()
     connection.close()
+    assert key == sqlite3.connect(path).execute("SELECT pk FROM pragma_table_info('StringIds')").fetchone()[0]
 
 
 def test_nothing_of_a_hostile_schema_runs(tmp_path: Path) -> None:
@@ -472,11 +472,13 @@ def test_nothing_of_a_hostile_schema_runs(tmp_path: Path) -> None:
         CREATE TRIGGER a AFTER INSERT ON StringIds BEGIN INSERT INTO FIRED VALUES (new.value); END;
         CREATE TRIGGER b AFTER UPDATE ON StringIds BEGIN INSERT INTO FIRED VALUES (old.value); END;
         CREATE TRIGGER c AFTER DELETE ON META_DATA_CAPTURE BEGIN INSERT INTO FIRED VALUES (old.value); END;
+        CREATE VIEW CUBLAS_EVENTS AS SELECT '/home/ann' AS nameId, 1 AS start;
         """
     )
     virtual = 0
     try:
         connection.execute("CREATE VIRTUAL TABLE words USING fts5(body)")
+        connection.execute("CREATE VIRTUAL TABLE MPI_RANKS USING fts5(value)")
         connection.execute("INSERT INTO words VALUES ('/home/ann/indexed')")
         virtual = 1
     except sqlite3.OperationalError:
@@ -484,34 +486,35 @@ def test_nothing_of_a_hostile_schema_runs(tmp_path: Path) -> None:
     connection.commit()
     connection.close()
     copied = scrub.copy(path, out)
-    after = content(out)
-    assert after["FIRED"] == []
-    assert not [name for name in after if name.startswith("words")]
-    counts = {row["kind"]: row["count"] for row in copied.removed if row["place"] == "schema"}
-    assert counts["trigger"] == 3
-    assert bool(counts.get("virtual table")) == bool(virtual)
+    assert not set(content(out)) & {"FIRED", "CUBLAS_EVENTS", "words", "MPI_RANKS"}
+    said = {(row["kind"], row["place"]): row["count"] for row in copied.removed}
+    assert said["trigger", "a"] == said["trigger", "b"] == said["trigger", "c"] == said["view", "CUBLAS_EVENTS"] == 1
+    assert said.get(("table", "words"), 0) == said.get(("table", "MPI_RANKS"), 0) == virtual
     assert b"ann" not in out.read_bytes()
 
 
-@pytest.mark.parametrize(
-    "sql",
-    [
-        "CREATE TABLE x(a); ATTACH 'evil' AS e",
-        "DROP TABLE StringIds",
-    ],
-)
-def test_a_schema_that_is_none_is_refused(sql: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("sql", ["CREATE TABLE x(a); ATTACH 'evil' AS e", "DROP TABLE StringIds"])
+def test_a_schema_that_is_none_is_inert(sql: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, out = tmp_path / "hostile.sqlite", tmp_path / "clean.sqlite"
+    monkeypatch.chdir(tmp_path)
     training(path)
     connection = sqlite3.connect(path)
     connection.execute("CREATE TABLE x (a)")
+    connection.execute("INSERT INTO x VALUES ('/home/ann')")
     connection.execute("PRAGMA writable_schema = ON")
     connection.execute("UPDATE sqlite_master SET sql = ? WHERE name = 'x'", (sql,))
     connection.commit()
     connection.close()
-    with pytest.raises(TraceError):
-        scrub.copy(path, out)
-    assert [p.name for p in tmp_path.iterdir()] == ["hostile.sqlite"]
+    before = path.read_bytes()
+    if sql.startswith("DROP"):
+        with pytest.raises(TraceError):
+            scrub.copy(path, out)
+    else:
+        assert {"kind": "table", "place": "x", "count": 1} in scrub.copy(path, out).removed
+        assert "x" not in content(out)
+        assert b"/home" not in out.read_bytes()
+    assert path.read_bytes() == before
+    assert not [p for p in tmp_path.iterdir() if p not in (path, out)]
 
 
 def test_what_was_deleted_or_waits_in_the_log_is_not_copied_as_it_was(tmp_path: Path) -> None:
@@ -526,6 +529,7 @@ def test_what_was_deleted_or_waits_in_the_log_is_not_copied_as_it_was(tmp_path: 
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA wal_autocheckpoint = 0")
     connection.execute("INSERT INTO StringIds VALUES (77001, 'waiting /home/ann/x.py')")
+    connection.execute("INSERT INTO NVTX_EVENTS (start, end, eventType, textId, globalTid) VALUES (1, 2, 59, 77001, 1)")
     connection.commit()
     assert b"deleted-remnant" in path.read_bytes()
     try:
@@ -537,15 +541,26 @@ def test_what_was_deleted_or_waits_in_the_log_is_not_copied_as_it_was(tmp_path: 
     assert not [p for p in tmp_path.iterdir() if p.name.startswith("clean.sqlite-")]
 
 
-def test_names_of_tables_and_columns_are_not_renamed_but_refused(tmp_path: Path) -> None:
-    path = tmp_path / "named.sqlite"
+def test_tables_and_columns_whose_name_holds_a_secret(tmp_path: Path) -> None:
+    path, out = tmp_path / "named.sqlite", tmp_path / "clean.sqlite"
+    secret = tokens()["AWS"]
     training(path)
     connection = sqlite3.connect(path)
-    connection.execute('CREATE TABLE "of /home/ann/x" (a TEXT)')
+    for name in ("of /home/ann/x", f"ENUM_{secret}"):  # the second is like one that is known
+        connection.execute(f'CREATE TABLE "{name}" (id INTEGER, label TEXT)')
+        connection.execute(f'INSERT INTO "{name}" VALUES (1, "x")')
+    connection.execute('ALTER TABLE NVTX_EVENTS ADD COLUMN "of /home/ann/x" TEXT')
+    connection.execute('UPDATE NVTX_EVENTS SET "of /home/ann/x" = 1')
     connection.commit()
     connection.close()
-    with pytest.raises(TraceError, match="very name"):
-        scrub.copy(path, tmp_path / "clean.sqlite")
+    copied = scrub.copy(path, out)
+    assert survivors(out.read_bytes() + json.dumps(copied.removed).encode(), [Secret("", ("/home", secret))]) == []
+    places = [row["place"] for row in copied.removed if row["kind"] in ("table", "column")]
+    assert sorted(place.replace(" 2]", "]") for place in places) == [
+        "ENUM_[secret]",
+        "NVTX_EVENTS.of [path]",
+        "of [path]",
+    ]
 
 
 def test_other_databases_and_damaged_ones_are_refused(tmp_path: Path) -> None:
@@ -613,6 +628,16 @@ def test_no_secret_survives_in_a_parquetdir(planted_export: Path, tmp_path: Path
 
     folder = as_parquetdir(planted_export, tmp_path / "export")
     text = "/home/ann/nested"
+    labels = pa.table(
+        {
+            "id": pa.array([text, "x"]),
+            "name": pa.array([text, None]).dictionary_encode(),
+            "label": pa.array([text, "y"], pa.large_string()),
+            "value": pa.array([[text], None]),
+            "size": pa.array([text.encode(), None]),
+        }
+    )
+    pq.write_table(labels.replace_schema_metadata({"by": "/home/ann"}), folder / "ENUM_NESTED.parquet")
     nested = pa.table(
         {
             "list": pa.array([[text, None], None, []]),
@@ -629,15 +654,16 @@ def test_no_secret_survives_in_a_parquetdir(planted_export: Path, tmp_path: Path
     out = tmp_path / "clean"
     copied = scrub.copy(folder, out)
     assert survivors(written(out), PLANTED + SAID + [Secret("", ("/home/ann", "nested"))]) == []
-    assert {"kind": "other file", "place": "export", "count": 1} in copied.removed
-    assert sorted(p.name for p in out.iterdir()) == sorted(p.name for p in folder.iterdir() if p.suffix == ".parquet")
+    assert {"kind": "other file", "place": "notes", "count": 1} in copied.removed
+    left = {row["place"] for row in copied.removed if row["kind"] == "table"}
+    assert {"NESTED", "ProcessStreams", "OSRT_CALLCHAINS"} <= left
+    assert {p.stem for p in out.iterdir()} == {p.stem for p in folder.iterdir() if p.suffix == ".parquet"} - left
     hidden = {word for secret in PLANTED + SAID for word in secret.hidden} | {s.text for s in PLANTED}
     assert_same(nsightkit.load(folder), nsightkit.load(out), lambda name: any(word in name for word in hidden))
-    clean = pq.read_table(out / "NESTED.parquet")
-    assert clean.schema.equals(nested.schema)
-    assert clean["list"].to_pylist() == [["[path]", None], None, []] or "[path" in str(clean["list"][0])
-    assert clean["number"].equals(nested["number"])
-    assert pq.ParquetFile(out / "NESTED.parquet").metadata.row_group(0).column(0).compression == "SNAPPY"
+    clean = pq.read_table(out / "ENUM_NESTED.parquet")
+    assert clean.column_names == ["name", "label"]
+    assert clean["name"].type == labels["name"].type
+    assert clean["label"].to_pylist()[0].startswith("[path")
     assert scrub.copy(out, tmp_path / "again").removed == []
 
 
@@ -710,15 +736,14 @@ def test_no_secret_survives_in_a_kineto_trace(
     copied = scrub.copy(path, out)
     assert survivors(out.read_bytes(), PLANTED + IN_JSON) == []
     found = json.loads(out.read_bytes())
-    assert found["env"] == {}
-    assert found["environment"] == []
-    assert found["empty"] == {"env": {}, "environ": []}
-    assert found["command"] == ["python", "train.py", "--password", found["command"][3], "--lr", "3e-4"]
-    assert list(found) == list(json.loads(text))
+    assert set(found) == {"schemaVersion", "deviceProperties", "distributedInfo", "traceEvents", "traceName"}
+    given = json.loads(text)["traceEvents"]
+    assert [list(event) for event in found["traceEvents"]] == [list(event) for event in given]
     hidden = {word for secret in PLANTED for word in secret.hidden} | {s.text for s in PLANTED}
     assert_same(nsightkit.load(path), nsightkit.load(out), lambda name: any(word in name for word in hidden))
-    places = {row["place"] for row in copied.removed}
-    assert {"name", "Call stack", "env", "command", "db_password", "keys", "traceName"} <= places
+    assert {"name", "Call stack", "traceName"} <= {row["place"] for row in copied.removed}
+    left = {row["place"] for row in copied.removed if row["kind"] == "field"}
+    assert {"env", "environment", "command", "db_password", "note", "empty", "with_metadata"} <= left
     assert survivors(json.dumps(copied.removed).encode(), PLANTED + IN_JSON) == []
     again = tmp_path / "again.json"
     assert scrub.copy(out, again).removed == []
@@ -737,39 +762,31 @@ def test_slices_do_not_change_the_answer(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(found) == 1
 
 
-STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
-
-
-def test_all_but_the_strings_is_the_same_bytes(tmp_path: Path) -> None:
-    document = kineto(PLANTED)
-    for key in ("env", "environment", "db_password", "empty"):  # what goes with its brackets or as a number
-        del document[key]
-    text = json.dumps(document, indent=3)
+def test_numbers_are_the_same_digits(tmp_path: Path) -> None:
+    """A float64 has too few of them for microseconds since 1970."""
+    text = json.dumps(kineto(PLANTED[:5]), indent=3).replace('"ts": 1000.001', '"ts": 1712345678901234.567')
     text = re.sub(r'"dur": 8.25\b', '"dur":  8.250e0 ', text).replace('"rank": 3', '"rank":\t-0.0')
     path, out = tmp_path / "t.json", tmp_path / "clean.json"
     path.write_bytes(b"\xef\xbb\xbf" + text.encode())
     scrub.copy(path, out)
-    before, after = path.read_bytes(), out.read_bytes()
-    assert STRING.sub(b'""', before) == STRING.sub(b'""', after)
-    changed = [(a, b) for a, b in zip(STRING.findall(before), STRING.findall(after), strict=True) if a != b]
-    assert all(PLACEHOLDER.search(b.decode()) for _, b in changed)
-    assert len(changed) >= 5 * len(PLANTED)
+    for number in (rb'"(?:ts|dur)": *([^,\s}]+)', rb'"rank":\s*([^,\s]+)'):
+        assert re.findall(number, out.read_bytes()) == re.findall(number, path.read_bytes()) != []
 
 
-def test_json_without_secrets_is_copied_byte_for_byte(tmp_path: Path) -> None:
+def test_json_without_secrets_says_the_same(tmp_path: Path) -> None:
     from make_kineto import write
 
     path = tmp_path / "t.json"
     write(path, kernels=2000)
     out = tmp_path / "clean.json"
     assert scrub.copy(path, out).removed == []
-    assert out.read_bytes() == path.read_bytes()
+    assert json.loads(out.read_bytes()) == json.loads(path.read_bytes())
     packed = tmp_path / "clean.json.gz"
     scrub.copy(path, packed)
-    assert gzip.decompress(packed.read_bytes()) == path.read_bytes()
+    assert gzip.decompress(packed.read_bytes()) == out.read_bytes()
     assert packed.read_bytes()[4:10] == b"\0\0\0\0\0\xff" or packed.read_bytes()[3] == 0  # no time, no name
     scrub.copy(packed, tmp_path / "unpacked.json")
-    assert (tmp_path / "unpacked.json").read_bytes() == path.read_bytes()
+    assert (tmp_path / "unpacked.json").read_bytes() == out.read_bytes()
     scrub.copy(packed, tmp_path / "copy")  # no name that tells: as it was
     assert (tmp_path / "copy").read_bytes()[:2] == b"\x1f\x8b"
 
@@ -862,7 +879,13 @@ def test_no_secret_survives_in_a_snapshot(tmp_path: Path) -> None:
     copied = scrub.copy(path, out)
     assert survivors(out.read_bytes(), hidden) == []
     places = {row["place"] for row in copied.removed}
-    assert {"frames", "frames.filename", "frames.name", "user_metadata", "env"} <= places
+    assert {
+        "frames.fx_original_trace",
+        "frames.filename",
+        "frames.name",
+        "device_traces.user_metadata",
+        "env",
+    } <= places
     before, after = snapshot.read(path), snapshot.read(out)
     numbers = ["device", "action", "address", "size_bytes", "stream", "time_ns"]
     assert before.events[numbers].equals(after.events[numbers])
@@ -878,8 +901,12 @@ def test_no_secret_survives_in_a_snapshot(tmp_path: Path) -> None:
 
 
 def test_bytes_and_odd_keys_in_a_snapshot() -> None:
-    odd = {"segments": [], "device_traces": [[]], "extra": {b"/home/ann/x": 1, ("a", 2): (b"\x00/home/ann", None, 1.5)}}
-    assert scrub.clean_snapshot(odd)["extra"] == {b"[path]": 1, ("a", 2): (b"\x00*********", None, 1.5)}
+    odd = {"segments": [], "device_traces": [[]], "extra": {b"/home/ann/x": 1}, b"/home/ann": 1, ("a", 2): 1}
+    event = {"action": b"\x00/home/ann", "user_metadata": {"password": "plain", "n": (1, "/home/ann/x")}, "size": 7}
+    assert scrub.clean_snapshot(odd | {"device_traces": [[event]]}) == {
+        "segments": [],
+        "device_traces": [[{"action": None, "user_metadata": {"password": "[secret]", "n": [1, "[path]"]}, "size": 7}]],
+    }
     assert scrub.clean_snapshot([]) == []
 
 

@@ -27,7 +27,7 @@ from nsightkit.trace.files import replacing
 from nsightkit.trace.kineto import COLLECTIVE, short_kernel_name
 from nsightkit.trace.model import GPU_TABLES, Trace
 from nsightkit.trace.nesting import nesting
-from nsightkit.trace.share import clean
+from nsightkit.trace.share.clean import clean
 
 __all__ = ["write"]
 

@@ -24,6 +24,7 @@ import pandas as pd
 
 from nsightkit.errors import TraceError
 from nsightkit.trace.model import TABLES, FrameSource, Gpu, Source, Trace, TraceMeta, categorical, complete
+from nsightkit.trace.share.clean import clean
 
 __all__ = ["cache_folder", "cached", "is_store", "open_store", "write"]
 
@@ -148,8 +149,6 @@ def write(trace: Trace, folder: str | os.PathLike[str]) -> None:
     folder = Path(folder)
     if folder.exists() and not is_store(folder) and not (folder.is_dir() and not any(folder.iterdir())):
         raise TraceError(folder, "exists and is no trace folder", "choose another name or remove it")
-    from nsightkit.trace.share import clean  # which itself writes stores
-
     trace = clean(trace)
     with _replacing(folder) as draft:
         for table in TABLES:

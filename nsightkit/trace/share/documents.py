@@ -1,7 +1,7 @@
-"""Copies of JSON traces without secrets: every other byte stays as it is.
+"""Copies of PyTorch profiler traces without secrets: the keys, fields and arguments that are known, and nothing else.
 
-A trace of a gigabyte is read in slices of a few megabytes. Only texts are taken out of them, cleaned and put back:
-numbers, spaces and the order of keys are never touched. Most slices have no secret, and are copied.
+A trace is read in slices of a few megabytes, as its reader does. Numbers are never converted: microseconds with three
+decimals need more digits than a float64 has. Each distinct text is cleaned once.
 """
 
 from __future__ import annotations
@@ -9,98 +9,108 @@ from __future__ import annotations
 import gzip
 import json
 import re
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+import msgspec
 
 from nsightkit.errors import TraceError
+from nsightkit.trace import kineto
 from nsightkit.trace.share.ledger import Ledger
 from nsightkit.trace.share.secrets import Scrubber
 
 __all__ = ["copy_json", "learn_json"]
 
-_GZIP_MAGIC = b"\x1f\x8b"
-_SLICE_BYTES = 4 << 20
-#: A slice is cut between values; a text or an environment longer than this is none.
-_LONGEST_BYTES = 512 << 20
+_READ_BYTES = 4 << 20
 #: Deflate packs at most a thousand to one; a trace of a profiler packs ten to fifty to one.
 _RATIO, _SMALL_BYTES = 400, 1 << 30
-_REMEDY = "capture or copy it again"
-
-_EVENTS = b'"traceEvents"'
-_NO_TRACE = "give a trace that torch.profiler exported (export_chrome_trace)"
-
-_STRING = re.compile(rb'("[^"\\]*(?:\\.[^"\\]*)*")', re.DOTALL)
-_WORD = re.compile(rb"[A-Za-z_]+")
-_WORDS = frozenset([b"true", b"false", b"null", b"NaN", b"nan", b"Infinity", b"inf", b"infinity", b"e", b"E", b"Inf"])
-_STRUCTURE = b" \t\r\n{}[]:,0123456789.+-eE"
-_SCALAR = re.compile(rb"\s*:\s*(-?[0-9][0-9.eE+\-]*)")
-_OPENING = re.compile(rb"\s*:\s*[\[{]")
-_LONGEST_KEY = 200
-_REMEMBERED = 500_000
-#: Keys that say something about where a trace was made, and environment variables.
-_TELLING = re.compile(
-    rb'"((?i:host_?name|host|node_?name|computer_?name|user_?name|user|login|logname|login_name|owner|author|cwd|pwd|home'
-    rb'|work(?:ing_)?dir(?:ectory)?|tracename)|[A-Z][A-Z0-9_]*)"\s*:\s*"([^"\\]*(?:\\.[^"\\]*)*)"'
+_TOP = frozenset(
+    [
+        *(
+            "schemaVersion",
+            "deviceProperties",
+            "distributedInfo",
+            "traceName",
+            "displayTimeUnit",
+            "baseTimeNanoseconds",
+        ),
+        *("cupti_version", "cuda_runtime_version", "cuda_driver_version", "record_shapes", "profile_memory"),
+        *("with_stack", "with_flops", "with_modules", "trace_id", "nsightkit"),
+    ]
 )
-#: In small letters; one of these is in every text that `_TELLING` finds something of use in.
-_TELLING_HINTS = (
-    b'"host', b'"node', b'"computer', b'"user', b'"log', b'"owner"', b'"author"', b'"cwd"', b'"pwd"', b'"home"',
-    b'"workdir', b'"work_dir', b'"working', b'"tracename"', b'host"', b'hostname"', b'node_name"', b'nodename"',
-    b"username", b"_user", b"user_", b"logname", b"token", b"secret", b"passw", b"_key", b"apikey", b"credential",
-    b"private", b'_pat"', b'_psk"', b'_dsn"', b"jwt", b"cookie", b'oldpwd"', b'virtual_env"', b'_prefix"', b'tmpdir"',
-)  # fmt: skip
-_OVERLAP_BYTES = 1 << 16
+_FIELDS = frozenset(["ph", "cat", "name", "pid", "tid", "ts", "dur", "id", "bp", "s", "place", "args"])
+_ARGS = frozenset(
+    [
+        *(
+            "name",
+            "labels",
+            "sort_index",
+            "External id",
+            "external id",
+            "correlation",
+            "Call stack",
+            "Module Hierarchy",
+        ),
+        *("Input Dims", "Input type", "Input Strides", "Concrete Inputs", "Sequence number", "Fwd thread id", "Ev Idx"),
+        *("Record function id", "Profiler Event Index", "Python id", "Python parent id", "Python module id"),
+        *("device", "Device", "Device Id", "Device Type", "context", "stream", "queued", "cbid", "grid", "block"),
+        *("registers per thread", "shared memory", "blocks per SM", "warps per SM", "est. achieved occupancy %"),
+        *("graph node id", "graph id", "bytes", "Bytes", "memory bandwidth (GB/s)", "Addr", "Total Reserved"),
+        *("Total Allocated", "cuda_sync_kind", "wait_on_stream", "wait_on_cuda_event_record_corr_id"),
+        *("wait_on_cuda_event_id", "kernel_hash", "kernel_file", "kernel_backend", "Trace name", "Trace iteration"),
+        *("external ts", "Op count", "priority", "Collective name", "In msg nelems", "Out msg nelems", "dtype"),
+        *("In split size", "Out split size", "Process Group Name", "Process Group Description", "Group size"),
+        *("Process Group Ranks", "Src Rank", "Dst Rank", "Seq", "Rank", "Comms Id", "Global rank start"),
+        *("Global rank stride", "flops", "static shared memory", "short name", "process", "domain", "kind", "open"),
+        *("end thread", "duration_ns"),
+    ]
+)
 #: What `tensorboard_trace_handler` calls its files: the host, the process, the time.
 _WORKER = re.compile(r"(?:.*[/\\])?(.+)_\d+\.\d{10,}(?:\.pt)?\.trace\.json(?:\.gz)?")
+_AGAIN = "capture or copy it again"
+_NO_TRACE = "give a trace that torch.profiler exported (export_chrome_trace)"
+_RAW = dict[str, msgspec.Raw]
 
 
-def _read(path: Path) -> Iterator[bytes]:
-    """Slices of the file's text."""
-    packed_bytes = path.stat().st_size
-    with path.open("rb") as file:
-        packed = file.read(2) == _GZIP_MAGIC
-        file.seek(0)
-        stream: BinaryIO = gzip.GzipFile(fileobj=file) if packed else file  # type: ignore[assignment]
-        seen = 0
-        try:
-            while block := stream.read(_SLICE_BYTES):
-                seen += len(block)
-                if packed and seen > _SMALL_BYTES and seen > _RATIO * packed_bytes:
+class _Stream(kineto._Stream):
+    """What the reader reads, up to a size that an honest file may have."""
+
+    def __init__(self, path: Path) -> None:
+        with path.open("rb") as file:
+            packed = file.read(2) == b"\x1f\x8b"
+        super().__init__(path, packed)
+        self._most = max(_SMALL_BYTES, _RATIO * path.stat().st_size) if packed else None
+
+    def read(self, size: int = -1) -> bytes:
+        """At most so many bytes; all if it is negative."""
+        blocks = []
+        while block := super().read(_READ_BYTES if size < 0 else size):
+            blocks.append(block)
+            if self._most is not None:
+                self._most -= len(block)
+                if self._most < 0:
                     raise TraceError(
-                        path, f"unpacks to more than {_RATIO} times its size", "unpack and look at it first"
+                        self._path, f"unpacks to more than {_RATIO} times its size", "unpack and look at it first"
                     )
-                yield block
-        except EOFError as error:
-            raise TraceError(path, "is a truncated gzip file", _REMEDY) from error
-        except (gzip.BadGzipFile, zlib.error) as error:
-            raise TraceError(path, f"is a damaged gzip file ({error})", _REMEDY) from error
+            if size >= 0:
+                break
+        return b"".join(blocks)
 
 
-def _text(raw: bytes) -> str:
-    """What a JSON string says, without its quotes."""
-    if b"\\" in raw:
-        try:
-            found: str = json.loads(b'"' + raw + b'"', strict=False)
-        except ValueError:
-            return raw.decode("utf-8", "surrogateescape")  # an escape that JSON has not
+def _documents(path: Path, attempt: int) -> Iterator[_RAW]:
+    """The file in small documents with some of the events each; else in one piece; else in one piece and mended."""
+    with _Stream(path) as stream:
+        if attempt == 0:
+            texts = kineto._slices(stream)
         else:
-            return found
-    return raw.decode("utf-8", "surrogateescape")
+            text, bare = kineto._all_of(stream)
+            texts = iter([text if attempt == 1 else kineto._mended(text, bare)])
+        for text in texts:
+            yield msgspec.json.decode(text, type=_RAW)
 
 
-def _raw(text: str, like: bytes) -> bytes:
-    """A JSON string, without its quotes."""
-    with_escapes = json.dumps(text, ensure_ascii=False)[1:-1]
-    try:
-        encoded = with_escapes.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:  # half of a surrogate pair, which only an escape can write
-        return json.dumps(text)[1:-1].encode()
-    return json.dumps(text)[1:-1].encode() if like.isascii() else encoded
-
-
-def learn_json(path: Path, scrubber: Scrubber) -> None:
+def learn_json(path: Path, scrubber: Scrubber) -> int:
     """Learn from a trace where and by whom it was made.
 
     Parameters
@@ -108,212 +118,118 @@ def learn_json(path: Path, scrubber: Scrubber) -> None:
     path : Path
     scrubber : Scrubber
 
+    Returns
+    -------
+    int
+        In which way the file could be read.
+
     Raises
     ------
     TraceError
-        A damaged gzip file.
+        Damaged gzip, or JSON that cannot be mended.
     """
-    rest = b""
-    for block in _read(path):
-        some = rest + block
-        small = some.lower()
-        if any(hint in small for hint in _TELLING_HINTS):
-            for match in _TELLING.finditer(some):
-                _learn(scrubber, match[1].decode(), _text(match[2]))
-        if any(hint in some for hint in (b"/home", b"Users", b"homes/")):
-            scrubber.learn_from(some.replace(b"\\/", b"/").decode("utf-8", "replace"))
-        if b"\\u0000" in some:
-            for match in _STRING.finditer(some):
-                if b"\\u0000" in match[0]:
-                    scrubber.learn_environment(_text(match[0][1:-1]).split("\x00"))
-        rest = some[-_OVERLAP_BYTES:]
+    for attempt in range(3):
+        try:
+            for document in _documents(path, attempt):
+                for key, raw in document.items():
+                    _learn(scrubber, key, bytes(raw))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            problem = f"holds broken JSON ({error})"
+        else:
+            return attempt
+    raise TraceError(path, problem, _AGAIN)
 
 
-def _learn(scrubber: Scrubber, key: str, value: str) -> None:
-    lower = key.lower().replace("_", "")
-    if lower == "tracename":
-        found = _WORKER.fullmatch(value)
-        if found:
-            scrubber.learn("host", found[1])
-    elif key.isupper():
-        scrubber.learn_environment({key: value})
-    elif lower in ("hostname", "host", "nodename", "computername"):
-        scrubber.learn("host", value)
-    elif lower in ("username", "user", "login", "logname", "loginname", "owner", "author"):
-        scrubber.learn("user", value)
-    else:
-        scrubber.learn("path", value)
-    scrubber.learn_from(value)
+def _learn(scrubber: Scrubber, key: str, raw: bytes) -> None:
+    if key != "traceEvents":
+        value = json.loads(raw)
+        scrubber.learn_value(value, key)
+        worker = _WORKER.fullmatch(value) if key == "traceName" and isinstance(value, str) else None
+        scrubber.learn("host", worker[1] if worker else None)
+    elif any(hint in raw for hint in (b"/home", b"Users", b"homes", b"\\u0000")):
+        scrubber.learn_from(raw.replace(b"\\/", b"/").decode("utf-8", "replace"))
+        for text in re.findall(rb'"[^"\\]*(?:\\.[^"\\]*)*"', raw) if b"\\u0000" in raw else ():
+            if b"\\u0000" in text:
+                scrubber.learn_environment(json.loads(text).split("\x00"))
 
 
-def copy_json(path: Path, write: Callable[[bytes], object], ledger: Ledger) -> bool:
+def copy_json(path: Path, file: BinaryIO, ledger: Ledger, *, packed: bool) -> None:
     """Copy a Chrome trace without its secrets.
 
     Parameters
     ----------
     path : Path
         Only read; gzipped or not.
-    write : callable
-        Takes the copy's text, slice by slice.
+    file : binary file
+        Takes the copy: the events, and then the other keys.
     ledger : Ledger
-
-    Returns
-    -------
-    bool
-        Whether it was sound JSON. Profilers have been seen to write other text, which is cleaned as well: a reader has
-        to say whether it can be mended.
+    packed : bool
+        Whether the copy is gzipped.
 
     Raises
     ------
     TraceError
         Truncated, no trace, or unpacked without end.
     """
-    learn_json(path, ledger.scrubber)
-    return _Json(path, ledger).copy(write)
+    attempt = learn_json(path, ledger.scrubber)
+    # No name and no time in the header: the same trace gives the same bytes.
+    stream = gzip.GzipFile("", "wb", compresslevel=5, fileobj=file, mtime=0) if packed else file
+    tail: dict[str, bytes] = {}
+    between, found = b'{"traceEvents":[\n', False
+    for document in _documents(path, attempt):
+        found = found or "traceEvents" in document
+        events = _events(path, document.pop("traceEvents", msgspec.Raw(b"[]")))
+        lines = [line for event in events if (line := _record(event, _FIELDS, ledger))]
+        if lines:
+            stream.write(between + b",\n".join(lines))
+            between = b",\n"
+        tail |= _kept(document, _TOP, ledger)
+    if not found:
+        raise TraceError(path, "is JSON, but no Chrome trace (it has no traceEvents)", _NO_TRACE)
+    stream.write((between if between != b",\n" else b"") + b"\n]")
+    stream.write(b"".join(b",\n" + json.dumps(key).encode() + b":" + value for key, value in tail.items()) + b"}\n")
+    if packed:
+        stream.close()
 
 
-class _Json:
-    """One document on its way into another."""
-
-    def __init__(self, path: Path, ledger: Ledger) -> None:
-        self._path, self._ledger = path, ledger
-        self._harmless: set[bytes] = set()
-        self._depth = 0
-        self._opened = b""
-        self._has_events = False
-        self._sound = True
-        self._key, self._flag = "", ""  # the last key, and the last word if it is an option
-
-    def copy(self, write: Callable[[bytes], object]) -> bool:
-        """Clean slice by slice."""
-        rest = b""
-        for block in _read(self._path):
-            if len(rest) > _LONGEST_BYTES:
-                raise TraceError(self._path, "has a text without end", _REMEDY)
-            some = rest + block
-            pieces, rest = _cut(_STRING.split(some))
-            done, kept = self._clean(some[: len(some) - len(rest)], pieces, final=False)
-            write(done)
-            rest = kept + rest
-        write(self._clean(rest, _STRING.split(rest), final=True)[0])
-        open_list = self._opened == b"[" and self._depth == 1  # may lack its end
-        if self._depth > 0 and self._sound and not open_list:
-            raise TraceError(self._path, "is truncated", _REMEDY)
-        if self._opened != b"[" and not self._has_events:
-            raise TraceError(self._path, "is JSON, but no Chrome trace (it has no traceEvents)", _NO_TRACE)
-        return self._sound and self._depth >= 0
-
-    def _clean(self, some: bytes, pieces: list[bytes], *, final: bool) -> tuple[bytes, bytes]:
-        """Clean a slice, given whole and as strings with what stands between. What has to wait comes back, too."""
-        between = b" ".join(pieces[::2])
-        sound = self._is_sound(between, pieces)
-        strings = set(pieces[1::2]) - self._harmless
-        found = {raw for raw in strings if not self._is_harmless(raw)}
-        if len(self._harmless) > _REMEMBERED:
-            self._harmless.clear()
-        self._harmless |= strings - found
-        self._has_events |= _EVENTS in strings
-        if sound and not found and not self._flag:
-            self._count(between)
-            return some, b""
-        out, end = self._taken_apart(pieces, final)
-        self._count(b" ".join(pieces[:end:2]))
-        return b"".join(out), b"".join(pieces[end:])
-
-    def _is_sound(self, between: bytes, pieces: list[bytes]) -> bool:
-        """Whether only brackets, numbers and a few words stand between strings; anything else is cleaned as well."""
-        odd = between.translate(None, _STRUCTURE)
-        if not odd or (b'"' not in odd and _WORDS.issuperset(_WORD.findall(between))):
-            return True
-        self._sound = False
-        for at in range(0, len(pieces), 2):
-            if b'"' in pieces[at] or not _WORDS.issuperset(_WORD.findall(pieces[at])):
-                text = pieces[at].decode("utf-8", "surrogateescape")
-                pieces[at] = self._ledger.text(text, "between").encode("utf-8", "surrogateescape")
-        return False
-
-    def _count(self, between: bytes) -> None:
-        if not self._opened:
-            self._opened = between.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
-        self._depth += between.count(b"{") + between.count(b"[") - between.count(b"}") - between.count(b"]")
-
-    def _is_harmless(self, raw: bytes) -> bool:
-        """Whether a string means nothing, neither by itself nor for what stands behind it."""
-        text, scrubber = _text(raw[1:-1]), self._ledger.scrubber
-        if len(text) <= _LONGEST_KEY and (scrubber.tells(text) or scrubber.is_option(text)):
-            return False
-        return not (scrubber.holds(text) or (text[:1] in "{[" and '"' in text))
-
-    def _taken_apart(self, pieces: list[bytes], final: bool) -> tuple[list[bytes], int]:
-        """Clean a slice string by string. Gives how many of its pieces are done."""
-        out = [pieces[0]]
-        telling = False  # a slice never ends between a key and its value
-        at = 1
-        while at < len(pieces):
-            raw, behind = pieces[at], pieces[at + 1]
-            is_key, is_value = behind.lstrip()[:1] == b":", pieces[at - 1].rstrip()[-1:] == b":"
-            known = raw in self._harmless
-            if is_key:
-                telling = not known
-            if known and not (telling and is_value) and not self._flag:
-                self._key = raw[1:-1].decode("utf-8", "replace") if is_key else self._key
-                out += [raw, behind]
-                at += 2
-                continue
-            text = _text(raw[1:-1])
-            if is_key:
-                self._key = text
-                if not self._without_value(pieces, at, text):
-                    if final:
-                        raise TraceError(self._path, "is truncated", _REMEDY)
-                    return out, at
-                new = self._ledger.text(text, "keys")
-            elif is_value:
-                new = self._ledger.keyed(self._key, text)
-            else:
-                new = self._ledger.argument(self._flag, text, self._key or "list")
-            self._flag = text if pieces[at + 1].strip() == b"," and text.startswith("-") else ""
-            out += [raw if new == text else b'"' + _raw(new, raw) + b'"', pieces[at + 1]]
-            at += 2
-        return out, len(pieces)
-
-    def _without_value(self, pieces: list[bytes], at: int, key: str) -> bool:
-        """Remove what stands behind a key and is no string, if the key says so. False if the slice ends within it."""
-        scrubber, behind = self._ledger.scrubber, pieces[at + 1]
-        opening = _OPENING.match(behind)
-        if opening and scrubber.tells_environment(key):
-            end = _closing(pieces, at + 1, opening.end() - 1)
-            if end is None:
-                return False
-            last, place = end
-            if last > at + 1 or behind[opening.end() : place].strip():
-                self._ledger.note("environment", key)
-                # What goes is balanced: the brackets that stay are those that count.
-                pieces[at + 1 : last + 1] = [behind[: opening.end()] + pieces[last][place:]]
-            return True
-        number = _SCALAR.match(behind)
-        if number and scrubber.tells_secret(key):
-            placeholder = self._ledger.whole("secret", number[1].decode(), key).encode()
-            pieces[at + 1] = behind[: number.start(1)] + b'"' + placeholder + b'"' + behind[number.end(1) :]
-        return True
+def _events(path: Path, raw: msgspec.Raw) -> list[Any]:
+    try:
+        return msgspec.json.decode(raw, type=list[_RAW])
+    except msgspec.ValidationError:
+        pass
+    try:
+        return [event for event in msgspec.json.decode(raw, type=list[msgspec.Raw]) if event[:1] == b"{"]
+    except msgspec.ValidationError as error:
+        raise TraceError(path, f"is JSON, but no Chrome trace ({error})", _NO_TRACE) from error
 
 
-def _closing(pieces: list[bytes], first: int, at: int) -> tuple[int, int] | None:
-    """Piece and place of the bracket that closes the one at a place of a piece."""
-    depth = 0
-    for number in range(first, len(pieces), 2):
-        for match in re.finditer(rb"[\[{\]}]", pieces[number][at if number == first else 0 :]):
-            depth += 1 if match[0] in b"[{" else -1
-            if depth == 0:
-                return number, match.start() + (at if number == first else 0)
-    return None
+def _record(event: Any, known: frozenset[str], ledger: Ledger) -> bytes:
+    """One object, as JSON, with what is known of it."""
+    given = event if isinstance(event, dict) else msgspec.json.decode(event, type=_RAW)
+    return (
+        b"{"
+        + b",".join(b'"%b":%b' % (key.encode(), value) for key, value in _kept(given, known, ledger).items())
+        + b"}"
+    )
 
 
-def _cut(pieces: list[bytes]) -> tuple[list[bytes], bytes]:
-    """End a slice behind the last comma or bracket that is in no string; give the rest, too."""
-    for last in range(len(pieces) - 1, -1, -2):
-        between = pieces[last].partition(b'"')[0]  # a string that has no end yet
-        end = max(between.rfind(sign) for sign in (b",", b"]", b"}")) + 1
-        if end:
-            return [*pieces[:last], pieces[last][:end]], b"".join([pieces[last][end:], *pieces[last + 1 :]])
-    return [b""], b"".join(pieces)
+def _kept(given: _RAW, known: frozenset[str], ledger: Ledger) -> dict[str, bytes]:
+    out = {}
+    for key, raw in given.items():
+        value = bytes(raw)
+        if key not in known:
+            ledger.note("field", key)
+        elif key == "args":
+            if value[:1] == b"{":
+                out[key] = _record(value, _ARGS, ledger)
+        elif value[:1] in b'"[{':
+            out[key] = ledger.apply(value, key, lambda text, key=key: _cleaned(text, key, ledger.scrubber))  # type: ignore[misc]
+        else:
+            out[key] = value
+    return out
+
+
+def _cleaned(raw: bytes, key: str, scrubber: Scrubber) -> bytes:
+    given = json.loads(raw)
+    new = scrubber.value(given, key)
+    return raw if new == given else json.dumps(new, separators=(",", ":")).encode()

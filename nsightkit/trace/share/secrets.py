@@ -130,24 +130,25 @@ _NAME_HINTS = (
     *("x-amz", "bearer"),
 )
 _FLAG = re.compile(
-    rf"(?i)(?P<flag>(?<![\w\-])--?(?:[\w\-]*(?:{_SURE_NAMES}|token|auth|jwt|cookie|[_\-]key|pwd){_SURE_TAIL}|key))"
-    r"(?P<sign>=|\s+|\x00)(?P<value>\"(?:[^\"\\]|\\.)*\"|'[^']*'|[^\s\"'\x00]+)"
+    rf"(?i)(?<![\w\-])--?(?:[\w\-]*(?:{_SURE_NAMES}|token|auth|jwt|cookie|[_\-]key|pwd){_SURE_TAIL}|key)"
+    r"(?:=|\s+|\x00)(?P<secret>\"(?:[^\"\\]|\\.)*\"|'[^']*'|[^\s\"'\x00]+)"
 )
-_USER_FLAG = re.compile(
-    r"(?P<flag>(?<![\w\-])(?:-u|--(?:user(?:name)?|login(?:-name)?)))(?P<sign>=|\s+|\x00)"
-    r"(?P<value>[A-Za-z_][\w.\-@\\]*(?::\S+)?)"
+_LOGIN_NAME = r"[A-Za-z_][\w.\-@\\]*"
+_USER_FLAG = re.compile(  # not `python -u script.py`
+    rf"(?<![\w\-])(?:-u(?:=|\s+|\x00)(?P<user>{_LOGIN_NAME}):(?P<secret>\S+)"
+    rf"|--(?:user(?:name)?|login(?:-name)?)(?:=|\s+|\x00)(?P<user2>{_LOGIN_NAME})(?::(?P<secret2>\S+))?)"
 )
-_SSHPASS = re.compile(r"(?P<flag>\bsshpass\s+-p)(?P<sign>\s*)(?P<value>\"[^\"]*\"|'[^']*'|\S+)")
+_SSHPASS = re.compile(r"\bsshpass\s+-p\s*(?P<secret>\"[^\"]*\"|'[^']*'|\S+)")
 _HEADER = re.compile(
-    r"(?i)(?P<flag>\b(?:proxy-)?authorization)(?P<sign>[\"']?\s*[:=]\s*[\"']?(?:(?:bearer|basic|token|digest|negotiate|"
-    r"aws4-hmac-sha256)\s+)?)(?P<value>[^\s\"'][^\"'\r\n\x00]*)"
+    r"(?i)\b(?:proxy-)?authorization[\"']?\s*[:=]\s*[\"']?(?:(?:bearer|basic|token|digest|negotiate|"
+    r"aws4-hmac-sha256)\s+)?(?P<secret>[^\s\"'][^\"'\r\n\x00]*)"
 )
-_COOKIE = re.compile(r"(?i)(?P<flag>\b(?:set-)?cookie)(?P<sign>\s*:\s*)(?P<value>\S[^\"'\r\n\x00]*)")
-_BEARER = re.compile(r"(?P<flag>\b[Bb](?:earer|EARER))(?P<sign>\s+)(?P<value>[A-Za-z0-9._~+/\-]{8,}=*)")
-_URL_LOGIN = re.compile(r"(?P<flag>\b[A-Za-z][A-Za-z0-9+.\-]{0,20})(?P<sign>://)(?P<value>[^\s/@\"'<>?#]+)(?=@)")
+_COOKIE = re.compile(r"(?i)\b(?:set-)?cookie\s*:\s*(?P<secret>\S[^\"'\r\n\x00]*)")
+_BEARER = re.compile(r"\b[Bb](?:earer|EARER)\s+(?P<secret>[A-Za-z0-9._~+/\-]{8,}=*)")
+_URL_LOGIN = re.compile(r"\b[A-Za-z][A-Za-z0-9+.\-]{0,20}://(?P<secret>[^\s/@\"'<>?#]+)(?=@)")
 _WEBHOOK = re.compile(
-    r"(?P<flag>hooks\.slack\.com/(?:services|workflows)|discord(?:app)?\.com/api/webhooks|api\.telegram\.org"
-    r"|webhook\.office\.com)(?P<sign>/)(?P<value>[^\s\"'<>]+)"
+    r"(?:hooks\.slack\.com/(?:services|workflows)|discord(?:app)?\.com/api/webhooks|api\.telegram\.org"
+    r"|webhook\.office\.com)/(?P<secret>[^\s\"'<>]+)"
 )
 #: Values that are no secret whatever their name is.
 _NOTHING = frozenset(
@@ -155,16 +156,15 @@ _NOTHING = frozenset(
 )
 _NUMBER = re.compile(r"[+\-]?(?:0[xX][0-9a-fA-F]+|\d[\d_,]*(?:\.\d*)?(?:[eE][+\-]?\d+)?)(?:[a-zA-Zµ%]{1,3})?")
 
-#: JSON keys, in small letters, whose value says who or where, or opens something, or is an environment.
-_HOST_KEYS = frozenset(
-    ["host", "hostname", "host_name", "nodename", "node_name", "computername", "computer_name", "machine_name", "fqdn"]
-)
-_USER_KEYS = frozenset(["user", "username", "user_name", "login", "logname", "login_name", "userid", "owner", "author"])
-_ENVIRONMENT_KEYS = frozenset(
-    ["env", "environ", "environment", "envs", "envvars", "env_vars", "environment_variables", "os.environ"]
-)
-_SECRET_KEYS = frozenset(["authorization", "proxy-authorization", "cookie", "set-cookie", "jwt", "psk"])
-_PATH_KEYS = frozenset(["cwd", "pwd", "home", "workdir", "working_dir", "working_directory", "tracename"])
+#: What the value under a JSON key is, by the key in small letters.
+_KEY_NAMES: dict[Kind, str] = {
+    "host": "host hostname host_name nodename node_name computername computer_name machine_name fqdn",
+    "user": "user username user_name login logname login_name userid owner author",
+    "environment": "env environ environment envs envvars env_vars environment_variables os.environ",
+    "secret": "authorization proxy-authorization cookie set-cookie jwt psk",
+    "path": "cwd pwd home workdir working_dir working_directory tracename",
+}
+_KEYS = {name: kind for kind, names in _KEY_NAMES.items() for name in names.split()}
 _COMMIT_KEYS = re.compile(r"(?i).*(?:commit|revision|sha\d*|hash|digest|version)|key")
 
 # ---------------------------------------------------------------- environments
@@ -191,19 +191,30 @@ _SEPARATED = re.compile(r"(?:^|[;\r\n])[ \t]{0,40}(?:export\s+|declare -x )?[A-Z
 _ENTRIES = re.compile(r"(?:^|(?<=[;\r\n]))([ \t]{0,40})(?:export\s+|declare -x )?([A-Z_][A-Z0-9_]*=[^;\r\n]*)")
 _SSH_VALUE = re.compile(r"(?:\s+[0-9a-fA-F:.]+)*")  # SSH_CONNECTION's value has blanks in it
 
-#: Variables that name their host or user, for :meth:`Scrubber.learn_environment`.
-_HOST_VARIABLES = re.compile(
-    r"HOSTNAME|HOST|COMPUTERNAME|USERDOMAIN|SLURMD_NODENAME|SLURM_SUBMIT_HOST|SLURM_LAUNCH_NODE_IPADDR|PBS_O_HOST"
-    r"|LSB_HOSTS|NODENAME|NODE_NAME|CONTAINER_NAME|POD_NAME|MASTER_ADDR|K8S_NODE_NAME"
-)
-_USER_VARIABLES = re.compile(
-    r"USER|LOGNAME|USERNAME|SUDO_USER|SLURM_JOB_USER|SLURM_JOB_ACCOUNT|PBS_O_LOGNAME|NB_USER|JUPYTERHUB_USER|LSFUSER"
-)
-_FOLDER_VARIABLES = frozenset(
-    ["HOME", "USERPROFILE", "PWD", "OLDPWD", "SLURM_SUBMIT_DIR", "VIRTUAL_ENV", "CONDA_PREFIX", "TMPDIR"]
-)
-_SECRET_VARIABLE = re.compile(
-    r"(?i)TOKEN(?!S|IZER)|SECRET|PASSW|PASSPHRASE|API_?KEY|ACCESS_?KEY|CREDENTIAL|PRIVATE|_KEY$|_PAT$|_PSK$|_DSN$|JWT|COOKIE"
+#: What a variable tells, for :meth:`Scrubber.learn_environment`; the first that fits.
+_VARIABLES: tuple[tuple[Kind, re.Pattern[str]], ...] = (
+    (
+        "host",
+        re.compile(
+            r"HOSTNAME|HOST|COMPUTERNAME|USERDOMAIN|SLURMD_NODENAME|SLURM_SUBMIT_HOST|SLURM_LAUNCH_NODE_IPADDR"
+            r"|PBS_O_HOST|LSB_HOSTS|NODENAME|NODE_NAME|CONTAINER_NAME|POD_NAME|MASTER_ADDR|K8S_NODE_NAME"
+        ),
+    ),
+    (
+        "user",
+        re.compile(
+            r"USER|LOGNAME|USERNAME|SUDO_USER|SLURM_JOB_USER|SLURM_JOB_ACCOUNT|PBS_O_LOGNAME|NB_USER|JUPYTERHUB_USER"
+            r"|LSFUSER"
+        ),
+    ),
+    (
+        "secret",
+        re.compile(
+            r"(?i).*(?:TOKEN(?!S|IZER)|SECRET|PASSW|PASSPHRASE|API_?KEY|ACCESS_?KEY|CREDENTIAL|PRIVATE|JWT|COOKIE).*"
+            r"|.*_(?:KEY|PAT|PSK|DSN)"
+        ),
+    ),
+    ("path", re.compile(r"HOME|USERPROFILE|PWD|OLDPWD|SLURM_SUBMIT_DIR|VIRTUAL_ENV|CONDA_PREFIX|TMPDIR")),
 )
 
 # ---------------------------------------------------------------- paths
@@ -385,21 +396,13 @@ class Scrubber:
         entries : iterable of str, or mapping
             ``NAME=value`` each, in quotes or not; or values by name.
         """
-        if isinstance(entries, Mapping):
-            pairs = list(entries.items())
-        else:
-            pairs = [(name, value) for name, found, value in (e.partition("=") for e in entries) if found]
-        for given, quoted in pairs:
+        if not isinstance(entries, Mapping):
+            entries = {name: value for name, found, value in (entry.partition("=") for entry in entries) if found}
+        for given, quoted in entries.items():
             name, value = given.strip().removeprefix("export "), quoted.strip().strip("\"'")
-            if _HOST_VARIABLES.fullmatch(name):
-                self.learn("host", value)
-            elif _USER_VARIABLES.fullmatch(name):
-                self.learn("user", value)
-            elif _SECRET_VARIABLE.search(name):
-                if not value.startswith("/"):
-                    self.learn("secret", value)
-            elif name in _FOLDER_VARIABLES:
-                self.learn("path", value)
+            kind = next((kind for kind, names in _VARIABLES if names.fullmatch(name)), None)
+            if kind and not (kind == "secret" and value.startswith("/")):
+                self.learn(kind, value)
             self.learn_from(value)
 
     def learn_from(self, text: str) -> None:
@@ -422,20 +425,24 @@ class Scrubber:
         key : str
             The key it stands under.
         """
-        lower = key.lower()
+        kind = _KEYS.get(key.lower())
+        if kind == "environment" and isinstance(given, Mapping | list | tuple):
+            self.learn_environment(
+                {str(name): str(value) for name, value in given.items()}
+                if isinstance(given, Mapping)
+                else map(str, given)
+            )
         if isinstance(given, Mapping):
-            if lower in _ENVIRONMENT_KEYS:
-                self.learn_environment({str(name): str(value) for name, value in given.items()})
             for name, item in given.items():
                 self.learn_value(item, str(name))
         elif isinstance(given, list | tuple):
-            if lower in _ENVIRONMENT_KEYS:
-                self.learn_environment(map(str, given))
             for item in given:
                 self.learn_value(item, key)
         elif isinstance(given, str):
-            if lower in _HOST_KEYS or lower in _USER_KEYS:
-                self.learn("host" if lower in _HOST_KEYS else "user", given)
+            if kind in ("host", "user", "path"):
+                self.learn(kind, given)
+            elif key.isupper():
+                self.learn_environment({key: given})
             self.learn_from(given)
 
     def _learn_machine(self) -> None:
@@ -474,48 +481,6 @@ class Scrubber:
             self._given.add(self._numbers[key])
         return self._numbers[key]
 
-    @staticmethod
-    def tells(key: str) -> bool:
-        """Whether a key says something about its value that the value alone may not.
-
-        Parameters
-        ----------
-        key : str
-        """
-        lower = key.lower()
-        known = lower in _ENVIRONMENT_KEYS or lower in _HOST_KEYS or lower in _USER_KEYS or lower in _PATH_KEYS
-        return known or lower in _SECRET_KEYS or _by_name(key, ":") is not None
-
-    @staticmethod
-    def tells_environment(key: str) -> bool:
-        """Whether what stands under a key is an environment.
-
-        Parameters
-        ----------
-        key : str
-        """
-        return key.lower() in _ENVIRONMENT_KEYS
-
-    @staticmethod
-    def tells_secret(key: str) -> bool:
-        """Whether what stands under a key is a secret, also if it is a number.
-
-        Parameters
-        ----------
-        key : str
-        """
-        return _STRONG.fullmatch(key) is not None
-
-    @staticmethod
-    def is_placeholder(text: str) -> bool:
-        """Whether a text is what stands for a secret, and nothing else.
-
-        Parameters
-        ----------
-        text : str
-        """
-        return PLACEHOLDER.fullmatch(text) is not None
-
     def text(self, value: str) -> str:
         """Replace every secret in a text.
 
@@ -530,15 +495,6 @@ class Scrubber:
         """
         work = self._work(value)
         return value if work is None else self._spelt(work)
-
-    def holds(self, value: str) -> bool:
-        """Whether a text holds a secret.
-
-        Parameters
-        ----------
-        value : str
-        """
-        return self._work(value) is not None
 
     def path(self, value: str) -> str:
         """Replace the folders of a text that is a path, whatever they are called.
@@ -573,19 +529,21 @@ class Scrubber:
         """
         if isinstance(given, str):
             return self.keyed(key, given)
-        if isinstance(given, Mapping | list | tuple) and given and self.tells_environment(key):
+        if isinstance(given, Mapping | list | tuple) and given and _KEYS.get(key.lower()) == "environment":
             self.removed += ["environment"] * len(given)
             return {} if isinstance(given, Mapping) else []
         if isinstance(given, Mapping):
             return {
-                self.text(name) if isinstance(name, str) else name: self.value(
-                    item, name if isinstance(name, str) else ""
-                )
+                self.text(name) if isinstance(name, str) else name: self.value(item, str(name))
                 for name, item in given.items()
             }
         if isinstance(given, list | tuple):
-            return self.arguments([self.value(item, key) for item in given])
-        if isinstance(given, int | float) and not isinstance(given, bool) and self.tells_secret(key):
+            out = [self.value(item, key) for item in given]
+            for i, (flag, word) in enumerate(itertools.pairwise(list(out)), 1):
+                if isinstance(flag, str) and isinstance(word, str):
+                    out[i] = self._argument(flag, word) or out[i]
+            return out
+        if isinstance(given, int | float) and not isinstance(given, bool) and _STRONG.fullmatch(key):
             return self.placeholder("secret", str(given))
         return given
 
@@ -601,72 +559,29 @@ class Scrubber:
         -------
         str
         """
-        lower = key.lower()
+        kind = _KEYS.get(key.lower())
         if not text or PLACEHOLDER.fullmatch(text):
             return text
-        if lower in _ENVIRONMENT_KEYS:
+        if kind == "environment":
             return self.placeholder("environment", text)
-        if lower in _PATH_KEYS and _PATH_LIKE.match(text):
+        if kind == "path" and _PATH_LIKE.match(text):
             return self.path(text)
-        when = bool if lower in _SECRET_KEYS else _by_name(key, ":")
+        when = bool if kind == "secret" else _by_name(key, ":")
         if when is not None and when(text) and text.lower() not in _NOTHING and not PLACEHOLDER.search(text):
             return self.placeholder("secret", text)
-        if lower in _HOST_KEYS:
-            return self.placeholder("host", text.lower())
-        if lower in _USER_KEYS and not _NUMBER.fullmatch(text):
-            return self.placeholder("user", text.lower())
-        if key and _COMMIT_KEYS.fullmatch(key) and re.fullmatch(r"[0-9a-f]{40}|[\d.]+", text):
+        if kind == "host" or (kind == "user" and not _NUMBER.fullmatch(text)):
+            return self.placeholder(kind, text.lower())
+        if _COMMIT_KEYS.fullmatch(key) and re.fullmatch(r"[0-9a-f]{40}|[\d.]+", text):
             return text
         return json_text(self, text)
 
-    def arguments(self, given: list[Any]) -> list[Any]:
-        """Replace the values of options that say that a secret follows, in a command line's words.
-
-        Parameters
-        ----------
-        given : list
-            Words; anything that is no text stays.
-        """
-        out = list(given)
-        for i, (flag, word) in enumerate(itertools.pairwise(given)):
-            if isinstance(flag, str) and isinstance(word, str):
-                out[i + 1] = self.argument(flag, word) or out[i + 1]
-        return out
-
-    @staticmethod
-    def is_option(word: str) -> bool:
-        """Whether a command line's word says that the next one is a secret, or a user.
-
-        Parameters
-        ----------
-        word : str
-        """
-        if not word.startswith("-"):
-            return False
-        return _FLAG.fullmatch(f"{word} x") is not None or _USER_FLAG.fullmatch(f"{word} x") is not None
-
-    def argument(self, flag: str, word: str) -> str | None:
-        """Give the placeholder of a command line's word, if the word before it says that it is a secret.
-
-        Parameters
-        ----------
-        flag, word : str
-
-        Returns
-        -------
-        str or None
-        """
-        if (
-            not self.is_option(flag)
-            or not word
-            or word[0] == "-"
-            or _NUMBER.fullmatch(word)
-            or PLACEHOLDER.search(word)
-        ):
+    def _argument(self, flag: str, word: str) -> str | None:
+        """Give the placeholder of a command line's word, if the word before it says that it is a secret or a user."""
+        if not flag.startswith("-") or word[:1] in ("", "-") or _NUMBER.fullmatch(word) or PLACEHOLDER.search(word):
             return None
-        if _FLAG.fullmatch(f"{flag} x") or ":" in word:  # user:password
+        if _FLAG.fullmatch(f"{flag} x") or (_USER_FLAG.fullmatch(f"{flag} x:x") and ":" in word):  # user:password
             return self.placeholder("secret", word)
-        return None if flag == "-u" else self.placeholder("user", word.lower())  # python -u
+        return self.placeholder("user", word.lower()) if _USER_FLAG.fullmatch(f"{flag} x") else None
 
     # -- marks ---------------------------------------------------------------------------------------------------
 
@@ -717,7 +632,7 @@ class Scrubber:
                 work = rule(self, work)
         if any(kind is not None for kind, _ in self._marked):
             return work
-        if not (self._marked or _may_be_token(self, value, lower) or _FOUR.search(value)):
+        if not (self._marked or any(hint in value for hint in _TOKEN_HINTS) or _FOUR.search(value)):
             if len(self._harmless) > _HARMLESS:
                 self._harmless.clear()
             self._harmless.add(skeleton)
@@ -737,31 +652,9 @@ class Scrubber:
             )
         return self._patterns
 
-    def _each(
-        self, pattern: _Pattern, work: str, when: Callable[[str], bool] | None = None, kind: Kind = "secret"
-    ) -> str:
-        """Replace the group `value` of what a pattern finds, where `when` says so."""
-
-        def replaced(match: re.Match[str]) -> str:
-            inner = _unquoted(match["value"])
-            quote = match["value"][: (len(match["value"]) - len(inner)) // 2]
-            if not self._replaceable(inner) or (when and not when(inner)):
-                return match[0]
-            start, end = (place - match.start() for place in match.span("value"))
-            return match[0][:start] + quote + self._mark(kind, inner) + quote + match[0][end:]
-
-        return pattern.sub(replaced, work)
-
-    @staticmethod
-    def _replaceable(value: str) -> bool:
-        return bool(value) and not _MARK.search(value) and value.lower() not in _NOTHING
-
     def _literals(self, work: str) -> str:
         literal = self._known()[0]
         return work if literal is None else literal.sub(lambda m: self._mark("secret", m[0]), work)
-
-    def _private_keys(self, work: str) -> str:
-        return _PRIVATE_KEY.sub(lambda m: self._mark("secret", m[0]), work)
 
     def _environments(self, work: str) -> str:
         if "\x00" in work and any(_ENTRY.match(piece) for piece in work.split("\x00")):
@@ -782,59 +675,20 @@ class Scrubber:
             at = end
         return "".join([*out, work[at:]]) if out else work
 
-    def _urls(self, work: str) -> str:
-        return self._each(_WEBHOOK, self._each(_URL_LOGIN, work))
-
-    def _tokens(self, work: str) -> str:
-        return _TOKEN.sub(lambda m: self._mark("secret", m[0]), work)
-
     def _assigned(self, work: str) -> str:
-        work = self._each(_COOKIE, self._each(_HEADER, work))
-        if ":" in work or "=" in work:
-            out, at = [], 0
-            for match in _ASSIGNED.finditer(work):
-                when = _by_name(match["name"], match["sign"])
-                if when is None or match.start() < at:
-                    continue
-                value = _VALUE.match(work, match.end())
-                inner = "" if value is None else _unquoted(value[0])
-                if value is None or not self._replaceable(inner) or not when(inner):
-                    continue
-                quote = value[0][: (len(value[0]) - len(inner)) // 2]
-                out += [work[at : match.end()], quote, self._mark("secret", inner), quote]
-                at = value.end()
-            work = "".join([*out, work[at:]]) if out else work
-        if "-" in work:
-            work = self._each(_FLAG, work, _no_number)
-        return self._each(_BEARER, work, _likely)
-
-    def _logins(self, work: str) -> str:
-        if "@" in work:
-            work = _EMAIL.sub(lambda m: self._mark("email", m[0]), work)
-            work = _LOGIN.sub(self._login, work)
-        if "-u" in work or "--login" in work:
-            work = _USER_FLAG.sub(self._login_flag, work)
-        return self._each(_SSHPASS, work) if "sshpass" in work else work
-
-    def _login_flag(self, match: re.Match[str]) -> str:
-        user, colon, word = match["value"].partition(":")
-        if _MARK.search(match["value"]) or (not colon and match["flag"] == "-u"):  # python -u script.py
-            return match[0]
-        secret = f":{self._mark('secret', word)}" if colon else ""
-        return f"{match['flag']}{match['sign']}{self._mark('user', user.lower())}{secret}"
-
-    def _login(self, match: re.Match[str]) -> str:
-        user, host = match["user"] or match["user2"], match["host"] or match["host2"]
-        return f"{self._mark('user', user.lower())}@{self._mark('host', host.lower())}"
-
-    def _hexadecimals(self, work: str) -> str:
-        if len(work) < 40 or "<" in work or "::" in work:  # arguments of templates
-            return work
-
-        def replaced(match: re.Match[str]) -> str:
-            return match[0] if _COMMIT.search(_before(work, match)) else self._mark("secret", match[0])
-
-        return _BARE_HEX.sub(replaced, work)
+        out, at = [], 0
+        for match in _ASSIGNED.finditer(work) if ":" in work or "=" in work else ():
+            when = _by_name(match["name"], match["sign"])
+            value = _VALUE.match(work, match.end())
+            if when is None or value is None or match.start() < at:
+                continue
+            inner = _unquoted(value[0])
+            if not _is_replaceable(inner) or not when(inner):
+                continue
+            quote = value[0][: (len(value[0]) - len(inner)) // 2]
+            out += [work[at : match.end()], quote, self._mark("secret", inner), quote]
+            at = value.end()
+        return "".join([*out, work[at:]])
 
     def _paths(self, work: str) -> str:
         def shortened(match: re.Match[str]) -> str:
@@ -882,19 +736,6 @@ class Scrubber:
             return True
         return len(parts) > 1 and _FILE.fullmatch(parts[-1]) is not None
 
-    def _addresses(self, work: str) -> str:
-        def address(match: re.Match[str]) -> str:
-            if match[0] in _PUBLIC_ADDRESSES or _VERSION.search(_before(work, match)):
-                return match[0]
-            return self._mark("address", match[0])
-
-        if work.count(".") >= 3:
-            work = _IPV4.sub(address, work)
-        if work.count(":") >= 2:
-            work = _MAC.sub(lambda m: self._mark("address", m[0]), work)
-            work = _IPV6.sub(lambda m: self._mark("address", m[0]), work)
-        return _FQDN.sub(lambda m: self._mark("host", m[0]), work) if "." in work or "ip-" in work else work
-
     def _names(self, work: str) -> str:
         words = self._known()[1]
         return work if words is None else words.sub(lambda m: self._mark(self._words[m[0].lower()], m[0].lower()), work)
@@ -904,41 +745,77 @@ def _has(*signs: str) -> Callable[[Scrubber, str, str], bool]:
     return lambda _, value, __: any(sign in value for sign in signs)
 
 
+def _marking(
+    pattern: _Pattern, kind: Kind = "secret", when: Callable[[str, str], bool] = lambda *_: True
+) -> Callable[[Scrubber, str], str]:
+    """A rule that marks what a pattern finds: its groups, which are named by their kinds, or all of it.
+
+    `when` is asked of a whole text that was found, and of what stands before it.
+    """
+
+    def rule(scrubber: Scrubber, work: str) -> str:
+        def replaced(match: re.Match[str]) -> str:
+            if not pattern.groupindex:
+                found = when(match[0], work[max(0, match.start() - 30) : match.start()])
+                return scrubber._mark(kind, match[0]) if found else match[0]
+            out, at = "", match.start()
+            groups = [name for name in pattern.groupindex if match[name] is not None]
+            for name in groups:
+                inner = _unquoted(match[name])
+                if not _is_replaceable(inner) or not when(inner, ""):
+                    return match[0]
+                cut = match.start(name) + (len(match[name]) - len(inner)) // 2
+                named: Any = name.rstrip("2")
+                mark = scrubber._mark(named, inner if named == "secret" else inner.lower())
+                out, at = out + work[at:cut] + mark, cut + len(inner)
+            return out + work[at : match.end()]
+
+        return pattern.sub(replaced, work)
+
+    return rule
+
+
+def _is_replaceable(value: str) -> bool:
+    return bool(value) and not _MARK.search(value) and value.lower() not in _NOTHING
+
+
 def _may_be_assigned(_: Scrubber, value: str, lower: str) -> bool:
     return ("=" in value or ":" in value or "-" in value or "bearer" in lower) and any(n in lower for n in _NAME_HINTS)
 
 
-def _may_be_token(_: Scrubber, value: str, __: str) -> bool:
-    return any(hint in value for hint in _TOKEN_HINTS)
-
-
 def _may_be_hexadecimal(_: Scrubber, value: str, __: str) -> bool:
-    return len(value) >= 40 and _BARE_HEX.search(value) is not None
-
-
-def _may_be_address(_: Scrubber, value: str, __: str) -> bool:
-    return value.count(".") >= 2 or value.count(":") >= 2 or "ip-" in value
+    return len(value) >= 40 and "<" not in value and "::" not in value  # not of arguments of templates
 
 
 #: Which texts a rule may find something in, and the rule. In this order: what is known comes first, and what is part of
 #: something longer after it.
 _RULES: tuple[tuple[Callable[[Scrubber, str, str], bool], Callable[[Scrubber, str], str]], ...] = (
     (lambda s, value, _: any(secret in value for secret in s._literal), Scrubber._literals),
-    (_has("PRIVATE KEY"), Scrubber._private_keys),
+    (_has("PRIVATE KEY"), _marking(_PRIVATE_KEY)),
     (lambda _, value, __: "=" in value and _NAMED.search(value) is not None, Scrubber._environments),
-    (_has("://", ".com/", "telegram.org/"), Scrubber._urls),
-    (_may_be_token, Scrubber._tokens),
+    (_has("://"), _marking(_URL_LOGIN)),
+    (_has(".com/", "telegram.org/"), _marking(_WEBHOOK)),
+    (_has(*_TOKEN_HINTS), _marking(_TOKEN)),
+    (_may_be_assigned, _marking(_HEADER)),
+    (_may_be_assigned, _marking(_COOKIE)),
     (_may_be_assigned, Scrubber._assigned),
-    (_has("@", "-u", "--login", "sshpass"), Scrubber._logins),
-    (_may_be_hexadecimal, Scrubber._hexadecimals),
+    (_may_be_assigned, _marking(_FLAG, when=lambda value, _: _no_number(value))),
+    (_may_be_assigned, _marking(_BEARER, when=lambda value, _: _is_likely(value))),
+    (_has("@"), _marking(_EMAIL, "email")),
+    (_has("@"), _marking(_LOGIN)),
+    (_has("-u", "--login"), _marking(_USER_FLAG)),
+    (_has("sshpass"), _marking(_SSHPASS)),
+    (_may_be_hexadecimal, _marking(_BARE_HEX, when=lambda _, before: not _COMMIT.search(before))),
     (_has("/", "\\"), Scrubber._paths),
-    (_may_be_address, Scrubber._addresses),
+    (
+        _has("."),
+        _marking(_IPV4, "address", lambda ip, before: not (ip in _PUBLIC_ADDRESSES or _VERSION.search(before))),
+    ),
+    (lambda _, value, __: value.count(":") >= 2, _marking(_MAC, "address")),
+    (lambda _, value, __: value.count(":") >= 2, _marking(_IPV6, "address")),
+    (lambda _, value, __: value.count(".") >= 2 or "ip-" in value, _marking(_FQDN, "host")),
     (lambda s, _, lower: any(word in lower for word in s._words), Scrubber._names),
 )
-
-
-def _before(work: str, match: re.Match[str]) -> str:
-    return work[max(0, match.start() - 30) : match.start()]
 
 
 def _unquoted(value: str) -> str:
@@ -969,7 +846,7 @@ def _secretive(value: str) -> bool:
     return changes >= 3 or (len(value) >= 16 and both) or (len(value) >= 20 and mixed and "_" not in value)
 
 
-def _likely(value: str) -> bool:
+def _is_likely(value: str) -> bool:
     """Whether the word after "bearer" is a credential."""
     return len(value) >= 16 or any(c.isdigit() for c in value)
 

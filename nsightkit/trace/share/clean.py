@@ -1,0 +1,131 @@
+"""Opened traces without secrets, for what is written or shown. It imports no reader: those that write come here."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from nsightkit.trace.model import TABLES, TIME_COLUMNS, Trace, TraceMeta, categorical
+from nsightkit.trace.share.secrets import Scrubber, json_text
+
+__all__ = ["CleanSource", "clean", "clean_text"]
+
+
+def clean(trace: Trace) -> Trace:
+    """Give the trace without secrets in its names and in what is known about it.
+
+    Times, sizes, rows and their order are the same; names are the same unless they held a secret. Nothing is read
+    before an analysis asks for it, and only distinct names are looked at.
+
+    Parameters
+    ----------
+    trace : Trace
+        With the selection it carries.
+
+    Returns
+    -------
+    Trace
+        Itself when it came from here.
+    """
+    whole = trace.whole
+    if isinstance(whole._source, CleanSource):
+        return trace
+    cleaned = whole.memo.get("clean")
+    if cleaned is None:
+        scrubber = Scrubber()
+        if whole.path is not None:
+            from nsightkit.trace.share.files import learn  # which imports every reader
+
+            learn(Path(whole.path), scrubber)
+        cleaned = whole.memo["clean"] = Trace(CleanSource(whole, scrubber), whole.path)
+    return cleaned if trace is whole else cleaned.masked(trace._masks)
+
+
+def clean_text(trace: Trace, text: str) -> str:
+    """Give a text about a trace, such as its file's name, without the secrets that the trace is cleaned of.
+
+    Parameters
+    ----------
+    trace : Trace
+    text : str
+
+    Returns
+    -------
+    str
+    """
+    source = clean(trace).whole._source
+    assert isinstance(source, CleanSource)
+    return source._scrubber.text(text)
+
+
+class CleanSource:
+    """Reads another trace, and scrubs what it reads."""
+
+    def __init__(self, whole: Trace, scrubber: Scrubber) -> None:
+        self._whole = whole
+        self._scrubber = scrubber
+        self.meta = _clean_meta(whole.meta, scrubber)
+
+    def read(self, table: str, columns: Sequence[str]) -> pd.DataFrame:
+        """See :class:`~nsightkit.trace.model.Source`."""
+        found = self._whole._read(table, list(columns))
+        out: dict[str, pd.Series[Any]] = {}
+        for column, series in found.items():
+            if TABLES[table].get(column) == "category":
+                out[column] = _clean_names(series, self._scrubber)
+            elif column in TIME_COLUMNS and self._whole.t0_ns:
+                out[column] = series + self._whole.t0_ns  # the new trace moves them to its own clock again
+            else:
+                out[column] = series
+        return pd.DataFrame(out, copy=False)
+
+    def first_ns(self) -> int:
+        """See :class:`~nsightkit.trace.model.Source`."""
+        return self._whole.t0_ns
+
+    def size(self, table: str) -> int:
+        """See :class:`~nsightkit.trace.model.Source`."""
+        return self._whole.size(table)
+
+
+def _clean_names(names: pd.Series[Any], scrubber: Scrubber) -> pd.Series[Any]:
+    """Scrub a categorical column; distinct names stay distinct."""
+    given = [str(name) for name in names.cat.categories]
+    cleaned = [json_text(scrubber, name) for name in given]
+    if cleaned == given:
+        return names
+    taken = {new for new, old in zip(cleaned, given, strict=True) if new == old}
+    for i, (new, old) in enumerate(zip(cleaned, given, strict=True)):
+        if new == old:
+            continue
+        unique, number = new, 1
+        while unique in taken:  # two that differed in nothing but the case of a host's name
+            number += 1
+            unique = f"{new} ({number})"
+        taken.add(unique)
+        cleaned[i] = unique
+    return pd.Series(categorical(np.asarray(names.cat.codes), cleaned), index=names.index, name=names.name)
+
+
+def _clean_meta(meta: TraceMeta, scrubber: Scrubber) -> TraceMeta:
+    def text(value: str | None) -> str | None:
+        return None if value is None else scrubber.text(str(value))
+
+    scrubber.learn_value([meta.notes, list(meta.thread_names.values()), meta.distributed])
+    return dataclasses.replace(
+        meta,
+        tool=scrubber.text(meta.tool),
+        tool_version=text(meta.tool_version),
+        schema=text(meta.schema),
+        driver=text(meta.driver),
+        gpus=[dataclasses.replace(gpu, name=text(gpu.name)) for gpu in meta.gpus],
+        missing=list(meta.missing),
+        notes=[scrubber.text(note) for note in meta.notes],
+        thread_names={thread: scrubber.text(str(name)) for thread, name in meta.thread_names.items()},
+        distributed=scrubber.value(dict(meta.distributed)),
+    )

@@ -1,0 +1,248 @@
+"""Copies of files without secrets, of the same kind and with the same answers."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import os
+import re
+import shlex
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from nsightkit.errors import TraceError, UsageError
+from nsightkit.trace import ncu, ncu_tool, nsys, nsys_tool, snapshot, store
+from nsightkit.trace.files import umask
+from nsightkit.trace.model import Trace
+from nsightkit.trace.open import kind_of, load
+from nsightkit.trace.share import nsys as exports
+from nsightkit.trace.share.clean import CleanSource
+from nsightkit.trace.share.ledger import Ledger
+from nsightkit.trace.share.secrets import Scrubber
+from nsightkit.trace.share.snapshots import clean_snapshot, write_snapshot
+
+__all__ = ["Copied", "copy", "learn"]
+
+
+def learn(path: Path, scrubber: Scrubber) -> None:
+    """Learn from the file behind a trace who and where made it: a host's name has no form of its own.
+
+    Parameters
+    ----------
+    path : Path
+    scrubber : Scrubber
+    """
+    kind = kind_of(path)
+    if kind in ("nsys-rep", "sqlite", "parquetdir"):
+        exports.learn_export(nsys_tool.exported(path) if kind == "nsys-rep" else path, scrubber)
+    elif kind == "json":
+        from nsightkit.trace.share.documents import learn_json
+
+        learn_json(path, scrubber)
+
+
+@dataclasses.dataclass(frozen=True)
+class Copied:
+    """What :func:`copy` did.
+
+    Attributes
+    ----------
+    out : Path
+        The copy.
+    removed : list of dict
+        ``kind``, ``place``, ``count``, the largest count first. Kinds are those of placeholders
+        (:data:`~nsightkit.trace.share.secrets.Kind`), and what was left out because nothing here knows it: ``table``,
+        ``column``, ``property``, ``text``, ``field``, ``view``, ``index``, ``trigger``, ``other file``.
+    """
+
+    out: Path
+    removed: list[dict[str, Any]]
+
+
+def copy(path: str | os.PathLike[str], out: str | os.PathLike[str], *, overwrite: bool = False) -> Copied:
+    """Write a copy of a trace that is safe to share, of the same kind and with the same answers.
+
+    Parameters
+    ----------
+    path : path-like
+        An Nsight Systems SQLite or ``parquetdir`` export, a PyTorch profiler trace, a memory snapshot, a CSV that
+        ``ncu`` printed, or a folder that ``convert`` wrote. Only read.
+    out : path-like
+        The copy; appears whole or not at all. JSON is gzipped if the name ends in ``.gz``, or if neither name tells and
+        the trace is.
+    overwrite : bool
+        Replace what is there, if it is no folder of something else.
+
+    Returns
+    -------
+    Copied
+
+    Raises
+    ------
+    TraceError
+        The file is absent, truncated, damaged, or of a kind that cannot be scrubbed: reports of nsys and ncu are
+        binary, and are exported first.
+    UsageError
+        The copy would replace the trace, or something that is there, or cannot be written.
+    """
+    path, out = Path(path), Path(out)
+    try:
+        kind = kind_of(path)
+    except OSError as error:
+        raise TraceError(path, f"cannot be read ({error.strerror or error})", "check its owner and mode") from error
+    _check_kind(path, kind)
+    folder = kind in ("parquetdir", "store")
+    _check_out(path, out, folder, overwrite)
+    ledger = Ledger()
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{out.name[:80]}.", dir=out.absolute().parent) as beside:
+            draft = Path(beside) / ("copy" if folder else "copy.part")
+            _WRITERS[kind](path, draft, out, ledger)
+            _publish(draft, out)
+    except OSError as error:
+        raise UsageError(f"{out}: cannot be written ({error.strerror or error})") from error
+    rows = sorted(ledger.removed.items(), key=lambda item: (-item[1], item[0]))
+    return Copied(out, [{"kind": kind, "place": place, "count": count} for (kind, place), count in rows if count])
+
+
+def _check_kind(path: Path, kind: str) -> None:
+    """Refuse what is no trace, and what is one in a form that hides its texts."""
+    if kind in _WRITERS:
+        return
+    if kind in ("nsys-rep", "ncu-rep"):
+        if kind == "nsys-rep":
+            command = shlex.join(nsys_tool.export_command(path.name, path.with_suffix(".sqlite").name))
+        else:
+            command = f"{shlex.join(ncu_tool.export_command(path.name))} > {shlex.quote(path.stem + '.csv')}"
+        raise TraceError(path, "is a binary report, which cannot be scrubbed", f"export it first: {command}")
+    load(path, cache=False)  # says what it is
+    raise TraceError(path, "is no trace that can be scrubbed", "give an export, a JSON trace or a snapshot")
+
+
+def _check_out(path: Path, out: Path, folder: bool, overwrite: bool) -> None:
+    if not out.absolute().parent.is_dir():
+        raise UsageError(f"{out}: its folder does not exist; make it first")
+    there = out.resolve()
+    if (out.exists() and out.samefile(path)) or there == path.resolve():
+        raise UsageError(f"{out} is the trace itself; give another name for the copy")
+    if path.is_dir() and there.is_relative_to(path.resolve()):
+        raise UsageError(f"{out} is in the trace's own folder; give another name for the copy")
+    if path.resolve().is_relative_to(there):
+        raise UsageError(f"{out} holds the trace; give another name for the copy")
+    beside = [other for other in _beside(out) if other.exists()]
+    if (out.exists() or out.is_symlink() or beside) and not overwrite:
+        raise UsageError(f"{beside[0] if beside else out} is there; give another name, or --overwrite")
+    if out.is_dir() and not out.is_symlink():
+        if not folder or not (store.is_store(out) or not any(out.iterdir()) or any(out.glob("*.parquet"))):
+            raise UsageError(f"{out} is a folder of something else; give another name")
+    elif out.exists() and folder:
+        raise UsageError(f"{out} is a file; give another name for the folder")
+
+
+def _beside(out: Path) -> list[Path]:
+    """What SQLite would take for parts of the copy, if it were there."""
+    return [out.with_name(out.name + end) for end in ("-wal", "-journal", "-shm")]
+
+
+def _publish(draft: Path, out: Path) -> None:
+    draft.chmod((0o777 if draft.is_dir() else 0o666) & ~umask())
+    for other in _beside(out):
+        other.unlink(missing_ok=True)
+    if out.is_dir() and not out.is_symlink():
+        old = draft.with_name("old")
+        out.replace(old)  # goes with the folder it is put into
+    draft.replace(out)
+
+
+def _write_sqlite(path: Path, draft: Path, _: Path, ledger: Ledger) -> None:
+    nsys.open_sqlite(path, cache=False)  # the database of another program is none of our business
+    exports.copy_sqlite(path, draft, ledger)
+
+
+def _write_parquetdir(path: Path, draft: Path, _: Path, ledger: Ledger) -> None:
+    nsys.open_parquetdir(path)
+    draft.mkdir()
+    exports.copy_parquetdir(path, draft, ledger)
+
+
+def _write_store(path: Path, draft: Path, _: Path, ledger: Ledger) -> None:
+    trace = Trace(store.open_store(path), str(path))
+    store.write(Trace(CleanSource(trace, ledger.scrubber)), draft)
+    for kind in ledger.scrubber.removed:
+        ledger.note(kind, "names")
+
+
+def _write_json(path: Path, draft: Path, out: Path, ledger: Ledger) -> None:
+    from nsightkit.trace.share.documents import copy_json  # it needs msgspec, which recordings are made without
+
+    with path.open("rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+    with draft.open("wb") as file:
+        copy_json(path, file, ledger, packed=out.suffix == ".gz" or (packed and out.suffix != ".json"))
+
+
+def _write_snapshot(path: Path, draft: Path, _: Path, ledger: Ledger) -> None:
+    cleaned = clean_snapshot(snapshot.plain(path), ledger)
+    with draft.open("wb") as file:
+        write_snapshot(cleaned, file)
+
+
+_CELL = re.compile(r'("(?:[^"]|"")*"|[^,"]*)(,|$)')
+
+
+def _write_ncu_csv(path: Path, draft: Path, _: Path, ledger: Ledger) -> None:
+    ncu.read(path)  # truncated, or something else
+    raw = path.read_bytes()
+    encoding = "utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8"
+    text = raw.decode(encoding, "replace" if encoding == "utf-16" else "surrogateescape")
+    lines = text.splitlines(keepends=True)
+    hosts: list[int] = []
+    for line in lines:  # first who it was, then where the name stands
+        cells = next(csv.reader([line]), [])
+        hosts = _hosts(cells) or hosts
+        for place in hosts:
+            if place < len(cells) and cells[place] != "Host Name":
+                ledger.scrubber.learn("host", cells[place])
+        ledger.scrubber.learn_from(line)
+    out, hosts = [], []
+    for line in lines:
+        hosts = _hosts(next(csv.reader([line]), [])) or hosts
+        out.append(_clean_line(line, hosts, ledger))
+    draft.write_bytes("".join(out).encode(encoding, "strict" if encoding == "utf-16" else "surrogateescape"))
+
+
+def _hosts(cells: list[str]) -> list[int]:
+    return [i for i, cell in enumerate(cells) if cell == "Host Name"] if "Kernel Name" in cells else []
+
+
+def _clean_line(line: str, hosts: list[int], ledger: Ledger) -> str:
+    body = line.rstrip("\r\n")
+    if not body.startswith('"'):
+        return ledger.text(body, "output") + line[len(body) :]
+    out = []
+    for number, match in enumerate(_CELL.finditer(body)):
+        cell = match[1]
+        if len(cell) > 1 and cell[0] == '"':
+            given = cell[1:-1].replace('""', '"')
+            is_host = number in hosts and given != "Host Name"
+            if is_host:
+                new = ledger.apply(given, "Host Name", lambda name: ledger.scrubber.keyed("hostname", name))
+            else:
+                new = ledger.text(given, "cells")
+            cell = cell if new == given else '"' + new.replace('"', '""') + '"'
+        out.append(cell + match[2])
+        if match.end() == len(body):
+            break
+    return "".join(out) + line[len(body) :]
+
+
+_WRITERS: dict[str, Callable[[Path, Path, Path, Ledger], None]] = {
+    "sqlite": _write_sqlite,
+    "parquetdir": _write_parquetdir,
+    "store": _write_store,
+    "json": _write_json,
+    "snapshot": _write_snapshot,
+    "ncu-csv": _write_ncu_csv,
+}

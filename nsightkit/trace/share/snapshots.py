@@ -1,0 +1,124 @@
+"""Memory snapshots without secrets: the fields that PyTorch's own pages read, with shortened paths."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Mapping
+from typing import Any, BinaryIO
+
+from nsightkit.trace.share.ledger import Ledger
+
+__all__ = ["clean_snapshot", "write_snapshot"]
+
+#: Fields by the list they stand in; one that is itself such a list has fields of its own.
+_FIELDS = {
+    "segments": "device address total_size allocated_size active_size requested_size stream segment_type "
+    "segment_pool_id is_expandable frames blocks",
+    "blocks": "address size requested_size state frames history",
+    "history": "addr real_size frames",
+    "device_traces": "action addr size stream time_us device_free frames user_metadata category compile_context "
+    "pool_id",
+    "external_annotations": "device time_us name stage",
+    "frames": "filename line name",
+}
+_KNOWN = {name: frozenset(fields.split()) for name, fields in _FIELDS.items()}
+_TOP = frozenset(["segments", "device_traces", "external_annotations", "allocator_settings"])
+
+
+def clean_snapshot(taken: Any, ledger: Ledger | None = None) -> Any:
+    """Make a copy of a memory snapshot without folders, host and user names, secrets, or source code.
+
+    A file in a library keeps its path from ``site-packages`` (or ``lib/python3.x``) on, any other only its name. Frames
+    keep name, file and line. Sizes, addresses, times and the order of events stay as they are. Fields that are not
+    known here are left out.
+
+    Parameters
+    ----------
+    taken : dict or list
+        What ``torch.cuda.memory._snapshot()`` returned, or only its segments.
+    ledger : Ledger, optional
+        Counts what was removed.
+
+    Returns
+    -------
+    dict or list
+        Of the same shape. Frames and lists of frames are shared wherever they are equal, which makes the file small.
+    """
+    ledger = ledger or Ledger()
+    top = taken if isinstance(taken, Mapping) else {"segments": taken}
+    ledger.scrubber.learn_value({name: item for name, item in top.items() if name not in _KNOWN})
+    for filename in set(_filenames(top)):
+        ledger.scrubber.learn_from(filename)
+    frames: dict[tuple[Any, ...], dict[str, Any]] = {}
+    stacks: dict[tuple[int, ...], list[Any]] = {}
+    seen: dict[
+        int, Any
+    ] = {}  # by identity: a pickle shares equal stacks, and a copy of each would be a hundred times it
+
+    def record(given: Any, name: str) -> Any:
+        if not isinstance(given, Mapping):
+            return {}
+        for field in given.keys() - _KNOWN[name]:
+            ledger.note("field", name, str(field))
+        return {field: value(item, f"{name}.{field}") for field, item in given.items() if field in _KNOWN[name]}
+
+    def records(given: Any, name: str) -> list[Any]:
+        if name != "frames":
+            return [record(each, name) for each in given]
+        if id(given) not in seen:
+            made = []
+            for each in given:
+                if id(each) not in seen:
+                    one = record(each, name)
+                    seen[id(each)] = frames.setdefault(tuple(one.items()), one)
+                made.append(seen[id(each)])
+            seen[id(given)] = stacks.setdefault(tuple(map(id, made)), made)
+        return seen[id(given)]  # type: ignore[no-any-return]
+
+    def value(given: Any, place: str) -> Any:
+        name = place.rpartition(".")[2]
+        if name in _KNOWN and isinstance(given, list):
+            return records(given, name)
+        if isinstance(given, str):
+            return ledger.path(given, place) if name == "filename" else ledger.text(given, place)
+        if isinstance(given, tuple):
+            return tuple(value(item, place) for item in given if isinstance(item, int))
+        if isinstance(given, Mapping):  # what a program noted itself
+            return ledger.value(dict(given), place)
+        return given if given is None or isinstance(given, int | float) else None
+
+    out = {}
+    for name, given in top.items():
+        if name not in _TOP:
+            ledger.note("field", str(name))
+        elif name == "device_traces":
+            out[name] = [records(each, name) for each in given]
+        else:
+            out[name] = value(given, name)
+    return out if isinstance(taken, Mapping) else out["segments"]
+
+
+def _filenames(top: Mapping[Any, Any]) -> Iterator[str]:
+    """Files of all frames, each list of frames looked at once."""
+    seen: set[int] = set()
+    waiting: list[Any] = [top]
+    while waiting:
+        given = waiting.pop()
+        if isinstance(given, Mapping):
+            if isinstance(given.get("filename"), str):
+                yield given["filename"]
+            waiting += given.values()
+        elif isinstance(given, list) and id(given) not in seen:
+            seen.add(id(given))
+            waiting += given
+
+
+def write_snapshot(taken: Any, file: BinaryIO) -> None:
+    """Write a memory snapshot as PyTorch does.
+
+    Parameters
+    ----------
+    taken : dict or list
+    file : binary file
+    """
+    pickle.dump(taken, file, protocol=4)  # any Python since 3.4 reads it, whichever wrote it
