@@ -1,8 +1,8 @@
 """One decoder-only transformer with switches: the model of every workload that trains or runs a whole one.
 
-Attention, then an MLP, with a norm and a residual around each, and no biases in the projections. :mod:`nsightkit.workloads.lm` runs it as
-model code is written today, :mod:`~nsightkit.workloads.training` with faults, and :mod:`~nsightkit.workloads.autocast` in the form of GPT with hooks on its
-modules.
+Attention, then an MLP, with a norm and a residual around each, and no biases in the projections.
+:mod:`nsightkit.workloads.lm` runs it as model code is written today, :mod:`nsightkit.workloads.training` with faults,
+and :mod:`nsightkit.workloads.autocast` in the form of GPT, with hooks on its modules.
 
 Shapes are written B (batch), T (context), D (width), H (heads), K (head size), V (vocabulary).
 """

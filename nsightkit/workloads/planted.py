@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-__all__ = ["BOTTLENECK_OF", "Export", "Fault", "training", "union"]
+__all__ = ["BOTTLENECK_OF", "Export", "Fault", "length", "training", "union"]
 
 Fault = Literal[
     "starved",
@@ -448,12 +448,12 @@ class _Loop:
         exposed = {}
         for kind, bottleneck in _EXPOSED.items():
             before, ran = ran, union([*ran, *self.work[kind]])
-            exposed[bottleneck] = _length(ran) - _length(before)
-        first, last, busy = ran[0][0], ran[-1][1], _length(ran)
+            exposed[bottleneck] = length(ran) - length(before)
+        first, last, busy = ran[0][0], ran[-1][1], length(ran)
         hidden, gaps = union(self.aside), {}
         for cause in dict.fromkeys(cause for _, _, cause in self.gaps):
             dry = [(start, end) for start, end, of in self.gaps if of == cause]
-            gaps[cause] = _length(union([*hidden, *dry])) - _length(hidden)
+            gaps[cause] = length(union([*hidden, *dry])) - length(hidden)
         return {
             "span_ns": last - first,
             "busy_ns": busy,
@@ -486,7 +486,8 @@ def union(parts: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return out
 
 
-def _length(parts: list[tuple[int, int]]) -> int:
+def length(parts: list[tuple[int, int]]) -> int:
+    """Add up the lengths of intervals that do not overlap."""
     return sum(end - start for start, end in parts)
 
 
