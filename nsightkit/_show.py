@@ -10,10 +10,11 @@ from __future__ import annotations
 import csv
 import json
 import math
-import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
+
+from nsightkit.analysis.core.text import bytes_text, digits, plain, short_name, time_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,7 +42,6 @@ __all__ = [
 #: Rows of a table on a terminal; the machine formats list all.
 TABLE_ROWS = 20
 
-_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
 _BAR_CELLS = 8
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
@@ -132,57 +132,9 @@ def write_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], out: Te
 # ---------------------------------------------------------------- text
 
 
-def plain(text: object) -> str:
-    """Make text from anywhere safe for a terminal, on one line.
-
-    Parameters
-    ----------
-    text : object
-    """
-    cleaned = " ".join(_ESCAPES.sub("", str(text)).split())
-    return "".join(c for c in cleaned if c.isprintable())
-
-
-def time_text(ns: float | None) -> str:
-    """Write a duration in the unit a person would choose, to three or four digits.
-
-    Parameters
-    ----------
-    ns : float or None
-        Nanoseconds; None is a dash.
-    """
-    if ns is None:
-        return "-"
-    for unit, size in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
-        if abs(ns) >= size * 0.9995:
-            return f"{_digits(ns / size)} {unit}"
-    return f"{ns:.0f} ns" if float(ns).is_integer() else f"{ns:.1f} ns"
-
-
-def _digits(value: float) -> str:
-    size = abs(value)
-    return f"{value:,.1f}" if size >= 99.95 else f"{value:.2f}" if size >= 9.995 else f"{value:.3f}"
-
-
-def bytes_text(value: float | None) -> str:
-    """Write an amount of memory in the unit a person would choose, 1 GB = 10**9 bytes.
-
-    Parameters
-    ----------
-    value : float or None
-        Bytes; None is a dash.
-    """
-    if value is None:
-        return "-"
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if value >= size:
-            return f"{_digits(value / size)} {unit}"
-    return f"{value:.0f} B"
-
-
 def _large_text(value: float) -> str:
     unit, size = next(((u, s) for u, s in (("T", 1e12), ("G", 1e9)) if value >= s), ("M", 1e6))
-    return f"{_digits(value / size)} {unit}"
+    return f"{digits(value / size)} {unit}"
 
 
 def _percent_text(value: float | None) -> str:
@@ -203,33 +155,6 @@ def _evidence_text(value: object) -> str:
     if value.get("ended_by"):
         parts.append(f"→ {short_name(str(value['ended_by']))}")
     return " ".join(plain(part) for part in parts if part)
-
-
-_NOISE = re.compile(
-    r"\(anonymous namespace\)::|<unnamed>::|\bat::native::|\bvoid\s+"
-    r"|\((?:unsigned )?(?:int|long|bool|char|short)\)(?=\w)"
-    r"|::\[lambda.*?\](?=::|>|,|$)|::\{lambda.*?\}(?:#\d+\})?|::operator ?\(\)\(\) const"
-    r"|\((?:const )?at::TensorIterator[^()]*\)"
-)
-
-
-def short_name(name: str) -> str:
-    """Drop what tells kernels apart least: namespaces, lambdas and the argument list.
-
-    Parameters
-    ----------
-    name : str
-        From anywhere; the result is :func:`plain`.
-    """
-    text = plain(name)
-    if text.endswith(")"):
-        depth = 0
-        for i in range(len(text) - 1, 0, -1):
-            depth += (text[i] == ")") - (text[i] == "(")
-            if depth == 0:
-                text = text if text[i - 1] == " " else text[:i]
-                break
-    return _NOISE.sub("", text) or text
 
 
 def _fitted(text: str, width: int) -> str:
@@ -361,7 +286,7 @@ def cell_text(column: str, value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
-        return _digits(value)
+        return digits(value)
     if isinstance(value, list):
         return "; ".join(plain(part) for part in value)
     return plain(value)

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from nsightkit._show import short_name
+from nsightkit.analysis.core.text import short_name
 from nsightkit.plots._style import (
     BLUE,
     GREY,

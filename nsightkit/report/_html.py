@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterable
 from typing import Any
 
-from nsightkit._show import plain
+from nsightkit.analysis.core.text import plain
 
 __all__ = ["Markup", "shown", "tag"]
 

@@ -16,8 +16,8 @@ from typing import Any
 import pandas as pd
 
 from nsightkit import __version__
-from nsightkit._show import bytes_text, time_text
 from nsightkit.analysis import verdict
+from nsightkit.analysis.core.text import bytes_text, time_text
 from nsightkit.analysis.timeline import gaps, overview, steps
 from nsightkit.errors import UsageError
 from nsightkit.plots._base import CATEGORY_COLOURS, CAUSE_COLOURS, DARK_GREY

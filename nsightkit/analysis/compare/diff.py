@@ -44,12 +44,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from nsightkit._show import bytes_text, time_text
 from nsightkit.analysis import verdict
 from nsightkit.analysis.compare import match as pairing
 from nsightkit.analysis.compare.per_step import Capture, Sums
 from nsightkit.analysis.core import noise
 from nsightkit.analysis.core.categories import categorize
+from nsightkit.analysis.core.text import bytes_text, time_text
 from nsightkit.analysis.timeline import operators
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import Trace

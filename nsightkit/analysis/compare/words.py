@@ -10,9 +10,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nsightkit._show import bytes_text, plain, short_name, time_text
 from nsightkit.analysis.compare.diff import percent, signed
 from nsightkit.analysis.compare.per_step import NO_OPERATOR
+from nsightkit.analysis.core.text import bytes_text, plain, short_name, time_text
 
 __all__ = ["markdown", "name_of", "rows", "sections"]
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from nsightkit._show import bytes_text
 from nsightkit.analysis.compare.diff import SIDES, percent
+from nsightkit.analysis.core.text import bytes_text
 from nsightkit.analysis.memory import snapshot
 from nsightkit.trace.snapshot import Snapshot
 

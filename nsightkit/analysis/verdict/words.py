@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 
 from nsightkit import hardware
-from nsightkit._show import bytes_text, short_name, time_text
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.core.names import matching
+from nsightkit.analysis.core.text import bytes_text, short_name, time_text
 from nsightkit.analysis.replay.whatif import CHANGES, UNKNOWN, WhatIf, plain
 from nsightkit.analysis.timeline import gaps, memops
 from nsightkit.analysis.verdict.account import BOTTLENECKS, CODE, ENDS, IDLE, Account, of, ranked
