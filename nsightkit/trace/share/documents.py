@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import msgspec
 
@@ -73,34 +73,33 @@ _NO_TRACE = "give a trace that torch.profiler exported (export_chrome_trace)"
 _RAW = dict[str, msgspec.Raw]
 
 
-class _Stream(kineto._Stream):
-    """What the reader reads, up to a size that an honest file may have."""
+def _is_packed(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(2) == b"\x1f\x8b"
 
-    def __init__(self, path: Path) -> None:
-        with path.open("rb") as file:
-            packed = file.read(2) == b"\x1f\x8b"
-        super().__init__(path, packed)
-        self._most = max(_SMALL_BYTES, _RATIO * path.stat().st_size) if packed else None
+
+class _Bounded:
+    """A packed file's bytes, up to a size that an honest file may have."""
+
+    def __init__(self, path: Path, stream: BinaryIO) -> None:
+        self._path, self._stream = path, stream
+        self._left = max(_SMALL_BYTES, _RATIO * path.stat().st_size)
 
     def read(self, size: int = -1) -> bytes:
         """At most so many bytes; all if it is negative."""
-        blocks = []
-        while block := super().read(_READ_BYTES if size < 0 else size):
-            blocks.append(block)
-            if self._most is not None:
-                self._most -= len(block)
-                if self._most < 0:
-                    raise TraceError(
-                        self._path, f"unpacks to more than {_RATIO} times its size", "unpack and look at it first"
-                    )
-            if size >= 0:
-                break
-        return b"".join(blocks)
+        if size < 0:
+            return b"".join(iter(lambda: self.read(_READ_BYTES), b""))
+        block = self._stream.read(size)
+        self._left -= len(block)
+        if self._left < 0:
+            raise TraceError(self._path, f"unpacks to more than {_RATIO} times its size", "unpack and look at it first")
+        return block
 
 
 def _documents(path: Path, attempt: int) -> Iterator[_RAW]:
     """The file in small documents with some of the events each; else in one piece; else in one piece and mended."""
-    with _Stream(path) as stream:
+    with kineto._bytes_of(path) as file:
+        stream = cast("BinaryIO", _Bounded(path, file) if _is_packed(path) else file)
         if attempt == 0:
             texts = kineto._slices(stream)
         else:
@@ -153,18 +152,17 @@ def _learn(scrubber: Scrubber, key: str, raw: bytes) -> None:
                 scrubber.learn_environment(json.loads(text).split("\x00"))
 
 
-def copy_json(path: Path, file: BinaryIO, ledger: Ledger, *, packed: bool) -> None:
+def copy_json(path: Path, draft: Path, ledger: Ledger) -> None:
     """Copy a Chrome trace without its secrets.
 
     Parameters
     ----------
     path : Path
         Only read; gzipped or not.
-    file : binary file
-        Takes the copy: the events, and then the other keys.
+    draft : Path
+        The copy: the events, and then the other keys. Gzipped if its name ends in ``.gz``, or if neither name tells and
+        the trace is.
     ledger : Ledger
-    packed : bool
-        Whether the copy is gzipped.
 
     Raises
     ------
@@ -172,8 +170,16 @@ def copy_json(path: Path, file: BinaryIO, ledger: Ledger, *, packed: bool) -> No
         Truncated, no trace, or unpacked without end.
     """
     attempt = learn_json(path, ledger.scrubber)
-    # No name and no time in the header: the same trace gives the same bytes.
-    stream = gzip.GzipFile("", "wb", compresslevel=5, fileobj=file, mtime=0) if packed else file
+    with draft.open("wb") as file:
+        if draft.suffix == ".gz" or (_is_packed(path) and draft.suffix != ".json"):
+            # No name and no time in the header: the same trace gives the same bytes.
+            with gzip.GzipFile("", "wb", compresslevel=5, fileobj=file, mtime=0) as stream:
+                _copy(path, attempt, stream, ledger)
+        else:
+            _copy(path, attempt, file, ledger)
+
+
+def _copy(path: Path, attempt: int, stream: BinaryIO | gzip.GzipFile, ledger: Ledger) -> None:
     tail: dict[str, bytes] = {}
     between, found = b'{"traceEvents":[\n', False
     for document in _documents(path, attempt):
@@ -188,8 +194,6 @@ def copy_json(path: Path, file: BinaryIO, ledger: Ledger, *, packed: bool) -> No
         raise TraceError(path, "is JSON, but no Chrome trace (it has no traceEvents)", _NO_TRACE)
     stream.write((between if between != b",\n" else b"") + b"\n]")
     stream.write(b"".join(b",\n" + json.dumps(key).encode() + b":" + value for key, value in tail.items()) + b"}\n")
-    if packed:
-        stream.close()
 
 
 def _events(path: Path, raw: msgspec.Raw) -> list[Any]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import io
 import os
-import re
 import shlex
 import tempfile
 from collections.abc import Callable
@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from nsightkit.errors import TraceError, UsageError
-from nsightkit.trace import ncu, ncu_tool, nsys, nsys_tool, snapshot, store
+from nsightkit.trace import ncu, ncu_tool, nsys_tool, snapshot, store
 from nsightkit.trace.files import umask
 from nsightkit.trace.model import Trace
 from nsightkit.trace.open import kind_of, load
 from nsightkit.trace.share import nsys as exports
 from nsightkit.trace.share.clean import CleanSource
+from nsightkit.trace.share.documents import copy_json, learn_json
 from nsightkit.trace.share.ledger import Ledger
 from nsightkit.trace.share.secrets import Scrubber
 from nsightkit.trace.share.snapshots import clean_snapshot, write_snapshot
@@ -38,8 +39,6 @@ def learn(path: Path, scrubber: Scrubber) -> None:
     if kind in ("nsys-rep", "sqlite", "parquetdir"):
         exports.learn_export(nsys_tool.exported(path) if kind == "nsys-rep" else path, scrubber)
     elif kind == "json":
-        from nsightkit.trace.share.documents import learn_json
-
         learn_json(path, scrubber)
 
 
@@ -98,8 +97,8 @@ def copy(path: str | os.PathLike[str], out: str | os.PathLike[str], *, overwrite
     ledger = Ledger()
     try:
         with tempfile.TemporaryDirectory(prefix=f".{out.name[:80]}.", dir=out.absolute().parent) as beside:
-            draft = Path(beside) / ("copy" if folder else "copy.part")
-            _WRITERS[kind](path, draft, out, ledger)
+            draft = Path(beside) / f"copy{out.suffix}"
+            _COPIERS[kind](path, draft, ledger)
             _publish(draft, out)
     except OSError as error:
         raise UsageError(f"{out}: cannot be written ({error.strerror or error})") from error
@@ -109,7 +108,7 @@ def copy(path: str | os.PathLike[str], out: str | os.PathLike[str], *, overwrite
 
 def _check_kind(path: Path, kind: str) -> None:
     """Refuse what is no trace, and what is one in a form that hides its texts."""
-    if kind in _WRITERS:
+    if kind in _COPIERS:
         return
     if kind in ("nsys-rep", "ncu-rep"):
         if kind == "nsys-rep":
@@ -156,93 +155,48 @@ def _publish(draft: Path, out: Path) -> None:
     draft.replace(out)
 
 
-def _write_sqlite(path: Path, draft: Path, _: Path, ledger: Ledger) -> None:
-    nsys.open_sqlite(path, cache=False)  # the database of another program is none of our business
-    exports.copy_sqlite(path, draft, ledger)
-
-
-def _write_parquetdir(path: Path, draft: Path, _: Path, ledger: Ledger) -> None:
-    nsys.open_parquetdir(path)
-    draft.mkdir()
-    exports.copy_parquetdir(path, draft, ledger)
-
-
-def _write_store(path: Path, draft: Path, _: Path, ledger: Ledger) -> None:
-    trace = Trace(store.open_store(path), str(path))
-    store.write(Trace(CleanSource(trace, ledger.scrubber)), draft)
+def _copy_store(path: Path, draft: Path, ledger: Ledger) -> None:
+    store.write(Trace(CleanSource(Trace(store.open_store(path), str(path)), ledger.scrubber)), draft)
     for kind in ledger.scrubber.removed:
-        ledger.note(kind, "names")
+        ledger.removed[kind, "names"] += 1
 
 
-def _write_json(path: Path, draft: Path, out: Path, ledger: Ledger) -> None:
-    from nsightkit.trace.share.documents import copy_json  # it needs msgspec, which recordings are made without
-
-    with path.open("rb") as file:
-        packed = file.read(2) == b"\x1f\x8b"
+def _copy_snapshot(path: Path, draft: Path, ledger: Ledger) -> None:
     with draft.open("wb") as file:
-        copy_json(path, file, ledger, packed=out.suffix == ".gz" or (packed and out.suffix != ".json"))
+        write_snapshot(clean_snapshot(snapshot.plain(path), ledger), file)
 
 
-def _write_snapshot(path: Path, draft: Path, _: Path, ledger: Ledger) -> None:
-    cleaned = clean_snapshot(snapshot.plain(path), ledger)
-    with draft.open("wb") as file:
-        write_snapshot(cleaned, file)
-
-
-_CELL = re.compile(r'("(?:[^"]|"")*"|[^,"]*)(,|$)')
-
-
-def _write_ncu_csv(path: Path, draft: Path, _: Path, ledger: Ledger) -> None:
+def _copy_ncu_csv(path: Path, draft: Path, ledger: Ledger) -> None:
     ncu.read(path)  # truncated, or something else
     raw = path.read_bytes()
     encoding = "utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8"
     text = raw.decode(encoding, "replace" if encoding == "utf-16" else "surrogateescape")
-    lines = text.splitlines(keepends=True)
-    hosts: list[int] = []
-    for line in lines:  # first who it was, then where the name stands
-        cells = next(csv.reader([line]), [])
-        hosts = _hosts(cells) or hosts
-        for place in hosts:
-            if place < len(cells) and cells[place] != "Host Name":
-                ledger.scrubber.learn("host", cells[place])
+    lines, host = [], -1
+    for line in text.splitlines(keepends=True):
+        cells = next(csv.reader([line]), []) if line.startswith('"') else []
+        if "Kernel Name" in cells:
+            host = cells.index("Host Name") if "Host Name" in cells else -1
+        elif 0 <= host < len(cells):
+            ledger.scrubber.learn("host", cells[host])
         ledger.scrubber.learn_from(line)
-    out, hosts = [], []
-    for line in lines:
-        hosts = _hosts(next(csv.reader([line]), [])) or hosts
-        out.append(_clean_line(line, hosts, ledger))
-    draft.write_bytes("".join(out).encode(encoding, "strict" if encoding == "utf-16" else "surrogateescape"))
-
-
-def _hosts(cells: list[str]) -> list[int]:
-    return [i for i, cell in enumerate(cells) if cell == "Host Name"] if "Kernel Name" in cells else []
-
-
-def _clean_line(line: str, hosts: list[int], ledger: Ledger) -> str:
-    body = line.rstrip("\r\n")
-    if not body.startswith('"'):
-        return ledger.text(body, "output") + line[len(body) :]
-    out = []
-    for number, match in enumerate(_CELL.finditer(body)):
-        cell = match[1]
-        if len(cell) > 1 and cell[0] == '"':
-            given = cell[1:-1].replace('""', '"')
-            is_host = number in hosts and given != "Host Name"
-            if is_host:
-                new = ledger.apply(given, "Host Name", lambda name: ledger.scrubber.keyed("hostname", name))
+        lines.append((line.rstrip("\r\n"), line[len(line.rstrip("\r\n")) :], cells, host))
+    with io.StringIO(newline="") as out:
+        for line, end, cells, host in lines:
+            new = [ledger.text(cell, "cells") for cell in cells]
+            if "Kernel Name" not in cells and 0 <= host < len(cells):
+                new[host] = ledger.apply(cells[host], "Host Name", lambda name: ledger.scrubber.keyed("hostname", name))
+            if new != cells:
+                csv.writer(out, quoting=csv.QUOTE_ALL, lineterminator=end).writerow(new)
             else:
-                new = ledger.text(given, "cells")
-            cell = cell if new == given else '"' + new.replace('"', '""') + '"'
-        out.append(cell + match[2])
-        if match.end() == len(body):
-            break
-    return "".join(out) + line[len(body) :]
+                out.write((line if cells else ledger.text(line, "output")) + end)
+        draft.write_bytes(out.getvalue().encode(encoding, "strict" if encoding == "utf-16" else "surrogateescape"))
 
 
-_WRITERS: dict[str, Callable[[Path, Path, Path, Ledger], None]] = {
-    "sqlite": _write_sqlite,
-    "parquetdir": _write_parquetdir,
-    "store": _write_store,
-    "json": _write_json,
-    "snapshot": _write_snapshot,
-    "ncu-csv": _write_ncu_csv,
+_COPIERS: dict[str, Callable[[Path, Path, Ledger], None]] = {
+    "sqlite": exports.copy_sqlite,
+    "parquetdir": exports.copy_parquetdir,
+    "store": _copy_store,
+    "json": copy_json,
+    "snapshot": _copy_snapshot,
+    "ncu-csv": _copy_ncu_csv,
 }

@@ -182,6 +182,7 @@ def copy_sqlite(path: Path, draft: Path, ledger: Ledger) -> None:
     TraceError
         Truncated or damaged.
     """
+    nsys.open_sqlite(path, cache=False)  # the database of another program is not ours to copy
     learn_export(path, ledger.scrubber)
     with _opened(path) as db:
         schema = "SELECT type, name, rootpage FROM sqlite_master WHERE sql NOTNULL ORDER BY rowid"
@@ -253,7 +254,7 @@ def copy_parquetdir(path: Path, draft: Path, ledger: Ledger) -> None:
     path : Path
         Only read.
     draft : Path
-        An empty folder.
+        The new folder.
     ledger : Ledger
 
     Raises
@@ -261,7 +262,9 @@ def copy_parquetdir(path: Path, draft: Path, ledger: Ledger) -> None:
     TraceError
         A table is unreadable.
     """
+    nsys.open_parquetdir(path)
     learn_export(path, ledger.scrubber)
+    draft.mkdir()
     export = nsys._ParquetDir(path)
     tables = _known(sorted(export.tables()), ledger)
     for other in sorted(path.iterdir()):

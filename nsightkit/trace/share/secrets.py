@@ -27,9 +27,9 @@ from typing import Any, Literal, TypeAlias
 
 __all__ = ["PLACEHOLDER", "Kind", "Scrubber", "json_text"]
 
-Kind = Literal["environment", "secret", "path", "host", "user", "email", "address", "output"]
+Kind = Literal["environment", "secret", "path", "host", "user", "email", "address"]
 
-#: What stands in the place of what was removed.
+#: What stands in the place of what was removed; older copies have outputs, too.
 PLACEHOLDER = re.compile(r"\[(environment|secret|path|host|user|email|address|output)(?: (\d{1,9}))?\]")
 
 # ---------------------------------------------------------------- credentials of a known form
