@@ -147,12 +147,7 @@ class Export:
         self._rows["META_DATA_CAPTURE"] += [("CAPTURE_EVENT_TYPE", t) for t in ("Cuda", "NvtxEvents", "OSRuntime")]
 
     def string(self, text: str) -> int:
-        """Id of a text.
-
-        Parameters
-        ----------
-        text : str
-        """
+        """Id of a text."""
         return self._strings.setdefault(text, len(self._strings) + 1)
 
     @staticmethod
@@ -180,6 +175,11 @@ class Export:
         )
         return correlation
 
+    def _on_device(
+        self, kind: str, start: int, end: int, device: int, stream: int, correlation: int, process: int, *rest: object
+    ) -> None:
+        self._rows[f"CUPTI_ACTIVITY_KIND_{kind}"].append((start, end, device, 1, stream, correlation, process, *rest))
+
     def kernel(
         self,
         name: str,
@@ -194,10 +194,9 @@ class Export:
     ) -> None:
         """A kernel."""
         short = re.split(r"[<(]", name, maxsplit=1)[0].rpartition("::")[2].removeprefix("void ")
+        shape = 32, 64, 1, 1, 256, 1, 1, 0, 0
         ids = self.string(name), self.string(short)
-        self._rows["CUPTI_ACTIVITY_KIND_KERNEL"].append(
-            (start, end, device, 1, stream, correlation, process, *ids, 32, 64, 1, 1, 256, 1, 1, 0, 0, node or None)
-        )
+        self._on_device("KERNEL", start, end, device, stream, correlation, process, *ids, *shape, node or None)
 
     def copy(
         self,
@@ -214,32 +213,23 @@ class Export:
     ) -> None:
         """A copy; `host` is the kind of its host memory."""
         memory = {"HtoD": (host, "device"), "DtoH": ("device", host)}.get(kind, ("device", "device"))
-        kinds = tuple(_MEMORY[m] for m in memory)
-        self._rows["CUPTI_ACTIVITY_KIND_MEMCPY"].append(
-            (start, end, device, 1, stream, correlation, process, size, _COPY_KIND[kind], *kinds, None)
-        )
+        kinds = _COPY_KIND[kind], *(_MEMORY[m] for m in memory)
+        self._on_device("MEMCPY", start, end, device, stream, correlation, process, size, *kinds, None)
 
     def memset(
         self, start: int, end: int, correlation: int, process: int, size: int, *, device: int = 0, stream: int = 7
     ) -> None:
         """A memset of device memory."""
-        self._rows["CUPTI_ACTIVITY_KIND_MEMSET"].append(
-            (start, end, device, 1, stream, correlation, process, 0, size, None, 2)
-        )
+        self._on_device("MEMSET", start, end, device, stream, correlation, process, 0, size, None, 2)
 
     def graph(self, start: int, end: int, correlation: int, process: int, *, device: int = 0, stream: int = 7) -> None:
         """A CUDA-graph replay, recorded as one interval."""
-        self._rows["CUPTI_ACTIVITY_KIND_GRAPH_TRACE"].append(
-            (start, end, device, 1, stream, correlation, process, 1, 1)
-        )
+        self._on_device("GRAPH_TRACE", start, end, device, stream, correlation, process, 1, 1)
 
     def synchronize(self, name: str, thread: int, start: int, end: int, *, device: int = 0, stream: int = 7) -> None:
         """A synchronising call and the activity that goes with it."""
         correlation = self.call(name, thread, start, end)
-        process = thread & ~0xFFFFFF
-        self._rows["CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"].append(
-            (start, end, device, 1, stream, correlation, process, _SYNC[name])
-        )
+        self._on_device("SYNCHRONIZATION", start, end, device, stream, correlation, thread & ~0xFFFFFF, _SYNC[name])
 
     def range(
         self, name: str, thread: int, start: int, end: int | None, *, domain: str = "", registered: bool = True
@@ -460,9 +450,10 @@ class _Loop:
             "idle_ns": last - first - busy,
             "gaps": {cause: ns for cause, ns in gaps.items() if ns},
             "exposed": exposed,
-            "kernels": {n: (len(d), sum(d)) for n, d in self.kernels.items()},
-            "copies": {n: (len(d), sum(d)) for n, d in self.copies.items()},
-            "ranges": {n: (len(d), sum(d)) for n, d in self.ranges.items()},
+            **{
+                what: {name: (len(ns), sum(ns)) for name, ns in lasted.items()}
+                for what, lasted in (("kernels", self.kernels), ("copies", self.copies), ("ranges", self.ranges))
+            },
         }
 
 
@@ -623,19 +614,14 @@ _LAYER_US, _OPTIMIZER_US = 25 + 210 + 40 + 210 + 210 + 40, 260
 
 def _load(loop: _Loop, fault: Fault | None, step_us: float) -> None:
     """Get a batch and send it to the device."""
-    if fault == "starved-unnamed":
-        _wait(loop, loop.lasting(1.5 * step_us))
-        loop.cause = "input-pipeline"
-    else:
-        with loop.range("dataload"):
-            if fault == "starved":
-                _wait(loop, loop.lasting(1.5 * step_us))
-            elif fault == "loading-ahead" and loop.free > loop.now:
-                _wait(loop, (loop.free - loop.now) // 2)
-            else:
-                loop.now += loop.jitter(8 * _US)
-        if fault == "starved":
+    with contextlib.nullcontext() if fault == "starved-unnamed" else loop.range("dataload"):
+        if fault in ("starved", "starved-unnamed"):
+            _wait(loop, loop.lasting(1.5 * step_us))
             loop.cause = "input-pipeline"
+        elif fault == "loading-ahead" and loop.free > loop.now:
+            _wait(loop, (loop.free - loop.now) // 2)
+        else:
+            loop.now += loop.jitter(8 * _US)
     if fault == "augment":
         with loop.range("augment"):
             loop.now += loop.lasting(1.5 * step_us)
@@ -653,8 +639,7 @@ def _load(loop: _Loop, fault: Fault | None, step_us: float) -> None:
             duration = loop.lasting(0.4 * step_us)
             loop.upload(64 << 20, duration, host="pageable", staging=loop.lasting(0.8 * step_us))
         elif fault == "pinned":
-            duration = loop.lasting(0.35 * step_us)
-            loop.upload(64 << 20, duration, host="pinned")
+            loop.upload(64 << 20, loop.lasting(0.35 * step_us), host="pinned")
         else:
             loop.upload(1 << 16, 9 * _US, host="pinned")
 

@@ -14,6 +14,7 @@ events, so an action draws the same in every play with the same seed.
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 import os
 import re
@@ -454,6 +455,11 @@ def _write_op(out: Export, op: Op, correlation: int, process: int) -> None:
             begun += (ns + BEHIND_NS) * stretch
 
 
+def _nodes(a: Launch | Graph) -> tuple[tuple[str, int], ...]:
+    """Names and times of the kernels of a launch."""
+    return a.nodes if isinstance(a, Graph) else ((a.kernel, a.ns),)
+
+
 #: What a thread yields: the time to go on at, or what to wait for.
 _Steps = Generator[int | _Moment, None, None]
 
@@ -466,7 +472,7 @@ class _Simulation:
         self.changes = {name: of for name, _, of in (change.partition(":") for change in changes)}
         self.now = 1_000_000_000  # an export's clock rarely starts at an event
         self.events: list[tuple[int, int, Callable[[], None]]] = []
-        self.counter = 0
+        self.counter = itertools.count()
         self.out = Played()
         self.streams: dict[tuple[int, int], _Stream] = defaultdict(_Stream)
         self.running: dict[int, list[Op]] = defaultdict(list)
@@ -479,11 +485,11 @@ class _Simulation:
         self.steps_done = 0
         self.members: dict[int, int] = defaultdict(int)
         compute: dict[int, int] = defaultdict(int)
-        for a in (action for actions in program.threads for action in actions):
+        for a in itertools.chain.from_iterable(program.threads):
             if isinstance(a, Launch) and a.key is not None:
                 self.members[a.key] += 1
             elif isinstance(a, Launch | Graph):
-                compute[a.device] += sum(ns for _, ns in a.nodes) if isinstance(a, Graph) else a.ns
+                compute[a.device] += sum(ns for _, ns in _nodes(a))
         mean = sum(compute.values()) / max(1, len(compute))
         self.even = {d: mean / ns if "equal-ranks" in self.changes and self.members else 1 for d, ns in compute.items()}
 
@@ -499,8 +505,7 @@ class _Simulation:
         return self.out
 
     def at(self, time: int, do: Callable[[], None]) -> None:
-        self.counter += 1
-        heapq.heappush(self.events, (time, self.counter, do))
+        heapq.heappush(self.events, (time, next(self.counter), do))
 
     def _go_on(self, thread: _Thread, steps: _Steps) -> None:
         try:
@@ -538,8 +543,8 @@ class _Simulation:
     def _lasting(self, thread: _Thread, ns: float, what: str = "cpu") -> int:
         return self._draw(ns, thread.number, thread.at, what)
 
-    def _call(self, name: str, thread: _Thread, start: int, op: Op | None = None) -> None:
-        self.out.calls.append(Call(name, thread.number, start, self.now, op))
+    def _call(self, name: str, thread: _Thread, start: int, op: Op | None = None, **more: Any) -> None:
+        self.out.calls.append(Call(name, thread.number, start, self.now, op, **more))
 
     def _is_removed(self, name: str) -> bool:
         """Whether ``no-cpu-work`` takes this range's time; names that differ in a number only are one."""
@@ -598,25 +603,19 @@ class _Simulation:
         dispatch, call = self._dispatch(thread, a.dispatch, a.call)
         yield self.now + dispatch
         begun = op.called = self.now
-        once = (
-            self._lasting(thread, a.once, "once") if isinstance(a, Launch) and "no-start-up" not in self.changes else 0
-        )
-        if once and isinstance(a, Launch):
-            yield self.now + once
+        if isinstance(a, Launch) and a.once and "no-start-up" not in self.changes:
+            yield self.now + self._lasting(thread, a.once, "once")
             if a.once_call:
-                self.out.calls.append(Call(a.once_call, thread.number, begun + 1_000, self.now, driver=True))
+                self._call(a.once_call, thread, begun + 1_000, driver=True)
             if a.overhead:
                 self.out.overheads.append((a.overhead, thread.number, begun + 1_000, self.now))
         yield from self._enqueue(thread, op)
         yield self.now + call
         name = "cudaLaunchKernel_v7000" if isinstance(a, Launch) else "cudaGraphLaunch_v10000"
-        self._call(name, thread, begun, op if op.kind != "foreign" else None)
+        self._call(name, thread, begun, op)
 
     def _kernel(self, thread: _Thread, a: Launch | Graph) -> Op:
-        nodes = tuple(
-            (name, round(ns * self._scale(name)))
-            for name, ns in (a.nodes if isinstance(a, Graph) else ((a.kernel, a.ns),))
-        )
+        nodes = tuple((name, round(ns * self._scale(name))) for name, ns in _nodes(a))
         behind = self._lasting(thread, BEHIND_NS, "behind")
         if isinstance(a, Graph):
             work = sum(ns * self.even[a.device] + BEHIND_NS for _, ns in nodes)
@@ -674,8 +673,7 @@ class _Simulation:
             ops = [op for stream in streams for op in stream.tail]
         yield from self._until(thread, ops)
         place = a.device, a.stream if a.what == "stream" else _NO_STREAM
-        name = f"cuda{a.what.capitalize()}Synchronize"
-        self.out.calls.append(Call(name, thread.number, begun, self.now, waits_on=place))
+        self._call(f"cuda{a.what.capitalize()}Synchronize", thread, begun, waits_on=place)
 
     def _record(self, thread: _Thread, a: Record) -> _Steps:
         begun = self.now
@@ -690,8 +688,7 @@ class _Simulation:
         if a.shown:
             if "free-launches" not in self.changes:
                 yield self.now + self._lasting(thread, a.call)
-            place = a.device, a.stream
-            self.out.calls.append(Call("cudaStreamWaitEvent", thread.number, begun, self.now, waits_on=place))
+            self._call("cudaStreamWaitEvent", thread, begun, waits_on=(a.device, a.stream))
 
     def _foreign(self, thread: _Thread, a: Foreign) -> _Steps:
         if "no-foreign" not in self.changes:
@@ -719,9 +716,12 @@ class _Simulation:
         if "no-start-up" in self.changes:
             return
         part = self._lasting(thread, a.ns) // (a.launches + 12)
-        names = ["cudaStreamBeginCapture_v10000", *["cudaLaunchKernel_v7000"] * a.launches]
-        last = [("cudaStreamEndCapture_v10000", 3), ("cudaGraphInstantiate_v12000", 8)]
-        for name, length in [(n, 1) for n in names] + last:
+        for name, length in (
+            ("cudaStreamBeginCapture_v10000", 1),
+            *[("cudaLaunchKernel_v7000", 1)] * a.launches,
+            ("cudaStreamEndCapture_v10000", 3),
+            ("cudaGraphInstantiate_v12000", 8),
+        ):
             begun = self.now
             yield self.now + part * length
             self._call(name, thread, begun)
@@ -768,13 +768,12 @@ class _Simulation:
 
     def _plan(self, stream: _Stream) -> None:
         """Start the first in the queue as soon as all it waits for is over."""
-        if not stream.queue or stream.queue[0].planned:
+        op = stream.queue[0] if stream.queue else None
+        if op is None or op.planned:
             return
-        op = stream.queue[0]
-        for other in op.waits:
-            if not other.done.happened:
-                other.done.then(partial(self._plan, stream))
-                return
+        if waits := [other for other in op.waits if not other.done.happened]:
+            waits[0].done.then(partial(self._plan, stream))
+            return
         op.planned = True
         start = max([op.ready, stream.ended + op.behind, *(other.end + EVENT_NS for other in op.waits)])
         self.at(start, partial(self._begin, op))
