@@ -229,17 +229,17 @@ class _Export:
 
     def _events(self) -> Iterator[bytes]:
         for table in (*GPU_TABLES, "syncs", *_CPU_TABLES[1:]):
-            yield from self._table(table, getattr(self, f"_{table}_args"))
+            yield from self._table(table)
         yield from self._ranges()
         yield from self._flows()
 
-    def _table(self, table: str, describe: Callable[[pd.DataFrame], list[_Piece]]) -> Iterator[bytes]:
+    def _table(self, table: str) -> Iterator[bytes]:
         frame = self.trace.table(table)
         for rows in _slices(len(frame)):
             some, where = frame.iloc[rows], self.place[table].iloc[rows]
             yield _text(
                 ',\n{"ph":"X",',
-                *describe(some),
+                *_described(table, some),
                 *_placed(where),
                 *_timed(some["start_ns"]),
                 ',"dur":',
@@ -247,45 +247,6 @@ class _Export:
                 _bound(self.bound[table][rows], "flow_in" if table in GPU_TABLES else "flow_out"),
                 "}",
             )
-
-    def _kernels_args(self, some: pd.DataFrame) -> list[_Piece]:
-        shared = some["static_shared_bytes"].astype("int64") + some["dynamic_shared_bytes"]
-        pieces: list[_Piece] = ['"cat":"kernel","name":', _labels(some["name"]), ',"args":{', *_gpu_args(some)]
-        pieces += [',"registers per thread":', _number(some["registers"]), ',"shared memory":', _number(shared)]
-        pieces += [',"static shared memory":', _number(some["static_shared_bytes"])]
-        pieces += [',"graph node id":', _number(some["graph_node"])]
-        for field in ("grid", "block"):
-            x, y, z = (_number(some[f"{field}_{axis}"]) for axis in "xyz")
-            pieces += [f',"{field}":[', x, ",", y, ",", z, "]"]
-        pieces += [_collectives(some["collective"]), _sequences(some["sequence"])]
-        return [*pieces, _short_names(some["name"], some["short_name"]), "}"]
-
-    def _memops_args(self, some: pd.DataFrame) -> list[_Piece]:
-        names = _combined(some, ["kind", "src_kind", "dst_kind"], _memop_event)
-        return [names, ',"args":{', *_gpu_args(some), ',"bytes":', _number(some["bytes"]),
-                ',"graph node id":', _number(some["graph_node"]), "}"]  # fmt: skip
-
-    def _graphs_args(self, some: pd.DataFrame) -> list[_Piece]:
-        return ['"cat":"graph_replay","name":"CUDA graph","args":{', *_gpu_args(some),
-                ',"graph id":', _number(some["graph_id"]), "}"]  # fmt: skip
-
-    def _syncs_args(self, some: pd.DataFrame) -> list[_Piece]:
-        kind = _labels(some["kind"])
-        return ['"cat":"cuda_sync","name":', kind, ',"args":{', *_gpu_args(some), ',"cuda_sync_kind":', kind, "}"]
-
-    def _calls_args(self, some: pd.DataFrame) -> list[_Piece]:
-        return ['"cat":"cuda_runtime","name":', _labels(some["name"]),
-                ',"args":{"correlation":', _number(some["correlation"]), "}"]  # fmt: skip
-
-    def _ops_args(self, some: pd.DataFrame) -> list[_Piece]:
-        return ['"cat":"cpu_op","name":', _labels(some["name"]),
-                ',"args":{"External id":', _number(some["correlation"]), _inputs(some["inputs"]), "}"]  # fmt: skip
-
-    def _os_calls_args(self, some: pd.DataFrame) -> list[_Piece]:
-        return ['"cat":"os_call","name":', _labels(some["name"])]
-
-    def _overhead_args(self, some: pd.DataFrame) -> list[_Piece]:
-        return ['"cat":"overhead","name":', _labels(some["name"])]
 
     def _ranges(self) -> Iterator[bytes]:
         """Annotations; Start/End ranges overlap at will, which only asynchronous events may."""
@@ -534,12 +495,54 @@ def _bound(call: _Ints, direction: str) -> _Piece:
     return pc.if_else(pa.array(call >= 0), said, "")
 
 
-def _gpu_args(some: pd.DataFrame) -> list[_Piece]:
-    fields = ("device", "stream", "correlation", "process")
-    pieces: list[_Piece] = []
-    for i, field in enumerate(fields):
-        pieces += [f'{"," if i else ""}"{field}":', _number(some[field])]
-    return pieces
+#: Members of a slice's `args`, and the columns that they are.
+_GPU_ARGS = {"device": "device", "stream": "stream", "correlation": "correlation", "process": "process"}
+#: By table: the category of its slices as Kineto has it, and their `args`.
+_SLICES = {
+    "kernels": (
+        "kernel",
+        {
+            **_GPU_ARGS,
+            "registers per thread": "registers",
+            "shared memory": "shared_bytes",
+            "static shared memory": "static_shared_bytes",
+            "graph node id": "graph_node",
+        },
+    ),
+    "memops": ("", {**_GPU_ARGS, "bytes": "bytes", "graph node id": "graph_node"}),
+    "graphs": ("graph_replay", {**_GPU_ARGS, "graph id": "graph_id"}),
+    "syncs": ("cuda_sync", _GPU_ARGS),
+    "calls": ("cuda_runtime", {"correlation": "correlation"}),
+    "ops": ("cpu_op", {"External id": "correlation"}),
+    "os_calls": ("os_call", {}),
+    "overhead": ("overhead", {}),
+}
+
+
+def _described(table: str, some: pd.DataFrame) -> list[_Piece]:
+    """Category, name and `args` of slices."""
+    category, fields = _SLICES[table]
+    more: list[_Piece] = []
+    if table == "memops":
+        pieces = [_combined(some, ["kind", "src_kind", "dst_kind"], _memop_event)]
+    elif table == "graphs":
+        pieces = [f'"cat":"{category}","name":"CUDA graph"']
+    else:
+        pieces = [f'"cat":"{category}","name":', _labels(some["kind" if table == "syncs" else "name"])]
+    if table == "kernels":
+        some = some.assign(shared_bytes=some["static_shared_bytes"].astype("int64") + some["dynamic_shared_bytes"])
+        for field in ("grid", "block"):
+            x, y, z = (_number(some[f"{field}_{axis}"]) for axis in "xyz")
+            more += [f',"{field}":[', x, ",", y, ",", z, "]"]
+        more += [_collectives(some["collective"]), _sequences(some["sequence"])]
+        more += [_short_names(some["name"], some["short_name"])]
+    elif table == "syncs":
+        more = [',"cuda_sync_kind":', _labels(some["kind"])]
+    elif table == "ops":
+        more = [_inputs(some["inputs"])]
+    for before, (member, column) in zip([',"args":{', *[","] * len(fields)], fields.items(), strict=False):
+        pieces += [f'{before}"{member}":', _number(some[column])]
+    return [*pieces, *more, "}"] if fields else pieces
 
 
 def _short_names(names: pd.Series[Any], short: pd.Series[Any]) -> pa.Array:
