@@ -36,6 +36,9 @@ COLOURS = {**CATEGORY_COLOURS, "copy": "#9c6b45", "memset": DARK_GREY, "CUDA gra
 #: What CPU ranges are called decides their colours where no GPU work does.
 _CPU_COLOURS = (BLUE, VERMILION, GREEN, PURPLE, OCHRE, RED, "#0f8fa8", "#748522", "#7a6fd0", "#d0527f")
 
+#: Tables whose events are all of one kind.
+_NAMED = {"graphs": "CUDA graph", "calls": "CUDA call"}
+
 #: Longest name that a page carries; kernels fused by a compiler have been seen with 3,000 characters.
 _LONGEST_NAME = 400
 #: A lane with more items than this gets a coarser level, and each coarser level has cells eight times as long. The
@@ -280,10 +283,9 @@ def _groups(lane: Lane, texts: list[str], names: _Names, own_groups: dict[str, i
         return [names.group(c, COLOURS[c]) for c in categories]
     if lane.table == "memops":
         return [names.group(t, COLOURS["memset" if t == "memset" else "copy"]) for t in texts]
-    if lane.table == "graphs":
-        return [names.group("CUDA graph", COLOURS["CUDA graph"])] * len(texts)
-    if lane.table == "calls":
-        return [names.group("CUDA call", COLOURS["CUDA call"])] * len(texts)
+    if lane.table in _NAMED:
+        label = _NAMED[lane.table]
+        return [names.group(label, COLOURS[label])] * len(texts)
     if lane.table == IDLE:
         return [names.group(f"idle: {cause}", CAUSE_COLOURS.get(cause, GREY)) for cause in texts]
     return [own_groups.get(text, _CPU) for text in texts]

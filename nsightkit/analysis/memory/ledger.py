@@ -42,7 +42,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -761,23 +762,12 @@ def largest_context(configuration: Configuration, limit_bytes: float, *, multipl
         Tokens; 0 when not even `multiple` fits.
     """
 
-    def fits(count: int) -> bool:
+    def too_large(count: int) -> bool:
         longer = dataclasses.replace(configuration, context=count * multiple)
-        return bool(moments(longer, **how)["total_bytes"].max() <= limit_bytes)
+        return bool(moments(longer, **how)["total_bytes"].max() > limit_bytes)
 
-    return multiple * _largest(fits)
-
-
-def _largest(fits: Callable[[int], bool]) -> int:
-    """Find the largest whole number that fits, where what is smaller always does; 0 when 1 does not."""
-    high = 1
-    while fits(high) and high < 2**40:
-        high *= 2
-    low = high // 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    # All that fit come first: as many as there are before the first that does not.
+    return multiple * bisect_left(range(1, 2**40), True, key=too_large)
 
 
 def sharded(params: int, ranks: int, *, state_bytes: int = 8) -> pd.DataFrame:

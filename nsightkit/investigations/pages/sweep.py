@@ -24,7 +24,9 @@ implementation that computes the whole square or recomputes scores does more, an
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import numpy as np
@@ -62,6 +64,7 @@ _COLUMNS = [
     *_KEY, "direction", *_OF_COLUMN, "status", "reason", "repetitions", "median_ns", "spread", "tflops", "inputs_bytes",
     "workspace_bytes", "memory_before_bytes", "peak_bytes", "reserved_bytes", "requested_bytes",
 ]  # fmt: skip
+_CONTEXTS = range(1, 2**40)
 _REMEDY = "measure or record the part again"
 
 
@@ -249,31 +252,34 @@ def footprint(
     element = 2 if precision == "bf16" else 4
     scores, line, row = batch * heads * context**2 * element, batch * context * d * element, 4 * batch * heads * context
     square = context**2 if causal else 0
-    inputs = 4 * line
-    if implementation == "naive":
-        inputs += square
-        kept, forward = scores + line, 2 * scores + line
-        backward = max(3 * scores + 2 * line, scores + 4 * line)
-    elif implementation == "naive-compiled":
-        inputs += square
-        kept, forward = scores + line, scores + max(2 * row, line)
-        backward = max(2 * scores + 2 * line + row, scores + 4 * line)
-    elif implementation == "math" and element == 4:
-        mask = 4 * square
-        kept, forward = scores + 3 * line, max(2 * scores + 2 * line, scores + 3 * line) + mask
-        backward = max(3 * scores + 4 * line, scores + 6 * line)
-    elif implementation == "math":
-        mask = 4 * square
-        kept, forward = 2 * scores + 7 * line, max(4 * scores + 10 * line, 3 * scores + 13 * line) + mask
-        backward = max(6 * scores + 7 * line, 4 * scores + 11 * line, 2 * scores + 11 * line)
-    elif implementation in ("efficient", "flash", "cudnn"):
-        kept = forward = line + row
-        # 16-bit gradients are added up in fp32; and each row needs the sum of its gradient times its output.
-        added = (row + (2 * line if element == 2 else 0)) if on_gpu else 0
-        backward = 4 * line + row + added
-    else:
+    # 16-bit gradients are added up in fp32; and each row needs the sum of its gradient times its output.
+    added = (row + (2 * line if element == 2 else 0)) if on_gpu else 0
+    fused = line + row, line + row, 4 * line + row + added
+    math_32 = (
+        3 * line + scores,
+        max(2 * scores + 2 * line, scores + 3 * line) + 4 * square,
+        max(3 * scores + 4 * line, scores + 6 * line),
+    )
+    math_16 = (
+        2 * scores + 7 * line,
+        max(4 * scores + 10 * line, 3 * scores + 13 * line) + 4 * square,
+        max(6 * scores + 7 * line, 4 * scores + 11 * line, 2 * scores + 11 * line),
+    )
+    #: Before the backward pass, at the peak of the forward pass, at that of the backward pass.
+    sizes = {
+        "naive": (scores + line, 2 * scores + line, max(3 * scores + 2 * line, scores + 4 * line)),
+        "naive-compiled": (
+            scores + line,
+            scores + max(2 * row, line),
+            max(2 * scores + 2 * line + row, scores + 4 * line),
+        ),
+        "math": math_32 if element == 4 else math_16,
+        **dict.fromkeys(("efficient", "flash", "cudnn"), fused),
+    }
+    if implementation not in sizes:
         raise NsightkitError(f"nothing is known of the memory of attention called {implementation[:40]!r}")
-    return Footprint(inputs, inputs + kept, inputs + forward, inputs + backward)
+    inputs = 4 * line + (square if implementation.startswith("naive") else 0)
+    return Footprint(inputs, *(inputs + size for size in sizes[implementation]))
 
 
 def compare(table: pd.DataFrame, *, on_gpu: bool = True) -> pd.DataFrame:
@@ -340,17 +346,12 @@ def forecast(
         return footprint(implementation, precision, **sizes).peak(way)  # type: ignore[arg-type]
 
     rows = []
-    for width in d:
-        for way in DIRECTIONS:
-            fits, fails = 0, 1
-            while needed(width, fails, way) <= limit_bytes and fails < 2**40:
-                fits, fails = fails, 2 * fails
-            while fails - fits > 1:
-                middle = (fits + fails) // 2
-                fits, fails = (middle, fails) if needed(width, middle, way) <= limit_bytes else (fits, middle)
-            first = next((c for c in sorted(contexts) if c > fits), None)
-            bytes_then = pd.NA if first is None else needed(width, first, way)
-            rows.append((implementation, precision, width, way, fits, pd.NA if first is None else first, bytes_then))
+    for width, way in itertools.product(d, DIRECTIONS):
+        # All that fit come first: as many as there are before the first that does not.
+        fits = bisect_left(_CONTEXTS, True, key=lambda context: needed(width, context, way) > limit_bytes)
+        first = next((c for c in sorted(contexts) if c > fits), pd.NA)
+        bytes_then = needed(width, first, way) if isinstance(first, int) else pd.NA
+        rows.append((implementation, precision, width, way, fits, first, bytes_then))
     out = pd.DataFrame(rows, columns=[*_LINE, "largest_context", "context", "needed_bytes"])
     return out.astype({"context": "Int64", "needed_bytes": "Int64"})
 
