@@ -71,11 +71,6 @@ class AccumulationConfig:
 class Accumulation(Workload):
     """All variants of the sum, once a step.
 
-    Parameters
-    ----------
-    config : AccumulationConfig
-    device : str
-
     Raises
     ------
     ValueError
@@ -148,16 +143,5 @@ def _enabled(setting: Any) -> bool:
 
 
 def start(device: str, **parameters: Any) -> Accumulation:
-    """Begin.
-
-    Parameters
-    ----------
-    device : str
-    **parameters
-        Fields of :class:`AccumulationConfig`.
-
-    Returns
-    -------
-    Accumulation
-    """
+    """Begin, with fields of :class:`AccumulationConfig`."""
     return Accumulation(AccumulationConfig(**parameters), device)

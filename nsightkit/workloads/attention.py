@@ -116,11 +116,6 @@ class Cell:
 class Attention(Workload):
     """Makes the cells of a column.
 
-    Parameters
-    ----------
-    config : AttentionConfig
-    device : str
-
     Notes
     -----
     The precision of fp32 GEMMs and the backend are settings of the whole process, taken back by :meth:`close`. They are
@@ -219,16 +214,5 @@ class Attention(Workload):
 
 
 def start(device: str, **parameters: Any) -> Attention:
-    """Begin.
-
-    Parameters
-    ----------
-    device : str
-    **parameters
-        Fields of :class:`AttentionConfig`.
-
-    Returns
-    -------
-    Attention
-    """
+    """Begin, with fields of :class:`AttentionConfig`."""
     return Attention(AttentionConfig(**parameters), device)

@@ -88,13 +88,7 @@ class Model(nn.Module):
 
 
 class Autocast(Workload):
-    """One training run in each precision, all of the same model, batch and seed.
-
-    Parameters
-    ----------
-    config : AutocastConfig
-    device : str
-    """
+    """One training run in each precision, all of the same model, batch and seed."""
 
     def __init__(self, config: AutocastConfig, device: str = "cpu") -> None:
         super().__init__(config, device)
@@ -318,16 +312,5 @@ def _listed() -> dict[str, float]:
 
 
 def start(device: str, **parameters: Any) -> Autocast:
-    """Begin.
-
-    Parameters
-    ----------
-    device : str
-    **parameters
-        Fields of :class:`AutocastConfig`.
-
-    Returns
-    -------
-    Autocast
-    """
+    """Begin, with fields of :class:`AutocastConfig`."""
     return Autocast(AutocastConfig(**parameters), device)

@@ -58,11 +58,6 @@ class CeilingConfig:
 class Ceiling(Workload):
     """One operation that is run again and again.
 
-    Parameters
-    ----------
-    config : CeilingConfig
-    device : str
-
     Notes
     -----
     The precision of fp32 GEMMs is a setting of the whole process, taken back by :meth:`close`.
@@ -109,16 +104,5 @@ def _transfer(config: CeilingConfig, device: torch.device) -> Callable[[], Any]:
 
 
 def start(device: str, **parameters: Any) -> Ceiling:
-    """Begin to run an operation.
-
-    Parameters
-    ----------
-    device : str
-    **parameters
-        Fields of :class:`CeilingConfig`.
-
-    Returns
-    -------
-    Ceiling
-    """
+    """Begin to run an operation, with fields of :class:`CeilingConfig`."""
     return Ceiling(CeilingConfig(**parameters), device)

@@ -198,13 +198,7 @@ def _intervals(document: Mapping[str, Any]) -> dict[str, list[int]]:
 
 
 class Crew(Workload):
-    """All ranks: this process and its children.
-
-    Parameters
-    ----------
-    config : LateConfig
-    device : str
-    """
+    """All ranks: this process and its children."""
 
     def __init__(self, config: LateConfig, device: str) -> None:
         super().__init__(config, device)
@@ -300,18 +294,7 @@ class Crew(Workload):
 
 
 def start(device: str, **parameters: Any) -> Crew:
-    """Begin to run a job.
-
-    Parameters
-    ----------
-    device : str
-    **parameters
-        Fields of :class:`LateConfig`.
-
-    Returns
-    -------
-    Crew
-    """
+    """Begin to run a job, with fields of :class:`LateConfig`."""
     return Crew(LateConfig(**parameters), device)
 
 

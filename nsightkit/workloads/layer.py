@@ -366,12 +366,6 @@ def _triton_kernels(device: torch.device) -> ModuleType | None:
 class LayerRun(Workload):
     """Layers that are passed through a step at a time.
 
-    Parameters
-    ----------
-    config : LayerConfig
-    device : str
-        ``"cpu"`` or a CUDA device.
-
     Attributes
     ----------
     parameters : dict
@@ -676,18 +670,7 @@ def _bytes(tensor: Tensor) -> int:
 
 
 def start(device: str, **parameters: Any) -> LayerRun:
-    """Begin to run layers.
-
-    Parameters
-    ----------
-    device : str
-    **parameters
-        Fields of :class:`LayerConfig`.
-
-    Returns
-    -------
-    LayerRun
-    """
+    """Begin to run layers, with fields of :class:`LayerConfig`."""
     return LayerRun(LayerConfig(**parameters), device)
 
 

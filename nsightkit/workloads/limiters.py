@@ -73,11 +73,6 @@ class LimiterConfig:
 class Limiters(Workload):
     """The six operations, one after the other.
 
-    Parameters
-    ----------
-    config : LimiterConfig
-    device : str
-
     Attributes
     ----------
     inputs : dict of str to tuple of Tensor
@@ -177,16 +172,5 @@ def _walked(following: Tensor, held: Tensor, hops: int) -> Tensor:
 
 
 def start(device: str, **parameters: Any) -> Limiters:
-    """Begin to run the operations.
-
-    Parameters
-    ----------
-    device : str
-    **parameters
-        Fields of :class:`LimiterConfig`.
-
-    Returns
-    -------
-    Limiters
-    """
+    """Begin to run the operations, with fields of :class:`LimiterConfig`."""
     return Limiters(LimiterConfig(**parameters), device)

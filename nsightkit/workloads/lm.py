@@ -89,12 +89,6 @@ def model(config: LMConfig) -> Decoder:
 class Run(Workload):
     """A model that is run a step at a time.
 
-    Parameters
-    ----------
-    config : LMConfig
-    device : str
-        ``"cpu"`` or a CUDA device.
-
     Attributes
     ----------
     doing : str
@@ -176,16 +170,5 @@ class Run(Workload):
 
 
 def start(device: str, **parameters: Any) -> Run:
-    """Begin to run a model.
-
-    Parameters
-    ----------
-    device : str
-    **parameters
-        Fields of :class:`LMConfig`.
-
-    Returns
-    -------
-    Run
-    """
+    """Begin to run a model, with fields of :class:`LMConfig`."""
     return Run(LMConfig(**parameters), device)

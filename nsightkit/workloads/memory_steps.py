@@ -11,7 +11,7 @@ import contextlib
 import functools
 import gc
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,18 +31,6 @@ _ITEMS = (
     *("weights", "gradients", "optimizer_states", "activations", "logits", "temporary_buffers", "autocast_cache"),
     "inputs_and_tables",
 )
-
-
-class _Account(Protocol):
-    """What counts memory: now, and at most since the last reset."""
-
-    @property
-    def now_bytes(self) -> int: ...
-    @property
-    def most_bytes(self) -> int: ...
-    def reset_peak(self) -> None: ...
-    def enter(self, phase: str) -> None: ...
-    def leave(self, phase: str, model: torch.nn.Module) -> dict[str, int]: ...
 
 
 class _Allocator:
@@ -176,7 +164,7 @@ class MemoryRun(lm.Run):
     """
 
     def __init__(self, config: lm.LMConfig, device: str = "cpu", limit_bytes: int | None = None) -> None:
-        self._account: _Account | None = None
+        self._account: _Allocator | _Tensors | None = None
         self._moments: dict[str, int] = {}
         self._limit_bytes = limit_bytes
         super().__init__(config, device)
@@ -209,7 +197,7 @@ class MemoryRun(lm.Run):
             self._moments[f"{phase}_end_bytes"] = account.now_bytes
         self._moments |= account.leave(phase, self.model)
 
-    def _step_watched(self, account: _Account) -> dict[str, int]:
+    def _step_watched(self, account: _Allocator | _Tensors) -> dict[str, int]:
         self._account, self._moments = account, {"before_the_step_bytes": account.now_bytes}
         try:
             self.step()

@@ -45,16 +45,5 @@ class OneThread(Workload):
 
 
 def start(device: str, **parameters: float) -> OneThread:
-    """Begin.
-
-    Parameters
-    ----------
-    device : str
-    **parameters
-        `step_ms`.
-
-    Returns
-    -------
-    OneThread
-    """
+    """Begin, with fields of :class:`OneThreadConfig`."""
     return OneThread(OneThreadConfig(**parameters), device)

@@ -188,12 +188,6 @@ class _ElementaryAdamW:
 class Training(Workload):
     """A training run, a step at a time.
 
-    Parameters
-    ----------
-    config : TrainingConfig
-    device : str
-        ``"cpu"`` or a CUDA device.
-
     Attributes
     ----------
     data_wait_ns : list of int
@@ -267,16 +261,5 @@ class Training(Workload):
 
 
 def start(device: str, **parameters: Any) -> Training:
-    """Begin a training run.
-
-    Parameters
-    ----------
-    device : str
-    **parameters
-        Fields of :class:`TrainingConfig`.
-
-    Returns
-    -------
-    Training
-    """
+    """Begin a training run, with fields of :class:`TrainingConfig`."""
     return Training(TrainingConfig(**parameters), device)

@@ -14,12 +14,6 @@ __all__ = ["Workload"]
 class Workload:
     """A program that is run a step at a time, and closed when it is done.
 
-    Parameters
-    ----------
-    config : dataclass
-    device : str
-        ``"cpu"`` or a CUDA device.
-
     Attributes
     ----------
     parameters : dict
