@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 import msgspec
 
@@ -71,6 +71,7 @@ _WORKER = re.compile(r"(?:.*[/\\])?(.+)_\d+\.\d{10,}(?:\.pt)?\.trace\.json(?:\.g
 _AGAIN = "capture or copy it again"
 _NO_TRACE = "give a trace that torch.profiler exported (export_chrome_trace)"
 _RAW = dict[str, msgspec.Raw]
+_DECODE = msgspec.json.Decoder(_RAW).decode
 
 
 def _is_packed(path: Path) -> bool:
@@ -106,7 +107,7 @@ def _documents(path: Path, attempt: int) -> Iterator[_RAW]:
             text, bare = kineto._all_of(stream)
             texts = iter([text if attempt == 1 else kineto._mended(text, bare)])
         for text in texts:
-            yield msgspec.json.decode(text, type=_RAW)
+            yield _DECODE(text)
 
 
 def learn_json(path: Path, scrubber: Scrubber) -> int:
@@ -184,8 +185,11 @@ def _copy(path: Path, attempt: int, stream: BinaryIO | gzip.GzipFile, ledger: Le
     between, found = b'{"traceEvents":[\n', False
     for document in _documents(path, attempt):
         found = found or "traceEvents" in document
-        events = _events(path, document.pop("traceEvents", msgspec.Raw(b"[]")))
-        lines = [line for event in events if (line := _record(event, _FIELDS, ledger))]
+        try:
+            events = msgspec.json.decode(document.pop("traceEvents", b"[]"), type=list[msgspec.Raw])
+        except msgspec.ValidationError as error:
+            raise TraceError(path, f"is JSON, but no Chrome trace ({error})", _NO_TRACE) from error
+        lines = [_record(event, _FIELDS, ledger) for event in map(bytes, events) if event[:1] == b"{"]
         if lines:
             stream.write(between + b",\n".join(lines))
             between = b",\n"
@@ -196,25 +200,10 @@ def _copy(path: Path, attempt: int, stream: BinaryIO | gzip.GzipFile, ledger: Le
     stream.write(b"".join(b",\n" + json.dumps(key).encode() + b":" + value for key, value in tail.items()) + b"}\n")
 
 
-def _events(path: Path, raw: msgspec.Raw) -> list[Any]:
-    try:
-        return msgspec.json.decode(raw, type=list[_RAW])
-    except msgspec.ValidationError:
-        pass
-    try:
-        return [event for event in msgspec.json.decode(raw, type=list[msgspec.Raw]) if event[:1] == b"{"]
-    except msgspec.ValidationError as error:
-        raise TraceError(path, f"is JSON, but no Chrome trace ({error})", _NO_TRACE) from error
-
-
-def _record(event: Any, known: frozenset[str], ledger: Ledger) -> bytes:
+def _record(raw: bytes, known: frozenset[str], ledger: Ledger) -> bytes:
     """One object, as JSON, with what is known of it."""
-    given = event if isinstance(event, dict) else msgspec.json.decode(event, type=_RAW)
-    return (
-        b"{"
-        + b",".join(b'"%b":%b' % (key.encode(), value) for key, value in _kept(given, known, ledger).items())
-        + b"}"
-    )
+    kept = _kept(_DECODE(raw), known, ledger)
+    return b"{" + b",".join(b'"%b":%b' % (key.encode(), value) for key, value in kept.items()) + b"}"
 
 
 def _kept(given: _RAW, known: frozenset[str], ledger: Ledger) -> dict[str, bytes]:

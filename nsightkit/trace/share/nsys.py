@@ -79,7 +79,9 @@ _KNOWN_NAMES = re.compile(
     r"|EXPORT_SCHEMA_VERSION\w*|EXPORT_PLATFORM|EXPORT_ARCH|EXPORT_(?:PARAM_)?LAZY|EXPORT_PARAM_TIME_\w+|EXPORT_TIME_UTC"
     r"|DERIVED_(?:FROM|WINDOW_NS|BY)|Cpu(?:Cores|SpeedMhz|Architecture|Description)|NvDriverVersion|CudaDriverVersion"
     r"|HardwarePlatform|SoftwarePlatform|OsDescription|SoftwareReleaseVersion|KernelVersion|OfedDriverVersion|ExportLevel"
-    r"|(?:Has|Supports)[A-Z]\w+)"
+    r"|(?:ALLOW|BACKTRACES|BANDWIDTH|DISABLE|EVENT|FORCE|HAS|HOTKEY|INCLUDE|KHRDEBUG|LAUNCH|POWER|RESOLVE|SAMPLES?|SHOW"
+    r"|THREAD|TRACE|USE|CUDA_SKIP)_[A-Z_]+|(?:START|STOP)_TRIGGER|HOW_TO_ATTACH|DEVICE_TYPE|COLLECTION_MODE|RESUME"
+    r"|(?:Has|Is|Supports)[A-Z]\w+)"
 )
 _LOCAL = "Local (CLI)"
 #: Names of properties that say who and where it was.

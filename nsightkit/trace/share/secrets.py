@@ -182,14 +182,13 @@ _VARIABLE = re.compile(
     r"|https?_proxy|HTTPS?_PROXY|all_proxy|ALL_PROXY|no_proxy|NO_PROXY"
 )
 _NAMED = re.compile(r"[A-Za-z0-9_)%]=")
-_ENVIRONMENT = re.compile(
-    r"(?<![\w.$/\-])(?P<export>(?:export|setenv|declare -x|typeset -x|set)\s+)?"
-    r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)="
-    r"(?P<value>\"(?:[^\"\\]|\\.)*\"|'[^']*'|[^\s;\"'\x00]*)"
+_SET_TO = r"(?:\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|[^\s;\"'\x00]*)"
+_ENVIRONMENT = re.compile(  # SSH_CONNECTION's value has blanks in it
+    rf"(?<![\w.$/\-])(?P<export>(?:export|setenv|declare -x|typeset -x|set)\s+)?"
+    rf"(?:SSH_[A-Z0-9_]+={_SET_TO}(?:\s+[0-9a-fA-F:.]+)*|(?P<name>[A-Za-z_][A-Za-z0-9_]*)=(?P<value>{_SET_TO}))"
 )
 _SEPARATED = re.compile(r"(?:^|[;\r\n])[ \t]{0,40}(?:export\s+|declare -x )?[A-Z_][A-Z0-9_]*=")
 _ENTRIES = re.compile(r"(?:^|(?<=[;\r\n]))([ \t]{0,40})(?:export\s+|declare -x )?([A-Z_][A-Z0-9_]*=[^;\r\n]*)")
-_SSH_VALUE = re.compile(r"(?:\s+[0-9a-fA-F:.]+)*")  # SSH_CONNECTION's value has blanks in it
 
 #: What a variable tells, for :meth:`Scrubber.learn_environment`; the first that fits.
 _VARIABLES: tuple[tuple[Kind, re.Pattern[str]], ...] = (
@@ -473,9 +472,7 @@ class Scrubber:
         key = (kind, secret)
         if key not in self._numbers:
             taken = self._taken.setdefault(kind, set())
-            number = len(taken) + 1
-            while number in taken:
-                number += 1
+            number = next(n for n in itertools.count(len(taken) + 1) if n not in taken)
             taken.add(number)
             self._numbers[key] = f"[{kind}]" if number == 1 else f"[{kind} {number}]"
             self._given.add(self._numbers[key])
@@ -661,19 +658,15 @@ class Scrubber:
             return self._mark("environment", work)
         if len(_SEPARATED.findall(work)) >= 3:
             work = _ENTRIES.sub(lambda m: m[1] + self._mark("environment", m[2]), work)
-        out, at = [], 0
-        for match in _ENVIRONMENT.finditer(work):
-            name, found = match["name"], match["value"]
-            quoted = found[:1] == '"' and name.isupper() and len(name) > 1
-            if match.start() < at or not (match["export"] or quoted or _VARIABLE.fullmatch(name)):
-                continue
-            end = match.end()
-            if name.startswith("SSH_"):
-                tail = _SSH_VALUE.match(work, end)
-                end = tail.end() if tail else end
-            out += [work[at : match.start()], self._mark("environment", work[match.start() : end])]
-            at = end
-        return "".join([*out, work[at:]]) if out else work
+
+        def replaced(match: re.Match[str]) -> str:
+            name = match["name"] or ""
+            quoted = (match["value"] or "")[:1] == '"' and name.isupper() and len(name) > 1
+            if match["export"] or quoted or not name or _VARIABLE.fullmatch(name):
+                return self._mark("environment", match[0])
+            return match[0]
+
+        return _ENVIRONMENT.sub(replaced, work)
 
     def _assigned(self, work: str) -> str:
         out, at = [], 0
