@@ -186,9 +186,8 @@ class Questions:
 
         Examples
         --------
-        >>> t = getfixture("starved")
         >>> round(t.summary()["density"], 2)
-        0.31
+        0.57
         """
         from nsightkit.analysis.timeline import overview
 
@@ -208,7 +207,7 @@ class Questions:
 
         Examples
         --------
-        >>> getfixture("starved").kernels(by="category")["name"].tolist()
+        >>> t.kernels(by="category")["name"].tolist()
         ['GEMM']
         """
         from nsightkit.analysis.timeline import kernels
@@ -235,7 +234,7 @@ class Questions:
 
         Examples
         --------
-        >>> getfixture("starved").ranges(match="dataload")["count"].tolist()
+        >>> t.ranges(match="dataload")["count"].tolist()
         [12]
         """
         from nsightkit.analysis.timeline import ranges
@@ -257,7 +256,7 @@ class Questions:
 
         Examples
         --------
-        >>> getfixture("starved").gaps()["cause"].iloc[0]
+        >>> t.gaps()["cause"].iloc[0]
         'input-pipeline'
         """
         from nsightkit._show import time_text
@@ -278,7 +277,7 @@ class Questions:
 
         Examples
         --------
-        >>> getfixture("starved").verdict()["confidence"]
+        >>> t.verdict()["confidence"]
         'high'
         """
         from nsightkit.analysis import verdict
@@ -309,7 +308,7 @@ class Questions:
 
         Examples
         --------
-        >>> getfixture("starved").whatif("no-input-wait")["change"].tolist()
+        >>> t.whatif("no-input-wait")["change"].tolist()
         ['no-input-wait']
         """
         import pandas as pd
@@ -332,7 +331,7 @@ class Questions:
 
         Examples
         --------
-        >>> getfixture("starved").memops().columns.tolist()
+        >>> t.memops().columns.tolist()
         ['kind', 'src_kind', 'dst_kind', 'count', 'bytes', 'total_ns', 'gb_per_s']
         """
         from nsightkit.analysis.timeline import memops
@@ -363,7 +362,7 @@ class Questions:
 
         Examples
         --------
-        >>> len(getfixture("starved").sol(gpu="H100 SXM"))
+        >>> len(t.sol(gpu="H100 SXM"))
         0
         """
         from nsightkit.analysis.roofline import sol
@@ -384,7 +383,7 @@ class Questions:
 
         Examples
         --------
-        >>> "cudaLaunchKernel" in set(getfixture("starved").calls()["name"])
+        >>> "cudaLaunchKernel" in set(t.calls()["name"])
         True
         """
         from nsightkit.analysis.timeline import calls
@@ -401,7 +400,7 @@ class Questions:
 
         Examples
         --------
-        >>> len(getfixture("starved").steps())
+        >>> len(t.steps())
         12
         """
         from nsightkit._show import time_text

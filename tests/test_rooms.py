@@ -1,0 +1,84 @@
+"""The flow: workloads, capture, trace, analysis, plots and report; no arrow runs back, no circle."""
+
+from __future__ import annotations
+
+import ast
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import nsightkit
+
+ROOT = Path(nsightkit.__file__).parent
+#: What each room may import; the files at the top that name their own are shared by all.
+MAY = {
+    "trace": set(),
+    "workloads": {"trace"},
+    "analysis.core": {"trace"},
+    "analysis.timeline": {"trace", "analysis.core"},
+    "analysis.ranks": {"trace", "analysis.core", "analysis.timeline"},
+    "analysis.roofline": {"trace", "analysis.core", "analysis.timeline"},
+    "analysis.memory": {"trace", "analysis.core", "analysis.roofline", "analysis.compare"},
+    "analysis.replay": {"trace", "analysis.core", "analysis.timeline", "analysis.ranks"},
+    "analysis.verdict": {
+        *("trace", "analysis.core", "analysis.timeline", "analysis.ranks", "analysis.roofline", "analysis.replay"),
+    },
+    "analysis.compare": {"trace", "analysis.core", "analysis.timeline", "analysis.verdict"},
+    "capture": {"trace", "workloads", "analysis.roofline"},
+    "plots": {"trace", "analysis"},
+    "report": {"trace", "analysis", "plots"},
+    "investigations": {"trace", "workloads", "capture", "analysis", "plots"},
+}
+EVERYWHERE = {"", "errors", "hardware", "configurations", "_show", "_moved"}
+
+
+def _modules() -> dict[str, ast.Module]:
+    found = {}
+    for file in ROOT.rglob("*.py"):
+        name = ".".join(file.relative_to(ROOT).with_suffix("").parts)
+        found[name.removesuffix("__init__").rstrip(".")] = ast.parse(file.read_text(encoding="utf-8"))
+    return found
+
+
+def _imports(tree: ast.AST, known: set[str]) -> set[str]:
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            for inner in ast.walk(node):
+                inner.lineno = -1  # types only: nothing is imported
+        if isinstance(node, ast.ImportFrom) and node.lineno > 0 and (node.module or "").startswith("nsightkit"):
+            package = node.module.removeprefix("nsightkit").lstrip(".")
+            names = [f"{package}.{alias.name}".lstrip(".") for alias in node.names]
+            found |= {name if name in known else package for name in names}
+        elif isinstance(node, ast.Import) and node.lineno > 0:
+            own = [alias.name for alias in node.names if alias.name.startswith("nsightkit")]
+            found |= {name.removeprefix("nsightkit").lstrip(".") for name in own}
+    return found
+
+
+def _room(module: str) -> str:
+    first, _, rest = module.partition(".")
+    return f"{first}.{rest.partition('.')[0]}" if first == "analysis" and rest else first
+
+
+def test_no_arrow_runs_against_the_flow() -> None:
+    modules = _modules()
+    wrong = []
+    for name, tree in modules.items():
+        room = _room(name)
+        if room not in MAY:
+            continue  # the command line, the table of questions: at the end of the flow
+        for other in _imports(tree, set(modules)):
+            there = _room(other)
+            if there not in {room, *EVERYWHERE, *MAY[room]} and there.partition(".")[0] not in MAY[room]:
+                wrong.append(f"{name} imports {other}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_circle() -> None:
+    modules = _modules()
+    graph = {name: {o for o in _imports(tree, set(modules)) if o and o != name} for name, tree in modules.items()}
+    for name in modules:  # a package's own face may import what is in it
+        graph[name] = {
+            other for other in graph[name] if not other.startswith(f"{name}.") and not name.startswith(f"{other}.")
+        }
+    TopologicalSorter(graph).prepare()  # raises CycleError, with the circle

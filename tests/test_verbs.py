@@ -1,0 +1,83 @@
+"""The questions: the same by method and by command, with examples that run."""
+
+from __future__ import annotations
+
+import doctest
+import inspect
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import nsightkit
+from nsightkit import api, verbs
+from nsightkit.verbs import QUESTIONS, Answer
+from nsightkit.workloads import played
+from nsightkit.workloads.simulator import play
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return play(played.PROGRAMS["starved-loader"], seed=1).write(tmp_path_factory.mktemp("verbs") / "run.sqlite")
+
+
+@pytest.fixture(scope="module")
+def trace(path: Path) -> nsightkit.Trace:
+    return nsightkit.load(path)
+
+
+@pytest.mark.parametrize("module", [verbs, api])
+def test_the_examples_run(module: object, trace: nsightkit.Trace) -> None:
+    done = doctest.testmod(module, extraglobs={"t": trace})  # type: ignore[arg-type]
+    assert done.failed == 0
+    assert done.attempted >= 2
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_a_method_is_a_command(name: str, path: Path, trace: nsightkit.Trace) -> None:
+    question = QUESTIONS[name]
+    assert question.help.endswith(".")
+    assert ">>>" in (inspect.getdoc(question.ask) or "")
+    found = getattr(trace, name)()
+    command = [sys.executable, "-m", "nsightkit", name, str(path), "--format", "json"]
+    if name == "sol":
+        return  # this trace names no card
+    said = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    if isinstance(found, Answer):
+        assert set(said) == set(found)
+    else:
+        assert isinstance(found, pd.DataFrame)
+        assert len(said) == len(found)
+        assert not said or list(said[0]) == list(found.columns)
+
+
+def test_filters_give_a_trace_that_answers(trace: nsightkit.Trace) -> None:
+    part = trace.last_steps(3).within("step 9").device(0)
+    assert isinstance(part, nsightkit.Trace)
+    assert 0 < part.kernels()["count"].sum() < trace.kernels()["count"].sum()
+    begin = int(trace.steps()["start_ns"].iloc[2])
+    assert len(trace.time(begin)["kernels"]) < len(trace["kernels"])
+
+
+def test_an_answer_prints_as_the_command_does(trace: nsightkit.Trace) -> None:
+    found = trace.verdict()
+    assert repr(found).splitlines()[1].startswith("input-pipeline, ")
+    assert found._repr_html_().startswith("<pre>")
+    assert "GPU busy" in repr(trace.summary())
+    assert repr(nsightkit.diff(trace, trace)).startswith("run.sqlite → run.sqlite")
+
+
+def test_tables_by_attribute_still_work(trace: nsightkit.Trace) -> None:
+    for name in ("kernels", "os_calls"):
+        with pytest.warns(DeprecationWarning, match=name):
+            assert len(getattr(trace, name)["start_ns"]) == len(trace[name])
+
+
+def test_old_module_names_still_work() -> None:
+    code = "import nsightkit.analysis.kernels as k; from nsightkit.analysis import gaps; print(k.summary, gaps.find)"
+    done = subprocess.run([sys.executable, "-W", "default", "-c", code], capture_output=True, text=True, check=True)
+    assert "has moved to nsightkit.analysis.timeline.kernels" in done.stderr
+    assert "has moved to nsightkit.analysis.timeline.gaps" in done.stderr
