@@ -368,9 +368,9 @@ def test_a_capture_left_unimported_is_imported_with_the_named_libraries(
     )
     (tmp_path / "ldd").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert doctor._importer()["status"] == "missing"
+    assert doctor._importer()[0] == "missing"
     monkeypatch.setenv(nsys_tool.LIBRARIES, str(tmp_path / "libraries"))
-    assert doctor._importer()["status"] == "ok"
+    assert doctor._importer()[0] == "ok"
     done = profiled.nsys.profile(["true"], tmp_path / "b", trace=("nvtx",), export=False, show=False)
     assert done.report.read_text() == "raw\n"
     assert [p.name for p in tmp_path.glob("b*")] == ["b.nsys-rep"]

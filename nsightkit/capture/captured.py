@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import os
 import subprocess
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from nsightkit.errors import NsightkitError, UsageError
 from nsightkit.trace._process import run, tail
 
-__all__ = ["Captured", "settle", "target", "watch"]
+__all__ = ["Captured", "did_you_mean", "target", "unexpanded", "watch"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,15 +80,31 @@ def target(output: str | os.PathLike[str], suffix: str, *, overwrite: bool) -> P
     return path
 
 
-def settle(made: Path, destination: Path) -> None:
-    """Move a finished file to its place in one step.
+def unexpanded(path: Path) -> str:
+    """Keep nsys and ncu from expanding %h, %p, %n and %q{...} in a file's name.
 
     Parameters
     ----------
-    made, destination : Path
-        On one file system.
+    path : Path
     """
-    made.replace(destination)
+    return str(path).replace("%", "%%")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Suggest names that are near to a wrong one, as the end of a message.
+
+    Parameters
+    ----------
+    name : str
+    known : iterable of str
+
+    Examples
+    --------
+    >>> did_you_mean("--ouput", ["--output", "--trace"])
+    '; did you mean --output?'
+    """
+    near = difflib.get_close_matches(name, sorted(known), n=2)
+    return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
 def watch(

@@ -8,7 +8,6 @@ the set full, so that filters decide whether a run takes seconds or hours.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import os
 import re
@@ -17,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from nsightkit.capture.captured import Captured, settle, target, watch
+from nsightkit.capture.captured import Captured, did_you_mean, target, unexpanded, watch
 from nsightkit.errors import NsightkitError, UsageError
 from nsightkit.trace import ncu_metrics
 from nsightkit.trace._process import tail
@@ -196,7 +195,7 @@ def profile(
     options = [*_options(ncu, chosen, section_set, sections, metrics, clocks, keep_caches), *_checked(ncu, extra)]
     with tempfile.TemporaryDirectory(prefix=".nsightkit-", dir=report.parent) as folder:
         made, log = Path(folder) / "report.ncu-rep", Path(folder) / "log.txt"
-        files = [f"--export={_plain(made)}", "--force-overwrite", f"--log-file={_plain(log)}"]
+        files = [f"--export={unexpanded(made)}", "--force-overwrite", f"--log-file={unexpanded(log)}"]
         ran = [str(ncu), *options, *files, *command]
         notes, done = watch(
             ran,
@@ -210,13 +209,13 @@ def profile(
         )
         said = log.read_text(errors="replace") if log.is_file() else ""
         _judge(made, said or done.stdout, done.returncode, chosen)
-        settle(made, report)
+        made.replace(report)
     notes += _notes(said, clocks)
     code = re.search(r"application returned an error code \((-?\d+)\)", said)
     returncode = int(code[1]) if code else done.returncode
     if returncode:
         notes.append(f"the program ended with exit code {returncode}")
-    shown = [str(ncu), *options, f"--export={_plain(report)}", *command]
+    shown = [str(ncu), *options, f"--export={unexpanded(report)}", *command]
     return Captured(report, report, [report], shown, returncode, notes)
 
 
@@ -287,13 +286,8 @@ def _checked(ncu: Path, extra: Sequence[str]) -> list[str]:
             instead = f"; give the argument {_OURS[name]} instead" if _OURS[name] else ""
             raise UsageError(f"{name} is set by nsightkit{instead}")
         if name not in can:
-            raise UsageError(f"{ncu} has no option {name}{_hint(name, can)}")
+            raise UsageError(f"{ncu} has no option {name}{did_you_mean(name, can)}")
     return list(extra)
-
-
-def _hint(name: str, known: Sequence[str] | frozenset[str]) -> str:
-    near = difflib.get_close_matches(name, sorted(known), n=2)
-    return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
 def _listed(ncu: Path, question: str, name: str, what: str) -> str:
@@ -303,7 +297,7 @@ def _listed(ncu: Path, question: str, name: str, what: str) -> str:
     known = [each for each in known if each != "Identifier"]
     if known and name not in known:
         all_known = f"; there are {', '.join(known)}"
-        raise UsageError(f"this ncu has no {what} {name!r}{_hint(name, known) or all_known}")
+        raise UsageError(f"this ncu has no {what} {name!r}{did_you_mean(name, known) or all_known}")
     return name
 
 
@@ -323,11 +317,6 @@ def _query(ncu: Path) -> frozenset[str]:
     chips = re.findall(r"\b[a-z]{2}\d\w+", answer(ncu, "--list-chips"))
     said = answer(ncu, "--query-metrics", "--chips", ",".join(chips)) if chips else ""
     return frozenset(re.findall(r"^([A-Za-z][\w.]*__\w+) ", said, re.MULTILINE))
-
-
-def _plain(path: Path) -> str:
-    """Keep ncu from expanding %h, %p, %i and %q{...} in a file's name."""
-    return str(path).replace("%", "%%")
 
 
 def _judge(made: Path, said: str, returncode: int, chosen: _Filters) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import functools
 import os
 import re
@@ -18,26 +17,35 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from nsightkit.capture.captured import Captured, settle, target, watch
+from nsightkit.capture.captured import Captured, did_you_mean, target, unexpanded, watch
 from nsightkit.errors import NsightkitError, UsageError
 from nsightkit.trace import nsys_tool
 from nsightkit.trace._process import run, tail
 
 __all__ = ["Features", "features", "importer", "parse_help", "profile"]
 
-# Where the rows of a traced kind end up, under each name that exports of different ages use.
-_EVIDENCE = {
-    "cuda": ("CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_KERNEL"),
-    "nvtx": ("NVTX_EVENTS",),
-    "osrt": ("OSRT_API",),
-}
+# By table of a trace: where its rows are in an export, and why there may be none.
 _TABLES = {
-    "kernels": ("CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"),
-    "memops": ("CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET"),
-    "calls": ("CUPTI_ACTIVITY_KIND_RUNTIME",),
-    "ranges": ("NVTX_EVENTS",),
-    "os_calls": ("OSRT_API",),
+    "kernels": (
+        ("CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"),
+        "no kernel ran while it was recording",
+    ),
+    "memops": (
+        ("CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET"),
+        "nothing was copied to or from a GPU while it was recording",
+    ),
+    "calls": (("CUPTI_ACTIVITY_KIND_RUNTIME",), "the program made no CUDA call while it was recording"),
+    "ranges": (
+        ("NVTX_EVENTS",),
+        (
+            "the program opened no NVTX range, or its nvtx package (0.2.12 and later) emits none under nsys 2023.4 and "
+            "older: install nvtx==0.2.11"
+        ),
+    ),
+    "os_calls": (("OSRT_API",), "no operating-system call lasted longer than --osrt-threshold (1000 ns)"),
 }
+# Tables of which one has rows if a traced kind was there; the first says why it may not have been.
+_EVIDENCE = {"cuda": ("calls", "kernels"), "nvtx": ("ranges",), "osrt": ("os_calls",)}
 # 59: push/pop range, 60: start/end range. Domains, categories and thread names are rows too, and prove nothing.
 _RANGES_ONLY = "eventType IN (59, 60)"
 
@@ -199,7 +207,7 @@ def profile(
     # With a range that opens several times nsys numbers its reports: they are collected from a folder of their own.
     with tempfile.TemporaryDirectory(prefix=".nsightkit-", dir=report.parent) as folder:
         made = Path(folder) / "report"
-        ran = [str(nsys), "profile", *options, f"--output={_plain(made)}", "--force-overwrite=true", *command]
+        ran = [str(nsys), "profile", *options, f"--output={unexpanded(made)}", "--force-overwrite=true", *command]
         notes, done = watch(
             ran,
             timeout_s,
@@ -219,8 +227,8 @@ def profile(
             if len(reports) < repeat:
                 notes.append(f"the range was captured {len(reports)} times, not {repeat}: it occurred no more often")
         for source, place in zip(reports, places, strict=True):
-            settle(source, place)
-    shown = [str(nsys), "profile", *options, f"--output={_plain(report.with_suffix(''))}", *command]
+            source.replace(place)
+    shown = [str(nsys), "profile", *options, f"--output={unexpanded(report.with_suffix(''))}", *command]
     if done.returncode:
         notes.append(f"the program ended with exit code {done.returncode}")
     traces = places
@@ -260,11 +268,6 @@ def _options(
     return options
 
 
-def _plain(path: Path) -> str:
-    """Keep nsys from expanding %h, %p, %n and %q{...} in a report's name."""
-    return str(path).replace("%", "%%")
-
-
 def _checked(extra: Sequence[str], can: Features, nsys: Path) -> list[str]:
     ours = {"--output", "-o", "--capture-range-end", "--force-overwrite", "-f"}
     for option in extra:
@@ -272,10 +275,8 @@ def _checked(extra: Sequence[str], can: Features, nsys: Path) -> list[str]:
         if name in ours:
             raise UsageError(f"{name} is set by nsightkit; give it as an argument instead")
         if name not in can.options:
-            near = difflib.get_close_matches(name, can.options, n=2)
-            hint = f"; did you mean {' or '.join(near)}?" if near else ""
             # It would cost the whole run: nsys exits and the program never starts.
-            raise UsageError(f"{nsys} has no option {name}{hint}")
+            raise UsageError(f"{nsys} has no option {name}{did_you_mean(name, can.options)}")
         if option.startswith("--") and "=" not in option:
             raise UsageError(f"give the value of {name} with an equals sign: {name}=VALUE")
     return list(extra)
@@ -319,7 +320,7 @@ def _import(unfinished: Path, wanted: Path, nsys: Path) -> None:
     problem = "nsys could not run its importer, which turns the raw capture into a report"
     kept = wanted.with_suffix(".qdstrm")  # the run may have been costly: its raw capture is not thrown away
     if program is None:
-        settle(unfinished, kept)
+        unfinished.replace(kept)
         raise NsightkitError(
             f"{problem}: there is no QdstrmImporter beside {nsys} (the raw capture is kept as {kept}); "
             "install the host part of Nsight Systems too (Debian: nsight-systems, not only nsight-systems-target)"
@@ -332,7 +333,7 @@ def _import(unfinished: Path, wanted: Path, nsys: Path) -> None:
     with contextlib.suppress(subprocess.TimeoutExpired):
         said = tail(run(arguments, 600.0, env=env).stdout, 3)
     if not report.is_file():
-        settle(unfinished, kept)
+        unfinished.replace(kept)
         raise NsightkitError(
             f"{problem}, and by hand it failed too ({said}; the raw capture is kept as {kept}); "
             f"'ldd {program}' names a library that is missing, often libdw.so.1: "
@@ -379,38 +380,21 @@ def collector(nsys: Path) -> Path:
 
 def _check(export: Path, trace: Sequence[str], expect: Sequence[str] | None) -> list[str]:
     notes: list[str] = []
-    with contextlib.closing(sqlite3.connect(f"file:{_quoted(export)}?mode=ro", uri=True)) as database:
+    with contextlib.closing(sqlite3.connect(f"{export.absolute().as_uri()}?mode=ro", uri=True)) as database:
         for table in expect or ():
-            if not _holds(database, _TABLES[table]):
-                raise NsightkitError(f"{export}: the capture recorded no {table}; {_why_empty(table)}")
+            if not _holds(database, table):
+                raise NsightkitError(f"{export}: the capture recorded no {table}; {_TABLES[table][1]}")
         for kind in trace:
-            if kind in _EVIDENCE and not _holds(database, _EVIDENCE[kind]):
-                table = {"cuda": "calls", "nvtx": "ranges", "osrt": "os_calls"}[kind]
-                notes.append(f"{kind} was traced and nothing of it was recorded: {_why_empty(table)}")
+            tables = _EVIDENCE.get(kind, ())
+            if tables and not any(_holds(database, table) for table in tables):
+                notes.append(f"{kind} was traced and nothing of it was recorded: {_TABLES[tables[0]][1]}")
     return notes
 
 
-def _quoted(path: Path) -> str:
-    return path.absolute().as_uri().removeprefix("file://")
-
-
-def _holds(database: sqlite3.Connection, tables: Sequence[str]) -> bool:
-    for table in tables:
-        where = f" WHERE {_RANGES_ONLY}" if table == "NVTX_EVENTS" else ""
+def _holds(database: sqlite3.Connection, table: str) -> bool:
+    for name in _TABLES[table][0]:
+        where = f" WHERE {_RANGES_ONLY}" if name == "NVTX_EVENTS" else ""
         with contextlib.suppress(sqlite3.OperationalError):  # tables are made only when there is a row for them
-            if database.execute(f"SELECT 1 FROM {table}{where} LIMIT 1").fetchone():  # noqa: S608 - constants above
+            if database.execute(f"SELECT 1 FROM {name}{where} LIMIT 1").fetchone():  # noqa: S608 - constants above
                 return True
     return False
-
-
-def _why_empty(table: str) -> str:
-    return {
-        "kernels": "no kernel ran while it was recording",
-        "memops": "nothing was copied to or from a GPU while it was recording",
-        "calls": "the program made no CUDA call while it was recording",
-        "ranges": (
-            "the program opened no NVTX range, or its nvtx package (0.2.12 and later) emits none under nsys 2023.4 "
-            "and older: install nvtx==0.2.11"
-        ),
-        "os_calls": "no operating-system call lasted longer than --osrt-threshold (1000 ns)",
-    }[table]

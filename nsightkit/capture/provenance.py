@@ -15,8 +15,12 @@ import re
 import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import nsightkit
+from nsightkit.capture import utilization
+from nsightkit.errors import NsightkitError
 from nsightkit.trace import ncu_tool, nsys_tool
 from nsightkit.trace.share.secrets import Scrubber
 
@@ -24,6 +28,16 @@ __all__ = ["FORMAT", "collect", "in_short", "label", "rows", "scrub", "slug"]
 
 #: Version of the layout of recordings; part of every key.
 FORMAT = 1
+#: What nvidia-smi says of a GPU, and what it calls that.
+_OF_GPU = {
+    "driver": "driver_version",
+    "power_limit": "power.limit",
+    "clock_sm": "clocks.sm",
+    "clock_memory": "clocks.mem",
+    "clock_sm_max": "clocks.max.sm",
+    "clock_memory_max": "clocks.max.mem",
+    "temperature_c": "temperature.gpu",
+}
 
 
 def collect(*, device: str, **facts: Any) -> dict[str, Any]:
@@ -60,40 +74,15 @@ def _gpu(device: str) -> dict[str, Any]:
     import torch
 
     properties = torch.cuda.get_device_properties(torch.device(device))
-    # nvidia-smi counts all GPUs, torch those it may use: the UUID is the same for both.
-    uuid = str(getattr(properties, "uuid", "")).removeprefix("GPU-")
-    asked = (
-        "driver_version",
-        "power.limit",
-        "clocks.sm",
-        "clocks.mem",
-        "clocks.max.sm",
-        "clocks.max.mem",
-        "temperature.gpu",
-    )
-    said = _said(
-        [
-            "nvidia-smi",
-            *([f"--id=GPU-{uuid}"] if uuid else []),
-            f"--query-gpu={','.join(asked)}",
-            "--format=csv,noheader",
-        ]
-    )
-    values = [value.strip() for value in (said.splitlines() or [""])[0].split(",")]
-    told = dict(zip(asked, values, strict=False)) if len(values) == len(asked) else {}
+    said = utilization.ask_smi(properties, list(_OF_GPU.values()), "csv,noheader")
     return {
         "name": properties.name,
         "count": torch.cuda.device_count(),
         "memory_bytes": properties.total_memory,
         "multiprocessors": properties.multi_processor_count,
         "compute_capability": f"{properties.major}.{properties.minor}",
-        "driver": told.get("driver_version"),
-        "power_limit": told.get("power.limit"),
-        "clock_sm": told.get("clocks.sm"),
-        "clock_memory": told.get("clocks.mem"),
-        "clock_sm_max": told.get("clocks.max.sm"),
-        "clock_memory_max": told.get("clocks.max.mem"),
-        "temperature_c": told.get("temperature.gpu"),
+        **dict.fromkeys(_OF_GPU),
+        **dict(zip(_OF_GPU, said, strict=False)),
     }
 
 
@@ -102,7 +91,7 @@ def _software() -> dict[str, Any]:
         "os": _os(),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "nsightkit": _nsightkit_version(),
+        "nsightkit": nsightkit.__version__,
     }
     for package in ("torch", "triton", "numpy"):
         found[package] = None
@@ -116,33 +105,14 @@ def _software() -> dict[str, Any]:
         found["cuda"] = torch.version.cuda
         cudnn = torch.backends.cudnn.version() if torch.version.cuda else None  # type: ignore[no-untyped-call]
         found["cudnn"] = str(cudnn) if cudnn else None
-    found["nsys"] = _nsys()
-    found["ncu"] = _ncu()
-    return found
+    return found | {"nsys": _version(nsys_tool), "ncu": _version(ncu_tool)}
 
 
-def _nsightkit_version() -> str:
-    import nsightkit
-
-    return nsightkit.__version__
-
-
-def _nsys() -> str | None:
-    from nsightkit.errors import NsightkitError
-
+def _version(tool: ModuleType) -> str | None:
     with contextlib.suppress(NsightkitError):
-        nsys = nsys_tool.find()
-        if nsys is not None:
-            return ".".join(str(part) for part in nsys_tool.version(nsys))
-    return None
-
-
-def _ncu() -> str | None:
-    from nsightkit.errors import NsightkitError
-
-    with contextlib.suppress(NsightkitError):
-        ncu = ncu_tool.find()
-        return None if ncu is None else ncu_tool.version(ncu)
+        program = tool.find()
+        version = () if program is None else tool.version(program)
+        return version if isinstance(version, str) else ".".join(map(str, version)) or None
     return None
 
 
@@ -178,8 +148,6 @@ def _commit() -> tuple[str | None, bool | None]:
     told = re.fullmatch(r"([0-9a-f]{7,40})(-dirty)?", os.environ.get("NSIGHTKIT_COMMIT", ""))
     if told:
         return told[1], told[2] is not None
-    import nsightkit
-
     root = Path(nsightkit.__file__).parents[1]
     # Installed packages may lie below some other project's checkout, whose commit is not ours.
     if not (root / "pyproject.toml").is_file():

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from nsightkit.capture import _under_profiler
 from nsightkit.capture._under_profiler import export, profiler
-from nsightkit.capture.captured import Captured, settle, target
+from nsightkit.capture.captured import Captured, target
 from nsightkit.errors import NsightkitError, UsageError
 from nsightkit.trace._process import run
 
@@ -121,7 +121,7 @@ def profile_command(
                 f"the program ended with exit code {done.returncode} and left no trace; "
                 "what it wrote above says why (it must be a Python program whose interpreter has torch)"
             )
-        settle(whole, destination)
+        whole.replace(destination)
     notes = [] if done.returncode == 0 else [f"the program ended with exit code {done.returncode}"]
     return Captured(destination, destination, [destination], [interpreter, *arguments], done.returncode, notes)
 

@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["sample"]
-
+__all__ = ["ask_smi", "sample"]
 
 #: Metrics, and what nvidia-smi calls them. The last is a mask of why the clock is lower than it could be
 #: (:data:`nsightkit.hardware.SLOWDOWNS`); drivers before R535 have its other name alone, and refuse the new one.
@@ -66,17 +65,39 @@ def sample(function: Callable[[], object], duration_s: float, period_s: float = 
     return found
 
 
-def _reader(torch: Any) -> Callable[[], dict[str, float]]:
+def ask_smi(properties: Any, fields: Sequence[str], form: str) -> list[str]:
+    """Ask nvidia-smi about one GPU.
+
+    Parameters
+    ----------
+    properties : object
+        Of the GPU, as torch gives them.
+    fields : sequence of str
+        As nvidia-smi calls them.
+    form : str
+        ``csv,noheader``, or with ``,nounits``.
+
+    Returns
+    -------
+    list of str
+        One value a field; empty where there is no answer.
+    """
     # nvidia-smi counts all GPUs, torch those it may use: the UUID is the same for both.
-    uuid = str(getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", ""))
-    which = [f"--id=GPU-{uuid.removeprefix('GPU-')}"] if uuid else []
+    uuid = str(getattr(properties, "uuid", "")).removeprefix("GPU-")
+    which = [f"--id=GPU-{uuid}"] if uuid else []
+    command = ["nvidia-smi", *which, f"--query-gpu={','.join(fields)}", f"--format={form}"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError, UnicodeDecodeError, IndexError):
+        said = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+        values = [value.strip() for value in said.splitlines()[0].split(",")]
+        return values if len(values) == len(fields) else []
+    return []
+
+
+def _reader(torch: Any) -> Callable[[], dict[str, float]]:
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
 
     def smi(fields: Sequence[str]) -> dict[str, float]:
-        command = ["nvidia-smi", *which, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
-        with contextlib.suppress(OSError, subprocess.SubprocessError, IndexError):
-            said = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout
-            return _numbers(said.splitlines()[0].split(","))
-        return {}
+        return _numbers(ask_smi(properties, fields, "csv,noheader,nounits"))
 
     names = list(_FIELDS.values())
     if not smi(names):

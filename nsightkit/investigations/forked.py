@@ -14,12 +14,11 @@ import contextlib
 import functools
 import json
 import os
-import select
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
-import time
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -79,53 +78,50 @@ class _First:
 
     def __init__(self, python_path: str) -> None:
         self._lock = threading.Lock()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": python_path},
-            start_new_session=True,
-        )
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__],
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": python_path},
+                start_new_session=True,
+            )
         atexit.register(self._close)
 
     def _close(self) -> None:
-        with self._process as process:  # without anybody to ask, it ends
-            assert process.stdin is not None
-            with contextlib.suppress(OSError):
-                process.stdin.close()
+        self._socket.close()  # without anybody to ask, it ends
+        self._process.wait()
 
     def run(self, job: str, timeout_s: float, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
         with self._lock, tempfile.TemporaryDirectory(prefix="nsightkit-") as folder:
             log = Path(folder, "log.txt")
             asked = json.dumps({"job": job, "env": env, "cwd": str(Path.cwd()), "log": str(log)})
-            assert self._process.stdin is not None
-            self._process.stdin.write(asked.encode() + b"\n")
-            self._process.stdin.flush()
-            pid = int(self._line(_START_S))
+            self._socket.settimeout(_START_S)
+            self._socket.sendall(asked.encode() + b"\n")
+            pid = self._number(_START_S)
             try:
-                code = int(self._line(timeout_s))
+                code = self._number(timeout_s)
             except TimeoutError:
                 end(pid)
-                self._line(_START_S)
+                self._number(_START_S)
                 raise subprocess.TimeoutExpired(job, timeout_s, output=_text(log)) from None
             except BaseException:
                 end(pid)
                 raise
             return subprocess.CompletedProcess([job], code, _text(log), "")
 
-    def _line(self, timeout_s: float) -> bytes:
-        assert self._process.stdout is not None
-        descriptor, found, until = self._process.stdout.fileno(), b"", time.monotonic() + timeout_s
+    def _number(self, timeout_s: float) -> int:
+        """Read a line; it comes in one piece, or not at all."""
+        self._socket.settimeout(timeout_s)
+        found = b""
         while not found.endswith(b"\n"):
-            ready, _, _ = select.select([descriptor], [], [], max(until - time.monotonic(), 0.0))
-            if not ready:
-                raise TimeoutError
-            read = os.read(descriptor, 1)
+            read = self._socket.recv(1)
             if not read:
                 raise BrokenPipeError("the process to fork from has ended")
             found += read
-        return found
+        return int(found)
 
 
 def _text(log: Path) -> str:
@@ -151,14 +147,9 @@ def _settle(asked: dict[str, Any]) -> dict[str, Any]:
     os.environ.clear()
     os.environ.update(asked["env"])
     os.chdir(asked["cwd"])
-    for descriptor, path, how in (
-        (0, os.devnull, os.O_RDONLY),
-        (1, asked["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND),
-    ):
-        opened = os.open(path, how, 0o600)
-        os.dup2(opened, descriptor)
-        os.close(opened)
-    os.dup2(1, 2)
+    with open(os.devnull, "rb") as nothing, open(asked["log"], "ab") as log:  # noqa: PTH123
+        for stream, descriptor in ((nothing, 0), (log, 1), (log, 2)):
+            os.dup2(stream.fileno(), descriptor)
     job: dict[str, Any] = json.loads(asked["job"])
     return job
 

@@ -16,9 +16,9 @@ import dataclasses
 import gc
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -100,37 +100,12 @@ def _failed(direction: str, error: Exception) -> _Look:
     raise error
 
 
-class _Memory(Protocol):
-    """What a pass needs to know of its device's memory."""
+class _Memory(NamedTuple):
+    """What a pass needs to know of its device's memory, in bytes; the peak is of what is allocated and reserved."""
 
-    def allocated(self) -> int: ...
-    def peak(self) -> tuple[int, int]: ...
-    def reset(self) -> None: ...
-
-
-class _OnGpu:
-    def allocated(self) -> int:
-        return torch.cuda.memory_allocated()
-
-    def peak(self) -> tuple[int, int]:
-        return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-
-    def reset(self) -> None:
-        torch.cuda.reset_peak_memory_stats()
-
-
-class _OnCpu:
-    def __init__(self, tensors: TensorMemory) -> None:
-        self._tensors = tensors
-
-    def allocated(self) -> int:
-        return self._tensors.allocated_bytes
-
-    def peak(self) -> tuple[int, int]:
-        return self._tensors.peak_bytes, self._tensors.peak_bytes  # nothing is cached, so nothing more is reserved
-
-    def reset(self) -> None:
-        self._tensors.reset_peak()
+    allocated: Callable[[], int]
+    peak: Callable[[], tuple[int, int]]
+    reset: Callable[[], None]
 
 
 def swept(
@@ -195,9 +170,8 @@ class _Column:
         end = time.perf_counter() + self._config.budget_s
         limit = self._limit()
         if limit is not None:
-            self._of_column("limit_bytes", limit)
-        for name in _OF_COLUMN:
-            self._of_column(name, self._work.parameters[name])
+            self.samples[metric("limit_bytes", self._work.column)] = [float(limit)]
+        self._sizes()
         for d in self._config.d_model:
             refusal = self._work.refusal(d)
             if refusal is None:
@@ -208,8 +182,7 @@ class _Column:
         self._clean()
         for precision in self._config.impossible:
             column = f"{self._work.parameters['implementation']}-{precision}"
-            for name in _OF_COLUMN:
-                self._of_column(name, self._work.parameters[name], column)
+            self._sizes(column)
             for d in self._config.d_model:
                 for context in self._config.context:
                     self._both(d, context, "unsupported", SIXTEEN_BITS, column)
@@ -302,9 +275,13 @@ class _Column:
         size = sum(tensor.untyped_storage().nbytes() for tensor in cell.tensors)
         found["inputs_bytes"] = size
         if self._gpu:
-            memory = _OnGpu()
-            found["idle_bytes"] = memory.allocated()
-            yield memory
+            cuda = torch.cuda
+            found["idle_bytes"] = cuda.memory_allocated()
+            yield _Memory(
+                cuda.memory_allocated,
+                lambda: (cuda.max_memory_allocated(), cuda.max_memory_reserved()),
+                cuda.reset_peak_memory_stats,
+            )
             return
         limit = self._config.limit_bytes
         if limit is not None and size > limit:
@@ -313,7 +290,12 @@ class _Column:
             tensors.count(cell.tensors)
             found["idle_bytes"] = tensors.allocated_bytes
             try:
-                yield _OnCpu(tensors)
+                # Nothing is cached, so nothing more is reserved.
+                yield _Memory(
+                    lambda: tensors.allocated_bytes,
+                    lambda: (tensors.peak_bytes, tensors.peak_bytes),
+                    tensors.reset_peak,
+                )
             finally:
                 tensors.close()
 
@@ -348,7 +330,8 @@ class _Column:
             for _ in range(1 + warmup):
                 cell.backward(cell.forward())
             taken = timing.time_prepared(cell.forward, cell.backward, repetitions=repetitions, device=self._device)
-        return [int(sample) for sample in taken.samples_ns]
+        samples: list[int] = taken.samples_ns.tolist()
+        return samples
 
     def _limit(self) -> int | None:
         """Bytes that tensors can have."""
@@ -395,8 +378,9 @@ class _Column:
     def _keep(self, quantity: str, d: int, context: int, values: list[Any], column: str | None = None) -> None:
         self.samples[metric(quantity, column or self._work.column, d, context)] = values
 
-    def _of_column(self, quantity: str, value: float, column: str | None = None) -> None:
-        self.samples[metric(quantity, column or self._work.column)] = [float(value)]
+    def _sizes(self, column: str | None = None) -> None:
+        for name in _OF_COLUMN:
+            self.samples[metric(name, column or self._work.column)] = [float(self._work.parameters[name])]
 
 
 def _profile(work: Any, cells: list[tuple[int, int, bool]], device: str, trace: Path, active: int) -> None:
