@@ -90,37 +90,46 @@ _MOST_STEPS = 200
 
 
 @dataclasses.dataclass(frozen=True)
+class _Side:
+    """A figure of one side: of its first capture how many and how long in all, and of all of them what a step takes."""
+
+    count: int | None
+    total: int
+    value: int
+    mean: float
+    #: In each step that says how much it varies; None where steps are not known.
+    steps: Float | None
+    #: The median of each capture's steps.
+    captures: Sequence[float]
+
+
+@dataclasses.dataclass(frozen=True)
 class _Row:
-    """A figure of both sides, with its value in each step of each capture."""
+    """A figure of both sides."""
 
     named: Mapping[str, Any]
-    counts: tuple[int | None, int | None]
-    totals: tuple[int, int]
-    values: tuple[int, int]
-    means: tuple[float, float]
-    samples: tuple[Float, Float] | None
-    #: The median of each capture's steps, of each side.
-    captures: tuple[Sequence[float], Sequence[float]]
+    before: _Side
+    after: _Side
     left_out: bool
 
     @property
     def delta(self) -> int:
-        return self.values[1] - self.values[0]
+        return self.after.value - self.before.value
 
     def between(self, confidence: float) -> float | None:
         """How far apart captures of one program may lie, where a side has several."""
-        level = max(map(abs, (*self.captures[0], *self.captures[1])))
+        level = max(map(abs, (*self.before.captures, *self.after.captures)))
         if not level:
             return None
-        before, after = (np.array(side) / level for side in self.captures)
+        before, after = (np.array(side.captures) / level for side in (self.before, self.after))
         found = noise.between_runs(before, after, confidence)
         return None if found is None else found * level
 
     def shift(self, confidence: float) -> noise.Estimate | None:
-        if self.samples is None:
+        if self.before.steps is None or self.after.steps is None:
             return None
         error = (1 - confidence) / (_LEFT_OUT if self.left_out else 1)
-        return noise.widened(noise.shift(*self.samples, 1 - error), self.between(confidence))
+        return noise.widened(noise.shift(self.before.steps, self.after.steps, 1 - error), self.between(confidence))
 
     def beyond_noise(self, confidence: float) -> bool:
         found = self.shift(confidence)
@@ -128,8 +137,9 @@ class _Row:
 
     def apart(self, confidence: float) -> bool:
         """Whether what changed lies beyond doubt: apart from what was, and from what captures differ by."""
-        between = self.between(confidence) or 0
-        return self.samples is not None and noise.apart(*self.samples) and abs(self.delta) > between
+        if self.before.steps is None or self.after.steps is None:
+            return False
+        return noise.apart(self.before.steps, self.after.steps) and abs(self.delta) > (self.between(confidence) or 0)
 
     def written(self, confidence: float, significance: str) -> dict[str, Any]:
         found = self.shift(confidence)
@@ -137,21 +147,21 @@ class _Row:
         if found is not None and found.low is not None and found.high is not None:
             # The middle of the differences is not quite the difference of the middles; the interval holds both. Nothing
             # can lose more than all it had.
-            low, high = max(min(found.low, self.delta), -self.values[0]), max(found.high, self.delta)
-        before, after = self.values
+            low, high = max(min(found.low, self.delta), -self.before.value), max(found.high, self.delta)
+        before = self.before.value
         return {
             **self.named,
-            "before_count": self.counts[0],
-            "after_count": self.counts[1],
-            "before_total_ns": self.totals[0],
-            "after_total_ns": self.totals[1],
+            "before_count": self.before.count,
+            "after_count": self.after.count,
+            "before_total_ns": self.before.total,
+            "after_total_ns": self.after.total,
             "before_ns": before,
-            "after_ns": after,
+            "after_ns": self.after.value,
             "delta_ns": self.delta,
             "low_ns": low,
             "high_ns": high,
             "change": self.delta / before if before else None,
-            "mean_delta_ns": self.means[1] - self.means[0],
+            "mean_delta_ns": self.after.mean - self.before.mean,
             "between_ns": self.between(confidence),
             "significance": significance,
         }
@@ -202,7 +212,7 @@ class Comparison:
             "gaps": self._by_label("cause", Capture.gaps, ("kernels",)),
             "memops": self._memops(),
         }
-        self.reference_ns = max(rows["figures"][0].values) if rows["figures"] else 0
+        self.reference_ns = max((max(row.before.value, row.after.value) for row in rows["figures"][:1]), default=0)
         judged = self._judged(rows)
         self.tables = {
             table: _frame(
@@ -241,41 +251,35 @@ class Comparison:
         position = [[{label: i for i, label in enumerate(s.labels)} for s in side] for side in sums]
         rows = []
         for named, *labels in groups:
-            counts: list[int | None] = []
-            totals, values, means, samples, middles = [], [], [], [], []
-            for side in range(2):
-                held = [[at[label] for label in labels[side] if label in at] for at in position[side]]
-                first, mine = sums[side][0], held[0]
-                some = [first.counts[i] for i in mine]
-                counts.append(None if None in some else sum(n or 0 for n in some))
-                totals.append(sum(first.totals[i] for i in mine))
-                inside = [s.of(h) for s, h in zip(sums[side], held, strict=True)]
-                if self.unit == "step" and all(map(len, inside)):
-                    judged = [
-                        every[c.ordinary if s.judged is None else s.judged]
-                        for every, s, c in zip(inside, sums[side], self._sides[side], strict=True)
-                    ]
-                    samples.append(noise.thinned(np.concatenate(judged), _MOST_STEPS))
-                    means.append(float(np.concatenate(inside).mean()))
-                    values.append(round(float(np.median(np.concatenate(judged)))))
-                    middles.append([float(np.median(one)) for one in judged])
-                else:
-                    means.append(totals[side] / ((self._sides[side][0].steps or 1) if self.unit == "step" else 1))
-                    values.append(round(means[side]))
-                    middles.append([values[side]])
-            rows.append(
-                _Row(
-                    named,
-                    (counts[0], counts[1]),
-                    (totals[0], totals[1]),
-                    (values[0], values[1]),
-                    (means[0], means[1]),
-                    (samples[0], samples[1]) if len(samples) == 2 else None,
-                    (middles[0], middles[1]),
-                    self._left_out,
-                )
+            before, after = (
+                self._side(captures, of, [[at[label] for label in mine if label in at] for at in places])
+                for captures, of, mine, places in zip(self._sides, sums, labels, position, strict=True)
             )
+            rows.append(_Row(named, before, after, self._left_out))
         return rows
+
+    def _side(self, captures: Sequence[Capture], sums: Sequence[Sums], held: Sequence[Sequence[int]]) -> _Side:
+        """Sum what some labels hold; `held` are their positions in each capture's sums."""
+        counts = [sums[0].counts[i] for i in held[0]]
+        count = None if None in counts else sum(n or 0 for n in counts)
+        total = sum(sums[0].totals[i] for i in held[0])
+        inside = [s.of(h) for s, h in zip(sums, held, strict=True)]
+        if self.unit == "trace" or not all(map(len, inside)):
+            mean = total / ((captures[0].steps or 1) if self.unit == "step" else 1)
+            return _Side(count, total, round(mean), mean, None, [round(mean)])
+        judged = [
+            every[c.ordinary if s.judged is None else s.judged]
+            for every, s, c in zip(inside, sums, captures, strict=True)
+        ]
+        together = np.concatenate(judged)
+        return _Side(
+            count,
+            total,
+            round(float(np.median(together))),
+            float(np.concatenate(inside).mean()),
+            noise.thinned(together, _MOST_STEPS),
+            [float(np.median(one)) for one in judged],
+        )
 
     def _sums(self, make: Callable[[Capture], Sums]) -> tuple[list[Sums], list[Sums]]:
         before, after = ([make(capture) for capture in side] for side in self._sides)
@@ -300,7 +304,7 @@ class Comparison:
         sums = self._sums(functools.partial(Capture.figures, unit=self.unit))
         common = [label for label in sums[0][0].labels if all(label in s.labels for side in sums for s in side)]
         rows = self._compared(sums, [({"name": label}, [label], [label]) for label in common])
-        return [row for row in rows if any(row.totals) or row.named["name"] != "graph_ns"]
+        return [row for row in rows if row.before.total or row.after.total or row.named["name"] != "graph_ns"]
 
     def _kernels(self) -> list[_Row]:
         if not self._recorded("kernels"):
@@ -373,7 +377,7 @@ class Comparison:
 
         def first_look(table: str, row: _Row) -> str:
             found = row.shift(self.confidence)
-            if table != "figures" and max(row.values) < least:
+            if table != "figures" and max(row.before.value, row.after.value) < least:
                 return _NEGLIGIBLE
             return _NOISE if found is not None and found.low is not None else _UNKNOWN
 
@@ -404,26 +408,18 @@ class Comparison:
 
 def _same_ranges(before: Sequence[Hashable], after: Sequence[Hashable], clock: str) -> list[_Group]:
     """Pair ranges, each a domain and a name: by name, then by the name without numbers."""
+    rounds: list[tuple[str, Callable[[Any], Hashable]]] = [
+        ("name", lambda label: label),
+        ("normalised", lambda label: (label[0], pairing.plain_range(label[1]).casefold())),
+    ]
+    found, left = pairing.in_rounds(before, after, rounds)
     groups: list[_Group] = []
-    left: list[list[Any]] = [list(before), list(after)]
-    for how, key in (("name", lambda label: label), ("normalised", lambda label: (label[0], _folded(label[1])))):
-        held: list[dict[Hashable, list[Any]]] = [{}, {}]
-        for side, labels in zip(held, left, strict=True):
-            for label in labels:
-                side.setdefault(key(label), []).append(label)
-        both = set(held[0]) & set(held[1])
-        groups += [(_named_range(held[1][k][0], clock, how), held[0][k], held[1][k]) for k in held[0] if k in both]
-        left = [[label for k, labels in side.items() if k not in both for label in labels] for side in held]
-    groups += [(_named_range(label, clock, "disappeared"), [label], []) for label in left[0]]
-    return groups + [(_named_range(label, clock, "appeared"), [], [label]) for label in left[1]]
-
-
-def _folded(name: str) -> str:
-    return pairing.plain_range(name).casefold()
-
-
-def _named_range(label: tuple[str, str], clock: str, how: str) -> dict[str, Any]:
-    return {"name": label[1], "domain": label[0], "clock": clock, "match": how}
+    for how, *rows in (*found, *pairing.unpaired(left)):
+        held: list[list[Any]] = [[side[row] for row in mine] for side, mine in zip((before, after), rows, strict=True)]
+        domain, name = (held[1] or held[0])[0]
+        named = {"name": name, "domain": domain, "clock": clock, "match": how}
+        groups.append((named, held[0], held[1]))
+    return groups
 
 
 def _frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, ordered: bool) -> pd.DataFrame:

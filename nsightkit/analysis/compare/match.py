@@ -22,9 +22,9 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-__all__ = ["HOW", "Kernel", "Pairing", "pair", "plain_range", "spellings"]
+__all__ = ["HOW", "Kernel", "Pairing", "in_rounds", "pair", "plain_range", "spellings", "unpaired"]
 
 #: How the kernels of a row were found to belong together, from the strictest to not at all.
 HOW = ("name", "normalised", "operator", "range", "fused", "appeared", "disappeared")
@@ -82,22 +82,58 @@ def pair(before: Sequence[Kernel], after: Sequence[Kernel]) -> list[Pairing]:
         ("operator", lambda kernel: kernel.operator and (kernel.operator, kernel.category)),
         ("range", lambda kernel: kernel.range and (kernel.range, kernel.category)),
     ]
+    found, left = in_rounds(before, after, rounds)
+    groups = _fused([before[row] for row in left[0]], [after[row] for row in left[1]])
+    found += [Pairing("fused", tuple(left[0][i] for i in a), tuple(left[1][i] for i in b)) for a, b in groups]
+    for side in range(2):
+        taken = {i for group in groups for i in group[side]}
+        left[side] = [row for i, row in enumerate(left[side]) if i not in taken]
+    return found + unpaired(left)
+
+
+_Thing = TypeVar("_Thing")
+
+
+def in_rounds(
+    before: Sequence[_Thing], after: Sequence[_Thing], rounds: Sequence[tuple[str, Callable[[_Thing], Hashable]]]
+) -> tuple[list[Pairing], list[list[int]]]:
+    """Pair what has the same key, in rounds: each sees only what the ones before it left.
+
+    Parameters
+    ----------
+    before, after : sequence
+    rounds : sequence of tuple
+        How pairs of that round are called, and the key; what has no key (None) waits for the next round.
+
+    Returns
+    -------
+    found : list of Pairing
+    left : list of list of int
+        Positions in `before` and in `after` that no round paired.
+    """
     found: list[Pairing] = []
     left = [list(range(len(before))), list(range(len(after)))]
     for how, key in rounds:
         sides: list[dict[Hashable, list[int]]] = [defaultdict(list), defaultdict(list)]
-        for side, kernels, rows in zip(sides, (before, after), left, strict=True):
+        for side, things, rows in zip(sides, (before, after), left, strict=True):
             for row in rows:
-                side[key(kernels[row])].append(row)
-        both = [k for k in sides[0] if k is not None and k in sides[1]]
+                side[key(things[row])].append(row)
+        both = dict.fromkeys(k for k in sides[0] if k is not None and k in sides[1])
         found += [Pairing(how, tuple(sides[0][k]), tuple(sides[1][k])) for k in both]
-        left = [[row for k, rows in side.items() if k not in set(both) for row in rows] for side in sides]
-    groups = _fused([before[row] for row in left[0]], [after[row] for row in left[1]])
-    found += [Pairing("fused", tuple(left[0][i] for i in a), tuple(left[1][i] for i in b)) for a, b in groups]
-    taken = [{i for group in groups for i in group[side]} for side in range(2)]
-    found += [Pairing("disappeared", (row,), ()) for i, row in enumerate(left[0]) if i not in taken[0]]
-    found += [Pairing("appeared", (), (row,)) for i, row in enumerate(left[1]) if i not in taken[1]]
-    return found
+        left = [[row for k, rows in side.items() if k not in both for row in rows] for side in sides]
+    return found, left
+
+
+def unpaired(left: Sequence[Sequence[int]]) -> list[Pairing]:
+    """Give what has no partner a row of its own.
+
+    Parameters
+    ----------
+    left : sequence of sequence of int
+        Positions before and after.
+    """
+    gone = [Pairing("disappeared", (row,), ()) for row in left[0]]
+    return gone + [Pairing("appeared", (), (row,)) for row in left[1]]
 
 
 # ---------------------------------------------------------------- names

@@ -242,12 +242,9 @@ class Capture:
     def memops(self) -> Sums:
         """Sum copies and memsets by direction and the kinds of memory."""
         events = self.trace.table("memops", [*_KINDS, "duration_ns"])
-        packed = np.zeros(len(events), np.int64)
-        for column in _KINDS:
-            packed = packed << 8 | (events[column].cat.codes.to_numpy() + 1)
-        used, code = np.unique(packed, return_inverse=True)
-        texts = [["", *map(str, events[column].cat.categories)] for column in _KINDS]
-        labels = [tuple(texts[i][u >> 8 * (2 - i) & 255] for i in range(3)) for u in used.tolist()]
+        by = events.groupby(_KINDS, observed=True, dropna=False)
+        code = by.ngroup().to_numpy()
+        labels = [tuple("" if pd.isna(kind) else str(kind) for kind in kinds) for kinds in by.size().index]
         return self._sums(labels, code, events["duration_ns"].to_numpy(), intervals.launched(self.trace, "memops"))
 
     def moved_bytes(self) -> dict[Hashable, int]:
