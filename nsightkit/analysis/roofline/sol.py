@@ -463,44 +463,41 @@ def summary(
 
 def _listed(rows: list[tuple[_Group, Operation, int, int]], sheet: Rates, measured: Rates | None) -> pd.DataFrame:
     """Judge groups of calls, each by the sum of its calls; what has no precision is listed without a judgement."""
-    told, untold = (
-        [row for row in rows if bool(row[0].precision_from == "unknown") is which] for which in (False, True)
-    )
-    sums = [dataclasses.replace(one, flops=one.flops * n, bytes=one.bytes * n) for _, one, n, _ in told]
-    table = judge(sums, [time for *_, time in told], sheet, measured)
+    known = [row for row in rows if row[0].precision_from != "unknown"]
+    unknown = [row for row in rows if row[0].precision_from == "unknown"]
+    sums = [dataclasses.replace(one, flops=one.flops * n, bytes=one.bytes * n) for _, one, n, _ in known]
+    table = judge(sums, [time for *_, time in known], sheet, measured)
     # What fits the cache is a matter of one call.
-    alone = judge([one for _, one, *_ in told], [time / n for *_, n, time in told], sheet, measured)
-    table["impossible"] = alone["impossible"]
+    alone = judge([one for _, one, *_ in known], [time / n for *_, n, time in known], sheet, measured)
+    table[["impossible", "note"]] = alone[["impossible", "note"]]
     table = table.astype({"bytes": "Int64"})
-    if untold:
+    if unknown:
         missing = pd.DataFrame(
             {
-                "name": [one.name for _, one, *_ in untold],
-                "flops": [one.flops * n for _, one, n, _ in untold],
-                "bytes": pd.array([pd.NA] * len(untold), "Int64"),
+                "name": [one.name for _, one, *_ in unknown],
+                "flops": [one.flops * n for _, one, n, _ in unknown],
+                "bytes": pd.array([pd.NA] * len(unknown), "Int64"),
                 "intensity": np.nan,
                 "bound": None,
-                "time_ns": [float(time) for *_, time in untold],
+                "time_ns": [float(time) for *_, time in unknown],
                 "sol_datasheet": np.nan,
                 "sol_measured": np.nan,
                 "impossible": False,
                 "unit": None,
                 "source": sheet.source,
+                "note": _UNKNOWN,
             }
         )
-        table = pd.concat([table.drop(columns="note"), missing], ignore_index=True) if len(table) else missing
-    every = [*told, *untold]
+        table = pd.concat([table, missing], ignore_index=True) if len(table) else missing
+    every = [*known, *unknown]
+    remarks = zip(table.pop("note"), [group.caveat for group, *_ in every], strict=True)
     table["count"] = np.array([n for _, _, n, _ in every], np.int64)
     table["precision_from"] = np.array([group.precision_from for group, *_ in every], dtype=object)
-    said = [*alone["note"], *([_UNTOLD] * len(untold))]
-    both = zip(said, [group.caveat for group, *_ in every], strict=True)
-    table["note"] = np.array(["; ".join(filter(None, texts)) for texts in both], dtype=object)
-    order = [column for column in table.columns if column not in ("count", "precision_from", "note")]
-    table = table[[*order, "count", "precision_from", "note"]]
+    table["note"] = np.array(["; ".join(filter(None, texts)) for texts in remarks], dtype=object)
     return table.sort_values("time_ns", ascending=False, kind="stable", ignore_index=True).astype({"time_ns": np.int64})
 
 
-_UNTOLD = "what its tensors hold was not recorded, and no kernel's name says it"
+_UNKNOWN = "what its tensors hold was not recorded, and no kernel's name says it"
 
 
 def coverage(table: pd.DataFrame, trace: Trace) -> float:
