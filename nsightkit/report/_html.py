@@ -8,7 +8,7 @@ from typing import Any
 
 from nsightkit.analysis.core.text import plain
 
-__all__ = ["Markup", "shown", "tag"]
+__all__ = ["Markup", "scrolled", "section", "shown", "tag"]
 
 #: Longest text of a trace in one place; kernels fused by a compiler have been seen with 3,000 characters.
 _LONGEST = 400
@@ -68,3 +68,21 @@ def _inner(children: Iterable[object]) -> str:
         elif child is not None:
             parts.append(html.escape(str(child), quote=True))
     return "".join(parts)
+
+
+def section(name: str, title: str, *parts: object) -> Markup:
+    """Make a part of the page that its heading names and a link can reach."""
+    heading = tag("h2", title, id=f"h-{name}")
+    return tag("section", heading, *parts, id=name, aria_labelledby=f"h-{name}")
+
+
+def scrolled(caption: str, head: object, body: object, **attributes: Any) -> Markup:
+    """Make a table that scrolls within itself where it is wider than the screen, by keyboard too."""
+    table = tag(
+        "table",
+        tag("caption", caption),
+        None if head is None else tag("thead", head),
+        tag("tbody", body),
+        **attributes,
+    )
+    return tag("div", table, class_="scroll", role="group", tabindex=0, aria_label=f"Table: {caption}")

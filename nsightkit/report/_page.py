@@ -22,7 +22,7 @@ from nsightkit.analysis.timeline import gaps, overview, steps
 from nsightkit.errors import UsageError
 from nsightkit.plots._base import CATEGORY_COLOURS, CAUSE_COLOURS, DARK_GREY
 from nsightkit.plots._packing import InteractiveTimeline, pack, program
-from nsightkit.report._html import Markup, shown, tag
+from nsightkit.report._html import Markup, scrolled, section, shown, tag
 from nsightkit.report._tables import SECTIONS, Section, draw, letters, source_line
 from nsightkit.trace.files import replacing
 from nsightkit.trace.model import GPU_TABLES, Trace
@@ -203,10 +203,10 @@ class _Page:
         """The page as text."""
         sections = [("answer", "Answer", self._answers()), ("summary", "Summary", self._summary())]
         tables = []
-        for section in SECTIONS:
-            drawn = draw(section, {label: _ask(section, trace) for label, trace in self.traces.items()}, self.sources)
+        for each in SECTIONS:
+            drawn = draw(each, {label: _ask(each, trace) for label, trace in self.traces.items()}, self.sources)
             if drawn is not None:
-                tables.append((section.name, section.title, drawn))
+                tables.append((each.name, each.title, drawn))
         rest = sum(len(drawn.encode("utf-8", "replace")) for _, _, drawn in (*sections, *tables))
         timeline = self._timeline(max(_MOST_BYTES - rest - 120_000, _LEAST_TIMELINE))
         sections += [("timeline", "Timeline", self._stage(timeline)), *tables]
@@ -238,8 +238,7 @@ class _Page:
 
     def _answers(self) -> Markup:
         cards = [self._answer(label, trace) for label, trace in self.traces.items()]
-        return tag("section", tag("h2", "Answer", id="h-answer"), tag("div", cards, class_="cards"), id="answer",
-                   aria_labelledby="h-answer")  # fmt: skip
+        return section("answer", "Answer", tag("div", cards, class_="cards"))
 
     def _answer(self, label: str, trace: Trace) -> Markup:
         found = verdict.summary(trace)
@@ -277,13 +276,11 @@ class _Page:
         ]  # fmt: skip
         head = [tag("th", "Change", scope="col")]
         head += [tag("th", name, scope="col", class_="number") for name in ("Predicted time", "Gain")]
-        table = tag("table", tag("caption", _GAINS), tag("thead", tag("tr", head)), tag("tbody", rows))
-        scrolled = tag("div", table, class_="scroll", role="group", tabindex=0, aria_label=f"Table: {_GAINS}")
         text = (
             f"The trace played again with each change, instead of {time_text(found['changes'][0]['wall_ns'])}. Played "
             f"again without a change it is {100 * found['replay_error']:.1f} % off. {self.sources[label]}"
         )
-        return [tag(level, _GAINS), scrolled, tag("p", text, class_="source")]
+        return [tag(level, _GAINS), scrolled(_GAINS, tag("tr", head), rows), tag("p", text, class_="source")]
 
     def _bar(self, parts: Sequence[Mapping[str, Any]], label: str) -> Markup | None:
         """Where the time went, as one bar; each moment of each device counts once."""
@@ -313,11 +310,8 @@ class _Page:
             values = [of(trace, self.figures[label]) for label, trace in self.traces.items()]
             rows.append(tag("tr", tag("th", title, scope="row"), [tag("td", shown(v, 600)) for v in values]))
         head = tag("tr", tag("td"), [tag("th", self._lettered(label, label), scope="col") for label in self.traces])
-        table = tag("table", tag("caption", "Summary"),
-                    tag("thead", head) if self.several else None, tag("tbody", rows), class_="facts-table")  # fmt: skip
-        scrolled = tag("div", table, class_="scroll", role="group", tabindex=0, aria_label="Table: Summary")
-        return tag("section", tag("h2", "Summary", id="h-summary"), scrolled, source_line(self.sources, self.letters),
-                   id="summary", aria_labelledby="h-summary")  # fmt: skip
+        table = scrolled("Summary", head if self.several else None, rows, class_="facts-table")
+        return section("summary", "Summary", table, source_line(self.sources, self.letters))
 
     # --- the timeline ---
 
@@ -351,8 +345,7 @@ class _Page:
                 "its cause. Rolled up, each kind of work has a row with its share of the time shown.")  # fmt: skip
         below = source_line(self.sources, self.letters, "figcaption")
         figure = tag("figure", Markup(timeline.html(script=False)), below)
-        return tag("section", tag("h2", "Timeline", id="h-timeline"), tag("p", lead, class_="lead"), figure,
-                   id="timeline", aria_labelledby="h-timeline")  # fmt: skip
+        return section("timeline", "Timeline", tag("p", lead, class_="lead"), figure)
 
 
 def _ask(section: Section, trace: Trace) -> pd.DataFrame | None:

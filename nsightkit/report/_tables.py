@@ -12,7 +12,8 @@ from nsightkit._show import cell_text, header_text, is_text, rows_of
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.roofline import sol
 from nsightkit.analysis.timeline import calls, gaps, kernels, memops, ranges, steps
-from nsightkit.report._html import Markup, shown, tag
+from nsightkit.report._html import Markup, scrolled, shown, tag
+from nsightkit.report._html import section as html_section
 from nsightkit.trace.model import Trace
 
 __all__ = ["SECTIONS", "Section", "draw", "letters", "source_line"]
@@ -219,23 +220,19 @@ def draw(section: Section, answers: Mapping[str, pd.DataFrame | None], sources: 
         None where no trace holds anything of it.
     """
     there = {label: frame for label, frame in answers.items() if frame is not None}
-    if not there:
-        return None
-    absent = [label for label in answers if label not in there]
-    parts: list[Markup] = [tag("p", section.lead, class_="lead")]
-    if len(answers) > 1 and absent:
-        parts.append(tag("p", f"Not recorded in {', '.join(absent)}.", class_="remark"))
     filled = {label: frame for label, frame in there.items() if len(frame)}
-    of = letters(answers)
-    if not filled and not section.empty:
+    if not there or not (filled or section.empty):
         return None
+    parts: list[Markup] = [tag("p", section.lead, class_="lead")]
+    if len(there) < len(answers):
+        absent = ", ".join(label for label in answers if label not in there)
+        parts.append(tag("p", f"Not recorded in {absent}.", class_="remark"))
+    of = letters(answers)
     if not filled:
         parts.append(tag("p", section.empty, class_="remark"))
     elif not section.keys or len(answers) == 1:
-        for number, label in enumerate(answers):
-            frame = there.get(label)
-            if frame is None:
-                continue
+        for label, frame in there.items():
+            number = list(answers).index(label)
             if len(answers) > 1:
                 parts.append(tag("h3", tag("span", of[label], class_="letter"), label))
             parts.append(_one(section, frame, number) if len(frame) else tag("p", section.empty, class_="remark"))
@@ -243,8 +240,7 @@ def draw(section: Section, answers: Mapping[str, pd.DataFrame | None], sources: 
     else:
         parts.append(_several(section, filled, of))
         parts.append(source_line({label: sources[label] for label in filled}, of))
-    return tag("section", tag("h2", section.title, id=f"h-{section.name}"), *parts, id=section.name,
-               aria_labelledby=f"h-{section.name}")  # fmt: skip
+    return html_section(section.name, section.title, *parts)
 
 
 def letters(labels: Iterable[str]) -> dict[str, str]:
@@ -383,13 +379,5 @@ def _table(section: Section, head: list[Markup], body: list[Markup], rest: pd.Da
         amount = f"{header_text(section.rest)} together {cell_text(section.rest, int(rest[section.rest].sum()))}"
         text = f"{len(rest):,} further rows are not on this page ({amount}); the command line lists all."
         below = tag("p", text, class_="remark")
-    table = tag(
-        "table",
-        tag("caption", section.title),
-        tag("thead", head),
-        tag("tbody", body),
-        data_first=_FIRST_ROWS,
-        data_what=section.title,
-    )
-    scrolled = tag("div", table, class_="scroll", role="group", tabindex=0, aria_label=f"Table: {section.title}")
-    return tag("div", scrolled, below, class_="listing")
+    table = scrolled(section.title, head, body, data_first=_FIRST_ROWS, data_what=section.title)
+    return tag("div", table, below, class_="listing")
