@@ -28,6 +28,9 @@ MAY = {
     "report": {"trace", "analysis", "plots"},
     "investigations": {"trace", "workloads", "capture", "analysis", "plots"},
 }
+#: Imports within a function that would close a circle: what writes a clean trace asks the file it came from for secrets,
+#: and only what reads files can.
+LATE = {("trace.share.clean", "trace.share.files")}
 EVERYWHERE = {"", "errors", "hardware", "configurations", "_show", "_moved"}
 
 
@@ -77,6 +80,8 @@ def test_no_arrow_runs_against_the_flow() -> None:
 def test_no_circle() -> None:
     modules = _modules()
     graph = {name: {o for o in _imports(tree, set(modules)) if o and o != name} for name, tree in modules.items()}
+    for name, other in LATE:
+        graph[name].remove(other)
     for name in modules:  # a package's own face may import what is in it
         graph[name] = {
             other for other in graph[name] if not other.startswith(f"{name}.") and not name.startswith(f"{other}.")

@@ -13,8 +13,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nsightkit.workloads.limiters import HELD
-
 __all__ = ["walk"]
 
 _THREADS = 128
@@ -48,7 +46,7 @@ def walk(following: Tensor, held: Tensor, hops: int) -> Tensor:
     following : Tensor of int32
         The address after each.
     held : Tensor
-        (programs, 128 * HELD).
+        (programs, numbers that a block holds), three times a power of two.
     hops : int
         Steps of each walk.
 
@@ -58,6 +56,6 @@ def walk(following: Tensor, held: Tensor, hops: int) -> Tensor:
         (programs,): the sum of a row, times the address where its walk ended.
     """
     out = torch.empty(len(held), device=held.device)
-    more = _THREADS * HELD * 2 // 3
+    more = held.shape[1] * 2 // 3
     _walk_kernel[(len(held),)](following, held, out, hops, MORE=more, LESS=more // 2, num_warps=_THREADS // 32)
     return out
