@@ -93,7 +93,7 @@ def test_what_is_registered_touches_memory_as_the_page_says() -> None:
         live = limiters.LimiterConfig(**part.parameters("live"))
         assert live.elements * 4 > 128 * 2**20  # no card's level-2 cache holds it
         assert live.table * 4 > 128 * 2**20
-        assert part.second == "ncu"
+        assert part.profiled == "ncu"
     # Fewer rows than any data-centre card since 2017 has multiprocessors, and many times as many as any has.
     rows = [investigations.find("limiters", name).gpu["rows"] for name in ("before", "after")]
     assert rows[0] < 40
