@@ -267,7 +267,7 @@ plots.step_times(
 # Verdict
 # -------
 # Computed from the two runs. The spread is the middle half of the steps of a
-# run, as a share of its median: a difference below it is no finding.
+# run, as a share of its median: a difference below it is not a finding.
 
 import textwrap
 

@@ -313,7 +313,7 @@ print(textwrap.fill(verdict))
 # launches that were left. A CPU run shows what the operators cost
 # on the CPU and nothing about a GPU.
 #
-# Short kernels are no fault where the CPU is far enough ahead: behind a long
+# Short kernels are not at fault where the CPU is far enough ahead: behind a long
 # kernel they wait in the queue, and their launches cost nothing.
 
 # %%

@@ -468,7 +468,7 @@ print(textwrap.fill(verdict))
 # %%
 # Limits
 # ------
-# The kind of a kernel is read from its name, and a share of time is no share
+# The kind of a kernel is read from its name, and a share of time is not a share
 # of a limit: that a kernel is memory-like does not show that it reaches the
 # bandwidth of the memory. For that its bytes have to be known.
 #

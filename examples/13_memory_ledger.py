@@ -126,7 +126,7 @@ plots.table(in_mb(closed(before)), MB)
 
 
 def bars(table):
-    """Predicted and measured as stacks; the total is no part of them."""
+    """Predicted and measured as stacks; the total is not a part of them."""
     inside = table.set_index("item")
     inside = inside.loc[:"unexplained"]
     return {

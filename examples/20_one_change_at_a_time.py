@@ -304,7 +304,7 @@ print(textwrap.fill(verdict))
 # above are right and those of the profile are not; what a profile is for is
 # to say where the difference comes from.
 #
-# What a change does to the loss, to memory and to other sizes is no part of
+# What a change does to the loss, to memory and to other sizes is not a part of
 # this comparison. Memory has its own: ``diff`` of two memory snapshots.
 
 # %%

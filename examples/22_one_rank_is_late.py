@@ -38,7 +38,7 @@ for ranks in (2, 8, 64, 512):
     print(f"{ranks:3} ranks: steps {slowest.mean() - 1:.1%} longer")
 
 # %%
-# So being last now and then is no finding. Being last nearly always is: if
+# So being last now and then is not a finding. Being last nearly always is: if
 # chance decided, one of two ranks would be last in all of so many steps with
 # a probability of:
 

@@ -450,7 +450,7 @@ def _share_text(share: float, draws: bool) -> Text:
 
 
 def utf8(stream: TextIO) -> TextIO:
-    """Make a stream take any text: traces hold bytes that are no UTF-8.
+    """Make a stream take any text: traces hold bytes that are not UTF-8.
 
     Parameters
     ----------

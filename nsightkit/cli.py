@@ -526,7 +526,7 @@ def diff(
 
 
 def _twice(option: str, values: list[Any] | None) -> tuple[Any, Any]:
-    """Take an option that holds for both sides, or is given once for each; an empty text is none."""
+    """Take an option that is given once for both sides or once for each; an empty text counts as not given."""
     values = [value if value != "" else None for value in values or [None]]
     if len(values) > 2:
         raise UsageError(f"{option}: {len(values)} times is too often; once is for both captures, twice for each")
@@ -534,7 +534,7 @@ def _twice(option: str, values: list[Any] | None) -> tuple[Any, Any]:
 
 
 def _is_pickle(path: Path) -> bool:
-    """Whether a file begins as a pickle does, which a memory snapshot is; what cannot be read is none."""
+    """Whether a file begins as a pickle does, as a memory snapshot does; a file that cannot be read does not."""
     try:
         with path.open("rb") as stream:
             head = stream.read(2)

@@ -86,7 +86,7 @@ MATRIX: tuple[Configuration, ...] = (
     _matrix("model_a", "wide and shallow: the baseline", 32, 256, 768, 2, 2048, 12, 10_000),
     _matrix("model_b", "narrow and deep, with about as many parameters", 32, 256, 384, 12, 1024, 12, 10_000),
     _matrix("latency_bound", "one short sequence: launching costs more than running", 1, 128, 512, 12, 1536, 8, 10_000),
-    _matrix("misaligned_dims", "widths and token counts that are no multiples of 8", 34, 257, 514, 6, 1538, 2, 10_000),
+    _matrix("misaligned_dims", "widths and token counts that are not multiples of 8", 34, 257, 514, 6, 1538, 2, 10_000),
     _matrix("bad_head_size", "heads of 56: aligned, but attention pads them", 32, 256, 672, 6, 1792, 12, 10_000),
     _matrix("vocab_bottleneck", "most of the work in the output head", 64, 256, 512, 4, 1536, 8, 50_257),
     _matrix("wide_ffn", "an MLP twice as wide as usual", 32, 256, 768, 6, 4096, 12, 10_000),

@@ -240,7 +240,7 @@ def test_single_samples_of_several_runs_are_samples() -> None:
     assert only(check.compare(held, [run_of(a_ns=1200)]))["status"] == "regression"
     assert only(check.compare(held, [run_of(a_ns=1015)]))["status"] == "ok"
     two = make([run_of(a_ns=value) for value in (1000, 1010)])
-    assert only(check.compare(two, [run_of(a_ns=1200)]))["status"] == "undecided", "one difference is no spread"
+    assert only(check.compare(two, [run_of(a_ns=1200)]))["status"] == "undecided", "one difference is not a spread"
 
 
 def test_steps_that_stand_out_do_not_hide_what_is_beyond_doubt() -> None:
@@ -774,9 +774,9 @@ BROKEN: dict[str, tuple[Callable[[str], str | bytes], str]] = {
     "huge": (lambda text: text + " " * (17 << 20), "larger than any baseline"),
     "newer": (_edit(lambda d: d.update(format=2)), "format is '2', and this nsightkit knows 1"),
     "no version": (_edit(lambda d: d.pop("format")), "no format and metrics"),
-    "true is no version": (_edit(lambda d: d.update(format=True)), "format is 'True'"),
-    "NaN": (lambda text: re.sub(r'"value": [\d.]+', '"value": NaN', text), "NaN is no number"),
-    "infinite": (lambda text: re.sub(r'"value": [\d.]+', '"value": 1e999', text), "is no number from 0"),
+    "true is not a version": (_edit(lambda d: d.update(format=True)), "format is 'True'"),
+    "NaN": (lambda text: re.sub(r'"value": [\d.]+', '"value": NaN', text), "NaN is not a number"),
+    "infinite": (lambda text: re.sub(r'"value": [\d.]+', '"value": 1e999', text), "is not a number from 0"),
     "long": (lambda text: re.sub(r'"value": [\d.]+', '"value": ' + "9" * 5000, text), "no baseline"),
     "twice": (lambda text: text.replace('"b_ns"', '"a_ns"'), "'a_ns' stands in it twice"),
     "typing error": (
@@ -788,18 +788,18 @@ BROKEN: dict[str, tuple[Callable[[str], str | bytes], str]] = {
     "direction": (_edit(lambda d: d["metrics"]["a_ns"].update(direction=["up"])), "the direction 'list'"),
     "gate": (_edit(lambda d: d["metrics"]["a_ns"].update(gate=1)), "gate is neither"),
     "tolerance": (_edit(lambda d: d["metrics"]["a_ns"].update(tolerance=500)), "a tolerance of 500"),
-    "tolerance of text": (_edit(lambda d: d["metrics"]["a_ns"].update(tolerance="5%")), "'5%' is no number"),
+    "tolerance of text": (_edit(lambda d: d["metrics"]["a_ns"].update(tolerance="5%")), "'5%' is not a number"),
     "text for samples": (_edit(lambda d: d["metrics"]["a_ns"].update(runs=["12"])), "a run has no samples"),
-    "negative": (_edit(lambda d: d["metrics"]["a_ns"]["runs"][0].__setitem__(0, -1)), "is no number from 0"),
-    "true is no sample": (_edit(lambda d: d["metrics"]["a_ns"]["runs"][0].__setitem__(0, True)), "is no number"),
+    "negative": (_edit(lambda d: d["metrics"]["a_ns"]["runs"][0].__setitem__(0, -1)), "is not a number from 0"),
+    "true is not a sample": (_edit(lambda d: d["metrics"]["a_ns"]["runs"][0].__setitem__(0, True)), "is not a number"),
     "no runs": (_edit(lambda d: d["metrics"]["a_ns"].update(runs=[])), "has no runs"),
     "an empty run": (_edit(lambda d: d["metrics"]["a_ns"].update(runs=[[]])), "a run has no samples"),
     "many runs": (_edit(lambda d: d["metrics"]["a_ns"].update(runs=[[1]] * 21)), "more than 20"),
     "many samples": (_edit(lambda d: d["metrics"]["a_ns"].update(runs=[[1] * 1001])), "more than 1000"),
     "an edited value": (_edit(lambda d: d["metrics"]["a_ns"].update(value=1)), "is not the median"),
     "no metrics": (_edit(lambda d: d.update(metrics={})), "has no metrics"),
-    "a name": (_edit(lambda d: d["metrics"].update({"a\nb": d["metrics"]["a_ns"]})), "is no name"),
-    "a long name": (_edit(lambda d: d["metrics"].update({"x" * 241: d["metrics"]["a_ns"]})), "is no name"),
+    "a name": (_edit(lambda d: d["metrics"].update({"a\nb": d["metrics"]["a_ns"]})), "is not a name"),
+    "a long name": (_edit(lambda d: d["metrics"].update({"x" * 241: d["metrics"]["a_ns"]})), "is not a name"),
     "kind": (_edit(lambda d: d.update(of="dream")), "it is of 'dream'"),
     "conditions": (_edit(lambda d: d["conditions"].update(host="secret")), "conditions has 'host'"),
     "a condition": (_edit(lambda d: d["conditions"].update(gpu={"name": 1})), "neither short text nor null"),
@@ -1003,7 +1003,7 @@ def test_several_kinds_of_files_and_bad_ones(tmp_path: Path, gate: Any) -> None:
     cases = {
         "two kinds": [trace, bench, "--update"],
         "make it with": [trace],
-        "is no trace, so no part of it": [bench, "--update", "--last-steps", 3],
+        "is not a trace, so no part of it": [bench, "--update", "--last-steps", 3],
         "no such file": [tmp_path / "absent.sqlite", "--update"],
         "--command": [trace, "--command", "make"],
         "nothing": [],

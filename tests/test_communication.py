@@ -224,7 +224,7 @@ def test_collectives_on_a_cpu():
         ["all_reduce", "CPU", 100],
         ["broadcast", "CPU", 700],
     ]
-    # The program computes from 0 to 200 and from 300 to 400; waiting and what gloo itself does is no computation.
+    # The program computes from 0 to 200 and from 300 to 400; waiting and what gloo itself does is not computation.
     assert found["exposed_ns"].tolist() == [500 - 100 - 100, 100]
     assert communication.totals(trace) == {
         "compute_ns": 300, "communication_ns": 600, "overlapped_ns": 200, "exposed_ns": 400

@@ -1,4 +1,4 @@
-"""Two captures: exact deltas, sums that add up, noise that is no change, and what truly changed in real pairs."""
+"""Two captures: exact deltas, sums that add up, noise that is not a change, and what truly changed in real pairs."""
 
 from __future__ import annotations
 
@@ -525,7 +525,7 @@ def test_a_library_that_chose_other_kernels() -> None:
         "aten::conv runs other kernels, 45.00 µs before and 46.00 µs after in all: the library chose other ones."
         in found["warnings"]
     )
-    # It took the other one's place: that is no loss to name.
+    # It took the other one's place: that is not a loss to name.
     grown = row(pd.DataFrame(found["kernels"]), "implicit")
     assert (grown["operator"], grown["significance"]) == ("aten::conv", "exceeds step spread")
     assert row(pd.DataFrame(found["operators"]), "aten::conv", clock="GPU")["delta_ns"] == 1 * US

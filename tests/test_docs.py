@@ -230,9 +230,9 @@ def test_no_page_asks_for_anything_elsewhere(built):
         (HEADER + MEASURE + "\n1 / 0\n", "", "ZeroDivisionError"),
         (HEADER + MEASURE, "{measured}`01_probe.absent`", "no page exported '01_probe.absent'"),
         (HEADER + MEASURE + '\nfindings["share"] = None\n', "", "a finding is a number or a text"),
-        (HEADER + MEASURE + '\ndownloads = {"gone": "absent.txt"}\n', "", "absent.txt is no file"),
+        (HEADER + MEASURE + '\ndownloads = {"gone": "absent.txt"}\n', "", "absent.txt is not a file"),
     ],
-    ids=["figure without alt text", "script fails", "unknown number", "finding is no number", "download absent"],
+    ids=["figure without alt text", "script fails", "unknown number", "finding is not a number", "download absent"],
 )
 def test_a_faulty_page_fails_the_build(tmp_path, script, index, said):
     done = _build(_site(tmp_path, script, index), "-E")

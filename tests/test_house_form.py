@@ -36,7 +36,7 @@ def test_a_missing_section_is_named_with_its_reason(tmp_path, heading):
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("reading one number cost?", "reading one number cost.", "the title is no question"),
+        ("reading one number cost?", "reading one number cost.", "the title is not a question"),
         ('measure("hidden-sync"', 'look("hidden-sync"', "nothing is measured"),
         ("findings = {", "results = {", "exports no findings"),
         (":measured:`03_hidden_synchronisation.verdict`", "see below.", "does not say what came out"),

@@ -71,7 +71,12 @@ def test_planted_columns(planted):
     assert (first["registers"], first["dynamic_shared_bytes"], first["stream"], first["device"]) == (32, 2112, 7, 0)
     assert first["process"] == 4242
     assert kernels["correlation"].tolist() == trace["calls"]["correlation"].tolist() == list(range(1, 2001))
-    assert set(trace["calls"]["thread"]) == set(trace["ops"]["thread"]) == set(trace["ranges"]["thread"]) == {4242 << 24 | 4242}
+    assert (
+        set(trace["calls"]["thread"])
+        == set(trace["ops"]["thread"])
+        == set(trace["ranges"]["thread"])
+        == {4242 << 24 | 4242}
+    )
     assert trace.meta.thread_names == {4242 << 24 | 4242: "thread 4242 (python3)"}
     gpu = trace.meta.gpus[0]
     assert (gpu.name, gpu.sm_count, gpu.memory_bytes, gpu.compute_capability) == (
@@ -223,7 +228,9 @@ def test_categories(tmp_path):
     assert trace.meta.window_ns == (0, 200500)
     assert trace.meta.missing == ["os_calls"]
     assert trace.table("kernels", ["duration_ns"])["duration_ns"].sum() == 2000
-    assert set(trace["kernels"]["process"]) == set(trace["memops"]["process"]) == set(trace["syncs"]["process"]) == {100}
+    assert (
+        set(trace["kernels"]["process"]) == set(trace["memops"]["process"]) == set(trace["syncs"]["process"]) == {100}
+    )
 
 
 @pytest.mark.parametrize(
@@ -471,7 +478,7 @@ def test_an_empty_profile_is_a_trace(tmp_path):
         b"{" * 100_000,
         b"[" * 100_000,
         b'{"traceEvents": [' + b'{"args":' * 100_000,
-        b"{ this is no JSON",
+        b"{ this is not JSON",
         gzip.compress(b"no JSON at all", mtime=0),
         gzip.compress(b"", mtime=0),
         b"\x1f\x8b\x08" + bytes(range(256)),
@@ -552,7 +559,9 @@ def test_real_traces_have_the_events_that_plain_json_shows(shared_traces, name):
     assert np.array_equal(parents["level"] + 1, inside["level"])
     if listed["kernels"]:
         launched = set(zip(trace["calls"]["process"], trace["calls"]["correlation"], strict=True))
-        orphans = [k not in launched for k in zip(trace["kernels"]["process"], trace["kernels"]["correlation"], strict=True)]
+        orphans = [
+            k not in launched for k in zip(trace["kernels"]["process"], trace["kernels"]["correlation"], strict=True)
+        ]
         assert np.mean(orphans) < 0.12  # launched before the profiler began
 
 

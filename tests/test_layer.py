@@ -226,7 +226,7 @@ found = {}
 for mode, rungs in layer.RUNGS.items():
     for rung in (name for name, made in rungs.items() if made.triton):
         for context in {"triton": (1, 150), "one-mlp": (1,)}.get(rung, (70,)) if mode == "decode" else (9,):
-            # Sizes that are no multiple of any tile, and more rows than programs.
+            # Sizes that are not multiples of any tile, and more rows than programs.
             sizes = dict(hidden=64 if mode == "decode" else 48, heads=2, d_ff=88, layers=1 + (rung == "triton"))
             sizes |= dict(context=context, precision="fp16")
             with layer.start("cpu", mode=mode, rung=rung, **sizes) as run:

@@ -76,7 +76,7 @@ def test_what_a_device_cannot_run_is_said(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(sys.modules, "nsightkit.workloads.limiters_triton", None)
     assert limiters._kernels(torch.device("cuda")) == (None, "no walk: Triton is not installed")
     monkeypatch.setattr(limiters, "_kernels", lambda _: (None, "no walk"))
-    # "meta" has no data to compute with, and is no CPU either.
+    # "meta" has no data to compute with, and is not a CPU either.
     with limiters.start("meta", **SMALL) as run:
         assert list(run.inputs) == list(limiters.CASES)[:-1]
         assert run.parameters["instead"] == "no walk"

@@ -185,7 +185,7 @@ def test_what_is_no_report_is_refused_in_one_line(tmp_path: Path) -> None:
     for data, words in (
         (b"", "is empty"),
         (b"hello\n" * 100, "no line begins with"),
-        (b"\0\1\2" * 100, "is no report"),
+        (b"\0\1\2" * 100, "is not a report"),
         (b"==PROF== Connected to process 1\n==WARNING== No kernels were profiled.\n", "profiled no kernel"),
         (b"==ERROR== ERR_NVGPUCTRPERM - The user does not have permission\n", "not permitted"),
         (b'"Process ID","Process Name","Invocations"\n"1","a","2"\n', "another page"),

@@ -86,10 +86,10 @@ def test_the_recorder_knows_it(tree):
     [
         (SLUG, TITLE, "is taken"),
         ("hidden-sync", TITLE, "is taken"),
-        ("Pinned", TITLE, "is no name"),
-        ("../x", TITLE, "is no name"),
-        ("new-one", "No question.", "is no title"),
-        ("new-one", 'Does "it"?', "is no title"),
+        ("Pinned", TITLE, "is not a name"),
+        ("../x", TITLE, "is not a name"),
+        ("new-one", "No question.", "is not a title"),
+        ("new-one", 'Does "it"?', "is not a title"),
     ],
 )
 def test_what_will_not_do_writes_nothing(tree, slug, title, said):

@@ -119,7 +119,7 @@ def test_cuda_calls(nsys: Path, export: tuple[str, Path], trace: Trace) -> None:
 
 def test_os_calls(nsys: Path, export: tuple[str, Path], trace: Trace) -> None:
     ours = calls.summary(trace, os=True)
-    # Marks of no length ("OS runtime libraries profiling started") are no calls: nsys leaves them out.
+    # Marks of no length ("OS runtime libraries profiling started") are not calls: nsys leaves them out.
     compare(ours[ours["max_ns"] > 0], stats(nsys, export[1], "osrt_sum"), count="Num Calls")
 
 

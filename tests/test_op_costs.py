@@ -213,7 +213,7 @@ def test_a_cpu_is_held_against_its_own_rates() -> None:
 
 
 def test_utilisation_of_a_planted_trace() -> None:
-    """Two products in a second and a third of one; the sum is no matrix arithmetic."""
+    """Two products in a second and a third of one; the sum is not matrix arithmetic."""
     table = sol.summary(planted())
     sheet = sol.datasheet(hardware.find("H200"))
     flops = 2 * 2 * 2048 * 4096 * 4096

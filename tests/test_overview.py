@@ -147,7 +147,7 @@ def test_the_result_is_plain_json() -> None:
     [
         # A tool that reads only the kernel table calls this one 100 % idle.
         ("cs336-zx3xyy/result_2_7B_compile_ro.sqlite", 7_811_200_000, 7_811_600_000),
-        # A CPU-side launcher event carries a stream argument and is no kernel.
+        # A CPU-side launcher event carries a stream argument and is not a kernel.
         ("hta/triton_example__triton_example.json.gz", 1_760, 1_760),
     ],
 )

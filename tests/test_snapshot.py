@@ -614,7 +614,7 @@ def test_an_unknown_stack_is_unknown() -> None:
 
 
 def test_names_further_out_do_not_decide() -> None:
-    """What a run is called, where a project lies, and a custom function's forward are no evidence."""
+    """What a run is called, where a project lies, and a custom function's forward are not evidence."""
     outside = [frame("__init__", "/home/a/optim-course/trainer.py"), frame("train_with_cross_entropy_kv_cache")]
     step = frame("step", "/home/a/optim-course/loop.py")
     function = frame("apply", f"{TORCH}/autograd/function.py")

@@ -102,7 +102,7 @@ def test_what_one_tool_did_not_record_is_no_number(tmp_path: Path) -> None:
     assert table.loc[on_gpu, "kineto"].notna().all()
     assert (table.loc[~on_gpu, "difference"] == 0).all()
     both = sources.compare({"one": ranges_only, "other": ranges_only})
-    assert set(both["clock"]) == {"CPU"}  # a figure that neither has is no row
+    assert set(both["clock"]) == {"CPU"}  # a figure that neither has is not a row
 
 
 def test_a_kind_of_kernel_that_one_lacks_took_no_time_there(tmp_path: Path) -> None:

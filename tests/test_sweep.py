@@ -243,7 +243,7 @@ def test_a_sweep_that_ended_early_proves_nothing() -> None:
 def test_launch_bound_is_where_time_does_not_grow() -> None:
     table = sweep.cells(frame(line({64: 100.0, 256: 120.0, 1024: 140.0, 4096: 900.0, 8192: 120.0})))
     (found,) = sweep.launch_bound(table).to_dict("records")
-    # What comes after the first that takes longer is no launch again.
+    # What comes after the first that takes longer is not a launch again.
     assert (found["direction"], found["floor_ns"], found["context"]) == ("forward", 100.0, 1024)
     growing = sweep.launch_bound(sweep.cells(frame(line({64: 100.0, 256: 200.0}))))
     assert growing["context"].tolist() == [0]

@@ -40,11 +40,11 @@ def scaffold(root: Path, slug: str, title: str) -> list[Path]:
     """
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", slug):
         raise ValueError(
-            f"{slug!r} is no name of an investigation: small letters and digits, with dashes between words"
+            f"{slug!r} is not a name of an investigation: small letters and digits, with dashes between words"
         )
     title = " ".join(title.split())
     if not title.endswith("?") or '"' in title or "\\" in title:
-        raise ValueError(f"{title!r} is no title: a question in plain words, with a question mark at its end")
+        raise ValueError(f"{title!r} is not a title: a question in plain words, with a question mark at its end")
     module = slug.replace("-", "_")
     number = 1 + max((int(p.name[:2]) for p in (root / "examples").glob("[0-9][0-9]_*.py")), default=0)
     names = {

@@ -107,6 +107,6 @@ def _save(title: str, what: Any, folder: Path) -> Path:
         return path
     source = Path(what)
     if not source.is_file():
-        message = f"downloads[{title!r}]: {source} is no file"
+        message = f"downloads[{title!r}]: {source} is not a file"
         raise ExtensionError(message)
     return Path(shutil.copyfile(source, folder / (name + "".join(source.suffixes))))

@@ -95,7 +95,7 @@ def problems(script: Path) -> list[str]:
     try:
         blocks = prose(script)
     except SyntaxError as error:
-        return [f"line {error.lineno}: it is no Python ({error.msg})"]
+        return [f"line {error.lineno}: it is not Python ({error.msg})"]
     if not blocks[0]:
         return ["it has no docstring; the first block is the title, the question and what came out"]
     return [*_told(script, text, blocks), *_sections(blocks), *_numbers(blocks), *_synthetic(text), *_layout(text)]
@@ -104,7 +104,7 @@ def problems(script: Path) -> list[str]:
 def _told(script: Path, text: str, blocks: list[str]) -> list[str]:
     found = []
     if not blocks[0].splitlines()[0].endswith("?"):
-        found.append("the title is no question; the first line asks what the page answers, and ends with '?'")
+        found.append("the title is not a question; the first line asks what the page answers, and ends with '?'")
     if not measured(script):
         found.append(
             'nothing is measured; call `measure("name", "part")` as the last line of a block, which also shows '

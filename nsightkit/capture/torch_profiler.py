@@ -97,7 +97,7 @@ def profile_command(
     Raises
     ------
     UsageError
-        The command is no Python program, or `output` exists.
+        The command is not Python program, or `output` exists.
     NsightkitError
         The program left no trace.
     """

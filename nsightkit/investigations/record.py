@@ -39,7 +39,7 @@ def record(
     out : Path, optional
         Where to; the checkout's ``docs/recordings`` when omitted (a dry run must name another folder).
     dry_run : bool
-        Go through everything with the small versions on the CPU. What it writes is no recording.
+        Go through everything with the small versions on the CPU. What it writes is not a recording.
     echo : callable, optional
         Takes lines of progress.
 

@@ -37,7 +37,7 @@ _MARKS = {
 
 
 def change_intervals(rows: pd.DataFrame, *, top: int = 12, title: str = "What changed") -> Figure:
-    """Changes of a step's parts as points, each with its interval; 0 is no change.
+    """Changes of a step's parts as points, each with its interval; 0 is not a change.
 
     Parameters
     ----------

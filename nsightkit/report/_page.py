@@ -60,7 +60,7 @@ _SAID = {
 }
 _FOOT = "This file needs no network. Paths, hosts, users and tokens in names were replaced."
 _GAINS = "What a change would gain"
-#: What a part of the bar is called where it is no bottleneck's name.
+#: What a part of the bar is called where it is not a bottleneck's name.
 _PARTS = {
     "compute-bound": "busy: arithmetic",
     "memory-bound": "busy: memory",

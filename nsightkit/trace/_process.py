@@ -149,13 +149,13 @@ def find_program(name: str, variable: str, patterns: Sequence[str]) -> Path | No
     Raises
     ------
     UsageError
-        The variable names something that is no program.
+        The variable names something that is not a program.
     """
     named = os.environ.get(variable)
     if named:
         path = Path(named).expanduser()
         if not (path.is_file() and os.access(path, os.X_OK)):
-            raise UsageError(f"{variable} is {named!r}, which is no program; give the path of {name}, or unset it")
+            raise UsageError(f"{variable} is {named!r}, which is not a program; give the path of {name}, or unset it")
         return path
     on_path = shutil.which(name)
     if on_path:

@@ -278,7 +278,7 @@ def short_kernel_name(name: str) -> str:
 
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 #: Between two events. A quote inside a string is escaped, so this matches no string; should it match objects nested in
-#: `args`, the slice is no JSON and the whole is decoded in one piece.
+#: `args`, the slice is not JSON and the whole is decoded in one piece.
 _BETWEEN = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|cat|name|pid|tid|ts|dur|id|args|s|bp)"\s*:)')
 _OPEN = b'{"traceEvents":['
 
@@ -311,7 +311,7 @@ def _decode(path: str | os.PathLike[str]) -> _Tables:
         return _tables(path, [text])
     except _BadJson as error:
         if not _EVENTS.search(text):
-            raise TraceError(path, f"is no PyTorch profiler trace ({error})", _REMEDY) from error
+            raise TraceError(path, f"is not a PyTorch profiler trace ({error})", _REMEDY) from error
         try:
             tables = _tables(path, [_mended(text, bare)])
         except _BadJson as still:
@@ -432,7 +432,7 @@ def _tables(path: str | os.PathLike[str], documents: Iterable[bytes]) -> _Tables
     if not tables.has_events:
         raise TraceError(path, "is JSON, but no Chrome trace (it has no traceEvents)", _REMEDY)
     if not tables.phased and (tables.seen or all(h.schema is None for h in tables.heads)):
-        raise TraceError(path, "is JSON, but its traceEvents are no trace events", _REMEDY)
+        raise TraceError(path, "is JSON, but its traceEvents are not trace events", _REMEDY)
     return tables
 
 

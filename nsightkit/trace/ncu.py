@@ -242,7 +242,7 @@ def _read_report(path: Path) -> Report:
         context = ncu_report.load_report(str(path))
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
-        raise TraceError(path, f"is no report that ncu-report can read ({reason})", _AGAIN) from error
+        raise TraceError(path, f"is not a report that ncu-report can read ({reason})", _AGAIN) from error
     identities: list[dict[str, Any]] = []
     metrics: list[dict[str, Value]] = []
     units: dict[str, str] = {}
@@ -383,7 +383,7 @@ def _decoded(path: Path, data: bytes) -> str:
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):  # redirected by PowerShell
         return data.decode("utf-16", errors="replace")
     if b"\0" in data[:4096]:
-        raise TraceError(path, "is no report of Nsight Compute", f"give an .ncu-rep, or {_EXPORT}")
+        raise TraceError(path, "is not a report of Nsight Compute", f"give an .ncu-rep, or {_EXPORT}")
     return data.decode("utf-8-sig", errors="replace")
 
 
@@ -420,7 +420,7 @@ def _foreign(text: str) -> tuple[str, str]:
         return "is another page of ncu's (summary, source or session)", _EXPORT
     if "==PROF==" in text:
         return "is output of ncu that is not CSV", _EXPORT
-    return 'is no report of Nsight Compute (no line begins with "ID")', f"give an .ncu-rep, or {_EXPORT}"
+    return 'is not a report of Nsight Compute (no line begins with "ID")', f"give an .ncu-rep, or {_EXPORT}"
 
 
 def _blocks(path: Path, text: str) -> Iterator[tuple[list[str], list[list[str]]]]:

@@ -66,7 +66,7 @@ class Stall:
     meaning : str
         What the warp waited for.
     next_step : str
-        What to try when it dominates; empty where it is no stall or there is nothing general to say.
+        What to try when it dominates; empty where it is not a stall or there is nothing general to say.
     chips : tuple of str
         Where it exists.
     """
@@ -107,7 +107,7 @@ STALLS: tuple[Stall, ...] = (
     Stall(
         "wait",
         "Stall Wait",
-        "waits out the fixed latency of the instruction before; it is no barrier",
+        "waits out the fixed latency of the instruction before; it is not a barrier",
         "give each warp more independent instructions, or the scheduler more warps",
     ),
     Stall(

@@ -39,7 +39,7 @@ def find() -> Path | None:
     Raises
     ------
     UsageError
-        ``NSIGHTKIT_NCU`` names something that is no program.
+        ``NSIGHTKIT_NCU`` names something that is not a program.
     """
     return find_program("ncu", "NSIGHTKIT_NCU", _FOLDERS)
 

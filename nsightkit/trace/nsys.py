@@ -64,7 +64,7 @@ _SYNC_KINDS = ["other", "event", "stream-wait-event", "stream", "context"]
 _PUSH_POP, _START_END, _DOMAIN = (59, 70), (60, 71), 75
 _RANGES = (*_PUSH_POP, *_START_END)
 
-#: OSRT_API.eventClass of "OS runtime libraries profiling started" and "finished", which are no calls.
+#: OSRT_API.eventClass of "OS runtime libraries profiling started" and "finished", which are not calls.
 _OSRT_MARKS = (31, 32)
 
 #: `cudaLaunchKernel_v7000` is cudaLaunchKernel as introduced by CUDA 7.0; `cuGetProcAddress_v2` is a name of its own.
@@ -288,7 +288,7 @@ class _ParquetDir:
             detail = " ".join(str(error).split())[:160]
             raise TraceError(
                 self._files.get(table, self.path),
-                f"is no readable Parquet table ({detail})",
+                f"is not a readable Parquet table ({detail})",
                 "export it again with nsys export --type parquetdir",
             ) from error
 

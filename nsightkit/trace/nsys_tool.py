@@ -54,7 +54,7 @@ def find() -> Path | None:
     Raises
     ------
     UsageError
-        ``NSIGHTKIT_NSYS`` names something that is no program.
+        ``NSIGHTKIT_NSYS`` names something that is not a program.
     """
     return find_program("nsys", "NSIGHTKIT_NSYS", _FOLDERS) or _beside_ncu()
 

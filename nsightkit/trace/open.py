@@ -115,7 +115,7 @@ def _open(path: Path, cache: bool) -> Source:
         from nsightkit.trace import nsys, nsys_tool
 
         return nsys.open_sqlite(nsys_tool.exported(path), cache=cache)
-    problem, remedy = _REFUSED.get(kind, ("is no trace that nsightkit knows", f"give {_SOURCES}"))
+    problem, remedy = _REFUSED.get(kind, ("is not a trace that nsightkit knows", f"give {_SOURCES}"))
     raise TraceError(path, problem, remedy.format(name=path.name))
 
 

@@ -152,7 +152,7 @@ def read(path: str | os.PathLike[str]) -> Snapshot:
     Raises
     ------
     TraceError
-        The file is no snapshot, is cut off, or asks for anything but plain data. Nothing in it is run.
+        The file is not a snapshot, is cut off, or asks for anything but plain data. Nothing in it is run.
     """
     path = Path(path)
     with _uncollected():
@@ -224,7 +224,7 @@ def from_object(snapshot: Any, name: str = "snapshot") -> Snapshot:
     Raises
     ------
     TraceError
-        It is no snapshot.
+        It is not a snapshot.
     """
     with _uncollected():
         return _converted(Path(name), snapshot, None)

@@ -148,7 +148,7 @@ def _decode(block: npt.NDArray[np.uint8], page_size: int, usable: int, columns: 
     pages = (len(block) - 2 * _PAD) // page_size
     base = _PAD + page_size * np.arange(pages, dtype=np.int64)
     if (block[base] != _LEAF).any():
-        raise Unusual("a page that is no leaf")
+        raise Unusual("a page that is not a leaf")
     cells = block[base + 3].astype(np.int64) << 8 | block[base + 4]
     page = np.repeat(np.arange(pages), cells)
     first = np.cumsum(cells) - cells

@@ -148,7 +148,7 @@ def write(trace: Trace, folder: str | os.PathLike[str]) -> None:
     """
     folder = Path(folder)
     if folder.exists() and not is_store(folder) and not (folder.is_dir() and not any(folder.iterdir())):
-        raise TraceError(folder, "exists and is no trace folder", "choose another name or remove it")
+        raise TraceError(folder, "exists and is not a trace folder", "choose another name or remove it")
     trace = clean(trace)
     with _replacing(folder) as draft:
         for table in TABLES:
@@ -223,7 +223,7 @@ class _StoreSource:
         except (pa.ArrowException, OSError, ValueError) as error:
             detail = " ".join(str(error).split())[:160]
             raise TraceError(
-                self._file(table), f"is no readable Parquet table ({detail})", "convert the original trace again"
+                self._file(table), f"is not a readable Parquet table ({detail})", "convert the original trace again"
             ) from error
 
     def read(self, table: str, columns: Sequence[str]) -> pd.DataFrame:
@@ -352,7 +352,7 @@ class _CachedSource:
             return {}
 
     def _keep_index(self, **more: Any) -> None:
-        """Add to the index; a cache that cannot be written is no cache, not an error."""
+        """Add to the index; a cache that cannot be written is left out, which is not an error."""
         self._index = {"sizes": {}, "first_ns": None, **self._read_index(), "meta": _meta_to_json(self.meta)}
         for key, value in more.items():
             self._index[key] = {**self._index[key], **value} if isinstance(value, dict) else value

@@ -158,7 +158,7 @@ class _AsKineto:
         self, start: int, end: int, name: str, thread: int, kind: str = "", said: Mapping[str, Any] | None = None
     ) -> int:
         tid, following = self.pid + thread, self._correlation + 1
-        # The operator that made the call, around it; its number is no correlation.
+        # The operator that made the call, around it; its number is not a correlation.
         args = {"External id": 1_000_000 + following, **(said or {})}
         operator = "aten::mm" if said is None else "record_param_comms"
         self._add("cpu_op", operator, self.pid, tid, start - 1_000, end + 1_000, **args)

@@ -94,7 +94,7 @@ class TensorMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         if self._history and func.namespace == "profiler":
             self._mark(func.name(), args)
-        # A view of something that was there before, such as a weight's transpose, is no allocation.
+        # A view of something that was there before, such as a weight's transpose, is not an allocation.
         given = {id(leaf.untyped_storage()) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
         for leaf in tree_leaves(result):
             here = isinstance(leaf, Tensor) and leaf.device.type == self._device

@@ -49,7 +49,7 @@ _MOST_METRICS = 10_000
 _MOST_SAMPLES = 1000
 _LONGEST_NAME = 240
 _LARGEST_TOLERANCE = 100.0
-#: Digits of what is no whole number.
+#: Digits of what is not a whole number.
 _DIGITS = 7
 _REMEDY = "restore it from version control, or remove it and write it anew with --update"
 
@@ -192,13 +192,13 @@ def read(path: str | os.PathLike[str]) -> Baseline:
     Raises
     ------
     TraceError
-        It is absent or is no baseline. One line says what is wrong with it.
+        It is absent or is not a baseline. One line says what is wrong with it.
     """
     path = Path(path)
     if not path.exists():
         raise TraceError(path, "no such file", "make it with nsightkit check FILE --baseline NAME --update")
     if not path.is_file():
-        raise TraceError(path, "is no regular file", "give the name of a baseline")
+        raise TraceError(path, "is not a regular file", "give the name of a baseline")
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise TraceError(path, f"is larger than any baseline ({_MOST_BYTES >> 20} MiB)", _REMEDY)
@@ -206,16 +206,16 @@ def read(path: str | os.PathLike[str]) -> Baseline:
     except OSError as error:
         raise TraceError(path, f"cannot be read ({error.strerror or error})", "check its permissions") from error
     except UnicodeDecodeError as error:
-        raise TraceError(path, "is no baseline: not UTF-8", _REMEDY) from error
+        raise TraceError(path, "is not a baseline: not UTF-8", _REMEDY) from error
     try:
         document = json.loads(text, object_pairs_hook=_distinct, parse_constant=_no_number)
         return _baseline(document)
     except RecursionError as error:
-        raise TraceError(path, "is no baseline: it nests too deeply", _REMEDY) from error
+        raise TraceError(path, "is not a baseline: it nests too deeply", _REMEDY) from error
     except json.JSONDecodeError as error:
-        raise TraceError(path, f"is no JSON (line {error.lineno}: {error.msg})", _REMEDY) from error
+        raise TraceError(path, f"is not JSON (line {error.lineno}: {error.msg})", _REMEDY) from error
     except ValueError as error:
-        raise TraceError(path, f"is no baseline: {error}", _REMEDY) from error
+        raise TraceError(path, f"is not a baseline: {error}", _REMEDY) from error
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -228,7 +228,7 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a number")
 
 
 def _baseline(document: Any) -> Baseline:
@@ -276,7 +276,7 @@ def _kept(metric: Any, name: str) -> Kept:
 
 def _keys(found: Any, wanted: Sequence[str], what: str) -> None:
     if not isinstance(found, dict):
-        raise ValueError(f"{what} is no object")
+        raise ValueError(f"{what} is not an object")
     for name in wanted:
         if name not in found:
             raise ValueError(f"{what} lacks {name}")
@@ -287,7 +287,7 @@ def _keys(found: Any, wanted: Sequence[str], what: str) -> None:
 
 def _name(name: str) -> str:
     if not 0 < len(name) <= _LONGEST_NAME or plain_text(name, _LONGEST_NAME) != name:
-        raise ValueError(f"{_shown(name)} is no name of a metric")
+        raise ValueError(f"{_shown(name)} is not a name of a metric")
     return name
 
 
@@ -295,7 +295,7 @@ def _number(value: object, name: str) -> float:
     # A whole number of any length compares without overflow, and NaN with nothing.
     if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= LARGEST:
         return float(value) if value >= SMALLEST else 0.0
-    raise ValueError(f"{name}: {_shown(value)} is no number from 0 to {LARGEST:g}")
+    raise ValueError(f"{name}: {_shown(value)} is not a number from 0 to {LARGEST:g}")
 
 
 def _shown(value: object) -> str:

@@ -85,7 +85,7 @@ def compare(
         the tolerance is below 0.
     """
     if not 0 <= tolerance < math.inf:
-        raise UsageError(f"--tolerance: {tolerance:g} is no share from 0 on; 0.05 is 5 %")
+        raise UsageError(f"--tolerance: {tolerance:g} is not a share from 0 on; 0.05 is 5 %")
     if not any(kept.gate for kept in baseline.metrics.values()):
         raise UsageError("no metric of the baseline can fail: set gate to true for one, or write it anew with --update")
     conditions = _conditions(baseline, runs)
@@ -105,7 +105,7 @@ def compare(
     missing = [row for row in gates if row["status"] == "missing"]
     undecided = [row for row in measured if row["status"] == "undecided"]
     informing = [row for row in rows if not row["gate"] and row["status"] not in ("ok", "undecided")]
-    # What is undecided is no information, unless there was nothing of it before, or no second sample to judge it by.
+    # What is undecided is not information, unless there was nothing of it before, or no second sample to judge it by.
     informing += [row for row in rows if not row["gate"] and row["status"] == "undecided" and row["limit"] is None]
     return {
         "passed": not (regressions or missing or undecided),
@@ -213,7 +213,7 @@ def _surely(kept: Kept, after: Sequence[Samples], of: str, tolerance: float, con
     told = not math.isinf(change.above)
     higher, lower = change.ratio > change.above, change.ratio < change.below
     if not told and of == "ncu":
-        # One launch is what most reports have of a kernel; its time is no step's, which waits for who knows what.
+        # One launch is what most reports have of a kernel; its time is not a step's, which waits for who knows what.
         told = higher = lower = True
         change = change._replace(above=1.0, below=1.0)
         tolerance = max(tolerance, _SINGLE_LAUNCH)

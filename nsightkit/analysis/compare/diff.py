@@ -470,7 +470,7 @@ def compare(
     Raises
     ------
     UsageError
-        An argument out of its range, or `match` is no regular expression.
+        An argument out of its range, or `match` is not a regular expression.
     """
     if not 0 < confidence < 1:
         raise UsageError(f"a confidence lies between 0 and 1, not {confidence:g}")

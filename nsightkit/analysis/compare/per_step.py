@@ -135,7 +135,7 @@ class Capture:
     steps : int or None
         How many steps; None where nobody knows.
     ordinary : ndarray of bool
-        Steps that do not stand out: a stall every now and then is no noise.
+        Steps that do not stand out: a stall every now and then is not noise.
     """
 
     def __init__(self, trace: Trace, match: str | None = None, count: int | None = None) -> None:

@@ -62,7 +62,7 @@ _TOP = 10
 _SMALL = 0.01
 #: Longest name of a metric, and longest text of a condition.
 _LONGEST = 200
-#: No benchmark is larger; what is, is no benchmark.
+#: No benchmark is larger; what is, is not a benchmark.
 _MOST_BYTES = 64 << 20
 
 #: What the name of a metric ends in, and its unit.
@@ -129,7 +129,7 @@ def read(path: str | Path, *, opened: Callable[[Path], Trace] = load, **selected
     opened : callable
         Opens a trace and chooses the part of it to look at.
     **selected
-        Of :func:`of_trace`: what part that is. A file that is no trace has none.
+        Of :func:`of_trace`: what part that is. A file that is not a trace has none.
 
     Returns
     -------
@@ -147,7 +147,7 @@ def read(path: str | Path, *, opened: Callable[[Path], Trace] = load, **selected
     if kind == "trace":
         return of_trace(opened(path), **selected)
     if any(value is not None for value in selected.values()):
-        raise UsageError(f"{path}: is no trace, so no part of it can be selected")
+        raise UsageError(f"{path}: is not a trace, so no part of it can be selected")
     return of_bench(_document(path), path) if kind == "bench" else of_report(ncu_reports.read(path))
 
 
@@ -459,7 +459,7 @@ def _document(path: Path) -> Mapping[str, Any]:
         raise TraceError(path, "is damaged: no JSON document", again) from error
     if not isinstance(document, dict) or "rows" not in document:
         remedy = "a baseline is given with --baseline" if "metrics" in document else again
-        raise TraceError(path, "holds no rows, so it is no benchmark", remedy)
+        raise TraceError(path, "holds no rows, so it is not a benchmark", remedy)
     return document
 
 

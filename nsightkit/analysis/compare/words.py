@@ -199,7 +199,7 @@ def markdown(comparison: Mapping[str, Any], top: int = 5) -> str:
 def _worse(comparison: Mapping[str, Any]) -> list[str]:
     if not comparison["changes"]:
         return ["Nothing changed by more than noise and enough to show in a step."]
-    # What a faster program does more slowly; a kernel that took another one's place in its operator is no loss.
+    # What a faster program does more slowly; a kernel that took another one's place in its operator is not a loss.
     grown = {row["name"] for row in comparison["operators"] if row["clock"] == "GPU" and row["delta_ns"] > 0}
     found = [
         row

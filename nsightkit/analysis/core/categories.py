@@ -146,7 +146,7 @@ RULES: tuple[tuple[str, str, str | None], ...] = (
     ),
 )
 
-# A return type, and the two spellings of an unnamed namespace, are no part of a function's name.
+# A return type, and the two spellings of an unnamed namespace, are not part of a function's name.
 _UNNAMED = re.compile(r"\(anonymous namespace\)|<unnamed>|\{anonymous\}")
 _RETURN_TYPE = re.compile(r"^(?:(?:void|__global__|static)\s+|std::enable_if<.*?>::type\s+)+")
 _COMPILED = tuple(

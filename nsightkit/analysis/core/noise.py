@@ -150,7 +150,7 @@ def ratio(before: npt.ArrayLike, after: npt.ArrayLike, confidence: float = 0.95)
     Returns
     -------
     Estimate
-        After divided by before; 1 is no change.
+        After divided by before; 1 is not a change.
 
     Raises
     ------

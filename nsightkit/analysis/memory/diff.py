@@ -1,4 +1,4 @@
-"""What changed between two memory snapshots. Bytes of one program are the same in every run, so there is no noise."""
+"""What changed between two memory snapshots. Bytes of one program are the same in every run, so there is not noise."""
 
 from __future__ import annotations
 

@@ -940,7 +940,7 @@ def ranges(snapshot: Snapshot, match: str | None = None, device: int | None = No
     Raises
     ------
     UsageError
-        The snapshot has no such device, or `match` is no regular expression.
+        The snapshot has no such device, or `match` is not a regular expression.
     """
     device = _device(snapshot, device)
     marks = snapshot.annotations

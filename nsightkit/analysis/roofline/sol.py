@@ -282,7 +282,7 @@ def read_ceilings(path: str | os.PathLike[str]) -> Rates:
         raise TraceError(path, f"cannot be read ({error.strerror})", "check the path") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise TraceError(
-            path, f"is no list of ceilings ({error})", "write one with 'nsightkit peaks --measure --format json'"
+            path, f"is not a list of ceilings ({error})", "write one with 'nsightkit peaks --measure --format json'"
         ) from error
     return found
 

@@ -50,7 +50,7 @@ def summary(trace: Trace, match: str = PHASES, rule: Rule = "window") -> pd.Data
     Raises
     ------
     UsageError
-        `match` is no regular expression, or `rule` is unknown.
+        `match` is not a regular expression, or `rule` is unknown.
     """
     if rule not in ("window", "thread"):
         raise UsageError(f"unknown rule {rule!r}; use window or thread")

@@ -86,7 +86,7 @@ def summary(trace: Trace, match: str | None = None, rule: Rule = "window") -> pd
     Raises
     ------
     UsageError
-        `match` is no regular expression, or `rule` is unknown.
+        `match` is not a regular expression, or `rule` is unknown.
     """
     if trace is trace.whole and rule in ("window", "thread"):
         # Small, and all that a second look needs.

@@ -89,7 +89,7 @@ def cells(samples: pd.DataFrame) -> pd.DataFrame:
     Raises
     ------
     NsightkitError
-        These are no samples of a sweep, or they are damaged.
+        These are not samples of a sweep, or they are damaged.
     """
     parsed, values = _parsed(samples)
     firsts = values.groupby("metric", sort=False)["value"].first()
@@ -176,7 +176,7 @@ def _parsed(samples: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
         raise NsightkitError(f"{misplaced.idxmax()!r} is out of place among the samples; {_REMEDY}")
     value = pd.to_numeric(samples["value"], errors="coerce")
     if not (np.isfinite(value.to_numpy(float)) & (value >= 0)).all():
-        raise NsightkitError(f"the samples hold values that are no numbers or below zero; {_REMEDY}")
+        raise NsightkitError(f"the samples hold values that are not numbers or below zero; {_REMEDY}")
     if samples.duplicated(["metric", "index"]).any():
         twice = samples.loc[samples.duplicated(["metric", "index"]), "metric"].iloc[0]
         raise NsightkitError(f"there are two columns with {twice!r}; give each column once")

@@ -72,7 +72,7 @@ def copy(path: str | os.PathLike[str], out: str | os.PathLike[str], *, overwrite
         The copy; appears whole or not at all. JSON is gzipped if the name ends in ``.gz``, or if neither name tells and
         the trace is.
     overwrite : bool
-        Replace what is there, if it is no folder of something else.
+        Replace what is there, if it is not a folder of something else.
 
     Returns
     -------
@@ -107,7 +107,7 @@ def copy(path: str | os.PathLike[str], out: str | os.PathLike[str], *, overwrite
 
 
 def _check_kind(path: Path, kind: str) -> None:
-    """Refuse what is no trace, and what is one in a form that hides its texts."""
+    """Refuse what is not a trace, and what is one in a form that hides its texts."""
     if kind in _COPIERS:
         return
     if kind in ("nsys-rep", "ncu-rep"):
@@ -117,7 +117,7 @@ def _check_kind(path: Path, kind: str) -> None:
             command = f"{shlex.join(ncu_tool.export_command(path.name))} > {shlex.quote(path.stem + '.csv')}"
         raise TraceError(path, "is a binary report, which cannot be scrubbed", f"export it first: {command}")
     load(path, cache=False)  # says what it is
-    raise TraceError(path, "is no trace that can be scrubbed", "give an export, a JSON trace or a snapshot")
+    raise TraceError(path, "is not a trace that can be scrubbed", "give an export, a JSON trace or a snapshot")
 
 
 def _check_out(path: Path, out: Path, folder: bool, overwrite: bool) -> None:

@@ -150,7 +150,7 @@ _WEBHOOK = re.compile(
     r"(?:hooks\.slack\.com/(?:services|workflows)|discord(?:app)?\.com/api/webhooks|api\.telegram\.org"
     r"|webhook\.office\.com)/(?P<secret>[^\s\"'<>]+)"
 )
-#: Values that are no secret whatever their name is.
+#: Values that are not secrets whatever their name is.
 _NOTHING = frozenset(
     ["", "null", "none", "nil", "true", "false", "yes", "no", "undefined", "unset", "empty", "<unset>", "***", "xxx"]
 )
