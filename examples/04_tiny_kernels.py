@@ -313,8 +313,8 @@ print(textwrap.fill(verdict))
 # launches that were left. A CPU run shows what the operators cost
 # on the CPU and nothing about a GPU.
 #
-# Short kernels are not at fault where the CPU is far enough ahead: behind a long
-# kernel they wait in the queue, and their launches cost nothing.
+# Short kernels are not at fault where the CPU is far enough ahead: behind a
+# long kernel they wait in the queue, and their launches cost nothing.
 
 # %%
 # The traces of this page, to open in Perfetto or with ``nsightkit``:

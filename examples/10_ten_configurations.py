@@ -468,9 +468,9 @@ print(textwrap.fill(verdict))
 # %%
 # Limits
 # ------
-# The kind of a kernel is read from its name, and a share of time is not a share
-# of a limit: that a kernel is memory-like does not show that it reaches the
-# bandwidth of the memory. For that its bytes have to be known.
+# The kind of a kernel is read from its name, and a share of time is not a
+# share of a limit: that a kernel is memory-like does not show that it reaches
+# the bandwidth of the memory. For that its bytes have to be known.
 #
 # FLOPs are those of the formulas, with attention as a full square, so rates
 # compare models and not kernels. What a step needs beyond them, in optimizer,

@@ -286,6 +286,7 @@ _LONG_AGO = (dt.datetime.now(dt.UTC) - dt.timedelta(days=400)).isoformat(timespe
     ids=["old", "stale"],
 )
 def test_a_page_says_what_its_recording_is_worth(tmp_path, monkeypatch, changes, mode, banner, published):
+    from nsightkit import investigations
 
     recordings = _recorded(tmp_path / "recordings", **changes)
     site = _site(tmp_path, HEADER + RECORDED + FIGURE + LABEL.partition("downloads")[0])
@@ -304,7 +305,7 @@ def test_a_page_says_what_its_recording_is_worth(tmp_path, monkeypatch, changes,
         with zipfile.ZipFile(path) as archive:
             archive.extractall(tmp_path / "downloaded")
         monkeypatch.setenv("NSIGHTKIT_RECORDINGS", str(tmp_path / "downloaded"))
-        assert nsightkit.investigations.measure("tiny-kernels", "before").mode == "replay"
+        assert investigations.measure("tiny-kernels", "before").mode == "replay"
     # Whoever publishes is told by the page's own measurement, and again when the pages are checked.
     shutil.rmtree(site / "docs" / "gallery")  # as nox does: a clean build is what counts
     done = _build(site, "-E", NSIGHTKIT_PUBLISH="1", **here)

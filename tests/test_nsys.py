@@ -347,7 +347,7 @@ def test_a_report_without_nsys_says_how_to_export_it(tmp_path, monkeypatch):
 
 def test_nothing_is_written_beside_a_small_export(tmp_path):
     training(tmp_path / "t.sqlite", None, steps=2)
-    nsightkit.load(tmp_path / "t.sqlite")["kernels"]  # noqa: B018
+    nsightkit.load(tmp_path / "t.sqlite")["kernels"]
     assert [p.name for p in tmp_path.iterdir()] == ["t.sqlite"]
 
 

@@ -28,8 +28,8 @@ MAY = {
     "report": {"trace", "analysis", "plots"},
     "investigations": {"trace", "workloads", "capture", "analysis", "plots"},
 }
-#: Imports within a function that would close a circle: what writes a clean trace asks the file it came from for secrets,
-#: and only what reads files can.
+#: Imports within a function that would close a circle: what writes a clean trace asks the file it came from for
+#: secrets, and only what reads files can.
 LATE = {("trace.share.clean", "trace.share.files")}
 EVERYWHERE = {"", "errors", "hardware", "configurations", "_show", "_moved"}
 

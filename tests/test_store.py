@@ -102,7 +102,7 @@ def test_damaged_stores(export, tmp_path, damage):
     else:
         (folder / "kernels.parquet").write_bytes(b"PAR1 nonsense")
     with pytest.raises(nsightkit.TraceError, match="out"):
-        nsightkit.load(folder)["kernels"]  # noqa: B018
+        nsightkit.load(folder)["kernels"]
 
 
 class TestCache:
@@ -140,7 +140,7 @@ class TestCache:
 
     def test_off(self, export, monkeypatch):
         monkeypatch.setenv("NSIGHTKIT_NO_CACHE", "1")
-        nsightkit.load(export)["kernels"]  # noqa: B018
+        nsightkit.load(export)["kernels"]
         assert not self.folder(export).exists()
 
     def test_damage_is_repaired(self, export):
@@ -155,7 +155,7 @@ class TestCache:
     def test_a_read_only_folder_uses_the_users_cache(self, export, tmp_path, monkeypatch):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
         monkeypatch.setattr(store.os, "access", lambda *_: False)
-        nsightkit.load(export)["kernels"]  # noqa: B018
+        nsightkit.load(export)["kernels"]
         assert not self.folder(export).exists()
         assert list((tmp_path / "cache" / "nsightkit").rglob("kernels.*.parquet"))
 

@@ -203,7 +203,8 @@ class Trace:
 
     Use :func:`nsightkit.load` to make one. ``trace["kernels"]`` is a whole table; :meth:`table` reads selected columns.
     All times are integer nanoseconds since the trace's first event; ``t0_ns`` is that event's time on the source's
-    clock, so ``start_ns + t0_ns`` is what the nsys GUI shows. Rows stand in the source's order, which is not time order.
+    clock, so ``start_ns + t0_ns`` is what the nsys GUI shows. Rows stand in the source's order, which is not time
+    order.
 
     Parameters
     ----------

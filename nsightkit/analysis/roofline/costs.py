@@ -321,9 +321,9 @@ def cost(name: str, inputs: str, precision: str | None = None) -> Operation | No
     Returns
     -------
     Operation or None
-        Named after the operator, its shapes and their precision. None where it is not an operator whose cost follows from
-        its inputs, or they were not recorded or do not fit it, or their types were not and `precision` is missing or
-        too little. Attention whose mask was not recorded counts as causal (:func:`caveat`).
+        Named after the operator, its shapes and their precision. None where it is not an operator whose cost follows
+        from its inputs, or they were not recorded or do not fit it, or their types were not and `precision` is missing
+        or too little. Attention whose mask was not recorded counts as causal (:func:`caveat`).
     """
     found = _reckoned(name, inputs, precision)
     if found is None:
