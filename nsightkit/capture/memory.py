@@ -88,7 +88,7 @@ def recording(
     context : {"alloc", "all"}
         Which events have a stack: what begins an allocation, or also what ends it.
     scrub : bool, default True
-        Leave out folders, host and user names, as :func:`nsightkit.trace.share.clean_snapshot` does.
+        Leave out folders, host and user names, as :func:`nsightkit.trace.share.snapshots.clean_snapshot` does.
     required : bool, default True
         Raise where nothing can be recorded. Otherwise the block runs unobserved.
 
@@ -174,7 +174,7 @@ def dump(output: str | os.PathLike[str], *, scrub: bool = True) -> Path:
     output : path-like
         Appears whole or not at all.
     scrub : bool, default True
-        Leave out folders, host and user names, as :func:`nsightkit.trace.share.clean_snapshot` does.
+        Leave out folders, host and user names, as :func:`nsightkit.trace.share.snapshots.clean_snapshot` does.
 
     Returns
     -------
@@ -201,7 +201,7 @@ def write(taken: Mapping[str, Any], output: str | os.PathLike[str], *, scrub: bo
     output : path-like
         Appears whole or not at all.
     scrub : bool, default True
-        Leave out folders, host and user names, as :func:`nsightkit.trace.share.clean_snapshot` does.
+        Leave out folders, host and user names, as :func:`nsightkit.trace.share.snapshots.clean_snapshot` does.
 
     Returns
     -------

@@ -1,7 +1,7 @@
 """The measuring function of a sweep's column: one implementation in one precision, at every size, in one process.
 
 A recording of such a part is valid for exactly this code, as one of any other part is for
-:mod:`nsightkit.investigations.measuring`. What the samples are called and what their codes mean is
+``nsightkit.investigations.measuring``. What the samples are called and what their codes mean is
 :mod:`nsightkit.workloads.cells`.
 
 Every cell begins as in a fresh process: references dropped, compiled code forgotten, cached memory and the libraries'

@@ -118,7 +118,7 @@ class Attention(Workload):
 
     Notes
     -----
-    The precision of fp32 GEMMs and the backend are settings of the whole process, taken back by :meth:`close`. They are
+    The precision of fp32 GEMMs and the backend are settings of the whole process, taken back by ``close``. They are
     made once: to choose a backend anew for each pass takes the CPU as long as to launch it.
     """
 

@@ -60,7 +60,7 @@ class Ceiling(Workload):
 
     Notes
     -----
-    The precision of fp32 GEMMs is a setting of the whole process, taken back by :meth:`close`.
+    The precision of fp32 GEMMs is a setting of the whole process, taken back by ``close``.
     """
 
     def __init__(self, config: CeilingConfig, device: str = "cpu") -> None:

@@ -376,7 +376,7 @@ class LayerRun(Workload):
 
     Notes
     -----
-    A forced backend of attention is a setting of the whole process, taken back by :meth:`close`.
+    A forced backend of attention is a setting of the whole process, taken back by ``close``.
     """
 
     @torch.inference_mode()  # also what is drawn here: a compiler takes tensors of another kind for another program

@@ -82,7 +82,7 @@ class Limiters(Workload):
 
     Notes
     -----
-    The precision of fp32 products is a setting of the whole process, taken back by :meth:`close`.
+    The precision of fp32 products is a setting of the whole process, taken back by ``close``.
     """
 
     def __init__(self, config: LimiterConfig, device: str = "cpu") -> None:

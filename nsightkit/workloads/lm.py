@@ -97,7 +97,7 @@ class Run(Workload):
 
     Notes
     -----
-    The precision of fp32 GEMMs is a setting of the whole process, taken back by :meth:`close`.
+    The precision of fp32 GEMMs is a setting of the whole process, taken back by ``close``.
     """
 
     def __init__(self, config: LMConfig, device: str = "cpu") -> None:

@@ -1,7 +1,7 @@
 """Traces without secrets: what identifies a person or a machine, or opens a door, is replaced by placeholders.
 
-:func:`clean` does it to an opened trace, for what is written or shown; :func:`copy` to a file, whose copy is of the
-same kind and gives the same answers. What counts as a secret is in :mod:`nsightkit.trace.share.secrets`.
+``clean`` does it to an opened trace, for what is written or shown; ``copy`` to a file, whose copy is of the same kind
+and gives the same answers. What counts as a secret is in :mod:`nsightkit.trace.share.secrets`.
 """
 
 from __future__ import annotations

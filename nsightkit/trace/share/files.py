@@ -44,7 +44,7 @@ def learn(path: Path, scrubber: Scrubber) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Copied:
-    """What :func:`copy` did.
+    """What ``copy`` did.
 
     Attributes
     ----------
