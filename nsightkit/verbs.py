@@ -1,6 +1,6 @@
 """The questions that a trace answers, each once: what it needs, what it takes, what it says.
 
-A question is a method of :class:`Questions`, which :class:`nsightkit.Trace` has. The decorator :func:`question` notes
+A question is a method of :class:`Questions`, which :class:`nsightkit.api.Trace` has. The decorator :func:`question` notes
 what else there is to know of it, and the command line makes a command of each: same names, same options, same columns,
 same help. To add a question, write the function that answers it, and a method here.
 """
@@ -119,7 +119,7 @@ QUESTIONS: dict[str, Question] = {}
 def question(
     *needs: str, empty: str = "nothing to list", hide: Sequence[str] = ()
 ) -> Callable[[Callable[Concatenate[Any, P], R]], Callable[Concatenate[Any, P], R]]:
-    """Note a method of :class:`Trace` as a question.
+    """Note a method of :class:`Questions` as a question.
 
     Parameters
     ----------
@@ -146,7 +146,7 @@ class _Method:
         self._method, self.__doc__, self.__wrapped__ = method, method.__doc__, method
 
     def __get__(self, trace: Any, _: type) -> Any:
-        return self if trace is None else _Bound(self._method, trace)
+        return self._method if trace is None else _Bound(self._method, trace)
 
 
 class _Bound:
