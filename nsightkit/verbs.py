@@ -1,8 +1,8 @@
 """The questions that a trace answers, each once: what it needs, what it takes, what it says.
 
-A question is a method of :class:`Questions`, which :class:`nsightkit.api.Trace` has. The decorator :func:`question` notes
-what else there is to know of it, and the command line makes a command of each: same names, same options, same columns,
-same help. To add a question, write the function that answers it, and a method here.
+A question is a method of :class:`Questions`, which :class:`nsightkit.api.Trace` has. The decorator :func:`question`
+notes what else there is to know of it, and the command line makes a command of each: same names, same options, same
+columns, same help. To add a question, write the function that answers it, and a method here.
 """
 
 # Annotations are objects here, not text: the command line reads the options from them. Nothing heavy is imported at

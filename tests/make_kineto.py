@@ -224,7 +224,7 @@ def from_trace(path: str | Path, trace: Any) -> Path:
         category = "gpu_memcpy" if copy else "gpu_memset"
         event(category, name, row["start_ns"], row["end_ns"], row["device"], row["stream"], args)
     for table in ("calls", "ranges", "overhead"):
-        for row in getattr(trace, table).to_dict("records"):
+        for row in trace[table].to_dict("records"):
             args = {"correlation": row["correlation"]} if table == "calls" else {}
             pid, tid = row["process"], row["thread"] & 0xFFFFFF
             event(_CATEGORY[table], row["name"], row["start_ns"], row["end_ns"], pid, tid, args)

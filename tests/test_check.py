@@ -765,19 +765,19 @@ def _edit(change: Callable[[dict[str, Any]], Any]) -> Callable[[str], str]:
 
 
 BROKEN: dict[str, tuple[Callable[[str], str | bytes], str]] = {
-    "empty": (lambda _: "", "no JSON"),
-    "not JSON": (lambda _: "hello", "no JSON"),
-    "cut": (lambda text: text[:200], "no JSON"),
+    "empty": (lambda _: "", "not JSON"),
+    "not JSON": (lambda _: "hello", "not JSON"),
+    "cut": (lambda text: text[:200], "not JSON"),
     "a list": (lambda _: "[1]", "no format and metrics"),
     "not UTF-8": (lambda text: text.encode() + b"\xff", "not UTF-8"),
-    "deep": (lambda _: "[" * 100_000, "nests too deeply|no JSON"),
+    "deep": (lambda _: "[" * 100_000, "nests too deeply|not JSON"),
     "huge": (lambda text: text + " " * (17 << 20), "larger than any baseline"),
     "newer": (_edit(lambda d: d.update(format=2)), "format is '2', and this nsightkit knows 1"),
     "no version": (_edit(lambda d: d.pop("format")), "no format and metrics"),
     "true is not a version": (_edit(lambda d: d.update(format=True)), "format is 'True'"),
     "NaN": (lambda text: re.sub(r'"value": [\d.]+', '"value": NaN', text), "NaN is not a number"),
     "infinite": (lambda text: re.sub(r'"value": [\d.]+', '"value": 1e999', text), "is not a number from 0"),
-    "long": (lambda text: re.sub(r'"value": [\d.]+', '"value": ' + "9" * 5000, text), "no baseline"),
+    "long": (lambda text: re.sub(r'"value": [\d.]+', '"value": ' + "9" * 5000, text), "not a baseline"),
     "twice": (lambda text: text.replace('"b_ns"', '"a_ns"'), "'a_ns' stands in it twice"),
     "typing error": (
         _edit(lambda d: d["metrics"]["a_ns"].update(tolerances=1)),
@@ -883,7 +883,7 @@ def test_a_link_to_a_baseline_stays_one(tmp_path: Path) -> None:
 
 
 def test_a_folder_and_an_absent_file_are_no_baseline(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="no regular file"):
+    with pytest.raises(TraceError, match="not a regular file"):
         baselines.read(tmp_path)
     with pytest.raises(TraceError, match="--update"):
         baselines.read(tmp_path / "absent.json")

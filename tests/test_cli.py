@@ -425,7 +425,7 @@ def test_what_a_library_raises_over_a_file_names_the_file(saved: Any, run: Any, 
         def fail(*_: object, _error: Exception = error, **__: object) -> None:
             raise _error
 
-        monkeypatch.setattr("nsightkit.trace.nsys.NsysSource.read", fail)
+        monkeypatch.setattr("nsightkit.trace.store._StoreSource.read", fail)
         code, out, err = run("summary", path)
         assert (code, out) == (2, "")
         assert path in one_line(err)

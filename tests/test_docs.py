@@ -401,9 +401,9 @@ def test_tables_of_markdown_pages_are_escaped():
 
 
 def test_pages_that_take_too_long_are_named(tmp_path, monkeypatch):
-    from nsightkit.investigations import measurement as investigation
+    from nsightkit.capture import children
 
-    monkeypatch.setattr(investigation, "has_gpu", lambda: False)
+    monkeypatch.setattr(children, "has_gpu", lambda: False)
     junit = tmp_path / "junit.xml"
     junit.write_text(
         '<testsuite><testcase file="examples/01_quick.py" time="3.5"/>'
@@ -413,5 +413,5 @@ def test_pages_that_take_too_long_are_named(tmp_path, monkeypatch):
     (said,) = page_checks.slow(junit)
     assert said.startswith("02_slow.py took 45 s, and 30 s is the most: give the parts smaller `smoke` sizes")
     assert page_checks.slow(junit, 60) == page_checks.slow(tmp_path / "absent.xml") == []
-    monkeypatch.setattr(investigation, "has_gpu", lambda: True)
+    monkeypatch.setattr(children, "has_gpu", lambda: True)
     assert page_checks.slow(junit) == []

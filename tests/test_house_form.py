@@ -47,7 +47,7 @@ def test_a_missing_section_is_named_with_its_reason(tmp_path, heading):
         ("# This trace is synthetic: ", "# Look: ", "planted data without saying so"),
         ('after = measure("hidden-sync", "after")', "played.gains(program)", "planted data without saying so"),
         ("# Limits\n# ------\n", f"# Limits\n# ------\n# {'wide ' * 20}\n", "wider than 79 columns"),
-        ("import pandas as pd", "import pandas as", "no Python"),
+        ("import pandas as pd", "import pandas as", "not Python"),
     ],
 )
 def test_a_fault_is_found_and_its_remedy_told(tmp_path, old, new, said):

@@ -270,7 +270,7 @@ def test_what_a_gpu_does_otherwise_done_on_a_cpu(
     if (precision, attention) == ("fp32", "sdpa"):
         pytest.skip("a GPU has another kernel for it, whose result has another layout")
     softmax, adamw = torch.nn.functional.softmax, torch.optim.AdamW
-    monkeypatch.setattr(torch.nn.functional, "softmax", lambda x, dim: softmax(x.float(), dim=dim))
+    monkeypatch.setattr(torch.nn.functional, "softmax", lambda x, dim, **_: softmax(x.float(), dim=dim))
     monkeypatch.setattr(torch.optim, "AdamW", functools.partial(adamw, foreach=True))
     c = model(context=128, d_model=256, d_ff=512, vocabulary=640)
     if attention == "math":

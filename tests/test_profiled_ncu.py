@@ -261,7 +261,7 @@ def test_a_recording_without_counters_is_valid_and_says_why(no_gpu: Path, change
 
 def test_counters_that_cannot_be_read_are_not_recorded(no_gpu: Path, tmp_path: Path) -> None:
     (tmp_path / "ncu.csv").write_text("nonsense\n")
-    with pytest.raises(TraceError, match="no report of Nsight Compute"):
+    with pytest.raises(TraceError, match="not a report of Nsight Compute"):
         recorded(no_gpu, tmp_path / "ncu.csv")
     assert not list(no_gpu.rglob("*.csv"))
 

@@ -1185,7 +1185,7 @@ def test_nothing_is_left_behind_when_it_fails(tmp_path: Path, monkeypatch: pytes
         ("x.nsys-rep", b"\x00binary", "nsys export --type sqlite"),
         ("x y.ncu-rep", b"NVR\0", "ncu '--import=x y.ncu-rep'"),
         ("x.qdstrm", b"\x00binary", "nsys-rep"),
-        ("x.txt", b"hello", "no trace"),
+        ("x.txt", b"hello", "not a trace"),
         ("x.sqlite", b"", "is empty"),
     ],
 )

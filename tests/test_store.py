@@ -68,7 +68,7 @@ def test_nothing_else_is_overwritten(export, tmp_path):
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "thesis.tex").write_text("x")
-    with pytest.raises(nsightkit.TraceError, match="no trace folder"):
+    with pytest.raises(nsightkit.TraceError, match="not a trace folder"):
         store.write(nsightkit.load(export), precious)
     assert (precious / "thesis.tex").read_text() == "x"
 

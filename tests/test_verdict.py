@@ -216,6 +216,9 @@ class Rows:
     def row(self, change: str) -> dict[str, Any]:
         return {"change": change, "wall_ns": 10**9, "predicted_ns": round(10**9 * (1 - self.gains[change]))}
 
+    def saved(self, change: str) -> float:
+        return self.gains[change]
+
 
 def by_hand(amounts: dict[str, int], span: int, gains: dict[str, float] | None) -> tuple[str, list[str]]:
     """The contract, spelled out: what is lost weighs what its removal gains."""

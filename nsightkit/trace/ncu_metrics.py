@@ -107,7 +107,7 @@ STALLS: tuple[Stall, ...] = (
     Stall(
         "wait",
         "Stall Wait",
-        "waits out the fixed latency of the instruction before; it is not a barrier",
+        "waits out the fixed latency of the instruction before; there is no barrier",
         "give each warp more independent instructions, or the scheduler more warps",
     ),
     Stall(

@@ -52,7 +52,7 @@ class Copied:
         The copy.
     removed : list of dict
         ``kind``, ``place``, ``count``, the largest count first. Kinds are those of placeholders
-        (:data:`~nsightkit.trace.share.secrets.Kind`), and what was left out because nothing here knows it: ``table``,
+        (``nsightkit.trace.share.secrets.Kind``), and what was left out because nothing here knows it: ``table``,
         ``column``, ``property``, ``text``, ``field``, ``view``, ``index``, ``trigger``, ``other file``.
     """
 
