@@ -6,6 +6,7 @@ All functions work on whole columns; none loops over events.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from nsightkit.trace.nesting import nesting
 __all__ = [
     "Coverage",
     "busy",
+    "chunks",
     "common",
     "enclosing",
     "gpu_intervals",
@@ -27,14 +29,30 @@ __all__ = [
     "launches_of",
     "merge",
     "uncovered",
+    "union",
     "union_length",
 ]
 
 Int = npt.NDArray[np.int64]
 Index = npt.NDArray[np.intp]
 
-#: Moments looked up together; bounds memory.
+#: Rows looked at together; bounds memory.
 _CHUNK = 1 << 18
+
+
+def chunks(n: int) -> Iterator[slice]:
+    """Cut rows into pieces that fit the caches: what is worked out piece by piece costs memory for one piece.
+
+    Parameters
+    ----------
+    n : int
+
+    Yields
+    ------
+    slice
+    """
+    for low in range(0, n, _CHUNK):
+        yield slice(low, min(low + _CHUNK, n))
 
 
 def _sorted_by_start(start: Int, end: Int) -> tuple[Int, Int]:
@@ -65,8 +83,30 @@ def merge(start: npt.ArrayLike, end: npt.ArrayLike) -> tuple[Int, Int]:
         return s, e
     s, e = _sorted_by_start(s, e)
     reach = np.maximum.accumulate(e)
-    head = np.flatnonzero(s[1:] > reach[:-1]) + 1
+    apart = s[1:] > reach[:-1]
+    if apart.all():
+        return s, e
+    head = np.flatnonzero(apart) + 1
     return s[np.concatenate(([0], head))], reach[np.concatenate((head - 1, [len(s) - 1]))]
+
+
+def union(*parts: tuple[npt.ArrayLike, npt.ArrayLike]) -> tuple[Int, Int]:
+    """The union of several sets of intervals.
+
+    Parameters
+    ----------
+    *parts : tuple of array_like of int
+        Starts and ends of each set.
+
+    Returns
+    -------
+    start, end : ndarray of int64
+        Disjoint and sorted.
+    """
+    if len(parts) == 1:
+        return merge(*parts[0])
+    start, end = (np.concatenate([np.asarray(part[side], np.int64) for part in parts]) for side in (0, 1))
+    return merge(start, end)
 
 
 def uncovered(start: npt.ArrayLike, end: npt.ArrayLike, key: npt.ArrayLike) -> Int:
@@ -133,7 +173,7 @@ class Coverage:
         ndarray of int64
         """
         if np.size(t) > _CHUNK:
-            return np.concatenate([self.before(t[low : low + _CHUNK]) for low in range(0, len(t), _CHUNK)])
+            return np.concatenate([self.before(t[mine]) for mine in chunks(len(t))])
         i = np.searchsorted(self.start, t, side="right")
         covered = self._before[i]
         if len(self.start):
@@ -351,8 +391,7 @@ def launches_of(trace: Trace, table: npt.ArrayLike, row: npt.ArrayLike) -> Int:
         if len(mine):
             frame = trace.table(name, ["process", "correlation"])
             process, correlation = (frame[c].to_numpy() for c in frame.columns)
-            for low in range(0, len(mine), _CHUNK):
-                part = mine[low : low + _CHUNK]
+            for part in (mine[piece] for piece in chunks(len(mine))):
                 launch[part] = launch_of(trace, process[rows[part]], correlation[rows[part]])
     return launch
 

@@ -38,9 +38,10 @@ class Crowding:
     def __init__(self, of: Schedule) -> None:
         self.of = of
         self.kernels = (of.table != GPU_TABLES.index("memops")) & ~of.collective
-        streams = pd.DataFrame({"device": of.device, "stream": of.stream})[self.kernels].drop_duplicates()
+        heads = np.flatnonzero(of.first)
+        devices = of.device[heads][np.logical_or.reduceat(self.kernels, heads)]
         #: whether any device runs kernels on several streams; if none does, none can be crowded
-        self.possible = bool(streams["device"].duplicated().any())
+        self.possible = len(np.unique(devices)) < len(devices)
         if self.possible:
             self.company = self._company(of.start, of.end)
             self.factor = self._factor()

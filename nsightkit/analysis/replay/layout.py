@@ -8,19 +8,62 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from nsightkit.analysis.replay.model import MOST_CUTS, NEVER, Bool, Int, rows_of
+from nsightkit.analysis.core import intervals
+from nsightkit.analysis.replay.model import MOST_CUTS, NEVER, Bool, Int, kinds_of, rows_of
 
 if TYPE_CHECKING:
     from nsightkit.analysis.replay.schedule import Schedule
 
-__all__ = ["Layout"]
+__all__ = ["Layout", "Slots"]
+
+
+class Slots:
+    """Slots of the threads; the same for all changes.
+
+    A *slot* is the time of a thread between two cuts: in it all that the thread does is early or late by the same
+    delay.
+
+    Parameters
+    ----------
+    of : Schedule
+    """
+
+    def __init__(self, of: Schedule) -> None:
+        rows = np.concatenate([of.cut_rows, of.throttled])
+        thread = np.concatenate([of.call_thread[rows], of.pause_thread, of.arrival_thread])
+        start = np.concatenate([of.call_start[rows], of.pause_start, of.arrival_start])
+        end = np.concatenate([of.call_end[rows], of.pause_end, of.arrival_end])
+        #: the points at which a thread's delay changes, by thread and time; each opens a slot
+        self.cut = np.lexsort((end, thread))
+        self.cut_start, self.cut_end = start[self.cut], end[self.cut]
+        self.threads: list[int] = of.threads.tolist()
+        ordered = thread[self.cut]
+        self.low = {t: int(np.searchsorted(ordered, t)) for t in self.threads}
+        self.high = {t: int(np.searchsorted(ordered, t, side="right")) for t in self.threads}
+        # Slot number: the cut's own place plus one a thread for what comes before its first.
+        self.base = {t: self.low[t] + i for i, t in enumerate(self.threads)}
+        self.count = len(self.cut_end) + len(self.threads)
+        self.of_cut = np.empty(len(self.cut_end), np.int64)
+        for t in self.threads:
+            self.of_cut[self.low[t] : self.high[t]] = self.base[t] + 1 + np.arange(self.high[t] - self.low[t])
+        #: the slot that each operation was launched in; -1 where its launch was not recorded
+        self.of_operation = np.full(len(of.start), -1, np.int32)
+        for mine in intervals.chunks(len(of.start)):
+            launch = of.launch[mine]
+            by = np.where(launch >= 0, of.call_thread[launch], -1)
+            for t in kinds_of(by[by >= 0]).tolist():
+                self.of_operation[mine][by == t] = self.at(t, of.call_start[launch[by == t]])
+
+    def at(self, thread: int, time: Int) -> Int:
+        """The slot in force on a thread at each time."""
+        ends = self.cut_end[self.low[thread] : self.high[thread]]
+        return np.asarray(self.base[thread] + np.searchsorted(ends, time, side="right"))
 
 
 class Layout:
-    """Slots of the threads and segments of the streams; the same for all changes that move nothing aside.
+    """Segments of the streams; the same for all changes that move nothing aside.
 
-    A *slot* is the time of a thread between two cuts: in it all that the thread does is early or late by the same
-    delay. A *segment* is a run of operations of one stream that were launched in one slot and wait for nothing else.
+    A *segment* is a run of operations of one stream that were launched in one slot and wait for nothing else.
 
     Parameters
     ----------
@@ -31,48 +74,8 @@ class Layout:
 
     def __init__(self, of: Schedule, aside: Bool | None = None) -> None:
         self.of, self.aside = of, aside
-        self._lay_cuts()
-        self._lay_slots()
         self._lay_order()
         self._lay_segments()
-
-    # -- threads
-
-    def _lay_cuts(self) -> None:
-        """The points at which a thread's delay changes, by thread and time; each opens a slot."""
-        of = self.of
-        rows = np.concatenate([of.cut_rows, of.throttled])
-        thread = np.concatenate([of.call_thread[rows], of.pause_thread, of.arrival_thread])
-        start = np.concatenate([of.call_start[rows], of.pause_start, of.arrival_start])
-        end = np.concatenate([of.call_end[rows], of.pause_end, of.arrival_end])
-        self.cut = np.lexsort((end, thread))
-        self.cut_start, self.cut_end = start[self.cut], end[self.cut]
-        self.threads: list[int] = of.threads.tolist()
-        ordered = thread[self.cut]
-        self.low = {t: int(np.searchsorted(ordered, t)) for t in self.threads}
-        self.high = {t: int(np.searchsorted(ordered, t, side="right")) for t in self.threads}
-        # Slot number: the cut's own place plus one a thread for what comes before its first.
-        self.base = {t: self.low[t] + i for i, t in enumerate(self.threads)}
-        self.slots = len(self.cut_end) + len(self.threads)
-        self.slot_of_cut = np.empty(len(self.cut_end), np.int64)
-        for t in self.threads:
-            self.slot_of_cut[self.low[t] : self.high[t]] = self.base[t] + 1 + np.arange(self.high[t] - self.low[t])
-
-    def slot(self, thread: int, time: Int) -> Int:
-        """The slot in force on a thread at each time."""
-        ends = self.cut_end[self.low[thread] : self.high[thread]]
-        return np.asarray(self.base[thread] + np.searchsorted(ends, time, side="right"))
-
-    def _lay_slots(self) -> None:
-        """The slot that each operation was launched in; -1 where its launch was not recorded."""
-        of = self.of
-        self.slot_of = np.full(len(of.start), -1, np.int32)
-        by = of.call_thread[np.maximum(of.launch, 0)]
-        for thread in self.threads:
-            mine = np.flatnonzero((of.launch >= 0) & (by == thread))
-            self.slot_of[mine] = self.slot(thread, of.call_start[of.launch[mine]])
-
-    # -- streams
 
     def _lay_order(self) -> None:
         """The operations by stream, as they are played."""
@@ -125,7 +128,8 @@ class Layout:
 
     def _lay_segments(self) -> None:
         of, stream, n = self.of, self.stream, len(self.of.start)
-        slots, in_step = self.ordered(self.slot_of), None if of.in_step is None else self.ordered(of.in_step)
+        slots = self.ordered(of.slots.of_operation)
+        in_step = None if of.in_step is None else self.ordered(of.in_step)
         launch = self.ordered(of.launch)
         first = np.append(True, stream[1:] != stream[:-1])
         #: where a segment begins, and what has to end one, for somebody asks when it is done
@@ -174,7 +178,7 @@ class Layout:
             if self.aside is not None:
                 self._join_at_steps(in_step)
         # As long as all operations, and of no use for playing.
-        del self.stream, self.slot_of, self._segment
+        del self.stream, self._segment
         if self.aside is not None:
             del self._place, self._kept
 
@@ -209,13 +213,14 @@ class Layout:
     @functools.cached_property
     def nodes(self) -> tuple[Int, Int]:
         """In which order cuts, segments and departures from collectives are walked, and the segments that meet."""
-        slot_time = np.full(self.slots, NEVER)
-        slot_time[self.slot_of_cut] = self.cut_end
+        cuts = self.of.slots
+        slot_time = np.full(cuts.count, NEVER)
+        slot_time[cuts.of_cut] = cuts.cut_end
         slot = self.slot_of_head
         key = np.maximum(self.begins, np.where(slot >= 0, slot_time[np.maximum(slot, 0)], NEVER))
         meeting = np.array([*self.meets], np.int64)
         gathered = np.full(int(self.of.meeting_of.max(initial=-1)) + 1, NEVER)
         np.maximum.at(gathered, self.of.meeting_of, key[meeting])
         # Cuts stand first: of two at one time, the cut; what leaves a collective stands behind the arrivals.
-        times = np.concatenate([self.cut_end, key, gathered[self.of.meeting_of]])
+        times = np.concatenate([cuts.cut_end, key, gathered[self.of.meeting_of]])
         return np.argsort(times, kind="stable"), meeting

@@ -27,7 +27,9 @@ def kinds_of(values: Any) -> Int:
 
 def rows_of(rows: Any) -> Int:
     """Rows of a table, each once, in order."""
-    return np.flatnonzero(np.bincount(rows)) if len(rows) else np.empty(0, np.int64)
+    meant = np.zeros(int(np.max(rows, initial=-1)) + 1, bool)
+    meant[rows] = True
+    return np.flatnonzero(meant)
 
 
 @dataclasses.dataclass(frozen=True)

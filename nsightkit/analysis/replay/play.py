@@ -39,10 +39,8 @@ class Play:
             parts = [*of.passive[thread], *([change.away[thread]] if thread in change.away else [])]
             parts = [part for part in parts if len(part[0])]
             if parts:
-                start, end = (np.concatenate([part[side] for part in parts]) for side in (0, 1))
-                np.maximum(start, of.begin_ns, out=start)
-                self._away[thread] = intervals.Coverage(start, end)
-                del start, end
+                start, end = intervals.union(*parts)
+                self._away[thread] = intervals.Coverage(np.maximum(start, of.begin_ns), end)
         self._lines()
 
     def own(self, thread: int, time: Int) -> Int:
@@ -139,21 +137,22 @@ class Play:
         Played
         """
         of, layout, change = self.of, self.layout, self.change
-        delay: list[float] = [0] * layout.slots
+        slots = of.slots
+        delay: list[float] = [0] * slots.count
         end_of: list[float] = [int(NEVER)] * len(layout.head)
         # A stream that a change makes begins with what is played.
         stream_end: list[float] = [of.earliest_ns] * (int(layout.stream_of.max()) + 1)
         stream_end[: len(of.released_ns)] = of.released_ns.tolist()
-        own_start, own_end = layout.cut_start.copy(), layout.cut_end.copy()
-        for t in layout.threads if self._away else ():
-            part = slice(layout.low[t], layout.high[t])
+        own_start, own_end = slots.cut_start.copy(), slots.cut_end.copy()
+        for t in slots.threads if self._away else ():
+            part = slice(slots.low[t], slots.high[t])
             own_start[part], own_end[part] = self.own(t, own_start[part]), self.own(t, own_end[part])
         begins_at, returns_at = own_start.tolist(), own_end.tolist()
         order, meeting = layout.nodes
-        n_cuts, n_nodes = len(layout.cut_end), len(layout.cut_end) + len(layout.head)
+        n_cuts, n_nodes = len(slots.cut_end), len(slots.cut_end) + len(layout.head)
         a, b, slot = self.a.tolist(), self.b.tolist(), layout.slot_of_head.tolist()
         direct, stream, first_ns = self.direct.tolist(), layout.stream_of.tolist(), self.first_ns.tolist()
-        cut, slot_of_cut = layout.cut.tolist(), layout.slot_of_cut.tolist()
+        cut, slot_of_cut = slots.cut.tolist(), slots.of_cut.tolist()
         cost, tail = self._costs().tolist(), of.cut_tail.tolist()
         n_block = len(of.cut_rows)
         n_full = n_block + len(of.throttled)
@@ -242,7 +241,7 @@ class Play:
         slots = np.empty(len(of.pause_by), np.int64)
         for thread in kinds_of(of.pause_by).tolist():
             mine = of.pause_by == thread
-            slots[mine] = self.layout.slot(thread, of.pause_end[mine])
+            slots[mine] = of.slots.at(thread, of.pause_end[mine])
         return self._own_of(of.pause_by, of.pause_end).tolist(), slots.tolist()
 
     def _launched(self) -> tuple[list[int], list[int]]:
@@ -264,7 +263,7 @@ class Play:
             return Played(int(end_of.max() - begin), np.empty(0, np.int64))
         thread = int(of.steps["thread"].iloc[0])
         cpu = of.steps["cpu_end_ns"].to_numpy()
-        reached = self.own(thread, cpu) + delay[layout.slot(thread, cpu)]
+        reached = self.own(thread, cpu) + delay[of.slots.at(thread, cpu)]
         ends = reached.astype(np.int64)
         for k, parts in enumerate(layout.step_parts):
             ends[k] = max([int(ends[k]), *(int(end_of[s]) for s in parts)])
@@ -276,7 +275,7 @@ class Play:
             np.maximum.at(ends, at[within], end_of[layout.beside[within]].astype(np.int64))
         ends = np.maximum.accumulate(ends)
         first = of.steps["start_ns"].to_numpy()[:1]
-        begin = int((self.own(thread, first) + delay[layout.slot(thread, first)])[0])
+        begin = int((self.own(thread, first) + delay[of.slots.at(thread, first)])[0])
         if of.steps["begin_ns"].iloc[0] > first[0]:  # behind a step that is not played
             begin = max(begin, int(of.steps["begin_ns"].iloc[0]))
             ends = np.maximum(ends, begin)

@@ -17,7 +17,7 @@ from nsightkit.analysis.core.categories import categorize
 from nsightkit.analysis.core.names import matching
 from nsightkit.analysis.ranks.meetings import Meetings
 from nsightkit.analysis.replay.crowding import Crowding
-from nsightkit.analysis.replay.layout import Layout
+from nsightkit.analysis.replay.layout import Layout, Slots
 from nsightkit.analysis.replay.model import MOST_CUTS, NEVER, Bool, Change, Int, Played, kinds_of, rows_of
 from nsightkit.analysis.replay.play import Play
 from nsightkit.analysis.timeline import steps
@@ -240,6 +240,9 @@ class Schedule:
         blocks = matching(names, BLOCKING)
         kept = self.trace.mask("calls")
         linked = self.launch[self.launch >= 0]
+        #: which calls launched what is scheduled
+        self.launching = np.zeros(len(calls), bool)
+        self.launching[linked] = True
         memops = self.table == GPU_TABLES.index("memops")
         copies = np.flatnonzero(memops & (self.launch >= 0))
         #: copies whose call returns only when they are done, as that of pageable memory does
@@ -259,10 +262,8 @@ class Schedule:
         else:
             self.staged = np.zeros(len(self.start), bool)
         if kept is not None:
-            launching = np.zeros(len(blocks), bool)
-            launching[linked] = True
-            blocks &= kept | launching
-        threads = kinds_of(self.call_thread[linked])
+            blocks &= kept | self.launching
+        threads = kinds_of(self.call_thread[self.launching])
         self.steps = steps.windows(self.trace)
         if len(self.steps):
             threads = np.unique(np.append(threads, self.steps["thread"].to_numpy()))
@@ -302,14 +303,14 @@ class Schedule:
 
     def _threads(self) -> None:
         """Silences of a thread that another one ended: it handed work over, or was done with what was handed to it."""
-        facts, linked = self.facts, self.launch[self.launch >= 0]
+        facts = self.facts
         threads = self.threads.tolist()
         #: per thread, time in which it only waited for room in the queue
         self.passive: dict[int, list[tuple[Int, Int]]] = {t: [] for t in threads}
         self.pause_thread, self.pause_start, self.pause_end, self.pause_by = np.empty((4, 0), np.int64)
         if len(threads) < 2:
             return
-        rows = rows_of(np.concatenate([linked, self.blocking]))
+        rows = rows_of(np.append(np.flatnonzero(self.launching), self.blocking))
         rows = rows[np.argsort(self.call_start[rows], kind="stable")]
         calls = {
             t: _Calls(self.call_start[mine], self.call_end[mine])
@@ -336,7 +337,7 @@ class Schedule:
             # A worker that waits to be handed work is not waiting for data.
             parts.append(intervals.common(facts.input_waits(one), facts.thread_waits(one), outside=True))
             parts += [of(one) for of in (facts.one_offs, facts.profiler_time)]
-            acted, rested = intervals.merge(*(np.concatenate([part[side] for part in parts]) for side in (0, 1)))
+            acted, rested = intervals.union(*parts)
             start, end = np.append(NEVER, rested[:-1]), acted
             long = end - start > pause
             start, end = start[long], end[long]
@@ -393,7 +394,7 @@ class Schedule:
                 rows = self.trace.whole.table(table, ["start_ns", "end_ns", "thread", "name"])
                 mine = rows[matching(rows["name"], pattern) & (rows["thread"] == thread).to_numpy()]
                 parts.append((mine["start_ns"].to_numpy(), mine["end_ns"].to_numpy()))
-            waits = intervals.Coverage(*(np.concatenate([part[side] for part in parts]) for side in (0, 1)))
+            waits = intervals.Coverage(*intervals.union(*parts))
             long = (2 * waits.of(start, end) >= end - start) & (end - start >= _HELD_NS) & (start >= self.begin_ns)
             mine = self.pause_thread == thread
             handed = intervals.Coverage(self.pause_start[mine], self.pause_end[mine])
@@ -419,14 +420,13 @@ class Schedule:
         dict of int to tuple of ndarray of int64
             Disjoint intervals a thread.
         """
-        rows = rows_of(self.launch[self.launch >= 0])
         found = {}
         for thread in self.threads.tolist():
-            start = self.call_start[rows[self.call_thread[rows] == thread]]
+            start = self.call_start[self.launching & (self.call_thread == thread)]
             if len(start) < 2:
                 continue
             if (start[1:] < start[:-1]).any():
-                start.sort()
+                start.sort(kind="stable")  # few runs, as a rule
             cuts = self.cut_rows[self.call_thread[self.cut_rows] == thread]
             pauses = self.pause_thread == thread
             parts = [busy(thread), *self.passive[thread], (self.call_start[cuts], self.call_end[cuts])]
@@ -434,45 +434,47 @@ class Schedule:
             copies = self.launch[self.staged & (self.launch >= 0)]
             copies = copies[self.call_thread[copies] == thread]
             parts.append((self.call_start[copies], self.call_end[copies]))
-            other = intervals.Coverage(*(np.concatenate([part[side] for part in parts]) for side in (0, 1)))
-            # Consecutive launches have nothing else between them.
-            between = np.flatnonzero(np.diff(other.before(start)) <= launch_ns)
-            between = between[self._dispatched(thread, start)[between]]
-            long = between[start[between + 1] - start[between] > launch_ns]
-            found[thread] = start[long] + launch_ns, start[long + 1]
+            other = intervals.Coverage(*intervals.union(*parts))
+            apart = np.diff(start)
+            usual_ns = _SLOW_CALL * np.median(apart)
+            only = apart > launch_ns
+            for mine in intervals.chunks(len(apart)):
+                only[mine] &= np.diff(other.before(start[mine.start : mine.stop + 1])) <= launch_ns
+            # Launches that follow each other as launches do, or in operators, have only dispatch between them.
+            far = np.flatnonzero(only & (apart > usual_ns))
+            only[far] = 2 * self.facts.dispatch(thread).covered(start[far], start[far + 1]) >= apart[far]
+            begun, done = start[:-1][only], start[1:][only]
+            begun += launch_ns
+            found[thread] = begun, done
         return found
-
-    def _dispatched(self, thread: int, start: Int) -> Bool:
-        """Whether launches follow each other as launches do, or are in operators, and so have only dispatch between."""
-        apart = np.diff(start)
-        usual: Bool = apart <= _SLOW_CALL * np.median(apart)
-        far = np.flatnonzero(~usual)
-        usual[far] = 2 * self.facts.dispatch(thread).covered(start[far], start[far + 1]) >= apart[far]
-        return usual
 
     # -- constants
 
     def _latencies(self) -> None:
         linked = self.launch >= 0
-        begun, done = (edge[np.maximum(self.launch, 0)] for edge in (self.call_start, self.call_end))
-        before = self._before()
-        meanwhile = self.staged & (self.start < done)  # staged piece by piece
+        meanwhile, idle, queued = np.empty((3, len(linked)), bool)
+        #: ready = launch call's start or end + latency: whichever was the steadier
+        self.ready = np.empty(len(linked), np.int64)
+        for mine in intervals.chunks(len(linked)):
+            begun, done = self._called(mine)
+            meanwhile[mine] = self.staged[mine] & (self.start[mine] < done)  # staged piece by piece
+            idle[mine] = (self._device_before_ns[mine] < begun) & ~meanwhile[mine]
+            queued[mine] = done + 10_000 < self._before(mine)
+            self.ready[mine] = np.where(self.own_copy[mine], begun + _CALL_NS, done) + _START_NS
+        del self._device_before_ns
+        idle &= linked
+        queued &= linked & ~self.first
+        self.ready[~linked] = NEVER
         kind = self.table * np.int8(8)
         for bit, is_so in ((4, meanwhile), (2, self.staged), (1, self.own_copy)):
             kind[is_so] += bit
-        idle = linked & (self._device_before_ns < begun) & ~meanwhile
-        del self._device_before_ns
-        queued = linked & (done + 10_000 < before) & ~self.first
-        #: ready = launch call's start or end + latency: whichever was the steadier
-        self.ready = done + _START_NS
-        self.ready[self.own_copy] = begun[self.own_copy] + _CALL_NS + _START_NS
-        self.ready[~linked] = NEVER
         self.gap = np.full(len(self.start), _NEXT_NS, np.int32)
         for one in kinds_of(kind).tolist():
             mine = kind == one
             samples = _some(mine & idle)
             if len(samples):
-                from_start, from_end = self.start[samples] - begun[samples], self.start[samples] - done[samples]
+                begun, done = self._called(samples)
+                from_start, from_end = self.start[samples] - begun, self.start[samples] - done
                 by = [
                     (_spread(from_end), int(np.median(from_end)), False),
                     (_spread(from_start), int(np.median(from_start)), True),
@@ -480,25 +482,31 @@ class Schedule:
                 # A call that returns after its copy says nothing by its end, one that stages it nothing by its start.
                 by = by[1:] if one & 1 else by[:1] if one & 2 else by
                 _, latency, of_start = min(by, key=lambda row: row[0])
-                np.add(begun if of_start else done, latency, out=self.ready, where=mine & linked)
+                edge = self.call_start if of_start else self.call_end
+                for part in intervals.chunks(len(mine)):
+                    at = edge[np.maximum(self.launch[part], 0)]
+                    np.add(at, latency, out=self.ready[part], where=(mine & linked)[part])
             samples = _some(mine & queued)
             if len(samples):
-                between = self.start[samples] - before[samples]
+                between = self.start[samples] - self._before(samples)
                 between = between[between <= _HELD_NS]
                 self.gap[mine] = int(np.median(between)) if len(between) else _NEXT_NS
         # Of what runs behind a call that takes its time, the call's end says more.
-        launches = rows_of(self.launch[linked & ~self.own_copy])
-        lasting = self.call_end[launches] - self.call_start[launches]
+        apart = self.launching.copy()
+        apart[self.launch[self.own_copy]] = False
+        launches = np.flatnonzero(apart)
+        took = self.call_end - self.call_start
+        lasting = took[launches]
         self.call_ns = int(np.median(lasting)) if len(launches) else _CALL_NS
-        slow = np.flatnonzero(linked & ~self.own_copy & (done - begun > _SLOW_CALL * self.call_ns))
-        self.ready[slow] = np.maximum(self.ready[slow], np.minimum(done[slow], self.start[slow]))
+        long = took > _SLOW_CALL * self.call_ns
+        slow = np.flatnonzero(linked & ~self.own_copy & long[self.launch])
+        self.ready[slow] = np.maximum(self.ready[slow], np.minimum(self._called(slow)[1], self.start[slow]))
         # The CPU stages pageable memory itself: until the copy begins or, where that had to wait, at the copy's pace.
         piecewise = np.flatnonzero(meanwhile)
         start, end = self.start[piecewise], self.end[piecewise]
-        behind = before[piecewise] > start - 2 * _START_NS
-        paced = np.minimum(begun[piecewise] + self.call_ns + end - start, start)
+        behind = self._before(piecewise) > start - 2 * _START_NS
+        paced = np.minimum(self._called(piecewise)[0] + self.call_ns + end - start, start)
         self.ready[piecewise] = np.where(behind, paced, start)
-        del begun, done, before
         self._throttled(launches, lasting)
         if not linked.all():
             # Launched before the recording began: it is where it is in its stream.
@@ -506,11 +514,15 @@ class Schedule:
             lost = ~linked & self.first
             self.ready[lost] = self.start[lost]
 
-    def _before(self) -> Int:
-        """When the operation before each one in its stream had ended."""
-        before = np.append(NEVER, self.end[:-1])
-        before[self.first] = self.released_ns
-        return before
+    def _called(self, at: Int | slice) -> tuple[Int, Int]:
+        """Start and end of the calls that launched some operations, of any call where that was not recorded."""
+        row = np.maximum(self.launch[at], 0)
+        return self.call_start[row], self.call_end[row]
+
+    def _before(self, at: Int | slice) -> Int:
+        """When the operation before each of some in its stream had ended."""
+        at = np.arange(*at.indices(len(self.end))) if isinstance(at, slice) else at
+        return np.where(self.first[at], self.released_ns[self.stream[at]], self.end[at - 1])
 
     def _device_before(self, ops: pd.DataFrame) -> Int:
         """When all that began on its device before each operation, selected or not, had ended."""
@@ -545,7 +557,8 @@ class Schedule:
 
     def _waits(self) -> None:
         """Pairs (operation, what it waits for on another stream)."""
-        explained = np.maximum(self.ready, self._before() + self.gap)
+        explained = self._before(slice(None)) + self.gap
+        np.maximum(explained, self.ready, out=explained)
         linked = self.launch >= 0
         told, told_of = self._recorded_waits() if "waits" not in self.without else (np.empty(0, np.int64),) * 2
         until = explained.copy()
@@ -608,9 +621,9 @@ class Schedule:
         held = late > _HELD_NS
         # A stream that was busy before the recording began is free when its first operation starts.
         busy = np.flatnonzero(held & self.first)
-        free = np.full(int(self.stream.max()) + 1, NEVER)
-        free[self.stream[busy]] = self.start[busy]
-        self.ready = np.maximum(self.ready, free[self.stream])
+        for first in busy.tolist():
+            theirs = slice(*np.searchsorted(self.stream, [self.stream[first], self.stream[first] + 1]))
+            self.ready[theirs] = np.maximum(self.ready[theirs], self.start[first])
         held[busy] = False
         #: time for which each operation was held up so
         self.held_ns = np.where(held, late, 0) if held.any() else np.broadcast_to(np.int64(0), late.shape)
@@ -860,6 +873,11 @@ class Schedule:
             if talks.any():
                 out[kernels] |= np.append(talks, False)[names.codes.to_numpy()[rows]]
         return out
+
+    @functools.cached_property
+    def slots(self) -> Slots:
+        """The slots of the threads."""
+        return Slots(self)
 
     @functools.cached_property
     def layout(self) -> Layout:

@@ -168,7 +168,7 @@ class WhatIf:
         for thread in self.schedule.threads.tolist():
             parts = [change.away[thread] for change in changes if thread in change.away]
             if parts:
-                away[thread] = intervals.merge(*(np.concatenate([part[side] for part in parts]) for side in (0, 1)))
+                away[thread] = intervals.union(*parts)
         lasting = self.schedule.end - self.schedule.start
         other = [change.durations_ns - lasting for change in changes if change.durations_ns is not None]
         aside = [change.aside for change in changes if change.aside is not None]
@@ -241,17 +241,17 @@ class WhatIf:
                 mine = np.append([plain(str(n)) in wanted for n in names.categories], False)[names.codes.to_numpy()]
                 mine &= rows["thread"].to_numpy() == thread
                 found.append((rows["start_ns"].to_numpy()[mine], rows["end_ns"].to_numpy()[mine]))
-            both = intervals.merge(*(np.concatenate([part[side] for part in found]) for side in (0, 1)))
+            both = intervals.union(*found)
             named = intervals.common(both, self.schedule.facts.own_work(thread))
             unnamed = self._unnamed(thread, wanted)
-            parts[thread] = intervals.merge(*(np.concatenate([named[side], unnamed[side]]) for side in (0, 1)))
+            parts[thread] = intervals.union(named, unnamed)
         return Change(away=parts)
 
     def _unnamed(self, thread: int, wanted: set[str]) -> tuple[Int, Int]:
         """Gaps in which a thread was at work in a range around more than that work, such as a step: the gaps' time."""
         found = in_window(self.trace)
         calls = self.trace.whole.table("calls", ["start_ns", "end_ns", "thread"])
-        parts = [(np.empty(0, np.int64), np.empty(0, np.int64))]
+        parts = []
         work = intervals.Coverage(*self.schedule.facts.own_work(thread))
         for kind, table in (("range", "ranges"), ("op", "ops")):
             mine = found[((found["cause"] == "cpu-work") & (found["kind"] == kind)).to_numpy()]
@@ -260,9 +260,9 @@ class WhatIf:
             start, end = (mine[c].to_numpy(np.int64) for c in ("start_ns", "end_ns"))
             rest = (by == thread) & meant & (2 * work.of(start, end) < end - start)
             parts.append((start[rest], end[rest]))
-        gap = tuple(np.concatenate([part[side] for part in parts]) for side in (0, 1))
         own = calls[(calls["thread"] == thread).to_numpy()]
-        return intervals.common((gap[0], gap[1]), (own["start_ns"].to_numpy(), own["end_ns"].to_numpy()), outside=True)
+        called = own["start_ns"].to_numpy(), own["end_ns"].to_numpy()
+        return intervals.common(intervals.union(*parts), called, outside=True)
 
     def _without(self, pattern: re.Pattern[str]) -> Change:
         """GPU operations that take no time, and ranges and operators of the launching threads neither."""
@@ -273,7 +273,7 @@ class WhatIf:
                 rows = self.trace.whole.table(table, ["start_ns", "end_ns", "thread", "name"])
                 mine = matching(rows["name"], pattern) & (rows["thread"].to_numpy() == thread)
                 found.append((rows["start_ns"].to_numpy()[mine], rows["end_ns"].to_numpy()[mine]))
-            parts[thread] = intervals.merge(*(np.concatenate([part[side] for part in found]) for side in (0, 1)))
+            parts[thread] = intervals.union(*found)
         return Change(away=parts, durations_ns=self._scaled(pattern, 0.0))
 
     def _named(self, pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:

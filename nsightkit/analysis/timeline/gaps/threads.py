@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nsightkit.analysis.core.intervals import Coverage, gpu_intervals, launch_of, launches_of, merge
+from nsightkit.analysis.core.intervals import Coverage, gpu_intervals, launch_of, launches_of, merge, union
 from nsightkit.analysis.core.names import OPERATOR_RANGE, compiled, matching
 from nsightkit.trace.model import Trace
 from nsightkit.trace.nesting import nesting
@@ -520,7 +520,7 @@ class Threads:
         if len(everywhere) > len(here):
             busy = self._busy(thread)
             s, e = self._outside(everywhere, Track(busy.start, busy.end, busy.start))
-            start, end = merge(np.concatenate((start, s)), np.concatenate((end, e)))
+            start, end = union((start, end), (s, e))
         return start, end
 
     def dispatch_free(self, thread: int) -> tuple[Int, Int]:
@@ -533,7 +533,7 @@ class Threads:
             self._silences(thread),
         )
         parts += [(t.start, t.end) for t in others]
-        return merge(np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts]))
+        return union(*parts)
 
     def _silences(self, thread: int) -> Track:
         """Times between CUDA calls that are too long for dispatch, and mostly not in operators that launch."""
