@@ -352,7 +352,11 @@ class Schedule:
             woken = np.logical_or.reduce([*acts.values(), *fills.values()])
             alone = np.sort((end - start)[(start > NEVER) & ~woken])
             own = np.searchsorted(alone, (end - start) / _ALIKE) < np.searchsorted(alone, (end - start) * _ALIKE)
-            hits = {other: (fills[other] | acts[other]) & ~own for other in others}
+            # A thread that is silent while another waits for data, until that has it, waits for the same.
+            waited = {other: intervals.Coverage(*facts.input_waits(other)).of(start, end) for other in others}
+            hits = {
+                other: (fills[other] | acts[other]) & (~own | (2 * waited[other] >= end - start)) for other in others
+            }
             # Where several may have, the one that may have the most often; of about as many, that of the steps.
             often = {other: int(hits[other].sum() + fills[other].sum()) for other in others}
             most = _ABOUT * max(often.values())
