@@ -81,16 +81,15 @@ class Accumulation(Workload):
         if config.block < 1 or config.count % config.block:
             raise ValueError(f"blocks of {config.block} do not divide {config.count} addends")
         super().__init__(config, device)
-        self.config = config
-        self._addends = {name: self._addend(variant) for name, variant in VARIANTS.items()}
+        self._addends = {}
+        for name, variant in VARIANTS.items():
+            value = torch.tensor(config.addend, dtype=variant.addend, device=self.device)
+            self._addends[name] = value.to(variant.accumulator) if variant.widen else value
         self._totals: dict[str, Tensor] = {}
-        matmul = torch.backends.cuda.matmul
         for name in ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction"):
-            self.parameters[name] = _enabled(getattr(matmul, name))
-
-    def _addend(self, variant: Variant) -> Tensor:
-        value = torch.tensor(self.config.addend, dtype=variant.addend, device=self.device)
-        return value.to(variant.accumulator) if variant.widen else value
+            setting = getattr(torch.backends.cuda.matmul, name)
+            # Newer versions of torch give a pair: the switch, and whether split-K may use it.
+            self.parameters[name] = bool(setting[0] if isinstance(setting, tuple) else setting)
 
     def step(self) -> None:
         """Form every sum from the beginning."""
@@ -135,11 +134,6 @@ class Accumulation(Workload):
             product = addends @ torch.ones(self.config.count, 16, dtype=dtype, device=self.device)
             found[f"matmul/{name}"] = [float(product[0, 0])]
         return found
-
-
-def _enabled(setting: Any) -> bool:
-    # Newer versions of torch give a pair: the switch, and whether split-K may use it.
-    return bool(setting[0] if isinstance(setting, tuple) else setting)
 
 
 def start(device: str, **parameters: Any) -> Accumulation:

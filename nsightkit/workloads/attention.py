@@ -124,7 +124,6 @@ class Attention(Workload):
 
     def __init__(self, config: AttentionConfig, device: str = "cpu") -> None:
         super().__init__(config, device)
-        self.config = config
         self._set_fp32_products(config.precision)
         if config.implementation in _BACKENDS:
             self._settings.enter_context(sdpa_kernel(_BACKENDS[config.implementation]))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import re
 import warnings
 from collections import defaultdict
@@ -92,7 +93,6 @@ class Autocast(Workload):
 
     def __init__(self, config: AutocastConfig, device: str = "cpu") -> None:
         super().__init__(config, device)
-        self.config = config
         random = torch.Generator().manual_seed(config.seed)
         shape = (config.batch, config.context + 1)
         self._tokens = torch.randint(1, config.vocabulary, shape, generator=random).to(self.device)
@@ -144,13 +144,15 @@ class Autocast(Workload):
         for precision, (model, optimizer, _) in self._runs.items():
             with _watched(model, precision, found), _saved(model, precision, found):
                 self._train(precision)
-            for parameter in model.parameters():
-                found[f"parameter/{precision}/{_type(parameter)}"].append(parameter.nbytes)
-                if parameter.grad is not None:
-                    found[f"parameter gradient/{precision}/{_type(parameter.grad)}"].append(parameter.grad.nbytes)
-            for state in optimizer.state.values():
-                for value in state.values():
-                    found[f"optimizer/{precision}/{_type(value)}"].append(value.nbytes)
+            parameters = list(model.parameters())
+            for what, tensors in (
+                ("parameter", parameters),
+                ("parameter gradient", [parameter.grad for parameter in parameters]),
+                ("optimizer", [value for state in optimizer.state.values() for value in state.values()]),
+            ):
+                for tensor in tensors:
+                    if tensor is not None:
+                        found[f"{what}/{precision}/{_type(tensor)}"].append(tensor.nbytes)
             optimizer.zero_grad()
         for precision in self._runs:
             if precision != "fp32":
@@ -249,28 +251,21 @@ def _type(value: Tensor) -> str:
 @contextlib.contextmanager
 def _watched(model: Model, precision: str, found: dict[str, list[float]]) -> Iterator[None]:
     """Note type and bytes of what modules give, and of its gradients."""
-    handles = []
+    with contextlib.ExitStack() as hooks:
 
-    def note(role: str) -> Callable[[nn.Module, Any, Tensor], None]:
-        def after(_: nn.Module, __: Any, output: Tensor) -> None:
-            found[f"output/{precision}/{role}/{_type(output)}"].append(output.nbytes)
+        def add(what: str, role: str, value: Tensor) -> None:
+            found[f"{what}/{precision}/{role}/{_type(value)}"].append(value.nbytes)
 
-            def gradient(value: Tensor) -> None:
-                found[f"gradient/{precision}/{role}/{_type(value)}"].append(value.nbytes)
+        def note(role: str, _: nn.Module, __: Any, output: Tensor) -> None:
+            add("output", role, output)
+            hook = functools.partial(add, "gradient", role)
+            hooks.callback(output.register_hook(hook).remove)  # type: ignore[no-untyped-call]
 
-            handles.append(output.register_hook(gradient))  # type: ignore[no-untyped-call]
-
-        return after
-
-    for name, module in model.named_modules():
-        role = "residual" if isinstance(module, Block) else _ROLES.get(name.rpartition(".")[2])
-        if role is not None:
-            handles.append(module.register_forward_hook(note(role)))
-    try:
+        for name, module in model.named_modules():
+            role = "residual" if isinstance(module, Block) else _ROLES.get(name.rpartition(".")[2])
+            if role is not None:
+                hooks.callback(module.register_forward_hook(functools.partial(note, role)).remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextlib.contextmanager

@@ -14,8 +14,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +32,8 @@ from nsightkit.workloads.workload import Workload
 
 __all__ = ["Crew", "LateConfig", "start"]
 
-#: Ranges of a step that are kept of each rank.
-_PHASES = ("data", "forward", "backward", "optimizer")
+#: Ranges that are kept of each rank, and what they are called.
+_SHOWN = {**{name: name for name in ("data", "forward", "backward", "optimizer")}, "gloo:all_reduce": "gloo"}
 #: A child that takes longer to end does not.
 _PATIENCE_S = 20.0
 
@@ -79,33 +81,32 @@ class _Gradients:
         self._buckets: list[list[nn.Parameter]] = [[]]
         # Backward ends with the first layer, so the buckets begin with the last one.
         for parameter in reversed(list(model.parameters())):
-            filled = sum(one.numel() * one.element_size() for one in self._buckets[-1])
-            if filled >= bucket_bytes:
+            if sum(one.nbytes for one in self._buckets[-1]) >= bucket_bytes:
                 self._buckets.append([])
             self._buckets[-1].append(parameter)
-        self._of = {parameter: number for number, bucket in enumerate(self._buckets) for parameter in bucket}
         self._there = [0] * len(self._buckets)
-        self._going: list[tuple[int, Tensor, Any]] = []
-        for parameter in self._of:
-            parameter.register_post_accumulate_grad_hook(self._arrived)  # type: ignore[no-untyped-call]
+        self._going: list[tuple[list[nn.Parameter], Tensor, Any]] = []
+        for number, bucket in enumerate(self._buckets):
+            for parameter in bucket:
+                arrived = partial(self._arrived, number)
+                parameter.register_post_accumulate_grad_hook(arrived)  # type: ignore[no-untyped-call]
 
-    def _arrived(self, parameter: Tensor) -> None:
-        number = self._of[parameter]  # type: ignore[index] # the hook gets the parameter it was made for
+    def _arrived(self, number: int, _: Tensor) -> None:
+        bucket = self._buckets[number]
         self._there[number] += 1
-        if self._there[number] == len(self._buckets[number]):
+        if self._there[number] == len(bucket):
             self._there[number] = 0
-            flat = torch.cat([one.grad.view(-1) for one in self._buckets[number] if one.grad is not None])
-            self._going.append((number, flat, dist.all_reduce(flat, async_op=True)))
+            flat = torch.cat([one.grad.view(-1) for one in bucket if one.grad is not None])
+            self._going.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
 
     def wait(self) -> None:
         """Wait for the sums, and put their means where the gradients were."""
-        for number, flat, work in self._going:
+        for bucket, flat, work in self._going:
             work.wait()
-            at = 0
-            for one in self._buckets[number]:
-                if one.grad is not None:
-                    one.grad.copy_(flat[at : at + one.numel()].view_as(one) / dist.get_world_size())
-                    at += one.numel()
+            means = (flat / dist.get_world_size()).split([p.numel() for p in bucket])  # type: ignore[no-untyped-call]
+            for one, mean in zip(bucket, means, strict=True):
+                assert one.grad is not None
+                one.grad.copy_(mean.view_as(one))
         self._going.clear()
 
 
@@ -134,8 +135,8 @@ class _Rank:
     def step(self) -> None:
         config = self.config
         with phase("data"):
-            late = config.late and self.rank == config.late_rank
-            time.sleep((config.data_ms + (config.late_ms if late else 0.0)) / 1e3)
+            late_ms = config.late_ms if config.late and self.rank == config.late_rank else 0.0
+            time.sleep((config.data_ms + late_ms) / 1e3)
             x = torch.randn(config.batch, config.hidden).to(self.device)
         with phase("forward"):
             loss: Tensor = self.model(x).square().mean()
@@ -171,28 +172,24 @@ class _Rank:
 def _intervals(document: Mapping[str, Any]) -> dict[str, list[int]]:
     """Begins and ends of steps, phases, collectives, and of what was computed, of a profile."""
     base = int(document.get("baseTimeNanoseconds") or 0)
-    found: dict[str, list[tuple[int, int]]] = {}
+    found: dict[str, list[tuple[int, int]]] = defaultdict(list)
     events = [event for event in document["traceEvents"] if event.get("ph") == "X"]
     talking = {event["tid"] for event in events if str(event["name"]).startswith("gloo:")}
     for event in events:
         name, category = str(event["name"]), event.get("cat")
-        what = None
+        what = ""
         if category == "kernel":
             what = "nccl" if "nccl" in name.lower() else "kernels"
         elif category == "user_annotation":
-            what = name if name in _PHASES else "step" if name.startswith("step ") else None
-            what = "gloo" if name == "gloo:all_reduce" else what
+            what = _SHOWN.get(name, "step" if name.startswith("step ") else "")
         elif category == "cpu_op" and event["tid"] not in talking:
             what = "operators"
-        if what is not None:
-            start = base + round(float(event["ts"]) * 1e3)
-            found.setdefault(what, []).append((start, start + round(float(event["dur"]) * 1e3)))
-    for what in ("operators", "kernels"):
-        if what in found:
-            found[what] = union(found[what])
+        start = base + round(float(event["ts"]) * 1e3)
+        found[what].append((start, start + round(float(event["dur"]) * 1e3)))
     return {
-        f"{what}_{edge}_ns": [pair[i] for pair in sorted(pairs)]
+        f"{what}_{edge}_ns": [pair[i] for pair in (union if what in ("operators", "kernels") else sorted)(pairs)]
         for what, pairs in found.items()
+        if what
         for i, edge in enumerate(("start", "end"))
     }
 
@@ -209,14 +206,9 @@ class Crew(Workload):
         try:
             for rank in range(1, config.ranks):
                 task = json.dumps({"config": self.parameters, "rank": rank, "device": device, "store": store})
-                self._children.append(
-                    subprocess.Popen(
-                        [sys.executable, "-m", "nsightkit.workloads.late_rank", task],
-                        stdin=subprocess.PIPE,
-                        stdout=subprocess.PIPE,
-                        text=True,
-                    )
-                )
+                command = [sys.executable, "-m", "nsightkit.workloads.late_rank", task]
+                child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+                self._children.append(child)
             self._rank = _Rank(config, 0, device, store)
         except BaseException:
             for child in self._children:
@@ -230,9 +222,7 @@ class Crew(Workload):
 
     def step(self) -> None:
         """Take a step on every rank."""
-        self._tell("step")
-        self._rank.step()
-        self._heard()
+        self._all("step", self._rank.step)
 
     def observed(self) -> dict[str, list[float]]:
         """Profile some steps on every rank.
@@ -244,9 +234,7 @@ class Crew(Workload):
             their phases (``data, forward, backward, optimizer``), of its all-reduces (``gloo`` or ``nccl``) and of what
             it computed meanwhile (``operators``, and ``kernels`` on a GPU), in nanoseconds since the first of them.
         """
-        self._tell("profile")
-        mine = self._rank.profiled()
-        every = [mine, *self._heard()]
+        every = self._all("profile", self._rank.profiled)
         zero = min(times[0] for one in every for times in one.values() if times)
         return {
             f"rank{rank}_{name}": [float(time - zero) for time in times]
@@ -254,22 +242,21 @@ class Crew(Workload):
             for name, times in one.items()
         }
 
-    def _tell(self, word: str) -> None:
-        for rank, child in enumerate(self._children, 1):
+    def _all(self, word: str, own: Callable[[], Any]) -> list[Any]:
+        """Have all ranks do something, this one included; gives what each answers."""
+        for number, child in enumerate(self._children, 1):
             assert child.stdin is not None
             try:
                 child.stdin.write(word + "\n")
                 child.stdin.flush()
             except BrokenPipeError as error:
-                raise RuntimeError(f"rank {rank} ended with code {child.wait(_PATIENCE_S)}") from error
-
-    def _heard(self) -> list[Any]:
-        answers = []
-        for rank, child in enumerate(self._children, 1):
+                raise RuntimeError(f"rank {number} ended with code {child.wait(_PATIENCE_S)}") from error
+        answers = [own()]
+        for number, child in enumerate(self._children, 1):
             assert child.stdout is not None
             line = child.stdout.readline()
             if not line:
-                raise RuntimeError(f"rank {rank} ended with code {child.wait(_PATIENCE_S)}")
+                raise RuntimeError(f"rank {number} ended with code {child.wait(_PATIENCE_S)}")
             answers.append(json.loads(line))
         return answers
 
@@ -298,26 +285,15 @@ def start(device: str, **parameters: Any) -> Crew:
     return Crew(LateConfig(**parameters), device)
 
 
-@contextmanager
-def _quiet() -> Iterator[Any]:
-    """Keep the pipe for answers: what libraries print goes where errors go."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    with answers:
-        yield answers
-
-
 def _main(task: Mapping[str, Any]) -> None:
     """Be one of the other ranks, until there is no more to read."""
-    with _quiet() as answers:
+    # The pipe is for answers: what libraries print goes where errors go.
+    with os.fdopen(os.dup(1), "w") as answers:
+        os.dup2(2, 1)
         rank = _Rank(LateConfig(**task["config"]), task["rank"], task["device"], task["store"])
+        asked: dict[str, Callable[[], Any]] = {"profile": rank.profiled, "step": rank.step}
         for line in sys.stdin:
-            if line.strip() == "profile":
-                answer: Any = rank.profiled()
-            else:
-                rank.step()
-                answer = None
-            answers.write(json.dumps(answer) + "\n")
+            answers.write(json.dumps(asked[line.strip()]()) + "\n")
             answers.flush()
         rank.close()
 

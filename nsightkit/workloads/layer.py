@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType, ModuleType
 from typing import Any, Literal, NamedTuple
 
@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from nsightkit.workloads.models import rotated, written_out
 from nsightkit.workloads.phases import phase
@@ -216,12 +217,12 @@ _Layer = Callable[[Tensor, Weights, _Given, _Cache | None], Tensor]
 def _norm(x: Tensor, weight: Tensor) -> Tensor:
     """RMSNorm in elementary operations, in fp32, as model code writes it."""
     wide = x.float()
-    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPSILON)
-    return wide.to(x.dtype) * weight
+    scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPSILON)
+    return (wide * scale).to(x.dtype) * weight
 
 
 def _attended(q: Tensor, k: Tensor, v: Tensor, given: _Given) -> Tensor:
-    """Attention that writes its scores out and takes their softmax in fp32."""
+    # The softmax of scores that are written out is taken in fp32.
     return written_out(q, k, v, given.future, softmax_in=torch.float32)
 
 
@@ -252,12 +253,7 @@ def _in_eight(x: Tensor, scale: Tensor) -> Tensor:
 def _linear_eight(x: Tensor, weight: _Eight) -> Tensor:
     flat = _in_eight(x, weight.input_scale).flatten(0, 1)
     product: Tensor = torch._scaled_mm(
-        flat,
-        weight.weight.t(),
-        weight.input_scale,
-        weight.scale,
-        out_dtype=x.dtype,
-        use_fast_accum=x.is_cuda,
+        flat, weight.weight.t(), weight.input_scale, weight.scale, out_dtype=x.dtype, use_fast_accum=x.is_cuda
     )
     return product.view(*x.shape[:2], -1)
 
@@ -382,7 +378,6 @@ class LayerRun(Workload):
     @torch.inference_mode()  # also what is drawn here: a compiler takes tensors of another kind for another program
     def __init__(self, config: LayerConfig, device: str = "cpu") -> None:
         super().__init__(config, device)
-        self.config = config
         self._rung = RUNGS[config.mode][config.rung]
         self._instead: list[str] = []
         self._random: Callable[..., Tensor] = functools.partial(torch.empty, device="meta")
@@ -425,14 +420,12 @@ class LayerRun(Workload):
     def _built(self) -> Callable[[], Tensor]:
         """Put the rung together."""
         rung, cuda = self._rung, self.device.type == "cuda"
-        weights = self.weights
         if rung.attention in _BACKENDS:
             if cuda or rung.attention == "flash":
                 self._settings.enter_context(sdpa_kernel(_BACKENDS[rung.attention]))
             else:
                 self._instead.append("the fused attention of a CPU")
-        if rung.fp8:
-            weights = self._eight()
+        weights = self._eight() if rung.fp8 else self.weights
         layer = self._layer()
         if hasattr(layer, "prepared"):
             weights = [layer.prepared(w) for w in weights]
@@ -483,30 +476,23 @@ class LayerRun(Workload):
             "linear": _linear_eight if rung.fp8 else F.linear,
             "gate_and_up": gate_and_up,
         }
-
-        def layer(x: Tensor, w: Weights, given: _Given, cache: _Cache | None) -> Tensor:
-            return _forward(x, w, given, cache, **options)
-
-        return layer
+        return lambda x, w, given, cache: _forward(x, w, given, cache, **options)
 
     def _of_triton(self, kernels: ModuleType) -> _Layer:
         rung, heads = self._rung, self.config.heads
-        made: _Layer
         if self.config.mode == "prefill":
-            epilogue = rung.epilogue and kernels.DESCRIPTORS
-            if rung.epilogue and not epilogue:
+            if rung.epilogue and not kernels.DESCRIPTORS:
                 self._instead.append("SwiGLU in a kernel of its own: this Triton has no descriptors of matrices")
-            made = kernels.Prefill(heads, epilogue=epilogue)
-            return made
+            return functools.partial(kernels.prefill, heads=heads, epilogue=rung.epilogue and kernels.DESCRIPTORS)
         why_not = kernels.dependent_launch(self.device) if rung.overlapped else ""
         if why_not:
             self._instead.append(f"launched one after the other: {why_not}")
-        made = kernels.Decode(
-            heads,
-            torch.cuda.get_device_properties(self.device).multi_processor_count if self.device.type == "cuda" else 3,
-            streamed=rung.streamed,
-            overlapped=rung.overlapped and not why_not,
-            whole_mlp=rung.whole_mlp,
+        sms = 3  # for the interpreter, which has none
+        if self.device.type == "cuda":
+            sms = torch.cuda.get_device_properties(self.device).multi_processor_count
+        overlapped = rung.overlapped and not why_not
+        made: _Layer = kernels.Decode(
+            heads, sms, streamed=rung.streamed, overlapped=overlapped, whole_mlp=rung.whole_mlp
         )
         return made
 
@@ -523,15 +509,13 @@ class LayerRun(Workload):
             x = _forward(
                 x, w, self._given, None, heads=self.config.heads, attend=_fused_attention, joined=True, linear=watched
             )
-        found = []
-        for w in self.weights:
-            eight: dict[str, Any] = {}
-            for name in ("qkv", "out", "gate_up", "down"):
-                weight = getattr(w, name)
-                scale = weight.abs().amax().float() / _LARGEST_FP8
-                eight[name] = _Eight(_in_eight(weight, scale), scale, largest[id(weight)] / _LARGEST_FP8)
-            found.append(w._replace(**eight))
-        return found
+
+        def eight(weight: Tensor) -> Any:
+            scale = weight.abs().amax().float() / _LARGEST_FP8
+            return _Eight(_in_eight(weight, scale), scale, largest[id(weight)] / _LARGEST_FP8)
+
+        names = ("qkv", "out", "gate_up", "down")
+        return [w._replace(**{name: eight(getattr(w, name)) for name in names}) for w in self.weights]
 
     def _graphed(self, chain: Callable[[], Tensor]) -> Callable[[], Tensor]:
         side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
@@ -612,7 +596,7 @@ class _Launches(TorchDispatchMode):
                 return result
         result = func(*args, **kwargs)
         name = func.overloadpacket.__name__
-        given = list(_tensors((args, kwargs)))
+        given = _tensors((args, kwargs))
         if func.is_view or name.startswith(("_unsafe_view", "empty", "new_empty")):
             return result
         if name == "index_put_":  # of the tensor that is written to, only what is written moves
@@ -640,9 +624,8 @@ class _Fused(TorchFunctionMode):
         self._launches = launches
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
         if func is not F.scaled_dot_product_attention:
-            return func(*args, **kwargs)
+            return func(*args, **(kwargs or {}))
         q, k, v = args
         out = q.new_empty(q.transpose(1, 2).shape).transpose(1, 2)  # as flash attention lays it out
         flops = (2 if kwargs["is_causal"] else 4) * q.numel() * k.shape[-2]
@@ -653,14 +636,8 @@ class _Fused(TorchFunctionMode):
 _UNITS = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _tensors(part)
+def _tensors(value: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def _bytes(tensor: Tensor) -> int:

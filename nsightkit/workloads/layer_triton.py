@@ -32,7 +32,7 @@ try:
 except ImportError:  # before Triton 3.4
     TensorDescriptor = None
 
-__all__ = ["DESCRIPTORS", "Decode", "Prefill", "dependent_launch"]
+__all__ = ["DESCRIPTORS", "Decode", "dependent_launch", "prefill"]
 
 #: Whether this Triton can be told of a whole matrix and load tiles of it.
 DESCRIPTORS = TensorDescriptor is not None
@@ -500,61 +500,49 @@ def _gather_kernel(
     tl.store(out + column, result, mask=inside)
 
 
-class Prefill:
-    """A layer whose GEMMs and attention are the libraries', and the rest Triton.
+def prefill(x: Tensor, w: Any, given: Any, _: None, *, heads: int, epilogue: bool = False) -> Tensor:
+    """Pass x through a layer whose GEMMs and attention are the libraries', and the rest Triton.
 
     Parameters
     ----------
+    x : Tensor
+        (B, T, D).
+    w : Weights
+    given : _Given
     heads : int
     epilogue : bool
         The GEMM of gate and up is Triton's, too, with SwiGLU in it.
+
+    Returns
+    -------
+    Tensor
+        (B, T, D).
     """
-
-    def __init__(self, heads: int, *, epilogue: bool = False) -> None:
-        self._heads, self._epilogue = heads, epilogue
-
-    def __call__(self, x: Tensor, w: Any, given: Any, _: None) -> Tensor:
-        """Pass x through the layer.
-
-        Parameters
-        ----------
-        x : Tensor
-            (B, T, D).
-        w : Weights
-        given : _Given
-
-        Returns
-        -------
-        Tensor
-            (B, T, D).
-        """
-        batch, tokens, width = x.shape
-        rows, inner, half = batch * tokens, w.down.shape[1], width // self._heads // 2
-        block = triton.next_power_of_2(width)
-        normed = torch.empty_like(x)
-        _norm_kernel[(rows,)](x, x, w.norm_1, x, normed, width, _EPSILON, ADD=False, BLOCK=block, num_warps=8)
-        qkv = F.linear(normed, w.qkv)
-        pairs = triton.next_power_of_2(half)
-        _rotary_kernel[(rows, 2 * self._heads)](
-            qkv, given.cosine, given.sine, tokens, self._heads, half, BLOCK=pairs, num_warps=1
+    batch, tokens, width = x.shape
+    rows, inner, half = batch * tokens, w.down.shape[1], width // heads // 2
+    block = triton.next_power_of_2(width)
+    normed = torch.empty_like(x)
+    _norm_kernel[(rows,)](x, x, w.norm_1, x, normed, width, _EPSILON, ADD=False, BLOCK=block, num_warps=8)
+    qkv = F.linear(normed, w.qkv)
+    pairs = triton.next_power_of_2(half)
+    _rotary_kernel[(rows, 2 * heads)](qkv, given.cosine, given.sine, tokens, heads, half, BLOCK=pairs, num_warps=1)
+    q, k, v = qkv.view(batch, tokens, 3, heads, 2 * half).permute(2, 0, 3, 1, 4)
+    mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(batch, tokens, width)
+    delta, total = F.linear(mixed, w.out), torch.empty_like(x)
+    _norm_kernel[(rows,)](x, delta, w.norm_2, total, normed, width, _EPSILON, ADD=True, BLOCK=block, num_warps=8)
+    fed = torch.empty(rows, inner, dtype=x.dtype, device=x.device)
+    if epilogue:
+        given_x, weights = (
+            TensorDescriptor.from_tensor(matrix, [1, 1]) for matrix in (normed.view(rows, width), w.gate_up)
         )
-        q, k, v = qkv.view(batch, tokens, 3, self._heads, 2 * half).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(batch, tokens, width)
-        delta, total = F.linear(mixed, w.out), torch.empty_like(x)
-        _norm_kernel[(rows,)](x, delta, w.norm_2, total, normed, width, _EPSILON, ADD=True, BLOCK=block, num_warps=8)
-        fed = torch.empty(rows, inner, dtype=x.dtype, device=x.device)
-        if self._epilogue:
-            given_x, weights = (
-                TensorDescriptor.from_tensor(matrix, [1, 1]) for matrix in (normed.view(rows, width), w.gate_up)
-            )
-            _gated_kernel[lambda tile: (triton.cdiv(rows, tile["BLOCK_M"]) * triton.cdiv(inner, tile["BLOCK_N"]),)](
-                given_x, weights, fed, rows, inner, width
-            )
-        else:
-            gate_up = F.linear(normed, w.gate_up)
-            _swiglu_kernel[(rows, triton.cdiv(inner, 2048))](gate_up, fed, inner, BLOCK=2048, num_warps=8)
-        # The second residual is added by the GEMM itself.
-        return total.view(rows, width).addmm_(fed, w.down.t()).view_as(x)
+        _gated_kernel[lambda tile: (triton.cdiv(rows, tile["BLOCK_M"]) * triton.cdiv(inner, tile["BLOCK_N"]),)](
+            given_x, weights, fed, rows, inner, width
+        )
+    else:
+        gate_up = F.linear(normed, w.gate_up)
+        _swiglu_kernel[(rows, triton.cdiv(inner, 2048))](gate_up, fed, inner, BLOCK=2048, num_warps=8)
+    # The second residual is added by the GEMM itself.
+    return total.view(rows, width).addmm_(fed, w.down.t()).view_as(x)
 
 
 class Decode:
@@ -683,17 +671,18 @@ class Decode:
         inner, width = down.shape
         most = self._sms * max(config.kwargs["PER_SM"] for config in _MLPS)
         partial = torch.empty(most, width, dtype=torch.float32, device=x.device)
-        programs = [0]
+        programs = 0
 
         def grid(chosen: dict[str, Any]) -> tuple[int]:
-            programs[0] = self._programs(inner, chosen)
-            return (programs[0],)
+            nonlocal programs
+            programs = self._programs(inner, chosen)
+            return (programs,)
 
         block = triton.next_power_of_2(width)
         _mlp_kernel[grid](x, gain, gate_up, down, partial, inner, width, _EPSILON, block, **self._standing())
         out = torch.empty_like(x)
         columns = 32
         _gather_kernel[(triton.cdiv(width, columns),)](
-            partial, x, out, programs[0], width, MANY=64, BLOCK=columns, num_warps=4, **self._early()
+            partial, x, out, programs, width, MANY=64, BLOCK=columns, num_warps=4, **self._early()
         )
         return out

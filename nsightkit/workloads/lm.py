@@ -17,7 +17,10 @@ from torch import Tensor
 from nsightkit.workloads.models import Decoder, DecoderConfig, part
 from nsightkit.workloads.workload import Workload
 
-__all__ = ["LMConfig", "Run", "model", "start"]
+__all__ = ["PHASES", "LMConfig", "Run", "model", "start"]
+
+#: What a run is at: :attr:`Run.doing`.
+PHASES = ("setup", "copy", "forward", "backward", "optimizer", "zero_grad")
 
 #: Batches that take turns: a step must not find its tokens' embedding rows in the cache because it just used them.
 _BATCHES = 4
@@ -92,8 +95,7 @@ class Run(Workload):
     Attributes
     ----------
     doing : str
-        What the step is at: ``setup``, ``copy``, ``forward``, ``backward``, ``optimizer`` or ``zero_grad``. When memory
-        runs out it says where.
+        What the step is at, one of :data:`PHASES`. When memory runs out it says where.
 
     Notes
     -----
@@ -103,7 +105,6 @@ class Run(Workload):
     def __init__(self, config: LMConfig, device: str = "cpu") -> None:
         self.doing = "setup"
         super().__init__(config, device)
-        self.config = config
         self._set_fp32_products(config.precision)
         torch.manual_seed(config.seed)
         with self.device:
@@ -126,12 +127,10 @@ class Run(Workload):
         with self._phase("step"):
             losses = [self._pass() for _ in range(self.config.accumulate)]
             if self._optimizer is not None:
-                self.doing = "optimizer"
                 with self._phase("optimizer"):
                     self._scaler.step(self._optimizer)
                     self._scaler.update()
             if self.config.mode != "fwd":
-                self.doing = "zero_grad"
                 with self._phase("zero_grad"):
                     self.model.zero_grad(set_to_none=True)
         self._losses.append(losses[0] if len(losses) == 1 else torch.stack(losses).mean())
@@ -141,23 +140,22 @@ class Run(Workload):
         self._given += 1
         learning = self.config.mode != "fwd"
         if self.config.feed == "host":
-            self.doing = "copy"
             with self._phase("copy"):
                 tokens = tokens.to(self.device, non_blocking=True)
-        self.doing = "forward"
         with self._phase("forward"), torch.set_grad_enabled(learning):
             with self._autocast():
                 logits = self._run(tokens[:, :-1])
             with self._phase("loss"):
                 loss = F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
         if learning:
-            self.doing = "backward"
             with self._phase("backward"):
                 share = loss if self.config.accumulate == 1 else loss / self.config.accumulate
                 torch.autograd.backward(self._scaler.scale(share))
         return loss.detach()
 
     def _phase(self, name: str) -> contextlib.AbstractContextManager[None]:
+        if name in PHASES:
+            self.doing = name
         return part(name, self.config.annotate)
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:

@@ -13,19 +13,17 @@ import gc
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from nsightkit.workloads import lm
+from nsightkit.workloads.lm import PHASES
 from nsightkit.workloads.tensor_memory import TensorMemory
 from nsightkit.workloads.workload import Workload
 
-__all__ = ["Column", "MemoryRun", "column", "start"]
-
-#: Where a step that ran out of memory was: the position is what :class:`Column` reports.
-PHASES = ("setup", "copy", "forward", "backward", "optimizer", "zero_grad")
-
+__all__ = ["PHASES", "Column", "MemoryRun", "column", "start"]
 
 _ITEMS = (
     *("weights", "gradients", "optimizer_states", "activations", "logits", "temporary_buffers", "autocast_cache"),
@@ -36,26 +34,24 @@ _ITEMS = (
 class _Allocator:
     """The caching allocator's account of a GPU."""
 
+    phase = ""
+
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     @property
-    def now_bytes(self) -> int:
+    def allocated_bytes(self) -> int:
         return torch.cuda.memory_allocated(self._device)
 
     @property
-    def most_bytes(self) -> int:
+    def peak_bytes(self) -> int:
         return torch.cuda.max_memory_allocated(self._device)
 
     def reset_peak(self) -> None:
         torch.cuda.reset_peak_memory_stats(self._device)
 
-    def enter(self, phase: str) -> None:
-        """Nothing to note: the allocator asks not what for."""
-
-    def leave(self, phase: str, model: torch.nn.Module) -> dict[str, int]:
+    def leave(self, phase: str, _: torch.nn.Module) -> dict[str, int]:
         """Give, as near to the peak as a phase ends, what is free in segments of which another part is in use."""
-        del model
         split = torch.cuda.memory_stats(self._device).get("inactive_split_bytes.all.current", 0)
         return {"fragmentation_bytes": split} if phase == "forward" else {}
 
@@ -65,8 +61,7 @@ class _Tensors(TensorMemory):  # type: ignore[no-untyped-call]
 
     def __init__(self, run: MemoryRun, limit_bytes: int | None) -> None:
         super().__init__(limit_bytes=limit_bytes, device=run.device.type)
-        self._of = ""
-        self._phase = ""
+        self.phase = ""
         self._serials: dict[int, int] = {}
         self._rows: list[tuple[str, str, int]] = []  # phase, item, bytes; by serial number
         self._changes: list[tuple[int, int]] = []  # serial number, change in bytes
@@ -84,17 +79,6 @@ class _Tensors(TensorMemory):  # type: ignore[no-untyped-call]
             self.count(tensors)
         self._of = ""
 
-    @property
-    def now_bytes(self) -> int:
-        return self.allocated_bytes
-
-    @property
-    def most_bytes(self) -> int:
-        return self.peak_bytes
-
-    def enter(self, phase: str) -> None:
-        self._phase = phase
-
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -104,16 +88,14 @@ class _Tensors(TensorMemory):  # type: ignore[no-untyped-call]
         self._of = "autocast_cache" if cast else ""
         return super().__torch_dispatch__(func, types, args, kwargs)
 
-    def _see(self, tensor: Tensor) -> None:
-        before = self.allocated_bytes
-        super()._see(tensor)
-        size = self.allocated_bytes - before
+    def _see(self, tensor: Tensor) -> int:
+        size = super()._see(tensor)
         if size:
             like_logits = (tensor.numel(), tensor.shape[-1] if tensor.dim() else 0) == self._logits
-            serial = len(self._rows)
-            self._serials[id(tensor.untyped_storage())] = serial
-            self._rows.append((self._phase, self._of or ("logits" if like_logits else ""), size))
+            self._serials[id(tensor.untyped_storage())] = serial = len(self._rows)
+            self._rows.append((self.phase, self._of or ("logits" if like_logits else ""), size))
             self._changes.append((serial, size))
+        return size
 
     def _end(self, identity: int) -> None:
         super()._end(identity)
@@ -122,32 +104,28 @@ class _Tensors(TensorMemory):  # type: ignore[no-untyped-call]
 
     def leave(self, phase: str, model: torch.nn.Module) -> dict[str, int]:
         """Note what only now is known: what the forward pass keeps for the backward, and what gradients are."""
-        self._phase = ""
+        self.phase = ""
         if phase == "forward":
             self._forward_end = len(self._changes)
-        for parameter in model.parameters() if phase == "backward" else ():
-            if parameter.grad is not None:
-                serial = self._serials.get(id(parameter.grad.untyped_storage()))
-                if serial is not None:
-                    self._rows[serial] = self._rows[serial][0], "gradients", self._rows[serial][2]
+        gradients = [p.grad for p in model.parameters() if p.grad is not None] if phase == "backward" else []
+        serials = [self._serials.get(id(gradient.untyped_storage())) for gradient in gradients]
+        for serial in (serial for serial in serials if serial is not None):
+            of, _, size = self._rows[serial]
+            self._rows[serial] = of, "gradients", size
         return {}
 
     def at_peak(self, *, graph: bool) -> dict[str, int]:
         """Give bytes by item at the highest moment there was."""
-        total = most = 0
-        when = 0
-        for position, (_, change) in enumerate(self._changes):
-            total += change
-            if total > most:
-                most, when = total, position
-        kept = {serial for serial, change in self._changes[: self._forward_end] if change > 0}
-        kept -= {serial for serial, change in self._changes[: self._forward_end] if change < 0}
+        when = int(np.cumsum([change for _, change in self._changes]).argmax())
+        forward = self._changes[: self._forward_end]
+        kept = {serial for serial, change in forward if change > 0} - {
+            serial for serial, change in forward if change < 0
+        }
         found = dict.fromkeys(_ITEMS, 0)
         for serial, change in self._changes[: when + 1]:
             phase, item, _ = self._rows[serial]
-            if not item:
-                item = "activations" if not graph or (serial in kept and phase == "forward") else "temporary_buffers"
-            found[item] += change
+            activation = not graph or (serial in kept and phase == "forward")
+            found[item or ("activations" if activation else "temporary_buffers")] += change
         return found
 
 
@@ -176,29 +154,28 @@ class MemoryRun(lm.Run):
         return [self._tokens] if self._tokens.device.type == self.device.type else []
 
     def states(self) -> list[Tensor]:
-        """Give the optimizer's tensors; counts of steps, which lie on the CPU, are none."""
+        """Give the optimizer's tensors without its counts of steps, which lie on the CPU."""
         kept = self._optimizer.state.values() if self._optimizer else []
         return [value for state in kept for value in state.values() if isinstance(value, Tensor) and value.dim()]
 
-    def _phase(self, name: str) -> contextlib.AbstractContextManager[None]:
-        watched = self._account is not None and name in ("forward", "backward", "optimizer")
-        return self._watched(name) if watched else super()._phase(name)
-
     @contextlib.contextmanager
-    def _watched(self, phase: str) -> Iterator[None]:
-        account = self._account
-        assert account is not None
-        account.enter(phase)
+    def _phase(self, name: str) -> Iterator[None]:
+        account, unwatched = self._account, super()._phase(name)
+        if account is None or name not in ("forward", "backward", "optimizer"):
+            with unwatched:
+                yield
+            return
+        account.phase = name
         account.reset_peak()
         yield
-        most = max(account.most_bytes, self._moments.get(f"{phase}_peak_bytes", 0))
-        self._moments[f"{phase}_peak_bytes"] = most
-        if phase != "optimizer":
-            self._moments[f"{phase}_end_bytes"] = account.now_bytes
-        self._moments |= account.leave(phase, self.model)
+        peak = f"{name}_peak_bytes"
+        self._moments[peak] = max(account.peak_bytes, self._moments.get(peak, 0))
+        if name != "optimizer":
+            self._moments[f"{name}_end_bytes"] = account.allocated_bytes
+        self._moments |= account.leave(name, self.model)
 
     def _step_watched(self, account: _Allocator | _Tensors) -> dict[str, int]:
-        self._account, self._moments = account, {"before_the_step_bytes": account.now_bytes}
+        self._account, self._moments = account, {"before_the_step_bytes": account.allocated_bytes}
         try:
             self.step()
         finally:
@@ -221,17 +198,16 @@ class MemoryRun(lm.Run):
         """
         if not self._losses:
             self.step()  # an optimizer's states come with its first step
-        found: dict[str, float] = {}
-        on_gpu = self.device.type == "cuda"
-        if on_gpu:
+        found: dict[str, int] = {}
+        if self.device.type == "cuda":
             found |= self._step_watched(_Allocator(self.device)) | self._device_account()
         with _Tensors(self, self._limit_bytes) as tensors:
             moments = self._step_watched(tensors)
-        found |= {"tensor_peak_bytes": moments["peak_bytes"]} if on_gpu else moments
-        found.setdefault("tensor_peak_bytes", moments["peak_bytes"])
         parts = tensors.at_peak(graph=self.config.mode != "fwd")
-        found |= {f"at_peak_{item}_bytes": size for item, size in parts.items()}
         tensors.close()
+        # On a GPU the moments are the allocator's, on a CPU these.
+        found = (found or moments) | {"tensor_peak_bytes": moments["peak_bytes"]}
+        found |= {f"at_peak_{item}_bytes": size for item, size in parts.items()}
         if self._limit_bytes is not None:
             found["limit_bytes"] = self._limit_bytes
         return {**{name: [value] for name, value in found.items()}, "loss": self.losses()}
@@ -243,11 +219,7 @@ class MemoryRun(lm.Run):
         free, total = torch.cuda.mem_get_info(device)
         reserved = torch.cuda.max_memory_reserved(device)
         held = torch.cuda.memory_reserved(device)
-        found = {
-            "reserved_bytes": reserved,
-            "context_bytes": total - free - held,
-            "limit_bytes": free + held,
-        }
+        found = {"reserved_bytes": reserved, "context_bytes": total - free - held, "limit_bytes": free + held}
         clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
         if clear is not None:
             before = torch.cuda.memory_allocated(device)
@@ -289,7 +261,7 @@ class Column(Workload):
 
     def losses(self) -> list[float]:
         """Read the losses of the first cell."""
-        return [] if self._first is None else self._first.losses()
+        return self._first.losses() if self._first else []
 
     def observed(self) -> dict[str, list[float]]:
         """Measure the cells one after the other, each as if it were alone.
@@ -305,30 +277,24 @@ class Column(Workload):
         found: dict[str, list[float]] = {"context": []}
         for context in self._contexts:
             self._clean()
-            values, where = self._measured(context)
-            if where is not None:
-                found |= {"oom_context": [context], "oom_phase": [PHASES.index(where)]}
+            values = self._measured(context)
+            if isinstance(values, str):
+                found |= {"oom_context": [context], "oom_phase": [PHASES.index(values)]}
                 break
-            found["context"].append(context)
-            for name, value in values.items():
+            for name, value in (values | {"context": [context]}).items():
                 found.setdefault(name, []).extend(value)
         self._clean()
         return found
 
-    def _measured(self, context: int) -> tuple[dict[str, list[float]], str | None]:
+    def _measured(self, context: int) -> dict[str, list[float]] | str:
+        """Measure a cell, or say where its memory ran out."""
         # A function of its own: what an exception's frames hold is let go when it returns.
-        where = "setup"
         run: MemoryRun | None = None
         try:
-            run = self._cell(context=context)
-            with run:
-                values = run.observed()
+            with self._cell(context=context) as run:
+                return {name: values for name, values in run.observed().items() if name != "loss"}
         except torch.OutOfMemoryError:
-            if run is not None:
-                where = run.doing
-            return {}, where
-        del values["loss"]
-        return values, None
+            return run.doing if run else "setup"
 
     def _clean(self) -> None:
         gc.collect()
@@ -338,7 +304,7 @@ class Column(Workload):
 
     def close(self) -> None:
         """Let go of the first cell."""
-        if self._first is not None:
+        if self._first:
             self._first.close()
             self._first = None
         super().close()

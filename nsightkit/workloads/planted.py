@@ -235,23 +235,17 @@ class Export:
         self, name: str, thread: int, start: int, end: int | None, *, domain: str = "", registered: bool = True
     ) -> None:
         """An NVTX push/pop range; `end` None leaves it open, `registered` False writes the text into the row."""
-        ids = (None, self.string(name)) if registered else (name, None)
-        self._rows["NVTX_EVENTS"].append(
-            (start, end, 59, None, ids[0], thread, thread, ids[1], self._domain(domain, thread))
-        )
+        text, text_id = (None, self.string(name)) if registered else (name, None)
+        rows = self._rows["NVTX_EVENTS"]
+        if domain not in self._domains:
+            self._domains[domain] = len(self._domains)
+            rows.append((0, None, 75, None, domain, thread, None, None, self._domains[domain]))
+        rows.append((start, end, 59, None, text, thread, thread, text_id, self._domains[domain]))
 
     def start_end(self, name: str, thread: int, start: int, end: int, *, end_thread: int | None = None) -> None:
         """An NVTX start/end range, which may end on another thread."""
-        number = len(self._rows["NVTX_EVENTS"]) + 1
-        self._rows["NVTX_EVENTS"].append(
-            (start, end, 60, number, None, thread, end_thread or thread, self.string(name), 0)
-        )
-
-    def _domain(self, name: str, thread: int) -> int:
-        if name not in self._domains:
-            self._domains[name] = len(self._domains)
-            self._rows["NVTX_EVENTS"].append((0, None, 75, None, name, thread, None, None, self._domains[name]))
-        return self._domains[name]
+        rows = self._rows["NVTX_EVENTS"]
+        rows.append((start, end, 60, len(rows) + 1, None, thread, end_thread or thread, self.string(name), 0))
 
     def os_call(self, name: str, thread: int, start: int, end: int) -> None:
         """An operating-system call."""
@@ -279,18 +273,15 @@ class Export:
         path = Path(path)
         path.unlink(missing_ok=True)
         self._rows["StringIds"] = [(i, t) for t, i in self._strings.items()]
-        connection = sqlite3.connect(path)
-        for table, columns in _SCHEMA.items():
-            rows = self._rows.get(table, [])
-            if not rows and table not in _ALWAYS:
-                continue
-            if shuffle is not None:
-                random.Random(shuffle).shuffle(rows)  # noqa: S311 # no secret
-            connection.execute(f"CREATE TABLE {table} ({columns})")
-            if rows:
-                connection.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(rows[0]))})", rows)  # noqa: S608
-        connection.commit()
-        connection.close()
+        with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+            for table, columns in _SCHEMA.items():
+                rows = self._rows.get(table, [])
+                if shuffle is not None:
+                    random.Random(shuffle).shuffle(rows)  # noqa: S311 # no secret
+                if rows or table in _ALWAYS:
+                    connection.execute(f"CREATE TABLE {table} ({columns})")
+                    marks = ", ".join("?" * (columns.count(",") + 1))
+                    connection.executemany(f"INSERT INTO {table} VALUES ({marks})", rows)  # noqa: S608
         return path
 
 
@@ -315,9 +306,9 @@ class _Loop:
         self.work: dict[str, list[tuple[int, int]]] = defaultdict(list)  # by kind, a key of _EXPOSED
         self.aside: list[tuple[int, int]] = []  # of it, what ran on other streams
         self.gaps: list[tuple[int, int, str]] = []
-        self.kernels: dict[str, list[int]] = defaultdict(list)
-        self.ranges: dict[str, list[int]] = defaultdict(list)
-        self.copies: dict[str, list[int]] = defaultdict(list)
+        self.lasted: dict[str, dict[str, list[int]]] = {
+            what: defaultdict(list) for what in ("kernels", "copies", "ranges")
+        }
         self.cause = "launch-overhead"  # of the next gap, should there be one
 
     def jitter(self, ns: float) -> int:
@@ -339,21 +330,19 @@ class _Loop:
         return start
 
     def _call(self, name: str, every: int, thread: int | None = None) -> int:
-        """A call of the CPU, which spends `every` on it: the first part dispatching, then in the call."""
-        call = every // 2
-        begun = self.now + every - call
-        self.now = begun + call
-        return self.out.call(name, thread or self.main, begun, self.now)
+        """A call of the CPU, which spends about `every` on it: one half dispatching, the other in the call."""
+        every = self.jitter(every)
+        self.now += every
+        return self.out.call(name, thread or self.main, self.now - every // 2, self.now)
 
     def launch(self, name: str, duration: int, *, every: int = 6 * _US, thread: int | None = None) -> None:
         """One kernel."""
-        correlation = self._call("cudaLaunchKernel_v7000", self.jitter(every), thread)
-        start = self._on_gpu("kernels", self.now + 1_500, duration)
-        self._kernel(name, start, duration, correlation)
+        correlation = self._call("cudaLaunchKernel_v7000", every, thread)
+        self._kernel(name, self._on_gpu("kernels", self.now + 1_500, duration), duration, correlation)
 
     def launch_aside(self, name: str, start: int, duration: int, *, stream: int) -> None:
         """One kernel on another stream, to start when the caller says, but not before its launch."""
-        correlation = self._call("cudaLaunchKernel_v7000", self.jitter(6 * _US))
+        correlation = self._call("cudaLaunchKernel_v7000", 6 * _US)
         start = max(start, self.now + 1_500)
         self._kernel(name, start, duration, correlation, stream)
         self._aside("collectives" if name == _REDUCE else "kernels", start, duration)
@@ -364,11 +353,11 @@ class _Loop:
 
     def _kernel(self, name: str, start: int, duration: int, correlation: int, stream: int = 7) -> None:
         self.out.kernel(name, start, start + duration, correlation, self.process, device=self.device, stream=stream)
-        self.kernels[name].append(duration)
+        self.lasted["kernels"][name].append(duration)
 
     def replay(self, duration: int) -> None:
         """A CUDA graph, recorded as one interval."""
-        correlation = self._call("cudaGraphLaunch_v10000", self.jitter(12 * _US))
+        correlation = self._call("cudaGraphLaunch_v10000", 12 * _US)
         start = self._on_gpu("kernels", self.now + 1_500, duration)
         self.out.graph(start, start + duration, correlation, self.process, device=self.device)
 
@@ -378,12 +367,11 @@ class _Loop:
         ready = begun + 4 * _US + staging
         self.now = ready + 1 * _US
         correlation = self.out.call("cudaMemcpyAsync_v3020", self.main, begun, self.now)
-        start = self._on_gpu("copies", ready, duration)
-        self._copy("HtoD", start, duration, correlation, size, host)
+        self._copy("HtoD", self._on_gpu("copies", ready, duration), duration, correlation, size, host)
 
     def prefetch(self, size: int) -> None:
         """A host-to-device copy from pinned memory on a stream of its own, under half of what is queued by then."""
-        correlation = self._call("cudaMemcpyAsync_v3020", self.jitter(6 * _US))
+        correlation = self._call("cudaMemcpyAsync_v3020", 6 * _US)
         start = max([self.now, *(end for _, end in self.aside[-1:])])
         duration = (self.free - start) // 2
         self._copy("HtoD", start, duration, correlation, size, "pinned", stream=13)
@@ -394,11 +382,11 @@ class _Loop:
     ) -> None:
         end = start + duration
         self.out.copy(kind, start, end, correlation, self.process, size, host=host, device=self.device, stream=stream)
-        self.copies[kind].append(duration)
+        self.lasted["copies"][kind].append(duration)
 
     def reach(self) -> tuple[int, int]:
         """Launch a reduction; gives its correlation id, and when all work before it is done."""
-        correlation = self._call("cudaLaunchKernelExC_v11060", self.jitter(6 * _US))
+        correlation = self._call("cudaLaunchKernelExC_v11060", 6 * _US)
         return correlation, max(self.now + 1_500, self.free)
 
     def reduce(self, correlation: int, ready: int, arrived: int, end: int) -> None:
@@ -412,8 +400,7 @@ class _Loop:
         begun = self.now + 2 * _US
         self.now = begun + 5 * _US
         correlation = self.out.call("cudaMemcpyAsync_v3020", self.main, begun, self.now)
-        start = self._on_gpu("copies", self.now, 1_200)
-        self._copy("DtoH", start, 1_200, correlation, 4, "pageable")
+        self._copy("DtoH", self._on_gpu("copies", self.now, 1_200), 1_200, correlation, 4, "pageable")
         self.drain("cudaStreamSynchronize")
 
     def drain(self, call: str) -> None:
@@ -429,7 +416,7 @@ class _Loop:
         yield
         self.now += 300
         self.out.range(name, self.main, start, self.now)
-        self.ranges[name].append(self.now - start)
+        self.lasted["ranges"][name].append(self.now - start)
         self.now += 200
 
     def truth(self) -> dict[str, Any]:
@@ -450,10 +437,7 @@ class _Loop:
             "idle_ns": last - first - busy,
             "gaps": {cause: ns for cause, ns in gaps.items() if ns},
             "exposed": exposed,
-            **{
-                what: {name: (len(ns), sum(ns)) for name, ns in lasted.items()}
-                for what, lasted in (("kernels", self.kernels), ("copies", self.copies), ("ranges", self.ranges))
-            },
+            **{what: {name: (len(ns), sum(ns)) for name, ns in lasted.items()} for what, lasted in self.lasted.items()},
         }
 
 
@@ -598,14 +582,12 @@ def training(
     if fault == "untraced":
         out.forget("CUPTI")
     out.write(path)
-    truth, *others = [loop.truth() for loop in loops]
-    for other in others:
-        for key in ("span_ns", "busy_ns", "idle_ns"):
-            truth[key] += other[key]
-        for key in ("gaps", "exposed"):
-            for name, ns in other[key].items():
-                truth[key][name] = truth[key].get(name, 0) + ns
-    return {"bottleneck": BOTTLENECK_OF[fault], **truth}
+    truths = [loop.truth() for loop in loops]
+    sums = {key: sum(truth[key] for truth in truths) for key in ("span_ns", "busy_ns", "idle_ns")}
+    for key in ("gaps", "exposed"):
+        names = dict.fromkeys(name for truth in truths for name in truth[key])
+        sums[key] = {name: sum(truth[key].get(name, 0) for truth in truths) for name in names}
+    return {"bottleneck": BOTTLENECK_OF[fault], **truths[0], **sums}
 
 
 #: GPU time of a layer, forward and backward, and of the optimizer.
@@ -653,12 +635,10 @@ def _wait(loop: _Loop, ns: int) -> None:
 def _forward(loop: _Loop, fault: Fault | None, layers: int) -> None:
     gemm = _POINT if fault == "elementwise" else _GEMM
     for _ in range(layers):
-        if fault in ("tiny", "tiny-hidden"):
-            _tiny(loop, 100, loop.main, hidden=fault == "tiny-hidden")
+        if _tiny(loop, fault, 100, loop.main):
             continue
-        loop.launch(_NORM, loop.lasting(25))
-        loop.launch(gemm, loop.lasting(210))
-        loop.launch(_POINT, loop.lasting(40))
+        for name, us in ((_NORM, 25), (gemm, 210), (_POINT, 40)):
+            loop.launch(name, loop.lasting(us))
         if fault == "sync":
             loop.read_back()
             loop.now += loop.lasting(120)
@@ -669,8 +649,7 @@ def _forward(loop: _Loop, fault: Fault | None, layers: int) -> None:
 def _backward(loop: _Loop, fault: Fault | None, layers: int, thread: int) -> None:
     gemm = _POINT if fault == "elementwise" else _GEMM
     for _ in range(layers):
-        if fault in ("tiny", "tiny-hidden"):
-            _tiny(loop, 150, thread, hidden=fault == "tiny-hidden")
+        if _tiny(loop, fault, 150, thread):
             continue
         ready = loop.free  # the gradients of the layer before
         for name, us in ((gemm, 210), (gemm, 210), (_POINT, 40)):
@@ -683,12 +662,13 @@ def _backward(loop: _Loop, fault: Fault | None, layers: int, thread: int) -> Non
         loop.out.synchronize("cudaEventSynchronize", loop.main, waiting, loop.now)
 
 
-def _tiny(loop: _Loop, count: int, thread: int, *, hidden: bool) -> None:
-    """Kernels quicker to run than to launch; hidden ones run beside a large kernel that lasts longer."""
-    if hidden:
+def _tiny(loop: _Loop, fault: Fault | None, count: int, thread: int) -> bool:
+    """Launch kernels quicker to run than to launch, if that is the fault; hidden ones beside a large kernel."""
+    if fault == "tiny-hidden":
         loop.launch_aside(_GEMM, loop.aside[-1][1] if loop.aside else loop.now, loop.jitter(count * 12 * _US), stream=9)
-    for _ in range(count):
+    for _ in range(count if fault in ("tiny", "tiny-hidden") else 0):
         loop.launch(_POINT, loop.jitter(2 * _US), every=9 * _US, thread=thread)
+    return fault in ("tiny", "tiny-hidden")
 
 
 def _all_reduce(loops: list[_Loop], us: float) -> None:

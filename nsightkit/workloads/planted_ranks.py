@@ -196,19 +196,17 @@ class _Rank:
     """One rank: its CPU's clock, its streams, and what was planted."""
 
     def __init__(self, rank: int, out: _AsNsys | _AsKineto, config: JobConfig) -> None:
-        self.rank, self.out, self.cause = rank, out, config.late.get(rank)
-        self._offset, self._drift = config.offsets_ns.get(rank, 0), config.drift_ppm.get(rank, 0.0)
+        self.rank, self.out, self.config, self.cause = rank, out, config, config.late.get(rank)
         self.random = random.Random(f"{config.seed} {rank}")  # noqa: S311 # no secret
-        self._jitter = config.jitter
         self.now = _EPOCH_NS
-        self.free = {_COMPUTE: 0, _GRADIENTS: 0, _LAYERS: 0}
-        self.computed: list[tuple[int, int]] = []
-        self.talked: list[tuple[int, int]] = []
+        self.free = dict.fromkeys((_COMPUTE, _GRADIENTS, _LAYERS), 0)
+        self.ran: dict[int, list[tuple[int, int]]] = defaultdict(list)  # by stream
         self.written = True  # whether the capture is on
 
     def clock(self, time: int) -> int:
         """What this rank's clock shows."""
-        return time + self._offset + round(self._drift * 1e-6 * (time - _EPOCH_NS))
+        drift = self.config.drift_ppm.get(self.rank, 0.0) * 1e-6
+        return time + self.config.offsets_ns.get(self.rank, 0) + round(drift * (time - _EPOCH_NS))
 
     def note(self, happened: Callable[..., int | None], start: int, end: int, *details: Any) -> int:
         """Have the capture note something, if it is on; gives the correlation id of a call."""
@@ -219,19 +217,24 @@ class _Rank:
         self.note(self.out.marked, start, end, name)
         self.now += 1 * _US
 
+    def run(self, name: str, start: int, end: int, correlation: int, stream: int) -> None:
+        """Run a kernel, to the end of which its stream is busy."""
+        self.free[stream] = end
+        self.note(self.out.ran, start, end, name, correlation, stream)
+        if self.written:
+            self.ran[stream].append((start, end))
+
     def launch(self, name: str, duration: int, thread: int) -> None:
         """One kernel of the compute stream."""
         begun, self.now = self.now + 3 * _US, self.now + 5 * _US
-        start = max(self.now + _US, self.free[_COMPUTE])
-        self.free[_COMPUTE] = end = start + duration
         correlation = self.note(self.out.called, begun, self.now, "cudaLaunchKernel", thread)
-        self.note(self.out.ran, start, end, name, correlation, _COMPUTE)
-        if self.written:
-            self.computed.append((start, end))
+        start = max(self.now + _US, self.free[_COMPUTE])
+        self.run(name, start, start + duration, correlation, _COMPUTE)
 
     def compute(self, name: str, us: int, thread: int, late_ns: int = 0) -> None:
         """One kernel of about that time, and later by as much as a slow GPU needs for it."""
-        factor = self.random.uniform(1 - self._jitter, 1 + self._jitter) if self._jitter else 1
+        jitter = self.config.jitter
+        factor = self.random.uniform(1 - jitter, 1 + jitter) if jitter else 1
         self.launch(name, int(us * _US * factor) + late_ns, thread)
 
     def arrive(self, kind: str, said: Mapping[str, Any]) -> tuple[int, int]:
@@ -240,14 +243,6 @@ class _Rank:
         begun, self.now = self.now + 5 * _US, self.now + 8 * _US
         start = max(self.now + _US, self.free[_COMPUTE], self.free[stream])
         return start, self.note(self.out.called, begun, self.now, "cudaLaunchKernelExC", thread, kind, said)
-
-    def leave(self, kind: str, start: int, end: int, correlation: int) -> None:
-        """End it."""
-        kernel, _, _, stream = _KINDS[kind]
-        self.free[stream] = end
-        self.note(self.out.ran, start, end, kernel, correlation, stream)
-        if self.written:
-            self.talked.append((start, end))
 
     def read_back(self) -> None:
         """Wait for the loss."""
@@ -301,8 +296,9 @@ class _Job:
         *_, before, last = [members[0], *sorted(members, key=starts.__getitem__)]
         over, spread = starts[last] + transfer_ns, self.config.end_jitter_ns
         ends = {r: over + (self.chance.randint(0, spread) if spread else 0) for r in members}
+        kernel, _, _, stream = _KINDS[kind]
         for r, (start, correlation) in arrived.items():
-            self.ranks[r].leave(kind, start, ends[r], correlation)
+            self.ranks[r].run(kernel, start, ends[r], correlation, stream)
         self.truth.append(
             {
                 "kind": kind,
@@ -319,7 +315,8 @@ class _Job:
 
     def kernels(self, one: _Rank, count: int, thread: int, share: float) -> None:
         """Products of a rank, with its share of a step's lateness where it is slow or has more work."""
-        late = _parted(int(self.config.late_us * _US * share), count if one.cause == "slow" else 4)
+        whole, parts = int(self.config.late_us * _US * share), count if one.cause == "slow" else 4
+        late = [whole * (i + 1) // parts - whole * i // parts for i in range(parts)]
         for number in range(count):
             one.compute(_GEMM, 150, thread, late[number] if one.cause == "slow" else 0)
         for more in late if one.cause == "work" else ():
@@ -332,7 +329,10 @@ class _Job:
         batch = self.chance.randint(0, 300 * _US)  # batches differ, for all ranks alike: no two steps last the same
         for one in self.ranks:
             one.written = number >= config.missing_steps.get(one.rank, 0)
-            self._load(one, batch)
+            start = one.now
+            one.now += 200 * _US + batch + (config.late_us * _US if one.cause == "data" else 0)
+            one.note(one.out.waited, start + 20 * _US, one.now - 20 * _US)
+            one.mark("dataload", start + 500, one.now)
         forward = {one: one.now for one in self.ranks}
         for _ in range(config.layers):
             for one in self.ranks:
@@ -357,18 +357,6 @@ class _Job:
             one.note(one.out.marked, optimizer, one.now + 500, "optimizer")
             one.read_back()
             one.mark(f"step {number}", begun[one], one.now + 200)
-
-    def _load(self, one: _Rank, batch_ns: int) -> None:
-        """Wait for a batch."""
-        start = one.now
-        one.now += 200 * _US + batch_ns + (self.config.late_us * _US if one.cause == "data" else 0)
-        one.note(one.out.waited, start + 20 * _US, one.now - 20 * _US)
-        one.mark("dataload", start + 500, one.now)
-
-
-def _parted(whole: int, count: int) -> list[int]:
-    """Cut a number into parts that sum to it."""
-    return [whole * (i + 1) // count - whole * i // count for i in range(count)]
 
 
 def job(folder: str | os.PathLike[str], late: Mapping[int, Late] | None = None, **options: Any) -> dict[str, Any]:
@@ -399,15 +387,15 @@ def job(folder: str | os.PathLike[str], late: Mapping[int, Late] | None = None, 
     planted = _Job(config)
     for number in range(config.steps):
         planted.step(number)
+    computed = {one.rank: one.ran[_COMPUTE] for one in planted.ranks}
+    talked = {one.rank: one.ran[_GRADIENTS] + one.ran[_LAYERS] for one in planted.ranks}
     return {
         "paths": [
             one.out.write(Path(folder, config.name.format(rank=one.rank, suffix=one.out.suffix)))
             for one in planted.ranks
         ],
         "collectives": planted.truth,
-        "compute_ns": {one.rank: length(one.computed) for one in planted.ranks},
-        "communication_ns": {one.rank: length(one.talked) for one in planted.ranks},
-        "exposed_ns": {
-            one.rank: length(union([*one.talked, *one.computed])) - length(one.computed) for one in planted.ranks
-        },
+        "compute_ns": {rank: length(ran) for rank, ran in computed.items()},
+        "communication_ns": {rank: length(ran) for rank, ran in talked.items()},
+        "exposed_ns": {rank: length(union(talked[rank] + ran)) - length(ran) for rank, ran in computed.items()},
     }

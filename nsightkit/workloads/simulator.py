@@ -19,7 +19,7 @@ import math
 import os
 import re
 from collections import defaultdict, deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
@@ -90,11 +90,6 @@ class Load:
     ns: int = 0
     name: str | None = "dataload"
     loader: str | None = None
-
-    @property
-    def call(self) -> str:
-        """The OS call in which the time passes."""
-        return "poll" if self.loader else "read"
 
 
 @dataclass(frozen=True)
@@ -460,6 +455,9 @@ def _nodes(a: Launch | Graph) -> tuple[tuple[str, int], ...]:
     return a.nodes if isinstance(a, Graph) else ((a.kernel, a.ns),)
 
 
+_CALLS: dict[type, str] = {
+    Launch: "cudaLaunchKernel_v7000", Graph: "cudaGraphLaunch_v10000", Copy: "cudaMemcpyAsync_v3020"
+}  # fmt: skip
 #: What a thread yields: the time to go on at, or what to wait for.
 _Steps = Generator[int | _Moment, None, None]
 
@@ -478,8 +476,8 @@ class _Simulation:
         self.running: dict[int, list[Op]] = defaultdict(list)
         self.recorded: dict[str, list[Op]] = {}
         self.arrived: dict[int, list[Op]] = defaultdict(list)
-        self.signals: dict[str, int] = defaultdict(int)
-        self.awaited: dict[str, deque[_Moment]] = defaultdict(deque)
+        self.signals: dict[tuple[str, int], _Moment] = defaultdict(_Moment)  # the first await takes the first signal
+        self.signalled, self.awaited = (defaultdict[str, Iterator[int]](itertools.count) for _ in range(2))
         self.batches: dict[str, list[tuple[int, int]]] = defaultdict(list)  # of a loader: ready, taken
         self.overlapped: dict[int, list[Op]] = defaultdict(list)  # the last of each stream that a change made
         self.steps_done = 0
@@ -508,12 +506,10 @@ class _Simulation:
         heapq.heappush(self.events, (time, next(self.counter), do))
 
     def _go_on(self, thread: _Thread, steps: _Steps) -> None:
-        try:
-            until = next(steps)
-        except StopIteration:
+        until = next(steps, None)
+        if until is None:
             thread.finished = True
-            return
-        if isinstance(until, int):
+        elif isinstance(until, int):
             self.at(max(until, self.now), partial(self._go_on, thread, steps))
         else:
             until.then(partial(self._go_on, thread, steps))
@@ -529,14 +525,12 @@ class _Simulation:
     def _thread(self, thread: _Thread, actions: Sequence[Action]) -> _Steps:
         carry_out: dict[type, Callable[[_Thread, Any], _Steps | None]] = {
             Cpu: self._cpu, Load: self._load, Sleep: self._sleep, Launch: self._launch, Graph: self._launch,
-            Copy: self._copy, Sync: self._sync, Record: self._record, WaitEvent: self._wait_event,
+            Copy: self._launch, Sync: self._sync, Record: self._record, WaitEvent: self._wait_event,
             Foreign: self._foreign, Signal: self._signal, Await: self._await, Capture: self._capture,
             Stall: self._stall, Profiler: self._profiler, Push: self._push, Pop: self._pop,
         }  # fmt: skip
         for thread.at, action in enumerate(actions):
-            steps = carry_out[type(action)](thread, action)
-            if steps is not None:
-                yield from steps
+            yield from carry_out[type(action)](thread, action) or ()
             if isinstance(action, Cpu | Load | Sleep | Sync | Await | Capture | Stall | Profiler):
                 thread.launched = False
 
@@ -546,20 +540,32 @@ class _Simulation:
     def _call(self, name: str, thread: _Thread, start: int, op: Op | None = None, **more: Any) -> None:
         self.out.calls.append(Call(name, thread.number, start, self.now, op, **more))
 
-    def _is_removed(self, name: str) -> bool:
-        """Whether ``no-cpu-work`` takes this range's time; names that differ in a number only are one."""
+    def _calling(self, thread: _Thread, name: str, ns: int, **more: Any) -> _Steps:
+        """Spend that time in a call."""
+        begun = self.now
+        if ns:
+            yield self.now + ns
+        self._call(name, thread, begun, **more)
+
+    def _spent(self, thread: _Thread, begun: int, name: str | None, call: str = "") -> None:
+        """Show the time since then as a range, where it has a name, and in an OS call, where there was one."""
+        edge = (self.now - begun) // 200
+        if call and edge:
+            self.out.os_calls.append((call, thread.number, begun + edge, self.now - edge))
+        if name:
+            self.out.ranges.append((name, thread.number, begun, self.now))
+
+    def _is_removed(self, name: str | None) -> bool:
+        """Whether a change takes this work's time; for ``no-cpu-work`` names that differ in a number only are one."""
+        if not name:
+            return "no-unnamed" in self.changes
         return self.changes.get("no-cpu-work") in ("", name, re.sub(r"\d+", "*", name))
 
     def _cpu(self, thread: _Thread, a: Cpu) -> _Steps:
-        begun, ns = self.now, self._lasting(thread, a.ns)
-        if a.once:
-            removed = "no-start-up" in self.changes
-        else:
-            removed = self._is_removed(a.name) if a.name else "no-unnamed" in self.changes
-        if not removed:
-            yield self.now + ns
-        if a.name:
-            self.out.ranges.append((a.name, thread.number, begun, self.now))
+        begun = self.now
+        if not ("no-start-up" in self.changes if a.once else self._is_removed(a.name)):
+            yield self.now + self._lasting(thread, a.ns)
+        self._spent(thread, begun, a.name)
 
     def _load(self, thread: _Thread, a: Load) -> _Steps:
         begun, until = self.now, self.now + self._lasting(thread, a.ns)
@@ -574,20 +580,13 @@ class _Simulation:
             batches.append((ready, until))
         if "no-input-wait" not in self.changes:
             yield until
-        self._waited(thread, a.name, a.call, begun)
+        self._spent(thread, begun, a.name, "poll" if a.loader else "read")
 
     def _sleep(self, thread: _Thread, a: Sleep) -> _Steps:
         begun = self.now
         if not self._is_removed(a.name):
             yield self.now + self._lasting(thread, a.ns)
-        self._waited(thread, a.name, a.call, begun)
-
-    def _waited(self, thread: _Thread, name: str | None, call: str, begun: int) -> None:
-        edge = (self.now - begun) // 200
-        if edge:
-            self.out.os_calls.append((call, thread.number, begun + edge, self.now - edge))
-        if name:
-            self.out.ranges.append((name, thread.number, begun, self.now))
+        self._spent(thread, begun, a.name, a.call)
 
     def _dispatch(self, thread: _Thread, dispatch: int, call: int) -> tuple[int, int]:
         """Time before a launching call and in it; begin to begin is what ``free-launches`` leaves."""
@@ -598,11 +597,14 @@ class _Simulation:
         thread.launched = True
         return dispatch, call
 
-    def _launch(self, thread: _Thread, a: Launch | Graph) -> _Steps:
-        op = self._kernel(thread, a)
+    def _launch(self, thread: _Thread, a: Launch | Graph | Copy) -> _Steps:
+        op = self._operation(thread, a)
         dispatch, call = self._dispatch(thread, a.dispatch, a.call)
         yield self.now + dispatch
         begun = op.called = self.now
+        copy = a if isinstance(a, Copy) else None
+        if copy and copy.staging and "overlap-copies" not in self.changes:
+            yield self.now + self._lasting(thread, copy.staging)
         if isinstance(a, Launch) and a.once and "no-start-up" not in self.changes:
             yield self.now + self._lasting(thread, a.once, "once")
             if a.once_call:
@@ -611,20 +613,31 @@ class _Simulation:
                 self.out.overheads.append((a.overhead, thread.number, begun + 1_000, self.now))
         yield from self._enqueue(thread, op)
         yield self.now + call
-        name = "cudaLaunchKernel_v7000" if isinstance(a, Launch) else "cudaGraphLaunch_v10000"
+        if copy and copy.blocking and "no-sync" not in self.changes:
+            if "overlap-copies" not in self.changes:
+                yield from self._until(thread, [op])
+            elif copy.kind == "DtoH":
+                # The values still have to be there: only the copy itself moves aside.
+                yield from self._until(thread, self.streams[a.device, a.stream].tail)
+            thread.launched = False
+        name = "cudaMemcpy_v3020" if copy and copy.blocking else _CALLS[type(a)]
         self._call(name, thread, begun, op)
 
-    def _kernel(self, thread: _Thread, a: Launch | Graph) -> Op:
-        nodes = tuple((name, round(ns * self._scale(name))) for name, ns in _nodes(a))
+    def _operation(self, thread: _Thread, a: Launch | Graph | Copy) -> Op:
+        """What a call puts into its stream."""
         behind = self._lasting(thread, BEHIND_NS, "behind")
+        if isinstance(a, Copy):
+            stream = 1010 if "overlap-copies" in self.changes else a.stream
+            return Op("copy", a, stream, self._lasting(thread, a.ns, "gpu"), behind)
+        nodes = tuple((name, round(ns * self._scale(name))) for name, ns in _nodes(a))
         if isinstance(a, Graph):
             work = sum(ns * self.even[a.device] + BEHIND_NS for _, ns in nodes)
             return Op("graph", a, a.stream, self._lasting(thread, work, "gpu"), behind, nodes)
+        ((_, ns),) = nodes
         if a.key is not None:
             stream = 1020 if "overlap-communication" in self.changes else a.stream
-            return Op("collective", a, stream, self._draw(nodes[0][1], "collective", a.key), behind, nodes)
-        work = self._lasting(thread, nodes[0][1] * self.even[a.device], "gpu")
-        return Op("kernel", a, a.stream, work, behind, nodes)
+            return Op("collective", a, stream, self._draw(ns, "collective", a.key), behind, nodes)
+        return Op("kernel", a, a.stream, self._lasting(thread, ns * self.even[a.device], "gpu"), behind, nodes)
 
     def _scale(self, name: str) -> float:
         """How many times as long a kernel of that name takes."""
@@ -632,26 +645,6 @@ class _Simulation:
             return 0
         pattern, _, factor = self.changes.get("scale", "").rpartition("=")
         return float(factor) if factor and re.search(pattern, name) else 1
-
-    def _copy(self, thread: _Thread, a: Copy) -> _Steps:
-        overlap = "overlap-copies" in self.changes
-        stream = 1010 if overlap else a.stream
-        op = Op("copy", a, stream, self._lasting(thread, a.ns, "gpu"), self._lasting(thread, BEHIND_NS, "behind"))
-        dispatch, call = self._dispatch(thread, a.dispatch, a.call)
-        yield self.now + dispatch
-        begun = op.called = self.now
-        if a.staging and not overlap:
-            yield self.now + self._lasting(thread, a.staging)
-        yield from self._enqueue(thread, op)
-        yield self.now + call
-        if a.blocking and "no-sync" not in self.changes:
-            if not overlap:
-                yield from self._until(thread, [op])
-            elif a.kind == "DtoH":
-                # The values still have to be there: only the copy itself moves aside.
-                yield from self._until(thread, self.streams[a.device, a.stream].tail)
-            thread.launched = False
-        self._call("cudaMemcpy_v3020" if a.blocking else "cudaMemcpyAsync_v3020", thread, begun, op)
 
     def _until(self, thread: _Thread, ops: Sequence[Op]) -> _Steps:
         """A blocking call returns: a latency after the last of what it waits for."""
@@ -676,19 +669,19 @@ class _Simulation:
         self._call(f"cuda{a.what.capitalize()}Synchronize", thread, begun, waits_on=place)
 
     def _record(self, thread: _Thread, a: Record) -> _Steps:
-        begun = self.now
         self.recorded[a.event] = self.streams[a.device, a.stream].tail
-        if "free-launches" not in self.changes:
-            yield self.now + self._lasting(thread, a.call)
-        self._call("cudaEventRecord_v3020", thread, begun)
+        return self._calling(thread, "cudaEventRecord_v3020", self._noting(thread, a))
 
-    def _wait_event(self, thread: _Thread, a: WaitEvent) -> _Steps:
-        begun = self.now
+    def _wait_event(self, thread: _Thread, a: WaitEvent) -> _Steps | None:
         self.streams[a.device, a.stream].waits += self.recorded.get(a.event, [])
-        if a.shown:
-            if "free-launches" not in self.changes:
-                yield self.now + self._lasting(thread, a.call)
-            self._call("cudaStreamWaitEvent", thread, begun, waits_on=(a.device, a.stream))
+        if not a.shown:
+            return None
+        place = a.device, a.stream
+        return self._calling(thread, "cudaStreamWaitEvent", self._noting(thread, a), waits_on=place)
+
+    def _noting(self, thread: _Thread, a: Record | WaitEvent) -> int:
+        """Time of a call that only notes something."""
+        return 0 if "free-launches" in self.changes else self._lasting(thread, a.call)
 
     def _foreign(self, thread: _Thread, a: Foreign) -> _Steps:
         if "no-foreign" not in self.changes:
@@ -696,40 +689,29 @@ class _Simulation:
             yield from self._enqueue(thread, op)
 
     def _signal(self, _: _Thread, a: Signal) -> None:
-        if self.awaited[a.name]:
-            self.awaited[a.name].popleft().happen()
-        else:
-            self.signals[a.name] += 1
+        self.signals[a.name, next(self.signalled[a.name])].happen()
 
     def _await(self, thread: _Thread, a: Await) -> _Steps:
-        if self.signals[a.name]:
-            self.signals[a.name] -= 1
+        begun, signal = self.now, self.signals[a.name, next(self.awaited[a.name])]
+        if signal.happened:
             return
-        begun, signal = self.now, _Moment()
-        self.awaited[a.name].append(signal)
         yield signal
         yield self.now + self._lasting(thread, WAKE_NS)
         if a.shown:
             self.out.os_calls.append(("pthread_cond_wait", thread.number, begun, self.now))
 
     def _capture(self, thread: _Thread, a: Capture) -> _Steps:
-        if "no-start-up" in self.changes:
-            return
         part = self._lasting(thread, a.ns) // (a.launches + 12)
-        for name, length in (
-            ("cudaStreamBeginCapture_v10000", 1),
-            *[("cudaLaunchKernel_v7000", 1)] * a.launches,
-            ("cudaStreamEndCapture_v10000", 3),
-            ("cudaGraphInstantiate_v12000", 8),
-        ):
-            begun = self.now
-            yield self.now + part * length
-            self._call(name, thread, begun)
+        calls = [
+            ("cudaStreamBeginCapture_v10000", 1), *[("cudaLaunchKernel_v7000", 1)] * a.launches,
+            ("cudaStreamEndCapture_v10000", 3), ("cudaGraphInstantiate_v12000", 8),
+        ]  # fmt: skip
+        for name, length in calls if "no-start-up" not in self.changes else ():
+            yield from self._calling(thread, name, part * length)
 
     def _stall(self, thread: _Thread, a: Stall) -> _Steps:
-        begun = self.now
-        yield self.now + self._lasting(thread, a.ordinary if "no-start-up" in self.changes else a.ns)
-        self._call(a.call, thread, begun)
+        ns = a.ordinary if "no-start-up" in self.changes else a.ns
+        return self._calling(thread, a.call, self._lasting(thread, ns))
 
     def _profiler(self, thread: _Thread, a: Profiler) -> _Steps:
         begun = self.now
@@ -780,22 +762,17 @@ class _Simulation:
 
     def _begin(self, op: Op) -> None:
         op.start = op.since = self.now
-        if op.kind == "foreign":
-            self.at(self.now + round(op.left), partial(self._end, op))
-        elif op.kind == "collective":
-            self._arrive(op)
+        ending, a = [op], op.action
+        if isinstance(a, Launch) and a.key is not None and "equal-ranks" not in self.changes:
+            arrived = self.arrived[a.key]
+            arrived.append(op)
+            ending = arrived if len(arrived) == self.members[a.key] else []
+        if op.kind in ("foreign", "collective"):
+            for one in ending:
+                self.at(self.now + round(one.left), partial(self._end, one))
         else:
             self.running[op.device].append(op)
             self._share(op.device)
-
-    def _arrive(self, op: Op) -> None:
-        key = op.action.key if isinstance(op.action, Launch) else None
-        assert key is not None
-        arrived = self.arrived[key]
-        arrived.append(op)
-        ready = [op] if "equal-ranks" in self.changes else arrived if len(arrived) == self.members[key] else []
-        for one in ready:
-            self.at(self.now + round(one.left), partial(self._end, one))
 
     def _share(self, device: int) -> None:
         """Kernels slow each other down, and copies slow kernels down."""

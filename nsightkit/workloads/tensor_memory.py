@@ -107,54 +107,48 @@ class TensorMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 f"simulated out of memory: tried to allocate {asked} bytes with {self.allocated_bytes} of "
                 f"{self._limit_bytes} bytes allocated"
             )
-            if self._history:
-                self._note("oom", 0, asked, self._stack())
-                self._events[-1]["device_free"] = self._limit_bytes - self.allocated_bytes
+            frames = self._stack() if self._history else []
+            self._note("oom", 0, asked, frames, device_free=self._limit_bytes - self.allocated_bytes)
             raise torch.OutOfMemoryError(message)
         return result
 
-    def _see(self, tensor: Tensor) -> None:
+    def _see(self, tensor: Tensor) -> int:
+        """Count a storage that was not there before; gives its size, else 0."""
         storage = tensor.untyped_storage()
-        identity, size = id(storage), storage.nbytes()
+        identity, size, address = id(storage), storage.nbytes(), storage.data_ptr()
         if identity in self._alive or not size:
-            return
+            return 0
         frames = self._stack() if self._history else []
-        address = storage.data_ptr()
         self._alive[identity] = (address, size, frames)
         self._finalizers.append(weakref.finalize(storage, self._end, identity))
         if len(self._finalizers) > 2 * len(self._alive) + 64:
             self._finalizers = [finalizer for finalizer in self._finalizers if finalizer.alive]
         self.allocated_bytes += size
         self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
-        if self._history:
-            self._note("segment_alloc", address, size, frames)
-            self._note("alloc", address, size, frames)
+        for action in ("segment_alloc", "alloc"):
+            self._note(action, address, size, frames)
+        return size
 
     def _end(self, identity: int) -> None:
         address, size, _ = self._alive.pop(identity)
         self.allocated_bytes -= size
-        if self._history:
-            for action in ("free_requested", "free_completed", "segment_free"):
-                self._note(action, address, size, [])
+        for action in ("free_requested", "free_completed", "segment_free"):
+            self._note(action, address, size, [])
 
-    def _note(self, action: str, address: int, size: int, frames: list[dict[str, Any]]) -> None:
-        self._events.append(
-            {
-                "action": action, "addr": address, "size": size, "stream": 0, "frames": frames,
-                "time_us": time.time_ns() // 1000,
-            }
-        )  # fmt: skip
+    def _note(self, action: str, address: int, size: int, frames: list[dict[str, Any]], **more: int) -> None:
+        if self._history:
+            event = {"action": action, "addr": address, "size": size, "stream": 0, "frames": frames, **more}
+            self._events.append(event | {"time_us": time.time_ns() // 1000})
 
     def _mark(self, operator: str, args: tuple[Any, ...]) -> None:
         """Keep what ``record_function`` marks, as ``global_record_annotations`` does; ranges end in reverse order."""
         if operator.endswith("_enter_new"):
-            self._open.append(str(args[0]))
-            stage = "START"
+            name, stage = str(args[0]), "START"
+            self._open.append(name)
         elif operator.endswith("_exit._RecordFunction") and self._open:
-            stage = "END"
+            name, stage = self._open.pop(), "END"
         else:
             return
-        name = self._open[-1] if stage == "START" else self._open.pop()
         self._ranges.append({"device": 0, "time_us": time.time_ns() // 1000, "name": name, "stage": stage})
 
     @staticmethod
@@ -192,8 +186,5 @@ class TensorMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
             }
             for address, size, frames in self._alive.values()
         ]  # fmt: skip
-        return {
-            "segments": segments,
-            "device_traces": [list(self._events)],
-            "external_annotations": list(self._ranges),
-        }
+        annotations = list(self._ranges)
+        return {"segments": segments, "device_traces": [list(self._events)], "external_annotations": annotations}

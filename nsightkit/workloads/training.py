@@ -122,38 +122,6 @@ class Documents(IterableDataset[Tensor]):
         return torch.from_numpy(tokens[start : start + length].astype(np.int64))
 
 
-def _model(config: TrainingConfig) -> Decoder:
-    return Decoder(
-        DecoderConfig(
-            vocabulary=config.vocabulary,
-            width=config.hidden,
-            layers=config.layers,
-            heads=config.heads,
-            context=config.context,
-            d_ff=4 * config.hidden,
-            norm="tiny" if config.tiny else "fused",
-            joined=True,
-            tiny_activation=config.tiny,
-        )
-    )
-
-
-class _Statistics:
-    """Largest activation of each block, for the log: read at once (fault ``sync``) or kept on the device."""
-
-    def __init__(self, sync: bool) -> None:
-        self._sync = sync
-        self._kept: list[Tensor | float] = []
-
-    def __call__(self, _: nn.Module, __: Any, value: Tensor) -> None:
-        largest = value.detach().abs().amax()
-        # .item() waits until the GPU has done everything it was given, then the CPU starts from zero again.
-        self._kept.append(largest.item() if self._sync else largest)
-
-    def read(self) -> list[float]:
-        return [float(value) for value in self._kept]
-
-
 class _ElementaryAdamW:
     """AdamW written out: about a dozen kernels for each parameter tensor and step (fault ``tiny``)."""
 
@@ -196,12 +164,23 @@ class Training(Workload):
 
     def __init__(self, config: TrainingConfig, device: str = "cpu") -> None:
         super().__init__(config, device)
-        self.config = config
         torch.manual_seed(config.seed)
-        self.model = _model(config).to(self.device)
-        self._statistics = _Statistics(config.sync)
+        self.model = Decoder(
+            DecoderConfig(
+                vocabulary=config.vocabulary,
+                width=config.hidden,
+                layers=config.layers,
+                heads=config.heads,
+                context=config.context,
+                d_ff=4 * config.hidden,
+                norm="tiny" if config.tiny else "fused",
+                joined=True,
+                tiny_activation=config.tiny,
+            )
+        ).to(self.device)
+        self._largest: list[Tensor | float] = []
         for block in self.model.blocks:
-            block.register_forward_hook(self._statistics)
+            block.register_forward_hook(self._watch)
         parameters = list(self.model.parameters())
         self._optimizer: Any = (
             _ElementaryAdamW(parameters, lr=1e-3, weight_decay=0.01)
@@ -235,8 +214,7 @@ class Training(Workload):
             with phase("copy"):
                 tokens = tokens.to(self.device, non_blocking=self._non_blocking)
             with phase("forward"):
-                enabled = self.config.precision == "bf16"
-                with torch.autocast(self.device.type, torch.bfloat16, enabled=enabled):
+                with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
                     logits = self.model(tokens[:, :-1])
                 loss = F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
             with phase("backward"):
@@ -246,13 +224,19 @@ class Training(Workload):
                 self._optimizer.zero_grad()
             self._losses.append(loss.item() if self.config.sync else loss.detach())
 
+    def _watch(self, _: nn.Module, __: Any, value: Tensor) -> None:
+        """Keep the largest activation of a block for the log: read at once (fault ``sync``), or left on the device."""
+        largest = value.detach().abs().amax()
+        # .item() waits until the GPU has done everything it was given, then the CPU starts from zero again.
+        self._largest.append(largest.item() if self.config.sync else largest)
+
     def losses(self) -> list[float]:
         """Read the loss of every step so far."""
         return [float(loss) for loss in self._losses]
 
     def largest_activations(self) -> list[float]:
         """Read the largest activation of every block in every step so far."""
-        return self._statistics.read()
+        return [float(value) for value in self._largest]
 
     def close(self) -> None:
         """End the loader's workers."""

@@ -16,14 +16,16 @@ class Workload:
 
     Attributes
     ----------
+    config : dataclass
+        Sizes and switches.
     parameters : dict
-        The configuration as plain values.
+        The same as plain values.
     data_wait_ns : list of int
         How long each step waited for its data; empty where there is none to wait for.
     """
 
     def __init__(self, config: Any, device: str) -> None:
-        self.device = torch.device(device)
+        self.config, self.device = config, torch.device(device)
         self.parameters: dict[str, Any] = dataclasses.asdict(config)
         self.data_wait_ns: list[int] = []
         self._settings = contextlib.ExitStack()
