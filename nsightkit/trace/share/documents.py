@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 import msgspec
 
@@ -72,6 +72,7 @@ _AGAIN = "capture or copy it again"
 _NO_TRACE = "give a trace that torch.profiler exported (export_chrome_trace)"
 _RAW = dict[str, msgspec.Raw]
 _DECODE = msgspec.json.Decoder(_RAW).decode
+_ENCODE = msgspec.json.Encoder().encode
 
 
 def _is_packed(path: Path) -> bool:
@@ -181,7 +182,7 @@ def copy_json(path: Path, draft: Path, ledger: Ledger) -> None:
 
 
 def _copy(path: Path, attempt: int, stream: BinaryIO | gzip.GzipFile, ledger: Ledger) -> None:
-    tail: dict[str, bytes] = {}
+    tail: dict[str, Any] = {}
     between, found = b'{"traceEvents":[\n', False
     for document in _documents(path, attempt):
         found = found or "traceEvents" in document
@@ -189,40 +190,33 @@ def _copy(path: Path, attempt: int, stream: BinaryIO | gzip.GzipFile, ledger: Le
             events = msgspec.json.decode(document.pop("traceEvents", b"[]"), type=list[msgspec.Raw])
         except msgspec.ValidationError as error:
             raise TraceError(path, f"is JSON, but no Chrome trace ({error})", _NO_TRACE) from error
-        lines = [_record(event, _FIELDS, ledger) for event in map(bytes, events) if event[:1] == b"{"]
-        if lines:
-            stream.write(between + b",\n".join(lines))
+        kept = [_kept(_DECODE(event), _FIELDS, ledger) for event in map(bytes, events) if event[:1] == b"{"]
+        if kept:
+            stream.write(between + b",\n".join(map(_ENCODE, kept)))
             between = b",\n"
         tail |= _kept(document, _TOP, ledger)
     if not found:
         raise TraceError(path, "is JSON, but no Chrome trace (it has no traceEvents)", _NO_TRACE)
     stream.write((between if between != b",\n" else b"") + b"\n]")
-    stream.write(b"".join(b",\n" + json.dumps(key).encode() + b":" + value for key, value in tail.items()) + b"}\n")
+    stream.write(b"".join(b",\n" + _ENCODE({key: value})[1:-1] for key, value in tail.items()) + b"}\n")
 
 
-def _record(raw: bytes, known: frozenset[str], ledger: Ledger) -> bytes:
-    """One object, as JSON, with what is known of it."""
-    kept = _kept(_DECODE(raw), known, ledger)
-    return b"{" + b",".join(b'"%b":%b' % (key.encode(), value) for key, value in kept.items()) + b"}"
-
-
-def _kept(given: _RAW, known: frozenset[str], ledger: Ledger) -> dict[str, bytes]:
-    out = {}
-    for key, raw in given.items():
+def _kept(found: dict[str, Any], known: frozenset[str], ledger: Ledger) -> dict[str, Any]:
+    """Leave of an object what is known, cleaned; numbers stay as they are written."""
+    for key in [key for key in found if key not in known]:
+        del found[key]
+        ledger.note("field", key)
+    for key, raw in found.items():
         value = bytes(raw)
-        if key not in known:
-            ledger.note("field", key)
-        elif key == "args":
-            if value[:1] == b"{":
-                out[key] = _record(value, _ARGS, ledger)
-        elif value[:1] in b'"[{':
-            out[key] = ledger.apply(value, key, lambda text, key=key: _cleaned(text, key, ledger.scrubber))  # type: ignore[misc]
-        else:
-            out[key] = value
-    return out
+        if value[0] in b'"[{':
+            if key == "args":
+                found[key] = _kept(_DECODE(value if value[:1] == b"{" else b"{}"), _ARGS, ledger)
+            else:
+                found[key] = ledger.apply(_cleaned, key, value, key)
+    return found
 
 
-def _cleaned(raw: bytes, key: str, scrubber: Scrubber) -> bytes:
+def _cleaned(scrubber: Scrubber, raw: bytes, key: str) -> msgspec.Raw:
     given = json.loads(raw)
     new = scrubber.value(given, key)
-    return raw if new == given else json.dumps(new, separators=(",", ":")).encode()
+    return msgspec.Raw(raw if new == given else json.dumps(new, separators=(",", ":")).encode())

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from nsightkit.trace.share.secrets import Scrubber, json_text
 
 __all__ = ["Ledger"]
-
-_T = TypeVar("_T", str, bytes)
-
-#: Distinct texts whose replacement is remembered.
-_REMEMBERED = 100_000
 
 
 class Ledger:
@@ -30,52 +26,34 @@ class Ledger:
     def __init__(self) -> None:
         self.scrubber = Scrubber()
         self.removed: Counter[tuple[str, str]] = Counter()
-        self._remembered: dict[tuple[str, str | bytes], tuple[str | bytes, Counter[str]]] = {}
+        self._once = functools.lru_cache(maxsize=100_000)(self._cleaned)  # each distinct text is cleaned once
 
     def note(self, kind: str, *names: str, count: int = 1) -> None:
         """Count something that was left out, by its name in the file, which may itself hold a secret."""
-        self.removed[kind, ".".join(self.scrubber.text(name)[:100] for name in names)] += count
+        self.removed[kind, ".".join(self._once(Scrubber.text, name)[0][:100] for name in names)] += count
 
     def text(self, value: str, place: str) -> str:
         """Scrub a text, as JSON where it is JSON."""
-        return self.apply(value, place, lambda v: json_text(self.scrubber, v))
+        return self.apply(json_text, place, value)  # type: ignore[no-any-return]
 
     def path(self, value: str, place: str) -> str:
         """Scrub a text that is a path."""
-        return self.apply(value, place, self.scrubber.path)
+        return self.apply(Scrubber.path, place, value)  # type: ignore[no-any-return]
 
     def value(self, given: Any, place: str) -> Any:
         """Scrub a JSON value."""
-        removed = self.scrubber.removed
-        removed.clear()
-        new = self.scrubber.value(given)
-        self.removed.update((kind, place) for kind in removed)
+        new, kinds = self._cleaned(Scrubber.value, given)
+        self.removed.update((kind, place) for kind in kinds)
         return new
 
-    def apply(self, value: _T, place: str, clean: Callable[[_T], _T]) -> _T:
-        """Scrub a text or its bytes, and count what went.
+    def apply(self, clean: Callable[..., Any], place: str, *given: Any) -> Any:
+        """Give ``clean(scrubber, *given)``, and count what went from a place."""
+        new, kinds = self._once(clean, *given)
+        for kind in kinds:
+            self.removed[kind, place] += 1
+        return new
 
-        Parameters
-        ----------
-        value : str or bytes
-        place : str
-            What stands in one place is always cleaned in the same way, and each distinct text once.
-        clean : callable
-            Uses the scrubber.
-
-        Returns
-        -------
-        str or bytes
-        """
-        known = self._remembered.get((place, value))
-        if known is None:
-            removed = self.scrubber.removed
-            removed.clear()
-            new = clean(value)
-            known = new, Counter(removed)
-            if len(self._remembered) >= _REMEMBERED:
-                self._remembered.clear()
-            self._remembered[place, value] = known
-        for kind, count in known[1].items():
-            self.removed[kind, place] += count
-        return known[0]  # type: ignore[return-value] # of the value's own type
+    def _cleaned(self, clean: Callable[..., Any], *given: Any) -> tuple[Any, list[str]]:
+        self.scrubber.removed.clear()
+        new = clean(self.scrubber, *given)
+        return new, self.scrubber.removed.copy()
