@@ -7,17 +7,16 @@ between the moment the device ran dry and the moment the launch began? The first
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 
 import numpy as np
 import pandas as pd
 
 from nsightkit.analysis.core.intervals import gpu_intervals, idle_gaps, launches_of
-from nsightkit.analysis.timeline.gaps.facts import EVIDENCE, TABLE_OF, UNDECIDED, Bool, Elsewhere, Gaps, groups
+from nsightkit.analysis.timeline.gaps.facts import EVIDENCE, TABLE_OF, Bool, Elsewhere, groups
 from nsightkit.analysis.timeline.gaps.rules import CAUSES, decide
 from nsightkit.analysis.timeline.gaps.threads import DATA_LOADING, Threads
-from nsightkit.analysis.timeline.gaps.words import Evidence, memop_name
+from nsightkit.analysis.timeline.gaps.words import evidence, memop_name
 from nsightkit.trace.model import GPU_TABLES, Trace
 
 __all__ = ["CAUSES", "DATA_LOADING", "causes", "find", "memop_name", "summary"]
@@ -40,22 +39,27 @@ def summary(trace: Trace, min_ns: int = 0, data_loading: str = DATA_LOADING) -> 
         ``cause, count, total_ns, share_of_span``, by falling ``total_ns``; the share is of the sum of the devices'
         spans. Without `min_ns` and without a filter on the trace the totals sum to the idle time.
     """
-    if trace is trace.whole and min_ns <= 0:
-        # Small, and all that a second look needs.
-        name = f"gap-causes-{_rules(data_loading)}"
-        return trace.derived(name, lambda: _by_cause(trace, 0, data_loading)).astype({"cause": object})
-    return _by_cause(trace, min_ns, data_loading).astype({"cause": object})
+    if trace is not trace.whole or min_ns > 0:
+        table = _by_cause(trace, min_ns, data_loading)
+    else:  # small, and all that a second look needs
+        table = trace.derived(f"gap-causes-{_rules(data_loading)}", lambda: _by_cause(trace, 0, data_loading))
+    return table.astype({"cause": object})
 
 
 def _by_cause(trace: Trace, min_ns: int, data_loading: str) -> pd.DataFrame:
-    found, span = _found(trace, min_ns, data_loading), _span(trace)
-    count = np.bincount(found.cause, minlength=len(CAUSES))
+    found = _found(trace, min_ns, data_loading)
+    span = sum(last - first for first, last in _bounds(trace).values())
     # Exact in floats up to 2**53 ns, 104 days.
-    total = np.bincount(found.cause, weights=found.end - found.start, minlength=len(CAUSES)).astype(np.int64)
-    share = total / span if span else np.zeros(len(CAUSES))
-    cause = pd.Categorical(CAUSES, categories=CAUSES)
-    out = pd.DataFrame({"cause": cause, "count": count, "total_ns": total, "share_of_span": share})
-    return out[count > 0].sort_values("total_ns", ascending=False, ignore_index=True)
+    total = np.bincount(found["cause"], weights=found["end_ns"] - found["start_ns"], minlength=len(CAUSES))
+    out = pd.DataFrame(
+        {
+            "cause": pd.Categorical(CAUSES, categories=CAUSES),
+            "count": np.bincount(found["cause"], minlength=len(CAUSES)),
+            "total_ns": total.astype(np.int64),
+            "share_of_span": total / max(span, 1),
+        }
+    )
+    return out[out["count"] > 0].sort_values("total_ns", ascending=False, ignore_index=True)
 
 
 def find(trace: Trace, min_ns: int = 0, data_loading: str = DATA_LOADING) -> pd.DataFrame:
@@ -77,15 +81,10 @@ def find(trace: Trace, min_ns: int = 0, data_loading: str = DATA_LOADING) -> pd.
         (the operation that ended it).
     """
     found = _found(trace, min_ns, data_loading)
-    return pd.DataFrame(
-        {
-            "device": found.device,
-            "start_ns": found.start,
-            "end_ns": found.end,
-            "duration_ns": found.end - found.start,
-            "cause": [CAUSES[c] for c in found.cause],
-            "evidence": Evidence(trace.whole, found).of_all(),
-        }
+    return found[["device", "start_ns", "end_ns"]].assign(
+        duration_ns=found["end_ns"] - found["start_ns"],
+        cause=[CAUSES[c] for c in found["cause"]],
+        evidence=np.array(evidence(trace.whole, found), dtype=object),
     )
 
 
@@ -105,27 +104,38 @@ def causes(trace: Trace, min_ns: int = 0, data_loading: str = DATA_LOADING) -> p
         ``device, start_ns, end_ns, cause, kind, name, row``, by device and time; ``cause, kind, name`` are categories.
         ``row`` is that of the event in its table of ``trace.whole``, -1, with an empty name, where no event decided.
     """
-    found = _found(trace, min_ns, data_loading)
-    texts, code = [""], np.zeros(len(found.cause), np.int64)
+    return named(trace.whole, _found(trace, min_ns, data_loading))
+
+
+def named(whole: Trace, found: pd.DataFrame) -> pd.DataFrame:
+    """Name what decided, as :func:`causes` gives it.
+
+    Parameters
+    ----------
+    whole : Trace
+    found : DataFrame
+        ``device, start_ns, end_ns``, and the index of the cause, of the kind of its evidence, and that one's row:
+        ``cause, source, source_row``.
+    """
+    source, row = found["source"].to_numpy(), found["source_row"].to_numpy()
+    texts, code = [""], np.zeros(len(found), np.int64)
     for kind, table in TABLE_OF.items():
-        mine = np.flatnonzero((found.source == EVIDENCE.index(kind)) & (found.source_row >= 0))
+        mine = np.flatnonzero((source == EVIDENCE.index(kind)) & (row >= 0))
         if len(mine):
             column = "kind" if table == "memops" else "name"
-            names = trace.whole.table(table, [column])[column].cat
-            code[mine] = names.codes.to_numpy()[found.source_row[mine]].astype(np.int64) + len(texts)
+            names = whole.table(table, [column])[column].cat
+            code[mine] = names.codes.to_numpy()[row[mine]].astype(np.int64) + len(texts)
             texts += [memop_name(str(n)) if table == "memops" else str(n) for n in names.categories]
     used, code = np.unique(code, return_inverse=True)
     # The same name in two tables is one name: categories are distinct.
     number, distinct = pd.factorize(np.array(texts, dtype=object)[used])
     return pd.DataFrame(
         {
-            "device": found.device,
-            "start_ns": found.start,
-            "end_ns": found.end,
-            "cause": pd.Categorical.from_codes(found.cause, pd.Index(CAUSES)),
-            "kind": pd.Categorical.from_codes(found.source, pd.Index(EVIDENCE)),
+            **{column: found[column].to_numpy() for column in ("device", "start_ns", "end_ns")},
+            "cause": pd.Categorical.from_codes(found["cause"], pd.Index(CAUSES)),
+            "kind": pd.Categorical.from_codes(source, pd.Index(EVIDENCE)),
             "name": pd.Categorical.from_codes(number[code], pd.Index(distinct, dtype="str")),
-            "row": found.source_row,
+            "row": row,
         },
         copy=False,
     )
@@ -142,6 +152,8 @@ _COLUMNS = {
     "os_calls": ["start_ns", "end_ns", "thread", "name"],
     "overhead": ["start_ns", "end_ns", "thread", "name"],
 }
+#: What :func:`decide` settles.
+_DECIDED = {"cause": np.int8, "source": np.int8, "source_row": np.int32}
 #: Gaps judged together; bounds memory.
 _CHUNK = 200_000
 
@@ -151,18 +163,18 @@ def _rules(data_loading: str) -> str:
     return hashlib.blake2b(data_loading.encode(), digest_size=8).hexdigest()
 
 
-def _found(trace: Trace, min_ns: int, data_loading: str) -> Gaps:
-    """The gaps of a trace, selected or whole, with their causes."""
-    columns = [f.name for f in dataclasses.fields(Gaps)]
+def _found(trace: Trace, min_ns: int, data_loading: str) -> pd.DataFrame:
+    """The gaps of a trace, selected or whole, with their causes, as :func:`_decide` gives them."""
     whole = trace.whole
-    frame = whole.derived(f"gaps-{_rules(data_loading)}", lambda: _decide(whole, data_loading))
-    keep = frame["end"].to_numpy() - frame["start"].to_numpy() >= min_ns
-    if trace is not trace.whole:
-        keep &= _selected(trace, frame)
-    return Gaps(*(frame[n].to_numpy() if keep.all() else frame[n].to_numpy()[keep] for n in columns))
+    found = whole.derived(f"gaps-{_rules(data_loading)}", lambda: _decide(whole, data_loading))
+    keep = found["end_ns"].to_numpy() - found["start_ns"].to_numpy() >= min_ns
+    if trace is not whole:
+        keep &= _selected(trace, found)
+    return found if keep.all() else found[keep].reset_index(drop=True)
 
 
 def _decide(whole: Trace, data_loading: str) -> pd.DataFrame:
+    """All gaps: where, what ended each and launched that (-1 unknown), and cause and evidence by their numbers."""
     whole.prefetch(_COLUMNS)
     ops = gpu_intervals(whole)
     gaps = idle_gaps(whole, ops)
@@ -171,33 +183,28 @@ def _decide(whole: Trace, data_loading: str) -> pd.DataFrame:
     # In start order the operation before `after` is the one that the device was fed just before.
     before_table, before_row = table[after - 1], row[after - 1]
     n = len(gaps)
-    found = Gaps(
-        device=gaps["device"].to_numpy(),
-        start=gaps["start_ns"].to_numpy(),
-        end=gaps["end_ns"].to_numpy(),
-        table=table[after],
-        row=row[after],
-        launch=np.full(n, -1, np.int32),
-        cause=np.full(n, UNDECIDED, np.int8),
-        source=np.zeros(n, np.int8),
-        source_row=np.full(n, -1, np.int32),
-    )
+    found = {
+        **{column: gaps[column].to_numpy() for column in ("device", "start_ns", "end_ns")},
+        "table": table[after],
+        "row": row[after],
+        "launch": np.full(n, -1, np.int32),
+        **{column: np.empty(n, dtype) for column, dtype in _DECIDED.items()},
+    }
     del ops, gaps, after, table, row
-    of_threads, elsewhere = Threads(whole, data_loading), Elsewhere(whole)
+    threads, elsewhere = Threads(whole, data_loading), Elsewhere(whole)
+    of_call = whole.table("calls", ["thread"])["thread"].to_numpy()
     for low in range(0, n, _CHUNK):
-        part = slice(low, low + _CHUNK)
-        chunk = found.some(part)
-        chunk.launch[:] = launches_of(whole, chunk.table, chunk.row)
-        fed_by = np.full(len(chunk.launch), -1, np.int64)
-        if of_threads.several:
-            before = launches_of(whole, before_table[part], before_row[part])
-            known = before >= 0
-            fed_by[known] = whole.table("calls", ["thread"])["thread"].to_numpy()[before[known]]
-        for at, group in groups(whole, chunk, fed_by, of_threads, elsewhere):
+        chunk = {column: values[low : low + _CHUNK] for column, values in found.items()}  # views
+        chunk["launch"][:] = launches_of(whole, chunk["table"], chunk["row"])
+        fed_by = np.full(len(chunk["launch"]), -1, np.int64)
+        if threads.several:
+            before = launches_of(whole, before_table[low : low + _CHUNK], before_row[low : low + _CHUNK])
+            fed_by[before >= 0] = of_call[before[before >= 0]]
+        for at, group in groups(whole, chunk, fed_by, threads, elsewhere):
             decide(group)
-            chunk.cause[at], chunk.source[at] = group.gaps.cause, group.gaps.source
-            chunk.source_row[at] = group.gaps.source_row
-    return pd.DataFrame({f.name: getattr(found, f.name) for f in dataclasses.fields(Gaps)}, copy=False)
+            for column in _DECIDED:
+                chunk[column][at] = getattr(group, column)
+    return pd.DataFrame(found, copy=False)
 
 
 def _bounds(trace: Trace) -> dict[int, tuple[int, int]]:
@@ -214,19 +221,14 @@ def _bounds(trace: Trace) -> dict[int, tuple[int, int]]:
     return bounds
 
 
-def _span(trace: Trace) -> int:
-    return sum(last - first for first, last in _bounds(trace).values())
-
-
 def _selected(trace: Trace, gaps: pd.DataFrame) -> Bool:
     """Of a filtered trace: gaps that end with a selected operation, but not with the first one of its device."""
     table, row = gaps["table"].to_numpy(), gaps["row"].to_numpy()
     keep = np.ones(len(gaps), bool)
     for number, name in enumerate(GPU_TABLES):
-        mask = trace.mask(name)
-        if mask is not None:
-            of_table = np.flatnonzero(table == number)
+        if (mask := trace.mask(name)) is not None:
+            of_table = table == number
             keep[of_table] = mask[row[of_table]]
     for device, (first, _) in _bounds(trace).items():
-        keep &= (gaps["device"].to_numpy() != device) | (gaps["end"].to_numpy() > first)
+        keep &= (gaps["device"].to_numpy() != device) | (gaps["end_ns"].to_numpy() > first)
     return keep

@@ -7,8 +7,8 @@ import pandas as pd
 
 from nsightkit.analysis.core.intervals import gpu_intervals, launches_of
 from nsightkit.analysis.timeline import steps
-from nsightkit.analysis.timeline.gaps import causes
-from nsightkit.analysis.timeline.gaps.facts import EVIDENCE, TABLE_OF, UNDECIDED, Elsewhere, Gaps, Group
+from nsightkit.analysis.timeline.gaps import causes, named
+from nsightkit.analysis.timeline.gaps.facts import Elsewhere, Group
 from nsightkit.analysis.timeline.gaps.rules import CAUSES, decide
 from nsightkit.analysis.timeline.gaps.threads import Threads
 from nsightkit.trace.model import Trace
@@ -41,7 +41,7 @@ def in_window(trace: Trace) -> pd.DataFrame:
     return found.assign(**{name: found[name].astype("category") for name in texts})
 
 
-def _at_ends(trace: Trace, begin: int, end: int, thread: int) -> pd.DataFrame:
+def _at_ends(trace: Trace, begin: int, end: int, steps_ran_on: int) -> pd.DataFrame:
     """Give causes to the idle time at the ends of a window, by the rules for gaps.
 
     A device that has nothing to do at the end is judged as if a launch ended its idle time when the window ends.
@@ -51,8 +51,8 @@ def _at_ends(trace: Trace, begin: int, end: int, thread: int) -> pd.DataFrame:
     trace : Trace
     begin, end : int
         The window, ns.
-    thread : int
-        That the steps ran on: who would have launched at the window's end.
+    steps_ran_on : int
+        The thread that would have launched at the window's end.
 
     Returns
     -------
@@ -61,45 +61,23 @@ def _at_ends(trace: Trace, begin: int, end: int, thread: int) -> pd.DataFrame:
     """
     ops = gpu_intervals(trace)
     inside = (ops["end_ns"] > begin) & (ops["start_ns"] < end)
-    judge = _Judge(trace)
+    threads, elsewhere = Threads(trace), Elsewhere(trace.whole)
+    calls = trace.whole.table("calls", ["start_ns", "end_ns", "thread"])
     rows = []
     for device in ops.loc[inside, "device"].unique().tolist():
         mine = ops[ops["device"] == device]  # with what lies outside: up to there it is a gap
-        first, last = (mine.iloc[[at]] for at in (mine["start_ns"].argmin(), mine["end_ns"].argmax()))
-        started, ended = int(first["start_ns"].iloc[0]), int(last["end_ns"].iloc[0])
-        if started > begin:
-            launch = int(launches_of(trace, first["table"], first["row"])[0])
-            rows.append((device, begin, started, *judge.of(device, begin, started, first, launch, thread)))
-        if ended < end:
-            rows.append((device, ended, end, *judge.of(device, ended, end, last, -1, thread)))
-    return pd.DataFrame(rows, columns=["device", "start_ns", "end_ns", "cause", "kind", "name", "row"])
-
-
-class _Judge:
-    """The rules for gaps, for one gap at a time."""
-
-    def __init__(self, trace: Trace) -> None:
-        self._whole = trace.whole
-        self._threads, self._elsewhere = Threads(self._whole), Elsewhere(self._whole)
-
-    def of(
-        self, device: int, start: int, end: int, op: pd.DataFrame, launch: int, thread: int
-    ) -> tuple[str, str, str, int]:
-        """Cause, kind of evidence, its name and row; without a launch, as if `thread` launched at the end."""
-        whole = self._whole
-        row = int(op["table"].iloc[0]), int(op["row"].iloc[0])
-        gap = Gaps(*(np.array([v]) for v in (device, start, end, *row, launch, UNDECIDED, 0, -1)))
-        begun, done = end, end
-        if launch >= 0:
-            calls = whole.table("calls", ["start_ns", "end_ns", "thread"])
-            begun, done, thread = (int(calls[column].iloc[launch]) for column in calls)
-        if len(self._threads.calls(thread)):
-            times = np.array([begun]), np.array([done])
-            decide(Group(gap, self._threads, self._elsewhere, thread >> 24, thread, None, *times))
-        if gap.cause[0] == UNDECIDED:
-            return "unknown", "none", "", -1
-        kind, at = EVIDENCE[int(gap.source[0])], int(gap.source_row[0])
-        if kind not in TABLE_OF or at < 0:
-            return CAUSES[int(gap.cause[0])], kind, "", at
-        column = "kind" if TABLE_OF[kind] == "memops" else "name"
-        return CAUSES[int(gap.cause[0])], kind, str(whole.table(TABLE_OF[kind], [column])[column].iloc[at]), at
+        first, last = mine.iloc[[mine["start_ns"].argmin()]], int(mine["end_ns"].max())
+        launch = int(launches_of(trace, first["table"], first["row"])[0])
+        for dry, until, by in ((begin, int(first["start_ns"].iloc[0]), launch), (last, end, -1)):
+            if dry >= until:
+                continue
+            begun, done, thread = (until, until, steps_ran_on) if by < 0 else calls.iloc[by].tolist()
+            decided = CAUSES.index("unknown"), 0, -1
+            if len(threads.calls(thread)):
+                gap = (np.array([value]) for value in (device, dry, until, by, begun, done))
+                group = Group(threads, elsewhere, thread >> 24, thread, -1, *gap)
+                decide(group)
+                decided = int(group.cause[0]), int(group.source[0]), int(group.source_row[0])
+            rows.append((device, dry, until, *decided))
+    columns = ["device", "start_ns", "end_ns", "cause", "source", "source_row"]
+    return named(trace.whole, pd.DataFrame(rows, columns=columns, dtype=np.int64))

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from nsightkit.analysis.timeline.gaps.threads import Threads, Track
 from nsightkit.trace.model import GPU_TABLES, Trace
 
-__all__ = [
-    "EVIDENCE",
-    "TABLE_OF",
-    "Gaps",
-    "Group",
-    "groups",
-]
+__all__ = ["EVIDENCE", "TABLE_OF", "Elsewhere", "Group", "groups"]
 
 Int = npt.NDArray[np.integer[Any]]
 Bool = npt.NDArray[np.bool_]
@@ -39,93 +34,73 @@ UNDECIDED = -1
 QUEUED_NS = 20_000
 
 
-@dataclasses.dataclass
-class Gaps:
-    """Gaps, column by column; evidence as a kind (index into `EVIDENCE`) and a row in its table."""
-
-    device: Int
-    start: Int
-    end: Int
-    table: Int  # of the operation that ends the gap, index into GPU_TABLES
-    row: Int
-    launch: Int  # row in calls, -1 unknown
-    cause: Int
-    source: Int
-    source_row: Int
-
-    def some(self, at: slice | Int) -> Gaps:
-        """Some of the gaps; of a slice, views."""
-        return Gaps(*(getattr(self, f.name)[at] for f in dataclasses.fields(self)))
-
-
+@dataclasses.dataclass(eq=False)
 class Group:
-    """Gaps that end with launches of one thread, with what the rules ask about them.
+    """Gaps that end with launches of one thread, with what the rules ask about them and what they decide.
 
     Parameters
     ----------
-    gaps : Gaps
     threads : Threads
     elsewhere : Elsewhere
     process : int
     thread : int
         That launched the operations which end the gaps; -1 where no launch was recorded.
-    other : int, optional
-        The thread that fed the device before, if it is not the same.
+    other : int
+        The thread that fed the device before, if it is not the same; -1 for none.
+    device : ndarray of int
+    dry, end : ndarray of int
+        When the device ran dry, and when it had work again.
+    launch : ndarray of int
+        Rows of the launching calls; -1 where they are not known.
     begun, done : ndarray of int
-        When the launching calls began and returned.
+        When those calls began and returned.
     """
 
-    def __init__(
-        self,
-        gaps: Gaps,
-        threads: Threads,
-        elsewhere: Elsewhere,
-        process: int,
-        thread: int,
-        other: int | None,
-        begun: Int,
-        done: Int,
-    ) -> None:
-        self.threads, self.process, self.thread, self.other = threads, process, thread, other
-        self._elsewhere = elsewhere
-        self.gaps, self.begun, self.done = gaps, begun, done
-        #: when the device ran dry, and when it had work again
-        self.dry, self.end = gaps.start, gaps.end
+    threads: Threads
+    elsewhere: Elsewhere
+    process: int
+    thread: int
+    other: int
+    device: Int
+    dry: Int
+    end: Int
+    launch: Int
+    begun: Int
+    done: Int
+
+    def __post_init__(self) -> None:
+        self.cause = np.full(len(self.dry), UNDECIDED, np.int8)
+        #: evidence, as a kind (index into `EVIDENCE`) and a row in its table
+        self.source, self.source_row = np.zeros(len(self.dry), np.int8), np.full(len(self.dry), -1, np.int32)
         #: when the launch began, within the gap
-        self.until = np.clip(begun, self.dry, self.end)
+        self.until = np.clip(self.begun, self.dry, self.end)
         #: whether `other` was at work until the gap, or in it, and when it passed the work on
-        self.handed = np.zeros(len(begun), bool)
-        self.over = self.dry
-        if other is not None:
-            last_here = _last_end(threads.calls(thread), begun)
-            last_there = _last_end(threads.calls(other), begun)
-            self.handed = last_there > last_here
-            self.over = np.where(self.handed, np.clip(last_there, self.dry, self.until), self.dry)
+        self.handed, self.over = np.zeros(len(self.dry), bool), self.dry
+        if self.other != -1:
+            here, there = (_last_end(self.threads.calls(one), self.begun) for one in (self.thread, self.other))
+            self.handed = there > here
+            self.over = np.where(self.handed, np.clip(there, self.dry, self.until), self.dry)
 
     def undecided(self, left: Int | None = None) -> Int:
         """Positions of gaps that no rule has decided yet, of all or of some."""
-        if left is None:
-            left = np.arange(len(self.gaps.cause))
-        undecided: Int = left[self.gaps.cause[left] == UNDECIDED]
+        left = np.arange(len(self.cause)) if left is None else left
+        undecided: Int = left[self.cause[left] == UNDECIDED]
         return undecided
 
     def asked(self, left: Int) -> Iterator[tuple[int, Int]]:
         """The threads to ask, each with the undecided gaps to ask about: who launched, then who handed over."""
         if self.thread != -1:
             yield self.thread, self.undecided(left)
-            if self.other is not None and self.handed[left].any():
+            if self.handed[left].any():
                 yield self.other, self.undecided(left[self.handed[left]])
 
-    def decide(self, at: Int, cause: int, kind: str, rows: Int | None) -> None:
+    def decide(self, at: Int, cause: int, kind: str, rows: Int | int) -> None:
         """Set the cause of some gaps, and its evidence."""
-        self.gaps.cause[at] = cause
-        self.gaps.source[at] = EVIDENCE.index(kind)
-        if rows is not None:
-            self.gaps.source_row[at] = rows
+        self.cause[at], self.source[at], self.source_row[at] = cause, EVIDENCE.index(kind), rows
 
     def queued(self, left: Int) -> Int:
         """How long operations lay in the queue of an idle device, their launches having returned."""
-        return np.asarray(self.end[left] - np.maximum(self.dry[left], np.minimum(self.done[left], self.end[left])))
+        return np.asarray(self.end[left] - np.clip(self.done[left], self.dry[left], self.end[left]))
 
     def waited_for(self, left: Int) -> tuple[Int, Int]:
         """What each operation waited for on another device of its process: index into `EVIDENCE`, 0 for nothing; row.
@@ -134,43 +109,23 @@ class Group:
         wait for an event was called between the launch and the one before it.
         """
         kind, rows = np.zeros(len(left), np.int8), np.full(len(left), -1, np.int64)
-        if not len(left) or not self._elsewhere.several:
-            return kind, rows
-        waits = np.empty(0, np.int64) if self.thread == -1 else self.threads.event_waits(self.thread).start
-        calls = None if self.thread == -1 else self.threads.launches(self.thread)
-        for device in np.unique(self.gaps.device[left]).tolist():
-            mine = np.flatnonzero(self.gaps.device[left] == device)
-            work = self._elsewhere.of(device, self.process)
-            if not len(work):
-                continue
-            dry, end = self.dry[left[mine]], self.end[left[mine]]
-            at = np.searchsorted(work.end, end, side="right") - 1
-            last = np.maximum(at, 0)
-            just = (at >= 0) & (end - work.end[last] <= QUEUED_NS) & (work.end[last] > dry)
-            alone = 2 * (work.end[last] - np.maximum(work.start[last], dry)) >= end - dry
-            if calls is not None and len(waits):
-                begun = self.begun[left[mine]]
-                i = np.searchsorted(calls, begun, side="left") - 1
-                since = np.where(i >= 0, calls[np.maximum(i, 0)], 0)
-                alone |= np.searchsorted(waits, begun) > np.searchsorted(waits, since)
-            yes = just & alone
-            hit = mine[yes]
-            copies = work.table[last[yes]] == GPU_TABLES.index("memops")
-            kernels = work.table[last[yes]] == GPU_TABLES.index("kernels")
-            kind[hit] = np.where(copies, EVIDENCE.index("copy"), EVIDENCE.index("kernel"))
-            rows[hit] = np.where(copies | kernels, work.row[last[yes]], -1)
+        waits, calls = self.threads.event_waits(self.thread).start, self.threads.launches(self.thread)
+        for device in np.unique(self.device[left]).tolist() if self.elsewhere.several else ():
+            start, end, table, row = self.elsewhere.of(device, self.process)
+            at = np.searchsorted(end, self.end[left], side="right") - 1
+            # Its own device, and something that ended just before.
+            mine = np.flatnonzero((self.device[left] == device) & (at >= 0))
+            at, gap = at[mine], left[mine]
+            just = (self.end[gap] - end[at] <= QUEUED_NS) & (end[at] > self.dry[gap])
+            alone = 2 * (end[at] - np.maximum(start[at], self.dry[gap])) >= self.end[gap] - self.dry[gap]
+            if len(waits):
+                since = np.append(0, calls)[np.searchsorted(calls, self.begun[gap])]
+                alone |= np.searchsorted(waits, self.begun[gap]) > np.searchsorted(waits, since)
+            at, mine = at[just & alone], mine[just & alone]
+            of = np.array(GPU_TABLES)[table[at]]
+            kind[mine] = np.where(of == "memops", EVIDENCE.index("copy"), EVIDENCE.index("kernel"))
+            rows[mine] = np.where(of == "graphs", -1, row[at])
         return kind, rows
-
-
-@dataclasses.dataclass
-class _Work:
-    start: Int
-    end: Int
-    table: Int  # index into GPU_TABLES
-    row: Int
-
-    def __len__(self) -> int:
-        return len(self.start)
 
 
 class Elsewhere:
@@ -184,13 +139,13 @@ class Elsewhere:
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
-        self._of: dict[tuple[int, int], _Work] = {}
+        self._of: dict[tuple[int, int], tuple[Int, Int, Int, Int]] = {}
         columns = [trace.table(t, ["device"])["device"].to_numpy() for t in GPU_TABLES if trace.size(t)]
         #: whether more than one device had work
         self.several = any((c != columns[0][0]).any() for c in columns)
 
-    def of(self, device: int, process: int) -> _Work:
-        """Work of a process on all devices but one, by end."""
+    def of(self, device: int, process: int) -> tuple[Int, Int, Int, Int]:
+        """Work of a process on all devices but one, by end: start, end, table as index into ``GPU_TABLES``, row."""
         if (device, process) not in self._of:
             parts = []
             for number, name in enumerate(GPU_TABLES):
@@ -200,12 +155,12 @@ class Elsewhere:
                 parts.append((start[row], end[row], np.full(len(row), number, np.int8), row))
             start, end, table, row = (np.concatenate(c) for c in zip(*parts, strict=True))
             order = np.argsort(end, kind="stable")
-            self._of[device, process] = _Work(start[order], end[order], table[order], row[order])
+            self._of[device, process] = start[order], end[order], table[order], row[order]
         return self._of[device, process]
 
 
 def groups(
-    trace: Trace, gaps: Gaps, fed_by: Int, threads: Threads, elsewhere: Elsewhere
+    trace: Trace, gaps: Mapping[str, Int], fed_by: Int, threads: Threads, elsewhere: Elsewhere
 ) -> Iterator[tuple[Int, Group]]:
     """Gaps by the thread that ended them, and the one that fed the device before.
 
@@ -213,7 +168,8 @@ def groups(
     ----------
     trace : Trace
         The whole one.
-    gaps : Gaps
+    gaps : mapping of str to ndarray of int
+        ``device, start_ns, end_ns``; ``table`` and ``row`` of the operation that ends the gap, and its ``launch``.
     fed_by : ndarray of int
         The thread that launched the operation before each gap; -1 where that is not known.
     threads : Threads
@@ -225,30 +181,22 @@ def groups(
         Positions in `gaps`.
     Group
     """
-    n = len(gaps.launch)
-    thread, process = np.full(n, -1, np.int64), np.full(n, -1, np.int64)
-    begun, done = gaps.end.copy(), gaps.end.copy()
-    known = gaps.launch >= 0
-    if known.any():
-        calls = trace.table("calls", ["start_ns", "end_ns", "thread"])
-        at = gaps.launch[known]
-        begun[known], done[known], thread[known] = (calls[c].to_numpy()[at] for c in calls.columns)
-        process[known] = thread[known] >> 24
+    launch = gaps["launch"]
+    known = launch >= 0
+    begun, done, thread = gaps["end_ns"].copy(), gaps["end_ns"].copy(), np.full(len(launch), -1, np.int64)
+    calls = trace.table("calls", ["start_ns", "end_ns", "thread"])
+    begun[known], done[known], thread[known] = (calls[c].to_numpy()[launch[known]] for c in calls.columns)
+    process = thread >> 24
     for number, name in enumerate(GPU_TABLES):
-        mine = np.flatnonzero(~known & (gaps.table == number))
-        if len(mine):
-            process[mine] = trace.table(name, ["process"])["process"].to_numpy()[gaps.row[mine]]
-    for one in np.unique(thread).tolist():
-        mine = np.flatnonzero(thread == one)
-        by = process[mine] if one == -1 else fed_by[mine]
-        for other in np.unique(by).tolist():
-            part = mine[by == other]
-            of = other if one == -1 else one >> 24
-            handed = one != -1 and other not in (one, -1) and other >> 24 == of
-            yield (
-                part,
-                Group(gaps.some(part), threads, elsewhere, of, one, other if handed else None, begun[part], done[part]),
-            )
+        mine = np.flatnonzero(~known & (gaps["table"] == number))
+        process[mine] = trace.table(name, ["process"])["process"].to_numpy()[gaps["row"][mine]]
+    other = np.where(known & (fed_by != thread) & (fed_by >> 24 == process), fed_by, -1)
+    by = pd.DataFrame({"process": process, "thread": thread, "other": other}).groupby(["process", "thread", "other"])
+    columns = gaps["device"], gaps["start_ns"], gaps["end_ns"], launch, begun, done
+    for positions in by.indices.values():
+        at = np.asarray(positions)
+        of, one, by_other = (int(values[at[0]]) for values in (process, thread, other))
+        yield at, Group(threads, elsewhere, of, one, by_other, *(values[at] for values in columns))
 
 
 _NEVER = -(2**62)
@@ -256,7 +204,5 @@ _NEVER = -(2**62)
 
 def _last_end(calls: Track, before: Int) -> Int:
     """End of the last call that began before each time; `_NEVER` where there is not any."""
-    i = np.searchsorted(calls.start, before, side="left") - 1
-    if not len(calls):
-        return np.full(len(before), _NEVER, np.int64)
-    return np.where(i >= 0, calls.end[np.maximum(i, 0)], _NEVER)
+    i = np.searchsorted(calls.start, before) - 1
+    return np.where(i >= 0, calls.end[i], _NEVER)

@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from nsightkit.analysis.timeline.gaps.facts import EVIDENCE, TABLE_OF, Gaps, Int
+from nsightkit.analysis.timeline.gaps.facts import EVIDENCE, TABLE_OF, Int
 from nsightkit.trace.model import GPU_TABLES, Trace
 
-__all__ = ["Evidence", "memop_name"]
-
-#: Of these the evidence says on which device they ran, of others on which thread.
-_ON_DEVICE = ("memops", "kernels")
+__all__ = ["evidence", "memop_name"]
 
 
 def memop_name(kind: str) -> str:
@@ -26,59 +24,51 @@ def memop_name(kind: str) -> str:
     return kind if kind == "memset" else f"memcpy {kind}"
 
 
-class Evidence:
-    """Turns (table, row) into what a person reads.
+def evidence(whole: Trace, gaps: pd.DataFrame) -> list[dict[str, Any]]:
+    """Turn numbers of kinds and rows of tables into what a person reads.
 
     Parameters
     ----------
-    trace : Trace
-        The whole one.
-    gaps : Gaps
+    whole : Trace
+    gaps : DataFrame
+        ``table, row, launch, source, source_row``.
+
+    Returns
+    -------
+    list of dict
+        One a gap, as :func:`nsightkit.analysis.timeline.gaps.find` has them.
     """
+    table, row, launch, source, source_row = (
+        gaps[column].to_numpy() for column in ("table", "row", "launch", "source", "source_row")
+    )
+    out: list[dict[str, Any]] = [{"kind": "none"} for _ in range(len(gaps))]
+    for kind, name in TABLE_OF.items():
+        mine = np.flatnonzero((source == EVIDENCE.index(kind)) & (source_row >= 0))
+        for i, event in zip(mine.tolist(), _events(whole, name, source_row[mine]), strict=True):
+            out[i] = {"kind": kind, **event}
+    launched = np.flatnonzero(launch >= 0)
+    for i, event in zip(launched.tolist(), _events(whole, "calls", launch[launched]), strict=True):
+        out[i]["launch"] = event
+    for number, name in enumerate(GPU_TABLES):
+        mine = np.flatnonzero(table == number)
+        for i, text in zip(mine.tolist(), _names(whole, name, row[mine]), strict=True):
+            out[i]["ended_by"] = text
+    return out
 
-    def __init__(self, trace: Trace, gaps: Gaps) -> None:
-        self._trace, self._gaps = trace, gaps
 
-    def _events(self, table: str, rows: Int) -> list[dict[str, Any]]:
-        columns = [
-            "start_ns",
-            "end_ns",
-            "kind" if table == "memops" else "name",
-            "device" if table in _ON_DEVICE else "thread",
-        ]
-        part = self._trace.table(table, columns).iloc[rows]
-        names = part[columns[2]].astype("str").tolist()
-        if table == "memops":
-            names = [memop_name(n) for n in names]
-        return [
-            {"name": n, "start_ns": int(s), "end_ns": int(e), columns[3]: int(t)}
-            for n, s, e, t in zip(names, part["start_ns"], part["end_ns"], part[columns[3]], strict=True)
-        ]
+def _events(whole: Trace, table: str, rows: Int) -> list[dict[str, Any]]:
+    where = "device" if table in GPU_TABLES else "thread"
+    part = whole.table(table, ["start_ns", "end_ns", where]).iloc[rows]
+    columns = (part[column].tolist() for column in part)
+    return [
+        {"name": name, "start_ns": start, "end_ns": end, where: on}
+        for name, start, end, on in zip(_names(whole, table, rows), *columns, strict=True)
+    ]
 
-    def of_all(self) -> list[dict[str, Any]]:
-        """A dict a gap, as :func:`nsightkit.analysis.timeline.gaps.find` has them."""
-        g = self._gaps
-        out: list[dict[str, Any]] = [{"kind": "none"} for _ in range(len(g.cause))]
-        for kind, table in TABLE_OF.items():
-            mine = np.flatnonzero((g.source == EVIDENCE.index(kind)) & (g.source_row >= 0))
-            for i, event in zip(
-                mine.tolist(), self._events(table, g.source_row[mine]) if len(mine) else [], strict=True
-            ):
-                out[i] = {"kind": kind, **event}
-        launched = np.flatnonzero(g.launch >= 0)
-        for i, event in zip(
-            launched.tolist(), self._events("calls", g.launch[launched]) if len(launched) else [], strict=True
-        ):
-            out[i]["launch"] = event
-        for number, table in enumerate(GPU_TABLES):
-            mine = np.flatnonzero(g.table == number)
-            if not len(mine):
-                continue
-            if table == "graphs":
-                names = ["graph replay"] * len(mine)
-            else:
-                column = "name" if table == "kernels" else "kind"
-                names = self._trace.table(table, [column])[column].iloc[g.row[mine]].astype("str").tolist()
-            for i, name in zip(mine.tolist(), names, strict=True):
-                out[i]["ended_by"] = memop_name(name) if table == "memops" else name
-        return out
+
+def _names(whole: Trace, table: str, rows: Int) -> list[str]:
+    if table == "graphs":
+        return ["graph replay"] * len(rows)
+    column = "kind" if table == "memops" else "name"
+    names = whole.table(table, [column])[column].iloc[rows].astype("str").tolist()
+    return [memop_name(name) for name in names] if table == "memops" else names
