@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import decimal
+import functools
 import gc
 import gzip
 import itertools
@@ -18,7 +19,7 @@ import operator
 import os
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
@@ -33,6 +34,7 @@ from nsightkit.errors import TraceError
 from nsightkit.trace import store
 from nsightkit.trace.model import (
     GPU_TABLES,
+    NEUTRAL,
     TABLES,
     TIME_COLUMNS,
     FrameSource,
@@ -44,7 +46,17 @@ from nsightkit.trace.model import (
 )
 from nsightkit.trace.nesting import nesting
 
-__all__ = ["decode", "open_kineto", "short_kernel_name"]
+__all__ = [
+    "COLLECTIVE",
+    "MEMBERS",
+    "all_of",
+    "decode",
+    "mended",
+    "open_kineto",
+    "short_kernel_name",
+    "slices",
+    "unpacked",
+]
 
 _Ints = npt.NDArray[np.int64]
 _T = TypeVar("_T")
@@ -75,89 +87,86 @@ _CATEGORIES = {
     "os_call": "os_calls",
 }
 _GPU_SIDE = ("kernels", "memops", "graphs", "syncs")
-#: Columns of numbers, and the fields of an event's args (:class:`_Args`) that they are.
-_NUMBERS_OF_GPU = {"process": "process", "correlation": "correlation"}
-_NUMBERS = {
-    "kernels": {
-        "graph_node": "graph_node",
-        "registers": "registers",
-        "static_shared_bytes": "static_shared",
-        "external_id": "external_id",
-    },
-    "memops": {"graph_node": "graph_node", "bytes": "bytes"},
-    "graphs": {"graph_id": "graph_id"},
-    "calls": {"correlation": "correlation"},
-    "ops": {"correlation": "external_id"},
-}
 #: Accelerators with categories of their own. Some report kernels as GPUs do; what else they report fills no table.
 _ACCELERATORS = {"mtia": "MTIA", "hpu": "HPU", "xpu": "XPU", "privateuse1": "PrivateUse1"}
+#: Any of these tables shows, where it has rows, that a table was recorded; for the rest only its own rows do.
+_SHOWN_BY = {
+    **dict.fromkeys(GPU_TABLES, (*_GPU_SIDE, "calls")),
+    "ranges": ("ranges", "ops"),
+    "overhead": ("overhead", "calls"),
+}
 
 #: `record_function` blocks that PyTorch itself opens and that old versions file among the operators.
 _ANNOTATION = re.compile(r"ProfilerStep#\d+$|enumerate\(DataLoader\)#|Optimizer\.(step|zero_grad)#")
 _CALL_SUFFIX = re.compile(r"(_pt(sz|ds))?(_v\d{4,})?(_pt(sz|ds))?$")  # `_v2` belongs to the name
 
-
+#: Columns of numbers, and the members of an event's `args` that they are, in Kineto's files and in our own exports.
+_GPU_MEMBERS = {"correlation": "correlation", "process": "process"}
+MEMBERS = {
+    "kernels": {
+        **_GPU_MEMBERS,
+        "registers": "registers per thread",
+        "dynamic_shared_bytes": "shared memory",  # which is the sum of static and dynamic
+        "static_shared_bytes": "static shared memory",
+        "graph_node": "graph node id",
+    },
+    "memops": {**_GPU_MEMBERS, "bytes": "bytes", "graph_node": "graph node id"},
+    "graphs": {**_GPU_MEMBERS, "graph_id": "graph id"},
+    "syncs": _GPU_MEMBERS,
+    "calls": {"correlation": "correlation"},
+    "ops": {"correlation": "External id"},
+}
+#: What is kept of a collective's description, on its kernels and on the operators that launch them.
+COLLECTIVE = (
+    "Collective name",
+    "In msg nelems",
+    "Out msg nelems",
+    "dtype",
+    "Process Group Name",
+    "Process Group Description",
+    "Group size",
+    "Process Group Ranks",
+    "Src Rank",
+    "Dst Rank",
+)
 _ABSENT = msgspec.Raw(b"")
-
-
-class _Args(msgspec.Struct, gc=False, frozen=True):
-    """What we use of an event's args. Any: the same key holds an int here and a string there."""
-
-    correlation: Any = 0
-    external_id: Any = msgspec.field(default=0, name="External id")
-    device: Any = None
-    stream: Any = None
-    grid: Any = None
-    block: Any = None
-    registers: Any = msgspec.field(default=0, name="registers per thread")
-    shared: Any = msgspec.field(default=0, name="shared memory")
-    graph_node: Any = msgspec.field(default=0, name="graph node id")
-    bytes: Any = 0
-    sync_kind: Any = msgspec.field(default=None, name="cuda_sync_kind")
-    name: Any = None  # of metadata events
+#: What we use of an event's args, and what stands for an absent one.
+_ARGS: dict[str, Any] = {
+    **{member: 0 for members in MEMBERS.values() for member in members.values()},
+    **dict.fromkeys(COLLECTIVE),
+    **dict.fromkeys(("device", "stream", "grid", "block", "cuda_sync_kind")),
+    "Seq": -1,
+    "name": None,  # of metadata events
     # of operators, where shapes were recorded; left undecoded, as few distinct ones stand for many operators
-    dims: msgspec.Raw = msgspec.field(default=_ABSENT, name="Input Dims")
-    types: msgspec.Raw = msgspec.field(default=_ABSENT, name="Input type")
-    values: msgspec.Raw = msgspec.field(default=_ABSENT, name="Concrete Inputs")
-    # of kernels of collectives, and of the operators that launch them
-    collective: Any = msgspec.field(default=None, name="Collective name")
-    in_elements: Any = msgspec.field(default=None, name="In msg nelems")
-    out_elements: Any = msgspec.field(default=None, name="Out msg nelems")
-    dtype: Any = None
-    group: Any = msgspec.field(default=None, name="Process Group Name")
-    group_description: Any = msgspec.field(default=None, name="Process Group Description")
-    group_size: Any = msgspec.field(default=None, name="Group size")
-    group_ranks: Any = msgspec.field(default=None, name="Process Group Ranks")
-    source_rank: Any = msgspec.field(default=None, name="Src Rank")
-    target_rank: Any = msgspec.field(default=None, name="Dst Rank")
-    sequence: Any = msgspec.field(default=None, name="Seq")
+    **dict.fromkeys(("Input Dims", "Input type", "Concrete Inputs"), _ABSENT),
     # written by our own export only
-    static_shared: Any = msgspec.field(default=0, name="static shared memory")
-    short_name: Any = msgspec.field(default=None, name="short name")
-    process: Any = -1
-    graph_id: Any = msgspec.field(default=0, name="graph id")
-    domain: Any = ""
-    kind: Any = "annotation"
-    open: Any = False
-    end_thread: Any = msgspec.field(default=None, name="end thread")
-    duration_ns: Any = None
+    **dict.fromkeys(("short name", "end thread", "duration_ns")),
+    "process": -1,
+    "domain": "",
+    "kind": "annotation",
+    "open": False,
+}
+
+
+def _field(member: str) -> str:
+    return member.lower().replace(" ", "_")
+
+
+# Any: the same member holds an int here and a string there.
+_Members: Any = msgspec.defstruct(
+    "_Members",
+    [(_field(key), Any if absent is not _ABSENT else msgspec.Raw, absent) for key, absent in _ARGS.items()],
+    rename={_field(key): key for key in _ARGS},
+    frozen=True,
+    gc=False,
+)
+
+
+class _Args(_Members, frozen=True, gc=False):  # type: ignore[call-arg,misc]
+    """What we use of an event's args: :data:`_ARGS`, "External id" as ``external_id``."""
 
 
 _NO_ARGS = _Args()
-#: What is kept of a collective's description, by the names that Kineto and our own export give it.
-COLLECTIVE = {
-    "Collective name": "collective",
-    "In msg nelems": "in_elements",
-    "Out msg nelems": "out_elements",
-    "dtype": "dtype",
-    "Process Group Name": "group",
-    "Process Group Description": "group_description",
-    "Group size": "group_size",
-    "Process Group Ranks": "group_ranks",
-    "Src Rank": "source_rank",
-    "Dst Rank": "target_rank",
-}
-_NO_TIME = _ABSENT
 
 
 class _Event(msgspec.Struct, gc=False):
@@ -166,8 +175,8 @@ class _Event(msgspec.Struct, gc=False):
     name: str | None = None
     pid: int | float | str | None = None
     tid: int | float | str | None = None
-    ts: msgspec.Raw = _NO_TIME
-    dur: msgspec.Raw = _NO_TIME
+    ts: msgspec.Raw = _ABSENT
+    dur: msgspec.Raw = _ABSENT
     args: _Args | None = None
     # written by our own export only: the process and thread of an event that is drawn elsewhere
     place: list[int] | None = None
@@ -198,7 +207,7 @@ def open_kineto(path: str | os.PathLike[str], *, cache: bool = True) -> Source:
     ----------
     path : path-like
         Chrome JSON as `export_chrome_trace` writes it (any version), or as :func:`nsightkit.trace.chrome.write`
-        does; gzip is told by its magic bytes, not by the name. A bare JSON list of events is read too.
+        does; gzip is known by its magic bytes, not by the name. A bare JSON list of events is read too.
     cache : bool, default True
         Whether the tables of a big trace may be kept beside it.
 
@@ -213,11 +222,9 @@ def open_kineto(path: str | os.PathLike[str], *, cache: bool = True) -> Source:
         The file is truncated, or JSON of another kind.
     """
     path = Path(path)
-
-    def opened() -> Source:
-        return FrameSource(*decode(path))
-
-    return store.cached(path, opened, "kineto") if cache else opened()
+    if cache:
+        return store.cached(path, lambda: FrameSource(*decode(path)), "kineto")
+    return FrameSource(*decode(path))
 
 
 def decode(path: str | os.PathLike[str]) -> tuple[dict[str, pd.DataFrame], TraceMeta]:
@@ -239,7 +246,7 @@ def decode(path: str | os.PathLike[str]) -> tuple[dict[str, pd.DataFrame], Trace
     TraceError
         The file is truncated, or JSON of another kind.
     """
-    # Millions of objects are born and none of them is in a cycle: the collector would only walk them.
+    # Millions of objects are born, none of them in a cycle: the collector would only walk them.
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -283,37 +290,23 @@ _BETWEEN = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|cat|name|pid|tid|ts|dur|id|args
 _OPEN = b'{"traceEvents":['
 
 
-def _inputs(*parts: bytes) -> str:
-    """Give an operator's inputs as one JSON text, the same however the file spaces them; "" for none."""
-    if not any(parts):
-        return ""
-    try:
-        lists = [json.loads(part) if part else [] for part in parts]
-    except (ValueError, RecursionError):  # a number no Python takes; what its inputs were does not matter then
-        return ""
-    return json.dumps(lists, separators=(",", ":"))
-
-
 class _BadJson(Exception):
     """The text is not JSON; carries the decoder's own words."""
 
 
 def _decode(path: str | os.PathLike[str]) -> _Tables:
-    try:
-        with _bytes_of(path) as stream:
-            return _tables(path, _slices(stream))
-    except _BadJson:
-        pass
+    with contextlib.suppress(_BadJson), unpacked(path) as stream:
+        return _tables(path, slices(stream))
     # Not JSON, or not sliceable: one piece then, and if need be mended.
-    with _bytes_of(path) as stream:
-        text, bare = _all_of(stream)
+    with unpacked(path) as stream:
+        text, bare = all_of(stream)
     try:
         return _tables(path, [text])
     except _BadJson as error:
         if not _EVENTS.search(text):
             raise TraceError(path, f"is not a PyTorch profiler trace ({error})", _REMEDY) from error
         try:
-            tables = _tables(path, [_mended(text, bare)])
+            tables = _tables(path, [mended(text, bare)])
         except _BadJson as still:
             raise TraceError(path, f"holds broken JSON ({still})", _AGAIN) from still
         tables.notes.append(f"The JSON was malformed and was repaired ({error}).")
@@ -321,7 +314,7 @@ def _decode(path: str | os.PathLike[str]) -> _Tables:
 
 
 @contextlib.contextmanager
-def _bytes_of(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+def unpacked(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """The uncompressed bytes of a file, whose read errors are trace errors."""
     with open(path, "rb") as file:  # noqa: PTH123 - path-like
         packed = file.read(2) == _GZIP_MAGIC
@@ -334,7 +327,7 @@ def _bytes_of(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
             raise TraceError(path, f"is a damaged gzip file ({error})", _AGAIN) from error
 
 
-def _all_of(stream: BinaryIO) -> tuple[bytes, bool]:
+def all_of(stream: BinaryIO) -> tuple[bytes, bool]:
     """Read the file as one document; also whether it was a bare list of events."""
     text = stream.read().removeprefix(b"\xef\xbb\xbf").strip()
     if text.startswith(b"["):
@@ -342,21 +335,19 @@ def _all_of(stream: BinaryIO) -> tuple[bytes, bool]:
     return text, False
 
 
-def _slices(stream: BinaryIO) -> Iterator[bytes]:
+def slices(stream: BinaryIO) -> Iterator[bytes]:
     """Cut the file into small documents of the same shape, each with some of the events."""
     rest = stream.read(_CHUNK_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()
     close = b""
     if rest.startswith(b"["):
         rest, close = rest[1:], b"}"
     else:
-        opening = _EVENTS.search(rest)
-        while opening is None:
+        while (opening := _EVENTS.search(rest)) is None:
             block = stream.read(_CHUNK_BYTES)
+            rest += block
             if not block:
                 yield rest
                 return
-            rest += block
-            opening = _EVENTS.search(rest)
         yield rest[: opening.end()] + b"]}"
         rest = rest[opening.end() :]
     while block := stream.read(_CHUNK_BYTES):
@@ -371,15 +362,13 @@ def _slices(stream: BinaryIO) -> Iterator[bytes]:
 
 def _last_cut(text: bytes, window: int = 1 << 16) -> tuple[int, int] | None:
     for start in (max(0, len(text) - window), 0):
-        last = None
-        for last in _BETWEEN.finditer(text, start):  # noqa: B007
-            pass
-        if last is not None:
-            return last.start() + 1, last.end()
+        last = collections.deque(_BETWEEN.finditer(text, start), maxlen=1)
+        if last:
+            return last[0].start() + 1, last[0].end()
     return None
 
 
-def _mended(text: bytes, bare: bool) -> bytes:
+def mended(text: bytes, bare: bool) -> bytes:
     """JSON made of what profilers have been seen to write instead of it."""
     text = text.decode("utf-8", "replace").encode()
     # Control characters may stand in no string; outside they are white space at best.
@@ -391,12 +380,9 @@ def _mended(text: bytes, bare: bool) -> bytes:
         text = text[:-1].rstrip(b" ,") + b"]}"  # such a list may lack its end
     try:
         msgspec.json.decode(text, type=_RawDocument)
-    except RecursionError:
-        return text
-    except msgspec.DecodeError as error:
-        trailing = re.search(r"trailing characters \(byte (\d+)\)", str(error))
-        if trailing:
-            return text[: int(trailing[1]) - 1]
+    except (msgspec.DecodeError, RecursionError) as error:
+        if trailing := re.search(r"trailing characters \(byte (\d+)\)", str(error)):
+            text = text[: int(trailing[1]) - 1]
     return text
 
 
@@ -420,6 +406,83 @@ class _Codes(dict[Any, int]):
         return np.fromiter(map(self.__getitem__, values), np.int64)
 
 
+def _place(event: _Event, _args: Any = None) -> tuple[Any, Any]:
+    if event.place is not None and len(event.place) == 2:
+        return event.place[0], event.place[1]
+    return event.pid, event.tid
+
+
+def _end_place(event: _Event, args: Any) -> tuple[Any, Any]:
+    place = _place(event)
+    return place if args.end_thread is None else (place[0], args.end_thread)
+
+
+def _collective(args: Any) -> str:
+    """Describe the collective that a kernel or an operator belongs to, as JSON; "" where it belongs to none."""
+    if args.collective_name is None:
+        return ""
+    known = {name: value for name in COLLECTIVE if (value := getattr(args, _field(name))) is not None}
+    return json.dumps(known, separators=(",", ":"))
+
+
+def _given_inputs(_event: _Event, args: Any) -> tuple[bytes, ...]:
+    given = args.input_dims, args.input_type, args.concrete_inputs
+    return tuple(map(bytes, given)) if any(given) else ()
+
+
+_Made = dict[str, Callable[[_Event, Any], Any]]
+_NAMED: _Made = {"name": lambda event, _: event.name or ""}
+_ON_GPU: _Made = {
+    "device": lambda event, args: event.pid if args.device is None else args.device,
+    "stream": lambda event, args: event.tid if args.stream is None else args.stream,
+}
+_ON_CPU: _Made = {"thread": _place}
+#: Further columns, and what fills them of an event and its args: numbers, or anything that :data:`_TEXTS` knows a text
+#: of. A thread is a (pid, tid) until all are known.
+_MADE: dict[str, _Made] = {
+    "kernels": {
+        **_ON_GPU,
+        **_NAMED,
+        "short_name": lambda event, args: (event.name or "",) if args.short_name is None else str(args.short_name),
+        "collective": lambda _, args: _collective(args),
+        "sequence": lambda _, args: args.seq,
+        "external_id": lambda _, args: args.external_id,
+    },
+    "memops": {**_ON_GPU, **dict.fromkeys(("kind", "src_kind", "dst_kind"), _NAMED["name"])},
+    "graphs": _ON_GPU,
+    "syncs": {**_ON_GPU, "kind": lambda event, args: str(args.cuda_sync_kind or event.name or "")},
+    "calls": {**_ON_CPU, **_NAMED},
+    "ranges": {
+        **_ON_CPU,
+        **_NAMED,
+        "domain": lambda _, args: str(args.domain),
+        "kind": lambda _, args: str(args.kind),
+        "open": lambda _, args: args.open is True,
+        "end_thread": _end_place,
+    },
+    "ops": {**_ON_CPU, **_NAMED, "inputs": _given_inputs},
+    "os_calls": {**_ON_CPU, **_NAMED},
+    "overhead": {**_ON_CPU, **_NAMED},
+}
+#: Columns whose codes are of one numbering.
+_SHARED = {"thread": "threads", "end_thread": "threads", "collective": "collectives"}
+#: What is counted of events that cannot be taken as they are.
+_MALFORMED = "malformed events (no phase or no usable time) were left out"
+_EARLY = "events without a valid start (negative, or clamped to 0) were left out"
+_BACKWARDS = "negative durations were set to 0"
+
+
+@functools.lru_cache(1 << 16)
+def _table_of(category: str | None) -> str | None:
+    lower = (category or "").lower()
+    return "calls" if lower.endswith(("_runtime", "_driver")) else _CATEGORIES.get(lower)
+
+
+@functools.lru_cache(1 << 16)
+def _annotates(name: str | None) -> bool:
+    return _ANNOTATION.match(name or "") is not None
+
+
 def _tables(path: str | os.PathLike[str], documents: Iterable[bytes]) -> _Tables:
     tables = _Tables()
     try:
@@ -431,7 +494,7 @@ def _tables(path: str | os.PathLike[str], documents: Iterable[bytes]) -> _Tables
         raise _BadJson(str(error)) from error
     if not tables.has_events:
         raise TraceError(path, "is JSON, but no Chrome trace (it has no traceEvents)", _REMEDY)
-    if not tables.phased and (tables.seen or all(h.schema is None for h in tables.heads)):
+    if not tables.phased and (tables.seen or "schema" not in tables.head):
         raise TraceError(path, "is JSON, but its traceEvents are not trace events", _REMEDY)
     return tables
 
@@ -440,421 +503,231 @@ class _Tables:
     """Columns of the events seen so far."""
 
     def __init__(self) -> None:
-        self.heads: list[_Head] = []
+        self.head: dict[str, Any] = {}
         self.has_events = False
         self.seen = 0  # events of any kind
-        self._skipped = collections.Counter[str]()  # events that fill no table, by category
         self.phased = 0  # events with a phase, which is what makes JSON a trace
-        self.malformed = 0
-        self.negative_start = 0
-        self.negative_duration = 0
-        self.whole_us = True
         self.notes: list[str] = []
-        self.windows: list[tuple[int, int]] = []
-        self.labels: list[tuple[Any, Any, str]] = []  # (pid, tid, thread name)
-        self._names: dict[str, _Codes] = {table: _Codes() for table in TABLES}
-        self._places = _Codes()  # (pid, tid)
-        self._texts = _Codes()  # sync kinds, range kinds, domains
-        self._inputs = _Codes()  # of operators: (dims, types, values), each JSON
-        self._collectives = _Codes()  # of kernels: JSON
-        self._collectives[""]
-        self._announced: dict[int, tuple[int, int]] = {}  # {External id: (code in _collectives, sequence)}
-        self._parts: dict[str, list[dict[str, npt.NDArray[Any]]]] = {table: [] for table in TABLES}
-        self._table_of: dict[str | None, str | None] = {None: None}
+        self._faults = collections.Counter[str]()
+        self._unread = collections.Counter[str]()  # events that fill no table, by category
+        self._whole_us = True
+        self._windows: list[tuple[int, int]] = []
+        self._labels: list[tuple[Any, Any, str]] = []  # (pid, tid, thread name)
+        self._codes: dict[Any, _Codes] = collections.defaultdict(_Codes)
+        self._codes["collectives"][""]  # its code is 0
+        self._announced: dict[int, tuple[int, int]] = {}  # {External id: (code of the collective, sequence)}
+        self._parts: dict[str, list[dict[str, npt.NDArray[Any]]]] = collections.defaultdict(list)
         self._decode = msgspec.json.Decoder(_Document).decode
 
     def add(self, text: bytes) -> None:
         """Take the events of one document."""
+        document: _Head
         try:
-            document = self._decode(text)
+            document = whole = self._decode(text)
+            events = whole.events
         except msgspec.ValidationError:
-            document = self._salvaged(text)
-        # not the document itself: it holds the events
-        self.heads.append(
-            _Head(document.schema, document.devices, document.distributed, document.driver, document.ours)
-        )
-        if document.events is msgspec.UNSET:
+            document, events = self._salvaged(text)
+        given = {key: getattr(document, key) for key in _Head.__struct_fields__}
+        self.head = {key: value for key, value in given.items() if value is not None} | self.head
+        if events is msgspec.UNSET:
             return
         self.has_events = True
-        events = document.events
         self.seen += len(events)
-        table_of = self._table_of
-        found: dict[str, list[_Event]] = {}
+        found: dict[str, list[_Event]] = {table: [] for table in TABLES}
         for event in events:
             ph = event.ph
             if ph in ("X", "b"):
-                try:
-                    table = table_of[event.cat]
-                except KeyError:
-                    table = table_of[event.cat] = _table_of(event.cat or "")
+                table = _table_of(event.cat)
                 if table is None:
-                    self._skipped[event.cat or ""] += 1
+                    self._unread[event.cat or ""] += 1
                     if event.cat == "Trace":
                         self._window(event)
                 elif ph == "X" or (event.args is not None and event.args.duration_ns is not None):
-                    found.setdefault(table, []).append(event)
+                    found["ranges" if table == "ops" and _annotates(event.name) else table].append(event)
             elif ph == "M":
                 if event.name == "thread_name" and event.args is not None:
-                    self.labels.append((*_place(event), str(event.args.name or "").strip()))
+                    self._labels.append((*_place(event), str(event.args.name or "").strip()))
             elif not ph:
-                self.malformed += 1
+                self._faults[_MALFORMED] += 1
                 self.phased -= 1
         self.phased += len(events)
         for table, rows in found.items():
-            self._take(table, rows)
+            if rows:
+                self._take(table, rows)
 
-    def _salvaged(self, text: bytes) -> _Document:
+    def _salvaged(self, text: bytes) -> tuple[_Head, Any]:
         """Decode the document without the events that have no shape we know."""
         raw = msgspec.json.decode(text, type=_RawDocument)
-        if raw.events is msgspec.UNSET:  # pragma: no cover - such a document has nothing that can be invalid
-            return _Document()
-        decoder = msgspec.json.Decoder(_Event)
-        events = []
-        for item in raw.events:
+        decode, events = msgspec.json.Decoder(_Event).decode, []
+        for item in raw.events or ():
             try:
-                events.append(decoder.decode(item))
+                events.append(decode(item))
             except msgspec.ValidationError:
-                self.malformed += 1
-        self.seen += len(raw.events) - len(events)
-        return _Document(raw.schema, raw.devices, raw.distributed, raw.driver, raw.ours, events)
+                self._faults[_MALFORMED] += 1
+                self.seen += 1
+        return raw, events
 
     def _window(self, event: _Event) -> None:
-        start, ok = _nanoseconds([event.ts])
-        length, ok_length = _nanoseconds([event.dur])
-        if ok[0] and ok_length[0] and start[0] >= 0 and length[0] > 0:
-            self.windows.append((int(start[0]), int(start[0] + length[0])))
+        (start, length), usable = _nanoseconds([event.ts, event.dur])
+        if usable.all() and start >= 0 and length > 0:
+            self._windows.append((int(start), int(start + length)))
 
     def _take(self, table: str, events: list[_Event]) -> None:
         start, valid = _nanoseconds([e.ts for e in events])
         duration, _ = _nanoseconds([e.dur for e in events])
-        late = valid & (start >= 0)
-        self.malformed += int((~valid).sum())
-        self.negative_start += int((valid & ~late).sum())
-        if not late.all():
-            events = list(itertools.compress(events, late.tolist()))
-            start, duration = start[late], duration[late]
+        placed = valid & (start >= 0)
+        self._faults += {_MALFORMED: int((~valid).sum()), _EARLY: int((valid & ~placed).sum())}
+        if not placed.all():
+            events = list(itertools.compress(events, placed.tolist()))
+            start, duration = start[placed], duration[placed]
         args = [e.args or _NO_ARGS for e in events]
-        exact = [a.duration_ns for a in args] if table == "ranges" else []
-        if any(d is not None for d in exact):
+        if table == "ranges" and any(exact := [a.duration_ns for a in args]):
             duration = np.where([d is None for d in exact], duration, _ints(exact))
-        self.negative_duration += int((duration < 0).sum())
-        self.whole_us = self.whole_us and not (start % 1000).any()
-        numbers = _NUMBERS_OF_GPU | _NUMBERS.get(table, {}) if table in _GPU_SIDE else _NUMBERS.get(table, {})
-        columns = {
-            "start_ns": start,
-            "end_ns": start + np.maximum(duration, 0),
-            "name": self._names[table].of(e.name or "" for e in events),
-            "place": self._places.of(map(_place, events)),
-            **{column: _ints(list(map(operator.attrgetter(field), args))) for column, field in numbers.items()},
-        }
-        if table in _GPU_SIDE:
-            for column, drawn in (("device", "pid"), ("stream", "tid")):
-                said, shown = (map(operator.attrgetter(name), of) for name, of in ((column, args), (drawn, events)))
-                columns[column] = _ints([b if a is None else a for a, b in zip(said, shown, strict=True)])
-        more = {"kernels": self._of_kernels, "syncs": self._of_syncs, "ops": self._of_ops, "ranges": self._of_ranges}
-        if table in more:
-            columns |= more[table](events, args)
+        self._faults[_BACKWARDS] += int((duration < 0).sum())
+        self._whole_us = self._whole_us and not (start % 1000).any()
+        columns: dict[str, Any] = {"start_ns": start, "end_ns": start + np.maximum(duration, 0)}
+        for column, member in MEMBERS.get(table, {}).items():
+            columns[column] = _ints(list(map(operator.attrgetter(_field(member)), args)))
+        for column, of in _MADE[table].items():
+            made = map(of, events, args)
+            if column in _SHARED or TABLES[table].get(column) == "category":
+                columns[column] = self._codes[_SHARED.get(column, (table, column))].of(made)
+            else:
+                columns[column] = _ints(list(made), NEUTRAL.get(column, 0))
+        if table == "kernels":
+            columns["dynamic_shared_bytes"] -= columns["static_shared_bytes"]
+            for name, values in (("grid", [a.grid for a in args]), ("block", [a.block for a in args])):
+                columns |= dict(zip((f"{name}_x", f"{name}_y", f"{name}_z"), _triples(values).T, strict=True))
+        elif table == "ops":
+            self._announced |= {
+                _int(a.external_id, 0): (self._codes["collectives"][_collective(a)], _int(a.seq, -1))
+                for a in args
+                if a.collective_name is not None
+            }
+        for column in columns.keys() & {c for c, dtype in TABLES[table].items() if dtype == "int32"}:
+            columns[column] = np.clip(columns[column], -(2**31), 2**31 - 1).astype(np.int32)
         self._parts[table].append(columns)
-
-    def _of_kernels(self, _events: Sequence[_Event], args: Sequence[_Args]) -> dict[str, npt.NDArray[Any]]:
-        columns = {"short_name": self._texts.of(a.short_name for a in args)}
-        for axis, values in (("grid", [a.grid for a in args]), ("block", [a.block for a in args])):
-            columns |= {f"{axis}_{letter}": column for letter, column in zip("xyz", _triples(values).T, strict=True)}
-        # Kineto has only the sum of static and dynamic.
-        columns["dynamic_shared_bytes"] = _ints([a.shared for a in args]) - _ints([a.static_shared for a in args])
-        columns["collective"] = self._collectives.of(map(_collective, args))
-        columns["sequence"] = _ints([-1 if a.sequence is None else _int(a.sequence, -1) for a in args])
-        return columns
-
-    def _of_syncs(self, events: Sequence[_Event], args: Sequence[_Args]) -> dict[str, npt.NDArray[Any]]:
-        kinds = (_sync_kind(a.sync_kind or e.name) for e, a in zip(events, args, strict=True))
-        return {"kind": self._texts.of(kinds)}
-
-    def _of_ops(self, _events: Sequence[_Event], args: Sequence[_Args]) -> dict[str, npt.NDArray[Any]]:
-        for a in args:
-            if a.collective is not None:
-                code = self._collectives[_collective(a)]
-                self._announced[_int(a.external_id, 0)] = (code, _int(a.sequence, -1))
-        if any(a.dims or a.types or a.values for a in args):
-            return {"inputs": self._inputs.of((bytes(a.dims), bytes(a.types), bytes(a.values)) for a in args)}
-        # Shapes are rarely recorded, and operators many.
-        return {"inputs": np.full(len(args), self._inputs[b"", b"", b""])}
-
-    def _of_ranges(self, events: Sequence[_Event], args: Sequence[_Args]) -> dict[str, npt.NDArray[Any]]:
-        own = (_place(e) for e in events)
-        ends = (at if a.end_thread is None else (at[0], a.end_thread) for at, a in zip(own, args, strict=True))
-        return {
-            "domain": self._texts.of(str(a.domain) for a in args),
-            "kind": self._texts.of(str(a.kind) for a in args),
-            "open": np.array([a.open is True for a in args]),
-            "end_place": self._places.of(ends),
-        }
 
     # --- from columns to tables ---
 
     def finish(self) -> tuple[dict[str, pd.DataFrame], TraceMeta]:
         """All tables, and what is known about the capture."""
-        raw: dict[str, dict[str, Any]] = {}
-        for table, parts in self._parts.items():
-            if parts:
-                raw[table] = {c: np.concatenate([p[c] for p in parts]) for c in parts[0]}
-            parts.clear()
-        t0_ns = self._t0_ns()
-        if t0_ns is None:
-            self._drop_zero_starts(raw)
-        else:
-            for columns in raw.values():
-                for column in TIME_COLUMNS:
-                    columns[column] = columns[column] + t0_ns
-        self._promote(raw)
-        process, thread = self._identities(raw)
-        texts = list(self._texts)
+        raw = {table: _joined(self._parts.pop(table)) for table in TABLES if table in self._parts}
+        # What our own export took off all times.
+        t0_ns = _int(self.head["ours"].get("t0_ns"), None) if isinstance(self.head.get("ours"), dict) else None
+        if t0_ns is None or abs(t0_ns) >= 1 << 62:
+            raw = self._without_clamped(raw)
+            t0_ns = 0
+        threads = self._threads()
         frames: dict[str, pd.DataFrame] = {}
         for table, columns in raw.items():
-            names = self._names["ops" if table == "ranges" and "from_ops" in columns else table]
-            place = columns.pop("place")
-            if table not in _GPU_SIDE:
-                columns["process"], columns["thread"] = process[place], thread[place]
-            codes = columns.pop("name")
-            unique = list(names)
-            if table == "memops":
-                kinds = [_memop_kinds(n) for n in unique]
-                for i, column in enumerate(("kind", "src_kind", "dst_kind")):
-                    columns[column] = _category(codes, [k[i] for k in kinds])
-            elif table == "calls":
-                columns["name"] = _category(codes, [_CALL_SUFFIX.sub("", n, count=1) or n for n in unique])
-            elif table == "kernels":
-                columns["name"] = _category(codes, unique)
-                columns["short_name"] = self._short_names(codes, unique, columns["short_name"], texts)
+            for column in TIME_COLUMNS:
+                columns[column] += t0_ns
+            if table == "kernels":
                 self._describe(columns)
-            elif table == "syncs":
-                columns["kind"] = _category(columns["kind"], texts)
-            elif table != "graphs":
-                columns["name"] = _category(codes, unique)
-            if table == "ops":
-                columns["inputs"] = _category(columns["inputs"], [_inputs(*parts) for parts in self._inputs])
+            for column in columns.keys() & {c for c, dtype in TABLES[table].items() if dtype == "category"}:
+                text = _TEXTS.get((table, column), str)
+                known = self._codes[_SHARED.get(column, (table, column))]
+                columns[column] = _category(columns[column], list(map(text, known)))
+            for column in columns.keys() & {"thread", "end_thread"}:
+                columns[column] = threads[columns[column]]
+            if "thread" in columns:
+                columns["process"] = columns["thread"] >> 24
             if table == "ranges":
-                self._nest(columns, thread, texts)
-            for column, dtype in TABLES[table].items():
-                if dtype == "int32" and columns[column].dtype == np.int64:
-                    columns[column] = np.clip(columns[column], -(2**31), 2**31 - 1).astype(np.int32)
+                columns["level"], columns["parent"] = nesting(
+                    columns["thread"],
+                    columns["start_ns"],
+                    columns["end_ns"],
+                    tolerance=1000 if self._whole_us else 0,
+                    alone=np.asarray(columns["kind"] == "startend"),
+                )
             frames[table] = complete(table, pd.DataFrame(columns, copy=False))
             columns.clear()
         _give_processes(frames)
-        return frames, self._meta(frames, thread)
+        return frames, self._meta(frames, threads)
 
-    def _t0_ns(self) -> int | None:
-        """What our own export took off all times."""
-        for head in self.heads:
-            if isinstance(head.ours, dict):
-                t0_ns = _int(head.ours.get("t0_ns"), None)
-                if t0_ns is not None and abs(t0_ns) < 1 << 62:
-                    return t0_ns
-        return None
-
-    def _describe(self, columns: dict[str, Any]) -> None:
-        """Complete what kernels say of their collectives by what the operators that launched them say."""
-        external = columns.pop("external_id")
-        if self._announced:
-            announced = np.array([(i, *what) for i, what in sorted(self._announced.items())], np.int64)
-            at = np.minimum(np.searchsorted(announced[:, 0], external), len(announced) - 1)
-            known = (announced[at, 0] == external) & (external != 0)
-            code, sequence = columns["collective"], columns["sequence"]
-            columns["collective"] = np.where(known & (code == 0), announced[at, 1], code)
-            columns["sequence"] = np.where(known & (sequence < 0), announced[at, 2], sequence)
-        columns["collective"] = _category(columns["collective"], list(self._collectives))
-
-    def _drop_zero_starts(self, raw: dict[str, dict[str, Any]]) -> None:
+    def _without_clamped(self, raw: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         """Kineto clamps a start that it could not place to 0, hours before everything else."""
-        if not any((c["start_ns"] == 0).any() for c in raw.values()):
-            return
-        positive = [c["start_ns"][c["start_ns"] > 0] for c in raw.values()]
-        first = min((int(s.min()) for s in positive if len(s)), default=0)
-        if first < 3600 * 10**9:
-            return
-        for columns in raw.values():
-            keep = columns["start_ns"] > 0
-            self.negative_start += int((~keep).sum())
-            for column in columns:
-                columns[column] = columns[column][keep]
+        starts = np.concatenate([np.empty(0, np.int64), *(columns["start_ns"] for columns in raw.values())])
+        later = starts > 0
+        if later.all() or not later.any() or starts[later].min() < 3600 * 10**9:
+            return raw
+        self._faults[_EARLY] += int((~later).sum())
+        kept = {table: columns["start_ns"] > 0 for table, columns in raw.items()}
+        return {table: {c: v[kept[table]] for c, v in columns.items()} for table, columns in raw.items()}
 
-    def _promote(self, raw: dict[str, dict[str, Any]]) -> None:
-        """Old versions file the profiler's own annotations (steps, DataLoader, optimizer) under operators."""
-        ops = raw.get("ops")
-        if ops is None:
+    def _describe(self, kernels: dict[str, Any]) -> None:
+        """Complete what kernels say of their collectives by what the operators that launched them say."""
+        external = kernels.pop("external_id")
+        if not self._announced:
             return
-        names = self._names["ops"]
-        is_annotation = np.array([_ANNOTATION.match(n) is not None for n in names], bool)[ops["name"]]
-        if not is_annotation.any():
-            return
-        rows = np.flatnonzero(is_annotation)
-        moved: dict[str, npt.NDArray[Any]] = {c: ops[c][rows] for c in ("start_ns", "end_ns", "place")}
-        old = list(names)
-        moved["name"] = self._names["ranges"].of(old[i] for i in ops["name"][rows].tolist())
-        moved["domain"] = np.full(len(rows), self._texts[""])
-        moved["kind"] = np.full(len(rows), self._texts["annotation"])
-        moved["open"] = np.zeros(len(rows), bool)
-        moved["end_place"] = moved["place"]
-        have = raw.get("ranges")
-        raw["ranges"] = moved if have is None else {c: np.concatenate([have[c], moved[c]]) for c in moved}
-        for column in ops:
-            ops[column] = ops[column][~is_annotation]
+        announced = pd.DataFrame.from_dict(self._announced, orient="index", columns=["collective", "sequence"])
+        said = announced.drop(index=0, errors="ignore").reindex(external, fill_value=-1).astype("int64")
+        code, sequence = kernels["collective"], kernels["sequence"]
+        kernels["collective"] = np.where((code == 0) & (said["collective"] >= 0), said["collective"], code)
+        kernels["sequence"] = np.where(sequence < 0, said["sequence"], sequence)
 
-    def _identities(self, raw: dict[str, dict[str, Any]]) -> tuple[_Ints, _Ints]:
-        """Process and thread (``process << 24 | tid``) of every (pid, tid) seen."""
-        used = set()
-        for table, columns in raw.items():
-            if table not in _GPU_SIDE:
-                used.update(np.unique(columns["place"]).tolist())
-                if "end_place" in columns:
-                    used.update(np.unique(columns["end_place"]).tolist())
-        processes: dict[Any, int] = {}
-        taken: dict[int, set[int]] = {}
-        odd: list[tuple[int, int]] = []
-        process = np.full(len(self._places), -1, np.int64)
-        thread = np.full(len(self._places), -1, np.int64)
-        for (pid, tid), code in self._places.items():
-            if code not in used:
-                continue
-            number = _int(pid, None)
-            if number is None or not -1 <= number < 1 << 38:
-                number = processes.setdefault(pid, -2 - len(processes))
-            process[code] = number
-            if number == -1:
-                continue  # the profiler itself
+    def _threads(self) -> _Ints:
+        """``process << 24 | tid`` of every (pid, tid) seen; -1 is the profiler itself."""
+        unnamed, threads = _Codes(), []
+        for pid, tid in self._codes["threads"]:
+            process = _int(pid, None)
+            if process is None or not -1 <= process < 1 << 38:
+                process = -2 - unnamed[pid]
             ident = _int(tid, None) if not isinstance(tid, str) or tid.isdecimal() else None
-            if ident is not None and 0 <= ident < 1 << 24:
-                taken.setdefault(number, set()).add(ident)
-                thread[code] = number << 24 | ident
-            else:
-                odd.append((code, number))
-        for code, number in odd:
-            mine = taken.setdefault(number, set())
-            ident = next(i for i in range(len(mine) + 1) if i not in mine)
-            mine.add(ident)
-            thread[code] = number << 24 | ident
-        return process, thread
+            known = ident is not None and 0 <= ident < 1 << 24
+            threads.append((process, ident if known else None))
+        taken = set(threads)
+        free: dict[int, Iterator[int]] = collections.defaultdict(itertools.count)
+        for i, (process, ident) in enumerate(threads):
+            if ident is None:
+                threads[i] = process, next(n for n in free[process] if (process, n) not in taken)
+        return np.array([-1 if process == -1 else process << 24 | (ident or 0) for process, ident in threads], np.int64)
 
-    @staticmethod
-    def _short_names(codes: _Ints, names: list[str], given: _Ints, texts: list[Any]) -> pd.Categorical:
-        derived = [short_kernel_name(n) for n in names]
-        if all(texts[t] is None for t in np.unique(given).tolist()):
-            return _category(codes, derived)
-        both = _Codes()
-        pairs = both.of(zip(codes.tolist(), given.tolist(), strict=True))
-        return _category(pairs, [derived[c] if texts[t] is None else str(texts[t]) for c, t in both])
-
-    def _nest(self, columns: dict[str, Any], thread: _Ints, texts: list[Any]) -> None:
-        columns["end_thread"] = thread[columns.pop("end_place")]
-        kind = columns["kind"]
-        columns["domain"] = _category(columns["domain"], texts)
-        columns["kind"] = _category(kind, texts)
-        n = len(kind)
-        level, parent = np.zeros(n, np.int32), np.full(n, -1, np.int64)
-        nests = np.ones(n, bool) if "startend" not in self._texts else kind != self._texts["startend"]
-        rows = np.flatnonzero(nests)
-        depth, up = nesting(
-            columns["thread"][rows],
-            columns["start_ns"][rows],
-            columns["end_ns"][rows],
-            tolerance=1000 if self.whole_us else 0,
-        )
-        level[rows] = depth
-        parent[rows] = np.where(up >= 0, rows[up], -1) if len(rows) else up
-        columns["level"], columns["parent"] = level, parent
-
-    def _meta(self, frames: dict[str, pd.DataFrame], thread: _Ints) -> TraceMeta:
-        def first(field: str) -> Any:
-            return next((v for h in self.heads if (v := getattr(h, field)) is not None), None)
-
-        schema, driver, distributed = first("schema"), _int(first("driver"), None), first("distributed")
-        meta = TraceMeta(tool="pytorch-profiler", schema=None if schema is None else str(schema))
-        if driver:
+    def _meta(self, frames: dict[str, pd.DataFrame], threads: _Ints) -> TraceMeta:
+        head = self.head
+        meta = TraceMeta(tool="pytorch-profiler", schema=str(head["schema"]) if "schema" in head else None)
+        if driver := _int(head.get("driver"), 0):
             meta.driver = f"CUDA {driver // 1000}.{driver % 1000 // 10}"
-        meta.gpus = _gpus(first("devices"))
-        meta.distributed = dict(distributed) if isinstance(distributed, dict) else {}
-        if self.windows:
-            meta.window_ns = (min(w[0] for w in self.windows), max(w[1] for w in self.windows))
-        places = {place: int(thread[code]) for place, code in self._places.items() if thread[code] != -1}
-        for pid, tid, name in self.labels:
+        meta.gpus = _gpus(head.get("devices"))
+        meta.distributed = dict(head["distributed"]) if isinstance(head.get("distributed"), dict) else {}
+        if self._windows:
+            starts, ends = zip(*self._windows, strict=True)
+            meta.window_ns = (min(starts), max(ends))
+        place_of = dict(zip(self._codes["threads"], threads.tolist(), strict=True))
+        for pid, tid, name in self._labels:
             # Old versions print the same thread id now as a number, now as a string.
             for key in ((pid, tid), (pid, str(tid))):
-                if name and key in places:
-                    meta.thread_names[places[key]] = name
-        unread = self._unread()
-        meta.missing = _missing(frames, bool(unread))
+                if name and place_of.get(key, -1) != -1:
+                    meta.thread_names[place_of[key]] = name
+        unread = collections.Counter[str]()
+        for category, count in self._unread.items():
+            unread[_ACCELERATORS.get(category.lower().partition("_")[0], "")] += count
+        del unread[""]
+        # Work that could not be read was not recorded, other than work that did not happen.
+        shown_by = _SHOWN_BY | dict.fromkeys(GPU_TABLES if unread else (), GPU_TABLES)
+        meta.missing = [t for t in TABLES if not any(len(frames.get(s, ())) for s in shown_by.get(t, (t,)))]
         self.notes.extend(
             f"Events of an accelerator that nsightkit does not read were left out: {count:,} of {name}."
             for name, count in unread.items()
         )
-        _restore(meta, first("ours"))
-        if self.whole_us and any(len(f) for f in frames.values()):
+        _restore(meta, head.get("ours"))
+        if self._whole_us and any(len(f) for f in frames.values()):
             self.notes.append("Times are whole microseconds (PyTorch before 2.4): short kernels last 0 or 1 µs.")
-        for count, what in (
-            (self.malformed, "malformed events (no phase or no usable time) were left out"),
-            (self.negative_start, "events without a valid start (negative, or clamped to 0) were left out"),
-            (self.negative_duration, "negative durations were set to 0"),
-        ):
-            if count:
-                self.notes.append(f"{count} {what}.")
+        self.notes.extend(f"{self._faults[w]} {w}." for w in (_MALFORMED, _EARLY, _BACKWARDS) if self._faults[w])
         meta.notes = self.notes
         return meta
 
-    def _unread(self) -> collections.Counter[str]:
-        """Count the events of accelerators that fill no table."""
-        found = collections.Counter[str]()
-        for category, count in self._skipped.items():
-            if name := _ACCELERATORS.get(category.lower().partition("_")[0]):
-                found[name] += count
-        return found
 
-
-def _place(event: _Event) -> tuple[Any, Any]:
-    if event.place is not None and len(event.place) == 2:
-        return event.place[0], event.place[1]
-    return event.pid, event.tid
-
-
-def _table_of(category: str) -> str | None:
-    lower = category.lower()
-    if lower.endswith(("_runtime", "_driver")):
-        return "calls"
-    return _CATEGORIES.get(lower)
-
-
-def _missing(frames: dict[str, pd.DataFrame], unread: bool) -> list[str]:
-    """Tables that were not recorded, as opposed to recorded and empty; work that nobody could read is not recorded."""
-
-    def has(*tables: str) -> bool:
-        return any(t in frames and len(frames[t]) for t in tables)
-
-    missing = []
-    if not has("kernels", "memops", "graphs", "calls", "syncs"):
-        # The CPU side alone, whether no GPU was there or its activities were not asked for.
-        missing += ["kernels", "memops", "graphs", "calls"]
-    elif unread and not has(*GPU_TABLES):
-        missing += GPU_TABLES
-    elif not has("calls"):
-        missing.append("calls")
-    if not has("syncs"):
-        missing.append("syncs")  # off unless asked for
-    if not has("ranges", "ops"):
-        missing += ["ranges", "ops"]
-    elif not has("ops"):
-        missing.append("ops")
-    if not has("os_calls"):
-        missing.append("os_calls")
-    if not has("overhead", "calls"):
-        missing.append("overhead")
-    return [t for t in TABLES if t in missing]
+def _joined(parts: list[dict[str, npt.NDArray[Any]]]) -> dict[str, Any]:
+    return {column: np.concatenate([part[column] for part in parts]) for column in parts[0]}
 
 
 def _restore(meta: TraceMeta, ours: Any) -> None:
     """Take over what our own export knew of the capture it was made from."""
     if not isinstance(ours, dict):
         return
-    meta.tool = str(ours.get("tool") or meta.tool)
-    for field in ("tool_version", "driver"):
+    for field in ("tool", "tool_version", "driver"):
         if ours.get(field):
             setattr(meta, field, str(ours[field]))
     if isinstance(ours.get("missing"), list):
@@ -867,18 +740,17 @@ def _restore(meta: TraceMeta, ours: Any) -> None:
 def _gpus(devices: Any) -> list[Gpu]:
     gpus = []
     for i, device in enumerate(devices if isinstance(devices, list) else []):
-        if not isinstance(device, dict):
-            continue
-        major, minor = _int(device.get("computeMajor"), None), _int(device.get("computeMinor"), None)
-        gpus.append(
-            Gpu(
-                device=_int(device.get("id"), i),
-                name=str(device["name"]) if device.get("name") else None,
-                sm_count=_int(device.get("numSms"), None),
-                memory_bytes=_int(device.get("totalGlobalMem"), None),
-                compute_capability=None if major is None or minor is None else f"{major}.{minor}",
+        if isinstance(device, dict):
+            major, minor = _int(device.get("computeMajor"), None), _int(device.get("computeMinor"), None)
+            gpus.append(
+                Gpu(
+                    device=_int(device.get("id"), i),
+                    name=str(device["name"]) if device.get("name") else None,
+                    sm_count=_int(device.get("numSms"), None),
+                    memory_bytes=_int(device.get("totalGlobalMem"), None),
+                    compute_capability=None if major is None or minor is None else f"{major}.{minor}",
+                )
             )
-        )
     return gpus
 
 
@@ -888,50 +760,27 @@ def _give_processes(frames: dict[str, pd.DataFrame]) -> None:
     With several processes the call is found by correlation; where two processes use the same number, it is the last
     one that began before the operation did.
     """
-    calls = frames.get("calls")
-    cpu = [frames[t]["process"] for t in ("ops", "ranges") if t in frames and len(frames[t])]
-    if calls is not None and len(calls):
-        processes = calls["process"].value_counts().index
-    elif cpu:
-        processes = pd.concat(cpu).value_counts().index
-    else:
-        processes = pd.Index([0])
-    for table in _GPU_SIDE:
-        frame = frames.get(table)
-        if frame is None or not len(frame):
-            continue
-        unknown = (frame["process"] < 0).to_numpy()
-        if not unknown.any():
-            continue
-        process = frame["process"].to_numpy().copy()
-        process[unknown] = processes[0]
-        if len(processes) > 1 and calls is not None and len(calls):
-            launching = calls.loc[calls["correlation"] != 0, ["correlation", "start_ns", "process"]].sort_values(
-                "start_ns"
-            )
-            wanted = (
-                frame.loc[unknown, ["correlation", "start_ns"]]
-                .assign(row=np.flatnonzero(unknown))
-                .sort_values("start_ns")
-            )
-            before = pd.merge_asof(wanted, launching, on="start_ns", by="correlation")
-            # a clock that is off by a little may put the call after its kernel
-            after = pd.merge_asof(wanted, launching, on="start_ns", by="correlation", direction="forward")
-            owner = before["process"].fillna(after["process"])
-            known = owner.notna().to_numpy()
-            process[wanted["row"].to_numpy()[known]] = owner[known].astype("int64")
+    calls = frames.get("calls", pd.DataFrame())
+    on_cpu = [frames[t]["process"] for t in (("calls",) if len(calls) else ("ops", "ranges")) if t in frames]
+    processes = pd.concat([*on_cpu, pd.Series(dtype="int64")]).value_counts().index
+    for table in frames.keys() & _GPU_SIDE:
+        frame = frames[table]
+        orphans = frame.loc[frame["process"] < 0, ["correlation", "start_ns"]]
+        owner = pd.Series(processes[0] if len(processes) else 0, index=orphans.index)
+        if len(processes) > 1 and len(calls) and len(orphans):
+            launching = calls.loc[calls["correlation"] != 0, ["correlation", "start_ns", "process"]]
+            launching, wanted = launching.sort_values("start_ns"), orphans.sort_values("start_ns")
+            # Forward too: a clock that is off by a little may put the call after its kernel.
+            for direction in ("forward", "backward"):
+                found = pd.merge_asof(wanted, launching, on="start_ns", by="correlation", direction=direction)
+                known = found["process"].notna().to_numpy()
+                owner[wanted.index[known]] = found["process"][known].astype("int64").to_numpy()
+        process = frame["process"].copy()
+        process[owner.index] = owner
         frames[table] = frame.assign(process=process)
 
 
 # --- values --------------------------------------------------------------------------------------------------------
-
-
-def _collective(args: _Args) -> str:
-    """Describe the collective that a kernel or an operator belongs to, as JSON; "" for none."""
-    if args.collective is None:
-        return ""
-    known = {name: value for name, field in COLLECTIVE.items() if (value := getattr(args, field)) is not None}
-    return json.dumps(known, separators=(",", ":"))
 
 
 def _nanoseconds(raw: list[msgspec.Raw]) -> tuple[_Ints, npt.NDArray[np.bool_]]:
@@ -987,11 +836,11 @@ def _int(value: Any, default: _T) -> int | _T:
     return number if -(1 << 63) <= number < 1 << 63 else default
 
 
-def _ints(values: Sequence[Any]) -> _Ints:
+def _ints(values: Sequence[Any], absent: int = 0) -> _Ints:
     try:
         return np.array(values, dtype=np.int64)
     except (TypeError, ValueError, OverflowError):
-        return np.array([_int(v, 0) for v in values], dtype=np.int64)
+        return np.array([_int(v, absent) for v in values], dtype=np.int64)
 
 
 def _triples(values: Sequence[Any]) -> _Ints:
@@ -1014,9 +863,17 @@ def _category(codes: _Ints, labels: Sequence[Any]) -> pd.Categorical:
     return categorical(renumber[codes], list(merged))
 
 
-def _sync_kind(name: Any) -> str:
+def _inputs(parts: Sequence[bytes]) -> str:
+    """Give an operator's inputs as one JSON text, the same however the file spaces them; "" where it has none."""
+    try:
+        return json.dumps([json.loads(part or b"[]") for part in parts], separators=(",", ":")) if parts else ""
+    except (ValueError, RecursionError):  # a number no Python takes; what its inputs were does not matter then
+        return ""
+
+
+def _sync_kind(name: str) -> str:
     """`Stream Wait Event` → `stream-wait-event`; `Event Sync` → `event`."""
-    return re.sub(r"\W+", "-", re.sub(r"\s*sync(hronize)?$", "", str(name or "").strip().lower())) or "unknown"
+    return re.sub(r"\W+", "-", re.sub(r"\s*sync(hronize)?$", "", name.strip().lower())) or "unknown"
 
 
 _COPY = re.compile(r"(unified )?\b([HDAP]to[HDAP])\b", re.IGNORECASE)
@@ -1042,3 +899,15 @@ def _memop_kinds(name: str) -> tuple[str, str, str]:
 def _memory_kind(text: str) -> str:
     kind = text.strip().lower()
     return kind if kind in _MEMORY_KINDS else "unknown"
+
+
+#: By table and column: the text that such a thing stands for; for the rest it is the thing itself.
+_TEXTS: dict[tuple[str, str], Callable[[Any], str]] = {
+    ("kernels", "short_name"): lambda given: short_kernel_name(given[0]) if isinstance(given, tuple) else given,
+    ("memops", "kind"): lambda name: _memop_kinds(name)[0],
+    ("memops", "src_kind"): lambda name: _memop_kinds(name)[1],
+    ("memops", "dst_kind"): lambda name: _memop_kinds(name)[2],
+    ("calls", "name"): lambda name: _CALL_SUFFIX.sub("", name, count=1) or name,
+    ("syncs", "kind"): _sync_kind,
+    ("ops", "inputs"): _inputs,
+}

@@ -16,7 +16,7 @@ import pandas as pd
 
 from nsightkit.errors import reading
 
-__all__ = ["GPU_TABLES", "TABLES", "TIME_COLUMNS", "Gpu", "Source", "Trace", "TraceMeta", "categorical"]
+__all__ = ["GPU_TABLES", "NEUTRAL", "TABLES", "TIME_COLUMNS", "Gpu", "Source", "Trace", "TraceMeta", "categorical"]
 
 #: Pandas dtype of every column of every table. ``process`` is the operating system's process id;
 #: ``thread`` is ``process << 24 | thread id`` (or an ordinal where the source's id does not fit in 24
@@ -478,7 +478,8 @@ def categorical(codes: np.ndarray, texts: Sequence[str]) -> pd.Categorical:
     return pd.Categorical.from_codes(codes.astype(small, copy=False), pd.Index(list(texts), dtype="str"))
 
 
-_NEUTRAL = {"device": 0, "level": 0, "parent": -1, "sequence": -1}
+#: What stands in a column of numbers where a source has none, if not 0.
+NEUTRAL = {"parent": -1, "sequence": -1}
 
 
 def complete(table: str, frame: pd.DataFrame) -> pd.DataFrame:
@@ -501,5 +502,5 @@ def complete(table: str, frame: pd.DataFrame) -> pd.DataFrame:
         elif dtype == "category":
             out[column] = pd.Series(categorical(np.zeros(n, np.int8), [""]))
         else:
-            out[column] = pd.Series(np.full(n, _NEUTRAL.get(column, 0), dtype=dtype))
+            out[column] = pd.Series(np.full(n, NEUTRAL.get(column, 0), dtype=dtype))
     return pd.DataFrame(out, copy=False)

@@ -11,7 +11,11 @@ _Ints = npt.NDArray[np.int64]
 
 
 def nesting(
-    thread: npt.ArrayLike, start: npt.ArrayLike, end: npt.ArrayLike, tolerance: int = 0
+    thread: npt.ArrayLike,
+    start: npt.ArrayLike,
+    end: npt.ArrayLike,
+    tolerance: int = 0,
+    alone: npt.NDArray[np.bool_] | bool = False,
 ) -> tuple[npt.NDArray[np.int32], _Ints]:
     """Depth and enclosing interval of each interval, among those of its thread.
 
@@ -28,6 +32,8 @@ def nesting(
     tolerance : int, default 0
         By how much, in the unit of `start`, a child may outlive its parent and still count as nested: traces
         with times rounded to microseconds need 1000 ns.
+    alone : ndarray of bool, shape (n,), default False
+        Intervals that lie in nothing and hold nothing.
 
     Returns
     -------
@@ -36,7 +42,9 @@ def nesting(
     parent : ndarray of int64, shape (n,)
         Row of the enclosing interval, -1 for none.
     """
-    thread = np.asarray(thread, dtype=np.int64)
+    # Those that stand alone get a thread each, of numbers that no thread has.
+    apart = np.iinfo(np.int64).min + np.arange(np.size(thread))
+    thread = np.where(alone, apart, np.asarray(thread, dtype=np.int64))
     start = np.asarray(start, dtype=np.int64)
     end = np.asarray(end, dtype=np.int64)
     n = len(start)

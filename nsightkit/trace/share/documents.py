@@ -100,13 +100,13 @@ class _Bounded:
 
 def _documents(path: Path, attempt: int) -> Iterator[_RAW]:
     """The file in small documents with some of the events each; else in one piece; else in one piece and mended."""
-    with kineto._bytes_of(path) as file:
+    with kineto.unpacked(path) as file:
         stream = cast("BinaryIO", _Bounded(path, file) if _is_packed(path) else file)
         if attempt == 0:
-            texts = kineto._slices(stream)
+            texts = kineto.slices(stream)
         else:
-            text, bare = kineto._all_of(stream)
-            texts = iter([text if attempt == 1 else kineto._mended(text, bare)])
+            text, bare = kineto.all_of(stream)
+            texts = iter([text if attempt == 1 else kineto.mended(text, bare)])
         for text in texts:
             yield _DECODE(text)
 
