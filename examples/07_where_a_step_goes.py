@@ -192,7 +192,7 @@ plots.table(work.summary(before.trace, top=10)[columns])
 # run. What the CPU did need not. Both in one process would be in each other's
 # way, so the part runs twice where there are both.
 
-from nsightkit.analysis.compare import sources
+from nsightkit.analysis.compare import two_tools
 from nsightkit.trace.model import TABLES
 
 
@@ -232,7 +232,7 @@ def beside(table):
     return plots.table(table, {"difference": "{:+.1%}"})
 
 
-compared = sources.compare(tools, top=4) if len(tools) == 2 else None
+compared = two_tools.compare(tools, top=4) if len(tools) == 2 else None
 beside(compared) if compared is not None else None
 
 # %%

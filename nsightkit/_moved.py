@@ -15,13 +15,14 @@ __all__ = ["MOVED", "install", "moved_names", "moved_to"]
 
 #: Old module to new one, both within nsightkit.
 MOVED = {
-    "analysis.accounts": "analysis.ranks.accounts",
+    "analysis.accounts": "analysis.ranks.time_spent",
     "analysis.baseline": "analysis.compare.baseline",
     "analysis.calls": "analysis.timeline.calls",
     "analysis.categories": "analysis.core.categories",
     "analysis.check": "analysis.compare.check",
-    "analysis.clocks": "analysis.ranks.clocks",
+    "analysis.clocks": "analysis.ranks.alignment",
     "analysis.communication": "analysis.ranks.collectives",
+    "analysis.compare.sources": "analysis.compare.two_tools",
     "analysis.diff": "analysis.compare.diff",
     "analysis.diff_memory": "analysis.memory.diff",
     "analysis.diff_text": "analysis.compare.words",
@@ -43,11 +44,13 @@ MOVED = {
     "analysis.pairing": "analysis.compare.match",
     "analysis.phases": "analysis.timeline.phases",
     "analysis.ranges": "analysis.timeline.ranges",
+    "analysis.ranks.accounts": "analysis.ranks.time_spent",
+    "analysis.ranks.clocks": "analysis.ranks.alignment",
     "analysis.run_metrics": "analysis.compare.runs",
     "analysis.selection": "analysis.timeline.selection",
     "analysis.snapshot": "analysis.memory.snapshot",
     "analysis.sol": "analysis.roofline.sol",
-    "analysis.sources": "analysis.compare.sources",
+    "analysis.sources": "analysis.compare.two_tools",
     "analysis.steps": "analysis.timeline.steps",
     "analysis.stepwise": "analysis.compare.per_step",
     "analysis.stragglers": "analysis.ranks.lateness",
@@ -77,7 +80,7 @@ MOVED = {
     "trace.scrub_ledger": "trace.share.ledger",
     "trace.scrub_nsys": "trace.share.nsys",
     "trace.secrets": "trace.share.secrets",
-    "workloads.bench_steps": "investigations.bench_steps",
+    "workloads.bench_steps": "workloads.lm",
     "workloads.investigations": "investigations.parts",
 }
 

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import nsightkit
-from nsightkit.analysis.compare import sources
+from nsightkit.analysis.compare import two_tools
 from nsightkit.analysis.timeline import steps
 from nsightkit.capture import doctor, provenance
 from nsightkit.errors import NsightkitError
@@ -71,7 +71,7 @@ def test_a_part_is_captured_by_both(nsys: Path, monkeypatch: pytest.MonkeyPatch)
     parents = by_nsys["ranges"].loc[by_nsys["ranges"]["name"] == "qkv_projections", "parent"]
     assert set(by_nsys["ranges"]["name"].iloc[parents]) == {"forward"}
     assert len(steps.find(by_nsys)) == active
-    table = sources.compare({"torch.profiler": measured.trace, "nsys": by_nsys})
+    table = two_tools.compare({"torch.profiler": measured.trace, "nsys": by_nsys})
     assert set(table["clock"]) == {"CPU"}
     assert table["difference"].notna().all()
     # nsys puts the environment of the program and the names of all threads of the machine into its report
@@ -284,7 +284,7 @@ def test_a_recording_holds_both_captures(no_gpu: Path, tmp_path: Path, monkeypat
     assert b"planted-host" not in b"".join(p.read_bytes() for p in place.rglob("*") if p.is_file())
     measured = nsightkit.investigations.measure("training-step", "before")
     assert (measured.mode, measured.nsys_notice) == ("replay", None)
-    table = sources.compare({"torch.profiler": measured.trace, "nsys": measured.nsys_trace})
+    table = two_tools.compare({"torch.profiler": measured.trace, "nsys": measured.nsys_trace})
     assert {"step", "phase", "category"} == set(table["group"])
     assert (table["difference"] == 0).all()  # one planted program, two forms
 

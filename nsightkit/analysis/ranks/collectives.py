@@ -20,7 +20,7 @@ from nsightkit.analysis.core.names import matching
 from nsightkit.analysis.timeline.ranges import COLLECTIVE_RANGE
 from nsightkit.trace.model import Trace
 
-__all__ = ["KINDS", "collectives", "compute", "kind_of", "summary", "totals", "wire_factor"]
+__all__ = ["KINDS", "collectives", "compute", "kind_of", "spent", "summary", "totals", "wire_factor"]
 
 Int = npt.NDArray[np.int64]
 
@@ -57,6 +57,8 @@ _KIND = (
     ("scatter", "scatter"),
     ("reduce", "reduce"),
 )
+#: Beyond all times.
+_EVER = 1 << 62
 #: Libraries whose collectives run on the CPU, in the annotation that PyTorch makes of each.
 _ON_CPU = re.compile(r"^(gloo|mpi|ucc):")
 #: Operators that only wait for a collective, or for a stream's work.
@@ -201,22 +203,40 @@ def totals(trace: Trace) -> dict[str, int | None]:
         which both went on; HolisticTraceAnalysis divides this by the former) and ``exposed_ns`` (the rest), sums over
         devices. None where the trace does not tell.
     """
-    found, busy = collectives(trace), compute(trace)
-    if not busy:
-        return dict.fromkeys(("compute_ns", "communication_ns", "overlapped_ns", "exposed_ns"))
-    worked = talked = both = 0
-    for device, coverage in busy.items():
+    moments = spent(trace, [-_EVER], [_EVER]).iloc[0].items()
+    return {str(column): None if pd.isna(ns) else int(ns) for column, ns in moments}
+
+
+def spent(trace: Trace, start: npt.ArrayLike, end: npt.ArrayLike, found: pd.DataFrame | None = None) -> pd.DataFrame:
+    """Measure a rank's communication in some windows, each moment once.
+
+    Parameters
+    ----------
+    trace : Trace
+    start, end : array_like of int
+        The windows.
+    found : DataFrame, optional
+        Only these of its :func:`collectives`.
+
+    Returns
+    -------
+    DataFrame
+        A row a window, with the columns of :func:`totals`.
+    """
+    found = collectives(trace) if found is None else found
+    columns = ["compute_ns", "communication_ns", "overlapped_ns", "exposed_ns"]
+    out = pd.DataFrame(0, index=range(len(np.asarray(start))), columns=columns, dtype="Int64")
+    busy = compute(trace)
+    for device, computed in busy.items():
         mine = found[found["device"] == device]
-        start, end = intervals.merge(mine["start_ns"], mine["end_ns"])
-        worked += int((coverage.end - coverage.start).sum())
-        talked += int((end - start).sum())
-        both += int(coverage.of(start, end).sum())
-    return {
-        "compute_ns": worked,
-        "communication_ns": talked,
-        "overlapped_ns": both,
-        "exposed_ns": talked - both,
-    }
+        talked = intervals.Coverage(mine["start_ns"], mine["end_ns"])
+        work = computed.start, computed.end
+        exposed = intervals.Coverage(*intervals.common((talked.start, talked.end), work, outside=True))
+        out["compute_ns"] += computed.of(start, end)
+        out["communication_ns"] += talked.of(start, end)
+        out["exposed_ns"] += exposed.of(start, end)
+    out["overlapped_ns"] = out["communication_ns"] - out["exposed_ns"]
+    return out if busy else out.mask(out == 0)
 
 
 def compute(trace: Trace) -> dict[int, intervals.Coverage]:

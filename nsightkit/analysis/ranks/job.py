@@ -1,8 +1,8 @@
 """The same questions to every rank of a job: who is late, what that costs the others, and what it does differently.
 
 One trace a rank is looked at, wherever it runs (in this process, on a local Dask cluster, on any Dask scheduler), and
-only small tables come back. Put together they tell what no trace tells alone: in a collective everybody waits for
-whoever comes last.
+only small tables come back. Together they show what no single trace shows: in a collective everybody waits for whoever
+comes last.
 
 The steps: :func:`traces_in` finds the files, :func:`look` reduces one to a :class:`Look`, :func:`combine` matches the
 collectives, aligns the clocks and makes a :class:`Job` of them. :func:`survey` does all of it.
@@ -12,23 +12,23 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.analysis.core.intervals import uncovered
-from nsightkit.analysis.ranks import accounts, clocks
+from nsightkit.analysis.ranks import alignment, time_spent
 from nsightkit.analysis.ranks import collectives as communication
 from nsightkit.analysis.ranks import lateness as stragglers
 from nsightkit.analysis.timeline import overview, steps
 from nsightkit.errors import NsightkitError, TraceError, UsageError
+from nsightkit.trace import load, store
 from nsightkit.trace.model import TABLES, Trace
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ _MOST_COLLECTIVES = 50_000
 
 _SUFFIXES = (".json", ".json.gz", ".sqlite", ".nsys-rep")
 _RANK = re.compile(r"(?i)(?<![a-z])(?<!local[-_. ])(?:global[-_. ]?)?(?:rank|worker)[-_. =]?(\d{1,6})(?!\d)")
-_NUMBER = re.compile(r"\d+")
+_DIGITS = re.compile(r"(\d+)")
 _EXTRA = "pip install 'nsightkit[ranks]'"
 
 
@@ -74,8 +74,9 @@ class Look:
         :func:`nsightkit.analysis.ranks.collectives.collectives`, with the number of the ``step`` each was launched in,
         -1 for none.
     steps : DataFrame
-        ``step`` (its number), ``start_ns, wall_ns, compute_ns, communication_ns, exposed_ns``, and what its time was
-        spent on (:mod:`nsightkit.analysis.ranks.accounts`). One row, -1, for the whole trace where it has no steps.
+        ``step`` (its number), ``start_ns, wall_ns``, the columns of
+        :func:`nsightkit.analysis.ranks.collectives.spent` and those of :func:`nsightkit.analysis.ranks.time_spent.of`.
+        One row, -1, for the whole trace where it has no steps.
     notes : list of str
     """
 
@@ -125,7 +126,7 @@ class Job:
         rank that computed most), ``imbalance`` (the most computed over the mean, less 1), ``exposed_ns`` (mean),
         ``wait_ns`` (of all ranks, together).
     groups : DataFrame
-        See :class:`nsightkit.analysis.ranks.clocks.Matched`.
+        See :class:`nsightkit.analysis.ranks.alignment.Matched`.
     lost : list of dict
         What could not be looked at: ``file`` (None where there is none), ``ranks``, ``reason``.
     notes : list of str
@@ -181,37 +182,33 @@ class Job:
             *("group", "kind", "where", "ranks", "group_size", "bytes", "count", "total_ns", "wait_ns", "transfer_ns"),
             *("exposed_ns", "overlapped_ns", "skew_ns", "last_rank", "last_share", "bus_gb_per_s"),
         ]
-        each = self.collectives
-        if not len(each):
-            return pd.DataFrame({column: [] for column in columns})
-        each = each.assign(
-            total_ns=each["mean_ns"],
-            waited=each["wait_ns"] / each["ranks"],
-            size=each["bytes"].fillna(-1).astype("int64"),
+        if not len(self.collectives):
+            return pd.DataFrame(columns=columns)
+        each = self.collectives.assign(
+            total_ns=self.collectives["mean_ns"],
+            wait_ns=self.collectives["wait_ns"] / self.collectives["ranks"],
+            last_share=self.collectives["last_rank"],
         )
-        rows = []
-        for (group, kind, where, size), mine in each.groupby(["group", "kind", "where", "size"], sort=False):
-            last = mine["last_rank"].dropna()
-            often = last.mode()
-            rows.append(
-                {
-                    "group": group,
-                    "kind": kind,
-                    "where": where,
-                    "ranks": int(mine["ranks"].max()),
-                    "group_size": mine["group_size"].iloc[0],
-                    "bytes": pd.NA if size == -1 else size,
-                    "count": len(mine),
-                    "total_ns": mine["total_ns"].sum(),
-                    "wait_ns": mine["waited"].sum(min_count=1),
-                    **{c: mine[c].sum(min_count=len(mine)) for c in ("transfer_ns", "exposed_ns", "overlapped_ns")},
-                    "skew_ns": mine["skew_ns"].median(),
-                    "last_rank": int(often.iloc[0]) if len(often) else pd.NA,
-                    "last_share": float((last == often.iloc[0]).mean()) if len(often) else pd.NA,
-                    "bus_gb_per_s": mine["bus_gb_per_s"].median(),
-                }
-            )
-        return pd.DataFrame(rows)[columns].sort_values("total_ns", ascending=False, ignore_index=True)
+
+        def whole(values: pd.Series) -> Any:
+            return values.sum(min_count=len(values))
+
+        by = each.groupby(["group", "kind", "where", "bytes"], sort=False, dropna=False)
+        out = by.agg(
+            ranks=("ranks", "max"),
+            group_size=("group_size", "first"),
+            count=("ranks", "size"),
+            total_ns=("total_ns", "sum"),
+            transfer_ns=("transfer_ns", whole),
+            exposed_ns=("exposed_ns", whole),
+            overlapped_ns=("overlapped_ns", whole),
+            skew_ns=("skew_ns", "median"),
+            last_rank=("last_rank", lambda last: last.mode().get(0, pd.NA)),
+            last_share=("last_share", lambda last: last.value_counts(normalize=True).max()),
+            bus_gb_per_s=("bus_gb_per_s", "median"),
+        )
+        out = out.assign(wait_ns=by["wait_ns"].sum(min_count=1)).reset_index()
+        return out[columns].sort_values("total_ns", ascending=False, ignore_index=True)
 
     def summary(self, each: bool = False) -> dict[str, Any]:
         """Give everything as plain values.
@@ -296,41 +293,33 @@ def survey(
     UsageError
         Dask is needed and not installed, or the scheduler does not answer.
     """
-    folder = None
-    if isinstance(sources, (str, os.PathLike)):
-        folder = Path(sources)
-        sources = traces_in(folder)
-    chosen = list(sources)
+    folder = Path(sources) if isinstance(sources, (str, os.PathLike)) else None
+    chosen = traces_in(folder) if folder is not None else list(sources)  # type: ignore[arg-type]
+    if not chosen:
+        raise UsageError("no traces were given")
     looks: list[Look] = []
     for number, trace in enumerate(chosen):
         if isinstance(trace, Trace):
             looks += [dataclasses.replace(one, file=trace.path or f"trace {number}") for one in look(trace)]
-    files = [Path(os.fspath(item)) for item in chosen if not isinstance(item, Trace)]
-    if scheduler is None and workers is None and len(files) <= FEW:
-        workers = 0
-    lost: list[dict[str, Any]] = []
-    done = _here(files, cache) if workers == 0 and scheduler is None else _with_dask(files, cache, scheduler, workers)
-    for count, (place, result) in enumerate(done, 1):
-        if isinstance(result, str):
-            lost.append({"file": str(files[place]), "ranks": _rank_of(files[place]), "reason": result})
-        else:
-            looks += result
+    files = [Path(item) for item in chosen if not isinstance(item, Trace)]
+    here = scheduler is None and (workers == 0 or (workers is None and len(files) <= FEW))
+    found = {}
+    for place, result in _here(files, cache) if here else _with_dask(files, cache, scheduler, workers):
+        found[place] = result
         if progress is not None:
-            progress(count, len(files))
+            progress(len(found), len(files))
+    lost: list[dict[str, Any]] = []
+    # Whichever answered first, the order is that of the files, and the names those that the caller gave.
+    for place, path in enumerate(files):
+        result = found[place]
+        if isinstance(result, str):
+            lost.append({"file": str(path), "ranks": _rank_of(path), "reason": result})
+        else:
+            looks += [dataclasses.replace(one, file=str(path)) for one in result]
     if not looks:
-        where = folder if folder is not None else files[0] if files else Path("ranks")
-        if not lost:
-            raise UsageError("no traces were given")
-        first = min(lost, key=lambda one: one["file"])
-        raise TraceError(
-            where,
-            f"none of {len(lost)} traces can be read",
-            f"the first, {Path(first['file']).name}, {first['reason']}",
-        )
-    # Whoever answered first: the order is that of the files.
-    order = {str(path): i for i, path in enumerate(files)}
-    looks.sort(key=lambda one: order.get(one.file, -1))
-    return combine(looks, sorted(lost, key=lambda one: order[one["file"]]))
+        first = f"the first, {Path(lost[0]['file']).name}, {lost[0]['reason']}"
+        raise TraceError(folder or files[0], f"none of {len(lost)} traces can be read", first)
+    return combine(looks, lost)
 
 
 # ---------------------------------------------------------------- the files
@@ -371,40 +360,31 @@ def traces_in(folder: str | os.PathLike[str]) -> list[Path]:
         raise TraceError(
             folder, "holds no traces", "give a folder with a .json, .json.gz, .sqlite or .nsys-rep for each rank"
         )
-    return sorted(found, key=_natural)
+    # 2 comes before 10.
+    return sorted(
+        found, key=lambda path: [int(part) if part.isdecimal() else part for part in _DIGITS.split(str(path))]
+    )
 
 
 def _traces(folder: Path) -> list[Path]:
-    from nsightkit.trace import store
+    def hidden(path: Path) -> bool:
+        return path.name.startswith(".") or path.name.endswith(".nsightkit-cache")
 
-    if folder.name.startswith(".") or folder.name.endswith(".nsightkit-cache"):
-        return []
-    found = []
-    for path in folder.iterdir():
-        if path.name.startswith(".") or path.name.endswith(".nsightkit-cache"):
-            continue
-        if path.is_dir():
-            if store.is_store(path) or any(path.glob("*.parquet")):
-                found.append(path)
-        elif path.name.endswith(_SUFFIXES):
-            found.append(path)
+    found = [] if hidden(folder) else [path for path in folder.iterdir() if not hidden(path) and _is_trace(path)]
     exported = {path.with_suffix("") for path in found if path.suffix == ".sqlite"}
     return [path for path in found if path.suffix != ".nsys-rep" or path.with_suffix("") not in exported]
 
 
-def _natural(path: Path) -> tuple[tuple[int, int | str], ...]:
-    """Order of names by which 2 comes before 10."""
-    return tuple((0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", str(path)) if part)
+def _is_trace(path: Path) -> bool:
+    if path.is_dir():
+        return store.is_store(path) or any(path.glob("*.parquet"))
+    return path.name.endswith(_SUFFIXES)
 
 
 def _rank_of(path: Path | str) -> list[int]:
-    """The rank that a file's name tells, or that of its folder."""
-    path = Path(path)
-    for name in (path.name, path.parent.name):
-        match = _RANK.search(name)
-        if match:
-            return [int(match[1])]
-    return []
+    """The rank that a file's name gives, or that of its folder."""
+    match = _RANK.search(Path(path).name) or _RANK.search(Path(path).parent.name)
+    return [int(match[1])] if match else []
 
 
 # ---------------------------------------------------------------- one rank
@@ -429,12 +409,8 @@ def look(source: str | os.PathLike[str] | Trace, *, cache: bool | None = None) -
     TraceError
         The file cannot be read.
     """
-    if isinstance(source, Trace):
-        trace, file = source, source.path or "trace"
-    else:
-        from nsightkit.trace import load
-
-        trace, file = load(source, cache=cache), os.fspath(source)
+    trace = source if isinstance(source, Trace) else load(source, cache=cache)
+    file = (source.path or "trace") if isinstance(source, Trace) else os.fspath(source)
     kernels = trace.table("kernels", ["process", "device"])
     owners = kernels.groupby("process")["device"].min().sort_values(kind="stable")
     if len(owners) < 2:
@@ -453,7 +429,6 @@ def look(source: str | os.PathLike[str] | Trace, *, cache: bool | None = None) -
 def _look(trace: Trace, file: str, process: int | None) -> Look:
     notes = [f"{Path(file).name}: {note}" for note in trace.meta.notes]
     figures = overview.summary(trace)
-    devices = [int(device["device"]) for device in figures["devices"]]
     found = communication.collectives(trace)
     if len(found) > _MOST_COLLECTIVES:
         notes.append(
@@ -461,12 +436,10 @@ def _look(trace: Trace, file: str, process: int | None) -> Look:
         )
         found = found[:_MOST_COLLECTIVES]
     windows = _windows(trace)
-    number, start = windows["step"].to_numpy(), windows["start_ns"].to_numpy()
-    end = start + windows["wall_ns"].to_numpy()
-    launch = found["launch_ns"].to_numpy(np.int64)
-    at = np.searchsorted(start, launch, side="right") - 1
-    inside = (at >= 0) & (launch < end[np.maximum(at, 0)])
-    found = found.assign(step=np.where(inside, number[np.maximum(at, 0)], -1))
+    start = windows["start_ns"]
+    end = start + windows["wall_ns"]
+    launched = steps.number(windows.assign(end_ns=end), found["launch_ns"])
+    found = found.assign(step=np.append(windows["step"], -1)[launched])
     # Of a capture of several ranks it says who started it, at best.
     said = trace.meta.distributed if process is None else {}
     return Look(
@@ -476,10 +449,10 @@ def _look(trace: Trace, file: str, process: int | None) -> Look:
         world_size=_integer(said.get("world_size")),
         t0_ns=int(trace.t0_ns),
         tool=trace.meta.tool,
-        devices=devices,
+        devices=[int(device["device"]) for device in figures["devices"]],
         figures={c: figures[c] for c in ("span_ns", "busy_ns", "idle_ns")} | communication.totals(trace),
         collectives=found,
-        steps=pd.concat([windows, _spent(trace, found, start, end), accounts.of(trace, start, end)], axis=1),
+        steps=windows.join([communication.spent(trace, start, end, found), time_spent.of(trace, start, end)]),
         notes=notes,
     )
 
@@ -505,25 +478,6 @@ def _windows(trace: Trace) -> pd.DataFrame:
     return found[["start_ns", "wall_ns"]].assign(step=known if unique else np.arange(len(found)))
 
 
-def _spent(trace: Trace, found: pd.DataFrame, start: npt.NDArray[Any], end: npt.NDArray[Any]) -> pd.DataFrame:
-    """Computation and communication of each step."""
-    from nsightkit.analysis.core.intervals import Coverage, merge
-
-    work = communication.compute(trace)
-    total = {name: np.zeros(len(start), np.int64) for name in ("compute_ns", "communication_ns", "exposed_ns")}
-    for device, coverage in work.items():
-        mine = found[found["device"] == device]
-        talked = Coverage(mine["start_ns"], mine["end_ns"])
-        both = Coverage(*merge(np.append(coverage.start, talked.start), np.append(coverage.end, talked.end)))
-        total["compute_ns"] += coverage.of(start, end)
-        total["communication_ns"] += talked.of(start, end)
-        total["exposed_ns"] += both.of(start, end) - coverage.of(start, end)
-    spent = pd.DataFrame(total).astype("Int64")
-    if not work:
-        spent[:] = pd.NA
-    return spent
-
-
 # ---------------------------------------------------------------- all of them
 
 
@@ -541,22 +495,33 @@ def combine(looks: Sequence[Look], lost: Sequence[Mapping[str, Any]] = ()) -> Jo
     -------
     Job
     """
-    crew, rank_from, missing = _numbered(looks, [dict(one) for one in lost])
-    tables = {rank: one.collectives for rank, one in crew.items()}
-    t0_ns = {rank: one.t0_ns for rank, one in crew.items()}
-    one_clock = {rank: rank if one.process is None else one.file for rank, one in crew.items()}
-    matched, alignment = clocks.together(tables, t0_ns, one_clock)
-    arrivals = _arrivals(matched, alignment, tables)
+    missing = [dict(one) for one in lost]
+    crew, rank_from = _numbered(looks, missing)
     world = max([one.world_size or 0 for one in crew.values()] + [rank + 1 for rank in crew])
-    collectives = _collectives(arrivals, matched, world if len(crew) == world else None)
-    notes = [*(note for one in crew.values() for note in one.notes), *_doubts(matched, alignment, crew)]
-    steps_of = {rank: one.steps for rank, one in crew.items()}
-    names = dict(zip(matched.groups["group"], matched.groups["name"], strict=True))
-    found, gain_ns = stragglers.find(arrivals, steps_of, _floors(alignment), _wall(crew), names)
+    absent = sorted(set(range(world)).difference(crew, *(one["ranks"] for one in missing)))
+    if absent:
+        what = "there is no trace of it" if len(absent) == 1 else "there are no traces of them"
+        missing.append({"file": None, "ranks": absent, "reason": f"{what} (the job has {world} ranks)"})
+    matched, clocks = alignment.together(
+        {rank: one.collectives for rank, one in crew.items()},
+        {rank: one.t0_ns for rank, one in crew.items()},
+        {rank: rank if one.process is None else one.file for rank, one in crew.items()},
+    )
+    arrivals = _arrivals(matched, clocks)
+    found, gain_ns = stragglers.find(
+        arrivals,
+        {rank: one.steps for rank, one in crew.items()},
+        # Lateness must exceed what the clocks' uncertainty may feign.
+        dict(zip(clocks.clocks["rank"], 3 * np.nan_to_num(clocks.clocks["spread_ns"]), strict=True)),
+        # How long the job was watched.
+        float(np.median([one.steps["wall_ns"].sum() for one in crew.values()])),
+        dict(zip(matched.groups["group"], matched.groups["name"], strict=True)),
+    )
+    notes = [*(note for one in crew.values() for note in one.notes), *_doubts(matched, clocks, crew)]
     return Job(
-        ranks=_ranks(crew, rank_from, alignment, arrivals),
+        ranks=_ranks(crew, rank_from, clocks, arrivals),
         stragglers=found,
-        collectives=collectives,
+        collectives=_collectives(arrivals, matched, world if len(crew) == world else -1),
         arrivals=arrivals,
         steps=_steps(crew, arrivals),
         groups=matched.groups,
@@ -566,13 +531,11 @@ def combine(looks: Sequence[Look], lost: Sequence[Mapping[str, Any]] = ()) -> Jo
     )
 
 
-def _numbered(
-    looks: Sequence[Look], lost: list[dict[str, Any]]
-) -> tuple[dict[int, Look], dict[int, str], list[dict[str, Any]]]:
-    """Give each rank its number, say where that came from, and what is missing."""
+def _numbered(looks: Sequence[Look], lost: list[dict[str, Any]]) -> tuple[dict[int, Look], dict[int, str]]:
+    """Give each rank its number, say where that came from, and add to `lost` what has the number of another."""
     said = [one.rank for one in looks]
     if len(looks) > 1 and None not in said and len(set(said)) == 1:
-        said = [None] * len(looks)  # programs that were never told their rank all say 0
+        said = [None] * len(looks)  # programs that never learned their rank all say 0
     named = [_rank_of(one.file) if one.process is None else [] for one in looks]
     if not any(named) and all(one.process is None for one in looks):
         named = _differing([one.file for one in looks])
@@ -589,70 +552,45 @@ def _numbered(
         else:
             crew[rank], rank_from[rank] = one, "trace" if of_trace is not None else "name"
     # A number that a lost file's name claims stays free for it.
-    taken = {rank for one in lost for rank in one["ranks"]}
-    free = (rank for rank in range(len(looks) + len(taken) + len(crew)) if rank not in crew and rank not in taken)
-    for rank, one in zip(list(free)[: len(rest)], rest, strict=True):
+    taken = {*crew, *(rank for one in lost for rank in one["ranks"])}
+    free = (rank for rank in itertools.count() if rank not in taken)
+    for rank, one in zip(free, rest, strict=False):
         crew[rank], rank_from[rank] = one, "order"
-    world = max([one.world_size or 0 for one in crew.values()] + [rank + 1 for rank in crew])
-    absent = sorted(set(range(world)) - set(crew) - {rank for one in lost for rank in one["ranks"]})
-    if absent:
-        what = "there is no trace of it" if len(absent) == 1 else "there are no traces of them"
-        lost.append({"file": None, "ranks": absent, "reason": f"{what} (the job has {world} ranks)"})
-    return dict(sorted(crew.items())), rank_from, lost
+    return dict(sorted(crew.items())), rank_from
 
 
 def _differing(files: Sequence[str]) -> list[list[int]]:
     """Ranks by the one number in which the names of all files differ; empty lists where there is none."""
-    none: list[list[int]] = [[] for _ in files]
-    names = [Path(file).name for file in files]
-    if len(names) < 2:
-        return none
-    numbers = [_NUMBER.findall(name) for name in names]
-    if len({_NUMBER.sub("#", name) for name in names}) > 1:
-        return none
-    for column in zip(*numbers, strict=True):
-        values = [int(value) for value in column]
-        if len(set(values)) == len(values) and max(values) < 4 * len(values):
-            return [[value] for value in values]
-    return none
+    parts = [_DIGITS.split(Path(file).name) for file in files]
+    if len(files) > 1 and len({tuple(words[::2]) for words in parts}) == 1:
+        for column in zip(*(map(int, words[1::2]) for words in parts), strict=True):
+            if len(set(column)) == len(files) and max(column) < 4 * len(files):
+                return [[value] for value in column]
+    return [[] for _ in files]
 
 
-def _arrivals(matched: clocks.Matched, alignment: clocks.Alignment, tables: Mapping[int, pd.DataFrame]) -> pd.DataFrame:
+def _arrivals(matched: alignment.Matched, clocks: alignment.Alignment) -> pd.DataFrame:
     """When each rank came to each collective, on one clock."""
-    arrivals = matched.arrivals
-    out = {c: arrivals[c] for c in ("collective", "group", "rank", "row")}
-    for column in ("start_ns", "end_ns"):
-        time = clocks.column_of(arrivals, tables, column)
-        out[column] = pd.Series(alignment.aligned(arrivals["rank"], time) if len(arrivals) else time)
-    frame = pd.DataFrame(out)
-    for column in ("step", "kind", "bytes", "sequence"):
-        frame[column] = clocks.column_of(arrivals, tables, column)
-    exposed = pd.array([pd.NA] * len(frame), dtype="Int64")
-    rank = frame["rank"].to_numpy()
-    for one, table in tables.items():
-        mine = np.flatnonzero(rank == one)
-        exposed[mine] = table["exposed_ns"].loc[frame["row"].to_numpy()[mine]].array
-    frame["exposed_ns"] = exposed
-    waits = frame["kind"].isin(clocks.SYNCHRONIZING).to_numpy()
-    last = frame.groupby("collective")["start_ns"].transform("max")
-    frame["wait_ns"] = (last - frame["start_ns"]).astype("Int64").where(waits)
+    columns = ["collective", "group", "rank", "row", "start_ns", "end_ns", "step", "kind", "bytes", "sequence"]
+    out = matched.arrivals[[*columns, "exposed_ns"]]
+    out = out.assign(**{column: clocks.aligned(out["rank"], out[column]) for column in ("start_ns", "end_ns")})
+    by = out.groupby("collective")
+    wait = (by["start_ns"].transform("max") - out["start_ns"]).astype("Int64")
     # Steps have one number on all ranks; a capture that begins within one does not know it.
-    frame["step"] = frame.groupby("collective")["step"].transform("max")
-    return frame
+    return out.assign(wait_ns=wait.where(out["kind"].isin(alignment.SYNCHRONIZING)), step=by["step"].transform("max"))
 
 
-def _collectives(arrivals: pd.DataFrame, matched: clocks.Matched, world: int | None) -> pd.DataFrame:
-    """One row a collective. `world`: all ranks of the job, if they were seen."""
+def _collectives(arrivals: pd.DataFrame, matched: alignment.Matched, world: int) -> pd.DataFrame:
+    """One row a collective. `world`: how many ranks the job has if all of them were seen, else -1."""
     columns = [
         *("collective", "group", "kind", "where", "sequence", "step", "ranks", "group_size", "bytes", "start_ns"),
         *("arrived_ns", "end_ns", "skew_ns", "last_rank", "late_ns", "wait_ns", "transfer_ns", "mean_ns", "exposed_ns"),
         *("overlapped_ns", "bus_gb_per_s"),
     ]
     if not len(arrivals):
-        return pd.DataFrame({column: [] for column in columns})
+        return pd.DataFrame(columns=columns)
     ordered = arrivals.sort_values(["collective", "start_ns", "rank"], kind="stable")
-    by = ordered.groupby("collective")
-    groups = matched.groups.set_index("group")
+    by = ordered.assign(mean_ns=ordered["end_ns"] - ordered["start_ns"]).groupby("collective")
     out = by.agg(
         group=("group", "first"),
         kind=("kind", "first"),
@@ -664,62 +602,43 @@ def _collectives(arrivals: pd.DataFrame, matched: clocks.Matched, world: int | N
         arrived_ns=("start_ns", "last"),
         end_ns=("end_ns", "median"),
         last_rank=("rank", "last"),
-        told=("exposed_ns", "count"),
+        mean_ns=("mean_ns", "mean"),
+        known=("exposed_ns", "count"),
         exposed_ns=("exposed_ns", "mean"),
-    ).reset_index()
-    out["wait_ns"] = by["wait_ns"].sum(min_count=1).to_numpy()
-    out["exposed_ns"] = out["exposed_ns"].where(out["told"] == out["ranks"])
-    second = by["start_ns"].nth(-2)
-    out["late_ns"] = out["arrived_ns"] - second.to_numpy()
-    out["mean_ns"] = (ordered["end_ns"] - ordered["start_ns"]).groupby(ordered["collective"]).mean().to_numpy()
-    out["where"], out["group_size"] = (groups[c].loc[out["group"]].to_numpy() for c in ("where", "group_size"))
-    out["group"] = groups["name"].loc[out["group"]].to_numpy()
-    # A group whose size the trace does not say is taken for whole if all ranks of the job are in it.
-    size = out["group_size"].where(out["group_size"] > 0, world if world is not None else -1)
-    whole = out["ranks"] == size
-    waits = out["kind"].isin(clocks.SYNCHRONIZING)
-    out["skew_ns"] = out["arrived_ns"] - out["start_ns"]
-    transfer = (out["end_ns"] - out["arrived_ns"]).where(whole & waits)
-    factor = np.array(
-        [communication.wire_factor(k, n) or np.nan for k, n in zip(out["kind"], out["ranks"], strict=True)], np.float64
     )
-    known = out["bytes"].where(out["bytes"] >= 0).astype("float64")
-    out["bus_gb_per_s"] = (known * factor / transfer.where(transfer > 0)).astype("float64")  # bytes a nanosecond: GB/s
-    out["overlapped_ns"] = out["mean_ns"] - out["exposed_ns"]
+    out["wait_ns"] = by["wait_ns"].sum(min_count=1)
+    out["exposed_ns"] = out["exposed_ns"].where(out["known"] == out["ranks"])
+    out["late_ns"] = out["arrived_ns"] - by["start_ns"].nth(-2).to_numpy()
+    out = out.reset_index().join(matched.groups.set_index("group")[["name", "where", "group_size"]], on="group")
+    # A group whose size the trace does not say is taken for whole if all ranks of the job are in it.
+    whole = out["ranks"] == out["group_size"].where(out["group_size"] > 0, world)
+    waits = out["kind"].isin(alignment.SYNCHRONIZING)
+    out["transfer_ns"] = (out["end_ns"] - out["arrived_ns"]).where(whole & waits)
+    factor = [communication.wire_factor(kind, n) for kind, n in zip(out["kind"], out["ranks"], strict=True)]
+    carried = out["bytes"].where(out["bytes"] >= 0) * np.array(factor, np.float64)
+    out["bus_gb_per_s"] = carried / out["transfer_ns"].where(out["transfer_ns"] > 0)  # bytes a nanosecond: GB/s
+    out = out.assign(
+        group=out["name"],
+        skew_ns=out["arrived_ns"] - out["start_ns"],
+        overlapped_ns=out["mean_ns"] - out["exposed_ns"],
+    )
     for column in ("last_rank", "late_ns"):
         out[column] = out[column].astype("Int64").where(waits)
     for column in ("bytes", "group_size", "sequence", "step"):
         out[column] = out[column].astype("Int64").where(out[column] >= 0)
     for column in ("end_ns", "transfer_ns", "mean_ns", "exposed_ns", "overlapped_ns"):
-        values = transfer if column == "transfer_ns" else out[column]
-        out[column] = values.round().astype("Int64")
+        out[column] = out[column].round().astype("Int64")
     return out[columns].sort_values(["start_ns", "collective"], ignore_index=True)
 
 
-def _floors(alignment: clocks.Alignment) -> dict[int, float]:
-    """What each rank's lateness must exceed to be more than the clocks' uncertainty."""
-    clock = alignment.clocks
-    return {
-        int(rank): 3 * float(np.nan_to_num(spread))
-        for rank, spread in zip(clock["rank"], clock["spread_ns"], strict=True)
-    }
-
-
-def _wall(crew: Mapping[int, Look]) -> float:
-    """How long the job was watched: the median over ranks of the sum of the steps."""
-    return float(np.median([float(one.steps["wall_ns"].sum()) for one in crew.values()]))
-
-
-def _doubts(matched: clocks.Matched, alignment: clocks.Alignment, crew: Mapping[int, Look]) -> Iterator[str]:
+def _doubts(matched: alignment.Matched, clocks: alignment.Alignment, crew: Mapping[int, Look]) -> Iterator[str]:
     yield from matched.notes
-    islands = Counter(alignment.clocks["island"])
-    apart = [int(rank) for rank, island in zip(alignment.clocks["rank"], alignment.clocks["island"], strict=True)]
-    if len(crew) > 1 and len(islands) > 1:
-        alone = [rank for rank, one in zip(apart, alignment.clocks["island"], strict=True) if islands[one] == 1]
-        if alone:
-            yield f"No collective ties the clock of {_ranks_text(alone)} to others: their times cannot be compared."
-        if len(islands) - len(alone) > 1:
-            yield "Clocks of ranks that share no collectives cannot be compared with each other."
+    island = clocks.clocks.set_index("rank")["island"]
+    alone = island.index[~island.duplicated(keep=False)].tolist()
+    if alone and len(crew) > 1:
+        yield f"No collective ties the clock of {_ranks_text(alone)} to others: their times cannot be compared."
+    if island.nunique() - len(alone) > 1:
+        yield "Clocks of ranks that share no collectives cannot be compared with each other."
     for row in matched.groups.to_dict("records"):
         if row["group_size"] > row["ranks"]:
             yield (
@@ -740,44 +659,27 @@ def _ranks_text(ranks: Sequence[int]) -> str:
 
 
 def _ranks(
-    crew: Mapping[int, Look],
-    rank_from: Mapping[int, str],
-    alignment: clocks.Alignment,
-    arrivals: pd.DataFrame,
+    crew: Mapping[int, Look], rank_from: Mapping[int, str], clocks: alignment.Alignment, arrivals: pd.DataFrame
 ) -> pd.DataFrame:
     """One row a rank."""
-    clock = {int(row["rank"]): row for row in alignment.clocks.to_dict("records")}
-    lowest = {row["island"]: rank for rank, row in sorted(clock.items(), reverse=True)}
     rows = []
     for rank, one in crew.items():
-        of, first = clock[rank], crew[lowest[clock[rank]["island"]]]
         wall = one.steps.loc[one.steps["step"] >= 0, "wall_ns"]
-        row: dict[str, Any] = {
-            "rank": rank,
-            "rank_from": rank_from[rank],
-            "file": one.name,
-            "tool": one.tool,
-            "devices": one.devices,
-            "steps": len(wall),
-            "step_ns": wall.median(),
-            **one.figures,
-            "collectives": len(one.collectives),
-            "matched": of["matched"],
-            "clock_offset_ns": of["offset_ns"] + one.t0_ns - first.t0_ns if of["matched"] else None,
-        }
-        rows.append(
-            row | {f"clock_{c}": of[c] if of["matched"] else None for c in ("drift_ppm", "spread_ns", "error_ns")}
-        )
-    out = pd.DataFrame(rows)
-    by = arrivals.assign(late_ns=stragglers.lateness(arrivals), wait_ns=_waited(arrivals)).groupby("rank")
-    count = by.size().reindex(out["rank"]).fillna(0)
-    sums = by[["late_ns", "wait_ns"]].sum(min_count=1).reindex(out["rank"]).reset_index(drop=True)
-    out["matched"] = count.to_numpy(np.int64)
-    before = list(out.columns).index("clock_offset_ns")
-    out.insert(before, "late_ns", sums["late_ns"])
-    out.insert(before + 1, "waited_ns", sums["wait_ns"])
-    exact = [*next(iter(crew.values())).figures, "late_ns", "waited_ns", "clock_offset_ns"]
-    return out.astype(dict.fromkeys(exact, "Int64"))
+        row = {"rank": rank, "rank_from": rank_from[rank], "file": one.name, "tool": one.tool, "devices": one.devices}
+        row |= {"steps": len(wall), "step_ns": wall.median(), **one.figures, "collectives": len(one.collectives)}
+        rows.append(row)
+    out = pd.DataFrame(rows).astype(dict.fromkeys(next(iter(crew.values())).figures, "Int64"))
+    by = arrivals.assign(late_ns=stragglers.lateness(arrivals), waited_ns=_waited(arrivals)).groupby("rank")
+    out["matched"] = by.size().reindex(out["rank"], fill_value=0).to_numpy()
+    sums = by[["late_ns", "waited_ns"]].sum(min_count=1).astype("Int64")
+    out = out.join(sums, on="rank")
+    clock = clocks.clocks
+    start = np.array([one.t0_ns for one in crew.values()], np.int64)
+    offset = (clock["offset_ns"] + start - start[clock["island"]]).astype("Int64")
+    out["clock_offset_ns"] = offset.where(clock["matched"] > 0)
+    for column in ("drift_ppm", "spread_ns", "error_ns"):
+        out[f"clock_{column}"] = clock[column].where(clock["matched"] > 0)
+    return out
 
 
 def _steps(crew: Mapping[int, Look], arrivals: pd.DataFrame) -> pd.DataFrame:
@@ -819,8 +721,8 @@ def _attempt(path: str, cache: bool | None) -> list[Look] | str:
     except MemoryError:
         return "does not fit in memory; give the worker more"
     except Exception as error:
-        # Whatever a damaged file makes a library raise: the other ranks shall not be lost with it.
-        return f"cannot be read as a trace ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+        # Whatever a damaged file makes a library raise: the other ranks must not be lost with it.
+        return f"cannot be read as a trace ({_cause(error)})"
 
 
 def _here(files: Sequence[Path], cache: bool | None) -> Iterator[tuple[int, list[Look] | str]]:
@@ -848,20 +750,16 @@ def _with_dask(
             futures, loop=client.loop, with_results=True, raise_errors=False
         )
         for future, result in answers:
-            place = futures.pop(future)
-            failed = future.status != "finished"
+            if future.status != "finished":
+                cause = result[1] if isinstance(result, tuple) else result
+                result = f"was lost with its worker ({_cause(cause)})"  # noqa: PLW2901
             # What is known is not kept a second time by the scheduler.
             future.release()
-            if not failed:
-                # By the name that the caller knows it by.
-                path = str(files[place])
-                yield (
-                    place,
-                    result if isinstance(result, str) else [dataclasses.replace(one, file=path) for one in result],
-                )
-                continue
-            cause = result[1] if isinstance(result, tuple) else result
-            yield place, f"was lost with its worker ({type(cause).__name__}: {' '.join(str(cause).split())[:200]})"
+            yield futures.pop(future), result
+
+
+def _cause(error: object) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 @contextlib.contextmanager

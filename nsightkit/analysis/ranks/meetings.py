@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from nsightkit.analysis.ranks import clocks
+from nsightkit.analysis.ranks import alignment
 from nsightkit.analysis.ranks import collectives as communication
 from nsightkit.trace.model import Trace
 
@@ -25,8 +25,8 @@ class Meetings:
     devices : list of int
         Those with collectives.
     met : DataFrame
-        A row for each device in each collective: ``device, start_ns, end_ns, kind, row`` (of its kernel, in
-        ``trace.kernels``), ``collective`` (its number), ``until_ns`` (when the last device arrived).
+        A row for each device in each collective: ``device, start_ns, end_ns, kind``, ``collective`` (its number),
+        ``until_ns`` (when the last device arrived).
     matched : int
         Collectives that were found on several devices.
     """
@@ -35,8 +35,7 @@ class Meetings:
         found = communication.collectives(trace)
         found = found[found["where"] == "GPU"]
         self.devices: list[int] = found["device"].unique().tolist()
-        arrivals = clocks.match({device: found[found["device"] == device] for device in self.devices}).arrivals
-        met = found.loc[arrivals["row"]].assign(collective=arrivals["collective"].to_numpy())
+        met = alignment.match(found.assign(rank=found["device"])).arrivals
         by = met.groupby("collective")
         arrived, done = by["start_ns"].transform("max"), by["end_ns"].transform("min")
         # One that ends somewhere before all had arrived is not one collective.

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 import nsightkit
-from nsightkit.analysis.ranks import clocks
+from nsightkit.analysis.ranks import alignment as clocks
 from nsightkit.analysis.ranks import collectives as communication
 from nsightkit.trace.model import TABLES
 from nsightkit.workloads.planted_ranks import job

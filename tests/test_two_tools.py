@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 import nsightkit
-from nsightkit.analysis.compare import sources
+from nsightkit.analysis.compare import two_tools
 from nsightkit.errors import UsageError
 from nsightkit.trace import chrome
 from nsightkit.trace.model import TABLES, Trace, TraceMeta
@@ -37,7 +37,7 @@ def figure(table: pd.DataFrame, *key: str) -> pd.Series:
 
 def test_one_program_in_both_forms_agrees_to_the_nanosecond(tmp_path: Path) -> None:
     traces, truth = pair(tmp_path)
-    table = sources.compare(traces)
+    table = two_tools.compare(traces)
     assert list(table) == ["group", "name", "figure", "clock", "kineto", "nsys", "difference"]
     assert (table["difference"] == 0).all()
     assert (table["kineto"] == table["nsys"]).all()
@@ -64,7 +64,7 @@ def test_a_slower_cpu_shows_in_the_columns_of_the_cpu_alone(tmp_path: Path) -> N
     slowed = frames(traces["kineto"])
     for table in ("ranges", "calls"):  # everything the CPU did, twice as slowly
         slowed[table][["start_ns", "end_ns"]] *= 2
-    table = sources.compare({"nsys": traces["nsys"], "slow": Trace.from_frames(slowed, TraceMeta(tool="planted"))})
+    table = two_tools.compare({"nsys": traces["nsys"], "slow": Trace.from_frames(slowed, TraceMeta(tool="planted"))})
     on_cpu = table["clock"] == "CPU"
     assert table.loc[on_cpu, "difference"].to_numpy() == pytest.approx(1.0)
     assert (table.loc[~on_cpu, "difference"] == 0).all()
@@ -73,7 +73,7 @@ def test_a_slower_cpu_shows_in_the_columns_of_the_cpu_alone(tmp_path: Path) -> N
 def test_captures_of_different_length_compare(tmp_path: Path) -> None:
     traces, _ = pair(tmp_path)
     planted.training(tmp_path / "longer.sqlite", "sync", steps=3 * STEPS)
-    table = sources.compare({"five": traces["nsys"], "fifteen": nsightkit.load(tmp_path / "longer.sqlite")})
+    table = two_tools.compare({"five": traces["nsys"], "fifteen": nsightkit.load(tmp_path / "longer.sqlite")})
     assert figure(table, "step", "step", "kernel_count")["difference"] == 0
     assert abs(figure(table, "step", "step", "busy_ns")["difference"]) < 0.02  # the loop's jitter
 
@@ -86,7 +86,7 @@ def test_what_ran_outside_of_the_steps_does_not_count(tmp_path: Path) -> None:
     more["calls"] = pd.concat([calls, before], ignore_index=True)
     early = kernels.iloc[[0]].assign(start_ns=-3_000, end_ns=-2_000, correlation=7)
     more["kernels"] = pd.concat([kernels, early], ignore_index=True)
-    table = sources.compare({"nsys": traces["nsys"], "more": Trace.from_frames(more, TraceMeta(tool="planted"))})
+    table = two_tools.compare({"nsys": traces["nsys"], "more": Trace.from_frames(more, TraceMeta(tool="planted"))})
     assert (table["difference"] == 0).all()
 
 
@@ -95,13 +95,13 @@ def test_what_one_tool_did_not_record_is_no_number(tmp_path: Path) -> None:
     cpu = {table: frame for table, frame in frames(traces["nsys"]).items() if table == "ranges"}
     meta = TraceMeta(tool="planted", missing=["kernels", "memops", "graphs", "calls", "syncs"])
     ranges_only = Trace.from_frames(cpu, meta)
-    table = sources.compare({"kineto": traces["kineto"], "ranges": ranges_only})
+    table = two_tools.compare({"kineto": traces["kineto"], "ranges": ranges_only})
     on_gpu = table["clock"] != "CPU"
     assert table.loc[on_gpu, "ranges"].isna().all()
     assert table.loc[on_gpu, "difference"].isna().all()
     assert table.loc[on_gpu, "kineto"].notna().all()
     assert (table.loc[~on_gpu, "difference"] == 0).all()
-    both = sources.compare({"one": ranges_only, "other": ranges_only})
+    both = two_tools.compare({"one": ranges_only, "other": ranges_only})
     assert set(both["clock"]) == {"CPU"}  # a figure that neither has is not a row
 
 
@@ -109,27 +109,27 @@ def test_a_kind_of_kernel_that_one_lacks_took_no_time_there(tmp_path: Path) -> N
     traces, _ = pair(tmp_path)
     fewer = frames(traces["nsys"])
     fewer["kernels"] = fewer["kernels"][~fewer["kernels"]["name"].str.contains("layer_norm")]
-    table = sources.compare({"nsys": traces["nsys"], "fewer": Trace.from_frames(fewer, TraceMeta(tool="planted"))})
+    table = two_tools.compare({"nsys": traces["nsys"], "fewer": Trace.from_frames(fewer, TraceMeta(tool="planted"))})
     row = figure(table, "category", "normalization", "gpu_ns")
     assert row["nsys"] > 0
     assert row["fewer"] == 0
     assert row["difference"] == -1
-    turned = sources.compare({"fewer": Trace.from_frames(fewer, TraceMeta(tool="planted")), "nsys": traces["nsys"]})
+    turned = two_tools.compare({"fewer": Trace.from_frames(fewer, TraceMeta(tool="planted")), "nsys": traces["nsys"]})
     assert np.isnan(figure(turned, "category", "normalization", "gpu_ns")["difference"])
 
 
 def test_the_rule_and_the_number_of_categories_can_be_chosen(tmp_path: Path) -> None:
     traces, _ = pair(tmp_path)
-    assert figure(sources.compare(traces, rule="thread"), "phase", "backward", "gpu_ns")["nsys"] == 0
-    assert figure(sources.compare(traces), "phase", "backward", "gpu_ns")["nsys"] > 0
-    top = sources.compare(traces, top=2)
+    assert figure(two_tools.compare(traces, rule="thread"), "phase", "backward", "gpu_ns")["nsys"] == 0
+    assert figure(two_tools.compare(traces), "phase", "backward", "gpu_ns")["nsys"] > 0
+    top = two_tools.compare(traces, top=2)
     assert top.loc[top["group"] == "category", "name"].unique().tolist() == ["GEMM", "elementwise"]
-    assert len(top[top["group"] != "category"]) == len(sources.compare(traces).query("group != 'category'"))
+    assert len(top[top["group"] != "category"]) == len(two_tools.compare(traces).query("group != 'category'"))
 
 
 def test_two_traces_with_steps_are_needed(tmp_path: Path) -> None:
     traces, _ = pair(tmp_path)
     with pytest.raises(UsageError, match="two traces"):
-        sources.compare({"one": traces["nsys"]})
+        two_tools.compare({"one": traces["nsys"]})
     with pytest.raises(UsageError, match="empty: the trace has no steps"):
-        sources.compare({"nsys": traces["nsys"], "empty": Trace.from_frames({}, TraceMeta())})
+        two_tools.compare({"nsys": traces["nsys"], "empty": Trace.from_frames({}, TraceMeta())})
