@@ -23,7 +23,7 @@ from nsightkit import plots
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.timeline import kernels, overview
 from nsightkit.errors import UsageError
-from nsightkit.plots import _interactive, _packing
+from nsightkit.plots import _lanes, _packing, _timeline
 from nsightkit.trace.model import Trace, TraceMeta, categorical
 from nsightkit.workloads import planted
 
@@ -138,14 +138,13 @@ def _items(n, seed=1):
     rng = np.random.default_rng(seed)
     start = np.sort(rng.integers(-1000, 1_000_000, n))
     length = rng.lognormal(5, 2, n).astype(np.int64)
-    return _packing._Items(start, length, length, np.ones_like(start), rng.integers(0, 9, n))
+    return _packing._Items(start, length, length, np.ones_like(start), name := rng.integers(0, 9, n), name % 3)
 
 
 @pytest.mark.parametrize("cell", [0, 1, 7, 100, 4096, 10**7])
 def test_merging_keeps_counts_and_sums_of_each_group(cell):
     events = _items(20_000)
-    group = events.name % 3
-    merged = _packing._merged(events, group, cell)
+    merged = _packing._merged(events, cell)
     truth = pd.DataFrame(events._asdict()).groupby(events.name % 3)[["busy", "number"]].sum()
     pd.testing.assert_frame_equal(
         pd.DataFrame(merged._asdict()).groupby(merged.name % 3)[["busy", "number"]].sum(), truth
@@ -160,8 +159,8 @@ def test_merging_keeps_counts_and_sums_of_each_group(cell):
 
 def test_a_run_is_called_by_its_longest_event():
     start, length = np.array([0, 10, 30, 200]), np.array([5, 9, 2, 3])
-    events = _packing._Items(start, length, length, np.ones(4, np.int64), np.arange(4))
-    merged = _packing._merged(events, np.zeros(4, np.int64), 100)
+    events = _packing._Items(start, length, length, np.ones(4, np.int64), np.arange(4), np.zeros(4, np.int64))
+    merged = _packing._merged(events, 100)
     assert merged.name.tolist() == [1, 3]
     assert merged.number.tolist() == [3, 1]
     assert merged.length.tolist() == [32, 3]
@@ -313,9 +312,6 @@ def test_nothing_to_draw_is_shown_as_that():
 
 
 def test_a_wrong_call_is_refused():
-    for wrong in ({"view": "cooked"}, {"layout": "heap"}):
-        with pytest.raises(UsageError):
-            plots.interactive_timeline(_many(3), **wrong)
     with pytest.raises(UsageError):
         plots.interactive_timeline({})
 
@@ -328,7 +324,7 @@ def test_the_static_figure_is_in_the_pages_ink(trace):
     assert f'aria-label="{shown.label}"' in text
     assert shown.label.startswith("Loading, lanes over ")
     assert "currentColor" in text
-    assert _interactive._INK not in text
+    assert _timeline._INK not in text
     assert text == plots.interactive_timeline(trace, title="Loading").html(script=False)  # the same bytes each time
     assert (
         repr(shown) == f"<InteractiveTimeline of 1 trace: {shown.events:,} events, {shown.data_bytes / 1000:,.0f} kB>"
@@ -548,7 +544,10 @@ def test_the_views_and_the_traces_are_chosen_by_name(opened, trace):
 @pytest.mark.site
 def test_stacked_traces_share_one_axis(opened):
     traces = {"short": _many(500), "long": _many(2000)}
-    with opened(plots.interactive_timeline(traces, layout="stacked", view="rolled")) as shown:
+    lanes = {label: _lanes.Lanes(_lanes.find_lanes(trace, _lanes.Most())) for label, trace in traces.items()}
+    stacked = _packing.pack(lanes, said=["", ""], fallback="", title="t", layout="stacked", most_bytes=250_000)
+    with opened(stacked) as shown:
+        shown.page.get_by_role("button", name="Rolled up").click()
         assert shown.get("e.rows.filter((row) => row.kind === 'heading').map((row) => row.label)") == ["short", "long"]
         shown.settle("e.rows[1].share > 0")
         # The share of its own time, not of the longer one's.

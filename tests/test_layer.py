@@ -410,5 +410,5 @@ def test_bars_say_times_and_floors():
     assert "lines at the floor 872 µs" in figure.get_label()
     ends = [p.get_x() + p.get_width() for p in figure.axes[0].patches]
     assert max(ends) == pytest.approx(2.755)
-    assert "no rung" in plots.ladder_bars(table.iloc[:0], {}).get_label()
+    assert "no rung" in plots.ladder_bars(table.iloc[:0], {}, {}).get_label()
     plt.close("all")

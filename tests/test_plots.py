@@ -16,7 +16,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgb
 
 from nsightkit import plots
-from nsightkit.plots import _style, _timeline
+from nsightkit.plots import _base, _timeline
 from nsightkit.trace.model import Trace
 
 HOSTILE = "void f<$\\frac{1}$>(\x1b[31m 加载 $x^{$\n<script>"
@@ -88,7 +88,7 @@ def _luminance(colour):
 
 @pytest.mark.parametrize("page", ["#ffffff", "#14181e"])
 @pytest.mark.parametrize(
-    "colour", sorted({v for k, v in vars(_style).items() if k.isupper() and isinstance(v, str) and v[0] == "#"})
+    "colour", sorted({v for k, v in vars(_base).items() if k.isupper() and isinstance(v, str) and v[0] == "#"})
 )
 def test_colours_stand_out_from_light_and_dark_pages(colour, page):
     light, dark = sorted([_luminance(colour), _luminance(page)], reverse=True)

@@ -33,7 +33,7 @@ def arrivals(ranks=3, steps=4, late=1):
 
 
 def test_waiting_and_transfer_are_as_long_as_they_last():
-    figure = plots.rank_arrivals(arrivals(), steps=2, title="Who waits $here$")
+    figure = plots.rank_arrivals(arrivals(), title="Who waits $here$")
     (axes,) = figure.axes
     waiting, transfer = (bars.patches for bars in axes.containers)
     assert [round(p.get_width(), 6) for p in waiting] == [2, 0, 2] * 2

@@ -358,14 +358,14 @@ def test_every_thread_stream_and_level_has_a_row_or_is_said_to_lack_one():
     }
     trace = Trace.from_frames(rows, TraceMeta(thread_names={1 << 24 | 1: "main"}))
     idle = pd.DataFrame({"device": [1], "start_ns": [3], "end_ns": [5], "cause": ["unknown"]})
-    found = _lanes.all_lanes(trace, 12, 32, 24, idle)
+    found = _lanes.all_lanes(trace, _lanes.Most(12, 32, 24), idle)
     assert found.left_out == ""
     calls = [f"CPU thread {i} CUDA calls" for i in (0, 2, 3)]
     gpu = ["GPU 0 stream 7", "GPU 0 stream 9", "GPU 1 stream 8", "GPU 1 stream 10", "GPU 1 idle, by cause"]
     labels = [lane.label for lane in sorted(found.lanes, key=lambda lane: lane.row)]
     assert labels == ["CPU main", *[""] * 4, "CPU main ops", "", "CPU main CUDA calls", *calls, *gpu]
     assert sum(len(lane.start) for lane in found.lanes) == 5 + 2 + 4 + 4 + 1
-    few = _lanes.all_lanes(trace, 3, 2, 1, idle)
+    few = _lanes.all_lanes(trace, _lanes.Most(3, 2, 1), idle)
     assert few.left_out == (
         "3 more threads and 2 more streams, which had less to do; what is nested deeper than 3 levels"
     )

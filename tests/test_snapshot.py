@@ -844,7 +844,7 @@ def test_figures_say_what_they_show() -> None:
     snapshot = reader.from_object(allocator.snapshot())
     over_time = plots.memory_timeline(analysis.bands(snapshot), analysis.timeline(snapshot))
     bars = plots.memory_bars(analysis.sites(snapshot), top=3)
-    held = plots.segment_map(analysis.segments(snapshot, "peak"), analysis.at(snapshot, "peak"), by="free_bytes")
+    held = plots.segment_map(analysis.segments(snapshot, "peak"), analysis.at(snapshot, "peak"))
     for figure in (over_time, bars, held):
         figure.canvas.draw()
         assert len(figure.get_label()) > 40

@@ -12,22 +12,24 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nsightkit.plots._bars import before_after, gap_bars, kernel_bars, step_times
-    from nsightkit.plots._bytes import memory_curves, memory_stacks
-    from nsightkit.plots._curves import distributions, share_curves
-    from nsightkit.plots._diff import change_intervals
-    from nsightkit.plots._interactive import interactive_timeline
-    from nsightkit.plots._ladder import ladder_bars
-    from nsightkit.plots._limiters import limiter_map
-    from nsightkit.plots._many import box_plots, panels, small_multiples
-    from nsightkit.plots._memory import memory_bars, memory_timeline, segment_map
+    from nsightkit.plots._bars import (
+        before_after,
+        change_intervals,
+        gap_bars,
+        kernel_bars,
+        ladder_bars,
+        panels,
+        share_bars,
+        small_multiples,
+    )
+    from nsightkit.plots._curves import box_plots, distributions, share_curves, step_times
+    from nsightkit.plots._memory import memory_bars, memory_curves, memory_stacks, memory_timeline, segment_map
     from nsightkit.plots._packing import InteractiveTimeline
     from nsightkit.plots._ranks import rank_arrivals, rank_lateness
-    from nsightkit.plots._roofline import roofline
-    from nsightkit.plots._shares import share_bars
+    from nsightkit.plots._roofline import limiter_map, roofline
     from nsightkit.plots._sweep import sweep_memory, sweep_times
     from nsightkit.plots._tables import table
-    from nsightkit.plots._timeline import timeline
+    from nsightkit.plots._timeline import interactive_timeline, timeline
 
 __all__ = [
     "InteractiveTimeline",
@@ -59,59 +61,33 @@ __all__ = [
     "timeline",
 ]
 
-# Imported when they are asked for: what draws without matplotlib lies in this package, too.
+# Imported when they are asked for: the report draws without matplotlib, and needs a part of this package.
 _OF = {
     "_bars": (
         "before_after",
+        "change_intervals",
         "gap_bars",
         "kernel_bars",
-        "step_times",
-    ),
-    "_bytes": (
-        "memory_curves",
-        "memory_stacks",
-    ),
-    "_curves": (
-        "distributions",
-        "share_curves",
-    ),
-    "_diff": ("change_intervals",),
-    "_interactive": (
-        "InteractiveTimeline",
-        "interactive_timeline",
-    ),
-    "_ladder": ("ladder_bars",),
-    "_limiters": ("limiter_map",),
-    "_many": (
-        "box_plots",
+        "ladder_bars",
         "panels",
+        "share_bars",
         "small_multiples",
     ),
-    "_memory": (
-        "memory_bars",
-        "memory_timeline",
-        "segment_map",
-    ),
+    "_curves": ("box_plots", "distributions", "share_curves", "step_times"),
+    "_memory": ("memory_bars", "memory_curves", "memory_stacks", "memory_timeline", "segment_map"),
     "_packing": ("InteractiveTimeline",),
-    "_ranks": (
-        "rank_arrivals",
-        "rank_lateness",
-    ),
-    "_roofline": ("roofline",),
-    "_shares": ("share_bars",),
-    "_sweep": (
-        "sweep_memory",
-        "sweep_times",
-    ),
+    "_ranks": ("rank_arrivals", "rank_lateness"),
+    "_roofline": ("limiter_map", "roofline"),
+    "_sweep": ("sweep_memory", "sweep_times"),
     "_tables": ("table",),
-    "_timeline": ("timeline",),
+    "_timeline": ("interactive_timeline", "timeline"),
 }
-_MODULE = {name: module for module, names in _OF.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULE:
-        return getattr(importlib.import_module(f"nsightkit.plots.{_MODULE[name]}"), name)
+    for module, names in _OF.items():
+        if name in names:
+            return getattr(importlib.import_module(f"nsightkit.plots.{module}"), name)
     raise AttributeError(f"module 'nsightkit.plots' has no attribute {name!r}")
 
 

@@ -1,17 +1,22 @@
-"""Bars and points: tables of times as pictures."""
+"""Bars and points: tables of times and shares as pictures."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
+from itertools import cycle
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from numpy.typing import ArrayLike
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from nsightkit.plots._style import (
+from nsightkit.analysis.core.text import short_name
+from nsightkit.plots._base import (
     BLUE,
+    CATEGORY_COLOURS,
     CAUSE_COLOURS,
+    DARK_GREY,
     GREEN,
     GREY,
     OCHRE,
@@ -19,17 +24,41 @@ from nsightkit.plots._style import (
     RED,
     VERMILION,
     duration,
-    first_rows,
-    label_bars,
-    name_rows,
-    new_figure,
-    nothing,
-    plain,
     spoken,
     time_unit,
 )
+from nsightkit.plots._style import (
+    bars_of,
+    described,
+    first_rows,
+    label_bars,
+    legend_below,
+    name_rows,
+    new_figure,
+    new_grid,
+    nothing,
+    plain,
+    stack,
+)
 
 _SERIES = (BLUE, VERMILION, GREEN, PURPLE, OCHRE, RED)
+# Parts of a stack also differ without colour: those with the same hatch are five apart.
+_COLOURS = (*_SERIES, DARK_GREY)
+_HATCHES = (None, "//", "..", "\\\\", "xx")
+#: Narrower than this a segment has no room for its share.
+_ROOM = 0.055
+_DASHES = ("-", "--", ":", "-.")
+#: How sure a change is, in the order of the legend; by marker as well as by colour.
+_MARKS = {
+    "significant": (VERMILION, "o"),
+    "exceeds step spread": (VERMILION, "D"),
+    "unsure": (OCHRE, "^"),
+    "within noise": (BLUE, "s"),
+    "small": (BLUE, "v"),
+    "cannot tell": (GREY, "D"),
+    "negligible": (GREY, "v"),
+}
+_PREFIXES = ("void ", "autograd::engine::evaluate_function: ", "at::native::", "(anonymous namespace)::", "aten::")
 
 
 def gap_bars(gaps: pd.DataFrame, *, title: str = "GPU idle time by cause") -> Figure:
@@ -56,13 +85,9 @@ def gap_bars(gaps: pd.DataFrame, *, title: str = "GPU idle time by cause") -> Fi
         for total, share in zip(rows["total_ns"], rows["share_of_span"], strict=True)
     ]
     colours = [CAUSE_COLOURS.get(cause, GREY) for cause in rows["cause"]]
-    bars = axes.barh(np.arange(len(rows)), rows["total_ns"].to_numpy() / scale, color=colours, height=0.68)
-    label_bars(axes, bars, labels)
-    axes.margins(x=0.5)
-    name_rows(axes, rows["cause"])
+    bars_of(axes, rows["cause"], rows["total_ns"].to_numpy() / scale, labels, color=colours)
     axes.set_xlabel(f"idle time ({unit})")
-    figure.set_label(f"{title}, horizontal bars: {spoken(zip(rows['cause'], labels, strict=True))}.")
-    return figure
+    return described(figure, f"{title}, horizontal bars: {spoken(zip(rows['cause'], labels, strict=True))}.")
 
 
 def kernel_bars(kernels: pd.DataFrame, *, top: int = 12, title: str = "GPU time by kernel") -> Figure:
@@ -87,27 +112,21 @@ def kernel_bars(kernels: pd.DataFrame, *, top: int = 12, title: str = "GPU time 
     if rows.empty:
         return nothing(figure, axes, title, "no kernels in this trace")
     names = [str(name) for name in shown["name"]]
-    groups = [str(group) for group in shown.get("category", shown["name"])]
-    if len(rows) > top:
-        groups[-1] = ""  # the others
+    # The bar of all others is of no category.
+    groups = [str(group) for group in shown.get("category", shown["name"])[:top]] + [""] * (len(rows) > top)
     kinds = [group for group in dict.fromkeys(groups) if group]
-    by_category = (
-        "category" in rows and len(kinds) > 1 and bool((rows["category"].astype(str) != rows["name"].astype(str)).any())
-    )
+    by_category = "category" in rows and len(kinds) > 1 and list(rows["category"]) != list(rows["name"])
     palette = dict(zip(kinds, _SERIES, strict=False)) if by_category else dict.fromkeys(kinds, BLUE)
     scale, unit = time_unit(shown["total_ns"].max())
     labels = [f"{share:.1%} · {count:,} runs" for share, count in zip(shown["share"], shown["count"], strict=True)]
     colours = [palette.get(group, GREY) for group in groups]
-    bars = axes.barh(np.arange(len(names)), shown["total_ns"].to_numpy() / scale, color=colours, height=0.68)
-    label_bars(axes, bars, labels)
-    name_rows(axes, names, 40)
+    bars = bars_of(axes, names, shown["total_ns"].to_numpy() / scale, labels, color=colours, longest=40)
     if by_category:
         handles = [bars[groups.index(kind)] for kind in palette]
         words = [plain(kind) for kind in palette]
         axes.legend(handles, words, loc="lower right", frameon=False, fontsize=9, title="category")
     axes.set_xlabel(f"time on the GPU ({unit})")
-    figure.set_label(f"{title}, horizontal bars: {spoken(zip(names, labels, strict=True))}.")
-    return figure
+    return described(figure, f"{title}, horizontal bars: {spoken(zip(names, labels, strict=True))}.")
 
 
 def before_after(
@@ -119,9 +138,10 @@ def before_after(
     labels: tuple[str, str] = ("before", "after"),
     title: str = "Before and after",
     axis: str = "time",
-    top: int = 10,
 ) -> Figure:
     """Two results beside each other, row by row, to see whether the bottleneck moved.
+
+    The ten rows with the larger of the two values are drawn.
 
     Parameters
     ----------
@@ -135,84 +155,270 @@ def before_after(
     title : str, default "Before and after"
     axis : str, default "time"
         What the times are, for the x axis.
-    top : int, default 10
-        How many rows, by the larger of the two.
 
     Returns
     -------
     matplotlib.figure.Figure
     """
-    both = pd.DataFrame(
-        {
-            "before": before.groupby(before[key].astype(str), sort=False)[value].sum(),
-            "after": after.groupby(after[key].astype(str), sort=False)[value].sum(),
-        }
-    ).fillna(0)
-    both = both.loc[both.max(axis=1).sort_values(ascending=False, kind="stable").index].head(top)
+    sums = [frame.groupby(frame[key].astype(str), sort=False)[value].sum() for frame in (before, after)]
+    both = pd.concat(sums, axis=1, keys=("before", "after")).fillna(0)
+    both = both.loc[both.max(axis=1).sort_values(ascending=False, kind="stable").index].head(10)
     figure, axes = new_figure(1.2 + 0.46 * max(len(both), 2), title)
     if both.empty:
         return nothing(figure, axes, title, "nothing to compare")
     scale, unit = time_unit(both.to_numpy().max())
-    rows = np.arange(len(both))
-    for column, label, offset, colour, hatch in (
-        ("before", labels[0], -0.2, VERMILION, None),
-        ("after", labels[1], 0.2, BLUE, "//"),  # hatched: told apart without colour
-    ):
+    looks = ((-0.2, VERMILION, None), (0.2, BLUE, "//"))  # they differ without colour, too
+    for (_, values), label, (offset, colour, hatch) in zip(both.items(), labels, looks, strict=True):
         bars = axes.barh(
-            rows + offset, both[column] / scale, height=0.36, color=colour, label=plain(label), hatch=hatch
+            np.arange(len(both)) + offset, values / scale, height=0.36, color=colour, label=plain(label), hatch=hatch
         )
-        label_bars(axes, bars, [duration(v) for v in both[column]])
+        label_bars(axes, bars, [duration(v) for v in values])
     name_rows(axes, both.index)
     axes.set_xlabel(f"{axis} ({unit})")
     axes.legend(frameon=False, fontsize=9, loc="lower right")
     pairs = [(name, f"{duration(b)} then {duration(a)}") for name, b, a in both.itertuples()]
-    figure.set_label(f"{title}, pairs of bars ({labels[0]}, {labels[1]}): {spoken(pairs)}.")
-    return figure
+    return described(figure, f"{title}, pairs of bars ({labels[0]}, {labels[1]}): {spoken(pairs)}.")
 
 
-def step_times(
-    samples: pd.DataFrame | Mapping[str, ArrayLike], *, title: str = "Step times", unit: str | None = None
-) -> Figure:
-    """Every step's time as a point, the median as a line: the spread is part of the result.
+def change_intervals(rows: pd.DataFrame, *, top: int = 12, title: str = "What changed") -> Figure:
+    """Changes of a step's parts as points, each with its interval; 0 is not a change.
 
     Parameters
     ----------
-    samples : DataFrame or mapping of str to array of shape (steps,)
-        Times in nanoseconds by configuration; or one row a step with ``wall_ns`` (and ``busy_ns``), as
-        :func:`nsightkit.analysis.timeline.steps.summary` returns it.
-    title : str, default "Step times"
-    unit : {"s", "ms", "µs", "ns"}, optional
-        Of the y axis; the one that reads well when omitted.
+    rows : DataFrame
+        A table of :func:`nsightkit.analysis.compare.diff.compare`, or several, one below the other: ``delta_ns, low_ns,
+        high_ns, before_ns, after_ns, significance``, and ``name``, ``cause`` or ``kind``, with ``clock`` where there is
+        one.
+    top : int, default 12
+        How many to draw, from the first.
+    title : str, default "What changed"
 
     Returns
     -------
     matplotlib.figure.Figure
     """
-    if isinstance(samples, pd.DataFrame) and "wall_ns" in samples:
-        named = {"wall time": "wall_ns", "GPU busy": "busy_ns"}
-        series = {label: samples[column] for label, column in named.items() if column in samples}
-    else:
-        series = {str(k): pd.Series(np.asarray(v)) for k, v in samples.items()}
-    values = {label: pd.to_numeric(s).dropna().to_numpy(dtype=float) for label, s in series.items()}
-    values = {label: v for label, v in values.items() if len(v)}
-    figure, axes = new_figure(3.2 + 0.2 * ((len(values) + 1) // 2), title)
-    if not values:
-        return nothing(figure, axes, title, "no steps in this trace")
-    scales = {"s": 1e9, "ms": 1e6, "µs": 1e3, "ns": 1.0}
-    scale, shown = (scales[unit], unit) if unit else time_unit(max(float(v.max()) for v in values.values()))
-    for (label, v), colour, marker in zip(values.items(), _SERIES * len(values), "osD^vP" * len(values), strict=False):
-        steps = np.arange(len(v))
-        axes.plot(steps, v / scale, marker, color=colour, markersize=5)
-        median = float(np.median(v))
-        axes.plot(steps, np.full(len(v), median / scale), color=colour)
-        # One entry a series, of point and line; drawn nowhere, because a marker on the line would look like a step.
-        axes.plot([], [], marker, ls="-", color=colour, label=f"{plain(label, 40)}, median {duration(median)}")
-    axes.set_xlabel("step")
-    axes.set_ylabel(f"time ({shown})")
-    axes.set_ylim(0, 1.15 * max(float(v.max()) for v in values.values()) / scale)
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    # Below: of several series some points are everywhere.
-    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
-    said = [(k, f"median {duration(float(np.median(v)))} of {len(v)} steps") for k, v in values.items()]
-    figure.set_label(f"{title}, one point a step: {spoken(said)}.")
-    return figure
+    shown = rows.head(top)
+    # Names of rows leave the axes too little width for a title of their own.
+    figure, ((axes,),) = new_grid(1, 1, 1.5 + 0.34 * max(len(shown), 2), title)
+    if shown.empty:
+        return nothing(figure, axes, title, "nothing to compare")
+    delta, low, high = (shown[c].to_numpy(np.float64) for c in ("delta_ns", "low_ns", "high_ns"))
+    low, high = (np.where(np.isfinite(end), end, delta) for end in (low, high))
+    scale, unit = time_unit(max(float(np.abs([low, high, delta]).max()), 1.0))
+    axes.axvline(0, color=GREY, linewidth=1)
+    for kind, (colour, marker) in _MARKS.items():
+        at = np.flatnonzero(shown["significance"] == kind)
+        if len(at):
+            axes.hlines(at, low[at] / scale, high[at] / scale, color=colour, linewidth=2)
+            axes.plot(delta[at] / scale, at, marker, color=colour, markersize=6, label=kind, linestyle="none")
+    names = [_named(row) for row in shown.to_dict("records")]
+    name_rows(axes, names)
+    axes.set(ylim=(len(shown) - 0.4, -0.6), xlabel=f"change of a step's time ({unit}), with its interval")
+    legend_below(figure, axes, len(_MARKS))
+    said = [
+        (name, f"{duration(row['before_ns'])} then {duration(row['after_ns'])}, {row['significance']}")
+        for name, row in zip(names, shown.to_dict("records"), strict=True)
+    ]
+    return described(figure, f"{title}, points with intervals around no change: {spoken(said, most=12)}.")
+
+
+def _named(row: Mapping[Hashable, Any]) -> str:
+    name = next((str(row[c]) for c in ("name", "cause", "kind") if isinstance(row.get(c), str)), "").removesuffix("_ns")
+    if isinstance(row.get("before_names"), list):  # a kernel
+        name = short_name(name)
+    return f"{name} ({row['clock']})" if isinstance(row.get("clock"), str) else name
+
+
+def share_bars(columns: Mapping[str, pd.Series], *, title: str = "Shares of the whole") -> Figure:
+    """Divide each whole among its parts, one bar a whole, to see where they disagree.
+
+    Parameters
+    ----------
+    columns : mapping of str to Series
+        One bar each: its parts, by name. Units may differ between bars, as each is drawn as shares of its own sum. A
+        bar that sums to zero or holds only missing values is left out.
+    title : str, default "Shares of the whole"
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+    """
+    sizes = {label: pd.to_numeric(v).astype("Float64").fillna(0).astype(float) for label, v in columns.items()}
+    shares = {label: v / v.sum() for label, v in sizes.items() if v.sum() > 0}
+    figure, axes = new_figure(1.7 + 0.55 * max(len(shares), 1), title)
+    if not shares:
+        return nothing(figure, axes, title, "nothing to divide in this trace")
+    parts = list(dict.fromkeys(str(part) for v in shares.values() for part in v.index))
+    table = pd.DataFrame({label: v.groupby(v.index.astype(str)).sum() for label, v in shares.items()})
+    table = table.reindex(parts).fillna(0)
+    looks = [
+        (GREY, None) if part.startswith("(") else (colour, hatch)  # "(unattributed)" is not a part like others
+        for part, colour, hatch in zip(parts, cycle(_COLOURS), cycle(_HATCHES), strict=False)
+    ]
+    for bars, (colour, _), widths in zip(stack(axes, table, looks), looks, table.to_numpy(), strict=True):
+        # On a plate of the segment's colour: a hatch must not run through the digits.
+        axes.bar_label(
+            bars, [f"{share:.0%}" if share >= _ROOM else "" for share in widths], label_type="center", fontsize=9,
+            color="white", fontweight="bold", bbox={"facecolor": colour, "edgecolor": "none", "pad": 1.2},
+        )  # fmt: skip
+    name_rows(axes, table)
+    axes.set(xlim=(0, 1), xlabel="share of the bar's whole")
+    axes.xaxis.set_major_formatter(PercentFormatter(1))
+    legend_below(figure, axes, 4)
+    said = [
+        (label, f"({spoken([(p, f'{s:.0%}') for p, s in column.items() if s > 0], most=9)})")
+        for label, column in table.items()
+    ]
+    return described(figure, f"{title}, stacked bars: {spoken(said)}.")
+
+
+def ladder_bars(
+    times: pd.DataFrame,
+    parts: Mapping[str, pd.Series],
+    floors: Mapping[str, float],
+    *,
+    title: str = "Time of a rung",
+) -> Figure:
+    """Stacked bars of time, one a rung, with lines for the least time there could be.
+
+    Parameters
+    ----------
+    times : DataFrame
+        ``rung``, ``time_ns``, ``low_ns`` and ``high_ns``, as :func:`nsightkit.investigations.pages.ladder.summary`
+        returns them.
+    parts : mapping of str to Series
+        By rung, nanoseconds by kind of work, as :func:`nsightkit.investigations.pages.ladder.kinds` returns them; all
+        but the five largest kinds are drawn as one. What they leave of the time is drawn as the rest; where they are
+        more than it, for a profiler makes a CPU slower, they are drawn in proportion.
+    floors : mapping of str to float
+        Least times in nanoseconds, by what they are the least of.
+    title : str, default "Time of a rung"
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+    """
+    figure, axes = new_figure(1.9 + 0.38 * max(len(times), 2), title)
+    if times.empty:
+        return nothing(figure, axes, title, "no rung was measured")
+    rungs, total = list(times["rung"]), times["time_ns"].to_numpy(float)
+    table = pd.DataFrame({rung: parts.get(rung, pd.Series(dtype=float)) for rung in rungs}).fillna(0.0)
+    table = table.loc[table.sum(axis=1).sort_values(ascending=False, kind="stable").index]
+    if len(table) > 6:
+        table = pd.concat([table.iloc[:5], table.iloc[5:].sum().to_frame("the others").T])
+    spent = table.sum().to_numpy()
+    scale, unit = time_unit(float(max(total.max(), 0.0, *floors.values())))
+    widths = table * np.minimum(1.0, np.divide(total, spent, out=np.ones_like(total), where=spent > 0)) / scale
+    stack(axes, widths, zip(cycle(_COLOURS), cycle(_HATCHES), strict=False), height=0.66)
+    ends = widths.cumsum().to_numpy()[-1] if len(widths) else np.zeros(len(rungs))
+    rows, rest = np.arange(len(rungs)), total / scale - ends
+    if (rest > 1e-3 * total / scale).any():
+        axes.barh(rows, rest, left=ends, height=0.66, color=GREY, edgecolor="white", label="the rest, or idle")
+    spread = np.abs(times[["low_ns", "high_ns"]].to_numpy(float).T - total) / scale
+    axes.errorbar(total / scale, rows, xerr=spread, fmt="none", ecolor="black", elinewidth=1.2, capsize=2.5)
+    for (what, floor), dashes in zip(floors.items(), _DASHES, strict=False):
+        axes.axvline(floor / scale, color="black", linewidth=1.2, linestyle=dashes, label=plain(what, 60))
+    name_rows(axes, rungs)
+    axes.set_xlabel(f"time of a layer ({unit})")
+    legend_below(figure, axes, 3)
+    said = spoken([(rung, duration(ns)) for rung, ns in zip(rungs, total, strict=True)], most=12)
+    least = spoken([(what, duration(ns)) for what, ns in floors.items()])
+    return described(figure, f"{title}, stacked bars by kind of work: {said}{f'; lines at {least}' if least else ''}.")
+
+
+def panels(frame: pd.DataFrame, columns: Sequence[str], *, title: str = "Side by side") -> Figure:
+    """Several figures of the same things: a row of bars for each thing, a panel for each column.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        One row a thing; its index names it.
+    columns : sequence of str
+        The columns to draw. Those named ``share…`` are drawn in percent on a scale to at least 100 %, those ending in
+        ``_ns`` as times, others as plain numbers. A missing value has no bar and is labelled ``none``.
+    title : str, default "Side by side"
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+    """
+    figure, grid = new_grid(1, len(columns), 1.3 + 0.32 * max(len(frame), 2), title, sharey=True)
+    said = []
+    for axes, column in zip(grid[0], columns, strict=True):
+        values = pd.to_numeric(frame[column]).to_numpy(dtype=float)
+        write, scale, label = _readable(column, values)
+        widths, words = values / scale, [write(v) if np.isfinite(v) else "none" for v in values]
+        bars = axes.barh(np.arange(len(values)), np.nan_to_num(widths), color=BLUE, height=0.66)
+        axes.bar_label(bars, words, padding=3, fontsize=8)
+        axes.set_xlim(0, np.nan_to_num(widths).max(initial=0) * 1.45 or 1)
+        axes.xaxis.set_major_locator(MaxNLocator(3))
+        if column.startswith("share"):
+            axes.xaxis.set_major_formatter(PercentFormatter(1))  # its own decimals: small shares need some
+        axes.tick_params(axis="x", labelsize=8)
+        axes.set_xlabel(label, fontsize=9)
+        said.append((label, f"({spoken(zip(frame.index, words, strict=True), most=12)})"))
+    name_rows(grid[0][0], frame.index, 24)
+    return described(figure, f"{title}, bars: {spoken(said)}.")
+
+
+def _readable(column: str, values: Any) -> tuple[Any, float, str]:
+    """Say how a column's values are written, what they are divided by, and the name of their axis."""
+    if column.endswith("_ns"):
+        scale, unit = time_unit(float(np.nan_to_num(values).max(initial=0)) or 1.0)
+        return duration, scale, f"{column.removesuffix('_ns').replace('_', ' ')} ({unit})"
+    if column.startswith("share"):
+        return "{:.1%}".format, 1.0, column.removeprefix("share of ").removeprefix("share ")
+    return lambda v: f"{v:,.0f}" if abs(v) >= 100 else f"{v:.3g}", 1.0, column
+
+
+def small_multiples(tables: Mapping[str, pd.DataFrame], *, top: int = 5, title: str = "The longest of each") -> Figure:
+    """One small chart a trace: the names that took most of its time, with one colour a category in all of them.
+
+    Parameters
+    ----------
+    tables : mapping of str to DataFrame
+        Results of :func:`nsightkit.analysis.timeline.kernels.summary`: ``name``, ``category``, ``total_ns``, ``share``.
+    top : int, default 5
+        Names a chart.
+    title : str, default "The longest of each"
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+    """
+    shown = {label: table.nlargest(top, "total_ns") for label, table in tables.items() if len(table)}
+    rows = -(-max(len(shown), 1) // 2)
+    figure, grid = new_grid(rows, 2, 0.9 + rows * (0.5 + 0.3 * top), title, sharex=True)
+    if not shown:
+        return nothing(figure, grid[0][0], title, "nothing to draw")
+    handles: dict[str, Any] = {}
+    for axes, (label, table) in zip(grid.flat, shown.items(), strict=False):
+        axes.set_title(plain(label, 40), loc="left", fontsize=9)
+        kinds = ["other" if kind not in CATEGORY_COLOURS else str(kind) for kind in table["category"]]
+        colours = [CATEGORY_COLOURS[kind] for kind in kinds]
+        bars = axes.barh(np.arange(len(table)) + 0.26, table["share"], color=colours, height=0.34)
+        # Names stand above their bars: beside them they would take the room of the chart, and on them hide it.
+        for row, (name, share) in enumerate(zip(table["name"], table["share"], strict=True)):
+            axes.annotate(
+                f"{share:.0%}  {plain(_short(str(name)), 46)}", (0, row - 0.16), xytext=(3, 0),
+                textcoords="offset points", va="center", fontsize=7.5,
+            )  # fmt: skip
+        axes.set(yticks=[], ylim=(top - 0.5, -0.5))
+        axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        axes.tick_params(axis="x", labelsize=8)
+        handles = dict(zip(kinds, bars, strict=True)) | handles
+    for axes in grid.flat[len(shown) :]:
+        axes.set_axis_off()
+    named = [kind for kind in CATEGORY_COLOURS if kind in handles]
+    figure.legend(
+        [handles[kind] for kind in named], named, loc="outside lower center", ncols=4, frameon=False, fontsize=9
+    )
+    said = [(label, f"{_short(str(t['name'].iloc[0]))} {t['share'].iloc[0]:.0%}") for label, t in shown.items()]
+    return described(figure, f"{title}, small bar charts; the first of each: {spoken(said, most=12)}.")
+
+
+def _short(name: str) -> str:
+    """Drop what all such names begin with: it fills the room in which they differ."""
+    for prefix in _PREFIXES:
+        name = name.removeprefix(prefix)
+    return name

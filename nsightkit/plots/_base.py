@@ -53,12 +53,17 @@ def time_unit(longest_ns: float) -> tuple[float, str]:
     return next(((ns, unit) for ns, unit in _UNITS if longest_ns >= ns), _UNITS[-1])
 
 
+def tick(ns: float) -> str:
+    """Write a time for an axis, without the zeros."""
+    scale, unit = time_unit(ns * 1.0000001)  # a decade that floating point puts just below itself
+    return f"{ns / scale:g} {unit}"
+
+
 def duration(ns: float) -> str:
     """Write a time with its unit, three digits."""
     scale, unit = time_unit(abs(ns))
-    value = ns / scale
-    digits = 0 if abs(value) >= 100 or scale == 1 else 1 if abs(value) >= 10 else 2
-    return f"{value:.{digits}f} {unit}"
+    digits = 0 if abs(ns) >= 100 * scale or scale == 1 else 1 if abs(ns) >= 10 * scale else 2
+    return f"{ns / scale:.{digits}f} {unit}"
 
 
 def spoken(pairs: Iterable[tuple[object, str]], most: int = 6) -> str:

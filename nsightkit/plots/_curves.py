@@ -1,38 +1,109 @@
-"""Curves over a logarithmic time axis: how durations are distributed, how a share depends on a period."""
+"""Samples and shares: every step as a point, distributions, and how a share depends on a period."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from itertools import cycle
 
 import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator, PercentFormatter
+from matplotlib.ticker import PercentFormatter
 from numpy.typing import ArrayLike
 
+from nsightkit.plots._base import BLUE, DARK_GREY, GREY, duration, spoken, time_unit
 from nsightkit.plots._style import (
-    BLUE,
-    GREEN,
-    GREY,
-    OCHRE,
-    PURPLE,
-    VERMILION,
-    duration,
+    LINES,
+    described,
+    legend_below,
+    name_rows,
     new_figure,
     nothing,
     plain,
-    spoken,
-    time_unit,
+    time_axis,
 )
 
-# Told apart without colour, too.
-_STYLES = ((BLUE, "-"), (VERMILION, "--"), (GREEN, "-."), (PURPLE, ":"), (OCHRE, (0, (5, 1, 1, 1, 1, 1))))
+
+def step_times(samples: pd.DataFrame | Mapping[str, ArrayLike], *, title: str = "Step times") -> Figure:
+    """Every step's time as a point, the median as a line: the spread is part of the result.
+
+    Parameters
+    ----------
+    samples : DataFrame or mapping of str to array of shape (steps,)
+        Times in nanoseconds by configuration; or one row a step with ``wall_ns`` (and ``busy_ns``), as
+        :func:`nsightkit.analysis.timeline.steps.summary` returns it.
+    title : str, default "Step times"
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+    """
+    if isinstance(samples, pd.DataFrame) and "wall_ns" in samples:
+        named = {"wall time": "wall_ns", "GPU busy": "busy_ns"}
+        samples = {label: samples[column] for label, column in named.items() if column in samples}
+    numbers = {str(k): pd.to_numeric(pd.Series(np.asarray(v))).dropna() for k, v in samples.items()}
+    values = {label: v.to_numpy(dtype=float) for label, v in numbers.items() if len(v)}
+    figure, axes = new_figure(3.2 + 0.2 * ((len(values) + 1) // 2), title)
+    if not values:
+        return nothing(figure, axes, title, "no steps in this trace")
+    longest = max(float(v.max()) for v in values.values())
+    scale, unit = time_unit(longest)
+    said = []
+    for (label, v), (colour, _), marker in zip(values.items(), cycle(LINES), cycle("osD^vP"), strict=False):
+        steps, median = np.arange(len(v)), float(np.median(v))
+        axes.plot(steps, v / scale, marker, color=colour, markersize=5)
+        axes.plot(steps, np.full(len(v), median / scale), color=colour)
+        # One entry a series, of point and line; drawn nowhere, because a marker on the line would look like a step.
+        axes.plot([], [], marker, ls="-", color=colour, label=f"{plain(label, 40)}, median {duration(median)}")
+        said.append((label, f"median {duration(median)} of {len(v)} steps"))
+    axes.set(xlabel="step", ylabel=f"time ({unit})", ylim=(0, 1.15 * longest / scale))
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    legend_below(figure, axes, 2)
+    return described(figure, f"{title}, one point a step: {spoken(said)}.")
 
 
-def distributions(
-    samples: Mapping[str, ArrayLike], *, title: str = "How long they last", axis: str = "duration"
-) -> Figure:
+def distributions(samples: Mapping[str, ArrayLike], *, title: str = "How long they last") -> Figure:
     """Cumulative distributions of times: for each time, which share of the samples is at most that long.
+
+    Parameters
+    ----------
+    samples : mapping of str to array of shape (n,)
+        Times in nanoseconds by series; those of 0 or less have no place on a logarithmic axis and are left out.
+    title : str, default "How long they last"
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+    """
+    series = _positive(samples)
+    figure, axes = new_figure(3.6, title)
+    if not series:
+        return nothing(figure, axes, title, "no samples")
+    first, last = min(v[0] for v in series.values()), max(v[-1] for v in series.values())
+    said = []
+    for (label, v), (colour, line) in zip(series.items(), cycle(LINES[:5]), strict=False):
+        # From 0 at the left edge to 1 at the right one, so that a series of equal times is a step and not a dot.
+        times = np.concatenate([[first / 1.5], v, [last * 1.5]])
+        share = np.concatenate([[0.0], np.arange(1, len(v) + 1) / len(v), [1.0]])
+        median = f"median {duration(float(np.median(v)))}"
+        name = f"{plain(label, 40)}, {median}"
+        axes.step(times, share, where="post", color=colour, linestyle=line, linewidth=2, label=name)
+        said.append((label, f"{median} of {len(v):,}"))
+    time_axis(axes, "duration", first / 1.5, last * 1.5)
+    axes.set(ylabel="share that is at most so long", ylim=(0, 1.03))
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    legend_below(figure, axes, min(len(series), 2))
+    return described(figure, f"{title}, cumulative distributions of the duration: {spoken(said)}.")
+
+
+def _positive(samples: Mapping[str, ArrayLike]) -> dict[str, np.ndarray]:
+    """Keep of each series what a logarithmic axis has a place for, in order, and the series that have any."""
+    ordered = {label: np.sort(np.asarray(v, dtype=float)) for label, v in samples.items()}
+    return {label: v[v > 0] for label, v in ordered.items() if (v > 0).any()}
+
+
+def box_plots(samples: Mapping[str, ArrayLike], *, title: str = "How long they last", axis: str = "duration") -> Figure:
+    """Distributions of times, one box a series: its middle half, its median, and whiskers at 5 and 95 %.
 
     Parameters
     ----------
@@ -46,34 +117,36 @@ def distributions(
     -------
     matplotlib.figure.Figure
     """
-    sorted_ns = {label: np.sort(np.asarray(v, dtype=float)) for label, v in samples.items()}
-    series = {label: v[v > 0] for label, v in sorted_ns.items() if (v > 0).any()}
-    figure, axes = new_figure(3.6, title)
+    series = _positive(samples)
+    figure, axes = new_figure(1.2 + 0.36 * max(len(series), 2), title)
     if not series:
         return nothing(figure, axes, title, "no samples")
-    first, last = min(v[0] for v in series.values()), max(v[-1] for v in series.values())
-    for (label, v), (colour, line) in zip(series.items(), _STYLES * len(series), strict=False):
-        # From 0 at the left edge to 1 at the right one, so that a series of equal times is a step and not a dot.
-        times = np.concatenate([[first / 1.5], v, [last * 1.5]])
-        share = np.concatenate([[0.0], np.arange(1, len(v) + 1) / len(v), [1.0]])
-        middle = duration(float(np.median(v)))
-        name = f"{plain(label, 40)}, median {middle}"
-        axes.step(times, share, where="post", color=colour, linestyle=line, linewidth=2, label=name)
-    time_axis(axes, axis, first / 1.5, last * 1.5)
-    axes.set_ylabel("share that is at most so long")
-    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    axes.set_ylim(0, 1.03)
-    _legend(figure, len(series))
-    said = [(k, f"median {duration(float(np.median(v)))} of {len(v):,}") for k, v in series.items()]
-    figure.set_label(f"{title}, cumulative distributions of the {axis}: {spoken(said)}.")
-    return figure
+    named = ("whislo", "q1", "med", "q3", "whishi")
+    boxes = [dict(zip(named, np.percentile(v, (5, 25, 50, 75, 95)), strict=True)) for v in series.values()]
+    axes.bxp(
+        boxes, positions=np.arange(len(boxes)), orientation="horizontal", widths=0.6, patch_artist=True,
+        manage_ticks=False, showfliers=False, boxprops={"facecolor": BLUE, "edgecolor": DARK_GREY},
+        medianprops={"color": "white", "linewidth": 2}, whiskerprops={"color": DARK_GREY},
+        capprops={"color": DARK_GREY},
+    )  # fmt: skip
+    # The extremes as small marks: on some millions of events each outlier as a point would be a solid line.
+    for row, v in enumerate(series.values()):
+        axes.plot([v[0], v[-1]], [row, row], linestyle="none", marker="|", color=GREY, markersize=6)
+    name_rows(axes, series)
+    axes.set_xscale("log")
+    time_axis(axes, axis, *axes.get_xlim())
+    said = [
+        (label, f"median {duration(box['med'])}, middle half {duration(box['q1'])} to {duration(box['q3'])}")
+        for label, box in zip(series, boxes, strict=True)
+    ]
+    return described(figure, f"{title}, box plots of the {axis}: {spoken(said, most=12)}.")
 
 
 def share_curves(
     periods_ns: ArrayLike,
     shares: Mapping[str, ArrayLike],
     *,
-    levels: Mapping[str, float] | None = None,
+    levels: Mapping[str, float],
     title: str = "Share by period",
     axis: str = "period",
     share: str = "share",
@@ -86,7 +159,7 @@ def share_curves(
         Nanoseconds, positive and ascending.
     shares : mapping of str to array of shape (n,)
         0 to 1, by series.
-    levels : mapping of str to float, optional
+    levels : mapping of str to float
         Horizontal lines, 0 to 1.
     title : str, default "Share by period"
     axis, share : str
@@ -98,49 +171,21 @@ def share_curves(
     """
     periods = np.asarray(periods_ns, dtype=float)
     figure, axes = new_figure(3.6, title)
-    for (label, values), (colour, line) in zip(shares.items(), _STYLES * max(len(shares), 1), strict=False):
-        axes.plot(periods, np.asarray(values, float), color=colour, linestyle=line, linewidth=2, label=plain(label, 60))
-    for label, level in (levels or {}).items():
+    said = []
+    for (label, given), (colour, line) in zip(shares.items(), cycle(LINES[:5]), strict=False):
+        values = np.asarray(given, float)
+        axes.plot(periods, values, color=colour, linestyle=line, linewidth=2, label=plain(label, 60))
+        ends = [f"{value:.1%} at {duration(period)}" for value, period in zip(values, periods, strict=True)]
+        said.append((label, f"from {ends[0]} to {ends[-1]}"))
+    for label, level in levels.items():
         axes.axhline(level, color=GREY, linewidth=1.5)
         axes.annotate(
-            f"{plain(label, 60)}, {level:.1%}",
-            (1, level),
-            xycoords=("axes fraction", "data"),
-            xytext=(0, -4),
-            textcoords="offset points",
-            ha="right",
-            va="top",
-            fontsize=9,
-        )
+            f"{plain(label, 60)}, {level:.1%}", (1, level), xycoords=("axes fraction", "data"), xytext=(0, -4),
+            textcoords="offset points", ha="right", va="top", fontsize=9,
+        )  # fmt: skip
+        said.append((label, f"{level:.1%}"))
     time_axis(axes, axis, periods[0], periods[-1])
-    axes.set_ylabel(share)
+    axes.set(ylabel=share, ylim=(0, 1.05))
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    axes.set_ylim(0, 1.05)
-    _legend(figure, len(shares))
-    ends = duration(periods[0]), duration(periods[-1])
-    said = []
-    for label, values in shares.items():
-        first, last = np.asarray(values, float)[[0, -1]]
-        said.append((label, f"from {first:.1%} at {ends[0]} to {last:.1%} at {ends[1]}"))
-    flat = [(k, f"{v:.1%}") for k, v in (levels or {}).items()]
-    figure.set_label(f"{title}, {share} against the {axis}: {spoken([*said, *flat])}.")
-    return figure
-
-
-def _legend(figure: Figure, entries: int) -> None:
-    # Below the axes: curves leave no corner free that could be relied on. Two columns fit the width with long labels.
-    figure.legend(frameon=False, fontsize=9, loc="outside lower center", ncols=min(entries, 2))
-
-
-def time_axis(axes: Any, label: str, first: float, last: float) -> None:
-    axes.set_xscale("log")
-    axes.set_xlim(first, last)
-    axes.xaxis.set_major_locator(LogLocator(10, subs=(1.0,) if last / first > 100 else (1.0, 2.0, 5.0)))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda ns, _: tick(ns)))
-    axes.set_xlabel(label)
-
-
-def tick(ns: float) -> str:
-    scale, unit = time_unit(ns * 1.0000001)  # a decade that floating point puts just below itself
-    return f"{ns / scale:g} {unit}"
+    legend_below(figure, axes, min(len(shares), 2))
+    return described(figure, f"{title}, {share} against the {axis}: {spoken(said)}.")

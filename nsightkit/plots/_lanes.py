@@ -1,8 +1,7 @@
-"""What a timeline has rows for: GPU streams, and CPU threads by nesting level."""
+"""What a timeline has rows for: CPU threads by nesting level, GPU streams, and what a device did not do."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -13,18 +12,29 @@ from nsightkit.trace.nesting import nesting
 
 #: In place of a table's name: what a device did not do.
 IDLE = "idle"
+#: The level of ranges that do not nest, below all others.
+_FLAT = 1_000_000
+_CALLED = {"kernels": "name", "memops": "kind", "graphs": "graph_id"}
+
+
+class Most(NamedTuple):
+    """How many rows there are at most: nesting levels of a thread; streams and threads, those with most time."""
+
+    levels: int = 3
+    streams: int = 8
+    threads: int = 3
 
 
 class Lane(NamedTuple):
-    """Events drawn on one row, which they may share with other lanes; `names` is None where nobody asked for them."""
+    """Events drawn on one row, which they may share with other lanes; rows go from the smallest number down."""
 
     label: str
     table: str
     device: int  # -1 for a CPU thread
     start: np.ndarray
     end: np.ndarray
-    names: pd.Categorical[str] | None
-    row: int
+    names: pd.Categorical[str]
+    row: float
 
 
 class Lanes(NamedTuple):
@@ -34,45 +44,36 @@ class Lanes(NamedTuple):
     left_out: str = ""
 
 
-def find_lanes(
-    trace: Trace, levels: int, most_streams: int, most_threads: int, *, detailed: bool = False
-) -> list[Lane]:
-    """CPU threads by nesting level, then GPU streams: whatever has events.
+def find_lanes(trace: Trace, most: Most, *, detailed: bool = False) -> list[Lane]:
+    """CPU threads by nesting level of their ranges (without any, of their framework ops), then GPU streams.
 
     Parameters
     ----------
     trace : Trace
-    levels, most_streams, most_threads : int
-        As in :func:`timeline`.
+    most : Most
     detailed : bool, default False
-        Also what GPU work is called, a row a thread for the ranges that do not nest, and, in a trace without GPU
-        work, the framework ops beside the ranges.
+        Also a row a thread for the ranges that do not nest, and, in a trace without GPU work, the framework ops below
+        the ranges.
 
     Returns
     -------
     list of Lane
-        In the order of their rows.
     """
-    ranged, on_gpu = bool(trace.size("ranges")), any(trace.size(table) for table in GPU_TABLES)
-    lanes: list[Lane] = []
-    if ranged:
-        lanes += _cpu_lanes(trace, "ranges", levels, most_threads, detailed)
-    if not ranged or (detailed and not on_gpu):
-        below = 1 + max((lane.row for lane in lanes), default=-1)
-        for lane in _cpu_lanes(trace, "ops", levels, most_threads, False):
-            label = f"{lane.label} ops" if ranged and lane.label else lane.label
-            lanes.append(lane._replace(label=label, row=lane.row + below))
-    return [lane for lane in (*lanes, *_gpu_lanes(trace, most_streams, detailed)) if len(lane.start)]
+    gpu, _ = _gpu_lanes(trace, most.streams)
+    lanes, _ = _cpu_lanes(_frames(trace, {"ranges": ""}, detailed), trace, most)
+    if not trace.size("ranges") or (detailed and not gpu):
+        ops, _ = _cpu_lanes(_frames(trace, {"ops": " ops" if lanes else ""}, False), trace, most)
+        lanes += [lane._replace(row=lane.row + len(lanes)) for lane in ops]
+    return lanes + gpu
 
 
-def all_lanes(trace: Trace, levels: int, most_streams: int, most_threads: int, idle: pd.DataFrame) -> Lanes:
+def all_lanes(trace: Trace, most: Most, idle: pd.DataFrame) -> Lanes:
     """Find everything a thread and a device did: ranges, framework ops and CUDA calls, GPU work and idle time.
 
     Parameters
     ----------
     trace : Trace
-    levels, most_streams, most_threads : int
-        As in :func:`nsightkit.plots.timeline`.
+    most : Most
     idle : DataFrame
         ``device, start_ns, end_ns, cause`` of gaps.
 
@@ -80,133 +81,85 @@ def all_lanes(trace: Trace, levels: int, most_streams: int, most_threads: int, i
     -------
     Lanes
     """
-    parts: dict[int, list[tuple[str, str, pd.DataFrame]]] = {}  # of each thread: table, label, events
-    time: dict[int, int] = {}
-    deepest = 0
-    for table, suffix in (("ranges", ""), ("ops", " ops"), ("calls", " CUDA calls")):
-        if not trace.size(table):
-            continue
-        frame = _nested(trace, table)
-        flat = frame["kind"] == "startend"
-        outermost = frame[flat | (frame["level"] == 0)]
-        lasting = (outermost["end_ns"] - outermost["start_ns"]).groupby(outermost["thread"]).sum()
-        for thread, total in zip(lasting.index.tolist(), lasting.tolist(), strict=True):
-            time[thread] = time.get(thread, 0) + total
-        # A driver's call within one of the runtime's says nothing that the outer one does not.
-        deep = 1 if table == "calls" else levels
-        deepest = max(deepest, 0 if table == "calls" else int(frame["level"].max()) + 1)
-        for thread, mine in _by(frame[~flat & (frame["level"] < deep)], "thread"):
-            nested = [(table, suffix if at == 0 else "", part) for at, part in _by(mine, "level")]
-            parts.setdefault(thread, []).extend(nested)
-        for thread, mine in _by(frame[flat], "thread"):
-            parts.setdefault(thread, []).append((table, " start/end", mine))
-    threads = sorted(parts, key=lambda thread: -time.get(thread, 0))
-    names = trace.thread_names()
-    lanes: list[Lane] = []
-    for thread in threads[:most_threads]:
-        name = f"CPU {names.get(thread) or f'thread {thread & 0xFFFFFF}'}"
-        for number, (table, suffix, part) in enumerate(parts[thread]):
-            label = f"{name}{suffix}" if suffix or number == 0 else ""
-            start, end = part["start_ns"].to_numpy(), part["end_ns"].to_numpy()
-            lanes.append(Lane(label, table, -1, start, end, pd.Categorical(part["name"]), len(lanes)))
-    gpu = list(_gpu_lanes(trace, most_streams, True))
-    lanes += gpu
+    frames = _frames(trace, {"ranges": "", "ops": " ops", "calls": " CUDA calls"}, True)
+    lanes, threads = _cpu_lanes(frames, trace, most)
+    gpu, streams = _gpu_lanes(trace, most.streams)
     several = len({lane.device for lane in gpu}) > 1
-    for device, mine in _by(idle, "device"):
+    for device, mine in idle.groupby("device"):
         label = f"GPU {device} idle, by cause" if several else "GPU idle, by cause"
-        start, end = mine["start_ns"].to_numpy(), mine["end_ns"].to_numpy()
-        # Below the device's streams.
-        row = max((lane.row for lane in gpu if lane.device == device), default=10_000)
-        lanes.append(Lane(label, IDLE, device, start, end, pd.Categorical(mine["cause"].astype(str)), row))
-    streams = pd.concat(
-        [trace.table(table, ["device", "stream"]).drop_duplicates() for table in GPU_TABLES], ignore_index=True
-    ).drop_duplicates()
+        below = max((lane.row for lane in gpu if lane.device == device), default=_FLAT) + 0.5
+        gpu.append(_lane(label, IDLE, int(str(device)), mine, mine["cause"].astype(str), below))
     hidden = [
-        f"{count - most:,} more {what}"
-        for count, most, what in ((len(threads), most_threads, "threads"), (len(streams), most_streams, "streams"))
-        if count > most
+        f"{count - shown:,} more {what}"
+        for count, shown, what in ((threads, most.threads, "threads"), (streams, most.streams, "streams"))
+        if count > shown
     ]
     said = [f"{' and '.join(hidden)}, which had less to do"] if hidden else []
-    if deepest > levels:
-        said.append(f"what is nested deeper than {levels} levels")
-    return Lanes(_in_rows([lane for lane in lanes if len(lane.start)]), "; ".join(said))
+    if any(f["level"].between(most.levels, _FLAT - 1).any() for (table, _), f in frames.items() if table != "calls"):
+        said.append(f"what is nested deeper than {most.levels} levels")
+    return Lanes(sorted(lanes + gpu, key=lambda lane: lane.row), "; ".join(said))
 
 
-def _in_rows(lanes: list[Lane]) -> list[Lane]:
-    """Number the rows from top to bottom; a device's idle time lies below its streams."""
-    order = sorted(range(len(lanes)), key=lambda i: (lanes[i].row, lanes[i].table == IDLE))
-    numbers: dict[tuple[int, bool], int] = {}
-    return [
-        lanes[i]._replace(row=numbers.setdefault((lanes[i].row, lanes[i].table == IDLE), len(numbers))) for i in order
-    ]
-
-
-def _by(frame: pd.DataFrame, column: str) -> list[tuple[int, pd.DataFrame]]:
-    return [(int(str(key)), part) for key, part in frame.groupby(column)]
-
-
-def _nested(trace: Trace, table: str) -> pd.DataFrame:
-    columns = ["start_ns", "end_ns", "thread", "name"]
-    frame = trace.table(table, [*columns, "level", "kind"] if table == "ranges" else columns)
-    if table == "ranges":
-        return frame
-    # Older profilers round to microseconds, so a child can outlive its parent by one.
-    level, _ = nesting(frame["thread"], frame["start_ns"], frame["end_ns"], tolerance=1000)
-    return frame.assign(level=level, kind="pushpop")
-
-
-def _gpu_lanes(trace: Trace, most: int, names: bool) -> Iterator[Lane]:
-    called = {"kernels": "name", "memops": "kind", "graphs": "graph_id"}
+def _frames(trace: Trace, suffixes: dict[str, str], flat: bool) -> dict[tuple[str, str], pd.DataFrame]:
+    """Events of CPU threads with their nesting levels, by table and what is added to a thread's label."""
     frames = {}
-    for table in GPU_TABLES:
-        if trace.size(table):
-            frames[table] = trace.table(
-                table, ["start_ns", "end_ns", "device", "stream", *([called[table]] if names else [])]
-            )
-    if not frames:
-        return
+    for table, suffix in suffixes.items():
+        if not trace.size(table):
+            continue
+        columns = ["start_ns", "end_ns", "thread", "name"]
+        frame = trace.table(table, [*columns, "level", "kind"] if table == "ranges" else columns)
+        if table == "ranges":
+            frame["level"] = frame["level"].astype("int64").where(frame["kind"] != "startend", _FLAT)
+        else:
+            # Older profilers round to microseconds, so a child can outlive its parent by one.
+            frame["level"], _ = nesting(frame["thread"], frame["start_ns"], frame["end_ns"], tolerance=1000)
+        frames[table, suffix] = frame if flat else frame[frame["level"] < _FLAT]
+    return frames
+
+
+def _cpu_lanes(frames: dict[tuple[str, str], pd.DataFrame], trace: Trace, most: Most) -> tuple[list[Lane], int]:
+    """Rows of the threads with most time in their outermost events, and how many threads there are."""
+    columns = ["start_ns", "end_ns", "thread"]
+    outermost = [frame.loc[frame["level"].isin([0, _FLAT]), columns] for frame in frames.values()]
+    both = pd.concat([pd.DataFrame(columns=columns, dtype="int64"), *outermost])
+    time = (both["end_ns"] - both["start_ns"]).groupby(both["thread"]).sum()
+    lanes: list[Lane] = []
+    for thread in time.nlargest(most.threads).index:
+        name = f"CPU {trace.meta.thread_names.get(int(thread)) or f'thread {int(thread) & 0xFFFFFF}'}"
+        for (table, suffix), frame in frames.items():
+            # A driver's call within one of the runtime's says nothing that the outer one does not.
+            deep = 1 if table == "calls" else most.levels
+            mine = frame[(frame["thread"] == thread) & ((frame["level"] < deep) | (frame["level"] == _FLAT))]
+            labels = {0: f"{name}{suffix}", _FLAT: f"{name} start/end"}
+            for level, part in mine.groupby("level"):
+                label = labels.get(int(str(level)), "")
+                lanes.append(_lane(label, table, -1, part, part["name"], len(lanes)))
+    return lanes, len(time)
+
+
+def _gpu_lanes(trace: Trace, most: int) -> tuple[list[Lane], int]:
+    """Rows of the streams with most time, a lane for each of their tables, and how many streams there are."""
     columns = ["start_ns", "end_ns", "device", "stream"]
-    everything = pd.concat([frame[columns] for frame in frames.values()], ignore_index=True)
-    time = (everything["end_ns"] - everything["start_ns"]).groupby([everything["device"], everything["stream"]]).sum()
-    chosen = time.nlargest(most).index.sort_values()
+    frames = {t: trace.table(t, [*columns, _CALLED[t]]) for t in GPU_TABLES if trace.size(t)}
+    if not frames:
+        return [], 0
+    every = pd.concat([frame[columns] for frame in frames.values()], ignore_index=True)
+    time = (every["end_ns"] - every["start_ns"]).groupby([every["device"], every["stream"]]).sum()
     several = len(time.index.unique(0)) > 1
-    for number, (device, stream) in enumerate(chosen):
+    lanes = []
+    for number, (device, stream) in enumerate(time.nlargest(most).index.sort_values()):
         label = f"GPU {device} stream {stream}" if several else f"GPU stream {stream}"
         for table, frame in frames.items():
             mine = frame[(frame["device"] == device) & (frame["stream"] == stream)]
-            name = _gpu_names(mine[called[table]], table) if names else None
-            # CPU lanes come first; 10,000 keeps the streams below any number of them.
-            start, end = mine["start_ns"].to_numpy(), mine["end_ns"].to_numpy()
-            yield Lane(label, table, int(device), start, end, name, 10_000 + number)
+            if len(mine):
+                lanes.append(_lane(label, table, int(device), mine, mine[_CALLED[table]], _FLAT + number))
+    return lanes, len(time)
 
 
-def _gpu_names(column: pd.Series, table: str) -> pd.Categorical[str]:
-    values = pd.Categorical(column)
-    texts = [str(text) for text in values.categories]
+def _lane(label: str, table: str, device: int, events: pd.DataFrame, called: pd.Series, row: float) -> Lane:
+    names = pd.Categorical(called)
     if table == "memops":
-        texts = [text if text == "memset" else f"copy {text}" for text in texts]
+        names = names.rename_categories(lambda kind: kind if kind == "memset" else f"copy {kind}")
     elif table == "graphs":
-        texts = [f"CUDA graph {text}" for text in texts]
-    return pd.Categorical.from_codes(values.codes, pd.Index(texts, dtype="str"))
-
-
-def _cpu_lanes(trace: Trace, table: str, levels: int, most: int, start_end: bool) -> Iterator[Lane]:
-    if not trace.size(table):
-        return
-    frame = _nested(trace, table)
-    flat = frame["kind"] == "startend"
-    nested = frame[~flat]
-    outer = nested[nested["level"] == 0] if not (start_end and flat.any()) else frame[(frame["level"] == 0) | flat]
-    time = (outer["end_ns"] - outer["start_ns"]).groupby(outer["thread"]).sum()
-    row = 0
-    for thread in time.nlargest(most).index:
-        name = trace.meta.thread_names.get(int(thread)) or f"thread {int(thread) & 0xFFFFFF}"
-        mine = nested[nested["thread"] == thread]
-        parts = [(f"CPU {name}" if at == 0 else "", mine[mine["level"] == at]) for at in range(levels)]
-        if start_end:
-            parts.append((f"CPU {name} start/end", frame[flat & (frame["thread"] == thread)]))
-        for label, part in parts:
-            if len(part):
-                start, end = part["start_ns"].to_numpy(), part["end_ns"].to_numpy()
-                yield Lane(label, table, -1, start, end, pd.Categorical(part["name"]), row)
-                row += 1
+        names = names.rename_categories(lambda graph: f"CUDA graph {graph}")
+    return Lane(label, table, device, events["start_ns"].to_numpy(), events["end_ns"].to_numpy(), names, row)

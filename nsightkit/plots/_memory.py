@@ -1,51 +1,57 @@
-"""Memory over time, at its peak, and in the allocator's segments."""
+"""Memory: over time, at its peak, in the allocator's segments, what it is made of, and how it grows with a size."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from itertools import cycle
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from numpy.typing import ArrayLike
 
+from nsightkit.plots._base import BLUE, DARK_GREY, GREEN, GREY, OCHRE, PURPLE, RED, VERMILION, spoken
 from nsightkit.plots._style import (
-    BLUE,
-    DARK_GREY,
-    GREEN,
-    GREY,
-    OCHRE,
-    PURPLE,
-    RED,
-    VERMILION,
+    bars_of,
+    decades,
+    described,
     first_rows,
-    label_bars,
+    legend_below,
     name_rows,
     new_figure,
     nothing,
-    spoken,
+    plain,
+    stack,
 )
 
-#: Colour and hatch of a category; hatched ones share a colour with another.
-_CATEGORIES: dict[str, tuple[str, str]] = {
-    "weights": (BLUE, ""),
-    "optimizer states": (OCHRE, ""),
-    "gradients": (VERMILION, ""),
-    "activations": (GREEN, ""),
-    "logits": (PURPLE, ""),
+#: Colour and hatch of what memory holds, as snapshots and as ledgers name it; hatched ones share a colour with another.
+_LOOKS: dict[str, tuple[str, str | None]] = {
+    "weights": (BLUE, None),
+    "optimizer states": (OCHRE, None),
+    "gradients": (VERMILION, None),
+    "activations": (GREEN, None),
+    "logits": (PURPLE, None),
     "autocast copies": (BLUE, "//"),
     "KV cache": (PURPLE, "//"),
     "communication": (OCHRE, "//"),
     "workspaces": (VERMILION, "//"),
     "inputs": (GREEN, "//"),
-    "temporary": (RED, ""),
-    "before recording": (DARK_GREY, ""),
+    "temporary": (RED, None),
+    "before recording": (DARK_GREY, None),
     "unknown": (GREY, "//"),
+    "smaller allocations": (GREY, ".."),
+    "autocast cache": (BLUE, "//"),
+    "temporary buffers": (RED, None),
+    "communication buckets": (OCHRE, "//"),
+    "inputs and tables": (GREEN, "//"),
+    "library workspaces": (VERMILION, "//"),
 }
 _OTHERS = "smaller allocations"
-_CATEGORIES[_OTHERS] = (GREY, "..")
-_STATES = (("allocated", BLUE, ""), ("freed, waiting for a stream", RED, "//"), ("free", "none", ""))
+# Curves differ without colour, too.
+_CURVES = ((BLUE, "-", "o"), (VERMILION, "--", "s"), (GREEN, "-.", "D"), (PURPLE, ":", "^"), (OCHRE, "-", "v"))
 
 
 def _scale(largest: float) -> tuple[float, str]:
@@ -58,19 +64,19 @@ def _amount(value: float) -> str:
 
 
 def _rectangles(left: Any, right: Any, bottom: Any, top: Any) -> Any:
-    corners = (left, bottom), (right, bottom), (right, top), (left, top)
-    return np.stack([np.stack([np.asarray(x, float), np.asarray(y, float)], -1) for x, y in corners], 1)
+    """Outline rectangles, each as a shape of its own."""
+    x = np.stack([left, right, right, left], 1)
+    return np.stack([x, np.stack([bottom, bottom, top, top], 1)], 2).astype(float)
 
 
 def _areas(left: Any, right: Any, bottom: Any, top: Any) -> list[Any]:
     """Outline rectangles that follow each other as one shape: a hatch is drawn anew for each shape, which is slow."""
-    order = np.argsort(np.asarray(left), kind="stable")
-    left, right, bottom, top = (np.asarray(side, float)[order] for side in (left, right, bottom, top))
-    joined = np.flatnonzero(left[1:] != right[:-1]) + 1
+    sides = np.stack([left, right, bottom, top], 1).astype(float)
+    sides = sides[np.argsort(sides[:, 0], kind="stable")]
+    joined = np.flatnonzero(sides[1:, 0] != sides[:-1, 1]) + 1
     shapes = []
-    for run in np.split(np.arange(len(order)), joined):
-        x = np.stack([left[run], right[run]], 1).ravel()
-        lower, upper = (np.repeat(side[run], 2) for side in (bottom, top))
+    for run in np.split(sides, joined):
+        x, lower, upper = run[:, :2].ravel(), np.repeat(run[:, 2], 2), np.repeat(run[:, 3], 2)
         shapes.append(np.concatenate([np.stack([x, upper], 1), np.stack([x, lower], 1)[::-1]]))
     return shapes
 
@@ -100,56 +106,37 @@ def memory_timeline(
     if timeline is not None:
         highest = max(highest, float(timeline["reserved_bytes"].max()))
     scale, unit = _scale(highest)
-    names = bands["category"].where(bands["category"].notna(), _OTHERS).astype(str)
-    known = [c for c in _CATEGORIES if (names == c).any()]
-    handles = []
-    for name in known:
+    names = bands["category"].astype(object).fillna(_OTHERS).astype(str)
+    handles: list[Any] = []
+    for name, (colour, hatch) in _LOOKS.items():
         rows = bands[names == name]
-        colour, hatch = _CATEGORIES.get(name, (GREY, ""))
-        outline = _areas if name == _OTHERS else _rectangles
+        if rows.empty:
+            continue
+        # The others have no bands of their own; white edges would fill the area.
+        outline, edge, width = (_areas, colour, 0.4) if name == _OTHERS else (_rectangles, "white", 0.15)
         shapes = outline(rows["from_event"], rows["to_event"], rows["bottom_bytes"] / scale, rows["top_bytes"] / scale)
-        # The others have no bands of their own; edges would fill the area.
-        axes.add_collection(
-            PolyCollection(
-                shapes,
-                facecolor=colour,
-                edgecolor="white" if name != _OTHERS else colour,
-                linewidth=0.15 if name != _OTHERS else 0.4,
-                hatch=hatch or None,
-            )
-        )
-        handles.append(Patch(facecolor=colour, hatch=hatch or None, edgecolor="white", label=name))
+        axes.add_collection(PolyCollection(shapes, facecolor=colour, edgecolor=edge, linewidth=width, hatch=hatch))
+        handles.append(Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=name))
     if timeline is not None:
-        at = _thinned(timeline["reserved_bytes"].to_numpy())
+        event, level = timeline["event"].to_numpy(), timeline["reserved_bytes"].to_numpy()
+        at = np.union1d(np.flatnonzero(np.diff(level)) + 1, [0, len(level) - 1])  # only where it changes
         handles += axes.step(
-            timeline["event"].to_numpy()[at],
-            timeline["reserved_bytes"].to_numpy()[at] / scale,
-            where="post",
-            color=DARK_GREY,
-            linewidth=1.2,
-            label="reserved",
+            event[at], level[at] / scale, where="post", color=DARK_GREY, linewidth=1.2, label="reserved"
         )
-    axes.set_xlim(bands["from_event"].min(), bands["to_event"].max())
-    axes.set_ylim(0, 1.06 * highest / scale)
-    axes.set_xlabel("allocator event")
-    axes.set_ylabel(f"allocated ({unit})")
+    axes.set(
+        xlim=(bands["from_event"].min(), bands["to_event"].max()), ylim=(0, 1.06 * highest / scale),
+        xlabel="allocator event", ylabel=f"allocated ({unit})",
+    )  # fmt: skip
     axes.legend(handles=handles[::-1], frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
     peak = bands.iloc[int(bands["top_bytes"].to_numpy().argmax())]
     at_peak = bands[(bands["from_event"] <= peak["from_event"]) & (peak["from_event"] < bands["to_event"])]
     heights = (at_peak["top_bytes"] - at_peak["bottom_bytes"]).groupby(names[at_peak.index]).sum()
     said = [(name, _amount(value)) for name, value in heights.sort_values(ascending=False).items() if value]
-    figure.set_label(
+    return described(
+        figure,
         f"{title}: allocations stacked over {int(bands['to_event'].max()):,} allocator events; the highest point, "
-        f"{_amount(float(peak['top_bytes']))}, is made of {spoken(said)}."
+        f"{_amount(float(peak['top_bytes']))}, is made of {spoken(said)}.",
     )
-    return figure
-
-
-def _thinned(level: Any) -> Any:
-    """Keep the points where a step changes."""
-    keep = np.ones(len(level), bool)
-    keep[1:-1] = level[1:-1] != level[:-2]
-    return keep
 
 
 def memory_bars(sites: pd.DataFrame, *, top: int = 12, title: str = "Memory at the peak by who allocated it") -> Figure:
@@ -173,36 +160,27 @@ def memory_bars(sites: pd.DataFrame, *, top: int = 12, title: str = "Memory at t
     figure, axes = new_figure(1.2 + 0.34 * max(len(shown), 2), title)
     if rows.empty:
         return nothing(figure, axes, title, "nothing was allocated")
-    names, categories = list(shown["site"]), list(shown["category"].fillna(_OTHERS))
+    categories = list(shown["category"].fillna(_OTHERS))
     scale, unit = _scale(shown["bytes"].max())
     labels = [
         f"{share:.1%} · {n:,} block{'' if n == 1 else 's'}"
         for share, n in zip(shown["share"], shown["count"], strict=True)
     ]
-    looks = [_CATEGORIES.get(category, (GREY, "")) for category in categories]
-    bars = axes.barh(
-        np.arange(len(names)), shown["bytes"].to_numpy(float) / scale, color=[colour for colour, _ in looks],
-        height=0.68, edgecolor="white", hatch=[hatch or None for _, hatch in looks],
+    colours, hatches = zip(*(_LOOKS.get(category, (GREY, None)) for category in categories), strict=True)
+    bars = bars_of(
+        axes, shown["site"], shown["bytes"].to_numpy(float) / scale, labels, longest=40, color=colours, hatch=hatches,
+        edgecolor="white",
     )  # fmt: skip
-    label_bars(axes, bars, labels)
-    axes.margins(x=0.3)
-    name_rows(axes, names, 40)
-    known = [category for category in _CATEGORIES if category in categories and category != _OTHERS]
+    known = [category for category in _LOOKS if category in categories and category != _OTHERS]
     handles = [bars[categories.index(category)] for category in known]
     axes.legend(handles, known, loc="lower right", frameon=False, fontsize=9)
     axes.set_xlabel(f"allocated ({unit})")
-    said = [(f"{name} ({c})", label) for name, c, label in zip(names, categories, labels, strict=True)]
-    figure.set_label(f"{title}, horizontal bars: {spoken(said)}.")
-    return figure
+    said = [(f"{name} ({c})", label) for name, c, label in zip(shown["site"], categories, labels, strict=True)]
+    return described(figure, f"{title}, horizontal bars: {spoken(said)}.")
 
 
 def segment_map(
-    segments: pd.DataFrame,
-    blocks: pd.DataFrame,
-    *,
-    by: Literal["total_bytes", "free_bytes"] = "total_bytes",
-    top: int = 30,
-    title: str = "The allocator's segments",
+    segments: pd.DataFrame, blocks: pd.DataFrame, *, top: int = 30, title: str = "The allocator's segments"
 ) -> Figure:
     """The largest segments as rows, and in each what is allocated, waiting to be free, and free.
 
@@ -212,8 +190,6 @@ def segment_map(
         As :func:`nsightkit.analysis.memory.snapshot.segments` returns it.
     blocks : DataFrame
         The live blocks of the same moment, as :func:`nsightkit.analysis.memory.snapshot.at` returns them.
-    by : {"total_bytes", "free_bytes"}
-        Which segments come first: the largest, or those with most free space.
     top : int, default 30
         How many segments.
     title : str, default "The allocator's segments"
@@ -222,47 +198,145 @@ def segment_map(
     -------
     matplotlib.figure.Figure
     """
-    rows = segments.sort_values([by, "total_bytes", "address"], ascending=[False, False, True], kind="stable").head(top)
+    rows = segments.sort_values(["total_bytes", "address"], ascending=[False, True], ignore_index=True).head(top)
     figure, axes = new_figure(1.4 + 0.2 * max(len(rows), 3), title)
     if rows.empty:
         return nothing(figure, axes, title, "no segments")
     scale, unit = _scale(float(rows["total_bytes"].max()))
-    by_address = rows.reset_index(drop=True).sort_values("address")
-    begin, row_of = by_address["address"].to_numpy(), by_address.index.to_numpy()
-    end = begin + by_address["total_bytes"].to_numpy()
-    address, size = blocks["address"].to_numpy(), blocks["size_bytes"].to_numpy()
-    which = np.searchsorted(begin, address, side="right") - 1
-    inside = (which >= 0) & (address < end[which])
-    which, address, size = which[inside], address[inside], size[inside]
-    pending = blocks["pending"].to_numpy(bool)[inside]
-    row = np.arange(len(rows))
-    totals = rows["total_bytes"].to_numpy() / scale
+    row, totals = rows.index.to_numpy(), rows["total_bytes"].to_numpy() / scale
     axes.add_collection(
         PolyCollection(_rectangles(0 * totals, totals, row - 0.4, row + 0.4), facecolor="none", edgecolor=GREY)
     )
+    # Each block with the segment that begins last before it, if it lies in that one.
+    begins = rows[["address", "total_bytes"]].reset_index().sort_values("address")
+    placed = pd.merge_asof(blocks.sort_values("address"), begins.assign(begin=begins["address"]), on="address")
+    placed = placed[placed["address"] < placed["begin"] + placed["total_bytes"]]
+    pending = placed["pending"].astype(bool)
     handles = []
-    for (name, colour, hatch), chosen in zip(_STATES, (~pending, pending, None), strict=True):
-        handles.append(Patch(facecolor=colour, hatch=hatch or None, edgecolor=GREY, label=name))
-        if chosen is None or not chosen.any():
-            continue
-        left = (address - begin[which])[chosen] / scale
-        line = row_of[which[chosen]]
-        shapes = _rectangles(left, left + size[chosen] / scale, line - 0.4, line + 0.4)
-        axes.add_collection(
-            PolyCollection(shapes, facecolor=colour, edgecolor="white", linewidth=0.3, hatch=hatch or None)
-        )
-    axes.set_xlim(0, 1.02 * float(totals.max()))
-    axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_yticks([])
-    left_out = len(segments) - len(rows)
-    axes.set_ylabel(f"{len(rows)} segments" + (f" of {len(segments)}" if left_out else ""))
-    axes.set_xlabel(f"place in the segment ({unit})")
-    handles = [h for h in handles if h.get_label() != _STATES[1][0] or pending.any()]
+    for name, (colour, hatch), chosen in (
+        ("allocated", (BLUE, None), placed[~pending]),
+        ("freed, waiting for a stream", (RED, "//"), placed[pending]),
+    ):
+        if name == "allocated" or len(chosen):
+            handles.append(Patch(facecolor=colour, hatch=hatch, edgecolor=GREY, label=name))
+        if len(chosen):
+            left, line = (chosen["address"] - chosen["begin"]) / scale, chosen["index"]
+            shapes = _rectangles(left, left + chosen["size_bytes"] / scale, line - 0.4, line + 0.4)
+            axes.add_collection(PolyCollection(shapes, facecolor=colour, edgecolor="white", linewidth=0.3, hatch=hatch))
+    handles.append(Patch(facecolor="none", edgecolor=GREY, label="free"))
+    of = f" of {len(segments)}" if len(segments) > len(rows) else ""
+    axes.set(
+        xlim=(0, 1.02 * float(totals.max())), ylim=(len(rows) - 0.4, -0.6), yticks=[],
+        ylabel=f"{len(rows)} segments{of}", xlabel=f"place in the segment ({unit})",
+    )  # fmt: skip
     axes.legend(handles=handles, frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
     total, free = int(segments["total_bytes"].sum()), int(segments["free_bytes"].sum())
-    figure.set_label(
+    return described(
+        figure,
         f"{title}: {len(rows)} of {len(segments)} segments as rows, each filled with its live blocks. All segments "
         f"hold {_amount(total)}, of which {_amount(free)} are free; the largest free block is "
-        f"{_amount(int(segments['largest_free_bytes'].max()))}."
+        f"{_amount(int(segments['largest_free_bytes'].max()))}.",
     )
-    return figure
+
+
+def memory_stacks(columns: Mapping[str, pd.Series], *, title: str = "What the memory is made of") -> Figure:
+    """Bytes by item, one stacked bar each, to see totals and parts beside each other.
+
+    Parameters
+    ----------
+    columns : mapping of str to Series
+        One bar each: bytes, by item. Missing and negative values have no length; an item too small to see in any bar
+        has no place in the legend.
+    title : str, default "What the memory is made of"
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+    """
+    table = pd.DataFrame({label: pd.to_numeric(v).astype("Float64") for label, v in columns.items()})
+    table = table.fillna(0).astype(float).clip(lower=0)
+    table = table.reindex(list(dict.fromkeys(item for v in columns.values() for item in v.index)))
+    totals = table.sum()
+    table = table[table.gt(1e-3 * totals.max()).any(axis=1)]  # less than that of the longest bar is too thin to see
+    figure, axes = new_figure(1.9 + 0.5 * max(len(columns), 1), title)
+    if table.empty:
+        return nothing(figure, axes, title, "nothing is known of this memory")
+    scale, unit = _scale(float(totals.max()))
+    widths = table / scale
+    stack(axes, widths, [_LOOKS.get(str(item), (GREY, None)) for item in table.index])
+    ends = widths.cumsum().iloc[-1]
+    for row, (end, total) in enumerate(zip(ends, totals, strict=True)):
+        axes.annotate(_amount(total), (end, row), xytext=(4, 0), textcoords="offset points", va="center", fontsize=9)
+    name_rows(axes, table.columns)
+    axes.set(xlim=(0, 1.14 * float(ends.max())), xlabel=f"memory ({unit})")
+    legend_below(figure, axes, 4)
+    said = [
+        (label, f"{_amount(total)} ({spoken([(i, _amount(s)) for i, s in items.items() if s], most=9)})")
+        for total, (label, items) in zip(totals, table.items(), strict=True)
+    ]
+    return described(figure, f"{title}, stacked bars: {spoken(said)}.")
+
+
+def memory_curves(
+    predicted: Mapping[str, tuple[ArrayLike, ArrayLike]],
+    measured: Mapping[str, tuple[ArrayLike, ArrayLike]],
+    *,
+    failed: Mapping[str, float] | None = None,
+    limit_bytes: float | None = None,
+    title: str = "Memory against context",
+) -> Figure:
+    """Bytes against the context on logarithmic axes: predicted as lines, measured as points, failures as crosses.
+
+    Parameters
+    ----------
+    predicted, measured : mapping of str to (array of shape (n,), array of shape (n,))
+        Contexts in tokens and bytes by series; a series has one colour in both.
+    failed : mapping of str to float, optional
+        The context at which a series ran out of memory.
+    limit_bytes : float, optional
+        A line: the memory there is. Crosses lie on it, and without it nowhere.
+    title : str, default "Memory against context"
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+    """
+    figure, axes = new_figure(3.8, title)
+    names = list(dict.fromkeys([*predicted, *measured]))
+    if not names:
+        return nothing(figure, axes, title, "nothing to draw")
+    failed = failed if failed and limit_bytes is not None else {}
+    said, lowest = [], np.inf
+    for name, (colour, dash, marker) in zip(names, cycle(_CURVES), strict=False):
+        words = []
+        for kind, series, style in (
+            ("predicted", predicted, {"linestyle": dash, "linewidth": 1.8}),
+            ("measured", measured, {"linestyle": "none", "marker": marker, "markersize": 6}),
+        ):
+            if name in series:
+                sizes, values = (np.asarray(part, dtype=float) for part in series[name])
+                axes.plot(sizes, values, color=colour, label=f"{plain(name, 40)}, {kind}", **style)
+                lowest = values.min(initial=lowest)
+                words += [f"{kind} {_amount(values[0])} to {_amount(values[-1])}"] if len(values) else []
+        if name in failed:
+            axes.plot([failed[name]], [limit_bytes], color=colour, marker="X", markersize=10, linestyle="none")
+            words.append(f"out of memory at {failed[name]:g}")
+        said.append((name, ", ".join(words)))
+    if failed:
+        axes.plot([], [], color=GREY, marker="X", markersize=10, linestyle="none", label="out of memory")
+    axes.set_xscale("log", base=2)
+    axes.set(
+        yscale="log", xlabel="context (tokens)", ylabel="memory at the peak",
+        ylim=(lowest / 2 if np.isfinite(lowest) else None, limit_bytes and 3 * limit_bytes),
+    )  # fmt: skip
+    if limit_bytes is not None:
+        axes.axhline(limit_bytes, color=DARK_GREY, linewidth=1.5)
+        axes.annotate(
+            f"limit, {_amount(limit_bytes)}", (0, limit_bytes), xycoords=("axes fraction", "data"), xytext=(4, 4),
+            textcoords="offset points", fontsize=9,
+        )  # fmt: skip
+    axes.xaxis.set_major_formatter(lambda size, _: f"{size:g}")
+    low, high = axes.get_ylim()
+    decades(axes.yaxis, low, high, _amount)
+    legend_below(figure, axes, 2)
+    return described(figure, f"{title}, logarithmic axes: {spoken(said)}.")

@@ -6,9 +6,8 @@ import base64
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +26,8 @@ from nsightkit.plots._base import (
     RED,
     VERMILION,
 )
-from nsightkit.plots._lanes import IDLE, Lane, Lanes, all_lanes, find_lanes
-from nsightkit.trace.model import GPU_TABLES, Trace
+from nsightkit.plots._lanes import IDLE, Lane, Lanes
+from nsightkit.trace.model import GPU_TABLES
 
 _Ints = npt.NDArray[np.int64]
 
@@ -60,49 +59,33 @@ class _Items(NamedTuple):
     busy: _Ints  # sum of the events' durations: equals `length` for one event
     number: _Ints  # of events
     name: _Ints  # of the longest event
+    group: _Ints  # only events of one group are drawn as one
 
 
-def _merged(events: _Items, group: _Ints, cell_ns: int) -> _Items:
-    """Draw runs of short events as one item: those shorter than a cell that begin in the same one.
+def _merged(events: _Items, cell_ns: int) -> _Items:
+    """Draw runs of short events as one item: those of a group that are shorter than a cell and begin in the same one.
 
-    Counts and sums of durations are kept exactly, and no item is two cells long unless its one event is.
-
-    Parameters
-    ----------
-    events : _Items
-    group : ndarray of int, shape (n,)
-        Only events of one group merge.
-    cell_ns : int
-        Length of a cell; up to 1 changes nothing.
+    Counts and sums of durations are kept exactly, and no item is two cells long unless its one event is. A cell of up
+    to 1 ns changes nothing.
     """
     short = events.length < cell_ns
     if cell_ns <= 1 or not short.any():
         return events
-    key = _run_key(events, group, cell_ns)[short]
-    by_key = np.argsort(key, kind="stable")  # nearly in order already: events are sorted by start
-    order = np.flatnonzero(short)[by_key]
-    head = np.flatnonzero(np.diff(key[by_key], prepend=-1))
-    run = np.repeat(np.arange(len(head)), np.diff(head, append=len(order)))
-    longest = np.flatnonzero(events.length[order] == np.maximum.reduceat(events.length[order], head)[run])
-    first_longest = longest[np.flatnonzero(np.diff(run[longest], prepend=-1))]
-    start = np.minimum.reduceat(events.start[order], head)
-    end = np.maximum.reduceat((events.start + events.length)[order], head)
-    runs = _Items(
-        start,
-        end - start,
-        np.add.reduceat(events.busy[order], head),
-        np.add.reduceat(events.number[order], head),
-        events.name[order][first_longest],
-    )
-    together = [np.concatenate((run, alone[~short])) for run, alone in zip(runs, events, strict=True)]
-    by_start = np.argsort(together[0], kind="stable")
-    return _Items(*(column[by_start] for column in together))
+    frame = pd.DataFrame(events._asdict())
+    frame["end"] = frame["start"] + frame["length"]
+    runs = frame[short].groupby(_run_key(events, cell_ns)[short])
+    merged = frame.loc[runs["length"].idxmax()]  # the longest of each gives the name
+    for column, how in (("start", "min"), ("end", "max"), ("busy", "sum"), ("number", "sum")):
+        merged[column] = runs[column].agg(how).to_numpy()
+    merged["length"] = merged["end"] - merged["start"]
+    together = pd.concat([merged, frame[~short]]).sort_values("start", kind="stable")
+    return _Items(*(together[column].to_numpy() for column in _Items._fields))
 
 
-def _run_key(events: _Items, group: _Ints, cell_ns: int) -> _Ints:
+def _run_key(events: _Items, cell_ns: int) -> _Ints:
     """Which events merge: equal numbers do."""
     cell: _Ints = (events.start - events.start.min(initial=0)) // cell_ns
-    return cell * (int(group.max(initial=0)) + 1) + group
+    return cell * (int(events.group.max(initial=0)) + 1) + events.group
 
 
 def _excess(start: _Ints, length: _Ints) -> _Items:
@@ -110,18 +93,13 @@ def _excess(start: _Ints, length: _Ints) -> _Items:
 
     Wherever k > 1 intervals lie over each other, k - 1 of them are too many.
     """
-    end = start + length
-    order = np.argsort(start, kind="stable")
-    if not (start[order][1:] < np.maximum.accumulate(end[order])[:-1]).any():
-        none = np.empty(0, np.int64)
-        return _Items(none, none, none, none, none)
-    time = np.concatenate((start, end))
-    change = np.concatenate((np.ones(len(start), np.int64), -np.ones(len(end), np.int64)))
+    time = np.concatenate((start, start + length))
     order = np.argsort(time, kind="stable")
-    time, depth = time[order], np.cumsum(change[order])
+    time, depth = time[order], np.cumsum(np.repeat([1, -1], len(start))[order])
     over = np.flatnonzero((depth[:-1] > 1) & (np.diff(time) > 0))
     at, long = time[over], np.diff(time)[over]
-    return _Items(at, long, (depth[over] - 1) * long, np.ones_like(at), np.zeros_like(at))
+    nought = np.zeros_like(at)
+    return _Items(at, long, (depth[over] - 1) * long, nought + 1, nought, nought)
 
 
 class _Names:
@@ -141,152 +119,134 @@ class _Names:
         return self.names.setdefault((group, text), len(self.names))
 
 
-@dataclass
-class _Lane:
-    """A row's events as they were recorded, with what the viewer may merge."""
-
-    events: _Items
-    group: _Ints
-    recorded: bool = True  # and not what overlaps, which is to be taken off a sum
-
-
 class _Prepared:
     """One trace's lanes and the rows that its two views show."""
 
     def __init__(self, found: Lanes, label: str, window: tuple[int | None, int | None], names: _Names) -> None:
-        lanes = found.lanes
-        start_ns, end_ns = window
-        self.label = label
-        self.left_out = found.left_out
+        lanes, (start_ns, end_ns) = found.lanes, window
+        self.label, self.left_out = label, found.left_out
         self.first = min((int(lane.start.min()) for lane in lanes), default=0) if start_ns is None else int(start_ns)
         last = max((int(lane.end.max()) for lane in lanes), default=0) if end_ns is None else int(end_ns)
         self.span = max(last - self.first, 1)
-        self.lanes: list[_Lane] = []
-        self.raw: list[dict[str, Any]] = []
-        self.rolled: list[dict[str, Any]] = []
         tables = {lane.table for lane in lanes}
         on_gpu = bool(tables & set(GPU_TABLES))
         # What is rolled up: GPU work, else framework ops, else ranges.
         work = set(GPU_TABLES) if on_gpu else {"ops"} if "ops" in tables else {"ranges"}
         own_groups = {} if on_gpu else _cpu_groups([lane for lane in lanes if lane.table in work], names)
-        rows: dict[int, dict[str, Any]] = {}
+        self.lanes: list[_Items] = []
+        rows: dict[float, dict[str, Any]] = {}
         devices: dict[int, list[int]] = {}
         above: set[int] = set()
         for lane in lanes:
             inside = (lane.end > self.first) & (lane.start < last)
             if not inside.any():
                 continue
-            self._add(lane, inside, names, own_groups)
-            here = len(self.lanes) - 1
-            row = rows.setdefault(
-                lane.row, {"label": lane.label, "kind": "events" if lane.device >= 0 else "ranges", "of": []}
-            )
+            here = len(self.lanes)
+            self.lanes.append(_items(lane, inside, self.first, names, own_groups))
+            kind = "events" if lane.device >= 0 else "ranges"
+            row = rows.setdefault(lane.row, {"label": lane.label, "kind": kind, "of": []})
             row["of"].append([here, -1, 1])
             if lane.table in work:
                 devices.setdefault(lane.device, []).append(here)
             elif lane.label and lane.table in {"ranges", IDLE}:
                 above.add(here)
+        #: lanes of recorded events; those after them hold what overlaps, to be taken off a sum
+        self.recorded = len(self.lanes)
         self.raw = list(rows.values())
-        self.events = sum(len(lane.events.start) for lane in self.lanes)
         # The outermost ranges (the steps, usually) stay in view above the work rolled up.
         self.rolled = [row for row in self.raw if row["of"][0][0] in above]
         for device, of in devices.items():
-            self._roll_up(of, f"GPU {device}" if len(devices) > 1 else "GPU", names, all_work=on_gpu)
+            prefix = f"GPU {device} " if len(devices) > 1 else "GPU " if on_gpu else ""
+            if on_gpu:
+                self._share(f"{prefix}busy", of)
+            events = [self.lanes[i] for i in of]
+            group = np.concatenate([lane.group for lane in events])
+            time = pd.Series(np.concatenate([lane.length for lane in events])).groupby(group).sum()
+            titles = {number: text for (text, _), number in names.groups.items()}
+            for number in time.drop(_CPU, errors="ignore").sort_values(ascending=False).index:
+                self._share(f"{prefix if len(devices) > 1 else ''}{titles[number]}", of, int(number))
         # The strip that shows the whole window: each device's work, or the outermost of the busiest thread's.
         self.strip = [row["of"] for row in self.rolled if row["kind"] == "share" and row["of"][0][1] < 0]
         if not self.strip:
-            rolled = {lane for of in devices.values() for lane in of}
-            self.strip = [row["of"] for row in self.raw if row["of"][0][0] in rolled][:1]
+            done = {lane for of in devices.values() for lane in of}
+            self.strip = [row["of"] for row in self.raw if row["of"][0][0] in done][:1]
 
-    def _add(self, lane: Lane, inside: npt.NDArray[np.bool_], names: _Names, own_groups: dict[str, int]) -> None:
-        assert lane.names is not None
-        start = lane.start[inside].astype(np.int64) - self.first
-        length = lane.end[inside].astype(np.int64) - self.first - start
-        order = np.argsort(start, kind="stable")
-        start, length = start[order], length[order]
-        codes = lane.names.codes[inside][order].astype(np.int64)
-        # A dictionary can name much that this window lacks.
-        used = np.unique(codes)
-        texts = [str(lane.names.categories[c]) if c >= 0 else "" for c in used]
-        groups = _groups(lane, texts, names, own_groups)
-        index = np.array([names.add(_shown(t), g) for t, g in zip(texts, groups, strict=True)], np.int64)
-        at = np.searchsorted(used, codes)
-        one = np.ones_like(start)
-        self.lanes.append(_Lane(_Items(start, length, length, one, index[at]), np.asarray(groups, np.int64)[at]))
-
-    def _roll_up(self, lanes: list[int], label: str, names: _Names, *, all_work: bool) -> None:
-        group = np.concatenate([self.lanes[i].group for i in lanes])
-        start = np.concatenate([self.lanes[i].events.start for i in lanes])
-        length = np.concatenate([self.lanes[i].events.length for i in lanes])
-        time = pd.Series(length).groupby(group).sum().sort_values(ascending=False)
-        title = {number: text for (text, _), number in names.groups.items()}
-        if all_work:
-            self.rolled.append(self._share(label + " busy", lanes, -1, (start, length)))
-        for number in time.index:
-            if number == _CPU:
-                continue  # all the ranges that have no row of their own
-            mine = group == number
-            having = [i for i in lanes if (self.lanes[i].group == number).any()]
-            several = label != "GPU" and all_work
-            name = f"{label} {title[number]}" if several else title[number]
-            self.rolled.append(self._share(name, having, int(number), (start[mine], length[mine])))
-
-    def _share(self, label: str, lanes: list[int], group: int, spans: tuple[_Ints, _Ints]) -> dict[str, Any]:
-        """Describe a row of time shares: sums of some lanes, less what overlaps."""
-        of = [[i, group, 1] for i in lanes]
-        excess = _excess(*spans)
+    def _share(self, label: str, lanes: list[int], group: int = -1) -> None:
+        """Add a row of time shares: sums of some lanes (of one group in them), less what overlaps."""
+        having = [i for i in lanes if group < 0 or (self.lanes[i].group == group).any()]
+        chosen = [[column[(each.group == group) | (group < 0)] for column in each[:2]]
+                  for each in (self.lanes[i] for i in having)]  # fmt: skip
+        of = [[i, group, 1] for i in having]
+        excess = _excess(*(np.concatenate(column) for column in zip(*chosen, strict=True)))
         if len(excess.start):
             of.append([len(self.lanes), -1, -1])
-            self.lanes.append(_Lane(excess, np.zeros_like(excess.start), recorded=False))
-        return {"label": label, "kind": "share", "of": of}
+            self.lanes.append(excess)
+        self.rolled.append({"label": label, "kind": "share", "of": of})
 
     def cell(self, cells: int) -> int:
         """Length of a cell in nanoseconds, when the window has 2**cells; 0 where it is too short to merge anything."""
         cell = self.span >> cells
         return cell if cell > 1 else 0
 
-    def items(self, cells: int) -> list[list[tuple[int, _Items]]]:
-        """Each lane's levels, finest first, as pairs of cell length in nanoseconds and items.
+    def count(self, cells: int) -> int:
+        """How many recorded items the finest levels would have."""
+        items, cell = 0, self.cell(cells)
+        for lane in self.lanes[: self.recorded]:
+            short = lane.length < cell
+            runs = np.sort(_run_key(lane, cell)[short], kind="stable") if short.any() else ()
+            items += int((~short).sum() + np.count_nonzero(np.diff(runs, prepend=-1)))
+        return items
+
+    def levels(self, lane: _Items, cells: int) -> list[tuple[int, _Items]]:
+        """A lane's levels, finest first, as pairs of cell length in nanoseconds and items.
 
         Parameters
         ----------
+        lane : _Items
         cells : int
             Events shorter than 1 / 2**cells of the window are merged in the finest level already.
         """
-        return [self._levels(lane, cells) for lane in self.lanes]
-
-    def _levels(self, lane: _Lane, cells: int) -> list[tuple[int, _Items]]:
-        finest = self.cell(cells)
-        levels = [(finest, _merged(lane.events, lane.group, finest))]
+        levels = [(self.cell(cells), _merged(lane, self.cell(cells)))]
         for exponent in range(_FINEST, _COARSEST - 1, -_STEP):
             cell = self.cell(exponent)
             if len(levels[-1][1].start) <= _FEW_ITEMS:
                 break
             if exponent < cells and cell:
-                coarser = _merged(lane.events, lane.group, cell)
+                coarser = _merged(lane, cell)
                 # A level that is not much smaller is not worth its bytes.
                 if len(coarser.start) <= len(levels[-1][1].start) // 2:
                     levels.append((cell, coarser))
         return levels
 
 
+def _items(lane: Lane, inside: npt.NDArray[np.bool_], first: int, names: _Names, own_groups: dict[str, int]) -> _Items:
+    """A lane's events in the window, as they were recorded."""
+    order = np.argsort(lane.start[inside], kind="stable")
+    start = lane.start[inside][order].astype(np.int64) - first
+    length = lane.end[inside][order].astype(np.int64) - first - start
+    # A dictionary can name much that this window lacks.
+    used, at = np.unique(lane.names.codes[inside][order], return_inverse=True)
+    texts = [str(lane.names.categories[c]) if c >= 0 else "" for c in used]
+    groups = _groups(lane.table, texts, names, own_groups)
+    index = np.array([names.add(_shown(t), g) for t, g in zip(texts, groups, strict=True)], np.int64)
+    return _Items(start, length, length, np.ones_like(start), index[at], np.array(groups, np.int64)[at])
+
+
 def _shown(text: str) -> str:
     text = " ".join(text[: 4 * _LONGEST_NAME].split())
-    if len(text) <= _LONGEST_NAME:
-        return text
-    return f"{text[: _LONGEST_NAME - 1]}…"
+    return text if len(text) <= _LONGEST_NAME else f"{text[: _LONGEST_NAME - 1]}…"
 
 
-def _groups(lane: Lane, texts: list[str], names: _Names, own_groups: dict[str, int]) -> list[int]:
-    if lane.table == "kernels":
+def _groups(table: str, texts: list[str], names: _Names, own_groups: dict[str, int]) -> list[int]:
+    if table == "kernels":
         categories = [CATEGORIES[code] for code in categorize(pd.Index(texts, dtype="str")).codes]
         return [names.group(c, COLOURS[c]) for c in categories]
-    if lane.table == "memops":
+    if table == "memops":
         return [names.group(t, COLOURS["memset" if t == "memset" else "copy"]) for t in texts]
-    if lane.table in _NAMED:
-        label = _NAMED[lane.table]
+    if table in _NAMED:
+        label = _NAMED[table]
         return [names.group(label, COLOURS[label])] * len(texts)
-    if lane.table == IDLE:
+    if table == IDLE:
         return [names.group(f"idle: {cause}", CAUSE_COLOURS.get(cause, GREY)) for cause in texts]
     return [own_groups.get(text, _CPU) for text in texts]
 
@@ -315,24 +275,25 @@ class _Packed(NamedTuple):
 
 
 def _pack(trace: _Prepared, names: list[tuple[int, str]], cells: int) -> _Packed:
-    lanes = trace.items(cells)
+    lanes = [trace.levels(lane, cells) for lane in trace.lanes]
     levels = [level for lane in lanes for _, level in lane]
-    name = np.concatenate([np.empty(0, np.int64), *(level.name for level in levels)])
     columns = [
-        _planes(np.concatenate([np.empty(0, np.int64), *column]))
+        np.concatenate([np.empty(0, np.int64), *column])
         for column in (
             # The gap to the item before is a smaller number than a time, and often the same one.
             [_unsigned(level.start - np.concatenate(([0], (level.start + level.length)[:-1]))) for level in levels],
             [level.length for level in levels],
             [_unsigned(level.busy - level.length) for level in levels],
             [level.number - 1 for level in levels],
+            [level.name for level in levels],
         )
     ]
-    texts = json.dumps([names[i][1] for i in np.unique(name)]).encode()
-    data = b"".join([*(column for column, _ in columns), _planes(name)[0], texts])
+    texts = json.dumps([names[i][1] for i in np.unique(columns[-1])]).encode()
+    planes = [_planes(column) for column in columns]
+    data = b"".join([*(plane for plane, _ in planes), texts])
     sizes = [[(cell, len(level.start)) for cell, level in lane] for lane in lanes]
-    items = sum(lane[0][1] for lane, of in zip(sizes, trace.lanes, strict=True) if of.recorded)
-    return _Packed(sizes, columns, name, items, len(zlib.compress(data, 1)))
+    items = sum(lane[0][1] for lane in sizes[: trace.recorded])
+    return _Packed(sizes, planes[:-1], columns[-1], items, len(zlib.compress(data, 1)))
 
 
 def _fitted(traces: list[_Prepared], names: _Names, common: dict[str, Any], most_bytes: int) -> tuple[str, int]:
@@ -365,12 +326,9 @@ def _fitted(traces: list[_Prepared], names: _Names, common: dict[str, Any], most
 
 def _cells(trace: _Prepared, cells: int, most: float) -> int:
     """Halve a trace's resolution, from 2**cells cells, until it has no more items; counting is cheaper than packing."""
-    if sum(len(lane.events.start) for lane in trace.lanes if lane.recorded) <= most:
+    if trace.count(_ALL) <= most:
         return cells
-    cells = min(cells, _FINEST)
-    while cells > _LEAST and _count(trace, cells) > most:
-        cells -= 1
-    return cells
+    return next((c for c in range(min(cells, _FINEST), _LEAST, -1) if trace.count(c) <= most), _LEAST)
 
 
 def _joined(traces: list[_Prepared], packed: list[_Packed], names: _Names, common: dict[str, Any]) -> str:
@@ -408,19 +366,6 @@ def _joined(traces: list[_Prepared], packed: list[_Packed], names: _Names, commo
     return base64.b64encode(zlib.compress(everything, 9 if len(everything) < 1 << 23 else 6)).decode()
 
 
-def _count(trace: _Prepared, cells: int) -> int:
-    """How many items the finest levels would have."""
-    cell, items = trace.cell(cells), 0
-    for lane in (lane for lane in trace.lanes if lane.recorded):
-        short = lane.events.length < cell
-        items += int((~short).sum())
-        if short.any():
-            items += (
-                int((np.diff(np.sort(_run_key(lane.events, lane.group, cell)[short], kind="stable")) != 0).sum()) + 1
-            )
-    return items
-
-
 def _unsigned(values: _Ints) -> _Ints:
     """Fold the sign into the lowest bit, so that small numbers of either sign stay small (zigzag)."""
     return (values << 1) ^ (values >> 63)
@@ -433,50 +378,43 @@ def _planes(values: _Ints) -> tuple[bytes, int]:
 
 
 def pack(
-    traces: Mapping[str, Trace],
+    found: Mapping[str, Lanes],
     *,
     said: Sequence[str],
     fallback: str,
     title: str,
-    view: str,
-    layout: str,
+    layout: Literal["switch", "stacked"],
     most_bytes: int,
-    levels: int,
-    most_streams: int,
-    most_threads: int,
     window: tuple[int | None, int | None] = (None, None),
-    idle: Mapping[str, pd.DataFrame] | None = None,
 ) -> InteractiveTimeline:
     """Pack a timeline.
 
     Parameters
     ----------
-    traces : mapping of str to Trace
+    found : mapping of str to Lanes
+        The rows of each trace, by label.
     said : sequence of str
         A sentence for each, for those who cannot see it.
     fallback : str
         HTML to show where scripts do not run.
-    title, view, layout, most_bytes, levels, most_streams, most_threads
+    title : str
+    layout : {"switch", "stacked"}
+        Several traces: one at a time, or all above each other on one time axis, each from its own window's start.
+    most_bytes : int
         As in :func:`nsightkit.plots.interactive_timeline`.
     window : tuple of int or None
         Nanoseconds on each trace's clock.
-    idle : mapping of str to DataFrame, optional
-        Gaps of each trace, as :func:`nsightkit.analysis.timeline.gaps.find` has them. With it, all there is of each
-        thread has rows: framework ops and CUDA calls beside the ranges, and a device's idle time by cause.
 
     Returns
     -------
     InteractiveTimeline
     """
-    names, most = _Names(), (levels, most_streams, most_threads)
-    prepared = []
-    for label, trace in traces.items():
-        found = Lanes(find_lanes(trace, *most, detailed=True)) if idle is None else all_lanes(trace, *most, idle[label])
-        prepared.append(_Prepared(found, label, window, names))
-    common = {"title": title, "view": view, "layout": layout, "said": list(said)}
+    names = _Names()
+    prepared = [_Prepared(lanes, label, window, names) for label, lanes in found.items()]
+    common = {"title": title, "view": "raw", "layout": layout, "said": list(said)}
     data, items = _fitted(prepared, names, common, most_bytes)
-    counts = (len(prepared), sum(trace.events for trace in prepared), items)
-    return InteractiveTimeline(data, fallback, " ".join(said), counts)
+    events = sum(len(lane.start) for trace in prepared for lane in trace.lanes[: trace.recorded])
+    return InteractiveTimeline(data, fallback, " ".join(said), (len(prepared), events, items))
 
 
 class InteractiveTimeline:

@@ -1,36 +1,33 @@
-"""The roofline: what operations reach, under what their intensity allows."""
+"""What operations reach: their rates under the roofs of a card, and how much of its compute and memory kernels use."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from itertools import cycle
 
 import numpy as np
 import pandas as pd
+from matplotlib.colors import ListedColormap, to_rgba
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import LogLocator, NullLocator, PercentFormatter
 
+from nsightkit.analysis.roofline.counters import classify
 from nsightkit.analysis.roofline.sol import Rates
-from nsightkit.plots._style import (
-    BLUE,
-    DARK_GREY,
-    GREEN,
-    GREY,
-    OCHRE,
-    PURPLE,
-    RED,
-    VERMILION,
-    new_figure,
-    nothing,
-    plain,
-    spoken,
-)
+from nsightkit.plots._base import BLUE, DARK_GREY, GREEN, GREY, OCHRE, PURPLE, RED, VERMILION, spoken
+from nsightkit.plots._style import described, legend_below, new_figure, nothing, plain
 
 _ROOFS = ((DARK_GREY, "-"), (BLUE, "--"), (PURPLE, "-."))
 _MARKS = (
     *((BLUE, "o"), (VERMILION, "s"), (GREEN, "D"), (PURPLE, "^"), (OCHRE, "v"), (RED, "P"), (BLUE, "X"), (GREEN, "*")),
     *((VERMILION, "<"), (PURPLE, ">"), (OCHRE, "h"), (RED, "d")),
 )
+#: Of the regions: where their name stands (memory, compute), and their colour.
+_REGIONS = {
+    "latency-bound": ((27, 35), GREY),
+    "compute-bound": ((27, 72), BLUE),
+    "memory-bound": ((80, 35), VERMILION),
+    "balanced": ((70, 69), PURPLE),
+}
 
 
 def roofline(
@@ -64,23 +61,18 @@ def roofline(
     -------
     matplotlib.figure.Figure
     """
-    every = table[(table["flops"] > 0) & table["intensity"].notna()].sort_values(
-        "time_ns", ascending=False, kind="stable"
-    )
+    drawable = table[(table["flops"] > 0) & table["intensity"].notna()]
+    every = drawable.sort_values("time_ns", ascending=False, kind="stable").astype({"intensity": float})
+    every["reached"] = every["flops"].astype(float) / every["time_ns"].astype(float) / 1e3
     shown, rest = every.head(top), every.iloc[top:]
     figure, axes = new_figure(5.4, title)
     if shown.empty:
         return nothing(figure, axes, title, "no operations with FLOPs and a time")
-    reached = shown["flops"].to_numpy(float) / shown["time_ns"].to_numpy(float) / 1e3
-    intensity = shown["intensity"].to_numpy(float)
     roofs = [rate for rate in rates if unit in rate.tflops and rate.gb_per_s > 0]
     ridges = [rate.tflops[unit] * 1e3 / rate.gb_per_s for rate in roofs]
-    all_intensities = every["intensity"].to_numpy(float)
-    first = min([*all_intensities, *ridges]) / 2
-    last = max([*all_intensities, *ridges]) * 3
+    first, last = min([*every["intensity"], *ridges]) / 2, max([*every["intensity"], *ridges]) * 3
     grid = np.geomspace(first, last, 200)
-    told: set[str] = set()
-    for rate, (colour, line), ridge in zip(roofs, _ROOFS * len(roofs), ridges, strict=False):
+    for rate, (colour, line), ridge in zip(roofs, cycle(_ROOFS), ridges, strict=False):
         roof = np.minimum(grid * rate.gb_per_s / 1e3, rate.tflops[unit])
         said = f"{plain(rate.source, 36)}: {rate.tflops[unit]:,.4g} TFLOP/s, {rate.gb_per_s:,.0f} GB/s"
         axes.plot(grid, roof, color=colour, linestyle=line, linewidth=1.8, label=said)
@@ -89,40 +81,81 @@ def roofline(
             ceiling = rate.tflops[other]
             begin = max(ceiling * 1e3 / rate.gb_per_s, first)
             axes.plot([begin, last], [ceiling] * 2, color=colour, linestyle=line, linewidth=0.9)
-            if other not in told:  # once: the roofs lie close to each other
-                told.add(other)
+            if plain(other) not in [text.get_text() for text in axes.texts]:  # once: the roofs lie close to each other
                 axes.annotate(
                     plain(other), (last, ceiling), (-2, 3), textcoords="offset points", ha="right", fontsize=8,
                 )  # fmt: skip
-    shares = shown["sol_datasheet"] if "sol_datasheet" in shown else pd.Series(np.nan, index=shown.index)
-    for x, y, name, share, (colour, mark) in zip(
-        intensity, reached, shown["name"], shares, _MARKS * (len(shown) // len(_MARKS) + 1), strict=False
-    ):
-        label = plain(name, 44) + (f", {share:.0%}" if np.isfinite(share) else "")
-        axes.plot([x], [y], linestyle="none", marker=mark, color=colour, markersize=7, label=label)
+    if "sol_datasheet" not in shown:
+        shown = shown.assign(sol_datasheet=np.nan)
+    for row, (colour, mark) in zip(shown.to_dict("records"), cycle(_MARKS), strict=False):
+        label = plain(row["name"], 44) + (f", {row['sol_datasheet']:.0%}" if np.isfinite(row["sol_datasheet"]) else "")
+        axes.plot(
+            [row["intensity"]], [row["reached"]], linestyle="none", marker=mark, color=colour, markersize=7, label=label
+        )
     if len(rest):
-        rates_of_rest = rest["flops"].to_numpy(float) / rest["time_ns"].to_numpy(float) / 1e3
-        said = f"{len(rest)} quicker ones"
-        at = rest["intensity"].to_numpy(float)
-        axes.plot(at, rates_of_rest, linestyle="none", marker=".", color=GREY, markersize=5, label=said)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlim(first, last)
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(LogLocator(10))
-        axis.set_minor_locator(NullLocator())
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.set_xlabel("arithmetic intensity (FLOPs a byte of compulsory traffic)")
-    axes.set_ylabel("reached (TFLOP/s)")
-    figure.legend(
-        *axes.get_legend_handles_labels(), loc="outside lower center", ncols=1 if len(shown) < 4 else 2, frameon=False,
-        fontsize=8,
+        axes.plot(
+            rest["intensity"], rest["reached"], linestyle="none", marker=".", color=GREY, markersize=5,
+            label=f"{len(rest)} quicker ones",
+        )  # fmt: skip
+    axes.set(
+        xscale="log", yscale="log", xlim=(first, last), ylabel="reached (TFLOP/s)",
+        xlabel="arithmetic intensity (FLOPs a byte of compulsory traffic)",
     )  # fmt: skip
-    pairs: list[tuple[Any, str]] = [
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set(major_locator=LogLocator(10), minor_locator=NullLocator(), major_formatter=lambda v, _: f"{v:g}")
+    legend_below(figure, axes, 1 if len(shown) < 4 else 2, size=8)
+    pairs = [
         (name, f"{rate:,.3g} TFLOP/s at {at:,.3g} FLOPs a byte")
-        for name, rate, at in zip(shown["name"], reached, intensity, strict=True)
+        for name, rate, at in shown[["name", "reached", "intensity"]].itertuples(index=False)
     ]
     below = " and ".join(f"{r.source} ({r.tflops[unit]:,.4g} TFLOP/s, {r.gb_per_s:,.0f} GB/s)" for r in roofs)
     more = f"; {len(rest)} more" if len(rest) else ""
-    figure.set_label(f"{title}, points under the roofs of {below or 'no card'}: {spoken(pairs, most=12)}{more}.")
-    return figure
+    return described(
+        figure, f"{title}, points under the roofs of {below or 'no card'}: {spoken(pairs, most=12)}{more}."
+    )
+
+
+def limiter_map(table: pd.DataFrame, *, title: str = "What limits each kernel") -> Figure:
+    """Draw kernels over the throughput of memory and of compute, on the regions of NVIDIA's rule.
+
+    Parameters
+    ----------
+    table : DataFrame
+        ``kernel``, ``sm_pct``, ``memory_pct`` and ``classification``, as from
+        :func:`nsightkit.analysis.roofline.counters.summary`; ``name``, where there is one, is what the legend says
+        instead of ``kernel``. Rows whose throughputs were not measured are left out.
+    title : str, default "What limits each kernel"
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+    """
+    shown = table.dropna(subset=["sm_pct", "memory_pct"])
+    figure, axes = new_figure(5.2, title, width=6.4)
+    if shown.empty:
+        return nothing(figure, axes, title, "no kernels with both throughputs")
+    # By the rule itself, point by point: the picture cannot differ from the classes.
+    order = list(_REGIONS)
+    grid = [[order.index(classify(y + 0.5, x + 0.5)) for x in range(100)] for y in range(100)]
+    tints = ListedColormap([to_rgba(colour, 0.22) for _, colour in _REGIONS.values()])
+    axes.imshow(np.array(grid), cmap=tints, vmin=0, vmax=len(order) - 1, extent=(0, 100, 0, 100), origin="lower")
+    for region, (place, _) in _REGIONS.items():
+        axes.text(*place, region, ha="center", va="center", fontsize=9, style="italic", zorder=1.5)  # below points
+    columns = ["name" if "name" in shown else "kernel", "classification", "memory_pct", "sm_pct"]
+    said = []
+    for (name, bound, x, y), (colour, mark) in zip(shown[columns].itertuples(index=False), cycle(_MARKS), strict=False):
+        # The frame keeps apart what lies on one spot, and a point from a region of its colour.
+        axes.plot(
+            [x], [y], linestyle="none", marker=mark, color=colour, markersize=9, markeredgecolor="white", clip_on=False,
+            label=f"{plain(name, 44)}: {bound}",
+        )  # fmt: skip
+        said.append((name, f"({bound}) at {y:.0f} % of compute and {x:.0f} % of memory"))
+    axes.set(
+        xlim=(0, 100), ylim=(0, 100), xlabel="memory throughput, the busiest of L1, L2 and DRAM",
+        ylabel="compute throughput, the busiest unit of the SMs",
+    )  # fmt: skip
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_ticks([0, 20, 40, 60, 80, 100])
+        axis.set_major_formatter(PercentFormatter())
+    legend_below(figure, axes, 1 if len(shown) < 4 else 2)
+    return described(figure, f"{title}, points on the regions of NVIDIA's rule: {spoken(said, most=12)}.")

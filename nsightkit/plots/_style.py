@@ -1,8 +1,8 @@
-"""Colours, units and text that every figure shares."""
+"""What figures share: frames, text that matplotlib can draw, bars, legends, and the sentence that describes them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -11,44 +11,14 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
+from matplotlib.ticker import LogLocator, NullLocator
 
-from nsightkit.plots._base import (
-    BLUE,
-    CATEGORY_COLOURS,
-    CAUSE_COLOURS,
-    DARK_GREY,
-    GREEN,
-    GREY,
-    OCHRE,
-    PURPLE,
-    RED,
-    VERMILION,
-    duration,
-    spoken,
-    time_unit,
-)
+from nsightkit.plots._base import BLUE, GREEN, OCHRE, PURPLE, RED, VERMILION, tick
 
-__all__ = [
-    "BLUE",
-    "CATEGORY_COLOURS",
-    "CAUSE_COLOURS",
-    "DARK_GREY",
-    "GREEN",
-    "GREY",
-    "OCHRE",
-    "PURPLE",
-    "RED",
-    "VERMILION",
-    "duration",
-    "first_rows",
-    "label_bars",
-    "name_rows",
-    "new_figure",
-    "nothing",
-    "plain",
-    "spoken",
-    "time_unit",
-]
+#: Series that also differ without colour.
+LINES: tuple[tuple[str, Any], ...] = (
+    (BLUE, "-"), (VERMILION, "--"), (GREEN, "-."), (PURPLE, ":"), (OCHRE, (0, (5, 1, 1, 1, 1, 1))), (RED, (0, (3, 1))),
+)  # fmt: skip
 
 
 def new_figure(height: float, title: str = "", width: float = 7.6) -> tuple[Figure, Any]:
@@ -57,6 +27,17 @@ def new_figure(height: float, title: str = "", width: float = 7.6) -> tuple[Figu
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_title(plain(title), loc="left")
     return figure, axes
+
+
+def new_grid(rows: int, columns: int, height: float, title: str, **shared: Any) -> tuple[Figure, Any]:
+    """Make a figure with rows of axes under one title, which may be as wide as all of them."""
+    figure, grid = plt.subplots(
+        rows, columns, figsize=(7.6, height), layout="constrained", squeeze=False, **shared
+    )  # fmt: skip
+    figure.suptitle(plain(title), x=0.01, ha="left", fontsize="large")
+    for axes in grid.flat:
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure, grid
 
 
 @lru_cache
@@ -83,6 +64,28 @@ def label_bars(axes: Any, bars: Any, labels: Iterable[str]) -> None:
     axes.set_xlim(left=0)
 
 
+def bars_of(
+    axes: Any, names: Iterable[object], widths: Any, labels: Iterable[str], *, longest: int = 44, **look: Any
+) -> Any:
+    """Draw a named bar a row, with its value in words at its end."""
+    bars = axes.barh(np.arange(len(widths)), widths, height=0.68, **look)
+    label_bars(axes, bars, labels)
+    name_rows(axes, names, longest)
+    return bars
+
+
+def stack(axes: Any, parts: pd.DataFrame, looks: Iterable[tuple[str, str | None]], height: float = 0.62) -> list[Any]:
+    """Draw a bar a column, of one segment after another: a row of `parts` each, with its colour and its hatch."""
+    rows, left = np.arange(parts.shape[1]), parts.cumsum().shift(fill_value=0.0)
+    return [
+        axes.barh(
+            rows, parts.iloc[i], left=left.iloc[i], height=height, color=colour, edgecolor="white", hatch=hatch or None,
+            label=plain(parts.index[i], 40),
+        )
+        for i, (colour, hatch) in zip(range(len(parts)), looks, strict=False)
+    ]  # fmt: skip
+
+
 def name_rows(axes: Any, names: Iterable[object], longest: int = 44) -> None:
     """Row names on the y axis, first row on top."""
     labels = [plain(n, longest) for n in names]
@@ -100,10 +103,35 @@ def first_rows(rows: pd.DataFrame, top: int, name: str, sums: Sequence[str]) -> 
     return pd.concat([rows.head(top), others], ignore_index=True)
 
 
+def decades(axis: Any, low: float, high: float, write: Callable[[float], str]) -> None:
+    """Mark powers of ten on an axis, and between them where there are few."""
+    subs = (1.0,) if high / low > 100 else (1.0, 2.0, 5.0)
+    axis.set(
+        major_locator=LogLocator(10, subs), minor_locator=NullLocator(), major_formatter=lambda value, _: write(value)
+    )
+
+
+def time_axis(axes: Any, label: str, first: float, last: float) -> None:
+    """Make the x axis one of times on a logarithmic scale."""
+    axes.set(xscale="log", xlim=(first, last), xlabel=label)
+    decades(axes.xaxis, first, last, tick)
+
+
+def legend_below(figure: Figure, axes: Any, columns: int, size: float = 9) -> None:
+    """Explain below the axes what is in them: inside, no corner is sure to be free."""
+    figure.legend(
+        *axes.get_legend_handles_labels(), loc="outside lower center", ncols=columns, frameon=False, fontsize=size
+    )
+
+
+def described(figure: Figure, sentence: str) -> Figure:
+    """Give a figure its label, which is the alternative text where it is published."""
+    figure.set_label(sentence)
+    return figure
+
+
 def nothing(figure: Figure, axes: Any, title: str, what: str) -> Figure:
     """Say in the axes, and in the figure's label, that there is nothing to draw."""
-    figure.set_label(f"{title}: {what}.")
     axes.text(0.5, 0.5, what, ha="center", va="center", transform=axes.transAxes)
-    axes.set_xticks([])
-    axes.set_yticks([])
-    return figure
+    axes.set(xticks=[], yticks=[])
+    return described(figure, f"{title}: {what}.")

@@ -1,35 +1,37 @@
-"""The timeline: streams and threads over time."""
+"""The timeline: streams and threads over time, as a figure, and as a page's element that zooms."""
 
 from __future__ import annotations
 
+import base64
+import html
+import io
+import re
+from collections.abc import Mapping
 from typing import Any
 
+import matplotlib as mpl
+import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from PIL import Image
 
-from nsightkit.plots._lanes import find_lanes
-from nsightkit.plots._style import (
-    BLUE,
-    DARK_GREY,
-    GREEN,
-    GREY,
-    PURPLE,
-    duration,
-    new_figure,
-    nothing,
-    plain,
-    spoken,
-    time_unit,
-)
+from nsightkit.errors import UsageError
+from nsightkit.plots._base import BLUE, DARK_GREY, GREEN, GREY, PURPLE, duration, spoken, time_unit
+from nsightkit.plots._lanes import Lanes, Most, find_lanes
+from nsightkit.plots._packing import InteractiveTimeline, pack
+from nsightkit.plots._style import described, new_figure, nothing, plain
 from nsightkit.trace.model import Trace
 
-_GPU_KINDS = {"kernels": ("kernel", BLUE), "memops": ("copy or memset", GREEN), "graphs": ("CUDA graph", PURPLE)}
-_RANGE_COLOUR = GREY
+_KINDS = {"kernels": ("kernel", BLUE), "memops": ("copy or memset", GREEN), "graphs": ("CUDA graph", PURPLE)}
 
 #: Horizontal resolution; a lane with more events than this is drawn by its coverage of these columns.
 _COLUMNS = 1600
+#: With more traces than this only the first has a static figure.
+_MOST_FALLBACKS = 6
+#: A stand-in for the page's own text colour, which matplotlib cannot name.
+_INK = "#010203"
 
 
 def timeline(
@@ -38,14 +40,13 @@ def timeline(
     start_ns: int | None = None,
     end_ns: int | None = None,
     levels: int = 3,
-    most_streams: int = 8,
-    most_threads: int = 3,
     title: str = "Timeline",
 ) -> Figure:
     """GPU streams and CPU ranges over time.
 
     A lane that holds more events than the figure has columns is drawn by the share of each column that events
-    cover, so millions of kernels cost one histogram and a stream that is half idle looks half idle.
+    cover, so millions of kernels cost one histogram and a stream that is half idle looks half idle. The eight streams
+    and the three CPU threads with most time are drawn.
 
     Parameters
     ----------
@@ -54,60 +55,50 @@ def timeline(
         The window to draw, nanoseconds on the trace's clock; all of it when omitted.
     levels : int, default 3
         How many nesting levels of CPU ranges (or framework ops, in a trace without ranges) to draw a thread.
-    most_streams : int, default 8
-        How many GPU streams to draw, the ones with most time.
-    most_threads : int, default 3
-        How many CPU threads to draw, the ones with most time.
     title : str, default "Timeline"
 
     Returns
     -------
     matplotlib.figure.Figure
     """
-    filled = find_lanes(trace, levels, most_streams, most_threads)
+    filled = find_lanes(trace, Most(levels=levels))
     if not filled:
         return nothing(*new_figure(1.6, title), title, "no events to draw")
     first = int(min(lane.start.min() for lane in filled)) if start_ns is None else start_ns
     last = int(max(lane.end.max() for lane in filled)) if end_ns is None else end_ns
     last = max(last, first + 1)
-
-    rows = {row: lane.label for lane in reversed(filled) for row in [lane.row]}
+    rows = {lane.row: plain(lane.label, 30) for lane in filled}
     place = {row: i for i, row in enumerate(sorted(rows))}
     figure, axes = new_figure(1.3 + 0.34 * max(len(place), 2), title)
     scale, unit = time_unit(last - first)
+    width = (last - first) / scale
     used: dict[str, str] = {}
     for lane in filled:
         inside = (lane.end > first) & (lane.start < last)
-        start = (np.clip(lane.start[inside], first, last) - first) / scale
-        end = (np.clip(lane.end[inside], first, last) - first) / scale
-        kind, colour = _GPU_KINDS.get(lane.table, ("", _RANGE_COLOUR))
-        _draw(axes, (start, end), place[lane.row], colour, (last - first) / scale)
+        start, end = ((np.clip(side[inside], first, last) - first) / scale for side in (lane.start, lane.end))
+        kind, colour = _KINDS.get(lane.table, ("", GREY))
+        _draw(axes, start, end, place[lane.row], colour, width)
         if kind:
             used[kind] = colour
-        if lane.names is not None:
-            _write_names(axes, (start, end), lane.names[inside], place[lane.row], (last - first) / scale)
-    axes.set_xlim(0, (last - first) / scale)
-    axes.set_ylim(len(place) - 0.4, -0.6)
-    axes.set_yticks(list(place.values()), labels=[plain(rows[row], 30) for row in place], fontsize=9)
+        else:
+            _write_names(axes, start, end, lane.names[inside], place[lane.row], width)
+    axes.set(
+        xlim=(0, width), ylim=(len(place) - 0.4, -0.6),
+        xlabel=f"time since {duration(first)} ({unit})" if first else f"time ({unit})",
+    )  # fmt: skip
+    axes.set_yticks(list(place.values()), labels=[rows[row] for row in place], fontsize=9)
     axes.tick_params(axis="y", length=0)
-    axes.set_xlabel(f"time since {duration(first)} ({unit})" if first else f"time ({unit})")
     if used:
         axes.legend(
-            handles=[Patch(color=colour, label=name) for name, colour in used.items()],
-            ncols=len(used),
-            frameon=False,
-            fontsize=9,
-            loc="lower right",
-            bbox_to_anchor=(1, 1),
-        )
+            handles=[Patch(color=colour, label=name) for name, colour in used.items()], ncols=len(used), frameon=False,
+            fontsize=9, loc="lower right", bbox_to_anchor=(1, 1),
+        )  # fmt: skip
     said = [(lane.label, f"{len(lane.start):,} events") for lane in filled if lane.label]
-    figure.set_label(f"{title}, lanes over {duration(last - first)}: {spoken(said)}.")
-    return figure
+    return described(figure, f"{title}, lanes over {duration(last - first)}: {spoken(said)}.")
 
 
-def _draw(axes: Any, spans: tuple[np.ndarray, np.ndarray], row: int, colour: str, width: float) -> None:
-    start, end = spans
-    height = 0.72
+def _draw(axes: Any, start: np.ndarray, end: np.ndarray, row: int, colour: str, width: float) -> None:
+    low, high = row + 0.36, row - 0.36
     if not len(start):
         return
     if len(start) <= _COLUMNS:
@@ -115,17 +106,14 @@ def _draw(axes: Any, spans: tuple[np.ndarray, np.ndarray], row: int, colour: str
         end = np.maximum(end, start + width / _COLUMNS)
         corners = np.empty((len(start), 4, 2))
         corners[:, [0, 3], 0], corners[:, [1, 2], 0] = start[:, None], end[:, None]
-        corners[:, :2, 1], corners[:, 2:, 1] = row - height / 2, row + height / 2
+        corners[:, :2, 1], corners[:, 2:, 1] = high, low
         # Two shades of grey in turn: adjacent ranges must not read as one.
         shades = [colour, DARK_GREY] if colour == GREY else [colour]
         axes.add_collection(PolyCollection(list(corners), facecolors=shades, edgecolors="none"))
         return
-    share = _coverage(start, end, width)
-    edges = np.linspace(0, width, _COLUMNS + 1)
-    low = np.repeat(row + height / 2, 2 * _COLUMNS)
-    axes.fill_between(
-        np.repeat(edges, 2)[1:-1], low, row + height / 2 - height * np.repeat(share, 2), color=colour, linewidth=0
-    )
+    edges = np.repeat(np.linspace(0, width, _COLUMNS + 1), 2)[1:-1]
+    share = np.repeat(_coverage(start, end, width), 2)
+    axes.fill_between(edges, low, low - 0.72 * share, color=colour, linewidth=0)
 
 
 def _coverage(start: np.ndarray, end: np.ndarray, width: float) -> np.ndarray:
@@ -146,10 +134,111 @@ def _coverage(start: np.ndarray, end: np.ndarray, width: float) -> np.ndarray:
     return np.clip(np.diff(until(edges)) / (width / _COLUMNS), 0, 1)
 
 
-def _write_names(axes: Any, spans: tuple[np.ndarray, np.ndarray], names: Any, row: int, width: float) -> None:
-    start, end = spans
+def _write_names(axes: Any, start: np.ndarray, end: np.ndarray, names: Any, row: int, width: float) -> None:
     room = (end - start) / width * 78  # characters of size 8 that fit across the axes
     widest = np.argsort(room)[::-1][:40]
     for i in widest[room[widest] >= 4]:
         name = plain(names[i], max(int(room[i]), 2))
         axes.text((start[i] + end[i]) / 2, row, name, ha="center", va="center", fontsize=8, color="white", clip_on=True)
+
+
+def interactive_timeline(
+    traces: Trace | Mapping[str, Trace],
+    *,
+    start_ns: int | None = None,
+    levels: int = 3,
+    title: str = "Timeline",
+    most_bytes: int = 250_000,
+) -> InteractiveTimeline:
+    """GPU streams and CPU ranges over time, to zoom and pan in a page without any network.
+
+    A reader switches between two views, and between the traces where there are several. *Raw* has each event as it was
+    recorded, a row a stream and a row a nesting level of a thread. *Rolled up* has a row a category of work
+    (:mod:`nsightkit.analysis.core.categories`) of each device, as the share of time it covers, and above them the share
+    of time in which the device was busy; where streams overlap, time counts once. A trace without GPU work is rolled up
+    by the names of its framework ops, else of its CPU ranges.
+
+    Everything is packed ahead, with coarser levels for long windows, so that a page draws a few marks a pixel
+    whatever the number of events. Where the events do not fit in `most_bytes`, the shortest neighbours are merged;
+    the page says so, and counts and sums of durations stay exact. Without scripts the page shows the figures
+    that :func:`timeline` draws.
+
+    Parameters
+    ----------
+    traces : Trace or mapping of str to Trace
+        What to show, by the label a reader chooses it with.
+    start_ns : int, optional
+        Where the window begins, nanoseconds on each trace's clock; with its first event when omitted.
+    levels : int, default 3
+        How many nesting levels of CPU ranges (or framework ops, in a trace without ranges) to show a thread.
+    title : str, default "Timeline"
+    most_bytes : int, default 250_000
+        Size of the packed events in the page. Many traces of many differently named ranges can need more.
+
+    Returns
+    -------
+    InteractiveTimeline
+
+    Raises
+    ------
+    UsageError
+        No trace.
+    """
+    several = {"": traces} if isinstance(traces, Trace) else dict(traces)
+    if not several:
+        raise UsageError("an interactive timeline needs a trace")
+    fallback, said = [], []
+    for number, (label, trace) in enumerate(several.items()):
+        svg, sentence = _static(trace, f"{title}: {label}" if label else title, start_ns=start_ns, levels=levels)
+        said.append(sentence)
+        if number and len(several) > _MOST_FALLBACKS:
+            continue  # its sentence is there; pictures of ten traces weigh as much as a page
+        if len(several) > 1:
+            svg = f"<details{'' if number else ' open'}><summary>{html.escape(label)}</summary>{svg}</details>"
+        fallback.append(svg)
+    most = Most(levels=levels)
+    return pack(
+        {label: Lanes(find_lanes(trace, most, detailed=True)) for label, trace in several.items()},
+        fallback="".join(fallback),
+        said=said,
+        title=title,
+        layout="switch",
+        most_bytes=most_bytes,
+        window=(start_ns, None),
+    )
+
+
+def _static(trace: Trace, title: str, **options: Any) -> tuple[str, str]:
+    """Draw the static figure as SVG in the page's own text colour, with its marks as one picture; and its sentence."""
+    style: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": title, "savefig.dpi": 144}
+    style |= dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), _INK)
+    with mpl.rc_context(style):
+        figure = timeline(trace, title=title, **options)
+        # Tens of thousands of corners would weigh more than all of the page; below 1.2 lies what is filled.
+        figure.axes[0].set_rasterization_zorder(1.2)
+        sentence = str(figure.get_label())
+        out = io.StringIO()
+        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
+        plt.close(figure)
+    svg = out.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"(?<=data:image/png;base64,)[^\"]*", lambda m: _few_colours(m[0]), svg)
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"font-family: [^;]*;", "font-family: 'DejaVu Sans', Verdana, sans-serif;", svg)
+    # Names of groups would be there once a figure; only the ids that something refers to are needed.
+    used = set(re.findall(r"(?:#|url\(#)([\w-]+)", svg))
+    svg = re.sub(r' id="([\w-]+)"', lambda m: m[0] if m[1] in used else "", svg)
+    svg = svg.replace(_INK, "currentColor")
+    said = html.escape(sentence, quote=True)
+    svg = svg.replace("<svg ", f'<svg role="img" aria-label="{said}" style="min-width: 34rem; max-width: 100%" ', 1)
+    # On a narrow screen the figure scrolls inside itself, which the keyboard must reach.
+    name = html.escape(title, quote=True)
+    return f'<div role="group" aria-label="{name}" tabindex="0" style="overflow-x: auto">{svg}</div>', sentence
+
+
+def _few_colours(png: str) -> str:
+    """Encode a picture of flat marks with a palette: a quarter of the size."""
+    image = Image.open(io.BytesIO(base64.b64decode(png)))
+    out = io.BytesIO()
+    image.quantize(48, Image.Quantize.FASTOCTREE).save(out, format="png", optimize=True)
+    return base64.b64encode(out.getvalue()).decode()

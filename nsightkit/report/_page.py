@@ -21,6 +21,7 @@ from nsightkit.analysis.core.text import bytes_text, time_text
 from nsightkit.analysis.timeline import gaps, overview, steps
 from nsightkit.errors import UsageError
 from nsightkit.plots._base import CATEGORY_COLOURS, CAUSE_COLOURS, DARK_GREY
+from nsightkit.plots._lanes import Most, all_lanes
 from nsightkit.plots._packing import InteractiveTimeline, pack, program
 from nsightkit.report._html import Markup, scrolled, section, shown, tag
 from nsightkit.report._tables import SECTIONS, Section, draw, letters, source_line
@@ -34,8 +35,8 @@ __all__ = ["html", "labelled", "write"]
 _MOST_BYTES = 4_900_000
 #: However much the tables take, a timeline has this.
 _LEAST_TIMELINE = 1_000_000
-#: Rows of the timeline, of all traces together: nesting levels of a thread, streams, threads.
-_LEVELS, _STREAMS, _THREADS = 12, 32, 24
+#: Rows of the timeline, of all traces together.
+_MOST = Most(levels=12, streams=32, threads=24)
 #: Gaps that the timeline draws, the longest ones; launching a kernel leaves one that nobody wants to see.
 _MOST_GAPS = 20_000
 _NOT_ENOUGH = "not-enough-data"
@@ -324,18 +325,14 @@ class _Page:
                       if trace.size(table)]  # fmt: skip
             said.append(f"Timeline of {label}: {', '.join(counts) or 'no events'}. The tables say the same in numbers.")
         many = len(self.traces)
+        most = Most(max(_MOST.levels // many, 3), max(_MOST.streams // many, 4), max(_MOST.threads // many, 3))
         return pack(
-            self.traces,
+            {label: all_lanes(trace, most, idle[label]) for label, trace in self.traces.items()},
             said=said,
             fallback=tag("p", "The timeline needs scripts; the tables do not."),
             title="Timeline",
-            view="raw",
             layout="stacked",
             most_bytes=most_bytes,
-            levels=max(_LEVELS // many, 3),
-            most_streams=max(_STREAMS // many, 4),
-            most_threads=max(_THREADS // many, 3),
-            idle=idle,
         )
 
     def _stage(self, timeline: InteractiveTimeline) -> Markup:
