@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -41,7 +41,6 @@ _COLUMNS = {
     "calls": ["start_ns", "end_ns", "thread", "correlation"],
     "ranges": ["start_ns", "end_ns", "process", "thread", "end_thread", "name", "domain", "level", "parent"],
 }
-#: Source files whose change makes kept figures stale.
 #: (range, operation) pairs looked at together; bounds memory.
 _PAIRS = 1_000_000
 
@@ -256,34 +255,24 @@ def exclusive_ns(trace: Trace) -> Int:
     return np.asarray(own, np.int64)
 
 
-def _operations(trace: Trace, rule: Rule) -> tuple[Int, Int, Int, Int, Int, npt.NDArray[np.bool_]]:
-    """GPU operations with a recorded launch, by launch: start, end, launch start and end, thread, is kernel."""
+def _operations(trace: Trace, rule: Rule) -> dict[str, npt.NDArray[Any]]:
+    """GPU operations with a recorded launch, by launch: start, end, whether a kernel; when and where launched."""
     parts = []
     for table in ("kernels", "memops") if rule == "thread" else ("kernels", "memops", "graphs"):
-        if not trace.size(table):
-            continue
         frame = trace.table(table, ["start_ns", "end_ns", "process", "correlation"])
         launch = launch_of(trace, frame["process"].to_numpy(), frame["correlation"].to_numpy()).astype(np.int32)
-        start, end = frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy()
-        known = launch >= 0
-        if not known.all():
-            start, end, launch = start[known], end[known], launch[known]
-        parts.append((start, end, launch, np.full(len(start), table == "kernels")))
-    if not parts:
-        none = np.empty(0, np.int64)
-        return none, none, none, none, none, np.empty(0, bool)
-    columns = [np.concatenate(p) for p in zip(*parts, strict=True)]
-    launch = columns.pop(2)
+        known = slice(None) if (launch >= 0).all() else launch >= 0
+        start, end = (frame[c].to_numpy()[known] for c in ("start_ns", "end_ns"))
+        parts.append((start, end, np.full(len(start), table == "kernels"), launch[known]))
+    start, end, kernel, launch = (np.concatenate(p) for p in zip(*parts, strict=True))
     calls = trace.whole.table("calls", ["start_ns", "end_ns", "thread"])
-    begun = calls["start_ns"].to_numpy()[launch]
-    if (begun[1:] < begun[:-1]).any():
-        order = np.argsort(begun, kind="stable")
-        begun, launch = begun[order], launch[order]
-        for i, column in enumerate(columns):
-            columns[i] = column[order]  # one at a time: the unordered one can go
-    done, thread = (calls[c].to_numpy()[launch] for c in ("end_ns", "thread"))
-    start, end, kernel = columns
-    return start, end, begun, done, thread, kernel
+    found = {"start": start, "end": end, "kernel": kernel, "begun": calls["start_ns"].to_numpy()[launch]}
+    if (found["begun"][1:] < found["begun"][:-1]).any():
+        order = np.argsort(found["begun"], kind="stable")
+        launch = launch[order]
+        for column in found:
+            found[column] = found[column][order]  # one at a time: the unordered one can go
+    return found | {column: calls[of].to_numpy()[launch] for column, of in (("done", "end_ns"), ("thread", "thread"))}
 
 
 def _figures(trace: Trace, chosen: pd.DataFrame, row: Int, rule: Rule) -> dict[str, Int]:
@@ -296,122 +285,65 @@ def _figures(trace: Trace, chosen: pd.DataFrame, row: Int, rule: Rule) -> dict[s
         return pd.DataFrame(_gpu_figures(trace, whole, np.arange(len(whole)), rule), copy=False)
 
     kept = trace.derived(f"ranges-{rule}", of_all)
-    if len(row) == len(kept):
-        return {str(c): kept[c].to_numpy() for c in kept}
-    return {str(c): kept[c].to_numpy()[row] for c in kept}
+    return {str(c): kept[c].to_numpy() if len(row) == len(kept) else kept[c].to_numpy()[row] for c in kept}
 
 
 def _gpu_figures(trace: Trace, ranges: pd.DataFrame, row: Int, rule: Rule) -> dict[str, Int]:
-    n = len(ranges)
-    figures = {
-        c: np.zeros(n, np.int64)
-        for c in ("gpu_ns", "gpu_span_ns", "gpu_start_ns", "gpu_end_ns", "kernel_count", "op_count")
-    }
-    if not n or not _attributable(trace):
+    columns = ("gpu_ns", "gpu_span_ns", "gpu_start_ns", "gpu_end_ns", "kernel_count", "op_count")
+    figures = {column: np.zeros(len(ranges), np.int64) for column in columns}
+    if not len(ranges) or not _attributable(trace):
         return figures
     trace.whole.prefetch(_COLUMNS)
-    start, end, begun, done, thread, kernel = _operations(trace, rule)
-    if not len(start):
-        return figures
+    ops = _operations(trace, rule)
     range_start, range_end, range_thread = (ranges[c].to_numpy() for c in ("start_ns", "end_ns", "thread"))
-    totals = _Totals(figures, start, end, kernel)
-    for one in np.unique(thread).tolist():
-        mine = np.flatnonzero(thread == one)
+    # Operations thread by thread, and blocks of them: a range, and the positions of what a thread launched in it.
+    order, blocks, before = [np.empty(0, np.intp)], [np.empty((3, 0), np.int64)], 0
+    for one in np.unique(ops["thread"]).tolist():
+        mine = np.flatnonzero(ops["thread"] == one)
         candidates = np.flatnonzero(range_thread == one if rule == "thread" else holds(trace, row, one))
-        if not len(candidates):
-            continue
-        # Launches of one thread follow each other, so those inside a range are consecutive.
-        launch_begin, launch_end = begun[mine], done[mine]
-        if (launch_end[1:] < launch_end[:-1]).any():
-            launch_end = np.maximum.accumulate(launch_end)  # nested twins only; their outer call was chosen
-        low = np.searchsorted(launch_begin, range_start[candidates], side="left")
-        high = np.searchsorted(launch_end, range_end[candidates], side="right")
-        totals.add(candidates, mine, low, high)
-    totals.finish()
+        # Launches of one thread follow each other, so those inside a range are consecutive. Only twins nest, of which
+        # the outer call was chosen.
+        done = np.maximum.accumulate(ops["done"][mine])
+        low = np.searchsorted(ops["begun"][mine], range_start[candidates], side="left")
+        high = np.searchsorted(done, range_end[candidates], side="right")
+        some = high > low
+        blocks.append(np.stack((candidates[some], before + low[some], before + high[some])))
+        order.append(mine)
+        before += len(mine)
+    members, block = np.concatenate(order), np.concatenate(blocks, axis=1)
+    block = block[:, np.argsort(block[0], kind="stable")]
+    heads = np.flatnonzero(np.diff(block[0], prepend=-1))
+    pairs = np.cumsum(block[2] - block[1])[heads] // _PAIRS
+    for part in np.split(block, heads[1:][np.diff(pairs) > 0], axis=1):
+        if part.size:
+            _add_up(figures, part, members, ops)
     return figures
 
 
-class _Totals:
-    """Adds up, range by range, operations that may come from several threads.
-
-    The union of a range's intervals cannot be added over threads. Ranges that one thread feeds (nearly all)
-    are finished at once; the rest wait until all threads are known.
-    """
-
-    def __init__(self, figures: dict[str, Int], start: Int, end: Int, kernel: npt.NDArray[np.bool_]) -> None:
-        self._figures = figures
-        self._start, self._end, self._kernel = start, end, kernel
-        self._blocks: list[tuple[Int, Int, Int, Int]] = []
-
-    def add(self, ranges: Int, operations: Int, low: Int, high: Int) -> None:
-        """Operations ``operations[low[k]:high[k]]`` were launched inside range ``ranges[k]``."""
-        some = high > low
-        self._blocks.append((ranges[some], operations, low[some], high[some]))
-
-    def finish(self) -> None:
-        fed = np.zeros(len(self._figures["gpu_ns"]), np.int32)
-        for ranges, *_ in self._blocks:
-            fed[ranges] += 1
-        shared: list[tuple[Int, Int]] = []
-        for ranges, operations, low, high in self._blocks:
-            alone = fed[ranges] == 1
-            self._in_chunks(ranges[alone], operations, low[alone], high[alone])
-            if not alone.all():
-                rows, which = _expand(low[~alone], high[~alone])
-                shared.append((ranges[~alone][which], operations[rows]))
-        if shared:
-            owner = np.concatenate([s[0] for s in shared])
-            member = np.concatenate([s[1] for s in shared])
-            order = np.argsort(owner, kind="stable")
-            owner, member = owner[order], member[order]
-            cut = np.concatenate(([0], np.flatnonzero(owner[1:] != owner[:-1]) + 1, [len(owner)]))
-            self._in_chunks(owner[cut[:-1]], member, cut[:-1], cut[1:])
-
-    def _in_chunks(self, ranges: Int, operations: Int, low: Int, high: Int) -> None:
-        filled = np.cumsum(high - low)
-        at = 0
-        while at < len(ranges):
-            done = filled[at - 1] if at else 0
-            upto = max(at + 1, int(np.searchsorted(filled, done + _PAIRS, side="right")))
-            self._chunk(ranges[at:upto], operations, low[at:upto], high[at:upto])
-            at = upto
-
-    def _chunk(self, ranges: Int, operations: Int, low: Int, high: Int) -> None:
-        rows, owner = _expand(low, high)
-        members = operations[rows]
-        start, end, kernel = self._start[members], self._end[members], self._kernel[members]
-        same = owner[1:] == owner[:-1]
-        if (same & (start[1:] < start[:-1])).any():
-            order = np.lexsort((start, owner))
-            start, end, kernel = start[order], end[order], kernel[order]
-        heads = np.concatenate(([0], np.flatnonzero(~same) + 1))
-        first, last = start[heads], np.maximum.reduceat(end, heads)
-        covered = np.add.reduceat(end - start, heads)
-        crowded = same & (start[1:] < end[:-1])
-        if crowded.any():
-            # Overlapping intervals: running maximum of the ends within each range. Ranks keep the key small.
-            ranked = np.argsort(end, kind="stable")
-            rank = np.empty(len(end), np.int64)
-            rank[ranked] = np.arange(len(end))
-            reach = end[ranked][np.maximum.accumulate(rank + owner * len(end)) - owner * len(end)]
-            begins = np.concatenate(([True], ~same | (start[1:] > reach[:-1])))
-            pieces = np.flatnonzero(begins)
-            closes = np.concatenate((pieces[1:] - 1, [len(end) - 1]))
-            covered = np.bincount(owner[pieces], weights=reach[closes] - start[pieces], minlength=len(ranges)).astype(
-                np.int64
-            )
-        out = self._figures
-        out["gpu_ns"][ranges] = covered
-        out["gpu_span_ns"][ranges] = last - first
-        out["gpu_start_ns"][ranges] = first
-        out["gpu_end_ns"][ranges] = last
-        out["kernel_count"][ranges] = np.add.reduceat(kernel.astype(np.int64), heads)
-        out["op_count"][ranges] = high - low
-
-
-def _expand(low: Int, high: Int) -> tuple[Int, Int]:
-    """All positions of the blocks ``low[k]:high[k]``, and which block each belongs to."""
+def _add_up(figures: dict[str, Int], blocks: Int, members: Int, ops: dict[str, npt.NDArray[Any]]) -> None:
+    """Figures of some ranges: each block is a range, and from and to where `members` were launched inside it."""
+    ranges, low, high = blocks
     count = high - low
     which = np.repeat(np.arange(len(count)), count)
-    before = np.cumsum(count) - count
-    return np.arange(len(which)) - before[which] + low[which], which
+    rows = members[np.arange(len(which)) - (np.cumsum(count) - count - low)[which]]
+    owner, start, end, kernel = ranges[which], *(ops[column][rows] for column in ("start", "end", "kernel"))
+    same = owner[1:] == owner[:-1]
+    if (same & (start[1:] < start[:-1])).any():
+        order = np.lexsort((start, owner))
+        start, end, kernel = start[order], end[order], kernel[order]
+    heads = np.concatenate(([0], np.flatnonzero(~same) + 1))
+    first, last = start[heads], np.maximum.reduceat(end, heads)
+    covered = np.add.reduceat(end - start, heads)
+    if (same & (start[1:] < end[:-1])).any():
+        # Overlapping intervals: what none before covers, by the running maximum of the ends within each range. Ranks
+        # of the ends keep the key small.
+        ranked = np.argsort(end, kind="stable")
+        key = np.repeat(np.arange(len(heads)), np.diff(heads, append=len(end))) * len(end)
+        key[ranked] += np.arange(len(end))
+        reach = end[ranked[np.maximum.accumulate(key) % len(end)]]
+        fresh = end - start
+        fresh[1:] = np.where(same, np.maximum(end[1:] - np.maximum(start[1:], reach[:-1]), 0), fresh[1:])
+        covered = np.add.reduceat(fresh, heads)
+    found = (covered, last - first, first, last, np.add.reduceat(kernel.astype(np.int64), heads))
+    for values, figure in zip((*found, np.diff(heads, append=len(end))), figures.values(), strict=True):
+        figure[owner[heads]] = values
