@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from nsightkit import _show
 
@@ -15,7 +15,20 @@ if TYPE_CHECKING:
     from nsightkit.analysis.ranks.job import Job
     from nsightkit.verbs import Answer
 
-__all__ = ["changed", "check", "diff", "diff_as_csv", "memory", "ranks", "summary", "text", "undecided", "verdict"]
+__all__ = [
+    "changed",
+    "check",
+    "counters",
+    "diff",
+    "diff_rows",
+    "memory",
+    "ranks",
+    "show",
+    "summary",
+    "text",
+    "undecided",
+    "verdict",
+]
 
 #: Metrics that a table of a check lists beside those that can fail.
 _MOST = 10
@@ -31,11 +44,13 @@ def text(answer: Answer) -> str:
     from rich.console import Console
 
     out = io.StringIO()
-    printers = {"summary": summary, "verdict": verdict, "diff": diff}
-    printers[answer.printed_as](
-        Console(file=out, width=110, highlight=False, markup=False, emoji=False), answer.title, answer
-    )
+    show(Console(file=out, width=110, highlight=False, markup=False, emoji=False), answer.title, answer)
     return out.getvalue().rstrip()
+
+
+def show(console: Console, title: str, answer: Answer) -> None:
+    """Print an answer."""
+    {"summary": summary, "verdict": verdict, "diff": diff}[answer.printed_as](console, title, answer)
 
 
 def summary(console: Console, title: str, result: Mapping[str, Any]) -> None:
@@ -170,21 +185,33 @@ def diff(console: Console, title: str, result: Mapping[str, Any], top: int = 8) 
         _show.print_rows(console, list(cells[0]), cells, title=name, total=max(changed, len(chosen)))
 
 
-def diff_as_csv(result: Mapping[str, Any], out: TextIO) -> None:
-    """All rows of a comparison."""
-    from nsightkit.analysis.compare import diff
-    from nsightkit.analysis.compare import words as diff_text
+def diff_rows(result: Mapping[str, Any]) -> tuple[list[str], list[dict[str, Any]]]:
+    """Columns and all rows of a comparison, for CSV."""
+    from nsightkit.analysis.compare import diff, words
 
     memory = "sites" in result
     tables = ("figures", "categories", "sites") if memory else tuple(diff.TABLES)
     figures = ("before_bytes", "after_bytes", "delta_bytes", "change") if memory else diff.COLUMNS
     columns = ["table", "name", "match", *figures] if memory else ["table", "name", "clock", "match", *figures]
-    rows = [
-        {"clock": None, "match": None, **_show.ready(row), "table": table, "name": diff_text.name_of(table, row)}
+    return columns, [
+        {"clock": None, "match": None, **row, "table": table, "name": words.name_of(table, row)}
         for table in tables
         for row in result[table]
     ]
-    _show.write_csv(columns, rows, out)
+
+
+def counters(
+    console: Console, title: str, columns: Sequence[str], rows: Sequence[Mapping[str, Any]], total: int
+) -> None:
+    """What bounds each kernel, and why."""
+    figures = [c for c in columns if c not in ("evidence", "next_steps")]
+    _show.print_rows(console, figures, rows, total=total, title=title, empty="no kernels")
+    for row in rows:
+        console.print()
+        console.print(_show.plain(f"{row['kernel']}: {row['classification']}"), style="bold")
+        for sign, key in (("-", "evidence"), ("→", "next_steps")):
+            for text in row[key]:
+                console.print(_show.plain(f"{sign} {text}"), style="dim" if key == "evidence" else "")
 
 
 def check(console: Console, result: Mapping[str, Any]) -> None:

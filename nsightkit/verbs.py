@@ -40,13 +40,16 @@ class Help:
         What stands for the value.
     minimum : float, optional
     flag : str, optional
-        Its name, where that is not the parameter's.
+        Its names, where they are not the parameter's, with blanks between.
+    panel : str, optional
+        The heading that it stands under.
     """
 
     text: str
     metavar: str | None = None
     minimum: float | None = None
     flag: str | None = None
+    panel: str | None = None
 
 
 class Answer(dict[str, Any]):

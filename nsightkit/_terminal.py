@@ -1,0 +1,138 @@
+"""What a command says: its answer in the format asked for on stdout, all else in lines on stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["Format", "bar", "note", "one_line", "printing", "progress", "write"]
+
+Format = Literal["table", "csv", "json"]
+
+
+def _chosen(given: Format | None) -> Format:
+    """Choose the format: as asked for, else a table on a terminal and CSV elsewhere."""
+    return given or ("table" if sys.stdout.isatty() else "csv")
+
+
+def write(
+    format: Format | None,  # noqa: A002 - the option's name
+    document: Mapping[str, Any] | Iterable[Mapping[str, Any]],
+    table: Callable[[Console], None],
+    columns: Sequence[str] | None = None,
+    rows: Iterable[Mapping[str, Any]] | None = None,
+) -> None:
+    """Write one answer.
+
+    Parameters
+    ----------
+    format : {'table', 'csv', 'json'}, optional
+    document : mapping or iterable of mapping
+        What JSON holds.
+    table : callable
+        Prints the answer for people.
+    columns : sequence of str, optional
+        Of CSV; default: all of the first row.
+    rows : iterable of mapping, optional
+        What CSV holds; default: the document.
+    """
+    from nsightkit import _show
+
+    with printing() as out:
+        if _chosen(format) == "json":
+            _show.write_json(_ready(document), out)
+        elif _chosen(format) == "csv":
+            listed = _ready(document if rows is None else rows)
+            listed = [listed] if isinstance(listed, Mapping) else listed
+            columns = columns or (list(listed[0]) if listed else [])
+            _show.write_csv(columns, listed, out)
+        else:
+            from rich.console import Console
+
+            table(Console(file=out, highlight=False, markup=False, emoji=False))
+
+
+def _ready(document: Any) -> Any:
+    """Values as JSON knows them; what comes row by row is long, and has been made so."""
+    from nsightkit._show import ready
+
+    return ready(document) if isinstance(document, Mapping | list) else document
+
+
+@contextlib.contextmanager
+def printing() -> Iterator[Any]:
+    """Give stdout, to a reader that may leave early (``| head``), as UTF-8."""
+    from nsightkit._show import utf8
+
+    try:
+        yield utf8(sys.stdout)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes stdout once more when it exits; that must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def one_line(text: object) -> str:
+    """Make a message one line of printable text, whatever a file's name holds."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
+
+
+def note(text: str) -> None:
+    """Say something beside the answer."""
+    print(f"nsightkit: {one_line(text)}", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def progress(text: str) -> Iterator[None]:
+    """Show on a terminal's stderr that something goes on, once it has for a second."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    lock = threading.Lock()
+    status: Any = None
+    over = False
+
+    def show() -> None:
+        nonlocal status
+        from rich.console import Console
+        from rich.markup import escape
+
+        with lock:
+            if not over:
+                status = Console(stderr=True).status(escape(one_line(text)) + " …")
+                status.start()
+
+    timer = threading.Timer(1.0, show)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        with lock:
+            over = True
+            if status is not None:
+                status.stop()
+
+
+@contextlib.contextmanager
+def bar(total: int) -> Iterator[Callable[[int, str], None] | None]:
+    """Show on a terminal's stderr how many of some measurements are done, and which is next."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task("", total=total)
+        yield lambda done, text: shown.update(task, completed=done, description=escape(text))
