@@ -51,6 +51,7 @@ _LIMITED_BY = {
     "warps": "the warps of a block (another block size packs better)",
     "blocks": "the number of blocks (blocks are small: make them larger)",
 }
+_METRICS = {metric.name: metric for metric in ncu_metrics.METRICS}
 
 
 def classify(sm_pct: float, memory_pct: float) -> str:
@@ -134,13 +135,10 @@ def stalls(report: Report, kernel: str | None = None, within: str | None = None)
         An expression is malformed, or no range matches `within`.
     """
     rows = []
-    for place in _chosen(report, kernel, within):
-        launch = report.launches.iloc[place]
-        shares, source = _stall_shares(launch, report.metrics[place])
-        identity = launch["id"], launch["kernel"]
-        for stall in ncu_metrics.STALLS:
-            if stall.reason in shares:
-                rows.append([*identity, stall.reason, shares[stall.reason], source, stall.meaning])  # noqa: PERF401
+    for found in _chosen(report, kernel, within):
+        shares, source = found.stalls()
+        identity = found.launch["id"], found.launch["kernel"]
+        rows += [(*identity, stall.reason, share, source, stall.meaning) for stall, share in shares.items()]
     frame = pd.DataFrame(rows, columns=["id", "kernel", "reason", "share", "source", "meaning"])
     return frame.sort_values(["id", "share"], ascending=[True, False], kind="stable", ignore_index=True)
 
@@ -170,42 +168,27 @@ def summary(report: Report, kernel: str | None = None, within: str | None = None
         An expression is malformed, or no range matches `within`.
     """
     rows = []
-    for place in _chosen(report, kernel, within):
-        launch = report.launches.iloc[place]
-        found = _Findings(launch, report.metrics[place])
-        classification, why = _ruled(launch["sm_pct"], launch["memory_pct"])
+    for found in _chosen(report, kernel, within):
+        classification, why = _ruled(found["sm_pct"], found["memory_pct"])
         _explain(found, classification, why)
-        rows.append(
-            {
-                **{name: launch[name] for name in COLUMNS[:6]},
-                "occupancy_limiter": occupancy_limiter(_limits(launch)),
-                "classification": classification,
-                "evidence": found.evidence,
-                "next_steps": found.next_steps,
-            }
-        )
+        limiter = occupancy_limiter(found.limits())
+        rows.append((*found.launch[list(COLUMNS[:6])], limiter, classification, found.evidence, found.next_steps))
     frame = pd.DataFrame(rows, columns=list(COLUMNS))
     return frame.sort_values("time_ns", ascending=False, kind="stable", na_position="last", ignore_index=True)
 
 
-def _chosen(report: Report, kernel: str | None, within: str | None) -> list[int]:
-    chosen = list(range(len(report)))
+def _chosen(report: Report, kernel: str | None, within: str | None) -> list[_Findings]:
+    launches = zip((launch for _, launch in report.launches.iterrows()), report.metrics, strict=True)
+    chosen = [_Findings(launch, metrics) for launch, metrics in launches]
     if within is not None:
         pattern = compiled(within, "within")
-        around = report.launches["ranges"]
-        chosen = [place for place in chosen if any(pattern.search(name) for name in around.iloc[place])]
+        chosen = [found for found in chosen if any(map(pattern.search, found.launch["ranges"]))]
         if not chosen:
-            present = sorted({name for names in around for name in names})
+            present = sorted({name for names in report.launches["ranges"] for name in names})
             known = f"there are {', '.join(present)}" if present else "the report has none: run ncu with --nvtx"
             raise UsageError(f"no launch lies in a range that {within!r} finds; {known}")
-    if kernel is not None:
-        pattern = compiled(kernel, "kernel")
-        chosen = [place for place in chosen if pattern.search(str(report.launches["kernel"].iloc[place]))]
-    return chosen
-
-
-def _limits(launch: pd.Series) -> dict[str, float]:
-    return {name: launch[f"limit_{name}_blocks"] for name in LIMITS}
+    pattern = compiled(kernel or "", "kernel")
+    return [found for found in chosen if pattern.search(str(found.launch["kernel"]))]
 
 
 # ---------------------------------------------------------------- what is found
@@ -228,8 +211,7 @@ class _Findings:
 
     def cite(self, name: str, noun: str = "") -> str:
         """Give a value with NVIDIA's name for it, so that it can be found again in the report."""
-        value = self[name]
-        metric = next(m for m in ncu_metrics.METRICS if m.name == name)
+        value, metric = self[name], _METRICS[name]
         found = next((n for n in metric.nvidia if n in self.metrics), metric.nvidia[0])
         text = f"{value:.1f} %" if metric.unit == "%" else f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
         return f"{text} {noun}".rstrip() + f" ({found})"
@@ -240,12 +222,23 @@ class _Findings:
 
     def busiest(self, name: str) -> tuple[str, float] | None:
         """Give the unit with the highest value in the breakdown of a throughput."""
-        nvidia = next(m for m in ncu_metrics.METRICS if m.name == name).nvidia[0]
-        parts = [part.strip() for part in str(self.metrics.get(f"breakdown:{nvidia}", "")).split(",")]
-        values = {part: self.metrics.get(part) for part in parts}
-        known = {part: float(value) for part, value in values.items() if isinstance(value, (int, float))}
-        top = max(known, key=lambda part: known[part], default=None)
-        return None if top is None else (top, known[top])
+        parts = str(self.metrics.get(f"breakdown:{_METRICS[name].nvidia[0]}", "")).split(",")
+        values = ((part.strip(), self.metrics.get(part.strip())) for part in parts)
+        known = [(part, float(value)) for part, value in values if isinstance(value, (int, float))]
+        return max(known, key=lambda of: of[1], default=None)
+
+    def limits(self) -> dict[str, float]:
+        """Give how many blocks an SM can hold, by what limits them."""
+        return {name: self[f"limit_{name}_blocks"] for name in LIMITS}
+
+    def stalls(self) -> tuple[dict[ncu_metrics.Stall, float], str]:
+        """Give what warps wait for as shares of their time, and whether it was counted or sampled."""
+        counted = {stall: self[f"stall_{stall.reason}"] for stall in ncu_metrics.STALLS}
+        counted = {stall: value for stall, value in counted.items() if math.isfinite(value)}
+        sampled = {stall: self.metrics.get(stall.sampled) for stall in ncu_metrics.STALLS}
+        known = counted or {stall: float(n) for stall, n in sampled.items() if isinstance(n, (int, float))}
+        source, total = "ratio" if counted else "samples", sum(known.values())
+        return {of: value / total for of, value in known.items() if total}, source
 
     def say(self, text: str, *advice: str) -> None:
         self.evidence.append(text)
@@ -258,7 +251,7 @@ class _Findings:
 def _explain(found: _Findings, classification: str, why: str) -> None:
     if classification == "not-enough-data":
         lacking = [name for name in ("sm_pct", "memory_pct") if not found.has(name)]
-        missing = " and ".join(next(m for m in ncu_metrics.METRICS if m.name == n).nvidia[0] for n in lacking)
+        missing = " and ".join(_METRICS[name].nvidia[0] for name in lacking)
         found.say(f"the report lacks {missing}", "collect the section SpeedOfLight (ncu --section SpeedOfLight)")
         return
     found.say(f"compute throughput {found.cite('sm_pct')}, memory throughput {found.cite('memory_pct')}: {why}")
@@ -279,35 +272,32 @@ def _memory(found: _Findings) -> None:
     # First what moves bytes for nothing: to use less of a level helps little while that is so.
     looked = _access(found)
     level = _level(found)
-    if level == "DRAM":
-        if found.has("dram_pct") and found["dram_pct"] >= _HIGH:
-            found.say(
-                f"DRAM bandwidth itself is the limit: {found.cite('dram_pct')}",
-                "move fewer bytes: fuse with the kernels before and after, use a narrower type, or keep data in L2; "
-                "then compare with the bandwidth measured on this card",
-            )
-        else:
-            if found.has("dram_pct"):
-                found.say(f"DRAM is the busiest level, and has room: {found.cite('dram_pct')}")
-            found.advise("have more loads in flight (unroll, wider loads, more warps), and move fewer bytes")
+    if level == "DRAM" and found["dram_pct"] >= _HIGH:
+        found.say(
+            f"DRAM bandwidth itself is the limit: {found.cite('dram_pct')}",
+            "move fewer bytes: fuse with the kernels before and after, use a narrower type, or keep data in L2; "
+            "then compare with the bandwidth measured on this card",
+        )
     elif found.has("dram_pct"):
-        found.say(f"memory is the limit, and DRAM is not: {found.cite('dram_pct')}")
-    if level == "L2":
+        word = "DRAM is the busiest level, and has room" if level == "DRAM" else "memory is the limit, and DRAM is not"
+        found.say(f"{word}: {found.cite('dram_pct')}")
+    if level == "DRAM" and not found["dram_pct"] >= _HIGH:
+        found.advise("have more loads in flight (unroll, wider loads, more warps), and move fewer bytes")
+    elif level == "L2":
         found.say(
             f"L2 is the busiest level: {found.cited(('l2_pct', ''), ('l2_hit_pct', 'hits')) or 'by the breakdown'}",
             "reuse more in L1, shared memory or registers (larger tiles), so that less goes to L2",
         )
     elif level == "L1":
-        values = found.cited(("l1_pct", ""), ("l1_hit_pct", "hits")) or "by the breakdown"
         found.say(
-            f"L1, which is shared memory too, is the busiest level: {values}",
+            "L1, which is shared memory too, is the busiest level: "
+            f"{found.cited(('l1_pct', ''), ('l1_hit_pct', 'hits')) or 'by the breakdown'}",
             "issue fewer load and store instructions for the same bytes: 128-bit accesses, and reuse in registers "
             "(each thread computes a larger tile)",
         )
     elif level is None:
         found.advise("collect MemoryWorkloadAnalysis to see which level is busy (ncu --section MemoryWorkloadAnalysis)")
-    if not looked:
-        found.advise(_TABLES)
+    found.advise(*looked)
 
 
 def _level(found: _Findings) -> str | None:
@@ -316,61 +306,49 @@ def _level(found: _Findings) -> str | None:
     for prefix, level in (("dram", "DRAM"), ("fbp", "DRAM"), ("lts", "L2"), ("ltc", "L2"), ("l1tex", "L1")):
         if top is not None and top[0].startswith(prefix):
             return level
-    levels = {"DRAM": found["dram_pct"], "L2": found["l2_pct"], "L1": found["l1_pct"]}
-    known = {level: value for level, value in levels.items() if math.isfinite(value)}
-    return max(known, key=lambda level: known[level], default=None)
+    known = [(level, found[name]) for level, name in _LEVELS if found.has(name)]
+    return max(known, key=lambda of: of[1], default=(None, 0))[0]
 
 
+_LEVELS = (("DRAM", "dram_pct"), ("L2", "l2_pct"), ("L1", "l1_pct"))
 _TABLES = (
     "collect MemoryWorkloadAnalysis_Tables to see coalescing, bank conflicts and spills "
     "(ncu --section MemoryWorkloadAnalysis_Tables)"
 )
 
 
-def _access(found: _Findings) -> bool:
-    """How memory is accessed: coalescing, bank conflicts, spills; whether the report says."""
+def _access(found: _Findings) -> tuple[str, ...]:
+    """How memory is accessed: coalescing, bank conflicts, spills; gives what to collect where the report does not say.
+
+    What was not measured is NaN, of which no comparison holds.
+    """
     if not any(found.has(n) for n in ("global_load_requests", "global_load_bytes_per_sector", "shared_wavefronts")):
-        return False
-    _coalescing(found)
-    _conflicts(found)
-    _spills(found)
-    return True
-
-
-def _coalescing(found: _Findings) -> None:
+        return (_TABLES,)
+    coalesce = "coalesce: let neighbouring threads access neighbouring addresses"
     for word in ("load", "store"):
         used, sectors, requests = (f"global_{word}_{what}" for what in ("bytes_per_sector", "sectors", "requests"))
-        if found.has(used) and 0 < found[used] < _USED_BYTES:
-            found.say(f"global {word}s use {found.cite(used, 'bytes')} of each 32-byte sector they move")
-        elif found.has(sectors, requests) and found[sectors] > _WIDEST_REQUEST * found[requests] > 0:
+        if 0 < found[used] < _USED_BYTES:
+            found.say(f"global {word}s use {found.cite(used, 'bytes')} of each 32-byte sector they move", coalesce)
+        elif found[sectors] > _WIDEST_REQUEST * found[requests] > 0:
             found.say(
                 f"global {word}s take {found[sectors] / found[requests]:.1f} sectors a request, where even 128-bit "
-                f"accesses need {_WIDEST_REQUEST:g}: {found.cited((sectors, 'sectors'), (requests, 'requests'))}"
+                f"accesses need {_WIDEST_REQUEST:g}: {found.cited((sectors, 'sectors'), (requests, 'requests'))}",
+                coalesce,
             )
-        else:
-            continue
-        found.advise("coalesce: let neighbouring threads access neighbouring addresses")
-
-
-def _conflicts(found: _Findings) -> None:
-    if not found.has("bank_conflicts", "shared_wavefronts") or not found["shared_wavefronts"]:
-        return
-    share = found["bank_conflicts"] / found["shared_wavefronts"]
+    share = found["bank_conflicts"] / (found["shared_wavefronts"] or math.nan)
     if share >= _CONFLICTS:
         found.say(
             f"{100 * share:.0f} % of the passes through shared memory are bank conflicts: "
             f"{found.cited(('bank_conflicts', 'conflicts'), ('shared_wavefronts', 'wavefronts'))}",
             "remove the bank conflicts: pad or swizzle the shared-memory layout",
         )
-
-
-def _spills(found: _Findings) -> None:
-    present = [(n, "instructions") for n in ("local_loads", "local_stores") if found.has(n) and found[n] > 0]
+    present = [(name, "instructions") for name in ("local_loads", "local_stores") if found[name] > 0]
     if present:
         found.say(
             f"there is local-memory traffic (spilled registers or indexed arrays): {found.cited(*present)}",
             "keep it in registers: smaller tiles a thread, no arrays indexed at run time, no forced register limit",
         )
+    return ()
 
 
 # ---------------------------------------------------------------- compute
@@ -397,20 +375,15 @@ def _compute(found: _Findings) -> None:
         return
     if tensor is not None:
         found.say(f"the tensor cores are not what is busy: {found.cite(tensor)}")
-    pipe = max((name for name in pipes if name != tensor), key=lambda name: pipes[name], default=None)
-    if pipe is not None:
-        found.say(
-            f"the busiest other pipe is {pipe.partition('_')[0].upper()}: {found.cite(pipe)}",
-            _PIPES[pipe.partition("_")[0]],
-        )
-    if tensor is None:
-        return
-    if pipes[tensor] == 0.0:
+    for pipe in sorted(set(pipes) - {tensor}, key=lambda name: (-pipes[name], names.index(name)))[:1]:
+        unit = pipe.partition("_")[0]
+        found.say(f"the busiest other pipe is {unit.upper()}: {found.cite(pipe)}", _PIPES[unit])
+    if tensor is not None and pipes[tensor] == 0.0:
         found.advise(
             "if this is a matrix product, put it on the tensor cores: TF32, BF16 or FP16 inputs; a kernel named sgemm "
             "runs in FP32 without them"
         )
-    else:
+    elif tensor is not None:
         found.advise(
             "feed the tensor cores: sizes that are multiples of 8 elements in 16 bit for the aligned kernels, of 64 or "
             "128 for full tiles, and a cheaper prologue and epilogue"
@@ -428,8 +401,7 @@ _PIPES = {
 
 def _balanced(found: _Findings) -> None:
     found.advise("bring down both the work and the bytes: fusing saves bytes, fewer or cheaper operations save work")
-    if not _access(found):
-        found.advise(_TABLES)
+    found.advise(*_access(found))
     _waits(found)
 
 
@@ -437,10 +409,10 @@ def _balanced(found: _Findings) -> None:
 
 
 def _latency(found: _Findings) -> None:
-    if found.has("waves") and found["waves"] < 1:
-        values = found.cited(("waves", "waves"), ("grid_blocks", "blocks"), ("sm_count", "SMs"))
+    if found["waves"] < 1:
         found.say(
-            f"the grid is too small to fill the GPU once: {values}",
+            "the grid is too small to fill the GPU once: "
+            + found.cited(("waves", "waves"), ("grid_blocks", "blocks"), ("sm_count", "SMs")),
             "give the GPU more blocks: a larger batch, smaller tiles, splitting along the reduced dimension, or other "
             "work at the same time",
         )
@@ -450,77 +422,54 @@ def _latency(found: _Findings) -> None:
             f"the last wave leaves up to {100 * idle:.0f} % of the SMs' time empty: {found.cite('waves', 'waves')}",
             "choose tiles so that the blocks fill whole waves, or let a persistent kernel share them out",
         )
-    if not _access(found):
-        found.advise(_TABLES)
+    found.advise(*_access(found))
     _occupancy(found)
     _waits(found)
 
 
 def _occupancy(found: _Findings) -> None:
-    limiter = occupancy_limiter(_limits(found.launch))
-    if found.has("theoretical_occupancy_pct") and found["theoretical_occupancy_pct"] < _LOW:
-        found.say(f"few warps fit on an SM: {found.cite('theoretical_occupancy_pct')}{_four(found)}")
+    limits = found.limits()
+    limiter = occupancy_limiter(limits)
+    if found["theoretical_occupancy_pct"] < _LOW:
+        values = ", ".join(f"{name} {value:.0f}" for name, value in limits.items())
+        four = f"; blocks an SM can hold, by limit: {values} (launch__occupancy_limit_…)" if limiter else ""
+        found.say(f"few warps fit on an SM: {found.cite('theoretical_occupancy_pct')}{four}")
         for name in limiter.split("+") if limiter else ():
             found.advise(f"more warps would hide latency; what limits them: {_LIMITED_BY[name]}")
-    elif found.has("theoretical_occupancy_pct", "occupancy_pct"):
-        if found["theoretical_occupancy_pct"] - found["occupancy_pct"] >= _UNEVEN:
-            values = found.cited(("occupancy_pct", "resident"), ("theoretical_occupancy_pct", "fit"))
-            found.say(
-                f"fewer warps are resident than fit, so blocks or warps end at different times: {values}",
-                "balance the work between blocks and warps",
-            )
+    elif found["theoretical_occupancy_pct"] - found["occupancy_pct"] >= _UNEVEN:
+        found.say(
+            "fewer warps are resident than fit, so blocks or warps end at different times: "
+            + found.cited(("occupancy_pct", "resident"), ("theoretical_occupancy_pct", "fit")),
+            "balance the work between blocks and warps",
+        )
     elif not found.has("occupancy_pct"):
         found.advise("collect the section Occupancy (ncu --section Occupancy)")
 
 
-def _four(found: _Findings) -> str:
-    limits = _limits(found.launch)
-    if not all(map(math.isfinite, limits.values())):
-        return ""
-    values = ", ".join(f"{name} {value:.0f}" for name, value in limits.items())
-    return f"; blocks an SM can hold, by limit: {values} (launch__occupancy_limit_…)"
-
-
 def _waits(found: _Findings) -> None:
+    if found["issue_pct"] >= _ISSUES:
+        found.say(f"the schedulers issue in most cycles, so waits cost little: {found.cite('issue_pct')}")
+        return
     if found.has("issue_pct"):
-        if found["issue_pct"] >= _ISSUES:
-            found.say(f"the schedulers issue in most cycles, so waits cost little: {found.cite('issue_pct')}")
-            return
         warps = found.cited(("active_warps", "resident"), ("eligible_warps", "ready"))
         found.say(
             f"the schedulers issue in few of their cycles: {found.cite('issue_pct')}{warps and f'; warps: {warps}'}"
         )
-    shares, source = _stall_shares(found.launch, found.metrics)
+    shares, source = found.stalls()
     if not shares:
         found.advise(
             "collect SchedulerStats and WarpStateStats to see what the warps wait for "
             "(ncu --section SchedulerStats --section WarpStateStats)"
         )
         return
-    waits = [s for s in ncu_metrics.STALLS if s.reason not in ("selected", "not_selected") and s.reason in shares]
-    waits.sort(key=lambda stall: -shares[stall.reason])
-    for stall in waits[:2]:
-        if shares[stall.reason] < _TOP_STALL:
+    waits = [stall for stall in shares if stall.reason not in ("selected", "not_selected")]
+    for stall in sorted(waits, key=lambda stall: -shares[stall])[:2]:
+        if shares[stall] < _TOP_STALL:
             break
-        if source == "ratio":
-            counted = found.cite(f"stall_{stall.reason}", "warps an issue")
-        else:
-            counted = f"{found.metrics[stall.sampled]:,} samples ({stall.sampled})"
+        counted = f"{found.metrics.get(stall.sampled):,} samples ({stall.sampled})" if source == "samples" else ""
         found.say(
-            f"{100 * shares[stall.reason]:.0f} % of a warp's time between two instructions is {stall.reason}, "
-            f"{counted}: it {stall.meaning}"
+            f"{100 * shares[stall]:.0f} % of a warp's time between two instructions is {stall.reason}, "
+            f"{counted or found.cite(f'stall_{stall.reason}', 'warps an issue')}: it {stall.meaning}"
         )
         if stall.next_step:
             found.advise(f"{stall.reason}: {stall.next_step}")
-
-
-def _stall_shares(launch: pd.Series, metrics: Mapping[str, object]) -> tuple[dict[str, float], str]:
-    counted = {stall.reason: float(launch[f"stall_{stall.reason}"]) for stall in ncu_metrics.STALLS}
-    counted = {reason: value for reason, value in counted.items() if math.isfinite(value)}
-    source = "ratio"
-    if not counted:
-        sampled = {stall.reason: metrics.get(stall.sampled) for stall in ncu_metrics.STALLS}
-        counted = {reason: float(value) for reason, value in sampled.items() if isinstance(value, (int, float))}
-        source = "samples"
-    total = sum(counted.values())
-    return ({reason: value / total for reason, value in counted.items()} if total else {}), source
