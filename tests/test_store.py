@@ -117,7 +117,7 @@ class TestCache:
     def test_the_second_look_opens_no_database(self, export, monkeypatch):
         first = nsightkit.load(export)
         answers = gaps.summary(first), ranges.summary(first), first.table("kernels", ["name", "duration_ns"])
-        monkeypatch.setattr(nsightkit.trace.nsys, "_Sqlite", None)
+        monkeypatch.setattr(nsightkit.trace.nsys, "Sqlite", None)
         second = nsightkit.load(export)
         pd.testing.assert_frame_equal(gaps.summary(second), answers[0])
         pd.testing.assert_frame_equal(ranges.summary(second), answers[1])

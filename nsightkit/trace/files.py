@@ -1,4 +1,4 @@
-"""Writing a file so that it is either the old one or the whole new one."""
+"""Files: written so that one is either the old one or the whole new one, and refused where they are damaged."""
 
 from __future__ import annotations
 
@@ -9,7 +9,28 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["replacing", "umask"]
+from nsightkit.errors import TraceError
+
+__all__ = ["refusing", "replacing", "umask"]
+
+
+@contextmanager
+def refusing(path: str | os.PathLike[str], problem: str, remedy: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Turn what a library raises on a damaged file into an error that names the file and a remedy.
+
+    Parameters
+    ----------
+    path : path-like
+    problem, remedy : str
+        As :class:`~nsightkit.errors.TraceError` has them; the library's own words are added in parentheses.
+    *kinds : type of Exception
+        What is turned; the rest passes.
+    """
+    try:
+        yield
+    except kinds as error:
+        detail = " ".join(str(error).split())[:160]
+        raise TraceError(path, f"{problem} ({detail})", remedy) from error
 
 
 @contextmanager

@@ -8,6 +8,7 @@ for 5 M kernels this took about a tenth of the CPU time of ``pandas.read_sql``.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import sqlite3
@@ -19,12 +20,17 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from nsightkit.errors import TraceError
-from nsightkit.trace import sqlite_pages
+from nsightkit.trace import sqlite_pages, store
+from nsightkit.trace.files import refusing
 from nsightkit.trace.model import TABLES, FrameSource, Gpu, Source, TraceMeta, categorical
+from nsightkit.trace.nesting import nesting
 
-__all__ = ["check_complete", "open_parquetdir", "open_sqlite", "quoted"]
+__all__ = ["ParquetDir", "Sqlite", "open_parquetdir", "open_sqlite", "quoted"]
 
 Array = npt.NDArray[Any]
 
@@ -67,18 +73,19 @@ _RANGES = (*_PUSH_POP, *_START_END)
 #: OSRT_API.eventClass of "OS runtime libraries profiling started" and "finished", which are not calls.
 _OSRT_MARKS = (31, 32)
 
+#: Of tables that hold more than events: the column that tells, its values, and whether they are those of events.
+_EVENTS = {_NVTX: ("eventType", _RANGES, True), _OSRT: ("eventClass", _OSRT_MARKS, False)}
+
 #: `cudaLaunchKernel_v7000` is cudaLaunchKernel as introduced by CUDA 7.0; `cuGetProcAddress_v2` is a name of its own.
 _CALL_VERSION = re.compile(r"_v\d{4,}$")
 
-_ID_24_BITS = 0xFFFFFF
 
-
-def _process_of(global_id: Array) -> Array:
+def _process_of(global_id: Any) -> Any:
     """Process id of nsys's serialised global process or thread id (bits 24 to 47)."""
-    return (global_id >> 24) & _ID_24_BITS
+    return (global_id >> 24) & 0xFF_FFFF
 
 
-def _thread_of(global_id: Array) -> Array:
+def _thread_of(global_id: Any) -> Any:
     """The model's thread: process id and thread id, without nsys's host bits."""
     return global_id & 0xFFFF_FFFF_FFFF
 
@@ -91,159 +98,108 @@ def _decode(raw: Any) -> str:
     return raw.decode("utf-8", "replace") if isinstance(raw, bytes) else str(raw)
 
 
-def check_complete(path: Path) -> None:
-    """Refuse a database that is shorter than it says.
-
-    Parameters
-    ----------
-    path : Path
-
-    Raises
-    ------
-    TraceError
-    """
-    # SQLite opens a truncated file without complaint and fails, or not, on the pages that are gone.
+def _check_complete(path: Path) -> None:
+    """Refuse a database that is shorter than it says: SQLite fails, or not, on the pages that are gone."""
     with path.open("rb") as stream:
         head = stream.read(100)
-    size = path.stat().st_size
-    page = int.from_bytes(head[16:18], "big")
-    page = 65536 if page == 1 else page
-    pages = int.from_bytes(head[28:32], "big")
+    size, page = path.stat().st_size, int.from_bytes(head[16:18], "big")
+    whole = int.from_bytes(head[28:32], "big") * (65536 if page == 1 else page)
     current = head[24:28] == head[92:96]  # the page count is valid only when these agree
-    if len(head) < 100 or (current and pages and size < pages * page):
+    if len(head) < 100 or (current and size < whole):
         raise TraceError(
             path,
-            f"is truncated ({size:,} of {pages * page:,} bytes)" if len(head) == 100 else "is truncated",
+            f"is truncated ({size:,} of {whole:,} bytes)" if len(head) == 100 else "is truncated",
             "copy or export it again: nsys export --type sqlite --force-overwrite true",
         )
 
 
-class _Sqlite:
+class Sqlite:
     """An export in SQLite. Identifiers come from constants in this module and are quoted; values are bound."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._uri = f"file:{urllib.parse.quote(str(path.resolve()))}?mode=ro"
-        check_complete(self.path)
-        with self._guard(), self._connect() as connection:
-            rows = connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')").fetchall()
-            self._tables = {_decode(name) for (name,) in rows}
-            self._columns = {
-                t: [_decode(r[1]) for r in connection.execute(f"PRAGMA table_info({quoted(t)})")] for t in self._tables
-            }
+        self._columns: dict[str, list[str]] = {}
+        self._roots: dict[str, int] = {}
+        _check_complete(path)
+        about = "t.type, t.name, t.rootpage, c.name, c.pk FROM sqlite_master AS t, pragma_table_info(t.name) AS c"
+        for kind, raw, root, column, key in self._fetched(f"SELECT {about} WHERE t.type IN ('table', 'view')"):
+            table = _decode(raw)
+            self._columns.setdefault(table, []).append(_decode(column))
+            self._roots.setdefault(table, root)
+            if key or kind != b"table":
+                self._roots[table] = 0  # not every column stands in a record
 
-    @contextlib.contextmanager
-    def _connect(self) -> Iterator[sqlite3.Connection]:
-        connection = sqlite3.connect(self._uri, uri=True)
-        connection.text_factory = bytes
-        try:
-            yield connection
-        finally:
-            connection.close()
+    def guard(self) -> contextlib.AbstractContextManager[None]:
+        """Turn the errors of a damaged file into one that names it."""
+        kinds = sqlite3.Error, OverflowError, UnicodeError, pa.ArrowException
+        problem, remedy = "is damaged or no Nsight Systems export", "export it again with nsys export --type sqlite"
+        return refusing(self.path, problem, remedy, *kinds)
 
-    @contextlib.contextmanager
-    def _guard(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            if not isinstance(error, sqlite3.Error | OverflowError | UnicodeError) and not _of_driver(error):
-                raise
-            detail = " ".join(str(error).split())[:160]
-            raise TraceError(
-                self.path,
-                f"is damaged or no Nsight Systems export ({detail})",
-                "export it again with nsys export --type sqlite",
-            ) from error
+    def _fetched(self, query: str, *values: Any) -> list[Any]:
+        with self.guard(), contextlib.closing(sqlite3.connect(self._uri, uri=True)) as connection:
+            connection.text_factory = bytes
+            return connection.execute(query, values).fetchall()
 
     def tables(self) -> set[str]:
-        return self._tables
+        """Give the names of its tables."""
+        return set(self._columns)
 
     def columns(self, table: str) -> list[str]:
+        """Give a table's columns; none where it is absent."""
         return self._columns.get(table, [])
 
-    def size(self, table: str) -> int:
-        with self._guard(), self._connect() as connection:
-            return int(connection.execute(f"SELECT count(*) FROM {quoted(table)}").fetchone()[0])  # noqa: S608
-
-    def _stream(self, expressions: list[str], table: str, kinds: Sequence[int] | None) -> Iterator[Any]:
+    def _stream(self, expressions: list[str], table: str, kinds: Sequence[int] | None = None) -> Iterator[Any]:
         """Arrow batches of a query."""
         from adbc_driver_sqlite import dbapi
 
         where = f" WHERE eventType IN ({', '.join(str(int(k)) for k in kinds)})" if kinds is not None else ""
         query = f"SELECT {', '.join(expressions)} FROM {quoted(table)}{where}"  # noqa: S608
-        with dbapi.connect(self._uri, autocommit=True) as connection, connection.cursor() as cursor:
-            cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": 65536})
-            cursor.execute(query)
-            yield from cursor.fetch_record_batch()
+        try:
+            with dbapi.connect(self._uri, autocommit=True) as connection, connection.cursor() as cursor:
+                cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": 65536})
+                cursor.execute(query)
+                yield from cursor.fetch_record_batch()
+        except dbapi.Error as error:
+            raise sqlite3.Error(error) from error
 
-    def integers(self, table: str, columns: Sequence[str], kinds: Sequence[int] | None = None) -> dict[str, Array]:
-        """Integer columns, NULL as the smallest int64; `kinds` keeps the rows with these `eventType`."""
-        names = self._columns[table]
-        filtered = (names.index("eventType"), kinds) if kinds is not None else None
+    def integers(self, table: str, columns: Sequence[str]) -> dict[str, Array]:
+        """Integer columns, NULL as the smallest int64."""
         with contextlib.suppress(sqlite_pages.Unusual, IndexError, ValueError, OverflowError):
-            places = [names.index(c) for c in columns]
-            found = sqlite_pages.integer_columns(self.path, self._root(table), places, filtered)
+            places = [self._columns[table].index(c) for c in columns]
+            found = sqlite_pages.integer_columns(self.path, self._roots.get(table, 0), places)
             return dict(zip(columns, found, strict=True))
-        with self._guard():
-            stream = self._stream([quoted(c) for c in columns], table, kinds)
+        with self.guard():
+            stream = self._stream([quoted(c) for c in columns], table)
             batches = [[_as_int64(column) for column in batch.columns] for batch in stream]
         none = [np.empty(0, np.int64) for _ in columns]
         return {c: np.concatenate(parts) for c, parts in zip(columns, zip(none, *batches, strict=True), strict=True)}
 
-    def _root(self, table: str) -> int:
-        """Root page of a plain table whose columns all stand in its records."""
-        with self._guard(), self._connect() as connection:
-            query = "SELECT rootpage FROM sqlite_master WHERE type = 'table' AND name = ?"
-            row = connection.execute(query, (table,)).fetchone()
-            aliases_rowid = any(r[5] for r in connection.execute(f"PRAGMA table_info({quoted(table)})"))
-        if row is None or not row[0] or aliases_rowid:
-            raise sqlite_pages.Unusual("no plain table")
-        return int(row[0])
-
     def texts(self, table: str, column: str, kinds: Sequence[int] | None = None) -> tuple[Array, list[str]]:
-        """A text column as codes (-1 for NULL) into distinct strings."""
-        import pyarrow as pa
-
+        """A text column as codes (-1 for NULL) into texts; `kinds` keeps the rows with these `eventType`."""
         name = quoted(column)
         # As a blob that is never NULL: the driver fixes a column's type on its first rows, and text may be no UTF-8.
         query = [f"CAST(coalesce(CAST({name} AS BLOB), x'') AS BLOB)", f"{name} IS NULL"]
-        codes: list[Array] = []
-        known: dict[str, int] = {}
-        with self._guard():
+        parts, nulls = [], [np.empty(0, np.int64)]
+        with self.guard():
             for batch in self._stream(query, table, kinds):
-                encoded = batch.columns[0].cast(pa.binary()).dictionary_encode()
-                distinct = [_decode(v) for v in encoded.dictionary.to_pylist()]
-                place = np.array([known.setdefault(v, len(known)) for v in distinct], np.int64)
-                code = place[encoded.indices.to_numpy(zero_copy_only=False)] if len(place) else np.empty(0, np.int64)
-                codes.append(np.where(_as_int64(batch.columns[1]) == 1, -1, code))
-        return (np.concatenate(codes) if codes else np.empty(0, np.int64)), list(known)
+                parts.append(batch.columns[0].cast(pa.binary()).dictionary_encode())
+                nulls.append(_as_int64(batch.columns[1]))
+            joined = pa.chunked_array(parts, pa.dictionary(pa.int32(), pa.binary())).unify_dictionaries()
+            whole = joined.combine_chunks()
+        codes = np.where(np.concatenate(nulls) == 1, -1, whole.indices.to_numpy(zero_copy_only=False))
+        return codes.astype(np.int64), [_decode(v) for v in whole.dictionary.to_pylist()]
 
-    def strings(self, ids: Array) -> list[str]:
-        if "StringIds" not in self._tables:
-            return [f"#{i}" for i in ids]
-        found: dict[int, str] = {}
-        with self._guard(), self._connect() as connection:
-            if len(ids) <= 2000:
-                for one in ids.tolist():
-                    row = connection.execute("SELECT value FROM StringIds WHERE id = ?", (one,)).fetchone()
-                    if row is not None:
-                        found[one] = _decode(row[0])
-            else:
-                found = {i: _decode(v) for i, v in connection.execute("SELECT id, value FROM StringIds")}
-        return [found.get(i, f"#{i}") for i in ids.tolist()]
+    def strings(self, ids: Array) -> dict[int, str]:
+        """Texts of string ids, of those that have one."""
+        query = "SELECT id, value FROM StringIds WHERE id IN (SELECT value FROM json_each(?))"
+        return {i: _decode(text) for i, text in self._fetched(query, json.dumps(ids.tolist()))}
 
     def records(self, table: str) -> list[dict[str, Any]]:
-        if table not in self._tables:
-            return []
-        names = self._columns[table]
-        with self._guard(), self._connect() as connection:
-            rows = connection.execute(f"SELECT * FROM {quoted(table)}").fetchall()  # noqa: S608
+        """Give a small table's rows; none where it is absent."""
+        rows = self._fetched(f"SELECT * FROM {quoted(table)}") if table in self._columns else []  # noqa: S608
+        names = self.columns(table)
         return [{n: _decode(v) if isinstance(v, bytes) else v for n, v in zip(names, row, strict=True)} for row in rows]
-
-
-def _of_driver(error: Exception) -> bool:
-    """Whether ADBC or Arrow raised it; neither is imported to find out."""
-    return any(base.__module__.split(".")[0] in ("adbc_driver_manager", "pyarrow") for base in type(error).__mro__)
 
 
 def quoted(identifier: str) -> str:
@@ -258,93 +214,64 @@ def quoted(identifier: str) -> str:
 
 def _as_int64(column: Any) -> Array:
     """An Arrow column as int64, NULL as `_NULL`."""
-    import pyarrow as pa
-
-    if pa.types.is_null(column.type):
-        return np.full(len(column), _NULL, np.int64)
-    if pa.types.is_temporal(column.type) or pa.types.is_unsigned_integer(column.type):
-        column = column.cast(pa.int64(), safe=False)
-    elif not pa.types.is_int64(column.type):
-        column = column.cast(pa.int64())
-    if column.null_count:
-        column = column.fill_null(int(_NULL))
-    return np.asarray(column.to_numpy(zero_copy_only=False), np.int64)
+    # Numbers that do not fit are wrong anyway; a text is refused.
+    safe = not (pa.types.is_temporal(column.type) or pa.types.is_unsigned_integer(column.type))
+    filled = column.cast(pa.int64(), safe=safe).fill_null(int(_NULL))
+    return np.asarray(filled.to_numpy(zero_copy_only=False), np.int64)
 
 
-class _ParquetDir:
+class ParquetDir:
     """An export as a folder of Parquet files (``nsys export --type parquetdir``), one a table."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._files = {f.stem: f for f in path.glob("*.parquet")}
 
-    @contextlib.contextmanager
-    def _guard(self, table: str) -> Iterator[None]:
-        import pyarrow as pa
+    def guard(self, table: str) -> contextlib.AbstractContextManager[None]:
+        """Turn the errors of a damaged file into one that names it."""
+        remedy = "export it again with nsys export --type parquetdir"
+        kinds = pa.ArrowException, OSError, KeyError
+        return refusing(self._files[table], "is not a readable Parquet table", remedy, *kinds)
 
-        try:
-            yield
-        except (pa.ArrowException, OSError, KeyError) as error:
-            detail = " ".join(str(error).split())[:160]
-            raise TraceError(
-                self._files.get(table, self.path),
-                f"is not a readable Parquet table ({detail})",
-                "export it again with nsys export --type parquetdir",
-            ) from error
-
-    def _read(self, table: str, columns: Sequence[str] | None, kinds: Sequence[int] | None = None) -> Any:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-        import pyarrow.parquet as pq
-
-        if columns is not None and kinds is not None:
-            columns = list(dict.fromkeys([*columns, "eventType"]))
-        with self._guard(table):
-            read = pq.read_table(self._files[table], columns=columns)
-            if kinds is not None:
-                wanted = pa.array(list(kinds), pa.int64())
-                read = read.filter(pc.is_in(read["eventType"].cast(pa.int64()), value_set=wanted))
-            return read.combine_chunks()
+    def _read(self, table: str, columns: list[str] | None = None, kinds: Sequence[int] | None = None) -> Any:
+        filters = None if kinds is None else pc.field("eventType").isin(list(kinds))
+        with self.guard(table):
+            return pq.read_table(self._files[table], columns=columns, filters=filters).combine_chunks()
 
     def tables(self) -> set[str]:
+        """See :class:`Sqlite`."""
         return set(self._files)
 
     def columns(self, table: str) -> list[str]:
-        import pyarrow.parquet as pq
-
+        """See :class:`Sqlite`."""
         if table not in self._files:
             return []
-        with self._guard(table):
+        with self.guard(table):
             return list(pq.read_schema(self._files[table]).names)
 
-    def size(self, table: str) -> int:
-        import pyarrow.parquet as pq
-
-        with self._guard(table):
-            return int(pq.read_metadata(self._files[table]).num_rows)
-
-    def integers(self, table: str, columns: Sequence[str], kinds: Sequence[int] | None = None) -> dict[str, Array]:
-        read = self._read(table, list(columns), kinds)
-        with self._guard(table):
+    def integers(self, table: str, columns: Sequence[str]) -> dict[str, Array]:
+        """See :class:`Sqlite`."""
+        read = self._read(table, list(columns))
+        with self.guard(table):
             return {c: _as_int64(read[c]) for c in columns}
 
     def texts(self, table: str, column: str, kinds: Sequence[int] | None = None) -> tuple[Array, list[str]]:
+        """See :class:`Sqlite`."""
         read = self._read(table, [column], kinds)
         codes, distinct = pd.factorize(np.array(read[column].to_pylist(), dtype=object))
         return np.asarray(codes, np.int64), [_decode(v) for v in distinct]
 
-    def strings(self, ids: Array) -> list[str]:
-        if "StringIds" not in self._files:
-            return [f"#{i}" for i in ids]
+    def strings(self, _ids: Array) -> dict[int, str]:
+        """See :class:`Sqlite`."""
         read = self._read("StringIds", ["id", "value"])
-        found = dict(zip(read["id"].to_pylist(), read["value"].to_pylist(), strict=True))
-        return [_decode(found.get(i, f"#{i}")) for i in ids.tolist()]
+        return dict(zip(read["id"].to_pylist(), map(_decode, read["value"].to_pylist()), strict=True))
 
     def records(self, table: str) -> list[dict[str, Any]]:
-        return list(self._read(table, None).to_pylist()) if table in self._files else []
+        """See :class:`Sqlite`."""
+        return list(self._read(table).to_pylist()) if table in self._files else []
 
 
-_Tables: TypeAlias = _Sqlite | _ParquetDir
+_Tables: TypeAlias = Sqlite | ParquetDir
 
 
 class NsysSource:
@@ -403,9 +330,7 @@ class NsysSource:
 
     def size(self, table: str) -> int:
         """See :class:`~nsightkit.trace.model.Source`."""
-        filtered = table in ("ranges", "os_calls")  # where not every row is an event
-        count = (lambda name: len(self._rows(name, ["start"])["start"])) if filtered else self._tables.size
-        return sum(map(count, self._present(table)))
+        return sum(len(self._rows(name, ["start"])["start"]) for name in self._present(table))
 
     def first_ns(self) -> int:
         """See :class:`~nsightkit.trace.model.Source`."""
@@ -428,71 +353,61 @@ class NsysSource:
         raw = self._rows(name, sorted(needed) or ["start"])
         n = len(next(iter(raw.values())))
         if {"level", "parent"} & set(columns):
-            raw |= _nested(raw)
+            alone = np.isin(raw["eventType"], _START_END)
+            raw["level"], raw["parent"] = nesting(raw["globalTid"], raw["start"], raw["end"], alone=alone)
         return {c: plan.make(self, raw, n) for c, plan in plans.items()}
 
     def _rows(self, name: str, columns: list[str]) -> dict[str, Array]:
-        """Integer columns of the rows that are events.
+        """Integer columns of the rows that are events: :data:`_EVENTS`.
 
-        The OS table also marks where its tracing began and ended. Of NVTX's, ranges are; one still open when the
-        capture ended, of which ``open`` says so, runs to the latest end of any.
+        A range still open when the capture ended, of which ``open`` says so, runs to the latest end of any.
         """
-        if name == _NVTX:
-            raw = self._tables.integers(name, list(dict.fromkeys([*columns, "start"])), _RANGES)
-            if "end" in raw:
-                raw["open"] = raw["end"] == _NULL
-                if raw["open"].any():
-                    last = max(raw["end"].max(), raw["start"].max())
-                    raw["end"] = np.where(raw["open"], last, raw["end"])
-            return raw
-        if name != _OSRT or "eventClass" not in self._tables.columns(name):
+        which, kinds, wanted = _EVENTS.get(name, ("", (), False))
+        if which not in self._tables.columns(name):
             return self._tables.integers(name, columns)
-        raw = self._tables.integers(name, list(dict.fromkeys([*columns, "eventClass"])))
-        keep = ~np.isin(raw["eventClass"], _OSRT_MARKS)
-        return {c: raw[c][keep] for c in columns}
+        raw = self._tables.integers(name, list(dict.fromkeys([*columns, "start", which])))
+        keep = np.isin(raw[which], kinds, invert=not wanted)
+        raw = {c: values[keep] for c, values in raw.items()}
+        if name == _NVTX and "end" in raw and len(raw["end"]):
+            raw["open"] = raw["end"] == _NULL
+            raw["end"] = np.where(raw["open"], max(raw["end"].max(), raw["start"].max()), raw["end"])
+        return raw
 
-    def names(self, ids: Array, clean: Callable[[str], str] | None = None) -> pd.Categorical:
+    def _strings(self, ids: Array) -> list[str]:
+        found = self._tables.strings(ids) if "StringIds" in self._tables.tables() else {}
+        return [found.get(i, f"#{i}") for i in ids.tolist()]
+
+    def names(self, ids: Array, clean: Callable[[str], str] = str) -> pd.Categorical:
         """String ids as a categorical of their texts; ids of equal texts become one category."""
         codes, distinct = pd.factorize(ids)
-        texts = self._tables.strings(np.asarray(distinct, np.int64))
-        if clean is not None:
-            texts = [clean(t) for t in texts]
-        return _categorical(np.asarray(codes), texts)
+        return _categorical(codes, [clean(text) for text in self._strings(distinct)])
 
-    def range_names(self, raw: Mapping[str, Array], n: int) -> pd.Categorical:
-        """Registered strings fill textId, plain ones text; a range may have neither."""
-        codes, texts = np.full(n, -1, np.int64), []
-        ids = raw.get("textId")
-        if ids is not None and (ids != _NULL).any():
-            codes, distinct = pd.factorize(ids)
-            texts = self._tables.strings(np.asarray(distinct, np.int64))
-            codes = np.where(ids == _NULL, -1, codes)
+    def nvtx_names(self, raw: Mapping[str, Array], n: int, kinds: Sequence[int] = _RANGES) -> pd.Categorical:
+        """Registered strings fill textId, plain ones text; an event may have neither."""
+        ids = raw.get("textId", np.full(n, _NULL))
+        codes, distinct = pd.factorize(ids)
+        texts = self._strings(distinct)
+        codes = np.where(ids == _NULL, -1, codes)
         if "text" in self._tables.columns(_NVTX) and (codes < 0).any():
-            plain, more = self._tables.texts(_NVTX, "text", _RANGES)
+            plain, more = self._tables.texts(_NVTX, "text", kinds)
             codes = np.where((codes < 0) & (plain >= 0), plain + len(texts), codes)
-            texts = texts + more
+            texts += more
         return _categorical(np.where(codes < 0, len(texts), codes), [*texts, ""])
 
     def domains(self, raw: Mapping[str, Array], n: int) -> pd.Categorical:
         """Names of the ranges' domains, "" for the default one."""
-        ids = raw.get("domainId")
-        if ids is None or not ((ids != 0) & (ids != _NULL)).any():
-            return _categorical(np.zeros(n, np.int8), [""])
-        announced = self._tables.integers(_NVTX, ["domainId", "globalTid"], (_DOMAIN,))
-        plain, texts = self._tables.texts(_NVTX, "text", (_DOMAIN,))
-        if "textId" in self._tables.columns(_NVTX):
-            registered = self._tables.integers(_NVTX, ["textId"], (_DOMAIN,))["textId"]
-            named = self._tables.strings(registered)
-        else:
-            registered, named = np.full(len(plain), _NULL, np.int64), [""] * len(plain)
-        name_of = {
-            (int(p), int(d)): named[i] if registered[i] != _NULL else (texts[plain[i]] if plain[i] >= 0 else "")
-            for i, (p, d) in enumerate(zip(_process_of(announced["globalTid"]), announced["domainId"], strict=True))
-        }
+        ids = raw.get("domainId", np.zeros(n, np.int64))
         ids = np.where(ids == _NULL, 0, ids)
+        if not ids.any():
+            return _categorical(np.zeros(n, np.int8), [""])
+        columns = {"eventType", "domainId", "globalTid", "textId"} & set(self._tables.columns(_NVTX))
+        events = self._tables.integers(_NVTX, sorted(columns))
+        announced = {c: values[events["eventType"] == _DOMAIN] for c, values in events.items()}
+        process, domain = _process_of(announced["globalTid"]).tolist(), announced["domainId"].tolist()
+        names = self.nvtx_names(announced, len(domain), (_DOMAIN,))
+        name_of = dict(zip(zip(process, domain, strict=True), names, strict=True))
         key, distinct = pd.factorize(pd.MultiIndex.from_arrays([_process_of(raw["globalTid"]), ids]))
-        labels = ["" if d == 0 else name_of.get((int(p), int(d)), f"domain {d}") for p, d in distinct]
-        return _categorical(np.asarray(key), labels)
+        return _categorical(key, ["" if d == 0 else name_of.get((p, d), f"domain {d}") for p, d in distinct])
 
     # -- what the export says about itself ----------------------------------------------------------------------
 
@@ -568,8 +483,8 @@ class NsysSource:
             for r in self._tables.records("ThreadNames")
             if isinstance(r.get("globalTid"), int) and isinstance(r.get("nameId"), int)
         ]
-        texts = self._tables.strings(np.array([r["nameId"] for r in rows], np.int64))
-        return {int(r["globalTid"]) & 0xFFFF_FFFF_FFFF: t for r, t in zip(rows, texts, strict=True)}
+        texts = self._strings(np.array([r["nameId"] for r in rows], np.int64))
+        return dict(zip((_thread_of(r["globalTid"]) for r in rows), texts, strict=True))
 
 
 #: Variables in which launchers tell a process its place in a job, in order of preference: of torchrun, of PMI (MPICH,
@@ -638,7 +553,7 @@ def _always(label: str) -> _Plan:
     return _Plan([], lambda _s, _raw, n: _categorical(np.zeros(n, np.int8), [label]))
 
 
-def _named(column: str, clean: Callable[[str], str] | None = None) -> _Plan:
+def _named(column: str, clean: Callable[[str], str] = str) -> _Plan:
     return _Plan([column], lambda s, raw, n: s.names(raw.get(column, np.full(n, -1, np.int64)), clean))
 
 
@@ -654,23 +569,11 @@ def _enum(column: str, labels: Sequence[str], other: str, absent: str | None = N
     return _Plan([column], make)
 
 
-def _nested(raw: Mapping[str, Array]) -> dict[str, Array]:
-    """Level and parent of each range; those that do not nest have 0 and -1."""
-    from nsightkit.trace.nesting import nesting
-
-    stacked = np.flatnonzero(np.isin(raw["eventType"], _PUSH_POP))
-    level, parent = np.zeros(len(raw["start"]), np.int32), np.full(len(raw["start"]), -1, np.int64)
-    if len(stacked):
-        level[stacked], above = nesting(raw["globalTid"][stacked], raw["start"][stacked], raw["end"][stacked])
-        parent[stacked] = np.where(above >= 0, stacked[np.maximum(above, 0)], -1)
-    return {"level": level, "parent": parent}
-
-
 def _range_kinds(_source: NsysSource, raw: Mapping[str, Array], _n: int) -> pd.Categorical:
     return _categorical(np.isin(raw["eventType"], _START_END).astype(np.int8), ["pushpop", "startend"])
 
 
-def _end_threads(_source: NsysSource, raw: Mapping[str, Array], _n: int) -> Array:
+def _end_threads(_source: NsysSource, raw: Mapping[str, Array], _n: int) -> Any:
     start = raw["globalTid"]
     end = raw.get("endGlobalTid", start)
     return _thread_of(np.where((end == _NULL) | (end == 0), start, end))
@@ -732,7 +635,7 @@ _PLANS: dict[str, dict[str, _Plan]] = {
     "ranges": {
         **_CPU_ROW,
         "end_thread": _Plan(["endGlobalTid", "globalTid"], _end_threads),
-        "name": _Plan(["textId"], lambda s, raw, n: s.range_names(raw, n)),
+        "name": _Plan(["textId"], lambda s, raw, n: s.nvtx_names(raw, n)),
         "domain": _Plan(["domainId", "globalTid"], lambda s, raw, n: s.domains(raw, n)),
         "kind": _Plan(["eventType"], _range_kinds),
         "open": _Plan(["end", "start"], lambda _s, raw, _n: raw["open"]),
@@ -758,10 +661,8 @@ def open_sqlite(path: str | os.PathLike[str], *, cache: bool = True) -> Source:
     TraceError
         Truncated, damaged, or the database of another program.
     """
-    from nsightkit.trace import store
-
     path = Path(path)
-    return store.cached(path, lambda: NsysSource(_Sqlite(path)), "nsys") if cache else NsysSource(_Sqlite(path))
+    return store.cached(path, lambda: NsysSource(Sqlite(path)), "nsys") if cache else NsysSource(Sqlite(path))
 
 
 def open_parquetdir(path: str | os.PathLike[str]) -> Source:
@@ -776,4 +677,4 @@ def open_parquetdir(path: str | os.PathLike[str]) -> Source:
     TraceError
         The folder holds no tables of Nsight Systems, or one is unreadable.
     """
-    return NsysSource(_ParquetDir(Path(path)))
+    return NsysSource(ParquetDir(Path(path)))

@@ -30,7 +30,9 @@ _PAGES = 1024  # decoded together: their cells' arrays stay in the processor's c
 _INTERIOR, _LEAF = 5, 13
 #: Content bytes of serial types 0 to 11: NULL, integers of 1, 2, 3, 4, 6 and 8 bytes, a float, the constants 0 and 1.
 _BYTES = np.array([0, 1, 2, 3, 4, 6, 8, 8, 0, 0, 0, 0], np.int64)
-_FLOAT, _ZERO, _ONE = 7, 8, 9
+_FLOAT = 7
+#: Values of the serial types that have no content.
+_CONSTANTS = {0: NULL, 8: 0, 9: 1}
 #: Zeroes before and after the pages, so that eight bytes can be read around any value.
 _PAD = 16
 
@@ -39,9 +41,7 @@ class Unusual(Exception):
     """The table cannot be decoded this way; not an error of the file."""
 
 
-def integer_columns(
-    path: Path, root: int, columns: Sequence[int], kinds: tuple[int, Sequence[int]] | None = None
-) -> list[Int]:
+def integer_columns(path: Path, root: int, columns: Sequence[int]) -> list[Int]:
     """Integer columns of a table, in rowid order.
 
     Parameters
@@ -52,8 +52,6 @@ def integer_columns(
         Root page of the table (``sqlite_master.rootpage``).
     columns : sequence of int
         Positions of the wanted columns in the table.
-    kinds : tuple of int and sequence of int, optional
-        A column and the values it must have for a row to be given back.
 
     Returns
     -------
@@ -65,8 +63,8 @@ def integer_columns(
     Unusual
         The table needs SQLite itself.
     """
-    if any((path.with_name(path.name + tail)).exists() for tail in ("-wal", "-journal")):
-        raise Unusual("a journal lies beside the file")
+    if not root or any(path.with_name(path.name + tail).exists() for tail in ("-wal", "-journal")):
+        raise Unusual("not a plain table, or a journal lies beside the file")
     with path.open("rb", buffering=0) as stream:
         handle = stream.fileno()
         head = os.pread(handle, 100, 0)
@@ -74,29 +72,12 @@ def integer_columns(
         page_size = 65536 if page_size == 1 else page_size
         if len(head) < 100 or page_size < 512 or head[18] > 1 or head[19] > 1:
             raise Unusual("a write-ahead log or no database")
-        usable = page_size - head[20]
         leaves = _leaves(handle, root, page_size, path.stat().st_size // page_size)
-        wanted = list(columns) if kinds is None else list(dict.fromkeys([*columns, kinds[0]]))
-        out = [np.empty(0, np.int64) for _ in columns]
-        n = done = 0
-        for block, pages in _blocks(handle, leaves, page_size):
-            values = dict(zip(wanted, _decode(block, page_size, usable, wanted), strict=True))
-            if kinds is not None:
-                keep = np.isin(values[kinds[0]], kinds[1])
-                values = {c: v[keep] for c, v in values.items()} if not keep.all() else values
-            more = len(values[wanted[0]])
-            done += pages
-            if n + more > len(out[0]):
-                # As many rows a page as so far, and some; memory that is never written to costs nothing.
-                capacity = int((n + more) / done * len(leaves) * 1.1) + more
-                for k, column in enumerate(out):
-                    grown = np.empty(capacity, np.int64)
-                    grown[:n] = column[:n]
-                    out[k] = grown
-            for column, which in zip(out, columns, strict=True):
-                column[n : n + more] = values[which]
-            n += more
-    return [column[:n] for column in out]
+        parts: list[list[Int]] = [[] for _ in columns]
+        for block in _blocks(handle, leaves, page_size):
+            for part, values in zip(parts, _decode(block, page_size, page_size - head[20], columns), strict=True):
+                part.append(values)
+    return [np.concatenate(parts.pop(0)) for _ in columns]
 
 
 def _leaves(handle: int, root: int, page_size: int, pages: int) -> Int:
@@ -114,33 +95,30 @@ def _leaves(handle: int, root: int, page_size: int, pages: int) -> Int:
             at = 100 if page == 1 else 0
             if len(raw) < page_size or raw[at] != _INTERIOR:
                 raise Unusual("a damaged page")
-            cells = int(raw[at + 3]) << 8 | int(raw[at + 4])
-            pointers = raw[at + 12 : at + 12 + 2 * cells].view(">u2").astype(np.int64)
-            if len(pointers) < cells or (len(pointers) and int(pointers.max()) > page_size - 4):
+            # The right-most child stands in the header, the others each begin a cell.
+            pointers = raw[at + 12 :][: 2 * int.from_bytes(raw[at + 3 : at + 5], "big")].view(">u2").astype(np.int64)
+            places = np.append(pointers, at + 8)[:, None] + np.arange(4)
+            if int(places.max()) >= page_size:
                 raise Unusual("a damaged page")
-            child = sum(raw[pointers + k].astype(np.int64) << (24 - 8 * k) for k in range(4))
-            last = int.from_bytes(raw[at + 8 : at + 12].tobytes(), "big")
-            children.append(np.append(child, last))
+            children.append(raw[places].view(">u4")[:, 0].astype(np.int64))
         level = np.concatenate(children)
         if len(level) > pages or level.min() < 2 or level.max() > pages:
             raise Unusual("a damaged tree")
     raise Unusual("a tree too deep to be one")
 
 
-def _blocks(handle: int, leaves: Int, page_size: int) -> Iterator[tuple[npt.NDArray[np.uint8], int]]:
-    """The leaf pages, many at a time, in one reused buffer with zeroes around them, and how many."""
+def _blocks(handle: int, leaves: Int, page_size: int) -> Iterator[npt.NDArray[np.uint8]]:
+    """The leaf pages, many at a time, in one reused buffer with zeroes around them."""
     buffer = np.zeros(_PAGES * page_size + 2 * _PAD, np.uint8)
     for low in range(0, len(leaves), _PAGES):
         part = leaves[low : low + _PAGES]
         filled = _PAD
-        ends = np.flatnonzero(np.diff(part) != 1) + 1
-        for a, b in zip([0, *ends.tolist()], [*ends.tolist(), len(part)], strict=True):
-            size = (b - a) * page_size
-            view = buffer.data[filled : filled + size]
-            if os.preadv(handle, [view], (int(part[a]) - 1) * page_size) != size:
+        for run in np.split(part, np.flatnonzero(np.diff(part) != 1) + 1):
+            size = len(run) * page_size
+            if os.preadv(handle, [buffer.data[filled : filled + size]], (int(run[0]) - 1) * page_size) != size:
                 raise Unusual("a short read")
             filled += size
-        yield buffer[: filled + _PAD], len(part)
+        yield buffer[: filled + _PAD]
 
 
 def _decode(block: npt.NDArray[np.uint8], page_size: int, usable: int, columns: Sequence[int]) -> list[Int]:
@@ -158,7 +136,7 @@ def _decode(block: npt.NDArray[np.uint8], page_size: int, usable: int, columns: 
     size, at = _varint(block, at, 3)
     if len(size) and int(size.max()) > usable - 35:
         raise Unusual("overflow pages")
-    at = _after_varint(block, at)
+    at = _after_rowid(block, at)
     header, kind = _varint(block, at, 2)
     body = at + header
     wide = np.ndarray((len(block) - 7,), ">i8", block.data, strides=(1,))
@@ -182,21 +160,16 @@ def _decode(block: npt.NDArray[np.uint8], page_size: int, usable: int, columns: 
 
 
 def _integers(wide: Any, serial: Int, low: int, high: int, body: Int, length: Any) -> Int:
-    if low == high and low in (0, _ZERO, _ONE):
-        return np.full(len(serial), (NULL, 0, 1)[(0, _ZERO, _ONE).index(low)], np.int64)
-    if high > _ONE or (low <= _FLOAT <= high and (serial == _FLOAT).any()):
+    if low == high and low in _CONSTANTS:
+        return np.full(len(serial), _CONSTANTS[low], np.int64)
+    if high > max(_CONSTANTS) or (low <= _FLOAT <= high and (serial == _FLOAT).any()):
         raise Unusual("a float")
     # The eight bytes that end with the value's last one, then its sign spread over the rest.
-    raw = wide[body + (length - 8)].astype(np.int64)
-    shift = 64 - 8 * length
-    if low == high:
-        return np.asarray(raw if shift == 0 else (raw << shift) >> shift, np.int64)
-    shift = np.minimum(shift, 63)
-    value = (raw << shift) >> shift
-    if high >= _ZERO:
-        value = np.where(serial == _ZERO, 0, np.where(serial == _ONE, 1, value))
-    if low == 0:
-        value = np.where(serial == 0, NULL, value)
+    shift = np.minimum(64 - 8 * length, 63)
+    value = (wide[body + (length - 8)].astype(np.int64) << shift) >> shift
+    for kind, constant in _CONSTANTS.items():
+        if low <= kind <= high:
+            value = np.where(serial == kind, constant, value)
     return np.asarray(value, np.int64)
 
 
@@ -219,25 +192,12 @@ def _varint(block: npt.NDArray[np.uint8], at: Int, limit: int) -> tuple[Int, Int
     raise Unusual("a very long row")
 
 
-def _after_varint(block: npt.NDArray[np.uint8], at: Int) -> Int:
-    """Where a variable-length integer ends that itself is of no interest (a rowid)."""
-    for length in range(9):
-        byte = block[at + length]
-        if not len(byte) or int(byte.max()) < 128:  # rowids grow, so the last row of a block decides
-            if length == 0:
-                return at + 1
-            return at + 1 + _leading(block, at, length)
-    return at + 1 + _leading(block, at, 8)
-
-
-def _leading(block: npt.NDArray[np.uint8], at: Int, limit: int) -> Int:
-    """How many bytes from `at` on, up to `limit`, continue a variable-length integer."""
-    count = np.zeros(len(at), np.int64)
-    going = np.ones(len(at), bool)
-    for k in range(limit):
-        going &= block[at + k] >= 128
-        if going.all():
-            count += 1
-        else:
-            count += going
-    return count
+def _after_rowid(block: npt.NDArray[np.uint8], at: Int) -> Int:
+    """Where a variable-length integer of up to nine bytes ends whose value is of no interest."""
+    more = np.ones(len(at), bool)
+    for _ in range(8):
+        more &= block[at] >= 128
+        if not more.any():
+            break
+        at = at + more
+    return at + 1

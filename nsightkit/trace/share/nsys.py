@@ -132,7 +132,7 @@ def learn_export(path: Path, scrubber: Scrubber) -> None:
     TraceError
         Truncated or damaged.
     """
-    export = nsys._ParquetDir(path) if path.is_dir() else nsys._Sqlite(path)
+    export = nsys.ParquetDir(path) if path.is_dir() else nsys.Sqlite(path)
     for row in (row for table in _PROPERTIES for row in export.records(table)):
         name, value = str(row.get("name")), str(row.get("value") or "")
         if "ENVIRON" in name.upper():
@@ -267,7 +267,7 @@ def copy_parquetdir(path: Path, draft: Path, ledger: Ledger) -> None:
     nsys.open_parquetdir(path)
     learn_export(path, ledger.scrubber)
     draft.mkdir()
-    export = nsys._ParquetDir(path)
+    export = nsys.ParquetDir(path)
     tables = _known(sorted(export.tables()), ledger)
     for other in sorted(path.iterdir()):
         if other.suffix != ".parquet" or other.stem not in tables:
@@ -277,7 +277,7 @@ def copy_parquetdir(path: Path, draft: Path, ledger: Ledger) -> None:
         for column in _REFERENCES.intersection(export.columns(table)):
             referred.update(export.integers(table, [column])[column].tolist())
     for table in tables:
-        with export._guard(table):
+        with export.guard(table):
             _copy_parquet(path / f"{table}.parquet", draft / f"{table}.parquet", referred, ledger)
 
 
