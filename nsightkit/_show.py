@@ -8,10 +8,13 @@ control characters are dropped and no markup in it is obeyed.
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
+import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TextIO
 
 from nsightkit.analysis.core.text import bytes_text, digits, plain, short_name, time_text
@@ -19,7 +22,6 @@ from nsightkit.analysis.core.text import bytes_text, digits, plain, short_name, 
 if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
-    from rich.text import Text
 
 __all__ = [
     "TABLE_ROWS",
@@ -57,16 +59,14 @@ def rows_of(frame: pd.DataFrame) -> Iterator[dict[str, Any]]:
     frame : DataFrame
     """
     columns = [str(c) for c in frame.columns]
-    values = [_column(frame[c], c.endswith("_ns")) for c in columns]
+    values = [
+        series.tolist()
+        if series.dtype.kind in "iub" and not series.hasnans
+        else [ready(v, column.endswith("_ns")) for v in series.tolist()]
+        for column, series in zip(columns, (frame[c] for c in columns), strict=True)
+    ]
     for row in zip(*values, strict=True):
         yield dict(zip(columns, row, strict=True))
-
-
-def _column(series: pd.Series, whole: bool) -> list[Any]:
-    if series.dtype.kind in "iub" and not series.hasnans:
-        values: list[Any] = series.to_numpy().tolist()
-        return values
-    return [ready(v, whole) for v in series.tolist()]
 
 
 def ready(value: Any, whole: bool = False) -> Any:
@@ -84,8 +84,7 @@ def ready(value: Any, whole: bool = False) -> Any:
     if isinstance(value, (list, tuple)):
         return [ready(v, whole) for v in value]
     if not isinstance(value, (str, bytes)) and hasattr(value, "tolist"):  # numpy's scalars and arrays
-        value = value.tolist()
-        return ready(value, whole)
+        return ready(value.tolist(), whole)
     if isinstance(value, float):
         return None if not math.isfinite(value) else round(value) if whole else value
     if value is None or isinstance(value, (bool, int, str)):
@@ -105,11 +104,11 @@ def write_json(result: Mapping[str, Any] | Iterable[Mapping[str, Any]], out: Tex
     if isinstance(result, Mapping):
         out.write(json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
         return
-    separator = "[\n"
+    before = "["
     for row in result:
-        out.write(separator + json.dumps(row, ensure_ascii=False, allow_nan=False))
-        separator = ",\n"
-    out.write("[]\n" if separator == "[\n" else "\n]\n")
+        out.write(f"{before}\n{json.dumps(row, ensure_ascii=False, allow_nan=False)}")
+        before = ","
+    out.write("[]\n" if before == "[" else "\n]\n")
 
 
 def write_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], out: TextIO) -> None:
@@ -141,20 +140,14 @@ def _percent_text(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.1f} %"
 
 
-def _moment_text(ns: float | None) -> str:
-    return "-" if ns is None else f"{ns / 1e6:,.3f} ms"
-
-
 def _evidence_text(value: object) -> str:
     """Say in one line what a gap's evidence is: what ran, how long, and what ended the gap."""
     if not isinstance(value, Mapping):
         return "" if value is None else plain(value)
-    parts = [str(value.get("name") or "")]
-    if isinstance(value.get("start_ns"), int) and isinstance(value.get("end_ns"), int):
-        parts.append(time_text(value["end_ns"] - value["start_ns"]))
-    if value.get("ended_by"):
-        parts.append(f"→ {short_name(str(value['ended_by']))}")
-    return " ".join(plain(part) for part in parts if part)
+    start, end, next_one = (value.get(key) for key in ("start_ns", "end_ns", "ended_by"))
+    lasting = time_text(end - start) if isinstance(start, int) and isinstance(end, int) else ""
+    ended_by = f"→ {short_name(str(next_one))}" if next_one else ""
+    return " ".join(plain(part) for part in (value.get("name"), lasting, ended_by) if part)
 
 
 def _fitted(text: str, width: int) -> str:
@@ -164,7 +157,7 @@ def _fitted(text: str, width: int) -> str:
     if cell_len(text) <= width:
         return text
     tail = max((width - 1) // 3, 0)
-    end = text[len(text) - tail :] if tail else ""
+    end = text[len(text) - tail :]
     while cell_len(end) > tail:
         end = end[1:]
     return f"{set_cell_size(text, max(width - 1 - cell_len(end), 0)).rstrip()}…{end}"
@@ -250,6 +243,39 @@ _WRAPPING = ("check", "found", "remedy", "detail", "notes", "source")
 _NAME_CELLS = 40
 
 
+#: How values are written, by what their column is called; the first that fits holds. Others go by their type.
+_WRITTEN: tuple[tuple[re.Pattern[str], Callable[[Any], str]], ...] = tuple(
+    (re.compile(names), write)
+    for names, write in (
+        ("share|share_of_span|(mfu|sol)_.*", lambda value: f"{_percent_text(value):>7}"),
+        ("(start|end)_ns", lambda value: "-" if value is None else f"{value / 1e6:,.3f} ms"),
+        (".*_ns", time_text),
+        ("(.*_)?bytes", bytes_text),
+        ("params|(.*_)?flops", _large_text),
+        ("outlier", lambda value: "◀ outlier" if value else ""),
+        ("evidence", _evidence_text),
+        (".*_pct", lambda value: _percent_text(None if value is None else value / 100)),
+        ("name|kernel", lambda value: short_name(str(value))),
+        ("speedup", lambda value: "-" if value is None else f"{value:,.2f}x"),
+    )
+)
+
+
+@lru_cache
+def _writer(column: str) -> Callable[[Any], str]:
+    return next((write for names, write in _WRITTEN if names.fullmatch(column)), _typed_text)
+
+
+def _typed_text(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (int, float)):
+        return f"{value:,}" if isinstance(value, int) else digits(value)
+    return "; ".join(plain(part) for part in value) if isinstance(value, list) else plain(value)
+
+
 def cell_text(column: str, value: Any) -> str:
     """Write a value as a table shows it; the column's name says what it is.
 
@@ -259,37 +285,7 @@ def cell_text(column: str, value: Any) -> str:
     value : object
         As :func:`ready` makes it.
     """
-    if column in ("share", "share_of_span") or column.startswith(("mfu_", "sol_")):
-        return f"{_percent_text(value):>7}"
-    if column in ("start_ns", "end_ns"):
-        return _moment_text(value)
-    if column.endswith("_ns"):
-        return time_text(value)
-    if column == "bytes" or column.endswith("_bytes"):
-        return bytes_text(value)
-    if column == "params" or (column == "flops" or column.endswith("_flops")):
-        return _large_text(value)
-    if column == "outlier":
-        return "◀ outlier" if value else ""
-    if column == "evidence":
-        return _evidence_text(value)
-    if column.endswith("_pct"):
-        return _percent_text(None if value is None else value / 100)
-    if column in ("name", "kernel"):
-        return short_name(str(value))
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if column == "speedup":
-        return f"{value:,.2f}x"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return digits(value)
-    if isinstance(value, list):
-        return "; ".join(plain(part) for part in value)
-    return plain(value)
+    return _writer(column)(value)
 
 
 def header_text(column: str) -> str:
@@ -355,34 +351,28 @@ def print_rows(
         console.print(Text(empty, style="dim"))
         return
     cells = {c: [cell_text(c, row[c]) for row in rows] for c in columns}
-    columns = [c for c in columns if c not in _OPTIONAL or any(cells[c])]
+    kept = [c for c in columns if c not in _OPTIONAL or any(cells[c])]
+    widths = {c: max(cell_len(header_text(c)), *map(cell_len, cells[c])) + 2 for c in kept}
     bars = next((c for c in ("share", "share_of_span") if c in cells and _draws(console)), None)
+    if bars is not None:
+        widths[bars] += _BAR_CELLS + 1
 
-    def width_of(column: str) -> int:
-        header = header_text(column)
-        bar = _BAR_CELLS + 1 if column == bars else 0
-        return max(cell_len(header), *map(cell_len, cells[column])) + 2 + bar
+    def needed() -> int:
+        return sum(min(widths[c], _NAME_CELLS + 2) if c in _SHRINKING else widths[c] for c in kept)
 
-    shrinking = [c for c in columns if c in _SHRINKING]
-    kept = list(columns)
     for column in _EXPENDABLE:
-        rigid = sum(width_of(c) for c in kept if c not in shrinking)
-        wanted = sum(min(width_of(c), _NAME_CELLS + 2) for c in shrinking)
-        if rigid + wanted <= console.width:
-            break
-        if column in kept:
+        if column in kept and needed() > console.width:
             kept.remove(column)
-    needed = sum(min(width_of(c), _NAME_CELLS + 2) if c in shrinking else width_of(c) for c in kept)
-    if needed > console.width:
+    if bars is not None and needed() > console.width:
+        widths[bars] -= _BAR_CELLS + 1
         bars = None
-    room = console.width - sum(width_of(c) for c in kept if c not in shrinking)
-    widths = _shared(room, {c: width_of(c) for c in shrinking})
+    room = console.width - sum(widths[c] for c in kept if c not in _SHRINKING)
+    shared = _shared(room, {c: widths[c] for c in kept if c in _SHRINKING})
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False, header_style="bold")
     for column in kept:
-        left = is_text(column)
         table.add_column(
             Text(header_text(column)),
-            justify="left" if left else "right",
+            justify="left" if is_text(column) else "right",
             no_wrap=column not in _WRAPPING,
             overflow="fold",
             style="dim" if column in ("category", "domain", "rule") else "",
@@ -390,13 +380,9 @@ def print_rows(
     for i, row in enumerate(rows):
         line = []
         for column in kept:
-            text = cells[column][i]
-            if column in widths:
-                text = _fitted(text, widths[column] - 2)
-            if column == bars:
-                line.append(Text.assemble(text, " ", (_bar(row[column]), "cyan")))
-            else:
-                line.append(Text(text, style="yellow" if column == "outlier" else ""))
+            text = _fitted(cells[column][i], shared[column] - 2) if column in shared else cells[column][i]
+            bar: list[Any] = [" ", (_bar(row[column]), "cyan")] if column == bars else []
+            line.append(Text.assemble(text, *bar, style="yellow" if column == "outlier" else ""))
         table.add_row(*line)
     console.print(table)
     if total is not None and total > len(rows):
@@ -437,16 +423,11 @@ def print_facts(console: Console, facts: Sequence[tuple[str, str, float | None]]
     for justify in ("left", "right", "left"):
         table.add_column(justify=justify, no_wrap=True)
     for label, value, share in facts:
-        bar = Text() if share is None else _share_text(share, _draws(console))
-        table.add_row(Text(label, style="dim"), Text(value), bar)
+        parts: list[Any] = [] if share is None else [cell_text("share", share)]
+        if parts and _draws(console):
+            parts += [" ", (_bar(share), "cyan")]
+        table.add_row(Text(label, style="dim"), Text(value), Text.assemble(*parts))
     console.print(table)
-
-
-def _share_text(share: float, draws: bool) -> Text:
-    from rich.text import Text
-
-    percent = f"{_percent_text(share):>7}"
-    return Text.assemble(percent, " ", (_bar(share), "cyan")) if draws else Text(percent)
 
 
 def utf8(stream: TextIO) -> TextIO:
@@ -456,7 +437,6 @@ def utf8(stream: TextIO) -> TextIO:
     ----------
     stream : text file
     """
-    reconfigure = getattr(stream, "reconfigure", None)
-    if reconfigure is not None and stream in (sys.stdout, sys.__stdout__):
-        reconfigure(encoding="utf-8", errors="replace")
+    if isinstance(stream, io.TextIOWrapper) and stream in (sys.stdout, sys.__stdout__):
+        stream.reconfigure(encoding="utf-8", errors="replace")
     return stream

@@ -236,7 +236,7 @@ def test_a_trace_without_gpu_work_says_what_it_lacks():
     assert read.sections == ["answer", "summary", "timeline"]
     assert {row[0]: row[1] for row in read.tables["summary"][0]}["GPU busy"] == "not recorded"
     empty = Read(report.html(Trace.from_frames({})))
-    assert "The trace holds no kernels." in empty.words
+    assert "The trace has no kernels." in empty.words
     both = Read(report.html({"a": Trace.from_frames({"ops": ops}, meta), "b": many(50)}))
     assert "Not recorded in a." in both.words
 

@@ -25,7 +25,7 @@ MAY = {
     "analysis.compare": {"trace", "analysis.core", "analysis.timeline", "analysis.verdict"},
     "capture": {"trace", "workloads", "analysis.roofline"},
     "plots": {"trace", "analysis"},
-    "report": {"trace", "analysis", "plots"},
+    "report": {"trace", "analysis", "plots", "verbs"},
     "investigations": {"trace", "workloads", "capture", "analysis", "plots"},
 }
 #: Imports within a function that would close a circle: what writes a clean trace asks the file it came from for

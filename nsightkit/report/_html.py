@@ -8,11 +8,8 @@ from typing import Any
 
 from nsightkit.analysis.core.text import plain
 
-__all__ = ["Markup", "scrolled", "section", "shown", "tag"]
-
 #: Longest text of a trace in one place; kernels fused by a compiler have been seen with 3,000 characters.
 _LONGEST = 400
-_VOID = frozenset({"meta"})
 
 
 class Markup(str):
@@ -45,29 +42,20 @@ def tag(name: str, *children: object, **attributes: Any) -> Markup:
         ``class_`` and ``for_`` stand for names that Python takes, ``data_v`` for ``data-v``; None and False leave an
         attribute away, True gives it no value.
     """
-    opened = [name]
-    for key, value in attributes.items():
-        label = key.rstrip("_").replace("_", "-")
-        if value is True:
-            opened.append(label)
-        elif value is not None and value is not False:
-            opened.append(f'{label}="{html.escape(str(value), quote=True)}"')
-    start = f"<{' '.join(opened)}>"
-    return Markup(start if name in _VOID else f"{start}{_inner(children)}</{name}>")
+    written = [
+        f" {key.rstrip('_').replace('_', '-')}" + ("" if value is True else f'="{html.escape(str(value), quote=True)}"')
+        for key, value in attributes.items()
+        if value is not None and value is not False
+    ]
+    return Markup(f"<{name}{''.join(written)}>{_inner(children)}</{name}>")
 
 
-def _inner(children: Iterable[object]) -> str:
-    parts = []
-    for child in children:
-        if isinstance(child, Markup):
-            parts.append(str(child))
-        elif isinstance(child, str):
-            parts.append(html.escape(child, quote=True))
-        elif isinstance(child, Iterable):
-            parts.append(_inner(child))
-        elif child is not None:
-            parts.append(html.escape(str(child), quote=True))
-    return "".join(parts)
+def _inner(child: object) -> str:
+    if child is None:
+        return ""
+    if isinstance(child, Iterable) and not isinstance(child, str):
+        return "".join(map(_inner, child))
+    return str(child) if isinstance(child, Markup) else html.escape(str(child), quote=True)
 
 
 def section(name: str, title: str, *parts: object) -> Markup:
@@ -78,11 +66,6 @@ def section(name: str, title: str, *parts: object) -> Markup:
 
 def scrolled(caption: str, head: object, body: object, **attributes: Any) -> Markup:
     """Make a table that scrolls within itself where it is wider than the screen, by keyboard too."""
-    table = tag(
-        "table",
-        tag("caption", caption),
-        None if head is None else tag("thead", head),
-        tag("tbody", body),
-        **attributes,
-    )
+    header = None if head is None else tag("thead", head)
+    table = tag("table", tag("caption", caption), header, tag("tbody", body), **attributes)
     return tag("div", table, class_="scroll", role="group", tabindex=0, aria_label=f"Table: {caption}")

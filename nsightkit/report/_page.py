@@ -13,8 +13,6 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-import pandas as pd
-
 from nsightkit import __version__
 from nsightkit.analysis import verdict
 from nsightkit.analysis.core.text import bytes_text, time_text
@@ -24,12 +22,10 @@ from nsightkit.plots._base import CATEGORY_COLOURS, CAUSE_COLOURS, DARK_GREY
 from nsightkit.plots._lanes import Most, all_lanes
 from nsightkit.plots._packing import InteractiveTimeline, pack, program
 from nsightkit.report._html import Markup, scrolled, section, shown, tag
-from nsightkit.report._tables import SECTIONS, Section, draw, letters, source_line
+from nsightkit.report._tables import SECTIONS, draw, letters, source_line
 from nsightkit.trace.files import replacing
 from nsightkit.trace.model import GPU_TABLES, Trace
 from nsightkit.trace.share import clean, clean_text
-
-__all__ = ["html", "labelled", "write"]
 
 #: What a mail server lets through unasked, and a browser opens at once.
 _MOST_BYTES = 4_900_000
@@ -91,9 +87,8 @@ def labelled(traces: Iterable[Trace]) -> dict[str, Trace]:
     -------
     dict of str to Trace
     """
-    traces = list(traces)
-    names = [_ENDINGS.sub("", Path(trace.path).name) if trace.path else "trace" for trace in traces]
-    return dict(zip(_distinct(names), traces, strict=True))
+    named = [(_ENDINGS.sub("", Path(trace.path).name) if trace.path else "trace", trace) for trace in traces]
+    return _distinct(named)
 
 
 def write(
@@ -162,10 +157,8 @@ def html(traces: Trace | Mapping[str, Trace], *, title: str | None = None, selec
     UsageError
         No trace.
     """
-    several = _by_label(traces)
-    labels = _distinct([clean_text(trace, label) for label, trace in several.items()])
-    page = _Page({label: clean(trace) for label, trace in zip(labels, several.values(), strict=True)}, title, selection)
-    return page.document()
+    several = [(clean_text(trace, label), clean(trace)) for label, trace in _by_label(traces).items()]
+    return _Page(_distinct(several), title, selection).document()
 
 
 def _by_label(traces: Trace | Mapping[str, Trace]) -> dict[str, Trace]:
@@ -175,14 +168,12 @@ def _by_label(traces: Trace | Mapping[str, Trace]) -> dict[str, Trace]:
     return several
 
 
-def _distinct(labels: Sequence[str]) -> list[str]:
-    taken: dict[str, int] = {}
-    out = []
-    for number, label in enumerate(labels, 1):
-        name = shown(label, 80) or f"trace {number}"
-        taken[name] = taken.get(name, 0) + 1
-        out.append(name if taken[name] == 1 else f"{name} ({taken[name]})")
-    return out
+def _distinct(traces: Sequence[tuple[str, Trace]]) -> dict[str, Trace]:
+    """Number the labels that are the same."""
+    names = [shown(label, 80) or f"trace {number}" for number, (label, _) in enumerate(traces, 1)]
+    nth = [names[: i + 1].count(name) for i, name in enumerate(names)]
+    labels = [name if n == 1 else f"{name} ({n})" for name, n in zip(names, nth, strict=True)]
+    return {label: trace for label, (_, trace) in zip(labels, traces, strict=True)}
 
 
 class _Page:
@@ -192,10 +183,8 @@ class _Page:
         self.selection = shown(selection)
         self.traces = traces
         self.several = len(traces) > 1
-        default = (
-            f"GPU profiles: {len(traces)} traces side by side" if self.several else f"GPU profile: {next(iter(traces))}"
-        )
-        self.title = shown(title, 160) if title else default
+        default = f"s: {len(traces)} traces side by side" if self.several else f": {next(iter(traces))}"
+        self.title = shown(title, 160) if title else f"GPU profile{default}"
         self.letters = letters(traces)
         self.sources = {label: _source(trace) for label, trace in self.traces.items()}
         self.figures = {label: overview.summary(trace) for label, trace in self.traces.items()}
@@ -205,7 +194,7 @@ class _Page:
         sections = [("answer", "Answer", self._answers()), ("summary", "Summary", self._summary())]
         tables = []
         for each in SECTIONS:
-            drawn = draw(each, {label: _ask(each, trace) for label, trace in self.traces.items()}, self.sources)
+            drawn = draw(each, {label: each.ask(trace) for label, trace in self.traces.items()}, self.sources)
             if drawn is not None:
                 tables.append((each.name, each.title, drawn))
         rest = sum(len(drawn.encode("utf-8", "replace")) for _, _, drawn in (*sections, *tables))
@@ -345,26 +334,22 @@ class _Page:
         return section("timeline", "Timeline", tag("p", lead, class_="lead"), figure)
 
 
-def _ask(section: Section, trace: Trace) -> pd.DataFrame | None:
-    """The answer; None where the trace does not hold what the question needs."""
-    if not all(trace.recorded(table) for table in section.needs):
-        return None
-    try:
-        return section.ask(trace)
-    except UsageError:
-        return pd.DataFrame()  # no datasheet of a card that the trace does not name
-
-
 def _source(trace: Trace) -> str:
     """Say where a trace is from, and what is not in it: what each figure carries."""
     names = list(dict.fromkeys(gpu.name for gpu in trace.meta.gpus if gpu.name))
     devices = len({gpu.device for gpu in trace.meta.gpus})
     card = " and ".join(names) or "GPU not named"
-    tool = f"{trace.meta.tool} {trace.meta.tool_version or ''}".strip()
-    missing = ", ".join(trace.meta.missing)
-    parts = [f"{devices} x {card}" if devices > 1 and len(names) == 1 else card, tool]
-    parts.append(f"not recorded: {missing}" if missing else "all kinds of events were recorded")
-    return shown(" · ".join(parts), 300)
+    cards = f"{devices} x {card}" if devices > 1 and len(names) == 1 else card
+    missing = f"not recorded: {_missing(trace)}" if trace.meta.missing else _missing(trace)
+    return shown(f"{cards} · {_tool(trace)} · {missing}", 300)
+
+
+def _tool(trace: Trace, *_: Any) -> str:
+    return f"{trace.meta.tool} {trace.meta.tool_version or ''}".strip()
+
+
+def _missing(trace: Trace, *_: Any) -> str:
+    return ", ".join(trace.meta.missing) or "all kinds of events were recorded"
 
 
 def _percent(share: float) -> str:
@@ -398,17 +383,18 @@ def _steps_idle(trace: Trace, figures: Mapping[str, Any]) -> str:
 
 
 def _gpus(trace: Trace, _: Mapping[str, Any]) -> str:
-    cards: Counter[str] = Counter()
-    for gpu in trace.meta.gpus:
-        memory = f", {bytes_text(gpu.memory_bytes)}" if gpu.memory_bytes else ""
-        units = f", {gpu.sm_count} SMs" if gpu.sm_count else ""
-        cards[f"{gpu.name or 'not named'}{memory}{units}"] += 1
+    cards = Counter(
+        (gpu.name or "not named")
+        + (f", {bytes_text(gpu.memory_bytes)}" if gpu.memory_bytes else "")
+        + (f", {gpu.sm_count} SMs" if gpu.sm_count else "")
+        for gpu in trace.meta.gpus
+    )
     return "; ".join(card if count == 1 else f"{count} x {card}" for card, count in cards.items()) or "not named"
 
 
 _FIGURES: tuple[tuple[str, Any], ...] = (
     ("GPU", _gpus),
-    ("recorded by", lambda trace, _: f"{trace.meta.tool} {trace.meta.tool_version or ''}".strip()),
+    ("recorded by", _tool),
     ("span of GPU work", _amount("span_ns", None)),
     ("GPU busy", _amount("busy_ns")),
     ("GPU idle", _amount("idle_ns")),
@@ -418,7 +404,7 @@ _FIGURES: tuple[tuple[str, Any], ...] = (
     ("CUDA graphs, summed", _amount("graph_ns", None)),
     ("captured before / after", lambda _, f: "-" if f["lead_ns"] is None else
      f"{time_text(f['lead_ns'])} / {time_text(f['tail_ns'])}"),
-    ("not recorded", lambda trace, _: ", ".join(trace.meta.missing) or "all kinds of events were recorded"),
+    ("not recorded", _missing),
     ("remarks", lambda trace, _: " ".join(trace.meta.notes) or "none"),
 )  # fmt: skip
 
@@ -429,10 +415,9 @@ def _resource(name: str) -> str:
 
 def _policy(style: str, scripts: Sequence[str]) -> str:
     """Let the page run what it was made with, and nothing that somebody's trace might smuggle in."""
-
-    def digest(text: str) -> str:
-        return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-    allowed = " ".join(digest(script) for script in scripts)
+    scripts_of, styles_of = (
+        " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in texts)
+        for texts in (scripts, [style])
+    )
     never = "img-src data:; base-uri 'none'; form-action 'none'"
-    return f"default-src 'none'; script-src {allowed}; style-src {digest(style)}; {never}"
+    return f"default-src 'none'; script-src {scripts_of}; style-src {styles_of}; {never}"

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pandas as pd
 
 from nsightkit._show import cell_text, header_text, is_text, rows_of
 from nsightkit.analysis.core import intervals
-from nsightkit.analysis.roofline import sol
-from nsightkit.analysis.timeline import calls, gaps, kernels, memops, ranges, steps
+from nsightkit.analysis.timeline import gaps
+from nsightkit.errors import UsageError
 from nsightkit.report._html import Markup, scrolled, shown, tag
 from nsightkit.report._html import section as html_section
 from nsightkit.trace.model import Trace
-
-__all__ = ["SECTIONS", "Section", "draw", "letters", "source_line"]
+from nsightkit.verbs import QUESTIONS, Question
 
 #: Rows of a table; the rest is summed up in a line below it.
 _MOST_ROWS = 500
@@ -35,53 +34,62 @@ class Section:
         Of the section within the page.
     title, lead : str
         What it is about, and how to read it.
-    needs : tuple of str
-        Tables without which the question has no answer.
-    ask : callable
-        Of a trace; a frame whose columns are those of the command of that name.
-    keys : tuple of str
-        Columns that say what a row is about; rows of several traces meet by them. Without any,
-        each trace has a table of its own.
+    asked : str
+        The question of :mod:`nsightkit.verbs`, which also says what it needs and what to say where there are no rows.
     compared : tuple of str
-        Columns that have a column a trace where there are several.
-    hidden : tuple of str
-        Columns that say the same in each row, or are for programs.
+        Columns that have a column a trace where there are several; the first one is summed over rows that are left out.
+    keys : tuple of str
+        Columns that say what a row is about; rows of several traces meet by them. Without any, rows are moments that
+        the timeline can show, and each trace has a table of its own.
+    options : mapping
+        Of the question.
     by : str
-        The column whose largest values come first where traces are compared.
-    empty : str
-        What to say where there are no rows; "" leaves the section away.
-    place : bool
-        Rows have a time that the timeline can show.
-    rest : str
-        The column that is summed over the rows that are left out.
+        The column whose largest values come first where traces are compared, if it is not the first one.
+    needs : tuple of str
+        Tables without which there is no answer, where it is not the question's first.
+    hidden : tuple of str, optional
+        Columns that are left out, where they are not those that the question hides.
     """
 
     name: str
     title: str
     lead: str
-    needs: tuple[str, ...]
-    ask: Callable[[Trace], pd.DataFrame]
+    asked: str
+    compared: tuple[str, ...]
     keys: tuple[str, ...] = ()
-    compared: tuple[str, ...] = ()
-    hidden: tuple[str, ...] = ()
-    by: str = "total_ns"
-    empty: str = "none"
-    place: bool = False
-    rest: str = "total_ns"
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    by: str = ""
+    needs: tuple[str, ...] = ()
+    hidden: tuple[str, ...] | None = None
+
+    @property
+    def question(self) -> Question:
+        """The row of the table of questions."""
+        return QUESTIONS[self.asked]
+
+    @property
+    def empty(self) -> str:
+        """What to say where there are no rows."""
+        return f"The trace has {self.question.empty.partition(' (')[0]}."
+
+    def ask(self, trace: Trace) -> pd.DataFrame | None:
+        """The answer; None where the trace does not hold what the question needs."""
+        if not all(trace.recorded(table) for table in self.needs or self.question.needs[:1]):
+            return None
+        if self.name == "gaps":
+            return _longest_gaps(trace)
+        try:
+            found: pd.DataFrame = self.question.ask(trace, **self.options)
+        except UsageError:
+            return pd.DataFrame()  # no datasheet of a card that the trace does not name
+        return found
 
 
 def _longest_gaps(trace: Trace) -> pd.DataFrame:
     lengths = intervals.idle_gaps(trace)
     lasting = (lengths["end_ns"] - lengths["start_ns"]).nlargest(_LONGEST_GAPS)
-    if not len(lasting):
-        return pd.DataFrame(columns=["start_ns", "duration_ns", "device", "cause", "evidence"])
-    found = gaps.find(trace, min_ns=int(lasting.min())).nlargest(_LONGEST_GAPS, "duration_ns")
-    return found[["start_ns", "duration_ns", "device", "cause", "evidence", "end_ns"]]
-
-
-def _steps(trace: Trace) -> pd.DataFrame:
-    found = steps.summary(trace)
-    return found.assign(end_ns=found["start_ns"] + found["wall_ns"])
+    found = gaps.find(trace, min_ns=int(lasting.min()) if len(lasting) else 0).nlargest(_LONGEST_GAPS, "duration_ns")
+    return found[["start_ns", "duration_ns", "device", "cause", "evidence"]]
 
 
 SECTIONS = (
@@ -90,44 +98,34 @@ SECTIONS = (
         "Why the GPU was idle",
         "An idle gap is time in which no kernel, copy or graph ran on the device. Each gap has one cause, so the "
         "causes add up to the idle time.",
-        ("kernels",),
-        gaps.summary,
-        ("cause",),
+        "gaps",
         ("total_ns", "share_of_span", "count"),
-        empty="There is no gap between the first and the last operation of a GPU.",
+        ("cause",),
     ),
     Section(
         "gaps",
         "The longest gaps",
         "What the CPU was doing while the GPU had nothing to do, and the operation that ended the gap.",
-        ("kernels",),
-        _longest_gaps,
-        hidden=("end_ns",),
-        empty="There is no gap between the first and the last operation of a GPU.",
-        place=True,
-        rest="duration_ns",
+        "gaps",
+        ("duration_ns",),
     ),
     Section(
         "categories",
         "Kernels by kind of work",
         "What kernels were built for, by their names. Times are summed, so kernels that overlap count each in full; "
         "the share is of all kernel time.",
-        ("kernels",),
-        lambda trace: kernels.summary(trace, by="category"),
-        ("name",),
+        "kernels",
         ("total_ns", "share", "count"),
-        hidden=("category",),
-        empty="The trace holds no kernels.",
+        ("name",),
+        {"by": "category"},
     ),
     Section(
         "kernels",
         "Kernels by name",
         "Where the GPU's time went. A kernel's mean above its median points at a few long launches.",
-        ("kernels",),
-        kernels.summary,
-        ("name", "category"),
+        "kernels",
         ("total_ns", "share", "count", "median_ns"),
-        empty="The trace holds no kernels.",
+        ("name", "category"),
     ),
     Section(
         "ranges",
@@ -135,70 +133,55 @@ SECTIONS = (
         "What the program named with NVTX or record_function. Total and exclusive are CPU time, which for asynchronous "
         "work is the time to launch it; GPU is the union of the work launched inside (rule: window), GPU span its "
         "first start to last end.",
-        ("ranges",),
-        ranges.summary,
-        ("name", "domain"),
+        "ranges",
         ("total_ns", "gpu_ns", "count"),
-        hidden=("rule",),
+        ("name", "domain"),
         by="gpu_ns",
-        empty="The program named none.",
     ),
     Section(
         "steps",
         "Steps",
         "One row a step, from the end of the one before it to its own, work on the GPU included. Busy is the part of "
         "it in which the GPU worked.",
-        ("ranges",),
-        _steps,
-        hidden=("end_ns",),
-        empty="No range is named like a step.",
-        place=True,
-        rest="wall_ns",
+        "steps",
+        ("wall_ns",),
     ),
     Section(
         "memops",
         "Copies and memsets",
         "What was moved, between which kinds of memory, and how fast.",
-        ("memops",),
-        memops.summary,
-        ("kind", "src_kind", "dst_kind"),
+        "memops",
         ("total_ns", "bytes", "gb_per_s"),
-        empty="None happened.",
+        ("kind", "src_kind", "dst_kind"),
     ),
     Section(
         "calls",
         "CUDA calls",
         "Time the CPU spent in the CUDA API. A long launch call often means that the queue was full; a long "
         "synchronisation that the CPU waited for the GPU.",
-        ("calls",),
-        calls.summary,
-        ("name",),
+        "calls",
         ("total_ns", "count", "median_ns"),
-        empty="None happened.",
+        ("name",),
     ),
     Section(
         "os",
         "Calls of the operating system",
         "Time threads spent in the operating system, most of it waiting.",
-        ("os_calls",),
-        lambda trace: calls.summary(trace, os=True),
-        ("name",),
+        "calls",
         ("total_ns", "count", "median_ns"),
-        empty="None were recorded.",
+        ("name",),
+        {"os": True},
+        needs=("os_calls",),
     ),
     Section(
         "sol",
         "Against the speed of light",
         "Operators whose shapes were recorded: the least time that the card's datasheet allows them, as a share of the "
         "time they took.",
-        ("kernels",),
-        sol.summary,
-        ("name", "bound"),
+        "sol",
         ("time_ns", "sol_datasheet", "count"),
+        ("name", "bound"),
         hidden=("bytes", "intensity", "sol_measured", "flops"),
-        by="time_ns",
-        empty="",
-        rest="time_ns",
     ),
 )
 
@@ -221,8 +204,8 @@ def draw(section: Section, answers: Mapping[str, pd.DataFrame | None], sources: 
     """
     there = {label: frame for label, frame in answers.items() if frame is not None}
     filled = {label: frame for label, frame in there.items() if len(frame)}
-    if not there or not (filled or section.empty):
-        return None
+    if not there or (section.asked == "sol" and not filled):
+        return None  # shapes are seldom recorded, and few cards have a datasheet here
     parts: list[Markup] = [tag("p", section.lead, class_="lead")]
     if len(there) < len(answers):
         absent = ", ".join(label for label in answers if label not in there)
@@ -273,29 +256,25 @@ def source_line(sources: Mapping[str, str], of: Mapping[str, str], name: str = "
 
 
 def _one(section: Section, frame: pd.DataFrame, number: int) -> Markup:
-    columns = [str(c) for c in frame.columns if c not in section.hidden]
-    columns = [c for c in columns if not _says_nothing(c, frame[c])]
+    hidden = section.question.hide + tuple(frame.attrs.get("hide", ())) if section.hidden is None else section.hidden
+    columns = [str(c) for c in frame.columns if c not in hidden and not _says_nothing(str(c), frame[c])]
     words = {c for c in columns if is_text(c) or any(isinstance(v, str) for v in frame[c])}
-    head = tag("tr", [_header(c, words=c in words) for c in columns], _header("timeline") if section.place else None)
-    body = []
-    for row in rows_of(frame.head(_MOST_ROWS)):
-        cells = [_cell(c, row[c]) for c in columns]
-        if section.place:
-            cells.append(_button(number, row))
-        body.append(tag("tr", cells))
-    return _table(section, [head], body, frame.iloc[_MOST_ROWS:])
+    placed = not section.keys
+    head = tag("tr", [_header(c, words=c in words) for c in columns], _header("timeline") if placed else None)
+    body = [
+        tag("tr", [_cell(c, row[c]) for c in columns], _button(number, row, section.compared[0]) if placed else None)
+        for row in rows_of(frame.head(_MOST_ROWS))
+    ]
+    return _table(section, [head], body, frame[section.compared[0]].tolist()[_MOST_ROWS:])
 
 
 def _several(section: Section, answers: Mapping[str, pd.DataFrame], of: Mapping[str, str]) -> Markup:
-    rows: dict[str, dict[tuple[Any, ...], dict[str, Any]]] = {}
-    largest: dict[tuple[Any, ...], float] = {}
+    rows: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}  # by key, then by trace
     for label, frame in answers.items():
-        mine = rows[label] = {}
         for row in rows_of(frame):
-            key = tuple(row[k] for k in section.keys)
-            mine.setdefault(key, row)
-            largest[key] = max(largest.get(key, 0), row[section.by] or 0)
-    ordered = sorted(largest, key=lambda key: -largest[key])
+            rows.setdefault(tuple(row[k] for k in section.keys), {}).setdefault(label, row)
+    by = section.by or section.compared[0]
+    ordered = sorted(rows, key=lambda key: -max(row[by] or 0 for row in rows[key].values()))
     keep = [(i, k) for i, k in enumerate(section.keys) if not _says_nothing(k, pd.Series([key[i] for key in ordered]))]
     head = [
         tag(
@@ -305,14 +284,16 @@ def _several(section: Section, answers: Mapping[str, pd.DataFrame], of: Mapping[
         ),
         tag("tr", [_header(c, of[label], label) for c in section.compared for label in answers]),
     ]
-    body = []
-    for key in ordered[:_MOST_ROWS]:
-        cells = [_cell(k, key[i]) for i, k in keep]
-        for column in section.compared:
-            cells += [_cell(column, rows[label].get(key, {}).get(column)) for label in answers]
-        body.append(tag("tr", cells))
-    left = [mine[key] for key in ordered[_MOST_ROWS:] for mine in rows.values() if key in mine]
-    return _table(section, head, body, pd.DataFrame(left))
+    body = [
+        tag(
+            "tr",
+            [_cell(k, key[i]) for i, k in keep],
+            [_cell(c, rows[key].get(label, {}).get(c)) for c in section.compared for label in answers],
+        )
+        for key in ordered[:_MOST_ROWS]
+    ]
+    left = [row[section.compared[0]] for key in ordered[_MOST_ROWS:] for row in rows[key].values()]
+    return _table(section, head, body, left)
 
 
 def _says_nothing(column: str, values: pd.Series[Any]) -> bool:
@@ -321,8 +302,6 @@ def _says_nothing(column: str, values: pd.Series[Any]) -> bool:
         return bool(values.nunique() <= 1)
     if column in {"impossible", "outlier"}:
         return not values.any()
-    if column in {"tokens", "sequences"}:
-        return bool(values.isna().all())
     return is_text(column) and bool((values.isna() | (values.astype(str) == "")).all())
 
 
@@ -357,26 +336,24 @@ def _cell(column: str, value: Any) -> Markup:
     if value is not None and (column.startswith("share") or column == "sol_datasheet"):
         width = f"{100 * min(max(float(value), 0.0), 1.0):.1f}%"
         bar = tag("svg", tag("rect", width=width, height="100%"), class_="bar", aria_hidden="true", focusable="false")
-    return tag("td", bar, text, class_="number", data_v=_sorted_as(value))
+    order = "" if value is None else str(int(value)) if isinstance(value, int) else f"{float(value):.6g}"
+    return tag("td", bar, text, class_="number", data_v=order)
 
 
-def _sorted_as(value: Any) -> str:
-    return "" if value is None else str(int(value)) if isinstance(value, int) else f"{float(value):.6g}"
-
-
-def _button(number: int, row: Mapping[str, Any]) -> Markup:
-    what = f"{header_text('start_ns')} {cell_text('start_ns', row['start_ns'])}"
+def _button(number: int, row: Mapping[str, Any], length: str) -> Markup:
+    start = row["start_ns"]
+    what = f"{header_text('start_ns')} {cell_text('start_ns', start)}"
     return tag(
         "td",
-        tag("button", "Show", type="button", class_="reveal", data_trace=number, data_start=row["start_ns"],
-            data_end=row["end_ns"], aria_label=f"Show in the timeline: {what}", hidden=True),
+        tag("button", "Show", type="button", class_="reveal", data_trace=number, data_start=start,
+            data_end=start + row[length], aria_label=f"Show in the timeline: {what}", hidden=True),
     )  # fmt: skip
 
 
-def _table(section: Section, head: list[Markup], body: list[Markup], rest: pd.DataFrame) -> Markup:
+def _table(section: Section, head: list[Markup], body: list[Markup], rest: list[Any]) -> Markup:
     below = None
-    if len(rest):
-        amount = f"{header_text(section.rest)} together {cell_text(section.rest, int(rest[section.rest].sum()))}"
+    if rest:
+        amount = f"{header_text(section.compared[0])} together {cell_text(section.compared[0], sum(rest))}"
         text = f"{len(rest):,} further rows are not on this page ({amount}); the command line lists all."
         below = tag("p", text, class_="remark")
     table = scrolled(section.title, head, body, data_first=_FIRST_ROWS, data_what=section.title)
