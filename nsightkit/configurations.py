@@ -76,67 +76,66 @@ class Configuration:
         return self.d_head // 2 * 2
 
 
-def _matrix(name: str, intent: str, *sizes: int, control_of: str = "") -> Configuration:
-    batch, context, d_model, layers, d_ff, heads, vocabulary = sizes
-    return Configuration(name, batch, context, d_model, layers, d_ff, heads, vocabulary, intent, control_of)
-
-
 #: Ten configurations, each meant to be held up by something else.
 MATRIX: tuple[Configuration, ...] = (
-    _matrix("model_a", "wide and shallow: the baseline", 32, 256, 768, 2, 2048, 12, 10_000),
-    _matrix("model_b", "narrow and deep, with about as many parameters", 32, 256, 384, 12, 1024, 12, 10_000),
-    _matrix("latency_bound", "one short sequence: launching costs more than running", 1, 128, 512, 12, 1536, 8, 10_000),
-    _matrix("misaligned_dims", "widths and token counts that are not multiples of 8", 34, 257, 514, 6, 1538, 2, 10_000),
-    _matrix("bad_head_size", "heads of 56: aligned, but attention pads them", 32, 256, 672, 6, 1792, 12, 10_000),
-    _matrix("vocab_bottleneck", "most of the work in the output head", 64, 256, 512, 4, 1536, 8, 50_257),
-    _matrix("wide_ffn", "an MLP twice as wide as usual", 32, 256, 768, 6, 4096, 12, 10_000),
-    _matrix(
-        "bandwidth_bound",
-        "a huge batch of a small model: norms, softmax and loss move much data",
-        256,
-        256,
-        384,
-        4,
-        1024,
-        6,
-        10_000,
+    Configuration("model_a", 32, 256, 768, 2, 2048, 12, 10_000, "wide and shallow: the baseline"),
+    Configuration("model_b", 32, 256, 384, 12, 1024, 12, 10_000, "narrow and deep, with about as many parameters"),
+    Configuration(
+        "latency_bound",
+        *(1, 128, 512, 12, 1536, 8, 10_000),
+        "one short sequence: launching costs more than running",
     ),
-    _matrix("compute_bound", "GEMMs large enough to fill the GPU", 32, 256, 1536, 8, 4096, 24, 10_000),
-    _matrix(
-        "deep_sequential", "32 layers one after the other: launches times depth", 32, 256, 512, 32, 1536, 8, 10_000
+    Configuration(
+        "misaligned_dims",
+        *(34, 257, 514, 6, 1538, 2, 10_000),
+        "widths and token counts that are not multiples of 8",
+    ),
+    Configuration("bad_head_size", 32, 256, 672, 6, 1792, 12, 10_000, "heads of 56: aligned, but attention pads them"),
+    Configuration("vocab_bottleneck", 64, 256, 512, 4, 1536, 8, 50_257, "most of the work in the output head"),
+    Configuration("wide_ffn", 32, 256, 768, 6, 4096, 12, 10_000, "an MLP twice as wide as usual"),
+    Configuration(
+        "bandwidth_bound",
+        *(256, 256, 384, 4, 1024, 6, 10_000),
+        "a huge batch of a small model: norms, softmax and loss move much data",
+    ),
+    Configuration("compute_bound", 32, 256, 1536, 8, 4096, 24, 10_000, "GEMMs large enough to fill the GPU"),
+    Configuration(
+        "deep_sequential",
+        *(32, 256, 512, 32, 1536, 8, 10_000),
+        "32 layers one after the other: launches times depth",
     ),
 )
 
 #: Controls for those of the ten that change more than they say.
 VARIANTS: tuple[Configuration, ...] = (
-    _matrix(
+    Configuration(
         "misaligned_dims_even",
-        "unaligned still, but heads of 86, which flash attention takes",
         *(34, 257, 516, 6, 1538, 6, 10_000),
+        "unaligned still, but heads of 86, which flash attention takes",
         control_of="misaligned_dims",
     ),
-    _matrix(
+    Configuration(
         "misaligned_dims_258",
-        "an even head size, so that all of a head is rotated; still too wide for flash attention",
         *(34, 257, 516, 6, 1538, 2, 10_000),
+        "an even head size, so that all of a head is rotated; still too wide for flash attention",
         control_of="misaligned_dims",
     ),
-    _matrix(
+    Configuration(
         "aligned_dims",
-        "the nearest sizes that are aligned in all: to be compared by FLOP/s, not by time",
         *(32, 256, 512, 6, 1536, 4, 10_000),
+        "the nearest sizes that are aligned in all: to be compared by FLOP/s, not by time",
         control_of="misaligned_dims",
     ),
-    _matrix(
+    Configuration(
         "head_size_96",
-        "bad_head_size in heads of 96, which attention does not pad",
         *(32, 256, 672, 6, 1792, 7, 10_000),
+        "bad_head_size in heads of 96, which attention does not pad",
         control_of="bad_head_size",
     ),
-    _matrix(
+    Configuration(
         "vocab_aligned",
-        "vocab_bottleneck with a vocabulary that is a multiple of 128: size without misalignment",
         *(64, 256, 512, 4, 1536, 8, 50_304),
+        "vocab_bottleneck with a vocabulary that is a multiple of 128: size without misalignment",
         control_of="vocab_bottleneck",
     ),
 )
@@ -172,7 +171,7 @@ def find(name: str, among: Sequence[Configuration] = (*MATRIX, *VARIANTS, *SIZES
     Raises
     ------
     UsageError
-        There is none of that name; the message lists them.
+        No configuration has that name; the message lists all names.
     """
     for configuration in among:
         if configuration.name == name:

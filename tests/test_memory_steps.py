@@ -86,7 +86,7 @@ del COLUMN["context"]
 
 
 def test_cells_of_a_column_are_those_run_alone() -> None:
-    with memory_steps.column("cpu", **COLUMN, mode="train") as column:
+    with memory_steps.Column("cpu", **COLUMN, mode="train") as column:
         column.step()
         found = column.observed()
         assert column.parameters["contexts"] == [16, 32, 64, 128]
@@ -101,7 +101,7 @@ def test_cells_of_a_column_are_those_run_alone() -> None:
 def test_a_column_stops_where_it_does_not_fit_and_says_where() -> None:
     whole = observed(mode="train", context=64)
     limit = int(whole["peak_bytes"][0])
-    with memory_steps.column("cpu", **COLUMN, mode="train", limit_bytes=limit) as column:
+    with memory_steps.Column("cpu", **COLUMN, mode="train", limit_bytes=limit) as column:
         found = column.observed()
     assert found["context"] == [16, 32, 64]
     assert found["peak_bytes"][-1] == limit

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from nsightkit.capture.provenance import collect
-from nsightkit.investigations.parts import MEASURES, find, resolve
+from nsightkit.investigations.parts import MEASURES, find, prepared, resolve
 from nsightkit.investigations.recordings import part_key
 
 __all__ = ["main"]
@@ -31,16 +31,9 @@ def main(investigation: str, part: str, mode: str, folder: str, kind: str, comma
     command : str
         What the provenance says was run.
     """
-    import torch
-
     # What is measured says itself whether it ran on a GPU.
-    gpu = torch.cuda.is_available() and mode == "live"
-    if mode == "live" and not gpu:
-        raise RuntimeError("this torch sees no CUDA GPU")
-    device = "cuda" if gpu else "cpu"
-    if not gpu:
-        # A machine that builds pages has few cores and other work; idle threads that spin make a step ten times longer.
-        torch.set_num_threads(1)
+    device = prepared(mode)
+    gpu = device == "cuda"
     start = time.perf_counter()
     chosen, place = find(investigation, part), Path(folder)
     counts = chosen.counts(mode)

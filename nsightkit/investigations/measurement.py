@@ -291,14 +291,13 @@ def _decide(part: Part) -> tuple[str, recordings.Recording | None, str | None, t
     forced = os.environ.get("NSIGHTKIT_MODE", "")
     if forced and forced not in _MODES:
         raise UsageError(f"NSIGHTKIT_MODE is {forced!r}; it can be {', '.join(_MODES)}, or unset")
-    if forced == "live" or (not forced and has_gpu()):
-        if not has_gpu():
-            raise NsightkitError(
-                "NSIGHTKIT_MODE=live, but torch sees no CUDA GPU here; run 'nsightkit doctor', or unset NSIGHTKIT_MODE"
-            )
-        return "live", None, None, ()
-    if forced == "smoke":
-        return "smoke", None, None, ()
+    live = forced == "live" or (not forced and has_gpu())
+    if live and not has_gpu():
+        raise NsightkitError(
+            "NSIGHTKIT_MODE=live, but torch sees no CUDA GPU here; run 'nsightkit doctor', or unset NSIGHTKIT_MODE"
+        )
+    if live or forced == "smoke":
+        return "live" if live else "smoke", None, None, ()
     found = recordings.find(part)
     current = [recording for recording in found if recording.state == "current"]
     if current:
@@ -356,16 +355,8 @@ def run_child(
     NsightkitError
         The child failed or took too long; the message holds the end of what it wrote.
     """
-    job = json.dumps(
-        {
-            "investigation": part.investigation,
-            "part": part.name,
-            "mode": mode,
-            "folder": str(folder),
-            "kind": kind,
-            "command": command,
-        }
-    )
+    asked = {"investigation": part.investigation, "part": part.name, "mode": mode, "folder": str(folder)}
+    job = json.dumps(asked | {"kind": kind, "command": command})
     name = f"{part.investigation}/{part.name} ({mode})"
     begin = time.monotonic()
     try:
@@ -380,9 +371,8 @@ def run_child(
     except (OSError, ValueError):
         result = None
     if done.returncode or result is None:
-        hint = ""
-        if "No module named 'torch'" in done.stdout:
-            hint = "; install torch first (pip install 'nsightkit[torch]')"
+        torchless = "No module named 'torch'" in done.stdout
+        hint = "; install torch first (pip install 'nsightkit[torch]')" if torchless else ""
         raise NsightkitError(f"{name} failed with exit code {done.returncode}{hint}: {tail(done.stdout, 4)}")
     samples, provenance = result["samples"], result["provenance"]
     if part.profiled:

@@ -88,16 +88,15 @@ def remembered(
     counted beside the snapshot, at the end: ``allocated_bytes``, ``peak_bytes``, ``reserved_bytes``; on a GPU also
     ``context_bytes``, what the device holds beyond what is reserved.
     """
-    own = dict(parameters)
-    limit_bytes = own.pop("limit_bytes", None)
-    limit = {} if limit_bytes is None else {"limit_bytes": limit_bytes}
-    samples, resolved = _recorded(workload, device, own, counts["active"], limit_bytes, folder / "snapshot.pickle")
+    own = {name: value for name, value in parameters.items() if name != "limit_bytes"}
+    limit_bytes, snapshot = parameters.get("limit_bytes"), folder / "snapshot.pickle"
+    samples, resolved = _recorded(workload, device, own, counts["active"], limit_bytes, snapshot)
     gc.collect()
     if device.startswith("cuda"):
         torch.cuda.empty_cache()
     with workload(device, **own) as work:
         torch_profiler.profile_steps(work.step, folder / "trace.json.gz", wait=0, warmup=1, active=1)
-    return samples, resolved | limit
+    return samples, resolved | ({} if limit_bytes is None else {"limit_bytes": limit_bytes})
 
 
 def _recorded(
@@ -109,8 +108,7 @@ def _recorded(
     snapshot: Path,
 ) -> tuple[_Samples, dict[str, Any]]:
     # A function of its own: what an exception's frames hold is let go when it returns.
-    done = 0
-    full = False
+    done, full = 0, False
     with contextlib.ExitStack() as watch:
         watched = _on_gpu if device.startswith("cuda") else _on_cpu
         count = watch.enter_context(watched(snapshot, limit_bytes))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import sys
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 from nsightkit.configurations import MATRIX, VARIANTS, Configuration
 from nsightkit.errors import UsageError
 
-__all__ = ["INVESTIGATIONS", "MEASURES", "PROFILES", "Part", "find", "parts", "resolve"]
+__all__ = ["INVESTIGATIONS", "MEASURES", "PROFILES", "Part", "find", "parts", "prepared", "resolve"]
 
 #: How a part can be measured, and the function that does it. All take ``(workload, device, parameters, counts,
 #: folder)``, write ``trace.json.gz`` into the folder, and give raw samples by metric and all the workload's parameters.
@@ -114,9 +115,10 @@ class Part:
         ----------
         mode : {"live", "replay", "smoke"}
         """
-        most = _SMOKE_COUNTS if mode == "smoke" else {}
-        steps = {name: getattr(self, name) for name in _SMOKE_COUNTS}
-        steps = {name: min(count, most.get(name, count)) for name, count in steps.items()}
+        steps = {
+            name: min(getattr(self, name), most if mode == "smoke" else sys.maxsize)
+            for name, most in _SMOKE_COUNTS.items()
+        }
         return steps | {"utilization": int(self.utilization), "shapes": int(self.shapes)}
 
     @property
@@ -136,7 +138,29 @@ def resolve(place: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-_TRAINING = "workloads.training:start"
+def prepared(mode: str) -> str:
+    """Give the device of a measurement, for which this process is made ready.
+
+    Parameters
+    ----------
+    mode : {"live", "smoke"}
+
+    Raises
+    ------
+    RuntimeError
+        A live measurement needs a GPU, and there is none.
+    """
+    import torch
+
+    if mode != "live":
+        # A machine that builds pages has few cores and other work; idle threads that spin make a step ten times longer.
+        torch.set_num_threads(1)
+    elif not torch.cuda.is_available():
+        raise RuntimeError("this torch sees no CUDA GPU")
+    return "cuda" if mode == "live" else "cpu"
+
+
+_TRAINING, _LM_START = "workloads.training:start", "workloads.lm:start"
 #: By part: what the workload is given on a GPU, and small on a CPU.
 _Runs = Mapping[str, tuple[dict[str, Any], dict[str, Any]]]
 
@@ -185,9 +209,19 @@ _SMOKE_STARVED = {"decode_bytes": 20_000, "read_ms": 5.0, "workers": 4}
 
 
 # - training-step: a language model whose attention writes its scores out, with ranges for the parts of attention.
-_STEP = {"vocabulary": 32_000, "d_model": 1024, "layers": 12, "d_ff": 4096, "heads": 16, "context": 1024, "batch": 8}
-_STEP_SMOKE = {"vocabulary": 512, "d_model": 128, "layers": 2, "d_ff": 384, "heads": 4, "context": 256, "batch": 2}
-_STEP_HOW = {"mode": "train", "annotate_mha": True}
+_STEP = {
+    "vocabulary": 32_000, "d_model": 1024, "layers": 12, "d_ff": 4096, "heads": 16, "context": 1024, "batch": 8,
+    "mode": "train", "annotate_mha": True,
+}  # fmt: skip
+_STEP_SMOKE = _STEP | {
+    "vocabulary": 512,
+    "d_model": 128,
+    "layers": 2,
+    "d_ff": 384,
+    "heads": 4,
+    "context": 256,
+    "batch": 2,
+}
 
 
 # - autocast: the types are those of any size; the bytes should be those of layers that count, not of the vocabulary.
@@ -200,7 +234,6 @@ _A_FEW: Mapping[str, Any] = {"warmup": 1, "repetitions": 3, "active": 1, "measur
 # - bench: GEMMs long enough for an H200; the second size has more than twice the parameters, the second context as
 #   many tokens, so that it adds attention and nothing else.
 _MEDIUM = {"batch": 16, "context": 512, "d_model": 1024, "layers": 24, "d_ff": 4096, "heads": 16, "vocabulary": 10_000}
-_CELL_START = "investigations.bench_steps:start"
 _BENCH = {**_MEDIUM, "mode": "train", "precision": "bf16"}
 _SMALL = {"batch": 4, "context": 64, "d_model": 128, "layers": 2, "d_ff": 384, "heads": 4, "vocabulary": 512}
 _BENCH_SMOKE = {**_SMALL, "mode": "train", "precision": "bf16"}
@@ -226,9 +259,7 @@ _PRECISIONS: Mapping[str, Mapping[str, Any]] = {
 _CELL: Mapping[str, Any] = {"warmup": 10, "repetitions": 30, "active": 2, "measured": "observed"}
 
 
-def _multiplied(
-    gpu: dict[str, Any], smoke: dict[str, Any], changes: Mapping[str, Mapping[str, Any]]
-) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+def _multiplied(gpu: dict[str, Any], smoke: dict[str, Any], changes: Mapping[str, Mapping[str, Any]]) -> _Runs:
     """Give runs, each with what it changes: switches are replaced, sizes multiplied."""
 
     def changed(base: dict[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
@@ -245,11 +276,10 @@ _SMALLER = 16
 
 def _sizes(model: Configuration, divisor: int = 1) -> dict[str, int]:
     """Give a configuration's sizes, each divided and rounded up, the width to a multiple of the heads."""
-    sizes = {
-        name: -(-getattr(model, name) // divisor) for name in ("batch", "context", "d_model", "d_ff", "vocabulary")
-    }
-    heads = model.heads
-    return sizes | {"d_model": -(-sizes["d_model"] // heads) * heads, "heads": heads, "layers": model.layers}
+    names = ("batch", "context", "d_model", "d_ff", "vocabulary")
+    sizes = {name: -(-getattr(model, name) // divisor) for name in names}
+    width = -(-sizes["d_model"] // model.heads) * model.heads
+    return sizes | {"d_model": width, "heads": model.heads, "layers": model.layers}
 
 
 # - attention-sweep: a batch of 8 and one head, as in a much used course. Contexts double until nothing fits: at 32768
@@ -310,16 +340,14 @@ _ITEMS_IN: Mapping[str, Mapping[str, str]] = {
 
 # - memory-snapshot: few layers, for a file of a megabyte; a vocabulary that makes what is kept by mistake as large as
 #   everything that has to be kept. The limit leaves room for a step or two of it on a GPU of 24 GB.
-_KEPT = _MEDIUM | {"batch": 8, "context": 1024, "layers": 4, "vocabulary": 32_000}
-_KEPT_SMOKE = _SMALL | {"vocabulary": 2048}
 _KEPT_HOW = {"mode": "train", "precision": "bf16"}
+_KEPT = _MEDIUM | {"batch": 8, "context": 1024, "layers": 4, "vocabulary": 32_000} | _KEPT_HOW
+_KEPT_SMOKE = _SMALL | {"vocabulary": 2048} | _KEPT_HOW
 _KEPT_RUNS: _Runs = {
-    **_switched(
-        _KEPT | _KEPT_HOW, _KEPT_SMOKE | _KEPT_HOW, {"before": {"keep_graph": True}, "after": {"keep_graph": False}}
-    ),
+    **_switched(_KEPT, _KEPT_SMOKE, {"before": {"keep_graph": True}, "after": {"keep_graph": False}}),
     "full": (
-        _KEPT | _KEPT_HOW | {"keep_graph": True, "limit_bytes": 16 * 10**9},
-        _KEPT_SMOKE | _KEPT_HOW | {"keep_graph": True, "limit_bytes": 48 * 10**6},
+        _KEPT | {"keep_graph": True, "limit_bytes": 16 * 10**9},
+        _KEPT_SMOKE | {"keep_graph": True, "limit_bytes": 48 * 10**6},
     ),
 }
 
@@ -384,7 +412,7 @@ def _rungs(mode: str, rungs: tuple[str, ...], **sizes: int) -> _Runs:
 
 
 # - gate: the same step in several processes, and once with a twelfth more layers: a slowdown of some percent that
-#   nobody planned. On a CPU as deep, and narrow enough for milliseconds.
+#   was not planned. On a CPU as deep, and narrow enough for milliseconds.
 _GATED = _MEDIUM | {"mode": "train", "precision": "bf16"}
 _GATED_SMOKE = _SMALL | {"context": 16, "d_model": 64, "d_ff": 192, "layers": 12, "mode": "train", "precision": "fp32"}
 
@@ -416,10 +444,10 @@ INVESTIGATIONS: Mapping[str, Mapping[str, Part]] = MappingProxyType(
         "tiny-kernels": _pair("tiny-kernels", "tiny", _TINY, _SMOKE, 70),
         "training-step": _parts(
             "training-step",
-            "workloads.lm:start",
+            _LM_START,
             _switched(
-                {**_STEP, **_STEP_HOW, "precision": "bf16"},
-                {**_STEP_SMOKE, **_STEP_HOW, "precision": "fp32"},
+                _STEP | {"precision": "bf16"},
+                _STEP_SMOKE | {"precision": "fp32"},
                 {"before": {"attention": "naive"}, "after": {"attention": "sdpa"}},
             ),
             85,
@@ -441,19 +469,19 @@ INVESTIGATIONS: Mapping[str, Mapping[str, Part]] = MappingProxyType(
         ),
         "bench": {
             # Before and after differ in the warm-up alone.
-            **_parts("bench", _CELL_START, {"before": (_BENCH, _BENCH_SMOKE)}, 95, **{**_CELL, "warmup": 0}),
-            **_parts("bench", _CELL_START, _multiplied(_BENCH, _BENCH_SMOKE, _CELLS), 95, **_CELL),
+            **_parts("bench", _LM_START, {"before": (_BENCH, _BENCH_SMOKE)}, 95, **{**_CELL, "warmup": 0}),
+            **_parts("bench", _LM_START, _multiplied(_BENCH, _BENCH_SMOKE, _CELLS), 95, **_CELL),
         },
         "precision": _parts(
             "precision",
-            _CELL_START,
+            _LM_START,
             _switched(_BENCH, _BENCH_SMOKE | {"d_model": 64}, _PRECISIONS),
             94,
             **{**_CELL, "repetitions": 50},  # to judge small differences by
         ),
         "matrix": _parts(
             "matrix",
-            _CELL_START,
+            _LM_START,
             {m.name: (_sizes(m) | _MATRIX, _sizes(m, _SMALLER) | _MATRIX) for m in (*MATRIX, *VARIANTS)},
             75,
             **_CELL,
@@ -496,7 +524,7 @@ INVESTIGATIONS: Mapping[str, Mapping[str, Part]] = MappingProxyType(
         "decode": _parts("decode", _LAYERS, _rungs("decode", _DECODE, layers=8), 101, warmup=1500, **_RUNG),
         "memory-context": _parts(
             "memory-context",
-            "workloads.memory_steps:column",
+            "workloads.memory_steps:Column",
             _switched(_LENGTHS, _LENGTHS_SMOKE, _CONTEXTS_IN),
             72,
             **_A_FEW,
@@ -523,7 +551,7 @@ INVESTIGATIONS: Mapping[str, Mapping[str, Part]] = MappingProxyType(
         ),
         "gate": _parts(
             "gate",
-            "workloads.lm:start",
+            _LM_START,
             {
                 part: (_GATED | {"layers": 24 + 2 * more}, _GATED_SMOKE | {"layers": 12 + more})
                 for part, more in _GATE_PARTS.items()
@@ -575,7 +603,7 @@ def find(investigation: str, part: str) -> Part:
     Raises
     ------
     UsageError
-        There is none of that name; the message lists those there are.
+        No part has that name; the message lists all names.
     """
     try:
         return INVESTIGATIONS[investigation][part]

@@ -1,6 +1,6 @@
 """The second capture of a part: the same workload once more, under Nsight Systems or Nsight Compute.
 
-It never decides whether a part was measured: whatever goes wrong here becomes one line that says why there is none.
+It never decides whether a part was measured: whatever goes wrong here becomes one line that says why the capture is missing.
 What runs under the profiler is this module, ``python -m nsightkit.investigations.profiled INVESTIGATION PART MODE``. A
 recording of such a part is valid for exactly the code of :func:`steady_steps`, too, and the list of :data:`SECTIONS`.
 """
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from nsightkit.capture import ncu, nsys
 from nsightkit.capture.provenance import scrub
 from nsightkit.errors import NsightkitError
-from nsightkit.investigations.parts import Part, find, resolve
+from nsightkit.investigations.parts import Part, find, prepared, resolve
 from nsightkit.trace import nsys_tool
 from nsightkit.workloads.phases import phase
 
@@ -111,7 +111,7 @@ def capture(
     program = ["-m", "nsightkit.investigations.profiled", part.investigation, part.name, mode]
     try:
         found = under(program, mode, folder / "profiled", timeout_s, environment)
-    # Profilers, reports and programs under them can fail in ways nobody has seen yet, and the part has been measured.
+    # Profilers, reports and programs under them can fail in new ways, and the part has been measured.
     except Exception as error:
         return {"notice": _one_line(f"{error}" or type(error).__name__)}
     finally:
@@ -263,22 +263,9 @@ def steady(trace: Trace) -> Trace:
 
 
 def _main(investigation: str, name: str, mode: str) -> None:
-    import torch
-
     part = find(investigation, name)
-    if mode == "live" and not torch.cuda.is_available():
-        raise RuntimeError("this torch sees no CUDA GPU")
-    if mode != "live":
-        # As the part itself is measured on a CPU.
-        torch.set_num_threads(1)
-    counts = part.counts(mode)
-    steady_steps(
-        resolve(part.workload),
-        "cuda" if mode == "live" else "cpu",
-        part.parameters(mode),
-        warmup=counts["warmup"],
-        active=counts["active"],
-    )
+    steps = {name: part.counts(mode)[name] for name in ("warmup", "active")}
+    steady_steps(resolve(part.workload), prepared(mode), part.parameters(mode), **steps)
 
 
 if __name__ == "__main__":

@@ -66,16 +66,14 @@ def record(
         raise NsightkitError(
             "recordings are made on a GPU, and torch sees none here; run 'nsightkit doctor', or try --dry-run"
         )
-    begin = time.monotonic()
-    longest = 0.0
-    report = []
+    begin, longest, report = time.monotonic(), 0.0, []
     for number, part in enumerate(chosen, 1):
         name = f"[{number}/{len(chosen)}] {part.investigation}/{part.name}"
         spent = time.monotonic() - begin
         row: dict[str, Any] = {"investigation": part.investigation, "part": part.name, "seconds": 0.0, "detail": ""}
-        kept = _kept(part, where, dry_run)
-        if kept is not None:
-            row |= {"status": "kept", "detail": str(kept)}
+        current = [r for r in recordings.find(part, where) if r.state == "current"] if not dry_run else []
+        if current:
+            row |= {"status": "kept", "detail": str(current[0].path)}
         elif budget_s is not None and spent + longest > budget_s:
             # The longest part so far is the best guess at the next.
             row |= {"status": "over budget", "detail": f"{budget_s - spent:.0f} s of {budget_s:.0f} s were left"}
@@ -106,12 +104,6 @@ def _chosen(only: Sequence[str] | None) -> list[Part]:
         if name not in names:
             raise UsageError(f"nothing to record is called {name!r}; there are {', '.join(sorted(names))}")
     return [p for p in everything if p.investigation in only or f"{p.investigation}/{p.name}" in only]
-
-
-def _kept(part: Part, where: Path, dry_run: bool) -> Path | None:
-    if dry_run:
-        return None
-    return next((r.path for r in recordings.find(part, where) if r.state == "current"), None)
 
 
 def _record(part: Part, where: Path, *, dry_run: bool, timeout_s: float) -> Path:

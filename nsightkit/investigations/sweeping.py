@@ -16,9 +16,9 @@ import dataclasses
 import gc
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -38,11 +38,12 @@ from nsightkit.workloads.cells import (
     metric,
 )
 from nsightkit.workloads.phases import phase
-from nsightkit.workloads.tensor_memory import TensorMemory
+from nsightkit.workloads.tensor_memory import Allocator, TensorMemory
 
 __all__ = ["SweepConfig", "swept"]
 
 _OF_COLUMN = ("batch", "heads", "causal")
+_Cell = tuple[int, int]
 #: Fewest samples of one direction of a cell.
 _FEWEST = 3
 #: What PyTorch and cuDNN say when a backend has no kernel for some inputs.
@@ -100,14 +101,6 @@ def _failed(direction: str, error: Exception) -> _Look:
     raise error
 
 
-class _Memory(NamedTuple):
-    """What a pass needs to know of its device's memory, in bytes; the peak is of what is allocated and reserved."""
-
-    allocated: Callable[[], int]
-    peak: Callable[[], tuple[int, int]]
-    reset: Callable[[], None]
-
-
 def swept(
     workload: Any, device: str, parameters: Mapping[str, Any], counts: Mapping[str, int], folder: Path
 ) -> tuple[dict[str, list[float]], dict[str, Any]]:
@@ -145,21 +138,23 @@ def swept(
             column.run()
         finally:
             gc.unfreeze()
-        fitting = [cell for cell in column.fitting if cell[1] in config.traced]
+        fitting = [(cell, both) for cell, both in column.fitting if cell[1] in config.traced]
         _profile(work, fitting, device, folder / "trace.json.gz", counts["active"])
         resolved = work.parameters | dataclasses.asdict(config)
     return column.samples, resolved
 
 
 class _Column:
-    """Takes the cells in turn and keeps what they gave."""
+    """Takes the cells, each a width and a context, in turn and keeps what they gave."""
 
     def __init__(self, work: Any, device: str, config: SweepConfig, counts: Mapping[str, int]) -> None:
         self._work, self._device, self._config, self._counts = work, device, config, counts
         self._gpu = device.startswith("cuda")
         self.samples: dict[str, list[float]] = {}
         #: Cells whose forward pass fits, and whether the backward pass does.
-        self.fitting: list[tuple[int, int, bool]] = []
+        self.fitting: list[tuple[_Cell, bool]] = []
+        #: The context at which a direction ran out of memory, of the width that is measured.
+        self._stopped: dict[str, int] = {}
 
     def run(self) -> None:
         """Go through all cells."""
@@ -170,136 +165,124 @@ class _Column:
         end = time.perf_counter() + self._config.budget_s
         limit = self._limit()
         if limit is not None:
-            self.samples[metric("limit_bytes", self._work.column)] = [float(limit)]
+            self._keep("limit_bytes", (), [float(limit)])
         self._sizes()
         for d in self._config.d_model:
             refusal = self._work.refusal(d)
             if refusal is None:
                 self._width(d, end)
             else:
-                for context in self._config.context:
-                    self._both(d, context, "unsupported", refusal)
+                self._unsupported(d, refusal)
         self._clean()
         for precision in self._config.impossible:
             column = f"{self._work.parameters['implementation']}-{precision}"
             self._sizes(column)
             for d in self._config.d_model:
-                for context in self._config.context:
-                    self._both(d, context, "unsupported", SIXTEEN_BITS, column)
+                self._unsupported(d, SIXTEEN_BITS, column)
+
+    def _unsupported(self, d: int, reason: str, column: str | None = None) -> None:
+        for context in self._config.context:
+            self._say((d, context), DIRECTIONS, "unsupported", reason, column=column)
 
     def _width(self, d: int, end: float) -> None:
         """All contexts of one width, until neither direction fits any more."""
-        stopped: dict[str, int] = {}
+        self._stopped = {}
         took = fixed = before = 0.0
         for context in sorted(self._config.context):
-            if "forward" in stopped:
-                self._both(d, context, "skipped", FORWARD_CANNOT_FIT, stopped=stopped["forward"])
-                continue
             # Attention's work grows with the square of the context; small cells are cheaper than that says.
             expected = fixed + took * (context / before) ** 2 if before else 0.0
-            if expected > min(end - time.perf_counter(), self._config.budget_s / 2):
-                self._both(d, context, "skipped", NO_TIME)
-                continue
-            (took, fixed), before = self._cell(d, context, stopped), context
+            if "forward" in self._stopped:
+                self._say((d, context), DIRECTIONS, "skipped", FORWARD_CANNOT_FIT, self._stopped["forward"])
+            elif expected > min(end - time.perf_counter(), self._config.budget_s / 2):
+                self._say((d, context), DIRECTIONS, "skipped", NO_TIME)
+            else:
+                (took, fixed), before = self._cell((d, context)), context
 
-    def _cell(self, d: int, context: int, stopped: dict[str, int]) -> tuple[float, float]:
+    def _cell(self, cell: _Cell) -> tuple[float, float]:
         """Measure one cell; gives the seconds that a pass both ways took, and those that the first took longer."""
         self._work.forget_compiled()
-        directions = DIRECTIONS[: 1 if "backward" in stopped else 2]
-        look = self._look(d, context, directions)
+        ways = DIRECTIONS[: 1 if "backward" in self._stopped else 2]
+        look = self._look(cell, ways)
         if look.failed == "backward" and "before_backward_bytes" not in look.found:
             # It failed before memory was watched: the forward pass can still be looked at by itself.
-            alone = self._look(d, context, DIRECTIONS[:1])
+            alone = self._look(cell, DIRECTIONS[:1])
             look = alone if alone.failed else dataclasses.replace(look, found=alone.found, pass_s=alone.pass_s)
         # Nothing of a failed pass is left: its error, which held every frame's tensors, is gone.
         for name, value in look.found.items():
-            self._keep(name, d, context, [value])
+            self._keep(name, cell, [value])
         if look.failed is not None:
-            self._fail(look, d, context, stopped)
-        elif len(directions) == 1:
-            self._say("backward", d, context, "skipped", BACKWARD_CANNOT_FIT, stopped["backward"])
+            self._fail(look, cell)
+        elif len(ways) == 1:
+            self._say(cell, ["backward"], "skipped", BACKWARD_CANNOT_FIT, self._stopped["backward"])
         if look.failed != "forward":
-            self._time(d, context, look, directions if look.failed is None else DIRECTIONS[:1], stopped)
+            self._time(cell, look, ways if look.failed is None else DIRECTIONS[:1])
         return look.pass_s, look.first_s
 
-    def _fail(self, look: _Look, d: int, context: int, stopped: dict[str, int]) -> None:
+    def _fail(self, look: _Look, cell: _Cell) -> None:
         """Keep that a direction failed, and what follows from it."""
         assert look.failed is not None
-        self._say(look.failed, d, context, look.status, look.reason)
+        self._say(cell, [look.failed], look.status, look.reason)
         if look.status == "oom":
-            stopped[look.failed] = context
+            self._stopped[look.failed] = cell[1]
         if look.requested is not None:
-            self._keep(f"{look.failed}_requested_bytes", d, context, [look.requested])
+            self._keep(f"{look.failed}_requested_bytes", cell, [look.requested])
         if look.failed == "forward":
             status, reason = ("skipped", NO_FORWARD) if look.status == "oom" else (look.status, look.reason)
-            self._say("backward", d, context, status, reason)
+            self._say(cell, ["backward"], status, reason)
 
-    def _look(self, d: int, context: int, directions: tuple[str, ...]) -> _Look:
+    def _look(self, place: _Cell, ways: Sequence[str]) -> _Look:
         """Run a pass with an eye on memory, on a device that is as before the first cell."""
         self._clean()
         found: dict[str, float] = {}
-        direction = "forward"
+        way = "forward"
         begin = start = time.perf_counter()
         try:
-            cell = self._work.cell(d, context)
+            cell = self._work.cell(*place)
             # Once before: code is loaded and compiled, and libraries allocate what they keep.
             attended = cell.forward()
-            if len(directions) > 1:
-                direction = "backward"
+            if len(ways) > 1:
+                way = "backward"
                 cell.backward(attended)
             del attended
-            direction = "forward"
+            way = "forward"
             self._wait()
             start = time.perf_counter()
             with self._watching(cell, found) as memory:
-                memory.reset()
-                attended = cell.forward()
-                found["forward_peak_bytes"], found["forward_reserved_bytes"] = memory.peak()
-                found["before_backward_bytes"] = memory.allocated()
-                if len(directions) > 1:
-                    direction = "backward"
-                    memory.reset()
-                    cell.backward(attended)
-                    found["backward_peak_bytes"], found["backward_reserved_bytes"] = memory.peak()
+                for way in ways:
+                    memory.reset_peak()
+                    if way == "forward":
+                        attended = cell.forward()
+                        found["before_backward_bytes"] = memory.allocated_bytes
+                    else:
+                        cell.backward(attended)
+                    found[f"{way}_peak_bytes"] = memory.peak_bytes
+                    found[f"{way}_reserved_bytes"] = memory.peak_reserved_bytes
             self._wait()
             pass_s = time.perf_counter() - start
             return _Look(found, pass_s, max(start - begin - pass_s, 0.0))
         except (RuntimeError, MemoryError) as error:
-            failed = _failed(direction, error)
-        found = {name: value for name, value in found.items() if not name.startswith(direction)}
+            failed = _failed(way, error)
+        found = {name: value for name, value in found.items() if not name.startswith(way)}
         return dataclasses.replace(failed, found=found, pass_s=time.perf_counter() - start)
 
     @contextlib.contextmanager
-    def _watching(self, cell: Any, found: dict[str, float]) -> Iterator[_Memory]:
+    def _watching(self, cell: Any, found: dict[str, float]) -> Iterator[Allocator | TensorMemory]:
         """Watch the memory of a cell that is made and does nothing yet."""
-        size = sum(tensor.untyped_storage().nbytes() for tensor in cell.tensors)
-        found["inputs_bytes"] = size
+        size = found["inputs_bytes"] = sum(tensor.untyped_storage().nbytes() for tensor in cell.tensors)
         if self._gpu:
-            cuda = torch.cuda
-            found["idle_bytes"] = cuda.memory_allocated()
-            yield _Memory(
-                cuda.memory_allocated,
-                lambda: (cuda.max_memory_allocated(), cuda.max_memory_reserved()),
-                cuda.reset_peak_memory_stats,
-            )
+            memory = Allocator()
+            found["idle_bytes"] = memory.allocated_bytes
+            yield memory
             return
         limit = self._config.limit_bytes
         if limit is not None and size > limit:
             raise torch.OutOfMemoryError(f"simulated out of memory: tried to allocate {size} bytes of {limit}")
-        with TensorMemory(limit_bytes=limit) as tensors:
+        with TensorMemory(limit_bytes=limit) as tensors, contextlib.closing(tensors):
             tensors.count(cell.tensors)
             found["idle_bytes"] = tensors.allocated_bytes
-            try:
-                # Nothing is cached, so nothing more is reserved.
-                yield _Memory(
-                    lambda: tensors.allocated_bytes,
-                    lambda: (tensors.peak_bytes, tensors.peak_bytes),
-                    tensors.reset_peak,
-                )
-            finally:
-                tensors.close()
+            yield tensors
 
-    def _time(self, d: int, context: int, look: _Look, ways: tuple[str, ...], stopped: dict[str, int]) -> None:
+    def _time(self, cell: _Cell, look: _Look, ways: Sequence[str]) -> None:
         """Take samples of the directions that fit, as many as the time of one pass allows."""
         most = self._config.cell_s / look.pass_s
         repetitions = int(min(max(most, _FEWEST), self._counts["repetitions"]))
@@ -307,31 +290,29 @@ class _Column:
         warmup = int(min(most, self._counts["warmup"]))
         for way in ways:
             self._clean()
-            try:
-                samples = self._samples(way, d, context, warmup, repetitions)
-            except (RuntimeError, MemoryError) as error:
-                # One pass fitted; but memory can be broken up by many.
-                late = _failed(way, error)
-            else:
-                self._keep(f"{way}_ns", d, context, samples)
-                self._say(way, d, context, "ok", "")
-                continue
-            self._fail(late, d, context, stopped)
-            ways = ways[: ways.index(way)]
-            break
+            taken = self._samples(way, cell, warmup, repetitions)
+            if isinstance(taken, _Look):  # one pass fitted; but memory can be broken up by many
+                self._fail(taken, cell)
+                ways = ways[: ways.index(way)]
+                break
+            self._keep(f"{way}_ns", cell, taken)
+            self._say(cell, [way], "ok", "")
         if ways:
-            self.fitting.append((d, context, len(ways) > 1))
+            self.fitting.append((cell, len(ways) > 1))
 
-    def _samples(self, way: str, d: int, context: int, warmup: int, repetitions: int) -> list[int]:
-        cell = self._work.cell(d, context)
-        if way == "forward":
-            taken = timing.time_calls(cell.forward, warmup=1 + warmup, repetitions=repetitions, device=self._device)
-        else:
-            for _ in range(1 + warmup):
-                cell.backward(cell.forward())
-            taken = timing.time_prepared(cell.forward, cell.backward, repetitions=repetitions, device=self._device)
-        samples: list[int] = taken.samples_ns.tolist()
-        return samples
+    def _samples(self, way: str, place: _Cell, warmup: int, repetitions: int) -> list[float] | _Look:
+        # What an exception's frames hold is let go when this returns.
+        try:
+            cell = self._work.cell(*place)
+            if way == "forward":
+                taken = timing.time_calls(cell.forward, warmup=1 + warmup, repetitions=repetitions, device=self._device)
+            else:
+                for _ in range(1 + warmup):
+                    cell.backward(cell.forward())
+                taken = timing.time_prepared(cell.forward, cell.backward, repetitions=repetitions, device=self._device)
+        except (RuntimeError, MemoryError) as error:
+            return _failed(way, error)
+        return list(taken.samples_ns.tolist())
 
     def _limit(self) -> int | None:
         """Bytes that tensors can have."""
@@ -360,39 +341,35 @@ class _Column:
         if self._gpu:
             torch.cuda.synchronize()
 
-    def _both(
-        self, d: int, context: int, status: str, reason: str, column: str | None = None, *, stopped: int | None = None
-    ) -> None:
-        for direction in DIRECTIONS:
-            self._say(direction, d, context, status, reason, stopped, column)
-
     def _say(
-        self, direction: str, d: int, context: int, status: str, reason: str, stopped: int | None = None,
+        self, cell: _Cell, ways: Sequence[str], status: str, reason: str, stopped: int | None = None, *,
         column: str | None = None,
     ) -> None:  # fmt: skip
-        self._keep(f"{direction}_status", d, context, [STATUSES.index(status)], column)
-        self._keep(f"{direction}_reason", d, context, [REASONS.index(reason)], column)
-        if stopped is not None:
-            self._keep(f"{direction}_stopped_context", d, context, [stopped], column)
-
-    def _keep(self, quantity: str, d: int, context: int, values: list[Any], column: str | None = None) -> None:
-        self.samples[metric(quantity, column or self._work.column, d, context)] = values
+        """Keep what became of directions of a cell, and the context at which an earlier cell had run out of memory."""
+        for way in ways:
+            self._keep(f"{way}_status", cell, [STATUSES.index(status)], column)
+            self._keep(f"{way}_reason", cell, [REASONS.index(reason)], column)
+            if stopped is not None:
+                self._keep(f"{way}_stopped_context", cell, [stopped], column)
 
     def _sizes(self, column: str | None = None) -> None:
         for name in _OF_COLUMN:
-            self.samples[metric(name, column or self._work.column)] = [float(self._work.parameters[name])]
+            self._keep(name, (), [float(self._work.parameters[name])], column)
+
+    def _keep(self, quantity: str, cell: _Cell | tuple[()], values: list[float], column: str | None = None) -> None:
+        self.samples[metric(quantity, column or self._work.column, *cell)] = values
 
 
-def _profile(work: Any, cells: list[tuple[int, int, bool]], device: str, trace: Path, active: int) -> None:
+def _profile(work: Any, cells: list[tuple[_Cell, bool]], device: str, trace: Path, active: int) -> None:
     """Profile one pass of each cell, each direction in a range that names it."""
 
     def step() -> None:
-        for d, context, both in cells:
-            cell = work.cell(d, context)
-            with phase(metric("forward", work.column, d, context)):
+        for place, both in cells:
+            cell = work.cell(*place)
+            with phase(metric("forward", work.column, *place)):
                 attended = cell.forward()
             if both:
-                with phase(metric("backward", work.column, d, context)):
+                with phase(metric("backward", work.column, *place)):
                     cell.backward(attended)
             del cell, attended
             if device.startswith("cuda"):

@@ -80,13 +80,12 @@ def _product(config: CeilingConfig, device: torch.device) -> Callable[[], Any]:
     fill = torch.zeros if config.zeros else torch.randn
     left = fill(config.m, config.k, device=device)
     right = fill(config.n, config.k, device=device)  # transposed below: the layout of a linear layer's weight
+    a, b = left.to(kind), right.to(kind).t()
     if config.precision == "fp8":
         one = torch.ones((), device=device)
-        a, b = left.to(kind), right.to(kind).t()
         return lambda: torch._scaled_mm(a, b, one, one, out_dtype=torch.bfloat16)
-    x, w = left.to(kind), right.to(kind).t()
     out = torch.empty(config.m, config.n, device=device, dtype=kind)
-    return lambda: torch.mm(x, w, out=out)
+    return lambda: torch.mm(a, b, out=out)
 
 
 def _transfer(config: CeilingConfig, device: torch.device) -> Callable[[], Any]:

@@ -15,23 +15,23 @@ DIRECTIONS = ("forward", "backward")
 #: What became of one direction of a cell; the code is the position. Codes are only ever appended.
 STATUSES = ("ok", "oom", "unsupported", "skipped")
 
-RAN_OUT = "out of memory"
-SIXTEEN_BITS = "this backend computes in 16 bits only"
-TOO_WIDE = "the head is wider than this backend takes"
-ABSENT = "this backend does not exist on this device"
-NO_TF32 = "this device has no TF32"
-REFUSED = "PyTorch refuses this backend for these inputs"
-NO_FORWARD = "the forward pass ran out of memory, so there is nothing to go back through"
-FORWARD_CANNOT_FIT = "cannot fit: forward already ran out of memory at context {context}"
-BACKWARD_CANNOT_FIT = "cannot fit: backward already ran out of memory at context {context}"
-NO_TIME = "it would take longer than the time that was left"
-
 #: Why it is not ``ok``; the code is the position. Codes are only ever appended. ``{context}`` is the context length at
 #: which an earlier cell of the same width ran out of memory.
 REASONS = (
-    *("", RAN_OUT, SIXTEEN_BITS, TOO_WIDE, ABSENT, NO_TF32, REFUSED),
-    *(NO_FORWARD, FORWARD_CANNOT_FIT, BACKWARD_CANNOT_FIT, NO_TIME),
+    "",
+    "out of memory",
+    "this backend computes in 16 bits only",
+    "the head is wider than this backend takes",
+    "this backend does not exist on this device",
+    "this device has no TF32",
+    "PyTorch refuses this backend for these inputs",
+    "the forward pass ran out of memory, so there is nothing to go back through",
+    "cannot fit: forward already ran out of memory at context {context}",
+    "cannot fit: backward already ran out of memory at context {context}",
+    "it would take longer than the time that was left",
 )
+_, RAN_OUT, SIXTEEN_BITS, TOO_WIDE, ABSENT, NO_TF32, REFUSED, *_MORE = REASONS
+NO_FORWARD, FORWARD_CANNOT_FIT, BACKWARD_CANNOT_FIT, NO_TIME = _MORE
 
 #: A name as :func:`metric` makes it.
 METRIC = re.compile(

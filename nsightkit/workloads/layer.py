@@ -444,12 +444,9 @@ class LayerRun(Workload):
                 x = layer(x, w, self._given, cache)
             return x
 
-        if not rung.graphed:
-            return chain
-        if not cuda:
+        if rung.graphed and not cuda:
             self._instead.append("launched one by one: a CPU has no CUDA graphs")
-            return chain
-        return self._graphed(chain)
+        return self._graphed(chain) if rung.graphed and cuda else chain
 
     def _layer(self) -> _Layer:
         rung, heads = self._rung, self.config.heads

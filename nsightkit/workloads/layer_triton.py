@@ -6,7 +6,7 @@ and the activation or the residual after it in the same kernel, so that a layer 
 
 To come nearer to the memory's rate, weights can be streamed by few programs that stay (as many as run at once, each
 with an even share of the rows, so that none waits for a last wave). Such a kernel can begin before the one before it
-has ended (programmatic dependent launch): it asks for its first weights, which nobody writes, and only then waits. And
+has ended (programmatic dependent launch): it asks for its first weights, which no kernel writes, and only then waits. And
 the whole MLP can be one kernel, each of whose programs takes some rows of gate and up and the same columns of down.
 
 On a CPU the kernels run in Triton's interpreter, when ``TRITON_INTERPRET`` was set before this was imported.
@@ -34,7 +34,7 @@ except ImportError:  # before Triton 3.4
 
 __all__ = ["DESCRIPTORS", "Decode", "dependent_launch", "prefill"]
 
-#: Whether this Triton can be told of a whole matrix and load tiles of it.
+#: Whether this Triton can describe a whole matrix and load tiles of it.
 DESCRIPTORS = TensorDescriptor is not None
 
 _EPSILON = 1e-6
@@ -642,7 +642,7 @@ class Decode:
         return {"DEPENDENT": True, "launch_pdl": True} if self._overlapped else {"DEPENDENT": False}
 
     def _standing(self) -> dict[str, Any]:
-        """What kernels of programs that stay are told."""
+        """Arguments of kernels whose programs stay."""
         return {**self._early(), "AHEAD": _AHEAD_BYTES if self._overlapped else 0, "SMS": self._sms}
 
     def _programs(self, count: int, chosen: dict[str, Any]) -> int:

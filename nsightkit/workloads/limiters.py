@@ -130,7 +130,7 @@ class Limiters(Workload):
 
 
 def _inputs(config: LimiterConfig, device: torch.device) -> dict[str, tuple[Tensor, ...]]:
-    """What each is given, and where those write that can be told."""
+    """The inputs of each operation, and the output of those that write to a given place."""
 
     def random(*sizes: int, kind: torch.dtype = torch.float32) -> Tensor:
         # What the bits do decides the power, and the power the clock.

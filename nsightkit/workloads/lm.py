@@ -166,6 +166,21 @@ class Run(Workload):
         """Read the loss of every step so far, the mean of its passes."""
         return [float(loss) for loss in self._losses]
 
+    def observed(self) -> dict[str, list[float]]:
+        """Give losses, and on a GPU the highest memory so far.
+
+        Returns
+        -------
+        dict of str to list
+            ``loss``, one a step; ``peak_allocated_bytes`` and ``peak_reserved_bytes``, one value each. PyTorch's
+            allocator counts memory on a GPU only, so a CPU gives none.
+        """
+        found = {"loss": self.losses()}
+        if self.device.type == "cuda":
+            found["peak_allocated_bytes"] = [torch.cuda.max_memory_allocated(self.device)]
+            found["peak_reserved_bytes"] = [torch.cuda.max_memory_reserved(self.device)]
+        return found
+
 
 def start(device: str, **parameters: Any) -> Run:
     """Begin to run a model, with fields of :class:`LMConfig`."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,10 +20,10 @@ from torch.utils._pytree import tree_leaves
 
 from nsightkit.workloads import lm
 from nsightkit.workloads.lm import PHASES
-from nsightkit.workloads.tensor_memory import TensorMemory
+from nsightkit.workloads.tensor_memory import Allocator, TensorMemory
 from nsightkit.workloads.workload import Workload
 
-__all__ = ["PHASES", "Column", "MemoryRun", "column", "start"]
+__all__ = ["PHASES", "Column", "MemoryRun", "start"]
 
 _ITEMS = (
     *("weights", "gradients", "optimizer_states", "activations", "logits", "temporary_buffers", "autocast_cache"),
@@ -31,24 +31,10 @@ _ITEMS = (
 )
 
 
-class _Allocator:
-    """The caching allocator's account of a GPU."""
+class _Allocator(Allocator):
+    """The caching allocator's account of a GPU, by phase."""
 
     phase = ""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    @property
-    def allocated_bytes(self) -> int:
-        return torch.cuda.memory_allocated(self._device)
-
-    @property
-    def peak_bytes(self) -> int:
-        return torch.cuda.max_memory_allocated(self._device)
-
-    def reset_peak(self) -> None:
-        torch.cuda.reset_peak_memory_stats(self._device)
 
     def leave(self, phase: str, _: torch.nn.Module) -> dict[str, int]:
         """Give, as near to the peak as a phase ends, what is free in segments of which another part is in use."""
@@ -59,23 +45,19 @@ class _Allocator:
 class _Tensors(TensorMemory):  # type: ignore[no-untyped-call]
     """An account by tensor, each with what it is for."""
 
-    def __init__(self, run: MemoryRun, limit_bytes: int | None) -> None:
-        super().__init__(limit_bytes=limit_bytes, device=run.device.type)
+    def __init__(
+        self, config: lm.LMConfig, known: Mapping[str, list[Tensor]], limit_bytes: int | None, device: str
+    ) -> None:
+        super().__init__(limit_bytes=limit_bytes, device=device)
         self.phase = ""
         self._serials: dict[int, int] = {}
         self._rows: list[tuple[str, str, int]] = []  # phase, item, bytes; by serial number
         self._changes: list[tuple[int, int]] = []  # serial number, change in bytes
         self._forward_end = 0
-        self._weights = {id(p.untyped_storage()) for p in run.model.parameters()}
-        config = run.config
+        self._weights = {id(weight.untyped_storage()) for weight in known["weights"]}
         self._logits = (config.batch * config.context * config.vocabulary, config.vocabulary)
         # Not entered: that would watch these very loops.
-        for item, tensors in (
-            ("weights", run.model.parameters()),
-            ("inputs_and_tables", [*run.model.buffers(), *run.tokens_on_device()]),
-            ("optimizer_states", run.states()),
-        ):
-            self._of = item
+        for self._of, tensors in known.items():
             self.count(tensors)
         self._of = ""
 
@@ -149,15 +131,6 @@ class MemoryRun(lm.Run):
         if limit_bytes is not None:
             self.parameters["limit_bytes"] = limit_bytes
 
-    def tokens_on_device(self) -> list[Tensor]:
-        """Give the batches, if they lie on the device."""
-        return [self._tokens] if self._tokens.device.type == self.device.type else []
-
-    def states(self) -> list[Tensor]:
-        """Give the optimizer's tensors without its counts of steps, which lie on the CPU."""
-        kept = self._optimizer.state.values() if self._optimizer else []
-        return [value for state in kept for value in state.values() if isinstance(value, Tensor) and value.dim()]
-
     @contextlib.contextmanager
     def _phase(self, name: str) -> Iterator[None]:
         account, unwatched = self._account, super()._phase(name)
@@ -201,7 +174,15 @@ class MemoryRun(lm.Run):
         found: dict[str, int] = {}
         if self.device.type == "cuda":
             found |= self._step_watched(_Allocator(self.device)) | self._device_account()
-        with _Tensors(self, self._limit_bytes) as tensors:
+        kept = self._optimizer.state.values() if self._optimizer else []
+        states = [value for state in kept for value in state.values() if isinstance(value, Tensor)]
+        tables = [*self.model.buffers(), self._tokens]
+        known: dict[str, list[Tensor]] = {
+            "weights": list(self.model.parameters()),
+            "inputs_and_tables": [table for table in tables if table.device.type == self.device.type],
+            "optimizer_states": [value for value in states if value.dim()],  # counts of steps lie on the CPU
+        }
+        with _Tensors(self.config, known, self._limit_bytes, self.device.type) as tensors:
             moments = self._step_watched(tensors)
         parts = tensors.at_peak(graph=self.config.mode != "fwd")
         tensors.close()
@@ -326,19 +307,3 @@ def start(device: str, limit_bytes: int | None = None, **parameters: Any) -> Mem
     MemoryRun
     """
     return MemoryRun(lm.LMConfig(**parameters), device, limit_bytes)
-
-
-def column(device: str, **parameters: Any) -> Column:
-    """Begin a column of contexts.
-
-    Parameters
-    ----------
-    device : str
-    **parameters
-        Of :class:`Column`.
-
-    Returns
-    -------
-    Column
-    """
-    return Column(device, **parameters)

@@ -67,15 +67,6 @@ def part(name: str, marked: bool) -> contextlib.AbstractContextManager[None]:
     return phase(name) if marked else contextlib.nullcontext()
 
 
-def _rms_written(x: Tensor, weight: Tensor, _: None = None) -> Tensor:
-    # Autocast has no rule for these operations, so they run in their input's type.
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * weight
-
-
-def _rms_fused(x: Tensor, weight: Tensor, _: None = None) -> Tensor:
-    return F.rms_norm(x, weight.shape, weight.to(x.dtype), eps=1e-6)
-
-
 def _rms_tiny(x: Tensor, weight: Tensor, _: None = None) -> Tensor:
     squares = x.float() * x.float()
     scale = torch.rsqrt(squares.mean(-1, keepdim=True) + 1e-6)
@@ -87,16 +78,13 @@ def _layer_written(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + 1e-5) * weight + bias
 
 
-def _layer_fused(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return F.layer_norm(x, weight.shape, weight, bias, eps=1e-5)
-
-
 _NORMS: dict[tuple[str, str], Callable[..., Tensor]] = {
-    ("llama", "written"): _rms_written,
-    ("llama", "fused"): _rms_fused,
+    # Autocast has no rule for these operations, so they run in their input's type.
+    ("llama", "written"): lambda x, weight, _: x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * weight,
+    ("llama", "fused"): lambda x, weight, _: F.rms_norm(x, weight.shape, weight.to(x.dtype), eps=1e-6),
     ("llama", "tiny"): _rms_tiny,
     ("gpt", "written"): _layer_written,
-    ("gpt", "fused"): _layer_fused,
+    ("gpt", "fused"): lambda x, weight, bias: F.layer_norm(x, weight.shape, weight, bias, eps=1e-5),
 }
 
 

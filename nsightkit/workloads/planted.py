@@ -292,16 +292,12 @@ _PID = 4242
 class _Loop:
     """A training loop on one device: a CPU clock, a GPU clock, and the account of what was planted."""
 
-    def __init__(
-        self, seed: int, out: Export | None = None, *, device: int = 0, pid: int = _PID, scale: float = 1.0
-    ) -> None:
-        self.out = out or Export()
+    def __init__(self, seed: int, out: Export, *, device: int = 0, pid: int = _PID, scale: float = 1.0) -> None:
+        self.out, self.device, self.scale = out, device, scale
         self.random = random.Random(seed)  # noqa: S311 # no secret
-        self.device, self.scale = device, scale
         self.process = Export.process(pid)
         self.main, self.autograd = Export.thread(pid, pid + device), Export.thread(pid, pid + device + 7)
         self.now = 1_000_000_000  # the CPU's clock; an export's clock rarely starts at an event
-        self.first: int | None = None
         self.free = 0  # when the GPU will have done all it was given
         self.work: dict[str, list[tuple[int, int]]] = defaultdict(list)  # by kind, a key of _EXPOSED
         self.aside: list[tuple[int, int]] = []  # of it, what ran on other streams
@@ -319,10 +315,8 @@ class _Loop:
         return self.jitter(us * _US * self.scale)
 
     def _on_gpu(self, kind: str, ready: int, duration: int) -> int:
-        if self.first is None:
-            self.first = self.free = ready
         start = max(ready, self.free)
-        if start > self.free:
+        if 0 < self.free < start:
             self.gaps.append((self.free, start, self.cause))
         self.cause = "launch-overhead"
         self.free = start + duration
@@ -568,9 +562,15 @@ def training(
                     continue
                 _load(loop, fault, _LAYER_US * layers + _OPTIMIZER_US)
                 with loop.range("forward"):
-                    _forward(loop, fault, layers)
+                    _layers(loop, fault, layers, _FORWARD, 100, loop.main)
+                    if fault == "prefetched":
+                        loop.prefetch(64 << 20)
                 with loop.range("backward"):
-                    _backward(loop, fault, layers, loop.main if one_thread else loop.autograd)
+                    _layers(loop, fault, layers, _BACKWARD, 150, loop.main if one_thread else loop.autograd)
+                    if fault == "sync-queued":
+                        waiting = loop.now + 1 * _US
+                        loop.now = max(waiting, loop.free - loop.lasting(0.4 * _LAYER_US * layers)) + 6 * _US
+                        out.synchronize("cudaEventSynchronize", loop.main, waiting, loop.now)
             if fault in ("reduce", "uneven"):
                 _all_reduce(loops, _LAYER_US * layers * (0.7 if fault == "reduce" else 0.08))
             for loop in loops if fault != "graphs" else ():
@@ -590,8 +590,10 @@ def training(
     return {"bottleneck": BOTTLENECK_OF[fault], **truths[0], **sums}
 
 
-#: GPU time of a layer, forward and backward, and of the optimizer.
-_LAYER_US, _OPTIMIZER_US = 25 + 210 + 40 + 210 + 210 + 40, 260
+#: Kernels of a layer and their time on the GPU; with that of the optimizer, what a step takes.
+_FORWARD: list[tuple[str, float]] = [(_NORM, 25), (_GEMM, 210), (_POINT, 40)]
+_BACKWARD: list[tuple[str, float]] = [(_GEMM, 210), (_GEMM, 210), (_POINT, 40)]
+_LAYER_US, _OPTIMIZER_US = sum(us for _, us in _FORWARD + _BACKWARD), 260
 
 
 def _load(loop: _Loop, fault: Fault | None, step_us: float) -> None:
@@ -632,34 +634,21 @@ def _wait(loop: _Loop, ns: int) -> None:
     loop.now += ns
 
 
-def _forward(loop: _Loop, fault: Fault | None, layers: int) -> None:
-    gemm = _POINT if fault == "elementwise" else _GEMM
+def _layers(
+    loop: _Loop, fault: Fault | None, layers: int, kernels: list[tuple[str, float]], tiny: int, thread: int
+) -> None:
+    """Pass through the layers in one direction, of each so many kernels or, where that is the fault, tiny ones."""
     for _ in range(layers):
-        if _tiny(loop, fault, 100, loop.main):
+        ready = loop.free  # the gradients of the layer before
+        if _tiny(loop, fault, tiny, thread):
             continue
-        for name, us in ((_NORM, 25), (gemm, 210), (_POINT, 40)):
-            loop.launch(name, loop.lasting(us))
-        if fault == "sync":
+        for name, us in kernels:
+            loop.launch(_POINT if fault == "elementwise" and name == _GEMM else name, loop.lasting(us), thread=thread)
+        if fault == "sync" and kernels is _FORWARD:
             loop.read_back()
             loop.now += loop.lasting(120)
-    if fault == "prefetched":
-        loop.prefetch(64 << 20)
-
-
-def _backward(loop: _Loop, fault: Fault | None, layers: int, thread: int) -> None:
-    gemm = _POINT if fault == "elementwise" else _GEMM
-    for _ in range(layers):
-        if _tiny(loop, fault, 150, thread):
-            continue
-        ready = loop.free  # the gradients of the layer before
-        for name, us in ((gemm, 210), (gemm, 210), (_POINT, 40)):
-            loop.launch(name, loop.lasting(us), thread=thread)
-        if fault == "reduce-hidden":
+        if fault == "reduce-hidden" and kernels is _BACKWARD:
             loop.launch_aside(_REDUCE, ready, (loop.free - ready) // 2, stream=20)
-    if fault == "sync-queued":
-        waiting = loop.now + 1 * _US
-        loop.now = max(waiting, loop.free - loop.lasting(0.4 * _LAYER_US * layers)) + 6 * _US
-        loop.out.synchronize("cudaEventSynchronize", loop.main, waiting, loop.now)
 
 
 def _tiny(loop: _Loop, fault: Fault | None, count: int, thread: int) -> bool:

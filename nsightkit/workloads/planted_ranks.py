@@ -172,8 +172,7 @@ class _AsKineto:
         self._add("kernel", name, 0, stream, start, end, **args, **self._said.get(correlation, {}))
 
     def marked(self, start: int, end: int, name: str) -> None:
-        name = re.sub(r"^step ", "ProfilerStep#", name)
-        self._add("user_annotation", name, self.pid, self.pid, start, end)
+        self._add("user_annotation", re.sub(r"^step ", "ProfilerStep#", name), self.pid, self.pid, start, end)
 
     def waited(self, start: int, end: int) -> None:
         """PyTorch's profiler records no calls of the operating system."""
@@ -186,8 +185,7 @@ class _AsKineto:
 
     def write(self, path: Path) -> Path:
         text = json.dumps({**self._head, "traceEvents": self._events})
-        opener = gzip.open if path.suffix == ".gz" else open
-        with opener(path, "wt", encoding="utf-8") as out:
+        with (gzip.open if path.suffix == ".gz" else open)(path, "wt", encoding="utf-8") as out:
             out.write(re.sub(r'"(ts|dur)": "([\d.]+)"', r'"\1": \2', text))
         return path
 

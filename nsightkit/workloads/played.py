@@ -34,7 +34,7 @@ from nsightkit.workloads.simulator import (
 
 __all__ = ["CHANGE_OF", "FILLS", "PROGRAMS", "gains", "random_program"]
 
-#: The change whose gain a cause weighs. The last two are played only: nobody can make them.
+#: The change whose gain a cause weighs. The last two can be played and not made.
 CHANGE_OF = {
     "input-pipeline": "no-input-wait",
     "synchronization": "no-sync",
@@ -171,13 +171,6 @@ def _streamed(copy_us: float, compute_us: float) -> list[Action]:
     return _loop(lambda _: [a for number in range(8) for a in layer(number)])
 
 
-def _prefetched(step: int) -> list[Action]:
-    """The batch of the next step is copied under the kernels of this one."""
-    use: list[Action] = [WaitEvent(f"batch {step}", 7)]
-    ahead: list[Action] = [Copy("HtoD", 16 << 20, 700 * _US, _COPIES), Record(f"batch {step + 1}", _COPIES)]
-    return [*use, *ahead, *_kernels(20, 60)]
-
-
 def _uploading(size: int, us: int, *, staging: int = 0) -> list[Action]:
     """A batch is copied on the stream of the kernels; the CPU stages it, and waits for it, when that takes time."""
     staged = staging > 100
@@ -192,12 +185,6 @@ def _cold(*first: Action, steps: int = 12) -> list[Action]:
     return _loop(lambda k: [*(first if k == 0 else ()), *_kernels(20, 60)], steps)
 
 
-def _threads_beside(main_us: float) -> list[list[Action]]:
-    """A thread with pauses of its own, and another that keeps the device busy meanwhile."""
-    pausing: list[Action] = [*_kernels(4, 20, stream=9), Cpu(int(main_us * _US), "bookkeeping")]
-    return [pausing * 20, _kernels(400, 60)]
-
-
 def _named() -> list[Program]:
     busy = _kernels(20, 60)
     flat = _loop(lambda _: busy)
@@ -206,6 +193,9 @@ def _named() -> list[Program]:
     tiny = _kernels(100, 3)
     across = [a for _ in range(2) for a in (*busy[:5], *_after(7, 9, _kernels(5, 60, stream=9), shown=False))]
     nodes = tuple([(_GEMM, 3_000)] * 100)
+    ahead = Copy("HtoD", 16 << 20, 700 * _US, _COPIES)  # the batch of the next step, under the kernels of this one
+    prefetched = _loop(lambda k: [WaitEvent(f"batch {k}", 7), ahead, Record(f"batch {k + 1}", _COPIES), *busy])
+    pausing = [*_kernels(4, 20, stream=9), Cpu(900 * _US, "bookkeeping")] * 20  # beside a thread that never pauses
     return [
         # What fills the time.
         Program("busy", [flat], "compute-bound"),
@@ -307,13 +297,13 @@ def _named() -> list[Program]:
         Program(
             "hidden-cpu-work", [_loop(lambda _: [Cpu(600 * _US, "augment"), *busy])], "compute-bound", "no-cpu-work"
         ),
-        Program("two-threads", _threads_beside(900), "compute-bound", "no-cpu-work"),
+        Program("two-threads", [pausing, _kernels(400, 60)], "compute-bound", "no-cpu-work"),
         Program("hand-over", _handed_over(busy[:8], busy), "compute-bound", "no-input-wait"),
         # Copies.
         Program("pageable-batches", [_uploading(16 << 20, 500, staging=1_500)], "memory-transfer"),
         Program("pinned-on-compute", [_uploading(64 << 20, 900)], "memory-transfer"),
         Program("offloaded", [_loop(lambda _: [*_kernels(4, 60), offload] * 5)], "memory-transfer"),
-        Program("prefetched-batches", [_loop(_prefetched)], "compute-bound", "overlap-copies", copy_contention=0.05),
+        Program("prefetched-batches", [prefetched], "compute-bound", "overlap-copies", copy_contention=0.05),
         Program("small-batches", [_uploading(1 << 20, 40, staging=30)], "compute-bound", "overlap-copies"),
         Program("weight-streaming", [_streamed(400, 60)], "memory-transfer", "overlap-copies"),
         Program("weights-ahead", [_streamed(60, 400)], "compute-bound", "overlap-copies"),
@@ -483,24 +473,23 @@ def _part(draw: random.Random, streams: list[int], heavy: float, shown: bool) ->
         out += _after(stream, other, _kernels(draw.randint(2, 10), us, kernel=kernel, stream=other), shown)
         out += _kernels(2, us, kernel=kernel, stream=stream)
     size, ns = 1 << 20, int(draw.uniform(5, 300) * _US)
-    what = draw.randrange(10)
-    if what == 0:
-        out += [Cpu(int(draw.uniform(20, 1500) * _US), draw.choice(["augment", "log", "prefetch_layers_[4, 5]", None]))]
-    elif what == 1:
-        out += _item(stream)
-    elif what == 2:
-        out += [draw.choice([Sync(stream=stream), Sync("device")])]
-    elif what == 3:
-        out += [Copy(draw.choice(["HtoD", "DtoH"]), size, ns, stream)]
-    elif what == 4:
-        out += [Copy("HtoD", size, ns, stream, host="pageable", staging=ns, blocking=draw.random() < 0.5)]
-    elif what == 5:
-        out += [Copy("HtoD", size, ns, _COPIES), Record("copied", _COPIES), WaitEvent("copied", stream, shown=shown)]
-        out += _kernels(2, us, kernel=kernel, stream=stream)
-    elif what == 6:
-        out += [Sleep(int(draw.uniform(50, 1500) * _US), f"ensure_layer_{draw.randint(0, 9)}_weights")]
-    elif what == 7:
-        out += [Copy("DtoH", size, ns, stream, host="pageable", blocking=True)]
-    elif what == 8:
-        out += [Graph(tuple((_POINT, int(us * _US)) for _ in range(10)), draw.random() < 0.7, stream)]
-    return out
+    copied: list[Action] = [
+        Copy("HtoD", size, ns, _COPIES),
+        Record("copied", _COPIES),
+        WaitEvent("copied", stream, shown=shown),
+    ]
+    beside: list[Callable[[], list[Action]]] = [
+        lambda: [
+            Cpu(int(draw.uniform(20, 1500) * _US), draw.choice(["augment", "log", "prefetch_layers_[4, 5]", None]))
+        ],
+        lambda: _item(stream),
+        lambda: [draw.choice([Sync(stream=stream), Sync("device")])],
+        lambda: [Copy(draw.choice(["HtoD", "DtoH"]), size, ns, stream)],
+        lambda: [Copy("HtoD", size, ns, stream, host="pageable", staging=ns, blocking=draw.random() < 0.5)],
+        lambda: [*copied, *_kernels(2, us, kernel=kernel, stream=stream)],
+        lambda: [Sleep(int(draw.uniform(50, 1500) * _US), f"ensure_layer_{draw.randint(0, 9)}_weights")],
+        lambda: [Copy("DtoH", size, ns, stream, host="pageable", blocking=True)],
+        lambda: [Graph(tuple((_POINT, int(us * _US)) for _ in range(10)), draw.random() < 0.7, stream)],
+        list,
+    ]
+    return out + beside[draw.randrange(10)]()

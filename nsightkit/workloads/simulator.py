@@ -6,7 +6,7 @@ profiler would have seen. Played again with a change made to the *program*, it s
 against that, so nothing here is taken from the analyses. The programs never ran on a GPU, and the export says so.
 
 Streams run in order; an operation starts a latency after its launch call begins, after the end of the one before it,
-and after what its stream was told to wait for. Kernels of several streams run at the same time and may slow each other
+and after what its stream waits for. Kernels of several streams run at the same time and may slow each other
 down. The launch queue of a stream holds :data:`QUEUE` operations. Jitter belongs to an action and not to the order of
 events, so an action draws the same in every play with the same seed.
 """
@@ -256,7 +256,7 @@ class Program:
     threads : sequence of sequence of Action
         The first one is the main thread.
     bottleneck : str
-        What a verdict must find; "" where nobody looked.
+        What a verdict must find; "" where that is not known.
     decoy_for : str, optional
         A change that looks tempting and gains next to nothing.
     loaders : dict of str to (int, int)
@@ -412,22 +412,18 @@ class Played:
             Replaced when it exists.
         """
         out = Export(gpus=max(op.device for op in self.ops) + 1)
-        process = Export.process(_PID)
-
-        def thread(number: int) -> int:
-            return Export.thread(_PID, _PID + number)
-
+        process, main = Export.process(_PID), Export.thread(_PID, _PID)
         for call in self.calls:
             if call.waits_on:
                 device, stream = call.waits_on
-                out.synchronize(call.name, thread(call.thread), call.start, call.end, device=device, stream=stream)
+                out.synchronize(call.name, main + call.thread, call.start, call.end, device=device, stream=stream)
                 continue
-            correlation = out.call(call.name, thread(call.thread), call.start, call.end, driver=call.driver)
+            correlation = out.call(call.name, main + call.thread, call.start, call.end, driver=call.driver)
             if call.op:
                 _write_op(out, call.op, correlation, process)
         for rows, write in ((self.ranges, out.range), (self.os_calls, out.os_call), (self.overheads, out.overhead)):
             for name, number, start, end in rows:
-                write(name, thread(number), start, end)
+                write(name, main + number, start, end)
         return out.write(path)
 
 
@@ -526,8 +522,10 @@ class _Simulation:
         carry_out: dict[type, Callable[[_Thread, Any], _Steps | None]] = {
             Cpu: self._cpu, Load: self._load, Sleep: self._sleep, Launch: self._launch, Graph: self._launch,
             Copy: self._launch, Sync: self._sync, Record: self._record, WaitEvent: self._wait_event,
-            Foreign: self._foreign, Signal: self._signal, Await: self._await, Capture: self._capture,
-            Stall: self._stall, Profiler: self._profiler, Push: self._push, Pop: self._pop,
+            Foreign: self._foreign, Await: self._await, Capture: self._capture, Stall: self._stall,
+            Profiler: self._profiler, Pop: self._pop,
+            Signal: lambda _, a: self.signals[a.name, next(self.signalled[a.name])].happen(),
+            Push: lambda thread, a: thread.open.append((a.name, self.now)),
         }  # fmt: skip
         for thread.at, action in enumerate(actions):
             yield from carry_out[type(action)](thread, action) or ()
@@ -588,18 +586,13 @@ class _Simulation:
             yield self.now + self._lasting(thread, a.ns)
         self._spent(thread, begun, a.name, a.call)
 
-    def _dispatch(self, thread: _Thread, dispatch: int, call: int) -> tuple[int, int]:
-        """Time before a launching call and in it; begin to begin is what ``free-launches`` leaves."""
-        dispatch, call = self._lasting(thread, dispatch, "dispatch"), self._lasting(thread, call, "call")
-        if "free-launches" in self.changes:
+    def _launch(self, thread: _Thread, a: Launch | Graph | Copy) -> _Steps:
+        op = self._operation(thread, a)
+        dispatch, call = self._lasting(thread, a.dispatch, "dispatch"), self._lasting(thread, a.call, "call")
+        if "free-launches" in self.changes:  # from the beginning of a call to that of the next
             call = min(call, FREE_NS)
             dispatch = min(dispatch, FREE_NS - call) if thread.launched else dispatch
         thread.launched = True
-        return dispatch, call
-
-    def _launch(self, thread: _Thread, a: Launch | Graph | Copy) -> _Steps:
-        op = self._operation(thread, a)
-        dispatch, call = self._dispatch(thread, a.dispatch, a.call)
         yield self.now + dispatch
         begun = op.called = self.now
         copy = a if isinstance(a, Copy) else None
@@ -688,9 +681,6 @@ class _Simulation:
             op = Op("foreign", a, a.stream, self._lasting(thread, a.ns, "gpu"), 0, called=self.now)
             yield from self._enqueue(thread, op)
 
-    def _signal(self, _: _Thread, a: Signal) -> None:
-        self.signals[a.name, next(self.signalled[a.name])].happen()
-
     def _await(self, thread: _Thread, a: Await) -> _Steps:
         begun, signal = self.now, self.signals[a.name, next(self.awaited[a.name])]
         if signal.happened:
@@ -718,9 +708,6 @@ class _Simulation:
         if "no-profiler" not in self.changes:
             yield self.now + self._lasting(thread, a.ns)
             self.out.overheads.append((a.name, thread.number, begun, self.now))
-
-    def _push(self, thread: _Thread, a: Push) -> None:
-        thread.open.append((a.name, self.now))
 
     def _pop(self, thread: _Thread, _: Pop) -> None:
         name, begun = thread.open.pop()

@@ -21,11 +21,37 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["TensorMemory"]
+__all__ = ["Allocator", "TensorMemory"]
 
 #: What PyTorch puts between an operator and this mode, last of all what keeps its compiler out.
 _DISPATCH = ("_python_dispatch.py", "torch/_compile.py", "torch/_dynamo/eval_frame.py")
 _DEEPEST = 32  # frames of a stack that are kept: enough to reach the program from the innermost module
+
+
+class Allocator:
+    """The caching allocator's account of a GPU, by the names that :class:`TensorMemory` has for the same."""
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self._device = device
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Of all that is allocated."""
+        return torch.cuda.memory_allocated(self._device)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that ever was."""
+        return torch.cuda.max_memory_allocated(self._device)
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """The most that ever was taken from the device."""
+        return torch.cuda.max_memory_reserved(self._device)
+
+    def reset_peak(self) -> None:
+        """Let the highest so far be what is allocated now."""
+        torch.cuda.reset_peak_memory_stats(self._device)
 
 
 class TensorMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -65,6 +91,11 @@ class TensorMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._events: list[dict[str, Any]] = []
         self._ranges: list[dict[str, Any]] = []
         self._open: list[str] = []
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """As a CPU caches nothing, no more than what was allocated."""
+        return self.peak_bytes
 
     def count(self, tensors: Iterable[Tensor]) -> None:
         """Count tensors that were there before, such as a model's parameters.

@@ -21,7 +21,7 @@ class Workload:
     parameters : dict
         The same as plain values.
     data_wait_ns : list of int
-        How long each step waited for its data; empty where there is none to wait for.
+        How long each step waited for its data; empty for a program that waits for no data.
     """
 
     def __init__(self, config: Any, device: str) -> None:

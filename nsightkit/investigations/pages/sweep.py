@@ -28,6 +28,7 @@ import itertools
 import re
 from bisect import bisect_left
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -92,47 +93,43 @@ def cells(samples: pd.DataFrame) -> pd.DataFrame:
         These are not samples of a sweep, or they are damaged.
     """
     parsed, values = _parsed(samples)
-    firsts = values.groupby("metric", sort=False)["value"].first()
-    parsed["value"] = firsts.reindex(parsed.index)
     of_cell = parsed[parsed["d"].notna()]
     if of_cell.empty:
         return pd.DataFrame(columns=_COLUMNS)
-    wide = of_cell.set_index([*_KEY, "quantity"])["value"].unstack("quantity")
-    wide = wide.reindex(columns=sorted({*wide.columns, *(_KNOWN - {*_OF_COLUMN, "limit_bytes"})}))
-    whole = parsed[parsed["d"].isna()].set_index(["implementation", "precision", "quantity"])["value"].unstack()
-    whole = whole.reindex(columns=_OF_COLUMN)
-    times = values[values["metric"].str.match(r"(?:forward|backward)_ns ")].groupby("metric", sort=False)["value"]
+    way = parsed["quantity"].str.extract(r"^(?P<direction>forward|backward)_(?P<name>.+)")
+    of_way = of_cell.join(way[way["name"].notna()], how="inner")
+    timed = of_way[of_way["name"] == "ns"]
+    times = values[values["metric"].isin(timed.index)].groupby("metric", sort=False)["value"]
     spreads = pd.DataFrame({"repetitions": times.size(), "median_ns": times.median()})
     spreads["spread"] = (times.quantile(0.75) - times.quantile(0.25)) / spreads["median_ns"]
-    spreads = parsed[[*_KEY, "quantity"]].join(spreads, how="inner").set_index([*_KEY, "quantity"])
-    rows = []
-    for way in DIRECTIONS:
-        part = wide[[f"{way}_{name}" for name in _OF_DIRECTION]].set_axis(_OF_DIRECTION, axis=1)
-        part["status"] = _decoded(part["status"], STATUSES)
-        codes = part["reason"]
-        part["reason"] = _decoded(codes, REASONS)
-        told = part["stopped_context"].notna()
-        part.loc[told, "reason"] = [
-            str(text).replace("{context}", f"{context:.0f}")
-            for text, context in zip(part.loc[told, "reason"], part.loc[told, "stopped_context"], strict=True)
-        ]
-        before = "idle_bytes" if way == "forward" else "before_backward_bytes"
-        part["inputs_bytes"], part["memory_before_bytes"] = wide["inputs_bytes"], wide[before]
-        part["workspace_bytes"] = wide["idle_bytes"] - wide["inputs_bytes"]
-        mine = spreads[spreads.index.get_level_values("quantity") == f"{way}_ns"].droplevel("quantity")
-        rows.append(part.join(mine).assign(direction=way).reset_index())
-    table = pd.concat(rows, ignore_index=True).astype({"d": "int64", "context": "int64"})
-    table = table.merge(whole.reset_index(), on=["implementation", "precision"], how="left")
+    row = [*_KEY, "direction"]
+    whole = parsed[parsed["d"].isna()].pivot(index=_KEY[:2], columns="quantity", values="value")
+    table = (
+        of_cell[_KEY]
+        .drop_duplicates()
+        .sort_values(_KEY)
+        .merge(pd.DataFrame({"direction": DIRECTIONS}), how="cross")
+        .join(of_way.pivot(index=row, columns="name", values="value").reindex(columns=_OF_DIRECTION), row)
+        .join(of_cell.pivot(index=_KEY, columns="quantity", values="value").reindex(columns=_OF_CELL), _KEY)
+        .join(timed[row].join(spreads).set_index(row), row)
+        .join(whole.reindex(columns=_OF_COLUMN), _KEY[:2])
+    )
+    table["status"] = _decoded(table["status"], STATUSES)
+    table["reason"] = [
+        text if pd.isna(context) else text.replace("{context}", f"{context:.0f}")
+        for text, context in zip(_decoded(table["reason"], REASONS), table["stopped_context"], strict=True)
+    ]
+    forward = table["direction"] == "forward"
+    table["memory_before_bytes"] = table["idle_bytes"].where(forward, table["before_backward_bytes"])
+    table["workspace_bytes"] = table["idle_bytes"] - table["inputs_bytes"]
     if table[_OF_COLUMN].isna().any(axis=None):
         raise NsightkitError(f"the samples do not say the batch and the heads of their column; {_REMEDY}")
-    table = table.astype({"batch": "int64", "heads": "int64", "causal": "bool", "repetitions": "Int64"})
+    integers = dict.fromkeys(["d", "context", "batch", "heads"], "int64")
+    table = table.astype(integers | {"causal": "bool", "repetitions": "Int64"})
     flops = 4.0 * table["batch"] * table["d"] * table["context"].astype(float) ** 2
-    flops *= np.where(table["causal"], 0.5, 1.0) * np.where(table["direction"] == "forward", 1.0, 2.0)
+    flops *= np.where(table["causal"], 0.5, 1.0) * np.where(forward, 1.0, 2.0)
     table["tflops"] = flops / table["median_ns"] / 1e3
-    order = ["implementation", "precision", "d", "context", "direction"]
-    ranks = table["direction"].map({way: i for i, way in enumerate(DIRECTIONS)})
-    table = table.assign(direction=ranks).sort_values(order, ignore_index=True)
-    return table.assign(direction=np.array(DIRECTIONS, dtype=object)[table["direction"].to_numpy()])[_COLUMNS]
+    return table[_COLUMNS]
 
 
 def limits(samples: pd.DataFrame) -> pd.Series:
@@ -152,14 +149,13 @@ def limits(samples: pd.DataFrame) -> pd.Series:
     NsightkitError
         As for :func:`cells`.
     """
-    parsed, values = _parsed(samples)
+    parsed, _ = _parsed(samples)
     mine = parsed[parsed["quantity"] == "limit_bytes"]
-    found = values.groupby("metric", sort=False)["value"].first().reindex(mine.index)
-    return pd.Series(found.to_numpy(), index=mine["implementation"] + "-" + mine["precision"], name="limit_bytes")
+    return mine.set_index(mine["implementation"] + "-" + mine["precision"])["value"].rename("limit_bytes")
 
 
 def _parsed(samples: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Take the names apart, one row a name, and check that names and values can be what they should be."""
+    """Give the names taken apart, each with its first value, and all values, checked and in order."""
     if not {"metric", "index", "value"} <= set(samples.columns):
         raise NsightkitError(f"samples have the columns metric, index and value; {_REMEDY}")
     names = pd.unique(samples["metric"])
@@ -180,7 +176,8 @@ def _parsed(samples: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     if samples.duplicated(["metric", "index"]).any():
         twice = samples.loc[samples.duplicated(["metric", "index"]), "metric"].iloc[0]
         raise NsightkitError(f"there are two columns with {twice!r}; give each column once")
-    return parsed, samples.assign(value=value).sort_values(["metric", "index"], kind="stable")
+    values = samples.assign(value=value).sort_values(["metric", "index"], kind="stable")
+    return parsed.assign(value=values.groupby("metric", sort=False)["value"].first()), values
 
 
 def _decoded(codes: pd.Series, words: tuple[str, ...]) -> pd.Series:
@@ -382,11 +379,14 @@ def ends(table: pd.DataFrame, limit_bytes: pd.Series, *, on_gpu: bool = True) ->
         if limit is not None:
             batch, heads, causal = rows[_OF_COLUMN].iloc[0]
             contexts, widths = (sorted(int(n) for n in rows[name].unique()) for name in ("context", "d"))
-            foreseen = forecast(
-                float(limit), str(implementation), str(precision), d=widths, contexts=contexts, batch=int(batch),
-                heads=int(heads), causal=bool(causal), on_gpu=on_gpu,
-            )  # fmt: skip
-            found.append(foreseen)
+            sizes: dict[str, Any] = {
+                "d": widths,
+                "contexts": contexts,
+                "batch": int(batch),
+                "heads": int(heads),
+                "causal": bool(causal),
+            }
+            found.append(forecast(float(limit), str(implementation), str(precision), **sizes, on_gpu=on_gpu))
     if not found:
         return pd.DataFrame(
             columns=[*_LINE, "largest_context", "context", "needed_bytes", "measured_context", "outcome"]
