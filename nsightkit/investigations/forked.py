@@ -129,7 +129,7 @@ def _text(log: Path) -> str:
 
 
 def _serve() -> dict[str, Any] | None:
-    """Fork for each job; gives the job in the forked process, and None in this one when the asking process has ended."""
+    """Fork for each job; gives the job in the forked process, and None here when the asking process has ended."""
     for line in sys.stdin.buffer:
         asked = json.loads(line)
         pid = os.fork()

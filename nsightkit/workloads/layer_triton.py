@@ -6,8 +6,8 @@ and the activation or the residual after it in the same kernel, so that a layer 
 
 To come nearer to the memory's rate, weights can be streamed by few programs that stay (as many as run at once, each
 with an even share of the rows, so that none waits for a last wave). Such a kernel can begin before the one before it
-has ended (programmatic dependent launch): it asks for its first weights, which no kernel writes, and only then waits. And
-the whole MLP can be one kernel, each of whose programs takes some rows of gate and up and the same columns of down.
+has ended (programmatic dependent launch): it asks for its first weights, which no kernel writes, and only then waits.
+And the whole MLP can be one kernel, each of whose programs takes some rows of gate and up and the same columns of down.
 
 On a CPU the kernels run in Triton's interpreter, when ``TRITON_INTERPRET`` was set before this was imported.
 """
