@@ -1,6 +1,6 @@
 """The second capture of a part: the same workload once more, under Nsight Systems or Nsight Compute.
 
-It never decides whether a part was measured: whatever goes wrong here becomes one line that says why there is no capture.
+Whether a part was measured does not depend on it: whatever goes wrong here becomes one line that says what.
 What runs under the profiler is this module, ``python -m nsightkit.investigations.profiled INVESTIGATION PART MODE``. A
 recording of such a part is valid for exactly the code of :func:`steady_steps`, too, and the list of :data:`SECTIONS`.
 """
