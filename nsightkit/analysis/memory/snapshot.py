@@ -57,6 +57,10 @@ CATEGORIES = (
 # c10/cuda/CUDACachingAllocator.cpp: kMinBlockSize, kSmallSize, kLargeBuffer.
 _MIN_BLOCK, _SMALL, _LARGE_BUFFER = 512, 1 << 20, 20 << 20
 _CODE = {action: code for code, action in enumerate(ACTIONS)}
+#: Whether an action, by its code, adds to what is reserved or takes from it.
+_RESERVES = np.array(
+    [(action in ("segment_alloc", "segment_map")) - (action in ("segment_free", "segment_unmap")) for action in ACTIONS]
+)
 
 _Ints = npt.NDArray[np.int64]
 _Bools = npt.NDArray[np.bool_]
@@ -80,9 +84,10 @@ def _events(snapshot: Snapshot, device: int) -> pd.DataFrame:
     return snapshot.events[snapshot.events["device"] == device].reset_index(drop=True)
 
 
-def _segments(snapshot: Snapshot, device: int) -> pd.DataFrame:
-    """Segments of a device at the end."""
-    return snapshot.segments[snapshot.segments["device"] == device]
+def _segments(snapshot: Snapshot, device: int, *, expandable: bool | None = None) -> pd.DataFrame:
+    """Segments of a device at the end: all, or one kind of them."""
+    ours = snapshot.segments[snapshot.segments["device"] == device]
+    return ours if expandable is None else ours[ours["expandable"] == expandable]
 
 
 # ---------------------------------------------------------------- what was allocated, from when to when
@@ -116,7 +121,9 @@ def allocations(snapshot: Snapshot, device: int | None = None) -> pd.DataFrame:
 @_once
 def _allocations(snapshot: Snapshot, device: int) -> pd.DataFrame:
     table = _lifetimes(snapshot, device)
-    _size(snapshot, device, table)
+    size, uncertain = _sizes(snapshot, device, table)
+    table["size_bytes"] = size
+    table.insert(3, "uncertain_bytes", uncertain)
     table["category"] = _categories(snapshot, device, table)
     return table
 
@@ -128,7 +135,6 @@ def _lifetimes(snapshot: Snapshot, device: int) -> pd.DataFrame:
     pairs = _paired(events, ("alloc", "free_requested", "free_completed"))
     blocks = snapshot.blocks
     blocks = blocks[(blocks["device"] == device) & (blocks["state"] != "inactive")].drop_duplicates("address")
-    streams = snapshot.segments["stream"].to_numpy()[blocks["segment"].to_numpy()]
     match = pd.Index(blocks["address"]).get_indexer(pd.Index(pairs["address"]))
     there = (match >= 0) & ~pairs.duplicated("address", keep="last").to_numpy()
     asked, completed, successor = (pairs[c].to_numpy() for c in ("requested", "completed", "successor"))
@@ -161,8 +167,6 @@ def _lifetimes(snapshot: Snapshot, device: int) -> pd.DataFrame:
     # is freed) from an allocation that was not recorded.
     since = np.full(len(blocks), -1, np.int64)
     since[match[there & ended]] = completed[there & ended]
-    seen = np.zeros(len(blocks), bool)
-    seen[match[stays]] = True
     older = pd.DataFrame(
         {
             "address": blocks["address"].to_numpy(),
@@ -171,17 +175,17 @@ def _lifetimes(snapshot: Snapshot, device: int) -> pd.DataFrame:
             "first": since,
             "free_requested": np.where(blocks["state"] == "active_pending_free", -1, count),
             "free_completed": count,
-            "stream": streams,
+            "stream": snapshot.segments["stream"].to_numpy()[blocks["segment"].to_numpy()],
             "stack": blocks["stack"].to_numpy(),
             "row": -1,
         }
-    )[~seen]
+    )[~np.isin(np.arange(len(blocks)), match[stays])]
     both = pd.concat([known, older], ignore_index=True).astype(np.int64)
     both = both.sort_values(["first", "address"], kind="stable", ignore_index=True)
     row = both.pop("row").to_numpy()
     for column, source in (("metadata", "metadata"), ("given", "category")):
         names = events[source].cat
-        codes = np.append(names.codes.to_numpy(), 0)[row]  # -1: the empty text, which is the first
+        codes = np.append(names.codes, 0)[row]  # -1: the empty text, which is the first
         both[column] = pd.Categorical.from_codes(codes, categories=names.categories)
     return both
 
@@ -193,16 +197,15 @@ def _paired(events: pd.DataFrame, kinds: tuple[str, str, str]) -> pd.DataFrame:
     ``successor`` (where the next chain at this address begins, else the number of events), ``stream, stack, row``
     (the beginning's event, -1 without one).
     """
-    count = len(events)
-    action = events["action"].cat.codes.to_numpy()
+    count, action = len(events), events["action"].cat.codes.to_numpy()
     begin, ask, end = (_CODE[kind] for kind in kinds)
     chosen = np.flatnonzero(np.isin(action, [begin, ask, end]) | ((action == _CODE["free"]) & (kinds[0] == "alloc")))
     order = chosen[np.argsort(events["address"].to_numpy()[chosen], kind="stable")]
     address, what = events["address"].to_numpy()[order], action[order]
     what = np.where(what == _CODE["free"], end, what)
-    moved = np.ones(len(order), bool)
-    moved[1:] = address[1:] != address[:-1]
-    before = np.concatenate([[-1], what[:-1]])
+    # The first of all opens a chain in any case: it does not matter that it sees the last as the one before it.
+    moved = np.append(True, address[1:] != address[:-1])[: len(order)]
+    before = np.roll(what, 1)
     opens = moved | (what == begin) | (before == end) | ((what == ask) & (before == ask))
     heads = np.flatnonzero(opens)
     chain = np.cumsum(opens) - 1
@@ -214,21 +217,17 @@ def _paired(events: pd.DataFrame, kinds: tuple[str, str, str]) -> pd.DataFrame:
 
     began, completed = where(begin), where(end)
     asked = where(ask) if ask != end else completed
-    follows = np.full(len(heads), count, np.int64)
-    if len(heads):
-        same = ~moved[heads[1:]]
-        follows[:-1][same] = order[heads[1:]][same]
+    following = np.roll(heads, -1)
     # A chain without a beginning that is not the address's first: it began after the one before had ended.
-    ends = np.maximum(completed, asked)
-    first = np.where((began < 0) & ~moved[heads], np.concatenate([[-1], ends[:-1]]), began)
+    ended = np.roll(np.maximum(completed, asked), 1)
     return pd.DataFrame(
         {
             "address": address[heads],
             "size_bytes": events["size_bytes"].to_numpy()[order[heads]],
-            "first": first,
+            "first": np.where((began < 0) & ~moved[heads], ended, began),
             "requested": asked,
             "completed": completed,
-            "successor": follows,
+            "successor": np.where(moved[following], count, order[following]),
             "stream": events["stream"].to_numpy()[order[heads]],
             "stack": np.where(began >= 0, events["stack"].to_numpy()[order[heads]], -1),
             "row": began,
@@ -243,8 +242,6 @@ def _rounded(snapshot: Snapshot, requested: _Ints) -> _Ints:
     """Round sizes as DeviceCachingAllocator::round_size does."""
     plain = np.maximum(-(-requested // _MIN_BLOCK) * _MIN_BLOCK, _MIN_BLOCK)
     divisions = snapshot.settings.get("roundup_power2_divisions") or {}
-    if not any(d > 1 for d in divisions.values()):
-        return plain
     log2 = np.frexp(np.maximum(requested, 1).astype(float))[1] - 1
     by_size = np.array([divisions.get(str(1 << i), 0) for i in range(16)], np.int64)
     into = by_size[np.clip(log2 - 20, 0, 15)]
@@ -255,125 +252,89 @@ def _rounded(snapshot: Snapshot, requested: _Ints) -> _Ints:
     return np.where(applies, stepped, plain)
 
 
-def _size(snapshot: Snapshot, device: int, table: pd.DataFrame) -> None:
-    """Fill in the sizes of blocks that are gone by the end, and how much larger each may have been."""
-    size = table["size_bytes"].to_numpy().copy()
-    uncertain = np.zeros(len(table), np.int64)
-    rounded = _rounded(snapshot, table["requested_bytes"].to_numpy())
-    address, first, last = (table[c].to_numpy() for c in ("address", "first", "free_completed"))
-    gone = size < 0
+def _sizes(snapshot: Snapshot, device: int, table: pd.DataFrame) -> tuple[_Ints, _Ints]:
+    """Work out the sizes of blocks that are gone by the end, and how much larger each may have been."""
+    size, requested, first = (table[c].to_numpy() for c in ("size_bytes", "requested_bytes", "first"))
+    gone, uncertain = size < 0, np.zeros(len(table), np.int64)
     if (snapshot.blocks["size_bytes"] % _MIN_BLOCK > 0).any():
         # Not of the caching allocator: `_memory_viz.profile_plot` makes such snapshots of the CPU's memory too.
-        table["size_bytes"] = np.where(gone, table["requested_bytes"], size)
-        table.insert(3, "uncertain_bytes", uncertain)
-        return
-    size[gone] = rounded[gone]
+        return np.where(gone, requested, size), uncertain
+    rounded = _rounded(snapshot, requested)
+    size = np.where(gone, rounded, size)
     most = snapshot.settings.get("max_split_size", -1)
-    whole = rounded >= most if isinstance(most, int) and most > 0 else np.zeros(len(table), bool)
-    limit = np.where(whole, _LARGE_BUFFER, _SMALL)
-    asking = np.flatnonzero(gone & (rounded > _SMALL) & ~_within(address, _expandable(snapshot, device)))
-    if len(asking):
-        held = _held(snapshot, device)
-        starts = (address, first, last)
-        ends = (
-            (held["address"] + held["total_bytes"]).to_numpy(),
-            held["first"].to_numpy(),
-            held["free_completed"].to_numpy(),
-        )
-        # What began before the first event may have reached to something that is gone, or to something seen later.
-        until = np.where(first < 0, last, first)[asking]
-        begin = (address + rounded)[asking]
-        gap = np.minimum(
-            *(_distance(begin, limit[asking], first[asking], until, *boundary) for boundary in (starts, ends))
-        )
-        found = gap <= limit[asking]
-        size[asking[found]] += gap[found]
-        open_ = (first[asking] < 0) & ~found
-        uncertain[asking[open_]] = limit[asking][open_]
-    table["size_bytes"] = size
-    table.insert(3, "uncertain_bytes", uncertain)
+    limit = np.where(rounded >= (most if isinstance(most, int) and most > 0 else 1 << 62), _LARGE_BUFFER, _SMALL)
+    in_expandable = _place(table["address"].to_numpy(), *_expandable(snapshot, device)) >= 0
+    asking = np.flatnonzero(gone & (rounded > _SMALL) & ~in_expandable)
+    limit, old = limit[asking], first[asking] < 0
+    begin = (table["address"].to_numpy() + rounded)[asking]
+    # What began before the first event may have reached to something that is gone, or to something seen later.
+    until = np.where(old, table["free_completed"].to_numpy()[asking], first[asking])
+    held = _held(snapshot, device)
+    ends = held.assign(address=held["address"] + held["total_bytes"])
+    gap = np.minimum(*(_distance(begin, limit, first[asking], until, boundaries) for boundaries in (table, ends)))
+    found = gap <= limit
+    size[asking[found]] += gap[found]
+    uncertain[asking] = np.where(old & ~found, limit, 0)
+    return size, uncertain
 
 
-def _distance(
-    begin: _Ints, limit: _Ints, since: _Ints, until: _Ints, address: _Ints, first: _Ints, last: _Ints
-) -> _Ints:
+def _distance(begin: _Ints, limit: _Ints, since: _Ints, until: _Ints, boundaries: pd.DataFrame) -> _Ints:
     """Measure from each `begin` to the nearest boundary that existed at a time in [since, until]; 2**62 beyond `limit`.
 
     A boundary is an address that means something from one event (exclusive) to another: the start of a block that is in
     use, or the end of a segment.
     """
-    order = np.lexsort((first, address))
-    address, first, last = address[order], first[order], last[order]
-    distinct, head = np.unique(address, return_index=True)
-    tail = np.append(head[1:], len(address))
+    boundaries = boundaries.sort_values(["address", "first"], kind="stable")
+    address, first, last = (boundaries[c].to_numpy() for c in ("address", "first", "free_completed"))
+    distinct, head, rank = np.unique(address, return_index=True, return_inverse=True)
     low = np.searchsorted(distinct, begin)
     high = np.searchsorted(distinct, begin + limit, side="right")
     result = np.full(len(begin), 1 << 62, np.int64)
     # Lifetimes at one address follow one another: the last that began before `until` is the one that counts.
     width = np.int64(max(int(last.max(initial=0)), 0) + 3)
-    rank = np.repeat(np.arange(len(distinct)), tail - head)
     keys = rank * width + first + 1
     open_ = np.flatnonzero(low < high)
-    step = 0
     while len(open_):
-        candidate = low[open_] + step
+        candidate = low[open_]
         row = np.searchsorted(keys, candidate * width + until[open_] + 1, side="left") - 1
         good = (row >= head[candidate]) & (last[np.maximum(row, 0)] > since[open_])
         result[open_[good]] = (distinct[candidate] - begin[open_])[good]
-        step += 1
-        open_ = open_[~good]
-        open_ = open_[low[open_] + step < high[open_]]
+        low[open_] += 1
+        open_ = open_[~good & (low[open_] < high[open_])]
     return result
 
 
-def _within(address: _Ints, ranges: tuple[_Ints, _Ints]) -> _Bools:
-    """Say which addresses lie in one of some disjoint ranges, given in order."""
-    begin, end = ranges
+def _place(address: _Ints, begin: _Ints, end: _Ints) -> _Ints:
+    """Say in which of some disjoint ranges, given in order, each address lies; -1 in none."""
     which = np.searchsorted(begin, address, side="right") - 1
-    return (which >= 0) & (address < np.append(end, 0)[which])
+    return np.where(address < np.append(end, 0)[which], which, -1)
 
 
 def _expandable(snapshot: Snapshot, device: int) -> tuple[_Ints, _Ints]:
     """Where expandable segments ever were, as disjoint ranges."""
-    events = _events(snapshot, device)
-    mapped = events[events["action"].isin(["segment_map", "segment_unmap"])]
-    there = _segments(snapshot, device)
-    there = there[there["expandable"]]
+    mapped = _mappings(_events(snapshot, device))
+    there = _segments(snapshot, device, expandable=True)
     begin = np.concatenate([mapped["address"], there["address"]]).astype(np.int64)
     return merge(begin, begin + np.concatenate([mapped["size_bytes"], there["total_bytes"]]).astype(np.int64))
 
 
+def _mappings(events: pd.DataFrame) -> pd.DataFrame:
+    return events[events["action"].isin(["segment_map", "segment_unmap"])]
+
+
 def _held(snapshot: Snapshot, device: int) -> pd.DataFrame:
     """List ordinary segments with their lifetimes: ``address, total_bytes, first, free_completed, stream``."""
-    events = _events(snapshot, device)
-    count = len(events)
-    table = _paired(events, ("segment_alloc", "segment_free", "segment_free"))
-    known = pd.DataFrame(
-        {
-            "address": table["address"],
-            "total_bytes": table["size_bytes"],
-            "first": table["first"],
-            "free_completed": np.where(table["completed"] >= 0, table["completed"], table["successor"]),
-            "stream": table["stream"],
-        }
+    events, at_end = _events(snapshot, device), _segments(snapshot, device, expandable=False)
+    pairs = _paired(events, ("segment_alloc", "segment_free", "segment_free")).rename(
+        columns={"size_bytes": "total_bytes"}
     )
-    end_state = _segments(snapshot, device)
-    end_state = end_state[~end_state["expandable"]]
-    is_open = known["free_completed"] >= count
-    # A segment that no event tells the end of, and that is not there: its end was not recorded.
-    known = known[~is_open | known["address"].isin(end_state["address"])]
-    seen = known.loc[known["free_completed"] >= count, "address"]
-    older = end_state[~end_state["address"].isin(seen)]
-    rest = pd.DataFrame(
-        {
-            "address": older["address"],
-            "total_bytes": older["total_bytes"],
-            "first": -1,
-            "free_completed": count,
-            "stream": older["stream"],
-        }
-    )
-    return pd.concat([known, rest], ignore_index=True).astype(np.int64)
+    pairs["free_completed"] = pairs["completed"].where(pairs["completed"] >= 0, pairs["successor"])
+    stays = pairs["free_completed"] >= len(events)
+    # A segment whose end no event tells of, and that is not there: its end was not recorded.
+    known = pairs[~stays | pairs["address"].isin(at_end["address"])]
+    older = at_end[~at_end["address"].isin(pairs.loc[stays, "address"])].assign(first=-1, free_completed=len(events))
+    columns = ["address", "total_bytes", "first", "free_completed", "stream"]
+    return pd.concat([known[columns], older[columns]], ignore_index=True).astype(np.int64)
 
 
 # ---------------------------------------------------------------- over time
@@ -405,44 +366,29 @@ def timeline(snapshot: Snapshot, device: int | None = None) -> pd.DataFrame:
 
 @_once
 def _timeline(snapshot: Snapshot, device: int) -> pd.DataFrame:
-    events = _events(snapshot, device)
-    count = len(events)
-    blocks = allocations(snapshot, device)
-    size, asked = blocks["size_bytes"].to_numpy(), blocks["requested_bytes"].to_numpy()
-    first, requested, completed = (blocks[c].to_numpy() for c in ("first", "free_requested", "free_completed"))
-    time = events["time_ns"].to_numpy()
+    events, blocks = _events(snapshot, device), allocations(snapshot, device)
+    time, action = events["time_ns"].to_numpy(), events["action"].cat.codes.to_numpy()
+    # What is reserved is known at the end, and walked back from there.
+    reserved = np.append(0, np.cumsum(_RESERVES[action] * events["size_bytes"].to_numpy()))
     return pd.DataFrame(
         {
-            "event": np.arange(-1, count),
-            "time_ns": np.concatenate([time[:1], time]) if count else np.full(1, -1),
-            "action": pd.Categorical.from_codes(
-                np.concatenate([[-1], events["action"].cat.codes.to_numpy()]).astype(np.int64),
-                categories=pd.Index(ACTIONS),
-            ),
-            "allocated_bytes": _level(count, size, first, requested),
-            "active_bytes": _level(count, size, first, completed),
-            "requested_bytes": _level(count, asked, first, completed),
-            "reserved_bytes": _reserved(snapshot, device, events),
+            "event": np.arange(-1, len(events)),
+            "time_ns": np.append(time[:1], time) if len(events) else np.full(1, -1),
+            "action": pd.Categorical.from_codes(np.append(-1, action).astype(np.int64), categories=pd.Index(ACTIONS)),
+            "allocated_bytes": _level(len(events), blocks, "size_bytes", "free_requested"),
+            "active_bytes": _level(len(events), blocks, "size_bytes", "free_completed"),
+            "requested_bytes": _level(len(events), blocks, "requested_bytes", "free_completed"),
+            "reserved_bytes": reserved + (int(_segments(snapshot, device)["total_bytes"].sum()) - reserved[-1]),
         }
     )
 
 
-def _level(count: int, amount: _Ints, first: _Ints, last: _Ints) -> _Ints:
+def _level(count: int, blocks: pd.DataFrame, amount: str, last: str) -> _Ints:
     """Sum amounts over [first, last), at -1, 0, … count - 1."""
     change = np.zeros(count + 2, np.int64)
-    np.add.at(change, first + 1, amount)
-    np.add.at(change, last + 1, -amount)
+    np.add.at(change, blocks["first"] + 1, blocks[amount])
+    np.add.at(change, blocks[last] + 1, -blocks[amount])
     return np.cumsum(change)[: count + 1]
-
-
-def _reserved(snapshot: Snapshot, device: int, events: pd.DataFrame) -> _Ints:
-    """Walk back from what is reserved at the end."""
-    action, size = events["action"].cat.codes.to_numpy(), events["size_bytes"].to_numpy()
-    grows = np.isin(action, [_CODE["segment_alloc"], _CODE["segment_map"]])
-    shrinks = np.isin(action, [_CODE["segment_free"], _CODE["segment_unmap"]])
-    after = np.append(0, np.cumsum(np.where(grows, size, np.where(shrinks, -size, 0))))
-    level: _Ints = int(_segments(snapshot, device)["total_bytes"].sum()) - after[-1] + after
-    return level
 
 
 def bands(snapshot: Snapshot, device: int | None = None, top: int = 1000, points: int = 1500) -> pd.DataFrame:
@@ -481,43 +427,35 @@ def bands(snapshot: Snapshot, device: int | None = None, top: int = 1000, points
     chosen = blocks[blocks["first"] < blocks["free_requested"]].nlargest(top, "size_bytes", keep="first").sort_index()
     size, first, last = (chosen[c].to_numpy() for c in ("size_bytes", "first", "free_requested"))
     moments = np.unique(np.concatenate([first, last, [-1, count]]))
-    moments = moments[(moments >= -1) & (moments <= count)]
     begin = moments[:-1]
     # shape (bands, stretches); at most `top` by twice that
     live = (first[:, None] <= begin) & (begin < last[:, None])
     height = size[:, None] * live
     top_bytes = np.cumsum(height, axis=0)
-    bottom = top_bytes - height
-    moved = live.copy()
-    moved[:, 1:] &= ~live[:, :-1] | (bottom[:, 1:] != bottom[:, :-1])
-    band, stretch = np.nonzero(moved)
+    bottom = np.where(live, top_bytes - height, -1)
     # A band keeps its place until it moves again or ends.
-    until = np.append(begin[stretch][1:], 0)
-    same = np.append(band[1:] == band[:-1], False)
+    band, stretch = np.nonzero(live & (np.diff(bottom, axis=1, prepend=-2) != 0))
+    moves_again = np.append(band[1:] == band[:-1], False)
     table = pd.DataFrame(
         {
             "band": band,
             "from_event": begin[stretch],
-            "to_event": np.where(same, until, np.minimum(last, count)[band]),
+            "to_event": np.where(moves_again, np.roll(begin[stretch], -1), last[band]),
             "bottom_bytes": bottom[band, stretch],
             "top_bytes": top_bytes[band, stretch],
             "category": chosen["category"].to_numpy()[band],
             "site": _site_of(snapshot, chosen["stack"].to_numpy())[band],
         }
     )
-    cuts = np.unique(np.concatenate([moments[:-1], np.linspace(-1, count, points, endpoint=False).astype(np.int64)]))
-    cuts = cuts[cuts < count] if count else cuts[:1]
-    total = np.maximum.reduceat(over_time["allocated_bytes"].to_numpy(), cuts + 1)
-    stacked = (
-        height.sum(axis=0)[np.searchsorted(begin, cuts, side="right") - 1] if len(begin) else np.zeros(1, np.int64)
-    )
+    cuts = np.floor(np.linspace(-1, count, points, endpoint=False)).astype(np.int64)
+    cuts = np.unique(np.concatenate([begin, cuts]))
     others = pd.DataFrame(
         {
             "band": len(chosen),
             "from_event": cuts,
             "to_event": np.append(cuts[1:], count),
-            "bottom_bytes": stacked,
-            "top_bytes": total,
+            "bottom_bytes": height.sum(axis=0)[np.searchsorted(begin, cuts, side="right") - 1],
+            "top_bytes": np.maximum.reduceat(over_time["allocated_bytes"].to_numpy(), cuts + 1),
             "category": None,
             "site": "smaller allocations",
         }
@@ -526,23 +464,16 @@ def bands(snapshot: Snapshot, device: int | None = None, top: int = 1000, points
 
 
 def _device(snapshot: Snapshot, device: int | None) -> int:
-    if device is not None:
-        if not 0 <= device < snapshot.devices:
-            raise UsageError(f"the snapshot has no device {device}, only {_span(snapshot.devices)}")
-        return device
-    if snapshot.devices == 0:
+    """Give the device that was asked for, or else the one with the highest peak."""
+    count = snapshot.devices
+    if device is None and count == 0:
         raise UsageError("the snapshot is empty: no device, no segment, no event")
-    return _highest(snapshot)
-
-
-@_once
-def _highest(snapshot: Snapshot) -> int:
-    """The device with the highest peak."""
-    return int(np.argmax([_timeline(snapshot, d)["allocated_bytes"].max() for d in range(snapshot.devices)]))
-
-
-def _span(count: int) -> str:
-    return "device 0" if count == 1 else f"devices 0 to {count - 1}"
+    if device is None:
+        return int(np.argmax([_timeline(snapshot, d)["allocated_bytes"].max() for d in range(count)]))
+    if not 0 <= device < count:
+        there = "device 0" if count == 1 else f"devices 0 to {count - 1}"
+        raise UsageError(f"the snapshot has no device {device}, only {there}")
+    return device
 
 
 # ---------------------------------------------------------------- one moment
@@ -581,21 +512,27 @@ def at(snapshot: Snapshot, moment: Moment = "peak", device: int | None = None) -
 
 def _event(snapshot: Snapshot, moment: Moment, device: int) -> int:
     events = _events(snapshot, device)
-    if isinstance(moment, int):
-        if not -1 <= moment < len(events):
-            raise UsageError(f"there is no event {moment}: events of device {device} run from 0 to {len(events) - 1}")
-        return moment
-    ends = {"start": -1, "end": len(events) - 1}
-    if moment in ends:
-        return ends[moment]
-    if moment == "peak":
-        return int(_timeline(snapshot, device)["allocated_bytes"].to_numpy().argmax()) - 1
-    if moment == "oom":
-        found = np.flatnonzero((events["action"] == "oom").to_numpy())
-        if len(found) == 0:
-            raise UsageError(f"the snapshot holds no out-of-memory error of device {device}")
-        return int(found[-1])
+    ooms = _ooms(events)
+    if isinstance(moment, int) and not -1 <= moment < len(events):
+        raise UsageError(f"there is no event {moment}: events of device {device} run from 0 to {len(events) - 1}")
+    if moment == "oom" and not len(ooms):
+        raise UsageError(f"the snapshot holds no out-of-memory error of device {device}")
+    match moment:
+        case int():
+            return moment
+        case "start":
+            return -1
+        case "peak":
+            return int(_timeline(snapshot, device)["allocated_bytes"].to_numpy().argmax()) - 1
+        case "oom":
+            return int(ooms[-1])
+        case "end":
+            return len(events) - 1
     raise UsageError(f"a moment is an event's number, start, peak, oom or end, not {moment!r}")
+
+
+def _ooms(events: pd.DataFrame) -> _Ints:
+    return np.flatnonzero(events["action"] == "oom")
 
 
 def segments(snapshot: Snapshot, moment: Moment = "end", device: int | None = None) -> pd.DataFrame:
@@ -622,68 +559,53 @@ def segments(snapshot: Snapshot, moment: Moment = "end", device: int | None = No
     """
     device = _device(snapshot, device)
     event = _event(snapshot, moment, device)
-    table = _segments_at(snapshot, device, event)
-    live = at(snapshot, event, device).sort_values("address", kind="stable")
-    begin, total = table["address"].to_numpy(), table["total_bytes"].to_numpy()
-    address, size = live["address"].to_numpy(), live["size_bytes"].to_numpy()
-    which = np.searchsorted(begin, address, side="right") - 1
-    inside = (which >= 0) & (address < np.append(begin + total, 0)[which])
-    which, address, size = which[inside], address[inside], size[inside]
-    pending = live["pending"].to_numpy()[inside]
-
-    def sums(values: _Ints) -> _Ints:
-        result = np.zeros(len(table), np.int64)
-        np.add.at(result, which, values)
-        return result
-
-    # Free space lies before each live block and after the last of a segment.
-    ends = begin.copy()
-    np.maximum.at(ends, which, address + size)
-    before = address - np.where(
-        np.append(True, which[1:] != which[:-1])[: len(which)], begin[which], np.append(0, address + size)[:-1]
-    )
-    largest = np.maximum(begin + total - ends, 0)
-    np.maximum.at(largest, which, before)
-    table["allocated_bytes"] = sums(np.where(pending, 0, size))
-    table["pending_bytes"] = sums(np.where(pending, size, 0))
-    table["free_bytes"] = total - sums(size)
-    table["largest_free_bytes"] = largest
-    table["blocks"] = np.bincount(which, minlength=len(table))
-    return table
-
-
-def _segments_at(snapshot: Snapshot, device: int, event: int) -> pd.DataFrame:
     held = _held(snapshot, device)
-    held = held[(held["first"] <= event) & (event < held["free_completed"])]
-    ordinary = held[["address", "total_bytes", "stream"]].assign(expandable=False)
-    return (
-        pd.concat([ordinary, _mapped_at(snapshot, device, event)], ignore_index=True)
-        .astype({"address": np.int64, "total_bytes": np.int64, "stream": np.int64, "expandable": bool})
-        .sort_values("address", kind="stable", ignore_index=True)
+    held = held[(held["first"] <= event) & (event < held["free_completed"])].assign(expandable=False)
+    columns = ["address", "total_bytes", "stream", "expandable"]
+    table = pd.concat([held[columns], _mapped_at(snapshot, device, event)[columns]], ignore_index=True)
+    table = table.astype(dict.fromkeys(columns[:3], np.int64) | {"expandable": bool})
+    table = table.sort_values("address", kind="stable", ignore_index=True)
+    begin, end = table["address"].to_numpy(), (table["address"] + table["total_bytes"]).to_numpy()
+    live = at(snapshot, event, device).sort_values("address", kind="stable")
+    live["segment"] = _place(live["address"].to_numpy(), begin, end)
+    live = live[live["segment"] >= 0]
+    which, address, size = (live[c].to_numpy() for c in ("segment", "address", "size_bytes"))
+    # Free space lies before each live block and after the last of a segment.
+    last = begin.copy()
+    np.maximum.at(last, which, address + size)
+    largest = np.maximum(end - last, 0)
+    follows = np.append(False, which[1:] == which[:-1])[: len(which)]
+    np.maximum.at(largest, which, address - np.where(follows, np.roll(address + size, 1), begin[which]))
+    pending = live["pending"].to_numpy()
+    sums = pd.DataFrame({"allocated_bytes": size * ~pending, "pending_bytes": size * pending, "blocks": 1})
+    sums = sums.groupby(which).sum().reindex(table.index, fill_value=0)
+    return table.assign(
+        allocated_bytes=sums["allocated_bytes"],
+        pending_bytes=sums["pending_bytes"],
+        free_bytes=table["total_bytes"] - sums["allocated_bytes"] - sums["pending_bytes"],
+        largest_free_bytes=largest,
+        blocks=sums["blocks"],
     )
 
 
 def _mapped_at(snapshot: Snapshot, device: int, event: int) -> pd.DataFrame:
     """Undo the mappings after an event: what of the expandable segments was mapped, as contiguous ranges."""
-    end_state = _segments(snapshot, device)
-    end_state = end_state[end_state["expandable"]]
-    later = _events(snapshot, device).iloc[event + 1 :]
-    later = later[later["action"].isin(["segment_map", "segment_unmap"])]
-    begin = np.concatenate([end_state["address"], later["address"]]).astype(np.int64)
-    size = np.concatenate([end_state["total_bytes"], later["size_bytes"]]).astype(np.int64)
-    stream = np.concatenate([end_state["stream"], later["stream"]]).astype(np.int64)
-    sign = np.concatenate([np.ones(len(end_state), int), np.where(later["action"] == "segment_map", -1, 1)]).astype(int)
-    points, which = np.unique(np.concatenate([begin, begin + size]), return_inverse=True)
-    change = np.zeros(len(points), np.int64)
-    np.add.at(change, which, np.concatenate([sign, -sign]))
-    edges = np.diff((np.cumsum(change) > 0).astype(int), prepend=0)
-    address = points[edges > 0]
-    of = dict(zip(begin.tolist(), stream.tolist(), strict=True))
+    there = _segments(snapshot, device, expandable=True)
+    later = _mappings(_events(snapshot, device).iloc[event + 1 :])
+    undone = later.assign(total_bytes=later["size_bytes"], sign=np.where(later["action"] == "segment_map", -1, 1))
+    columns = ["address", "total_bytes", "stream", "sign"]
+    parts = pd.concat([there.assign(sign=1)[columns], undone[columns]]).astype(np.int64)
+    signs = parts["sign"].to_numpy()
+    ends = parts["address"] + parts["total_bytes"]
+    change = pd.Series(np.append(signs, -signs), np.append(parts["address"], ends)).groupby(level=0).sum()
+    edges = np.diff((change.cumsum() > 0).astype(int), prepend=0)
+    address = change.index[edges > 0]
+    streams = parts.drop_duplicates("address", keep="last").set_index("address")["stream"]
     return pd.DataFrame(
         {
             "address": address,
-            "total_bytes": points[edges < 0] - address,
-            "stream": [of.get(a, 0) for a in address.tolist()],
+            "total_bytes": change.index[edges < 0] - address,
+            "stream": streams.reindex(address, fill_value=0).to_numpy(),
             "expandable": True,
         }
     )
@@ -728,9 +650,9 @@ _SITE_SIGNS: tuple[tuple[int, str, str], ...] = (
     (_CACHE, r"", r"(?i)(^|[/\\])[^/\\]*kv_?cache[^/\\]*\.py$"),
     (_INPUT, r"^_?(get|load|next|make|sample|random)_batch$|^collate", r"\.py$"),
 )
-# Sets of phases, by the rule that the innermost cause decides: a forward pass recomputed in backward is backward's, a
-# closure's passes inside an optimizer's step are forward and backward.
-_PHASES = (_BACKWARD, _FORWARD | _LOSS, _OPTIMIZER, _SETUP)
+#: What outlives its phase, by the set of flags that say the phase. The first that holds decides, as the innermost cause
+#: does: a forward pass recomputed in backward is backward's, a closure's passes inside an optimizer's step are forward
+#: and backward.
 _KEPT_BY_PHASE = {
     _BACKWARD: "gradients",
     _FORWARD | _LOSS: "activations",
@@ -783,39 +705,28 @@ def _flags(snapshot: Snapshot) -> _Ints:
     return found
 
 
-def _categories(snapshot: Snapshot, device: int, table: pd.DataFrame) -> pd.Categorical[str]:
+def _categories(snapshot: Snapshot, device: int, table: pd.DataFrame) -> pd.Categorical[Any]:
     """Decide each allocation's category by its stack's phase and by whether it outlives that phase's run."""
-    stack = table["stack"].to_numpy()
+    stack, first = table["stack"].to_numpy(), table["first"].to_numpy()
     flags = np.append(_flags(snapshot), 0)[stack]
-    first = table["first"].to_numpy()
-    count = len(_events(snapshot, device))
-    phase = np.select([(flags & bits) > 0 for bits in _PHASES], _PHASES, 0)
+    phase = np.select([(flags & bits) > 0 for bits in _KEPT_BY_PHASE], list(_KEPT_BY_PHASE), 0)
     phase = np.where(phase > 0, phase, _annotated(snapshot, device, first))
     # Autograd's threads have no Python frames: where stacks are recorded and hold Python only, a block with none at all
     # was made by them. Where C++ frames were recorded, the stack would say so itself.
     born = first >= 0
-    has_python = (np.append(_flags(snapshot), 0) & _PYTHON) > 0
-    lengths_say = bool(has_python[stack[born]].any()) and not _native(snapshot)
-    phase = np.where(lengths_say & born & (stack < 0) & (phase == 0), _BACKWARD, phase)
-    outlives = _outlives(phase, first, table["free_requested"].to_numpy(), count)
-    result = np.full(len(table), CATEGORIES.index("unknown"))
+    python_only = ((flags & _PYTHON) > 0)[born].any() and not snapshot.frames["name"].str.contains("::").any()
+    phase = np.where(python_only & born & (stack < 0) & (phase == 0), _BACKWARD, phase)
+    outlives = _outlives(phase, first, table["free_requested"].to_numpy(), len(_events(snapshot, device)))
+    result = np.full(len(table), "unknown", object)
     for chosen, category in (
-        ((first < 0) & (stack < 0), "before recording"),
+        (~born & (stack < 0), "before recording"),
         *(((phase == bits) & outlives, category) for bits, category in _KEPT_BY_PHASE.items()),
         ((phase > 0) & ~outlives, "temporary"),
         *(((flags & bits) > 0, category) for bits, category in _NAMED.items()),
     ):
-        result[chosen] = CATEGORIES.index(category)
-    given = table.pop("given").cat
-    names = [CATEGORIES.index(_GIVEN[c]) if c in _GIVEN else -1 for c in given.categories]
-    recorded = np.array([*names, -1], np.int64)[given.codes.to_numpy()]
-    codes: _Ints = np.where(recorded >= 0, recorded, result)
-    return pd.Categorical.from_codes(codes, categories=pd.Index(CATEGORIES))
-
-
-def _native(snapshot: Snapshot) -> bool:
-    """Say whether stacks hold C++ frames."""
-    return bool(snapshot.frames["name"].str.contains("::", regex=False).any()) if len(snapshot.frames) else False
+        result[chosen] = category
+    given = table.pop("given").astype(object).map(_GIVEN)
+    return pd.Categorical(np.where(given.notna(), given, result), categories=pd.Index(CATEGORIES))
 
 
 def _outlives(phase: _Ints, first: _Ints, freed: _Ints, count: int) -> _Bools:
@@ -825,10 +736,8 @@ def _outlives(phase: _Ints, first: _Ints, freed: _Ints, count: int) -> _Bools:
     """
     known = np.flatnonzero((phase > 0) & (first >= 0))
     order = known[np.argsort(first[known], kind="stable")]
-    starts = np.ones(len(order), bool)
-    starts[1:] = phase[order][1:] != phase[order][:-1]
-    heads = first[order][starts]
-    ends = np.append(heads[1:], count)
+    starts = np.append(True, phase[order][1:] != phase[order][:-1])[: len(order)]
+    ends = np.append(first[order][starts][1:], count)
     outlives = first < 0
     outlives[order] = freed[order] >= ends[np.cumsum(starts) - 1]
     return outlives
@@ -943,27 +852,21 @@ def ranges(snapshot: Snapshot, match: str | None = None, device: int | None = No
         The snapshot has no such device, or `match` is not a regular expression.
     """
     device = _device(snapshot, device)
+    time = _events(snapshot, device)["time_ns"].to_numpy()
     marks = snapshot.annotations
-    marks = marks[marks["device"] == device]
+    marks = marks[(marks["device"] == device) & (snapshot.timed and len(time) > 0)]
     if match is not None:
         pattern = compiled(match, "match")
-        marks = marks[[pattern.search(name) is not None for name in marks["name"]]]
-    time = _events(snapshot, device)["time_ns"].to_numpy()
-    if marks.empty or not snapshot.timed or not len(time):
-        return pd.DataFrame({"name": [], "from_event": [], "to_event": []}).astype(
-            {"name": object, "from_event": np.int64, "to_event": np.int64}
-        )
+        marks = marks[np.array([pattern.search(name) is not None for name in marks["name"]], bool)]
     marks = marks.sort_values("time_ns", kind="stable", ignore_index=True)
-    starts = (marks["stage"].str.upper() == "START").to_numpy()
-    change = pd.Series(np.where(starts, 1, -1))
+    starts = (marks["stage"].str.upper() == "START").to_numpy(bool)
+    name, when = marks["name"].to_numpy(), marks["time_ns"].to_numpy()
     # Ranges of one name may nest: a beginning belongs to the next end at its depth.
-    depth = change.groupby(marks["name"].to_numpy()).cumsum().to_numpy() + ~starts
+    depth = pd.Series(np.where(starts, 1, -1)).groupby(name).cumsum().to_numpy() + ~starts
     order = np.lexsort((np.arange(len(marks)), depth, marks["name"].factorize()[0]))
-    name = marks["name"].to_numpy()
     first, second = order[:-1], order[1:]
     pair = starts[first] & ~starts[second] & (name[first] == name[second]) & (depth[first] == depth[second])
     first, second = first[pair], second[pair]
-    when = marks["time_ns"].to_numpy()
     found = pd.DataFrame(
         {
             "name": name[first],
@@ -1082,12 +985,7 @@ def summary(
     moment = moment if moment is not None else "peak" if recorded else "end"
     event = _event(snapshot, moment, device)
     peak = over_time.iloc[_event(snapshot, "peak", device) + 1] if recorded else None
-    uncertain = allocations(snapshot, device)
-    uncertain = uncertain[uncertain["uncertain_bytes"] > 0]
-    unsure = _level(
-        len(events),
-        *(uncertain[c].to_numpy() for c in ("uncertain_bytes", "first", "free_requested")),
-    )
+    unsure = _level(len(events), allocations(snapshot, device), "uncertain_bytes", "free_requested")
     live = at(snapshot, event, device)
     by_category = _summed(live[~live["pending"]], ["category"])
     by_site = sites(snapshot, event, device)
@@ -1159,7 +1057,7 @@ def _fragmentation(snapshot: Snapshot, device: int, event: int) -> dict[str, Any
 
 
 def _oom(snapshot: Snapshot, device: int, over_time: pd.DataFrame, events: pd.DataFrame) -> dict[str, Any] | None:
-    found = np.flatnonzero((events["action"] == "oom").to_numpy())
+    found = _ooms(events)
     if not len(found):
         return None
     event = int(found[-1])
@@ -1183,24 +1081,19 @@ def _oom(snapshot: Snapshot, device: int, over_time: pd.DataFrame, events: pd.Da
 
 def _notes(snapshot: Snapshot, device: int, over_time: pd.DataFrame) -> list[str]:
     """Say what the snapshot cannot tell."""
-    notes = []
-    blocks = allocations(snapshot, device)
-    if len(over_time) == 1:
-        notes.append("no events were recorded: there is no peak, and this is the state at the end")
-    else:
-        before = int((blocks["first"] < 0).sum())
-        if before:
-            notes.append(
-                f"{before:,} blocks were there before the first event; an earlier peak is not in this snapshot"
-            )
-    if not len(snapshot.stack_frames):
-        notes.append("no call stacks were recorded, so nothing can be attributed")
-    ours = _segments(snapshot, device)
+    recorded = len(over_time) > 1
+    before = int((allocations(snapshot, device)["first"] < 0).sum())
+    ours, ended = _segments(snapshot, device), over_time.iloc[-1]
+    notes = {
+        "no events were recorded: there is no peak, and this is the state at the end": not recorded,
+        f"{before:,} blocks were there before the first event; an earlier peak is not in this snapshot": recorded
+        and before > 0,
+        "no call stacks were recorded, so nothing can be attributed": not len(snapshot.stack_frames),
+    }
     for counter in ("allocated_bytes", "active_bytes"):
-        ended, counted = int(over_time[counter].iloc[-1]), int(ours[counter].sum())
-        if (ours[counter] >= 0).all() and counted != ended:
-            notes.append(
-                f"the events end at {ended:,} {counter.replace('_', ' ')}, torch's own counter says "
-                f"{counted:,}: some kinds of event were not recorded"
-            )
-    return notes
+        said = (
+            f"the events end at {ended[counter]:,} {counter.replace('_', ' ')}, torch's own counter says "
+            f"{ours[counter].sum():,}: some kinds of event were not recorded"
+        )
+        notes[said] = bool((ours[counter] >= 0).all()) and ours[counter].sum() != ended[counter]
+    return [said for said, holds in notes.items() if holds]
