@@ -106,12 +106,9 @@ class Accumulation(Workload):
         total = totals.unbind()
         partial = torch.zeros(block + 1, dtype=dtype, device=self.device).unbind()
         for i in range(blocks):
-            part = addend
-            if block > 1:
-                for j in range(block):
-                    torch.add(partial[j], addend, out=partial[j + 1])
-                part = partial[block]
-            torch.add(total[i], part, out=total[i + 1])
+            for j in range(block if block > 1 else 0):
+                torch.add(partial[j], addend, out=partial[j + 1])
+            torch.add(total[i], partial[block] if block > 1 else addend, out=total[i + 1])
         return totals
 
     def observed(self) -> dict[str, list[float]]:

@@ -97,7 +97,7 @@ class Autocast(Workload):
         shape = (config.batch, config.context + 1)
         self._tokens = torch.randint(1, config.vocabulary, shape, generator=random).to(self.device)
         self._runs = {name: self._build(name) for name in precisions(device)}
-        self._losses: dict[str, list[Tensor]] = defaultdict(list)
+        self._losses_of: dict[str, list[Tensor]] = defaultdict(list)
 
     def _build(self, precision: str) -> tuple[Model, torch.optim.Optimizer, torch.amp.GradScaler]:
         torch.manual_seed(self.config.seed)
@@ -124,7 +124,7 @@ class Autocast(Workload):
         with phase("optimizer"):
             scaler.step(optimizer)
             scaler.update()
-        self._losses[precision].append(loss.detach())
+        self._losses_of[precision].append(loss.detach())
 
     def observed(self) -> dict[str, list[float]]:
         """Train one more step in each precision, under hooks, and try single operations.
@@ -160,7 +160,7 @@ class Autocast(Workload):
                     found[f"operation/{precision}/{name}/{given}/{output}"].append(1)
         for name, listed in _listed().items():
             found[f"listed/{name}"].append(listed)
-        for precision, losses in self._losses.items():
+        for precision, losses in self._losses_of.items():
             found[f"loss/{precision}"] = [float(loss) for loss in losses]
         return dict(found)
 

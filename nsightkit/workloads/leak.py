@@ -36,16 +36,14 @@ class WatchedRun(lm.Run):
     def __init__(self, config: lm.LMConfig, device: str = "cpu", *, keep_graph: bool = False) -> None:
         super().__init__(config, device)
         self.parameters["keep_graph"] = keep_graph
-        self._keep_graph = keep_graph
         self.entropies: list[Tensor] = []
         self.model.register_forward_hook(self._watch)
 
-    def _watch(self, model: torch.nn.Module, inputs: Any, logits: Tensor) -> None:
+    def _watch(self, _: torch.nn.Module, __: Any, logits: Tensor) -> None:
         """Called by PyTorch after each forward pass."""
-        del model, inputs
         logarithms = logits.float().log_softmax(-1)
         entropy = -(logarithms.exp() * logarithms).sum(-1).mean()
-        self.entropies.append(entropy if self._keep_graph else entropy.detach())
+        self.entropies.append(entropy if self.parameters["keep_graph"] else entropy.detach())
 
 
 def start(device: str, keep_graph: bool = False, **parameters: Any) -> WatchedRun:

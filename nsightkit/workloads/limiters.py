@@ -90,7 +90,6 @@ class Limiters(Workload):
         self._set_fp32_products("fp32")
         torch.manual_seed(config.seed)
         self.inputs = _inputs(config, self.device)
-        self._hops = config.hops
         self._kernels, self.parameters["instead"] = _kernels(self.device)
         if self._kernels is None and self.device.type != "cpu":
             del self.inputs["chase"]
@@ -124,7 +123,7 @@ class Limiters(Workload):
         if name == "chase":
             following, held = given
             walk = _walked if self._kernels is None else self._kernels.walk
-            return walk(following, held, self._hops)
+            return walk(following, held, self.config.hops)
         numbers, out = given
         return torch.add(numbers, 1.0, out=out)
 

@@ -120,7 +120,6 @@ class Run(Workload):
         self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3) if config.mode == "train" else None
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
         self._given = 0
-        self._losses: list[Tensor] = []
 
     def step(self) -> None:
         """Run the model once, and learn from it if the mode says so."""
@@ -133,6 +132,7 @@ class Run(Workload):
             if self.config.mode != "fwd":
                 with self._phase("zero_grad"):
                     self.model.zero_grad(set_to_none=True)
+        # Of several passes, their mean.
         self._losses.append(losses[0] if len(losses) == 1 else torch.stack(losses).mean())
 
     def _pass(self) -> Tensor:
@@ -161,10 +161,6 @@ class Run(Workload):
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         kind = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.config.precision)
         return contextlib.nullcontext() if kind is None else torch.autocast(self.device.type, kind)
-
-    def losses(self) -> list[float]:
-        """Read the loss of every step so far, the mean of its passes."""
-        return [float(loss) for loss in self._losses]
 
     def observed(self) -> dict[str, list[float]]:
         """Give losses, and on a GPU the highest memory so far.

@@ -29,7 +29,6 @@ class OneThread(Workload):
 
     def __init__(self, config: OneThreadConfig, device: str = "cpu") -> None:
         super().__init__(config, device)
-        self._step_ms = config.step_ms
         self._number = torch.ones(1, device=self.device)
 
     def step(self) -> None:
@@ -37,9 +36,9 @@ class OneThread(Workload):
         with phase("step"):
             if self.device.type == "cuda":
                 # It spins one thread for so many clock ticks; 1.5 GHz is near any clock in use.
-                torch.cuda._sleep(int(self._step_ms * 1.5e6))  # type: ignore[no-untyped-call]
+                torch.cuda._sleep(int(self.config.step_ms * 1.5e6))  # type: ignore[no-untyped-call]
             else:
-                end = time.perf_counter() + self._step_ms / 1e3
+                end = time.perf_counter() + self.config.step_ms / 1e3
                 while time.perf_counter() < end:
                     self._number.add_(1)
 

@@ -314,7 +314,7 @@ class _Loop:
         """Time of GPU work, which sizes scale and launches do not."""
         return self.jitter(us * _US * self.scale)
 
-    def _on_gpu(self, kind: str, ready: int, duration: int) -> int:
+    def on_gpu(self, kind: str, ready: int, duration: int) -> int:
         start = max(ready, self.free)
         if 0 < self.free < start:
             self.gaps.append((self.free, start, self.cause))
@@ -323,7 +323,7 @@ class _Loop:
         self.work[kind].append((start, self.free))
         return start
 
-    def _call(self, name: str, every: int, thread: int | None = None) -> int:
+    def call(self, name: str, every: int, thread: int | None = None) -> int:
         """A call of the CPU, which spends about `every` on it: one half dispatching, the other in the call."""
         every = self.jitter(every)
         self.now += every
@@ -331,28 +331,28 @@ class _Loop:
 
     def launch(self, name: str, duration: int, *, every: int = 6 * _US, thread: int | None = None) -> None:
         """One kernel."""
-        correlation = self._call("cudaLaunchKernel_v7000", every, thread)
-        self._kernel(name, self._on_gpu("kernels", self.now + 1_500, duration), duration, correlation)
+        correlation = self.call("cudaLaunchKernel_v7000", every, thread)
+        self.kernel(name, self.on_gpu("kernels", self.now + 1_500, duration), duration, correlation)
 
     def launch_aside(self, name: str, start: int, duration: int, *, stream: int) -> None:
         """One kernel on another stream, to start when the caller says, but not before its launch."""
-        correlation = self._call("cudaLaunchKernel_v7000", 6 * _US)
+        correlation = self.call("cudaLaunchKernel_v7000", 6 * _US)
         start = max(start, self.now + 1_500)
-        self._kernel(name, start, duration, correlation, stream)
+        self.kernel(name, start, duration, correlation, stream)
         self._aside("collectives" if name == _REDUCE else "kernels", start, duration)
 
     def _aside(self, kind: str, start: int, duration: int) -> None:
         self.work[kind].append((start, start + duration))
         self.aside.append((start, start + duration))
 
-    def _kernel(self, name: str, start: int, duration: int, correlation: int, stream: int = 7) -> None:
+    def kernel(self, name: str, start: int, duration: int, correlation: int, stream: int = 7) -> None:
         self.out.kernel(name, start, start + duration, correlation, self.process, device=self.device, stream=stream)
         self.lasted["kernels"][name].append(duration)
 
     def replay(self, duration: int) -> None:
         """A CUDA graph, recorded as one interval."""
-        correlation = self._call("cudaGraphLaunch_v10000", 12 * _US)
-        start = self._on_gpu("kernels", self.now + 1_500, duration)
+        correlation = self.call("cudaGraphLaunch_v10000", 12 * _US)
+        start = self.on_gpu("kernels", self.now + 1_500, duration)
         self.out.graph(start, start + duration, correlation, self.process, device=self.device)
 
     def upload(self, size: int, duration: int, *, host: str, staging: int = 0) -> None:
@@ -361,11 +361,11 @@ class _Loop:
         ready = begun + 4 * _US + staging
         self.now = ready + 1 * _US
         correlation = self.out.call("cudaMemcpyAsync_v3020", self.main, begun, self.now)
-        self._copy("HtoD", self._on_gpu("copies", ready, duration), duration, correlation, size, host)
+        self._copy("HtoD", self.on_gpu("copies", ready, duration), duration, correlation, size, host)
 
     def prefetch(self, size: int) -> None:
         """A host-to-device copy from pinned memory on a stream of its own, under half of what is queued by then."""
-        correlation = self._call("cudaMemcpyAsync_v3020", 6 * _US)
+        correlation = self.call("cudaMemcpyAsync_v3020", 6 * _US)
         start = max([self.now, *(end for _, end in self.aside[-1:])])
         duration = (self.free - start) // 2
         self._copy("HtoD", start, duration, correlation, size, "pinned", stream=13)
@@ -378,23 +378,12 @@ class _Loop:
         self.out.copy(kind, start, end, correlation, self.process, size, host=host, device=self.device, stream=stream)
         self.lasted["copies"][kind].append(duration)
 
-    def reach(self) -> tuple[int, int]:
-        """Launch a reduction; gives its correlation id, and when all work before it is done."""
-        correlation = self._call("cudaLaunchKernelExC_v11060", 6 * _US)
-        return correlation, max(self.now + 1_500, self.free)
-
-    def reduce(self, correlation: int, ready: int, arrived: int, end: int) -> None:
-        """A reduction on a stream of its own, for which the loop's stream waits, as it does for other devices."""
-        start = self._on_gpu("collectives", ready, end - ready)
-        self._kernel(_REDUCE, start, end - start, correlation, stream=20)
-        self.work["waiting"].append((start, arrived))
-
     def read_back(self) -> None:
         """``.item()``: a tiny device-to-host copy, then a stream synchronisation that drains the GPU."""
         begun = self.now + 2 * _US
         self.now = begun + 5 * _US
         correlation = self.out.call("cudaMemcpyAsync_v3020", self.main, begun, self.now)
-        self._copy("DtoH", self._on_gpu("copies", self.now, 1_200), 1_200, correlation, 4, "pageable")
+        self._copy("DtoH", self.on_gpu("copies", self.now, 1_200), 1_200, correlation, 4, "pageable")
         self.drain("cudaStreamSynchronize")
 
     def drain(self, call: str) -> None:
@@ -662,8 +651,11 @@ def _tiny(loop: _Loop, fault: Fault | None, count: int, thread: int) -> bool:
 
 def _all_reduce(loops: list[_Loop], us: float) -> None:
     """A reduction over all devices, which can only begin when the last of them has arrived."""
-    reached = [loop.reach() for loop in loops]
+    reached = [(loop.call("cudaLaunchKernelExC_v11060", 6 * _US), max(loop.now + 1_500, loop.free)) for loop in loops]
     arrived = max(ready for _, ready in reached)
     end = arrived + loops[0].lasting(us)
     for loop, (correlation, ready) in zip(loops, reached, strict=True):
-        loop.reduce(correlation, ready, arrived, end)
+        # On a stream of its own, for which the loop's stream waits, as it does for other devices.
+        start = loop.on_gpu("collectives", ready, end - ready)
+        loop.kernel(_REDUCE, start, end - start, correlation, stream=20)
+        loop.work["waiting"].append((start, arrived))

@@ -18,7 +18,7 @@ import itertools
 import math
 import os
 import re
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -477,12 +477,11 @@ class _Simulation:
         self.batches: dict[str, list[tuple[int, int]]] = defaultdict(list)  # of a loader: ready, taken
         self.overlapped: dict[int, list[Op]] = defaultdict(list)  # the last of each stream that a change made
         self.steps_done = 0
-        self.members: dict[int, int] = defaultdict(int)
-        compute: dict[int, int] = defaultdict(int)
-        for a in itertools.chain.from_iterable(program.threads):
-            if isinstance(a, Launch) and a.key is not None:
-                self.members[a.key] += 1
-            elif isinstance(a, Launch | Graph):
+        launches = [a for a in itertools.chain.from_iterable(program.threads) if isinstance(a, Launch | Graph)]
+        self.members = Counter(a.key for a in launches if isinstance(a, Launch) and a.key is not None)
+        compute: Counter[int] = Counter()
+        for a in launches:
+            if isinstance(a, Graph) or a.key is None:
                 compute[a.device] += sum(ns for _, ns in _nodes(a))
         mean = sum(compute.values()) / max(1, len(compute))
         self.even = {d: mean / ns if "equal-ranks" in self.changes and self.members else 1 for d, ns in compute.items()}

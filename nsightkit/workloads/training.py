@@ -199,7 +199,6 @@ class Training(Workload):
         )
         self._non_blocking = pin  # from pageable memory the copy blocks whatever is asked for
         self._batches: Iterator[Tensor] | None = None
-        self._losses: list[Tensor | float] = []
 
     def step(self) -> None:
         """Fetch a batch and learn from it."""
@@ -229,10 +228,6 @@ class Training(Workload):
         largest = value.detach().abs().amax()
         # .item() waits until the GPU has done everything it was given, then the CPU starts from zero again.
         self._largest.append(largest.item() if self.config.sync else largest)
-
-    def losses(self) -> list[float]:
-        """Read the loss of every step so far."""
-        return [float(loss) for loss in self._losses]
 
     def largest_activations(self) -> list[float]:
         """Read the largest activation of every block in every step so far."""

@@ -28,6 +28,7 @@ class Workload:
         self.config, self.device = config, torch.device(device)
         self.parameters: dict[str, Any] = dataclasses.asdict(config)
         self.data_wait_ns: list[int] = []
+        self._losses: list[Any] = []
         self._settings = contextlib.ExitStack()
 
     def _set_fp32_products(self, precision: str) -> None:
@@ -38,7 +39,7 @@ class Workload:
 
     def losses(self) -> list[float]:
         """Read the loss of every step so far; empty where nothing is learnt."""
-        return []
+        return [float(loss) for loss in self._losses]
 
     def close(self) -> None:
         """Take back what was set for the process, and let go of what was held."""
