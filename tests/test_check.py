@@ -189,6 +189,13 @@ def test_direction_and_tolerance(name: str, factor: float, status: str) -> None:
     assert row["limit"] == pytest.approx(1 / 1.05 if name == "a_per_s" else 1.05)
 
 
+def test_where_no_drop_is_beyond_noise_the_limit_is_nothing() -> None:
+    """Runs that differ by all they have: no ratio lies below their noise, and 0 is not divided by."""
+    before = make([run_of(a_per_s=spread(1000)), run_of(a_per_s=[0.0] * 9)])
+    row = only(check.compare(before, [run_of(a_per_s=spread(900))]))
+    assert (row["limit"], row["status"]) == (0.0, "undecided")
+
+
 def test_the_tolerance_is_the_commands_or_the_metrics_own() -> None:
     held = make([run_of(a_ns=spread(1000), b_ns=spread(1000))])
     own = dataclasses.replace(held.metrics["b_ns"], tolerance=0.3)

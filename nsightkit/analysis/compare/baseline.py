@@ -11,6 +11,7 @@ import json
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, get_args
@@ -26,6 +27,7 @@ from nsightkit.analysis.compare.runs import (
     SMALLEST,
     UNITS,
     Direction,
+    Metric,
     Run,
     Samples,
     plain_text,
@@ -128,31 +130,23 @@ def make(
     old = before.metrics if before else {}
     if before and add:
         _alike(before.of, before.conditions, first)
-    lists: dict[str, list[Samples]] = {}
+    measured: dict[str, list[Metric]] = {}
     for run in runs:
         _alike(first.of, first.conditions, run)
         for name, metric in run.metrics.items():
             if metric.kept or name in old:
-                lists.setdefault(name, []).append(metric.samples)
+                measured.setdefault(name, []).append(metric)
     made: dict[str, Kept] = {}
-    for name, samples in lists.items():
-        metric = next(run.metrics[name] for run in runs if name in run.metrics)
-        kept = old.get(name)
-        if kept is not None and kept.unit != metric.unit:
-            kept = None
-        gate = metric.gate if kept is None else kept.gate
-        if gate and len(samples) < len(runs):
-            raise UsageError(f"{name} was measured in {len(samples)} of {len(runs)} runs; leave out the others")
-        most = _KEPT if gate else _KEPT_OF_OTHERS
-        new = [np.sort(thinned(values, most)) for values in samples]
-        have = list(kept.runs) if add and kept is not None else []
-        made[name] = Kept(
-            tuple((have + new)[-MOST_RUNS:]),
-            metric.unit,
-            metric.direction if kept is None else kept.direction,
-            gate,
-            None if kept is None else kept.tolerance,
-        )
+    for name, metrics in measured.items():
+        metric, was = metrics[0], old.get(name)
+        # What was kept in another unit was something else. Of the same thing, what people set in it stays.
+        kept = was if was is not None and was.unit == metric.unit else None
+        of = kept or Kept((), metric.unit, metric.direction, metric.gate)
+        if of.gate and len(metrics) < len(runs):
+            raise UsageError(f"{name} was measured in {len(metrics)} of {len(runs)} runs; leave out the others")
+        most = _KEPT if of.gate else _KEPT_OF_OTHERS
+        new = [np.sort(thinned(metric.samples, most)) for metric in metrics]
+        made[name] = dataclasses.replace(of, runs=tuple([*(of.runs if add else ()), *new][-MOST_RUNS:]))
     for name, kept in old.items() if add else ():
         if name not in made and kept.gate:
             raise UsageError(f"{name} is in the baseline and not in these runs, so they cannot be added to it")
@@ -219,76 +213,65 @@ def read(path: str | os.PathLike[str]) -> Baseline:
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise ValueError(f"{_shown(twice)} stands in it twice")
-    return found
+    for name, times in Counter(name for name, _ in pairs).items():
+        _require(times == 1, f"{_shown(name)} stands in it twice")
+    return dict(pairs)
 
 
 def _no_number(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number")
 
 
+def _require(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise ValueError(otherwise)
+
+
 def _baseline(document: Any) -> Baseline:
-    if not isinstance(document, dict) or "format" not in document or "metrics" not in document:
-        raise ValueError("it has no format and metrics")
-    if document["format"] != FORMAT or isinstance(document["format"], bool):
-        raise ValueError(f"its format is {_shown(document['format'])}, and this nsightkit knows {FORMAT}")
+    _require(isinstance(document, dict) and {"format", "metrics"} <= set(document), "it has no format and metrics")
+    known = document["format"] == FORMAT and not isinstance(document["format"], bool)
+    _require(known, f"its format is {_shown(document['format'])}, and this nsightkit knows {FORMAT}")
     _keys(document, ("format", "nsightkit", "of", "conditions", "metrics"), "it")
-    if not isinstance(document["nsightkit"], str) or document["of"] not in KINDS:
-        raise ValueError(f"it is of {_shown(document['of'])}, which is none of {', '.join(KINDS)}")
-    conditions = document["conditions"]
+    ours = isinstance(document["nsightkit"], str) and document["of"] in KINDS
+    _require(ours, f"it is of {_shown(document['of'])}, which is not one of {', '.join(KINDS)}")
+    conditions, metrics = document["conditions"], document["metrics"]
     _keys(conditions, CONDITIONS, "conditions")
-    if any(
-        value is not None and (not isinstance(value, str) or value != plain_text(value))
-        for value in conditions.values()
-    ):
-        raise ValueError("a condition is neither short text nor null")
-    metrics = document["metrics"]
-    if not isinstance(metrics, dict) or not 0 < len(metrics) <= _MOST_METRICS:
-        raise ValueError(f"it has no metrics, or more than {_MOST_METRICS}")
-    return Baseline(
-        document["of"], conditions, {_name(name): _kept(metric, _shown(name)) for name, metric in metrics.items()}
+    short = all(
+        value is None or (isinstance(value, str) and value == plain_text(value)) for value in conditions.values()
     )
+    _require(short, "a condition is neither short text nor null")
+    some = isinstance(metrics, dict) and 0 < len(metrics) <= _MOST_METRICS
+    _require(some, f"it has no metrics, or more than {_MOST_METRICS}")
+    for name in metrics:
+        plain = 0 < len(name) <= _LONGEST_NAME and plain_text(name, _LONGEST_NAME) == name
+        _require(plain, f"{_shown(name)} is not a name of a metric")
+    return Baseline(document["of"], conditions, {name: _kept(metric, _shown(name)) for name, metric in metrics.items()})
 
 
 def _kept(metric: Any, name: str) -> Kept:
     _keys(metric, ("value", "unit", "direction", "gate", "tolerance", "runs"), name)
-    if metric["unit"] not in UNITS or metric["direction"] not in get_args(Direction):
-        raise ValueError(f"{name} has the unit {_shown(metric['unit'])}, the direction {_shown(metric['direction'])}")
-    if not isinstance(metric["gate"], bool):
-        raise ValueError(f"{name}: gate is neither true nor false")
-    tolerance = metric["tolerance"]
-    if tolerance is not None and not 0 <= _number(tolerance, name) <= _LARGEST_TOLERANCE:
-        raise ValueError(f"{name}: a tolerance of {tolerance:g}; 0.05 is 5 %")
-    runs = metric["runs"]
-    if not isinstance(runs, list) or not 0 < len(runs) <= MOST_RUNS:
-        raise ValueError(f"{name} has no runs, or more than {MOST_RUNS}")
-    if not all(isinstance(samples, list) and 0 < len(samples) <= _MOST_SAMPLES for samples in runs):
-        raise ValueError(f"{name}: a run has no samples, or more than {_MOST_SAMPLES}")
+    unit, direction, tolerance, runs = (metric[key] for key in ("unit", "direction", "tolerance", "runs"))
+    known = unit in UNITS and direction in get_args(Direction)
+    _require(known, f"{name} has the unit {_shown(unit)}, the direction {_shown(direction)}")
+    _require(isinstance(metric["gate"], bool), f"{name}: gate is neither true nor false")
+    share = tolerance is None or _number(tolerance, name) <= _LARGEST_TOLERANCE
+    _require(share, f"{name}: a tolerance of {tolerance}; 0.05 is 5 %")
+    some = isinstance(runs, list) and 0 < len(runs) <= MOST_RUNS
+    _require(some, f"{name} has no runs, or more than {MOST_RUNS}")
+    sampled = all(isinstance(samples, list) and 0 < len(samples) <= _MOST_SAMPLES for samples in runs)
+    _require(sampled, f"{name}: a run has no samples, or more than {_MOST_SAMPLES}")
     kept = tuple(np.array([_number(sample, name) for sample in samples]) for samples in runs)
-    if not math.isclose(_number(metric["value"], name), _value(kept), rel_tol=1e-6):
-        raise ValueError(f"{name}: its value is not the median of its samples, so one of them was edited")
-    return Kept(kept, metric["unit"], metric["direction"], metric["gate"], tolerance)
+    whole = math.isclose(_number(metric["value"], name), _value(kept), rel_tol=1e-6)
+    _require(whole, f"{name}: its value is not the median of its samples, so one of them was edited")
+    return Kept(kept, unit, direction, metric["gate"], tolerance)
 
 
 def _keys(found: Any, wanted: Sequence[str], what: str) -> None:
-    if not isinstance(found, dict):
-        raise ValueError(f"{what} is not an object")
+    _require(isinstance(found, dict), f"{what} is not an object")
     for name in wanted:
-        if name not in found:
-            raise ValueError(f"{what} lacks {name}")
+        _require(name in found, f"{what} lacks {name}")
     for name in found:
-        if name not in wanted:
-            raise ValueError(f"{what} has {_shown(name)}, which means nothing here")
-
-
-def _name(name: str) -> str:
-    if not 0 < len(name) <= _LONGEST_NAME or plain_text(name, _LONGEST_NAME) != name:
-        raise ValueError(f"{_shown(name)} is not a name of a metric")
-    return name
+        _require(name in wanted, f"{what} has {_shown(name)}, which means nothing here")
 
 
 def _number(value: object, name: str) -> float:
@@ -333,14 +316,8 @@ def _text(baseline: Baseline) -> str:
     metrics = {}
     for name, kept in sorted(baseline.metrics.items()):
         runs = [[_digits(sample) for sample in samples.tolist()] for samples in kept.runs]
-        metrics[name] = {
-            "value": _digits(_value(runs)),
-            "unit": kept.unit,
-            "direction": kept.direction,
-            "gate": kept.gate,
-            "tolerance": kept.tolerance,
-            "runs": runs,
-        }
+        said = {field: getattr(kept, field) for field in ("unit", "direction", "gate", "tolerance")}
+        metrics[name] = {"value": _digits(_value(runs)), **said, "runs": runs}
     document = {
         "format": FORMAT,
         "nsightkit": nsightkit.__version__,

@@ -99,14 +99,18 @@ def compare(
     noisy = sum(kept.gate and kept.unit not in EXACT for kept in baseline.metrics.values())
     confidence = 1 - (1 - CONFIDENCE) / max(noisy, 1)
     rows = [_row(name, kept, baseline.of, runs, tolerance, confidence) for name, kept in baseline.metrics.items()]
-    gates = [row for row in rows if row["gate"]]
-    measured = [row for row in gates if row["status"] != "missing"]
-    regressions = [row for row in measured if row["status"] in ("regression", "changed")]
-    missing = [row for row in gates if row["status"] == "missing"]
-    undecided = [row for row in measured if row["status"] == "undecided"]
-    informing = [row for row in rows if not row["gate"] and row["status"] not in ("ok", "undecided")]
+
+    def gating(*statuses: str) -> list[dict[str, Any]]:
+        return [row for row in rows if row["gate"] and row["status"] in statuses]
+
+    regressions, missing, undecided = gating("regression", "changed"), gating("missing"), gating("undecided")
     # What is undecided is not information, unless there was nothing of it before, or no second sample to judge it by.
-    informing += [row for row in rows if not row["gate"] and row["status"] == "undecided" and row["limit"] is None]
+    informing = [
+        row
+        for row in rows
+        if not row["gate"] and row["status"] != "ok" and (row["status"] != "undecided" or row["limit"] is None)
+    ]
+    measured = [row for row in rows if row["gate"] and row["status"] != "missing"]
     return {
         "passed": not (regressions or missing or undecided),
         "decided": not undecided,
@@ -115,11 +119,19 @@ def compare(
         "runs": len(runs),
         "baseline_runs": baseline.runs,
         "regressions": regressions,
-        "improvements": [row for row in measured if row["status"] == "improvement"],
+        "improvements": gating("improvement"),
         "missing": missing,
         "undecided": undecided,
         "gates": measured,
-        "informing": sorted(informing, key=_importance),
+        # Times before the rest, and the largest first.
+        "informing": sorted(
+            informing,
+            key=lambda row: (
+                row["unit"] != "ns",
+                row["status"] == "undecided",
+                -abs((row["after"] or 0.0) - row["before"]),
+            ),
+        ),
         "new": _new(baseline, runs),
         "conditions": conditions,
         "notes": _notes(baseline, runs, measured),
@@ -168,11 +180,7 @@ def _row(name: str, kept: Kept, of: str, runs: Sequence[Run], tolerance: float, 
         "gate": kept.gate,
         "status": "missing",
         "before": _shown(_median(kept.runs), kept.unit),
-        "after": None,
-        "ratio": None,
-        "low": None,
-        "high": None,
-        "limit": None,
+        **dict.fromkeys(("after", "ratio", "low", "high", "limit")),
         "tolerance": tolerance if kept.tolerance is None else kept.tolerance,
         "samples": [sum(map(len, kept.runs)), sum(len(metric.samples) for metric in metrics)],
         "runs": [len(kept.runs), len(metrics)],
@@ -185,10 +193,9 @@ def _row(name: str, kept: Kept, of: str, runs: Sequence[Run], tolerance: float, 
         return row | {"reason": f"the baseline has it in {kept.unit}"}
     after = tuple(metric.samples for metric in metrics)
     row |= {"status": "ok", "after": _shown(_median(after), kept.unit)}
-    tolerance = row["tolerance"]
     if kept.unit in EXACT:
-        return row | _exactly(kept, after, tolerance)
-    return row | _surely(kept, after, of, tolerance, confidence)
+        return row | _exactly(kept, after, row["tolerance"])
+    return row | _surely(kept, after, of, row["tolerance"], confidence)
 
 
 def _exactly(kept: Kept, after: Sequence[Samples], tolerance: float) -> dict[str, Any]:
@@ -210,25 +217,26 @@ def _surely(kept: Kept, after: Sequence[Samples], of: str, tolerance: float, con
         return {"status": _status(kept.direction, now > 0, False, sure=sure)}
     change = _change(kept.runs, after, was, confidence)
     reason = None
-    told = not math.isinf(change.above)
-    higher, lower = change.ratio > change.above, change.ratio < change.below
-    if not told and of == "ncu":
+    known = not math.isinf(change.above)
+    if not known and of == "ncu":
         # One launch is what most reports have of a kernel; its time is not a step's, which waits for who knows what.
-        told = higher = lower = True
-        change = change._replace(above=1.0, below=1.0)
+        known, change = True, change._replace(above=1.0, below=1.0)
         tolerance = max(tolerance, _SINGLE_LAUNCH)
         reason = f"few launches: what differs by less than {100 * tolerance:.0f} % counts as the same"
-    elif not told:
-        reason = f"too few samples: it takes {_least(confidence)} on each side"
+    elif not known:
+        # The least number of which the most extreme order is rare enough to be beyond the confidence.
+        least = next(n for n in range(2, 100) if math.comb(2 * n, n) * (1 - confidence) / 2 >= 1)
+        reason = f"too few samples: it takes {least} on each side"
     up, down = change.ratio > 1 + tolerance, change.ratio < 1 / (1 + tolerance)
-    status = _status(kept.direction, up, down, sure=higher if up else lower)
+    sure = change.ratio > change.above if up else change.ratio < change.below
+    status = _status(kept.direction, up, down, sure=sure)
     limits = max(1 + tolerance, change.above), min(1 / (1 + tolerance), change.below)
     return {
         "status": status,
         "ratio": change.ratio,
         "low": change.low,
         "high": change.high,
-        "limit": limits[kept.direction == "higher"] if told else None,
+        "limit": limits[kept.direction == "higher"] if known else None,
         "tolerance": tolerance,
         "reason": reason,
     }
@@ -276,11 +284,6 @@ def _status(direction: str, up: bool, down: bool, *, sure: bool = True) -> str:
     return "changed" if direction == "neither" else "regression" if worse else "improvement"
 
 
-def _least(confidence: float) -> int:
-    """How many samples on each side have an interval."""
-    return next(n for n in range(2, 100) if math.comb(2 * n, n) * (1 - confidence) / 2 >= 1)
-
-
 def _median(runs: Sequence[Samples]) -> float:
     return float(np.median(np.concatenate(runs)))
 
@@ -293,19 +296,8 @@ def _shown(value: float, unit: str) -> float:
 # ---------------------------------------------------------------- what else to say
 
 
-def _importance(row: Mapping[str, Any]) -> tuple[bool, bool, float]:
-    """Order what informs: times before the rest, and the largest first."""
-    after = 0.0 if row["after"] is None else row["after"]
-    return row["unit"] != "ns", row["status"] == "undecided", -abs(after - row["before"])
-
-
 def _new(baseline: Baseline, runs: Sequence[Run]) -> list[dict[str, Any]]:
-    found = {
-        name: metric
-        for run in runs
-        for name, metric in run.metrics.items()
-        if metric.kept and name not in baseline.metrics
-    }
+    found = {name: metric for run in runs for name, metric in run.metrics.items() if metric.kept}
     return [
         {
             "metric": name,
@@ -314,6 +306,7 @@ def _new(baseline: Baseline, runs: Sequence[Run]) -> list[dict[str, Any]]:
             "after": _shown(_median([metric.samples]), metric.unit),
         }
         for name, metric in sorted(found.items())
+        if name not in baseline.metrics
     ]
 
 
@@ -334,7 +327,7 @@ def _notes(baseline: Baseline, runs: Sequence[Run], measured: Sequence[Mapping[s
             f"{noise.ONE_RUN} The tolerance alone stands for them; more runs in the baseline (--add) would tell."
         )
     for row in timed:
-        seen = 1.0 if row["limit"] is None else max(row["limit"], 1 / row["limit"])
+        seen = max(row["limit"], 1 / row["limit"]) if row["limit"] else 1.0
         if seen - 1 > 2 * row["tolerance"]:
             notes.append(f"{row['metric']}: what changes by less than {100 * (seen - 1):.0f} % is within noise here")
     return notes

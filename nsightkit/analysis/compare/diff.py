@@ -103,14 +103,15 @@ class _Side:
     captures: Sequence[float]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False)
 class _Row:
-    """A figure of both sides."""
+    """A figure of both sides, and what is said of its change."""
 
     named: Mapping[str, Any]
     before: _Side
     after: _Side
     left_out: bool
+    significance: str = _UNKNOWN
 
     @property
     def delta(self) -> int:
@@ -141,29 +142,25 @@ class _Row:
             return False
         return noise.apart(self.before.steps, self.after.steps) and abs(self.delta) > (self.between(confidence) or 0)
 
-    def written(self, confidence: float, significance: str) -> dict[str, Any]:
+    def written(self, confidence: float) -> dict[str, Any]:
         found = self.shift(confidence)
         low = high = None
         if found is not None and found.low is not None and found.high is not None:
             # The middle of the differences is not quite the difference of the middles; the interval holds both. Nothing
             # can lose more than all it had.
             low, high = max(min(found.low, self.delta), -self.before.value), max(found.high, self.delta)
-        before = self.before.value
+        was = self.before.value
+        sides = {"count": "count", "total_ns": "total", "ns": "value"}
         return {
             **self.named,
-            "before_count": self.before.count,
-            "after_count": self.after.count,
-            "before_total_ns": self.before.total,
-            "after_total_ns": self.after.total,
-            "before_ns": before,
-            "after_ns": self.after.value,
+            **{f"{side}_{c}": getattr(getattr(self, side), of) for c, of in sides.items() for side in SIDES},
             "delta_ns": self.delta,
             "low_ns": low,
             "high_ns": high,
-            "change": self.delta / before if before else None,
+            "change": self.delta / was if was else None,
             "mean_delta_ns": self.after.mean - self.before.mean,
             "between_ns": self.between(confidence),
-            "significance": significance,
+            "significance": self.significance,
         }
 
 
@@ -186,41 +183,31 @@ class Comparison:
         first; each is an attribute, too. After the columns that name a row come :data:`COLUMNS`.
     """
 
-    def __init__(
-        self,
-        before: Sequence[Capture],
-        after: Sequence[Capture],
-        confidence: float,
-        min_share: float,
-    ) -> None:
-        self._sides = (before, after)
-        self._before, self._after = before[0], after[0]
+    def __init__(self, sides: Sequence[Sequence[Capture]], confidence: float, min_share: float) -> None:
+        self._sides = sides
+        #: The captures of which counts, totals and circumstances are given.
+        self._firsts = [side[0] for side in sides]
         self.confidence, self.min_share = confidence, min_share
-        every = [c for side in self._sides for c in side]
+        every = [capture for side in sides for capture in side]
         stepped = all(c.steps for c in every) and all(_outside(c) <= _MOSTLY_OUTSIDE for c in every)
         self.unit = "step" if stepped else "trace"
-        known = [[c.steps for c in side] for side in self._sides]
-        self.steps = known[0][0], known[1][0]
-        self.judged = tuple(sum(int(c.ordinary.sum()) for c in side) for side in self._sides)
-        self._left_out = any(not c.ordinary.all() for side in self._sides for c in side)
+        self.steps = tuple(capture.steps for capture in self._firsts)
+        self.judged = tuple(sum(int(c.ordinary.sum()) for c in side) for side in sides)
+        self._left_out = not all(c.ordinary.all() for c in every)
         rows = {
             "figures": self._figures(),
             "kernels": self._kernels(),
-            "categories": self._by_label("name", Capture.categories, ("kernels",)),
+            "categories": self._by_label(Capture.categories, ("kernels",), lambda label: {"name": label}),
             "operators": self._operators(),
             "ranges": self._ranges(),
-            "gaps": self._by_label("cause", Capture.gaps, ("kernels",)),
+            "gaps": self._by_label(Capture.gaps, ("kernels",), lambda label: {"cause": label}),
             "memops": self._memops(),
         }
         self.reference_ns = max((max(row.before.value, row.after.value) for row in rows["figures"][:1]), default=0)
-        judged = self._judged(rows)
+        self._judge(rows)
         self.tables = {
-            table: _frame(
-                [row.written(confidence, said) for row, said in zip(rows[table], judged[table], strict=True)],
-                [*_NAMED[table], *COLUMNS],
-                ordered=table != "figures",
-            )
-            for table in rows
+            table: _frame([row.written(confidence) for row in held], [*_NAMED[table], *COLUMNS], table != "figures")
+            for table, held in rows.items()
         }
 
     def summary(self) -> dict[str, Any]:
@@ -230,7 +217,46 @@ class Comparison:
         -------
         dict
         """
-        return _summary(self, (self._before, self._after))
+        sides, described = self._firsts, [_described(side) for side in self._firsts]
+        moved, bottleneck = _bottleneck(self, [verdict.summary(side.trace) for side in sides])
+        outcome, headline = _headline(self)
+        other_amount, other_card = _other_amount(self), _other_card(*described)
+        if other_amount:
+            headline = f"With different amounts of work: {headline}"
+        if other_card:
+            headline = f"On different GPUs: {headline}"
+        changed = [{"table": table, **row} for table in self.tables for row in self._changed(table)]
+        return {
+            "headline": headline,
+            "outcome": outcome,
+            "where": "" if other_amount else _where(self),
+            "moved": moved,
+            "bottleneck": bottleneck,
+            "warnings": [
+                *_circumstances(*described),
+                *_hidden(sides),
+                *_about_steps(self, sides),
+                *other_amount,
+                *_several_gpus(*described),
+                *([] if other_amount else _other_work(self)),
+                *([] if other_card else _all_alike(self)),
+                *_swapped(self),
+                *_notes(*(side.trace.meta.notes for side in sides)),
+            ],
+            "changes": sorted(changed, key=lambda row: -abs(row["delta_ns"])),
+            "unit": self.unit,
+            "confidence": self.confidence,
+            "min_share": self.min_share,
+            **dict(zip(SIDES, described, strict=True)),
+            **{table: frame.to_dict("records") for table, frame in self.tables.items()},
+        }
+
+    def _changed(self, table: str) -> list[dict[str, Any]]:
+        """Rows that changed enough to show, and by more than noise as far as that is known."""
+        frame = self.tables[table]
+        enough = frame["delta_ns"].abs() >= max(self.min_share * self.reference_ns, 1)
+        kept = frame[enough & frame["significance"].isin([*_BEYOND, _UNKNOWN])]
+        return [{str(column): value for column, value in row.items()} for row in kept.to_dict("records")]
 
     def __getattr__(self, name: str) -> pd.DataFrame:
         if name != "tables" and name in self.tables:
@@ -242,11 +268,10 @@ class Comparison:
     def _recorded(self, *tables: str) -> bool:
         return all(capture.trace.recorded(t) for side in self._sides for capture in side for t in tables)
 
-    def _compared(
-        self,
-        sums: tuple[Sequence[Sums], Sequence[Sums]],
-        groups: Sequence[_Group],
-    ) -> list[_Row]:
+    def _sums(self, make: Callable[[Capture], Sums]) -> list[list[Sums]]:
+        return [[make(capture) for capture in side] for side in self._sides]
+
+    def _compared(self, sums: Sequence[Sequence[Sums]], groups: Sequence[_Group]) -> list[_Row]:
         """Build a row for each group of labels: what it is called, and its labels before and after."""
         position = [[{label: i for i, label in enumerate(s.labels)} for s in side] for side in sums]
         rows = []
@@ -281,24 +306,16 @@ class Comparison:
             [float(np.median(one)) for one in judged],
         )
 
-    def _sums(self, make: Callable[[Capture], Sums]) -> tuple[list[Sums], list[Sums]]:
-        before, after = ([make(capture) for capture in side] for side in self._sides)
-        return before, after
-
     def _by_label(
-        self,
-        column: str,
-        make: Callable[[Capture], Sums],
-        needs: Sequence[str],
-        named: Callable[[Hashable], Mapping[str, Any]] = lambda _: {},
+        self, make: Callable[[Capture], Sums], needs: Sequence[str], named: Callable[[Any], Mapping[str, Any]]
     ) -> list[_Row]:
         """Compare what has the same label on both sides."""
         if not self._recorded(*needs):
             return []
         sums = self._sums(make)
-        held = [label for side in sums for i, label in enumerate(side[0].labels) if side[0].counts[i] != 0]
-        labels = list(dict.fromkeys(held))
-        return self._compared(sums, [({column: label, **named(label)}, [label], [label]) for label in labels])
+        firsts = [side[0] for side in sums]
+        held = [label for s in firsts for label, count in zip(s.labels, s.counts, strict=True) if count != 0]
+        return self._compared(sums, [(named(label), [label], [label]) for label in dict.fromkeys(held)])
 
     def _figures(self) -> list[_Row]:
         sums = self._sums(functools.partial(Capture.figures, unit=self.unit))
@@ -312,101 +329,85 @@ class Comparison:
         sums = self._sums(Capture.kernels)
         names = [[str(label) for label in side[0].labels] for side in sums]
         known: list[list[pairing.Kernel]] = []
-        for side, mine in zip(self._sides, names, strict=True):
-            asked = set(names[0]) != set(names[1]) or side[0].trace.size("ops") > 0
-            known.append(side[0].launchers(mine) if asked else [pairing.Kernel(name, "") for name in mine])
-        category = {kernel.name: kernel.category for side in known for kernel in side}
+        for capture, mine in zip(self._firsts, names, strict=True):
+            asked = set(names[0]) != set(names[1]) or capture.trace.size("ops") > 0
+            known.append(capture.launchers(mine) if asked else [pairing.Kernel(name, "") for name in mine])
         operator = {kernel.name: kernel.operator for side in known for kernel in side if kernel.operator}
-        kinds = categorize(pd.Series(list(category), dtype="str"))
-        category = dict(zip(category, map(str, kinds), strict=True))
+        every = list({*names[0], *names[1]})
+        category = dict(zip(every, map(str, categorize(pd.Series(every, dtype="str"))), strict=True))
         groups: list[_Group] = []
-        for found in pairing.pair(known[0], known[1]):
-            held = []
-            for rows, listed, total in zip(found[1:], names, (s[0].totals for s in sums), strict=True):
-                # By falling time, so that the first stands for the others.
-                held.append([listed[row] for row in sorted(rows, key=total.__getitem__, reverse=True)])
-            name = (held[1] or held[0])[0]
-            named = {
-                "name": name,
-                "match": found.how,
-                "category": category[name],
-                "operator": operator.get(name),
-                "before_names": held[0],
-                "after_names": held[1],
-            }
-            groups.append((named, held[0], held[1]))
+        for how, *rows in pairing.pair(known[0], known[1]):
+            # By falling time, so that the first stands for the others.
+            was, now = (
+                [side[0].labels[row] for row in sorted(mine, key=side[0].totals.__getitem__, reverse=True)]
+                for side, mine in zip(sums, rows, strict=True)
+            )
+            name = str((now or was)[0])
+            named = {"name": name, "match": how, "category": category[name], "operator": operator.get(name)}
+            groups.append((named | {"before_names": was, "after_names": now}, was, now))
         return self._compared(sums, groups)
 
     def _operators(self) -> list[_Row]:
         if not self._recorded("ops") or not all(c.trace.size("ops") for side in self._sides for c in side):
             return []
-
-        def named(clock: str) -> Callable[[Hashable], Mapping[str, Any]]:
-            return lambda label: {"clock": clock, "category": operators.category_of(str(label))}
-
-        return [
-            *self._by_label("name", lambda c: c.operators("GPU"), ("kernels", "calls"), named("GPU")),
-            *self._by_label("name", lambda c: c.operators("CPU"), (), named("CPU")),
-        ]
+        rows = []
+        for clock, needs in (("GPU", ("kernels", "calls")), ("CPU", ())):
+            make = functools.partial(Capture.operators, clock=clock)
+            rows += self._by_label(make, needs, functools.partial(_operator, clock))
+        return rows
 
     def _ranges(self) -> list[_Row]:
-        if not self._recorded("ranges"):
-            return []
         rows = []
-        for clock in ("CPU", "GPU") if self._recorded("kernels", "calls") else ("CPU",):
-            sums = self._sums(functools.partial(Capture.ranges, clock=clock))
-            rows += self._compared(sums, _same_ranges(sums[0][0].labels, sums[1][0].labels, clock))
+        for clock, needs in (("CPU", ("ranges",)), ("GPU", ("ranges", "kernels", "calls"))):
+            if self._recorded(*needs):
+                sums = self._sums(functools.partial(Capture.ranges, clock=clock))
+                rows += self._compared(sums, _same_ranges(sums[0][0].labels, sums[1][0].labels, clock))
         return rows
 
     def _memops(self) -> list[_Row]:
         if not self._recorded("memops"):
             return []
-        moved = [capture.moved_bytes() for capture in (self._before, self._after)]
+        moved = [capture.moved_bytes() for capture in self._firsts]
 
         def named(label: Any) -> Mapping[str, Any]:
             kinds = dict(zip(("kind", "src_kind", "dst_kind"), label, strict=True))
             return {**kinds, **{f"{side}_bytes": held.get(label, 0) for side, held in zip(SIDES, moved, strict=True)}}
 
-        return self._by_label("kind", Capture.memops, ("memops",), named)
+        return self._by_label(Capture.memops, ("memops",), named)
 
     # -- what is noise
 
-    def _judged(self, rows: Mapping[str, Sequence[_Row]]) -> dict[str, list[str]]:
+    def _judge(self, rows: Mapping[str, Sequence[_Row]]) -> None:
         """Say of each row whether it changed by more than noise."""
         least = self.min_share * self.reference_ns
-
-        def first_look(table: str, row: _Row) -> str:
+        every = [row for held in rows.values() for row in held]
+        for row in every:
             found = row.shift(self.confidence)
-            if table != "figures" and max(row.before.value, row.after.value) < least:
-                return _NEGLIGIBLE
-            return _NOISE if found is not None and found.low is not None else _UNKNOWN
-
-        said = {table: [first_look(table, row) for row in held] for table, held in rows.items()}
-        asked = [(t, i) for t, held in said.items() for i, label in enumerate(held) if label == _NOISE]
-        beyond = [(t, i) for t, i in asked if rows[t][i].beyond_noise(self.confidence)]
-        first = ("figures", 0)
-        among = len(asked) - (first in asked)
-        sure = [place for place in beyond if place != first]
-        while sure:  # the more are accepted, the less sure each has to be
+            row.significance = _UNKNOWN if found is None or found.low is None else _NOISE
+            if row not in rows["figures"] and max(row.before.value, row.after.value) < least:
+                row.significance = _NEGLIGIBLE
+        first = set(rows["figures"][:1])
+        asked = {row for row in every if row.significance == _NOISE}
+        beyond = {row for row in asked if row.beyond_noise(self.confidence)}
+        among, sure = len(asked - first), beyond - first
+        before: set[_Row] = set()
+        while sure != before:  # the more are accepted, the less sure each has to be
             level = 1 - (1 - self.confidence) * len(sure) / among
-            fewer = [(t, i) for t, i in sure if rows[t][i].beyond_noise(level)]
-            if len(fewer) == len(sure):
-                break
-            sure = fewer
+            before, sure = sure, {row for row in sure if row.beyond_noise(level)}
         repeated = any(len(side) > 1 for side in self._sides)
-        for t, held in rows.items():
-            for i, row in enumerate(held):
-                clear = (t, i) == first or (t, i) in sure
-                if said[t][i] in (_NOISE, _UNKNOWN) and row.apart(self.confidence):
-                    clear = True
-                elif (t, i) not in beyond:
-                    continue
+        for row in every:
+            apart = row.significance in (_NOISE, _UNKNOWN) and row.apart(self.confidence)
+            if apart or row in beyond:
+                clear = apart or row in first | sure
                 word = (_SIGNIFICANT if repeated else _EXCEEDS) if clear else _UNSURE
-                said[t][i] = _SMALL if abs(row.delta) < least else word
-        return said
+                row.significance = _SMALL if abs(row.delta) < least else word
 
 
-def _same_ranges(before: Sequence[Hashable], after: Sequence[Hashable], clock: str) -> list[_Group]:
+def _operator(clock: str, name: str) -> dict[str, str]:
+    return {"name": name, "clock": clock, "category": operators.category_of(name)}
+
+
+def _same_ranges(before: Sequence[Any], after: Sequence[Any], clock: str) -> list[_Group]:
     """Pair ranges, each a domain and a name: by name, then by the name without numbers."""
     rounds: list[tuple[str, Callable[[Any], Hashable]]] = [
         ("name", lambda label: label),
@@ -415,20 +416,17 @@ def _same_ranges(before: Sequence[Hashable], after: Sequence[Hashable], clock: s
     found, left = pairing.in_rounds(before, after, rounds)
     groups: list[_Group] = []
     for how, *rows in (*found, *pairing.unpaired(left)):
-        held: list[list[Any]] = [[side[row] for row in mine] for side, mine in zip((before, after), rows, strict=True)]
-        domain, name = (held[1] or held[0])[0]
-        named = {"name": name, "domain": domain, "clock": clock, "match": how}
-        groups.append((named, held[0], held[1]))
+        was, now = ([side[row] for row in mine] for side, mine in zip((before, after), rows, strict=True))
+        domain, name = (now or was)[0]
+        groups.append(({"name": name, "domain": domain, "clock": clock, "match": how}, was, now))
     return groups
 
 
-def _frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, ordered: bool) -> pd.DataFrame:
-    frame = pd.DataFrame(rows, columns=list(columns))
-    for column in ("before_count", "after_count"):
-        frame[column] = frame[column].astype("Int64")
+def _frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], ordered: bool) -> pd.DataFrame:
     whole = [c for c in columns if c.endswith(("_total_ns", "before_ns", "after_ns", "delta_ns", "_bytes"))]
-    rough = ["low_ns", "high_ns", "change", "mean_delta_ns", "between_ns"]
-    frame = frame.astype({**dict.fromkeys(whole, np.int64), **dict.fromkeys(rough, np.float64)})
+    dtypes = dict.fromkeys(whole, "int64") | dict.fromkeys(("before_count", "after_count"), "Int64")
+    rough = dict.fromkeys(("low_ns", "high_ns", "change", "mean_delta_ns", "between_ns"), "float64")
+    frame = pd.DataFrame(rows, columns=list(columns)).astype(dtypes | rough)
     if not ordered:
         return frame
     size = frame[["delta_ns", "mean_delta_ns"]].abs().max(axis=1)
@@ -483,7 +481,7 @@ def compare(
         [Capture(trace, pattern, count) for trace in traces]
         for traces, pattern, count in zip(((before, *also_before), (after, *also_after)), patterns, steps, strict=True)
     ]
-    return Comparison(sides[0], sides[1], confidence, min_share)
+    return Comparison(sides, confidence, min_share)
 
 
 def summary(before: Trace, after: Trace, **options: Any) -> dict[str, Any]:
@@ -544,41 +542,6 @@ _AMOUNT = 0.05
 _UPLOAD = 0.01
 
 
-def _summary(comparison: Comparison, sides: tuple[Capture, Capture]) -> dict[str, Any]:
-    described = [_described(side) for side in sides]
-    moved, bottleneck = _bottleneck(comparison, [verdict.summary(side.trace) for side in sides])
-    outcome, headline = _headline(comparison)
-    if _other_amount(comparison):
-        headline = f"With different amounts of work: {headline}"
-    if _other_card(*described):
-        headline = f"On different GPUs: {headline}"
-    return {
-        "headline": headline,
-        "outcome": outcome,
-        "where": _where(comparison),
-        "moved": moved,
-        "bottleneck": bottleneck,
-        "warnings": [
-            *_circumstances(*described),
-            *_hidden(sides),
-            *_about_steps(comparison, sides),
-            *_other_amount(comparison),
-            *_several_gpus(*described),
-            *_other_work(comparison),
-            *(() if _other_card(*described) else _all_alike(comparison)),
-            *_swapped(comparison),
-            *_notes(*(side.trace.meta.notes for side in sides)),
-        ],
-        "changes": _changes(comparison),
-        "unit": comparison.unit,
-        "confidence": comparison.confidence,
-        "min_share": comparison.min_share,
-        "before": described[0],
-        "after": described[1],
-        **{table: frame.to_dict("records") for table, frame in comparison.tables.items()},
-    }
-
-
 def percent(share: float) -> str:
     """Write a change.
 
@@ -627,14 +590,14 @@ def _headline(comparison: Comparison) -> tuple[str, str]:
             sure += f"; captures of one program differ by up to {100 * row['between_ns'] / row['before_ns']:.0f} %"
         why = "Too little to matter" if row["significance"] == _SMALL else "Not beyond noise"
         return "no change", f"{why}: {said[0].lower()}{said[1:]} ({sure})."
-    beyond = (
-        "captures of one program differ by" if row["significance"] == _SIGNIFICANT else "the steps of each run spread"
-    )
-    once = "" if row["significance"] == _SIGNIFICANT else f" {noise.ONE_RUN}"
+    if row["significance"] == _SIGNIFICANT:
+        beyond, once = "captures of one program differ by", ""
+    else:
+        beyond, once = "the steps of each run spread", f" {noise.ONE_RUN}"
     return "faster" if row["delta_ns"] < 0 else "slower", f"{said}, more than {beyond} ({sure}).{once}"
 
 
-#: So many names of what changed most are told.
+#: So many names of what changed most are given.
 _NAMED_FIRST = 2
 
 
@@ -642,7 +605,7 @@ def _where(comparison: Comparison) -> str:
     """Say where the time went: to idle or busy time, and of these to which cause or kernel."""
     figures = comparison.tables["figures"]
     changed = dict(zip(figures["name"], figures["delta_ns"].tolist(), strict=True))
-    if not {"busy_ns", "idle_ns"} <= set(changed) or _other_amount(comparison):
+    if not {"busy_ns", "idle_ns"} <= set(changed):
         return ""
     least = max(comparison.min_share * comparison.reference_ns, 1)
     parts = []
@@ -651,9 +614,8 @@ def _where(comparison: Comparison) -> str:
         ("busy_ns", "GPU busy time", "categories", "name"),
     ):
         delta = changed[figure]
-        rows = comparison.tables[table]
-        rows = rows[(rows["delta_ns"].abs() >= least) & rows["significance"].isin([*_BEYOND, _UNKNOWN])]
-        named = [f"{row[name]} {signed(row['delta_ns'])}" for row in rows.head(_NAMED_FIRST).to_dict("records")]
+        rows = comparison._changed(table)[:_NAMED_FIRST]
+        named = [f"{row[name]} {signed(row['delta_ns'])}" for row in rows]
         if abs(delta) >= least or named:
             parts.append(f"{what} {signed(delta)}" + (f" ({', '.join(named)})" if named else ""))
     return f"Where: {'; '.join(parts)}." if parts else ""
@@ -690,19 +652,10 @@ def _bottleneck(comparison: Comparison, verdicts: Sequence[Mapping[str, Any]]) -
 
 
 def _may_have_moved(comparison: Comparison, was: str, now: str) -> bool:
-    """Whether anything that verdicts rest on changed by more than noise, or nobody knows."""
+    """Whether anything that verdicts rest on changed by more than noise, or may have."""
     gaps, figures = comparison.tables["gaps"], comparison.tables["figures"]
     said = {*gaps.loc[gaps["cause"].isin([was, now]), "significance"], *figures["significance"]}
     return bool(said & {*_BEYOND, _UNKNOWN})
-
-
-def _changes(comparison: Comparison) -> list[dict[str, Any]]:
-    least = max(comparison.min_share * comparison.reference_ns, 1)
-    found = []
-    for table, frame in comparison.tables.items():
-        kept = frame[(frame["delta_ns"].abs() >= least) & frame["significance"].isin([*_BEYOND, _UNKNOWN])]
-        found += [{"table": table, **{str(k): v for k, v in row.items()}} for row in kept.to_dict("records")]
-    return sorted(found, key=lambda row: -abs(row["delta_ns"]))
 
 
 # ---------------------------------------------------------------- what to know besides
@@ -740,7 +693,7 @@ def _circumstances(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[
     return said
 
 
-def _hidden(sides: tuple[Capture, Capture]) -> list[str]:
+def _hidden(sides: Sequence[Capture]) -> list[str]:
     said = []
     for name, seems, side in zip(SIDES, ("appeared", "disappeared"), sides, strict=True):
         replays = side.trace.size("graphs")
@@ -753,7 +706,7 @@ def _hidden(sides: tuple[Capture, Capture]) -> list[str]:
     return said
 
 
-def _about_steps(comparison: Comparison, sides: tuple[Capture, Capture]) -> list[str]:
+def _about_steps(comparison: Comparison, sides: Sequence[Capture]) -> list[str]:
     said = []
     if comparison.unit == "trace":
         lacking = [name for name, side in zip(SIDES, sides, strict=True) if not side.steps]
@@ -811,8 +764,6 @@ def _several_gpus(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[s
 
 def _other_work(comparison: Comparison) -> list[str]:
     """Copies of another size: the one trace that a batch of another size leaves everywhere."""
-    if _other_amount(comparison):
-        return []
     table, steps = comparison.tables["memops"], comparison.steps if comparison.unit == "step" else (1, 1)
     who = "A step" if comparison.unit == "step" else "The program"
     for kind, where in (("HtoD", "to the GPU"), ("DtoD", "within the GPU")):

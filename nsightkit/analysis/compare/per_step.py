@@ -6,8 +6,9 @@ the end of the step before and its own (:func:`nsightkit.analysis.timeline.steps
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,80 +36,52 @@ _MOST_NAMES = 1000
 _KINDS = ["kind", "src_kind", "dst_kind"]
 
 
+@dataclasses.dataclass
 class Sums:
     """Durations of events by label: how many, exact sums, and the sum in each step.
 
     Parameters
     ----------
-    labels : sequence
-    code : ndarray of int, shape (n,)
-        Position in `labels` of each event.
-    duration : ndarray of int, shape (n,)
-    step : ndarray of int, shape (n,), or None
-        Step of each event, -1 for none; None where steps are not known.
-    steps : int
-        How many steps there are.
-
-    Attributes
-    ----------
     labels, counts, totals : list
-    judged : ndarray of bool or None
+        A count that means nothing is None.
+    of : callable
+        Sums some labels, given by their positions, in each step: an array of floats, empty where steps are not known.
+    judged : ndarray of bool, optional
         Which steps say how much the sums vary, where those are others than the capture's ordinary ones.
     """
 
-    def __init__(self, labels: Sequence[Hashable], code: Int, duration: Int, step: Int | None, steps: int) -> None:
-        n = len(labels)
-        totals = np.zeros(n, np.int64)
-        np.add.at(totals, code, duration)  # exact in 64 bits, unlike a weighted bincount
-        self.labels: list[Hashable] = list(labels)
-        self.counts: list[int | None] = np.bincount(code, minlength=n).tolist()
-        self.totals: list[int] = totals.tolist()
-        self.judged: Bool | None = None
-        self._steps = steps if step is not None else 0
-        if step is not None:
-            inside = np.flatnonzero(step >= 0)
-            order = inside[np.argsort(code[inside], kind="stable")]
-            self._bounds = np.searchsorted(code[order], np.arange(n + 1))
-            self._step, self._duration = step[order], duration[order]
+    labels: list[Hashable]
+    counts: list[int | None]
+    totals: list[int]
+    of: Callable[[Sequence[int]], Float]
+    judged: Bool | None = None
 
-    def of(self, rows: Sequence[int]) -> Float:
-        """Sum some labels in each step.
 
-        Parameters
-        ----------
-        rows : sequence of int
-            Positions in `labels`.
+def _summed(labels: Sequence[Hashable], code: Int, duration: Int, step: Int, steps: int) -> Sums:
+    """Sum events by their `code`, a position in `labels`; `step` is -1 for those in no step."""
+    n = len(labels)
+    totals = np.zeros(n, np.int64)
+    np.add.at(totals, code, duration)  # exact in 64 bits, unlike a weighted bincount
+    inside = np.flatnonzero(step >= 0)
+    order = inside[np.argsort(code[inside], kind="stable")]
+    bounds, step, duration = np.searchsorted(code[order], np.arange(n + 1)), step[order], duration[order]
 
-        Returns
-        -------
-        ndarray of float64, shape (steps,)
-            Empty where steps are not known.
-        """
-        found = np.zeros(self._steps)
-        for row in rows if self._steps else ():
-            part = slice(self._bounds[row], self._bounds[row + 1])
-            found += np.bincount(self._step[part], weights=self._duration[part], minlength=self._steps)
+    def of(rows: Sequence[int]) -> Float:
+        found = np.zeros(steps)
+        for part in (slice(bounds[row], bounds[row + 1]) for row in rows):
+            found += np.bincount(step[part], weights=duration[part], minlength=steps)
         return found
 
+    return Sums(list(labels), np.bincount(code, minlength=n).tolist(), totals.tolist(), of)
 
-class _Given(Sums):
-    """Figures whose value in each step was worked out elsewhere."""
 
-    def __init__(self, steps: int, judged: Bool | None = None) -> None:
-        self.labels, self.counts, self.totals = [], [], []
-        self.judged = judged
-        self._steps = steps
-        self._samples: list[Float] = []
+def _given(rows: Sequence[tuple[str, int | None, int, Float]], steps: int, judged: Bool) -> Sums:
+    """Sums whose value in each step was worked out elsewhere: label, count, total, samples."""
 
-    def add(self, label: str, count: int | None, total: int, samples: Float) -> None:
-        self.labels.append(label)
-        self.counts.append(count)
-        self.totals.append(total)
-        self._samples.append(samples)
+    def of(positions: Sequence[int]) -> Float:
+        return np.asarray(np.sum([rows[position][3] for position in positions] or [np.zeros(steps)], axis=0))
 
-    def of(self, rows: Sequence[int]) -> Float:
-        found = [self._samples[row] for row in rows]
-        return np.sum(found, axis=0) if found else np.zeros(self._steps)
+    return Sums([row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows], of, judged)
 
 
 class Capture:
@@ -146,13 +119,15 @@ class Capture:
         self.ordinary: Bool = ~self.timed["outlier"].to_numpy(bool)
 
     def _sums(self, labels: Sequence[Hashable], code: Int, duration: Int, time: Int) -> Sums:
-        step = steps.number(self.windows, time) if len(self.windows) else None
-        return Sums(labels, code.astype(np.int64), duration, step, len(self.windows))
+        return _summed(labels, code.astype(np.int64), duration, steps.number(self.windows, time), len(self.windows))
 
     def _sums_of(self, names: Any, duration: Int, time: Int, absent: str = "") -> Sums:
         """Sums by a categorical."""
         used, code = np.unique(names.codes, return_inverse=True)
         return self._sums([absent if u < 0 else str(names.categories[u]) for u in used.tolist()], code, duration, time)
+
+    def _durations(self, table: str) -> Int:
+        return self.trace.table(table, ["duration_ns"])["duration_ns"].to_numpy()
 
     # -- what launched what
 
@@ -199,20 +174,13 @@ class Capture:
         events = self.trace.table("kernels", ["name", "duration_ns"])
         by: list[dict[str, str]] = []
         for rows, table in ((self._operator, "ops"), (self._range, "ranges")):
-            named = rows >= 0
-            launcher = self.trace.whole.table(table, ["name"])["name"].cat
-            frame = pd.DataFrame(
-                {
-                    "name": events["name"].cat.codes.to_numpy()[named],
-                    "by": launcher.codes.to_numpy()[rows[named]],
-                    "ns": events["duration_ns"].to_numpy()[named],
-                }
+            launcher = self.trace.whole.table(table, ["name"])["name"].array.take(rows, allow_fill=True)
+            frame = pd.DataFrame({"name": events["name"].array, "by": launcher, "ns": events["duration_ns"].to_numpy()})
+            most = frame.groupby(["name", "by"], observed=True)["ns"].sum().reset_index()
+            most = most.sort_values("ns", kind="stable").drop_duplicates("name", keep="last")
+            by.append(
+                {str(name): pairing.plain_range(str(one)) for name, one in zip(most["name"], most["by"], strict=True)}
             )
-            most = frame.groupby(["name", "by"])["ns"].sum().reset_index().sort_values("ns", kind="stable")
-            most = most.drop_duplicates("name", keep="last")
-            pairs = zip(most["name"].tolist(), most["by"].tolist(), strict=True)
-            kernel = events["name"].cat.categories
-            by.append({str(kernel[n]): pairing.plain_range(str(launcher.categories[b])) for n, b in pairs})
         kinds = categorize(pd.Series(list(names), dtype="str"))
         return [
             pairing.Kernel(name, str(kind), by[0].get(name), by[1].get(name))
@@ -223,29 +191,26 @@ class Capture:
 
     def kernels(self) -> Sums:
         """Sum kernels by name."""
-        events = self.trace.table("kernels", ["name", "duration_ns"])
-        return self._sums_of(
-            events["name"].array, events["duration_ns"].to_numpy(), intervals.launched(self.trace, "kernels")
-        )
+        names = self.trace.table("kernels", ["name"])["name"].array
+        return self._sums_of(names, self._durations("kernels"), intervals.launched(self.trace, "kernels"))
 
     def categories(self) -> Sums:
         """Sum kernels by category, and graph replays, whose kernels were not recorded."""
-        events = self.trace.table("kernels", ["name", "duration_ns"])
-        graphs = self.trace.table("graphs", ["duration_ns"])["duration_ns"].to_numpy()
+        code = categorize(self.trace.table("kernels", ["name"])["name"]).codes
+        both = ("kernels", "graphs")
         return self._sums(
             [*CATEGORIES, GRAPHS],
-            np.concatenate([categorize(events["name"]).codes, np.full(len(graphs), len(CATEGORIES))]),
-            np.concatenate([events["duration_ns"].to_numpy(), graphs]),
-            np.concatenate([intervals.launched(self.trace, "kernels"), intervals.launched(self.trace, "graphs")]),
+            np.append(code, np.full(self.trace.size("graphs"), len(CATEGORIES))),
+            np.concatenate([self._durations(table) for table in both]),
+            np.concatenate([intervals.launched(self.trace, table) for table in both]),
         )
 
     def memops(self) -> Sums:
         """Sum copies and memsets by direction and the kinds of memory."""
-        events = self.trace.table("memops", [*_KINDS, "duration_ns"])
-        by = events.groupby(_KINDS, observed=True, dropna=False)
-        code = by.ngroup().to_numpy()
+        by = self.trace.table("memops", _KINDS).groupby(_KINDS, observed=True, dropna=False)
         labels = [tuple("" if pd.isna(kind) else str(kind) for kind in kinds) for kinds in by.size().index]
-        return self._sums(labels, code, events["duration_ns"].to_numpy(), intervals.launched(self.trace, "memops"))
+        code, launched = by.ngroup().to_numpy(), intervals.launched(self.trace, "memops")
+        return self._sums(labels, code, self._durations("memops"), launched)
 
     def moved_bytes(self) -> dict[Hashable, int]:
         """Sum bytes by direction and the kinds of memory."""
@@ -259,8 +224,8 @@ class Capture:
             return self._sums_of(own["name"].array, own["duration_ns"].to_numpy(), own["start_ns"].to_numpy())
         names = self.trace.whole.table("ops", ["name"])["name"].array
         taken = names.take(self._operator, allow_fill=True)
-        duration = self.trace.table("kernels", ["duration_ns"])["duration_ns"].to_numpy()
-        return self._sums_of(taken, duration, intervals.launched(self.trace, "kernels"), NO_OPERATOR)
+        launched = intervals.launched(self.trace, "kernels")
+        return self._sums_of(taken, self._durations("kernels"), launched, NO_OPERATOR)
 
     @functools.cached_property
     def step_kinds(self) -> set[str]:
@@ -293,19 +258,14 @@ class Capture:
     def gaps(self) -> Sums:
         """Sum idle time by cause."""
         found = gaps.causes(self.trace)
-        code, device = found["cause"].cat.codes.to_numpy(), found["device"].to_numpy()
-        start, end = found["start_ns"].to_numpy(), found["end_ns"].to_numpy()
-        sums = _Given(len(self.windows), self._spanned())
-        for number, cause in enumerate(gaps.CAUSES):
-            mine = code == number
-            inside = np.zeros(len(self.windows))
-            for one in np.unique(device[mine]).tolist():
-                here = mine & (device == one)
-                covered = intervals.Coverage(start[here], end[here])
-                inside += covered.of(self.timed["start_ns"], self.timed["end_ns"])
-            if mine.any():
-                sums.add(cause, int(mine.sum()), int((end - start)[mine].sum()), inside)
-        return sums
+        start, end = self.timed["start_ns"], self.timed["end_ns"]
+        rows = []
+        for cause, mine in found.groupby("cause", observed=True):
+            # Of one device after the other: gaps of several overlap.
+            covered = [intervals.Coverage(own["start_ns"], own["end_ns"]) for _, own in mine.groupby("device")]
+            inside: Float = np.asarray(sum(one.of(start, end) for one in covered), np.float64)
+            rows.append((str(cause), len(mine), int((mine["end_ns"] - mine["start_ns"]).sum()), inside))
+        return _given(rows, len(self.windows), self._spanned())
 
     def _spanned(self) -> Bool:
         """Ordinary steps between the first operation and the last: idle time elsewhere has no cause."""
@@ -327,33 +287,29 @@ class Capture:
         -------
         Sums
         """
-        sums, none = _Given(len(self.windows), self.ordinary), np.zeros(0)
+        rows: list[tuple[str, int | None, int, Float]] = []
+        wall, busy = self.timed["wall_ns"], ("busy_ns", "idle_ns")
         if unit == "step" and len(self.windows):
-            wall = self.timed["wall_ns"].to_numpy(np.float64)
-            sums.add("wall_ns", len(wall), int(wall.sum()), wall)
+            rows.append(("wall_ns", len(wall), int(wall.sum()), wall.to_numpy(np.float64)))
             # A selection without its steps' own ranges says nothing of how busy they were.
             known = self._own_windows and bool(self.timed["busy_ns"].notna().all())
-            for name in ("busy_ns", "idle_ns") if known else ():
-                sums.add(name, None, self.overview[name], self.timed[name].to_numpy(np.float64))
+            rows += [(c, None, self.overview[c], self.timed[c].to_numpy(np.float64)) for c in busy if known]
         else:
-            for name in ("wall_ns", "busy_ns", "idle_ns"):
-                if self.overview[name] is not None:
-                    sums.add(name, None, self.overview[name], none)
+            whole = {name: self.overview[name] for name in ("wall_ns", *busy)}
+            rows += [(name, None, ns, np.zeros(0)) for name, ns in whole.items() if ns is not None]
         for name, table in zip(("kernel_ns", "memop_ns", "graph_ns"), GPU_TABLES, strict=True):
             if self.trace.recorded(table):
-                duration = self.trace.table(table, ["duration_ns"])["duration_ns"].to_numpy()
-                every = self._sums(
-                    [name], np.zeros(len(duration), np.int64), duration, intervals.launched(self.trace, table)
-                )
-                sums.add(name, len(duration), int(duration.sum()), every.of([0]))
-        return sums
+                duration, launched = self._durations(table), intervals.launched(self.trace, table)
+                every = self._sums([name], np.zeros_like(duration), duration, launched)
+                rows.append((name, len(duration), int(duration.sum()), every.of([0])))
+        return _given(rows, len(self.windows), self.ordinary)
 
     def outside_ns(self) -> int:
         """Sum the GPU's work that was launched in no step; 0 where there are no steps."""
         lost = 0
         for table in GPU_TABLES if len(self.windows) else ():
             step = steps.number(self.windows, intervals.launched(self.trace, table))
-            lost += int(self.trace.table(table, ["duration_ns"])["duration_ns"].to_numpy()[step < 0].sum())
+            lost += int(self._durations(table)[step < 0].sum())
         return lost
 
 

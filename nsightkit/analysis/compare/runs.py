@@ -214,7 +214,7 @@ def of_bench(document: Mapping[str, Any], path: str | Path = "benchmark") -> Run
     Raises
     ------
     TraceError
-        It is no such document, or no cell ran.
+        It is not such a document, or no cell ran.
     """
     again = "measure again with nsightkit bench --out-json"
     if document.get("format") != 1:
@@ -275,11 +275,10 @@ def of_report(report: ncu_reports.Report) -> Run:
             values = rows[column].to_numpy(dtype=np.float64)
             values = values[(values >= 0) & (values <= LARGEST)]
             if len(values):
-                timed = column == "time_ns"
-                gate = timed and float(values.sum()) >= _SMALL * total
-                found[f"kernel/{label}/{column}"] = Metric(
-                    values, "ns" if timed else "%", "lower" if timed else "neither", gate=gate
-                )
+                made = Metric(values, "%", "neither")
+                if column == "time_ns":
+                    made = Metric(values, "ns", gate=float(values.sum()) >= _SMALL * total)
+                found[f"kernel/{label}/{column}"] = made
     if not found:
         raise TraceError(
             report.path, "holds neither times nor throughputs", "profile again with ncu --section SpeedOfLight"
@@ -306,13 +305,13 @@ def of_samples(samples: Mapping[str, npt.ArrayLike], **conditions: str | None) -
     Raises
     ------
     UsageError
-        No samples, or a number that is none, or an unknown condition.
+        No samples, one that is not a number from 0 on, or an unknown condition.
     """
     unknown = set(conditions) - set(CONDITIONS)
-    if unknown or not samples:
-        raise UsageError(
-            f"no such condition: {', '.join(sorted(unknown))}" if unknown else "a run needs samples of something"
-        )
+    if unknown:
+        raise UsageError(f"no such condition: {', '.join(sorted(unknown))}")
+    if not samples:
+        raise UsageError("a run needs samples of something")
     found = {}
     for name, values in samples.items():
         unit = next((unit for end, unit in _ENDINGS.items() if name.endswith(end)), "count")
@@ -370,49 +369,42 @@ def _launched(trace: Trace, prefix: str, windows: pd.DataFrame | None) -> Iterat
     def window_of(table: str) -> Index:
         return np.zeros(trace.size(table), np.intp) if windows is None else steps.launched_in(trace, table, windows)
 
-    def sums(window: Index, weights: npt.NDArray[Any] | None = None) -> Samples:
-        inside = window >= 0
-        # Exact in floats up to 2**53: 104 days of nanoseconds, 9 PB.
-        return np.bincount(
-            window[inside], None if weights is None else weights[inside].astype(np.float64), minlength=count
-        ).astype(np.float64)
-
     def by_code(window: Index, codes: Index, weights: npt.NDArray[Any], groups: int) -> Samples:
         inside = (window >= 0) & (codes >= 0)
         flat = window[inside] * groups + codes[inside]
+        # Exact in floats up to 2**53: 104 days of nanoseconds, 9 PB.
         added = np.bincount(flat, weights[inside].astype(np.float64), minlength=count * groups)
         return np.asarray(added.reshape(count, groups), np.float64)
 
     if trace.recorded("kernels"):
         window = window_of("kernels")
-        yield f"{prefix}/kernel_count", Metric(sums(window), "count", gate=True)
+        launches = np.bincount(window[window >= 0], minlength=count).astype(np.float64)
+        yield f"{prefix}/kernel_count", Metric(launches, "count", gate=True)
         kernels = trace.table("kernels", ["name", "duration_ns"])
         codes, duration = kernels["name"].cat.codes.to_numpy(np.intp), kernels["duration_ns"].to_numpy()
         used = np.unique(codes[window >= 0])
         names = kernels["name"].cat.categories[used]
         place = np.full(len(kernels["name"].cat.categories) + 1, -1, np.intp)  # the last: no name
-        for kind, groups in (("category", categorize(names).astype(str)), ("kernel", _spelt(names))):
-            number, distinct = pd.factorize(np.asarray(groups, dtype=object))
-            place[used] = number
+        spelt = [_label(pairing.spellings(str(name))[1]) for name in names]
+        for kind, groups in (("category", categorize(names).astype(str)), ("kernel", spelt)):
+            place[used], distinct = pd.factorize(np.asarray(groups, dtype=object))
             table = by_code(window, place[codes], duration, len(distinct))
             order = np.argsort(-table.sum(axis=0), kind="stable")
             for rank, group in enumerate(order.tolist()):
                 name = f"{kind}/{distinct[group]}/gpu_ns"
                 yield name, Metric(table[:, group], "ns", kept=kind == "category" or rank < _TOP)
     if trace.recorded("memops"):
-        window = window_of("memops")
         memops = trace.table("memops", ["kind", "bytes", "duration_ns"])
-        size, duration = (memops[c].to_numpy() for c in ("bytes", "duration_ns"))
-        kinds = memops["kind"].astype(str).to_numpy()
-        window = np.where(kinds == "memset", -1, window)
-        yield f"{prefix}/copied_bytes", Metric(sums(window, size), "bytes", gate=True)
-        for kind in np.unique(kinds[window >= 0]).tolist():
-            mine = np.where(kinds == kind, window, -1)
-            moved, took = sums(mine, size), sums(mine, duration)
-            yield f"copies/{kind}/bytes", Metric(moved, "bytes", "neither")
-            timed = took > 0
+        codes, kinds = pd.factorize(memops["kind"].astype(str), sort=True)
+        window = np.where(memops["kind"] == "memset", -1, window_of("memops"))
+        moved, took = (by_code(window, codes, memops[c].to_numpy(), len(kinds)) for c in ("bytes", "duration_ns"))
+        yield f"{prefix}/copied_bytes", Metric(moved.sum(axis=1), "bytes", gate=True)
+        for code in np.unique(codes[window >= 0]).tolist():
+            yield f"copies/{kinds[code]}/bytes", Metric(moved[:, code], "bytes", "neither")
+            timed = took[:, code] > 0
             if timed.any():
-                yield f"copies/{kind}/per_s", Metric(moved[timed] / took[timed] * 1e9, "per_s", "higher")
+                rate = moved[timed, code] / took[timed, code] * 1e9
+                yield f"copies/{kinds[code]}/per_s", Metric(rate, "per_s", "higher")
     if trace.recorded("kernels") and trace.recorded("calls"):
         idle = gaps.causes(trace)
         start, stop = (idle[c].to_numpy() for c in ("start_ns", "end_ns"))
@@ -420,10 +412,6 @@ def _launched(trace: Trace, prefix: str, windows: pd.DataFrame | None) -> Iterat
         table = by_code(window, idle["cause"].cat.codes.to_numpy(np.intp), stop - start, len(gaps.CAUSES))
         for cause, samples in zip(gaps.CAUSES, table.T, strict=True):
             yield f"gap/{cause}/idle_ns", Metric(samples, "ns")
-
-
-def _spelt(names: Iterable[str]) -> list[str]:
-    return [_label(pairing.spellings(str(name))[1]) for name in names]
 
 
 # ---------------------------------------------------------------- benchmarks
