@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
@@ -298,7 +299,7 @@ def _critical(n: int, m: int, tail: float) -> int:
     """How many of the pairs' differences to leave out at each end; 0 where not even one may be."""
     if n * m > _EXACT_PAIRS:
         deviation = math.sqrt(n * m * (n + m + 1) / 12)
-        return max(math.floor(n * m / 2 - _quantile(1 - tail) * deviation), 0)
+        return max(math.floor(n * m / 2 - NormalDist().inv_cdf(1 - tail) * deviation), 0)
     # Ways to get a rank sum: coefficients of the Gaussian binomial, factor by factor.
     ways = np.zeros(n * m + 1)
     ways[0] = 1.0
@@ -311,12 +312,6 @@ def _critical(n: int, m: int, tail: float) -> int:
         ways = up
     share = np.cumsum(ways) / ways.sum()
     return int(np.searchsorted(share, tail, side="right"))
-
-
-def _quantile(probability: float) -> float:
-    from statistics import NormalDist
-
-    return NormalDist().inv_cdf(probability)
 
 
 @functools.lru_cache(maxsize=256)

@@ -1,1 +1,1 @@
-"""How far from the speed of light: what operations must cost, and what of the hardware they use."""
+"""How far from the speed of light: what operations must cost, and how much of the hardware they use."""

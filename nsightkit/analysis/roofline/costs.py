@@ -1,8 +1,8 @@
 """What a framework operator must cost, read from its name and the shapes and types of its inputs.
 
 PyTorch's profiler writes both when it is asked to (``record_shapes=True``). Operators that only call others
-(``aten::linear``) are not counted, or their work would count twice; nor are those whose traffic cannot be told from
-their inputs.
+(``aten::linear``) are not counted, or their work would count twice; nor are those whose inputs do not show their
+traffic.
 
 Two things may be missing. Types: ranges that PyTorch emits for Nsight Systems hold shapes alone, and the types inside
 a list of tensors are recorded nowhere. Then the caller must say what the tensors hold; nothing is assumed. Values:
@@ -16,6 +16,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from nsightkit.analysis.roofline import operations
@@ -55,14 +56,14 @@ class _Inputs:
         """Shape of an input, which must be a tensor."""
         dims: list[int] = self.dims[i]
         if not _is_shape(dims):
-            raise ValueError("no tensor")
+            raise ValueError("not a tensor")
         return dims
 
     def lists(self) -> list[list[int]]:
         """Elements of each tensor, of each input that is a list of tensors."""
         found = [dims for dims, kind in zip(self.dims, self.types, strict=False) if kind == _LIST and dims]
         if not all(_is_shape(shape) for shapes in found for shape in shapes):
-            raise ValueError("no list of tensors")
+            raise ValueError("not a list of tensors")
         return [[math.prod(shape) for shape in shapes] for shapes in found]
 
     def precision(self, i: int = 0) -> str:
@@ -100,53 +101,41 @@ class _Inputs:
         return str(self.values[i]) in ("True", "1", "true")
 
 
-def _matrices(left: int, right: int) -> Callable[[_Inputs], Operation]:
+def _matrices(given: _Inputs, left: int = 0, right: int = 1) -> Operation:
     """Product of two matrices, or of two batches of them."""
-
-    def reckon(given: _Inputs) -> Operation:
-        *batch, m, k = given.shape(left)
-        *same, inner, n = given.shape(right)
-        if k != inner or batch != same:
-            raise ValueError("shapes do not match")
-        one = operations.gemm(m, n, k, given.precision(left))
-        times = math.prod(batch)
-        return Operation("GEMM", one.flops * times, one.bytes * times, one.unit)
-
-    return reckon
+    *batch, m, k = given.shape(left)
+    *same, inner, n = given.shape(right)
+    if k != inner or batch != same:
+        raise ValueError("shapes do not match")
+    one = operations.gemm(m, n, k, given.precision(left))
+    times = math.prod(batch)
+    return Operation("GEMM", one.flops * times, one.bytes * times, one.unit)
 
 
-def _attention(q: int, causal: int, *, backward: bool = False) -> Callable[[_Inputs], Operation]:
+def _attention(given: _Inputs, q: int, causal: int, *, backward: bool = False) -> Operation:
     """Fused attention: queries, keys and values are inputs `q` and the two after it, each (B, heads, T, d)."""
-
-    def reckon(given: _Inputs) -> Operation:
-        batch, heads, context, width = given.shape(q)
-        _, kv_heads, keys, _ = given.shape(q + 1)
-        masked = given.says(causal) is not False and keys >= context
-        forward = operations.attention(
-            batch, heads, context, width, given.precision(q), causal=masked, keys=keys, kv_heads=kv_heads
-        )
-        if not backward:
-            return forward
-        # Five products for the forward's two: scores again, and the gradients of scores, values, queries and keys.
-        # Reads queries, keys, values, the result and its gradient; writes three gradients.
-        size = BYTES_OF[given.precision(q)]
-        moved = size * batch * width * (4 * heads * context + 4 * kv_heads * keys)
-        return Operation("attention backward", forward.flops * 5 // 2, moved, forward.unit)
-
-    return reckon
+    batch, heads, context, width = given.shape(q)
+    _, kv_heads, keys, _ = given.shape(q + 1)
+    masked = given.says(causal) is not False and keys >= context
+    forward = operations.attention(
+        batch, heads, context, width, given.precision(q), causal=masked, keys=keys, kv_heads=kv_heads
+    )
+    if not backward:
+        return forward
+    # Five products for the forward's two: scores again, and the gradients of scores, values, queries and keys.
+    # Reads queries, keys, values, the result and its gradient; writes three gradients.
+    size = BYTES_OF[given.precision(q)]
+    moved = size * batch * width * (4 * heads * context + 4 * kv_heads * keys)
+    return Operation("attention backward", forward.flops * 5 // 2, moved, forward.unit)
 
 
-def _elementwise(inputs: int, flops: int) -> Callable[[_Inputs], Operation]:
+def _elementwise(given: _Inputs, inputs: int, flops: int) -> Operation:
     """One result of the largest shape, every tensor read once; a scalar costs nothing."""
-
-    def reckon(given: _Inputs) -> Operation:
-        tensors = given.tensors(inputs)
-        sizes = [math.prod(given.shape(i)) for i in tensors]
-        result = max(BYTES_OF[given.precision(i)] for i in tensors if not given.types or given.types[i] in _PRECISIONS)
-        moved = sum(n * given.size(i) for n, i in zip(sizes, tensors, strict=True))
-        return Operation("elementwise", flops * max(sizes), moved + result * max(sizes), "fp32")
-
-    return reckon
+    tensors = given.tensors(inputs)
+    sizes = [math.prod(given.shape(i)) for i in tensors]
+    result = max(BYTES_OF[given.precision(i)] for i in tensors if not given.types or given.types[i] in _PRECISIONS)
+    moved = sum(n * given.size(i) for n, i in zip(sizes, tensors, strict=True))
+    return Operation("elementwise", flops * max(sizes), moved + result * max(sizes), "fp32")
 
 
 def _reduction(given: _Inputs) -> Operation:
@@ -155,20 +144,16 @@ def _reduction(given: _Inputs) -> Operation:
     return Operation("reduction", elements, elements * BYTES_OF[given.precision()], "fp32")
 
 
-def _rows(make: Callable[[int, int, str], Operation]) -> Callable[[_Inputs], Operation]:
-    def reckon(given: _Inputs) -> Operation:
-        shape = given.shape(0)
-        return make(math.prod(shape[:-1]), shape[-1], given.precision())
-
-    return reckon
+def _rows(given: _Inputs, make: Callable[[int, int, str], Operation]) -> Operation:
+    shape = given.shape(0)
+    return make(math.prod(shape[:-1]), shape[-1], given.precision())
 
 
 def _softmax(given: _Inputs) -> Operation:
     """Softmax; its third input says whether 16-bit scores give weights in fp32."""
-    shape = given.shape(0)
-    found = operations.softmax(math.prod(shape[:-1]), shape[-1], given.precision())
+    found = _rows(given, operations.softmax)
     wider = BYTES_OF["fp32"] - BYTES_OF[given.precision()] if given.says(2) else 0
-    return Operation(found.name, found.flops, found.bytes + wider * math.prod(shape), found.unit)
+    return Operation(found.name, found.flops, found.bytes + wider * math.prod(given.shape(0)), found.unit)
 
 
 def _copy(given: _Inputs) -> Operation:
@@ -213,16 +198,12 @@ def _adamw(given: _Inputs) -> Operation:
     return operations.adamw(sum(weights), given.precision())
 
 
-def _foreach(flops: int) -> Callable[[_Inputs], Operation]:
+def _foreach(given: _Inputs, flops: int) -> Operation:
     """An elementwise operation on lists of tensors: each read once, one list written."""
-
-    def reckon(given: _Inputs) -> Operation:
-        lists = given.lists()
-        elements = sum(lists[0])
-        moved = sum(map(sum, lists)) + elements
-        return Operation("elementwise", flops * elements, moved * BYTES_OF[given.precision()], "fp32")
-
-    return reckon
+    lists = given.lists()
+    elements = sum(lists[0])
+    moved = sum(map(sum, lists)) + elements
+    return Operation("elementwise", flops * elements, moved * BYTES_OF[given.precision()], "fp32")
 
 
 # Which input is which: the schemas in PyTorch's native_functions.yaml, 2.4 to 2.13. FLOPs of norms' gradients are
@@ -238,23 +219,23 @@ _MASK_AT = {
     "_scaled_dot_product_flash_attention_for_cpu_backward": 7,
 }
 _COSTS: dict[str, Callable[[_Inputs], Operation]] = {
-    "mm": _matrices(0, 1),
-    "bmm": _matrices(0, 1),
-    "addmm": _matrices(1, 2),
-    "baddbmm": _matrices(1, 2),
-    "_scaled_mm": _matrices(0, 1),
+    "mm": _matrices,
+    "bmm": _matrices,
+    "addmm": partial(_matrices, left=1, right=2),
+    "baddbmm": partial(_matrices, left=1, right=2),
+    "_scaled_mm": _matrices,
     **{
-        name: _attention(int(name.endswith("backward")), mask, backward=name.endswith("backward"))
+        name: partial(_attention, q=int(name.endswith("backward")), causal=mask, backward=name.endswith("backward"))
         for name, mask in _MASK_AT.items()
     },
     "_softmax": _softmax,
     "_log_softmax": _softmax,
-    "_softmax_backward_data": _elementwise(2, 4),
-    "_log_softmax_backward_data": _elementwise(2, 4),
-    "native_layer_norm": _rows(operations.layer_norm),
-    "native_layer_norm_backward": _elementwise(2, 16),
-    "_fused_rms_norm": _rows(operations.rms_norm),
-    "_fused_rms_norm_backward": _elementwise(2, 8),
+    "_softmax_backward_data": partial(_elementwise, inputs=2, flops=4),
+    "_log_softmax_backward_data": partial(_elementwise, inputs=2, flops=4),
+    "native_layer_norm": partial(_rows, make=operations.layer_norm),
+    "native_layer_norm_backward": partial(_elementwise, inputs=2, flops=16),
+    "_fused_rms_norm": partial(_rows, make=operations.rms_norm),
+    "_fused_rms_norm_backward": partial(_elementwise, inputs=2, flops=8),
     "embedding": _embedding,
     "embedding_dense_backward": _embedding_backward,
     "copy_": _copy,
@@ -262,19 +243,31 @@ _COSTS: dict[str, Callable[[_Inputs], Operation]] = {
     "fill": _fill,
     "sum": _reduction,
     "mean": _reduction,
-    "masked_fill": _elementwise(2, 0),
-    "where": _elementwise(3, 0),
-    **{name: _elementwise(2, 1) for name in ("add", "sub", "rsub", "mul", "div", "maximum", "minimum")},
-    **{name: _elementwise(1, 1) for name in ("neg", "sqrt", "rsqrt", "abs", "reciprocal", "relu", "square", "pow")},
-    **{name: _elementwise(1, 4) for name in ("silu", "sigmoid", "tanh", "exp", "log", "sin", "cos")},
-    "gelu": _elementwise(1, 8),
-    "silu_backward": _elementwise(2, 8),
-    "gelu_backward": _elementwise(2, 16),
-    "threshold_backward": _elementwise(2, 1),
+    "masked_fill": partial(_elementwise, inputs=2, flops=0),
+    "where": partial(_elementwise, inputs=3, flops=0),
+    **{
+        name: partial(_elementwise, inputs=2, flops=1)
+        for name in ("add", "sub", "rsub", "mul", "div", "maximum", "minimum")
+    },
+    **{
+        name: partial(_elementwise, inputs=1, flops=1)
+        for name in ("neg", "sqrt", "rsqrt", "abs", "reciprocal", "relu", "square", "pow")
+    },
+    **{
+        name: partial(_elementwise, inputs=1, flops=4)
+        for name in ("silu", "sigmoid", "tanh", "exp", "log", "sin", "cos")
+    },
+    "gelu": partial(_elementwise, inputs=1, flops=8),
+    "silu_backward": partial(_elementwise, inputs=2, flops=8),
+    "gelu_backward": partial(_elementwise, inputs=2, flops=16),
+    "threshold_backward": partial(_elementwise, inputs=2, flops=1),
     "_fused_adamw": _adamw,
     "_fused_adam": _adamw,
-    **{f"_foreach_{name}": _foreach(1) for name in ("add", "sub", "mul", "div", "sqrt", "neg", "reciprocal")},
-    **{f"_foreach_{name}": _foreach(3) for name in ("lerp", "addcmul", "addcdiv")},
+    **{
+        f"_foreach_{name}": partial(_foreach, flops=1)
+        for name in ("add", "sub", "mul", "div", "sqrt", "neg", "reciprocal")
+    },
+    **{f"_foreach_{name}": partial(_foreach, flops=3) for name in ("lerp", "addcmul", "addcdiv")},
 }
 #: Their inputs are of several types by nature: a precision for all of them says too little.
 _MIXED = ("copy_", "masked_fill", "where")
@@ -300,7 +293,7 @@ def _reckoned(name: str, inputs: str, precision: str | None) -> tuple[Operation,
         if not 0 < max(found.flops, found.bytes) <= _MOST:
             raise ValueError("sizes that were not recorded, or that no card holds")
         return found.renamed(f"{name} {given.label()}"), given
-    # Whatever a file says of its operators, shapes that are none have no cost.
+    # Whatever a file says of its operators, what is not a shape has no cost.
     except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
 
@@ -333,7 +326,7 @@ def cost(name: str, inputs: str, precision: str | None = None) -> Operation | No
 
 
 def untyped(name: str, inputs: str) -> Operation | None:
-    """Tell what is known of an operator whose tensors' types are not.
+    """Give what is known of an operator whose tensors' types are not.
 
     Parameters
     ----------

@@ -29,6 +29,7 @@ import pandas as pd
 
 from nsightkit import hardware
 from nsightkit.analysis.core.intervals import enclosing, launch_of
+from nsightkit.analysis.core.names import matching
 from nsightkit.analysis.roofline import nvtx_ops
 from nsightkit.analysis.roofline.costs import caveat, cost, untyped
 from nsightkit.analysis.roofline.operations import (
@@ -126,15 +127,10 @@ class Rates:
         UsageError
             The unit has no rate here.
         """
-        if not operation.flops:
-            return 0.0
-        try:
-            return operation.flops / self.tflops[operation.unit] / 1e3
-        except KeyError:
+        if operation.flops and operation.unit not in self.tflops:
             known = ", ".join(self.tflops)
-            raise UsageError(
-                f"{self.source} has no rate of {operation.unit} for {operation.name}; it has {known}"
-            ) from None
+            raise UsageError(f"{self.source} has no rate of {operation.unit} for {operation.name}; it has {known}")
+        return operation.flops / self.tflops[operation.unit] / 1e3 if operation.flops else 0.0
 
     def memory_ns(self, operation: Operation) -> float:
         """Give the time of an operation's compulsory traffic at the full bandwidth.
@@ -188,11 +184,8 @@ def datasheet(gpu: Gpu, clock_mhz: float | None = None) -> Rates:
     """
     if clock_mhz is not None and not clock_mhz > 0:
         raise UsageError(f"a clock of {clock_mhz:g} MHz does not tick")
-    tflops = {}
-    for peak in gpu.peaks:
-        if peak.accumulate == "fp32":
-            there = None if clock_mhz is None else gpu.at_clock(peak.unit, clock_mhz)
-            tflops[peak.unit] = peak.tflops if there is None else there
+    own = {peak.unit: peak.tflops for peak in gpu.peaks if peak.accumulate == "fp32"}
+    tflops = own if clock_mhz is None else {unit: gpu.at_clock(unit, clock_mhz) or rate for unit, rate in own.items()}
     source = "datasheet" if clock_mhz is None else f"datasheet at {clock_mhz:,.0f} MHz"
     return Rates(source, tflops, gpu.gb_per_s, int(gpu.l2_mb * 1e6))
 
@@ -216,16 +209,12 @@ def ceiling(parameters: Mapping[str, Any], time_ns: float) -> dict[str, Any]:
     if kind == "gemm":
         m, n, k = (int(parameters[name]) for name in ("m", "n", "k"))
         what = f"GEMM {m}x{k} {k}x{n}" + (" of zeros" if parameters.get("zeros") else "")
-        return {
-            "unit": parameters["precision"],
-            "tflops": 2 * m * n * k / time_ns / 1e3,
-            "gb_per_s": None,
-            "what": what,
-        }
-    tensors = {"copy": 2, "triad": 3, "read": 1}[kind]
-    moved = tensors * int(parameters["megabytes"]) * 10**6
-    what = f"{kind} of {parameters['megabytes']:,} MB"
-    return {"unit": "memory", "tflops": None, "gb_per_s": moved / time_ns, "what": what}
+        unit, tflops, gb_per_s = parameters["precision"], 2 * m * n * k / time_ns / 1e3, None
+    else:
+        moved = {"copy": 2, "triad": 3, "read": 1}[kind] * int(parameters["megabytes"]) * 10**6
+        what = f"{kind} of {parameters['megabytes']:,} MB"
+        unit, tflops, gb_per_s = "memory", None, moved / time_ns
+    return {"unit": unit, "tflops": tflops, "gb_per_s": gb_per_s, "what": what}
 
 
 def ceilings(rows: Iterable[Mapping[str, Any]], source: str) -> Rates:
@@ -243,14 +232,13 @@ def ceilings(rows: Iterable[Mapping[str, Any]], source: str) -> Rates:
     Rates
         Without transfers the bandwidth is NaN.
     """
-    tflops: dict[str, float] = {}
-    gb_per_s = float("nan")
+    best = {"memory": float("nan")}
     for row in rows:
-        if row["unit"] == "memory":
-            gb_per_s = float(np.fmax(gb_per_s, row["gb_per_s"]))
-        elif "of zeros" not in str(row["what"]):
-            tflops[row["unit"]] = max(tflops.get(row["unit"], 0.0), float(row["tflops"]))
-    return Rates(source, tflops, gb_per_s)
+        if "of zeros" not in str(row["what"]):
+            rate = row["gb_per_s"] if row["unit"] == "memory" else row["tflops"]
+            best[row["unit"]] = float(np.fmax(best.get(row["unit"], 0.0), rate))
+    gb_per_s = best.pop("memory")
+    return Rates(source, best, gb_per_s)
 
 
 def read_ceilings(path: str | os.PathLike[str]) -> Rates:
@@ -351,38 +339,37 @@ def judge(
         raise UsageError(f"{len(table)} operations and {len(times)} times do not belong together")
     if (times <= 0).any():
         raise UsageError("a measured time must be positive")
-    compute = np.array([sheet.compute_ns(operation) for operation in operations])
-    memory = np.array([sheet.memory_ns(operation) for operation in operations])
+    too_quick = np.array([sheet.compute_ns(operation) for operation in operations]) > times
+    too_quick_for_memory = np.array([sheet.memory_ns(operation) for operation in operations]) > times
     moved = table["bytes"].to_numpy()
     cached = moved <= sheet.l2_bytes
-    uncached = np.maximum(moved - 2 * sheet.l2_bytes, 0) / sheet.gb_per_s
-    table["time_ns"] = times
-    table["sol_datasheet"] = table.pop("bound_ns") / times
+    uncached = np.maximum(moved - 2 * sheet.l2_bytes, 0) / sheet.gb_per_s > times
     limits = zip(operations, table["bound"], strict=True)
-    table["sol_measured"] = np.array([_ceiling_ns(operation, bound, measured) for operation, bound in limits]) / times
-    too_quick = compute > times
-    beats_memory = (memory > times) & ~too_quick
-    table["impossible"] = too_quick | (uncached > times)
-    table["unit"] = np.array([operation.unit for operation in operations], dtype=object)
-    notes = np.full(len(table), "", dtype=object)
-    over = (table["sol_measured"] > 1).to_numpy()
-    notes[over] = "quicker than the ceilings measured on this card"
-    notes[over & cached & (table["bound"] == "memory").to_numpy()] = _CACHED
-    notes[beats_memory] = _PARTLY_CACHED
-    notes[beats_memory & cached] = _CACHED
-    notes[uncached > times] = "above the memory's bandwidth, and too large for the L2 cache: is every byte read?"
-    notes[too_quick] = [
-        f"would be {rate:,.0f} TFLOP/s, {rate / sheet.tflops[operation.unit]:.1f} times the peak"
+    of_ceiling = np.array([_ceiling_ns(operation, bound, measured) for operation, bound in limits]) / times
+    by_memory = (table["bound"] == "memory").to_numpy()
+    too_much = [
+        f"would be {rate:,.0f} TFLOP/s, {rate / sheet.tflops[operation.unit]:.1f} times the peak" if wrong else ""
         for operation, rate, wrong in zip(operations, table["flops"] / times / 1e3, too_quick, strict=True)
-        if wrong
     ]
-    table["note"] = notes
+    notes: tuple[tuple[Any, Any], ...] = (  # the first that holds
+        (too_quick, np.array(too_much, dtype=object)),
+        (uncached, "above the memory's bandwidth, and too large for the L2 cache: is every byte read?"),
+        (too_quick_for_memory & ~cached, f"part of {_CACHED.format('fits')}"),
+        (too_quick_for_memory | (of_ceiling > 1) & cached & by_memory, _CACHED.format("fit")),
+        (of_ceiling > 1, "quicker than the ceilings measured on this card"),
+    )
     order = ["name", "flops", "bytes", "intensity", "bound", "time_ns", "sol_datasheet", "sol_measured"]
-    return table[[*order, "impossible", "unit", "source", "note"]]
+    return table.assign(
+        time_ns=times,
+        sol_datasheet=table["bound_ns"] / times,
+        sol_measured=of_ceiling,
+        impossible=too_quick | uncached,
+        unit=np.array([operation.unit for operation in operations], dtype=object),
+        note=np.select([holds for holds, _ in notes], [text for _, text in notes], ""),
+    )[[*order, "impossible", "unit", "source", "note"]]
 
 
-_CACHED = "its tensors fit the L2 cache: quicker than the memory, as they may be"
-_PARTLY_CACHED = "part of its tensors fits the L2 cache: quicker than the memory, as they may be"
+_CACHED = "its tensors {} the L2 cache: quicker than the memory, as they may be"
 
 
 def _ceiling_ns(operation: Operation, bound: str, measured: Rates | None) -> float:
@@ -425,7 +412,7 @@ def summary(
         What to hold times against in place of a card's datasheet. With it a trace without kernels is judged by the own
         times of its operators on the CPU, which these rates must be of then.
     precision : {"fp32", "tf32", "fp16", "bf16", "fp8"}, optional
-        Of tensors whose type neither the trace nor a kernel's name tells.
+        Of tensors whose type neither the trace nor a kernel's name states.
     clock_mhz : float, optional
         The SM clock that was measured, for a datasheet's rates at that clock (:func:`datasheet`).
 
@@ -697,8 +684,7 @@ class _Known:
 
 def _own_times(trace: Trace, known: _Known) -> _Work:
     """Take each known operator by its own time on the CPU."""
-    lasting = operators.own(trace.whole)["duration_ns"].to_numpy()
-    count = len(known.ops)
+    lasting, count = operators.own(trace.whole)["duration_ns"].to_numpy(), len(known.ops)
     chosen = trace.mask("ops")
     mine = known.mask if chosen is None else known.mask & chosen
     return _Work(np.where(mine, np.arange(count), -1), lasting, np.zeros(count, bool), np.full(count, -1))
@@ -714,12 +700,10 @@ def _kernel_times(trace: Trace, known: _Known) -> _Work:
         calls = trace.whole.table("calls", ["start_ns", "end_ns", "thread"])
         op[launched] = enclosing(calls, known.ops, known.mask)[call[launched]]
     names = kernels["name"].cat
-    tf32 = [bool(_TF32.search(str(name))) for name in names.categories]
     said = [nvtx_ops.precision_of(str(name)) for name in names.categories]
-    code = [-1 if text is None else _SAID.index(text) for text in said]
-    codes = names.codes.to_numpy()
-    lasting = kernels["duration_ns"].to_numpy()
-    return _Work(op, lasting, np.array([*tf32, False])[codes], np.array([*code, -1], np.int64)[codes])
+    code = np.array([*(-1 if text is None else _SAID.index(text) for text in said), -1], np.int64)
+    tf32 = matching(kernels["name"], _TF32)
+    return _Work(op, kernels["duration_ns"].to_numpy(), tf32, code[names.codes.to_numpy()])
 
 
 _GEMMS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm")

@@ -61,17 +61,20 @@ def summary(trace: Trace) -> dict[str, Any]:
             "kernel_count": None if counts is None else int(counts.get(device, 0)),
         }
         devices.append(one | _ratios(one, int(row["compute_ns"])))
-    whole: dict[str, Any] = {key: int(busy[key].sum()) if known else None for key in ("span_ns", "busy_ns", "idle_ns")}
-    whole |= _window(trace) | {key: None if by is None else int(by.sum()) for key, by in sums.items()}
     first, last = (min(d["start_ns"] for d in devices), max(d["end_ns"] for d in devices)) if devices else (0, 0)
-    whole["wall_ns"] = last - first if known else None
-    whole["lead_ns"] = whole["tail_ns"] = None
-    if devices:
-        begin, end = captured_window(trace)
-        whole["lead_ns"], whole["tail_ns"] = max(first - begin, 0), max(end - last, 0)
-    whole["kernel_count"] = None if counts is None else int(counts.sum())
-    whole |= _ratios(whole, int(busy["compute_ns"].sum()))
-    return whole | {
+    begin, end = captured_window(trace) if devices else (0, 0)
+    whole: dict[str, Any] = {
+        **{key: int(busy[key].sum()) if known else None for key in ("span_ns", "busy_ns", "idle_ns")},
+        **_window(trace),
+        **{key: None if by is None else int(by.sum()) for key, by in sums.items()},
+        "wall_ns": last - first if known else None,
+        "lead_ns": max(first - begin, 0) if devices else None,
+        "tail_ns": max(end - last, 0) if devices else None,
+        "kernel_count": None if counts is None else int(counts.sum()),
+    }
+    return {
+        **whole,
+        **_ratios(whole, int(busy["compute_ns"].sum())),
         "devices": devices,
         "tool": trace.meta.tool,
         "tool_version": trace.meta.tool_version,
@@ -109,13 +112,8 @@ def note(trace: Trace, figures: dict[str, Any]) -> str | None:
 def _window(trace: Trace) -> dict[str, int | None]:
     """How long the steps last, and for how much of it the devices of their process were idle."""
     found = steps.summary(trace)
-    if not len(found):
-        return {"window_ns": None, "window_idle_ns": None}
-    idle = found["idle_ns"]
-    return {
-        "window_ns": int(found["wall_ns"].sum()),
-        "window_idle_ns": int(idle.sum()) if idle.notna().all() else None,
-    }
+    sums = {"window_ns": found["wall_ns"], "window_idle_ns": found["idle_ns"]}
+    return {key: int(each.sum()) if len(each) and each.notna().all() else None for key, each in sums.items()}
 
 
 def captured_window(trace: Trace) -> tuple[int, int]:

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.core.names import compiled, matching
@@ -102,23 +103,7 @@ def _in_window(trace: Trace, begin: int | None, end: int | None) -> dict[str, _M
     return masks
 
 
-class _Windows:
-    """Disjoint windows of each process; and the rows of the ranges that they come from, where they hold by thread."""
-
-    def __init__(
-        self,
-        start: npt.NDArray[np.int64],
-        end: npt.NDArray[np.int64],
-        process: npt.NDArray[np.int64],
-        row: npt.NDArray[np.int64] | None = None,
-    ) -> None:
-        self.start, self.end, self.row = start, end, row
-        self.by_process = {
-            int(p): intervals.merge(*(c[process == p] for c in (start, end))) for p in np.unique(process)
-        }
-
-
-def _matching_ranges(trace: Trace, within: str) -> _Windows:
+def _matching_ranges(trace: Trace, within: str) -> pd.DataFrame:
     pattern = compiled(within, "--within")
     whole = trace.whole
     if not whole.recorded("ranges"):
@@ -129,12 +114,10 @@ def _matching_ranges(trace: Trace, within: str) -> _Windows:
         known = ranges["name"].value_counts(sort=True)
         some = ", ".join(repr(str(n)) for n in known.index[known.to_numpy() > 0][:3])
         raise UsageError(f"--within: no range matches {within!r}; there are {some or 'no ranges at all'}")
-    found = ranges[hit]
-    start, end, process = (found[c].to_numpy() for c in ("start_ns", "end_ns", "process"))
-    return _Windows(start, end, process, np.flatnonzero(hit))
+    return ranges[hit].assign(row=np.flatnonzero(hit))
 
 
-def _last_steps(trace: Trace, count: int) -> _Windows:
+def _last_steps(trace: Trace, count: int) -> pd.DataFrame:
     if count < 1:
         raise UsageError(f"--last-steps: {count} is not a number of steps")
     found = steps.find(trace.whole)
@@ -142,50 +125,40 @@ def _last_steps(trace: Trace, count: int) -> _Windows:
         raise UsageError(
             "--last-steps: the trace has no step ranges (ProfilerStep#N, or ranges with 'step' in their name)"
         )
-    found = found.tail(count)
-    return _Windows(*(found[c].to_numpy() for c in ("start_ns", "end_ns", "process")))
+    return found.tail(count)
 
 
-def _inside(trace: Trace, windows: _Windows) -> dict[str, _Mask]:
-    """Flag the GPU operations launched in the windows, and the CPU events that lie in them."""
+def _inside(trace: Trace, windows: pd.DataFrame) -> dict[str, _Mask]:
+    """Flag the GPU operations launched in some windows of processes, and the CPU events that lie in them.
+
+    Windows that are ranges come with their ``row``: what a thread launched must lie in one that holds its launches.
+    """
     whole = trace.whole
-    masks: dict[str, _Mask] = {}
-    for table in _CPU_TABLES:
-        if not whole.size(table):
-            continue
-        rows = whole.table(table, ["start_ns", "end_ns", "process"])
-        start, end, process = (rows[c].to_numpy() for c in rows)
-        masks[table] = np.zeros(len(rows), bool)
-        for one, window in windows.by_process.items():
-            masks[table] |= (process == one) & _contained(window, start, end)
+    events = {
+        table: whole.table(table, ["start_ns", "end_ns", "process"]) for table in _CPU_TABLES if whole.size(table)
+    }
+    masks = {table: _in_process(windows, rows) for table, rows in events.items()}
+    calls = whole.table("calls", ["start_ns", "end_ns", "process", "thread"])
+    called = masks.get("calls", np.zeros(0, bool)).copy()
+    for one in np.unique(calls["thread"].to_numpy()[called]).tolist() if "row" in windows else ():
+        mine = np.flatnonzero(called & (calls["thread"] == one).to_numpy())
+        called[mine] = _contained(windows[holds(trace, windows["row"].to_numpy(), one)], calls.iloc[mine])
     for table in _DEVICE_TABLES:
-        if not whole.size(table):
-            continue
-        rows = whole.table(table, ["process", "correlation"])
-        launch = intervals.launch_of(whole, rows["process"], rows["correlation"])
-        masks[table] = np.zeros(len(rows), bool)
-        known = np.flatnonzero(launch >= 0)
-        calls = whole.table("calls", ["start_ns", "end_ns", "process", "thread"])
-        start, end, process, thread = (calls[c].to_numpy()[launch[known]] for c in calls)
-        hit = np.zeros(len(known), bool)
-        for one, window in windows.by_process.items():
-            hit |= (process == one) & _contained(window, start, end)
-        if windows.row is not None:
-            for one in np.unique(thread[hit]).tolist():
-                mine, may = np.flatnonzero(hit & (thread == one)), holds(trace, windows.row, one)
-                window = intervals.merge(windows.start[may], windows.end[may])
-                hit[mine] = _contained(window, start[mine], end[mine])
-        masks[table][known] = hit
+        if whole.size(table):
+            rows = whole.table(table, ["process", "correlation"])
+            launch = intervals.launch_of(whole, rows["process"], rows["correlation"])
+            masks[table] = np.append(called, False)[launch]  # -1, the last: its launch is not known
     return masks
 
 
-def _contained(
-    window: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]],
-    start: npt.NDArray[np.int64],
-    end: npt.NDArray[np.int64],
-) -> _Mask:
-    begin, finish = window
-    if not len(begin):
-        return np.zeros(len(start), bool)
-    at = np.searchsorted(begin, start, side="right") - 1
-    return np.asarray((at >= 0) & (end <= finish[at]))
+def _in_process(windows: pd.DataFrame, events: pd.DataFrame) -> _Mask:
+    hit = np.zeros(len(events), bool)
+    for one, mine in windows.groupby("process"):
+        hit |= (events["process"] == one).to_numpy() & _contained(mine, events)
+    return hit
+
+
+def _contained(windows: pd.DataFrame, events: pd.DataFrame) -> _Mask:
+    begin, end = intervals.merge(windows["start_ns"], windows["end_ns"])
+    at = np.searchsorted(begin, events["start_ns"], side="right") - 1
+    return (at >= 0) & (events["end_ns"].to_numpy() <= np.append(end, 0)[at])

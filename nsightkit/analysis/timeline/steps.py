@@ -170,30 +170,22 @@ def _reached(trace: Trace, found: pd.DataFrame) -> int:
     The step before, whose end would say so, was not recorded. What shows it is that all devices began later than they
     need to, long after the first launch of the first step had returned.
     """
-    calls = trace.table("calls", ["start_ns", "end_ns"])
-    first = []
-    for table in GPU_TABLES:
-        rows = trace.table(table, ["start_ns", "device", "process", "correlation"])
-        rows = rows.loc[rows.groupby("device")["start_ns"].idxmin()] if len(rows) else rows
-        first.append(rows.assign(launch=intervals.launch_of(trace, rows["process"], rows["correlation"])))
-    begun = pd.concat(first).sort_values("start_ns", kind="stable").drop_duplicates("device")
-    start, launch = begun["start_ns"].to_numpy(), begun["launch"].to_numpy()
-    if not len(begun) or (launch < 0).any():
+    first = intervals.gpu_intervals(trace).drop_duplicates("device")
+    start, launch = first["start_ns"].to_numpy(), intervals.launches_of(trace, first["table"], first["row"])
+    if not len(first) or (launch < 0).any():
         return 0
-    in_first = (calls["start_ns"].to_numpy()[launch] >= int(found["start_ns"].iloc[0])) & (
-        calls["start_ns"].to_numpy()[launch] < int(found["end_ns"].iloc[0])
-    )
-    lay = start - calls["end_ns"].to_numpy()[launch]
-    return int(start.min()) if (in_first & (lay > _QUEUED_NS)).all() else 0
+    calls = trace.table("calls", ["start_ns", "end_ns"])
+    begun, done = (calls[column].to_numpy()[launch] for column in calls)
+    behind = (begun >= found["start_ns"].iloc[0]) & (begun < found["end_ns"].iloc[0]) & (start - done > _QUEUED_NS)
+    return int(start.min()) if behind.all() else 0
 
 
 def _ends(trace: Trace, found: pd.DataFrame) -> npt.NDArray[np.int64]:
     """Where steps end, each with what it launched, and none before an earlier one."""
     end = found["end_ns"].to_numpy().copy()
     for table in GPU_TABLES if len(found) else ():
-        if trace.size(table):
-            mine = launched_in(trace, table, found)
-            np.maximum.at(end, mine[mine >= 0], trace.table(table, ["end_ns"])["end_ns"].to_numpy()[mine >= 0])
+        mine = launched_in(trace, table, found)
+        np.maximum.at(end, mine[mine >= 0], trace.table(table, ["end_ns"])["end_ns"].to_numpy()[mine >= 0])
     return np.maximum.accumulate(end)
 
 
@@ -227,12 +219,10 @@ def number(windows: pd.DataFrame, time_ns: npt.ArrayLike) -> npt.NDArray[np.intp
     ndarray of intp
         Row of `windows`; -1 for a moment in none of them.
     """
-    time = np.asarray(time_ns, np.int64)
-    if not len(windows):
-        return np.full(len(time), -1, np.intp)
-    start, end = (windows[c].to_numpy() for c in ("start_ns", "end_ns"))
-    at = np.searchsorted(start, time, side="right") - 1
-    return np.where((at >= 0) & (time < end[np.maximum(at, 0)]), at, -1)
+    time, end = np.asarray(time_ns, np.int64), windows["end_ns"].to_numpy()
+    at = np.searchsorted(windows["start_ns"].to_numpy(), time, side="right") - 1
+    at[at >= 0] = np.where(time[at >= 0] < end[at[at >= 0]], at[at >= 0], -1)
+    return at
 
 
 def timed(windows: pd.DataFrame) -> pd.DataFrame:
@@ -295,19 +285,15 @@ def divided(trace: Trace, windows: pd.DataFrame, process: int) -> pd.DataFrame:
         recorded.
     """
     start, end = (windows[c].to_numpy() for c in ("start_ns", "end_ns"))
-    wall = end - start
-    busy = pd.array([pd.NA] * len(windows), dtype="Int64")
-    idle = busy.copy()
+    parts = pd.DataFrame({"wall_ns": end - start, "busy_ns": pd.NA, "idle_ns": pd.NA})
     if len(windows) and any(trace.recorded(t) for t in GPU_TABLES):
-        used = devices(trace, process)
-        ops = intervals.gpu_intervals(trace)
-        total = np.zeros(len(windows), np.int64)
-        for device in used:
-            mine = ops[ops["device"] == device]
-            total += intervals.Coverage(mine["start_ns"].to_numpy(), mine["end_ns"].to_numpy()).of(start, end)
-        busy = pd.array(total, dtype="Int64")
-        idle = pd.array(max(len(used), 1) * wall - total, dtype="Int64")
-    return pd.DataFrame({"wall_ns": wall, "busy_ns": busy, "idle_ns": idle})
+        used, ops = devices(trace, process), intervals.gpu_intervals(trace)
+        of_device = (ops[ops["device"] == device] for device in used)
+        parts["busy_ns"] = sum(
+            intervals.Coverage(mine["start_ns"], mine["end_ns"]).of(start, end) for mine in of_device
+        )
+        parts["idle_ns"] = max(len(used), 1) * parts["wall_ns"] - parts["busy_ns"]
+    return parts.astype({"busy_ns": "Int64", "idle_ns": "Int64"})
 
 
 def summary(trace: Trace, match: str | None = None) -> pd.DataFrame:
@@ -391,7 +377,7 @@ def phases(trace: Trace, match: str | None = None) -> pd.DataFrame:
 
 def _served(trace: Trace, found: pd.DataFrame) -> pd.DataFrame:
     """Phase, tokens and sequences of each step: as its own name says, else as the annotations in it do."""
-    columns, count = ["phase", "tokens", "sequences"], len(found)
+    count = len(found)
     said = [_iteration(name) for name in found["step"]]
     step = np.flatnonzero([of is not None for of in said])
     if not len(step) and count:
@@ -405,17 +391,17 @@ def _served(trace: Trace, found: pd.DataFrame) -> pd.DataFrame:
         step = number(found.assign(end_ns=found["cpu_end_ns"]), notes["start_ns"])
         said = [known[code] for code in notes["name"].cat.codes[step >= 0]]
         step = step[step >= 0]
-    each = pd.DataFrame([of for of in said if of is not None], columns=columns).groupby(step)
+    each = pd.DataFrame([of for of in said if of is not None], columns=["phase", "tokens", "sequences"]).groupby(step)
     phase = each["phase"].first().where(each["phase"].nunique() <= 1, "mixed").reindex(range(count)).astype(object)
     # A sum in which one is not known is not known.
     tokens = each["tokens"].sum().where(each["tokens"].count() == each.size()).reindex(range(count))
     sequences = each["sequences"].max().reindex(range(count))
-    values = phase.where(phase.notna(), None), tokens.astype("Int64"), sequences.astype("Int64")
-    return pd.DataFrame(dict(zip(columns, values, strict=True)))
+    phase = phase.where(phase.notna(), None)
+    return pd.DataFrame({"phase": phase, "tokens": tokens.astype("Int64"), "sequences": sequences.astype("Int64")})
 
 
 def _iteration(name: str) -> tuple[str | None, int | None, int | None] | None:
-    """Phase, tokens and sequences that an inference server's annotation tells; None of any other range."""
+    """Phase, tokens and sequences that an inference server's annotation states; None for any other range."""
     if match := _VLLM.match(name):
         prefills, prefilled, decodes, decoded = (int(group) for group in match.groups())
         phase = "mixed" if prefills and decodes else "prefill" if prefills else "decode" if decodes else None
