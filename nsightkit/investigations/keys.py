@@ -165,7 +165,9 @@ def _uses(node: ast.AST, module: _Module) -> Iterator[tuple[str, str]]:
 def _canonical(node: Any) -> Any:
     """Give a syntax tree as JSON, without what does not run and without what Python versions add to it."""
     if isinstance(node, list):
-        return [_canonical(item) for item in node if not _is_text(item)]
+        # A statement that is a bare string is a docstring, or a comment in the shape of one.
+        texts = [isinstance(item, ast.Expr) and isinstance(getattr(item.value, "value", None), str) for item in node]
+        return [_canonical(item) for item, text in zip(node, texts, strict=True) if not text]
     if not isinstance(node, ast.AST):
         return node if isinstance(node, str | int | bool | None) else repr(node)
     fields = {
@@ -177,8 +179,3 @@ def _canonical(node: Any) -> Any:
     if isinstance(node, ast.Constant):
         fields["value"] = repr(node.value)
     return [type(node).__name__, fields]
-
-
-def _is_text(item: Any) -> bool:
-    """Whether a statement is a bare string: a docstring, or a comment in the shape of one."""
-    return isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant) and isinstance(item.value.value, str)
