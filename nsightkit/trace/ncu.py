@@ -12,7 +12,6 @@ import io
 import math
 import os
 import re
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ import pandas as pd
 from nsightkit.errors import TraceError
 from nsightkit.trace import ncu_metrics, ncu_tool
 from nsightkit.trace._process import tail
+from nsightkit.trace.files import replacing
 
 __all__ = ["IDENTITY", "Report", "Value", "from_metrics", "read", "write"]
 
@@ -146,7 +146,8 @@ def from_metrics(
     rows = []
     for number, (identity, values) in enumerate(zip(identities, metrics, strict=True)):
         row: dict[str, Any] = {"id": number, **dict.fromkeys(IDENTITY[1:]), "ranges": (), **identity}
-        row["gpu"] = row["gpu"] or _text(values.get("device__attribute_display_name"))
+        gpu = values.get("device__attribute_display_name")
+        row["gpu"] = row["gpu"] or (gpu if isinstance(gpu, str) and gpu else None)
         major, minor = (values.get(f"device__attribute_compute_capability_{part}") for part in ("major", "minor"))
         if row["compute_capability"] is None and major is not None and minor is not None:
             row["compute_capability"] = f"{major:g}.{minor:g}" if not isinstance(major, str) else None
@@ -156,10 +157,6 @@ def from_metrics(
         rows.append(row)
     launches = pd.DataFrame(rows, columns=[*IDENTITY, *ncu_metrics.names()])
     return Report(path, launches.astype(dict.fromkeys(ncu_metrics.names(), "float64")), metrics, units)
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) and value else None
 
 
 _NAMED = {
@@ -190,24 +187,16 @@ def write(report: Report, path: str | os.PathLike[str]) -> Path:
         `path`.
     """
     path = Path(path)
-    with tempfile.TemporaryDirectory(prefix=".nsightkit-", dir=path.absolute().parent) as folder:
-        whole = Path(folder) / "report.csv"
-        _write_raw(report, whole)
-        whole.replace(path)
-    return path
-
-
-def _write_raw(report: Report, path: Path) -> None:
     names = [name for name in report.units if " " not in name]
-    nvtx = f"thread {_FIELDS_OF_RANGE}"
-    with path.open("w", encoding="utf-8", newline="") as stream:
+    with replacing(path) as file, io.TextIOWrapper(file, encoding="utf-8", newline="") as stream:
         out = csv.writer(stream, quoting=csv.QUOTE_ALL, lineterminator="\n")
-        out.writerow(["ID", *_NAMED, nvtx, *names])
+        out.writerow(["ID", *_NAMED, f"thread {_FIELDS_OF_RANGE}", *names])
         out.writerow([""] * (2 + len(_NAMED)) + [report.units[name] for name in names])
         for row, values in zip(report.launches.to_dict("records"), report.metrics, strict=True):
             identity = [str(row[ours]) if isinstance(row[ours], str) else "" for ours in _NAMED.values()]
             cells = ["" if values.get(name) is None else str(values[name]) for name in names]
             out.writerow([str(row["id"]), *identity, "  ".join(map(_written, row["ranges"])), *cells])
+    return path
 
 
 def _written(name: str) -> str:
@@ -246,34 +235,28 @@ def _read_report(path: Path) -> Report:
     identities: list[dict[str, Any]] = []
     metrics: list[dict[str, Value]] = []
     units: dict[str, str] = {}
-    for one in context:
-        for action in one:
-            values = _action(action, units)
-            metrics.append(values)
-            identities.append(
-                {"id": len(identities), "kernel": _kernel(action), **_shape(values), "ranges": _ranges(action)}
-            )
+    for action in (action for one in context for action in one):
+        values: dict[str, Value] = {}
+        for name in action.metric_names():
+            metric = action.metric_by_name(name)
+            value = metric.value() if metric is not None and metric.has_value() else None
+            if isinstance(value, str) or (isinstance(value, (int, float)) and math.isfinite(value)):
+                _put(values, units, name, value, "" if isinstance(value, str) else metric.unit())
+        metrics.append(values)
+        identities.append(
+            {"id": len(identities), "kernel": _kernel(action), **_shape(values), "ranges": _ranges(action)}
+        )
     if not metrics:
         # Damage, too, makes NVIDIA's reader find nothing, without a word.
         raise TraceError(path, "holds no profiled kernel, or is damaged", f"check ncu's filters; {_AGAIN}")
     return from_metrics(str(path), identities, metrics, units)
 
 
-def _action(action: Any, units: dict[str, str]) -> dict[str, Value]:
-    values: dict[str, Value] = {}
-    for name in action.metric_names():
-        metric = action.metric_by_name(name)
-        if metric is None or not metric.has_value():
-            continue
-        value = metric.value()
-        if isinstance(value, str):
-            values[name] = value
-            units.setdefault(name, "")
-        elif isinstance(value, (int, float)) and math.isfinite(value):
-            unit, factor = ncu_metrics.base_unit(metric.unit())
-            values[name] = value if factor == 1.0 else value * factor
-            units.setdefault(name, unit)
-    return values
+def _put(values: dict[str, Value], units: dict[str, str], name: str, value: Value, unit: str) -> None:
+    """Take down a value in the base of its unit."""
+    base, factor = ncu_metrics.base_unit(unit)
+    values[name] = value if factor == 1.0 or isinstance(value, str) else value * factor
+    units.setdefault(name, base)
 
 
 def _kernel(action: Any) -> str:
@@ -390,37 +373,40 @@ def _decoded(path: Path, data: bytes) -> str:
 def _read_csv(path: Path, text: str) -> Report:
     blocks = list(_blocks(path, text))
     if not blocks:
-        raise TraceError(path, *_foreign(text))
+        raise TraceError(path, *next(said for sign, *said in _FOREIGN if re.search(sign, text)))
     identities: list[dict[str, Any]] = []
     metrics: list[dict[str, Value]] = []
     units: dict[str, str] = {}
     for header, records in blocks:
-        column = {name: i for i, name in enumerate(header)}
-        long = "Metric Name" in column
-        table = _details if long else _raw
-        table(path, column, records, identities, metrics, units)
+        table = _details if "Metric Name" in header else _raw
+        for identity, values in table(path, header, records, units):
+            identities.append(identity)
+            metrics.append(values)
     if not metrics:
         raise TraceError(path, "holds no profiled kernel", "check ncu's filters and profile again")
     return from_metrics(str(path), identities, metrics, units)
 
 
-def _foreign(text: str) -> tuple[str, str]:
-    """Say what a text without a page of ours is, and what to do about it."""
-    if "No kernels were profiled" in text:
-        return (
-            "is the output of a run in which ncu profiled no kernel",
-            "check the kernel filter (a regular expression needs the prefix regex:) and the NVTX filter",
-        )
-    if "ERR_NVGPUCTRPERM" in text:
-        return (
-            "is the output of a run that was not permitted to read the GPU's counters (ERR_NVGPUCTRPERM)",
-            "nsightkit doctor says what to do",
-        )
-    if re.search(r'^"(?:Process ID|Device Name|Kernel Name|Address|Launch Attribute|#)"', text, re.MULTILINE):
-        return "is another page of ncu's (summary, source or session)", _EXPORT
-    if "==PROF==" in text:
-        return "is output of ncu that is not CSV", _EXPORT
-    return 'is not a report of Nsight Compute (no line begins with "ID")', f"give an .ncu-rep, or {_EXPORT}"
+#: What a text without a page of ours is, by what stands in it, and what to do about it; the first that fits.
+_FOREIGN = (
+    (
+        "No kernels were profiled",
+        "is the output of a run in which ncu profiled no kernel",
+        "check the kernel filter (a regular expression needs the prefix regex:) and the NVTX filter",
+    ),
+    (
+        "ERR_NVGPUCTRPERM",
+        "is the output of a run that was not permitted to read the GPU's counters (ERR_NVGPUCTRPERM)",
+        "nsightkit doctor says what to do",
+    ),
+    (
+        r'(?m)^"(?:Process ID|Device Name|Kernel Name|Address|Launch Attribute|#)"',
+        "is another page of ncu's (summary, source or session)",
+        _EXPORT,
+    ),
+    ("==PROF==", "is output of ncu that is not CSV", _EXPORT),
+    ("", 'is not a report of Nsight Compute (no line begins with "ID")', f"give an .ncu-rep, or {_EXPORT}"),
+)
 
 
 def _blocks(path: Path, text: str) -> Iterator[tuple[list[str], list[list[str]]]]:
@@ -468,77 +454,55 @@ _FIELDS_OF_RANGE = "Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Ty
 _RANGE = re.compile(r'"([^":]*):([^"]*?):\w*:[^":]*:\w*:\w*:\w*:\2"')
 
 
-def _raw(
-    path: Path,
-    column: dict[str, int],
-    records: list[list[str]],
-    identities: list[dict[str, Any]],
-    metrics: list[dict[str, Value]],
-    units: dict[str, str],
-) -> None:
+_Launches = Iterator[tuple[dict[str, Any], dict[str, Value]]]
+
+
+def _raw(path: Path, header: list[str], records: list[list[str]], units: dict[str, str]) -> _Launches:
     """Read the raw page: a column a metric, and a row of units before the launches."""
     for record in records:
-        if len(record) != len(column):
+        if len(record) != len(set(header)):
             raise TraceError(
                 path,
-                f"is damaged: a line has {len(record)} fields, the header {len(column)}",
+                f"is damaged: a line has {len(record)} fields, the header {len(set(header))}",
                 f"{_AGAIN}, or {_EXPORT}",
             )
-    names = {n: i for n, i in column.items() if " " not in n and n not in _TEXTS and not n.startswith("Id:")}
-    launches = [record for record in records if record[0]]
-    written = next((record for record in records if not record[0]), None)
-    if not launches:
-        return
-    if written is None:
+    rows = [dict(zip(header, record, strict=True)) for record in records]
+    launches = [row for row in rows if row["ID"]]
+    written = next((row for row in rows if not row["ID"]), {})
+    if launches and not written:
         raise TraceError(path, "has no row of units, so its numbers could mean anything", _EXPORT)
-    decimal = _decimal(path, (record[i] for record in launches for i in names.values()))
-    bases = {name: ncu_metrics.base_unit(written[i]) for name, i in names.items()}
-    for record in launches:
+    names = [n for n in dict.fromkeys(header) if " " not in n and n not in _TEXTS and not n.startswith("Id:")]
+    decimal = _decimal(path, (row[name] for row in launches for name in names))
+    for row in launches:
         values: dict[str, Value] = {}
-        for name, i in names.items():
-            value = _value(record[i], decimal)
+        for name in names:
+            value = _value(row[name], decimal)
             if value is not None:
-                unit, factor = bases[name]
-                values[name] = value if factor == 1.0 or isinstance(value, str) else value * factor
-                units.setdefault(name, unit)
-        metrics.append(values)
-        identities.append(_identity(record, column))
+                _put(values, units, name, value, written[name])
+        yield _identity(row), values
 
 
-def _details(
-    path: Path,
-    column: dict[str, int],
-    records: list[list[str]],
-    identities: list[dict[str, Any]],
-    metrics: list[dict[str, Value]],
-    units: dict[str, str],
-) -> None:
+def _details(path: Path, header: list[str], records: list[list[str]], units: dict[str, str]) -> _Launches:
     """Read the details page: a row a metric, and rows of rules that have none."""
-    try:
-        section, label, unit, amount = (
-            column[f"{what}"] for what in ("Section Name", "Metric Name", "Metric Unit", "Metric Value")
-        )
-    except KeyError as error:
-        raise TraceError(path, f"has no column {error} (a summary page?)", _EXPORT) from None
+    missing = [name for name in ("Section Name", "Metric Name", "Metric Unit", "Metric Value") if name not in header]
+    if missing:
+        raise TraceError(path, f"has no column '{missing[0]}' (a summary page?)", _EXPORT)
+    amount = header.index("Metric Value")
     if records and len(records[-1]) <= amount:
         raise TraceError(path, "is cut short: its last line is not whole", _AGAIN)
-    rows = [record for record in records if len(record) > amount and record[label]]
-    decimal = _decimal(path, (record[amount] for record in rows))
-    of: dict[str, dict[str, Value]] = {}
-    for record in records:
-        if record[0] and record[0] not in of:
-            of[record[0]] = {}
-            metrics.append(of[record[0]])
-            identities.append(_identity(record, column))
-    for record in rows:
-        value = _value(record[amount], decimal)
-        if value is None:
-            continue
-        base, factor = ncu_metrics.base_unit(record[unit])
-        name = _named(record[section], record[label], base)
-        if name not in of[record[0]]:  # a metric may stand in several sections
-            of[record[0]][name] = value if factor == 1.0 or isinstance(value, str) else value * factor
-            units.setdefault(name, base)
+    rows = [row for row in (dict(zip(header, record, strict=False)) for record in records) if row["ID"]]
+    measured = [row for row in rows if row.get("Metric Name") and "Metric Value" in row]
+    decimal = _decimal(path, (row["Metric Value"] for row in measured))
+    launches: dict[str, tuple[dict[str, Any], dict[str, Value]]] = {}
+    for row in rows:
+        if row["ID"] not in launches:
+            launches[row["ID"]] = _identity(row), {}
+    for row in measured:
+        values, value = launches[row["ID"]][1], _value(row["Metric Value"], decimal)
+        name = _named(row["Section Name"], row["Metric Name"], row["Metric Unit"])
+        if value is not None and name not in values:  # a metric may stand in several sections
+            _put(values, units, name, value, row["Metric Unit"])
+    yield from launches.values()
 
 
 def _named(section: str, label: str, unit: str) -> str:
@@ -547,26 +511,17 @@ def _named(section: str, label: str, unit: str) -> str:
         return both[2]
     if re.fullmatch(r"[A-Za-z_][\w.:]*", label) and "_" in label:  # --print-metric-name name, or ncu --metrics
         return label
-    metric = ncu_metrics.by_label(label, unit)
+    metric = ncu_metrics.by_label(label, ncu_metrics.base_unit(unit)[0])
     return metric.nvidia[0] if metric else f"{section}: {label}"
 
 
-def _identity(record: list[str], column: dict[str, int]) -> dict[str, Any]:
-    def at(name: str) -> str | None:
-        place = column.get(name)
-        return (record[place] or None) if place is not None and place < len(record) else None
-
-    around = next((name for name in column if name.endswith(_FIELDS_OF_RANGE)), "")
-
+def _identity(row: dict[str, str]) -> dict[str, Any]:
+    around = next((cell for name, cell in row.items() if name.endswith(_FIELDS_OF_RANGE)), "")
     return {
-        "id": int(record[0]),
-        "kernel": at("Kernel Name") or "",
-        "compute_capability": at("CC"),
-        "device": at("Device"),
-        "stream": at("Stream"),
-        "grid": at("Grid Size"),
-        "block": at("Block Size"),
-        "ranges": tuple(_in_domain(domain, name) for domain, name in _RANGE.findall(at(around) or "")),
+        "id": int(row["ID"]),
+        "kernel": row.get("Kernel Name") or "",
+        **{ours: row.get(name) or None for name, ours in _NAMED.items() if ours != "kernel"},
+        "ranges": tuple(_in_domain(domain, name) for domain, name in _RANGE.findall(around)),
     }
 
 
