@@ -59,23 +59,20 @@ def summary(trace: Trace, match: str = PHASES, rule: Rule = "window") -> pd.Data
     chosen = _outermost(ranges[matching(ranges["name"], compiled(match, "match"))])
     selected = trace.mask("ranges")
     mine = chosen if selected is None else chosen[selected[chosen.index.to_numpy()]]
-    cpu = (mine["end_ns"] - mine["start_ns"]).groupby(mine["name"].astype("str")).agg(["size", "sum"])
-    found = steps.find(trace)
+    cpu = (mine["end_ns"] - mine["start_ns"]).groupby(mine["name"].astype("str")).agg(count="size", cpu_ns="sum")
     recorded = trace.recorded("kernels") and trace.recorded("calls")
-    phase, gpu_ns, kernels = _gpu(trace, chosen, rule) if recorded else (np.empty(0, object), {}, {})
-    names = sorted(set(cpu.index) | set(phase), key=lambda n: (-gpu_ns.get(n, 0), -int(cpu["sum"].get(n, 0)), n))
-    busy = sum(gpu_ns.values())
-    rows: list[tuple[object, ...]] = [
-        (n, int(cpu["size"].get(n, 0)), int(cpu["sum"].get(n, 0)), gpu_ns.get(n, 0), kernels.get(n, 0))
-        for n in names
-        if n != UNATTRIBUTED
-    ]
+    gpu = _gpu(trace, chosen, rule) if recorded else pd.DataFrame(columns=["gpu_ns", "kernel_count"], dtype=np.int64)
+    both = cpu.join(gpu, how="outer").reindex([*sorted({*cpu.index, *gpu.index} - {UNATTRIBUTED}), UNATTRIBUTED])
+    both = both.fillna(0).astype({"count": "int64", "cpu_ns": "Int64", "gpu_ns": "int64", "kernel_count": "Int64"})
+    found = steps.find(trace)
+    step = intervals.Coverage(found["start_ns"], found["end_ns"])
+    in_steps = int(step.of(mine["start_ns"], mine["end_ns"]).sum())
     wall = int((found["end_ns"] - found["start_ns"]).sum())
-    rest = wall - _inside(mine, found) if len(found) else pd.NA
-    rows.append((UNATTRIBUTED, 0, rest, gpu_ns.get(UNATTRIBUTED, 0), kernels.get(UNATTRIBUTED, 0)))
-    out = pd.DataFrame(rows, columns=["phase", "count", "cpu_ns", "gpu_ns", "kernel_count"])
-    out["share_of_busy"] = out["gpu_ns"] / busy if busy else np.nan
-    out = out.astype({"cpu_ns": "Int64", "gpu_ns": "Int64", "kernel_count": "Int64"})
+    both.loc[UNATTRIBUTED, ["count", "cpu_ns"]] = 0, wall - in_steps if len(found) else pd.NA
+    phases = both.iloc[:-1].sort_values(["gpu_ns", "cpu_ns"], ascending=False, kind="stable")
+    out = pd.concat([phases, both.iloc[-1:]]).rename_axis("phase").reset_index()
+    out["share_of_busy"] = out["gpu_ns"] / (out["gpu_ns"].sum() or np.nan)
+    out = out.astype({"phase": "str", "gpu_ns": "Int64"})
     if not recorded:
         out[["gpu_ns", "kernel_count"]] = pd.NA
     out["rule"] = rule
@@ -90,29 +87,16 @@ def _outermost(ranges: pd.DataFrame) -> pd.DataFrame:
     return ordered[(reach.isna() | (ordered["start_ns"] >= reach)).to_numpy()]
 
 
-def _inside(ranges: pd.DataFrame, found: pd.DataFrame) -> int:
-    """Length of the part of the ranges that lies in steps."""
-    step = intervals.Coverage(found["start_ns"], found["end_ns"])
-    return int(step.of(ranges["start_ns"], ranges["end_ns"]).sum())
-
-
-def _gpu(
-    trace: Trace, phases: pd.DataFrame, rule: Rule
-) -> tuple[npt.NDArray[np.object_], dict[str, int], dict[str, int]]:
-    """Busy time and kernels of each phase."""
+def _gpu(trace: Trace, phases: pd.DataFrame, rule: Rule) -> pd.DataFrame:
+    """Busy time and kernels of each phase, ``gpu_ns`` and ``kernel_count``, by its name."""
     ops = intervals.gpu_intervals(trace)
     table, row = ops["table"].to_numpy(), ops["row"].to_numpy()
     owner = _phase_of_launch(trace, phases, intervals.launches_of(trace, table, row), rule)
     names = np.array([*phases["name"].astype("str"), UNATTRIBUTED], dtype=object)[owner]
     start, end, device = (ops[c].to_numpy() for c in ("start_ns", "end_ns", "device"))
     fresh = intervals.uncovered(start, end, device)
-    sums = pd.DataFrame({"phase": names, "gpu": fresh, "kernel": table == GPU_TABLES.index("kernels")})
-    by_phase = sums.groupby("phase").agg(gpu=("gpu", "sum"), kernel=("kernel", "sum"))
-    return (
-        by_phase.index.to_numpy(object),
-        {str(n): int(v) for n, v in by_phase["gpu"].items()},
-        {str(n): int(v) for n, v in by_phase["kernel"].items()},
-    )
+    each = pd.DataFrame({"phase": names, "gpu_ns": fresh, "kernel_count": table == GPU_TABLES.index("kernels")})
+    return pd.DataFrame(each.groupby("phase").agg({"gpu_ns": "sum", "kernel_count": "sum"}))
 
 
 def _phase_of_launch(trace: Trace, phases: pd.DataFrame, launch: Int, rule: Rule) -> Int:
