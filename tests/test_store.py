@@ -163,7 +163,7 @@ class TestCache:
         def full(*_args):
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(store, "_atomically", full)
+        monkeypatch.setattr(store, "replacing", full)
         assert len(nsightkit.load(export)["kernels"])
 
     def test_kineto_is_cached_too(self, tmp_path, monkeypatch):

@@ -17,12 +17,15 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from nsightkit.errors import TraceError
+from nsightkit.trace.files import refusing, replacing
 from nsightkit.trace.model import TABLES, FrameSource, Gpu, Source, Trace, TraceMeta, categorical, complete
 from nsightkit.trace.share.clean import clean
 
@@ -38,8 +41,6 @@ _CACHE_FROM_BYTES = 32 << 20
 
 
 def _to_arrow(frame: pd.DataFrame) -> Any:
-    import pyarrow as pa
-
     columns = {}
     for name, series in frame.items():
         if isinstance(series.dtype, pd.CategoricalDtype):
@@ -51,9 +52,7 @@ def _to_arrow(frame: pd.DataFrame) -> Any:
     return pa.table(columns)
 
 
-def _write_parquet(frame: pd.DataFrame, path: Path, compression: str) -> None:
-    import pyarrow.parquet as pq
-
+def _write_parquet(frame: pd.DataFrame, path: Path | BinaryIO, compression: str) -> None:
     table = _to_arrow(frame)
     # Times and ids grow steadily: deltas of them take a fifth of the space and of the time.
     delta = {n: "DELTA_BINARY_PACKED" for n in table.column_names if str(table[n].type) in ("int64", "int32")}
@@ -69,16 +68,10 @@ def _write_parquet(frame: pd.DataFrame, path: Path, compression: str) -> None:
 
 
 def _read_parquet(path: Path, columns: Sequence[str] | None) -> dict[str, pd.Series]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    table = pq.read_table(path, columns=None if columns is None else list(columns), use_threads=False).combine_chunks()
+    table = pq.read_table(path, columns=None if columns is None else list(columns), use_threads=False)
     out: dict[str, pd.Series] = {}
     for name in table.column_names:
-        column = table[name]
-        column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-        if isinstance(column, pa.ChunkedArray):  # an empty table has no chunk to combine
-            column = column.chunk(0) if column.num_chunks else pa.array([], column.type)
+        column = table[name].combine_chunks()
         if pa.types.is_dictionary(column.type):
             texts = [str(t) for t in column.dictionary.to_pylist()]
             codes = column.indices.to_numpy(zero_copy_only=False)
@@ -187,17 +180,23 @@ def is_store(folder: str | os.PathLike[str]) -> bool:
     ----------
     folder : path-like
     """
+    return bool(_index_of(Path(folder)).get("kind") == "nsightkit trace")
+
+
+def _index_of(folder: Path) -> dict[str, Any]:
+    """What stands in a folder's index; nothing where it has none that can be read."""
     try:
-        return bool(json.loads((Path(folder) / _INDEX).read_text(encoding="utf-8")).get("kind") == "nsightkit trace")
-    except (OSError, ValueError, AttributeError):
-        return False
+        index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return index if isinstance(index, dict) else {}
 
 
 class _StoreSource:
     """Reads single columns of a store."""
 
     def __init__(self, folder: Path) -> None:
-        index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
+        index = _index_of(folder)
         if index.get("format") != _FORMAT:
             raise TraceError(
                 folder,
@@ -214,22 +213,12 @@ class _StoreSource:
     def _file(self, table: str) -> Path:
         return self._folder / f"{table}.parquet"
 
-    @contextlib.contextmanager
-    def _guard(self, table: str) -> Iterator[None]:
-        import pyarrow as pa
-
-        try:
-            yield
-        except (pa.ArrowException, OSError, ValueError) as error:
-            detail = " ".join(str(error).split())[:160]
-            raise TraceError(
-                self._file(table), f"is not a readable Parquet table ({detail})", "convert the original trace again"
-            ) from error
+    def _guard(self, table: str) -> contextlib.AbstractContextManager[None]:
+        problem, remedy = "is not a readable Parquet table", "convert the original trace again"
+        return refusing(self._file(table), problem, remedy, pa.ArrowException, OSError, ValueError)
 
     def read(self, table: str, columns: Sequence[str]) -> pd.DataFrame:
         """See :class:`~nsightkit.trace.model.Source`."""
-        import pyarrow.parquet as pq
-
         if not self._file(table).exists():
             return FrameSource({}).read(table, columns)
         with self._guard(table):
@@ -248,8 +237,6 @@ class _StoreSource:
 
     def size(self, table: str) -> int:
         """See :class:`~nsightkit.trace.model.Source`."""
-        import pyarrow.parquet as pq
-
         if not self._file(table).exists():
             return 0
         with self._guard(table):
@@ -345,19 +332,15 @@ class _CachedSource:
         return self._source
 
     def _read_index(self) -> dict[str, Any]:
-        try:
-            index = json.loads((self._folder / _INDEX).read_text(encoding="utf-8"))
-            return index if isinstance(index, dict) and isinstance(index.get("meta"), dict) else {}
-        except (OSError, ValueError):
-            return {}
+        index = _index_of(self._folder)
+        return index if isinstance(index.get("meta"), dict) else {}
 
     def _keep_index(self, **more: Any) -> None:
-        """Add to the index; a cache that cannot be written is left out, which is not an error."""
+        """Add to the index."""
         self._index = {"sizes": {}, "first_ns": None, **self._read_index(), "meta": _meta_to_json(self.meta)}
         for key, value in more.items():
             self._index[key] = {**self._index[key], **value} if isinstance(value, dict) else value
-        with contextlib.suppress(OSError):
-            _atomically(self._folder / _INDEX, lambda p: p.write_text(json.dumps(self._index), encoding="utf-8"))
+        self._put(_INDEX, lambda file: file.write(json.dumps(self._index).encode()))
 
     def read(self, table: str, columns: Sequence[str]) -> pd.DataFrame:
         """See :class:`~nsightkit.trace.model.Source`."""
@@ -393,8 +376,14 @@ class _CachedSource:
         return _read_parquet(self._folder / f"{table}.{column}.parquet", None)[column]
 
     def _keep(self, name: str, frame: pd.DataFrame) -> None:
+        self._put(name, lambda file: _write_parquet(frame, file, "none"))
+
+    def _put(self, name: str, write_to: Callable[[BinaryIO], Any]) -> None:
+        """Write a file of the cache; one that cannot be written is left out, which is not an error."""
         with contextlib.suppress(OSError):
-            _atomically(self._folder / name, lambda p: _write_parquet(frame, p, "none"))
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with replacing(self._folder / name) as file:
+                write_to(file)
 
     def first_ns(self) -> int:
         """See :class:`~nsightkit.trace.model.Source`."""
@@ -409,19 +398,6 @@ class _CachedSource:
             self._keep_index(sizes={table: self._inner().size(table)})
             sizes = self._index["sizes"]
         return int(sizes[table])
-
-
-def _atomically(path: Path, write_to: Callable[[Path], Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=".", dir=path.parent)
-    os.close(handle)
-    draft = Path(name)
-    try:
-        write_to(draft)
-        draft.chmod(0o644)
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def cached(path: Path, open_source: Callable[[], Source], reader: str) -> Source:
