@@ -252,16 +252,6 @@ def test_the_program_can_stand_in_a_script_element():
         assert never not in program
 
 
-def test_a_window_is_cut_out():
-    trace = _many(1000)
-    half = int(trace["kernels"]["end_ns"].max()) // 2
-    described, lanes = _Read(plots.interactive_timeline(trace, start_ns=half)).traces[0]
-    assert described["first"] == half
-    kept = trace["kernels"][trace["kernels"]["end_ns"] > half]
-    assert lanes[0][0][1]["number"].sum() == len(kept)
-    assert lanes[0][0][1]["start"].tolist() == (kept["start_ns"] - half).tolist()
-
-
 def test_without_gpu_work_ranges_are_rolled_up_by_name():
     ops = pd.DataFrame(
         {"start_ns": [0, 10, 50, 200], "end_ns": [100, 40, 90, 260], "thread": 5, "name": ["mm", "copy_", "mm", "mm"]}

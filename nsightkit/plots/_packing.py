@@ -122,12 +122,10 @@ class _Names:
 class _Prepared:
     """One trace's lanes and the rows that its two views show."""
 
-    def __init__(self, found: Lanes, label: str, window: tuple[int | None, int | None], names: _Names) -> None:
-        lanes, (start_ns, end_ns) = found.lanes, window
-        self.label, self.left_out = label, found.left_out
-        self.first = min((int(lane.start.min()) for lane in lanes), default=0) if start_ns is None else int(start_ns)
-        last = max((int(lane.end.max()) for lane in lanes), default=0) if end_ns is None else int(end_ns)
-        self.span = max(last - self.first, 1)
+    def __init__(self, found: Lanes, label: str, names: _Names) -> None:
+        lanes, self.label, self.left_out = found.lanes, label, found.left_out
+        self.first = min((int(lane.start.min()) for lane in lanes), default=0)
+        self.span = max(max((int(lane.end.max()) for lane in lanes), default=0) - self.first, 1)
         tables = {lane.table for lane in lanes}
         on_gpu = bool(tables & set(GPU_TABLES))
         # What is rolled up: GPU work, else framework ops, else ranges.
@@ -138,11 +136,8 @@ class _Prepared:
         devices: dict[int, list[int]] = {}
         above: set[int] = set()
         for lane in lanes:
-            inside = (lane.end > self.first) & (lane.start < last)
-            if not inside.any():
-                continue
             here = len(self.lanes)
-            self.lanes.append(_items(lane, inside, self.first, names, own_groups))
+            self.lanes.append(_items(lane, self.first, names, own_groups))
             kind = "events" if lane.device >= 0 else "ranges"
             row = rows.setdefault(lane.row, {"label": lane.label, "kind": kind, "of": []})
             row["of"].append([here, -1, 1])
@@ -219,13 +214,13 @@ class _Prepared:
         return levels
 
 
-def _items(lane: Lane, inside: npt.NDArray[np.bool_], first: int, names: _Names, own_groups: dict[str, int]) -> _Items:
-    """A lane's events in the window, as they were recorded."""
-    order = np.argsort(lane.start[inside], kind="stable")
-    start = lane.start[inside][order].astype(np.int64) - first
-    length = lane.end[inside][order].astype(np.int64) - first - start
-    # A dictionary can name much that this window lacks.
-    used, at = np.unique(lane.names.codes[inside][order], return_inverse=True)
+def _items(lane: Lane, first: int, names: _Names, own_groups: dict[str, int]) -> _Items:
+    """A lane's events as they were recorded."""
+    order = np.argsort(lane.start, kind="stable")
+    start = lane.start[order].astype(np.int64) - first
+    length = lane.end[order].astype(np.int64) - first - start
+    # A dictionary can name much that this lane lacks.
+    used, at = np.unique(lane.names.codes[order], return_inverse=True)
     texts = [str(lane.names.categories[c]) if c >= 0 else "" for c in used]
     groups = _groups(lane.table, texts, names, own_groups)
     index = np.array([names.add(_shown(t), g) for t, g in zip(texts, groups, strict=True)], np.int64)
@@ -385,7 +380,6 @@ def pack(
     title: str,
     layout: Literal["switch", "stacked"],
     most_bytes: int,
-    window: tuple[int | None, int | None] = (None, None),
 ) -> InteractiveTimeline:
     """Pack a timeline.
 
@@ -399,19 +393,17 @@ def pack(
         HTML to show where scripts do not run.
     title : str
     layout : {"switch", "stacked"}
-        Several traces: one at a time, or all above each other on one time axis, each from its own window's start.
+        Several traces: one at a time, or all above each other on one time axis, each from its own start.
     most_bytes : int
         As in :func:`nsightkit.plots.interactive_timeline`.
-    window : tuple of int or None
-        Nanoseconds on each trace's clock.
 
     Returns
     -------
     InteractiveTimeline
     """
     names = _Names()
-    prepared = [_Prepared(lanes, label, window, names) for label, lanes in found.items()]
-    common = {"title": title, "view": "raw", "layout": layout, "said": list(said)}
+    prepared = [_Prepared(lanes, label, names) for label, lanes in found.items()]
+    common = {"title": title, "layout": layout, "said": list(said)}
     data, items = _fitted(prepared, names, common, most_bytes)
     events = sum(len(lane.start) for trace in prepared for lane in trace.lanes[: trace.recorded])
     return InteractiveTimeline(data, fallback, " ".join(said), (len(prepared), events, items))

@@ -35,14 +35,13 @@ def table(frame: pd.DataFrame, formats: dict[str, Any] | None = None, missing: s
         Renders as HTML in a notebook or a gallery page. Needs jinja2.
     """
     chosen = {str(c): _format(str(c), frame[c]) for c in frame.columns} | (formats or {})
-    plain = {c: f for c, f in chosen.items() if f is not None}
     # Numbers line up at their right, words at their left.
     words = [c for c in frame.columns if _worded(frame[c])]
     left: Any = {c: [{"selector": "", "props": "text-align: left"}] for c in words}
     from pandas.io.formats.style import Styler  # needs jinja2, which drawing does not
 
     # Without an identifier for each cell, which nothing refers to and every page would carry.
-    shown = Styler(frame, cell_ids=False).hide(axis="index").format(plain, na_rep=missing, escape="html")
+    shown = Styler(frame, cell_ids=False).hide(axis="index").format(chosen, na_rep=missing, escape="html")
     shown = shown.format_index(escape="html", axis="columns")
     return shown.set_table_styles(left, overwrite=False)
 

@@ -123,15 +123,12 @@ def _coverage(start: np.ndarray, end: np.ndarray, width: float) -> np.ndarray:
     # Each interval's part that no earlier one covers: those parts are disjoint, so their lengths may be added.
     begin = np.maximum(start, np.concatenate([[-np.inf], end[:-1]]))
     begin, end = begin[end > begin], end[end > begin]
-    edges = np.linspace(0, width, _COLUMNS + 1)
     covered = np.concatenate([[0.0], np.cumsum(end - begin)])
-
-    def until(x: np.ndarray) -> np.ndarray:
-        i = np.searchsorted(begin, x, side="right")
-        over = np.where(i > 0, np.maximum(end[np.maximum(i, 1) - 1] - x, 0), 0)
-        return np.asarray(covered[i] - over)
-
-    return np.clip(np.diff(until(edges)) / (width / _COLUMNS), 0, 1)
+    until = np.interp(
+        np.linspace(0, width, _COLUMNS + 1), np.stack([begin, end], 1).ravel(), np.repeat(covered, 2)[1:-1]
+    )
+    share: np.ndarray = np.clip(np.diff(until) / (width / _COLUMNS), 0, 1)
+    return share
 
 
 def _write_names(axes: Any, start: np.ndarray, end: np.ndarray, names: Any, row: int, width: float) -> None:
@@ -145,7 +142,6 @@ def _write_names(axes: Any, start: np.ndarray, end: np.ndarray, names: Any, row:
 def interactive_timeline(
     traces: Trace | Mapping[str, Trace],
     *,
-    start_ns: int | None = None,
     levels: int = 3,
     title: str = "Timeline",
     most_bytes: int = 250_000,
@@ -167,8 +163,6 @@ def interactive_timeline(
     ----------
     traces : Trace or mapping of str to Trace
         What to show, by the label a reader chooses it with.
-    start_ns : int, optional
-        Where the window begins, nanoseconds on each trace's clock; with its first event when omitted.
     levels : int, default 3
         How many nesting levels of CPU ranges (or framework ops, in a trace without ranges) to show a thread.
     title : str, default "Timeline"
@@ -189,7 +183,7 @@ def interactive_timeline(
         raise UsageError("an interactive timeline needs a trace")
     fallback, said = [], []
     for number, (label, trace) in enumerate(several.items()):
-        svg, sentence = _static(trace, f"{title}: {label}" if label else title, start_ns=start_ns, levels=levels)
+        svg, sentence = _static(trace, f"{title}: {label}" if label else title, levels)
         said.append(sentence)
         if number and len(several) > _MOST_FALLBACKS:
             continue  # its sentence is there; pictures of ten traces weigh as much as a page
@@ -204,16 +198,15 @@ def interactive_timeline(
         title=title,
         layout="switch",
         most_bytes=most_bytes,
-        window=(start_ns, None),
     )
 
 
-def _static(trace: Trace, title: str, **options: Any) -> tuple[str, str]:
+def _static(trace: Trace, title: str, levels: int) -> tuple[str, str]:
     """Draw the static figure as SVG in the page's own text colour, with its marks as one picture; and its sentence."""
     style: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": title, "savefig.dpi": 144}
     style |= dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), _INK)
     with mpl.rc_context(style):
-        figure = timeline(trace, title=title, **options)
+        figure = timeline(trace, title=title, levels=levels)
         # Tens of thousands of corners would weigh more than all of the page; below 1.2 lies what is filled.
         figure.axes[0].set_rasterization_zorder(1.2)
         sentence = str(figure.get_label())
@@ -221,18 +214,20 @@ def _static(trace: Trace, title: str, **options: Any) -> tuple[str, str]:
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
         plt.close(figure)
     svg = out.getvalue()
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"(?<=data:image/png;base64,)[^\"]*", lambda m: _few_colours(m[0]), svg)
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"font-family: [^;]*;", "font-family: 'DejaVu Sans', Verdana, sans-serif;", svg)
+    opening = f'<svg role="img" aria-label="{html.escape(sentence)}" style="min-width: 34rem; max-width: 100%" '
     # Names of groups would be there once a figure; only the ids that something refers to are needed.
     used = set(re.findall(r"(?:#|url\(#)([\w-]+)", svg))
-    svg = re.sub(r' id="([\w-]+)"', lambda m: m[0] if m[1] in used else "", svg)
-    svg = svg.replace(_INK, "currentColor")
-    said = html.escape(sentence, quote=True)
-    svg = svg.replace("<svg ", f'<svg role="img" aria-label="{said}" style="min-width: 34rem; max-width: 100%" ', 1)
+    for pattern, new in (
+        (r"^.*?<svg ", lambda _: opening),
+        (r"(?<=data:image/png;base64,)[^\"]*", lambda found: _few_colours(found[0])),
+        (r"<metadata>.*?</metadata>", lambda _: ""),
+        (r"font-family: [^;]*;", lambda _: "font-family: 'DejaVu Sans', Verdana, sans-serif;"),
+        (r' id="([\w-]+)"', lambda found: found[0] if found[1] in used else ""),
+        (_INK, lambda _: "currentColor"),
+    ):
+        svg = re.sub(pattern, new, svg, flags=re.DOTALL)
     # On a narrow screen the figure scrolls inside itself, which the keyboard must reach.
-    name = html.escape(title, quote=True)
+    name = html.escape(title)
     return f'<div role="group" aria-label="{name}" tabindex="0" style="overflow-x: auto">{svg}</div>', sentence
 
 

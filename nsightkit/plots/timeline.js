@@ -215,7 +215,7 @@
     build() {
       const { data } = this;
       this.view = { start: 0, end: 1 };
-      this.mode = data.view;
+      this.mode = "raw";
       this.index = 0;
       this.row = 0;
       this.picked = null;

@@ -8,10 +8,14 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from importlib.resources import files
+from itertools import accumulate
 from pathlib import Path
 from string import Template
 from typing import Any
+
+import pandas as pd
 
 from nsightkit import __version__
 from nsightkit.analysis import verdict
@@ -192,12 +196,10 @@ class _Page:
     def document(self) -> str:
         """The page as text."""
         sections = [("answer", "Answer", self._answers()), ("summary", "Summary", self._summary())]
-        tables = []
-        for each in SECTIONS:
-            drawn = draw(each, {label: each.ask(trace) for label, trace in self.traces.items()}, self.sources)
-            if drawn is not None:
-                tables.append((each.name, each.title, drawn))
-        rest = sum(len(drawn.encode("utf-8", "replace")) for _, _, drawn in (*sections, *tables))
+        asked = [(each, {label: each.ask(trace) for label, trace in self.traces.items()}) for each in SECTIONS]
+        drawn = [(each.name, each.title, draw(each, answers, self.sources)) for each, answers in asked]
+        tables = [(name, title, table) for name, title, table in drawn if table is not None]
+        rest = sum(len(part.encode("utf-8", "replace")) for _, _, part in (*sections, *tables))
         timeline = self._timeline(max(_MOST_BYTES - rest - 120_000, _LEAST_TIMELINE))
         sections += [("timeline", "Timeline", self._stage(timeline)), *tables]
         links = [tag("li", tag("a", title, href=f"#{name}")) for name, title, _ in sections]
@@ -208,7 +210,7 @@ class _Page:
             style=style,
             head=tag("h1", self.title) + self._origins(),
             links="".join(links),
-            main="".join(drawn for _, _, drawn in sections),
+            main="".join(part for _, _, part in sections),
             foot=tag("p", f"Made by nsightkit {__version__}. {_FOOT}"),
             viewer=viewer,
             script=script,
@@ -276,17 +278,22 @@ class _Page:
         """Where the time went, as one bar; each moment of each device counts once."""
         if not parts:
             return None
-        rects, legend, at = [], [], 0.0
-        for part in parts:
-            name, share = str(part["bottleneck"]), float(part["share_of_span"])
-            busy = name in _PARTS
-            rects.append(tag("rect", x=f"{100 * at:.3f}%", width=f"{100 * share:.3f}%", height="100%",
-                             fill=_COLOURS.get(name, DARK_GREY)))  # fmt: skip
-            patch = tag("svg", tag("rect", width="100%", height="100%", fill=_COLOURS.get(name, DARK_GREY)),
-                        class_="patch", aria_hidden="true", focusable="false")  # fmt: skip
-            legend.append(tag("li", patch, f"{_PARTS[name] if busy else f'idle: {name}'} ",
-                              tag("b", _percent(share))))  # fmt: skip
-            at += share
+        named = [(str(part["bottleneck"]), float(part["share_of_span"])) for part in parts]
+        starts = accumulate((share for _, share in named), initial=0.0)
+        rects = [
+            tag("rect", x=f"{100 * at:.3f}%", width=f"{100 * share:.3f}%", height="100%",
+                fill=_COLOURS.get(name, DARK_GREY))
+            for at, (name, share) in zip(starts, named, strict=False)
+        ]  # fmt: skip
+        patches = [
+            tag("svg", tag("rect", width="100%", height="100%", fill=_COLOURS.get(name, DARK_GREY)), class_="patch",
+                aria_hidden="true", focusable="false")
+            for name, _ in named
+        ]  # fmt: skip
+        legend = [
+            tag("li", patch, f"{_PARTS.get(name, f'idle: {name}')} ", tag("b", _percent(share)))
+            for patch, (name, share) in zip(patches, named, strict=True)
+        ]
         drawn = tag("svg", rects, class_="span", role="img", aria_label="Shares of the time; the list below names them",
                     preserveAspectRatio="none")  # fmt: skip
         in_steps = self.figures[label]["window_ns"] is not None
@@ -306,17 +313,15 @@ class _Page:
     # --- the timeline ---
 
     def _timeline(self, most_bytes: int) -> InteractiveTimeline:
-        idle, said = {}, []
+        said = []
         for label, trace in self.traces.items():
-            found = gaps.causes(trace)
-            idle[label] = found.loc[(found["end_ns"] - found["start_ns"]).nlargest(_MOST_GAPS).index.sort_values()]
             counts = [f"{trace.size(table):,} {table}" for table in (*GPU_TABLES, "ranges", "ops", "calls")
                       if trace.size(table)]  # fmt: skip
             said.append(f"Timeline of {label}: {', '.join(counts) or 'no events'}. The tables say the same in numbers.")
         many = len(self.traces)
         most = Most(max(_MOST.levels // many, 3), max(_MOST.streams // many, 4), max(_MOST.threads // many, 3))
         return pack(
-            {label: all_lanes(trace, most, idle[label]) for label, trace in self.traces.items()},
+            {label: all_lanes(trace, most, _drawn_gaps(trace)) for label, trace in self.traces.items()},
             said=said,
             fallback=tag("p", "The timeline needs scripts; the tables do not."),
             title="Timeline",
@@ -332,6 +337,11 @@ class _Page:
         below = source_line(self.sources, self.letters, "figcaption")
         figure = tag("figure", Markup(timeline.html(script=False)), below)
         return section("timeline", "Timeline", tag("p", lead, class_="lead"), figure)
+
+
+def _drawn_gaps(trace: Trace) -> pd.DataFrame:
+    found = gaps.causes(trace)
+    return found.loc[(found["end_ns"] - found["start_ns"]).nlargest(_MOST_GAPS).index.sort_values()]
 
 
 def _source(trace: Trace) -> str:
@@ -356,15 +366,11 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f} %" if share >= 0.001 else "< 0.1 %"
 
 
-def _amount(key: str, of: str | None = "span_ns") -> Any:
-    def text(_: Trace, figures: Mapping[str, Any]) -> str:
-        value = figures[key]
-        if value is None:
-            return "not recorded"
-        whole = figures[of] if of else None
-        return time_text(value) + (f" ({100 * value / whole:.1f} %)" if whole else "")
-
-    return text
+def _amount(key: str, of: str | None, _: Trace, figures: Mapping[str, Any]) -> str:
+    if figures[key] is None:
+        return "not recorded"
+    whole = figures[of] if of else None
+    return time_text(figures[key]) + (f" ({100 * figures[key] / whole:.1f} %)" if whole else "")
 
 
 def _counted(_: Trace, figures: Mapping[str, Any]) -> str:
@@ -395,13 +401,13 @@ def _gpus(trace: Trace, _: Mapping[str, Any]) -> str:
 _FIGURES: tuple[tuple[str, Any], ...] = (
     ("GPU", _gpus),
     ("recorded by", _tool),
-    ("span of GPU work", _amount("span_ns", None)),
-    ("GPU busy", _amount("busy_ns")),
-    ("GPU idle", _amount("idle_ns")),
+    ("span of GPU work", partial(_amount, "span_ns", None)),
+    ("GPU busy", partial(_amount, "busy_ns", "span_ns")),
+    ("GPU idle", partial(_amount, "idle_ns", "span_ns")),
     ("GPU idle in the steps", _steps_idle),
     ("kernels", _counted),
-    ("copies and memsets, summed", _amount("memop_ns", None)),
-    ("CUDA graphs, summed", _amount("graph_ns", None)),
+    ("copies and memsets, summed", partial(_amount, "memop_ns", None)),
+    ("CUDA graphs, summed", partial(_amount, "graph_ns", None)),
     ("captured before / after", lambda _, f: "-" if f["lead_ns"] is None else
      f"{time_text(f['lead_ns'])} / {time_text(f['tail_ns'])}"),
     ("not recorded", _missing),
