@@ -202,6 +202,8 @@ def categorize(names: pd.Index | pd.Series) -> pd.Categorical[str]:
     """
     values = names.array if isinstance(names.dtype, pd.CategoricalDtype) else pd.Categorical(names)
     assert isinstance(values, pd.Categorical)
-    # The last slot serves the code -1, a missing name.
-    code_of_name = np.array([*(_CODE[category_of(str(n))] for n in values.categories), _CODE["other"]], dtype=np.int8)
+    # Only of names that occur: a reader may share one dictionary between tables. The last slot is for a missing name.
+    code_of_name = np.full(len(values.categories) + 1, _CODE["other"], np.int8)
+    used = np.setdiff1d(pd.unique(values.codes), -1)
+    code_of_name[used] = [_CODE[category_of(str(name))] for name in values.categories[used]]
     return pd.Categorical.from_codes(code_of_name[values.codes], categories=pd.Index(CATEGORIES))

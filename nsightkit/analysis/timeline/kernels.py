@@ -75,21 +75,7 @@ def _by_name(trace: Trace) -> pd.DataFrame:
 
 def _by_category(trace: Trace) -> pd.DataFrame:
     events = trace.table("kernels", ["name", "duration_ns"])
-    kinds = categorize(_used(events["name"]))
+    kinds = categorize(events["name"])
     table = durations_by_group(kinds.codes, events["duration_ns"].to_numpy())
     table.insert(0, "name", np.array(CATEGORIES, dtype=object)[table.pop("group").to_numpy()])
     return table
-
-
-def _used(names: pd.Series) -> pd.Series:
-    """Drop categories no row has: a reader may share one dictionary between tables."""
-    codes = names.cat.codes.to_numpy()
-    size = len(names.cat.categories)
-    if size <= 4096:
-        return names
-    used = np.bincount(codes[codes >= 0], minlength=size) > 0
-    narrow = np.cumsum(used) - 1
-    values = pd.Categorical.from_codes(
-        np.where(codes >= 0, narrow[codes], -1), categories=names.cat.categories[used], validate=False
-    )
-    return pd.Series(values)

@@ -70,7 +70,7 @@ def summary(trace: Trace, match: str = PHASES, rule: Rule = "window") -> pd.Data
     wall = int((found["end_ns"] - found["start_ns"]).sum())
     both.loc[UNATTRIBUTED, ["count", "cpu_ns"]] = 0, wall - in_steps if len(found) else pd.NA
     phases = both.iloc[:-1].sort_values(["gpu_ns", "cpu_ns"], ascending=False, kind="stable")
-    out = pd.concat([phases, both.iloc[-1:]]).rename_axis("phase").reset_index()
+    out: pd.DataFrame = pd.concat([phases, both.iloc[-1:]]).rename_axis("phase").reset_index()
     out["share_of_busy"] = out["gpu_ns"] / (out["gpu_ns"].sum() or np.nan)
     out = out.astype({"phase": "str", "gpu_ns": "Int64"})
     if not recorded:
@@ -96,7 +96,7 @@ def _gpu(trace: Trace, phases: pd.DataFrame, rule: Rule) -> pd.DataFrame:
     start, end, device = (ops[c].to_numpy() for c in ("start_ns", "end_ns", "device"))
     fresh = intervals.uncovered(start, end, device)
     each = pd.DataFrame({"phase": names, "gpu_ns": fresh, "kernel_count": table == GPU_TABLES.index("kernels")})
-    return pd.DataFrame(each.groupby("phase").agg({"gpu_ns": "sum", "kernel_count": "sum"}))
+    return each.groupby("phase")[["gpu_ns", "kernel_count"]].sum()
 
 
 def _phase_of_launch(trace: Trace, phases: pd.DataFrame, launch: Int, rule: Rule) -> Int:
