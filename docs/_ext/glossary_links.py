@@ -56,11 +56,7 @@ def _link(app: Sphinx, doctree: nodes.document, docname: str) -> None:
     if not places:
         return
     pattern = pattern_of(list(places))
-    seen = {
-        node["reftitle"].lower()
-        for node in doctree.findall(nodes.reference)
-        if node.get("reftitle", "").lower() in places
-    }
+    seen = {node.get("reftitle", "").lower() for node in doctree.findall(nodes.reference)}
     for text in list(doctree.findall(nodes.Text)):
         parent = text.parent
         above = parent

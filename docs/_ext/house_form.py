@@ -11,17 +11,7 @@ import re
 import sys
 from pathlib import Path
 
-#: The sections that every page has, in this order; a page may have others between them.
-HEADINGS = (
-    "Expectation",
-    "Measure",
-    "Read",
-    "Change one thing",
-    "Measure again",
-    "Verdict",
-    "Limits",
-    "Run it yourself",
-)
+#: The sections that every page has, in this order, and why; a page may have others between them.
 _WHY = {
     "Expectation": "work the result out before anything is measured; a result that could not be wrong explains nothing",
     "Measure": "a block that ends in `measure(...)` shows where the numbers come from",
@@ -32,6 +22,7 @@ _WHY = {
     "Limits": "what this page does not show, and what would change the answer",
     "Run it yourself": "the commands, with a GPU and without one",
 }
+HEADINGS = tuple(_WHY)
 #: A number with a unit in prose was typed by somebody, and nobody will correct it.
 _TYPED = re.compile(
     r"\d[\d.,]*\s*(%|\u00d7|x\b|[nµum]?s\b|min|sec|hours?\b|[kKMGT]i?B\b|bytes?\b|[MGT]?Hz\b|[GT]?FLOP|times\b|percent)"
@@ -102,31 +93,39 @@ def problems(script: Path) -> list[str]:
 
 
 def _told(script: Path, text: str, blocks: list[str]) -> list[str]:
-    found = []
-    if not blocks[0].splitlines()[0].endswith("?"):
-        found.append("the title is not a question; the first line asks what the page answers, and ends with '?'")
-    if not measured(script):
-        found.append(
-            'nothing is measured; call `measure("name", "part")` as the last line of a block, which also shows '
-            "the provenance"
-        )
-    if "findings = {" not in text:
-        found.append(
-            'it exports no findings; end the verdict with `findings = {"verdict": verdict, ...}`, so that prose can '
-            "refer to numbers"
-        )
-    if f":measured:`{script.stem}.verdict`" not in text:
-        found.append(
-            f"the question does not say what came out; write :measured:`{script.stem}.verdict` in the first block, "
-            "and it is filled in at each build"
-        )
-    if f"python examples/{script.name}" not in text:
-        found.append(
-            f"a reader cannot repeat it; give the command `python examples/{script.name}` under 'Run it yourself'"
-        )
-    if "://" in text:
-        found.append("it names an address; a page asks for nothing elsewhere, so name the thing instead")
-    return found
+    checks = (
+        (
+            blocks[0].splitlines()[0].endswith("?"),
+            "the title is not a question; the first line asks what the page answers, and ends with '?'",
+        ),
+        (
+            measured(script),
+            (
+                'nothing is measured; call `measure("name", "part")` as the last line of a block, which also shows '
+                "the provenance"
+            ),
+        ),
+        (
+            "findings = {" in text,
+            (
+                'it exports no findings; end the verdict with `findings = {"verdict": verdict, ...}`, so that prose can '
+                "refer to numbers"
+            ),
+        ),
+        (
+            f":measured:`{script.stem}.verdict`" in text,
+            (
+                f"the question does not say what came out; write :measured:`{script.stem}.verdict` in the first block, "
+                "and it is filled in at each build"
+            ),
+        ),
+        (
+            f"python examples/{script.name}" in text,
+            f"a reader cannot repeat it; give the command `python examples/{script.name}` under 'Run it yourself'",
+        ),
+        ("://" not in text, "it names an address; a page asks for nothing elsewhere, so name the thing instead"),
+    )
+    return [problem for fine, problem in checks if not fine]
 
 
 def _sections(blocks: list[str]) -> list[str]:
