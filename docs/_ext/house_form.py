@@ -108,8 +108,8 @@ def _told(script: Path, text: str, blocks: list[str]) -> list[str]:
         (
             "findings = {" in text,
             (
-                'it exports no findings; end the verdict with `findings = {"verdict": verdict, ...}`, so that prose can '
-                "refer to numbers"
+                'it exports no findings; end the verdict with `findings = {"verdict": verdict, ...}`, so that prose '
+                "can refer to numbers"
             ),
         ),
         (
