@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from nsightkit.errors import UsageError
 from nsightkit.trace.files import replacing
-from nsightkit.trace.kineto import COLLECTIVE, short_kernel_name
+from nsightkit.trace.kineto import COLLECTIVE, MEMBERS, short_kernel_name
 from nsightkit.trace.model import GPU_TABLES, Trace
 from nsightkit.trace.nesting import nesting
 from nsightkit.trace.share.clean import clean
@@ -112,14 +112,8 @@ class _Export:
         head["deviceProperties"] = [_device_properties(g) for g in meta.gpus]
         if meta.distributed:
             head["distributedInfo"] = meta.distributed
-        head["nsightkit"] = {
-            "t0_ns": self.trace.t0_ns,
-            "tool": meta.tool,
-            "tool_version": meta.tool_version,
-            "driver": meta.driver,
-            "missing": meta.missing,
-            "window_ns": meta.window_ns,
-        }
+        kept = ("tool", "tool_version", "driver", "missing", "window_ns")
+        head["nsightkit"] = {"t0_ns": self.trace.t0_ns, **{field: getattr(meta, field) for field in kept}}
         out.write(_json(head)[:-1].encode() + b', "traceEvents": [')
         first = ",\n".join(_json(e) for e in self._metadata()).encode()
         out.write(first)
@@ -134,16 +128,13 @@ class _Export:
         """Where on the screen each operation goes: a thread a stream, further ones where a stream overlaps itself."""
         places: dict[str, pd.DataFrame] = {}
         for tables, label in _GPU_TRACKS:
-            frames = [self.trace.table(table, ["start_ns", "end_ns", "device", "stream"]) for table in tables]
-            place = self._on_tracks(pd.concat(frames, ignore_index=True), label)
-            ends = np.cumsum([len(frame) for frame in frames])
-            for table, frame, end in zip(tables, frames, ends, strict=True):
-                places[table] = place.iloc[end - len(frame) : end]
+            frames = {table: self.trace.table(table, ["start_ns", "end_ns", "device", "stream"]) for table in tables}
+            places |= _split(self._on_tracks(pd.concat(frames.values(), ignore_index=True), label), frames)
         return places
 
     def _on_tracks(self, frame: pd.DataFrame, label: str) -> pd.DataFrame:
         if not len(frame):
-            return pd.DataFrame(columns=["pid", "tid", "shares"], dtype=np.int64)
+            return pd.DataFrame(columns=["pid", "tid", "shares"], dtype=np.int64).astype({"shares": bool})
         for device in sorted({int(d) for d in frame["device"].unique()} - self.gpu_pid.keys()):
             taken = {*self.pid.values(), *self.gpu_pid.values()}
             self.gpu_pid[device] = device if device >= 0 and device not in taken else self._free_pid()
@@ -198,8 +189,7 @@ class _Export:
             self.beside[own_pid, own_tid, depth] = _THREAD_MASK + 1 + len(self.beside)
         place.loc[rows, "tid"] = np.array(list(self.beside.values()), np.int64)[which.reshape(-1)]
         place = place.assign(shares=_shared(place, events["start_ns"]))
-        ends = np.cumsum([len(frame) for frame in frames.values()])
-        return {t: place.iloc[end - len(f) : end] for (t, f), end in zip(frames.items(), ends, strict=True)}
+        return _split(place, frames)
 
     def _metadata(self) -> Iterator[dict[str, Any]]:
         names = {g.device: g.name for g in self.trace.meta.gpus}
@@ -268,7 +258,7 @@ class _Export:
                     ',"end thread":',
                     _number(some["end_thread"] & _THREAD_MASK),
                 ]
-                category = _combined(some, ["kind"], _range_category)
+                category = _each(some["kind"], _range_category)
                 if not is_async:
                     yield _text(
                         ',\n{"ph":"X",', category, *name, ',"args":{', *args, "}", *_placed(where),
@@ -303,13 +293,13 @@ class _Export:
         begins there at the same time, the two slices carry the arrow themselves.
         """
         calls = self.trace.table("calls", ["start_ns", "process", "correlation"])
-        calls = calls.assign(row=np.arange(len(calls)), **self._columns("calls", ""))
+        calls = calls.assign(row=np.arange(len(calls))).join(self._drawn("calls"))
         calls = calls[calls["correlation"] != 0].sort_values("start_ns", kind="stable")
         calls = calls.drop_duplicates(["process", "correlation"])
         arrows = []
         for table in GPU_TABLES:
             ops = self.trace.table(table, ["start_ns", "process", "correlation"]).rename(columns={"start_ns": "to_ns"})
-            ops = ops.assign(to_row=np.arange(len(ops)), **self._columns(table, "to_"))
+            ops = ops.assign(to_row=np.arange(len(ops))).join(self._drawn(table).add_prefix("to_"))
             both = calls.merge(ops, on=["process", "correlation"], how="inner")
             unclear = both["shares"] | both["to_shares"]
             for name, row in (("calls", "row"), (table, "to_row")):
@@ -317,11 +307,14 @@ class _Export:
             arrows.append(both[~unclear])
         return arrows
 
-    def _columns(self, table: str, prefix: str) -> dict[str, Any]:
-        place = self.place[table]
-        return {f"{prefix}{c}": place[c].to_numpy() for c in ("pid", "tid")} | {
-            f"{prefix}shares": place["shares"].to_numpy(bool)
-        }
+    def _drawn(self, table: str) -> pd.DataFrame:
+        return self.place[table][["pid", "tid", "shares"]].reset_index(drop=True)
+
+
+def _split(place: pd.DataFrame, frames: dict[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
+    """Give each table its rows of what was made of all of them."""
+    ends = np.cumsum([len(frame) for frame in frames.values()])
+    return {t: place.iloc[end - len(f) : end] for (t, f), end in zip(frames.items(), ends, strict=True)}
 
 
 def _shared(place: pd.DataFrame, start: pd.Series[Any]) -> npt.NDArray[np.bool_]:
@@ -437,20 +430,21 @@ def _timed(at: pd.Series[Any]) -> list[_Piece]:
     return [',"ts":', *_us(at.to_numpy())]
 
 
+def _each(column: pd.Series[Any], text: Callable[[str], str]) -> pa.Array:
+    """Make a text of each category."""
+    texts = pa.array([text(str(category)) for category in column.cat.categories] or [""])
+    return texts.take(pa.array(column.cat.codes.to_numpy(np.int64)))
+
+
 def _labels(names: pd.Series[Any]) -> pa.Array:
     """JSON strings of a categorical."""
-    texts = pa.array([_json(str(n)) for n in names.cat.categories] or ['""'])
-    return texts.take(pa.array(names.cat.codes.to_numpy(np.int64)))
+    return _each(names, _json)
 
 
-def _collectives(described: pd.Series[Any]) -> _Piece:
-    """Describe collectives as Kineto does: members of `args`."""
-    texts = [""] * len(described.cat.categories)
-    for i, text in enumerate(described.cat.categories):
-        if text:
-            known = {k: v for k, v in json.loads(str(text)).items() if k in COLLECTIVE}
-            texts[i] = f",{_json(known)[1:-1]}" if known else ""
-    return pa.array(texts or [""]).take(pa.array(described.cat.codes.to_numpy(np.int64)))
+def _collective(described: str) -> str:
+    """Describe a collective as Kineto does: members of `args`."""
+    known = {k: v for k, v in json.loads(described or "{}").items() if k in COLLECTIVE}
+    return f",{_json(known)[1:-1]}" if known else ""
 
 
 def _sequences(number: pd.Series[Any]) -> _Piece:
@@ -459,14 +453,12 @@ def _sequences(number: pd.Series[Any]) -> _Piece:
     return pc.if_else(pc.greater_equal(numbers, 0), said, "")
 
 
-def _inputs(inputs: pd.Series[Any]) -> pa.Array:
-    """What Kineto writes of operators' inputs."""
-    texts = [""] * len(inputs.cat.categories)
-    for i, given in enumerate(inputs.cat.categories):
-        if given:
-            dims, types, values = (_json(part) for part in json.loads(str(given)))
-            texts[i] = f',"Input Dims":{dims},"Input type":{types},"Concrete Inputs":{values}'
-    return pa.array(texts or [""]).take(pa.array(inputs.cat.codes.to_numpy(np.int64)))
+def _inputs(given: str) -> str:
+    """What Kineto writes of an operator's inputs."""
+    if not given:
+        return ""
+    dims, types, values = map(_json, json.loads(given))
+    return f',"Input Dims":{dims},"Input type":{types},"Concrete Inputs":{values}'
 
 
 def _combined(some: pd.DataFrame, columns: Sequence[str], text: Callable[..., str]) -> pa.Array:
@@ -495,63 +487,49 @@ def _bound(call: _Ints, direction: str) -> _Piece:
     return pc.if_else(pa.array(call >= 0), said, "")
 
 
-#: Members of a slice's `args`, and the columns that they are.
-_GPU_ARGS = {"device": "device", "stream": "stream", "correlation": "correlation", "process": "process"}
-#: By table: the category of its slices as Kineto has it, and their `args`.
-_SLICES = {
-    "kernels": (
-        "kernel",
-        {
-            **_GPU_ARGS,
-            "registers per thread": "registers",
-            "shared memory": "shared_bytes",
-            "static shared memory": "static_shared_bytes",
-            "graph node id": "graph_node",
-        },
-    ),
-    "memops": ("", {**_GPU_ARGS, "bytes": "bytes", "graph node id": "graph_node"}),
-    "graphs": ("graph_replay", {**_GPU_ARGS, "graph id": "graph_id"}),
-    "syncs": ("cuda_sync", _GPU_ARGS),
-    "calls": ("cuda_runtime", {"correlation": "correlation"}),
-    "ops": ("cpu_op", {"External id": "correlation"}),
-    "os_calls": ("os_call", {}),
-    "overhead": ("overhead", {}),
+#: Members of the `args` of every slice of a GPU's.
+_ON_GPU = {"device": "device", "stream": "stream"}
+#: By table: the category of its slices as Kineto has it.
+_CATEGORIES = {
+    "kernels": "kernel",
+    "graphs": "graph_replay",
+    "syncs": "cuda_sync",
+    "calls": "cuda_runtime",
+    "ops": "cpu_op",
+    "os_calls": "os_call",
+    "overhead": "overhead",
 }
 
 
 def _described(table: str, some: pd.DataFrame) -> list[_Piece]:
     """Category, name and `args` of slices."""
-    category, fields = _SLICES[table]
     more: list[_Piece] = []
     if table == "memops":
         pieces = [_combined(some, ["kind", "src_kind", "dst_kind"], _memop_event)]
-    elif table == "graphs":
-        pieces = [f'"cat":"{category}","name":"CUDA graph"']
     else:
-        pieces = [f'"cat":"{category}","name":', _labels(some["kind" if table == "syncs" else "name"])]
+        name = _labels(some["kind" if table == "syncs" else "name"]) if table != "graphs" else '"CUDA graph"'
+        pieces = [f'"cat":"{_CATEGORIES[table]}","name":', name]
     if table == "kernels":
-        some = some.assign(shared_bytes=some["static_shared_bytes"].astype("int64") + some["dynamic_shared_bytes"])
+        both = some["static_shared_bytes"].astype("int64") + some["dynamic_shared_bytes"]
+        some = some.assign(dynamic_shared_bytes=both)  # Kineto's is the sum
         for field in ("grid", "block"):
             x, y, z = (_number(some[f"{field}_{axis}"]) for axis in "xyz")
             more += [f',"{field}":[', x, ",", y, ",", z, "]"]
-        more += [_collectives(some["collective"]), _sequences(some["sequence"])]
-        more += [_short_names(some["name"], some["short_name"])]
+        more += [_each(some["collective"], _collective), _sequences(some["sequence"])]
+        more += [_combined(some, ["name", "short_name"], _short_name)]
     elif table == "syncs":
         more = [',"cuda_sync_kind":', _labels(some["kind"])]
     elif table == "ops":
-        more = [_inputs(some["inputs"])]
-    for before, (member, column) in zip([',"args":{', *[","] * len(fields)], fields.items(), strict=False):
+        more = [_each(some["inputs"], _inputs)]
+    fields = (_ON_GPU if "device" in some else {}) | MEMBERS.get(table, {})
+    for before, (column, member) in zip([',"args":{', *[","] * len(fields)], fields.items(), strict=False):
         pieces += [f'{before}"{member}":', _number(some[column])]
     return [*pieces, *more, "}"] if fields else pieces
 
 
-def _short_names(names: pd.Series[Any], short: pd.Series[Any]) -> pa.Array:
+def _short_name(name: str, given: str) -> str:
     """Write the short name where it is not the one that follows from the name."""
-
-    def text(name: str, given: str) -> str:
-        return "" if short_kernel_name(name) == given else f',"short name":{_json(given)}'
-
-    return _combined(pd.DataFrame({"name": names, "short_name": short}), ["name", "short_name"], text)
+    return "" if short_kernel_name(name) == given else f',"short name":{_json(given)}'
 
 
 def _memop_event(kind: str, source: str, target: str) -> str:
