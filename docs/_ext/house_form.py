@@ -1,4 +1,4 @@
-"""The form of an investigation, checked: what its sections are, where its numbers come from, what a reader is told.
+"""The form of an investigation, checked: what its sections are, where its numbers come from, what it says to a reader.
 
 ``python docs/_ext/house_form.py [SCRIPT...]`` checks scripts (all of `examples/` by default) without running them, says
 what to do about each problem, and exits with 1 if there is one. The build runs it before anything else.
@@ -23,7 +23,7 @@ _WHY = {
     "Run it yourself": "the commands, with a GPU and without one",
 }
 HEADINGS = tuple(_WHY)
-#: A number with a unit in prose was typed by somebody, and nobody will correct it.
+#: A number with a unit in prose was typed by hand, and stays when the measurement changes.
 _TYPED = re.compile(
     r"\d[\d.,]*\s*(%|\u00d7|x\b|[nµum]?s\b|min|sec|hours?\b|[kKMGT]i?B\b|bytes?\b|[MGT]?Hz\b|[GT]?FLOP|times\b|percent)"
 )

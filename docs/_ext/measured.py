@@ -2,7 +2,7 @@
 
 A page that measures exports what it found under names: a gallery script by binding ``findings``, a notebook page with
 :func:`export`. Prose on any page then writes ``{measured}`01_gpu_util.idle_share:.0%``` and gets the number of this
-build, with where it was measured as its tooltip. A name nobody exported is a warning, so it fails a strict build.
+build, with where it was measured as its tooltip. A name that no page exported is a warning, so it fails a strict build.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ _CSS_PIXELS_PER_INCH = 100
 
 
 def alternative_text(figure: Figure) -> str:
-    """Return what a reader who cannot see the figure is told: its label, else its titles."""
+    """Describe the figure for a reader who cannot see it: its label, else its titles."""
     label = str(figure.get_label())
     titles = [figure.get_suptitle(), *(axes.get_title(loc) for axes in figure.axes for loc in ("left", "center"))]
     said = label or "; ".join(t for t in titles if t)

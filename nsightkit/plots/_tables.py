@@ -16,7 +16,7 @@ __all__ = ["table"]
 def table(frame: pd.DataFrame, formats: dict[str, Any] | None = None, missing: str = "-") -> Styler:
     """Style a frame for a page.
 
-    Kernel and range names come from somebody's trace and hold angle brackets as a matter of course. A plain
+    Kernel and range names come from a trace and often hold angle brackets. A plain
     ``frame.style`` passes them on as HTML; this does not.
 
     Parameters

@@ -37,7 +37,7 @@ _MOST_BYTES = 4_900_000
 _LEAST_TIMELINE = 1_000_000
 #: Rows of the timeline, of all traces together.
 _MOST = Most(levels=12, streams=32, threads=24)
-#: Gaps that the timeline draws, the longest ones; launching a kernel leaves one that nobody wants to see.
+#: Gaps that the timeline draws, the longest ones; each launch of a kernel leaves a short one.
 _MOST_GAPS = 20_000
 _NOT_ENOUGH = "not-enough-data"
 _ENDINGS = re.compile(r"(\.pt)?(\.trace)?(\.json(\.gz)?|\.sqlite|\.nsys-rep|\.parquet|_pqtdir)$")
@@ -420,7 +420,7 @@ def _resource(name: str) -> str:
 
 
 def _policy(style: str, scripts: Sequence[str]) -> str:
-    """Let the page run what it was made with, and nothing that somebody's trace might smuggle in."""
+    """Let the page run what it was made with, and nothing that a trace might smuggle in."""
     scripts_of, styles_of = (
         " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in texts)
         for texts in (scripts, [style])
