@@ -177,6 +177,16 @@ def test_the_ordinary_way_gives_the_same_tables(shared_traces, monkeypatch):
             pd.testing.assert_frame_equal(trace.table(table), frame)
 
 
+def test_a_table_of_ranges_may_be_empty(tmp_path):
+    training(tmp_path / "t.sqlite", None, steps=2)
+    with sqlite3.connect(tmp_path / "t.sqlite") as connection:
+        connection.execute("DELETE FROM NVTX_EVENTS")
+    connection.close()
+    trace = nsightkit.load(tmp_path / "t.sqlite")
+    assert len(trace["ranges"]) == 0
+    assert trace.recorded("ranges")
+
+
 def test_a_database_still_in_wal_mode_is_read(tmp_path):
     training(tmp_path / "t.sqlite", None, steps=2)
     truth = nsightkit.load(tmp_path / "t.sqlite")["kernels"]

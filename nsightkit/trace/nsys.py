@@ -368,9 +368,10 @@ class NsysSource:
         raw = self._tables.integers(name, list(dict.fromkeys([*columns, "start", which])))
         keep = np.isin(raw[which], kinds, invert=not wanted)
         raw = {c: values[keep] for c, values in raw.items()}
-        if name == _NVTX and "end" in raw and len(raw["end"]):
+        if name == _NVTX and "end" in raw:
             raw["open"] = raw["end"] == _NULL
-            raw["end"] = np.where(raw["open"], max(raw["end"].max(), raw["start"].max()), raw["end"])
+            last = max(raw["end"].max(initial=_NULL), raw["start"].max(initial=_NULL))
+            raw["end"] = np.where(raw["open"], last, raw["end"])
         return raw
 
     def _strings(self, ids: Array) -> list[str]:
