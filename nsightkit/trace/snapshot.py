@@ -41,6 +41,7 @@ ACTIONS = (
 STATES = ("active_allocated", "active_pending_free", "inactive")
 
 _REMEDY = "give a file that torch.cuda.memory._dump_snapshot wrote"
+_AGAIN = "copy or take the snapshot again"
 _DEVICES = 1024
 _Ints = npt.NDArray[np.int64]
 _Ids = npt.NDArray[np.int32]
@@ -154,10 +155,7 @@ def read(path: str | os.PathLike[str]) -> Snapshot:
     TraceError
         The file is not a snapshot, is cut off, or asks for anything but plain data. Nothing in it is run.
     """
-    path = Path(path)
-    with _uncollected():
-        found, size = _loaded(path)
-        return _converted(path, found, size)
+    return _loaded(Path(path))[1]
 
 
 def plain(path: str | os.PathLike[str]) -> Any:
@@ -177,15 +175,11 @@ def plain(path: str | os.PathLike[str]) -> Any:
     TraceError
         As :func:`read`.
     """
-    path = Path(path)
-    with _uncollected():
-        found, size = _loaded(path)
-        _converted(path, found, size)
-        return found
+    return _loaded(Path(path))[0]
 
 
-def _loaded(path: Path) -> tuple[Any, int]:
-    """What the file's pickle makes, and the file's size."""
+def _loaded(path: Path) -> tuple[Any, Snapshot]:
+    """Give what the file's pickle makes, and its tables."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -195,16 +189,14 @@ def _loaded(path: Path) -> tuple[Any, int]:
     except OSError as error:
         raise TraceError(path, f"cannot be read ({error.strerror or error})", "check its permissions") from error
     _check(path, data)
-    try:
-        return _Plain(io.BytesIO(data)).load(), len(data)
-    except TraceError:
-        raise
-    except MemoryError:
-        raise TraceError(path, "does not fit in memory", "record with a smaller max_entries") from None
-    except Exception as error:
-        raise TraceError(
-            path, f"is not a readable pickle ({_short(error)})", "copy or take the snapshot again"
-        ) from error
+    with _uncollected():
+        try:
+            found = _Plain(io.BytesIO(data)).load()
+        except MemoryError:
+            raise TraceError(path, "does not fit in memory", "record with a smaller max_entries") from None
+        except Exception as error:
+            raise TraceError(path, f"is not a readable pickle ({_short(error)})", _AGAIN) from error
+        return found, _converted(path, found, len(data))
 
 
 def from_object(snapshot: Any, name: str = "snapshot") -> Snapshot:
@@ -331,30 +323,35 @@ def _check(path: Path, data: bytes) -> None:
             break
         said = [*said[-1:], (begin, end)]
         at = end
-    raise TraceError(path, "is cut off", "copy or take the snapshot again")
+    raise TraceError(path, "is cut off", _AGAIN)
+
+
+#: What instructions ask for, where their names do not say it.
+_ASKED = {
+    "PERSID": "a persistent id",
+    "BINPERSID": "a persistent id",
+    "LONG_BINPUT": "a memo index beyond the file",
+    "LONG1": "an integer of more than 9 bytes",
+}
 
 
 def _refuse(path: Path, data: bytes, at: int, said: Sequence[tuple[int, int]]) -> NoReturn:
     """Say by name what a pickle asks for that no snapshot does."""
     import pickletools
 
-    known = {op.code: op for op in pickletools.opcodes}.get(chr(data[at]))
+    known = next((op for op in pickletools.opcodes if ord(op.code) == data[at]), None)
     name = known.name if known else f"unknown instruction {data[at]:#04x}"
-    what = name
+    needs = known.arg.n if known and known.arg else 0  # bytes after the instruction; below 0 where these say how many
+    if name == "LONG1":
+        needs = 1 + int.from_bytes(data[at + 1 : at + 2], "little")
     if name in ("GLOBAL", "INST"):
-        lines = data[at + 1 : at + 402].split(b"\n")
-        what = ".".join(_text(line) for line in lines[:2])
+        what = ".".join(_text(line) for line in data[at + 1 : at + 402].split(b"\n")[:2])
     elif name == "STACK_GLOBAL" and len(said) == 2:
         what = ".".join(_text(data[begin : min(end, begin + 80)]) for begin, end in said)
-    elif name in ("PERSID", "BINPERSID"):
-        what = "a persistent id"
-    elif name in ("LONG_BINPUT", "LONG1"):
-        rest = len(data) - at - 1
-        if rest < 4 or (name == "LONG1" and rest < 1 + data[at + 1]):
-            raise TraceError(path, "is cut off", "copy or take the snapshot again")
-        what = "a memo index beyond the file" if name == "LONG_BINPUT" else "an integer of more than 9 bytes"
-    elif known is not None and known.arg is not None and 0 <= known.arg.n > len(data) - at - 1:
-        raise TraceError(path, "is cut off", "copy or take the snapshot again")
+    elif needs > len(data) - at - 1:
+        raise TraceError(path, "is cut off", _AGAIN)
+    else:
+        what = _ASKED.get(name, name)
     where = "" if what == name else f"{name} "
     raise TraceError(
         path,
@@ -384,8 +381,6 @@ def _converted(path: Path, found: Any, limit: int | None) -> Snapshot:
         raise TraceError(path, f"is a pickle, but holds no memory snapshot (a {kind} without segments)", _REMEDY)
     try:
         return _tables(path, found, limit)
-    except TraceError:
-        raise
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise TraceError(path, f"is a pickle, but not a memory snapshot ({_short(error)})", _REMEDY) from error
 
@@ -417,7 +412,14 @@ def _tables(path: Path, found: Mapping[str, Any], limit: int | None) -> Snapshot
     t0_us = int(times.min()) if timed else 0
     events["time_ns"] = (times - t0_us) * 1000 if timed else np.full(len(times), -1)
     annotations = _annotations(found.get("external_annotations") or [], t0_us)
-    settings = found.get("allocator_settings") or {}
+    given = found.get("allocator_settings") or {}
+    settings: dict[str, Any] = {
+        k: v for k, v in given.items() if isinstance(k, str) and isinstance(v, (str, int, float, bool))
+    }
+    if isinstance(divisions := given.get("roundup_power2_divisions"), Mapping):
+        settings["roundup_power2_divisions"] = {
+            k: v for k, v in divisions.items() if isinstance(k, str) and isinstance(v, int)
+        }
     known = [len(traces), int(segments["device"].max()) + 1 if len(segments) else 0]
     frames, bounds, rows_of_frames = stacks.tables()
     return Snapshot(
@@ -429,8 +431,7 @@ def _tables(path: Path, found: Mapping[str, Any], limit: int | None) -> Snapshot
         stack_bounds=bounds,
         stack_frames=rows_of_frames,
         annotations=annotations,
-        settings={k: v for k, v in settings.items() if isinstance(k, str) and isinstance(v, (str, int, float, bool))}
-        | _divisions(settings),
+        settings=settings,
         devices=max(known),
         timed=timed,
         t0_us=t0_us,
@@ -448,13 +449,6 @@ def _plausible(path: Path, *tables: pd.DataFrame) -> None:
             or not table["device"].between(0, _DEVICES - 1).all()
         ):
             raise TraceError(path, "holds an address, a size or a device that cannot be", _REMEDY)
-
-
-def _divisions(settings: Mapping[str, Any]) -> dict[str, dict[str, int]]:
-    given = settings.get("roundup_power2_divisions")
-    if not isinstance(given, Mapping):
-        return {}
-    return {"roundup_power2_divisions": {k: v for k, v in given.items() if isinstance(k, str) and isinstance(v, int)}}
 
 
 class _Stacks:
@@ -540,13 +534,10 @@ def _events(device: int, trace: Sequence[Mapping[str, Any]], stacks: _Stacks) ->
     code = {action: i for i, action in enumerate(ACTIONS)}
     number, name = stacks.number, stacks.name
 
-    def action(value: Any) -> int:
-        return code.get(value, code["other"]) if isinstance(value, str) else code["other"]
-
     def column(values: Iterable[Any], kind: str) -> npt.NDArray[Any]:
         return np.fromiter(values, _EVENT_TYPES[kind], count)
 
-    actions = column((action(e["action"]) for e in trace), "action")
+    actions = column((code.get(_word(e["action"]), code["other"]) for e in trace), "action")
     free = np.full(count, -1, np.int64)
     for i in np.flatnonzero(actions == code["oom"]).tolist():
         free[i] = trace[i].get("device_free", -1)
@@ -566,17 +557,14 @@ def _events(device: int, trace: Sequence[Mapping[str, Any]], stacks: _Stacks) ->
 
 def _memory(raw: Sequence[Mapping[str, Any]], stacks: _Stacks) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Make the tables of segments and of blocks."""
-    counters = {
-        "total_bytes": "total_size",
-        "allocated_bytes": "allocated_size",
-        "active_bytes": "active_size",
-        "requested_bytes": "requested_size",
-    }
     segments = pd.DataFrame(
         {
             "device": _integers((s.get("device") or 0 for s in raw), np.int16),
             "address": _integers(s["address"] for s in raw),
-            **{column: _integers(s.get(key, -1) for s in raw) for column, key in counters.items()},
+            **{
+                f"{what}_bytes": _integers(s.get(f"{what}_size", -1) for s in raw)
+                for what in ("total", "allocated", "active", "requested")
+            },
             "stream": _integers(s.get("stream") or 0 for s in raw),
             "kind": np.array([_word(s.get("segment_type")) for s in raw], object),
             "pool": np.array([_pool(s.get("segment_pool_id")) for s in raw], object),
@@ -585,7 +573,7 @@ def _memory(raw: Sequence[Mapping[str, Any]], stacks: _Stacks) -> tuple[pd.DataF
         }
     )
     code = {state: i for i, state in enumerate(STATES)} | {"active_awaiting_free": 1}
-    of, address, size, requested, state, stack = [], [], [], [], [], []
+    rows: list[tuple[Any, ...]] = []
     for i, segment in enumerate(raw):
         at = segment["address"]
         for block in segment.get("blocks") or ():
@@ -594,24 +582,21 @@ def _memory(raw: Sequence[Mapping[str, Any]], stacks: _Stacks) -> tuple[pd.DataF
             active = code.get(_word(block["state"]), -1)
             if active < 0:
                 raise ValueError("a block in no known state")
-            of.append(i)
-            address.append(block.get("address", at))
-            size.append(block["size"])
             asked = block.get("requested_size", history[0].get("real_size", block["size"]))
-            requested.append(0 if active == 2 else asked)
-            state.append(active)
-            stack.append(stacks.number(block.get("frames") or history[0].get("frames")) if active < 2 else -1)
+            frames = (block.get("frames") or history[0].get("frames")) if active < 2 else None
+            address = block.get("address", at)
+            rows.append((i, address, block["size"], asked if active < 2 else 0, active, stacks.number(frames)))
             at += block["size"]
-    which = np.array(of, np.int64)
+    which, addresses, sizes, requested, states, numbers = ([row[column] for row in rows] for column in range(6))
     blocks = pd.DataFrame(
         {
-            "device": segments["device"].to_numpy()[which],
-            "segment": which,
-            "address": _integers(address),
-            "size_bytes": _integers(size),
+            "device": segments["device"].to_numpy()[np.array(which, np.int64)],
+            "segment": np.array(which, np.int64),
+            "address": _integers(addresses),
+            "size_bytes": _integers(sizes),
             "requested_bytes": _integers(requested),
-            "state": pd.Categorical.from_codes(np.array(state, np.int8), categories=pd.Index(STATES)),
-            "stack": np.array(stack, np.int32),
+            "state": pd.Categorical.from_codes(np.array(states, np.int8), categories=pd.Index(STATES)),
+            "stack": np.array(numbers, np.int32),
         }
     )
     return segments, blocks
