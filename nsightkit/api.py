@@ -48,9 +48,7 @@ class Trace(Questions, model.Trace):
     def _selected(self, **filters: Any) -> Trace:
         from nsightkit.analysis.timeline.selection import select
 
-        chosen = select(self, **filters)
-        assert isinstance(chosen, Trace)
-        return chosen
+        return select(self, **filters)
 
     # -- what it writes
 

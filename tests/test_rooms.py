@@ -24,14 +24,14 @@ MAY = {
     },
     "analysis.compare": {"trace", "analysis.core", "analysis.timeline", "analysis.verdict"},
     "capture": {"trace", "workloads", "analysis.roofline"},
-    "plots": {"trace", "analysis"},
-    "report": {"trace", "analysis", "plots", "verbs"},
+    "plots": {"trace", "analysis", "_show"},
+    "report": {"trace", "analysis", "plots", "verbs", "_show"},
     "investigations": {"trace", "workloads", "capture", "analysis", "plots"},
 }
 #: Imports within a function that would close a circle: what writes a clean trace asks the file it came from for
 #: secrets, and only what reads files can.
 LATE = {("trace.share.clean", "trace.share.files")}
-EVERYWHERE = {"", "errors", "hardware", "configurations", "_show", "_moved"}
+EVERYWHERE = {"", "errors", "hardware", "configurations", "_moved"}
 
 
 def _modules() -> dict[str, ast.Module]:

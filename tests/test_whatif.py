@@ -24,7 +24,8 @@ from nsightkit.workloads.simulator import Action, Launch, Pop, Program, Push, Sy
 
 #: Changes whose truth a program is (`no-cpu-work` removes in the simulator what hides behind the GPU as well).
 PLAYED = [change for change in CHANGES if change != "no-cpu-work"]
-SEEDS = range(60)
+#: Some, and those that once were predicted more than 5 % off.
+SEEDS = [*range(40), 64, 490, 492, 494, 528, 628, 632]
 
 
 def _trace(tmp_path: Path, run: Any) -> Trace:

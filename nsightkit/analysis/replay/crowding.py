@@ -17,6 +17,10 @@ __all__ = ["Crowding"]
 
 #: Standard error of the factor, below which it is known well enough to predict with.
 _KNOWN = 0.05
+#: Launches of these are of the same kernel; but the same kernel may have more or less to do.
+_SAME = ["name", "grid_x", "grid_y", "grid_z"]
+#: With less company than this a kernel runs alone; if its launches then differ by more than this, they do other work.
+_ALONE, _ALIKE = 0.01, 0.15
 
 
 class Crowding:
@@ -58,25 +62,21 @@ class Crowding:
         return out
 
     def _factor(self) -> float | None:
+        """By the same launch of each step; where that does not show it, by all launches of a kernel that are alike."""
         of = self.of
-        grid = ["name", "grid_x", "grid_y", "grid_z"]
         plain = np.flatnonzero(self.kernels & (of.table == GPU_TABLES.index("kernels")) & (of.end > of.start))
-        of_kernel = of.trace.table("kernels", grid).iloc[of.operations["row"].to_numpy()[plain]]
-        group = of_kernel.groupby(grid, observed=True, sort=False).ngroup().to_numpy()
+        of_kernel = of.trace.table("kernels", _SAME).iloc[of.operations["row"].to_numpy()[plain]]
+        kernel = of_kernel.groupby(_SAME, observed=True, sort=False).ngroup().to_numpy()
         each = pd.DataFrame({"lasting": (of.end - of.start)[plain], "company": self.company[plain]})
-        mean = each.groupby(group).transform("mean")
-        longer, more = each["lasting"] / mean["lasting"] - 1, each["company"] - mean["company"]
-        spread = float((more**2).sum())
-        free = len(each) - int(group.max(initial=-1)) - 2
-        if free < 1 or not spread:
-            return None
-        slope = float((longer * more).sum()) / spread
-        error = (float(((longer - slope * more) ** 2).sum()) / free / spread) ** 0.5
-        if error > _KNOWN:
-            return None
-        # The mean has company too.
-        usual = float(each["company"].mean())
-        return max(slope / max(1 - slope * usual, 0.5), 0.0)
+        if of.in_step is not None:
+            stream, step = of.stream[plain], of.in_step[plain]
+            place = each.groupby([stream, step]).cumcount()
+            factor = _slope(each, each.groupby([kernel, stream, place], sort=False).ngroup().to_numpy())
+            if factor is not None:
+                return factor
+        alone = each["lasting"].where(each["company"] < _ALONE).groupby(kernel)
+        alike = (alone.transform("std") <= _ALIKE * alone.transform("mean")).to_numpy()
+        return _slope(each[alike], kernel[alike])
 
     def durations_ns(self, given: Int, start: Int, end: Int) -> Int:
         """Durations of the operations in other company than they had.
@@ -101,6 +101,23 @@ class Crowding:
         now = self._company(start, end) * (end - start)
         was = self.company * (self.of.end - self.of.start)
         return int((now - was).sum() / 2)
+
+
+def _slope(each: pd.DataFrame, group: Int) -> float | None:
+    """How much longer kernels of a group last with more company, as a share a kernel; None if that is not known."""
+    mean = each.groupby(group).transform("mean")
+    longer, more = each["lasting"] / mean["lasting"] - 1, each["company"] - mean["company"]
+    spread = float((more**2).sum())
+    free = len(each) - len(np.unique(group)) - 1
+    if free < 1 or not spread:
+        return None
+    slope = float((longer * more).sum()) / spread
+    error = (float(((longer - slope * more) ** 2).sum()) / free / spread) ** 0.5
+    if error > _KNOWN:
+        return None
+    # The mean has company too.
+    usual = float(each["company"].mean())
+    return max(slope / max(1 - slope * usual, 0.5), 0.0)
 
 
 def _elapsed(since: Int, at: Int) -> Float:

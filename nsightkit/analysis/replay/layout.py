@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import heapq
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -223,4 +224,71 @@ class Layout:
         np.maximum.at(gathered, self.of.meeting_of, key[meeting])
         # Cuts stand first: of two at one time, the cut; what leaves a collective stands behind the arrivals.
         times = np.concatenate([cuts.cut_end, key, gathered[self.of.meeting_of]])
-        return np.argsort(times, kind="stable"), meeting
+        order = np.argsort(times, kind="stable")
+        return order if self.aside is None else self._behind_what_was_moved(order), meeting
+
+    def _behind_what_was_moved(self, order: Int) -> Int:
+        """The order of the recording, but nothing before what it waits for: what is moved aside may last longer."""
+        slots, n_cuts, n_nodes = self.of.slots, len(self.of.slots.cut), len(self.of.slots.cut) + len(self.head)
+        rank = np.empty(len(order), np.int64)
+        rank[order] = np.arange(len(order))
+        leaves = {segment: n_nodes + number for segment, number in self.meets.items()}
+
+        def end(segment: int) -> int:
+            return leaves.get(segment, n_cuts + segment)
+
+        waits = [(n_cuts + s, end(other)) for s, others in self.waits_of.items() for other in others]
+        if all(rank[node] > rank[awaited] for node, awaited in waits):
+            return order
+        # All that a node is worked out from.
+        of, opens = self.of, np.full(slots.count, -1, np.int64)
+        opens[slots.of_cut] = np.arange(n_cuts)
+        waits += [(i, i - 1) for t in slots.threads for i in range(slots.low[t] + 1, slots.high[t])]
+        same = np.flatnonzero(self.stream_of[1:] == self.stream_of[:-1]).tolist()
+        waits += [(n_cuts + s + 1, end(s)) for s in same]
+        opened = np.where(self.slot_of_head >= 0, opens[self.slot_of_head], -1)
+        waits += [(n_cuts + s, int(opened[s])) for s in np.flatnonzero(opened >= 0).tolist()]
+        groups: dict[int, list[int]] = {}
+        for segment, number in self.meets.items():
+            groups.setdefault(int(of.meeting_of[number]), []).append(segment)
+        waits += [(leaves[leaving], n_cuts + s) for group in groups.values() for s in group for leaving in group]
+        n_block, n_full = len(of.cut_rows), len(of.cut_rows) + len(of.throttled)
+        node_of = np.empty(n_cuts, np.int64)
+        node_of[slots.cut] = np.arange(n_cuts)
+        for number in range(n_block):
+            asked = self.targets[self.first_target[number] : self.first_target[number + 1]]
+            waits += [(int(node_of[number]), end(segment)) for segment in asked]
+        waits += [(int(node_of[n_block + i]), end(segment)) for i, segment in enumerate(self.full)]
+        # Other threads: who ends a pause, and whose rest a call waits for.
+        rest = of.join_pause
+        for numbers, threads, times in (
+            (np.arange(n_full, n_full + len(of.pause_by)), of.pause_by, of.pause_end),
+            (of.join_cut, of.pause_thread[rest], of.pause_start[rest]),
+        ):
+            for number, thread, time in zip(numbers.tolist(), threads.tolist(), times.tolist(), strict=True):
+                by = int(opens[slots.at(thread, time)])
+                waits += [(int(node_of[number]), by)] if by >= 0 else []
+        return _sorted(waits, order, rank)
+
+
+def _sorted(waits: list[tuple[int, int]], order: Int, rank: Int) -> Int:
+    """Nodes in their order, but each behind those that it waits for."""
+    left = np.zeros(len(order), np.int64)
+    after: list[list[int]] = [[] for _ in range(len(order))]
+    for node, awaited in waits:
+        left[node] += 1
+        after[awaited].append(node)
+    remaining = left.tolist()
+    ready = [int(rank[node]) for node in np.flatnonzero(left == 0)]
+    heapq.heapify(ready)
+    found = []
+    while ready:
+        node = int(order[heapq.heappop(ready)])
+        found.append(node)
+        for waiting in after[node]:
+            remaining[waiting] -= 1
+            if not remaining[waiting]:
+                heapq.heappush(ready, int(rank[waiting]))
+    # A circle cannot be put in order: what is in it stays in that of the recording.
+    missing = np.setdiff1d(order, found, assume_unique=True)
+    return np.append(np.array(found, np.int64), missing[np.argsort(rank[missing])])

@@ -157,7 +157,12 @@ class Play:
         n_block = len(of.cut_rows)
         n_full = n_block + len(of.throttled)
         n_pause = n_full + len(of.pause_by)
-        over_at, over_slot = self._pauses()
+        over_at, over_slot = self._on_threads(of.pause_by, of.pause_end)
+        rest = of.join_pause
+        rest_at, rest_slot = self._on_threads(of.pause_thread[rest], of.pause_start[rest])
+        rests: dict[int, list[int]] = {}
+        for joined, number in enumerate(of.join_cut.tolist()):
+            rests.setdefault(number, []).append(joined)
         arrivals, skip_pauses = of.arrival_end.tolist(), "hand-overs" in of.without
         waits = np.ones(n_block, bool) if change.waits else of.call_start[of.cut_rows] < of.begin_ns
         waiting = (waits & ("syncs" not in of.without)).tolist()
@@ -223,6 +228,8 @@ class Play:
                         at = bisect.bisect_right(launched[stream[target]], begun)
                         done = ended[stream[target]][at - 1] if at else never
                     until = max(until, done + tail[number])
+                for joined in rests.get(number, ()):
+                    until = max(until, rest_at[joined] + delay[rest_slot[joined]])
             delay[mine] = until - returns_at[node]
         self.delay, self.end_of = np.array(delay), np.array(end_of)
         return self._read(self.delay, self.end_of)
@@ -235,14 +242,13 @@ class Play:
             return cost
         return np.asarray(np.where(of.cut_is_own & aside[of.cut_own_copy], of.call_ns, cost))
 
-    def _pauses(self) -> tuple[list[int], list[int]]:
-        """Where the thread that ends each pause is then: its own time, and its slot."""
-        of = self.of
-        slots = np.empty(len(of.pause_by), np.int64)
-        for thread in kinds_of(of.pause_by).tolist():
-            mine = of.pause_by == thread
-            slots[mine] = of.slots.at(thread, of.pause_end[mine])
-        return self._own_of(of.pause_by, of.pause_end).tolist(), slots.tolist()
+    def _on_threads(self, threads: Int, time: Int) -> tuple[list[int], list[int]]:
+        """Where threads are at some times: their own time, and the slot."""
+        slots = np.empty(len(threads), np.int64)
+        for thread in kinds_of(threads).tolist():
+            mine = threads == thread
+            slots[mine] = self.of.slots.at(thread, time[mine])
+        return self._own_of(threads, time).tolist(), slots.tolist()
 
     def _launched(self) -> tuple[list[int], list[int]]:
         """Where its thread was when it launched the last operation of each segment: its own time, and its slot."""

@@ -45,6 +45,8 @@ _PAUSE = 3
 _TURNS = 3
 #: Threads may have woken another about as often if their counts differ by less than this factor.
 _ABOUT = 0.8
+#: Pauses around what was handed over are longer than those in it, on average by this factor.
+_LONGER = 1.5
 #: Pauses whose lengths differ by less than this factor are alike.
 _ALIKE = 1.15
 #: Who is woken goes on at most this long after what woke it.
@@ -86,15 +88,20 @@ class _Calls:
     end: Int
 
     def fill(self, start: Int, end: Int, pause: float) -> Bool:
-        """Whether all calls between two pauses lie in each window, and take up half of it."""
+        """Whether all calls between two pauses lie in each window, and take up half of it.
+
+        A thread that works in short bursts of its own pauses inside the window as it does around it.
+        """
         low, high = np.searchsorted(self.start, start), np.searchsorted(self.start, end) - 1
         first, last = np.minimum(low, len(self.start) - 1), np.maximum(high, 0)
         before = np.where(low > 0, self.end[np.maximum(low - 1, 0)], NEVER)
         after = np.where(high + 1 < len(self.start), self.start[np.minimum(high + 1, len(self.start) - 1)], -NEVER)
-        alone = (self.start[first] - before > pause) & (after - self.end[last] > pause)
         gaps = np.append(0, self.start[1:] - self.end[:-1])
-        silent = np.cumsum(np.where(gaps > pause, gaps, 0))
-        active = self.end[last] - self.start[first] - (silent[last] - silent[first])
+        silent, times = (np.cumsum(np.where(gaps > pause, each, 0)) for each in (gaps, 1))
+        inside, pauses = silent[last] - silent[first], times[last] - times[first]
+        around = np.minimum(self.start[first] - before, after - self.end[last])
+        alone = (around > pause) & (around > _LONGER * inside / np.maximum(pauses, 1))
+        active = self.end[last] - self.start[first] - inside
         return np.asarray((high >= low) & alone & (2 * active >= end - start))
 
     def alternate(self, start: Int, end: Int) -> Bool:
@@ -353,10 +360,8 @@ class Schedule:
             alone = np.sort((end - start)[(start > NEVER) & ~woken])
             own = np.searchsorted(alone, (end - start) / _ALIKE) < np.searchsorted(alone, (end - start) * _ALIKE)
             # A thread that is silent while another waits for data, until that has it, waits for the same.
-            waited = {other: intervals.Coverage(*facts.input_waits(other)).of(start, end) for other in others}
-            hits = {
-                other: (fills[other] | acts[other]) & (~own | (2 * waited[other] >= end - start)) for other in others
-            }
+            same = {other: self._ends_with_data(other, start, end) for other in others}
+            hits = {other: (fills[other] | acts[other]) & (~own | same[other]) for other in others}
             # Where several may have, the one that may have the most often; of about as many, that of the steps.
             often = {other: int(hits[other].sum() + fills[other].sum()) for other in others}
             most = _ABOUT * max(often.values())
@@ -366,6 +371,13 @@ class Schedule:
             kept = by >= 0
             found.append(np.stack([np.full(int(kept.sum()), one), start[kept], end[kept], by[kept]]))
         self.pause_thread, self.pause_start, self.pause_end, self.pause_by = np.concatenate(found, axis=1)
+
+    def _ends_with_data(self, thread: int, start: Int, end: Int) -> Bool:
+        """Whether a thread waited for data for most of each window, and got it shortly before the window's end."""
+        waits = intervals.Coverage(*self.facts.input_waits(thread))
+        at = np.searchsorted(waits.end, end, side="right") - 1
+        got = np.append(waits.end, NEVER)[at]
+        return np.asarray((got > start) & (end - got <= _WAKE_NS) & (2 * waits.of(start, end) >= end - start))
 
     def _latest(self, thread: int, at: Int) -> Int:
         """When anything that was recorded of a thread last began or ended before each time."""
@@ -767,11 +779,27 @@ class Schedule:
         self.cut_is_own, self.cut_own_copy = self.cut_own[keep] >= 0, np.maximum(self.cut_own[keep], 0)
         self.cut_waited = waited[keep]
         self.inferred += int((waited[keep] & ~self.cut_is_own).sum())
+        self._join_pauses()
         # Launches into a full queue wait for an operation to end.
         full = self.throttled
         self.full_target = np.maximum(self._ended_by(self.call_end[full]), 0) if len(full) else full
         after = self.call_end[full] - self.end[self.full_target]
         self.room_ns = int(np.median(after)) if len(full) else 0
+
+    def _join_pauses(self) -> None:
+        """Calls of the steps' thread that blocked while a thread came to rest that it wakes again later.
+
+        Nothing in the trace says whether they waited for that thread as well. Who hands over each time, and never
+        before the last time's work was done, is taken to wait for that.
+        """
+        main = int(self.steps["thread"].iloc[0]) if len(self.steps) else -1
+        rest = np.flatnonzero((self.pause_by == main) & (self.pause_start > NEVER))
+        mine = np.flatnonzero(self.call_thread[self.cut_rows] == main)
+        start, end = self.call_start[self.cut_rows[mine]], self.call_end[self.cut_rows[mine]]
+        at = np.searchsorted(start, self.pause_start[rest], side="right") - 1
+        within = np.append(end, NEVER)[at] >= self.pause_start[rest]
+        #: numbers of such calls, and of the pauses that began meanwhile
+        self.join_cut, self.join_pause = mine[at[within]], rest[within]
 
     def _ended_by(self, times: Int) -> Int:
         """The operation that ended last by each time, -1 where none had."""

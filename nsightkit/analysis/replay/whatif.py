@@ -137,7 +137,7 @@ class WhatIf:
         after = self.played(*changes)
         # What the constants of the replay get wrong, they get wrong in both.
         share = max(after.wall_ns, 1) / max(self.schedule.unchanged.wall_ns, 1)
-        known = after.crowded_ns <= _CROWDED * after.wall_ns
+        known = _is_known(after)
         return {
             "change": " + ".join(changes),
             "wall_ns": self.wall_ns,
@@ -158,8 +158,8 @@ class WhatIf:
         float
         """
         after = self.played(change)
-        known = after.crowded_ns <= _CROWDED * after.wall_ns
-        return 1 - (after.wall_ns + (0 if known else after.crowded_ns)) / max(self.schedule.unchanged.wall_ns, 1)
+        lost_ns = 0 if _is_known(after) else after.crowded_ns
+        return 1 - (after.wall_ns + lost_ns) / max(self.schedule.unchanged.wall_ns, 1)
 
     def _together(self, changes: Sequence[Change]) -> Change:
         if len(changes) == 1:
@@ -319,6 +319,11 @@ class WhatIf:
             away[thread] = intervals.merge(begun, schedule.call_end[mine])
         # What queued behind work that the trace does not contain stays where that work is.
         return Change(aside=copies & (schedule.held_ns == 0), away=away)
+
+
+def _is_known(after: Played) -> bool:
+    """Whether little of a replay runs beside other kernels in a way that the trace says nothing about."""
+    return after.crowded_ns <= _CROWDED * after.wall_ns
 
 
 def asked(changes: Sequence[str] = (), without: str | None = None, scale: str | None = None) -> list[str]:
