@@ -152,7 +152,7 @@ def test_nobody_is_named_where_nobody_is_late(jobs):
     _, _, found = jobs["nsys", None]
     assert not len(found.stragglers)
     assert found.gain_ns == 0
-    assert found.findings()[0].startswith("No rank is late so often")
+    assert found.findings()[0].startswith("No rank is late more often")
 
 
 def test_two_stragglers_and_what_both_cost(tmp_path):

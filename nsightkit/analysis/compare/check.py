@@ -246,7 +246,7 @@ def _change(before: Sequence[Samples], after: Sequence[Samples], was: float, con
     positive = all(samples.min() > 0 for samples in (*before, *after))
 
     def scaled(values: Samples | Sequence[float]) -> Samples:
-        # Logarithms make a ratio a difference. Where a sample is 0 there is none; then shares of the baseline's median.
+        # Logarithms make a ratio a difference. A sample of 0 has none: then shares of the baseline's median.
         return np.log(values) if positive else np.asarray(values) / was
 
     steps = noise.shift(scaled(np.concatenate(before)), scaled(np.concatenate(after)), confidence)

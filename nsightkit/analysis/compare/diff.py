@@ -499,7 +499,7 @@ def summary(before: Trace, after: Trace, **options: Any) -> dict[str, Any]:
         ``headline``
             One sentence.
         ``outcome``
-            ``faster``, ``slower``, ``no change`` (or one too small to matter, or not to be told from noise), or
+            ``faster``, ``slower``, ``no change`` (or one too small to matter, or that may be noise), or
             ``cannot tell``: of a step's time, or of the time from first operation to last. With one capture a side it
             is said of these two captures, not of the programs.
         ``where``
@@ -577,7 +577,7 @@ def _headline(comparison: Comparison) -> tuple[str, str]:
     said = f"{what} {time_text(row['after_ns'])} instead of {time_text(row['before_ns'])}: {percent(row['change'])}"
     counts = f"{comparison.judged[0]} and {comparison.judged[1]} steps"
     if row["significance"] == _UNKNOWN:
-        few = "without steps on both sides nobody can"
+        few = "captures without steps cannot"
         if comparison.unit == "step" and min(comparison.judged):
             few = "one step on each side cannot" if comparison.judged == (1, 1) else f"{counts} cannot"
         return "cannot tell", f"{said}; {few} tell whether that is noise."
@@ -639,7 +639,7 @@ def _bottleneck(comparison: Comparison, verdicts: Sequence[Mapping[str, Any]]) -
     sure = min((found["confidence"] for found in kept), key=["low", "medium", "high"].index)
     moved: bool | None = was != now
     if "not-enough-data" in (was, now):
-        moved, said = None, f"Whether the bottleneck moved cannot be told: {was} before, {now} after."
+        moved, said = None, f"Whether the bottleneck moved is not known: {was} before, {now} after."
     elif not moved:
         said = f"The bottleneck did not move: {was}, {shares[0]} before and {shares[1]} after."
     elif not _may_have_moved(comparison, was, now):
@@ -683,13 +683,10 @@ def _circumstances(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[
         one, other = (side["distributed"].get(key) for side in (before, after))
         if one is not None and other is not None and one != other:
             said.append(f"Different {what}: {one} before, {other} after.")
-    for name, mine, others in (
-        ("before", before["missing"], after["missing"]),
-        ("after", after["missing"], before["missing"]),
-    ):
-        only = [table for table in mine if table not in others]
+    for name, one, other in zip(SIDES, (before, after), (after, before), strict=True):
+        only = [table for table in one["missing"] if table not in other["missing"]]
         if only:
-            said.append(f"The capture {name} recorded no {', '.join(only)}: what depends on that is not compared.")
+            said.append(f"The capture {name} did not record {', '.join(only)}: what depends on that is not compared.")
     return said
 
 

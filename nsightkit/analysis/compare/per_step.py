@@ -106,7 +106,7 @@ class Capture:
     timed : DataFrame
         How long steps take: as :func:`nsightkit.analysis.timeline.steps.summary` has them, with ``end_ns``.
     steps : int or None
-        How many steps; None where nobody knows.
+        How many steps; None where the trace does not show it.
     ordinary : ndarray of bool
         Steps that do not stand out: a stall every now and then is not noise.
     """

@@ -495,7 +495,7 @@ def _samples(values: npt.ArrayLike | Sequence[float]) -> Samples:
 
 
 def _cards(names: Iterable[object]) -> str | None:
-    """Name the GPUs that were used; two of a kind are told from one."""
+    """Name the GPUs that were used; and how many of each kind."""
     texts = [text for text in map(plain_text, names) if text]
     counted = {text: texts.count(text) for text in sorted(texts)}
     return ", ".join(text if n == 1 else f"{text} x{n}" for text, n in counted.items()) or None

@@ -156,7 +156,7 @@ def _impossible(matched: Matched, alignment: Alignment) -> set[int]:
     rows = rows.assign(**{column: alignment.aligned(rows["rank"], rows[column]) for column in ("start_ns", "end_ns")})
     by, is_guess = rows.groupby("collective"), matched.groups["guessed"].to_numpy()
     lasted = (rows["end_ns"] - rows["start_ns"]).groupby(rows["collective"]).transform("min")
-    # A long transfer need not be over everywhere at once; the rank that came last waited for nobody.
+    # A long transfer need not be over everywhere at once; the rank that came last did not wait.
     tolerance = np.maximum(rows["where"].map(_SURE_NS).clip(lower=_END_SPREAD_NS), _END_SPREAD_SHARE * lasted)
     early = by["start_ns"].transform("max") > by["end_ns"].transform("min") + tolerance
     apart = (rows["end_ns"] - by["end_ns"].transform("median")).abs() > tolerance

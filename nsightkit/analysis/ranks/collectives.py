@@ -108,7 +108,7 @@ def wire_factor(kind: str, ranks: int) -> float | None:
     Returns
     -------
     float or None
-        None where nobody has defined one.
+        None where none is defined.
     """
     factors = KINDS[kind]
     return None if factors is None or ranks < 1 else (factors[0] * ranks + factors[1]) / ranks
@@ -118,9 +118,9 @@ def collectives(trace: Trace) -> pd.DataFrame:
     """List the collectives that a rank took part in.
 
     On a GPU a collective is its kernel, from the moment it started, and so began to wait for the kernels of the other
-    ranks. What it is for and how large is told by what PyTorch says of it (``record_param_comms``), else by the
-    annotation around its launch (``nccl:all_reduce``, NCCL's own ranges), else by the kernel's name. A collective that
-    runs on the CPU (Gloo, MPI) is the annotation that PyTorch puts around it.
+    ranks. Its kind and size are what PyTorch says of it (``record_param_comms``). Where it says nothing, the annotation
+    around the launch (``nccl:all_reduce``, NCCL's own ranges) gives the kind, or else the kernel's name. A collective
+    that runs on the CPU (Gloo, MPI) is the annotation that PyTorch puts around it.
 
     Parameters
     ----------

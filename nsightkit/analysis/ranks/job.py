@@ -23,13 +23,13 @@ import numpy as np
 import pandas as pd
 
 from nsightkit.analysis.core.intervals import uncovered
-from nsightkit.analysis.ranks import alignment, time_spent
+from nsightkit.analysis.ranks import alignment
 from nsightkit.analysis.ranks import collectives as communication
 from nsightkit.analysis.ranks import lateness as stragglers
-from nsightkit.analysis.timeline import overview, steps
+from nsightkit.analysis.ranks.one_rank import Look, look
 from nsightkit.errors import NsightkitError, TraceError, UsageError
-from nsightkit.trace import load, store
-from nsightkit.trace.model import TABLES, Trace
+from nsightkit.trace import store
+from nsightkit.trace.model import Trace
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -40,62 +40,11 @@ __all__ = ["FEW", "Job", "Look", "combine", "look", "summary", "survey", "traces
 FEW = 4
 #: How long to wait for a scheduler.
 _ANSWER_S = 20
-#: A rank's collectives beyond this are left out, so that what is kept of each rank stays small.
-_MOST_COLLECTIVES = 50_000
 
 _SUFFIXES = (".json", ".json.gz", ".sqlite", ".nsys-rep")
 _RANK = re.compile(r"(?i)(?<![a-z])(?<!local[-_. ])(?:global[-_. ]?)?(?:rank|worker)[-_. =]?(\d{1,6})(?!\d)")
 _DIGITS = re.compile(r"(\d+)")
 _EXTRA = "pip install 'nsightkit[ranks]'"
-
-
-@dataclasses.dataclass(frozen=True)
-class Look:
-    """What is kept of one rank: figures and small tables, none of its events.
-
-    Parameters
-    ----------
-    file : str
-        Where it came from.
-    process : int or None
-        Of a capture that holds several ranks.
-    rank : int or None
-        As the trace says.
-    world_size : int or None
-    t0_ns : int
-        The trace's time zero on its source's clock.
-    tool : str
-    devices : list of int
-        That it used.
-    figures : dict
-        ``span_ns, busy_ns, idle_ns`` of :func:`nsightkit.analysis.timeline.overview.summary`, and
-        :func:`nsightkit.analysis.ranks.collectives.totals`.
-    collectives : DataFrame
-        :func:`nsightkit.analysis.ranks.collectives.collectives`, with the number of the ``step`` each was launched in,
-        -1 for none.
-    steps : DataFrame
-        ``step`` (its number), ``start_ns, wall_ns``, the columns of
-        :func:`nsightkit.analysis.ranks.collectives.spent` and those of :func:`nsightkit.analysis.ranks.time_spent.of`.
-        One row, -1, for the whole trace where it has no steps.
-    notes : list of str
-    """
-
-    file: str
-    process: int | None
-    rank: int | None
-    world_size: int | None
-    t0_ns: int
-    tool: str
-    devices: list[int]
-    figures: dict[str, int | None]
-    collectives: pd.DataFrame
-    steps: pd.DataFrame
-    notes: list[str]
-
-    @property
-    def name(self) -> str:
-        """The file, and the process where it holds several."""
-        return self.file if self.process is None else f"{self.file}#{self.process}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +67,7 @@ class Job:
         ``group_size, bytes, start_ns`` (first arrival), ``arrived_ns`` (last arrival), ``end_ns, skew_ns, last_rank,
         late_ns`` (the last after the one before), ``wait_ns`` (of all ranks, together), ``transfer_ns`` (from the last
         arrival to the end), ``mean_ns, exposed_ns, overlapped_ns`` (means over the ranks), ``bus_gb_per_s``. Where not
-        all ranks of the group were seen, nobody knows when the last came: ``transfer_ns`` and ``bus_gb_per_s`` are NA.
+        all ranks of the group were seen, the last arrival is not known: ``transfer_ns`` and ``bus_gb_per_s`` are NA.
     arrivals : DataFrame
         One row for each rank of each of them: ``collective, group, rank, step, start_ns, end_ns, wait_ns, exposed_ns``.
     steps : DataFrame
@@ -128,7 +77,7 @@ class Job:
     groups : DataFrame
         See :class:`nsightkit.analysis.ranks.alignment.Matched`.
     lost : list of dict
-        What could not be looked at: ``file`` (None where there is none), ``ranks``, ``reason``.
+        What could not be looked at: ``file`` (None for ranks without one), ``ranks``, ``reason``.
     notes : list of str
         What the figures do not tell, one sentence each.
     gain_ns : int
@@ -154,9 +103,9 @@ class Job:
         """
         said = self.stragglers["text"].tolist()
         if not said and len(self.arrivals):
-            said.append("No rank is late so often, and by so much, that it is no chance.")
+            said.append("No rank is late more often, and by more, than chance explains.")
         elif not said and len(self.ranks) > 1:
-            said.append("No collective of two ranks could be matched, so nobody can be said to be late.")
+            said.append("No collective of two ranks could be matched, so who is late is not known.")
         if len(said) > 1:
             said.append(f"If all of them were in time, at most {self.gain_ns / 1e6:,.3f} ms would be saved.")
         uneven = self.steps[self.steps["ranks"] > 1].dropna(subset="imbalance")
@@ -385,97 +334,6 @@ def _rank_of(path: Path | str) -> list[int]:
     """The rank that a file's name gives, or that of its folder."""
     match = _RANK.search(Path(path).name) or _RANK.search(Path(path).parent.name)
     return [int(match[1])] if match else []
-
-
-# ---------------------------------------------------------------- one rank
-
-
-def look(source: str | os.PathLike[str] | Trace, *, cache: bool | None = None) -> list[Look]:
-    """Reduce a trace to what is needed of it beside the other ranks'.
-
-    Parameters
-    ----------
-    source : path-like or Trace
-    cache : bool, optional
-        As for :func:`nsightkit.load`.
-
-    Returns
-    -------
-    list of Look
-        Several where several processes of a capture used GPUs: ranks of one node, in the order of their GPUs.
-
-    Raises
-    ------
-    TraceError
-        The file cannot be read.
-    """
-    trace = source if isinstance(source, Trace) else load(source, cache=cache)
-    file = (source.path or "trace") if isinstance(source, Trace) else os.fspath(source)
-    kernels = trace.table("kernels", ["process", "device"])
-    owners = kernels.groupby("process")["device"].min().sort_values(kind="stable")
-    if len(owners) < 2:
-        return [_look(trace, file, None)]
-    parts = []
-    for process in owners.index.tolist():
-        masks = {
-            table: (trace.whole.table(table, ["process"])["process"] == process).to_numpy()
-            for table, columns in TABLES.items()
-            if "process" in columns
-        }
-        parts.append(_look(trace.masked(masks), file, process))
-    return parts
-
-
-def _look(trace: Trace, file: str, process: int | None) -> Look:
-    notes = [f"{Path(file).name}: {note}" for note in trace.meta.notes]
-    figures = overview.summary(trace)
-    found = communication.collectives(trace)
-    if len(found) > _MOST_COLLECTIVES:
-        notes.append(
-            f"{Path(file).name}: of {len(found):,} collectives the first {_MOST_COLLECTIVES:,} were looked at."
-        )
-        found = found[:_MOST_COLLECTIVES]
-    windows = _windows(trace)
-    start = windows["start_ns"]
-    end = start + windows["wall_ns"]
-    launched = steps.number(windows.assign(end_ns=end), found["launch_ns"])
-    found = found.assign(step=np.append(windows["step"], -1)[launched])
-    # Of a capture of several ranks it says who started it, at best.
-    said = trace.meta.distributed if process is None else {}
-    return Look(
-        file=file,
-        process=process,
-        rank=_integer(said.get("rank")),
-        world_size=_integer(said.get("world_size")),
-        t0_ns=int(trace.t0_ns),
-        tool=trace.meta.tool,
-        devices=[int(device["device"]) for device in figures["devices"]],
-        figures={c: figures[c] for c in ("span_ns", "busy_ns", "idle_ns")} | communication.totals(trace),
-        collectives=found,
-        steps=windows.join([communication.spent(trace, start, end, found), time_spent.of(trace, start, end)]),
-        notes=notes,
-    )
-
-
-def _integer(value: Any) -> int | None:
-    try:
-        number = int(value)
-    except (TypeError, ValueError):
-        return None
-    return number if 0 <= number < 1 << 31 else None
-
-
-def _windows(trace: Trace) -> pd.DataFrame:
-    """Steps with their numbers; the whole trace, as step -1, where it has none."""
-    found = steps.summary(trace)
-    if not len(found):
-        busy = [int(t) for d in overview.summary(trace)["devices"] for t in (d["start_ns"], d["end_ns"])]
-        begin, end = (min(busy), max(busy)) if busy else overview.captured_window(trace)
-        return pd.DataFrame({"step": [-1], "start_ns": [begin], "wall_ns": [end - begin]})
-    numbers = [re.search(r"(\d{1,15})\D*$", str(name)) for name in found["step"]]
-    known = [int(match[1]) for match in numbers if match]
-    unique = len(known) == len(found) == len(set(known))
-    return found[["start_ns", "wall_ns"]].assign(step=known if unique else np.arange(len(found)))
 
 
 # ---------------------------------------------------------------- all of them
@@ -779,7 +637,7 @@ def _client(make: type[Client], scheduler: str | None, workers: int | None, task
     from distributed import LocalCluster
 
     count = min(workers or os.cpu_count() or 1, tasks)
-    # A trace that kills its worker shall take no other with it that waits there, nor many workers.
+    # A trace that kills its worker must not take others with it that wait there, nor many workers.
     careful = {"distributed.scheduler.worker-saturation": 1.0, "distributed.scheduler.allowed-failures": 1}
     try:
         with dask.config.set(careful):

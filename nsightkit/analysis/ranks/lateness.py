@@ -1,4 +1,4 @@
-"""Which ranks are late so often that it is no chance, what that costs the others, and what they do differently."""
+"""Which ranks are late too often for chance, what that costs the others, and what they do differently."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WORTH = 0.01
 _EXACT = 20_000
 #: Steps with collectives from which on lateness is judged step by step; with fewer, collective by collective.
 _ENOUGH_STEPS = 6
-#: What a rank does differently is no reason if it explains less of its lateness than this.
+#: What a rank does differently is not a reason if it explains less of its lateness than this.
 _EXPLAINED = 0.25
 #: Others make it late if it waits for them, in another group, for at least this share of its lateness.
 _HELD_UP_SHARE = 0.5
@@ -252,8 +252,7 @@ def _last(table: pd.DataFrame) -> pd.DataFrame:
     ordered = table.sort_values(["collective", "start_ns", "rank"], kind="stable")
     by = ordered.groupby("collective")
     last, before = by["start_ns"].nth(-1).to_numpy(), by["start_ns"].nth(-2).to_numpy()
-    columns = {"rank": by["rank"].last(), "group": by["group"].last(), "ranks": by.size()}
-    frame = pd.DataFrame(columns)
+    frame = pd.DataFrame({"rank": by["rank"].last(), "group": by["group"].last(), "ranks": by.size()})
     return frame.assign(by=uncovered(before, last, frame["group"]))
 
 
@@ -289,26 +288,26 @@ def _because(rank: int, steps: Mapping[int, pd.DataFrame], others: list[int]) ->
     chosen = [others[i] for i in np.unique(np.linspace(0, len(others) - 1, _MOST_OTHERS).round().astype(int))]
     common = sorted(set.intersection(*(set(steps[one]["step"]) for one in (rank, *chosen))))
     mine, *theirs = (steps[one].set_index("step").loc[common] for one in (rank, *chosen))
-    names = [c for c in mine.columns if str(c).startswith(TIME) and c != WAITING]
-    extra: dict[str, int] = {}
-    ratio: dict[str, float] = {}
-    for name in names:
-        usual = np.median(
-            [one[name].to_numpy(np.float64) if name in one else np.zeros(len(one)) for one in theirs], axis=0
-        )
-        what = str(name).removeprefix(TIME)
-        extra[what] = int((mine[name].to_numpy(np.float64) - usual).sum())
-        count = f"{COUNT}{what}"
-        if count in mine:
-            usual_count = float(np.median([one[count].sum() for one in theirs if count in one] or [0.0]))
-            ratio[what] = float(mine[count].sum()) / usual_count if usual_count else math.inf
+    names = [str(c) for c in mine.columns if str(c).startswith(TIME) and c != WAITING]
+    usual = np.median([one.reindex(columns=names, fill_value=0).to_numpy(np.float64) for one in theirs], axis=0)
+    spent = (mine[names].to_numpy(np.float64) - usual).sum(axis=0).astype(np.int64).tolist()
+    extra = {name.removeprefix(TIME): ns for name, ns in zip(names, spent, strict=True)}
     total = sum(ns for ns in extra.values() if ns > 0)
     reasons = [
-        {"what": what, "extra_ns": ns, "share": ns / total, "count_ratio": ratio.get(what)}
+        {"what": what, "extra_ns": ns, "share": ns / total, "count_ratio": _times_as_many(what, mine, theirs)}
         for what, ns in sorted(extra.items(), key=lambda item: -item[1])
         if total and ns >= _REASON * total
     ]
     return reasons, total
+
+
+def _times_as_many(what: str, mine: pd.DataFrame, theirs: list[pd.DataFrame]) -> float | None:
+    """How many times the others' kernels of a kind a rank runs; None for what is not counted."""
+    count = f"{COUNT}{what}"
+    if count not in mine:
+        return None
+    usual = float(np.median([one[count].sum() for one in theirs if count in one] or [0.0]))
+    return float(mine[count].sum()) / usual if usual else math.inf
 
 
 def _text(row: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.analysis.core.categories import CATEGORIES, categorize
-from nsightkit.analysis.core.intervals import Coverage, uncovered
+from nsightkit.analysis.core.intervals import Coverage, uncovered, union
 from nsightkit.analysis.timeline import gaps, steps
 from nsightkit.analysis.timeline.ranges import threads_with_ranges
 from nsightkit.trace.model import Trace
@@ -25,9 +25,9 @@ Int = npt.NDArray[np.int64]
 
 #: Prefixes of the columns: time spent, and kernels that began.
 TIME, COUNT = "time: ", "count: "
-#: Time that is no doing of the rank itself: in collectives it waits for others.
+#: Time that the rank itself does not decide: in collectives it waits for others.
 WAITING = f"{TIME}communication"
-#: Of the names of ranges, those with the most time are told apart.
+#: So many names of ranges, those with the most time, get a column of their own.
 _MOST_NAMES = 24
 _NUMBERED = re.compile(r"\d+")
 
@@ -80,20 +80,14 @@ def _of_gpu(trace: Trace, low: Int, high: Int) -> dict[str, Int]:
             if what in counted:
                 begun = np.sort(rows["start_ns"].to_numpy())
                 out[f"{COUNT}{what}"] += np.searchsorted(begun, high) - np.searchsorted(begun, low)
-        computed = Coverage(mine["start_ns"], mine["end_ns"])
-        moved = _both(computed, copied)
-        out[f"{TIME}copies"] += moved.of(low, high) - computed.of(low, high)
-        out[WAITING] += _both(moved, talked).of(low, high) - moved.of(low, high)
+        parts = [(rows["start_ns"], rows["end_ns"]) for rows in (mine, copied, talked)]
+        computed, moved, all_of_it = (Coverage(*union(*parts[:n])).of(low, high) for n in (1, 2, 3))
+        out[f"{TIME}copies"] += moved - computed
+        out[WAITING] += all_of_it - moved
         for cause, rows in waited.groupby("cause", observed=True):
             out[f"{TIME}idle, {cause}"] += Coverage(rows["start_ns"], rows["end_ns"]).of(low, high)
     rest = (high - low) * max(len(devices), 1) - sum(out[f"{TIME}{what}"] for what in spent)
     return out | {f"{TIME}before or after all GPU work": rest}
-
-
-def _both(one: Coverage, other: pd.DataFrame) -> Coverage:
-    return Coverage(
-        np.concatenate((one.start, other["start_ns"].to_numpy())), np.concatenate((one.end, other["end_ns"].to_numpy()))
-    )
 
 
 def _of_thread(trace: Trace, low: Int, high: Int) -> dict[str, Int]:
