@@ -217,10 +217,21 @@ def common(
     start, end : ndarray of int64
         Disjoint and sorted.
     """
-    edges = np.unique(np.concatenate([np.asarray(side, np.int64) for side in (*one, *other)]))
-    start, end = edges[:-1], edges[1:]
-    kept = (Coverage(*one).of(start, end) > 0) & ((Coverage(*other).of(start, end) == 0) == outside)
-    return merge(start[kept], end[kept])
+    start, end = merge(*one)
+    if not len(start):
+        return start, end
+    other_start, other_end = merge(*other)
+    near = (other_end > start[0]) & (other_start < end[-1])
+    other_start, other_end = other_start[near], other_end[near]
+    # Between two edges there is one of the first (2), one of the other (-1), both (1) or none (0).
+    edges = start, end, other_start, other_end
+    steps = [np.full(len(edge), step) for edge, step in zip(edges, (2, -2, -1, 1), strict=True)]
+    at = np.concatenate(edges)
+    order = np.argsort(at, kind="stable")
+    at, inside = at[order], np.cumsum(np.concatenate(steps)[order])
+    low, high = at[:-1], at[1:]
+    kept = (inside[:-1] == (2 if outside else 1)) & (high > low)
+    return merge(low[kept], high[kept])
 
 
 def gpu_intervals(trace: Trace) -> pd.DataFrame:

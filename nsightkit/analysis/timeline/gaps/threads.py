@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from nsightkit.analysis.core.intervals import Coverage, gpu_intervals, launch_of, launches_of, merge, union
+from nsightkit.analysis.core.intervals import Coverage, common, gpu_intervals, launch_of, launches_of, union
 from nsightkit.analysis.core.names import OPERATOR_RANGE, compiled, matching
 from nsightkit.trace.model import Trace
 from nsightkit.trace.nesting import nesting
@@ -178,10 +178,7 @@ def _inside(begun: Int, outer: Track) -> Int:
 
 def _outside(track: Track, other: Track) -> Union:
     """The union of some events without that of others."""
-    cut = merge(other.start, other.end)
-    start, end = union((track.start, track.end), cut)
-    # The others lie within the union of both: what is left begins where that does, or where one of them ends.
-    return merge(np.sort(np.concatenate((start, cut[1]))), np.sort(np.concatenate((cut[0], end))))
+    return common((track.start, track.end), (other.start, other.end), outside=True)
 
 
 def _kept(answer: Callable[Concatenate[Threads, P], T]) -> Callable[Concatenate[Threads, P], T]:
