@@ -50,22 +50,6 @@ def _of_2_3(calls: list[dict[str, Any]]) -> Callable[..., None]:
     return record
 
 
-def _of_2_0(calls: list[dict[str, Any]]) -> Callable[..., None]:
-    def record(
-        enabled: bool,
-        record_context: bool = True,
-        trace_alloc_max_entries: int = 1,
-        trace_alloc_record_context: bool = False,
-        device: Any = None,
-        record_context_cpp: bool = False,
-    ) -> None:
-        if not isinstance(enabled, bool):
-            raise TypeError("enabled must be bool")
-        calls.append({k: v for k, v in locals().items() if k != "calls"})
-
-    return record
-
-
 @pytest.fixture
 def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
     """A device whose allocator is the miniature one."""
@@ -75,9 +59,9 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
     return allocator
 
 
-@pytest.mark.parametrize(("version", "entries"), [(_of_2_11, "max_entries"), (_of_2_3, "max_entries"), (_of_2_0, None)])
+@pytest.mark.parametrize("version", [_of_2_11, _of_2_3])
 def test_every_signature_is_called_with_what_it_knows(
-    version: Any, entries: str | None, allocator: Allocator, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    version: Any, allocator: Allocator, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     calls: list[dict[str, Any]] = []
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", version(calls))
@@ -87,11 +71,8 @@ def test_every_signature_is_called_with_what_it_knows(
         assert len(calls) == 1
     assert state.path == tmp_path / "s.pickle"
     started, stopped = calls
-    assert started["enabled"] in ("all", True)
-    assert stopped["enabled"] in (None, False)
-    assert started[entries or "trace_alloc_max_entries"] == 123
-    if entries:
-        assert started["stacks"] == "python"
+    assert (started["enabled"], started["stacks"], started["max_entries"]) == ("all", "python", 123)
+    assert stopped["enabled"] is None
     found = reader.read(state.path)
     assert len(found.events) == len(allocator.events)
     assert analysis.summary(found)["peak_bytes"] == max(row[0] for row in allocator.truth)

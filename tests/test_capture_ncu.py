@@ -256,7 +256,7 @@ def test_the_doctor_sees_it(stand_in, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = {row["check"].split()[0]: row for row in doctor.report()}
     assert rows["ncu"]["status"] == "ok"
     assert "2025.3.1.0" in rows["ncu"]["found"]
-    monkeypatch.setattr(doctor, "_installed", lambda package: None)
+    monkeypatch.setattr(doctor, "installed", lambda package: None)
     rows = {row["check"].split()[0]: row for row in doctor.report()}
     assert "nsightkit[ncu]" in rows["ncu-report"]["remedy"]
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from nsightkit._moved import moved_names, moved_to
+
 if TYPE_CHECKING:
     from nsightkit.capture import bench, doctor, memory, ncu, nsys, provenance, timing, torch_profiler
     from nsightkit.capture.captured import Captured
@@ -26,24 +28,19 @@ __all__ = [
     "torch_profiler",
 ]
 
-#: Where each name is; those that have moved work for one release.
-_LAZY = {
-    "Captured": "nsightkit.capture.captured",
-    "phase": "nsightkit.workloads.phases",
-}
-_MOVED = {"Measurement", "measure"}
+#: Where the names are that are not modules of this package.
+_LAZY = {"Captured": "nsightkit.capture.captured", "phase": "nsightkit.workloads.phases"}
 
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
-    if name in _MOVED:
-        from nsightkit._moved import moved_to
-
-        return moved_to(__name__, "nsightkit.investigations")(name)
-    if name in __all__ or name in ("record", "recordings"):
-        return importlib.import_module(f"nsightkit.capture.{name}")
-    raise AttributeError(f"module 'nsightkit.capture' has no attribute {name!r}")
+    if name in __all__:
+        return importlib.import_module(f"{__name__}.{name}")
+    old = (
+        moved_to(__name__, "nsightkit.investigations") if name in ("Measurement", "measure") else moved_names(__name__)
+    )
+    return old(name)
 
 
 def __dir__() -> list[str]:

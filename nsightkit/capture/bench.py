@@ -7,6 +7,7 @@ and compiled code are not the next one's. Running out of memory is a result: a r
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -33,6 +34,7 @@ __all__ = ["FORMAT", "MODES", "PRECISIONS", "Cell", "bench", "cells", "write"]
 FORMAT = 1
 MODES = ("fwd", "fwd_bwd", "train")
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+_NO_TF32 = {"status": "unsupported", "detail": "TF32 is a mode of tensor cores; on a CPU it would be fp32 again"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,16 +130,12 @@ def cells(
     UsageError
         A name, a mode or a size that cannot be.
     """
-    made = []
-    for name, context, mode, precision in itertools.product(names, contexts or (None,), modes, precisions):
-        one = find(name)
-        sized = dataclasses.replace(
-            one,
-            context=one.context if context is None else context,
-            batch=one.batch if batch is None else batch,
-        )
-        made.append(Cell(sized, mode, precision, **switches))
-    return made
+    batches: dict[str, Any] = {} if batch is None else {"batch": batch}
+    sizes = [batches | {"context": context} for context in contexts] or [batches]
+    return [
+        Cell(dataclasses.replace(find(name), **size), mode, precision, **switches)
+        for name, size, mode, precision in itertools.product(names, sizes, modes, precisions)
+    ]
 
 
 def bench(
@@ -204,7 +202,8 @@ def bench(
             progress(number, cell.label)
         job = {"device": device, "parameters": _parameters(cell), "nvtx": cell.nvtx, **counts}
         job["provenance"] = document["provenance"] is None
-        found = _unsupported(cell, device) or _measured(job, timeout_s)
+        impossible = cell.precision == "tf32" and device == "cpu"
+        found = _NO_TF32 if impossible else _measured(job, timeout_s)
         document["provenance"] = document["provenance"] or found.get("provenance")
         document["gpu"] = document["gpu"] or found.get("gpu")
         document["rows"].append(_row(cell, found, measured_tflops))
@@ -244,7 +243,7 @@ def _device(given: str | None) -> str:
 
 
 def _parameters(cell: Cell) -> dict[str, Any]:
-    """Fields of ``LMConfig``: the child is told sizes, not names."""
+    """Fields of ``LMConfig``: the child gets sizes, not names."""
     sizes = ("batch", "context", "d_model", "layers", "d_ff", "heads", "vocabulary")
     return {
         **{name: getattr(cell.configuration, name) for name in sizes},
@@ -252,12 +251,6 @@ def _parameters(cell: Cell) -> dict[str, Any]:
         "annotate": cell.nvtx,
         "annotate_mha": cell.annotate_mha,
     }
-
-
-def _unsupported(cell: Cell, device: str) -> dict[str, Any] | None:
-    if cell.precision == "tf32" and device == "cpu":
-        return {"status": "unsupported", "detail": "TF32 is a mode of tensor cores; on a CPU it would be fp32 again"}
-    return None
 
 
 def _measured(job: dict[str, Any], timeout_s: float) -> dict[str, Any]:
@@ -270,11 +263,9 @@ def _measured(job: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         except subprocess.TimeoutExpired as error:
             said = tail(error.output, 1) or "nothing"
             return {"status": "failed", "detail": f"not done within {timeout_s:g} s; it last said: {said}"}
-        try:
-            found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {"status": "failed", "detail": _ending(done.returncode, done.stdout)}
-        return found
+        with contextlib.suppress(OSError, ValueError):
+            return dict(json.loads(result.read_text(encoding="utf-8")))
+        return {"status": "failed", "detail": _ending(done.returncode, done.stdout)}
 
 
 def _ending(code: int, said: str) -> str:
@@ -325,8 +316,7 @@ def _row(cell: Cell, found: dict[str, Any], measured_tflops: float | None) -> di
 
 def _peak(gpu: str | None, precision: str) -> float | None:
     """The datasheet's dense peak in TFLOP/s, None for a device or a precision that has none."""
-    try:
+    with contextlib.suppress(UsageError):
         peak = hardware.find(gpu).peak(precision) if gpu else None
-    except UsageError:
-        return None
-    return None if peak is None else float(peak.tflops)
+        return None if peak is None else float(peak.tflops)
+    return None

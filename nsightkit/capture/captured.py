@@ -7,13 +7,13 @@ import difflib
 import os
 import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from nsightkit.errors import NsightkitError, UsageError
 from nsightkit.trace._process import run, tail
 
-__all__ = ["Captured", "did_you_mean", "target", "unexpanded", "watch"]
+__all__ = ["Captured", "checked", "did_you_mean", "ended", "target", "unexpanded", "watch"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +107,43 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
+def checked(extra: Sequence[str], program: Path, known: Collection[str], ours: Mapping[str, str]) -> list[str]:
+    """Check further options of a profiler: a wrong one costs the whole run, for the program never starts.
+
+    Parameters
+    ----------
+    extra : sequence of str
+    program : Path
+    known : collection of str
+        Options that it has, with their dashes.
+    ours : mapping of str to str
+        Options that nsightkit sets, and the argument that says what to; empty where there is no such argument.
+
+    Raises
+    ------
+    UsageError
+        An option that it lacks, or one that is not the caller's.
+    """
+    for option in extra:
+        name = option.partition("=")[0] if option.startswith("--") else option[:2]
+        if name in ours:
+            instead = f"; give the argument {ours[name]} instead" if ours[name] else ""
+            raise UsageError(f"{name} is set by nsightkit{instead}")
+        if name not in known:
+            raise UsageError(f"{program} has no option {name}{did_you_mean(name, known)}")
+    return list(extra)
+
+
+def ended(returncode: int) -> list[str]:
+    """Note that a program failed, if it did.
+
+    Parameters
+    ----------
+    returncode : int
+    """
+    return [f"the program ended with exit code {returncode}"] if returncode else []
+
+
 def watch(
     ran: list[str],
     timeout_s: float,
@@ -151,6 +188,5 @@ def watch(
         ) from error
     except OSError as error:
         raise NsightkitError(f"{ran[0]}: cannot be started ({error.strerror})") from error
-    if time.monotonic() - start >= timeout_s:
-        return [f"the program was interrupted after {timeout_s:g} s; the {result} ends there"], done
-    return [], done
+    late = time.monotonic() - start >= timeout_s
+    return [f"the program was interrupted after {timeout_s:g} s; the {result} ends there"] if late else [], done

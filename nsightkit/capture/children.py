@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import subprocess
@@ -16,22 +17,18 @@ __all__ = ["child_environment", "has_gpu"]
 def has_gpu() -> bool:
     """Whether torch can use a CUDA GPU here.
 
-    Asks a process of its own, so that this one never holds a CUDA context; and asks nobody where there is
+    It asks in a process of its own, so that this one never holds a CUDA context, and does not ask where there is
     no driver.
 
     Returns
     -------
     bool
     """
-    try:
-        ctypes.CDLL("libcuda.so.1" if sys.platform != "win32" else "nvcuda.dll")
-    except OSError:
-        return False
     question = "import torch; print(torch.cuda.is_available())"
-    try:
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        ctypes.CDLL("libcuda.so.1" if sys.platform != "win32" else "nvcuda.dll")
         return tail(run([sys.executable, "-c", question], 120.0).stdout, 1) == "True"
-    except (OSError, subprocess.TimeoutExpired):
-        return False
+    return False
 
 
 def child_environment() -> dict[str, str]:

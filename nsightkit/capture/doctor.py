@@ -17,7 +17,7 @@ from nsightkit.errors import NsightkitError
 from nsightkit.trace import nsys_tool
 from nsightkit.trace._process import run
 
-__all__ = ["report"]
+__all__ = ["installed", "report"]
 
 #: Status, what was found, and what to do about it.
 _Found = tuple[str, str, str]
@@ -42,23 +42,28 @@ def report() -> list[dict[str, str]]:
     return rows
 
 
-def _installed(package: str) -> str | None:
+def installed(package: str) -> str | None:
+    """Give the version of a package; None where it is not installed.
+
+    Parameters
+    ----------
+    package : str
+    """
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(package)
     return None
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(n) for n in re.findall(r"\d+", text)[:3])
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
 
 
 def _readers() -> _Found:
     needed = ("pandas", "pyarrow", "msgspec", "adbc-driver-sqlite")
-    absent = [package for package in needed if _installed(package) is None]
-    found = ", ".join(f"{package} {_installed(package)}" for package in needed if package not in absent)
-    if absent:
-        return "missing", found, f"pip install {' '.join(absent)}"
-    return "ok", found, ""
+    versions = {package: installed(package) for package in needed}
+    absent = [package for package, version in versions.items() if version is None]
+    found = ", ".join(f"{package} {version}" for package, version in versions.items() if version is not None)
+    return ("missing", found, f"pip install {' '.join(absent)}") if absent else ("ok", found, "")
 
 
 def _nsys() -> _Found:
@@ -67,17 +72,21 @@ def _nsys() -> _Found:
         remedy = "install Nsight Systems (Debian: nsight-systems), or set NSIGHTKIT_NSYS to its nsys program"
         return "missing", "not on the PATH, nor where NVIDIA's installers put it", remedy
     version = nsys_tool.version(nsys)
-    words = f"{'.'.join(map(str, version))} at {nsys}"
-    if version[:2] < nsys_tool.MINIMUM:
-        minimum = ".".join(map(str, nsys_tool.MINIMUM))
-        return "missing", f"{words}: too old, it may hang", f"install {minimum} or later"
-    return "ok", words, ""
+    words, minimum = f"{_dotted(version)} at {nsys}", f"install {_dotted(nsys_tool.MINIMUM)} or later"
+    old = version[:2] < nsys_tool.MINIMUM
+    return ("missing", f"{words}: too old, it may hang", minimum) if old else ("ok", words, "")
 
 
 def _usable_nsys() -> Path | None:
     with contextlib.suppress(NsightkitError):
         return nsys_tool.require()
     return None
+
+
+def _package(name: str, otherwise: _Found) -> _Found:
+    """Look for a package; `otherwise` is what there is to say where it is not installed."""
+    version = installed(name)
+    return otherwise if version is None else ("ok", version, "")
 
 
 def _importer() -> _Found:
@@ -102,27 +111,30 @@ def _importer() -> _Found:
 
 
 def _nvtx() -> _Found:
-    installed = _installed("nvtx")
-    if installed is None:
+    version = installed("nvtx")
+    if version is None:
         return "missing", "the nvtx package is not installed", "pip install 'nsightkit[capture]'"
     nsys = _usable_nsys()
-    if nsys is not None and nsys_tool.version(nsys) < (2024, 1) and _numbers(installed) >= (0, 2, 12):
-        words = f"nvtx {installed} emits no ranges under nsys {'.'.join(map(str, nsys_tool.version(nsys)))}"
+    if (
+        nsys is not None
+        and nsys_tool.version(nsys) < (2024, 1)
+        and [int(n) for n in re.findall(r"\d+", version)[:3]] >= [0, 2, 12]
+    ):
+        words = f"nvtx {version} emits no ranges under nsys {_dotted(nsys_tool.version(nsys))}"
         return "missing", words, "pip install nvtx==0.2.11, or a newer nsys"
-    return "ok", f"nvtx {installed}", ""
+    return "ok", f"nvtx {version}", ""
 
 
 def _sampling() -> _Found:
+    unneeded = "no need: nsightkit captures without CPU samples"
     try:
         level = int(Path("/proc/sys/kernel/perf_event_paranoid").read_text())
     except (OSError, ValueError):
-        return "warn", "unknown", "no need: nsightkit captures without CPU samples"
-    if level > 2 and not _is_root():
-        remedy = (
-            "no need: nsightkit captures without CPU samples; for them, as root: sysctl kernel.perf_event_paranoid=2"
-        )
-        return "warn", f"{level}: no CPU samples, no context switches", remedy
-    return "ok", str(level), ""
+        return "warn", "unknown", unneeded
+    if level <= 2 or _is_root():
+        return "ok", str(level), ""
+    remedy = f"{unneeded}; for them, as root: sysctl kernel.perf_event_paranoid=2"
+    return "warn", f"{level}: no CPU samples, no context switches", remedy
 
 
 def _is_root() -> bool:
@@ -133,16 +145,8 @@ def _ncu() -> _Found:
     from nsightkit.capture import ncu
 
     found = ncu.find()
-    if found is None:
-        return "missing", "not on the PATH", "install Nsight Compute; only its captures need it"
-    return "ok", f"{ncu.version(found)} at {found}", ""
-
-
-def _ncu_report() -> _Found:
-    installed = _installed("ncu-report")
-    if installed is None:
-        return "warn", "not installed", "pip install 'nsightkit[ncu]', unless ncu is here, or give its CSV"
-    return "ok", installed, ""
+    absent = "missing", "not on the PATH", "install Nsight Compute; only its captures need it"
+    return ("ok", f"{ncu.version(found)} at {found}", "") if found else absent
 
 
 def _counters() -> _Found:
@@ -160,28 +164,18 @@ def _counters() -> _Found:
     return "ok", "allowed" if restricted else "no restriction found", ""
 
 
-def _torch() -> _Found:
-    version = _installed("torch")
-    if version is None:
-        return "missing", "not installed", "pip install 'nsightkit[torch]', or the wheel of your choice first"
-    return "ok", version, ""
-
-
 def _gpu() -> _Found:
     from nsightkit.capture.children import has_gpu
 
-    if has_gpu():
-        return "ok", "torch sees one", ""
-    return "missing", "torch sees none", "without one, recordings are shown and workloads run small on the CPU"
+    absent = "missing", "torch sees none", "without one, recordings are shown and workloads run small on the CPU"
+    return ("ok", "torch sees one", "") if has_gpu() else absent
 
 
 def _workers() -> _Found:
     method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
-    words = f"DataLoader workers start by {method}"
-    if method == "fork":
-        # They never exec, and nsys follows only processes that do.
-        words += ": nsys does not trace them, starvation shows in the main process"
-    return "ok", words, ""
+    # Forked ones never exec, and nsys follows only processes that do.
+    unseen = ": nsys does not trace them, starvation shows in the main process" if method == "fork" else ""
+    return "ok", f"DataLoader workers start by {method}{unseen}", ""
 
 
 def _cache() -> _Found:
@@ -197,9 +191,8 @@ def _disk(folder: Path, words: str = "") -> _Found:
         return "warn", f"{folder} is not writable", "make it writable, or point TMPDIR or XDG_CACHE_HOME elsewhere"
     free = shutil.disk_usage(existing).free / 2**30
     found = f"{words}{free:.0f} GiB free in {existing}"
-    if free < 2:
-        return "warn", found, "free some space: a report and its export take gigabytes"
-    return "ok", found, ""
+    full = "warn", found, "free some space: a report and its export take gigabytes"
+    return full if free < 2 else ("ok", found, "")
 
 
 _CHECKS: dict[str, Callable[[], _Found]] = {
@@ -209,9 +202,13 @@ _CHECKS: dict[str, Callable[[], _Found]] = {
     "NVTX ranges from Python": _nvtx,
     "CPU sampling (perf_event_paranoid)": _sampling,
     "ncu (kernel analysis)": _ncu,
-    "ncu-report (reads .ncu-rep)": _ncu_report,
+    "ncu-report (reads .ncu-rep)": lambda: _package(
+        "ncu-report", ("warn", "not installed", "pip install 'nsightkit[ncu]', unless ncu is here, or give its CSV")
+    ),
     "GPU performance counters (ncu, GPU metrics)": _counters,
-    "torch (workloads, torch.profiler)": _torch,
+    "torch (workloads, torch.profiler)": lambda: _package(
+        "torch", ("missing", "not installed", "pip install 'nsightkit[torch]', or the wheel of your choice first")
+    ),
     "CUDA GPU (live measurements, recordings)": _gpu,
     "data-loading workers": _workers,
     "cache of big traces": _cache,

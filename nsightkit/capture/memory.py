@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +22,7 @@ __all__ = ["Recording", "dump", "recording", "supported", "write"]
 #: An event with a stack of twenty frames takes about 0.2 kB in the file.
 MAX_ENTRIES = 200_000
 
-# Calls in order of preference; the last is the one of PyTorch 2.0, whose `enabled` was a flag.
+# Calls in order of preference.
 _CALLS: tuple[tuple[str, ...], ...] = (
     ("enabled", "context", "stacks", "max_entries", "clear_history", "global_record_annotations"),
     ("enabled", "context", "stacks", "max_entries", "clear_history"),
@@ -55,10 +55,8 @@ def supported() -> bool:
     """
     import torch
 
-    if not torch.cuda.is_available():
-        return False
-    memory = torch.cuda.memory
-    return hasattr(memory, "_record_memory_history") and hasattr(memory, "_snapshot")
+    private = ("_record_memory_history", "_snapshot")
+    return torch.cuda.is_available() and all(hasattr(torch.cuda.memory, name) for name in private)
 
 
 @contextlib.contextmanager
@@ -107,7 +105,7 @@ def recording(
     if not supported():
         if required:
             raise UsageError(
-                "the allocator's history can only be recorded on a CUDA GPU with PyTorch 2.0 or later; this machine "
+                "the allocator's history can only be recorded on a CUDA GPU with PyTorch 2.6 or later; this machine "
                 "has none that PyTorch can use"
             )
         yield state
@@ -123,14 +121,13 @@ def recording(
         try:
             state.path = dump(target, scrub=scrub)
         finally:
-            _stop()
+            _record(enabled=None)
 
 
-def _record() -> Callable[..., None]:
+def _record(**options: Any) -> None:
     import torch
 
-    function: Callable[..., None] = torch.cuda.memory._record_memory_history
-    return function
+    torch.cuda.memory._record_memory_history(**options)
 
 
 def _start(max_entries: int, stacks: str, context: str) -> None:
@@ -143,27 +140,16 @@ def _start(max_entries: int, stacks: str, context: str) -> None:
         "clear_history": True,
         "global_record_annotations": True,
     }
-    record = _record()
     for names in _CALLS:
         try:
-            record(**{name: wanted[name] for name in names})
-        except TypeError:
-            continue
-        return
-    try:
-        record(True, trace_alloc_max_entries=max_entries, trace_alloc_record_context=True)
-    except TypeError as error:
-        raise UsageError(
-            f"this PyTorch's _record_memory_history takes other arguments than those known ({error}); "
-            "record without a snapshot, or with another version"
-        ) from error
-
-
-def _stop() -> None:
-    try:
-        _record()(enabled=None)
-    except TypeError:
-        _record()(False)
+            _record(**{name: wanted[name] for name in names})
+            return
+        except TypeError as error:
+            refused = error
+    raise UsageError(
+        f"this PyTorch's _record_memory_history takes other arguments than those known ({refused}); "
+        "record without a snapshot, or with another version"
+    ) from refused
 
 
 def dump(output: str | os.PathLike[str], *, scrub: bool = True) -> Path:

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from nsightkit.capture.captured import Captured, did_you_mean, target, unexpanded, watch
+from nsightkit.capture.captured import Captured, checked, did_you_mean, ended, target, unexpanded, watch
 from nsightkit.errors import NsightkitError, UsageError
 from nsightkit.trace import ncu_metrics
 from nsightkit.trace._process import tail
@@ -99,9 +99,8 @@ def range_filter(name: str) -> str:
     -------
     str
     """
-    if name.startswith("start/end:"):
-        return name.removeprefix("start/end:")
-    return name if re.search(r"[/\[\]]", name) else f"{name}/"
+    whole = name.removeprefix("start/end:")
+    return whole if whole != name or re.search(r"[/\[\]]", name) else f"{name}/"
 
 
 def profile(
@@ -192,7 +191,20 @@ def profile(
             "set NSIGHTKIT_NCU to its ncu program"
         )
     chosen = _Filters(kernel, skip, count, tuple(nvtx), tuple(nvtx_exclude))
-    options = [*_options(ncu, chosen, section_set, sections, metrics, clocks, keep_caches), *_checked(ncu, extra)]
+    can = _can(ncu)
+    if clocks not in ("none", "base"):
+        raise UsageError(f"clocks can be none or base, not {clocks!r}")
+    options = [
+        *(["--target-processes=all"] if "--target-processes" in can else []),
+        f"--clock-control={clocks}",
+        *(["--cache-control=none"] if keep_caches else []),
+        *chosen.options(),
+        # An unknown set ends in a run that collects nothing, after the program has run to its end.
+        *([] if section_set is None else [f"--set={_listed(ncu, '--list-sets', section_set, 'set of sections')}"]),
+        *(f"--section={_listed(ncu, '--list-sections', name, 'section')}" for name in sections),
+        *([f"--metrics={','.join(_metric(ncu, name) for name in metrics)}"] if metrics else []),
+        *checked(extra, ncu, can, _OURS),
+    ]
     with tempfile.TemporaryDirectory(prefix=".nsightkit-", dir=report.parent) as folder:
         made, log = Path(folder) / "report.ncu-rep", Path(folder) / "log.txt"
         files = [f"--export={unexpanded(made)}", "--force-overwrite", f"--log-file={unexpanded(log)}"]
@@ -213,59 +225,38 @@ def profile(
     notes += _notes(said, clocks)
     code = re.search(r"application returned an error code \((-?\d+)\)", said)
     returncode = int(code[1]) if code else done.returncode
-    if returncode:
-        notes.append(f"the program ended with exit code {returncode}")
+    notes += ended(returncode)
     shown = [str(ncu), *options, f"--export={unexpanded(report)}", *command]
     return Captured(report, report, [report], shown, returncode, notes)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Filters:
+    """Which launches are profiled."""
+
     kernel: str | None
     skip: int
     count: int | None
     nvtx: tuple[str, ...]
     nvtx_exclude: tuple[str, ...]
 
+    @property
+    def pattern(self) -> str | None:
+        return None if self.kernel is None else self.kernel.removeprefix("regex:")
 
-def _options(
-    ncu: Path,
-    chosen: _Filters,
-    section_set: str | None,
-    sections: Sequence[str],
-    metrics: Sequence[str],
-    clocks: str,
-    keep_caches: bool,
-) -> list[str]:
-    can = _can(ncu)
-    options = ["--target-processes=all"] if "--target-processes" in can else []
-    if clocks not in ("none", "base"):
-        raise UsageError(f"clocks can be none or base, not {clocks!r}")
-    options.append(f"--clock-control={clocks}")
-    if keep_caches:
-        options.append("--cache-control=none")
-    if chosen.kernel is not None:
-        pattern = chosen.kernel.removeprefix("regex:")
+    def options(self) -> list[str]:
         try:
-            re.compile(pattern)
+            re.compile(self.pattern or "")
         except re.error as error:
-            raise UsageError(f"kernel: {pattern!r} is not a regular expression ({error})") from error
-        options.append(f"--kernel-name=regex:{pattern}")
-    if chosen.skip:
-        options.append(f"--launch-skip={chosen.skip}")
-    if chosen.count is not None:
-        options.append(f"--launch-count={chosen.count}")
-    if chosen.nvtx or chosen.nvtx_exclude:
-        options.append("--nvtx")
-    options += [f"--nvtx-include={range_filter(name)}" for name in chosen.nvtx]
-    options += [f"--nvtx-exclude={range_filter(name)}" for name in chosen.nvtx_exclude]
-    if section_set is not None:
-        # An unknown set ends in a run that collects nothing, after the program has run to its end.
-        options.append(f"--set={_listed(ncu, '--list-sets', section_set, 'set of sections')}")
-    options += [f"--section={_listed(ncu, '--list-sections', name, 'section')}" for name in sections]
-    if metrics:
-        options.append(f"--metrics={','.join(_metric(ncu, name) for name in metrics)}")
-    return options
+            raise UsageError(f"kernel: {self.pattern!r} is not a regular expression ({error})") from error
+        return [
+            *([] if self.pattern is None else [f"--kernel-name=regex:{self.pattern}"]),
+            *([f"--launch-skip={self.skip}"] if self.skip else []),
+            *([] if self.count is None else [f"--launch-count={self.count}"]),
+            *(["--nvtx"] if self.nvtx or self.nvtx_exclude else []),
+            *(f"--nvtx-include={range_filter(name)}" for name in self.nvtx),
+            *(f"--nvtx-exclude={range_filter(name)}" for name in self.nvtx_exclude),
+        ]
 
 
 def _can(ncu: Path) -> frozenset[str]:
@@ -278,26 +269,13 @@ def _can(ncu: Path) -> frozenset[str]:
     return can
 
 
-def _checked(ncu: Path, extra: Sequence[str]) -> list[str]:
-    can = _can(ncu)
-    for option in extra:
-        name = option.partition("=")[0] if option.startswith("--") else option[:2]
-        if name in _OURS:
-            instead = f"; give the argument {_OURS[name]} instead" if _OURS[name] else ""
-            raise UsageError(f"{name} is set by nsightkit{instead}")
-        if name not in can:
-            raise UsageError(f"{ncu} has no option {name}{did_you_mean(name, can)}")
-    return list(extra)
-
-
 def _listed(ncu: Path, question: str, name: str, what: str) -> str:
     if name.startswith("regex:"):
         return name
-    known = re.findall(r"^([A-Za-z]\w*) +\S", answer(ncu, question), re.MULTILINE)
-    known = [each for each in known if each != "Identifier"]
+    known = re.findall(r"^(?!Identifier )([A-Za-z]\w*) +\S", answer(ncu, question), re.MULTILINE)
     if known and name not in known:
-        all_known = f"; there are {', '.join(known)}"
-        raise UsageError(f"this ncu has no {what} {name!r}{did_you_mean(name, known) or all_known}")
+        near = did_you_mean(name, known) or f"; there are {', '.join(known)}"
+        raise UsageError(f"this ncu has no {what} {name!r}{near}")
     return name
 
 
@@ -305,10 +283,9 @@ def _metric(ncu: Path, name: str) -> str:
     """Give NVIDIA's name of a metric; a wrong one would end the run at the first kernel."""
     if name in ncu_metrics.names():
         return ncu_metrics.find(name)
-    if _UNLISTED.match(name):
+    if _UNLISTED.match(name) or name.partition(".")[0] in _query(ncu):
         return name
-    listed = _query(ncu)
-    return name if name.partition(".")[0] in listed else ncu_metrics.find(name, listed)
+    return ncu_metrics.find(name, _query(ncu))
 
 
 @functools.lru_cache(maxsize=2)
@@ -319,65 +296,70 @@ def _query(ncu: Path) -> frozenset[str]:
     return frozenset(re.findall(r"^([A-Za-z][\w.]*__\w+) ", said, re.MULTILINE))
 
 
+#: What ncu says when the counters cannot be read, and what it means. A report that was written is worth nothing then.
+_REFUSALS = {
+    r"ERR_NVGPUCTRPERM|does not have permission to access NVIDIA GPU Performance Counters": (
+        f"the driver does not let this user read the GPU's counters (ERR_NVGPUCTRPERM); {PERMISSION}"
+    ),
+    r"LibraryNotLoaded": (
+        "the GPU's counters cannot be reached from here at all (LibraryNotLoaded), as in sandboxed containers; "
+        "profile on another runtime or machine, timelines (nsightkit capture nsys, torch) need no counters"
+    ),
+}
+#: What it says when it has written no report, and why: {0} is what the pattern caught, {why} what the filters tell.
+_FAILURES = {
+    r"failed to connect to the CUDA driver": (
+        "ncu found no CUDA driver, so it did not run the program; run it where a GPU is (nsightkit doctor looks)"
+    ),
+    r"(?:[Ff]ailed to find metric|[Ii]nvalid metric(?: name)?:?) *['\"]?([\w:.]+)": (
+        "this GPU has no metric {0}; leave it out, or see ncu --query-metrics"
+    ),
+    r"No kernels were profiled": "ncu profiled no kernel; {why}",
+}
+
+
 def _judge(made: Path, said: str, returncode: int, chosen: _Filters) -> None:
     """Raise unless there is a report, with the reason that ncu's log gives."""
-    if "ERR_NVGPUCTRPERM" in said or "does not have permission to access NVIDIA GPU Performance Counters" in said:
+    for pattern, message in (_REFUSALS if made.is_file() else _REFUSALS | _FAILURES).items():
+        found = re.search(pattern, said)
+        if found:
+            raise NsightkitError(message.format(*found.groups(), why=_why_none(chosen)))
+    if not made.is_file():
         raise NsightkitError(
-            f"the driver does not let this user read the GPU's counters (ERR_NVGPUCTRPERM); {PERMISSION}"
+            f"ncu wrote no report (exit code {returncode}): {tail(said, 3) or 'it said nothing'}; run the program "
+            "without ncu first"
         )
-    if "LibraryNotLoaded" in said:
-        raise NsightkitError(
-            "the GPU's counters cannot be reached from here at all (LibraryNotLoaded), as in sandboxed containers; "
-            "profile on another runtime or machine, timelines (nsightkit capture nsys, torch) need no counters"
-        )
-    if made.is_file():
-        return
-    if "failed to connect to the CUDA driver" in said:
-        raise NsightkitError(
-            "ncu found no CUDA driver, so it did not run the program; run it where a GPU is (nsightkit doctor looks)"
-        )
-    unknown = re.search(r"(?:[Ff]ailed to find metric|[Ii]nvalid metric(?: name)?:?) *['\"]?([\w:.]+)", said)
-    if unknown:
-        raise NsightkitError(f"this GPU has no metric {unknown[1]}; leave it out, or see ncu --query-metrics")
-    if "No kernels were profiled" in said:
-        raise NsightkitError(f"ncu profiled no kernel; {_why_none(chosen)}")
-    raise NsightkitError(
-        f"ncu wrote no report (exit code {returncode}): {tail(said, 3) or 'it said nothing'}; run the program without "
-        "ncu first"
-    )
 
 
 def _why_none(chosen: _Filters) -> str:
-    reasons = []
-    if not any(Path(device).exists() for device in _DEVICES):
-        reasons.append("there is no NVIDIA GPU here, or this container does not see it")
-    if chosen.kernel is not None:
-        reasons.append(
-            f"no kernel's base name has {chosen.kernel.removeprefix('regex:')!r} (cuBLAS on Hopper calls its kernels "
-            "nvjet_…: try 'nvjet|gemm|cutlass|xmma|triton')"
-        )
-    if chosen.nvtx or chosen.nvtx_exclude:
-        reasons.append(
-            "no launch lies in the ranges: check their spelling and domain (DOMAIN@NAME), and that they are push/pop "
-            "ranges (else start/end:NAME)"
-        )
-    if chosen.skip:
-        reasons.append(f"fewer than {chosen.skip + 1} launches match")
-    return "; or ".join(reasons) or "the program launched none: does it use the GPU?"
+    reasons = {
+        "there is no NVIDIA GPU here, or this container does not see it": not any(
+            Path(device).exists() for device in _DEVICES
+        ),
+        f"no kernel's base name has {chosen.pattern!r} (cuBLAS on Hopper calls its kernels nvjet_…: try "
+        "'nvjet|gemm|cutlass|xmma|triton')": chosen.pattern is not None,
+        "no launch lies in the ranges: check their spelling and domain (DOMAIN@NAME), and that they are push/pop "
+        "ranges (else start/end:NAME)": chosen.nvtx or chosen.nvtx_exclude,
+        f"fewer than {chosen.skip + 1} launches match": chosen.skip,
+    }
+    likely = [reason for reason, holds in reasons.items() if holds]
+    return "; or ".join(likely) or "the program launched none: does it use the GPU?"
+
+
+_PRIVATE = (
+    "the report holds the program's environment and command line, and this machine's host name and addresses: do "
+    "not publish it as it is"
+)
 
 
 def _notes(said: str, clocks: str) -> list[str]:
-    notes = []
     passes = [int(n) for n in re.findall(r"^==PROF== Profiling .*?- (\d+) pass(?:es)?", said, re.MULTILINE)]
-    if passes:
-        notes.append(f"{len(passes)} launches were profiled, replayed up to {max(passes)} times each")
-    notes += [f"ncu said: {line}" for line in re.findall(r"^==(?:WARNING|ERROR)== (.*)", said, re.MULTILINE)[:3]]
-    if clocks == "base":
-        notes.append("the clocks were locked to base: times compare between runs, and are longer than in production")
-    else:
-        notes.append("the clocks were left alone: the report says at which the kernels ran (sm_clock_hz)")
-    notes.append(
-        "the report holds the program's environment and command line, and this machine's host name and addresses: do "
-        "not publish it as it is"
-    )
-    return notes
+    replayed = f"{len(passes)} launches were profiled, replayed up to {max(passes, default=0)} times each"
+    locked = "the clocks were locked to base: times compare between runs, and are longer than in production"
+    free = "the clocks were left alone: the report says at which the kernels ran (sm_clock_hz)"
+    return [
+        *([replayed] if passes else []),
+        *(f"ncu said: {line}" for line in re.findall(r"^==(?:WARNING|ERROR)== (.*)", said, re.MULTILINE)[:3]),
+        locked if clocks == "base" else free,
+        _PRIVATE,
+    ]

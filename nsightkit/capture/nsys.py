@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from nsightkit.capture.captured import Captured, did_you_mean, target, unexpanded, watch
+from nsightkit.capture.captured import Captured, checked, ended, target, unexpanded, watch
 from nsightkit.errors import NsightkitError, UsageError
 from nsightkit.trace import nsys_tool
 from nsightkit.trace._process import run, tail
@@ -48,6 +48,14 @@ _TABLES = {
 _EVIDENCE = {"cuda": ("calls", "kernels"), "nvtx": ("ranges",), "osrt": ("os_calls",)}
 # 59: push/pop range, 60: start/end range. Domains, categories and thread names are rows too, and prove nothing.
 _RANGES_ONLY = "eventType IN (59, 60)"
+#: Options that nsightkit sets, and the argument that says what to.
+_OURS = {
+    "--output": "output",
+    "-o": "output",
+    "--capture-range-end": "repeat",
+    "--force-overwrite": "overwrite",
+    "-f": "overwrite",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,15 +90,12 @@ def parse_help(text: str) -> Features:
     # An option stands at the start of a line, after an optional remark: "\\t(Experimental) -x, --name=<value>".
     heading = re.compile(r"^\s{0,8}(?:\([A-Za-z]+\)\s+)?(-[A-Za-z], )?(--[a-z][\w-]*(?:\[[\w|]+\])?)", re.MULTILINE)
     found = list(heading.finditer(text))
-    for match, following in zip(found, [*found[1:], None], strict=True):
-        if match[1]:
-            options.add(match[1][:2])
+    for match, end in zip(found, [*(following.start() for following in found[1:]), len(text)], strict=True):
         stem, _, choice = match[2].partition("[")
-        names = [stem + part for part in choice.rstrip("]").split("|")]  # --nvtx-domain-[include|exclude]
-        options.update(names)
-        if names == ["--trace"]:
-            body = text[match.end() : following.start() if following else len(text)]
-            values = re.search(r"Possible values are(.*?)\.\s", body, re.DOTALL)
+        options |= {stem + part for part in choice.rstrip("]").split("|")}  # --nvtx-domain-[include|exclude]
+        options |= {match[1][:2]} if match[1] else set()
+        if match[2] == "--trace":
+            values = re.search(r"Possible values are(.*?)\.\s", text[match.end() : end], re.DOTALL)
             traces.update(re.findall(r"'([\w-]+)'", values[1] if values else ""))
     return Features(frozenset(options), frozenset(traces))
 
@@ -194,16 +199,19 @@ def profile(
         raise UsageError("no command given; say which program to profile")
     if repeat is not None and (capture_range is None or repeat < 1):
         raise UsageError("repeat needs a capture range and a positive number")
-    for table in expect or ():
-        if table not in _TABLES:
-            raise UsageError(f"no table {table!r} to expect; there are {', '.join(_TABLES)}")
+    unknown = [table for table in expect or () if table not in _TABLES]
+    if unknown:
+        raise UsageError(f"no table {unknown[0]!r} to expect; there are {', '.join(_TABLES)}")
     report = target(output, ".nsys-rep", overwrite=overwrite)
     export_to = report.with_suffix(".sqlite")
     if export and export_to.exists() and not overwrite:
         raise UsageError(f"{export_to} exists; give another name, or allow it to be overwritten")
     nsys = nsys_tool.require()
     can = features(nsys)
-    options = _options(can, trace, capture_range, repeat, graph_nodes) + _checked(extra, can, nsys)
+    options = _options(can, trace, capture_range, repeat, graph_nodes) + checked(extra, nsys, can.options, _OURS)
+    for option in extra:
+        if option.startswith("--") and "=" not in option:
+            raise UsageError(f"give the value of {option} with an equals sign: {option}=VALUE")
     # With a range that opens several times nsys numbers its reports: they are collected from a folder of their own.
     with tempfile.TemporaryDirectory(prefix=".nsightkit-", dir=report.parent) as folder:
         made = Path(folder) / "report"
@@ -219,18 +227,14 @@ def profile(
             interrupt_s=120.0,
         )
         reports = _collect(made, report, nsys, done, capture_range)
-        if repeat is None:
-            places = [report]
-            reports = reports[:1]
-        else:
-            places = [report.with_name(f"{report.stem}.{i}.nsys-rep") for i in range(1, len(reports) + 1)]
-            if len(reports) < repeat:
-                notes.append(f"the range was captured {len(reports)} times, not {repeat}: it occurred no more often")
-        for source, place in zip(reports, places, strict=True):
+        numbered = [report.with_name(f"{report.stem}.{i}.nsys-rep") for i in range(1, len(reports) + 1)]
+        places = [report] if repeat is None else numbered
+        if repeat is not None and len(reports) < repeat:
+            notes.append(f"the range was captured {len(reports)} times, not {repeat}: it occurred no more often")
+        for source, place in zip(reports, places, strict=False):
             source.replace(place)
     shown = [str(nsys), "profile", *options, f"--output={unexpanded(report.with_suffix(''))}", *command]
-    if done.returncode:
-        notes.append(f"the program ended with exit code {done.returncode}")
+    notes += ended(done.returncode)
     traces = places
     if export:
         traces = [nsys_tool.export(place, place.with_suffix(".sqlite")) for place in places]
@@ -239,47 +243,34 @@ def profile(
     return Captured(traces[0], places[0], traces, shown, done.returncode, notes)
 
 
+#: What opens the range in which is recorded: the profiler's own calls, or an NVTX range.
+_OPENED_BY_CALLS = "cudaProfilerApi"
+
+
 def _options(
     can: Features, trace: Sequence[str], capture_range: str | None, repeat: int | None, graph_nodes: bool
 ) -> list[str]:
     kinds = list(dict.fromkeys(trace)) or ["none"]
-    for kind in kinds:
-        if can.traces and kind not in can.traces:
-            raise UsageError(f"this nsys cannot trace {kind!r}; it knows {', '.join(sorted(can.traces))}")
-    options = [f"--trace={','.join(kinds)}"]
-    # CPU sampling needs rights that containers rarely give, costs time, and no analysis here reads it.
-    options += [o for o in ("--sample=none", "--cpuctxsw=none") if o.partition("=")[0] in can.options]
-    if graph_nodes:
-        if "--cuda-graph-trace" not in can.options:
-            raise UsageError("this nsys cannot record the nodes of CUDA graphs")
-        options.append("--cuda-graph-trace=node")
-    if capture_range:
-        if capture_range == "cudaProfilerApi":
-            options.append("--capture-range=cudaProfilerApi")
-        else:
-            if "nvtx" not in kinds:
-                raise UsageError("a capture range needs nvtx among the traced kinds")
-            options += ["--capture-range=nvtx", f"--nvtx-capture={capture_range}"]
-            # By default only registered strings open the range, and torch.cuda.nvtx pushes plain ones:
-            # nothing is captured, no report is written, and the exit code is 0.
-            options.append("--env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0")
-        # The default, stop-shutdown, ends the program with SIGTERM when the range closes.
-        options.append(f"--capture-range-end={f'repeat:{repeat}' if repeat else 'stop'}")
-    return options
-
-
-def _checked(extra: Sequence[str], can: Features, nsys: Path) -> list[str]:
-    ours = {"--output", "-o", "--capture-range-end", "--force-overwrite", "-f"}
-    for option in extra:
-        name = option.partition("=")[0] if option.startswith("--") else option[:2]
-        if name in ours:
-            raise UsageError(f"{name} is set by nsightkit; give it as an argument instead")
-        if name not in can.options:
-            # It would cost the whole run: nsys exits and the program never starts.
-            raise UsageError(f"{nsys} has no option {name}{did_you_mean(name, can.options)}")
-        if option.startswith("--") and "=" not in option:
-            raise UsageError(f"give the value of {name} with an equals sign: {name}=VALUE")
-    return list(extra)
+    unknown = [kind for kind in kinds if can.traces and kind not in can.traces]
+    if unknown:
+        raise UsageError(f"this nsys cannot trace {unknown[0]!r}; it knows {', '.join(sorted(can.traces))}")
+    if graph_nodes and "--cuda-graph-trace" not in can.options:
+        raise UsageError("this nsys cannot record the nodes of CUDA graphs")
+    by_name = capture_range and capture_range != _OPENED_BY_CALLS
+    if by_name and "nvtx" not in kinds:
+        raise UsageError("a capture range needs nvtx among the traced kinds")
+    # By default only registered strings open the range, and torch.cuda.nvtx pushes plain ones:
+    # nothing is captured, no report is written, and the exit code is 0.
+    nvtx = [f"--nvtx-capture={capture_range}", "--env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0"] if by_name else []
+    # The default, stop-shutdown, ends the program with SIGTERM when the range closes.
+    end = f"--capture-range-end={f'repeat:{repeat}' if repeat else 'stop'}"
+    return [
+        f"--trace={','.join(kinds)}",
+        # CPU sampling needs rights that containers rarely give, costs time, and no analysis here reads it.
+        *(o for o in ("--sample=none", "--cpuctxsw=none") if o.partition("=")[0] in can.options),
+        *(["--cuda-graph-trace=node"] if graph_nodes else []),
+        *([f"--capture-range={'nvtx' if by_name else capture_range}", *nvtx, end] if capture_range else []),
+    ]
 
 
 def _collect(
@@ -296,49 +287,42 @@ def _collect(
         return found
     said = tail(done.stdout, 4)
     because = f"; nsys said: {said}" if said else ""
-    if capture_range == "cudaProfilerApi":
+    remedy = "run the program without nsys first; then check the free space of the temporary folder"
+    if capture_range == _OPENED_BY_CALLS:
         remedy = "the program must call torch.cuda.profiler.start(), or cudaProfilerStart, after it has used the GPU"
     elif capture_range:
+        old = nsys_tool.version(nsys) < (2024, 1)
         remedy = (
             f"no range {capture_range!r} was opened: check its spelling, and name its domain if it has one "
             f"({capture_range.partition('@')[0]}@DOMAIN, or {capture_range.partition('@')[0]}@* for any)"
+            f"{_NVTX_TRAP if old else ''}"
         )
-        remedy += _nvtx_trap(nsys)
-    else:
-        remedy = "run the program without nsys first; then check the free space of the temporary folder"
     raise NsightkitError(f"nsys wrote no report (exit code {done.returncode}){because}; {remedy}")
 
 
-def _nvtx_trap(nsys: Path) -> str:
-    if nsys_tool.version(nsys) < (2024, 1):
-        return "; under this nsys the nvtx package emits nothing from 0.2.12 on: install nvtx==0.2.11"
-    return ""
+_NVTX_TRAP = "; under this nsys the nvtx package emits nothing from 0.2.12 on: install nvtx==0.2.11"
 
 
 def _import(unfinished: Path, wanted: Path, nsys: Path) -> None:
-    program = importer(nsys)
-    problem = "nsys could not run its importer, which turns the raw capture into a report"
+    program, report = importer(nsys), unfinished.with_suffix(".nsys-rep")
     kept = wanted.with_suffix(".qdstrm")  # the run may have been costly: its raw capture is not thrown away
-    if program is None:
-        unfinished.replace(kept)
-        raise NsightkitError(
-            f"{problem}: there is no QdstrmImporter beside {nsys} (the raw capture is kept as {kept}); "
-            "install the host part of Nsight Systems too (Debian: nsight-systems, not only nsight-systems-target)"
+    why = (
+        f"there is no QdstrmImporter beside {nsys} (the raw capture is kept as {kept}); "
+        "install the host part of Nsight Systems too (Debian: nsight-systems, not only nsight-systems-target)"
+    )
+    if program is not None:
+        said = "gave no answer within 600 s"
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            # Its libraries lie beside it, and some packages forget to say so.
+            env = nsys_tool.environment(None, program.parent)
+            said = tail(run([str(program), "-i", str(unfinished), "-o", str(report), "-f"], 600.0, env=env).stdout, 3)
+        why = (
+            f"by hand it failed too ({said}; the raw capture is kept as {kept}); 'ldd {program}' names a library that "
+            f"is missing, often libdw.so.1: install it, or name its folder in {nsys_tool.LIBRARIES}"
         )
-    report = unfinished.with_suffix(".nsys-rep")
-    # Its libraries lie beside it, and some packages forget to say so.
-    env = nsys_tool.environment(None, program.parent)
-    arguments = [str(program), "-i", str(unfinished), "-o", str(report), "-f"]
-    said = "gave no answer within 600 s"
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        said = tail(run(arguments, 600.0, env=env).stdout, 3)
     if not report.is_file():
         unfinished.replace(kept)
-        raise NsightkitError(
-            f"{problem}, and by hand it failed too ({said}; the raw capture is kept as {kept}); "
-            f"'ldd {program}' names a library that is missing, often libdw.so.1: "
-            f"install it, or name its folder in {nsys_tool.LIBRARIES}"
-        )
+        raise NsightkitError(f"nsys could not run its importer, which turns the raw capture into a report: {why}")
 
 
 def importer(nsys: Path) -> Path | None:
@@ -352,11 +336,8 @@ def importer(nsys: Path) -> Path | None:
     -------
     Path or None
     """
-    for above in list(collector(nsys).parents)[:3]:
-        found = sorted(above.glob("host*/**/QdstrmImporter"))
-        if found:
-            return found[0]
-    return None
+    above = list(collector(nsys).parents)[:3]
+    return next((found for folder in above for found in sorted(folder.glob("host*/**/QdstrmImporter"))), None)
 
 
 def collector(nsys: Path) -> Path:
@@ -379,22 +360,21 @@ def collector(nsys: Path) -> Path:
 
 
 def _check(export: Path, trace: Sequence[str], expect: Sequence[str] | None) -> list[str]:
-    notes: list[str] = []
     with contextlib.closing(sqlite3.connect(f"{export.absolute().as_uri()}?mode=ro", uri=True)) as database:
-        for table in expect or ():
-            if not _holds(database, table):
-                raise NsightkitError(f"{export}: the capture recorded no {table}; {_TABLES[table][1]}")
-        for kind in trace:
-            tables = _EVIDENCE.get(kind, ())
-            if tables and not any(_holds(database, table) for table in tables):
-                notes.append(f"{kind} was traced and nothing of it was recorded: {_TABLES[tables[0]][1]}")
-    return notes
+        held = {table for table, (names, _) in _TABLES.items() if any(_holds(database, name) for name in names)}
+    lacking = [table for table in expect or () if table not in held]
+    if lacking:
+        raise NsightkitError(f"{export}: the capture recorded no {lacking[0]}; {_TABLES[lacking[0]][1]}")
+    tables = {kind: _EVIDENCE[kind] for kind in trace if kind in _EVIDENCE}
+    return [
+        f"{kind} was traced and nothing of it was recorded: {_TABLES[evidence[0]][1]}"
+        for kind, evidence in tables.items()
+        if not held & set(evidence)
+    ]
 
 
-def _holds(database: sqlite3.Connection, table: str) -> bool:
-    for name in _TABLES[table][0]:
-        where = f" WHERE {_RANGES_ONLY}" if name == "NVTX_EVENTS" else ""
-        with contextlib.suppress(sqlite3.OperationalError):  # tables are made only when there is a row for them
-            if database.execute(f"SELECT 1 FROM {name}{where} LIMIT 1").fetchone():  # noqa: S608 - constants above
-                return True
+def _holds(database: sqlite3.Connection, name: str) -> bool:
+    where = f" WHERE {_RANGES_ONLY}" if name == "NVTX_EVENTS" else ""
+    with contextlib.suppress(sqlite3.OperationalError):  # tables are made only when there is a row for them
+        return bool(database.execute(f"SELECT 1 FROM {name}{where} LIMIT 1").fetchone())  # noqa: S608 - constants above
     return False

@@ -22,11 +22,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     """
     import torch
 
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
     # The CPU's allocator, and libraries beside torch's own allocator, raise a plain RuntimeError.
-    text = str(error)
-    return bool(re.search(r"can't allocate memory|not enough memory|out of memory|STATUS_ALLOC_FAILED", text))
+    said = re.search(r"can't allocate memory|not enough memory|out of memory|STATUS_ALLOC_FAILED", str(error))
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or said is not None
 
 
 def requested_bytes(text: str) -> int | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import importlib.metadata
 import os
 import platform
 import re
@@ -20,6 +19,7 @@ from typing import Any
 
 import nsightkit
 from nsightkit.capture import utilization
+from nsightkit.capture.doctor import installed
 from nsightkit.errors import NsightkitError
 from nsightkit.trace import ncu_tool, nsys_tool
 from nsightkit.trace.share.secrets import Scrubber
@@ -92,12 +92,9 @@ def _software() -> dict[str, Any]:
         "kernel": platform.release(),
         "python": platform.python_version(),
         "nsightkit": nsightkit.__version__,
+        **{package: installed(package) for package in ("torch", "triton", "numpy")},
+        **dict.fromkeys(("cuda", "cudnn")),
     }
-    for package in ("torch", "triton", "numpy"):
-        found[package] = None
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
-    found |= {"cuda": None, "cudnn": None}
     with contextlib.suppress(ImportError):
         import torch
 
@@ -145,14 +142,13 @@ def _cores() -> int | None:
 
 def _commit() -> tuple[str | None, bool | None]:
     """Say which commit this source tree is at; a tree that travels without its .git says it in NSIGHTKIT_COMMIT."""
-    told = re.fullmatch(r"([0-9a-f]{7,40})(-dirty)?", os.environ.get("NSIGHTKIT_COMMIT", ""))
-    if told:
-        return told[1], told[2] is not None
+    given = re.fullmatch(r"([0-9a-f]{7,40})(-dirty)?", os.environ.get("NSIGHTKIT_COMMIT", ""))
+    if given:
+        return given[1], given[2] is not None
     root = Path(nsightkit.__file__).parents[1]
     # Installed packages may lie below some other project's checkout, whose commit is not ours.
-    if not (root / "pyproject.toml").is_file():
-        return None, None
-    commit = _said(["git", "-C", str(root), "rev-parse", "HEAD"]).strip()
+    ours = (root / "pyproject.toml").is_file()
+    commit = _said(["git", "-C", str(root), "rev-parse", "HEAD"]).strip() if ours else ""
     if not commit:
         return None, None
     return commit, bool(_said(["git", "-C", str(root), "status", "--porcelain", "--untracked-files=no"]).strip())
@@ -205,11 +201,16 @@ def label(mode: str, record: Mapping[str, Any]) -> str:
     """
     name = (record.get("gpu") or {}).get("name", "a GPU")
     day = str(record.get("utc", ""))[:10]
-    if mode == "live":
-        return f"Measured live on {name}, {day}"
-    if mode == "replay":
-        return f"Recorded on {name}, {day}; not measured in this build"
-    return "Smoke run on this machine's CPU (no GPU): shapes only, not GPU results"
+    words = {
+        "live": f"Measured live on {name}, {day}",
+        "replay": f"Recorded on {name}, {day}; not measured in this build",
+        "smoke": "Smoke run on this machine's CPU (no GPU): shapes only, not GPU results",
+    }
+    return words[mode]
+
+
+#: Rows that the short form has, and what it calls them.
+_SHORT = {"Driver": "driver", "PyTorch": "PyTorch", "Commit": "commit"}
 
 
 def in_short(record: Mapping[str, Any]) -> str:
@@ -225,10 +226,9 @@ def in_short(record: Mapping[str, Any]) -> str:
         GPU (or CPU), driver, PyTorch, commit, date; what is unknown is left out.
     """
     known = dict(rows(record))
-    words = [known.get("GPU") or known.get("CPU")]
-    words += [f"{name.lower()} {known[name]}" for name in ("Driver", "Commit") if name in known]
-    words.insert(2 if "Driver" in known else 1, f"PyTorch {known['PyTorch']}" if "PyTorch" in known else None)
-    return ", ".join(w for w in [*words, str(record.get("utc") or "")[:10]] if w)
+    versions = [f"{name} {known[row]}" for row, name in _SHORT.items() if row in known]
+    words = [known.get("GPU") or known.get("CPU"), *versions, str(record.get("utc") or "")[:10]]
+    return ", ".join(filter(None, words))
 
 
 def rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:

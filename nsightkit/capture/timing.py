@@ -78,11 +78,10 @@ def time_calls(
         function()
     if device.startswith("cuda"):
         return Timing(_cuda(function, repetitions, device), warmup, repetitions, "cuda-event")
-    bounds = np.empty(repetitions + 1, np.int64)
-    bounds[0] = time.perf_counter_ns()
-    for i in range(repetitions):
+    bounds = [time.perf_counter_ns()]
+    for _ in range(repetitions):
         function()
-        bounds[i + 1] = time.perf_counter_ns()
+        bounds.append(time.perf_counter_ns())
     return Timing(np.diff(bounds), warmup, repetitions, "perf_counter")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from nsightkit.capture import _under_profiler
 from nsightkit.capture._under_profiler import export, profiler
-from nsightkit.capture.captured import Captured, target
+from nsightkit.capture.captured import Captured, ended, target
 from nsightkit.errors import NsightkitError, UsageError
 from nsightkit.trace._process import run
 
@@ -97,7 +97,7 @@ def profile_command(
     Raises
     ------
     UsageError
-        The command is not Python program, or `output` exists.
+        The command is not a Python program, or `output` exists.
     NsightkitError
         The program left no trace.
     """
@@ -122,18 +122,16 @@ def profile_command(
                 "what it wrote above says why (it must be a Python program whose interpreter has torch)"
             )
         whole.replace(destination)
-    notes = [] if done.returncode == 0 else [f"the program ended with exit code {done.returncode}"]
-    return Captured(destination, destination, [destination], [interpreter, *arguments], done.returncode, notes)
+    shown = [interpreter, *arguments]
+    return Captured(destination, destination, [destination], shown, done.returncode, ended(done.returncode))
 
 
 def _python(command: Sequence[str]) -> tuple[str, list[str]]:
     """Split a command into the interpreter and what it shall run (a script, or -m and a module)."""
-    rest = list(command)
-    if not rest:
+    if not command:
         raise UsageError("no command given; say which Python program to profile, such as: python train.py")
-    interpreter = sys.executable
-    if Path(rest[0]).name.startswith("python"):
-        interpreter = rest.pop(0)
+    named = Path(command[0]).name.startswith("python")
+    interpreter, rest = command[0] if named else sys.executable, list(command[named:])
     if rest and ((rest[0] == "-m" and len(rest) > 1) or rest[0].endswith(".py")):
         return interpreter, rest
     raise UsageError(
