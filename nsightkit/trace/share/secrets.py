@@ -23,7 +23,7 @@ import re
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 __all__ = ["PLACEHOLDER", "Kind", "Scrubber", "json_text"]
 
@@ -93,17 +93,7 @@ _TOKENS: tuple[tuple[str, str], ...] = (
     ("eyJ", r"eyJ[\w\-]{8,}\.[\w\-]{8,}\.[\w\-]*"),
     ("AAAA", r"(?:ssh|ecdsa|sk-ssh|sk-ecdsa)-[\w\-@.]+\s+AAAA[A-Za-z0-9+/=]{20,}(?:[ \t]+\S+@\S+)?"),
 )
-_TOKEN = re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(form for _, form in _TOKENS)})(?![A-Za-z0-9])")
 _TOKEN_HINTS = tuple(hint for hints, _ in _TOKENS for hint in hints.split())
-_PRIVATE_KEY = re.compile(
-    r"-----BEGIN (?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----"
-    r"(?:.{0,20000}?-----END (?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----"
-    r"|(?:[A-Za-z0-9+/=:,.\-\s\\]|\\[nr])*)",
-    re.DOTALL,
-)
-#: A key of Weights & Biases (and an old one of GitHub) is 40 hexadecimal digits and nothing else. So is a commit.
-_BARE_HEX = re.compile(r"(?:^|(?<=[\s\"'=:,;(]))[0-9a-f]{40}(?=$|[\s\"',;)])")
-_COMMIT = re.compile(r"(?i)(?:commit|rev(?:ision)?|sha1?|git|hash|digest|tree|head|version)\W{0,4}$")
 
 # ---------------------------------------------------------------- what a name says
 
@@ -129,26 +119,14 @@ _NAME_HINTS = (
     *("pass", "secret", "key", "credential", "token", "auth", "jwt", "pat", "session", "cookie", "sig", "pwd", "psk"),
     *("x-amz", "bearer"),
 )
-_FLAG = re.compile(
+_FLAG = (
     rf"(?i)(?<![\w\-])--?(?:[\w\-]*(?:{_SURE_NAMES}|token|auth|jwt|cookie|[_\-]key|pwd){_SURE_TAIL}|key)"
     r"(?:=|\s+|\x00)(?P<secret>\"(?:[^\"\\]|\\.)*\"|'[^']*'|[^\s\"'\x00]+)"
 )
 _LOGIN_NAME = r"[A-Za-z_][\w.\-@\\]*"
-_USER_FLAG = re.compile(  # not `python -u script.py`
+_USER_FLAG = (  # not `python -u script.py`
     rf"(?<![\w\-])(?:-u(?:=|\s+|\x00)(?P<user>{_LOGIN_NAME}):(?P<secret>\S+)"
     rf"|--(?:user(?:name)?|login(?:-name)?)(?:=|\s+|\x00)(?P<user2>{_LOGIN_NAME})(?::(?P<secret2>\S+))?)"
-)
-_SSHPASS = re.compile(r"\bsshpass\s+-p\s*(?P<secret>\"[^\"]*\"|'[^']*'|\S+)")
-_HEADER = re.compile(
-    r"(?i)\b(?:proxy-)?authorization[\"']?\s*[:=]\s*[\"']?(?:(?:bearer|basic|token|digest|negotiate|"
-    r"aws4-hmac-sha256)\s+)?(?P<secret>[^\s\"'][^\"'\r\n\x00]*)"
-)
-_COOKIE = re.compile(r"(?i)\b(?:set-)?cookie\s*:\s*(?P<secret>\S[^\"'\r\n\x00]*)")
-_BEARER = re.compile(r"\b[Bb](?:earer|EARER)\s+(?P<secret>[A-Za-z0-9._~+/\-]{8,}=*)")
-_URL_LOGIN = re.compile(r"\b[A-Za-z][A-Za-z0-9+.\-]{0,20}://(?P<secret>[^\s/@\"'<>?#]+)(?=@)")
-_WEBHOOK = re.compile(
-    r"(?:hooks\.slack\.com/(?:services|workflows)|discord(?:app)?\.com/api/webhooks|api\.telegram\.org"
-    r"|webhook\.office\.com)/(?P<secret>[^\s\"'<>]+)"
 )
 #: Values that are not secrets whatever their name is.
 _NOTHING = frozenset(
@@ -251,38 +229,21 @@ _EXTENSIONS = (
 _FILE = re.compile(rf"[^/\\]+\.(?:{_EXTENSIONS})")
 #: From these on a path names a library, the same on every machine. Analyses of snapshots tell libraries by them.
 _LIBRARY = re.compile(
-    r"(?:(?:site|dist)-packages[/\\]|lib[/\\]{1,2}python\d[^/\\]*[/\\](?!(?:site|dist)-packages)"
+    r"(?s)(?:(?:site|dist)-packages[/\\]|lib[/\\]{1,2}python\d[^/\\]*[/\\](?!(?:site|dist)-packages)"
     r"|torch[/\\]{1,2}(?:autograd|cuda|distributed|_dynamo|_functorch|_inductor|nn|optim|utils)[/\\]"
-    r"|transformers[/\\]{1,2}(?=[\w./\\]+\.py$))"
+    r"|transformers[/\\]{1,2}(?=[\w./\\]+\.py$))(?=.)"
 )
 _INDUCTOR = re.compile(r"(torchinductor_)[^/\\]*([/\\])")
 
-# ---------------------------------------------------------------- people and machines
+# ---------------------------------------------------------------- numbers that mean something else
 
-_EMAIL = re.compile(
-    r"(?<![\w.+\-])[A-Za-z0-9][\w.+\-]*@[A-Za-z0-9][A-Za-z0-9\-]*(?:\.[A-Za-z0-9\-]+)*\.[A-Za-z]{2,24}(?![\w\-])"
-)
-_LOGIN = re.compile(
-    r"(?<![\w.@\-])(?P<user>[A-Za-z_][\w.\-]*)@(?P<host>[A-Za-z0-9][\w.\-]*)(?=:(?:[~/]|\d{1,5}\b)|:?\s?[~#$](?:\s|$))"
-    r"|(?<=\bssh )(?P<user2>[A-Za-z_][\w.\-]*)@(?P<host2>[A-Za-z0-9][\w.\-]*)"
-)
-_OCTET = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
-_IPV4 = re.compile(rf"(?<![\w.\-])(?:{_OCTET}\.){{3}}{_OCTET}(?![\w\-]|\.\w)")
-#: Versions have four parts as well.
+_COMMIT = re.compile(r"(?i)(?:commit|rev(?:ision)?|sha1?|git|hash|digest|tree|head|version)\W{0,4}$")
+#: Versions have four parts as well as addresses.
 _VERSION = re.compile(
     r"(?i)(?:version|ver|v|release|driver|cuda|cudnn|cublas|cupti|nccl|build|rev|so|toolkit|nsys|ncu|r)[\s:=.]*$|[=<>~!]=\s*$"
 )
-_MAC = re.compile(r"(?<![\w:])(?:[0-9A-Fa-f]{2}:){5}[0-9A-Fa-f]{2}(?![\w:])")
-_IPV6 = re.compile(
-    r"(?i)(?<![\w:])(?:(?:[0-9a-f]{1,4}:){7}[0-9a-f]{1,4}|fe80::[0-9a-f:]+|f[cd][0-9a-f]{2}:[0-9a-f]{1,4}:[0-9a-f:]+"
-    r"|2[0-9a-f]{3}:(?:[0-9a-f]{1,4}:){1,6}:[0-9a-f:]*)(?![\w:])"
-)
+_OCTET = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
 _PUBLIC_ADDRESSES = frozenset(["0.0.0.0", "127.0.0.1", "255.255.255.255", "127.0.1.1"])  # noqa: S104 - recognised, not bound
-_FQDN = re.compile(
-    r"(?<![\w.@/\-])(?:ip-\d{1,3}(?:-\d{1,3}){3}(?:\.[a-z0-9\-]+)*"
-    r"|[a-z][a-z0-9\-]{0,60}(?:-[a-z0-9]{1,60}|\d)\.(?:[a-z0-9\-]{1,60}\.){1,8}(?:com|org|edu|gov|internal|intranet|corp|lan|localdomain)"
-    r"|[a-z0-9][a-z0-9\-]{0,60}\.(?:[a-z0-9\-]{1,60}\.){0,8}svc\.cluster\.local)(?![\w\-]|\.\w)"
-)
 
 #: Names that are too common to be a secret, or that the trade uses: a user called ``max`` must not cost ``aten::max``.
 _COMMON = frozenset(
@@ -343,12 +304,11 @@ class Scrubber:
     def __init__(self, *, machine: bool = True) -> None:
         self.removed: list[str] = []
         self._numbers: dict[tuple[str, str], str] = {}
-        self._given: set[str] = set()
         self._taken: dict[str, set[int]] = {}
         self._words: dict[str, Kind] = {}  # in small letters
         self._literal: set[str] = set()  # secrets, as they stand
         self._roots: set[str] = set()  # folders, as they stand
-        self._patterns: tuple[_Pattern | None, _Pattern | None] | None = None
+        self._patterns: tuple[_Pattern, _Pattern] | None = None
         self._harmless: set[str] = set()  # texts with nothing in them, whatever digits they have
         self._marked: list[tuple[Kind | None, str]] = []  # what the marks of the text at hand stand for
         if machine:
@@ -371,23 +331,19 @@ class Scrubber:
             return
         self._patterns = None
         self._harmless.clear()
-        if kind == "secret":
-            if len(text) < 6 or text.lower() in _COMMON or _NUMBER.fullmatch(text):
-                return
-            if text.isalpha() and len(text) < 12:  # also part of other words
-                self._words.setdefault(text.lower(), kind)
-            else:
-                self._literal.add(text)
-        elif kind == "path":
+        if kind == "path":
             if text.startswith("/") and text.count("/") >= 2 and not _SYSTEM.fullmatch(text.split("/")[1]):
                 self._roots.add(text.rstrip("/"))
+        elif kind == "secret" and not (text.isalpha() and len(text) < 12):  # a short word is part of other words, too
+            if len(text) >= 6 and text.lower() not in _COMMON and not _NUMBER.fullmatch(text):
+                self._literal.add(text)
         else:
-            for word in {text, text.partition(".")[0]} if kind == "host" else {text}:
-                lower = word.lower()
-                if len(word) >= 4 and lower not in _COMMON and not _PLAIN_WORD.fullmatch(word) and " " not in word:
-                    self._words.setdefault(lower, kind)
+            for word in {text.lower(), text.partition(".")[0].lower() if kind == "host" else text.lower()}:
+                shortest = 6 if kind == "secret" else 4
+                if len(word) >= shortest and not (word in _COMMON or " " in word or _PLAIN_WORD.fullmatch(word)):
+                    self._words.setdefault(word, kind)
 
-    def learn_environment(self, entries: Iterable[str] | Mapping[str, str]) -> None:
+    def learn_environment(self, entries: Iterable[object] | Mapping[Any, object]) -> None:
         """Learn from an environment's entries who and where it was, and its secrets.
 
         Parameters
@@ -396,9 +352,9 @@ class Scrubber:
             ``NAME=value`` each, in quotes or not; or values by name.
         """
         if not isinstance(entries, Mapping):
-            entries = {name: value for name, found, value in (entry.partition("=") for entry in entries) if found}
+            entries = {name: value for name, found, value in (str(entry).partition("=") for entry in entries) if found}
         for given, quoted in entries.items():
-            name, value = given.strip().removeprefix("export "), quoted.strip().strip("\"'")
+            name, value = str(given).strip().removeprefix("export "), str(quoted).strip().strip("\"'")
             kind = next((kind for kind, names in _VARIABLES if names.fullmatch(name)), None)
             if kind and not (kind == "secret" and value.startswith("/")):
                 self.learn(kind, value)
@@ -426,11 +382,7 @@ class Scrubber:
         """
         kind = _KEYS.get(key.lower())
         if kind == "environment" and isinstance(given, Mapping | list | tuple):
-            self.learn_environment(
-                {str(name): str(value) for name, value in given.items()}
-                if isinstance(given, Mapping)
-                else map(str, given)
-            )
+            self.learn_environment(given)
         if isinstance(given, Mapping):
             for name, item in given.items():
                 self.learn_value(item, str(name))
@@ -445,12 +397,14 @@ class Scrubber:
             self.learn_from(given)
 
     def _learn_machine(self) -> None:
-        with contextlib.suppress(OSError):
-            self.learn("host", socket.gethostname())
-        with contextlib.suppress(KeyError, OSError, ImportError):  # no such user, in some containers
-            self.learn("user", getpass.getuser())
-        with contextlib.suppress(RuntimeError):
-            self.learn("path", str(Path.home()))
+        asked: dict[Kind, Callable[[], str]] = {
+            "host": socket.gethostname,
+            "user": getpass.getuser,
+            "path": lambda: str(Path.home()),
+        }
+        for kind, ask in asked.items():
+            with contextlib.suppress(KeyError, OSError, ImportError, RuntimeError):  # some containers have no such user
+                self.learn(kind, ask())
         self.learn_environment(os.environ)
 
     # -- replacing -----------------------------------------------------------------------------------------------
@@ -475,7 +429,6 @@ class Scrubber:
             number = next(n for n in itertools.count(len(taken) + 1) if n not in taken)
             taken.add(number)
             self._numbers[key] = f"[{kind}]" if number == 1 else f"[{kind} {number}]"
-            self._given.add(self._numbers[key])
         return self._numbers[key]
 
     def text(self, value: str) -> str:
@@ -576,9 +529,11 @@ class Scrubber:
         """Give the placeholder of a command line's word, if the word before it says that it is a secret or a user."""
         if not flag.startswith("-") or word[:1] in ("", "-") or _NUMBER.fullmatch(word) or PLACEHOLDER.search(word):
             return None
-        if _FLAG.fullmatch(f"{flag} x") or (_USER_FLAG.fullmatch(f"{flag} x:x") and ":" in word):  # user:password
+        if re.fullmatch(_FLAG, f"{flag} x") or (
+            re.fullmatch(_USER_FLAG, f"{flag} x:x") and ":" in word
+        ):  # user:password
             return self.placeholder("secret", word)
-        return self.placeholder("user", word.lower()) if _USER_FLAG.fullmatch(f"{flag} x") else None
+        return self.placeholder("user", word.lower()) if re.fullmatch(_USER_FLAG, f"{flag} x") else None
 
     # -- marks ---------------------------------------------------------------------------------------------------
 
@@ -591,8 +546,7 @@ class Scrubber:
             return value
 
         def seen(match: re.Match[str]) -> str:
-            if match[0] not in self._given:
-                self._taken.setdefault(match[1], set()).add(int(match[2] or 1))
+            self._taken.setdefault(match[1], set()).add(int(match[2] or 1))
             return self._mark(None, match[0])
 
         return PLACEHOLDER.sub(seen, value)
@@ -619,10 +573,10 @@ class Scrubber:
 
     def _work(self, value: str) -> str | None:
         """Give a text with marks where its secrets are; None if it has none."""
-        skeleton = value.translate(_SKELETON)
-        if skeleton in self._harmless and not self._holds_known(value):
+        skeleton, lower = value.translate(_SKELETON), value.lower()
+        known = any(secret in value for secret in self._literal) or any(word in lower for word in self._words)
+        if skeleton in self._harmless and not known:
             return None
-        lower = value.lower()
         work = self._marked_up(value)
         for may, rule in _RULES:
             if may(self, value, lower):
@@ -635,23 +589,22 @@ class Scrubber:
             self._harmless.add(skeleton)
         return None
 
-    def _holds_known(self, value: str) -> bool:
-        lower = value.lower()
-        return any(secret in value for secret in self._literal) or any(word in lower for word in self._words)
-
-    def _known(self) -> tuple[_Pattern | None, _Pattern | None]:
+    def _known(self) -> tuple[_Pattern, _Pattern]:
+        """What finds the secrets that were learnt, and what finds the names: the longest first."""
         if self._patterns is None:
-            literal = "|".join(re.escape(s) for s in sorted(self._literal, key=lambda s: (-len(s), s)))
-            words = "|".join(re.escape(w) for w in sorted(self._words, key=lambda w: (-len(w), w)))
-            self._patterns = (
-                re.compile(literal) if literal else None,
-                re.compile(rf"(?i)(?<![A-Za-z0-9])(?:{words})(?![A-Za-z0-9])") if words else None,
+            literal, words = (
+                "|".join(re.escape(known) for known in sorted(learnt, key=lambda text: (-len(text), text)))
+                for learnt in (self._literal, self._words)
             )
+            self._patterns = re.compile(literal), re.compile(rf"(?i)(?<![A-Za-z0-9])(?:{words})(?![A-Za-z0-9])")
         return self._patterns
 
     def _literals(self, work: str) -> str:
-        literal = self._known()[0]
-        return work if literal is None else literal.sub(lambda m: self._mark("secret", m[0]), work)
+        return self._known()[0].sub(lambda m: self._mark("secret", m[0]), work)
+
+    def _names(self, work: str) -> str:
+        # A letter may match another that `lower` does not make of it: a long s is an s.
+        return self._known()[1].sub(lambda m: self._mark(self._words.get(m[0].lower(), "user"), m[0].lower()), work)
 
     def _environments(self, work: str) -> str:
         if "\x00" in work and any(_ENTRY.match(piece) for piece in work.split("\x00")):
@@ -698,40 +651,31 @@ class Scrubber:
     def _shortened(self, given: str, *, free: bool) -> str:
         """Shorten a path; `free`: found in a text, where what looks like one may be a name in a model."""
         parts = [part for part in re.split(r"[/\\]+", given) if part]
-        if not parts or _MARK.search(parts[0]) or _SYSTEM_PATH.match(given):
+        if not parts or given == "~" or _MARK.search(parts[0]) or _SYSTEM_PATH.match(given):
             return given
-        if given[0] == "/":
-            if _SYSTEM.fullmatch(parts[0]) and "home" not in parts and parts[:2] != ["dev", "shm"]:
-                return given
-            if free and not self._leads_to_people(given, parts):
-                return given
-        if given == "~" or (free and given[0] == "~" and len(parts) == 1):
+        system = _SYSTEM.fullmatch(parts[0]) and "home" not in parts and parts[:2] != ["dev", "shm"]
+        if given[0] == "/" and (system or (free and not self._leads_to_people(given, parts))):
             return given
-        slash = "\\" if "\\" in given else "/"
-        inductor, library = _INDUCTOR.search(given), _LIBRARY.search(given)
-        if inductor:
-            cut, rest = inductor.start(), inductor[1] + given[inductor.end() - 1 :]
-        elif library and library.end() < len(given):
-            cut, rest = library.start(), given[library.start() :]
+        if free and given[0] == "~" and len(parts) == 1:
+            return given
+        library = _INDUCTOR.search(given) or _LIBRARY.search(given)
+        if library:
+            cut = library.start()
         elif len(parts) > 1 and given[-1] not in "/\\" and _FILE.fullmatch(parts[-1]):
-            cut, rest = len(given) - len(parts[-1]), parts[-1]
+            cut = len(given) - len(parts[-1])
         else:
-            end = given[-1] if given[-1] in "/\\" else ""
-            return self._mark("path", given.rstrip("/\\")) + end
-        return self._mark("path", given[:cut].rstrip("/\\")) + slash + rest
+            cut = len(given.rstrip("/\\"))
+            return self._mark("path", given[:cut]) + given[cut:][-1:]
+        slash = "\\" if "\\" in given else "/"
+        return self._mark("path", given[:cut].rstrip("/\\")) + slash + _INDUCTOR.sub(r"\1\2", given[cut:], count=1)
 
     def _leads_to_people(self, given: str, parts: list[str]) -> bool:
-        if any(given == root or given.startswith(root + "/") for root in self._roots):
-            return True
-        if _ROOTS.fullmatch(parts[0]) and (len(parts) > 1 or given.endswith("/")):
-            return True
-        if any(part in ("home", "Users", "site-packages", "dist-packages") for part in parts[:-1]):
-            return True
-        return len(parts) > 1 and _FILE.fullmatch(parts[-1]) is not None
-
-    def _names(self, work: str) -> str:
-        words = self._known()[1]
-        return work if words is None else words.sub(lambda m: self._mark(self._words[m[0].lower()], m[0].lower()), work)
+        return bool(
+            f"{given}/".startswith(tuple(f"{root}/" for root in self._roots))
+            or (_ROOTS.fullmatch(parts[0]) and (len(parts) > 1 or given.endswith("/")))
+            or not {"home", "Users", "site-packages", "dist-packages"}.isdisjoint(parts[:-1])
+            or (len(parts) > 1 and _FILE.fullmatch(parts[-1]))
+        )
 
 
 def _has(*signs: str) -> Callable[[Scrubber, str, str], bool]:
@@ -739,31 +683,31 @@ def _has(*signs: str) -> Callable[[Scrubber, str, str], bool]:
 
 
 def _marking(
-    pattern: _Pattern, kind: Kind = "secret", when: Callable[[str, str], bool] = lambda *_: True
+    form: str, kind: Kind = "secret", when: Callable[[str, str], bool] = lambda *_: True
 ) -> Callable[[Scrubber, str], str]:
     """A rule that marks what a pattern finds: its groups, which are named by their kinds, or all of it.
 
     `when` is asked of a whole text that was found, and of what stands before it.
     """
+    pattern = re.compile(form)
 
     def rule(scrubber: Scrubber, work: str) -> str:
-        def replaced(match: re.Match[str]) -> str:
-            if not pattern.groupindex:
-                found = when(match[0], work[max(0, match.start() - 30) : match.start()])
-                return scrubber._mark(kind, match[0]) if found else match[0]
+        def whole(match: re.Match[str]) -> str:
+            found = when(match[0], work[max(0, match.start() - 30) : match.start()])
+            return scrubber._mark(kind, match[0]) if found else match[0]
+
+        def groups(match: re.Match[str]) -> str:
             out, at = "", match.start()
-            groups = [name for name in pattern.groupindex if match[name] is not None]
-            for name in groups:
+            for name in (name for name in pattern.groupindex if match[name] is not None):
                 inner = _unquoted(match[name])
                 if not _is_replaceable(inner) or not when(inner, ""):
                     return match[0]
-                cut = match.start(name) + (len(match[name]) - len(inner)) // 2
-                named: Any = name.rstrip("2")
-                mark = scrubber._mark(named, inner if named == "secret" else inner.lower())
-                out, at = out + work[at:cut] + mark, cut + len(inner)
+                cut, named = match.start(name) + (len(match[name]) - len(inner)) // 2, cast("Kind", name.rstrip("2"))
+                out += work[at:cut] + scrubber._mark(named, inner if named == "secret" else inner.lower())
+                at = cut + len(inner)
             return out + work[at : match.end()]
 
-        return pattern.sub(replaced, work)
+        return pattern.sub(groups if pattern.groupindex else whole, work)
 
     return rule
 
@@ -774,41 +718,6 @@ def _is_replaceable(value: str) -> bool:
 
 def _may_be_assigned(_: Scrubber, value: str, lower: str) -> bool:
     return ("=" in value or ":" in value or "-" in value or "bearer" in lower) and any(n in lower for n in _NAME_HINTS)
-
-
-def _may_be_hexadecimal(_: Scrubber, value: str, __: str) -> bool:
-    return len(value) >= 40 and "<" not in value and "::" not in value  # not of arguments of templates
-
-
-#: Which texts a rule may find something in, and the rule. In this order: what is known comes first, and what is part of
-#: something longer after it.
-_RULES: tuple[tuple[Callable[[Scrubber, str, str], bool], Callable[[Scrubber, str], str]], ...] = (
-    (lambda s, value, _: any(secret in value for secret in s._literal), Scrubber._literals),
-    (_has("PRIVATE KEY"), _marking(_PRIVATE_KEY)),
-    (lambda _, value, __: "=" in value and _NAMED.search(value) is not None, Scrubber._environments),
-    (_has("://"), _marking(_URL_LOGIN)),
-    (_has(".com/", "telegram.org/"), _marking(_WEBHOOK)),
-    (_has(*_TOKEN_HINTS), _marking(_TOKEN)),
-    (_may_be_assigned, _marking(_HEADER)),
-    (_may_be_assigned, _marking(_COOKIE)),
-    (_may_be_assigned, Scrubber._assigned),
-    (_may_be_assigned, _marking(_FLAG, when=lambda value, _: _no_number(value))),
-    (_may_be_assigned, _marking(_BEARER, when=lambda value, _: _is_likely(value))),
-    (_has("@"), _marking(_EMAIL, "email")),
-    (_has("@"), _marking(_LOGIN)),
-    (_has("-u", "--login"), _marking(_USER_FLAG)),
-    (_has("sshpass"), _marking(_SSHPASS)),
-    (_may_be_hexadecimal, _marking(_BARE_HEX, when=lambda _, before: not _COMMIT.search(before))),
-    (_has("/", "\\"), Scrubber._paths),
-    (
-        _has("."),
-        _marking(_IPV4, "address", lambda ip, before: not (ip in _PUBLIC_ADDRESSES or _VERSION.search(before))),
-    ),
-    (lambda _, value, __: value.count(":") >= 2, _marking(_MAC, "address")),
-    (lambda _, value, __: value.count(":") >= 2, _marking(_IPV6, "address")),
-    (lambda _, value, __: value.count(".") >= 2 or "ip-" in value, _marking(_FQDN, "host")),
-    (lambda s, _, lower: any(word in lower for word in s._words), Scrubber._names),
-)
 
 
 def _unquoted(value: str) -> str:
@@ -824,7 +733,7 @@ def _by_name(name: str, sign: str) -> Callable[[str], bool] | None:
     return _no_number if (name.isupper() and "=" in sign) or name.lower() == "pwd" else _secretive
 
 
-def _no_number(value: str) -> bool:
+def _no_number(value: str, _: str = "") -> bool:
     return not _NUMBER.fullmatch(value)
 
 
@@ -839,9 +748,111 @@ def _secretive(value: str) -> bool:
     return changes >= 3 or (len(value) >= 16 and both) or (len(value) >= 20 and mixed and "_" not in value)
 
 
-def _is_likely(value: str) -> bool:
-    """Whether the word after "bearer" is a credential."""
-    return len(value) >= 16 or any(c.isdigit() for c in value)
+#: Which texts a rule may find something in, and the rule. In this order: what is known comes first, and what is part of
+#: something longer after it.
+_RULES: tuple[tuple[Callable[[Scrubber, str, str], bool], Callable[[Scrubber, str], str]], ...] = (
+    # Credentials: those that were learnt, and those of a known form.
+    (lambda s, value, _: any(secret in value for secret in s._literal), Scrubber._literals),
+    (
+        _has("PRIVATE KEY"),
+        _marking(
+            r"(?s)-----BEGIN (?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----"
+            r"(?:.{0,20000}?-----END (?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----"
+            r"|(?:[A-Za-z0-9+/=:,.\-\s\\]|\\[nr])*)"
+        ),
+    ),
+    (lambda _, value, __: "=" in value and _NAMED.search(value) is not None, Scrubber._environments),
+    (_has("://"), _marking(r"\b[A-Za-z][A-Za-z0-9+.\-]{0,20}://(?P<secret>[^\s/@\"'<>?#]+)(?=@)")),
+    (
+        _has(".com/", "telegram.org/"),
+        _marking(
+            r"(?:hooks\.slack\.com/(?:services|workflows)|discord(?:app)?\.com/api/webhooks|api\.telegram\.org"
+            r"|webhook\.office\.com)/(?P<secret>[^\s\"'<>]+)"
+        ),
+    ),
+    (
+        _has(*_TOKEN_HINTS),
+        _marking(rf"(?<![A-Za-z0-9])(?:{'|'.join(form for _, form in _TOKENS)})(?![A-Za-z0-9])"),
+    ),
+    # What a name says.
+    (
+        _may_be_assigned,
+        _marking(
+            r"(?i)\b(?:proxy-)?authorization[\"']?\s*[:=]\s*[\"']?(?:(?:bearer|basic|token|digest|negotiate|"
+            r"aws4-hmac-sha256)\s+)?(?P<secret>[^\s\"'][^\"'\r\n\x00]*)"
+        ),
+    ),
+    (_may_be_assigned, _marking(r"(?i)\b(?:set-)?cookie\s*:\s*(?P<secret>\S[^\"'\r\n\x00]*)")),
+    (_may_be_assigned, Scrubber._assigned),
+    (_may_be_assigned, _marking(_FLAG, when=_no_number)),
+    (
+        _may_be_assigned,
+        _marking(
+            r"\b[Bb](?:earer|EARER)\s+(?P<secret>[A-Za-z0-9._~+/\-]{8,}=*)",
+            when=lambda word, _: len(word) >= 16 or any(map(str.isdigit, word)),
+        ),
+    ),
+    # People, and more of their credentials.
+    (
+        _has("@"),
+        _marking(
+            r"(?<![\w.+\-])[A-Za-z0-9][\w.+\-]*@"
+            r"[A-Za-z0-9][A-Za-z0-9\-]*(?:\.[A-Za-z0-9\-]+)*\.[A-Za-z]{2,24}(?![\w\-])",
+            "email",
+        ),
+    ),
+    (
+        _has("@"),
+        _marking(
+            r"(?<![\w.@\-])(?P<user>[A-Za-z_][\w.\-]*)@(?P<host>[A-Za-z0-9][\w.\-]*)"
+            r"(?=:(?:[~/]|\d{1,5}\b)|:?\s?[~#$](?:\s|$))"
+            r"|(?<=\bssh )(?P<user2>[A-Za-z_][\w.\-]*)@(?P<host2>[A-Za-z0-9][\w.\-]*)"
+        ),
+    ),
+    (_has("-u", "--login"), _marking(_USER_FLAG)),
+    (_has("sshpass"), _marking(r"\bsshpass\s+-p\s*(?P<secret>\"[^\"]*\"|'[^']*'|\S+)")),
+    # A key of Weights & Biases (and an old one of GitHub) is 40 hexadecimal digits and nothing else. So is a commit.
+    # Arguments of templates are not looked at.
+    (
+        lambda _, value, __: len(value) >= 40 and "<" not in value and "::" not in value,
+        _marking(
+            r"(?:^|(?<=[\s\"'=:,;(]))[0-9a-f]{40}(?=$|[\s\"',;)])", when=lambda _, before: not _COMMIT.search(before)
+        ),
+    ),
+    (_has("/", "\\"), Scrubber._paths),
+    # Machines.
+    (
+        _has("."),
+        _marking(
+            rf"(?<![\w.\-])(?:{_OCTET}\.){{3}}{_OCTET}(?![\w\-]|\.\w)",
+            "address",
+            lambda ip, before: not (ip in _PUBLIC_ADDRESSES or _VERSION.search(before)),
+        ),
+    ),
+    (
+        lambda _, value, __: value.count(":") >= 2,
+        _marking(r"(?<![\w:])(?:[0-9A-Fa-f]{2}:){5}[0-9A-Fa-f]{2}(?![\w:])", "address"),
+    ),
+    (
+        lambda _, value, __: value.count(":") >= 2,
+        _marking(
+            r"(?i)(?<![\w:])(?:(?:[0-9a-f]{1,4}:){7}[0-9a-f]{1,4}|fe80::[0-9a-f:]+"
+            r"|f[cd][0-9a-f]{2}:[0-9a-f]{1,4}:[0-9a-f:]+|2[0-9a-f]{3}:(?:[0-9a-f]{1,4}:){1,6}:[0-9a-f:]*)(?![\w:])",
+            "address",
+        ),
+    ),
+    (
+        lambda _, value, __: value.count(".") >= 2 or "ip-" in value,
+        _marking(
+            r"(?<![\w.@/\-])(?:ip-\d{1,3}(?:-\d{1,3}){3}(?:\.[a-z0-9\-]+)*"
+            r"|[a-z][a-z0-9\-]{0,60}(?:-[a-z0-9]{1,60}|\d)\.(?:[a-z0-9\-]{1,60}\.){1,8}"
+            r"(?:com|org|edu|gov|internal|intranet|corp|lan|localdomain)"
+            r"|[a-z0-9][a-z0-9\-]{0,60}\.(?:[a-z0-9\-]{1,60}\.){0,8}svc\.cluster\.local)(?![\w\-]|\.\w)",
+            "host",
+        ),
+    ),
+    (lambda s, _, lower: any(word in lower for word in s._words), Scrubber._names),
+)
 
 
 def json_text(scrubber: Scrubber, text: str) -> str:
