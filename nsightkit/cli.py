@@ -98,8 +98,7 @@ class _Session:
         from nsightkit.api import load
 
         with progress(f"reading {self.path.name}"):
-            with reading(self.path):
-                trace = load(self.path, cache=self._cache)
+            trace = load(self.path, cache=self._cache)
             return trace if all(value is None for value in self._select.values()) else select(trace, **self._select)
 
     def ask(self, verb: Question, given: dict[str, Any]) -> None:
@@ -253,9 +252,7 @@ def memory(
         from nsightkit.analysis.memory.snapshot import summary as answer
         from nsightkit.trace import snapshot as reader
 
-        with reading(snapshot):
-            taken = reader.read(snapshot)
-        result = answer(taken, device=device, top=top, moment=looked_at)  # type: ignore[arg-type]
+        result = answer(reader.read(snapshot), device=device, top=top, moment=looked_at)  # type: ignore[arg-type]
     write(format, result, lambda console: _answers.memory(console, snapshot.name, result, top))
 
 
@@ -275,8 +272,7 @@ def ncu(
         from nsightkit.analysis.roofline.counters import summary as answer
         from nsightkit.trace import ncu as reader
 
-        with reading(report):
-            opened = reader.read(report)
+        opened = reader.read(report)
         frame = answer(opened, kernel=kernel, within=within)
     gpus = list(dict.fromkeys(str(name) for name in opened.launches["gpu"].dropna()))
     filters = [f"--{option} {given}" for option, given in (("kernel", kernel), ("within", within)) if given]
@@ -365,7 +361,7 @@ def _diff_of_memory(paths: tuple[Path, Path], devices: tuple[Any, Any]) -> dict[
 
     opened = []
     for path in paths:
-        with progress(f"reading {path.name}"), reading(path):
+        with progress(f"reading {path.name}"):
             opened.append(reader.read(path))
     if devices[0] != devices[1]:
         raise UsageError("--device: one device can be compared, give it once")

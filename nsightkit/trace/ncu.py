@@ -18,7 +18,7 @@ from typing import Any
 
 import pandas as pd
 
-from nsightkit.errors import TraceError
+from nsightkit.errors import TraceError, reading
 from nsightkit.trace import ncu_metrics, ncu_tool
 from nsightkit.trace._process import tail
 from nsightkit.trace.files import replacing
@@ -122,7 +122,8 @@ def read(path: str | os.PathLike[str]) -> Report:
         raise TraceError(path, f"cannot be read ({error.strerror or error})", "check its permissions") from error
     if not data:
         raise TraceError(path, "is empty", "profile again: ncu was probably stopped before it wrote")
-    return _read_report(path) if data.startswith(_MAGIC) else _read_csv(path, _decoded(path, data))
+    with reading(path):
+        return _read_report(path) if data.startswith(_MAGIC) else _read_csv(path, _decoded(path, data))
 
 
 def from_metrics(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from nsightkit.errors import TraceError
+from nsightkit.errors import TraceError, reading
 from nsightkit.trace.model import Source, Trace
 
 __all__ = ["kind_of", "load"]
@@ -43,13 +43,14 @@ def load(path: str | os.PathLike[str], *, cache: bool | None = None) -> Trace:
     path = Path(path)
     if cache is None:
         cache = os.environ.get("NSIGHTKIT_NO_CACHE", "") not in ("1", "true", "yes")
-    try:
-        source = _open(path, cache)
-    except PermissionError as error:
-        raise TraceError(path, "cannot be read (permission denied)", "check its owner and mode") from error
-    except OSError as error:
-        raise TraceError(path, f"cannot be read ({error.strerror or error})", "check the path and the disk") from error
-    return Trace(source, str(path))
+    with reading(path):
+        try:
+            return Trace(_open(path, cache), str(path))
+        except PermissionError as error:
+            raise TraceError(path, "cannot be read (permission denied)", "check its owner and mode") from error
+        except OSError as error:
+            problem = f"cannot be read ({error.strerror or error})"
+            raise TraceError(path, problem, "check the path and the disk") from error
 
 
 def kind_of(path: str | os.PathLike[str]) -> str:

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from nsightkit.errors import TraceError
+from nsightkit.errors import TraceError, reading
 
 __all__ = ["ACTIONS", "STATES", "Snapshot", "from_object", "plain", "read"]
 
@@ -155,7 +155,8 @@ def read(path: str | os.PathLike[str]) -> Snapshot:
     TraceError
         The file is not a snapshot, is cut off, or asks for anything but plain data. Nothing in it is run.
     """
-    return _loaded(Path(path))[1]
+    with reading(path):
+        return _loaded(Path(path))[1]
 
 
 def plain(path: str | os.PathLike[str]) -> Any:
@@ -175,7 +176,8 @@ def plain(path: str | os.PathLike[str]) -> Any:
     TraceError
         As :func:`read`.
     """
-    return _loaded(Path(path))[0]
+    with reading(path):
+        return _loaded(Path(path))[0]
 
 
 def _loaded(path: Path) -> tuple[Any, Snapshot]:
