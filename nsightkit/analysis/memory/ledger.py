@@ -113,37 +113,6 @@ _BLOCK = 512  # the allocator's granularity
 _MIB = 2**20
 
 
-@dataclasses.dataclass(frozen=True)
-class _How:
-    """How a configuration is run: the arguments of :func:`predict`."""
-
-    precision: str = "bf16"
-    attention: str = "sdpa"
-    mode: str = "train"
-    optimizer: str = "adamw"
-    device: str = "cuda"
-    accumulate: int = 1
-    stage: int = 0
-    ranks: int = 1
-    capability: str = "9.0"
-
-    def __post_init__(self) -> None:
-        allowed: dict[str, Iterable[object]] = {
-            "precision": ("fp32", "tf32", "bf16", "fp16"),
-            "attention": ("sdpa", "naive"),
-            "mode": ("fwd", "fwd_bwd", "train"),
-            "optimizer": OPTIMIZERS,
-            "device": ("cuda", "cpu"),
-            "stage": (0, 1, 2, 3),
-        }
-        for name, values in allowed.items():
-            if getattr(self, name) not in values:
-                raise UsageError(f"{name} is {getattr(self, name)!r}; it can be {', '.join(map(str, values))}")
-        for name in ("accumulate", "ranks"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")
-
-
 #: An operator: its result, the result's item and bytes, and the names of what nothing reads any more after it.
 _Operator = tuple[Any, ...]
 
@@ -193,19 +162,48 @@ class _Tape:
 class _Step:
     """One step of the language model, on paper."""
 
-    def __init__(self, configuration: Configuration, how: _How) -> None:
-        self.c, self.how = configuration, how
-        c = configuration
-        self.graph = how.mode != "fwd"
-        self.cuda = how.device == "cuda"
-        self.cast = how.precision in ("bf16", "fp16")
+    def __init__(
+        self,
+        c: Configuration,
+        precision: str = "bf16",
+        attention: str = "sdpa",
+        mode: str = "train",
+        optimizer: str = "adamw",
+        device: str = "cuda",
+        accumulate: int = 1,
+        stage: int = 0,
+        ranks: int = 1,
+        capability: str = "9.0",
+    ) -> None:
+        """The arguments of :func:`predict`."""
+        choices: dict[str, tuple[object, Iterable[object]]] = {
+            "precision": (precision, ("fp32", "tf32", "bf16", "fp16")),
+            "attention": (attention, ("sdpa", "naive")),
+            "mode": (mode, ("fwd", "fwd_bwd", "train")),
+            "optimizer": (optimizer, OPTIMIZERS),
+            "device": (device, ("cuda", "cpu")),
+            "stage": (stage, (0, 1, 2, 3)),
+        }
+        for name, (value, allowed) in choices.items():
+            if value not in allowed:
+                raise UsageError(f"{name} is {value!r}; it can be {', '.join(map(str, allowed))}")
+        for name, count in {"accumulate": accumulate, "ranks": ranks}.items():
+            if count < 1:
+                raise UsageError(f"{name} must be at least 1, not {count}")
+        self.c, self.accumulate, self.stage, self.ranks = c, accumulate, stage, ranks
+        self.graph, self.trains, self.cuda = mode != "fwd", mode == "train", device == "cuda"
+        # In buckets: one is reduced while the next fills; or weights of this and the next, whole, and a gradient.
+        self.blocks = 3 if stage == 3 else 2
+        # Bytes a parameter that the optimizer keeps, and that it allocates while it steps.
+        self.kept, self.transient = OPTIMIZERS[optimizer] if self.trains else (0, 0)
+        self.workspace = 32 * _MIB if capability == "9.0" else 8.125 * _MIB
+        self.cast = precision in ("bf16", "fp16")
         self.low = 2 if self.cast else 4
         self.M, self.d, self.F, self.V = c.tokens, c.d_model, c.d_ff, c.vocabulary
         self.Md, self.MF, self.MV = self.M * self.d, self.M * self.F, self.M * self.V
-        self.S = c.batch * c.heads * c.context**2
-        self.params = envelope(c).params
+        self.S, self.params = c.batch * c.heads * c.context**2, envelope(c).params
         # On a GPU fused attention has no kernel for wide heads, and computes the scores in fp32.
-        self.naive = how.attention == "naive"
+        self.naive = attention == "naive"
         self.math = self.cuda and not self.naive and c.d_head > _FLASH_HEAD
         self.fused = not (self.naive or self.math)
         # PyTorch's memory-efficient kernel, which fp32 takes on a GPU, gives its result as the projection reads it.
@@ -215,35 +213,27 @@ class _Step:
     # ------------------------------------------------------------ what is there before and after
 
     def _shard(self, size: float, from_stage: int) -> float:
-        return size / self.how.ranks if self.how.stage >= from_stage else size
+        return size / self.ranks if self.stage >= from_stage else size
 
     def _resident(self) -> None:
-        t, c, how = self.t, self.c, self.how
+        t, c = self.t, self.c
         t.run(*((f"weight {name}", _WEIGHTS, self._shard(4 * numel, 3)) for name, numel in self._tensors()))
         tables = 2 * c.context * (c.d_head // 2) * 4 + (c.context**2 if self.naive else 0)
         t.run(("inputs", _INPUTS, 4 * c.batch * (c.context + 1) * 8 + tables))
-        if how.ranks > 1:
-            t.run(("buckets", _BUCKETS, self._bucket_bytes()))
+        if self.ranks > 1:
+            block = max(4 * self.d * self.d + 3 * self.d * self.F + 2 * self.d, self.V * self.d)
+            # Without stages DistributedDataParallel copies every gradient into its buckets.
+            t.run(("buckets", _BUCKETS, 4 * (self.blocks * block if self.stage else self.params)))
         if self.cuda:
-            workspace = 32 * _MIB if how.capability == "9.0" else 8.125 * _MIB
-            t.run(("workspace", _WORKSPACE, (2 if self.graph else 1) * workspace))
-        if how.mode == "train":
-            kept, _ = OPTIMIZERS[how.optimizer]
-            t.run(*((f"state {name}", _STATES, self._shard(kept * numel, 1)) for name, numel in self._tensors()))
-
-    def _bucket_bytes(self) -> float:
-        block = max(4 * self.d * self.d + 3 * self.d * self.F + 2 * self.d, self.V * self.d)
-        if self.how.stage == 3:
-            return 3 * 4 * block  # weights of this block and the next, whole, and the gradient of one
-        if self.how.stage:
-            return 2 * 4 * block  # one is reduced while the next fills
-        return 4 * self.params  # DistributedDataParallel copies every gradient into its buckets
+            t.run(("workspace", _WORKSPACE, (2 if self.graph else 1) * self.workspace))
+        if self.trains:
+            t.run(*((f"state {name}", _STATES, self._shard(self.kept * n, 1)) for name, n in self._tensors()))
 
     def _tensors(self) -> list[tuple[str, int]]:
         d, wide, table = self.d, self.d * self.F, self.V * self.d
-        layer = [("norm1", d), ("q", d * d), ("k", d * d), ("v", d * d), ("out", d * d), ("norm2", d)]
-        layer += [("gate", wide), ("up", wide), ("down", wide)]
-        layers = [(f"{i}.{name}", numel) for i in range(self.c.layers) for name, numel in layer]
+        layer = {"norm1": d, "q": d * d, "k": d * d, "v": d * d, "out": d * d, "norm2": d}
+        layer |= {"gate": wide, "up": wide, "down": wide}
+        layers = [(f"{i}.{name}", numel) for i in range(self.c.layers) for name, numel in layer.items()]
         return [("embedding", table), *layers, ("norm", d), ("head", table)]
 
     # ------------------------------------------------------------ operators, forward and backward
@@ -364,9 +354,7 @@ class _Step:
         t.drop(f"{p}.attended", f"{p}.v0", *filter(t.has, (f"{p}.copy", f"{p}.q", f"{p}.k")))
 
     def _lse_bytes(self) -> float:
-        rows = self.c.context
-        if self.cuda and not self.cast:
-            rows = math.ceil(rows / 32) * 32
+        rows = math.ceil(self.c.context / 32) * 32 if self.cuda and not self.cast else self.c.context
         return 4 * self.c.batch * self.c.heads * rows
 
     def _written_out(self, p: str) -> None:
@@ -500,22 +488,21 @@ class _Step:
 
     def _optimizer(self) -> None:
         """What AdamW allocates while it steps: roots of second moments, all at once or tensor by tensor."""
-        _, transient = OPTIMIZERS[self.how.optimizer]
-        roots = self._shard(transient * self.params, 1)
+        roots = self._shard(self.transient * self.params, 1)
         if not self.cuda:
             # The root, its quotient, and the quotient of the tensor before, which its name holds until it is reused.
             sizes = [numel for _, numel in self._tensors()]
-            roots = transient * max(before + 2 * size for before, size in zip([0, *sizes], sizes, strict=False))
+            roots = self.transient * max(before + 2 * size for before, size in zip([0, *sizes], sizes, strict=False))
         self.t.run(("roots", _TEMPORARY, roots))
         self.t.free("roots")
 
-    def run(self) -> dict[str, tuple[int, dict[str, int]]]:
-        """Run the step through; give total and items by moment."""
+    def run(self) -> pd.DataFrame:
+        """Run the step through, for :func:`moments`."""
         t, found = self.t, {}
         self._resident()
         found["before the step"] = t.end()
-        passes = {"forward": self._forward, "backward": self._backward} if self.graph else {"forward": self._forward}
-        for _ in range(self.how.accumulate):
+        passes = {"forward": self._forward, **({"backward": self._backward} if self.graph else {})}
+        for _ in range(self.accumulate):
             for name, run in passes.items():
                 t.end()
                 run()
@@ -523,10 +510,11 @@ class _Step:
                 found[f"{name} end"] = t.end()
             t.free("logits")  # a local variable until here
         t.end()
-        if self.how.mode == "train":
+        if self.trains:
             self._optimizer()
             found["optimizer peak"] = t.peak
-        return {moment: found[moment] for moment in MOMENTS if moment in found}
+        rows = [(moment, found[moment][0], *found[moment][1].values()) for moment in MOMENTS if moment in found]
+        return pd.DataFrame(rows, columns=["moment", "total_bytes", *ITEMS])
 
 
 def moments(configuration: Configuration, **how: object) -> pd.DataFrame:
@@ -549,12 +537,7 @@ def moments(configuration: Configuration, **how: object) -> pd.DataFrame:
     UsageError
         An argument has a value it cannot have.
     """
-    return _moments(_Step(configuration, _How(**how)))  # type: ignore[arg-type]
-
-
-def _moments(step: _Step) -> pd.DataFrame:
-    rows = [{"moment": moment, "total_bytes": total, **items} for moment, (total, items) in step.run().items()]
-    return pd.DataFrame(rows, columns=["moment", "total_bytes", *ITEMS])
+    return _Step(configuration, **how).run()  # type: ignore[arg-type]
 
 
 def predict(
@@ -606,10 +589,8 @@ def predict(
     UsageError
         An argument has a value it cannot have.
     """
-    step = _Step(
-        configuration, _How(precision, attention, mode, optimizer, device, accumulate, stage, ranks, capability)
-    )
-    table, words = _moments(step).set_index("moment"), _words(step)
+    step = _Step(configuration, precision, attention, mode, optimizer, device, accumulate, stage, ranks, capability)
+    table, words = step.run().set_index("moment"), _words(step)
     moment = str(table["total_bytes"].idxmax())
     columns = {
         "predicted_bytes": table.loc[moment].reindex(list(_ALIVE)).astype("Int64"),
@@ -622,44 +603,36 @@ def predict(
 
 
 def _words(step: _Step) -> dict[str, str]:
-    how, cast = step.how, step.cast
-    kept, moving = OPTIMIZERS[how.optimizer]
-    if how.mode != "train":
-        kept = moving = 0
+    cast, low = step.cast, step.low
 
     def divided(from_stage: int) -> str:
-        return f" / {how.ranks} ranks" if how.ranks > 1 and how.stage >= from_stage else ""
+        return f" / {step.ranks} ranks" if step.ranks > 1 and step.stage >= from_stage else ""
 
-    attended = 4 * step.low
-    rest = " + 4 x heads"
+    attended, rest, scores = 4 * low + (low if step.copied else 0), " + 4 x heads", ""
     if step.naive:
-        rest, scores = "", f" + {6 if cast and step.cuda else step.low} x batch x heads x context^2"
+        widest = 6 if cast and step.cuda else low
+        attended, rest, scores = 4 * low, "", f" + {widest} x batch x heads x context^2"
     elif step.math:
-        attended, rest, scores = 12 + step.low, "", " + 4 x batch x heads x context^2 (no fused kernel for such heads)"
-    else:
-        attended, scores = attended + (step.low if step.copied else 0), ""
+        attended, rest = 12 + low, ""
+        scores = " + 4 x batch x heads x context^2 (no fused kernel for such heads)"
     norms, last = (26, 10) if cast else (24, 12)
     layer = (
-        f"layers x (tokens x (({norms} + {attended}) x d_model + {4 * step.low} x d_ff{rest} + 8){scores}) "
+        f"layers x (tokens x (({norms} + {attended}) x d_model + {4 * low} x d_ff{rest} + 8){scores}) "
         f"+ tokens x ({last} x d_model + 4) B"
     )
-    if not step.graph:
-        layer = "what one layer needs at a time: nothing is kept"
-    if how.ranks == 1:
-        buckets = "none: one rank"
-    elif how.stage == 0:
-        buckets = "4 B a parameter: a copy of every gradient"
-    else:
-        buckets = f"{3 if how.stage == 3 else 2} x 4 B x parameters of the largest block"
+    moving = f"; {step.transient} B a parameter while the optimizer steps" if step.transient else ""
+    buckets = "4 B a parameter: a copy of every gradient"
+    if step.stage:
+        buckets = f"{step.blocks} x 4 B x parameters of the largest block"
     return {
         _WEIGHTS: f"4 B a parameter{divided(3)}",
         _GRADIENTS: f"4 B a parameter{divided(2)}" if step.graph else "none: no backward pass",
-        _STATES: f"{kept} B a parameter{divided(1)}" if kept else "none",
-        _ACTIVATIONS: layer,
-        _LOGITS: f"{step.low} B x tokens x vocabulary, and up to 12 for the loss in fp32",
-        _TEMPORARY: f"the widest operators{f'; {moving} B a parameter while the optimizer steps' if moving else ''}",
+        _STATES: f"{step.kept} B a parameter{divided(1)}" if step.kept else "none",
+        _ACTIVATIONS: layer if step.graph else "what one layer needs at a time: nothing is kept",
+        _LOGITS: f"{low} B x tokens x vocabulary, and up to 12 for the loss in fp32",
+        _TEMPORARY: f"the widest operators{moving}",
         _CACHE: "2 B a weight of a GEMM" if cast else "none: no autocast",
-        _BUCKETS: buckets,
+        _BUCKETS: buckets if step.ranks > 1 else "none: one rank",
         _KV: "none: no tokens are generated",
         _INPUTS: "tokens of 4 batches; tables of rotary positions and of the causal mask",
         _WORKSPACE: f"{2 if step.graph else 1} x cuBLAS's workspace" if step.cuda else "none on a CPU",
