@@ -165,10 +165,9 @@ def test_every_call_is_timed_after_the_warm_up() -> None:
     assert timed.samples_ns.shape == (7,)
     assert timed.samples_ns.dtype == np.int64
     assert (timed.samples_ns > 0).all()
-    assert timed.median_ns == float(np.median(timed.samples_ns))
-    assert (timed.warmup, timed.repetitions, timed.clock) == (3, 7, "perf_counter")
+    assert timed.clock == "perf_counter"
     with pytest.raises(ValueError, match="repetitions"):
-        timing.time_calls(int, repetitions=0)
+        timing.time_calls(int, repetitions=0, device="cpu")
 
 
 @pytest.mark.gpu
@@ -179,9 +178,9 @@ def test_cuda_events_time_what_the_gpu_does() -> None:
     from nsightkit.capture import timing
 
     a = torch.rand(4096, 4096, device="cuda")
-    timed = timing.time_calls(lambda: a @ a, warmup=5, repetitions=20)
+    timed = timing.time_calls(lambda: a @ a, warmup=5, repetitions=20, device="cuda")
     assert timed.clock == "cuda-event"
-    assert timed.median_ns > 4096**3 * 2 / 1e15 * 1e9  # no card does a PFLOP/s in fp32
+    assert np.median(timed.samples_ns) > 4096**3 * 2 / 1e15 * 1e9  # no card does a PFLOP/s in fp32
 
 
 # -- keys --------------------------------------------------------------------------------------------------------

@@ -65,18 +65,15 @@ def test_every_signature_is_called_with_what_it_knows(
 ) -> None:
     calls: list[dict[str, Any]] = []
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", version(calls))
-    with memory.recording(tmp_path / "s.pickle", max_entries=123, stacks="python") as state:
-        assert state.recorded
-        assert state.path is None
+    with memory.recording(tmp_path / "s.pickle", max_entries=123, stacks="python"):
         assert len(calls) == 1
-    assert state.path == tmp_path / "s.pickle"
     started, stopped = calls
     assert (started["enabled"], started["stacks"], started["max_entries"]) == ("all", "python", 123)
     assert stopped["enabled"] is None
-    found = reader.read(state.path)
+    found = reader.read(tmp_path / "s.pickle")
     assert len(found.events) == len(allocator.events)
     assert analysis.summary(found)["peak_bytes"] == max(row[0] for row in allocator.truth)
-    assert list(tmp_path.iterdir()) == [state.path]
+    assert list(tmp_path.iterdir()) == [tmp_path / "s.pickle"]
 
 
 def test_an_error_goes_on_and_leaves_its_snapshot(
@@ -111,12 +108,6 @@ def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert not memory.supported()
     with pytest.raises(UsageError, match="CUDA GPU"), memory.recording(tmp_path / "s.pickle"):
         pass
-    ran = False
-    with memory.recording(tmp_path / "s.pickle", required=False) as state:
-        ran = True
-    assert ran
-    assert not state.recorded
-    assert state.path is None
     assert not list(tmp_path.iterdir())
 
 

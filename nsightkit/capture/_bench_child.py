@@ -40,8 +40,10 @@ def _main(job: dict[str, Any]) -> None:
         with _cap(job["memory_cap_bytes"], device):
             found |= _measure(job, device)
     if cuda:
-        found["peak_allocated_bytes"] = torch.cuda.max_memory_allocated(device)
-        found["peak_reserved_bytes"] = torch.cuda.max_memory_reserved(device)
+        found |= {
+            "peak_allocated_bytes": torch.cuda.max_memory_allocated(device),
+            "peak_reserved_bytes": torch.cuda.max_memory_reserved(device),
+        }
     if job["provenance"]:
         duration = round(time.perf_counter() - begun, 3)
         found["provenance"] = collect(device=device, kind="measured" if cuda else "smoke", duration_s=duration)

@@ -28,14 +28,12 @@ def export(running: Any, output: str) -> None:
     running : torch.profiler.profile
     output : str
     """
-    if not output.endswith(".gz"):
-        running.export_chrome_trace(output)
-        return
     plain = output.removesuffix(".gz")
     running.export_chrome_trace(plain)
-    with Path(plain).open("rb") as source, gzip.open(output, "wb", compresslevel=6) as sink:
-        shutil.copyfileobj(source, sink, 1 << 20)
-    Path(plain).unlink()
+    if plain != output:
+        with Path(plain).open("rb") as source, gzip.open(output, "wb", compresslevel=6) as sink:
+            shutil.copyfileobj(source, sink, 1 << 20)
+        Path(plain).unlink()
 
 
 def profiler(**options: Any) -> Any:

@@ -86,16 +86,6 @@ class Cell:
         one = envelope(self.configuration)
         return self.accumulate * (one.fwd_flops if self.mode == "fwd" else one.train_flops)
 
-    @property
-    def tokens(self) -> int:
-        """Tokens a step."""
-        return self.accumulate * self.configuration.tokens
-
-    @property
-    def label(self) -> str:
-        """The cell in a few words."""
-        return f"{self.configuration.name} context {self.configuration.context} {self.mode} {self.precision}"
-
 
 def cells(
     names: Iterable[str],
@@ -197,18 +187,17 @@ def bench(
         "provenance": None,
         "rows": [],
     }
+    said = progress or (lambda *_: None)
     for number, cell in enumerate(chosen):
-        if progress:
-            progress(number, cell.label)
-        job = {"device": device, "parameters": _parameters(cell), "nvtx": cell.nvtx, **counts}
-        job["provenance"] = document["provenance"] is None
-        impossible = cell.precision == "tf32" and device == "cpu"
-        found = _NO_TF32 if impossible else _measured(job, timeout_s)
+        one = cell.configuration
+        said(number, f"{one.name} context {one.context} {cell.mode} {cell.precision}")
+        asked = {"nvtx": cell.nvtx, "provenance": document["provenance"] is None}
+        job = {"device": device, "parameters": _parameters(cell), **asked, **counts}
+        found = _NO_TF32 if cell.precision == "tf32" and device == "cpu" else _measured(job, timeout_s)
         document["provenance"] = document["provenance"] or found.get("provenance")
         document["gpu"] = document["gpu"] or found.get("gpu")
         document["rows"].append(_row(cell, found, measured_tflops))
-    if progress:
-        progress(len(chosen), "")
+    said(len(chosen), "")
     return document
 
 
@@ -301,7 +290,7 @@ def _row(cell: Cell, found: dict[str, Any], measured_tflops: float | None) -> di
         "mean_ns": round(statistics.fmean(samples)) if samples else None,
         "std_ns": round(statistics.stdev(samples)) if len(samples) > 1 else None,
         "first_step_ns": found.get("first_step_ns"),
-        "tokens_per_s": None if median is None else cell.tokens / median * 1e9,
+        "tokens_per_s": None if median is None else cell.accumulate * one.tokens / median * 1e9,
         "peak_allocated_bytes": found.get("peak_allocated_bytes"),
         "peak_reserved_bytes": found.get("peak_reserved_bytes"),
         "flops": cell.flops,

@@ -40,6 +40,5 @@ def child_environment() -> dict[str, str]:
     """
     import nsightkit
 
-    here = str(Path(nsightkit.__file__).parents[1])
-    there = os.environ.get("PYTHONPATH")
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([here, there] if there else [here])}
+    folders = [str(Path(nsightkit.__file__).parents[1]), os.environ.get("PYTHONPATH")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))}

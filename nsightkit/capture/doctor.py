@@ -59,22 +59,15 @@ def _dotted(version: tuple[int, ...]) -> str:
 
 
 def _readers() -> _Found:
-    needed = ("pandas", "pyarrow", "msgspec", "adbc-driver-sqlite")
-    versions = {package: installed(package) for package in needed}
+    versions = {package: installed(package) for package in ("pandas", "pyarrow", "msgspec", "adbc-driver-sqlite")}
     absent = [package for package, version in versions.items() if version is None]
     found = ", ".join(f"{package} {version}" for package, version in versions.items() if version is not None)
     return ("missing", found, f"pip install {' '.join(absent)}") if absent else ("ok", found, "")
 
 
 def _nsys() -> _Found:
-    nsys = nsys_tool.find()
-    if nsys is None:
-        remedy = "install Nsight Systems (Debian: nsight-systems), or set NSIGHTKIT_NSYS to its nsys program"
-        return "missing", "not on the PATH, nor where NVIDIA's installers put it", remedy
-    version = nsys_tool.version(nsys)
-    words, minimum = f"{_dotted(version)} at {nsys}", f"install {_dotted(nsys_tool.MINIMUM)} or later"
-    old = version[:2] < nsys_tool.MINIMUM
-    return ("missing", f"{words}: too old, it may hang", minimum) if old else ("ok", words, "")
+    nsys = nsys_tool.require()
+    return "ok", f"{_dotted(nsys_tool.version(nsys))} at {nsys}", ""
 
 
 def _usable_nsys() -> Path | None:
@@ -101,8 +94,8 @@ def _importer() -> _Found:
         return "warn", f"no QdstrmImporter beside {nsys}", remedy
     lacking: list[str] = []
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        environment = nsys_tool.environment(None, found.parent)
-        lacking = re.findall(r"(\S+) => not found", run(["ldd", str(found)], 20.0, env=environment).stdout)
+        said = run(["ldd", str(found)], 20.0, env=nsys_tool.environment(None, found.parent))
+        lacking = re.findall(r"(\S+) => not found", said.stdout)
     if lacking:
         # The copy inside Nsight Compute needs libdw, which slim containers lack; nsys then exits with 0 and no report.
         remedy = f"install these libraries (Debian: libdw1), or name their folder in {nsys_tool.LIBRARIES}"
@@ -181,8 +174,8 @@ def _workers() -> _Found:
 def _cache() -> _Found:
     if os.environ.get("NSIGHTKIT_NO_CACHE", "") in ("1", "true", "yes"):
         return "warn", "turned off", "unset NSIGHTKIT_NO_CACHE"
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return _disk(folder, "beside the trace, else in the user's cache folder, ")
+    kept = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return _disk(Path(kept), "beside the trace, else in the user's cache folder, ")
 
 
 def _disk(folder: Path, words: str = "") -> _Found:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +16,7 @@ from nsightkit.errors import UsageError
 from nsightkit.trace.files import replacing
 from nsightkit.trace.share import clean_snapshot, write_snapshot
 
-__all__ = ["Recording", "dump", "recording", "supported", "write"]
+__all__ = ["dump", "recording", "supported", "write"]
 
 #: An event with a stack of twenty frames takes about 0.2 kB in the file.
 MAX_ENTRIES = 200_000
@@ -28,22 +27,6 @@ _CALLS: tuple[tuple[str, ...], ...] = (
     ("enabled", "context", "stacks", "max_entries", "clear_history"),
     ("enabled", "context", "stacks", "max_entries"),
 )
-
-
-@dataclass
-class Recording:
-    """A recording under way; `path` is set once the snapshot is written.
-
-    Attributes
-    ----------
-    path : Path or None
-        The snapshot, when there is one.
-    recorded : bool
-        Whether this machine and this PyTorch could record at all.
-    """
-
-    path: Path | None = None
-    recorded: bool = False
 
 
 def supported() -> bool:
@@ -67,8 +50,7 @@ def recording(
     stacks: Literal["python", "all"] = "all",
     context: Literal["alloc", "all"] = "all",
     scrub: bool = True,
-    required: bool = True,
-) -> Iterator[Recording]:
+) -> Iterator[None]:
     """Record the allocator's events inside the block, and write a snapshot when it ends, also by an error.
 
     An out-of-memory error inside the block is in the snapshot, and goes on to the caller. What was allocated before the
@@ -87,12 +69,6 @@ def recording(
         Which events have a stack: what begins an allocation, or also what ends it.
     scrub : bool, default True
         Leave out folders, host and user names, as :func:`nsightkit.trace.share.snapshots.clean_snapshot` does.
-    required : bool, default True
-        Raise where nothing can be recorded. Otherwise the block runs unobserved.
-
-    Yields
-    ------
-    Recording
 
     Raises
     ------
@@ -101,27 +77,19 @@ def recording(
     """
     if max_entries < 1:
         raise UsageError(f"a recording cannot keep {max_entries} events")
-    state = Recording()
     if not supported():
-        if required:
-            raise UsageError(
-                "the allocator's history can only be recorded on a CUDA GPU with PyTorch 2.6 or later; this machine "
-                "has none that PyTorch can use"
-            )
-        yield state
-        return
+        raise UsageError(
+            "the allocator's history can only be recorded on a CUDA GPU with PyTorch 2.6 or later; this machine "
+            "has none that PyTorch can use"
+        )
     target = Path(output)
     if not target.absolute().parent.is_dir():
         raise UsageError(f"{target}: its folder does not exist; make it first")
     _start(max_entries, stacks, context)
-    state.recorded = True
-    try:
-        yield state
-    finally:
-        try:
-            state.path = dump(target, scrub=scrub)
-        finally:
-            _record(enabled=None)
+    with contextlib.ExitStack() as ending:  # the last comes first
+        ending.callback(_record, enabled=None)
+        ending.callback(dump, target, scrub=scrub)
+        yield
 
 
 def _record(**options: Any) -> None:

@@ -7,7 +7,6 @@ the set full, so that filters decide whether a run takes seconds or hours.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import re
@@ -190,15 +189,24 @@ def profile(
             "ncu is not installed (not on the PATH, nor where NVIDIA's installers put it); install Nsight Compute, or "
             "set NSIGHTKIT_NCU to its ncu program"
         )
-    chosen = _Filters(kernel, skip, count, tuple(nvtx), tuple(nvtx_exclude))
+    pattern = None if kernel is None else kernel.removeprefix("regex:")
+    try:
+        re.compile(pattern or "")
+    except re.error as error:
+        raise UsageError(f"kernel: {pattern!r} is not a regular expression ({error})") from error
     can = _can(ncu)
-    if clocks not in ("none", "base"):
+    if clocks not in _CLOCKS:
         raise UsageError(f"clocks can be none or base, not {clocks!r}")
     options = [
         *(["--target-processes=all"] if "--target-processes" in can else []),
         f"--clock-control={clocks}",
         *(["--cache-control=none"] if keep_caches else []),
-        *chosen.options(),
+        *([] if pattern is None else [f"--kernel-name=regex:{pattern}"]),
+        *([f"--launch-skip={skip}"] if skip else []),
+        *([] if count is None else [f"--launch-count={count}"]),
+        *(["--nvtx"] if nvtx or nvtx_exclude else []),
+        *(f"--nvtx-include={range_filter(name)}" for name in nvtx),
+        *(f"--nvtx-exclude={range_filter(name)}" for name in nvtx_exclude),
         # An unknown set ends in a run that collects nothing, after the program has run to its end.
         *([] if section_set is None else [f"--set={_listed(ncu, '--list-sets', section_set, 'set of sections')}"]),
         *(f"--section={_listed(ncu, '--list-sections', name, 'section')}" for name in sections),
@@ -220,7 +228,7 @@ def profile(
             interrupt_s=60.0,
         )
         said = log.read_text(errors="replace") if log.is_file() else ""
-        _judge(made, said or done.stdout, done.returncode, chosen)
+        _judge(made, said or done.stdout, done.returncode, _why_none(pattern, skip, [*nvtx, *nvtx_exclude]))
         made.replace(report)
     notes += _notes(said, clocks)
     code = re.search(r"application returned an error code \((-?\d+)\)", said)
@@ -228,35 +236,6 @@ def profile(
     notes += ended(returncode)
     shown = [str(ncu), *options, f"--export={unexpanded(report)}", *command]
     return Captured(report, report, [report], shown, returncode, notes)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Filters:
-    """Which launches are profiled."""
-
-    kernel: str | None
-    skip: int
-    count: int | None
-    nvtx: tuple[str, ...]
-    nvtx_exclude: tuple[str, ...]
-
-    @property
-    def pattern(self) -> str | None:
-        return None if self.kernel is None else self.kernel.removeprefix("regex:")
-
-    def options(self) -> list[str]:
-        try:
-            re.compile(self.pattern or "")
-        except re.error as error:
-            raise UsageError(f"kernel: {self.pattern!r} is not a regular expression ({error})") from error
-        return [
-            *([] if self.pattern is None else [f"--kernel-name=regex:{self.pattern}"]),
-            *([f"--launch-skip={self.skip}"] if self.skip else []),
-            *([] if self.count is None else [f"--launch-count={self.count}"]),
-            *(["--nvtx"] if self.nvtx or self.nvtx_exclude else []),
-            *(f"--nvtx-include={range_filter(name)}" for name in self.nvtx),
-            *(f"--nvtx-exclude={range_filter(name)}" for name in self.nvtx_exclude),
-        ]
 
 
 def _can(ncu: Path) -> frozenset[str]:
@@ -318,12 +297,12 @@ _FAILURES = {
 }
 
 
-def _judge(made: Path, said: str, returncode: int, chosen: _Filters) -> None:
+def _judge(made: Path, said: str, returncode: int, why_none: str) -> None:
     """Raise unless there is a report, with the reason that ncu's log gives."""
     for pattern, message in (_REFUSALS if made.is_file() else _REFUSALS | _FAILURES).items():
         found = re.search(pattern, said)
         if found:
-            raise NsightkitError(message.format(*found.groups(), why=_why_none(chosen)))
+            raise NsightkitError(message.format(*found.groups(), why=why_none))
     if not made.is_file():
         raise NsightkitError(
             f"ncu wrote no report (exit code {returncode}): {tail(said, 3) or 'it said nothing'}; run the program "
@@ -331,21 +310,26 @@ def _judge(made: Path, said: str, returncode: int, chosen: _Filters) -> None:
         )
 
 
-def _why_none(chosen: _Filters) -> str:
+def _why_none(pattern: str | None, skip: int, ranges: Sequence[str]) -> str:
     reasons = {
         "there is no NVIDIA GPU here, or this container does not see it": not any(
             Path(device).exists() for device in _DEVICES
         ),
-        f"no kernel's base name has {chosen.pattern!r} (cuBLAS on Hopper calls its kernels nvjet_…: try "
-        "'nvjet|gemm|cutlass|xmma|triton')": chosen.pattern is not None,
+        f"no kernel's base name has {pattern!r} (cuBLAS on Hopper calls its kernels nvjet_…: try "
+        "'nvjet|gemm|cutlass|xmma|triton')": pattern is not None,
         "no launch lies in the ranges: check their spelling and domain (DOMAIN@NAME), and that they are push/pop "
-        "ranges (else start/end:NAME)": chosen.nvtx or chosen.nvtx_exclude,
-        f"fewer than {chosen.skip + 1} launches match": chosen.skip,
+        "ranges (else start/end:NAME)": ranges,
+        f"fewer than {skip + 1} launches match": skip,
     }
     likely = [reason for reason, holds in reasons.items() if holds]
     return "; or ".join(likely) or "the program launched none: does it use the GPU?"
 
 
+#: What may be done to the GPU's clocks, and what that means for the times.
+_CLOCKS = {
+    "none": "the clocks were left alone: the report says at which the kernels ran (sm_clock_hz)",
+    "base": "the clocks were locked to base: times compare between runs, and are longer than in production",
+}
 _PRIVATE = (
     "the report holds the program's environment and command line, and this machine's host name and addresses: do "
     "not publish it as it is"
@@ -354,12 +338,9 @@ _PRIVATE = (
 
 def _notes(said: str, clocks: str) -> list[str]:
     passes = [int(n) for n in re.findall(r"^==PROF== Profiling .*?- (\d+) pass(?:es)?", said, re.MULTILINE)]
-    replayed = f"{len(passes)} launches were profiled, replayed up to {max(passes, default=0)} times each"
-    locked = "the clocks were locked to base: times compare between runs, and are longer than in production"
-    free = "the clocks were left alone: the report says at which the kernels ran (sm_clock_hz)"
     return [
-        *([replayed] if passes else []),
+        *([f"{len(passes)} launches were profiled, replayed up to {max(passes)} times each"] if passes else []),
         *(f"ncu said: {line}" for line in re.findall(r"^==(?:WARNING|ERROR)== (.*)", said, re.MULTILINE)[:3]),
-        locked if clocks == "base" else free,
+        _CLOCKS[clocks],
         _PRIVATE,
     ]

@@ -36,7 +36,8 @@ _TABLES = {
     ),
     "calls": (("CUPTI_ACTIVITY_KIND_RUNTIME",), "the program made no CUDA call while it was recording"),
     "ranges": (
-        ("NVTX_EVENTS",),
+        # 59: push/pop range, 60: start/end range. Domains, categories and thread names are rows too, and prove nothing.
+        ("NVTX_EVENTS WHERE eventType IN (59, 60)",),
         (
             "the program opened no NVTX range, or its nvtx package (0.2.12 and later) emits none under nsys 2023.4 and "
             "older: install nvtx==0.2.11"
@@ -46,8 +47,6 @@ _TABLES = {
 }
 # Tables of which one has rows if a traced kind was there; the first says why it may not have been.
 _EVIDENCE = {"cuda": ("calls", "kernels"), "nvtx": ("ranges",), "osrt": ("os_calls",)}
-# 59: push/pop range, 60: start/end range. Domains, categories and thread names are rows too, and prove nothing.
-_RANGES_ONLY = "eventType IN (59, 60)"
 #: Options that nsightkit sets, and the argument that says what to.
 _OURS = {
     "--output": "output",
@@ -203,9 +202,8 @@ def profile(
     if unknown:
         raise UsageError(f"no table {unknown[0]!r} to expect; there are {', '.join(_TABLES)}")
     report = target(output, ".nsys-rep", overwrite=overwrite)
-    export_to = report.with_suffix(".sqlite")
-    if export and export_to.exists() and not overwrite:
-        raise UsageError(f"{export_to} exists; give another name, or allow it to be overwritten")
+    if export:
+        target(report.with_suffix(".sqlite"), ".sqlite", overwrite=overwrite)
     nsys = nsys_tool.require()
     can = features(nsys)
     options = _options(can, trace, capture_range, repeat, graph_nodes) + checked(extra, nsys, can.options, _OURS)
@@ -243,10 +241,6 @@ def profile(
     return Captured(traces[0], places[0], traces, shown, done.returncode, notes)
 
 
-#: What opens the range in which is recorded: the profiler's own calls, or an NVTX range.
-_OPENED_BY_CALLS = "cudaProfilerApi"
-
-
 def _options(
     can: Features, trace: Sequence[str], capture_range: str | None, repeat: int | None, graph_nodes: bool
 ) -> list[str]:
@@ -256,7 +250,7 @@ def _options(
         raise UsageError(f"this nsys cannot trace {unknown[0]!r}; it knows {', '.join(sorted(can.traces))}")
     if graph_nodes and "--cuda-graph-trace" not in can.options:
         raise UsageError("this nsys cannot record the nodes of CUDA graphs")
-    by_name = capture_range and capture_range != _OPENED_BY_CALLS
+    by_name = capture_range and capture_range != "cudaProfilerApi"
     if by_name and "nvtx" not in kinds:
         raise UsageError("a capture range needs nvtx among the traced kinds")
     # By default only registered strings open the range, and torch.cuda.nvtx pushes plain ones:
@@ -277,30 +271,27 @@ def _collect(
     made: Path, wanted: Path, nsys: Path, done: subprocess.CompletedProcess[str], capture_range: str | None
 ) -> list[Path]:
     """Find the reports that a run left, importing what nsys failed to import itself."""
-    folder = made.parent
-    for unfinished in sorted(folder.glob("*.qdstrm")):
+    for unfinished in sorted(made.parent.glob("*.qdstrm")):
         if not unfinished.with_suffix(".nsys-rep").exists():
             _import(unfinished, wanted, nsys)
     # report.nsys-rep, or report.1.nsys-rep, report.2.nsys-rep, … with repeat
-    found = sorted(folder.glob(f"{made.name}*.nsys-rep"), key=lambda p: [int(n) for n in re.findall(r"\d+", p.name)])
+    reports = made.parent.glob(f"{made.name}*.nsys-rep")
+    found = sorted(reports, key=lambda p: [int(n) for n in re.findall(r"\d+", p.name)])
     if found:
         return found
     said = tail(done.stdout, 4)
     because = f"; nsys said: {said}" if said else ""
     remedy = "run the program without nsys first; then check the free space of the temporary folder"
-    if capture_range == _OPENED_BY_CALLS:
+    if capture_range == "cudaProfilerApi":
         remedy = "the program must call torch.cuda.profiler.start(), or cudaProfilerStart, after it has used the GPU"
     elif capture_range:
-        old = nsys_tool.version(nsys) < (2024, 1)
+        trap = "; under this nsys the nvtx package emits nothing from 0.2.12 on: install nvtx==0.2.11"
         remedy = (
             f"no range {capture_range!r} was opened: check its spelling, and name its domain if it has one "
             f"({capture_range.partition('@')[0]}@DOMAIN, or {capture_range.partition('@')[0]}@* for any)"
-            f"{_NVTX_TRAP if old else ''}"
+            f"{trap if nsys_tool.version(nsys) < (2024, 1) else ''}"
         )
     raise NsightkitError(f"nsys wrote no report (exit code {done.returncode}){because}; {remedy}")
-
-
-_NVTX_TRAP = "; under this nsys the nvtx package emits nothing from 0.2.12 on: install nvtx==0.2.11"
 
 
 def _import(unfinished: Path, wanted: Path, nsys: Path) -> None:
@@ -365,16 +356,14 @@ def _check(export: Path, trace: Sequence[str], expect: Sequence[str] | None) -> 
     lacking = [table for table in expect or () if table not in held]
     if lacking:
         raise NsightkitError(f"{export}: the capture recorded no {lacking[0]}; {_TABLES[lacking[0]][1]}")
-    tables = {kind: _EVIDENCE[kind] for kind in trace if kind in _EVIDENCE}
     return [
-        f"{kind} was traced and nothing of it was recorded: {_TABLES[evidence[0]][1]}"
-        for kind, evidence in tables.items()
-        if not held & set(evidence)
+        f"{kind} was traced and nothing of it was recorded: {_TABLES[tables[0]][1]}"
+        for kind, tables in _EVIDENCE.items()
+        if kind in trace and held.isdisjoint(tables)
     ]
 
 
 def _holds(database: sqlite3.Connection, name: str) -> bool:
-    where = f" WHERE {_RANGES_ONLY}" if name == "NVTX_EVENTS" else ""
     with contextlib.suppress(sqlite3.OperationalError):  # tables are made only when there is a row for them
-        return bool(database.execute(f"SELECT 1 FROM {name}{where} LIMIT 1").fetchone())  # noqa: S608 - constants above
+        return bool(database.execute(f"SELECT 1 FROM {name} LIMIT 1").fetchone())  # noqa: S608 - constants above
     return False

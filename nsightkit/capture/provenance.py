@@ -57,6 +57,7 @@ def collect(*, device: str, **facts: Any) -> dict[str, Any]:
         JSON values. ``gpu`` is None without one; a version that cannot be had is None.
     """
     commit, dirty = _commit()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     record = {
         "format": FORMAT,
         **facts,
@@ -64,7 +65,7 @@ def collect(*, device: str, **facts: Any) -> dict[str, Any]:
         "commit": commit,
         "dirty": dirty,
         "gpu": _gpu(device) if device.startswith("cuda") else None,
-        "cpu": {"model": _cpu_model(), "cores": _cores()},
+        "cpu": {"model": _cpu_model(), "cores": cores},
         "software": _software(),
     }
     return dict(scrub(record))
@@ -98,10 +99,8 @@ def _software() -> dict[str, Any]:
     with contextlib.suppress(ImportError):
         import torch
 
-        found["torch"] = torch.__version__
-        found["cuda"] = torch.version.cuda
         cudnn = torch.backends.cudnn.version() if torch.version.cuda else None  # type: ignore[no-untyped-call]
-        found["cudnn"] = str(cudnn) if cudnn else None
+        found |= {"torch": torch.__version__, "cuda": torch.version.cuda, "cudnn": str(cudnn) if cudnn else None}
     return found | {"nsys": _version(nsys_tool), "ncu": _version(ncu_tool)}
 
 
@@ -134,10 +133,6 @@ def _cpu_model() -> str | None:
         if found:
             return found[1].strip()
     return platform.processor() or platform.machine() or None
-
-
-def _cores() -> int | None:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def _commit() -> tuple[str | None, bool | None]:

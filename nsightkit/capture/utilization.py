@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import subprocess
 import threading
 import time
@@ -103,8 +104,7 @@ def _reader(torch: Any) -> Callable[[], dict[str, float]]:
     if not smi(names):
         names = [_OLDER.get(name, name) for name in names]
 
-    def from_smi() -> dict[str, float]:
-        return smi(names)
+    from_smi = functools.partial(smi, names)
 
     def from_nvml() -> dict[str, float]:
         found = {}
@@ -126,6 +126,5 @@ def _numbers(values: Sequence[str]) -> dict[str, float]:
     found = {}
     for metric, text in zip(_FIELDS, values, strict=False):
         with contextlib.suppress(ValueError):
-            word = text.strip()
-            found[metric] = float(int(word, 16) if word.startswith("0x") else float(word))
+            found[metric] = float(int(text, 16) if "0x" in text else float(text))
     return found

@@ -57,9 +57,15 @@ from nsightkit.trace.model import Trace
 __all__ = ["COLUMNS", "SIDES", "TABLES", "Comparison", "compare", "percent", "signed", "summary"]
 
 Float = npt.NDArray[np.float64]
+#: The sums of each side's captures.
+_Sums = Sequence[Sequence[Sums]]
+#: What a row is called, and its labels before and after.
 _Group = tuple[Mapping[str, Any], Sequence[Hashable], Sequence[Hashable]]
+_Grouping = Callable[[_Sums], list[_Group]]
 
 SIDES = ("before", "after")
+#: Columns of each side, and the fields of :class:`_Side` that they show.
+_OF_SIDE = {"count": "count", "total_ns": "total", "ns": "value"}
 #: Columns that every table has after those that name its rows.
 COLUMNS = (
     *("before_count", "after_count", "before_total_ns", "after_total_ns"),
@@ -126,34 +132,30 @@ class _Row:
         found = noise.between_runs(before, after, confidence)
         return None if found is None else found * level
 
-    def shift(self, confidence: float) -> noise.Estimate | None:
+    def shift(self, confidence: float) -> noise.Estimate:
+        """The change, with an interval where steps are known."""
         if self.before.steps is None or self.after.steps is None:
-            return None
+            return noise.Estimate(self.delta, None, None, ())
         error = (1 - confidence) / (_LEFT_OUT if self.left_out else 1)
         return noise.widened(noise.shift(self.before.steps, self.after.steps, 1 - error), self.between(confidence))
 
-    def beyond_noise(self, confidence: float) -> bool:
-        found = self.shift(confidence)
-        return found is not None and found.excludes(0)
-
     def apart(self, confidence: float) -> bool:
         """Whether what changed lies beyond doubt: apart from what was, and from what captures differ by."""
-        if self.before.steps is None or self.after.steps is None:
-            return False
-        return noise.apart(self.before.steps, self.after.steps) and abs(self.delta) > (self.between(confidence) or 0)
+        before, after = self.before.steps, self.after.steps
+        known = before is not None and after is not None and noise.apart(before, after)
+        return known and abs(self.delta) > (self.between(confidence) or 0)
 
     def written(self, confidence: float) -> dict[str, Any]:
         found = self.shift(confidence)
         low = high = None
-        if found is not None and found.low is not None and found.high is not None:
+        if found.low is not None and found.high is not None:
             # The middle of the differences is not quite the difference of the middles; the interval holds both. Nothing
             # can lose more than all it had.
             low, high = max(min(found.low, self.delta), -self.before.value), max(found.high, self.delta)
         was = self.before.value
-        sides = {"count": "count", "total_ns": "total", "ns": "value"}
         return {
             **self.named,
-            **{f"{side}_{c}": getattr(getattr(self, side), of) for c, of in sides.items() for side in SIDES},
+            **{f"{side}_{c}": getattr(getattr(self, side), of) for c, of in _OF_SIDE.items() for side in SIDES},
             "delta_ns": self.delta,
             "low_ns": low,
             "high_ns": high,
@@ -196,12 +198,16 @@ class Comparison:
         self._left_out = not all(c.ordinary.all() for c in every)
         rows = {
             "figures": self._figures(),
-            "kernels": self._kernels(),
-            "categories": self._by_label(Capture.categories, ("kernels",), lambda label: {"name": label}),
+            "kernels": self._rows(Capture.kernels, ("kernels",), self._same_kernels),
+            "categories": self._rows(
+                Capture.categories, ("kernels",), functools.partial(_alike, named=lambda label: {"name": label})
+            ),
             "operators": self._operators(),
             "ranges": self._ranges(),
-            "gaps": self._by_label(Capture.gaps, ("kernels",), lambda label: {"cause": label}),
-            "memops": self._memops(),
+            "gaps": self._rows(
+                Capture.gaps, ("kernels",), functools.partial(_alike, named=lambda label: {"cause": label})
+            ),
+            "memops": self._rows(Capture.memops, ("memops",), self._same_copies),
         }
         self.reference_ns = max((max(row.before.value, row.after.value) for row in rows["figures"][:1]), default=0)
         self._judge(rows)
@@ -209,6 +215,7 @@ class Comparison:
             table: _frame([row.written(confidence) for row in held], [*_NAMED[table], *COLUMNS], table != "figures")
             for table, held in rows.items()
         }
+        vars(self).update(self.tables)
 
     def summary(self) -> dict[str, Any]:
         """Give what :func:`summary` gives.
@@ -220,14 +227,12 @@ class Comparison:
         sides, described = self._firsts, [_described(side) for side in self._firsts]
         moved, bottleneck = _bottleneck(self, [verdict.summary(side.trace) for side in sides])
         outcome, headline = _headline(self)
-        other_amount, other_card = _other_amount(self), _other_card(*described)
-        if other_amount:
-            headline = f"With different amounts of work: {headline}"
-        if other_card:
-            headline = f"On different GPUs: {headline}"
+        other_amount, cards = _other_amount(self), [side["gpus"] for side in described]
+        other_card = all(cards) and cards[0] != cards[1]
+        limits = {"On different GPUs: ": other_card, "With different amounts of work: ": other_amount}
         changed = [{"table": table, **row} for table in self.tables for row in self._changed(table)]
         return {
-            "headline": headline,
+            "headline": "".join([*(words for words, so in limits.items() if so), headline]),
             "outcome": outcome,
             "where": "" if other_amount else _where(self),
             "moved": moved,
@@ -258,24 +263,16 @@ class Comparison:
         kept = frame[enough & frame["significance"].isin([*_BEYOND, _UNKNOWN])]
         return [{str(column): value for column, value in row.items()} for row in kept.to_dict("records")]
 
-    def __getattr__(self, name: str) -> pd.DataFrame:
-        if name != "tables" and name in self.tables:
-            return self.tables[name]
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
     # -- rows
 
-    def _recorded(self, *tables: str) -> bool:
-        return all(capture.trace.recorded(t) for side in self._sides for capture in side for t in tables)
-
-    def _sums(self, make: Callable[[Capture], Sums]) -> list[list[Sums]]:
-        return [[make(capture) for capture in side] for side in self._sides]
-
-    def _compared(self, sums: Sequence[Sequence[Sums]], groups: Sequence[_Group]) -> list[_Row]:
-        """Build a row for each group of labels: what it is called, and its labels before and after."""
+    def _rows(self, make: Callable[[Capture], Sums], needs: Sequence[str], grouped: _Grouping) -> list[_Row]:
+        """Build a row for each group of labels, if every capture recorded what it `needs`."""
+        if not all(capture.trace.recorded(table) for side in self._sides for capture in side for table in needs):
+            return []
+        sums = [[make(capture) for capture in side] for side in self._sides]
         position = [[{label: i for i, label in enumerate(s.labels)} for s in side] for side in sums]
         rows = []
-        for named, *labels in groups:
+        for named, *labels in grouped(sums):
             before, after = (
                 self._side(captures, of, [[at[label] for label in mine if label in at] for at in places])
                 for captures, of, mine, places in zip(self._sides, sums, labels, position, strict=True)
@@ -306,32 +303,19 @@ class Comparison:
             [float(np.median(one)) for one in judged],
         )
 
-    def _by_label(
-        self, make: Callable[[Capture], Sums], needs: Sequence[str], named: Callable[[Any], Mapping[str, Any]]
-    ) -> list[_Row]:
-        """Compare what has the same label on both sides."""
-        if not self._recorded(*needs):
-            return []
-        sums = self._sums(make)
-        firsts = [side[0] for side in sums]
-        held = [label for s in firsts for label, count in zip(s.labels, s.counts, strict=True) if count != 0]
-        return self._compared(sums, [(named(label), [label], [label]) for label in dict.fromkeys(held)])
-
     def _figures(self) -> list[_Row]:
-        sums = self._sums(functools.partial(Capture.figures, unit=self.unit))
-        common = [label for label in sums[0][0].labels if all(label in s.labels for side in sums for s in side)]
-        rows = self._compared(sums, [({"name": label}, [label], [label]) for label in common])
+        rows = self._rows(functools.partial(Capture.figures, unit=self.unit), (), _common)
         return [row for row in rows if row.before.total or row.after.total or row.named["name"] != "graph_ns"]
 
-    def _kernels(self) -> list[_Row]:
-        if not self._recorded("kernels"):
-            return []
-        sums = self._sums(Capture.kernels)
+    def _same_kernels(self, sums: _Sums) -> list[_Group]:
         names = [[str(label) for label in side[0].labels] for side in sums]
-        known: list[list[pairing.Kernel]] = []
-        for capture, mine in zip(self._firsts, names, strict=True):
-            asked = set(names[0]) != set(names[1]) or capture.trace.size("ops") > 0
-            known.append(capture.launchers(mine) if asked else [pairing.Kernel(name, "") for name in mine])
+        differ = set(names[0]) != set(names[1])
+        known = [
+            capture.launchers(mine)
+            if differ or capture.trace.size("ops") > 0
+            else [pairing.Kernel(name, "") for name in mine]
+            for capture, mine in zip(self._firsts, names, strict=True)
+        ]
         operator = {kernel.name: kernel.operator for side in known for kernel in side if kernel.operator}
         every = list({*names[0], *names[1]})
         category = dict(zip(every, map(str, categorize(pd.Series(every, dtype="str"))), strict=True))
@@ -345,35 +329,37 @@ class Comparison:
             name = str((now or was)[0])
             named = {"name": name, "match": how, "category": category[name], "operator": operator.get(name)}
             groups.append((named | {"before_names": was, "after_names": now}, was, now))
-        return self._compared(sums, groups)
+        return groups
 
     def _operators(self) -> list[_Row]:
-        if not self._recorded("ops") or not all(c.trace.size("ops") for side in self._sides for c in side):
-            return []
-        rows = []
-        for clock, needs in (("GPU", ("kernels", "calls")), ("CPU", ())):
-            make = functools.partial(Capture.operators, clock=clock)
-            rows += self._by_label(make, needs, functools.partial(_operator, clock))
-        return rows
+        held = all(capture.trace.size("ops") for side in self._sides for capture in side)
+        clocks = {"GPU": ("kernels", "calls"), "CPU": ()} if held else {}
+        return [
+            row
+            for clock, needs in clocks.items()
+            for row in self._rows(
+                functools.partial(Capture.operators, clock=clock),
+                needs,
+                functools.partial(_alike, named=functools.partial(_operator, clock)),
+            )
+        ]
 
     def _ranges(self) -> list[_Row]:
-        rows = []
-        for clock, needs in (("CPU", ("ranges",)), ("GPU", ("ranges", "kernels", "calls"))):
-            if self._recorded(*needs):
-                sums = self._sums(functools.partial(Capture.ranges, clock=clock))
-                rows += self._compared(sums, _same_ranges(sums[0][0].labels, sums[1][0].labels, clock))
-        return rows
+        clocks = {"CPU": ("ranges",), "GPU": ("ranges", "kernels", "calls")}
+        return [
+            row
+            for clock, needs in clocks.items()
+            for row in self._rows(
+                functools.partial(Capture.ranges, clock=clock), needs, functools.partial(_same_ranges, clock)
+            )
+        ]
 
-    def _memops(self) -> list[_Row]:
-        if not self._recorded("memops"):
-            return []
+    def _same_copies(self, sums: _Sums) -> list[_Group]:
         moved = [capture.moved_bytes() for capture in self._firsts]
-
-        def named(label: Any) -> Mapping[str, Any]:
-            kinds = dict(zip(("kind", "src_kind", "dst_kind"), label, strict=True))
-            return {**kinds, **{f"{side}_bytes": held.get(label, 0) for side, held in zip(SIDES, moved, strict=True)}}
-
-        return self._by_label(Capture.memops, ("memops",), named)
+        columns = _NAMED["memops"]
+        return _alike(
+            sums, lambda kinds: dict(zip(columns, (*kinds, *(of.get(kinds, 0) for of in moved)), strict=True))
+        )
 
     # -- what is noise
 
@@ -382,18 +368,17 @@ class Comparison:
         least = self.min_share * self.reference_ns
         every = [row for held in rows.values() for row in held]
         for row in every:
-            found = row.shift(self.confidence)
-            row.significance = _UNKNOWN if found is None or found.low is None else _NOISE
+            row.significance = _UNKNOWN if row.shift(self.confidence).low is None else _NOISE
             if row not in rows["figures"] and max(row.before.value, row.after.value) < least:
                 row.significance = _NEGLIGIBLE
         first = set(rows["figures"][:1])
         asked = {row for row in every if row.significance == _NOISE}
-        beyond = {row for row in asked if row.beyond_noise(self.confidence)}
+        beyond = {row for row in asked if row.shift(self.confidence).excludes(0)}
         among, sure = len(asked - first), beyond - first
         before: set[_Row] = set()
         while sure != before:  # the more are accepted, the less sure each has to be
             level = 1 - (1 - self.confidence) * len(sure) / among
-            before, sure = sure, {row for row in sure if row.beyond_noise(level)}
+            before, sure = sure, {row for row in sure if row.shift(level).excludes(0)}
         repeated = any(len(side) > 1 for side in self._sides)
         for row in every:
             apart = row.significance in (_NOISE, _UNKNOWN) and row.apart(self.confidence)
@@ -407,16 +392,29 @@ def _operator(clock: str, name: str) -> dict[str, str]:
     return {"name": name, "clock": clock, "category": operators.category_of(name)}
 
 
-def _same_ranges(before: Sequence[Any], after: Sequence[Any], clock: str) -> list[_Group]:
+def _alike(sums: _Sums, named: Callable[[Any], Mapping[str, Any]]) -> list[_Group]:
+    """Pair what has the same label on both sides."""
+    held = (label for first, *_ in sums for label, n in zip(first.labels, first.counts, strict=True) if n != 0)
+    return [(named(label), [label], [label]) for label in dict.fromkeys(held)]
+
+
+def _common(sums: _Sums) -> list[_Group]:
+    """Pair what every capture has."""
+    labels = [label for label in sums[0][0].labels if all(label in s.labels for side in sums for s in side)]
+    return [({"name": label}, [label], [label]) for label in labels]
+
+
+def _same_ranges(clock: str, sums: _Sums) -> list[_Group]:
     """Pair ranges, each a domain and a name: by name, then by the name without numbers."""
+    sides: tuple[list[Any], ...] = tuple(side[0].labels for side in sums)
     rounds: list[tuple[str, Callable[[Any], Hashable]]] = [
         ("name", lambda label: label),
         ("normalised", lambda label: (label[0], pairing.plain_range(label[1]).casefold())),
     ]
-    found, left = pairing.in_rounds(before, after, rounds)
+    found, left = pairing.in_rounds(sides[0], sides[1], rounds)
     groups: list[_Group] = []
     for how, *rows in (*found, *pairing.unpaired(left)):
-        was, now = ([side[row] for row in mine] for side, mine in zip((before, after), rows, strict=True))
+        was, now = ([side[row] for row in mine] for side, mine in zip(sides, rows, strict=True))
         domain, name = (now or was)[0]
         groups.append(({"name": name, "domain": domain, "clock": clock, "match": how}, was, now))
     return groups
@@ -424,9 +422,12 @@ def _same_ranges(before: Sequence[Any], after: Sequence[Any], clock: str) -> lis
 
 def _frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], ordered: bool) -> pd.DataFrame:
     whole = [c for c in columns if c.endswith(("_total_ns", "before_ns", "after_ns", "delta_ns", "_bytes"))]
-    dtypes = dict.fromkeys(whole, "int64") | dict.fromkeys(("before_count", "after_count"), "Int64")
-    rough = dict.fromkeys(("low_ns", "high_ns", "change", "mean_delta_ns", "between_ns"), "float64")
-    frame = pd.DataFrame(rows, columns=list(columns)).astype(dtypes | rough)
+    dtypes = {
+        "int64": whole,
+        "Int64": ("before_count", "after_count"),
+        "float64": ("low_ns", "high_ns", "change", "mean_delta_ns", "between_ns"),
+    }
+    frame = pd.DataFrame(rows, columns=list(columns)).astype({c: dtype for dtype, of in dtypes.items() for c in of})
     if not ordered:
         return frame
     size = frame[["delta_ns", "mean_delta_ns"]].abs().max(axis=1)
@@ -590,10 +591,9 @@ def _headline(comparison: Comparison) -> tuple[str, str]:
             sure += f"; captures of one program differ by up to {100 * row['between_ns'] / row['before_ns']:.0f} %"
         why = "Too little to matter" if row["significance"] == _SMALL else "Not beyond noise"
         return "no change", f"{why}: {said[0].lower()}{said[1:]} ({sure})."
-    if row["significance"] == _SIGNIFICANT:
-        beyond, once = "captures of one program differ by", ""
-    else:
-        beyond, once = "the steps of each run spread", f" {noise.ONE_RUN}"
+    repeated = "captures of one program differ by", ""
+    single = "the steps of each run spread", f" {noise.ONE_RUN}"
+    beyond, once = repeated if row["significance"] == _SIGNIFICANT else single
     return "faster" if row["delta_ns"] < 0 else "slower", f"{said}, more than {beyond} ({sure}).{once}"
 
 
@@ -607,16 +607,14 @@ def _where(comparison: Comparison) -> str:
     changed = dict(zip(figures["name"], figures["delta_ns"].tolist(), strict=True))
     if not {"busy_ns", "idle_ns"} <= set(changed):
         return ""
-    least = max(comparison.min_share * comparison.reference_ns, 1)
     parts = []
     for figure, what, table, name in (
         ("idle_ns", "GPU idle time", "gaps", "cause"),
         ("busy_ns", "GPU busy time", "categories", "name"),
     ):
         delta = changed[figure]
-        rows = comparison._changed(table)[:_NAMED_FIRST]
-        named = [f"{row[name]} {signed(row['delta_ns'])}" for row in rows]
-        if abs(delta) >= least or named:
+        named = [f"{row[name]} {signed(row['delta_ns'])}" for row in comparison._changed(table)[:_NAMED_FIRST]]
+        if named or abs(delta) >= max(comparison.min_share * comparison.reference_ns, 1):
             parts.append(f"{what} {signed(delta)}" + (f" ({', '.join(named)})" if named else ""))
     return f"Where: {'; '.join(parts)}." if parts else ""
 
@@ -632,75 +630,62 @@ def signed(ns: float) -> str:
 
 
 def _bottleneck(comparison: Comparison, verdicts: Sequence[Mapping[str, Any]]) -> tuple[bool | None, dict[str, Any]]:
-    keys = ("bottleneck", "share_of_span", "confidence")
-    kept = [{key: found[key] for key in keys} for found in verdicts]
+    kept = [{key: found[key] for key in ("bottleneck", "share_of_span", "confidence")} for found in verdicts]
     was, now = (found["bottleneck"] for found in kept)
     shares = [f"{100 * (found['share_of_span'] or 0):.1f} % of the time" for found in kept]
     sure = min((found["confidence"] for found in kept), key=["low", "medium", "high"].index)
-    moved: bool | None = was != now
+    doubt = " One of the verdicts is doubtful." if sure == "low" else ""
+    # Verdicts rest on these: the bottleneck may have moved if any of them changed by more than noise, or may have.
+    gaps, figures = comparison.tables["gaps"], comparison.tables["figures"]
+    changes = {*gaps.loc[gaps["cause"].isin([was, now]), "significance"], *figures["significance"]}
+    moved: bool | None = was != now and not changes.isdisjoint([*_BEYOND, _UNKNOWN])
+    said = f"The verdicts differ, {was} ({shares[0]}) and {now} ({shares[1]}), by no more than noise."
     if "not-enough-data" in (was, now):
         moved, said = None, f"Whether the bottleneck moved is not known: {was} before, {now} after."
-    elif not moved:
+    elif was == now:
         said = f"The bottleneck did not move: {was}, {shares[0]} before and {shares[1]} after."
-    elif not _may_have_moved(comparison, was, now):
-        moved = False
-        said = f"The verdicts differ, {was} ({shares[0]}) and {now} ({shares[1]}), by no more than noise."
-    else:
-        said = f"The bottleneck moved from {was} ({shares[0]}) to {now} ({shares[1]})."
-        said += " One of the verdicts is doubtful." if sure == "low" else ""
+    elif moved:
+        said = f"The bottleneck moved from {was} ({shares[0]}) to {now} ({shares[1]}).{doubt}"
     return moved, {"before": kept[0], "after": kept[1], "confidence": sure, "text": said}
-
-
-def _may_have_moved(comparison: Comparison, was: str, now: str) -> bool:
-    """Whether anything that verdicts rest on changed by more than noise, or may have."""
-    gaps, figures = comparison.tables["gaps"], comparison.tables["figures"]
-    said = {*gaps.loc[gaps["cause"].isin([was, now]), "significance"], *figures["significance"]}
-    return bool(said & {*_BEYOND, _UNKNOWN})
 
 
 # ---------------------------------------------------------------- what to know besides
 
 
-def _other_card(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    return bool(before["gpus"] and after["gpus"] and before["gpus"] != after["gpus"])
-
-
 def _circumstances(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """What was another thing than the program."""
+    known = [{**side["distributed"], **{key: value or None for key, value in side.items()}} for side in (before, after)]
     said = []
     for what, key, remark in (
-        ("Different GPUs", "gpus", "; times differ by the card, whatever changed in the program"),
-        ("Different numbers of GPUs", "device_count", ""),
-        ("Different tools", "tool", "; each slows the CPU down in its own way"),
-        ("Different versions of the tool", "tool_version", ""),
-        ("Different drivers", "driver", ""),
+        ("GPUs", "gpus", "; times differ by the card, whatever changed in the program"),
+        ("numbers of GPUs", "device_count", ""),
+        ("tools", "tool", "; each slows the CPU down in its own way"),
+        ("versions of the tool", "tool_version", ""),
+        ("drivers", "driver", ""),
+        ("world sizes", "world_size", ""),
+        ("ranks", "rank", ""),
     ):
-        one, other = before[key], after[key]
-        if one and other and one != other and (key != "tool_version" or before["tool"] == after["tool"]):
+        one, other = (side.get(key) for side in known)
+        if None not in (one, other) and one != other and (key != "tool_version" or before["tool"] == after["tool"]):
             words = [", ".join(value) if isinstance(value, list) else str(value) for value in (one, other)]
-            said.append(f"{what}: {words[0]} before, {words[1]} after{remark}.")
-    for key, what in (("world_size", "world sizes"), ("rank", "ranks")):
-        one, other = (side["distributed"].get(key) for side in (before, after))
-        if one is not None and other is not None and one != other:
-            said.append(f"Different {what}: {one} before, {other} after.")
-    for name, one, other in zip(SIDES, (before, after), (after, before), strict=True):
-        only = [table for table in one["missing"] if table not in other["missing"]]
-        if only:
-            said.append(f"The capture {name} did not record {', '.join(only)}: what depends on that is not compared.")
-    return said
+            said.append(f"Different {what}: {words[0]} before, {words[1]} after{remark}.")
+    sides = {"before": (before, after), "after": (after, before)}
+    only = {name: [t for t in one["missing"] if t not in other["missing"]] for name, (one, other) in sides.items()}
+    return said + [
+        f"The capture {name} did not record {', '.join(tables)}: what depends on that is not compared."
+        for name, tables in only.items()
+        if tables
+    ]
 
 
 def _hidden(sides: Sequence[Capture]) -> list[str]:
-    said = []
-    for name, seems, side in zip(SIDES, ("appeared", "disappeared"), sides, strict=True):
-        replays = side.trace.size("graphs")
-        if replays:
-            said.append(
-                f"The capture {name} holds {replays:,} CUDA-graph replays, {time_text(side.overview['graph_ns'])}, "
-                f"without their kernels: what seems to have {seems} may run within them. What compares is the GPU's "
-                "busy time; nsys profile --cuda-graph-trace=node records the kernels."
-            )
-    return said
+    return [
+        f"The capture {name} holds {side.trace.size('graphs'):,} CUDA-graph replays, "
+        f"{time_text(side.overview['graph_ns'])}, without their kernels: what seems to have {seems} may run within "
+        "them. What compares is the GPU's busy time; nsys profile --cuda-graph-trace=node records the kernels."
+        for name, seems, side in zip(SIDES, ("appeared", "disappeared"), sides, strict=True)
+        if side.trace.size("graphs")
+    ]
 
 
 def _about_steps(comparison: Comparison, sides: Sequence[Capture]) -> list[str]:
@@ -708,10 +693,14 @@ def _about_steps(comparison: Comparison, sides: Sequence[Capture]) -> list[str]:
     if comparison.unit == "trace":
         lacking = [name for name, side in zip(SIDES, sides, strict=True) if not side.steps]
         loose = " and ".join(f"{100 * _outside(side):.0f} % {name}" for name, side in zip(SIDES, sides, strict=True))
-        why = f"No steps were found {' and '.join(lacking)}"
-        why = why if lacking else f"Most of the GPU's time was launched in no step ({loose})"
-        alike = "whole captures are compared, as if both did the same amount of work"
-        return [f"{why}: {alike}. --match names the ranges that are steps, --steps says how many there were."]
+        most = f"Most of the GPU's time was launched in no step ({loose})"
+        why = f"No steps were found {' and '.join(lacking)}" if lacking else most
+        return [
+            (
+                f"{why}: whole captures are compared, as if both did the same amount of work. --match names the ranges "
+                "that are steps, --steps says how many there were."
+            )
+        ]
     if sides[0].steps != sides[1].steps:
         said.append(f"{sides[0].steps} steps before and {sides[1].steps} after: times are those of a step.")
     for name, side in zip(SIDES, sides, strict=True):
@@ -746,17 +735,19 @@ def _other_amount(comparison: Comparison) -> list[str]:
     low, middle, high = (now / was)[order][np.searchsorted(reached, reached[-1] * np.array([0.25, 0.5, 0.75]))]
     if low <= 1 + _AMOUNT and high >= 1 / (1 + _AMOUNT):
         return []
-    launches = f"{now.sum():,.0f} launches, {was.sum():,.0f} before"
-    said = f"The kernels that both captures hold ran {middle:.2f} times as often after ({launches})"
-    return [f"{said}: the captures hold different amounts of work, and their times do not compare."]
+    return [
+        (
+            f"The kernels that both captures hold ran {middle:.2f} times as often after ({now.sum():,.0f} launches, "
+            f"{was.sum():,.0f} before): the captures hold different amounts of work, and their times do not compare."
+        )
+    ]
 
 
 def _several_gpus(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    counts = before["device_count"], after["device_count"]
-    if max(counts) < 2:
-        return []
-    held = f"{counts[0]} GPUs" if counts[0] == counts[1] else f"{counts[0]} and {counts[1]} GPUs"
-    return [f"Busy and idle time, kernels and copies are sums over {held}; the wall time is not."]
+    counts = dict.fromkeys((before["device_count"], after["device_count"]))
+    held = f"{' and '.join(map(str, counts))} GPUs"
+    said = f"Busy and idle time, kernels and copies are sums over {held}; the wall time is not."
+    return [said] if max(counts) > 1 else []
 
 
 def _other_work(comparison: Comparison) -> list[str]:
@@ -765,11 +756,10 @@ def _other_work(comparison: Comparison) -> list[str]:
     who = "A step" if comparison.unit == "step" else "The program"
     for kind, where in (("HtoD", "to the GPU"), ("DtoD", "within the GPU")):
         rows = table[table["kind"] == kind]
-        sums = [
+        (one, other), (was, now) = (
             [rows[f"{side}_{what}"].sum() / (n or 1) for side, n in zip(SIDES, steps, strict=True)]
             for what in ("bytes", "count")
-        ]
-        (one, other), (was, now) = sums
+        )
         # What is copied within the GPU differs with the program; only the same copies say something of their size.
         if abs(other - one) > _UPLOAD * max(one, other) and (kind == "HtoD" or was == now):
             said = f"{who} copies {bytes_text(one)} {where} before and {bytes_text(other)} after"
@@ -791,9 +781,13 @@ def _all_alike(comparison: Comparison) -> list[str]:
     low, middle, high = np.quantile(mean[:, 1] / mean[:, 0] - 1, [0.25, 0.5, 0.75])
     if (low <= _CLOCK and high >= -_CLOCK) or high - low > max(abs(middle) / 2, _CLOCK):
         return []
-    alike = f"{percent(middle)} (the middle half {percent(low)} to {percent(high)})"
-    said = f"{len(mean)} kernels that run as often as before take another time, all alike: {alike}"
-    return [f"{said}. A clock, a power limit, another load or a batch of another size does that."]
+    return [
+        (
+            f"{len(mean)} kernels that run as often as before take another time, all alike: {percent(middle)} (the "
+            f"middle half {percent(low)} to {percent(high)}). A clock, a power limit, another load or a batch of "
+            "another size does that."
+        )
+    ]
 
 
 def _swapped(comparison: Comparison) -> list[str]:

@@ -6,11 +6,14 @@ A run is a trace, a document of ``nsightkit bench`` or a report of Nsight Comput
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import dataclasses
 import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from hashlib import blake2b
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -67,6 +70,15 @@ _MOST_BYTES = 64 << 20
 
 #: What the name of a metric ends in, and its unit.
 _ENDINGS = {"_ns": "ns", "_bytes": "bytes", "_pct": "%", "_per_s": "per_s"}
+
+_AGAIN = "measure again with nsightkit bench --out-json"
+#: What is taken from a row of a benchmark, by the end of the metric's name: the field, its unit, and whether it gates.
+_OF_CELL = {
+    "step_ns": ("samples_ns", "ns", True),
+    "first_step_ns": ("first_step_ns", "ns", False),
+    "peak_allocated_bytes": ("peak_allocated_bytes", "bytes", True),
+    "peak_reserved_bytes": ("peak_reserved_bytes", "bytes", False),
+}
 
 Direction = Literal["lower", "higher", "neither"]
 Samples = npt.NDArray[np.float64]
@@ -216,9 +228,8 @@ def of_bench(document: Mapping[str, Any], path: str | Path = "benchmark") -> Run
     TraceError
         It is not such a document, or no cell ran.
     """
-    again = "measure again with nsightkit bench --out-json"
     if document.get("format") != 1:
-        raise TraceError(path, f"is a benchmark of format {plain_text(document.get('format'))}, not 1", again)
+        raise TraceError(path, f"is a benchmark of format {plain_text(document.get('format'))}, not 1", _AGAIN)
     found: dict[str, Metric] = {}
     absent: dict[str, str] = {}
     try:
@@ -230,14 +241,12 @@ def of_bench(document: Mapping[str, Any], path: str | Path = "benchmark") -> Run
                 continue
             if f"bench/{cell}/step_ns" in found:
                 raise TraceError(path, f"measures {cell} twice", "keep one of the two")
-            found[f"bench/{cell}/step_ns"] = Metric(_samples(row["samples_ns"]), "ns", gate=True)
-            found[f"bench/{cell}/first_step_ns"] = Metric(_samples([row["first_step_ns"]]), "ns")
-            for name, gate in (("peak_allocated_bytes", True), ("peak_reserved_bytes", False)):
-                if row[name] is not None:
-                    found[f"bench/{cell}/{name}"] = Metric(_samples([row[name]]), "bytes", gate=gate)
+            for name, (field, unit, gate) in _OF_CELL.items():
+                if row[field] is not None or unit == "ns":  # on a CPU the memory is not known, the times are
+                    found[f"bench/{cell}/{name}"] = Metric(_samples(row[field]), unit, gate=gate)
         conditions = _bench_conditions(document)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise TraceError(path, "is damaged: no benchmark has such rows", again) from error
+        raise TraceError(path, "is damaged: no benchmark has such rows", _AGAIN) from error
     if not found:
         raise TraceError(path, "is a benchmark of which no cell ran", "its rows say why; measure again")
     return _run("bench", conditions, found, absent)
@@ -274,10 +283,9 @@ def of_report(report: ncu_reports.Report) -> Run:
         for column in ("time_ns", "sm_pct", "memory_pct", "dram_pct", "occupancy_pct"):
             values = rows[column].to_numpy(dtype=np.float64)
             values = values[(values >= 0) & (values <= LARGEST)]
+            gate = column == "time_ns" and float(values.sum()) >= _SMALL * total
+            made = Metric(values, "ns", gate=gate) if column == "time_ns" else Metric(values, "%", "neither")
             if len(values):
-                made = Metric(values, "%", "neither")
-                if column == "time_ns":
-                    made = Metric(values, "ns", gate=float(values.sum()) >= _SMALL * total)
                 found[f"kernel/{label}/{column}"] = made
     if not found:
         raise TraceError(
@@ -331,11 +339,8 @@ def _windows(trace: Trace, match: str | None) -> pd.DataFrame:
     if len(found) or trace is trace.whole:
         return found
     found = steps.windows(trace.whole, match)
-    touched = np.zeros(len(found), bool)
-    for table in GPU_TABLES:
-        mine = steps.launched_in(trace, table, found)
-        touched[mine[mine >= 0]] = True
-    return found[touched].reset_index(drop=True)
+    touched = np.unique(np.concatenate([steps.launched_in(trace, table, found) for table in GPU_TABLES]))
+    return found.iloc[touched[touched >= 0]].reset_index(drop=True)
 
 
 def _of_steps(trace: Trace, windows: pd.DataFrame) -> dict[str, Metric]:
@@ -378,8 +383,8 @@ def _launched(trace: Trace, prefix: str, windows: pd.DataFrame | None) -> Iterat
 
     if trace.recorded("kernels"):
         window = window_of("kernels")
-        launches = np.bincount(window[window >= 0], minlength=count).astype(np.float64)
-        yield f"{prefix}/kernel_count", Metric(launches, "count", gate=True)
+        launches = np.bincount(window[window >= 0], minlength=count)
+        yield f"{prefix}/kernel_count", Metric(launches.astype(np.float64), "count", gate=True)
         kernels = trace.table("kernels", ["name", "duration_ns"])
         codes, duration = kernels["name"].cat.codes.to_numpy(np.intp), kernels["duration_ns"].to_numpy()
         used = np.unique(codes[window >= 0])
@@ -421,42 +426,42 @@ def _kind(path: Path) -> str:
     """Say what a file is, by its bytes; what is neither a benchmark nor a report may be a trace."""
     if not path.is_file():
         return "trace"  # a folder, or nothing, which the reader of traces says
-    try:
-        with path.open("rb") as stream:
-            head = stream.read(1 << 16)
-    except OSError:
-        return "trace"
-    if head.startswith(b"NVR\0"):
-        return "ncu"
+    head = b""
+    with contextlib.suppress(OSError), path.open("rb") as stream:
+        head = stream.read(1 << 16)
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     if text.startswith(b"{"):
         ours = re.search(rb'"nsightkit"\s*:\s*"', text) and not re.search(rb'"traceEvents"\s*:', text)
         return "bench" if ours else "trace"
-    return "ncu" if re.search(rb'"(Kernel Name|Metric Name)"', head) or path.suffix == ".csv" else "trace"
+    report = head.startswith(b"NVR\0") or re.search(rb'"(Kernel Name|Metric Name)"', head) or path.suffix == ".csv"
+    return "ncu" if report else "trace"
 
 
 def _document(path: Path) -> Mapping[str, Any]:
-    again = "measure again with nsightkit bench --out-json"
     try:
         if path.stat().st_size > _MOST_BYTES:
-            raise TraceError(path, "is too large for a benchmark", again)
+            raise TraceError(path, "is too large for a benchmark", _AGAIN)
         document = json.loads(path.read_bytes())
     except OSError as error:
         raise TraceError(path, f"cannot be read ({error.strerror or error})", "check its permissions") from error
     except (ValueError, RecursionError) as error:
-        raise TraceError(path, "is damaged: no JSON document", again) from error
+        raise TraceError(path, "is damaged: no JSON document", _AGAIN) from error
     if not isinstance(document, dict) or "rows" not in document:
-        remedy = "a baseline is given with --baseline" if "metrics" in document else again
+        remedy = "a baseline is given with --baseline" if "metrics" in document else _AGAIN
         raise TraceError(path, "holds no rows, so it is not a benchmark", remedy)
     return document
 
 
 def _cell(row: Mapping[str, Any]) -> str:
-    words = [f"{row['config']} batch {row['batch']} context {row['context']} {row['mode']} {row['precision']}"]
-    words += [str(row["attention"])] if row["attention"] != "sdpa" else []
-    words += [f"accumulate {row['accumulate']}"] if row["accumulate"] != 1 else []
-    words += [word for word, key in (("compiled", "compiled"), ("nvtx", "nvtx"), ("mha", "annotate_mha")) if row[key]]
-    return _label(" ".join(words))
+    marks = {
+        f"{row['config']} batch {row['batch']} context {row['context']} {row['mode']} {row['precision']}": True,
+        str(row["attention"]): row["attention"] != "sdpa",
+        f"accumulate {row['accumulate']}": row["accumulate"] != 1,
+        "compiled": row["compiled"],
+        "nvtx": row["nvtx"],
+        "mha": row["annotate_mha"],
+    }
+    return _label(" ".join(word for word, said in marks.items() if said))
 
 
 def _bench_conditions(document: Mapping[str, Any]) -> dict[str, str | None]:
@@ -496,20 +501,15 @@ def _samples(values: npt.ArrayLike | Sequence[float]) -> Samples:
 
 def _cards(names: Iterable[object]) -> str | None:
     """Name the GPUs that were used; and how many of each kind."""
-    texts = [text for text in map(plain_text, names) if text]
-    counted = {text: texts.count(text) for text in sorted(texts)}
-    return ", ".join(text if n == 1 else f"{text} x{n}" for text, n in counted.items()) or None
+    counted = collections.Counter(filter(None, map(plain_text, names)))
+    return ", ".join(text if n == 1 else f"{text} x{n}" for text, n in sorted(counted.items())) or None
 
 
 def _label(name: str) -> str:
     """Make a name of a metric: one printable line of bounded length, the same each time."""
     text = plain_text(name, math.inf) or "unnamed"
-    if len(text) <= _LONGEST:
-        return text
-    from hashlib import blake2b
-
     digest = blake2b(text.encode(errors="replace"), digest_size=4).hexdigest()
-    return f"{text[: _LONGEST - 10]}…{digest}"
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 10]}…{digest}"
 
 
 def plain_text(value: object, longest: float = _LONGEST) -> str | None:
