@@ -133,6 +133,12 @@ def test_a_name_is_learnt_where_it_is_said_and_found_elsewhere() -> None:
     assert scrubber.text("/weird/place/here/below") == "[path]"
 
 
+def test_a_letter_that_only_looks_like_another_ends_no_scrub() -> None:
+    scrubber = Scrubber(machine=False)
+    scrubber.learn("user", "gracess")
+    assert scrubber.text("gracess and grace\u017fs") == "[user] and [user 2]"  # a long s matches an s
+
+
 @pytest.mark.parametrize(
     "word", ["max", "root", "Volta", "adam", "vm", "12345", "localhost", "attention", "[host]", ""]
 )

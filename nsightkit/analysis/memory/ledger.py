@@ -110,26 +110,33 @@ _ALIVE = {
 #: The largest head that flash attention takes; above it attention is computed with its scores written out.
 _FLASH_HEAD = 256
 _BLOCK = 512  # the allocator's granularity
-_MIB = 2**20
 
 
-#: An operator: its result, the result's item and bytes, and the names of what nothing reads any more after it.
-_Operator = tuple[Any, ...]
+#: An operator: its result, the result's item and bytes, and the names of what nothing reads any more after it. A name
+#: alone is a tensor that is freed.
+_Operator = tuple[Any, ...] | str
+
+
+def _if(condition: object, *operators: _Operator) -> tuple[_Operator, ...]:
+    return operators if condition else ()
 
 
 class _Tape:
     """What is alive, tensor by tensor, while a step is run through."""
 
     def __init__(self, block: int, graph: bool) -> None:
-        self._block, self._graph = block, graph
+        self._block, self._graph, self.keeping = block, graph, False
         self._alive: dict[str, tuple[str, int]] = {}
-        self.keeping = False
         self.by_item = dict.fromkeys(ITEMS, 0)
         self.peak: tuple[int, dict[str, int]] = (0, {})
 
     def run(self, *operators: _Operator) -> None:
         """Run operators in turn: each allocates its result, whose name may be that of a tensor it replaces."""
-        for name, item, size, *unread in operators:
+        for operator in operators:
+            if isinstance(operator, str):
+                self.free(operator)
+                continue
+            name, item, size, *unread = operator
             if name in self._alive and name not in unread:
                 raise ValueError(f"{name} is there already")
             # Without a graph nothing is kept: what the layers need is all alike.
@@ -196,7 +203,7 @@ class _Step:
         self.blocks = 3 if stage == 3 else 2
         # Bytes a parameter that the optimizer keeps, and that it allocates while it steps.
         self.kept, self.transient = OPTIMIZERS[optimizer] if self.trains else (0, 0)
-        self.workspace = 32 * _MIB if capability == "9.0" else 8.125 * _MIB
+        self.workspace = (32 if capability == "9.0" else 8.125) * 2**20
         self.cast = precision in ("bf16", "fp16")
         self.low = 2 if self.cast else 4
         self.M, self.d, self.F, self.V = c.tokens, c.d_model, c.d_ff, c.vocabulary
@@ -206,8 +213,11 @@ class _Step:
         self.naive = attention == "naive"
         self.math = self.cuda and not self.naive and c.d_head > _FLASH_HEAD
         self.fused = not (self.naive or self.math)
-        # PyTorch's memory-efficient kernel, which fp32 takes on a GPU, gives its result as the projection reads it.
-        self.copied = not self.fused or not self.cuda or self.cast
+        # fp32 takes PyTorch's memory-efficient kernel on a GPU: its log-sum-exps of the rows are in 32s, and its result
+        # is as the projection reads it.
+        efficient = self.fused and self.cuda and not self.cast
+        self.lse = 4 * c.batch * c.heads * (math.ceil(c.context / 32) * 32 if efficient else c.context)
+        self.copied = not efficient
         self.t = _Tape(_BLOCK if self.cuda else 1, self.graph)
 
     # ------------------------------------------------------------ what is there before and after
@@ -259,7 +269,7 @@ class _Step:
             ("gx1", _TEMPORARY, Md),
             ("product", _TEMPORARY, Md),
             ("gr", _TEMPORARY, M, "product", "gxr"),
-            *([("gx1", _TEMPORARY, Md, "gx1", "gx")] if t.has("gx") else []),
+            *_if(t.has("gx"), ("gx1", _TEMPORARY, Md, "gx1", "gx")),
             ("r cubed", _TEMPORARY, 3 * M, "gr", f"{p}.r"),
             ("gmean", _TEMPORARY, Md, "r cubed"),
             ("x copied", _TEMPORARY, Md),
@@ -271,17 +281,18 @@ class _Step:
     def _gradient(self, name: str, numel: int, *unread: str) -> None:
         """Give a parameter its gradient, or add to it."""
         if self.t.has(f"gradient {name}"):
-            self.t.run(("added", _TEMPORARY, 4 * numel, *unread))
-            self.t.free("added")
+            self.t.run(("added", _TEMPORARY, 4 * numel, *unread), "added")
         else:
             self.t.run((f"gradient {name}", _GRADIENTS, self._shard(4 * numel, 2), *unread))
 
     def _linear(self, p: str, numel: int, source: int | None, out: str, item: str, size: float) -> None:
         """A GEMM; `source` is the number of elements of an input that autocast has to cast."""
-        casts = [(f"{p}.in", _ACTIVATIONS, 2 * source)] if self.cast and source is not None else []
-        if self.cast:
-            self.t.run((f"{p}.w", _CACHE, 2 * numel), *casts)
-        self.t.run((out, item, size, *(name for name, *_ in casts)))
+        casts = self.cast and source is not None
+        self.t.run(
+            *_if(self.cast, (f"{p}.w", _CACHE, 2 * numel)),
+            *_if(casts, (f"{p}.in", _ACTIVATIONS, 2 * (source or 0))),
+            (out, item, size, *_if(casts, f"{p}.in")),
+        )
 
     def _linear_backward(self, p: str, numel: int, elements: int, g: str, read: str, *, fp32: bool) -> None:
         """Both GEMMs of the derivative; `read` is the input, if it was kept and nothing else needs it any more.
@@ -295,40 +306,45 @@ class _Step:
             self._gradient(p, numel)
         adds = fp32 and t.has("gnorm")
         out = "gnorm" if fp32 and not adds else "gin"
-        t.run((out, _TEMPORARY, self.low * elements, g, *filter(t.has, (f"{p}.w", f"{p}.in", read))))
-        if fp32 and self.cast:
-            t.run((out, _TEMPORARY, 4 * elements, out))
-        if adds:
-            t.run(("gnorm", _TEMPORARY, 4 * self.Md, "gnorm", "gin"))
+        t.run(
+            (out, _TEMPORARY, self.low * elements, g, *filter(t.has, (f"{p}.w", f"{p}.in", read))),
+            *_if(fp32 and self.cast, (out, _TEMPORARY, 4 * elements, out)),
+            *_if(adds, ("gnorm", _TEMPORARY, 4 * self.Md, "gnorm", "gin")),
+        )
         if self.cast:
             self._gradient(p, numel, "gw")
 
     def _rotate(self, p: str, name: str) -> None:
         half = 2 * self.Md  # fp32, as the tables are
         products = ("product 1", _TEMPORARY, half), ("product 2", _TEMPORARY, half)
-        turned = [("turned", _TEMPORARY, 4 * self.Md)] if self.cast else []
         self.t.run(
             *products,
             ("first", _TEMPORARY, half, "product 1", "product 2"),
             *products,
             ("second", _TEMPORARY, half, "product 1", "product 2"),
-            *turned,
-            (f"{p}.{name}", _ACTIVATIONS, self.low * self.Md, "first", "second", *(part for part, *_ in turned)),
+            *_if(self.cast, ("turned", _TEMPORARY, 4 * self.Md)),
+            (f"{p}.{name}", _ACTIVATIONS, self.low * self.Md, "first", "second", *_if(self.cast, "turned")),
         )
 
     def _rotate_backward(self, g: str) -> None:
-        t, half, low = self.t, 2 * self.Md, self.low * self.Md / 2
+        half, low = 2 * self.Md, self.low * self.Md / 2
 
-        def product(name: str) -> list[_Operator]:
-            return [(name, _TEMPORARY, half), *([(name, _TEMPORARY, low, name)] if self.cast else [])]
+        def product(name: str) -> tuple[_Operator, ...]:
+            return (name, _TEMPORARY, half), *_if(self.cast, (name, _TEMPORARY, low, name))
 
-        if self.cast:
-            t.run((g, _TEMPORARY, 4 * self.Md, g))
-        t.run(*product("p1"), *product("p2"), ("minus", _TEMPORARY, half), *product("p3"))
-        t.free("minus")
-        t.run(("sum 1", _TEMPORARY, low, "p1", "p3"), *product("p4"))
-        t.free(g)
-        t.run(("sum 2", _TEMPORARY, low, "p2", "p4"), (g, _TEMPORARY, self.low * self.Md, "sum 1", "sum 2"))
+        self.t.run(
+            *_if(self.cast, (g, _TEMPORARY, 4 * self.Md, g)),
+            *product("p1"),
+            *product("p2"),
+            ("minus", _TEMPORARY, half),
+            *product("p3"),
+            "minus",
+            ("sum 1", _TEMPORARY, low, "p1", "p3"),
+            *product("p4"),
+            g,
+            ("sum 2", _TEMPORARY, low, "p2", "p4"),
+            (g, _TEMPORARY, 2 * low, "sum 1", "sum 2"),
+        )
 
     # ------------------------------------------------------------ attention
 
@@ -346,40 +362,33 @@ class _Step:
         elif self.math:
             self._math(p)
         else:
-            t.run((f"{p}.attended", _ACTIVATIONS, low), (f"{p}.lse", _ACTIVATIONS, self._lse_bytes()))
+            t.run((f"{p}.attended", _ACTIVATIONS, low), (f"{p}.lse", _ACTIVATIONS, self.lse))
             t.drop(f"{p}.lse")
-        if self.copied:
-            t.run((f"{p}.copy", _ACTIVATIONS, low))
+        t.run(*_if(self.copied, (f"{p}.copy", _ACTIVATIONS, low)))
         self._linear(f"{p}.out", d2, None, f"{p}.projected", _TEMPORARY, low)
         t.drop(f"{p}.attended", f"{p}.v0", *filter(t.has, (f"{p}.copy", f"{p}.q", f"{p}.k")))
 
-    def _lse_bytes(self) -> float:
-        rows = math.ceil(self.c.context / 32) * 32 if self.cuda and not self.cast else self.c.context
-        return 4 * self.c.batch * self.c.heads * rows
-
     def _written_out(self, p: str) -> None:
-        t, low, scores = self.t, self.low * self.Md, self.low * self.S
-        t.run(
+        low, scores = self.low * self.Md, self.low * self.S
+        wide = self.cuda and self.cast  # autocast has softmax in fp32 on a GPU, and in 16 bits on a CPU
+        weights = f"{p}.weights16" if wide else f"{p}.weights"
+        self.t.run(
             ("product", _TEMPORARY, scores),
             ("scaled", _TEMPORARY, scores, "product"),
             ("masked", _TEMPORARY, scores, "scaled"),
-        )
-        weights = [f"{p}.weights"]
-        if self.cuda and self.cast:  # autocast has softmax in fp32 on a GPU, and in 16 bits on a CPU
-            t.run(("masked32", _TEMPORARY, 4 * self.S), (f"{p}.weights", _ACTIVATIONS, 4 * self.S, "masked32"))
-            weights.append(f"{p}.weights16")
-        t.run(
-            (weights[-1], _ACTIVATIONS, scores),
+            *_if(wide, ("masked32", _TEMPORARY, 4 * self.S), (f"{p}.weights", _ACTIVATIONS, 4 * self.S, "masked32")),
+            (weights, _ACTIVATIONS, scores),
             (f"{p}.v", _ACTIVATIONS, low),  # its heads made contiguous, for a batched GEMM
-            (f"{p}.attended", _TEMPORARY, low, f"{p}.v", *weights, "masked"),
+            (f"{p}.attended", _TEMPORARY, low, f"{p}.v", f"{p}.weights", *_if(wide, weights), "masked"),
         )
 
     def _math(self, p: str) -> None:
         """The fallback of fused attention: in fp32, its scores written out (``_scaled_dot_product_attention_math``)."""
-        t, S, wide = self.t, 4 * self.S, [f"{p}.{name}32" for name in ("q", "k", "v")]
-        t.run(*((name, _ACTIVATIONS, 4 * self.Md) for name in wide))
-        t.free(f"{p}.q", f"{p}.k")
-        t.run(
+        S, wide = 4 * self.S, [f"{p}.{name}32" for name in ("q", "k", "v")]
+        self.t.run(
+            *((name, _ACTIVATIONS, 4 * self.Md) for name in wide),
+            f"{p}.q",
+            f"{p}.k",
             ("product", _TEMPORARY, S),
             ("masked", _TEMPORARY, S, "product"),
             (f"{p}.weights", _ACTIVATIONS, S, "masked"),
@@ -392,33 +401,40 @@ class _Step:
         self._linear_backward(f"{p}.out", d2, self.Md, "gbranch", f"{p}.copy", fp32=False)
         if self.fused:
             # Sums of flash attention for the gradient of q, or of the memory-efficient kernel's rows.
-            sums = self._lse_bytes() + (4 * self.Md if self.cast else 0) if self.cuda else 0
-            t.run(("sums", _TEMPORARY, sums), *((f"g{name}", _TEMPORARY, low) for name in ("q", "k", "v")))
-            t.free("gin", "sums", *(f"{p}.{name}" for name in ("q", "k", "v0", "lse", "attended")))
+            sums = self.lse + (4 * self.Md if self.cast else 0) if self.cuda else 0
+            t.run(
+                ("sums", _TEMPORARY, sums),
+                *((f"g{name}", _TEMPORARY, low) for name in ("q", "k", "v")),
+                *("gin", "sums", *(f"{p}.{name}" for name in ("q", "k", "v0", "lse", "attended"))),
+            )
         else:
             self._scores_backward(p)
         self._rotate_backward("gk")
         self._rotate_backward("gq")
         for name in ("v", "k", "q"):
-            if name != "v" or not self.fused:
-                t.run((f"g{name}", _TEMPORARY, low, f"g{name}"))  # made contiguous
+            t.run(*_if(name != "v" or not self.fused, (f"g{name}", _TEMPORARY, low, f"g{name}")))  # made contiguous
             read = f"{p}.norm1.n" if name == "q" else ""
             self._linear_backward(f"{p}.{name}", d2, self.Md, f"g{name}", read, fp32=True)
 
     def _scores_backward(self, p: str) -> None:
-        t, low = self.t, self.low * self.Md
-        size = 4 * self.S if self.math else self.low * self.S
-        end = "32" if self.math else ""
-        t.run(("contiguous", _TEMPORARY, low, "gin"), ("gv", _TEMPORARY, low), ("gscores", _TEMPORARY, size))
-        t.free("contiguous", f"{p}.v{end}")
-        narrow, wide = (("gscores", _TEMPORARY, bytes_, "gscores") for bytes_ in (size, 4 * self.S))
-        if self.cuda and self.cast and not self.math:  # through softmax in fp32
-            t.free(f"{p}.weights16")
-            t.run(wide, (*wide, f"{p}.weights"), narrow)
-        else:
-            t.run((*narrow, f"{p}.weights"))
-        t.run(narrow, narrow)  # through the mask and the scale
-        t.run(("gq", _TEMPORARY, low), ("gk", _TEMPORARY, low, "gscores", f"{p}.q{end}", f"{p}.k{end}"))
+        low, end = self.low * self.Md, "32" if self.math else ""
+        size = (4 if self.math else self.low) * self.S
+        narrow, wide = ("gscores", _TEMPORARY, size, "gscores"), ("gscores", _TEMPORARY, 4 * self.S, "gscores")
+        through: list[_Operator] = [(*narrow, f"{p}.weights")]
+        if self.cuda and self.cast and not self.math:  # softmax is in fp32
+            through = [f"{p}.weights16", wide, (*wide, f"{p}.weights"), narrow]
+        self.t.run(
+            ("contiguous", _TEMPORARY, low, "gin"),
+            ("gv", _TEMPORARY, low),
+            ("gscores", _TEMPORARY, size),
+            "contiguous",
+            f"{p}.v{end}",
+            *through,
+            narrow,  # through the mask
+            narrow,  # and the scale
+            ("gq", _TEMPORARY, low),
+            ("gk", _TEMPORARY, low, "gscores", f"{p}.q{end}", f"{p}.k{end}"),
+        )
 
     # ------------------------------------------------------------ a block, and a whole pass
 
@@ -463,23 +479,23 @@ class _Step:
         t.drop(f"x{self.c.layers}")
         self._linear("head", self.V * self.d, self.Md, "logits", _LOGITS, self.low * self.MV)
         t.drop("norm.n")
-        if self.cast and not self.graph:  # the region ends; with a graph the GEMMs keep the copies
-            t.free(*(f"{name}.w" for name, _ in self._tensors() if t.has(f"{name}.w")))
-        if self.cast:
-            t.run(("logits32", _LOGITS, 4 * self.MV))
+        # The region ends; with a graph the GEMMs keep the copies.
+        t.free(*(f"{name}.w" for name, _ in self._tensors() if not self.graph and t.has(f"{name}.w")))
         t.run(
+            *_if(self.cast, ("logits32", _LOGITS, 4 * self.MV)),
             ("targets", _TEMPORARY, 8 * self.M if self.c.batch > 1 else 0),  # of one sequence they are a view
-            ("log-softmax", _LOGITS, 4 * self.MV, *filter(t.has, ["logits32"])),
+            ("log-softmax", _LOGITS, 4 * self.MV, *_if(self.cast, "logits32")),
+            *_if(not self.graph, "log-softmax", "targets"),
         )
-        if not self.graph:
-            t.free("log-softmax", "targets")
 
     def _backward(self) -> None:
         t = self.t
         t.keeping = False
-        t.run(("gloss", _LOGITS, 4 * self.MV, "targets"), ("glogits", _LOGITS, 4 * self.MV, "gloss", "log-softmax"))
-        if self.cast:
-            t.run(("glogits", _LOGITS, 2 * self.MV, "glogits"))
+        t.run(
+            ("gloss", _LOGITS, 4 * self.MV, "targets"),
+            ("glogits", _LOGITS, 4 * self.MV, "gloss", "log-softmax"),
+            *_if(self.cast, ("glogits", _LOGITS, 2 * self.MV, "glogits")),
+        )
         self._linear_backward("head", self.V * self.d, self.Md, "glogits", "norm.n", fp32=True)
         self._norm_backward("norm", f"x{self.c.layers}")
         for i in reversed(range(self.c.layers)):
@@ -493,8 +509,7 @@ class _Step:
             # The root, its quotient, and the quotient of the tensor before, which its name holds until it is reused.
             sizes = [numel for _, numel in self._tensors()]
             roots = self.transient * max(before + 2 * size for before, size in zip([0, *sizes], sizes, strict=False))
-        self.t.run(("roots", _TEMPORARY, roots))
-        self.t.free("roots")
+        self.t.run(("roots", _TEMPORARY, roots), "roots")
 
     def run(self) -> pd.DataFrame:
         """Run the step through, for :func:`moments`."""
@@ -820,8 +835,8 @@ def serving(
         logits in 16 bits and in fp32. Missing when not even the weights fit.
     """
     c = configuration
-    capacity = usable * max(gpu.memory_gb) * 1e9
     weights = weight_bytes * envelope(c).params
+    room = usable * max(gpu.memory_gb) * 1e9 - weights
     a_token = kv_bytes_per_token(c.layers, kv_heads or c.heads, c.d_head, element_bytes=kv_bytes)
     a_layer = max(16 * c.d_model, 6 * c.d_model + 6 * c.d_ff)  # bytes a token that is being computed
     decoding = a_layer + 6 * c.vocabulary
@@ -829,7 +844,6 @@ def serving(
     for context in contexts:
         prefill = a_layer * context + 6 * c.vocabulary
         cache = a_token * context
-        room = capacity - weights
         # The cache of a whole batch, and on top the larger of a prompt's prefill and a step of decoding.
         most = min((room - prefill) // cache, room // (cache + decoding)) if room > 0 else -1
         rows.append((gpu.name, context, weights, cache, prefill, decoding, max(int(most), 0) if room > 0 else pd.NA))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -74,15 +75,12 @@ class CleanSource:
     def read(self, table: str, columns: Sequence[str]) -> pd.DataFrame:
         """See :class:`~nsightkit.trace.model.Source`."""
         found = self._whole._read(table, list(columns))
-        out: dict[str, pd.Series[Any]] = {}
-        for column, series in found.items():
+        for column in found:
             if TABLES[table].get(column) == "category":
-                out[column] = _clean_names(series, self._scrubber)
+                found[column] = _clean_names(found[column], self._scrubber)
             elif column in TIME_COLUMNS and self._whole.t0_ns:
-                out[column] = series + self._whole.t0_ns  # the new trace moves them to its own clock again
-            else:
-                out[column] = series
-        return pd.DataFrame(out, copy=False)
+                found[column] = found[column] + self._whole.t0_ns  # the new trace moves them to its own clock again
+        return pd.DataFrame(found, copy=False)
 
     def first_ns(self) -> int:
         """See :class:`~nsightkit.trace.model.Source`."""
@@ -101,14 +99,10 @@ def _clean_names(names: pd.Series[Any], scrubber: Scrubber) -> pd.Series[Any]:
         return names
     taken = {new for new, old in zip(cleaned, given, strict=True) if new == old}
     for i, (new, old) in enumerate(zip(cleaned, given, strict=True)):
-        if new == old:
-            continue
-        unique, number = new, 1
-        while unique in taken:  # two that differed in nothing but the case of a host's name
-            number += 1
-            unique = f"{new} ({number})"
-        taken.add(unique)
-        cleaned[i] = unique
+        if new != old:  # two may have differed in nothing but the case of a host's name
+            others = (f"{new} ({number})" for number in itertools.count(2))
+            cleaned[i] = next(name for name in itertools.chain([new], others) if name not in taken)
+            taken.add(cleaned[i])
     return pd.Series(categorical(np.asarray(names.cat.codes), cleaned), index=names.index, name=names.name)
 
 

@@ -184,7 +184,7 @@ def _copy_ncu_csv(path: Path, draft: Path, ledger: Ledger) -> None:
         for line, end, cells, host in lines:
             new = [ledger.text(cell, "cells") for cell in cells]
             if "Kernel Name" not in cells and 0 <= host < len(cells):
-                new[host] = ledger.apply(Scrubber.keyed, "Host Name", "hostname", cells[host])
+                new[host] = ledger.apply(Scrubber.value, "Host Name", cells[host], "hostname")
             if new != cells:
                 csv.writer(out, quoting=csv.QUOTE_ALL, lineterminator=end).writerow(new)
             else:

@@ -13,7 +13,7 @@ import contextlib
 import re
 import sqlite3
 import urllib.parse
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -83,14 +83,12 @@ _KNOWN_NAMES = re.compile(
     r"|THREAD|TRACE|USE|CUDA_SKIP)_[A-Z_]+|(?:START|STOP)_TRIGGER|HOW_TO_ATTACH|DEVICE_TYPE|COLLECTION_MODE|RESUME"
     r"|(?:Has|Is|Supports)[A-Z]\w+)"
 )
-_LOCAL = "Local (CLI)"
-#: Names of properties that say who and where it was.
-_LEARNT: tuple[tuple[Kind, re.Pattern[str]], ...] = (
-    ("host", re.compile(r"HOSTNAME|DEVICE_DISPLAY_NAME|EXPORT_HOST|HOST|HOST_NAME")),
-    ("user", re.compile(r"USER_NAME|USERNAME|EXPORT_USER|USER")),
-    ("path", re.compile(r"WORKING_DIR")),
-)
-_AGAIN = "export it again with nsys export"
+#: Properties that say who and where it was.
+_LEARNT: dict[str, Kind] = {
+    **dict.fromkeys(["HOSTNAME", "DEVICE_DISPLAY_NAME", "EXPORT_HOST", "HOST", "HOST_NAME"], "host"),
+    **dict.fromkeys(["USER_NAME", "USERNAME", "EXPORT_USER", "USER"], "user"),
+    "WORKING_DIR": "path",
+}
 
 
 def _is_text(table: str, column: str) -> bool:
@@ -138,9 +136,9 @@ def learn_export(path: Path, scrubber: Scrubber) -> None:
         if "ENVIRON" in name.upper():
             # A value may itself hold a separator; its rest is then no entry, and teaches nothing.
             scrubber.learn_environment(value.replace("\x00", ";").split(";"))
-        for kind, names in _LEARNT:
-            if names.fullmatch(name.upper().rpartition(":")[2]) and value != _LOCAL:
-                scrubber.learn(kind, value)
+        kind = _LEARNT.get(name.upper().rpartition(":")[2])
+        if kind and value != "Local (CLI)":
+            scrubber.learn(kind, value)
         scrubber.learn_from(value)
     for table, column in (place.split(".") for place in sorted(_TEXTS)):
         if table in _PROPERTIES or column not in export.columns(table):
@@ -152,20 +150,6 @@ def learn_export(path: Path, scrubber: Scrubber) -> None:
 
 
 # ---------------------------------------------------------------- SQLite
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[sqlite3.Connection]:
-    """A database that is only read; its schema does nothing but say where columns stand."""
-    try:
-        connection = sqlite3.connect(f"file:{urllib.parse.quote(str(path.resolve()))}?mode=ro", uri=True)
-        connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
-        with contextlib.closing(connection):
-            connection.execute("PRAGMA trusted_schema = OFF")
-            yield connection
-    except (sqlite3.Error, OverflowError, UnicodeError, MemoryError) as error:
-        detail = " ".join(str(error).split())[:160]
-        raise TraceError(path, f"is damaged or cannot be copied ({detail})", _AGAIN) from error
 
 
 def copy_sqlite(path: Path, draft: Path, ledger: Ledger) -> None:
@@ -186,62 +170,72 @@ def copy_sqlite(path: Path, draft: Path, ledger: Ledger) -> None:
     """
     nsys.open_sqlite(path, cache=False)  # the database of another program is not ours to copy
     learn_export(path, ledger.scrubber)
-    with _opened(path) as db:
-        schema = "SELECT type, name, rootpage FROM sqlite_master WHERE sql NOTNULL ORDER BY rowid"
-        entries = [entry for entry in db.execute(schema).fetchall() if not entry[1].startswith("sqlite_")]
-        # Views and virtual tables have no page; to read one is to run it.
-        stored = [name for kind, name, page in entries if kind == "table" and page]
-        tables = {}
-        for table in _known(stored, ledger):
-            rows = db.execute(f"PRAGMA table_xinfo({quoted(table)})").fetchall()
-            tables[table] = [row[1:6] for row in rows if not row[6]]  # 6: computed
-        for kind, name, _ in entries:
-            if name not in tables:
-                query = f"SELECT count(*) FROM {quoted(name)}"  # noqa: S608
-                ledger.note(kind, name, count=db.execute(query).fetchone()[0] if name in stored else 1)
-        encoding = db.execute("PRAGMA encoding").fetchone()[0]
-        # What is stored as a text may be bytes that are not one.
-        codec = ("utf-8", "surrogateescape") if encoding == "UTF-8" else ("utf-16-" + encoding[-2:], "replace")
-        functions: dict[str, Callable[[Any, Any], Any]] = {
-            "clean": lambda place, raw: _clean(ledger, place, raw.decode(*codec)).encode(*codec),
-            "is_property": lambda table, name: _is_property(ledger, table, str(name)),
-        }
-        for name, function in functions.items():
-            db.create_function(name, 2, function)
-        db.execute("ATTACH ? AS copy", (f"file:{urllib.parse.quote(str(draft.resolve()))}?mode=rwc",))
-        db.execute("PRAGMA copy.journal_mode = OFF")
-        db.execute("PRAGMA copy.synchronous = OFF")
-        for table, columns in tables.items():
-            where = f"is_property('{table}', name)" if table in _PROPERTIES else "1"
-            if table == "StringIds":
-                refer = [f"SELECT {c} FROM main.{t}" for t in tables for c, *_ in tables[t] if c in _REFERENCES]  # noqa: S608
-                where = f"id IN ({' UNION '.join(refer) or 'NULL'})"
-                count = f"SELECT count(*) FROM main.StringIds WHERE NOT ({where})"  # noqa: S608
-                ledger.note("text", "StringIds", "value", count=db.execute(count).fetchone()[0])
-            _copy_table(db, table, columns, where, ledger)
-        db.commit()
+    try:
+        with contextlib.closing(sqlite3.connect(_uri(path, "ro"), uri=True)) as db:
+            _copy_database(db, draft, ledger)
+    except (sqlite3.Error, OverflowError, UnicodeError, MemoryError) as error:
+        detail = " ".join(str(error).split())[:160]
+        raise TraceError(
+            path, f"is damaged or cannot be copied ({detail})", "export it again with nsys export"
+        ) from error
+
+
+def _uri(path: Path, mode: str) -> str:
+    return f"file:{urllib.parse.quote(str(path.resolve()))}?mode={mode}"
+
+
+def _copy_database(db: sqlite3.Connection, draft: Path, ledger: Ledger) -> None:
+    db.text_factory = lambda raw: raw.decode("utf-8", "replace")
+    db.execute("PRAGMA trusted_schema = OFF")  # the schema does nothing but say where columns stand
+    schema = "SELECT type, name, rootpage FROM sqlite_master WHERE sql NOTNULL ORDER BY rowid"
+    entries = [entry for entry in db.execute(schema).fetchall() if not entry[1].startswith("sqlite_")]
+    # Views and virtual tables have no page; to read one is to run it.
+    stored = [name for kind, name, page in entries if kind == "table" and page]
+    tables = {}
+    for table in _known(stored, ledger):
+        rows = db.execute(f"PRAGMA table_xinfo({quoted(table)})").fetchall()
+        tables[table] = [row[1:6] for row in rows if not row[6]]  # 6: computed
+    for kind, name, _ in entries:
+        if name not in tables:
+            ledger.note(kind, name, count=_count(db, "*", quoted(name)) if name in stored else 1)
+    encoding = db.execute("PRAGMA encoding").fetchone()[0]
+    # What is stored as a text may be bytes that are not one.
+    codec = ("utf-8", "surrogateescape") if encoding == "UTF-8" else ("utf-16-" + encoding[-2:], "replace")
+    db.create_function("clean", 2, lambda place, raw: _clean(ledger, place, raw.decode(*codec)).encode(*codec))
+    db.create_function("is_property", 2, lambda table, name: _is_property(ledger, table, str(name)))
+    db.execute("ATTACH ? AS copy", (_uri(draft, "rwc"),))
+    db.execute("PRAGMA copy.journal_mode = OFF")
+    db.execute("PRAGMA copy.synchronous = OFF")
+    for table, columns in tables.items():
+        where = f"is_property('{table}', name)" if table in _PROPERTIES else "1"
+        if table == "StringIds":
+            refer = [f"SELECT {c} FROM main.{t}" for t in tables for c, *_ in tables[t] if c in _REFERENCES]  # noqa: S608
+            where = f"id IN ({' UNION '.join(refer) or 'NULL'})"
+            ledger.note("text", "StringIds", "value", count=_count(db, "*", f"main.StringIds WHERE NOT ({where})"))
+        _copy_table(db, table, columns, where, ledger)
+    db.commit()
+
+
+def _count(db: sqlite3.Connection, column: str, rows: str) -> int:
+    return int(db.execute(f"SELECT count({column}) FROM {rows}").fetchone()[0])  # noqa: S608
 
 
 def _copy_table(db: sqlite3.Connection, table: str, columns: list[Any], where: str, ledger: Ledger) -> None:
-    declared, chosen = [], []
+    copied = {}
     for name, kind, _, _, key in columns:
         value = quoted(name)
-        if not _is_known(table, name):
-            count = f"SELECT count({value}) FROM main.{table}"  # noqa: S608
-            ledger.note("column", table, name, count=db.execute(count).fetchone()[0])
-            continue
         number = f"WHEN typeof({value}) IN ('integer', 'real') THEN {value} END"
         if _is_text(table, name):
-            declared.append(f"{value} TEXT")
             text = f"CAST(clean('{table}.{name}', CAST({value} AS BLOB)) AS TEXT)"
-            chosen.append(f"CASE WHEN typeof({value}) = 'text' THEN {text} {number}")
+            copied[f"{value} TEXT"] = f"CASE WHEN typeof({value}) = 'text' THEN {text} {number}"
+        elif _is_known(table, name):
+            declared = "REAL" if kind.upper().startswith(("REAL", "FLOAT", "DOUBLE")) else "INTEGER"
+            copied[f"{value} {declared}{' PRIMARY KEY' if key and name == 'id' else ''}"] = f"CASE {number}"
         else:
-            real = kind.upper().startswith(("REAL", "FLOAT", "DOUBLE"))
-            declared.append(f"{value} {'REAL' if real else 'INTEGER'}{' PRIMARY KEY' if key and name == 'id' else ''}")
-            chosen.append(f"CASE {number}")
-    if chosen:
-        db.execute(f"CREATE TABLE copy.{table} ({', '.join(declared)})")
-        query = f"SELECT {', '.join(chosen)} FROM main.{table} WHERE {where} ORDER BY rowid"  # noqa: S608
+            ledger.note("column", table, name, count=_count(db, value, f"main.{table}"))
+    if copied:
+        db.execute(f"CREATE TABLE copy.{table} ({', '.join(copied)})")
+        query = f"SELECT {', '.join(copied.values())} FROM main.{table} WHERE {where} ORDER BY rowid"  # noqa: S608
         db.execute(f"INSERT INTO copy.{table} {query}")
 
 
@@ -272,10 +266,10 @@ def copy_parquetdir(path: Path, draft: Path, ledger: Ledger) -> None:
     for other in sorted(path.iterdir()):
         if other.suffix != ".parquet" or other.stem not in tables:
             ledger.note("table" if other.suffix == ".parquet" else "other file", other.stem)
-    referred: set[int] = set()
-    for table in tables:
-        for column in _REFERENCES.intersection(export.columns(table)):
-            referred.update(export.integers(table, [column])[column].tolist())
+    references = [(table, column) for table in tables for column in _REFERENCES.intersection(export.columns(table))]
+    referred: set[int] = set().union(
+        *(export.integers(table, [column])[column].tolist() for table, column in references)
+    )
     for table in tables:
         with export.guard(table):
             _copy_parquet(path / f"{table}.parquet", draft / f"{table}.parquet", referred, ledger)
@@ -285,13 +279,27 @@ def _copy_parquet(file: Path, draft: Path, referred: set[int], ledger: Ledger) -
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    table, opened, kept = file.stem, pq.ParquetFile(file), []
+    table, opened = file.stem, pq.ParquetFile(file)
+
+    def fits(field: Any) -> bool:
+        """Whether a column is known, and of the type that is expected of it."""
+        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+            return _is_text(table, field.name)
+        return _is_known(table, field.name) and (pa.types.is_null(kind) or pa.types.is_primitive(kind))
+
+    def cleaned(column: Any, field: Any) -> Any:
+        if pa.types.is_primitive(field.type) or pa.types.is_null(field.type):
+            return column
+        plain, place = column.cast(pa.large_string()).dictionary_encode(), f"{table}.{field.name}"
+        texts = [None if text is None else _clean(ledger, place, text) for text in plain.dictionary.to_pylist()]
+        return pa.array(texts, pa.large_string()).take(plain.indices).cast(field.type)
+
     for field in opened.schema_arrow:
-        if _is_known(table, field.name) and _fits(table, field):
-            kept.append(field.remove_metadata())  # what else a writer put beside the schema may hold anything
-        else:
+        if not fits(field):
             ledger.note("column", table, field.name, count=opened.metadata.num_rows)
-    schema = pa.schema(kept)
+    # What else a writer put beside the schema may hold anything.
+    schema = pa.schema([field.remove_metadata() for field in opened.schema_arrow if fits(field)])
     with pq.ParquetWriter(draft, schema, compression="zstd") as writer:
         for batch in opened.iter_batches(batch_size=1 << 16, columns=schema.names):
             keep = [True] * batch.num_rows
@@ -301,25 +309,5 @@ def _copy_parquet(file: Path, draft: Path, referred: set[int], ledger: Ledger) -
             elif table in _PROPERTIES:
                 keep = [_is_property(ledger, table, str(name)) for name in batch["name"].to_pylist()]
             rows = batch.filter(pa.array(keep, pa.bool_()))
-            columns = [_cleaned(rows[field.name], field, f"{table}.{field.name}", ledger) for field in schema]
+            columns = [cleaned(rows[field.name], field) for field in schema]
             writer.write_batch(pa.record_batch(columns, schema=schema))
-
-
-def _fits(table: str, field: Any) -> bool:
-    """Whether a column is of the type that is expected of it."""
-    import pyarrow as pa
-
-    kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return _is_text(table, field.name)
-    return bool(pa.types.is_null(kind) or pa.types.is_primitive(kind))
-
-
-def _cleaned(column: Any, field: Any, place: str, ledger: Ledger) -> Any:
-    import pyarrow as pa
-
-    if pa.types.is_primitive(field.type) or pa.types.is_null(field.type):
-        return column
-    plain = column.cast(pa.large_string()).dictionary_encode()
-    texts = [None if text is None else _clean(ledger, place, text) for text in plain.dictionary.to_pylist()]
-    return pa.array(texts, pa.large_string()).take(plain.indices).cast(field.type)

@@ -23,7 +23,7 @@ import re
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, cast
 
 __all__ = ["PLACEHOLDER", "Kind", "Scrubber", "json_text"]
 
@@ -198,14 +198,21 @@ _VARIABLES: tuple[tuple[Kind, re.Pattern[str]], ...] = (
 
 _PATH_LIKE = re.compile(r"/[^/]|[A-Za-z]:[\\/]|\\\\|~[\w.\-]*/")
 _STOP = r"\s/\"'`<>|;:,()\[\]{}=&?*#\x00\\"
-_POSIX = re.compile(
-    rf"(?:(?<=file://)|(?<=-[IL])|(?<=[^\w./~\])}}\-\U000F0000-\U0010FFFD])|^)(?:~[A-Za-z][\w.\-]*|~)?(?:/[^{_STOP}]+)+/?"
-)
-_ANYWHERE = re.compile(rf"(?:/[^{_STOP}]{{1,255}}){{0,30}}/(?:home|Users)/[^{_STOP}]+(?:/[^{_STOP}]+)*/?")
-_WINDOWS = re.compile(
-    r"(?<![A-Za-z0-9])(?:[A-Za-z]:(?P<s>\\{1,2}|/)(?=[^/\\\s])|\\\\(?=[A-Za-z0-9_.\-]+\\))"
-    r"(?:[^\\/:*?\"<>|\r\n\x00]+(?:\\{1,2}|/))*[^\\/:*?\"<>|\s\x00,;)(\]\[]*"
-)
+#: What a path looks like in a text, and what stands in every text that has one.
+_PATHS: dict[re.Pattern[str], tuple[str, ...]] = {
+    re.compile(
+        rf"(?:(?<=file://)|(?<=-[IL])|(?<=[^\w./~\])}}\-\U000F0000-\U0010FFFD])|^)"
+        rf"(?:~[A-Za-z][\w.\-]*|~)?(?:/[^{_STOP}]+)+/?"
+    ): ("/",),
+    re.compile(rf"(?:/[^{_STOP}]{{1,255}}){{0,30}}/(?:home|Users)/[^{_STOP}]+(?:/[^{_STOP}]+)*/?"): (
+        "/home",
+        "/Users/",
+    ),
+    re.compile(
+        r"(?<![A-Za-z0-9])(?:[A-Za-z]:(?P<s>\\{1,2}|/)(?=[^/\\\s])|\\\\(?=[A-Za-z0-9_.\-]+\\))"
+        r"(?:[^\\/:*?\"<>|\r\n\x00]+(?:\\{1,2}|/))*[^\\/:*?\"<>|\s\x00,;)(\]\[]*"
+    ): ("\\", ":/"),
+}
 #: First components of paths that lead to people's files. Not ``/shared`` or ``/net``: models have modules of that name,
 #: and TensorRT names its ranges ``/shared/Gather``.
 _ROOTS = re.compile(
@@ -243,7 +250,6 @@ _VERSION = re.compile(
     r"(?i)(?:version|ver|v|release|driver|cuda|cudnn|cublas|cupti|nccl|build|rev|so|toolkit|nsys|ncu|r)[\s:=.]*$|[=<>~!]=\s*$"
 )
 _OCTET = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
-_PUBLIC_ADDRESSES = frozenset(["0.0.0.0", "127.0.0.1", "255.255.255.255", "127.0.1.1"])  # noqa: S104 - recognised, not bound
 
 #: Names that are too common to be a secret, or that the trade uses: a user called ``max`` must not cost ``aten::max``.
 _COMMON = frozenset(
@@ -281,9 +287,6 @@ _MARK = re.compile(f"[{chr(_FIRST_MARK)}-{chr(_FIRST_MARK + _MARKS)}]")
 #: is, but those about credentials and addresses.
 _SKELETON = str.maketrans("123456789", "000000000")
 _FOUR = re.compile(r"\d\.\d{1,3}\.\d{1,3}\.\d|[0-9a-fA-F]:[0-9a-fA-F]*:")
-_HARMLESS = 200_000
-
-_Pattern: TypeAlias = "re.Pattern[str]"
 
 
 class Scrubber:
@@ -308,7 +311,7 @@ class Scrubber:
         self._words: dict[str, Kind] = {}  # in small letters
         self._literal: set[str] = set()  # secrets, as they stand
         self._roots: set[str] = set()  # folders, as they stand
-        self._patterns: tuple[_Pattern, _Pattern] | None = None
+        self._patterns: tuple[re.Pattern[str], re.Pattern[str]] | None = None
         self._harmless: set[str] = set()  # texts with nothing in them, whatever digits they have
         self._marked: list[tuple[Kind | None, str]] = []  # what the marks of the text at hand stand for
         if machine:
@@ -383,18 +386,15 @@ class Scrubber:
         kind = _KEYS.get(key.lower())
         if kind == "environment" and isinstance(given, Mapping | list | tuple):
             self.learn_environment(given)
-        if isinstance(given, Mapping):
-            for name, item in given.items():
-                self.learn_value(item, str(name))
-        elif isinstance(given, list | tuple):
-            for item in given:
-                self.learn_value(item, key)
-        elif isinstance(given, str):
+        if isinstance(given, str):
             if kind in ("host", "user", "path"):
                 self.learn(kind, given)
             elif key.isupper():
                 self.learn_environment({key: given})
             self.learn_from(given)
+        elif isinstance(given, Mapping | list | tuple):
+            for name, item in given.items() if isinstance(given, Mapping) else ((key, item) for item in given):
+                self.learn_value(item, str(name))
 
     def _learn_machine(self) -> None:
         asked: dict[Kind, Callable[[], str]] = {
@@ -477,9 +477,10 @@ class Scrubber:
         -------
         JSON value
         """
+        kind = _KEYS.get(key.lower())
         if isinstance(given, str):
-            return self.keyed(key, given)
-        if isinstance(given, Mapping | list | tuple) and given and _KEYS.get(key.lower()) == "environment":
+            return self._keyed(key, kind, given)
+        if kind == "environment" and given and isinstance(given, Mapping | list | tuple):
             self.removed += ["environment"] * len(given)
             return {} if isinstance(given, Mapping) else []
         if isinstance(given, Mapping):
@@ -489,41 +490,29 @@ class Scrubber:
             }
         if isinstance(given, list | tuple):
             out = [self.value(item, key) for item in given]
-            for i, (flag, word) in enumerate(itertools.pairwise(list(out)), 1):
+            for i, (flag, word) in enumerate(itertools.pairwise([*out]), 1):
                 if isinstance(flag, str) and isinstance(word, str):
-                    out[i] = self._argument(flag, word) or out[i]
+                    out[i] = self._argument(flag, word) or word
             return out
         if isinstance(given, int | float) and not isinstance(given, bool) and _STRONG.fullmatch(key):
             return self.placeholder("secret", str(given))
         return given
 
-    def keyed(self, key: str, text: str) -> str:
-        """Replace every secret in a text that stands under a key.
-
-        Parameters
-        ----------
-        key : str
-        text : str
-
-        Returns
-        -------
-        str
-        """
-        kind = _KEYS.get(key.lower())
+    def _keyed(self, key: str, kind: Kind | None, text: str) -> str:
+        """Replace every secret in a text that stands under a key, which says what kind of text it is."""
         if not text or PLACEHOLDER.fullmatch(text):
             return text
         if kind == "environment":
-            return self.placeholder("environment", text)
+            return self.placeholder(kind, text)
         if kind == "path" and _PATH_LIKE.match(text):
             return self.path(text)
         when = bool if kind == "secret" else _by_name(key, ":")
         if when is not None and when(text) and text.lower() not in _NOTHING and not PLACEHOLDER.search(text):
             return self.placeholder("secret", text)
-        if kind == "host" or (kind == "user" and not _NUMBER.fullmatch(text)):
+        if kind == "host" or (kind == "user" and _no_number(text)):
             return self.placeholder(kind, text.lower())
-        if _COMMIT_KEYS.fullmatch(key) and re.fullmatch(r"[0-9a-f]{40}|[\d.]+", text):
-            return text
-        return json_text(self, text)
+        plain = _COMMIT_KEYS.fullmatch(key) and re.fullmatch(r"[0-9a-f]{40}|[\d.]+", text)
+        return text if plain else json_text(self, text)
 
     def _argument(self, flag: str, word: str) -> str | None:
         """Give the placeholder of a command line's word, if the word before it says that it is a secret or a user."""
@@ -584,12 +573,12 @@ class Scrubber:
         if any(kind is not None for kind, _ in self._marked):
             return work
         if not (self._marked or any(hint in value for hint in _TOKEN_HINTS) or _FOUR.search(value)):
-            if len(self._harmless) > _HARMLESS:
+            if len(self._harmless) > 200_000:  # a bound on memory
                 self._harmless.clear()
             self._harmless.add(skeleton)
         return None
 
-    def _known(self) -> tuple[_Pattern, _Pattern]:
+    def _known(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
         """What finds the secrets that were learnt, and what finds the names: the longest first."""
         if self._patterns is None:
             literal, words = (
@@ -598,9 +587,6 @@ class Scrubber:
             )
             self._patterns = re.compile(literal), re.compile(rf"(?i)(?<![A-Za-z0-9])(?:{words})(?![A-Za-z0-9])")
         return self._patterns
-
-    def _literals(self, work: str) -> str:
-        return self._known()[0].sub(lambda m: self._mark("secret", m[0]), work)
 
     def _names(self, work: str) -> str:
         # A letter may match another that `lower` does not make of it: a long s is an s.
@@ -613,11 +599,10 @@ class Scrubber:
             work = _ENTRIES.sub(lambda m: m[1] + self._mark("environment", m[2]), work)
 
         def replaced(match: re.Match[str]) -> str:
-            name = match["name"] or ""
-            quoted = (match["value"] or "")[:1] == '"' and name.isupper() and len(name) > 1
-            if match["export"] or quoted or not name or _VARIABLE.fullmatch(name):
-                return self._mark("environment", match[0])
-            return match[0]
+            name, value = match["name"] or "", match["value"] or ""
+            quoted = value[:1] == '"' and name.isupper() and len(name) > 1
+            certain = match["export"] or quoted or not name or _VARIABLE.fullmatch(name)
+            return self._mark("environment", match[0]) if certain else match[0]
 
         return _ENVIRONMENT.sub(replaced, work)
 
@@ -637,15 +622,9 @@ class Scrubber:
         return "".join([*out, work[at:]])
 
     def _paths(self, work: str) -> str:
-        def shortened(match: re.Match[str]) -> str:
-            return self._shortened(match[0], free=True)
-
-        if "/" in work:
-            work = _POSIX.sub(shortened, work)
-            if "/home" in work or "/Users/" in work:
-                work = _ANYWHERE.sub(shortened, work)
-        if "\\" in work or ":/" in work:
-            work = _WINDOWS.sub(shortened, work)
+        for pattern, signs in _PATHS.items():
+            if any(sign in work for sign in signs):
+                work = pattern.sub(lambda match: self._shortened(match[0], free=True), work)
         return work
 
     def _shortened(self, given: str, *, free: bool) -> str:
@@ -743,16 +722,19 @@ def _secretive(value: str) -> bool:
         return False
     kinds = re.findall(r"[A-Za-z]+|\d+", value)
     changes = sum(a[0].isdigit() != b[0].isdigit() for a, b in itertools.pairwise(kinds))
-    both = any(k[0].isdigit() for k in kinds) and any(k[0].isalpha() for k in kinds)
-    mixed = any(re.search("[a-z][A-Z]+[a-z]", k) for k in kinds)
-    return changes >= 3 or (len(value) >= 16 and both) or (len(value) >= 20 and mixed and "_" not in value)
+    if changes >= 3 or (changes and len(value) >= 16):
+        return True
+    return len(value) >= 20 and "_" not in value and any(re.search("[a-z][A-Z]+[a-z]", kind) for kind in kinds)
 
 
 #: Which texts a rule may find something in, and the rule. In this order: what is known comes first, and what is part of
 #: something longer after it.
 _RULES: tuple[tuple[Callable[[Scrubber, str, str], bool], Callable[[Scrubber, str], str]], ...] = (
     # Credentials: those that were learnt, and those of a known form.
-    (lambda s, value, _: any(secret in value for secret in s._literal), Scrubber._literals),
+    (
+        lambda s, value, _: any(secret in value for secret in s._literal),
+        lambda s, work: s._known()[0].sub(lambda m: s._mark("secret", m[0]), work),
+    ),
     (
         _has("PRIVATE KEY"),
         _marking(
@@ -826,7 +808,9 @@ _RULES: tuple[tuple[Callable[[Scrubber, str, str], bool], Callable[[Scrubber, st
         _marking(
             rf"(?<![\w.\-])(?:{_OCTET}\.){{3}}{_OCTET}(?![\w\-]|\.\w)",
             "address",
-            lambda ip, before: not (ip in _PUBLIC_ADDRESSES or _VERSION.search(before)),
+            lambda ip, before: (
+                not (re.fullmatch(r"0\.0\.0\.0|127\.0\.[01]\.1|255(?:\.255){3}", ip) or _VERSION.search(before))
+            ),
         ),
     ),
     (

@@ -51,9 +51,8 @@ def clean_snapshot(taken: Any, ledger: Ledger | None = None) -> Any:
         ledger.scrubber.learn_from(filename)
     frames: dict[tuple[Any, ...], dict[str, Any]] = {}
     stacks: dict[tuple[int, ...], list[Any]] = {}
-    seen: dict[
-        int, Any
-    ] = {}  # by identity: a pickle shares equal stacks, and a copy of each would be a hundred times it
+    # By identity: a pickle shares equal stacks, and a copy of each would be a hundred times it.
+    seen: dict[int, Any] = {}
 
     def record(given: Any, name: str) -> Any:
         if not isinstance(given, Mapping):
@@ -62,37 +61,36 @@ def clean_snapshot(taken: Any, ledger: Ledger | None = None) -> Any:
             ledger.note("field", name, str(field))
         return {field: value(item, f"{name}.{field}") for field, item in given.items() if field in _KNOWN[name]}
 
-    def records(given: Any, name: str) -> list[Any]:
-        if name != "frames":
-            return [record(each, name) for each in given]
+    def frame(given: Any) -> Any:
         if id(given) not in seen:
-            made = []
-            for each in given:
-                if id(each) not in seen:
-                    one = record(each, name)
-                    seen[id(each)] = frames.setdefault(tuple(one.items()), one)
-                made.append(seen[id(each)])
+            made = record(given, "frames")
+            seen[id(given)] = frames.setdefault(tuple(made.items()), made)
+        return seen[id(given)]
+
+    def stack(given: list[Any]) -> Any:
+        if id(given) not in seen:
+            made = [frame(each) for each in given]
             seen[id(given)] = stacks.setdefault(tuple(map(id, made)), made)
-        return seen[id(given)]  # type: ignore[no-any-return]
+        return seen[id(given)]
 
     def value(given: Any, place: str) -> Any:
         name = place.rpartition(".")[2]
         if name in _KNOWN and isinstance(given, list):
-            return records(given, name)
+            return stack(given) if name == "frames" else [record(each, name) for each in given]
         if isinstance(given, str):
             return ledger.path(given, place) if name == "filename" else ledger.text(given, place)
         if isinstance(given, tuple):
             return tuple(value(item, place) for item in given if isinstance(item, int))
         if isinstance(given, Mapping):  # what a program noted itself
             return ledger.value(dict(given), place)
-        return given if given is None or isinstance(given, int | float) else None
+        return given if isinstance(given, int | float) else None
 
     out = {}
     for name, given in top.items():
         if name not in _TOP:
             ledger.note("field", str(name))
         elif name == "device_traces":
-            out[name] = [records(each, name) for each in given]
+            out[name] = [[record(each, name) for each in events] for events in given]
         else:
             out[name] = value(given, name)
     return out if isinstance(taken, Mapping) else out["segments"]
