@@ -217,8 +217,8 @@ _Layer = Callable[[Tensor, Weights, _Given, _Cache | None], Tensor]
 def _norm(x: Tensor, weight: Tensor) -> Tensor:
     """RMSNorm in elementary operations, in fp32, as model code writes it."""
     wide = x.float()
-    scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPSILON)
-    return (wide * scale).to(x.dtype) * weight
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPSILON)
+    return wide.to(x.dtype) * weight
 
 
 def _attended(q: Tensor, k: Tensor, v: Tensor, given: _Given) -> Tensor:

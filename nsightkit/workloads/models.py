@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
 from typing import Literal
@@ -67,6 +66,15 @@ def part(name: str, marked: bool) -> contextlib.AbstractContextManager[None]:
     return phase(name) if marked else contextlib.nullcontext()
 
 
+def _rms_written(x: Tensor, weight: Tensor, _: None = None) -> Tensor:
+    # Autocast has no rule for these operations, so they run in their input's type.
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * weight
+
+
+def _rms_fused(x: Tensor, weight: Tensor, _: None = None) -> Tensor:
+    return F.rms_norm(x, weight.shape, weight.to(x.dtype), eps=1e-6)
+
+
 def _rms_tiny(x: Tensor, weight: Tensor, _: None = None) -> Tensor:
     squares = x.float() * x.float()
     scale = torch.rsqrt(squares.mean(-1, keepdim=True) + 1e-6)
@@ -78,13 +86,16 @@ def _layer_written(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + 1e-5) * weight + bias
 
 
+def _layer_fused(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.layer_norm(x, weight.shape, weight, bias, eps=1e-5)
+
+
 _NORMS: dict[tuple[str, str], Callable[..., Tensor]] = {
-    # Autocast has no rule for these operations, so they run in their input's type.
-    ("llama", "written"): lambda x, weight, _: x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * weight,
-    ("llama", "fused"): lambda x, weight, _: F.rms_norm(x, weight.shape, weight.to(x.dtype), eps=1e-6),
+    ("llama", "written"): _rms_written,
+    ("llama", "fused"): _rms_fused,
     ("llama", "tiny"): _rms_tiny,
     ("gpt", "written"): _layer_written,
-    ("gpt", "fused"): lambda x, weight, bias: F.layer_norm(x, weight.shape, weight, bias, eps=1e-5),
+    ("gpt", "fused"): _layer_fused,
 }
 
 
@@ -121,7 +132,8 @@ def written_out(
     scores = (q @ k.transpose(-2, -1)) / math.sqrt(q.shape[-1])
     if future is not None:
         scores = scores.masked_fill(future, -math.inf)
-    return F.softmax(scores, dim=-1, dtype=softmax_in).to(q.dtype) @ v
+    weights = F.softmax(scores, dim=-1, dtype=softmax_in).to(q.dtype)
+    return weights @ v
 
 
 class _Attention(nn.Module):
@@ -137,32 +149,40 @@ class _Attention(nn.Module):
         self.out = nn.Linear(width, width, bias=False)
         self.scores, self.softmax, self.weighted = nn.Identity(), nn.Softmax(-1), nn.Identity()
 
+    def _part(self, name: str) -> contextlib.AbstractContextManager[None]:
+        return part(name, self._config.mark_attention)
+
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor, future: Tensor) -> Tensor:
         batch, context, width = x.shape
-        heads, mark = self._config.heads, functools.partial(part, marked=self._config.mark_attention)
-        with mark("qkv_projections"):
+        heads = self._config.heads
+        with self._part("qkv_projections"):
             if self._config.joined:
                 q, k, v = self.qkv(x).view(batch, context, 3, heads, -1).permute(2, 0, 3, 1, 4)
             else:
                 q, k, v = (of(x).view(batch, context, heads, -1).transpose(1, 2) for of in (self.q, self.k, self.v))
         if self._config.form == "llama":
-            with mark("rope"):
+            with self._part("rope"):
                 q, k = rotated(q, cosine, sine), rotated(k, cosine, sine)
-        if self._config.attention == "sdpa":
-            with mark("sdpa"):
-                # is_causal, not a mask: a mask tensor would rule out flash attention.
-                attended: Tensor = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        else:  # as in written_out, with a module or a mark for each part
-            with mark("qk_mask"):
-                scores = self.scores(q @ k.transpose(-2, -1)) / math.sqrt(q.shape[-1])
-                scores = scores.masked_fill(future, -math.inf)
-            with mark("softmax"):
-                weights = self.softmax(scores)
-            with mark("attention_v"):
-                attended = self.weighted(weights @ v)
-        with mark("output_projection"):
+        attended = self._naive(q, k, v, future) if self._config.attention == "naive" else self._fused(q, k, v)
+        with self._part("output_projection"):
             projected: Tensor = self.out(attended.transpose(1, 2).reshape(batch, context, width))
         return projected
+
+    def _fused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with self._part("sdpa"):
+            # is_causal, not a mask: a mask tensor would rule out flash attention.
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    def _naive(self, q: Tensor, k: Tensor, v: Tensor, future: Tensor) -> Tensor:
+        """As :func:`written_out`, with a module or a mark for each part."""
+        with self._part("qk_mask"):
+            scores = self.scores(q @ k.transpose(-2, -1)) / math.sqrt(q.shape[-1])
+            scores = scores.masked_fill(future, -math.inf)
+        with self._part("softmax"):
+            weights = self.softmax(scores)
+        with self._part("attention_v"):
+            attended: Tensor = self.weighted(weights @ v)
+        return attended
 
 
 class _SiLUWrittenOut(nn.Module):
@@ -180,9 +200,9 @@ class _MLP(nn.Module):
         self._joined = self._gated and config.joined
         if self._joined:
             self.gate_up = nn.Linear(width, 2 * inner, bias=False)
-        elif self._gated:
-            self.gate, self.up = (nn.Linear(width, inner, bias=False) for _ in range(2))
         else:
+            if self._gated:
+                self.gate = nn.Linear(width, inner, bias=False)
             self.up = nn.Linear(width, inner, bias=False)
         self.down = nn.Linear(inner, width, bias=False)
         silu = _SiLUWrittenOut() if config.tiny_activation else nn.SiLU()
@@ -211,13 +231,14 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor, future: Tensor) -> Tensor:
         """Pass x (B, T, D) through, with rotary tables and the mask of the future (T, T)."""
-        if self._norm_first:
-            x = x + self.attention(self.norm_attention(x), cosine, sine, future)
-            mixed: Tensor = x + self.mlp(self.norm_mlp(x))
-        else:
+        if not self._norm_first:
             x = x + self.norm_attention(self.attention(x, cosine, sine, future))
-            mixed = x + self.norm_mlp(self.mlp(x))
-        return mixed
+            mixed: Tensor = x + self.norm_mlp(self.mlp(x))
+            return mixed
+        x = x + self.attention(self.norm_attention(x), cosine, sine, future)
+        normed = self.norm_mlp(x)
+        fed: Tensor = self.mlp(normed)
+        return x + fed
 
 
 class Decoder(nn.Module):
