@@ -165,9 +165,10 @@ def test_every_call_is_timed_after_the_warm_up() -> None:
     assert timed.samples_ns.shape == (7,)
     assert timed.samples_ns.dtype == np.int64
     assert (timed.samples_ns > 0).all()
-    assert timed.clock == "perf_counter"
+    assert timed.median_ns == float(np.median(timed.samples_ns))
+    assert (timed.warmup, timed.repetitions, timed.clock) == (3, 7, "perf_counter")
     with pytest.raises(ValueError, match="repetitions"):
-        timing.time_calls(int, repetitions=0, device="cpu")
+        timing.time_calls(int, repetitions=0)
 
 
 @pytest.mark.gpu
@@ -178,9 +179,9 @@ def test_cuda_events_time_what_the_gpu_does() -> None:
     from nsightkit.capture import timing
 
     a = torch.rand(4096, 4096, device="cuda")
-    timed = timing.time_calls(lambda: a @ a, warmup=5, repetitions=20, device="cuda")
+    timed = timing.time_calls(lambda: a @ a, warmup=5, repetitions=20)
     assert timed.clock == "cuda-event"
-    assert np.median(timed.samples_ns) > 4096**3 * 2 / 1e15 * 1e9  # no card does a PFLOP/s in fp32
+    assert timed.median_ns > 4096**3 * 2 / 1e15 * 1e9  # no card does a PFLOP/s in fp32
 
 
 # -- keys --------------------------------------------------------------------------------------------------------
@@ -791,7 +792,7 @@ def test_the_doctor_knows_the_traps_of_old_versions(monkeypatch: pytest.MonkeyPa
     nsys.chmod(0o755)
     monkeypatch.setenv("NSIGHTKIT_NSYS", str(nsys))
     versions = {"nvtx": "0.2.13"}
-    monkeypatch.setattr(doctor, "installed", lambda package: versions.get(package, "1.0"))
+    monkeypatch.setattr(doctor, "_installed", lambda package: versions.get(package, "1.0"))
     assert _check("nsys (")["status"] == "ok"
     assert _check("NVTX")["status"] == "missing"
     assert "nvtx==0.2.11" in _check("NVTX")["remedy"]

@@ -50,6 +50,22 @@ def _of_2_3(calls: list[dict[str, Any]]) -> Callable[..., None]:
     return record
 
 
+def _of_2_0(calls: list[dict[str, Any]]) -> Callable[..., None]:
+    def record(
+        enabled: bool,
+        record_context: bool = True,
+        trace_alloc_max_entries: int = 1,
+        trace_alloc_record_context: bool = False,
+        device: Any = None,
+        record_context_cpp: bool = False,
+    ) -> None:
+        if not isinstance(enabled, bool):
+            raise TypeError("enabled must be bool")
+        calls.append({k: v for k, v in locals().items() if k != "calls"})
+
+    return record
+
+
 @pytest.fixture
 def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
     """A device whose allocator is the miniature one."""
@@ -59,21 +75,27 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
     return allocator
 
 
-@pytest.mark.parametrize("version", [_of_2_11, _of_2_3])
+@pytest.mark.parametrize(("version", "entries"), [(_of_2_11, "max_entries"), (_of_2_3, "max_entries"), (_of_2_0, None)])
 def test_every_signature_is_called_with_what_it_knows(
-    version: Any, allocator: Allocator, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    version: Any, entries: str | None, allocator: Allocator, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     calls: list[dict[str, Any]] = []
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", version(calls))
-    with memory.recording(tmp_path / "s.pickle", max_entries=123, stacks="python"):
+    with memory.recording(tmp_path / "s.pickle", max_entries=123, stacks="python") as state:
+        assert state.recorded
+        assert state.path is None
         assert len(calls) == 1
+    assert state.path == tmp_path / "s.pickle"
     started, stopped = calls
-    assert (started["enabled"], started["stacks"], started["max_entries"]) == ("all", "python", 123)
-    assert stopped["enabled"] is None
-    found = reader.read(tmp_path / "s.pickle")
+    assert started["enabled"] in ("all", True)
+    assert stopped["enabled"] in (None, False)
+    assert started[entries or "trace_alloc_max_entries"] == 123
+    if entries:
+        assert started["stacks"] == "python"
+    found = reader.read(state.path)
     assert len(found.events) == len(allocator.events)
     assert analysis.summary(found)["peak_bytes"] == max(row[0] for row in allocator.truth)
-    assert list(tmp_path.iterdir()) == [tmp_path / "s.pickle"]
+    assert list(tmp_path.iterdir()) == [state.path]
 
 
 def test_an_error_goes_on_and_leaves_its_snapshot(
@@ -108,6 +130,12 @@ def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert not memory.supported()
     with pytest.raises(UsageError, match="CUDA GPU"), memory.recording(tmp_path / "s.pickle"):
         pass
+    ran = False
+    with memory.recording(tmp_path / "s.pickle", required=False) as state:
+        ran = True
+    assert ran
+    assert not state.recorded
+    assert state.path is None
     assert not list(tmp_path.iterdir())
 
 

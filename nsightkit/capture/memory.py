@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,17 +17,33 @@ from nsightkit.errors import UsageError
 from nsightkit.trace.files import replacing
 from nsightkit.trace.share import clean_snapshot, write_snapshot
 
-__all__ = ["dump", "recording", "supported", "write"]
+__all__ = ["Recording", "dump", "recording", "supported", "write"]
 
 #: An event with a stack of twenty frames takes about 0.2 kB in the file.
 MAX_ENTRIES = 200_000
 
-# Calls in order of preference.
+# Calls in order of preference; the last is the one of PyTorch 2.0, whose `enabled` was a flag.
 _CALLS: tuple[tuple[str, ...], ...] = (
     ("enabled", "context", "stacks", "max_entries", "clear_history", "global_record_annotations"),
     ("enabled", "context", "stacks", "max_entries", "clear_history"),
     ("enabled", "context", "stacks", "max_entries"),
 )
+
+
+@dataclass
+class Recording:
+    """A recording under way; `path` is set once the snapshot is written.
+
+    Attributes
+    ----------
+    path : Path or None
+        The snapshot, when there is one.
+    recorded : bool
+        Whether this machine and this PyTorch could record at all.
+    """
+
+    path: Path | None = None
+    recorded: bool = False
 
 
 def supported() -> bool:
@@ -38,8 +55,10 @@ def supported() -> bool:
     """
     import torch
 
-    private = ("_record_memory_history", "_snapshot")
-    return torch.cuda.is_available() and all(hasattr(torch.cuda.memory, name) for name in private)
+    if not torch.cuda.is_available():
+        return False
+    memory = torch.cuda.memory
+    return hasattr(memory, "_record_memory_history") and hasattr(memory, "_snapshot")
 
 
 @contextlib.contextmanager
@@ -50,7 +69,8 @@ def recording(
     stacks: Literal["python", "all"] = "all",
     context: Literal["alloc", "all"] = "all",
     scrub: bool = True,
-) -> Iterator[None]:
+    required: bool = True,
+) -> Iterator[Recording]:
     """Record the allocator's events inside the block, and write a snapshot when it ends, also by an error.
 
     An out-of-memory error inside the block is in the snapshot, and goes on to the caller. What was allocated before the
@@ -69,6 +89,12 @@ def recording(
         Which events have a stack: what begins an allocation, or also what ends it.
     scrub : bool, default True
         Leave out folders, host and user names, as :func:`nsightkit.trace.share.snapshots.clean_snapshot` does.
+    required : bool, default True
+        Raise where nothing can be recorded. Otherwise the block runs unobserved.
+
+    Yields
+    ------
+    Recording
 
     Raises
     ------
@@ -77,25 +103,34 @@ def recording(
     """
     if max_entries < 1:
         raise UsageError(f"a recording cannot keep {max_entries} events")
+    state = Recording()
     if not supported():
-        raise UsageError(
-            "the allocator's history can only be recorded on a CUDA GPU with PyTorch 2.6 or later; this machine "
-            "has none that PyTorch can use"
-        )
+        if required:
+            raise UsageError(
+                "the allocator's history can only be recorded on a CUDA GPU with PyTorch 2.0 or later; this machine "
+                "has none that PyTorch can use"
+            )
+        yield state
+        return
     target = Path(output)
     if not target.absolute().parent.is_dir():
         raise UsageError(f"{target}: its folder does not exist; make it first")
     _start(max_entries, stacks, context)
-    with contextlib.ExitStack() as ending:  # the last comes first
-        ending.callback(_record, enabled=None)
-        ending.callback(dump, target, scrub=scrub)
-        yield
+    state.recorded = True
+    try:
+        yield state
+    finally:
+        try:
+            state.path = dump(target, scrub=scrub)
+        finally:
+            _stop()
 
 
-def _record(**options: Any) -> None:
+def _record() -> Callable[..., None]:
     import torch
 
-    torch.cuda.memory._record_memory_history(**options)
+    function: Callable[..., None] = torch.cuda.memory._record_memory_history
+    return function
 
 
 def _start(max_entries: int, stacks: str, context: str) -> None:
@@ -108,16 +143,27 @@ def _start(max_entries: int, stacks: str, context: str) -> None:
         "clear_history": True,
         "global_record_annotations": True,
     }
+    record = _record()
     for names in _CALLS:
         try:
-            _record(**{name: wanted[name] for name in names})
-            return
-        except TypeError as error:
-            refused = error
-    raise UsageError(
-        f"this PyTorch's _record_memory_history takes other arguments than those known ({refused}); "
-        "record without a snapshot, or with another version"
-    ) from refused
+            record(**{name: wanted[name] for name in names})
+        except TypeError:
+            continue
+        return
+    try:
+        record(True, trace_alloc_max_entries=max_entries, trace_alloc_record_context=True)
+    except TypeError as error:
+        raise UsageError(
+            f"this PyTorch's _record_memory_history takes other arguments than those known ({error}); "
+            "record without a snapshot, or with another version"
+        ) from error
+
+
+def _stop() -> None:
+    try:
+        _record()(enabled=None)
+    except TypeError:
+        _record()(False)
 
 
 def dump(output: str | os.PathLike[str], *, scrub: bool = True) -> Path:

@@ -23,15 +23,25 @@ class Timing:
     ----------
     samples_ns : ndarray of int64, shape (repetitions,)
         Time from the start of one call to the start of the next, on `clock`.
+    warmup, repetitions : int
     clock : {"cuda-event", "perf_counter"}
         CUDA events have a resolution of about 500 ns.
     """
 
     samples_ns: np.ndarray
+    warmup: int
+    repetitions: int
     clock: str
 
+    @property
+    def median_ns(self) -> float:
+        """Median of the samples."""
+        return float(np.median(self.samples_ns))
 
-def time_calls(function: Callable[[], object], *, warmup: int = 10, repetitions: int = 50, device: str) -> Timing:
+
+def time_calls(
+    function: Callable[[], object], *, warmup: int = 10, repetitions: int = 50, device: str | None = None
+) -> Timing:
     """Time calls of a function, one after the other.
 
     On a GPU an event is recorded between any two calls, and the CPU waits only once, at the end: the
@@ -46,8 +56,8 @@ def time_calls(function: Callable[[], object], *, warmup: int = 10, repetitions:
     warmup : int
         Calls before the first sample: first uses of a kernel load it, allocate and autotune.
     repetitions : int
-    device : str
-        ``"cpu"`` or a CUDA device.
+    device : str, optional
+        ``"cpu"`` or a CUDA device; CUDA when there is one, by default.
 
     Returns
     -------
@@ -60,15 +70,20 @@ def time_calls(function: Callable[[], object], *, warmup: int = 10, repetitions:
     """
     if repetitions < 1:
         raise ValueError("repetitions must be at least 1")
+    if device is None:
+        import torch
+
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     for _ in range(warmup):
         function()
     if device.startswith("cuda"):
-        return Timing(_cuda(function, repetitions, device), "cuda-event")
-    bounds = [time.perf_counter_ns()]
-    for _ in range(repetitions):
+        return Timing(_cuda(function, repetitions, device), warmup, repetitions, "cuda-event")
+    bounds = np.empty(repetitions + 1, np.int64)
+    bounds[0] = time.perf_counter_ns()
+    for i in range(repetitions):
         function()
-        bounds.append(time.perf_counter_ns())
-    return Timing(np.diff(bounds), "perf_counter")
+        bounds[i + 1] = time.perf_counter_ns()
+    return Timing(np.diff(bounds), warmup, repetitions, "perf_counter")
 
 
 def _cuda(function: Callable[[], object], repetitions: int, device: str) -> np.ndarray:
@@ -125,7 +140,7 @@ def time_prepared(
             function(prepared)
             samples[i] = time.perf_counter_ns() - start
             del prepared
-        return Timing(samples, "perf_counter")
+        return Timing(samples, 0, repetitions, "perf_counter")
     import torch
 
     with torch.cuda.device(device):
@@ -142,4 +157,4 @@ def time_prepared(
             del prepared
         torch.cuda.synchronize()
         samples = np.array([round(begin.elapsed_time(end) * 1e6) for begin, end in events], np.int64)
-        return Timing(samples, "cuda-event")
+        return Timing(samples, 0, repetitions, "cuda-event")
