@@ -19,7 +19,7 @@ from nsightkit.workloads.workload import Workload
 
 __all__ = ["PHASES", "LMConfig", "Run", "model", "start"]
 
-#: What a run is at: :attr:`Run.doing`.
+#: What a run is at, as its ``doing`` says.
 PHASES = ("setup", "copy", "forward", "backward", "optimizer", "zero_grad")
 
 #: Batches that take turns: a step must not find its tokens' embedding rows in the cache because it just used them.
