@@ -189,22 +189,22 @@ def _command(
 
     def made(function: Callable[..., None]) -> Callable[..., None]:
         own = list(inspect.signature(function, eval_str=True).parameters.values())
-        looks = own[0].name if own else ""
-        added = {"session": _SHARED, "session_of": _SHARED[1:]}.get(looks, [])
-        rest = own[1:] if added else own
-        asked = [*added[: looks == "session"], *(rest if parameters is None else parameters)]
-        asked += added[looks == "session" :]
+        first = own[0].name if own else ""
+        trace = _SHARED[:1] if first == "session" else []
+        filters = _SHARED[1:] if first in ("session", "session_of") else []
+        asked = (own[1:] if filters else own) if parameters is None else parameters
 
         @functools.wraps(function)
         def command(**values: Any) -> None:
-            if not added:
-                return function(**values)
-            shared = {parameter.name: values.pop(parameter.name) for parameter in added}
-            return function(
-                _Session(**shared) if looks == "session" else functools.partial(_Session, **shared), **values
-            )
+            shared = {parameter.name: values.pop(parameter.name) for parameter in (*trace, *filters)}
+            if trace:
+                function(_Session(**shared), **values)
+            elif filters:
+                function(functools.partial(_Session, **shared), **values)
+            else:
+                function(**values)
 
-        options = [_option(parameter) for parameter in asked]
+        options = [_option(parameter) for parameter in (*trace, *asked, *filters)]
         command.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
         command.__annotations__ = {option.name: option.annotation for option in options}
         to.command(rich_help_panel=panel, **given)(command)

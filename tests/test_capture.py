@@ -792,7 +792,7 @@ def test_the_doctor_knows_the_traps_of_old_versions(monkeypatch: pytest.MonkeyPa
     nsys.chmod(0o755)
     monkeypatch.setenv("NSIGHTKIT_NSYS", str(nsys))
     versions = {"nvtx": "0.2.13"}
-    monkeypatch.setattr(doctor, "_installed", lambda package: versions.get(package, "1.0"))
+    monkeypatch.setattr(doctor, "installed", lambda package: versions.get(package, "1.0"))
     assert _check("nsys (")["status"] == "ok"
     assert _check("NVTX")["status"] == "missing"
     assert "nvtx==0.2.11" in _check("NVTX")["remedy"]

@@ -117,7 +117,7 @@ def checked(extra: Sequence[str], program: Path, known: Collection[str], ours: M
     known : collection of str
         Options that it has, with their dashes.
     ours : mapping of str to str
-        Options that nsightkit sets, and the argument that says what to; empty where there is no such argument.
+        Options that nsightkit sets itself, each with the argument to give instead; empty where there is not any.
 
     Raises
     ------

@@ -47,7 +47,7 @@ _TABLES = {
 }
 # Tables of which one has rows if a traced kind was there; the first says why it may not have been.
 _EVIDENCE = {"cuda": ("calls", "kernels"), "nvtx": ("ranges",), "osrt": ("os_calls",)}
-#: Options that nsightkit sets, and the argument that says what to.
+#: Options that nsightkit sets itself, each with the argument to give instead.
 _OURS = {
     "--output": "output",
     "-o": "output",

@@ -148,7 +148,7 @@ def prepared(mode: str) -> str:
     Raises
     ------
     RuntimeError
-        A live measurement needs a GPU, and there is none.
+        A live measurement needs a GPU, and this machine has none.
     """
     import torch
 

@@ -50,7 +50,7 @@ _LOOKS: dict[str, tuple[str, str | None]] = {
     "library workspaces": (VERMILION, "//"),
 }
 _OTHERS = "smaller allocations"
-# Curves differ without colour, too.
+# Curves can be told apart without colour.
 _CURVES = ((BLUE, "-", "o"), (VERMILION, "--", "s"), (GREEN, "-.", "D"), (PURPLE, ":", "^"), (OCHRE, "-", "v"))
 
 

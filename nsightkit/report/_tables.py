@@ -35,7 +35,7 @@ class Section:
     title, lead : str
         What it is about, and how to read it.
     asked : str
-        The question of :mod:`nsightkit.verbs`, which also says what it needs and what to say where there are no rows.
+        Its question in :mod:`nsightkit.verbs`, which also has the tables it needs and the text for an empty one.
     compared : tuple of str
         Columns that have a column a trace where there are several; the first one is summed over rows that are left out.
     keys : tuple of str
@@ -46,7 +46,7 @@ class Section:
     by : str
         The column whose largest values come first where traces are compared, if it is not the first one.
     needs : tuple of str
-        Tables without which there is no answer, where it is not the question's first.
+        Tables that the answer needs, where those are not just the question's first.
     hidden : tuple of str, optional
         Columns that are left out, where they are not those that the question hides.
     """
@@ -69,7 +69,7 @@ class Section:
 
     @property
     def empty(self) -> str:
-        """What to say where there are no rows."""
+        """The text in place of an empty table."""
         return f"The trace has {self.question.empty.partition(' (')[0]}."
 
     def ask(self, trace: Trace) -> pd.DataFrame | None:

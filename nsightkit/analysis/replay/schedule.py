@@ -332,6 +332,7 @@ class Schedule:
         found = [np.empty((4, 0), np.int64)]
         paces = [float(np.median(np.diff(c.start))) for c in calls.values() if len(c.start) > 1]
         pause = max(_PAUSE * min(paces, default=0.0), _HELD_NS)
+        waits = {t: intervals.Coverage(*facts.input_waits(t)) for t in calls}
         for one, mine in calls.items():
             others = {t: c for t, c in calls.items() if t != one and t >> 24 == one >> 24}
             if not others:
@@ -342,7 +343,8 @@ class Schedule:
             handed &= 2 * facts.sleeps(one).covered(begun, done) < done - begun
             parts = [(mine.start, np.maximum(mine.end, mine.start + 1)), (begun[~handed], done[~handed])]
             # A worker that waits to be handed work is not waiting for data.
-            parts.append(intervals.common(facts.input_waits(one), facts.thread_waits(one), outside=True))
+            for_data = waits[one].start, waits[one].end
+            parts.append(intervals.common(for_data, facts.thread_waits(one), outside=True))
             parts += [of(one) for of in (facts.one_offs, facts.profiler_time)]
             acted, rested = intervals.union(*parts)
             start, end = np.append(NEVER, rested[:-1]), acted
@@ -360,7 +362,7 @@ class Schedule:
             alone = np.sort((end - start)[(start > NEVER) & ~woken])
             own = np.searchsorted(alone, (end - start) / _ALIKE) < np.searchsorted(alone, (end - start) * _ALIKE)
             # A thread that is silent while another waits for data, until that has it, waits for the same.
-            same = {other: self._ends_with_data(other, start, end) for other in others}
+            same = {other: _end_with(waits[other], start, end) for other in others}
             hits = {other: (fills[other] | acts[other]) & (~own | same[other]) for other in others}
             # Where several may have, the one that may have the most often; of about as many, that of the steps.
             often = {other: int(hits[other].sum() + fills[other].sum()) for other in others}
@@ -371,13 +373,6 @@ class Schedule:
             kept = by >= 0
             found.append(np.stack([np.full(int(kept.sum()), one), start[kept], end[kept], by[kept]]))
         self.pause_thread, self.pause_start, self.pause_end, self.pause_by = np.concatenate(found, axis=1)
-
-    def _ends_with_data(self, thread: int, start: Int, end: Int) -> Bool:
-        """Whether a thread waited for data for most of each window, and got it shortly before the window's end."""
-        waits = intervals.Coverage(*self.facts.input_waits(thread))
-        at = np.searchsorted(waits.end, end, side="right") - 1
-        got = np.append(waits.end, NEVER)[at]
-        return np.asarray((got > start) & (end - got <= _WAKE_NS) & (2 * waits.of(start, end) >= end - start))
 
     def _latest(self, thread: int, at: Int) -> Int:
         """When anything that was recorded of a thread last began or ended before each time."""
@@ -943,6 +938,13 @@ def _codes(process: Int, device: npt.NDArray[Any], stream: Int) -> Int:
             values = pd.factorize(column, sort=True)[0]
             code = pd.factorize(code * (int(values.max()) + 1) + values, sort=True)[0]
     return code
+
+
+def _end_with(waits: intervals.Coverage, start: Int, end: Int) -> Bool:
+    """Whether waits take up most of each window, and the last of them ends shortly before it does."""
+    at = np.searchsorted(waits.end, end, side="right") - 1
+    got = np.append(waits.end, NEVER)[at]
+    return np.asarray((got > start) & (end - got <= _WAKE_NS) & (2 * waits.of(start, end) >= end - start))
 
 
 def _some(mask: Bool) -> Int:

@@ -320,7 +320,7 @@ _TABLES = (
 def _access(found: _Findings) -> tuple[str, ...]:
     """How memory is accessed: coalescing, bank conflicts, spills; gives what to collect where the report does not say.
 
-    What was not measured is NaN, of which no comparison holds.
+    What was not measured is NaN, and every comparison with NaN is false.
     """
     if not any(found.has(n) for n in ("global_load_requests", "global_load_bytes_per_sector", "shared_wavefronts")):
         return (_TABLES,)
