@@ -87,3 +87,9 @@ def test_no_circle() -> None:
             other for other in graph[name] if not other.startswith(f"{name}.") and not name.startswith(f"{other}.")
         }
     TopologicalSorter(graph).prepare()  # raises CycleError, with the circle
+
+
+def test_tests_lie_where_what_they_test_lies() -> None:
+    tests = Path(__file__).parent
+    rooms = {str(folder.relative_to(tests)) for folder in tests.rglob("*") if any(folder.glob("test_*.py"))}
+    assert {room for room in rooms if not (ROOT / room).is_dir()} == {"site"}  # the guide itself, as it is built

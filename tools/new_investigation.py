@@ -59,7 +59,7 @@ def scaffold(root: Path, slug: str, title: str) -> list[Path]:
     files = {
         root / "examples" / f"{names['stem']}.py": "page.py.txt",
         root / "nsightkit" / "workloads" / f"{module}.py": "workload.py.txt",
-        root / "tests" / f"test_{module}.py": "test.py.txt",
+        root / "tests" / "workloads" / f"test_{module}.py": "test.py.txt",
     }
     taken = [path for path in files if path.exists()]
     registry = root / "nsightkit" / "investigations" / "parts.py"
@@ -112,7 +112,7 @@ def main(arguments: list[str]) -> int:
     print(f"\nIt builds as it is:\n  nox -s docs -- --only {arguments[0]}")
     print(f"  python {page.relative_to(ROOT)}")
     print("Then put in your workload, your expectation and your verdict, and check them:")
-    print(f"  nox -s tests -- tests/test_{page.stem[3:]}.py")
+    print(f"  nox -s tests -- tests/workloads/test_{page.stem[3:]}.py")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What the verdict said of runs of which the truth is known, as ``tests/test_judgement.py`` found it: a table."""
+"""What the verdict said of runs of which the truth is known, as ``tests/analysis/verdict/test_judgement.py`` found it: a table."""
 
 from __future__ import annotations
 

@@ -34,4 +34,4 @@ timed "nox -s docs -- --only, the first time: it installs what pages need" nox -
 page=$(echo examples/*pinned_copies.py)
 printf '\n# %%%%\n# A sentence more.\n' >>"$page"
 timed "nox -s docs -- --only, after an edit" nox -s docs -- --only pinned-copies
-timed "its test" nox -s tests -- -q -n 0 tests/test_pinned_copies.py
+timed "its test" nox -s tests -- -q -n 0 tests/workloads/test_pinned_copies.py

@@ -1,4 +1,4 @@
-"""The resource envelope against published tables; tests/test_lm.py holds it against the real model."""
+"""The resource envelope against published tables; tests/workloads/test_lm.py holds it against the real model."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import pytest
 
 pytestmark = pytest.mark.site
 
-HTML = Path(os.environ.get("NSIGHTKIT_HTML", Path(__file__).parents[1] / "docs" / "_build" / "html"))
+HTML = Path(os.environ.get("NSIGHTKIT_HTML", Path(__file__).parents[2] / "docs" / "_build" / "html"))
 WEIGHT_BUDGET = int(1.2 * 2**20)
 IMAGE_BUDGET = 300_000
 

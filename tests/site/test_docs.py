@@ -17,7 +17,7 @@ bs4 = pytest.importorskip("bs4")
 for _needed in ("sphinx", "sphinx_gallery", "myst_nb", "numpydoc", "pydata_sphinx_theme"):
     pytest.importorskip(_needed)
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "docs" / "_ext"))
 import page_checks  # noqa: E402
 import site_figures  # noqa: E402

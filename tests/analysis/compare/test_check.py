@@ -1085,7 +1085,7 @@ def test_nothing_of_the_machine_or_the_user_gets_in(tmp_path: Path, gate: Any, s
 # ---------------------------------------------------------------- the job in the documentation
 
 
-JOB = Path(__file__).parents[1] / "docs" / "ci" / "performance-gate.yml"
+JOB = Path(__file__).parents[3] / "docs" / "ci" / "performance-gate.yml"
 #: Stands for the command: `bench` gives the next of some documents, all else is the real thing.
 COMMAND = """#!/bin/sh
 if [ "$1" = bench ]; then

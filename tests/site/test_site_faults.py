@@ -67,7 +67,7 @@ def failed(browser, tmp_path_factory) -> dict[str, str]:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-m", "site", "-p", "no:cacheprovider", f"--junitxml={report}", str(tests)],
         check=False,
-        cwd=tests.parents[1],
+        cwd=tests.parents[2],
         env={**os.environ, "NSIGHTKIT_HTML": str(site)},
         capture_output=True,
         text=True,

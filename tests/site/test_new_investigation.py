@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 import new_investigation  # noqa: E402
 
@@ -28,7 +28,7 @@ def tree(tmp_path_factory) -> Path:
     for name in ("docs", "examples", "nsightkit"):
         shutil.copytree(ROOT / name, root / name, ignore=skipped)
     shutil.copy(ROOT / "conf.py", root)
-    (root / "tests").mkdir()
+    (root / "tests" / "workloads").mkdir(parents=True)
     new_investigation.scaffold(root, SLUG, TITLE)
     return root
 
@@ -60,7 +60,9 @@ def test_it_has_the_form_and_the_next_number(tree):
 
 
 def test_its_test_passes(tree):
-    assert "2 passed" in _run(tree, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_pinned_copies.py")
+    assert "2 passed" in _run(
+        tree, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/workloads/test_pinned_copies.py"
+    )
 
 
 def test_it_runs_as_a_script(tree):

@@ -123,7 +123,7 @@ Path({str(folder / "flops.json")!r}).write_text(json.dumps(counted))
 
 
 def _python(script: str, *before: str) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])}
     command = [*before, sys.executable, "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, check=False)
     assert done.returncode == 0, done.stderr

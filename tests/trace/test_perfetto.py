@@ -9,7 +9,7 @@ from collections import Counter
 import pandas as pd
 import perfetto
 import pytest
-import test_chrome
+from make_interleaved import HOSTILE, interleaved
 
 import nsightkit
 from nsightkit.trace import chrome
@@ -82,11 +82,11 @@ def _check(trace, read):
 
 
 def test_every_table_and_every_hostile_name(processor):
-    trace = test_chrome.interleaved()
+    trace = interleaved()
     read = processor(trace)
     _check(trace, read)
     names = {name for _, _, name, category in read.query(_SLICES) if category == "kernel"}
-    assert names == set(map(_seen, test_chrome.HOSTILE))
+    assert names == set(map(_seen, HOSTILE))
     processes = dict(read.query("select pid, name from process where name is not null"))
     assert {"GPU 0 A <b>", "GPU 1", "process 4242", "process 7", "profiler"} <= set(processes.values())
     threads = {name for (name,) in read.query("select name from thread where name is not null")}

@@ -1,7 +1,8 @@
 """Judgement: what is true of planted, played and real runs, against what the verdict says, and how sure it is.
 
 ``docs/judgement.json`` holds every answer; the definitions page makes its confusion table from it. Whoever changes an
-answer writes it anew (``NSIGHTKIT_WRITE_JUDGEMENT=1 pytest tests/test_judgement.py``) and sees in the diff which.
+answer writes it anew with ``NSIGHTKIT_WRITE_JUDGEMENT=1 pytest tests/analysis/verdict/test_judgement.py`` and sees in the diff
+which.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from nsightkit.workloads import played
 from nsightkit.workloads.planted import BOTTLENECK_OF, Fault, training
 from nsightkit.workloads.simulator import Cpu, Program, play
 
-RECORDED = Path(__file__).resolve().parent.parent / "docs" / "judgement.json"
+RECORDED = Path(__file__).resolve().parents[3] / "docs" / "judgement.json"
 sys.path.append(str(RECORDED.parent / "_ext"))
 import judgement  # noqa: E402 # the directive that publishes it
 

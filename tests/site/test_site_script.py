@@ -8,7 +8,7 @@ import pytest
 
 pytestmark = pytest.mark.site
 
-SCRIPT = Path(__file__).parents[1] / "docs" / "_static" / "nsightkit.js"
+SCRIPT = Path(__file__).parents[2] / "docs" / "_static" / "nsightkit.js"
 ROWS = [
     ("beta", "900 µs", "12.5%", "1.5 KiB"),
     ("alpha", "1.2 s", "\u22123%", "2 B"),
