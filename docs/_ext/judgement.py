@@ -1,4 +1,7 @@
-"""What the verdict said of runs of which the truth is known, as ``tests/analysis/verdict/test_judgement.py`` found it: a table."""
+"""A table of what the verdict said of runs whose truth is known.
+
+``tests/analysis/verdict/test_judgement.py`` found it.
+"""
 
 from __future__ import annotations
 

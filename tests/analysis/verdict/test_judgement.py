@@ -1,8 +1,8 @@
 """Judgement: what is true of planted, played and real runs, against what the verdict says, and how sure it is.
 
 ``docs/judgement.json`` holds every answer; the definitions page makes its confusion table from it. Whoever changes an
-answer writes it anew with ``NSIGHTKIT_WRITE_JUDGEMENT=1 pytest tests/analysis/verdict/test_judgement.py`` and sees in the diff
-which.
+answer runs ``NSIGHTKIT_WRITE_JUDGEMENT=1 pytest tests/analysis/verdict/test_judgement.py``, and the diff shows which
+answers changed.
 """
 
 from __future__ import annotations
