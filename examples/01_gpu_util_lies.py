@@ -270,7 +270,7 @@ print(textwrap.fill(verdict))
 # the hardware can do is a question of arithmetic and bytes per second, for
 # which the last column of the table is a first answer.
 #
-# NVML speaks of kernels; the busy time of a trace counts copies, too. The
+# NVML speaks of kernels; the busy time of a trace also counts copies. The
 # profiler slows the CPU, so a profiled run has somewhat more idle time than
 # the run NVML was watching. The window model is a model: it shows what a given
 # resolution would hide, not how a driver is built.

@@ -141,7 +141,7 @@ print(f"written without the fault: {took[0] / took[1]:.3f} times")
 # %%
 # Without the range, the wait would still show: the process sits in ``poll``,
 # and waiting in the operating system outside CUDA calls, other than a sleep,
-# counts as input, too. The figure of all idle time, and of the real trace
+# counts as input as well. The figure of all idle time, and of the real trace
 # where it is a GPU's:
 
 traces = {"synthetic": synthetic}

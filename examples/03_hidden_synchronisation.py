@@ -99,8 +99,8 @@ plots.table(pd.DataFrame([syncs_of(before)]), missing="not recorded")
 #
 # ``.item()``, ``.cpu()`` and ``float(x)`` are the visible ones. Copies from or
 # to pageable memory, ``nonzero``, boolean masks, ``cudaMalloc`` and
-# ``cudaFree`` synchronise, too. PyTorch finds most of them while the program
-# runs, each with the line that did it:
+# ``cudaFree`` synchronise as well. PyTorch finds most of them while the
+# program runs, each with the line that did it:
 #
 # .. code-block:: python
 #
@@ -303,7 +303,7 @@ print(textwrap.fill(verdict))
 # Limits
 # ------
 # The model knows one length of kernel. In a real step short kernels follow a
-# sync, too; with a full queue they would have waited behind long ones, and
+# sync as well; with a full queue they would have waited behind long ones, and
 # after the sync each shows its launch. A sync can therefore cost more than
 # the first launch. In relation to the step it is little for a large model on
 # a slow GPU, and much for a small one on a fast GPU.

@@ -35,7 +35,7 @@ print(f"a kernel of {long_us} µs can move {moved / 1e6:.0f} MB in its time")
 
 # %%
 # The last line is a warning. Thousands of kernels of that length look like a
-# launch problem in a table that is sorted by count, and are none: each runs
+# launch problem in a table that is sorted by count, but are not: each runs
 # for several launches. They are limited by the bytes they move, and fusing
 # them pays by moving fewer.
 #

@@ -48,7 +48,7 @@ for kind in BITS:
 # The addend is off before anything is added, and a thousand of them are off by
 # as much. What happens to the total depends on its size: the larger it is, the
 # coarser are the steps in which it can grow. A step of the total is a whole
-# number of spacings, and it is none when the addend is less than half of one.
+# number of spacings: zero when the addend is less than half of one.
 
 import pandas as pd
 
@@ -329,8 +329,8 @@ print(textwrap.fill(verdict))
 # ------
 # Equal addends are a bad case: until the total passes a power of two, each
 # rounding goes the same way. Errors of random ones partly cancel and grow more
-# like the square root of their number. The sums in blocks owe some of their
-# luck to round numbers, too.
+# like the square root of their number. The sums in blocks, too, owe some of
+# their luck to round numbers.
 #
 # Tensor cores keep fp32 totals for 16-bit operands, with roundings of their
 # own inside, which are not those of fp32 additions. A long product may also be

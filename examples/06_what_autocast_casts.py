@@ -94,8 +94,8 @@ print(f"{sum(held.values())} bytes:", held)
 
 # %%
 # Only what is kept for backward can shrink: to half at best, and by less the
-# more of it is computed in fp32. Casting costs memory, too: a 16-bit copy of
-# each weight is kept until backward.
+# more of it is computed in fp32. Casting costs memory as well: a 16-bit copy
+# of each weight is kept until backward.
 
 # %%
 # Measure
@@ -216,7 +216,7 @@ owned = pd.DataFrame(rows).astype({"bytes": "int64"})
 plots.table(owned)
 
 # %%
-# All of it is fp32, whatever autocast was told. The number of parameters from
+# All of it is fp32, whatever autocast is set to. The number of parameters from
 # the sizes of the model, and the bytes that it predicts for each row:
 
 sizes = before.parameters

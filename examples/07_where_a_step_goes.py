@@ -481,8 +481,8 @@ downloads = {
     for run in (before, after)
 }
 if before.nsys_trace is not None:
-    told = f"{before.part}, {before.mode}, by Nsight Systems, as a timeline"
-    downloads[told] = before.nsys_trace
+    label = f"{before.part}, {before.mode}, by Nsight Systems, as a timeline"
+    downloads[label] = before.nsys_trace
 downloads["one step, synthetic, as a timeline"] = synthetic
 
 # %%

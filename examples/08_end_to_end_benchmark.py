@@ -166,12 +166,12 @@ after
 # picture that is about the others.
 
 warm = after.values("step_ns")
-told = {"no warm-up": cold[1:], "after warm-up": warm[1:]}
+by_start = {"no warm-up": cold[1:], "after warm-up": warm[1:]}
 both = pd.DataFrame(
-    [{"which": name, **summaries(values)} for name, values in told.items()]
+    [{"which": name, **summaries(values)} for name, values in by_start.items()]
 )
 both["share std of median"] = both["std_ns"] / both["median_ns"]
-plots.step_times(told, title=f"Steps after the first ({after.mode})")
+plots.step_times(by_start, title=f"Steps after the first ({after.mode})")
 plots.table(both)
 
 # %%

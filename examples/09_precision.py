@@ -100,7 +100,7 @@ before
 # %%
 # Read
 # ----
-# By kind of work. On a GPU these are kernels, told apart by their names; on a
+# By kind of work. On a GPU these are kernels, sorted by their names; on a
 # CPU operators, each without the time of those it called.
 
 from nsightkit.analysis.timeline import kernels, operators, steps
@@ -114,9 +114,9 @@ def categories(run):
 
 
 kind_ns = {"fp32": categories(before)}
-told = kind_ns["fp32"].rename_axis("kind of work").reset_index(name="step_ns")
-told["share"] = told["step_ns"] / told["step_ns"].sum()
-plots.table(told)
+kinds = kind_ns["fp32"].rename_axis("kind of work").reset_index(name="step_ns")
+kinds["share"] = kinds["step_ns"] / kinds["step_ns"].sum()
+plots.table(kinds)
 
 # %%
 # With that, the bounds for this machine, from the fp32 run alone. A step is
@@ -325,8 +325,8 @@ findings = {
 print(textwrap.fill(verdict))
 
 # %%
-# A difference inside the noise is none. It takes more repetitions, not more
-# digits, to find a smaller one.
+# A difference inside the noise does not count. It takes more repetitions, not
+# more digits, to find a smaller one.
 
 # %%
 # Limits

@@ -82,7 +82,7 @@ HYPOTHESES = {
     "bad_head_size": "no difference to head_size_96",
     "vocab_bottleneck": "output head and loss are most of the forward pass",
     "wide_ffn": "a larger share in matrix products than model_a",
-    "bandwidth_bound": "what is no matrix product is most of the work",
+    "bandwidth_bound": "most of the work is not in matrix products",
     "compute_bound": "a FLOP takes less time than in any other",
     "deep_sequential": "idle for a larger share than compute_bound",
 }
@@ -180,7 +180,7 @@ from nsightkit.analysis.timeline import kernels, operators
 
 
 def work(run, **how):
-    """Kernels of a run, or where there are none operators of the CPU."""
+    """Kernels of a run, or, without a GPU, operators of the CPU."""
     of = kernels if recorded_in(run) == "kernels" else operators
     return of.summary(run.trace, **how)
 
@@ -346,8 +346,8 @@ plots.share_bars(
 # Verdict
 # -------
 # Each hypothesis by its data. A comparison that lies within the noise of its
-# two runs shows nothing, for or against. That there is no difference is shown
-# only where the noise is small, here less than a twentieth.
+# two runs shows nothing, for or against. Equality is shown only where the
+# noise is small, here less than a twentieth.
 
 import textwrap
 

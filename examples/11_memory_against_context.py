@@ -328,7 +328,7 @@ print(textwrap.fill(verdict))
 # of them: a mask is applied after they are there.
 #
 # A smoke run counts tensors on a CPU, where softmax stays in 16 bits and
-# attention has other kernels; the prediction is made for that, too. Its limit
+# attention has other kernels; the prediction allows for both. Its limit
 # is one that a counter enforces, so what it shows is that the page works.
 
 # %%

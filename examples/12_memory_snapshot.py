@@ -165,7 +165,7 @@ table(levels(before))
 # that was kept by mistake is among them, for nothing about a block says that
 # it is one too many.
 
-told = snapshots.summary(taken)
+account = snapshots.summary(taken)
 
 
 def in_mb(table, columns):
@@ -177,7 +177,7 @@ def in_mb(table, columns):
     return found
 
 
-kinds = pd.DataFrame(told["by_category"])
+kinds = pd.DataFrame(account["by_category"])
 shown = {"category": "category", "bytes": "allocated (MB)", "count": "blocks"}
 table(in_mb(kinds, shown | {"share": "share"}))
 
@@ -220,8 +220,8 @@ plots.segment_map(
 # saw comes on top, and only the device can tell it. The peak has a second
 # witness, counted while the program ran.
 
-lost = told["fragmentation"]
-peak = snapshots.timeline(taken).set_index("event").loc[told["event"]]
+lost = account["fragmentation"]
+peak = snapshots.timeline(taken).set_index("event").loc[account["event"]]
 caches = bool(len(before.values("context_bytes")))
 amounts = {
     "requested: the bytes that were asked for": peak["requested_bytes"],
@@ -279,7 +279,7 @@ table(in_mb(left, shown | {"least_bytes": "grown each step (B)"}))
 # %%
 # When memory runs out
 # --------------------
-# The faulty run once more, with less memory, until there is none left. On a
+# The faulty run once more, with less memory, until it runs out. On a
 # GPU the limit is ``torch.cuda.set_per_process_memory_fraction``; on a CPU the
 # counter of tensors enforces it. The error is an event like any other, and the
 # moment before it can be looked at.

@@ -335,7 +335,7 @@ print(textwrap.fill(verdict))
 # %%
 # Limits
 # ------
-# Items are told apart by what made a tensor: what the forward pass made and
+# Items are distinguished by what made a tensor: what the forward pass made and
 # left behind is an activation, whoever keeps it. Two tensors of one shape may
 # be taken for one another, the logits' for instance where the vocabulary is as
 # wide as another layer.

@@ -3,7 +3,7 @@ How long can the context get before attention breaks?
 =====================================================
 
 Attention that writes its scores out needs memory that grows with the square
-of the context, so there is a context at which it fails. Can that be told
+of the context, so there is a context at which it fails. Can that be known
 beforehand, and what moves it: a compiler, a fused kernel, or fewer bits?
 
 What is measured: attention by itself, forward and backward, to the limit of

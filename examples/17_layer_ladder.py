@@ -180,9 +180,9 @@ rates = ceilings or sheet
 
 layers = before.parameters["layers"]
 work = ladder.kinds(before.trace, layers)
-told = work.rename_axis("kind of work").reset_index()
-told["share"] = told["time_ns"] / told["time_ns"].sum()
-plots.table(told)
+kind_times = work.rename_axis("kind of work").reset_index()
+kind_times["share"] = kind_times["time_ns"] / kind_times["time_ns"].sum()
+plots.table(kind_times)
 
 # %%
 # Everything that is neither GEMM nor attention could be gone.
@@ -393,7 +393,7 @@ plots.table(moved, dict.fromkeys(chosen, "{:+z,.1f}"))
 # A faster layer that computes something else is not faster. Each rung against
 # the same weights in float64: the norm of the difference over that of the
 # result. Rounding is what the format costs at least, one layer's output
-# rounded once. Where the driver told the clock, the share of what the
+# rounded once. Where the driver reports the clock, the share of what the
 # datasheet's units could do at that clock: the power limit is not in it.
 
 checked = []
@@ -474,7 +474,7 @@ if len(wrong):
     verdict += f" Faster than the card can be: {', '.join(wrong)}."
 if len(over):
     verdict += (
-        f" Faster than these ceilings, which are none: {', '.join(over)}."
+        f" Faster than these ceilings (they are too low): {', '.join(over)}."
     )
 if not comparable:
     verdict = "the runs are not of the same machine; nothing to compare."

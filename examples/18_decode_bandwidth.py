@@ -180,9 +180,9 @@ took = before.median("step_ns") / layers
 print(f"a layer takes {took / 1e3:,.1f} µs")
 print(f"of its work:  {busy_ns(before) / 1e3:,.1f} µs, profiled")
 work = ladder.kinds(before.trace, layers)
-told = work.rename_axis("kind of work").reset_index()
-told["share"] = told["time_ns"] / told["time_ns"].sum()
-plots.table(told)
+by_kind = work.rename_axis("kind of work").reset_index()
+by_kind["share"] = by_kind["time_ns"] / by_kind["time_ns"].sum()
+plots.table(by_kind)
 
 # %%
 # Change one thing
@@ -431,7 +431,7 @@ if len(wrong):
     verdict += f" Faster than the card can be: {', '.join(wrong)}."
 if len(over):
     verdict += (
-        f" Faster than these ceilings, which are none: {', '.join(over)}."
+        f" Faster than these ceilings (they are too low): {', '.join(over)}."
     )
 if not comparable:
     verdict = "the runs are not of the same machine; nothing to compare."

@@ -112,8 +112,8 @@ for seed, (name, fault) in enumerate((("slow", "starved"), ("quick", None))):
 known = diff.compare(synthetic["slow"], synthetic["quick"])
 causes = known.gaps[["cause"]].copy()
 for side, name in (("before", "slow"), ("after", "quick")):
-    told = [truths[name]["gaps"].get(c, 0) / 1e3 for c in causes["cause"]]
-    causes[f"{side}, planted (µs)"] = told
+    truth = [truths[name]["gaps"].get(c, 0) / 1e3 for c in causes["cause"]]
+    causes[f"{side}, planted (µs)"] = truth
     causes[f"{side}, found (µs)"] = known.gaps[f"{side}_total_ns"] / 1e3
 plots.table(causes, dict.fromkeys(causes.columns[1:], "{:,.1f}"))
 
@@ -162,7 +162,7 @@ print(f"the median step, by diff: {known.figures.iloc[0]['change']:+.1%}")
 #
 #    loader = DataLoader(dataset, batch_size=batch, num_workers=12)
 #
-# Two changes at once give one difference, and nobody knows whose it is.
+# Two changes at once give one difference, and no way to say whose it is.
 
 # %%
 # Measure again
@@ -261,7 +261,7 @@ unchanged = same.summary()["outcome"]
 apart = again.median("step_ns") / before.median("step_ns") - 1
 agreed = {
     "no change": "agree within the noise of their steps",
-    "cannot tell": "have too few steps each to be told apart",
+    "cannot tell": "have too few steps each to be distinguished",
     "faster": "differ by more than their steps do",
     "slower": "differ by more than their steps do",
 }[unchanged]

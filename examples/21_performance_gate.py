@@ -194,10 +194,10 @@ axes.set_title(f"With the noise of these runs ({before.mode})", loc="left")
 axes.spines[["top", "right"]].set_visible(False)
 figure.legend(frameon=False, fontsize=9, loc="outside lower center", ncols=3)
 at = int(np.argmin(abs(tolerances - tolerance)))
-told = ", ".join(f"{name} {shares[at]:.1%}" for name, shares in curves.items())
+said = ", ".join(f"{name} {shares[at]:.1%}" for name, shares in curves.items())
 figure.set_label(
     f"Share of checks that fail against the tolerance, for runs made of the "
-    f"measured noise ({before.mode}). At {tolerance:.0%}: {told}."
+    f"measured noise ({before.mode}). At {tolerance:.0%}: {said}."
 )
 
 # %%
@@ -235,8 +235,8 @@ for name, run in (("again", again), ("after", after)):
 columns = ["status", "before", "after", "ratio", "low", "high", "limit"]
 table = pd.DataFrame(
     [
-        {"run": name, **{c: told[c] for c in columns}}
-        for name, told in verdicts.items()
+        {"run": name, **{c: row[c] for c in columns}}
+        for name, row in verdicts.items()
     ]
 )
 times = {"before": "baseline (ms)", "after": "now (ms)"}

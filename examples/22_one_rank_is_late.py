@@ -21,9 +21,9 @@ version, an NVIDIA GPU with PyTorch to repeat it.
 # others have something else to do meanwhile. And it is the only one that does
 # not wait: its collectives are the shortest.
 #
-# Somebody is always last. If the ranks' times merely vary, all wait for the
+# One rank is always last. If the ranks' times merely vary, all wait for the
 # slowest of them, a little longer with each rank more. How long, for times
-# that vary by two per cent and by nobody's fault:
+# that vary by two per cent, without any fault:
 
 # sphinx_gallery_thumbnail_number = 1
 import tempfile
