@@ -165,7 +165,7 @@ def site(session: nox.Session) -> None:
         _install(session, "site", "docs")
         _build(session)
     # Other files of tests need what is not installed here. Each process reads pages with a browser of its own.
-    files = [str(p) for p in sorted(Path("tests").glob("test_*.py")) if "pytest.mark.site" in p.read_text("utf-8")]
+    files = [str(p) for p in sorted(Path("tests").rglob("test_*.py")) if "pytest.mark.site" in p.read_text("utf-8")]
     session.run("pytest", "-m", "site", "-n", "auto", *files, *session.posargs)
 
 
