@@ -100,7 +100,8 @@ def _example(soup: BeautifulSoup) -> list[str]:
     return wrong
 
 
-def _stale() -> list[str]:
+def stale() -> list[str]:
+    """Name the recordings that pages do not show."""
     from nsightkit.investigations import recordings
 
     return [
@@ -116,15 +117,13 @@ def main(arguments: list[str]) -> int:
     root = Path(__file__).parents[2]
     one = "--only" in arguments
     wrong = problems(html, None if one else root / "examples")
-    stale, late = [], []
+    said = notices(html)
     if not one:
         junit = html.parent / "gallery-junit.xml"
-        stale, late = _stale(), slow(junit)
+        said += slow(junit)
         wrong += slow(junit, _BUSY * _MOST_S)
-    if "--publish" in arguments:
-        wrong += stale
-        stale = []
-    for notice in [*stale, *late, *notices(html)]:
+        (wrong if "--publish" in arguments else said).extend(stale())
+    for notice in said:
         print(f"notice: {notice}")
     for problem in wrong:
         print(f"error: {problem}", file=sys.stderr)

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import warm
 
 import nsightkit
 from nsightkit.analysis.timeline import overview
@@ -56,16 +57,7 @@ def test_what_idle_time_explains_has_a_worked_example(script):
 def test_runs_as_a_script_from_anywhere(script, tmp_path):
     environment = {k: v for k, v in os.environ.items() if not k.startswith("NSIGHTKIT_")}
     environment |= {"NSIGHTKIT_MODE": "smoke", "MPLBACKEND": "Agg", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        check=False,
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        timeout=300,
-    )
+    done = warm.run([str(script)], cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr
     assert done.stdout.strip()

@@ -1,0 +1,59 @@
+"""Python programs run in processes that need not import the libraries again: each is forked from one that has.
+
+Importing PyTorch, pandas, matplotlib and Sphinx takes longer than what most of these programs do.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+__all__ = ["run"]
+
+_LIBRARIES = ("torch", "pandas", "matplotlib.pyplot", "sphinx.cmd.build", "sphinx_gallery.gen_gallery", "myst_nb")
+_SETTINGS = {"MPLBACKEND": "Agg"}  # matplotlib reads it when it is imported
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(list(_LIBRARIES))
+
+
+def run(
+    command: list[str], *, cwd: Path, env: Mapping[str, str], timeout_s: float = 300.0
+) -> subprocess.CompletedProcess[str]:
+    """Run ``python COMMAND`` in a folder: a script with its arguments, or ``-m`` and a module.
+
+    Code comes from where this process has it: `env` reaches the program, but its ``PYTHONPATH`` only what it starts.
+    """
+    os.environ |= _SETTINGS
+    with tempfile.TemporaryDirectory() as folder:
+        streams = [Path(folder, name) for name in ("stdout", "stderr")]
+        process = _context.Process(target=_become, args=(command, str(cwd), dict(env), *map(str, streams)))
+        process.start()
+        process.join(timeout_s)
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+            raise subprocess.TimeoutExpired(command, timeout_s)
+        out, err = (stream.read_text(encoding="utf-8") for stream in streams)
+        return subprocess.CompletedProcess(command, process.exitcode, out, err)
+
+
+def _become(command: list[str], cwd: str, env: dict[str, str], *streams: str) -> None:
+    os.environ.clear()
+    os.environ |= env
+    os.chdir(cwd)
+    for path, descriptor in zip(streams, (1, 2), strict=True):
+        with open(path, "wb") as stream:  # noqa: PTH123
+            os.dup2(stream.fileno(), descriptor)
+    sys.argv = [arguments for arguments in command if arguments != "-m"]
+    if command[0] == "-m":
+        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = str(Path(command[0]).parent)
+        runpy.run_path(command[0], run_name="__main__")
+    sys.stdout.flush()
