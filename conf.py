@@ -48,6 +48,7 @@ extensions = [
     "sphinx_gallery.gen_gallery",
     "changes",
     "cli_reference",
+    "demo_report",
     "gap_rules",
     "glossary_links",
     "judgement",
@@ -61,6 +62,7 @@ exclude_patterns = [
     "_build",
     "jupyter_execute",
     "_templates",
+    "cases",
     "recordings",
     "gallery/**.ipynb",
     "**/.ipynb_checkpoints",
@@ -151,7 +153,8 @@ html_theme_options = {
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
 # Pages of one level need no side bar.
-html_sidebars = {page: [] for page in ("index", "definitions", "bench", "cli", "contributing", "changelog", "404")}
+_ALONE = ("index", "start", "case_files", "definitions", "bench", "cli", "contributing", "changelog", "404")
+html_sidebars = {page: [] for page in _ALONE}
 notfound_urls_prefix = f"/{urlsplit(site_url).path.strip('/')}/".replace("//", "/")
 llms_txt_full_file = False  # the pages' sources are linked one by one
 llms_txt_summary = "A guide to GPU profiling whose pages are executed investigations, and the package that they use."

@@ -44,7 +44,9 @@ def text(answer: Answer) -> str:
     from rich.console import Console
 
     out = io.StringIO()
-    show(Console(file=out, width=110, highlight=False, markup=False, emoji=False), answer.title, answer)
+    # In a notebook rich would display what it prints, whatever the file.
+    console = Console(file=out, width=88, force_jupyter=False, highlight=False, markup=False, emoji=False)
+    show(console, answer.title, answer)
     return out.getvalue().rstrip()
 
 

@@ -62,6 +62,13 @@ def test_filters_give_a_trace_that_answers(trace: nsightkit.Trace) -> None:
     assert len(trace.time(begin)["kernels"]) < len(trace["kernels"])
 
 
+def test_an_answer_shows_itself_once_in_a_notebook(trace, monkeypatch, capsys):
+    """Rich displays what it prints in a notebook, even what goes to a file."""
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert "input-pipeline" in trace.verdict()._repr_html_()
+    assert not capsys.readouterr().out
+
+
 def test_an_answer_prints_as_the_command_does(trace: nsightkit.Trace) -> None:
     found = trace.verdict()
     assert repr(found).splitlines()[1].startswith("input-pipeline, ")

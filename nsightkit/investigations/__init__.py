@@ -8,14 +8,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from nsightkit.investigations.cases import Case, case
     from nsightkit.investigations.measurement import Measurement, measure
 
-__all__ = ["Measurement", "measure"]
+__all__ = ["Case", "Measurement", "case", "measure"]
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        from nsightkit.investigations import measurement
+        from nsightkit.investigations import cases, measurement
 
-        return getattr(measurement, name)
+        return getattr(cases if name in cases.__all__ else measurement, name)
     raise AttributeError(f"module 'nsightkit.investigations' has no attribute {name!r}")

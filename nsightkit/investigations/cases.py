@@ -1,0 +1,164 @@
+"""Case files: GPU traces that other people recorded and published, analysed here and now.
+
+Each lies in ``docs/cases/<case>`` as the Parquet folders that ``nsightkit convert`` writes, beside ``source.json``:
+who recorded it, where, under which licence, on which GPU, and what it does not show.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import html
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nsightkit.errors import UsageError
+
+if TYPE_CHECKING:
+    from nsightkit.api import Trace
+
+__all__ = ["DEMO", "Case", "case", "demo", "folder", "names"]
+
+#: The case that is installed with nsightkit, so that there is a trace to try.
+DEMO = "v100-starved-loader"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Case:
+    """One trace of a case file, and where it comes from.
+
+    Parameters
+    ----------
+    name, which : str
+        The case, and which of its traces.
+    path : Path
+        The trace, as a Parquet folder.
+    source : dict
+        ``repository, commit, paths, licence, licence_file, gpu, program, limits``, as in ``source.json``.
+    """
+
+    name: str
+    which: str
+    path: Path
+    source: dict[str, Any]
+
+    @functools.cached_property
+    def trace(self) -> Trace:
+        """The whole trace, with the questions as methods."""
+        import nsightkit
+
+        return nsightkit.load(self.path, cache=False)
+
+    @property
+    def label(self) -> str:
+        """Where the figures come from, in words."""
+        return f"case file, {self.source['gpu']}"
+
+    @property
+    def url(self) -> str:
+        """The file that was converted, at the commit that was read."""
+        source = self.source
+        return f"https://github.com/{source['repository']}/tree/{source['commit']}/{source['paths'][self.which]}"
+
+    def _facts(self) -> dict[str, str]:
+        source = self.source
+        commit = f"{source['repository']}, commit {source['commit'][:9]}"
+        return {"Recorded by": commit, "Licence": source["licence"], "GPU": source["gpu"], "Limits": source["limits"]}
+
+    def __repr__(self) -> str:
+        facts = "\n".join(f"  {name}: {value}" for name, value in self._facts().items())
+        return f"{self.name}, {self.which}: {self.source['program']}\n{facts}"
+
+    def _repr_html_(self) -> str:
+        escape = functools.partial(html.escape, quote=True)
+        title = f"{escape(self.name)}, {escape(self.which)}"
+        facts = "".join(f"<div><dt>{n}</dt><dd>{escape(value)}</dd></div>" for n, value in self._facts().items())
+        return (
+            f'<aside class="nsightkit-provenance" data-mode="case" aria-label="Provenance: {title}">'
+            f'<p><span class="nsightkit-badge">case file</span> <strong>{title}:</strong> '
+            f"{escape(self.source['program'])}, on {escape(self.source['gpu'])}; "
+            f'<a href="{escape(self.url)}">the published trace</a>, analysed when this page was built</p>'
+            f"<details><summary>Who recorded it, and what it does not show</summary><dl>{facts}</dl></details></aside>"
+        )
+
+
+def folder() -> Path:
+    """Say where the case files lie.
+
+    Returns
+    -------
+    Path
+        ``docs/cases`` of a source tree, which has all of them; in an installed package, a folder with the one to try.
+    """
+    package = Path(__file__).parents[1]
+    tree = package.parent / "docs" / "cases"
+    return tree if tree.is_dir() else package / "cases"
+
+
+def names() -> dict[str, list[str]]:
+    """List the case files that are here.
+
+    Returns
+    -------
+    dict
+        The traces of each case, by the case's name.
+    """
+    return {
+        source.parent.name: list(json.loads(source.read_text(encoding="utf-8"))["paths"])
+        for source in sorted(folder().glob("*/source.json"))
+    }
+
+
+def case(name: str, which: str) -> Case:
+    """Open one trace of a case file.
+
+    Parameters
+    ----------
+    name, which : str
+        Such as ``"v100-starved-loader", "workers-0"``.
+
+    Returns
+    -------
+    Case
+
+    Raises
+    ------
+    UsageError
+        It is not here. Only a source tree of nsightkit has every case file.
+    """
+    here = names()
+    if which not in here.get(name, ()):
+        known = ", ".join(f"{known}/{one}" for known, all_ in here.items() for one in all_) or "none"
+        raise UsageError(
+            f"no case file {name}/{which} here; there are {known}. All of them come with nsightkit's source "
+            "(docs/cases); run this where that is the current installation (pip install -e .)"
+        )
+    place = folder() / name
+    return Case(name, which, place / f"{which}.parquet", json.loads((place / "source.json").read_text("utf-8")))
+
+
+def demo(to: Path) -> list[Case]:
+    """Copy the case file that is installed with nsightkit.
+
+    Parameters
+    ----------
+    to : Path
+        A folder that does not exist yet.
+
+    Returns
+    -------
+    list of Case
+        Its traces, at their new place.
+
+    Raises
+    ------
+    UsageError
+        Something is there already; it is left as it is.
+    """
+    if to.exists():
+        raise UsageError(f"{to} exists already; choose another name, or remove it")
+    shutil.copytree(folder() / DEMO, to)
+    found = [case(DEMO, which) for which in names()[DEMO]]
+    return [dataclasses.replace(one, path=to / one.path.name) for one in found]
