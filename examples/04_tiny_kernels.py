@@ -53,10 +53,51 @@ print(f"{tensors} tensors, {launches:,} launches by the optimizer in a step")
 print(f"at {launch_us} µs each: {launching_ms:.1f} ms of launching")
 
 # %%
+# On a real GPU
+# -------------
+# Somebody recorded one forward pass of a transformer on an A100, for several
+# batch sizes. Which would you expect to take longest?
+
+import pandas as pd
+
+from nsightkit import plots
+from nsightkit.investigations import case, measure
+
+sizes = (2, 16, 64, 128)
+runs = {n: case("a100-batch-size", f"batch-{n}") for n in sizes}
+runs[2]
+
+# %%
+# A pass takes about as long for each of them, because about as many kernels
+# are launched one after the other. The GPU's own work grows with the batch,
+# and only the largest batch has enough of it:
+
+summaries = {n: run.trace.summary() for n, run in runs.items()}
+passes = pd.DataFrame(
+    {
+        "batch": n,
+        "kernels": found["kernel_count"],
+        "pass (ms)": found["span_ns"] / 1e6,
+        "GPU busy (ms)": found["busy_ns"] / 1e6,
+        "busy": found["busy_ns"] / found["span_ns"],
+        "bottleneck": runs[n].trace.verdict()["bottleneck"],
+        "times as fast, free launches": speedup,
+    }
+    for n, found in summaries.items()
+    for speedup in runs[n].trace.whatif("free-launches")["speedup"]
+)
+shown = dict.fromkeys(["pass (ms)", "GPU busy (ms)"], "{:.1f}")
+times = "times as fast, free launches"
+plots.table(passes, shown | {"busy": "{:.0%}", times: "{:.2f}"})
+
+# %%
+# The last column plays each trace again with launches that cost next to
+# nothing. It is one pass each, without a warm-up in the trace: the small
+# differences between the first three say nothing.
+
+# %%
 # Measure
 # -------
-
-from nsightkit.investigations import measure
 
 before = measure("tiny-kernels", "before")
 before
@@ -68,9 +109,6 @@ before
 # should be about as many as worked out above. Operators contain others, so
 # their number is larger than that of the launches.
 
-import pandas as pd
-
-from nsightkit import plots
 from nsightkit.analysis.timeline import ranges, selection
 
 
@@ -299,6 +337,16 @@ verdict = (
 )
 if not comparable:
     verdict = "the two runs are not of the same machine; nothing to compare."
+if before.mode == after.mode == "smoke":
+    print("This page's own run:", textwrap.fill(verdict), sep="\n")
+    least, most = passes.iloc[0], passes.iloc[-1]
+    verdict = (
+        f"on an {runs[2].source['gpu']} (case file), a forward pass took "
+        f"{least['pass (ms)']:.0f} ms for {least['batch']} samples and "
+        f"{most['pass (ms)']:.0f} ms for {most['batch']}: launching some "
+        f"{round(least['kernels'], -1)} kernels takes that long, and the GPU "
+        f"was busy for {least['busy']:.0%} and {most['busy']:.0%} of it."
+    )
 findings = {"verdict": verdict, "ratio": was / now}
 print(textwrap.fill(verdict))
 

@@ -588,6 +588,19 @@ def doctor(*, format: FormatOpt = None) -> None:  # noqa: A002
     _list(format, rows)
 
 
+@_command(_READING)
+def demo(
+    out: Annotated[Path, Help("A folder that does not exist yet.", "[DIR]")] = Path("nsightkit-demo"),
+    *,
+    format: FormatOpt = None,  # noqa: A002
+) -> None:
+    """Write two real traces to try: ResNet-50 in training on a V100, before its loader had workers and after."""
+    from nsightkit.investigations import cases
+
+    found = cases.demo(out)
+    _list(format, [{"trace": str(one.path), "gpu": one.source["gpu"], "from": one.url} for one in found])
+
+
 @_command(_CAPTURING)
 def record(
     *,

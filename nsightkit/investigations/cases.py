@@ -155,10 +155,14 @@ def demo(to: Path) -> list[Case]:
     Raises
     ------
     UsageError
-        Something is there already; it is left as it is.
+        Something is there already, and is left as it is; or the folder cannot be written.
     """
     if to.exists():
         raise UsageError(f"{to} exists already; choose another name, or remove it")
-    shutil.copytree(folder() / DEMO, to)
+    try:
+        shutil.copytree(folder() / DEMO, to)
+    except OSError as error:
+        shutil.rmtree(to, ignore_errors=True)
+        raise UsageError(f"{to} cannot be written ({error.strerror or error}); choose another place") from error
     found = [case(DEMO, which) for which in names()[DEMO]]
     return [dataclasses.replace(one, path=to / one.path.name) for one in found]
