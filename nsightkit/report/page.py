@@ -22,11 +22,11 @@ from nsightkit.analysis import verdict
 from nsightkit.analysis.core.text import bytes_text, time_text
 from nsightkit.analysis.timeline import gaps, overview, steps
 from nsightkit.errors import UsageError
-from nsightkit.plots._base import CATEGORY_COLOURS, CAUSE_COLOURS, DARK_GREY
-from nsightkit.plots._lanes import Most, all_lanes
-from nsightkit.plots._packing import InteractiveTimeline, pack, program
-from nsightkit.report._html import Markup, scrolled, section, shown, tag
-from nsightkit.report._tables import SECTIONS, draw, letters, source_line
+from nsightkit.plots.lanes import Most, all_lanes
+from nsightkit.plots.looks import CATEGORY_COLOURS, CAUSE_COLOURS, DARK_GREY
+from nsightkit.plots.packing import InteractiveTimeline, pack, program
+from nsightkit.report.elements import Markup, scrolled, section, shown, tag
+from nsightkit.report.tables import SECTIONS, draw, letters, source_line
 from nsightkit.trace.files import replacing
 from nsightkit.trace.model import GPU_TABLES, Trace
 from nsightkit.trace.share import clean, clean_text
@@ -43,7 +43,7 @@ _NOT_ENOUGH = "not-enough-data"
 _ENDINGS = re.compile(r"(\.pt)?(\.trace)?(\.json(\.gz)?|\.sqlite|\.nsys-rep|\.parquet|_pqtdir)$")
 
 #: What an answer says, before its evidence.
-_SAID = {
+SAID = {
     "profiler": "The profiler itself took the time",
     "start-up": "Work that happens once held the GPU up: loading code, compiling, capturing graphs",
     "queued": "The GPU had work in its queue and did not start it, and the trace does not say why",
@@ -70,7 +70,7 @@ _PARTS = {
     "imbalance": "waiting for slower GPUs",
     "memory-transfer": "copies that nothing overlaps",
 }
-_COLOURS = {
+COLOURS = {
     **CAUSE_COLOURS,
     "compute-bound": "#1d5c93",
     "memory-bound": "#5f8596",
@@ -249,7 +249,7 @@ class _Page:
         return tag(
             "article",
             tag("h3", self._lettered(label, label)) if self.several else None,
-            tag("p", _SAID.get(name, name) + amount, class_="headline"),
+            tag("p", SAID.get(name, name) + amount, class_="headline"),
             tag("p", facts, class_="facts"),
             self._bar([*found["busy"], *found["candidates"]], label),
             [[tag(level, title), tag("ul", [tag("li", shown(text, 600)) for text in texts])] for title, texts in lists],
@@ -282,11 +282,11 @@ class _Page:
         starts = accumulate((share for _, share in named), initial=0.0)
         rects = [
             tag("rect", x=f"{100 * at:.3f}%", width=f"{100 * share:.3f}%", height="100%",
-                fill=_COLOURS.get(name, DARK_GREY))
+                fill=COLOURS.get(name, DARK_GREY))
             for at, (name, share) in zip(starts, named, strict=False)
         ]  # fmt: skip
         patches = [
-            tag("svg", tag("rect", width="100%", height="100%", fill=_COLOURS.get(name, DARK_GREY)), class_="patch",
+            tag("svg", tag("rect", width="100%", height="100%", fill=COLOURS.get(name, DARK_GREY)), class_="patch",
                 aria_hidden="true", focusable="false")
             for name, _ in named
         ]  # fmt: skip
