@@ -323,7 +323,13 @@ def diff(
         given |= {"also_before": also_before, "also_after": also_after}
         for name in [name for name, values in given.items() if values][:1]:
             raise UsageError(f"{_flag(name)}: memory snapshots have no such part; --device is all they take")
-        result = _diff_of_memory((before, after), both["device"])
+        if both["device"][0] != both["device"][1]:
+            raise UsageError("--device: one device can be compared, give it once")
+        with progress(f"reading {before.name} and {after.name}"):
+            from nsightkit.analysis.memory.diff import summary as memory_diff
+            from nsightkit.trace import snapshot as reader
+
+            result = memory_diff(reader.read(before), reader.read(after), both["device"][0])
     elif any(snapshots):
         raise UsageError("one of the two is a memory snapshot: two of a kind can be compared")
     else:
@@ -351,17 +357,6 @@ def _twice(name: str, values: list[Any] | None) -> tuple[Any, Any]:
     if len(values) > 2:
         raise UsageError(f"{_flag(name)}: {len(values)} times is too often; once is for both captures, twice for each")
     return values[0], values[-1]
-
-
-def _diff_of_memory(paths: tuple[Path, Path], devices: tuple[Any, Any]) -> dict[str, Any]:
-    from nsightkit.analysis.memory import diff as diff_memory
-    from nsightkit.trace import snapshot as reader
-
-    with progress(f"reading {paths[0].name} and {paths[1].name}"):
-        before, after = map(reader.read, paths)
-    if devices[0] != devices[1]:
-        raise UsageError("--device: one device can be compared, give it once")
-    return diff_memory.summary(before, after, devices[0])
 
 
 @_command(_READING)
@@ -429,7 +424,7 @@ def check(
         alone = result["runs"] == result["baseline_runs"] == 1 and any(
             row["unit"] == "ns" for row in result["regressions"]
         )
-        # A clock or a neighbour makes one run slower, too.
+        # A clock or a neighbour can make one run slower as well.
         unsaid = "; one run on each side, so differences between runs are not known" if alone else ""
         note(f"the check against {baseline} failed: {listed}{more}{unsaid}")
         raise typer.Exit(1)
