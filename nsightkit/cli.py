@@ -90,9 +90,13 @@ class _Session:
     ) -> None:
         self.path, self.format = trace, format
         self._cache = False if no_cache else None
-        self._shown = {"device": device, "within": within, "time": time, "last-steps": last_steps}
+        given = {"device": device, "within": within, "time": time, "last_steps": last_steps}
+        #: the filters as they were given
+        self.selection = [f"{_flag(name)} {value}" for name, value in given.items() if value is not None]
         window = None if time is None else _window(time)
-        self._select: dict[str, Any] = {"device": device, "within": within, "time_ns": window, "last_steps": last_steps}
+        self._filters: dict[str, Any] = {
+            "device": device, "within": within, "time_ns": window, "last_steps": last_steps,
+        }  # fmt: skip
 
     def open(self) -> Trace:
         """Read the trace, and select."""
@@ -101,7 +105,7 @@ class _Session:
 
         with progress(f"reading {self.path.name}"):
             trace = load(self.path, cache=self._cache)
-            return trace if all(value is None for value in self._select.values()) else select(trace, **self._select)
+            return select(trace, **self._filters) if self.selection else trace
 
     def ask(self, verb: Question, given: dict[str, Any]) -> None:
         """Answer a question and print the answer."""
@@ -133,11 +137,6 @@ class _Session:
             )
 
         write(self.format, show.rows_of(found), table, columns)
-
-    @property
-    def selection(self) -> list[str]:
-        """The filters as they were given."""
-        return [f"--{name} {value}" for name, value in self._shown.items() if value is not None]
 
 
 def _window(text: str) -> tuple[int | None, int | None]:
@@ -688,12 +687,11 @@ def bench(
             raise UsageError(f"{name} must be above 0, not {value:g}")
     if out_json is not None:
         _check_place(out_json)
-    models = [configurations.find(name, configurations.SIZES).name for name in size or ()]
-    models += [configurations.find(name).name for name in config or ()]
-    if not models:
-        models = ["small" if device != "cpu" and (device or has_gpu()) else "smoke"]
+    named = [configurations.find(name, configurations.SIZES) for name in size or ()]
+    named += [configurations.find(name) for name in config or ()]
+    default = "small" if device != "cpu" and (device or has_gpu()) else "smoke"
     cells = benchmark.cells(
-        models,
+        [each.name for each in named] or [default],
         contexts=ctx or (),
         batch=batch,
         modes=mode or ("train",),

@@ -281,16 +281,17 @@ def test_only_its_own_scripts_and_styles_may_run(alone):
 def test_hostile_names_stay_text():
     labels = {HOSTILE[0]: hostile(), HOSTILE[3]: hostile()}
     read = Read(report.html(labels, title=HOSTILE[1], selection=HOSTILE[4]))
+    tables = {name: hostile().table(name) for name in ("kernels", "calls", "ranges", "ops", "os_calls", "memops")}
     harmless = Trace.from_frames(
         {
-            table: pd.DataFrame(hostile().table(table)).assign(
+            name: pd.DataFrame(table).assign(
                 **{
-                    column: categorical(np.arange(len(hostile().table(table))) % 7, list("abcdefg"))
-                    for column, kind in hostile().table(table).dtypes.items()
+                    column: categorical(np.arange(len(table)) % 7, list("abcdefg"))
+                    for column, kind in table.dtypes.items()
                     if str(kind) == "category"
                 }
             )
-            for table in ("kernels", "calls", "ranges", "ops", "os_calls", "memops")
+            for name, table in tables.items()
         },
         TraceMeta(tool="t", tool_version="1", gpus=[Gpu(0, "g")], notes=["n"], thread_names={7 << 24 | 7: "x"}),
     )
@@ -435,7 +436,7 @@ for name in ("matplotlib", "PIL", "jinja2", "torch"):
 from nsightkit import report
 from nsightkit.workloads import planted
 import nsightkit
-planted.training({str(tmp_path / "t.sqlite")!r}, "starved")
+planted.training({str(tmp_path / "t.sqlite")!r}, "starved", steps=3)
 report.write(nsightkit.load({str(tmp_path / "t.sqlite")!r}), {str(tmp_path / "r.html")!r})
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
