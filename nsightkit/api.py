@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from nsightkit.analysis.timeline.selection import select
 from nsightkit.trace import model
 from nsightkit.trace import open as opening
 from nsightkit.verbs import Answer, Questions
@@ -31,24 +32,19 @@ class Trace(Questions, model.Trace):
 
     def device(self, number: int) -> Trace:
         """Give the GPU operations of one device."""
-        return self._selected(device=number)
+        return select(self, device=number)
 
     def within(self, name: str) -> Trace:
         """Give what was launched inside ranges whose name this regular expression finds."""
-        return self._selected(within=name)
+        return select(self, within=name)
 
     def time(self, begin_ns: int | None = None, end_ns: int | None = None) -> Trace:
         """Give the events that start in a window of the trace's clock."""
-        return self._selected(time_ns=(begin_ns, end_ns))
+        return select(self, time_ns=(begin_ns, end_ns))
 
     def last_steps(self, count: int) -> Trace:
         """Give the last steps."""
-        return self._selected(last_steps=count)
-
-    def _selected(self, **filters: Any) -> Trace:
-        from nsightkit.analysis.timeline.selection import select
-
-        return select(self, **filters)
+        return select(self, last_steps=count)
 
     # -- what it writes
 

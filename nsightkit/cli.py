@@ -11,15 +11,17 @@ import os
 import re
 import shlex
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_args
 
 import typer
 
-from nsightkit._terminal import Format, bar, note, one_line, printing, progress, write
+from nsightkit import answers, configurations, hardware, show
 from nsightkit.errors import NsightkitError, UsageError, reading
-from nsightkit.verbs import QUESTIONS, Help, Question
+from nsightkit.terminal import Format, bar, note, one_line, printing, progress, write
+from nsightkit.verbs import QUESTIONS, Answer, Help, Question
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -88,9 +90,13 @@ class _Session:
     ) -> None:
         self.path, self.format = trace, format
         self._cache = False if no_cache else None
-        self._shown = {"device": device, "within": within, "time": time, "last-steps": last_steps}
+        given = {"device": device, "within": within, "time": time, "last_steps": last_steps}
+        #: the filters as they were given
+        self.selection = [f"{_flag(name)} {value}" for name, value in given.items() if value is not None]
         window = None if time is None else _window(time)
-        self._select: dict[str, Any] = {"device": device, "within": within, "time_ns": window, "last_steps": last_steps}
+        self._filters: dict[str, Any] = {
+            "device": device, "within": within, "time_ns": window, "last_steps": last_steps,
+        }  # fmt: skip
 
     def open(self) -> Trace:
         """Read the trace, and select."""
@@ -99,46 +105,38 @@ class _Session:
 
         with progress(f"reading {self.path.name}"):
             trace = load(self.path, cache=self._cache)
-            return trace if all(value is None for value in self._select.values()) else select(trace, **self._select)
+            return select(trace, **self._filters) if self.selection else trace
 
     def ask(self, verb: Question, given: dict[str, Any]) -> None:
         """Answer a question and print the answer."""
-        from nsightkit import _answers, _show
-        from nsightkit.verbs import Answer
-
         trace, several = self.open(), given.pop("changes", ())
         with progress(f"reading {self.path.name}"):
             found = verb.ask(trace, *(several or ()), **given)
         title = " · ".join([trace.title, *self.selection])
         about = {} if isinstance(found, Answer) else found.attrs
-        absent = [table for table in about.get("needs", verb.needs) if not trace.recorded(table)]
+        absent = [table for table in about.get("needs") or verb.needs if not trace.recorded(table)]
         if absent:
             note(f"{self.path}: the trace holds no record of {' or '.join(absent)}, so what depends on it is left out")
         for remark in about.get("remarks", ()):
             note(f"{self.path}: {remark}")
         if isinstance(found, Answer):
-            write(self.format, found, lambda console: _answers.show(console, title, found))
+            write(self.format, found, lambda console: answers.print_answer(console, title, found))
             return
         columns, top = [str(c) for c in found.columns], given.get("top")
         hidden = {*verb.hide, *about.get("hide", ())}
 
         def table(console: Console) -> None:
-            _show.print_rows(
+            show.print_rows(
                 console,
                 [c for c in columns if c not in hidden],
-                list(_show.rows_of(found.head(_show.TABLE_ROWS if top is None else top))),
+                list(show.rows_of(found.head(show.TABLE_ROWS if top is None else top))),
                 total=len(found),
                 title=title,
                 note=about.get("note", ""),
                 empty=verb.empty,
             )
 
-        write(self.format, _show.rows_of(found), table, columns)
-
-    @property
-    def selection(self) -> list[str]:
-        """The filters as they were given."""
-        return [f"--{name} {value}" for name, value in self._shown.items() if value is not None]
+        write(self.format, show.rows_of(found), table, columns)
 
 
 def _window(text: str) -> tuple[int | None, int | None]:
@@ -157,7 +155,7 @@ def _window(text: str) -> tuple[int | None, int | None]:
     return begin, end
 
 
-_SHARED = list(inspect.signature(_Session.__init__, eval_str=True).parameters.values())[1:]
+_TRACE, *_FILTERS = list(inspect.signature(_Session.__init__, eval_str=True).parameters.values())[1:]
 
 
 def _flag(name: str) -> str:
@@ -183,28 +181,20 @@ def _command(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Make a command of a function, with a :class:`Help` in the annotation of each parameter.
 
-    A function whose first parameter is `session` gets TRACE and the filters as a `_Session`; one that begins with
-    `session_of` gets the filters, as a function that makes a `_Session` of a path.
+    A function whose first parameter is `session_of` gets the filters, as a function that makes a `_Session` of a path.
     """
 
     def made(function: Callable[..., None]) -> Callable[..., None]:
         own = list(inspect.signature(function, eval_str=True).parameters.values())
-        first = own[0].name if own else ""
-        trace = _SHARED[:1] if first == "session" else []
-        filters = _SHARED[1:] if first in ("session", "session_of") else []
-        asked = (own[1:] if filters else own) if parameters is None else parameters
+        filters = _FILTERS if own and own[0].name == "session_of" else []
 
         @functools.wraps(function)
         def command(**values: Any) -> None:
-            shared = {parameter.name: values.pop(parameter.name) for parameter in (*trace, *filters)}
-            if trace:
-                function(_Session(**shared), **values)
-            elif filters:
-                function(functools.partial(_Session, **shared), **values)
-            else:
-                function(**values)
+            shared = {parameter.name: values.pop(parameter.name) for parameter in filters}
+            function(*([functools.partial(_Session, **shared)] if filters else []), **values)
 
-        options = [_option(parameter) for parameter in (*trace, *asked, *filters)]
+        asked = (own[1:] if filters else own) if parameters is None else parameters
+        options = [_option(parameter) for parameter in (*asked, *filters)]
         command.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
         command.__annotations__ = {option.name: option.annotation for option in options}
         to.command(rich_help_panel=panel, **given)(command)
@@ -213,15 +203,28 @@ def _command(
     return made
 
 
+def _check_place(out: Path, sessions: Sequence[_Session] = (), why: str = "") -> None:
+    """Refuse a file to write where it cannot be, or where it would take a trace's place."""
+    if not out.absolute().parent.is_dir():
+        raise UsageError(f"{out}: its folder does not exist; make it first")
+    if out.exists() and any(session.path.exists() and out.samefile(session.path) for session in sessions):
+        raise UsageError(f"{out}: {why}; give another name")
+
+
+def _size(out: Path) -> int:
+    """Give the bytes of a file, or of the files in a folder."""
+    return sum(file.stat().st_size for file in ([out] if out.is_file() else out.iterdir()))
+
+
 # ---------------------------------------------------------------- questions to a trace
 
 
 def _ask(verb: Question) -> Callable[..., None]:
-    return lambda session, **given: session.ask(verb, given)
+    return lambda session_of, trace, **given: session_of(trace).ask(verb, given)
 
 
 for _verb in QUESTIONS.values():
-    _command(_READING, _verb.parameters, name=_verb.name, help=_verb.help)(_ask(_verb))
+    _command(_READING, [_TRACE, *_verb.parameters], name=_verb.name, help=_verb.help)(_ask(_verb))
 
 
 # ---------------------------------------------------------------- other readings
@@ -245,15 +248,13 @@ def memory(
     format: FormatOpt = None,  # noqa: A002
 ) -> None:
     """What the GPU's memory was made of at its peak, who allocated it, and what was lost between blocks."""
-    from nsightkit import _answers
-
     looked_at = int(moment) if moment is not None and re.fullmatch(r"-?\d{1,18}", moment) else moment
     with progress(f"reading {snapshot.name}"):
         from nsightkit.analysis.memory.snapshot import summary as answer
         from nsightkit.trace import snapshot as reader
 
         result = answer(reader.read(snapshot), device=device, top=top, moment=looked_at)  # type: ignore[arg-type]
-    write(format, result, lambda console: _answers.memory(console, snapshot.name, result, top))
+    write(format, result, lambda console: answers.memory(console, snapshot.name, result, top))
 
 
 @_command(_READING)
@@ -266,8 +267,6 @@ def ncu(
     format: FormatOpt = None,  # noqa: A002
 ) -> None:
     """What bounds each kernel that Nsight Compute profiled, on what evidence, and what to try next."""
-    from nsightkit import _answers, _show
-
     with progress(f"reading {report.name}"):
         from nsightkit.analysis.roofline.counters import summary as answer
         from nsightkit.trace import ncu as reader
@@ -277,12 +276,11 @@ def ncu(
     gpus = list(dict.fromkeys(str(name) for name in opened.launches["gpu"].dropna()))
     filters = [f"--{option} {given}" for option, given in (("kernel", kernel), ("within", within)) if given]
     title = " · ".join([*gpus[:2], "Nsight Compute", report.name, *filters])
-    rows = list(_show.rows_of(frame if top is None else frame.head(top)))
-    shown = rows if top is not None else rows[: _show.TABLE_ROWS]
+    rows = list(show.rows_of(frame if top is None else frame.head(top)))
     write(
         format,
         rows,
-        lambda console: _answers.counters(console, title, list(frame.columns), shown, len(frame)),
+        lambda console: answers.counters(console, title, list(frame.columns), rows, len(frame), top),
         list(frame.columns),
     )
 
@@ -312,7 +310,6 @@ def diff(
     format: FormatOpt = None,  # noqa: A002
 ) -> None:
     """What changed between two captures, by how much, and whether that is more than noise."""
-    from nsightkit import _answers
     from nsightkit.analysis.compare import words
     from nsightkit.trace.open import kind_of
 
@@ -325,7 +322,13 @@ def diff(
         given |= {"also_before": also_before, "also_after": also_after}
         for name in [name for name, values in given.items() if values][:1]:
             raise UsageError(f"{_flag(name)}: memory snapshots have no such part; --device is all they take")
-        result = _diff_of_memory((before, after), both["device"])
+        if both["device"][0] != both["device"][1]:
+            raise UsageError("--device: one device can be compared, give it once")
+        with progress(f"reading {before.name} and {after.name}"):
+            from nsightkit.analysis.memory.diff import summary as memory_diff
+            from nsightkit.trace import snapshot as reader
+
+            result = memory_diff(reader.read(before), reader.read(after), both["device"][0])
     elif any(snapshots):
         raise UsageError("one of the two is a memory snapshot: two of a kind can be compared")
     else:
@@ -343,8 +346,8 @@ def diff(
             out.write(words.markdown(result, top))
         return
     title = f"{before.name} → {after.name}"
-    columns, rows = _answers.diff_rows(result)
-    write(format, result, lambda console: _answers.diff(console, title, result, top), columns, rows)
+    columns, rows = answers.diff_rows(result)
+    write(format, result, lambda console: answers.diff(console, title, result, top), columns, rows)
 
 
 def _twice(name: str, values: list[Any] | None) -> tuple[Any, Any]:
@@ -353,19 +356,6 @@ def _twice(name: str, values: list[Any] | None) -> tuple[Any, Any]:
     if len(values) > 2:
         raise UsageError(f"{_flag(name)}: {len(values)} times is too often; once is for both captures, twice for each")
     return values[0], values[-1]
-
-
-def _diff_of_memory(paths: tuple[Path, Path], devices: tuple[Any, Any]) -> dict[str, Any]:
-    from nsightkit.analysis.memory import diff as diff_memory
-    from nsightkit.trace import snapshot as reader
-
-    opened = []
-    for path in paths:
-        with progress(f"reading {path.name}"):
-            opened.append(reader.read(path))
-    if devices[0] != devices[1]:
-        raise UsageError("--device: one device can be compared, give it once")
-    return diff_memory.summary(opened[0], opened[1], devices[0])
 
 
 @_command(_READING)
@@ -391,27 +381,25 @@ def check(
     match: Annotated[str | None, Help("The ranges that are steps; default: those named so.", "REGEX")] = None,
 ) -> None:
     """Whether a program became slower than a baseline: 0 no, 1 yes or not measured, 2 cannot be said."""
-    from nsightkit import _answers
     from nsightkit.analysis.compare import baseline as baselines
     from nsightkit.analysis.compare import runs as run_metrics
     from nsightkit.analysis.compare.check import compare
 
-    if command is not None and not (update or add):
+    writes = update or add
+    if command is not None and not writes:
         raise UsageError("--command is kept in the baseline, which is written with --update or --add")
-    before = None
-    if baseline.exists() or not (update or add):
-        before = baselines.read(baseline)
-    runs, sessions = [], [session_of(file) for file in files]
-    for session in sessions:
-        said = [*session.selection, *([f"--match {match}"] if match is not None else [])]
-        with reading(session.path):
-            selection = " ".join(said) or None
-            runs.append(
-                run_metrics.read(
-                    session.path, opened=lambda path: session_of(path).open(), match=match, selection=selection
-                )
-            )
-    made = baselines.make(runs, before, add=add, command=command) if update or add else None
+    before = baselines.read(baseline) if baseline.exists() or not writes else None
+    runs, session = [], session_of(files[0])
+    said = [*session.selection, *([f"--match {match}"] if match is not None else [])]
+    asked: dict[str, Any] = {
+        "opened": lambda path: session_of(path).open(),
+        "match": match,
+        "selection": " ".join(said) or None,
+    }
+    for file in files:
+        with reading(file):
+            runs.append(run_metrics.read(file, **asked))
+    made = baselines.make(runs, before, add=add, command=command) if writes else None
     # A baseline that is written is shown beside the one it replaces, or beside itself.
     held = before if before is not None and (made is None or before.of == made.of) else made
     assert held is not None
@@ -420,7 +408,7 @@ def check(
         baselines.write(made, baseline)
     result |= {"baseline": str(baseline), "written": made is not None}
     rows = [*result["gates"], *result["missing"], *result["informing"]]
-    write(sessions[0].format, result, lambda console: _answers.check(console, result), rows=rows)
+    write(session.format, result, lambda console: answers.check(console, result), rows=rows)
     for row in result["conditions"]:
         unsaid = "none" if row["name"] == "selection" else "not said"
         was, now = (row[side] or unsaid for side in ("baseline", "now"))
@@ -430,17 +418,17 @@ def check(
         return
     failed = [*result["regressions"], *result["missing"]]
     if failed:
-        listed = ", ".join(f"{row['metric']} ({_answers.changed(row) or row['status']})" for row in failed[:3])
+        listed = ", ".join(f"{row['metric']} ({answers.changed(row) or row['status']})" for row in failed[:3])
         more = f" and {len(failed) - 3} more" if len(failed) > 3 else ""
         alone = result["runs"] == result["baseline_runs"] == 1 and any(
             row["unit"] == "ns" for row in result["regressions"]
         )
-        # A clock or a neighbour makes one run slower, too.
+        # A clock or a neighbour can make one run slower as well.
         unsaid = "; one run on each side, so differences between runs are not known" if alone else ""
         note(f"the check against {baseline} failed: {listed}{more}{unsaid}")
         raise typer.Exit(1)
     if result["undecided"]:
-        raise UsageError(_answers.undecided(result["undecided"][0]))
+        raise UsageError(answers.undecided(result["undecided"][0]))
 
 
 @_command(_READING)
@@ -461,7 +449,6 @@ def ranks(
     format: FormatOpt = None,  # noqa: A002
 ) -> None:
     """Who is late among the ranks of a job, what that costs the others, and why."""
-    from nsightkit import _answers, _show
     from nsightkit.analysis.ranks import job as many
 
     if scheduler is not None and workers is not None:
@@ -477,46 +464,36 @@ def ranks(
     write(
         format,
         job.summary(each),
-        lambda console: _answers.ranks(console, traces, job, each),
+        lambda console: answers.ranks(console, traces, job, each),
         list(table.columns),
-        _show.rows_of(table),
+        show.rows_of(table),
     )
 
 
 @_command(_READING)
 def convert(
-    session: _Session,
+    session_of: Callable[..., _Session],
+    trace: TraceArg,
     out: Annotated[Path, Help("NAME.json.gz or NAME.json for Perfetto or Chrome, else a Parquet folder.", "OUT")],
 ) -> None:
     """Write a trace, or a part of one, for a timeline viewer or as Parquet tables; it holds no secrets (see scrub)."""
+    session = session_of(trace)
     chrome = out.name.endswith((".json", ".json.gz"))
     if not chrome and out.suffix not in ("", ".parquet"):
         raise UsageError(f"{out}: the output's name must end in .json.gz, .json or .parquet")
-    if out.exists() and session.path.exists() and out.samefile(session.path):
-        raise UsageError(f"{out}: the output would replace the trace; give another name")
+    _check_place(out, [session], "the output would replace the trace")
     if chrome and out.is_dir():
         raise UsageError(f"{out}: is a folder; give a file name")
-    if not out.absolute().parent.is_dir():
-        raise UsageError(f"{out}: its folder does not exist; make it first")
-
-    def written(opened: Trace) -> int:
-        try:
-            if chrome:
-                from nsightkit.trace import chrome as writer
-
-                writer.write(opened, out)
-                return out.stat().st_size
-            from nsightkit.trace import store
-
-            store.write(opened, out)
-            return sum(file.stat().st_size for file in out.iterdir())
-        except OSError as error:
-            raise UsageError(f"{out}: cannot be written ({error.strerror or error})") from error
-
     opened = session.open()
     with progress(f"writing {out.name}"):
-        size = written(opened)
-    document = {"trace": str(session.path), "out": str(out), "bytes": size}
+        from nsightkit.trace import chrome as viewer
+        from nsightkit.trace import store
+
+        try:
+            (viewer if chrome else store).write(opened, out)
+        except OSError as error:
+            raise UsageError(f"{out}: cannot be written ({error.strerror or error})") from error
+    document = {"trace": str(trace), "out": str(out), "bytes": _size(out)}
     write(session.format, document, lambda console: console.print(one_line(out)))
 
 
@@ -535,18 +512,14 @@ def scrub(
         from nsightkit.trace import share as scrubbing
 
         copied = scrubbing.copy(trace, out, overwrite=overwrite)
-        files = [out] if out.is_file() else list(out.iterdir())
-        size = sum(file.stat().st_size for file in files)
 
     def table(console: Console) -> None:
-        from nsightkit import _show
-
         title = one_line(f"removed from {trace.name}")
         columns, empty = ["kind", "place", "count"], "there was nothing to remove"
-        _show.print_rows(console, columns, copied.removed, title=title, empty=empty)
+        show.print_rows(console, columns, copied.removed, title=title, empty=empty)
         console.print(one_line(out))
 
-    write(format, {"trace": str(trace), "out": str(out), "bytes": size, "removed": copied.removed}, table)
+    write(format, {"trace": str(trace), "out": str(out), "bytes": _size(out), "removed": copied.removed}, table)
 
 
 @_command(_READING)
@@ -560,12 +533,8 @@ def report(
     """Write one HTML file to send: the answer, the tables and a timeline of one or more traces, without secrets."""
     if output.suffix.lower() not in (".html", ".htm"):
         raise UsageError(f"{output}: the page's name must end in .html")
-    if not output.absolute().parent.is_dir():
-        raise UsageError(f"{output}: its folder does not exist; make it first")
     sessions = [session_of(path) for path in traces]
-    for session in sessions:
-        if output.exists() and session.path.exists() and output.samefile(session.path):
-            raise UsageError(f"{output}: the page would replace a trace; give another name")
+    _check_place(output, sessions, "the page would replace a trace")
     opened = [session.open() for session in sessions]
     with progress(f"writing {output.name}"):
         from nsightkit import report as page
@@ -629,8 +598,6 @@ def peaks(
     format: FormatOpt = None,  # noqa: A002
 ) -> None:
     """What a GPU can do at best: dense peak rates and memory bandwidth, each with its source."""
-    from nsightkit import hardware
-
     if measure:
         if gpu is not None or clock is not None:
             raise UsageError("--measure takes the GPU that is here, at the clock it has; leave the others away")
@@ -648,28 +615,22 @@ def envelope(
     format: FormatOpt = None,  # noqa: A002
 ) -> None:
     """What a model must cost, by arithmetic: parameters, memory, FLOPs, alignment; default: the matrix of ten."""
-    from nsightkit import _show, configurations
     from nsightkit.analysis.roofline.envelope import summary as answer
 
     frame = answer([configurations.find(name) for name in config] if config else configurations.MATRIX)
-    rows = list(_show.rows_of(frame))
+    rows = list(show.rows_of(frame))
 
     def table(console: Console) -> None:
-        _show.print_rows(console, [c for c in frame.columns if c != "notes"], rows)
-        for row in rows:
-            for text in row["notes"] or ():
-                console.print(_show.plain(f"{row['config']}: {text}"), style="dim")
+        show.print_rows(console, [c for c in frame.columns if c != "notes"], rows)
+        show.print_lines(console, [f"{row['config']}: {text}" for row in rows for text in row["notes"] or ()])
 
     write(format, rows, table, list(frame.columns))
 
 
 def _list(format: Format | None, rows: list[dict[str, Any]], columns: Sequence[str] = ()) -> None:  # noqa: A002
     """Write a list."""
-    from nsightkit import _show
-
     names = list(columns or rows[0])
-    ready = [_show.ready(row) for row in rows]
-    write(format, ready, lambda console: _show.print_rows(console, names, ready, empty="none"), names)
+    write(format, rows, lambda console: show.print_rows(console, names, show.ready(rows), empty="none"), names)
 
 
 @_command(_WITHOUT)
@@ -731,21 +692,19 @@ def bench(
     format: FormatOpt = None,  # noqa: A002
 ) -> None:
     """Time a language model's steps, each combination of the repeatable options in a process of its own."""
-    from nsightkit import _show, configurations
     from nsightkit.capture import bench as benchmark
     from nsightkit.capture.children import has_gpu
 
     for name, value in (("--memory-cap-gb", memory_cap_gb), ("--measured-tflops", measured_tflops)):
         if value is not None and not value > 0:
             raise UsageError(f"{name} must be above 0, not {value:g}")
-    if out_json is not None and not out_json.absolute().parent.is_dir():
-        raise UsageError(f"{out_json}: its folder does not exist; make it first")
-    models = [configurations.find(name, configurations.SIZES).name for name in size or ()]
-    models += [configurations.find(name).name for name in config or ()]
-    if not models:
-        models = ["small" if device != "cpu" and (device or has_gpu()) else "smoke"]
+    if out_json is not None:
+        _check_place(out_json)
+    named = [configurations.find(name, configurations.SIZES) for name in size or ()]
+    named += [configurations.find(name) for name in config or ()]
+    default = "small" if device != "cpu" and (device or has_gpu()) else "smoke"
     cells = benchmark.cells(
-        models,
+        [each.name for each in named] or [default],
         contexts=ctx or (),
         batch=batch,
         modes=mode or ("train",),
@@ -769,25 +728,18 @@ def bench(
         )
     if out_json is not None:
         benchmark.write(document, out_json)
-    rows = document["rows"]
+    rows, cell = document["rows"], "{config} {mode} {precision}".format_map
 
     def table(console: Console) -> None:
         failures = [f"{row['status']} in {row['where']}" if row["where"] else row["status"] for row in rows]
         shown = [row | {"status": status} for row, status in zip(rows, failures, strict=True)]
         where = document["gpu"] or "CPU (these times say nothing about a GPU)"
         columns = [c for c in _BENCH_TABLE if any(row[c] is not None for row in shown)]
-        _show.print_rows(console, columns, shown, title=f"{where} · {warmup} warm-up and {steps} timed steps")
-        for row in rows:
-            if row["detail"]:
-                text = f"{row['config']} {row['mode']} {row['precision']}: {row['detail']}"
-                console.print(_show.plain(text), style="dim")
+        show.print_rows(console, columns, shown, title=f"{where} · {warmup} warm-up and {steps} timed steps")
+        show.print_lines(console, [f"{cell(row)}: {row['detail']}" for row in rows if row["detail"]])
 
     write(format, document, table, rows=rows)
-    failed = [
-        f"{row['config']} {row['mode']} {row['precision']} ({row['detail']})"
-        for row in rows
-        if row["status"] == "failed"
-    ]
+    failed = [f"{cell(row)} ({row['detail']})" for row in rows if row["status"] == "failed"]
     if failed:
         raise UsageError(f"not measured: {'; '.join(failed)}")
 
@@ -822,20 +774,22 @@ def capture_nsys(
     """Run a program under Nsight Systems."""
     from nsightkit.capture import nsys
 
-    captured = nsys.profile(
-        command,
-        output,
-        trace=tuple(part.strip() for part in trace.split(",") if part.strip()),
-        capture_range=capture_range,
-        repeat=repeat,
-        graph_nodes=graph_nodes,
-        extra=tuple(extra or ()),
-        expect=expect or None,
-        timeout_s=timeout_s,
-        export=export,
-        overwrite=overwrite,
+    _captured(
+        format,
+        nsys.profile(
+            command,
+            output,
+            trace=tuple(part.strip() for part in trace.split(",") if part.strip()),
+            capture_range=capture_range,
+            repeat=repeat,
+            graph_nodes=graph_nodes,
+            extra=tuple(extra or ()),
+            expect=expect or None,
+            timeout_s=timeout_s,
+            export=export,
+            overwrite=overwrite,
+        ),
     )
-    _captured(format, captured)
 
 
 @_command(to=capture_app, name="ncu", context_settings=_PROGRAM)
@@ -874,25 +828,27 @@ def capture_ncu(
     """Run a program under Nsight Compute, which replays its kernels to read the GPU's counters."""
     from nsightkit.capture import ncu as profiler
 
-    captured = profiler.profile(
-        command,
-        output,
-        kernel=kernel,
-        skip=skip,
-        count=count,
-        nvtx=tuple(nvtx or ()),
-        nvtx_exclude=tuple(nvtx_exclude or ()),
-        section_set=section_set,
-        sections=tuple(section or ()),
-        metrics=tuple(metric or ()),
-        clocks=clocks,
-        keep_caches=keep_caches,
-        extra=tuple(extra or ()),
-        everything=everything,
-        timeout_s=timeout_s,
-        overwrite=overwrite,
+    _captured(
+        format,
+        profiler.profile(
+            command,
+            output,
+            kernel=kernel,
+            skip=skip,
+            count=count,
+            nvtx=tuple(nvtx or ()),
+            nvtx_exclude=tuple(nvtx_exclude or ()),
+            section_set=section_set,
+            sections=tuple(section or ()),
+            metrics=tuple(metric or ()),
+            clocks=clocks,
+            keep_caches=keep_caches,
+            extra=tuple(extra or ()),
+            everything=everything,
+            timeout_s=timeout_s,
+            overwrite=overwrite,
+        ),
     )
-    _captured(format, captured)
 
 
 @_command(to=capture_app, name="torch", context_settings=_PROGRAM)
@@ -908,14 +864,16 @@ def capture_torch(
     """Run a Python program under torch.profiler, the whole of it."""
     from nsightkit.capture import torch_profiler
 
-    captured = torch_profiler.profile_command(
-        command,
-        output,
-        record_shapes=record_shapes,
-        timeout_s=timeout_s,
-        overwrite=overwrite,
+    _captured(
+        format,
+        torch_profiler.profile_command(
+            command,
+            output,
+            record_shapes=record_shapes,
+            timeout_s=timeout_s,
+            overwrite=overwrite,
+        ),
     )
-    _captured(format, captured)
 
 
 def _captured(format: Format | None, captured: Captured) -> None:  # noqa: A002
@@ -985,8 +943,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except MemoryError as error:
         return _failed(error, "this does not fit in memory; look at a part of it, or at a machine with more memory")
     except Exception as error:
-        import traceback
-
         at = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(at.filename).name}:{at.lineno}"
         ours = f"a mistake of nsightkit's own, not of the file ({type(error).__name__}: {error}, at {where})"
@@ -997,8 +953,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 def _failed(error: Exception, text: str, code: int = 2) -> int:
     if os.environ.get("NSIGHTKIT_DEBUG", "") not in ("", "0"):
-        import traceback
-
         traceback.print_exception(error)
     note(text)
     return code

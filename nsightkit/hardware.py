@@ -233,7 +233,7 @@ GPUS: tuple[Gpu, ...] = (
         multiprocessors=68,
         gb_per_s=616,
         bandwidth_source="white paper of the Turing architecture",
-        # Boards of other makers are quoted at 1545 MHz and clock higher: of the two, this one is no limit too low.
+        # Boards of other makers are quoted at 1545 MHz and clock higher: of the two, this one is not too low a limit.
         peaks=_peaks(
             1635,
             (14.2, 128),

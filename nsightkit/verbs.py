@@ -9,11 +9,14 @@ columns, same help. To add a question, write the function that answers it, and a
 # the top, for `nsightkit --help` must be instant.
 
 import dataclasses
+import functools
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Literal, ParamSpec, TypeVar
+
+from nsightkit.analysis.core.text import time_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -71,7 +74,7 @@ class Answer(dict[str, Any]):
         self.printed_as, self.title, self.notes = printed_as, title, list(notes)
 
     def __repr__(self) -> str:
-        from nsightkit._answers import text
+        from nsightkit.answers import text
 
         return text(self)
 
@@ -146,23 +149,19 @@ class _Method:
     """A question with the name of a table, which was an attribute: that still works, with a warning."""
 
     def __init__(self, method: Callable[..., Any]) -> None:
-        self._method, self.__doc__, self.__wrapped__ = method, method.__doc__, method
+        self.__doc__, self.__wrapped__ = method.__doc__, method
 
     def __get__(self, trace: Any, _: type) -> Any:
-        return self._method if trace is None else _Bound(self._method, trace)
+        return self.__wrapped__ if trace is None else _Bound(self.__wrapped__, trace)
 
 
-class _Bound:
-    def __init__(self, method: Callable[..., Any], trace: Any) -> None:
-        self._method, self._trace, self.__doc__ = method, trace, method.__doc__
-
-    def __call__(self, *given: Any, **named: Any) -> Any:
-        return self._method(self._trace, *given, **named)
+class _Bound(functools.partial[Any]):
+    __doc__ = property(lambda self: self.func.__doc__)
 
     def _table(self) -> Any:
-        name = self._method.__name__
+        name = self.func.__name__
         warnings.warn(f"trace.{name} is a question now; the table is trace[{name!r}]", DeprecationWarning, stacklevel=3)
-        return self._trace[name]
+        return self.args[0][name]
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -262,7 +261,6 @@ class Questions:
         >>> t.gaps()["cause"].iloc[0]
         'input-pipeline'
         """
-        from nsightkit._show import time_text
         from nsightkit.analysis.timeline import gaps
 
         min_ns = round(min_us * 1000)
@@ -406,7 +404,6 @@ class Questions:
         >>> len(t.steps())
         12
         """
-        from nsightkit._show import time_text
         from nsightkit.analysis.timeline import steps
 
         found = steps.summary(self, match=match)
@@ -423,19 +420,15 @@ def _said(
     *,
     remarks: Sequence[str] = (),
     hide: Sequence[str] = (),
-    needs: Sequence[str] | None = None,
+    needs: Sequence[str] = (),
 ) -> "pd.DataFrame":
     """A table with what belongs below it, what to say beside it, and columns that say nothing here."""
-    found.attrs = {"note": note if len(found) else "", "remarks": list(remarks), "hide": list(hide)}
-    if needs is not None:
-        found.attrs["needs"] = list(needs)
+    found.attrs = {"note": note if len(found) else "", "remarks": list(remarks), "hide": list(hide), "needs": needs}
     return found
 
 
 def _basis(played: "WhatIf") -> Iterator[str]:
     """What a prediction rests on."""
-    from nsightkit._show import time_text
-
     if played.error is None:
         return
     yield f"played again without a change, the trace comes out {100 * played.error:.1f} % off"
@@ -450,7 +443,6 @@ def _about_sol(
 ) -> tuple[list[str], list[str]]:
     """What belongs below a table of operators, and what to say beside it."""
     from nsightkit import hardware
-    from nsightkit._show import time_text
     from nsightkit.analysis.core import intervals
     from nsightkit.analysis.roofline import sol
 

@@ -20,9 +20,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from nsightkit import _show, cli
+from nsightkit import cli, show, terminal
+from nsightkit.analysis.core import text as text_of
 from nsightkit.trace import Trace, TraceMeta, store
 from nsightkit.trace.model import Gpu
+from nsightkit.verbs import QUESTIONS
 from nsightkit.workloads.played import PROGRAMS
 from nsightkit.workloads.simulator import play
 
@@ -385,8 +387,13 @@ BAD: dict[str, tuple[str, Callable[[Path], object]]] = {
 }
 
 
-@pytest.mark.parametrize("case", BAD)
-@pytest.mark.parametrize("command", ["summary", "verdict", "kernels", "gaps"])
+@pytest.mark.parametrize(
+    ("case", "command"),
+    [
+        *((case, "summary") for case in BAD),
+        *(("json-object", command) for command in QUESTIONS if command != "summary"),
+    ],
+)
 def test_bad_input_is_one_line_with_the_file_and_a_remedy(case: str, command: str, tmp_path: Path, run: Any) -> None:
     name, make = BAD[case]
     path = tmp_path / name
@@ -405,10 +412,9 @@ def test_a_real_trace_cut_short(name: str, keep: float, shared_traces: Path, tmp
     data = source.read_bytes()
     cut = tmp_path / source.name
     cut.write_bytes(data[: int(len(data) * keep)])
-    for command in ("summary", "verdict", "gaps"):
-        code, out, err = run(command, str(cut), "-f", "json")
-        assert (code, out) == (2, "")
-        assert str(cut) in one_line(err)
+    code, out, err = run("summary", str(cut), "-f", "json")
+    assert (code, out) == (2, "")
+    assert str(cut) in one_line(err)
 
 
 def test_debug_shows_the_traceback(tmp_path: Path, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -419,13 +425,18 @@ def test_debug_shows_the_traceback(tmp_path: Path, run: Any, monkeypatch: pytest
 
 
 def test_what_a_library_raises_over_a_file_names_the_file(saved: Any, run: Any, monkeypatch: Any) -> None:
-    path = saved()
+    path, open_store = saved(), store.open_store
     for error in (ValueError("a\nb"), EOFError("x"), KeyError("start"), OSError(5, "I/O")):
 
         def fail(*_: object, _error: Exception = error, **__: object) -> None:
             raise _error
 
-        monkeypatch.setattr("nsightkit.trace.store._StoreSource.read", fail)
+        def opened(folder: Path, _fail: Any = fail) -> Any:
+            source = open_store(folder)
+            source.read = _fail
+            return source
+
+        monkeypatch.setattr(store, "open_store", opened)
         code, out, err = run("summary", path)
         assert (code, out) == (2, "")
         assert path in one_line(err)
@@ -462,25 +473,21 @@ def test_hostile_kernel_names(command: str, saved: Any, run: Any) -> None:
     assert "[red]markup" in out  # not obeyed, and not lost
 
 
-def test_bytes_that_are_no_utf8_come_out_as_utf8(saved: Any, tmp_path: Path) -> None:
-    path = saved()
-    script = (
-        "import sys, json; from nsightkit import _show;"
-        "_show.write_json([{'name': 'caf\\udce9'}], _show.utf8(sys.stdout))"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, timeout=120)
-    assert json.loads(done.stdout.decode("utf-8")) == [{"name": "caf?"}]
-    assert Path(path).is_dir()
+def test_bytes_that_are_no_utf8_come_out_as_utf8(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    terminal.write("json", [{"name": "caf\udce9 π"}], table=lambda _: None)
+    assert json.loads(raw.getvalue().decode("utf-8")) == [{"name": "caf? π"}]
 
 
 @pytest.mark.parametrize("name", ["-dash.parquet", "a b 'c' \"d\" $(x).parquet", "[red]é.parquet", "--help"])
-def test_hostile_file_names(name: str, saved: Any, tmp_path: Path) -> None:
+def test_hostile_file_names(name: str, saved: Any, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved(name)
     # From the folder itself, so that the name begins with what it begins with.
-    command = [sys.executable, "-m", "nsightkit", "kernels", "-f", "json", "--", name]
-    done = subprocess.run(command, capture_output=True, cwd=tmp_path, env=_environment(), timeout=120, check=False)
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert len(json.loads(done.stdout)) == 3
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run("kernels", "-f", "json", "--no-cache", "--", name)
+    assert (code, err) == (0, "")
+    assert len(json.loads(out)) == 3
     assert sorted(p.name for p in tmp_path.iterdir()) == [name]
 
 
@@ -766,6 +773,13 @@ def test_a_reader_that_leaves_early_is_no_error(saved: Any) -> None:
     assert (writer.returncode, err) == (0, b"")
 
 
+def test_the_process_ends_with_the_code(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "nsightkit", "summary", str(tmp_path / "absent.sqlite")]
+    done = subprocess.run(command, capture_output=True, text=True, env=_environment(), timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "absent.sqlite" in one_line(done.stderr)
+
+
 def test_interrupted(saved: Any, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
@@ -784,7 +798,7 @@ def test_interrupted(saved: Any, run: Any, monkeypatch: pytest.MonkeyPatch) -> N
      (999_999, "1.000 ms"), (2.5e9, "2.500 s"), (1.2345e12, "1,234.5 s")],
 )  # fmt: skip
 def test_times_in_words(ns: float | None, text: str) -> None:
-    assert _show.time_text(ns) == text
+    assert text_of.time_text(ns) == text
 
 
 def test_values_become_json() -> None:
@@ -801,7 +815,7 @@ def test_values_become_json() -> None:
         "i": np.array([1, 2]),
         "j": pd.NaT,
     }
-    ready = _show.ready(values)
+    ready = show.ready(values)
     assert ready == {
         "a_ns": 2, "b": 3, "c": None, "d": None, "e": [True, None], "f": {"g_ns": 2}, "h": None, "i": [1, 2], "j": None,
     }  # fmt: skip
@@ -833,6 +847,7 @@ def test_diff_in_every_format(pair: list[str], run: Any) -> None:
     assert (code, err) == (0, "")
     document = json.loads(out)
     assert document["unit"] == "step"
+    assert (document["before"]["kernel_count"], document["after"]["kernel_count"]) == (3, 3)
     assert {row["match"] for row in document["kernels"]} == {"normalised", "appeared", "disappeared"}
     assert all(isinstance(row["delta_ns"], int) for row in document["kernels"])
     code, out, err = run("diff", *pair, "--format", "csv")
@@ -857,12 +872,10 @@ def test_diff_takes_filters_once_or_for_each_side(pair: list[str], run: Any) -> 
         found = json.loads(out)
         return found["before"]["kernel_count"], found["after"]["kernel_count"]
 
-    assert counted() == (3, 3)
-    assert counted("--last-steps", "2") == (2, 2)
+    assert counted("--last-steps", "2", "--device", "0", "--no-cache") == (2, 2)
     assert counted("--last-steps", "1", "--last-steps", "2") == (1, 2)
     assert counted("--within", "step 1", "--within", "") == (1, 3)
     assert counted("--time", "0:100", "--time", "") == (1, 3)
-    assert counted("--device", "0", "--no-cache") == (3, 3)
     steps = json.loads(run("diff", *pair, "-f", "json", "--match", "nope", "--steps", "3", "--steps", "6")[1])
     assert (steps["unit"], steps["before"]["steps"], steps["after"]["steps"]) == ("step", 3, 6)
 

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     )
     from nsightkit.plots._curves import box_plots, distributions, share_curves, step_times
     from nsightkit.plots._memory import memory_bars, memory_curves, memory_stacks, memory_timeline, segment_map
-    from nsightkit.plots._packing import InteractiveTimeline
     from nsightkit.plots._ranks import rank_arrivals, rank_lateness
     from nsightkit.plots._roofline import limiter_map, roofline
     from nsightkit.plots._sweep import sweep_memory, sweep_times
     from nsightkit.plots._tables import table
     from nsightkit.plots._timeline import interactive_timeline, timeline
+    from nsightkit.plots.packing import InteractiveTimeline
 
 __all__ = [
     "InteractiveTimeline",
@@ -75,7 +75,7 @@ _OF = {
     ),
     "_curves": ("box_plots", "distributions", "share_curves", "step_times"),
     "_memory": ("memory_bars", "memory_curves", "memory_stacks", "memory_timeline", "segment_map"),
-    "_packing": ("InteractiveTimeline",),
+    "packing": ("InteractiveTimeline",),
     "_ranks": ("rank_arrivals", "rank_lateness"),
     "_roofline": ("limiter_map", "roofline"),
     "_sweep": ("sweep_memory", "sweep_times"),

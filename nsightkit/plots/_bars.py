@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Mapping, Sequence
 from itertools import cycle
 from typing import Any
@@ -12,7 +13,20 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from nsightkit.analysis.core.text import short_name
-from nsightkit.plots._base import (
+from nsightkit.plots._style import (
+    finished,
+    first_rows,
+    label_bars,
+    name_rows,
+    new_figure,
+    new_grid,
+    nothing,
+    plain,
+    ranked_bars,
+    side_by_side,
+    stack,
+)
+from nsightkit.plots.looks import (
     BLUE,
     CATEGORY_COLOURS,
     CAUSE_COLOURS,
@@ -26,19 +40,6 @@ from nsightkit.plots._base import (
     duration,
     spoken,
     time_unit,
-)
-from nsightkit.plots._style import (
-    bars_of,
-    described,
-    first_rows,
-    label_bars,
-    legend_below,
-    name_rows,
-    new_figure,
-    new_grid,
-    nothing,
-    plain,
-    stack,
 )
 
 _SERIES = (BLUE, VERMILION, GREEN, PURPLE, OCHRE, RED)
@@ -58,7 +59,10 @@ _MARKS = {
     "cannot tell": (GREY, "D"),
     "negligible": (GREY, "v"),
 }
-_PREFIXES = ("void ", "autograd::engine::evaluate_function: ", "at::native::", "(anonymous namespace)::", "aten::")
+#: What all such names begin with: it fills the room in which they differ.
+_PREFIX = re.compile(
+    r"(void )?(autograd::engine::evaluate_function: )?(at::native::)?(\(anonymous namespace\)::)?(aten::)?"
+)
 
 
 def gap_bars(gaps: pd.DataFrame, *, title: str = "GPU idle time by cause") -> Figure:
@@ -76,18 +80,15 @@ def gap_bars(gaps: pd.DataFrame, *, title: str = "GPU idle time by cause") -> Fi
     matplotlib.figure.Figure
     """
     rows = gaps.sort_values("total_ns", ascending=False, kind="stable")
-    figure, axes = new_figure(1.2 + 0.36 * max(len(rows), 2), title)
-    if rows.empty:
-        return nothing(figure, axes, title, "no gaps between GPU operations in this trace")
-    scale, unit = time_unit(rows["total_ns"].max())
     labels = [
         f"{duration(total)} · {share:.1%} of span"
         for total, share in zip(rows["total_ns"], rows["share_of_span"], strict=True)
     ]
-    colours = [CAUSE_COLOURS.get(cause, GREY) for cause in rows["cause"]]
-    bars_of(axes, rows["cause"], rows["total_ns"].to_numpy() / scale, labels, color=colours)
-    axes.set_xlabel(f"idle time ({unit})")
-    return described(figure, f"{title}, horizontal bars: {spoken(zip(rows['cause'], labels, strict=True))}.")
+    looks = [(CAUSE_COLOURS.get(cause, GREY), None) for cause in rows["cause"]]
+    return ranked_bars(
+        rows["cause"], rows["total_ns"], labels, looks, title=title, axis="idle time", unit_of=time_unit,
+        row_height=0.36, longest=44, empty="no gaps between GPU operations in this trace",
+    )  # fmt: skip
 
 
 def kernel_bars(kernels: pd.DataFrame, *, top: int = 12, title: str = "GPU time by kernel") -> Figure:
@@ -108,25 +109,17 @@ def kernel_bars(kernels: pd.DataFrame, *, top: int = 12, title: str = "GPU time 
     """
     rows = kernels.sort_values("total_ns", ascending=False, kind="stable")
     shown = first_rows(rows, top, "name", ("total_ns", "share", "count"))
-    figure, axes = new_figure(1.2 + 0.34 * max(len(shown), 2), title)
-    if rows.empty:
-        return nothing(figure, axes, title, "no kernels in this trace")
-    names = [str(name) for name in shown["name"]]
     # The bar of all others is of no category.
     groups = [str(group) for group in shown.get("category", shown["name"])[:top]] + [""] * (len(rows) > top)
     kinds = [group for group in dict.fromkeys(groups) if group]
     by_category = "category" in rows and len(kinds) > 1 and list(rows["category"]) != list(rows["name"])
     palette = dict(zip(kinds, _SERIES, strict=False)) if by_category else dict.fromkeys(kinds, BLUE)
-    scale, unit = time_unit(shown["total_ns"].max())
     labels = [f"{share:.1%} · {count:,} runs" for share, count in zip(shown["share"], shown["count"], strict=True)]
-    colours = [palette.get(group, GREY) for group in groups]
-    bars = bars_of(axes, names, shown["total_ns"].to_numpy() / scale, labels, color=colours, longest=40)
-    if by_category:
-        handles = [bars[groups.index(kind)] for kind in palette]
-        words = [plain(kind) for kind in palette]
-        axes.legend(handles, words, loc="lower right", frameon=False, fontsize=9, title="category")
-    axes.set_xlabel(f"time on the GPU ({unit})")
-    return described(figure, f"{title}, horizontal bars: {spoken(zip(names, labels, strict=True))}.")
+    return ranked_bars(
+        shown["name"], shown["total_ns"], labels, [(palette.get(group, GREY), None) for group in groups], title=title,
+        axis="time on the GPU", unit_of=time_unit, empty="no kernels in this trace", legend_title="category",
+        legend={plain(kind): groups.index(kind) for kind in palette} if by_category else None,
+    )  # fmt: skip
 
 
 def before_after(
@@ -174,10 +167,10 @@ def before_after(
         )
         label_bars(axes, bars, [duration(v) for v in values])
     name_rows(axes, both.index)
-    axes.set_xlabel(f"{axis} ({unit})")
     axes.legend(frameon=False, fontsize=9, loc="lower right")
     pairs = [(name, f"{duration(b)} then {duration(a)}") for name, b, a in both.itertuples()]
-    return described(figure, f"{title}, pairs of bars ({labels[0]}, {labels[1]}): {spoken(pairs)}.")
+    sentence = f"{title}, pairs of bars ({labels[0]}, {labels[1]}): {spoken(pairs)}."
+    return finished(figure, axes, sentence, xlabel=f"{axis} ({unit})")
 
 
 def change_intervals(rows: pd.DataFrame, *, top: int = 12, title: str = "What changed") -> Figure:
@@ -213,13 +206,14 @@ def change_intervals(rows: pd.DataFrame, *, top: int = 12, title: str = "What ch
             axes.plot(delta[at] / scale, at, marker, color=colour, markersize=6, label=kind, linestyle="none")
     names = [_named(row) for row in shown.to_dict("records")]
     name_rows(axes, names)
-    axes.set(ylim=(len(shown) - 0.4, -0.6), xlabel=f"change of a step's time ({unit}), with its interval")
-    legend_below(figure, axes, len(_MARKS))
     said = [
         (name, f"{duration(row['before_ns'])} then {duration(row['after_ns'])}, {row['significance']}")
         for name, row in zip(names, shown.to_dict("records"), strict=True)
     ]
-    return described(figure, f"{title}, points with intervals around no change: {spoken(said, most=12)}.")
+    return finished(
+        figure, axes, f"{title}, points with intervals around no change: {spoken(said, most=12)}.", legend=len(_MARKS),
+        ylim=(len(shown) - 0.4, -0.6), xlabel=f"change of a step's time ({unit}), with its interval",
+    )  # fmt: skip
 
 
 def _named(row: Mapping[Hashable, Any]) -> str:
@@ -243,17 +237,14 @@ def share_bars(columns: Mapping[str, pd.Series], *, title: str = "Shares of the 
     -------
     matplotlib.figure.Figure
     """
-    sizes = {label: pd.to_numeric(v).astype("Float64").fillna(0).astype(float) for label, v in columns.items()}
-    shares = {label: v / v.sum() for label, v in sizes.items() if v.sum() > 0}
-    figure, axes = new_figure(1.7 + 0.55 * max(len(shares), 1), title)
-    if not shares:
+    sizes = side_by_side({label: v for label, v in columns.items() if pd.to_numeric(v).sum() > 0})
+    figure, axes = new_figure(1.7 + 0.55 * max(sizes.shape[1], 1), title)
+    if sizes.empty:
         return nothing(figure, axes, title, "nothing to divide in this trace")
-    parts = list(dict.fromkeys(str(part) for v in shares.values() for part in v.index))
-    table = pd.DataFrame({label: v.groupby(v.index.astype(str)).sum() for label, v in shares.items()})
-    table = table.reindex(parts).fillna(0)
+    table = sizes / sizes.sum()
     looks = [
         (GREY, None) if part.startswith("(") else (colour, hatch)  # "(unattributed)" is not a part like others
-        for part, colour, hatch in zip(parts, cycle(_COLOURS), cycle(_HATCHES), strict=False)
+        for part, colour, hatch in zip(table.index, cycle(_COLOURS), cycle(_HATCHES), strict=False)
     ]
     for bars, (colour, _), widths in zip(stack(axes, table, looks), looks, table.to_numpy(), strict=True):
         # On a plate of the segment's colour: a hatch must not run through the digits.
@@ -262,14 +253,13 @@ def share_bars(columns: Mapping[str, pd.Series], *, title: str = "Shares of the 
             color="white", fontweight="bold", bbox={"facecolor": colour, "edgecolor": "none", "pad": 1.2},
         )  # fmt: skip
     name_rows(axes, table)
-    axes.set(xlim=(0, 1), xlabel="share of the bar's whole")
     axes.xaxis.set_major_formatter(PercentFormatter(1))
-    legend_below(figure, axes, 4)
     said = [
         (label, f"({spoken([(p, f'{s:.0%}') for p, s in column.items() if s > 0], most=9)})")
         for label, column in table.items()
     ]
-    return described(figure, f"{title}, stacked bars: {spoken(said)}.")
+    sentence = f"{title}, stacked bars: {spoken(said)}."
+    return finished(figure, axes, sentence, legend=4, xlim=(0, 1), xlabel="share of the bar's whole")
 
 
 def ladder_bars(
@@ -319,11 +309,10 @@ def ladder_bars(
     for (what, floor), dashes in zip(floors.items(), _DASHES, strict=False):
         axes.axvline(floor / scale, color="black", linewidth=1.2, linestyle=dashes, label=plain(what, 60))
     name_rows(axes, rungs)
-    axes.set_xlabel(f"time of a layer ({unit})")
-    legend_below(figure, axes, 3)
     said = spoken([(rung, duration(ns)) for rung, ns in zip(rungs, total, strict=True)], most=12)
     least = spoken([(what, duration(ns)) for what, ns in floors.items()])
-    return described(figure, f"{title}, stacked bars by kind of work: {said}{f'; lines at {least}' if least else ''}.")
+    sentence = f"{title}, stacked bars by kind of work: {said}{f'; lines at {least}' if least else ''}."
+    return finished(figure, axes, sentence, legend=3, xlabel=f"time of a layer ({unit})")
 
 
 def panels(frame: pd.DataFrame, columns: Sequence[str], *, title: str = "Side by side") -> Figure:
@@ -358,7 +347,7 @@ def panels(frame: pd.DataFrame, columns: Sequence[str], *, title: str = "Side by
         axes.set_xlabel(label, fontsize=9)
         said.append((label, f"({spoken(zip(frame.index, words, strict=True), most=12)})"))
     name_rows(grid[0][0], frame.index, 24)
-    return described(figure, f"{title}, bars: {spoken(said)}.")
+    return finished(figure, grid[0][0], f"{title}, bars: {spoken(said)}.")
 
 
 def _readable(column: str, values: Any) -> tuple[Any, float, str]:
@@ -386,7 +375,11 @@ def small_multiples(tables: Mapping[str, pd.DataFrame], *, top: int = 5, title: 
     -------
     matplotlib.figure.Figure
     """
-    shown = {label: table.nlargest(top, "total_ns") for label, table in tables.items() if len(table)}
+    longest = {label: table.nlargest(top, "total_ns") for label, table in tables.items() if len(table)}
+    shown = {
+        label: table.assign(name=table["name"].astype(str).str.replace(_PREFIX, "", n=1, regex=True))
+        for label, table in longest.items()
+    }
     rows = -(-max(len(shown), 1) // 2)
     figure, grid = new_grid(rows, 2, 0.9 + rows * (0.5 + 0.3 * top), title, sharex=True)
     if not shown:
@@ -400,7 +393,7 @@ def small_multiples(tables: Mapping[str, pd.DataFrame], *, top: int = 5, title: 
         # Names stand above their bars: beside them they would take the room of the chart, and on them hide it.
         for row, (name, share) in enumerate(zip(table["name"], table["share"], strict=True)):
             axes.annotate(
-                f"{share:.0%}  {plain(_short(str(name)), 46)}", (0, row - 0.16), xytext=(3, 0),
+                f"{share:.0%}  {plain(name, 46)}", (0, row - 0.16), xytext=(3, 0),
                 textcoords="offset points", va="center", fontsize=7.5,
             )  # fmt: skip
         axes.set(yticks=[], ylim=(top - 0.5, -0.5))
@@ -413,12 +406,5 @@ def small_multiples(tables: Mapping[str, pd.DataFrame], *, top: int = 5, title: 
     figure.legend(
         [handles[kind] for kind in named], named, loc="outside lower center", ncols=4, frameon=False, fontsize=9
     )
-    said = [(label, f"{_short(str(t['name'].iloc[0]))} {t['share'].iloc[0]:.0%}") for label, t in shown.items()]
-    return described(figure, f"{title}, small bar charts; the first of each: {spoken(said, most=12)}.")
-
-
-def _short(name: str) -> str:
-    """Drop what all such names begin with: it fills the room in which they differ."""
-    for prefix in _PREFIXES:
-        name = name.removeprefix(prefix)
-    return name
+    said = [(label, f"{t['name'].iloc[0]} {t['share'].iloc[0]:.0%}") for label, t in shown.items()]
+    return finished(figure, grid[0][0], f"{title}, small bar charts; the first of each: {spoken(said, most=12)}.")

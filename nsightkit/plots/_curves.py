@@ -11,17 +11,16 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 from numpy.typing import ArrayLike
 
-from nsightkit.plots._base import BLUE, DARK_GREY, GREY, duration, spoken, time_unit
 from nsightkit.plots._style import (
     LINES,
-    described,
-    legend_below,
+    finished,
     name_rows,
     new_figure,
     nothing,
     plain,
     time_axis,
 )
+from nsightkit.plots.looks import BLUE, DARK_GREY, GREY, duration, spoken, time_unit
 
 
 def step_times(samples: pd.DataFrame | Mapping[str, ArrayLike], *, title: str = "Step times") -> Figure:
@@ -56,10 +55,11 @@ def step_times(samples: pd.DataFrame | Mapping[str, ArrayLike], *, title: str = 
         # One entry a series, of point and line; drawn nowhere, because a marker on the line would look like a step.
         axes.plot([], [], marker, ls="-", color=colour, label=f"{plain(label, 40)}, median {duration(median)}")
         said.append((label, f"median {duration(median)} of {len(v)} steps"))
-    axes.set(xlabel="step", ylabel=f"time ({unit})", ylim=(0, 1.15 * longest / scale))
     axes.xaxis.get_major_locator().set_params(integer=True)
-    legend_below(figure, axes, 2)
-    return described(figure, f"{title}, one point a step: {spoken(said)}.")
+    return finished(
+        figure, axes, f"{title}, one point a step: {spoken(said)}.", legend=2, xlabel="step",
+        ylabel=f"time ({unit})", ylim=(0, 1.15 * longest / scale),
+    )  # fmt: skip
 
 
 def distributions(samples: Mapping[str, ArrayLike], *, title: str = "How long they last") -> Figure:
@@ -90,10 +90,11 @@ def distributions(samples: Mapping[str, ArrayLike], *, title: str = "How long th
         axes.step(times, share, where="post", color=colour, linestyle=line, linewidth=2, label=name)
         said.append((label, f"{median} of {len(v):,}"))
     time_axis(axes, "duration", first / 1.5, last * 1.5)
-    axes.set(ylabel="share that is at most so long", ylim=(0, 1.03))
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    legend_below(figure, axes, min(len(series), 2))
-    return described(figure, f"{title}, cumulative distributions of the duration: {spoken(said)}.")
+    return finished(
+        figure, axes, f"{title}, cumulative distributions of the duration: {spoken(said)}.",
+        legend=min(len(series), 2), ylabel="share that is at most so long", ylim=(0, 1.03),
+    )  # fmt: skip
 
 
 def _positive(samples: Mapping[str, ArrayLike]) -> dict[str, np.ndarray]:
@@ -139,7 +140,7 @@ def box_plots(samples: Mapping[str, ArrayLike], *, title: str = "How long they l
         (label, f"median {duration(box['med'])}, middle half {duration(box['q1'])} to {duration(box['q3'])}")
         for label, box in zip(series, boxes, strict=True)
     ]
-    return described(figure, f"{title}, box plots of the {axis}: {spoken(said, most=12)}.")
+    return finished(figure, axes, f"{title}, box plots of the {axis}: {spoken(said, most=12)}.")
 
 
 def share_curves(
@@ -185,7 +186,8 @@ def share_curves(
         )  # fmt: skip
         said.append((label, f"{level:.1%}"))
     time_axis(axes, axis, periods[0], periods[-1])
-    axes.set(ylabel=share, ylim=(0, 1.05))
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    legend_below(figure, axes, min(len(shares), 2))
-    return described(figure, f"{title}, {share} against the {axis}: {spoken(said)}.")
+    return finished(
+        figure, axes, f"{title}, {share} against the {axis}: {spoken(said)}.", legend=min(len(shares), 2),
+        ylabel=share, ylim=(0, 1.05),
+    )  # fmt: skip

@@ -13,19 +13,19 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from numpy.typing import ArrayLike
 
-from nsightkit.plots._base import BLUE, DARK_GREY, GREEN, GREY, OCHRE, PURPLE, RED, VERMILION, spoken
 from nsightkit.plots._style import (
-    bars_of,
     decades,
-    described,
+    finished,
     first_rows,
-    legend_below,
     name_rows,
     new_figure,
     nothing,
     plain,
+    ranked_bars,
+    side_by_side,
     stack,
 )
+from nsightkit.plots.looks import BLUE, DARK_GREY, GREEN, GREY, OCHRE, PURPLE, RED, VERMILION, spoken
 
 #: Colour and hatch of what memory holds, as snapshots and as ledgers name it; hatched ones share a colour with another.
 _LOOKS: dict[str, tuple[str, str | None]] = {
@@ -123,19 +123,20 @@ def memory_timeline(
         handles += axes.step(
             event[at], level[at] / scale, where="post", color=DARK_GREY, linewidth=1.2, label="reserved"
         )
-    axes.set(
-        xlim=(bands["from_event"].min(), bands["to_event"].max()), ylim=(0, 1.06 * highest / scale),
-        xlabel="allocator event", ylabel=f"allocated ({unit})",
-    )  # fmt: skip
     axes.legend(handles=handles[::-1], frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
     peak = bands.iloc[int(bands["top_bytes"].to_numpy().argmax())]
     at_peak = bands[(bands["from_event"] <= peak["from_event"]) & (peak["from_event"] < bands["to_event"])]
     heights = (at_peak["top_bytes"] - at_peak["bottom_bytes"]).groupby(names[at_peak.index]).sum()
     said = [(name, _amount(value)) for name, value in heights.sort_values(ascending=False).items() if value]
-    return described(
+    return finished(
         figure,
+        axes,
         f"{title}: allocations stacked over {int(bands['to_event'].max()):,} allocator events; the highest point, "
         f"{_amount(float(peak['top_bytes']))}, is made of {spoken(said)}.",
+        xlim=(bands["from_event"].min(), bands["to_event"].max()),
+        ylim=(0, 1.06 * highest / scale),
+        xlabel="allocator event",
+        ylabel=f"allocated ({unit})",
     )
 
 
@@ -157,26 +158,18 @@ def memory_bars(sites: pd.DataFrame, *, top: int = 12, title: str = "Memory at t
     """
     rows = sites.sort_values("bytes", ascending=False, kind="stable")
     shown = first_rows(rows.astype({"category": str}), top, "site", ("bytes", "count", "share"))
-    figure, axes = new_figure(1.2 + 0.34 * max(len(shown), 2), title)
-    if rows.empty:
-        return nothing(figure, axes, title, "nothing was allocated")
     categories = list(shown["category"].fillna(_OTHERS))
-    scale, unit = _scale(shown["bytes"].max())
     labels = [
         f"{share:.1%} · {n:,} block{'' if n == 1 else 's'}"
         for share, n in zip(shown["share"], shown["count"], strict=True)
     ]
-    colours, hatches = zip(*(_LOOKS.get(category, (GREY, None)) for category in categories), strict=True)
-    bars = bars_of(
-        axes, shown["site"], shown["bytes"].to_numpy(float) / scale, labels, longest=40, color=colours, hatch=hatches,
-        edgecolor="white",
-    )  # fmt: skip
     known = [category for category in _LOOKS if category in categories and category != _OTHERS]
-    handles = [bars[categories.index(category)] for category in known]
-    axes.legend(handles, known, loc="lower right", frameon=False, fontsize=9)
-    axes.set_xlabel(f"allocated ({unit})")
-    said = [(f"{name} ({c})", label) for name, c, label in zip(shown["site"], categories, labels, strict=True)]
-    return described(figure, f"{title}, horizontal bars: {spoken(said)}.")
+    return ranked_bars(
+        shown["site"], shown["bytes"], labels, [_LOOKS.get(category, (GREY, None)) for category in categories],
+        title=title, axis="allocated", unit_of=_scale, empty="nothing was allocated", edgecolor="white",
+        said=[f"{name} ({category})" for name, category in zip(shown["site"], categories, strict=True)],
+        legend={category: categories.index(category) for category in known},
+    )  # fmt: skip
 
 
 def segment_map(
@@ -225,17 +218,19 @@ def segment_map(
             axes.add_collection(PolyCollection(shapes, facecolor=colour, edgecolor="white", linewidth=0.3, hatch=hatch))
     handles.append(Patch(facecolor="none", edgecolor=GREY, label="free"))
     of = f" of {len(segments)}" if len(segments) > len(rows) else ""
-    axes.set(
-        xlim=(0, 1.02 * float(totals.max())), ylim=(len(rows) - 0.4, -0.6), yticks=[],
-        ylabel=f"{len(rows)} segments{of}", xlabel=f"place in the segment ({unit})",
-    )  # fmt: skip
     axes.legend(handles=handles, frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
     total, free = int(segments["total_bytes"].sum()), int(segments["free_bytes"].sum())
-    return described(
+    return finished(
         figure,
+        axes,
         f"{title}: {len(rows)} of {len(segments)} segments as rows, each filled with its live blocks. All segments "
         f"hold {_amount(total)}, of which {_amount(free)} are free; the largest free block is "
         f"{_amount(int(segments['largest_free_bytes'].max()))}.",
+        xlim=(0, 1.02 * float(totals.max())),
+        yticks=[],
+        ylim=(len(rows) - 0.4, -0.6),
+        ylabel=f"{len(rows)} segments{of}",
+        xlabel=f"place in the segment ({unit})",
     )
 
 
@@ -253,9 +248,7 @@ def memory_stacks(columns: Mapping[str, pd.Series], *, title: str = "What the me
     -------
     matplotlib.figure.Figure
     """
-    table = pd.DataFrame({label: pd.to_numeric(v).astype("Float64") for label, v in columns.items()})
-    table = table.fillna(0).astype(float).clip(lower=0)
-    table = table.reindex(list(dict.fromkeys(item for v in columns.values() for item in v.index)))
+    table = side_by_side(columns).clip(lower=0)
     totals = table.sum()
     table = table[table.gt(1e-3 * totals.max()).any(axis=1)]  # less than that of the longest bar is too thin to see
     figure, axes = new_figure(1.9 + 0.5 * max(len(columns), 1), title)
@@ -268,13 +261,12 @@ def memory_stacks(columns: Mapping[str, pd.Series], *, title: str = "What the me
     for row, (end, total) in enumerate(zip(ends, totals, strict=True)):
         axes.annotate(_amount(total), (end, row), xytext=(4, 0), textcoords="offset points", va="center", fontsize=9)
     name_rows(axes, table.columns)
-    axes.set(xlim=(0, 1.14 * float(ends.max())), xlabel=f"memory ({unit})")
-    legend_below(figure, axes, 4)
     said = [
         (label, f"{_amount(total)} ({spoken([(i, _amount(s)) for i, s in items.items() if s], most=9)})")
         for total, (label, items) in zip(totals, table.items(), strict=True)
     ]
-    return described(figure, f"{title}, stacked bars: {spoken(said)}.")
+    sentence = f"{title}, stacked bars: {spoken(said)}."
+    return finished(figure, axes, sentence, legend=4, xlim=(0, 1.14 * float(ends.max())), xlabel=f"memory ({unit})")
 
 
 def memory_curves(
@@ -338,5 +330,4 @@ def memory_curves(
     axes.xaxis.set_major_formatter(lambda size, _: f"{size:g}")
     low, high = axes.get_ylim()
     decades(axes.yaxis, low, high, _amount)
-    legend_below(figure, axes, 2)
-    return described(figure, f"{title}, logarithmic axes: {spoken(said)}.")
+    return finished(figure, axes, f"{title}, logarithmic axes: {spoken(said)}.", legend=2)

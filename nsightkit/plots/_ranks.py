@@ -9,8 +9,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from nsightkit.analysis.core.intervals import uncovered
-from nsightkit.plots._base import BLUE, DARK_GREY, OCHRE, VERMILION, duration, spoken, time_unit
-from nsightkit.plots._style import described, legend_below, name_rows, new_figure, nothing
+from nsightkit.plots._style import finished, name_rows, new_figure, nothing
+from nsightkit.plots.looks import BLUE, DARK_GREY, OCHRE, VERMILION, duration, spoken, time_unit
 
 #: Rows of a figure; of more ranks the ones that are latest, and their neighbours, are drawn.
 _MOST_RANKS = 24
@@ -50,16 +50,18 @@ def rank_arrivals(arrivals: pd.DataFrame, *, title: str = "Who waits for whom") 
         axes.barh(
             row, width, left=left, height=0.62, color=colour, hatch=hatch, edgecolor="white", linewidth=0.3, label=label
         )
-    axes.set(ylim=(len(ranks) - 0.5, -0.5), xlabel=f"time ({unit})")
     axes.set_xlim(left=0)
-    legend_below(figure, axes, 2)
     begin, whole = (waits[c].to_numpy(np.int64) for c in ("start_ns", "wait_ns"))
     total = pd.Series(uncovered(begin, begin + whole, waits["rank"])).groupby(waits["rank"].to_numpy()).sum()
     said = [(f"rank {rank}", duration(float(total[rank]))) for rank in ranks]
-    return described(
+    return finished(
         figure,
+        axes,
         f"{title}, a row of bars a rank, from its arrival at each collective to its end. Waited over the whole run: "
         f"{spoken(said)}.",
+        legend=2,
+        ylim=(len(ranks) - 0.5, -0.5),
+        xlabel=f"time ({unit})",
     )
 
 
@@ -95,10 +97,11 @@ def rank_lateness(arrivals: pd.DataFrame, late_ns: pd.Series, *, title: str = "H
         axes.plot([middle] * 2, [row - 0.36, row + 0.36], color=VERMILION, linewidth=2.2, label=line)
         said.append((f"rank {rank}", duration(middle * scale)))
     axes.grid(axis="y", color=DARK_GREY, alpha=0.15)
-    axes.set(ylim=(len(ranks) - 0.5, -0.5), xlabel=f"later than the middle rank, in a {unit_of} ({unit})")
     axes.set_xlim(left=min(0.0, float(each.min()) / scale) - 0.02 * float(each.max()) / scale)
-    legend_below(figure, axes, 2)
-    return described(figure, f"{title}, dots, one a {unit_of}; medians: {spoken(said)}.")
+    return finished(
+        figure, axes, f"{title}, dots, one a {unit_of}; medians: {spoken(said)}.", legend=2,
+        ylim=(len(ranks) - 0.5, -0.5), xlabel=f"later than the middle rank, in a {unit_of} ({unit})",
+    )  # fmt: skip
 
 
 def _figure(known: pd.DataFrame, more: float, title: str) -> tuple[Figure, Any, list[int], str]:

@@ -13,8 +13,8 @@ from matplotlib.ticker import LogLocator, NullLocator, PercentFormatter
 
 from nsightkit.analysis.roofline.counters import classify
 from nsightkit.analysis.roofline.sol import Rates
-from nsightkit.plots._base import BLUE, DARK_GREY, GREEN, GREY, OCHRE, PURPLE, RED, VERMILION, spoken
-from nsightkit.plots._style import described, legend_below, new_figure, nothing, plain
+from nsightkit.plots._style import finished, new_figure, nothing, plain
+from nsightkit.plots.looks import BLUE, DARK_GREY, GREEN, GREY, OCHRE, PURPLE, RED, VERMILION, spoken
 
 _ROOFS = ((DARK_GREY, "-"), (BLUE, "--"), (PURPLE, "-."))
 _MARKS = (
@@ -103,16 +103,14 @@ def roofline(
     )  # fmt: skip
     for axis in (axes.xaxis, axes.yaxis):
         axis.set(major_locator=LogLocator(10), minor_locator=NullLocator(), major_formatter=lambda v, _: f"{v:g}")
-    legend_below(figure, axes, 1 if len(shown) < 4 else 2, size=8)
     pairs = [
         (name, f"{rate:,.3g} TFLOP/s at {at:,.3g} FLOPs a byte")
         for name, rate, at in shown[["name", "reached", "intensity"]].itertuples(index=False)
     ]
     below = " and ".join(f"{r.source} ({r.tflops[unit]:,.4g} TFLOP/s, {r.gb_per_s:,.0f} GB/s)" for r in roofs)
     more = f"; {len(rest)} more" if len(rest) else ""
-    return described(
-        figure, f"{title}, points under the roofs of {below or 'no card'}: {spoken(pairs, most=12)}{more}."
-    )
+    sentence = f"{title}, points under the roofs of {below or 'no card'}: {spoken(pairs, most=12)}{more}."
+    return finished(figure, axes, sentence, legend=1 if len(shown) < 4 else 2, size=8)
 
 
 def limiter_map(table: pd.DataFrame, *, title: str = "What limits each kernel") -> Figure:
@@ -150,12 +148,12 @@ def limiter_map(table: pd.DataFrame, *, title: str = "What limits each kernel") 
             label=f"{plain(name, 44)}: {bound}",
         )  # fmt: skip
         said.append((name, f"({bound}) at {y:.0f} % of compute and {x:.0f} % of memory"))
-    axes.set(
-        xlim=(0, 100), ylim=(0, 100), xlabel="memory throughput, the busiest of L1, L2 and DRAM",
-        ylabel="compute throughput, the busiest unit of the SMs",
-    )  # fmt: skip
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_ticks([0, 20, 40, 60, 80, 100])
         axis.set_major_formatter(PercentFormatter())
-    legend_below(figure, axes, 1 if len(shown) < 4 else 2)
-    return described(figure, f"{title}, points on the regions of NVIDIA's rule: {spoken(said, most=12)}.")
+    return finished(
+        figure, axes, f"{title}, points on the regions of NVIDIA's rule: {spoken(said, most=12)}.",
+        legend=1 if len(shown) < 4 else 2, xlim=(0, 100), ylim=(0, 100),
+        xlabel="memory throughput, the busiest of L1, L2 and DRAM",
+        ylabel="compute throughput, the busiest unit of the SMs",
+    )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -13,8 +13,10 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.ticker import LogLocator, NullLocator
 
-from nsightkit.plots._base import BLUE, GREEN, OCHRE, PURPLE, RED, VERMILION, tick
+from nsightkit.plots.looks import BLUE, GREEN, OCHRE, PURPLE, RED, VERMILION, spoken, tick
 
+#: A colour and a hatch.
+Look = tuple[str, str | None]
 #: Series that also differ without colour.
 LINES: tuple[tuple[str, Any], ...] = (
     (BLUE, "-"), (VERMILION, "--"), (GREEN, "-."), (PURPLE, ":"), (OCHRE, (0, (5, 1, 1, 1, 1, 1))), (RED, (0, (3, 1))),
@@ -64,17 +66,40 @@ def label_bars(axes: Any, bars: Any, labels: Iterable[str]) -> None:
     axes.set_xlim(left=0)
 
 
-def bars_of(
-    axes: Any, names: Iterable[object], widths: Any, labels: Iterable[str], *, longest: int = 44, **look: Any
-) -> Any:
-    """Draw a named bar a row, with its value in words at its end."""
-    bars = axes.barh(np.arange(len(widths)), widths, height=0.68, **look)
+def ranked_bars(
+    names: pd.Series, values: pd.Series, labels: Sequence[str], looks: Sequence[Look], *, title: str, axis: str,
+    unit_of: Callable[[float], tuple[float, str]], empty: str, row_height: float = 0.34, longest: int = 40,
+    said: Iterable[object] | None = None, legend: Mapping[str, int] | None = None, legend_title: str | None = None,
+    **look: Any,
+) -> Figure:  # fmt: skip
+    """Draw a figure of a named bar a row, with its value in words at its end; a legend names the rows it is given."""
+    figure, axes = new_figure(1.2 + row_height * max(len(values), 2), title)
+    if values.empty:
+        return nothing(figure, axes, title, empty)
+    scale, unit = unit_of(values.max())
+    colours, hatches = zip(*looks, strict=True)
+    bars = axes.barh(
+        np.arange(len(values)), values.to_numpy(float) / scale, height=0.68, color=colours, hatch=hatches, **look
+    )
     label_bars(axes, bars, labels)
     name_rows(axes, names, longest)
-    return bars
+    if legend:
+        handles = [bars[row] for row in legend.values()]
+        axes.legend(handles, list(legend), loc="lower right", frameon=False, fontsize=9, title=legend_title)
+    pairs = zip(names if said is None else said, labels, strict=True)
+    return finished(figure, axes, f"{title}, horizontal bars: {spoken(pairs)}.", xlabel=f"{axis} ({unit})")
 
 
-def stack(axes: Any, parts: pd.DataFrame, looks: Iterable[tuple[str, str | None]], height: float = 0.62) -> list[Any]:
+def side_by_side(columns: Mapping[str, pd.Series]) -> pd.DataFrame:
+    """Make a table of numbers by name, a column each, in the order in which the names come; 0 for what is missing."""
+    numbers = {
+        label: pd.to_numeric(v).astype("Float64").groupby(v.index.astype(str)).sum() for label, v in columns.items()
+    }
+    names = dict.fromkeys(str(name) for v in columns.values() for name in v.index)
+    return pd.DataFrame(numbers, index=list(names)).fillna(0).astype(float)
+
+
+def stack(axes: Any, parts: pd.DataFrame, looks: Iterable[Look], height: float = 0.62) -> list[Any]:
     """Draw a bar a column, of one segment after another: a row of `parts` each, with its colour and its hatch."""
     rows, left = np.arange(parts.shape[1]), parts.cumsum().shift(fill_value=0.0)
     return [
@@ -117,15 +142,17 @@ def time_axis(axes: Any, label: str, first: float, last: float) -> None:
     decades(axes.xaxis, first, last, tick)
 
 
-def legend_below(figure: Figure, axes: Any, columns: int, size: float = 9) -> None:
-    """Explain below the axes what is in them: inside, no corner is sure to be free."""
-    figure.legend(
-        *axes.get_legend_handles_labels(), loc="outside lower center", ncols=columns, frameon=False, fontsize=size
-    )
+def finished(figure: Figure, axes: Any, sentence: str, *, legend: int = 0, size: float = 9, **settings: Any) -> Figure:
+    """Give axes their settings, and a figure its legend, in so many columns, and its label.
 
-
-def described(figure: Figure, sentence: str) -> Figure:
-    """Give a figure its label, which is the alternative text where it is published."""
+    The legend stands below the axes: inside, no corner is sure to be free. The label is the alternative text where the
+    figure is published.
+    """
+    axes.set(**settings)
+    if legend:
+        figure.legend(
+            *axes.get_legend_handles_labels(), loc="outside lower center", ncols=legend, frameon=False, fontsize=size
+        )
     figure.set_label(sentence)
     return figure
 
@@ -133,5 +160,4 @@ def described(figure: Figure, sentence: str) -> Figure:
 def nothing(figure: Figure, axes: Any, title: str, what: str) -> Figure:
     """Say in the axes, and in the figure's label, that there is nothing to draw."""
     axes.text(0.5, 0.5, what, ha="center", va="center", transform=axes.transAxes)
-    axes.set(xticks=[], yticks=[])
-    return described(figure, f"{title}: {what}.")
+    return finished(figure, axes, f"{title}: {what}.", xticks=[], yticks=[])

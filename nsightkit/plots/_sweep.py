@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
-from nsightkit.plots._base import DARK_GREY, GREY, duration, spoken, tick
-from nsightkit.plots._style import LINES, described, new_grid, nothing, plain
+from nsightkit.plots._style import LINES, finished, new_grid, nothing, plain
+from nsightkit.plots.looks import DARK_GREY, GREY, duration, spoken, tick
 
 #: An implementation of attention has the same style in every figure that draws each of them once.
 _IMPLEMENTATIONS = ("naive", "naive-compiled", "math", "efficient", "flash", "cudnn")
@@ -41,23 +42,18 @@ def sweep_times(table: pd.DataFrame, flat: pd.DataFrame | None = None, *, title:
         for label, rows, style in drawn:
             context, ns = rows["context"].to_numpy(float), rows["median_ns"].to_numpy(float)
             half = ns * rows["spread"].to_numpy(float) / 2
-            axes.plot(context, ns, **style)
             axes.fill_between(context, np.maximum(ns - half, ns / 2), ns + half, color=style["color"], alpha=0.25, lw=0)
             said.append((label, f"{duration(ns[0])} at {context[0]:.0f}, {duration(ns[-1])} at {context[-1]:.0f}"))
-        _guides(axes, table["context"], drawn, "median_ns")
-        if flat is not None:
+        ends = () if flat is None else flat.loc[(flat["direction"] == way) & (flat["context"] > 0), "context"]
+        if len(ends):
             begin = float(table["context"].min())
-            mine = flat[(flat["direction"] == way) & (flat["context"] > 0)]
-            if len(mine):
-                axes.axvspan(begin, float(mine["context"].max()), color=GREY, alpha=0.15, lw=0)
-                axes.annotate(
-                    "time does not grow", (begin, 1), xycoords=("data", "axes fraction"), xytext=(3, -4),
-                    textcoords="offset points", va="top", fontsize=8,
-                )  # fmt: skip
-        _scales(axes, table["context"])
+            axes.axvspan(begin, float(max(ends)), color=GREY, alpha=0.15, lw=0)
+            axes.annotate(
+                "time does not grow", (begin, 1), xycoords=("data", "axes fraction"), xytext=(3, -4),
+                textcoords="offset points", va="top", fontsize=8,
+            )  # fmt: skip
         axes.yaxis.set_major_formatter(lambda ns, _: tick(ns))
-    _legend(figure, lines, {})
-    return described(figure, f"{title}, against the context length on logarithmic axes: {spoken(said, most=12)}.")
+    return _explained(figure, lines, {}, title, said, most=12)
 
 
 def sweep_memory(
@@ -87,11 +83,8 @@ def sweep_memory(
     said: list[tuple[object, str]] = []
     marks: dict[str, Any] = {}
     for axes, way, drawn in panels:
-        for label, rows, style in drawn:
-            context, peak = rows["context"].to_numpy(float), rows["peak_bytes"].to_numpy(float)
-            axes.plot(context, peak, **style)
-            said.append((label, f"{_size(peak[-1])} at {context[-1]:.0f}"))
-        _guides(axes, table["context"], drawn, "peak_bytes")
+        for label, rows, _ in drawn:
+            said.append((label, f"{_size(rows['peak_bytes'].iloc[-1])} at {rows['context'].iloc[-1]:.0f}"))
         if limit_bytes is not None:
             axes.axhline(limit_bytes, color=DARK_GREY, linewidth=1.2)
             axes.annotate(
@@ -99,13 +92,11 @@ def sweep_memory(
                 xytext=(3, 3), textcoords="offset points", fontsize=8,
             )  # fmt: skip
             marks |= _ends(axes, table, forecast, way, limit_bytes, lines, said)
-        _scales(axes, table["context"])
         axes.yaxis.set(
             major_formatter=lambda size, _: _size(size), major_locator=LogLocator(2, numticks=9),
             minor_locator=NullLocator(),
         )  # fmt: skip
-    _legend(figure, lines, marks)
-    return described(figure, f"{title}, against the context length on logarithmic axes: {spoken(said, most=16)}.")
+    return _explained(figure, lines, marks, title, said, most=16)
 
 
 def _ends(
@@ -137,7 +128,8 @@ def _ends(
 def _figure(
     table: pd.DataFrame, value: str, title: str, axis: str, empty: str
 ) -> tuple[Figure, list[tuple[Any, str, list[Any]]], dict[Any, Any]]:
-    """Make the axes of the two directions, with the lines that each has, and the look of all lines."""
+    """Draw the lines of the two directions; give the axes with the lines that each has, and the look of all lines."""
+    contexts = sorted(set(table["context"].astype(float)))
     table = table[table[value].notna()]
     figure, (grid,) = new_grid(1, 2, 4.0, title, sharey=True, sharex=True)
     keys = list(table[_LINE].drop_duplicates().itertuples(index=False, name=None))
@@ -160,6 +152,11 @@ def _figure(
             panels.append((axes, way, drawn))
         else:
             nothing(figure, axes, title, empty)
+    for axes, _, drawn in panels:
+        for _, rows, style in drawn:
+            axes.plot(rows["context"].to_numpy(float), rows[value].to_numpy(float), **style)
+        _guides(axes, contexts[0], drawn, value)
+        _scales(axes, contexts)
     grid[0].set_ylabel(axis)
     return figure, panels, lines
 
@@ -168,10 +165,10 @@ def _is(table: pd.DataFrame, key: tuple[Any, ...], way: str) -> pd.Series:
     return (table[[*_LINE, "direction"]] == [*key, way]).all(axis=1)
 
 
-def _guides(axes: Any, contexts: pd.Series, drawn: list[Any], value: str) -> None:
+def _guides(axes: Any, first: float, drawn: list[Any], value: str) -> None:
     """Draw what grows with the context, and with its square, from the end of the highest line back."""
     end, height = max(((rows["context"].iloc[-1], rows[value].iloc[-1]) for _, rows, _ in drawn), key=lambda at: at[1])
-    begin, high = max(float(contexts.min()), end / 16), 2.2 * float(height)  # above the lines, so that it hides none
+    begin, high = max(first, end / 16), 2.2 * float(height)  # above the lines, so that it hides none
     for power, name in ((1, "O(S)"), (2, "O(S²)")):
         low = high * (begin / end) ** power
         axes.plot([begin, end], [low, high], color=GREY, linewidth=1, zorder=0)
@@ -180,10 +177,9 @@ def _guides(axes: Any, contexts: pd.Series, drawn: list[Any], value: str) -> Non
         )
 
 
-def _scales(axes: Any, contexts: pd.Series) -> None:
+def _scales(axes: Any, places: Sequence[float]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    places = sorted(set(contexts.astype(float)))
     axes.xaxis.set(
         major_locator=FixedLocator(places), minor_locator=NullLocator(),
         major_formatter=lambda s, _: f"{s / 1024:g}k" if s >= 1024 else f"{s:g}",
@@ -192,11 +188,17 @@ def _scales(axes: Any, contexts: pd.Series) -> None:
     axes.set(xlim=(places[0] / 1.3, places[-1] * 1.3), xlabel="context length S")
 
 
-def _legend(figure: Figure, lines: dict[Any, Any], marks: dict[str, Any]) -> None:
+def _explained(
+    figure: Figure, lines: dict[Any, Any], marks: dict[str, Any], title: str, said: list[tuple[object, str]], most: int
+) -> Figure:
+    """Give the figure its legend and its sentence."""
     handles = [Line2D([], [], label=plain(label, 60), **style) for label, style in lines.values()]
     handles += [Line2D([], [], color=GREY, lw=0, label=label, **marks[label]) for label in sorted(marks)]
     if handles:
         figure.legend(handles=handles, frameon=False, fontsize=9, loc="outside lower center", ncols=3)
+    return finished(
+        figure, figure.axes[0], f"{title}, against the context length on logarithmic axes: {spoken(said, most=most)}."
+    )
 
 
 def _size(size: float) -> str:

@@ -54,7 +54,7 @@ def _format(column: str, values: pd.Series) -> str | Callable[[Any], str] | None
     if pd.api.types.is_bool_dtype(values):
         return lambda value: "yes" if value else "no"
     if column.startswith("share"):
-        return "{:z.1%}"  # a rounded-off loss is no "-0.0%"
+        return "{:z.1%}"  # a rounded-off loss is not shown as "-0.0%"
     if _worded(values):
         return None
     if pd.api.types.is_integer_dtype(values) or column.endswith("_ns"):

@@ -18,10 +18,10 @@ from matplotlib.patches import Patch
 from PIL import Image
 
 from nsightkit.errors import UsageError
-from nsightkit.plots._base import BLUE, DARK_GREY, GREEN, GREY, PURPLE, duration, spoken, time_unit
-from nsightkit.plots._lanes import Lanes, Most, find_lanes
-from nsightkit.plots._packing import InteractiveTimeline, pack
-from nsightkit.plots._style import described, new_figure, nothing, plain
+from nsightkit.plots._style import finished, new_figure, nothing, plain
+from nsightkit.plots.lanes import Lanes, Most, coverage, find_lanes
+from nsightkit.plots.looks import BLUE, DARK_GREY, GREEN, GREY, PURPLE, duration, spoken, time_unit
+from nsightkit.plots.packing import InteractiveTimeline, pack
 from nsightkit.trace.model import Trace
 
 _KINDS = {"kernels": ("kernel", BLUE), "memops": ("copy or memset", GREEN), "graphs": ("CUDA graph", PURPLE)}
@@ -82,10 +82,6 @@ def timeline(
             used[kind] = colour
         else:
             _write_names(axes, start, end, lane.names[inside], place[lane.row], width)
-    axes.set(
-        xlim=(0, width), ylim=(len(place) - 0.4, -0.6),
-        xlabel=f"time since {duration(first)} ({unit})" if first else f"time ({unit})",
-    )  # fmt: skip
     axes.set_yticks(list(place.values()), labels=[rows[row] for row in place], fontsize=9)
     axes.tick_params(axis="y", length=0)
     if used:
@@ -94,7 +90,10 @@ def timeline(
             fontsize=9, loc="lower right", bbox_to_anchor=(1, 1),
         )  # fmt: skip
     said = [(lane.label, f"{len(lane.start):,} events") for lane in filled if lane.label]
-    return described(figure, f"{title}, lanes over {duration(last - first)}: {spoken(said)}.")
+    return finished(
+        figure, axes, f"{title}, lanes over {duration(last - first)}: {spoken(said)}.", xlim=(0, width),
+        ylim=(len(place) - 0.4, -0.6), xlabel=f"time since {duration(first)} ({unit})" if first else f"time ({unit})",
+    )  # fmt: skip
 
 
 def _draw(axes: Any, start: np.ndarray, end: np.ndarray, row: int, colour: str, width: float) -> None:
@@ -112,23 +111,8 @@ def _draw(axes: Any, start: np.ndarray, end: np.ndarray, row: int, colour: str, 
         axes.add_collection(PolyCollection(list(corners), facecolors=shades, edgecolors="none"))
         return
     edges = np.repeat(np.linspace(0, width, _COLUMNS + 1), 2)[1:-1]
-    share = np.repeat(_coverage(start, end, width), 2)
+    share = np.repeat(coverage(start, end, width, _COLUMNS), 2)
     axes.fill_between(edges, low, low - 0.72 * share, color=colour, linewidth=0)
-
-
-def _coverage(start: np.ndarray, end: np.ndarray, width: float) -> np.ndarray:
-    """Share of each column that the union of the intervals covers; overlapping events count once."""
-    order = np.argsort(start, kind="stable")
-    start, end = start[order], np.maximum.accumulate(end[order])
-    # Each interval's part that no earlier one covers: those parts are disjoint, so their lengths may be added.
-    begin = np.maximum(start, np.concatenate([[-np.inf], end[:-1]]))
-    begin, end = begin[end > begin], end[end > begin]
-    covered = np.concatenate([[0.0], np.cumsum(end - begin)])
-    until = np.interp(
-        np.linspace(0, width, _COLUMNS + 1), np.stack([begin, end], 1).ravel(), np.repeat(covered, 2)[1:-1]
-    )
-    share: np.ndarray = np.clip(np.diff(until) / (width / _COLUMNS), 0, 1)
-    return share
 
 
 def _write_names(axes: Any, start: np.ndarray, end: np.ndarray, names: Any, row: int, width: float) -> None:

@@ -6,6 +6,6 @@ The page needs nothing but itself: no network, no library, no fonts. What it sho
 
 from __future__ import annotations
 
-from nsightkit.report._page import html, labelled, write
+from nsightkit.report.page import html, labelled, write
 
 __all__ = ["html", "labelled", "write"]

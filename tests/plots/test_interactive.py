@@ -23,7 +23,7 @@ from nsightkit import plots
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.timeline import kernels, overview
 from nsightkit.errors import UsageError
-from nsightkit.plots import _lanes, _packing, _timeline
+from nsightkit.plots import lanes, packing
 from nsightkit.trace.model import Trace, TraceMeta, categorical
 from nsightkit.workloads import planted
 
@@ -138,40 +138,37 @@ def _items(n, seed=1):
     rng = np.random.default_rng(seed)
     start = np.sort(rng.integers(-1000, 1_000_000, n))
     length = rng.lognormal(5, 2, n).astype(np.int64)
-    return _packing._Items(start, length, length, np.ones_like(start), name := rng.integers(0, 9, n), name % 3)
+    return packing.items(start, length, name=(name := rng.integers(0, 9, n)), group=name % 3)
 
 
 @pytest.mark.parametrize("cell", [0, 1, 7, 100, 4096, 10**7])
 def test_merging_keeps_counts_and_sums_of_each_group(cell):
     events = _items(20_000)
-    merged = _packing._merged(events, cell)
-    truth = pd.DataFrame(events._asdict()).groupby(events.name % 3)[["busy", "number"]].sum()
-    pd.testing.assert_frame_equal(
-        pd.DataFrame(merged._asdict()).groupby(merged.name % 3)[["busy", "number"]].sum(), truth
-    )
-    assert (np.diff(merged.start) >= 0).all()
-    several = merged.number > 1
-    assert (merged.length[several] < 2 * cell).all()
+    merged = packing.merged(events, cell)
+    truth = events.groupby(events["name"] % 3)[["busy", "number"]].sum()
+    pd.testing.assert_frame_equal(merged.groupby(merged["name"] % 3)[["busy", "number"]].sum(), truth)
+    assert (np.diff(merged["start"]) >= 0).all()
+    several = merged["number"] > 1
+    assert (merged["length"][several] < 2 * cell).all()
     # One at a time: what is as long as a cell stays as it is.
-    assert (merged.length[~several] >= 0).all()
-    assert (events.length >= max(cell, 2)).sum() == (~several & (merged.length >= max(cell, 2))).sum()
+    assert (merged["length"][~several] >= 0).all()
+    assert (events["length"] >= max(cell, 2)).sum() == (~several & (merged["length"] >= max(cell, 2))).sum()
 
 
 def test_a_run_is_called_by_its_longest_event():
     start, length = np.array([0, 10, 30, 200]), np.array([5, 9, 2, 3])
-    events = _packing._Items(start, length, length, np.ones(4, np.int64), np.arange(4), np.zeros(4, np.int64))
-    merged = _packing._merged(events, 100)
-    assert merged.name.tolist() == [1, 3]
-    assert merged.number.tolist() == [3, 1]
-    assert merged.length.tolist() == [32, 3]
+    merged = packing.merged(packing.items(start, length, name=np.arange(4)), 100)
+    assert merged["name"].tolist() == [1, 3]
+    assert merged["number"].tolist() == [3, 1]
+    assert merged["length"].tolist() == [32, 3]
 
 
 def test_excess_is_what_the_sum_has_over_the_union():
     events = _items(3000)
-    excess = _packing._excess(events.start, events.length)
-    union = intervals.union_length(events.start, events.start + events.length)
-    assert events.length.sum() - excess.busy.sum() == union
-    assert not len(_packing._excess(np.array([0, 10]), np.array([10, 5])).start)
+    start, length = events["start"].to_numpy(), events["length"].to_numpy()
+    excess = packing.excess(start, length)
+    assert length.sum() - excess["busy"].sum() == intervals.union_length(start, start + length)
+    assert packing.excess(np.array([0, 10]), np.array([10, 5])).empty
 
 
 @pytest.mark.parametrize("most_bytes", [10**9, 30_000, 8_000])
@@ -247,7 +244,7 @@ def test_hostile_names_stay_text():
 
 
 def test_the_program_can_stand_in_a_script_element():
-    program = _packing.program()
+    program = packing.program()
     for never in ("</script", "<!--", "innerHTML", "eval(", "http://", "https://", "fetch("):
         assert never not in program
 
@@ -314,16 +311,16 @@ def test_the_static_figure_is_in_the_pages_ink(trace):
     assert f'aria-label="{shown.label}"' in text
     assert shown.label.startswith("Loading, lanes over ")
     assert "currentColor" in text
-    assert _timeline._INK not in text
+    assert "#010203" not in text  # what stands for the ink while matplotlib draws
     assert text == plots.interactive_timeline(trace, title="Loading").html(script=False)  # the same bytes each time
     assert (
         repr(shown) == f"<InteractiveTimeline of 1 trace: {shown.events:,} events, {shown.data_bytes / 1000:,.0f} kB>"
     )
-    assert shown._repr_html_() == text + f"<script>\n{_packing.program()}</script>"
+    assert shown._repr_html_() == text + f"<script>\n{packing.program()}</script>"
 
 
 @pytest.mark.parametrize("page", ["#ffffff", "#14181e"])
-@pytest.mark.parametrize("colour", sorted({*_packing.COLOURS.values(), *_packing._CPU_COLOURS}))
+@pytest.mark.parametrize("colour", sorted({*packing.COLOURS.values(), *packing.CPU_COLOURS}))
 def test_colours_stand_out_from_light_and_dark_pages(colour, page):
     def luminance(c):
         c = np.array(to_rgb(c))
@@ -534,8 +531,8 @@ def test_the_views_and_the_traces_are_chosen_by_name(opened, trace):
 @pytest.mark.site
 def test_stacked_traces_share_one_axis(opened):
     traces = {"short": _many(500), "long": _many(2000)}
-    lanes = {label: _lanes.Lanes(_lanes.find_lanes(trace, _lanes.Most())) for label, trace in traces.items()}
-    stacked = _packing.pack(lanes, said=["", ""], fallback="", title="t", layout="stacked", most_bytes=250_000)
+    found = {label: lanes.Lanes(lanes.find_lanes(trace, lanes.Most())) for label, trace in traces.items()}
+    stacked = packing.pack(found, said=["", ""], fallback="", title="t", layout="stacked", most_bytes=250_000)
     with opened(stacked) as shown:
         shown.page.get_by_role("button", name="Rolled up").click()
         assert shown.get("e.rows.filter((row) => row.kind === 'heading').map((row) => row.label)") == ["short", "long"]

@@ -16,7 +16,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgb
 
 from nsightkit import plots
-from nsightkit.plots import _base, _timeline
+from nsightkit.plots import lanes, looks
 from nsightkit.trace.model import Trace
 
 HOSTILE = "void f<$\\frac{1}$>(\x1b[31m 加载 $x^{$\n<script>"
@@ -88,7 +88,7 @@ def _luminance(colour):
 
 @pytest.mark.parametrize("page", ["#ffffff", "#14181e"])
 @pytest.mark.parametrize(
-    "colour", sorted({v for k, v in vars(_base).items() if k.isupper() and isinstance(v, str) and v[0] == "#"})
+    "colour", sorted({v for k, v in vars(looks).items() if k.isupper() and isinstance(v, str) and v[0] == "#"})
 )
 def test_colours_stand_out_from_light_and_dark_pages(colour, page):
     light, dark = sorted([_luminance(colour), _luminance(page)], reverse=True)
@@ -194,11 +194,11 @@ def test_coverage_counts_overlaps_once():
     rng = np.random.default_rng(1)
     start = rng.integers(0, 90_000, 5000).astype(float)
     end = start + rng.integers(0, 60, 5000)
-    ticks = np.zeros(_timeline._COLUMNS * 60, bool)  # one a unit of time
+    ticks = np.zeros(1600 * 60, bool)  # one a unit of time
     for s, e in zip(start.astype(int), end.astype(int), strict=True):
         ticks[s:e] = True
-    expected = ticks.reshape(_timeline._COLUMNS, -1).mean(axis=1)
-    np.testing.assert_allclose(_timeline._coverage(start, end, float(len(ticks))), expected, atol=1e-9)
+    expected = ticks.reshape(1600, -1).mean(axis=1)
+    np.testing.assert_allclose(lanes.coverage(start, end, float(len(ticks)), 1600), expected, atol=1e-9)
 
 
 def test_inputs_are_left_alone(gaps, kernels):

@@ -19,12 +19,12 @@ import pytest
 
 import nsightkit
 from nsightkit import report
-from nsightkit._show import time_text
 from nsightkit.analysis import verdict
+from nsightkit.analysis.core.text import time_text
 from nsightkit.analysis.timeline import gaps, kernels, overview
 from nsightkit.errors import UsageError
-from nsightkit.plots import _lanes
-from nsightkit.report import _html, _page, _tables
+from nsightkit.plots import lanes
+from nsightkit.report import elements, page
 from nsightkit.trace.model import Gpu, Trace, TraceMeta, categorical
 from nsightkit.workloads import planted
 
@@ -59,6 +59,18 @@ def sync(tmp_path_factory):
     path = tmp_path_factory.mktemp("planted") / "sync.sqlite"
     planted.training(path, "sync")
     return nsightkit.load(path)
+
+
+@pytest.fixture(scope="module")
+def alone(starved):
+    """The page of one trace."""
+    return report.html(starved)
+
+
+@pytest.fixture(scope="module")
+def both(starved, sync):
+    """The page of two traces."""
+    return report.html({"before": starved, "after": sync})
 
 
 def hostile():
@@ -150,8 +162,8 @@ class Read(html.parser.HTMLParser):
             self.tables[self._section][-1][-1][-1] += data
 
 
-def test_it_says_what_the_analyses_say(starved):
-    read = Read(report.html(starved))
+def test_it_says_what_the_analyses_say(alone, starved):
+    read = Read(alone)
     answer = verdict.summary(starved)
     assert answer["bottleneck"] == "input-pipeline"
     for text in (*answer["evidence"], *answer["next_steps"], "The GPU waited for data, 39.9 % of the time"):
@@ -177,16 +189,16 @@ def test_it_says_what_the_analyses_say(starved):
     assert read.sections == [*wanted, "calls", "os"]
 
 
-def test_it_says_what_changes_would_gain(starved, sync):
+def test_it_says_what_changes_would_gain(alone, both, starved):
     changes = verdict.summary(starved)["changes"]
     best = changes[0]
-    read = Read(report.html(starved))
+    read = Read(alone)
     head, *rows = read.tables["answer"][0]
     assert head == ["Change", "Predicted time", "Gain"]
     assert rows == [[r["change"], time_text(r["predicted_ns"]), f"{r['speedup']:.2f}x"] for r in changes]
     assert f"predicted with {best['change']}: {best['speedup']:.2f}x" in read.words
     assert f"Played again without a change it is {100 * best['replay_error']:.1f} % off" in read.words
-    assert len(Read(report.html({"a": starved, "b": sync})).tables["answer"]) == 2
+    assert len(Read(both).tables["answer"]) == 2
     nothing = Read(
         report.html(Trace.from_frames({"kernels": starved.table("kernels", ["start_ns", "end_ns", "name"])}))
     )
@@ -194,16 +206,17 @@ def test_it_says_what_changes_would_gain(starved, sync):
     assert "nothing is predicted" in nothing.words
 
 
-def test_each_figure_says_where_it_is_from(starved):
-    text = report.html(starved)
+def test_each_figure_says_where_it_is_from(alone):
+    text = alone
     source = "Synthetic GPU (planted trace) · Nsight Systems planted · not recorded: ops, overhead"
     figures = text.count("<table ") + text.count("<figure>")
     assert text.count(source) >= figures > 10
 
 
-def test_the_bar_is_the_whole_span(starved, sync):
-    for trace in (starved, sync):
-        bar = re.search(r'<svg class="span".*?</svg>', report.html(trace), re.DOTALL)[0]
+def test_the_bar_is_the_whole_span(both):
+    bars = re.findall(r'<svg class="span".*?</svg>', both, re.DOTALL)
+    assert len(bars) == 2
+    for bar in bars:
         at = 0.0
         for x, width in re.findall(r'<rect x="([\d.]+)%" width="([\d.]+)%"', bar):
             assert float(x) == pytest.approx(at, abs=0.01)
@@ -211,9 +224,8 @@ def test_the_bar_is_the_whole_span(starved, sync):
         assert at == pytest.approx(100, abs=0.02)
 
 
-def test_several_traces_lie_side_by_side(starved, sync):
-    text = report.html({"before": starved, "after": sync})
-    read = Read(text)
+def test_several_traces_lie_side_by_side(both, starved, sync):
+    read = Read(both)
     assert read.tables["summary"][0][0] == ["", "Abefore", "Bafter"]
     head, letters, *rows = read.tables["idle"][0]
     assert head == ["cause", "total", "of span", "count"]
@@ -241,8 +253,8 @@ def test_a_trace_without_gpu_work_says_what_it_lacks():
     assert "Not recorded in a." in both.words
 
 
-def test_it_is_one_file_that_asks_for_nothing(starved):
-    text = report.html(starved)
+def test_it_is_one_file_that_asks_for_nothing(alone):
+    text = alone
     for never in ("http://", "https://", "url(", "@import", "<iframe", "innerHTML", "eval(", "fetch("):
         assert never not in text
     targets = re.findall(r'(?:src|href)="([^"]*)"', text)
@@ -253,8 +265,8 @@ def test_it_is_one_file_that_asks_for_nothing(starved):
     assert set(re.findall(r'labelledby="([^"]*)"', text)) <= set(ids)
 
 
-def test_only_its_own_scripts_and_styles_may_run(starved):
-    text = report.html(starved)
+def test_only_its_own_scripts_and_styles_may_run(alone):
+    text = alone
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)[1]
     assert policy.startswith("default-src 'none'; ")
     assert "unsafe" not in policy
@@ -269,16 +281,17 @@ def test_only_its_own_scripts_and_styles_may_run(starved):
 def test_hostile_names_stay_text():
     labels = {HOSTILE[0]: hostile(), HOSTILE[3]: hostile()}
     read = Read(report.html(labels, title=HOSTILE[1], selection=HOSTILE[4]))
+    tables = {name: hostile().table(name) for name in ("kernels", "calls", "ranges", "ops", "os_calls", "memops")}
     harmless = Trace.from_frames(
         {
-            table: pd.DataFrame(hostile().table(table)).assign(
+            name: pd.DataFrame(table).assign(
                 **{
-                    column: categorical(np.arange(len(hostile().table(table))) % 7, list("abcdefg"))
-                    for column, kind in hostile().table(table).dtypes.items()
+                    column: categorical(np.arange(len(table)) % 7, list("abcdefg"))
+                    for column, kind in table.dtypes.items()
                     if str(kind) == "category"
                 }
             )
-            for table in ("kernels", "calls", "ranges", "ops", "os_calls", "memops")
+            for name, table in tables.items()
         },
         TraceMeta(tool="t", tool_version="1", gpus=[Gpu(0, "g")], notes=["n"], thread_names={7 << 24 | 7: "x"}),
     )
@@ -310,19 +323,19 @@ def test_names_are_scrubbed(tmp_path):
     assert "alice" not in text
 
 
-def test_very_long_names_and_very_many(monkeypatch):
-    monkeypatch.setattr(_tables, "_MOST_ROWS", 20)
-    names = ["x" * 2**20, *(f"kernel_{i}" for i in range(49))]
-    at = np.arange(50) * 1000
-    frame = pd.DataFrame({"start_ns": at, "end_ns": at + 900 - np.arange(50), "name": names, "stream": 7})
-    trace = Trace.from_frames({"kernels": frame})
-    read = Read(report.html(trace))
-    assert len(read.tables["kernels"][0]) == 1 + 20
-    left = int((frame["end_ns"] - frame["start_ns"]).nsmallest(30).sum())
-    assert f"30 further rows are not on this page (total together {time_text(left)})" in read.words
-    assert len(report.html(trace)) < 300_000
-    both = Read(report.html({"a": trace, "b": trace}))
-    assert f"60 further rows are not on this page (total together {time_text(2 * left)})" in both.words
+def test_very_long_names_and_very_many():
+    names = ["x" * 2**19, *(f"kernel_{i}" for i in range(549))]
+    at = np.arange(550) * 1000
+    frame = pd.DataFrame({"start_ns": at, "end_ns": at + 900 - np.arange(550), "name": names, "stream": 7})
+    text = report.html(Trace.from_frames({"kernels": frame}))
+    read = Read(text)
+    assert len(read.tables["kernels"][0]) == 1 + 500
+    left = int((frame["end_ns"] - frame["start_ns"]).nsmallest(50).sum())
+    assert f"50 further rows are not on this page (total together {time_text(left)})" in read.words
+    assert len(text) < 2**19
+    short = Trace.from_frames({"kernels": frame.assign(name=["x", *names[1:]])})
+    read = Read(report.html({"a": short, "b": short}))
+    assert f"100 further rows are not on this page (total together {time_text(2 * left)})" in read.words
 
 
 def test_a_hundred_thousand_kernels_stay_below_five_megabytes(tmp_path):
@@ -330,8 +343,8 @@ def test_a_hundred_thousand_kernels_stay_below_five_megabytes(tmp_path):
     assert size == (tmp_path / "r.html").stat().st_size < 5_000_000
 
 
-def test_a_card_without_datasheet_has_no_speed_of_light(starved):
-    assert "sol" not in Read(report.html(starved)).sections
+def test_a_card_without_datasheet_has_no_speed_of_light(alone):
+    assert "sol" not in Read(alone).sections
 
 
 def test_shapes_bring_the_speed_of_light():
@@ -358,21 +371,21 @@ def test_every_thread_stream_and_level_has_a_row_or_is_said_to_lack_one():
     }
     trace = Trace.from_frames(rows, TraceMeta(thread_names={1 << 24 | 1: "main"}))
     idle = pd.DataFrame({"device": [1], "start_ns": [3], "end_ns": [5], "cause": ["unknown"]})
-    found = _lanes.all_lanes(trace, _lanes.Most(12, 32, 24), idle)
+    found = lanes.all_lanes(trace, lanes.Most(12, 32, 24), idle)
     assert found.left_out == ""
     calls = [f"CPU thread {i} CUDA calls" for i in (0, 2, 3)]
     gpu = ["GPU 0 stream 7", "GPU 0 stream 9", "GPU 1 stream 8", "GPU 1 stream 10", "GPU 1 idle, by cause"]
     labels = [lane.label for lane in sorted(found.lanes, key=lambda lane: lane.row)]
     assert labels == ["CPU main", *[""] * 4, "CPU main ops", "", "CPU main CUDA calls", *calls, *gpu]
     assert sum(len(lane.start) for lane in found.lanes) == 5 + 2 + 4 + 4 + 1
-    few = _lanes.all_lanes(trace, _lanes.Most(3, 2, 1), idle)
+    few = lanes.all_lanes(trace, lanes.Most(3, 2, 1), idle)
     assert few.left_out == (
         "3 more threads and 2 more streams, which had less to do; what is nested deeper than 3 levels"
     )
     assert len({lane.row for lane in few.lanes}) == 3 + 2 + 1 + 2 + 1
 
 
-def test_writing_is_all_or_nothing(starved, tmp_path, monkeypatch):
+def test_writing_is_all_or_nothing(alone, starved, tmp_path, monkeypatch):
     path = tmp_path / "r.html"
     path.write_text("old")
 
@@ -382,12 +395,12 @@ def test_writing_is_all_or_nothing(starved, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr("os.fdopen", fail)
         with pytest.raises(UsageError, match="No space left"):
-            report.write(starved, path)
+            report.write(many(5), path)
     assert path.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["r.html"]
     report.write(starved, path)
-    assert path.read_text().startswith("<!doctype html>")
-    assert report.html(starved) == path.read_text()  # the same bytes each time
+    assert alone.startswith("<!doctype html>")
+    assert path.read_text() == alone  # the same bytes each time
 
 
 def test_a_trace_is_never_overwritten(tmp_path):
@@ -423,7 +436,7 @@ for name in ("matplotlib", "PIL", "jinja2", "torch"):
 from nsightkit import report
 from nsightkit.workloads import planted
 import nsightkit
-planted.training({str(tmp_path / "t.sqlite")!r}, "starved")
+planted.training({str(tmp_path / "t.sqlite")!r}, "starved", steps=3)
 report.write(nsightkit.load({str(tmp_path / "t.sqlite")!r}), {str(tmp_path / "r.html")!r})
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
@@ -431,32 +444,32 @@ report.write(nsightkit.load({str(tmp_path / "t.sqlite")!r}), {str(tmp_path / "r.
 
 
 def test_elements_escape_their_text():
-    made = _html.tag("p", "<b>", _html.tag("i", "&"), None, ["a", 1], class_="x\"'<", data_v=None, hidden=True)
+    made = elements.tag("p", "<b>", elements.tag("i", "&"), None, ["a", 1], class_="x\"'<", data_v=None, hidden=True)
     assert made == '<p class="x&quot;&#x27;&lt;" hidden>&lt;b&gt;<i>&amp;</i>a1</p>'
-    assert _html.shown("a\x1b[31mb\n\n c\x00\u202e") == "ab c"
-    assert len(_html.shown("x" * 10_000)) == 400
+    assert elements.shown("a\x1b[31mb\n\n c\x00\u202e") == "ab c"
+    assert len(elements.shown("x" * 10_000)) == 400
 
 
 def test_every_answer_has_words_and_a_colour():
     for name in verdict.BOTTLENECKS:
-        assert name in _page._SAID
-        assert name in _page._COLOURS
-    colours = Counter(_page._COLOURS[name] for name in verdict.BOTTLENECKS)
+        assert name in page.SAID
+        assert name in page.COLOURS
+    colours = Counter(page.COLOURS[name] for name in verdict.BOTTLENECKS)
     assert colours.most_common(1)[0][1] == 1
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("name", "until_ns"),
     [
-        "cs336-zx3xyy/result_2_7B_compile_ro.sqlite",
-        "nsys-ai/mfu_2gpu_before.sqlite",
-        "hta/cpu_only__rank-34.Jul_15_10_52_41.1074.pt.trace.json.gz",
-        "tutorial_vqe/report1.sqlite",
-        "tracelens/h100__facebook_timesformer-base-finetuned-k400__1016002.json.gz",
+        ("cs336-zx3xyy/result_2_7B_compile_ro.sqlite", None),
+        ("nsys-ai/mfu_2gpu_before.sqlite", 100_000_000),
+        ("hta/cpu_only__rank-34.Jul_15_10_52_41.1074.pt.trace.json.gz", None),
+        ("tutorial_vqe/report1.sqlite", None),
+        ("tracelens/h100__facebook_timesformer-base-finetuned-k400__1016002.json.gz", None),
     ],
 )
-def test_real_traces(shared_traces, name):
-    text = report.html(nsightkit.load(shared_traces / name, cache=False))
+def test_real_traces(shared_traces, name, until_ns):
+    text = report.html(nsightkit.load(shared_traces / name, cache=False).time(0, until_ns))
     read = Read(text)
     assert read.sections[:3] == ["answer", "summary", "timeline"]
     assert "/home/" not in text

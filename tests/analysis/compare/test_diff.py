@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 import nsightkit
-from nsightkit import _show
+from nsightkit import show
 from nsightkit.analysis.compare import check, diff
 from nsightkit.analysis.compare import runs as run_metrics
 from nsightkit.analysis.compare import words as diff_text
@@ -565,7 +565,7 @@ def test_nothing_at_all_is_no_error() -> None:
     found = diff.summary(empty, empty)
     assert found["outcome"] == "cannot tell"
     assert diff_text.markdown(found)
-    assert json.loads(json.dumps(_show.ready(found), allow_nan=False))["changes"] == []
+    assert json.loads(json.dumps(show.ready(found), allow_nan=False))["changes"] == []
 
 
 @pytest.mark.parametrize(
@@ -587,7 +587,7 @@ def test_arguments_out_of_range(options: dict[str, Any], said: str) -> None:
 
 
 def test_json_holds_integers_and_what_a_row_is() -> None:
-    document = json.loads(json.dumps(_show.ready(diff.summary(program(BASE), program(BASE[1:]))), allow_nan=False))
+    document = json.loads(json.dumps(show.ready(diff.summary(program(BASE), program(BASE[1:]))), allow_nan=False))
     for table in ("figures", "kernels", "categories", "ranges", "gaps", "memops"):
         assert document[table], table
         for each in document[table]:
@@ -800,7 +800,7 @@ def test_memory_that_a_kept_graph_held(tmp_path: Path) -> None:
     text = diff_text.markdown(found)
     assert text.startswith("**At its peak the program holds ")
     assert "| by line | before | after | change |" in text.lower()
-    json.dumps(_show.ready(found), allow_nan=False)
+    json.dumps(show.ready(found), allow_nan=False)
     same = diff_memory.summary(before, before)
     assert (same["outcome"], {r["delta_bytes"] for t in ("figures", "categories", "sites") for r in same[t]}) == (
         "no change",

@@ -20,7 +20,7 @@ import pandas as pd
 import pytest
 
 import nsightkit
-from nsightkit import _show, cli
+from nsightkit import cli, show
 from nsightkit.analysis.ranks import job as ranks
 from nsightkit.analysis.ranks import lateness as stragglers
 from nsightkit.analysis.ranks import time_spent
@@ -538,7 +538,7 @@ def test_two_real_ranks(shared_traces):
 
 
 def without_paths(found):
-    return json.loads(json.dumps(_show.ready(found.summary(each=True)), allow_nan=False))
+    return json.loads(json.dumps(show.ready(found.summary(each=True)), allow_nan=False))
 
 
 def test_a_cluster_gives_the_same_answer(jobs):

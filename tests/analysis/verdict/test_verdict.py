@@ -18,7 +18,6 @@ import pandas as pd
 import pytest
 
 import nsightkit
-from nsightkit._show import ready
 from nsightkit.analysis import verdict
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.replay import whatif
@@ -28,6 +27,7 @@ from nsightkit.analysis.timeline.gaps.ends import in_window
 from nsightkit.analysis.timeline.selection import select
 from nsightkit.analysis.verdict import rules
 from nsightkit.errors import UsageError
+from nsightkit.show import ready
 from nsightkit.trace.model import Gpu, Trace, TraceMeta
 from nsightkit.workloads.planted import BOTTLENECK_OF, Export, Fault, training
 

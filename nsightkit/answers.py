@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nsightkit import _show
+from nsightkit import show
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,8 +22,8 @@ __all__ = [
     "diff",
     "diff_rows",
     "memory",
+    "print_answer",
     "ranks",
-    "show",
     "summary",
     "text",
     "undecided",
@@ -46,31 +46,29 @@ def text(answer: Answer) -> str:
     out = io.StringIO()
     # In a notebook rich would display what it prints, whatever the file.
     console = Console(file=out, width=88, force_jupyter=False, highlight=False, markup=False, emoji=False)
-    show(console, answer.title, answer)
+    print_answer(console, answer.title, answer)
     return out.getvalue().rstrip()
 
 
-def show(console: Console, title: str, answer: Answer) -> None:
+def print_answer(console: Console, title: str, answer: Answer) -> None:
     """Print an answer."""
     {"summary": summary, "verdict": verdict, "diff": diff}[answer.printed_as](console, title, answer)
 
 
 def summary(console: Console, title: str, result: Mapping[str, Any]) -> None:
     """The figures to look at first."""
+    span = result["span_ns"]
 
-    def of_span(value: float | None, span: float | None) -> float | None:
+    def of_span(value: float | None) -> float | None:
         return value / span if value is not None and span else None
 
     def amount(value: int | None) -> str:
-        return "not recorded" if value is None else _show.time_text(value)
+        return "not recorded" if value is None else show.time_text(value)
 
-    span = result["span_ns"]
-    devices = result["devices"]
-    count = result["kernel_count"]
-    overhead = result["memory_overhead"]
+    devices, count, overhead = (result[key] for key in ("devices", "kernel_count", "memory_overhead"))
     facts = [
-        ("GPU busy", amount(result["busy_ns"]), of_span(result["busy_ns"], span)),
-        ("GPU idle", amount(result["idle_ns"]), of_span(result["idle_ns"], span)),
+        ("GPU busy", amount(result["busy_ns"]), of_span(result["busy_ns"])),
+        ("GPU idle", amount(result["idle_ns"]), of_span(result["idle_ns"])),
         ("kernels and graphs running (density)", "", result["density"]),
         (f"span of GPU work{f' of {len(devices)} devices' if len(devices) > 1 else ''}", amount(span), None),
         *(
@@ -88,15 +86,14 @@ def summary(console: Console, title: str, result: Mapping[str, Any]) -> None:
         ("CUDA graphs, summed", amount(result["graph_ns"]), None),
         ("copy time to kernel time", "-" if overhead is None else f"{overhead:.3f}", None),
     ]
-    _show.print_facts(console, facts, title=title)
+    show.print_facts(console, facts, title=title)
     if len(devices) > 1:
         columns = ["device", "name", "span_ns", "busy_ns", "idle_ns", "density", "kernel_count"]
         console.print()
-        _show.print_rows(console, columns, [d | {"name": d["name"] or "not named"} for d in devices])
+        show.print_rows(console, columns, [d | {"name": d["name"] or "not named"} for d in devices])
     if result["missing"]:
         console.print(f"not recorded: {', '.join(result['missing'])}", style="dim")
-    for note in getattr(result, "notes", ()):
-        console.print(_show.plain(note), style="dim")
+    show.print_lines(console, getattr(result, "notes", ()))
 
 
 def verdict(console: Console, title: str, result: Mapping[str, Any]) -> None:
@@ -106,85 +103,73 @@ def verdict(console: Console, title: str, result: Mapping[str, Any]) -> None:
 
     share = result["share_of_span"]
     of_span = "" if share is None else f", {100 * share:.1f} % of the time"
-    console.print(Text(_show.plain(title), style="bold"), soft_wrap=True)
-    console.print(Text(f"{result['bottleneck']}{of_span} (confidence: {result['confidence']})", style="bold"))
+    console.print(show.plain(title), style="bold", soft_wrap=True)
+    console.print(f"{result['bottleneck']}{of_span} (confidence: {result['confidence']})", style="bold")
     lines = Table.grid(padding=(0, 2, 0, 0))
     for heading, key in (("evidence", "evidence"), ("against", "against"), ("next", "next_steps")):
         for number, text in enumerate(result[key]):
             style = "dim" if key == "against" else ""
-            lines.add_row("" if number else heading, Text(_show.plain(text), style=style, overflow="fold"))
+            lines.add_row("" if number else heading, Text(show.plain(text), style=style, overflow="fold"))
     console.print(lines)
 
 
 def memory(console: Console, title: str, result: Mapping[str, Any], top: int | None = None) -> None:
     """What memory was made of."""
-
-    def share(value: int, of: int) -> float | None:
-        return value / of if of else None
-
-    lost = result["fragmentation"]
-    reserved, moment = lost["reserved_bytes"], result["moment"]
+    lost, moment = result["fragmentation"], result["moment"]
     when = {"peak": "at the peak", "oom": "at the out-of-memory error", "end": "at the end", "start": "at the start"}
+    amounts = {key: show.bytes_text(value) for key, value in lost.items() if key.endswith("_bytes")}
     facts: list[tuple[str, str, float | None]] = []
     if moment != "peak" and result["peak_bytes"] is not None:
-        facts.append(("highest allocated", _show.bytes_text(result["peak_bytes"]), None))
-    facts += [
-        (
-            f"allocated {when.get(str(moment), f'after event {moment}')}",
-            _show.bytes_text(lost["allocated_bytes"]),
-            None,
-        ),
-        ("reserved from CUDA", _show.bytes_text(reserved), None),
-    ]
-    for label, key in (
-        ("free between live blocks", "inactive_split_bytes"),
-        ("free in whole segments", "releasable_bytes"),
-        ("freed, waiting for a stream", "pending_bytes"),
+        facts.append(("highest allocated", show.bytes_text(result["peak_bytes"]), None))
+    for label, key, shared in (
+        (f"allocated {when.get(str(moment), f'after event {moment}')}", "allocated_bytes", False),
+        ("reserved from CUDA", "reserved_bytes", False),
+        ("free between live blocks", "inactive_split_bytes", True),
+        ("free in whole segments", "releasable_bytes", True),
+        ("freed, waiting for a stream", "pending_bytes", True),
+        ("largest free block", "largest_free_block_bytes", False),
+        ("rounding, in active blocks", "rounding_bytes", False),
     ):
-        facts.append((label, _show.bytes_text(lost[key]), share(lost[key], reserved)))
-    facts.append(("largest free block", _show.bytes_text(lost["largest_free_block_bytes"]), None))
-    facts.append(("rounding, in active blocks", _show.bytes_text(lost["rounding_bytes"]), None))
+        share = lost[key] / lost["reserved_bytes"] if shared and lost["reserved_bytes"] else None
+        facts.append((label, amounts[key], share))
     devices = len(result["devices"])
     of = f" · device {result['device']} of {devices}" if devices > 1 else ""
-    _show.print_facts(console, facts, title=f"{title}{of} · {result['events']:,} events")
+    show.print_facts(console, facts, title=f"{title}{of} · {result['events']:,} events")
     console.print()
-    _show.print_rows(console, ["category", "bytes", "count", "share"], result["by_category"], empty="nothing was live")
+    show.print_rows(console, ["category", "bytes", "count", "share"], result["by_category"], empty="nothing was live")
     console.print()
-    shown = result["top_sites"] if top is not None else result["top_sites"][: _show.TABLE_ROWS]
+    shown = result["top_sites"] if top is not None else result["top_sites"][: show.TABLE_ROWS]
     columns = ["site", "category", "bytes", "count", "share"]
-    _show.print_rows(console, columns, shown, total=len(result["top_sites"]), empty="no sites")
+    show.print_rows(console, columns, shown, total=len(result["top_sites"]), empty="no sites")
     oom = result["oom"]
     if oom is not None:
-        asked, free = (_show.bytes_text(oom[key]) for key in ("requested_bytes", "device_free_bytes"))
-        cached = _show.bytes_text(oom["cached_free_bytes"])
-        largest = _show.bytes_text(oom["largest_free_block_bytes"])
+        keys = ("requested_bytes", "device_free_bytes", "cached_free_bytes", "largest_free_block_bytes")
+        asked, free, cached, largest = (show.bytes_text(oom[key]) for key in keys)
         text = (
             f"out of memory: {oom['site']} asked for {asked}; CUDA had {free} free, the cache {cached}, the largest "
             f"block of it {largest}"
         )
-        console.print(_show.plain(text), style="yellow")
-    for note in result["notes"]:
-        console.print(_show.plain(note), style="dim")
+        console.print(show.plain(text), style="yellow")
+    show.print_lines(console, result["notes"])
 
 
 def diff(console: Console, title: str, result: Mapping[str, Any], top: int = 8) -> None:
     """What changed."""
     from nsightkit.analysis.compare import words as diff_text
 
-    console.print(_show.plain(title), style="bold", soft_wrap=True)
-    console.print(_show.plain(result["headline"]))
+    console.print(show.plain(title), style="bold", soft_wrap=True)
+    console.print(show.plain(result["headline"]))
     if result.get("where"):
-        console.print(_show.plain(result["where"]))
-    for warning in result["warnings"]:
-        console.print(_show.plain(warning), style="yellow")
+        console.print(show.plain(result["where"]))
+    show.print_lines(console, result["warnings"], "yellow")
     if "bottleneck" in result:
-        console.print(_show.plain(result["bottleneck"]["text"]))
+        console.print(show.plain(result["bottleneck"]["text"]))
     for table, (name, chosen, changed) in diff_text.sections(result, top).items():
         if not chosen:
             continue
         console.print()
         cells = diff_text.rows(table, chosen)
-        _show.print_rows(console, list(cells[0]), cells, title=name, total=max(changed, len(chosen)))
+        show.print_rows(console, list(cells[0]), cells, title=name, total=max(changed, len(chosen)))
 
 
 def diff_rows(result: Mapping[str, Any]) -> tuple[list[str], list[dict[str, Any]]]:
@@ -203,17 +188,22 @@ def diff_rows(result: Mapping[str, Any]) -> tuple[list[str], list[dict[str, Any]
 
 
 def counters(
-    console: Console, title: str, columns: Sequence[str], rows: Sequence[Mapping[str, Any]], total: int
+    console: Console,
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Mapping[str, Any]],
+    total: int,
+    top: int | None = None,
 ) -> None:
     """What bounds each kernel, and why."""
     figures = [c for c in columns if c not in ("evidence", "next_steps")]
-    _show.print_rows(console, figures, rows, total=total, title=title, empty="no kernels")
+    rows = rows if top is not None else rows[: show.TABLE_ROWS]
+    show.print_rows(console, figures, rows, total=total, title=title, empty="no kernels")
     for row in rows:
         console.print()
-        console.print(_show.plain(f"{row['kernel']}: {row['classification']}"), style="bold")
+        console.print(show.plain(f"{row['kernel']}: {row['classification']}"), style="bold")
         for sign, key in (("-", "evidence"), ("→", "next_steps")):
-            for text in row[key]:
-                console.print(_show.plain(f"{sign} {text}"), style="dim" if key == "evidence" else "")
+            show.print_lines(console, [f"{sign} {text}" for text in row[key]], "dim" if key == "evidence" else "")
 
 
 def check(console: Console, result: Mapping[str, Any]) -> None:
@@ -225,9 +215,9 @@ def check(console: Console, result: Mapping[str, Any]) -> None:
         if value is None:
             return "-"
         if unit == "ns":
-            return _show.time_text(value)
+            return show.time_text(value)
         if unit in ("bytes", "per_s"):
-            return f"{_show.bytes_text(value)}{'/s' if unit == 'per_s' else ''}"
+            return f"{show.bytes_text(value)}{'/s' if unit == 'per_s' else ''}"
         return f"{value:,.5g}{' %' if unit == '%' else ''}"
 
     def line(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -246,17 +236,16 @@ def check(console: Console, result: Mapping[str, Any]) -> None:
     failing = [*result["regressions"], *result["missing"], *result["undecided"]]
     others = [row for row in result["gates"] if row not in failing]
     columns = ["status", "name", "baseline", "now", "change", "limit"]
-    _show.print_rows(console, columns, [line(row) for row in (*failing, *others)], title=title)
+    show.print_rows(console, columns, [line(row) for row in (*failing, *others)], title=title)
     told = result["informing"]
     if told:
         console.print()
         shown = [line(row) for row in told[:_MOST]]
-        _show.print_rows(console, columns, shown, total=len(told), title="what else changed, and does not fail")
+        show.print_rows(console, columns, shown, total=len(told), title="what else changed, and does not fail")
     if result["new"]:
         names = ", ".join(row["metric"] for row in result["new"][:_MOST])
-        console.print(_show.plain(f"not in the baseline: {names}"), style="dim")
-    for note in result["notes"]:
-        console.print(_show.plain(note), style="dim")
+        console.print(show.plain(f"not in the baseline: {names}"), style="dim")
+    show.print_lines(console, result["notes"])
 
 
 def changed(row: Mapping[str, Any], key: str = "ratio") -> str:
@@ -276,27 +265,22 @@ def undecided(row: Mapping[str, Any]) -> str:
 
 def ranks(console: Console, traces: Sequence[Path], job: Job, each: bool) -> None:
     """Who is late among ranks, and what was lost."""
-    from rich.text import Text
-
     where = traces[0].name if len(traces) == 1 else f"{len(traces)} traces"
     tools = " and ".join(dict.fromkeys(job.ranks["tool"]))
-    console.print(Text(_show.plain(f"{len(job.ranks)} ranks · {tools} · {where}"), style="bold"), soft_wrap=True)
-    for text in job.findings():
-        console.print(Text(_show.plain(text)), soft_wrap=False)
+    console.print(show.plain(f"{len(job.ranks)} ranks · {tools} · {where}"), style="bold", soft_wrap=True)
+    show.print_lines(console, job.findings(), "")
     spent = ["rank", "step_ns", "compute_ns", "communication_ns", "exposed_ns", "waited_ns", "late_ns"]
     kinds = ["group", "kind", "bytes", "count", "total_ns", "wait_ns", "exposed_ns", "last_rank", "bus_gb_per_s"]
     times = ["group", "kind", "step", "bytes", "start_ns", "skew_ns", "last_rank", "transfer_ns", "exposed_ns"]
     compared = (job.collectives, times) if each else (job.kinds(), kinds)
-    tables = {"ranks": (job.ranks, spent), "collectives": compared}
-    for name, (table, columns) in tables.items():
+    for name, (table, columns) in {"ranks": (job.ranks, spent), "collectives": compared}.items():
         console.print()
         shown = [c for c in columns if c in table and table[c].notna().any()]
-        rows = list(_show.rows_of(table[shown].head(_show.TABLE_ROWS)))
-        _show.print_rows(console, shown, rows, total=len(table), empty=f"no {name} to compare")
+        rows = list(show.rows_of(table[shown].head(show.TABLE_ROWS)))
+        show.print_rows(console, shown, rows, total=len(table), empty=f"no {name} to compare")
     for one in job.lost:
         count = len(one["ranks"])
         rank = "" if not count else f"rank {one['ranks'][0]}" if count == 1 else f"{count} ranks"
         file = "" if one["file"] is None else f" ({Path(one['file']).name})"
-        console.print(_show.plain(f"lost: {rank}{file}: {one['reason']}"), style="yellow")
-    for note in job.notes:
-        console.print(_show.plain(note), style="dim")
+        console.print(show.plain(f"lost: {rank}{file}: {one['reason']}"), style="yellow")
+    show.print_lines(console, job.notes)

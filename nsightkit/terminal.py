@@ -9,17 +9,14 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from nsightkit import show
+
 if TYPE_CHECKING:
     from rich.console import Console
 
 __all__ = ["Format", "bar", "note", "one_line", "printing", "progress", "write"]
 
 Format = Literal["table", "csv", "json"]
-
-
-def _chosen(given: Format | None) -> Format:
-    """Choose the format: as asked for, else a table on a terminal and CSV elsewhere."""
-    return given or ("table" if sys.stdout.isatty() else "csv")
 
 
 def write(
@@ -43,16 +40,14 @@ def write(
     rows : iterable of mapping, optional
         What CSV holds; default: the document.
     """
-    from nsightkit import _show
-
+    chosen = format or ("table" if sys.stdout.isatty() else "csv")
     with printing() as out:
-        if _chosen(format) == "json":
-            _show.write_json(_ready(document), out)
-        elif _chosen(format) == "csv":
+        if chosen == "json":
+            show.write_json(_ready(document), out)
+        elif chosen == "csv":
             listed = _ready(document if rows is None else rows)
             listed = [listed] if isinstance(listed, Mapping) else listed
-            columns = columns or (list(listed[0]) if listed else [])
-            _show.write_csv(columns, listed, out)
+            show.write_csv(columns or (list(listed[0]) if listed else []), listed, out)
         else:
             from rich.console import Console
 
@@ -61,18 +56,14 @@ def write(
 
 def _ready(document: Any) -> Any:
     """Values as JSON knows them; what comes row by row is long, and has been made so."""
-    from nsightkit._show import ready
-
-    return ready(document) if isinstance(document, Mapping | list) else document
+    return show.ready(document) if isinstance(document, Mapping | list) else document
 
 
 @contextlib.contextmanager
 def printing() -> Iterator[Any]:
     """Give stdout, to a reader that may leave early (``| head``), as UTF-8."""
-    from nsightkit._show import utf8
-
     try:
-        yield utf8(sys.stdout)
+        yield show.utf8(sys.stdout)
         sys.stdout.flush()
     except BrokenPipeError:
         # Python flushes stdout once more when it exits; that must not fail again.
@@ -95,31 +86,22 @@ def progress(text: str) -> Iterator[None]:
     if not sys.stderr.isatty():
         yield
         return
-    lock = threading.Lock()
-    status: Any = None
-    over = False
+    shown = contextlib.ExitStack()
 
-    def show() -> None:
-        nonlocal status
+    def show_it() -> None:
         from rich.console import Console
         from rich.markup import escape
 
-        with lock:
-            if not over:
-                status = Console(stderr=True).status(escape(one_line(text)) + " …")
-                status.start()
+        shown.enter_context(Console(stderr=True).status(escape(one_line(text)) + " …"))
 
-    timer = threading.Timer(1.0, show)
-    timer.daemon = True
+    timer = threading.Timer(1.0, show_it)
     timer.start()
     try:
         yield
     finally:
         timer.cancel()
-        with lock:
-            over = True
-            if status is not None:
-                status.stop()
+        timer.join()  # it may be about to show it
+        shown.close()
 
 
 @contextlib.contextmanager

@@ -14,7 +14,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.analysis.core.categories import CATEGORIES, categorize
-from nsightkit.plots._base import (
+from nsightkit.plots.lanes import IDLE, Lane, Lanes
+from nsightkit.plots.looks import (
     BLUE,
     CATEGORY_COLOURS,
     CAUSE_COLOURS,
@@ -26,14 +27,13 @@ from nsightkit.plots._base import (
     RED,
     VERMILION,
 )
-from nsightkit.plots._lanes import IDLE, Lane, Lanes
 from nsightkit.trace.model import GPU_TABLES
 
 _Ints = npt.NDArray[np.int64]
 
 COLOURS = {**CATEGORY_COLOURS, "copy": "#9c6b45", "memset": DARK_GREY, "CUDA graph": "#8e5bb5", "CUDA call": "#5f8596"}
 #: What CPU ranges are called decides their colours where no GPU work does.
-_CPU_COLOURS = (BLUE, VERMILION, GREEN, PURPLE, OCHRE, RED, "#0f8fa8", "#748522", "#7a6fd0", "#d0527f")
+CPU_COLOURS = (BLUE, VERMILION, GREEN, PURPLE, OCHRE, RED, "#0f8fa8", "#748522", "#7a6fd0", "#d0527f")
 
 #: Tables whose events are all of one kind.
 _NAMED = {"graphs": "CUDA graph", "calls": "CUDA call"}
@@ -51,55 +51,66 @@ _ALL = 99  # so many cells that nothing is merged
 _CPU = 0
 
 
-class _Items(NamedTuple):
-    """Events, or runs of events drawn as one, sorted by start; times in nanoseconds since the window's start."""
+def items(start: _Ints, length: _Ints, **more: Any) -> pd.DataFrame:
+    """Make a table of events, or of runs of events drawn as one, in the order of their starts.
 
-    start: _Ints
-    length: _Ints
-    busy: _Ints  # sum of the events' durations: equals `length` for one event
-    number: _Ints  # of events
-    name: _Ints  # of the longest event
-    group: _Ints  # only events of one group are drawn as one
+    Parameters
+    ----------
+    start, length : array of int64
+        Nanoseconds, since the window's start.
+    **more
+        ``busy``, the sum of the events' durations (default: the length); ``number`` of events (1); ``name``, of the
+        longest event; and ``group``: only events of one group are drawn as one.
+    """
+    return pd.DataFrame({"start": start, "length": length, "busy": length, "number": 1, "name": 0, "group": 0} | more)
 
 
-def _merged(events: _Items, cell_ns: int) -> _Items:
+def merged(events: pd.DataFrame, cell_ns: int) -> pd.DataFrame:
     """Draw runs of short events as one item: those of a group that are shorter than a cell and begin in the same one.
 
     Counts and sums of durations are kept exactly, and no item is two cells long unless its one event is. A cell of up
     to 1 ns changes nothing.
+
+    Parameters
+    ----------
+    events : DataFrame
+        As :func:`items` makes it.
+    cell_ns : int
     """
-    short = events.length < cell_ns
+    short = events["length"] < cell_ns
     if cell_ns <= 1 or not short.any():
         return events
-    frame = pd.DataFrame(events._asdict())
-    frame["end"] = frame["start"] + frame["length"]
-    runs = frame[short].groupby(_run_key(events, cell_ns)[short])
-    merged = frame.loc[runs["length"].idxmax()]  # the longest of each gives the name
-    for column, how in (("start", "min"), ("end", "max"), ("busy", "sum"), ("number", "sum")):
-        merged[column] = runs[column].agg(how).to_numpy()
-    merged["length"] = merged["end"] - merged["start"]
-    together = pd.concat([merged, frame[~short]]).sort_values("start", kind="stable")
-    return _Items(*(together[column].to_numpy() for column in _Items._fields))
+    ended = events.assign(end=events["start"] + events["length"])
+    runs = ended[short].groupby(_run_key(events, cell_ns)[short])
+    joined = ended.loc[runs["length"].idxmax()]  # the longest of each gives the name
+    sums = {"start": "min", "end": "max", "busy": "sum", "number": "sum"}
+    joined[list(sums)] = runs.agg(sums).to_numpy()
+    joined["length"] = joined["end"] - joined["start"]
+    return pd.concat([joined, ended[~short]]).sort_values("start", kind="stable")[list(events)]
 
 
-def _run_key(events: _Items, cell_ns: int) -> _Ints:
+def _run_key(events: pd.DataFrame, cell_ns: int) -> _Ints:
     """Which events merge: equal numbers do."""
-    cell: _Ints = (events.start - events.start.min(initial=0)) // cell_ns
-    return cell * (int(events.group.max(initial=0)) + 1) + events.group
+    start, group = events["start"].to_numpy(), events["group"].to_numpy()
+    key: _Ints = (start - start.min(initial=0)) // cell_ns * (int(group.max(initial=0)) + 1) + group
+    return key
 
 
-def _excess(start: _Ints, length: _Ints) -> _Items:
+def excess(start: _Ints, length: _Ints) -> pd.DataFrame:
     """What must be taken off the sum of the intervals' lengths to get the length of their union, and where.
 
     Wherever k > 1 intervals lie over each other, k - 1 of them are too many.
+
+    Parameters
+    ----------
+    start, length : array of int64
     """
     time = np.concatenate((start, start + length))
     order = np.argsort(time, kind="stable")
     time, depth = time[order], np.cumsum(np.repeat([1, -1], len(start))[order])
     over = np.flatnonzero((depth[:-1] > 1) & (np.diff(time) > 0))
-    at, long = time[over], np.diff(time)[over]
-    nought = np.zeros_like(at)
-    return _Items(at, long, (depth[over] - 1) * long, nought + 1, nought, nought)
+    long = np.diff(time)[over]
+    return items(time[over], long, busy=(depth[over] - 1) * long)
 
 
 class _Names:
@@ -131,52 +142,44 @@ class _Prepared:
         # What is rolled up: GPU work, else framework ops, else ranges.
         work = set(GPU_TABLES) if on_gpu else {"ops"} if "ops" in tables else {"ranges"}
         own_groups = {} if on_gpu else _cpu_groups([lane for lane in lanes if lane.table in work], names)
-        self.lanes: list[_Items] = []
+        self.lanes = [_events(lane, self.first, names, own_groups) for lane in lanes]
+        #: lanes of recorded events; those after them hold what overlaps, to be taken off a sum
+        self.recorded = len(lanes)
         rows: dict[float, dict[str, Any]] = {}
         devices: dict[int, list[int]] = {}
-        above: set[int] = set()
-        for lane in lanes:
-            here = len(self.lanes)
-            self.lanes.append(_items(lane, self.first, names, own_groups))
+        for here, lane in enumerate(lanes):
             kind = "events" if lane.device >= 0 else "ranges"
-            row = rows.setdefault(lane.row, {"label": lane.label, "kind": kind, "of": []})
-            row["of"].append([here, -1, 1])
+            rows.setdefault(lane.row, {"label": lane.label, "kind": kind, "of": []})["of"].append([here, -1, 1])
             if lane.table in work:
                 devices.setdefault(lane.device, []).append(here)
-            elif lane.label and lane.table in {"ranges", IDLE}:
-                above.add(here)
-        #: lanes of recorded events; those after them hold what overlaps, to be taken off a sum
-        self.recorded = len(self.lanes)
         self.raw = list(rows.values())
         # The outermost ranges (the steps, usually) stay in view above the work rolled up.
-        self.rolled = [row for row in self.raw if row["of"][0][0] in above]
+        above = {"ranges", IDLE} - work
+        self.rolled = [row for row in self.raw if lanes[row["of"][0][0]].table in above and row["label"]]
+        several = len(devices) > 1
         for device, of in devices.items():
-            prefix = f"GPU {device} " if len(devices) > 1 else "GPU " if on_gpu else ""
+            prefix = f"GPU {device} " if several else ""
             if on_gpu:
-                self._share(f"{prefix}busy", of)
-            events = [self.lanes[i] for i in of]
-            group = np.concatenate([lane.group for lane in events])
-            time = pd.Series(np.concatenate([lane.length for lane in events])).groupby(group).sum()
+                self._share(f"{prefix or 'GPU '}busy", of)
+            time = pd.concat([self.lanes[i] for i in of]).groupby("group")["length"].sum()
             titles = {number: text for (text, _), number in names.groups.items()}
             for number in time.drop(_CPU, errors="ignore").sort_values(ascending=False).index:
-                self._share(f"{prefix if len(devices) > 1 else ''}{titles[number]}", of, int(number))
+                self._share(f"{prefix}{titles[number]}", of, int(number))
         # The strip that shows the whole window: each device's work, or the outermost of the busiest thread's.
         self.strip = [row["of"] for row in self.rolled if row["kind"] == "share" and row["of"][0][1] < 0]
         if not self.strip:
-            done = {lane for of in devices.values() for lane in of}
-            self.strip = [row["of"] for row in self.raw if row["of"][0][0] in done][:1]
+            self.strip = [row["of"] for row in self.raw if lanes[row["of"][0][0]].table in work][:1]
 
-    def _share(self, label: str, lanes: list[int], group: int = -1) -> None:
+    def _share(self, label: str, of: list[int], group: int = -1) -> None:
         """Add a row of time shares: sums of some lanes (of one group in them), less what overlaps."""
-        having = [i for i in lanes if group < 0 or (self.lanes[i].group == group).any()]
-        chosen = [[column[(each.group == group) | (group < 0)] for column in each[:2]]
-                  for each in (self.lanes[i] for i in having)]  # fmt: skip
-        of = [[i, group, 1] for i in having]
-        excess = _excess(*(np.concatenate(column) for column in zip(*chosen, strict=True)))
-        if len(excess.start):
-            of.append([len(self.lanes), -1, -1])
-            self.lanes.append(excess)
-        self.rolled.append({"label": label, "kind": "share", "of": of})
+        chosen = {i: self.lanes[i][(self.lanes[i]["group"] == group) | (group < 0)] for i in of}
+        summed = [[i, group, 1] for i, lane in chosen.items() if len(lane)]
+        both = pd.concat(chosen.values())
+        over = excess(both["start"].to_numpy(), both["length"].to_numpy())
+        if len(over):
+            summed.append([len(self.lanes), -1, -1])
+            self.lanes.append(over)
+        self.rolled.append({"label": label, "kind": "share", "of": summed})
 
     def cell(self, cells: int) -> int:
         """Length of a cell in nanoseconds, when the window has 2**cells; 0 where it is too short to merge anything."""
@@ -185,46 +188,46 @@ class _Prepared:
 
     def count(self, cells: int) -> int:
         """How many recorded items the finest levels would have."""
-        items, cell = 0, self.cell(cells)
+        found, cell = 0, self.cell(cells)
         for lane in self.lanes[: self.recorded]:
-            short = lane.length < cell
-            runs = np.sort(_run_key(lane, cell)[short], kind="stable") if short.any() else ()
-            items += int((~short).sum() + np.count_nonzero(np.diff(runs, prepend=-1)))
-        return items
+            short = (lane["length"] < cell).to_numpy()
+            runs = len(np.unique(_run_key(lane, cell)[short])) if short.any() else 0
+            found += runs + int((~short).sum())
+        return found
 
-    def levels(self, lane: _Items, cells: int) -> list[tuple[int, _Items]]:
+    def levels(self, lane: pd.DataFrame, cells: int) -> list[tuple[int, pd.DataFrame]]:
         """A lane's levels, finest first, as pairs of cell length in nanoseconds and items.
 
         Parameters
         ----------
-        lane : _Items
+        lane : DataFrame
         cells : int
             Events shorter than 1 / 2**cells of the window are merged in the finest level already.
         """
-        levels = [(self.cell(cells), _merged(lane, self.cell(cells)))]
+        levels = [(self.cell(cells), merged(lane, self.cell(cells)))]
         for exponent in range(_FINEST, _COARSEST - 1, -_STEP):
-            cell = self.cell(exponent)
-            if len(levels[-1][1].start) <= _FEW_ITEMS:
+            cell, finer = self.cell(exponent), len(levels[-1][1])
+            if finer <= _FEW_ITEMS:
                 break
             if exponent < cells and cell:
-                coarser = _merged(lane, cell)
+                coarser = merged(lane, cell)
                 # A level that is not much smaller is not worth its bytes.
-                if len(coarser.start) <= len(levels[-1][1].start) // 2:
+                if len(coarser) <= finer // 2:
                     levels.append((cell, coarser))
         return levels
 
 
-def _items(lane: Lane, first: int, names: _Names, own_groups: dict[str, int]) -> _Items:
+def _events(lane: Lane, first: int, names: _Names, own_groups: dict[str, int]) -> pd.DataFrame:
     """A lane's events as they were recorded."""
     order = np.argsort(lane.start, kind="stable")
     start = lane.start[order].astype(np.int64) - first
-    length = lane.end[order].astype(np.int64) - first - start
     # A dictionary can name much that this lane lacks.
     used, at = np.unique(lane.names.codes[order], return_inverse=True)
     texts = [str(lane.names.categories[c]) if c >= 0 else "" for c in used]
     groups = _groups(lane.table, texts, names, own_groups)
-    index = np.array([names.add(_shown(t), g) for t, g in zip(texts, groups, strict=True)], np.int64)
-    return _Items(start, length, length, np.ones_like(start), index[at], np.array(groups, np.int64)[at])
+    index = [names.add(_shown(t), g) for t, g in zip(texts, groups, strict=True)]
+    name, group = (np.array(each, np.int64)[at] for each in (index, groups))
+    return items(start, lane.end[order].astype(np.int64) - first - start, name=name, group=group)
 
 
 def _shown(text: str) -> str:
@@ -248,13 +251,11 @@ def _groups(table: str, texts: list[str], names: _Names, own_groups: dict[str, i
 
 def _cpu_groups(lanes: list[Lane], names: _Names) -> dict[str, int]:
     """Give the ranges with most time a group each: what is rolled up in a trace without GPU work."""
-    time: pd.Series[int] = pd.Series(dtype="int64")
-    for lane in lanes:
-        here = pd.Series(lane.end - lane.start).groupby(np.asarray(lane.names, dtype=object)).sum()
-        time = time.add(here, fill_value=0)
+    each = [pd.Series(lane.end - lane.start, index=np.asarray(lane.names, dtype=object)) for lane in lanes]
+    time = pd.concat([pd.Series(dtype="int64"), *each]).groupby(level=0).sum()
     own: dict[str, int] = {}
-    for text in time.nlargest(len(_CPU_COLOURS)).index:
-        colour = _CPU_COLOURS[len(names.own) % len(_CPU_COLOURS)]
+    for text in time.nlargest(len(CPU_COLOURS)).index:
+        colour = CPU_COLOURS[len(names.own) % len(CPU_COLOURS)]
         own[text] = names.own[text] = names.own.get(text, names.group(_shown(text), colour))
     return own
 
@@ -262,33 +263,33 @@ def _cpu_groups(lanes: list[Lane], names: _Names) -> dict[str, int]:
 class _Packed(NamedTuple):
     """One trace's items as columns of bytes, before they are deflated."""
 
-    lanes: list[list[tuple[int, int]]]  # cell length and items of each level
+    levels: list[list[tuple[int, int]]]  # of each lane: cell length and items
     columns: list[tuple[bytes, int]]  # gap, length, excess of busy time, further events: as :func:`_planes` has them
     name: _Ints  # of each item
     items: int  # of the finest levels
     size: int  # to compare with other packings
 
 
-def _pack(trace: _Prepared, names: list[tuple[int, str]], cells: int) -> _Packed:
+def _pack(trace: _Prepared, texts: list[str], cells: int) -> _Packed:
     lanes = [trace.levels(lane, cells) for lane in trace.lanes]
-    levels = [level for lane in lanes for _, level in lane]
-    columns = [
-        np.concatenate([np.empty(0, np.int64), *column])
-        for column in (
-            # The gap to the item before is a smaller number than a time, and often the same one.
-            [_unsigned(level.start - np.concatenate(([0], (level.start + level.length)[:-1]))) for level in levels],
-            [level.length for level in levels],
-            [_unsigned(level.busy - level.length) for level in levels],
-            [level.number - 1 for level in levels],
-            [level.name for level in levels],
-        )
+    # The gap to the item before is a smaller number than a time, and often the same one.
+    gaps = [
+        level["start"] - (level["start"] + level["length"]).shift(fill_value=0) for lane in lanes for _, level in lane
     ]
-    texts = json.dumps([names[i][1] for i in np.unique(columns[-1])]).encode()
+    nought = np.empty(0, np.int64)
+    every = pd.concat([items(nought, nought), *(level for lane in lanes for _, level in lane)])
+    columns = [
+        _unsigned(np.concatenate([nought, *gaps])),
+        every["length"].to_numpy(),
+        _unsigned((every["busy"] - every["length"]).to_numpy()),
+        (every["number"] - 1).to_numpy(),
+        every["name"].to_numpy(),
+    ]
     planes = [_planes(column) for column in columns]
-    data = b"".join([*(plane for plane, _ in planes), texts])
-    sizes = [[(cell, len(level.start)) for cell, level in lane] for lane in lanes]
-    items = sum(lane[0][1] for lane in sizes[: trace.recorded])
-    return _Packed(sizes, planes[:-1], columns[-1], items, len(zlib.compress(data, 1)))
+    named = json.dumps([texts[i] for i in np.unique(columns[-1])]).encode()
+    size = len(zlib.compress(b"".join([*(plane for plane, _ in planes), named]), 1))
+    sizes = [[(cell, len(level)) for cell, level in lane] for lane in lanes]
+    return _Packed(sizes, planes[:-1], columns[-1], sum(lane[0][1] for lane in sizes[: trace.recorded]), size)
 
 
 def _fitted(traces: list[_Prepared], names: _Names, common: dict[str, Any], most_bytes: int) -> tuple[str, int]:
@@ -300,7 +301,7 @@ def _fitted(traces: list[_Prepared], names: _Names, common: dict[str, Any], most
         A JSON header and columns of integers, deflated, in base64.
     items : int
     """
-    texts = list(names.names)
+    texts = [text for _, text in names.names]
     # No item of a real trace takes less than two characters: what is more than that many need not be tried.
     cells = [_cells(trace, _ALL, most_bytes // 2) for trace in traces]
     packed = [_pack(trace, texts, c) for trace, c in zip(traces, cells, strict=True)]
@@ -339,10 +340,10 @@ def _joined(traces: list[_Prepared], packed: list[_Packed], names: _Names, commo
                 "left_out": trace.left_out,
                 "first": trace.first,
                 "span": trace.span,
-                "merged": max((lane[0][0] for lane in p.lanes), default=0),
+                "merged": max((lane[0][0] for lane in p.levels), default=0),
                 "strip": trace.strip,
                 "views": {"raw": trace.raw, "rolled": trace.rolled},
-                "lanes": p.lanes,
+                "lanes": p.levels,
                 "widths": [width for _, width in columns],
             }
         )
@@ -405,7 +406,7 @@ def pack(
     prepared = [_Prepared(lanes, label, names) for label, lanes in found.items()]
     common = {"title": title, "layout": layout, "said": list(said)}
     data, items = _fitted(prepared, names, common, most_bytes)
-    events = sum(len(lane.start) for trace in prepared for lane in trace.lanes[: trace.recorded])
+    events = sum(len(lane) for trace in prepared for lane in trace.lanes[: trace.recorded])
     return InteractiveTimeline(data, fallback, " ".join(said), (len(prepared), events, items))
 
 

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from importlib.resources import files
-from itertools import accumulate
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -22,11 +21,11 @@ from nsightkit.analysis import verdict
 from nsightkit.analysis.core.text import bytes_text, time_text
 from nsightkit.analysis.timeline import gaps, overview, steps
 from nsightkit.errors import UsageError
-from nsightkit.plots._base import CATEGORY_COLOURS, CAUSE_COLOURS, DARK_GREY
-from nsightkit.plots._lanes import Most, all_lanes
-from nsightkit.plots._packing import InteractiveTimeline, pack, program
-from nsightkit.report._html import Markup, scrolled, section, shown, tag
-from nsightkit.report._tables import SECTIONS, draw, letters, source_line
+from nsightkit.plots.lanes import Most, all_lanes
+from nsightkit.plots.looks import CATEGORY_COLOURS, CAUSE_COLOURS, DARK_GREY
+from nsightkit.plots.packing import pack, program
+from nsightkit.report.elements import Markup, scrolled, section, shown, tag
+from nsightkit.report.tables import SECTIONS, draw, letters, source_line
 from nsightkit.trace.files import replacing
 from nsightkit.trace.model import GPU_TABLES, Trace
 from nsightkit.trace.share import clean, clean_text
@@ -43,7 +42,7 @@ _NOT_ENOUGH = "not-enough-data"
 _ENDINGS = re.compile(r"(\.pt)?(\.trace)?(\.json(\.gz)?|\.sqlite|\.nsys-rep|\.parquet|_pqtdir)$")
 
 #: What an answer says, before its evidence.
-_SAID = {
+SAID = {
     "profiler": "The profiler itself took the time",
     "start-up": "Work that happens once held the GPU up: loading code, compiling, capturing graphs",
     "queued": "The GPU had work in its queue and did not start it, and the trace does not say why",
@@ -70,7 +69,7 @@ _PARTS = {
     "imbalance": "waiting for slower GPUs",
     "memory-transfer": "copies that nothing overlaps",
 }
-_COLOURS = {
+COLOURS = {
     **CAUSE_COLOURS,
     "compute-bound": "#1d5c93",
     "memory-bound": "#5f8596",
@@ -125,9 +124,9 @@ def write(
     """
     path = Path(path)
     several = _by_label(traces)
-    for trace in several.values():
-        if trace.path is not None and path.exists() and Path(trace.path).exists() and path.samefile(trace.path):
-            raise UsageError(f"{path} is a trace itself; give another name for the report")
+    there = [trace.path for trace in several.values() if trace.path is not None and Path(trace.path).exists()]
+    if path.exists() and any(path.samefile(other) for other in there):
+        raise UsageError(f"{path} is a trace itself; give another name for the report")
     if path.is_dir():
         raise UsageError(f"{path} is a folder; give the report a file name")
     page = html(several, title=title, selection=selection).encode("utf-8", "replace")
@@ -195,13 +194,15 @@ class _Page:
 
     def document(self) -> str:
         """The page as text."""
-        sections = [("answer", "Answer", self._answers()), ("summary", "Summary", self._summary())]
+        cards = tag("div", [self._answer(label, trace) for label, trace in self.traces.items()], class_="cards")
+        answer = section("answer", "Answer", cards)
+        sections = [("answer", "Answer", answer), ("summary", "Summary", self._summary())]
         asked = [(each, {label: each.ask(trace) for label, trace in self.traces.items()}) for each in SECTIONS]
         drawn = [(each.name, each.title, draw(each, answers, self.sources)) for each, answers in asked]
         tables = [(name, title, table) for name, title, table in drawn if table is not None]
         rest = sum(len(part.encode("utf-8", "replace")) for _, _, part in (*sections, *tables))
         timeline = self._timeline(max(_MOST_BYTES - rest - 120_000, _LEAST_TIMELINE))
-        sections += [("timeline", "Timeline", self._stage(timeline)), *tables]
+        sections += [("timeline", "Timeline", timeline), *tables]
         links = [tag("li", tag("a", title, href=f"#{name}")) for name, title, _ in sections]
         style, script, viewer = (_resource("report.css"), _resource("report.js"), program())
         return Template(_resource("page.html")).substitute(
@@ -228,10 +229,6 @@ class _Page:
     def _lettered(self, label: str, text: str) -> list[str]:
         return [tag("span", self.letters[label], class_="letter"), text] if self.several else [text]
 
-    def _answers(self) -> Markup:
-        cards = [self._answer(label, trace) for label, trace in self.traces.items()]
-        return section("answer", "Answer", tag("div", cards, class_="cards"))
-
     def _answer(self, label: str, trace: Trace) -> Markup:
         found = verdict.summary(trace)
         name, share = str(found["bottleneck"]), found["share_of_span"]
@@ -249,7 +246,7 @@ class _Page:
         return tag(
             "article",
             tag("h3", self._lettered(label, label)) if self.several else None,
-            tag("p", _SAID.get(name, name) + amount, class_="headline"),
+            tag("p", SAID.get(name, name) + amount, class_="headline"),
             tag("p", facts, class_="facts"),
             self._bar([*found["busy"], *found["candidates"]], label),
             [[tag(level, title), tag("ul", [tag("li", shown(text, 600)) for text in texts])] for title, texts in lists],
@@ -278,22 +275,16 @@ class _Page:
         """Where the time went, as one bar; each moment of each device counts once."""
         if not parts:
             return None
-        named = [(str(part["bottleneck"]), float(part["share_of_span"])) for part in parts]
-        starts = accumulate((share for _, share in named), initial=0.0)
-        rects = [
-            tag("rect", x=f"{100 * at:.3f}%", width=f"{100 * share:.3f}%", height="100%",
-                fill=_COLOURS.get(name, DARK_GREY))
-            for at, (name, share) in zip(starts, named, strict=False)
-        ]  # fmt: skip
-        patches = [
-            tag("svg", tag("rect", width="100%", height="100%", fill=_COLOURS.get(name, DARK_GREY)), class_="patch",
-                aria_hidden="true", focusable="false")
-            for name, _ in named
-        ]  # fmt: skip
-        legend = [
-            tag("li", patch, f"{_PARTS.get(name, f'idle: {name}')} ", tag("b", _percent(share)))
-            for patch, (name, share) in zip(patches, named, strict=True)
-        ]
+        rects, legend, at = [], [], 0.0
+        for part in parts:
+            name, share = str(part["bottleneck"]), float(part["share_of_span"])
+            filled = {"height": "100%", "fill": COLOURS.get(name, DARK_GREY)}
+            rects.append(tag("rect", x=f"{100 * at:.3f}%", width=f"{100 * share:.3f}%", **filled))
+            patch = tag(
+                "svg", tag("rect", width="100%", **filled), class_="patch", aria_hidden="true", focusable="false"
+            )
+            legend.append(tag("li", patch, f"{_PARTS.get(name, f'idle: {name}')} ", tag("b", _percent(share))))
+            at += share
         drawn = tag("svg", rects, class_="span", role="img", aria_label="Shares of the time; the list below names them",
                     preserveAspectRatio="none")  # fmt: skip
         in_steps = self.figures[label]["window_ns"] is not None
@@ -312,15 +303,15 @@ class _Page:
 
     # --- the timeline ---
 
-    def _timeline(self, most_bytes: int) -> InteractiveTimeline:
+    def _timeline(self, most_bytes: int) -> Markup:
         said = []
         for label, trace in self.traces.items():
-            counts = [f"{trace.size(table):,} {table}" for table in (*GPU_TABLES, "ranges", "ops", "calls")
-                      if trace.size(table)]  # fmt: skip
-            said.append(f"Timeline of {label}: {', '.join(counts) or 'no events'}. The tables say the same in numbers.")
+            sizes = {table: trace.size(table) for table in (*GPU_TABLES, "ranges", "ops", "calls")}
+            counts = ", ".join(f"{size:,} {table}" for table, size in sizes.items() if size) or "no events"
+            said.append(f"Timeline of {label}: {counts}. The tables say the same in numbers.")
         many = len(self.traces)
         most = Most(max(_MOST.levels // many, 3), max(_MOST.streams // many, 4), max(_MOST.threads // many, 3))
-        return pack(
+        timeline = pack(
             {label: all_lanes(trace, most, _drawn_gaps(trace)) for label, trace in self.traces.items()},
             said=said,
             fallback=tag("p", "The timeline needs scripts; the tables do not."),
@@ -328,8 +319,6 @@ class _Page:
             layout="stacked",
             most_bytes=most_bytes,
         )
-
-    def _stage(self, timeline: InteractiveTimeline) -> Markup:
         lead = ("Everything the trace holds, above each other on one axis" if not self.several else
                 "The traces above each other on one axis, each from its own start") + (
                 ": CPU threads with their ranges, operators and CUDA calls, GPU streams, and the GPU's idle time by "

@@ -8,12 +8,12 @@ from typing import Any
 
 import pandas as pd
 
-from nsightkit._show import cell_text, header_text, is_text, rows_of
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.timeline import gaps
 from nsightkit.errors import UsageError
-from nsightkit.report._html import Markup, scrolled, shown, tag
-from nsightkit.report._html import section as html_section
+from nsightkit.report.elements import Markup, scrolled, shown, tag
+from nsightkit.report.elements import section as html_section
+from nsightkit.show import cell_text, header_text, is_text, rows_of
 from nsightkit.trace.model import Trace
 from nsightkit.verbs import QUESTIONS, Question
 

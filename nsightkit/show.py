@@ -31,6 +31,7 @@ __all__ = [
     "is_text",
     "plain",
     "print_facts",
+    "print_lines",
     "print_rows",
     "ready",
     "rows_of",
@@ -428,6 +429,19 @@ def print_facts(console: Console, facts: Sequence[tuple[str, str, float | None]]
             parts += [" ", (_bar(share), "cyan")]
         table.add_row(Text(label, style="dim"), Text(value), Text.assemble(*parts))
     console.print(table)
+
+
+def print_lines(console: Console, lines: Iterable[object], style: str = "dim") -> None:
+    """Print a line for each text, whatever it holds.
+
+    Parameters
+    ----------
+    console : rich.console.Console
+    lines : iterable
+    style : str
+    """
+    for line in lines:
+        console.print(plain(line), style=style)
 
 
 def utf8(stream: TextIO) -> TextIO:
