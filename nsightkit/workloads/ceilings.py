@@ -15,17 +15,9 @@ import torch
 from torch import Tensor
 
 from nsightkit.workloads.phases import phase
-from nsightkit.workloads.workload import Workload
+from nsightkit.workloads.workload import DTYPES, Workload
 
 __all__ = ["Ceiling", "CeilingConfig", "start"]
-
-_TYPES = {
-    "fp32": torch.float32,
-    "tf32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-    "fp8": torch.float8_e4m3fn,
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +68,7 @@ class Ceiling(Workload):
 
 
 def _product(config: CeilingConfig, device: torch.device) -> Callable[[], Any]:
-    kind = _TYPES[config.precision]
+    kind = DTYPES[config.precision]
     fill = torch.zeros if config.zeros else torch.randn
     left = fill(config.m, config.k, device=device)
     right = fill(config.n, config.k, device=device)  # transposed below: the layout of a linear layer's weight

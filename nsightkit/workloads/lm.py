@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nsightkit.workloads.models import Decoder, DecoderConfig, part
-from nsightkit.workloads.workload import Workload
+from nsightkit.workloads.workload import Workload, autocast
 
 __all__ = ["PHASES", "LMConfig", "Run", "model", "start"]
 
@@ -143,7 +143,7 @@ class Run(Workload):
             with self._phase("copy"):
                 tokens = tokens.to(self.device, non_blocking=True)
         with self._phase("forward"), torch.set_grad_enabled(learning):
-            with self._autocast():
+            with autocast(self.device, self.config.precision):
                 logits = self._run(tokens[:, :-1])
             with self._phase("loss"):
                 loss = F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
@@ -157,10 +157,6 @@ class Run(Workload):
         if name in PHASES:
             self.doing = name
         return part(name, self.config.annotate)
-
-    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        kind = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.config.precision)
-        return contextlib.nullcontext() if kind is None else torch.autocast(self.device.type, kind)
 
     def observed(self) -> dict[str, list[float]]:
         """Give losses, and on a GPU the highest memory so far.

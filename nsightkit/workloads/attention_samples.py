@@ -1,4 +1,4 @@
-"""Cells of the attention sweep: what their samples are called, and what the codes in them mean.
+"""Samples of the attention sweep: what they are called, and what the codes in them mean.
 
 Samples are numbers under a name, so a cell's place in the sweep stands in the name, and its status and the reason for
 it are codes. What measures writes them, what analyses reads them, and both have them from here.
