@@ -121,8 +121,8 @@ def swept(
     Returns
     -------
     samples : dict of str to list
-        By metric, named by :func:`nsightkit.workloads.attention_samples.metric`: ``forward_ns`` and ``backward_ns`` (one sample a
-        pass),
+        By metric, named by :func:`nsightkit.workloads.attention_samples.metric`: ``forward_ns`` and ``backward_ns``
+        (one sample a pass),
         ``…_status``, ``…_reason`` (codes), ``…_stopped_context``, ``…_requested_bytes``; ``inputs_bytes``,
         ``idle_bytes`` (inputs, and what libraries keep), ``before_backward_bytes``, ``…_peak_bytes``,
         ``…_reserved_bytes``; and of the column ``batch``, ``heads``, ``causal``, ``limit_bytes``.

@@ -50,6 +50,11 @@ class CeilingConfig:
 class Ceiling(Workload):
     """One operation that is run again and again.
 
+    Attributes
+    ----------
+    run : callable
+        Runs it once and gives what it computed.
+
     Notes
     -----
     The precision of fp32 GEMMs is a setting of the whole process, taken back by ``close``.
@@ -59,12 +64,12 @@ class Ceiling(Workload):
         super().__init__(config, device)
         self._set_fp32_products(config.precision)
         torch.manual_seed(config.seed)
-        self._run = (_product if config.kind == "gemm" else _transfer)(config, self.device)
+        self.run = (_product if config.kind == "gemm" else _transfer)(config, self.device)
 
     def step(self) -> None:
         """Run it once."""
         with phase("step"):
-            self._run()
+            self.run()
 
 
 def _product(config: CeilingConfig, device: torch.device) -> Callable[[], Any]:

@@ -22,7 +22,10 @@ from torch import Tensor, nn
 
 from nsightkit.workloads.phases import phase
 
-__all__ = ["Block", "Decoder", "DecoderConfig", "Sizes", "part", "rotated", "written_out"]
+__all__ = ["EPSILON", "Block", "Decoder", "DecoderConfig", "Sizes", "part", "rotated", "written_out"]
+
+#: What RMSNorm adds to the mean of squares.
+EPSILON = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,16 +95,16 @@ def part(name: str, marked: bool) -> contextlib.AbstractContextManager[None]:
 
 def _rms_written(x: Tensor, weight: Tensor, _: None = None) -> Tensor:
     # Autocast has no rule for these operations, so they run in their input's type.
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * weight
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPSILON) * weight
 
 
 def _rms_fused(x: Tensor, weight: Tensor, _: None = None) -> Tensor:
-    return F.rms_norm(x, weight.shape, weight.to(x.dtype), eps=1e-6)
+    return F.rms_norm(x, weight.shape, weight.to(x.dtype), eps=EPSILON)
 
 
 def _rms_tiny(x: Tensor, weight: Tensor, _: None = None) -> Tensor:
     squares = x.float() * x.float()
-    scale = torch.rsqrt(squares.mean(-1, keepdim=True) + 1e-6)
+    scale = torch.rsqrt(squares.mean(-1, keepdim=True) + EPSILON)
     return (x.float() * scale).to(x.dtype) * weight.to(x.dtype)
 
 

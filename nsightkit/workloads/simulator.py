@@ -64,7 +64,7 @@ BEHIND_NS = 1_000
 EVENT_NS = 1_500
 #: From the end of what a blocking call waits for to its return, and its length when that was over before, in ns.
 RETURN_NS, LOOK_NS = 6_500, 2_000
-#: What an operation's call takes by default: before it, in it, and in one that records an event or waits for one, in ns.
+#: What a launch takes: before its call and in it; and what a call takes that records an event or waits for one, in ns.
 DISPATCH_NS, CALL_NS, NOTE_NS = 4_000, 4_000, 1_500
 #: What an allocation or free ordinarily takes, in ns.
 STALL_NS = 10_000

@@ -38,7 +38,7 @@ every = pytest.mark.parametrize(("mode", "rung"), ALL, ids=lambda name: name)
 @pytest.fixture(autouse=True)
 def _no_interpreter(monkeypatch):
     """Triton's interpreter patches Triton for a whole process; its test has one of its own."""
-    monkeypatch.setattr(layer, "_triton_kernels", lambda device: None)
+    monkeypatch.setattr(layer, "triton_kernels", lambda device: None)
 
 
 def _run(**changes):
@@ -58,12 +58,12 @@ def test_every_rung_computes_the_same(mode, rung, precision):
     assert 0 < seen["max_abs_error"] < 20 * allowed
 
 
-@pytest.mark.parametrize("part", ["rotated", "_norm", "_fused_attention"])
+@pytest.mark.parametrize("part", ["rotated", "norm", "fused_attention"])
 def test_a_wrong_layer_is_seen(monkeypatch, part):
     wrong = {
         "rotated": lambda x, cosine, sine: x,
-        "_norm": lambda x, weight: x * weight,
-        "_fused_attention": lambda q, k, v, given: torch.nn.functional.scaled_dot_product_attention(q, k, v),
+        "norm": lambda x, weight: x * weight,
+        "fused_attention": lambda q, k, v, given: torch.nn.functional.scaled_dot_product_attention(q, k, v),
     }
     monkeypatch.setattr(layer, part, wrong[part])
     with _run(rung="sdpa") as run:
@@ -272,7 +272,7 @@ def compile(name, types, constants, **options):
     source = ASTSource(kernel, signature, {(at(n),): value for n, value in constants.items()}, aligned)
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     found[name] = compiled.asm["ptx"]
-bf16, early = "*bf16", dict(DEPENDENT=True, AHEAD=made._AHEAD_BYTES, SMS=132)
+bf16, early = "*bf16", dict(DEPENDENT=True, AHEAD=made.AHEAD_BYTES, SMS=132)
 compile("_stream_kernel", dict(x=bf16, gain=bf16, weight=bf16, residual=bf16, out=bf16, epsilon="fp32"),
     dict(count=11008, width=4096, NORM=True, GATED=True, RESIDUAL=False, ROWS=1, COLUMNS=4096, STAGES=1, PER_SM=4)
     | early, num_warps=4, launch_pdl=True)
