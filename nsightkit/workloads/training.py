@@ -8,6 +8,8 @@ losses agree; only the time differs.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import time
 import zlib
 from collections.abc import Iterator
@@ -88,11 +90,9 @@ class Documents(IterableDataset[Tensor]):
         worker = get_worker_info()
         # A worker prepares whole batches in turn, so its samples are those of every n-th batch.
         first, stride = (worker.id, worker.num_workers) if worker else (0, 1)
-        number = first
-        while True:
+        for number in itertools.count(first, stride):
             for row in range(self._config.batch):
                 yield self.sample(number * self._config.batch + row)
-            number += stride
 
     def sample(self, index: int) -> Tensor:
         """Read and decode one sample.
@@ -157,12 +157,8 @@ class Training(Workload):
         self._largest: list[Tensor | float] = []
         for block in self.model.blocks:
             block.register_forward_hook(self._watch)
-        parameters = list(self.model.parameters())
-        self._optimizer: Any = (
-            _ElementaryAdamW(parameters, lr=1e-3, weight_decay=0.01)
-            if config.tiny
-            else torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.01, fused=True)
-        )
+        written = _ElementaryAdamW if config.tiny else functools.partial(torch.optim.AdamW, fused=True)
+        self._optimizer: Any = written(list(self.model.parameters()), lr=1e-3, weight_decay=0.01)
         workers = 0 if config.starved else config.workers
         pin = self.device.type == "cuda" and not config.pageable
         self._loader = DataLoader(
