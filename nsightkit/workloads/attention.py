@@ -177,7 +177,7 @@ class Attention(Workload):
             torch._dynamo.reset()
 
     def refusal(self, d: int) -> str | None:
-        """Say why there can be no attention of this width, without running any.
+        """Say why attention of this width is not possible, without running any.
 
         Parameters
         ----------

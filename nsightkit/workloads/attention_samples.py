@@ -50,7 +50,7 @@ def metric(quantity: str, column: str, d: int | None = None, context: int | None
     column : str
         Implementation and precision, such as ``naive-fp32``.
     d, context : int, optional
-        The cell; none for what holds for the column.
+        The cell; left out for what holds for the column.
 
     Returns
     -------

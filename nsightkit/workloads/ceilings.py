@@ -34,6 +34,8 @@ class CeilingConfig:
         Of the product.
     megabytes : int
         Of each tensor of a transfer, 10**6 bytes: far more than any cache.
+    zeros : bool
+        Matrices of zeros, whose product draws less power.
     seed : int
     """
 

@@ -1,8 +1,8 @@
 """Data-parallel training in several processes, one of which gets its batches late: the investigation of a straggler.
 
 This process is rank 0; the others are its children. They talk through Gloo, or through NCCL where each rank can have a
-GPU of its own. A batch is a pause, as a loader's is to the process that waits for it: what is late is late for no lack
-of processors.
+GPU of its own. A batch is a pause, as a loader's is to the process that waits for it, so that a rank is not late merely
+because processors are few.
 """
 
 from __future__ import annotations

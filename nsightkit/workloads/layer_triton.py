@@ -509,7 +509,7 @@ def prefill(x: Tensor, w: Any, given: Any, _: None, *, heads: int, epilogue: boo
     given : _Given
     heads : int
     epilogue : bool
-        The GEMM of gate and up is Triton's, too, with SwiGLU in it.
+        The GEMM of gate and up is Triton's as well, with SwiGLU in it.
 
     Returns
     -------

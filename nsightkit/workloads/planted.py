@@ -418,7 +418,7 @@ class _Loop:
         }
 
 
-#: Kinds of work; one that runs under an earlier one holds nothing up.
+#: Kinds of work, by what bounds a program that waits for them; one that runs under an earlier one costs no time.
 _EXPOSED = {
     "kernels": "kernels",
     "waiting": "imbalance",
@@ -575,7 +575,6 @@ def _load(loop: _Loop, fault: Fault | None, step_us: float) -> None:
     with contextlib.nullcontext() if fault == "starved-unnamed" else loop.range("dataload"):
         if fault in ("starved", "starved-unnamed"):
             _wait(loop, loop.lasting(1.5 * step_us))
-            loop.cause = "input-pipeline"
         elif fault == "loading-ahead" and loop.free > loop.now:
             _wait(loop, (loop.free - loop.now) // 2)
         else:
@@ -583,17 +582,16 @@ def _load(loop: _Loop, fault: Fault | None, step_us: float) -> None:
     if fault == "augment":
         with loop.range("augment"):
             loop.now += loop.lasting(1.5 * step_us)
-        loop.cause = "cpu-work"
     if fault == "overhead":
         start = loop.now
         loop.now += loop.lasting(1.5 * step_us)
         loop.out.overhead("CUPTI buffer flush", loop.main, start, loop.now)
-        loop.cause = "profiler"
+    if fault in ("starved", "starved-unnamed", "augment", "overhead", "pageable"):
+        loop.cause = BOTTLENECK_OF[fault]
     with loop.range("to_device"):
         if fault == "pageable":
             # The copy waits its turn in the queue, so let the device finish first: staging is what remains.
             loop.now = max(loop.now, loop.free - 20 * _US)
-            loop.cause = "memory-transfer"
             duration = loop.lasting(0.4 * step_us)
             loop.upload(64 << 20, duration, host="pageable", staging=loop.lasting(0.8 * step_us))
         elif fault == "pinned":

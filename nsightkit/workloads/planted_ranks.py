@@ -32,12 +32,16 @@ _COMPUTE, _GRADIENTS, _LAYERS = 7, 20, 24  # streams
 #: autograd's thread; each process group has a stream of its own.
 _KINDS = {
     "all_reduce": (
-        *("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "allreduce"),
-        *(_AUTOGRAD, _GRADIENTS),
+        "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+        "allreduce",
+        _AUTOGRAD,
+        _GRADIENTS,
     ),
     "all_gather": (
-        *("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "_allgather_base"),
-        *(_MAIN, _LAYERS),
+        "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+        "_allgather_base",
+        _MAIN,
+        _LAYERS,
     ),
 }
 #: The true clock's time of the first event.

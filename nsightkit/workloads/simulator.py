@@ -120,6 +120,11 @@ class Launch:
     overhead: str | None = None  #: what CUPTI calls that time in its table of overhead
     key: int | None = None
 
+    @property
+    def nodes(self) -> tuple[tuple[str, int], ...]:
+        """Name and time of its kernel, as a graph has those of several."""
+        return ((self.kernel, self.ns),)
+
 
 @dataclass(frozen=True)
 class Graph:
@@ -438,11 +443,6 @@ def _write_op(out: Export, op: Op, correlation: int, process: int) -> None:
             begun += (ns + BEHIND_NS) * stretch
 
 
-def _nodes(a: Launch | Graph) -> tuple[tuple[str, int], ...]:
-    """Names and times of the kernels of a launch."""
-    return a.nodes if isinstance(a, Graph) else ((a.kernel, a.ns),)
-
-
 #: What puts an operation into its stream, and how long it takes, in ns.
 _CALLS: dict[type, tuple[str, int]] = {
     Launch: ("cudaLaunchKernel_v7000", CALL_NS),
@@ -482,7 +482,7 @@ class _Simulation:
         compute: Counter[int] = Counter()
         for a in launches:
             if isinstance(a, Graph) or a.key is None:
-                compute[a.device] += sum(ns for _, ns in _nodes(a))
+                compute[a.device] += sum(ns for _, ns in a.nodes)
         mean = sum(compute.values()) / max(1, len(compute))
         self.even = {d: mean / ns if "equal-ranks" in self.changes and self.members else 1 for d, ns in compute.items()}
 
@@ -615,15 +615,13 @@ class _Simulation:
         if isinstance(a, Copy):
             stream = 1010 if "overlap-copies" in self.changes else a.stream
             return Op("copy", a, stream, self._lasting(thread, a.ns, "gpu"), behind)
-        nodes = tuple((name, round(ns * self._scale(name))) for name, ns in _nodes(a))
-        if isinstance(a, Graph):
-            work = sum(ns * self.even[a.device] + BEHIND_NS for _, ns in nodes)
-            return Op("graph", a, a.stream, self._lasting(thread, work, "gpu"), behind, nodes)
-        ((_, ns),) = nodes
-        if a.key is not None:
+        nodes = tuple((name, round(ns * self._scale(name))) for name, ns in a.nodes)
+        if isinstance(a, Launch) and a.key is not None:
             stream = 1020 if "overlap-communication" in self.changes else a.stream
-            return Op("collective", a, stream, self._draw(ns, "collective", a.key), behind, nodes)
-        return Op("kernel", a, a.stream, self._lasting(thread, ns * self.even[a.device], "gpu"), behind, nodes)
+            return Op("collective", a, stream, self._draw(nodes[0][1], "collective", a.key), behind, nodes)
+        graph = isinstance(a, Graph)
+        work = sum(ns * self.even[a.device] + BEHIND_NS * graph for _, ns in nodes)
+        return Op("graph" if graph else "kernel", a, a.stream, self._lasting(thread, work, "gpu"), behind, nodes)
 
     def _scale(self, name: str) -> float:
         """How many times as long a kernel of that name takes."""

@@ -2,7 +2,7 @@
 
 PyTorch keeps no account of a CPU's memory. What every operator gives back is looked at instead: a storage that was
 not there before is an allocation, and its end is a free. What an operator allocates and frees within itself is not
-seen; on a GPU the allocator sees that, too, but not which tensor it was for, so that the two complete each other.
+seen; on a GPU the allocator sees that as well, but not which tensor it was for: the two complete each other.
 
 It lies with the workloads because those that report memory use it themselves, and captures may use workloads.
 """
