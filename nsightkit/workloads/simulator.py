@@ -23,6 +23,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
+from inspect import GEN_CLOSED, getgeneratorstate
 from pathlib import Path
 from typing import Any, Literal
 
@@ -341,7 +342,6 @@ class _Thread:
     at: int = 0
     open: list[tuple[str, int]] = field(default_factory=list)
     launched: bool = False  # and has done nothing but launch since
-    finished: bool = False
 
 
 @dataclass(frozen=True)
@@ -487,27 +487,26 @@ class _Simulation:
         self.even = {d: mean / ns if "equal-ranks" in self.changes and self.members else 1 for d, ns in compute.items()}
 
     def run(self) -> Played:
-        threads = [_Thread(number) for number in range(len(self.program.threads))]
-        for thread, actions in zip(threads, self.program.threads, strict=True):
-            self._go_on(thread, self._thread(thread, actions))
+        threads = [self._thread(_Thread(number), actions) for number, actions in enumerate(self.program.threads)]
+        for steps in threads:
+            self._go_on(steps)
         while self.events:
             self.now, _, do = heapq.heappop(self.events)
             do()
-        if not all(t.finished for t in threads) or any(op.end < 0 for op in self.out.ops):
+        if any(getgeneratorstate(steps) != GEN_CLOSED for steps in threads) or any(op.end < 0 for op in self.out.ops):
             raise ValueError(f"{self.program.name} waits for something that never happens")
         return self.out
 
     def at(self, time: int, do: Callable[[], None]) -> None:
         heapq.heappush(self.events, (time, next(self.counter), do))
 
-    def _go_on(self, thread: _Thread, steps: _Steps) -> None:
+    def _go_on(self, steps: _Steps) -> None:
+        """Carry a thread out until the time, or what has to happen first, that it says; it says nothing at its end."""
         until = next(steps, None)
-        if until is None:
-            thread.finished = True
-        elif isinstance(until, int):
-            self.at(max(until, self.now), partial(self._go_on, thread, steps))
-        else:
-            until.then(partial(self._go_on, thread, steps))
+        if isinstance(until, int):
+            self.at(max(until, self.now), partial(self._go_on, steps))
+        elif until is not None:
+            until.then(partial(self._go_on, steps))
 
     def _draw(self, ns: float, *identity: object, spread: int = 1) -> int:
         """`ns` with the jitter of that identity, so many times the program's."""
