@@ -69,7 +69,7 @@ MOVED = {
     "capture.second": "investigations.profiled",
     "capture.sweeping": "investigations.sweeping",
     "capture.warm": "investigations.forked",
-    "cells": "workloads.cells",
+    "cells": "workloads.attention_samples",
     "investigations.observing": "investigations.measuring",
     "investigations.remembering": "investigations.measuring",
     "investigations.repeating": "investigations.profiled",
@@ -81,6 +81,7 @@ MOVED = {
     "trace.scrub_nsys": "trace.share.nsys",
     "trace.secrets": "trace.share.secrets",
     "workloads.bench_steps": "workloads.lm",
+    "workloads.cells": "workloads.attention_samples",
     "workloads.investigations": "investigations.parts",
 }
 

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+# What the tests compute is small: threads would wait for each other longer than they work, here and in every child.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 #: The first nsys whose `stats` knows the report names used here; 2022.4 hangs on newer reports.
 MINIMUM_NSYS = (2023, 4)

@@ -2,7 +2,7 @@
 
 A recording of such a part is valid for exactly this code, as one of any other part is for
 ``nsightkit.investigations.measuring``. What the samples are called and what their codes mean is
-:mod:`nsightkit.workloads.cells`.
+:mod:`nsightkit.workloads.attention_samples`.
 
 Every cell begins as in a fresh process: references dropped, compiled code forgotten, cached memory and the libraries'
 workspaces returned. Within a cell each direction has a status of its own: where the backward pass runs out of memory,
@@ -24,7 +24,7 @@ import torch
 
 from nsightkit.capture import timing, torch_profiler
 from nsightkit.capture.out_of_memory import is_out_of_memory, requested_bytes
-from nsightkit.workloads.cells import (
+from nsightkit.workloads.attention_samples import (
     BACKWARD_CANNOT_FIT,
     DIRECTIONS,
     FORWARD_CANNOT_FIT,
@@ -121,8 +121,8 @@ def swept(
     Returns
     -------
     samples : dict of str to list
-        By metric, named by :func:`nsightkit.workloads.cells.metric`: ``forward_ns`` and ``backward_ns`` (one sample a
-        pass),
+        By metric, named by :func:`nsightkit.workloads.attention_samples.metric`: ``forward_ns`` and ``backward_ns``
+        (one sample a pass),
         ``…_status``, ``…_reason`` (codes), ``…_stopped_context``, ``…_requested_bytes``; ``inputs_bytes``,
         ``idle_bytes`` (inputs, and what libraries keep), ``before_backward_bytes``, ``…_peak_bytes``,
         ``…_reserved_bytes``; and of the column ``batch``, ``heads``, ``causal``, ``limit_bytes``.

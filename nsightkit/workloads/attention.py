@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from nsightkit.workloads.cells import ABSENT, NO_TF32, REFUSED, SIXTEEN_BITS, TOO_WIDE
+from nsightkit.workloads.attention_samples import ABSENT, NO_TF32, REFUSED, SIXTEEN_BITS, TOO_WIDE
 from nsightkit.workloads.models import written_out
 from nsightkit.workloads.workload import Workload
 
@@ -177,7 +177,7 @@ class Attention(Workload):
             torch._dynamo.reset()
 
     def refusal(self, d: int) -> str | None:
-        """Say why there can be no attention of this width, without running any.
+        """Say why attention of this width is not possible, without running any.
 
         Parameters
         ----------
@@ -186,7 +186,7 @@ class Attention(Workload):
         Returns
         -------
         str or None
-            One of :data:`nsightkit.workloads.cells.REASONS`; None when nothing speaks against it.
+            One of :data:`nsightkit.workloads.attention_samples.REASONS`; None when nothing speaks against it.
         """
         implementation, precision, head = self.config.implementation, self.config.precision, d // self.config.heads
         if implementation == "flash" and head > _WIDEST_FLASH:

@@ -21,14 +21,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from nsightkit.workloads.models import Block, Decoder, DecoderConfig
+from nsightkit.workloads.models import Block, Sizes
 from nsightkit.workloads.phases import phase
-from nsightkit.workloads.workload import Workload
+from nsightkit.workloads.workload import DTYPES, Workload, autocast
 
-__all__ = ["Autocast", "AutocastConfig", "Model", "precisions", "probe", "start"]
+__all__ = ["Autocast", "AutocastConfig", "Model", "precisions", "probe", "saved", "start"]
 
-_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_NAMES = {dtype: name for name, dtype in _TYPES.items()}
+_NAMES = {DTYPES[name]: name for name in ("fp32", "bf16", "fp16")}
 #: What a module is to the reader, by its own name; the modules of other names hold these.
 _ROLES = {
     **dict.fromkeys(("qkv", "out", "up", "down"), "linear"),
@@ -40,25 +39,18 @@ _ROLES = {
 
 
 @dataclasses.dataclass(frozen=True)
-class AutocastConfig:
+class AutocastConfig(Sizes):
     """Sizes of the model, and how its norm is written.
 
     Parameters
     ----------
-    vocabulary, hidden, layers, heads, context, batch : int
+    vocabulary, hidden, layers, heads, context, batch, seed : int
+        As for :class:`nsightkit.workloads.models.Sizes`.
     norm : {"written", "fused"}
         Layer norm as a chain of elementary operations, or ``F.layer_norm``.
-    seed : int
     """
 
-    vocabulary: int = 512
-    hidden: int = 64
-    layers: int = 2
-    heads: int = 4
-    context: int = 64
-    batch: int = 4
     norm: Literal["written", "fused"] = "written"
-    seed: int = 0
 
 
 class Model(nn.Module):
@@ -66,20 +58,7 @@ class Model(nn.Module):
 
     def __init__(self, config: AutocastConfig) -> None:
         super().__init__()
-        self.decoder = Decoder(
-            DecoderConfig(
-                vocabulary=config.vocabulary,
-                width=config.hidden,
-                layers=config.layers,
-                heads=config.heads,
-                context=config.context,
-                d_ff=4 * config.hidden,
-                form="gpt",
-                attention="naive",
-                norm=config.norm,
-                joined=True,
-            )
-        )
+        self.decoder = config.decoder(form="gpt", attention="naive", norm=config.norm)
         self.loss = nn.CrossEntropyLoss()
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -117,7 +96,7 @@ class Autocast(Workload):
 
     def _train(self, precision: str) -> None:
         model, optimizer, scaler = self._runs[precision]
-        with phase("forward"), _autocast(self.device.type, precision):
+        with phase("forward"), autocast(self.device, precision):
             loss = model(self._tokens)
         with phase("backward"):
             torch.autograd.backward(scaler.scale(loss))
@@ -142,8 +121,10 @@ class Autocast(Workload):
         """
         found: dict[str, list[float]] = defaultdict(list)
         for precision, (model, optimizer, _) in self._runs.items():
-            with _watched(model, precision, found), _saved(model, precision, found):
+            with _watched(model, precision, found), saved(model) as kept:
                 self._train(precision)
+            for (kind, dtype), sizes in kept.items():
+                found[f"saved/{precision}/{kind}/{dtype}"] = sizes
             parameters = list(model.parameters())
             for what, tensors in (
                 ("parameter", parameters),
@@ -154,15 +135,11 @@ class Autocast(Workload):
                     if tensor is not None:
                         found[f"{what}/{precision}/{_type(tensor)}"].append(tensor.nbytes)
             optimizer.zero_grad()
-        for precision in self._runs:
-            if precision != "fp32":
-                for (name, given), output in probe(self.device.type, precision).items():
-                    found[f"operation/{precision}/{name}/{given}/{output}"].append(1)
-        for name, listed in _listed().items():
-            found[f"listed/{name}"].append(listed)
-        for precision, losses in self._losses_of.items():
-            found[f"loss/{precision}"] = [float(loss) for loss in losses]
-        return dict(found)
+            tried = probe(self.device.type, precision) if precision != "fp32" else {}
+            for (name, given), output in tried.items():
+                found[f"operation/{precision}/{name}/{given}/{output}"] = [1]
+            found[f"loss/{precision}"] = [float(loss) for loss in self._losses_of[precision]]
+        return {**found, **_listed()}
 
     def close(self) -> None:
         """Let go of the models."""
@@ -181,16 +158,15 @@ def precisions(device: str) -> list[str]:
     -------
     list of str
     """
-    kind = torch.device(device).type
-    found = ["fp32"]
+    found, where = ["fp32"], torch.device(device)
     for name in ("bf16", "fp16"):
         try:
             # A type that is not supported is a warning that autocast is now off, or an operator without a kernel.
-            with warnings.catch_warnings(action="error"), _autocast(kind, name):
-                product = torch.ones(8, 8, device=kind) @ torch.ones(8, 8, device=kind)
+            with warnings.catch_warnings(action="error"), autocast(where, name):
+                product = torch.ones(8, 8, device=where) @ torch.ones(8, 8, device=where)
         except (RuntimeError, UserWarning):
             continue
-        if product.dtype == _TYPES[name]:
+        if product.dtype == DTYPES[name]:
             found.append(name)
     return found
 
@@ -229,19 +205,13 @@ def probe(device: str, precision: str) -> dict[tuple[str, str], str]:
     }
     found = {}
     for given in (precision, "fp32"):
-        x = torch.full((16, 16), 0.5, dtype=_TYPES[given], device=device)
+        x = torch.full((16, 16), 0.5, dtype=DTYPES[given], device=device)
         for name, operation in operations.items():
-            with warnings.catch_warnings(), torch.no_grad(), _autocast(device, precision):
+            with warnings.catch_warnings(), torch.no_grad(), autocast(torch.device(device), precision):
                 # rms_norm says that weight and input differ in type, which is what is tried here.
                 warnings.filterwarnings("ignore", "Mismatch dtype", UserWarning)
                 found[name, given] = _type(operation(x))
     return found
-
-
-def _autocast(device: str, precision: str) -> Any:
-    if precision == "fp32":
-        return contextlib.nullcontext()
-    return torch.autocast(device, _TYPES[precision])
 
 
 def _type(value: Tensor) -> str:
@@ -269,8 +239,19 @@ def _watched(model: Model, precision: str, found: dict[str, list[float]]) -> Ite
 
 
 @contextlib.contextmanager
-def _saved(model: Model, precision: str, found: dict[str, list[float]]) -> Iterator[None]:
-    """Note the storages that are kept for backward: each once, however many operations and views keep it."""
+def saved(model: Model) -> Iterator[dict[tuple[str, str], list[float]]]:
+    """Note the storages that are kept for backward: each once, however many operations and views keep it.
+
+    Parameters
+    ----------
+    model : Model
+
+    Yields
+    ------
+    dict of (str, str) to list of float
+        Bytes by kind (``activation``, ``weight copy`` or ``parameter``) and type.
+    """
+    found: dict[tuple[str, str], list[float]] = defaultdict(list)
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     seen: dict[int, Tensor] = {}  # holds them, so that no address is used twice
 
@@ -280,11 +261,11 @@ def _saved(model: Model, precision: str, found: dict[str, list[float]]) -> Itera
             seen[storage.data_ptr()] = value.detach()
             copied = "weight copy" if _is_weight_copy(value) else "activation"
             kind = "parameter" if storage.data_ptr() in own else copied
-            found[f"saved/{precision}/{kind}/{_type(value)}"].append(storage.nbytes())
+            found[kind, _type(value)].append(storage.nbytes())
         return value
 
     with saved_tensors_hooks(pack, lambda value: value):
-        yield
+        yield found
 
 
 def _is_weight_copy(value: Tensor) -> bool:
@@ -295,7 +276,7 @@ def _is_weight_copy(value: Tensor) -> bool:
     return node is not None and value.grad_fn is not node and "AccumulateGrad" in node.name()
 
 
-def _listed() -> dict[str, float]:
+def _listed() -> dict[str, list[float]]:
     """Whether rms_norm is on CUDA's fp32 list, which versions of torch differ in, by the header torch comes with."""
     header = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
     try:
@@ -303,7 +284,7 @@ def _listed() -> dict[str, float]:
     except OSError:
         return {}
     match = re.search(r"define AT_FORALL_FP32\(_\)(.*?[^\\])\n", text, re.DOTALL)
-    return {"rms_norm": float("_(rms_norm)" in match[1])} if match else {}
+    return {"listed/rms_norm": [float("_(rms_norm)" in match[1])]} if match else {}
 
 
 def start(device: str, **parameters: Any) -> Autocast:

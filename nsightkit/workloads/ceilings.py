@@ -15,17 +15,9 @@ import torch
 from torch import Tensor
 
 from nsightkit.workloads.phases import phase
-from nsightkit.workloads.workload import Workload
+from nsightkit.workloads.workload import DTYPES, Workload
 
 __all__ = ["Ceiling", "CeilingConfig", "start"]
-
-_TYPES = {
-    "fp32": torch.float32,
-    "tf32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-    "fp8": torch.float8_e4m3fn,
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +34,8 @@ class CeilingConfig:
         Of the product.
     megabytes : int
         Of each tensor of a transfer, 10**6 bytes: far more than any cache.
+    zeros : bool
+        Matrices of zeros, whose product draws less power.
     seed : int
     """
 
@@ -58,6 +52,11 @@ class CeilingConfig:
 class Ceiling(Workload):
     """One operation that is run again and again.
 
+    Attributes
+    ----------
+    run : callable
+        Runs it once and gives what it computed.
+
     Notes
     -----
     The precision of fp32 GEMMs is a setting of the whole process, taken back by ``close``.
@@ -67,16 +66,16 @@ class Ceiling(Workload):
         super().__init__(config, device)
         self._set_fp32_products(config.precision)
         torch.manual_seed(config.seed)
-        self._run = (_product if config.kind == "gemm" else _transfer)(config, self.device)
+        self.run = (_product if config.kind == "gemm" else _transfer)(config, self.device)
 
     def step(self) -> None:
         """Run it once."""
         with phase("step"):
-            self._run()
+            self.run()
 
 
 def _product(config: CeilingConfig, device: torch.device) -> Callable[[], Any]:
-    kind = _TYPES[config.precision]
+    kind = DTYPES[config.precision]
     fill = torch.zeros if config.zeros else torch.randn
     left = fill(config.m, config.k, device=device)
     right = fill(config.n, config.k, device=device)  # transposed below: the layout of a linear layer's weight

@@ -1,8 +1,8 @@
 """Data-parallel training in several processes, one of which gets its batches late: the investigation of a straggler.
 
 This process is rank 0; the others are its children. They talk through Gloo, or through NCCL where each rank can have a
-GPU of its own. A batch is a pause, as a loader's is to the process that waits for it: what is late is late for no lack
-of processors.
+GPU of its own. A batch is a pause, as a loader's is to the process that waits for it, so that a rank is not late merely
+because processors are few.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -25,12 +25,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import profiler
+from torch.autograd.graph import register_multi_grad_hook
 
 from nsightkit.workloads.phases import phase
 from nsightkit.workloads.planted import union
 from nsightkit.workloads.workload import Workload
 
-__all__ = ["Crew", "LateConfig", "start"]
+__all__ = ["Crew", "Gradients", "LateConfig", "start"]
 
 #: Ranges that are kept of each rank, and what they are called.
 _SHOWN = {**{name: name for name in ("data", "forward", "backward", "optimizer")}, "gloo:all_reduce": "gloo"}
@@ -70,34 +71,33 @@ class LateConfig:
     profiled: int = 16
 
 
-class _Gradients:
+class Gradients:
     """Adds up gradients over ranks, bucket by bucket, each as soon as its last gradient is there.
 
     What ``DistributedDataParallel`` does, in few lines: that one imports a compiler, as PyTorch's optimizers do, and
     each process would take longer for it than for all of its steps.
+
+    Parameters
+    ----------
+    model : Module
+    bucket_bytes : float
+        About what a bucket holds.
     """
 
     def __init__(self, model: nn.Module, bucket_bytes: float) -> None:
-        self._buckets: list[list[nn.Parameter]] = [[]]
+        self._going: list[tuple[list[nn.Parameter], Tensor, Any]] = []
+        buckets: list[list[nn.Parameter]] = [[]]
         # Backward ends with the first layer, so the buckets begin with the last one.
         for parameter in reversed(list(model.parameters())):
-            if sum(one.nbytes for one in self._buckets[-1]) >= bucket_bytes:
-                self._buckets.append([])
-            self._buckets[-1].append(parameter)
-        self._there = [0] * len(self._buckets)
-        self._going: list[tuple[list[nn.Parameter], Tensor, Any]] = []
-        for number, bucket in enumerate(self._buckets):
-            for parameter in bucket:
-                arrived = partial(self._arrived, number)
-                parameter.register_post_accumulate_grad_hook(arrived)  # type: ignore[no-untyped-call]
+            if sum(one.nbytes for one in buckets[-1]) >= bucket_bytes:
+                buckets.append([])
+            buckets[-1].append(parameter)
+        for bucket in buckets:
+            register_multi_grad_hook(bucket, partial(self._send, bucket))
 
-    def _arrived(self, number: int, _: Tensor) -> None:
-        bucket = self._buckets[number]
-        self._there[number] += 1
-        if self._there[number] == len(bucket):
-            self._there[number] = 0
-            flat = torch.cat([one.grad.view(-1) for one in bucket if one.grad is not None])
-            self._going.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
+    def _send(self, bucket: list[nn.Parameter], gradients: Sequence[Tensor | None]) -> None:
+        flat = torch.cat([one.view(-1) for one in gradients if one is not None])
+        self._going.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
 
     def wait(self) -> None:
         """Wait for the sums, and put their means where the gradients were."""
@@ -129,7 +129,7 @@ class _Rank:
         width = config.hidden
         layers = (layer for _ in range(config.layers) for layer in (nn.Linear(width, width), nn.GELU()))
         self.model = nn.Sequential(*layers).to(self.device)
-        self.gradients = _Gradients(self.model, config.bucket_mb * 1e6)
+        self.gradients = Gradients(self.model, config.bucket_mb * 1e6)
         torch.manual_seed(1 + rank)  # one model, but batches of their own
 
     def step(self) -> None:
@@ -195,12 +195,18 @@ def _intervals(document: Mapping[str, Any]) -> dict[str, list[int]]:
 
 
 class Crew(Workload):
-    """All ranks: this process and its children."""
+    """All ranks: this process and its children.
+
+    Attributes
+    ----------
+    children : list of Popen
+        The other ranks, the first of them rank 1.
+    """
 
     def __init__(self, config: LateConfig, device: str) -> None:
         super().__init__(config, device)
         self._folder = tempfile.TemporaryDirectory()
-        self._children: list[subprocess.Popen[str]] = []
+        self.children: list[subprocess.Popen[str]] = []
         store = str(Path(self._folder.name, "store"))
         interface = os.environ.get("GLOO_SOCKET_IFNAME")
         try:
@@ -208,10 +214,10 @@ class Crew(Workload):
                 task = json.dumps({"config": self.parameters, "rank": rank, "device": device, "store": store})
                 command = [sys.executable, "-m", "nsightkit.workloads.late_rank", task]
                 child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-                self._children.append(child)
+                self.children.append(child)
             self._rank = _Rank(config, 0, device, store)
         except BaseException:
-            for child in self._children:
+            for child in self.children:
                 child.kill()  # it waits for this one to join
             self.close()
             raise
@@ -244,15 +250,13 @@ class Crew(Workload):
 
     def _all(self, word: str, own: Callable[[], Any]) -> list[Any]:
         """Have all ranks do something, this one included; gives what each answers."""
-        for number, child in enumerate(self._children, 1):
-            assert child.stdin is not None
+        for number, child in enumerate(self.children, 1):
             try:
-                child.stdin.write(word + "\n")
-                child.stdin.flush()
+                print(word, file=child.stdin, flush=True)
             except BrokenPipeError as error:
                 raise RuntimeError(f"rank {number} ended with code {child.wait(_PATIENCE_S)}") from error
         answers = [own()]
-        for number, child in enumerate(self._children, 1):
+        for number, child in enumerate(self.children, 1):
             assert child.stdout is not None
             line = child.stdout.readline()
             if not line:
@@ -262,13 +266,13 @@ class Crew(Workload):
 
     def close(self) -> None:
         """End the other ranks, then this one."""
-        for child in self._children:
+        for child in self.children:
             with suppress(BrokenPipeError):
                 assert child.stdin is not None
                 child.stdin.close()  # the end of its input is the end of it
         if hasattr(self, "_rank"):
             self._rank.close()
-        for child in self._children:
+        for child in self.children:
             try:
                 child.wait(_PATIENCE_S)
             except subprocess.TimeoutExpired:

@@ -26,13 +26,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from nsightkit.workloads.models import rotated, written_out
+from nsightkit.workloads.models import EPSILON, rotated, written_out
 from nsightkit.workloads.phases import phase
-from nsightkit.workloads.workload import Workload
+from nsightkit.workloads.workload import DTYPES, Workload
 
 __all__ = ["RUNGS", "LayerConfig", "LayerRun", "Rung", "Weights", "reference", "start", "written"]
 
-EPSILON = 1e-6
 _BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 _LARGEST_FP8 = 448.0  # of float8_e4m3fn
 
@@ -214,7 +213,7 @@ _Linear = Callable[[Tensor, Any], Tensor]
 _Layer = Callable[[Tensor, Weights, _Given, _Cache | None], Tensor]
 
 
-def _norm(x: Tensor, weight: Tensor) -> Tensor:
+def norm(x: Tensor, weight: Tensor) -> Tensor:
     """RMSNorm in elementary operations, in fp32, as model code writes it."""
     wide = x.float()
     wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPSILON)
@@ -226,7 +225,8 @@ def _attended(q: Tensor, k: Tensor, v: Tensor, given: _Given) -> Tensor:
     return written_out(q, k, v, given.future, softmax_in=torch.float32)
 
 
-def _fused_attention(q: Tensor, k: Tensor, v: Tensor, given: _Given) -> Tensor:
+def fused_attention(q: Tensor, k: Tensor, v: Tensor, given: _Given) -> Tensor:
+    """Attend by PyTorch's fused attention."""
     # is_causal, not a mask: a mask tensor would rule out flash attention. A decoded token sees the whole cache.
     return F.scaled_dot_product_attention(q, k, v, is_causal=given.position is None)
 
@@ -272,7 +272,7 @@ def _forward(
 ) -> Tensor:
     """Pass x (B, T, D) through a layer of PyTorch's operations."""
     batch, tokens, hidden = x.shape
-    normed = _norm(x, w.norm_1)
+    normed = norm(x, w.norm_1)
     if joined:
         parts = linear(normed, w.qkv).chunk(3, dim=-1)
     else:
@@ -285,7 +285,7 @@ def _forward(
         k, v = keys, values
     mixed = attend(q, k, v, given).transpose(1, 2).reshape(batch, tokens, hidden)
     x = x + linear(mixed, w.out)
-    normed = _norm(x, w.norm_2)
+    normed = norm(x, w.norm_2)
     gate, up = linear(normed, w.gate_up).chunk(2, dim=-1) if joined else gate_and_up(normed, w)
     return x + linear(F.silu(gate) * up, w.down)
 
@@ -348,7 +348,7 @@ def _frequency(pairs: int, like: Tensor) -> Tensor:
     return torch.pow(10_000.0, -exponent)
 
 
-def _triton_kernels(device: torch.device) -> ModuleType | None:
+def triton_kernels(device: torch.device) -> ModuleType | None:
     """Import the Triton kernels, for the interpreter where there is no GPU; None without Triton."""
     if device.type != "cuda":
         os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are defined
@@ -380,11 +380,9 @@ class LayerRun(Workload):
         super().__init__(config, device)
         self._rung = RUNGS[config.mode][config.rung]
         self._instead: list[str] = []
-        self._random: Callable[..., Tensor] = functools.partial(torch.empty, device="meta")
-        if self.device.type != "meta":
-            generator = torch.Generator(self.device).manual_seed(config.seed)
-            self._random = functools.partial(torch.randn, generator=generator, device=self.device)
-        self.dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[config.precision]
+        drawn = None if self.device.type == "meta" else torch.Generator(self.device).manual_seed(config.seed)
+        self._random = functools.partial(torch.randn, generator=drawn, device=self.device)
+        self.dtype = DTYPES[config.precision]
         tokens = 1 if config.mode == "decode" else config.context
         self.x = self._random(config.batch, tokens, config.hidden).to(self.dtype)
         self.weights = [self._drawn() for _ in range(config.layers)]
@@ -451,7 +449,7 @@ class LayerRun(Workload):
     def _layer(self) -> _Layer:
         rung, heads = self._rung, self.config.heads
         if rung.triton:
-            kernels = _triton_kernels(self.device)
+            kernels = triton_kernels(self.device)
             if kernels is not None:
                 if self.device.type != "cuda":
                     self._instead.append("through Triton's interpreter")
@@ -468,7 +466,7 @@ class LayerRun(Workload):
                 self._instead.append("one after the other: a CPU has no streams")
         options: dict[str, Any] = {
             "heads": heads,
-            "attend": _attended if rung.attention == "written" else _fused_attention,
+            "attend": _attended if rung.attention == "written" else fused_attention,
             "joined": rung.joined,
             "linear": _linear_eight if rung.fp8 else F.linear,
             "gate_and_up": gate_and_up,
@@ -504,7 +502,7 @@ class LayerRun(Workload):
         x = self.x
         for w in self.weights:
             x = _forward(
-                x, w, self._given, None, heads=self.config.heads, attend=_fused_attention, joined=True, linear=watched
+                x, w, self._given, None, heads=self.config.heads, attend=fused_attention, joined=True, linear=watched
             )
 
         def eight(weight: Tensor) -> Any:

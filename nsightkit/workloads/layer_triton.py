@@ -17,6 +17,7 @@ On a CPU the kernels run in Triton's interpreter, when ``TRITON_INTERPRET`` was 
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from typing import Any
@@ -32,20 +33,19 @@ try:
 except ImportError:  # before Triton 3.4
     TensorDescriptor = None
 
+from nsightkit.workloads.models import EPSILON
+
 __all__ = ["DESCRIPTORS", "Decode", "dependent_launch", "prefill"]
 
 #: Whether this Triton can describe a whole matrix and load tiles of it.
 DESCRIPTORS = TensorDescriptor is not None
 
-_EPSILON = 1e-6
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 # Rows of weights a program takes and columns it takes at a time: bytes in flight against the number of programs.
-_TILES = (
-    [(8, 128, 2)]
-    if _INTERPRETED
-    else [(rows, columns, w) for rows in (2, 4, 8) for columns in (512, 1024) for w in (4, 8)]
-)
-_CONFIGS = [triton.Config({"ROWS": rows, "COLUMNS": columns}, num_warps=warps) for rows, columns, warps in _TILES]
+_ROWS = [
+    triton.Config({"ROWS": rows, "COLUMNS": columns}, num_warps=warps)
+    for rows, columns, warps in ([(8, 128, 2)] if _INTERPRETED else itertools.product((2, 4, 8), (512, 1024), (4, 8)))
+]
 # Bytes that are under way at once, by Little's law: 4.8 TB/s times some 0.8 us is 29 kB a multiprocessor, so tens of
 # programs' tiles and loads a few stages ahead. Few enough threads for the next kernel's programs to fit beside them.
 _STREAMS = [
@@ -55,9 +55,7 @@ _STREAMS = [
         if _INTERPRETED
         else [
             (rows, columns, stages, programs, 4)
-            for rows, columns in ((1, 4096), (2, 2048))
-            for stages in (1, 3)
-            for programs in (4, 8)
+            for (rows, columns), stages, programs in itertools.product(((1, 4096), (2, 2048)), (1, 3), (4, 8))
         ]
     )
 ]
@@ -89,7 +87,7 @@ _GATED = [
 ]
 # Bytes of weights that the programs of a multiprocessor ask for before they wait: some microseconds of the memory's
 # time, and of all multiprocessors together well below the L2 cache.
-_AHEAD_BYTES = 131_072
+AHEAD_BYTES = 131_072
 
 
 def dependent_launch(device: torch.device) -> str:
@@ -193,7 +191,7 @@ def _gated_kernel(
     tl.store(out + place, result, mask=(r < rows)[:, None] & (c < inner)[None, :])
 
 
-@triton.autotune(configs=_CONFIGS, key=["count", "width", "NORM", "GATED"])
+@triton.autotune(configs=_ROWS, key=["count", "width", "NORM", "GATED"])
 @triton.jit
 def _row_kernel(
     x,
@@ -511,7 +509,7 @@ def prefill(x: Tensor, w: Any, given: Any, _: None, *, heads: int, epilogue: boo
     given : _Given
     heads : int
     epilogue : bool
-        The GEMM of gate and up is Triton's, too, with SwiGLU in it.
+        The GEMM of gate and up is Triton's as well, with SwiGLU in it.
 
     Returns
     -------
@@ -522,14 +520,14 @@ def prefill(x: Tensor, w: Any, given: Any, _: None, *, heads: int, epilogue: boo
     rows, inner, half = batch * tokens, w.down.shape[1], width // heads // 2
     block = triton.next_power_of_2(width)
     normed = torch.empty_like(x)
-    _norm_kernel[(rows,)](x, x, w.norm_1, x, normed, width, _EPSILON, ADD=False, BLOCK=block, num_warps=8)
+    _norm_kernel[(rows,)](x, x, w.norm_1, x, normed, width, EPSILON, ADD=False, BLOCK=block, num_warps=8)
     qkv = F.linear(normed, w.qkv)
     pairs = triton.next_power_of_2(half)
     _rotary_kernel[(rows, 2 * heads)](qkv, given.cosine, given.sine, tokens, heads, half, BLOCK=pairs, num_warps=1)
     q, k, v = qkv.view(batch, tokens, 3, heads, 2 * half).permute(2, 0, 3, 1, 4)
     mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(batch, tokens, width)
     delta, total = F.linear(mixed, w.out), torch.empty_like(x)
-    _norm_kernel[(rows,)](x, delta, w.norm_2, total, normed, width, _EPSILON, ADD=True, BLOCK=block, num_warps=8)
+    _norm_kernel[(rows,)](x, delta, w.norm_2, total, normed, width, EPSILON, ADD=True, BLOCK=block, num_warps=8)
     fed = torch.empty(rows, inner, dtype=x.dtype, device=x.device)
     if epilogue:
         given_x, weights = (
@@ -643,7 +641,7 @@ class Decode:
 
     def _standing(self) -> dict[str, Any]:
         """Arguments of kernels whose programs stay."""
-        return {**self._early(), "AHEAD": _AHEAD_BYTES if self._overlapped else 0, "SMS": self._sms}
+        return {**self._early(), "AHEAD": AHEAD_BYTES if self._overlapped else 0, "SMS": self._sms}
 
     def _programs(self, count: int, chosen: dict[str, Any]) -> int:
         """As many as can have a row, and no more than run at once."""
@@ -659,12 +657,12 @@ class Decode:
         out = torch.empty(1, 1, count, dtype=x.dtype, device=x.device)
         given = (x, x if gain is None else gain, weight, x if residual is None else residual, out, count, width)
         switches = {"NORM": gain is not None, "GATED": gated, "RESIDUAL": residual is not None}
-        if not self._streamed:
-            _row_kernel[lambda chosen: (triton.cdiv(count, chosen["ROWS"]),)](*given, _EPSILON, **switches)
-            return out
-        _stream_kernel[lambda chosen: (self._programs(count, chosen),)](
-            *given, _EPSILON, **switches, **self._standing()
-        )
+        if self._streamed:
+            _stream_kernel[lambda chosen: (self._programs(count, chosen),)](
+                *given, EPSILON, **switches, **self._standing()
+            )
+        else:
+            _row_kernel[lambda chosen: (triton.cdiv(count, chosen["ROWS"]),)](*given, EPSILON, **switches)
         return out
 
     def _mlp(self, x: Tensor, gain: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
@@ -679,7 +677,7 @@ class Decode:
             return (programs,)
 
         block = triton.next_power_of_2(width)
-        _mlp_kernel[grid](x, gain, gate_up, down, partial, inner, width, _EPSILON, block, **self._standing())
+        _mlp_kernel[grid](x, gain, gate_up, down, partial, inner, width, EPSILON, block, **self._standing())
         out = torch.empty_like(x)
         columns = 32
         _gather_kernel[(triton.cdiv(width, columns),)](

@@ -90,7 +90,7 @@ class Limiters(Workload):
         self._set_fp32_products("fp32")
         torch.manual_seed(config.seed)
         self.inputs = _inputs(config, self.device)
-        self._kernels, self.parameters["instead"] = _kernels(self.device)
+        self._kernels, self.parameters["instead"] = kernels_of(self.device)
         if self._kernels is None and self.device.type != "cpu":
             del self.inputs["chase"]
 
@@ -122,7 +122,7 @@ class Limiters(Workload):
             return torch.softmax(given[0], -1)
         if name == "chase":
             following, held = given
-            walk = _walked if self._kernels is None else self._kernels.walk
+            walk = walked if self._kernels is None else self._kernels.walk
             return walk(following, held, self.config.hops)
         numbers, out = given
         return torch.add(numbers, 1.0, out=out)
@@ -152,7 +152,7 @@ def _inputs(config: LimiterConfig, device: torch.device) -> dict[str, tuple[Tens
     }
 
 
-def _kernels(device: torch.device) -> tuple[ModuleType | None, str]:
+def kernels_of(device: torch.device) -> tuple[ModuleType | None, str]:
     """Give the kernel of the walk, where there can be one, and what is not as it should be."""
     if device.type != "cuda":
         return None, "the walk by PyTorch's operations: its kernel needs a GPU"
@@ -163,7 +163,8 @@ def _kernels(device: torch.device) -> tuple[ModuleType | None, str]:
     return limiters_triton, ""
 
 
-def _walked(following: Tensor, held: Tensor, hops: int) -> Tensor:
+def walked(following: Tensor, held: Tensor, hops: int) -> Tensor:
+    """Walk by PyTorch's operations, as :func:`nsightkit.workloads.limiters_triton.walk` does in one kernel."""
     at = torch.arange(len(held), dtype=torch.int64, device=held.device)
     for _ in range(hops):
         at = following[at].to(torch.int64)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nsightkit.workloads.models import Decoder, DecoderConfig, part
-from nsightkit.workloads.workload import Workload
+from nsightkit.workloads.workload import Workload, autocast
 
 __all__ = ["PHASES", "LMConfig", "Run", "model", "start"]
 
@@ -96,6 +96,10 @@ class Run(Workload):
     ----------
     doing : str
         What the step is at, one of :data:`PHASES`. When memory runs out it says where.
+    tokens : Tensor
+        Batches that take turns, (4, batch, context + 1).
+    scaler : GradScaler
+        Of the loss; it does something in fp16 only.
 
     Notes
     -----
@@ -111,56 +115,53 @@ class Run(Workload):
             self.model = model(config)
             # Never token 0, and never the same batch twice in a row: nothing may be cheap because it is zero or cached.
             shape = (_BATCHES, config.batch, config.context + 1)
-            self._tokens = torch.randint(1, config.vocabulary, shape)
+            self.tokens = torch.randint(1, config.vocabulary, shape)
         if config.feed == "host":
-            self._tokens = self._tokens.cpu()
+            self.tokens = self.tokens.cpu()
             if self.device.type == "cuda":
-                self._tokens = self._tokens.pin_memory()
+                self.tokens = self.tokens.pin_memory()
         self._run = torch.compile(self.model) if config.compiled else self.model
         self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3) if config.mode == "train" else None
-        self._scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
         self._given = 0
 
     def step(self) -> None:
         """Run the model once, and learn from it if the mode says so."""
         with self._phase("step"):
-            losses = [self._pass() for _ in range(self.config.accumulate)]
+            losses = [self.run_batch() for _ in range(self.config.accumulate)]
             if self._optimizer is not None:
                 with self._phase("optimizer"):
-                    self._scaler.step(self._optimizer)
-                    self._scaler.update()
+                    self.scaler.step(self._optimizer)
+                    self.scaler.update()
             if self.config.mode != "fwd":
                 with self._phase("zero_grad"):
                     self.model.zero_grad(set_to_none=True)
         # Of several passes, their mean.
         self._losses.append(losses[0] if len(losses) == 1 else torch.stack(losses).mean())
 
-    def _pass(self) -> Tensor:
-        tokens = self._tokens[self._given % _BATCHES]
+    def run_batch(self) -> Tensor:
+        """Pass the next batch forward and, unless the mode is ``fwd``, its loss backward; gives the loss."""
+        tokens = self.tokens[self._given % _BATCHES]
         self._given += 1
         learning = self.config.mode != "fwd"
         if self.config.feed == "host":
             with self._phase("copy"):
                 tokens = tokens.to(self.device, non_blocking=True)
         with self._phase("forward"), torch.set_grad_enabled(learning):
-            with self._autocast():
+            with autocast(self.device, self.config.precision):
                 logits = self._run(tokens[:, :-1])
             with self._phase("loss"):
                 loss = F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
         if learning:
             with self._phase("backward"):
                 share = loss if self.config.accumulate == 1 else loss / self.config.accumulate
-                torch.autograd.backward(self._scaler.scale(share))
+                torch.autograd.backward(self.scaler.scale(share))
         return loss.detach()
 
     def _phase(self, name: str) -> contextlib.AbstractContextManager[None]:
         if name in PHASES:
             self.doing = name
         return part(name, self.config.annotate)
-
-    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        kind = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.config.precision)
-        return contextlib.nullcontext() if kind is None else torch.autocast(self.device.type, kind)
 
     def observed(self) -> dict[str, list[float]]:
         """Give losses, and on a GPU the highest memory so far.

@@ -176,7 +176,7 @@ class MemoryRun(lm.Run):
             found |= self._step_watched(_Allocator(self.device)) | self._device_account()
         kept = self._optimizer.state.values() if self._optimizer else []
         states = [value for state in kept for value in state.values() if isinstance(value, Tensor)]
-        tables = [*self.model.buffers(), self._tokens]
+        tables = [*self.model.buffers(), self.tokens]
         known: dict[str, list[Tensor]] = {
             "weights": list(self.model.parameters()),
             "inputs_and_tables": [table for table in tables if table.device.type == self.device.type],

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +22,10 @@ from torch import Tensor, nn
 
 from nsightkit.workloads.phases import phase
 
-__all__ = ["Block", "Decoder", "DecoderConfig", "part", "rotated", "written_out"]
+__all__ = ["EPSILON", "Block", "Decoder", "DecoderConfig", "Sizes", "part", "rotated", "written_out"]
+
+#: What RMSNorm adds to the mean of squares.
+EPSILON = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +65,29 @@ class DecoderConfig:
     mark_head: bool = False
 
 
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Sizes of a small model, and of a step; the defaults suit a CPU and run in a blink.
+
+    Parameters
+    ----------
+    vocabulary, hidden, layers, heads, context, batch, seed : int
+    """
+
+    vocabulary: int = 512
+    hidden: int = 64
+    layers: int = 2
+    heads: int = 4
+    context: int = 64
+    batch: int = 4
+    seed: int = 0
+
+    def decoder(self, **switches: Any) -> Decoder:
+        """Build a decoder of these sizes, with switches of :class:`DecoderConfig`."""
+        sizes = {name: getattr(self, name) for name in ("vocabulary", "layers", "heads", "context")}
+        return Decoder(DecoderConfig(**sizes, width=self.hidden, d_ff=4 * self.hidden, joined=True, **switches))
+
+
 def part(name: str, marked: bool) -> contextlib.AbstractContextManager[None]:
     """Mark a phase, or do nothing."""
     return phase(name) if marked else contextlib.nullcontext()
@@ -68,16 +95,16 @@ def part(name: str, marked: bool) -> contextlib.AbstractContextManager[None]:
 
 def _rms_written(x: Tensor, weight: Tensor, _: None = None) -> Tensor:
     # Autocast has no rule for these operations, so they run in their input's type.
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * weight
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPSILON) * weight
 
 
 def _rms_fused(x: Tensor, weight: Tensor, _: None = None) -> Tensor:
-    return F.rms_norm(x, weight.shape, weight.to(x.dtype), eps=1e-6)
+    return F.rms_norm(x, weight.shape, weight.to(x.dtype), eps=EPSILON)
 
 
 def _rms_tiny(x: Tensor, weight: Tensor, _: None = None) -> Tensor:
     squares = x.float() * x.float()
-    scale = torch.rsqrt(squares.mean(-1, keepdim=True) + 1e-6)
+    scale = torch.rsqrt(squares.mean(-1, keepdim=True) + EPSILON)
     return (x.float() * scale).to(x.dtype) * weight.to(x.dtype)
 
 
@@ -142,15 +169,13 @@ class _Attention(nn.Module):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self._config, width = config, config.width
+        self._part = functools.partial(part, marked=config.mark_attention)
         if config.joined:
             self.qkv = nn.Linear(width, 3 * width, bias=False)
         else:
             self.q, self.k, self.v = (nn.Linear(width, width, bias=False) for _ in range(3))
         self.out = nn.Linear(width, width, bias=False)
         self.scores, self.softmax, self.weighted = nn.Identity(), nn.Softmax(-1), nn.Identity()
-
-    def _part(self, name: str) -> contextlib.AbstractContextManager[None]:
-        return part(name, self._config.mark_attention)
 
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor, future: Tensor) -> Tensor:
         batch, context, width = x.shape

@@ -7,6 +7,7 @@ planted fault and returns what is true of it by construction: what the analyses 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import re
@@ -64,6 +65,10 @@ BOTTLENECK_OF: dict[Fault | None, str] = {
     "loading-ahead": "compute-bound",
 }
 
+_ON_DEVICE = (
+    "start INTEGER NOT NULL, end INTEGER NOT NULL, deviceId INTEGER NOT NULL, contextId INTEGER NOT NULL, "
+    "streamId INTEGER NOT NULL, correlationId INTEGER, globalPid INTEGER"
+)
 #: Columns as nsys 2024.6 exports them; those that no analysis reads are left out.
 _SCHEMA = {
     "StringIds": "id INTEGER NOT NULL PRIMARY KEY, value TEXT NOT NULL",
@@ -73,35 +78,25 @@ _SCHEMA = {
         "id INTEGER, name TEXT, totalMemory INTEGER, smCount INTEGER, computeMajor INTEGER, computeMinor INTEGER"
     ),
     "CUPTI_ACTIVITY_KIND_KERNEL": (
-        "start INTEGER NOT NULL, end INTEGER NOT NULL, deviceId INTEGER NOT NULL, contextId INTEGER NOT NULL, "
-        "streamId INTEGER NOT NULL, correlationId INTEGER, globalPid INTEGER, demangledName INTEGER NOT NULL, "
+        f"{_ON_DEVICE}, demangledName INTEGER NOT NULL, "
         "shortName INTEGER NOT NULL, registersPerThread INTEGER NOT NULL, gridX INTEGER NOT NULL, "
         "gridY INTEGER NOT NULL, gridZ INTEGER NOT NULL, blockX INTEGER NOT NULL, "
         "blockY INTEGER NOT NULL, blockZ INTEGER NOT NULL, "
         "staticSharedMemory INTEGER NOT NULL, dynamicSharedMemory INTEGER NOT NULL, graphNodeId INTEGER"
     ),
     "CUPTI_ACTIVITY_KIND_MEMCPY": (
-        "start INTEGER NOT NULL, end INTEGER NOT NULL, deviceId INTEGER NOT NULL, contextId INTEGER NOT NULL, "
-        "streamId INTEGER NOT NULL, correlationId INTEGER, globalPid INTEGER, bytes INTEGER NOT NULL, "
+        f"{_ON_DEVICE}, bytes INTEGER NOT NULL, "
         "copyKind INTEGER NOT NULL, srcKind INTEGER, dstKind INTEGER, graphNodeId INTEGER"
     ),
     "CUPTI_ACTIVITY_KIND_MEMSET": (
-        "start INTEGER NOT NULL, end INTEGER NOT NULL, deviceId INTEGER NOT NULL, contextId INTEGER NOT NULL, "
-        "streamId INTEGER NOT NULL, correlationId INTEGER, globalPid INTEGER, value INTEGER NOT NULL, "
-        "bytes INTEGER NOT NULL, graphNodeId INTEGER, memKind INTEGER"
+        f"{_ON_DEVICE}, value INTEGER NOT NULL, bytes INTEGER NOT NULL, graphNodeId INTEGER, memKind INTEGER"
     ),
-    "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": (
-        "start INTEGER NOT NULL, end INTEGER NOT NULL, deviceId INTEGER NOT NULL, contextId INTEGER NOT NULL, "
-        "streamId INTEGER NOT NULL, correlationId INTEGER, globalPid INTEGER, graphId INTEGER, graphExecId INTEGER"
-    ),
+    "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": (f"{_ON_DEVICE}, graphId INTEGER, graphExecId INTEGER"),
     "CUPTI_ACTIVITY_KIND_RUNTIME": (
         "start INTEGER NOT NULL, end INTEGER NOT NULL, eventClass INTEGER NOT NULL, globalTid INTEGER, "
         "correlationId INTEGER, nameId INTEGER NOT NULL, returnValue INTEGER NOT NULL"
     ),
-    "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION": (
-        "start INTEGER NOT NULL, end INTEGER NOT NULL, deviceId INTEGER NOT NULL, contextId INTEGER NOT NULL, "
-        "streamId INTEGER NOT NULL, correlationId INTEGER, globalPid INTEGER, syncType INTEGER NOT NULL"
-    ),
+    "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION": (f"{_ON_DEVICE}, syncType INTEGER NOT NULL"),
     "NVTX_EVENTS": (
         "start INTEGER NOT NULL, end INTEGER, eventType INTEGER NOT NULL, rangeId INTEGER, text TEXT, "
         "globalTid INTEGER, endGlobalTid INTEGER, textId INTEGER, domainId INTEGER"
@@ -139,7 +134,7 @@ class Export:
     def __init__(self, gpus: int = 1) -> None:
         self._rows: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
         self._strings: dict[str, int] = {}
-        self._correlation = 100
+        self._correlations = itertools.count(101)
         self._domains: dict[str, int] = {"": 0}
         for device in range(gpus):
             self._rows["TARGET_INFO_GPU"].append((device, "Synthetic GPU (planted trace)", 1 << 34, 100, 0, 0))
@@ -160,16 +155,11 @@ class Export:
         """Nsys's global thread id; the model's thread is its lower 48 bits."""
         return cls.process(pid) | tid
 
-    def next_correlation(self) -> int:
-        """A fresh correlation id."""
-        self._correlation += 1
-        return self._correlation
-
     def call(
         self, name: str, thread: int, start: int, end: int, correlation: int | None = None, *, driver: bool = False
     ) -> int:
         """A CUDA API call; returns its correlation id."""
-        correlation = self.next_correlation() if correlation is None else correlation
+        correlation = next(self._correlations) if correlation is None else correlation
         self._rows["CUPTI_ACTIVITY_KIND_RUNTIME"].append(
             (start, end, int(driver), thread, correlation, self.string(name), 0)
         )
@@ -286,13 +276,20 @@ class Export:
 
 
 _US = 1_000
-_PID = 4242
+#: The process that nsys watched.
+PID = 4242
+#: Kernels of the planted programs.
+GEMM = "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16_128x256_32x3_tn_align8>(T1::Params)"
+_NORM = "void at::native::vectorized_layer_norm_kernel<float, float>(int, float, const float *, float *)"
+POINT = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>(int, T2, T3)"
+ADAM = "void at::native::multi_tensor_apply_kernel<TensorListMetadata<4>, FusedAdamMathFunctor<float, 4>>(T1)"
+REDUCE = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 
 
 class _Loop:
     """A training loop on one device: a CPU clock, a GPU clock, and the account of what was planted."""
 
-    def __init__(self, seed: int, out: Export, *, device: int = 0, pid: int = _PID, scale: float = 1.0) -> None:
+    def __init__(self, seed: int, out: Export, *, device: int = 0, pid: int = PID, scale: float = 1.0) -> None:
         self.out, self.device, self.scale = out, device, scale
         self.random = random.Random(seed)  # noqa: S311 # no secret
         self.process = Export.process(pid)
@@ -301,7 +298,7 @@ class _Loop:
         self.free = 0  # when the GPU will have done all it was given
         self.work: dict[str, list[tuple[int, int]]] = defaultdict(list)  # by kind, a key of _EXPOSED
         self.aside: list[tuple[int, int]] = []  # of it, what ran on other streams
-        self.gaps: list[tuple[int, int, str]] = []
+        self.gaps: dict[str, list[tuple[int, int]]] = defaultdict(list)  # by cause
         self.lasted: dict[str, dict[str, list[int]]] = {
             what: defaultdict(list) for what in ("kernels", "copies", "ranges")
         }
@@ -317,7 +314,7 @@ class _Loop:
     def on_gpu(self, kind: str, ready: int, duration: int) -> int:
         start = max(ready, self.free)
         if 0 < self.free < start:
-            self.gaps.append((self.free, start, self.cause))
+            self.gaps[self.cause].append((self.free, start))
         self.cause = "launch-overhead"
         self.free = start + duration
         self.work[kind].append((start, self.free))
@@ -339,7 +336,7 @@ class _Loop:
         correlation = self.call("cudaLaunchKernel_v7000", 6 * _US)
         start = max(start, self.now + 1_500)
         self.kernel(name, start, duration, correlation, stream)
-        self._aside("collectives" if name == _REDUCE else "kernels", start, duration)
+        self._aside("collectives" if name == REDUCE else "kernels", start, duration)
 
     def _aside(self, kind: str, start: int, duration: int) -> None:
         self.work[kind].append((start, start + duration))
@@ -386,10 +383,10 @@ class _Loop:
         self._copy("DtoH", self.on_gpu("copies", self.now, 1_200), 1_200, correlation, 4, "pageable")
         self.drain("cudaStreamSynchronize")
 
-    def drain(self, call: str) -> None:
-        """Wait until the device has done all it was given."""
+    def drain(self, call: str, early: int = 0) -> None:
+        """Wait until the device has done all it was given, but for the last so many nanoseconds of it."""
         waiting = self.now + 1 * _US
-        self.now = max(waiting, self.free) + 6 * _US
+        self.now = max(waiting, self.free - early) + 6 * _US
         self.out.synchronize(call, self.main, waiting, self.now, device=self.device)
         self.cause = "synchronization"
 
@@ -409,22 +406,19 @@ class _Loop:
         for kind, bottleneck in _EXPOSED.items():
             before, ran = ran, union([*ran, *self.work[kind]])
             exposed[bottleneck] = length(ran) - length(before)
-        first, last, busy = ran[0][0], ran[-1][1], length(ran)
-        hidden, gaps = union(self.aside), {}
-        for cause in dict.fromkeys(cause for _, _, cause in self.gaps):
-            dry = [(start, end) for start, end, of in self.gaps if of == cause]
-            gaps[cause] = length(union([*hidden, *dry])) - length(hidden)
+        span, busy, hidden = ran[-1][1] - ran[0][0], length(ran), length(union(self.aside))
+        gaps = {cause: length(union([*self.aside, *dry])) - hidden for cause, dry in self.gaps.items()}
         return {
-            "span_ns": last - first,
+            "span_ns": span,
             "busy_ns": busy,
-            "idle_ns": last - first - busy,
+            "idle_ns": span - busy,
             "gaps": {cause: ns for cause, ns in gaps.items() if ns},
             "exposed": exposed,
             **{what: {name: (len(ns), sum(ns)) for name, ns in lasted.items()} for what, lasted in self.lasted.items()},
         }
 
 
-#: Kinds of work; one that runs under an earlier one holds nothing up.
+#: Kinds of work, by what bounds a program that waits for them; one that runs under an earlier one costs no time.
 _EXPOSED = {
     "kernels": "kernels",
     "waiting": "imbalance",
@@ -447,13 +441,6 @@ def union(parts: list[tuple[int, int]]) -> list[tuple[int, int]]:
 def length(parts: list[tuple[int, int]]) -> int:
     """Add up the lengths of intervals that do not overlap."""
     return sum(end - start for start, end in parts)
-
-
-_GEMM = "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16_128x256_32x3_tn_align8>(T1::Params)"
-_NORM = "void at::native::vectorized_layer_norm_kernel<float, float>(int, float, const float *, float *)"
-_POINT = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>(int, T2, T3)"
-_ADAM = "void at::native::multi_tensor_apply_kernel<TensorListMetadata<4>, FusedAdamMathFunctor<float, 4>>(T1)"
-_REDUCE = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 
 
 def training(
@@ -540,7 +527,7 @@ def training(
     out = Export(gpus=2 if fault == "uneven" else 1)
     loops = [_Loop(seed, out, scale=scale)]
     if fault == "uneven":
-        loops.append(_Loop(seed + 1, out, device=1, pid=_PID + seed % 2, scale=scale / 2))
+        loops.append(_Loop(seed + 1, out, device=1, pid=PID + seed % 2, scale=scale / 2))
     for _ in range(steps):
         with contextlib.ExitStack() as opened:
             for loop in loops:
@@ -557,14 +544,12 @@ def training(
                 with loop.range("backward"):
                     _layers(loop, fault, layers, _BACKWARD, 150, loop.main if one_thread else loop.autograd)
                     if fault == "sync-queued":
-                        waiting = loop.now + 1 * _US
-                        loop.now = max(waiting, loop.free - loop.lasting(0.4 * _LAYER_US * layers)) + 6 * _US
-                        out.synchronize("cudaEventSynchronize", loop.main, waiting, loop.now)
+                        loop.drain("cudaEventSynchronize", early=loop.lasting(0.4 * _LAYER_US * layers))
             if fault in ("reduce", "uneven"):
                 _all_reduce(loops, _LAYER_US * layers * (0.7 if fault == "reduce" else 0.08))
             for loop in loops if fault != "graphs" else ():
                 with loop.range("optimizer"):
-                    loop.launch(_ADAM, loop.lasting(_OPTIMIZER_US))
+                    loop.launch(ADAM, loop.lasting(_OPTIMIZER_US))
                 if fault == "device-sync":
                     loop.drain("cudaDeviceSynchronize")
                     loop.now += loop.lasting(_LAYER_US * layers / 4)
@@ -580,8 +565,8 @@ def training(
 
 
 #: Kernels of a layer and their time on the GPU; with that of the optimizer, what a step takes.
-_FORWARD: list[tuple[str, float]] = [(_NORM, 25), (_GEMM, 210), (_POINT, 40)]
-_BACKWARD: list[tuple[str, float]] = [(_GEMM, 210), (_GEMM, 210), (_POINT, 40)]
+_FORWARD: list[tuple[str, float]] = [(_NORM, 25), (GEMM, 210), (POINT, 40)]
+_BACKWARD: list[tuple[str, float]] = [(GEMM, 210), (GEMM, 210), (POINT, 40)]
 _LAYER_US, _OPTIMIZER_US = sum(us for _, us in _FORWARD + _BACKWARD), 260
 
 
@@ -590,7 +575,6 @@ def _load(loop: _Loop, fault: Fault | None, step_us: float) -> None:
     with contextlib.nullcontext() if fault == "starved-unnamed" else loop.range("dataload"):
         if fault in ("starved", "starved-unnamed"):
             _wait(loop, loop.lasting(1.5 * step_us))
-            loop.cause = "input-pipeline"
         elif fault == "loading-ahead" and loop.free > loop.now:
             _wait(loop, (loop.free - loop.now) // 2)
         else:
@@ -598,17 +582,16 @@ def _load(loop: _Loop, fault: Fault | None, step_us: float) -> None:
     if fault == "augment":
         with loop.range("augment"):
             loop.now += loop.lasting(1.5 * step_us)
-        loop.cause = "cpu-work"
     if fault == "overhead":
         start = loop.now
         loop.now += loop.lasting(1.5 * step_us)
         loop.out.overhead("CUPTI buffer flush", loop.main, start, loop.now)
-        loop.cause = "profiler"
+    if fault in ("starved", "starved-unnamed", "augment", "overhead", "pageable"):
+        loop.cause = BOTTLENECK_OF[fault]
     with loop.range("to_device"):
         if fault == "pageable":
             # The copy waits its turn in the queue, so let the device finish first: staging is what remains.
             loop.now = max(loop.now, loop.free - 20 * _US)
-            loop.cause = "memory-transfer"
             duration = loop.lasting(0.4 * step_us)
             loop.upload(64 << 20, duration, host="pageable", staging=loop.lasting(0.8 * step_us))
         elif fault == "pinned":
@@ -626,27 +609,24 @@ def _wait(loop: _Loop, ns: int) -> None:
 def _layers(
     loop: _Loop, fault: Fault | None, layers: int, kernels: list[tuple[str, float]], tiny: int, thread: int
 ) -> None:
-    """Pass through the layers in one direction, of each so many kernels or, where that is the fault, tiny ones."""
+    """Pass through the layers in one direction: kernels of each or, where that is the fault, so many tiny ones.
+
+    Tiny kernels are quicker to run than to launch; hidden ones run beside a large one.
+    """
     for _ in range(layers):
         ready = loop.free  # the gradients of the layer before
-        if _tiny(loop, fault, tiny, thread):
-            continue
-        for name, us in kernels:
-            loop.launch(_POINT if fault == "elementwise" and name == _GEMM else name, loop.lasting(us), thread=thread)
+        if fault == "tiny-hidden":
+            start = loop.aside[-1][1] if loop.aside else loop.now
+            loop.launch_aside(GEMM, start, loop.jitter(tiny * 12 * _US), stream=9)
+        for _ in range(tiny if fault in ("tiny", "tiny-hidden") else 0):
+            loop.launch(POINT, loop.jitter(2 * _US), every=9 * _US, thread=thread)
+        for name, us in kernels if fault not in ("tiny", "tiny-hidden") else ():
+            loop.launch(POINT if fault == "elementwise" and name == GEMM else name, loop.lasting(us), thread=thread)
         if fault == "sync" and kernels is _FORWARD:
             loop.read_back()
             loop.now += loop.lasting(120)
         if fault == "reduce-hidden" and kernels is _BACKWARD:
-            loop.launch_aside(_REDUCE, ready, (loop.free - ready) // 2, stream=20)
-
-
-def _tiny(loop: _Loop, fault: Fault | None, count: int, thread: int) -> bool:
-    """Launch kernels quicker to run than to launch, if that is the fault; hidden ones beside a large kernel."""
-    if fault == "tiny-hidden":
-        loop.launch_aside(_GEMM, loop.aside[-1][1] if loop.aside else loop.now, loop.jitter(count * 12 * _US), stream=9)
-    for _ in range(count if fault in ("tiny", "tiny-hidden") else 0):
-        loop.launch(_POINT, loop.jitter(2 * _US), every=9 * _US, thread=thread)
-    return fault in ("tiny", "tiny-hidden")
+            loop.launch_aside(REDUCE, ready, (loop.free - ready) // 2, stream=20)
 
 
 def _all_reduce(loops: list[_Loop], us: float) -> None:
@@ -657,5 +637,5 @@ def _all_reduce(loops: list[_Loop], us: float) -> None:
     for loop, (correlation, ready) in zip(loops, reached, strict=True):
         # On a stream of its own, for which the loop's stream waits, as it does for other devices.
         start = loop.on_gpu("collectives", ready, end - ready)
-        loop.kernel(_REDUCE, start, end - start, correlation, stream=20)
+        loop.kernel(REDUCE, start, end - start, correlation, stream=20)
         loop.work["waiting"].append((start, arrived))

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from nsightkit.workloads.planted import Export, length, union
+from nsightkit.workloads.planted import ADAM, GEMM, Export, length, union
 
 __all__ = ["JobConfig", "Late", "job"]
 
@@ -28,18 +28,20 @@ Late = Literal["data", "slow", "work"]
 _US = 1_000
 _MAIN, _AUTOGRAD = 0, 7  # threads, added to the process id
 _COMPUTE, _GRADIENTS, _LAYERS = 7, 20, 24  # streams
-_GEMM = "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16_128x256_32x3_tn_align8>(T1::Params)"
-_ADAM = "void at::native::multi_tensor_apply_kernel<TensorListMetadata<4>, FusedAdamMathFunctor<float, 4>>(T1)"
 #: Kernel of a collective, what PyTorch calls it, and the thread and stream that run it. Gradients are added up from
 #: autograd's thread; each process group has a stream of its own.
 _KINDS = {
     "all_reduce": (
-        *("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "allreduce"),
-        *(_AUTOGRAD, _GRADIENTS),
+        "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+        "allreduce",
+        _AUTOGRAD,
+        _GRADIENTS,
     ),
     "all_gather": (
-        *("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "_allgather_base"),
-        *(_MAIN, _LAYERS),
+        "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+        "_allgather_base",
+        _MAIN,
+        _LAYERS,
     ),
 }
 #: The true clock's time of the first event.
@@ -231,8 +233,7 @@ class _Rank:
 
     def compute(self, name: str, us: int, thread: int, late_ns: int = 0) -> None:
         """One kernel of about that time, and later by as much as a slow GPU needs for it."""
-        jitter = self.config.jitter
-        factor = self.random.uniform(1 - jitter, 1 + jitter) if jitter else 1
+        factor = self.random.uniform(1 - self.config.jitter, 1 + self.config.jitter)
         self.launch(name, int(us * _US * factor) + late_ns, thread)
 
     def arrive(self, kind: str, said: Mapping[str, Any]) -> tuple[int, int]:
@@ -316,9 +317,9 @@ class _Job:
         whole, parts = int(self.config.late_us * _US * share), count if one.cause == "slow" else 4
         late = [whole * (i + 1) // parts - whole * i // parts for i in range(parts)]
         for number in range(count):
-            one.compute(_GEMM, 150, thread, late[number] if one.cause == "slow" else 0)
+            one.compute(GEMM, 150, thread, late[number] if one.cause == "slow" else 0)
         for more in late if one.cause == "work" else ():
-            one.launch(_GEMM, more, thread)
+            one.launch(GEMM, more, thread)
 
     def step(self, number: int) -> None:
         """Take a step on all ranks."""
@@ -351,7 +352,7 @@ class _Job:
             one.mark("backward", backward[one], one.now + 500)
             optimizer = one.now
             one.wait_for(_GRADIENTS)
-            one.compute(_ADAM, 100, _MAIN)
+            one.compute(ADAM, 100, _MAIN)
             one.note(one.out.marked, optimizer, one.now + 500, "optimizer")
             one.read_back()
             one.mark(f"step {number}", begun[one], one.now + 200)

@@ -9,6 +9,7 @@ import dataclasses
 import random
 from collections.abc import Callable
 
+from nsightkit.workloads.planted import ADAM, POINT, REDUCE
 from nsightkit.workloads.simulator import (
     Action,
     Await,
@@ -32,7 +33,7 @@ from nsightkit.workloads.simulator import (
     play,
 )
 
-__all__ = ["CHANGE_OF", "FILLS", "PROGRAMS", "gains", "random_program"]
+__all__ = ["CHANGE_OF", "FILLS", "PROGRAMS", "gains", "loop", "random_program"]
 
 #: The change whose gain a cause weighs. The last two can be played and not made.
 CHANGE_OF = {
@@ -53,16 +54,22 @@ FILLS = ("compute-bound", "memory-bound", "memory-transfer", "communication", "n
 
 _US, _MS = 1_000, 1_000_000
 _GEMM = "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_64x3_tn"
-_POINT = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>(int, T2, T3)"
-_ADAM = "void at::native::multi_tensor_apply_kernel<TensorListMetadata<4>, FusedAdamMathFunctor<float, 4>>(T1)"
-_REDUCE = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 _COPIES, _COMM = 13, 20  # streams beside the one of the kernels
 
 Step = Callable[[int], list[Action]]
 
 
-def _loop(step: Step, steps: int = 12, name: str = "step ") -> list[Action]:
-    """Steps in ranges of their own."""
+def loop(step: Step, steps: int = 12, name: str = "step ") -> list[Action]:
+    """Give a thread's actions: steps in ranges of their own.
+
+    Parameters
+    ----------
+    step : callable
+        Takes a step's number and gives its actions.
+    steps : int
+    name : str
+        Of the ranges, before the number.
+    """
     return [action for k in range(steps) for action in (Push(f"{name}{k}"), *step(k), Pop())]
 
 
@@ -118,12 +125,12 @@ def gains(program: Program, seed: int = 0, changes: tuple[str, ...] = tuple(CHAN
 
 
 def _starved(load: Load) -> list[Action]:
-    return _loop(lambda _: [load, Copy("HtoD", 1 << 16, 9 * _US), *_kernels(20, 60)])
+    return loop(lambda _: [load, Copy("HtoD", 1 << 16, 9 * _US), *_kernels(20, 60)])
 
 
 def _handed_over(forward: list[Action], backward: list[Action], steps: int = 12) -> list[list[Action]]:
     """The main thread launches forward, autograd's own backward; the main thread waits until that is done."""
-    main = _loop(
+    main = loop(
         lambda _: [*_in("forward", forward), *_in("backward", [Signal("backward"), Await("done")]), *_kernels(2, 80)],
         steps,
     )
@@ -145,14 +152,14 @@ def _ranks(
             out += _kernels(5, compute[device], device=device)
             if stream != 7:
                 out += [Record(f"gradient {device}", 7, device), WaitEvent(f"gradient {device}", stream, device)]
-            out.append(Launch(_REDUCE, reduce_us * _US, stream, device, key=k * buckets + bucket))
+            out.append(Launch(REDUCE, reduce_us * _US, stream, device, key=k * buckets + bucket))
         if last:
             out += _kernels(last, compute[device], device=device)
         if stream != 7:
             out += [Record(f"reduced {device}", stream, device), WaitEvent(f"reduced {device}", 7, device)]
-        return [*out, *_kernels(1, 60, kernel=_ADAM, device=device)]
+        return [*out, *_kernels(1, 60, kernel=ADAM, device=device)]
 
-    main = _loop(lambda k: [Signal("go"), *step(0, k), Await("joined")])
+    main = loop(lambda k: [Signal("go"), *step(0, k), Await("joined")])
     return [main, [action for k in range(12) for action in (Await("go"), *step(1, k), Signal("joined"))]]
 
 
@@ -168,7 +175,7 @@ def _streamed(copy_us: float, compute_us: float) -> list[Action]:
             *_kernels(4, compute_us / 4),
         ]
 
-    return _loop(lambda _: [a for number in range(8) for a in layer(number)])
+    return loop(lambda _: [a for number in range(8) for a in layer(number)])
 
 
 def _uploading(size: int, us: int, *, staging: int = 0) -> list[Action]:
@@ -177,38 +184,38 @@ def _uploading(size: int, us: int, *, staging: int = 0) -> list[Action]:
     copy = Copy(
         "HtoD", size, us * _US, host="pageable" if staging else "pinned", staging=staging * _US, blocking=staged
     )
-    return _loop(lambda _: [copy, *_kernels(20, 60)])
+    return loop(lambda _: [copy, *_kernels(20, 60)])
 
 
 def _cold(*first: Action, steps: int = 12) -> list[Action]:
     """What happens in the first step only."""
-    return _loop(lambda k: [*(first if k == 0 else ()), *_kernels(20, 60)], steps)
+    return loop(lambda k: [*(first if k == 0 else ()), *_kernels(20, 60)], steps)
 
 
 def _named() -> list[Program]:
     busy = _kernels(20, 60)
-    flat = _loop(lambda _: busy)
+    flat = loop(lambda _: busy)
     read = Copy("DtoH", 1 << 12, 2 * _US, host="pageable", blocking=True)
     offload = Copy("DtoH", 16 << 20, 200 * _US)
     tiny = _kernels(100, 3)
     across = [a for _ in range(2) for a in (*busy[:5], *_after(7, 9, _kernels(5, 60, stream=9), shown=False))]
     nodes = tuple([(_GEMM, 3_000)] * 100)
     ahead = Copy("HtoD", 16 << 20, 700 * _US, _COPIES)  # the batch of the next step, under the kernels of this one
-    prefetched = _loop(lambda k: [WaitEvent(f"batch {k}", 7), ahead, Record(f"batch {k + 1}", _COPIES), *busy])
+    prefetched = loop(lambda k: [WaitEvent(f"batch {k}", 7), ahead, Record(f"batch {k + 1}", _COPIES), *busy])
     pausing = [*_kernels(4, 20, stream=9), Cpu(900 * _US, "bookkeeping")] * 20  # beside a thread that never pauses
     return [
         # What fills the time.
         Program("busy", [flat], "compute-bound"),
-        Program("elementwise", [_loop(lambda _: _kernels(20, 60, kernel=_POINT))], "memory-bound"),
-        Program("dense-kernels", [_loop(lambda _: _kernels(80, 12))], "compute-bound", "free-launches"),
+        Program("elementwise", [loop(lambda _: _kernels(20, 60, kernel=POINT))], "memory-bound"),
+        Program("dense-kernels", [loop(lambda _: _kernels(80, 12))], "compute-bound", "free-launches"),
         Program(
             "queue-full",
-            [_loop(lambda _: _kernels(420, 20, dispatch=2_000), 4)],
+            [loop(lambda _: _kernels(420, 20, dispatch=2_000), 4)],
             "compute-bound",
             "free-launches",
         ),
         Program("final-sync", [[*flat, Sync("device")]], "compute-bound", "no-sync"),
-        Program("unseen-waits", [_loop(lambda _: across)], "compute-bound", "free-launches"),
+        Program("unseen-waits", [loop(lambda _: across)], "compute-bound", "free-launches"),
         # Loading.
         Program("starved-loader", [_starved(Load(2 * _MS))], "input-pipeline"),
         Program("starved-unnamed", [_starved(Load(2 * _MS, name=None))], "input-pipeline"),
@@ -225,17 +232,17 @@ def _named() -> list[Program]:
         ),
         Program(
             "starved-synced",
-            [_loop(lambda _: [Load(loader="workers"), *[*_kernels(1, 30), *_item()] * 20])],
+            [loop(lambda _: [Load(loader="workers"), *[*_kernels(1, 30), *_item()] * 20])],
             "input-pipeline",
             "no-sync",
             loaders={"workers": (1_300 * _US, 2)},
         ),
         Program(
             "slow-batches",
-            [_loop(lambda k: [Load(8 * _MS if k % 4 == 3 else 20 * _US), *busy], 16, "ProfilerStep#")],
+            [loop(lambda k: [Load(8 * _MS if k % 4 == 3 else 20 * _US), *busy], 16, "ProfilerStep#")],
             "input-pipeline",
         ),
-        Program("starved-unseen-waits", [_loop(lambda _: [Load(2 * _MS), *across])], "input-pipeline", "no-sync"),
+        Program("starved-unseen-waits", [loop(lambda _: [Load(2 * _MS), *across])], "input-pipeline", "no-sync"),
         Program("hidden-loader", [_starved(Load(600 * _US))], "compute-bound", "no-input-wait"),
         Program(
             "hidden-producer",
@@ -245,45 +252,45 @@ def _named() -> list[Program]:
             loaders={"workers": (1_000 * _US, 2)},
         ),
         # Synchronisation.
-        Program("item-each-layer", [_loop(lambda _: [*_kernels(1, 30), *_item()] * 20)], "synchronization"),
-        Program("blocking-reads", [_loop(lambda _: [*_kernels(2, 15), read] * 20)], "synchronization"),
-        Program("launch-blocking", [_loop(lambda _: [*_kernels(1, 40), Sync("device")] * 20)], "synchronization"),
+        Program("item-each-layer", [loop(lambda _: [*_kernels(1, 30), *_item()] * 20)], "synchronization"),
+        Program("blocking-reads", [loop(lambda _: [*_kernels(2, 15), read] * 20)], "synchronization"),
+        Program("launch-blocking", [loop(lambda _: [*_kernels(1, 40), Sync("device")] * 20)], "synchronization"),
         Program(
             "sync-each-step",
-            [_loop(lambda _: [*_kernels(10, 2), *_kernels(30, 20), Sync("device"), Cpu(60 * _US, "log")])],
+            [loop(lambda _: [*_kernels(10, 2), *_kernels(30, 20), Sync("device"), Cpu(60 * _US, "log")])],
             "synchronization",
         ),
         Program(
             "sync-before-cpu",
-            [_loop(lambda _: [*_kernels(5, 20), *_item(), Cpu(6 * _MS, "augment")])],
+            [loop(lambda _: [*_kernels(5, 20), *_item(), Cpu(6 * _MS, "augment")])],
             "cpu-work",
             "no-sync",
         ),
         Program(
             "sync-full-queue",
-            [_loop(lambda k: [*busy, Record(f"step {k}"), Sync("event", event=f"step {k - 1}")])],
+            [loop(lambda k: [*busy, Record(f"step {k}"), Sync("event", event=f"step {k - 1}")])],
             "compute-bound",
             "no-sync",
         ),
         # Launches.
-        Program("tiny-kernels", [_loop(lambda _: _kernels(60, 3, dispatch=7_000))], "launch-overhead"),
+        Program("tiny-kernels", [loop(lambda _: _kernels(60, 3, dispatch=7_000))], "launch-overhead"),
         Program(
-            "tiny-autograd", [*_handed_over(tiny[:40], [Launch(_POINT, 3_000, dispatch=8_000)] * 60)], "launch-overhead"
+            "tiny-autograd", [*_handed_over(tiny[:40], [Launch(POINT, 3_000, dispatch=8_000)] * 60)], "launch-overhead"
         ),
-        Program("graph-replays", [_loop(lambda _: [Graph(nodes)])], "compute-bound", "free-launches"),
-        Program("graph-rows", [_loop(lambda _: [Graph(nodes, by_node=False)], 60)], "not-enough-data", "free-launches"),
+        Program("graph-replays", [loop(lambda _: [Graph(nodes)])], "compute-bound", "free-launches"),
+        Program("graph-rows", [loop(lambda _: [Graph(nodes, by_node=False)], 60)], "not-enough-data", "free-launches"),
         # CPU work.
-        Program("preprocess-tail", [_loop(lambda _: [*busy, *_item(), Cpu(3 * _MS, "preprocess")])], "cpu-work"),
+        Program("preprocess-tail", [loop(lambda _: [*busy, *_item(), Cpu(3 * _MS, "preprocess")])], "cpu-work"),
         Program(
             "prefetch-layers",
-            [_loop(lambda _: [Cpu(900 * _US, "prefetch_layers_[4, 5]"), *_kernels(5, 40)] * 3)],
+            [loop(lambda _: [Cpu(900 * _US, "prefetch_layers_[4, 5]"), *_kernels(5, 40)] * 3)],
             "cpu-work",
             "no-input-wait",
         ),
         Program(
             "sleep-each-layer",
             [
-                _loop(
+                loop(
                     lambda _: [
                         action
                         for number in range(4)
@@ -295,14 +302,14 @@ def _named() -> list[Program]:
             "no-sync",
         ),
         Program(
-            "hidden-cpu-work", [_loop(lambda _: [Cpu(600 * _US, "augment"), *busy])], "compute-bound", "no-cpu-work"
+            "hidden-cpu-work", [loop(lambda _: [Cpu(600 * _US, "augment"), *busy])], "compute-bound", "no-cpu-work"
         ),
         Program("two-threads", [pausing, _kernels(400, 60)], "compute-bound", "no-cpu-work"),
         Program("hand-over", _handed_over(busy[:8], busy), "compute-bound", "no-input-wait"),
         # Copies.
         Program("pageable-batches", [_uploading(16 << 20, 500, staging=1_500)], "memory-transfer"),
         Program("pinned-on-compute", [_uploading(64 << 20, 900)], "memory-transfer"),
-        Program("offloaded", [_loop(lambda _: [*_kernels(4, 60), offload] * 5)], "memory-transfer"),
+        Program("offloaded", [loop(lambda _: [*_kernels(4, 60), offload] * 5)], "memory-transfer"),
         Program("prefetched-batches", [prefetched], "compute-bound", "overlap-copies", copy_contention=0.05),
         Program("small-batches", [_uploading(1 << 20, 40, staging=30)], "compute-bound", "overlap-copies"),
         Program("weight-streaming", [_streamed(400, 60)], "memory-transfer", "overlap-copies"),
@@ -316,10 +323,10 @@ def _named() -> list[Program]:
         Program("late-rank", _ranks((60, 60), 40, late_us=2_000), "input-pipeline", "equal-ranks"),
         Program("even-ranks", _ranks((60, 60), 30), "compute-bound", "equal-ranks"),
         # What happens once.
-        Program("lazy-loading", [_cold(Launch(_POINT, 20 * _US, once=240 * _MS))], "start-up", "free-launches"),
+        Program("lazy-loading", [_cold(Launch(POINT, 20 * _US, once=240 * _MS))], "start-up", "free-launches"),
         Program(
             "lazy-modules",
-            [_cold(*(Launch(f"{_POINT}{n}", 20 * _US, once=4 * _MS, once_call="cuLibraryLoadData") for n in range(6)))],
+            [_cold(*(Launch(f"{POINT}{n}", 20 * _US, once=4 * _MS, once_call="cuLibraryLoadData") for n in range(6)))],
             "start-up",
             "free-launches",
         ),
@@ -328,7 +335,7 @@ def _named() -> list[Program]:
             [
                 _cold(
                     Launch(
-                        _POINT, 20 * _US, once=30 * _MS, once_call="cuModuleLoadData", overhead="Lazy Function Loading"
+                        POINT, 20 * _US, once=30 * _MS, once_call="cuModuleLoadData", overhead="Lazy Function Loading"
                     )
                 )
             ],
@@ -340,7 +347,7 @@ def _named() -> list[Program]:
         Program(
             "stalling-malloc",
             [
-                _loop(
+                loop(
                     lambda k: [
                         Stall(10_000 if k else 12 * _MS),
                         *busy,
@@ -354,20 +361,20 @@ def _named() -> list[Program]:
         ),
         Program(
             "hidden-first-call",
-            [_loop(lambda k: [*busy, Launch(_POINT, 20 * _US, once=700 * _US * (k == 4)), *busy])],
+            [loop(lambda k: [*busy, Launch(POINT, 20 * _US, once=700 * _US * (k == 4)), *busy])],
             "compute-bound",
             "no-start-up",
         ),
         # What the trace does not contain.
         Program(
-            "held-once", [_loop(lambda k: [*([Foreign(40 * _MS)] if k == 3 else []), *busy])], "queued", "free-launches"
+            "held-once", [loop(lambda k: [*([Foreign(40 * _MS)] if k == 3 else []), *busy])], "queued", "free-launches"
         ),
-        Program("held-each-step", [_loop(lambda _: [Foreign(900 * _US), *busy])], "queued", "no-sync"),
+        Program("held-each-step", [loop(lambda _: [Foreign(900 * _US), *busy])], "queued", "no-sync"),
         Program("unnamed-work", [[*_kernels(5, 60), Cpu(2 * _MS)] * 12], "unknown", "no-cpu-work"),
         # The profiler.
-        Program("flushing", [_loop(lambda _: [Profiler(1_500 * _US), *busy])], "profiler"),
+        Program("flushing", [loop(lambda _: [Profiler(1_500 * _US), *busy])], "profiler"),
         Program(
-            "hidden-flush", [_loop(lambda k: [Profiler(600 * _US if k else 0), *busy])], "compute-bound", "no-profiler"
+            "hidden-flush", [loop(lambda k: [Profiler(600 * _US if k else 0), *busy])], "compute-bound", "no-profiler"
         ),
     ]
 
@@ -401,7 +408,7 @@ def random_program(seed: int) -> Program:
     uneven, reduce_ns = draw.uniform(0.5, 2), int(draw.uniform(20, 400) * _US)
     buckets, comm = draw.randint(1, 3) if ranks else 0, draw.choice([7, _COMM])
     first: list[Action] = draw.choice(
-        [[], [], [], [Launch(_POINT, 9_000, once=5 * _MS)], [Stall(3 * _MS)], [Capture(6 * _MS)], [Foreign(4 * _MS)]]
+        [[], [], [], [Launch(POINT, 9_000, once=5 * _MS)], [Stall(3 * _MS)], [Capture(6 * _MS)], [Foreign(4 * _MS)]]
     )
     later: list[Action] = [Stall(10_000)] if first and isinstance(first[0], Stall) else []
     steps = draw.randint(6, 12)
@@ -412,8 +419,8 @@ def random_program(seed: int) -> Program:
         out: list[Action] = []
         for bucket in range(buckets):
             out += _kernels(6, heavy * (uneven if device else 1), device=device)
-            out += _after(7, comm, [Launch(_REDUCE, reduce_ns, comm, device, key=k * buckets + bucket)], shown, device)
-            out += _kernels(2, heavy, kernel=_ADAM, device=device)
+            out += _after(7, comm, [Launch(REDUCE, reduce_ns, comm, device, key=k * buckets + bucket)], shown, device)
+            out += _kernels(2, heavy, kernel=ADAM, device=device)
         return out
 
     def threads(lead: list[Action]) -> list[list[Action]]:
@@ -424,7 +431,7 @@ def random_program(seed: int) -> Program:
             return [*out, *reduced(0, k), *tail, *([Await("rank done", shown)] if ranks else [])]
 
         autograd_done: list[Action] = [Await("backward done", shown)]
-        out = [_loop(step, steps)]
+        out = [loop(step, steps)]
         if autograd:
             out.append(
                 [a for _ in range(steps) for a in (Await("backward", shown), *autograd, Signal("backward done"))]
@@ -449,17 +456,15 @@ def random_program(seed: int) -> Program:
 
 def _on_device_1(actions: list[Action], factor: float) -> list[Action]:
     """The same on the second device, with kernels so many times as long."""
-    out: list[Action] = []
-    for action in actions:
+
+    def moved(action: Action) -> Action:
         if isinstance(action, Record | WaitEvent | Sync):
-            out.append(dataclasses.replace(action, device=1, event=f"1 {action.event}"))
-        elif isinstance(action, Launch):
-            out.append(dataclasses.replace(action, device=1, ns=int(action.ns * factor)))
-        elif isinstance(action, Copy | Graph):
-            out.append(dataclasses.replace(action, device=1))
-        else:
-            out.append(action)
-    return out
+            return dataclasses.replace(action, device=1, event=f"1 {action.event}")
+        if isinstance(action, Launch):
+            return dataclasses.replace(action, device=1, ns=int(action.ns * factor))
+        return dataclasses.replace(action, device=1) if isinstance(action, Copy | Graph) else action
+
+    return [moved(action) for action in actions]
 
 
 def _part(draw: random.Random, streams: list[int], heavy: float, shown: bool) -> list[Action]:
@@ -489,7 +494,7 @@ def _part(draw: random.Random, streams: list[int], heavy: float, shown: bool) ->
         lambda: [*copied, *_kernels(2, us, kernel=kernel, stream=stream)],
         lambda: [Sleep(int(draw.uniform(50, 1500) * _US), f"ensure_layer_{draw.randint(0, 9)}_weights")],
         lambda: [Copy("DtoH", size, ns, stream, host="pageable", blocking=True)],
-        lambda: [Graph(tuple((_POINT, int(us * _US)) for _ in range(10)), draw.random() < 0.7, stream)],
+        lambda: [Graph(tuple((POINT, int(us * _US)) for _ in range(10)), draw.random() < 0.7, stream)],
         list,
     ]
     return out + beside[draw.randrange(10)]()

@@ -23,10 +23,11 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
+from inspect import GEN_CLOSED, getgeneratorstate
 from pathlib import Path
 from typing import Any, Literal
 
-from nsightkit.workloads.planted import Export
+from nsightkit.workloads.planted import PID, Export
 
 __all__ = [
     "QUEUE",
@@ -64,12 +65,15 @@ BEHIND_NS = 1_000
 EVENT_NS = 1_500
 #: From the end of what a blocking call waits for to its return, and its length when that was over before, in ns.
 RETURN_NS, LOOK_NS = 6_500, 2_000
+#: What a launch takes: before its call and in it; and what a call takes that records an event or waits for one, in ns.
+DISPATCH_NS, CALL_NS, NOTE_NS = 4_000, 4_000, 1_500
+#: What an allocation or free ordinarily takes, in ns.
+STALL_NS = 10_000
 #: From a signal to the first action of the thread that waited for it, in ns.
 WAKE_NS = 10_000
 #: What is left between two launches under ``free-launches``, in ns.
 FREE_NS = 3_000
 
-_PID = 4242
 _NO_STREAM = 0xFFFFFFFF
 _STEP = re.compile(r"^((train_)?step |ProfilerStep#)\d+$")
 
@@ -98,12 +102,11 @@ class Sleep:
 
     ns: int
     name: str
-    call: str = "clock_nanosleep"
 
 
 @dataclass(frozen=True)
 class Launch:
-    """Launch a kernel: `dispatch` before the call, `call` inside it, and `once` more for loading its module.
+    """Launch a kernel: `dispatch` before the call, and `once` more inside it for loading its module.
 
     Launches with the same `key` are one collective: none ends before the last has started and `ns` have passed.
     """
@@ -112,12 +115,16 @@ class Launch:
     ns: int
     stream: int = 7
     device: int = 0
-    dispatch: int = 4_000
-    call: int = 4_000
+    dispatch: int = DISPATCH_NS
     once: int = 0
     once_call: str | None = None  #: a driver call inside the launch in which that time passes
     overhead: str | None = None  #: what CUPTI calls that time in its table of overhead
     key: int | None = None
+
+    @property
+    def nodes(self) -> tuple[tuple[str, int], ...]:
+        """Name and time of its kernel, as a graph has those of several."""
+        return ((self.kernel, self.ns),)
 
 
 @dataclass(frozen=True)
@@ -128,8 +135,6 @@ class Graph:
     by_node: bool = True
     stream: int = 7
     device: int = 0
-    dispatch: int = 4_000
-    call: int = 8_000
 
 
 @dataclass(frozen=True)
@@ -144,8 +149,6 @@ class Copy:
     host: Literal["pinned", "pageable"] = "pinned"
     staging: int = 0
     blocking: bool = False
-    dispatch: int = 4_000
-    call: int = 4_000
 
 
 @dataclass(frozen=True)
@@ -165,7 +168,6 @@ class Record:
     event: str
     stream: int = 7
     device: int = 0
-    call: int = 1_500
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,6 @@ class WaitEvent:
     stream: int = 7
     device: int = 0
     shown: bool = True
-    call: int = 1_500
 
 
 @dataclass(frozen=True)
@@ -205,19 +206,17 @@ class Await:
 
 @dataclass(frozen=True)
 class Capture:
-    """Capture a CUDA graph of so many launches, in `ns` in all; nothing of it runs."""
+    """Capture a CUDA graph, in `ns` in all; nothing of it runs."""
 
     ns: int
-    launches: int = 20
 
 
 @dataclass(frozen=True)
 class Stall:
-    """An allocation or free that takes `ns` where it ordinarily takes `ordinary`."""
+    """An allocation or free that takes `ns`."""
 
     ns: int
     call: str = "cudaMalloc_v3020"
-    ordinary: int = 10_000
 
 
 @dataclass(frozen=True)
@@ -225,7 +224,6 @@ class Profiler:
     """The profiler takes the thread's time for itself."""
 
     ns: int
-    name: str = "CUPTI buffer flush"
 
 
 @dataclass(frozen=True)
@@ -344,7 +342,6 @@ class _Thread:
     at: int = 0
     open: list[tuple[str, int]] = field(default_factory=list)
     launched: bool = False  # and has done nothing but launch since
-    finished: bool = False
 
 
 @dataclass(frozen=True)
@@ -412,7 +409,7 @@ class Played:
             Replaced when it exists.
         """
         out = Export(gpus=max(op.device for op in self.ops) + 1)
-        process, main = Export.process(_PID), Export.thread(_PID, _PID)
+        process, main = Export.process(PID), Export.thread(PID, PID)
         for call in self.calls:
             if call.waits_on:
                 device, stream = call.waits_on
@@ -446,14 +443,17 @@ def _write_op(out: Export, op: Op, correlation: int, process: int) -> None:
             begun += (ns + BEHIND_NS) * stretch
 
 
-def _nodes(a: Launch | Graph) -> tuple[tuple[str, int], ...]:
-    """Names and times of the kernels of a launch."""
-    return a.nodes if isinstance(a, Graph) else ((a.kernel, a.ns),)
-
-
-_CALLS: dict[type, str] = {
-    Launch: "cudaLaunchKernel_v7000", Graph: "cudaGraphLaunch_v10000", Copy: "cudaMemcpyAsync_v3020"
-}  # fmt: skip
+#: What puts an operation into its stream, and how long it takes, in ns.
+_CALLS: dict[type, tuple[str, int]] = {
+    Launch: ("cudaLaunchKernel_v7000", CALL_NS),
+    Graph: ("cudaGraphLaunch_v10000", 2 * CALL_NS),
+    Copy: ("cudaMemcpyAsync_v3020", CALL_NS),
+}
+#: What captures a CUDA graph of twenty launches: the calls, and their shares of its time.
+_CAPTURE = [
+    ("cudaStreamBeginCapture_v10000", 1), *[("cudaLaunchKernel_v7000", 1)] * 20,
+    ("cudaStreamEndCapture_v10000", 3), ("cudaGraphInstantiate_v12000", 8),
+]  # fmt: skip
 #: What a thread yields: the time to go on at, or what to wait for.
 _Steps = Generator[int | _Moment, None, None]
 
@@ -482,32 +482,31 @@ class _Simulation:
         compute: Counter[int] = Counter()
         for a in launches:
             if isinstance(a, Graph) or a.key is None:
-                compute[a.device] += sum(ns for _, ns in _nodes(a))
+                compute[a.device] += sum(ns for _, ns in a.nodes)
         mean = sum(compute.values()) / max(1, len(compute))
         self.even = {d: mean / ns if "equal-ranks" in self.changes and self.members else 1 for d, ns in compute.items()}
 
     def run(self) -> Played:
-        threads = [_Thread(number) for number in range(len(self.program.threads))]
-        for thread, actions in zip(threads, self.program.threads, strict=True):
-            self._go_on(thread, self._thread(thread, actions))
+        threads = [self._thread(_Thread(number), actions) for number, actions in enumerate(self.program.threads)]
+        for steps in threads:
+            self._go_on(steps)
         while self.events:
             self.now, _, do = heapq.heappop(self.events)
             do()
-        if not all(t.finished for t in threads) or any(op.end < 0 for op in self.out.ops):
+        if any(getgeneratorstate(steps) != GEN_CLOSED for steps in threads) or any(op.end < 0 for op in self.out.ops):
             raise ValueError(f"{self.program.name} waits for something that never happens")
         return self.out
 
     def at(self, time: int, do: Callable[[], None]) -> None:
         heapq.heappush(self.events, (time, next(self.counter), do))
 
-    def _go_on(self, thread: _Thread, steps: _Steps) -> None:
+    def _go_on(self, steps: _Steps) -> None:
+        """Carry a thread out until the time, or what has to happen first, that it says; it says nothing at its end."""
         until = next(steps, None)
-        if until is None:
-            thread.finished = True
-        elif isinstance(until, int):
-            self.at(max(until, self.now), partial(self._go_on, thread, steps))
-        else:
-            until.then(partial(self._go_on, thread, steps))
+        if isinstance(until, int):
+            self.at(max(until, self.now), partial(self._go_on, steps))
+        elif until is not None:
+            until.then(partial(self._go_on, steps))
 
     def _draw(self, ns: float, *identity: object, spread: int = 1) -> int:
         """`ns` with the jitter of that identity, so many times the program's."""
@@ -519,7 +518,7 @@ class _Simulation:
 
     def _thread(self, thread: _Thread, actions: Sequence[Action]) -> _Steps:
         carry_out: dict[type, Callable[[_Thread, Any], _Steps | None]] = {
-            Cpu: self._cpu, Load: self._load, Sleep: self._sleep, Launch: self._launch, Graph: self._launch,
+            Cpu: self._work, Load: self._load, Sleep: self._work, Launch: self._launch, Graph: self._launch,
             Copy: self._launch, Sync: self._sync, Record: self._record, WaitEvent: self._wait_event,
             Foreign: self._foreign, Await: self._await, Capture: self._capture, Stall: self._stall,
             Profiler: self._profiler, Pop: self._pop,
@@ -558,11 +557,11 @@ class _Simulation:
             return "no-unnamed" in self.changes
         return self.changes.get("no-cpu-work") in ("", name, re.sub(r"\d+", "*", name))
 
-    def _cpu(self, thread: _Thread, a: Cpu) -> _Steps:
-        begun = self.now
-        if not ("no-start-up" in self.changes if a.once else self._is_removed(a.name)):
+    def _work(self, thread: _Thread, a: Cpu | Sleep) -> _Steps:
+        begun, once = self.now, isinstance(a, Cpu) and a.once
+        if not ("no-start-up" in self.changes if once else self._is_removed(a.name)):
             yield self.now + self._lasting(thread, a.ns)
-        self._spent(thread, begun, a.name)
+        self._spent(thread, begun, a.name, "clock_nanosleep" if isinstance(a, Sleep) else "")
 
     def _load(self, thread: _Thread, a: Load) -> _Steps:
         begun, until = self.now, self.now + self._lasting(thread, a.ns)
@@ -579,15 +578,10 @@ class _Simulation:
             yield until
         self._spent(thread, begun, a.name, "poll" if a.loader else "read")
 
-    def _sleep(self, thread: _Thread, a: Sleep) -> _Steps:
-        begun = self.now
-        if not self._is_removed(a.name):
-            yield self.now + self._lasting(thread, a.ns)
-        self._spent(thread, begun, a.name, a.call)
-
     def _launch(self, thread: _Thread, a: Launch | Graph | Copy) -> _Steps:
-        op = self._operation(thread, a)
-        dispatch, call = self._lasting(thread, a.dispatch, "dispatch"), self._lasting(thread, a.call, "call")
+        op, (name, call) = self._operation(thread, a), _CALLS[type(a)]
+        dispatch = self._lasting(thread, a.dispatch if isinstance(a, Launch) else DISPATCH_NS, "dispatch")
+        call = self._lasting(thread, call, "call")
         if "free-launches" in self.changes:  # from the beginning of a call to that of the next
             call = min(call, FREE_NS)
             dispatch = min(dispatch, FREE_NS - call) if thread.launched else dispatch
@@ -612,8 +606,7 @@ class _Simulation:
                 # The values still have to be there: only the copy itself moves aside.
                 yield from self._until(thread, self.streams[a.device, a.stream].tail)
             thread.launched = False
-        name = "cudaMemcpy_v3020" if copy and copy.blocking else _CALLS[type(a)]
-        self._call(name, thread, begun, op)
+        self._call("cudaMemcpy_v3020" if copy and copy.blocking else name, thread, begun, op)
 
     def _operation(self, thread: _Thread, a: Launch | Graph | Copy) -> Op:
         """What a call puts into its stream."""
@@ -621,15 +614,13 @@ class _Simulation:
         if isinstance(a, Copy):
             stream = 1010 if "overlap-copies" in self.changes else a.stream
             return Op("copy", a, stream, self._lasting(thread, a.ns, "gpu"), behind)
-        nodes = tuple((name, round(ns * self._scale(name))) for name, ns in _nodes(a))
-        if isinstance(a, Graph):
-            work = sum(ns * self.even[a.device] + BEHIND_NS for _, ns in nodes)
-            return Op("graph", a, a.stream, self._lasting(thread, work, "gpu"), behind, nodes)
-        ((_, ns),) = nodes
-        if a.key is not None:
+        nodes = tuple((name, round(ns * self._scale(name))) for name, ns in a.nodes)
+        if isinstance(a, Launch) and a.key is not None:
             stream = 1020 if "overlap-communication" in self.changes else a.stream
-            return Op("collective", a, stream, self._draw(ns, "collective", a.key), behind, nodes)
-        return Op("kernel", a, a.stream, self._lasting(thread, ns * self.even[a.device], "gpu"), behind, nodes)
+            return Op("collective", a, stream, self._draw(nodes[0][1], "collective", a.key), behind, nodes)
+        graph = isinstance(a, Graph)
+        work = sum(ns * self.even[a.device] + BEHIND_NS * graph for _, ns in nodes)
+        return Op("graph" if graph else "kernel", a, a.stream, self._lasting(thread, work, "gpu"), behind, nodes)
 
     def _scale(self, name: str) -> float:
         """How many times as long a kernel of that name takes."""
@@ -662,18 +653,18 @@ class _Simulation:
 
     def _record(self, thread: _Thread, a: Record) -> _Steps:
         self.recorded[a.event] = self.streams[a.device, a.stream].tail
-        return self._calling(thread, "cudaEventRecord_v3020", self._noting(thread, a))
+        return self._calling(thread, "cudaEventRecord_v3020", self._noting(thread))
 
     def _wait_event(self, thread: _Thread, a: WaitEvent) -> _Steps | None:
         self.streams[a.device, a.stream].waits += self.recorded.get(a.event, [])
         if not a.shown:
             return None
         place = a.device, a.stream
-        return self._calling(thread, "cudaStreamWaitEvent", self._noting(thread, a), waits_on=place)
+        return self._calling(thread, "cudaStreamWaitEvent", self._noting(thread), waits_on=place)
 
-    def _noting(self, thread: _Thread, a: Record | WaitEvent) -> int:
-        """Time of a call that only notes something."""
-        return 0 if "free-launches" in self.changes else self._lasting(thread, a.call)
+    def _noting(self, thread: _Thread) -> int:
+        """Time of a call that records an event, or waits for one."""
+        return 0 if "free-launches" in self.changes else self._lasting(thread, NOTE_NS)
 
     def _foreign(self, thread: _Thread, a: Foreign) -> _Steps:
         if "no-foreign" not in self.changes:
@@ -690,23 +681,19 @@ class _Simulation:
             self.out.os_calls.append(("pthread_cond_wait", thread.number, begun, self.now))
 
     def _capture(self, thread: _Thread, a: Capture) -> _Steps:
-        part = self._lasting(thread, a.ns) // (a.launches + 12)
-        calls = [
-            ("cudaStreamBeginCapture_v10000", 1), *[("cudaLaunchKernel_v7000", 1)] * a.launches,
-            ("cudaStreamEndCapture_v10000", 3), ("cudaGraphInstantiate_v12000", 8),
-        ]  # fmt: skip
-        for name, length in calls if "no-start-up" not in self.changes else ():
-            yield from self._calling(thread, name, part * length)
+        part = self._lasting(thread, a.ns) // sum(share for _, share in _CAPTURE)
+        for name, share in _CAPTURE if "no-start-up" not in self.changes else ():
+            yield from self._calling(thread, name, part * share)
 
     def _stall(self, thread: _Thread, a: Stall) -> _Steps:
-        ns = a.ordinary if "no-start-up" in self.changes else a.ns
+        ns = STALL_NS if "no-start-up" in self.changes else a.ns
         return self._calling(thread, a.call, self._lasting(thread, ns))
 
     def _profiler(self, thread: _Thread, a: Profiler) -> _Steps:
         begun = self.now
         if "no-profiler" not in self.changes:
             yield self.now + self._lasting(thread, a.ns)
-            self.out.overheads.append((a.name, thread.number, begun, self.now))
+            self.out.overheads.append(("CUPTI buffer flush", thread.number, begun, self.now))
 
     def _pop(self, thread: _Thread, _: Pop) -> None:
         name, begun = thread.open.pop()

@@ -2,7 +2,7 @@
 
 PyTorch keeps no account of a CPU's memory. What every operator gives back is looked at instead: a storage that was
 not there before is an allocation, and its end is a free. What an operator allocates and frees within itself is not
-seen; on a GPU the allocator sees that, too, but not which tensor it was for, so that the two complete each other.
+seen; on a GPU the allocator sees that as well, but not which tensor it was for: the two complete each other.
 
 It lies with the workloads because those that report memory use it themselves, and captures may use workloads.
 """
@@ -85,9 +85,9 @@ class TensorMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.allocated_bytes = self.peak_bytes = 0
         self._limit_bytes, self._history, self._device = limit_bytes, history, device
-        # By the identity of the storage's Python object, which lives exactly as long as the storage.
-        self._alive: dict[int, tuple[int, int, list[dict[str, Any]]]] = {}
-        self._finalizers: list[weakref.finalize[Any, Any]] = []
+        # By the identity of the storage's Python object, which lives exactly as long as the storage: its address, its
+        # bytes, the stack that made it, and what is called at its end.
+        self._alive: dict[int, tuple[int, int, list[dict[str, Any]], weakref.finalize[Any, Any]]] = {}
         self._events: list[dict[str, Any]] = []
         self._ranges: list[dict[str, Any]] = []
         self._open: list[str] = []
@@ -113,9 +113,8 @@ class TensorMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
         """Forget every storage; those still alive are watched no longer."""
-        for finalizer in self._finalizers:
+        for *_, finalizer in self._alive.values():
             finalizer.detach()
-        self._finalizers.clear()
         self._alive.clear()
 
     def __torch_dispatch__(
@@ -134,13 +133,11 @@ class TensorMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._limit_bytes is not None and self.allocated_bytes > self._limit_bytes:
             asked = sum(leaf.untyped_storage().nbytes() for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
             del result, leaf
-            message = (
+            self._note("oom", 0, asked, self._stack(), device_free=self._limit_bytes - self.allocated_bytes)
+            raise torch.OutOfMemoryError(
                 f"simulated out of memory: tried to allocate {asked} bytes with {self.allocated_bytes} of "
                 f"{self._limit_bytes} bytes allocated"
             )
-            frames = self._stack() if self._history else []
-            self._note("oom", 0, asked, frames, device_free=self._limit_bytes - self.allocated_bytes)
-            raise torch.OutOfMemoryError(message)
         return result
 
     def _see(self, tensor: Tensor) -> int:
@@ -149,11 +146,8 @@ class TensorMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         identity, size, address = id(storage), storage.nbytes(), storage.data_ptr()
         if identity in self._alive or not size:
             return 0
-        frames = self._stack() if self._history else []
-        self._alive[identity] = (address, size, frames)
-        self._finalizers.append(weakref.finalize(storage, self._end, identity))
-        if len(self._finalizers) > 2 * len(self._alive) + 64:
-            self._finalizers = [finalizer for finalizer in self._finalizers if finalizer.alive]
+        frames = self._stack()
+        self._alive[identity] = address, size, frames, weakref.finalize(storage, self._end, identity)
         self.allocated_bytes += size
         self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
         for action in ("segment_alloc", "alloc"):
@@ -161,7 +155,7 @@ class TensorMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return size
 
     def _end(self, identity: int) -> None:
-        address, size, _ = self._alive.pop(identity)
+        address, size, *_ = self._alive.pop(identity)
         self.allocated_bytes -= size
         for action in ("free_requested", "free_completed", "segment_free"):
             self._note(action, address, size, [])
@@ -182,11 +176,10 @@ class TensorMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         self._ranges.append({"device": 0, "time_us": time.time_ns() // 1000, "name": name, "stage": stage})
 
-    @staticmethod
-    def _stack() -> list[dict[str, Any]]:
+    def _stack(self) -> list[dict[str, Any]]:
         """Give the stack from the innermost frame outwards, without PyTorch's own dispatch of this very mode."""
         frames: list[dict[str, Any]] = []
-        frame: FrameType | None = sys._getframe(1)
+        frame: FrameType | None = sys._getframe(1) if self._history else None
         while frame is not None and len(frames) < _DEEPEST:
             code = frame.f_code
             if code.co_filename != __file__ and not code.co_filename.endswith(_DISPATCH):
@@ -215,7 +208,8 @@ class TensorMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     }
                 ],
             }
-            for address, size, frames in self._alive.values()
+            for address, size, frames, _ in self._alive.values()
         ]  # fmt: skip
-        annotations = list(self._ranges)
-        return {"segments": segments, "device_traces": [list(self._events)], "external_annotations": annotations}
+        return {
+            "segments": segments, "device_traces": [list(self._events)], "external_annotations": list(self._ranges)
+        }  # fmt: skip

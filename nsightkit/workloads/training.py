@@ -8,6 +8,8 @@ losses agree; only the time differs.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import time
 import zlib
 from collections.abc import Iterator
@@ -19,21 +21,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from nsightkit.workloads.models import Decoder, DecoderConfig
+from nsightkit.workloads.models import Sizes
 from nsightkit.workloads.phases import phase
-from nsightkit.workloads.workload import Workload
+from nsightkit.workloads.workload import Workload, autocast
 
 __all__ = ["Documents", "Training", "TrainingConfig", "start"]
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainingConfig:
+class TrainingConfig(Sizes):
     """Sizes, and the faults that are planted.
 
     Parameters
     ----------
-    vocabulary, hidden, layers, heads, context, batch : int
-        Sizes of the model and of a step; the defaults suit a CPU and run in a blink.
+    vocabulary, hidden, layers, heads, context, batch, seed : int
+        As for :class:`nsightkit.workloads.models.Sizes`.
     precision : {"fp32", "bf16"}
         ``bf16`` runs the forward under autocast.
     decode_bytes : int
@@ -52,15 +54,8 @@ class TrainingConfig:
     tiny : bool
         Fault: the optimizer, the norms and the activation are written as chains of elementary operations,
         a kernel each.
-    seed : int
     """
 
-    vocabulary: int = 512
-    hidden: int = 64
-    layers: int = 2
-    heads: int = 4
-    context: int = 64
-    batch: int = 4
     precision: Literal["fp32", "bf16"] = "fp32"
     decode_bytes: int = 20_000
     read_ms: float = 0.0
@@ -69,7 +64,6 @@ class TrainingConfig:
     pageable: bool = False
     sync: bool = False
     tiny: bool = False
-    seed: int = 0
 
 
 class Documents(IterableDataset[Tensor]):
@@ -96,11 +90,9 @@ class Documents(IterableDataset[Tensor]):
         worker = get_worker_info()
         # A worker prepares whole batches in turn, so its samples are those of every n-th batch.
         first, stride = (worker.id, worker.num_workers) if worker else (0, 1)
-        number = first
-        while True:
+        for number in itertools.count(first, stride):
             for row in range(self._config.batch):
                 yield self.sample(number * self._config.batch + row)
-            number += stride
 
     def sample(self, index: int) -> Tensor:
         """Read and decode one sample.
@@ -137,8 +129,7 @@ class _ElementaryAdamW:
         beta1, beta2, eps = 0.9, 0.999, 1e-8
         for parameter, first, second in zip(self._parameters, self._first, self._second, strict=True):
             gradient = parameter.grad
-            if gradient is None:
-                continue
+            assert gradient is not None
             parameter.mul_(1 - self._lr * self._decay)
             first.mul_(beta1)
             first.add_(gradient * (1 - beta1))
@@ -147,10 +138,6 @@ class _ElementaryAdamW:
             corrected_first = first / (1 - beta1**self._step)
             corrected_second = second / (1 - beta2**self._step)
             parameter.sub_(corrected_first / (corrected_second.sqrt() + eps) * self._lr)
-
-    def zero_grad(self) -> None:
-        for parameter in self._parameters:
-            parameter.grad = None
 
 
 class Training(Workload):
@@ -165,28 +152,13 @@ class Training(Workload):
     def __init__(self, config: TrainingConfig, device: str = "cpu") -> None:
         super().__init__(config, device)
         torch.manual_seed(config.seed)
-        self.model = Decoder(
-            DecoderConfig(
-                vocabulary=config.vocabulary,
-                width=config.hidden,
-                layers=config.layers,
-                heads=config.heads,
-                context=config.context,
-                d_ff=4 * config.hidden,
-                norm="tiny" if config.tiny else "fused",
-                joined=True,
-                tiny_activation=config.tiny,
-            )
-        ).to(self.device)
+        model = config.decoder(norm="tiny" if config.tiny else "fused", tiny_activation=config.tiny)
+        self.model = model.to(self.device)
         self._largest: list[Tensor | float] = []
         for block in self.model.blocks:
             block.register_forward_hook(self._watch)
-        parameters = list(self.model.parameters())
-        self._optimizer: Any = (
-            _ElementaryAdamW(parameters, lr=1e-3, weight_decay=0.01)
-            if config.tiny
-            else torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.01, fused=True)
-        )
+        written = _ElementaryAdamW if config.tiny else functools.partial(torch.optim.AdamW, fused=True)
+        self._optimizer: Any = written(list(self.model.parameters()), lr=1e-3, weight_decay=0.01)
         workers = 0 if config.starved else config.workers
         pin = self.device.type == "cuda" and not config.pageable
         self._loader = DataLoader(
@@ -213,14 +185,14 @@ class Training(Workload):
             with phase("copy"):
                 tokens = tokens.to(self.device, non_blocking=self._non_blocking)
             with phase("forward"):
-                with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
+                with autocast(self.device, self.config.precision):
                     logits = self.model(tokens[:, :-1])
                 loss = F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
             with phase("backward"):
                 torch.autograd.backward(loss)
             with phase("optimizer"):
                 self._optimizer.step()
-                self._optimizer.zero_grad()
+                self.model.zero_grad()
             self._losses.append(loss.item() if self.config.sync else loss.detach())
 
     def _watch(self, _: nn.Module, __: Any, value: Tensor) -> None:

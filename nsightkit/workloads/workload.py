@@ -8,7 +8,27 @@ from typing import Any, Self
 
 import torch
 
-__all__ = ["Workload"]
+__all__ = ["DTYPES", "Workload", "autocast"]
+
+#: Types of tensors by precision.
+DTYPES = {
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp8": torch.float8_e4m3fn,
+}
+
+
+def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[Any]:
+    """Compute in 16 bits what PyTorch's autocast computes in them; in fp32 and TF32 nothing is cast.
+
+    Parameters
+    ----------
+    device : torch.device
+    precision : {"fp32", "tf32", "bf16", "fp16"}
+    """
+    return torch.autocast(device.type, DTYPES[precision]) if precision.endswith("16") else contextlib.nullcontext()
 
 
 class Workload:

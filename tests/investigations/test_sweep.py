@@ -12,7 +12,7 @@ import pytest
 from nsightkit.errors import NsightkitError
 from nsightkit.investigations.pages import sweep
 from nsightkit.trace.model import TABLES, Trace, TraceMeta
-from nsightkit.workloads import cells as vocabulary
+from nsightkit.workloads import attention_samples as vocabulary
 
 KEY = ["implementation", "precision", "d", "context", "direction"]
 

@@ -17,7 +17,7 @@ from nsightkit.investigations import recordings, sweeping  # noqa: E402
 from nsightkit.investigations.pages import sweep as analysis  # noqa: E402
 from nsightkit.trace import load  # noqa: E402
 from nsightkit.workloads import attention  # noqa: E402
-from nsightkit.workloads import cells as vocabulary  # noqa: E402
+from nsightkit.workloads import attention_samples as vocabulary  # noqa: E402
 
 COUNTS = {"warmup": 1, "repetitions": 4, "active": 1}
 MIB = 2**20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from fractions import Fraction
 
 import numpy as np
@@ -15,6 +16,7 @@ from nsightkit.workloads.accumulation import VARIANTS, Accumulation, Accumulatio
 BITS = {"float32": 24, "float16": 11, "bfloat16": 8}
 
 
+@functools.cache
 def observed(**config: object) -> dict[str, list[float]]:
     with accumulation.start("cpu", **config) as work:
         work.step()
@@ -68,9 +70,7 @@ def test_bf16_stops_where_half_a_spacing_is_more_than_the_addend() -> None:
     assert (totals[stopped:] == 4.0).all()
 
 
-@pytest.mark.parametrize(
-    ("addend", "count", "block"), [(0.01, 1000, 1), (0.01, 1000, 25), (-0.3, 120, 8), (3.0, 96, 1)]
-)
+@pytest.mark.parametrize(("addend", "count", "block"), [(0.01, 500, 1), (0.01, 500, 25), (-0.3, 120, 8), (3.0, 96, 1)])
 def test_every_total_is_the_correctly_rounded_one(addend: float, count: int, block: int) -> None:
     found = observed(addend=addend, count=count, block=block)
     for name, variant in VARIANTS.items():

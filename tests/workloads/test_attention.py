@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from nsightkit.workloads import attention  # noqa: E402
-from nsightkit.workloads.cells import ABSENT, SIXTEEN_BITS, TOO_WIDE  # noqa: E402
+from nsightkit.workloads.attention_samples import ABSENT, SIXTEEN_BITS, TOO_WIDE  # noqa: E402
 
 SIZES = {"batch": 2, "heads": 2}
 

@@ -92,17 +92,13 @@ def test_a_fused_norm_is_the_same_norm_and_keeps_less(written: Found, fused: Fou
 
 
 def test_saved_storages_are_counted_once() -> None:
-    found: Found = {}
-    from collections import defaultdict
-
-    found = defaultdict(list)
     model = Model(AutocastConfig(**SIZES))
     x = torch.ones(10, requires_grad=True)
-    with autocast._saved(model, "fp32", found):
+    with autocast.saved(model) as found:
         y = x * 2
         (y * y + y.view(2, 5).flatten() * y.exp()).sum().backward()
     # y once, though four operations keep it, and exp's result
-    assert found == {"saved/fp32/activation/fp32": [40, 40]}
+    assert found == {("activation", "fp32"): [40, 40]}
 
 
 def test_operations_of_a_cpu() -> None:

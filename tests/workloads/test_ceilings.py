@@ -35,19 +35,19 @@ def test_what_runs_is_what_it_says() -> None:
     from nsightkit.workloads import ceilings
 
     with ceilings.start("cpu", kind="gemm", precision="fp32", m=8, n=16, k=32) as run:
-        out = run._run()
+        out = run.run()
         torch.manual_seed(0)
         x, w = torch.randn(8, 32), torch.randn(16, 32)
         torch.testing.assert_close(out, x @ w.t())
     with ceilings.start("cpu", kind="read", megabytes=1) as run:
         torch.manual_seed(0)
-        torch.testing.assert_close(run._run(), torch.randn(250_000).sum())
+        torch.testing.assert_close(run.run(), torch.randn(250_000).sum())
     with ceilings.start("cpu", kind="triad", megabytes=1) as run:
         torch.manual_seed(0)
         b, c = torch.randn(250_000), torch.randn(250_000)
-        torch.testing.assert_close(run._run(), torch.add(b, c, alpha=3.0))
+        torch.testing.assert_close(run.run(), torch.add(b, c, alpha=3.0))
     with ceilings.start("cpu", kind="gemm", precision="bf16", m=8, n=8, k=8, zeros=True) as run:
-        assert not run._run().any()
+        assert not run.run().any()
 
 
 def test_precision_is_taken_back() -> None:

@@ -1,4 +1,4 @@
-"""Training in several processes, one of which is late: what they tell of themselves, and that they all end."""
+"""Training in several processes, one of which is late: what they record of themselves, and that they all end."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import types
 
 import numpy as np
 import pytest
@@ -18,22 +19,33 @@ SMALL = {"hidden": 32, "layers": 2, "batch": 8, "bucket_mb": 0.002, "data_ms": 1
 
 
 @pytest.fixture(scope="module")
-def told():
-    """What three ranks recorded, of which the last is late."""
-    with late_rank.start("cpu", ranks=3, late_rank=2, **SMALL) as crew:
-        crew.step()
-        return crew.observed(), crew.parameters
+def crew():
+    """Three ranks, of which the last is late: what they recorded, and how they ended after one had been killed."""
+    with late_rank.start("cpu", ranks=3, late_rank=2, **SMALL) as made:
+        made.step()
+        found = made.observed()
+        made.children[0].kill()
+        made.children[0].wait()
+        with pytest.raises(RuntimeError) as ended:
+            made.step()
+    return types.SimpleNamespace(
+        found=found,
+        parameters=made.parameters,
+        error=str(ended.value),
+        children=made.children,
+        environment=dict(os.environ),
+    )
 
 
-def lasting(told, rank, what):
-    begin, end = (np.array(told[f"rank{rank}_{what}_{side}_ns"]) for side in ("start", "end"))
+def lasting(found, rank, what):
+    begin, end = (np.array(found[f"rank{rank}_{what}_{side}_ns"]) for side in ("start", "end"))
     assert (end >= begin).all()
     return end - begin
 
 
-def test_each_rank_tells_of_its_steps(told):
-    found, parameters = told
-    assert parameters["backend"] == "gloo"
+def test_each_rank_records_its_steps(crew):
+    found = crew.found
+    assert crew.parameters["backend"] == "gloo"
     assert {int(re.match(r"rank(\d)", name)[1]) for name in found} == {0, 1, 2}
     for rank in range(3):
         for what in ("step", "data", "forward", "backward", "optimizer"):
@@ -44,8 +56,8 @@ def test_each_rank_tells_of_its_steps(told):
     assert min(min(times) for times in found.values()) == 0
 
 
-def test_only_the_late_rank_waits_for_its_data(told):
-    found, _ = told
+def test_only_the_late_rank_waits_for_its_data(crew):
+    found = crew.found
     data = [np.median(lasting(found, rank, "data")) for rank in range(3)]
     assert min(data) >= 1e6
     assert data[2] - max(data[:2]) >= 15e6
@@ -72,7 +84,7 @@ def test_gradients_become_their_means(monkeypatch):
     model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(4)))
     x = torch.randn(3, 8)
     alone = torch.autograd.grad(model(x).sum(), list(model.parameters()))
-    gradients = late_rank._Gradients(model, 300.0)
+    gradients = late_rank.Gradients(model, 300.0)
     for _ in range(2):
         under_way.clear()
         model.zero_grad()
@@ -84,14 +96,17 @@ def test_gradients_become_their_means(monkeypatch):
             torch.testing.assert_close(parameter.grad, 2 * one)
 
 
-def test_a_rank_that_dies_is_an_error_and_all_end():
-    with late_rank.start("cpu", **SMALL) as crew:
-        child = crew._children[0]
-        child.kill()
-        child.wait()
-        with pytest.raises(RuntimeError, match="rank 1 ended with code -9"):
-            crew.step()
-    assert child.returncode is not None
+def test_a_rank_that_dies_is_an_error(crew):
+    assert crew.error == "rank 1 ended with code -9"
+
+
+def test_children_end_with_their_parent(crew):
+    assert len(crew.children) == 2
+    for child in crew.children:
+        assert child.returncode is not None
+        with pytest.raises(ProcessLookupError):
+            os.kill(child.pid, 0)
+    assert "GLOO_SOCKET_IFNAME" not in crew.environment
 
 
 def test_when_this_rank_cannot_begin_the_others_end_at_once(monkeypatch):
@@ -102,23 +117,14 @@ def test_when_this_rank_cannot_begin_the_others_end_at_once(monkeypatch):
             super().__init__(*given, **named)
             begun.append(self)
 
-    def fails(*_):
+    def fails(*_, **__):
         raise RuntimeError("no such device")
 
     monkeypatch.setattr(late_rank.subprocess, "Popen", Child)
-    monkeypatch.setattr(late_rank, "_Rank", fails)
+    monkeypatch.setattr(late_rank.dist, "init_process_group", fails)
     with pytest.raises(RuntimeError, match="no such device"):
         late_rank.start("cpu", **SMALL)
     assert [child.returncode for child in begun] == [-signal.SIGKILL]
-
-
-def test_children_end_with_their_parent():
-    with late_rank.start("cpu", **SMALL) as crew:
-        ids = [child.pid for child in crew._children]
-    for pid in ids:
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
-    assert "GLOO_SOCKET_IFNAME" not in os.environ
 
 
 def test_the_parts_differ_in_the_fault_alone():

@@ -32,38 +32,60 @@ EAGER = [(m, r) for m, r in ALL if layer.RUNGS[m][r].compiled is None and not la
 #: Relative error of a chain of layers in a format: some tens of roundings, each of half a unit in the last place.
 ALLOWED = {"bf16": 0.02, "fp16": 0.0025}
 
-every = pytest.mark.parametrize(("mode", "rung"), ALL, ids=lambda name: name)
+TRITON_KERNELS = layer.triton_kernels
 
 
-@pytest.fixture(autouse=True)
-def _no_interpreter(monkeypatch):
+@pytest.fixture(autouse=True, scope="module")
+def _no_interpreter():
     """Triton's interpreter patches Triton for a whole process; its test has one of its own."""
-    monkeypatch.setattr(layer, "_triton_kernels", lambda device: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layer, "triton_kernels", lambda device: None)
+        yield
 
 
 def _run(**changes):
     return layer.start("cpu", **{**SMALL, **changes})
 
 
-@every
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_every_rung_computes_the_same(mode, rung, precision):
-    with _run(mode=mode, rung=rung, precision=precision) as run:
-        for _ in range(3):  # the same each time: a token overwrites its own place in the cache
-            first = run.step().clone()
-        seen = {name: value for name, (value,) in run.observed().items()}
-        assert torch.equal(run.step(), first)
-    allowed = 0.12 if layer.RUNGS[mode][rung].fp8 else ALLOWED[precision]
+@pytest.fixture(scope="module", params=ALL, ids="-".join)
+def ran(request, _no_interpreter):
+    """Each rung, made and compiled once."""
+    mode, rung = request.param
+    with _run(mode=mode, rung=rung) as run:
+        yield layer.RUNGS[mode][rung], run
+
+
+def _computes_the_same(made, run):
+    for _ in range(3):  # the same each time: a token overwrites its own place in the cache
+        first = run.step().clone()
+    seen = {name: value for name, (value,) in run.observed().items()}
+    assert torch.equal(run.step(), first)
+    allowed = 0.12 if made.fp8 else ALLOWED[run.config.precision]
     assert seen["rounding_error"] < seen["relative_error"] < allowed
     assert 0 < seen["max_abs_error"] < 20 * allowed
 
 
-@pytest.mark.parametrize("part", ["rotated", "_norm", "_fused_attention"])
+def test_every_rung_computes_the_same(ran):
+    _computes_the_same(*ran)
+
+
+# On a CPU all other rungs are one of these programs.
+@pytest.mark.parametrize(
+    ("mode", "rung"),
+    [*EAGER, ("prefill", "compiled"), ("prefill", "fp8"), ("decode", "compiled")],
+    ids=lambda name: name,
+)
+def test_every_program_computes_the_same_in_fp16(mode, rung):
+    with _run(mode=mode, rung=rung, precision="fp16") as run:
+        _computes_the_same(layer.RUNGS[mode][rung], run)
+
+
+@pytest.mark.parametrize("part", ["rotated", "norm", "fused_attention"])
 def test_a_wrong_layer_is_seen(monkeypatch, part):
     wrong = {
         "rotated": lambda x, cosine, sine: x,
-        "_norm": lambda x, weight: x * weight,
-        "_fused_attention": lambda q, k, v, given: torch.nn.functional.scaled_dot_product_attention(q, k, v),
+        "norm": lambda x, weight: x * weight,
+        "fused_attention": lambda q, k, v, given: torch.nn.functional.scaled_dot_product_attention(q, k, v),
     }
     monkeypatch.setattr(layer, part, wrong[part])
     with _run(rung="sdpa") as run:
@@ -118,21 +140,21 @@ def test_the_reference_is_pytorchs_own_layer():
         torch.testing.assert_close(x + fed @ w.down.double().T, exact, rtol=1e-10, atol=1e-10)
 
 
-@every
 @torch.inference_mode()
-def test_each_layer_has_weights_of_its_own(mode, rung):
-    with _run(mode=mode, rung=rung) as run:
-        places = [w.qkv.untyped_storage().data_ptr() for w in run.weights]
-        assert len(set(places)) == SMALL["layers"]
-        assert not torch.equal(run.weights[0].down, run.weights[1].down)
-        before = run.step().clone()
-        run.weights[-1].down.mul_(2)  # the last layer's weights are used, too
-        if not layer.RUNGS[mode][rung].fp8:  # whose copies are 8 bits
-            assert not torch.equal(run.step(), before)
-        joined = run.weights[0]
-        for whole, parts in ((joined.qkv, (joined.q, joined.k, joined.v)), (joined.gate_up, (joined.gate, joined.up))):
-            assert torch.equal(whole, torch.cat(parts))
-            assert {part.untyped_storage().data_ptr() for part in parts} == {whole.untyped_storage().data_ptr()}
+def test_each_layer_has_weights_of_its_own(ran):
+    made, run = ran
+    places = [w.qkv.untyped_storage().data_ptr() for w in run.weights]
+    assert len(set(places)) == SMALL["layers"]
+    assert not torch.equal(run.weights[0].down, run.weights[1].down)
+    before = run.step().clone()
+    run.weights[-1].down.mul_(2)  # the last layer's weights are used as well
+    if not made.fp8:  # whose copies are 8 bits
+        assert not torch.equal(run.step(), before)
+    run.weights[-1].down.div_(2)
+    joined = run.weights[0]
+    for whole, parts in ((joined.qkv, (joined.q, joined.k, joined.v)), (joined.gate_up, (joined.gate, joined.up))):
+        assert torch.equal(whole, torch.cat(parts))
+        assert {part.untyped_storage().data_ptr() for part in parts} == {whole.untyped_storage().data_ptr()}
 
 
 @pytest.mark.parametrize(("mode", "rung"), EAGER, ids=lambda name: name)
@@ -194,11 +216,9 @@ def test_layers_share_one_compiled_program():
         assert not counters["graph_break"]
 
 
-@every
-def test_what_did_not_run_as_named_is_said(mode, rung):
-    made = layer.RUNGS[mode][rung]
-    with _run(mode=mode, rung=rung) as run:
-        instead = run.parameters["instead"]
+def test_what_did_not_run_as_named_is_said(ran):
+    made, run = ran
+    instead = run.parameters["instead"]
     assert ("CUDA graphs" in instead) == made.graphed
     assert ("aot_eager" in instead) == (made.compiled is not None)
     assert ("no streams" in instead) == made.streams
@@ -272,7 +292,7 @@ def compile(name, types, constants, **options):
     source = ASTSource(kernel, signature, {(at(n),): value for n, value in constants.items()}, aligned)
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     found[name] = compiled.asm["ptx"]
-bf16, early = "*bf16", dict(DEPENDENT=True, AHEAD=made._AHEAD_BYTES, SMS=132)
+bf16, early = "*bf16", dict(DEPENDENT=True, AHEAD=made.AHEAD_BYTES, SMS=132)
 compile("_stream_kernel", dict(x=bf16, gain=bf16, weight=bf16, residual=bf16, out=bf16, epsilon="fp32"),
     dict(count=11008, width=4096, NORM=True, GATED=True, RESIDUAL=False, ROWS=1, COLUMNS=4096, STAGES=1, PER_SM=4)
     | early, num_warps=4, launch_pdl=True)
@@ -313,11 +333,11 @@ def test_triton_kernels_compile_for_hopper_to_what_they_promise():
 
 
 @pytest.mark.gpu
-@every
+@pytest.mark.parametrize(("mode", "rung"), ALL, ids=lambda name: name)
 def test_rungs_on_a_gpu(mode, rung, monkeypatch):
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA GPU")
-    monkeypatch.undo()
+    monkeypatch.setattr(layer, "triton_kernels", TRITON_KERNELS)
     if layer.RUNGS[mode][rung].overlapped and torch.cuda.get_device_capability() < (9, 0):
         pytest.skip("this GPU has no programmatic dependent launch")
     sizes = {"context": 256, "hidden": 512, "heads": 4, "d_ff": 1376, "layers": 3, "compiler": "inductor"}

@@ -74,8 +74,8 @@ def test_the_precision_is_taken_back_and_what_is_missing_said() -> None:
 
 def test_what_a_device_cannot_run_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nsightkit.workloads.limiters_triton", None)
-    assert limiters._kernels(torch.device("cuda")) == (None, "no walk: Triton is not installed")
-    monkeypatch.setattr(limiters, "_kernels", lambda _: (None, "no walk"))
+    assert limiters.kernels_of(torch.device("cuda")) == (None, "no walk: Triton is not installed")
+    monkeypatch.setattr(limiters, "kernels_of", lambda _: (None, "no walk"))
     # "meta" has no data to compute with, and is not a CPU either.
     with limiters.start("meta", **SMALL) as run:
         assert list(run.inputs) == list(limiters.CASES)[:-1]
@@ -107,7 +107,7 @@ torch.manual_seed(1)
 following = torch.randperm(512).to(torch.int32)
 held = torch.randn(8, 128 * limiters.HELD)
 found = limiters_triton.walk(following, held, 5)
-truth = limiters._walked(following, held.double(), 5)
+truth = limiters.walked(following, held.double(), 5)
 print(json.dumps([float((found - truth).abs().max()), float(truth.abs().max())]))
 """
 
@@ -129,7 +129,7 @@ def test_on_a_gpu_the_walk_is_one_kernel_and_equal() -> None:
         pytest.skip("needs a CUDA GPU")
     with limiters.start("cuda", **SMALL) as run:
         assert run.parameters["instead"] == ""
-        truth = limiters._walked(*run.inputs["chase"], SMALL["hops"])
+        truth = limiters.walked(*run.inputs["chase"], SMALL["hops"])
         assert torch.allclose(run.run("chase"), truth, rtol=1e-4, atol=1.0)
         with torch.profiler.profile() as running:
             run.step()

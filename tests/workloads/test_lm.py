@@ -94,7 +94,7 @@ def test_activations_are_near_the_envelopes() -> None:
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t), torch.autocast("cpu", torch.bfloat16):
-            tokens = running._tokens[0, :, :-1]
+            tokens = running.tokens[0, :, :-1]
             logits = running.model(tokens)
     found = envelope(configuration)
     assert logits.requires_grad
@@ -163,21 +163,21 @@ def test_relative_positions_only() -> None:
 
 def test_accumulated_gradients_are_those_of_the_whole_batch() -> None:
     with Run(dataclasses.replace(SMALL, mode="fwd_bwd", accumulate=2)) as two:
-        two._pass()
-        two._pass()
+        two.run_batch()
+        two.run_batch()
     with Run(dataclasses.replace(SMALL, mode="fwd_bwd", batch=4)) as one:
         one.model.load_state_dict(two.model.state_dict())
-        one._tokens = torch.cat([two._tokens[0], two._tokens[1]]).expand(4, -1, -1)
-        one._pass()
+        one.tokens = torch.cat([two.tokens[0], two.tokens[1]]).expand(4, -1, -1)
+        one.run_batch()
     for a, b in zip(one.model.parameters(), two.model.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-6)
 
 
 def test_no_token_is_zero() -> None:
     with Run(SMALL) as running:
-        assert running._tokens.min() >= 1
-        assert running._tokens.max() < SMALL.vocabulary
-        assert len({tuple(batch.flatten().tolist()) for batch in running._tokens}) == 4
+        assert running.tokens.min() >= 1
+        assert running.tokens.max() < SMALL.vocabulary
+        assert len({tuple(batch.flatten().tolist()) for batch in running.tokens}) == 4
 
 
 # ---------------------------------------------------------------- what a switch changes
@@ -222,11 +222,11 @@ def test_precisions(precision: str) -> None:
     with start("cpu", **dataclasses.asdict(dataclasses.replace(SMALL, precision=precision))) as running:
         assert torch.get_float32_matmul_precision() == ("high" if precision == "tf32" else "highest")
         running.model.head.register_forward_hook(lambda _m, _i, out: seen.update(logits=out.dtype))
-        running._pass()
+        running.run_batch()
         seen["grads"] = {p.grad.dtype for p in running.model.parameters()}
         seen["weights"] = {p.dtype for p in running.model.parameters()}
         running.step()
-        assert running._scaler.is_enabled() == (precision == "fp16")
+        assert running.scaler.is_enabled() == (precision == "fp16")
     assert torch.get_float32_matmul_precision() == before
     low = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
     assert seen == {"logits": low, "grads": {torch.float32}, "weights": {torch.float32}}

@@ -32,7 +32,7 @@ def test_items_that_are_known_otherwise() -> None:
         found = {name: values[0] for name, values in run.observed().items()}
         parameters = sum(p.nbytes for p in run.model.parameters())
         matrices = sum(p.numel() for n, p in run.model.named_parameters() if p.dim() == 2 and "embedding" not in n)
-        assert run._moments["backward_end_bytes"] - run._moments["before_the_step_bytes"] >= parameters
+    assert found["backward_end_bytes"] - found["before_the_step_bytes"] >= parameters
     assert found["at_peak_weights_bytes"] == parameters
     assert found["at_peak_optimizer_states_bytes"] == 2 * parameters
     assert found["at_peak_autocast_cache_bytes"] == 2 * matrices

@@ -37,7 +37,7 @@ from nsightkit.analysis.timeline import kernels, operators
 from nsightkit.analysis.timeline.selection import select
 from nsightkit.errors import NsightkitError
 from nsightkit.trace.model import Trace
-from nsightkit.workloads.cells import DIRECTIONS, METRIC, REASONS, STATUSES
+from nsightkit.workloads.attention_samples import DIRECTIONS, METRIC, REASONS, STATUSES
 
 __all__ = [
     "Footprint",
@@ -81,8 +81,8 @@ def cells(samples: pd.DataFrame) -> pd.DataFrame:
     -------
     DataFrame
         One row a cell and direction: ``implementation, precision, d, context, direction, batch, heads, causal, status``
-        (one of :data:`nsightkit.workloads.cells.STATUSES`), ``reason``, ``repetitions, median_ns, spread`` (of the
-        middle half of the samples, as a share of the median), ``tflops`` (TFLOP/s by the closed formula),
+        (one of :data:`nsightkit.workloads.attention_samples.STATUSES`), ``reason``, ``repetitions, median_ns, spread``
+        (of the middle half of the samples, as a share of the median), ``tflops`` (TFLOP/s by the closed formula),
         ``inputs_bytes, workspace_bytes`` (what libraries keep between passes), ``memory_before_bytes`` (before this
         direction began),
         ``peak_bytes, reserved_bytes, requested_bytes`` (what could not be allocated). NaN where nothing was measured.

@@ -309,7 +309,7 @@ def test_autograd_says_that_it_keeps_the_same(precision: str, attention: str) ->
     sizes = {name: getattr(c, name) for name in _SIZES}
     seen: dict[int, int] = {}
     with Run(LMConfig(**sizes, precision=precision, attention=attention, mode="fwd_bwd", annotate=False)) as run:
-        there = [*run.model.parameters(), *run.model.buffers(), run._tokens]
+        there = [*run.model.parameters(), *run.model.buffers(), run.tokens]
         own = {t.untyped_storage().data_ptr() for t in there}
         kept: list[object] = []  # so that no address is used twice
 
@@ -321,7 +321,7 @@ def test_autograd_says_that_it_keeps_the_same(precision: str, attention: str) ->
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            run._pass()
+            run.run_batch()
     found = at(c, "forward end", device="cpu", precision=precision, attention=attention, mode="fwd_bwd")
     logits = (2 if precision == "bf16" else 4) * c.tokens * c.vocabulary  # a local variable, not saved
     expected = found["activations"] + found["autocast cache"] + found["logits"] - logits + 8 * c.tokens

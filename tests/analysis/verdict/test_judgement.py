@@ -110,7 +110,7 @@ def test_played(judged: Judged, program: Program, tmp_path: Path) -> None:
 def test_work_that_only_the_steps_range_names(tmp_path: Path) -> None:
     """Work by definition, since a range is recorded activity; with a doubt, since nothing tells it from a wait."""
     kernels = played.PROGRAMS["unnamed-work"].threads[0][:5]
-    program = Program("unnamed-in-steps", [played._loop(lambda _: [*kernels, Cpu(2_000_000)])], "unknown")
+    program = Program("unnamed-in-steps", [played.loop(lambda _: [*kernels, Cpu(2_000_000)])], "unknown")
     found = verdict.summary(_load(program, tmp_path))
     assert (found["bottleneck"], found["confidence"]) == ("cpu-work", "medium")
     assert any("it may have waited" in text for text in found["against"])

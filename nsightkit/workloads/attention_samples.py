@@ -1,4 +1,4 @@
-"""Cells of the attention sweep: what their samples are called, and what the codes in them mean.
+"""Samples of the attention sweep: what they are called, and what the codes in them mean.
 
 Samples are numbers under a name, so a cell's place in the sweep stands in the name, and its status and the reason for
 it are codes. What measures writes them, what analyses reads them, and both have them from here.
@@ -50,7 +50,7 @@ def metric(quantity: str, column: str, d: int | None = None, context: int | None
     column : str
         Implementation and precision, such as ``naive-fp32``.
     d, context : int, optional
-        The cell; none for what holds for the column.
+        The cell; left out for what holds for the column.
 
     Returns
     -------
