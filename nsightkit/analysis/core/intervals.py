@@ -234,42 +234,36 @@ def common(
     return merge(low[kept], high[kept])
 
 
-def gpu_intervals(trace: Trace) -> pd.DataFrame:
+def gpu_intervals(trace: Trace, *more: str) -> pd.DataFrame:
     """Everything that makes a GPU busy: kernels, copies, memsets and graph replays.
 
     Parameters
     ----------
     trace : Trace
+    *more : str
+        Further columns that all of these tables have.
 
     Returns
     -------
     DataFrame
         Columns ``device``, ``start_ns``, ``end_ns``, ``table`` (index into ``GPU_TABLES``), ``row`` (row in that
-        table), ordered by device, then start.
+        table) and those asked for, ordered by device, then start.
     """
-    trace.prefetch({t: ["device", "start_ns", "end_ns"] for t in GPU_TABLES})
+    columns = ["device", "start_ns", "end_ns", *more]
+    trace.prefetch(dict.fromkeys(GPU_TABLES, columns))
     parts: list[dict[str, npt.NDArray[Any]]] = []
     for number, name in enumerate(GPU_TABLES):
-        frame = trace.table(name, ["device", "start_ns", "end_ns"])
-        if len(frame):
-            columns = {c: frame[c].to_numpy() for c in frame.columns}
-            n = len(frame)
-            parts.append({**columns, "table": np.full(n, number, np.int8), "row": np.arange(n, dtype=np.int32)})
-    if not parts:
-        dtypes = {"device": np.int32, "start_ns": np.int64, "end_ns": np.int64, "table": np.int8, "row": np.int32}
-        return pd.DataFrame({c: np.empty(0, t) for c, t in dtypes.items()})
-    ops = parts[0] if len(parts) == 1 else {c: np.concatenate([p[c] for p in parts]) for c in parts[0]}
-    device, start = ops["device"], ops["start_ns"]
-    order = None
-    if len(start) > 1 and (start[1:] < start[:-1]).any():
-        order = np.argsort(start, kind="stable")
-    if (device != device[0]).any():
-        # Two stable sorts, the last by the leading key; lexsort cannot use the order that is already there.
-        by_device = np.argsort(device if order is None else device[order], kind="stable")
-        order = by_device if order is None else order[by_device]
-    if order is not None:
-        for column in ops:
-            ops[column] = ops[column][order]
+        frame = trace.table(name, columns)
+        n = len(frame)
+        own = {"table": np.full(n, number, np.int8), "row": np.arange(n, dtype=np.int32)}
+        parts.append({**{c: frame[c].to_numpy() for c in columns}, **own})
+    some = [part for part in parts if len(part["row"])] or parts[:1]
+    ops = some[0] if len(some) == 1 else {c: np.concatenate([part[c] for part in some]) for c in some[0]}
+    # Two stable sorts, the last by the leading key; lexsort cannot use the order that is already there.
+    for key in ("start_ns", "device"):
+        if (ops[key][1:] < ops[key][:-1]).any():
+            order = np.argsort(ops[key], kind="stable")
+            ops = {c: column[order] for c, column in ops.items()}
     return pd.DataFrame(ops, copy=False)
 
 

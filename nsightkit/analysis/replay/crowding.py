@@ -68,7 +68,7 @@ class Crowding:
         of_kernel = of.trace.table("kernels", _SAME).iloc[of.operations["row"].to_numpy()[plain]]
         kernel = of_kernel.groupby(_SAME, observed=True, sort=False).ngroup().to_numpy()
         each = pd.DataFrame({"lasting": (of.end - of.start)[plain], "company": self.company[plain]})
-        if of.in_step is not None:
+        if len(of.steps):
             stream, step = of.stream[plain], of.in_step[plain]
             place = each.groupby([stream, step]).cumcount()
             factor = _slope(each, each.groupby([kernel, stream, place], sort=False).ngroup().to_numpy())

@@ -44,6 +44,8 @@ class Change:
         Whether blocking calls wait.
     arrivals : bool
         Whether batches that others prepare have to be waited for.
+    hand_overs : bool
+        Whether threads wait for each other.
     durations_ns : ndarray of int64, optional
         Durations of the operations, in the order of ``Schedule.operations``.
     aside : ndarray of bool, optional
@@ -53,6 +55,7 @@ class Change:
     away: dict[int, tuple[Int, Int]] = dataclasses.field(default_factory=dict)
     waits: bool = True
     arrivals: bool = True
+    hand_overs: bool = True
     durations_ns: Int | None = None
     aside: Bool | None = None
 

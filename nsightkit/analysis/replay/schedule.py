@@ -119,8 +119,6 @@ class Schedule:
     ----------
     trace : Trace
         Selected or whole; what is selected is played.
-    without : set of str, optional
-        Leaves parts of the model out, to show that it needs them: ``"syncs"``, ``"hand-overs"``, ``"waits"``.
 
     Attributes
     ----------
@@ -133,8 +131,8 @@ class Schedule:
         Why no schedule can be made.
     """
 
-    def __init__(self, trace: Trace, without: frozenset[str] | set[str] = frozenset()) -> None:
-        self.trace, self.without = trace, without
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
         trace.prefetch(_COLUMNS)
         #: what each thread did
         self.facts = Threads(trace)
@@ -155,23 +153,12 @@ class Schedule:
 
     def _operations(self) -> None:
         trace = self.trace
-        ops = intervals.gpu_intervals(trace)
-        table, row = ops["table"].to_numpy(), ops["row"].to_numpy()
-        n = len(ops)
-        process, stream, kind = np.empty(n, np.int64), np.empty(n, np.int64), np.zeros(n, np.int8)
-        for number, name in enumerate(GPU_TABLES):
-            mine = slice(None) if (table == number).all() else table == number
-            if n and (isinstance(mine, slice) or mine.any()):
-                frame = trace.table(name, ["process", "stream"])
-                process[mine] = frame["process"].to_numpy()[row[mine]]
-                stream[mine] = frame["stream"].to_numpy()[row[mine]]
-                kind[mine] = number
-        launch = intervals.launches_of(trace, table, row)
-        device = ops["device"].to_numpy()
-        code = _codes(process, device, stream)
+        ops = intervals.gpu_intervals(trace, "process", "stream", "correlation")
+        n, device = len(ops), ops["device"].to_numpy()
+        code = _codes(ops["process"].to_numpy(), device, ops["stream"].to_numpy())
         #: the process of each stream
         self.process_of = np.zeros(int(code.max(initial=-1)) + 1, np.int64)
-        self.process_of[code] = process
+        self.process_of[code] = ops["process"].to_numpy()
         if not n:
             self.unplayable = "there is no GPU work"
         columns: dict[str, npt.NDArray[Any]] = {
@@ -179,12 +166,12 @@ class Schedule:
             "end_ns": ops["end_ns"].to_numpy(),
             "stream": code.astype(np.int32),
             "device": device,
-            "table": kind,
-            "row": row,
-            "launch": launch.astype(np.int32),
+            "table": ops["table"].to_numpy(),
+            "row": ops["row"].to_numpy(),
+            "launch": intervals.launch_of(trace, ops["process"], ops["correlation"]).astype(np.int32),
             "device_before_ns": self._device_before(ops),
         }
-        del ops, process, stream, launch
+        del ops
         if n and int(code.max()):  # several streams
             order = np.argsort(code, kind="stable")  # by device and start already
             columns = {name: column[order] for name, column in columns.items()}
@@ -250,34 +237,27 @@ class Schedule:
         #: which calls launched what is scheduled
         self.launching = np.zeros(len(calls), bool)
         self.launching[linked] = True
-        memops = self.table == GPU_TABLES.index("memops")
-        copies = np.flatnonzero(memops & (self.launch >= 0))
+        copies = np.flatnonzero((self.table == GPU_TABLES.index("memops")) & (self.launch >= 0))
+        columns = self.trace.table("memops", ["kind", "src_kind", "dst_kind"])
+        table = columns.iloc[self.operations["row"].to_numpy()[copies]]
+        pageable = (table["src_kind"] == "pageable").to_numpy() | (table["dst_kind"] == "pageable").to_numpy()
+        row = self.launch[copies]
         #: copies whose call returns only when they are done, as that of pageable memory does
-        self.own_copy = np.zeros(len(self.start), bool)
-        if len(copies):
-            table = self.trace.table("memops", ["kind", "src_kind", "dst_kind"]).iloc[
-                self.operations["row"].to_numpy()[copies]
-            ]
-            pageable = (table["src_kind"] == "pageable").to_numpy() | (table["dst_kind"] == "pageable").to_numpy()
-            back = (table["kind"] == "DtoH").to_numpy()
-            row = self.launch[copies]
-            inside = self.end[copies] <= self.call_end[row] + 1_000
-            self.own_copy[copies] = inside & (pageable | blocks[row])
-            blocks[row[self.own_copy[copies]]] = True
-            self.staged = np.zeros(len(self.start), bool)
-            self.staged[copies] = pageable & ~back
-        else:
-            self.staged = np.zeros(len(self.start), bool)
+        self.own_copy, self.staged = np.zeros((2, len(self.start)), bool)
+        self.own_copy[copies] = (self.end[copies] <= self.call_end[row] + 1_000) & (pageable | blocks[row])
+        self.staged[copies] = pageable & (table["kind"] != "DtoH").to_numpy()
+        blocks[self.launch[self.own_copy]] = True
         if kept is not None:
             blocks &= kept | self.launching
-        threads = kinds_of(self.call_thread[self.launching])
         self.steps = steps.windows(self.trace)
-        if len(self.steps):
-            threads = np.unique(np.append(threads, self.steps["thread"].to_numpy()))
-        rows = np.flatnonzero(blocks & np.isin(self.call_thread, threads))
+        #: the thread and the process of the steps
+        self.main, self.process = (
+            int(self.steps[c].iloc[0]) if len(self.steps) else int(NEVER) for c in ("thread", "process")
+        )
+        self.threads = np.union1d(kinds_of(self.call_thread[self.launching]), self.steps["thread"])
+        rows = np.flatnonzero(blocks & np.isin(self.call_thread, self.threads))
         self.blocking = rows[np.argsort(self.call_start[rows], kind="stable")]
         self.names = names
-        self.threads = threads
 
     def _beginning(self) -> None:
         """What a selection leaves out happened when it did; what was selected cannot begin before that is over."""
@@ -324,8 +304,7 @@ class Schedule:
             for t in threads
             if len(mine := rows[self.call_thread[rows] == t])
         }
-        main = int(self.steps["thread"].iloc[0]) if len(self.steps) else -1
-        if last := calls.get(main):
+        if last := calls.get(self.main):
             # A thread that waits for others in the end has no call after that, but its last step ends.
             over = int(self.steps["cpu_end_ns"].iloc[-1])
             last.start, last.end = np.append(last.start, over), np.append(last.end, over)
@@ -368,7 +347,9 @@ class Schedule:
             often = {other: int(hits[other].sum() + fills[other].sum()) for other in others}
             most = _ABOUT * max(often.values())
             by = np.full(len(end), -1, np.int64)
-            for other in sorted(others, key=lambda t: (often[t] >= most, often[t] >= most and t == main, often[t])):
+            for other in sorted(
+                others, key=lambda t: (often[t] >= most, often[t] >= most and t == self.main, often[t])
+            ):
                 by[hits[other]] = other
             kept = by >= 0
             found.append(np.stack([np.full(int(kept.sum()), one), start[kept], end[kept], by[kept]]))
@@ -571,13 +552,13 @@ class Schedule:
         explained = self._before(slice(None)) + self.gap
         np.maximum(explained, self.ready, out=explained)
         linked = self.launch >= 0
-        told, told_of = self._recorded_waits() if "waits" not in self.without else (np.empty(0, np.int64),) * 2
+        told, told_of = self._recorded_waits()
         until = explained.copy()
         np.maximum.at(until, told, self.end[told_of])
         late = np.flatnonzero((self.start > until + _LATE_NS) & (linked | ~self.first))
         waits: Int = np.empty(0, np.int64)
         on: Int = waits
-        if len(late) and (self.stream != self.stream[0]).any() and "waits" not in self.without:
+        if len(late) and (self.stream != self.stream[0]).any():
             waits, on = self._just_ended(late, explained)
         self.inferred += len(waits)
         if len(np.unique(waits)) > _GUESSED * len(self.start):
@@ -678,19 +659,16 @@ class Schedule:
 
     def _meetings(self) -> None:
         """Collectives of several devices: none of them does its work before the last device has arrived."""
-        self.meeting = np.empty(0, np.int64)  # positions in the schedule
-        self.meeting_of = np.empty(0, np.int64)  # the collective's number
-        self.transfer_ns = np.empty(0, np.int64)  # of each, from the last arrival on
-        if len(kinds_of(self.device)) < 2:
-            return
-        met = Meetings(self.trace).met
-        mine = pd.MultiIndex.from_arrays([self.device, self.start])
-        at = pd.Series(np.arange(len(mine)), mine)[lambda s: ~s.index.duplicated()]
-        found = at.reindex(pd.MultiIndex.from_frame(met[["device", "start_ns"]])).to_numpy()
-        known = ~np.isnan(found)
-        self.meeting = found[known].astype(np.int64)
-        self.meeting_of = met["collective"].to_numpy(np.int64)[known]
-        self.transfer_ns = (met["end_ns"] - met["until_ns"]).to_numpy(np.int64)[known]
+        place = ["device", "start_ns"]
+        several = len(kinds_of(self.device)) > 1
+        empty = pd.DataFrame(columns=[*place, "end_ns", "until_ns", "collective"], dtype=np.int64)
+        met = Meetings(self.trace).met if several else empty
+        at = np.flatnonzero(np.isin(self.start, met["start_ns"]))
+        mine = pd.DataFrame({"device": self.device[at], "start_ns": self.start[at], "at": at}).drop_duplicates(place)
+        found = met.merge(mine, on=place)
+        #: positions in the schedule, the collective's number, and of each the time from the last arrival on
+        self.meeting, self.meeting_of = found["at"].to_numpy(), found["collective"].to_numpy(np.int64)
+        self.transfer_ns = (found["end_ns"] - found["until_ns"]).to_numpy(np.int64)
 
     def _cuts(self) -> None:
         """Blocking calls with the operations that they wait for: the last of each stream launched before them."""
@@ -729,9 +707,9 @@ class Schedule:
             latest = self._ended_by(end[events])
             hit = (self.end[latest] > start[events]) & (self.process_of[self.stream[latest]] == process[events])
             drained[events[hit & (latest >= 0)]] = latest[hit & (latest >= 0)]
-        own = dict(zip(self.launch[self.own_copy].tolist(), np.flatnonzero(self.own_copy).tolist(), strict=True))
-        self.cut_own = np.array([own.get(int(r), -1) for r in rows], np.int64)
-        drained = np.where(self.cut_own >= 0, self.cut_own, drained)
+        own_copies = np.flatnonzero(self.own_copy)
+        own = pd.Series(own_copies, self.launch[own_copies]).reindex(rows, fill_value=-1).to_numpy()
+        drained = np.where(own >= 0, own, drained)
         waited = drained >= 0
         # What did not wait, and might in another schedule: for what was launched last.
         default, launched_ns = np.full(len(rows), -1), np.full(len(rows), NEVER)
@@ -744,17 +722,16 @@ class Schedule:
         returned = end - self.end[np.maximum(drained, 0)]
         # An allocation that returns long after the GPU was done took its time for something else.
         waited &= ~allocates | (returned <= _AFTER_NS)
-        settled = waited & (self.cut_own < 0) & ~allocates
-        self.return_ns = int(np.median(returned[settled])) if settled.any() else _RETURN_NS
+        settled = waited & (own < 0) & ~allocates
+        return_ns = int(np.median(returned[settled])) if settled.any() else _RETURN_NS
         cost = (end - start).astype(np.int64)
         quick = cost[~waited & ~allocates]
-        self.quick_ns = int(min(np.median(quick), 20_000)) if len(quick) else _CALL_NS
+        quick_ns = int(min(np.median(quick), 20_000)) if len(quick) else _CALL_NS
         # After its copy a call may still have work of its own to do: to empty the staging buffer.
-        tail = np.where(self.cut_own >= 0, np.maximum(returned, 0), self.return_ns)
-        cost = np.where(waited, np.minimum(self.quick_ns, cost), cost)
+        tail = np.where(own >= 0, np.maximum(returned, 0), return_ns)
+        cost = np.where(waited, np.minimum(quick_ns, cost), cost)
         # The CPU's part of a copy from pageable memory lies before it: staging.
-        at = np.maximum(self.cut_own, 0)
-        cost = np.where((self.cut_own >= 0) & self.staged[at], self.ready[at] - start, cost)
+        cost = np.where((own >= 0) & self.staged[own], self.ready[own] - start, cost)
         keep = waited | ((target >= 0) & ~allocates)
         whole_device = of_device & ~allocates
         device = self._device_of(rows)
@@ -767,34 +744,47 @@ class Schedule:
             targets.append(last[each])
         by_call = np.argsort(np.concatenate(cut_of), kind="stable")
         self.cut_rows = rows[keep]
-        #: operations that blocking calls wait for, and the number of each one's call
-        self.cut_target = np.concatenate(targets)[by_call]
-        self.cut_of_target = (np.cumsum(keep) - 1)[np.concatenate(cut_of)[by_call]]
-        self.cut_cost, self.cut_tail = cost[keep], tail[keep]
-        self.cut_is_own, self.cut_own_copy = self.cut_own[keep] >= 0, np.maximum(self.cut_own[keep], 0)
-        self.cut_waited = waited[keep]
-        self.inferred += int((waited[keep] & ~self.cut_is_own).sum())
-        self._join_pauses()
+        self.inferred += int((waited & (own < 0))[keep].sum())
         # Launches into a full queue wait for an operation to end.
         full = self.throttled
-        self.full_target = np.maximum(self._ended_by(self.call_end[full]), 0) if len(full) else full
-        after = self.call_end[full] - self.end[self.full_target]
-        self.room_ns = int(np.median(after)) if len(full) else 0
+        full_target = np.maximum(self._ended_by(self.call_end[full]), 0) if len(full) else full
+        after = self.call_end[full] - self.end[full_target]
+        room_ns = int(np.median(after)) if len(full) else 0
+        # All cuts: blocking calls, such launches, pauses that another thread ends, batches that arrive.
+        calls, pauses, batches = np.append(self.cut_rows, full), len(self.pause_by), len(self.arrival_end)
+        self.cut_thread = np.concatenate([self.call_thread[calls], self.pause_thread, self.arrival_thread])
+        self.cut_start = np.concatenate([self.call_start[calls], self.pause_start, self.arrival_start])
+        self.cut_end = np.concatenate([self.call_end[calls], self.pause_end, self.arrival_end])
+        #: what it takes of its own, what it takes after what it waits for, and the copy that it returns with, or -1
+        others = np.repeat([self.call_ns, 0], [len(full), pauses + batches])
+        self.cut_cost = np.append(cost[keep], others)
+        self.cut_tail = np.append(tail[keep], np.repeat([room_ns, 0], [len(full), pauses + batches]))
+        self.cut_copy = np.append(own[keep], np.full(len(others), -1))
+        #: when its batch is there
+        self.cut_arrival = np.append(np.full(len(calls) + pauses, NEVER), self.arrival_end)
+        #: operations that it waits for, and the number of each one's cut
+        self.cut_target = np.append(np.concatenate(targets)[by_call], full_target)
+        of_call = (np.cumsum(keep) - 1)[np.concatenate(cut_of)[by_call]]
+        self.cut_of_target = np.append(of_call, len(self.cut_rows) + np.arange(len(full)))
+        #: cuts that wait for another thread, which, and for what that had got to at which time
+        joining, rests = self._joining()
+        self.asking = np.append(len(calls) + np.arange(pauses), joining)
+        self.asked = np.append(self.pause_by, self.pause_thread[rests])
+        self.asked_ns = np.append(self.pause_end, self.pause_start[rests])
 
-    def _join_pauses(self) -> None:
+    def _joining(self) -> tuple[Int, Int]:
         """Calls of the steps' thread that blocked while a thread came to rest that it wakes again later.
 
         Nothing in the trace says whether they waited for that thread as well. Who hands over each time, and never
-        before the last time's work was done, is taken to wait for that.
+        before the last time's work was done, is taken to wait for that. Gives the numbers of such calls, and of the
+        pauses that began meanwhile.
         """
-        main = int(self.steps["thread"].iloc[0]) if len(self.steps) else -1
-        rest = np.flatnonzero((self.pause_by == main) & (self.pause_start > NEVER))
-        mine = np.flatnonzero(self.call_thread[self.cut_rows] == main)
+        rest = np.flatnonzero((self.pause_by == self.main) & (self.pause_start > NEVER))
+        mine = np.flatnonzero(self.call_thread[self.cut_rows] == self.main)
         start, end = self.call_start[self.cut_rows[mine]], self.call_end[self.cut_rows[mine]]
         at = np.searchsorted(start, self.pause_start[rest], side="right") - 1
         within = np.append(end, NEVER)[at] >= self.pause_start[rest]
-        #: numbers of such calls, and of the pauses that began meanwhile
-        self.join_cut, self.join_pause = mine[at[within]], rest[within]
+        return mine[at[within]], rest[within]
 
     def _ended_by(self, times: Int) -> Int:
         """The operation that ended last by each time, -1 where none had."""
@@ -851,11 +841,15 @@ class Schedule:
         ----------
         change : Change
         """
-        waits = change.waits or not len(self.cut_rows)
-        arrives = change.arrivals or not len(self.arrival_end)
-        away = any(len(start) for start, _ in change.away.values())
-        aside = change.aside is not None and bool(change.aside.any())
-        return waits and arrives and not away and not aside and change.durations_ns is None
+        takes = (
+            not change.waits and len(self.cut_rows),
+            not change.arrivals and len(self.arrival_end),
+            not change.hand_overs and len(self.asking),
+            any(len(start) for start, _ in change.away.values()),
+            change.aside is not None and change.aside.any(),
+            change.durations_ns is not None,
+        )
+        return not any(takes)
 
     def play(self, change: Change) -> Played:
         """Play the schedule.
@@ -912,22 +906,18 @@ class Schedule:
         return Layout(self)
 
     @functools.cached_property
-    def in_step(self) -> Int | None:
-        """The step that each operation was launched in, -1 for none; None where there are no steps."""
-        if not len(self.steps):
-            return None
-        at = steps.number(
-            self.steps.assign(end_ns=self.steps["cpu_end_ns"]), self.call_start[np.maximum(self.launch, 0)]
-        )
-        ours = self.process_of[self.stream] == int(self.steps["process"].iloc[0])
+    def in_step(self) -> Int:
+        """The step that each operation was launched in, -1 for none."""
+        on_cpu = self.steps.assign(end_ns=self.steps["cpu_end_ns"])
+        at = steps.number(on_cpu, self.call_start[np.maximum(self.launch, 0)])
+        ours = self.process_of[self.stream] == self.process
         return np.where((self.launch >= 0) & ours, at, -1).astype(np.int32)
 
     @functools.cached_property
     def by_others(self) -> Bool:
         """What other threads than that of the steps launched, in the steps' process."""
-        thread, process = (int(self.steps[column].iloc[0]) for column in ("thread", "process"))
-        called = self.call_thread[np.maximum(self.launch, 0)]
-        return np.asarray((self.launch >= 0) & (self.process_of[self.stream] == process) & (called != thread))
+        others = self.call_thread[np.maximum(self.launch, 0)] != self.main
+        return (self.launch >= 0) & (self.process_of[self.stream] == self.process) & others
 
 
 def _codes(process: Int, device: npt.NDArray[Any], stream: Int) -> Int:
