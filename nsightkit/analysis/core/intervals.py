@@ -255,7 +255,7 @@ def gpu_intervals(trace: Trace, *more: str) -> pd.DataFrame:
     for number, name in enumerate(GPU_TABLES):
         frame = trace.table(name, columns)
         n = len(frame)
-        own = {"table": np.full(n, number, np.int8), "row": np.arange(n, dtype=np.int32)}
+        own: dict[str, npt.NDArray[Any]] = {"table": np.full(n, number, np.int8), "row": np.arange(n, dtype=np.int32)}
         parts.append({**{c: frame[c].to_numpy() for c in columns}, **own})
     some = [part for part in parts if len(part["row"])] or parts[:1]
     ops = some[0] if len(some) == 1 else {c: np.concatenate([part[c] for part in some]) for c in some[0]}

@@ -55,6 +55,8 @@ class Crowding:
         out = np.zeros(len(start))
         for device in kinds_of(self.of.device).tolist():
             mine = np.flatnonzero(self.kernels & (self.of.device == device) & (end > start))
+            if not len(mine):
+                continue
             begins, ends = np.sort(start[mine]), np.sort(end[mine])
             both = _elapsed(begins, end[mine]) - _elapsed(ends, end[mine])
             both -= _elapsed(begins, start[mine]) - _elapsed(ends, start[mine])

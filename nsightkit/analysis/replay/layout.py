@@ -100,9 +100,8 @@ class Layout:
 
     def _lay_segments(self, stream: Int) -> None:
         of, order, target = self.of, self.order, self._target
-        slots, launch, in_step, by_others = (
-            c[order] for c in (of.slots.of_operation, of.launch, of.in_step, of.by_others)
-        )
+        slots, launch = of.slots.of_operation[order], of.launch[order]
+        in_step, by_others = of.in_step[order], of.by_others[order]
         first = np.append(True, stream[1:] != stream[:-1])
         #: where a segment begins, and what has to end one, for somebody asks when it is done
         breaks, needed = first.copy(), first.copy()  # where a stream begins, the window may
@@ -150,7 +149,7 @@ class Layout:
         last_aside = {int(in_step[self.tail[s]]): s for s in np.flatnonzero(aside).tolist()}
         later = np.flatnonzero(~aside & (number > 0))
         firsts = pd.DataFrame({"stream": self.stream_of[later], "step": number[later]}, later).drop_duplicates()
-        for segment, step in firsts["step"].items():
+        for segment, step in zip(firsts.index.tolist(), firsts["step"].tolist(), strict=True):
             if step - 1 in last_aside:
                 self.waits_of.setdefault(segment, []).append(last_aside[step - 1])
 

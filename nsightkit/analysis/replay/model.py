@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-__all__ = ["MOST_CUTS", "NEVER", "Bool", "Change", "Float", "Int", "Played", "kinds_of", "rows_of"]
+__all__ = ["MOST_CUTS", "NEVER", "Bool", "Change", "Float", "Int", "Played", "kinds_of"]
 
 Int = npt.NDArray[np.integer[Any]]
 Bool = npt.NDArray[np.bool_]
@@ -23,13 +23,6 @@ MOST_CUTS = 20_000
 def kinds_of(values: Any) -> Int:
     """The few values that many have, in order: a hash of each would cost more than all the rest."""
     return np.sort(pd.unique(np.asarray(values))).astype(np.int64)
-
-
-def rows_of(rows: Any) -> Int:
-    """Rows of a table, each once, in order."""
-    meant = np.zeros(int(np.max(rows, initial=-1)) + 1, bool)
-    meant[rows] = True
-    return np.flatnonzero(meant)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,3 +63,8 @@ class Played:
     wall_ns: int
     steps_ns: Int
     crowded_ns: int = 0
+
+    @property
+    def each_ns(self) -> Int:
+        """How long each step took."""
+        return np.diff(self.steps_ns, prepend=0)

@@ -215,7 +215,7 @@ class Play:
 
     def _reached(self, threads: Int, time: Int) -> npt.NDArray[Any]:
         """When threads got to what they had got to at some times."""
-        return self.own(threads, time) + self.delay[self.of.slots.at(threads, time)]
+        return np.asarray(self.own(threads, time) + self.delay[self.of.slots.at(threads, time)])
 
     def _read(self) -> Played:
         of, layout, end_of = self.of, self.layout, self.end_of

@@ -18,7 +18,7 @@ from nsightkit.analysis.core.names import matching
 from nsightkit.analysis.ranks.meetings import Meetings
 from nsightkit.analysis.replay.crowding import Crowding
 from nsightkit.analysis.replay.layout import Layout, Slots
-from nsightkit.analysis.replay.model import MOST_CUTS, NEVER, Bool, Change, Int, Played, kinds_of, rows_of
+from nsightkit.analysis.replay.model import MOST_CUTS, NEVER, Bool, Change, Int, Played, kinds_of
 from nsightkit.analysis.replay.play import Play
 from nsightkit.analysis.timeline import steps
 from nsightkit.analysis.timeline.gaps.threads import BLOCKING, Threads
@@ -297,7 +297,9 @@ class Schedule:
         self.pause_thread, self.pause_start, self.pause_end, self.pause_by = np.empty((4, 0), np.int64)
         if len(threads) < 2:
             return
-        rows = rows_of(np.append(np.flatnonzero(self.launching), self.blocking))
+        kept = self.launching.copy()
+        kept[self.blocking] = True
+        rows = np.flatnonzero(kept)
         rows = rows[np.argsort(self.call_start[rows], kind="stable")]
         calls = {
             t: _Calls(self.call_start[mine], self.call_end[mine])
@@ -809,6 +811,11 @@ class Schedule:
 
     # -- playing
 
+    #: the slots of the threads, the segments where nothing is moved aside, and what kernels lose to those beside them
+    slots = functools.cached_property(Slots)
+    layout = functools.cached_property(Layout)
+    crowding = functools.cached_property(Crowding)
+
     @functools.cached_property
     def recorded(self) -> Played:
         """The window and its steps as they were recorded."""
@@ -826,13 +833,8 @@ class Schedule:
     @property
     def error(self) -> float:
         """Largest deviation of the unchanged replay from the recording: of the window, or of any step."""
-        told, true = self.unchanged, self.recorded
-        off = [abs(told.wall_ns - true.wall_ns) / max(true.wall_ns, 1)]
-        if len(true.steps_ns):
-            lasting = np.diff(np.append(0, true.steps_ns))
-            replayed = np.diff(np.append(0, told.steps_ns))
-            off += (np.abs(replayed - lasting) / np.maximum(lasting, 1)).tolist()
-        return float(max(off))
+        ours, true = (np.append(played.wall_ns, played.each_ns) for played in (self.unchanged, self.recorded))
+        return float((np.abs(ours - true) / np.maximum(true, 1)).max())
 
     def is_untouched(self, change: Change) -> bool:
         """Whether a change takes nothing away that there is.
@@ -877,11 +879,6 @@ class Schedule:
         return played
 
     @functools.cached_property
-    def crowding(self) -> Crowding:
-        """What kernels lose to those beside them."""
-        return Crowding(self)
-
-    @functools.cached_property
     def collective(self) -> Bool:
         """Which operations are collectives."""
         kernels = np.flatnonzero(self.table == GPU_TABLES.index("kernels"))
@@ -896,16 +893,6 @@ class Schedule:
         return out
 
     @functools.cached_property
-    def slots(self) -> Slots:
-        """The slots of the threads."""
-        return Slots(self)
-
-    @functools.cached_property
-    def layout(self) -> Layout:
-        """The segments, where nothing is moved aside."""
-        return Layout(self)
-
-    @functools.cached_property
     def in_step(self) -> Int:
         """The step that each operation was launched in, -1 for none."""
         on_cpu = self.steps.assign(end_ns=self.steps["cpu_end_ns"])
@@ -917,7 +904,7 @@ class Schedule:
     def by_others(self) -> Bool:
         """What other threads than that of the steps launched, in the steps' process."""
         others = self.call_thread[np.maximum(self.launch, 0)] != self.main
-        return (self.launch >= 0) & (self.process_of[self.stream] == self.process) & others
+        return np.asarray((self.launch >= 0) & (self.process_of[self.stream] == self.process) & others)
 
 
 def _codes(process: Int, device: npt.NDArray[Any], stream: Int) -> Int:

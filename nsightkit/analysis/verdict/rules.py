@@ -139,7 +139,7 @@ def _filling(account: Account) -> str:
 
 
 def _steps_that_gain(played: WhatIf, change: str) -> tuple[int, int] | None:
-    before, after = (np.diff(np.append(0, p.steps_ns)) for p in (played.schedule.unchanged, played.played(change)))
+    before, after = played.schedule.unchanged.each_ns, played.played(change).each_ns
     if len(before) < FEW_STEPS:
         return None
     less = before - after
