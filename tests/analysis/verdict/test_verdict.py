@@ -266,8 +266,10 @@ def test_the_rule_is_the_contract() -> None:
 def laid_account(amounts: np.ndarray, span: int) -> Any:
     """Amounts in five equal steps, without moments."""
     total = np.append(amounts, 0)
+    named = dict(zip(verdict.BOTTLENECKS, amounts.tolist(), strict=True))
     return SimpleNamespace(
         total=total,
+        lost={name: named[name] for name in [*gaps.CAUSES, "communication", "imbalance"]},
         span_ns=span,
         by_part=np.tile(total, (5, 1)),
         steps=pd.DataFrame({"step": ["step"] * 5}),
