@@ -52,7 +52,8 @@ def durations_by_group(group: npt.NDArray[Any], duration_ns: npt.NDArray[np.int6
     total = np.add.reduceat(durations, heads) if len(heads) else durations
     lower, upper = durations[(heads + tails) // 2], durations[(heads + tails + 1) // 2]
     # Two passes, so that nothing cancels; one group at a time, so that no column of floats is made.
-    std = np.array([_std(durations[a : b + 1]) for a, b in zip(heads.tolist(), tails.tolist(), strict=True)])
+    groups = (durations[a : b + 1] for a, b in zip(heads.tolist(), tails.tolist(), strict=True))
+    std = np.array([group.std(ddof=1) if len(group) > 1 else 0.0 for group in groups])
     return pd.DataFrame(
         {
             "group": ordered[heads],
@@ -65,10 +66,6 @@ def durations_by_group(group: npt.NDArray[Any], duration_ns: npt.NDArray[np.int6
             "std_ns": std.astype(np.float64),
         }
     )
-
-
-def _std(durations: npt.NDArray[np.int64]) -> float:
-    return float(durations.std(ddof=1)) if len(durations) > 1 else 0.0
 
 
 def durations_by_name(events: pd.DataFrame) -> pd.DataFrame:

@@ -137,7 +137,9 @@ class Play:
         begins_at, returns_at = (self.own(slots.thread, at).tolist() for at in (slots.start, slots.end))
         cut, slot_of_cut = slots.cut.tolist(), slots.of_cut.tolist()
         # What a cut waits for: its own cost, segments, where other threads are, and a moment.
-        cost, tail = self._costs().tolist(), of.cut_tail.tolist()
+        cost, tail = of.cut_cost.tolist(), of.cut_tail.tolist()
+        if change.aside is not None:  # a blocking call without its copy takes what any call takes
+            cost = np.where((of.cut_copy >= 0) & change.aside[of.cut_copy], of.call_ns, of.cut_cost).tolist()
         targets, first_target, crosses = layout.targets, layout.first_target, layout.crosses
         waits = (of.cut_start < of.begin_ns) | (np.arange(len(cut)) >= len(of.cut_rows)) | change.waits
         waiting = waits.tolist()
@@ -201,13 +203,6 @@ class Play:
             delay[mine] = until - returns_at[node]
         self.delay, self.end_of = np.array(delay), np.array(end_of)
         return self._read()
-
-    def _costs(self) -> Int:
-        """What each cut takes of its own; a blocking call without its copy takes what any call takes."""
-        of, aside = self.of, self.change.aside
-        if aside is None:
-            return of.cut_cost
-        return np.where((of.cut_copy >= 0) & aside[of.cut_copy], of.call_ns, of.cut_cost)
 
     def _where(self, threads: Int, time: Int) -> list[tuple[int, int]]:
         """Where threads are at some times: their own time, and the slot, by whose delay they get there."""

@@ -156,9 +156,11 @@ class Schedule:
         ops = intervals.gpu_intervals(trace, "process", "stream", "correlation")
         n, device = len(ops), ops["device"].to_numpy()
         code = _codes(ops["process"].to_numpy(), device, ops["stream"].to_numpy())
-        #: the process of each stream
-        self.process_of = np.zeros(int(code.max(initial=-1)) + 1, np.int64)
-        self.process_of[code] = ops["process"].to_numpy()
+        at = np.zeros(int(code.max(initial=-1)) + 1, np.int64)
+        at[code] = np.arange(n)
+        #: each stream, and its process
+        self.streams = ops[["process", "device", "stream"]].iloc[at]
+        self.process_of = self.streams["process"].to_numpy()
         if not n:
             self.unplayable = "there is no GPU work"
         columns: dict[str, npt.NDArray[Any]] = {
@@ -271,19 +273,10 @@ class Schedule:
         self.earliest_ns = int(self.start.min())
         if not len(self.steps):
             self.begin_ns = int(self.call_start[self.launch[self.launch >= 0]].min())
-        place = ["process", "device", "stream"]
-        first = np.flatnonzero(self.first)
-        mine = self.operations.iloc[first]
-        mine = mine.assign(
-            process=self.process_of[mine["stream"]],
-            stream=[
-                self.trace.table(GPU_TABLES[t], ["stream"])["stream"].iloc[r]
-                for t, r in zip(mine["table"], mine["row"], strict=True)
-            ],
-        )
+        place, first = [*self.streams], np.flatnonzero(self.first)
         every = pd.concat([self.trace.whole.table(t, [*place, "start_ns", "end_ns"]) for t in GPU_TABLES])
-        both = mine.assign(at=first).merge(every, on=place, suffixes=("", "_before"))
-        before = both[both["start_ns_before"] < both["start_ns"]].groupby("at")["end_ns_before"].max()
+        both = self.streams.assign(at=first, begun=self.start[first]).merge(every, on=place)
+        before = both[both["start_ns"] < both["begun"]].groupby("at")["end_ns"].max()
         self.released_ns[self.stream[before.index]] = np.minimum(before, self.start[before.index])
 
     # -- threads that wait for each other
@@ -322,12 +315,14 @@ class Schedule:
             begun, done = facts.own_work(one)
             handed = np.logical_or.reduce([theirs.fill(begun, done, pause) for theirs in others.values()])
             handed &= 2 * facts.sleeps(one).covered(begun, done) < done - begun
-            parts = [(mine.start, np.maximum(mine.end, mine.start + 1)), (begun[~handed], done[~handed])]
-            # A worker that waits to be handed work is not waiting for data.
-            for_data = waits[one].start, waits[one].end
-            parts.append(intervals.common(for_data, facts.thread_waits(one), outside=True))
-            parts += [of(one) for of in (facts.one_offs, facts.profiler_time)]
-            acted, rested = intervals.union(*parts)
+            acted, rested = intervals.union(
+                (mine.start, np.maximum(mine.end, mine.start + 1)),
+                (begun[~handed], done[~handed]),
+                # A worker that waits to be handed work is not waiting for data.
+                intervals.common((waits[one].start, waits[one].end), facts.thread_waits(one), outside=True),
+                facts.one_offs(one),
+                facts.profiler_time(one),
+            )
             start, end = np.append(NEVER, rested[:-1]), acted
             long = end - start > pause
             start, end = start[long], end[long]
@@ -360,16 +355,10 @@ class Schedule:
     def _latest(self, thread: int, at: Int) -> Int:
         """When anything that was recorded of a thread last began or ended before each time."""
         latest = np.full(len(at), NEVER, np.int64)
-        tables = [
-            ("calls", self.facts.calls(thread)),
-            *self.facts.activity(thread),
-            ("os", self.facts.os_calls(thread)),
-        ]
-        for name, track in tables:
+        every = ("calls", self.facts.calls(thread)), *self.facts.activity(thread), ("os", self.facts.os_calls(thread))
+        for name, track in every:
             for edges in (track.start, np.sort(track.end)) if name != "op" else (track.start,):
-                if len(edges):
-                    i = np.searchsorted(edges, at) - 1
-                    latest = np.maximum(latest, np.where(i >= 0, edges[i], NEVER))
+                latest = np.maximum(latest, np.append(NEVER, edges)[np.searchsorted(edges, at)])
         return latest
 
     def _arrivals(self) -> None:
@@ -415,25 +404,21 @@ class Schedule:
             Disjoint intervals a thread.
         """
         found = {}
+        calls = np.append(self.cut_rows, self.launch[self.staged & (self.launch >= 0)])
         for thread in self.threads.tolist():
             start = self.call_start[self.launching & (self.call_thread == thread)]
             if len(start) < 2:
                 continue
-            if (start[1:] < start[:-1]).any():
-                start.sort(kind="stable")  # few runs, as a rule
-            cuts = self.cut_rows[self.call_thread[self.cut_rows] == thread]
-            pauses = self.pause_thread == thread
-            parts = [busy(thread), *self.passive[thread], (self.call_start[cuts], self.call_end[cuts])]
+            start.sort(kind="stable")  # few runs, as a rule
+            mine, pauses = calls[self.call_thread[calls] == thread], self.pause_thread == thread
+            parts = [busy(thread), *self.passive[thread], (self.call_start[mine], self.call_end[mine])]
             parts.append((self.pause_start[pauses], self.pause_end[pauses]))
-            copies = self.launch[self.staged & (self.launch >= 0)]
-            copies = copies[self.call_thread[copies] == thread]
-            parts.append((self.call_start[copies], self.call_end[copies]))
             other = intervals.Coverage(*intervals.union(*parts))
             apart = np.diff(start)
             usual_ns = _SLOW_CALL * np.median(apart)
             only = apart > launch_ns
-            for mine in intervals.chunks(len(apart)):
-                only[mine] &= np.diff(other.before(start[mine.start : mine.stop + 1])) <= launch_ns
+            for part in intervals.chunks(len(apart)):
+                only[part] &= np.diff(other.before(start[part.start : part.stop + 1])) <= launch_ns
             # Launches that follow each other as launches do, or in operators, have only dispatch between them.
             far = np.flatnonzero(only & (apart > usual_ns))
             only[far] = 2 * self.facts.dispatch(thread).covered(start[far], start[far + 1]) >= apart[far]
@@ -467,16 +452,12 @@ class Schedule:
             mine = kind == one
             samples = _some(mine & idle)
             if len(samples):
-                begun, done = self._called(samples)
-                from_start, from_end = self.start[samples] - begun, self.start[samples] - done
-                by = [
-                    (_spread(from_end), int(np.median(from_end)), False),
-                    (_spread(from_start), int(np.median(from_start)), True),
-                ]
                 # A call that returns after its copy says nothing by its end, one that stages it nothing by its start.
-                by = by[1:] if one & 1 else by[:1] if one & 2 else by
-                _, latency, of_start = min(by, key=lambda row: row[0])
-                edge = self.call_start if of_start else self.call_end
+                both = [self.call_end, self.call_start]
+                edges = both[1:] if one & 1 else both[:1] if one & 2 else both
+                late = [self.start[samples] - edge[self.launch[samples]] for edge in edges]
+                steady = int(np.argmin([_spread(each) for each in late]))
+                edge, latency = edges[steady], int(np.median(late[steady]))
                 for part in intervals.chunks(len(mine)):
                     at = edge[np.maximum(self.launch[part], 0)]
                     np.add(at, latency, out=self.ready[part], where=(mine & linked)[part])
@@ -674,24 +655,18 @@ class Schedule:
 
     def _cuts(self) -> None:
         """Blocking calls with the operations that they wait for: the last of each stream launched before them."""
-        rows = self.blocking
-        linked = np.flatnonzero(self.launch >= 0)
-        streams = {}
-        for one in kinds_of(self.stream).tolist():
-            mine = linked[slice(*np.searchsorted(self.stream[linked], [one, one + 1]))]
-            if len(mine):
-                # In the order of the stream; a launch by another thread may have begun a little earlier.
-                streams[one] = mine, np.maximum.accumulate(self.call_start[self.launch[mine]])
-        names = self.names
+        rows, names = self.blocking, self.names
+        start, end, process = self.call_start[rows], self.call_end[rows], self.call_thread[rows] >> 24
         of_device, of_event = matching(names, _OF_DEVICE)[rows], matching(names, _OF_EVENT)[rows]
-        start, end = self.call_start[rows], self.call_end[rows]
-        process = self.call_thread[rows] >> 24
-        last_of = {s: m[np.searchsorted(t, start, side="left") - 1] for s, (m, t) in streams.items()}
-        none_yet = {s: np.searchsorted(t, start, side="left") == 0 for s, (_, t) in streams.items()}
+        linked, last_of, none_yet = np.flatnonzero(self.launch >= 0), {}, {}
+        for one in kinds_of(self.stream[linked]).tolist():
+            mine = linked[slice(*np.searchsorted(self.stream[linked], [one, one + 1]))]
+            # In the order of the stream; a launch by another thread may have begun a little earlier.
+            at = np.searchsorted(np.maximum.accumulate(self.call_start[self.launch[mine]]), start, side="left")
+            last_of[one], none_yet[one] = mine[at - 1], at == 0
         drained = np.full(len(rows), -1, np.int64)
         drained_ns = start.copy()
         sure = np.zeros(len(rows), bool)
-        del streams, linked
         # What the thread launched itself, and that ended just before; else whatever did.
         for by_itself in (True, False):
             for s, last in last_of.items():
@@ -796,18 +771,15 @@ class Schedule:
 
     def _device_of(self, rows: Int) -> Int:
         """The device that a thread gave work last before each call: a call that waits for a device means that one."""
-        out = np.full(len(rows), -1, np.int64)
         if (self.device == self.device[0]).all():
-            return out
+            return np.full(len(rows), -1, np.int64)
         linked = np.flatnonzero(self.launch >= 0)
-        thread, begun = self.call_thread[self.launch[linked]], self.call_start[self.launch[linked]]
-        for one in kinds_of(self.call_thread[rows]).tolist():
-            mine, calls = linked[thread == one], np.flatnonzero(self.call_thread[rows] == one)
-            order = np.argsort(begun[thread == one], kind="stable")
-            at = np.searchsorted(begun[thread == one][order], self.call_start[rows[calls]]) - 1
-            if len(mine):
-                out[calls] = np.where(at >= 0, self.device[mine[order]][at], -1)
-        return out
+        begun, thread = self.call_start[self.launch[linked]], self.call_thread[self.launch[linked]]
+        launches = pd.DataFrame({"at": begun, "thread": thread, "device": self.device[linked]})
+        calls = pd.DataFrame({"at": self.call_start[rows], "thread": self.call_thread[rows]})
+        launches = launches.sort_values("at", kind="stable")
+        found = pd.merge_asof(calls, launches, on="at", by="thread", allow_exact_matches=False)
+        return found["device"].fillna(-1).to_numpy(np.int64)
 
     # -- playing
 
@@ -881,15 +853,10 @@ class Schedule:
     @functools.cached_property
     def collective(self) -> Bool:
         """Which operations are collectives."""
-        kernels = np.flatnonzero(self.table == GPU_TABLES.index("kernels"))
-        rows = self.operations["row"].to_numpy()[kernels]
-        out = np.zeros(len(self.start), bool)
-        table = self.trace.table("kernels", ["name", "collective"])
-        named, told = table["name"].cat, table["collective"].cat
-        kinds = categorize(pd.Series([str(name) for name in named.categories], dtype="str"))
-        for names, talks in ((named, kinds == "communication"), (told, told.categories != "")):
-            if talks.any():
-                out[kernels] |= np.append(talks, False)[names.codes.to_numpy()[rows]]
+        table, out = self.trace.table("kernels", ["name", "collective"]), np.zeros(len(self.start), bool)
+        talks = (categorize(table["name"]) == "communication") | (table["collective"] != "").to_numpy()
+        kernels = self.table == GPU_TABLES.index("kernels")
+        out[kernels] = talks[self.operations["row"].to_numpy()[kernels]]
         return out
 
     @functools.cached_property

@@ -176,9 +176,8 @@ class Account:
             layers = [layer for layer in layers if layer[0] is not None]
         covered, before = Coverage([], []), np.zeros(len(start), np.int64)
         for answer, tables in layers:
-            begun = np.concatenate([covered.start, *(table["start_ns"].to_numpy() for table in tables)])
-            ended = np.concatenate([covered.end, *(table["end_ns"].to_numpy() for table in tables)])
-            covered = Coverage(begun, ended)
+            parts = ((table["start_ns"], table["end_ns"]) for table in tables)
+            covered = Coverage(*intervals.union((covered.start, covered.end), *parts))
             now = covered.of(start, end)
             if answer is not None:
                 amounts[:, answer] += now - before

@@ -115,10 +115,6 @@ def _count(number: int, thing: str, several: str | None = None) -> str:
     return f"{number:,} {thing if number == 1 else several or thing + 's'}"
 
 
-def _moment(ns: int) -> str:
-    return f"{ns / 1e6:,.3f} ms"
-
-
 def _called(name: str, most: int = 100) -> str:
     """A name as a sentence can hold it; the machine formats have it whole, under ``named`` and ``longest``."""
     text = short_name(name)
@@ -231,7 +227,7 @@ class Answer:
         said = [*self._first(), *self._prediction(), *self._what()]
         longest = self.longest[self.longest["end_ns"] - self.longest["start_ns"] > _LITTLE * self.ns]
         moments = [
-            f"{time_text(row['end_ns'] - row['start_ns'])} at {_moment(row['start_ns'])}"
+            f"{time_text(row['end_ns'] - row['start_ns'])} at {row['start_ns'] / 1e6:,.3f} ms"
             + (f" on device {row['device']}" if len(self.account.devices) > 1 else "")
             + (f", before {_called(row['ended_by'], 40)}" if row["ended_by"] else "")
             for row in longest.to_dict("records")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import random
 import re
@@ -32,7 +33,8 @@ from nsightkit.trace.model import Gpu, Trace, TraceMeta
 from nsightkit.workloads.planted import BOTTLENECK_OF, Export, Fault, training
 
 US, MS = 1_000, 1_000_000
-SEEDS = range(5)
+#: Of the second, forward and backward are launched by different threads.
+SEEDS = (0, 2)
 #: What Kineto has no events for cannot be found in what it wrote.
 IN_KINETO = [fault for fault in BOTTLENECK_OF if fault not in ("starved-unnamed", "graphs")]
 
@@ -65,6 +67,11 @@ def test_every_fault_and_every_decoy(tmp_path: Path, fault: Fault | None, seed: 
     trace = nsightkit.load(tmp_path / "t.sqlite")
     found = verdict.summary(trace)
     assert found["bottleneck"] == truth["bottleneck"] == BOTTLENECK_OF[fault]
+    if seed == SEEDS[0] and fault in IN_KINETO:  # the same run in the other format
+        again = verdict.summary(nsightkit.load(make_kineto.from_trace(tmp_path / "t.json", trace)))
+        assert again["bottleneck"] == found["bottleneck"]
+        assert amounts(again) == amounts(found)
+        assert again["confidence"] == found["confidence"]
     if fault == "untraced":
         assert found["share_of_span"] is None
         return
@@ -87,17 +94,6 @@ def test_every_fault_and_every_decoy(tmp_path: Path, fault: Fault | None, seed: 
     assert found["replay_error"] < 0.01
     if fault != "graphs":
         assert found["confidence"] != "low", found["against"]
-
-
-@pytest.mark.parametrize("fault", IN_KINETO)
-def test_the_same_run_in_the_other_format(tmp_path: Path, fault: Fault | None) -> None:
-    training(tmp_path / "t.sqlite", fault, steps=5, layers=4, seed=6)
-    trace = nsightkit.load(tmp_path / "t.sqlite")
-    again = nsightkit.load(make_kineto.from_trace(tmp_path / "t.json", trace))
-    one, other = verdict.summary(trace), verdict.summary(again)
-    assert one["bottleneck"] == other["bottleneck"] == BOTTLENECK_OF[fault]
-    assert amounts(one) == amounts(other)
-    assert one["confidence"] == other["confidence"]
 
 
 def test_a_wait_that_the_source_cannot_record_is_not_passed_off_as_work(tmp_path: Path) -> None:
@@ -945,6 +941,7 @@ def test_whatever_a_trace_holds(seed: int) -> None:
 # ---------------------------------------------------------------- real traces
 
 
+@functools.cache
 def loaded(shared_traces: Path, name: str) -> Trace:
     (path,) = shared_traces.glob(name)
     return nsightkit.load(path, cache=False)
@@ -983,8 +980,8 @@ def test_a_model_that_is_being_loaded_is_not_every_steps_trouble(shared_traces: 
     assert found["named"][0]["inside"] == "init_model"
     assert "in the first 5 tenths of the time, which may be set-up" in found["against"][0]
     assert found["confidence"] != "high"
-    (path,) = shared_traces.glob("cs336-zx3xyy/result_2_7B_nvtx.sqlite")
-    loop = verdict.summary(select(nsightkit.load(path, cache=False), within="^benchmark_loop$"))
+    trace = loaded(shared_traces, "cs336-zx3xyy/result_2_7B_nvtx.sqlite")
+    loop = verdict.summary(select(trace, within="^benchmark_loop$"))
     assert loop["bottleneck"] == "compute-bound"
     assert "TF32" in loop["next_steps"][0]
 
@@ -1000,8 +997,7 @@ def test_a_step_that_begins_with_the_cpu(shared_traces: Path) -> None:
 
 def test_two_gpus_with_hardly_a_wait(shared_traces: Path) -> None:
     found = real(shared_traces, "nsys-ai/mfu_2gpu_before.sqlite")
-    (path,) = shared_traces.glob("nsys-ai/mfu_2gpu_before.sqlite")
-    idle = overview.summary(nsightkit.load(path, cache=False))
+    idle = overview.summary(loaded(shared_traces, "nsys-ai/mfu_2gpu_before.sqlite"))
     assert found["bottleneck"] == "launch-overhead"  # 52.8 of 57.4 ms idle, 9.6 % of both spans
     assert idle["idle_ns"] / idle["span_ns"] == pytest.approx(0.096, abs=0.001)
     assert sum(row["total_ns"] for row in found["candidates"]) >= idle["idle_ns"]
