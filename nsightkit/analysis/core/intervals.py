@@ -183,8 +183,6 @@ class Coverage:
         """
         s = np.asarray(start, np.int64)
         e = np.maximum(np.asarray(end, np.int64), s)
-        if not len(self.start):
-            return np.zeros(s.shape, np.int64)
         return self.before(e) - self.before(s)
 
 

@@ -207,8 +207,6 @@ class Schedule:
         """Make what one call launched together one operation, from the first start to the last end."""
         launch = frame["launch"]
         known = launch >= 0
-        if not known.any():
-            return None
         several = known & (np.bincount(launch[known], minlength=1)[np.maximum(launch, 0)] > 1)
         if not several.any():
             return None
@@ -367,17 +365,13 @@ class Schedule:
         An OS call that waits for another process, or the name of PyTorch's loader with workers, says so. Else a wait is
         the thread's own time: it begins to load when it asks.
         """
+        for_others, workers = self.when(_FOR_OTHERS.search, "os_calls"), self.when(_WORKERS.search, "ranges", "ops")
         found = [np.empty((3, 0), np.int64)]
         for thread in self.threads.tolist():
             start, end = self.facts.input_waits(thread)
             if not len(start):
                 continue
-            parts = []
-            for table, pattern in (("os_calls", _FOR_OTHERS), ("ranges", _WORKERS), ("ops", _WORKERS)):
-                rows = self.trace.whole.table(table, ["start_ns", "end_ns", "thread", "name"])
-                mine = rows[matching(rows["name"], pattern) & (rows["thread"] == thread).to_numpy()]
-                parts.append((mine["start_ns"].to_numpy(), mine["end_ns"].to_numpy()))
-            waits = intervals.Coverage(*intervals.union(*parts))
+            waits = intervals.Coverage(*intervals.union(for_others[thread], workers[thread]))
             long = (2 * waits.of(start, end) >= end - start) & (end - start >= _HELD_NS) & (start >= self.begin_ns)
             mine = self.pause_thread == thread
             handed = intervals.Coverage(self.pause_start[mine], self.pause_end[mine])
@@ -387,6 +381,30 @@ class Schedule:
                 continue
             found.append(np.stack([np.full(int(long.sum()), thread), start[long], end[long]]))
         self.arrival_thread, self.arrival_start, self.arrival_end = np.concatenate(found, axis=1)
+
+    def when(self, chosen: Callable[[str], Any], *tables: str) -> dict[int, tuple[Int, Int]]:
+        """When events whose name is chosen were open on each of the threads.
+
+        Parameters
+        ----------
+        chosen : callable
+            Whether a name is meant.
+        *tables : str
+
+        Returns
+        -------
+        dict of int to tuple of ndarray of int64
+            Disjoint intervals a thread.
+        """
+        found = []
+        for table in tables:
+            rows = self.trace.whole.table(table, ["start_ns", "end_ns", "thread", "name"])
+            names = rows.pop("name").cat
+            flags = [bool(chosen(str(name))) for name in names.categories]
+            found.append(rows[np.array([*flags, False])[names.codes.to_numpy()]])
+        rows = pd.concat(found)
+        start, end, thread = (rows[column].to_numpy() for column in rows)
+        return {one: intervals.merge(start[thread == one], end[thread == one]) for one in self.threads.tolist()}
 
     def dispatch(self, busy: Callable[[int], tuple[Int, Int]], launch_ns: int) -> dict[int, tuple[Int, Int]]:
         """What dispatch between consecutive launches takes beyond a given time.

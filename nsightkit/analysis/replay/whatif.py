@@ -218,21 +218,9 @@ class WhatIf:
         idle = (mine["end_ns"] - mine["start_ns"]).groupby(mine["name"].astype(str).map(plain)).sum()
         return {str(name): int(ns) for name, ns in idle.sort_values(ascending=False).items()}
 
-    def _open(self, chosen: Callable[[str], Any], *tables: str) -> dict[int, Union]:
-        """When events whose name is chosen were open on each launching thread."""
-        found = []
-        for table in tables:
-            rows = self.trace.whole.table(table, ["start_ns", "end_ns", "thread", "name"])
-            names = rows.pop("name").cat
-            flags = [bool(chosen(str(name))) for name in names.categories]
-            found.append(rows[np.array([*flags, False])[names.codes.to_numpy()]])
-        rows = pd.concat(found)
-        start, end, thread = (rows[column].to_numpy() for column in rows)
-        return self._each(lambda one: intervals.merge(start[thread == one], end[thread == one]))
-
     def _work_of(self, wanted: set[str]) -> dict[int, Union]:
         """Work of the launching threads that has one of some names, and gaps that have one of them as their cause."""
-        named = self._open(lambda name: plain(name) in wanted, "ranges", "ops", "calls")
+        named = self.schedule.when(lambda name: plain(name) in wanted, "ranges", "ops", "calls")
         found = in_window(self.trace)
         found = found[((found["cause"] == "cpu-work") & found["kind"].isin(["range", "op"])).to_numpy()]
         found = found[np.array([plain(str(name)) in wanted for name in found["name"]], bool)]
@@ -255,7 +243,7 @@ class WhatIf:
 
     def _without(self, pattern: re.Pattern[str]) -> Change:
         """GPU operations that take no time, and ranges and operators of the launching threads that do not either."""
-        away = self._open(pattern.search, "ranges", "ops")
+        away = self.schedule.when(pattern.search, "ranges", "ops")
         return Change(away=away, durations_ns=self._scaled(pattern, 0.0))
 
     def _scaled(self, pattern: re.Pattern[str], factor: float) -> Int:

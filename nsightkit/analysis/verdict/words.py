@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ from nsightkit.analysis.timeline import gaps, memops
 from nsightkit.analysis.verdict.account import CODE, ENDS, IDLE, Account, of
 from nsightkit.analysis.verdict.rules import CHANGE_OF, LOST, Decision, bounded, by_shape, rate
 from nsightkit.errors import UsageError
-from nsightkit.trace.model import GPU_TABLES
 
 __all__ = ["CAPTURE", "Answer"]
 
@@ -222,9 +221,9 @@ class Answer:
 
     # -- evidence
 
-    def evidence(self) -> list[str]:
+    def evidence(self) -> Iterator[str]:
         """What speaks for the answer."""
-        said = [*self._first(), *self._prediction(), *self._what()]
+        yield from (*self._first(), *self._prediction(), *self._what())
         longest = self.longest[self.longest["end_ns"] - self.longest["start_ns"] > _LITTLE * self.ns]
         moments = [
             f"{time_text(row['end_ns'] - row['start_ns'])} at {row['start_ns'] / 1e6:,.3f} ms"
@@ -233,21 +232,20 @@ class Answer:
             for row in longest.to_dict("records")
         ]
         if moments:
-            said.append(f"Longest: {'; '.join(moments)}")
+            yield f"Longest: {'; '.join(moments)}"
         if self.name == "memory-transfer":
-            said += self._moved()
+            yield from self._moved()
         if self.name == "imbalance":
-            said += self._late()
+            yield from self._late()
         if self.name == "memory-bound" and self.account.decodes:
-            said.append("The server decodes few sequences at once: each product reads its weights for a few rows")
+            yield "The server decodes few sequences at once: each product reads its weights for a few rows"
         reached = rate(self.sol)
         if reached is not None:
-            said.append(f"Operators with known shapes run at {_percent(reached)} of the datasheet's rate")
-        return said
+            yield f"Operators with known shapes run at {_percent(reached)} of the datasheet's rate"
 
-    def _what(self) -> list[str]:
+    def _what(self) -> Iterator[str]:
         """The names behind it."""
-        said, gains = [], {row["change"]: row["speedup"] for row in self.changes}
+        gains = {row["change"]: row["speedup"] for row in self.changes}
         for row in self.named.head(_NAMED).to_dict("records"):
             if not row["name"] or row["total_ns"] <= _LITTLE * self.ns:
                 continue
@@ -259,8 +257,7 @@ class Answer:
                 text += f"{_KIND.get(row['kind'], row['kind'])} {_called(row['name'])}".strip()
                 text += f", mostly inside {_called(row['inside'])}" if row["inside"] else ""
             gain = gains.get(f"no-cpu-work:{plain(row['name'])}")
-            said.append(f"{text}; without it {gain:.2f}x" if gain else text)
-        return said
+            yield f"{text}; without it {gain:.2f}x" if gain else text
 
     def _first(self) -> list[str]:
         account = self.account
@@ -298,22 +295,19 @@ class Answer:
             said.append(f"{some:,} of {every:,} steps gain from that")
         return said
 
-    def _moved(self) -> list[str]:
+    def _moved(self) -> Iterator[str]:
         """What was copied in all, overlapped or not."""
         rows = memops.summary(self.trace)
-        said = []
         rows = rows[(rows["kind"] != "memset") & (rows["total_ns"] > _LITTLE * rows["total_ns"].sum())]
         for row in rows.head(_NAMED - 1).to_dict("records"):
             speed = f" at {row['gb_per_s']:.1f} GB/s" if np.isfinite(row["gb_per_s"]) else ""
-            said.append(
+            yield (
                 f"In all {_count(row['count'], 'copy', 'copies')} {row['kind']}, {row['src_kind']} to "
                 f"{row['dst_kind']}: {bytes_text(row['bytes'])} in {time_text(row['total_ns'])}{speed}"
             )
-        return said
 
-    def _late(self) -> list[str]:
-        said, collectives = [], self.account.collectives
-        totals = self.account.amounts.sum(axis=0)
+    def _late(self) -> Iterator[str]:
+        collectives, totals = self.account.collectives, self.account.amounts.sum(axis=0)
         for number, device in enumerate(self.account.devices[:_KEPT]):
             waited, ends = (int(totals[number, code]) for code in (CODE["imbalance"], ENDS))
             parts = []
@@ -323,64 +317,59 @@ class Answer:
             if ends:
                 parts.append(f"had nothing to do for {time_text(ends)} at the ends")
             if parts:
-                said.append(f"Device {device} {' and '.join(parts)}")
-        return said
+                yield f"Device {device} {' and '.join(parts)}"
 
     # -- what speaks against it
 
-    def against(self) -> list[str]:
+    def against(self) -> Iterator[str]:
         """Doubts first, then remarks."""
-        account, said = self.account, list(self.decision.doubts)
-        said += [f"{row['change']} alone would give {row['speedup']:.2f}x" for row in self._others() if row["speedup"]]
+        account = self.account
+        yield from self.decision.doubts
+        yield from (
+            f"{row['change']} alone would give {row['speedup']:.2f}x" for row in self._others() if row["speedup"]
+        )
         if self.decision.name in ("communication", "imbalance"):
             filled = sum(
                 int(account.total[CODE[name]]) for name in ("compute-bound", "memory-bound", "not-enough-data")
             )
-            said.append(f"other kernels run for {_percent(filled / max(account.span_ns, 1))} of {self._whole}")
+            yield f"other kernels run for {_percent(filled / max(account.span_ns, 1))} of {self._whole}"
         if len(account.devices) > 1:
             busy = account.spans.loc[account.devices, "busy_ns"] / max(account.wall_ns, 1)
             if busy.max() - busy.min() > LOST:
                 each = ", ".join(f"device {device} {_percent(share)}" for device, share in busy.head(_KEPT).items())
-                said.append(f"the devices were not equally busy: {each} of the wall time")
+                yield f"the devices were not equally busy: {each} of the wall time"
         wrong = int(self.sol["impossible"].sum()) if len(self.sol) else 0
         if wrong:
-            said.append(
-                f"{_count(wrong, 'operator')} seem quicker than physics allows and were left out (nsightkit sol)"
-            )
+            yield (f"{_count(wrong, 'operator')} seem quicker than physics allows and were left out (nsightkit sol)")
         if self.changes and self.played.schedule.inferred:
             waits = _count(self.played.schedule.inferred, "wait")
-            said.append(f"the prediction rests on {waits} that the trace does not name")
+            yield f"the prediction rests on {waits} that the trace does not name"
         if self.code in IDLE and not self.trace.recorded("calls"):
-            said.append("the trace does not say which calls launched the GPU's work")
-        return [*said, *self.trace.meta.notes]
+            yield "the trace does not say which calls launched the GPU's work"
+        yield from self.trace.meta.notes
 
     def _others(self) -> list[dict[str, Any]]:
         """Other changes that gain enough to speak of, but for parts of the one that decided."""
-        rows = [
-            row
-            for row in self.changes
-            if row["change"] != self.decision.change and self.played.saved(row["change"]) >= LOST
-        ]
-        return [row for row in rows if not row["change"].startswith("no-cpu-work:")]
+        rows = [row for row in self.changes if row["change"] != self.decision.change and ":" not in row["change"]]
+        return [row for row in rows if self.played.saved(row["change"]) >= LOST]
 
     # -- what to do
 
-    def next_steps(self) -> list[str]:
+    def next_steps(self) -> Iterator[str]:
         """What to change first, and what that would gain."""
         if self.name == "not-enough-data":
-            return self._more_data()
-        if self.name in ("compute-bound", "memory-bound"):
-            return self._faster()
-        if self.decision.change is None and self.played.refused is None and self.name in _LESS:
-            return [_LESS[self.name]]
-        said = [self._gaining(self.advice(self.name), self.decision.change)]
-        if self.name == "unknown":
-            said[0] += f" ({CAPTURE['nsys']})"
-        causes = {change: name for name, change in CHANGE_OF.items()}
-        second = next((causes[row["change"]] for row in self._others()), None)
-        if second:
-            said.append(self._gaining(f"then {second}: {self.advice(second)}", CHANGE_OF[second]))
-        return said
+            yield self._more_data()
+        elif self.name in ("compute-bound", "memory-bound"):
+            yield from self._faster()
+        elif self.decision.change is None and self.played.refused is None and self.name in _LESS:
+            yield _LESS[self.name]
+        else:
+            first = self._gaining(self.advice(self.name), self.decision.change)
+            yield f"{first} ({CAPTURE['nsys']})" if self.name == "unknown" else first
+            causes = {change: name for name, change in CHANGE_OF.items()}
+            second = next((causes[row["change"]] for row in self._others()), None)
+            if second:
+                yield self._gaining(f"then {second}: {self.advice(second)}", CHANGE_OF[second])
 
     def _gaining(self, advice: str, change: str | None) -> str:
         if change is None or self.played.refused is not None:
@@ -438,35 +427,34 @@ class Answer:
     def _is_named(self, pattern: re.Pattern[str]) -> bool:
         return any(pattern.search(str(name)) for name in self.named["name"])
 
-    def _more_data(self) -> list[str]:
-        operations = sum(self.trace.size(table) for table in GPU_TABLES)
-        replayed = self.events.loc[self.events["kind"] == "graph", "duration_ns"].sum() if len(self.events) else 0
-        if operations and 2 * replayed >= self.events["duration_ns"].sum() > 0:
-            return [f"record the kernels inside the graphs: {CAPTURE['nodes']}"]
-        return [f"let counters say what bounds the kernels named above: {CAPTURE['ncu']}"]
+    def _more_data(self) -> str:
+        lasting = self.events["duration_ns"]
+        replayed = lasting[self.events["kind"] == "graph"].sum()
+        if 2 * replayed >= lasting.sum() > 0:
+            return f"record the kernels inside the graphs: {CAPTURE['nodes']}"
+        return f"let counters say what bounds the kernels named above: {CAPTURE['ncu']}"
 
-    def _faster(self) -> list[str]:
-        said, advised = [], ""
+    def _faster(self) -> Iterator[str]:
+        advised = ""
         for pattern, wanted, advice in _GIVEN_AWAY:
             fits = self._precision(wanted)
             if self._is_named(pattern) and (fits or not wanted):
-                said.append(advice.format(_NARROWER[fits] if fits else ""))
+                yield advice.format(_NARROWER[fits] if fits else "")
                 advised = fits or advised
         reached = rate(self.sol)
         if reached is not None and reached >= _GOOD:
-            said.append(
+            yield (
                 f"nothing cheap is left: these operators reach {_percent(reached)} of the datasheet's rate, and the "
                 "largest products reach about 80 %"
             )
         else:
-            said.append(
+            yield (
                 _ADVICE[self.name] if self._narrower().endswith(_NARROWER.get(advised, "?")) else self.advice(self.name)
             )
         if reached is None and not (self.name == "memory-bound" and self.account.decodes):
-            said.append(f"record shapes, to learn how far the operators are from their bound: {CAPTURE['shapes']}")
+            yield f"record shapes, to learn how far the operators are from their bound: {CAPTURE['shapes']}"
         elif by_shape(self.account, self.name) < 0.5:
-            said.append("most of these kernels have no known shape: what they could reach is not known")
-        return said
+            yield "most of these kernels have no known shape: what they could reach is not known"
 
 
 #: Advice that fits better than the usual: the first whose condition holds.
