@@ -462,9 +462,7 @@ class Schedule:
         idle &= linked
         queued &= linked & ~self.first
         self.ready[~linked] = NEVER
-        kind = self.table * np.int8(8)
-        for bit, is_so in ((4, meanwhile), (2, self.staged), (1, self.own_copy)):
-            kind[is_so] += bit
+        kind = 8 * self.table + 4 * meanwhile + 2 * self.staged + self.own_copy
         self.gap = np.full(len(self.start), _NEXT_NS, np.int32)
         for one in kinds_of(kind).tolist():
             mine = kind == one

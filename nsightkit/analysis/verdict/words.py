@@ -197,14 +197,12 @@ class Answer:
             outer = self.trace.whole.table(table, ["start_ns", "end_ns", "thread", "name"])
             if not len(outer) or not len(calls):
                 continue
-            at, names = intervals.enclosing(calls, outer), outer["name"].cat
-            around = names.codes.to_numpy()[at]
-            for one in range(len(named)):
-                of_one = (number == one) & (at >= 0)
-                time = np.bincount(around[of_one], lasting[of_one], len(names.categories))
-                name = str(names.categories[int(time.argmax())])
-                if 2 * time.max() > lasting[number == one].sum() and name not in self._steps:
-                    said[one] = name
+            at = intervals.enclosing(calls, outer)
+            around = pd.DataFrame({"number": number, "name": outer["name"].to_numpy()[at], "ns": lasting})[at >= 0]
+            times = around.groupby(["number", "name"])["ns"].sum()
+            for one, name in times.groupby("number").idxmax():
+                if 2 * times[one, name] > lasting[number == one].sum() and name not in self._steps:
+                    said[one] = str(name)
         return said
 
     def _longest(self) -> pd.DataFrame:
