@@ -10,7 +10,7 @@ import pandas as pd
 
 from nsightkit.errors import UsageError
 
-__all__ = ["STATISTICS", "checked", "durations_by_group", "durations_by_name", "ranked"]
+__all__ = ["STATISTICS", "check_grouping", "durations_by_group", "durations_by_name", "ranked_groups"]
 
 #: Columns every table of durations has, in this order.
 STATISTICS = ("count", "total_ns", "mean_ns", "median_ns", "min_ns", "max_ns", "std_ns")
@@ -87,7 +87,7 @@ def durations_by_name(events: pd.DataFrame) -> pd.DataFrame:
     return found.sort_values(["total_ns", "name"], ascending=[False, True], kind="stable", ignore_index=True)
 
 
-def checked(what: str, by: str, sort: str, top: int | None) -> None:
+def check_grouping(what: str, by: str, sort: str, top: int | None) -> None:
     """Refuse options that a table by name or category does not have.
 
     Parameters
@@ -108,7 +108,7 @@ def checked(what: str, by: str, sort: str, top: int | None) -> None:
         raise UsageError(f"a table cannot have {top} rows")
 
 
-def ranked(table: pd.DataFrame, sort: str, top: int | None) -> pd.DataFrame:
+def ranked_groups(table: pd.DataFrame, sort: str, top: int | None) -> pd.DataFrame:
     """Put a table of durations in order, with the share that each row has of all of them.
 
     Parameters

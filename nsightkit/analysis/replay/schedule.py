@@ -230,13 +230,12 @@ class Schedule:
         self.call_start, self.call_end, self.call_thread = (calls[c].to_numpy() for c in calls)
         if int((self.call_end < self.call_start).sum()) > _REVERSED * len(calls):
             self.unplayable = "calls end before they begin"
-        names = whole.table("calls", ["name"])["name"]
-        blocks = matching(names, BLOCKING)
+        self.names = whole.table("calls", ["name"])["name"]
+        blocks = matching(self.names, BLOCKING)
         kept = self.trace.mask("calls")
-        linked = self.launch[self.launch >= 0]
         #: which calls launched what is scheduled
         self.launching = np.zeros(len(calls), bool)
-        self.launching[linked] = True
+        self.launching[self.launch[self.launch >= 0]] = True
         copies = np.flatnonzero((self.table == GPU_TABLES.index("memops")) & (self.launch >= 0))
         columns = self.trace.table("memops", ["kind", "src_kind", "dst_kind"])
         table = columns.iloc[self.operations["row"].to_numpy()[copies]]
@@ -257,7 +256,6 @@ class Schedule:
         self.threads = np.union1d(kinds_of(self.call_thread[self.launching]), self.steps["thread"])
         rows = np.flatnonzero(blocks & np.isin(self.call_thread, self.threads))
         self.blocking = rows[np.argsort(self.call_start[rows], kind="stable")]
-        self.names = names
 
     def _beginning(self) -> None:
         """What a selection leaves out happened when it did; what was selected cannot begin before that is over."""
@@ -285,9 +283,6 @@ class Schedule:
         threads = self.threads.tolist()
         #: per thread, time in which it only waited for room in the queue
         self.passive: dict[int, list[tuple[Int, Int]]] = {t: [] for t in threads}
-        self.pause_thread, self.pause_start, self.pause_end, self.pause_by = np.empty((4, 0), np.int64)
-        if len(threads) < 2:
-            return
         kept = self.launching.copy()
         kept[self.blocking] = True
         rows = np.flatnonzero(kept)
@@ -555,8 +550,8 @@ class Schedule:
         until = explained.copy()
         np.maximum.at(until, told, self.end[told_of])
         late = np.flatnonzero((self.start > until + _LATE_NS) & (linked | ~self.first))
-        waits: Int = np.empty(0, np.int64)
-        on: Int = waits
+        none: Int = np.empty(0, np.int64)
+        waits, on = none, none
         if len(late) and (self.stream != self.stream[0]).any():
             waits, on = self._just_ended(late, explained)
         self.inferred += len(waits)

@@ -95,6 +95,8 @@ class Account:
         else:
             self.begin, self.end = int(self.spans["span_start_ns"].min()), int(self.spans["span_end_ns"].max())
             self.span_ns = int(self.spans["span_ns"].sum())
+        #: how long what is judged lasted
+        self.wall_ns = self.end - self.begin
         self.are_steps = len(self.steps) >= FEW_STEPS
         step_edges = np.append(self.begin, self.steps["end_ns"].to_numpy())
         tenths = np.linspace(self.begin, self.end, _PARTS + 1).astype(np.int64)
@@ -113,11 +115,6 @@ class Account:
         self.total = self.by_part.sum(axis=0)
         losses = (*IDLE, _COMMUNICATION, _IMBALANCE)
         self.lost = {BOTTLENECKS[code]: int(of(self.total, code)) for code in losses}
-
-    @property
-    def wall_ns(self) -> int:
-        """How long what is judged lasted."""
-        return self.end - self.begin
 
     def _decodes(self) -> bool:
         if not len(self.steps):

@@ -118,9 +118,8 @@ def _by_gains(account: Account, played: WhatIf) -> Decision:
         return Decision(_filling(account))
     ties = [name for name, gain in gains.items() if gain >= _TIE * best]
     name = max(ties, key=lambda tie: amounts[tie])
-    found = Decision(name, CHANGE_OF[name], gains[name], [tie for tie in ties if tie != name])
-    found.gaining = _steps_that_gain(played, CHANGE_OF[name])
-    return found
+    gaining = _steps_that_gain(played, CHANGE_OF[name])
+    return Decision(name, CHANGE_OF[name], gains[name], [tie for tie in ties if tie != name], gaining=gaining)
 
 
 def _by_shares(account: Account) -> Decision:
@@ -231,8 +230,7 @@ def _by_steps_alone(account: Account) -> bool:
 def _parts_that_lose(account: Account, code: int) -> npt.NDArray[np.bool_]:
     """Which steps, or tenths of the time, lose at least half as much to a cause as all do on average."""
     share = of(account.by_part, code) / np.maximum(account.by_part.sum(axis=1), 1)
-    losing: npt.NDArray[np.bool_] = share >= _PART * of(account.total, code) / max(account.span_ns, 1)
-    return losing
+    return np.asarray(share >= _PART * of(account.total, code) / max(account.span_ns, 1))
 
 
 def _where(account: Account, losing: npt.NDArray[np.bool_], gaining: tuple[int, int] | None) -> str:

@@ -139,6 +139,11 @@ def test_kernels_that_newly_overlap_slow_each_other_as_others_did(tmp_path: Path
     assert WhatIf(_trace(tmp_path, run)).row("no-sync")["speedup"] == pytest.approx(gain, rel=0.05)
 
 
+def test_where_all_kernels_of_a_device_fall_away_none_is_crowded(tmp_path: Path) -> None:
+    (row,) = whatif.summary(_trace(tmp_path, play(_crowded(0.3, 9), seed=1)), without="gemm")
+    assert row["speedup"] > 2
+
+
 def test_what_no_kernel_did_in_the_trace_is_not_predicted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = play(_crowded(0.9, 12), seed=1)
     replay = WhatIf(_trace(tmp_path, run))

@@ -22,7 +22,7 @@ from nsightkit.analysis.replay import whatif
 from nsightkit.trace.model import Trace
 from nsightkit.workloads import played
 from nsightkit.workloads.planted import BOTTLENECK_OF, Fault, training
-from nsightkit.workloads.simulator import Cpu, Program, play
+from nsightkit.workloads.simulator import Cpu, Pop, Program, Push, play
 
 RECORDED = Path(__file__).resolve().parents[3] / "docs" / "judgement.json"
 sys.path.append(str(RECORDED.parent / "_ext"))
@@ -112,7 +112,8 @@ def test_played(judged: Judged, program: Program, tmp_path: Path) -> None:
 def test_work_that_only_the_steps_range_names(tmp_path: Path) -> None:
     """Work by definition, since a range is recorded activity; with a doubt, since nothing tells it from a wait."""
     kernels = played.PROGRAMS["unnamed-work"].threads[0][:5]
-    program = Program("unnamed-in-steps", [played._loop(lambda _: [*kernels, Cpu(2_000_000)])], "unknown")
+    steps = [action for k in range(12) for action in (Push(f"step {k}"), *kernels, Cpu(2_000_000), Pop())]
+    program = Program("unnamed-in-steps", [steps], "unknown")
     found = verdict.summary(_load(program, tmp_path))
     assert (found["bottleneck"], found["confidence"]) == ("cpu-work", "medium")
     assert any("it may have waited" in text for text in found["against"])

@@ -19,7 +19,7 @@ import pandas as pd
 import pytest
 
 import nsightkit
-from nsightkit._show import ready
+from nsightkit import cli
 from nsightkit.analysis import verdict
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.replay import whatif
@@ -124,13 +124,16 @@ def test_the_order_of_rows_does_not_matter(tmp_path: Path, fault: Fault, monkeyp
 # ---------------------------------------------------------------- the answer's parts
 
 
-def test_what_an_answer_holds(tmp_path: Path) -> None:
+def test_what_an_answer_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     truth = training(tmp_path / "t.sqlite", "starved")
     trace = nsightkit.load(tmp_path / "t.sqlite")
     found = verdict.summary(trace)
     contract = ["bottleneck", "share_of_span", "confidence", "evidence", "against", "next_steps", "changes"]
     assert list(found)[: len(contract)] == contract
-    assert json.loads(json.dumps(ready(found))) == ready(found)
+    assert cli.run(["verdict", str(tmp_path / "t.sqlite"), "--format", "json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert list(printed) == list(found)
+    assert all(printed[part] == found[part] for part in ("evidence", "candidates", "named", "longest"))
     table = verdict.candidates(trace)
     assert list(table.columns) == ["bottleneck", "total_ns", "share_of_span"]
     assert table.to_dict("records") == found["candidates"]
