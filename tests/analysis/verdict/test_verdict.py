@@ -199,7 +199,7 @@ class Rows:
 
     def __init__(self, refused: str | None, gains: dict[str, float], most: int = 5) -> None:
         self.refused, self.gains, self.error = refused, gains, 0.0
-        self.steps_ns = np.arange(1, most + 1) * 1000
+        self.each_ns = np.full(most, 1000)
 
     @property
     def schedule(self) -> Rows:
@@ -210,7 +210,7 @@ class Rows:
         return self
 
     def played(self, change: str) -> Any:
-        return SimpleNamespace(steps_ns=(self.steps_ns * (1 - self.gains[change])).astype(np.int64))
+        return SimpleNamespace(each_ns=self.each_ns * (1 - self.gains[change]))
 
     def row(self, change: str) -> dict[str, Any]:
         return {"change": change, "wall_ns": 10**9, "predicted_ns": round(10**9 * (1 - self.gains[change]))}
