@@ -258,7 +258,7 @@ def _change(before: Sequence[Samples], after: Sequence[Samples], was: float, con
     value = _ratio(found.value, positive)
     # Beyond doubt inside the runs, and beyond what they differ by; steps that stand out are not what a run is like.
     clear = [scaled(np.concatenate([samples[~outliers(samples)] for samples in side])) for side in (before, after)]
-    lacking = noise.lacking_to_be_apart(*clear)
+    lacking = noise.missing_distance(*clear)
     reach = between or 0.0
     up, down = max(found.value + lacking[0], reach), max(lacking[1] - found.value, reach)
     if found.low is None or found.high is None:

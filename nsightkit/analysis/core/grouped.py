@@ -10,7 +10,7 @@ import pandas as pd
 
 from nsightkit.errors import UsageError
 
-__all__ = ["STATISTICS", "checked", "durations_by_group", "durations_by_name", "ranked"]
+__all__ = ["STATISTICS", "check_grouping", "durations_by_group", "durations_by_name", "ranked_groups"]
 
 #: Columns every table of durations has, in this order.
 STATISTICS = ("count", "total_ns", "mean_ns", "median_ns", "min_ns", "max_ns", "std_ns")
@@ -52,7 +52,8 @@ def durations_by_group(group: npt.NDArray[Any], duration_ns: npt.NDArray[np.int6
     total = np.add.reduceat(durations, heads) if len(heads) else durations
     lower, upper = durations[(heads + tails) // 2], durations[(heads + tails + 1) // 2]
     # Two passes, so that nothing cancels; one group at a time, so that no column of floats is made.
-    std = np.array([_std(durations[a : b + 1]) for a, b in zip(heads.tolist(), tails.tolist(), strict=True)])
+    groups = (durations[a : b + 1] for a, b in zip(heads.tolist(), tails.tolist(), strict=True))
+    std = np.array([group.std(ddof=1) if len(group) > 1 else 0.0 for group in groups])
     return pd.DataFrame(
         {
             "group": ordered[heads],
@@ -65,10 +66,6 @@ def durations_by_group(group: npt.NDArray[Any], duration_ns: npt.NDArray[np.int6
             "std_ns": std.astype(np.float64),
         }
     )
-
-
-def _std(durations: npt.NDArray[np.int64]) -> float:
-    return float(durations.std(ddof=1)) if len(durations) > 1 else 0.0
 
 
 def durations_by_name(events: pd.DataFrame) -> pd.DataFrame:
@@ -90,7 +87,7 @@ def durations_by_name(events: pd.DataFrame) -> pd.DataFrame:
     return found.sort_values(["total_ns", "name"], ascending=[False, True], kind="stable", ignore_index=True)
 
 
-def checked(what: str, by: str, sort: str, top: int | None) -> None:
+def check_grouping(what: str, by: str, sort: str, top: int | None) -> None:
     """Refuse options that a table by name or category does not have.
 
     Parameters
@@ -111,7 +108,7 @@ def checked(what: str, by: str, sort: str, top: int | None) -> None:
         raise UsageError(f"a table cannot have {top} rows")
 
 
-def ranked(table: pd.DataFrame, sort: str, top: int | None) -> pd.DataFrame:
+def ranked_groups(table: pd.DataFrame, sort: str, top: int | None) -> pd.DataFrame:
     """Put a table of durations in order, with the share that each row has of all of them.
 
     Parameters

@@ -55,14 +55,6 @@ def chunks(n: int) -> Iterator[slice]:
         yield slice(low, min(low + _CHUNK, n))
 
 
-def _sorted_by_start(start: Int, end: Int) -> tuple[Int, Int]:
-    if len(start) > 1 and (start[1:] < start[:-1]).any():
-        # Exports are runs of ordered rows, which the stable sort merges in near-linear time.
-        order = np.argsort(start, kind="stable")
-        return start[order], end[order]
-    return start, end
-
-
 def merge(start: npt.ArrayLike, end: npt.ArrayLike) -> tuple[Int, Int]:
     """The union of intervals as disjoint, sorted intervals; touching ones become one.
 
@@ -79,15 +71,13 @@ def merge(start: npt.ArrayLike, end: npt.ArrayLike) -> tuple[Int, Int]:
     keep = e > s
     if not keep.all():
         s, e = s[keep], e[keep]
-    if not len(s):
-        return s, e
-    s, e = _sorted_by_start(s, e)
+    if (s[1:] < s[:-1]).any():
+        # Exports are runs of ordered rows, which the stable sort merges in near-linear time.
+        order = np.argsort(s, kind="stable")
+        s, e = s[order], e[order]
     reach = np.maximum.accumulate(e)
     apart = s[1:] > reach[:-1]
-    if apart.all():
-        return s, e
-    head = np.flatnonzero(apart) + 1
-    return s[np.concatenate(([0], head))], reach[np.concatenate((head - 1, [len(s) - 1]))]
+    return (s, e) if apart.all() else (s[np.append(True, apart)], reach[np.append(apart, True)])
 
 
 def union(*parts: tuple[npt.ArrayLike, npt.ArrayLike]) -> tuple[Int, Int]:
@@ -103,8 +93,6 @@ def union(*parts: tuple[npt.ArrayLike, npt.ArrayLike]) -> tuple[Int, Int]:
     start, end : ndarray of int64
         Disjoint and sorted.
     """
-    if len(parts) == 1:
-        return merge(*parts[0])
     start, end = (np.concatenate([np.asarray(part[side], np.int64) for part in parts]) for side in (0, 1))
     return merge(start, end)
 
@@ -195,8 +183,6 @@ class Coverage:
         """
         s = np.asarray(start, np.int64)
         e = np.maximum(np.asarray(end, np.int64), s)
-        if not len(self.start):
-            return np.zeros(s.shape, np.int64)
         return self.before(e) - self.before(s)
 
 
@@ -234,8 +220,51 @@ def common(
     return merge(low[kept], high[kept])
 
 
-def gpu_intervals(trace: Trace) -> pd.DataFrame:
+def gpu_intervals(trace: Trace, *more: str) -> pd.DataFrame:
     """Everything that makes a GPU busy: kernels, copies, memsets and graph replays.
+
+    Parameters
+    ----------
+    trace : Trace
+    *more : str
+        Further columns that all of these tables have.
+
+    Returns
+    -------
+    DataFrame
+        Columns ``device``, ``start_ns``, ``end_ns``, ``table`` (index into ``GPU_TABLES``), ``row`` (row in that
+        table) and those asked for, ordered by device, then start.
+    """
+    columns = ["device", "start_ns", "end_ns", *more]
+    trace.prefetch(dict.fromkeys(GPU_TABLES, columns))
+    parts: list[dict[str, npt.NDArray[Any]]] = []
+    for number, name in enumerate(GPU_TABLES):
+        frame = trace.table(name, columns)
+        n = len(frame)
+        own: dict[str, npt.NDArray[Any]] = {"table": np.full(n, number, np.int8), "row": np.arange(n, dtype=np.int32)}
+        parts.append({**{c: frame[c].to_numpy() for c in columns}, **own})
+    some = [part for part in parts if len(part["row"])] or parts[:1]
+    ops = some[0] if len(some) == 1 else {c: np.concatenate([part[c] for part in some]) for c in some[0]}
+    # Two stable sorts, the last by the leading key; lexsort cannot use the order that is already there.
+    for key in ("start_ns", "device"):
+        if (ops[key][1:] < ops[key][:-1]).any():
+            order = np.argsort(ops[key], kind="stable")
+            ops = {c: column[order] for c, column in ops.items()}
+    return pd.DataFrame(ops, copy=False)
+
+
+def _devices(ops: pd.DataFrame) -> list[slice]:
+    """The rows of each device."""
+    cuts = np.flatnonzero(np.diff(ops["device"].to_numpy())) + 1
+    bounds = [0, *cuts.tolist(), len(ops)]
+    return [slice(low, high) for low, high in itertools.pairwise(bounds) if high > low]
+
+
+def busy(trace: Trace) -> pd.DataFrame:
+    """Busy and idle time of each device.
+
+    Busy is the length of the union over all streams of kernel, copy, memset and graph intervals; the
+    span runs from the first start to the last end of those; idle is span minus busy.
 
     Parameters
     ----------
@@ -244,48 +273,25 @@ def gpu_intervals(trace: Trace) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        Columns ``device``, ``start_ns``, ``end_ns``, ``table`` (index into ``GPU_TABLES``), ``row`` (row in that
-        table), ordered by device, then start.
+        One row a device: ``device, span_start_ns, span_end_ns, span_ns, busy_ns, idle_ns, compute_ns``
+        (the union of kernels and graph replays alone).
     """
-    trace.prefetch({t: ["device", "start_ns", "end_ns"] for t in GPU_TABLES})
-    parts: list[dict[str, npt.NDArray[Any]]] = []
-    for number, name in enumerate(GPU_TABLES):
-        frame = trace.table(name, ["device", "start_ns", "end_ns"])
-        if len(frame):
-            columns = {c: frame[c].to_numpy() for c in frame.columns}
-            n = len(frame)
-            parts.append({**columns, "table": np.full(n, number, np.int8), "row": np.arange(n, dtype=np.int32)})
-    if not parts:
-        dtypes = {"device": np.int32, "start_ns": np.int64, "end_ns": np.int64, "table": np.int8, "row": np.int32}
-        return pd.DataFrame({c: np.empty(0, t) for c, t in dtypes.items()})
-    ops = parts[0] if len(parts) == 1 else {c: np.concatenate([p[c] for p in parts]) for c in parts[0]}
-    device, start = ops["device"], ops["start_ns"]
-    order = None
-    if len(start) > 1 and (start[1:] < start[:-1]).any():
-        order = np.argsort(start, kind="stable")
-    if (device != device[0]).any():
-        # Two stable sorts, the last by the leading key; lexsort cannot use the order that is already there.
-        by_device = np.argsort(device if order is None else device[order], kind="stable")
-        order = by_device if order is None else order[by_device]
-    if order is not None:
-        for column in ops:
-            ops[column] = ops[column][order]
-    return pd.DataFrame(ops, copy=False)
+    ops = gpu_intervals(trace)
+    device, start, end, table = (ops[c].to_numpy() for c in ("device", "start_ns", "end_ns", "table"))
+    computes = table != GPU_TABLES.index("memops")
+    rows = []
+    for mine in _devices(ops):
+        first, last, works = int(start[mine][0]), int(end[mine].max()), computes[mine]
+        union = union_length(start[mine], end[mine])
+        compute = union if works.all() else union_length(start[mine][works], end[mine][works])
+        rows.append((int(device[mine][0]), first, last, last - first, union, last - first - union, compute))
+    return pd.DataFrame(
+        rows, columns=["device", "span_start_ns", "span_end_ns", "span_ns", "busy_ns", "idle_ns", "compute_ns"]
+    )
 
 
-def _device_slices(device: npt.NDArray[np.int32]) -> list[tuple[int, slice]]:
-    if not len(device):
-        return []
-    cut = np.flatnonzero(device[1:] != device[:-1]) + 1
-    bounds = [0, *cut.tolist(), len(device)]
-    return [(int(device[a]), slice(a, b)) for a, b in itertools.pairwise(bounds)]
-
-
-def busy(trace: Trace, intervals: pd.DataFrame | None = None) -> pd.DataFrame:
-    """Busy and idle time of each device.
-
-    Busy is the length of the union over all streams of kernel, copy, memset and graph intervals; the
-    span runs from the first start to the last end of those; idle is span minus busy.
+def idle_gaps(trace: Trace, intervals: pd.DataFrame | None = None) -> pd.DataFrame:
+    """The idle intervals of each device between its first and last operation.
 
     Parameters
     ----------
@@ -296,60 +302,16 @@ def busy(trace: Trace, intervals: pd.DataFrame | None = None) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        One row a device: ``device, span_start_ns, span_end_ns, span_ns, busy_ns, idle_ns, compute_ns``
-        (the union of kernels and graph replays alone).
-    """
-    ops = gpu_intervals(trace) if intervals is None else intervals
-    start, end, table = (ops[c].to_numpy() for c in ("start_ns", "end_ns", "table"))
-    copies = GPU_TABLES.index("memops")
-    rows = []
-    for device, part in _device_slices(ops["device"].to_numpy()):
-        s, e = start[part], end[part]
-        first, last = int(s[0]), int(e.max())
-        b = union_length(s, e)
-        compute = table[part] != copies
-        c = b if compute.all() else union_length(s[compute], e[compute])
-        rows.append((device, first, last, last - first, b, last - first - b, c))
-    return pd.DataFrame(
-        rows, columns=["device", "span_start_ns", "span_end_ns", "span_ns", "busy_ns", "idle_ns", "compute_ns"]
-    )
-
-
-def idle_gaps(trace: Trace, intervals: pd.DataFrame | None = None, min_ns: int = 0) -> pd.DataFrame:
-    """The idle intervals of each device between its first and last operation.
-
-    Parameters
-    ----------
-    trace : Trace
-    intervals : DataFrame, optional
-        What :func:`gpu_intervals` returned.
-    min_ns : int
-        Leave out gaps shorter than this.
-
-    Returns
-    -------
-    DataFrame
         ``device, start_ns, end_ns, after`` with ``after`` the position in `intervals` of the operation
         that ends the gap (the first to start when several start at once); ordered by device, then time.
-        Without `min_ns` the lengths sum to the idle time.
+        The lengths sum to the idle time.
     """
     ops = gpu_intervals(trace) if intervals is None else intervals
-    start, end = ops["start_ns"].to_numpy(), ops["end_ns"].to_numpy()
-    frames: list[tuple[int, Int, Int, Index]] = []
-    for device, part in _device_slices(ops["device"].to_numpy()):
-        reach = np.maximum.accumulate(end[part])
-        s = start[part]
-        at = np.flatnonzero(s[1:] - reach[:-1] >= max(min_ns, 1)) + 1
-        frames.append((device, reach[at - 1], s[at], at + part.start))
-    return pd.DataFrame(
-        {
-            "device": np.repeat(np.array([f[0] for f in frames], np.int32), [len(f[1]) for f in frames]),
-            "start_ns": np.concatenate([f[1] for f in frames]) if frames else np.empty(0, np.int64),
-            "end_ns": np.concatenate([f[2] for f in frames]) if frames else np.empty(0, np.int64),
-            "after": np.concatenate([f[3] for f in frames]) if frames else np.empty(0, np.intp),
-        },
-        copy=False,
-    )
+    device, start, end = (ops[c].to_numpy() for c in ("device", "start_ns", "end_ns"))
+    reach = np.concatenate([end[:0], *(np.maximum.accumulate(end[mine]) for mine in _devices(ops))])
+    after = np.flatnonzero((start[1:] > reach[:-1]) & (device[1:] == device[:-1])) + 1
+    columns = {"device": device[after], "start_ns": reach[after - 1], "end_ns": start[after], "after": after}
+    return pd.DataFrame(columns, copy=False)
 
 
 def launch_of(trace: Trace, process: npt.ArrayLike, correlation: npt.ArrayLike) -> Int:
@@ -369,15 +331,15 @@ def launch_of(trace: Trace, process: npt.ArrayLike, correlation: npt.ArrayLike) 
     ndarray of int64
         Row in ``trace.whole``'s ``calls``; -1 where the launch was not recorded.
     """
-    wanted_process = np.asarray(process, np.int64)
-    wanted = np.asarray(correlation, np.int64)
-    whole = trace.whole
-    if not len(wanted) or not whole.size("calls"):
-        return np.full(len(wanted), -1, np.int64)
+    wanted = np.asarray(process, np.int64), np.asarray(correlation, np.int64)
+    whole, found = trace.whole, np.full(len(wanted[0]), -1, np.int64)
+    if not whole.size("calls"):
+        return found
     if "launches" not in whole.memo:
         whole.memo["launches"] = _Launches(whole)
-    launches: _Launches = whole.memo["launches"]
-    return launches.of(wanted_process, wanted)
+    for mine in chunks(len(found)):
+        found[mine] = whole.memo["launches"].of(*(column[mine] for column in wanted))
+    return found
 
 
 def launches_of(trace: Trace, table: npt.ArrayLike, row: npt.ArrayLike) -> Int:
@@ -401,9 +363,7 @@ def launches_of(trace: Trace, table: npt.ArrayLike, row: npt.ArrayLike) -> Int:
         mine = np.flatnonzero(which == number)
         if len(mine):
             frame = trace.table(name, ["process", "correlation"])
-            process, correlation = (frame[c].to_numpy() for c in frame.columns)
-            for part in (mine[piece] for piece in chunks(len(mine))):
-                launch[part] = launch_of(trace, process[rows[part]], correlation[rows[part]])
+            launch[mine] = launch_of(trace, *(frame[c].to_numpy()[rows[mine]] for c in frame))
     return launch
 
 
@@ -461,65 +421,38 @@ def launched(trace: Trace, table: str) -> Int:
 
 
 class _Launches:
-    """The outermost call with each correlation id, a table a process."""
+    """Rows of the outermost calls by process and correlation id."""
 
     def __init__(self, whole: Trace) -> None:
         calls = whole.table("calls", ["thread", "correlation"])
-        process, correlation = calls["thread"].to_numpy() >> 24, calls["correlation"].to_numpy()
-        self._of: dict[int, _ById] = {}
-        for one in pd.unique(process).tolist():
-            mine = process == one
-            if mine.all():
-                self._of[one] = _ById(whole, None, correlation)
-            else:
-                rows = np.flatnonzero(mine)
-                self._of[one] = _ById(whole, rows, correlation[rows])
-
-    def of(self, process: Int, correlation: Int) -> Int:
-        if len(self._of) == 1:
-            [(one, ids)] = self._of.items()
-            return np.where(process == one, ids.rows(correlation), -1)
-        result = np.full(len(process), -1, np.int64)
-        for one, ids in self._of.items():
-            mine = np.flatnonzero(process == one)
-            result[mine] = ids.rows(correlation[mine])
-        return result
-
-
-class _ById:
-    """Rows of the calls of one process by correlation id."""
-
-    def __init__(self, whole: Trace, rows: Index | None, ids: Int) -> None:
-        low, high = int(ids.min()), int(ids.max())
-        self._ids: Int | None = None
-        if high - low > 8 * len(ids) + 1_000_000:
+        process, ids = calls["thread"].to_numpy() >> 24, calls["correlation"].to_numpy()
+        self._processes = np.sort(pd.unique(process))
+        self._low, self._ids = int(ids.min()), None
+        self._width = int(ids.max()) - self._low + 1
+        if self._width * len(self._processes) > 8 * len(ids) + 1_000_000:
             # Too sparse for a table: number the ids first.
             self._ids = np.unique(ids)
             ids = np.searchsorted(self._ids, ids)
-            low, high = 0, len(self._ids) - 1
-        self._low = low
-        place = ids - low
-        row = np.arange(len(ids), dtype=np.int32) if rows is None else rows.astype(np.int32)
-        self._row = np.full(high - low + 1, -1, np.int32)
+            self._low, self._width = 0, len(self._ids)
+        place = np.searchsorted(self._processes, process) * self._width + (ids - self._low)
+        row = np.arange(len(ids), dtype=np.int32)
+        self._row = np.full(self._width * len(self._processes), -1, np.int32)
         self._row[place] = row
-        twin = np.flatnonzero(self._row[place] != row)
-        if len(twin):
-            shared = np.zeros(len(self._row), bool)
-            shared[place[twin]] = True
-            among = np.flatnonzero(shared[place])
-            calls = whole.table("calls", ["start_ns", "end_ns"])
-            start, end = (calls[c].to_numpy()[row[among]] for c in ("start_ns", "end_ns"))
-            inner_first = among[np.lexsort((end, -start))]  # written last wins: earliest start, then latest end
-            self._row[place[inner_first]] = row[inner_first]
+        shared = np.zeros(len(self._row), bool)
+        shared[place[self._row[place] != row]] = True
+        among = np.flatnonzero(shared[place])
+        times = whole.table("calls", ["start_ns", "end_ns"])
+        start, end = (times[c].to_numpy()[among] for c in times)
+        inner_first = among[np.lexsort((end, -start))]  # written last wins: earliest start, then latest end
+        self._row[place[inner_first]] = row[inner_first]
 
-    def rows(self, asked: Int) -> Int:
-        known = asked != 0
+    def of(self, process: Int, asked: Int) -> Int:
+        at = np.minimum(np.searchsorted(self._processes, process), len(self._processes) - 1)
+        known = (asked != 0) & (self._processes[at] == process)
         if self._ids is not None:
-            at = np.minimum(np.searchsorted(self._ids, asked), len(self._ids) - 1)
-            known &= self._ids[at] == asked
-            asked = at
+            number = np.minimum(np.searchsorted(self._ids, asked), len(self._ids) - 1)
+            known &= self._ids[number] == asked
+            asked = number
         place = asked - self._low
-        known &= (place >= 0) & (place < len(self._row))
-        if known.all():
-            return self._row[place].astype(np.int64)
-        return np.where(known, self._row[np.where(known, place, 0)], -1)
+        known &= (place >= 0) & (place < self._width)
+        return np.where(known, self._row[np.where(known, at * self._width + place, 0)], -1)

@@ -27,10 +27,12 @@ __all__ = [
     "Estimate",
     "apart",
     "between_runs",
-    "lacking_to_be_apart",
     "median",
+    "missing_distance",
+    "rank_margin",
     "ratio",
     "shift",
+    "student_quantile",
     "thinned",
     "widened",
 ]
@@ -134,7 +136,7 @@ def shift(before: npt.ArrayLike, after: npt.ArrayLike, confidence: float = 0.95)
     """
     first, second = thinned(_checked(before, confidence)), thinned(_checked(after, confidence))
     differences = np.sort((second[:, None] - first[None, :]).ravel())
-    c = _critical(len(first), len(second), (1 - confidence) / 2)
+    c = rank_margin(len(first), len(second), (1 - confidence) / 2)
     low, high = (float(differences[c - 1]), float(differences[-c])) if c else (None, None)
     return Estimate(float(np.median(differences)), low, high, (np.size(before), np.size(after)))
 
@@ -202,7 +204,7 @@ def between_runs(
         return None
     squares = sum(float(((group - group.mean()) ** 2).sum()) for group in (first, second))
     spread = math.sqrt((_WORTH * usual**2 + squares) / (_WORTH + known))
-    return _student((1 - confidence) / 2, _WORTH + known) * spread * math.sqrt(1 / len(first) + 1 / len(second))
+    return student_quantile((1 - confidence) / 2, _WORTH + known) * spread * math.sqrt(1 / len(first) + 1 / len(second))
 
 
 def widened(steps: Estimate, between: float | None) -> Estimate:
@@ -243,10 +245,10 @@ def apart(before: npt.ArrayLike, after: npt.ArrayLike) -> bool:
         Each sample of one series lies above each of the other, and between the two there is more room than either
         takes. False for fewer than four samples on a side.
     """
-    return any(lacking < 0 for lacking in lacking_to_be_apart(before, after))
+    return any(lacking < 0 for lacking in missing_distance(before, after))
 
 
-def lacking_to_be_apart(before: npt.ArrayLike, after: npt.ArrayLike) -> tuple[float, float]:
+def missing_distance(before: npt.ArrayLike, after: npt.ArrayLike) -> tuple[float, float]:
     """Say how much further up, or down, the second series would have to lie to be :func:`apart` from the first.
 
     Parameters
@@ -295,8 +297,16 @@ def _checked(samples: npt.ArrayLike, confidence: float) -> npt.NDArray[np.float6
 
 
 @functools.lru_cache(maxsize=256)
-def _critical(n: int, m: int, tail: float) -> int:
-    """How many of the pairs' differences to leave out at each end; 0 where not even one may be."""
+def rank_margin(n: int, m: int, tail: float) -> int:
+    """Count the differences of pairs to leave out at each end of an interval; 0 where not even one may be.
+
+    Parameters
+    ----------
+    n, m : int
+        Samples of each series.
+    tail : float
+        The probability beyond each end.
+    """
     if n * m > _EXACT_PAIRS:
         deviation = math.sqrt(n * m * (n + m + 1) / 12)
         return max(math.floor(n * m / 2 - NormalDist().inv_cdf(1 - tail) * deviation), 0)
@@ -315,8 +325,15 @@ def _critical(n: int, m: int, tail: float) -> int:
 
 
 @functools.lru_cache(maxsize=256)
-def _student(tail: float, degrees: int) -> float:
-    """Quantile of Student's t that `tail` lies beyond, for a whole number of degrees of freedom."""
+def student_quantile(tail: float, degrees: int) -> float:
+    """Give the quantile of Student's t that a share of the distribution lies beyond.
+
+    Parameters
+    ----------
+    tail : float
+    degrees : int
+        Of freedom.
+    """
     low, high = 0.0, math.pi / 2
     for _ in range(60):
         angle = (low + high) / 2

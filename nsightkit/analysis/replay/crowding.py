@@ -55,6 +55,8 @@ class Crowding:
         out = np.zeros(len(start))
         for device in kinds_of(self.of.device).tolist():
             mine = np.flatnonzero(self.kernels & (self.of.device == device) & (end > start))
+            if not len(mine):
+                continue
             begins, ends = np.sort(start[mine]), np.sort(end[mine])
             both = _elapsed(begins, end[mine]) - _elapsed(ends, end[mine])
             both -= _elapsed(begins, start[mine]) - _elapsed(ends, start[mine])
@@ -68,7 +70,7 @@ class Crowding:
         of_kernel = of.trace.table("kernels", _SAME).iloc[of.operations["row"].to_numpy()[plain]]
         kernel = of_kernel.groupby(_SAME, observed=True, sort=False).ngroup().to_numpy()
         each = pd.DataFrame({"lasting": (of.end - of.start)[plain], "company": self.company[plain]})
-        if of.in_step is not None:
+        if len(of.steps):
             stream, step = of.stream[plain], of.in_step[plain]
             place = each.groupby([stream, step]).cumcount()
             factor = _slope(each, each.groupby([kernel, stream, place], sort=False).ngroup().to_numpy())

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-__all__ = ["MOST_CUTS", "NEVER", "Bool", "Change", "Float", "Int", "Played", "kinds_of", "rows_of"]
+__all__ = ["MOST_CUTS", "NEVER", "Bool", "Change", "Float", "Int", "Played", "kinds_of"]
 
 Int = npt.NDArray[np.integer[Any]]
 Bool = npt.NDArray[np.bool_]
@@ -25,13 +25,6 @@ def kinds_of(values: Any) -> Int:
     return np.sort(pd.unique(np.asarray(values))).astype(np.int64)
 
 
-def rows_of(rows: Any) -> Int:
-    """Rows of a table, each once, in order."""
-    meant = np.zeros(int(np.max(rows, initial=-1)) + 1, bool)
-    meant[rows] = True
-    return np.flatnonzero(meant)
-
-
 @dataclasses.dataclass(frozen=True)
 class Change:
     """What is different in a replay; a field left out stays as recorded.
@@ -44,6 +37,8 @@ class Change:
         Whether blocking calls wait.
     arrivals : bool
         Whether batches that others prepare have to be waited for.
+    hand_overs : bool
+        Whether threads wait for each other.
     durations_ns : ndarray of int64, optional
         Durations of the operations, in the order of ``Schedule.operations``.
     aside : ndarray of bool, optional
@@ -53,6 +48,7 @@ class Change:
     away: dict[int, tuple[Int, Int]] = dataclasses.field(default_factory=dict)
     waits: bool = True
     arrivals: bool = True
+    hand_overs: bool = True
     durations_ns: Int | None = None
     aside: Bool | None = None
 
@@ -67,3 +63,8 @@ class Played:
     wall_ns: int
     steps_ns: Int
     crowded_ns: int = 0
+
+    @property
+    def each_ns(self) -> Int:
+        """How long each step took."""
+        return np.diff(self.steps_ns, prepend=0)

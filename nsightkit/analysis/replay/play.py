@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import bisect
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.replay.layout import Layout
-from nsightkit.analysis.replay.model import NEVER, Change, Int, Played, kinds_of
+from nsightkit.analysis.replay.model import NEVER, Change, Int, Played
 
 if TYPE_CHECKING:
     from nsightkit.analysis.replay.schedule import Schedule
@@ -36,24 +37,17 @@ class Play:
         self.of, self.layout, self.change = of, layout, change
         self._away: dict[int, intervals.Coverage] = {}
         for thread in of.threads.tolist():
-            parts = [*of.passive[thread], *([change.away[thread]] if thread in change.away else [])]
-            parts = [part for part in parts if len(part[0])]
-            if parts:
-                start, end = intervals.union(*parts)
+            start, end = intervals.union(*of.passive[thread], change.away.get(thread, ((), ())))
+            if len(start):
                 self._away[thread] = intervals.Coverage(np.maximum(start, of.begin_ns), end)
         self._lines()
 
-    def own(self, thread: int, time: Int) -> Int:
-        """Recorded time of a thread without what falls away before it."""
-        away = self._away.get(thread)
-        return time if away is None else np.asarray(time - away.before(np.asarray(time, np.int64)), np.int64)
-
-    def _own_of(self, thread: Int, time: Int) -> Int:
-        """The same, of many threads."""
-        out = time.copy()
-        for one in kinds_of(thread).tolist():
+    def own(self, thread: Int, time: Int) -> Int:
+        """Recorded time of threads without what falls away before it."""
+        out = time.astype(np.int64)
+        for one, away in self._away.items():
             mine = thread == one
-            out[mine] = self.own(one, time[mine])
+            out[mine] -= away.before(out[mine])
         return out
 
     def _ready(self, mine: Int | slice) -> Int:
@@ -64,7 +58,7 @@ class Play:
             row = np.maximum(launch, 0)
             # The latency after the call is the device's; what comes before it is the thread's own time.
             point = np.minimum(of.call_end[row], np.maximum(ready, of.call_start[row]))
-            ready = np.where(launch >= 0, self._own_of(of.call_thread[row], point) + (ready - point), ready)
+            ready = np.where(launch >= 0, self.own(of.call_thread[row], point) + (ready - point), ready)
         if self.change.aside is not None:
             # When it was launched that stands in no order now is not known: it begins no earlier than it did.
             ready = np.where(launch >= 0, ready, of.start[mine])
@@ -72,28 +66,23 @@ class Play:
 
     def _lines(self) -> None:
         """Each segment as a line: its last end is max(delay + a, the stream's last end + b)."""
-        head, tail = self.layout.head, self.layout.tail
-        self.a, self.b, self.direct, self.first_ns = np.empty((4, len(head)), np.int64)
-        low = 0
-        while low < len(head):
-            high = max(low + 1, int(np.searchsorted(tail, head[low] + _CHUNK)))
-            self._lines_of(low, high)
-            low = high
-
-    def _lines_of(self, low: int, high: int) -> None:
-        """The lines of some segments."""
         layout = self.layout
-        begin = int(layout.head[low])
-        head, tail = layout.head[low:high] - begin, layout.tail[low:high] - begin
-        mine: Int | slice = slice(begin, int(layout.tail[high - 1]) + 1)
-        if layout.order is not None:
-            mine = layout.order[mine]
-        lasting, alone, total = self._parts(mine)
-        self.b[low:high] = total[tail] - np.where(head > 0, total[np.maximum(head - 1, 0)], 0)
-        #: from the start of a segment's first operation to the end of its last one, and the first one's own time
-        self.direct[low:high] = alone[head] + total[tail] - total[head]
-        self.first_ns[low:high] = lasting[head]
-        self.a[low:high] = total[tail] + np.maximum.reduceat(self._ready(mine) + alone - total, head)
+        self.a, self.b, self.direct, self.first_ns = np.empty((4, len(layout.head)), np.int64)
+        low = 0
+        while low < len(layout.head):
+            begin = int(layout.head[low])
+            high = max(low + 1, int(np.searchsorted(layout.tail, begin + _CHUNK)))
+            mine: Int | slice = slice(begin, int(layout.tail[high - 1]) + 1)
+            if self.change.aside is not None:
+                mine = layout.order[mine]
+            head, tail, some = layout.head[low:high] - begin, layout.tail[low:high] - begin, slice(low, high)
+            lasting, alone, total = self._parts(mine)
+            self.b[some] = total[tail] - np.where(head > 0, total[np.maximum(head - 1, 0)], 0)
+            #: from the start of a segment's first operation to the end of its last one, and the first one's own time
+            self.direct[some] = alone[head] + total[tail] - total[head]
+            self.first_ns[some] = lasting[head]
+            self.a[some] = total[tail] + np.maximum.reduceat(self._ready(mine) + alone - total, head)
+            low = high
 
     def _parts(self, mine: Int | slice) -> tuple[Int, Int, Int]:
         """How long operations last, with what holds them up, and the sum of that up to each."""
@@ -110,16 +99,15 @@ class Play:
         -------
         start, end : ndarray of int64
         """
-        of, layout = self.of, self.layout
-        order = np.arange(len(of.start)) if layout.order is None else layout.order
+        layout = self.layout
+        order, head, tail, slot = layout.order, layout.head, layout.tail, layout.slot_of_head
         lasting, alone, total = self._parts(order)
-        head, tail, slot = layout.head, layout.tail, layout.slot_of_head
         segment = np.repeat(np.arange(len(head)), tail - head + 1)
         # As soon as all launches up to it allow, or as its segment could for other reasons.
         launched = pd.Series(self._ready(order) + alone - total).groupby(segment).cummax().to_numpy()
         delay = np.where(slot >= 0, self.delay[np.maximum(slot, 0)], 0)
         before = np.append(NEVER, self.end_of[:-1])
-        before[np.append(True, layout.stream_of[1:] != layout.stream_of[:-1])] = NEVER
+        before[layout.opens_stream] = NEVER
         other = before - np.where(head > 0, total[np.maximum(head - 1, 0)], 0)
         late = self.end_of > np.maximum(launched[tail] + delay, other) + total[tail] + 1
         other[late] = (self.end_of - total[tail])[late]
@@ -136,53 +124,42 @@ class Play:
         -------
         Played
         """
-        of, layout, change = self.of, self.layout, self.change
-        slots = of.slots
+        of, layout, change, slots = self.of, self.layout, self.change, self.of.slots
+        never = int(NEVER)
         delay: list[float] = [0] * slots.count
-        end_of: list[float] = [int(NEVER)] * len(layout.head)
+        end_of: list[float] = [never] * len(layout.head)
         # A stream that a change makes begins with what is played.
         stream_end: list[float] = [of.earliest_ns] * (int(layout.stream_of.max()) + 1)
         stream_end[: len(of.released_ns)] = of.released_ns.tolist()
-        own_start, own_end = slots.cut_start.copy(), slots.cut_end.copy()
-        for t in slots.threads if self._away else ():
-            part = slice(slots.low[t], slots.high[t])
-            own_start[part], own_end[part] = self.own(t, own_start[part]), self.own(t, own_end[part])
-        begins_at, returns_at = own_start.tolist(), own_end.tolist()
-        order, meeting = layout.nodes
-        n_cuts, n_nodes = len(slots.cut_end), len(slots.cut_end) + len(layout.head)
+        # What lies between two cuts: segments of streams, and slots of threads.
         a, b, slot = self.a.tolist(), self.b.tolist(), layout.slot_of_head.tolist()
         direct, stream, first_ns = self.direct.tolist(), layout.stream_of.tolist(), self.first_ns.tolist()
+        begins_at, returns_at = (self.own(slots.thread, at).tolist() for at in (slots.start, slots.end))
         cut, slot_of_cut = slots.cut.tolist(), slots.of_cut.tolist()
-        cost, tail = self._costs().tolist(), of.cut_tail.tolist()
-        n_block = len(of.cut_rows)
-        n_full = n_block + len(of.throttled)
-        n_pause = n_full + len(of.pause_by)
-        over_at, over_slot = self._on_threads(of.pause_by, of.pause_end)
-        rest = of.join_pause
-        rest_at, rest_slot = self._on_threads(of.pause_thread[rest], of.pause_start[rest])
-        rests: dict[int, list[int]] = {}
-        for joined, number in enumerate(of.join_cut.tolist()):
-            rests.setdefault(number, []).append(joined)
-        arrivals, skip_pauses = of.arrival_end.tolist(), "hand-overs" in of.without
-        waits = np.ones(n_block, bool) if change.waits else of.call_start[of.cut_rows] < of.begin_ns
-        waiting = (waits & ("syncs" not in of.without)).tolist()
-        after, room, call_ns = of.after_ns, of.room_ns, of.call_ns
-        full, waits_of = layout.full, layout.waits_of
+        # What a cut waits for: its own cost, segments, where other threads are, and a moment.
+        cost, tail = of.cut_cost.tolist(), of.cut_tail.tolist()
+        if change.aside is not None:  # a blocking call without its copy takes what any call takes
+            cost = np.where((of.cut_copy >= 0) & change.aside[of.cut_copy], of.call_ns, of.cut_cost).tolist()
         targets, first_target, crosses = layout.targets, layout.first_target, layout.crosses
-        meets, met, meeting_of, transfer = (
-            layout.meets,
-            meeting.tolist(),
-            of.meeting_of.tolist(),
-            of.transfer_ns.tolist(),
-        )
+        waits = (of.cut_start < of.begin_ns) | (np.arange(len(cut)) >= len(of.cut_rows)) | change.waits
+        waiting = waits.tolist()
+        asked: dict[int, list[tuple[int, int]]] = {}
+        if change.hand_overs:
+            for number, where in zip(of.asking.tolist(), self._where(of.asked, of.asked_ns), strict=True):
+                asked.setdefault(number, []).append(where)
+        arrives = (of.cut_arrival if change.arrivals else np.full(len(cut), NEVER)).tolist()
+        # What a segment waits for beside its thread and its stream: few do.
+        after, waits_of, shared, meets = of.after_ns, layout.waits_of, layout.shared, layout.meets
+        meeting_of, transfer = of.meeting_of.tolist(), of.transfer_ns.tolist()
         last_arrival: dict[int, float] = {}
-        shared = layout.shared
-        launched_at, launched_slot = self._launched()
+        known = np.flatnonzero(np.isin(layout.stream_of, list(shared)) & (layout.launch_of_tail >= 0))
+        row = layout.launch_of_tail[known]
+        launched_by = dict(zip(known.tolist(), self._where(of.call_thread[row], of.call_start[row]), strict=True))
         launched: dict[int, list[float]] = {where: [] for where in shared}
         ended: dict[int, list[float]] = {where: [] for where in shared}
-        # Of most segments only their thread and their stream matter.
         more = {*waits_of, *meets, *(s for s, where in enumerate(stream if shared else ()) if where in shared)}
-        never = int(NEVER)
+        order, meeting = layout.nodes
+        met, n_cuts, n_nodes = meeting.tolist(), len(cut), len(cut) + len(end_of)
         for node in order.tolist():
             if node >= n_nodes:  # a device leaves a collective
                 number = node - n_nodes
@@ -206,83 +183,54 @@ class Play:
                     continue
                 end_of[s] = stream_end[where] = end
                 if where in shared:
-                    at = launched_at[s] + delay[launched_slot[s]] if launched_slot[s] >= 0 else never
+                    time, by = launched_by.get(s, (never, None))
+                    at = time if by is None else time + delay[by]
                     launched[where].append(max(at, launched[where][-1]) if launched[where] else at)
                     ended[where].append(end)
                 continue
             number, mine = cut[node], slot_of_cut[node]
             begun = begins_at[node] + delay[mine - 1]
-            if number >= n_pause:  # a batch arrives
-                until = max(begun, arrivals[number - n_pause]) if change.arrivals else begun
-            elif number >= n_full:  # another thread ends a pause
-                p = number - n_full
-                until = begun if skip_pauses else max(begun, over_at[p] + delay[over_slot[p]])
-            elif number >= n_block:  # into a full queue
-                until = max(begun + call_ns, end_of[full[number - n_block]] + room)
-            else:
-                until = begun + cost[number]
-                for i in range(first_target[number], first_target[number + 1]) if waiting[number] else ():
-                    target = targets[i]
-                    done = end_of[target]
-                    if crosses[i]:  # what it had launched by now
-                        at = bisect.bisect_right(launched[stream[target]], begun)
-                        done = ended[stream[target]][at - 1] if at else never
-                    until = max(until, done + tail[number])
-                for joined in rests.get(number, ()):
-                    until = max(until, rest_at[joined] + delay[rest_slot[joined]])
+            until = max(begun + cost[number], arrives[number])
+            for i in range(first_target[number], first_target[number + 1]) if waiting[number] else ():
+                target = targets[i]
+                done = end_of[target]
+                if crosses[i]:  # what it had launched by now
+                    before = bisect.bisect_right(launched[stream[target]], begun)
+                    done = ended[stream[target]][before - 1] if before else never
+                until = max(until, done + tail[number])
+            for time, by in asked.get(number, ()):
+                until = max(until, time + delay[by])
             delay[mine] = until - returns_at[node]
         self.delay, self.end_of = np.array(delay), np.array(end_of)
-        return self._read(self.delay, self.end_of)
+        return self._read()
 
-    def _costs(self) -> Int:
-        """What a blocking call takes of its own; without its copy, what any call takes."""
-        of, aside = self.of, self.change.aside
-        cost: Int = of.cut_cost
-        if aside is None:
-            return cost
-        return np.asarray(np.where(of.cut_is_own & aside[of.cut_own_copy], of.call_ns, cost))
+    def _where(self, threads: Int, time: Int) -> list[tuple[int, int]]:
+        """Where threads are at some times: their own time, and the slot, by whose delay they get there."""
+        return list(zip(self.own(threads, time).tolist(), self.of.slots.at(threads, time).tolist(), strict=True))
 
-    def _on_threads(self, threads: Int, time: Int) -> tuple[list[int], list[int]]:
-        """Where threads are at some times: their own time, and the slot."""
-        slots = np.empty(len(threads), np.int64)
-        for thread in kinds_of(threads).tolist():
-            mine = threads == thread
-            slots[mine] = self.of.slots.at(thread, time[mine])
-        return self._own_of(threads, time).tolist(), slots.tolist()
+    def _reached(self, threads: Int, time: Int) -> npt.NDArray[Any]:
+        """When threads got to what they had got to at some times."""
+        return np.asarray(self.own(threads, time) + self.delay[self.of.slots.at(threads, time)])
 
-    def _launched(self) -> tuple[list[int], list[int]]:
-        """Where its thread was when it launched the last operation of each segment: its own time, and its slot."""
-        of, layout = self.of, self.layout
-        if not layout.shared:
-            return [], []
-        known = layout.launch_of_tail >= 0
-        row = np.maximum(layout.launch_of_tail, 0)
-        return self._own_of(of.call_thread[row], of.call_start[row]).tolist(), np.where(
-            known, layout.slot_of_tail, -1
-        ).tolist()
-
-    def _read(self, delay: Int, end_of: Int) -> Played:
-        of, layout = self.of, self.layout
+    def _read(self) -> Played:
+        of, layout, end_of = self.of, self.layout, self.end_of
         if not len(of.steps):
-            first = np.append(True, layout.stream_of[1:] != layout.stream_of[:-1])
-            begin = (end_of - self.first_ns)[first].min()
+            begin = (end_of - self.first_ns)[layout.opens_stream].min()
             return Played(int(end_of.max() - begin), np.empty(0, np.int64))
-        thread = int(of.steps["thread"].iloc[0])
-        cpu = of.steps["cpu_end_ns"].to_numpy()
-        reached = self.own(thread, cpu) + delay[of.slots.at(thread, cpu)]
+        main = np.full(len(of.steps), of.main)
+        reached = self._reached(main, of.steps["cpu_end_ns"].to_numpy())
         ends = reached.astype(np.int64)
         for k, parts in enumerate(layout.step_parts):
             ends[k] = max([int(ends[k]), *(int(end_of[s]) for s in parts)])
-        if len(layout.beside):
-            row = layout.beside_launch
-            called = self._own_of(of.call_thread[row], of.call_start[row]) + delay[layout.beside_slot]
-            at = np.searchsorted(np.maximum.accumulate(reached), called, side="right")
-            within = at < len(ends)
-            np.maximum.at(ends, at[within], end_of[layout.beside[within]].astype(np.int64))
+        row = layout.beside_launch
+        called = self._reached(of.call_thread[row], of.call_start[row])
+        at = np.searchsorted(np.maximum.accumulate(reached), called, side="right")
+        within = at < len(ends)
+        np.maximum.at(ends, at[within], end_of[layout.beside[within]].astype(np.int64))
         ends = np.maximum.accumulate(ends)
-        first = of.steps["start_ns"].to_numpy()[:1]
-        begin = int((self.own(thread, first) + delay[of.slots.at(thread, first)])[0])
-        if of.steps["begin_ns"].iloc[0] > first[0]:  # behind a step that is not played
-            begin = max(begin, int(of.steps["begin_ns"].iloc[0]))
+        first_ns, begin_ns = (int(of.steps[column].iloc[0]) for column in ("start_ns", "begin_ns"))
+        begin = int(self._reached(main[:1], np.array([first_ns]))[0])
+        if begin_ns > first_ns:  # behind a step that is not played
+            begin = max(begin, begin_ns)
             ends = np.maximum(ends, begin)
         return Played(int(ends[-1] - begin), ends - begin)

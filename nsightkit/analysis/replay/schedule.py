@@ -18,7 +18,7 @@ from nsightkit.analysis.core.names import matching
 from nsightkit.analysis.ranks.meetings import Meetings
 from nsightkit.analysis.replay.crowding import Crowding
 from nsightkit.analysis.replay.layout import Layout, Slots
-from nsightkit.analysis.replay.model import MOST_CUTS, NEVER, Bool, Change, Int, Played, kinds_of, rows_of
+from nsightkit.analysis.replay.model import MOST_CUTS, NEVER, Bool, Change, Int, Played, kinds_of
 from nsightkit.analysis.replay.play import Play
 from nsightkit.analysis.timeline import steps
 from nsightkit.analysis.timeline.gaps.threads import BLOCKING, Threads
@@ -119,8 +119,6 @@ class Schedule:
     ----------
     trace : Trace
         Selected or whole; what is selected is played.
-    without : set of str, optional
-        Leaves parts of the model out, to show that it needs them: ``"syncs"``, ``"hand-overs"``, ``"waits"``.
 
     Attributes
     ----------
@@ -133,8 +131,8 @@ class Schedule:
         Why no schedule can be made.
     """
 
-    def __init__(self, trace: Trace, without: frozenset[str] | set[str] = frozenset()) -> None:
-        self.trace, self.without = trace, without
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
         trace.prefetch(_COLUMNS)
         #: what each thread did
         self.facts = Threads(trace)
@@ -155,23 +153,14 @@ class Schedule:
 
     def _operations(self) -> None:
         trace = self.trace
-        ops = intervals.gpu_intervals(trace)
-        table, row = ops["table"].to_numpy(), ops["row"].to_numpy()
-        n = len(ops)
-        process, stream, kind = np.empty(n, np.int64), np.empty(n, np.int64), np.zeros(n, np.int8)
-        for number, name in enumerate(GPU_TABLES):
-            mine = slice(None) if (table == number).all() else table == number
-            if n and (isinstance(mine, slice) or mine.any()):
-                frame = trace.table(name, ["process", "stream"])
-                process[mine] = frame["process"].to_numpy()[row[mine]]
-                stream[mine] = frame["stream"].to_numpy()[row[mine]]
-                kind[mine] = number
-        launch = intervals.launches_of(trace, table, row)
-        device = ops["device"].to_numpy()
-        code = _codes(process, device, stream)
-        #: the process of each stream
-        self.process_of = np.zeros(int(code.max(initial=-1)) + 1, np.int64)
-        self.process_of[code] = process
+        ops = intervals.gpu_intervals(trace, "process", "stream", "correlation")
+        n, device = len(ops), ops["device"].to_numpy()
+        code = _codes(ops["process"].to_numpy(), device, ops["stream"].to_numpy())
+        at = np.zeros(int(code.max(initial=-1)) + 1, np.int64)
+        at[code] = np.arange(n)
+        #: each stream, and its process
+        self.streams = ops[["process", "device", "stream"]].iloc[at]
+        self.process_of = self.streams["process"].to_numpy()
         if not n:
             self.unplayable = "there is no GPU work"
         columns: dict[str, npt.NDArray[Any]] = {
@@ -179,12 +168,12 @@ class Schedule:
             "end_ns": ops["end_ns"].to_numpy(),
             "stream": code.astype(np.int32),
             "device": device,
-            "table": kind,
-            "row": row,
-            "launch": launch.astype(np.int32),
+            "table": ops["table"].to_numpy(),
+            "row": ops["row"].to_numpy(),
+            "launch": intervals.launch_of(trace, ops["process"], ops["correlation"]).astype(np.int32),
             "device_before_ns": self._device_before(ops),
         }
-        del ops, process, stream, launch
+        del ops
         if n and int(code.max()):  # several streams
             order = np.argsort(code, kind="stable")  # by device and start already
             columns = {name: column[order] for name, column in columns.items()}
@@ -218,8 +207,6 @@ class Schedule:
         """Make what one call launched together one operation, from the first start to the last end."""
         launch = frame["launch"]
         known = launch >= 0
-        if not known.any():
-            return None
         several = known & (np.bincount(launch[known], minlength=1)[np.maximum(launch, 0)] > 1)
         if not several.any():
             return None
@@ -243,41 +230,32 @@ class Schedule:
         self.call_start, self.call_end, self.call_thread = (calls[c].to_numpy() for c in calls)
         if int((self.call_end < self.call_start).sum()) > _REVERSED * len(calls):
             self.unplayable = "calls end before they begin"
-        names = whole.table("calls", ["name"])["name"]
-        blocks = matching(names, BLOCKING)
+        self.names = whole.table("calls", ["name"])["name"]
+        blocks = matching(self.names, BLOCKING)
         kept = self.trace.mask("calls")
-        linked = self.launch[self.launch >= 0]
         #: which calls launched what is scheduled
         self.launching = np.zeros(len(calls), bool)
-        self.launching[linked] = True
-        memops = self.table == GPU_TABLES.index("memops")
-        copies = np.flatnonzero(memops & (self.launch >= 0))
+        self.launching[self.launch[self.launch >= 0]] = True
+        copies = np.flatnonzero((self.table == GPU_TABLES.index("memops")) & (self.launch >= 0))
+        columns = self.trace.table("memops", ["kind", "src_kind", "dst_kind"])
+        table = columns.iloc[self.operations["row"].to_numpy()[copies]]
+        pageable = (table["src_kind"] == "pageable").to_numpy() | (table["dst_kind"] == "pageable").to_numpy()
+        row = self.launch[copies]
         #: copies whose call returns only when they are done, as that of pageable memory does
-        self.own_copy = np.zeros(len(self.start), bool)
-        if len(copies):
-            table = self.trace.table("memops", ["kind", "src_kind", "dst_kind"]).iloc[
-                self.operations["row"].to_numpy()[copies]
-            ]
-            pageable = (table["src_kind"] == "pageable").to_numpy() | (table["dst_kind"] == "pageable").to_numpy()
-            back = (table["kind"] == "DtoH").to_numpy()
-            row = self.launch[copies]
-            inside = self.end[copies] <= self.call_end[row] + 1_000
-            self.own_copy[copies] = inside & (pageable | blocks[row])
-            blocks[row[self.own_copy[copies]]] = True
-            self.staged = np.zeros(len(self.start), bool)
-            self.staged[copies] = pageable & ~back
-        else:
-            self.staged = np.zeros(len(self.start), bool)
+        self.own_copy, self.staged = np.zeros((2, len(self.start)), bool)
+        self.own_copy[copies] = (self.end[copies] <= self.call_end[row] + 1_000) & (pageable | blocks[row])
+        self.staged[copies] = pageable & (table["kind"] != "DtoH").to_numpy()
+        blocks[self.launch[self.own_copy]] = True
         if kept is not None:
             blocks &= kept | self.launching
-        threads = kinds_of(self.call_thread[self.launching])
         self.steps = steps.windows(self.trace)
-        if len(self.steps):
-            threads = np.unique(np.append(threads, self.steps["thread"].to_numpy()))
-        rows = np.flatnonzero(blocks & np.isin(self.call_thread, threads))
+        #: the thread and the process of the steps
+        self.main, self.process = (
+            int(self.steps[c].iloc[0]) if len(self.steps) else int(NEVER) for c in ("thread", "process")
+        )
+        self.threads = np.union1d(kinds_of(self.call_thread[self.launching]), self.steps["thread"])
+        rows = np.flatnonzero(blocks & np.isin(self.call_thread, self.threads))
         self.blocking = rows[np.argsort(self.call_start[rows], kind="stable")]
-        self.names = names
-        self.threads = threads
 
     def _beginning(self) -> None:
         """What a selection leaves out happened when it did; what was selected cannot begin before that is over."""
@@ -291,19 +269,10 @@ class Schedule:
         self.earliest_ns = int(self.start.min())
         if not len(self.steps):
             self.begin_ns = int(self.call_start[self.launch[self.launch >= 0]].min())
-        place = ["process", "device", "stream"]
-        first = np.flatnonzero(self.first)
-        mine = self.operations.iloc[first]
-        mine = mine.assign(
-            process=self.process_of[mine["stream"]],
-            stream=[
-                self.trace.table(GPU_TABLES[t], ["stream"])["stream"].iloc[r]
-                for t, r in zip(mine["table"], mine["row"], strict=True)
-            ],
-        )
+        place, first = [*self.streams], np.flatnonzero(self.first)
         every = pd.concat([self.trace.whole.table(t, [*place, "start_ns", "end_ns"]) for t in GPU_TABLES])
-        both = mine.assign(at=first).merge(every, on=place, suffixes=("", "_before"))
-        before = both[both["start_ns_before"] < both["start_ns"]].groupby("at")["end_ns_before"].max()
+        both = self.streams.assign(at=first, begun=self.start[first]).merge(every, on=place)
+        before = both[both["start_ns"] < both["begun"]].groupby("at")["end_ns"].max()
         self.released_ns[self.stream[before.index]] = np.minimum(before, self.start[before.index])
 
     # -- threads that wait for each other
@@ -314,18 +283,16 @@ class Schedule:
         threads = self.threads.tolist()
         #: per thread, time in which it only waited for room in the queue
         self.passive: dict[int, list[tuple[Int, Int]]] = {t: [] for t in threads}
-        self.pause_thread, self.pause_start, self.pause_end, self.pause_by = np.empty((4, 0), np.int64)
-        if len(threads) < 2:
-            return
-        rows = rows_of(np.append(np.flatnonzero(self.launching), self.blocking))
+        kept = self.launching.copy()
+        kept[self.blocking] = True
+        rows = np.flatnonzero(kept)
         rows = rows[np.argsort(self.call_start[rows], kind="stable")]
         calls = {
             t: _Calls(self.call_start[mine], self.call_end[mine])
             for t in threads
             if len(mine := rows[self.call_thread[rows] == t])
         }
-        main = int(self.steps["thread"].iloc[0]) if len(self.steps) else -1
-        if last := calls.get(main):
+        if last := calls.get(self.main):
             # A thread that waits for others in the end has no call after that, but its last step ends.
             over = int(self.steps["cpu_end_ns"].iloc[-1])
             last.start, last.end = np.append(last.start, over), np.append(last.end, over)
@@ -341,12 +308,14 @@ class Schedule:
             begun, done = facts.own_work(one)
             handed = np.logical_or.reduce([theirs.fill(begun, done, pause) for theirs in others.values()])
             handed &= 2 * facts.sleeps(one).covered(begun, done) < done - begun
-            parts = [(mine.start, np.maximum(mine.end, mine.start + 1)), (begun[~handed], done[~handed])]
-            # A worker that waits to be handed work is not waiting for data.
-            for_data = waits[one].start, waits[one].end
-            parts.append(intervals.common(for_data, facts.thread_waits(one), outside=True))
-            parts += [of(one) for of in (facts.one_offs, facts.profiler_time)]
-            acted, rested = intervals.union(*parts)
+            acted, rested = intervals.union(
+                (mine.start, np.maximum(mine.end, mine.start + 1)),
+                (begun[~handed], done[~handed]),
+                # A worker that waits to be handed work is not waiting for data.
+                intervals.common((waits[one].start, waits[one].end), facts.thread_waits(one), outside=True),
+                facts.one_offs(one),
+                facts.profiler_time(one),
+            )
             start, end = np.append(NEVER, rested[:-1]), acted
             long = end - start > pause
             start, end = start[long], end[long]
@@ -368,7 +337,9 @@ class Schedule:
             often = {other: int(hits[other].sum() + fills[other].sum()) for other in others}
             most = _ABOUT * max(often.values())
             by = np.full(len(end), -1, np.int64)
-            for other in sorted(others, key=lambda t: (often[t] >= most, often[t] >= most and t == main, often[t])):
+            for other in sorted(
+                others, key=lambda t: (often[t] >= most, often[t] >= most and t == self.main, often[t])
+            ):
                 by[hits[other]] = other
             kept = by >= 0
             found.append(np.stack([np.full(int(kept.sum()), one), start[kept], end[kept], by[kept]]))
@@ -377,16 +348,10 @@ class Schedule:
     def _latest(self, thread: int, at: Int) -> Int:
         """When anything that was recorded of a thread last began or ended before each time."""
         latest = np.full(len(at), NEVER, np.int64)
-        tables = [
-            ("calls", self.facts.calls(thread)),
-            *self.facts.activity(thread),
-            ("os", self.facts.os_calls(thread)),
-        ]
-        for name, track in tables:
+        every = ("calls", self.facts.calls(thread)), *self.facts.activity(thread), ("os", self.facts.os_calls(thread))
+        for name, track in every:
             for edges in (track.start, np.sort(track.end)) if name != "op" else (track.start,):
-                if len(edges):
-                    i = np.searchsorted(edges, at) - 1
-                    latest = np.maximum(latest, np.where(i >= 0, edges[i], NEVER))
+                latest = np.maximum(latest, np.append(NEVER, edges)[np.searchsorted(edges, at)])
         return latest
 
     def _arrivals(self) -> None:
@@ -395,17 +360,13 @@ class Schedule:
         An OS call that waits for another process, or the name of PyTorch's loader with workers, says so. Else a wait is
         the thread's own time: it begins to load when it asks.
         """
+        for_others, workers = self.when(_FOR_OTHERS.search, "os_calls"), self.when(_WORKERS.search, "ranges", "ops")
         found = [np.empty((3, 0), np.int64)]
         for thread in self.threads.tolist():
             start, end = self.facts.input_waits(thread)
             if not len(start):
                 continue
-            parts = []
-            for table, pattern in (("os_calls", _FOR_OTHERS), ("ranges", _WORKERS), ("ops", _WORKERS)):
-                rows = self.trace.whole.table(table, ["start_ns", "end_ns", "thread", "name"])
-                mine = rows[matching(rows["name"], pattern) & (rows["thread"] == thread).to_numpy()]
-                parts.append((mine["start_ns"].to_numpy(), mine["end_ns"].to_numpy()))
-            waits = intervals.Coverage(*intervals.union(*parts))
+            waits = intervals.Coverage(*intervals.union(for_others[thread], workers[thread]))
             long = (2 * waits.of(start, end) >= end - start) & (end - start >= _HELD_NS) & (start >= self.begin_ns)
             mine = self.pause_thread == thread
             handed = intervals.Coverage(self.pause_start[mine], self.pause_end[mine])
@@ -415,6 +376,30 @@ class Schedule:
                 continue
             found.append(np.stack([np.full(int(long.sum()), thread), start[long], end[long]]))
         self.arrival_thread, self.arrival_start, self.arrival_end = np.concatenate(found, axis=1)
+
+    def when(self, chosen: Callable[[str], Any], *tables: str) -> dict[int, tuple[Int, Int]]:
+        """When events whose name is chosen were open on each of the threads.
+
+        Parameters
+        ----------
+        chosen : callable
+            Whether a name is meant.
+        *tables : str
+
+        Returns
+        -------
+        dict of int to tuple of ndarray of int64
+            Disjoint intervals a thread.
+        """
+        found = []
+        for table in tables:
+            rows = self.trace.whole.table(table, ["start_ns", "end_ns", "thread", "name"])
+            names = rows.pop("name").cat
+            flags = [bool(chosen(str(name))) for name in names.categories]
+            found.append(rows[np.array([*flags, False])[names.codes.to_numpy()]])
+        rows = pd.concat(found)
+        start, end, thread = (rows[column].to_numpy() for column in rows)
+        return {one: intervals.merge(start[thread == one], end[thread == one]) for one in self.threads.tolist()}
 
     def dispatch(self, busy: Callable[[int], tuple[Int, Int]], launch_ns: int) -> dict[int, tuple[Int, Int]]:
         """What dispatch between consecutive launches takes beyond a given time.
@@ -432,25 +417,21 @@ class Schedule:
             Disjoint intervals a thread.
         """
         found = {}
+        calls = np.append(self.cut_rows, self.launch[self.staged & (self.launch >= 0)])
         for thread in self.threads.tolist():
             start = self.call_start[self.launching & (self.call_thread == thread)]
             if len(start) < 2:
                 continue
-            if (start[1:] < start[:-1]).any():
-                start.sort(kind="stable")  # few runs, as a rule
-            cuts = self.cut_rows[self.call_thread[self.cut_rows] == thread]
-            pauses = self.pause_thread == thread
-            parts = [busy(thread), *self.passive[thread], (self.call_start[cuts], self.call_end[cuts])]
+            start.sort(kind="stable")  # few runs, as a rule
+            mine, pauses = calls[self.call_thread[calls] == thread], self.pause_thread == thread
+            parts = [busy(thread), *self.passive[thread], (self.call_start[mine], self.call_end[mine])]
             parts.append((self.pause_start[pauses], self.pause_end[pauses]))
-            copies = self.launch[self.staged & (self.launch >= 0)]
-            copies = copies[self.call_thread[copies] == thread]
-            parts.append((self.call_start[copies], self.call_end[copies]))
             other = intervals.Coverage(*intervals.union(*parts))
             apart = np.diff(start)
             usual_ns = _SLOW_CALL * np.median(apart)
             only = apart > launch_ns
-            for mine in intervals.chunks(len(apart)):
-                only[mine] &= np.diff(other.before(start[mine.start : mine.stop + 1])) <= launch_ns
+            for part in intervals.chunks(len(apart)):
+                only[part] &= np.diff(other.before(start[part.start : part.stop + 1])) <= launch_ns
             # Launches that follow each other as launches do, or in operators, have only dispatch between them.
             far = np.flatnonzero(only & (apart > usual_ns))
             only[far] = 2 * self.facts.dispatch(thread).covered(start[far], start[far + 1]) >= apart[far]
@@ -476,24 +457,18 @@ class Schedule:
         idle &= linked
         queued &= linked & ~self.first
         self.ready[~linked] = NEVER
-        kind = self.table * np.int8(8)
-        for bit, is_so in ((4, meanwhile), (2, self.staged), (1, self.own_copy)):
-            kind[is_so] += bit
+        kind = 8 * self.table + 4 * meanwhile + 2 * self.staged + self.own_copy
         self.gap = np.full(len(self.start), _NEXT_NS, np.int32)
         for one in kinds_of(kind).tolist():
             mine = kind == one
             samples = _some(mine & idle)
             if len(samples):
-                begun, done = self._called(samples)
-                from_start, from_end = self.start[samples] - begun, self.start[samples] - done
-                by = [
-                    (_spread(from_end), int(np.median(from_end)), False),
-                    (_spread(from_start), int(np.median(from_start)), True),
-                ]
                 # A call that returns after its copy says nothing by its end, one that stages it nothing by its start.
-                by = by[1:] if one & 1 else by[:1] if one & 2 else by
-                _, latency, of_start = min(by, key=lambda row: row[0])
-                edge = self.call_start if of_start else self.call_end
+                both = [self.call_end, self.call_start]
+                edges = both[1:] if one & 1 else both[:1] if one & 2 else both
+                late = [self.start[samples] - edge[self.launch[samples]] for edge in edges]
+                steady = int(np.argmin([_spread(each) for each in late]))
+                edge, latency = edges[steady], int(np.median(late[steady]))
                 for part in intervals.chunks(len(mine)):
                     at = edge[np.maximum(self.launch[part], 0)]
                     np.add(at, latency, out=self.ready[part], where=(mine & linked)[part])
@@ -571,13 +546,13 @@ class Schedule:
         explained = self._before(slice(None)) + self.gap
         np.maximum(explained, self.ready, out=explained)
         linked = self.launch >= 0
-        told, told_of = self._recorded_waits() if "waits" not in self.without else (np.empty(0, np.int64),) * 2
+        told, told_of = self._recorded_waits()
         until = explained.copy()
         np.maximum.at(until, told, self.end[told_of])
         late = np.flatnonzero((self.start > until + _LATE_NS) & (linked | ~self.first))
-        waits: Int = np.empty(0, np.int64)
-        on: Int = waits
-        if len(late) and (self.stream != self.stream[0]).any() and "waits" not in self.without:
+        none: Int = np.empty(0, np.int64)
+        waits, on = none, none
+        if len(late) and (self.stream != self.stream[0]).any():
             waits, on = self._just_ended(late, explained)
         self.inferred += len(waits)
         if len(np.unique(waits)) > _GUESSED * len(self.start):
@@ -678,40 +653,31 @@ class Schedule:
 
     def _meetings(self) -> None:
         """Collectives of several devices: none of them does its work before the last device has arrived."""
-        self.meeting = np.empty(0, np.int64)  # positions in the schedule
-        self.meeting_of = np.empty(0, np.int64)  # the collective's number
-        self.transfer_ns = np.empty(0, np.int64)  # of each, from the last arrival on
-        if len(kinds_of(self.device)) < 2:
-            return
-        met = Meetings(self.trace).met
-        mine = pd.MultiIndex.from_arrays([self.device, self.start])
-        at = pd.Series(np.arange(len(mine)), mine)[lambda s: ~s.index.duplicated()]
-        found = at.reindex(pd.MultiIndex.from_frame(met[["device", "start_ns"]])).to_numpy()
-        known = ~np.isnan(found)
-        self.meeting = found[known].astype(np.int64)
-        self.meeting_of = met["collective"].to_numpy(np.int64)[known]
-        self.transfer_ns = (met["end_ns"] - met["until_ns"]).to_numpy(np.int64)[known]
+        place = ["device", "start_ns"]
+        several = len(kinds_of(self.device)) > 1
+        empty = pd.DataFrame(columns=[*place, "end_ns", "until_ns", "collective"], dtype=np.int64)
+        met = Meetings(self.trace).met if several else empty
+        at = np.flatnonzero(np.isin(self.start, met["start_ns"]))
+        mine = pd.DataFrame({"device": self.device[at], "start_ns": self.start[at], "at": at}).drop_duplicates(place)
+        found = met.merge(mine, on=place)
+        #: positions in the schedule, the collective's number, and of each the time from the last arrival on
+        self.meeting, self.meeting_of = found["at"].to_numpy(), found["collective"].to_numpy(np.int64)
+        self.transfer_ns = (found["end_ns"] - found["until_ns"]).to_numpy(np.int64)
 
     def _cuts(self) -> None:
         """Blocking calls with the operations that they wait for: the last of each stream launched before them."""
-        rows = self.blocking
-        linked = np.flatnonzero(self.launch >= 0)
-        streams = {}
-        for one in kinds_of(self.stream).tolist():
-            mine = linked[slice(*np.searchsorted(self.stream[linked], [one, one + 1]))]
-            if len(mine):
-                # In the order of the stream; a launch by another thread may have begun a little earlier.
-                streams[one] = mine, np.maximum.accumulate(self.call_start[self.launch[mine]])
-        names = self.names
+        rows, names = self.blocking, self.names
+        start, end, process = self.call_start[rows], self.call_end[rows], self.call_thread[rows] >> 24
         of_device, of_event = matching(names, _OF_DEVICE)[rows], matching(names, _OF_EVENT)[rows]
-        start, end = self.call_start[rows], self.call_end[rows]
-        process = self.call_thread[rows] >> 24
-        last_of = {s: m[np.searchsorted(t, start, side="left") - 1] for s, (m, t) in streams.items()}
-        none_yet = {s: np.searchsorted(t, start, side="left") == 0 for s, (_, t) in streams.items()}
+        linked, last_of, none_yet = np.flatnonzero(self.launch >= 0), {}, {}
+        for one in kinds_of(self.stream[linked]).tolist():
+            mine = linked[slice(*np.searchsorted(self.stream[linked], [one, one + 1]))]
+            # In the order of the stream; a launch by another thread may have begun a little earlier.
+            at = np.searchsorted(np.maximum.accumulate(self.call_start[self.launch[mine]]), start, side="left")
+            last_of[one], none_yet[one] = mine[at - 1], at == 0
         drained = np.full(len(rows), -1, np.int64)
         drained_ns = start.copy()
         sure = np.zeros(len(rows), bool)
-        del streams, linked
         # What the thread launched itself, and that ended just before; else whatever did.
         for by_itself in (True, False):
             for s, last in last_of.items():
@@ -729,9 +695,9 @@ class Schedule:
             latest = self._ended_by(end[events])
             hit = (self.end[latest] > start[events]) & (self.process_of[self.stream[latest]] == process[events])
             drained[events[hit & (latest >= 0)]] = latest[hit & (latest >= 0)]
-        own = dict(zip(self.launch[self.own_copy].tolist(), np.flatnonzero(self.own_copy).tolist(), strict=True))
-        self.cut_own = np.array([own.get(int(r), -1) for r in rows], np.int64)
-        drained = np.where(self.cut_own >= 0, self.cut_own, drained)
+        own_copies = np.flatnonzero(self.own_copy)
+        own = pd.Series(own_copies, self.launch[own_copies]).reindex(rows, fill_value=-1).to_numpy()
+        drained = np.where(own >= 0, own, drained)
         waited = drained >= 0
         # What did not wait, and might in another schedule: for what was launched last.
         default, launched_ns = np.full(len(rows), -1), np.full(len(rows), NEVER)
@@ -744,17 +710,16 @@ class Schedule:
         returned = end - self.end[np.maximum(drained, 0)]
         # An allocation that returns long after the GPU was done took its time for something else.
         waited &= ~allocates | (returned <= _AFTER_NS)
-        settled = waited & (self.cut_own < 0) & ~allocates
-        self.return_ns = int(np.median(returned[settled])) if settled.any() else _RETURN_NS
+        settled = waited & (own < 0) & ~allocates
+        return_ns = int(np.median(returned[settled])) if settled.any() else _RETURN_NS
         cost = (end - start).astype(np.int64)
         quick = cost[~waited & ~allocates]
-        self.quick_ns = int(min(np.median(quick), 20_000)) if len(quick) else _CALL_NS
+        quick_ns = int(min(np.median(quick), 20_000)) if len(quick) else _CALL_NS
         # After its copy a call may still have work of its own to do: to empty the staging buffer.
-        tail = np.where(self.cut_own >= 0, np.maximum(returned, 0), self.return_ns)
-        cost = np.where(waited, np.minimum(self.quick_ns, cost), cost)
+        tail = np.where(own >= 0, np.maximum(returned, 0), return_ns)
+        cost = np.where(waited, np.minimum(quick_ns, cost), cost)
         # The CPU's part of a copy from pageable memory lies before it: staging.
-        at = np.maximum(self.cut_own, 0)
-        cost = np.where((self.cut_own >= 0) & self.staged[at], self.ready[at] - start, cost)
+        cost = np.where((own >= 0) & self.staged[own], self.ready[own] - start, cost)
         keep = waited | ((target >= 0) & ~allocates)
         whole_device = of_device & ~allocates
         device = self._device_of(rows)
@@ -767,34 +732,47 @@ class Schedule:
             targets.append(last[each])
         by_call = np.argsort(np.concatenate(cut_of), kind="stable")
         self.cut_rows = rows[keep]
-        #: operations that blocking calls wait for, and the number of each one's call
-        self.cut_target = np.concatenate(targets)[by_call]
-        self.cut_of_target = (np.cumsum(keep) - 1)[np.concatenate(cut_of)[by_call]]
-        self.cut_cost, self.cut_tail = cost[keep], tail[keep]
-        self.cut_is_own, self.cut_own_copy = self.cut_own[keep] >= 0, np.maximum(self.cut_own[keep], 0)
-        self.cut_waited = waited[keep]
-        self.inferred += int((waited[keep] & ~self.cut_is_own).sum())
-        self._join_pauses()
+        self.inferred += int((waited & (own < 0))[keep].sum())
         # Launches into a full queue wait for an operation to end.
         full = self.throttled
-        self.full_target = np.maximum(self._ended_by(self.call_end[full]), 0) if len(full) else full
-        after = self.call_end[full] - self.end[self.full_target]
-        self.room_ns = int(np.median(after)) if len(full) else 0
+        full_target = np.maximum(self._ended_by(self.call_end[full]), 0) if len(full) else full
+        after = self.call_end[full] - self.end[full_target]
+        room_ns = int(np.median(after)) if len(full) else 0
+        # All cuts: blocking calls, such launches, pauses that another thread ends, batches that arrive.
+        calls, pauses, batches = np.append(self.cut_rows, full), len(self.pause_by), len(self.arrival_end)
+        self.cut_thread = np.concatenate([self.call_thread[calls], self.pause_thread, self.arrival_thread])
+        self.cut_start = np.concatenate([self.call_start[calls], self.pause_start, self.arrival_start])
+        self.cut_end = np.concatenate([self.call_end[calls], self.pause_end, self.arrival_end])
+        #: what it takes of its own, what it takes after what it waits for, and the copy that it returns with, or -1
+        others = np.repeat([self.call_ns, 0], [len(full), pauses + batches])
+        self.cut_cost = np.append(cost[keep], others)
+        self.cut_tail = np.append(tail[keep], np.repeat([room_ns, 0], [len(full), pauses + batches]))
+        self.cut_copy = np.append(own[keep], np.full(len(others), -1))
+        #: when its batch is there
+        self.cut_arrival = np.append(np.full(len(calls) + pauses, NEVER), self.arrival_end)
+        #: operations that it waits for, and the number of each one's cut
+        self.cut_target = np.append(np.concatenate(targets)[by_call], full_target)
+        of_call = (np.cumsum(keep) - 1)[np.concatenate(cut_of)[by_call]]
+        self.cut_of_target = np.append(of_call, len(self.cut_rows) + np.arange(len(full)))
+        #: cuts that wait for another thread, which, and for what that had got to at which time
+        joining, rests = self._joining()
+        self.asking = np.append(len(calls) + np.arange(pauses), joining)
+        self.asked = np.append(self.pause_by, self.pause_thread[rests])
+        self.asked_ns = np.append(self.pause_end, self.pause_start[rests])
 
-    def _join_pauses(self) -> None:
+    def _joining(self) -> tuple[Int, Int]:
         """Calls of the steps' thread that blocked while a thread came to rest that it wakes again later.
 
         Nothing in the trace says whether they waited for that thread as well. Who hands over each time, and never
-        before the last time's work was done, is taken to wait for that.
+        before the last time's work was done, is taken to wait for that. Gives the numbers of such calls, and of the
+        pauses that began meanwhile.
         """
-        main = int(self.steps["thread"].iloc[0]) if len(self.steps) else -1
-        rest = np.flatnonzero((self.pause_by == main) & (self.pause_start > NEVER))
-        mine = np.flatnonzero(self.call_thread[self.cut_rows] == main)
+        rest = np.flatnonzero((self.pause_by == self.main) & (self.pause_start > NEVER))
+        mine = np.flatnonzero(self.call_thread[self.cut_rows] == self.main)
         start, end = self.call_start[self.cut_rows[mine]], self.call_end[self.cut_rows[mine]]
         at = np.searchsorted(start, self.pause_start[rest], side="right") - 1
         within = np.append(end, NEVER)[at] >= self.pause_start[rest]
-        #: numbers of such calls, and of the pauses that began meanwhile
-        self.join_cut, self.join_pause = mine[at[within]], rest[within]
+        return mine[at[within]], rest[within]
 
     def _ended_by(self, times: Int) -> Int:
         """The operation that ended last by each time, -1 where none had."""
@@ -804,20 +782,22 @@ class Schedule:
 
     def _device_of(self, rows: Int) -> Int:
         """The device that a thread gave work last before each call: a call that waits for a device means that one."""
-        out = np.full(len(rows), -1, np.int64)
         if (self.device == self.device[0]).all():
-            return out
+            return np.full(len(rows), -1, np.int64)
         linked = np.flatnonzero(self.launch >= 0)
-        thread, begun = self.call_thread[self.launch[linked]], self.call_start[self.launch[linked]]
-        for one in kinds_of(self.call_thread[rows]).tolist():
-            mine, calls = linked[thread == one], np.flatnonzero(self.call_thread[rows] == one)
-            order = np.argsort(begun[thread == one], kind="stable")
-            at = np.searchsorted(begun[thread == one][order], self.call_start[rows[calls]]) - 1
-            if len(mine):
-                out[calls] = np.where(at >= 0, self.device[mine[order]][at], -1)
-        return out
+        begun, thread = self.call_start[self.launch[linked]], self.call_thread[self.launch[linked]]
+        launches = pd.DataFrame({"at": begun, "thread": thread, "device": self.device[linked]})
+        calls = pd.DataFrame({"at": self.call_start[rows], "thread": self.call_thread[rows]})
+        launches = launches.sort_values("at", kind="stable")
+        found = pd.merge_asof(calls, launches, on="at", by="thread", allow_exact_matches=False)
+        return found["device"].fillna(-1).to_numpy(np.int64)
 
     # -- playing
+
+    #: the slots of the threads, the segments where nothing is moved aside, and what kernels lose to those beside them
+    slots = functools.cached_property(Slots)
+    layout = functools.cached_property(Layout)
+    crowding = functools.cached_property(Crowding)
 
     @functools.cached_property
     def recorded(self) -> Played:
@@ -836,13 +816,8 @@ class Schedule:
     @property
     def error(self) -> float:
         """Largest deviation of the unchanged replay from the recording: of the window, or of any step."""
-        told, true = self.unchanged, self.recorded
-        off = [abs(told.wall_ns - true.wall_ns) / max(true.wall_ns, 1)]
-        if len(true.steps_ns):
-            lasting = np.diff(np.append(0, true.steps_ns))
-            replayed = np.diff(np.append(0, told.steps_ns))
-            off += (np.abs(replayed - lasting) / np.maximum(lasting, 1)).tolist()
-        return float(max(off))
+        ours, true = (np.append(played.wall_ns, played.each_ns) for played in (self.unchanged, self.recorded))
+        return float((np.abs(ours - true) / np.maximum(true, 1)).max())
 
     def is_untouched(self, change: Change) -> bool:
         """Whether a change takes nothing away that there is.
@@ -851,11 +826,15 @@ class Schedule:
         ----------
         change : Change
         """
-        waits = change.waits or not len(self.cut_rows)
-        arrives = change.arrivals or not len(self.arrival_end)
-        away = any(len(start) for start, _ in change.away.values())
-        aside = change.aside is not None and bool(change.aside.any())
-        return waits and arrives and not away and not aside and change.durations_ns is None
+        takes = (
+            not change.waits and len(self.cut_rows),
+            not change.arrivals and len(self.arrival_end),
+            not change.hand_overs and len(self.asking),
+            any(len(start) for start, _ in change.away.values()),
+            change.aside is not None and change.aside.any(),
+            change.durations_ns is not None,
+        )
+        return not any(takes)
 
     def play(self, change: Change) -> Played:
         """Play the schedule.
@@ -883,51 +862,27 @@ class Schedule:
         return played
 
     @functools.cached_property
-    def crowding(self) -> Crowding:
-        """What kernels lose to those beside them."""
-        return Crowding(self)
-
-    @functools.cached_property
     def collective(self) -> Bool:
         """Which operations are collectives."""
-        kernels = np.flatnonzero(self.table == GPU_TABLES.index("kernels"))
-        rows = self.operations["row"].to_numpy()[kernels]
-        out = np.zeros(len(self.start), bool)
-        table = self.trace.table("kernels", ["name", "collective"])
-        named, told = table["name"].cat, table["collective"].cat
-        kinds = categorize(pd.Series([str(name) for name in named.categories], dtype="str"))
-        for names, talks in ((named, kinds == "communication"), (told, told.categories != "")):
-            if talks.any():
-                out[kernels] |= np.append(talks, False)[names.codes.to_numpy()[rows]]
+        table, out = self.trace.table("kernels", ["name", "collective"]), np.zeros(len(self.start), bool)
+        talks = (categorize(table["name"]) == "communication") | (table["collective"] != "").to_numpy()
+        kernels = self.table == GPU_TABLES.index("kernels")
+        out[kernels] = talks[self.operations["row"].to_numpy()[kernels]]
         return out
 
     @functools.cached_property
-    def slots(self) -> Slots:
-        """The slots of the threads."""
-        return Slots(self)
-
-    @functools.cached_property
-    def layout(self) -> Layout:
-        """The segments, where nothing is moved aside."""
-        return Layout(self)
-
-    @functools.cached_property
-    def in_step(self) -> Int | None:
-        """The step that each operation was launched in, -1 for none; None where there are no steps."""
-        if not len(self.steps):
-            return None
-        at = steps.number(
-            self.steps.assign(end_ns=self.steps["cpu_end_ns"]), self.call_start[np.maximum(self.launch, 0)]
-        )
-        ours = self.process_of[self.stream] == int(self.steps["process"].iloc[0])
+    def in_step(self) -> Int:
+        """The step that each operation was launched in, -1 for none."""
+        on_cpu = self.steps.assign(end_ns=self.steps["cpu_end_ns"])
+        at = steps.number(on_cpu, self.call_start[np.maximum(self.launch, 0)])
+        ours = self.process_of[self.stream] == self.process
         return np.where((self.launch >= 0) & ours, at, -1).astype(np.int32)
 
     @functools.cached_property
     def by_others(self) -> Bool:
         """What other threads than that of the steps launched, in the steps' process."""
-        thread, process = (int(self.steps[column].iloc[0]) for column in ("thread", "process"))
-        called = self.call_thread[np.maximum(self.launch, 0)]
-        return np.asarray((self.launch >= 0) & (self.process_of[self.stream] == process) & (called != thread))
+        others = self.call_thread[np.maximum(self.launch, 0)] != self.main
+        return np.asarray((self.launch >= 0) & (self.process_of[self.stream] == self.process) & others)
 
 
 def _codes(process: Int, device: npt.NDArray[Any], stream: Int) -> Int:

@@ -27,6 +27,7 @@ from nsightkit.trace.model import GPU_TABLES, Trace
 __all__ = ["CHANGES", "COLUMNS", "MOST_ERROR", "STANDARD", "UNKNOWN", "WhatIf", "asked", "plain", "rows", "summary"]
 
 Int = npt.NDArray[np.integer[Any]]
+Union = tuple[Int, Int]
 
 #: Changes that a program's author can make with an ordinary amount of work, and that any trace can be asked about.
 STANDARD = ("no-input-wait", "no-sync", "free-launches", "overlap-copies", "overlap-communication")
@@ -162,18 +163,11 @@ class WhatIf:
         return 1 - (after.wall_ns + lost_ns) / max(self.schedule.unchanged.wall_ns, 1)
 
     def _together(self, changes: Sequence[Change]) -> Change:
-        if len(changes) == 1:
-            return changes[0]
-        away: dict[int, tuple[Int, Int]] = {}
-        for thread in self.schedule.threads.tolist():
-            parts = [change.away[thread] for change in changes if thread in change.away]
-            if parts:
-                away[thread] = intervals.union(*parts)
-        lasting = self.schedule.end - self.schedule.start
+        lasting, nothing = self.schedule.end - self.schedule.start, ((), ())
         other = [change.durations_ns - lasting for change in changes if change.durations_ns is not None]
         aside = [change.aside for change in changes if change.aside is not None]
         return Change(
-            away=away,
+            away=self._each(lambda thread: intervals.union(*(change.away.get(thread, nothing) for change in changes))),
             waits=all(change.waits for change in changes),
             arrivals=all(change.arrivals for change in changes),
             durations_ns=np.maximum(lasting + sum(other), 0) if other else None,
@@ -182,35 +176,29 @@ class WhatIf:
 
     # -- what each change takes away
 
-    def _each(self, of: Callable[[int], tuple[Int, Int]]) -> dict[int, tuple[Int, Int]]:
-        return {t: of(t) for t in self.schedule.threads.tolist()}
+    def _each(self, of: Callable[[int], Union]) -> dict[int, Union]:
+        return {thread: of(thread) for thread in self.schedule.threads.tolist()}
 
     def _change(self, name: str) -> Change:
         known, _, what = name.partition(":")
-        if known == "no-input-wait":
-            return Change(away=self._each(self.schedule.facts.input_waits), arrivals=False)
-        if known == "no-sync":
-            return Change(waits=False)
-        if known == "free-launches":
-            return Change(away=self.schedule.dispatch(self.schedule.facts.dispatch_free, _LAUNCH_NS))
-        if known == "overlap-copies":
-            return self._overlapped_copies()
-        if known == "overlap-communication":
-            return Change(aside=self.schedule.collective)
-        if known == "no-cpu-work":
-            return self._without_work(what or None)
-        if known == "no-start-up":
-            return Change(away=self._each(self.schedule.facts.one_offs))
-        if known == "no-profiler":
-            return Change(away=self._each(self.schedule.facts.profiler_time))
-        if known == "equal-ranks":
-            return Change(durations_ns=self._even())
-        if known == "without":
-            return self._without(compiled(what, "--without"))
-        if known == "scale":
-            pattern, _, factor = what.rpartition("=")
-            return Change(durations_ns=self._scaled(compiled(pattern, "--scale"), float(factor)))
-        raise UsageError(f"{name!r} is not a change; there are {', '.join(CHANGES)}")
+        expression, _, factor = what.rpartition("=")
+        schedule, facts = self.schedule, self.schedule.facts
+        made: dict[str, Callable[[], Change]] = {
+            "no-input-wait": lambda: Change(away=self._each(facts.input_waits), arrivals=False),
+            "no-sync": lambda: Change(waits=False),
+            "free-launches": lambda: Change(away=schedule.dispatch(facts.dispatch_free, _LAUNCH_NS)),
+            "overlap-copies": self._overlapped_copies,
+            "overlap-communication": lambda: Change(aside=schedule.collective),
+            "no-cpu-work": lambda: Change(away=self._work_of({plain(what)} if what else set(self.work))),
+            "no-start-up": lambda: Change(away=self._each(facts.one_offs)),
+            "no-profiler": lambda: Change(away=self._each(facts.profiler_time)),
+            "equal-ranks": lambda: Change(durations_ns=self._even()),
+            "without": lambda: self._without(compiled(what, "--without")),
+            "scale": lambda: Change(durations_ns=self._scaled(compiled(expression, "--scale"), float(factor))),
+        }
+        if known not in made:
+            raise _not_a_change(name)
+        return made[known]()
 
     def _even(self) -> Int:
         """Durations if each device had the same share of the work."""
@@ -230,75 +218,47 @@ class WhatIf:
         idle = (mine["end_ns"] - mine["start_ns"]).groupby(mine["name"].astype(str).map(plain)).sum()
         return {str(name): int(ns) for name, ns in idle.sort_values(ascending=False).items()}
 
-    def _without_work(self, name: str | None) -> Change:
-        wanted = set(self.work) if name is None else {plain(name)}
-        parts: dict[int, tuple[Int, Int]] = {}
-        for thread in self.schedule.threads.tolist():
-            found = []
-            for table in ("ranges", "ops", "calls"):
-                rows = self.trace.whole.table(table, ["start_ns", "end_ns", "thread", "name"])
-                names = rows["name"].cat
-                mine = np.append([plain(str(n)) in wanted for n in names.categories], False)[names.codes.to_numpy()]
-                mine &= rows["thread"].to_numpy() == thread
-                found.append((rows["start_ns"].to_numpy()[mine], rows["end_ns"].to_numpy()[mine]))
-            both = intervals.union(*found)
-            named = intervals.common(both, self.schedule.facts.own_work(thread))
-            unnamed = self._unnamed(thread, wanted)
-            parts[thread] = intervals.union(named, unnamed)
-        return Change(away=parts)
-
-    def _unnamed(self, thread: int, wanted: set[str]) -> tuple[Int, Int]:
-        """Gaps in which a thread was at work in a range around more than that work, such as a step: the gaps' time."""
+    def _work_of(self, wanted: set[str]) -> dict[int, Union]:
+        """Work of the launching threads that has one of some names, and gaps that have one of them as their cause."""
+        named = self.schedule.when(lambda name: plain(name) in wanted, "ranges", "ops", "calls")
         found = in_window(self.trace)
-        calls = self.trace.whole.table("calls", ["start_ns", "end_ns", "thread"])
-        parts = []
-        work = intervals.Coverage(*self.schedule.facts.own_work(thread))
+        found = found[((found["cause"] == "cpu-work") & found["kind"].isin(["range", "op"])).to_numpy()]
+        found = found[np.array([plain(str(name)) in wanted for name in found["name"]], bool)]
+        thread = np.empty(len(found), np.int64)
         for kind, table in (("range", "ranges"), ("op", "ops")):
-            mine = found[((found["cause"] == "cpu-work") & (found["kind"] == kind)).to_numpy()]
-            by = self.trace.whole.table(table, ["thread"])["thread"].to_numpy()[mine["row"].to_numpy(np.int64)]
-            meant = np.array([plain(str(name)) in wanted for name in mine["name"]], bool)
-            start, end = (mine[c].to_numpy(np.int64) for c in ("start_ns", "end_ns"))
-            rest = (by == thread) & meant & (2 * work.of(start, end) < end - start)
-            parts.append((start[rest], end[rest]))
-        own = calls[(calls["thread"] == thread).to_numpy()]
-        called = own["start_ns"].to_numpy(), own["end_ns"].to_numpy()
-        return intervals.common(intervals.union(*parts), called, outside=True)
+            mine = (found["kind"] == kind).to_numpy()
+            rows = found["row"].to_numpy(np.int64)[mine]
+            thread[mine] = self.trace.whole.table(table, ["thread"])["thread"].to_numpy()[rows]
+        start, end = found["start_ns"].to_numpy(np.int64), found["end_ns"].to_numpy(np.int64)
+
+        def each(one: int) -> Union:
+            own, calls = self.schedule.facts.own_work(one), self.schedule.facts.calls(one)
+            # In a range around more than that work, such as a step, the thread was at work without a name of its own.
+            covered = intervals.Coverage(*own).of(start, end)
+            mine = (thread == one) & (2 * covered < end - start)
+            unnamed = intervals.common((start[mine], end[mine]), (calls.start, calls.end), outside=True)
+            return intervals.union(intervals.common(named[one], own), unnamed)
+
+        return self._each(each)
 
     def _without(self, pattern: re.Pattern[str]) -> Change:
-        """GPU operations that take no time, and ranges and operators of the launching threads neither."""
-        parts: dict[int, tuple[Int, Int]] = {}
-        for thread in self.schedule.threads.tolist():
-            found = []
-            for table in ("ranges", "ops"):
-                rows = self.trace.whole.table(table, ["start_ns", "end_ns", "thread", "name"])
-                mine = matching(rows["name"], pattern) & (rows["thread"].to_numpy() == thread)
-                found.append((rows["start_ns"].to_numpy()[mine], rows["end_ns"].to_numpy()[mine]))
-            parts[thread] = intervals.union(*found)
-        return Change(away=parts, durations_ns=self._scaled(pattern, 0.0))
-
-    def _named(self, pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
-        """Which parts of the schedule have a name that matches."""
-        parts = self.schedule.parts
-        table, row = parts["table"].to_numpy(), parts["row"].to_numpy()
-        hit = np.zeros(len(parts), bool)
-        for number, name in enumerate(GPU_TABLES[:2]):
-            mine = np.flatnonzero(table == number)
-            if len(mine):
-                column = "name" if name == "kernels" else "kind"
-                names = self.trace.table(name, [column])[column]
-                if name == "memops":
-                    names = names.cat.rename_categories([gaps.memop_name(str(n)) for n in names.cat.categories])
-                hit[mine] = matching(names, pattern)[row[mine]]
-        return hit
+        """GPU operations that take no time, and ranges and operators of the launching threads that do not either."""
+        away = self.schedule.when(pattern.search, "ranges", "ops")
+        return Change(away=away, durations_ns=self._scaled(pattern, 0.0))
 
     def _scaled(self, pattern: re.Pattern[str], factor: float) -> Int:
-        return self._shortened(self._named(pattern), 1 - factor)
-
-    def _shortened(self, parts: npt.NDArray[np.bool_], by: float) -> Int:
-        """Durations where some parts last a share of theirs less."""
+        """Durations where operations of some names take another time."""
         schedule = self.schedule
+        table, row = (schedule.parts[column].to_numpy() for column in ("table", "row"))
+        hit = np.zeros(len(row), bool)
+        for number, (name, column) in enumerate((("kernels", "name"), ("memops", "kind"))):
+            names = self.trace.table(name, [column])[column]
+            if name == "memops":
+                names = names.cat.rename_categories([gaps.memop_name(str(n)) for n in names.cat.categories])
+            mine = table == number
+            hit[mine] = matching(names, pattern)[row[mine]]
         lasting = schedule.end - schedule.start
-        less = np.where(parts, (lasting if schedule.part_ns is None else schedule.part_ns) * by, 0)
+        less = np.where(hit, (lasting if schedule.part_ns is None else schedule.part_ns) * (1 - factor), 0)
         if schedule.part_of is not None:
             less = np.bincount(schedule.part_of, less, len(lasting))
         return np.asarray(np.maximum(lasting - less.astype(np.int64), 0))
@@ -312,13 +272,15 @@ class WhatIf:
         # From pinned memory nothing has to be staged.
         staged = np.flatnonzero(schedule.staged & copies)
         call = schedule.launch[staged]
-        away: dict[int, tuple[Int, Int]] = {}
-        for thread in schedule.threads.tolist():
-            mine = call[schedule.call_thread[call] == thread]
-            begun = np.minimum(schedule.call_start[mine] + schedule.call_ns, schedule.call_end[mine])
-            away[thread] = intervals.merge(begun, schedule.call_end[mine])
+        begun, done, thread = schedule.call_start[call], schedule.call_end[call], schedule.call_thread[call]
+        begun = np.minimum(begun + schedule.call_ns, done)
+        away = self._each(lambda one: intervals.merge(begun[thread == one], done[thread == one]))
         # What queued behind work that the trace does not contain stays where that work is.
         return Change(aside=copies & (schedule.held_ns == 0), away=away)
+
+
+def _not_a_change(name: str) -> UsageError:
+    return UsageError(f"{name!r} is not a change; there are {', '.join(CHANGES)}")
 
 
 def _is_known(after: Played) -> bool:
@@ -351,7 +313,7 @@ def asked(changes: Sequence[str] = (), without: str | None = None, scale: str | 
     for change in changes:
         known, _, what = change.partition(":")
         if known not in CHANGES or (what and known != "no-cpu-work"):
-            raise UsageError(f"{change!r} is not a change; there are {', '.join(CHANGES)}")
+            raise _not_a_change(change)
     found = list(dict.fromkeys(changes))
     if without is not None:
         compiled(without, "--without")

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from nsightkit.analysis.core.categories import CATEGORIES, categorize
-from nsightkit.analysis.core.grouped import checked, durations_by_group, durations_by_name, ranked
+from nsightkit.analysis.core.grouped import check_grouping, durations_by_group, durations_by_name, ranked_groups
 from nsightkit.trace.model import Trace
 
 __all__ = ["summary"]
@@ -47,14 +47,14 @@ def summary(
     UsageError
         `by` or `sort` is something else, or `top` is negative.
     """
-    checked("kernels", by, sort, top)
+    check_grouping("kernels", by, sort, top)
     if by == "name":
         table = _kept(trace, "kernel-names", _by_name)
         table.insert(1, "category", np.asarray(categorize(table["name"]), dtype=object))
     else:
         table = _kept(trace, "kernel-categories", _by_category)
         table.insert(1, "category", table["name"])
-    return ranked(table, sort, top)
+    return ranked_groups(table, sort, top)
 
 
 def _kept(trace: Trace, what: str, compute: Callable[[Trace], pd.DataFrame]) -> pd.DataFrame:

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from nsightkit.analysis.core.grouped import checked, durations_by_group, durations_by_name, ranked
+from nsightkit.analysis.core.grouped import check_grouping, durations_by_group, durations_by_name, ranked_groups
 from nsightkit.trace.model import Trace
 from nsightkit.trace.nesting import nesting
 
@@ -144,7 +144,7 @@ def summary(
     UsageError
         `by` or `sort` is something else, or `top` is negative.
     """
-    checked("operators", by, sort, top)
+    check_grouping("operators", by, sort, top)
     events = own(trace)
     if by == "name":
         table = durations_by_name(events)
@@ -155,4 +155,4 @@ def summary(
         table = durations_by_group(code_of_name[names.codes.to_numpy()], events["duration_ns"].to_numpy())
         table.insert(0, "name", np.array(CATEGORIES, dtype=object)[table.pop("group").to_numpy()])
         table.insert(1, "category", table["name"])
-    return ranked(table, sort, top)
+    return ranked_groups(table, sort, top)

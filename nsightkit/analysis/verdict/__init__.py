@@ -14,9 +14,9 @@ import pandas as pd
 from nsightkit import hardware
 from nsightkit.analysis.replay import whatif
 from nsightkit.analysis.replay.whatif import WhatIf
-from nsightkit.analysis.verdict.account import BOTTLENECKS, IDLE, Account, ranked
+from nsightkit.analysis.verdict.account import BOTTLENECKS, BUSY, IDLE, Account, ranked
 from nsightkit.analysis.verdict.rules import CHANGE_OF, decide
-from nsightkit.analysis.verdict.words import CAPTURE, Answer, tables
+from nsightkit.analysis.verdict.words import CAPTURE, Answer
 from nsightkit.trace.model import GPU_TABLES, Trace
 
 __all__ = ["BOTTLENECKS", "candidates", "summary"]
@@ -92,7 +92,8 @@ def summary(trace: Trace, gpu: str | None = None) -> dict[str, Any]:
     """
     if gpu is not None:
         hardware.find(gpu)
-    if not _operations(trace):
+    count = _operations(trace)
+    if not count:
         traced = any(trace.recorded(table) for table in GPU_TABLES)
         return _nothing(trace, _NONE if traced else "no GPU work was traced")
     account = Account(trace, gpu)
@@ -100,16 +101,16 @@ def summary(trace: Trace, gpu: str | None = None) -> dict[str, Any]:
         return _nothing(trace, "no GPU work lasts any time")
     played = WhatIf(trace)
     decision = decide(account, played)
-    changes = _changes(account, played)
+    lost, busy = (ranked(account, codes).to_dict("records") for codes in (IDLE, BUSY))
+    changes = _changes(account, played, {row["bottleneck"] for row in lost + busy})
     answer = Answer(account, played, decision, changes)
-    lost, busy = tables(account)
-    found = {
+    found: dict[str, Any] = {
         "bottleneck": decision.name,
         "share_of_span": answer.share,
         "confidence": decision.level,
-        "evidence": answer.evidence(),
-        "against": answer.against(),
-        "next_steps": answer.next_steps(),
+        "evidence": list(answer.evidence()),
+        "against": list(answer.against()),
+        "next_steps": list(answer.next_steps()),
         "changes": changes,
         "replay_error": played.error,
         "total_ns": answer.ns,
@@ -120,16 +121,10 @@ def summary(trace: Trace, gpu: str | None = None) -> dict[str, Any]:
         "named": answer.named.to_dict("records"),
         "longest": answer.longest.to_dict("records"),
     }
-    few = _operations(trace) < _FEW_OPERATIONS and decision.name != "not-enough-data"
-    return _too_few(trace, found) if few else found
-
-
-def _too_few(trace: Trace, found: dict[str, Any]) -> dict[str, Any]:
-    """What is said of a few operations, without a bottleneck."""
-    count = _operations(trace)
-    alone = (
-        "nothing says why the GPU waits" if found["bottleneck"] == "unknown" else f"it would be {found['bottleneck']}"
-    )
+    if count >= _FEW_OPERATIONS or decision.name == "not-enough-data":
+        return found
+    unknown = decision.name == "unknown"
+    alone = "nothing says why the GPU waits" if unknown else f"it would be {decision.name}"
     doubt = f"GPU operations: {count}, too few to judge a program by; of these alone {alone}"
     return {
         **found,
@@ -146,11 +141,10 @@ def _operations(trace: Trace) -> int:
     return sum(trace.size(table) for table in GPU_TABLES)
 
 
-def _changes(account: Account, played: WhatIf) -> list[dict[str, Any]]:
+def _changes(account: Account, played: WhatIf, there: set[str]) -> list[dict[str, Any]]:
     """The standard changes, those that take away a cause that there is, and the largest names of CPU work."""
     if played.refused is not None:
         return []
-    there = {row["bottleneck"] for table in tables(account) for row in table}
     asked = [*whatif.STANDARD, *(change for name, change in CHANGE_OF.items() if name in there)]
     rows = [played.row(change) for change in dict.fromkeys(asked)]
 

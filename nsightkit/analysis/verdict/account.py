@@ -66,13 +66,15 @@ class Account:
         As :func:`nsightkit.analysis.timeline.steps.windows` has them.
     begin, end : int
         What is judged: the steps or, without them, the time from the first operation to the last.
-    names : list of str
+    edges : ndarray of int64, shape (parts + 1,)
         Of the parts of that time: steps, or tenths of it where there are fewer than three.
     amounts : ndarray of int64, shape (parts, devices, answers + 1)
         Nanoseconds; the last column is :data:`ENDS`.
     span_ns : int
         What `amounts` sum to but for :data:`ENDS`: the sum over devices of the window or, without steps, of their
         spans.
+    lost : dict of str to int
+        Time that was lost, in ns by answer: idle, or in copies and collectives that nothing else ran beside.
     decodes : bool
         Whether the time is mostly a server's that decodes few sequences at once.
     """
@@ -93,8 +95,15 @@ class Account:
         else:
             self.begin, self.end = int(self.spans["span_start_ns"].min()), int(self.spans["span_end_ns"].max())
             self.span_ns = int(self.spans["span_ns"].sum())
-        self._parts()
-        self._gaps()
+        #: how long what is judged lasted
+        self.wall_ns = self.end - self.begin
+        self.are_steps = len(self.steps) >= FEW_STEPS
+        step_edges = np.append(self.begin, self.steps["end_ns"].to_numpy())
+        tenths = np.linspace(self.begin, self.end, _PARTS + 1).astype(np.int64)
+        self.edges = step_edges if self.are_steps else tenths
+        found = in_window(trace)
+        self.gaps = found[found["device"].isin(self.devices)].reset_index(drop=True)
+        self.cause = pd.Categorical(self.gaps["cause"], categories=gaps.CAUSES).codes.astype(np.int64)
         self.decodes = self._decodes()
         self.kernels = self._kernels()
         self.fills = self.kernels["fills"].to_numpy()
@@ -104,31 +113,13 @@ class Account:
         #: by part and answer, over all devices; and over all parts
         self.by_part = self.amounts.sum(axis=1)
         self.total = self.by_part.sum(axis=0)
-
-    @property
-    def wall_ns(self) -> int:
-        """How long what is judged lasted."""
-        return self.end - self.begin
-
-    def _parts(self) -> None:
-        self.are_steps = len(self.steps) >= FEW_STEPS
-        if self.are_steps:
-            self.names = self.steps["step"].astype(str).tolist()
-            self.edges = np.append(self.begin, self.steps["end_ns"].to_numpy())
-        else:
-            self.names = [f"tenth {number + 1}" for number in range(_PARTS)]
-            self.edges = np.linspace(self.begin, self.end, _PARTS + 1).astype(np.int64)
-
-    def _gaps(self) -> None:
-        found = in_window(self.trace)
-        found = found[found["device"].isin(self.devices)]
-        self.gaps: pd.DataFrame = found.reset_index(drop=True)
-        self.cause = pd.Categorical(self.gaps["cause"], categories=gaps.CAUSES).codes.astype(np.int64)
+        losses = (*IDLE, _COMMUNICATION, _IMBALANCE)
+        self.lost = {BOTTLENECKS[code]: int(of(self.total, code)) for code in losses}
 
     def _decodes(self) -> bool:
-        said = steps.phases(self.trace) if len(self.steps) else pd.DataFrame()
-        if not len(said):
+        if not len(self.steps):
             return False
+        said = steps.phases(self.trace)
         few = (said["phase"] == "decode") & (said["sequences"].fillna(_FEW_SEQUENCES) < _FEW_SEQUENCES)
         return bool(2 * said.loc[few, "share"].sum() >= 1)
 
@@ -182,9 +173,8 @@ class Account:
             layers = [layer for layer in layers if layer[0] is not None]
         covered, before = Coverage([], []), np.zeros(len(start), np.int64)
         for answer, tables in layers:
-            begun = np.concatenate([covered.start, *(table["start_ns"].to_numpy() for table in tables)])
-            ended = np.concatenate([covered.end, *(table["end_ns"].to_numpy() for table in tables)])
-            covered = Coverage(begun, ended)
+            parts = ((table["start_ns"], table["end_ns"]) for table in tables)
+            covered = Coverage(*intervals.union((covered.start, covered.end), *parts))
             now = covered.of(start, end)
             if answer is not None:
                 amounts[:, answer] += now - before

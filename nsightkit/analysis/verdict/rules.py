@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -77,12 +78,6 @@ class Decision:
     gaining: tuple[int, int] | None = None
 
 
-def lost(account: Account) -> dict[str, int]:
-    """Time that was lost, in ns by answer: idle, or in copies and collectives that nothing else ran beside."""
-    codes = [*IDLE, CODE["communication"], CODE["imbalance"]]
-    return {BOTTLENECKS[code]: int(of(account.total, code)) for code in codes}
-
-
 def decide(account: Account, played: WhatIf) -> Decision:
     """Name the bottleneck.
 
@@ -96,18 +91,22 @@ def decide(account: Account, played: WhatIf) -> Decision:
     Decision
     """
     found = _by_shares(account) if played.refused is not None else _by_gains(account, played)
-    return _weigh(account, played, found)
+    doubts = list(_doubts(account, played, found))
+    found.doubts = [doubt for doubt, _ in doubts]
+    low = len(doubts) > 1 or any(grave for _, grave in doubts) or found.name in ("unknown", "not-enough-data")
+    found.level = "low" if low else "medium" if doubts or found.name == "queued" else "high"
+    return found
 
 
 def _unexplained(account: Account) -> tuple[str, float]:
     """The larger of what waited in a queue and what has no cause, as a share."""
-    amounts = lost(account)
+    amounts = account.lost
     name = max(_UNEXPLAINED, key=lambda cause: amounts[cause])
     return name, amounts[name] / max(account.span_ns, 1)
 
 
 def _by_gains(account: Account, played: WhatIf) -> Decision:
-    amounts = lost(account)
+    amounts = account.lost
     gains = {name: played.saved(change) for name, change in CHANGE_OF.items() if amounts[name] > 0}
     if "communication" in gains:  # beside other kernels collectives would still wait for the last device
         gains["communication"] = min(gains["communication"], amounts["communication"] / max(account.span_ns, 1))
@@ -119,14 +118,13 @@ def _by_gains(account: Account, played: WhatIf) -> Decision:
         return Decision(_filling(account))
     ties = [name for name, gain in gains.items() if gain >= _TIE * best]
     name = max(ties, key=lambda tie: amounts[tie])
-    found = Decision(name, CHANGE_OF[name], gains[name], [tie for tie in ties if tie != name])
-    found.gaining = _steps_that_gain(played, CHANGE_OF[name])
-    return found
+    gaining = _steps_that_gain(played, CHANGE_OF[name])
+    return Decision(name, CHANGE_OF[name], gains[name], [tie for tie in ties if tie != name], gaining=gaining)
 
 
 def _by_shares(account: Account) -> Decision:
     """Without a replay: the largest loss, if there is any worth the name."""
-    amounts = lost(account)
+    amounts = account.lost
     if sum(amounts.values()) < LOST * account.span_ns:
         return Decision(_filling(account))
     return Decision(max(amounts, key=lambda name: amounts[name]))
@@ -139,7 +137,7 @@ def _filling(account: Account) -> str:
 
 
 def _steps_that_gain(played: WhatIf, change: str) -> tuple[int, int] | None:
-    before, after = (np.diff(np.append(0, p.steps_ns)) for p in (played.schedule.unchanged, played.played(change)))
+    before, after = played.schedule.unchanged.each_ns, played.played(change).each_ns
     if len(before) < FEW_STEPS:
         return None
     less = before - after
@@ -149,88 +147,76 @@ def _steps_that_gain(played: WhatIf, change: str) -> tuple[int, int] | None:
 # ---------------------------------------------------------------- confidence
 
 
-def _weigh(account: Account, played: WhatIf, found: Decision) -> Decision:
-    """Say how sure that is."""
-    low = False
-    amounts = lost(account)
+def _doubts(account: Account, played: WhatIf, found: Decision) -> Iterator[tuple[str, bool]]:
+    """Why the answer may be wrong, and whether each doubt alone makes its confidence low."""
+    amounts, span = account.lost, max(account.span_ns, 1)
     if played.refused is not None:
-        found.doubts.append(f"nothing is predicted: {played.refused}")
-        low = True
+        yield f"nothing is predicted: {played.refused}", True
     elif played.error is not None and played.error > _ROUGH:
-        found.doubts.append(f"played again without a change, the trace comes out {100 * played.error:.1f} % off")
+        yield f"played again without a change, the trace comes out {100 * played.error:.1f} % off", False
     if found.ties:
-        found.doubts.append(f"to remove {' or '.join(found.ties)} would gain about as much")
+        yield f"to remove {' or '.join(found.ties)} would gain about as much", False
     if found.name in amounts:
-        single = _largest_moment(account, found.name)
-        if 2 * single > amounts[found.name] and amounts[found.name]:
-            found.doubts.append("seen once: a single moment holds more than half of it")
-            low = True
-        else:
-            found.doubts += _few_steps(account)
-            losing = _parts_that_lose(account, CODE[found.name])
-            some, every = found.gaining or (int(losing.sum()), len(losing))
-            if some < _MOST * every:
-                found.doubts.append(_where(account, losing, found.gaining))
-            low |= 2 * some < every
+        yield from _seldom(account, found)
     if played.refused is None:
-        disagreeing, grave = _disagreeing(account, found)
-        found.doubts += disagreeing
-        low |= grave
+        yield from _disagreeing(account, found)
     unexplained, share = _unexplained(account)
     if found.name not in _UNEXPLAINED and share >= LOST and share > _DOUBT * max(found.gain, LOST):
-        found.doubts.append(f"{100 * share:.1f} % of the time is idle, and nothing recorded says why ({unexplained})")
+        yield f"{100 * share:.1f} % of the time is idle, and nothing recorded says why ({unexplained})", False
     if found.name == "cpu-work" and _by_steps_alone(account):
         waits = "" if account.trace.recorded("os_calls") else " (waits were not recorded)"
-        found.doubts.append(f"only the step's own range says that the thread was at work: it may have waited{waits}")
+        yield f"only the step's own range says that the thread was at work: it may have waited{waits}", False
     if found.change is not None and found.gain < _NEAR * LOST:
-        found.doubts.append(f"it saves {100 * found.gain:.1f} %, hardly more than the {100 * LOST:.0f} % that count")
-    profiled = amounts["profiler"] / max(account.span_ns, 1)
+        yield f"it saves {100 * found.gain:.1f} %, hardly more than the {100 * LOST:.0f} % that count", False
+    profiled = amounts["profiler"] / span
     if found.name != "profiler" and profiled >= LOST:
-        found.doubts.append(f"the profiler itself took {100 * profiled:.1f} %, and may have moved other times")
+        yield f"the profiler itself took {100 * profiled:.1f} %, and may have moved other times", False
     if found.name in _BOUNDS and by_shape(account, found.name) < 0.5 and not account.decodes:
-        found.doubts.append("judged by names of kernels, without shapes")
+        yield "judged by names of kernels, without shapes", False
     reached = rate(bounded(account, found.name))
     if reached is not None and reached < _SLOW:
         part = f"{100 * reached:.0f} % of the datasheet's rate"
-        found.doubts.append(f"operators with known shapes reach {part}: something else may hold them")
-    found.level = "low" if low or len(found.doubts) > 1 else "medium" if found.doubts else "high"
-    if found.name in (*_UNEXPLAINED, "not-enough-data"):
-        found.level = (
-            "low" if found.name != "queued" else min(found.level, "medium", key=("low", "medium", "high").index)
-        )
-    return found
+        yield f"operators with known shapes reach {part}: something else may hold them", False
 
 
-def _disagreeing(account: Account, found: Decision) -> tuple[list[str], bool]:
-    """Where time was lost that no change gives back: the doubt, and whether it is a grave one."""
-    amounts, span = lost(account), max(account.span_ns, 1)
+def _seldom(account: Account, found: Decision) -> Iterator[tuple[str, bool]]:
+    """Doubts where few moments or few parts of the run lose time to the answer."""
+    amount, count = account.lost[found.name], len(account.steps)
+    if 2 * _largest_moment(account, found.name) > amount > 0:
+        yield "seen once: a single moment holds more than half of it", True
+        return
+    if count and not account.are_steps:
+        yield f"the trace holds {count} step{'s' if count > 1 else ''}: whether this repeats is not known", False
+    losing = _parts_that_lose(account, CODE[found.name])
+    some, every = found.gaining or (int(losing.sum()), len(losing))
+    if some < _MOST * every:
+        yield _where(account, losing, found.gaining), 2 * some < every
+
+
+def _disagreeing(account: Account, found: Decision) -> Iterator[tuple[str, bool]]:
+    """Where time was lost that no change gives back."""
+    amounts, span = account.lost, max(account.span_ns, 1)
     mine = int(of(account.total, CODE[found.name]))
     if found.change is not None:
         most = max((name for name in CHANGE_OF if name not in found.ties), key=lambda name: amounts[name])
-        if amounts[most] <= max(mine, LOST * span):
-            return [], False
-        return [
-            f"{most} takes more time ({100 * amounts[most] / span:.1f} %), though the replay gains less without it"
-        ], False
+        if amounts[most] > max(mine, LOST * span):
+            share = f"{100 * amounts[most] / span:.1f} %"
+            yield f"{most} takes more time ({share}), though the replay gains less without it", False
+        return
     idle = sum(amounts[BOTTLENECKS[code]] for code in IDLE if BOTTLENECKS[code] not in (found.name, *_UNEXPLAINED))
-    if found.name in _UNEXPLAINED or idle < 2 * LOST * span:
-        return [], False
-    return [f"{100 * idle / span:.1f} % of the time was lost, though no change alone gives it back"], idle > mine
+    if found.name not in _UNEXPLAINED and idle >= 2 * LOST * span:
+        yield f"{100 * idle / span:.1f} % of the time was lost, though no change alone gives it back", idle > mine
 
 
 def _largest_moment(account: Account, name: str) -> int:
-    mine = account.gaps[account.cause == CODE[name]]
-    longest = [int((mine["end_ns"] - mine["start_ns"]).max())] if len(mine) else [0]
+    moments = [account.gaps[account.cause == CODE[name]]]
     if name == "imbalance":
-        parts = [account.ends(), *(account.collectives.waiting(device) for device in account.devices)]
-        longest += [int((part["end_ns"] - part["start_ns"]).max()) for part in parts if len(part)]
+        moments += [account.ends(), *(account.collectives.waiting(device) for device in account.devices)]
     if name == "communication":
-        talks = account.kernels[account.fills == CODE["communication"]]
-        longest.append(int((talks["end_ns"] - talks["start_ns"]).max()) if len(talks) else 0)
-    if name == "memory-transfer" and len(account.exposed_copies):
-        copies = account.exposed_copies
-        longest.append(int((copies["end_ns"] - copies["start_ns"]).max()))
-    return max(longest)
+        moments.append(account.kernels[account.fills == CODE[name]])
+    if name == "memory-transfer":
+        moments.append(account.exposed_copies)
+    return max((int((part["end_ns"] - part["start_ns"]).max()) for part in moments if len(part)), default=0)
 
 
 def _by_steps_alone(account: Account) -> bool:
@@ -241,18 +227,10 @@ def _by_steps_alone(account: Account) -> bool:
     return bool(2 * lasting[of_steps].sum() >= lasting.sum() > 0)
 
 
-def _few_steps(account: Account) -> list[str]:
-    count = len(account.steps)
-    if not count or account.are_steps:
-        return []
-    return [f"the trace holds {count} step{'s' if count > 1 else ''}: whether this repeats is not known"]
-
-
 def _parts_that_lose(account: Account, code: int) -> npt.NDArray[np.bool_]:
     """Which steps, or tenths of the time, lose at least half as much to a cause as all do on average."""
     share = of(account.by_part, code) / np.maximum(account.by_part.sum(axis=1), 1)
-    losing: npt.NDArray[np.bool_] = share >= _PART * of(account.total, code) / max(account.span_ns, 1)
-    return losing
+    return np.asarray(share >= _PART * of(account.total, code) / max(account.span_ns, 1))
 
 
 def _where(account: Account, losing: npt.NDArray[np.bool_], gaining: tuple[int, int] | None) -> str:

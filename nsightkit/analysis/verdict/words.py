@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,9 @@ from nsightkit.analysis.core.names import matching
 from nsightkit.analysis.core.text import bytes_text, short_name, time_text
 from nsightkit.analysis.replay.whatif import CHANGES, UNKNOWN, WhatIf, plain
 from nsightkit.analysis.timeline import gaps, memops
-from nsightkit.analysis.verdict.account import BOTTLENECKS, CODE, ENDS, IDLE, Account, of, ranked
+from nsightkit.analysis.verdict.account import CODE, ENDS, IDLE, Account, of
 from nsightkit.analysis.verdict.rules import CHANGE_OF, LOST, Decision, bounded, by_shape, rate
 from nsightkit.errors import UsageError
-from nsightkit.trace.model import GPU_TABLES
 
 __all__ = ["CAPTURE", "Answer"]
 
@@ -56,6 +56,7 @@ _ADVICE = {
     "communication": "overlap collectives with the backward pass, or send less: narrower types, rarer reductions",
     "imbalance": "give the devices equal work: batches of equal cost, layers split by time",
     "unknown": "name what the launching thread does with NVTX ranges, and record OS calls",
+    "launch-overhead": "launch less: torch.compile, fused operators, or CUDA graphs",
 }
 _ON_COPY = {
     "HtoD from pageable": "copy from pinned memory with non_blocking=True, so that kernels can run beside it",
@@ -64,6 +65,8 @@ _ON_COPY = {
     "DtoD": "avoid clones and changes of layout between tensors of one device",
     "PtoP": "overlap copies between devices with kernels, or send less",
 }
+#: Products in FP32.
+_FP32 = re.compile(r"(?<!tf32_)(?<!tf32)sgemm|simt|f32f32_f32f32", re.IGNORECASE)
 #: What a kernel's name gives away, the precision that the advice needs, and the advice.
 _GIVEN_AWAY = (
     (re.compile(r"(?<!tf32_)(?<!tf32)sgemm|simt", re.IGNORECASE), ("tf32", "bf16", "fp16"),
@@ -111,10 +114,6 @@ def _count(number: int, thing: str, several: str | None = None) -> str:
     return f"{number:,} {thing if number == 1 else several or thing + 's'}"
 
 
-def _moment(ns: int) -> str:
-    return f"{ns / 1e6:,.3f} ms"
-
-
 def _called(name: str, most: int = 100) -> str:
     """A name as a sentence can hold it; the machine formats have it whole, under ``named`` and ``longest``."""
     text = short_name(name)
@@ -138,16 +137,11 @@ class Answer:
         self.trace, self.name, self.code = account.trace, decision.name, CODE[decision.name]
         self.ns = int(of(account.total, self.code))
         self.share = min(self.ns / max(account.span_ns, 1), 1.0)
+        self._whole = "the steps" if len(account.steps) else "the time"
+        self._steps = set(account.steps["step"])
         self.sol = bounded(account, decision.name)
         self.events = self._events()
         self.named, self.longest = self._named(), self._longest()
-
-    @property
-    def _whole(self) -> str:
-        return "the steps" if len(self.account.steps) else "the time"
-
-    def _is_step(self, name: str) -> bool:
-        return bool((self.account.steps["step"] == name).any()) if len(self.account.steps) else False
 
     # -- what is behind it
 
@@ -203,70 +197,65 @@ class Answer:
             outer = self.trace.whole.table(table, ["start_ns", "end_ns", "thread", "name"])
             if not len(outer) or not len(calls):
                 continue
-            at, names = intervals.enclosing(calls, outer), outer["name"].cat
-            around = names.codes.to_numpy()[at]
-            for one in range(len(named)):
-                of_one = (number == one) & (at >= 0)
-                time = np.bincount(around[of_one], lasting[of_one], len(names.categories))
-                name = str(names.categories[int(time.argmax())])
-                if 2 * time.max() > lasting[number == one].sum() and not self._is_step(name):
-                    said[one] = name
+            at = intervals.enclosing(calls, outer)
+            around = pd.DataFrame({"number": number, "name": outer["name"].to_numpy()[at], "ns": lasting})[at >= 0]
+            times = around.groupby(["number", "name"])["ns"].sum()
+            for one, name in times.groupby("number").idxmax():
+                if 2 * times[one, name] > lasting[number == one].sum() and name not in self._steps:
+                    said[one] = str(name)
         return said
 
     def _longest(self) -> pd.DataFrame:
         """Its longest moments, and what ended those that are gaps."""
         at = np.argsort(-self.events["duration_ns"].to_numpy(), kind="stable")[:_NAMED]
         longest = self.events.iloc[at].drop(columns="row").reset_index(drop=True)
-        ended = {}
+        ended: dict[tuple[int, int], str | None] = {}
         if self.code in IDLE and len(longest):
             found = gaps.find(self.trace, min_ns=int(longest["duration_ns"].min()))
-            keys = zip(found["device"].tolist(), found["start_ns"].tolist(), strict=True)
-            ended = dict(zip(keys, (evidence.get("ended_by") for evidence in found["evidence"]), strict=True))
-        keys = zip(longest["device"].tolist(), longest["start_ns"].tolist(), strict=True)
-        by = pd.Series([ended.get(key) for key in keys], dtype=object)
-        return longest.drop(columns="duration_ns").assign(ended_by=by)
+            places = zip(found["device"], found["start_ns"], found["evidence"], strict=True)
+            ended = {(device, start): evidence.get("ended_by") for device, start, evidence in places}
+        by = [ended.get(place) for place in zip(longest["device"], longest["start_ns"], strict=True)]
+        return longest.drop(columns="duration_ns").assign(ended_by=pd.Series(by, dtype=object))
 
     # -- evidence
 
-    def evidence(self) -> list[str]:
+    def evidence(self) -> Iterator[str]:
         """What speaks for the answer."""
-        said = [*self._first(), *self._prediction(), *self._what()]
+        yield from (*self._first(), *self._prediction(), *self._what())
         longest = self.longest[self.longest["end_ns"] - self.longest["start_ns"] > _LITTLE * self.ns]
         moments = [
-            f"{time_text(row['end_ns'] - row['start_ns'])} at {_moment(row['start_ns'])}"
+            f"{time_text(row['end_ns'] - row['start_ns'])} at {row['start_ns'] / 1e6:,.3f} ms"
             + (f" on device {row['device']}" if len(self.account.devices) > 1 else "")
             + (f", before {_called(row['ended_by'], 40)}" if row["ended_by"] else "")
             for row in longest.to_dict("records")
         ]
         if moments:
-            said.append(f"Longest: {'; '.join(moments)}")
+            yield f"Longest: {'; '.join(moments)}"
         if self.name == "memory-transfer":
-            said += self._moved()
+            yield from self._moved()
         if self.name == "imbalance":
-            said += self._late()
+            yield from self._late()
         if self.name == "memory-bound" and self.account.decodes:
-            said.append("The server decodes few sequences at once: each product reads its weights for a few rows")
+            yield "The server decodes few sequences at once: each product reads its weights for a few rows"
         reached = rate(self.sol)
         if reached is not None:
-            said.append(f"Operators with known shapes run at {_percent(reached)} of the datasheet's rate")
-        return said
+            yield f"Operators with known shapes run at {_percent(reached)} of the datasheet's rate"
 
-    def _what(self) -> list[str]:
+    def _what(self) -> Iterator[str]:
         """The names behind it."""
-        said, gains = [], {row["change"]: row["speedup"] for row in self.changes}
+        gains = {row["change"]: row["speedup"] for row in self.changes}
         for row in self.named.head(_NAMED).to_dict("records"):
             if not row["name"] or row["total_ns"] <= _LITTLE * self.ns:
                 continue
             one, several = ("gap", None) if self.code in IDLE and row["kind"] != "copy" else _MOMENTS[row["kind"]]
             text = f"{time_text(row['total_ns'])} in {_count(row['count'], one, several)}: "
-            if row["kind"] == "range" and self._is_step(row["name"]):
+            if row["kind"] == "range" and row["name"] in self._steps:
                 text += f"nothing but the step's own range, {_called(row['name'])}, says what the thread did there"
             else:
                 text += f"{_KIND.get(row['kind'], row['kind'])} {_called(row['name'])}".strip()
                 text += f", mostly inside {_called(row['inside'])}" if row["inside"] else ""
             gain = gains.get(f"no-cpu-work:{plain(row['name'])}")
-            said.append(f"{text}; without it {gain:.2f}x" if gain else text)
-        return said
+            yield f"{text}; without it {gain:.2f}x" if gain else text
 
     def _first(self) -> list[str]:
         account = self.account
@@ -288,7 +277,9 @@ class Answer:
         if self.played.refused is not None:
             return []
         if self.decision.change is None:
-            best = next((row for row in self.changes if row["speedup"] and self._saved(row) >= _LITTLE), None)
+            best = next(
+                (row for row in self.changes if row["speedup"] and self.played.saved(row["change"]) >= _LITTLE), None
+            )
             most = f"at most {best['speedup']:.2f}x as fast ({best['change']})" if best else "no faster"
             return [f"Replay with each change: the run gets {most}"]
         row = self.played.row(self.decision.change)
@@ -302,22 +293,19 @@ class Answer:
             said.append(f"{some:,} of {every:,} steps gain from that")
         return said
 
-    def _moved(self) -> list[str]:
+    def _moved(self) -> Iterator[str]:
         """What was copied in all, overlapped or not."""
         rows = memops.summary(self.trace)
-        said = []
         rows = rows[(rows["kind"] != "memset") & (rows["total_ns"] > _LITTLE * rows["total_ns"].sum())]
         for row in rows.head(_NAMED - 1).to_dict("records"):
             speed = f" at {row['gb_per_s']:.1f} GB/s" if np.isfinite(row["gb_per_s"]) else ""
-            said.append(
+            yield (
                 f"In all {_count(row['count'], 'copy', 'copies')} {row['kind']}, {row['src_kind']} to "
                 f"{row['dst_kind']}: {bytes_text(row['bytes'])} in {time_text(row['total_ns'])}{speed}"
             )
-        return said
 
-    def _late(self) -> list[str]:
-        said, collectives = [], self.account.collectives
-        totals = self.account.amounts.sum(axis=0)
+    def _late(self) -> Iterator[str]:
+        collectives, totals = self.account.collectives, self.account.amounts.sum(axis=0)
         for number, device in enumerate(self.account.devices[:_KEPT]):
             waited, ends = (int(totals[number, code]) for code in (CODE["imbalance"], ENDS))
             parts = []
@@ -327,63 +315,59 @@ class Answer:
             if ends:
                 parts.append(f"had nothing to do for {time_text(ends)} at the ends")
             if parts:
-                said.append(f"Device {device} {' and '.join(parts)}")
-        return said
+                yield f"Device {device} {' and '.join(parts)}"
 
     # -- what speaks against it
 
-    def against(self) -> list[str]:
+    def against(self) -> Iterator[str]:
         """Doubts first, then remarks."""
-        account, said = self.account, list(self.decision.doubts)
-        said += [f"{row['change']} alone would give {row['speedup']:.2f}x" for row in self._others() if row["speedup"]]
+        account = self.account
+        yield from self.decision.doubts
+        yield from (
+            f"{row['change']} alone would give {row['speedup']:.2f}x" for row in self._others() if row["speedup"]
+        )
         if self.decision.name in ("communication", "imbalance"):
             filled = sum(
                 int(account.total[CODE[name]]) for name in ("compute-bound", "memory-bound", "not-enough-data")
             )
-            said.append(f"other kernels run for {_percent(filled / max(account.span_ns, 1))} of {self._whole}")
+            yield f"other kernels run for {_percent(filled / max(account.span_ns, 1))} of {self._whole}"
         if len(account.devices) > 1:
             busy = account.spans.loc[account.devices, "busy_ns"] / max(account.wall_ns, 1)
             if busy.max() - busy.min() > LOST:
                 each = ", ".join(f"device {device} {_percent(share)}" for device, share in busy.head(_KEPT).items())
-                said.append(f"the devices were not equally busy: {each} of the wall time")
+                yield f"the devices were not equally busy: {each} of the wall time"
         wrong = int(self.sol["impossible"].sum()) if len(self.sol) else 0
         if wrong:
-            said.append(
-                f"{_count(wrong, 'operator')} seem quicker than physics allows and were left out (nsightkit sol)"
-            )
+            yield (f"{_count(wrong, 'operator')} seem quicker than physics allows and were left out (nsightkit sol)")
         if self.changes and self.played.schedule.inferred:
             waits = _count(self.played.schedule.inferred, "wait")
-            said.append(f"the prediction rests on {waits} that the trace does not name")
+            yield f"the prediction rests on {waits} that the trace does not name"
         if self.code in IDLE and not self.trace.recorded("calls"):
-            said.append("the trace does not say which calls launched the GPU's work")
-        return [*said, *self.trace.meta.notes]
-
-    def _saved(self, row: dict[str, Any]) -> float:
-        return self.played.saved(row["change"])
+            yield "the trace does not say which calls launched the GPU's work"
+        yield from self.trace.meta.notes
 
     def _others(self) -> list[dict[str, Any]]:
         """Other changes that gain enough to speak of, but for parts of the one that decided."""
-        rows = [row for row in self.changes if row["change"] != self.decision.change and self._saved(row) >= LOST]
-        return [row for row in rows if not row["change"].startswith("no-cpu-work:")]
+        rows = [row for row in self.changes if row["change"] != self.decision.change and ":" not in row["change"]]
+        return [row for row in rows if self.played.saved(row["change"]) >= LOST]
 
     # -- what to do
 
-    def next_steps(self) -> list[str]:
+    def next_steps(self) -> Iterator[str]:
         """What to change first, and what that would gain."""
         if self.name == "not-enough-data":
-            return self._more_data()
-        if self.name in ("compute-bound", "memory-bound"):
-            return self._faster()
-        if self.decision.change is None and self.played.refused is None and self.name in _LESS:
-            return [_LESS[self.name]]
-        said = [self._gaining(self.advice(self.name), self.decision.change)]
-        if self.name == "unknown":
-            said[0] += f" ({CAPTURE['nsys']})"
-        causes = {change: name for name, change in CHANGE_OF.items()}
-        second = next((causes[row["change"]] for row in self._others()), None)
-        if second:
-            said.append(self._gaining(f"then {second}: {self.advice(second)}", CHANGE_OF[second]))
-        return said
+            yield self._more_data()
+        elif self.name in ("compute-bound", "memory-bound"):
+            yield from self._faster()
+        elif self.decision.change is None and self.played.refused is None and self.name in _LESS:
+            yield _LESS[self.name]
+        else:
+            first = self._gaining(self.advice(self.name), self.decision.change)
+            yield f"{first} ({CAPTURE['nsys']})" if self.name == "unknown" else first
+            causes = {change: name for name, change in CHANGE_OF.items()}
+            second = next((causes[row["change"]] for row in self._others()), None)
+            if second:
+                yield self._gaining(f"then {second}: {self.advice(second)}", CHANGE_OF[second])
 
     def _gaining(self, advice: str, change: str | None) -> str:
         if change is None or self.played.refused is not None:
@@ -399,34 +383,23 @@ class Answer:
             lasting = (copies["end_ns"] - copies["start_ns"]).groupby(kinds).sum()
             kind = str(lasting.idxmax()) if len(lasting) else "HtoD from pageable"
             return _ON_COPY.get(kind) or _ON_COPY.get(kind.partition(" ")[0], _ON_COPY["HtoD"])
-        if name == "launch-overhead":
-            if self._has_graphs:
-                return "the program replays graphs already: put what is still launched one by one into them"
-            if self._is_compiled:
-                return "the program is compiled already: capture it into graphs (mode='reduce-overhead')"
-            return "launch less: torch.compile, fused operators, or CUDA graphs"
-        if name == "unknown" and not self.trace.recorded("calls"):
-            return "record the calls that launch the GPU's work"
-        if name == "cpu-work" and len(self.named) and self._is_step(str(self.named["name"].iloc[0])):
-            return (
-                "find out what this is: NVTX or record_function ranges around the parts of a step, or "
-                "torch.profiler.profile(with_stack=True); then move it off the thread that launches"
-            )
-        if name == "memory-bound" and self.account.decodes:
-            return "decode more sequences at once, which share each reading of the weights; or use narrower weights"
-        if name == "memory-bound" and self._is_compiled:
-            return "the program is compiled already: narrower types, or larger batches, are what is left"
-        if name == "compute-bound":
-            return f"{_ADVICE[name]}{self._narrower()}"
-        return _ADVICE[name]
+        fits = (advice for of_what, holds, advice in _WHERE if of_what == name and holds(self))
+        return next(fits, None) or _ADVICE[name] + (self._narrower() if name == "compute-bound" else "")
 
     @property
-    def _has_graphs(self) -> bool:
+    def names_a_step(self) -> bool:
+        """Whether what most of the time lies in is a whole step, which names no work."""
+        return len(self.named) > 0 and self.named["name"].iloc[0] in self._steps
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether the program replays CUDA graphs."""
         calls = self.trace.whole.table("calls", ["name"])["name"]
         return bool(self.trace.size("graphs")) or bool(matching(calls, re.compile("GraphLaunch")).any())
 
     @property
-    def _is_compiled(self) -> bool:
+    def is_compiled(self) -> bool:
+        """Whether a compiler made a part of the program that counts."""
         kernels = matching(self.trace.table("kernels", ["name"])["name"], _COMPILED)
         if kernels.sum() > _COMPILES * len(kernels):
             return True
@@ -435,54 +408,68 @@ class Answer:
         lasting = max(int((table["end_ns"] - table["start_ns"]).sum()) for table in compiled)
         return lasting > _COMPILES * self.account.wall_ns
 
-    @property
-    def _card(self) -> hardware.Gpu | None:
+    def _precision(self, wanted: tuple[str, ...]) -> str | None:
+        """The first of some precisions that this card multiplies in; of a card that is not known, the first."""
         name = self.account.gpu or next((gpu.name for gpu in self.trace.meta.gpus if gpu.name), None)
         try:
-            return hardware.find(name) if name else None
+            card = hardware.find(name) if name else None
         except UsageError:
-            return None
+            card = None
+        return next((precision for precision in wanted if card is None or card.supports(precision)), None)
 
-    def _narrower(self, wanted: tuple[str, ...] = ("bf16", "fp16")) -> str:
+    def _narrower(self) -> str:
         """The precision that this card multiplies faster, where the program still uses FP32."""
-        fp32 = re.compile(r"(?<!tf32_)(?<!tf32)sgemm|simt|f32f32_f32f32", re.IGNORECASE)
-        if not any(fp32.search(str(name)) for name in self.named["name"]):
-            return ""
-        card = self._card
-        fits = next((p for p in wanted if card is None or card.supports(p)), None)
-        return f": {_NARROWER[fits]}" if fits else ""
+        fits = self._precision(("bf16", "fp16"))
+        return f": {_NARROWER[fits]}" if fits and self._is_named(_FP32) else ""
 
-    def _more_data(self) -> list[str]:
-        operations = sum(self.trace.size(table) for table in GPU_TABLES)
-        replayed = self.events.loc[self.events["kind"] == "graph", "duration_ns"].sum() if len(self.events) else 0
-        if operations and 2 * replayed >= self.events["duration_ns"].sum() > 0:
-            return [f"record the kernels inside the graphs: {CAPTURE['nodes']}"]
-        return [f"let counters say what bounds the kernels named above: {CAPTURE['ncu']}"]
+    def _is_named(self, pattern: re.Pattern[str]) -> bool:
+        return any(pattern.search(str(name)) for name in self.named["name"])
 
-    def _faster(self) -> list[str]:
-        said: list[str] = []
-        card, advised = self._card, ""
+    def _more_data(self) -> str:
+        lasting = self.events["duration_ns"]
+        replayed = lasting[self.events["kind"] == "graph"].sum()
+        if 2 * replayed >= lasting.sum() > 0:
+            return f"record the kernels inside the graphs: {CAPTURE['nodes']}"
+        return f"let counters say what bounds the kernels named above: {CAPTURE['ncu']}"
+
+    def _faster(self) -> Iterator[str]:
+        advised = ""
         for pattern, wanted, advice in _GIVEN_AWAY:
-            if any(pattern.search(str(name)) for name in self.named["name"]):
-                fits = next((p for p in wanted if card is None or card.supports(p)), None)
-                if fits or not wanted:
-                    said.append(advice.format(_NARROWER[fits] if fits else ""))
-                    advised = fits or advised
+            fits = self._precision(wanted)
+            if self._is_named(pattern) and (fits or not wanted):
+                yield advice.format(_NARROWER[fits] if fits else "")
+                advised = fits or advised
         reached = rate(self.sol)
         if reached is not None and reached >= _GOOD:
-            said.append(
+            yield (
                 f"nothing cheap is left: these operators reach {_percent(reached)} of the datasheet's rate, and the "
                 "largest products reach about 80 %"
             )
         else:
-            said.append(
+            yield (
                 _ADVICE[self.name] if self._narrower().endswith(_NARROWER.get(advised, "?")) else self.advice(self.name)
             )
         if reached is None and not (self.name == "memory-bound" and self.account.decodes):
-            said.append(f"record shapes, to learn how far the operators are from their bound: {CAPTURE['shapes']}")
+            yield f"record shapes, to learn how far the operators are from their bound: {CAPTURE['shapes']}"
         elif by_shape(self.account, self.name) < 0.5:
-            said.append("most of these kernels have no known shape: what they could reach is not known")
-        return said
+            yield "most of these kernels have no known shape: what they could reach is not known"
+
+
+#: Advice that fits better than the usual: the first whose condition holds.
+_WHERE: tuple[tuple[str, Callable[[Answer], bool], str], ...] = (
+    ("launch-overhead", lambda answer: answer.has_graphs,
+     "the program replays graphs already: put what is still launched one by one into them"),
+    ("launch-overhead", lambda answer: answer.is_compiled,
+     "the program is compiled already: capture it into graphs (mode='reduce-overhead')"),
+    ("unknown", lambda answer: not answer.trace.recorded("calls"), "record the calls that launch the GPU's work"),
+    ("cpu-work", lambda answer: answer.names_a_step,
+     ("find out what this is: NVTX or record_function ranges around the parts of a step, or "
+      "torch.profiler.profile(with_stack=True); then move it off the thread that launches")),
+    ("memory-bound", lambda answer: answer.account.decodes,
+     "decode more sequences at once, which share each reading of the weights; or use narrower weights"),
+    ("memory-bound", lambda answer: answer.is_compiled,
+     "the program is compiled already: narrower types, or larger batches, are what is left"),
+)  # fmt: skip
 
 
 def _alike(events: pd.DataFrame) -> pd.Series[Any]:
@@ -491,24 +478,3 @@ def _alike(events: pd.DataFrame) -> pd.Series[Any]:
     shared = events["name"].where(~work, events["name"].map(plain))
     several = events.groupby(shared)["name"].transform("nunique") > 1
     return events["name"].where(~(work & several), shared)
-
-
-def _rows(table: pd.DataFrame) -> list[dict[str, Any]]:
-    return [{str(key): value for key, value in row.items()} for row in table.to_dict("records")]
-
-
-def tables(account: Account) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """What time was lost to, and what filled the rest, as lists of rows.
-
-    Parameters
-    ----------
-    account : Account
-
-    Returns
-    -------
-    lost, busy : list of dict
-        ``bottleneck, total_ns, share_of_span``, by falling time.
-    """
-    lost = ranked(account, IDLE)
-    rest = ranked(account, range(len(IDLE), len(BOTTLENECKS)))
-    return _rows(lost), _rows(rest)

@@ -15,13 +15,13 @@ from nsightkit.errors import UsageError
 def test_the_rank_sum_is_counted_out(n, m):
     sums = [sum(ranks) - n * (n + 1) // 2 for ranks in itertools.combinations(range(1, n + m + 1), n)]
     share = np.cumsum(np.bincount(sums, minlength=n * m + 1)) / len(sums)
-    assert noise._critical(n, m, 0.025) == int((share <= 0.025).sum())
+    assert noise.rank_margin(n, m, 0.025) == int((share <= 0.025).sum())
 
 
 def test_many_samples_take_the_normal_approximation():
-    exact = noise._critical(50, 50, 0.025)
+    exact = noise.rank_margin(50, 50, 0.025)
     assert abs(exact - (1250 - 1.959964 * np.sqrt(2500 * 101 / 12))) < 2
-    assert noise._critical(51, 50, 0.025) > exact
+    assert noise.rank_margin(51, 50, 0.025) > exact
 
 
 @pytest.mark.parametrize("count", [6, 15, 60])
@@ -85,7 +85,7 @@ def test_what_is_no_sample(wrong):
     ],
 )
 def test_quantiles_are_those_of_the_tables(degrees, tail, quantile):
-    assert noise._student(tail, degrees) == pytest.approx(quantile, abs=5e-4)
+    assert noise.student_quantile(tail, degrees) == pytest.approx(quantile, abs=5e-4)
 
 
 @pytest.mark.parametrize(("spread", "most"), [(0.003, 10), (0.007, 15), (0.02, 50)])

@@ -103,8 +103,10 @@ def test_played(judged: Judged, program: Program, tmp_path: Path) -> None:
     # Copies or collectives may fill the time although running them beside other work gains nothing.
     assert row.answer == program.bottleneck or row.answer not in tempting or row.confidence == "low"
     printed = {change["change"]: change["speedup"] for change in found["changes"]}
-    gains = played.gains(program, SEED, tuple(printed))
-    assert all(printed[change] <= 1.1 * gains[change] for change in printed), (printed, gains)
+    # Of the other changes test_whatif.py holds what is predicted against what is played.
+    work = tuple(change for change in printed if change.startswith("no-cpu-work"))
+    gains = played.gains(program, SEED, work)
+    assert all(printed[change] <= 1.1 * gains[change] for change in work), (printed, gains)
 
 
 def test_work_that_only_the_steps_range_names(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import random
 import re
@@ -18,6 +19,7 @@ import pandas as pd
 import pytest
 
 import nsightkit
+from nsightkit import cli
 from nsightkit.analysis import verdict
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.replay import whatif
@@ -27,12 +29,12 @@ from nsightkit.analysis.timeline.gaps.ends import in_window
 from nsightkit.analysis.timeline.selection import select
 from nsightkit.analysis.verdict import rules
 from nsightkit.errors import UsageError
-from nsightkit.show import ready
 from nsightkit.trace.model import Gpu, Trace, TraceMeta
 from nsightkit.workloads.planted import BOTTLENECK_OF, Export, Fault, training
 
 US, MS = 1_000, 1_000_000
-SEEDS = range(5)
+#: Of the second, forward and backward are launched by different threads.
+SEEDS = (0, 2)
 #: What Kineto has no events for cannot be found in what it wrote.
 IN_KINETO = [fault for fault in BOTTLENECK_OF if fault not in ("starved-unnamed", "graphs")]
 
@@ -65,6 +67,11 @@ def test_every_fault_and_every_decoy(tmp_path: Path, fault: Fault | None, seed: 
     trace = nsightkit.load(tmp_path / "t.sqlite")
     found = verdict.summary(trace)
     assert found["bottleneck"] == truth["bottleneck"] == BOTTLENECK_OF[fault]
+    if seed == SEEDS[0] and fault in IN_KINETO:  # the same run in the other format
+        again = verdict.summary(nsightkit.load(make_kineto.from_trace(tmp_path / "t.json", trace)))
+        assert again["bottleneck"] == found["bottleneck"]
+        assert amounts(again) == amounts(found)
+        assert again["confidence"] == found["confidence"]
     if fault == "untraced":
         assert found["share_of_span"] is None
         return
@@ -87,17 +94,6 @@ def test_every_fault_and_every_decoy(tmp_path: Path, fault: Fault | None, seed: 
     assert found["replay_error"] < 0.01
     if fault != "graphs":
         assert found["confidence"] != "low", found["against"]
-
-
-@pytest.mark.parametrize("fault", IN_KINETO)
-def test_the_same_run_in_the_other_format(tmp_path: Path, fault: Fault | None) -> None:
-    training(tmp_path / "t.sqlite", fault, steps=5, layers=4, seed=6)
-    trace = nsightkit.load(tmp_path / "t.sqlite")
-    again = nsightkit.load(make_kineto.from_trace(tmp_path / "t.json", trace))
-    one, other = verdict.summary(trace), verdict.summary(again)
-    assert one["bottleneck"] == other["bottleneck"] == BOTTLENECK_OF[fault]
-    assert amounts(one) == amounts(other)
-    assert one["confidence"] == other["confidence"]
 
 
 def test_a_wait_that_the_source_cannot_record_is_not_passed_off_as_work(tmp_path: Path) -> None:
@@ -128,13 +124,16 @@ def test_the_order_of_rows_does_not_matter(tmp_path: Path, fault: Fault, monkeyp
 # ---------------------------------------------------------------- the answer's parts
 
 
-def test_what_an_answer_holds(tmp_path: Path) -> None:
+def test_what_an_answer_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     truth = training(tmp_path / "t.sqlite", "starved")
     trace = nsightkit.load(tmp_path / "t.sqlite")
     found = verdict.summary(trace)
     contract = ["bottleneck", "share_of_span", "confidence", "evidence", "against", "next_steps", "changes"]
     assert list(found)[: len(contract)] == contract
-    assert json.loads(json.dumps(ready(found))) == ready(found)
+    assert cli.run(["verdict", str(tmp_path / "t.sqlite"), "--format", "json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert list(printed) == list(found)
+    assert all(printed[part] == found[part] for part in ("evidence", "candidates", "named", "longest"))
     table = verdict.candidates(trace)
     assert list(table.columns) == ["bottleneck", "total_ns", "share_of_span"]
     assert table.to_dict("records") == found["candidates"]
@@ -200,7 +199,7 @@ class Rows:
 
     def __init__(self, refused: str | None, gains: dict[str, float], most: int = 5) -> None:
         self.refused, self.gains, self.error = refused, gains, 0.0
-        self.steps_ns = np.arange(1, most + 1) * 1000
+        self.each_ns = np.full(most, 1000)
 
     @property
     def schedule(self) -> Rows:
@@ -211,7 +210,7 @@ class Rows:
         return self
 
     def played(self, change: str) -> Any:
-        return SimpleNamespace(steps_ns=(self.steps_ns * (1 - self.gains[change])).astype(np.int64))
+        return SimpleNamespace(each_ns=self.each_ns * (1 - self.gains[change]))
 
     def row(self, change: str) -> dict[str, Any]:
         return {"change": change, "wall_ns": 10**9, "predicted_ns": round(10**9 * (1 - self.gains[change]))}
@@ -266,8 +265,10 @@ def test_the_rule_is_the_contract() -> None:
 def laid_account(amounts: np.ndarray, span: int) -> Any:
     """Amounts in five equal steps, without moments."""
     total = np.append(amounts, 0)
+    named = dict(zip(verdict.BOTTLENECKS, amounts.tolist(), strict=True))
     return SimpleNamespace(
         total=total,
+        lost={name: named[name] for name in [*gaps.CAUSES, "communication", "imbalance"]},
         span_ns=span,
         by_part=np.tile(total, (5, 1)),
         steps=pd.DataFrame({"step": ["step"] * 5}),
@@ -943,6 +944,7 @@ def test_whatever_a_trace_holds(seed: int) -> None:
 # ---------------------------------------------------------------- real traces
 
 
+@functools.cache
 def loaded(shared_traces: Path, name: str) -> Trace:
     (path,) = shared_traces.glob(name)
     return nsightkit.load(path, cache=False)
@@ -981,8 +983,8 @@ def test_a_model_that_is_being_loaded_is_not_every_steps_trouble(shared_traces: 
     assert found["named"][0]["inside"] == "init_model"
     assert "in the first 5 tenths of the time, which may be set-up" in found["against"][0]
     assert found["confidence"] != "high"
-    (path,) = shared_traces.glob("cs336-zx3xyy/result_2_7B_nvtx.sqlite")
-    loop = verdict.summary(select(nsightkit.load(path, cache=False), within="^benchmark_loop$"))
+    trace = loaded(shared_traces, "cs336-zx3xyy/result_2_7B_nvtx.sqlite")
+    loop = verdict.summary(select(trace, within="^benchmark_loop$"))
     assert loop["bottleneck"] == "compute-bound"
     assert "TF32" in loop["next_steps"][0]
 
@@ -998,8 +1000,7 @@ def test_a_step_that_begins_with_the_cpu(shared_traces: Path) -> None:
 
 def test_two_gpus_with_hardly_a_wait(shared_traces: Path) -> None:
     found = real(shared_traces, "nsys-ai/mfu_2gpu_before.sqlite")
-    (path,) = shared_traces.glob("nsys-ai/mfu_2gpu_before.sqlite")
-    idle = overview.summary(nsightkit.load(path, cache=False))
+    idle = overview.summary(loaded(shared_traces, "nsys-ai/mfu_2gpu_before.sqlite"))
     assert found["bottleneck"] == "launch-overhead"  # 52.8 of 57.4 ms idle, 9.6 % of both spans
     assert idle["idle_ns"] / idle["span_ns"] == pytest.approx(0.096, abs=0.001)
     assert sum(row["total_ns"] for row in found["candidates"]) >= idle["idle_ns"]
