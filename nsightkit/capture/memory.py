@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,13 +21,6 @@ __all__ = ["Recording", "dump", "recording", "supported", "write"]
 
 #: An event with a stack of twenty frames takes about 0.2 kB in the file.
 MAX_ENTRIES = 200_000
-
-# Calls in order of preference; the last is the one of PyTorch 2.0, whose `enabled` was a flag.
-_CALLS: tuple[tuple[str, ...], ...] = (
-    ("enabled", "context", "stacks", "max_entries", "clear_history", "global_record_annotations"),
-    ("enabled", "context", "stacks", "max_entries", "clear_history"),
-    ("enabled", "context", "stacks", "max_entries"),
-)
 
 
 @dataclass
@@ -101,13 +94,15 @@ def recording(
     UsageError
         There is no CUDA device, PyTorch cannot record, or the output cannot be written.
     """
+    import torch
+
     if max_entries < 1:
         raise UsageError(f"a recording cannot keep {max_entries} events")
     state = Recording()
     if not supported():
         if required:
             raise UsageError(
-                "the allocator's history can only be recorded on a CUDA GPU with PyTorch 2.0 or later; this machine "
+                "the allocator's history can only be recorded on a CUDA GPU with PyTorch 2.1 or later; this machine "
                 "has none that PyTorch can use"
             )
         yield state
@@ -123,47 +118,26 @@ def recording(
         try:
             state.path = dump(target, scrub=scrub)
         finally:
-            _stop()
-
-
-def _record() -> Callable[..., None]:
-    import torch
-
-    function: Callable[..., None] = torch.cuda.memory._record_memory_history
-    return function
+            torch.cuda.memory._record_memory_history(enabled=None)
 
 
 def _start(max_entries: int, stacks: str, context: str) -> None:
     """Begin, with as many keywords as this version knows."""
-    wanted: dict[str, Any] = {
-        "enabled": "all",
-        "context": context,
-        "stacks": stacks,
-        "max_entries": max_entries,
-        "clear_history": True,
-        "global_record_annotations": True,
-    }
-    record = _record()
-    for names in _CALLS:
+    import torch
+
+    record = torch.cuda.memory._record_memory_history
+    wanted: dict[str, Any] = {"enabled": "all", "context": context, "stacks": stacks, "max_entries": max_entries}
+    for newer in (("clear_history", "global_record_annotations"), ("clear_history",), ()):
         try:
-            record(**{name: wanted[name] for name in names})
-        except TypeError:
-            continue
-        return
-    try:
-        record(True, trace_alloc_max_entries=max_entries, trace_alloc_record_context=True)
-    except TypeError as error:
-        raise UsageError(
-            f"this PyTorch's _record_memory_history takes other arguments than those known ({error}); "
-            "record without a snapshot, or with another version"
-        ) from error
-
-
-def _stop() -> None:
-    try:
-        _record()(enabled=None)
-    except TypeError:
-        _record()(False)
+            record(**wanted | dict.fromkeys(newer, True))
+        except TypeError as error:
+            refused = error
+        else:
+            return
+    raise UsageError(
+        f"this PyTorch's _record_memory_history takes other arguments than those known ({refused}); "
+        "record without a snapshot, or with another version"
+    ) from refused
 
 
 def dump(output: str | os.PathLike[str], *, scrub: bool = True) -> Path:

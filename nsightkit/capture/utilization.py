@@ -97,28 +97,15 @@ def ask_smi(properties: Any, fields: Sequence[str], form: str) -> list[str]:
 def _reader(torch: Any) -> Callable[[], dict[str, float]]:
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
 
-    def smi(fields: Sequence[str]) -> dict[str, float]:
-        return _numbers(ask_smi(properties, fields, "csv,noheader,nounits"))
+    def from_smi(names: Sequence[str]) -> dict[str, float]:
+        return _numbers(ask_smi(properties, names, "csv,noheader,nounits"))
 
-    names = list(_FIELDS.values())
-    if not smi(names):
-        names = [_OLDER.get(name, name) for name in names]
-
-    from_smi = functools.partial(smi, names)
-
-    def from_nvml() -> dict[str, float]:
-        found = {}
-        for metric, ask in (
-            ("gpu_utilization_percent", torch.cuda.utilization),
-            ("sm_clock_mhz", torch.cuda.clock_rate),
-            ("power_w", lambda: torch.cuda.power_draw() / 1e3),
-        ):
-            with contextlib.suppress(Exception):  # needs pynvml, and a driver that answers this
-                found[metric] = float(ask())
-        return found
-
+    newer = list(_FIELDS.values())
     # nvidia-smi knows more; where it is not to be had, what torch can read through pynvml must do.
-    return from_smi if from_smi() else from_nvml
+    for names in (newer, [_OLDER.get(name, name) for name in newer]):
+        if from_smi(names):
+            return functools.partial(from_smi, names)
+    return functools.partial(_from_nvml, torch)
 
 
 def _numbers(values: Sequence[str]) -> dict[str, float]:
@@ -127,4 +114,17 @@ def _numbers(values: Sequence[str]) -> dict[str, float]:
     for metric, text in zip(_FIELDS, values, strict=False):
         with contextlib.suppress(ValueError):
             found[metric] = float(int(text, 16) if "0x" in text else float(text))
+    return found
+
+
+def _from_nvml(torch: Any) -> dict[str, float]:
+    asked = {
+        "gpu_utilization_percent": torch.cuda.utilization,
+        "sm_clock_mhz": torch.cuda.clock_rate,
+        "power_w": lambda: torch.cuda.power_draw() / 1e3,
+    }
+    found = {}
+    for metric, ask in asked.items():
+        with contextlib.suppress(Exception):  # needs pynvml, and a driver that answers this
+            found[metric] = float(ask())
     return found

@@ -21,16 +21,16 @@ __all__ = ["INVESTIGATIONS", "MEASURES", "PROFILES", "Part", "find", "parts", "p
 #: How a part can be measured, and the function that does it. All take ``(workload, device, parameters, counts,
 #: folder)``, write ``trace.json.gz`` into the folder, and give raw samples by metric and all the workload's parameters.
 MEASURES = {
-    "timed": "nsightkit.investigations.measuring:timed",
-    "observed": "nsightkit.investigations.measuring:observed",
-    "remembered": "nsightkit.investigations.measuring:remembered",
-    "swept": "nsightkit.investigations.sweeping:swept",
+    "timed": "nsightkit.investigations.ways_to_measure:timed",
+    "observed": "nsightkit.investigations.ways_to_measure:observed",
+    "remembered": "nsightkit.investigations.ways_to_measure:remembered",
+    "swept": "nsightkit.investigations.sweep_column:swept",
 }
 #: What else makes the figures of a part that also runs under a profiler.
 PROFILES: Mapping[str | None, tuple[str, ...]] = {
     None: (),
-    "nsys": ("nsightkit.investigations.profiled:steady_steps",),
-    "ncu": ("nsightkit.investigations.profiled:steady_steps", "nsightkit.investigations.profiled:SECTIONS"),
+    "nsys": ("nsightkit.investigations.under_nsight:steady_steps",),
+    "ncu": ("nsightkit.investigations.under_nsight:steady_steps", "nsightkit.investigations.under_nsight:SECTIONS"),
 }
 #: The most steps of a run on a CPU.
 _SMOKE_COUNTS = {"warmup": 2, "repetitions": 12, "active": 3}

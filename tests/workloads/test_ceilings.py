@@ -14,7 +14,7 @@ from nsightkit.analysis.roofline import sol
 from nsightkit.capture import utilization
 from nsightkit.errors import NsightkitError, TraceError
 from nsightkit.hardware import SLOWDOWNS, find, rows, slowed_by
-from nsightkit.investigations import measured_peaks
+from nsightkit.investigations import measure_ceilings
 from nsightkit.investigations.parts import INVESTIGATIONS
 
 torch = pytest.importorskip("torch")
@@ -98,9 +98,9 @@ def test_the_list_is_read_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         return planted(name)
 
     said: list[str] = []
-    monkeypatch.setattr(measured_peaks, "has_gpu", lambda: True)
-    monkeypatch.setattr(measured_peaks, "measure_part", measure)
-    listed = measured_peaks.measure(echo=said.append)
+    monkeypatch.setattr(measure_ceilings, "has_gpu", lambda: True)
+    monkeypatch.setattr(measure_ceilings, "measure_part", measure)
+    listed = measure_ceilings.measure(echo=said.append)
     assert list(listed[0]) == [*rows(find("H200"))[0], "power_w", "busy_pct", "slowed_by"]
     assert "fp8: this card has no fp8" in said
     assert {row["unit"] for row in listed} == {"bf16", "fp16", "fp32", "tf32", "memory"}
@@ -126,9 +126,9 @@ def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
 
 
 def test_without_a_gpu_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measured_peaks, "has_gpu", lambda: False)
+    monkeypatch.setattr(measure_ceilings, "has_gpu", lambda: False)
     with pytest.raises(NsightkitError, match="needs a CUDA GPU"):
-        measured_peaks.measure()
+        measure_ceilings.measure()
 
 
 def test_what_nvidia_smi_says() -> None:

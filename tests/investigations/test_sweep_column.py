@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from nsightkit.capture import timing  # noqa: E402
 from nsightkit.investigations import parts as investigations  # noqa: E402
-from nsightkit.investigations import recordings, sweeping  # noqa: E402
+from nsightkit.investigations import recordings, sweep_column  # noqa: E402
 from nsightkit.investigations.pages import sweep as analysis  # noqa: E402
 from nsightkit.trace import load  # noqa: E402
 from nsightkit.workloads import attention  # noqa: E402
@@ -30,7 +30,7 @@ SMALL = {
 
 
 def swept(tmp_path: Path, workload: Any = attention.start, **changes: Any) -> dict[str, list[float]]:
-    samples, _ = sweeping.swept(workload, "cpu", SMALL | changes, COUNTS, tmp_path)
+    samples, _ = sweep_column.swept(workload, "cpu", SMALL | changes, COUNTS, tmp_path)
     return samples
 
 
@@ -194,11 +194,11 @@ def test_preparation_is_not_timed() -> None:
 
 
 def test_every_registered_column_can_be_made() -> None:
-    names = {field.name for field in sweeping.dataclasses.fields(sweeping.SweepConfig)}
+    names = {field.name for field in sweep_column.dataclasses.fields(sweep_column.SweepConfig)}
     for name, part in investigations.INVESTIGATIONS["attention-sweep"].items():
         for mode in ("live", "smoke"):
             given = part.parameters(mode)
-            sweeping.SweepConfig(**{key: value for key, value in given.items() if key in names})
+            sweep_column.SweepConfig(**{key: value for key, value in given.items() if key in names})
             config = attention.AttentionConfig(**{key: value for key, value in given.items() if key not in names})
             assert f"{config.implementation}-{config.precision}" == name
 

@@ -3,7 +3,8 @@
 All take ``(workload, device, parameters, counts, folder)``: ``start`` of a module in :mod:`nsightkit.workloads`, the
 device, the workload's parameters, the numbers of steps (:meth:`nsightkit.investigations.parts.Part.counts`) and the
 folder that gets the profile, ``trace.json.gz``. All give raw samples by metric, whose name holds its unit, and the
-sizes and switches of the workload, its defaults included. :func:`nsightkit.investigations.sweeping.swept` is one more.
+sizes and switches of the workload, its defaults included. One more is
+:func:`nsightkit.investigations.sweep_column.swept`.
 
 A recording is valid for exactly this code (:mod:`nsightkit.investigations.keys`): what does not decide the
 figures, such as provenance, is elsewhere.
