@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from nsightkit.capture import memory
 from nsightkit.capture.out_of_memory import is_out_of_memory, requested_bytes
 from nsightkit.capture.provenance import collect
 from nsightkit.capture.timing import time_calls
@@ -106,10 +107,8 @@ def _cap(limit_bytes: int | None, device: str) -> Iterator[None]:
     if limit_bytes is None:
         yield
     elif device.startswith("cuda"):
-        total = torch.cuda.get_device_properties(torch.device(device)).total_memory
-        number = torch.device(device).index or 0  # unlike the other functions this one refuses a bare "cuda"
-        torch.cuda.set_per_process_memory_fraction(min(limit_bytes / total, 1.0), number)
-        yield
+        with memory.limited(limit_bytes, device):
+            yield
     else:
         import resource
 

@@ -17,7 +17,7 @@ from nsightkit.errors import UsageError
 from nsightkit.trace.files import replacing
 from nsightkit.trace.share import clean_snapshot, write_snapshot
 
-__all__ = ["Recording", "dump", "recording", "supported", "write"]
+__all__ = ["Recording", "dump", "limited", "recording", "supported", "write"]
 
 #: An event with a stack of twenty frames takes about 0.2 kB in the file.
 MAX_ENTRIES = 200_000
@@ -52,6 +52,29 @@ def supported() -> bool:
         return False
     memory = torch.cuda.memory
     return hasattr(memory, "_record_memory_history") and hasattr(memory, "_snapshot")
+
+
+@contextlib.contextmanager
+def limited(limit_bytes: int | None, device: str = "cuda") -> Iterator[None]:
+    """Let this process have no more of a GPU's memory inside the block.
+
+    Parameters
+    ----------
+    limit_bytes : int or None
+        None sets no limit.
+    device : str
+        A CUDA device.
+    """
+    import torch
+
+    number = torch.device(device).index or 0  # set_per_process_memory_fraction refuses a bare "cuda"
+    if limit_bytes is not None:
+        _, total = torch.cuda.mem_get_info(number)
+        torch.cuda.set_per_process_memory_fraction(min(limit_bytes / total, 1.0), number)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, number)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import sys
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -115,10 +114,9 @@ class Part:
         ----------
         mode : {"live", "replay", "smoke"}
         """
-        steps = {
-            name: min(getattr(self, name), most if mode == "smoke" else sys.maxsize)
-            for name, most in _SMOKE_COUNTS.items()
-        }
+        steps = {"warmup": self.warmup, "repetitions": self.repetitions, "active": self.active}
+        if mode == "smoke":
+            steps = {name: min(count, _SMOKE_COUNTS[name]) for name, count in steps.items()}
         return steps | {"utilization": int(self.utilization), "shapes": int(self.shapes)}
 
     @property
@@ -182,8 +180,7 @@ def _pair(
     name: str, fault: str, gpu: dict[str, Any], smoke: dict[str, Any], value: int, *, workload: str = _TRAINING
 ) -> dict[str, Part]:
     """Build the two runs of an investigation that differ in one switch: with the fault, and without."""
-    runs = _switched(gpu, smoke, {"before": {fault: True}, "after": {fault: False}})
-    return _parts(name, workload, runs, value)
+    return _parts(name, workload, _switched(gpu, smoke, {"before": {fault: True}, "after": {fault: False}}), value)
 
 
 _LM = {"vocabulary": 32_000, "heads": 16, "precision": "bf16", "workers": 8}

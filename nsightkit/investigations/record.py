@@ -58,7 +58,13 @@ def record(
         `only` names what there is not.
     """
     say = echo or (lambda _: None)
-    chosen = _chosen(only)
+    chosen = list(parts())
+    if only:
+        names = {name for p in chosen for name in (p.investigation, f"{p.investigation}/{p.name}")}
+        unknown = [name for name in only if name not in names]
+        if unknown:
+            raise UsageError(f"nothing to record is called {unknown[0]!r}; there are {', '.join(sorted(names))}")
+        chosen = [p for p in chosen if {p.investigation, f"{p.investigation}/{p.name}"} & set(only)]
     where = Path(out) if out is not None else recordings.folder()
     if dry_run:
         if where.resolve() == recordings.folder().resolve():
@@ -93,17 +99,6 @@ def record(
         row = {"investigation": part.investigation, "part": part.name, "seconds": seconds, "detail": detail}
         report.append(row | {"status": status})
     return report
-
-
-def _chosen(only: Sequence[str] | None) -> list[Part]:
-    everything = list(parts())
-    if not only:
-        return everything
-    names = {name for p in everything for name in (p.investigation, f"{p.investigation}/{p.name}")}
-    for name in only:
-        if name not in names:
-            raise UsageError(f"nothing to record is called {name!r}; there are {', '.join(sorted(names))}")
-    return [p for p in everything if p.investigation in only or f"{p.investigation}/{p.name}" in only]
 
 
 def _record(part: Part, where: Path, *, dry_run: bool, timeout_s: float) -> Path:

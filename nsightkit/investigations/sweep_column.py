@@ -90,16 +90,6 @@ class _Failure:
     requested_bytes: int | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class _Look:
-    """What one pass showed: memory by metric, its seconds, and how many more the first pass took."""
-
-    found: dict[str, float]
-    pass_s: float
-    first_s: float = 0.0
-    failure: _Failure | None = None
-
-
 def _failure(direction: str, error: Exception) -> _Failure:
     """Say what became of a direction; an error that is neither of memory nor of a missing kernel goes on."""
     if is_out_of_memory(error):
@@ -206,24 +196,22 @@ class _Column:
                 (took, fixed), before = self._cell((d, context)), context
 
     def _cell(self, cell: _Cell) -> tuple[float, float]:
-        """Measure one cell; gives the seconds that a pass both ways took, and those that the first took longer."""
+        """Measure one cell; gives the seconds that a pass took, and those that the first took longer."""
         self._work.forget_compiled()
         ways = DIRECTIONS[: 1 if "backward" in self._stopped else 2]
-        look = self._look(cell, ways)
-        failed = look.failure.direction if look.failure else None
-        if failed == "backward" and "before_backward_bytes" not in look.found:
-            # It failed before memory was watched: the forward pass can still be looked at by itself.
-            alone = self._look(cell, DIRECTIONS[:1])
-            look = alone if alone.failure else dataclasses.replace(look, found=alone.found, pass_s=alone.pass_s)
-        # Nothing of a failed pass is left: its error, which held every frame's tensors, is gone.
-        self._keep(cell, **look.found)
-        if look.failure:
-            self._fail(cell, look.failure)
-            ways = DIRECTIONS[: DIRECTIONS.index(look.failure.direction)]
-        elif len(ways) == 1:
+        if len(ways) == 1:
             self._say(cell, ["backward"], "skipped", BACKWARD_CANNOT_FIT, self._stopped["backward"])
-        self._time(cell, look.pass_s, ways)
-        return look.pass_s, look.first_s
+        found: dict[str, float] = {}
+        took = self._look(cell, ways, found)
+        while isinstance(took, _Failure):
+            # Nothing of a failed pass is left: its error, which held every frame's tensors, is gone.
+            self._fail(cell, took)
+            ways = ways[: ways.index(took.direction)]
+            took = self._look(cell, ways, found) if ways else (0.0, 0.0)
+        self._keep(cell, **found)
+        if ways:
+            self._time(cell, took[0], ways)
+        return took
 
     def _fail(self, cell: _Cell, failure: _Failure) -> None:
         """Keep that a direction failed, and what follows from it."""
@@ -236,12 +224,14 @@ class _Column:
         if way == "forward":
             self._say(cell, ["backward"], status, reason)
 
-    def _look(self, place: _Cell, ways: Sequence[str]) -> _Look:
-        """Run a pass with an eye on memory, on a device that is as before the first cell."""
+    def _look(self, place: _Cell, ways: Sequence[str], found: dict[str, float]) -> tuple[float, float] | _Failure:
+        """Run a pass with an eye on memory, on a device that is as before the first cell.
+
+        What memory shows goes into `found`. Gives the seconds that the pass took, and those that the first took longer.
+        """
         self._clean()
-        found: dict[str, float] = {}
         way = "forward"
-        begin = start = time.perf_counter()
+        begin = time.perf_counter()
         try:
             cell = self._work.cell(*place)
             # Once before: code is loaded and compiled, and libraries allocate what they keep.
@@ -261,15 +251,13 @@ class _Column:
                         found["before_backward_bytes"] = memory.allocated_bytes
                     else:
                         cell.backward(attended)
-                    found |= {f"{way}_peak_bytes": memory.peak_bytes}
-                    found |= {f"{way}_reserved_bytes": memory.peak_reserved_bytes}
+                    found[f"{way}_peak_bytes"] = memory.peak_bytes
+                    found[f"{way}_reserved_bytes"] = memory.peak_reserved_bytes
             self._wait()
             pass_s = time.perf_counter() - start
-            return _Look(found, pass_s, max(start - begin - pass_s, 0.0))
+            return pass_s, max(start - begin - pass_s, 0.0)
         except (RuntimeError, MemoryError) as error:
-            failure = _failure(way, error)
-        found = {name: value for name, value in found.items() if not name.startswith(way)}
-        return _Look(found, time.perf_counter() - start, failure=failure)
+            return _failure(way, error)
 
     @contextlib.contextmanager
     def _watching(self, cell: Any, found: dict[str, float]) -> Iterator[Allocator | TensorMemory]:
@@ -294,7 +282,7 @@ class _Column:
         repetitions = int(min(max(most, _FEWEST), self._counts["repetitions"]))
         # Slow cells were warmed up when they were looked at; fast ones need more for their clocks and caches.
         warmup = int(min(most, self._counts["warmup"]))
-        fit = 0
+        fit: list[str] = []
         for way in ways:
             self._clean()
             taken = self._samples(way, cell, warmup, repetitions)
@@ -303,9 +291,9 @@ class _Column:
                 break
             self._keep(cell, **{f"{way}_ns": taken})
             self._say(cell, [way], "ok", "")
-            fit += 1
+            fit.append(way)
         if fit:
-            self.fitting.append((cell, fit > 1))
+            self.fitting.append((cell, "backward" in fit))
 
     def _samples(self, way: str, place: _Cell, warmup: int, repetitions: int) -> list[float] | _Failure:
         # What an exception's frames hold is let go when this returns.

@@ -131,7 +131,6 @@ def _recorded(
 def _on_gpu(snapshot: Path, limit_bytes: int | None) -> Iterator[Callable[[], Mapping[str, float]]]:
     """Record the caching allocator's history, and let it have no more than the limit."""
     torch.cuda.init()  # type: ignore[no-untyped-call]
-    _, total = torch.cuda.mem_get_info()
 
     def count() -> Mapping[str, float]:
         # The device's own account is only right when all that was asked of it is done.
@@ -145,14 +144,9 @@ def _on_gpu(snapshot: Path, limit_bytes: int | None) -> Iterator[Callable[[], Ma
             "context_bytes": whole - free - reserved,
         }
 
-    if limit_bytes is not None:
-        torch.cuda.set_per_process_memory_fraction(min(limit_bytes / total, 1.0))
-    try:
-        # Stacks of what ends an allocation would double the file and say nothing here.
-        with memory.recording(snapshot, max_entries=_EVENTS, context="alloc"):
-            yield count
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
+    # Stacks of what ends an allocation would double the file and say nothing here.
+    with memory.limited(limit_bytes), memory.recording(snapshot, max_entries=_EVENTS, context="alloc"):
+        yield count
 
 
 @contextlib.contextmanager

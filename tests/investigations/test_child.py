@@ -60,7 +60,7 @@ def _in(folder: Path) -> list[str]:
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            found += [process.name] if Path(os.readlink(process / "cwd")) == folder else []
+            found += [process.name] if (process / "cwd").readlink() == folder else []
         except OSError:  # it has ended
             continue
     return found

@@ -159,11 +159,11 @@ def test_a_gpu_s_allocator_is_recorded_and_set_free(
         "is_available": lambda: True,
         "synchronize": lambda: None,
         "empty_cache": allocator.empty_cache,
-        "mem_get_info": lambda: (3 << 30, 4 << 30),
+        "mem_get_info": lambda *_: (3 << 30, 4 << 30),
         "memory_allocated": lambda: allocator.counted()[0],
         "max_memory_allocated": lambda: max(row[0] for row in allocator.truth),
         "memory_reserved": lambda: allocator.counted()[3],
-        "set_per_process_memory_fraction": fractions.append,
+        "set_per_process_memory_fraction": lambda fraction, _: fractions.append(fraction),
     }.items():
         monkeypatch.setattr(cuda, name, value)
     monkeypatch.setattr(cuda.memory, "_record_memory_history", recorded)
