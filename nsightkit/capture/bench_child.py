@@ -43,7 +43,7 @@ def main(
         Mark the timed steps.
     memory_cap_bytes : int or None
     provenance : bool
-        Say on what it was measured, too.
+        Also say on what it was measured.
     result : str
     """
     cuda = device.startswith("cuda")

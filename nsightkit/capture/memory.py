@@ -125,8 +125,8 @@ def recording(
     if not supported():
         if required:
             raise UsageError(
-                "the allocator's history can only be recorded on a CUDA GPU with PyTorch 2.1 or later; this machine "
-                "has none that PyTorch can use"
+                "the allocator's history can only be recorded on a CUDA GPU with PyTorch 2.1 or later; PyTorch "
+                "finds no such GPU on this machine"
             )
         yield state
         return

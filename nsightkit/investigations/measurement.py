@@ -146,7 +146,7 @@ class Measurement:
 
     @functools.cached_property
     def ncu_report(self) -> ncu.Report | None:
-        """The counters of the kernels of a few steady steps, from another run; None where there are none."""
+        """The counters of the kernels of a few steady steps, from another run; None where nothing was counted."""
         return ncu.read(self.ncu_path) if self.ncu_path else None
 
     @functools.cached_property

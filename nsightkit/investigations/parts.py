@@ -59,7 +59,7 @@ class Part:
         asked for. ``swept``: the part is a column of cells; the workload makes cells, and `gpu` and `smoke` also say
         which. ``remembered``: the memory's history, from before the workload is built, is kept as a snapshot.
     utilization : bool
-        Of a timed or observed part: read what NVML reports, too: utilisation, clock, power.
+        Of a timed or observed part: also read what NVML reports: utilisation, clock, power.
     shapes : bool
         Of an observed part: the profile keeps what operators are given, to reckon what they cost.
     profiled : {"nsys", "ncu"}, optional

@@ -48,7 +48,7 @@ class Recording:
         Its folder.
     provenance : dict
     state : {"current", "stale", "refused"}
-        ``stale``: made by other code or parameters than today's. ``refused``: no recording of a GPU at all.
+        ``stale``: made by other code or parameters than today's. ``refused``: this is not a recording of a GPU.
     reason : str
         Why it is not current; empty when it is.
     """

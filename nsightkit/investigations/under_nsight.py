@@ -2,7 +2,7 @@
 
 Whether a part was measured does not depend on it: whatever goes wrong here becomes one line that says what. The
 profiler runs this module: ``python -m nsightkit.investigations.under_nsight INVESTIGATION PART MODE``. A recording of
-such a part is valid for exactly the code of :func:`steady_steps`, too, and the list of :data:`SECTIONS`.
+such a part is valid for exactly the code of :func:`steady_steps` and the list of :data:`SECTIONS` as well.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CAPTURED = "nsightkit-captured"
 STEADY = "nsightkit-steady"
 #: Steps between the two: nsys sets its tracing up when the capture opens, and the first step waits for it.
 _SETTLING = 2
-# No OS calls: PyTorch's profile, beside which this is put, has none either, and to watch them costs time and space.
+# No OS calls: PyTorch's profile, beside which this is put, does not have them, and to watch them costs time and space.
 _KINDS = ("cuda", "nvtx")
 #: What Nsight Compute collects: all that :mod:`nsightkit.analysis.roofline.counters` asks for, and no samples of the
 #: program counter.
@@ -106,8 +106,8 @@ def capture(
     Returns
     -------
     dict
-        ``version``, ``command`` and ``steps`` of the capture; ``notice``: in one line, why there is none, or why it
-        is not whole.
+        ``version``, ``command`` and ``steps`` of the capture; ``notice``: in one line, why there is no capture, or why
+        it is not whole.
     """
     program = ["-m", "nsightkit.investigations.under_nsight", part.investigation, part.name, mode]
     run = {"nsys": _under_nsys, "ncu": _under_ncu}[str(part.profiled)]
@@ -121,7 +121,7 @@ def capture(
     finally:
         for left in folder.glob("profiled*"):
             left.unlink()
-    # Where the tools and the report are on this machine is nobody's business.
+    # Without where on this machine the tools and the report are.
     options = [o for o in done.ran[1 : done.ran.index(sys.executable)] if not o.startswith(("--output=", "--export="))]
     output = "--output=report" if part.profiled == "nsys" else "--export=report"
     command = shlex.join([str(part.profiled), *options, output, "python", *program])

@@ -53,7 +53,7 @@ def timed(
 def observed(
     workload: Any, device: str, parameters: Mapping[str, Any], counts: Mapping[str, int], folder: Path
 ) -> tuple[_Samples, dict[str, Any]]:
-    """Time and profile a few steps, then ask the workload what it observed: it has ``observed()``, too.
+    """Time and profile a few steps, then ask the workload what it observed, with ``observed()``.
 
     With ``counts["shapes"]`` the profile keeps what operators are given; ``counts["utilization"]`` as for
     :func:`timed`, for 2.5 s.

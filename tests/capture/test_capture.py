@@ -59,22 +59,21 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("code", [0, 3])
 def test_a_program_is_profiled_unchanged(
-    script: Path, tmp_path: Path, code: int, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    script: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("torch")
     monkeypatch.setenv("PYTHONPATH", str(Path(nsightkit.__file__).parents[1]))  # the program uses it, we need not
     from nsightkit.capture import torch_profiler
 
     output = tmp_path / "-out $(x) 'q"
-    done = torch_profiler.profile_command([sys.executable, str(script), str(code), "--flag"], output)
+    done = torch_profiler.profile_command([sys.executable, str(script), "3", "--flag"], output)
     assert done.trace == output.with_name(output.name + ".json.gz")
-    assert done.returncode == code
-    assert any("exit code 3" in note for note in done.notes) == (code == 3)
+    assert done.returncode == 3
+    assert done.notes == ["the program ended with exit code 3"]
     captured = capfd.readouterr()
     assert captured.out == ""  # our stdout belongs to the answer
-    assert f"arguments: ['{code}', '--flag']" in captured.err
+    assert "arguments: ['3', '--flag']" in captured.err
     trace = nsightkit.load(done.trace)
     assert trace["ranges"]["name"].tolist().count("step") == 3
     assert {"aten::mm", "aten::item"} <= set(trace["ops"]["name"])
@@ -89,6 +88,7 @@ def test_a_module_is_profiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (tmp_path / "mine.py").write_text("import torch; torch.ones(3).cumsum(0)")
     monkeypatch.chdir(tmp_path)
     done = torch_profiler.profile_command([sys.executable, "-m", "mine"], tmp_path / "m")
+    assert (done.returncode, done.notes) == (0, [])
     assert "aten::cumsum" in set(nsightkit.load(done.trace)["ops"]["name"])
 
 
@@ -108,8 +108,8 @@ def test_a_program_without_a_trace_says_so(tmp_path: Path) -> None:
     with pytest.raises(NsightkitError, match="exit code 9 and left no trace"):
         torch_profiler.profile_command([sys.executable, str(program)], tmp_path / "t")
     program.write_text("import time; time.sleep(600)")
-    with pytest.raises(NsightkitError, match="not done within 3 s"):
-        torch_profiler.profile_command([sys.executable, str(program)], tmp_path / "t", timeout_s=3)
+    with pytest.raises(NsightkitError, match=r"not done within 0\.5 s"):
+        torch_profiler.profile_command([sys.executable, str(program)], tmp_path / "t", timeout_s=0.5)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["p.py"]
 
 

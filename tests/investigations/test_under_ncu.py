@@ -175,8 +175,8 @@ def test_a_program_that_fails_under_it_leaves_what_was_counted(stand_in, tmp_pat
 
 def test_when_the_time_is_up_what_was_counted_is_kept(stand_in, tmp_path: Path) -> None:
     stand_in(report=counted(), hang=True)
-    found = under_nsight.capture(PART, "live", tmp_path, timeout_s=3)
-    assert found["notice"].startswith("only 2 launches were counted: the program was interrupted after 3 s")
+    found = under_nsight.capture(PART, "live", tmp_path, timeout_s=2)
+    assert found["notice"].startswith("only 2 launches were counted: the program was interrupted after 2 s")
     assert len(reports.read(tmp_path / "ncu.csv")) == 2
 
 

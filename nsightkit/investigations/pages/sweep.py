@@ -227,7 +227,7 @@ def footprint(
     d, context, batch, heads : int
     causal : bool
     on_gpu : bool
-        Count what a GPU's fused kernels allocate within themselves, too; a count of tensors on a CPU does not see it.
+        Also count what a GPU's fused kernels allocate within themselves; a count of tensors on a CPU does not see it.
 
     Returns
     -------
@@ -447,7 +447,7 @@ def exponents(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame({"context": last["longest"], **slopes}).reset_index()
 
 
-#: Backend by name of a kernel or an operator, in order of precedence: cuDNN's kernels say "flash", too.
+#: Backend by name of a kernel or an operator, in order of precedence: names of cuDNN's kernels hold "flash" as well.
 _BACKENDS = (
     ("cudnn", r"cudnn"),
     ("efficient", r"fmha|efficient_attention|mem_eff"),
