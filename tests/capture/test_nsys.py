@@ -7,6 +7,7 @@ import shlex
 import shutil
 import sqlite3
 import stat
+import subprocess
 import sys
 import textwrap
 import time
@@ -20,7 +21,7 @@ from nsightkit.capture import doctor
 from nsightkit.capture import nsys as capture
 from nsightkit.capture.captured import Captured
 from nsightkit.errors import NsightkitError, TraceError, UsageError
-from nsightkit.trace import _process, nsys_tool
+from nsightkit.trace import nsys_tool
 
 NASTY = "-a b'c\"d $(touch pwned) %h %q{HOME};e"
 
@@ -286,7 +287,12 @@ def test_a_range_with_a_plain_name_opens_the_capture(real: Path, tmp_path: Path)
     command = [sys.executable, str(plain)]
     # nsys by itself compares registered strings only: nothing is captured, there is no report, and all is well.
     options = ["--trace=nvtx", "--sample=none", "--cpuctxsw=none", "--capture-range=nvtx", "--nvtx-capture=measure"]
-    alone = _process.run([str(real), "profile", *options, f"--output={tmp_path / 'alone'}", *command], 120)
+    alone = subprocess.run(
+        [str(real), "profile", *options, f"--output={tmp_path / 'alone'}", *command],
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
     assert alone.returncode == 0
     assert not list(tmp_path.glob("alone*"))
     done = capture.profile(command, tmp_path / "ours", trace=("nvtx",), capture_range="measure", show=False)
@@ -318,7 +324,7 @@ def test_stop_shutdown_would_have_ended_it(real: Path, program: Path, tmp_path: 
     end = tmp_path / "end"
     options = ["--trace=nvtx", "--sample=none", "--cpuctxsw=none", "--capture-range=nvtx", "--nvtx-capture=step"]
     command = [str(real), "profile", *options, f"--output={tmp_path / 'bare'}", sys.executable, str(program), str(end)]
-    done = _process.run(command, 120)
+    done = subprocess.run(command, capture_output=True, timeout=120, check=False)
     assert done.returncode != 0
     assert not end.exists()
 

@@ -131,22 +131,33 @@ def test_without_a_gpu_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> N
         measure_ceilings.measure()
 
 
-def test_what_nvidia_smi_says() -> None:
-    numbers = utilization._numbers(["97", " 1620", " 687.31", " 0x0000000000000004"])
-    assert numbers == {"gpu_utilization_percent": 97, "sm_clock_mhz": 1620, "power_w": 687.31, "slowdown_mask": 4}
-    assert utilization._numbers(["97", "[N/A]", "[Not Supported]"]) == {"gpu_utilization_percent": 97}
+def _read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> dict[str, float]:
+    """What is read of a GPU where nvidia-smi does what the script says."""
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(f"#!/bin/sh\n{script}\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    cuda = types.SimpleNamespace(
+        current_device=lambda: 0, get_device_properties=lambda _: None, clock_rate=lambda: 1000,
+        power_draw=lambda: 500_000, utilization=lambda: 1 / 0,
+    )  # fmt: skip
+    return utilization.reader(cuda)()
+
+
+def test_what_nvidia_smi_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = _read(tmp_path, monkeypatch, "echo 97, 1620, 687.31, 0x0000000000000004")
+    assert read == {"gpu_utilization_percent": 97, "sm_clock_mhz": 1620, "power_w": 687.31, "slowdown_mask": 4}
+    read = _read(tmp_path, monkeypatch, "echo 97, [N/A], [Not Supported], [N/A]")
+    assert read == {"gpu_utilization_percent": 97}
+    # Without its answer, what PyTorch can read; what it fails to read is left out.
+    assert _read(tmp_path, monkeypatch, "exit 2") == {"sm_clock_mhz": 1000, "power_w": 500}
 
 
 @pytest.mark.parametrize("name", ["clocks_event_reasons.active", "clocks_throttle_reasons.active"])
 def test_reasons_for_a_low_clock_by_either_name(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Drivers know one name of the mask, or both; one that they do not know fails the whole query."""
-    smi = tmp_path / "nvidia-smi"
     answer = "97, 1620, 687.31, 0x0000000000000024"
-    smi.write_text(f'#!/bin/sh\ncase "$*" in *{name}*) echo "{answer}";; *) exit 2;; esac\n')
-    smi.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    cuda = types.SimpleNamespace(current_device=lambda: 0, get_device_properties=lambda _: None)
-    read = utilization._reader(types.SimpleNamespace(cuda=cuda))()
+    read = _read(tmp_path, monkeypatch, f'case "$*" in *{name}*) echo "{answer}";; *) exit 2;; esac')
     assert read["slowdown_mask"] == 0x24
     assert slowed_by([read["slowdown_mask"]]) == "power limit, heat"
 
