@@ -601,7 +601,7 @@ def peaks(
     if measure:
         if gpu is not None or clock is not None:
             raise UsageError("--measure takes the GPU that is here, at the clock it has; leave the others away")
-        from nsightkit.investigations.measured_peaks import measure as measure_peaks
+        from nsightkit.investigations.measure_ceilings import measure as measure_peaks
 
         return _list(format, measure_peaks(echo=note))
     gpus = hardware.GPUS if gpu is None else (hardware.find(gpu),)

@@ -13,9 +13,7 @@ import itertools
 import json
 import re
 import statistics
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,10 +21,9 @@ from typing import Any
 import nsightkit
 from nsightkit import hardware
 from nsightkit.analysis.roofline.envelope import envelope
-from nsightkit.capture.children import child_environment, has_gpu
+from nsightkit.capture.children import ask_child, has_gpu
 from nsightkit.configurations import Configuration, find
-from nsightkit.errors import UsageError
-from nsightkit.trace._process import run, tail
+from nsightkit.errors import NsightkitError, UsageError
 
 __all__ = ["FORMAT", "MODES", "PRECISIONS", "Cell", "bench", "cells", "write"]
 
@@ -173,7 +170,12 @@ def bench(
     """
     if warmup < 0 or steps < 1:
         raise UsageError(f"warmup must be at least 0 and steps at least 1, not {warmup} and {steps}")
-    device = _device(device)
+    if device is None:
+        device = "cuda" if has_gpu() else "cpu"
+    elif not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        raise UsageError(f"device {device!r} is neither cpu nor cuda nor cuda:N")
+    elif device != "cpu" and not has_gpu():
+        raise UsageError(f"device {device!r}: torch sees no CUDA GPU here; run 'nsightkit doctor'")
     if memory_cap_bytes is not None and device == "cpu" and not sys.platform.startswith("linux"):
         raise UsageError("a memory cap on a CPU needs Linux")
     counts = {"warmup": warmup, "steps": steps, "memory_cap_bytes": memory_cap_bytes}
@@ -193,7 +195,11 @@ def bench(
         said(number, f"{one.name} context {one.context} {cell.mode} {cell.precision}")
         asked = {"nvtx": cell.nvtx, "provenance": document["provenance"] is None}
         job = {"device": device, "parameters": _parameters(cell), **asked, **counts}
-        found = _NO_TF32 if cell.precision == "tf32" and device == "cpu" else _measured(job, timeout_s)
+        try:
+            unsupported = cell.precision == "tf32" and device == "cpu"
+            found = _NO_TF32 if unsupported else ask_child("nsightkit.capture.bench_child", job, timeout_s)
+        except NsightkitError as error:  # whatever goes wrong is that cell's, not the others'
+            found = {"status": "failed", "detail": str(error)}
         document["provenance"] = document["provenance"] or found.get("provenance")
         document["gpu"] = document["gpu"] or found.get("gpu")
         document["rows"].append(_row(cell, found, measured_tflops))
@@ -221,16 +227,6 @@ def write(document: dict[str, Any], path: Path) -> None:
         raise UsageError(f"{path}: cannot be written ({error.strerror or error})") from error
 
 
-def _device(given: str | None) -> str:
-    if given is None:
-        return "cuda" if has_gpu() else "cpu"
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", given):
-        raise UsageError(f"device {given!r} is neither cpu nor cuda nor cuda:N")
-    if given != "cpu" and not has_gpu():
-        raise UsageError(f"device {given!r}: torch sees no CUDA GPU here; run 'nsightkit doctor'")
-    return given
-
-
 def _parameters(cell: Cell) -> dict[str, Any]:
     """Fields of ``LMConfig``: the child gets sizes, not names."""
     sizes = ("batch", "context", "d_model", "layers", "d_ff", "heads", "vocabulary")
@@ -242,34 +238,15 @@ def _parameters(cell: Cell) -> dict[str, Any]:
     }
 
 
-def _measured(job: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-    """Measure in a fresh interpreter; whatever goes wrong is that cell's, not the others'."""
-    with tempfile.TemporaryDirectory(prefix="nsightkit-", ignore_cleanup_errors=True) as folder:
-        result = Path(folder) / "result.json"
-        command = [sys.executable, "-m", "nsightkit.capture._bench_child", json.dumps(job | {"result": str(result)})]
-        try:
-            done = run(command, timeout_s, env=child_environment())
-        except subprocess.TimeoutExpired as error:
-            said = tail(error.output, 1) or "nothing"
-            return {"status": "failed", "detail": f"not done within {timeout_s:g} s; it last said: {said}"}
-        with contextlib.suppress(OSError, ValueError):
-            return dict(json.loads(result.read_text(encoding="utf-8")))
-        return {"status": "failed", "detail": _ending(done.returncode, done.stdout)}
-
-
-def _ending(code: int, said: str) -> str:
-    if code == -9:
-        return "killed; the machine probably ran out of memory"
-    hint = "install torch first (pip install 'nsightkit[torch]'); " if "No module named 'torch'" in said else ""
-    return f"{hint}exit code {code}: {tail(said, 2)}"
-
-
 def _row(cell: Cell, found: dict[str, Any], measured_tflops: float | None) -> dict[str, Any]:
     one = cell.configuration
     samples = found.get("samples_ns") or []
     median = statistics.median(samples) if samples else None
     achieved = None if median is None else cell.flops / median / 1e3
-    peak = _peak(found.get("gpu"), cell.precision)
+    peak = None
+    with contextlib.suppress(UsageError):  # a CPU, or a GPU whose peaks are not known
+        known = hardware.find(found.get("gpu") or "").peak(cell.precision)
+        peak = float(known.tflops) if known else None
     return {
         "config": one.name,
         "params": envelope(one).params,
@@ -301,11 +278,3 @@ def _row(cell: Cell, found: dict[str, Any], measured_tflops: float | None) -> di
         "clock": found.get("clock"),
         "samples_ns": samples,
     }
-
-
-def _peak(gpu: str | None, precision: str) -> float | None:
-    """The datasheet's dense peak in TFLOP/s, None for a device or a precision that has none."""
-    with contextlib.suppress(UsageError):
-        peak = hardware.find(gpu).peak(precision) if gpu else None
-        return None if peak is None else float(peak.tflops)
-    return None

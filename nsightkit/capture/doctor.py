@@ -13,8 +13,10 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from nsightkit.capture.children import has_gpu
+from nsightkit.capture.nsys import importer
 from nsightkit.errors import NsightkitError
-from nsightkit.trace import nsys_tool
+from nsightkit.trace import ncu_tool, nsys_tool
 from nsightkit.trace._process import run
 
 __all__ = ["installed", "report"]
@@ -54,10 +56,6 @@ def installed(package: str) -> str | None:
     return None
 
 
-def _dotted(version: tuple[int, ...]) -> str:
-    return ".".join(map(str, version))
-
-
 def _readers() -> _Found:
     versions = {package: installed(package) for package in ("pandas", "pyarrow", "msgspec", "adbc-driver-sqlite")}
     absent = [package for package, version in versions.items() if version is None]
@@ -67,13 +65,7 @@ def _readers() -> _Found:
 
 def _nsys() -> _Found:
     nsys = nsys_tool.require()
-    return "ok", f"{_dotted(nsys_tool.version(nsys))} at {nsys}", ""
-
-
-def _usable_nsys() -> Path | None:
-    with contextlib.suppress(NsightkitError):
-        return nsys_tool.require()
-    return None
+    return "ok", f"{'.'.join(map(str, nsys_tool.version(nsys)))} at {nsys}", ""
 
 
 def _package(name: str, otherwise: _Found) -> _Found:
@@ -83,11 +75,7 @@ def _package(name: str, otherwise: _Found) -> _Found:
 
 
 def _importer() -> _Found:
-    from nsightkit.capture.nsys import importer
-
-    nsys = _usable_nsys()
-    if nsys is None:
-        return "missing", "no usable nsys", "see nsys"
+    nsys = nsys_tool.require()
     found = importer(nsys)
     if found is None:
         remedy = "if captures leave only a .qdstrm: install the host part of Nsight Systems (Debian: nsight-systems)"
@@ -107,14 +95,11 @@ def _nvtx() -> _Found:
     version = installed("nvtx")
     if version is None:
         return "missing", "the nvtx package is not installed", "pip install 'nsightkit[capture]'"
-    nsys = _usable_nsys()
-    if (
-        nsys is not None
-        and nsys_tool.version(nsys) < (2024, 1)
-        and [int(n) for n in re.findall(r"\d+", version)[:3]] >= [0, 2, 12]
-    ):
-        words = f"nvtx {version} emits no ranges under nsys {_dotted(nsys_tool.version(nsys))}"
-        return "missing", words, "pip install nvtx==0.2.11, or a newer nsys"
+    with contextlib.suppress(NsightkitError):
+        under = nsys_tool.version(nsys_tool.require())
+        if under < (2024, 1) and [int(n) for n in re.findall(r"\d+", version)[:3]] >= [0, 2, 12]:
+            words = f"nvtx {version} emits no ranges under nsys {'.'.join(map(str, under))}"
+            return "missing", words, "pip install nvtx==0.2.11, or a newer nsys"
     return "ok", f"nvtx {version}", ""
 
 
@@ -124,22 +109,16 @@ def _sampling() -> _Found:
         level = int(Path("/proc/sys/kernel/perf_event_paranoid").read_text())
     except (OSError, ValueError):
         return "warn", "unknown", unneeded
-    if level <= 2 or _is_root():
+    if level <= 2 or os.geteuid() == 0:
         return "ok", str(level), ""
     remedy = f"{unneeded}; for them, as root: sysctl kernel.perf_event_paranoid=2"
     return "warn", f"{level}: no CPU samples, no context switches", remedy
 
 
-def _is_root() -> bool:
-    return hasattr(os, "geteuid") and os.geteuid() == 0
-
-
 def _ncu() -> _Found:
-    from nsightkit.capture import ncu
-
-    found = ncu.find()
+    ncu = ncu_tool.find()
     absent = "missing", "not on the PATH", "install Nsight Compute; only its captures need it"
-    return ("ok", f"{ncu.version(found)} at {found}", "") if found else absent
+    return ("ok", f"{ncu_tool.version(ncu)} at {ncu}", "") if ncu else absent
 
 
 def _counters() -> _Found:
@@ -148,7 +127,7 @@ def _counters() -> _Found:
     except OSError:
         return "missing", "no NVIDIA kernel driver here", "none needed to read traces"
     restricted = re.search(r"^RmProfilingAdminOnly:\s*(\d+)", parameters, re.MULTILINE)
-    if restricted and restricted[1] == "1" and not _is_root():
+    if restricted and restricted[1] == "1" and os.geteuid() != 0:
         remedy = (
             "run as root or with CAP_SYS_ADMIN, or set NVreg_RestrictProfilingToAdminUsers=0 "
             "for the host's nvidia module; timelines need no counters"
@@ -158,8 +137,6 @@ def _counters() -> _Found:
 
 
 def _gpu() -> _Found:
-    from nsightkit.capture.children import has_gpu
-
     absent = "missing", "torch sees none", "without one, recordings are shown and workloads run small on the CPU"
     return ("ok", "torch sees one", "") if has_gpu() else absent
 

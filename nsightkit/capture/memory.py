@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,17 +17,10 @@ from nsightkit.errors import UsageError
 from nsightkit.trace.files import replacing
 from nsightkit.trace.share import clean_snapshot, write_snapshot
 
-__all__ = ["Recording", "dump", "recording", "supported", "write"]
+__all__ = ["Recording", "dump", "limited", "recording", "supported", "write"]
 
 #: An event with a stack of twenty frames takes about 0.2 kB in the file.
 MAX_ENTRIES = 200_000
-
-# Calls in order of preference; the last is the one of PyTorch 2.0, whose `enabled` was a flag.
-_CALLS: tuple[tuple[str, ...], ...] = (
-    ("enabled", "context", "stacks", "max_entries", "clear_history", "global_record_annotations"),
-    ("enabled", "context", "stacks", "max_entries", "clear_history"),
-    ("enabled", "context", "stacks", "max_entries"),
-)
 
 
 @dataclass
@@ -59,6 +52,29 @@ def supported() -> bool:
         return False
     memory = torch.cuda.memory
     return hasattr(memory, "_record_memory_history") and hasattr(memory, "_snapshot")
+
+
+@contextlib.contextmanager
+def limited(limit_bytes: int | None, device: str = "cuda") -> Iterator[None]:
+    """Let this process have no more of a GPU's memory inside the block.
+
+    Parameters
+    ----------
+    limit_bytes : int or None
+        None sets no limit.
+    device : str
+        A CUDA device.
+    """
+    import torch
+
+    number = torch.device(device).index or 0  # set_per_process_memory_fraction refuses a bare "cuda"
+    if limit_bytes is not None:
+        _, total = torch.cuda.mem_get_info(number)
+        torch.cuda.set_per_process_memory_fraction(min(limit_bytes / total, 1.0), number)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, number)
 
 
 @contextlib.contextmanager
@@ -101,14 +117,16 @@ def recording(
     UsageError
         There is no CUDA device, PyTorch cannot record, or the output cannot be written.
     """
+    import torch
+
     if max_entries < 1:
         raise UsageError(f"a recording cannot keep {max_entries} events")
     state = Recording()
     if not supported():
         if required:
             raise UsageError(
-                "the allocator's history can only be recorded on a CUDA GPU with PyTorch 2.0 or later; this machine "
-                "has none that PyTorch can use"
+                "the allocator's history can only be recorded on a CUDA GPU with PyTorch 2.1 or later; PyTorch "
+                "finds no such GPU on this machine"
             )
         yield state
         return
@@ -123,47 +141,26 @@ def recording(
         try:
             state.path = dump(target, scrub=scrub)
         finally:
-            _stop()
-
-
-def _record() -> Callable[..., None]:
-    import torch
-
-    function: Callable[..., None] = torch.cuda.memory._record_memory_history
-    return function
+            torch.cuda.memory._record_memory_history(enabled=None)
 
 
 def _start(max_entries: int, stacks: str, context: str) -> None:
     """Begin, with as many keywords as this version knows."""
-    wanted: dict[str, Any] = {
-        "enabled": "all",
-        "context": context,
-        "stacks": stacks,
-        "max_entries": max_entries,
-        "clear_history": True,
-        "global_record_annotations": True,
-    }
-    record = _record()
-    for names in _CALLS:
+    import torch
+
+    record = torch.cuda.memory._record_memory_history
+    wanted: dict[str, Any] = {"enabled": "all", "context": context, "stacks": stacks, "max_entries": max_entries}
+    for newer in (("clear_history", "global_record_annotations"), ("clear_history",), ()):
         try:
-            record(**{name: wanted[name] for name in names})
-        except TypeError:
-            continue
-        return
-    try:
-        record(True, trace_alloc_max_entries=max_entries, trace_alloc_record_context=True)
-    except TypeError as error:
-        raise UsageError(
-            f"this PyTorch's _record_memory_history takes other arguments than those known ({error}); "
-            "record without a snapshot, or with another version"
-        ) from error
-
-
-def _stop() -> None:
-    try:
-        _record()(enabled=None)
-    except TypeError:
-        _record()(False)
+            record(**wanted | dict.fromkeys(newer, True))
+        except TypeError as error:
+            refused = error
+        else:
+            return
+    raise UsageError(
+        f"this PyTorch's _record_memory_history takes other arguments than those known ({refused}); "
+        "record without a snapshot, or with another version"
+    ) from refused
 
 
 def dump(output: str | os.PathLike[str], *, scrub: bool = True) -> Path:

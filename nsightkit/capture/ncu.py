@@ -21,7 +21,7 @@ from nsightkit.trace import ncu_metrics
 from nsightkit.trace._process import tail
 from nsightkit.trace.ncu_tool import answer, find, version
 
-__all__ = ["PERMISSION", "find", "options_of", "profile", "range_filter", "version"]
+__all__ = ["OURS", "PERMISSION", "find", "options_of", "profile", "range_filter", "version"]
 
 #: What to do about ERR_NVGPUCTRPERM.
 PERMISSION = (
@@ -30,8 +30,8 @@ PERMISSION = (
     "(nsightkit capture nsys, torch) need no counters"
 )
 
-#: Set by us, or by an argument that also checks the value.
-_OURS = {
+#: Options that nsightkit sets itself, each with the argument to give instead, which also checks the value.
+OURS = {
     "--export": "output",
     "-o": "output",
     "--log-file": "",
@@ -211,7 +211,7 @@ def profile(
         *([] if section_set is None else [f"--set={_listed(ncu, '--list-sets', section_set, 'set of sections')}"]),
         *(f"--section={_listed(ncu, '--list-sections', name, 'section')}" for name in sections),
         *([f"--metrics={','.join(_metric(ncu, name) for name in metrics)}"] if metrics else []),
-        *checked(extra, ncu, can, _OURS),
+        *checked(extra, ncu, can, OURS),
     ]
     with tempfile.TemporaryDirectory(prefix=".nsightkit-", dir=report.parent) as folder:
         made, log = Path(folder) / "report.ncu-rep", Path(folder) / "log.txt"

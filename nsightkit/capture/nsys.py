@@ -47,6 +47,13 @@ _TABLES = {
 }
 # Tables of which one has rows if a traced kind was there; the first says why it may not have been.
 _EVIDENCE = {"cuda": ("calls", "kernels"), "nvtx": ("ranges",), "osrt": ("os_calls",)}
+#: Where no report was written, by the capture range; the name of a range has a remedy of its own.
+_REMEDIES = {
+    None: "run the program without nsys first; then check the free space of the temporary folder",
+    "cudaProfilerApi": (
+        "the program must call torch.cuda.profiler.start(), or cudaProfilerStart, after it has used the GPU"
+    ),
+}
 #: Options that nsightkit sets itself, each with the argument to give instead.
 _OURS = {
     "--output": "output",
@@ -88,13 +95,13 @@ def parse_help(text: str) -> Features:
     traces: set[str] = set()
     # An option stands at the start of a line, after an optional remark: "\\t(Experimental) -x, --name=<value>".
     heading = re.compile(r"^\s{0,8}(?:\([A-Za-z]+\)\s+)?(-[A-Za-z], )?(--[a-z][\w-]*(?:\[[\w|]+\])?)", re.MULTILINE)
-    found = list(heading.finditer(text))
-    for match, end in zip(found, [*(following.start() for following in found[1:]), len(text)], strict=True):
-        stem, _, choice = match[2].partition("[")
+    _, *found = heading.split(text)  # of each option the short name, the long one, and what is said of it
+    for short, name, said in zip(found[::3], found[1::3], found[2::3], strict=True):
+        stem, _, choice = name.partition("[")
         options |= {stem + part for part in choice.rstrip("]").split("|")}  # --nvtx-domain-[include|exclude]
-        options |= {match[1][:2]} if match[1] else set()
-        if match[2] == "--trace":
-            values = re.search(r"Possible values are(.*?)\.\s", text[match.end() : end], re.DOTALL)
+        options |= {short[:2]} if short else set()
+        if name == "--trace":
+            values = re.search(r"Possible values are(.*?)\.\s", said, re.DOTALL)
             traces.update(re.findall(r"'([\w-]+)'", values[1] if values else ""))
     return Features(frozenset(options), frozenset(traces))
 
@@ -280,18 +287,16 @@ def _collect(
     if found:
         return found
     said = tail(done.stdout, 4)
-    because = f"; nsys said: {said}" if said else ""
-    remedy = "run the program without nsys first; then check the free space of the temporary folder"
-    if capture_range == "cudaProfilerApi":
-        remedy = "the program must call torch.cuda.profiler.start(), or cudaProfilerStart, after it has used the GPU"
-    elif capture_range:
-        trap = "; under this nsys the nvtx package emits nothing from 0.2.12 on: install nvtx==0.2.11"
-        remedy = (
-            f"no range {capture_range!r} was opened: check its spelling, and name its domain if it has one "
-            f"({capture_range.partition('@')[0]}@DOMAIN, or {capture_range.partition('@')[0]}@* for any)"
-            f"{trap if nsys_tool.version(nsys) < (2024, 1) else ''}"
-        )
-    raise NsightkitError(f"nsys wrote no report (exit code {done.returncode}){because}; {remedy}")
+    name = (capture_range or "").partition("@")[0]
+    trap = "; under this nsys the nvtx package emits nothing from 0.2.12 on: install nvtx==0.2.11"
+    unopened = (
+        f"no range {capture_range!r} was opened: check its spelling, and name its domain if it has one ({name}@DOMAIN, "
+        f"or {name}@* for any){trap if nsys_tool.version(nsys) < (2024, 1) else ''}"
+    )
+    raise NsightkitError(
+        f"nsys wrote no report (exit code {done.returncode}){f'; nsys said: {said}' if said else ''}; "
+        f"{_REMEDIES.get(capture_range, unopened)}"
+    )
 
 
 def _import(unfinished: Path, wanted: Path, nsys: Path) -> None:
@@ -352,7 +357,14 @@ def collector(nsys: Path) -> Path:
 
 def _check(export: Path, trace: Sequence[str], expect: Sequence[str] | None) -> list[str]:
     with contextlib.closing(sqlite3.connect(f"{export.absolute().as_uri()}?mode=ro", uri=True)) as database:
-        held = {table for table, (names, _) in _TABLES.items() if any(_holds(database, name) for name in names)}
+        # Tables are made only when there is a row for them.
+        there = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
+        held = {
+            table
+            for table, (sources, _) in _TABLES.items()
+            for source in sources
+            if source.split()[0] in there and database.execute(f"SELECT 1 FROM {source} LIMIT 1").fetchone()  # noqa: S608 - constants above
+        }
     lacking = [table for table in expect or () if table not in held]
     if lacking:
         raise NsightkitError(f"{export}: the capture recorded no {lacking[0]}; {_TABLES[lacking[0]][1]}")
@@ -361,9 +373,3 @@ def _check(export: Path, trace: Sequence[str], expect: Sequence[str] | None) -> 
         for kind, tables in _EVIDENCE.items()
         if kind in trace and held.isdisjoint(tables)
     ]
-
-
-def _holds(database: sqlite3.Connection, name: str) -> bool:
-    with contextlib.suppress(sqlite3.OperationalError):  # tables are made only when there is a row for them
-        return bool(database.execute(f"SELECT 1 FROM {name} LIMIT 1").fetchone())  # noqa: S608 - constants above
-    return False

@@ -14,7 +14,6 @@ import re
 import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import nsightkit
@@ -89,42 +88,35 @@ def _gpu(device: str) -> dict[str, Any]:
 
 def _software() -> dict[str, Any]:
     found: dict[str, Any] = {
-        "os": _os(),
+        "os": platform.system(),
         "kernel": platform.release(),
         "python": platform.python_version(),
         "nsightkit": nsightkit.__version__,
         **{package: installed(package) for package in ("torch", "triton", "numpy")},
-        **dict.fromkeys(("cuda", "cudnn")),
+        **dict.fromkeys(("cuda", "cudnn", "nsys", "ncu")),
     }
+    with contextlib.suppress(OSError):
+        found["os"] = platform.freedesktop_os_release().get("PRETTY_NAME", platform.system())
     with contextlib.suppress(ImportError):
         import torch
 
         cudnn = torch.backends.cudnn.version() if torch.version.cuda else None  # type: ignore[no-untyped-call]
         found |= {"torch": torch.__version__, "cuda": torch.version.cuda, "cudnn": str(cudnn) if cudnn else None}
-    return found | {"nsys": _version(nsys_tool), "ncu": _version(ncu_tool)}
-
-
-def _version(tool: ModuleType) -> str | None:
     with contextlib.suppress(NsightkitError):
-        program = tool.find()
-        version = () if program is None else tool.version(program)
-        return version if isinstance(version, str) else ".".join(map(str, version)) or None
-    return None
+        nsys = nsys_tool.find()
+        found["nsys"] = ".".join(map(str, nsys_tool.version(nsys))) if nsys else None
+    with contextlib.suppress(NsightkitError):
+        ncu = ncu_tool.find()
+        found["ncu"] = ncu_tool.version(ncu) if ncu else None
+    return found
 
 
-def _said(command: list[str]) -> str:
-    try:
+def _said(*command: str) -> str:
+    with contextlib.suppress(OSError, subprocess.SubprocessError, UnicodeDecodeError):
         return subprocess.run(
             command, capture_output=True, text=True, timeout=20, check=True, stdin=subprocess.DEVNULL
         ).stdout
-    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
-        return ""
-
-
-def _os() -> str:
-    with contextlib.suppress(OSError):
-        return platform.freedesktop_os_release().get("PRETTY_NAME", platform.system())
-    return platform.system()
+    return ""
 
 
 def _cpu_model() -> str | None:
@@ -143,10 +135,10 @@ def _commit() -> tuple[str | None, bool | None]:
     root = Path(nsightkit.__file__).parents[1]
     # Installed packages may lie below some other project's checkout, whose commit is not ours.
     ours = (root / "pyproject.toml").is_file()
-    commit = _said(["git", "-C", str(root), "rev-parse", "HEAD"]).strip() if ours else ""
+    commit = _said("git", "-C", str(root), "rev-parse", "HEAD").strip() if ours else ""
     if not commit:
         return None, None
-    return commit, bool(_said(["git", "-C", str(root), "status", "--porcelain", "--untracked-files=no"]).strip())
+    return commit, bool(_said("git", "-C", str(root), "status", "--porcelain", "--untracked-files=no").strip())
 
 
 def scrub(value: Any) -> Any:
@@ -196,16 +188,11 @@ def label(mode: str, record: Mapping[str, Any]) -> str:
     """
     name = (record.get("gpu") or {}).get("name", "a GPU")
     day = str(record.get("utc", ""))[:10]
-    words = {
+    return {
         "live": f"Measured live on {name}, {day}",
         "replay": f"Recorded on {name}, {day}; not measured in this build",
         "smoke": "Smoke run on this machine's CPU (no GPU): shapes only, not GPU results",
-    }
-    return words[mode]
-
-
-#: Rows that the short form has, and what it calls them.
-_SHORT = {"Driver": "driver", "PyTorch": "PyTorch", "Commit": "commit"}
+    }[mode]
 
 
 def in_short(record: Mapping[str, Any]) -> str:
@@ -224,6 +211,10 @@ def in_short(record: Mapping[str, Any]) -> str:
     versions = [f"{name} {known[row]}" for row, name in _SHORT.items() if row in known]
     words = [known.get("GPU") or known.get("CPU"), *versions, str(record.get("utc") or "")[:10]]
     return ", ".join(filter(None, words))
+
+
+#: Rows that the short form has, and what it calls them.
+_SHORT = {"Driver": "driver", "PyTorch": "PyTorch", "Commit": "commit"}
 
 
 def rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:

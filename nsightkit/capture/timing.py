@@ -76,32 +76,34 @@ def time_calls(
         device = "cuda" if torch.cuda.is_available() else "cpu"
     for _ in range(warmup):
         function()
-    if device.startswith("cuda"):
-        return Timing(_cuda(function, repetitions, device), warmup, repetitions, "cuda-event")
-    bounds = np.empty(repetitions + 1, np.int64)
-    bounds[0] = time.perf_counter_ns()
-    for i in range(repetitions):
-        function()
-        bounds[i + 1] = time.perf_counter_ns()
-    return Timing(np.diff(bounds), warmup, repetitions, "perf_counter")
+
+    def calls(mark: Callable[[], None]) -> None:
+        mark()
+        for _ in range(repetitions):
+            function()
+            mark()
+
+    samples_ns, clock = _between_marks(calls, repetitions + 1, device)
+    return Timing(samples_ns, warmup, repetitions, clock)
 
 
-def _cuda(function: Callable[[], object], repetitions: int, device: str) -> np.ndarray:
+def _between_marks(run: Callable[[Callable[[], None]], None], marks: int, device: str) -> tuple[np.ndarray, str]:
+    """Run a function that marks moments, and give the nanoseconds between them and the clock that gave them."""
+    if not device.startswith("cuda"):
+        times: list[int] = []
+        run(lambda: times.append(time.perf_counter_ns()))
+        return np.diff(np.array(times, np.int64)), "perf_counter"
     import torch
 
     with torch.cuda.device(device):
         torch.cuda.synchronize()
-        events = [
-            torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            for _ in range(repetitions + 1)
-        ]
-        events[0].record()
-        for i in range(repetitions):
-            function()
-            events[i + 1].record()
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(marks)]  # type: ignore[no-untyped-call]
+        following = iter(events)
+        run(lambda: next(following).record())
         torch.cuda.synchronize()
         # elapsed_time is float32 milliseconds: differences of neighbours, not of sums, keep its digits.
-        return np.array([round(a.elapsed_time(b) * 1e6) for a, b in itertools.pairwise(events)], np.int64)
+        elapsed = [round(a.elapsed_time(b) * 1e6) for a, b in itertools.pairwise(events)]
+        return np.array(elapsed, np.int64), "cuda-event"
 
 
 def time_prepared(
@@ -132,29 +134,14 @@ def time_prepared(
     """
     if repetitions < 1:
         raise ValueError("repetitions must be at least 1")
-    if not device.startswith("cuda"):
-        samples = np.empty(repetitions, np.int64)
-        for i in range(repetitions):
-            prepared = prepare()
-            start = time.perf_counter_ns()
-            function(prepared)
-            samples[i] = time.perf_counter_ns() - start
-            del prepared
-        return Timing(samples, 0, repetitions, "perf_counter")
-    import torch
 
-    with torch.cuda.device(device):
-        torch.cuda.synchronize()
-        events = [
-            (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
-            for _ in range(repetitions)
-        ]
-        for begin, end in events:
+    def calls(mark: Callable[[], None]) -> None:
+        for _ in range(repetitions):
             prepared = prepare()
-            begin.record()
+            mark()
             function(prepared)
-            end.record()
+            mark()
             del prepared
-        torch.cuda.synchronize()
-        samples = np.array([round(begin.elapsed_time(end) * 1e6) for begin, end in events], np.int64)
-        return Timing(samples, 0, repetitions, "cuda-event")
+
+    between_ns, clock = _between_marks(calls, 2 * repetitions, device)
+    return Timing(between_ns[::2], 0, repetitions, clock)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["ask_smi", "sample"]
+__all__ = ["ask_smi", "reader", "sample"]
 
 #: Metrics, and what nvidia-smi calls them. The last is a mask of why the clock is lower than it could be
 #: (:data:`nsightkit.hardware.SLOWDOWNS`); drivers before R535 have its other name alone, and refuse the new one.
@@ -41,7 +41,7 @@ def sample(function: Callable[[], object], duration_s: float, period_s: float = 
     """
     import torch
 
-    read = _reader(torch)
+    read = reader(torch.cuda)
     found: dict[str, list[float]] = {}
     done = threading.Event()
 
@@ -94,37 +94,44 @@ def ask_smi(properties: Any, fields: Sequence[str], form: str) -> list[str]:
     return []
 
 
-def _reader(torch: Any) -> Callable[[], dict[str, float]]:
-    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+def reader(cuda: Any) -> Callable[[], dict[str, float]]:
+    """Find out how the current GPU's state can be read here.
 
-    def smi(fields: Sequence[str]) -> dict[str, float]:
-        return _numbers(ask_smi(properties, fields, "csv,noheader,nounits"))
+    Parameters
+    ----------
+    cuda : module
+        ``torch.cuda``.
 
-    names = list(_FIELDS.values())
-    if not smi(names):
-        names = [_OLDER.get(name, name) for name in names]
+    Returns
+    -------
+    callable
+        Gives the values by metric; what cannot be read is not there.
+    """
+    properties = cuda.get_device_properties(cuda.current_device())
 
-    from_smi = functools.partial(smi, names)
-
-    def from_nvml() -> dict[str, float]:
+    def from_smi(names: Sequence[str]) -> dict[str, float]:
         found = {}
-        for metric, ask in (
-            ("gpu_utilization_percent", torch.cuda.utilization),
-            ("sm_clock_mhz", torch.cuda.clock_rate),
-            ("power_w", lambda: torch.cuda.power_draw() / 1e3),
-        ):
-            with contextlib.suppress(Exception):  # needs pynvml, and a driver that answers this
-                found[metric] = float(ask())
+        for metric, text in zip(_FIELDS, ask_smi(properties, names, "csv,noheader,nounits"), strict=False):
+            with contextlib.suppress(ValueError):  # what a GPU does not support stands in brackets
+                found[metric] = float(int(text, 16) if "0x" in text else float(text))
         return found
 
+    newer = list(_FIELDS.values())
     # nvidia-smi knows more; where it is not to be had, what torch can read through pynvml must do.
-    return from_smi if from_smi() else from_nvml
+    for names in (newer, [_OLDER.get(name, name) for name in newer]):
+        if from_smi(names):
+            return functools.partial(from_smi, names)
+    return functools.partial(_from_nvml, cuda)
 
 
-def _numbers(values: Sequence[str]) -> dict[str, float]:
-    """Read one line of nvidia-smi; what it does not support says so in brackets."""
+def _from_nvml(cuda: Any) -> dict[str, float]:
+    asked = {
+        "gpu_utilization_percent": cuda.utilization,
+        "sm_clock_mhz": cuda.clock_rate,
+        "power_w": lambda: cuda.power_draw() / 1e3,
+    }
     found = {}
-    for metric, text in zip(_FIELDS, values, strict=False):
-        with contextlib.suppress(ValueError):
-            found[metric] = float(int(text, 16) if "0x" in text else float(text))
+    for metric, ask in asked.items():
+        with contextlib.suppress(Exception):  # needs pynvml, and a driver that answers this
+            found[metric] = float(ask())
     return found

@@ -8,22 +8,25 @@ and investigations, function by function. It is the same on every Python version
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
-import importlib.util
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import nsightkit
 from nsightkit.capture.provenance import FORMAT
 
 __all__ = ["closure", "key"]
 
 _OURS = ("nsightkit.workloads", "nsightkit.capture", "nsightkit.investigations")
+_ROOT = Path(nsightkit.__file__).parents[1]
 
 
-def key(code: Iterable[str], parameters: Mapping[str, Any], counts: Mapping[str, int]) -> str:
+def key(code: Iterable[str], parameters: Mapping[str, Any], counts: Mapping[str, int], root: Path = _ROOT) -> str:
     """Compute the key of a part.
 
     Parameters
@@ -32,23 +35,27 @@ def key(code: Iterable[str], parameters: Mapping[str, Any], counts: Mapping[str,
         ``module:name`` of what makes the figures: :attr:`nsightkit.investigations.parts.Part.code`.
     parameters, counts : mapping
         JSON values.
+    root : Path
+        The folder that holds the package ``nsightkit``.
 
     Returns
     -------
     str
         32 hexadecimal digits.
     """
-    facts = {"format": FORMAT, "code": closure(code), "parameters": dict(parameters), "counts": dict(counts)}
+    facts = {"format": FORMAT, "code": closure(code, root), "parameters": dict(parameters), "counts": dict(counts)}
     return blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
-def closure(roots: Iterable[str]) -> dict[str, str]:
+def closure(roots: Iterable[str], root: Path = _ROOT) -> dict[str, str]:
     """Collect the definitions that some functions use, themselves included.
 
     Parameters
     ----------
     roots : iterable of str
         ``module:name`` each.
+    root : Path
+        The folder that holds the package ``nsightkit``.
 
     Returns
     -------
@@ -60,105 +67,100 @@ def closure(roots: Iterable[str]) -> dict[str, str]:
     LookupError
         A root is not defined where it is said to be.
     """
-    waiting = [(module, name) for module, _, name in (root.partition(":") for root in roots)]
+    waiting = [(module, name) for module, _, name in (place.partition(":") for place in roots)]
     for module, name in waiting:
-        if name not in _load(module).definitions:
+        if name not in _load(module, root).definitions:
             raise LookupError(f"{module} defines no {name}")
-    found: dict[str, str] = {}
+    found: dict[str, str | None] = {}
     while waiting:
         module, name = waiting.pop()
-        if f"{module}:{name}" in found:
-            continue
-        loaded = _load(module)
-        nodes = loaded.definitions.get(name)
-        if nodes is None:
-            origin = loaded.imports.get(name)  # imported there under this name
-            if origin is not None and origin[1] is not None:
-                waiting.append((origin[0], origin[1]))
-            continue
-        found[f"{module}:{name}"] = json.dumps([_canonical(node) for node in nodes])
-        for node in nodes:
-            waiting += _uses(node, loaded)
-    return dict(sorted(found.items()))
-
-
-class _Module:
-    """Top-level definitions and imports of a module, from its source."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.definitions: dict[str, list[ast.stmt]] = {}
-        self.imports: dict[str, tuple[str, str | None]] = {}
-        source = _source(name)
-        if source is None:
-            raise LookupError(f"there is no source of {name}")
-        for node in ast.parse(source.read_bytes()).body:
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                self.definitions.setdefault(node.name, []).append(node)
-            elif isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
-                for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-                    for part in ast.walk(target):
-                        if isinstance(part, ast.Name):
-                            self.definitions.setdefault(part.id, []).append(node)
-            else:
-                self.imports.update(_imports(node))
+        if f"{module}:{name}" not in found:
+            found[f"{module}:{name}"], uses = _definition(module, name, root)
+            waiting += uses
+    return {place: source for place, source in sorted(found.items()) if source is not None}
 
 
 @functools.cache
-def _load(module: str) -> _Module:
-    return _Module(module)
+def _definition(module: str, name: str, root: Path) -> tuple[str | None, list[tuple[str, str]]]:
+    """Give the normalised source of a definition and the names that it uses; of an imported name, where it is from."""
+    loaded = _load(module, root)
+    if name not in loaded.definitions:
+        origin, there = loaded.imports.get(name, ("", None))
+        return None, [] if there is None else [(origin, there)]
+    nodes = loaded.definitions[name]
+    return json.dumps([_canonical(node) for node in nodes]), [
+        use for node in nodes for use in _uses(node, loaded, root)
+    ]
 
 
-def _imports(node: ast.AST) -> dict[str, tuple[str, str | None]]:
-    """``{name here: (module, name there)}`` of our own modules that a statement imports; None for a module itself."""
+@dataclasses.dataclass(frozen=True)
+class _Module:
+    """Top-level definitions of a module, and what it imports of ours: ``{name here: (module, name there)}``.
+
+    The name there is None for a module itself.
+    """
+
+    name: str
+    definitions: Mapping[str, list[ast.stmt]]
+    imports: Mapping[str, tuple[str, str | None]]
+
+
+@functools.cache
+def _load(module: str, root: Path) -> _Module:
+    source = _source(module, root)
+    if source is None:
+        raise LookupError(f"there is no source of {module}")
+    definitions: dict[str, list[ast.stmt]] = defaultdict(list)
+    imports: dict[str, tuple[str, str | None]] = {}
+    for node in ast.parse(source.read_bytes()).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            definitions[node.name].append(node)
+        elif isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for part in (part for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)):
+                definitions[part.id].append(node)
+        else:
+            imports |= _imports(node, root)
+    return _Module(module, dict(definitions), imports)
+
+
+def _source(module: str, root: Path) -> Path | None:
+    """Find a module's file without importing anything."""
+    place = root.joinpath(*module.split("."))
+    return next((file for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()), None)
+
+
+def _imports(node: ast.AST, root: Path) -> dict[str, tuple[str, str | None]]:
     found: dict[str, tuple[str, str | None]] = {}
     for part in ast.walk(node):
         if isinstance(part, ast.ImportFrom) and part.module and not part.level and part.module.startswith(_OURS):
             for alias in part.names:
                 whole = f"{part.module}.{alias.name}"
-                found[alias.asname or alias.name] = (whole, None) if _source(whole) else (part.module, alias.name)
+                origin = (whole, None) if _source(whole, root) else (part.module, alias.name)
+                found[alias.asname or alias.name] = origin
         elif isinstance(part, ast.Import):
-            for alias in part.names:
-                if alias.name.startswith(_OURS) and alias.asname:
-                    found[alias.asname] = (alias.name, None)
+            found |= {a.asname: (a.name, None) for a in part.names if a.asname and a.name.startswith(_OURS)}
     return found
 
 
-@functools.cache
-def _source(module: str) -> Path | None:
-    """Find a module's file without importing anything on the way to it, as find_spec would."""
-    package, *below = module.split(".")
-    spec = importlib.util.find_spec(package)
-    if spec is None or spec.origin is None:
-        return None
-    place = Path(spec.origin)
-    if below:
-        place = place.parent.joinpath(*below)
-        place = place / "__init__.py" if place.is_dir() else place.with_name(place.name + ".py")
-    return place if place.is_file() else None
-
-
-def _uses(node: ast.AST, module: _Module) -> Iterator[tuple[str, str]]:
-    imports = module.imports | _imports(node)
-    parts = list(ast.walk(node))
-    attributes = [(p.value, p.attr) for p in parts if isinstance(p, ast.Attribute) and isinstance(p.value, ast.Name)]
-    for owner, attribute in attributes:
-        if owner.id in imports:
-            origin, name = imports[owner.id]
+def _uses(node: ast.AST, module: _Module, root: Path) -> Iterator[tuple[str, str]]:
+    """Give the definitions that are named in a piece of a module."""
+    imports = {**module.imports, **_imports(node, root)}
+    owners = set()
+    for part in ast.walk(node):  # from the outside in: an attribute comes before the name it belongs to
+        if isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name):
+            origin, name = imports.get(part.value.id, ("", ""))
             if name is None:
-                yield origin, attribute
-    owners = {id(owner) for owner, _ in attributes}
-    for part in parts:
-        if not isinstance(part, ast.Name):
-            continue
-        if part.id in imports:
+                owners.add(part.value)
+                yield origin, part.attr
+        elif isinstance(part, ast.Name) and part.id in imports:
             origin, name = imports[part.id]
             if name is not None:
                 yield origin, name
-            elif id(part) not in owners:
+            elif part not in owners:
                 # A module that is passed on: whoever gets it may use anything in it.
-                yield from ((origin, each) for each in _load(origin).definitions)
-        elif part.id in module.definitions:
+                yield from ((origin, each) for each in _load(origin, root).definitions)
+        elif isinstance(part, ast.Name) and part.id in module.definitions:
             yield module.name, part.id
 
 

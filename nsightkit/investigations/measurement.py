@@ -11,32 +11,26 @@ import dataclasses
 import datetime as dt
 import functools
 import html
-import json
 import logging
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
-import time
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import pandas as pd
 
 from nsightkit.capture import provenance as provenances
-from nsightkit.capture.children import child_environment, has_gpu
+from nsightkit.capture.children import has_gpu
 from nsightkit.errors import NsightkitError, UsageError
-from nsightkit.investigations import forked, profiled, recordings
+from nsightkit.investigations import recordings
+from nsightkit.investigations.child import run_child
 from nsightkit.investigations.parts import Part, find
-from nsightkit.trace._process import run, tail
-
-if TYPE_CHECKING:
-    import numpy as np
-    import pandas as pd
-
-    from nsightkit.trace.model import Trace
-    from nsightkit.trace.ncu import Report
-    from nsightkit.trace.snapshot import Snapshot
+from nsightkit.trace import load, ncu
+from nsightkit.trace import snapshot as snapshots
+from nsightkit.trace.model import Trace
 
 __all__ = ["Measurement", "measure", "run_child"]
 
@@ -118,14 +112,11 @@ class Measurement:
     @property
     def age_days(self) -> int | None:
         """Days since it was recorded; None for what was measured in this build."""
-        if self.mode != "replay":
-            return None
-        try:
-            then = dt.datetime.fromisoformat(str(self.provenance.get("utc")))
-        except ValueError:
-            return None
-        then = then if then.tzinfo else then.replace(tzinfo=dt.UTC)
-        return max((dt.datetime.now(dt.UTC) - then).days, 0)
+        if self.mode == "replay":
+            with contextlib.suppress(ValueError):
+                then = dt.datetime.fromisoformat(str(self.provenance.get("utc")))
+                return max((dt.datetime.now(dt.UTC) - then.replace(tzinfo=then.tzinfo or dt.UTC)).days, 0)
+        return None
 
     @property
     def recording_path(self) -> Path | None:
@@ -145,31 +136,23 @@ class Measurement:
     @functools.cached_property
     def trace(self) -> Trace:
         """The profile of a few steady steps."""
-        from nsightkit.trace import load
-
         return load(self.folder / (recordings.TRACE if self.mode == "replay" else _PROFILE), cache=False)
 
     @functools.cached_property
     def nsys_trace(self) -> Trace | None:
         """The same part once more, as Nsight Systems saw a few steady steps of it; None where it did not."""
-        from nsightkit.trace import load
-
         place = self._file(recordings.NSYS)
         return load(place, cache=False) if place else None
 
     @functools.cached_property
-    def ncu_report(self) -> Report | None:
-        """The counters of the kernels of a few steady steps, from another run; None where there are none."""
-        from nsightkit.trace.ncu import read
-
-        return read(self.ncu_path) if self.ncu_path else None
+    def ncu_report(self) -> ncu.Report | None:
+        """The counters of the kernels of a few steady steps, from another run; None where nothing was counted."""
+        return ncu.read(self.ncu_path) if self.ncu_path else None
 
     @functools.cached_property
-    def snapshot(self) -> Snapshot | None:
+    def snapshot(self) -> snapshots.Snapshot | None:
         """The memory of the first steps, from before the model was built; None where the part takes no snapshot."""
-        from nsightkit.trace.snapshot import read
-
-        return read(self.snapshot_path) if self.snapshot_path else None
+        return snapshots.read(self.snapshot_path) if self.snapshot_path else None
 
     def values(self, metric: str) -> np.ndarray:
         """Give the samples of one metric.
@@ -198,8 +181,6 @@ class Measurement:
         float or None
             None when it was not measured.
         """
-        import numpy as np
-
         values = self.values(metric)
         return float(np.median(values)) if len(values) else None
 
@@ -271,13 +252,33 @@ def measure(investigation: str, part: str, *, timeout_s: float = 600.0) -> Measu
         ``NSIGHTKIT_PUBLISH`` is 1 and the recording is stale.
     """
     which = find(investigation, part)
-    mode, recording, notice, recorded_on = _decide(which)
-    if recording is not None:
-        return Measurement(recording.path, mode, recording.samples(), recording.provenance, notice, recorded_on)
+    forced = os.environ.get("NSIGHTKIT_MODE", "")
+    if forced and forced not in _MODES:
+        raise UsageError(f"NSIGHTKIT_MODE is {forced!r}; it can be {', '.join(_MODES)}, or unset")
+    live = forced in ("", "live") and has_gpu()
+    if forced == "live" and not live:
+        raise NsightkitError(
+            "NSIGHTKIT_MODE=live, but torch sees no CUDA GPU here; run 'nsightkit doctor', or unset NSIGHTKIT_MODE"
+        )
+    if live or forced == "smoke":
+        return _measured(which, "live" if live else "smoke", None, timeout_s)
+    recorded, notice = _recorded(which)
+    if recorded is not None:
+        return recorded
+    if forced == "replay":
+        raise NsightkitError(
+            f"NSIGHTKIT_MODE=replay, but there is no valid recording of {investigation}/{part} "
+            f"in {recordings.folder()}; make one on a GPU with 'python -m nsightkit record', or unset NSIGHTKIT_MODE"
+        )
+    return _measured(which, "smoke", notice, timeout_s)
+
+
+def _measured(part: Part, mode: str, notice: str | None, timeout_s: float) -> Measurement:
+    """Measure now, on the GPU or small on the CPU."""
     folder = Path(tempfile.mkdtemp(prefix="nsightkit-"))
-    command = f"nsightkit.investigations.measure({investigation!r}, {part!r})"
+    command = f"nsightkit.investigations.measure({part.investigation!r}, {part.name!r})"
     try:
-        samples, provenance = run_child(which, mode, folder, kind="smoke", command=command, timeout_s=timeout_s)
+        samples, provenance = run_child(part, mode, folder, kind="smoke", command=command, timeout_s=timeout_s)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -287,105 +288,23 @@ def measure(investigation: str, part: str, *, timeout_s: float = 600.0) -> Measu
     return measured
 
 
-def _decide(part: Part) -> tuple[str, recordings.Recording | None, str | None, tuple[str, ...]]:
-    forced = os.environ.get("NSIGHTKIT_MODE", "")
-    if forced and forced not in _MODES:
-        raise UsageError(f"NSIGHTKIT_MODE is {forced!r}; it can be {', '.join(_MODES)}, or unset")
-    live = forced == "live" or (not forced and has_gpu())
-    if live and not has_gpu():
-        raise NsightkitError(
-            "NSIGHTKIT_MODE=live, but torch sees no CUDA GPU here; run 'nsightkit doctor', or unset NSIGHTKIT_MODE"
-        )
-    if live or forced == "smoke":
-        return "live" if live else "smoke", None, None, ()
+def _recorded(part: Part) -> tuple[Measurement | None, str | None]:
+    """Find the recording to show, else say why the newest one is not shown."""
     found = recordings.find(part)
-    current = [recording for recording in found if recording.state == "current"]
+    current = {recording.path.parent.name: recording for recording in found if recording.state == "current"}
     if current:
-        on = [recording.path.parent.name for recording in current]
         # The newest, unless pages of one GPU are wanted, and there is one of it.
-        wanted = os.environ.get("NSIGHTKIT_GPU", "")
-        return "replay", current[on.index(wanted) if wanted in on else 0], None, tuple(sorted(set(on)))
-    notice = None
-    if found:
-        newest = found[0]
-        name = f"{part.investigation}/{newest.path.parent.name}/{part.name}"
-        notice = f"The recording {name} is not shown: {newest.reason}."
-        _log.warning("%s", notice)
-        if os.environ.get("NSIGHTKIT_PUBLISH") == "1":
-            raise NsightkitError(
-                f"{name}: the recording cannot be published ({newest.reason}); "
-                f"record it again on a GPU: python -m nsightkit record --only {part.investigation}/{part.name}"
-            )
-    if forced == "replay":
+        shown = current.get(os.environ.get("NSIGHTKIT_GPU", "")) or next(iter(current.values()))
+        on = tuple(sorted(current))
+        return Measurement(shown.path, "replay", shown.samples(), shown.provenance, recorded_on=on), None
+    if not found:
+        return None, None
+    name = f"{part.investigation}/{found[0].path.parent.name}/{part.name}"
+    notice = f"The recording {name} is not shown: {found[0].reason}."
+    _log.warning("%s", notice)
+    if os.environ.get("NSIGHTKIT_PUBLISH") == "1":
         raise NsightkitError(
-            f"NSIGHTKIT_MODE=replay, but there is no valid recording of {part.investigation}/{part.name} "
-            f"in {recordings.folder()}; make one on a GPU with 'python -m nsightkit record', or unset NSIGHTKIT_MODE"
+            f"{name}: the recording cannot be published ({found[0].reason}); "
+            f"record it again on a GPU: python -m nsightkit record --only {part.investigation}/{part.name}"
         )
-    return "smoke", None, notice, ()
-
-
-def run_child(
-    part: Part, mode: str, folder: Path, *, kind: str, command: str, timeout_s: float
-) -> tuple[dict[str, list[float]], dict[str, Any]]:
-    """Measure a part in a process of its own: a fresh interpreter, or one forked from such for a smoke run.
-
-    A part that asks for it is then captured a second time, in another process under Nsight Systems or Nsight Compute.
-
-    Parameters
-    ----------
-    part : Part
-    mode : {"live", "smoke"}
-    folder : Path
-        Gets ``trace.json.gz``, ``snapshot.pickle`` of a part that takes one, and ``nsys`` or ``ncu.csv`` of the second
-        capture, if it works.
-    kind : str
-        What the provenance of a CPU run calls it; a GPU's is always ``measured``.
-    command : str
-        What the provenance says was run.
-    timeout_s : float
-        For both. The second capture takes at most five minutes of it; in a smoke run, which must stay quick, one.
-
-    Returns
-    -------
-    samples : dict of str to list
-    provenance : dict
-
-    Raises
-    ------
-    NsightkitError
-        The child failed or took too long; the message holds the end of what it wrote.
-    """
-    asked = {"investigation": part.investigation, "part": part.name, "mode": mode, "folder": str(folder)}
-    job = json.dumps(asked | {"kind": kind, "command": command})
-    name = f"{part.investigation}/{part.name} ({mode})"
-    begin = time.monotonic()
-    try:
-        done = _run_job(job, mode, timeout_s)
-    except subprocess.TimeoutExpired as error:
-        raise NsightkitError(
-            f"{name} was not measured within {timeout_s:g} s and was ended; "
-            f"it last said: {tail(error.output, 3) or 'nothing'}"
-        ) from error
-    try:
-        result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        result = None
-    if done.returncode or result is None:
-        torchless = "No module named 'torch'" in done.stdout
-        hint = "; install torch first (pip install 'nsightkit[torch]')" if torchless else ""
-        raise NsightkitError(f"{name} failed with exit code {done.returncode}{hint}: {tail(done.stdout, 4)}")
-    samples, provenance = result["samples"], result["provenance"]
-    if part.profiled:
-        left = max(timeout_s - (time.monotonic() - begin), 1.0)
-        limit_s = min(left, 60.0 if mode == "smoke" else 300.0)
-        found = profiled.capture(part, mode, folder, timeout_s=limit_s, environment=child_environment())
-        provenance[part.profiled] = provenances.scrub(found)
-    return samples, provenance
-
-
-def _run_job(job: str, mode: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
-    environment = child_environment()
-    if mode == "smoke" and forked.supported():
-        with contextlib.suppress(OSError):
-            return forked.run(job, timeout_s, environment)
-    return run([sys.executable, "-m", "nsightkit.investigations.child", job], timeout_s, env=environment)
+    return None, notice

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import sys
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -21,16 +20,16 @@ __all__ = ["INVESTIGATIONS", "MEASURES", "PROFILES", "Part", "find", "parts", "p
 #: How a part can be measured, and the function that does it. All take ``(workload, device, parameters, counts,
 #: folder)``, write ``trace.json.gz`` into the folder, and give raw samples by metric and all the workload's parameters.
 MEASURES = {
-    "timed": "nsightkit.investigations.measuring:timed",
-    "observed": "nsightkit.investigations.measuring:observed",
-    "remembered": "nsightkit.investigations.measuring:remembered",
-    "swept": "nsightkit.investigations.sweeping:swept",
+    "timed": "nsightkit.investigations.ways_to_measure:timed",
+    "observed": "nsightkit.investigations.ways_to_measure:observed",
+    "remembered": "nsightkit.investigations.ways_to_measure:remembered",
+    "swept": "nsightkit.investigations.sweep_column:swept",
 }
 #: What else makes the figures of a part that also runs under a profiler.
 PROFILES: Mapping[str | None, tuple[str, ...]] = {
     None: (),
-    "nsys": ("nsightkit.investigations.profiled:steady_steps",),
-    "ncu": ("nsightkit.investigations.profiled:steady_steps", "nsightkit.investigations.profiled:SECTIONS"),
+    "nsys": ("nsightkit.investigations.under_nsight:steady_steps",),
+    "ncu": ("nsightkit.investigations.under_nsight:steady_steps", "nsightkit.investigations.under_nsight:SECTIONS"),
 }
 #: The most steps of a run on a CPU.
 _SMOKE_COUNTS = {"warmup": 2, "repetitions": 12, "active": 3}
@@ -60,7 +59,7 @@ class Part:
         asked for. ``swept``: the part is a column of cells; the workload makes cells, and `gpu` and `smoke` also say
         which. ``remembered``: the memory's history, from before the workload is built, is kept as a snapshot.
     utilization : bool
-        Of a timed or observed part: read what NVML reports, too: utilisation, clock, power.
+        Of a timed or observed part: also read what NVML reports: utilisation, clock, power.
     shapes : bool
         Of an observed part: the profile keeps what operators are given, to reckon what they cost.
     profiled : {"nsys", "ncu"}, optional
@@ -115,10 +114,9 @@ class Part:
         ----------
         mode : {"live", "replay", "smoke"}
         """
-        steps = {
-            name: min(getattr(self, name), most if mode == "smoke" else sys.maxsize)
-            for name, most in _SMOKE_COUNTS.items()
-        }
+        steps = {"warmup": self.warmup, "repetitions": self.repetitions, "active": self.active}
+        if mode == "smoke":
+            steps = {name: min(count, _SMOKE_COUNTS[name]) for name, count in steps.items()}
         return steps | {"utilization": int(self.utilization), "shapes": int(self.shapes)}
 
     @property
@@ -182,8 +180,7 @@ def _pair(
     name: str, fault: str, gpu: dict[str, Any], smoke: dict[str, Any], value: int, *, workload: str = _TRAINING
 ) -> dict[str, Part]:
     """Build the two runs of an investigation that differ in one switch: with the fault, and without."""
-    runs = _switched(gpu, smoke, {"before": {fault: True}, "after": {fault: False}})
-    return _parts(name, workload, runs, value)
+    return _parts(name, workload, _switched(gpu, smoke, {"before": {fault: True}, "after": {fault: False}}), value)
 
 
 _LM = {"vocabulary": 32_000, "heads": 16, "precision": "bf16", "workers": 8}

@@ -11,8 +11,9 @@ from typing import Any
 from nsightkit.capture.children import has_gpu
 from nsightkit.errors import NsightkitError, UsageError
 from nsightkit.investigations import recordings
-from nsightkit.investigations.measurement import run_child
+from nsightkit.investigations.child import run_child
 from nsightkit.investigations.parts import Part, parts
+from nsightkit.trace import load
 
 __all__ = ["record"]
 
@@ -57,7 +58,13 @@ def record(
         `only` names what there is not.
     """
     say = echo or (lambda _: None)
-    chosen = _chosen(only)
+    chosen = list(parts())
+    if only:
+        names = {name for p in chosen for name in (p.investigation, f"{p.investigation}/{p.name}")}
+        unknown = [name for name in only if name not in names]
+        if unknown:
+            raise UsageError(f"nothing to record is called {unknown[0]!r}; there are {', '.join(sorted(names))}")
+        chosen = [p for p in chosen if {p.investigation, f"{p.investigation}/{p.name}"} & set(only)]
     where = Path(out) if out is not None else recordings.folder()
     if dry_run:
         if where.resolve() == recordings.folder().resolve():
@@ -69,46 +76,32 @@ def record(
     begin, longest, report = time.monotonic(), 0.0, []
     for number, part in enumerate(chosen, 1):
         name = f"[{number}/{len(chosen)}] {part.investigation}/{part.name}"
-        spent = time.monotonic() - begin
-        row: dict[str, Any] = {"investigation": part.investigation, "part": part.name, "seconds": 0.0, "detail": ""}
-        current = [r for r in recordings.find(part, where) if r.state == "current"] if not dry_run else []
+        start = time.monotonic()
+        left = None if budget_s is None else budget_s - (start - begin)
+        current = [] if dry_run else [r for r in recordings.find(part, where) if r.state == "current"]
+        seconds = 0.0
         if current:
-            row |= {"status": "kept", "detail": str(current[0].path)}
-        elif budget_s is not None and spent + longest > budget_s:
+            status, detail = "kept", str(current[0].path)
+        elif left is not None and longest > left:
             # The longest part so far is the best guess at the next.
-            row |= {"status": "over budget", "detail": f"{budget_s - spent:.0f} s of {budget_s:.0f} s were left"}
+            status, detail = "over budget", f"{left:.0f} s of {budget_s:.0f} s were left"
         else:
             say(f"{name} ...")
-            left = 600.0 if budget_s is None else max(budget_s - spent, 1.0)
-            start = time.monotonic()
+            limit_s = 600.0 if left is None else min(max(left, 1.0), 600.0)
             try:
-                place = _record(part, where, dry_run=dry_run, timeout_s=min(left, 600.0))
+                status, detail = "recorded", str(_record(part, where, dry_run=dry_run, timeout_s=limit_s))
             # Whatever goes wrong with one part, the machine's time belongs to the others.
             except Exception as error:
-                row |= {"status": "failed", "detail": " ".join(f"{error}".split())}
-            else:
-                row |= {"status": "recorded", "detail": str(place)}
-            row["seconds"] = round(time.monotonic() - start, 1)
-            longest = max(longest, row["seconds"])
-        say(f"{name}: {row['status']}{', ' + str(row['seconds']) + ' s' if row['seconds'] else ''} {row['detail']}")
-        report.append(row)
+                status, detail = "failed", " ".join(f"{error}".split())
+            seconds = round(time.monotonic() - start, 1)
+            longest = max(longest, seconds)
+        say(f"{name}: {status}{f', {seconds} s' if seconds else ''} {detail}")
+        row = {"investigation": part.investigation, "part": part.name, "seconds": seconds, "detail": detail}
+        report.append(row | {"status": status})
     return report
 
 
-def _chosen(only: Sequence[str] | None) -> list[Part]:
-    everything = list(parts())
-    if not only:
-        return everything
-    names = {name for p in everything for name in (p.investigation, f"{p.investigation}/{p.name}")}
-    for name in only:
-        if name not in names:
-            raise UsageError(f"nothing to record is called {name!r}; there are {', '.join(sorted(names))}")
-    return [p for p in everything if p.investigation in only or f"{p.investigation}/{p.name}" in only]
-
-
 def _record(part: Part, where: Path, *, dry_run: bool, timeout_s: float) -> Path:
-    from nsightkit.trace import load
-
     where.mkdir(parents=True, exist_ok=True)
     command = f"python -m nsightkit record --only {part.investigation}/{part.name}{' --dry-run' if dry_run else ''}"
     with tempfile.TemporaryDirectory(prefix="nsightkit-", ignore_cleanup_errors=True) as folder:

@@ -8,7 +8,6 @@ snapshot as PyTorch writes it.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -16,17 +15,20 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pandas as pd
+
+import nsightkit
 from nsightkit.capture.provenance import FORMAT, scrub, slug
 from nsightkit.errors import NsightkitError, UsageError
 from nsightkit.investigations.keys import key
 from nsightkit.investigations.parts import Part, parts
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from nsightkit.trace.model import Trace
+from nsightkit.trace import ncu as reports
+from nsightkit.trace import share as scrubbing
+from nsightkit.trace import snapshot as snapshots
+from nsightkit.trace import store
+from nsightkit.trace.model import Trace
 
 __all__ = ["NCU", "NSYS", "SNAPSHOT", "TRACE", "Recording", "find", "folder", "frame", "part_key", "status", "write"]
 
@@ -46,7 +48,7 @@ class Recording:
         Its folder.
     provenance : dict
     state : {"current", "stale", "refused"}
-        ``stale``: made by other code or parameters than today's. ``refused``: no recording of a GPU at all.
+        ``stale``: made by other code or parameters than today's. ``refused``: this is not a recording of a GPU.
     reason : str
         Why it is not current; empty when it is.
     """
@@ -64,8 +66,6 @@ class Recording:
         DataFrame
             ``metric``, ``index``, ``value``.
         """
-        import pandas as pd
-
         return pd.read_parquet(self.path / _SAMPLES)
 
 
@@ -81,8 +81,6 @@ def folder() -> Path:
     named = os.environ.get("NSIGHTKIT_RECORDINGS")
     if named:
         return Path(named)
-    import nsightkit
-
     checkout = Path(nsightkit.__file__).parents[1]
     for above in (checkout, Path.cwd(), *Path.cwd().parents):
         if (above / "docs" / "recordings").is_dir():
@@ -190,8 +188,6 @@ def frame(samples: Mapping[str, list[float]]) -> pd.DataFrame:
         ``metric``, ``index`` (0, 1, … within a metric), ``value``: float64, which holds every nanosecond
         of a sample shorter than 104 days.
     """
-    import pandas as pd
-
     rows = [(metric, i, float(value)) for metric, values in samples.items() for i, value in enumerate(values)]
     table = pd.DataFrame(rows, columns=["metric", "index", "value"])
     return table.astype({"metric": "str", "index": "int64", "value": "float64"})
@@ -237,11 +233,6 @@ def write(
     NsightkitError
         The measurement is not one of a GPU, or the reader cannot open the counters or the snapshot.
     """
-    from nsightkit.trace import ncu as reports
-    from nsightkit.trace import share as scrubbing
-    from nsightkit.trace import snapshot as snapshots
-    from nsightkit.trace import store
-
     gpu = provenance.get("gpu")
     real = provenance.get("kind") == "measured" and isinstance(gpu, dict)
     if not real and not dry_run:
@@ -253,9 +244,10 @@ def write(
     name = slug(gpu["name"]) if isinstance(gpu, dict) else "no-gpu"
     place = where / str(provenance["investigation"]) / name / str(provenance["part"])
     place.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
+    scratch = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
+    draft, old = scratch / "new", scratch / "old"
     try:
-        draft.chmod(0o755)
+        draft.mkdir()
         for captured, named in ((trace, TRACE), (nsys, NSYS)):
             if captured is not None:
                 store.write(captured, draft / named)
@@ -266,12 +258,9 @@ def write(
         samples.to_parquet(draft / _SAMPLES, compression="zstd", index=False)
         text = json.dumps(scrub(dict(provenance)), indent=2, sort_keys=True, ensure_ascii=False)
         (draft / _PROVENANCE).write_text(text + "\n", encoding="utf-8")
-        with contextlib.ExitStack() as clean:
-            if place.exists():
-                old = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
-                clean.callback(shutil.rmtree, old, ignore_errors=True)
-                place.replace(old / "old")
-            draft.replace(place)
+        if place.exists():
+            place.replace(old)
+        draft.replace(place)
     finally:
-        shutil.rmtree(draft, ignore_errors=True)
+        shutil.rmtree(scratch, ignore_errors=True)
     return place

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
 import json
 import os
@@ -23,7 +24,6 @@ from nsightkit.capture.bench import Cell, bench, cells, write
 from nsightkit.capture.out_of_memory import is_out_of_memory, requested_bytes
 from nsightkit.configurations import Configuration, find
 from nsightkit.errors import UsageError
-from nsightkit.investigations import measurement as investigation
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
 SCHEMA = json.loads(Path(benchmark.__file__).with_name("bench.schema.json").read_text(encoding="utf-8"))
@@ -51,13 +51,12 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     }
     provenance = {"utc": "", "commit": None, "gpu": None, "cpu": {}, "software": {}}
 
-    def measure(job: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    def measure(module: str, job: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         jobs.append(job)
         return answer | ({"provenance": provenance} if job["provenance"] else {})
 
-    monkeypatch.setattr(benchmark, "_measured", measure)
+    monkeypatch.setattr(benchmark, "ask_child", measure)
     monkeypatch.setattr(benchmark, "has_gpu", lambda: True)
-    monkeypatch.setattr(investigation, "has_gpu", lambda: True)
     return jobs
 
 
@@ -91,15 +90,12 @@ def test_flops_follow_the_mode_and_the_peak_the_precision(measured: list[dict[st
     assert all(r["mfu_measured"] is None for r in rows)
 
 
-def test_a_gpu_without_known_peaks_has_no_mfu() -> None:
-    cell = Cell(find("smoke"))
-    found = {"status": "ok", "gpu": "Some GPU", "samples_ns": [5]}
-    row = benchmark._row(cell, found, None)
+@pytest.mark.parametrize("gpu", ["Some GPU", "Tesla T4"])
+def test_a_gpu_without_known_peaks_has_no_mfu(gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"status": "ok", "gpu": gpu, "samples_ns": [5]}
+    monkeypatch.setattr(benchmark, "ask_child", lambda *_: found)
+    (row,) = bench([Cell(find("smoke"), precision="bf16")], device="cpu")["rows"]  # which a T4 has not
     assert (row["peak_tflops"], row["mfu_datasheet"], row["std_ns"]) == (None, None, None)
-    assert (
-        benchmark._row(dataclasses.replace(cell, precision="bf16"), found | {"gpu": "Tesla T4"}, None)["mfu_datasheet"]
-        is None
-    )
 
 
 def test_the_child_is_told_sizes_and_switches(measured: list[dict[str, Any]]) -> None:
@@ -116,10 +112,11 @@ def test_the_child_is_told_sizes_and_switches(measured: list[dict[str, Any]]) ->
     assert [row["context"] for row in document["rows"]] == [64, 128]
 
 
-def test_parameters_are_fields_of_the_model() -> None:
+def test_parameters_are_fields_of_the_model(measured: list[dict[str, Any]]) -> None:
     lm = pytest.importorskip("nsightkit.workloads.lm")
     fields = {field.name for field in dataclasses.fields(lm.LMConfig)}
-    assert set(benchmark._parameters(Cell(find("smoke")))) == fields - {"seed", "feed"}
+    bench([Cell(find("smoke"))])
+    assert set(measured[0]["parameters"]) == fields - {"seed", "feed"}
 
 
 def test_progress_is_told(measured: list[dict[str, Any]]) -> None:
@@ -160,7 +157,15 @@ def test_smoke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert document["provenance"]["software"]["torch"]
 
 
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cells are measured in processes that need not import torch again, but in all else are those of a fresh one."""
+    ask = functools.partial(children.ask_child, start=children.fork_child)
+    monkeypatch.setattr(benchmark, "ask_child", ask)
+
+
 @needs_torch
+@pytest.mark.usefixtures("forked")
 def test_without_warm_up_the_first_sample_is_the_first_step() -> None:
     row = valid(bench([Cell(find("smoke"), mode="fwd")], device="cpu", warmup=0, steps=3))["rows"][0]
     assert row["first_step_ns"] == row["samples_ns"][0]
@@ -173,6 +178,7 @@ _WEIGHTS = 4 * envelope(_HEAVY).params
 
 
 @needs_torch
+@pytest.mark.usefixtures("forked")
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the CPU's memory cap needs Linux")
 @pytest.mark.parametrize(
     ("cell", "cap_bytes", "where"),
@@ -192,6 +198,7 @@ def test_out_of_memory_is_a_row_that_says_where(cell: Cell, cap_bytes: int, wher
 
 
 @needs_torch
+@pytest.mark.usefixtures("forked")
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the CPU's memory cap needs Linux")
 def test_a_cap_that_is_high_enough_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--device", "cpu", "--memory-cap-gb", "0.2", "--mode", "fwd", "--warmup", "1", "--steps", "1"]
@@ -285,7 +292,7 @@ def test_a_cell_that_fails_does_not_stop_the_others(
             raise subprocess.TimeoutExpired(command, timeout_s, output="still at it")
         return subprocess.CompletedProcess(command, step[0], step[1])
 
-    monkeypatch.setattr(benchmark, "run", run)
+    monkeypatch.setattr(children, "run", run)
     sizes = [option for name in ("smoke", "small", "medium", "large") for option in ("--size", name)]
     assert cli.run(["bench", "--device", "cpu", *sizes, "--format", "json"]) == 2
     out, err = capsys.readouterr()
@@ -320,7 +327,7 @@ def test_the_bar_is_on_a_terminals_stderr_only() -> None:
         "import sys, time\n"
         "from nsightkit import cli\n"
         "from nsightkit.capture import bench\n"
-        "bench._measured = lambda job, timeout_s: time.sleep(0.3) or {'status': 'failed', 'detail': 'planted'}\n"
+        "bench.ask_child = lambda *_: time.sleep(0.3) or {'status': 'failed', 'detail': 'planted'}\n"
         "sys.exit(cli.run(['bench', '--device', 'cpu', '--size', 'smoke', '--size', 'small', '--format', 'json']))\n"
     )
     ours, theirs = os.openpty()

@@ -71,7 +71,6 @@ sys.exit({code})
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
         monkeypatch.setenv("NSIGHTKIT_NCU", str(path))
         ncu_tool.answer.cache_clear()
-        capture._query.cache_clear()
         return folder / "called.json"
 
     return make
@@ -230,7 +229,8 @@ def test_find_prefers_the_environment_then_the_path(tmp_path: Path, monkeypatch:
         capture.find()
     monkeypatch.delenv("NSIGHTKIT_NCU")
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(ncu_tool, "_FOLDERS", ())
+    whole = ncu_tool.find_program  # not where this machine's installers have put it
+    monkeypatch.setattr(ncu_tool, "find_program", lambda name, variable, _: whole(name, variable, ()))
     with pytest.raises(NsightkitError, match="not installed"):
         capture.profile(["program"], tmp_path / "r")
 
@@ -263,10 +263,9 @@ def test_the_doctor_sees_it(stand_in, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_real_ncu_is_understood(real_ncu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NSIGHTKIT_NCU", str(real_ncu))
-    for cached in (ncu_tool.answer, capture._query):
-        cached.cache_clear()
+    ncu_tool.answer.cache_clear()
     options = capture.options_of(ncu_tool.answer(real_ncu, "--help"))
-    assert {name for name in capture._OURS if name.startswith("--")} <= options
+    assert {name for name in capture.OURS if name.startswith("--")} <= options
     assert {"--target-processes", "--graph-profiling", "--replay-mode", "-k", "-c", "-s"} <= options
     with pytest.raises(UsageError, match="did you mean full"):
         capture.profile(["true"], tmp_path / "r", section_set="ful", count=1)

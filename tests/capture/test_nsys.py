@@ -7,17 +7,21 @@ import shlex
 import shutil
 import sqlite3
 import stat
+import subprocess
 import sys
 import textwrap
 import time
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import nsightkit
+from nsightkit.capture import doctor
 from nsightkit.capture import nsys as capture
+from nsightkit.capture.captured import Captured
 from nsightkit.errors import NsightkitError, TraceError, UsageError
-from nsightkit.trace import _process, nsys_tool
+from nsightkit.trace import nsys_tool
 
 NASTY = "-a b'c\"d $(touch pwned) %h %q{HOME};e"
 
@@ -50,11 +54,29 @@ def real(nsys: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return nsys
 
 
+def only_on_the_path(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a tool not be found where this machine's installers have put it."""
+    whole = tool.find_program
+    monkeypatch.setattr(tool, "find_program", lambda name, variable, _: whole(name, variable, ()))
+
+
 def fake(folder: Path, script: str) -> Path:
     """A program called nsys that does what the script says."""
     path = folder / "nsys"
     path.write_text("#!/bin/sh\n" + script)
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+def profiling(folder: Path, script: str) -> Path:
+    """An nsys of a known version that does what the script says instead of profiling."""
+    path = folder / "nsys"
+    help_text = "--trace= --output= --capture-range= --capture-range-end= --nvtx-capture= --env-var= --force-overwrite="
+    lines = "\n".join(f"\t{option}\n" for option in help_text.split())
+    (folder / "help").write_text(lines)
+    cases = f'case "$1 $2" in --version*) echo version 2023.4.4.54; exit;; *--help) cat "{folder}/help"; exit;; esac'
+    path.write_text(f"#!/bin/sh\n{cases}\n{script}\n")
+    path.chmod(0o755)
     return path
 
 
@@ -112,7 +134,7 @@ def test_too_old_an_nsys_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_without_nsys_the_remedy_is_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NSIGHTKIT_NSYS", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(nsys_tool, "_FOLDERS", ())
+    only_on_the_path(nsys_tool, monkeypatch)
     monkeypatch.chdir(tmp_path)
     report = Path(NASTY + ".nsys-rep")
     report.write_bytes(b"x")
@@ -125,20 +147,26 @@ def test_without_nsys_the_remedy_is_the_command(tmp_path: Path, monkeypatch: pyt
     assert "\n" not in str(caught.value)
 
 
-def _make_report(program: Path, folder: Path) -> Path:
-    done = capture.profile([sys.executable, str(program)], folder / "made", trace=("nvtx", "osrt"), show=False)
-    return done.report
+@pytest.fixture(scope="module")
+def captured(nsys: Path, tmp_path_factory: pytest.TempPathFactory) -> Captured:
+    """The program, captured once."""
+    pytest.importorskip("nvtx")
+    folder = tmp_path_factory.mktemp("captured")
+    (folder / "program.py").write_text(textwrap.dedent(PROGRAM))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NSIGHTKIT_NSYS", str(nsys))
+        command = [sys.executable, str(folder / "program.py")]
+        return capture.profile(command, folder / NASTY, expect=["ranges", "os_calls"], show=False)
 
 
 @pytest.mark.nsys
 def test_a_report_of_any_name_is_exported_once(
-    real: Path, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    real: Path, captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = _make_report(program, tmp_path)
     folder = tmp_path / "$(touch pwned) 'x' %h"
     folder.mkdir()
     report = folder / f"{NASTY}.nsys-rep"
-    made.replace(report)
+    shutil.copy(captured.report, report)
     monkeypatch.chdir(folder)
     first = nsys_tool.exported(report.name)  # a relative name that begins with a dash
     assert first == Path(f"{NASTY}.sqlite")
@@ -154,10 +182,9 @@ def test_a_report_of_any_name_is_exported_once(
 
 @pytest.mark.nsys
 def test_a_read_only_folder_exports_to_the_users_cache(
-    real: Path, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    real: Path, captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    report = _make_report(program, tmp_path)
-    report.with_suffix(".sqlite").unlink()
+    report = Path(shutil.copy(captured.report, tmp_path / "made.nsys-rep"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     # root may write anywhere
     monkeypatch.setattr(nsys_tool.os, "access", lambda path, mode, real=os.access: mode != os.W_OK and real(path, mode))
@@ -169,9 +196,11 @@ def test_a_read_only_folder_exports_to_the_users_cache(
 
 @pytest.mark.nsys
 @pytest.mark.parametrize("content", [b"", b"rubbish" * 500, None], ids=["empty", "random", "truncated"])
-def test_a_damaged_report_is_one_clear_line(real: Path, program: Path, tmp_path: Path, content: bytes | None) -> None:
+def test_a_damaged_report_is_one_clear_line(
+    real: Path, captured: Captured, tmp_path: Path, content: bytes | None
+) -> None:
     report = tmp_path / "damaged.nsys-rep"
-    report.write_bytes(_make_report(program, tmp_path).read_bytes()[:5000] if content is None else content)
+    report.write_bytes(captured.report.read_bytes()[:5000] if content is None else content)
     with pytest.raises(TraceError) as caught:
         nsys_tool.exported(report)
     assert "\n" not in str(caught.value)
@@ -184,10 +213,10 @@ def test_a_damaged_report_is_one_clear_line(real: Path, program: Path, tmp_path:
 
 
 @pytest.mark.nsys
-def test_ranges_and_os_calls_come_back(real: Path, program: Path, tmp_path: Path) -> None:
-    done = capture.profile([sys.executable, str(program)], tmp_path / NASTY, expect=["ranges", "os_calls"], show=False)
-    assert done.report == tmp_path / f"{NASTY}.nsys-rep"
-    assert done.trace == tmp_path / f"{NASTY}.sqlite"
+def test_ranges_and_os_calls_come_back(captured: Captured) -> None:
+    done = captured
+    assert done.report.name == f"{NASTY}.nsys-rep"
+    assert done.trace == done.report.with_name(f"{NASTY}.sqlite")
     assert done.returncode == 0
     assert any("cuda was traced and nothing" in note for note in done.notes)
     trace = nsightkit.load(done.trace)
@@ -258,7 +287,12 @@ def test_a_range_with_a_plain_name_opens_the_capture(real: Path, tmp_path: Path)
     command = [sys.executable, str(plain)]
     # nsys by itself compares registered strings only: nothing is captured, there is no report, and all is well.
     options = ["--trace=nvtx", "--sample=none", "--cpuctxsw=none", "--capture-range=nvtx", "--nvtx-capture=measure"]
-    alone = _process.run([str(real), "profile", *options, f"--output={tmp_path / 'alone'}", *command], 120)
+    alone = subprocess.run(
+        [str(real), "profile", *options, f"--output={tmp_path / 'alone'}", *command],
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
     assert alone.returncode == 0
     assert not list(tmp_path.glob("alone*"))
     done = capture.profile(command, tmp_path / "ours", trace=("nvtx",), capture_range="measure", show=False)
@@ -290,7 +324,7 @@ def test_stop_shutdown_would_have_ended_it(real: Path, program: Path, tmp_path: 
     end = tmp_path / "end"
     options = ["--trace=nvtx", "--sample=none", "--cpuctxsw=none", "--capture-range=nvtx", "--nvtx-capture=step"]
     command = [str(real), "profile", *options, f"--output={tmp_path / 'bare'}", sys.executable, str(program), str(end)]
-    done = _process.run(command, 120)
+    done = subprocess.run(command, capture_output=True, timeout=120, check=False)
     assert done.returncode != 0
     assert not end.exists()
 
@@ -338,38 +372,25 @@ def test_a_missing_importer_is_replaced_or_named(
 
 
 @pytest.mark.nsys
-def test_a_program_that_fails_still_leaves_its_trace(real: Path, tmp_path: Path) -> None:
-    done = capture.profile(
-        [sys.executable, "-c", "import sys; sys.exit(3)"], tmp_path / "r", trace=("osrt",), show=False
-    )
+def test_a_program_that_fails_still_leaves_its_trace_and_domains_are_not_ranges(real: Path, tmp_path: Path) -> None:
+    """The fault of newer nvtx packages: domains arrive, and no range."""
+    pytest.importorskip("nvtx")
+    body = "import nvtx, sys; nvtx.get_domain('only'); sys.exit(3)"
+    done = capture.profile([sys.executable, "-c", body], tmp_path / "r", trace=("nvtx",), show=False)
     assert done.returncode == 3
     assert any("exit code 3" in note for note in done.notes)
     assert done.trace.is_file()
+    assert any("nvtx==0.2.11" in note for note in done.notes)
 
 
 @pytest.mark.nsys
 def test_a_program_that_never_ends_is_interrupted_and_its_trace_kept(real: Path, tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     body = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid()))\nwhile True: time.sleep(0.01)"
-    done = capture.profile([sys.executable, "-c", body], tmp_path / "r", trace=("osrt",), timeout_s=5, show=False)
-    assert any("interrupted after 5 s" in note for note in done.notes)
+    done = capture.profile([sys.executable, "-c", body], tmp_path / "r", trace=("osrt",), timeout_s=3, show=False)
+    assert any("interrupted after 3 s" in note for note in done.notes)
     assert nsightkit.load(done.trace).size("os_calls") > 10
     assert not Path(f"/proc/{pid.read_text()}").exists()
-
-
-@pytest.mark.nsys
-def test_what_was_expected_and_is_absent_is_an_error(real: Path, program: Path, tmp_path: Path) -> None:
-    with pytest.raises(NsightkitError, match="recorded no kernels"):
-        capture.profile([sys.executable, str(program)], tmp_path / "r", expect=["kernels"], show=False)
-
-
-@pytest.mark.nsys
-def test_domain_rows_are_no_ranges(real: Path, tmp_path: Path) -> None:
-    """The fault of newer nvtx packages: domains arrive, and no range."""
-    pytest.importorskip("nvtx")
-    body = "import nvtx; nvtx.get_domain('only')"
-    done = capture.profile([sys.executable, "-c", body], tmp_path / "r", trace=("nvtx",), show=False)
-    assert any("nvtx==0.2.11" in note for note in done.notes)
 
 
 # -- options, without running anything -----------------------------------------------------------------------------
@@ -458,27 +479,106 @@ def test_nothing_is_overwritten_unasked(helpful: Path, tmp_path: Path) -> None:
     assert (tmp_path / "r.sqlite").read_text() == "mine"
 
 
-def test_the_command_that_is_shown_holds_all_that_was_set(helpful: Path) -> None:
-    can = capture.parse_help(HELP_2023)
-    options = capture._options(can, ("nvtx",), "step", 3, True)
-    assert options == [
-        "--trace=nvtx", "--cuda-graph-trace=node", "--capture-range=nvtx", "--nvtx-capture=step",
-        "--env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0", "--capture-range-end=repeat:3",
-    ]  # fmt: skip
+def test_the_command_that_is_shown_holds_all_that_was_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writes = (
+        'for a; do case "$a" in --output=*) for i in 1 2; do echo > "${a#--output=}.$i.nsys-rep"; done;; esac; done'
+    )
+    monkeypatch.setenv("NSIGHTKIT_NSYS", str(profiling(tmp_path, writes)))
+    how = {"trace": ("nvtx",), "capture_range": "step", "repeat": 2, "export": False, "show": False}
     with pytest.raises(UsageError, match="cannot record the nodes"):
-        capture._options(capture.Features(frozenset(), frozenset()), ("nvtx",), None, None, True)
+        capture.profile(["true"], tmp_path / "r", graph_nodes=True, **how)
+    (tmp_path / "help").write_text(HELP_2023)
+    capture.features.cache_clear()
+    done = capture.profile(["true"], tmp_path / "r", graph_nodes=True, **how)
+    assert done.ran[1:] == [
+        "profile", "--trace=nvtx", "--cuda-graph-trace=node", "--capture-range=nvtx", "--nvtx-capture=step",
+        "--env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0", "--capture-range-end=repeat:2", f"--output={tmp_path / 'r'}",
+        "true",
+    ]  # fmt: skip
+    assert done.traces == [tmp_path / "r.1.nsys-rep", tmp_path / "r.2.nsys-rep"]
 
 
-def test_only_rows_count_as_evidence(tmp_path: Path) -> None:
-    export = tmp_path / "x#?%41.sqlite"  # not to be taken for parts of an address
+def test_only_rows_count_as_evidence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    export = tmp_path / "held.sqlite"
     with sqlite3.connect(export) as database:
         database.execute("CREATE TABLE NVTX_EVENTS (eventType INT)")
         database.execute("INSERT INTO NVTX_EVENTS VALUES (75)")
         database.execute("CREATE TABLE OSRT_API (start INT)")
         database.execute("INSERT INTO OSRT_API VALUES (1)")
     database.close()
-    notes = capture._check(export, ("nvtx", "osrt"), ["os_calls"])
-    assert len(notes) == 1
-    assert notes[0].startswith("nvtx")
-    with pytest.raises(NsightkitError, match="no ranges"):
-        capture._check(export, (), ["ranges"])
+    writes = 'for a; do case "$a" in --output=*) echo > "${a#--output=}.nsys-rep";; esac; done'
+    exports = f'[ "$1" = export ] && cp "{export}" "$7" && exit'
+    monkeypatch.setenv("NSIGHTKIT_NSYS", str(profiling(tmp_path, f"{exports}\n{writes}")))
+    output = tmp_path / "x#?%41"  # not to be taken for parts of an address
+    kinds = ("nvtx", "osrt")
+    done = capture.profile(["true"], output, trace=kinds, expect=["os_calls"], show=False)
+    assert [note.partition(" ")[0] for note in done.notes] == ["nvtx", "the"]
+    for table in ("ranges", "kernels"):
+        with pytest.raises(NsightkitError, match=f"recorded no {table}"):
+            capture.profile(["true"], output, trace=kinds, expect=[table], overwrite=True, show=False)
+
+
+# -- the nsys inside Nsight Compute --------------------------------------------------------------------------------
+
+
+def test_the_copy_in_nsight_compute_is_found_beside_ncu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "nsight-compute" / "2025.3.1"
+    for name in ("target/linux-desktop/ncu", "host/target-linux-x64/nsys", "host/linux-desktop-x64/QdstrmImporter"):
+        (root / name).parent.mkdir(parents=True)
+        (root / name).write_text("#!/bin/sh\n")
+        (root / name).chmod(0o755)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "ncu").symlink_to(root / "target/linux-desktop/ncu")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.delenv("NSIGHTKIT_NSYS", raising=False)
+    only_on_the_path(nsys_tool, monkeypatch)
+    found = nsys_tool.find()
+    assert found == root / "host/target-linux-x64/nsys"
+    assert capture.importer(found) == root / "host/linux-desktop-x64/QdstrmImporter"
+
+
+def test_libraries_that_are_named_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
+    monkeypatch.delenv(nsys_tool.LIBRARIES, raising=False)
+    assert nsys_tool.environment() == dict(os.environ)
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/present")
+    assert nsys_tool.environment(None, tmp_path)["LD_LIBRARY_PATH"] == f"{tmp_path}{os.pathsep}/present"
+    monkeypatch.setenv(nsys_tool.LIBRARIES, "/named")
+    assert nsys_tool.environment({"A": "b"}, tmp_path) == {"A": "b", "LD_LIBRARY_PATH": f"/named{os.pathsep}{tmp_path}"}
+
+
+def _importer() -> dict[str, str]:
+    return next(row for row in doctor.report() if row["check"].startswith("nsys importer"))
+
+
+def test_a_capture_left_unimported_is_imported_with_the_named_libraries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the copy in Nsight Compute leaves it where libdw is missing: a .qdstrm, no report, exit code 0."""
+    root = tmp_path / "compute" / "host"
+    for folder in ("target-linux-x64", "linux-desktop-x64"):
+        (root / folder).mkdir(parents=True)
+    writes = 'for a; do case "$a" in --output=*) echo raw > "${a#--output=}.qdstrm";; esac; done'
+    monkeypatch.setenv("NSIGHTKIT_NSYS", str(profiling(root / "target-linux-x64", writes)))
+    importer = root / "linux-desktop-x64" / "QdstrmImporter"
+    importer.write_text(
+        '#!/bin/sh\n[ -f "${LD_LIBRARY_PATH%%:*}/libdw.so.1" ] || { echo libdw.so.1 not found; exit 1; }\n'
+        'cp "$2" "$4"\n'
+    )
+    importer.chmod(0o755)
+    monkeypatch.delenv(nsys_tool.LIBRARIES, raising=False)
+    with pytest.raises(NsightkitError, match=r"libdw\.so\.1 not found.*NSIGHTKIT_NSYS_LIBRARIES"):
+        capture.profile(["true"], tmp_path / "a", trace=("nvtx",), export=False, show=False)
+    (tmp_path / "libraries").mkdir()
+    (tmp_path / "libraries" / "libdw.so.1").touch()
+    (tmp_path / "ldd").write_text(
+        '#!/bin/sh\n[ -f "${LD_LIBRARY_PATH%%:*}/libdw.so.1" ] || echo "libdw.so.1 => not found"\n'
+    )
+    (tmp_path / "ldd").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert _importer()["status"] == "missing"
+    monkeypatch.setenv(nsys_tool.LIBRARIES, str(tmp_path / "libraries"))
+    assert _importer()["status"] == "ok"
+    done = capture.profile(["true"], tmp_path / "b", trace=("nvtx",), export=False, show=False)
+    assert done.report.read_text() == "raw\n"
+    assert [p.name for p in tmp_path.glob("b*")] == ["b.nsys-rep"]

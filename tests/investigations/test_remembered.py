@@ -20,7 +20,7 @@ import nsightkit
 from nsightkit.analysis.memory import snapshot as analysis
 from nsightkit.capture import memory, provenance
 from nsightkit.errors import NsightkitError, TraceError
-from nsightkit.investigations import keys, measuring, record, recordings
+from nsightkit.investigations import keys, record, recordings, ways_to_measure
 from nsightkit.investigations import measurement as investigation
 from nsightkit.investigations import parts as investigations
 from nsightkit.trace import snapshot as reader
@@ -159,19 +159,21 @@ def test_a_gpu_s_allocator_is_recorded_and_set_free(
         "is_available": lambda: True,
         "synchronize": lambda: None,
         "empty_cache": allocator.empty_cache,
-        "mem_get_info": lambda: (3 << 30, 4 << 30),
+        "mem_get_info": lambda *_: (3 << 30, 4 << 30),
         "memory_allocated": lambda: allocator.counted()[0],
         "max_memory_allocated": lambda: max(row[0] for row in allocator.truth),
         "memory_reserved": lambda: allocator.counted()[3],
-        "set_per_process_memory_fraction": fractions.append,
+        "set_per_process_memory_fraction": lambda fraction, _: fractions.append(fraction),
     }.items():
         monkeypatch.setattr(cuda, name, value)
     monkeypatch.setattr(cuda.memory, "_record_memory_history", recorded)
     monkeypatch.setattr(cuda.memory, "_snapshot", allocator.snapshot)
-    monkeypatch.setattr(measuring.torch_profiler, "profile_steps", lambda step, trace, **_: trace.write_text("{}"))
+    monkeypatch.setattr(
+        ways_to_measure.torch_profiler, "profile_steps", lambda step, trace, **_: trace.write_text("{}")
+    )
     path = tmp_path / "snapshot.pickle"
     parameters = {} if limit is None else {"limit_bytes": limit}
-    samples, resolved = measuring.remembered(
+    samples, resolved = ways_to_measure.remembered(
         lambda *_, **__: Work(allocator, 3 if limit is None else 4),
         "cuda", parameters, {"active": 3}, tmp_path,
     )  # fmt: skip
@@ -191,7 +193,7 @@ def test_a_gpu_s_allocator_is_recorded_and_set_free(
 
 def test_an_error_without_a_limit_goes_on(tmp_path: Path) -> None:
     with pytest.raises(torch.OutOfMemoryError):
-        measuring.remembered(lambda *_, **__: Work(Allocator(), 1), "cpu", {}, {"active": 3}, tmp_path)
+        ways_to_measure.remembered(lambda *_, **__: Work(Allocator(), 1), "cpu", {}, {"active": 3}, tmp_path)
 
 
 # -- nobody's names ------------------------------------------------------------------------------------------------
@@ -229,7 +231,7 @@ def test_no_name_of_anybody_reaches_the_file(tmp_path: Path, monkeypatch: pytest
     program = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(program)
     path = tmp_path / "snapshot.pickle"
-    measuring.remembered(program.start, "cpu", {}, {"active": 2}, tmp_path)
+    ways_to_measure.remembered(program.start, "cpu", {}, {"active": 2}, tmp_path)
     written = path.read_bytes()
     for name in ("planted-user", "planted-host", "s3cr3t-value", "client-x", str(tmp_path)):
         assert name.encode() not in written
@@ -332,7 +334,7 @@ def test_a_hostile_snapshot_is_refused_and_runs_nothing(where: Path, taken: Path
 def test_the_key_covers_what_records() -> None:
     covered = keys.closure(PART.code)
     for name in (
-        "nsightkit.investigations.measuring:remembered",
+        "nsightkit.investigations.ways_to_measure:remembered",
         "nsightkit.capture.memory:recording",
         "nsightkit.workloads.tensor_memory:TensorMemory",
         "nsightkit.workloads.leak:WatchedRun",

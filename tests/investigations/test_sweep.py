@@ -126,8 +126,7 @@ def test_no_samples_are_no_cells() -> None:
     assert sweep.limits(frame({})).empty
 
 
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize(("heads", "causal"), [(1, True), (2, False)])
 @pytest.mark.parametrize(
     "column_name", ["naive-fp32", "naive-bf16", "math-fp32", "math-bf16", "flash-fp32", "flash-bf16"]
 )
@@ -197,7 +196,7 @@ def test_a_forecast_is_tight() -> None:
 
 def test_the_ends_come_where_they_are_forecast(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    from nsightkit.investigations import recordings, sweeping
+    from nsightkit.investigations import recordings, sweep_column
     from nsightkit.workloads import attention
 
     options = {
@@ -209,7 +208,7 @@ def test_the_ends_come_where_they_are_forecast(tmp_path: Path) -> None:
     for name in ("naive-fp32", "math-fp32", "math-bf16", "flash-bf16"):
         implementation, precision = name.split("-")
         own = options | {"implementation": implementation, "precision": precision}
-        samples.append(recordings.frame(sweeping.swept(attention.start, "cpu", own, counts, tmp_path)[0]))
+        samples.append(recordings.frame(sweep_column.swept(attention.start, "cpu", own, counts, tmp_path)[0]))
     table, limits = sweep.cells(pd.concat(samples)), sweep.limits(pd.concat(samples))
     ends = sweep.ends(table, limits, on_gpu=False)
     assert set(limits) == {3 * 2**20}

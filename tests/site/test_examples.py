@@ -79,7 +79,7 @@ from nsightkit.capture import memory
 from nsightkit.configurations import Configuration
 from nsightkit.trace.model import TABLES, Trace, TraceMeta
 from nsightkit.workloads import planted, planted_counters
-from nsightkit.investigations import measurement as investigation, recordings, sweeping
+from nsightkit.investigations import measurement as investigation, recordings, sweep_column
 from nsightkit.investigations.parts import find
 from nsightkit.workloads.training import TrainingConfig
 
@@ -149,7 +149,7 @@ def measure(name, part):
         work, small = getattr(importlib.import_module(module), start), find(name, part).parameters("smoke")
         small = small | {"context": [16, 256, 512, 1024], "d_model": [16], "cell_s": 1e-4}
         counts = find(name, part).counts("smoke")
-        samples, sizes = sweeping.swept(work, "cpu", small, counts, folder)
+        samples, sizes = sweep_column.swept(work, "cpu", small, counts, folder)
     made = folder / f"{name}-{part}-{mode}"
     made.mkdir(exist_ok=True)
     if find(name, part).measured == "remembered":

@@ -14,7 +14,7 @@ from nsightkit.analysis.roofline import sol
 from nsightkit.capture import utilization
 from nsightkit.errors import NsightkitError, TraceError
 from nsightkit.hardware import SLOWDOWNS, find, rows, slowed_by
-from nsightkit.investigations import measured_peaks
+from nsightkit.investigations import measure_ceilings
 from nsightkit.investigations.parts import INVESTIGATIONS
 
 torch = pytest.importorskip("torch")
@@ -98,9 +98,9 @@ def test_the_list_is_read_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         return planted(name)
 
     said: list[str] = []
-    monkeypatch.setattr(measured_peaks, "has_gpu", lambda: True)
-    monkeypatch.setattr(measured_peaks, "measure_part", measure)
-    listed = measured_peaks.measure(echo=said.append)
+    monkeypatch.setattr(measure_ceilings, "has_gpu", lambda: True)
+    monkeypatch.setattr(measure_ceilings, "measure_part", measure)
+    listed = measure_ceilings.measure(echo=said.append)
     assert list(listed[0]) == [*rows(find("H200"))[0], "power_w", "busy_pct", "slowed_by"]
     assert "fp8: this card has no fp8" in said
     assert {row["unit"] for row in listed} == {"bf16", "fp16", "fp32", "tf32", "memory"}
@@ -126,27 +126,38 @@ def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
 
 
 def test_without_a_gpu_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measured_peaks, "has_gpu", lambda: False)
+    monkeypatch.setattr(measure_ceilings, "has_gpu", lambda: False)
     with pytest.raises(NsightkitError, match="needs a CUDA GPU"):
-        measured_peaks.measure()
+        measure_ceilings.measure()
 
 
-def test_what_nvidia_smi_says() -> None:
-    numbers = utilization._numbers(["97", " 1620", " 687.31", " 0x0000000000000004"])
-    assert numbers == {"gpu_utilization_percent": 97, "sm_clock_mhz": 1620, "power_w": 687.31, "slowdown_mask": 4}
-    assert utilization._numbers(["97", "[N/A]", "[Not Supported]"]) == {"gpu_utilization_percent": 97}
+def _read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> dict[str, float]:
+    """What is read of a GPU where nvidia-smi does what the script says."""
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(f"#!/bin/sh\n{script}\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    cuda = types.SimpleNamespace(
+        current_device=lambda: 0, get_device_properties=lambda _: None, clock_rate=lambda: 1000,
+        power_draw=lambda: 500_000, utilization=lambda: 1 / 0,
+    )  # fmt: skip
+    return utilization.reader(cuda)()
+
+
+def test_what_nvidia_smi_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = _read(tmp_path, monkeypatch, "echo 97, 1620, 687.31, 0x0000000000000004")
+    assert read == {"gpu_utilization_percent": 97, "sm_clock_mhz": 1620, "power_w": 687.31, "slowdown_mask": 4}
+    read = _read(tmp_path, monkeypatch, "echo 97, [N/A], [Not Supported], [N/A]")
+    assert read == {"gpu_utilization_percent": 97}
+    # Without its answer, what PyTorch can read; what it fails to read is left out.
+    assert _read(tmp_path, monkeypatch, "exit 2") == {"sm_clock_mhz": 1000, "power_w": 500}
 
 
 @pytest.mark.parametrize("name", ["clocks_event_reasons.active", "clocks_throttle_reasons.active"])
 def test_reasons_for_a_low_clock_by_either_name(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Drivers know one name of the mask, or both; one that they do not know fails the whole query."""
-    smi = tmp_path / "nvidia-smi"
     answer = "97, 1620, 687.31, 0x0000000000000024"
-    smi.write_text(f'#!/bin/sh\ncase "$*" in *{name}*) echo "{answer}";; *) exit 2;; esac\n')
-    smi.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    cuda = types.SimpleNamespace(current_device=lambda: 0, get_device_properties=lambda _: None)
-    read = utilization._reader(types.SimpleNamespace(cuda=cuda))()
+    read = _read(tmp_path, monkeypatch, f'case "$*" in *{name}*) echo "{answer}";; *) exit 2;; esac')
     assert read["slowdown_mask"] == 0x24
     assert slowed_by([read["slowdown_mask"]]) == "power limit, heat"
 

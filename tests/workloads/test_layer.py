@@ -405,7 +405,7 @@ def test_without_a_known_card_there_are_times_only():
 
 
 def test_kinds_are_of_one_layer(tmp_path):
-    from nsightkit.investigations.measuring import observed
+    from nsightkit.investigations.ways_to_measure import observed
     from nsightkit.trace.open import load
 
     counts = {"warmup": 1, "repetitions": 2, "active": 2, "shapes": 0, "utilization": 0}

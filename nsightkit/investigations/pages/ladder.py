@@ -77,7 +77,7 @@ def wave_efficiency(m: int, n: int, multiprocessors: int, tile: tuple[int, int] 
     Returns
     -------
     float
-        1 when the last wave is full, too.
+        1 when the last wave is full as well.
     """
     waves = -(-m // tile[0]) * -(-n // tile[1]) / multiprocessors
     return waves / float(np.ceil(waves))

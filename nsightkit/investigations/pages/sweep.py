@@ -158,24 +158,21 @@ def _parsed(samples: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Give the names taken apart, each with its first value, and all values, checked and in order."""
     if not {"metric", "index", "value"} <= set(samples.columns):
         raise NsightkitError(f"samples have the columns metric, index and value; {_REMEDY}")
-    names = pd.unique(samples["metric"])
-    matches = [METRIC.fullmatch(name) if isinstance(name, str) else None for name in names]
-    for name, match in zip(names, matches, strict=True):
-        if match is None or match["quantity"] not in _KNOWN:
-            raise NsightkitError(f"no sample of a sweep is called {str(name)[:60]!r}; {_REMEDY}")
-    parts = [match.groupdict() for match in matches if match is not None]
-    columns = ["quantity", "implementation", "precision", "d", "context"]
-    parsed = pd.DataFrame(parts, columns=columns, index=pd.Index(names, name="metric"))
+    names = pd.Index(samples["metric"].astype(str).unique(), name="metric")
+    parsed = names.to_series().str.extract(rf"^{METRIC.pattern}\Z")
+    unknown = names[~parsed["quantity"].isin(_KNOWN)]
+    if len(unknown):
+        raise NsightkitError(f"no sample of a sweep is called {str(unknown[0])[:60]!r}; {_REMEDY}")
     parsed[["d", "context"]] = parsed[["d", "context"]].astype("Int64")
     misplaced = parsed["quantity"].isin([*_OF_COLUMN, "limit_bytes"]) == parsed["d"].notna()
     if misplaced.any():
         raise NsightkitError(f"{misplaced.idxmax()!r} is out of place among the samples; {_REMEDY}")
     value = pd.to_numeric(samples["value"], errors="coerce")
-    if not (np.isfinite(value.to_numpy(float)) & (value >= 0)).all():
+    if not value.between(0, np.inf, inclusive="left").all():
         raise NsightkitError(f"the samples hold values that are not numbers or below zero; {_REMEDY}")
-    if samples.duplicated(["metric", "index"]).any():
-        twice = samples.loc[samples.duplicated(["metric", "index"]), "metric"].iloc[0]
-        raise NsightkitError(f"there are two columns with {twice!r}; give each column once")
+    twice = samples.loc[samples.duplicated(["metric", "index"]), "metric"]
+    if len(twice):
+        raise NsightkitError(f"there are two columns with {twice.iloc[0]!r}; give each column once")
     values = samples.assign(value=value).sort_values(["metric", "index"], kind="stable")
     return parsed.assign(value=values.groupby("metric", sort=False)["value"].first()), values
 
@@ -230,7 +227,7 @@ def footprint(
     d, context, batch, heads : int
     causal : bool
     on_gpu : bool
-        Count what a GPU's fused kernels allocate within themselves, too; a count of tensors on a CPU does not see it.
+        Also count what a GPU's fused kernels allocate within themselves; a count of tensors on a CPU does not see it.
 
     Returns
     -------
@@ -299,16 +296,16 @@ def compare(table: pd.DataFrame, *, on_gpu: bool = True) -> pd.DataFrame:
     ran = table[table["peak_bytes"].notna()]
     sizes = ran[[*_KEY, *_OF_COLUMN]].to_dict("records")
     found = [footprint(**{str(name): value for name, value in row.items()}, on_gpu=on_gpu) for row in sizes]
-    forward = (ran["direction"] == "forward").to_numpy()
-    out = ran[[*_KEY, "direction", "status"]].copy()
-    before = [f.inputs if ahead else f.before_backward for f, ahead in zip(found, forward, strict=True)]
-    out["predicted_before_bytes"] = np.array(before, dtype=np.int64)
-    out["memory_before_bytes"] = ran["memory_before_bytes"] - ran["workspace_bytes"]
-    peaks = [f.peak(way) for f, way in zip(found, ran["direction"], strict=True)]
-    out["predicted_peak_bytes"] = np.array(peaks, dtype=np.int64)
-    out["peak_bytes"] = ran["peak_bytes"] - ran["workspace_bytes"]
-    out["error"] = out["predicted_peak_bytes"] / out["peak_bytes"] - 1
-    return out.reset_index(drop=True)
+    fields = [field.name for field in dataclasses.fields(Footprint)]
+    needed = pd.DataFrame(map(dataclasses.astuple, found), columns=fields, index=ran.index, dtype="int64")
+    forward = ran["direction"] == "forward"
+    out = ran[[*_KEY, "direction", "status"]].assign(
+        predicted_before_bytes=needed["inputs"].where(forward, needed["before_backward"]),
+        memory_before_bytes=ran["memory_before_bytes"] - ran["workspace_bytes"],
+        predicted_peak_bytes=needed["forward_peak"].where(forward, needed["backward_peak"]),
+        peak_bytes=ran["peak_bytes"] - ran["workspace_bytes"],
+    )
+    return out.assign(error=out["predicted_peak_bytes"] / out["peak_bytes"] - 1).reset_index(drop=True)
 
 
 def forecast(
@@ -377,16 +374,10 @@ def ends(table: pd.DataFrame, limit_bytes: pd.Series, *, on_gpu: bool = True) ->
     for (implementation, precision), rows in possible.groupby(["implementation", "precision"], sort=False):
         limit = limit_bytes.get(f"{implementation}-{precision}")
         if limit is not None:
-            batch, heads, causal = rows[_OF_COLUMN].iloc[0]
             contexts, widths = (sorted(int(n) for n in rows[name].unique()) for name in ("context", "d"))
-            sizes: dict[str, Any] = {
-                "d": widths,
-                "contexts": contexts,
-                "batch": int(batch),
-                "heads": int(heads),
-                "causal": bool(causal),
-            }
-            found.append(forecast(float(limit), str(implementation), str(precision), **sizes, on_gpu=on_gpu))
+            sizes = {name: rows[name].iloc[0].item() for name in _OF_COLUMN}
+            column: Any = (float(limit), implementation, precision)
+            found.append(forecast(*column, d=widths, contexts=contexts, **sizes, on_gpu=on_gpu))
     if not found:
         return pd.DataFrame(
             columns=[*_LINE, "largest_context", "context", "needed_bytes", "measured_context", "outcome"]
@@ -448,23 +439,15 @@ def exponents(table: pd.DataFrame) -> pd.DataFrame:
         ``implementation, precision, d, direction, context`` (the longest that fits), ``time``, ``memory`` (the slopes
         on logarithmic axes between the two longest contexts that fit, of the median and of the peak).
     """
-    fits = table[table["status"] == "ok"].sort_values([*_LINE, "context"], kind="stable")
-    last = fits.groupby(_LINE, sort=False).tail(2)
-    last = last[last.groupby(_LINE)["context"].transform("size") == 2]
-    pairs = last.assign(
-        peak=last["peak_bytes"] - last["workspace_bytes"], place=last.groupby(_LINE, sort=False).cumcount()
-    )
-    wide = pairs.set_index([*_LINE, "place"])[["context", "median_ns", "peak"]].astype(float).unstack("place")
-    if wide.empty:
-        return pd.DataFrame(columns=[*_LINE, "context", "time", "memory"])
-    longer = np.log(wide["context"][1] / wide["context"][0])
-    out = pd.DataFrame({"context": wide["context"][1].astype("int64")})
-    for name, column in (("time", "median_ns"), ("memory", "peak")):
-        out[name] = np.log(wide[column][1] / wide[column][0]) / longer
-    return out.reset_index()
+    fits = table[table["status"] == "ok"].sort_values([*_LINE, "context"], kind="stable").set_index(_LINE)
+    sizes = fits[["context", "median_ns"]].assign(peak=fits["peak_bytes"] - fits["workspace_bytes"])
+    rise = sizes.apply(np.log).groupby(_LINE).diff().assign(longest=fits["context"])
+    last = rise.groupby(_LINE).tail(1).dropna(subset="context")
+    slopes = {"time": last["median_ns"] / last["context"], "memory": last["peak"] / last["context"]}
+    return pd.DataFrame({"context": last["longest"], **slopes}).reset_index()
 
 
-#: Backend by name of a kernel or an operator, in order of precedence: cuDNN's kernels say "flash", too.
+#: Backend by name of a kernel or an operator, in order of precedence: names of cuDNN's kernels hold "flash" as well.
 _BACKENDS = (
     ("cudnn", r"cudnn"),
     ("efficient", r"fmha|efficient_attention|mem_eff"),
@@ -491,17 +474,14 @@ def backends(trace: Trace) -> pd.DataFrame:
         ``compiled``, ``written out``, or ``unknown``), ``evidence`` (the longest kernel or operator that says so),
         ``count`` (kernels or operators). Empty where the trace has no ranges of cells.
     """
-    names = trace.table("ranges", ["name"])["name"].astype("str").unique()
-    matches = {name: METRIC.fullmatch(name) for name in names}
-    on_gpu = trace.recorded("kernels") and trace.recorded("calls")
-    of = kernels if on_gpu else operators
+    of = kernels if trace.recorded("kernels") and trace.recorded("calls") else operators
     rows = []
-    for name, match in matches.items():
-        if match is None or match["d"] is None or match["quantity"] not in DIRECTIONS:
-            continue
-        ran = of.summary(select(trace, within=f"^{re.escape(name)}$"))
-        place = [match["implementation"], match["precision"], int(match["d"]), int(match["context"])]
-        rows.append([*place, match["quantity"], *_backend(ran["name"]), int(ran["count"].sum())])
+    for name in trace.table("ranges", ["name"])["name"].astype("str").unique():
+        match = METRIC.fullmatch(name)
+        if match and match["d"] and match["quantity"] in DIRECTIONS:
+            ran = of.summary(select(trace, within=f"^{re.escape(name)}$"))
+            place = [match["implementation"], match["precision"], int(match["d"]), int(match["context"])]
+            rows.append([*place, match["quantity"], *_backend(ran["name"]), int(ran["count"].sum())])
     out = pd.DataFrame(rows, columns=[*_KEY, "direction", "backend", "evidence", "count"])
     return out.sort_values([*_KEY, "direction"], ascending=[True] * 4 + [False], ignore_index=True)
 

@@ -1,8 +1,8 @@
-"""The second capture of a part: the same workload once more, under Nsight Systems or Nsight Compute.
+"""A part once more, under Nsight Systems or Nsight Compute.
 
-Whether a part was measured does not depend on it: whatever goes wrong here becomes one line that says what.
-What runs under the profiler is this module, ``python -m nsightkit.investigations.profiled INVESTIGATION PART MODE``. A
-recording of such a part is valid for exactly the code of :func:`steady_steps`, too, and the list of :data:`SECTIONS`.
+Whether a part was measured does not depend on it: whatever goes wrong here becomes one line that says what. The
+profiler runs this module: ``python -m nsightkit.investigations.under_nsight INVESTIGATION PART MODE``. A recording of
+such a part is valid for exactly the code of :func:`steady_steps` and the list of :data:`SECTIONS` as well.
 """
 
 from __future__ import annotations
@@ -13,18 +13,20 @@ import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from nsightkit.capture import ncu, nsys
+from nsightkit.capture.captured import Captured
 from nsightkit.capture.provenance import scrub
 from nsightkit.errors import NsightkitError
 from nsightkit.investigations.parts import Part, find, prepared, resolve
-from nsightkit.trace import nsys_tool
+from nsightkit.trace import load, nsys_tool, store
+from nsightkit.trace import ncu as reports
+from nsightkit.trace.model import TABLES, Trace
+from nsightkit.trace.nesting import nesting
 from nsightkit.workloads.phases import phase
-
-if TYPE_CHECKING:
-    from nsightkit.trace.model import Trace
-    from nsightkit.trace.ncu import Report
 
 __all__ = ["CAPTURED", "SECTIONS", "STEADY", "capture", "kept", "steady", "steady_steps"]
 
@@ -34,7 +36,7 @@ CAPTURED = "nsightkit-captured"
 STEADY = "nsightkit-steady"
 #: Steps between the two: nsys sets its tracing up when the capture opens, and the first step waits for it.
 _SETTLING = 2
-# No OS calls: PyTorch's profile, beside which this is put, has none either, and to watch them costs time and space.
+# No OS calls: PyTorch's profile, beside which this is put, does not have them, and to watch them costs time and space.
 _KINDS = ("cuda", "nvtx")
 #: What Nsight Compute collects: all that :mod:`nsightkit.analysis.roofline.counters` asks for, and no samples of the
 #: program counter.
@@ -104,82 +106,55 @@ def capture(
     Returns
     -------
     dict
-        ``version``, ``command`` and ``steps`` of the capture; ``notice``: in one line, why there is none, or why it
-        is not whole.
+        ``version``, ``command`` and ``steps`` of the capture; ``notice``: in one line, why there is no capture, or why
+        it is not whole.
     """
-    under = {"nsys": _under_nsys, "ncu": _under_ncu}[str(part.profiled)]
-    program = ["-m", "nsightkit.investigations.profiled", part.investigation, part.name, mode]
+    program = ["-m", "nsightkit.investigations.under_nsight", part.investigation, part.name, mode]
+    run = {"nsys": _under_nsys, "ncu": _under_ncu}[str(part.profiled)]
     try:
-        found = under(program, mode, folder / "profiled", timeout_s, environment)
+        done, found = run(
+            program, mode, folder / "profiled", {"timeout_s": timeout_s, "env": environment, "show": False}
+        )
     # Profilers, reports and programs under them can fail in new ways, and the part has been measured.
     except Exception as error:
         return {"notice": _one_line(f"{error}" or type(error).__name__)}
     finally:
         for left in folder.glob("profiled*"):
             left.unlink()
-    return found | {"steps": part.counts(mode)["active"]}
+    # Without where on this machine the tools and the report are.
+    options = [o for o in done.ran[1 : done.ran.index(sys.executable)] if not o.startswith(("--output=", "--export="))]
+    output = "--output=report" if part.profiled == "nsys" else "--export=report"
+    command = shlex.join([str(part.profiled), *options, output, "python", *program])
+    return {"command": command, "steps": part.counts(mode)["active"], **found}
 
 
-def _under_nsys(
-    program: list[str], mode: str, report: Path, timeout_s: float, environment: Mapping[str, str] | None
-) -> dict[str, Any]:
-    from nsightkit.trace import load, store
-
-    tool = nsys_tool.require()
-    done = nsys.profile(
-        [sys.executable, *program],
-        report,
-        trace=_KINDS,
-        capture_range=CAPTURED,
-        expect=("ranges", "kernels") if mode == "live" else ("ranges",),
-        timeout_s=timeout_s,
-        env=environment,
-        show=False,
-    )
+def _under_nsys(program: list[str], mode: str, report: Path, how: dict[str, Any]) -> tuple[Captured, dict[str, str]]:
+    expect = ("ranges", "kernels") if mode == "live" else ("ranges",)
+    done = nsys.profile([sys.executable, *program], report, trace=_KINDS, capture_range=CAPTURED, expect=expect, **how)
     if done.returncode:
         raise NsightkitError(f"the program ended with exit code {done.returncode} under it")
     store.write(steady(load(done.trace, cache=False)), report.with_name("nsys"))
-    return {"version": ".".join(map(str, nsys_tool.version(tool))), "command": _shown("nsys", done.ran, program)}
+    return done, {"version": ".".join(map(str, nsys_tool.version(nsys_tool.require())))}
 
 
-def _under_ncu(
-    program: list[str], mode: str, report: Path, timeout_s: float, environment: Mapping[str, str] | None
-) -> dict[str, Any]:
-    from nsightkit.trace import ncu as reports
-
+def _under_ncu(program: list[str], mode: str, report: Path, how: dict[str, Any]) -> tuple[Captured, dict[str, str]]:
     if mode != "live":
         raise NsightkitError("a CPU has no counters that Nsight Compute could read")
     # Caches are emptied before each pass, as is ncu's default; clocks are left alone, as in the runs that are timed.
-    done = ncu.profile(
-        [sys.executable, *program],
-        report,
-        nvtx=[STEADY],
-        sections=SECTIONS,
-        timeout_s=timeout_s,
-        env=environment,
-        show=False,
-    )
+    done = ncu.profile([sys.executable, *program], report, nvtx=[STEADY], sections=SECTIONS, **how)
     counted = kept(reports.read(done.report))
     reports.write(counted, report.with_name("ncu.csv"))
-    found = {"version": ncu.version(Path(done.ran[0])), "command": _shown("ncu", done.ran, program)}
-    broken = next((note for note in done.notes if "interrupted" in note), None)
-    if broken is None and done.returncode:
-        broken = f"the program ended with exit code {done.returncode} under it"
+    found = {"version": ncu.version(Path(done.ran[0]))}
+    broken = [note for note in done.notes if "interrupted" in note]
+    if done.returncode:
+        broken.append(f"the program ended with exit code {done.returncode} under it")
     if broken:
         # What was counted until then is as good as any.
-        found["notice"] = _one_line(f"only {len(counted)} launches were counted: {broken}")
-    return found
+        found["notice"] = _one_line(f"only {len(counted)} launches were counted: {broken[0]}")
+    return done, found
 
 
-def _shown(tool: str, ran: list[str], program: list[str]) -> str:
-    """Give the command without where on this machine the tools and the report are."""
-    options = ran[1 : ran.index(sys.executable)]
-    named = [option for option in options if not option.startswith(("--output=", "--export="))]
-    output = "--output=report" if tool == "nsys" else "--export=report"
-    return shlex.join([tool, *named, output, "python", *program])
-
-
-def kept(report: Report) -> Report:
+def kept(report: reports.Report) -> reports.Report:
     """Leave out of a report what is about the machine, and this user's and this host's names.
 
     Parameters
@@ -191,8 +166,6 @@ def kept(report: Report) -> Report:
     Report
         The same launches; of their metrics all but attributes of the device and lists of other metrics.
     """
-    from nsightkit.trace import ncu as reports
-
     units = {name: unit for name, unit in report.units.items() if not _NOT_KEPT.match(name)}
     metrics = [{name: value for name, value in row.items() if name in units} for row in report.metrics]
     launches = report.launches[list(reports.IDENTITY)].to_dict("records")
@@ -232,12 +205,6 @@ def steady(trace: Trace) -> Trace:
     NsightkitError
         The range is not there.
     """
-    import numpy as np
-
-    from nsightkit.trace.model import TABLES
-    from nsightkit.trace.model import Trace as Model
-    from nsightkit.trace.nesting import nesting
-
     ranges = trace.table("ranges", ["name", "start_ns", "end_ns"])
     around = ranges[ranges["name"] == STEADY]
     if len(around) != 1:
@@ -257,16 +224,13 @@ def steady(trace: Trace) -> Trace:
             rows.loc[nested, "parent"] = np.where(parent < 0, -1, nested[parent])
         frames[table] = rows.assign(start_ns=rows["start_ns"] + clock, end_ns=rows["end_ns"] + clock)
     window = (begin + clock, end + clock)
-    cut = Model.from_frames(frames, dataclasses.replace(trace.meta, window_ns=window))
+    cut = Trace.from_frames(frames, dataclasses.replace(trace.meta, window_ns=window))
     cut.meta.thread_names = cut.thread_names()
     return cut
 
 
-def _main(investigation: str, name: str, mode: str) -> None:
-    part = find(investigation, name)
-    steps = {name: part.counts(mode)[name] for name in ("warmup", "active")}
-    steady_steps(resolve(part.workload), prepared(mode), part.parameters(mode), **steps)
-
-
 if __name__ == "__main__":
-    _main(*sys.argv[1:])
+    _part, _mode = find(sys.argv[1], sys.argv[2]), sys.argv[3]
+    _counts = _part.counts(_mode)
+    _steps = {"warmup": _counts["warmup"], "active": _counts["active"]}
+    steady_steps(resolve(_part.workload), prepared(_mode), _part.parameters(_mode), **_steps)

@@ -18,7 +18,7 @@ from nsightkit.analysis.roofline import counters as analysis
 from nsightkit.capture import ncu as capture
 from nsightkit.capture import provenance
 from nsightkit.errors import TraceError
-from nsightkit.investigations import keys, profiled, recordings
+from nsightkit.investigations import keys, recordings, under_nsight
 from nsightkit.investigations import measurement as investigation
 from nsightkit.investigations import parts as investigations
 from nsightkit.trace import ncu as reports
@@ -48,7 +48,7 @@ def counted(**text: str) -> reports.Report:
         "breakdown:x": "a__b.avg",
         **text,
     }
-    around = (profiled.STEADY, "step", "add")
+    around = (under_nsight.STEADY, "step", "add")
     identities = [{"kernel": "add_kernel(float *)", "ranges": around}, {"kernel": "other", "ranges": around[:2]}]
     return reports.from_metrics("planted", identities, [values, values], dict.fromkeys(values, ""))
 
@@ -63,7 +63,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         folder = tmp_path / "tool"
         folder.mkdir(exist_ok=True)
         made = "" if report is None else reports.write(report, folder / "report").read_text()
-        listed = sections or "".join(f"{name}  Name  no  file\n" for name in profiled.SECTIONS)
+        listed = sections or "".join(f"{name}  Name  no  file\n" for name in under_nsight.SECTIONS)
         path = folder / "ncu"
         path.write_text(
             f"""#!/usr/bin/env python3
@@ -85,7 +85,6 @@ sys.exit({code})
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
         monkeypatch.setenv("NSIGHTKIT_NCU", str(path))
         ncu_tool.answer.cache_clear()
-        capture._query.cache_clear()
         return folder / "called.json"
 
     return make
@@ -96,16 +95,18 @@ def test_the_counters_of_the_steady_steps_are_kept(stand_in, tmp_path: Path, mon
     monkeypatch.setenv("PLANTED_TOKEN", "s3cr3t-value")
     called = stand_in(report=counted(profiler__note="on planted-host with s3cr3t-value"))
     (tmp_path / "made").mkdir()
-    found = profiled.capture(PART, "live", tmp_path / "made", timeout_s=60, environment=dict(os.environ))
+    found = under_nsight.capture(PART, "live", tmp_path / "made", timeout_s=60, environment=dict(os.environ))
     assert found.keys() == {"version", "command", "steps"}
     assert found["version"] == "2025.3.1.0"
     assert found["steps"] == PART.counts("live")["active"]
     arguments, environment = json.loads(called.read_text())
     assert "--nvtx" in arguments
-    assert f"--nvtx-include={profiled.STEADY}/" in arguments
+    assert f"--nvtx-include={under_nsight.STEADY}/" in arguments
     assert "--clock-control=none" in arguments
-    assert [a.removeprefix("--section=") for a in arguments if a.startswith("--section=")] == list(profiled.SECTIONS)
-    program = ["-m", "nsightkit.investigations.profiled", "limiters", "before", "live"]
+    assert [a.removeprefix("--section=") for a in arguments if a.startswith("--section=")] == list(
+        under_nsight.SECTIONS
+    )
+    program = ["-m", "nsightkit.investigations.under_nsight", "limiters", "before", "live"]
     assert arguments[-5:] == program
     assert environment["PLANTED_TOKEN"] == "s3cr3t-value"  # the program's own environment, which no file may keep
     assert found["command"].startswith("ncu --target-processes=all --clock-control=none --nvtx")
@@ -128,7 +129,7 @@ def test_what_is_about_the_launch_is_kept_as_it_is(shared_traces: Path) -> None:
     pytest.importorskip("ncu_report")
     for path in sorted(shared_traces.rglob("*.ncu-rep")):
         report = reports.read(path)
-        kept = profiled.kept(report)
+        kept = under_nsight.kept(report)
         assert kept.launches["kernel"].tolist() == report.launches["kernel"].tolist()
         assert kept.launches["ranges"].tolist() == report.launches["ranges"].tolist()
         for ours, theirs in zip(kept.metrics, report.metrics, strict=True):
@@ -141,7 +142,7 @@ def test_what_is_about_the_launch_is_kept_as_it_is(shared_traces: Path) -> None:
 
 def notice(folder: Path, mode: str = "live", part: investigations.Part = PART) -> str:
     folder.mkdir(exist_ok=True)
-    found = profiled.capture(part, mode, folder, timeout_s=60)
+    found = under_nsight.capture(part, mode, folder, timeout_s=60)
     assert found.keys() == {"notice"}
     assert not list(folder.iterdir())
     assert "\n" not in found["notice"]
@@ -167,15 +168,15 @@ def test_what_ncu_refuses_is_a_line_and_no_failure(stand_in, tmp_path: Path, log
 
 def test_a_program_that_fails_under_it_leaves_what_was_counted(stand_in, tmp_path: Path) -> None:
     stand_in(DONE + "==ERROR== The application returned an error code (3).\n", counted(), code=3)
-    found = profiled.capture(PART, "live", tmp_path, timeout_s=60)
+    found = under_nsight.capture(PART, "live", tmp_path, timeout_s=60)
     assert found["notice"] == "only 2 launches were counted: the program ended with exit code 3 under it"
     assert len(reports.read(tmp_path / "ncu.csv")) == 2
 
 
 def test_when_the_time_is_up_what_was_counted_is_kept(stand_in, tmp_path: Path) -> None:
     stand_in(report=counted(), hang=True)
-    found = profiled.capture(PART, "live", tmp_path, timeout_s=3)
-    assert found["notice"].startswith("only 2 launches were counted: the program was interrupted after 3 s")
+    found = under_nsight.capture(PART, "live", tmp_path, timeout_s=2)
+    assert found["notice"].startswith("only 2 launches were counted: the program was interrupted after 2 s")
     assert len(reports.read(tmp_path / "ncu.csv")) == 2
 
 
@@ -203,7 +204,7 @@ def test_a_real_ncu_without_a_gpu_is_a_line(real_ncu: Path, tmp_path: Path, monk
 
 def test_the_sections_hold_what_the_analysis_asks_for(real_ncu: Path) -> None:
     """By the sections' own list of metrics; those of the memory tables are groups, which only a run resolves."""
-    said = ncu_tool.answer(real_ncu, "--list-metrics", *(f"--section={name}" for name in profiled.SECTIONS))
+    said = ncu_tool.answer(real_ncu, "--list-metrics", *(f"--section={name}" for name in under_nsight.SECTIONS))
     asked = {m.name for m in ncu_metrics.METRICS if any(n in said for n in m.nvidia)}
     assert {"sm_pct", "memory_pct", "dram_pct", "tensor_pct", "fma_pct", "issue_pct", "occupancy_pct"} <= asked
     assert {f"stall_{stall.reason}" for stall in ncu_metrics.STALLS} <= asked
@@ -235,7 +236,7 @@ def recorded(where: Path, counters: Path | None, **changes: object) -> Path:
 
 
 def test_a_recording_brings_its_counters_through_the_same_analysis(no_gpu: Path, tmp_path: Path) -> None:
-    truth = profiled.kept(counted())
+    truth = under_nsight.kept(counted())
     made = reports.write(truth, tmp_path / "ncu.csv")
     place = recorded(no_gpu, made, ncu={"version": "2025.3.1.0", "command": "ncu --nvtx python", "steps": 2})
     assert {p.name for p in place.iterdir()} == {"provenance.json", "samples.parquet", "trace", "ncu.csv"}
@@ -278,7 +279,8 @@ def test_a_smoke_run_says_that_a_cpu_has_no_counters(monkeypatch: pytest.MonkeyP
 def test_the_key_covers_what_is_collected(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len({recordings.part_key(dataclasses.replace(PART, profiled=how)) for how in (None, "nsys", "ncu")}) == 3
     covered = keys.closure(PART.code)
-    assert {"nsightkit.investigations.profiled:steady_steps", "nsightkit.investigations.profiled:SECTIONS"} <= set(
-        covered
-    )
-    assert "nsightkit.investigations.profiled:capture" not in covered
+    assert {
+        "nsightkit.investigations.under_nsight:steady_steps",
+        "nsightkit.investigations.under_nsight:SECTIONS",
+    } <= set(covered)
+    assert "nsightkit.investigations.under_nsight:capture" not in covered

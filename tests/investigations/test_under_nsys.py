@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
+import shutil
 import socket
-import subprocess
 from pathlib import Path
 from typing import Self
 
@@ -18,9 +17,9 @@ import pytest
 import nsightkit
 from nsightkit.analysis.compare import two_tools
 from nsightkit.analysis.timeline import steps
-from nsightkit.capture import doctor, provenance
+from nsightkit.capture import provenance
 from nsightkit.errors import NsightkitError
-from nsightkit.investigations import keys, profiled, record, recordings
+from nsightkit.investigations import keys, record, recordings, under_nsight
 from nsightkit.investigations import measurement as investigation
 from nsightkit.investigations import parts as investigations
 from nsightkit.trace import chrome, nsys_tool
@@ -46,14 +45,20 @@ def program(folder: Path, script: str) -> Path:
 # -- with a real nsys ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.nsys
-def test_a_part_is_captured_by_both(nsys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def measured(nsys: Path) -> investigation.Measurement:
+    """A part, measured small on the CPU and captured with nsys."""
     pytest.importorskip("torch")
     pytest.importorskip("nvtx")
-    monkeypatch.setenv("NSIGHTKIT_NSYS", str(nsys))
-    monkeypatch.setenv("NSIGHTKIT_MODE", "smoke")
-    monkeypatch.setenv("PLANTED_TOKEN", "s3cr3t-value")
-    measured = nsightkit.investigations.measure("training-step", "before")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NSIGHTKIT_NSYS", str(nsys))
+        patch.setenv("NSIGHTKIT_MODE", "smoke")
+        patch.setenv("PLANTED_TOKEN", "s3cr3t-value")
+        return nsightkit.investigations.measure("training-step", "before")
+
+
+@pytest.mark.nsys
+def test_a_part_is_captured_by_both(measured: investigation.Measurement) -> None:
     assert measured.nsys_notice is None
     by_nsys = measured.nsys_trace
     assert by_nsys is not None
@@ -61,7 +66,7 @@ def test_a_part_is_captured_by_both(nsys: Path, monkeypatch: pytest.MonkeyPatch)
     names = by_nsys["ranges"]["name"].value_counts().to_dict()
     active = measured.provenance["counts"]["active"]
     assert names["step"] == names["forward"] == names["backward"] == names["optimizer"] == active
-    assert not {profiled.CAPTURED, profiled.STEADY} & set(names)
+    assert not {under_nsight.CAPTURED, under_nsight.STEADY} & set(names)
     # the same program: every range that PyTorch's profile has, as often, but those that PyTorch itself marks
     theirs = measured.trace["ranges"]["name"].value_counts().to_dict()
     assert {name: count for name, count in theirs.items() if "#" not in name} == names
@@ -78,29 +83,33 @@ def test_a_part_is_captured_by_both(nsys: Path, monkeypatch: pytest.MonkeyPatch)
     written = b"".join(p.read_bytes() for p in (measured.folder / "nsys").rglob("*") if p.is_file())
     assert b"s3cr3t-value" not in written
     assert len(by_nsys.meta.thread_names) <= by_nsys["ranges"]["thread"].nunique()
-    assert sorted(p.name for p in measured.folder.iterdir()) == ["nsys", "result.json", "trace.json.gz"]
+    assert sorted(p.name for p in measured.folder.iterdir()) == ["nsys", "trace.json.gz"]
     told = dict(provenance.rows(measured.provenance))["Under Nsight Systems, in another run"]
     assert told.startswith("nsys profile --trace=cuda,nvtx")
-    assert told.endswith("python -m nsightkit.investigations.profiled training-step before smoke")
+    assert told.endswith("python -m nsightkit.investigations.under_nsight training-step before smoke")
     assert str(Path.cwd()) not in told
     assert "Under Nsight Systems" in measured._repr_html_()
 
 
 @pytest.mark.nsys
-def test_a_dry_run_of_the_recorder_keeps_it(nsys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("torch")
-    pytest.importorskip("nvtx")
-    monkeypatch.setenv("NSIGHTKIT_NSYS", str(nsys))
+def test_a_dry_run_of_the_recorder_keeps_it(
+    measured: investigation.Measurement, nsys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def again(part: object, mode: str, folder: Path, *, kind: str, **_: object) -> tuple[dict, dict]:
+        shutil.copytree(measured.folder, folder, dirs_exist_ok=True)
+        return {"step_ns": measured.values("step_ns").tolist()}, measured.provenance | {"kind": kind}
+
+    monkeypatch.setattr(record, "run_child", again)
     monkeypatch.setenv("PLANTED_TOKEN", "s3cr3t-value")
-    (row,) = record.record(["training-step/after"], out=tmp_path, dry_run=True)
+    (row,) = record.record(["training-step/before"], out=tmp_path, dry_run=True)
     assert row["status"] == "recorded", row
-    place = tmp_path / "training-step" / "no-gpu" / "after"
+    place = tmp_path / "training-step" / "no-gpu" / "before"
     assert sorted(p.name for p in place.iterdir()) == ["nsys", "provenance.json", "samples.parquet", "trace"]
     told = json.loads((place / "provenance.json").read_text())
     assert told["nsys"].keys() == {"version", "command", "steps"}
     assert told["nsys"]["version"] == ".".join(map(str, nsys_tool.version(nsys)))
     by_nsys = nsightkit.load(place / "nsys")
-    assert by_nsys["ranges"]["name"].tolist().count("sdpa") > 0
+    assert by_nsys["ranges"]["name"].tolist().count("qkv_projections") > 0
     size = sum(p.stat().st_size for p in (place / "nsys").iterdir())
     assert size < 100_000
     for path in place.rglob("*"):
@@ -123,7 +132,7 @@ def _texts(path: Path) -> str:
 
 
 def noticed(part: investigations.Part, folder: Path) -> str:
-    found = profiled.capture(part, "smoke", folder, timeout_s=60)
+    found = under_nsight.capture(part, "smoke", folder, timeout_s=60)
     assert found.keys() == {"notice"}
     assert not list(folder.glob("profiled*"))
     assert not (folder / "nsys").exists()
@@ -155,18 +164,6 @@ def test_a_failing_nsys_is_a_line_and_no_failure(
     assert str(tmp_path) not in notice
 
 
-def test_a_part_that_does_not_ask_is_not_captured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def measured(job: str, *_: object) -> subprocess.CompletedProcess[str]:
-        (tmp_path / "result.json").write_text('{"samples": {}, "provenance": {}}')
-        return subprocess.CompletedProcess([], 0, "", "")
-
-    monkeypatch.setattr(investigation, "_run_job", measured)
-    monkeypatch.setattr(profiled, "capture", lambda *_, **__: {"notice": "captured"})
-    how = {"kind": "smoke", "command": "", "timeout_s": 1}
-    assert investigation.run_child(PLAIN, "smoke", tmp_path, **how) == ({}, {})
-    assert investigation.run_child(PART, "smoke", tmp_path, **how) == ({}, {"nsys": {"notice": "captured"}})
-
-
 # -- cut to the steady steps ---------------------------------------------------------------------------------------
 
 
@@ -174,11 +171,11 @@ def captured(folder: Path) -> tuple[Trace, dict]:
     """A planted capture: two steps nsys settles in, then three that count."""
     out, process, main = planted.Export(), planted.Export.process(1), planted.Export.thread(1, 1)
     now = 1_000_000
-    begins = {profiled.CAPTURED: now, profiled.STEADY: 0}
+    begins = {under_nsight.CAPTURED: now, under_nsight.STEADY: 0}
     kernels = 0
     for number in range(5):
         if number == 2:
-            begins[profiled.STEADY] = now + 10
+            begins[under_nsight.STEADY] = now + 10
         start = now + 100
         call = out.call("cudaLaunchKernel", main, start + 200, start + 300)
         out.kernel("gemm", start + 400, start + 900 + number, call, process)
@@ -189,13 +186,13 @@ def captured(folder: Path) -> tuple[Trace, dict]:
     for name, begin in begins.items():
         out.range(name, main, begin, now + 50)
     trace = nsightkit.load(out.write(folder / "planted.sqlite"))
-    return trace, {"kernel_ns": kernels, "begin": begins[profiled.STEADY], "end": now + 50}
+    return trace, {"kernel_ns": kernels, "begin": begins[under_nsight.STEADY], "end": now + 50}
 
 
 def test_only_steady_steps_are_kept(tmp_path: Path) -> None:
     trace, truth = captured(tmp_path)
     trace.meta.thread_names = {(1 << 24) | 1: "python", (9 << 24) | 9: "somebody else's"}
-    cut = profiled.steady(trace)
+    cut = under_nsight.steady(trace)
     assert cut["ranges"]["name"].astype(str).value_counts().to_dict() == {"step": 3, "forward": 3}
     assert cut.size("kernels") == cut.size("calls") == 3
     assert int(cut.table("kernels", ["duration_ns"])["duration_ns"].sum()) == truth["kernel_ns"]
@@ -217,7 +214,7 @@ def test_only_steady_steps_are_kept(tmp_path: Path) -> None:
 def test_a_capture_without_its_range_is_none(tmp_path: Path) -> None:
     planted.training(tmp_path / "other.sqlite", steps=2)
     with pytest.raises(NsightkitError, match="recorded 0 ranges"):
-        profiled.steady(nsightkit.load(tmp_path / "other.sqlite"))
+        under_nsight.steady(nsightkit.load(tmp_path / "other.sqlite"))
 
 
 def test_the_repeated_steps_lie_in_their_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,9 +240,9 @@ def test_the_repeated_steps_lie_in_their_ranges(monkeypatch: pytest.MonkeyPatch)
         def __exit__(self, *_: object) -> None:
             done.append(f"-{self.name}")
 
-    monkeypatch.setattr(profiled, "phase", Phase)
-    profiled.steady_steps(lambda device, **_: Work(), "cpu", {}, warmup=1, active=2)
-    around, kept = profiled.CAPTURED, profiled.STEADY
+    monkeypatch.setattr(under_nsight, "phase", Phase)
+    under_nsight.steady_steps(lambda device, **_: Work(), "cpu", {}, warmup=1, active=2)
+    around, kept = under_nsight.CAPTURED, under_nsight.STEADY
     assert done == [
         "step", f"+{around}", "step", "step", f"+{kept}", "step", "step", f"-{kept}", f"-{around}", "closed"
     ]  # fmt: skip
@@ -309,68 +306,6 @@ def test_the_key_covers_what_runs_under_nsys() -> None:
     assert recordings.part_key(PART) != recordings.part_key(dataclasses.replace(PART, profiled=None))
     covered = keys.closure(PART.code)
     assert {
-        f"nsightkit.investigations.profiled:{name}" for name in ("steady_steps", "_drain", "CAPTURED", "_SETTLING")
+        f"nsightkit.investigations.under_nsight:{name}" for name in ("steady_steps", "_drain", "CAPTURED", "_SETTLING")
     } <= set(covered)
-    assert "nsightkit.investigations.profiled:_main" not in covered
-
-
-# -- the nsys inside Nsight Compute --------------------------------------------------------------------------------
-
-
-def test_the_copy_in_nsight_compute_is_found_beside_ncu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = tmp_path / "nsight-compute" / "2025.3.1"
-    for name in ("target/linux-desktop/ncu", "host/target-linux-x64/nsys", "host/linux-desktop-x64/QdstrmImporter"):
-        (root / name).parent.mkdir(parents=True)
-        (root / name).write_text("#!/bin/sh\n")
-        (root / name).chmod(0o755)
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "ncu").symlink_to(root / "target/linux-desktop/ncu")
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    monkeypatch.delenv("NSIGHTKIT_NSYS", raising=False)
-    monkeypatch.setattr(nsys_tool, "_FOLDERS", ())
-    found = nsys_tool.find()
-    assert found == root / "host/target-linux-x64/nsys"
-    assert profiled.nsys.importer(found) == root / "host/linux-desktop-x64/QdstrmImporter"
-
-
-def test_libraries_that_are_named_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
-    monkeypatch.delenv(nsys_tool.LIBRARIES, raising=False)
-    assert nsys_tool.environment() == dict(os.environ)
-    monkeypatch.setenv("LD_LIBRARY_PATH", "/present")
-    assert nsys_tool.environment(None, tmp_path)["LD_LIBRARY_PATH"] == f"{tmp_path}{os.pathsep}/present"
-    monkeypatch.setenv(nsys_tool.LIBRARIES, "/named")
-    assert nsys_tool.environment({"A": "b"}, tmp_path) == {"A": "b", "LD_LIBRARY_PATH": f"/named{os.pathsep}{tmp_path}"}
-
-
-def test_a_capture_left_unimported_is_imported_with_the_named_libraries(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As the copy in Nsight Compute leaves it where libdw is missing: a .qdstrm, no report, exit code 0."""
-    root = tmp_path / "compute" / "host"
-    for folder in ("target-linux-x64", "linux-desktop-x64"):
-        (root / folder).mkdir(parents=True)
-    writes = 'for a; do case "$a" in --output=*) echo raw > "${a#--output=}.qdstrm";; esac; done'
-    monkeypatch.setenv("NSIGHTKIT_NSYS", str(program(root / "target-linux-x64", writes)))
-    importer = root / "linux-desktop-x64" / "QdstrmImporter"
-    importer.write_text(
-        '#!/bin/sh\n[ -f "${LD_LIBRARY_PATH%%:*}/libdw.so.1" ] || { echo libdw.so.1 not found; exit 1; }\n'
-        'cp "$2" "$4"\n'
-    )
-    importer.chmod(0o755)
-    monkeypatch.delenv(nsys_tool.LIBRARIES, raising=False)
-    with pytest.raises(NsightkitError, match=r"libdw\.so\.1 not found.*NSIGHTKIT_NSYS_LIBRARIES"):
-        profiled.nsys.profile(["true"], tmp_path / "a", trace=("nvtx",), export=False, show=False)
-    (tmp_path / "libraries").mkdir()
-    (tmp_path / "libraries" / "libdw.so.1").touch()
-    (tmp_path / "ldd").write_text(
-        '#!/bin/sh\n[ -f "${LD_LIBRARY_PATH%%:*}/libdw.so.1" ] || echo "libdw.so.1 => not found"\n'
-    )
-    (tmp_path / "ldd").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert doctor._importer()[0] == "missing"
-    monkeypatch.setenv(nsys_tool.LIBRARIES, str(tmp_path / "libraries"))
-    assert doctor._importer()[0] == "ok"
-    done = profiled.nsys.profile(["true"], tmp_path / "b", trace=("nvtx",), export=False, show=False)
-    assert done.report.read_text() == "raw\n"
-    assert [p.name for p in tmp_path.glob("b*")] == ["b.nsys-rep"]
+    assert "nsightkit.investigations.under_nsight:capture" not in covered

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 from nsightkit.capture import timing  # noqa: E402
 from nsightkit.investigations import parts as investigations  # noqa: E402
-from nsightkit.investigations import recordings, sweeping  # noqa: E402
+from nsightkit.investigations import recordings, sweep_column  # noqa: E402
 from nsightkit.investigations.pages import sweep as analysis  # noqa: E402
 from nsightkit.trace import load  # noqa: E402
 from nsightkit.workloads import attention  # noqa: E402
@@ -21,16 +22,26 @@ from nsightkit.workloads import attention_samples as vocabulary  # noqa: E402
 
 COUNTS = {"warmup": 1, "repetitions": 4, "active": 1}
 MIB = 2**20
-#: One matrix of scores has 4 MiB at 512: two of them fit with what is around, three do not. No cell is left out for its
+#: One matrix of scores has 1 MiB at 256: two of them fit with what is around, three do not. No cell is left out for its
 #: time, however busy the machine.
+LIMIT = 5 * MIB // 2
 SMALL = {
-    "batch": 4, "d_model": [16], "context": [16, 256, 512, 1024, 2048], "limit_bytes": 10 * MIB, "cell_s": 1e-3,
+    "batch": 4, "d_model": [16], "context": [16, 128, 256, 512, 1024], "limit_bytes": LIMIT, "cell_s": 1e-3,
     "budget_s": 1e6,
 }  # fmt: skip
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """As a smoke run has it: threads that spin beside other work cost more than they bring."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def swept(tmp_path: Path, workload: Any = attention.start, **changes: Any) -> dict[str, list[float]]:
-    samples, _ = sweeping.swept(workload, "cpu", SMALL | changes, COUNTS, tmp_path)
+    samples, _ = sweep_column.swept(workload, "cpu", SMALL | changes, COUNTS, tmp_path)
     return samples
 
 
@@ -41,43 +52,38 @@ def table(samples: dict[str, list[float]]) -> Any:
 def test_memory_runs_out_in_each_direction_by_itself(tmp_path: Path) -> None:
     found = table(swept(tmp_path))
     assert {
-        where[1:]: row.status for where, row in found.iterrows() if where[1] >= 512
+        where[1:]: row.status for where, row in found.iterrows() if where[1] >= 256
     } == {
-        (512, "forward"): "ok", (512, "backward"): "oom",
-        (1024, "forward"): "oom", (1024, "backward"): "skipped",
-        (2048, "forward"): "skipped", (2048, "backward"): "skipped",
+        (256, "forward"): "ok", (256, "backward"): "oom",
+        (512, "forward"): "oom", (512, "backward"): "skipped",
+        (1024, "forward"): "skipped", (1024, "backward"): "skipped",
     }  # fmt: skip
-    scores = 4 * 512 * 512 * 4
-    assert found.loc[(16, 512, "backward"), "requested_bytes"] == scores
-    assert found.loc[(16, 512, "forward"), "median_ns"] > 0
-    # Memory before the backward pass is that of the pass that failed.
-    assert found.loc[(16, 512, "backward"), "memory_before_bytes"] > scores
-    assert math.isnan(found.loc[(16, 512, "backward"), "median_ns"])
-    assert found.loc[(16, 1024, "forward"), "requested_bytes"] == 4 * scores
+    scores = 4 * 256 * 256 * 4
+    assert found.loc[(16, 256, "backward"), "requested_bytes"] == scores
+    assert found.loc[(16, 256, "forward"), "median_ns"] > 0
+    # Memory before the backward pass is that of the forward pass.
+    assert found.loc[(16, 256, "backward"), "memory_before_bytes"] > scores
+    assert math.isnan(found.loc[(16, 256, "backward"), "median_ns"])
+    assert found.loc[(16, 512, "forward"), "requested_bytes"] == 4 * scores
     reasons = found["reason"]
-    assert reasons[16, 512, "backward"] == "out of memory"
-    assert reasons[16, 1024, "backward"] == vocabulary.NO_FORWARD
-    assert reasons[16, 2048, "forward"] == "cannot fit: forward already ran out of memory at context 1024"
-    assert reasons[16, 256, "forward"] == ""
+    assert reasons[16, 256, "backward"] == "out of memory"
+    assert reasons[16, 512, "backward"] == vocabulary.NO_FORWARD
+    assert reasons[16, 1024, "forward"] == "cannot fit: forward already ran out of memory at context 512"
+    assert reasons[16, 128, "forward"] == ""
 
 
 def test_the_inputs_alone_can_be_too_much(tmp_path: Path) -> None:
-    found = table(swept(tmp_path, context=[2048], limit_bytes=MIB, implementation="flash"))
+    found = table(swept(tmp_path, context=[1024], limit_bytes=MIB // 2, implementation="flash"))
     assert found["status"].tolist() == ["oom", "skipped"]
 
 
 @pytest.mark.parametrize("implementation", ["naive", "math", "flash"])
-@pytest.mark.parametrize("cell", [(32, 64), (32, 512), (48, 256)])
-def test_a_cell_alone_equals_the_one_after_others(tmp_path: Path, implementation: str, cell: tuple[int, int]) -> None:
-    # Width 16 runs out of memory in both directions before these are reached.
-    options = {"implementation": implementation, "d_model": [16, 32, 48]}
-    among = table(swept(tmp_path, **options))
-    alone = table(swept(tmp_path, implementation=implementation, d_model=[cell[0]], context=[cell[1]]))
-    columns = [name for name in alone if name.endswith("_bytes") or name == "status"]
-    if cell[1] in SMALL["context"]:
-        assert among.loc[alone.index, columns].equals(alone[columns])
-    else:
-        among = table(swept(tmp_path, **options | {"context": [16, cell[1], 1024]}))
+def test_a_cell_alone_equals_the_one_after_others(tmp_path: Path, implementation: str) -> None:
+    # Width 16 runs out of memory in both directions before these are reached, where scores are written out.
+    among = table(swept(tmp_path, implementation=implementation, d_model=[16, 32, 48], context=[16, 64, 128, 256, 512]))
+    columns = [name for name in among if name.endswith("_bytes") or name == "status"]
+    for d, context in ((32, 64), (32, 256), (48, 128)):
+        alone = table(swept(tmp_path, implementation=implementation, d_model=[d], context=[context]))
         assert among.loc[alone.index, columns].equals(alone[columns])
 
 
@@ -160,24 +166,24 @@ def test_time_is_a_budget(tmp_path: Path) -> None:
 
 
 def test_samples_are_of_single_passes(tmp_path: Path) -> None:
-    samples = swept(tmp_path, context=[16, 256])
+    samples = swept(tmp_path, context=[16, 128])
     for way in ("forward", "backward"):
-        values = samples[vocabulary.metric(f"{way}_ns", "naive-fp32", 16, 256)]
+        values = samples[vocabulary.metric(f"{way}_ns", "naive-fp32", 16, 128)]
         assert 3 <= len(values) <= COUNTS["repetitions"]
         assert all(value > 0 for value in values)
-    assert samples["limit_bytes naive-fp32"] == [10 * MIB]
+    assert samples["limit_bytes naive-fp32"] == [LIMIT]
 
 
 @pytest.mark.parametrize(
     ("implementation", "backend"), [("naive", "written out"), ("math", "written out"), ("flash", "flash")]
 )
 def test_the_backend_is_read_from_the_profile(tmp_path: Path, implementation: str, backend: str) -> None:
-    swept(tmp_path, implementation=implementation, traced=[16, 512])
+    swept(tmp_path, implementation=implementation, traced=[16, 256])
     found = analysis.backends(load(tmp_path / "trace.json.gz", cache=False))
     cells = set(found[["context", "direction"]].itertuples(index=False, name=None))
-    # At 512 the naive backward pass ran out of memory, so it is not profiled.
+    # At 256 the naive backward pass ran out of memory, so it is not profiled.
     assert cells >= {(16, "forward"), (16, "backward")}
-    assert ((512, "backward") in cells) == (implementation == "flash")
+    assert ((256, "backward") in cells) == (implementation == "flash")
     assert set(found["backend"]) == {backend}
     assert found["evidence"].str.contains("aten::|Backward").all()
 
@@ -194,11 +200,11 @@ def test_preparation_is_not_timed() -> None:
 
 
 def test_every_registered_column_can_be_made() -> None:
-    names = {field.name for field in sweeping.dataclasses.fields(sweeping.SweepConfig)}
+    names = {field.name for field in sweep_column.dataclasses.fields(sweep_column.SweepConfig)}
     for name, part in investigations.INVESTIGATIONS["attention-sweep"].items():
         for mode in ("live", "smoke"):
             given = part.parameters(mode)
-            sweeping.SweepConfig(**{key: value for key, value in given.items() if key in names})
+            sweep_column.SweepConfig(**{key: value for key, value in given.items() if key in names})
             config = attention.AttentionConfig(**{key: value for key, value in given.items() if key not in names})
             assert f"{config.implementation}-{config.precision}" == name
 
@@ -234,7 +240,7 @@ def test_compiled_code_is_made_once_a_cell(tmp_path: Path) -> None:
         return graph.forward
 
     samples = swept(
-        tmp_path, implementation="naive-compiled", compiler=compiler, context=[16, 32, 64], limit_bytes=None, traced=[]
+        tmp_path, implementation="naive-compiled", compiler=compiler, context=[16, 32], limit_bytes=None, traced=[]
     )
     assert set(table(samples)["status"]) == {"ok"}
-    assert len(made) == 3
+    assert len(made) == 2

@@ -1,6 +1,6 @@
 """The child process of the benchmark: measures one cell and writes what it found.
 
-Run as ``python -m nsightkit.capture._bench_child JOB``; `JOB` is JSON, and so is the result.
+Run as ``python -m nsightkit.capture.bench_child JOB``; `JOB` is JSON, and so is the result.
 """
 
 from __future__ import annotations
@@ -11,65 +11,78 @@ import json
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from nsightkit.capture import memory
 from nsightkit.capture.out_of_memory import is_out_of_memory, requested_bytes
 from nsightkit.capture.provenance import collect
 from nsightkit.capture.timing import time_calls
 from nsightkit.workloads import lm
 from nsightkit.workloads.phases import phase
 
-__all__: list[str] = []
+__all__ = ["main"]
 
 
-def _main(job: dict[str, Any]) -> None:
-    device = job["device"]
+def main(
+    device: str, parameters: Mapping[str, Any], *, warmup: int, steps: int, nvtx: bool, memory_cap_bytes: int | None,
+    provenance: bool, result: str,
+) -> None:  # fmt: skip
+    """Measure a cell and write what was found to the file `result`.
+
+    Parameters
+    ----------
+    device : str
+    parameters : mapping
+        Fields of :class:`nsightkit.workloads.lm.LMConfig`.
+    warmup, steps : int
+    nvtx : bool
+        Mark the timed steps.
+    memory_cap_bytes : int or None
+    provenance : bool
+        Also say on what it was measured.
+    result : str
+    """
     cuda = device.startswith("cuda")
     if not cuda:
         # As elsewhere on a CPU: idle threads that spin, beside other work, make a step ten times longer.
         torch.set_num_threads(1)
     begun = time.perf_counter()
     found: dict[str, Any] = {"gpu": torch.cuda.get_device_name(device) if cuda else None}
-    if cuda and job["parameters"]["precision"] == "tf32" and torch.cuda.get_device_capability(device) < (8, 0):
+    if cuda and parameters["precision"] == "tf32" and torch.cuda.get_device_capability(device) < (8, 0):
         found |= {"status": "unsupported", "detail": "this GPU has no TF32"}
     else:
-        with _cap(job["memory_cap_bytes"], device):
-            found |= _measure(job, device)
+        with _cap(memory_cap_bytes, device):
+            found |= _measure(device, parameters, warmup, steps, nvtx)
     if cuda:
         found |= {
             "peak_allocated_bytes": torch.cuda.max_memory_allocated(device),
             "peak_reserved_bytes": torch.cuda.max_memory_reserved(device),
         }
-    if job["provenance"]:
+    if provenance:
         duration = round(time.perf_counter() - begun, 3)
         found["provenance"] = collect(device=device, kind="measured" if cuda else "smoke", duration_s=duration)
-    Path(job["result"]).write_text(json.dumps(found), encoding="utf-8")
+    Path(result).write_text(json.dumps(found), encoding="utf-8")
 
 
-def _measure(job: dict[str, Any], device: str) -> dict[str, Any]:
+def _measure(device: str, parameters: Mapping[str, Any], warmup: int, steps: int, nvtx: bool) -> dict[str, Any]:
     """Time the steps; when memory runs out, say where."""
     running: lm.Run | None = None
     try:
-        running = lm.start(device, **job["parameters"])
-        return {"status": "ok", **_timed(running, device, job["warmup"], job["steps"], job["nvtx"])}
+        running = lm.start(device, **parameters)
+        return {"status": "ok", **_timed(running, device, warmup, steps, nvtx)}
     except (RuntimeError, MemoryError) as error:
-        text = str(error)
         if not is_out_of_memory(error):
             raise
-        where = "setup" if running is None else running.doing
+        text, where = str(error), "setup" if running is None else running.doing
     # Outside the handler: until it ends the traceback holds every frame's tensors.
     running = None
     gc.collect()
-    return {
-        "status": "oom",
-        "where": where,
-        "requested_bytes": requested_bytes(text),
-        "detail": " ".join(text.split())[:300],
-    }
+    detail = " ".join(text.split())[:300]
+    return {"status": "oom", "where": where, "requested_bytes": requested_bytes(text), "detail": detail}
 
 
 def _timed(running: lm.Run, device: str, warmup: int, steps: int, nvtx: bool) -> dict[str, Any]:
@@ -94,10 +107,8 @@ def _cap(limit_bytes: int | None, device: str) -> Iterator[None]:
     if limit_bytes is None:
         yield
     elif device.startswith("cuda"):
-        total = torch.cuda.get_device_properties(torch.device(device)).total_memory
-        number = torch.device(device).index or 0  # unlike the other functions this one refuses a bare "cuda"
-        torch.cuda.set_per_process_memory_fraction(min(limit_bytes / total, 1.0), number)
-        yield
+        with memory.limited(limit_bytes, device):
+            yield
     else:
         import resource
 
@@ -116,4 +127,4 @@ def _cap(limit_bytes: int | None, device: str) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    _main(json.loads(sys.argv[1]))
+    main(**json.loads(sys.argv[1]))

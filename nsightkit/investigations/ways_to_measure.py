@@ -3,7 +3,8 @@
 All take ``(workload, device, parameters, counts, folder)``: ``start`` of a module in :mod:`nsightkit.workloads`, the
 device, the workload's parameters, the numbers of steps (:meth:`nsightkit.investigations.parts.Part.counts`) and the
 folder that gets the profile, ``trace.json.gz``. All give raw samples by metric, whose name holds its unit, and the
-sizes and switches of the workload, its defaults included. :func:`nsightkit.investigations.sweeping.swept` is one more.
+sizes and switches of the workload, its defaults included. One more is
+:func:`nsightkit.investigations.sweep_column.swept`.
 
 A recording is valid for exactly this code (:mod:`nsightkit.investigations.keys`): what does not decide the
 figures, such as provenance, is elsewhere.
@@ -52,7 +53,7 @@ def timed(
 def observed(
     workload: Any, device: str, parameters: Mapping[str, Any], counts: Mapping[str, int], folder: Path
 ) -> tuple[_Samples, dict[str, Any]]:
-    """Time and profile a few steps, then ask the workload what it observed: it has ``observed()``, too.
+    """Time and profile a few steps, then ask the workload what it observed, with ``observed()``.
 
     With ``counts["shapes"]`` the profile keeps what operators are given; ``counts["utilization"]`` as for
     :func:`timed`, for 2.5 s.
@@ -130,7 +131,6 @@ def _recorded(
 def _on_gpu(snapshot: Path, limit_bytes: int | None) -> Iterator[Callable[[], Mapping[str, float]]]:
     """Record the caching allocator's history, and let it have no more than the limit."""
     torch.cuda.init()  # type: ignore[no-untyped-call]
-    _, total = torch.cuda.mem_get_info()
 
     def count() -> Mapping[str, float]:
         # The device's own account is only right when all that was asked of it is done.
@@ -144,14 +144,9 @@ def _on_gpu(snapshot: Path, limit_bytes: int | None) -> Iterator[Callable[[], Ma
             "context_bytes": whole - free - reserved,
         }
 
-    if limit_bytes is not None:
-        torch.cuda.set_per_process_memory_fraction(min(limit_bytes / total, 1.0))
-    try:
-        # Stacks of what ends an allocation would double the file and say nothing here.
-        with memory.recording(snapshot, max_entries=_EVENTS, context="alloc"):
-            yield count
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
+    # Stacks of what ends an allocation would double the file and say nothing here.
+    with memory.limited(limit_bytes), memory.recording(snapshot, max_entries=_EVENTS, context="alloc"):
+        yield count
 
 
 @contextlib.contextmanager

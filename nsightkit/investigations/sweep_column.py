@@ -1,7 +1,7 @@
 """The measuring function of a sweep's column: one implementation in one precision, at every size, in one process.
 
 A recording of such a part is valid for exactly this code, as one of any other part is for
-``nsightkit.investigations.measuring``. What the samples are called and what their codes mean is
+``nsightkit.investigations.ways_to_measure``. What the samples are called and what their codes mean is
 :mod:`nsightkit.workloads.attention_samples`.
 
 Every cell begins as in a fresh process: references dropped, compiled code forgotten, cached memory and the libraries'
@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import itertools
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -80,24 +81,21 @@ class SweepConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Look:
-    """What one pass showed: memory by metric, seconds, and the direction in which it failed, if it did."""
+class _Failure:
+    """Why a direction could not be run, and the bytes that could not be allocated, where it is known."""
 
-    found: dict[str, float]
-    pass_s: float
-    first_s: float
-    failed: str | None = None
-    status: str = "ok"
-    reason: str = ""
-    requested: int | None = None
+    direction: str
+    status: str
+    reason: str
+    requested_bytes: int | None = None
 
 
-def _failed(direction: str, error: Exception) -> _Look:
+def _failure(direction: str, error: Exception) -> _Failure:
     """Say what became of a direction; an error that is neither of memory nor of a missing kernel goes on."""
     if is_out_of_memory(error):
-        return _Look({}, 0.0, 0.0, direction, "oom", RAN_OUT, requested_bytes(str(error)))
+        return _Failure(direction, "oom", RAN_OUT, requested_bytes(str(error)))
     if _NO_KERNEL.search(str(error)):
-        return _Look({}, 0.0, 0.0, direction, "unsupported", REFUSED)
+        return _Failure(direction, "unsupported", REFUSED)
     raise error
 
 
@@ -150,6 +148,8 @@ class _Column:
     def __init__(self, work: Any, device: str, config: SweepConfig, counts: Mapping[str, int]) -> None:
         self._work, self._device, self._config, self._counts = work, device, config, counts
         self._gpu = device.startswith("cuda")
+        #: What the column that is being measured is called.
+        self._name = work.column
         self.samples: dict[str, list[float]] = {}
         #: Cells whose forward pass fits, and whether the backward pass does.
         self.fitting: list[tuple[_Cell, bool]] = []
@@ -163,26 +163,23 @@ class _Column:
                 torch.zeros(1)
         gc.freeze()  # what is loaded stays: to go through it before every cell would take longer than the cells
         end = time.perf_counter() + self._config.budget_s
-        limit = self._limit()
-        if limit is not None:
-            self._keep("limit_bytes", (), [float(limit)])
-        self._sizes()
+        sizes = {name: float(self._work.parameters[name]) for name in _OF_COLUMN}
+        self._keep((), limit_bytes=self._limit(), **sizes)
         for d in self._config.d_model:
             refusal = self._work.refusal(d)
             if refusal is None:
                 self._width(d, end)
             else:
-                self._unsupported(d, refusal)
+                self._unsupported([d], refusal)
         self._clean()
         for precision in self._config.impossible:
-            column = f"{self._work.parameters['implementation']}-{precision}"
-            self._sizes(column)
-            for d in self._config.d_model:
-                self._unsupported(d, SIXTEEN_BITS, column)
+            self._name = f"{self._work.parameters['implementation']}-{precision}"
+            self._keep((), **sizes)
+            self._unsupported(self._config.d_model, SIXTEEN_BITS)
 
-    def _unsupported(self, d: int, reason: str, column: str | None = None) -> None:
-        for context in self._config.context:
-            self._say((d, context), DIRECTIONS, "unsupported", reason, column=column)
+    def _unsupported(self, widths: Sequence[int], reason: str) -> None:
+        for cell in itertools.product(widths, self._config.context):
+            self._say(cell, DIRECTIONS, "unsupported", reason)
 
     def _width(self, d: int, end: float) -> None:
         """All contexts of one width, until neither direction fits any more."""
@@ -199,43 +196,42 @@ class _Column:
                 (took, fixed), before = self._cell((d, context)), context
 
     def _cell(self, cell: _Cell) -> tuple[float, float]:
-        """Measure one cell; gives the seconds that a pass both ways took, and those that the first took longer."""
+        """Measure one cell; gives the seconds that a pass took, and those that the first took longer."""
         self._work.forget_compiled()
         ways = DIRECTIONS[: 1 if "backward" in self._stopped else 2]
-        look = self._look(cell, ways)
-        if look.failed == "backward" and "before_backward_bytes" not in look.found:
-            # It failed before memory was watched: the forward pass can still be looked at by itself.
-            alone = self._look(cell, DIRECTIONS[:1])
-            look = alone if alone.failed else dataclasses.replace(look, found=alone.found, pass_s=alone.pass_s)
-        # Nothing of a failed pass is left: its error, which held every frame's tensors, is gone.
-        for name, value in look.found.items():
-            self._keep(name, cell, [value])
-        if look.failed is not None:
-            self._fail(look, cell)
-        elif len(ways) == 1:
+        if len(ways) == 1:
             self._say(cell, ["backward"], "skipped", BACKWARD_CANNOT_FIT, self._stopped["backward"])
-        if look.failed != "forward":
-            self._time(cell, look, ways if look.failed is None else DIRECTIONS[:1])
-        return look.pass_s, look.first_s
+        found: dict[str, float] = {}
+        took = self._look(cell, ways, found)
+        while isinstance(took, _Failure):
+            # Nothing of a failed pass is left: its error, which held every frame's tensors, is gone.
+            self._fail(cell, took)
+            ways = ways[: ways.index(took.direction)]
+            took = self._look(cell, ways, found) if ways else (0.0, 0.0)
+        self._keep(cell, **found)
+        if ways:
+            self._time(cell, took[0], ways)
+        return took
 
-    def _fail(self, look: _Look, cell: _Cell) -> None:
+    def _fail(self, cell: _Cell, failure: _Failure) -> None:
         """Keep that a direction failed, and what follows from it."""
-        assert look.failed is not None
-        self._say(cell, [look.failed], look.status, look.reason)
-        if look.status == "oom":
-            self._stopped[look.failed] = cell[1]
-        if look.requested is not None:
-            self._keep(f"{look.failed}_requested_bytes", cell, [look.requested])
-        if look.failed == "forward":
-            status, reason = ("skipped", NO_FORWARD) if look.status == "oom" else (look.status, look.reason)
+        way, status, reason = failure.direction, failure.status, failure.reason
+        self._say(cell, [way], status, reason)
+        self._keep(cell, **{f"{way}_requested_bytes": failure.requested_bytes})
+        if status == "oom":
+            self._stopped[way] = cell[1]
+            status, reason = "skipped", NO_FORWARD
+        if way == "forward":
             self._say(cell, ["backward"], status, reason)
 
-    def _look(self, place: _Cell, ways: Sequence[str]) -> _Look:
-        """Run a pass with an eye on memory, on a device that is as before the first cell."""
+    def _look(self, place: _Cell, ways: Sequence[str], found: dict[str, float]) -> tuple[float, float] | _Failure:
+        """Run a pass with an eye on memory, on a device that is as before the first cell.
+
+        What memory shows goes into `found`. Gives the seconds that the pass took, and those that the first took longer.
+        """
         self._clean()
-        found: dict[str, float] = {}
         way = "forward"
-        begin = start = time.perf_counter()
+        begin = time.perf_counter()
         try:
             cell = self._work.cell(*place)
             # Once before: code is loaded and compiled, and libraries allocate what they keep.
@@ -259,11 +255,9 @@ class _Column:
                     found[f"{way}_reserved_bytes"] = memory.peak_reserved_bytes
             self._wait()
             pass_s = time.perf_counter() - start
-            return _Look(found, pass_s, max(start - begin - pass_s, 0.0))
+            return pass_s, max(start - begin - pass_s, 0.0)
         except (RuntimeError, MemoryError) as error:
-            failed = _failed(way, error)
-        found = {name: value for name, value in found.items() if not name.startswith(way)}
-        return dataclasses.replace(failed, found=found, pass_s=time.perf_counter() - start)
+            return _failure(way, error)
 
     @contextlib.contextmanager
     def _watching(self, cell: Any, found: dict[str, float]) -> Iterator[Allocator | TensorMemory]:
@@ -282,25 +276,26 @@ class _Column:
             found["idle_bytes"] = tensors.allocated_bytes
             yield tensors
 
-    def _time(self, cell: _Cell, look: _Look, ways: Sequence[str]) -> None:
+    def _time(self, cell: _Cell, pass_s: float, ways: Sequence[str]) -> None:
         """Take samples of the directions that fit, as many as the time of one pass allows."""
-        most = self._config.cell_s / look.pass_s
+        most = self._config.cell_s / pass_s
         repetitions = int(min(max(most, _FEWEST), self._counts["repetitions"]))
         # Slow cells were warmed up when they were looked at; fast ones need more for their clocks and caches.
         warmup = int(min(most, self._counts["warmup"]))
+        fit: list[str] = []
         for way in ways:
             self._clean()
             taken = self._samples(way, cell, warmup, repetitions)
-            if isinstance(taken, _Look):  # one pass fitted; but memory can be broken up by many
-                self._fail(taken, cell)
-                ways = ways[: ways.index(way)]
+            if isinstance(taken, _Failure):  # one pass fitted; but memory can be broken up by many
+                self._fail(cell, taken)
                 break
-            self._keep(f"{way}_ns", cell, taken)
+            self._keep(cell, **{f"{way}_ns": taken})
             self._say(cell, [way], "ok", "")
-        if ways:
-            self.fitting.append((cell, len(ways) > 1))
+            fit.append(way)
+        if fit:
+            self.fitting.append((cell, "backward" in fit))
 
-    def _samples(self, way: str, place: _Cell, warmup: int, repetitions: int) -> list[float] | _Look:
+    def _samples(self, way: str, place: _Cell, warmup: int, repetitions: int) -> list[float] | _Failure:
         # What an exception's frames hold is let go when this returns.
         try:
             cell = self._work.cell(*place)
@@ -310,20 +305,19 @@ class _Column:
                 for _ in range(1 + warmup):
                     cell.backward(cell.forward())
                 taken = timing.time_prepared(cell.forward, cell.backward, repetitions=repetitions, device=self._device)
+            return [float(sample) for sample in taken.samples_ns]
         except (RuntimeError, MemoryError) as error:
-            return _failed(way, error)
-        return list(taken.samples_ns.tolist())
+            return _failure(way, error)
 
     def _limit(self) -> int | None:
         """Bytes that tensors can have."""
         limit = self._config.limit_bytes
-        if not self._gpu:
-            return limit
-        torch.cuda.init()  # type: ignore[no-untyped-call]
-        free, total = torch.cuda.mem_get_info()
-        if limit is None:
-            return free + torch.cuda.memory_reserved()
-        torch.cuda.set_per_process_memory_fraction(min(limit / total, 1.0))
+        if self._gpu:
+            torch.cuda.init()  # type: ignore[no-untyped-call]
+            free, total = torch.cuda.mem_get_info()
+            if limit is None:
+                return free + torch.cuda.memory_reserved()
+            torch.cuda.set_per_process_memory_fraction(min(limit / total, 1.0))
         return limit
 
     def _clean(self) -> None:
@@ -341,23 +335,16 @@ class _Column:
         if self._gpu:
             torch.cuda.synchronize()
 
-    def _say(
-        self, cell: _Cell, ways: Sequence[str], status: str, reason: str, stopped: int | None = None, *,
-        column: str | None = None,
-    ) -> None:  # fmt: skip
+    def _say(self, cell: _Cell, ways: Sequence[str], status: str, reason: str, stopped: int | None = None) -> None:
         """Keep what became of directions of a cell, and the context at which an earlier cell had run out of memory."""
-        for way in ways:
-            self._keep(f"{way}_status", cell, [STATUSES.index(status)], column)
-            self._keep(f"{way}_reason", cell, [REASONS.index(reason)], column)
-            if stopped is not None:
-                self._keep(f"{way}_stopped_context", cell, [stopped], column)
+        codes = {"status": STATUSES.index(status), "reason": REASONS.index(reason), "stopped_context": stopped}
+        self._keep(cell, **{f"{way}_{name}": code for way in ways for name, code in codes.items()})
 
-    def _sizes(self, column: str | None = None) -> None:
-        for name in _OF_COLUMN:
-            self._keep(name, (), [float(self._work.parameters[name])], column)
-
-    def _keep(self, quantity: str, cell: _Cell | tuple[()], values: list[float], column: str | None = None) -> None:
-        self.samples[metric(quantity, column or self._work.column, *cell)] = values
+    def _keep(self, cell: _Cell | tuple[()], **values: float | list[float] | None) -> None:
+        """Keep samples of a cell, or of the column; None says that nothing was measured."""
+        for quantity, value in values.items():
+            if value is not None:
+                self.samples[metric(quantity, self._name, *cell)] = value if isinstance(value, list) else [value]
 
 
 def _profile(work: Any, cells: list[tuple[_Cell, bool]], device: str, trace: Path, active: int) -> None:
