@@ -393,6 +393,16 @@ def _stored(columns: Iterable[str]) -> dict[str, None]:
     return dict.fromkeys(stored for column in columns for stored in behind.get(column, (column,)))
 
 
+def capability(major: int | None, minor: int | None) -> str | None:
+    """Compute capability as Gpu has it.
+
+    Parameters
+    ----------
+    major, minor : int, optional
+    """
+    return None if major is None or minor is None else f"{major}.{minor}"
+
+
 def categorical(codes: np.ndarray, texts: Sequence[str]) -> pd.Categorical:
     """A categorical column from codes into texts: equal texts become one category, unused ones none.
 
