@@ -1,13 +1,20 @@
-"""Which range lies in which: nesting of intervals on their threads, without a loop over events."""
+"""Which range lies in which, and which overlap: intervals on their threads, without a loop over events."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["nesting"]
+__all__ = ["LANES", "crossings", "lanes", "nesting"]
 
 _Ints = npt.NDArray[np.int64]
+_Some = npt.NDArray[np.integer[Any]]
+
+#: So many operations of a stream can overlap: a GPU runs no more than 128 grids at a time (CUDA C++ Programming Guide,
+#: "maximum number of resident grids per device").
+LANES = 128
 
 
 def nesting(
@@ -92,3 +99,61 @@ def _previous_reaching(thread: _Ints, start: _Ints, end: _Ints, tolerance: int) 
         candidate[active] = hop
         active = active[reach[hop] < need[active - 1]]
     return candidate
+
+
+def lanes(track: _Some, start: _Some, end: _Some) -> _Ints:
+    """Give intervals lanes, so that those of one lane of a track do not overlap.
+
+    First fit in order of time, which needs no more lanes than intervals overlap at a time. Beyond :data:`LANES` they
+    share the last.
+
+    Parameters
+    ----------
+    track, start, end : ndarray of int, shape (n,)
+
+    Returns
+    -------
+    ndarray of int, shape (n,)
+        0 where a track is in order.
+    """
+    lane = np.zeros(len(track), np.int64)
+    order = np.lexsort((end, start, track))
+    for rows in np.split(order, np.flatnonzero(np.diff(track[order])) + 1):
+        for depth in range(1, LANES):
+            begin, finish = start[rows], end[rows]
+            if not (begin[1:] < np.maximum.accumulate(finish)[:-1]).any():
+                break
+            rows = rows[~_in_turn(begin, finish)]  # noqa: PLW2901 - what is left for the next lane
+            lane[rows] = depth
+    return lane
+
+
+def _in_turn(start: _Some, end: _Some) -> npt.NDArray[np.bool_]:
+    """The first interval, the next that begins after its end, and so on; `start` ascends."""
+    n = len(start)
+    following = np.append(np.maximum(np.searchsorted(start, end), np.arange(1, n + 1)), n)
+    taken = np.zeros(n + 1, bool)
+    taken[0] = True
+    # After k rounds `following` leads 2**k intervals on, and all that are fewer than that from the first are known.
+    while following[0] < n:
+        taken[following[taken]] = True
+        following = following[following]
+    taken[following[taken]] = True
+    return taken[:n]
+
+
+def crossings(thread: _Some, start: _Some, end: _Some) -> npt.NDArray[np.bool_]:
+    """Intervals that begin inside an earlier one of their thread and outlast it.
+
+    Parameters
+    ----------
+    thread, start, end : ndarray of int, shape (n,)
+
+    Returns
+    -------
+    ndarray of bool, shape (n,)
+    """
+    _, around = nesting(thread, start, end)
+    ever = int(end.max(initial=0)) - int(start.min(initial=0)) + 1
+    _, open_ = nesting(thread, start, end, tolerance=ever)  # the one that is open at the start, whenever it ends
+    return np.asarray(around != open_)

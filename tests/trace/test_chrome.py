@@ -13,6 +13,7 @@ import nsightkit
 from nsightkit.errors import UsageError
 from nsightkit.trace import chrome
 from nsightkit.trace.model import TABLES, Trace, TraceMeta
+from nsightkit.trace.nesting import crossings, lanes
 
 
 def assert_same(a, b):
@@ -202,7 +203,7 @@ def test_lanes_are_as_few_as_overlap():
     for n, longest in ((0, 9), (1, 9), (400, 5), (400, 60)):
         track, start = rng.integers(0, 3, n), rng.integers(0, 500, n)
         end = start + rng.integers(0, longest, n)
-        lane = chrome._lanes(track, start, end)
+        lane = lanes(track, start, end)
         for t in np.unique(track):
             mine = track == t
             lasting = mine & (end > start)
@@ -218,13 +219,13 @@ def test_crossing_is_what_neither_contains_nor_leaves():
     rng = np.random.default_rng(4)
     thread, start = rng.integers(0, 2, 300), rng.integers(0, 2000, 300)
     end = start + rng.integers(1, 30, 300)
-    crossing = chrome._crossing(thread, start, end)
+    crossing = crossings(thread, start, end)
     for i in range(300):
         others = (thread == thread[i]) & (start < start[i]) & (end > start[i]) & (end < end[i])
         # What an enclosing event already crosses is found once that one is gone.
         assert crossing[i] <= others.any()
     kept = ~crossing
-    while (more := chrome._crossing(thread[kept], start[kept], end[kept])).any():
+    while (more := crossings(thread[kept], start[kept], end[kept])).any():
         kept[np.flatnonzero(kept)[more]] = False
     for i in np.flatnonzero(kept):
         others = kept & (thread == thread[i]) & (start < start[i]) & (end > start[i]) & (end < end[i])
@@ -257,5 +258,5 @@ def test_a_foreign_place_is_no_place(tmp_path):
 
 
 def test_half_a_character_does_not_stop_it():
-    assert json.loads(chrome._json({"a": "\ud800 µ"})) == {"a": "\ud800 µ"}
-    assert chrome._json("µ") == '"µ"'
+    assert json.loads(chrome.json_text({"a": "\ud800 µ"})) == {"a": "\ud800 µ"}
+    assert chrome.json_text("µ") == '"µ"'
