@@ -130,32 +130,24 @@ class _Export:
         places: dict[str, pd.DataFrame] = {}
         for tables, label in _GPU_TRACKS:
             frames = {table: self.trace.table(table, ["start_ns", "end_ns", "device", "stream"]) for table in tables}
-            places |= _split(self._on_tracks(pd.concat(frames.values(), ignore_index=True), label), frames)
+            events = pd.concat(frames.values(), ignore_index=True)
+            for device in sorted(set(events["device"].unique().tolist()) - self.gpu_pid.keys()):
+                taken = {*self.pid.values(), *self.gpu_pid.values()}
+                self.gpu_pid[device] = device if device >= 0 and device not in taken else self._free_pid()
+            queue = events.groupby(["device", "stream"]).ngroup().to_numpy(np.int64)
+            events["lane"] = lanes(queue, events["start_ns"].to_numpy(), events["end_ns"].to_numpy())
+            tracks, tids = events.groupby(["device", "stream", "lane"]), []
+            for device, stream, lane in tracks.size().index.tolist():
+                used = {tid for (other, _, _), tid in self.tracks.items() if other == device}
+                beside = f"{label} overlap {lane}" if lane else label
+                own = [stream] if 0 < stream <= _LARGEST_ID and not beside else []
+                free = itertools.chain(own, itertools.count(1_000_000 + len(self.tracks)))
+                tids.append(next(tid for tid in free if tid not in used))
+                self.tracks[device, stream, beside] = tids[-1]
+            events["pid"] = events["device"].map(self.gpu_pid).astype("int64")
+            events["tid"] = np.array(tids, np.int64)[tracks.ngroup()]
+            places |= _split(events[["pid", "tid"]], events["start_ns"], frames)
         return places
-
-    def _on_tracks(self, frame: pd.DataFrame, label: str) -> pd.DataFrame:
-        if not len(frame):
-            return pd.DataFrame(columns=["pid", "tid", "shares"], dtype=np.int64).astype({"shares": bool})
-        for device in sorted({int(d) for d in frame["device"].unique()} - self.gpu_pid.keys()):
-            taken = {*self.pid.values(), *self.gpu_pid.values()}
-            self.gpu_pid[device] = device if device >= 0 and device not in taken else self._free_pid()
-        queue = frame.groupby(["device", "stream"], sort=False).ngroup().to_numpy(np.int64)
-        lane = lanes(queue, frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy())
-        keys, which = np.unique(
-            np.stack([frame["device"].to_numpy(np.int64), frame["stream"].to_numpy(np.int64), lane]),
-            axis=1,
-            return_inverse=True,
-        )
-        tids = np.empty(keys.shape[1], np.int64)
-        for i, (device, stream, depth) in enumerate(keys.T.tolist()):
-            used = {tid for (other, _, _), tid in self.tracks.items() if other == device}
-            beside = f"{label} overlap {depth}" if depth else label
-            own = [stream] if 0 < stream <= _LARGEST_ID and not beside else []
-            free = itertools.chain(own, itertools.count(1_000_000 + len(self.tracks)))
-            self.tracks[device, stream, beside] = tids[i] = next(tid for tid in free if tid not in used)
-        pid = frame["device"].map(self.gpu_pid).to_numpy(np.int64)
-        place = pd.DataFrame({"pid": pid, "tid": tids[which.reshape(-1)]})
-        return place.assign(shares=_shared(place, frame["start_ns"]))
 
     def _cpu_places(self) -> dict[str, pd.DataFrame]:
         """Where each event of the program goes: its thread, or a track beside it if it crosses another event."""
@@ -164,7 +156,8 @@ class _Export:
         events = pd.concat(frames.values(), ignore_index=True)
         start, end, process = (events[c].to_numpy(np.int64) for c in ("start_ns", "end_ns", "process"))
         tid = np.where(process == -1, 0, events["thread"] & _THREAD_MASK)  # -1: the profiler, on no thread it names
-        thread = pd.DataFrame({"process": process, "tid": tid}).groupby(["process", "tid"]).ngroup().to_numpy(np.int64)
+        place = pd.DataFrame({"own_pid": process, "own_tid": tid, "lane": -1})
+        thread = place.groupby(["own_pid", "own_tid"]).ngroup().to_numpy(np.int64)
         crossing = np.zeros(len(events), bool)
         rows = np.flatnonzero(np.concatenate((~flat, np.ones(len(events) - len(flat), bool))))
         while len(rows):
@@ -172,20 +165,16 @@ class _Export:
             crossing[rows[found]] = True
             # Without them, what was nested in them may be seen to cross something else.
             rows = rows[~found & np.isin(thread[rows], thread[rows[found]])]
-        pids, which = np.unique(process, return_inverse=True)
-        pid = np.array([self.pid[int(p)] for p in pids], np.int64)[which]
-        place = pd.DataFrame({"pid": pid, "tid": tid, "own_pid": process, "own_tid": tid})
-        place["moved"] = crossing | (tid == 0) | (pid != process)
-        rows = np.flatnonzero(crossing | (tid == 0))
-        lane = np.full(len(rows), -1, np.int64)
-        lane[crossing[rows]] = lanes(*(column[rows[crossing[rows]]] for column in (thread, start, end)))
-        keys, which = np.unique(np.stack([process[rows], tid[rows], lane]), axis=1, return_inverse=True)
-        for own_pid, own_tid, depth in keys.T.tolist():
-            # no thread of the model has such an id
-            self.beside[own_pid, own_tid, depth] = _THREAD_MASK + 1 + len(self.beside)
-        place.loc[rows, "tid"] = np.array(list(self.beside.values()), np.int64)[which.reshape(-1)]
-        place = place.assign(shares=_shared(place, events["start_ns"]))
-        return _split(place, frames)
+        place.loc[crossing, "lane"] = lanes(thread[crossing], start[crossing], end[crossing])
+        place["pid"] = place["own_pid"].map(self.pid).astype("int64")
+        place["tid"] = tid
+        apart = crossing | (tid == 0)
+        place["moved"] = apart | (place["pid"] != process)
+        tracks = place[apart].groupby(["own_pid", "own_tid", "lane"])
+        for key in tracks.size().index.tolist():
+            self.beside[key] = _THREAD_MASK + 1 + len(self.beside)  # no thread of the model has such an id
+        place.loc[apart, "tid"] = np.array(list(self.beside.values()), np.int64)[tracks.ngroup()]
+        return _split(place, events["start_ns"], frames)
 
     def _metadata(self) -> Iterator[dict[str, Any]]:
         names = {g.device: g.name for g in self.trace.meta.gpus}
@@ -247,53 +236,46 @@ class _Export:
         yield _text(',\n{"ph":"e",', *event, *place, *_at(some["end_ns"]), "}")
 
     def _flows(self) -> Iterator[bytes]:
-        first = 0
-        for arrows in self.arrows:
-            for rows in _slices(len(arrows)):
-                some = arrows.iloc[rows]
-                ident = _plain(np.arange(first, first + len(some)))
-                first += len(some)
-                end = _placed(some[["to_pid", "to_tid"]].set_axis(["pid", "tid"], axis=1))
-                flow = '"cat":"ac2g","name":"ac2g","id":'
-                yield _text(
-                    ',\n{"ph":"s",', flow, ident, *_placed(some), *_at(some["start_ns"]),
-                    '},\n{"ph":"f","bp":"e",', flow, ident, *end, *_at(some["to_ns"]), "}",
-                )  # fmt: skip
+        flow = '"cat":"ac2g","name":"ac2g","id":'
+        for rows in _slices(len(self.arrows)):
+            some, ident = self.arrows.iloc[rows], _plain(rows)
+            end = _placed(some[["to_pid", "to_tid"]].set_axis(["pid", "tid"], axis=1))
+            yield _text(
+                ',\n{"ph":"s",', flow, ident, *_placed(some), *_at(some["start_ns"]),
+                '},\n{"ph":"f","bp":"e",', flow, ident, *end, *_at(some["to_ns"]), "}",
+            )  # fmt: skip
 
-    def _arrows(self) -> list[pd.DataFrame]:
+    def _arrows(self) -> pd.DataFrame:
         """Arrows from the launching call (the outermost where driver and runtime share a number) to its GPU work.
 
         A viewer finds the slices at an arrow's ends by track and time. Where that is ambiguous, because another slice
         begins there at the same time, the two slices carry the arrow themselves.
         """
         calls = self.trace.table("calls", ["start_ns", "process", "correlation"])
-        calls = calls.assign(row=np.arange(len(calls))).join(self._drawn("calls"))
+        drawn = ["pid", "tid", "shares"]
+        calls = calls.assign(row=np.arange(len(calls))).join(self.place["calls"][drawn])
         calls = calls[calls["correlation"] != 0].sort_values("start_ns", kind="stable")
         calls = calls.drop_duplicates(["process", "correlation"])
         arrows = []
         for table in GPU_TABLES:
             ops = self.trace.table(table, ["start_ns", "process", "correlation"]).rename(columns={"start_ns": "to_ns"})
-            ops = ops.assign(to_row=np.arange(len(ops))).join(self._drawn(table).add_prefix("to_"))
+            ops = ops.assign(to_row=np.arange(len(ops))).join(self.place[table][drawn].add_prefix("to_"))
             both = calls.merge(ops, on=["process", "correlation"], how="inner")
             unclear = both["shares"] | both["to_shares"]
             for name, row in (("calls", "row"), (table, "to_row")):
                 self.bound[name][both.loc[unclear, row]] = both.loc[unclear, "row"]
             arrows.append(both[~unclear])
-        return arrows
-
-    def _drawn(self, table: str) -> pd.DataFrame:
-        return self.place[table][["pid", "tid", "shares"]].reset_index(drop=True)
+        return pd.concat(arrows, ignore_index=True)
 
 
-def _split(place: pd.DataFrame, frames: dict[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
-    """Give each table its rows of what was made of all of them."""
-    ends = np.cumsum([len(frame) for frame in frames.values()])
-    return {t: place.iloc[end - len(f) : end] for (t, f), end in zip(frames.items(), ends, strict=True)}
-
-
-def _shared(place: pd.DataFrame, start: pd.Series[Any]) -> npt.NDArray[np.bool_]:
-    """Whether another slice of the track begins at the same time."""
-    return place[["pid", "tid"]].assign(start=start.to_numpy()).duplicated(keep=False).to_numpy()
+def _split(place: pd.DataFrame, start: pd.Series[Any], frames: dict[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
+    """Give each table its rows of what was made of all of them, and whether another slice begins there just then."""
+    shares = place[["pid", "tid"]].assign(start=start).duplicated(keep=False)
+    place = place.assign(shares=shares)
+    ends = np.cumsum([len(frame) for frame in frames.values()]).tolist()
+    return {
+        t: place[end - len(f) : end].reset_index(drop=True) for (t, f), end in zip(frames.items(), ends, strict=True)
+    }
 
 
 def _metadatum(kind: str, pid: int, tid: int, **args: Any) -> dict[str, Any]:

@@ -389,15 +389,9 @@ def _mended_escape(match: re.Match[bytes]) -> bytes:
 # --- from documents to columns -------------------------------------------------------------------------------------
 
 
-class _Codes(dict[Any, int]):
+def _numbering() -> dict[Any, int]:
     """Numbers things in the order of their first appearance."""
-
-    def __missing__(self, key: Any) -> int:
-        code = self[key] = len(self)
-        return code
-
-    def of(self, values: Iterable[Any]) -> _Ints:
-        return np.fromiter(map(self.__getitem__, values), np.int64)
+    return collections.defaultdict(itertools.count().__next__)
 
 
 def _place(event: _Event, _args: Any = None) -> tuple[Any, Any]:
@@ -508,7 +502,7 @@ class _Tables:
         self._whole_us = True
         self._window: list[int] = []  # starts and ends of what says how long the capture was
         self._labels: list[tuple[Any, Any, str]] = []  # (pid, tid, thread name)
-        self._codes: dict[Any, _Codes] = collections.defaultdict(_Codes)
+        self._codes: dict[Any, dict[Any, int]] = collections.defaultdict(_numbering)
         self._codes["collectives"][""]  # its code is 0
         self._announced: dict[int, tuple[int, int]] = {}  # {External id: (code of the collective, sequence)}
         self._parts: dict[str, list[dict[str, npt.NDArray[Any]]]] = collections.defaultdict(list)
@@ -567,7 +561,7 @@ class _Tables:
         if usable.all() and start >= 0 and length > 0:
             self._window += [int(start), int(start + length)]
 
-    def _codes_of(self, table: str, column: str) -> _Codes:
+    def _codes_of(self, table: str, column: str) -> dict[Any, int]:
         return self._codes[_SHARED.get(column, (table, column))]
 
     def _take(self, table: str, events: list[_Event]) -> None:
@@ -589,7 +583,8 @@ class _Tables:
         for column, number in _NUMBERS.get(table, {}).items():
             columns[column] = _ints(list(map(number, events, args)), NEUTRAL.get(column, 0))
         for column, thing in _THINGS.get(table, {}).items():
-            columns[column] = self._codes_of(table, column).of(map(thing, events, args))
+            number_of = self._codes_of(table, column).__getitem__
+            columns[column] = np.fromiter(map(number_of, map(thing, events, args)), np.int64)
         if table == "kernels":
             columns["dynamic_shared_bytes"] -= columns["static_shared_bytes"]
         elif table == "ops":
@@ -672,7 +667,7 @@ class _Tables:
 
     def _threads(self) -> _Ints:
         """``process << 24 | tid`` of every (pid, tid) seen; -1 is the profiler itself."""
-        unnamed, threads = _Codes(), []
+        unnamed, threads = _numbering(), []
         for pid, tid in self._codes["threads"]:
             process = _int(pid, None, -1, 1 << 38)
             ident = _int(tid, None, 0, 1 << 24) if not isinstance(tid, str) or tid.isdecimal() else None

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 import numpy as np
 import pandas as pd
@@ -243,10 +243,8 @@ class Trace:
         -------
         dict of int to str
         """
-        seen: set[int] = set()
-        for table, columns in TABLES.items():
-            if "thread" in columns and self.size(table):
-                seen.update(self.table(table, ["thread"])["thread"].unique().tolist())
+        tables = [table for table, columns in TABLES.items() if "thread" in columns and self.size(table)]
+        seen = {thread for table in tables for thread in self.table(table, ["thread"])["thread"].unique().tolist()}
         return {thread: name for thread, name in self.meta.thread_names.items() if thread in seen}
 
     def table(self, name: str, columns: Iterable[str] | None = None) -> pd.DataFrame:
@@ -324,8 +322,7 @@ class Trace:
         if name not in self.memo:
             keep = getattr(self._source, "derived", None)
             self.memo[name] = compute() if keep is None else keep(name, compute)
-        frame: pd.DataFrame = self.memo[name]
-        return frame
+        return cast("pd.DataFrame", self.memo[name])
 
     def mask(self, table: str) -> np.ndarray | None:
         """The rows of the whole table that this selection keeps; None when it keeps all.

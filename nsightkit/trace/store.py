@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nsightkit.errors import TraceError
-from nsightkit.trace.files import refusing, replacing
+from nsightkit.trace.files import refusing, replacing, user_cache
 from nsightkit.trace.model import TABLES, Source, Trace, TraceMeta, categorical, complete
 from nsightkit.trace.share.clean import clean
 
@@ -269,8 +269,7 @@ def cache_folder(path: str | os.PathLike[str]) -> Path | None:
     beside = path.with_name(path.name + ".nsightkit-cache")
     if beside.is_dir() or os.access(path.parent, os.W_OK):
         return beside
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    named = base / "nsightkit" / hashlib.blake2b(os.fsencode(path), digest_size=12).hexdigest()
+    named = user_cache() / hashlib.blake2b(os.fsencode(path), digest_size=12).hexdigest()
     try:
         named.mkdir(parents=True, exist_ok=True)
     except OSError:

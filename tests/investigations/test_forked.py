@@ -77,7 +77,7 @@ def test_when_the_time_is_up_nothing_is_left(tmp_path):
     first = forked._first(environment["PYTHONPATH"])
     with pytest.raises(subprocess.TimeoutExpired):
         forked.run(job, 0.3, environment)
-    assert not _process._descendants(first._process.pid)
+    assert not _process.descendants(first._process.pid)
     assert forked.run(_job(tmp_path), 120, environment).returncode == 0
 
 
