@@ -304,16 +304,7 @@ def _slices(n: int) -> Iterator[_Ints]:
 
 def _text(*pieces: _Piece) -> bytes:
     """Rows of text from columns of text and constants between them."""
-    joined = pc.binary_join_element_wise(*pieces, "")
-    return b"".join(_bytes_of(part) for part in (joined.chunks if isinstance(joined, pa.ChunkedArray) else [joined]))
-
-
-def _bytes_of(text: pa.Array) -> bytes:
-    """All strings of an array, one after the other: that is how Arrow holds them."""
-    data = text.buffers()[2]
-    offsets = np.frombuffer(text.buffers()[1], np.int64 if pa.types.is_large_string(text.type) else np.int32)
-    first, last = int(offsets[text.offset]), int(offsets[text.offset + len(text)])
-    return b"" if data is None else data.slice(first, last - first).to_pybytes()
+    return "".join(pc.binary_join_element_wise(*pieces, "").to_pylist()).encode()
 
 
 def _plain(values: npt.ArrayLike) -> pa.Array:

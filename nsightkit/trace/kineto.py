@@ -48,6 +48,7 @@ from nsightkit.trace.model import (
 from nsightkit.trace.nesting import nesting
 
 __all__ = [
+    "CHUNK_BYTES",
     "COLLECTIVE",
     "MEMBERS",
     "all_of",
@@ -63,7 +64,7 @@ _Ints = npt.NDArray[np.int64]
 _T = TypeVar("_T")
 
 _GZIP_MAGIC = b"\x1f\x8b"
-_CHUNK_BYTES = 2 << 20  # measured: fastest of 1, 2, 4, 8 and 16 MiB, and the smallest peak
+CHUNK_BYTES = 2 << 20  # measured: fastest of 1, 2, 4, 8 and 16 MiB, and the smallest peak
 _REMEDY = "give a trace that torch.profiler exported (export_chrome_trace)"
 _AGAIN = "capture or copy it again"
 
@@ -284,24 +285,24 @@ _BETWEEN = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|cat|name|pid|tid|ts|dur|id|args
 _OPEN = b'{"traceEvents":['
 
 
-class _BadJson(Exception):
-    """The text is not JSON; carries the decoder's own words."""
+#: What decoding raises of text that is not JSON.
+_BAD_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def _decode(path: str | os.PathLike[str]) -> _Tables:
-    with contextlib.suppress(_BadJson), unpacked(path) as stream:
+    with contextlib.suppress(*_BAD_JSON), unpacked(path) as stream:
         return _tables(path, slices(stream))
     # Not JSON, or not sliceable: one piece then, and if need be mended.
     with unpacked(path) as stream:
         text, bare = all_of(stream)
     try:
         return _tables(path, [text])
-    except _BadJson as error:
+    except _BAD_JSON as error:
         if not _EVENTS.search(text):
             raise TraceError(path, f"is not a PyTorch profiler trace ({error})", _REMEDY) from error
         try:
             tables = _tables(path, [mended(text, bare)])
-        except _BadJson as still:
+        except _BAD_JSON as still:
             raise TraceError(path, f"holds broken JSON ({still})", _AGAIN) from still
         tables.notes.append(f"The JSON was malformed and was repaired ({error}).")
         return tables
@@ -331,20 +332,20 @@ def all_of(stream: BinaryIO) -> tuple[bytes, bool]:
 
 def slices(stream: BinaryIO) -> Iterator[bytes]:
     """Cut the file into small documents of the same shape, each with some of the events."""
-    rest = stream.read(_CHUNK_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()
+    rest = stream.read(CHUNK_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()
     close = b""
     if rest.startswith(b"["):
         rest, close = rest[1:], b"}"
     else:
         while (opening := _EVENTS.search(rest)) is None:
-            block = stream.read(_CHUNK_BYTES)
+            block = stream.read(CHUNK_BYTES)
             rest += block
             if not block:
                 yield rest
                 return
         yield rest[: opening.end()] + b"]}"
         rest = rest[opening.end() :]
-    while block := stream.read(_CHUNK_BYTES):
+    while block := stream.read(CHUNK_BYTES):
         cut = _last_cut(rest)
         if cut is None:  # laid out in no way we know: the rest in one piece
             rest += block + stream.read()
@@ -478,12 +479,10 @@ def _tables(path: str | os.PathLike[str], documents: Iterable[bytes]) -> _Tables
         for text in documents:
             tables.add(text)
     except msgspec.ValidationError as error:
-        raise TraceError(path, f"is JSON, but no Chrome trace ({error})", _REMEDY) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _BadJson(str(error)) from error
+        raise TraceError(path, f"is JSON, but not a Chrome trace ({error})", _REMEDY) from error
     if not tables.has_events:
-        raise TraceError(path, "is JSON, but no Chrome trace (it has no traceEvents)", _REMEDY)
-    if not tables.phased and (tables.seen or "schema" not in tables.head):
+        raise TraceError(path, "is JSON, but not a Chrome trace (it has no traceEvents)", _REMEDY)
+    if tables.phases.keys() <= {""} and (tables.phases or "schema" not in tables.head):
         raise TraceError(path, "is JSON, but its traceEvents are not trace events", _REMEDY)
     return tables
 
@@ -494,8 +493,7 @@ class _Tables:
     def __init__(self) -> None:
         self.head: dict[str, Any] = {}
         self.has_events = False
-        self.seen = 0  # events of any kind
-        self.phased = False  # whether any had a phase, which is what makes JSON a trace
+        self.phases = collections.Counter[str]()  # events by phase; to have one is what makes JSON a trace
         self.notes: list[str] = []
         self._faults = collections.Counter[str]()
         self._unread = collections.Counter[str]()  # events that fill no table, by category
@@ -516,14 +514,12 @@ class _Tables:
             events = whole.events
         except msgspec.ValidationError:
             document, events = self._salvaged(text)
-        for key in _Head.__struct_fields__:
-            if getattr(document, key) is not None:
-                self.head.setdefault(key, getattr(document, key))
+        given = ((key, getattr(document, key)) for key in _Head.__struct_fields__)
+        self.head = {key: value for key, value in given if value is not None} | self.head
         if events is msgspec.UNSET:
             return
         self.has_events = True
-        self.seen += len(events)
-        self.phased = self.phased or any(event.ph for event in events)
+        self.phases.update(event.ph for event in events)
         found: dict[str, list[_Event]] = {table: [] for table in TABLES}
         for event in events:
             ph = event.ph
@@ -535,11 +531,8 @@ class _Tables:
                         self._extend_window(event)
                 elif ph == "X" or (event.args is not None and event.args.duration_ns is not None):
                     found["ranges" if table == "ops" and _annotates(event.name) else table].append(event)
-            elif ph == "M":
-                if event.name == "thread_name" and event.args is not None:
-                    self._labels.append((*_place(event), str(event.args.name or "").strip()))
-            elif not ph:
-                self._faults[_MALFORMED] += 1
+            elif ph == "M" and event.name == "thread_name" and event.args is not None:
+                self._labels.append((*_place(event), str(event.args.name or "").strip()))
         for table, rows in found.items():
             if rows:
                 self._take(table, rows)
@@ -552,8 +545,7 @@ class _Tables:
             try:
                 events.append(decode(item))
             except msgspec.ValidationError:
-                self._faults[_MALFORMED] += 1
-                self.seen += 1
+                self.phases[""] += 1
         return raw, events
 
     def _extend_window(self, event: _Event) -> None:
@@ -702,21 +694,23 @@ class _Tables:
             for key in ((pid, tid), (pid, str(tid))):
                 if name and place_of.get(key, -1) != -1:
                     meta.thread_names[place_of[key]] = name
-        unread = collections.Counter[str]()
-        for category, count in self._unread.items():
-            unread[_ACCELERATORS.get(category.lower().partition("_")[0], "")] += count
-        del unread[""]
+        unread = {
+            name: sum(n for c, n in self._unread.items() if c.lower().partition("_")[0] == start)
+            for start, name in _ACCELERATORS.items()
+        }
         # Work that could not be read was not recorded, other than work that did not happen.
-        shown_by = _SHOWN_BY | dict.fromkeys(GPU_TABLES if unread else (), GPU_TABLES)
+        shown_by = _SHOWN_BY | dict.fromkeys(GPU_TABLES if any(unread.values()) else (), GPU_TABLES)
         meta.missing = [t for t in TABLES if not any(len(frames.get(s, ())) for s in shown_by.get(t, (t,)))]
         if isinstance(ours.get("missing"), list):
             meta.missing = [t for t in TABLES if t in ours["missing"]]
         self.notes.extend(
             f"Events of an accelerator that nsightkit does not read were left out: {count:,} of {name}."
             for name, count in unread.items()
+            if count
         )
         if self._whole_us and any(len(f) for f in frames.values()):
             self.notes.append("Times are whole microseconds (PyTorch before 2.4): short kernels last 0 or 1 µs.")
+        self._faults[_MALFORMED] += self.phases[""]
         self.notes.extend(f"{self._faults[w]} {w}." for w in (_MALFORMED, _EARLY, _BACKWARDS) if self._faults[w])
         return meta
 
@@ -774,7 +768,7 @@ def _nanoseconds(raw: list[msgspec.Raw]) -> tuple[_Ints, npt.NDArray[np.bool_]]:
     with contextlib.suppress(pa.ArrowInvalid):
         column = pacsv.read_csv(
             pa.BufferReader(b"\n".join(raw) + b"\n"),
-            read_options=pacsv.ReadOptions(column_names=["us"], use_threads=False, block_size=_CHUNK_BYTES),
+            read_options=pacsv.ReadOptions(column_names=["us"], use_threads=False, block_size=CHUNK_BYTES),
             parse_options=pacsv.ParseOptions(ignore_empty_lines=False),
             convert_options=pacsv.ConvertOptions(
                 column_types={"us": pa.decimal128(38, 3)}, null_values=["", "null"], strings_can_be_null=True

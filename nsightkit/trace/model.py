@@ -220,7 +220,7 @@ class Trace:
         """
         if table in self._masks:
             return int(self._masks[table].sum())
-        for series in self.whole._columns[table].values():
+        for series in self.whole._columns.get(table, {}).values():
             return len(series)
         with reading(self.path):
             return self._source.size(table)

@@ -27,17 +27,17 @@ import pyarrow.parquet as pq
 
 from nsightkit.errors import TraceError
 from nsightkit.trace.files import refusing, replacing, user_cache
-from nsightkit.trace.model import TABLES, Source, Trace, TraceMeta, categorical, complete
+from nsightkit.trace.model import TABLES, Source, Trace, TraceMeta, complete
 from nsightkit.trace.share.clean import clean
 
-__all__ = ["cache_folder", "cached", "is_store", "open_store", "write"]
+__all__ = ["CACHE_FROM_BYTES", "cache_folder", "cached", "is_store", "open_store", "write"]
 
 _T = TypeVar("_T")
 
 _FORMAT = 2
 _INDEX = "trace.json"
 #: Below this, reading the trace again is quicker than looking for a cache.
-_CACHE_FROM_BYTES = 32 << 20
+CACHE_FROM_BYTES = 32 << 20
 
 
 # -- tables to and from Parquet ---------------------------------------------------------------------------------
@@ -60,15 +60,9 @@ def _write_parquet(frame: pd.DataFrame, path: Path | BinaryIO, compression: str)
 
 def _read_parquet(path: Path, columns: Sequence[str] | None) -> pd.DataFrame:
     table = pq.read_table(path, columns=columns, use_threads=False)
-    out: dict[str, Any] = {}
-    for name in table.column_names:
-        column = table[name].combine_chunks()
-        values = column.indices if pa.types.is_dictionary(column.type) else column
-        out[name] = values.to_numpy(zero_copy_only=False)
-        if values is not column:
-            out[name] = categorical(out[name], column.dictionary.to_pylist())
+    frame: pd.DataFrame = table.to_pandas(split_blocks=True, self_destruct=True)
     pa.default_memory_pool().release_unused()
-    return pd.DataFrame(out, copy=False)
+    return frame
 
 
 # -- the store --------------------------------------------------------------------------------------------------
@@ -119,9 +113,8 @@ def write(trace: Trace, folder: str | os.PathLike[str]) -> None:
             frame = frame.assign(start_ns=frame["start_ns"] + trace.t0_ns, end_ns=frame["end_ns"] + trace.t0_ns)
             if table == "ranges" and (mask := trace.mask(table)) is not None:
                 frame["parent"] = _renumbered(frame["parent"].to_numpy(), mask)
-            for column in frame.columns:
-                if isinstance(frame[column].dtype, pd.CategoricalDtype):
-                    frame[column] = frame[column].cat.remove_unused_categories()
+            for column in frame.select_dtypes("category").columns:
+                frame[column] = frame[column].cat.remove_unused_categories()
             _write_parquet(frame, draft / f"{table}.parquet", "zstd")
         index = {
             "format": _FORMAT,
@@ -181,8 +174,12 @@ class _StoreSource:
         return self._folder / f"{table}.parquet"
 
     def _guard(self, table: str) -> contextlib.AbstractContextManager[None]:
-        problem, remedy = "is not a readable Parquet table", "convert the original trace again"
-        return refusing(self._file(table), problem, remedy, pa.ArrowException, OSError, ValueError)
+        return refusing(
+            self._file(table),
+            "is not a readable Parquet table",
+            "convert the original trace again",
+            *(pa.ArrowException, OSError, ValueError),
+        )
 
     def read(self, table: str, columns: Sequence[str]) -> pd.DataFrame:
         """See :class:`~nsightkit.trace.model.Source`."""
@@ -356,7 +353,7 @@ def cached(path: Path, open_source: Callable[[], Source], reader: str) -> Source
     -------
     Source
     """
-    if path.stat().st_size < _CACHE_FROM_BYTES or (folder := cache_folder(path)) is None:
+    if path.stat().st_size < CACHE_FROM_BYTES or (folder := cache_folder(path)) is None:
         return open_source()
     mine = folder / _content_key(path, reader)
     if folder.is_dir():
