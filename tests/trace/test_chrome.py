@@ -25,16 +25,18 @@ def assert_same(a, b):
         pd.testing.assert_frame_equal(x, y)
 
 
-@pytest.fixture
-def exported(tmp_path):
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
     trace = interleaved()
-    path = tmp_path / "out.json"
+    path = tmp_path_factory.mktemp("chrome") / "out.json"
     chrome.write(trace, path)
     return trace, path, json.loads(path.read_text())
 
 
-@pytest.mark.parametrize("start", [1_000, 0, -5_000, 7_100_000_000_123_457])
-@pytest.mark.parametrize("name", ["o.json", "o.json.gz"])
+@pytest.mark.parametrize(
+    ("start", "name"),
+    [(1_000, "o.json.gz"), (0, "o.json"), (-5_000, "o.json"), (7_100_000_000_123_457, "o.json")],
+)
 def test_round_trip_to_the_nanosecond(tmp_path, start, name):
     trace = interleaved(start)
     chrome.write(trace, tmp_path / name)
@@ -151,7 +153,7 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
     def fail(*_):
         raise OSError("disk full")
 
-    monkeypatch.setattr(chrome, "_text", fail)
+    monkeypatch.setattr(chrome, "json_text", fail)
     with pytest.raises(OSError, match="disk full"):
         chrome.write(interleaved(), path)
     assert path.read_text() == "old"
@@ -249,7 +251,7 @@ def test_what_is_drawn_elsewhere_is_read_where_it_was(tmp_path):
     assert all(0 < e["pid"] < 1 << 32 and 0 < e["tid"] < 1 << 32 for e in events if e["ph"] == "X")
 
 
-def test_a_foreign_place_is_no_place(tmp_path):
+def test_a_foreign_place_is_not_a_place(tmp_path):
     event = {"ph": "X", "cat": "cpu_op", "name": "a", "pid": 1, "tid": 2, "ts": 3, "dur": 4}
     for place in ([], [1], [1, 2, 3], "x", {}, ["a", "b"]):
         (tmp_path / "i.json").write_text(json.dumps({"traceEvents": [event, {**event, "place": place}]}))
