@@ -215,7 +215,7 @@ class _Export:
         yield from self._flows()
 
     def _complete(self, table: str, some: pd.DataFrame) -> bytes:
-        bound = self.bound[table][some.index]
+        call, direction = self.bound[table][some.index], "flow_in" if table in GPU_TABLES else "flow_out"
         return _text(
             ',\n{"ph":"X",',
             *_described(table, some),
@@ -223,7 +223,7 @@ class _Export:
             *_at(some["start_ns"]),
             ',"dur":',
             *_us(some["end_ns"] - some["start_ns"]),
-            _bound(bound, "flow_in" if table in GPU_TABLES else "flow_out"),
+            _where(call >= 0, ',"bind_id":', _plain(call + _FIRST_BOUND), f',"{direction}":true'),
             "}",
         )
 
@@ -355,11 +355,6 @@ def _collective(described: str) -> str:
     return f",{json_text(known)[1:-1]}" if known else ""
 
 
-def _sequences(number: pd.Series[Any]) -> _Piece:
-    said = pc.binary_join_element_wise(',"Seq":', _plain(number), "")
-    return pc.if_else(pa.array(number.to_numpy() >= 0), said, "")
-
-
 def _inputs(given: str) -> str:
     """What Kineto writes of an operator's inputs."""
     if not given:
@@ -376,21 +371,17 @@ def _combined(some: pd.DataFrame, columns: Sequence[str], text: Callable[..., st
     return pa.array(texts).take(pa.array(which.reshape(-1)))
 
 
+def _where(said: npt.ArrayLike, *pieces: _Piece) -> _Piece:
+    """Rows of text, empty where it is not to be said."""
+    return pc.if_else(pa.array(np.asarray(said)), pc.binary_join_element_wise(*pieces, ""), "")
+
+
 def _placed(where: pd.DataFrame) -> list[_Piece]:
     pieces: list[_Piece] = [',"pid":', _plain(where["pid"]), ',"tid":', _plain(where["tid"])]
-    if "moved" in where and where["moved"].any():
-        own = pc.binary_join_element_wise(
-            ',"place":[', _plain(where["own_pid"]), ",", _plain(where["own_tid"]), "]", ""
-        )
-        pieces.append(pc.if_else(pa.array(where["moved"].to_numpy()), own, ""))
+    if "moved" in where:
+        own = _plain(where["own_pid"]), ",", _plain(where["own_tid"])
+        pieces.append(_where(where["moved"], ',"place":[', *own, "]"))
     return pieces
-
-
-def _bound(call: _Ints, direction: str) -> _Piece:
-    if (call < 0).all():
-        return ""
-    said = pc.binary_join_element_wise(',"bind_id":', _plain(call + _FIRST_BOUND), f',"{direction}":true', "")
-    return pc.if_else(pa.array(call >= 0), said, "")
 
 
 def _described(table: str, some: pd.DataFrame) -> list[_Piece]:
@@ -451,7 +442,8 @@ def _kernel_args(some: pd.DataFrame) -> list[_Piece]:
         x, y, z = (_plain(some[f"{field}_{axis}"]) for axis in "xyz")
         pieces += [f',"{field}":[', x, ",", y, ",", z, "]"]
     names = _combined(some, ["name", "short_name"], _short_name)
-    return [*pieces, _each(some["collective"], _collective), _sequences(some["sequence"]), names]
+    sequence = _where(some["sequence"] >= 0, ',"Seq":', _plain(some["sequence"]))
+    return [*pieces, _each(some["collective"], _collective), sequence, names]
 
 
 def _range_args(some: pd.DataFrame) -> list[_Piece]:

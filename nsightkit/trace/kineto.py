@@ -606,7 +606,6 @@ class _Tables:
             t0_ns = 0
         threads = self._threads()
         frames: dict[str, pd.DataFrame] = {}
-        columns: dict[str, Any]
         for table, columns in raw.items():
             for column in TIME_COLUMNS:
                 columns[column] += t0_ns
