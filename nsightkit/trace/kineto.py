@@ -335,16 +335,15 @@ def slices(stream: BinaryIO) -> Iterator[bytes]:
     rest = stream.read(CHUNK_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()
     close = b""
     if rest.startswith(b"["):
-        rest, close = rest[1:], b"}"
-    else:
-        while (opening := _EVENTS.search(rest)) is None:
-            block = stream.read(CHUNK_BYTES)
-            rest += block
-            if not block:
-                yield rest
-                return
-        yield rest[: opening.end()] + b"]}"
-        rest = rest[opening.end() :]
+        rest, close = _OPEN + rest[1:], b"}"
+    while (opening := _EVENTS.search(rest)) is None:
+        block = stream.read(CHUNK_BYTES)
+        rest += block
+        if not block:
+            yield rest
+            return
+    yield rest[: opening.end()] + b"]}"
+    rest = rest[opening.end() :]
     while block := stream.read(CHUNK_BYTES):
         cut = _last_cut(rest)
         if cut is None:  # laid out in no way we know: the rest in one piece

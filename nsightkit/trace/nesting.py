@@ -54,28 +54,20 @@ def nesting(
     thread = np.where(alone, apart, np.asarray(thread, dtype=np.int64))
     start = np.asarray(start, dtype=np.int64)
     end = np.asarray(end, dtype=np.int64)
-    n = len(start)
-    if n == 0:
-        return np.empty(0, np.int32), np.empty(0, np.int64)
     order = np.lexsort((-end, start, thread))
     enclosing = _previous_reaching(thread[order], start[order], end[order], tolerance)
 
     # Position 0 is the root of everything, position k + 1 the k-th interval in sorted order. The number of
     # hops to the root, by pointer doubling: logarithmic in the deepest level.
-    level = np.ones(n + 1, np.int32)
+    level = np.ones(len(enclosing), np.int32)
     level[0] = 0
-    jump = enclosing.copy()
-    while True:
-        more = level[jump]
-        if not more.any():
-            break
+    jump = enclosing
+    while (more := level[jump]).any():
         level += more
         jump = jump[jump]
 
-    row_at = np.concatenate(([-1], order))
-    parent = np.empty(n, np.int64)
-    parent[order] = row_at[enclosing[1:]]
-    depth = np.empty(n, np.int32)
+    parent, depth = np.empty(len(start), np.int64), np.empty(len(start), np.int32)
+    parent[order] = np.concatenate(([-1], order))[enclosing[1:]]
     depth[order] = level[1:] - 1
     return depth, parent
 
@@ -86,13 +78,11 @@ def _previous_reaching(thread: _Ints, start: _Ints, end: _Ints, tolerance: int) 
     Everything between an interval and its candidate ends before the interval's own end, so when a candidate does
     not reach, its own candidate is the next to try, settled or not: runs of siblings are skipped in doubling steps.
     """
-    n = len(start)
     reach = np.concatenate(([np.iinfo(np.int64).max], end))
     # An interval that merely outlives the tolerance must still be open when this one begins.
     need = np.maximum(end - tolerance, start + (end > start))
-    candidate = np.arange(-1, n)
-    candidate[0] = 0
-    candidate[1:][np.concatenate(([True], thread[1:] != thread[:-1]))] = 0
+    candidate = np.arange(-1, len(start)).clip(0)
+    candidate[2:][thread[1:] != thread[:-1]] = 0
     active = np.flatnonzero(reach[candidate[1:]] < need) + 1
     while len(active):
         hop = candidate[candidate[active]]

@@ -307,9 +307,8 @@ class NsysSource:
                 "is a database, but not an Nsight Systems export",
                 "export the report with nsys export --type sqlite",
             )
-        for table in present & known:
-            required = ("start", "end") if table in (*_CUDA, _NVTX, _OSRT) else ()
-            for column in set(required) - set(tables.columns(table)):
+        for table in present.intersection((*_CUDA, _NVTX, _OSRT)):
+            for column in {"start", "end"}.difference(tables.columns(table)):
                 raise TraceError(
                     tables.path,
                     f"has a table {table} without the column {column}",
