@@ -781,7 +781,7 @@ def _nanoseconds(raw: list[msgspec.Raw]) -> tuple[_Ints, npt.NDArray[np.bool_]]:
 
 
 def _decimal(number: msgspec.Raw) -> decimal.Decimal | None:
-    """Read one number, rounded to three decimals; None where it is none."""
+    """Read one number, rounded to three decimals; None where it is not a number."""
     try:
         value = decimal.Decimal(bytes(number).decode().strip('"')).quantize(decimal.Decimal("0.001"))
     except (decimal.InvalidOperation, ValueError):
@@ -790,7 +790,7 @@ def _decimal(number: msgspec.Raw) -> decimal.Decimal | None:
 
 
 def _int(value: Any, default: _T, least: int = -(1 << 63), beyond: int = 1 << 63) -> int | _T:
-    """Make an integer of what JSON holds in its place, the default of what is none or out of range."""
+    """Make an integer of what JSON holds in its place; the default where it is not one, or is out of range."""
     if isinstance(value, str):
         digits = re.fullmatch(r"\D*?(-?\d+)(?:\.0*)?\D*", value.strip())  # "7", "stream 7", "stream 7 (sync)"
         value = digits and digits[1]
@@ -814,7 +814,7 @@ def _three(text: bytes) -> list[int]:
 
 
 def _inputs(parts: Sequence[bytes]) -> str:
-    """Give an operator's inputs as one JSON text, the same however the file spaces them; "" where it has none."""
+    """Give an operator's inputs as one JSON text, however the file spaces them; "" where none are recorded."""
     try:
         return json.dumps([json.loads(part or b"[]") for part in parts], separators=(",", ":")) if parts else ""
     except (ValueError, RecursionError):  # a number no Python takes; what its inputs were does not matter then

@@ -385,7 +385,7 @@ class FrameSource:
 
 
 def _stored(columns: Iterable[str]) -> dict[str, None]:
-    """The columns that sources have behind these, in order: a duration is made of a start and an end."""
+    """The columns that a source is asked for, in order. A duration is made of a start and an end."""
     behind = {"duration_ns": TIME_COLUMNS}
     return dict.fromkeys(stored for column in columns for stored in behind.get(column, (column,)))
 
@@ -401,7 +401,7 @@ def capability(major: int | None, minor: int | None) -> str | None:
 
 
 def categorical(codes: np.ndarray, texts: Sequence[str]) -> pd.Categorical:
-    """A categorical column from codes into texts: equal texts become one category, unused ones none.
+    """A categorical column from codes into texts. Equal texts become one category; unused texts are dropped.
 
     Parameters
     ----------
@@ -420,7 +420,7 @@ def categorical(codes: np.ndarray, texts: Sequence[str]) -> pd.Categorical:
     return pd.Categorical.from_codes(codes.astype(small, copy=False), pd.Index(list(texts), dtype="str"))
 
 
-#: What stands in a column of numbers where a source has none, if not 0.
+#: What stands in a column of numbers that a source lacks, if not 0.
 NEUTRAL = {"parent": -1, "sequence": -1}
 
 

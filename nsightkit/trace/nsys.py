@@ -498,7 +498,7 @@ def _joined(parts: list[Any]) -> Any:
 
 
 def _or_zero(values: Array) -> Array:
-    """Without NULLs."""
+    """The values, with 0 in place of NULL."""
     return np.where(values == _NULL, 0, values) if values.min(initial=0) == _NULL else values
 
 

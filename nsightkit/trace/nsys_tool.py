@@ -103,7 +103,7 @@ def version(path: str | os.PathLike[str], timeout_s: float = 20.0) -> tuple[int,
     Raises
     ------
     NsightkitError
-        It does not start, hangs, or says no version.
+        It does not start, hangs, or does not name its version.
     """
     try:
         done = run([os.fspath(path), "--version"], timeout_s)
@@ -191,7 +191,7 @@ def export(report: str | os.PathLike[str], out: str | os.PathLike[str], *, timeo
     Raises
     ------
     TraceError
-        There is no usable nsys, or it cannot read the report. The remedy is a command to run.
+        No usable nsys is installed, or it cannot read the report. The remedy is a command to run.
     """
     report, out = Path(report), Path(out)
     command = shlex.join(export_command(report, out))
@@ -228,7 +228,7 @@ def export(report: str | os.PathLike[str], out: str | os.PathLike[str], *, timeo
 
 
 def exported(report: str | os.PathLike[str]) -> Path:
-    """Give the SQLite export of a ``.nsys-rep``, made when there is none that is newer than the report.
+    """Give the SQLite export of a ``.nsys-rep``, made anew unless one is newer than the report.
 
     It lies beside the report under nsys's own name for it (``x.nsys-rep`` gives ``x.sqlite``), or in the
     user's cache folder when the report's folder is read-only.

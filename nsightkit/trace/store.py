@@ -144,7 +144,7 @@ def is_store(folder: str | os.PathLike[str]) -> bool:
 
 
 def _index_of(folder: Path) -> dict[str, Any]:
-    """What stands in a folder's index; nothing where it has none that can be read."""
+    """What stands in a folder's index; empty where the index is absent or cannot be read."""
     try:
         index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -317,7 +317,7 @@ class _CachedSource:
         return self._fact(f"{table}.size", int, lambda: self._trace().size(table))
 
     def _fact(self, name: str, kind: type[_T], find: Callable[[], _T]) -> _T:
-        """What can be known without columns, from its file; found and kept where that is absent or damaged."""
+        """Read what is known without columns from its file. Where that is absent or damaged, find it and keep it."""
         path = self._folder / f"{name}.json"
         try:
             return msgspec.json.decode(path.read_bytes(), type=kind)

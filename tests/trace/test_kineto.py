@@ -110,7 +110,7 @@ def test_slices_change_nothing(planted, whole, monkeypatch, chunk):
 
 
 @pytest.mark.parametrize("name", ["packed.json.gz", "packed.json", "packed"])
-def test_gzip_is_told_by_its_bytes(planted, whole, tmp_path, name):
+def test_gzip_is_known_by_its_bytes(planted, whole, tmp_path, name):
     path = put(tmp_path, gzip.compress(planted[0].read_bytes(), 1), name)
     same(nsightkit.load(path, cache=False), whole)
 

@@ -248,7 +248,7 @@ def test_parquetdir_of_a_real_export(nsys, tmp_path):
         pd.testing.assert_frame_equal(left, right)
 
 
-def test_cuda_visible_devices_are_told_apart(tmp_path):
+def test_cuda_visible_devices_are_kept_apart(tmp_path):
     out = Export(gpus=2)
     for pid in (10, 11):
         c = out.call("cudaLaunchKernel", Export.thread(pid, pid), 0, 5)
