@@ -6,6 +6,7 @@ time limit, checks the file it should have made, and passes names as arguments, 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import glob
 import os
@@ -21,7 +22,6 @@ from pathlib import Path
 from nsightkit.errors import NsightkitError, TraceError
 from nsightkit.trace._process import find_program, run, tail
 from nsightkit.trace.files import user_cache
-from nsightkit.trace.open import kind_of
 
 __all__ = ["LIBRARIES", "MINIMUM", "environment", "export", "export_command", "exported", "find", "require", "version"]
 
@@ -211,7 +211,7 @@ def export(report: str | os.PathLike[str], out: str | os.PathLike[str], *, timeo
                 problem = f"nsys export was not done within {timeout_s:g} s"
                 raise TraceError(report, problem, f"run it by hand: {command}") from error
             # The exit code says little; the file says all.
-            if kind_of(whole) != "sqlite":
+            if not _is_sqlite(whole):
                 said = tail(done.stdout, 3) or f"exit code {done.returncode}, no message"
                 remedy = "check that the report is whole, then run"
                 if "Version number is invalid" in done.stdout:  # an older nsys refuses the reports of a newer one
@@ -225,6 +225,12 @@ def export(report: str | os.PathLike[str], out: str | os.PathLike[str], *, timeo
             "free some space or make the folder writable, or export it elsewhere and give the .sqlite",
         ) from error
     return out
+
+
+def _is_sqlite(path: Path) -> bool:
+    with contextlib.suppress(OSError), path.open("rb") as stream:
+        return stream.read(16) == b"SQLite format 3\x00"
+    return False
 
 
 def exported(report: str | os.PathLike[str]) -> Path:
@@ -256,7 +262,7 @@ def exported(report: str | os.PathLike[str]) -> Path:
     tag = blake2b(os.fsencode(report.resolve()), digest_size=8).hexdigest()
     kept = user_cache() / "exports" / f"{report.stem}-{tag}.sqlite"
     for made in (beside, kept):
-        if os.access(made, os.R_OK) and kind_of(made) == "sqlite" and made.stat().st_mtime_ns > written_ns:
+        if _is_sqlite(made) and made.stat().st_mtime_ns > written_ns:
             return made
     # `beside` may be there and older: nsys itself treats that name as its own export and replaces it.
     if os.access(beside.absolute().parent, os.W_OK) and not beside.is_dir():
