@@ -13,7 +13,7 @@ from pathlib import Path
 
 from nsightkit.errors import UsageError
 
-__all__ = ["end", "find_program", "run", "tail"]
+__all__ = ["descendants", "end", "find_program", "run", "tail"]
 
 
 def run(
@@ -68,7 +68,13 @@ def run(
         errors="replace",
     ) as process:
         try:
-            output, _ = _wait(process, timeout_s, interrupt_s)
+            try:
+                output, _ = process.communicate(timeout=timeout_s)
+            except subprocess.TimeoutExpired:
+                if not interrupt_s:
+                    raise
+                process.send_signal(signal.SIGINT)
+                output, _ = process.communicate(timeout=interrupt_s)
         except subprocess.TimeoutExpired:
             end(process.pid)
             output, _ = process.communicate()
@@ -79,17 +85,6 @@ def run(
         return subprocess.CompletedProcess(list(command), process.returncode, output or "", "")
 
 
-def _wait(process: subprocess.Popen[str], timeout_s: float, interrupt_s: float) -> tuple[str, str]:
-    try:
-        return process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        if not interrupt_s:
-            raise
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signal.SIGINT)
-        return process.communicate(timeout=interrupt_s)
-
-
 def end(pid: int) -> None:
     """End a process and all below it; a profiler puts the profiled program into a session of its own.
 
@@ -97,13 +92,18 @@ def end(pid: int) -> None:
     ----------
     pid : int
     """
-    below = _descendants(pid)
-    for each in (pid, *below):
+    for each in (pid, *descendants(pid)):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(each, signal.SIGKILL)
 
 
-def _descendants(pid: int) -> list[int]:
+def descendants(pid: int) -> list[int]:
+    """All processes that a process started, and those that these started.
+
+    Parameters
+    ----------
+    pid : int
+    """
     parents: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError, IndexError):

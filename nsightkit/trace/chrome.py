@@ -9,9 +9,12 @@ picture, so events that do are moved to a track of their own beside it; ``place`
 
 from __future__ import annotations
 
+import contextlib
 import gzip
+import itertools
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
@@ -26,19 +29,16 @@ from nsightkit.errors import UsageError
 from nsightkit.trace.files import replacing
 from nsightkit.trace.kineto import COLLECTIVE, MEMBERS, short_kernel_name
 from nsightkit.trace.model import GPU_TABLES, Trace
-from nsightkit.trace.nesting import nesting
+from nsightkit.trace.nesting import crossings, lanes
 from nsightkit.trace.share.clean import clean
 
-__all__ = ["write"]
+__all__ = ["json_text", "write"]
 
 _Ints = npt.NDArray[np.integer[Any]]
 _Piece: TypeAlias = "str | pa.Array"
 
 _ROWS = 1 << 16  # events that are text at the same time
 _THREAD_MASK = (1 << 24) - 1
-#: So many operations of a stream can overlap, each on a track of its own: a GPU runs no more than 128 grids at a time
-#: (CUDA C++ Programming Guide, "maximum number of resident grids per device"). What is left shares the last track.
-_LANES = 128
 #: Perfetto takes 32 bits of a process or thread id, and thread 0 of a process for its main thread.
 _LARGEST_ID = (1 << 32) - 1
 #: Tables whose events are slices on their thread's track.
@@ -73,13 +73,12 @@ def write(trace: Trace, path: str | os.PathLike[str]) -> None:
     if trace.path is not None and path.exists() and Path(trace.path).exists() and path.samefile(trace.path):
         raise UsageError(f"{path} is the trace itself; give another name for the copy")
     trace = clean(trace)
-    with replacing(path) as file:
+    with contextlib.ExitStack() as stack:
+        out: Any = stack.enter_context(replacing(path))
         if path.suffix == ".gz":
             # No name and no time in the header: the same trace gives the same bytes.
-            with gzip.GzipFile("", "wb", compresslevel=5, fileobj=file, mtime=0) as packed:
-                _Export(trace).to(packed)
-        else:
-            _Export(trace).to(file)
+            out = stack.enter_context(gzip.GzipFile("", "wb", compresslevel=5, fileobj=out, mtime=0))
+        _Export(trace).to(out)
 
 
 class _Export:
@@ -108,14 +107,16 @@ class _Export:
     def to(self, out: BinaryIO | gzip.GzipFile) -> None:
         """Write the whole document."""
         meta = self.trace.meta
-        head: dict[str, Any] = {"schemaVersion": 1, "displayTimeUnit": "ms"}
-        head["deviceProperties"] = [_device_properties(g) for g in meta.gpus]
-        if meta.distributed:
-            head["distributedInfo"] = meta.distributed
         kept = ("tool", "tool_version", "driver", "missing", "window_ns")
-        head["nsightkit"] = {"t0_ns": self.trace.t0_ns, **{field: getattr(meta, field) for field in kept}}
-        out.write(_json(head)[:-1].encode() + b', "traceEvents": [')
-        first = ",\n".join(_json(e) for e in self._metadata()).encode()
+        head = {
+            "schemaVersion": 1,
+            "displayTimeUnit": "ms",
+            "deviceProperties": [_device_properties(g) for g in meta.gpus],
+            **({"distributedInfo": meta.distributed} if meta.distributed else {}),
+            "nsightkit": {"t0_ns": self.trace.t0_ns, **{field: getattr(meta, field) for field in kept}},
+        }
+        out.write(json_text(head)[:-1].encode() + b', "traceEvents": [')
+        first = ",\n".join(json_text(e) for e in self._metadata()).encode()
         out.write(first)
         for text in self._events():
             out.write(text if first else text.removeprefix(b","))
@@ -129,37 +130,24 @@ class _Export:
         places: dict[str, pd.DataFrame] = {}
         for tables, label in _GPU_TRACKS:
             frames = {table: self.trace.table(table, ["start_ns", "end_ns", "device", "stream"]) for table in tables}
-            places |= _split(self._on_tracks(pd.concat(frames.values(), ignore_index=True), label), frames)
+            events = pd.concat(frames.values(), ignore_index=True)
+            for device in sorted(set(events["device"].unique().tolist()) - self.gpu_pid.keys()):
+                taken = {*self.pid.values(), *self.gpu_pid.values()}
+                self.gpu_pid[device] = device if device >= 0 and device not in taken else self._free_pid()
+            queue = events.groupby(["device", "stream"]).ngroup().to_numpy(np.int64)
+            events["lane"] = lanes(queue, events["start_ns"].to_numpy(), events["end_ns"].to_numpy())
+            tracks, tids = events.groupby(["device", "stream", "lane"]), []
+            for device, stream, lane in tracks.size().index.tolist():
+                used = {tid for (other, _, _), tid in self.tracks.items() if other == device}
+                beside = f"{label} overlap {lane}" if lane else label
+                own = [stream] if 0 < stream <= _LARGEST_ID and not beside else []
+                free = itertools.chain(own, itertools.count(1_000_000 + len(self.tracks)))
+                tids.append(next(tid for tid in free if tid not in used))
+                self.tracks[device, stream, beside] = tids[-1]
+            events["pid"] = events["device"].map(self.gpu_pid).astype("int64")
+            events["tid"] = np.array(tids, np.int64)[tracks.ngroup()]
+            places |= _split(events[["pid", "tid"]], events["start_ns"], frames)
         return places
-
-    def _on_tracks(self, frame: pd.DataFrame, label: str) -> pd.DataFrame:
-        if not len(frame):
-            return pd.DataFrame(columns=["pid", "tid", "shares"], dtype=np.int64).astype({"shares": bool})
-        for device in sorted({int(d) for d in frame["device"].unique()} - self.gpu_pid.keys()):
-            taken = {*self.pid.values(), *self.gpu_pid.values()}
-            self.gpu_pid[device] = device if device >= 0 and device not in taken else self._free_pid()
-        stream = frame.groupby(["device", "stream"], sort=False).ngroup().to_numpy(np.int64)
-        lane = _lanes(stream, frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy())
-        keys, which = np.unique(
-            np.stack([frame["device"].to_numpy(np.int64), frame["stream"].to_numpy(np.int64), lane]),
-            axis=1,
-            return_inverse=True,
-        )
-        used = {(device, tid) for (device, _, _), tid in self.tracks.items()}
-        tids = np.empty(keys.shape[1], np.int64)
-        for i, (device, stream, depth) in enumerate(keys.T.tolist()):
-            key = (device, stream, f"{label}{f' overlap {depth}' if depth else ''}")
-            if key not in self.tracks:
-                own = 0 < stream <= _LARGEST_ID and not key[2] and (device, stream) not in used
-                tid = stream if own else 1_000_000 + len(self.tracks)
-                while (device, tid) in used:
-                    tid += 1
-                used.add((device, tid))
-                self.tracks[key] = tid
-            tids[i] = self.tracks[key]
-        pid = frame["device"].map(self.gpu_pid).to_numpy(np.int64)
-        place = pd.DataFrame({"pid": pid, "tid": tids[which.reshape(-1)]})
-        return place.assign(shares=_shared(place, frame["start_ns"]))
 
     def _cpu_places(self) -> dict[str, pd.DataFrame]:
         """Where each event of the program goes: its thread, or a track beside it if it crosses another event."""
@@ -168,28 +156,25 @@ class _Export:
         events = pd.concat(frames.values(), ignore_index=True)
         start, end, process = (events[c].to_numpy(np.int64) for c in ("start_ns", "end_ns", "process"))
         tid = np.where(process == -1, 0, events["thread"] & _THREAD_MASK)  # -1: the profiler, on no thread it names
-        thread = pd.DataFrame({"process": process, "tid": tid}).groupby(["process", "tid"]).ngroup().to_numpy(np.int64)
+        place = pd.DataFrame({"own_pid": process, "own_tid": tid, "lane": -1})
+        thread = place.groupby(["own_pid", "own_tid"]).ngroup().to_numpy(np.int64)
         crossing = np.zeros(len(events), bool)
         rows = np.flatnonzero(np.concatenate((~flat, np.ones(len(events) - len(flat), bool))))
         while len(rows):
-            found = _crossing(thread[rows], start[rows], end[rows])
+            found = crossings(thread[rows], start[rows], end[rows])
             crossing[rows[found]] = True
             # Without them, what was nested in them may be seen to cross something else.
             rows = rows[~found & np.isin(thread[rows], thread[rows[found]])]
-        pids, which = np.unique(process, return_inverse=True)
-        pid = np.array([self.pid[int(p)] for p in pids], np.int64)[which]
-        place = pd.DataFrame({"pid": pid, "tid": tid, "own_pid": process, "own_tid": tid})
-        place["moved"] = crossing | (tid == 0) | (pid != process)
-        rows = np.flatnonzero(crossing | (tid == 0))
-        lane = np.full(len(rows), -1, np.int64)
-        lane[crossing[rows]] = _lanes(*(column[rows[crossing[rows]]] for column in (thread, start, end)))
-        keys, which = np.unique(np.stack([process[rows], tid[rows], lane]), axis=1, return_inverse=True)
-        for own_pid, own_tid, depth in keys.T.tolist():
-            # no thread of the model has such an id
-            self.beside[own_pid, own_tid, depth] = _THREAD_MASK + 1 + len(self.beside)
-        place.loc[rows, "tid"] = np.array(list(self.beside.values()), np.int64)[which.reshape(-1)]
-        place = place.assign(shares=_shared(place, events["start_ns"]))
-        return _split(place, frames)
+        place.loc[crossing, "lane"] = lanes(thread[crossing], start[crossing], end[crossing])
+        place["pid"] = place["own_pid"].map(self.pid).astype("int64")
+        place["tid"] = tid
+        apart = crossing | (tid == 0)
+        place["moved"] = apart | (place["pid"] != process)
+        tracks = place[apart].groupby(["own_pid", "own_tid", "lane"])
+        for key in tracks.size().index.tolist():
+            self.beside[key] = _THREAD_MASK + 1 + len(self.beside)  # no thread of the model has such an id
+        place.loc[apart, "tid"] = np.array(list(self.beside.values()), np.int64)[tracks.ngroup()]
+        return _split(place, events["start_ns"], frames)
 
     def _metadata(self) -> Iterator[dict[str, Any]]:
         names = {g.device: g.name for g in self.trace.meta.gpus}
@@ -218,108 +203,79 @@ class _Export:
     # --- events ---
 
     def _events(self) -> Iterator[bytes]:
-        for table in (*GPU_TABLES, "syncs", *_CPU_TABLES[1:]):
-            yield from self._table(table)
-        yield from self._ranges()
+        for table in (*GPU_TABLES, "syncs", *_CPU_TABLES[1:], "ranges"):
+            frame = self.trace.table(table)
+            # Start/End ranges overlap at will, which only asynchronous events may.
+            at_will = (frame["kind"] == "startend").to_numpy() if table == "ranges" else np.zeros(len(frame), bool)
+            for rows in _slices(len(frame)):
+                if len(own := rows[~at_will[rows]]):
+                    yield self._complete(table, frame.iloc[own])
+                if len(asynchronous := rows[at_will[rows]]):
+                    yield from self._begin_and_end(frame.iloc[asynchronous])
         yield from self._flows()
 
-    def _table(self, table: str) -> Iterator[bytes]:
-        frame = self.trace.table(table)
-        for rows in _slices(len(frame)):
-            some, where = frame.iloc[rows], self.place[table].iloc[rows]
-            yield _text(
-                ',\n{"ph":"X",',
-                *_described(table, some),
-                *_placed(where),
-                *_timed(some["start_ns"]),
-                ',"dur":',
-                *_us((some["end_ns"] - some["start_ns"]).to_numpy()),
-                _bound(self.bound[table][rows], "flow_in" if table in GPU_TABLES else "flow_out"),
-                "}",
-            )
+    def _complete(self, table: str, some: pd.DataFrame) -> bytes:
+        call, direction = self.bound[table][some.index], "flow_in" if table in GPU_TABLES else "flow_out"
+        return _text(
+            ',\n{"ph":"X",',
+            *_described(table, some),
+            *_placed(self.place[table].iloc[some.index]),
+            *_at(some["start_ns"]),
+            ',"dur":',
+            *_us(some["end_ns"] - some["start_ns"]),
+            _where(call >= 0, ',"bind_id":', _plain(call + _FIRST_BOUND), f',"{direction}":true'),
+            "}",
+        )
 
-    def _ranges(self) -> Iterator[bytes]:
-        """Annotations; Start/End ranges overlap at will, which only asynchronous events may."""
-        frame = self.trace.table("ranges")
-        async_ = (frame["kind"] == "startend").to_numpy()
-        place = self.place["ranges"]
-        for rows in _slices(len(frame)):
-            for is_async in (False, True):
-                mine = async_[rows] == is_async
-                some, where = frame.iloc[rows][mine], place.iloc[rows][mine]
-                if not len(some):
-                    continue
-                duration = (some["end_ns"] - some["start_ns"]).to_numpy()
-                name: list[_Piece] = ['"name":', _labels(some["name"])]
-                args: list[_Piece] = [
-                    _combined(some, ["domain", "kind"], _range_args),
-                    ',"open":',
-                    _flag(some["open"]),
-                    ',"end thread":',
-                    _number(some["end_thread"] & _THREAD_MASK),
-                ]
-                category = _each(some["kind"], _range_category)
-                if not is_async:
-                    yield _text(
-                        ',\n{"ph":"X",', category, *name, ',"args":{', *args, "}", *_placed(where),
-                        *_timed(some["start_ns"]), ',"dur":', *_us(duration), "}",
-                    )  # fmt: skip
-                    continue
-                ident: list[_Piece] = [',"id":', _number(pd.Series(some.index))]
-                yield _text(
-                    ',\n{"ph":"b",', category, *name, *ident, ',"args":{', *args, ',"duration_ns":',
-                    _number(pd.Series(duration)), "}", *_placed(where), *_timed(some["start_ns"]), "}",
-                )  # fmt: skip
-                yield _text(',\n{"ph":"e",', category, *name, *ident, *_placed(where), *_timed(some["end_ns"]), "}")
+    def _begin_and_end(self, some: pd.DataFrame) -> Iterator[bytes]:
+        event: list[_Piece] = [*_HEADS["ranges"](some), ',"id":', _plain(some.index)]
+        place = _placed(self.place["ranges"].iloc[some.index])
+        exact: list[_Piece] = [',"duration_ns":', _plain(some["end_ns"] - some["start_ns"])]
+        args = _args([*_range_args(some), *exact])
+        yield _text(',\n{"ph":"b",', *event, *args, *place, *_at(some["start_ns"]), "}")
+        yield _text(',\n{"ph":"e",', *event, *place, *_at(some["end_ns"]), "}")
 
     def _flows(self) -> Iterator[bytes]:
-        first = 0
-        for arrows in self.arrows:
-            for rows in _slices(len(arrows)):
-                some = arrows.iloc[rows]
-                ident = _number(pd.Series(np.arange(first, first + len(some))))
-                first += len(some)
-                end = _placed(some[["to_pid", "to_tid"]].set_axis(["pid", "tid"], axis=1))
-                flow = '"cat":"ac2g","name":"ac2g","id":'
-                yield _text(
-                    ',\n{"ph":"s",', flow, ident, *_placed(some), *_timed(some["start_ns"]),
-                    '},\n{"ph":"f","bp":"e",', flow, ident, *end, *_timed(some["to_ns"]), "}",
-                )  # fmt: skip
+        flow = '"cat":"ac2g","name":"ac2g","id":'
+        for rows in _slices(len(self.arrows)):
+            some, ident = self.arrows.iloc[rows], _plain(rows)
+            end = _placed(some[["to_pid", "to_tid"]].set_axis(["pid", "tid"], axis=1))
+            yield _text(
+                ',\n{"ph":"s",', flow, ident, *_placed(some), *_at(some["start_ns"]),
+                '},\n{"ph":"f","bp":"e",', flow, ident, *end, *_at(some["to_ns"]), "}",
+            )  # fmt: skip
 
-    def _arrows(self) -> list[pd.DataFrame]:
+    def _arrows(self) -> pd.DataFrame:
         """Arrows from the launching call (the outermost where driver and runtime share a number) to its GPU work.
 
         A viewer finds the slices at an arrow's ends by track and time. Where that is ambiguous, because another slice
         begins there at the same time, the two slices carry the arrow themselves.
         """
         calls = self.trace.table("calls", ["start_ns", "process", "correlation"])
-        calls = calls.assign(row=np.arange(len(calls))).join(self._drawn("calls"))
+        drawn = ["pid", "tid", "shares"]
+        calls = calls.assign(row=np.arange(len(calls))).join(self.place["calls"][drawn])
         calls = calls[calls["correlation"] != 0].sort_values("start_ns", kind="stable")
         calls = calls.drop_duplicates(["process", "correlation"])
         arrows = []
         for table in GPU_TABLES:
             ops = self.trace.table(table, ["start_ns", "process", "correlation"]).rename(columns={"start_ns": "to_ns"})
-            ops = ops.assign(to_row=np.arange(len(ops))).join(self._drawn(table).add_prefix("to_"))
+            ops = ops.assign(to_row=np.arange(len(ops))).join(self.place[table][drawn].add_prefix("to_"))
             both = calls.merge(ops, on=["process", "correlation"], how="inner")
             unclear = both["shares"] | both["to_shares"]
             for name, row in (("calls", "row"), (table, "to_row")):
                 self.bound[name][both.loc[unclear, row]] = both.loc[unclear, "row"]
             arrows.append(both[~unclear])
-        return arrows
-
-    def _drawn(self, table: str) -> pd.DataFrame:
-        return self.place[table][["pid", "tid", "shares"]].reset_index(drop=True)
+        return pd.concat(arrows, ignore_index=True)
 
 
-def _split(place: pd.DataFrame, frames: dict[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
-    """Give each table its rows of what was made of all of them."""
-    ends = np.cumsum([len(frame) for frame in frames.values()])
-    return {t: place.iloc[end - len(f) : end] for (t, f), end in zip(frames.items(), ends, strict=True)}
-
-
-def _shared(place: pd.DataFrame, start: pd.Series[Any]) -> npt.NDArray[np.bool_]:
-    """Whether another slice of the track begins at the same time."""
-    return place[["pid", "tid"]].assign(start=start.to_numpy()).duplicated(keep=False).to_numpy()
+def _split(place: pd.DataFrame, start: pd.Series[Any], frames: dict[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
+    """Give each table its rows of what was made of all of them, and whether another slice begins there just then."""
+    shares = place[["pid", "tid"]].assign(start=start).duplicated(keep=False)
+    place = place.assign(shares=shares)
+    ends = np.cumsum([len(frame) for frame in frames.values()]).tolist()
+    return {
+        t: place[end - len(f) : end].reset_index(drop=True) for (t, f), end in zip(frames.items(), ends, strict=True)
+    }
 
 
 def _metadatum(kind: str, pid: int, tid: int, **args: Any) -> dict[str, Any]:
@@ -339,95 +295,47 @@ def _device_properties(gpu: Any) -> dict[str, Any]:
     return {key: value for key, value in known.items() if value is not None}
 
 
-def _lanes(track: _Ints, start: _Ints, end: _Ints) -> _Ints:
-    """Give intervals lanes, so that those of one lane of a track do not overlap: 0 where a track is in order.
-
-    First fit in order of time, which needs no more lanes than intervals overlap at a time.
-    """
-    lane = np.zeros(len(track), np.int64)
-    order = np.lexsort((end, start, track))
-    for rows in np.split(order, np.flatnonzero(np.diff(track[order])) + 1):
-        for depth in range(1, _LANES):
-            begin, finish = start[rows], end[rows]
-            if not (begin[1:] < np.maximum.accumulate(finish)[:-1]).any():
-                break
-            rows = rows[~_in_turn(begin, finish)]  # noqa: PLW2901 - what is left for the next lane
-            lane[rows] = depth
-    return lane
-
-
-def _in_turn(start: _Ints, end: _Ints) -> npt.NDArray[np.bool_]:
-    """The first interval, the next that begins after its end, and so on; `start` ascends."""
-    n = len(start)
-    following = np.append(np.maximum(np.searchsorted(start, end), np.arange(1, n + 1)), n)
-    taken = np.zeros(n + 1, bool)
-    taken[0] = True
-    # After k rounds `following` leads 2**k intervals on, and all that are fewer than that from the first are known.
-    while following[0] < n:
-        taken[following[taken]] = True
-        following = following[following]
-    taken[following[taken]] = True
-    return taken[:n]
-
-
-def _crossing(thread: _Ints, start: _Ints, end: _Ints) -> npt.NDArray[np.bool_]:
-    """Intervals that begin inside an earlier one of their thread and outlast it."""
-    _, around = nesting(thread, start, end)
-    ever = int(end.max(initial=0)) - int(start.min(initial=0)) + 1
-    _, open_ = nesting(thread, start, end, tolerance=ever)  # the one that is open at the start, whenever it ends
-    return np.asarray(around != open_)
-
-
 # --- text, a column at a time ---
 
 
-def _slices(n: int) -> Iterator[slice]:
-    return (slice(i, i + _ROWS) for i in range(0, n, _ROWS))
+def _slices(n: int) -> Iterator[_Ints]:
+    return (np.arange(i, min(i + _ROWS, n)) for i in range(0, n, _ROWS))
 
 
 def _text(*pieces: _Piece) -> bytes:
     """Rows of text from columns of text and constants between them."""
-    joined = pc.binary_join_element_wise(*pieces, "")
-    return b"".join(_bytes_of(part) for part in (joined.chunks if isinstance(joined, pa.ChunkedArray) else [joined]))
+    return "".join(pc.binary_join_element_wise(*pieces, "").to_pylist()).encode()
 
 
-def _bytes_of(text: pa.Array) -> bytes:
-    """All strings of an array, one after the other: that is how Arrow holds them."""
-    data = text.buffers()[2]
-    offsets = np.frombuffer(text.buffers()[1], np.int64 if pa.types.is_large_string(text.type) else np.int32)
-    first, last = int(offsets[text.offset]), int(offsets[text.offset + len(text)])
-    return b"" if data is None else data.slice(first, last - first).to_pybytes()
-
-
-def _number(values: pd.Series[Any]) -> pa.Array:
-    return pa.array(values.to_numpy(np.int64)).cast(pa.string())
-
-
-def _flag(values: pd.Series[Any]) -> pa.Array:
-    return pa.array(values.to_numpy(bool)).cast(pa.string())
+def _plain(values: npt.ArrayLike) -> pa.Array:
+    """Numbers or truths as JSON has them."""
+    return pa.array(np.asarray(values)).cast(pa.string())
 
 
 _THOUSANDTHS = pa.array([f"{i:03d}" for i in range(1000)])
 
 
-def _us(ns: npt.NDArray[Any]) -> list[_Piece]:
+def _us(ns: npt.ArrayLike) -> list[_Piece]:
     """Microseconds with three decimals; `ns` must not be negative."""
-    whole, rest = np.divmod(ns.astype(np.int64), 1000)
-    return [pa.array(whole).cast(pa.string()), ".", _THOUSANDTHS.take(pa.array(rest))]
+    whole, rest = np.divmod(np.asarray(ns, np.int64), 1000)
+    return [_plain(whole), ".", _THOUSANDTHS.take(pa.array(rest))]
 
 
-def _json(value: object) -> str:
-    """JSON in UTF-8 itself: Perfetto shows the digits of an escape, and not what they stand for."""
+def _at(ns: npt.ArrayLike) -> list[_Piece]:
+    return [',"ts":', *_us(ns)]
+
+
+def json_text(value: object) -> str:
+    """JSON in UTF-8 itself: Perfetto shows the digits of an escape, and not what they stand for.
+
+    Parameters
+    ----------
+    value : object
+    """
     text = json.dumps(value, ensure_ascii=False, default=str)
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # half a character
+    if re.search("[\ud800-\udfff]", text):  # half a character
         return json.dumps(value, default=str)
     return text
-
-
-def _timed(at: pd.Series[Any]) -> list[_Piece]:
-    return [',"ts":', *_us(at.to_numpy())]
 
 
 def _each(column: pd.Series[Any], text: Callable[[str], str]) -> pa.Array:
@@ -438,26 +346,20 @@ def _each(column: pd.Series[Any], text: Callable[[str], str]) -> pa.Array:
 
 def _labels(names: pd.Series[Any]) -> pa.Array:
     """JSON strings of a categorical."""
-    return _each(names, _json)
+    return _each(names, json_text)
 
 
 def _collective(described: str) -> str:
     """Describe a collective as Kineto does: members of `args`."""
     known = {k: v for k, v in json.loads(described or "{}").items() if k in COLLECTIVE}
-    return f",{_json(known)[1:-1]}" if known else ""
-
-
-def _sequences(number: pd.Series[Any]) -> _Piece:
-    numbers = pa.array(number.to_numpy())
-    said = pc.binary_join_element_wise(',"Seq":', numbers.cast(pa.string()), "")
-    return pc.if_else(pc.greater_equal(numbers, 0), said, "")
+    return f",{json_text(known)[1:-1]}" if known else ""
 
 
 def _inputs(given: str) -> str:
     """What Kineto writes of an operator's inputs."""
     if not given:
         return ""
-    dims, types, values = map(_json, json.loads(given))
+    dims, types, values = map(json_text, json.loads(given))
     return f',"Input Dims":{dims},"Input type":{types},"Concrete Inputs":{values}'
 
 
@@ -469,78 +371,95 @@ def _combined(some: pd.DataFrame, columns: Sequence[str], text: Callable[..., st
     return pa.array(texts).take(pa.array(which.reshape(-1)))
 
 
+def _where(said: npt.ArrayLike, *pieces: _Piece) -> _Piece:
+    """Rows of text, empty where it is not to be said."""
+    return pc.if_else(pa.array(np.asarray(said)), pc.binary_join_element_wise(*pieces, ""), "")
+
+
 def _placed(where: pd.DataFrame) -> list[_Piece]:
-    pieces: list[_Piece] = [',"pid":', _number(where["pid"]), ',"tid":', _number(where["tid"])]
-    if "moved" in where and where["moved"].any():
-        own = pc.binary_join_element_wise(
-            ',"place":[', _number(where["own_pid"]), ",", _number(where["own_tid"]), "]", ""
-        )
-        pieces.append(pc.if_else(pa.array(where["moved"].to_numpy()), own, ""))
+    pieces: list[_Piece] = [',"pid":', _plain(where["pid"]), ',"tid":', _plain(where["tid"])]
+    if "moved" in where:
+        own = _plain(where["own_pid"]), ",", _plain(where["own_tid"])
+        pieces.append(_where(where["moved"], ',"place":[', *own, "]"))
     return pieces
-
-
-def _bound(call: _Ints, direction: str) -> _Piece:
-    if (call < 0).all():
-        return ""
-    ident = _number(pd.Series(call + _FIRST_BOUND))
-    said = pc.binary_join_element_wise(',"bind_id":', ident, f',"{direction}":true', "")
-    return pc.if_else(pa.array(call >= 0), said, "")
-
-
-#: Members of the `args` of every slice of a GPU's.
-_ON_GPU = {"device": "device", "stream": "stream"}
-#: By table: the category of its slices as Kineto has it.
-_CATEGORIES = {
-    "kernels": "kernel",
-    "graphs": "graph_replay",
-    "syncs": "cuda_sync",
-    "calls": "cuda_runtime",
-    "ops": "cpu_op",
-    "os_calls": "os_call",
-    "overhead": "overhead",
-}
 
 
 def _described(table: str, some: pd.DataFrame) -> list[_Piece]:
     """Category, name and `args` of slices."""
-    more: list[_Piece] = []
-    if table == "memops":
-        pieces = [_combined(some, ["kind", "src_kind", "dst_kind"], _memop_event)]
-    else:
-        name = _labels(some["kind" if table == "syncs" else "name"]) if table != "graphs" else '"CUDA graph"'
-        pieces = [f'"cat":"{_CATEGORIES[table]}","name":', name]
+    numbers = (_ON_GPU if "device" in some else {}) | MEMBERS.get(table, {})
     if table == "kernels":
         both = some["static_shared_bytes"].astype("int64") + some["dynamic_shared_bytes"]
         some = some.assign(dynamic_shared_bytes=both)  # Kineto's is the sum
-        for field in ("grid", "block"):
-            x, y, z = (_number(some[f"{field}_{axis}"]) for axis in "xyz")
-            more += [f',"{field}":[', x, ",", y, ",", z, "]"]
-        more += [_each(some["collective"], _collective), _sequences(some["sequence"])]
-        more += [_combined(some, ["name", "short_name"], _short_name)]
-    elif table == "syncs":
-        more = [',"cuda_sync_kind":', _labels(some["kind"])]
-    elif table == "ops":
-        more = [_each(some["inputs"], _inputs)]
-    fields = (_ON_GPU if "device" in some else {}) | MEMBERS.get(table, {})
-    for before, (column, member) in zip([',"args":{', *[","] * len(fields)], fields.items(), strict=False):
-        pieces += [f'{before}"{member}":', _number(some[column])]
-    return [*pieces, *more, "}"] if fields else pieces
+    args: list[_Piece] = []
+    for column, member in numbers.items():
+        args += [f',"{member}":', _plain(some[column])]
+    args += _FURTHER_ARGS[table](some) if table in _FURTHER_ARGS else []
+    return _HEADS[table](some) + (_args(args) if args else [])
+
+
+def _args(pieces: list[_Piece]) -> list[_Piece]:
+    return [f',"args":{{{pieces[0].removeprefix(",")}', *pieces[1:], "}"]
 
 
 def _short_name(name: str, given: str) -> str:
     """Write the short name where it is not the one that follows from the name."""
-    return "" if short_kernel_name(name) == given else f',"short name":{_json(given)}'
+    return "" if short_kernel_name(name) == given else f',"short name":{json_text(given)}'
 
 
 def _memop_event(kind: str, source: str, target: str) -> str:
     if kind == "memset":
-        return f'"cat":"gpu_memset","name":{_json(f"Memset ({target.title()})")}'
-    return f'"cat":"gpu_memcpy","name":{_json(f"Memcpy {kind} ({source.title()} -> {target.title()})")}'
-
-
-def _range_args(domain: str, kind: str) -> str:
-    return f'"domain":{_json(domain)},"kind":{_json(kind)}'
+        return f'"cat":"gpu_memset","name":{json_text(f"Memset ({target.title()})")}'
+    return f'"cat":"gpu_memcpy","name":{json_text(f"Memcpy {kind} ({source.title()} -> {target.title()})")}'
 
 
 def _range_category(kind: str) -> str:
     return f'"cat":"{"user_annotation" if kind == "annotation" else "nvtx"}",'
+
+
+def _named(category: str, column: str = "name") -> Callable[[pd.DataFrame], list[_Piece]]:
+    return lambda some: [f'"cat":"{category}","name":', _labels(some[column])]
+
+
+#: By table: category and name of its slices, as Kineto has them.
+_HEADS: dict[str, Callable[[pd.DataFrame], list[_Piece]]] = {
+    "kernels": _named("kernel"),
+    "memops": lambda some: [_combined(some, ["kind", "src_kind", "dst_kind"], _memop_event)],
+    "graphs": lambda _: ['"cat":"graph_replay","name":"CUDA graph"'],
+    "syncs": _named("cuda_sync", "kind"),
+    "calls": _named("cuda_runtime"),
+    "ranges": lambda some: [_each(some["kind"], _range_category), '"name":', _labels(some["name"])],
+    "ops": _named("cpu_op"),
+    "os_calls": _named("os_call"),
+    "overhead": _named("overhead"),
+}
+#: Members of the `args` of every slice of a GPU's.
+_ON_GPU = {"device": "device", "stream": "stream"}
+
+
+def _kernel_args(some: pd.DataFrame) -> list[_Piece]:
+    pieces: list[_Piece] = []
+    for field in ("grid", "block"):
+        x, y, z = (_plain(some[f"{field}_{axis}"]) for axis in "xyz")
+        pieces += [f',"{field}":[', x, ",", y, ",", z, "]"]
+    names = _combined(some, ["name", "short_name"], _short_name)
+    sequence = _where(some["sequence"] >= 0, ',"Seq":', _plain(some["sequence"]))
+    return [*pieces, _each(some["collective"], _collective), sequence, names]
+
+
+def _range_args(some: pd.DataFrame) -> list[_Piece]:
+    pieces: list[_Piece] = [
+        ',"open":',
+        _plain(some["open"]),
+        ',"end thread":',
+        _plain(some["end_thread"] & _THREAD_MASK),
+    ]
+    return [*pieces, ',"domain":', _labels(some["domain"]), ',"kind":', _labels(some["kind"])]
+
+
+#: By table: what stands in `args` beside the numbers of :data:`~nsightkit.trace.kineto.MEMBERS`.
+_FURTHER_ARGS: dict[str, Callable[[pd.DataFrame], list[_Piece]]] = {
+    "kernels": _kernel_args,
+    "syncs": lambda some: [',"cuda_sync_kind":', _labels(some["kind"])],
+    "ops": lambda some: [_each(some["inputs"], _inputs)],
+    "ranges": _range_args,
+}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from typing import BinaryIO
 
 from nsightkit.errors import TraceError
 
-__all__ = ["refusing", "replacing", "umask"]
+__all__ = ["refusing", "replacing", "umask", "user_cache"]
 
 
 @contextmanager
@@ -65,3 +66,9 @@ def umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+def user_cache() -> Path:
+    """Where nsightkit keeps what it makes and cannot leave beside a trace."""
+    usual = Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
+    return Path(os.environ.get("XDG_CACHE_HOME") or usual) / "nsightkit"

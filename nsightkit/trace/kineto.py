@@ -41,12 +41,14 @@ from nsightkit.trace.model import (
     Gpu,
     Source,
     TraceMeta,
+    capability,
     categorical,
     complete,
 )
 from nsightkit.trace.nesting import nesting
 
 __all__ = [
+    "CHUNK_BYTES",
     "COLLECTIVE",
     "MEMBERS",
     "all_of",
@@ -62,7 +64,7 @@ _Ints = npt.NDArray[np.int64]
 _T = TypeVar("_T")
 
 _GZIP_MAGIC = b"\x1f\x8b"
-_CHUNK_BYTES = 2 << 20  # measured: fastest of 1, 2, 4, 8 and 16 MiB, and the smallest peak
+CHUNK_BYTES = 2 << 20  # measured: fastest of 1, 2, 4, 8 and 16 MiB, and the smallest peak
 _REMEDY = "give a trace that torch.profiler exported (export_chrome_trace)"
 _AGAIN = "capture or copy it again"
 
@@ -134,11 +136,11 @@ _ABSENT = msgspec.Raw(b"")
 _ARGS: dict[str, Any] = {
     **{member: 0 for members in MEMBERS.values() for member in members.values()},
     **dict.fromkeys(COLLECTIVE),
-    **dict.fromkeys(("device", "stream", "grid", "block", "cuda_sync_kind")),
+    **dict.fromkeys(("device", "stream", "cuda_sync_kind")),
     "Seq": -1,
     "name": None,  # of metadata events
-    # of operators, where shapes were recorded; left undecoded, as few distinct ones stand for many operators
-    **dict.fromkeys(("Input Dims", "Input type", "Concrete Inputs"), _ABSENT),
+    # left undecoded, as few distinct ones stand for many events
+    **dict.fromkeys(("grid", "block", "Input Dims", "Input type", "Concrete Inputs"), _ABSENT),
     # written by our own export only
     **dict.fromkeys(("short name", "end thread", "duration_ns")),
     "process": -1,
@@ -222,9 +224,7 @@ def open_kineto(path: str | os.PathLike[str], *, cache: bool = True) -> Source:
         The file is truncated, or JSON of another kind.
     """
     path = Path(path)
-    if cache:
-        return store.cached(path, lambda: FrameSource(*decode(path)), "kineto")
-    return FrameSource(*decode(path))
+    return store.cached(path, lambda: FrameSource(*decode(path)), "kineto") if cache else FrameSource(*decode(path))
 
 
 def decode(path: str | os.PathLike[str]) -> tuple[dict[str, pd.DataFrame], TraceMeta]:
@@ -270,14 +270,9 @@ def short_kernel_name(name: str) -> str:
         ``reduce_kernel``
     """
     text = name.replace("(anonymous namespace)", "").replace("operator()", "operator")
-    kept, depth = [], 0
-    for piece in re.split(r"([<>(])", text):
-        if piece == "(" and depth == 0:
-            break
-        depth += {"<": 1, ">": -1}.get(piece, 0)
-        if depth == 0 and piece != ">":
-            kept.append(piece)
-    words = "".join(kept).split()
+    while (outer := re.sub("<[^<>]*>", "", text)) != text:
+        text = outer
+    words = re.split("[<(]", text)[0].split()  # a "<" that is left is that of a name cut short
     return (words[-1].rsplit("::", 1)[-1] if words else "") or name
 
 
@@ -290,24 +285,24 @@ _BETWEEN = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|cat|name|pid|tid|ts|dur|id|args
 _OPEN = b'{"traceEvents":['
 
 
-class _BadJson(Exception):
-    """The text is not JSON; carries the decoder's own words."""
+#: What decoding raises of text that is not JSON.
+_BAD_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def _decode(path: str | os.PathLike[str]) -> _Tables:
-    with contextlib.suppress(_BadJson), unpacked(path) as stream:
+    with contextlib.suppress(*_BAD_JSON), unpacked(path) as stream:
         return _tables(path, slices(stream))
     # Not JSON, or not sliceable: one piece then, and if need be mended.
     with unpacked(path) as stream:
         text, bare = all_of(stream)
     try:
         return _tables(path, [text])
-    except _BadJson as error:
+    except _BAD_JSON as error:
         if not _EVENTS.search(text):
             raise TraceError(path, f"is not a PyTorch profiler trace ({error})", _REMEDY) from error
         try:
             tables = _tables(path, [mended(text, bare)])
-        except _BadJson as still:
+        except _BAD_JSON as still:
             raise TraceError(path, f"holds broken JSON ({still})", _AGAIN) from still
         tables.notes.append(f"The JSON was malformed and was repaired ({error}).")
         return tables
@@ -337,20 +332,19 @@ def all_of(stream: BinaryIO) -> tuple[bytes, bool]:
 
 def slices(stream: BinaryIO) -> Iterator[bytes]:
     """Cut the file into small documents of the same shape, each with some of the events."""
-    rest = stream.read(_CHUNK_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()
+    rest = stream.read(CHUNK_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()
     close = b""
     if rest.startswith(b"["):
-        rest, close = rest[1:], b"}"
-    else:
-        while (opening := _EVENTS.search(rest)) is None:
-            block = stream.read(_CHUNK_BYTES)
-            rest += block
-            if not block:
-                yield rest
-                return
-        yield rest[: opening.end()] + b"]}"
-        rest = rest[opening.end() :]
-    while block := stream.read(_CHUNK_BYTES):
+        rest, close = _OPEN + rest[1:], b"}"
+    while (opening := _EVENTS.search(rest)) is None:
+        block = stream.read(CHUNK_BYTES)
+        rest += block
+        if not block:
+            yield rest
+            return
+    yield rest[: opening.end()] + b"]}"
+    rest = rest[opening.end() :]
+    while block := stream.read(CHUNK_BYTES):
         cut = _last_cut(rest)
         if cut is None:  # laid out in no way we know: the rest in one piece
             rest += block + stream.read()
@@ -395,26 +389,17 @@ def _mended_escape(match: re.Match[bytes]) -> bytes:
 # --- from documents to columns -------------------------------------------------------------------------------------
 
 
-class _Codes(dict[Any, int]):
+def _numbering() -> dict[Any, int]:
     """Numbers things in the order of their first appearance."""
-
-    def __missing__(self, key: Any) -> int:
-        code = self[key] = len(self)
-        return code
-
-    def of(self, values: Iterable[Any]) -> _Ints:
-        return np.fromiter(map(self.__getitem__, values), np.int64)
+    return collections.defaultdict(itertools.count().__next__)
 
 
 def _place(event: _Event, _args: Any = None) -> tuple[Any, Any]:
-    if event.place is not None and len(event.place) == 2:
-        return event.place[0], event.place[1]
-    return event.pid, event.tid
+    return (event.pid, event.tid) if event.place is None or len(event.place) != 2 else (event.place[0], event.place[1])
 
 
 def _end_place(event: _Event, args: Any) -> tuple[Any, Any]:
-    place = _place(event)
-    return place if args.end_thread is None else (place[0], args.end_thread)
+    return _place(event) if args.end_thread is None else (_place(event)[0], args.end_thread)
 
 
 def _collective(args: Any) -> str:
@@ -431,40 +416,44 @@ def _given_inputs(_event: _Event, args: Any) -> tuple[bytes, ...]:
 
 
 _Made = dict[str, Callable[[_Event, Any], Any]]
-_NAMED: _Made = {"name": lambda event, _: event.name or ""}
 _ON_GPU: _Made = {
     "device": lambda event, args: event.pid if args.device is None else args.device,
     "stream": lambda event, args: event.tid if args.stream is None else args.stream,
 }
-_ON_CPU: _Made = {"thread": _place}
-#: Further columns, and what fills them of an event and its args: numbers, or anything that :data:`_TEXTS` knows a text
-#: of. A thread is a (pid, tid) until all are known.
-_MADE: dict[str, _Made] = {
+#: Further columns of numbers, and what they are of an event and its args.
+_NUMBERS: dict[str, _Made] = {
     "kernels": {
         **_ON_GPU,
-        **_NAMED,
-        "short_name": lambda event, args: (event.name or "",) if args.short_name is None else str(args.short_name),
-        "collective": lambda _, args: _collective(args),
         "sequence": lambda _, args: args.seq,
         "external_id": lambda _, args: args.external_id,
     },
-    "memops": {**_ON_GPU, **dict.fromkeys(("kind", "src_kind", "dst_kind"), _NAMED["name"])},
-    "graphs": _ON_GPU,
-    "syncs": {**_ON_GPU, "kind": lambda event, args: str(args.cuda_sync_kind or event.name or "")},
-    "calls": {**_ON_CPU, **_NAMED},
+    **dict.fromkeys(("memops", "graphs", "syncs"), _ON_GPU),
+    "ranges": {"open": lambda _, args: args.open is True},
+}
+_NAMED: _Made = {"name": lambda event, _: event.name or ""}
+_ON_CPU: _Made = {"thread": _place, **_NAMED}
+#: Columns of anything else, which are numbers of distinct things until all things are known: a thread is a (pid, tid),
+#: and of the others :data:`_TEXTS` knows the text.
+_THINGS: dict[str, _Made] = {
+    "kernels": {
+        **_NAMED,
+        "short_name": lambda event, args: (event.name or "",) if args.short_name is None else str(args.short_name),
+        "collective": lambda _, args: _collective(args),
+        "grid": lambda _, args: bytes(args.grid),
+        "block": lambda _, args: bytes(args.block),
+    },
+    "memops": dict.fromkeys(("kind", "src_kind", "dst_kind"), _NAMED["name"]),
+    "syncs": {"kind": lambda event, args: str(args.cuda_sync_kind or event.name or "")},
     "ranges": {
         **_ON_CPU,
-        **_NAMED,
         "domain": lambda _, args: str(args.domain),
         "kind": lambda _, args: str(args.kind),
-        "open": lambda _, args: args.open is True,
         "end_thread": _end_place,
     },
-    "ops": {**_ON_CPU, **_NAMED, "inputs": _given_inputs},
-    "os_calls": {**_ON_CPU, **_NAMED},
-    "overhead": {**_ON_CPU, **_NAMED},
+    "ops": {**_ON_CPU, "inputs": _given_inputs},
+    **dict.fromkeys(("calls", "os_calls", "overhead"), _ON_CPU),
 }
-#: Columns whose codes are of one numbering.
+#: Columns that are numbered together, whatever their table.
 _SHARED = {"thread": "threads", "end_thread": "threads", "collective": "collectives"}
 #: What is counted of events that cannot be taken as they are.
 _MALFORMED = "malformed events (no phase or no usable time) were left out"
@@ -489,12 +478,10 @@ def _tables(path: str | os.PathLike[str], documents: Iterable[bytes]) -> _Tables
         for text in documents:
             tables.add(text)
     except msgspec.ValidationError as error:
-        raise TraceError(path, f"is JSON, but no Chrome trace ({error})", _REMEDY) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _BadJson(str(error)) from error
+        raise TraceError(path, f"is JSON, but not a Chrome trace ({error})", _REMEDY) from error
     if not tables.has_events:
-        raise TraceError(path, "is JSON, but no Chrome trace (it has no traceEvents)", _REMEDY)
-    if not tables.phased and (tables.seen or "schema" not in tables.head):
+        raise TraceError(path, "is JSON, but not a Chrome trace (it has no traceEvents)", _REMEDY)
+    if tables.phases.keys() <= {""} and (tables.phases or "schema" not in tables.head):
         raise TraceError(path, "is JSON, but its traceEvents are not trace events", _REMEDY)
     return tables
 
@@ -505,15 +492,14 @@ class _Tables:
     def __init__(self) -> None:
         self.head: dict[str, Any] = {}
         self.has_events = False
-        self.seen = 0  # events of any kind
-        self.phased = 0  # events with a phase, which is what makes JSON a trace
+        self.phases = collections.Counter[str]()  # events by phase; to have one is what makes JSON a trace
         self.notes: list[str] = []
         self._faults = collections.Counter[str]()
         self._unread = collections.Counter[str]()  # events that fill no table, by category
         self._whole_us = True
-        self._windows: list[tuple[int, int]] = []
+        self._window: list[int] = []  # starts and ends of what says how long the capture was
         self._labels: list[tuple[Any, Any, str]] = []  # (pid, tid, thread name)
-        self._codes: dict[Any, _Codes] = collections.defaultdict(_Codes)
+        self._codes: dict[Any, dict[Any, int]] = collections.defaultdict(_numbering)
         self._codes["collectives"][""]  # its code is 0
         self._announced: dict[int, tuple[int, int]] = {}  # {External id: (code of the collective, sequence)}
         self._parts: dict[str, list[dict[str, npt.NDArray[Any]]]] = collections.defaultdict(list)
@@ -527,12 +513,12 @@ class _Tables:
             events = whole.events
         except msgspec.ValidationError:
             document, events = self._salvaged(text)
-        given = {key: getattr(document, key) for key in _Head.__struct_fields__}
-        self.head = {key: value for key, value in given.items() if value is not None} | self.head
+        given = ((key, getattr(document, key)) for key in _Head.__struct_fields__)
+        self.head = {key: value for key, value in given if value is not None} | self.head
         if events is msgspec.UNSET:
             return
         self.has_events = True
-        self.seen += len(events)
+        self.phases.update(event.ph for event in events)
         found: dict[str, list[_Event]] = {table: [] for table in TABLES}
         for event in events:
             ph = event.ph
@@ -541,16 +527,11 @@ class _Tables:
                 if table is None:
                     self._unread[event.cat or ""] += 1
                     if event.cat == "Trace":
-                        self._window(event)
+                        self._extend_window(event)
                 elif ph == "X" or (event.args is not None and event.args.duration_ns is not None):
                     found["ranges" if table == "ops" and _annotates(event.name) else table].append(event)
-            elif ph == "M":
-                if event.name == "thread_name" and event.args is not None:
-                    self._labels.append((*_place(event), str(event.args.name or "").strip()))
-            elif not ph:
-                self._faults[_MALFORMED] += 1
-                self.phased -= 1
-        self.phased += len(events)
+            elif ph == "M" and event.name == "thread_name" and event.args is not None:
+                self._labels.append((*_place(event), str(event.args.name or "").strip()))
         for table, rows in found.items():
             if rows:
                 self._take(table, rows)
@@ -563,14 +544,16 @@ class _Tables:
             try:
                 events.append(decode(item))
             except msgspec.ValidationError:
-                self._faults[_MALFORMED] += 1
-                self.seen += 1
+                self.phases[""] += 1
         return raw, events
 
-    def _window(self, event: _Event) -> None:
+    def _extend_window(self, event: _Event) -> None:
         (start, length), usable = _nanoseconds([event.ts, event.dur])
         if usable.all() and start >= 0 and length > 0:
-            self._windows.append((int(start), int(start + length)))
+            self._window += [int(start), int(start + length)]
+
+    def _codes_of(self, table: str, column: str) -> dict[Any, int]:
+        return self._codes[_SHARED.get(column, (table, column))]
 
     def _take(self, table: str, events: list[_Event]) -> None:
         start, valid = _nanoseconds([e.ts for e in events])
@@ -588,16 +571,13 @@ class _Tables:
         columns: dict[str, Any] = {"start_ns": start, "end_ns": start + np.maximum(duration, 0)}
         for column, member in MEMBERS.get(table, {}).items():
             columns[column] = _ints(list(map(operator.attrgetter(_field(member)), args)))
-        for column, of in _MADE[table].items():
-            made = map(of, events, args)
-            if column in _SHARED or TABLES[table].get(column) == "category":
-                columns[column] = self._codes[_SHARED.get(column, (table, column))].of(made)
-            else:
-                columns[column] = _ints(list(made), NEUTRAL.get(column, 0))
+        for column, number in _NUMBERS.get(table, {}).items():
+            columns[column] = _ints(list(map(number, events, args)), NEUTRAL.get(column, 0))
+        for column, thing in _THINGS.get(table, {}).items():
+            number_of = self._codes_of(table, column).__getitem__
+            columns[column] = np.fromiter(map(number_of, map(thing, events, args)), np.int64)
         if table == "kernels":
             columns["dynamic_shared_bytes"] -= columns["static_shared_bytes"]
-            for name, values in (("grid", [a.grid for a in args]), ("block", [a.block for a in args])):
-                columns |= dict(zip((f"{name}_x", f"{name}_y", f"{name}_z"), _triples(values).T, strict=True))
         elif table == "ops":
             self._announced |= {
                 _int(a.external_id, 0): (self._codes["collectives"][_collective(a)], _int(a.seq, -1))
@@ -612,9 +592,14 @@ class _Tables:
 
     def finish(self) -> tuple[dict[str, pd.DataFrame], TraceMeta]:
         """All tables, and what is known about the capture."""
-        raw = {table: _joined(self._parts.pop(table)) for table in TABLES if table in self._parts}
+        raw: dict[str, dict[str, Any]] = {
+            table: {column: np.concatenate([part[column] for part in parts]) for column in parts[0]}
+            for table in TABLES
+            if (parts := self._parts.pop(table, []))
+        }
+        ours = self.head["ours"] if isinstance(self.head.get("ours"), dict) else {}
         # What our own export took off all times.
-        t0_ns = _int(self.head["ours"].get("t0_ns"), None) if isinstance(self.head.get("ours"), dict) else None
+        t0_ns = _int(ours.get("t0_ns"), None)
         if t0_ns is None or abs(t0_ns) >= 1 << 62:
             raw = self._without_clamped(raw)
             t0_ns = 0
@@ -625,12 +610,15 @@ class _Tables:
                 columns[column] += t0_ns
             if table == "kernels":
                 self._describe(columns)
-            for column in columns.keys() & {c for c, dtype in TABLES[table].items() if dtype == "category"}:
-                text = _TEXTS.get((table, column), str)
-                known = self._codes[_SHARED.get(column, (table, column))]
-                columns[column] = _category(columns[column], list(map(text, known)))
-            for column in columns.keys() & {"thread", "end_thread"}:
-                columns[column] = threads[columns[column]]
+            for column in _THINGS.get(table, {}):
+                codes, things = columns.pop(column), self._codes_of(table, column)
+                if _SHARED.get(column) == "threads":
+                    columns[column] = threads[codes]
+                elif column in ("grid", "block"):
+                    sizes = np.array(list(map(_three, things)), np.int64).clip(-(2**31), 2**31 - 1)[codes]
+                    columns |= dict(zip((f"{column}_{axis}" for axis in "xyz"), sizes.T, strict=True))
+                else:
+                    columns[column] = categorical(codes, list(map(_TEXTS.get((table, column), str), things)))
             if "thread" in columns:
                 columns["process"] = columns["thread"] >> 24
             if table == "ranges":
@@ -644,7 +632,7 @@ class _Tables:
             frames[table] = complete(table, pd.DataFrame(columns, copy=False))
             columns.clear()
         _give_processes(frames)
-        return frames, self._meta(frames, threads)
+        return frames, self._meta(frames, threads, ours)
 
     def _without_clamped(self, raw: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         """Kineto clamps a start that it could not place to 0, hours before everything else."""
@@ -669,14 +657,11 @@ class _Tables:
 
     def _threads(self) -> _Ints:
         """``process << 24 | tid`` of every (pid, tid) seen; -1 is the profiler itself."""
-        unnamed, threads = _Codes(), []
+        unnamed, threads = _numbering(), []
         for pid, tid in self._codes["threads"]:
-            process = _int(pid, None)
-            if process is None or not -1 <= process < 1 << 38:
-                process = -2 - unnamed[pid]
-            ident = _int(tid, None) if not isinstance(tid, str) or tid.isdecimal() else None
-            known = ident is not None and 0 <= ident < 1 << 24
-            threads.append((process, ident if known else None))
+            process = _int(pid, None, -1, 1 << 38)
+            ident = _int(tid, None, 0, 1 << 24) if not isinstance(tid, str) or tid.isdecimal() else None
+            threads.append((-2 - unnamed[pid] if process is None else process, ident))
         taken = set(threads)
         free: dict[int, Iterator[int]] = collections.defaultdict(itertools.count)
         for i, (process, ident) in enumerate(threads):
@@ -684,74 +669,64 @@ class _Tables:
                 threads[i] = process, next(n for n in free[process] if (process, n) not in taken)
         return np.array([-1 if process == -1 else process << 24 | (ident or 0) for process, ident in threads], np.int64)
 
-    def _meta(self, frames: dict[str, pd.DataFrame], threads: _Ints) -> TraceMeta:
+    def _meta(self, frames: dict[str, pd.DataFrame], threads: _Ints, ours: dict[str, Any]) -> TraceMeta:
         head = self.head
-        meta = TraceMeta(tool="pytorch-profiler", schema=str(head["schema"]) if "schema" in head else None)
+        meta = TraceMeta(
+            tool=str(ours.get("tool") or "pytorch-profiler"),
+            tool_version=str(ours["tool_version"]) if ours.get("tool_version") else None,
+            schema=str(head["schema"]) if "schema" in head else None,
+            gpus=_gpus(head.get("devices")),
+            notes=self.notes,
+            distributed=dict(head["distributed"]) if isinstance(head.get("distributed"), dict) else {},
+        )
         if driver := _int(head.get("driver"), 0):
             meta.driver = f"CUDA {driver // 1000}.{driver % 1000 // 10}"
-        meta.gpus = _gpus(head.get("devices"))
-        meta.distributed = dict(head["distributed"]) if isinstance(head.get("distributed"), dict) else {}
-        if self._windows:
-            starts, ends = zip(*self._windows, strict=True)
-            meta.window_ns = (min(starts), max(ends))
+        if ours.get("driver"):
+            meta.driver = str(ours["driver"])
+        match ours.get("window_ns") or self._window:
+            case [int(), int(), *_] as moments:
+                meta.window_ns = (min(moments), max(moments))
         place_of = dict(zip(self._codes["threads"], threads.tolist(), strict=True))
         for pid, tid, name in self._labels:
             # Old versions print the same thread id now as a number, now as a string.
             for key in ((pid, tid), (pid, str(tid))):
                 if name and place_of.get(key, -1) != -1:
                     meta.thread_names[place_of[key]] = name
-        unread = collections.Counter[str]()
-        for category, count in self._unread.items():
-            unread[_ACCELERATORS.get(category.lower().partition("_")[0], "")] += count
-        del unread[""]
+        unread = {
+            name: sum(n for c, n in self._unread.items() if c.lower().partition("_")[0] == start)
+            for start, name in _ACCELERATORS.items()
+        }
         # Work that could not be read was not recorded, other than work that did not happen.
-        shown_by = _SHOWN_BY | dict.fromkeys(GPU_TABLES if unread else (), GPU_TABLES)
+        shown_by = _SHOWN_BY | dict.fromkeys(GPU_TABLES if any(unread.values()) else (), GPU_TABLES)
         meta.missing = [t for t in TABLES if not any(len(frames.get(s, ())) for s in shown_by.get(t, (t,)))]
+        if isinstance(ours.get("missing"), list):
+            meta.missing = [t for t in TABLES if t in ours["missing"]]
         self.notes.extend(
             f"Events of an accelerator that nsightkit does not read were left out: {count:,} of {name}."
             for name, count in unread.items()
+            if count
         )
-        _restore(meta, head.get("ours"))
         if self._whole_us and any(len(f) for f in frames.values()):
             self.notes.append("Times are whole microseconds (PyTorch before 2.4): short kernels last 0 or 1 µs.")
+        self._faults[_MALFORMED] += self.phases[""]
         self.notes.extend(f"{self._faults[w]} {w}." for w in (_MALFORMED, _EARLY, _BACKWARDS) if self._faults[w])
-        meta.notes = self.notes
         return meta
 
 
-def _joined(parts: list[dict[str, npt.NDArray[Any]]]) -> dict[str, Any]:
-    return {column: np.concatenate([part[column] for part in parts]) for column in parts[0]}
-
-
-def _restore(meta: TraceMeta, ours: Any) -> None:
-    """Take over what our own export knew of the capture it was made from."""
-    if not isinstance(ours, dict):
-        return
-    for field in ("tool", "tool_version", "driver"):
-        if ours.get(field):
-            setattr(meta, field, str(ours[field]))
-    if isinstance(ours.get("missing"), list):
-        meta.missing = [t for t in TABLES if t in ours["missing"]]
-    match ours.get("window_ns"):
-        case [int(start), int(end)]:
-            meta.window_ns = (start, end)
-
-
 def _gpus(devices: Any) -> list[Gpu]:
-    gpus = []
-    for i, device in enumerate(devices if isinstance(devices, list) else []):
-        if isinstance(device, dict):
-            major, minor = _int(device.get("computeMajor"), None), _int(device.get("computeMinor"), None)
-            gpus.append(
-                Gpu(
-                    device=_int(device.get("id"), i),
-                    name=str(device["name"]) if device.get("name") else None,
-                    sm_count=_int(device.get("numSms"), None),
-                    memory_bytes=_int(device.get("totalGlobalMem"), None),
-                    compute_capability=None if major is None or minor is None else f"{major}.{minor}",
-                )
-            )
-    return gpus
+    return [
+        Gpu(
+            device=_int(device.get("id"), i),
+            name=str(device["name"]) if device.get("name") else None,
+            sm_count=_int(device.get("numSms"), None),
+            memory_bytes=_int(device.get("totalGlobalMem"), None),
+            compute_capability=capability(
+                _int(device.get("computeMajor"), None), _int(device.get("computeMinor"), None)
+            ),
+        )
+        for i, device in enumerate(devices if isinstance(devices, list) else [])
+        if isinstance(device, dict)
+    ]
 
 
 def _give_processes(frames: dict[str, pd.DataFrame]) -> None:
@@ -760,24 +735,22 @@ def _give_processes(frames: dict[str, pd.DataFrame]) -> None:
     With several processes the call is found by correlation; where two processes use the same number, it is the last
     one that began before the operation did.
     """
-    calls = frames.get("calls", pd.DataFrame())
-    on_cpu = [frames[t]["process"] for t in (("calls",) if len(calls) else ("ops", "ranges")) if t in frames]
-    processes = pd.concat([*on_cpu, pd.Series(dtype="int64")]).value_counts().index
+    launched = ["correlation", "start_ns"]
+    calls = frames.get("calls", complete("calls", pd.DataFrame()))
+    others = [frames[t] for t in ("ops", "ranges") if t in frames and not len(calls)]
+    processes = pd.concat([frame["process"] for frame in (calls, *others)]).value_counts().index
     for table in frames.keys() & _GPU_SIDE:
-        frame = frames[table]
-        orphans = frame.loc[frame["process"] < 0, ["correlation", "start_ns"]]
-        owner = pd.Series(processes[0] if len(processes) else 0, index=orphans.index)
-        if len(processes) > 1 and len(calls) and len(orphans):
-            launching = calls.loc[calls["correlation"] != 0, ["correlation", "start_ns", "process"]]
-            launching, wanted = launching.sort_values("start_ns"), orphans.sort_values("start_ns")
+        process = frames[table]["process"].copy()
+        orphans = frames[table].loc[process < 0, launched].sort_values("start_ns")
+        process[orphans.index] = processes[0] if len(processes) else 0
+        if len(processes) > 1 and len(calls):
+            launching = calls.loc[calls["correlation"] != 0, [*launched, "process"]].sort_values("start_ns")
             # Forward too: a clock that is off by a little may put the call after its kernel.
             for direction in ("forward", "backward"):
-                found = pd.merge_asof(wanted, launching, on="start_ns", by="correlation", direction=direction)
-                known = found["process"].notna().to_numpy()
-                owner[wanted.index[known]] = found["process"][known].astype("int64").to_numpy()
-        process = frame["process"].copy()
-        process[owner.index] = owner
-        frames[table] = frame.assign(process=process)
+                found = pd.merge_asof(orphans, launching, on="start_ns", by="correlation", direction=direction)
+                owner = found.set_index(orphans.index)["process"].dropna()
+                process[owner.index] = owner.astype("int64")
+        frames[table] = frames[table].assign(process=process)
 
 
 # --- values --------------------------------------------------------------------------------------------------------
@@ -789,51 +762,42 @@ def _nanoseconds(raw: list[msgspec.Raw]) -> tuple[_Ints, npt.NDArray[np.bool_]]:
     Arrow's decimal parser reads the text into 128-bit integers of thousandths: nothing passes through a float.
     """
     n = len(raw)
-    try:
+    column: Any = ()
+    with contextlib.suppress(pa.ArrowInvalid):
         column = pacsv.read_csv(
             pa.BufferReader(b"\n".join(raw) + b"\n"),
-            read_options=pacsv.ReadOptions(column_names=["us"], use_threads=False, block_size=_CHUNK_BYTES),
+            read_options=pacsv.ReadOptions(column_names=["us"], use_threads=False, block_size=CHUNK_BYTES),
             parse_options=pacsv.ParseOptions(ignore_empty_lines=False),
             convert_options=pacsv.ConvertOptions(
                 column_types={"us": pa.decimal128(38, 3)}, null_values=["", "null"], strings_can_be_null=True
             ),
         )["us"].combine_chunks()
-    except pa.ArrowInvalid:
-        return _nanoseconds_slowly(raw)
-    if len(column) != n:
-        return _nanoseconds_slowly(raw)
+    if len(column) != n:  # more than three decimals, text, booleans
+        column = pa.array(map(_decimal, raw), pa.decimal128(38, 3))
     halves = np.frombuffer(column.buffers()[1], np.int64)[2 * column.offset :][: 2 * n]
     low, high = halves[::2], halves[1::2]
     valid = np.asarray(column.is_valid()) & (high == low >> 63) & (np.abs(low) < 1 << 62)
     return np.where(valid, low, 0), valid
 
 
-def _nanoseconds_slowly(raw: list[msgspec.Raw]) -> tuple[_Ints, npt.NDArray[np.bool_]]:
-    """Do the same one by one, for what Arrow refuses: more than three decimals, text, booleans."""
-    out = np.zeros(len(raw), np.int64)
-    valid = np.zeros(len(raw), bool)
-    for i, item in enumerate(raw):
-        try:
-            value = round(decimal.Decimal(bytes(item).decode().strip('"')) * 1000)
-        except (decimal.InvalidOperation, ValueError, OverflowError):
-            continue
-        if abs(value) < 1 << 62:
-            out[i], valid[i] = value, True
-    return out, valid
-
-
-def _int(value: Any, default: _T) -> int | _T:
-    """Make an integer of what JSON holds in its place."""
+def _decimal(number: msgspec.Raw) -> decimal.Decimal | None:
+    """Read one number, rounded to three decimals; None where it is not a number."""
     try:
-        if isinstance(value, str):
-            digits = re.fullmatch(r"\D*?(-?\d+)(?:\.0*)?\D*", value.strip())  # "7", "stream 7", "stream 7 (sync)"
-            if digits is None:
-                return default
-            value = digits[1]
-        number = int(value)
+        value = decimal.Decimal(bytes(number).decode().strip('"')).quantize(decimal.Decimal("0.001"))
+    except (decimal.InvalidOperation, ValueError):
+        return None
+    return value if value.is_finite() else None
+
+
+def _int(value: Any, default: _T, least: int = -(1 << 63), beyond: int = 1 << 63) -> int | _T:
+    """Make an integer of what JSON holds in its place; the default where it is not one, or is out of range."""
+    if isinstance(value, str):
+        digits = re.fullmatch(r"\D*?(-?\d+)(?:\.0*)?\D*", value.strip())  # "7", "stream 7", "stream 7 (sync)"
+        value = digits and digits[1]
+    try:
+        return number if least <= (number := int(value)) < beyond else default
     except (TypeError, ValueError, OverflowError):
         return default
-    return number if -(1 << 63) <= number < 1 << 63 else default
 
 
 def _ints(values: Sequence[Any], absent: int = 0) -> _Ints:
@@ -843,28 +807,14 @@ def _ints(values: Sequence[Any], absent: int = 0) -> _Ints:
         return np.array([_int(v, absent) for v in values], dtype=np.int64)
 
 
-def _triples(values: Sequence[Any]) -> _Ints:
-    """Three numbers a row, 0 for what is absent."""
-    try:
-        out = np.array(values, dtype=np.int64)
-        if out.ndim == 2 and out.shape[1] == 3:
-            return out
-    except (TypeError, ValueError, OverflowError):
-        pass
-    rows = [([_int(x, 0) for x in v] if isinstance(v, list) else [])[:3] for v in values]
-    return np.array([[*r, 0, 0, 0][:3] for r in rows], dtype=np.int64).reshape(-1, 3)
-
-
-def _category(codes: _Ints, labels: Sequence[Any]) -> pd.Categorical:
-    """Make a categorical of only the labels that occur; equal labels become one."""
-    used, codes = np.unique(codes, return_inverse=True)
-    merged = _Codes()
-    renumber = merged.of(str(labels[i]) for i in used.tolist())
-    return categorical(renumber[codes], list(merged))
+def _three(text: bytes) -> list[int]:
+    """Three numbers out of a list, 0 for what is absent."""
+    given = msgspec.json.decode(text or b"[]")
+    return [_int(number, 0) for number in [*(given if isinstance(given, list) else []), 0, 0, 0][:3]]
 
 
 def _inputs(parts: Sequence[bytes]) -> str:
-    """Give an operator's inputs as one JSON text, the same however the file spaces them; "" where it has none."""
+    """Give an operator's inputs as one JSON text, however the file spaces them; "" where none are recorded."""
     try:
         return json.dumps([json.loads(part or b"[]") for part in parts], separators=(",", ":")) if parts else ""
     except (ValueError, RecursionError):  # a number no Python takes; what its inputs were does not matter then
@@ -876,24 +826,25 @@ def _sync_kind(name: str) -> str:
     return re.sub(r"\W+", "-", re.sub(r"\s*sync(hronize)?$", "", name.strip().lower())) or "unknown"
 
 
-_COPY = re.compile(r"(unified )?\b([HDAP]to[HDAP])\b", re.IGNORECASE)
-_LONG_COPY = re.compile(r"copy(Host|Device)To(Host|Device)", re.IGNORECASE)  # ROCm's names
+#: `Memcpy HtoD (…)`, and ROCm's `CopyHostToDevice`.
+_COPY = re.compile(
+    r"(unified )?\b([HDAP])to([HDAP])\b|copy([HD])(?:ost|evice)To([HD])(?:ost|evice)",
+    re.IGNORECASE,
+)
 _MEMORY_KINDS = ("pageable", "pinned", "device", "array", "managed", "device static", "managed static")
 
 
-def _memop_kinds(name: str) -> tuple[str, str, str]:
+def _memop_kinds(name: str) -> tuple[str, ...]:
     """Kind, source memory and destination memory out of `Memcpy HtoD (Pageable -> Device)`."""
-    inside = re.search(r"\(([^()]*)\)\s*$", name)
-    source, arrow, target = (inside[1] if inside else "").rpartition("->")
-    if re.match(r"memset|fill", name, re.IGNORECASE):
+    inside = re.search(r"\((?:([^()]*)->)?([^()]*)\)\s*$", name)
+    source, target = inside.groups("") if inside else ("", "")
+    if re.match("memset|fill", name, re.IGNORECASE):
         return "memset", "", _memory_kind(target)
-    if short := _COPY.search(name):
-        kind = f"{'unified ' if short[1] else ''}{short[2][0].upper()}to{short[2][-1].upper()}"
-    elif long := _LONG_COPY.search(name):
-        kind = f"{long[1][0].upper()}to{long[2][0].upper()}"
-    else:
-        kind = "other"
-    return kind, _memory_kind(source if arrow else ""), _memory_kind(target if arrow else "")
+    kind = "other"
+    if copy := _COPY.search(name):
+        unified, *letters = copy.groups()
+        kind = (unified or "").lower() + "to".join(letter.upper() for letter in letters if letter)
+    return kind, _memory_kind(source), _memory_kind(target if source else "")
 
 
 def _memory_kind(text: str) -> str:

@@ -6,10 +6,12 @@ columns it asks for: a 650 MB export of which two columns are needed costs two c
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 import numpy as np
 import pandas as pd
@@ -17,6 +19,10 @@ import pandas as pd
 from nsightkit.errors import reading
 
 __all__ = ["GPU_TABLES", "NEUTRAL", "TABLES", "TIME_COLUMNS", "Gpu", "Source", "Trace", "TraceMeta", "categorical"]
+
+_TIMES = {"start_ns": "int64", "end_ns": "int64"}
+_GPU_ROW = {**_TIMES, "device": "int32", "stream": "int64", "process": "int64", "correlation": "int64"}
+_CPU_ROW = {**_TIMES, "process": "int64", "thread": "int64"}
 
 #: Pandas dtype of every column of every table. ``process`` is the operating system's process id;
 #: ``thread`` is ``process << 24 | thread id`` (or an ordinal where the source's id does not fit in 24
@@ -27,20 +33,10 @@ TABLES: dict[str, dict[str, str]] = {
     # `record_param_comms` of PyTorch: kind, process group, elements): a JSON object with its keys, "" for none; and the
     # number of the collective in its process group, -1 for none.
     "kernels": {
-        "start_ns": "int64",
-        "end_ns": "int64",
-        "device": "int32",
-        "stream": "int64",
-        "process": "int64",
-        "correlation": "int64",
+        **_GPU_ROW,
         "name": "category",  # demangled, with template arguments: what tells two GEMMs apart
         "short_name": "category",
-        "grid_x": "int32",
-        "grid_y": "int32",
-        "grid_z": "int32",
-        "block_x": "int32",
-        "block_y": "int32",
-        "block_z": "int32",
+        **{f"{what}_{axis}": "int32" for what in ("grid", "block") for axis in "xyz"},
         "registers": "int32",  # per thread
         "static_shared_bytes": "int32",
         "dynamic_shared_bytes": "int32",
@@ -51,12 +47,7 @@ TABLES: dict[str, dict[str, str]] = {
     # Copies and memsets. `kind`: HtoD, DtoH, DtoD, HtoH, PtoP, memset, other.
     # `src_kind`/`dst_kind`: pageable, pinned, device, array, managed, unknown; a memset has only dst_kind.
     "memops": {
-        "start_ns": "int64",
-        "end_ns": "int64",
-        "device": "int32",
-        "stream": "int64",
-        "process": "int64",
-        "correlation": "int64",
+        **_GPU_ROW,
         "kind": "category",
         "bytes": "int64",
         "src_kind": "category",
@@ -64,43 +55,17 @@ TABLES: dict[str, dict[str, str]] = {
         "graph_node": "int64",
     },
     # Replays of whole CUDA graphs, where the capture recorded them as one interval and not by node.
-    "graphs": {
-        "start_ns": "int64",
-        "end_ns": "int64",
-        "device": "int32",
-        "stream": "int64",
-        "process": "int64",
-        "correlation": "int64",
-        "graph_id": "int64",
-    },
+    "graphs": {**_GPU_ROW, "graph_id": "int64"},
     # CUDA runtime and driver API calls, names without the `_v7000` suffix.
-    "calls": {
-        "start_ns": "int64",
-        "end_ns": "int64",
-        "process": "int64",
-        "thread": "int64",
-        "correlation": "int64",
-        "name": "category",
-    },
+    "calls": {**_CPU_ROW, "correlation": "int64", "name": "category"},
     # Synchronisation activity, seen from the GPU's side. `kind`: event, stream-wait-event, stream, context.
-    "syncs": {
-        "start_ns": "int64",
-        "end_ns": "int64",
-        "device": "int32",
-        "stream": "int64",
-        "process": "int64",
-        "correlation": "int64",
-        "kind": "category",
-    },
+    "syncs": {**_GPU_ROW, "kind": "category"},
     # Annotations of the program: NVTX push/pop and start/end ranges, `record_function` blocks.
     # `kind`: pushpop, startend, annotation. `level` is the nesting depth on its thread (0 outermost);
     # `parent` the row of the enclosing range in this table, -1 for none. Start/end ranges do not nest: 0 and -1.
     # A range still open at the end of the capture ends with the last range end (as nsys has it) and has `open` set.
     "ranges": {
-        "start_ns": "int64",
-        "end_ns": "int64",
-        "process": "int64",
-        "thread": "int64",
+        **_CPU_ROW,
         "end_thread": "int64",  # where an end-range was called; equals `thread` for the rest
         "name": "category",
         "domain": "category",  # "" for the default domain
@@ -111,38 +76,18 @@ TABLES: dict[str, dict[str, str]] = {
     },
     # Framework operators (PyTorch's `aten::mm`, …); `correlation` is Kineto's External id, 0 for none.
     # `inputs`: JSON of [dims, types, concrete values], each a list with one entry an input; "" where not recorded.
-    "ops": {
-        "start_ns": "int64",
-        "end_ns": "int64",
-        "process": "int64",
-        "thread": "int64",
-        "correlation": "int64",
-        "name": "category",
-        "inputs": "category",
-    },
+    "ops": {**_CPU_ROW, "correlation": "int64", "name": "category", "inputs": "category"},
     # Operating-system calls (poll, read, pthread_cond_wait, …).
-    "os_calls": {
-        "start_ns": "int64",
-        "end_ns": "int64",
-        "process": "int64",
-        "thread": "int64",
-        "name": "category",
-    },
+    "os_calls": {**_CPU_ROW, "name": "category"},
     # Time the profiler itself took on a thread (process -1, thread -1 where the source does not say which).
-    "overhead": {
-        "start_ns": "int64",
-        "end_ns": "int64",
-        "process": "int64",
-        "thread": "int64",
-        "name": "category",
-    },
+    "overhead": {**_CPU_ROW, "name": "category"},
 }
 
 #: Tables whose rows ran on a GPU and make it busy.
 GPU_TABLES = ("kernels", "memops", "graphs")
 
 #: Columns that lie on the trace's clock.
-TIME_COLUMNS = ("start_ns", "end_ns")
+TIME_COLUMNS = tuple(_TIMES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,16 +131,13 @@ class Source(Protocol):
     meta: TraceMeta
 
     def read(self, table: str, columns: Sequence[str]) -> pd.DataFrame:
-        """Columns of one table, dtypes as in :data:`TABLES`, always the same rows in the same order."""
-        ...
+        """Columns of one table as :data:`TABLES` names them, always the same rows in the same order."""
 
     def first_ns(self) -> int:
         """Start of the earliest event of any table in :data:`TABLES`, on the source's clock."""
-        ...
 
     def size(self, table: str) -> int:
         """Rows of a table, without reading it where that can be had."""
-        ...
 
 
 class Trace:
@@ -217,9 +159,8 @@ class Trace:
     def __init__(self, source: Source, path: str | None = None) -> None:
         self._source = source
         self.path = path
-        self._columns: dict[str, dict[str, pd.Series]] = {}
+        self._columns: dict[str, dict[str, pd.Series]] = collections.defaultdict(dict)
         self._masks: dict[str, np.ndarray] = {}
-        self._t0: int | None = None
         # Not itself: what refers to itself is kept until the collector comes, and this may be all tables of a trace.
         self._selected_from: Trace | None = None
         #: what analyses derived from the whole trace and will need again
@@ -261,15 +202,13 @@ class Trace:
         """The trace this one was selected from; itself when nothing was filtered."""
         return self if self._selected_from is None else self._selected_from
 
-    @property
+    @functools.cached_property
     def t0_ns(self) -> int:
         """The trace's time zero on the source's clock."""
         if self.whole is not self:
             return self.whole.t0_ns
-        if self._t0 is None:
-            with reading(self.path):
-                self._t0 = self._source.first_ns()
-        return self._t0
+        with reading(self.path):
+            return self._source.first_ns()
 
     def size(self, table: str) -> int:
         """Rows of a table.
@@ -304,10 +243,8 @@ class Trace:
         -------
         dict of int to str
         """
-        seen: set[int] = set()
-        for table, columns in TABLES.items():
-            if "thread" in columns and self.size(table):
-                seen.update(self.table(table, ["thread"])["thread"].unique().tolist())
+        tables = [table for table, columns in TABLES.items() if "thread" in columns and self.size(table)]
+        seen = {thread for table in tables for thread in self.table(table, ["thread"])["thread"].unique().tolist()}
         return {thread: name for thread, name in self.meta.thread_names.items() if thread in seen}
 
     def table(self, name: str, columns: Iterable[str] | None = None) -> pd.DataFrame:
@@ -332,18 +269,15 @@ class Trace:
         return pd.DataFrame(self._read(name, wanted), copy=False)
 
     def _read(self, name: str, wanted: list[str]) -> dict[str, pd.Series]:
-        if self.whole is not self:
-            mask = self._masks.get(name)
-            series = self.whole._read(name, wanted)
-            if mask is None:
-                return series
-            mine = self._columns.setdefault(name, {})
-            for column in wanted:
-                if column not in mine:
-                    mine[column] = series[column][mask].reset_index(drop=True)
-            return {c: mine[c] for c in wanted}
         self.prefetch({name: wanted})
-        return {c: self._columns[name][c] for c in wanted}
+        columns = self.whole._columns[name]
+        if (mask := self._masks.get(name)) is not None:
+            whole, columns = columns, self._columns[name]
+            for column in _stored(wanted).keys() - columns.keys():
+                columns[column] = whole[column][mask].reset_index(drop=True)
+        if "duration_ns" in wanted:
+            columns = {**columns, "duration_ns": columns["end_ns"] - columns["start_ns"]}
+        return {c: columns[c] for c in wanted}
 
     def prefetch(self, wanted: Mapping[str, Iterable[str]]) -> None:
         """Read columns of several tables at once, each table in one pass.
@@ -360,10 +294,7 @@ class Trace:
             return
         fresh: dict[str, pd.DataFrame] = {}
         for name, columns in wanted.items():
-            have = self._columns.setdefault(name, {})
-            need = [c for c in dict.fromkeys(columns) if c not in have]
-            if "duration_ns" in need and all(t in have or t in need for t in TIME_COLUMNS):
-                need.remove("duration_ns")
+            need = [c for c in _stored(columns) if c not in self._columns[name]]
             if need:
                 with reading(self.path):
                     fresh[name] = self._source.read(name, need)
@@ -374,10 +305,6 @@ class Trace:
                 if column in TIME_COLUMNS and len(series) and self.t0_ns:
                     series = series - self.t0_ns
                 self._columns[name][column] = series
-        for name, columns in wanted.items():
-            have = self._columns[name]
-            if "duration_ns" not in have and "duration_ns" in columns:
-                have["duration_ns"] = have["end_ns"] - have["start_ns"]
 
     def derived(self, name: str, compute: Callable[[], pd.DataFrame]) -> pd.DataFrame:
         """What an analysis derived from the whole trace, computed once.
@@ -395,8 +322,7 @@ class Trace:
         if name not in self.memo:
             keep = getattr(self._source, "derived", None)
             self.memo[name] = compute() if keep is None else keep(name, compute)
-        frame: pd.DataFrame = self.memo[name]
-        return frame
+        return cast("pd.DataFrame", self.memo[name])
 
     def mask(self, table: str) -> np.ndarray | None:
         """The rows of the whole table that this selection keeps; None when it keeps all.
@@ -445,40 +371,56 @@ class FrameSource:
 
     def read(self, table: str, columns: Sequence[str]) -> pd.DataFrame:
         """See :class:`Source`."""
-        frame = self._frames.get(table)
-        if frame is None:
-            frame = self._frames[table] = complete(table, pd.DataFrame())
-        if "duration_ns" in columns:
-            frame = frame.assign(duration_ns=frame["end_ns"] - frame["start_ns"])
-        return frame[list(columns)]
+        if table not in self._frames:
+            self._frames[table] = complete(table, pd.DataFrame())
+        return self._frames[table][list(columns)]
 
     def first_ns(self) -> int:
         """See :class:`Source`."""
-        starts = [int(f["start_ns"].min()) for f in self._frames.values() if len(f)]
-        return min(starts, default=0)
+        return min((int(f["start_ns"].min()) for f in self._frames.values() if len(f)), default=0)
 
     def size(self, table: str) -> int:
         """See :class:`Source`."""
-        frame = self._frames.get(table)
-        return 0 if frame is None else len(frame)
+        return len(self._frames.get(table, ()))
+
+
+def _stored(columns: Iterable[str]) -> dict[str, None]:
+    """The columns that a source is asked for, in order. A duration is made of a start and an end."""
+    behind = {"duration_ns": TIME_COLUMNS}
+    return dict.fromkeys(stored for column in columns for stored in behind.get(column, (column,)))
+
+
+def capability(major: int | None, minor: int | None) -> str | None:
+    """Compute capability as Gpu has it.
+
+    Parameters
+    ----------
+    major, minor : int, optional
+    """
+    return None if major is None or minor is None else f"{major}.{minor}"
 
 
 def categorical(codes: np.ndarray, texts: Sequence[str]) -> pd.Categorical:
-    """A categorical column from codes into distinct texts.
+    """A categorical column from codes into texts. Equal texts become one category; unused texts are dropped.
 
     Parameters
     ----------
     codes : ndarray of int
         No code may be negative: a missing text is the text "".
     texts : sequence of str
-        Distinct.
     """
+    used = np.zeros(len(texts), bool)
+    used[codes] = True
+    if not used.all() or len(set(texts)) < len(texts):
+        place: dict[str, int] = {}
+        numbers = (place.setdefault(t, len(place)) if u else 0 for t, u in zip(texts, used, strict=True))
+        codes, texts = np.fromiter(numbers, np.int32)[codes], list(place)
     small = np.int8 if len(texts) < 128 else np.int16 if len(texts) < 32768 else np.int32
     # Named dtype: an empty list would give another one, and categories of two dtypes do not join.
     return pd.Categorical.from_codes(codes.astype(small, copy=False), pd.Index(list(texts), dtype="str"))
 
 
-#: What stands in a column of numbers where a source has none, if not 0.
+#: What stands in a column of numbers that a source lacks, if not 0.
 NEUTRAL = {"parent": -1, "sequence": -1}
 
 
@@ -491,16 +433,15 @@ def complete(table: str, frame: pd.DataFrame) -> pd.DataFrame:
         A key of :data:`TABLES`.
     frame : DataFrame
     """
-    n = len(frame)
+    given = dict(frame.reset_index(drop=True).items())
+    if "thread" in given:
+        given.setdefault("end_thread", given["thread"])
     out: dict[str, Any] = {}
     for column, dtype in TABLES[table].items():
-        if column in frame:
-            series = frame[column].reset_index(drop=True)
-            out[column] = series if str(series.dtype) == dtype else series.astype(dtype)  # type: ignore[call-overload]
-        elif column == "end_thread" and "thread" in frame:
-            out[column] = frame["thread"].reset_index(drop=True).astype("int64")
+        if column in given:
+            out[column] = given[column].astype(dtype)  # type: ignore[call-overload]
         elif dtype == "category":
-            out[column] = pd.Series(categorical(np.zeros(n, np.int8), [""]))
+            out[column] = categorical(np.zeros(len(frame), np.int8), [""])
         else:
-            out[column] = pd.Series(np.full(n, NEUTRAL.get(column, 0), dtype=dtype))
+            out[column] = np.full(len(frame), NEUTRAL.get(column, 0), dtype)
     return pd.DataFrame(out, copy=False)

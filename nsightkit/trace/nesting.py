@@ -1,13 +1,20 @@
-"""Which range lies in which: nesting of intervals on their threads, without a loop over events."""
+"""Which range lies in which, and which overlap: intervals on their threads, without a loop over events."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["nesting"]
+__all__ = ["LANES", "crossings", "lanes", "nesting"]
 
 _Ints = npt.NDArray[np.int64]
+_Some = npt.NDArray[np.integer[Any]]
+
+#: So many operations of a stream can overlap: a GPU runs no more than 128 grids at a time (CUDA C++ Programming Guide,
+#: "maximum number of resident grids per device").
+LANES = 128
 
 
 def nesting(
@@ -47,28 +54,20 @@ def nesting(
     thread = np.where(alone, apart, np.asarray(thread, dtype=np.int64))
     start = np.asarray(start, dtype=np.int64)
     end = np.asarray(end, dtype=np.int64)
-    n = len(start)
-    if n == 0:
-        return np.empty(0, np.int32), np.empty(0, np.int64)
     order = np.lexsort((-end, start, thread))
     enclosing = _previous_reaching(thread[order], start[order], end[order], tolerance)
 
     # Position 0 is the root of everything, position k + 1 the k-th interval in sorted order. The number of
     # hops to the root, by pointer doubling: logarithmic in the deepest level.
-    level = np.ones(n + 1, np.int32)
+    level = np.ones(len(enclosing), np.int32)
     level[0] = 0
-    jump = enclosing.copy()
-    while True:
-        more = level[jump]
-        if not more.any():
-            break
+    jump = enclosing
+    while (more := level[jump]).any():
         level += more
         jump = jump[jump]
 
-    row_at = np.concatenate(([-1], order))
-    parent = np.empty(n, np.int64)
-    parent[order] = row_at[enclosing[1:]]
-    depth = np.empty(n, np.int32)
+    parent, depth = np.empty(len(start), np.int64), np.empty(len(start), np.int32)
+    parent[order] = np.concatenate(([-1], order))[enclosing[1:]]
     depth[order] = level[1:] - 1
     return depth, parent
 
@@ -79,16 +78,72 @@ def _previous_reaching(thread: _Ints, start: _Ints, end: _Ints, tolerance: int) 
     Everything between an interval and its candidate ends before the interval's own end, so when a candidate does
     not reach, its own candidate is the next to try, settled or not: runs of siblings are skipped in doubling steps.
     """
-    n = len(start)
     reach = np.concatenate(([np.iinfo(np.int64).max], end))
     # An interval that merely outlives the tolerance must still be open when this one begins.
     need = np.maximum(end - tolerance, start + (end > start))
-    candidate = np.arange(-1, n)
-    candidate[0] = 0
-    candidate[1:][np.concatenate(([True], thread[1:] != thread[:-1]))] = 0
+    candidate = np.arange(-1, len(start)).clip(0)
+    candidate[2:][thread[1:] != thread[:-1]] = 0
     active = np.flatnonzero(reach[candidate[1:]] < need) + 1
     while len(active):
         hop = candidate[candidate[active]]
         candidate[active] = hop
         active = active[reach[hop] < need[active - 1]]
     return candidate
+
+
+def lanes(track: _Some, start: _Some, end: _Some) -> _Ints:
+    """Give intervals lanes, so that those of one lane of a track do not overlap.
+
+    First fit in order of time, which needs no more lanes than intervals overlap at a time. Beyond :data:`LANES` they
+    share the last.
+
+    Parameters
+    ----------
+    track, start, end : ndarray of int, shape (n,)
+
+    Returns
+    -------
+    ndarray of int, shape (n,)
+        0 where a track is in order.
+    """
+    lane = np.zeros(len(track), np.int64)
+    order = np.lexsort((end, start, track))
+    for rows in np.split(order, np.flatnonzero(np.diff(track[order])) + 1):
+        for depth in range(1, LANES):
+            begin, finish = start[rows], end[rows]
+            if not (begin[1:] < np.maximum.accumulate(finish)[:-1]).any():
+                break
+            rows = rows[~_in_turn(begin, finish)]  # noqa: PLW2901 - what is left for the next lane
+            lane[rows] = depth
+    return lane
+
+
+def _in_turn(start: _Some, end: _Some) -> npt.NDArray[np.bool_]:
+    """The first interval, the next that begins after its end, and so on; `start` ascends."""
+    n = len(start)
+    following = np.append(np.maximum(np.searchsorted(start, end), np.arange(1, n + 1)), n)
+    taken = np.zeros(n + 1, bool)
+    taken[0] = True
+    # After k rounds `following` leads 2**k intervals on, and all that are fewer than that from the first are known.
+    while following[0] < n:
+        taken[following[taken]] = True
+        following = following[following]
+    taken[following[taken]] = True
+    return taken[:n]
+
+
+def crossings(thread: _Some, start: _Some, end: _Some) -> npt.NDArray[np.bool_]:
+    """Intervals that begin inside an earlier one of their thread and outlast it.
+
+    Parameters
+    ----------
+    thread, start, end : ndarray of int, shape (n,)
+
+    Returns
+    -------
+    ndarray of bool, shape (n,)
+    """
+    _, around = nesting(thread, start, end)
+    ever = int(end.max(initial=0)) - int(start.min(initial=0)) + 1
+    _, open_ = nesting(thread, start, end, tolerance=ever)  # the one that is open at the start, whenever it ends
+    return np.asarray(around != open_)

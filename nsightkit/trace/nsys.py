@@ -27,36 +27,34 @@ import pyarrow.parquet as pq
 from nsightkit.errors import TraceError
 from nsightkit.trace import sqlite_pages, store
 from nsightkit.trace.files import refusing
-from nsightkit.trace.model import TABLES, FrameSource, Gpu, Source, TraceMeta, categorical
+from nsightkit.trace.model import GPU_TABLES, TABLES, Gpu, Source, TraceMeta, capability, categorical, complete
 from nsightkit.trace.nesting import nesting
 
 __all__ = ["ParquetDir", "Sqlite", "open_parquetdir", "open_sqlite", "quoted"]
 
 Array = npt.NDArray[Any]
 
-_KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
-_MEMCPY = "CUPTI_ACTIVITY_KIND_MEMCPY"
-_MEMSET = "CUPTI_ACTIVITY_KIND_MEMSET"
-_GRAPH = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
-_RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
-_SYNC = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
-_NVTX = "NVTX_EVENTS"
-_OSRT = "OSRT_API"
-_OVERHEAD = ("PROFILER_OVERHEAD", "CUPTI_ACTIVITY_KIND_OVERHEAD")
+_MEMCPY, _MEMSET = "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET"
+_NVTX, _OSRT = "NVTX_EVENTS", "OSRT_API"
 
 #: The exporter's tables behind each of ours.
 _BACKING = {
-    "kernels": (_KERNEL,),
+    "kernels": ("CUPTI_ACTIVITY_KIND_KERNEL",),
     "memops": (_MEMCPY, _MEMSET),
-    "graphs": (_GRAPH,),
-    "calls": (_RUNTIME,),
-    "syncs": (_SYNC,),
+    "graphs": ("CUPTI_ACTIVITY_KIND_GRAPH_TRACE",),
+    "calls": ("CUPTI_ACTIVITY_KIND_RUNTIME",),
+    "syncs": ("CUPTI_ACTIVITY_KIND_SYNCHRONIZATION",),
     "ranges": (_NVTX,),
     "ops": (),
     "os_calls": (_OSRT,),
-    "overhead": _OVERHEAD,
+    "overhead": ("PROFILER_OVERHEAD", "CUPTI_ACTIVITY_KIND_OVERHEAD"),
 }
-_CUDA = (_KERNEL, _MEMCPY, _MEMSET, _GRAPH, _RUNTIME, _SYNC)
+_CUDA = tuple(name for table in (*GPU_TABLES, "calls", "syncs") for name in _BACKING[table])
+#: Tables that were recorded where any of these is there: nsys writes no table without events, so one CUDA table alone
+#: proves that CUDA was traced, and none proves nothing.
+_SHOWN_BY = _BACKING | dict.fromkeys((*GPU_TABLES, "calls", "syncs"), _CUDA)
+#: Tables that were recorded, too, where the capture says that it was asked for such events.
+_ASKED_FOR = {"ranges": "NvtxEvents", "os_calls": "OSRuntime"}
 #: Tables that show as well that it is an export.
 _OTHERS = ("StringIds", "ANALYSIS_DETAILS", "META_DATA_EXPORT", "EXPORT_META_DATA")
 
@@ -69,6 +67,8 @@ _SYNC_KINDS = ["other", "event", "stream-wait-event", "stream", "context"]
 #: NVTX_EVENTS.eventType: push/pop and start/end ranges, live and from NVTXT files; 75 announces a domain.
 _PUSH_POP, _START_END, _DOMAIN = (59, 70), (60, 71), 75
 _RANGES = (*_PUSH_POP, *_START_END)
+
+_NULL = sqlite_pages.NULL
 
 #: OSRT_API.eventClass of "OS runtime libraries profiling started" and "finished", which are not calls.
 _OSRT_MARKS = (31, 32)
@@ -90,7 +90,8 @@ def _thread_of(global_id: Any) -> Any:
     return global_id & 0xFFFF_FFFF_FFFF
 
 
-_NULL = sqlite_pages.NULL
+def _end_threads(end: Array, start: Array) -> Any:
+    return _thread_of(np.where((end == _NULL) | (end == 0), start, end))
 
 
 def _decode(raw: Any) -> str:
@@ -126,15 +127,17 @@ class Sqlite:
         for kind, raw, root, column, key in self._fetched(f"SELECT {about} WHERE t.type IN ('table', 'view')"):
             table = _decode(raw)
             self._columns.setdefault(table, []).append(_decode(column))
-            self._roots.setdefault(table, root)
-            if key or kind != b"table":
-                self._roots[table] = 0  # not every column stands in a record
+            plain = kind == b"table" and not key  # else not every column stands in a record
+            self._roots[table] = self._roots.get(table, root) if plain else 0
 
     def guard(self) -> contextlib.AbstractContextManager[None]:
         """Turn the errors of a damaged file into one that names it."""
-        kinds = sqlite3.Error, OverflowError, UnicodeError, pa.ArrowException
-        problem, remedy = "is damaged or no Nsight Systems export", "export it again with nsys export --type sqlite"
-        return refusing(self.path, problem, remedy, *kinds)
+        return refusing(
+            self.path,
+            "is damaged or is not an Nsight Systems export",
+            "export it again with nsys export --type sqlite",
+            *(sqlite3.Error, OverflowError, UnicodeError, pa.ArrowException),
+        )
 
     def _fetched(self, query: str, *values: Any) -> list[Any]:
         with self.guard(), contextlib.closing(sqlite3.connect(self._uri, uri=True)) as connection:
@@ -180,15 +183,13 @@ class Sqlite:
         name = quoted(column)
         # As a blob that is never NULL: the driver fixes a column's type on its first rows, and text may be no UTF-8.
         query = [f"CAST(coalesce(CAST({name} AS BLOB), x'') AS BLOB)", f"{name} IS NULL"]
-        parts, nulls = [], [np.empty(0, np.int64)]
+        kind = pa.binary()
+        parts = []
         with self.guard():
-            for batch in self._stream(query, table, kinds):
-                parts.append(batch.columns[0].cast(pa.binary()).dictionary_encode())
-                nulls.append(_as_int64(batch.columns[1]))
-            joined = pa.chunked_array(parts, pa.dictionary(pa.int32(), pa.binary())).unify_dictionaries()
-            whole = joined.combine_chunks()
-        codes = np.where(np.concatenate(nulls) == 1, -1, whole.indices.to_numpy(zero_copy_only=False))
-        return codes.astype(np.int64), [_decode(v) for v in whole.dictionary.to_pylist()]
+            for text, absent in (batch.columns for batch in self._stream(query, table, kinds)):
+                known = pc.if_else(absent.cast(pa.bool_()), pa.scalar(None, kind), text.cast(kind))
+                parts.append(known.dictionary_encode())
+            return _coded(pa.chunked_array(parts, pa.dictionary(pa.int32(), kind)))
 
     def strings(self, ids: Array) -> dict[int, str]:
         """Texts of string ids, of those that have one."""
@@ -200,6 +201,13 @@ class Sqlite:
         rows = self._fetched(f"SELECT * FROM {quoted(table)}") if table in self._columns else []  # noqa: S608
         names = self.columns(table)
         return [{n: _decode(v) if isinstance(v, bytes) else v for n, v in zip(names, row, strict=True)} for row in rows]
+
+
+def _coded(column: Any) -> tuple[Array, list[str]]:
+    """Codes (-1 for NULL) into texts, of an Arrow column of dictionaries."""
+    whole = column.unify_dictionaries().combine_chunks()
+    codes = whole.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    return codes.astype(np.int64), [_decode(text) for text in whole.dictionary.to_pylist()]
 
 
 def quoted(identifier: str) -> str:
@@ -229,9 +237,12 @@ class ParquetDir:
 
     def guard(self, table: str) -> contextlib.AbstractContextManager[None]:
         """Turn the errors of a damaged file into one that names it."""
-        remedy = "export it again with nsys export --type parquetdir"
-        kinds = pa.ArrowException, OSError, KeyError
-        return refusing(self._files[table], "is not a readable Parquet table", remedy, *kinds)
+        return refusing(
+            self._files[table],
+            "is not a readable Parquet table",
+            "export it again with nsys export --type parquetdir",
+            *(pa.ArrowException, OSError, KeyError),
+        )
 
     def _read(self, table: str, columns: list[str] | None = None, kinds: Sequence[int] | None = None) -> Any:
         filters = None if kinds is None else pc.field("eventType").isin(list(kinds))
@@ -257,9 +268,7 @@ class ParquetDir:
 
     def texts(self, table: str, column: str, kinds: Sequence[int] | None = None) -> tuple[Array, list[str]]:
         """See :class:`Sqlite`."""
-        read = self._read(table, [column], kinds)
-        codes, distinct = pd.factorize(np.array(read[column].to_pylist(), dtype=object))
-        return np.asarray(codes, np.int64), [_decode(v) for v in distinct]
+        return _coded(self._read(table, [column], kinds)[column].dictionary_encode())
 
     def strings(self, _ids: Array) -> dict[int, str]:
         """See :class:`Sqlite`."""
@@ -295,18 +304,22 @@ class NsysSource:
         if not present & known:
             raise TraceError(
                 tables.path,
-                "is a database, but no Nsight Systems export",
+                "is a database, but not an Nsight Systems export",
                 "export the report with nsys export --type sqlite",
             )
-        for table in present & known:
-            required = ("start", "end") if table in (*_CUDA, _NVTX, _OSRT) else ()
-            for column in set(required) - set(tables.columns(table)):
+        for table in present.intersection((*_CUDA, _NVTX, _OSRT)):
+            for column in {"start", "end"}.difference(tables.columns(table)):
                 raise TraceError(
                     tables.path,
                     f"has a table {table} without the column {column}",
                     "export the report again with nsys export --type sqlite",
                 )
-        self._gpu_of = self._device_map()
+        #: {(process, CUDA ordinal): GPU} where the two differ (CUDA_VISIBLE_DEVICES); exports since 2024 say
+        self._gpu_of = {
+            (int(r["pid"]), int(r["cudaId"])): int(r["gpuId"])
+            for r in tables.records("TARGET_INFO_CUDA_DEVICE")
+            if None not in (r.get("pid"), r.get("cudaId"), r.get("gpuId")) and r["cudaId"] != r["gpuId"]
+        }
         self._first: dict[str, int | None] = {}
         self.meta = self._read_meta()
 
@@ -316,17 +329,10 @@ class NsysSource:
         """See :class:`~nsightkit.trace.model.Source`."""
         parts = {name: self._part(table, name, list(columns)) for name in self._present(table)}
         if not parts:
-            return FrameSource({}).read(table, columns)
+            return complete(table, pd.DataFrame())[list(columns)]
         if "start_ns" in columns:
             self._first |= {name: _least(part["start_ns"]) for name, part in parts.items()}
-        if len(parts) == 1:
-            return pd.DataFrame(next(iter(parts.values())), copy=False)
-        joined: dict[str, Any] = {}
-        for column in columns:
-            values = [part[column] for part in parts.values()]
-            named = isinstance(values[0], pd.Categorical)
-            joined[column] = pd.api.types.union_categoricals(values) if named else np.concatenate(values)
-        return pd.DataFrame(joined, copy=False)
+        return pd.DataFrame({c: _joined([part[c] for part in parts.values()]) for c in columns}, copy=False)
 
     def size(self, table: str) -> int:
         """See :class:`~nsightkit.trace.model.Source`."""
@@ -334,8 +340,10 @@ class NsysSource:
 
     def first_ns(self) -> int:
         """See :class:`~nsightkit.trace.model.Source`."""
-        for name in (name for table in _BACKING for name in self._present(table) if name not in self._first):
-            self._first[name] = _least(self._rows(name, ["start"])["start"])
+        present = [name for table in _BACKING for name in self._present(table)]
+        self._first |= {
+            name: _least(self._rows(name, ["start"])["start"]) for name in present if name not in self._first
+        }
         return min((first for first in self._first.values() if first is not None), default=0)
 
     # -- columns ------------------------------------------------------------------------------------------------
@@ -347,11 +355,11 @@ class NsysSource:
     def _part(self, table: str, name: str, columns: list[str]) -> dict[str, Any]:
         """The wanted columns of one of the exporter's tables."""
         plans = {c: _PLANS[name if name in _PLANS else table][c] for c in columns}
-        have = set(self._tables.columns(name))
-        needed = {s for plan in plans.values() for s in plan.sources if s in have}
+        sources = {source for plan in plans.values() for source in plan.sources}
         # Never without a column: the number of rows must come from somewhere.
-        raw = self._rows(name, sorted(needed) or ["start"])
+        raw = self._rows(name, sorted(sources.intersection(self._tables.columns(name))) or ["start"])
         n = len(next(iter(raw.values())))
+        raw = dict.fromkeys(sources, np.broadcast_to(_NULL, n)) | raw
         if {"level", "parent"} & set(columns):
             alone = np.isin(raw["eventType"], _START_END)
             raw["level"], raw["parent"] = nesting(raw["globalTid"], raw["start"], raw["end"], alone=alone)
@@ -381,11 +389,10 @@ class NsysSource:
     def names(self, ids: Array, clean: Callable[[str], str] = str) -> pd.Categorical:
         """String ids as a categorical of their texts; ids of equal texts become one category."""
         codes, distinct = pd.factorize(ids)
-        return _categorical(codes, [clean(text) for text in self._strings(distinct)])
+        return categorical(codes, [clean(text) for text in self._strings(distinct)])
 
-    def nvtx_names(self, raw: Mapping[str, Array], n: int, kinds: Sequence[int] = _RANGES) -> pd.Categorical:
+    def nvtx_names(self, ids: Array, kinds: Sequence[int] = _RANGES) -> pd.Categorical:
         """Registered strings fill textId, plain ones text; an event may have neither."""
-        ids = raw.get("textId", np.full(n, _NULL))
         codes, distinct = pd.factorize(ids)
         texts = self._strings(distinct)
         codes = np.where(ids == _NULL, -1, codes)
@@ -393,90 +400,65 @@ class NsysSource:
             plain, more = self._tables.texts(_NVTX, "text", kinds)
             codes = np.where((codes < 0) & (plain >= 0), plain + len(texts), codes)
             texts += more
-        return _categorical(np.where(codes < 0, len(texts), codes), [*texts, ""])
+        return categorical(np.where(codes < 0, len(texts), codes), [*texts, ""])
 
-    def domains(self, raw: Mapping[str, Array], n: int) -> pd.Categorical:
+    def domains(self, ids: Array, thread: Array) -> pd.Categorical:
         """Names of the ranges' domains, "" for the default one."""
-        ids = raw.get("domainId", np.zeros(n, np.int64))
-        ids = np.where(ids == _NULL, 0, ids)
+        ids = _or_zero(ids)
         if not ids.any():
-            return _categorical(np.zeros(n, np.int8), [""])
+            return categorical(np.zeros(len(ids), np.int8), [""])
         columns = {"eventType", "domainId", "globalTid", "textId"} & set(self._tables.columns(_NVTX))
         events = self._tables.integers(_NVTX, sorted(columns))
-        announced = {c: values[events["eventType"] == _DOMAIN] for c, values in events.items()}
-        process, domain = _process_of(announced["globalTid"]).tolist(), announced["domainId"].tolist()
-        names = self.nvtx_names(announced, len(domain), (_DOMAIN,))
+        said = {c: values[events["eventType"] == _DOMAIN] for c, values in events.items()}
+        process, domain = _process_of(said["globalTid"]).tolist(), said["domainId"].tolist()
+        names = self.nvtx_names(said.get("textId", np.full(len(domain), _NULL)), (_DOMAIN,))
         name_of = dict(zip(zip(process, domain, strict=True), names, strict=True))
-        key, distinct = pd.factorize(pd.MultiIndex.from_arrays([_process_of(raw["globalTid"]), ids]))
-        return _categorical(key, ["" if d == 0 else name_of.get((p, d), f"domain {d}") for p, d in distinct])
+        key, distinct = pd.factorize(pd.MultiIndex.from_arrays([_process_of(thread), ids]))
+        return categorical(key, ["" if d == 0 else name_of.get((p, d), f"domain {d}") for p, d in distinct])
+
+    def devices(self, ordinal: Array, global_pid: Array) -> Array:
+        """GPU numbers of CUDA ordinals."""
+        device = _or_zero(ordinal).astype(np.int32)
+        for (process, cuda), gpu in self._gpu_of.items():
+            device[(_process_of(global_pid) == process) & (ordinal == cuda)] = gpu
+        return device
 
     # -- what the export says about itself ----------------------------------------------------------------------
 
-    def _device_map(self) -> dict[tuple[int, int], int]:
-        """{(process, CUDA ordinal): GPU} where the two differ (CUDA_VISIBLE_DEVICES); exports since 2024 say."""
-        rows = self._tables.records("TARGET_INFO_CUDA_DEVICE")
-        return {
-            (int(r["pid"]), int(r["cudaId"])): int(r["gpuId"])
-            for r in rows
-            if None not in (r.get("pid"), r.get("cudaId"), r.get("gpuId")) and r["cudaId"] != r["gpuId"]
-        }
-
-    def devices(self, ordinal: Array, global_pid: Array | None) -> Array:
-        """GPU numbers of CUDA ordinals."""
-        device = ordinal.astype(np.int32)
-        if self._gpu_of and global_pid is not None:
-            process = _process_of(global_pid)
-            for (pid, cuda), gpu in self._gpu_of.items():
-                device[(process == pid) & (ordinal == cuda)] = gpu
-        return device
-
     def _read_meta(self) -> TraceMeta:
         tables = self._tables
-        present = tables.tables()
         export = {
             r.get("name"): r.get("value") for t in ("META_DATA_EXPORT", "EXPORT_META_DATA") for r in tables.records(t)
         }
         capture = tables.records("META_DATA_CAPTURE")
         asked = {r.get("value") for r in capture if r.get("name") == "CAPTURE_EVENT_TYPE"}
-        missing = ["ops"]
-        if not present & set(_CUDA):
-            # Lazy tables: one CUDA table alone proves that CUDA was traced, none proves nothing.
-            missing += ["kernels", "memops", "graphs", "calls", "syncs"]
-        if _NVTX not in present and "NvtxEvents" not in asked:
-            missing.append("ranges")
-        if _OSRT not in present and "OSRuntime" not in asked:
-            missing.append("os_calls")
-        if not present & set(_OVERHEAD):
-            missing.append("overhead")
+        shown = {t for t, names in _SHOWN_BY.items() if tables.tables().intersection(names)}
+        shown |= {t for t, event in _ASKED_FOR.items() if event in asked}
         captured = {(r.get("startTime"), r.get("stopTime")) for r in tables.records("ANALYSIS_DETAILS")}
         # Of the session's clock, on which collection may begin late, while events count from where it began.
         began, stopped = captured.pop() if len(captured) == 1 else (None, None)
         environment = {r.get("name"): r.get("value") for r in tables.records("TARGET_INFO_SYSTEM_ENV")}
+        gpus = {r.get("id", r.get("cuDevice", 0)): r for r in tables.records("TARGET_INFO_GPU")}
         return TraceMeta(
             tool="Nsight Systems",
             tool_version=export.get("EXPORT_PRODUCT_VERSION"),
             schema=export.get("EXPORT_SCHEMA_VERSION"),
             driver=str(environment["NvDriverVersion"]) if environment.get("NvDriverVersion") else None,
-            distributed=_distributed(environment),
-            gpus=self._gpus(),
-            missing=[t for t in TABLES if t in missing],
+            distributed=_distributed(str(environment.get("DeviceEnvironment") or "")),
+            gpus=[
+                Gpu(
+                    device=int(number),
+                    name=gpu.get("name"),
+                    sm_count=gpu.get("smCount") or None,
+                    memory_bytes=gpu.get("totalMemory") or None,
+                    compute_capability=capability(gpu.get("computeMajor"), gpu.get("computeMinor")),
+                )
+                for number, gpu in sorted(gpus.items())
+            ],
+            missing=[t for t in TABLES if t not in shown],
             window_ns=None if began is None or stopped is None else (0, int(stopped) - int(began)),
             thread_names=self._thread_names(),
         )
-
-    def _gpus(self) -> list[Gpu]:
-        rows = {}
-        for row in self._tables.records("TARGET_INFO_GPU"):
-            major, minor = row.get("computeMajor"), row.get("computeMinor")
-            number = row.get("id", row.get("cuDevice", 0))
-            rows[number] = Gpu(
-                device=int(number),
-                name=row.get("name"),
-                sm_count=row.get("smCount") or None,
-                memory_bytes=row.get("totalMemory") or None,
-                compute_capability=f"{major}.{minor}" if major is not None and minor is not None else None,
-            )
-        return [rows[k] for k in sorted(rows)]
 
     def _thread_names(self) -> dict[int, str]:
         rows = [
@@ -496,101 +478,71 @@ _PLACES = {
 }
 
 
-def _distributed(environment: Mapping[Any, Any]) -> dict[str, Any]:
+def _distributed(environment: str) -> dict[str, Any]:
     """Rank and world size out of the environment that nsys keeps whole; nothing else of it."""
-    text = str(environment.get("DeviceEnvironment") or "")
-    found: dict[str, Any] = {}
-    for what, variables in _PLACES.items():
-        for variable in variables:
-            match = re.search(rf"(?<![\w]){variable}=[\"']?(\d{{1,7}})(?!\w)", text)
-            if match:
-                found[what] = int(match[1])
-                break
-    return found if "rank" in found else {}
+    numbers = re.findall(r"(?<!\w)(\w+)=[\"']?(\d{1,7})(?!\w)", environment)
+    said = dict(reversed(numbers))  # of one that is there twice, the first
+    found = {what: next((int(said[v]) for v in names if v in said), None) for what, names in _PLACES.items()}
+    return {} if found["rank"] is None else {what: number for what, number in found.items() if number is not None}
 
 
 def _least(values: Array) -> int | None:
     return int(values.min()) if len(values) else None
 
 
-def _categorical(codes: Array, texts: Sequence[str]) -> pd.Categorical:
-    """A categorical whose texts may repeat; equal ones become one category, unused ones go."""
-    used = np.zeros(len(texts), bool)
-    used[codes] = True
-    if used.all() and len(set(texts)) == len(texts):
-        return categorical(codes, texts)
-    place: dict[str, int] = {}
-    renumber = np.array(
-        [place.setdefault(t, len(place)) if u else 0 for t, u in zip(texts, used, strict=True)], np.int32
-    )
-    return categorical(renumber[codes] if len(renumber) else codes, list(place))
+def _joined(parts: list[Any]) -> Any:
+    """Parts of a column, one below the other."""
+    if len(parts) == 1:
+        return parts[0]
+    return pd.api.types.union_categoricals(parts) if isinstance(parts[0], pd.Categorical) else np.concatenate(parts)
+
+
+def _or_zero(values: Array) -> Array:
+    """The values, with 0 in place of NULL."""
+    return np.where(values == _NULL, 0, values) if values.min(initial=0) == _NULL else values
 
 
 class _Plan(NamedTuple):
-    """How one column of the model is made: of which columns of the export, and how of these and the number of rows."""
+    """How one column of the model is made: of which columns of the export, and how of these and the number of rows.
+
+    A column that the export lacks is one of NULLs.
+    """
 
     sources: Sequence[str]
     make: Callable[[NsysSource, Mapping[str, Array], int], Any]
 
 
+def _from(column: str, change: Callable[[Array], Any]) -> _Plan:
+    return _Plan([column], lambda _s, raw, _n: change(raw[column]))
+
+
 def _copy(column: str, dtype: str = "int64") -> _Plan:
-    def make(_source: NsysSource, raw: Mapping[str, Array], n: int) -> Array:
-        values = raw.get(column)
-        if values is None:
-            return np.zeros(n, dtype)
-        if n and values.min() == _NULL:
-            values = np.where(values == _NULL, 0, values)
-        return values.astype(dtype, copy=False)
-
-    return _Plan([column], make)
-
-
-def _from(column: str, change: Callable[[Array], Array]) -> _Plan:
-    """What follows from one column; 0 where the export lacks it."""
-    return _Plan([column], lambda _s, raw, n: change(raw[column]) if column in raw else np.zeros(n, np.int64))
+    return _from(column, lambda values: _or_zero(values).astype(dtype, copy=False))
 
 
 def _always(label: str) -> _Plan:
-    return _Plan([], lambda _s, _raw, n: _categorical(np.zeros(n, np.int8), [label]))
+    return _Plan([], lambda _s, _raw, n: categorical(np.zeros(n, np.int8), [label]))
 
 
 def _named(column: str, clean: Callable[[str], str] = str) -> _Plan:
-    return _Plan([column], lambda s, raw, n: s.names(raw.get(column, np.full(n, -1, np.int64)), clean))
+    return _Plan([column], lambda s, raw, _n: s.names(raw[column], clean))
 
 
 def _enum(column: str, labels: Sequence[str], other: str, absent: str | None = None) -> _Plan:
-    """A number as its label: `other` for one without, and `absent` (else `other`) where there is no such column."""
+    """A number as its label: `other` for one without, and `absent` (else `other`) for NULL."""
 
-    def make(_source: NsysSource, raw: Mapping[str, Array], n: int) -> pd.Categorical:
-        if column not in raw:
-            return _categorical(np.zeros(n, np.int8), [other if absent is None else absent])
-        known = (raw[column] >= 0) & (raw[column] < len(labels))
-        return _categorical(np.where(known, raw[column], len(labels)), [*labels, other])
+    def change(values: Array) -> pd.Categorical:
+        known = (values >= 0) & (values < len(labels))
+        codes = np.where(known, values, np.where(values == _NULL, len(labels) + 1, len(labels)))
+        return categorical(codes, [*labels, other, other if absent is None else absent])
 
-    return _Plan([column], make)
-
-
-def _range_kinds(_source: NsysSource, raw: Mapping[str, Array], _n: int) -> pd.Categorical:
-    return _categorical(np.isin(raw["eventType"], _START_END).astype(np.int8), ["pushpop", "startend"])
+    return _from(column, change)
 
 
-def _end_threads(_source: NsysSource, raw: Mapping[str, Array], _n: int) -> Any:
-    start = raw["globalTid"]
-    end = raw.get("endGlobalTid", start)
-    return _thread_of(np.where((end == _NULL) | (end == 0), start, end))
-
-
-_TIMES = {
-    "start_ns": _copy("start"),
-    "end_ns": _copy("end"),
-    "duration_ns": _Plan(["start", "end"], lambda _s, raw, _n: raw["end"] - raw["start"]),
-}
+_TIMES = {"start_ns": _copy("start"), "end_ns": _copy("end")}
 _GPU_ROW = {
     **_TIMES,
-    "device": _Plan(
-        ["deviceId", "globalPid"],
-        lambda s, raw, n: s.devices(raw.get("deviceId", np.zeros(n, np.int64)), raw.get("globalPid")),
-    ),
+    "device": _Plan(["deviceId", "globalPid"], lambda s, raw, _n: s.devices(raw["deviceId"], raw["globalPid"])),
     "stream": _copy("streamId"),
     "process": _from("globalPid", _process_of),
     "correlation": _copy("correlationId"),
@@ -635,10 +587,12 @@ _PLANS: dict[str, dict[str, _Plan]] = {
     "syncs": {**_GPU_ROW, "kind": _enum("syncType", _SYNC_KINDS, "other")},
     "ranges": {
         **_CPU_ROW,
-        "end_thread": _Plan(["endGlobalTid", "globalTid"], _end_threads),
-        "name": _Plan(["textId"], lambda s, raw, n: s.nvtx_names(raw, n)),
-        "domain": _Plan(["domainId", "globalTid"], lambda s, raw, n: s.domains(raw, n)),
-        "kind": _Plan(["eventType"], _range_kinds),
+        "end_thread": _Plan(
+            ["endGlobalTid", "globalTid"], lambda _s, raw, _n: _end_threads(raw["endGlobalTid"], raw["globalTid"])
+        ),
+        "name": _Plan(["textId"], lambda s, raw, _n: s.nvtx_names(raw["textId"])),
+        "domain": _Plan(["domainId", "globalTid"], lambda s, raw, _n: s.domains(raw["domainId"], raw["globalTid"])),
+        "kind": _from("eventType", lambda kind: categorical(np.isin(kind, _START_END) * 1, ["pushpop", "startend"])),
         "open": _Plan(["end", "start"], lambda _s, raw, _n: raw["open"]),
         "level": _Plan(_NESTING, lambda _s, raw, _n: raw["level"]),
         "parent": _Plan(_NESTING, lambda _s, raw, _n: raw["parent"]),

@@ -6,13 +6,14 @@ time limit, checks the file it should have made, and passes names as arguments, 
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import glob
 import os
 import re
 import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from hashlib import blake2b
@@ -20,6 +21,7 @@ from pathlib import Path
 
 from nsightkit.errors import NsightkitError, TraceError
 from nsightkit.trace._process import find_program, run, tail
+from nsightkit.trace.files import user_cache
 
 __all__ = ["LIBRARIES", "MINIMUM", "environment", "export", "export_command", "exported", "find", "require", "version"]
 
@@ -56,16 +58,10 @@ def find() -> Path | None:
     UsageError
         ``NSIGHTKIT_NSYS`` names something that is not a program.
     """
-    return find_program("nsys", "NSIGHTKIT_NSYS", _FOLDERS) or _beside_ncu()
-
-
-def _beside_ncu() -> Path | None:
     ncu = shutil.which("ncu")
-    for above in list(Path(ncu).resolve().parents)[:4] if ncu else []:
-        found = [p for p in sorted(above.glob("host/target-linux-*/nsys")) if os.access(p, os.X_OK)]
-        if found:
-            return found[0]
-    return None
+    around_ncu = list(Path(ncu).resolve().parents)[:4] if ncu else []
+    inside = [f"{glob.escape(str(folder))}/host/target-linux-*/nsys" for folder in around_ncu]
+    return find_program("nsys", "NSIGHTKIT_NSYS", [*_FOLDERS, *inside])
 
 
 def environment(base: Mapping[str, str] | None = None, *folders: Path) -> dict[str, str]:
@@ -107,7 +103,7 @@ def version(path: str | os.PathLike[str], timeout_s: float = 20.0) -> tuple[int,
     Raises
     ------
     NsightkitError
-        It does not start, hangs, or says no version.
+        It does not start, hangs, or does not name its version.
     """
     try:
         done = run([os.fspath(path), "--version"], timeout_s)
@@ -172,12 +168,8 @@ def export_command(report: str | os.PathLike[str], out: str | os.PathLike[str], 
     list of str
         Arguments; file names that begin with a dash are made safe.
     """
-    return [nsys, "export", "--type", "sqlite", "--force-overwrite", "true", "-o", _dashless(out), _dashless(report)]
-
-
-def _dashless(path: str | os.PathLike[str]) -> str:
-    text = os.fspath(path)
-    return f"./{text}" if text.startswith("-") else text
+    names = [f"./{name}" if name.startswith("-") else name for name in (os.fspath(out), os.fspath(report))]
+    return [nsys, "export", "--type", "sqlite", "--force-overwrite", "true", "-o", *names]
 
 
 def export(report: str | os.PathLike[str], out: str | os.PathLike[str], *, timeout_s: float = 1800.0) -> Path:
@@ -199,13 +191,13 @@ def export(report: str | os.PathLike[str], out: str | os.PathLike[str], *, timeo
     Raises
     ------
     TraceError
-        There is no usable nsys, or it cannot read the report. The remedy is a command to run.
+        No usable nsys is installed, or it cannot read the report. The remedy is a command to run.
     """
     report, out = Path(report), Path(out)
+    command = shlex.join(export_command(report, out))
     try:
         nsys = require()
     except NsightkitError as error:
-        command = shlex.join(export_command(report, out))
         raise TraceError(
             report, f"has to be exported first and no usable nsys is here ({error})", f"run where nsys is: {command}"
         ) from error
@@ -216,14 +208,15 @@ def export(report: str | os.PathLike[str], out: str | os.PathLike[str], *, timeo
             try:
                 done = run(export_command(report.absolute(), whole, str(nsys)), timeout_s, env=environment())
             except subprocess.TimeoutExpired as error:
-                raise TraceError(
-                    report,
-                    f"nsys export was not done within {timeout_s:g} s",
-                    f"run it by hand: {shlex.join(export_command(report, out))}",
-                ) from error
+                problem = f"nsys export was not done within {timeout_s:g} s"
+                raise TraceError(report, problem, f"run it by hand: {command}") from error
             # The exit code says little; the file says all.
-            if not whole.is_file() or not _is_sqlite(whole):
-                raise TraceError(report, _problem(done, nsys), _remedy(done, report, out))
+            if not _is_sqlite(whole):
+                said = tail(done.stdout, 3) or f"exit code {done.returncode}, no message"
+                remedy = "check that the report is whole, then run"
+                if "Version number is invalid" in done.stdout:  # an older nsys refuses the reports of a newer one
+                    remedy = "export it with the nsys that wrote it, or a newer one"
+                raise TraceError(report, f"{_words(version(nsys))} cannot export it ({said})", f"{remedy}: {command}")
             whole.replace(out)
     except OSError as error:
         raise TraceError(
@@ -235,24 +228,13 @@ def export(report: str | os.PathLike[str], out: str | os.PathLike[str], *, timeo
 
 
 def _is_sqlite(path: Path) -> bool:
-    with path.open("rb") as stream:
+    with contextlib.suppress(OSError), path.open("rb") as stream:
         return stream.read(16) == b"SQLite format 3\x00"
-
-
-def _problem(done: subprocess.CompletedProcess[str], nsys: Path) -> str:
-    said = tail(done.stdout, 3) or f"exit code {done.returncode}, no message"
-    return f"{_words(version(nsys))} cannot export it ({said})"
-
-
-def _remedy(done: subprocess.CompletedProcess[str], report: Path, out: Path) -> str:
-    if "Version number is invalid" in done.stdout:
-        # An older nsys refuses the reports of a newer one.
-        return f"export it with the nsys that wrote it, or a newer one: {shlex.join(export_command(report, out))}"
-    return f"check that the report is whole, then run: {shlex.join(export_command(report, out))}"
+    return False
 
 
 def exported(report: str | os.PathLike[str]) -> Path:
-    """Give the SQLite export of a ``.nsys-rep``, made when there is none that is newer than the report.
+    """Give the SQLite export of a ``.nsys-rep``, made anew unless one is newer than the report.
 
     It lies beside the report under nsys's own name for it (``x.nsys-rep`` gives ``x.sqlite``), or in the
     user's cache folder when the report's folder is read-only.
@@ -276,10 +258,12 @@ def exported(report: str | os.PathLike[str]) -> Path:
     except OSError as error:
         raise TraceError(report, "no such file", "check the path") from error
     beside = report.with_suffix(".sqlite")
-    kept = _cached(report)
-    for candidate in (beside, kept):
-        if _newer(candidate, written_ns):
-            return candidate
+    # The folder tells two reports of one name apart.
+    tag = blake2b(os.fsencode(report.resolve()), digest_size=8).hexdigest()
+    kept = user_cache() / "exports" / f"{report.stem}-{tag}.sqlite"
+    for made in (beside, kept):
+        if _is_sqlite(made) and made.stat().st_mtime_ns > written_ns:
+            return made
     # `beside` may be there and older: nsys itself treats that name as its own export and replaces it.
     if os.access(beside.absolute().parent, os.W_OK) and not beside.is_dir():
         return export(report, beside)
@@ -293,19 +277,3 @@ def exported(report: str | os.PathLike[str]) -> Path:
             f"export it to a folder you can write to: {shlex.join(export_command(report, elsewhere))}",
         ) from error
     return export(report, kept)
-
-
-def _newer(candidate: Path, written_ns: int) -> bool:
-    try:
-        return candidate.stat().st_mtime_ns > written_ns and _is_sqlite(candidate)
-    except OSError:
-        return False
-
-
-def _cached(report: Path) -> Path:
-    where = os.environ.get("XDG_CACHE_HOME") or (
-        Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
-    )
-    # The folder tells two reports of one name apart.
-    tag = blake2b(os.fsencode(report.resolve()), digest_size=8).hexdigest()
-    return Path(where) / "nsightkit" / "exports" / f"{report.stem}-{tag}.sqlite"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from nsightkit.errors import TraceError, reading
@@ -10,8 +11,15 @@ from nsightkit.trace.model import Source, Trace
 
 __all__ = ["kind_of", "load"]
 
-_SQLITE_MAGIC = b"SQLite format 3\x00"
-_GZIP_MAGIC = b"\x1f\x8b"
+#: What files are by their first bytes, and, where these do not tell, by the end of their names.
+_FIRST_BYTES = {
+    rb"\Z": "empty",
+    rb"SQLite format 3\0": "sqlite",
+    rb"\x1f\x8b|[\xef\xbb\xbf \t\r\n]*[{\[]": "json",
+}
+_SUFFIXES = {".nsys-rep": "nsys-rep", ".ncu-rep": "ncu-rep", ".qdrep": "unfinished", ".qdstrm": "unfinished"}
+#: Those of any pickle: nothing here loads one to see what it is.
+_PICKLE = rb"\x80[\x02-\x05]"
 _PROGRAM_BYTES = 4 << 20
 _SOURCES = (
     "an Nsight Systems .sqlite or parquetdir export, a .nsys-rep, a PyTorch profiler .json or .json.gz, "
@@ -76,18 +84,12 @@ def kind_of(path: str | os.PathLike[str]) -> str:
         return "special" if path.exists() else "absent"
     with path.open("rb") as stream:
         head = stream.read(4096)
-        if not head:
-            return "empty"
-        if head.startswith(_SQLITE_MAGIC):
-            return "sqlite"
-        if head.startswith(_GZIP_MAGIC) or head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"["):
-            return "json"
-        if path.suffix in (".nsys-rep", ".ncu-rep"):
-            return path.suffix[1:]
-        if path.suffix in (".qdrep", ".qdstrm"):
-            return "unfinished"
-        if head[0] == 0x80 and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
-            # By its first bytes, which are those of any pickle: nothing here loads one to see what it is.
+        for pattern, kind in _FIRST_BYTES.items():
+            if re.match(pattern, head):
+                return kind
+        if path.suffix in _SUFFIXES:
+            return _SUFFIXES[path.suffix]
+        if re.match(_PICKLE, head):
             return "snapshot"
         page = head + stream.read(_PROGRAM_BYTES)  # the program's own output may stand before ncu's
     page = page.replace(b"\0", b"") if page[:2] in (b"\xff\xfe", b"\xfe\xff") else page
@@ -96,10 +98,14 @@ def kind_of(path: str | os.PathLike[str]) -> str:
 
 def _open(path: Path, cache: bool) -> Source:
     kind = kind_of(path)
-    if kind == "sqlite":
+    if kind == "nsys-rep":
+        from nsightkit.trace import nsys_tool
+
+        path, kind = nsys_tool.exported(path), "sqlite"
+    if kind in ("sqlite", "parquetdir"):
         from nsightkit.trace import nsys
 
-        return nsys.open_sqlite(path, cache=cache)
+        return nsys.open_sqlite(path, cache=cache) if kind == "sqlite" else nsys.open_parquetdir(path)
     if kind == "json":
         from nsightkit.trace import kineto
 
@@ -108,14 +114,6 @@ def _open(path: Path, cache: bool) -> Source:
         from nsightkit.trace import store
 
         return store.open_store(path)
-    if kind == "parquetdir":
-        from nsightkit.trace import nsys
-
-        return nsys.open_parquetdir(path)
-    if kind == "nsys-rep":
-        from nsightkit.trace import nsys, nsys_tool
-
-        return nsys.open_sqlite(nsys_tool.exported(path), cache=cache)
     problem, remedy = _REFUSED.get(kind, ("is not a trace that nsightkit knows", f"give {_SOURCES}"))
     raise TraceError(path, problem, remedy.format(name=path.name))
 

@@ -17,43 +17,34 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
+import msgspec
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nsightkit.errors import TraceError
-from nsightkit.trace.files import refusing, replacing
-from nsightkit.trace.model import TABLES, FrameSource, Gpu, Source, Trace, TraceMeta, categorical, complete
+from nsightkit.trace.files import refusing, replacing, user_cache
+from nsightkit.trace.model import TABLES, Source, Trace, TraceMeta, complete
 from nsightkit.trace.share.clean import clean
 
-__all__ = ["cache_folder", "cached", "is_store", "open_store", "write"]
+__all__ = ["CACHE_FROM_BYTES", "cache_folder", "cached", "is_store", "open_store", "write"]
+
+_T = TypeVar("_T")
 
 _FORMAT = 2
 _INDEX = "trace.json"
 #: Below this, reading the trace again is quicker than looking for a cache.
-_CACHE_FROM_BYTES = 32 << 20
+CACHE_FROM_BYTES = 32 << 20
 
 
 # -- tables to and from Parquet ---------------------------------------------------------------------------------
 
 
-def _to_arrow(frame: pd.DataFrame) -> Any:
-    columns = {}
-    for name, series in frame.items():
-        if isinstance(series.dtype, pd.CategoricalDtype):
-            codes = np.asarray(series.cat.codes, np.int32)
-            texts = pa.array([str(c) for c in series.cat.categories], pa.string())
-            columns[name] = pa.DictionaryArray.from_arrays(pa.array(codes), texts)
-        else:
-            columns[name] = pa.array(series.to_numpy())
-    return pa.table(columns)
-
-
 def _write_parquet(frame: pd.DataFrame, path: Path | BinaryIO, compression: str) -> None:
-    table = _to_arrow(frame)
+    table = pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata()
     # Times and ids grow steadily: deltas of them take a fifth of the space and of the time.
     delta = {n: "DELTA_BINARY_PACKED" for n in table.column_names if str(table[n].type) in ("int64", "int32")}
     pq.write_table(
@@ -67,35 +58,11 @@ def _write_parquet(frame: pd.DataFrame, path: Path | BinaryIO, compression: str)
     )
 
 
-def _read_parquet(path: Path, columns: Sequence[str] | None) -> dict[str, pd.Series]:
-    table = pq.read_table(path, columns=None if columns is None else list(columns), use_threads=False)
-    out: dict[str, pd.Series] = {}
-    for name in table.column_names:
-        column = table[name].combine_chunks()
-        if pa.types.is_dictionary(column.type):
-            texts = [str(t) for t in column.dictionary.to_pylist()]
-            codes = column.indices.to_numpy(zero_copy_only=False)
-            out[name] = pd.Series(categorical(codes, texts))
-        else:
-            out[name] = pd.Series(column.to_numpy(zero_copy_only=False))
+def _read_parquet(path: Path, columns: Sequence[str] | None) -> pd.DataFrame:
+    table = pq.read_table(path, columns=columns, use_threads=False)
+    frame: pd.DataFrame = table.to_pandas(split_blocks=True, self_destruct=True)
     pa.default_memory_pool().release_unused()
-    return out
-
-
-def _meta_to_json(meta: TraceMeta) -> dict[str, Any]:
-    as_dict = dataclasses.asdict(meta)
-    as_dict["thread_names"] = {str(k): v for k, v in meta.thread_names.items()}
-    return as_dict
-
-
-def _meta_from_json(raw: dict[str, Any]) -> TraceMeta:
-    known = {f.name for f in dataclasses.fields(TraceMeta)}
-    fields = {k: v for k, v in raw.items() if k in known}
-    fields["gpus"] = [Gpu(**g) for g in fields.get("gpus", [])]
-    fields["thread_names"] = {int(k): v for k, v in fields.get("thread_names", {}).items()}
-    if fields.get("window_ns"):
-        fields["window_ns"] = tuple(fields["window_ns"])
-    return TraceMeta(**fields)
+    return frame
 
 
 # -- the store --------------------------------------------------------------------------------------------------
@@ -105,19 +72,14 @@ def _meta_from_json(raw: dict[str, Any]) -> TraceMeta:
 def _replacing(folder: Path) -> Iterator[Path]:
     """A folder beside `folder` that takes its place when the block succeeds, and vanishes when it does not."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    draft.chmod(0o755)
-    try:
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as scratch:
+        draft, old = Path(scratch) / "new", Path(f"{scratch}.old")
+        draft.mkdir()
         yield draft
         if folder.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-            folder.replace(old / "old")
-            draft.replace(folder)
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            draft.replace(folder)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+            folder.replace(old)
+        draft.replace(folder)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def write(trace: Trace, folder: str | os.PathLike[str]) -> None:
@@ -149,26 +111,24 @@ def write(trace: Trace, folder: str | os.PathLike[str]) -> None:
                 continue
             frame = trace.table(table)
             frame = frame.assign(start_ns=frame["start_ns"] + trace.t0_ns, end_ns=frame["end_ns"] + trace.t0_ns)
-            if trace.whole is not trace and table == "ranges":
-                frame["parent"] = _renumbered(trace, frame["parent"].to_numpy())
-            for column in frame.columns:
-                if isinstance(frame[column].dtype, pd.CategoricalDtype):
-                    frame[column] = frame[column].cat.remove_unused_categories()
+            if table == "ranges" and (mask := trace.mask(table)) is not None:
+                frame["parent"] = _renumbered(frame["parent"].to_numpy(), mask)
+            for column in frame.select_dtypes("category").columns:
+                frame[column] = frame[column].cat.remove_unused_categories()
             _write_parquet(frame, draft / f"{table}.parquet", "zstd")
         index = {
             "format": _FORMAT,
             "kind": "nsightkit trace",
             "first_ns": trace.t0_ns,
-            "meta": _meta_to_json(dataclasses.replace(trace.meta, thread_names=trace.thread_names())),
+            "meta": msgspec.to_builtins(
+                dataclasses.replace(trace.meta, thread_names=trace.thread_names()), str_keys=True
+            ),
         }
         (draft / _INDEX).write_text(json.dumps(index, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def _renumbered(trace: Trace, parent: np.ndarray) -> np.ndarray:
+def _renumbered(parent: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """Parents of selected ranges as rows of the selection; -1 where the parent was left out."""
-    mask = trace.mask("ranges")
-    if mask is None:
-        return parent
     place = np.where(mask, np.cumsum(mask) - 1, -1)
     return np.where(parent >= 0, place[np.maximum(parent, 0)], -1)
 
@@ -184,7 +144,7 @@ def is_store(folder: str | os.PathLike[str]) -> bool:
 
 
 def _index_of(folder: Path) -> dict[str, Any]:
-    """What stands in a folder's index; nothing where it has none that can be read."""
+    """What stands in a folder's index; empty where the index is absent or cannot be read."""
     try:
         index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -206,30 +166,29 @@ class _StoreSource:
         self._folder = folder
         self._first = int(index.get("first_ns", 0))
         try:
-            self.meta = _meta_from_json(index["meta"])
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise TraceError(folder, f"has a damaged {_INDEX}", "convert the original trace again") from error
+            self.meta = msgspec.convert(index.get("meta"), TraceMeta, str_keys=True)
+        except msgspec.ValidationError as error:
+            raise TraceError(folder, f"has a damaged {_INDEX} ({error})", "convert the original trace again") from error
 
     def _file(self, table: str) -> Path:
         return self._folder / f"{table}.parquet"
 
     def _guard(self, table: str) -> contextlib.AbstractContextManager[None]:
-        problem, remedy = "is not a readable Parquet table", "convert the original trace again"
-        return refusing(self._file(table), problem, remedy, pa.ArrowException, OSError, ValueError)
+        return refusing(
+            self._file(table),
+            "is not a readable Parquet table",
+            "convert the original trace again",
+            *(pa.ArrowException, OSError, ValueError),
+        )
 
     def read(self, table: str, columns: Sequence[str]) -> pd.DataFrame:
         """See :class:`~nsightkit.trace.model.Source`."""
         if not self._file(table).exists():
-            return FrameSource({}).read(table, columns)
+            return complete(table, pd.DataFrame())[list(columns)]
         with self._guard(table):
-            have = set(pq.read_schema(self._file(table)).names)
-            wanted = [
-                c
-                for c in TABLES[table]
-                if c in have and (c in columns or (c in ("start_ns", "end_ns") and "duration_ns" in columns))
-            ]
-            frame = complete(table, pd.DataFrame(_read_parquet(self._file(table), wanted or ["start_ns"]), copy=False))
-        return FrameSource({table: frame}).read(table, columns)
+            have = pq.read_schema(self._file(table)).names
+            known = [c for c in columns if c in have]
+            return complete(table, _read_parquet(self._file(table), known or ["start_ns"]))[list(columns)]
 
     def first_ns(self) -> int:
         """See :class:`~nsightkit.trace.model.Source`."""
@@ -307,8 +266,7 @@ def cache_folder(path: str | os.PathLike[str]) -> Path | None:
     beside = path.with_name(path.name + ".nsightkit-cache")
     if beside.is_dir() or os.access(path.parent, os.W_OK):
         return beside
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    named = base / "nsightkit" / hashlib.blake2b(os.fsencode(path), digest_size=12).hexdigest()
+    named = user_cache() / hashlib.blake2b(os.fsencode(path), digest_size=12).hexdigest()
     try:
         named.mkdir(parents=True, exist_ok=True)
     except OSError:
@@ -321,59 +279,52 @@ class _CachedSource:
 
     def __init__(self, folder: Path, open_source: Callable[[], Source]) -> None:
         self._folder = folder
-        self._open = open_source
-        self._source: Source | None = None
-        self._index = self._read_index()
-        self.meta: TraceMeta = _meta_from_json(self._index["meta"]) if self._index else self._inner().meta
-
-    def _inner(self) -> Source:
-        if self._source is None:
-            self._source = self._open()
-        return self._source
-
-    def _read_index(self) -> dict[str, Any]:
-        index = _index_of(self._folder)
-        return index if isinstance(index.get("meta"), dict) else {}
-
-    def _keep_index(self, **more: Any) -> None:
-        """Add to the index."""
-        self._index = {"sizes": {}, "first_ns": None, **self._read_index(), "meta": _meta_to_json(self.meta)}
-        for key, value in more.items():
-            self._index[key] = {**self._index[key], **value} if isinstance(value, dict) else value
-        self._put(_INDEX, lambda file: file.write(json.dumps(self._index).encode()))
+        self._trace = functools.cache(open_source)
+        self.meta = self._fact("meta", TraceMeta, lambda: self._trace().meta)
 
     def read(self, table: str, columns: Sequence[str]) -> pd.DataFrame:
         """See :class:`~nsightkit.trace.model.Source`."""
         series: dict[str, pd.Series] = {}
         for column in columns:
             with contextlib.suppress(Exception):  # a damaged cache file is read again from the trace
-                series[column] = self._cached(table, column)
-        if "duration_ns" in columns and "duration_ns" not in series:
-            with contextlib.suppress(Exception):
-                start, end = (self._cached(table, c) for c in ("start_ns", "end_ns"))
-                series["duration_ns"] = end - start
+                series[column] = _read_parquet(self._folder / f"{table}.{column}.parquet", None)[column]
         if len({len(s) for s in series.values()}) > 1:
             series = {}
         rest = [c for c in columns if c not in series]
         if rest:
-            fresh = self._inner().read(table, rest)
+            fresh = self._trace().read(table, rest)
             for column in rest:
                 series[column] = fresh[column]
                 self._keep(f"{table}.{column}.parquet", fresh[[column]])
-            self._keep_index(sizes={table: len(fresh)})
+            self._fact(f"{table}.size", int, lambda: len(fresh))
         return pd.DataFrame({c: series[c] for c in columns}, copy=False)
 
     def derived(self, name: str, compute: Callable[[], pd.DataFrame]) -> pd.DataFrame:
         """See :meth:`nsightkit.trace.model.Trace.derived`."""
         path = self._folder / f"{name}.{_version('trace', 'analysis')}.derived.parquet"
         with contextlib.suppress(Exception):  # absent, or damaged and made again
-            return pd.DataFrame(_read_parquet(path, None), copy=False)
+            return _read_parquet(path, None)
         frame = compute()
         self._keep(path.name, frame)
         return frame
 
-    def _cached(self, table: str, column: str) -> pd.Series:
-        return _read_parquet(self._folder / f"{table}.{column}.parquet", None)[column]
+    def first_ns(self) -> int:
+        """See :class:`~nsightkit.trace.model.Source`."""
+        return self._fact("first_ns", int, lambda: self._trace().first_ns())
+
+    def size(self, table: str) -> int:
+        """See :class:`~nsightkit.trace.model.Source`."""
+        return self._fact(f"{table}.size", int, lambda: self._trace().size(table))
+
+    def _fact(self, name: str, kind: type[_T], find: Callable[[], _T]) -> _T:
+        """Read what is known without columns from its file. Where that is absent or damaged, find it and keep it."""
+        path = self._folder / f"{name}.json"
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=kind)
+        except (OSError, ValueError, msgspec.DecodeError):
+            fact = find()
+            self._put(path.name, lambda file: file.write(msgspec.json.encode(fact)))
+            return fact
 
     def _keep(self, name: str, frame: pd.DataFrame) -> None:
         self._put(name, lambda file: _write_parquet(frame, file, "none"))
@@ -384,20 +335,6 @@ class _CachedSource:
             self._folder.mkdir(parents=True, exist_ok=True)
             with replacing(self._folder / name) as file:
                 write_to(file)
-
-    def first_ns(self) -> int:
-        """See :class:`~nsightkit.trace.model.Source`."""
-        if self._index.get("first_ns") is None:
-            self._keep_index(first_ns=self._inner().first_ns())
-        return int(self._index["first_ns"])
-
-    def size(self, table: str) -> int:
-        """See :class:`~nsightkit.trace.model.Source`."""
-        sizes = self._index.get("sizes", {})
-        if table not in sizes:
-            self._keep_index(sizes={table: self._inner().size(table)})
-            sizes = self._index["sizes"]
-        return int(sizes[table])
 
 
 def cached(path: Path, open_source: Callable[[], Source], reader: str) -> Source:
@@ -416,10 +353,7 @@ def cached(path: Path, open_source: Callable[[], Source], reader: str) -> Source
     -------
     Source
     """
-    if path.stat().st_size < _CACHE_FROM_BYTES:
-        return open_source()
-    folder = cache_folder(path)
-    if folder is None:
+    if path.stat().st_size < CACHE_FROM_BYTES or (folder := cache_folder(path)) is None:
         return open_source()
     mine = folder / _content_key(path, reader)
     if folder.is_dir():

@@ -13,6 +13,7 @@ import nsightkit
 from nsightkit.errors import UsageError
 from nsightkit.trace import chrome
 from nsightkit.trace.model import TABLES, Trace, TraceMeta
+from nsightkit.trace.nesting import crossings, lanes
 
 
 def assert_same(a, b):
@@ -24,16 +25,18 @@ def assert_same(a, b):
         pd.testing.assert_frame_equal(x, y)
 
 
-@pytest.fixture
-def exported(tmp_path):
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
     trace = interleaved()
-    path = tmp_path / "out.json"
+    path = tmp_path_factory.mktemp("chrome") / "out.json"
     chrome.write(trace, path)
     return trace, path, json.loads(path.read_text())
 
 
-@pytest.mark.parametrize("start", [1_000, 0, -5_000, 7_100_000_000_123_457])
-@pytest.mark.parametrize("name", ["o.json", "o.json.gz"])
+@pytest.mark.parametrize(
+    ("start", "name"),
+    [(1_000, "o.json.gz"), (0, "o.json"), (-5_000, "o.json"), (7_100_000_000_123_457, "o.json")],
+)
 def test_round_trip_to_the_nanosecond(tmp_path, start, name):
     trace = interleaved(start)
     chrome.write(trace, tmp_path / name)
@@ -150,7 +153,7 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
     def fail(*_):
         raise OSError("disk full")
 
-    monkeypatch.setattr(chrome, "_text", fail)
+    monkeypatch.setattr(chrome, "json_text", fail)
     with pytest.raises(OSError, match="disk full"):
         chrome.write(interleaved(), path)
     assert path.read_text() == "old"
@@ -202,7 +205,7 @@ def test_lanes_are_as_few_as_overlap():
     for n, longest in ((0, 9), (1, 9), (400, 5), (400, 60)):
         track, start = rng.integers(0, 3, n), rng.integers(0, 500, n)
         end = start + rng.integers(0, longest, n)
-        lane = chrome._lanes(track, start, end)
+        lane = lanes(track, start, end)
         for t in np.unique(track):
             mine = track == t
             lasting = mine & (end > start)
@@ -218,13 +221,13 @@ def test_crossing_is_what_neither_contains_nor_leaves():
     rng = np.random.default_rng(4)
     thread, start = rng.integers(0, 2, 300), rng.integers(0, 2000, 300)
     end = start + rng.integers(1, 30, 300)
-    crossing = chrome._crossing(thread, start, end)
+    crossing = crossings(thread, start, end)
     for i in range(300):
         others = (thread == thread[i]) & (start < start[i]) & (end > start[i]) & (end < end[i])
         # What an enclosing event already crosses is found once that one is gone.
         assert crossing[i] <= others.any()
     kept = ~crossing
-    while (more := chrome._crossing(thread[kept], start[kept], end[kept])).any():
+    while (more := crossings(thread[kept], start[kept], end[kept])).any():
         kept[np.flatnonzero(kept)[more]] = False
     for i in np.flatnonzero(kept):
         others = kept & (thread == thread[i]) & (start < start[i]) & (end > start[i]) & (end < end[i])
@@ -248,7 +251,7 @@ def test_what_is_drawn_elsewhere_is_read_where_it_was(tmp_path):
     assert all(0 < e["pid"] < 1 << 32 and 0 < e["tid"] < 1 << 32 for e in events if e["ph"] == "X")
 
 
-def test_a_foreign_place_is_no_place(tmp_path):
+def test_a_foreign_place_is_not_a_place(tmp_path):
     event = {"ph": "X", "cat": "cpu_op", "name": "a", "pid": 1, "tid": 2, "ts": 3, "dur": 4}
     for place in ([], [1], [1, 2, 3], "x", {}, ["a", "b"]):
         (tmp_path / "i.json").write_text(json.dumps({"traceEvents": [event, {**event, "place": place}]}))
@@ -257,5 +260,5 @@ def test_a_foreign_place_is_no_place(tmp_path):
 
 
 def test_half_a_character_does_not_stop_it():
-    assert json.loads(chrome._json({"a": "\ud800 µ"})) == {"a": "\ud800 µ"}
-    assert chrome._json("µ") == '"µ"'
+    assert json.loads(chrome.json_text({"a": "\ud800 µ"})) == {"a": "\ud800 µ"}
+    assert chrome.json_text("µ") == '"µ"'

@@ -26,10 +26,16 @@ def manifest(traces):
             yield traces / cells[1], {k: int(v) for k, v in EVENT.findall(cells[4])}, cells[4]
 
 
-def test_every_schema_reads_with_the_counts_of_its_manifest(shared_traces):
+@pytest.fixture(scope="module")
+def real(shared_traces):
+    """Every real export, opened once."""
+    return {path: nsightkit.load(path) for path, *_ in manifest(shared_traces)}
+
+
+def test_every_schema_reads_with_the_counts_of_its_manifest(shared_traces, real):
     checked = 0
     for path, counts, _ in manifest(shared_traces):
-        trace = nsightkit.load(path)
+        trace = real[path]
         with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as connection:
             tables = {r[0] for r in connection.execute("SELECT name FROM sqlite_master")}
             ranges = "SELECT count(*) FROM NVTX_EVENTS WHERE eventType IN (59, 60, 70, 71)"
@@ -53,8 +59,8 @@ def test_every_schema_reads_with_the_counts_of_its_manifest(shared_traces):
     assert checked == 10
 
 
-def test_tables_not_recorded_are_named_and_tables_without_events_are_not(shared_traces):
-    missing = {p.parent.name + "/" + p.name: set(nsightkit.load(p).meta.missing) for p, *_ in manifest(shared_traces)}
+def test_tables_not_recorded_are_named_and_tables_without_events_are_not(real):
+    missing = {path.parent.name + "/" + path.name: set(trace.meta.missing) for path, trace in real.items()}
     gpu = {"kernels", "memops", "graphs", "calls", "syncs"}
     assert gpu <= missing["EfficientCenterFormer/baseline_v2.sqlite"]  # NVTX only
     assert gpu <= missing["StellaWava/report1.sqlite"]  # OS calls only
@@ -65,8 +71,8 @@ def test_tables_not_recorded_are_named_and_tables_without_events_are_not(shared_
     assert "ranges" not in missing["cs336-zx3xyy/result_2_7B_compile_ro.sqlite"]
 
 
-def test_gpus_versions_and_clock(shared_traces):
-    trace = nsightkit.load(shared_traces / "cs336-zx3xyy" / "result_2_7B_nvtx.sqlite")
+def test_gpus_versions_and_clock(shared_traces, real):
+    trace = real[shared_traces / "cs336-zx3xyy" / "result_2_7B_nvtx.sqlite"]
     assert (trace.meta.tool_version, trace.meta.schema) == ("2024.6.2.225", "3.16.1")
     assert (trace.meta.gpus[0].name, trace.meta.gpus[0].sm_count) == ("NVIDIA A100-SXM4-80GB", 108)
     with sqlite3.connect(f"file:{trace.path}?mode=ro", uri=True) as connection:
@@ -164,17 +170,15 @@ def test_what_pages_cannot_hold_falls_back_or_is_refused(tmp_path, value):
     connection.close()
 
 
-def test_the_ordinary_way_gives_the_same_tables(shared_traces, monkeypatch):
+def test_the_ordinary_way_gives_the_same_tables(real, monkeypatch):
     def unusual(*_args, **_kwargs):
         raise sqlite_pages.Unusual
 
-    paths = [p for p, *_ in manifest(shared_traces)]
-    quick = [{t: nsightkit.load(p).table(t) for t in TABLES} for p in paths]
     monkeypatch.setattr(nsys.sqlite_pages, "integer_columns", unusual)
-    for path, tables in zip(paths, quick, strict=True):
+    for path, quick in real.items():
         trace = nsightkit.load(path)
-        for table, frame in tables.items():
-            pd.testing.assert_frame_equal(trace.table(table), frame)
+        for table in TABLES:
+            pd.testing.assert_frame_equal(trace.table(table), quick.table(table))
 
 
 def test_a_table_of_ranges_may_be_empty(tmp_path):
@@ -244,7 +248,7 @@ def test_parquetdir_of_a_real_export(nsys, tmp_path):
         pd.testing.assert_frame_equal(left, right)
 
 
-def test_cuda_visible_devices_are_told_apart(tmp_path):
+def test_cuda_visible_devices_are_kept_apart(tmp_path):
     out = Export(gpus=2)
     for pid in (10, 11):
         c = out.call("cudaLaunchKernel", Export.thread(pid, pid), 0, 5)
@@ -408,10 +412,9 @@ def test_the_capture_counts_from_its_own_beginning(tmp_path):
     assert (figures["lead_ns"], figures["tail_ns"]) == (4_000, 0)
 
 
-def test_work_of_a_real_capture_lies_in_it(shared_traces):
+def test_work_of_a_real_capture_lies_in_it(real):
     stated = 0
-    for path, *_ in manifest(shared_traces):
-        trace = nsightkit.load(path)
+    for path, trace in real.items():
         if trace.meta.window_ns is None or not (trace.size("kernels") or trace.size("graphs")):
             continue
         stated += 1

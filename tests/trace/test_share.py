@@ -734,7 +734,7 @@ LAYOUTS: dict[str, Callable[[Any], str]] = {
 def test_no_secret_survives_in_a_kineto_trace(
     layout: str, slice_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kineto_reader, "_CHUNK_BYTES", slice_bytes)
+    monkeypatch.setattr(kineto_reader, "CHUNK_BYTES", slice_bytes)
     text = LAYOUTS[layout](kineto(PLANTED))
     path, out = tmp_path / "t.json", tmp_path / "clean.json"
     path.write_text(text)
@@ -761,7 +761,7 @@ def test_slices_do_not_change_the_answer(tmp_path: Path, monkeypatch: pytest.Mon
     path.write_text(json.dumps(kineto(PLANTED[:12])))
     found = set()
     for size in (1 << 20, 1000, 64, 7):
-        monkeypatch.setattr(kineto_reader, "_CHUNK_BYTES", size)
+        monkeypatch.setattr(kineto_reader, "CHUNK_BYTES", size)
         out = tmp_path / f"{size}.json"
         scrub.copy(path, out)
         found.add(out.read_bytes())

@@ -89,7 +89,7 @@ def test_reads_only_names_and_durations() -> None:
     read = trace._source.read
     trace._source.read = lambda table, columns: asked.extend(columns) or read(table, columns)  # type: ignore[method-assign]
     kernels.summary(trace)
-    assert sorted(asked) == ["duration_ns", "name"]
+    assert sorted(asked) == ["end_ns", "name", "start_ns"]
 
 
 def test_many_names_few_used() -> None:
