@@ -34,12 +34,12 @@ from nsightkit.trace.model import Trace
 if TYPE_CHECKING:
     from distributed import Client, Future
 
-__all__ = ["FEW", "Job", "Look", "combine", "look", "summary", "survey", "traces_in", "waited"]
+__all__ = ["ANSWER_S", "FEW", "Job", "Look", "attempt", "combine", "look", "summary", "survey", "traces_in", "waited"]
 
 #: So many traces are looked at in this process: starting a cluster takes longer.
 FEW = 4
 #: How long to wait for a scheduler.
-_ANSWER_S = 20
+ANSWER_S = 20
 
 _SUFFIXES = (".json", ".json.gz", ".sqlite", ".nsys-rep")
 _RANK = re.compile(r"(?i)(?<![a-z])(?<!local[-_. ])(?:global[-_. ]?)?(?:rank|worker)[-_. =]?(\d{1,6})(?!\d)")
@@ -258,7 +258,7 @@ def survey(
     files = [Path(item) for item in chosen if not isinstance(item, Trace)]
     answers = _with_dask(files, cache, scheduler, workers)
     if scheduler is None and (workers == 0 or (workers is None and len(files) <= FEW)):
-        answers = ((place, _attempt(str(path), cache)) for place, path in enumerate(files))
+        answers = ((place, attempt(str(path), cache)) for place, path in enumerate(files))
     found = {}
     for place, result in answers:
         found[place] = result
@@ -583,8 +583,20 @@ def waited(arrivals: pd.DataFrame) -> pd.Series:
 # ---------------------------------------------------------------- where they are looked at
 
 
-def _attempt(path: str, cache: bool | None) -> list[Look] | str:
-    """Look at one file; what is wrong with it in words, if something is."""
+def attempt(path: str, cache: bool | None) -> list[Look] | str:
+    """Look at one file, wherever this runs: an error would take the other ranks with it.
+
+    Parameters
+    ----------
+    path : str
+    cache : bool, optional
+        As for :func:`nsightkit.load`.
+
+    Returns
+    -------
+    list of Look, or str
+        In words what is wrong with the file.
+    """
     try:
         return look(path, cache=cache)
     except TraceError as error:
@@ -611,7 +623,7 @@ def _with_dask(
         ) from error
     with _client(Client, scheduler, workers, len(files)) as client:
         futures: dict[Future[Any], int] = {
-            client.submit(_attempt, str(path.absolute()), cache, pure=False, retries=1): place
+            client.submit(attempt, str(path.absolute()), cache, pure=False, retries=1): place
             for place, path in enumerate(files)
         }
         answers = as_completed(  # type: ignore[no-untyped-call]
@@ -635,7 +647,7 @@ def _client(make: type[Client], scheduler: str | None, workers: int | None, task
     """Connect to a scheduler, or to a local cluster that goes when this is over."""
     if scheduler is not None:
         try:
-            client = make(scheduler, timeout=_ANSWER_S, set_as_default=False)
+            client = make(scheduler, timeout=ANSWER_S, set_as_default=False)
         except (OSError, ValueError, TimeoutError) as error:
             raise UsageError(f"--scheduler: no Dask scheduler answers at {scheduler!r}") from error
         with client:
