@@ -14,7 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, get_args
+from typing import Any, get_args
 
 import numpy as np
 
@@ -197,7 +197,7 @@ def read(path: str | os.PathLike[str]) -> Baseline:
         if path.stat().st_size > _MOST_BYTES:
             raise TraceError(path, f"is larger than any baseline ({_MOST_BYTES >> 20} MiB)", _REMEDY)
         text = path.read_bytes().decode("utf-8")
-        return _baseline(json.loads(text, object_pairs_hook=_distinct, parse_constant=_no_number))
+        return _baseline(json.loads(text, object_pairs_hook=_distinct, parse_constant=_not_a_number))
     except OSError as error:
         raise TraceError(path, f"cannot be read ({error.strerror or error})", "check its permissions") from error
     except UnicodeDecodeError as error:
@@ -216,8 +216,8 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number")
+def _not_a_number(name: str) -> None:
+    _require(False, f"{name} is not a number")
 
 
 def _require(holds: bool, otherwise: str) -> None:

@@ -6,8 +6,7 @@ of the steps that do not stand out, and the interval of the shift from the steps
 beside them and are exact: the rows of a table add up to what the trace holds.
 
 A row is judged by the size of what changed, against a step, and by noise (:mod:`nsightkit.analysis.core.noise`, whose
-rule
-``check`` shares). It is
+rule ``check`` shares). It is
 
 ``negligible``
     if it takes less than a hundredth of a step on both sides: whatever became of it, the step would not show it;
@@ -24,12 +23,12 @@ rule
     What lies further apart than the steps of either side spread (:func:`nsightkit.analysis.core.noise.apart`) is not
     unsure, among however many rows: a cause that was there in each step, and is gone;
 ``small``
-    if it is more than noise, and less than a hundredth of a step: true, and of no matter;
+    if it is more than noise, and less than a hundredth of a step: true, and it does not matter;
 ``exceeds step spread``
     if it is neither, and each side was captured once: how far captures of one program differ is not known then, and no
     stronger word is to be had;
 ``significant``
-    if it is neither, and exceeds what captures of one program differ by, too.
+    if it is neither, and also exceeds what captures of one program differ by.
 """
 
 from __future__ import annotations
@@ -182,7 +181,7 @@ class Comparison:
         What sizes are measured against: a step, or the time from first operation to last.
     tables : dict of str to DataFrame
         ``figures``, ``kernels``, ``categories``, ``operators``, ``ranges``, ``gaps`` and ``memops``, the largest change
-        first; each is an attribute, too. After the columns that name a row come :data:`COLUMNS`.
+        first; each is also an attribute. After the columns that name a row come :data:`COLUMNS`.
     """
 
     def __init__(self, sides: Sequence[Sequence[Capture]], confidence: float, min_share: float) -> None:
@@ -569,10 +568,10 @@ def _headline(comparison: Comparison) -> tuple[str, str]:
             sure += f"; captures of one program differ by up to {100 * row['between_ns'] / row['before_ns']:.0f} %"
         why = "Too little to matter" if row["significance"] == _SMALL else "Not beyond noise"
         return "no change", f"{why}: {said[0].lower()}{said[1:]} ({sure})."
-    repeated = "captures of one program differ by", ""
-    single = "the steps of each run spread", f" {noise.ONE_RUN}"
-    beyond, once = repeated if row["significance"] == _SIGNIFICANT else single
-    return "faster" if row["delta_ns"] < 0 else "slower", f"{said}, more than {beyond} ({sure}).{once}"
+    outcome = "faster" if row["delta_ns"] < 0 else "slower"
+    if row["significance"] == _SIGNIFICANT:
+        return outcome, f"{said}, more than captures of one program differ by ({sure})."
+    return outcome, f"{said}, more than the steps of each run spread ({sure}). {noise.ONE_RUN}"
 
 
 #: So many names of what changed most are given.
@@ -612,18 +611,19 @@ def _bottleneck(comparison: Comparison, verdicts: Sequence[Mapping[str, Any]]) -
     was, now = (found["bottleneck"] for found in kept)
     shares = [f"{100 * (found['share_of_span'] or 0):.1f} % of the time" for found in kept]
     sure = min((found["confidence"] for found in kept), key=["low", "medium", "high"].index)
-    doubt = " One of the verdicts is doubtful." if sure == "low" else ""
     # Verdicts rest on these: the bottleneck may have moved if any of them changed by more than noise, or may have.
     gaps, figures = comparison.tables["gaps"], comparison.tables["figures"]
     changes = {*gaps.loc[gaps["cause"].isin([was, now]), "significance"], *figures["significance"]}
     moved: bool | None = was != now and not changes.isdisjoint([*_BEYOND, _UNKNOWN])
-    said = f"The verdicts differ, {was} ({shares[0]}) and {now} ({shares[1]}), by no more than noise."
     if "not-enough-data" in (was, now):
         moved, said = None, f"Whether the bottleneck moved is not known: {was} before, {now} after."
     elif was == now:
         said = f"The bottleneck did not move: {was}, {shares[0]} before and {shares[1]} after."
     elif moved:
-        said = f"The bottleneck moved from {was} ({shares[0]}) to {now} ({shares[1]}).{doubt}"
+        said = f"The bottleneck moved from {was} ({shares[0]}) to {now} ({shares[1]})."
+        said += " One of the verdicts is doubtful." if sure == "low" else ""
+    else:
+        said = f"The verdicts differ, {was} ({shares[0]}) and {now} ({shares[1]}), by no more than noise."
     return moved, {"before": kept[0], "after": kept[1], "confidence": sure, "text": said}
 
 

@@ -441,7 +441,7 @@ def _document(path: Path) -> Mapping[str, Any]:
     except OSError as error:
         raise TraceError(path, f"cannot be read ({error.strerror or error})", "check its permissions") from error
     except (ValueError, RecursionError) as error:
-        raise TraceError(path, "is damaged: no JSON document", _AGAIN) from error
+        raise TraceError(path, "is damaged: it is not a JSON document", _AGAIN) from error
     if not isinstance(document, dict) or "rows" not in document:
         remedy = "a baseline is given with --baseline" if "metrics" in document else _AGAIN
         raise TraceError(path, "holds no rows, so it is not a benchmark", remedy)

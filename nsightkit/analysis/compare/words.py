@@ -94,21 +94,19 @@ def rows(table: str, chosen: Sequence[Mapping[str, Any]]) -> list[dict[str, str]
 
 
 def _time(table: str, row: Mapping[str, Any]) -> dict[str, str]:
-    was, known = row["before_ns"], _known(row["low_ns"])
-    if was:  # in relation to what was; where nothing was, as a time
-        change = percent(row["change"])
-        interval = (
-            f"{percent(row['low_ns'] / was).removesuffix(' %')} to {percent(row['high_ns'] / was)}" if known else ""
-        )
-    else:
-        change = signed(row["delta_ns"])
-        interval = f"{signed(row['low_ns'])} to {signed(row['high_ns'])}" if known else ""
+    was = row["before_ns"]
+
+    def written(ns: float) -> str:
+        # In relation to what was; where nothing was, as a time.
+        return percent(ns / was) if was else signed(ns)
+
+    ends = [written(row[end]) for end in ("low_ns", "high_ns")] if _known(row["low_ns"]) else []
     return {
         "name": name_of(table, row),
         "before": time_text(was),
         "after": time_text(row["after_ns"]),
-        "change": change,
-        "interval": interval,
+        "change": written(row["delta_ns"]),
+        "interval": " to ".join([end.removesuffix(" %") for end in ends[:-1]] + ends[-1:]),
         "significance": row["significance"],
     }
 

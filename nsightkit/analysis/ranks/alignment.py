@@ -195,25 +195,25 @@ def match(collectives: pd.DataFrame) -> Matched:
     if alone.any():
         notes.append(f"{alone.sum():,} sends and receives were left out: whose partner is whose is not recorded.")
     every = every[~alone]
-    named = [(*group, False) for group in _named(every[every["group"] != ""])]
-    guessed = [(*group, True) for group in _guessed(every[every["group"] == ""])]
-    if collectives["rank"].nunique() > 2 and sum(rows["rank"].nunique() > 1 for *_, rows, _ in guessed) > 1:
+    guessed = list(_guessed(every[every["group"] == ""]))
+    if collectives["rank"].nunique() > 2 and sum(rows["rank"].nunique() > 1 for *_, rows in guessed) > 1:
         notes.append("The traces name no process groups: streams whose collectives end together are taken for one.")
     total, parts, groups = 0, [every[:0].assign(collective=0, group=0)], []
-    for number, (label, where, size, rows, guess) in enumerate([*named, *guessed]):
+    named = list(_named(every[every["group"] != ""]))
+    for number, (label, where, size, rows) in enumerate([*named, *guessed]):
         matched, by, said = _matched(rows)
         notes += [f"{label}: {text}" for text in said]
         parts.append(matched.assign(collective=matched["collective"] + total, group=number))
         total += matched["collective"].nunique()
-        groups.append((number, label, where, rows["rank"].nunique(), size, by, guess))
+        groups.append((number, label, where, rows["rank"].nunique(), size, by, number >= len(named)))
     arrivals = pd.concat(parts).sort_values(["collective", "rank"], ignore_index=True)
     single = len(every) - len(arrivals)
     if single:
         notes.append(f"{single:,} collectives of single ranks match none of another rank and were left out.")
-    names = ["group", "name", "where", "ranks", "group_size", "matched_by", "guessed"]
-    return Matched(arrivals, pd.DataFrame(groups, columns=names), notes)
+    return Matched(arrivals, pd.DataFrame(groups, columns=_OF_GROUP), notes)
 
 
+_OF_GROUP = ["group", "name", "where", "ranks", "group_size", "matched_by", "guessed"]
 _Group = tuple[str, str, int, pd.DataFrame]  # label, where, size (-1 unknown), collectives of its ranks
 
 
@@ -449,8 +449,11 @@ def align(
         by_source = start[island] - start
         sure = np.abs(offset - by_source) <= 2 * np.nan_to_num(np.hypot(error, error[island]))
         offset = np.where((drift == 0) & sure, by_source, offset)
-    columns = {"rank": names, "island": island, "offset_ns": offset, "drift_ppm": drift * 1e6}
-    columns |= {
+    columns = {
+        "rank": names,
+        "island": island,
+        "offset_ns": offset,
+        "drift_ppm": drift * 1e6,
         "middle_ns": np.rint(middle).astype(np.int64),
         "spread_ns": spread,
         "error_ns": error,

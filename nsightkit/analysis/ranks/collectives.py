@@ -248,9 +248,9 @@ def compute(trace: Trace) -> dict[int, intervals.Coverage]:
     Returns
     -------
     dict of int to Coverage
-        By device: the union of its kernels that do not communicate, and graph replays. Copies are no computation. For a
-        trace without GPU work device -1, the CPU: the union of the framework's operators on threads that run no
-        collective, without those that wait. Empty where neither was recorded.
+        By device: the union of its kernels that do not communicate, and graph replays. Copies do not count as
+        computation. For a trace without GPU work device -1, the CPU: the union of the framework's operators on threads
+        that run no collective, without those that wait. Empty where neither was recorded.
     """
     if "compute" not in trace.memo:
         trace.memo["compute"] = _compute(trace)

@@ -32,7 +32,7 @@ from nsightkit.trace import store
 from nsightkit.trace.model import Trace
 
 if TYPE_CHECKING:
-    from distributed import Client, Future
+    from distributed import Future, LocalCluster
 
 __all__ = ["ANSWER_S", "FEW", "Job", "Look", "attempt", "combine", "look", "summary", "survey", "traces_in", "waited"]
 
@@ -424,7 +424,7 @@ def _numbered(looks: Sequence[Look], lost: list[dict[str, Any]]) -> tuple[dict[i
 
 
 def _differing(files: Sequence[str]) -> list[list[int]]:
-    """Ranks by the one number in which the names of all files differ; empty lists where there is none."""
+    """Ranks by the one number in which the names of all files differ; empty lists where they differ otherwise."""
     parts = [_DIGITS.split(Path(file).name) for file in files]
     if len(files) > 1 and len({tuple(words[::2]) for words in parts}) == 1:
         for column in zip(*(map(int, words[1::2]) for words in parts), strict=True):
@@ -621,10 +621,15 @@ def _with_dask(
             f"{len(files)} ranks are looked at with Dask, which is not installed: {_EXTRA}, or --workers 0 to look at "
             "one after the other"
         ) from error
-    with _client(Client, scheduler, workers, len(files)) as client:
+    with contextlib.ExitStack() as stack:
+        place = scheduler or stack.enter_context(_local_cluster(min(workers or os.cpu_count() or 1, len(files))))
+        try:
+            client = stack.enter_context(Client(place, timeout=ANSWER_S, set_as_default=False))  # type: ignore[no-untyped-call]
+        except (OSError, ValueError, TimeoutError) as error:
+            raise UsageError(f"--scheduler: no Dask scheduler answers at {place!r}") from error
         futures: dict[Future[Any], int] = {
-            client.submit(attempt, str(path.absolute()), cache, pure=False, retries=1): place
-            for place, path in enumerate(files)
+            client.submit(attempt, str(path.absolute()), cache, pure=False, retries=1): number
+            for number, path in enumerate(files)
         }
         answers = as_completed(  # type: ignore[no-untyped-call]
             futures, loop=client.loop, with_results=True, raise_errors=False
@@ -642,29 +647,19 @@ def _cause(error: object) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
-@contextlib.contextmanager
-def _client(make: type[Client], scheduler: str | None, workers: int | None, tasks: int) -> Iterator[Client]:
-    """Connect to a scheduler, or to a local cluster that goes when this is over."""
-    if scheduler is not None:
-        try:
-            client = make(scheduler, timeout=ANSWER_S, set_as_default=False)
-        except (OSError, ValueError, TimeoutError) as error:
-            raise UsageError(f"--scheduler: no Dask scheduler answers at {scheduler!r}") from error
-        with client:
-            yield client
-        return
+def _local_cluster(workers: int) -> LocalCluster:
+    """Start a cluster on this machine; it goes when it is left."""
     import logging
 
     import dask
     from distributed import LocalCluster
 
-    count = min(workers or os.cpu_count() or 1, tasks)
     # A trace that kills its worker must not take others with it that wait there, nor many workers.
     careful = {"distributed.scheduler.worker-saturation": 1.0, "distributed.scheduler.allowed-failures": 1}
     try:
         with dask.config.set(careful):
-            cluster = LocalCluster(  # type: ignore[no-untyped-call]
-                n_workers=count,
+            return LocalCluster(  # type: ignore[no-untyped-call]
+                n_workers=workers,
                 threads_per_worker=1,
                 processes=True,
                 host="127.0.0.1",
@@ -676,5 +671,3 @@ def _client(make: type[Client], scheduler: str | None, workers: int | None, task
             "the workers of a local Dask cluster did not start; in a script, call this under `if __name__ == "
             '"__main__":`, or give workers=0 to look at one rank after the other'
         ) from error
-    with cluster, make(cluster, set_as_default=False) as client:
-        yield client

@@ -133,8 +133,10 @@ def find(
     floor = table["rank"].map(floors).to_numpy()
     table["late"] = table["late"].where(table["late"] > floor, 0.0)
     judged = _judged(table)
-    named, last = _named(judged, wall_ns), _last(table)
-    rows, extras = [], 0.0
+    named = _named(judged, wall_ns)
+    if not named:
+        return pd.DataFrame({column: [] for column in COLUMNS}), 0
+    last, rows, extras = _last(table), [], 0.0
     for rank, (p, group) in named.items():
         units = judged[group]
         crew = [other for other in units.columns.to_numpy(np.int64).tolist() if other != rank]

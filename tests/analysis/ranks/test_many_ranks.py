@@ -47,6 +47,12 @@ def jobs(tmp_path_factory):
     return made
 
 
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory):
+    """What is true of the same job when nobody is late."""
+    return job(tmp_path_factory.mktemp("calm"), {}, kind="kineto", **SIZES)
+
+
 def wall_ns(truth):
     """From the first arrival to the last end, on the true clock."""
     starts = [t for c in truth["collectives"] for t in c["starts"].values()]
@@ -54,7 +60,7 @@ def wall_ns(truth):
 
 
 @pytest.mark.parametrize(("kind", "cause"), [("kineto", "data"), ("nsys", "slow"), ("kineto", "work")])
-def test_a_straggler_is_named_with_its_cause_and_its_cost(jobs, tmp_path, kind, cause):
+def test_a_straggler_is_named_with_its_cause_and_its_cost(jobs, calm, kind, cause):
     _, truth, found = jobs[kind, cause]
     assert found.stragglers["rank"].tolist() == [2]
     row = found.stragglers.iloc[0]
@@ -66,7 +72,6 @@ def test_a_straggler_is_named_with_its_cause_and_its_cost(jobs, tmp_path, kind, 
     assert len(last) == (8 if cause == "data" else 16) <= row["last_count"] <= row["collectives"] == 16
     assert row["waited_for_ns"] == pytest.approx(2 * sum(last), abs=32 * CLOCK_NS)
     # What it costs is what the same job takes less when nobody is late.
-    calm = job(tmp_path, {}, kind="kineto", **SIZES)
     saved = wall_ns(truth) - wall_ns(calm)
     assert row["gain_ns"] == found.gain_ns == pytest.approx(saved, rel=0.02)
     assert row["gain_ns"] >= saved - 16 * CLOCK_NS  # a bound
@@ -216,7 +221,7 @@ def named(frame):
     return found["rank"].tolist()
 
 
-@pytest.mark.parametrize("crew", [2, 3, 8, 64])
+@pytest.mark.parametrize("crew", [2, 8, 64])
 def test_chance_names_nobody(crew):
     """Jitter alone, so large that it would be worth naming: fewer than one job in a hundred may name anyone."""
     rng = np.random.default_rng(crew)
