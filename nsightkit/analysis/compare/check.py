@@ -142,18 +142,18 @@ def _conditions(baseline: Baseline, runs: Sequence[Run]) -> list[dict[str, Any]]
     """List the conditions that differ; those of all runs."""
     if not runs:
         raise UsageError("no runs to compare")
-    found = []
+    found: list[dict[str, Any]] = []
     for run in runs:
         if run.of != baseline.of:
             raise UsageError(f"the baseline is of {baseline.of}, and this is a run of {run.of}; they share no metrics")
         for name in CONDITIONS:
             was, now = baseline.conditions[name], run.conditions[name]
-            if was == now or name == "command":
-                continue
             # What one side does not say may be the same. A selection that is not said is the whole trace.
             known = name == "selection" or (was is not None and now is not None)
-            found.append({"name": name, "baseline": was, "now": now, "decisive": name in DECISIVE and known})
-    return [row for number, row in enumerate(found) if row not in found[:number]]
+            row = {"name": name, "baseline": was, "now": now, "decisive": name in DECISIVE and known}
+            if was != now and name != "command" and row not in found:
+                found.append(row)
+    return found
 
 
 # ---------------------------------------------------------------- one metric

@@ -71,18 +71,13 @@ def lateness(arrivals: pd.DataFrame) -> pd.Series:
         earlier one. Of collectives of a group that wait for a rank at the same time each has what the ones before have
         not, so that sums are times.
     """
-    start, collective = arrivals["start_ns"].to_numpy(np.int64), arrivals["collective"].to_numpy(np.int64)
-    order = np.lexsort((start, collective))
-    first = np.flatnonzero(np.diff(collective[order], prepend=-1))
-    count = np.diff(np.append(first, len(order)))
-    middle = np.empty(len(order), np.int64)
-    middle[order] = np.repeat(start[order][first + (count - 1) // 2], count)
-    waits = arrivals["wait_ns"].notna().to_numpy()
-    late = np.full(len(order), np.nan)
-    # By rank and group.
-    key = arrivals["rank"].to_numpy(np.int64) << 32 | arrivals["group"].to_numpy(np.int64)
-    late[waits] = uncovered(middle[waits], start[waits], key[waits])
-    return pd.Series(late, index=arrivals.index)
+    lower = arrivals.groupby("collective")["start_ns"].quantile(0.5, interpolation="lower")
+    middle = arrivals["collective"].map(lower).astype(np.int64)
+    waits = arrivals["wait_ns"].notna()
+    mine = arrivals[waits]
+    key = mine["rank"].to_numpy(np.int64) << 32 | mine["group"].to_numpy(np.int64)
+    late = pd.Series(uncovered(middle[waits], mine["start_ns"], key), mine.index)
+    return late.reindex(arrivals.index).astype("float64")
 
 
 def find(
