@@ -129,10 +129,10 @@ def make(
     first = runs[0]
     old = before.metrics if before else {}
     if before and add:
-        _alike(before.of, before.conditions, first)
+        _require_alike(before.of, before.conditions, first)
     measured: dict[str, list[Metric]] = {}
     for run in runs:
-        _alike(first.of, first.conditions, run)
+        _require_alike(first.of, first.conditions, run)
         for name, metric in run.metrics.items():
             if metric.kept or name in old:
                 measured.setdefault(name, []).append(metric)
@@ -158,7 +158,7 @@ def make(
     return Baseline(first.of, conditions, dict(sorted(made.items())))
 
 
-def _alike(of: str, conditions: Mapping[str, str | None], run: Run) -> None:
+def _require_alike(of: str, conditions: Mapping[str, str | None], run: Run) -> None:
     if run.of != of:
         raise UsageError(f"runs of two kinds ({of} and {run.of}) make no baseline; give files of one kind")
     for name in DECISIVE:
@@ -248,10 +248,12 @@ def _baseline(document: Any) -> Baseline:
     for name in metrics:
         plain = 0 < len(name) <= _LONGEST_NAME and plain_text(name, _LONGEST_NAME) == name
         _require(plain, f"{_shown(name)} is not a name of a metric")
-    return Baseline(document["of"], conditions, {name: _kept(metric, _shown(name)) for name, metric in metrics.items()})
+    return Baseline(
+        document["of"], conditions, {name: _metric(of, _shown(name)) for name, of in metrics.items()}
+    )
 
 
-def _kept(metric: Any, name: str) -> Kept:
+def _metric(metric: Any, name: str) -> Kept:
     _keys(metric, ("value", "unit", "direction", "gate", "tolerance", "runs"), name)
     unit, direction, gate, tolerance, runs = (metric[key] for key in ("unit", "direction", "gate", "tolerance", "runs"))
     _require(

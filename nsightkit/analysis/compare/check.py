@@ -88,7 +88,7 @@ def compare(
         raise UsageError(f"--tolerance: {tolerance:g} is not a share from 0 on; 0.05 is 5 %")
     if not any(kept.gate for kept in baseline.metrics.values()):
         raise UsageError("no metric of the baseline can fail: set gate to true for one, or write it anew with --update")
-    conditions = _conditions(baseline, runs)
+    conditions = _differing_conditions(baseline, runs)
     differing = [row for row in conditions if row["decisive"]]
     if differing and not other_conditions:
         said = "; ".join(f"{row['name']}: {row['baseline'] or 'none'}, now {row['now'] or 'none'}" for row in differing)
@@ -132,13 +132,13 @@ def compare(
                 -abs((row["after"] or 0.0) - row["before"]),
             ),
         ),
-        "new": _new(baseline, runs),
+        "new": _new_metrics(baseline, runs),
         "conditions": conditions,
         "notes": list(_notes(baseline, runs, measured)),
     }
 
 
-def _conditions(baseline: Baseline, runs: Sequence[Run]) -> list[dict[str, Any]]:
+def _differing_conditions(baseline: Baseline, runs: Sequence[Run]) -> list[dict[str, Any]]:
     """List the conditions that differ; those of all runs."""
     if not runs:
         raise UsageError("no runs to compare")
@@ -183,11 +183,11 @@ def _row(name: str, kept: Kept, of: str, runs: Sequence[Run], tolerance: float, 
     after = tuple(metric.samples for metric in metrics)
     row |= {"status": "ok", "after": _shown(_median(after), kept.unit)}
     if kept.unit in EXACT:
-        return row | _exactly(kept, after, row["tolerance"])
-    return row | _surely(kept, after, of, row["tolerance"], confidence)
+        return row | _judge_exact(kept, after, row["tolerance"])
+    return row | _judge_noisy(kept, after, of, row["tolerance"], confidence)
 
 
-def _exactly(kept: Kept, after: Sequence[Samples], tolerance: float) -> dict[str, Any]:
+def _judge_exact(kept: Kept, after: Sequence[Samples], tolerance: float) -> dict[str, Any]:
     """Judge what is the same in each run: a change lies outside of all that the baseline ever saw."""
     was, now, most = _median(kept.runs), _median(after), 1 + tolerance
     seen = np.concatenate(kept.runs)
@@ -197,7 +197,7 @@ def _exactly(kept: Kept, after: Sequence[Samples], tolerance: float) -> dict[str
     return {"status": _status(kept.direction, up, down), "ratio": now / was if was else None, "limit": limit}
 
 
-def _surely(kept: Kept, after: Sequence[Samples], of: str, tolerance: float, confidence: float) -> dict[str, Any]:
+def _judge_noisy(kept: Kept, after: Sequence[Samples], of: str, tolerance: float, confidence: float) -> dict[str, Any]:
     """Judge what varies: a change exceeds the tolerance, and noise."""
     was, now = _median(kept.runs), _median(after)
     if not was:  # no ratio to nothing: what is there now is more
@@ -283,7 +283,7 @@ def _shown(value: float, unit: str) -> float:
 # ---------------------------------------------------------------- what else to say
 
 
-def _new(baseline: Baseline, runs: Sequence[Run]) -> list[dict[str, Any]]:
+def _new_metrics(baseline: Baseline, runs: Sequence[Run]) -> list[dict[str, Any]]:
     found = {name: metric for run in runs for name, metric in run.metrics.items() if metric.kept}
     return [
         {

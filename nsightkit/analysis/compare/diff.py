@@ -195,18 +195,18 @@ class Comparison:
         self.steps = tuple(capture.steps for capture in self._firsts)
         self.judged = tuple(sum(int(c.ordinary.sum()) for c in side) for side in sides)
         self._left_out = not all(c.ordinary.all() for c in every)
-        operator = _alike(lambda name: {"name": name, "category": operators.category_of(name)})
+        operator = _by_label(lambda name: {"name": name, "category": operators.category_of(name)})
         rows: dict[str, list[_Row]] = {table: [] for table in TABLES}
         for table, make, needs, grouping in (
             ("figures", partial(Capture.figures, unit=self.unit), (), _figures),
             ("kernels", Capture.kernels, ("kernels",), self._same_kernels),
-            ("categories", Capture.categories, ("kernels",), _alike(lambda label: {"name": label})),
+            ("categories", Capture.categories, ("kernels",), _by_label(lambda label: {"name": label})),
             ("operators", partial(Capture.operators, clock="GPU"), ("kernels", "calls", "ops"), operator),
             ("operators", partial(Capture.operators, clock="CPU"), ("ops",), operator),
             ("ranges", partial(Capture.ranges, clock="CPU"), ("ranges",), _same_ranges),
             ("ranges", partial(Capture.ranges, clock="GPU"), ("ranges", "kernels", "calls"), _same_ranges),
-            ("gaps", Capture.gaps, ("kernels",), _alike(lambda label: {"cause": label})),
-            ("memops", Capture.memops, ("memops",), _alike(self._copies)),
+            ("gaps", Capture.gaps, ("kernels",), _by_label(lambda label: {"cause": label})),
+            ("memops", Capture.memops, ("memops",), _by_label(self._copies)),
         ):
             # A framework's operators are recorded where there are any.
             if all(c.trace.recorded(t) and (t != "ops" or c.trace.size(t)) for c in every for t in needs):
@@ -365,7 +365,7 @@ class Comparison:
                 row.significance = _SMALL if abs(row.delta_ns) < least else word
 
 
-def _alike(named: Callable[[Any], Mapping[str, Any]]) -> _Grouping:
+def _by_label(named: Callable[[Any], Mapping[str, Any]]) -> _Grouping:
     """Pair what has the same label on both sides."""
 
     def grouped(sums: Sequence[Sequence[Sums]]) -> Iterator[_Group]:

@@ -360,7 +360,7 @@ def combine(looks: Sequence[Look], lost: Sequence[Mapping[str, Any]] = ()) -> Jo
     Job
     """
     missing = [dict(one) for one in lost]
-    crew, rank_from = _numbered(looks, missing)
+    crew, rank_from = _ranks_of_looks(looks, missing)
     world = max([one.world_size or 0 for one in crew.values()] + [rank + 1 for rank in crew])
     absent = sorted(set(range(world)).difference(crew, *(one["ranks"] for one in missing)))
     if absent:
@@ -395,14 +395,14 @@ def combine(looks: Sequence[Look], lost: Sequence[Mapping[str, Any]] = ()) -> Jo
     )
 
 
-def _numbered(looks: Sequence[Look], lost: list[dict[str, Any]]) -> tuple[dict[int, Look], dict[int, str]]:
+def _ranks_of_looks(looks: Sequence[Look], lost: list[dict[str, Any]]) -> tuple[dict[int, Look], dict[int, str]]:
     """Give each rank its number, say where that came from, and add to `lost` what has the number of another."""
     said = [one.rank for one in looks]
     if len(looks) > 1 and None not in said and len(set(said)) == 1:
         said = [None] * len(looks)  # programs that never learned their rank all say 0
     named = [_rank_of(one.file) if one.process is None else [] for one in looks]
     if not any(named) and all(one.process is None for one in looks):
-        named = _differing([one.file for one in looks])
+        named = _ranks_from_names([one.file for one in looks])
     crew: dict[int, Look] = {}
     rank_from: dict[int, str] = {}
     rest: list[Look] = []
@@ -423,7 +423,7 @@ def _numbered(looks: Sequence[Look], lost: list[dict[str, Any]]) -> tuple[dict[i
     return dict(sorted(crew.items())), rank_from
 
 
-def _differing(files: Sequence[str]) -> list[list[int]]:
+def _ranks_from_names(files: Sequence[str]) -> list[list[int]]:
     """Ranks by the one number in which the names of all files differ; empty lists where they differ otherwise."""
     parts = [_DIGITS.split(Path(file).name) for file in files]
     if len(files) > 1 and len({tuple(words[::2]) for words in parts}) == 1:
@@ -607,7 +607,7 @@ def attempt(path: str, cache: bool | None) -> list[Look] | str:
         return "does not fit in memory; give the worker more"
     except Exception as error:
         # Whatever a damaged file makes a library raise: the other ranks must not be lost with it.
-        return f"cannot be read as a trace ({_cause(error)})"
+        return f"cannot be read as a trace ({_error_text(error)})"
 
 
 def _with_dask(
@@ -637,13 +637,13 @@ def _with_dask(
         for future, result in answers:
             if future.status != "finished":
                 cause = result[1] if isinstance(result, tuple) else result
-                result = f"was lost with its worker ({_cause(cause)})"  # noqa: PLW2901
+                result = f"was lost with its worker ({_error_text(cause)})"  # noqa: PLW2901
             # What is known is not kept a second time by the scheduler.
             future.release()
             yield futures.pop(future), result
 
 
-def _cause(error: object) -> str:
+def _error_text(error: object) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 

@@ -127,17 +127,17 @@ def find(
     table = arrivals.assign(late=late)[late.notna()]
     floor = table["rank"].map(floors).to_numpy()
     table["late"] = table["late"].where(table["late"] > floor, 0.0)
-    judged = _judged(table)
-    named = _named(judged, wall_ns)
+    judged = _lateness_by_group(table)
+    named = _late_beyond_chance(judged, wall_ns)
     if not named:
         return pd.DataFrame({column: [] for column in COLUMNS}), 0
-    last, rows, extras = _last(table), [], 0.0
+    last, rows, extras = _last_to_arrive(table), [], 0.0
     for rank, (p, group) in named.items():
         units = judged[group]
         crew = [other for other in units.columns.to_numpy(np.int64).tolist() if other != rank]
-        because, extra = _because(rank, steps, [other for other in crew if other not in named] or crew)
+        because, extra = _reasons(rank, steps, [other for other in crew if other not in named] or crew)
         late_ns = int(table.loc[table["rank"] == rank, "late"].sum())
-        gain = _gain(table, {rank})
+        gain = _time_saved(table, {rank})
         if extra >= _EXPLAINED * late_ns:
             # It alone in time cannot save more than what it spends more than the others.
             gain, extras = min(gain, extra), extras + extra
@@ -163,10 +163,10 @@ def find(
         }
         rows.append(row | {"text": _text(row)})
     rows.sort(key=lambda row: (str(row["cause"]).startswith(_HELD_UP), -row["late_ns"]))
-    return pd.DataFrame(rows, columns=COLUMNS), int(min(_gain(table, set(named)), extras))
+    return pd.DataFrame(rows, columns=COLUMNS), int(min(_time_saved(table, set(named)), extras))
 
 
-def _judged(table: pd.DataFrame) -> dict[int, pd.DataFrame]:
+def _lateness_by_group(table: pd.DataFrame) -> dict[int, pd.DataFrame]:
     """Lateness of each process group's ranks (columns) in each step, or at each collective where steps are too few."""
     found = {}
     for group, mine in table.groupby("group"):
@@ -177,14 +177,14 @@ def _judged(table: pd.DataFrame) -> dict[int, pd.DataFrame]:
     return found
 
 
-def _named(judged: Mapping[int, pd.DataFrame], wall_ns: float) -> dict[int, tuple[float, int]]:
+def _late_beyond_chance(judged: Mapping[int, pd.DataFrame], wall_ns: float) -> dict[int, tuple[float, int]]:
     """Stragglers, each with its chance, and the group in which it is latest."""
     tests = sum(units.shape[1] for units in judged.values())
     named: dict[int, tuple[float, int]] = {}
     while True:
         fresh: dict[int, tuple[float, int]] = {}
         for group, units in judged.items():
-            for rank, p in _places(units.drop(columns=[rank for rank in named if rank in units])).items():
+            for rank, p in _chance_of_each(units.drop(columns=[rank for rank in named if rank in units])).items():
                 worth = units[rank].sum()
                 enough = p * tests < _SIGNIFICANT and worth >= _WORTH * wall_ns
                 if enough and (rank not in fresh or worth > judged[fresh[rank][1]][rank].sum()):
@@ -194,7 +194,7 @@ def _named(judged: Mapping[int, pd.DataFrame], wall_ns: float) -> dict[int, tupl
         named |= fresh
 
 
-def _places(units: pd.DataFrame) -> dict[int, float]:
+def _chance_of_each(units: pd.DataFrame) -> dict[int, float]:
     """Chance of each rank to be placed at least as late as it is, if every place were as likely for each."""
     if units.shape[1] < 2:
         return {}
@@ -234,7 +234,7 @@ def chance_of_places(sides: Sequence[int], total: int) -> float:
     return 0.5 * math.erfc((total - 0.5 - mean) / deviation / math.sqrt(2)) if deviation else 1.0
 
 
-def _last(table: pd.DataFrame) -> pd.DataFrame:
+def _last_to_arrive(table: pd.DataFrame) -> pd.DataFrame:
     """The rank that came last to each collective, how much later than the one before, and how many came."""
     ordered = table.sort_values(["collective", "start_ns", "rank"], kind="stable")
     by = ordered.groupby("collective")
@@ -243,7 +243,7 @@ def _last(table: pd.DataFrame) -> pd.DataFrame:
     return frame.assign(by=uncovered(before, last, frame["group"]))
 
 
-def _gain(table: pd.DataFrame, ranks: set[int]) -> int:
+def _time_saved(table: pd.DataFrame, ranks: set[int]) -> int:
     """Time that some ranks' lateness costs: that in which somebody waited for them and did nothing else."""
     late = table["rank"].isin(ranks)
     by = table.groupby("collective")
@@ -271,7 +271,7 @@ def _held_up(
     return [{"what": what, "extra_ns": int(waited.max()), "share": 1.0, "count_ratio": None}]
 
 
-def _because(rank: int, steps: Mapping[int, pd.DataFrame], others: list[int]) -> tuple[list[dict[str, Any]], int]:
+def _reasons(rank: int, steps: Mapping[int, pd.DataFrame], others: list[int]) -> tuple[list[dict[str, Any]], int]:
     """What a rank spends more time on than the median of others, and how much more in all."""
     chosen = [others[i] for i in np.unique(np.linspace(0, len(others) - 1, _MOST_OTHERS).round().astype(int))]
     common = sorted(set.intersection(*(set(steps[one]["step"]) for one in (rank, *chosen))))
