@@ -248,9 +248,7 @@ def _baseline(document: Any) -> Baseline:
     for name in metrics:
         plain = 0 < len(name) <= _LONGEST_NAME and plain_text(name, _LONGEST_NAME) == name
         _require(plain, f"{_shown(name)} is not a name of a metric")
-    return Baseline(
-        document["of"], conditions, {name: _metric(of, _shown(name)) for name, of in metrics.items()}
-    )
+    return Baseline(document["of"], conditions, {name: _metric(of, _shown(name)) for name, of in metrics.items()})
 
 
 def _metric(metric: Any, name: str) -> Kept:
