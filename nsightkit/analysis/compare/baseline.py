@@ -14,7 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, get_args
+from typing import Any, get_args
 
 import numpy as np
 
@@ -129,10 +129,10 @@ def make(
     first = runs[0]
     old = before.metrics if before else {}
     if before and add:
-        _alike(before.of, before.conditions, first)
+        _require_alike(before.of, before.conditions, first)
     measured: dict[str, list[Metric]] = {}
     for run in runs:
-        _alike(first.of, first.conditions, run)
+        _require_alike(first.of, first.conditions, run)
         for name, metric in run.metrics.items():
             if metric.kept or name in old:
                 measured.setdefault(name, []).append(metric)
@@ -158,7 +158,7 @@ def make(
     return Baseline(first.of, conditions, dict(sorted(made.items())))
 
 
-def _alike(of: str, conditions: Mapping[str, str | None], run: Run) -> None:
+def _require_alike(of: str, conditions: Mapping[str, str | None], run: Run) -> None:
     if run.of != of:
         raise UsageError(f"runs of two kinds ({of} and {run.of}) make no baseline; give files of one kind")
     for name in DECISIVE:
@@ -197,13 +197,11 @@ def read(path: str | os.PathLike[str]) -> Baseline:
         if path.stat().st_size > _MOST_BYTES:
             raise TraceError(path, f"is larger than any baseline ({_MOST_BYTES >> 20} MiB)", _REMEDY)
         text = path.read_bytes().decode("utf-8")
+        return _baseline(json.loads(text, object_pairs_hook=_distinct, parse_constant=_not_a_number))
     except OSError as error:
         raise TraceError(path, f"cannot be read ({error.strerror or error})", "check its permissions") from error
     except UnicodeDecodeError as error:
         raise TraceError(path, "is not a baseline: not UTF-8", _REMEDY) from error
-    try:
-        document = json.loads(text, object_pairs_hook=_distinct, parse_constant=_no_number)
-        return _baseline(document)
     except RecursionError as error:
         raise TraceError(path, "is not a baseline: it nests too deeply", _REMEDY) from error
     except json.JSONDecodeError as error:
@@ -218,8 +216,8 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number")
+def _not_a_number(name: str) -> None:
+    _require(False, f"{name} is not a number")
 
 
 def _require(holds: bool, otherwise: str) -> None:
@@ -229,41 +227,57 @@ def _require(holds: bool, otherwise: str) -> None:
 
 def _baseline(document: Any) -> Baseline:
     _require(isinstance(document, dict) and {"format", "metrics"} <= set(document), "it has no format and metrics")
-    known = document["format"] == FORMAT and not isinstance(document["format"], bool)
-    _require(known, f"its format is {_shown(document['format'])}, and this nsightkit knows {FORMAT}")
-    _keys(document, ("format", "nsightkit", "of", "conditions", "metrics"), "it")
-    ours = isinstance(document["nsightkit"], str) and document["of"] in KINDS
-    _require(ours, f"it is of {_shown(document['of'])}, which is not one of {', '.join(KINDS)}")
-    conditions, metrics = document["conditions"], document["metrics"]
-    _keys(conditions, CONDITIONS, "conditions")
-    short = all(
-        value is None or (isinstance(value, str) and value == plain_text(value)) for value in conditions.values()
+    _require(
+        document["format"] == FORMAT and not isinstance(document["format"], bool),
+        f"its format is {_shown(document['format'])}, and this nsightkit knows {FORMAT}",
     )
-    _require(short, "a condition is neither short text nor null")
-    some = isinstance(metrics, dict) and 0 < len(metrics) <= _MOST_METRICS
-    _require(some, f"it has no metrics, or more than {_MOST_METRICS}")
+    _keys(document, ("format", "nsightkit", "of", "conditions", "metrics"), "it")
+    conditions, metrics = document["conditions"], document["metrics"]
+    _require(
+        isinstance(document["nsightkit"], str) and document["of"] in KINDS,
+        f"it is of {_shown(document['of'])}, which is not one of {', '.join(KINDS)}",
+    )
+    _keys(conditions, CONDITIONS, "conditions")
+    for value in conditions.values():
+        short = value is None or (isinstance(value, str) and value == plain_text(value))
+        _require(short, "a condition is neither short text nor null")
+    _require(
+        isinstance(metrics, dict) and 0 < len(metrics) <= _MOST_METRICS,
+        f"it has no metrics, or more than {_MOST_METRICS}",
+    )
     for name in metrics:
         plain = 0 < len(name) <= _LONGEST_NAME and plain_text(name, _LONGEST_NAME) == name
         _require(plain, f"{_shown(name)} is not a name of a metric")
-    return Baseline(document["of"], conditions, {name: _kept(metric, _shown(name)) for name, metric in metrics.items()})
+    return Baseline(document["of"], conditions, {name: _metric(of, _shown(name)) for name, of in metrics.items()})
 
 
-def _kept(metric: Any, name: str) -> Kept:
+def _metric(metric: Any, name: str) -> Kept:
     _keys(metric, ("value", "unit", "direction", "gate", "tolerance", "runs"), name)
-    unit, direction, tolerance, runs = (metric[key] for key in ("unit", "direction", "tolerance", "runs"))
-    known = unit in UNITS and direction in get_args(Direction)
-    _require(known, f"{name} has the unit {_shown(unit)}, the direction {_shown(direction)}")
-    _require(isinstance(metric["gate"], bool), f"{name}: gate is neither true nor false")
-    share = tolerance is None or _number(tolerance, name) <= _LARGEST_TOLERANCE
-    _require(share, f"{name}: a tolerance of {tolerance}; 0.05 is 5 %")
-    some = isinstance(runs, list) and 0 < len(runs) <= MOST_RUNS
-    _require(some, f"{name} has no runs, or more than {MOST_RUNS}")
-    sampled = all(isinstance(samples, list) and 0 < len(samples) <= _MOST_SAMPLES for samples in runs)
-    _require(sampled, f"{name}: a run has no samples, or more than {_MOST_SAMPLES}")
+    unit, direction, gate, tolerance, runs = (metric[key] for key in ("unit", "direction", "gate", "tolerance", "runs"))
+    _require(
+        unit in UNITS and direction in get_args(Direction),
+        f"{name} has the unit {_shown(unit)}, the direction {_shown(direction)}",
+    )
+    _require(isinstance(gate, bool), f"{name}: gate is neither true nor false")
+    _require(
+        tolerance is None or _number(tolerance, name) <= _LARGEST_TOLERANCE,
+        f"{name}: a tolerance of {tolerance}; 0.05 is 5 %",
+    )
+    _require(
+        isinstance(runs, list) and 0 < len(runs) <= MOST_RUNS,
+        f"{name} has no runs, or more than {MOST_RUNS}",
+    )
+    for samples in runs:
+        _require(
+            isinstance(samples, list) and 0 < len(samples) <= _MOST_SAMPLES,
+            f"{name}: a run has no samples, or more than {_MOST_SAMPLES}",
+        )
     kept = tuple(np.array([_number(sample, name) for sample in samples]) for samples in runs)
-    whole = math.isclose(_number(metric["value"], name), _value(kept), rel_tol=1e-6)
-    _require(whole, f"{name}: its value is not the median of its samples, so one of them was edited")
-    return Kept(kept, unit, direction, metric["gate"], tolerance)
+    _require(
+        math.isclose(_number(metric["value"], name), _value(kept), rel_tol=1e-6),
+        f"{name}: its value is not the median of its samples, so one of them was edited",
+    )
+    return Kept(kept, unit, direction, gate, tolerance)
 
 
 def _keys(found: Any, wanted: Sequence[str], what: str) -> None:

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -88,7 +88,7 @@ def compare(
         raise UsageError(f"--tolerance: {tolerance:g} is not a share from 0 on; 0.05 is 5 %")
     if not any(kept.gate for kept in baseline.metrics.values()):
         raise UsageError("no metric of the baseline can fail: set gate to true for one, or write it anew with --update")
-    conditions = _conditions(baseline, runs)
+    conditions = _differing_conditions(baseline, runs)
     differing = [row for row in conditions if row["decisive"]]
     if differing and not other_conditions:
         said = "; ".join(f"{row['name']}: {row['baseline'] or 'none'}, now {row['now'] or 'none'}" for row in differing)
@@ -132,42 +132,31 @@ def compare(
                 -abs((row["after"] or 0.0) - row["before"]),
             ),
         ),
-        "new": _new(baseline, runs),
+        "new": _new_metrics(baseline, runs),
         "conditions": conditions,
-        "notes": _notes(baseline, runs, measured),
+        "notes": list(_notes(baseline, runs, measured)),
     }
 
 
-def _conditions(baseline: Baseline, runs: Sequence[Run]) -> list[dict[str, Any]]:
+def _differing_conditions(baseline: Baseline, runs: Sequence[Run]) -> list[dict[str, Any]]:
     """List the conditions that differ; those of all runs."""
     if not runs:
         raise UsageError("no runs to compare")
-    found = []
+    found: list[dict[str, Any]] = []
     for run in runs:
         if run.of != baseline.of:
             raise UsageError(f"the baseline is of {baseline.of}, and this is a run of {run.of}; they share no metrics")
         for name in CONDITIONS:
             was, now = baseline.conditions[name], run.conditions[name]
-            if was == now or name == "command":
-                continue
             # What one side does not say may be the same. A selection that is not said is the whole trace.
             known = name == "selection" or (was is not None and now is not None)
-            found.append({"name": name, "baseline": was, "now": now, "decisive": name in DECISIVE and known})
-    return [row for number, row in enumerate(found) if row not in found[:number]]
+            row = {"name": name, "baseline": was, "now": now, "decisive": name in DECISIVE and known}
+            if was != now and name != "command" and row not in found:
+                found.append(row)
+    return found
 
 
 # ---------------------------------------------------------------- one metric
-
-
-class _Change(NamedTuple):
-    """How many times the baseline a metric is now; None: too few samples for an interval."""
-
-    ratio: float
-    low: float | None
-    high: float | None
-    #: Ratios that would lie just outside of the noise, above and below 1; infinite, and 0, where nothing tells it.
-    above: float
-    below: float
 
 
 def _row(name: str, kept: Kept, of: str, runs: Sequence[Run], tolerance: float, confidence: float) -> dict[str, Any]:
@@ -194,11 +183,11 @@ def _row(name: str, kept: Kept, of: str, runs: Sequence[Run], tolerance: float, 
     after = tuple(metric.samples for metric in metrics)
     row |= {"status": "ok", "after": _shown(_median(after), kept.unit)}
     if kept.unit in EXACT:
-        return row | _exactly(kept, after, row["tolerance"])
-    return row | _surely(kept, after, of, row["tolerance"], confidence)
+        return row | _judge_exact(kept, after, row["tolerance"])
+    return row | _judge_noisy(kept, after, of, row["tolerance"], confidence)
 
 
-def _exactly(kept: Kept, after: Sequence[Samples], tolerance: float) -> dict[str, Any]:
+def _judge_exact(kept: Kept, after: Sequence[Samples], tolerance: float) -> dict[str, Any]:
     """Judge what is the same in each run: a change lies outside of all that the baseline ever saw."""
     was, now, most = _median(kept.runs), _median(after), 1 + tolerance
     seen = np.concatenate(kept.runs)
@@ -208,41 +197,42 @@ def _exactly(kept: Kept, after: Sequence[Samples], tolerance: float) -> dict[str
     return {"status": _status(kept.direction, up, down), "ratio": now / was if was else None, "limit": limit}
 
 
-def _surely(kept: Kept, after: Sequence[Samples], of: str, tolerance: float, confidence: float) -> dict[str, Any]:
+def _judge_noisy(kept: Kept, after: Sequence[Samples], of: str, tolerance: float, confidence: float) -> dict[str, Any]:
     """Judge what varies: a change exceeds the tolerance, and noise."""
     was, now = _median(kept.runs), _median(after)
     if not was:  # no ratio to nothing: what is there now is more
         before, there = np.concatenate(kept.runs), np.concatenate(after)
         sure = noise.shift(before, there, confidence).excludes(0) or noise.apart(before, there)
         return {"status": _status(kept.direction, now > 0, False, sure=sure)}
-    change = _change(kept.runs, after, was, confidence)
-    reason = None
-    known = not math.isinf(change.above)
+    value, low, high, above, below = _change(kept.runs, after, was, confidence)
+    known, reason = not math.isinf(above), None
     if not known and of == "ncu":
         # One launch is what most reports have of a kernel; its time is not a step's, which waits for who knows what.
-        known, change = True, change._replace(above=1.0, below=1.0)
-        tolerance = max(tolerance, _SINGLE_LAUNCH)
+        known, above, below, tolerance = True, 1.0, 1.0, max(tolerance, _SINGLE_LAUNCH)
         reason = f"few launches: what differs by less than {100 * tolerance:.0f} % counts as the same"
     elif not known:
         # The least number of which the most extreme order is rare enough to be beyond the confidence.
         least = next(n for n in range(2, 100) if math.comb(2 * n, n) * (1 - confidence) / 2 >= 1)
         reason = f"too few samples: it takes {least} on each side"
-    up, down = change.ratio > 1 + tolerance, change.ratio < 1 / (1 + tolerance)
-    sure = change.ratio > change.above if up else change.ratio < change.below
-    status = _status(kept.direction, up, down, sure=sure)
-    limits = max(1 + tolerance, change.above), min(1 / (1 + tolerance), change.below)
+    up, down = value > 1 + tolerance, value < 1 / (1 + tolerance)
+    limits = max(1 + tolerance, above), min(1 / (1 + tolerance), below)
     return {
-        "status": status,
-        "ratio": change.ratio,
-        "low": change.low,
-        "high": change.high,
+        "status": _status(kept.direction, up, down, sure=value > above if up else value < below),
+        "ratio": value,
+        "low": low,
+        "high": high,
         "limit": limits[kept.direction == "higher"] if known else None,
         "tolerance": tolerance,
         "reason": reason,
     }
 
 
-def _change(before: Sequence[Samples], after: Sequence[Samples], was: float, confidence: float) -> _Change:
+def _change(before: Sequence[Samples], after: Sequence[Samples], was: float, confidence: float) -> tuple[Any, ...]:
+    """How many times the baseline a metric is now, as ratios.
+
+    The change; the ends of its interval, None for too few samples; and what would lie just outside of the noise, above
+    and below 1: infinite, and 0, where nothing shows it.
+    """
     positive = all(samples.min() > 0 for samples in (*before, *after))
 
     def scaled(values: Samples | Sequence[float]) -> Samples:
@@ -255,17 +245,14 @@ def _change(before: Sequence[Samples], after: Sequence[Samples], was: float, con
     found = noise.widened(steps, between)
     if found.low is None and between is not None and len(before) + len(after) - 2 >= _ENOUGH_RUNS:
         found = dataclasses.replace(found, low=found.value - between, high=found.value + between)
-    value = _ratio(found.value, positive)
     # Beyond doubt inside the runs, and beyond what they differ by; steps that stand out are not what a run is like.
     clear = [scaled(np.concatenate([samples[~outliers(samples)] for samples in side])) for side in (before, after)]
-    lacking = noise.missing_distance(*clear)
-    reach = between or 0.0
+    lacking, reach = noise.missing_distance(*clear), between or 0.0
     up, down = max(found.value + lacking[0], reach), max(lacking[1] - found.value, reach)
-    if found.low is None or found.high is None:
-        return _Change(value, None, None, _ratio(up, positive), _ratio(-down, positive))
-    up, down = min(up, found.value - found.low), min(down, found.high - found.value)
-    low, high, above, below = (_ratio(end, positive) for end in (found.low, found.high, up, -down))
-    return _Change(value, low, high, above, below)
+    if found.low is not None and found.high is not None:
+        up, down = min(up, found.value - found.low), min(down, found.high - found.value)
+    changes = (found.value, found.low, found.high, up, -down)
+    return tuple(None if change is None else _ratio(change, positive) for change in changes)
 
 
 def _ratio(change: float, logarithm: bool) -> float:
@@ -296,7 +283,7 @@ def _shown(value: float, unit: str) -> float:
 # ---------------------------------------------------------------- what else to say
 
 
-def _new(baseline: Baseline, runs: Sequence[Run]) -> list[dict[str, Any]]:
+def _new_metrics(baseline: Baseline, runs: Sequence[Run]) -> list[dict[str, Any]]:
     found = {name: metric for run in runs for name, metric in run.metrics.items() if metric.kept}
     return [
         {
@@ -310,24 +297,23 @@ def _new(baseline: Baseline, runs: Sequence[Run]) -> list[dict[str, Any]]:
     ]
 
 
-def _notes(baseline: Baseline, runs: Sequence[Run], measured: Sequence[Mapping[str, Any]]) -> list[str]:
+def _notes(baseline: Baseline, runs: Sequence[Run], measured: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     timed = [row for row in measured if row["unit"] not in EXACT]
-    notes = []
-    for reason in dict.fromkeys(row["reason"] for row in timed if row["reason"]):
-        first, *more = [row["metric"] for row in timed if row["reason"] == reason]
-        notes.append(f"{first}{f' and {len(more)} more' if more else ''}: {reason}")
-    whole = next((row for row in measured if row["metric"] == "trace/kernel_count"), None)
-    if whole is not None and whole["status"] != "ok":
-        notes.append(
-            f"The traces have no steps and hold different amounts of work, {whole['before']:,} and {whole['after']:,} "
-            "kernels: their times do not compare. --match names the ranges that are steps."
-        )
+    reasons: dict[str, list[str]] = {}
+    for row in timed:
+        if row["reason"]:
+            reasons.setdefault(row["reason"], []).append(row["metric"])
+    for reason, metrics in reasons.items():
+        yield f"{metrics[0]}{f' and {len(metrics) - 1} more' if len(metrics) > 1 else ''}: {reason}"
+    for row in measured:
+        if row["metric"] == "trace/kernel_count" and row["status"] != "ok":
+            yield (
+                f"The traces have no steps and hold different amounts of work, {row['before']:,} and {row['after']:,} "
+                "kernels: their times do not compare. --match names the ranges that are steps."
+            )
     if timed and baseline.of != "ncu" and max(baseline.runs, len(runs)) == 1:
-        notes.append(
-            f"{noise.ONE_RUN} The tolerance alone stands for them; more runs in the baseline (--add) would tell."
-        )
+        yield f"{noise.ONE_RUN} The tolerance alone stands for them; more runs in the baseline (--add) would tell."
     for row in timed:
         seen = max(row["limit"], 1 / row["limit"]) if row["limit"] else 1.0
         if seen - 1 > 2 * row["tolerance"]:
-            notes.append(f"{row['metric']}: what changes by less than {100 * (seen - 1):.0f} % is within noise here")
-    return notes
+            yield f"{row['metric']}: what changes by less than {100 * (seen - 1):.0f} % is within noise here"

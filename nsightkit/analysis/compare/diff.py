@@ -6,8 +6,7 @@ of the steps that do not stand out, and the interval of the shift from the steps
 beside them and are exact: the rows of a table add up to what the trace holds.
 
 A row is judged by the size of what changed, against a step, and by noise (:mod:`nsightkit.analysis.core.noise`, whose
-rule
-``check`` shares). It is
+rule ``check`` shares). It is
 
 ``negligible``
     if it takes less than a hundredth of a step on both sides: whatever became of it, the step would not show it;
@@ -24,19 +23,20 @@ rule
     What lies further apart than the steps of either side spread (:func:`nsightkit.analysis.core.noise.apart`) is not
     unsure, among however many rows: a cause that was there in each step, and is gone;
 ``small``
-    if it is more than noise, and less than a hundredth of a step: true, and of no matter;
+    if it is more than noise, and less than a hundredth of a step: true, and it does not matter;
 ``exceeds step spread``
     if it is neither, and each side was captured once: how far captures of one program differ is not known then, and no
     stronger word is to be had;
 ``significant``
-    if it is neither, and exceeds what captures of one program differ by, too.
+    if it is neither, and also exceeds what captures of one program differ by.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -57,15 +57,14 @@ from nsightkit.trace.model import Trace
 __all__ = ["COLUMNS", "SIDES", "TABLES", "Comparison", "compare", "percent", "signed", "summary"]
 
 Float = npt.NDArray[np.float64]
-#: The sums of each side's captures.
-_Sums = Sequence[Sequence[Sums]]
 #: What a row is called, and its labels before and after.
 _Group = tuple[Mapping[str, Any], Sequence[Hashable], Sequence[Hashable]]
-_Grouping = Callable[[_Sums], list[_Group]]
+#: Makes groups of the sums of each side's captures.
+_Grouping = Callable[[Sequence[Sequence[Sums]]], Iterator[_Group]]
 
 SIDES = ("before", "after")
-#: Columns of each side, and the fields of :class:`_Side` that they show.
-_OF_SIDE = {"count": "count", "total_ns": "total", "ns": "value"}
+#: Columns of each side.
+_OF_SIDE = ("count", "total_ns", "ns")
 #: Columns that every table has after those that name its rows.
 COLUMNS = (
     *("before_count", "after_count", "before_total_ns", "after_total_ns"),
@@ -93,6 +92,7 @@ _BEYOND = (_SIGNIFICANT, _EXCEEDS)
 _LEFT_OUT = 3
 #: All pairs of steps are formed for each row: of more steps than this, that many are taken.
 _MOST_STEPS = 200
+_ORDINARY = attrgetter("ordinary")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,9 +100,9 @@ class _Side:
     """A figure of one side: of its first capture how many and how long in all, and of all of them what a step takes."""
 
     count: int | None
-    total: int
-    value: int
-    mean: float
+    total_ns: int
+    ns: int
+    mean_ns: float
     #: In each step that says how much it varies; None where steps are not known.
     steps: Float | None
     #: The median of each capture's steps.
@@ -120,8 +120,8 @@ class _Row:
     significance: str = _UNKNOWN
 
     @property
-    def delta(self) -> int:
-        return self.after.value - self.before.value
+    def delta_ns(self) -> int:
+        return self.after.ns - self.before.ns
 
     def between(self, confidence: float) -> float | None:
         """How far apart captures of one program may lie, where a side has several."""
@@ -135,32 +135,31 @@ class _Row:
     def shift(self, confidence: float) -> noise.Estimate:
         """The change, with an interval where steps are known."""
         if self.before.steps is None or self.after.steps is None:
-            return noise.Estimate(self.delta, None, None, ())
+            return noise.Estimate(self.delta_ns, None, None, ())
         error = (1 - confidence) / (_LEFT_OUT if self.left_out else 1)
         return noise.widened(noise.shift(self.before.steps, self.after.steps, 1 - error), self.between(confidence))
 
     def apart(self, confidence: float) -> bool:
         """Whether what changed lies beyond doubt: apart from what was, and from what captures differ by."""
-        before, after = self.before.steps, self.after.steps
-        known = before is not None and after is not None and noise.apart(before, after)
-        return known and abs(self.delta) > (self.between(confidence) or 0)
+        if self.before.steps is None or self.after.steps is None:
+            return False
+        return noise.apart(self.before.steps, self.after.steps) and abs(self.delta_ns) > (self.between(confidence) or 0)
 
     def written(self, confidence: float) -> dict[str, Any]:
-        found = self.shift(confidence)
+        found, was = self.shift(confidence), self.before.ns
         low = high = None
         if found.low is not None and found.high is not None:
             # The middle of the differences is not quite the difference of the middles; the interval holds both. Nothing
             # can lose more than all it had.
-            low, high = max(min(found.low, self.delta), -self.before.value), max(found.high, self.delta)
-        was = self.before.value
+            low, high = max(min(found.low, self.delta_ns), -was), max(found.high, self.delta_ns)
         return {
             **self.named,
-            **{f"{side}_{c}": getattr(getattr(self, side), of) for c, of in _OF_SIDE.items() for side in SIDES},
-            "delta_ns": self.delta,
+            **{f"{side}_{of}": getattr(getattr(self, side), of) for of in _OF_SIDE for side in SIDES},
+            "delta_ns": self.delta_ns,
             "low_ns": low,
             "high_ns": high,
-            "change": self.delta / was if was else None,
-            "mean_delta_ns": self.after.mean - self.before.mean,
+            "change": self.delta_ns / was if was else None,
+            "mean_delta_ns": self.after.mean_ns - self.before.mean_ns,
             "between_ns": self.between(confidence),
             "significance": self.significance,
         }
@@ -182,7 +181,7 @@ class Comparison:
         What sizes are measured against: a step, or the time from first operation to last.
     tables : dict of str to DataFrame
         ``figures``, ``kernels``, ``categories``, ``operators``, ``ranges``, ``gaps`` and ``memops``, the largest change
-        first; each is an attribute, too. After the columns that name a row come :data:`COLUMNS`.
+        first; each is also an attribute. After the columns that name a row come :data:`COLUMNS`.
     """
 
     def __init__(self, sides: Sequence[Sequence[Capture]], confidence: float, min_share: float) -> None:
@@ -191,25 +190,29 @@ class Comparison:
         self._firsts = [side[0] for side in sides]
         self.confidence, self.min_share = confidence, min_share
         every = [capture for side in sides for capture in side]
-        stepped = all(c.steps for c in every) and all(_outside(c) <= _MOSTLY_OUTSIDE for c in every)
+        stepped = all(c.steps and c.outside <= _MOSTLY_OUTSIDE for c in every)
         self.unit = "step" if stepped else "trace"
         self.steps = tuple(capture.steps for capture in self._firsts)
         self.judged = tuple(sum(int(c.ordinary.sum()) for c in side) for side in sides)
         self._left_out = not all(c.ordinary.all() for c in every)
-        rows = {
-            "figures": self._figures(),
-            "kernels": self._rows(Capture.kernels, ("kernels",), self._same_kernels),
-            "categories": self._rows(
-                Capture.categories, ("kernels",), functools.partial(_alike, named=lambda label: {"name": label})
-            ),
-            "operators": self._operators(),
-            "ranges": self._ranges(),
-            "gaps": self._rows(
-                Capture.gaps, ("kernels",), functools.partial(_alike, named=lambda label: {"cause": label})
-            ),
-            "memops": self._rows(Capture.memops, ("memops",), self._same_copies),
-        }
-        self.reference_ns = max((max(row.before.value, row.after.value) for row in rows["figures"][:1]), default=0)
+        operator = _by_label(lambda name: {"name": name, "category": operators.category_of(name)})
+        rows: dict[str, list[_Row]] = {table: [] for table in TABLES}
+        for table, make, needs, grouping in (
+            ("figures", partial(Capture.figures, unit=self.unit), (), _figures),
+            ("kernels", Capture.kernels, ("kernels",), self._same_kernels),
+            ("categories", Capture.categories, ("kernels",), _by_label(lambda label: {"name": label})),
+            ("operators", partial(Capture.operators, clock="GPU"), ("kernels", "calls", "ops"), operator),
+            ("operators", partial(Capture.operators, clock="CPU"), ("ops",), operator),
+            ("ranges", partial(Capture.ranges, clock="CPU"), ("ranges",), _same_ranges),
+            ("ranges", partial(Capture.ranges, clock="GPU"), ("ranges", "kernels", "calls"), _same_ranges),
+            ("gaps", Capture.gaps, ("kernels",), _by_label(lambda label: {"cause": label})),
+            ("memops", Capture.memops, ("memops",), _by_label(self._copies)),
+        ):
+            # A framework's operators are recorded where there are any.
+            if all(c.trace.recorded(t) and (t != "ops" or c.trace.size(t)) for c in every for t in needs):
+                clock = {"clock": "GPU" if "kernels" in needs else "CPU"}
+                rows[table] += self._rows(make, grouping, clock, Capture.spanned if table == "gaps" else _ORDINARY)
+        self.reference_ns = max((max(row.before.ns, row.after.ns) for row in rows["figures"][:1]), default=0)
         self._judge(rows)
         self.tables = {
             table: _frame([row.written(confidence) for row in held], [*_NAMED[table], *COLUMNS], table != "figures")
@@ -227,9 +230,9 @@ class Comparison:
         sides, described = self._firsts, [_described(side) for side in self._firsts]
         moved, bottleneck = _bottleneck(self, [verdict.summary(side.trace) for side in sides])
         outcome, headline = _headline(self)
-        other_amount, cards = _other_amount(self), [side["gpus"] for side in described]
+        other_amount, cards = list(_other_amount(self)), [side["gpus"] for side in described]
         other_card = all(cards) and cards[0] != cards[1]
-        limits = {"On different GPUs: ": other_card, "With different amounts of work: ": other_amount}
+        limits = {"On different GPUs: ": other_card, "With different amounts of work: ": bool(other_amount)}
         changed = [{"table": table, **row} for table in self.tables for row in self._changed(table)]
         return {
             "headline": "".join([*(words for words, so in limits.items() if so), headline]),
@@ -265,50 +268,50 @@ class Comparison:
 
     # -- rows
 
-    def _rows(self, make: Callable[[Capture], Sums], needs: Sequence[str], grouped: _Grouping) -> list[_Row]:
-        """Build a row for each group of labels, if every capture recorded what it `needs`."""
-        if not all(capture.trace.recorded(table) for side in self._sides for capture in side for table in needs):
-            return []
+    def _rows(
+        self,
+        make: Callable[[Capture], Sums],
+        grouping: _Grouping,
+        clock: Mapping[str, str],
+        judged: Callable[[Capture], npt.NDArray[np.bool_]],
+    ) -> Iterator[_Row]:
+        """Build a row for each group of labels; `judged` are the steps that say how much it varies."""
         sums = [[make(capture) for capture in side] for side in self._sides]
-        position = [[{label: i for i, label in enumerate(s.labels)} for s in side] for side in sums]
-        rows = []
-        for named, *labels in grouped(sums):
-            before, after = (
-                self._side(captures, of, [[at[label] for label in mine if label in at] for at in places])
-                for captures, of, mine, places in zip(self._sides, sums, labels, position, strict=True)
-            )
-            rows.append(_Row(named, before, after, self._left_out))
-        return rows
+        steps = [[judged(capture) for capture in side] for side in self._sides]
+        for named, *labels in grouping(sums):
+            before, after = map(self._side, self._firsts, sums, steps, labels)
+            yield _Row({**clock, **named}, before, after, self._left_out)
 
-    def _side(self, captures: Sequence[Capture], sums: Sequence[Sums], held: Sequence[Sequence[int]]) -> _Side:
-        """Sum what some labels hold; `held` are their positions in each capture's sums."""
-        counts = [sums[0].counts[i] for i in held[0]]
+    def _side(
+        self,
+        first: Capture,
+        sums: Sequence[Sums],
+        judged: Sequence[npt.NDArray[np.bool_]],
+        labels: Sequence[Hashable],
+    ) -> _Side:
+        """Sum what some labels hold in each capture of a side."""
+        held = [[of[label] for label in labels if label in of] for of in sums]
+        counts = [one.count for one in held[0]]
         count = None if None in counts else sum(n or 0 for n in counts)
-        total = sum(sums[0].totals[i] for i in held[0])
-        inside = [s.of(h) for s, h in zip(sums, held, strict=True)]
-        if self.unit == "trace" or not all(map(len, inside)):
-            mean = total / ((captures[0].steps or 1) if self.unit == "step" else 1)
+        total = sum(one.total_ns for one in held[0])
+        if self.unit == "trace" or not all(map(len, judged)):
+            mean = total / ((first.steps or 1) if self.unit == "step" else 1)
             return _Side(count, total, round(mean), mean, None, [round(mean)])
-        judged = [
-            every[c.ordinary if s.judged is None else s.judged]
-            for every, s, c in zip(inside, sums, captures, strict=True)
-        ]
-        together = np.concatenate(judged)
+        inside = [sum((one.steps for one in of), np.zeros(len(j))) for of, j in zip(held, judged, strict=True)]
+        ordinary = [every[j] for every, j in zip(inside, judged, strict=True)]
+        together = np.concatenate(ordinary)
         return _Side(
             count,
             total,
             round(float(np.median(together))),
             float(np.concatenate(inside).mean()),
             noise.thinned(together, _MOST_STEPS),
-            [float(np.median(one)) for one in judged],
+            [float(np.median(one)) for one in ordinary],
         )
 
-    def _figures(self) -> list[_Row]:
-        rows = self._rows(functools.partial(Capture.figures, unit=self.unit), (), _common)
-        return [row for row in rows if row.before.total or row.after.total or row.named["name"] != "graph_ns"]
-
-    def _same_kernels(self, sums: _Sums) -> list[_Group]:
-        names = [[str(label) for label in side[0].labels] for side in sums]
+    def _same_kernels(self, sums: Sequence[Sequence[Sums]]) -> Iterator[_Group]:
+        firsts = [side[0] for side in sums]
+        names = [list(map(str, of)) for of in firsts]
         differ = set(names[0]) != set(names[1])
         known = [
             capture.launchers(mine)
@@ -319,60 +322,34 @@ class Comparison:
         operator = {kernel.name: kernel.operator for side in known for kernel in side if kernel.operator}
         every = list({*names[0], *names[1]})
         category = dict(zip(every, map(str, categorize(pd.Series(every, dtype="str"))), strict=True))
-        groups: list[_Group] = []
         for how, *rows in pairing.pair(known[0], known[1]):
             # By falling time, so that the first stands for the others.
             was, now = (
-                [side[0].labels[row] for row in sorted(mine, key=side[0].totals.__getitem__, reverse=True)]
-                for side, mine in zip(sums, rows, strict=True)
+                sorted((mine[row] for row in found), key=lambda name, of=of: of[name].total_ns, reverse=True)  # type: ignore[misc]
+                for mine, of, found in zip(names, firsts, rows, strict=True)
             )
-            name = str((now or was)[0])
+            name = (now or was)[0]
             named = {"name": name, "match": how, "category": category[name], "operator": operator.get(name)}
-            groups.append((named | {"before_names": was, "after_names": now}, was, now))
-        return groups
+            yield named | {"before_names": was, "after_names": now}, was, now
 
-    def _operators(self) -> list[_Row]:
-        held = all(capture.trace.size("ops") for side in self._sides for capture in side)
-        clocks = {"GPU": ("kernels", "calls"), "CPU": ()} if held else {}
-        return [
-            row
-            for clock, needs in clocks.items()
-            for row in self._rows(
-                functools.partial(Capture.operators, clock=clock),
-                needs,
-                functools.partial(_alike, named=functools.partial(_operator, clock)),
-            )
-        ]
-
-    def _ranges(self) -> list[_Row]:
-        clocks = {"CPU": ("ranges",), "GPU": ("ranges", "kernels", "calls")}
-        return [
-            row
-            for clock, needs in clocks.items()
-            for row in self._rows(
-                functools.partial(Capture.ranges, clock=clock), needs, functools.partial(_same_ranges, clock)
-            )
-        ]
-
-    def _same_copies(self, sums: _Sums) -> list[_Group]:
-        moved = [capture.moved_bytes() for capture in self._firsts]
-        columns = _NAMED["memops"]
-        return _alike(
-            sums, lambda kinds: dict(zip(columns, (*kinds, *(of.get(kinds, 0) for of in moved)), strict=True))
-        )
+    def _copies(self, kinds: Hashable) -> dict[str, Any]:
+        moved = (capture.moved_bytes.get(kinds, 0) for capture in self._firsts)
+        return dict(zip(_NAMED["memops"], (*kinds, *moved), strict=True))  # type: ignore[misc]
 
     # -- what is noise
 
     def _judge(self, rows: Mapping[str, Sequence[_Row]]) -> None:
         """Say of each row whether it changed by more than noise."""
         least = self.min_share * self.reference_ns
-        every = [row for held in rows.values() for row in held]
-        for row in every:
-            row.significance = _UNKNOWN if row.shift(self.confidence).low is None else _NOISE
-            if row not in rows["figures"] and max(row.before.value, row.after.value) < least:
-                row.significance = _NEGLIGIBLE
         first = set(rows["figures"][:1])
-        asked = {row for row in every if row.significance == _NOISE}
+        every = [row for held in rows.values() for row in held]
+        asked: set[_Row] = set()
+        for row in every:
+            if row not in rows["figures"] and max(row.before.ns, row.after.ns) < least:
+                row.significance = _NEGLIGIBLE
+            elif row.shift(self.confidence).low is not None:
+                row.significance = _NOISE
+                asked.add(row)
         beyond = {row for row in asked if row.shift(self.confidence).excludes(0)}
         among, sure = len(asked - first), beyond - first
         before: set[_Row] = set()
@@ -381,43 +358,43 @@ class Comparison:
             before, sure = sure, {row for row in sure if row.shift(level).excludes(0)}
         repeated = any(len(side) > 1 for side in self._sides)
         for row in every:
-            apart = row.significance in (_NOISE, _UNKNOWN) and row.apart(self.confidence)
+            apart = row.significance != _NEGLIGIBLE and row.apart(self.confidence)
             if apart or row in beyond:
                 clear = apart or row in first | sure
                 word = (_SIGNIFICANT if repeated else _EXCEEDS) if clear else _UNSURE
-                row.significance = _SMALL if abs(row.delta) < least else word
+                row.significance = _SMALL if abs(row.delta_ns) < least else word
 
 
-def _operator(clock: str, name: str) -> dict[str, str]:
-    return {"name": name, "clock": clock, "category": operators.category_of(name)}
-
-
-def _alike(sums: _Sums, named: Callable[[Any], Mapping[str, Any]]) -> list[_Group]:
+def _by_label(named: Callable[[Any], Mapping[str, Any]]) -> _Grouping:
     """Pair what has the same label on both sides."""
-    held = (label for first, *_ in sums for label, n in zip(first.labels, first.counts, strict=True) if n != 0)
-    return [(named(label), [label], [label]) for label in dict.fromkeys(held)]
+
+    def grouped(sums: Sequence[Sequence[Sums]]) -> Iterator[_Group]:
+        held = [label for first, *_ in sums for label, of in first.items() if of.count != 0]
+        return ((named(label), [label], [label]) for label in dict.fromkeys(held))
+
+    return grouped
 
 
-def _common(sums: _Sums) -> list[_Group]:
-    """Pair what every capture has."""
-    labels = [label for label in sums[0][0].labels if all(label in s.labels for side in sums for s in side)]
-    return [({"name": label}, [label], [label]) for label in labels]
+def _figures(sums: Sequence[Sequence[Sums]]) -> Iterator[_Group]:
+    """Pair what every capture has; graph replays only where there are any."""
+    for label in sums[0][0]:
+        shown = label != "graph_ns" or any(first[label].total_ns for first, *_ in sums if label in first)
+        if shown and all(label in of for side in sums for of in side):
+            yield {"name": label}, [label], [label]
 
 
-def _same_ranges(clock: str, sums: _Sums) -> list[_Group]:
+def _same_ranges(sums: Sequence[Sequence[Sums]]) -> Iterator[_Group]:
     """Pair ranges, each a domain and a name: by name, then by the name without numbers."""
-    sides: tuple[list[Any], ...] = tuple(side[0].labels for side in sums)
+    sides: list[list[Any]] = [list(first) for first, *_ in sums]
     rounds: list[tuple[str, Callable[[Any], Hashable]]] = [
         ("name", lambda label: label),
         ("normalised", lambda label: (label[0], pairing.plain_range(label[1]).casefold())),
     ]
     found, left = pairing.in_rounds(sides[0], sides[1], rounds)
-    groups: list[_Group] = []
     for how, *rows in (*found, *pairing.unpaired(left)):
         was, now = ([side[row] for row in mine] for side, mine in zip(sides, rows, strict=True))
         domain, name = (now or was)[0]
-        groups.append(({"name": name, "domain": domain, "clock": clock, "match": how}, was, now))
-    return groups
+        yield {"name": name, "domain": domain, "match": how}, was, now
 
 
 def _frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], ordered: bool) -> pd.DataFrame:
@@ -591,10 +568,10 @@ def _headline(comparison: Comparison) -> tuple[str, str]:
             sure += f"; captures of one program differ by up to {100 * row['between_ns'] / row['before_ns']:.0f} %"
         why = "Too little to matter" if row["significance"] == _SMALL else "Not beyond noise"
         return "no change", f"{why}: {said[0].lower()}{said[1:]} ({sure})."
-    repeated = "captures of one program differ by", ""
-    single = "the steps of each run spread", f" {noise.ONE_RUN}"
-    beyond, once = repeated if row["significance"] == _SIGNIFICANT else single
-    return "faster" if row["delta_ns"] < 0 else "slower", f"{said}, more than {beyond} ({sure}).{once}"
+    outcome = "faster" if row["delta_ns"] < 0 else "slower"
+    if row["significance"] == _SIGNIFICANT:
+        return outcome, f"{said}, more than captures of one program differ by ({sure})."
+    return outcome, f"{said}, more than the steps of each run spread ({sure}). {noise.ONE_RUN}"
 
 
 #: So many names of what changed most are given.
@@ -634,18 +611,19 @@ def _bottleneck(comparison: Comparison, verdicts: Sequence[Mapping[str, Any]]) -
     was, now = (found["bottleneck"] for found in kept)
     shares = [f"{100 * (found['share_of_span'] or 0):.1f} % of the time" for found in kept]
     sure = min((found["confidence"] for found in kept), key=["low", "medium", "high"].index)
-    doubt = " One of the verdicts is doubtful." if sure == "low" else ""
     # Verdicts rest on these: the bottleneck may have moved if any of them changed by more than noise, or may have.
     gaps, figures = comparison.tables["gaps"], comparison.tables["figures"]
     changes = {*gaps.loc[gaps["cause"].isin([was, now]), "significance"], *figures["significance"]}
     moved: bool | None = was != now and not changes.isdisjoint([*_BEYOND, _UNKNOWN])
-    said = f"The verdicts differ, {was} ({shares[0]}) and {now} ({shares[1]}), by no more than noise."
     if "not-enough-data" in (was, now):
         moved, said = None, f"Whether the bottleneck moved is not known: {was} before, {now} after."
     elif was == now:
         said = f"The bottleneck did not move: {was}, {shares[0]} before and {shares[1]} after."
     elif moved:
-        said = f"The bottleneck moved from {was} ({shares[0]}) to {now} ({shares[1]}).{doubt}"
+        said = f"The bottleneck moved from {was} ({shares[0]}) to {now} ({shares[1]})."
+        said += " One of the verdicts is doubtful." if sure == "low" else ""
+    else:
+        said = f"The verdicts differ, {was} ({shares[0]}) and {now} ({shares[1]}), by no more than noise."
     return moved, {"before": kept[0], "after": kept[1], "confidence": sure, "text": said}
 
 
@@ -688,69 +666,57 @@ def _hidden(sides: Sequence[Capture]) -> list[str]:
     ]
 
 
-def _about_steps(comparison: Comparison, sides: Sequence[Capture]) -> list[str]:
-    said = []
+def _about_steps(comparison: Comparison, sides: Sequence[Capture]) -> Iterator[str]:
+    named = list(zip(SIDES, sides, strict=True))
     if comparison.unit == "trace":
-        lacking = [name for name, side in zip(SIDES, sides, strict=True) if not side.steps]
-        loose = " and ".join(f"{100 * _outside(side):.0f} % {name}" for name, side in zip(SIDES, sides, strict=True))
+        lacking = [name for name, side in named if not side.steps]
+        loose = " and ".join(f"{100 * side.outside:.0f} % {name}" for name, side in named)
         most = f"Most of the GPU's time was launched in no step ({loose})"
         why = f"No steps were found {' and '.join(lacking)}" if lacking else most
-        return [
-            (
-                f"{why}: whole captures are compared, as if both did the same amount of work. --match names the ranges "
-                "that are steps, --steps says how many there were."
-            )
-        ]
+        yield (
+            f"{why}: whole captures are compared, as if both did the same amount of work. --match names the ranges "
+            "that are steps, --steps says how many there were."
+        )
+        return
     if sides[0].steps != sides[1].steps:
-        said.append(f"{sides[0].steps} steps before and {sides[1].steps} after: times are those of a step.")
-    for name, side in zip(SIDES, sides, strict=True):
+        yield f"{sides[0].steps} steps before and {sides[1].steps} after: times are those of a step."
+    for name, side in named:
         wall, out = side.timed["wall_ns"], int((~side.ordinary).sum())
         if out:
             odd = "stands out and does" if out == 1 else "stand out and do"
-            said.append(
+            yield (
                 f"{out} of {len(wall)} steps {name} {odd} not count as noise: the mean of all is "
                 f"{time_text(wall.mean())}, the median of the others {time_text(wall[side.ordinary].median())}."
             )
-        outside = _outside(side)
-        if outside > _OUTSIDE:
-            said.append(f"{100 * outside:.0f} % of the GPU's time {name} was launched in no step and is not compared.")
-    return said
+        if side.outside > _OUTSIDE:
+            yield f"{100 * side.outside:.0f} % of the GPU's time {name} was launched in no step and is not compared."
 
 
-def _outside(side: Capture) -> float:
-    """Share of the GPU's time that was launched in no step."""
-    whole = sum(side.overview[key] or 0 for key in ("kernel_ns", "memop_ns", "graph_ns"))
-    return side.outside_ns() / whole if whole else 0.0
-
-
-def _other_amount(comparison: Comparison) -> list[str]:
+def _other_amount(comparison: Comparison) -> Iterator[str]:
     """Kernels of both captures that all run more often in one: of whole captures, one did more work."""
     table = comparison.tables["kernels"]
     both = table[(table["before_count"] > 0) & (table["after_count"] > 0)].sort_values("before_total_ns")
     if comparison.unit == "step" or not len(both):
-        return []
+        return
     was, now = (both[f"{side}_count"].to_numpy(np.float64) for side in SIDES)
     order = np.argsort(now / was, kind="stable")
     reached = both["before_total_ns"].to_numpy(np.float64)[order].cumsum()
     low, middle, high = (now / was)[order][np.searchsorted(reached, reached[-1] * np.array([0.25, 0.5, 0.75]))]
-    if low <= 1 + _AMOUNT and high >= 1 / (1 + _AMOUNT):
-        return []
-    return [
-        (
+    if low > 1 + _AMOUNT or high < 1 / (1 + _AMOUNT):
+        yield (
             f"The kernels that both captures hold ran {middle:.2f} times as often after ({now.sum():,.0f} launches, "
             f"{was.sum():,.0f} before): the captures hold different amounts of work, and their times do not compare."
         )
-    ]
 
 
-def _several_gpus(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+def _several_gpus(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
     counts = dict.fromkeys((before["device_count"], after["device_count"]))
-    held = f"{' and '.join(map(str, counts))} GPUs"
-    said = f"Busy and idle time, kernels and copies are sums over {held}; the wall time is not."
-    return [said] if max(counts) > 1 else []
+    if max(counts) > 1:
+        held = f"{' and '.join(map(str, counts))} GPUs"
+        yield f"Busy and idle time, kernels and copies are sums over {held}; the wall time is not."
 
 
-def _other_work(comparison: Comparison) -> list[str]:
+def _other_work(comparison: Comparison) -> Iterator[str]:
     """Copies of another size: the one trace that a batch of another size leaves everywhere."""
     table, steps = comparison.tables["memops"], comparison.steps if comparison.unit == "step" else (1, 1)
     who = "A step" if comparison.unit == "step" else "The program"
@@ -763,11 +729,11 @@ def _other_work(comparison: Comparison) -> list[str]:
         # What is copied within the GPU differs with the program; only the same copies say something of their size.
         if abs(other - one) > _UPLOAD * max(one, other) and (kind == "HtoD" or was == now):
             said = f"{who} copies {bytes_text(one)} {where} before and {bytes_text(other)} after"
-            return [f"{said}: its batch, its inputs or their precision may differ."]
-    return []
+            yield f"{said}: its batch, its inputs or their precision may differ."
+            return
 
 
-def _all_alike(comparison: Comparison) -> list[str]:
+def _all_alike(comparison: Comparison) -> Iterator[str]:
     """All kernels that run as often are slower, or faster, alike: a program does not do that."""
     table = comparison.tables["kernels"]
     each = table[(table["match"] == "name") & (table["before_ns"] > 0.001 * comparison.reference_ns)]
@@ -776,34 +742,27 @@ def _all_alike(comparison: Comparison) -> list[str]:
     )
     same = np.isclose(counts[:, 0] * (comparison.steps[1] or 1), counts[:, 1] * (comparison.steps[0] or 1))
     if same.sum() < _ALL:
-        return []
+        return
     mean = lasting[same] / counts[same]
     low, middle, high = np.quantile(mean[:, 1] / mean[:, 0] - 1, [0.25, 0.5, 0.75])
-    if (low <= _CLOCK and high >= -_CLOCK) or high - low > max(abs(middle) / 2, _CLOCK):
-        return []
-    return [
-        (
+    if (low > _CLOCK or high < -_CLOCK) and high - low <= max(abs(middle) / 2, _CLOCK):
+        yield (
             f"{len(mean)} kernels that run as often as before take another time, all alike: {percent(middle)} (the "
             f"middle half {percent(low)} to {percent(high)}). A clock, a power limit, another load or a batch of "
             "another size does that."
         )
-    ]
 
 
-def _swapped(comparison: Comparison) -> list[str]:
+def _swapped(comparison: Comparison) -> Iterator[str]:
     """Operators that run other kernels for about the same time: a library chose anew."""
     table = comparison.tables["kernels"]
     least = comparison.min_share * comparison.reference_ns
-    said = []
-    for operator, rows in table[table["operator"].notna()].groupby("operator", sort=False):
-        counts = rows[rows["significance"].isin(_BEYOND) & (rows["delta_ns"].abs() >= least)]["delta_ns"]
-        net = int(rows["delta_ns"].sum())
-        if len(counts) and counts.min() < 0 < counts.max() and abs(net) < counts.abs().max() / 2:
+    for operator, rows in table.groupby("operator", sort=False):
+        delta = rows["delta_ns"]
+        changed = delta[rows["significance"].isin(_BEYOND) & (delta.abs() >= least)]
+        if changed.min() < 0 < changed.max() and abs(delta.sum()) < changed.abs().max() / 2:
             was, now = (time_text(rows[f"{side}_ns"].sum()) for side in SIDES)
-            said.append(
-                f"{operator} runs other kernels, {was} before and {now} after in all: the library chose other ones."
-            )
-    return said
+            yield f"{operator} runs other kernels, {was} before and {now} after in all: the library chose other ones."
 
 
 def _notes(before: Sequence[str], after: Sequence[str]) -> list[str]:

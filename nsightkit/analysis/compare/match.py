@@ -83,12 +83,9 @@ def pair(before: Sequence[Kernel], after: Sequence[Kernel]) -> list[Pairing]:
         ("range", lambda kernel: kernel.range and (kernel.range, kernel.category)),
     ]
     found, left = in_rounds(before, after, rounds)
-    groups = _fused([before[row] for row in left[0]], [after[row] for row in left[1]])
-    found += [Pairing("fused", tuple(left[0][i] for i in a), tuple(left[1][i] for i in b)) for a, b in groups]
-    for side in range(2):
-        taken = {i for group in groups for i in group[side]}
-        left[side] = [row for i, row in enumerate(left[side]) if i not in taken]
-    return found + unpaired(left)
+    fused = _fused(before, after, left)
+    taken = ({row for one in fused for row in one.before}, {row for one in fused for row in one.after})
+    return found + fused + unpaired([[row for row in left[side] if row not in taken[side]] for side in range(2)])
 
 
 _Thing = TypeVar("_Thing")
@@ -249,59 +246,49 @@ def plain_range(name: str) -> str:
 
 # ---------------------------------------------------------------- fusion
 
+#: The category of what a fusing compiler made.
+_BY_COMPILER = "Triton-fused"
 #: What a fusing compiler can put into one kernel; matrix products keep kernels of their own.
 _FUSIBLE = ("elementwise", "memory-like", "reduction", "normalization", "softmax", "optimizer", "other")
 #: Parts of operators' names that many share.
 _COMMON = ("native", "backward", "fused", "unsafe", "kernel")
 
 
-def _fused(before: Sequence[Kernel], after: Sequence[Kernel]) -> list[tuple[list[int], list[int]]]:
+def _fused(before: Sequence[Kernel], after: Sequence[Kernel], left: Sequence[Sequence[int]]) -> list[Pairing]:
     """Group the kernels that a compiler fused, in either direction, with those that it made of them."""
-    owner = list(range(len(before) + len(after)))
-
-    def root(i: int) -> int:
-        while owner[i] != i:
-            owner[i] = owner[owner[i]]
-            i = owner[i]
-        return i
-
-    sides = ([_Part.of(kernel) for kernel in before], [_Part.of(kernel) for kernel in after])
-    for i, one in enumerate(sides[0]):
-        for j, other in enumerate(sides[1]):
+    parts = [[(row, _Part.of(side[row])) for row in rows] for side, rows in zip((before, after), left, strict=True)]
+    groups: list[tuple[set[int], set[int]]] = []
+    for i, one in parts[0]:
+        for j, other in parts[1]:
             if one.made_of(other) or other.made_of(one):
-                owner[root(i)] = root(len(before) + j)
-    groups: dict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
-    for i in range(len(before)):
-        groups[root(i)][0].append(i)
-    for j in range(len(after)):
-        groups[root(len(before) + j)][1].append(j)
-    return [group for group in groups.values() if group[0] and group[1]]
+                joined = [group for group in groups if i in group[0] or j in group[1]]
+                groups = [group for group in groups if group not in joined]
+                groups.append(({i}.union(*(was for was, _ in joined)), {j}.union(*(now for _, now in joined))))
+    return [Pairing("fused", was, now) for was, now in sorted((tuple(sorted(a)), tuple(sorted(b))) for a, b in groups)]
 
 
 class _Part(NamedTuple):
-    """A kernel as fusion sees it."""
+    """A kernel as fusion sees it: the operators that its name lists, and what it would be listed as."""
 
-    fused: bool
-    fusible: bool
+    kernel: Kernel
     lists: str
     operator: str
     spelt: str
-    range: str | None
 
     @classmethod
     def of(cls, kernel: Kernel) -> _Part:
-        fused = kernel.category == "Triton-fused"
+        fused = kernel.category == _BY_COMPILER
         listed = _FUSED.match(_telling(kernel.name)[0]) if fused else None
         operator = (kernel.operator or "").rpartition("::")[2].strip("_")
         spelt = "" if fused or operator else spellings(kernel.name)[1]
-        return cls(fused, kernel.category in _FUSIBLE, (listed and listed[2]) or "", operator, spelt, kernel.range)
+        return cls(kernel, (listed and listed[2]) or "", operator, spelt)
 
     def made_of(self, other: _Part) -> bool:
         """Whether this is a compiler's kernel with the other one in it."""
-        if not self.fused or not other.fusible:
+        if self.kernel.category != _BY_COMPILER or other.kernel.category not in _FUSIBLE:
             return False
         if not self.lists:  # a compiler that does not say what it fused
-            return self.range is not None and self.range == other.range
+            return self.kernel.range is not None and self.kernel.range == other.kernel.range
         if other.operator:
             return f"_{other.operator}_" in f"_{self.lists}_"
         return any(len(w) > 2 and w not in _COMMON and w in other.spelt for w in self.lists.split("_"))

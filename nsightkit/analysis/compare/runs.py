@@ -23,6 +23,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.analysis.compare import match as pairing
+from nsightkit.analysis.compare.per_step import by_step
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.core.categories import categorize
 from nsightkit.analysis.timeline import gaps, overview, steps
@@ -197,9 +198,8 @@ def of_trace(trace: Trace, match: str | None = None, selection: str | None = Non
     found = _of_steps(trace, windows) if len(windows) else _of_whole(trace, match)
     absent = {"": "not recorded"} if len(windows) else {"step/": "the trace has no steps"}
     used = intervals.gpu_intervals(trace)["device"].unique().tolist()
-    names = [gpu.name for gpu in trace.meta.gpus if gpu.device in used and gpu.name]
     conditions = {
-        "gpu": _cards(names),
+        "gpu": _cards(gpu.name for gpu in trace.meta.gpus if gpu.device in used),
         "driver": plain_text(trace.meta.driver),
         "tool": plain_text(trace.meta.tool),
         "tool_version": plain_text(trace.meta.tool_version),
@@ -284,9 +284,9 @@ def of_report(report: ncu_reports.Report) -> Run:
             values = rows[column].to_numpy(dtype=np.float64)
             values = values[(values >= 0) & (values <= LARGEST)]
             gate = column == "time_ns" and float(values.sum()) >= _SMALL * total
-            made = Metric(values, "ns", gate=gate) if column == "time_ns" else Metric(values, "%", "neither")
             if len(values):
-                found[f"kernel/{label}/{column}"] = made
+                of = Metric(values, "ns", gate=gate) if column == "time_ns" else Metric(values, "%", "neither")
+                found[f"kernel/{label}/{column}"] = of
     if not found:
         raise TraceError(
             report.path, "holds neither times nor throughputs", "profile again with ncu --section SpeedOfLight"
@@ -374,13 +374,6 @@ def _launched(trace: Trace, prefix: str, windows: pd.DataFrame | None) -> Iterat
     def window_of(table: str) -> Index:
         return np.zeros(trace.size(table), np.intp) if windows is None else steps.launched_in(trace, table, windows)
 
-    def by_code(window: Index, codes: Index, weights: npt.NDArray[Any], groups: int) -> Samples:
-        inside = (window >= 0) & (codes >= 0)
-        flat = window[inside] * groups + codes[inside]
-        # Exact in floats up to 2**53: 104 days of nanoseconds, 9 PB.
-        added = np.bincount(flat, weights[inside].astype(np.float64), minlength=count * groups)
-        return np.asarray(added.reshape(count, groups), np.float64)
-
     if trace.recorded("kernels"):
         window = window_of("kernels")
         launches = np.bincount(window[window >= 0], minlength=count)
@@ -393,7 +386,7 @@ def _launched(trace: Trace, prefix: str, windows: pd.DataFrame | None) -> Iterat
         spelt = [_label(pairing.spellings(str(name))[1]) for name in names]
         for kind, groups in (("category", categorize(names).astype(str)), ("kernel", spelt)):
             place[used], distinct = pd.factorize(np.asarray(groups, dtype=object))
-            table = by_code(window, place[codes], duration, len(distinct))
+            table = by_step(window, place[codes], duration, count, len(distinct))
             order = np.argsort(-table.sum(axis=0), kind="stable")
             for rank, group in enumerate(order.tolist()):
                 name = f"{kind}/{distinct[group]}/gpu_ns"
@@ -402,7 +395,9 @@ def _launched(trace: Trace, prefix: str, windows: pd.DataFrame | None) -> Iterat
         memops = trace.table("memops", ["kind", "bytes", "duration_ns"])
         codes, kinds = pd.factorize(memops["kind"].astype(str), sort=True)
         window = np.where(memops["kind"] == "memset", -1, window_of("memops"))
-        moved, took = (by_code(window, codes, memops[c].to_numpy(), len(kinds)) for c in ("bytes", "duration_ns"))
+        moved, took = (
+            by_step(window, codes, memops[c].to_numpy(), count, len(kinds)) for c in ("bytes", "duration_ns")
+        )
         yield f"{prefix}/copied_bytes", Metric(moved.sum(axis=1), "bytes", gate=True)
         for code in np.unique(codes[window >= 0]).tolist():
             yield f"copies/{kinds[code]}/bytes", Metric(moved[:, code], "bytes", "neither")
@@ -414,7 +409,8 @@ def _launched(trace: Trace, prefix: str, windows: pd.DataFrame | None) -> Iterat
         idle = gaps.causes(trace)
         start, stop = (idle[c].to_numpy() for c in ("start_ns", "end_ns"))
         window = np.zeros(len(stop), np.intp) if windows is None else steps.number(steps.timed(windows), start)
-        table = by_code(window, idle["cause"].cat.codes.to_numpy(np.intp), stop - start, len(gaps.CAUSES))
+        codes = idle["cause"].cat.codes.to_numpy(np.intp)
+        table = by_step(window, codes, stop - start, count, len(gaps.CAUSES))
         for cause, samples in zip(gaps.CAUSES, table.T, strict=True):
             yield f"gap/{cause}/idle_ns", Metric(samples, "ns")
 
@@ -445,7 +441,7 @@ def _document(path: Path) -> Mapping[str, Any]:
     except OSError as error:
         raise TraceError(path, f"cannot be read ({error.strerror or error})", "check its permissions") from error
     except (ValueError, RecursionError) as error:
-        raise TraceError(path, "is damaged: no JSON document", _AGAIN) from error
+        raise TraceError(path, "is damaged: it is not a JSON document", _AGAIN) from error
     if not isinstance(document, dict) or "rows" not in document:
         remedy = "a baseline is given with --baseline" if "metrics" in document else _AGAIN
         raise TraceError(path, "holds no rows, so it is not a benchmark", remedy)

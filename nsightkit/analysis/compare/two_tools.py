@@ -15,6 +15,14 @@ from nsightkit.trace.model import Trace
 __all__ = ["compare"]
 
 _KEYS = ["group", "name", "figure", "clock"]
+#: Figures of a step and of a phase, and whose doing they are.
+_OF_STEP = {
+    "wall_ns": "CPU", "span_ns": "both", "busy_ns": "GPU", "idle_ns": "both",
+    "kernel_ns": "GPU", "kernel_count": "GPU", "memop_ns": "GPU", "memop_count": "GPU",
+}  # fmt: skip
+_OF_PHASE = {"gpu_ns": "GPU", "kernel_count": "GPU", "cpu_ns": "CPU"}
+#: Figures of a category, and the columns of :func:`nsightkit.analysis.timeline.kernels.summary` they are from.
+_OF_CATEGORY = {"gpu_ns": "total_ns", "kernel_count": "count"}
 
 
 def compare(
@@ -66,51 +74,37 @@ def compare(
     """
     if len(traces) != 2:
         raise UsageError(f"two traces can be compared, not {len(traces)}")
-    columns = []
-    for name, trace in traces.items():
-        count = len(steps.find(trace))
-        if not count:
-            raise UsageError(f"{name}: the trace has no steps (ProfilerStep#N, or ranges with 'step' in their name)")
-        columns.append((_figures(trace, count, match or phases.PHASES, rule) / count).rename(name))
-    first, second = columns
-    table = pd.concat(columns, axis=1).reindex([*first.index, *second.index.difference(first.index, sort=False)])
+    figures = {name: _figures(name, trace, match or phases.PHASES, rule) for name, trace in traces.items()}
+    first, second = (column.index for column in figures.values())
+    table = pd.concat(figures, axis=1).reindex([*first, *second.difference(first, sort=False)])
     # A kind of kernel that only one trace has ran no kernel in the other, if that recorded any.
     kinds = table.index.get_level_values("group") == "category"
     for name, trace in traces.items():
         if trace.recorded("kernels"):
             table.loc[kinds, name] = table.loc[kinds, name].fillna(0.0)
     table = table.dropna(how="all")
-    one, other = (table[name].to_numpy() for name in traces)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = other / one - 1
-    table["difference"] = np.where(one == other, 0.0, np.where(one == 0, np.nan, ratio))
+    one, other = (table[name] for name in traces)
+    table["difference"] = (other / one - 1).where(one != 0).mask(one == other, 0.0)
     table = table.reset_index()
-    if top is None:
-        return table
     category = table["group"] == "category"
-    return table[~category | table["name"].isin(table.loc[category, "name"].unique()[:top])].reset_index(drop=True)
+    shown = table.loc[category, "name"].unique()[:top]
+    return table[~category | table["name"].isin(shown)].reset_index(drop=True)
 
 
-def _figures(trace: Trace, count: int, match: str, rule: Rule) -> pd.Series:
-    """Sums over the steps, by group, name, figure and clock."""
+def _figures(name: str, trace: Trace, match: str, rule: Rule) -> pd.Series:
+    """Figures of a mean step, by group, name, figure and clock."""
     found = steps.find(trace)
-    mine = selection.select(trace, last_steps=count)
-    whole = overview.summary(mine)
-    rows: list[tuple[str, str, str, str, object]] = [
-        ("step", "step", "wall_ns", "CPU", int((found["end_ns"] - found["start_ns"]).sum()))
-    ]
+    if not len(found):
+        raise UsageError(f"{name}: the trace has no steps (ProfilerStep#N, or ranges with 'step' in their name)")
+    mine = selection.select(trace, last_steps=len(found))
     on_gpu = mine.recorded("kernels")
-    figures = ["span_ns", "busy_ns", "idle_ns", "kernel_ns", "kernel_count", "memop_ns"]
-    for figure in figures:
-        clock = "both" if figure in ("span_ns", "idle_ns") else "GPU"
-        rows.append(("step", "step", figure, clock, whole[figure] if on_gpu else None))
-    rows.append(("step", "step", "memop_count", "GPU", mine.size("memops") if mine.recorded("memops") else None))
+    step = overview.summary(mine) if on_gpu else dict.fromkeys(_OF_STEP)
+    step["wall_ns"] = int((found["end_ns"] - found["start_ns"]).sum())
+    step["memop_count"] = mine.size("memops") if mine.recorded("memops") else None
+    rows = {("step", "step", figure, clock): step[figure] for figure, clock in _OF_STEP.items()}
     for row in phases.summary(mine, match, rule).to_dict("records"):
-        for figure, clock in (("gpu_ns", "GPU"), ("kernel_count", "GPU"), ("cpu_ns", "CPU")):
-            rows.append(("phase", row["phase"], figure, clock, row[figure]))
-    if on_gpu:
-        for row in kernels.summary(mine, by="category").to_dict("records"):
-            rows.append(("category", row["name"], "gpu_ns", "GPU", row["total_ns"]))
-            rows.append(("category", row["name"], "kernel_count", "GPU", row["count"]))
-    table = pd.DataFrame(rows, columns=[*_KEYS, "value"]).set_index(_KEYS)["value"]
-    return pd.to_numeric(table.astype(object).where(table.notna(), np.nan)).astype("float64")
+        rows |= {("phase", row["phase"], figure, clock): row[figure] for figure, clock in _OF_PHASE.items()}
+    for row in kernels.summary(mine, by="category").to_dict("records") if on_gpu else ():
+        rows |= {("category", row["name"], figure, "GPU"): row[column] for figure, column in _OF_CATEGORY.items()}
+    table = pd.Series(rows, dtype=object).rename_axis(_KEYS)
+    return pd.to_numeric(table.where(table.notna(), np.nan)).astype("float64") / len(found)

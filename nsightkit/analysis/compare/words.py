@@ -16,14 +16,8 @@ from nsightkit.analysis.core.text import bytes_text, plain, short_name, time_tex
 
 __all__ = ["markdown", "name_of", "rows", "sections"]
 
-#: Tables of which people are shown what changed, and their titles.
-_CHANGED = {
-    "kernels": "Kernels",
-    "operators": "Operators",
-    "ranges": "Ranges",
-    "memops": "Copies",
-}
-#: The same of memory snapshots.
+#: Tables of which people are shown what changed, of captures and of memory snapshots, and their titles.
+_CHANGED = {"kernels": "Kernels", "operators": "Operators", "ranges": "Ranges", "memops": "Copies"}
 _BYTES = {"categories": "By category", "sites": "By line"}
 _FIGURES = {
     "wall_ns": "wall",
@@ -54,20 +48,18 @@ def sections(comparison: Mapping[str, Any], top: int) -> dict[str, tuple[str, li
     """
     if "sites" in comparison:
         found = {"figures": ("memory", list(comparison["figures"]), 0)}
-        for table, title in _BYTES.items():
-            changed = [row for row in comparison[table] if row["delta_bytes"]]
-            found[table] = (title, changed[:top], len(changed))
-        return found
-    what = "a step" if comparison["unit"] == "step" else "the whole capture"
-    # What was on neither side is not missed.
-    found = {"figures": (what, [row for row in comparison["figures"] if row["before_ns"] or row["after_ns"]], 0)}
-    # Causes are few, and add up to what is idle: all that can be seen in a step.
-    idle = [row for row in comparison["gaps"] if row["significance"] != "negligible"]
-    found["gaps"] = ("GPU idle, by cause", idle, 0)
-    for table, title in _CHANGED.items():
-        changed = [row for row in comparison["changes"] if row["table"] == table and _telling(row)]
-        found[table] = (title, changed[:top], len(changed))
-    return found
+        changed = {table: [row for row in comparison[table] if row["delta_bytes"]] for table in _BYTES}
+    else:
+        # What was on neither side is not missed.
+        figures = [row for row in comparison["figures"] if row["before_ns"] or row["after_ns"]]
+        # Causes are few, and add up to what is idle: all that can be seen in a step.
+        idle = [row for row in comparison["gaps"] if row["significance"] != "negligible"]
+        what = "a step" if comparison["unit"] == "step" else "the whole capture"
+        found = {"figures": (what, figures, 0), "gaps": ("GPU idle, by cause", idle, 0)}
+        every = [row for row in comparison["changes"] if _telling(row)]
+        changed = {table: [row for row in every if row["table"] == table] for table in _CHANGED}
+    titles = _CHANGED | _BYTES
+    return found | {table: (titles[table], rows[:top], len(rows)) for table, rows in changed.items()}
 
 
 def _telling(row: Mapping[str, Any]) -> bool:
@@ -94,21 +86,19 @@ def rows(table: str, chosen: Sequence[Mapping[str, Any]]) -> list[dict[str, str]
 
 
 def _time(table: str, row: Mapping[str, Any]) -> dict[str, str]:
-    was, known = row["before_ns"], _known(row["low_ns"])
-    if was:  # in relation to what was; where nothing was, as a time
-        change = percent(row["change"])
-        interval = (
-            f"{percent(row['low_ns'] / was).removesuffix(' %')} to {percent(row['high_ns'] / was)}" if known else ""
-        )
-    else:
-        change = signed(row["delta_ns"])
-        interval = f"{signed(row['low_ns'])} to {signed(row['high_ns'])}" if known else ""
+    was = row["before_ns"]
+
+    def written(ns: float) -> str:
+        # In relation to what was; where nothing was, as a time.
+        return percent(ns / was) if was else signed(ns)
+
+    ends = [written(row[end]) for end in ("low_ns", "high_ns")] if _known(row["low_ns"]) else []
     return {
         "name": name_of(table, row),
         "before": time_text(was),
         "after": time_text(row["after_ns"]),
-        "change": change,
-        "interval": interval,
+        "change": written(row["delta_ns"]),
+        "interval": " to ".join([end.removesuffix(" %") for end in ends[:-1]] + ends[-1:]),
         "significance": row["significance"],
     }
 

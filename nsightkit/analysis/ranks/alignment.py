@@ -136,7 +136,7 @@ def together(
     """
     matched = match(pd.concat([table.assign(rank=rank) for rank, table in ranks.items()]))
     alignment = align(matched, ranks, t0_ns, clock)
-    wrong = sorted(_impossible(matched, alignment))
+    wrong = sorted(_contradictory(matched, alignment))
     if wrong:
         groups = matched.groups.loc[wrong]
         said = f"Left out, since their collectives contradict each other: {', '.join(groups['name'])}."
@@ -148,7 +148,7 @@ def together(
     return matched, alignment
 
 
-def _impossible(matched: Matched, alignment: Alignment) -> set[int]:
+def _contradictory(matched: Matched, alignment: Alignment) -> set[int]:
     """Groups whose collectives cannot be the same ones on all ranks."""
     rows = matched.arrivals[matched.arrivals["kind"].isin(SYNCHRONIZING)]
     if not len(rows):
@@ -195,29 +195,29 @@ def match(collectives: pd.DataFrame) -> Matched:
     if alone.any():
         notes.append(f"{alone.sum():,} sends and receives were left out: whose partner is whose is not recorded.")
     every = every[~alone]
-    named = [(*group, False) for group in _named(every[every["group"] != ""])]
-    guessed = [(*group, True) for group in _guessed(every[every["group"] == ""])]
-    if collectives["rank"].nunique() > 2 and sum(rows["rank"].nunique() > 1 for *_, rows, _ in guessed) > 1:
+    guessed = list(_guessed_groups(every[every["group"] == ""]))
+    if collectives["rank"].nunique() > 2 and sum(rows["rank"].nunique() > 1 for *_, rows in guessed) > 1:
         notes.append("The traces name no process groups: streams whose collectives end together are taken for one.")
     total, parts, groups = 0, [every[:0].assign(collective=0, group=0)], []
-    for number, (label, where, size, rows, guess) in enumerate([*named, *guessed]):
-        matched, by, said = _matched(rows)
+    named = list(_named_groups(every[every["group"] != ""]))
+    for number, (label, where, size, rows) in enumerate([*named, *guessed]):
+        matched, by, said = _matched_group(rows)
         notes += [f"{label}: {text}" for text in said]
         parts.append(matched.assign(collective=matched["collective"] + total, group=number))
         total += matched["collective"].nunique()
-        groups.append((number, label, where, rows["rank"].nunique(), size, by, guess))
+        groups.append((number, label, where, rows["rank"].nunique(), size, by, number >= len(named)))
     arrivals = pd.concat(parts).sort_values(["collective", "rank"], ignore_index=True)
     single = len(every) - len(arrivals)
     if single:
         notes.append(f"{single:,} collectives of single ranks match none of another rank and were left out.")
-    names = ["group", "name", "where", "ranks", "group_size", "matched_by", "guessed"]
-    return Matched(arrivals, pd.DataFrame(groups, columns=names), notes)
+    return Matched(arrivals, pd.DataFrame(groups, columns=_OF_GROUP), notes)
 
 
+_OF_GROUP = ["group", "name", "where", "ranks", "group_size", "matched_by", "guessed"]
 _Group = tuple[str, str, int, pd.DataFrame]  # label, where, size (-1 unknown), collectives of its ranks
 
 
-def _named(collectives: pd.DataFrame) -> Iterator[_Group]:
+def _named_groups(collectives: pd.DataFrame) -> Iterator[_Group]:
     """Process groups that the traces name."""
     groups: list[Any] = list(collectives.groupby(["where", "group", "ranks"], sort=False))
     several = Counter(name for (_, name, _), _ in groups)
@@ -226,7 +226,7 @@ def _named(collectives: pd.DataFrame) -> Iterator[_Group]:
         yield label, str(where), int(rows["group_size"].max()), rows
 
 
-def _guessed(collectives: pd.DataFrame) -> Iterator[_Group]:
+def _guessed_groups(collectives: pd.DataFrame) -> Iterator[_Group]:
     """Streams (or the CPU) of ranks on which the same collectives ran, where the traces name no groups."""
     lanes: list[Any] = list(collectives.groupby(["rank", "where", "device", "stream"]))
     while lanes:
@@ -245,7 +245,7 @@ def _guessed(collectives: pd.DataFrame) -> Iterator[_Group]:
         lanes = [lane for i, lane in enumerate(lanes) if i not in taken]
 
 
-def _matched(collectives: pd.DataFrame) -> tuple[pd.DataFrame, str, list[str]]:
+def _matched_group(collectives: pd.DataFrame) -> tuple[pd.DataFrame, str, list[str]]:
     """Number the collectives of one group's ranks; also say by what, and what was left out."""
     tables: dict[Any, pd.DataFrame] = dict(list(collectives.groupby("rank")))
     if len(tables) < 2:
@@ -303,13 +303,13 @@ def _pair(reference: pd.DataFrame, other: pd.DataFrame) -> _Pairs | None:
     shifted = _by_order(ends, signs, sure)
     if shifted is not None:
         close = shifted.spread_ns <= max(_END_SPREAD_NS, sure, int(_END_SPREAD_SHARE * usual))
-        if close or _meet(reference, other, shifted):
+        if close or _overlap(reference, other, shifted):
             return shifted
     # First what coincides as closely as ends do: in regular steps many more do so roughly, one step apart.
     return _by_coincidence(ends, signs, sure) or _by_coincidence(ends, signs, _COINCIDING * sure)
 
 
-def _meet(reference: pd.DataFrame, other: pd.DataFrame, pairs: _Pairs) -> bool:
+def _overlap(reference: pd.DataFrame, other: pd.DataFrame, pairs: _Pairs) -> bool:
     """Whether two ranks have as many collectives, and each began on one before it ended on the other."""
     if not len(reference) == len(other) == len(pairs.reference):
         return False
@@ -429,7 +429,7 @@ def align(
     middle = by.median().reindex(range(len(names)), fill_value=0).to_numpy(np.float64)
     offset, island = _islands(ends, len(names))
     offset, drift = _settled(ends, offset, middle, island)
-    rest = _rest(ends, offset, drift, middle)
+    rest = _residuals(ends, offset, drift, middle)
     spread, error = np.full((2, len(names)), np.nan)
     several = ends.groupby("collective")["rank"].transform("size")
     for rank, mine in rest.groupby(ends["rank"]):
@@ -449,8 +449,11 @@ def align(
         by_source = start[island] - start
         sure = np.abs(offset - by_source) <= 2 * np.nan_to_num(np.hypot(error, error[island]))
         offset = np.where((drift == 0) & sure, by_source, offset)
-    columns = {"rank": names, "island": island, "offset_ns": offset, "drift_ppm": drift * 1e6}
-    columns |= {
+    columns = {
+        "rank": names,
+        "island": island,
+        "offset_ns": offset,
+        "drift_ppm": drift * 1e6,
         "middle_ns": np.rint(middle).astype(np.int64),
         "spread_ns": spread,
         "error_ns": error,
@@ -479,7 +482,7 @@ def _settled(ends: pd.DataFrame, offset: Float, middle: Float, island: Int) -> t
     """Offsets (at each rank's `middle`) and drifts at which nothing moves any more."""
     drift = np.zeros(len(offset))
     offset = _offsets(ends, offset, drift, middle)
-    for rank, rest in _rest(ends, offset, drift, middle).groupby(ends["rank"]):
+    for rank, rest in _residuals(ends, offset, drift, middle).groupby(ends["rank"]):
         at = (ends.loc[rest.index, "end_ns"] - middle[rank]).to_numpy()
         slope = _slope(at, rest.to_numpy()) if len(rest) >= _ENOUGH_FOR_DRIFT else 0.0
         if slope and _deviation(rest - slope * at) <= _DRIFT_GAIN * _deviation(rest):
@@ -491,7 +494,7 @@ def _settled(ends: pd.DataFrame, offset: Float, middle: Float, island: Int) -> t
 
 def _offsets(ends: pd.DataFrame, offset: Float, drift: Float, middle: Float) -> Float:
     for _ in range(_ROUNDS):
-        rest = _rest(ends, offset, drift, middle)
+        rest = _residuals(ends, offset, drift, middle)
         step = rest.groupby(ends["rank"]).median().reindex(range(len(offset)), fill_value=0).to_numpy()
         offset = offset + step
         if np.abs(step).max() < 0.5:
@@ -499,7 +502,7 @@ def _offsets(ends: pd.DataFrame, offset: Float, drift: Float, middle: Float) -> 
     return offset
 
 
-def _rest(ends: pd.DataFrame, offset: Float, drift: Float, middle: Float) -> pd.Series:
+def _residuals(ends: pd.DataFrame, offset: Float, drift: Float, middle: Float) -> pd.Series:
     """What each end differs from the collective's moment, the median over its ranks."""
     rank, end = ends["rank"].to_numpy(), ends["end_ns"]
     end = end - offset[rank] - drift[rank] * (end - middle[rank])

@@ -142,11 +142,10 @@ def collectives(trace: Trace) -> pd.DataFrame:
 
 
 def _collectives(trace: Trace) -> pd.DataFrame:
-    parts = [part for part in (_on_gpu(trace), _on_cpu(trace)) if len(part)]
-    if not parts:
-        return _empty()
-    found = pd.concat(parts, ignore_index=True) if len(parts) > 1 else parts[0]
-    found = found.sort_values(["start_ns", "end_ns"], kind="stable", ignore_index=True)
+    dtypes = {column: "object" if column in _TEXTS else "int64" for column in _COLUMNS}
+    parts = [part for part in (_on_gpu(trace), _on_cpu(trace)) if part is not None]
+    found = pd.concat(parts) if parts else pd.DataFrame(columns=list(_COLUMNS))
+    found = found[list(_COLUMNS)].astype(dtypes).sort_values(["start_ns", "end_ns"], kind="stable", ignore_index=True)
     start, end, device = (found[c].to_numpy() for c in ("start_ns", "end_ns", "device"))
     exposed = pd.array([pd.NA] * len(found), dtype="Int64")
     for one, busy in compute(trace).items():
@@ -249,9 +248,9 @@ def compute(trace: Trace) -> dict[int, intervals.Coverage]:
     Returns
     -------
     dict of int to Coverage
-        By device: the union of its kernels that do not communicate, and graph replays. Copies are no computation. For a
-        trace without GPU work device -1, the CPU: the union of the framework's operators on threads that run no
-        collective, without those that wait. Empty where neither was recorded.
+        By device: the union of its kernels that do not communicate, and graph replays. Copies do not count as
+        computation. For a trace without GPU work device -1, the CPU: the union of the framework's operators on threads
+        that run no collective, without those that wait. Empty where neither was recorded.
     """
     if "compute" not in trace.memo:
         trace.memo["compute"] = _compute(trace)
@@ -259,15 +258,13 @@ def compute(trace: Trace) -> dict[int, intervals.Coverage]:
 
 
 def _compute(trace: Trace) -> dict[int, intervals.Coverage]:
-    found: dict[int, intervals.Coverage] = {}
     kernels = trace.table("kernels", ["device", "start_ns", "end_ns", "name"])
-    kernels = kernels[(categorize(kernels["name"]) != "communication")]
-    both = pd.concat([kernels, trace.table("graphs", ["device", "start_ns", "end_ns"])])
-    for device in sorted(
-        {int(d) for t in ("kernels", "graphs") for d in pd.unique(trace.table(t, ["device"])["device"])}
-    ):
-        mine = both[both["device"] == device]
-        found[device] = intervals.Coverage(mine["start_ns"], mine["end_ns"])
+    kernels = kernels.assign(computes=categorize(kernels["name"]) != "communication")
+    graphs = trace.table("graphs", ["device", "start_ns", "end_ns"]).assign(computes=True)
+    found = {}
+    for device, mine in pd.concat([kernels, graphs]).groupby("device"):
+        computing = mine[mine["computes"].astype(bool)]
+        found[int(str(device))] = intervals.Coverage(computing["start_ns"], computing["end_ns"])
     if not found and trace.size("ops"):
         ops = trace.table("ops", ["start_ns", "end_ns", "thread", "name"])
         ranges = trace.table("ranges", ["thread", "name"])
@@ -282,20 +279,15 @@ def _compute(trace: Trace) -> dict[int, intervals.Coverage]:
 _TEXTS = ("where", "kind", "group", "ranks")
 _COLUMNS = (
     *("where", "device", "stream", "start_ns", "end_ns", "launch_ns", "kind", "group", "ranks", "group_size"),
-    *("sequence", "bytes", "exposed_ns"),
+    *("sequence", "bytes"),
 )
 
 
-def _empty() -> pd.DataFrame:
-    dtypes = {column: "object" if column in _TEXTS else "int64" for column in _COLUMNS} | {"exposed_ns": "Int64"}
-    return pd.DataFrame({column: pd.Series(dtype=dtype) for column, dtype in dtypes.items()})
-
-
-def _on_gpu(trace: Trace) -> pd.DataFrame:
+def _on_gpu(trace: Trace) -> pd.DataFrame | None:
     kernels = trace.table("kernels", ["name"])
     rows = np.flatnonzero(categorize(kernels["name"]) == "communication")
     if not len(rows):
-        return _empty()
+        return None
     columns = ["start_ns", "end_ns", "device", "stream", "process", "correlation", "name", "collective", "sequence"]
     mine = trace.table("kernels", columns).iloc[rows].reset_index(drop=True)
     launch = intervals.launch_of(trace, mine["process"], mine["correlation"])
@@ -303,24 +295,14 @@ def _on_gpu(trace: Trace) -> pd.DataFrame:
     calls = trace.whole.table("calls", ["start_ns", "end_ns", "thread"]).iloc[launch[known]]
     launched = mine["start_ns"].to_numpy(copy=True)
     launched[known] = calls["start_ns"].to_numpy()
-    described = [_described(str(text)) for text in mine["collective"].cat.categories]
-    code = mine["collective"].cat.codes.to_numpy()
     annotated = np.full(len(mine), "other", dtype=object)
     annotated[known] = _annotated(trace, calls.reset_index(drop=True))
     named = np.array([kind_of(str(n)) for n in mine["name"].cat.categories], dtype=object)[mine["name"].cat.codes]
-    said = np.array([d["kind"] for d in described], dtype=object)[code]
-    return pd.DataFrame(
-        {
-            "where": "GPU",
-            **{c: mine[c].to_numpy(np.int64) for c in ("device", "stream", "start_ns", "end_ns")},
-            "launch_ns": launched,
-            "kind": np.where(said != "other", said, np.where(annotated != "other", annotated, named)),
-            **{c: np.array([d[c] for d in described], dtype=object)[code] for c in ("group", "ranks")},
-            **{c: np.array([d[c] for d in described], dtype=np.int64)[code] for c in ("group_size",)},
-            "sequence": mine["sequence"].to_numpy(),
-            "bytes": np.array([d["bytes"] for d in described], dtype=np.int64)[code],
-        }
-    )
+    said = pd.DataFrame([_described(str(text)) for text in mine["collective"].cat.categories])
+    said = said.iloc[mine["collective"].cat.codes].reset_index(drop=True)
+    kind = said["kind"].where(said["kind"] != "other", np.where(annotated != "other", annotated, named))
+    plain = mine[["device", "stream", "start_ns", "end_ns", "sequence"]].astype(np.int64)
+    return said.assign(where="GPU", launch_ns=launched, kind=kind, **plain)
 
 
 def _annotated(trace: Trace, calls: pd.DataFrame) -> npt.NDArray[np.object_]:
@@ -358,25 +340,13 @@ def _width(dtype: str) -> int | None:
     return 1 if bare.startswith("float8") else _DTYPE_BYTES.get(bare)
 
 
-def _on_cpu(trace: Trace) -> pd.DataFrame:
+def _on_cpu(trace: Trace) -> pd.DataFrame | None:
     ranges = trace.table("ranges", ["start_ns", "end_ns", "name"])
     mine = ranges[matching(ranges["name"], _ON_CPU)]
     if not len(mine):
-        return _empty()
+        return None
     kinds = np.array([kind_of(str(n)) for n in mine["name"].cat.categories], dtype=object)
-    return pd.DataFrame(
-        {
-            "where": "CPU",
-            "device": -1,
-            "stream": -1,
-            "start_ns": mine["start_ns"].to_numpy(),
-            "end_ns": mine["end_ns"].to_numpy(),
-            "launch_ns": mine["start_ns"].to_numpy(),
-            "kind": kinds[mine["name"].cat.codes],
-            "group": "",
-            "ranks": "",
-            "group_size": -1,
-            "sequence": -1,
-            "bytes": -1,
-        }
+    unknown = dict.fromkeys(("device", "stream", "group_size", "sequence", "bytes"), -1)
+    return mine[["start_ns", "end_ns"]].assign(
+        where="CPU", kind=kinds[mine["name"].cat.codes], group="", ranks="", launch_ns=mine["start_ns"], **unknown
     )

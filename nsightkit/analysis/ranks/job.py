@@ -32,18 +32,28 @@ from nsightkit.trace import store
 from nsightkit.trace.model import Trace
 
 if TYPE_CHECKING:
-    from distributed import Client, Future
+    from distributed import Future, LocalCluster
 
-__all__ = ["FEW", "Job", "Look", "combine", "look", "summary", "survey", "traces_in"]
+__all__ = ["ANSWER_S", "FEW", "Job", "Look", "attempt", "combine", "look", "summary", "survey", "traces_in", "waited"]
 
 #: So many traces are looked at in this process: starting a cluster takes longer.
 FEW = 4
 #: How long to wait for a scheduler.
-_ANSWER_S = 20
+ANSWER_S = 20
 
 _SUFFIXES = (".json", ".json.gz", ".sqlite", ".nsys-rep")
 _RANK = re.compile(r"(?i)(?<![a-z])(?<!local[-_. ])(?:global[-_. ]?)?(?:rank|worker)[-_. =]?(\d{1,6})(?!\d)")
 _DIGITS = re.compile(r"(\d+)")
+#: Columns of :meth:`Job.kinds`, and those of :attr:`Job.collectives`.
+_OF_KIND = [
+    *("group", "kind", "where", "ranks", "group_size", "bytes", "count", "total_ns", "wait_ns", "transfer_ns"),
+    *("exposed_ns", "overlapped_ns", "skew_ns", "last_rank", "last_share", "bus_gb_per_s"),
+]
+_OF_COLLECTIVE = [
+    *("collective", "group", "kind", "where", "sequence", "step", "ranks", "group_size", "bytes", "start_ns"),
+    *("arrived_ns", "end_ns", "skew_ns", "last_rank", "late_ns", "wait_ns", "transfer_ns", "mean_ns", "exposed_ns"),
+    *("overlapped_ns", "bus_gb_per_s"),
+]
 _EXTRA = "pip install 'nsightkit[ranks]'"
 
 
@@ -127,12 +137,8 @@ class Job:
             ``transfer_ns, exposed_ns, overlapped_ns`` (mean), ``skew_ns`` (median), ``last_rank`` (most often the
             last), ``last_share`` (of the collectives), ``bus_gb_per_s`` (median); by falling ``total_ns``.
         """
-        columns = [
-            *("group", "kind", "where", "ranks", "group_size", "bytes", "count", "total_ns", "wait_ns", "transfer_ns"),
-            *("exposed_ns", "overlapped_ns", "skew_ns", "last_rank", "last_share", "bus_gb_per_s"),
-        ]
         if not len(self.collectives):
-            return pd.DataFrame(columns=columns)
+            return pd.DataFrame(columns=_OF_KIND)
         each = self.collectives.assign(
             total_ns=self.collectives["mean_ns"],
             wait_ns=self.collectives["wait_ns"] / self.collectives["ranks"],
@@ -157,7 +163,7 @@ class Job:
             bus_gb_per_s=("bus_gb_per_s", "median"),
         )
         out = out.assign(wait_ns=by["wait_ns"].sum(min_count=1)).reset_index()
-        return out[columns].sort_values("total_ns", ascending=False, ignore_index=True)
+        return out[_OF_KIND].sort_values("total_ns", ascending=False, ignore_index=True)
 
     def summary(self, each: bool = False) -> dict[str, Any]:
         """Give everything as plain values.
@@ -242,8 +248,7 @@ def survey(
     UsageError
         Dask is needed and not installed, or the scheduler does not answer.
     """
-    folder = Path(sources) if isinstance(sources, (str, os.PathLike)) else None
-    chosen = traces_in(folder) if folder is not None else list(sources)  # type: ignore[arg-type]
+    chosen = traces_in(sources) if isinstance(sources, (str, os.PathLike)) else list(sources)
     if not chosen:
         raise UsageError("no traces were given")
     looks: list[Look] = []
@@ -251,9 +256,11 @@ def survey(
         if isinstance(trace, Trace):
             looks += [dataclasses.replace(one, file=trace.path or f"trace {number}") for one in look(trace)]
     files = [Path(item) for item in chosen if not isinstance(item, Trace)]
-    here = scheduler is None and (workers == 0 or (workers is None and len(files) <= FEW))
+    answers = _with_dask(files, cache, scheduler, workers)
+    if scheduler is None and (workers == 0 or (workers is None and len(files) <= FEW)):
+        answers = ((place, attempt(str(path), cache)) for place, path in enumerate(files))
     found = {}
-    for place, result in _here(files, cache) if here else _with_dask(files, cache, scheduler, workers):
+    for place, result in answers:
         found[place] = result
         if progress is not None:
             progress(len(found), len(files))
@@ -267,7 +274,8 @@ def survey(
             looks += [dataclasses.replace(one, file=str(path)) for one in result]
     if not looks:
         first = f"the first, {Path(lost[0]['file']).name}, {lost[0]['reason']}"
-        raise TraceError(folder or files[0], f"none of {len(lost)} traces can be read", first)
+        where = sources if isinstance(sources, (str, os.PathLike)) else files[0]
+        raise TraceError(where, f"none of {len(lost)} traces can be read", first)
     return combine(looks, lost)
 
 
@@ -319,15 +327,13 @@ def _traces(folder: Path) -> list[Path]:
     def hidden(path: Path) -> bool:
         return path.name.startswith(".") or path.name.endswith(".nsightkit-cache")
 
-    found = [] if hidden(folder) else [path for path in folder.iterdir() if not hidden(path) and _is_trace(path)]
+    def holds_trace(path: Path) -> bool:
+        tables = path.is_dir() and (store.is_store(path) or any(path.glob("*.parquet")))
+        return tables or (path.name.endswith(_SUFFIXES) and not path.is_dir())
+
+    found = [] if hidden(folder) else [path for path in folder.iterdir() if not hidden(path) and holds_trace(path)]
     exported = {path.with_suffix("") for path in found if path.suffix == ".sqlite"}
     return [path for path in found if path.suffix != ".nsys-rep" or path.with_suffix("") not in exported]
-
-
-def _is_trace(path: Path) -> bool:
-    if path.is_dir():
-        return store.is_store(path) or any(path.glob("*.parquet"))
-    return path.name.endswith(_SUFFIXES)
 
 
 def _rank_of(path: Path | str) -> list[int]:
@@ -354,7 +360,7 @@ def combine(looks: Sequence[Look], lost: Sequence[Mapping[str, Any]] = ()) -> Jo
     Job
     """
     missing = [dict(one) for one in lost]
-    crew, rank_from = _numbered(looks, missing)
+    crew, rank_from = _ranks_of_looks(looks, missing)
     world = max([one.world_size or 0 for one in crew.values()] + [rank + 1 for rank in crew])
     absent = sorted(set(range(world)).difference(crew, *(one["ranks"] for one in missing)))
     if absent:
@@ -389,14 +395,14 @@ def combine(looks: Sequence[Look], lost: Sequence[Mapping[str, Any]] = ()) -> Jo
     )
 
 
-def _numbered(looks: Sequence[Look], lost: list[dict[str, Any]]) -> tuple[dict[int, Look], dict[int, str]]:
+def _ranks_of_looks(looks: Sequence[Look], lost: list[dict[str, Any]]) -> tuple[dict[int, Look], dict[int, str]]:
     """Give each rank its number, say where that came from, and add to `lost` what has the number of another."""
     said = [one.rank for one in looks]
     if len(looks) > 1 and None not in said and len(set(said)) == 1:
         said = [None] * len(looks)  # programs that never learned their rank all say 0
     named = [_rank_of(one.file) if one.process is None else [] for one in looks]
     if not any(named) and all(one.process is None for one in looks):
-        named = _differing([one.file for one in looks])
+        named = _ranks_from_names([one.file for one in looks])
     crew: dict[int, Look] = {}
     rank_from: dict[int, str] = {}
     rest: list[Look] = []
@@ -417,8 +423,8 @@ def _numbered(looks: Sequence[Look], lost: list[dict[str, Any]]) -> tuple[dict[i
     return dict(sorted(crew.items())), rank_from
 
 
-def _differing(files: Sequence[str]) -> list[list[int]]:
-    """Ranks by the one number in which the names of all files differ; empty lists where there is none."""
+def _ranks_from_names(files: Sequence[str]) -> list[list[int]]:
+    """Ranks by the one number in which the names of all files differ; empty lists where they differ otherwise."""
     parts = [_DIGITS.split(Path(file).name) for file in files]
     if len(files) > 1 and len({tuple(words[::2]) for words in parts}) == 1:
         for column in zip(*(map(int, words[1::2]) for words in parts), strict=True):
@@ -440,13 +446,8 @@ def _arrivals(matched: alignment.Matched, clocks: alignment.Alignment) -> pd.Dat
 
 def _collectives(arrivals: pd.DataFrame, matched: alignment.Matched, world: int) -> pd.DataFrame:
     """One row a collective. `world`: how many ranks the job has if all of them were seen, else -1."""
-    columns = [
-        *("collective", "group", "kind", "where", "sequence", "step", "ranks", "group_size", "bytes", "start_ns"),
-        *("arrived_ns", "end_ns", "skew_ns", "last_rank", "late_ns", "wait_ns", "transfer_ns", "mean_ns", "exposed_ns"),
-        *("overlapped_ns", "bus_gb_per_s"),
-    ]
     if not len(arrivals):
-        return pd.DataFrame(columns=columns)
+        return pd.DataFrame(columns=_OF_COLLECTIVE)
     ordered = arrivals.sort_values(["collective", "start_ns", "rank"], kind="stable")
     by = ordered.assign(mean_ns=ordered["end_ns"] - ordered["start_ns"]).groupby("collective")
     out = by.agg(
@@ -486,7 +487,7 @@ def _collectives(arrivals: pd.DataFrame, matched: alignment.Matched, world: int)
         out[column] = out[column].astype("Int64").where(out[column] >= 0)
     for column in ("end_ns", "transfer_ns", "mean_ns", "exposed_ns", "overlapped_ns"):
         out[column] = out[column].round().astype("Int64")
-    return out[columns].sort_values(["start_ns", "collective"], ignore_index=True)
+    return out[_OF_COLLECTIVE].sort_values(["start_ns", "collective"], ignore_index=True)
 
 
 def _doubts(matched: alignment.Matched, clocks: alignment.Alignment, crew: Mapping[int, Look]) -> Iterator[str]:
@@ -520,17 +521,25 @@ def _ranks(
     crew: Mapping[int, Look], rank_from: Mapping[int, str], clocks: alignment.Alignment, arrivals: pd.DataFrame
 ) -> pd.DataFrame:
     """One row a rank."""
-    rows = []
-    for rank, one in crew.items():
-        wall = one.steps.loc[one.steps["step"] >= 0, "wall_ns"]
-        row = {"rank": rank, "rank_from": rank_from[rank], "file": one.name, "tool": one.tool, "devices": one.devices}
-        row |= {"steps": len(wall), "step_ns": wall.median(), **one.figures, "collectives": len(one.collectives)}
-        rows.append(row)
+    walls = {rank: one.steps.loc[one.steps["step"] >= 0, "wall_ns"] for rank, one in crew.items()}
+    rows = [
+        {
+            "rank": rank,
+            "rank_from": rank_from[rank],
+            "file": one.name,
+            "tool": one.tool,
+            "devices": one.devices,
+            "steps": len(walls[rank]),
+            "step_ns": walls[rank].median(),
+            **one.figures,
+            "collectives": len(one.collectives),
+        }
+        for rank, one in crew.items()
+    ]
     out = pd.DataFrame(rows).astype(dict.fromkeys(next(iter(crew.values())).figures, "Int64"))
-    by = arrivals.assign(late_ns=stragglers.lateness(arrivals), waited_ns=_waited(arrivals)).groupby("rank")
+    by = arrivals.assign(late_ns=stragglers.lateness(arrivals), waited_ns=waited(arrivals)).groupby("rank")
     out["matched"] = by.size().reindex(out["rank"], fill_value=0).to_numpy()
-    sums = by[["late_ns", "waited_ns"]].sum(min_count=1).astype("Int64")
-    out = out.join(sums, on="rank")
+    out = out.join(by[["late_ns", "waited_ns"]].sum(min_count=1).astype("Int64"), on="rank")
     clock = clocks.clocks
     start = np.array([one.t0_ns for one in crew.values()], np.int64)
     offset = (clock["offset_ns"] + start - start[clock["island"]]).astype("Int64")
@@ -553,12 +562,18 @@ def _steps(crew: Mapping[int, Look], arrivals: pd.DataFrame) -> pd.DataFrame:
     most = every.sort_values("compute_ns", kind="stable").drop_duplicates("step", keep="last").set_index("step")["rank"]
     out.insert(4, "slowest", most.astype("Int64").where(out["compute_max_ns"].notna()))
     out.insert(5, "imbalance", out["compute_max_ns"] / out["compute_ns"].where(out["compute_ns"] > 0) - 1)
-    out["wait_ns"] = _waited(arrivals).groupby(arrivals["step"]).sum(min_count=1).reindex(out.index)
+    out["wait_ns"] = waited(arrivals).groupby(arrivals["step"]).sum(min_count=1).reindex(out.index)
     return out.reset_index()
 
 
-def _waited(arrivals: pd.DataFrame) -> pd.Series:
-    """What each rank waited at each collective and at none before: of several at once the wait is one."""
+def waited(arrivals: pd.DataFrame) -> pd.Series:
+    """What each rank waited at each collective and at none before: of several at once the wait is one.
+
+    Parameters
+    ----------
+    arrivals : DataFrame
+        See :class:`Job`.
+    """
     wait = arrivals["wait_ns"].astype("Int64")
     start = arrivals["start_ns"].to_numpy(np.int64)
     once = uncovered(start, start + wait.fillna(0).to_numpy(np.int64), arrivals["rank"])
@@ -568,8 +583,20 @@ def _waited(arrivals: pd.DataFrame) -> pd.Series:
 # ---------------------------------------------------------------- where they are looked at
 
 
-def _attempt(path: str, cache: bool | None) -> list[Look] | str:
-    """Look at one file; what is wrong with it in words, if something is."""
+def attempt(path: str, cache: bool | None) -> list[Look] | str:
+    """Look at one file, wherever this runs: an error would take the other ranks with it.
+
+    Parameters
+    ----------
+    path : str
+    cache : bool, optional
+        As for :func:`nsightkit.load`.
+
+    Returns
+    -------
+    list of Look, or str
+        In words what is wrong with the file.
+    """
     try:
         return look(path, cache=cache)
     except TraceError as error:
@@ -580,12 +607,7 @@ def _attempt(path: str, cache: bool | None) -> list[Look] | str:
         return "does not fit in memory; give the worker more"
     except Exception as error:
         # Whatever a damaged file makes a library raise: the other ranks must not be lost with it.
-        return f"cannot be read as a trace ({_cause(error)})"
-
-
-def _here(files: Sequence[Path], cache: bool | None) -> Iterator[tuple[int, list[Look] | str]]:
-    for place, path in enumerate(files):
-        yield place, _attempt(str(path), cache)
+        return f"cannot be read as a trace ({_error_text(error)})"
 
 
 def _with_dask(
@@ -599,10 +621,15 @@ def _with_dask(
             f"{len(files)} ranks are looked at with Dask, which is not installed: {_EXTRA}, or --workers 0 to look at "
             "one after the other"
         ) from error
-    with _client(Client, scheduler, workers, len(files)) as client:
+    with contextlib.ExitStack() as stack:
+        place = scheduler or stack.enter_context(_local_cluster(min(workers or os.cpu_count() or 1, len(files))))
+        try:
+            client = stack.enter_context(Client(place, timeout=ANSWER_S, set_as_default=False))  # type: ignore[no-untyped-call]
+        except (OSError, ValueError, TimeoutError) as error:
+            raise UsageError(f"--scheduler: no Dask scheduler answers at {place!r}") from error
         futures: dict[Future[Any], int] = {
-            client.submit(_attempt, str(path.absolute()), cache, pure=False, retries=1): place
-            for place, path in enumerate(files)
+            client.submit(attempt, str(path.absolute()), cache, pure=False, retries=1): number
+            for number, path in enumerate(files)
         }
         answers = as_completed(  # type: ignore[no-untyped-call]
             futures, loop=client.loop, with_results=True, raise_errors=False
@@ -610,39 +637,29 @@ def _with_dask(
         for future, result in answers:
             if future.status != "finished":
                 cause = result[1] if isinstance(result, tuple) else result
-                result = f"was lost with its worker ({_cause(cause)})"  # noqa: PLW2901
+                result = f"was lost with its worker ({_error_text(cause)})"  # noqa: PLW2901
             # What is known is not kept a second time by the scheduler.
             future.release()
             yield futures.pop(future), result
 
 
-def _cause(error: object) -> str:
+def _error_text(error: object) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
-@contextlib.contextmanager
-def _client(make: type[Client], scheduler: str | None, workers: int | None, tasks: int) -> Iterator[Client]:
-    """Connect to a scheduler, or to a local cluster that goes when this is over."""
-    if scheduler is not None:
-        try:
-            client = make(scheduler, timeout=_ANSWER_S, set_as_default=False)
-        except (OSError, ValueError, TimeoutError) as error:
-            raise UsageError(f"--scheduler: no Dask scheduler answers at {scheduler!r}") from error
-        with client:
-            yield client
-        return
+def _local_cluster(workers: int) -> LocalCluster:
+    """Start a cluster on this machine; it goes when it is left."""
     import logging
 
     import dask
     from distributed import LocalCluster
 
-    count = min(workers or os.cpu_count() or 1, tasks)
     # A trace that kills its worker must not take others with it that wait there, nor many workers.
     careful = {"distributed.scheduler.worker-saturation": 1.0, "distributed.scheduler.allowed-failures": 1}
     try:
         with dask.config.set(careful):
-            cluster = LocalCluster(  # type: ignore[no-untyped-call]
-                n_workers=count,
+            return LocalCluster(  # type: ignore[no-untyped-call]
+                n_workers=workers,
                 threads_per_worker=1,
                 processes=True,
                 host="127.0.0.1",
@@ -654,5 +671,3 @@ def _client(make: type[Client], scheduler: str | None, workers: int | None, task
             "the workers of a local Dask cluster did not start; in a script, call this under `if __name__ == "
             '"__main__":`, or give workers=0 to look at one rank after the other'
         ) from error
-    with cluster, make(cluster, set_as_default=False) as client:
-        yield client

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ import pandas as pd
 from nsightkit.analysis.core.intervals import uncovered
 from nsightkit.analysis.ranks.time_spent import COUNT, TIME, WAITING
 
-__all__ = ["COLUMNS", "find", "lateness"]
+__all__ = ["COLUMNS", "chance_of_places", "find", "lateness"]
 
 Float = npt.NDArray[np.float64]
 
@@ -72,18 +71,13 @@ def lateness(arrivals: pd.DataFrame) -> pd.Series:
         earlier one. Of collectives of a group that wait for a rank at the same time each has what the ones before have
         not, so that sums are times.
     """
-    start, collective = arrivals["start_ns"].to_numpy(np.int64), arrivals["collective"].to_numpy(np.int64)
-    order = np.lexsort((start, collective))
-    first = np.flatnonzero(np.diff(collective[order], prepend=-1))
-    count = np.diff(np.append(first, len(order)))
-    middle = np.empty(len(order), np.int64)
-    middle[order] = np.repeat(start[order][first + (count - 1) // 2], count)
-    waits = arrivals["wait_ns"].notna().to_numpy()
-    late = np.full(len(order), np.nan)
-    # By rank and group.
-    key = arrivals["rank"].to_numpy(np.int64) << 32 | arrivals["group"].to_numpy(np.int64)
-    late[waits] = uncovered(middle[waits], start[waits], key[waits])
-    return pd.Series(late, index=arrivals.index)
+    lower = arrivals.groupby("collective")["start_ns"].quantile(0.5, interpolation="lower")
+    middle = arrivals["collective"].map(lower).astype(np.int64)
+    waits = arrivals["wait_ns"].notna()
+    mine = arrivals[waits]
+    key = mine["rank"].to_numpy(np.int64) << 32 | mine["group"].to_numpy(np.int64)
+    late = pd.Series(uncovered(middle[waits], mine["start_ns"], key), mine.index)
+    return late.reindex(arrivals.index).astype("float64")
 
 
 def find(
@@ -129,93 +123,78 @@ def find(
     gain_ns : int
         The same for all of them in time.
     """
-    none = pd.DataFrame({column: [] for column in COLUMNS})
     late = lateness(arrivals)
     table = arrivals.assign(late=late)[late.notna()]
-    if not len(table):
-        return none, 0
     floor = table["rank"].map(floors).to_numpy()
     table["late"] = table["late"].where(table["late"] > floor, 0.0)
-    named = _named(table, wall_ns)
+    judged = _lateness_by_group(table)
+    named = _late_beyond_chance(judged, wall_ns)
     if not named:
-        return none, 0
-    last = _last(table)
-    rows, extras = [], 0.0
-    for rank, (p, judged) in named.items():
-        unit, units = judged.unit, judged.late
-        group = [other for other in units.columns.to_numpy(np.int64).tolist() if other != rank]
-        because, extra = _because(rank, steps, [other for other in group if other not in named] or group)
+        return pd.DataFrame({column: [] for column in COLUMNS}), 0
+    last, rows, extras = _last_to_arrive(table), [], 0.0
+    for rank, (p, group) in named.items():
+        units = judged[group]
+        crew = [other for other in units.columns.to_numpy(np.int64).tolist() if other != rank]
+        because, extra = _reasons(rank, steps, [other for other in crew if other not in named] or crew)
         late_ns = int(table.loc[table["rank"] == rank, "late"].sum())
-        held_up: dict[str, Any] | None = None
-        gain = _gain(table, {rank})
+        gain = _time_saved(table, {rank})
         if extra >= _EXPLAINED * late_ns:
             # It alone in time cannot save more than what it spends more than the others.
             gain, extras = min(gain, extra), extras + extra
         else:
-            because, held_up = [], _held_up(table, last, rank, judged, groups or {})
-            extras += 0 if held_up else math.inf
+            because = _held_up(table, last, rank, group, units[rank].sum(), groups or {})
+            extras += 0 if because else math.inf
         mine, own = units[rank].dropna(), last[last["rank"] == rank]
         row: dict[str, Any] = {
             "rank": rank,
-            "cause": (held_up or (because[0] if because else {"what": "not explained"}))["what"],
+            "cause": because[0]["what"] if because else "not explained",
             "late_ns": late_ns,
             "median_late_ns": int(mine.median()),
             "late_units": int((mine > 0).sum()),
             "units": len(mine),
-            "unit": unit,
+            "unit": units.index.name,
             "last_count": len(own),
             "collectives": int((table["rank"] == rank).sum()),
             "waited_for_ns": int((own["by"] * (own["ranks"] - 1)).sum()),
             "gain_ns": gain,
             "gain_share": gain / wall_ns if wall_ns else 0.0,
             "p_value": min(p, 1.0),
-            "because": [held_up] if held_up else because,
+            "because": because,
         }
         rows.append(row | {"text": _text(row)})
     rows.sort(key=lambda row: (str(row["cause"]).startswith(_HELD_UP), -row["late_ns"]))
-    return pd.DataFrame(rows, columns=COLUMNS), int(min(_gain(table, set(named)), extras))
+    return pd.DataFrame(rows, columns=COLUMNS), int(min(_time_saved(table, set(named)), extras))
 
 
-@dataclasses.dataclass
-class _Judged:
-    """A process group, whose ranks are placed: the lateness of each (columns) in each unit (rows)."""
+def _lateness_by_group(table: pd.DataFrame) -> dict[int, pd.DataFrame]:
+    """Lateness of each process group's ranks (columns) in each step, or at each collective where steps are too few."""
+    found = {}
+    for group, mine in table.groupby("group"):
+        stepped = mine[mine["step"] >= 0]
+        enough = stepped["step"].nunique() >= _ENOUGH_STEPS
+        unit, rows = ("step", stepped) if enough else ("collective", mine)
+        found[int(str(group))] = rows.pivot_table(index=unit, columns="rank", values="late", aggfunc="sum")
+    return found
 
-    group: int
-    unit: str
-    late: pd.DataFrame
 
-
-def _named(table: pd.DataFrame, wall_ns: float) -> dict[int, tuple[float, _Judged]]:
+def _late_beyond_chance(judged: Mapping[int, pd.DataFrame], wall_ns: float) -> dict[int, tuple[float, int]]:
     """Stragglers, each with its chance, and the group in which it is latest."""
-    groups = _groups(table)
-    tests = sum(one.late.shape[1] for one in groups)
-    named: dict[int, tuple[float, _Judged]] = {}
+    tests = sum(units.shape[1] for units in judged.values())
+    named: dict[int, tuple[float, int]] = {}
     while True:
-        fresh: dict[int, tuple[float, _Judged]] = {}
-        for one in groups:
-            for rank, p in _places(one.late.drop(columns=[rank for rank in named if rank in one.late])).items():
-                worth = one.late[rank].sum()
+        fresh: dict[int, tuple[float, int]] = {}
+        for group, units in judged.items():
+            for rank, p in _chance_of_each(units.drop(columns=[rank for rank in named if rank in units])).items():
+                worth = units[rank].sum()
                 enough = p * tests < _SIGNIFICANT and worth >= _WORTH * wall_ns
-                if enough and (rank not in fresh or worth > fresh[rank][1].late[rank].sum()):
-                    fresh[rank] = (p * tests, one)
+                if enough and (rank not in fresh or worth > judged[fresh[rank][1]][rank].sum()):
+                    fresh[rank] = (p * tests, group)
         if not fresh:
             return named
         named |= fresh
 
 
-def _groups(table: pd.DataFrame) -> list[_Judged]:
-    """Lateness of each process group's ranks in each step, or at each collective where there are too few steps."""
-    out = []
-    for group, mine in table.groupby("group"):
-        stepped = mine[mine["step"] >= 0]
-        unit = "step" if stepped["step"].nunique() >= _ENOUGH_STEPS else "collective"
-        rows = stepped if unit == "step" else mine
-        late = rows.pivot_table(index=unit, columns="rank", values="late", aggfunc="sum")
-        out.append(_Judged(int(str(group)), unit, late))
-    return out
-
-
-def _places(units: pd.DataFrame) -> dict[int, float]:
+def _chance_of_each(units: pd.DataFrame) -> dict[int, float]:
     """Chance of each rank to be placed at least as late as it is, if every place were as likely for each."""
     if units.shape[1] < 2:
         return {}
@@ -226,12 +205,20 @@ def _places(units: pd.DataFrame) -> dict[int, float]:
     for rank in units.columns.tolist():
         known = places[rank].notna().to_numpy()
         # Of ties a rank gets the mean place; rounded down, so that chance is not thought smaller than it is.
-        found[int(rank)] = _tail(count[known].tolist(), math.floor(float(places[rank].sum())))
+        found[int(rank)] = chance_of_places(count[known].tolist(), math.floor(float(places[rank].sum())))
     return found
 
 
-def _tail(sides: list[int], total: int) -> float:
-    """Chance that dice with so many sides throw at least a total."""
+def chance_of_places(sides: Sequence[int], total: int) -> float:
+    """Chance that dice throw at least a total: that of a rank to be placed so late, if each place is as likely.
+
+    Parameters
+    ----------
+    sides : sequence of int
+        Of each die: how many ranks were placed in that step.
+    total : int
+        Sum of the places.
+    """
     if not sides:
         return 1.0
     if len(sides) * sum(sides) <= _EXACT * max(sides):
@@ -247,7 +234,7 @@ def _tail(sides: list[int], total: int) -> float:
     return 0.5 * math.erfc((total - 0.5 - mean) / deviation / math.sqrt(2)) if deviation else 1.0
 
 
-def _last(table: pd.DataFrame) -> pd.DataFrame:
+def _last_to_arrive(table: pd.DataFrame) -> pd.DataFrame:
     """The rank that came last to each collective, how much later than the one before, and how many came."""
     ordered = table.sort_values(["collective", "start_ns", "rank"], kind="stable")
     by = ordered.groupby("collective")
@@ -256,7 +243,7 @@ def _last(table: pd.DataFrame) -> pd.DataFrame:
     return frame.assign(by=uncovered(before, last, frame["group"]))
 
 
-def _gain(table: pd.DataFrame, ranks: set[int]) -> int:
+def _time_saved(table: pd.DataFrame, ranks: set[int]) -> int:
     """Time that some ranks' lateness costs: that in which somebody waited for them and did nothing else."""
     late = table["rank"].isin(ranks)
     by = table.groupby("collective")
@@ -269,21 +256,22 @@ def _gain(table: pd.DataFrame, ranks: set[int]) -> int:
 
 
 def _held_up(
-    table: pd.DataFrame, last: pd.DataFrame, rank: int, judged: _Judged, groups: Mapping[int, str]
-) -> dict[str, Any] | None:
-    """Another group, in which a rank waits for others so long that this makes it late."""
-    mine = table[(table["rank"] == rank) & (table["group"] != judged.group)]
-    waited = mine["wait_ns"].astype("float64").groupby(mine["group"]).sum()
-    if not len(waited) or waited.max() < _HELD_UP_SHARE * judged.late[rank].sum():
-        return None
-    group = waited.idxmax()
-    of = mine[mine["group"] == group].set_index("collective")["wait_ns"].astype("float64")
+    table: pd.DataFrame, last: pd.DataFrame, rank: int, group: int, late_ns: float, groups: Mapping[int, str]
+) -> list[dict[str, Any]]:
+    """Another group than the one it is late in, in which a rank waits for others so long that this makes it late."""
+    mine = table[(table["rank"] == rank) & (table["group"] != group)].set_index("collective")
+    wait = mine["wait_ns"].astype("float64")
+    waited = wait.groupby(mine["group"]).sum()
+    if not len(waited) or waited.max() < _HELD_UP_SHARE * late_ns:
+        return []
+    where = int(str(waited.idxmax()))
+    of = wait[mine["group"] == where]
     whom = of.groupby(last["rank"].reindex(of.index)).sum().idxmax()
-    what = f"{_HELD_UP} {groups.get(int(str(group)), f'group {group}')} for rank {whom}"
-    return {"what": what, "extra_ns": int(waited.max()), "share": 1.0, "count_ratio": None}
+    what = f"{_HELD_UP} {groups.get(where, f'group {where}')} for rank {whom}"
+    return [{"what": what, "extra_ns": int(waited.max()), "share": 1.0, "count_ratio": None}]
 
 
-def _because(rank: int, steps: Mapping[int, pd.DataFrame], others: list[int]) -> tuple[list[dict[str, Any]], int]:
+def _reasons(rank: int, steps: Mapping[int, pd.DataFrame], others: list[int]) -> tuple[list[dict[str, Any]], int]:
     """What a rank spends more time on than the median of others, and how much more in all."""
     chosen = [others[i] for i in np.unique(np.linspace(0, len(others) - 1, _MOST_OTHERS).round().astype(int))]
     common = sorted(set.intersection(*(set(steps[one]["step"]) for one in (rank, *chosen))))
@@ -314,24 +302,17 @@ def _text(row: Mapping[str, Any]) -> str:
     """Say it in a few sentences."""
     often = f"in {row['late_units']} of {row['units']} {row['unit']}s"
     said = f"Rank {row['rank']} comes late {often}, by {_ms(row['median_late_ns'])} at the median"
-    reason = row["because"][0] if row["because"] else None
-    if reason is not None and reason["what"].startswith(_HELD_UP):
-        return f"{said}, after {_ms(reason['extra_ns'])} of {reason['what']}."
-    if reason is not None:
-        said += f"; it spends {_ms(reason['extra_ns'])} more than the others on {_cause(reason)}"
-    else:
-        said += "; what it does differently is not in the trace"
+    why = "; what it does differently is not in the trace"
+    for reason in row["because"][:1]:
+        what, ratio = reason["what"], reason["count_ratio"]
+        if what.startswith(_HELD_UP):
+            return f"{said}, after {_ms(reason['extra_ns'])} of {what}."
+        why = f"; it spends {_ms(reason['extra_ns'])} more than the others on {what}"
+        if ratio is not None:
+            same = abs(ratio - 1) <= _SAME_COUNT
+            why += ": as many as on the others, but slower" if same else f": {ratio:.2f} times as many as on the others"
     share = f"{row['gain_share']:.1%}" if row["gain_share"] < 1 else "all"
-    return f"{said}. If it alone were in time, at most {_ms(row['gain_ns'])} ({share}) would be saved."
-
-
-def _cause(reason: Mapping[str, Any]) -> str:
-    ratio = reason["count_ratio"]
-    if ratio is None:
-        return str(reason["what"])
-    if abs(ratio - 1) <= _SAME_COUNT:
-        return f"{reason['what']}: as many as on the others, but slower"
-    return f"{reason['what']}: {ratio:.2f} times as many as on the others"
+    return f"{said}{why}. If it alone were in time, at most {_ms(row['gain_ns'])} ({share}) would be saved."
 
 
 def _ms(ns: float) -> str:

@@ -94,18 +94,16 @@ def look(source: str | os.PathLike[str] | Trace, *, cache: bool | None = None) -
     trace = source if isinstance(source, Trace) else load(source, cache=cache)
     file = (source.path or "trace") if isinstance(source, Trace) else os.fspath(source)
     kernels = trace.table("kernels", ["process", "device"])
-    owners = kernels.groupby("process")["device"].min().sort_values(kind="stable")
+    owners = kernels.groupby("process")["device"].min().sort_values(kind="stable").index.tolist()
     if len(owners) < 2:
         return [_look(trace, file, None)]
-    parts = []
-    for process in owners.index.tolist():
-        masks = {
-            table: (trace.whole.table(table, ["process"])["process"] == process).to_numpy()
-            for table, columns in TABLES.items()
-            if "process" in columns
-        }
-        parts.append(_look(trace.masked(masks), file, process))
-    return parts
+    process_of = {
+        table: trace.whole.table(table, ["process"])["process"] for table in TABLES if "process" in TABLES[table]
+    }
+    return [
+        _look(trace.masked({table: (of == process).to_numpy() for table, of in process_of.items()}), file, process)
+        for process in owners
+    ]
 
 
 def _look(trace: Trace, file: str, process: int | None) -> Look:

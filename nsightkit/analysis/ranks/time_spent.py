@@ -69,8 +69,8 @@ def _of_gpu(trace: Trace, low: Int, high: Int) -> dict[str, Int]:
     # What each operation adds to those that began before it.
     work = work.assign(fresh_ns=work["end_ns"] - uncovered(work["start_ns"], work["end_ns"], work["device"]))
     spent = [*counted, "CUDA graphs", "copies", "communication", *(f"idle, {cause}" for cause in gaps.CAUSES)]
-    names = [*(f"{TIME}{what}" for what in spent), *(f"{COUNT}{what}" for what in counted)]
-    out = {name: np.zeros(len(low), np.int64) for name in names}
+    out = {f"{TIME}{what}": np.zeros(len(low), np.int64) for what in spent}
+    out |= {f"{COUNT}{what}": np.zeros(len(low), np.int64) for what in counted}
     devices = sorted({int(d) for frame in (kernels, graphs, copies) for d in pd.unique(frame["device"])})
     for device in devices:
         mine, copied, talked, waited = (frame[frame["device"] == device] for frame in (work, copies, talk, idle))
@@ -98,16 +98,14 @@ def _of_thread(trace: Trace, low: Int, high: Int) -> dict[str, Int]:
     if len(ranges):
         length = ranges["end_ns"] - ranges["start_ns"]
         ranges = ranges[ranges["thread"] == length.groupby(ranges["thread"]).sum().idxmax()]
-        step = set(steps.find(trace)["step"])
-        stepping = ranges["name"].isin(step).to_numpy()
-        outer = ranges[~stepping]
+        outer = ranges[~ranges["name"].isin(set(steps.find(trace)["step"])).to_numpy()]
         # In no range but a step.
         outer = outer[~outer["parent"].isin(outer.index).to_numpy()]
         # ``epoch 1``, ``epoch 2`` are one thing to spend time on.
         name = outer["name"].astype("str").map(lambda text: _NUMBERED.sub("#", text))
-        total = (outer["end_ns"] - outer["start_ns"]).groupby(name).sum().sort_values(ascending=False)
+        total = length[outer.index].groupby(name).sum().sort_values(ascending=False)
         for one in total.index[:_MOST_NAMES]:
             some = outer[(name == one).to_numpy()]
             out[f"{TIME}range {one}"] = Coverage(some["start_ns"], some["end_ns"]).of(low, high)
-    out[f"{TIME}in no range"] = high - low - (sum(out.values()) if out else np.zeros(len(low), np.int64))
+    out[f"{TIME}in no range"] = high - low - sum(out.values(), np.zeros(len(low), np.int64))
     return out

@@ -28,7 +28,8 @@ from nsightkit.trace import ncu as ncu_reports
 from nsightkit.workloads import planted
 
 SLOWER = 1.08
-RUNS = 200
+#: Less than 1 % of 200 is one at the most; what is caught each time shows it in fewer.
+RUNS, CAUGHT = 200, 60
 
 
 # ---------------------------------------------------------------- noise as real steps have it
@@ -42,7 +43,7 @@ def steps_of(rng: np.random.Generator, count: int, between: float, slower: float
     return 10_000_000 * slower * np.exp(logs + rng.normal(0, between))
 
 
-def trace_run(rng: np.random.Generator, count: int, between: float, slower: float = 1.0) -> Run:
+def trace_run(rng: np.random.Generator, count: int, between: float, slower: float = 1.0, *, informing: int = 0) -> Run:
     """A run with the metrics of a trace: times that gate, exact ones, and some that inform."""
     time = steps_of(rng, count, between, slower)
     busy = time * (0.8 + rng.normal(0, 0.005, count))
@@ -53,7 +54,7 @@ def trace_run(rng: np.random.Generator, count: int, between: float, slower: floa
         "step/kernel_count": Metric(np.full(count, 700.0), "count", gate=True),
         "step/copied_bytes": Metric(np.full(count, 65536.0), "bytes", gate=True),
     }
-    metrics |= {f"kernel/{i}/gpu_ns": Metric(busy * 0.1, "ns") for i in range(5)}
+    metrics |= {f"kernel/{i}/gpu_ns": Metric(busy * 0.1, "ns") for i in range(informing)}
     return Run("trace", dict.fromkeys(run_metrics.CONDITIONS) | {"gpu": "Synthetic GPU", "tool": "planted"}, metrics)
 
 
@@ -75,12 +76,20 @@ class Counted:
 
 
 def simulate(
-    seed: int, run: Callable[..., Run], slower: float, *, baseline: int, runs: int, steps: int, between: float
+    seed: int,
+    run: Callable[..., Run],
+    slower: float = 1.0,
+    *,
+    baseline: int,
+    runs: int,
+    steps: int,
+    between: float,
+    times: int = RUNS,
 ) -> Counted:
-    """Check ``RUNS`` times, each against a fresh baseline of some runs."""
+    """Check some times, each against a fresh baseline of some runs."""
     rng = np.random.default_rng(seed)
     counted = Counted()
-    for _ in range(RUNS):
+    for _ in range(times):
         held = make([run(rng, steps, between) for _ in range(baseline)])
         found = check.compare(held, [run(rng, steps, between, slower) for _ in range(runs)])
         if found["regressions"] or found["missing"]:
@@ -103,19 +112,19 @@ PROMISED = {
 
 @pytest.mark.parametrize("case", PROMISED)
 def test_noise_passes_and_eight_percent_does_not(case: str) -> None:
-    quiet = simulate(1, trace_run, 1.0, **PROMISED[case])
-    slowed = simulate(2, trace_run, SLOWER, **PROMISED[case])
-    # Less than 1 % of 200 is one at the most. Of what is quiet, "cannot tell" is a false alarm, too.
+    quiet = simulate(1, trace_run, **PROMISED[case])
+    slowed = simulate(2, trace_run, SLOWER, times=CAUGHT, **PROMISED[case])
+    # Of what is quiet, "cannot tell" is a false alarm as well.
     assert RUNS - quiet.passed <= 1, quiet
-    assert RUNS - slowed.failed <= 1, slowed
+    assert slowed.failed == CAUGHT, slowed
 
 
 def test_many_cells_give_no_more_false_alarms_than_one() -> None:
     counts = {"baseline": 5, "runs": 3, "steps": 30, "between": 0.007}
-    quiet = simulate(3, bench_run, 1.0, **counts)
-    slowed = simulate(4, bench_run, SLOWER, **counts)
+    quiet = simulate(3, bench_run, **counts)
+    slowed = simulate(4, bench_run, SLOWER, times=CAUGHT, **counts)
     assert RUNS - quiet.passed <= 1, quiet
-    assert RUNS - slowed.failed <= 1, slowed
+    assert slowed.failed == CAUGHT, slowed
 
 
 def test_only_the_slow_cell_is_named() -> None:
@@ -127,16 +136,16 @@ def test_only_the_slow_cell_is_named() -> None:
 
 def test_a_machine_that_varies_more_is_told_so_and_gives_no_false_alarms() -> None:
     """Where runs differ by 3 %, nobody can see 8 % in one of them; the gate must know that from its baseline."""
-    counted = simulate(6, trace_run, 1.0, baseline=8, runs=3, steps=30, between=0.03)
+    counted = simulate(6, trace_run, baseline=8, runs=3, steps=30, between=0.03)
     assert counted.failed <= 1, counted
     assert np.median(counted.limits) > 1.055, "what it can see is said"
-    large = simulate(7, trace_run, 1.25, baseline=8, runs=3, steps=30, between=0.03)
-    assert RUNS - large.failed <= 1, large
+    large = simulate(7, trace_run, 1.25, baseline=8, runs=3, steps=30, between=0.03, times=CAUGHT)
+    assert large.failed == CAUGHT, large
 
 
 def test_without_the_other_runs_the_same_machine_would_give_false_alarms() -> None:
     """Why the baseline should have several runs: one says nothing of the next."""
-    one = simulate(8, trace_run, 1.0, baseline=1, runs=1, steps=50, between=0.03)
+    one = simulate(8, trace_run, baseline=1, runs=1, steps=50, between=0.03)
     assert one.failed > 0.03 * RUNS, one
 
 
@@ -348,7 +357,7 @@ def test_a_gate_that_cannot_fail_is_none() -> None:
 
 def test_what_informs_does_not_fail() -> None:
     rng = np.random.default_rng(10)
-    first, second = trace_run(rng, 30, 0), trace_run(rng, 30, 0)
+    first, second = (trace_run(rng, 30, 0, informing=5) for _ in range(2))
     metrics = dict(second.metrics)
     metrics["kernel/0/gpu_ns"] = dataclasses.replace(metrics["kernel/0/gpu_ns"], samples=np.full(30, 5e6))
     del metrics["kernel/1/gpu_ns"]
@@ -923,7 +932,7 @@ def test_traces_from_end_to_end(tmp_path: Path, gate: Any) -> None:
     assert err == f"nsightkit: {tmp_path / 'baseline.json'}: written, 5 runs\n"
     valid(tmp_path / "baseline.json")
     held = (tmp_path / "baseline.json").read_bytes()
-    for i in range(4):
+    for i in range(2):
         code, document, err = gate(captured(f"again-{i}"))
         assert (code, err, document["passed"], document["baseline_runs"]) == (0, "", True, 5)
         code, document, err = gate(captured(f"slower-{i}", SLOWER))
@@ -1021,7 +1030,7 @@ def test_several_kinds_of_files_and_bad_ones(tmp_path: Path, gate: Any) -> None:
         assert says in err or says == "nothing"
     gate(bench, "--update")
     for name, data, says in (
-        ("cut.json", json.dumps(bench_document())[:300], "no JSON document"),
+        ("cut.json", json.dumps(bench_document())[:300], "not a JSON document"),
         ("none.json", '{"nsightkit": "1"}', "no rows"),
         ("empty.csv", "Kernel Name\n", "empty.csv"),
         ("baseline.json", None, "a baseline is given with --baseline"),

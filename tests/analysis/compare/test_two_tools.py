@@ -16,18 +16,26 @@ from nsightkit.trace.model import TABLES, Trace, TraceMeta
 from nsightkit.workloads import planted
 
 STEPS = 5
+Pair = tuple[dict[str, Trace], dict]
 
 
-def pair(folder: Path) -> tuple[dict[str, Trace], dict]:
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """One planted loop as Kineto's JSON and as an SQLite export, and what is true of it."""
+    folder = tmp_path_factory.mktemp("loop")
     truth = planted.training(folder / "loop.sqlite", "sync", steps=STEPS)
     by_nsys = nsightkit.load(folder / "loop.sqlite")
     chrome.write(by_nsys, folder / "loop.json.gz")
     return {"kineto": nsightkit.load(folder / "loop.json.gz"), "nsys": by_nsys}, truth
 
 
+@pytest.fixture(scope="module")
+def table(pair: Pair) -> pd.DataFrame:
+    return two_tools.compare(pair[0])
+
+
 def frames(trace: Trace) -> dict[str, pd.DataFrame]:
-    return {table: trace.table(table) for table in TABLES}
+    return {table: trace.table(table).copy() for table in TABLES}
 
 
 def figure(table: pd.DataFrame, *key: str) -> pd.Series:
@@ -35,9 +43,8 @@ def figure(table: pd.DataFrame, *key: str) -> pd.Series:
     return pd.Series(row)
 
 
-def test_one_program_in_both_forms_agrees_to_the_nanosecond(tmp_path: Path) -> None:
-    traces, truth = pair(tmp_path)
-    table = two_tools.compare(traces)
+def test_one_program_in_both_forms_agrees_to_the_nanosecond(pair: Pair, table: pd.DataFrame) -> None:
+    traces, truth = pair
     assert list(table) == ["group", "name", "figure", "clock", "kineto", "nsys", "difference"]
     assert (table["difference"] == 0).all()
     assert (table["kineto"] == table["nsys"]).all()
@@ -59,8 +66,8 @@ def test_one_program_in_both_forms_agrees_to_the_nanosecond(tmp_path: Path) -> N
     assert set(table.loc[table["clock"] == "both", "figure"]) == {"span_ns", "idle_ns"}
 
 
-def test_a_slower_cpu_shows_in_the_columns_of_the_cpu_alone(tmp_path: Path) -> None:
-    traces, _ = pair(tmp_path)
+def test_a_slower_cpu_shows_in_the_columns_of_the_cpu_alone(pair: Pair) -> None:
+    traces, _ = pair
     slowed = frames(traces["kineto"])
     for table in ("ranges", "calls"):  # everything the CPU did, twice as slowly
         slowed[table][["start_ns", "end_ns"]] *= 2
@@ -70,16 +77,16 @@ def test_a_slower_cpu_shows_in_the_columns_of_the_cpu_alone(tmp_path: Path) -> N
     assert (table.loc[~on_cpu, "difference"] == 0).all()
 
 
-def test_captures_of_different_length_compare(tmp_path: Path) -> None:
-    traces, _ = pair(tmp_path)
+def test_captures_of_different_length_compare(pair: Pair, tmp_path: Path) -> None:
+    traces, _ = pair
     planted.training(tmp_path / "longer.sqlite", "sync", steps=3 * STEPS)
     table = two_tools.compare({"five": traces["nsys"], "fifteen": nsightkit.load(tmp_path / "longer.sqlite")})
     assert figure(table, "step", "step", "kernel_count")["difference"] == 0
     assert abs(figure(table, "step", "step", "busy_ns")["difference"]) < 0.02  # the loop's jitter
 
 
-def test_what_ran_outside_of_the_steps_does_not_count(tmp_path: Path) -> None:
-    traces, _ = pair(tmp_path)
+def test_what_ran_outside_of_the_steps_does_not_count(pair: Pair) -> None:
+    traces, _ = pair
     more = frames(traces["nsys"])
     calls, kernels = more["calls"], more["kernels"]
     before = calls.iloc[[0]].assign(start_ns=-5_000, end_ns=-4_000, correlation=7)
@@ -90,8 +97,8 @@ def test_what_ran_outside_of_the_steps_does_not_count(tmp_path: Path) -> None:
     assert (table["difference"] == 0).all()
 
 
-def test_what_one_tool_did_not_record_is_no_number(tmp_path: Path) -> None:
-    traces, _ = pair(tmp_path)
+def test_what_one_tool_did_not_record_is_no_number(pair: Pair) -> None:
+    traces, _ = pair
     cpu = {table: frame for table, frame in frames(traces["nsys"]).items() if table == "ranges"}
     meta = TraceMeta(tool="planted", missing=["kernels", "memops", "graphs", "calls", "syncs"])
     ranges_only = Trace.from_frames(cpu, meta)
@@ -105,8 +112,8 @@ def test_what_one_tool_did_not_record_is_no_number(tmp_path: Path) -> None:
     assert set(both["clock"]) == {"CPU"}  # a figure that neither has is not a row
 
 
-def test_a_kind_of_kernel_that_one_lacks_took_no_time_there(tmp_path: Path) -> None:
-    traces, _ = pair(tmp_path)
+def test_a_kind_of_kernel_that_one_lacks_took_no_time_there(pair: Pair) -> None:
+    traces, _ = pair
     fewer = frames(traces["nsys"])
     fewer["kernels"] = fewer["kernels"][~fewer["kernels"]["name"].str.contains("layer_norm")]
     table = two_tools.compare({"nsys": traces["nsys"], "fewer": Trace.from_frames(fewer, TraceMeta(tool="planted"))})
@@ -118,17 +125,16 @@ def test_a_kind_of_kernel_that_one_lacks_took_no_time_there(tmp_path: Path) -> N
     assert np.isnan(figure(turned, "category", "normalization", "gpu_ns")["difference"])
 
 
-def test_the_rule_and_the_number_of_categories_can_be_chosen(tmp_path: Path) -> None:
-    traces, _ = pair(tmp_path)
-    assert figure(two_tools.compare(traces, rule="thread"), "phase", "backward", "gpu_ns")["nsys"] == 0
-    assert figure(two_tools.compare(traces), "phase", "backward", "gpu_ns")["nsys"] > 0
-    top = two_tools.compare(traces, top=2)
+def test_the_rule_and_the_number_of_categories_can_be_chosen(pair: Pair, table: pd.DataFrame) -> None:
+    top = two_tools.compare(pair[0], rule="thread", top=2)
+    assert figure(top, "phase", "backward", "gpu_ns")["nsys"] == 0
+    assert figure(table, "phase", "backward", "gpu_ns")["nsys"] > 0
     assert top.loc[top["group"] == "category", "name"].unique().tolist() == ["GEMM", "elementwise"]
-    assert len(top[top["group"] != "category"]) == len(two_tools.compare(traces).query("group != 'category'"))
+    assert len(top[top["group"] != "category"]) == len(table.query("group != 'category'"))
 
 
-def test_two_traces_with_steps_are_needed(tmp_path: Path) -> None:
-    traces, _ = pair(tmp_path)
+def test_two_traces_with_steps_are_needed(pair: Pair) -> None:
+    traces, _ = pair
     with pytest.raises(UsageError, match="two traces"):
         two_tools.compare({"one": traces["nsys"]})
     with pytest.raises(UsageError, match="empty: the trace has no steps"):

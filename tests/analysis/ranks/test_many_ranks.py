@@ -20,7 +20,7 @@ import pandas as pd
 import pytest
 
 import nsightkit
-from nsightkit import cli, show
+from nsightkit import cli
 from nsightkit.analysis.ranks import job as ranks
 from nsightkit.analysis.ranks import lateness as stragglers
 from nsightkit.analysis.ranks import time_spent
@@ -47,6 +47,12 @@ def jobs(tmp_path_factory):
     return made
 
 
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory):
+    """What is true of the same job when nobody is late."""
+    return job(tmp_path_factory.mktemp("calm"), {}, kind="kineto", **SIZES)
+
+
 def wall_ns(truth):
     """From the first arrival to the last end, on the true clock."""
     starts = [t for c in truth["collectives"] for t in c["starts"].values()]
@@ -54,7 +60,7 @@ def wall_ns(truth):
 
 
 @pytest.mark.parametrize(("kind", "cause"), [("kineto", "data"), ("nsys", "slow"), ("kineto", "work")])
-def test_a_straggler_is_named_with_its_cause_and_its_cost(jobs, tmp_path, kind, cause):
+def test_a_straggler_is_named_with_its_cause_and_its_cost(jobs, calm, kind, cause):
     _, truth, found = jobs[kind, cause]
     assert found.stragglers["rank"].tolist() == [2]
     row = found.stragglers.iloc[0]
@@ -66,7 +72,6 @@ def test_a_straggler_is_named_with_its_cause_and_its_cost(jobs, tmp_path, kind, 
     assert len(last) == (8 if cause == "data" else 16) <= row["last_count"] <= row["collectives"] == 16
     assert row["waited_for_ns"] == pytest.approx(2 * sum(last), abs=32 * CLOCK_NS)
     # What it costs is what the same job takes less when nobody is late.
-    calm = job(tmp_path, {}, kind="kineto", **SIZES)
     saved = wall_ns(truth) - wall_ns(calm)
     assert row["gain_ns"] == found.gain_ns == pytest.approx(saved, rel=0.02)
     assert row["gain_ns"] >= saved - 16 * CLOCK_NS  # a bound
@@ -194,19 +199,17 @@ def test_who_waits_in_another_group_is_late_there(tmp_path):
 
 def arrivals(rng, ranks_=8, steps=24, collectives=3, jitter=100_000, late=None, late_ns=0, often=1.0):
     """Random arrivals: every rank as likely to be late as any other, but for `late`."""
-    rows = []
-    for step in range(steps):
-        for collective in range(collectives):
-            start = rng.exponential(jitter, ranks_)
-            if late is not None and rng.random() < often:
-                start[late] += late_ns
-            at = (step * collectives + collective) * 10_000_000 + start.astype(np.int64)
-            end = int(at.max()) + 500_000
-            number = step * collectives + collective
-            rows += [(number, 0, rank, step, int(t), end, int(at.max() - t), end - int(t)) for rank, t in enumerate(at)]
-    frame = pd.DataFrame(
-        rows, columns=["collective", "group", "rank", "step", "start_ns", "end_ns", "wait_ns", "exposed_ns"]
-    )
+    count = steps * collectives
+    at = rng.exponential(jitter, (count, ranks_))
+    if late is not None:
+        at[:, late] += late_ns * (rng.random(count) < often)
+    number = np.arange(count)
+    at = number[:, None] * 10_000_000 + at.astype(np.int64)
+    last = at.max(axis=1, keepdims=True)
+    each = {"start_ns": at, "end_ns": last + 500_000, "wait_ns": last - at, "exposed_ns": last + 500_000 - at}
+    frame = pd.DataFrame({"collective": np.repeat(number, ranks_), "group": 0, "rank": np.tile(range(ranks_), count)})
+    frame = frame.assign(step=frame["collective"] // collectives)
+    frame = frame.assign(**{name: np.broadcast_to(of, at.shape).ravel() for name, of in each.items()})
     return frame.astype({"wait_ns": "Int64", "exposed_ns": "Int64"})
 
 
@@ -218,7 +221,7 @@ def named(frame):
     return found["rank"].tolist()
 
 
-@pytest.mark.parametrize("crew", [2, 3, 8, 64])
+@pytest.mark.parametrize("crew", [2, 8, 64])
 def test_chance_names_nobody(crew):
     """Jitter alone, so large that it would be worth naming: fewer than one job in a hundred may name anyone."""
     rng = np.random.default_rng(crew)
@@ -263,7 +266,7 @@ def test_what_waits_at_the_same_time_is_counted_once():
     frame = frame.astype({"wait_ns": "Int64", "exposed_ns": "Int64"})
     late = stragglers.lateness(frame)
     assert late.groupby([frame["step"], frame["rank"]]).sum().unique().tolist() == [0.0, 2_250_000.0]
-    assert ranks._waited(frame).groupby(frame["rank"]).sum().tolist() == [12 * 2_250_000, 0]
+    assert ranks.waited(frame).groupby(frame["rank"]).sum().tolist() == [12 * 2_250_000, 0]
     spent = {r: pd.DataFrame({"step": np.arange(12), f"{time_spent.TIME}rest": r * 2_250_000}) for r in range(2)}
     found, gain = stragglers.find(frame, spent, {0: 0.0, 1: 0.0}, 120e6)
     row = found.iloc[0]
@@ -278,7 +281,7 @@ def test_too_few_steps_say_nothing():
 
 
 def test_the_chance_of_places_is_that_of_dice():
-    tail = stragglers._tail
+    tail = stragglers.chance_of_places
     assert tail([6, 6], 12) == pytest.approx(1 / 36)
     assert tail([6, 6], 11) == pytest.approx(3 / 36)
     assert tail([2] * 8, 16) == pytest.approx(2**-8)
@@ -537,37 +540,42 @@ def test_two_real_ranks(shared_traces):
 # --- where it runs ---
 
 
-def without_paths(found):
-    return json.loads(json.dumps(show.ready(found.summary(each=True)), allow_nan=False))
+def assert_same(one, other):
+    for field in dataclasses.fields(one):
+        mine, others = getattr(one, field.name), getattr(other, field.name)
+        if isinstance(mine, pd.DataFrame):
+            pd.testing.assert_frame_equal(mine, others)
+        else:
+            assert mine == others
 
 
 def test_a_cluster_gives_the_same_answer(jobs):
     folder, _, here = jobs["kineto", "data"]
     told = []
-    there = ranks.survey(folder, workers=2, progress=lambda done, total: told.append((done, total)))
-    assert without_paths(there) == without_paths(here)
+    there = ranks.survey(folder, workers=1, progress=lambda done, total: told.append((done, total)))
+    assert_same(there, here)
     assert told == [(1, 3), (2, 3), (3, 3)]
 
 
 def test_a_scheduler_that_is_there_already(jobs):
     distributed = pytest.importorskip("distributed")
     folder, _, here = jobs["kineto", "data"]
-    with distributed.LocalCluster(n_workers=1, processes=False, dashboard_address="127.0.0.1:0") as cluster:
+    with distributed.LocalCluster(n_workers=2, processes=False, dashboard_address="127.0.0.1:0") as cluster:
         there = ranks.survey(folder, cluster.scheduler_address)
-    assert without_paths(there) == without_paths(here)
+    assert_same(there, here)
 
 
 def test_a_trace_that_kills_its_worker_is_lost_alone(jobs, monkeypatch):
     cloudpickle = pytest.importorskip("cloudpickle")
     folder, _, _ = jobs["kineto", "data"]
-    look = ranks._attempt
+    look = ranks.attempt
 
     def deadly(path, cache):
         if path.endswith("rank1.json"):
             os._exit(1)
         return look(path, cache)
 
-    monkeypatch.setattr(ranks, "_attempt", deadly)
+    monkeypatch.setattr(ranks, "attempt", deadly)
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     try:
         found = ranks.survey(folder, workers=1)
@@ -580,7 +588,7 @@ def test_a_trace_that_kills_its_worker_is_lost_alone(jobs, monkeypatch):
 
 
 def test_a_scheduler_that_does_not_answer(jobs, monkeypatch):
-    monkeypatch.setattr(ranks, "_ANSWER_S", 1)
+    monkeypatch.setattr(ranks, "ANSWER_S", 1)
     folder, _, _ = jobs["kineto", "data"]
     with pytest.raises(UsageError, match=r"no Dask scheduler answers at 'tcp://127\.0\.0\.1:9'"):
         ranks.survey(folder, "tcp://127.0.0.1:9")
