@@ -55,6 +55,8 @@ MOVED = {
     "analysis.stepwise": "analysis.compare.per_step",
     "analysis.stragglers": "analysis.ranks.lateness",
     "analysis.sweep": "investigations.pages.sweep",
+    "analysis.timeline.gaps.ends": "analysis.timeline.gaps",
+    "analysis.timeline.gaps.words": "analysis.timeline.gaps",
     "analysis.whatif": "analysis.replay.whatif",
     "capture.child": "investigations.child",
     "capture.investigation": "investigations.measurement",
