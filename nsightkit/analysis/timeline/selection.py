@@ -24,6 +24,9 @@ _DEVICE_TABLES = tuple(t for t, columns in TABLES.items() if "device" in columns
 _CPU_TABLES = tuple(t for t in TABLES if t not in _DEVICE_TABLES)
 
 
+_TIMES = np.iinfo(np.int64)
+
+
 def select(
     trace: T,
     device: int | None = None,
@@ -75,9 +78,8 @@ def select(
 
 
 def _and(trace: T, masks: dict[str, _Mask]) -> T:
-    old = {t: trace.mask(t) for t in TABLES}
-    both = {t: m if (o := old[t]) is None else m & o for t, m in masks.items()}
-    return trace.masked({t: m for t, m in (old | both).items() if m is not None})
+    old = {t: m for t in TABLES if (m := trace.mask(t)) is not None}
+    return trace.masked(old | {t: m & old.get(t, True) for t, m in masks.items()})
 
 
 def _on_device(trace: Trace, device: int) -> dict[str, _Mask]:
@@ -93,14 +95,10 @@ def _on_device(trace: Trace, device: int) -> dict[str, _Mask]:
 def _in_window(trace: Trace, begin: int | None, end: int | None) -> dict[str, _Mask]:
     if begin is not None and end is not None and end <= begin:
         raise UsageError(f"--time: the window ends at {end} ns, which is not after its start at {begin} ns")
-    masks = {}
-    for table in TABLES:
-        if trace.whole.size(table):
-            start = trace.whole.table(table, ["start_ns"])["start_ns"].to_numpy()
-            masks[table] = np.full(len(start), True) if begin is None else start >= begin
-            if end is not None:
-                masks[table] &= start < end
-    return masks
+    low, high = _TIMES.min if begin is None else begin, _TIMES.max if end is None else end
+    whole = trace.whole
+    starts = {t: whole.table(t, ["start_ns"])["start_ns"].to_numpy() for t in TABLES if whole.size(t)}
+    return {table: (start >= low) & (start < high) for table, start in starts.items()}
 
 
 def _matching_ranges(trace: Trace, within: str) -> pd.DataFrame:
