@@ -106,8 +106,8 @@ def summary(trace: Trace, match: str | None = None, rule: Rule = "window") -> pd
     if match is not None:
         out = out[matching(out["name"], compiled(match, "match"))]
     if not known:
-        out = out.astype(dict.fromkeys(("gpu_ns", "gpu_span_ns", "kernel_count"), "Int64"))
-        out[["gpu_ns", "gpu_span_ns", "kernel_count"]] = pd.NA
+        unknown = pd.array([pd.NA] * len(out), dtype="Int64")
+        out = out.assign(gpu_ns=unknown, gpu_span_ns=unknown, kernel_count=unknown)
     out = out.assign(name=out["name"].astype("str"), domain=out["domain"].astype("str"), rule=rule)
     return out.sort_values(["total_ns", "name"], ascending=[False, True], ignore_index=True)[COLUMNS]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +37,13 @@ _VLLM = re.compile(r"^execute_(?:\d+_)?context_(\d+)\((?:sq)?(\d+)[^()]*\)_gener
 #: What SGLang calls a forward pass: its mode, sequences, and in a prefill its tokens.
 _SGLANG = re.compile(r"^step\[([A-Z_]+) bs=(\d+)(?: toks=(\d+))?(?: [^]]*)?\]$")
 _MODES = {"EXTEND": "prefill", "DECODE": "decode", "TARGET_VERIFY": "decode", "MIXED": "mixed"}
+
+#: What gives the kind of step that a range's name says, None for no step: the first that finds any.
+_KINDS: tuple[Callable[[str], str | None], ...] = (
+    lambda name: "ProfilerStep" if _PROFILER_STEP.match(name) else None,
+    lambda name: _numberless(name) if _STEP.search(name) and not _PART.search(name) else None,
+    lambda name: "vLLM" if _VLLM.match(name) else None,
+)
 
 #: What launches nothing is a stub that the profiler left, not a step, below this share of the median of those that do.
 _STUB = 0.1
@@ -81,16 +89,13 @@ def find(trace: Trace, match: str | None = None) -> pd.DataFrame:
         `match` is not a regular expression.
     """
     ranges = trace.table("ranges", ["name", "start_ns", "end_ns", "process", "thread"])
-    names = ranges["name"].cat.categories
+    names = [str(name) for name in ranges["name"].cat.categories]
     if match is not None:
         pattern = compiled(match, "--match")
-        kinds = ["" if pattern.search(str(n)) else None for n in names]
+        kinds = ["" if pattern.search(name) else None for name in names]
     else:
-        kinds = ["ProfilerStep" if _PROFILER_STEP.match(str(n)) else None for n in names]
-        if not any(kinds):
-            kinds = [_kind(str(n)) if _STEP.search(str(n)) and not _PART.search(str(n)) else None for n in names]
-        if not any(kinds):
-            kinds = ["vLLM" if _VLLM.match(str(n)) else None for n in names]
+        tried = ([kind(name) for name in names] for kind in _KINDS)
+        kinds = next((kinds for kinds in tried if any(kinds)), [None] * len(names))
     kind_of_name, _ = pd.factorize(np.array([*kinds, None], dtype=object))
     kind = kind_of_name[ranges["name"].cat.codes.to_numpy()]
     steps = ranges[kind >= 0].assign(kind=kind[kind >= 0]).sort_values("start_ns", kind="stable")
@@ -109,7 +114,7 @@ def find(trace: Trace, match: str | None = None) -> pd.DataFrame:
     return steps.assign(end_ns=np.append(steps["start_ns"].to_numpy()[1:], steps["end_ns"].iloc[-1]))
 
 
-def _kind(name: str) -> str:
+def _numberless(name: str) -> str:
     return "SGLang" if _SGLANG.match(name) else re.sub(r"\d+", "#", name)
 
 
