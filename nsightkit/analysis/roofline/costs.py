@@ -41,7 +41,6 @@ _PRECISIONS = {
 #: Bytes of other types, which say nothing of the precision: masks, indices.
 _OTHER_BYTES = {"bool": 1, "unsigned char": 1, "int": 4, "long int": 8, "long": 8}
 _LIST = "TensorList"
-_Dims = Sequence[Any]
 
 
 def _is_shape(dims: object) -> bool:
@@ -52,18 +51,17 @@ class _Inputs:
     """The inputs of one operator."""
 
     def __init__(self, text: str, precision: str | None) -> None:
-        dims, types, values = json.loads(text)
-        self.dims: _Dims = dims
-        self.types: Sequence[str] = types
-        self.values: Sequence[Any] = values
+        self.dims: Sequence[Any]
+        self.types: Sequence[str]
+        self.values: Sequence[Any]
+        self.dims, self.types, self.values = json.loads(text)
         self._given = precision
 
     def shape(self, i: int) -> list[int]:
         """Shape of an input, which must be a tensor."""
-        dims: list[int] = self.dims[i]
-        if not _is_shape(dims):
+        if not _is_shape(self.dims[i]):
             raise ValueError("not a tensor")
-        return dims
+        return list(self.dims[i])
 
     def lists(self) -> list[list[int]]:
         """Elements of each tensor, of each input that is a list of tensors."""
@@ -267,8 +265,6 @@ _COSTS: dict[str, Callable[[_Inputs], Operation]] = {
 }
 #: Their inputs are of several types by nature: a precision for all of them says too little.
 _MIXED = ("copy_", "masked_fill", "where")
-#: Products that exist in 8 bits only.
-_EIGHT = ("_scaled_mm",)
 #: FLOPs or bytes of one operator, beyond which a file is not to be believed.
 _MOST = 1 << 52
 _IN_PLACE = re.compile(r"(?<!^copy)_$")
@@ -284,7 +280,7 @@ def _reckoned(name: str, inputs: str, precision: str | None) -> tuple[Operation,
     if reckon is None or not inputs:
         return None
     try:
-        given = _Inputs(inputs, "fp8" if plain in _EIGHT else precision)
+        given = _Inputs(inputs, "fp8" if plain == "_scaled_mm" else precision)  # this product exists in 8 bits only
         found = reckon(given)
         if not 0 < max(found.flops, found.bytes) <= _MOST:
             raise ValueError("sizes that were not recorded, or that no card holds")

@@ -261,15 +261,12 @@ def launched_in(trace: Trace, table: str, windows: pd.DataFrame) -> npt.NDArray[
     ndarray of intp
         Row of `windows`; -1 for what was launched in none, or by another process.
     """
-    if "cpu_end_ns" in windows:
-        windows = windows.assign(end_ns=windows["cpu_end_ns"])
-    step = number(windows, intervals.launched(trace, table))
+    end = windows["cpu_end_ns" if "cpu_end_ns" in windows else "end_ns"]
+    step = number(windows.assign(end_ns=end), intervals.launched(trace, table))
     process = trace.table(table, ["process"])["process"].to_numpy()
-    if len(windows):
-        ours = process == windows["process"].iloc[0]
-        # No process at all: nothing says whose it was.
-        step = np.where(ours | ~ours.any(), step, -1)
-    return step
+    ours = np.isin(process, windows["process"].to_numpy()[:1])
+    # No process at all: nothing says whose it was.
+    return np.where(ours | ~ours.any(), step, -1)
 
 
 def divided(trace: Trace, windows: pd.DataFrame, process: int) -> pd.DataFrame:

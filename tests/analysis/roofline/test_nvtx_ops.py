@@ -335,7 +335,7 @@ def test_kernels_names_agree_with_recorded_types(shared_traces: Path) -> None:
     types = {"float": "fp32", "c10::Half": "fp16", "c10::BFloat16": "bf16"}
     has_cost = functools.cache(lambda name, given: op_costs.cost(name, given) is not None)
     for path in sorted([*shared_traces.glob("*/*.json.gz")]):
-        trace = nsightkit.load(path, cache=False)
+        trace = nsightkit.load(path)
         if not (trace.size("ops") and trace.size("kernels")):
             continue
         ops = trace.table("ops", ["start_ns", "end_ns", "thread", "name", "inputs"])
