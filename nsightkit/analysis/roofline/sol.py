@@ -11,7 +11,7 @@ mixed: a GEMM that fills the card reaches about 80 % of the datasheet under the 
 nothing about a share of the other.
 
 A tensor that fits the level-2 cache may be there still when it is read, so an operation on it can be quicker than its
-bound from the memory's bandwidth. That is no fault of the measurement, and is marked apart from what no card can do.
+bound from the memory's bandwidth. The measurement is not wrong then: it is marked apart from what no card can do.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ def read_ceilings(path: str | os.PathLike[str]) -> Rates:
     Raises
     ------
     TraceError
-        The file is no such list.
+        The file is not such a list.
     """
     try:
         rows = json.loads(Path(path).read_text(encoding="utf-8"))

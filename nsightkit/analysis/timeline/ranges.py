@@ -198,8 +198,8 @@ def _of_all(whole: Trace, rule: Rule) -> pd.DataFrame:
 def threads_with_ranges(trace: Trace) -> frozenset[int]:
     """Find the threads on which the program opened ranges of its own, whatever was selected from the trace.
 
-    The work of any other thread belongs to ranges of these, by the rule ``window``. A thread is none of them if all its
-    outermost ranges are those of operators and libraries (data-parallel training annotates its collectives on
+    The work of any other thread belongs to ranges of these, by the rule ``window``. A thread is not one of them if all
+    its outermost ranges are those of operators and libraries (data-parallel training annotates its collectives on
     autograd's thread) or lie in an operator of autograd's engine (whatever the backward of a function annotates).
 
     Parameters
@@ -343,15 +343,7 @@ def _add_up(figures: dict[str, Int], blocks: Int, members: Int, ops: dict[str, n
     first, last = start[heads], np.maximum.reduceat(end, heads)
     covered = np.add.reduceat(end - start, heads)
     if (same & (start[1:] < end[:-1])).any():
-        # Overlapping intervals: what none before covers, by the running maximum of the ends within each range. Ranks
-        # of the ends keep the key small.
-        ranked = np.argsort(end, kind="stable")
-        key = np.repeat(np.arange(len(heads)), np.diff(heads, append=len(end))) * len(end)
-        key[ranked] += np.arange(len(end))
-        reach = end[ranked[np.maximum.accumulate(key) % len(end)]]
-        fresh = end - start
-        fresh[1:] = np.where(same, np.maximum(end[1:] - np.maximum(start[1:], reach[:-1]), 0), fresh[1:])
-        covered = np.add.reduceat(fresh, heads)
+        covered = np.add.reduceat(intervals.uncovered(start, end, owner), heads)
     found = (covered, last - first, first, last, np.add.reduceat(kernel.astype(np.int64), heads))
     for values, figure in zip((*found, np.diff(heads, append=len(end))), figures.values(), strict=True):
         figure[owner[heads]] = values

@@ -62,10 +62,10 @@ _MAD_TO_SIGMA = 1.4826
 def find(trace: Trace, match: str | None = None) -> pd.DataFrame:
     """Find the step ranges of a run.
 
-    A step is an outermost range named ``ProfilerStep#N`` or, where there is none, one with the word *step* in
-    its name (``train_step``, ``step 3``, SGLang's ``step[DECODE bs=32]``; not an optimizer's or a scheduler's) or,
-    where there is none either, an iteration as vLLM annotates it (``execute_context_…_generation_…``); or one that
-    `match` finds. Without `match`, names that differ only in their numbers count as one kind of step, and the
+    A step is an outermost range named ``ProfilerStep#N``. Where a trace has no such range, it is one with the word
+    *step* in its name (``train_step``, ``step 3``, SGLang's ``step[DECODE bs=32]``; not an optimizer's or a
+    scheduler's), and without those an iteration as vLLM annotates it (``execute_context_…_generation_…``). With `match`
+    it is a range that the expression finds. Without `match`, names that differ only in their numbers count as one kind of step, and the
     kind with the largest total time is meant. All steps are taken from one thread, the one with the
     largest total. A step's window lasts until the next one starts, so that steps add up to the whole;
     that of the last one ends with its range. A range in which nothing was launched, and that is shorter than a tenth
@@ -320,8 +320,8 @@ def summary(trace: Trace, match: str | None = None) -> pd.DataFrame:
         where no GPU table was recorded.
 
         ``outlier``: the wall time is more than 3.5 robust standard deviations (of the median absolute deviation) and
-        more than 5 % off the median of all steps; the first step is judged like any other, and with fewer than four
-        steps there is none.
+        more than 5 % off the median of all steps. The first step is judged like any other. Fewer than four steps have
+        no outliers.
 
         ``phase`` is "prefill", "decode" or "mixed", ``tokens`` and ``sequences`` say how many, as vLLM and SGLang
         annotate their iterations; None and NA where nothing says. Of a step that holds several iterations, the
