@@ -65,10 +65,10 @@ def find(trace: Trace, match: str | None = None) -> pd.DataFrame:
     A step is an outermost range named ``ProfilerStep#N``. Where a trace has no such range, it is one with the word
     *step* in its name (``train_step``, ``step 3``, SGLang's ``step[DECODE bs=32]``; not an optimizer's or a
     scheduler's), and without those an iteration as vLLM annotates it (``execute_context_…_generation_…``). With `match`
-    it is a range that the expression finds. Without `match`, names that differ only in their numbers count as one kind of step, and the
-    kind with the largest total time is meant. All steps are taken from one thread, the one with the
-    largest total. A step's window lasts until the next one starts, so that steps add up to the whole;
-    that of the last one ends with its range. A range in which nothing was launched, and that is shorter than a tenth
+    it is a range that the expression finds. Without `match`, names that differ only in their numbers count as one
+    kind of step, and the kind with the largest total time is meant. All steps are taken from one thread, the one with
+    the largest total. A step's window lasts until the next one starts, so that steps add up to the whole; that of the
+    last one ends with its range. A range in which nothing was launched, and that is shorter than a tenth
     of the median of those that launched something, is a stub that the profiler left at the edge of the capture.
 
     Parameters

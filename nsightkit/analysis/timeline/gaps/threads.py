@@ -219,11 +219,9 @@ class Threads:
 
     def _rows(self, table: str, rows: Int) -> Track:
         frame = self.trace.table(table, ["start_ns", "end_ns"])
-        start = frame["start_ns"].to_numpy()[rows]
-        if (start[1:] < start[:-1]).any():
-            rows = rows[np.argsort(start, kind="stable")]
-            start = frame["start_ns"].to_numpy()[rows]
-        return Track(start, frame["end_ns"].to_numpy()[rows], rows)
+        start, end = (frame[column].to_numpy() for column in frame)
+        rows = rows[np.argsort(start[rows], kind="stable")]
+        return Track(start[rows], end[rows], rows)
 
     @_kept
     def _table(self, table: str, thread: int) -> Track:
