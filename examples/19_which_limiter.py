@@ -46,8 +46,7 @@ def operations(sizes):
         "add": sol.Operation("", numbers, 8 * numbers, "fp32"),
         "strided": sol.Operation("", numbers, 8 * numbers, "fp32"),
         "softmax": sol.elementwise_cost(
-            "softmax",
-            sizes["rows"], numbers // sizes["rows"], "fp32"
+            "softmax", sizes["rows"], numbers // sizes["rows"], "fp32"
         ),
         "chase": sol.Operation("", 2 * walks * held, walked, "fp32"),
     }
