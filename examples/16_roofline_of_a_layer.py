@@ -33,7 +33,7 @@ SHAPE = ("batch", "context", "hidden", "heads", "d_ff")
 
 def operations(sizes):
     """What one layer of these sizes must do, and nothing more."""
-    return sol.layer(*(sizes[name] for name in SHAPE), "bf16")
+    return sol.layer_costs(*(sizes[name] for name in SHAPE), "bf16")
 
 
 h200 = sol.datasheet(hardware.find("H200"))
@@ -64,7 +64,7 @@ print(f"only what is bound by arithmetic: {gemms / 1e3:,.1f} µs")
 
 rows, heads = sizes["context"], sizes["heads"]
 for precision in ("bf16", "fp32"):
-    once = sol.softmax(heads * rows, rows, precision)
+    once = sol.elementwise_cost("softmax", heads * rows, rows, precision)
     trip = h200.memory_ns(once) / 1e3
     print(f"reading and writing the scores in {precision}: {trip:,.0f} µs")
 

@@ -39,7 +39,7 @@ RUNGS = rungs.RUNGS["prefill"]
 
 def operations(sizes, precision="bf16"):
     """What one layer of these sizes must do, unfused."""
-    return sol.layer(*(sizes[name] for name in SHAPE), precision)
+    return sol.layer_costs(*(sizes[name] for name in SHAPE), precision)
 
 
 sizes = investigations.find("ladder", "naive").gpu
@@ -239,7 +239,7 @@ def most(name, runs):
     def joined(gemm, alone, together):
         if not filled:
             return 0.0
-        whole = sol.gemm(sizes["context"], *gemm)
+        whole = sol.gemm_cost(sizes["context"], *gemm)
         lost = 1 / filled[alone] - 1 / filled[together]
         pace = max(by_kind["GEMM"] / of_unit("GEMM"), 1)
         return rates.bound_ns(whole) * lost * pace

@@ -38,7 +38,9 @@ RUNGS = rungs.RUNGS["decode"]
 def operations(sizes):
     """What one layer must do for one token, unfused."""
     wide = (sizes["hidden"], sizes["heads"], sizes["d_ff"])
-    return sol.layer(sizes["batch"], 1, *wide, "bf16", keys=sizes["context"])
+    return sol.layer_costs(
+        sizes["batch"], 1, *wide, "bf16", keys=sizes["context"]
+    )
 
 
 sizes = investigations.find("decode", "eager").gpu

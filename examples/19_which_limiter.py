@@ -41,12 +41,12 @@ def operations(sizes):
     held = 128 * HELD  # numbers that each walk keeps in its registers
     walked = 4 * walks * (sizes["hops"] + held)
     return {
-        "product": sol.gemm(*[sizes["side"]] * 3, "bf16"),
-        "product_fp32": sol.gemm(*[sizes["side_fp32"]] * 3, "fp32"),
+        "product": sol.gemm_cost(*[sizes["side"]] * 3, "bf16"),
+        "product_fp32": sol.gemm_cost(*[sizes["side_fp32"]] * 3, "fp32"),
         "add": sol.Operation("", numbers, 8 * numbers, "fp32"),
         "strided": sol.Operation("", numbers, 8 * numbers, "fp32"),
-        "softmax": sol.softmax(
-            sizes["rows"], numbers // sizes["rows"], "fp32"
+        "softmax": sol.elementwise_cost(
+            "softmax", sizes["rows"], numbers // sizes["rows"], "fp32"
         ),
         "chase": sol.Operation("", 2 * walks * held, walked, "fp32"),
     }

@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-__all__ = ["MOVED", "install", "moved_names", "moved_to"]
+__all__ = ["MOVED", "install", "moved_names", "moved_to", "renamed"]
 
 #: Old module to new one, both within nsightkit.
 MOVED = {
@@ -55,6 +55,8 @@ MOVED = {
     "analysis.stepwise": "analysis.compare.per_step",
     "analysis.stragglers": "analysis.ranks.lateness",
     "analysis.sweep": "investigations.pages.sweep",
+    "analysis.timeline.gaps.ends": "analysis.timeline.gaps",
+    "analysis.timeline.gaps.words": "analysis.timeline.gaps",
     "analysis.whatif": "analysis.replay.whatif",
     "capture.child": "investigations.child",
     "capture.investigation": "investigations.measurement",
@@ -146,5 +148,25 @@ def moved_to(package: str, module: str) -> Callable[[str], Any]:
             _warn(f"{package}.{name}", f"{module}.{name}")
             return getattr(found, name)
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return attribute
+
+
+def renamed(module: str, names: Mapping[str, tuple[str, Any]]) -> Callable[[str], Any]:
+    """Give a module a ``__getattr__`` for functions that have another name now.
+
+    Parameters
+    ----------
+    module : str
+    names : mapping of str to tuple
+        By old name: what to write now, and what it gives.
+    """
+
+    def attribute(name: str) -> Any:
+        if name not in names:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        new, found = names[name]
+        _warn(f"{module}.{name}", f"{module}.{new}")
+        return found
 
     return attribute

@@ -86,7 +86,7 @@ class Section:
 
 
 def _longest_gaps(trace: Trace) -> pd.DataFrame:
-    lengths = intervals.idle_gaps(trace)
+    lengths = intervals.idle_intervals(trace)
     lasting = (lengths["end_ns"] - lengths["start_ns"]).nlargest(_LONGEST_GAPS)
     found = gaps.find(trace, min_ns=int(lasting.min()) if len(lasting) else 0).nlargest(_LONGEST_GAPS, "duration_ns")
     return found[["start_ns", "duration_ns", "device", "cause", "evidence"]]

@@ -165,11 +165,11 @@ def test_flops_are_those_that_pytorch_counts(mode, rung):
     counted = counter.get_flop_counts()["Global"]
     products = sum(n for op, n in counted.items() if str(op) in ("aten.mm", "aten.addmm"))
     tokens, keys = (1, sizes["context"]) if mode == "decode" else (sizes["context"], None)
-    listed = sol.layer(1, tokens, sizes["hidden"], sizes["heads"], sizes["d_ff"], keys=keys)
+    listed = sol.layer_costs(1, tokens, sizes["hidden"], sizes["heads"], sizes["d_ff"], keys=keys)
     assert products == sum(o.flops for o in listed if o.unit == "bf16" and o.name != "attention")
     # PyTorch counts attention as the full square, whatever is masked.
     scores = sum(n for op, n in counted.items() if str(op) not in ("aten.mm", "aten.addmm"))
-    full = sol.attention(1, sizes["heads"], tokens, sizes["hidden"] // sizes["heads"], causal=False, keys=keys)
+    full = sol.attention_cost(1, sizes["heads"], tokens, sizes["hidden"] // sizes["heads"], causal=False, keys=keys)
     if layer.RUNGS[mode][rung].attention == "written" or scores:
         assert scores == full.flops
 
@@ -183,7 +183,7 @@ def test_what_is_written_is_what_runs(mode, rung):
     assert layer.written(mode=mode, rung=rung, **sizes) == real
     rows = layer.written(mode=mode, rung=rung, **FULL)
     tokens, keys = (1, FULL["context"]) if mode == "decode" else (FULL["context"], None)
-    listed = sol.layer(1, tokens, FULL["hidden"], FULL["heads"], FULL["d_ff"], keys=keys)
+    listed = sol.layer_costs(1, tokens, FULL["hidden"], FULL["heads"], FULL["d_ff"], keys=keys)
     flops = sum(row["flops"] for row in rows if row["unit"] == "bf16")
     half = next(o for o in listed if o.name == "attention").flops if rung == "naive" else 0
     assert flops == sum(o.flops for o in listed if o.unit == "bf16") + half
@@ -197,7 +197,7 @@ def test_written_norm_moves_nine_times_what_it_must():
     elements = FULL["context"] * FULL["hidden"]
     moved = sum(row["bytes"] for row in rows[:first])
     assert moved == pytest.approx((6 + 8 + 4 + 8 + 6 + 4) * elements, rel=1e-3)
-    assert 8 < moved / sol.rms_norm(FULL["context"], FULL["hidden"]).bytes < 10
+    assert 8 < moved / sol.elementwise_cost("rms_norm", FULL["context"], FULL["hidden"]).bytes < 10
 
 
 def test_what_a_compiler_makes_cannot_be_counted_as_written():
@@ -352,7 +352,7 @@ def test_rungs_on_a_gpu(mode, rung, monkeypatch):
 
 H200 = sol.datasheet(hardware.find("H200"))
 CEILINGS = sol.Rates("measured", {"bf16": 788.0, "fp32": 60.0}, 4300.0)
-LISTED = sol.layer(1, 2048, 4096, 32, 11_008)
+LISTED = sol.layer_costs(1, 2048, 4096, 32, 11_008)
 
 
 def test_floors_are_those_worked_out_by_hand():

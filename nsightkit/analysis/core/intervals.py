@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from nsightkit._moved import renamed
 from nsightkit.trace.model import GPU_TABLES, Trace
 from nsightkit.trace.nesting import nesting
 
@@ -23,7 +24,7 @@ __all__ = [
     "common",
     "enclosing",
     "gpu_intervals",
-    "idle_gaps",
+    "idle_intervals",
     "launch_of",
     "launched",
     "launches_of",
@@ -290,7 +291,7 @@ def busy(trace: Trace) -> pd.DataFrame:
     )
 
 
-def idle_gaps(trace: Trace, intervals: pd.DataFrame | None = None) -> pd.DataFrame:
+def idle_intervals(trace: Trace, intervals: pd.DataFrame | None = None) -> pd.DataFrame:
     """The idle intervals of each device between its first and last operation.
 
     Parameters
@@ -456,3 +457,6 @@ class _Launches:
         place = asked - self._low
         known &= (place >= 0) & (place < self._width)
         return np.where(known, self._row[np.where(known, at * self._width + place, 0)], -1)
+
+
+__getattr__ = renamed(__name__, {"idle_gaps": ("idle_intervals", idle_intervals)})

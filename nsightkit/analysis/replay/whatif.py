@@ -20,7 +20,7 @@ from nsightkit.analysis.core import intervals
 from nsightkit.analysis.core.names import compiled, matching
 from nsightkit.analysis.replay import Change, Played, Schedule
 from nsightkit.analysis.timeline import gaps
-from nsightkit.analysis.timeline.gaps.ends import in_window
+from nsightkit.analysis.timeline.gaps import in_window
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import GPU_TABLES, Trace
 

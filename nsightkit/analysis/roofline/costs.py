@@ -19,8 +19,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from nsightkit.analysis.roofline import operations
-from nsightkit.analysis.roofline.operations import BYTES_OF, Operation
+from nsightkit.analysis.roofline.operations import (
+    BYTES_OF,
+    Operation,
+    adamw_cost,
+    attention_cost,
+    elementwise_cost,
+    gemm_cost,
+)
 
 __all__ = ["caveat", "cost", "untyped"]
 
@@ -35,7 +41,6 @@ _PRECISIONS = {
 #: Bytes of other types, which say nothing of the precision: masks, indices.
 _OTHER_BYTES = {"bool": 1, "unsigned char": 1, "int": 4, "long int": 8, "long": 8}
 _LIST = "TensorList"
-_Dims = Sequence[Any]
 
 
 def _is_shape(dims: object) -> bool:
@@ -46,18 +51,17 @@ class _Inputs:
     """The inputs of one operator."""
 
     def __init__(self, text: str, precision: str | None) -> None:
-        dims, types, values = json.loads(text)
-        self.dims: _Dims = dims
-        self.types: Sequence[str] = types
-        self.values: Sequence[Any] = values
+        self.dims: Sequence[Any]
+        self.types: Sequence[str]
+        self.values: Sequence[Any]
+        self.dims, self.types, self.values = json.loads(text)
         self._given = precision
 
     def shape(self, i: int) -> list[int]:
         """Shape of an input, which must be a tensor."""
-        dims: list[int] = self.dims[i]
-        if not _is_shape(dims):
+        if not _is_shape(self.dims[i]):
             raise ValueError("not a tensor")
-        return dims
+        return list(self.dims[i])
 
     def lists(self) -> list[list[int]]:
         """Elements of each tensor, of each input that is a list of tensors."""
@@ -85,6 +89,10 @@ class _Inputs:
         kinds = (*_PRECISIONS, *_OTHER_BYTES)
         return [i for i in first if self.dims[i] and (not self.types or self.types[i] in kinds)]
 
+    def strung(self) -> list[int]:
+        """Elements of each tensor, where lists of them are strung together."""
+        return [math.prod(self.shape(i)) for i in self.tensors(len(self.dims))]
+
     def label(self) -> str:
         """Shapes of the first tensors, and their precision."""
         shapes = [dims for dims in self.dims if dims and _is_shape(dims)]
@@ -107,9 +115,9 @@ def _matrices(given: _Inputs, left: int = 0, right: int = 1) -> Operation:
     *same, inner, n = given.shape(right)
     if k != inner or batch != same:
         raise ValueError("shapes do not match")
-    one = operations.gemm(m, n, k, given.precision(left))
+    one = gemm_cost(m, n, k, given.precision(left))
     times = math.prod(batch)
-    return Operation("GEMM", one.flops * times, one.bytes * times, one.unit)
+    return Operation("", one.flops * times, one.bytes * times, one.unit)
 
 
 def _attention(given: _Inputs, q: int, causal: int, *, backward: bool = False) -> Operation:
@@ -117,7 +125,7 @@ def _attention(given: _Inputs, q: int, causal: int, *, backward: bool = False) -
     batch, heads, context, width = given.shape(q)
     _, kv_heads, keys, _ = given.shape(q + 1)
     masked = given.says(causal) is not False and keys >= context
-    forward = operations.attention(
+    forward = attention_cost(
         batch, heads, context, width, given.precision(q), causal=masked, keys=keys, kv_heads=kv_heads
     )
     if not backward:
@@ -126,52 +134,41 @@ def _attention(given: _Inputs, q: int, causal: int, *, backward: bool = False) -
     # Reads queries, keys, values, the result and its gradient; writes three gradients.
     size = BYTES_OF[given.precision(q)]
     moved = size * batch * width * (4 * heads * context + 4 * kv_heads * keys)
-    return Operation("attention backward", forward.flops * 5 // 2, moved, forward.unit)
+    return Operation("", forward.flops * 5 // 2, moved, forward.unit)
 
 
-def _elementwise(given: _Inputs, inputs: int, flops: int) -> Operation:
-    """One result of the largest shape, every tensor read once; a scalar costs nothing."""
+def _elementwise(given: _Inputs, inputs: int, flops: int, widens: int | None = None) -> Operation:
+    """One result of the largest shape, every tensor read once; a scalar costs nothing.
+
+    The input `widens`, where there is one, says whether tensors of 16 bits give a result in fp32.
+    """
     tensors = given.tensors(inputs)
     sizes = [math.prod(given.shape(i)) for i in tensors]
     result = max(BYTES_OF[given.precision(i)] for i in tensors if not given.types or given.types[i] in _PRECISIONS)
+    if widens is not None and given.says(widens):
+        result = BYTES_OF["fp32"]
     moved = sum(n * given.size(i) for n, i in zip(sizes, tensors, strict=True))
-    return Operation("elementwise", flops * max(sizes), moved + result * max(sizes), "fp32")
+    return Operation("", flops * max(sizes), moved + result * max(sizes), "fp32")
 
 
 def _reduction(given: _Inputs) -> Operation:
     """Read all; what is left of it depends on values that may not be recorded, and is left out."""
     elements = math.prod(given.shape(0))
-    return Operation("reduction", elements, elements * BYTES_OF[given.precision()], "fp32")
+    return Operation("", elements, elements * BYTES_OF[given.precision()], "fp32")
 
 
-def _rows(given: _Inputs, make: Callable[[int, int, str], Operation]) -> Operation:
-    shape = given.shape(0)
-    return make(math.prod(shape[:-1]), shape[-1], given.precision())
-
-
-def _softmax(given: _Inputs) -> Operation:
-    """Softmax; its third input says whether 16-bit scores give weights in fp32."""
-    found = _rows(given, operations.softmax)
-    wider = BYTES_OF["fp32"] - BYTES_OF[given.precision()] if given.says(2) else 0
-    return Operation(found.name, found.flops, found.bytes + wider * math.prod(given.shape(0)), found.unit)
-
-
-def _copy(given: _Inputs) -> Operation:
-    moved = sum(math.prod(given.shape(i)) * given.size(i) for i in (0, 1))
-    return Operation("copy", 0, moved, "fp32")
-
-
-def _fill(given: _Inputs) -> Operation:
-    return Operation("fill", 0, math.prod(given.shape(0)) * given.size(0), "fp32")
+def _moves(given: _Inputs, *, inputs: Sequence[int]) -> Operation:
+    """Read or write some inputs, and compute nothing."""
+    return Operation("", 0, sum(math.prod(given.shape(i)) * given.size(i) for i in inputs), "fp32")
 
 
 def _cat(given: _Inputs) -> Operation:
-    flat = given.lists() if given.types else [[math.prod(given.shape(i)) for i in given.tensors(len(given.dims))]]
-    return Operation("cat", 0, 2 * sum(map(sum, flat)) * BYTES_OF[given.precision()], "fp32")
+    flat = given.lists() if given.types else [given.strung()]
+    return Operation("", 0, 2 * sum(map(sum, flat)) * BYTES_OF[given.precision()], "fp32")
 
 
 def _embedding(given: _Inputs) -> Operation:
-    return operations.embedding(math.prod(given.shape(1)), given.shape(0)[-1], given.precision())
+    return elementwise_cost("embedding", math.prod(given.shape(1)), given.shape(0)[-1], given.precision())
 
 
 def _embedding_backward(given: _Inputs) -> Operation:
@@ -179,23 +176,20 @@ def _embedding_backward(given: _Inputs) -> Operation:
     *_, width = given.shape(0)
     elements = math.prod(given.shape(0))
     table = int(given.values[2]) * width
-    return Operation("embedding", elements, (elements + table) * BYTES_OF[given.precision()], "fp32")
+    return Operation("", elements, (elements + table) * BYTES_OF[given.precision()], "fp32")
 
 
 def _adamw(given: _Inputs) -> Operation:
     """One kernel for lists of weights, gradients and two moments, which emitted ranges string together."""
     if given.types:
-        weights, gradients, *moments = given.lists()[:4]
-        same = [gradients, *moments]
+        lists = given.lists()[:4]
     else:
-        flat = [math.prod(given.shape(i)) for i in given.tensors(len(given.dims))]
+        flat = given.strung()
         quarter = len(flat) // 4
-        weights, *same = (flat[i * quarter : (i + 1) * quarter] for i in range(4))
-        if len(flat) % 4:
-            raise ValueError("not four lists")
-    if not weights or same != [weights] * 3:
+        lists = [flat[i : i + quarter] for i in range(0, len(flat), quarter)]
+    if lists != lists[:1] * 4:
         raise ValueError("not four lists of the same tensors")
-    return operations.adamw(sum(weights), given.precision())
+    return adamw_cost(sum(lists[0]), given.precision())
 
 
 def _foreach(given: _Inputs, flops: int) -> Operation:
@@ -203,7 +197,7 @@ def _foreach(given: _Inputs, flops: int) -> Operation:
     lists = given.lists()
     elements = sum(lists[0])
     moved = sum(map(sum, lists)) + elements
-    return Operation("elementwise", flops * elements, moved * BYTES_OF[given.precision()], "fp32")
+    return Operation("", flops * elements, moved * BYTES_OF[given.precision()], "fp32")
 
 
 # Which input is which: the schemas in PyTorch's native_functions.yaml, 2.4 to 2.13. FLOPs of norms' gradients are
@@ -228,19 +222,19 @@ _COSTS: dict[str, Callable[[_Inputs], Operation]] = {
         name: partial(_attention, q=int(name.endswith("backward")), causal=mask, backward=name.endswith("backward"))
         for name, mask in _MASK_AT.items()
     },
-    "_softmax": _softmax,
-    "_log_softmax": _softmax,
+    "_softmax": partial(_elementwise, inputs=1, flops=5, widens=2),
+    "_log_softmax": partial(_elementwise, inputs=1, flops=5, widens=2),
     "_softmax_backward_data": partial(_elementwise, inputs=2, flops=4),
     "_log_softmax_backward_data": partial(_elementwise, inputs=2, flops=4),
-    "native_layer_norm": partial(_rows, make=operations.layer_norm),
+    "native_layer_norm": partial(_elementwise, inputs=1, flops=8),
     "native_layer_norm_backward": partial(_elementwise, inputs=2, flops=16),
-    "_fused_rms_norm": partial(_rows, make=operations.rms_norm),
+    "_fused_rms_norm": partial(_elementwise, inputs=1, flops=4),
     "_fused_rms_norm_backward": partial(_elementwise, inputs=2, flops=8),
     "embedding": _embedding,
     "embedding_dense_backward": _embedding_backward,
-    "copy_": _copy,
+    "copy_": partial(_moves, inputs=(0, 1)),
     "cat": _cat,
-    "fill": _fill,
+    "fill": partial(_moves, inputs=(0,)),
     "sum": _reduction,
     "mean": _reduction,
     "masked_fill": partial(_elementwise, inputs=2, flops=0),
@@ -271,8 +265,6 @@ _COSTS: dict[str, Callable[[_Inputs], Operation]] = {
 }
 #: Their inputs are of several types by nature: a precision for all of them says too little.
 _MIXED = ("copy_", "masked_fill", "where")
-#: Products that exist in 8 bits only.
-_EIGHT = ("_scaled_mm",)
 #: FLOPs or bytes of one operator, beyond which a file is not to be believed.
 _MOST = 1 << 52
 _IN_PLACE = re.compile(r"(?<!^copy)_$")
@@ -288,7 +280,7 @@ def _reckoned(name: str, inputs: str, precision: str | None) -> tuple[Operation,
     if reckon is None or not inputs:
         return None
     try:
-        given = _Inputs(inputs, "fp8" if plain in _EIGHT else precision)
+        given = _Inputs(inputs, "fp8" if plain == "_scaled_mm" else precision)  # this product exists in 8 bits only
         found = reckon(given)
         if not 0 < max(found.flops, found.bytes) <= _MOST:
             raise ValueError("sizes that were not recorded, or that no card holds")

@@ -176,24 +176,17 @@ def summary(configurations: Iterable[Configuration] = MATRIX) -> pd.DataFrame:
         aligned, notes``. Activations and peak are those of flash attention; where a configuration cannot have
         it, its notes (a list) give the peak with the scores. The peak holds autocast's cast cache too.
     """
-    rows = [_row(c) for c in configurations]
+    rows = [
+        {
+            **{name: getattr(found, name, None) for name in _COLUMNS},
+            "config": found.configuration.name,
+            "peak_bytes": found.peak_bytes(),
+            "aligned": all(alignment(found.configuration).values()),
+            "notes": _notes(found),
+        }
+        for found in map(envelope, configurations)
+    ]
     return pd.DataFrame(rows, columns=pd.Index(_COLUMNS))
-
-
-def _row(configuration: Configuration) -> dict[str, object]:
-    found = envelope(configuration)
-    return {
-        "config": configuration.name,
-        "params": found.params,
-        "state_bytes": found.state_bytes,
-        "activation_bytes": found.activation_bytes,
-        "logits_bytes": found.logits_bytes,
-        "peak_bytes": found.peak_bytes(),
-        "fwd_flops": found.fwd_flops,
-        "train_flops": found.train_flops,
-        "aligned": all(alignment(configuration).values()),
-        "notes": _notes(found),
-    }
 
 
 def _notes(found: Envelope) -> list[str]:
@@ -201,21 +194,18 @@ def _notes(found: Envelope) -> list[str]:
     notes = [c.intent]
     off = [f"{name} {getattr(c, name)}" for name, fits in alignment(c).items() if not fits]
     if off:
-        notes.append(f"no multiple of {ALIGNMENT}: {', '.join(off)}")
-    if c.d_head > _FLASH_HEADS[-1]:
+        notes.append(f"not a multiple of {ALIGNMENT}: {', '.join(off)}")
+    kernel = next((width for width in _FLASH_HEADS if width >= c.d_head), None)
+    if kernel is None:
         notes.append(
             f"head size {c.d_head} is above {_FLASH_HEADS[-1]}: no flash attention, so scores are written out and the "
             f"peak is {found.peak_bytes(scores=True) / 1e9:.2f} GB"
         )
-    else:
-        kernel = next(width for width in _FLASH_HEADS if width >= c.d_head)
-        if kernel != c.d_head:
-            waste = 1 - c.d_head / kernel
-            share = found.attention_flops / found.fwd_flops
-            notes.append(
-                f"head size {c.d_head} runs flash attention's kernel for {kernel}: {waste:.1%} of attention's work is "
-                f"padding, and attention is {share:.1%} of the FLOPs"
-            )
+    elif kernel != c.d_head:
+        notes.append(
+            f"head size {c.d_head} runs flash attention's kernel for {kernel}: {1 - c.d_head / kernel:.1%} of "
+            f"attention's work is padding, and attention is {found.attention_flops / found.fwd_flops:.1%} of the FLOPs"
+        )
     if c.rotated != c.d_head:
         notes.append(f"odd head size: {c.rotated} of its {c.d_head} channels are rotated")
     head = found.head_flops / found.fwd_flops

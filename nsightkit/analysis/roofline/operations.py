@@ -28,26 +28,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
 
+from nsightkit._moved import renamed
 from nsightkit.errors import UsageError
 
 __all__ = [
     "BYTES_OF",
     "Operation",
-    "adamw",
-    "attention",
-    "cross_entropy",
+    "adamw_cost",
+    "attention_cost",
     "element_bytes",
-    "embedding",
-    "gelu",
-    "gemm",
-    "layer",
-    "layer_norm",
-    "residual",
-    "rms_norm",
-    "rotary",
-    "softmax",
-    "swiglu",
+    "elementwise_cost",
+    "gemm_cost",
+    "layer_costs",
 ]
 
 #: Bytes of an element by precision; ``tf32`` is a mode of the arithmetic and lies in memory as fp32.
@@ -100,8 +94,8 @@ def element_bytes(precision: str) -> int:
         raise UsageError(f"no precision is called {precision!r}; there are {', '.join(BYTES_OF)}") from None
 
 
-def gemm(m: int, n: int, k: int, precision: str = "bf16", name: str = "GEMM") -> Operation:
-    """Product of an m x k and a k x n matrix.
+def gemm_cost(m: int, n: int, k: int, precision: str = "bf16", name: str = "GEMM") -> Operation:
+    """Cost of the product of an m x k and a k x n matrix.
 
     Parameters
     ----------
@@ -116,7 +110,7 @@ def gemm(m: int, n: int, k: int, precision: str = "bf16", name: str = "GEMM") ->
     return Operation(name, 2 * m * n * k, element_bytes(precision) * (m * k + k * n + m * n), precision)
 
 
-def attention(
+def attention_cost(
     batch: int,
     heads: int,
     context: int,
@@ -128,7 +122,7 @@ def attention(
     kv_heads: int | None = None,
     name: str = "attention",
 ) -> Operation:
-    """Scaled dot-product attention that never writes its scores.
+    """Cost of scaled dot-product attention that never writes its scores.
 
     Parameters
     ----------
@@ -163,58 +157,48 @@ def attention(
     return Operation(name, 4 * batch * heads * d_head * scores, moved, precision)
 
 
-def _elementwise(name: str, precision: str, elements: int, *, flops: int, tensors: int) -> Operation:
+#: Operations that go through whole tensors: name, FLOPs an element, tensors read or written, usual precision.
+_ELEMENTWISE = {
+    "rms_norm": ("RMSNorm", 4, 2, "bf16"),  # square, sum, and two products
+    "layer_norm": ("layer norm", 8, 2, "bf16"),  # mean, variance, scale and shift
+    "rotary": ("rotary", 3, 2, "bf16"),  # two products and a sum; the width is that of queries and keys together
+    "softmax": ("softmax", 5, 2, "bf16"),  # maximum, difference, exponential, sum, quotient
+    "swiglu": ("SwiGLU", 5, 3, "bf16"),  # ``silu(gate) * up``: two tensors are read, one is written
+    "gelu": ("GELU", 8, 2, "bf16"),  # bias and GELU in its tanh form
+    "residual": ("residual", 1, 3, "bf16"),  # sum of two tensors
+    "embedding": ("embedding", 0, 2, "bf16"),  # a row of the table for each token
+    "cross_entropy": ("cross-entropy", 5, 1, "fp32"),  # the logits are read once and never written again
+}
+
+
+def elementwise_cost(
+    kind: str, rows: int, width: int, precision: str | None = None, name: str | None = None
+) -> Operation:
+    """Cost of an operation that goes through whole tensors, each element once.
+
+    Parameters
+    ----------
+    kind : str
+        ``rms_norm``, ``layer_norm``, ``rotary`` (its width is that of queries and keys together), ``softmax`` (over
+        rows), ``swiglu``, ``gelu`` (with its bias), ``residual``, ``embedding`` (a row of the table for each token) or
+        ``cross_entropy`` (its width is the size of the vocabulary).
+    rows, width : int
+    precision : str, optional
+        ``bf16`` when omitted, ``fp32`` for ``cross_entropy``.
+    name : str, optional
+
+    Returns
+    -------
+    Operation
+    """
+    called, flops, tensors, usual = _ELEMENTWISE[kind]
+    moved = tensors * element_bytes(precision or usual) * rows * width
     # Such kernels compute in fp32 on the ordinary cores, whatever their tensors hold.
-    return Operation(name, flops * elements, tensors * element_bytes(precision) * elements, "fp32")
+    return Operation(name or called, flops * rows * width, moved, "fp32")
 
 
-def rms_norm(rows: int, width: int, precision: str = "bf16", name: str = "RMSNorm") -> Operation:
-    """RMSNorm: square, sum, and two products an element."""
-    return _elementwise(name, precision, rows * width, flops=4, tensors=2)
-
-
-def layer_norm(rows: int, width: int, precision: str = "bf16", name: str = "layer norm") -> Operation:
-    """Layer norm: mean, variance, scale and shift."""
-    return _elementwise(name, precision, rows * width, flops=8, tensors=2)
-
-
-def rotary(rows: int, width: int, precision: str = "bf16", name: str = "rotary") -> Operation:
-    """Rotary embedding: two products and a sum an element; `width` is that of queries and keys together."""
-    return _elementwise(name, precision, rows * width, flops=3, tensors=2)
-
-
-def softmax(rows: int, width: int, precision: str = "bf16", name: str = "softmax") -> Operation:
-    """Softmax over rows: maximum, difference, exponential, sum, quotient."""
-    return _elementwise(name, precision, rows * width, flops=5, tensors=2)
-
-
-def swiglu(rows: int, width: int, precision: str = "bf16", name: str = "SwiGLU") -> Operation:
-    """``silu(gate) * up``: two tensors are read, one is written."""
-    return _elementwise(name, precision, rows * width, flops=5, tensors=3)
-
-
-def gelu(rows: int, width: int, precision: str = "bf16", name: str = "GELU") -> Operation:
-    """Bias and GELU in its tanh form."""
-    return _elementwise(name, precision, rows * width, flops=8, tensors=2)
-
-
-def residual(rows: int, width: int, precision: str = "bf16", name: str = "residual") -> Operation:
-    """Sum of two tensors."""
-    return _elementwise(name, precision, rows * width, flops=1, tensors=3)
-
-
-def embedding(rows: int, width: int, precision: str = "bf16", name: str = "embedding") -> Operation:
-    """Look up a row of the table for each token: no FLOPs."""
-    return _elementwise(name, precision, rows * width, flops=0, tensors=2)
-
-
-def cross_entropy(rows: int, width: int, precision: str = "fp32", name: str = "cross-entropy") -> Operation:
-    """Loss of logits that are read once and never written again; `width` is the size of the vocabulary."""
-    return _elementwise(name, precision, rows * width, flops=5, tensors=1)
-
-
-def adamw(parameters: int, precision: str = "fp32", name: str = "AdamW") -> Operation:
-    """AdamW: reads weight, gradient and both moments, writes all but the gradient, 7 numbers a parameter.
+def adamw_cost(parameters: int, precision: str = "fp32", name: str = "AdamW") -> Operation:
+    """Cost of AdamW: it reads weight, gradient and both moments, writes all but the gradient, 7 numbers a parameter.
 
     Parameters
     ----------
@@ -230,7 +214,7 @@ def adamw(parameters: int, precision: str = "fp32", name: str = "AdamW") -> Oper
     return Operation(name, 12 * parameters, 7 * element_bytes(precision) * parameters, "fp32")
 
 
-def layer(
+def layer_costs(
     batch: int,
     context: int,
     hidden: int,
@@ -242,7 +226,7 @@ def layer(
     keys: int | None = None,
     kv_heads: int | None = None,
 ) -> list[Operation]:
-    """List the operations of a transformer layer's forward pass, unfused but for QKV and gate and up.
+    """List what the operations of a transformer layer's forward pass cost, unfused but for QKV and gate and up.
 
     Parameters
     ----------
@@ -263,15 +247,25 @@ def layer(
     rows, d_head = batch * context, hidden // heads
     kv_width = d_head * (heads if kv_heads is None else kv_heads)
     return [
-        rms_norm(rows, hidden, precision, "RMSNorm 1"),
-        gemm(rows, hidden + 2 * kv_width, hidden, precision, "QKV"),
-        rotary(rows, hidden + kv_width, precision, "rotary q, k"),
-        attention(batch, heads, context, d_head, precision, causal=causal, keys=keys, kv_heads=kv_heads),
-        gemm(rows, hidden, hidden, precision, "output projection"),
-        residual(rows, hidden, precision, "residual 1"),
-        rms_norm(rows, hidden, precision, "RMSNorm 2"),
-        gemm(rows, 2 * d_ff, hidden, precision, "gate and up"),
-        swiglu(rows, d_ff, precision),
-        gemm(rows, hidden, d_ff, precision, "down"),
-        residual(rows, hidden, precision, "residual 2"),
+        elementwise_cost("rms_norm", rows, hidden, precision, "RMSNorm 1"),
+        gemm_cost(rows, hidden + 2 * kv_width, hidden, precision, "QKV"),
+        elementwise_cost("rotary", rows, hidden + kv_width, precision, "rotary q, k"),
+        attention_cost(batch, heads, context, d_head, precision, causal=causal, keys=keys, kv_heads=kv_heads),
+        gemm_cost(rows, hidden, hidden, precision, "output projection"),
+        elementwise_cost("residual", rows, hidden, precision, "residual 1"),
+        elementwise_cost("rms_norm", rows, hidden, precision, "RMSNorm 2"),
+        gemm_cost(rows, 2 * d_ff, hidden, precision, "gate and up"),
+        elementwise_cost("swiglu", rows, d_ff, precision),
+        gemm_cost(rows, hidden, d_ff, precision, "down"),
+        elementwise_cost("residual", rows, hidden, precision, "residual 2"),
     ]
+
+
+__getattr__ = renamed(
+    __name__,
+    {
+        **{kind: (f'elementwise_cost("{kind}", ...)', partial(elementwise_cost, kind)) for kind in _ELEMENTWISE},
+        **{old.__name__.rpartition("_")[0]: (old.__name__, old) for old in (gemm_cost, attention_cost, adamw_cost)},
+        "layer": ("layer_costs", layer_costs),
+    },
+)

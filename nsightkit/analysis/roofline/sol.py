@@ -11,7 +11,7 @@ mixed: a GEMM that fills the card reaches about 80 % of the datasheet under the 
 nothing about a share of the other.
 
 A tensor that fits the level-2 cache may be there still when it is read, so an operation on it can be quicker than its
-bound from the memory's bandwidth. That is no fault of the measurement, and is marked apart from what no card can do.
+bound from the memory's bandwidth. The measurement is not wrong then: it is marked apart from what no card can do.
 """
 
 from __future__ import annotations
@@ -30,25 +30,17 @@ import pandas as pd
 from nsightkit import hardware
 from nsightkit.analysis.core.intervals import enclosing, launch_of
 from nsightkit.analysis.core.names import matching
-from nsightkit.analysis.roofline import nvtx_ops
+from nsightkit.analysis.roofline import nvtx_ops, operations
 from nsightkit.analysis.roofline.costs import caveat, cost, untyped
 from nsightkit.analysis.roofline.operations import (
     BYTES_OF,
     Operation,
-    adamw,
-    attention,
-    cross_entropy,
+    adamw_cost,
+    attention_cost,
     element_bytes,
-    embedding,
-    gelu,
-    gemm,
-    layer,
-    layer_norm,
-    residual,
-    rms_norm,
-    rotary,
-    softmax,
-    swiglu,
+    elementwise_cost,
+    gemm_cost,
+    layer_costs,
 )
 from nsightkit.analysis.timeline import operators
 from nsightkit.errors import TraceError, UsageError
@@ -59,31 +51,26 @@ __all__ = [
     "BYTES_OF",
     "Operation",
     "Rates",
-    "adamw",
-    "attention",
+    "adamw_cost",
+    "attention_cost",
     "bounds",
     "ceiling",
     "ceilings",
     "coverage",
-    "cross_entropy",
     "datasheet",
-    "embedding",
-    "gelu",
-    "gemm",
+    "elementwise_cost",
+    "gemm_cost",
     "hfu",
     "judge",
     "kernel_bounds",
-    "layer",
-    "layer_norm",
+    "layer_costs",
     "mfu",
     "read_ceilings",
-    "residual",
-    "rms_norm",
-    "rotary",
-    "softmax",
     "summary",
-    "swiglu",
 ]
+
+#: The names that operations had.
+__getattr__ = operations.__getattr__
 
 # cuBLAS and CUTLASS: tf32 in the name, its instruction shape, or Hopper's code for single precision in and out.
 _TF32 = re.compile(r"tf32|s1688|tensorop_s\d|nvjet_s", re.IGNORECASE)
@@ -256,7 +243,7 @@ def read_ceilings(path: str | os.PathLike[str]) -> Rates:
     Raises
     ------
     TraceError
-        The file is no such list.
+        The file is not such a list.
     """
     try:
         rows = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -339,9 +326,9 @@ def judge(
         raise UsageError(f"{len(table)} operations and {len(times)} times do not belong together")
     if (times <= 0).any():
         raise UsageError("a measured time must be positive")
-    too_quick = np.array([sheet.compute_ns(operation) for operation in operations]) > times
-    too_quick_for_memory = np.array([sheet.memory_ns(operation) for operation in operations]) > times
+    compute = np.array([sheet.compute_ns(operation) for operation in operations])
     moved = table["bytes"].to_numpy()
+    too_quick, too_quick_for_memory = compute > times, moved / sheet.gb_per_s > times
     cached = moved <= sheet.l2_bytes
     uncached = np.maximum(moved - 2 * sheet.l2_bytes, 0) / sheet.gb_per_s > times
     limits = zip(operations, table["bound"], strict=True)
@@ -434,54 +421,45 @@ def summary(
     if precision is not None:
         element_bytes(precision)
     on_cpu = machine is not None and not trace.recorded("kernels")
-    known = _Known(trace.whole) if trace.size("ops" if on_cpu else "kernels") else None
-    if known is None or not len(known.ops):
+    ops = _operators(trace, "ops" if on_cpu else "kernels")
+    if not len(ops):
         # Times on a CPU say nothing of a GPU's speed of light.
         return _listed([], Rates("datasheet", {}, 1.0), None)
     sheet = machine or datasheet(hardware.find(gpu or _gpu_of(trace)), clock_mhz)
-    work = _own_times(trace, known) if on_cpu else _kernel_times(trace, known)
-    rows = []
-    for group in known.groups(work, precision):
-        time = int(work.lasting[group.members].sum())
-        if time > 0:
-            rows.append((group, known.cost(group, sheet), len(np.unique(work.operator[group.members])), time))
-    return _listed(rows, sheet, measured)
+    return _listed([group for group in _groups(trace, ops, on_cpu, precision) if group.time_ns > 0], sheet, measured)
 
 
-def _listed(rows: list[tuple[_Group, Operation, int, int]], sheet: Rates, measured: Rates | None) -> pd.DataFrame:
+def _listed(groups: list[_Group], sheet: Rates, measured: Rates | None) -> pd.DataFrame:
     """Judge groups of calls, each by the sum of its calls; what has no precision is listed without a judgement."""
-    known = [row for row in rows if row[0].precision_from != "unknown"]
-    unknown = [row for row in rows if row[0].precision_from == "unknown"]
-    sums = [dataclasses.replace(one, flops=one.flops * n, bytes=one.bytes * n) for _, one, n, _ in known]
-    table = judge(sums, [time for *_, time in known], sheet, measured)
+    groups = sorted(groups, key=lambda group: group.precision_from == "unknown")
+    each = [_on(sheet, group.operation) for group in groups]
+    times, calls = (np.array([getattr(group, of) for group in groups], np.int64) for of in ("time_ns", "calls"))
+    sums = [
+        dataclasses.replace(one, flops=one.flops * n, bytes=one.bytes * n)
+        for one, n in zip(each, calls.tolist(), strict=True)
+    ]
+    table = judge(sums, times.tolist(), sheet, measured).drop(columns="note")
     # What fits the cache is a matter of one call.
-    alone = judge([one for _, one, *_ in known], [time / n for *_, n, time in known], sheet, measured)
-    table[["impossible", "note"]] = alone[["impossible", "note"]]
-    table = table.astype({"bytes": "Int64"})
-    if unknown:
-        missing = pd.DataFrame(
-            {
-                "name": [one.name for _, one, *_ in unknown],
-                "flops": [one.flops * n for _, one, n, _ in unknown],
-                "bytes": pd.array([pd.NA] * len(unknown), "Int64"),
-                "intensity": np.nan,
-                "bound": None,
-                "time_ns": [float(time) for *_, time in unknown],
-                "sol_datasheet": np.nan,
-                "sol_measured": np.nan,
-                "impossible": False,
-                "unit": None,
-                "source": sheet.source,
-                "note": _UNKNOWN,
-            }
-        )
-        table = pd.concat([table, missing], ignore_index=True) if len(table) else missing
-    every = [*known, *unknown]
-    remarks = zip(table.pop("note"), [group.caveat for group, *_ in every], strict=True)
-    table["count"] = np.array([n for _, _, n, _ in every], np.int64)
-    table["precision_from"] = np.array([group.precision_from for group, *_ in every], dtype=object)
-    table["note"] = np.array(["; ".join(filter(None, texts)) for texts in remarks], dtype=object)
-    return table.sort_values("time_ns", ascending=False, kind="stable", ignore_index=True).astype({"time_ns": np.int64})
+    alone = judge(each, (times / calls).tolist(), sheet, measured)
+    unknown = np.array([group.precision_from == "unknown" for group in groups], bool)
+    remarks = zip(alone["note"].mask(unknown, _UNKNOWN), [group.caveat for group in groups], strict=True)
+    table = table.assign(
+        time_ns=times,
+        impossible=alone["impossible"] & ~unknown,
+        count=calls,
+        precision_from=np.array([group.precision_from for group in groups], dtype=object),
+        note=np.array(["; ".join(filter(None, texts)) for texts in remarks], dtype=object),
+    )
+    table = table.astype({"bytes": "Int64", "bound": object, "unit": object})
+    table.loc[unknown, ["intensity", "sol_datasheet", "sol_measured"]] = np.nan
+    table.loc[unknown, "bytes"] = pd.NA
+    table.loc[unknown, ["bound", "unit"]] = None
+    return table.sort_values("time_ns", ascending=False, kind="stable", ignore_index=True)
+
+
+def _on(sheet: Rates, operation: Operation) -> Operation:
+    """An operation on the unit of a card that does it: without such tensor cores, on its ordinary ones."""
+    return operation if operation.unit in sheet.tflops else dataclasses.replace(operation, unit="fp32")
 
 
 _UNKNOWN = "what its tensors hold was not recorded, and no kernel's name says it"
@@ -577,19 +555,17 @@ def kernel_bounds(trace: Trace, gpu: str | None = None) -> pd.Categorical[str]:
         No card of the name in `gpu` is listed.
     """
     code = np.zeros(trace.size("kernels"), np.int8)
-    known = _Known(trace.whole) if len(code) else None
-    if known is not None and len(known.ops):
+    ops = _operators(trace, "kernels")
+    if len(ops):
         try:
             sheets = [datasheet(hardware.find(gpu or _gpu_of(trace)))]
         except UsageError:
             if gpu is not None:
                 raise
             sheets = [datasheet(each) for each in hardware.GPUS]
-        for group in known.groups(_kernel_times(trace, known), None):
-            if group.precision_from == "unknown":
-                continue
-            found = {str(bounds([known.cost(group, sheet)], sheet)["bound"].iloc[0]) for sheet in sheets}
-            if len(found) == 1:
+        for group in _groups(trace, ops):
+            found = {str(bounds([_on(sheet, group.operation)], sheet)["bound"].iloc[0]) for sheet in sheets}
+            if len(found) == 1 and group.precision_from != "unknown":
                 code[group.members] = _BOUNDS.index(found.pop())
     return pd.Categorical.from_codes(code, pd.Index(_BOUNDS))
 
@@ -598,117 +574,104 @@ _BOUNDS = ("", "compute", "memory")
 
 
 @dataclasses.dataclass(frozen=True)
-class _Work:
-    """What ran, kernels or operators on a CPU: whose operator's it is, how long, and what its name says."""
-
-    operator: np.ndarray  # row in the table of operators, -1 for none
-    lasting: np.ndarray  # nanoseconds
-    tf32: np.ndarray  # whether it multiplies fp32 on tensor cores
-    said: np.ndarray  # index into _SAID of what its tensors hold, -1 where its name does not say
-
-
-@dataclasses.dataclass(frozen=True)
 class _Group:
-    """What ran for operators of one name, one set of shapes and one precision."""
+    """What ran for operators of one name, one set of shapes and one precision: kernels, or operators on a CPU."""
 
-    kind: int
-    members: np.ndarray  # rows of _Work
-    precision: str | None
+    operation: Operation  # what one call must do; of no unit where the precision is unknown
     precision_from: str
-    tf32: bool
     caveat: str
+    members: np.ndarray  # rows of the kernels or operators
+    calls: int
+    time_ns: int
 
 
-class _Known:
-    """The operators of a trace whose shapes tell their costs, alone or once the types of their tensors are known."""
+def _operators(trace: Trace, ran: str) -> pd.DataFrame:
+    """The operators of a trace, with their inputs; an empty table where nothing `ran`, of kernels or of operators."""
+    whole, columns = trace.whole, ["start_ns", "end_ns", "thread", "name", "inputs"]
+    ops = whole.table("ops", columns) if whole.size("ops") else nvtx_ops.operators(whole)
+    return ops if trace.size(ran) else ops.head(0)
 
-    def __init__(self, whole: Trace) -> None:
-        columns = ["start_ns", "end_ns", "thread", "name", "inputs"]
-        self.ops = whole.table("ops", columns) if whole.size("ops") else nvtx_ops.operators(whole)
-        names, inputs = self.ops["name"].cat, self.ops["inputs"].cat
-        # One number for both: unique pairs take ten times as long.
-        pairs = names.codes.to_numpy(np.int64) * len(inputs.categories) + inputs.codes.to_numpy(np.int64)
-        #: of each operator; operators of one name and shape are one kind
-        kinds, self.kind = np.unique(pairs, return_inverse=True)
-        both = zip(*np.divmod(kinds, len(inputs.categories)), strict=True)
-        self._texts = [(str(names.categories[name]), str(inputs.categories[given])) for name, given in both]
-        self._costs = [cost(*text) for text in self._texts]
-        settled = np.array([found is not None for found in self._costs], bool)
-        self._untyped = [None if done else untyped(*text) for text, done in zip(self._texts, settled, strict=True)]
-        self._open = np.array([found is not None for found in self._untyped], bool)
-        #: of each operator: whether it has a cost
-        self.mask = (settled | self._open)[self.kind]
 
-    def groups(self, work: _Work, precision: str | None) -> Iterator[_Group]:
-        """Go over what ran, by operator, shapes and precision."""
-        mine = np.flatnonzero(work.operator >= 0)
-        # Of all that an operator launched, the longest says what it works on: later ones overwrite.
-        speaks = mine[work.said[mine] >= 0]
-        speaks = speaks[np.argsort(work.lasting[speaks], kind="stable")]
-        of_operator = np.full(len(self.ops), -1, np.int64)
-        of_operator[work.operator[speaks]] = work.said[speaks]
-        kind = self.kind[work.operator[mine]]
-        said = np.where(self._open[kind], of_operator[work.operator[mine]], -1)
-        key = kind * (len(_SAID) + 1) + said + 1
-        order = np.argsort(key, kind="stable")
-        for part in np.split(order, np.flatnonzero(np.diff(key[order])) + 1):
-            if not len(part):
-                continue
-            number, code, members = int(kind[part[0]]), int(said[part[0]]), mine[part]
-            found, source = (_SAID[code], "kernel") if code >= 0 else (precision, "given" if precision else "unknown")
-            if not self._open[number]:
-                found, source = None, "recorded"
-            elif found == nvtx_ops.OTHER:
-                continue
-            elif found is not None and self._cost(number, found) is None:  # of several types by nature
-                found, source = None, "unknown"
-            remark = caveat(*self._texts[number])
-            yield _Group(number, members, found, source, bool(work.tf32[members].any()), remark)
-
-    def _cost(self, number: int, precision: str | None) -> Operation | None:
-        return self._costs[number] or cost(*self._texts[number], precision)
-
-    def cost(self, group: _Group, sheet: Rates) -> Operation:
-        """What one call of a group must do, on the unit of that card which does it; of no unit where it is unknown."""
-        untyped = self._untyped[group.kind]
-        if group.precision_from == "unknown" and untyped is not None:
-            return untyped
-        found = self._cost(group.kind, group.precision)
+def _groups(trace: Trace, ops: pd.DataFrame, on_cpu: bool = False, precision: str | None = None) -> Iterator[_Group]:
+    """What ran for the operators whose shapes tell their costs, alone or once the types of their tensors are known."""
+    names, inputs = ops["name"].cat, ops["inputs"].cat
+    # One number for both: unique pairs take ten times as long.
+    pairs = names.codes.to_numpy(np.int64) * len(inputs.categories) + inputs.codes.to_numpy(np.int64)
+    # Operators of one name and shape are one kind.
+    kinds, kind_of = np.unique(pairs, return_inverse=True)
+    both = zip(*np.divmod(kinds, len(inputs.categories)), strict=True)
+    texts = [(str(names.categories[name]), str(inputs.categories[given])) for name, given in both]
+    costs = [cost(*text) for text in texts]
+    bare = [None if typed else untyped(*text) for text, typed in zip(texts, costs, strict=True)]
+    without_types = np.array([found is not None for found in bare], bool)
+    known = (without_types | [found is not None for found in costs])[kind_of]
+    ran = _own_times(trace, known) if on_cpu else _kernel_times(trace, ops, known)
+    operator, lasting, tf32, said = (ran[column].to_numpy() for column in ("operator", "lasting", "tf32", "said"))
+    mine = np.flatnonzero(operator >= 0)
+    # Of all that an operator launched, the longest says what it works on: later ones overwrite.
+    speaks = mine[said[mine] >= 0]
+    speaks = speaks[np.argsort(lasting[speaks], kind="stable")]
+    of_operator = np.full(len(ops), -1, np.int64)
+    of_operator[operator[speaks]] = said[speaks]
+    kind = kind_of[operator[mine]]
+    said = np.where(without_types[kind], of_operator[operator[mine]], -1)
+    by = pd.DataFrame({"kind": kind, "said": said}).groupby(["kind", "said"])
+    for at in map(np.asarray, by.indices.values()):
+        number, code, members = int(kind[at[0]]), int(said[at[0]]), mine[at]
+        found, source = costs[number], "recorded"
+        holds = _SAID[code] if code >= 0 else precision
+        if found is None and holds == nvtx_ops.OTHER:
+            continue
+        if found is None:
+            found = cost(*texts[number], holds)
+            source = "kernel" if code >= 0 else "given"
+        if found is None:  # nothing says the precision, or the tensors are of several types by nature
+            found, source = bare[number], "unknown"
         assert found is not None
-        if found.unit == "fp32" and found.name.startswith(_GEMMS) and group.tf32:
+        if found.unit == "fp32" and found.name.startswith(_GEMMS) and tf32[members].any():
             found = dataclasses.replace(found, unit="tf32")
-        if found.unit not in sheet.tflops:  # a card without such tensor cores computes on its ordinary ones
-            found = dataclasses.replace(found, unit="fp32")
-        return found
+        calls, time = len(np.unique(operator[members])), int(lasting[members].sum())
+        yield _Group(found, source, caveat(*texts[number]), members, calls, time)
 
 
-def _own_times(trace: Trace, known: _Known) -> _Work:
-    """Take each known operator by its own time on the CPU."""
-    lasting, count = operators.own(trace.whole)["duration_ns"].to_numpy(), len(known.ops)
-    chosen = trace.mask("ops")
-    mine = known.mask if chosen is None else known.mask & chosen
-    return _Work(np.where(mine, np.arange(count), -1), lasting, np.zeros(count, bool), np.full(count, -1))
+def _own_times(trace: Trace, known: np.ndarray) -> pd.DataFrame:
+    """Each known operator by its own time on the CPU, in the form of :func:`_kernel_times`."""
+    mask = trace.mask("ops")
+    mine = known if mask is None else known & mask
+    lasting = operators.own(trace.whole)["duration_ns"]
+    return pd.DataFrame(
+        {"operator": np.where(mine, np.arange(len(mine)), -1), "lasting": lasting, "tf32": False, "said": -1}
+    )
 
 
-def _kernel_times(trace: Trace, known: _Known) -> _Work:
-    """Take the kernels, each for the innermost known operator around its launch."""
+def _kernel_times(trace: Trace, ops: pd.DataFrame, known: np.ndarray) -> pd.DataFrame:
+    """The kernels, each with the innermost known operator around its launch, and what its name says.
+
+    ``operator`` is the row of that one, -1 for none; ``lasting`` in ns; ``tf32``: whether it multiplies fp32 on tensor
+    cores; ``said`` is the position in `_SAID` of what its tensors hold, -1 where its name does not say.
+    """
     kernels = trace.table("kernels", ["process", "correlation", "duration_ns", "name"])
     call = launch_of(trace, kernels["process"], kernels["correlation"])
-    op = np.full(len(call), -1, np.int64)
+    operator = np.full(len(call), -1, np.int64)
     launched = call >= 0
-    if launched.any() and known.mask.any():
+    if launched.any() and known.any():
         calls = trace.whole.table("calls", ["start_ns", "end_ns", "thread"])
-        op[launched] = enclosing(calls, known.ops, known.mask)[call[launched]]
+        operator[launched] = enclosing(calls, ops, known)[call[launched]]
     names = kernels["name"].cat
-    said = [nvtx_ops.precision_of(str(name)) for name in names.categories]
-    code = np.array([*(-1 if text is None else _SAID.index(text) for text in said), -1], np.int64)
-    tf32 = matching(kernels["name"], _TF32)
-    return _Work(op, kernels["duration_ns"].to_numpy(), tf32, code[names.codes.to_numpy()])
+    said = pd.Categorical([nvtx_ops.precision_of(str(name)) for name in names.categories], _SAID).codes
+    return pd.DataFrame(
+        {
+            "operator": operator,
+            "lasting": kernels["duration_ns"],
+            "tf32": matching(kernels["name"], _TF32),
+            "said": np.append(said, -1)[names.codes],
+        }
+    )
 
 
 _GEMMS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm")
 _ON_TENSOR_CORES = (*_GEMMS, "aten::_scaled_mm", "aten::_scaled_dot_product")
-_SAID = ("fp32", "fp16", "bf16", "fp8", "other")  # what nvtx_ops.precision_of gives
+_SAID = ("fp32", "fp16", "bf16", "fp8", nvtx_ops.OTHER)  # what nvtx_ops.precision_of gives
 
 
 def _gpu_of(trace: Trace) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
 import pandas as pd
 
-from nsightkit.analysis.core.categories import CATEGORIES, categorize
-from nsightkit.analysis.core.grouped import check_grouping, durations_by_group, durations_by_name, ranked_groups
+from nsightkit.analysis.core.categories import categorize
+from nsightkit.analysis.core.grouped import check_grouping, durations_by_name, ranked_groups
 from nsightkit.trace.model import Trace
 
 __all__ = ["summary"]
@@ -48,34 +47,17 @@ def summary(
         `by` or `sort` is something else, or `top` is negative.
     """
     check_grouping("kernels", by, sort, top)
-    if by == "name":
-        table = _kept(trace, "kernel-names", _by_name)
-        table.insert(1, "category", np.asarray(categorize(table["name"]), dtype=object))
+    if trace is trace.whole:  # small, and all that a second look needs
+        table = trace.derived(f"kernels-by-{by}", lambda: _durations(trace, by))
     else:
-        table = _kept(trace, "kernel-categories", _by_category)
-        table.insert(1, "category", table["name"])
-    return ranked_groups(table, sort, top)
+        table = _durations(trace, by)
+    names = table["name"].astype(object)
+    category = names if by == "category" else np.asarray(categorize(names), dtype=object)
+    return ranked_groups(table.assign(name=names, category=category), sort, top)
 
 
-def _kept(trace: Trace, what: str, compute: Callable[[Trace], pd.DataFrame]) -> pd.DataFrame:
-    """Statistics by name; those of a whole trace are kept with it."""
-    if trace is not trace.whole:
-        return compute(trace)
-
-    def with_categories() -> pd.DataFrame:
-        return compute(trace).astype({"name": "category"})
-
-    kept = trace.derived(what, with_categories)
-    return kept.assign(name=kept["name"].astype(object))
-
-
-def _by_name(trace: Trace) -> pd.DataFrame:
-    return durations_by_name(trace.table("kernels", ["name", "duration_ns"]))
-
-
-def _by_category(trace: Trace) -> pd.DataFrame:
+def _durations(trace: Trace, by: str) -> pd.DataFrame:
+    """Statistics by name, or by category as the name."""
     events = trace.table("kernels", ["name", "duration_ns"])
-    kinds = categorize(events["name"])
-    table = durations_by_group(kinds.codes, events["duration_ns"].to_numpy())
-    table.insert(0, "name", np.array(CATEGORIES, dtype=object)[table.pop("group").to_numpy()])
-    return table
+    events = events if by == "name" else events.assign(name=categorize(events["name"]))
+    return durations_by_name(events).astype({"name": "category"})

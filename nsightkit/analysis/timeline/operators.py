@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from nsightkit.analysis.core.grouped import check_grouping, durations_by_group, durations_by_name, ranked_groups
+from nsightkit.analysis.core.grouped import check_grouping, durations_by_name, ranked_groups
 from nsightkit.trace.model import Trace
 from nsightkit.trace.nesting import nesting
 
@@ -69,7 +69,6 @@ RULES: tuple[tuple[str, str], ...] = (
     ),
 )
 _COMPILED = tuple((category, re.compile(pattern)) for category, pattern in RULES)
-_CODE = {category: code for code, category in enumerate(CATEGORIES)}
 
 
 def category_of(name: str) -> str:
@@ -146,13 +145,11 @@ def summary(
     """
     check_grouping("operators", by, sort, top)
     events = own(trace)
-    if by == "name":
-        table = durations_by_name(events)
-        table.insert(1, "category", np.array([category_of(str(name)) for name in table["name"]], dtype=object))
-    else:
-        names = events["name"].cat
-        code_of_name = np.array([_CODE[category_of(str(name))] for name in names.categories], dtype=np.int64)
-        table = durations_by_group(code_of_name[names.codes.to_numpy()], events["duration_ns"].to_numpy())
-        table.insert(0, "name", np.array(CATEGORIES, dtype=object)[table.pop("group").to_numpy()])
-        table.insert(1, "category", table["name"])
-    return ranked_groups(table, sort, top)
+    names = events["name"].cat
+    category = {str(name): category_of(str(name)) for name in names.categories}
+    if by == "category":
+        code = np.array([CATEGORIES.index(category[str(name)]) for name in names.categories], np.int64)
+        events = events.assign(name=pd.Categorical.from_codes(code[names.codes], pd.Index(CATEGORIES)))
+    table = durations_by_name(events)
+    kind = table["name"] if by == "category" else np.array([category[name] for name in table["name"]], dtype=object)
+    return ranked_groups(table.assign(category=kind), sort, top)

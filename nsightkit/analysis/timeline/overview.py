@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from nsightkit.analysis.core import intervals
@@ -12,7 +13,8 @@ from nsightkit.trace.model import GPU_TABLES, TABLES, Trace
 
 __all__ = ["captured_window", "note", "summary"]
 
-_SUM_OF = {"kernel_ns": "kernels", "memop_ns": "memops", "graph_ns": "graphs"}
+#: The table that must have been recorded for a figure to be known.
+_TABLE_OF = {"kernel_ns": "kernels", "memop_ns": "memops", "graph_ns": "graphs", "kernel_count": "kernels"}
 #: Two shares of idle time that are further apart than this call for a word.
 _APART = 0.05
 
@@ -43,42 +45,46 @@ def summary(trace: Trace) -> dict[str, Any]:
         ``tool_version`` and ``missing`` (tables the source did not record). A figure whose tables were not
         recorded, or whose denominator is 0, is None.
     """
-    known = [t for t in GPU_TABLES if trace.recorded(t)]
-    busy = intervals.busy(trace)
-    sums = {key: _durations(trace, table) for key, table in _SUM_OF.items()}
-    counts = trace.table("kernels", ["device"])["device"].value_counts() if "kernels" in known else None
+    found = intervals.busy(trace).set_index("device")
+    for key, table in _TABLE_OF.items():
+        each = trace.table(table, ["device", "duration_ns"]).groupby("device")["duration_ns"]
+        found[key] = each.size() if key == "kernel_count" else each.sum()
+    found = found.fillna(0).astype(np.int64)
     names = {gpu.device: gpu.name for gpu in trace.meta.gpus}
-    devices = []
-    for row in busy.to_dict("records"):
-        device = int(row["device"])
-        one: dict[str, Any] = {
-            "device": device,
-            "name": names.get(device),
-            "start_ns": int(row["span_start_ns"]),
-            "end_ns": int(row["span_end_ns"]),
-            **{key: int(row[key]) for key in ("span_ns", "busy_ns", "idle_ns")},
-            **{key: None if by is None else int(by.get(device, 0)) for key, by in sums.items()},
-            "kernel_count": None if counts is None else int(counts.get(device, 0)),
-        }
-        devices.append(one | _ratios(one, int(row["compute_ns"])))
-    first, last = (min(d["start_ns"] for d in devices), max(d["end_ns"] for d in devices)) if devices else (0, 0)
+    bounds = found[["span_start_ns", "span_end_ns"]].set_axis(["start_ns", "end_ns"], axis="columns")
+    devices = [
+        {"device": device, "name": names.get(device), **each, **_figures(trace, row)}
+        for device, each, (_, row) in zip(
+            found.index.tolist(), bounds.to_dict("records"), found.iterrows(), strict=True
+        )
+    ]
+    first, last = (int(bounds["start_ns"].min()), int(bounds["end_ns"].max())) if devices else (0, 0)
     begin, end = captured_window(trace) if devices else (0, 0)
-    whole: dict[str, Any] = {
-        **{key: int(busy[key].sum()) if known else None for key in ("span_ns", "busy_ns", "idle_ns")},
+    whole, known = _figures(trace, found.sum()), any(trace.recorded(table) for table in GPU_TABLES)
+    return {
+        **{key: whole[key] if known else None for key in ("span_ns", "busy_ns", "idle_ns")},
         **_window(trace),
-        **{key: None if by is None else int(by.sum()) for key, by in sums.items()},
+        **{key: whole[key] for key in ("kernel_ns", "memop_ns", "graph_ns")},
         "wall_ns": last - first if known else None,
         "lead_ns": max(first - begin, 0) if devices else None,
         "tail_ns": max(end - last, 0) if devices else None,
-        "kernel_count": None if counts is None else int(counts.sum()),
-    }
-    return {
-        **whole,
-        **_ratios(whole, int(busy["compute_ns"].sum())),
+        **{key: whole[key] for key in ("kernel_count", "density", "memory_overhead")},
         "devices": devices,
         "tool": trace.meta.tool,
         "tool_version": trace.meta.tool_version,
         "missing": list(trace.meta.missing),
+    }
+
+
+def _figures(trace: Trace, row: pd.Series) -> dict[str, Any]:
+    """Times and shares of a device, or of the sum over all."""
+    times: dict[str, Any] = {key: int(row[key]) for key in ("span_ns", "busy_ns", "idle_ns")}
+    times |= {key: int(row[key]) if trace.recorded(table) else None for key, table in _TABLE_OF.items()}
+    span, kernel, memop = times["span_ns"], times["kernel_ns"], times["memop_ns"]
+    return {
+        **times,
+        "density": int(row["compute_ns"]) / span if span else None,
+        "memory_overhead": memop / kernel if kernel and memop is not None else None,
     }
 
 
@@ -136,17 +142,3 @@ def captured_window(trace: Trace) -> tuple[int, int]:
         return begin - whole.t0_ns, end - whole.t0_ns
     ends = [int(whole.table(t, ["end_ns"])["end_ns"].max()) for t in TABLES if whole.size(t)]
     return 0, max(ends, default=0)
-
-
-def _durations(trace: Trace, table: str) -> pd.Series | None:
-    if not trace.recorded(table):
-        return None
-    return trace.table(table, ["device", "duration_ns"]).groupby("device", sort=False)["duration_ns"].sum()
-
-
-def _ratios(figures: dict[str, Any], compute_ns: int) -> dict[str, float | None]:
-    span, kernel, memop = figures["span_ns"], figures["kernel_ns"], figures["memop_ns"]
-    return {
-        "density": compute_ns / span if span else None,
-        "memory_overhead": memop / kernel if kernel and memop is not None else None,
-    }

@@ -9,8 +9,7 @@ import pandas as pd
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.core.names import compiled, matching
 from nsightkit.analysis.timeline import steps
-from nsightkit.analysis.timeline.ranges import Rule, holds
-from nsightkit.errors import UsageError
+from nsightkit.analysis.timeline.ranges import Rule, attributable, holds
 from nsightkit.trace.model import GPU_TABLES, Trace
 
 __all__ = ["PHASES", "UNATTRIBUTED", "summary"]
@@ -52,15 +51,12 @@ def summary(trace: Trace, match: str = PHASES, rule: Rule = "window") -> pd.Data
     UsageError
         `match` is not a regular expression, or `rule` is unknown.
     """
-    if rule not in ("window", "thread"):
-        raise UsageError(f"unknown rule {rule!r}; use window or thread")
-    whole = trace.whole
-    ranges = whole.table("ranges", ["start_ns", "end_ns", "thread", "name"])
+    recorded = attributable(trace, rule)
+    ranges = trace.whole.table("ranges", ["start_ns", "end_ns", "thread", "name"])
     chosen = _outermost(ranges[matching(ranges["name"], compiled(match, "match"))])
     selected = trace.mask("ranges")
     mine = chosen if selected is None else chosen[selected[chosen.index.to_numpy()]]
     cpu = (mine["end_ns"] - mine["start_ns"]).groupby(mine["name"].astype("str")).agg(count="size", cpu_ns="sum")
-    recorded = trace.recorded("kernels") and trace.recorded("calls")
     gpu = _gpu(trace, chosen, rule) if recorded else pd.DataFrame(columns=["gpu_ns", "kernel_count"], dtype=np.int64)
     both = cpu.join(gpu, how="outer").reindex([*sorted({*cpu.index, *gpu.index} - {UNATTRIBUTED}), UNATTRIBUTED])
     both = both.fillna(0).astype({"count": "int64", "cpu_ns": "Int64", "gpu_ns": "int64", "kernel_count": "Int64"})
@@ -101,21 +97,15 @@ def _gpu(trace: Trace, phases: pd.DataFrame, rule: Rule) -> pd.DataFrame:
 
 def _phase_of_launch(trace: Trace, phases: pd.DataFrame, launch: Int, rule: Rule) -> Int:
     """Position of the phase in which each call lies, -1 for none."""
-    whole = trace.whole
     result = np.full(len(launch), -1, np.int64)
     known = np.flatnonzero(launch >= 0)
-    calls = whole.table("calls", ["start_ns", "end_ns", "thread"])
+    calls = trace.whole.table("calls", ["start_ns", "end_ns", "thread"])
     begun, done, thread = (calls[c].to_numpy()[launch[known]] for c in ("start_ns", "end_ns", "thread"))
-    position = np.arange(len(phases))
-    start, end, of_thread = (phases[c].to_numpy() for c in ("start_ns", "end_ns", "thread"))
+    end = np.append(phases["end_ns"].to_numpy(), 0)
     for one in pd.unique(thread).tolist():
-        candidates = position[of_thread == one if rule == "thread" else holds(trace, phases.index.to_numpy(), one)]
-        if not len(candidates):
-            continue
-        candidates = candidates[np.argsort(start[candidates], kind="stable")]
+        mine = np.flatnonzero(holds(trace, phases.index.to_numpy(), one, rule))
+        mine = mine[np.argsort(phases["start_ns"].to_numpy()[mine], kind="stable")]
         at = np.flatnonzero(thread == one)
-        last = np.searchsorted(start[candidates], begun[at], side="right") - 1
-        phase = candidates[np.maximum(last, 0)]
-        inside = (last >= 0) & (end[phase] >= done[at])
-        result[known[at]] = np.where(inside, phase, -1)
+        phase = np.append(mine, -1)[steps.number(phases.iloc[mine], begun[at])]
+        result[known[at]] = np.where(end[phase] >= done[at], phase, -1)
     return result

@@ -15,7 +15,16 @@ from nsightkit.analysis.core.names import OPERATOR_RANGE, compiled, matching
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import Trace
 
-__all__ = ["COLLECTIVE_RANGE", "COLUMNS", "exclusive_ns", "holds", "instances", "summary", "threads_with_ranges"]
+__all__ = [
+    "COLLECTIVE_RANGE",
+    "COLUMNS",
+    "attributable",
+    "exclusive_ns",
+    "holds",
+    "instances",
+    "summary",
+    "threads_with_ranges",
+]
 
 Int = npt.NDArray[np.int64]
 Rule = Literal["window", "thread"]
@@ -41,6 +50,8 @@ _COLUMNS = {
     "calls": ["start_ns", "end_ns", "thread", "correlation"],
     "ranges": ["start_ns", "end_ns", "process", "thread", "end_thread", "name", "domain", "level", "parent"],
 }
+#: What the GPU work of a range comes to.
+_FIGURES = ("gpu_ns", "gpu_span_ns", "gpu_start_ns", "gpu_end_ns", "kernel_count", "op_count")
 #: (range, operation) pairs looked at together; bounds memory.
 _PAIRS = 1_000_000
 
@@ -87,16 +98,16 @@ def summary(trace: Trace, match: str | None = None, rule: Rule = "window") -> pd
     UsageError
         `match` is not a regular expression, or `rule` is unknown.
     """
-    if trace is trace.whole and rule in ("window", "thread"):
-        # Small, and all that a second look needs.
+    known = attributable(trace, rule)
+    if trace is trace.whole:  # small, and all that a second look needs
         out = trace.derived(f"range-names-{rule}", lambda: _by_name(trace, rule)).copy()
     else:
         out = _by_name(trace, rule)
     if match is not None:
         out = out[matching(out["name"], compiled(match, "match"))]
-    if not _attributable(trace):
-        for column in ("gpu_ns", "gpu_span_ns", "kernel_count"):
-            out[column] = pd.array([pd.NA] * len(out), dtype="Int64")
+    if not known:
+        unknown = pd.array([pd.NA] * len(out), dtype="Int64")
+        out = out.assign(gpu_ns=unknown, gpu_span_ns=unknown, kernel_count=unknown)
     out = out.assign(name=out["name"].astype("str"), domain=out["domain"].astype("str"), rule=rule)
     return out.sort_values(["total_ns", "name"], ascending=[False, True], ignore_index=True)[COLUMNS]
 
@@ -118,17 +129,34 @@ def _by_name(trace: Trace, rule: Rule) -> pd.DataFrame:
     )
 
 
-def _attributable(trace: Trace) -> bool:
+def attributable(trace: Trace, rule: Rule) -> bool:
+    """Say whether a trace recorded what tells in which range GPU work was launched.
+
+    Parameters
+    ----------
+    trace : Trace
+    rule : {"window", "thread"}
+
+    Returns
+    -------
+    bool
+
+    Raises
+    ------
+    UsageError
+        `rule` is unknown.
+    """
+    if rule not in ("window", "thread"):
+        raise UsageError(f"unknown rule {rule!r}; use window or thread")
     return trace.recorded("calls") and trace.recorded("kernels")
 
 
-def instances(trace: Trace, match: str | None = None, rule: Rule = "window") -> pd.DataFrame:
+def instances(trace: Trace, rule: Rule = "window") -> pd.DataFrame:
     """Every instance of the ranges that :func:`summary` adds up.
 
     Parameters
     ----------
     trace : Trace
-    match : str, optional
     rule : {"window", "thread"}
 
     Returns
@@ -138,39 +166,40 @@ def instances(trace: Trace, match: str | None = None, rule: Rule = "window") -> 
         exclusive_ns, gpu_ns, gpu_span_ns, gpu_start_ns, gpu_end_ns, kernel_count, op_count``; the last six are
         0 without GPU work.
     """
-    if rule not in ("window", "thread"):
-        raise UsageError(f"unknown rule {rule!r}; use window or thread")
-    whole = trace.whole
-    ranges = whole.table("ranges", ["start_ns", "end_ns", "process", "thread", "end_thread", "name", "domain"])
-    keep = np.ones(len(ranges), bool)
-    mask = trace.mask("ranges")
-    if mask is not None:
-        keep &= mask
-    if match is not None:
-        keep &= matching(ranges["name"], compiled(match, "match"))
+    known, whole = attributable(trace, rule), trace.whole
+    chosen = whole.table("ranges", ["start_ns", "end_ns", "process", "thread", "end_thread", "name", "domain"])
+    selected = trace.mask("ranges")
+    keep = np.ones(len(chosen), bool) if selected is None else selected
     if rule == "thread":
-        keep &= ranges["thread"].to_numpy() == ranges["end_thread"].to_numpy()
-        keep &= (ranges["name"] != "").to_numpy()
-    own = exclusive_ns(whole)
-    if keep.all():
-        row, chosen = np.arange(len(ranges)), ranges
-    else:
-        row = np.flatnonzero(keep)
-        chosen, own = ranges.iloc[row].reset_index(drop=True), own[row]
+        keep = keep & (chosen["thread"] == chosen["end_thread"]).to_numpy() & (chosen["name"] != "").to_numpy()
+    row, own = np.flatnonzero(keep), exclusive_ns(whole)[keep]
+    chosen = chosen if keep.all() else chosen[keep].reset_index(drop=True)
     out = {
         "row": row,
         **{c: chosen[c] for c in ("name", "domain", "start_ns", "end_ns", "process", "thread")},
         "total_ns": (chosen["end_ns"] - chosen["start_ns"]).to_numpy(),
         "exclusive_ns": own,
     }
-    return pd.DataFrame({**out, **_figures(trace, chosen, row, rule)}, copy=False)
+    if not known:
+        figures = {column: np.zeros(len(row), np.int64) for column in _FIGURES}
+    elif trace is not whole:
+        figures = _gpu_figures(trace, chosen, row, rule)
+    else:
+        kept = trace.derived(f"ranges-{rule}", lambda: _of_all(trace, rule))
+        figures = {column: kept[column].to_numpy()[row] for column in _FIGURES}
+    return pd.DataFrame({**out, **figures}, copy=False)
+
+
+def _of_all(whole: Trace, rule: Rule) -> pd.DataFrame:
+    ranges = whole.table("ranges", ["start_ns", "end_ns"])
+    return pd.DataFrame(_gpu_figures(whole, ranges, np.arange(len(ranges)), rule), copy=False)
 
 
 def threads_with_ranges(trace: Trace) -> frozenset[int]:
     """Find the threads on which the program opened ranges of its own, whatever was selected from the trace.
 
-    The work of any other thread belongs to ranges of these, by the rule ``window``. A thread is none of them if all its
-    outermost ranges are those of operators and libraries (data-parallel training annotates its collectives on
+    The work of any other thread belongs to ranges of these, by the rule ``window``. A thread is not one of them if all
+    its outermost ranges are those of operators and libraries (data-parallel training annotates its collectives on
     autograd's thread) or lie in an operator of autograd's engine (whatever the backward of a function annotates).
 
     Parameters
@@ -181,11 +210,12 @@ def threads_with_ranges(trace: Trace) -> frozenset[int]:
     -------
     frozenset of int
     """
-    return _own(trace.whole)[0]
+    thread = trace.whole.table("ranges", ["thread"])["thread"].to_numpy()
+    return frozenset(np.unique(thread[_own(trace.whole)]).tolist())
 
 
-def holds(trace: Trace, row: Int, thread: int) -> npt.NDArray[np.bool_]:
-    """Flag the ranges that may hold what a thread launches while they are open, by the rule ``window``.
+def holds(trace: Trace, row: Int, thread: int, rule: Rule = "window") -> npt.NDArray[np.bool_]:
+    """Flag the ranges that may hold what a thread launches while they are open.
 
     Parameters
     ----------
@@ -194,39 +224,36 @@ def holds(trace: Trace, row: Int, thread: int) -> npt.NDArray[np.bool_]:
         Rows of ``trace.whole.ranges``.
     thread : int
         The launching thread.
+    rule : {"window", "thread"}
 
     Returns
     -------
     ndarray of bool
-        Ranges of that very thread; and if it has none of its own, those that the program opened in its process.
+        Ranges of that very thread; and by the rule ``window``, if it has none of its own, those that the program opened
+        in its process.
     """
-    own, program = _own(trace.whole)
-    range_thread = trace.whole.table("ranges", ["thread"])["thread"].to_numpy()[row]
-    mine = range_thread == thread
-    if thread not in own:
-        mine |= program[row] & (range_thread >> 24 == thread >> 24)
+    range_thread = trace.whole.table("ranges", ["thread"])["thread"].to_numpy()
+    mine, own = range_thread[row] == thread, _own(trace.whole)
+    if rule == "window" and not (own & (range_thread == thread)).any():
+        mine |= own[row] & (range_thread[row] >> 24 == thread >> 24)
     return np.asarray(mine)
 
 
-def _own(whole: Trace) -> tuple[frozenset[int], npt.NDArray[np.bool_]]:
-    """Threads with ranges of their own, and which ranges are the program's own."""
+def _own(whole: Trace) -> npt.NDArray[np.bool_]:
+    """Which ranges are the program's own: those on threads with ranges of their own, but not a library's."""
     if "own ranges" not in whole.memo:
         ranges = whole.table("ranges", ["start_ns", "end_ns", "thread", "name", "domain", "level"])
         library = matching(ranges["name"], OPERATOR_RANGE, COLLECTIVE_RANGE) | matching(
             ranges["domain"], _LIBRARY_DOMAIN
         )
         outermost = ranges[(ranges["level"] == 0).to_numpy() & ~library]
-        threads = outermost["thread"]
-        if len(outermost) and whole.size("ops"):
+        if whole.size("ops"):
             ops = whole.table("ops", ["start_ns", "end_ns", "thread", "name"])
             nodes = ops[matching(ops["name"], _AUTOGRAD)]
-            workers = threads.isin(nodes["thread"]).to_numpy()
-            inside = intervals.enclosing(outermost[workers], nodes) >= 0
-            threads = pd.concat([threads[~workers], threads[workers][~inside]])
-        own = frozenset(pd.unique(threads).tolist())
-        whole.memo["own ranges"] = own, ~library & ranges["thread"].isin(own).to_numpy()
-    found: tuple[frozenset[int], npt.NDArray[np.bool_]] = whole.memo["own ranges"]
-    return found
+            workers = outermost[outermost["thread"].isin(nodes["thread"])]
+            outermost = outermost.drop(workers.index[intervals.enclosing(workers, nodes) >= 0])
+        whole.memo["own ranges"] = ~library & ranges["thread"].isin(outermost["thread"]).to_numpy()
+    return np.asarray(whole.memo["own ranges"])
 
 
 def exclusive_ns(trace: Trace) -> Int:
@@ -245,14 +272,11 @@ def exclusive_ns(trace: Trace) -> Int:
     """
     ranges = trace.table("ranges", ["start_ns", "end_ns", "parent"])
     start, end, parent = (ranges[c].to_numpy() for c in ("start_ns", "end_ns", "parent"))
-    own = end - start
     child = np.flatnonzero(parent >= 0)
-    if len(child):
-        above = parent[child]
-        inside = np.minimum(end[child], end[above]) - start[child]
-        # Float sums are exact here: a parent's children last less than 2**53 ns, 104 days.
-        own = own - np.bincount(above, weights=inside, minlength=len(own)).astype(np.int64)
-    return np.asarray(own, np.int64)
+    above = parent[child]
+    inside = np.minimum(end[child], end[above]) - start[child]
+    # Float sums are exact here: a parent's children last less than 2**53 ns, 104 days.
+    return np.asarray(end - start - np.bincount(above, weights=inside, minlength=len(end)).astype(np.int64))
 
 
 def _operations(trace: Trace, rule: Rule) -> dict[str, npt.NDArray[Any]]:
@@ -275,32 +299,16 @@ def _operations(trace: Trace, rule: Rule) -> dict[str, npt.NDArray[Any]]:
     return found | {column: calls[of].to_numpy()[launch] for column, of in (("done", "end_ns"), ("thread", "thread"))}
 
 
-def _figures(trace: Trace, chosen: pd.DataFrame, row: Int, rule: Rule) -> dict[str, Int]:
-    """GPU figures of the chosen ranges; those of the whole trace are kept."""
-    if trace is not trace.whole:
-        return _gpu_figures(trace, chosen, row, rule)
-
-    def of_all() -> pd.DataFrame:
-        whole = trace.table("ranges", ["start_ns", "end_ns", "thread"])
-        return pd.DataFrame(_gpu_figures(trace, whole, np.arange(len(whole)), rule), copy=False)
-
-    kept = trace.derived(f"ranges-{rule}", of_all)
-    return {str(c): kept[c].to_numpy() if len(row) == len(kept) else kept[c].to_numpy()[row] for c in kept}
-
-
 def _gpu_figures(trace: Trace, ranges: pd.DataFrame, row: Int, rule: Rule) -> dict[str, Int]:
-    columns = ("gpu_ns", "gpu_span_ns", "gpu_start_ns", "gpu_end_ns", "kernel_count", "op_count")
-    figures = {column: np.zeros(len(ranges), np.int64) for column in columns}
-    if not len(ranges) or not _attributable(trace):
-        return figures
+    figures = {column: np.zeros(len(ranges), np.int64) for column in _FIGURES}
     trace.whole.prefetch(_COLUMNS)
     ops = _operations(trace, rule)
-    range_start, range_end, range_thread = (ranges[c].to_numpy() for c in ("start_ns", "end_ns", "thread"))
+    range_start, range_end = (ranges[c].to_numpy() for c in ("start_ns", "end_ns"))
     # Operations thread by thread, and blocks of them: a range, and the positions of what a thread launched in it.
     order, blocks, before = [np.empty(0, np.intp)], [np.empty((3, 0), np.int64)], 0
     for one in np.unique(ops["thread"]).tolist():
         mine = np.flatnonzero(ops["thread"] == one)
-        candidates = np.flatnonzero(range_thread == one if rule == "thread" else holds(trace, row, one))
+        candidates = np.flatnonzero(holds(trace, row, one, rule))
         # Launches of one thread follow each other, so those inside a range are consecutive. Only twins nest, of which
         # the outer call was chosen.
         done = np.maximum.accumulate(ops["done"][mine])
@@ -335,15 +343,7 @@ def _add_up(figures: dict[str, Int], blocks: Int, members: Int, ops: dict[str, n
     first, last = start[heads], np.maximum.reduceat(end, heads)
     covered = np.add.reduceat(end - start, heads)
     if (same & (start[1:] < end[:-1])).any():
-        # Overlapping intervals: what none before covers, by the running maximum of the ends within each range. Ranks
-        # of the ends keep the key small.
-        ranked = np.argsort(end, kind="stable")
-        key = np.repeat(np.arange(len(heads)), np.diff(heads, append=len(end))) * len(end)
-        key[ranked] += np.arange(len(end))
-        reach = end[ranked[np.maximum.accumulate(key) % len(end)]]
-        fresh = end - start
-        fresh[1:] = np.where(same, np.maximum(end[1:] - np.maximum(start[1:], reach[:-1]), 0), fresh[1:])
-        covered = np.add.reduceat(fresh, heads)
+        covered = np.add.reduceat(intervals.uncovered(start, end, owner), heads)
     found = (covered, last - first, first, last, np.add.reduceat(kernel.astype(np.int64), heads))
     for values, figure in zip((*found, np.diff(heads, append=len(end))), figures.values(), strict=True):
         figure[owner[heads]] = values

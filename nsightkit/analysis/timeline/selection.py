@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,9 @@ __all__ = ["select"]
 _Mask = npt.NDArray[np.bool_]
 _DEVICE_TABLES = tuple(t for t, columns in TABLES.items() if "device" in columns)
 _CPU_TABLES = tuple(t for t in TABLES if t not in _DEVICE_TABLES)
+
+
+_TIMES = np.iinfo(np.int64)
 
 
 def select(
@@ -62,22 +66,19 @@ def select(
         A malformed expression, one that no range matches, a device or steps that the trace does not
         have, a window that ends before it starts.
     """
+    given: tuple[tuple[Any, Callable[[Trace, Any], dict[str, _Mask]]], ...] = (
+        (device, _on_device),
+        (time_ns, _in_window),
+        (within, _in_ranges),
+        (last_steps, _in_last_steps),
+    )
     chosen = trace
-    if device is not None:
-        chosen = _and(chosen, _on_device(trace, device))
-    if time_ns is not None:
-        chosen = _and(chosen, _in_window(trace, *time_ns))
-    if within is not None:
-        chosen = _and(chosen, _inside(trace, _matching_ranges(trace, within)))
-    if last_steps is not None:
-        chosen = _and(chosen, _inside(trace, _last_steps(trace, last_steps)))
+    for value, masks in given:
+        if value is not None:
+            old = {table: mask for table in TABLES if (mask := chosen.mask(table)) is not None}
+            new = masks(trace, value)
+            chosen = chosen.masked(old | {table: mask & old.get(table, True) for table, mask in new.items()})
     return chosen
-
-
-def _and(trace: T, masks: dict[str, _Mask]) -> T:
-    old = {t: trace.mask(t) for t in TABLES}
-    both = {t: m if (o := old[t]) is None else m & o for t, m in masks.items()}
-    return trace.masked({t: m for t, m in (old | both).items() if m is not None})
 
 
 def _on_device(trace: Trace, device: int) -> dict[str, _Mask]:
@@ -90,20 +91,17 @@ def _on_device(trace: Trace, device: int) -> dict[str, _Mask]:
     return {t: c == device for t, c in columns.items()}
 
 
-def _in_window(trace: Trace, begin: int | None, end: int | None) -> dict[str, _Mask]:
+def _in_window(trace: Trace, window: tuple[int | None, int | None]) -> dict[str, _Mask]:
+    begin, end = window
     if begin is not None and end is not None and end <= begin:
         raise UsageError(f"--time: the window ends at {end} ns, which is not after its start at {begin} ns")
-    masks = {}
-    for table in TABLES:
-        if trace.whole.size(table):
-            start = trace.whole.table(table, ["start_ns"])["start_ns"].to_numpy()
-            masks[table] = np.full(len(start), True) if begin is None else start >= begin
-            if end is not None:
-                masks[table] &= start < end
-    return masks
+    low, high = _TIMES.min if begin is None else begin, _TIMES.max if end is None else end
+    whole = trace.whole
+    starts = {t: whole.table(t, ["start_ns"])["start_ns"].to_numpy() for t in TABLES if whole.size(t)}
+    return {table: (start >= low) & (start < high) for table, start in starts.items()}
 
 
-def _matching_ranges(trace: Trace, within: str) -> pd.DataFrame:
+def _in_ranges(trace: Trace, within: str) -> dict[str, _Mask]:
     pattern = compiled(within, "--within")
     whole = trace.whole
     if not whole.recorded("ranges"):
@@ -114,10 +112,10 @@ def _matching_ranges(trace: Trace, within: str) -> pd.DataFrame:
         known = ranges["name"].value_counts(sort=True)
         some = ", ".join(repr(str(n)) for n in known.index[known.to_numpy() > 0][:3])
         raise UsageError(f"--within: no range matches {within!r}; there are {some or 'no ranges at all'}")
-    return ranges[hit].assign(row=np.flatnonzero(hit))
+    return _inside(trace, ranges[hit].assign(row=np.flatnonzero(hit)))
 
 
-def _last_steps(trace: Trace, count: int) -> pd.DataFrame:
+def _in_last_steps(trace: Trace, count: int) -> dict[str, _Mask]:
     if count < 1:
         raise UsageError(f"--last-steps: {count} is not a number of steps")
     found = steps.find(trace.whole)
@@ -125,7 +123,7 @@ def _last_steps(trace: Trace, count: int) -> pd.DataFrame:
         raise UsageError(
             "--last-steps: the trace has no step ranges (ProfilerStep#N, or ranges with 'step' in their name)"
         )
-    return found.tail(count)
+    return _inside(trace, found.tail(count))
 
 
 def _inside(trace: Trace, windows: pd.DataFrame) -> dict[str, _Mask]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +38,13 @@ _VLLM = re.compile(r"^execute_(?:\d+_)?context_(\d+)\((?:sq)?(\d+)[^()]*\)_gener
 _SGLANG = re.compile(r"^step\[([A-Z_]+) bs=(\d+)(?: toks=(\d+))?(?: [^]]*)?\]$")
 _MODES = {"EXTEND": "prefill", "DECODE": "decode", "TARGET_VERIFY": "decode", "MIXED": "mixed"}
 
+#: What gives the kind of step that a range's name says, None for no step: the first that finds any.
+_KINDS: tuple[Callable[[str], str | None], ...] = (
+    lambda name: "ProfilerStep" if _PROFILER_STEP.match(name) else None,
+    lambda name: _numberless(name) if _STEP.search(name) and not _PART.search(name) else None,
+    lambda name: "vLLM" if _VLLM.match(name) else None,
+)
+
 #: What launches nothing is a stub that the profiler left, not a step, below this share of the median of those that do.
 _STUB = 0.1
 #: A step is an outlier beyond so many robust standard deviations from the median (Iglewicz and Hoaglin, 1993) ...
@@ -54,13 +62,13 @@ _MAD_TO_SIGMA = 1.4826
 def find(trace: Trace, match: str | None = None) -> pd.DataFrame:
     """Find the step ranges of a run.
 
-    A step is an outermost range named ``ProfilerStep#N`` or, where there is none, one with the word *step* in
-    its name (``train_step``, ``step 3``, SGLang's ``step[DECODE bs=32]``; not an optimizer's or a scheduler's) or,
-    where there is none either, an iteration as vLLM annotates it (``execute_context_…_generation_…``); or one that
-    `match` finds. Without `match`, names that differ only in their numbers count as one kind of step, and the
-    kind with the largest total time is meant. All steps are taken from one thread, the one with the
-    largest total. A step's window lasts until the next one starts, so that steps add up to the whole;
-    that of the last one ends with its range. A range in which nothing was launched, and that is shorter than a tenth
+    A step is an outermost range named ``ProfilerStep#N``. Where a trace has no such range, it is one with the word
+    *step* in its name (``train_step``, ``step 3``, SGLang's ``step[DECODE bs=32]``; not an optimizer's or a
+    scheduler's), and without those an iteration as vLLM annotates it (``execute_context_…_generation_…``). With `match`
+    it is a range that the expression finds. Without `match`, names that differ only in their numbers count as one
+    kind of step, and the kind with the largest total time is meant. All steps are taken from one thread, the one with
+    the largest total. A step's window lasts until the next one starts, so that steps add up to the whole; that of the
+    last one ends with its range. A range in which nothing was launched, and that is shorter than a tenth
     of the median of those that launched something, is a stub that the profiler left at the edge of the capture.
 
     Parameters
@@ -81,16 +89,13 @@ def find(trace: Trace, match: str | None = None) -> pd.DataFrame:
         `match` is not a regular expression.
     """
     ranges = trace.table("ranges", ["name", "start_ns", "end_ns", "process", "thread"])
-    names = ranges["name"].cat.categories
+    names = [str(name) for name in ranges["name"].cat.categories]
     if match is not None:
         pattern = compiled(match, "--match")
-        kinds = ["" if pattern.search(str(n)) else None for n in names]
+        kinds = ["" if pattern.search(name) else None for name in names]
     else:
-        kinds = ["ProfilerStep" if _PROFILER_STEP.match(str(n)) else None for n in names]
-        if not any(kinds):
-            kinds = [_kind(str(n)) if _STEP.search(str(n)) and not _PART.search(str(n)) else None for n in names]
-        if not any(kinds):
-            kinds = ["vLLM" if _VLLM.match(str(n)) else None for n in names]
+        tried = ([kind(name) for name in names] for kind in _KINDS)
+        kinds = next((kinds for kinds in tried if any(kinds)), [None] * len(names))
     kind_of_name, _ = pd.factorize(np.array([*kinds, None], dtype=object))
     kind = kind_of_name[ranges["name"].cat.codes.to_numpy()]
     steps = ranges[kind >= 0].assign(kind=kind[kind >= 0]).sort_values("start_ns", kind="stable")
@@ -109,7 +114,7 @@ def find(trace: Trace, match: str | None = None) -> pd.DataFrame:
     return steps.assign(end_ns=np.append(steps["start_ns"].to_numpy()[1:], steps["end_ns"].iloc[-1]))
 
 
-def _kind(name: str) -> str:
+def _numberless(name: str) -> str:
     return "SGLang" if _SGLANG.match(name) else re.sub(r"\d+", "#", name)
 
 
@@ -256,15 +261,12 @@ def launched_in(trace: Trace, table: str, windows: pd.DataFrame) -> npt.NDArray[
     ndarray of intp
         Row of `windows`; -1 for what was launched in none, or by another process.
     """
-    if "cpu_end_ns" in windows:
-        windows = windows.assign(end_ns=windows["cpu_end_ns"])
-    step = number(windows, intervals.launched(trace, table))
+    end = windows["cpu_end_ns" if "cpu_end_ns" in windows else "end_ns"]
+    step = number(windows.assign(end_ns=end), intervals.launched(trace, table))
     process = trace.table(table, ["process"])["process"].to_numpy()
-    if len(windows):
-        ours = process == windows["process"].iloc[0]
-        # No process at all: nothing says whose it was.
-        step = np.where(ours | ~ours.any(), step, -1)
-    return step
+    ours = np.isin(process, windows["process"].to_numpy()[:1])
+    # No process at all: nothing says whose it was.
+    return np.where(ours | ~ours.any(), step, -1)
 
 
 def divided(trace: Trace, windows: pd.DataFrame, process: int) -> pd.DataFrame:
@@ -318,8 +320,8 @@ def summary(trace: Trace, match: str | None = None) -> pd.DataFrame:
         where no GPU table was recorded.
 
         ``outlier``: the wall time is more than 3.5 robust standard deviations (of the median absolute deviation) and
-        more than 5 % off the median of all steps; the first step is judged like any other, and with fewer than four
-        steps there is none.
+        more than 5 % off the median of all steps. The first step is judged like any other. Fewer than four steps have
+        no outliers.
 
         ``phase`` is "prefill", "decode" or "mixed", ``tokens`` and ``sequences`` say how many, as vLLM and SGLang
         annotate their iterations; None and NA where nothing says. Of a step that holds several iterations, the

@@ -17,7 +17,7 @@ from nsightkit.analysis.core.names import matching
 from nsightkit.analysis.ranks.meetings import Meetings
 from nsightkit.analysis.roofline import sol
 from nsightkit.analysis.timeline import gaps, steps
-from nsightkit.analysis.timeline.gaps.ends import in_window
+from nsightkit.analysis.timeline.gaps import in_window
 from nsightkit.trace.model import GPU_TABLES, Trace
 
 __all__ = ["BOTTLENECKS", "BUSY", "CODE", "ENDS", "IDLE", "Account", "of", "ranked"]

@@ -1,7 +1,7 @@
 r"""A ladder: one program in many implementations, each a change to another, all held against the same bounds.
 
 The denominator is the same for every rung: the list of operations of the unfused program
-(:func:`nsightkit.analysis.roofline.sol.layer`), each at its bound::
+(:func:`nsightkit.analysis.roofline.sol.layer_costs`), each at its bound::
 
     SOL = sum of bounds / measured time
 

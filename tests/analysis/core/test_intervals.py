@@ -58,7 +58,9 @@ def test_nothing():
     assert intervals.union_length([], []) == 0
     assert intervals.Coverage([], []).of([1], [5]).tolist() == [0]
     empty = Trace.from_frames({})
-    assert len(intervals.gpu_intervals(empty)) == len(intervals.busy(empty)) == len(intervals.idle_gaps(empty)) == 0
+    assert (
+        len(intervals.gpu_intervals(empty)) == len(intervals.busy(empty)) == len(intervals.idle_intervals(empty)) == 0
+    )
 
 
 def trace(**tables):
@@ -74,7 +76,7 @@ def test_busy_is_the_union_over_streams_of_kernels_copies_memsets_and_graphs():
     busy = intervals.busy(t).set_index("device")
     assert busy.loc[0, ["span_ns", "busy_ns", "idle_ns", "compute_ns"]].tolist() == [280, 230, 50, 190]
     assert busy.loc[1, ["span_ns", "busy_ns", "idle_ns"]].tolist() == [10, 10, 0]
-    gaps = intervals.idle_gaps(t)
+    gaps = intervals.idle_intervals(t)
     assert gaps[["device", "start_ns", "end_ns"]].to_numpy().tolist() == [[0, 200, 250]]
 
 
@@ -83,7 +85,7 @@ def test_gaps_sum_to_idle_whatever_the_order_of_rows(some):
     device = np.arange(len(start)) % 3
     t = trace(kernels={"start_ns": start, "end_ns": end, "device": device})
     busy = intervals.busy(t).set_index("device")
-    gaps = intervals.idle_gaps(t)
+    gaps = intervals.idle_intervals(t)
     for one in range(3):
         mine = gaps[gaps["device"] == one]
         assert (mine["end_ns"] - mine["start_ns"]).sum() == busy.loc[one, "idle_ns"]

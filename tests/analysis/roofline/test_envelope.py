@@ -137,6 +137,6 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["envelope", "--format", "table"]) == 0
     out = capsys.readouterr().out
     assert all(out.count(f"\n{c.name} ") == 1 for c in MATRIX)
-    assert "vocab_bottleneck: no multiple of 8: vocabulary 50257" in out
+    assert "vocab_bottleneck: not a multiple of 8: vocabulary 50257" in out
     assert cli.run(["envelope", "--config", "huge"]) == 2
     assert "no configuration is called 'huge'" in capsys.readouterr().err

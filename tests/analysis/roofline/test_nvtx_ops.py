@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -332,8 +333,9 @@ def test_kernels_names_agree_with_recorded_types(shared_traces: Path) -> None:
     """Kineto traces of five cards have both: where a name says what tensors hold, it is what was recorded."""
     agree = said = 0
     types = {"float": "fp32", "c10::Half": "fp16", "c10::BFloat16": "bf16"}
+    has_cost = functools.cache(lambda name, given: op_costs.cost(name, given) is not None)
     for path in sorted([*shared_traces.glob("*/*.json.gz")]):
-        trace = nsightkit.load(path, cache=False)
+        trace = nsightkit.load(path)
         if not (trace.size("ops") and trace.size("kernels")):
             continue
         ops = trace.table("ops", ["start_ns", "end_ns", "thread", "name", "inputs"])
@@ -341,10 +343,10 @@ def test_kernels_names_agree_with_recorded_types(shared_traces: Path) -> None:
         launch = launch_of(trace, kernels["process"], kernels["correlation"])
         calls = trace.table("calls", ["start_ns", "end_ns", "thread"])
         both = zip(ops["name"], ops["inputs"], strict=True)
-        known = np.array([op_costs.cost(str(name), str(given)) is not None for name, given in both])
+        known = np.array([has_cost(str(name), str(given)) for name, given in both])
         at = np.where(launch >= 0, enclosing(calls, ops, known)[launch], -1)
-        pairs = {(str(kernels["name"][i]), str(ops["inputs"][at[i]])) for i in np.flatnonzero(at >= 0).tolist()}
-        for kernel, text in pairs:
+        launched, inputs = kernels["name"][at >= 0].astype(str), ops["inputs"].iloc[at[at >= 0]].astype(str)
+        for kernel, text in set(zip(launched, inputs, strict=True)):
             kinds = {kind for kind in json.loads(text)[1] if kind not in ("", "Scalar")}
             precision = nvtx_ops.precision_of(kernel)
             if precision is not None and len(kinds) == 1 and kinds <= set(types):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -31,7 +33,7 @@ def _digits(value: float) -> int:
 
 
 def test_a_layer_to_the_printed_digits() -> None:
-    layer = sol.layer(1, 2048, 4096, 32, 11008)
+    layer = sol.layer_costs(1, 2048, 4096, 32, 11008)
     sheet = sol.bounds(layer, H200).set_index("name")
     measured = sol.bounds(layer, MEASURED).set_index("name")
     for name, (gflop, mb, intensity, sheet_us, measured_us, bound) in PREFILL.items():
@@ -50,17 +52,17 @@ def test_a_layer_to_the_printed_digits() -> None:
 
 
 def test_attention_of_the_whole_square() -> None:
-    full = sol.attention(1, 32, 2048, 128, causal=False)
+    full = sol.attention_cost(1, 32, 2048, 128, causal=False)
     assert (full.flops / 1e9, full.intensity) == (pytest.approx(68.72, abs=0.005), 1024)
     assert full.bytes / 1e6 == pytest.approx(67.1, abs=0.051)
     assert H200.bound_ns(full) / 1e3 == pytest.approx(69.5, abs=0.051)
     assert MEASURED.bound_ns(full) / 1e3 == pytest.approx(87.2, abs=0.051)
-    assert sol.attention(1, 32, 2048, 128).flops * 2 == full.flops
+    assert sol.attention_cost(1, 32, 2048, 128).flops * 2 == full.flops
 
 
 def test_what_the_layers_time_consists_of() -> None:
     """Shares of the bound, the floors, another card's memory, and other sizes: figures worked out elsewhere."""
-    layer = sol.layer(1, 2048, 4096, 32, 11008)
+    layer = sol.layer_costs(1, 2048, 4096, 32, 11008)
     table = sol.bounds(layer, H200)
     kind = table["name"].map({"attention": "attention"}).fillna(table["bound"])
     parts = (table["bound_ns"].groupby(kind).sum() / 1e3).round(1).to_dict()
@@ -76,7 +78,7 @@ def test_what_the_layers_time_consists_of() -> None:
         ((8, 2048, 4096, 32, 11008), 7597, 9453),
         ((1, 8192, 8192, 64, 28672), 17910, None),
     ):
-        larger = sol.layer(*sizes)
+        larger = sol.layer_costs(*sizes)
         assert sum(map(H200.bound_ns, larger)) / 1e3 == pytest.approx(by_sheet, abs=0.6)
         if by_ceilings is not None:
             assert sum(map(MEASURED.bound_ns, larger)) / 1e3 == pytest.approx(by_ceilings, abs=0.6)
@@ -85,7 +87,7 @@ def test_what_the_layers_time_consists_of() -> None:
 
 
 def test_decoding_is_the_weights() -> None:
-    layer = sol.layer(1, 1, 4096, 32, 11008, keys=1)
+    layer = sol.layer_costs(1, 1, 4096, 32, 11008, keys=1)
     weights = sum(op.bytes for op in layer if op.unit == "bf16" and op.name != "attention")
     assert weights / 1e6 == pytest.approx(404.75, abs=0.2)
     alone = 2 * (4 * 4096**2 + 3 * 4096 * 11008)  # without the vectors that go in and out
@@ -94,13 +96,13 @@ def test_decoding_is_the_weights() -> None:
     assert alone / MEASURED.gb_per_s / 1e3 == pytest.approx(94.1, abs=0.051)
     assert (sol.bounds(layer, H200)["bound"] == "memory").all()
     # One query sees every key.
-    assert sol.attention(2, 8, 1, 64, keys=100).flops == 4 * 2 * 8 * 64 * 100
+    assert sol.attention_cost(2, 8, 1, 64, keys=100).flops == 4 * 2 * 8 * 64 * 100
     # Chunked prefill: each query sees all that came before, and half of its own chunk.
-    assert sol.attention(1, 1, 4, 1, keys=10).flops == 4 * (4 * 6 + 8)
+    assert sol.attention_cost(1, 1, 4, 1, keys=10).flops == 4 * (4 * 6 + 8)
 
 
 def test_grouped_queries_move_fewer_keys() -> None:
-    dense, grouped = (sol.attention(1, 32, 1, 128, keys=4096, kv_heads=heads) for heads in (32, 8))
+    dense, grouped = (sol.attention_cost(1, 32, 1, 128, keys=4096, kv_heads=heads) for heads in (32, 8))
     assert dense.flops == grouped.flops
     assert dense.bytes - grouped.bytes == 2 * 128 * 2 * 24 * 4096
 
@@ -108,10 +110,10 @@ def test_grouped_queries_move_fewer_keys() -> None:
 @pytest.mark.parametrize(
     ("operation", "intensity"),
     [
-        (sol.softmax(8, 100), 1.25), (sol.gelu(8, 100), 2.0), (sol.residual(8, 100), 1 / 6),
-        (sol.rms_norm(8, 100), 1.0), (sol.embedding(8, 100), 0.0),
-        (sol.layer_norm(8, 100, "fp32"), 1.0), (sol.adamw(1000), 12 / 28),
-        (sol.cross_entropy(8, 100), 5 / 4),
+        *((sol.elementwise_cost(kind, 8, 100), each) for kind, each in {
+            "softmax": 1.25, "gelu": 2.0, "residual": 1 / 6, "rms_norm": 1.0, "embedding": 0.0, "cross_entropy": 5 / 4,
+        }.items()),
+        (sol.elementwise_cost("layer_norm", 8, 100, "fp32"), 1.0), (sol.adamw_cost(1000), 12 / 28),
     ],
 )  # fmt: skip
 def test_intensities(operation: sol.Operation, intensity: float) -> None:
@@ -119,14 +121,21 @@ def test_intensities(operation: sol.Operation, intensity: float) -> None:
 
 
 def test_every_kind_of_row_says_what_it_is() -> None:
-    for make in (sol.rms_norm, sol.layer_norm, sol.rotary, sol.softmax, sol.swiglu, sol.gelu, sol.residual,
-                 sol.embedding, sol.cross_entropy):  # fmt: skip
-        called = make.__name__
-        assert getattr(sol, called) is make
-        assert make.__doc__.endswith(".")
+    kinds = ("rms_norm", "layer_norm", "rotary", "softmax", "swiglu", "gelu", "residual", "embedding", "cross_entropy")
+    for make in (functools.partial(sol.elementwise_cost, kind) for kind in kinds):
+        assert make(3, 5).name
         assert make(3, 5, name="mine").name == "mine"
         assert make(3, 5, "fp32").bytes == 2 * make(3, 5, "bf16").bytes
         assert make(rows=3, width=5).unit == "fp32"
+
+
+def test_old_names_of_operations_still_work() -> None:
+    with pytest.warns(DeprecationWarning, match=r'softmax has moved to .*elementwise_cost\("softmax", \.\.\.\)'):
+        assert sol.softmax(8, 100, "fp32") == sol.elementwise_cost("softmax", 8, 100, "fp32")
+    with pytest.warns(DeprecationWarning, match=r"layer has moved to .*layer_costs"):
+        assert sol.layer is sol.layer_costs
+    with pytest.raises(AttributeError, match="no attribute 'convolution'"):
+        sol.convolution  # noqa: B018
 
 
 def test_gemms_count_as_pytorch_counts_them() -> None:
@@ -135,14 +144,14 @@ def test_gemms_count_as_pytorch_counts_them() -> None:
 
     with FlopCounterMode(display=False) as counter:
         torch.zeros(3, 5) @ torch.zeros(5, 7)
-    assert sol.gemm(3, 7, 5).flops == counter.get_total_flops()
+    assert sol.gemm_cost(3, 7, 5).flops == counter.get_total_flops()
 
 
 def test_the_published_layer_is_impossible() -> None:
     """Times that have been printed for an H100, which would need more than twice its peak."""
     h100 = sol.datasheet(hardware.find("H100 SXM"))
     printed = {"QKV": 85e3, "gate and up": 135e3, "down": 68e3, "output projection": 32e3}
-    operations = [op for op in sol.layer(1, 2048, 4096, 32, 11008) if op.name in printed]
+    operations = [op for op in sol.layer_costs(1, 2048, 4096, 32, 11008) if op.name in printed]
     table = sol.judge(operations, [printed[op.name] for op in operations], h100).set_index("name")
     assert table["impossible"].all()
     assert (table["sol_datasheet"] > 2).all()
@@ -152,7 +161,7 @@ def test_the_published_layer_is_impossible() -> None:
 
 
 def test_both_shares_and_never_one_for_the_other() -> None:
-    operation = sol.gemm(8192, 8192, 8192)
+    operation = sol.gemm_cost(8192, 8192, 8192)
     time_ns = operation.flops / 700 / 1e3
     row = sol.judge([operation], [time_ns], H200, MEASURED).iloc[0]
     assert row["sol_datasheet"] == pytest.approx(700 / 989.4, rel=1e-3)
@@ -162,7 +171,7 @@ def test_both_shares_and_never_one_for_the_other() -> None:
 
 
 def test_a_cached_tensor_may_beat_the_memory_and_a_large_one_not() -> None:
-    small, large = sol.rms_norm(2048, 4096), sol.rms_norm(1 << 16, 4096)
+    small, large = sol.elementwise_cost("rms_norm", 2048, 4096), sol.elementwise_cost("rms_norm", 1 << 16, 4096)
     quick = [H200.memory_ns(small) / 2, H200.memory_ns(large) / 2]
     table = sol.judge([small, large], quick, H200)
     assert list(table["impossible"]) == [False, True]
@@ -172,7 +181,7 @@ def test_a_cached_tensor_may_beat_the_memory_and_a_large_one_not() -> None:
 
 def test_no_operation_is_above_its_ceilings_without_a_note() -> None:
     """Conservation: whatever the times, above 100 % of a ceiling there is a remark, and above the peak a flag."""
-    layer = sol.layer(1, 2048, 4096, 32, 11008)
+    layer = sol.layer_costs(1, 2048, 4096, 32, 11008)
     for hurry in (0.3, 0.5, 0.78, 0.9, 1.0, 1.1, 3.0):
         times = [hurry * MEASURED.bound_ns(operation) for operation in layer]
         table = sol.judge(layer, times, H200, MEASURED)
@@ -189,16 +198,16 @@ def test_no_operation_is_above_its_ceilings_without_a_note() -> None:
 
 
 def test_what_cannot_be_judged_is_refused() -> None:
-    operation = sol.gemm(8, 8, 8)
+    operation = sol.gemm_cost(8, 8, 8)
     with pytest.raises(UsageError, match="do not belong together"):
         sol.judge([operation], [1.0, 2.0], H200)
     with pytest.raises(UsageError, match="must be positive"):
         sol.judge([operation], [0.0], H200)
     with pytest.raises(UsageError, match="no rate of fp8 for GEMM"):
-        sol.bounds([sol.gemm(8, 8, 8, "fp8")], MEASURED)
+        sol.bounds([sol.gemm_cost(8, 8, 8, "fp8")], MEASURED)
     with pytest.raises(UsageError, match="no precision is called 'int3'"):
-        sol.gemm(8, 8, 8, "int3")
+        sol.gemm_cost(8, 8, 8, "int3")
     with pytest.raises(UsageError, match="as many keys"):
-        sol.attention(1, 1, 8, 8, keys=4)
+        sol.attention_cost(1, 1, 8, 8, keys=4)
     with pytest.raises(UsageError, match="multiple"):
-        sol.layer(1, 8, 10, 3, 8)
+        sol.layer_costs(1, 8, 10, 3, 8)

@@ -7,7 +7,7 @@ from typing import Any
 
 import nsightkit
 from nsightkit.analysis.timeline import gaps, steps
-from nsightkit.analysis.timeline.gaps.ends import in_window
+from nsightkit.analysis.timeline.gaps import in_window
 from nsightkit.workloads.planted import Export
 
 US, PID = 1_000, 78

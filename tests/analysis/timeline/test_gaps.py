@@ -4,7 +4,7 @@ import pytest
 
 import nsightkit
 from nsightkit.analysis.core import intervals
-from nsightkit.analysis.timeline import gaps
+from nsightkit.analysis.timeline import gaps, phases
 from nsightkit.analysis.timeline.gaps.threads import Threads
 from nsightkit.workloads.planted import Export, training
 
@@ -565,6 +565,11 @@ def test_a_bad_pattern_is_the_users_fault(tmp_path):
         gaps.summary(nsightkit.load(tmp_path / "t.sqlite"), data_loading="(")
 
 
+def test_the_old_name_of_idle_intervals_still_works():
+    with pytest.warns(DeprecationWarning, match="idle_gaps has moved to .*idle_intervals"):
+        assert intervals.idle_gaps is intervals.idle_intervals
+
+
 class TestRealTraces:
     def test_resnet_before_and_after(self, shared_traces):
         before = nsightkit.load(next(shared_traces.glob("kineto/resnet50_num_workers_0*")))
@@ -582,7 +587,11 @@ class TestRealTraces:
         assert gaps.summary(trace)["total_ns"].sum() < 500 * US
         assert intervals.busy(trace)["busy_ns"].tolist() == [7_811_219_965]
 
-    def test_causes_sum_to_idle_on_all(self, shared_traces):
+    def test_causes_sum_to_idle_and_phases_to_busy_on_all(self, shared_traces):
         for path in sorted([*shared_traces.glob("*/*.sqlite"), *shared_traces.glob("*/*.json.gz")]):
             trace = nsightkit.load(path)
-            assert gaps.summary(trace)["total_ns"].sum() == intervals.busy(trace)["idle_ns"].sum(), path.name
+            busy = intervals.busy(trace)
+            assert gaps.summary(trace)["total_ns"].sum() == busy["idle_ns"].sum(), path.name
+            if trace.recorded("kernels") and trace.recorded("calls"):
+                found = phases.summary(trace, match="(?i)forward|backward|optim|loss|data|softmax|matmul")
+                assert found["gpu_ns"].sum() == busy["busy_ns"].sum(), path.name

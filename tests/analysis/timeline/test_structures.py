@@ -91,10 +91,11 @@ class Program:
             now += draw.randrange(1, 900)
 
 
-@pytest.fixture(params=range(8))
-def program(request, tmp_path):
+@pytest.fixture(params=range(8), scope="module")
+def program(request, tmp_path_factory):
     made = Program(request.param)
-    made.trace = nsightkit.load(made.out.write(tmp_path / "t.sqlite", shuffle=request.param))
+    path = made.out.write(tmp_path_factory.mktemp("program") / "t.sqlite", shuffle=request.param)
+    made.trace = nsightkit.load(path)
     return made
 
 

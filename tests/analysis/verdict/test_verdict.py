@@ -25,7 +25,7 @@ from nsightkit.analysis.core import intervals
 from nsightkit.analysis.replay import whatif
 from nsightkit.analysis.timeline import gaps, overview
 from nsightkit.analysis.timeline import steps as trace_steps
-from nsightkit.analysis.timeline.gaps.ends import in_window
+from nsightkit.analysis.timeline.gaps import in_window
 from nsightkit.analysis.timeline.selection import select
 from nsightkit.analysis.verdict import rules
 from nsightkit.errors import UsageError

@@ -8,18 +8,19 @@ between the moment the device ran dry and the moment the launch began? The first
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from nsightkit.analysis.core.intervals import gpu_intervals, idle_gaps, launches_of
-from nsightkit.analysis.timeline.gaps.facts import EVIDENCE, TABLE_OF, Bool, Elsewhere, groups
+from nsightkit.analysis.core.intervals import busy, gpu_intervals, idle_intervals, launches_of
+from nsightkit.analysis.timeline import steps
+from nsightkit.analysis.timeline.gaps.facts import EVIDENCE, TABLE_OF, Bool, Int
 from nsightkit.analysis.timeline.gaps.rules import CAUSES, decide
 from nsightkit.analysis.timeline.gaps.threads import DATA_LOADING, Threads
-from nsightkit.analysis.timeline.gaps.words import evidence, memop_name
 from nsightkit.trace.model import GPU_TABLES, Trace
 
-__all__ = ["CAUSES", "DATA_LOADING", "causes", "find", "memop_name", "summary"]
+__all__ = ["CAUSES", "DATA_LOADING", "causes", "find", "in_window", "memop_name", "summary"]
 
 
 def summary(trace: Trace, min_ns: int = 0, data_loading: str = DATA_LOADING) -> pd.DataFrame:
@@ -48,7 +49,7 @@ def summary(trace: Trace, min_ns: int = 0, data_loading: str = DATA_LOADING) -> 
 
 def _by_cause(trace: Trace, min_ns: int, data_loading: str) -> pd.DataFrame:
     found = _found(trace, min_ns, data_loading)
-    span = sum(last - first for first, last in _bounds(trace).values())
+    span = busy(trace)["span_ns"].sum()
     # Exact in floats up to 2**53 ns, 104 days.
     total = np.bincount(found["cause"], weights=found["end_ns"] - found["start_ns"], minlength=len(CAUSES))
     out = pd.DataFrame(
@@ -84,7 +85,7 @@ def find(trace: Trace, min_ns: int = 0, data_loading: str = DATA_LOADING) -> pd.
     return found[["device", "start_ns", "end_ns"]].assign(
         duration_ns=found["end_ns"] - found["start_ns"],
         cause=[CAUSES[c] for c in found["cause"]],
-        evidence=np.array(evidence(trace.whole, found), dtype=object),
+        evidence=np.array(_evidence(trace.whole, found), dtype=object),
     )
 
 
@@ -104,28 +105,55 @@ def causes(trace: Trace, min_ns: int = 0, data_loading: str = DATA_LOADING) -> p
         ``device, start_ns, end_ns, cause, kind, name, row``, by device and time; ``cause, kind, name`` are categories.
         ``row`` is that of the event in its table of ``trace.whole``, -1, with an empty name, where no event decided.
     """
-    return named(trace.whole, _found(trace, min_ns, data_loading))
+    return _with_names(trace.whole, _found(trace, min_ns, data_loading))
 
 
-def named(whole: Trace, found: pd.DataFrame) -> pd.DataFrame:
-    """Name what decided, as :func:`causes` gives it.
+def in_window(trace: Trace) -> pd.DataFrame:
+    """Give the idle time of the window that the steps cover, with its causes: gaps, and what lies at the window's ends.
 
     Parameters
     ----------
-    whole : Trace
-    found : DataFrame
-        ``device, start_ns, end_ns``, and the index of the cause, of the kind of its evidence, and that one's row:
-        ``cause, source, source_row``.
+    trace : Trace
+
+    Returns
+    -------
+    DataFrame
+        As :func:`nsightkit.analysis.timeline.gaps.causes` gives gaps, which are cut at the window's ends. Without steps
+        just those.
     """
+    found, windows = causes(trace), steps.windows(trace)
+    if not len(windows):
+        return found
+    begin, end = int(windows["begin_ns"].iloc[0]), int(windows["end_ns"].iloc[-1])
+    found = found[(found["end_ns"] > begin) & (found["start_ns"] < end)]
+    found = found.assign(start_ns=found["start_ns"].clip(lower=begin), end_ns=found["end_ns"].clip(upper=end))
+    ends = _at_ends(trace, begin, end, int(windows["thread"].iloc[0]))
+    texts = dict.fromkeys(("cause", "kind", "name"), object)
+    found = pd.concat([found.astype(texts), ends.astype(texts)], ignore_index=True) if len(ends) else found
+    return found.assign(**{name: found[name].astype("category") for name in texts})
+
+
+def memop_name(kind: str) -> str:
+    """Call a copy or memset what Nsight Systems calls it.
+
+    Parameters
+    ----------
+    kind : str
+        Of the model's ``memops``.
+    """
+    return kind if kind == "memset" else f"memcpy {kind}"
+
+
+def _with_names(whole: Trace, found: pd.DataFrame) -> pd.DataFrame:
+    """Name what decided, as :func:`causes` gives it, by the index of its kind and its row."""
     source, row = found["source"].to_numpy(), found["source_row"].to_numpy()
     texts, code = [""], np.zeros(len(found), np.int64)
     for kind, table in TABLE_OF.items():
         mine = np.flatnonzero((source == EVIDENCE.index(kind)) & (row >= 0))
         if len(mine):
-            column = "kind" if table == "memops" else "name"
-            names = whole.table(table, [column])[column].cat
-            code[mine] = names.codes.to_numpy()[row[mine]].astype(np.int64) + len(texts)
-            texts += [memop_name(str(n)) if table == "memops" else str(n) for n in names.categories]
+            code_of, names_of = _names(whole, table)
+            code[mine] = code_of[row[mine]].astype(np.int64) + len(texts)
+            texts += names_of
     used, code = np.unique(code, return_inverse=True)
     # The same name in two tables is one name: categories are distinct.
     number, distinct = pd.factorize(np.array(texts, dtype=object)[used])
@@ -152,8 +180,6 @@ _COLUMNS = {
     "os_calls": ["start_ns", "end_ns", "thread", "name"],
     "overhead": ["start_ns", "end_ns", "thread", "name"],
 }
-#: What :func:`decide` settles.
-_DECIDED = {"cause": np.int8, "source": np.int8, "source_row": np.int32}
 #: Gaps judged together; bounds memory.
 _CHUNK = 200_000
 
@@ -177,48 +203,23 @@ def _decide(whole: Trace, data_loading: str) -> pd.DataFrame:
     """All gaps: where, what ended each and launched that (-1 unknown), and cause and evidence by their numbers."""
     whole.prefetch(_COLUMNS)
     ops = gpu_intervals(whole)
-    gaps = idle_gaps(whole, ops)
-    after = gaps["after"].to_numpy()
+    gaps = idle_intervals(whole, ops)
+    after = gaps.pop("after").to_numpy()
     table, row = ops["table"].to_numpy(), ops["row"].to_numpy()
+    found = {**{str(column): gaps[column].to_numpy() for column in gaps}, "table": table[after], "row": row[after]}
     # In start order the operation before `after` is the one that the device was fed just before.
     before_table, before_row = table[after - 1], row[after - 1]
-    n = len(gaps)
-    found = {
-        **{column: gaps[column].to_numpy() for column in ("device", "start_ns", "end_ns")},
-        "table": table[after],
-        "row": row[after],
-        "launch": np.full(n, -1, np.int32),
-        **{column: np.empty(n, dtype) for column, dtype in _DECIDED.items()},
-    }
     del ops, gaps, after, table, row
-    threads, elsewhere = Threads(whole, data_loading), Elsewhere(whole)
-    of_call = whole.table("calls", ["thread"])["thread"].to_numpy()
-    for low in range(0, n, _CHUNK):
-        chunk = {column: values[low : low + _CHUNK] for column, values in found.items()}  # views
-        chunk["launch"][:] = launches_of(whole, chunk["table"], chunk["row"])
-        fed_by = np.full(len(chunk["launch"]), -1, np.int64)
-        if threads.several:
-            before = launches_of(whole, before_table[low : low + _CHUNK], before_row[low : low + _CHUNK])
-            fed_by[before >= 0] = of_call[before[before >= 0]]
-        for at, group in groups(whole, chunk, fed_by, threads, elsewhere):
-            decide(group)
-            for column in _DECIDED:
-                chunk[column][at] = getattr(group, column)
-    return pd.DataFrame(found, copy=False)
-
-
-def _bounds(trace: Trace) -> dict[int, tuple[int, int]]:
-    """First start and last end of each device's operations."""
-    bounds: dict[int, tuple[int, int]] = {}
-    for name in GPU_TABLES:
-        frame = trace.table(name, ["device", "start_ns", "end_ns"])
-        device, start, end = (frame[c].to_numpy() for c in frame.columns)
-        for one in pd.unique(device).tolist():
-            mine = slice(None) if (device == one).all() else device == one
-            first, last = int(start[mine].min()), int(end[mine].max())
-            known = bounds.get(one, (first, last))
-            bounds[one] = (min(first, known[0]), max(last, known[1]))
-    return bounds
+    threads = Threads(whole, data_loading)
+    parts = []
+    for low in range(0, max(len(before_row), 1), _CHUNK):
+        mine = slice(low, low + _CHUNK)
+        chunk = {column: values[mine] for column, values in found.items()}
+        chunk["launch"] = launches_of(whole, chunk["table"], chunk["row"]).astype(np.int32)
+        before = launches_of(whole, before_table[mine], before_row[mine]) if threads.several else None
+        parts.append({"launch": chunk["launch"], **decide(threads, chunk, before=before)})
+    settled = {column: np.concatenate([part[column] for part in parts]) for column in parts[0]}
+    return pd.DataFrame(found | settled, copy=False)
 
 
 def _selected(trace: Trace, gaps: pd.DataFrame) -> Bool:
@@ -229,6 +230,72 @@ def _selected(trace: Trace, gaps: pd.DataFrame) -> Bool:
         if (mask := trace.mask(name)) is not None:
             of_table = table == number
             keep[of_table] = mask[row[of_table]]
-    for device, (first, _) in _bounds(trace).items():
-        keep &= (gaps["device"].to_numpy() != device) | (gaps["end_ns"].to_numpy() > first)
-    return keep
+    first = gpu_intervals(trace).groupby("device")["start_ns"].min()
+    return np.asarray(keep & (gaps["end_ns"] > gaps["device"].map(first)))
+
+
+def _at_ends(trace: Trace, begin: int, end: int, steps_ran_on: int) -> pd.DataFrame:
+    """Give causes to the idle time at the ends of a window, by the rules for gaps.
+
+    A device that has nothing to do at the end is judged as if a launch of the thread on which the steps ran ended its
+    idle time when the window ends.
+    """
+    ops = gpu_intervals(trace)
+    inside = (ops["end_ns"] > begin) & (ops["start_ns"] < end)
+    ops = ops[ops["device"].isin(ops.loc[inside, "device"])]  # with what lies outside: up to there it is a gap
+    first, last = ops.drop_duplicates("device"), ops.groupby("device")["end_ns"].max().to_numpy()
+    launch = launches_of(trace, first["table"], first["row"])
+    before = first.assign(launch=launch, start_ns=begin, end_ns=first["start_ns"])
+    ends = pd.concat([before, first.assign(launch=-1, start_ns=last, end_ns=end)])
+    ends = ends[ends["start_ns"] < ends["end_ns"]].sort_values("device", kind="stable", ignore_index=True)
+    threads = Threads(trace)
+    gaps = {str(column): ends[column].to_numpy() for column in ends}
+    found = ends.assign(**decide(threads, gaps, launched_by=steps_ran_on))
+    if not len(threads.calls(steps_ran_on)):
+        found.loc[found["launch"] < 0, ["cause", "source", "source_row"]] = CAUSES.index("unknown"), 0, -1
+    return _with_names(trace.whole, found)
+
+
+def _evidence(whole: Trace, gaps: pd.DataFrame) -> list[dict[str, Any]]:
+    """Turn numbers of kinds and rows of tables into what a person reads, as :func:`find` has it."""
+    table, row, launch, source, source_row = (
+        gaps[column].to_numpy() for column in ("table", "row", "launch", "source", "source_row")
+    )
+    out: list[dict[str, Any]] = [{"kind": "none"} for _ in range(len(gaps))]
+    for kind, name in TABLE_OF.items():
+        mine = np.flatnonzero((source == EVIDENCE.index(kind)) & (source_row >= 0))
+        for i, event in zip(mine.tolist(), _events(whole, name, source_row[mine]), strict=True):
+            out[i] = {"kind": kind, **event}
+    launched = np.flatnonzero(launch >= 0)
+    for i, event in zip(launched.tolist(), _events(whole, "calls", launch[launched]), strict=True):
+        out[i]["launch"] = event
+    for number, name in enumerate(GPU_TABLES):
+        mine = np.flatnonzero(table == number)
+        for i, text in zip(mine.tolist(), _named(whole, name, row[mine]), strict=True):
+            out[i]["ended_by"] = text
+    return out
+
+
+def _events(whole: Trace, table: str, rows: Int) -> list[dict[str, Any]]:
+    where = "device" if table in GPU_TABLES else "thread"
+    part = whole.table(table, ["start_ns", "end_ns", where]).iloc[rows]
+    columns = (part[column].tolist() for column in part)
+    return [
+        {"name": name, "start_ns": start, "end_ns": end, where: on}
+        for name, start, end, on in zip(_named(whole, table, rows), *columns, strict=True)
+    ]
+
+
+def _names(whole: Trace, table: str) -> tuple[Int, list[str]]:
+    """Of each event of a table the position of its name, and the names."""
+    if table == "graphs":
+        return np.zeros(whole.size(table), np.int8), ["graph replay"]
+    column = "kind" if table == "memops" else "name"
+    called = whole.table(table, [column])[column].cat
+    texts = [str(name) for name in called.categories]
+    return called.codes.to_numpy(), [memop_name(text) for text in texts] if table == "memops" else texts
+
+
+def _named(whole: Trace, table: str, rows: Int) -> list[str]:
+    code, texts = _names(whole, table)
+    return [texts[one] for one in code[rows].tolist()]

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from nsightkit.analysis.timeline.gaps.threads import Threads, Track
-from nsightkit.trace.model import GPU_TABLES, Trace
+from nsightkit.analysis.timeline.gaps.threads import EVENT_WAIT, Threads, Track
+from nsightkit.trace.model import GPU_TABLES
 
-__all__ = ["EVIDENCE", "TABLE_OF", "Elsewhere", "Group", "groups"]
+__all__ = ["EVIDENCE", "TABLE_OF", "Group", "groups"]
 
 Int = npt.NDArray[np.integer[Any]]
 Bool = npt.NDArray[np.bool_]
@@ -41,7 +41,6 @@ class Group:
     Parameters
     ----------
     threads : Threads
-    elsewhere : Elsewhere
     process : int
     thread : int
         That launched the operations which end the gaps; -1 where no launch was recorded.
@@ -57,7 +56,6 @@ class Group:
     """
 
     threads: Threads
-    elsewhere: Elsewhere
     process: int
     thread: int
     other: int
@@ -84,8 +82,7 @@ class Group:
     def undecided(self, left: Int | None = None) -> Int:
         """Positions of gaps that no rule has decided yet, of all or of some."""
         left = np.arange(len(self.cause)) if left is None else left
-        undecided: Int = left[self.cause[left] == UNDECIDED]
-        return undecided
+        return np.asarray(left[self.cause[left] == UNDECIDED])
 
     def asked(self, left: Int) -> Iterator[tuple[int, Int]]:
         """The threads to ask, each with the undecided gaps to ask about: who launched, then who handed over."""
@@ -109,9 +106,9 @@ class Group:
         wait for an event was called between the launch and the one before it.
         """
         kind, rows = np.zeros(len(left), np.int8), np.full(len(left), -1, np.int64)
-        waits, calls = self.threads.event_waits(self.thread).start, self.threads.launches(self.thread)
-        for device in np.unique(self.device[left]).tolist() if self.elsewhere.several else ():
-            start, end, table, row = self.elsewhere.of(device, self.process)
+        waits, calls = self.threads.named("calls", self.thread, EVENT_WAIT).start, self.threads.launches(self.thread)
+        for device in np.unique(self.device[left]).tolist() if self.threads.several_devices else ():
+            start, end, table, row = self.threads.elsewhere(device, self.process)
             at = np.searchsorted(end, self.end[left], side="right") - 1
             # Its own device, and something that ended just before.
             mine = np.flatnonzero((self.device[left] == device) & (at >= 0))
@@ -128,52 +125,20 @@ class Group:
         return kind, rows
 
 
-class Elsewhere:
-    """The work of other devices.
-
-    Parameters
-    ----------
-    trace : Trace
-        The whole one.
-    """
-
-    def __init__(self, trace: Trace) -> None:
-        self._trace = trace
-        self._of: dict[tuple[int, int], tuple[Int, Int, Int, Int]] = {}
-        columns = [trace.table(t, ["device"])["device"].to_numpy() for t in GPU_TABLES if trace.size(t)]
-        #: whether more than one device had work
-        self.several = any((c != columns[0][0]).any() for c in columns)
-
-    def of(self, device: int, process: int) -> tuple[Int, Int, Int, Int]:
-        """Work of a process on all devices but one, by end: start, end, table as index into ``GPU_TABLES``, row."""
-        if (device, process) not in self._of:
-            parts = []
-            for number, name in enumerate(GPU_TABLES):
-                frame = self._trace.table(name, ["start_ns", "end_ns", "device", "process"])
-                start, end, ran_on, of = (frame[c].to_numpy() for c in frame.columns)
-                row = np.flatnonzero((ran_on != device) & (of == process))
-                parts.append((start[row], end[row], np.full(len(row), number, np.int8), row))
-            start, end, table, row = (np.concatenate(c) for c in zip(*parts, strict=True))
-            order = np.argsort(end, kind="stable")
-            self._of[device, process] = start[order], end[order], table[order], row[order]
-        return self._of[device, process]
-
-
 def groups(
-    trace: Trace, gaps: Mapping[str, Int], fed_by: Int, threads: Threads, elsewhere: Elsewhere
+    threads: Threads, gaps: Mapping[str, Int], before: Int | None = None, launched_by: int = -1
 ) -> Iterator[tuple[Int, Group]]:
     """Gaps by the thread that ended them, and the one that fed the device before.
 
     Parameters
     ----------
-    trace : Trace
-        The whole one.
+    threads : Threads
     gaps : mapping of str to ndarray of int
         ``device, start_ns, end_ns``; ``table`` and ``row`` of the operation that ends the gap, and its ``launch``.
-    fed_by : ndarray of int
-        The thread that launched the operation before each gap; -1 where that is not known.
-    threads : Threads
-    elsewhere : Elsewhere
+    before : ndarray of int, optional
+        The launch of the operation before each gap; -1 where that is not known.
+    launched_by : int
+        The thread to ask where the launch is not known; -1 for none.
 
     Yields
     ------
@@ -181,22 +146,23 @@ def groups(
         Positions in `gaps`.
     Group
     """
-    launch = gaps["launch"]
+    device, start, end, launch = (gaps[column] for column in ("device", "start_ns", "end_ns", "launch"))
     known = launch >= 0
-    begun, done, thread = gaps["end_ns"].copy(), gaps["end_ns"].copy(), np.full(len(launch), -1, np.int64)
-    calls = trace.table("calls", ["start_ns", "end_ns", "thread"])
+    begun, done, thread = end.copy(), end.copy(), np.full(len(launch), launched_by, np.int64)
+    calls = threads.trace.table("calls", ["start_ns", "end_ns", "thread"])
     begun[known], done[known], thread[known] = (calls[c].to_numpy()[launch[known]] for c in calls.columns)
     process = thread >> 24
     for number, name in enumerate(GPU_TABLES):
-        mine = np.flatnonzero(~known & (gaps["table"] == number))
-        process[mine] = trace.table(name, ["process"])["process"].to_numpy()[gaps["row"][mine]]
-    other = np.where(known & (fed_by != thread) & (fed_by >> 24 == process), fed_by, -1)
+        mine = np.flatnonzero((thread == -1) & (gaps["table"] == number))
+        process[mine] = threads.trace.table(name, ["process"])["process"].to_numpy()[gaps["row"][mine]]
+    other = np.full(len(launch), -1, np.int64)
+    if before is not None:
+        fed_by = calls["thread"].to_numpy()[before]
+        other = np.where(known & (before >= 0) & (fed_by != thread) & (fed_by >> 24 == process), fed_by, -1)
     by = pd.DataFrame({"process": process, "thread": thread, "other": other}).groupby(["process", "thread", "other"])
-    columns = gaps["device"], gaps["start_ns"], gaps["end_ns"], launch, begun, done
-    for positions in by.indices.values():
-        at = np.asarray(positions)
+    for at in map(np.asarray, by.indices.values()):
         of, one, by_other = (int(values[at[0]]) for values in (process, thread, other))
-        yield at, Group(threads, elsewhere, of, one, by_other, *(values[at] for values in columns))
+        yield at, Group(threads, of, one, by_other, *(v[at] for v in (device, start, end, launch, begun, done)))
 
 
 _NEVER = -(2**62)

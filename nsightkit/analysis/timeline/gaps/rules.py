@@ -7,13 +7,13 @@ changes threads is followed: up to its last CUDA call the thread that fed the de
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from nsightkit.analysis.timeline.gaps.facts import EVIDENCE, QUEUED_NS, Bool, Group, Int
-from nsightkit.analysis.timeline.gaps.threads import EAGER_NS, Track, together
+from nsightkit.analysis.timeline.gaps.facts import EVIDENCE, QUEUED_NS, Bool, Group, Int, groups
+from nsightkit.analysis.timeline.gaps.threads import EAGER_NS, Threads, Track, together
 
 __all__ = [
     "CAUSES",
@@ -78,7 +78,7 @@ def input_pipeline(group: Group, left: Int) -> Found:
     handed work is not waiting for data.
     """
     for thread, asked in group.asked(left):
-        named, waits = group.threads.data(thread), group.threads.waits(thread)
+        named, (waits, _) = group.threads.data(thread), group.threads.waits(thread)
         start, end = group.dry[asked], group.until[asked]
         loads = together(*(track for _, track in named))
         covered = together(loads, waits).covered(start, end)
@@ -220,27 +220,42 @@ RULES: tuple[Callable[[Group, Int], Found], ...] = (
 CAUSES = tuple(rule.__name__.replace("_", "-") for rule in RULES)
 
 
-def decide(group: Group) -> None:
-    """Give each gap of a group its cause.
+def decide(threads: Threads, gaps: Mapping[str, Int], **asked: Any) -> dict[str, Int]:
+    """Give each gap its cause.
 
     Parameters
     ----------
-    group : Group
+    threads : Threads
+    gaps : mapping of str to ndarray of int
+    **asked
+        As for :func:`nsightkit.analysis.timeline.gaps.facts.groups`.
+
+    Returns
+    -------
+    dict of str to ndarray of int
+        ``cause`` as an index into `CAUSES`, and its evidence: ``source``, an index into `EVIDENCE`, and ``source_row``.
     """
-    for number, rule in enumerate(RULES):
-        left = group.undecided()
-        if not len(left):
-            return
-        for at, kind, rows in rule(group, left):
-            group.decide(at, number, kind, rows)
+    n = len(gaps["launch"])
+    found: dict[str, Int] = {
+        "cause": np.empty(n, np.int8),
+        "source": np.empty(n, np.int8),
+        "source_row": np.empty(n, np.int32),
+    }
+    for at, group in groups(threads, gaps, **asked):
+        for number, rule in enumerate(RULES):
+            if len(left := group.undecided()):
+                for mine, kind, rows in rule(group, left):
+                    group.decide(mine, number, kind, rows)
+        for column, values in found.items():
+            values[at] = getattr(group, column)
+    return found
 
 
 # --- what the rules share ---
 
 
 def _half(covered: Int, of: Int) -> Bool:
-    half: Bool = 2 * covered >= of
-    return half
+    return np.asarray(2 * covered >= of)
 
 
 def _filled(track: Track, start: Int, end: Int) -> Bool:
@@ -269,7 +284,7 @@ def _work(group: Group, left: Int) -> Iterator[tuple[str, Track, Int, Int, Int]]
         for kind, track in (
             *threads.lone(thread),
             ("call", threads.other_calls(thread)),
-            ("range", threads.waits_in_work(thread)),
+            ("range", threads.waits(thread)[1]),
             ("os_call", threads.sleeps(thread)),
         ):
             if len(track):

@@ -14,10 +14,10 @@ import pandas as pd
 
 from nsightkit.analysis.core.intervals import Coverage, common, gpu_intervals, launch_of, launches_of, union
 from nsightkit.analysis.core.names import OPERATOR_RANGE, compiled, matching
-from nsightkit.trace.model import Trace
+from nsightkit.trace.model import GPU_TABLES, Trace
 from nsightkit.trace.nesting import nesting
 
-__all__ = ["BLOCKING", "DATA_LOADING", "EAGER_NS", "Threads", "Track", "together"]
+__all__ = ["BLOCKING", "DATA_LOADING", "EAGER_NS", "EVENT_WAIT", "Threads", "Track", "together"]
 
 Int = npt.NDArray[np.integer[Any]]
 Bool = npt.NDArray[np.bool_]
@@ -57,7 +57,7 @@ _ALLOCATES = re.compile(r"Malloc|Free|MemAlloc")
 _COPY = re.compile(r"^(cuda|hip|cu)Memcpy")
 #: Calls that give a device work.
 _LAUNCH = re.compile(r"Launch(?!HostFunc)|^(cuda|hip|cu)(Memcpy|Memset)")
-_EVENT_WAIT = re.compile(r"StreamWaitEvent")
+EVENT_WAIT = re.compile(r"StreamWaitEvent")
 #: Calls that enqueue work, or cost next to nothing beside it.
 _ENQUEUE = re.compile(
     r"Launch|^(cuda|hip|cu)(Memcpy|Memset).*Async|Event(Record|Query|Create|Destroy)|StreamWaitEvent|StreamIsCapturing|StreamGetCaptureInfo|"
@@ -172,8 +172,7 @@ def together(*tracks: Track) -> Track:
 
 def _inside(begun: Int, outer: Track) -> Int:
     """How many of some times, in order, lie within each event."""
-    within: Int = np.searchsorted(begun, outer.end) - np.searchsorted(begun, outer.start)
-    return within
+    return np.asarray(np.searchsorted(begun, outer.end) - np.searchsorted(begun, outer.start))
 
 
 def _outside(track: Track, other: Track) -> Union:
@@ -207,35 +206,35 @@ class Threads:
     """
 
     def __init__(self, trace: Trace, data_loading: str = DATA_LOADING) -> None:
-        self._trace = trace.whole
+        self.trace = trace.whole
         self._data = compiled(data_loading, "data_loading")
         self.kept: dict[tuple[Any, ...], Any] = {}
-        called = self._trace.table("calls", ["thread"])["thread"].to_numpy()
-        #: whether more than one thread calls CUDA
+        called = self.trace.table("calls", ["thread"])["thread"].to_numpy()
+        #: whether more than one thread calls CUDA, and more than one device had work
         self.several = bool((called != called[:1]).any())
+        columns = [self.trace.table(t, ["device"])["device"].to_numpy() for t in GPU_TABLES if self.trace.size(t)]
+        self.several_devices = any((c != columns[0][0]).any() for c in columns)
 
     # --- the tables, thread by thread ---
 
     def _rows(self, table: str, rows: Int) -> Track:
-        frame = self._trace.table(table, ["start_ns", "end_ns"])
-        start = frame["start_ns"].to_numpy()[rows]
-        if (start[1:] < start[:-1]).any():
-            rows = rows[np.argsort(start, kind="stable")]
-            start = frame["start_ns"].to_numpy()[rows]
-        return Track(start, frame["end_ns"].to_numpy()[rows], rows)
+        frame = self.trace.table(table, ["start_ns", "end_ns"])
+        start, end = (frame[column].to_numpy() for column in frame)
+        rows = rows[np.argsort(start[rows], kind="stable")]
+        return Track(start[rows], end[rows], rows)
 
     @_kept
     def _table(self, table: str, thread: int) -> Track:
-        of = self._trace.table(table, ["thread"])["thread"].to_numpy()
+        of = self.trace.table(table, ["thread"])["thread"].to_numpy()
         return self._rows(table, np.flatnonzero(of == thread).astype(np.int32))
 
     @_kept
     def _flag(self, table: str, expression: re.Pattern[str]) -> Bool:
         """Per row of a table: whether its name matches."""
-        return matching(self._trace.table(table, ["name"])["name"], expression)
+        return matching(self.trace.table(table, ["name"])["name"], expression)
 
     @_kept
-    def _named(self, table: str, thread: int, expression: re.Pattern[str]) -> Track:
+    def named(self, table: str, thread: int, expression: re.Pattern[str]) -> Track:
         """The events of a table whose name matches."""
         track = self._table(table, thread)
         return track.subset(self._flag(table, expression)[track.row]) if len(track) else track
@@ -272,24 +271,20 @@ class Threads:
         calls = self.calls(thread)
         return calls.start[(self._flag("calls", _LAUNCH) & ~self._blocks())[calls.row]]
 
-    def event_waits(self, thread: int) -> Track:
-        """Calls that make a stream wait for an event."""
-        return self._named("calls", thread, _EVENT_WAIT)
-
     @_kept
     def staging(self, thread: int) -> Track:
         """Copy calls that move pageable memory."""
-        copies = self._named("calls", thread, _COPY)
+        copies = self.named("calls", thread, _COPY)
         return copies.subset(self.pageable(None)[copies.row])
 
     @_kept
     def pageable(self, kind: str | None) -> Bool:
         """Per call: whether it launched a copy of one kind, or of any, from or to pageable host memory."""
-        flag = np.zeros(self._trace.size("calls"), bool)
-        memops = self._trace.table("memops", ["process", "correlation", "kind", "src_kind", "dst_kind"])
+        flag = np.zeros(self.trace.size("calls"), bool)
+        memops = self.trace.table("memops", ["process", "correlation", "kind", "src_kind", "dst_kind"])
         copies = memops[(memops["src_kind"] == "pageable") | (memops["dst_kind"] == "pageable")]
         copies = copies if kind is None else copies[copies["kind"] == kind]
-        row = launch_of(self._trace, copies["process"], copies["correlation"])
+        row = launch_of(self.trace, copies["process"], copies["correlation"])
         flag[row[row >= 0]] = True
         return flag
 
@@ -303,15 +298,19 @@ class Threads:
 
     def data(self, thread: int) -> list[tuple[str, Track]]:
         """Ranges and operators of data loading."""
-        return [("range", self._named("ranges", thread, self._data)), ("op", self._named("ops", thread, self._data))]
+        return [("range", self.named("ranges", thread, self._data)), ("op", self.named("ops", thread, self._data))]
 
     def sleeps(self, thread: int) -> Track:
         """Sleeps that the program chose."""
-        return self._named("os_calls", thread, _OS_SLEEP)
+        return self.named("os_calls", thread, _OS_SLEEP)
 
     @_kept
-    def _waits(self, thread: int) -> tuple[Track, Track]:
-        waits = self._named("os_calls", thread, _OS_WAIT)
+    def waits(self, thread: int) -> tuple[Track, Track]:
+        """OS waits outside CUDA calls: those outside ranges that are named for something else than data, and the rest.
+
+        Rows of the rest are those of the ranges.
+        """
+        waits = self.named("os_calls", thread, _OS_WAIT)
         if not len(waits):
             return waits, waits
         # A wait within a CUDA call is the driver's; a wait that encloses one does not exist on a thread.
@@ -323,14 +322,6 @@ class Threads:
             work[work] = self._names_work(thread)[around[work]]
         return waits.subset(~work), Track(waits.start[work], waits.end[work], ranges.row[around[work]])
 
-    def waits(self, thread: int) -> Track:
-        """OS waits outside CUDA calls, and outside ranges that are named for something else than data loading."""
-        return self._waits(thread)[0]
-
-    def waits_in_work(self, thread: int) -> Track:
-        """The other OS waits, those in ranges that are named for something else; rows are those of the ranges."""
-        return self._waits(thread)[1]
-
     def _names_work(self, thread: int) -> Bool:
         """Per range of a thread: whether its name says what goes on in it. That of a whole step does not."""
         ranges = self._table("ranges", thread)
@@ -340,8 +331,7 @@ class Threads:
         whole = (ranges.parent < 0) & (launches > _MANY)
         general = self._flag("ranges", _STEP)[ranges.row] & (launches > 0)
         loads = self._flag("ranges", self._data)[ranges.row]
-        named: Bool = ((leaf & ~whole) | (launches == 0)) & ~general & ~loads
-        return named
+        return np.asarray(((leaf & ~whole) | (launches == 0)) & ~general & ~loads)
 
     # --- work ---
 
@@ -364,7 +354,7 @@ class Threads:
     @_kept
     def dispatch(self, thread: int) -> Track:
         """Operators with no other between them and a CUDA call. For its coverage; rows mean nothing."""
-        ops = together(self._table("ops", thread), self._named("ranges", thread, OPERATOR_RANGE))
+        ops = together(self._table("ops", thread), self.named("ranges", thread, OPERATOR_RANGE))
         direct = ops.innermost_at(self.calls(thread).start)
         count = np.bincount(direct[direct >= 0], minlength=len(ops))
         # An operator that runs much longer than its calls take to dispatch does something else as well.
@@ -375,7 +365,7 @@ class Threads:
     @_kept
     def _overhead(self, loads: bool, of: int) -> Track:
         """Overhead records of a thread or of a process, and those that say nothing of either."""
-        thread = self._trace.table("overhead", ["thread"])["thread"].to_numpy()
+        thread = self.trace.table("overhead", ["thread"])["thread"].to_numpy()
         loading = self._flag("overhead", _LOADING)
         chosen = loading if loads else ~loading & ~self._flag("overhead", _BUFFER_FULL)
         chosen = chosen & ((thread == -1) | (thread == of) | (thread >> 24 == of))
@@ -391,17 +381,30 @@ class Threads:
             ("overhead", self._overhead(True, thread)),
             ("call", self._first_calls(thread)),
             ("call", self._captures(thread)),
-            ("range", self._named("ranges", thread, _COMPILES)),
-            ("op", self._named("ops", thread, _COMPILES)),
+            ("range", self.named("ranges", thread, _COMPILES)),
+            ("op", self.named("ops", thread, _COMPILES)),
         ]
 
     @_kept
     def _captures(self, thread: int) -> Track:
         """From each begin of a graph's capture to its end; the row is that of the begin."""
-        begin, end = (self._named("calls", thread, of) for of in (_BEGIN_CAPTURE, _END_CAPTURE))
+        begin, end = (self.named("calls", thread, of) for of in (_BEGIN_CAPTURE, _END_CAPTURE))
         at = np.searchsorted(end.start, begin.start)
         ended = at < len(end)
         return Track(begin.start[ended], end.end[at[ended]], begin.row[ended])
+
+    @_kept
+    def elsewhere(self, device: int, process: int) -> tuple[Int, Int, Int, Int]:
+        """Work of a process on all devices but one, by end: start, end, table as index into ``GPU_TABLES``, row."""
+        parts = []
+        for number, name in enumerate(GPU_TABLES):
+            frame = self.trace.table(name, ["start_ns", "end_ns", "device", "process"])
+            start, end, ran_on, of = (frame[c].to_numpy() for c in frame.columns)
+            row = np.flatnonzero((ran_on != device) & (of == process))
+            parts.append((start[row], end[row], np.full(len(row), number, np.int8), row))
+        start, end, table, row = (np.concatenate(c) for c in zip(*parts, strict=True))
+        order = np.argsort(end, kind="stable")
+        return start[order], end[order], table[order], row[order]
 
     @_kept
     def _first_calls(self, thread: int) -> Track:
@@ -416,7 +419,7 @@ class Threads:
     @_kept
     def _first(self) -> Bool:
         """Per call: whether it builds or loads code or a graph, or set something up that later calls found in place."""
-        calls = self._trace.table("calls", ["start_ns", "end_ns", "name"])
+        calls = self.trace.table("calls", ["start_ns", "end_ns", "name"])
         found = self._flag("calls", _BUILDS).copy()
         may = self._flag("calls", _FIRST_TIMES)
         length = calls["end_ns"].to_numpy() - calls["start_ns"].to_numpy()
@@ -434,7 +437,7 @@ class Threads:
 
     def input_waits(self, thread: int) -> Union:
         """When the thread waited for data, without its CUDA calls and without waits for work of other threads."""
-        waits = self.waits(thread)
+        waits, _ = self.waits(thread)
         if self.several and len(waits):
             for other in self._fed():
                 if other != thread and other >> 24 == thread >> 24:
@@ -444,7 +447,7 @@ class Threads:
 
     def thread_waits(self, thread: int) -> Union:
         """The OS waits for another thread, outside CUDA calls and ranges that name something."""
-        waits = self.waits(thread)
+        waits, _ = self.waits(thread)
         waits = waits.subset(self._flag("os_calls", _FOR_A_THREAD)[waits.row])
         return _outside(waits, together(*(t for _, t in self.data(thread))))
 
@@ -461,47 +464,39 @@ class Threads:
     def profiler_time(self, thread: int) -> Union:
         """The profiler's work on this thread, and that on others of the process while this one's devices were idle."""
         here, everywhere = self._overhead(False, thread), self.profiler(thread >> 24)
-        parts = [(here.start, here.end)]
-        if len(everywhere) > len(here):
-            busy = self._busy(thread)
-            parts.append(_outside(everywhere, Track(busy.start, busy.end, busy.start)))
-        return union(*parts)
+        if len(everywhere) == len(here):
+            return union((here.start, here.end))
+        busy = self._busy(thread)
+        return union((here.start, here.end), _outside(everywhere, Track(busy.start, busy.end, busy.start)))
 
     def dispatch_free(self, thread: int) -> Union:
-        """All that the thread did beside dispatching: waits, work, one-offs, other calls, silences too long for it."""
-        others = (
-            self._named("os_calls", thread, _OS_WAIT),
-            self.sleeps(thread),
-            self.other_calls(thread),
-            self._silences(thread),
-        )
-        parts = (self.input_waits(thread), self.own_work(thread), self.one_offs(thread))
-        return union(*parts, *((t.start, t.end) for t in others))
+        """All that the thread did beside dispatching: waits, work, one-offs, other calls, silences too long for it.
 
-    def _silences(self, thread: int) -> Track:
-        """Times between CUDA calls that are too long for dispatch, and mostly not in operators that launch."""
+        Those are times between CUDA calls, mostly not in operators that launch.
+        """
         calls = self.calls(thread)
         reach = np.maximum.accumulate(calls.end)[:-1]
         long = np.flatnonzero(calls.start[1:] - reach > EAGER_NS)
         gaps = Track(reach[long], calls.start[1:][long], long)
-        return gaps.subset(2 * self.dispatch(thread).covered(gaps.start, gaps.end) < gaps.end - gaps.start)
-
-    def _busy(self, thread: int) -> Coverage:
-        """When a device had work to which this thread gives work."""
-        return self._busy_of(self._fed().get(thread, frozenset()))
+        silent = gaps.subset(2 * self.dispatch(thread).covered(gaps.start, gaps.end) < gaps.end - gaps.start)
+        waits, sleeps = self.named("os_calls", thread, _OS_WAIT), self.sleeps(thread)
+        parts = (self.input_waits(thread), self.own_work(thread), self.one_offs(thread))
+        others = (waits, sleeps, self.other_calls(thread), silent)
+        return union(*parts, *((track.start, track.end) for track in others))
 
     @_kept
-    def _busy_of(self, devices: frozenset[int]) -> Coverage:
-        ops = gpu_intervals(self._trace)
-        mine = np.isin(ops["device"], list(devices))
+    def _busy(self, thread: int) -> Coverage:
+        """When a device had work to which this thread gives work."""
+        ops = gpu_intervals(self.trace)
+        mine = np.isin(ops["device"], list(self._fed().get(thread, ())))
         return Coverage(ops["start_ns"].to_numpy()[mine], ops["end_ns"].to_numpy()[mine])
 
     @_kept
     def _fed(self) -> dict[int, frozenset[int]]:
         """The devices that each thread gave work."""
-        ops = gpu_intervals(self._trace)
-        call = launches_of(self._trace, ops["table"], ops["row"])
-        thread = self._trace.table("calls", ["thread"])["thread"].to_numpy()[call[call >= 0]]
+        ops = gpu_intervals(self.trace)
+        call = launches_of(self.trace, ops["table"], ops["row"])
+        thread = self.trace.table("calls", ["thread"])["thread"].to_numpy()[call[call >= 0]]
         pairs = pd.DataFrame({"thread": thread, "device": ops["device"].to_numpy()[call >= 0]}).drop_duplicates()
         fed = pairs.groupby("thread")["device"].agg(frozenset)
         return dict(zip(fed.index.tolist(), fed, strict=True))
