@@ -134,7 +134,7 @@ class Export:
     def __init__(self, gpus: int = 1) -> None:
         self._rows: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
         self._strings: dict[str, int] = {}
-        self._correlations = itertools.count(101)
+        self.correlations = itertools.count(101)
         self._domains: dict[str, int] = {"": 0}
         for device in range(gpus):
             self._rows["TARGET_INFO_GPU"].append((device, "Synthetic GPU (planted trace)", 1 << 34, 100, 0, 0))
@@ -159,7 +159,7 @@ class Export:
         self, name: str, thread: int, start: int, end: int, correlation: int | None = None, *, driver: bool = False
     ) -> int:
         """A CUDA API call; returns its correlation id."""
-        correlation = next(self._correlations) if correlation is None else correlation
+        correlation = next(self.correlations) if correlation is None else correlation
         self._rows["CUPTI_ACTIVITY_KIND_RUNTIME"].append(
             (start, end, int(driver), thread, correlation, self.string(name), 0)
         )

@@ -309,7 +309,7 @@ def test_a_first_launch_that_was_hidden_in_part_is_start_up_for_the_rest(tmp_pat
     for number in range(5):
         case.out.call("cudaLaunchKernel_v7000", MAIN, (10 * number + 1) * US, (10 * number + 4) * US)
     # 10 ms under work of the device, then 2 ms without.
-    case.out.kernel("long", case.dry - 10_000 * US, case.dry, case.out.next_correlation(), PROCESS)
+    case.out.kernel("long", case.dry - 10_000 * US, case.dry, next(case.out.correlations), PROCESS)
     correlation = case.out.call("cudaLaunchKernel_v7000", MAIN, case.dry - 9_990 * US, case.next - 2 * US)
     case.out.kernel("b", case.next, case.next + US, correlation, PROCESS)
     assert case.one(tmp_path)["cause"] == "start-up"
@@ -388,7 +388,7 @@ def test_an_operation_without_its_launch_is_unknown(tmp_path):
 def test_the_same_correlation_id_in_another_process_is_not_the_launch(tmp_path):
     case = Case()
     stranger = Export.thread(99, 99)
-    correlation = case.out.next_correlation()
+    correlation = next(case.out.correlations)
     case.out.call("cudaLaunchKernel_v7000", stranger, case.dry, case.dry + 2 * US, correlation)
     case.out.range("dataload", stranger, case.dry, case.next)
     case.out.range("checkpoint", MAIN, case.dry + US, case.begun - US)
