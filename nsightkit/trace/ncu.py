@@ -21,7 +21,7 @@ import pandas as pd
 from nsightkit.errors import TraceError, reading
 from nsightkit.trace import ncu_metrics, ncu_tool
 from nsightkit.trace._process import tail
-from nsightkit.trace.files import replacing
+from nsightkit.trace.files import opened, replacing
 
 __all__ = ["IDENTITY", "Report", "Value", "from_metrics", "read", "write"]
 
@@ -110,16 +110,9 @@ def read(path: str | os.PathLike[str]) -> Report:
         is not installed.
     """
     path = Path(path)
-    try:
-        with path.open("rb") as stream:
-            head = stream.read(4096)
-            data = head if head.startswith(_MAGIC) else head + stream.read()
-    except FileNotFoundError:
-        raise TraceError(path, "no such file", "check the path") from None
-    except IsADirectoryError:
-        raise TraceError(path, "is a folder", "give an .ncu-rep or a CSV of ncu") from None
-    except OSError as error:
-        raise TraceError(path, f"cannot be read ({error.strerror or error})", "check its permissions") from error
+    with opened(path, "give an .ncu-rep or a CSV of ncu") as stream:
+        head = stream.read(4096)
+        data = head if head.startswith(_MAGIC) else head + stream.read()
     if not data:
         raise TraceError(path, "is empty", "profile again: ncu was probably stopped before it wrote")
     with reading(path):
