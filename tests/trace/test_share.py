@@ -851,7 +851,7 @@ def test_damaged_and_endless_gzip_is_refused(tmp_path: Path, monkeypatch: pytest
         path.write_bytes(raw)
         with pytest.raises(TraceError, match=name):
             scrub.copy(path, tmp_path / "never.json.gz")
-    monkeypatch.setattr(documents, "_SMALL_BYTES", 1 << 20)
+    monkeypatch.setattr(documents, "SMALL_BYTES", 1 << 20)
     bomb = tmp_path / "bomb.json.gz"
     bomb.write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * (8 << 20) + b"]}", 9))
     with pytest.raises(TraceError, match="unpacks"):
