@@ -57,10 +57,13 @@ def clean_snapshot(taken: Any, ledger: Ledger | None = None) -> Any:
     def record(given: Any, name: str = "") -> Any:
         if not isinstance(given, Mapping):
             return {}
-        for field in given.keys() - _KNOWN[name]:
-            ledger.note("field", *filter(None, [name]), str(field))
-        known = ((field, item) for field, item in given.items() if field in _KNOWN[name])
-        return {field: value(item, f"{name}.{field}".lstrip(".")) for field, item in known}
+        kept = {}
+        for field, item in given.items():
+            if field in _KNOWN[name]:
+                kept[field] = value(item, f"{name}.{field}".lstrip("."))
+            else:
+                ledger.note("field", *filter(None, [name]), str(field))
+        return kept
 
     def shared(given: Any, make: Callable[[Any], Any]) -> Any:
         if id(given) not in seen:
