@@ -45,7 +45,8 @@ class Ledger:
     def apply(self, clean: Callable[..., Any], place: str, *given: Any) -> Any:
         """Give ``clean(scrubber, *given)``, and count what went from a place."""
         new, kinds = self._once(clean, *given)
-        self.removed.update((kind, place) for kind in kinds)
+        for kind in kinds:  # mostly none
+            self.removed[kind, place] += 1
         return new
 
     def _cleaned(self, clean: Callable[..., Any], *given: Any) -> tuple[Any, list[str]]:
