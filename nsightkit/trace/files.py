@@ -12,7 +12,32 @@ from typing import BinaryIO
 
 from nsightkit.errors import TraceError
 
-__all__ = ["refusing", "replacing", "umask", "user_cache"]
+__all__ = ["opened", "refusing", "replacing", "umask", "user_cache"]
+
+
+@contextmanager
+def opened(path: str | os.PathLike[str], instead: str) -> Iterator[BinaryIO]:
+    """Open a file to read it; what cannot be read is an error that names the file.
+
+    Parameters
+    ----------
+    path : path-like
+    instead : str
+        What to give instead of a folder.
+
+    Yields
+    ------
+    binary file
+    """
+    try:
+        with Path(path).open("rb") as file:
+            yield file
+    except FileNotFoundError:
+        raise TraceError(path, "no such file", "check the path") from None
+    except IsADirectoryError:
+        raise TraceError(path, "is a folder", instead) from None
+    except OSError as error:
+        raise TraceError(path, f"cannot be read ({error.strerror or error})", "check its permissions") from error
 
 
 @contextmanager

@@ -21,7 +21,7 @@ import pandas as pd
 from nsightkit.errors import TraceError, reading
 from nsightkit.trace import ncu_metrics, ncu_tool
 from nsightkit.trace._process import tail
-from nsightkit.trace.files import replacing
+from nsightkit.trace.files import opened, replacing
 
 __all__ = ["IDENTITY", "Report", "Value", "from_metrics", "read", "write"]
 
@@ -110,16 +110,9 @@ def read(path: str | os.PathLike[str]) -> Report:
         is not installed.
     """
     path = Path(path)
-    try:
-        with path.open("rb") as stream:
-            head = stream.read(4096)
-            data = head if head.startswith(_MAGIC) else head + stream.read()
-    except FileNotFoundError:
-        raise TraceError(path, "no such file", "check the path") from None
-    except IsADirectoryError:
-        raise TraceError(path, "is a folder", "give an .ncu-rep or a CSV of ncu") from None
-    except OSError as error:
-        raise TraceError(path, f"cannot be read ({error.strerror or error})", "check its permissions") from error
+    with opened(path, "give an .ncu-rep or a CSV of ncu") as stream:
+        head = stream.read(4096)
+        data = head if head.startswith(_MAGIC) else head + stream.read()
     if not data:
         raise TraceError(path, "is empty", "profile again: ncu was probably stopped before it wrote")
     with reading(path):
@@ -244,9 +237,9 @@ def _read_report(path: Path) -> Report:
             if isinstance(value, str) or (isinstance(value, (int, float)) and math.isfinite(value)):
                 _put(values, units, name, value, "" if isinstance(value, str) else metric.unit())
         metrics.append(values)
-        identities.append(
-            {"id": len(identities), "kernel": _kernel(action), **_shape(values), "ranges": _ranges(action)}
-        )
+        # By default it gives the bare name, without template arguments: many kernels of PyTorch share theirs.
+        kernel = str(action.name(action.NameBase_DEMANGLED) or action.name())
+        identities.append({"kernel": kernel, **_shape(values), "ranges": _ranges(action)})
     if not metrics:
         # Damage, too, makes NVIDIA's reader find nothing, without a word.
         raise TraceError(path, "holds no profiled kernel, or is damaged", f"check ncu's filters; {_AGAIN}")
@@ -258,11 +251,6 @@ def _put(values: dict[str, Value], units: dict[str, str], name: str, value: Valu
     base, factor = ncu_metrics.base_unit(unit)
     values[name] = value if factor == 1.0 or isinstance(value, str) else value * factor
     units.setdefault(name, base)
-
-
-def _kernel(action: Any) -> str:
-    # By default it gives the bare name, without template arguments: many kernels of PyTorch share theirs.
-    return str(action.name(action.NameBase_DEMANGLED) or action.name())
 
 
 def _ranges(action: Any) -> tuple[str, ...]:
@@ -301,6 +289,9 @@ def _shape(values: dict[str, Value]) -> dict[str, Any]:
     }
 
 
+_PAYLOAD = 5 << 3 | 0  # field 5, a whole number
+
+
 def _cut_short(path: Path) -> bool:
     """Whether a report ends inside a block: NVIDIA's reader then gives fewer kernels, without a word.
 
@@ -318,39 +309,29 @@ def _cut_short(path: Path) -> bool:
             if len(header) < length:
                 return True
             try:
-                payload = next((value for number, value in _fields(header) if number == 5), 0)
-            except (IndexError, ValueError):
+                payload = next((value for tag, value in _fields(header) if tag == _PAYLOAD), 0)
+            except (KeyError, ValueError):
                 return False  # another layout: let NVIDIA's reader judge
             at += 4 + length + payload
     return at > size
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int]]:
-    """Walk the fields of a protocol buffer's message; only whole numbers have a value here."""
-
-    def number(at: int) -> tuple[int, int]:
-        value = shift = 0
-        while True:
-            byte = message[at]
-            value |= (byte & 0x7F) << shift
-            at, shift = at + 1, shift + 7
-            if byte < 0x80:
-                return value, at
-
+    """Walk the fields of a protocol buffer's message: tags, and what they say of a value or its length."""
     at = 0
     while at < len(message):
-        tag, at = number(at)
-        kind, value = tag & 7, 0
-        if kind == 0:
-            value, at = number(at)
-        elif kind == 2:
-            length, at = number(at)
-            at += length
-        elif kind in (1, 5):
-            at += 8 if kind == 1 else 4
-        else:
-            raise ValueError(kind)
-        yield tag >> 3, value
+        tag, at = _number(message, at)
+        value, end = _number(message, at)
+        at = {0: end, 1: at + 8, 2: end + value, 5: at + 4}[tag & 7]
+        yield tag, value
+
+
+def _number(message: bytes, at: int) -> tuple[int, int]:
+    """Read a number of seven bits a byte, the low ones first; also where it ends."""
+    found = re.compile(rb"[\x80-\xff]*[\x00-\x7f]").match(message, at)
+    if found is None:
+        raise ValueError("a number without an end")
+    return sum((byte & 0x7F) << (7 * place) for place, byte in enumerate(found[0])), found.end()
 
 
 # ---------------------------------------------------------------- CSV
@@ -372,20 +353,19 @@ def _decoded(path: Path, data: bytes) -> str:
 
 
 def _read_csv(path: Path, text: str) -> Report:
-    blocks = list(_blocks(path, text))
+    blocks = _blocks(path, text)
     if not blocks:
         raise TraceError(path, *next(said for sign, *said in _FOREIGN if re.search(sign, text)))
-    identities: list[dict[str, Any]] = []
-    metrics: list[dict[str, Value]] = []
     units: dict[str, str] = {}
-    for header, records in blocks:
-        table = _details if "Metric Name" in header else _raw
-        for identity, values in table(path, header, records, units):
-            identities.append(identity)
-            metrics.append(values)
-    if not metrics:
+    launches = [
+        launch
+        for header, records in blocks
+        for launch in (_details if "Metric Name" in header else _raw)(path, header, records, units)
+    ]
+    if not launches:
         raise TraceError(path, "holds no profiled kernel", "check ncu's filters and profile again")
-    return from_metrics(str(path), identities, metrics, units)
+    identities, metrics = zip(*launches, strict=True)
+    return from_metrics(str(path), identities, list(metrics), units)
 
 
 #: What a text without a page of ours is, by what stands in it, and what to do about it; the first that fits.
@@ -410,23 +390,19 @@ _FOREIGN = (
 )
 
 
-def _blocks(path: Path, text: str) -> Iterator[tuple[list[str], list[list[str]]]]:
+def _blocks(path: Path, text: str) -> list[tuple[list[str], list[list[str]]]]:
     """Find the pages in a text: a header and its records each, without what the program and ncu printed between."""
     lines = iter(io.StringIO(text))
-    header: list[str] | None = None
-    records: list[list[str]] = []
-    begins, separator = re.compile(""), ","
+    blocks: list[tuple[list[str], list[list[str]]]] = []
+    begins, separator = re.compile(r"(?!)"), ","
     for line in lines:
-        found = _HEADER.match(line)
-        if found:
-            if header is not None:
-                yield header, records
+        if found := _HEADER.match(line):
             separator = found[1]
             sign, mark = re.escape(separator), '"' if line.startswith('"') else '"?'
             # a launch begins with its number; the units stand under columns that have none
             begins = re.compile(rf"{mark}\d{{1,18}}{mark}{sign}|(?:{mark}{mark}{sign}){{4}}")
-            header, records = _split(path, [line], separator), []
-        elif header is not None and begins.match(line):
+            blocks.append((_split(path, [line], separator), []))
+        elif begins.match(line):
             whole, marks = [line], line.count('"')
             while marks % 2:  # a name or a rule's text may hold line ends
                 following = next(lines, None)
@@ -434,9 +410,8 @@ def _blocks(path: Path, text: str) -> Iterator[tuple[list[str], list[list[str]]]
                     raise TraceError(path, "is cut short: it ends inside a quoted field", _AGAIN)
                 whole.append(following)
                 marks += following.count('"')
-            records.append(_split(path, whole, separator))
-    if header is not None:
-        yield header, records
+            blocks[-1][1].append(_split(path, whole, separator))
+    return blocks
 
 
 def _split(path: Path, lines: list[str], separator: str) -> list[str]:
@@ -526,6 +501,8 @@ def _identity(row: dict[str, str]) -> dict[str, Any]:
     }
 
 
+_OTHER = {".": ",", ",": "."}
+_GROUPED = re.compile(r"[+-]*[1-9]\d{0,2}[.,]\d{3}")  # may be a thousand and some, or one and some
 _SPACES = str.maketrans("", "", " '\u00a0\u202f\u2019")
 
 
@@ -539,20 +516,11 @@ def _decimal(path: Path, cells: Iterator[str]) -> str:
     for cell in cells:
         sole = _INSTANCES.fullmatch(cell)
         text = (sole[1] if sole else cell).translate(_SPACES)
-        points, commas = text.count("."), text.count(",")
-        if not points + commas or not _NUMBER.fullmatch(text):
+        signs = re.sub("[^.,]", "", text)
+        if not signs or not _NUMBER.fullmatch(text) or _GROUPED.fullmatch(text):
             continue
-        if points and commas:
-            decimal = "." if text.rfind(".") > text.rfind(",") else ","
-        elif points > 1 or commas > 1:
-            decimal = "," if points else "."
-        else:
-            sign = "." if points else ","
-            whole, _, rest = text.lstrip("+-").partition(sign)
-            grouped = len(rest) == 3 and whole.isdigit() and len(whole) <= 3 and not whole.startswith("0")
-            if grouped:
-                continue
-            decimal = sign
+        repeated = len(signs) > 1 and len(set(signs)) == 1
+        decimal = _OTHER[signs[0]] if repeated else signs[-1]
         found.setdefault(decimal, text)
         if len(found) > 1:
             raise TraceError(

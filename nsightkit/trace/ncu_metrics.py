@@ -509,13 +509,7 @@ _MYTHS = (
 )
 
 
-@functools.cache
-def _index() -> dict[str, Metric]:
-    found: dict[str, Metric] = {}
-    for metric in METRICS:
-        for name in (metric.name, *metric.nvidia):
-            found.setdefault(name, metric)
-    return found
+_BY_NAME = {name: metric for metric in METRICS for name in (metric.name, *metric.nvidia)}
 
 
 def names() -> list[str]:
@@ -548,7 +542,7 @@ def find(name: str, also: Iterable[str] = ()) -> str:
     UsageError
         There is no such metric. Names the likely ones.
     """
-    metric = _index().get(name)
+    metric = _BY_NAME.get(name)
     if metric is not None:
         return metric.nvidia[0] if name == metric.name else name
     also = set(also)
@@ -558,20 +552,12 @@ def find(name: str, also: Iterable[str] = ()) -> str:
         found = myth.match(name)
         if found:
             raise UsageError(f"no metric {name!r} exists on any chip; use {found.expand(instead)}")
-    near = difflib.get_close_matches(name, [*_index(), *sorted(also)], n=3)
+    near = difflib.get_close_matches(name, [*_BY_NAME, *sorted(also)], n=3)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     raise UsageError(f"no metric {name!r}{hint}")
 
 
-@functools.cache
-def _labels() -> dict[str, list[Metric]]:
-    found: dict[str, list[Metric]] = {}
-    for metric in METRICS:
-        for label in metric.labels:
-            found.setdefault(label, []).append(metric)
-    return found
-
-
+@functools.lru_cache(maxsize=4096)
 def by_label(label: str, unit: str) -> Metric | None:
     """Find the metric that the details page of ``ncu`` shows under a label.
 
@@ -585,7 +571,7 @@ def by_label(label: str, unit: str) -> Metric | None:
     -------
     Metric or None
     """
-    found = _labels().get(label, [])
+    found = [metric for metric in METRICS if label in metric.labels]
     return found[0] if len(found) == 1 else next((metric for metric in found if metric.unit == unit), None)
 
 
@@ -618,18 +604,13 @@ def base_unit(unit: str) -> tuple[str, float]:
     float
     """
     above, slash, below = unit.strip().partition("/")
-    time = _TIME.fullmatch(above)
+    time, per, scaled = _TIME.fullmatch(above), _TIME.fullmatch(below), _SCALED.fullmatch(above)
     if time and not slash:
         return "ns", _TIMES[time[1]]
     word, factor = above, 1.0
-    scaled = _SCALED.fullmatch(above)
     if scaled:
-        factor = _PREFIXES.get(scaled[1], 1.0)
-        word = _WORDS.get(scaled[2].lower(), scaled[2].lower())
-    if not slash:
-        return word, factor
-    per = _TIME.fullmatch(below)
+        word, factor = _WORDS.get(scaled[2].lower(), scaled[2].lower()), _PREFIXES.get(scaled[1], 1.0)
     if per:
-        factor *= 1e9 / _TIMES[per[1]]
-        return ("hz" if word == "cycle" else f"{word}/s"), factor
-    return f"{word}/{below}", factor
+        below, factor = "s", factor * 1e9 / _TIMES[per[1]]
+    base = f"{word}{slash}{below}"
+    return "hz" if base == "cycle/s" else base, factor

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import io
+import itertools
 import os
 import pickle
 import re
@@ -28,6 +29,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.errors import TraceError, reading
+from nsightkit.trace.files import opened
 
 __all__ = ["ACTIONS", "STATES", "Snapshot", "from_object", "plain", "read"]
 
@@ -182,14 +184,8 @@ def plain(path: str | os.PathLike[str]) -> Any:
 
 def _loaded(path: Path) -> tuple[Any, Snapshot]:
     """Give what the file's pickle makes, and its tables."""
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        raise TraceError(path, "no such file", "check the path") from None
-    except IsADirectoryError:
-        raise TraceError(path, "is a folder", _REMEDY) from None
-    except OSError as error:
-        raise TraceError(path, f"cannot be read ({error.strerror or error})", "check its permissions") from error
+    with opened(path, _REMEDY) as file:
+        data = file.read()
     _check(path, data)
     with _uncollected():
         try:
@@ -240,12 +236,12 @@ def _uncollected() -> Iterator[None]:
 
 #: First bytes of files that are not snapshots, and what to do about them.
 _FOREIGN = (
-    (b"\x1f\x8b", "is compressed with gzip", "unpack it with gunzip first"),
-    (b"PK\x03\x04", "is a zip archive, such as torch.save writes, not a plain pickle", _REMEDY),
-    (b"SQLite format 3\0", "is an SQLite database, not a memory snapshot", "try `nsightkit summary` on it"),
-    (b"{", "is text, not a memory snapshot", _REMEDY),
-    (b"[", "is text, not a memory snapshot", _REMEDY),
-    (b"<", "is text, not a memory snapshot", "give the .pickle, not the page made of it"),
+    (rb"\Z", "is empty", "take the snapshot again; the program may have ended while it was written"),
+    (rb"\x1f\x8b", "is compressed with gzip", "unpack it with gunzip first"),
+    (rb"PK\x03\x04", "is a zip archive, such as torch.save writes, not a plain pickle", _REMEDY),
+    (rb"SQLite format 3\0", "is an SQLite database, not a memory snapshot", "try `nsightkit summary` on it"),
+    (rb"[{\[]", "is text, not a memory snapshot", _REMEDY),
+    (rb"<", "is text, not a memory snapshot", "give the .pickle, not the page made of it"),
 )
 
 
@@ -293,12 +289,10 @@ _COUNTED = {0x8C: 1, 0x58: 4, 0x8D: 8, 0x43: 1, 0x42: 4, 0x8E: 8}
 
 def _check(path: Path, data: bytes) -> None:
     """Refuse a file whose instructions do anything but make plain data, or whose lengths do not fit it."""
-    if not data:
-        raise TraceError(path, "is empty", "take the snapshot again; the program may have ended while it was written")
-    for magic, problem, remedy in _FOREIGN:
-        if data.startswith(magic):
+    for begins, problem, remedy in _FOREIGN:
+        if re.match(begins, data):
             raise TraceError(path, problem, remedy)
-    if data[0] != 0x80 or len(data) < 2 or not 2 <= data[1] <= 5:
+    if not re.match(rb"\x80[\x02-\x05]", data):
         # The oldest pickles are text. None is read; a look at what this one asks for makes the message clearer.
         asks = re.search(rb"(?:^|[\n(])[ci]([\w.]{1,80})\n([\w.]{1,80})\n", data[:4096])
         if asks:
@@ -307,24 +301,17 @@ def _check(path: Path, data: bytes) -> None:
     run = _instructions(len(data)).match
     size, at = len(data), 2
     said: list[tuple[int, int]] = []
-    while True:
-        found = run(data, at)
-        assert found is not None
+    while at < size and (found := run(data, at)):
         at = found.end()
         if at >= size:
             break
-        code = data[at]
-        if code == 0x2E:  # STOP
+        if data[at] == 0x2E:  # STOP
             return
-        width = _COUNTED.get(code)
-        if width is None:
+        if data[at] not in _COUNTED:
             _refuse(path, data, at, said)
-        begin = at + 1 + width
-        end = begin + int.from_bytes(data[at + 1 : begin], "little")
-        if end > size:
-            break
-        said = [*said[-1:], (begin, end)]
-        at = end
+        begin = at + 1 + _COUNTED[data[at]]
+        at = begin + int.from_bytes(data[at + 1 : begin], "little")
+        said = [*said[-1:], (begin, at)]
     raise TraceError(path, "is cut off", _AGAIN)
 
 
@@ -415,14 +402,9 @@ def _tables(path: Path, found: Mapping[str, Any], limit: int | None) -> Snapshot
     events["time_ns"] = (times - t0_us) * 1000 if timed else np.full(len(times), -1)
     annotations = _annotations(found.get("external_annotations") or [], t0_us)
     given = found.get("allocator_settings") or {}
-    settings: dict[str, Any] = {
-        k: v for k, v in given.items() if isinstance(k, str) and isinstance(v, (str, int, float, bool))
-    }
+    settings: dict[str, Any] = _values(given, str, int, float)
     if isinstance(divisions := given.get("roundup_power2_divisions"), Mapping):
-        settings["roundup_power2_divisions"] = {
-            k: v for k, v in divisions.items() if isinstance(k, str) and isinstance(v, int)
-        }
-    known = [len(traces), int(segments["device"].max()) + 1 if len(segments) else 0]
+        settings["roundup_power2_divisions"] = _values(divisions, int)
     frames, bounds, rows_of_frames = stacks.tables()
     return Snapshot(
         path=str(path),
@@ -434,10 +416,14 @@ def _tables(path: Path, found: Mapping[str, Any], limit: int | None) -> Snapshot
         stack_frames=rows_of_frames,
         annotations=annotations,
         settings=settings,
-        devices=max(known),
+        devices=max(len(traces), int(segments["device"].max()) + 1 if len(segments) else 0),
         timed=timed,
         t0_us=t0_us,
     )
+
+
+def _values(given: Mapping[Any, Any], *kinds: type) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if isinstance(name, str) and isinstance(value, kinds)}
 
 
 def _plausible(path: Path, *tables: pd.DataFrame) -> None:
@@ -502,18 +488,11 @@ class _Stacks:
 
     def tables(self) -> tuple[pd.DataFrame, _Ints, _Ids]:
         """Give the frames, and the stacks as bounds and rows."""
-        names, filenames, lines = zip(*self._frames, strict=True) if self._frames else ((), (), ())
-        frames = pd.DataFrame(
-            {
-                "name": np.array(names, dtype=object),
-                "filename": np.array(filenames, dtype=object),
-                "line": np.array(lines, dtype=np.int64),
-            }
-        )
+        frames = pd.DataFrame(list(self._frames), columns=["name", "filename", "line"], dtype=object)
         lengths = np.fromiter(map(len, self._stacks), np.int64, len(self._stacks))
         bounds = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         rows = np.fromiter((f for stack in self._stacks for f in stack), np.int32, int(bounds[-1]))
-        return frames, bounds, rows
+        return frames.astype({"line": np.int64}), bounds, rows
 
 
 _EVENT_TYPES: dict[str, Any] = {
@@ -532,29 +511,20 @@ _EVENT_TYPES: dict[str, Any] = {
 
 def _events(device: int, trace: Sequence[Mapping[str, Any]], stacks: _Stacks) -> dict[str, npt.NDArray[Any]]:
     """Make columns of one device's events; the only loops over events there are."""
-    count = len(trace)
     code = {action: i for i, action in enumerate(ACTIONS)}
-    number, name = stacks.number, stacks.name
-
-    def column(values: Iterable[Any], kind: str) -> npt.NDArray[Any]:
-        return np.fromiter(values, _EVENT_TYPES[kind], count)
-
-    actions = column((code.get(_word(e["action"]), code["other"]) for e in trace), "action")
-    free = np.full(count, -1, np.int64)
-    for i in np.flatnonzero(actions == code["oom"]).tolist():
-        free[i] = trace[i].get("device_free", -1)
-    return {
-        "device": np.full(count, device, np.int16),
-        "action": actions,
-        "address": column((e.get("addr", 0) for e in trace), "address"),
-        "size_bytes": column((e.get("size", 0) for e in trace), "size_bytes"),
-        "stream": column((e.get("stream") or 0 for e in trace), "stream"),
-        "time_ns": column((e.get("time_us", -1) for e in trace), "time_ns"),
-        "stack": column((number(e.get("frames")) for e in trace), "stack"),
-        "device_free_bytes": free,
-        "metadata": column(name("user_metadata", (e.get("user_metadata") for e in trace)), "metadata"),
-        "category": column(name("category", (e.get("category") for e in trace)), "category"),
+    columns: dict[str, Iterable[Any]] = {
+        "device": itertools.repeat(device),
+        "action": (code.get(_word(e["action"]), code["other"]) for e in trace),
+        "address": (e.get("addr", 0) for e in trace),
+        "size_bytes": (e.get("size", 0) for e in trace),
+        "stream": (e.get("stream") or 0 for e in trace),
+        "time_ns": (e.get("time_us", -1) for e in trace),
+        "stack": (stacks.number(e.get("frames")) for e in trace),
+        "device_free_bytes": (e.get("device_free", -1) if e["action"] == "oom" else -1 for e in trace),
+        "metadata": stacks.name("user_metadata", (e.get("user_metadata") for e in trace)),
+        "category": stacks.name("category", (e.get("category") for e in trace)),
     }
+    return {name: np.fromiter(columns[name], dtype, len(trace)) for name, dtype in _EVENT_TYPES.items()}
 
 
 def _memory(raw: Sequence[Mapping[str, Any]], stacks: _Stacks) -> tuple[pd.DataFrame, pd.DataFrame]:

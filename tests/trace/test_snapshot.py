@@ -13,6 +13,7 @@ import random
 import struct
 import subprocess
 import sys
+import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
@@ -158,12 +159,15 @@ def _hostile(marker: Path) -> dict[str, tuple[bytes, str]]:
     return files
 
 
-@pytest.mark.parametrize("name", sorted(_hostile(Path("unused"))))
+MARKER = Path(tempfile.gettempdir()) / f"nsightkit-hostile-{os.getpid()}"
+FILES = _hostile(MARKER)
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
 def test_hostile_files_are_refused_and_run_nothing(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    marker = tmp_path / "ran"
-    data, says = _hostile(marker)[name]
+    data, says = FILES[name]
     path = tmp_path / "snap.pickle"
     path.write_bytes(data)
     with pytest.raises(TraceError, match=says) as caught:
@@ -174,13 +178,15 @@ def test_hostile_files_are_refused_and_run_nothing(
     code, out, err = run(capsys, path, "-f", "json")
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
-    assert not marker.exists()
+    assert not MARKER.exists()
 
 
-def test_the_hostile_files_would_have_run(tmp_path: Path) -> None:
-    marker = tmp_path / "ran"
-    pickle.loads(_hostile(marker)["eval-4"][0])
-    assert marker.exists()
+def test_the_hostile_files_would_have_run() -> None:
+    try:
+        pickle.loads(FILES["eval-4"][0])
+        assert MARKER.exists()
+    finally:
+        MARKER.unlink(missing_ok=True)
 
 
 def test_an_extension_that_the_process_has_cached_is_refused_too(tmp_path: Path) -> None:
@@ -197,7 +203,7 @@ def test_an_extension_that_the_process_has_cached_is_refused_too(tmp_path: Path)
 
 
 def test_a_file_that_is_cut_off_anywhere_is_refused(tmp_path: Path) -> None:
-    data = pickle.dumps(random_program(2, 12).snapshot(), 4)
+    data = pickle.dumps(random_program(2, 5).snapshot(), 4)
     path = tmp_path / "snap.pickle"
     for size in range(len(data)):
         path.write_bytes(data[:size])
@@ -298,7 +304,7 @@ def test_old_shapes() -> None:
 # ---------------------------------------------------------------- the amounts
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_amounts_are_those_the_allocator_counted(setting: str, seed: int) -> None:
     allocator = random_program(seed, 260, **SETTINGS[setting])
@@ -317,7 +323,7 @@ def test_amounts_are_those_the_allocator_counted(setting: str, seed: int) -> Non
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_a_ring_buffer_cut_at_every_event_changes_nothing_after_the_cut(setting: str) -> None:
-    allocator = random_program(11, 90, **SETTINGS[setting])
+    allocator = random_program(11, 60, **SETTINGS[setting])
     count = len(allocator.events)
     for keep in range(0, count + 1, 1 if setting == "plain" else 4):
         snapshot = reader.from_object(allocator.snapshot(keep))
@@ -326,12 +332,10 @@ def test_a_ring_buffer_cut_at_every_event_changes_nothing_after_the_cut(setting:
         # What is not known is the remainder of large blocks from before the cut that are gone at the end.
         missing = truth[:, 1] - found[:, 1]
         blocks = analysis.allocations(snapshot, 0)
-        unsure = [
-            blocks.loc[(blocks["first"] <= e) & (e < blocks["free_completed"]), "uncertain_bytes"].sum()
-            for e in range(-1, keep)
-        ]
+        first, last, unsure = (blocks[c].to_numpy() for c in ("first", "free_completed", "uncertain_bytes"))
+        events = np.arange(-1, keep)[:, None]
         assert (missing >= 0).all()
-        assert (missing <= np.array(unsure)).all()
+        assert (missing <= ((first <= events) & (events < last)) @ unsure).all()
         if setting in ("expandable", "divisions"):
             assert (missing[missing > 0] <= MIB).all()
         assert found[-1].tolist() == truth[-1].tolist()
@@ -341,7 +345,7 @@ def test_a_ring_buffer_cut_at_every_event_changes_nothing_after_the_cut(setting:
 def test_free_space_is_what_the_allocator_had(setting: str) -> None:
     allocator = random_program(21, 200, **SETTINGS[setting])
     snapshot = reader.from_object(allocator.snapshot())
-    for event in range(-1, len(allocator.events), 13):
+    for event in range(-1, len(allocator.events), 31):
         answer = analysis.summary(snapshot, moment=event)["fragmentation"]
         parts = ("inactive_split_bytes", "releasable_bytes", "largest_free_block_bytes")
         assert tuple(answer[part] for part in parts) == allocator.free_now[event + 1]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from nsightkit.analysis.compare.diff import SIDES, percent
+from nsightkit.analysis.compare.match import in_rounds, unpaired
 from nsightkit.analysis.core.text import bytes_text
 from nsightkit.analysis.memory import snapshot
 from nsightkit.trace.snapshot import Snapshot
@@ -102,18 +104,19 @@ _LINE = re.compile(r":\d+(?= )")
 
 
 def _sites(sides: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    left: list[dict[str, int]] = [{}, {}]
-    for sizes, rows in zip(left, sides, strict=True):
+    sizes: list[Counter[str]] = [Counter(), Counter()]
+    for side, rows in zip(sizes, sides, strict=True):
         for row in rows:  # a line that made blocks of two categories has two
-            sizes[row["site"]] = sizes.get(row["site"], 0) + row["bytes"]
-    found = []
-    for how, line in (("name", False), ("normalised", True)):
-        by: list[dict[str, list[str]]] = [{}, {}]
-        for sites, sizes in zip(by, left, strict=True):
-            for site in sizes:
-                sites.setdefault(_LINE.sub("", site) if line else site, []).append(site)
-        for key in [key for key in by[0] if key in by[1]]:
-            one, other = (sum(sizes.pop(site) for site in sites[key]) for sizes, sites in zip(left, by, strict=True))
-            found.append(_row({"name": by[1][key][0], "match": how}, one, other))
-    found += [_row({"name": site, "match": "disappeared"}, size, 0) for site, size in left[0].items()]
-    return found + [_row({"name": site, "match": "appeared"}, 0, size) for site, size in left[1].items()]
+            side[row["site"]] += row["bytes"]
+    was, now = (list(side.items()) for side in sizes)
+    paired, left = in_rounds(
+        was, now, [("name", lambda site: site[0]), ("normalised", lambda site: _LINE.sub("", site[0]))]
+    )
+    return [
+        _row(
+            {"name": (now[after[0]] if after else was[before[0]])[0], "match": how},
+            sum(was[i][1] for i in before),
+            sum(now[i][1] for i in after),
+        )
+        for how, before, after in paired + unpaired(left)
+    ]

@@ -41,6 +41,7 @@ Sources:
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
@@ -112,53 +113,57 @@ _FLASH_HEAD = 256
 _BLOCK = 512  # the allocator's granularity
 
 
-#: An operator: its result, the result's item and bytes, and the names of what nothing reads any more after it. A name
-#: alone is a tensor that is freed.
+#: Items that the ranks share, and the stage of ZeRO from which they do.
+_SHARED = {_WEIGHTS: 3, _GRADIENTS: 2, _STATES: 1}
+
+#: An operator: its result, the result's item and bytes, and the names of what nothing reads any more after it, whether
+#: or not this step has them. A name alone is a tensor that is freed.
 _Operator = tuple[Any, ...] | str
+_Operators = tuple[_Operator, ...]
 
 
-def _if(condition: object, *operators: _Operator) -> tuple[_Operator, ...]:
+def _if(condition: object, *operators: _Operator) -> _Operators:
     return operators if condition else ()
 
 
 class _Tape:
     """What is alive, tensor by tensor, while a step is run through."""
 
-    def __init__(self, block: int, graph: bool) -> None:
-        self._block, self._graph, self.keeping = block, graph, False
+    def __init__(self, block: int, parts: Mapping[str, int], *, graph: bool) -> None:
+        self._block, self._parts, self._graph = block, parts, graph
         self._alive: dict[str, tuple[str, int]] = {}
         self.by_item = dict.fromkeys(ITEMS, 0)
         self.peak: tuple[int, dict[str, int]] = (0, {})
 
-    def run(self, *operators: _Operator) -> None:
-        """Run operators in turn: each allocates its result, whose name may be that of a tensor it replaces."""
+    def run(self, operators: Iterable[_Operator], *, keeping: bool = False) -> None:
+        """Run operators in turn: each allocates its result, whose name may be that of a tensor it replaces.
+
+        A gradient that is there already is added to. `keeping`: autograd keeps activations that nothing else reads.
+        """
         for operator in operators:
             if isinstance(operator, str):
-                self.free(operator)
+                self._free(operator)
                 continue
             name, item, size, *unread = operator
-            if name in self._alive and name not in unread:
-                raise ValueError(f"{name} is there already")
+            if added := name in self._alive and name not in unread:
+                name, item = "added", _TEMPORARY
             # Without a graph nothing is kept: what the layers need is all alike.
             counted = _ACTIVATIONS if item == _TEMPORARY and not self._graph else item
-            rounded = math.ceil(size / self._block) * self._block
+            rounded = math.ceil(size / self._parts.get(item, 1) / self._block) * self._block
             self.by_item[counted] += rounded
             if (total := sum(self.by_item.values())) > self.peak[0]:
                 self.peak = total, dict(self.by_item)
-            self.drop(*unread)
+            for each in unread:
+                self._free(each, keeping=keeping)
             self._alive[name] = counted, rounded
+            if added:
+                self._free(name)
 
-    def free(self, *names: str) -> None:
-        for name in names:
-            item, size = self._alive.pop(name)
+    def _free(self, name: str, *, keeping: bool = False) -> None:
+        item, size = self._alive.get(name, (_TEMPORARY, 0))
+        if not (keeping and item == _ACTIVATIONS):
             self.by_item[item] -= size
-
-    def drop(self, *names: str) -> None:
-        """Let go of tensors in Python: autograd keeps activations until the backward pass."""
-        self.free(*(name for name in names if not (self.keeping and self._alive[name][0] == _ACTIVATIONS)))
-
-    def has(self, name: str) -> bool:
-        return name in self._alive
+            self._alive.pop(name, None)
 
     def end(self) -> tuple[int, dict[str, int]]:
         """Give what is alive now, and begin to look for the next peak from here."""
@@ -167,7 +172,7 @@ class _Tape:
 
 
 class _Step:
-    """One step of the language model, on paper."""
+    """One step of the language model, on paper: each method gives the operators of a part of it."""
 
     def __init__(
         self,
@@ -198,6 +203,7 @@ class _Step:
             if count < 1:
                 raise UsageError(f"{name} must be at least 1, not {count}")
         self.c, self.accumulate, self.stage, self.ranks = c, accumulate, stage, ranks
+        self.parts = {item: ranks for item, shared_from in _SHARED.items() if stage >= shared_from}
         self.graph, self.trains, self.cuda = mode != "fwd", mode == "train", device == "cuda"
         # In buckets: one is reduced while the next fills; or weights of this and the next, whole, and a gradient.
         self.blocks = 3 if stage == 3 else 2
@@ -218,26 +224,22 @@ class _Step:
         efficient = self.fused and self.cuda and not self.cast
         self.lse = 4 * c.batch * c.heads * (math.ceil(c.context / 32) * 32 if efficient else c.context)
         self.copied = not efficient
-        self.t = _Tape(_BLOCK if self.cuda else 1, self.graph)
 
     # ------------------------------------------------------------ what is there before and after
 
-    def _shard(self, size: float, from_stage: int) -> float:
-        return size / self.ranks if self.stage >= from_stage else size
-
-    def _resident(self) -> None:
-        t, c = self.t, self.c
-        t.run(*((f"weight {name}", _WEIGHTS, self._shard(4 * numel, 3)) for name, numel in self._tensors()))
+    def _resident(self) -> _Operators:
+        c, d, tensors = self.c, self.d, self._tensors()
         tables = 2 * c.context * (c.d_head // 2) * 4 + (c.context**2 if self.naive else 0)
-        t.run(("inputs", _INPUTS, 4 * c.batch * (c.context + 1) * 8 + tables))
-        if self.ranks > 1:
-            block = max(4 * self.d * self.d + 3 * self.d * self.F + 2 * self.d, self.V * self.d)
-            # Without stages DistributedDataParallel copies every gradient into its buckets.
-            t.run(("buckets", _BUCKETS, 4 * (self.blocks * block if self.stage else self.params)))
-        if self.cuda:
-            t.run(("workspace", _WORKSPACE, (2 if self.graph else 1) * self.workspace))
-        if self.trains:
-            t.run(*((f"state {name}", _STATES, self._shard(self.kept * n, 1)) for name, n in self._tensors()))
+        block = max(4 * d * d + 3 * d * self.F + 2 * d, self.V * d)
+        # Without stages DistributedDataParallel copies every gradient into its buckets.
+        in_buckets = self.blocks * block if self.stage else self.params
+        return (
+            *((f"weight {name}", _WEIGHTS, 4 * numel) for name, numel in tensors),
+            ("inputs", _INPUTS, 4 * c.batch * (c.context + 1) * 8 + tables),
+            *_if(self.ranks > 1, ("buckets", _BUCKETS, 4 * in_buckets)),
+            *_if(self.cuda, ("workspace", _WORKSPACE, (2 if self.graph else 1) * self.workspace)),
+            *((f"state {name}", _STATES, self.kept * numel) for name, numel in tensors if self.trains),
+        )
 
     def _tensors(self) -> list[tuple[str, int]]:
         d, wide, table = self.d, self.d * self.F, self.V * self.d
@@ -248,28 +250,29 @@ class _Step:
 
     # ------------------------------------------------------------ operators, forward and backward
 
-    def _norm(self, p: str) -> None:
+    def _norm(self, p: str, *unread: str) -> _Operators:
         M, Md = 4 * self.M, 4 * self.Md
-        self.t.run(
+        return (
             ("square", _TEMPORARY, Md),
             ("mean", _TEMPORARY, M, "square"),
             ("mean+eps", _TEMPORARY, M, "mean"),
             (f"{p}.r", _ACTIVATIONS, M, "mean+eps"),
             (f"{p}.xr", _ACTIVATIONS, Md, f"{p}.r"),
             # In fp32 the GEMMs keep it; autocast's GEMMs keep casts of it.
-            (f"{p}.n", _TEMPORARY if self.cast else _ACTIVATIONS, Md, f"{p}.xr"),
+            (f"{p}.n", _TEMPORARY if self.cast else _ACTIVATIONS, Md, f"{p}.xr", *unread),
         )
 
-    def _norm_backward(self, p: str, x: str) -> None:
-        """Derivative of x · rsqrt(mean(x²) + ε) · w, from ``gnorm``; added to ``gx`` where there is one."""
-        t, Md, M = self.t, 4 * self.Md, 4 * self.M
-        t.run(("gxr", _TEMPORARY, Md), ("product", _TEMPORARY, Md))
-        self._gradient(p, self.d, "product", "gnorm", f"{p}.xr")
-        t.run(
+    def _norm_backward(self, p: str, x: str) -> _Operators:
+        """Derivative of x · rsqrt(mean(x²) + ε) · w, from ``gnorm``; added to ``gx``, which the last norm begins."""
+        M, Md = 4 * self.M, 4 * self.Md
+        return (
+            ("gxr", _TEMPORARY, Md),
+            ("product", _TEMPORARY, Md),
+            (f"gradient {p}", _GRADIENTS, 4 * self.d, "product", "gnorm", f"{p}.xr"),
             ("gx1", _TEMPORARY, Md),
             ("product", _TEMPORARY, Md),
             ("gr", _TEMPORARY, M, "product", "gxr"),
-            *_if(t.has("gx"), ("gx1", _TEMPORARY, Md, "gx1", "gx")),
+            *_if(p != "norm", ("gx1", _TEMPORARY, Md, "gx1", "gx")),
             ("r cubed", _TEMPORARY, 3 * M, "gr", f"{p}.r"),
             ("gmean", _TEMPORARY, Md, "r cubed"),
             ("x copied", _TEMPORARY, Md),
@@ -278,61 +281,47 @@ class _Step:
             ("gx", _TEMPORARY, Md, "gx1", "gsquare"),
         )
 
-    def _gradient(self, name: str, numel: int, *unread: str) -> None:
-        """Give a parameter its gradient, or add to it."""
-        if self.t.has(f"gradient {name}"):
-            self.t.run(("added", _TEMPORARY, 4 * numel, *unread), "added")
-        else:
-            self.t.run((f"gradient {name}", _GRADIENTS, self._shard(4 * numel, 2), *unread))
-
-    def _linear(self, p: str, numel: int, source: int | None, out: str, item: str, size: float) -> None:
+    def _linear(self, p: str, numel: int, source: int, out: str, item: str, size: float, *unread: str) -> _Operators:
         """A GEMM; `source` is the number of elements of an input that autocast has to cast."""
-        casts = self.cast and source is not None
-        self.t.run(
+        return (
             *_if(self.cast, (f"{p}.w", _CACHE, 2 * numel)),
-            *_if(casts, (f"{p}.in", _ACTIVATIONS, 2 * (source or 0))),
-            (out, item, size, *_if(casts, f"{p}.in")),
+            *_if(self.cast and source, (f"{p}.in", _ACTIVATIONS, 2 * source)),
+            (out, item, size, f"{p}.in", *unread),
         )
 
-    def _linear_backward(self, p: str, numel: int, elements: int, g: str, read: str, *, fp32: bool) -> None:
-        """Both GEMMs of the derivative; `read` is the input, if it was kept and nothing else needs it any more.
+    def _linear_backward(self, p: str, numel: int, elements: int, g: str, out: str, *unread: str) -> _Operators:
+        """Both GEMMs of the derivative; `unread` is the input, where nothing else needs it any more.
 
-        Gives ``gin``; in fp32 it is ``gnorm``, or added to it.
+        Gives ``gin`` as the GEMM does; or in fp32 ``gnorm``, or ``gmore``, which is added to it.
         """
-        t = self.t
-        if self.cast:
-            t.run(("gw", _TEMPORARY, 2 * numel))
-        else:
-            self._gradient(p, numel)
-        adds = fp32 and t.has("gnorm")
-        out = "gnorm" if fp32 and not adds else "gin"
-        t.run(
-            (out, _TEMPORARY, self.low * elements, g, *filter(t.has, (f"{p}.w", f"{p}.in", read))),
-            *_if(fp32 and self.cast, (out, _TEMPORARY, 4 * elements, out)),
-            *_if(adds, ("gnorm", _TEMPORARY, 4 * self.Md, "gnorm", "gin")),
+        gradient = f"gradient {p}", _GRADIENTS, 4 * numel
+        return (
+            ("gw", _TEMPORARY, 2 * numel) if self.cast else gradient,
+            (out, _TEMPORARY, self.low * elements, g, f"{p}.w", f"{p}.in", *unread),
+            *_if(self.cast and out != "gin", (out, _TEMPORARY, 4 * elements, out)),
+            *_if(out == "gmore", ("gnorm", _TEMPORARY, 4 * self.Md, "gnorm", "gmore")),
+            *_if(self.cast, (*gradient, "gw")),
         )
-        if self.cast:
-            self._gradient(p, numel, "gw")
 
-    def _rotate(self, p: str, name: str) -> None:
+    def _rotate(self, p: str, name: str) -> _Operators:
         half = 2 * self.Md  # fp32, as the tables are
         products = ("product 1", _TEMPORARY, half), ("product 2", _TEMPORARY, half)
-        self.t.run(
+        return (
             *products,
             ("first", _TEMPORARY, half, "product 1", "product 2"),
             *products,
             ("second", _TEMPORARY, half, "product 1", "product 2"),
             *_if(self.cast, ("turned", _TEMPORARY, 4 * self.Md)),
-            (f"{p}.{name}", _ACTIVATIONS, self.low * self.Md, "first", "second", *_if(self.cast, "turned")),
+            (f"{p}.{name}", _ACTIVATIONS, self.low * self.Md, "first", "second", "turned"),
         )
 
-    def _rotate_backward(self, g: str) -> None:
+    def _rotate_backward(self, g: str) -> _Operators:
         half, low = 2 * self.Md, self.low * self.Md / 2
 
-        def product(name: str) -> tuple[_Operator, ...]:
+        def product(name: str) -> _Operators:
             return (name, _TEMPORARY, half), *_if(self.cast, (name, _TEMPORARY, low, name))
 
-        self.t.run(
+        return (
             *_if(self.cast, (g, _TEMPORARY, 4 * self.Md, g)),
             *product("p1"),
             *product("p2"),
@@ -348,44 +337,47 @@ class _Step:
 
     # ------------------------------------------------------------ attention
 
-    def _attention(self, p: str) -> None:
-        t, d2, low = self.t, self.d * self.d, self.low * self.Md
-        for name in ("q", "k", "v"):
-            # Rotation leaves q and k as they came behind; v is kept as it comes, unless it has to be copied.
-            kept = name == "v" and self.fused
-            self._linear(f"{p}.{name}", d2, self.Md, f"{p}.{name}0", _ACTIVATIONS if kept else _TEMPORARY, low)
-        self._rotate(p, "q")
-        self._rotate(p, "k")
-        t.free(f"{p}.q0", f"{p}.k0")
-        if self.naive:
-            self._written_out(p)
-        elif self.math:
-            self._math(p)
-        else:
-            t.run((f"{p}.attended", _ACTIVATIONS, low), (f"{p}.lse", _ACTIVATIONS, self.lse))
-            t.drop(f"{p}.lse")
-        t.run(*_if(self.copied, (f"{p}.copy", _ACTIVATIONS, low)))
-        self._linear(f"{p}.out", d2, None, f"{p}.projected", _TEMPORARY, low)
-        t.drop(f"{p}.attended", f"{p}.v0", *filter(t.has, (f"{p}.copy", f"{p}.q", f"{p}.k")))
+    def _attention(self, p: str, *unread: str) -> _Operators:
+        d2, low = self.d * self.d, self.low * self.Md
+        attend = self._written_out if self.naive else self._math if self.math else self._fused
+        # Rotation leaves q and k as they came behind; v is kept as it comes, unless it has to be copied.
+        kept = {"q": _TEMPORARY, "k": _TEMPORARY, "v": _ACTIVATIONS if self.fused else _TEMPORARY}
+        inputs = [self._linear(f"{p}.{name}", d2, self.Md, f"{p}.{name}0", item, low) for name, item in kept.items()]
+        held = [f"{p}.{name}" for name in ("attended", "v0", "copy", "q", "k")]
+        return (
+            *itertools.chain(*inputs),
+            *self._rotate(p, "q"),
+            *self._rotate(p, "k"),
+            f"{p}.q0",
+            f"{p}.k0",
+            *attend(p),
+            *_if(self.copied, (f"{p}.copy", _ACTIVATIONS, low)),
+            *self._linear(f"{p}.out", d2, 0, f"{p}.projected", _TEMPORARY, low, *held, *unread),
+        )
 
-    def _written_out(self, p: str) -> None:
+    def _fused(self, p: str) -> _Operators:
+        return (
+            (f"{p}.lse", _ACTIVATIONS, self.lse),
+            (f"{p}.attended", _ACTIVATIONS, self.low * self.Md, f"{p}.lse"),
+        )
+
+    def _written_out(self, p: str) -> _Operators:
         low, scores = self.low * self.Md, self.low * self.S
         wide = self.cuda and self.cast  # autocast has softmax in fp32 on a GPU, and in 16 bits on a CPU
-        weights = f"{p}.weights16" if wide else f"{p}.weights"
-        self.t.run(
+        return (
             ("product", _TEMPORARY, scores),
             ("scaled", _TEMPORARY, scores, "product"),
             ("masked", _TEMPORARY, scores, "scaled"),
             *_if(wide, ("masked32", _TEMPORARY, 4 * self.S), (f"{p}.weights", _ACTIVATIONS, 4 * self.S, "masked32")),
-            (weights, _ACTIVATIONS, scores),
+            (f"{p}.weights16" if wide else f"{p}.weights", _ACTIVATIONS, scores),
             (f"{p}.v", _ACTIVATIONS, low),  # its heads made contiguous, for a batched GEMM
-            (f"{p}.attended", _TEMPORARY, low, f"{p}.v", f"{p}.weights", *_if(wide, weights), "masked"),
+            (f"{p}.attended", _TEMPORARY, low, f"{p}.v", f"{p}.weights", f"{p}.weights16", "masked"),
         )
 
-    def _math(self, p: str) -> None:
+    def _math(self, p: str) -> _Operators:
         """The fallback of fused attention: in fp32, its scores written out (``_scaled_dot_product_attention_math``)."""
         S, wide = 4 * self.S, [f"{p}.{name}32" for name in ("q", "k", "v")]
-        self.t.run(
+        return (
             *((name, _ACTIVATIONS, 4 * self.Md) for name in wide),
             f"{p}.q",
             f"{p}.k",
@@ -395,35 +387,40 @@ class _Step:
             (f"{p}.attended", _TEMPORARY, self.low * self.Md, f"{p}.weights", *wide),
         )
 
-    def _attention_backward(self, p: str) -> None:
+    def _attention_backward(self, p: str) -> _Operators:
         """From the gradient of the projection to ``gnorm``, that of the norm before attention."""
-        t, d2, low = self.t, self.d * self.d, self.low * self.Md
-        self._linear_backward(f"{p}.out", d2, self.Md, "gbranch", f"{p}.copy", fp32=False)
-        if self.fused:
-            # Sums of flash attention for the gradient of q, or of the memory-efficient kernel's rows.
-            sums = self.lse + (4 * self.Md if self.cast else 0) if self.cuda else 0
-            t.run(
-                ("sums", _TEMPORARY, sums),
-                *((f"g{name}", _TEMPORARY, low) for name in ("q", "k", "v")),
-                *("gin", "sums", *(f"{p}.{name}" for name in ("q", "k", "v0", "lse", "attended"))),
-            )
-        else:
-            self._scores_backward(p)
-        self._rotate_backward("gk")
-        self._rotate_backward("gq")
-        for name in ("v", "k", "q"):
-            t.run(*_if(name != "v" or not self.fused, (f"g{name}", _TEMPORARY, low, f"g{name}")))  # made contiguous
-            read = f"{p}.norm1.n" if name == "q" else ""
-            self._linear_backward(f"{p}.{name}", d2, self.Md, f"g{name}", read, fp32=True)
+        d2, low = self.d * self.d, self.low * self.Md
+        contiguous = {name: (f"g{name}", _TEMPORARY, low, f"g{name}") for name in ("v", "k", "q")}
+        return (
+            *self._linear_backward(f"{p}.out", d2, self.Md, "gbranch", "gin", f"{p}.copy"),
+            *(self._fused_backward(p) if self.fused else self._scores_backward(p)),
+            *self._rotate_backward("gk"),
+            *self._rotate_backward("gq"),
+            *_if(not self.fused, contiguous["v"]),
+            *self._linear_backward(f"{p}.v", d2, self.Md, "gv", "gnorm"),
+            contiguous["k"],
+            *self._linear_backward(f"{p}.k", d2, self.Md, "gk", "gmore"),
+            contiguous["q"],
+            *self._linear_backward(f"{p}.q", d2, self.Md, "gq", "gmore", f"{p}.norm1.n"),
+        )
 
-    def _scores_backward(self, p: str) -> None:
+    def _fused_backward(self, p: str) -> _Operators:
+        # Sums of flash attention for the gradient of q, or of the memory-efficient kernel's rows.
+        sums = self.lse + (4 * self.Md if self.cast else 0) if self.cuda else 0
+        return (
+            ("sums", _TEMPORARY, sums),
+            *((f"g{name}", _TEMPORARY, self.low * self.Md) for name in ("q", "k", "v")),
+            *("gin", "sums", *(f"{p}.{name}" for name in ("q", "k", "v0", "lse", "attended"))),
+        )
+
+    def _scores_backward(self, p: str) -> _Operators:
         low, end = self.low * self.Md, "32" if self.math else ""
         size = (4 if self.math else self.low) * self.S
         narrow, wide = ("gscores", _TEMPORARY, size, "gscores"), ("gscores", _TEMPORARY, 4 * self.S, "gscores")
-        through: list[_Operator] = [(*narrow, f"{p}.weights")]
+        through: _Operators = ((*narrow, f"{p}.weights"),)
         if self.cuda and self.cast and not self.math:  # softmax is in fp32
-            through = [f"{p}.weights16", wide, (*wide, f"{p}.weights"), narrow]
-        self.t.run(
+            through = (f"{p}.weights16", wide, (*wide, f"{p}.weights"), narrow)
+        return (
             ("contiguous", _TEMPORARY, low, "gin"),
             ("gv", _TEMPORARY, low),
             ("gscores", _TEMPORARY, size),
@@ -438,96 +435,93 @@ class _Step:
 
     # ------------------------------------------------------------ a block, and a whole pass
 
-    def _block(self, i: int) -> None:
-        t, p, wide, low = self.t, str(i), self.d * self.F, self.low * self.MF
-        self._norm(f"{p}.norm1")
-        self._attention(p)
-        t.drop(f"{p}.norm1.n")
-        t.run((f"{p}.middle", _ACTIVATIONS, 4 * self.Md, f"{p}.projected"))
-        self._norm(f"{p}.norm2")
-        self._linear(f"{p}.gate", wide, self.Md, f"{p}.gated", _ACTIVATIONS, low)
-        t.run((f"{p}.silu", _ACTIVATIONS, low, f"{p}.gated"))
-        self._linear(f"{p}.up", wide, self.Md, f"{p}.upped", _ACTIVATIONS, low)
-        t.run((f"{p}.product", _ACTIVATIONS, low, f"{p}.silu", f"{p}.upped"))
-        self._linear(f"{p}.down", wide, None, f"{p}.fed", _TEMPORARY, self.low * self.Md)
-        t.drop(f"{p}.product")
-        t.run((f"x{i + 1}", _ACTIVATIONS, 4 * self.Md, f"{p}.norm2.n", f"{p}.fed", f"{p}.middle", f"x{i}"))
+    def _block(self, i: int) -> _Operators:
+        p, wide, low = str(i), self.d * self.F, self.low * self.MF
+        return (
+            *self._norm(f"{p}.norm1"),
+            *self._attention(p, f"{p}.norm1.n"),
+            (f"{p}.middle", _ACTIVATIONS, 4 * self.Md, f"{p}.projected"),
+            *self._norm(f"{p}.norm2"),
+            *self._linear(f"{p}.gate", wide, self.Md, f"{p}.gated", _ACTIVATIONS, low),
+            (f"{p}.silu", _ACTIVATIONS, low, f"{p}.gated"),
+            *self._linear(f"{p}.up", wide, self.Md, f"{p}.upped", _ACTIVATIONS, low),
+            (f"{p}.product", _ACTIVATIONS, low, f"{p}.silu", f"{p}.upped"),
+            *self._linear(f"{p}.down", wide, 0, f"{p}.fed", _TEMPORARY, self.low * self.Md, f"{p}.product"),
+            (f"x{i + 1}", _ACTIVATIONS, 4 * self.Md, f"{p}.norm2.n", f"{p}.fed", f"{p}.middle", f"x{i}"),
+        )
 
-    def _block_backward(self, i: int) -> None:
+    def _block_backward(self, i: int) -> _Operators:
         """From ``gx``, the gradient of the block's result, to that of its input."""
-        t, p, wide, low = self.t, str(i), self.d * self.F, self.low * self.MF
+        p, wide, low = str(i), self.d * self.F, self.low * self.MF
         # A branch gets the residual's gradient: cast for one in 16 bits, else the same tensor.
         branch = "gbranch", _TEMPORARY, 2 * self.Md if self.cast else 0
-        t.run(branch)
-        self._linear_backward(f"{p}.down", wide, self.MF, "gbranch", f"{p}.product", fp32=False)
-        t.run(("gsilu", _TEMPORARY, low), ("gup", _TEMPORARY, low, "gin", f"{p}.silu", f"{p}.upped"))
-        self._linear_backward(f"{p}.up", wide, self.Md, "gup", "", fp32=True)
-        t.run(("ggate", _TEMPORARY, low, "gsilu", f"{p}.gated"))
-        self._linear_backward(f"{p}.gate", wide, self.Md, "ggate", f"{p}.norm2.n", fp32=True)
-        self._norm_backward(f"{p}.norm2", f"{p}.middle")
-        t.run(branch)
-        self._attention_backward(p)
-        self._norm_backward(f"{p}.norm1", f"x{i}")
+        return (
+            branch,
+            *self._linear_backward(f"{p}.down", wide, self.MF, "gbranch", "gin", f"{p}.product"),
+            ("gsilu", _TEMPORARY, low),
+            ("gup", _TEMPORARY, low, "gin", f"{p}.silu", f"{p}.upped"),
+            *self._linear_backward(f"{p}.up", wide, self.Md, "gup", "gnorm"),
+            ("ggate", _TEMPORARY, low, "gsilu", f"{p}.gated"),
+            *self._linear_backward(f"{p}.gate", wide, self.Md, "ggate", "gmore", f"{p}.norm2.n"),
+            *self._norm_backward(f"{p}.norm2", f"{p}.middle"),
+            branch,
+            *self._attention_backward(p),
+            *self._norm_backward(f"{p}.norm1", f"x{i}"),
+        )
 
-    def _forward(self) -> None:
-        t = self.t
-        t.keeping = self.graph
-        t.run(("x0", _ACTIVATIONS, 4 * self.Md))
-        for i in range(self.c.layers):
-            self._block(i)
-        self._norm("norm")
-        t.drop(f"x{self.c.layers}")
-        self._linear("head", self.V * self.d, self.Md, "logits", _LOGITS, self.low * self.MV)
-        t.drop("norm.n")
-        # The region ends; with a graph the GEMMs keep the copies.
-        t.free(*(f"{name}.w" for name, _ in self._tensors() if not self.graph and t.has(f"{name}.w")))
-        t.run(
-            *_if(self.cast, ("logits32", _LOGITS, 4 * self.MV)),
+    def _forward(self) -> _Operators:
+        head, MV = self.V * self.d, 4 * self.MV
+        return (
+            ("x0", _ACTIVATIONS, 4 * self.Md),
+            *itertools.chain.from_iterable(map(self._block, range(self.c.layers))),
+            *self._norm("norm", f"x{self.c.layers}"),
+            *self._linear("head", head, self.Md, "logits", _LOGITS, self.low * self.MV, "norm.n"),
+            # The region ends; with a graph the GEMMs keep the copies.
+            *_if(not self.graph, *(f"{name}.w" for name, _ in self._tensors())),
+            *_if(self.cast, ("logits32", _LOGITS, MV)),
             ("targets", _TEMPORARY, 8 * self.M if self.c.batch > 1 else 0),  # of one sequence they are a view
-            ("log-softmax", _LOGITS, 4 * self.MV, *_if(self.cast, "logits32")),
+            ("log-softmax", _LOGITS, MV, "logits32"),
             *_if(not self.graph, "log-softmax", "targets"),
         )
 
-    def _backward(self) -> None:
-        t = self.t
-        t.keeping = False
-        t.run(
-            ("gloss", _LOGITS, 4 * self.MV, "targets"),
-            ("glogits", _LOGITS, 4 * self.MV, "gloss", "log-softmax"),
+    def _backward(self) -> _Operators:
+        head, MV = self.V * self.d, 4 * self.MV
+        return (
+            ("gloss", _LOGITS, MV, "targets"),
+            ("glogits", _LOGITS, MV, "gloss", "log-softmax"),
             *_if(self.cast, ("glogits", _LOGITS, 2 * self.MV, "glogits")),
+            *self._linear_backward("head", head, self.Md, "glogits", "gnorm", "norm.n"),
+            *self._norm_backward("norm", f"x{self.c.layers}"),
+            *itertools.chain.from_iterable(map(self._block_backward, reversed(range(self.c.layers)))),
+            ("gradient embedding", _GRADIENTS, 4 * head, "gx"),
         )
-        self._linear_backward("head", self.V * self.d, self.Md, "glogits", "norm.n", fp32=True)
-        self._norm_backward("norm", f"x{self.c.layers}")
-        for i in reversed(range(self.c.layers)):
-            self._block_backward(i)
-        self._gradient("embedding", self.V * self.d, "gx")
 
-    def _optimizer(self) -> None:
+    def _optimizer(self) -> _Operators:
         """What AdamW allocates while it steps: roots of second moments, all at once or tensor by tensor."""
-        roots = self._shard(self.transient * self.params, 1)
+        roots = self.params / self.parts.get(_STATES, 1)
         if not self.cuda:
             # The root, its quotient, and the quotient of the tensor before, which its name holds until it is reused.
             sizes = [numel for _, numel in self._tensors()]
-            roots = self.transient * max(before + 2 * size for before, size in zip([0, *sizes], sizes, strict=False))
-        self.t.run(("roots", _TEMPORARY, roots), "roots")
+            roots = max(before + 2 * size for before, size in zip([0, *sizes], sizes, strict=False))
+        return ("roots", _TEMPORARY, self.transient * roots), "roots"
 
     def run(self) -> pd.DataFrame:
         """Run the step through, for :func:`moments`."""
-        t, found = self.t, {}
-        self._resident()
-        found["before the step"] = t.end()
-        passes = {"forward": self._forward, **({"backward": self._backward} if self.graph else {})}
+        tape = _Tape(_BLOCK if self.cuda else 1, self.parts, graph=self.graph)
+        tape.run(self._resident())
+        found = {"before the step": tape.end()}
+        passes = {"forward": self._forward()} | ({"backward": self._backward()} if self.graph else {})
         for _ in range(self.accumulate):
-            for name, run in passes.items():
-                t.end()
-                run()
-                found[f"{name} peak"] = max(found.get(f"{name} peak", t.peak), t.peak, key=lambda one: one[0])
-                found[f"{name} end"] = t.end()
-            t.free("logits")  # a local variable until here
-        t.end()
+            for name, operators in passes.items():
+                tape.end()
+                tape.run(operators, keeping=self.graph and name == "forward")
+                found[f"{name} peak"] = max(found.get(f"{name} peak", tape.peak), tape.peak, key=lambda one: one[0])
+                found[f"{name} end"] = tape.end()
+            tape.run(["logits"])  # a local variable until here
+        tape.end()
         if self.trains:
-            self._optimizer()
-            found["optimizer peak"] = t.peak
+            tape.run(self._optimizer())
+            found["optimizer peak"] = tape.peak
         rows = [(moment, found[moment][0], *found[moment][1].values()) for moment in MOMENTS if moment in found]
         return pd.DataFrame(rows, columns=["moment", "total_bytes", *ITEMS])
 
@@ -619,10 +613,9 @@ def predict(
 
 def _words(step: _Step) -> dict[str, str]:
     cast, low = step.cast, step.low
-
-    def divided(from_stage: int) -> str:
-        return f" / {step.ranks} ranks" if step.ranks > 1 and step.stage >= from_stage else ""
-
+    divided = dict.fromkeys(_SHARED, "") | {
+        item: f" / {ranks} ranks" for item, ranks in step.parts.items() if ranks > 1
+    }
     attended, rest, scores = 4 * low + (low if step.copied else 0), " + 4 x heads", ""
     if step.naive:
         widest = 6 if cast and step.cuda else low
@@ -640,9 +633,9 @@ def _words(step: _Step) -> dict[str, str]:
     if step.stage:
         buckets = f"{step.blocks} x 4 B x parameters of the largest block"
     return {
-        _WEIGHTS: f"4 B a parameter{divided(3)}",
-        _GRADIENTS: f"4 B a parameter{divided(2)}" if step.graph else "none: no backward pass",
-        _STATES: f"{step.kept} B a parameter{divided(1)}" if step.kept else "none",
+        _WEIGHTS: f"4 B a parameter{divided[_WEIGHTS]}",
+        _GRADIENTS: f"4 B a parameter{divided[_GRADIENTS]}" if step.graph else "none: no backward pass",
+        _STATES: f"{step.kept} B a parameter{divided[_STATES]}" if step.kept else "none",
         _ACTIVATIONS: layer if step.graph else "what one layer needs at a time: nothing is kept",
         _LOGITS: f"{low} B x tokens x vocabulary, and up to 12 for the loss in fp32",
         _TEMPORARY: f"the widest operators{moving}",

@@ -517,18 +517,11 @@ def _event(snapshot: Snapshot, moment: Moment, device: int) -> int:
         raise UsageError(f"there is no event {moment}: events of device {device} run from 0 to {len(events) - 1}")
     if moment == "oom" and not len(ooms):
         raise UsageError(f"the snapshot holds no out-of-memory error of device {device}")
-    match moment:
-        case int():
-            return moment
-        case "start":
-            return -1
-        case "peak":
-            return int(_timeline(snapshot, device)["allocated_bytes"].to_numpy().argmax()) - 1
-        case "oom":
-            return int(ooms[-1])
-        case "end":
-            return len(events) - 1
-    raise UsageError(f"a moment is an event's number, start, peak, oom or end, not {moment!r}")
+    peak = int(_timeline(snapshot, device)["allocated_bytes"].to_numpy().argmax()) - 1
+    named = {"start": -1, "peak": peak, "oom": int(ooms[-1]) if len(ooms) else -1, "end": len(events) - 1}
+    if isinstance(moment, str) and moment not in named:
+        raise UsageError(f"a moment is an event's number, start, peak, oom or end, not {moment!r}")
+    return named[moment] if isinstance(moment, str) else moment
 
 
 def _ooms(events: pd.DataFrame) -> _Ints:

@@ -24,7 +24,7 @@ __all__ = ["copy_json", "learn_json"]
 
 _READ_BYTES = 4 << 20
 #: Deflate packs at most a thousand to one; a trace of a profiler packs ten to fifty to one.
-_RATIO, _SMALL_BYTES = 400, 1 << 30
+_RATIO, SMALL_BYTES = 400, 1 << 30
 _TOP = frozenset(
     [
         *(
@@ -85,7 +85,7 @@ class _Bounded:
 
     def __init__(self, path: Path, stream: BinaryIO) -> None:
         self._path, self._stream = path, stream
-        self._left = max(_SMALL_BYTES, _RATIO * path.stat().st_size)
+        self._left = max(SMALL_BYTES, _RATIO * path.stat().st_size)
 
     def read(self, size: int = -1) -> bytes:
         """At most so many bytes; all if it is negative."""
@@ -101,14 +101,13 @@ class _Bounded:
 def _documents(path: Path, attempt: int) -> Iterator[_RAW]:
     """The file in small documents with some of the events each; else in one piece; else in one piece and mended."""
     with kineto.unpacked(path) as file:
-        stream = cast("BinaryIO", _Bounded(path, file) if _is_packed(path) else file)
+        stream = cast("BinaryIO", _Bounded(path, file))
         if attempt == 0:
             texts = kineto.slices(stream)
         else:
             text, bare = kineto.all_of(stream)
             texts = iter([text if attempt == 1 else kineto.mended(text, bare)])
-        for text in texts:
-            yield _DECODE(text)
+        yield from map(_DECODE, texts)
 
 
 def learn_json(path: Path, scrubber: Scrubber) -> int:
@@ -149,9 +148,9 @@ def _learn(scrubber: Scrubber, key: str, raw: bytes) -> None:
         scrubber.learn("host", worker[1] if worker else None)
     elif any(hint in raw for hint in (b"/home", b"Users", b"homes", b"\\u0000")):
         scrubber.learn_from(raw.replace(b"\\/", b"/").decode("utf-8", "replace"))
-        for text in re.findall(rb'"[^"\\]*(?:\\.[^"\\]*)*"', raw) if b"\\u0000" in raw else ():
-            if b"\\u0000" in text:
-                scrubber.learn_environment(json.loads(text).split("\x00"))
+        texts = re.findall(rb'"[^"\\]*(?:\\.[^"\\]*)*"', raw) if b"\\u0000" in raw else ()
+        for text in (text for text in texts if b"\\u0000" in text):
+            scrubber.learn_environment(json.loads(text).split("\x00"))
 
 
 def copy_json(path: Path, draft: Path, ledger: Ledger) -> None:
@@ -172,18 +171,19 @@ def copy_json(path: Path, draft: Path, ledger: Ledger) -> None:
         Truncated, no trace, or unpacked without end.
     """
     attempt = learn_json(path, ledger.scrubber)
+    packed = draft.suffix == ".gz" or (_is_packed(path) and draft.suffix != ".json")
     with draft.open("wb") as file:
-        if draft.suffix == ".gz" or (_is_packed(path) and draft.suffix != ".json"):
-            # No name and no time in the header: the same trace gives the same bytes.
-            with gzip.GzipFile("", "wb", compresslevel=5, fileobj=file, mtime=0) as stream:
-                _copy(path, attempt, stream, ledger)
-        else:
-            _copy(path, attempt, file, ledger)
+        # No name and no time in the header: the same trace gives the same bytes.
+        stream = gzip.GzipFile("", "wb", compresslevel=5, fileobj=file, mtime=0) if packed else file
+        with stream:
+            stream.writelines(_copied(path, attempt, ledger))
 
 
-def _copy(path: Path, attempt: int, stream: BinaryIO | gzip.GzipFile, ledger: Ledger) -> None:
+def _copied(path: Path, attempt: int, ledger: Ledger) -> Iterator[bytes]:
+    """The copy, piece by piece."""
     tail: dict[str, Any] = {}
-    between, found = b'{"traceEvents":[\n', False
+    between, found = b"", False
+    yield b'{"traceEvents":[\n'
     for document in _documents(path, attempt):
         found = found or "traceEvents" in document
         try:
@@ -192,13 +192,12 @@ def _copy(path: Path, attempt: int, stream: BinaryIO | gzip.GzipFile, ledger: Le
             raise TraceError(path, f"is JSON, but no Chrome trace ({error})", _NO_TRACE) from error
         kept = [_kept(_DECODE(event), _FIELDS, ledger) for event in map(bytes, events) if event[:1] == b"{"]
         if kept:
-            stream.write(between + b",\n".join(map(_ENCODE, kept)))
+            yield between + b",\n".join(map(_ENCODE, kept))
             between = b",\n"
         tail |= _kept(document, _TOP, ledger)
     if not found:
         raise TraceError(path, "is JSON, but no Chrome trace (it has no traceEvents)", _NO_TRACE)
-    stream.write((between if between != b",\n" else b"") + b"\n]")
-    stream.write(b"".join(b",\n" + _ENCODE({key: value})[1:-1] for key, value in tail.items()) + b"}\n")
+    yield b"\n]" + b"".join(b",\n" + _ENCODE({key: value})[1:-1] for key, value in tail.items()) + b"}\n"
 
 
 def _kept(found: dict[str, Any], known: frozenset[str], ledger: Ledger) -> dict[str, Any]:

@@ -121,23 +121,23 @@ def _check_kind(path: Path, kind: str) -> None:
 
 
 def _check_out(path: Path, out: Path, folder: bool, overwrite: bool) -> None:
-    if not out.absolute().parent.is_dir():
-        raise UsageError(f"{out}: its folder does not exist; make it first")
-    there = out.resolve()
-    if (out.exists() and out.samefile(path)) or there == path.resolve():
-        raise UsageError(f"{out} is the trace itself; give another name for the copy")
-    if path.is_dir() and there.is_relative_to(path.resolve()):
-        raise UsageError(f"{out} is in the trace's own folder; give another name for the copy")
-    if path.resolve().is_relative_to(there):
-        raise UsageError(f"{out} holds the trace; give another name for the copy")
+    there, trace = out.resolve(), path.resolve()
     beside = [other for other in _beside(out) if other.exists()]
-    if (out.exists() or out.is_symlink() or beside) and not overwrite:
-        raise UsageError(f"{beside[0] if beside else out} is there; give another name, or --overwrite")
-    if out.is_dir() and not out.is_symlink():
-        if not folder or not (store.is_store(out) or not any(out.iterdir()) or any(out.glob("*.parquet"))):
-            raise UsageError(f"{out} is a folder of something else; give another name")
-    elif out.exists() and folder:
-        raise UsageError(f"{out} is a file; give another name for the folder")
+    taken = out.exists() or out.is_symlink() or bool(beside)
+    is_folder = out.is_dir() and not out.is_symlink()
+    ours = is_folder and overwrite and (store.is_store(out) or not any(out.iterdir()) or any(out.glob("*.parquet")))
+    rename = "give another name for the copy"
+    for refused, why in (
+        (not out.absolute().parent.is_dir(), f"{out}: its folder does not exist; make it first"),
+        (there == trace or (out.exists() and out.samefile(path)), f"{out} is the trace itself; {rename}"),
+        (path.is_dir() and there.is_relative_to(trace), f"{out} is in the trace's own folder; {rename}"),
+        (trace.is_relative_to(there), f"{out} holds the trace; {rename}"),
+        (taken and not overwrite, f"{beside[0] if beside else out} is there; give another name, or --overwrite"),
+        (is_folder and not (folder and ours), f"{out} is a folder of something else; give another name"),
+        (folder and out.exists() and not is_folder, f"{out} is a file; give another name for the folder"),
+    ):
+        if refused:
+            raise UsageError(why)
 
 
 def _beside(out: Path) -> list[Path]:
@@ -169,10 +169,10 @@ def _copy_snapshot(path: Path, draft: Path, ledger: Ledger) -> None:
 def _copy_ncu_csv(path: Path, draft: Path, ledger: Ledger) -> None:
     ncu.read(path)  # truncated, or something else
     raw = path.read_bytes()
-    encoding = "utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8"
-    text = raw.decode(encoding, "replace" if encoding == "utf-16" else "surrogateescape")
+    wide = raw[:2] in (b"\xff\xfe", b"\xfe\xff")
+    codec = ("utf-16", "replace") if wide else ("utf-8", "surrogateescape")
     lines, host = [], -1
-    for line in text.splitlines(keepends=True):
+    for line in raw.decode(*codec).splitlines(keepends=True):
         cells = next(csv.reader([line]), []) if line.startswith('"') else []
         if "Kernel Name" in cells:
             host = cells.index("Host Name") if "Host Name" in cells else -1
@@ -189,7 +189,7 @@ def _copy_ncu_csv(path: Path, draft: Path, ledger: Ledger) -> None:
                 csv.writer(out, quoting=csv.QUOTE_ALL, lineterminator=end).writerow(new)
             else:
                 out.write((line if cells else ledger.text(line, "output")) + end)
-        draft.write_bytes(out.getvalue().encode(encoding, "strict" if encoding == "utf-16" else "surrogateescape"))
+        draft.write_bytes(out.getvalue().encode(*codec))
 
 
 _COPIERS: dict[str, Callable[[Path, Path, Ledger], None]] = {

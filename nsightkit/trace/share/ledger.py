@@ -36,10 +36,6 @@ class Ledger:
         """Scrub a text, as JSON where it is JSON."""
         return self.apply(json_text, place, value)  # type: ignore[no-any-return]
 
-    def path(self, value: str, place: str) -> str:
-        """Scrub a text that is a path."""
-        return self.apply(Scrubber.path, place, value)  # type: ignore[no-any-return]
-
     def value(self, given: Any, place: str) -> Any:
         """Scrub a JSON value."""
         new, kinds = self._cleaned(Scrubber.value, given)
@@ -49,7 +45,7 @@ class Ledger:
     def apply(self, clean: Callable[..., Any], place: str, *given: Any) -> Any:
         """Give ``clean(scrubber, *given)``, and count what went from a place."""
         new, kinds = self._once(clean, *given)
-        for kind in kinds:
+        for kind in kinds:  # mostly none
             self.removed[kind, place] += 1
         return new
 

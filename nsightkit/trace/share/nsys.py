@@ -21,7 +21,7 @@ from nsightkit.errors import TraceError
 from nsightkit.trace import nsys
 from nsightkit.trace.nsys import quoted
 from nsightkit.trace.share.ledger import Ledger
-from nsightkit.trace.share.secrets import Kind, Scrubber
+from nsightkit.trace.share.secrets import Kind, Scrubber, json_text
 
 __all__ = ["copy_parquetdir", "copy_sqlite", "learn_export"]
 
@@ -113,7 +113,7 @@ def _is_property(ledger: Ledger, table: str, name: str) -> bool:
 
 
 def _clean(ledger: Ledger, place: str, text: str) -> str:
-    return ledger.path(text, place) if place == "PROCESSES.name" else ledger.text(text, place)
+    return str(ledger.apply(Scrubber.path if place == "PROCESSES.name" else json_text, place, text))
 
 
 def learn_export(path: Path, scrubber: Scrubber) -> None:

@@ -21,6 +21,7 @@ import json
 import os
 import re
 import socket
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -143,7 +144,6 @@ _KEY_NAMES: dict[Kind, str] = {
     "path": "cwd pwd home workdir working_dir working_directory tracename",
 }
 _KEYS = {name: kind for kind, names in _KEY_NAMES.items() for name in names.split()}
-_COMMIT_KEYS = re.compile(r"(?i).*(?:commit|revision|sha\d*|hash|digest|version)|key")
 
 # ---------------------------------------------------------------- environments
 
@@ -159,13 +159,11 @@ _VARIABLE = re.compile(
     r"|VIRTUAL_ENV|MASTER_ADDR|MASTER_PORT|APPDATA|LOCALAPPDATA|LOADEDMODULES|NODELIST|KUBECONFIG|DATABASE_URL|DSN"
     r"|https?_proxy|HTTPS?_PROXY|all_proxy|ALL_PROXY|no_proxy|NO_PROXY"
 )
-_NAMED = re.compile(r"[A-Za-z0-9_)%]=")
 _SET_TO = r"(?:\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|[^\s;\"'\x00]*)"
 _ENVIRONMENT = re.compile(  # SSH_CONNECTION's value has blanks in it
     rf"(?<![\w.$/\-])(?P<export>(?:export|setenv|declare -x|typeset -x|set)\s+)?"
     rf"(?:SSH_[A-Z0-9_]+={_SET_TO}(?:\s+[0-9a-fA-F:.]+)*|(?P<name>[A-Za-z_][A-Za-z0-9_]*)=(?P<value>{_SET_TO}))"
 )
-_SEPARATED = re.compile(r"(?:^|[;\r\n])[ \t]{0,40}(?:export\s+|declare -x )?[A-Z_][A-Z0-9_]*=")
 _ENTRIES = re.compile(r"(?:^|(?<=[;\r\n]))([ \t]{0,40})(?:export\s+|declare -x )?([A-Z_][A-Z0-9_]*=[^;\r\n]*)")
 
 #: What a variable tells, for :meth:`Scrubber.learn_environment`; the first that fits.
@@ -276,7 +274,7 @@ _COMMON = frozenset(
     autograd engine function module modules session sessions client clients local remote global device devices
     """.split()  # noqa: SIM905 - a hundred lines otherwise
 )
-_PLAIN_WORD = re.compile(r"\d+|[0-9a-fA-F]{1,3}")
+_PLAIN_WORD = re.compile(r"\d+|[0-9a-f]{1,3}")
 
 #: While a text is worked on, one character of a private plane stands for each placeholder: no rule takes a part of one
 #: for a value, and what was scrubbed before stays as it is.
@@ -307,11 +305,10 @@ class Scrubber:
     def __init__(self, *, machine: bool = True) -> None:
         self.removed: list[str] = []
         self._numbers: dict[tuple[str, str], str] = {}
-        self._taken: dict[str, set[int]] = {}
+        self._taken: defaultdict[str, set[int]] = defaultdict(set)
         self._words: dict[str, Kind] = {}  # in small letters
         self._literal: set[str] = set()  # secrets, as they stand
         self._roots: set[str] = set()  # folders, as they stand
-        self._patterns: tuple[re.Pattern[str], re.Pattern[str]] | None = None
         self._harmless: set[str] = set()  # texts with nothing in them, whatever digits they have
         self._marked: list[tuple[Kind | None, str]] = []  # what the marks of the text at hand stand for
         if machine:
@@ -332,7 +329,6 @@ class Scrubber:
         text = (text or "").strip().strip("\"'")
         if not text or PLACEHOLDER.search(text) or "[scrubbed]" in text:
             return
-        self._patterns = None
         self._harmless.clear()
         if kind == "path":
             if text.startswith("/") and text.count("/") >= 2 and not _SYSTEM.fullmatch(text.split("/")[1]):
@@ -370,9 +366,8 @@ class Scrubber:
         ----------
         text : str
         """
-        if "/" in text or "\\" in text:
-            for name in _HOME.findall(text):
-                self.learn("user", name)
+        for name in _HOME.findall(text):
+            self.learn("user", name)
 
     def learn_value(self, given: Any, key: str = "") -> None:
         """Learn from a JSON value who and where it was.
@@ -425,7 +420,7 @@ class Scrubber:
         self.removed.append(kind)
         key = (kind, secret)
         if key not in self._numbers:
-            taken = self._taken.setdefault(kind, set())
+            taken = self._taken[kind]
             number = next(n for n in itertools.count(len(taken) + 1) if n not in taken)
             taken.add(number)
             self._numbers[key] = f"[{kind}]" if number == 1 else f"[{kind} {number}]"
@@ -443,8 +438,21 @@ class Scrubber:
         str
             The same object when it holds none.
         """
-        work = self._work(value)
-        return value if work is None else self._spelt(work)
+        skeleton, lower = value.translate(_SKELETON), value.lower()
+        known = any(secret in value for secret in self._literal) or any(word in lower for word in self._words)
+        if skeleton in self._harmless and not known:
+            return value
+        work = self._marked_up(value)
+        for may, rule in _RULES:
+            if may(self, value, lower):
+                work = rule(self, work)
+        if any(kind is not None for kind, _ in self._marked):
+            return self._spelt(work)
+        if not (self._marked or any(hint in value for hint in _TOKEN_HINTS) or _FOUR.search(value)):
+            if len(self._harmless) > 200_000:  # a bound on memory
+                self._harmless.clear()
+            self._harmless.add(skeleton)
+        return value
 
     def path(self, value: str) -> str:
         """Replace the folders of a text that is a path, whatever they are called.
@@ -489,11 +497,8 @@ class Scrubber:
                 for name, item in given.items()
             }
         if isinstance(given, list | tuple):
-            out = [self.value(item, key) for item in given]
-            for i, (flag, word) in enumerate(itertools.pairwise([*out]), 1):
-                if isinstance(flag, str) and isinstance(word, str):
-                    out[i] = self._argument(flag, word) or word
-            return out
+            words = [self.value(item, key) for item in given]
+            return [*words[:1], *itertools.starmap(self._argument, itertools.pairwise(words))]
         if isinstance(given, int | float) and not isinstance(given, bool) and _STRONG.fullmatch(key):
             return self.placeholder("secret", str(given))
         return given
@@ -502,100 +507,68 @@ class Scrubber:
         """Replace every secret in a text that stands under a key, which says what kind of text it is."""
         if not text or PLACEHOLDER.fullmatch(text):
             return text
-        if kind == "environment":
-            return self.placeholder(kind, text)
         if kind == "path" and _PATH_LIKE.match(text):
             return self.path(text)
         when = bool if kind == "secret" else _by_name(key, ":")
         if when is not None and when(text) and text.lower() not in _NOTHING and not PLACEHOLDER.search(text):
             return self.placeholder("secret", text)
-        if kind == "host" or (kind == "user" and _no_number(text)):
-            return self.placeholder(kind, text.lower())
-        plain = _COMMIT_KEYS.fullmatch(key) and re.fullmatch(r"[0-9a-f]{40}|[\d.]+", text)
+        if kind in ("environment", "host") or (kind == "user" and _no_number(text)):
+            return self.placeholder(kind, text if kind == "environment" else text.lower())
+        commit = re.fullmatch(r"(?i).*(?:commit|revision|sha\d*|hash|digest|version)|key", key)
+        plain = commit and re.fullmatch(r"[0-9a-f]{40}|[\d.]+", text)
         return text if plain else json_text(self, text)
 
-    def _argument(self, flag: str, word: str) -> str | None:
-        """Give the placeholder of a command line's word, if the word before it says that it is a secret or a user."""
-        if not flag.startswith("-") or word[:1] in ("", "-") or _NUMBER.fullmatch(word) or PLACEHOLDER.search(word):
-            return None
-        if re.fullmatch(_FLAG, f"{flag} x") or (
-            re.fullmatch(_USER_FLAG, f"{flag} x:x") and ":" in word
-        ):  # user:password
+    def _argument(self, flag: Any, word: Any) -> Any:
+        """Give a command line's word, or a placeholder if the word before it says that it is a secret or a user."""
+        if not (isinstance(flag, str) and isinstance(word, str) and flag.startswith("-")):
+            return word
+        if word[:1] in ("", "-") or _NUMBER.fullmatch(word) or PLACEHOLDER.search(word):
+            return word
+        if re.fullmatch(_FLAG, f"{flag} x") or (":" in word and re.fullmatch(_USER_FLAG, f"{flag} x:x")):
             return self.placeholder("secret", word)
-        return self.placeholder("user", word.lower()) if re.fullmatch(_USER_FLAG, f"{flag} x") else None
+        return self.placeholder("user", word.lower()) if re.fullmatch(_USER_FLAG, f"{flag} x") else word
 
     # -- marks ---------------------------------------------------------------------------------------------------
 
     def _marked_up(self, value: str) -> str:
         """Begin with a text: what was scrubbed before becomes marks."""
         self._marked.clear()
-        if not value.isascii():
-            value = _MARK.sub("\ufffd", value)
-        if "[" not in value:
-            return value
 
         def seen(match: re.Match[str]) -> str:
-            self._taken.setdefault(match[1], set()).add(int(match[2] or 1))
+            self._taken[match[1]].add(int(match[2] or 1))
             return self._mark(None, match[0])
 
-        return PLACEHOLDER.sub(seen, value)
+        return PLACEHOLDER.sub(seen, _MARK.sub("\ufffd", value))
 
     def _mark(self, kind: Kind | None, secret: str) -> str:
         if len(self._marked) >= _MARKS:  # all further ones of one text are one
             return chr(_FIRST_MARK + _MARKS - 1)
-        self._marked.append((kind, secret))
+        self._marked.append((kind, _MARK.sub(lambda match: self._behind(match)[1], secret)))
         return chr(_FIRST_MARK + len(self._marked) - 1)
+
+    def _behind(self, match: re.Match[str]) -> tuple[Kind | None, str]:
+        return self._marked[ord(match[0]) - _FIRST_MARK]
 
     def _spelt(self, work: str) -> str:
         """Put placeholders where marks are."""
 
         def placeholder(match: re.Match[str]) -> str:
-            kind, secret = self._marked[ord(match[0]) - _FIRST_MARK]
-            return secret if kind is None else self.placeholder(kind, _MARK.sub(plain, secret))
+            kind, secret = self._behind(match)
+            return secret if kind is None else self.placeholder(kind, secret)
 
-        def plain(match: re.Match[str]) -> str:
-            return _MARK.sub(plain, self._marked[ord(match[0]) - _FIRST_MARK][1])
-
-        return _MARK.sub(placeholder, work) if self._marked else work
+        return _MARK.sub(placeholder, work)
 
     # -- rules ---------------------------------------------------------------------------------------------------
 
-    def _work(self, value: str) -> str | None:
-        """Give a text with marks where its secrets are; None if it has none."""
-        skeleton, lower = value.translate(_SKELETON), value.lower()
-        known = any(secret in value for secret in self._literal) or any(word in lower for word in self._words)
-        if skeleton in self._harmless and not known:
-            return None
-        work = self._marked_up(value)
-        for may, rule in _RULES:
-            if may(self, value, lower):
-                work = rule(self, work)
-        if any(kind is not None for kind, _ in self._marked):
-            return work
-        if not (self._marked or any(hint in value for hint in _TOKEN_HINTS) or _FOUR.search(value)):
-            if len(self._harmless) > 200_000:  # a bound on memory
-                self._harmless.clear()
-            self._harmless.add(skeleton)
-        return None
-
-    def _known(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
-        """What finds the secrets that were learnt, and what finds the names: the longest first."""
-        if self._patterns is None:
-            literal, words = (
-                "|".join(re.escape(known) for known in sorted(learnt, key=lambda text: (-len(text), text)))
-                for learnt in (self._literal, self._words)
-            )
-            self._patterns = re.compile(literal), re.compile(rf"(?i)(?<![A-Za-z0-9])(?:{words})(?![A-Za-z0-9])")
-        return self._patterns
-
     def _names(self, work: str) -> str:
         # A letter may match another that `lower` does not make of it: a long s is an s.
-        return self._known()[1].sub(lambda m: self._mark(self._words.get(m[0].lower(), "user"), m[0].lower()), work)
+        names = rf"(?i)(?<![A-Za-z0-9])(?:{_any_of(self._words)})(?![A-Za-z0-9])"
+        return re.sub(names, lambda m: self._mark(self._words.get(m[0].lower(), "user"), m[0].lower()), work)
 
     def _environments(self, work: str) -> str:
         if "\x00" in work and any(_ENTRY.match(piece) for piece in work.split("\x00")):
             return self._mark("environment", work)
-        if len(_SEPARATED.findall(work)) >= 3:
+        if len(_ENTRIES.findall(work)) >= 3:
             work = _ENTRIES.sub(lambda m: m[1] + self._mark("environment", m[2]), work)
 
         def replaced(match: re.Match[str]) -> str:
@@ -633,9 +606,8 @@ class Scrubber:
         if not parts or given == "~" or _MARK.search(parts[0]) or _SYSTEM_PATH.match(given):
             return given
         system = _SYSTEM.fullmatch(parts[0]) and "home" not in parts and parts[:2] != ["dev", "shm"]
-        if given[0] == "/" and (system or (free and not self._leads_to_people(given, parts))):
-            return given
-        if free and given[0] == "~" and len(parts) == 1:
+        named = {"/": system or (free and not self._leads_to_people(given, parts)), "~": free and len(parts) == 1}
+        if named.get(given[0]):
             return given
         library = _INDUCTOR.search(given) or _LIBRARY.search(given)
         if library:
@@ -655,6 +627,11 @@ class Scrubber:
             or not {"home", "Users", "site-packages", "dist-packages"}.isdisjoint(parts[:-1])
             or (len(parts) > 1 and _FILE.fullmatch(parts[-1]))
         )
+
+
+def _any_of(known: Iterable[str]) -> str:
+    """A pattern that finds texts, the longest first."""
+    return "|".join(re.escape(text) for text in sorted(known, key=lambda text: (-len(text), text)))
 
 
 def _has(*signs: str) -> Callable[[Scrubber, str, str], bool]:
@@ -733,7 +710,7 @@ _RULES: tuple[tuple[Callable[[Scrubber, str, str], bool], Callable[[Scrubber, st
     # Credentials: those that were learnt, and those of a known form.
     (
         lambda s, value, _: any(secret in value for secret in s._literal),
-        lambda s, work: s._known()[0].sub(lambda m: s._mark("secret", m[0]), work),
+        lambda s, work: re.sub(_any_of(s._literal), lambda m: s._mark("secret", m[0]), work),
     ),
     (
         _has("PRIVATE KEY"),
@@ -743,7 +720,7 @@ _RULES: tuple[tuple[Callable[[Scrubber, str, str], bool], Callable[[Scrubber, st
             r"|(?:[A-Za-z0-9+/=:,.\-\s\\]|\\[nr])*)"
         ),
     ),
-    (lambda _, value, __: "=" in value and _NAMED.search(value) is not None, Scrubber._environments),
+    (lambda _, value, __: "=" in value and re.search(r"[A-Za-z0-9_)%]=", value) is not None, Scrubber._environments),
     (_has("://"), _marking(r"\b[A-Za-z][A-Za-z0-9+.\-]{0,20}://(?P<secret>[^\s/@\"'<>?#]+)(?=@)")),
     (
         _has(".com/", "telegram.org/"),

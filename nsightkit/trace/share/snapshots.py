@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO
 
 from nsightkit.trace.share.ledger import Ledger
+from nsightkit.trace.share.secrets import Scrubber, json_text
 
 __all__ = ["clean_snapshot", "write_snapshot"]
 
-#: Fields by the list they stand in; one that is itself such a list has fields of its own.
+#: Fields by the list they stand in (those of the whole by none); one that is itself such a list has fields of its own.
 _FIELDS = {
+    "": "segments device_traces external_annotations allocator_settings",
     "segments": "device address total_size allocated_size active_size requested_size stream segment_type "
     "segment_pool_id is_expandable frames blocks",
     "blocks": "address size requested_size state frames history",
@@ -22,7 +24,6 @@ _FIELDS = {
     "frames": "filename line name",
 }
 _KNOWN = {name: frozenset(fields.split()) for name, fields in _FIELDS.items()}
-_TOP = frozenset(["segments", "device_traces", "external_annotations", "allocator_settings"])
 
 
 def clean_snapshot(taken: Any, ledger: Ledger | None = None) -> Any:
@@ -49,50 +50,48 @@ def clean_snapshot(taken: Any, ledger: Ledger | None = None) -> Any:
     ledger.scrubber.learn_value({name: item for name, item in top.items() if name not in _KNOWN})
     for filename in set(_filenames(top)):
         ledger.scrubber.learn_from(filename)
-    frames: dict[tuple[Any, ...], dict[str, Any]] = {}
-    stacks: dict[tuple[int, ...], list[Any]] = {}
     # By identity: a pickle shares equal stacks, and a copy of each would be a hundred times it.
     seen: dict[int, Any] = {}
+    equal: dict[Any, Any] = {}
 
-    def record(given: Any, name: str) -> Any:
+    def record(given: Any, name: str = "") -> Any:
         if not isinstance(given, Mapping):
             return {}
-        for field in given.keys() - _KNOWN[name]:
-            ledger.note("field", name, str(field))
-        return {field: value(item, f"{name}.{field}") for field, item in given.items() if field in _KNOWN[name]}
+        kept = {}
+        for field, item in given.items():
+            if field in _KNOWN[name]:
+                kept[field] = value(item, f"{name}.{field}".lstrip("."))
+            else:
+                ledger.note("field", *filter(None, [name]), str(field))
+        return kept
+
+    def shared(given: Any, make: Callable[[Any], Any]) -> Any:
+        if id(given) not in seen:
+            made = make(given)
+            content = made.items() if isinstance(made, dict) else map(id, made)
+            seen[id(given)] = equal.setdefault((type(made), *content), made)
+        return seen[id(given)]
 
     def frame(given: Any) -> Any:
-        if id(given) not in seen:
-            made = record(given, "frames")
-            seen[id(given)] = frames.setdefault(tuple(made.items()), made)
-        return seen[id(given)]
-
-    def stack(given: list[Any]) -> Any:
-        if id(given) not in seen:
-            made = [frame(each) for each in given]
-            seen[id(given)] = stacks.setdefault(tuple(map(id, made)), made)
-        return seen[id(given)]
+        return shared(given, lambda frame: record(frame, "frames"))
 
     def value(given: Any, place: str) -> Any:
         name = place.rpartition(".")[2]
-        if name in _KNOWN and isinstance(given, list):
-            return stack(given) if name == "frames" else [record(each, name) for each in given]
+        if isinstance(given, list) and name == "frames":
+            return shared(given, lambda frames: [*map(frame, frames)])
+        if isinstance(given, list) and name == "device_traces":
+            return [[record(each, name) for each in events] for events in given]
+        if isinstance(given, list) and name in _KNOWN:
+            return [record(each, name) for each in given]
         if isinstance(given, str):
-            return ledger.path(given, place) if name == "filename" else ledger.text(given, place)
+            return ledger.apply(Scrubber.path if name == "filename" else json_text, place, given)
         if isinstance(given, tuple):
             return tuple(value(item, place) for item in given if isinstance(item, int))
         if isinstance(given, Mapping):  # what a program noted itself
             return ledger.value(dict(given), place)
         return given if isinstance(given, int | float) else None
 
-    out = {}
-    for name, given in top.items():
-        if name not in _TOP:
-            ledger.note("field", str(name))
-        elif name == "device_traces":
-            out[name] = [[record(each, name) for each in events] for events in given]
-        else:
-            out[name] = value(given, name)
+    out = record(top)
     return out if isinstance(taken, Mapping) else out["segments"]
 
 
