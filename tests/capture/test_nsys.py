@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -57,7 +58,11 @@ def real(nsys: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def only_on_the_path(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a tool not be found where this machine's installers have put it."""
     whole = tool.find_program
-    monkeypatch.setattr(tool, "find_program", lambda name, variable, _: whole(name, variable, ()))
+
+    def without_installers(name: str, variable: str, folders: Sequence[str]) -> Path | None:
+        return whole(name, variable, [folder for folder in folders if not folder.startswith(("/opt/", "/usr/"))])
+
+    monkeypatch.setattr(tool, "find_program", without_installers)
 
 
 def fake(folder: Path, script: str) -> Path:

@@ -140,7 +140,7 @@ def test_the_key_covers_the_measuring_and_the_workload() -> None:
 def test_the_key_of_an_observed_part_covers_the_observing() -> None:
     part = investigations.find("autocast", "before")
     covered = closure(part.code)
-    for name in ("nsightkit.investigations.ways_to_measure:observed", "nsightkit.workloads.autocast:_saved"):
+    for name in ("nsightkit.investigations.ways_to_measure:observed", "nsightkit.workloads.autocast:saved"):
         assert name in covered
     assert "nsightkit.investigations.ways_to_measure:timed" not in covered
     assert recordings.part_key(part) != recordings.part_key(dataclasses.replace(part, measured="timed"))

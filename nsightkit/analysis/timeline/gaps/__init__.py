@@ -249,10 +249,11 @@ def _at_ends(trace: Trace, begin: int, end: int, steps_ran_on: int) -> pd.DataFr
     ends = pd.concat([before, first.assign(launch=-1, start_ns=last, end_ns=end)])
     ends = ends[ends["start_ns"] < ends["end_ns"]].sort_values("device", kind="stable", ignore_index=True)
     threads = Threads(trace)
-    gaps = {str(column): ends[column].to_numpy() for column in ends}
-    found = ends.assign(**decide(threads, gaps, launched_by=steps_ran_on))
-    if not len(threads.calls(steps_ran_on)):
-        found.loc[found["launch"] < 0, ["cause", "source", "source_row"]] = CAUSES.index("unknown"), 0, -1
+    found = ends.assign(cause=CAUSES.index("unknown"), source=0, source_row=-1)
+    judged = (ends["launch"] >= 0).to_numpy() | bool(len(threads.calls(steps_ran_on)))
+    gaps = {str(column): ends.loc[judged, column].to_numpy() for column in ends}
+    decided = pd.DataFrame(decide(threads, gaps, launched_by=steps_ran_on))
+    found.loc[judged, list(decided)] = decided.to_numpy()
     return _with_names(trace.whole, found)
 
 
