@@ -251,9 +251,9 @@ def _at_ends(trace: Trace, begin: int, end: int, steps_ran_on: int) -> pd.DataFr
     threads = Threads(trace)
     found = ends.assign(cause=CAUSES.index("unknown"), source=0, source_row=-1)
     judged = (ends["launch"] >= 0).to_numpy() | bool(len(threads.calls(steps_ran_on)))
-    gaps = {str(column): ends.loc[judged, column].to_numpy() for column in ends}
+    gaps = {str(column): values.to_numpy() for column, values in ends[judged].items()}
     decided = pd.DataFrame(decide(threads, gaps, launched_by=steps_ran_on))
-    found.loc[judged, list(map(str, decided))] = decided.to_numpy()
+    found.loc[judged, list(decided)] = decided.to_numpy()
     return _with_names(trace.whole, found)
 
 
