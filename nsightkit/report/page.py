@@ -234,8 +234,9 @@ class _Page:
         name, share = str(found["bottleneck"]), found["share_of_span"]
         amount = "" if share is None else f", {_percent(share)} of the time"
         facts = [tag("span", name, class_="chip"), f" confidence: {found['confidence']}"]
-        if best := next((row for row in found["changes"] if row["speedup"]), None):
-            facts.append(f" · predicted with {best['change']}: {best['speedup']:.2f}x")
+        gains = {row["change"]: row["speedup"] for row in found["changes"]}
+        if gain := gains.get(verdict.CHANGE_OF.get(name)):
+            facts.append(f" · {gain:.2f}x as fast without it, predicted by replay")
         lists = [
             (title, found[key])
             for title, key in (("Evidence", "evidence"), ("What speaks against it", "against"),

@@ -19,7 +19,7 @@ from nsightkit.analysis.verdict.rules import CHANGE_OF, decide
 from nsightkit.analysis.verdict.words import CAPTURE, Answer
 from nsightkit.trace.model import GPU_TABLES, Trace
 
-__all__ = ["BOTTLENECKS", "candidates", "summary"]
+__all__ = ["BOTTLENECKS", "CHANGE_OF", "candidates", "summary"]
 
 #: Fewer operations on the GPU say nothing of a program.
 _FEW_OPERATIONS = 50
