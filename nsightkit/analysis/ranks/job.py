@@ -381,7 +381,6 @@ def combine(looks: Sequence[Look], lost: Sequence[Mapping[str, Any]] = ()) -> Jo
         float(np.median([one.steps["wall_ns"].sum() for one in crew.values()])),
         dict(zip(matched.groups["group"], matched.groups["name"], strict=True)),
     )
-    notes = [*(note for one in crew.values() for note in one.notes), *_doubts(matched, clocks, crew)]
     return Job(
         ranks=_ranks(crew, rank_from, clocks, arrivals),
         stragglers=found,
@@ -390,7 +389,7 @@ def combine(looks: Sequence[Look], lost: Sequence[Mapping[str, Any]] = ()) -> Jo
         steps=_steps(crew, arrivals),
         groups=matched.groups,
         lost=missing,
-        notes=list(dict.fromkeys(notes)),
+        notes=list(dict.fromkeys([*_of_traces(crew), *_doubts(matched, clocks, crew)])),
         gain_ns=gain_ns,
     )
 
@@ -488,6 +487,16 @@ def _collectives(arrivals: pd.DataFrame, matched: alignment.Matched, world: int)
     for column in ("end_ns", "transfer_ns", "mean_ns", "exposed_ns", "overlapped_ns"):
         out[column] = out[column].round().astype("Int64")
     return out[_OF_COLLECTIVE].sort_values(["start_ns", "collective"], ignore_index=True)
+
+
+def _of_traces(crew: Mapping[int, Look]) -> Iterator[str]:
+    """What reading the traces noted, once where it holds for several."""
+    files: dict[str, list[str]] = {}
+    for one in crew.values():
+        for note in one.notes:
+            files.setdefault(note, []).append(Path(one.file).name)
+    for note, names in files.items():
+        yield f"{names[0] if len(names) == 1 else f'{len(names)} traces'}: {note}"
 
 
 def _doubts(matched: alignment.Matched, clocks: alignment.Alignment, crew: Mapping[int, Look]) -> Iterator[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -107,13 +106,11 @@ def look(source: str | os.PathLike[str] | Trace, *, cache: bool | None = None) -
 
 
 def _look(trace: Trace, file: str, process: int | None) -> Look:
-    notes = [f"{Path(file).name}: {note}" for note in trace.meta.notes]
+    notes = list(trace.meta.notes)
     figures = overview.summary(trace)
     found = communication.collectives(trace)
     if len(found) > _MOST_COLLECTIVES:
-        notes.append(
-            f"{Path(file).name}: of {len(found):,} collectives the first {_MOST_COLLECTIVES:,} were looked at."
-        )
+        notes.append(f"Of {len(found):,} collectives the first {_MOST_COLLECTIVES:,} were looked at.")
         found = found[:_MOST_COLLECTIVES]
     windows = _windows(trace)
     start = windows["start_ns"]
