@@ -106,12 +106,16 @@ def fork_child(module: str, job: Mapping[str, Any], timeout_s: float) -> subproc
         log = Path(scratch, "log.txt")
         log.touch()
         process = context.Process(target=_forked_main, args=(module, job, child_environment(), Path.cwd(), log))
-        # multiprocessing would import the program that asks. A page is one, and would measure its parts again.
-        program, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+        # multiprocessing would import the program that asks, and a page would measure its parts again; it would also use
+        # the method that joblib has set where several pages are built at once, which the new process does not know.
+        program, method = sys.modules["__main__"], multiprocessing.get_start_method(allow_none=True)
+        sys.modules["__main__"] = ModuleType("__main__")
+        multiprocessing.set_start_method("forkserver", force=True)
         try:
             process.start()
         finally:
             sys.modules["__main__"] = program
+            multiprocessing.set_start_method(method, force=True)
         try:
             process.join(timeout_s)
             if process.exitcode is None:

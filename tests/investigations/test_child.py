@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import multiprocessing
 import os
 import time
 from pathlib import Path
@@ -123,3 +124,16 @@ def test_a_dry_run_of_the_recorder_goes_the_whole_way(tmp_path, monkeypatch):
                 assert str(Path.home()).encode() + b"/" not in path.read_bytes()
     assert {r.state for r in recordings.find(find("starved-input", "before"), tmp_path)} == {"refused"}
     assert not list(tmp_path.rglob(".*"))
+
+
+def test_it_forks_where_joblib_has_set_how_processes_start(tmp_path):
+    """Sphinx-Gallery builds pages side by side in joblib's processes."""
+    pytest.importorskip("joblib.externals.loky.backend.context")  # it makes the method known
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("loky", force=True)
+    try:
+        samples, _ = run_child(TINY, "smoke", tmp_path, **HOW)
+        assert multiprocessing.get_start_method() == "loky"
+    finally:
+        multiprocessing.set_start_method(before, force=True)
+    assert samples["loss"]
