@@ -106,8 +106,8 @@ def fork_child(module: str, job: Mapping[str, Any], timeout_s: float) -> subproc
         log = Path(scratch, "log.txt")
         log.touch()
         process = context.Process(target=_forked_main, args=(module, job, child_environment(), Path.cwd(), log))
-        # multiprocessing would import the program that asks, and a page would measure its parts again; it would also use
-        # the method that joblib has set where several pages are built at once, which the new process does not know.
+        # multiprocessing would import the program that asks, and a page would measure its parts again; and it would use
+        # the method that joblib sets where several pages are built at once, which the new process does not know.
         program, method = sys.modules["__main__"], multiprocessing.get_start_method(allow_none=True)
         sys.modules["__main__"] = ModuleType("__main__")
         multiprocessing.set_start_method("forkserver", force=True)
