@@ -21,7 +21,7 @@ from nsightkit.analysis.core.categories import CATEGORIES, categorize
 from nsightkit.analysis.timeline import gaps, memops, operators, overview, ranges, steps
 from nsightkit.trace.model import GPU_TABLES, Trace
 
-__all__ = ["GRAPHS", "NO_OPERATOR", "Capture", "Sum", "Sums", "by_step"]
+__all__ = ["GRAPHS", "NO_OPERATOR", "Capture", "Sum", "by_step"]
 
 Int = npt.NDArray[np.integer[Any]]
 Float = npt.NDArray[np.float64]
