@@ -81,7 +81,7 @@ class Answer(dict[str, Any]):
     def _repr_html_(self) -> str:
         from html import escape
 
-        return f"<pre>{escape(repr(self))}</pre>"
+        return f'<pre style="font-size: 0.8em">{escape(repr(self))}</pre>'  # as wide as a page of text
 
 
 @dataclasses.dataclass(frozen=True)
