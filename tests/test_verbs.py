@@ -74,7 +74,7 @@ def test_an_answer_shows_itself_once_in_a_notebook(trace, monkeypatch, capsys):
 def test_an_answer_prints_as_the_command_does(trace: nsightkit.Trace) -> None:
     found = trace.verdict()
     assert repr(found).splitlines()[1].startswith("input-pipeline, ")
-    assert found._repr_html_().startswith("<pre>")
+    assert found._repr_html_().startswith("<pre ")
     assert "GPU busy" in repr(trace.summary())
     part = trace.last_steps(3)
     assert repr(nsightkit.diff(part, part)).startswith("run.sqlite → run.sqlite")
