@@ -67,7 +67,7 @@ def test_runs_as_a_script_from_anywhere(script, tmp_path):
 #: Runs scripts as a build with GPU traces would: `measure` gives planted traces under the names and with the
 #: operators that a profile of the real program has. Prints what each made, as JSON.
 _WITH_GPU = """
-import ast, dataclasses, importlib, json, sys, tempfile
+import ast, dataclasses, functools, importlib, itertools, json, sys, tempfile
 from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np, pandas as pd
@@ -87,7 +87,7 @@ FAULTS = {"starved-input": "starved", "hidden-sync": "sync", "tiny-kernels": "ti
 FAULTS |= {"one-change": "starved"}
 NAMES = {"dataload": "data", "to_device": "copy"}
 folder = Path(tempfile.mkdtemp())
-scripts, modes, permitted = json.loads(sys.argv[1])
+scripts, runs, permitted = json.loads(sys.argv[1])
 
 def six_kernels(path, microseconds):
     # One kernel in each of six ranges, three times over.
@@ -105,7 +105,11 @@ def six_kernels(path, microseconds):
     out.write(path)
 
 def measure(name, part):
-    mode = modes[part in ("after", "one-thread", "aligned_dims", "flash-bf16", "compiled", "after-again")]
+    changed = part in ("after", "one-thread", "aligned_dims", "flash-bf16", "compiled", "after-again")
+    return measured(name, part, modes[changed])
+
+@functools.cache
+def measured(name, part, mode):
     fault = FAULTS.get(name) if part in ("before", "again") else None
     path = folder / f"{name}-{part}.sqlite"
     if name == "limiters":
@@ -186,8 +190,8 @@ class Shown(ast.NodeTransformer):
                 statement.value = ast.Call(ast.Name("_show", ast.Load()), [statement.value], [])
         return ast.fix_missing_locations(node)
 
-made = {}
-for script in map(Path, scripts):
+made = [{} for _ in runs]
+for (modes, pages), script in itertools.product(zip(runs, made), map(Path, scripts)):
     shown = []
     def _show(value):
         shown.append(getattr(value, "_repr_html_", str)() or "")
@@ -201,13 +205,14 @@ for script in map(Path, scripts):
     ]
     labels = [figure.get_label() for figure in figures]
     plt.close("all")
-    made[script.stem] = {"titles": titles, "labels": labels, "html": "".join(shown), "findings": names["findings"]}
+    pages[script.stem] = {"titles": titles, "labels": labels, "html": "".join(shown), "findings": names["findings"]}
 print("\\n" + json.dumps(made))
 """
 
 
-def _with_gpu(*modes: str, scripts: list[Path] = SCRIPTS, counters: bool = True) -> dict[str, dict]:
-    job = json.dumps([list(map(str, scripts)), modes, counters])
+def _with_gpu(*runs: tuple[str, str], scripts: list[Path] = SCRIPTS, counters: bool = True) -> list[dict[str, dict]]:
+    """What each script made, for each pair of modes: of its first part, and of the changed one."""
+    job = json.dumps([list(map(str, scripts)), runs, counters])
     done = subprocess.run(
         [sys.executable, "-W", "error::RuntimeWarning", "-c", _WITH_GPU, job],
         check=False,
@@ -222,8 +227,13 @@ def _with_gpu(*modes: str, scripts: list[Path] = SCRIPTS, counters: bool = True)
 
 
 @pytest.fixture(scope="module")
-def replayed():
-    return _with_gpu("replay", "replay")
+def both_ways():
+    return _with_gpu(("replay", "replay"), ("replay", "smoke"))
+
+
+@pytest.fixture(scope="module")
+def replayed(both_ways):
+    return both_ways[0]
 
 
 @each
@@ -292,9 +302,9 @@ def test_a_predicted_gain_stands_beside_the_measured_one(replayed, tmp_path):
     assert float(re.search(r"predicted by replay: ([\d.]+)", _verdict(replayed, "04"))[1]) > 1.5
 
 
-def test_limiters_are_read_from_counters_and_without_them():
+def test_limiters_are_read_from_counters_and_without_them(replayed):
     (script,) = [script for script in SCRIPTS if script.name.startswith("19")]
-    (page,) = _with_gpu("replay", "replay", scripts=[script]).values()
+    page = replayed[script.stem]
     assert "Six kernels, six limiters (replay)" in page["titles"]
     verdict = page["findings"]["verdict"]
     assert "6 of 6 kernels" in verdict
@@ -302,7 +312,7 @@ def test_limiters_are_read_from_counters_and_without_them():
     assert "over few rows 20.0 times as long as over many" in verdict
     assert "goes from latency-bound to memory-bound" in verdict
     assert page["findings"]["strided"] == pytest.approx(4.5)
-    (closed,) = _with_gpu("replay", "replay", scripts=[script], counters=False).values()
+    ((closed,),) = [run.values() for run in _with_gpu(("replay", "replay"), scripts=[script], counters=False)]
     verdict = closed["findings"]["verdict"]
     assert "There were no counters" in verdict
     assert "4.5 times as long to add" in verdict
@@ -311,8 +321,8 @@ def test_limiters_are_read_from_counters_and_without_them():
     assert not any("six limiters (replay)" in title for title in closed["titles"])
 
 
-def test_runs_of_two_kinds_of_machine_are_not_compared():
-    for name, page in _with_gpu("replay", "smoke").items():
+def test_runs_of_two_kinds_of_machine_are_not_compared(both_ways):
+    for name, page in both_ways[1].items():
         verdict = page["findings"]["verdict"]
         assert ("nothing to compare" in verdict) != name.startswith("01"), verdict
         if name.startswith("01"):
