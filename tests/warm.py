@@ -5,21 +5,21 @@ Importing PyTorch, pandas, matplotlib and Sphinx takes longer than what most of 
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import runpy
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from multiprocessing import forkserver
 from pathlib import Path
 
-__all__ = ["run"]
+from nsightkit.capture.children import fork_child
 
-_LIBRARIES = ("torch", "pandas", "matplotlib.pyplot", "sphinx.cmd.build", "sphinx_gallery.gen_gallery", "myst_nb")
+__all__ = ["main", "run"]
+
+_LIBRARIES = ["torch", "pandas", "matplotlib.pyplot", "sphinx.cmd.build", "sphinx_gallery.gen_gallery", "myst_nb"]
 _SETTINGS = {"MPLBACKEND": "Agg"}  # matplotlib reads it when it is imported
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(list(_LIBRARIES))
 
 
 def run(
@@ -30,25 +30,23 @@ def run(
     Code comes from where this process has it: `env` reaches the program, but its ``PYTHONPATH`` only what it starts.
     """
     os.environ |= _SETTINGS
+    forkserver.set_forkserver_preload(_LIBRARIES)
+    forkserver.ensure_running()
     with tempfile.TemporaryDirectory() as folder:
         streams = [Path(folder, name) for name in ("stdout", "stderr")]
-        process = _context.Process(target=_become, args=(command, str(cwd), dict(env), *map(str, streams)))
-        process.start()
-        process.join(timeout_s)
-        if process.exitcode is None:
-            process.kill()
-            process.join()
-            raise subprocess.TimeoutExpired(command, timeout_s)
+        job = {"command": command, "cwd": cwd, "env": dict(env), "streams": streams}
+        done = fork_child(__name__, job, timeout_s)
         out, err = (stream.read_text(encoding="utf-8") for stream in streams)
-        return subprocess.CompletedProcess(command, process.exitcode, out, err)
+        return subprocess.CompletedProcess(command, done.returncode, out, err)
 
 
-def _become(command: list[str], cwd: str, env: dict[str, str], *streams: str) -> None:
+def main(command: list[str], cwd: Path, env: Mapping[str, str], streams: list[Path]) -> None:
+    """Be the program; called in the forked process."""
     os.environ.clear()
     os.environ |= env
     os.chdir(cwd)
     for path, descriptor in zip(streams, (1, 2), strict=True):
-        with open(path, "wb") as stream:  # noqa: PTH123
+        with path.open("wb") as stream:
             os.dup2(stream.fileno(), descriptor)
     sys.argv = [arguments for arguments in command if arguments != "-m"]
     if command[0] == "-m":

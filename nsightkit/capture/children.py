@@ -72,7 +72,7 @@ def start_child(module: str, job: Mapping[str, Any], timeout_s: float) -> subpro
     Raises
     ------
     subprocess.TimeoutExpired
-        ``output`` holds what it had written.
+        ``output`` holds what it had written; it has ended, and what it started.
     """
     return run([sys.executable, "-m", module, json.dumps(job)], timeout_s, env=child_environment())
 
@@ -81,24 +81,8 @@ def fork_child(module: str, job: Mapping[str, Any], timeout_s: float) -> subproc
     """Run ``main(**job)`` of a module in a process forked from one that has imported torch and has done nothing else.
 
     It is as good as a fresh interpreter and starts in a fraction of the time. Only for runs on a CPU, on Linux: CUDA
-    does not survive a fork, and nsys does not see processes that are only forked.
-
-    Parameters
-    ----------
-    module : str
-    job : mapping
-        JSON values.
-    timeout_s : float
-
-    Returns
-    -------
-    CompletedProcess
-        ``stdout`` holds both streams.
-
-    Raises
-    ------
-    subprocess.TimeoutExpired
-        ``output`` holds what it had written; it has ended, and what it started.
+    does not survive a fork, and nsys does not see processes that are only forked. It takes, gives and raises what
+    :func:`start_child` does.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_IMPORTED)
