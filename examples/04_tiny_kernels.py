@@ -72,23 +72,26 @@ runs[2]
 # are launched one after the other. The GPU's own work grows with the batch,
 # and only the largest batch has enough of it:
 
-summaries = {n: run.trace.summary() for n, run in runs.items()}
-passes = pd.DataFrame(
-    {
-        "batch": n,
+gain = "times as fast, free launches"
+
+
+def measured_pass(batch, trace):
+    """What one forward pass took, and what held it back."""
+    found = trace.summary()
+    return {
+        "batch": batch,
         "kernels": found["kernel_count"],
         "pass (ms)": found["span_ns"] / 1e6,
         "GPU busy (ms)": found["busy_ns"] / 1e6,
         "busy": found["busy_ns"] / found["span_ns"],
-        "bottleneck": runs[n].trace.verdict()["bottleneck"],
-        "times as fast, free launches": speedup,
+        "bottleneck": trace.verdict()["bottleneck"],
+        gain: trace.whatif("free-launches")["speedup"].iloc[0],
     }
-    for n, found in summaries.items()
-    for speedup in runs[n].trace.whatif("free-launches")["speedup"]
-)
+
+
+passes = pd.DataFrame(measured_pass(n, run.trace) for n, run in runs.items())
 shown = dict.fromkeys(["pass (ms)", "GPU busy (ms)"], "{:.1f}")
-times = "times as fast, free launches"
-plots.table(passes, shown | {"busy": "{:.0%}", times: "{:.2f}"})
+plots.table(passes, shown | {"busy": "{:.0%}", gain: "{:.2f}"})
 
 # %%
 # The last column plays each trace again with launches that cost next to

@@ -109,7 +109,7 @@ class _Module:
 def _load(module: str, root: Path) -> _Module:
     source = _source(module, root)
     if source is None:
-        raise LookupError(f"there is no source of {module}")
+        raise LookupError(f"{module} has no source file")
     definitions: dict[str, list[ast.stmt]] = defaultdict(list)
     imports: dict[str, tuple[str, str | None]] = {}
     for node in ast.parse(source.read_bytes()).body:

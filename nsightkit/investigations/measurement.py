@@ -267,8 +267,8 @@ def measure(investigation: str, part: str, *, timeout_s: float = 600.0) -> Measu
         return recorded
     if forced == "replay":
         raise NsightkitError(
-            f"NSIGHTKIT_MODE=replay, but there is no valid recording of {investigation}/{part} "
-            f"in {recordings.folder()}; make one on a GPU with 'python -m nsightkit record', or unset NSIGHTKIT_MODE"
+            f"NSIGHTKIT_MODE=replay, but {recordings.folder()} holds no valid recording of {investigation}/{part}; "
+            "make one on a GPU with 'python -m nsightkit record', or unset NSIGHTKIT_MODE"
         )
     return _measured(which, "smoke", notice, timeout_s)
 

@@ -106,7 +106,7 @@ def capture(
     Returns
     -------
     dict
-        ``version``, ``command`` and ``steps`` of the capture; ``notice``: in one line, why there is no capture, or why
+        ``version``, ``command`` and ``steps`` of the capture; ``notice``: in one line, why nothing was captured, or why
         it is not whole.
     """
     program = ["-m", "nsightkit.investigations.under_nsight", part.investigation, part.name, mode]

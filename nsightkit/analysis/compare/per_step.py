@@ -307,7 +307,7 @@ class Capture:
 
     @functools.cached_property
     def outside(self) -> float:
-        """Share of the GPU's work that was launched in no step; 0 where there are no steps."""
+        """Share of the GPU's work that was launched outside of steps; 0 in a capture without steps."""
         work = self.work().values() if len(self.windows) else ()
         whole = sum(kind.total_ns for kind in work)
         return (whole - sum(int(kind.steps.sum()) for kind in work)) / whole if whole else 0.0
