@@ -94,7 +94,10 @@ def union(*parts: tuple[npt.ArrayLike, npt.ArrayLike]) -> tuple[Int, Int]:
     start, end : ndarray of int64
         Disjoint and sorted.
     """
-    start, end = (np.concatenate([np.asarray(part[side], np.int64) for part in parts]) for side in (0, 1))
+    some = [part for part in parts if np.size(part[0])] or [*parts[:1]]
+    if len(some) == 1:  # most often: no copy of it
+        return merge(*some[0])
+    start, end = (np.concatenate([np.asarray(part[side], np.int64) for part in some]) for side in (0, 1))
     return merge(start, end)
 
 
@@ -245,12 +248,26 @@ def gpu_intervals(trace: Trace, *more: str) -> pd.DataFrame:
         own: dict[str, npt.NDArray[Any]] = {"table": np.full(n, number, np.int8), "row": np.arange(n, dtype=np.int32)}
         parts.append({**{c: frame[c].to_numpy() for c in columns}, **own})
     some = [part for part in parts if len(part["row"])] or parts[:1]
-    ops = some[0] if len(some) == 1 else {c: np.concatenate([part[c] for part in some]) for c in some[0]}
+    keys = [np.concatenate([part[key] for part in some]) for key in ("start_ns", "device")]
     # Two stable sorts, the last by the leading key; lexsort cannot use the order that is already there.
-    for key in ("start_ns", "device"):
-        if (ops[key][1:] < ops[key][:-1]).any():
-            order = np.argsort(ops[key], kind="stable")
-            ops = {c: column[order] for c, column in ops.items()}
+    order: Int | None = None
+    for key in keys:
+        ordered = key if order is None else key[order]
+        if (ordered[1:] < ordered[:-1]).any():
+            again = np.argsort(ordered, kind="stable")
+            order = again if order is None else order[again]
+    if order is None:
+        ops = some[0] if len(some) == 1 else {c: np.concatenate([part[c] for part in some]) for c in some[0]}
+        return pd.DataFrame(ops, copy=False)
+    # Each value goes to its place at once: columns put together first and then ordered would be written twice.
+    place = np.empty(len(order), np.int32)
+    place[order] = np.arange(len(order), dtype=np.int32)
+    del keys, order
+    places = np.split(place, np.cumsum([len(part["row"]) for part in some])[:-1])
+    ops = {c: np.empty(len(place), some[0][c].dtype) for c in some[0]}
+    for c, column in ops.items():
+        for to, part in zip(places, some, strict=True):
+            column[to] = part[c]
     return pd.DataFrame(ops, copy=False)
 
 

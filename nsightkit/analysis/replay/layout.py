@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import heapq
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.analysis.core import intervals
@@ -67,15 +68,28 @@ class Layout:
 
     def __init__(self, of: Schedule, aside: Bool | None = None) -> None:
         self.of, self.aside = of, aside
-        stream = self._lay_order(np.zeros(len(of.start), bool) if aside is None else aside)
+        number = np.arange(len(of.start), dtype=np.int32)
+        #: of each place the operation that stands there, and of each operation its place; what cuts wait for, and each
+        #: one's cut
+        if aside is None:
+            self.order = self._place = number  # as the schedule has them
+            self._waiting, self._awaited = of.waiting, of.awaited
+            stream, self._target, self.cut_of_target = of.stream, of.cut_target, of.cut_of_target
+        else:
+            stream = self._lay_order(aside, number)
+        self.first_target = np.searchsorted(self.cut_of_target, np.arange(len(of.cut_thread) + 1))
         self._lay_segments(stream)
+        del self._place
 
-    def _lay_order(self, aside: Bool) -> Int:
+    def _laid(self, column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """A column of the operations, in the order of the layout."""
+        return column if self.aside is None else column[self.order]
+
+    def _lay_order(self, aside: Bool, number: Int) -> Int:
         """Put the operations in the order in which they are played, by stream."""
-        of, number = self.of, np.arange(len(aside), dtype=np.int32)
+        of = self.of
         self._first_aside = int(of.stream.max()) + 1
         stream = np.where(aside, of.device + np.int32(self._first_aside), of.stream)
-        #: of each place the operation that stands there, and of each operation its place
         self.order = np.argsort(stream, kind="stable").astype(np.int32)
         # On the new streams by time, as they were launched.
         tail = np.flatnonzero(aside[self.order])
@@ -93,15 +107,13 @@ class Layout:
         kept = np.where(cut < len(of.cut_rows), last[target], target)
         # The call of a copy from pageable memory no longer waits for it; whoever else did waits for the rest.
         waits = (kept >= 0) & ~((of.cut_copy[cut] >= 0) & aside[target] & of.staged[target])
-        #: what cuts wait for, each one's cut, and where those of each begin
         self._target, self.cut_of_target = self._place[kept[waits]], cut[waits]
-        self.first_target = np.searchsorted(self.cut_of_target, np.arange(len(of.cut_thread) + 1)).tolist()
         return stream[self.order]
 
     def _lay_segments(self, stream: Int) -> None:
-        of, order, target = self.of, self.order, self._target
-        slots, launch = of.slots.of_operation[order], of.launch[order]
-        in_step, by_others = of.in_step[order], of.by_others[order]
+        of, target = self.of, self._target
+        columns = of.slots.of_operation, of.launch, of.in_step, of.by_others
+        slots, launch, in_step, by_others = map(self._laid, columns)
         first = np.append(True, stream[1:] != stream[:-1])
         #: where a segment begins, and what has to end one, for somebody asks when it is done
         breaks, needed = first.copy(), first.copy()  # where a stream begins, the window may
@@ -111,7 +123,7 @@ class Layout:
         # Which calls wait for what another thread launched: then it depends on what that has launched by then.
         thread = np.where(launch[target] >= 0, of.call_thread[launch[target]], -1)
         crosses = (thread != of.cut_thread[self.cut_of_target]) & (self.cut_of_target < len(of.cut_rows))
-        self.crosses, self.shared = crosses.tolist(), set(stream[target[crosses]].tolist())
+        self.crosses, self.shared = crosses, set(stream[target[crosses]].tolist())
         among = np.flatnonzero(np.isin(stream, list(self.shared)))
         needed[among[:: 1 + len(among) // MOST_CUTS]] = True
         last = np.append(first[1:] | (in_step[1:] != in_step[:-1]), True) & (in_step >= 0)
@@ -129,7 +141,7 @@ class Layout:
         self.slot_of_head = np.maximum.reduceat(slots, self.head)
         self.launch_of_tail = launch[self.tail]
         segment = np.cumsum(breaks, dtype=np.int32) - 1
-        self.targets, awaited = segment[target].tolist(), segment[self._awaited].tolist()
+        self.targets, awaited = segment[target], segment[self._awaited].tolist()
         self.waits_of: dict[int, list[int]] = {}
         for waits, on in zip(segment[self._waiting].tolist(), awaited, strict=True):
             self.waits_of.setdefault(waits, []).append(on)
@@ -196,7 +208,7 @@ class Layout:
         node_of = np.empty(n_cuts, np.int64)
         node_of[slots.cut] = np.arange(n_cuts)
         nodes = node_of[self.cut_of_target].tolist()
-        waits += [(node, end(segment)) for node, segment in zip(nodes, self.targets, strict=True)]
+        waits += [(node, end(segment)) for node, segment in zip(nodes, self.targets.tolist(), strict=True)]
         by = opens[slots.at(of.asked, of.asked_ns)]
         waits += zip(node_of[of.asking[by >= 0]].tolist(), by[by >= 0].tolist(), strict=True)
         return _sorted(waits, order, rank)

@@ -39,7 +39,8 @@ class Play:
         for thread in of.threads.tolist():
             start, end = intervals.union(*of.passive[thread], change.away.get(thread, ((), ())))
             if len(start):
-                self._away[thread] = intervals.Coverage(np.maximum(start, of.begin_ns), end)
+                early = start[0] < of.begin_ns
+                self._away[thread] = intervals.Coverage(np.maximum(start, of.begin_ns) if early else start, end)
         self._lines()
 
     def own(self, thread: Int, time: Int) -> Int:
@@ -131,23 +132,24 @@ class Play:
         # A stream that a change makes begins with what is played.
         stream_end: list[float] = [of.earliest_ns] * (int(layout.stream_of.max()) + 1)
         stream_end[: len(of.released_ns)] = of.released_ns.tolist()
-        # What lies between two cuts: segments of streams, and slots of threads.
-        a, b, slot = self.a.tolist(), self.b.tolist(), layout.slot_of_head.tolist()
-        direct, stream, first_ns = self.direct.tolist(), layout.stream_of.tolist(), self.first_ns.tolist()
-        begins_at, returns_at = (self.own(slots.thread, at).tolist() for at in (slots.start, slots.end))
-        cut, slot_of_cut = slots.cut.tolist(), slots.of_cut.tolist()
+        # What lies between two cuts: segments of streams, and slots of threads. Each number is read once: views of the
+        # columns are as fast as lists of them, and take no memory.
+        a, b, slot, direct = self.a.data, self.b.data, layout.slot_of_head.data, self.direct.data
+        stream, first_ns = layout.stream_of.data, self.first_ns.data
+        begins_at, returns_at = (self.own(slots.thread, at).data for at in (slots.start, slots.end))
+        cut, slot_of_cut = slots.cut.data, slots.of_cut.data
         # What a cut waits for: its own cost, segments, where other threads are, and a moment.
-        cost, tail = of.cut_cost.tolist(), of.cut_tail.tolist()
+        cost, tail = of.cut_cost.data, of.cut_tail.data
         if change.aside is not None:  # a blocking call without its copy takes what any call takes
-            cost = np.where((of.cut_copy >= 0) & change.aside[of.cut_copy], of.call_ns, of.cut_cost).tolist()
-        targets, first_target, crosses = layout.targets, layout.first_target, layout.crosses
+            cost = np.where((of.cut_copy >= 0) & change.aside[of.cut_copy], of.call_ns, of.cut_cost).data
+        targets, first_target, crosses = layout.targets.data, layout.first_target.data, layout.crosses.data
         waits = (of.cut_start < of.begin_ns) | (np.arange(len(cut)) >= len(of.cut_rows)) | change.waits
-        waiting = waits.tolist()
+        waiting = waits.data
         asked: dict[int, list[tuple[int, int]]] = {}
         if change.hand_overs:
-            for number, where in zip(of.asking.tolist(), self._where(of.asked, of.asked_ns), strict=True):
-                asked.setdefault(number, []).append(where)
-        arrives = (of.cut_arrival if change.arrivals else np.full(len(cut), NEVER)).tolist()
+            for number, asks in zip(of.asking.tolist(), self._where(of.asked, of.asked_ns), strict=True):
+                asked.setdefault(number, []).append(asks)
+        arrives = (of.cut_arrival if change.arrivals else np.full(len(cut), NEVER)).data
         # What a segment waits for beside its thread and its stream: few do.
         after, waits_of, shared, meets = of.after_ns, layout.waits_of, layout.shared, layout.meets
         meeting_of, transfer = of.meeting_of.tolist(), of.transfer_ns.tolist()
@@ -160,7 +162,7 @@ class Play:
         more = {*waits_of, *meets, *(s for s, where in enumerate(stream if shared else ()) if where in shared)}
         order, meeting = layout.nodes
         met, n_cuts, n_nodes = meeting.tolist(), len(cut), len(cut) + len(end_of)
-        for node in order.tolist():
+        for node in order.data:
             if node >= n_nodes:  # a device leaves a collective
                 number = node - n_nodes
                 s = met[number]

@@ -163,6 +163,8 @@ class WhatIf:
         return 1 - (after.wall_ns + lost_ns) / max(self.schedule.unchanged.wall_ns, 1)
 
     def _together(self, changes: Sequence[Change]) -> Change:
+        if len(changes) == 1:
+            return changes[0]
         lasting, nothing = self.schedule.end - self.schedule.start, ((), ())
         other = [change.durations_ns - lasting for change in changes if change.durations_ns is not None]
         aside = [change.aside for change in changes if change.aside is not None]

@@ -157,6 +157,13 @@ def windows(trace: Trace, match: str | None = None) -> pd.DataFrame:
     UsageError
         `match` is not a regular expression.
     """
+    known = f"steps {match}"
+    if known not in trace.memo:
+        trace.memo[known] = _windows(trace, match)
+    return pd.DataFrame(trace.memo[known])
+
+
+def _windows(trace: Trace, match: str | None) -> pd.DataFrame:
     found = find(trace, match)
     begin = found["start_ns"].to_numpy()[:1]
     if trace is not trace.whole and len(found):

@@ -121,6 +121,12 @@ def in_window(trace: Trace) -> pd.DataFrame:
         As :func:`nsightkit.analysis.timeline.gaps.causes` gives gaps, which are cut at the window's ends. Without steps
         just those.
     """
+    if "idle in window" not in trace.memo:
+        trace.memo["idle in window"] = _in_window(trace)
+    return pd.DataFrame(trace.memo["idle in window"])
+
+
+def _in_window(trace: Trace) -> pd.DataFrame:
     found, windows = causes(trace), steps.windows(trace)
     if not len(windows):
         return found
