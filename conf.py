@@ -53,6 +53,7 @@ extensions = [
     "glossary_links",
     "judgement",
     "measured",
+    "page_form",
     "site_figures",
     "notfound.extension",
     "sphinx_llms_txt",

@@ -11,16 +11,16 @@ import re
 import sys
 from pathlib import Path
 
-#: The sections that every page has, in this order, and why; a page may have others between them.
+#: What the titles of a page's sections begin with, in this order, and why; a page may have others between them.
 _WHY = {
-    "Expectation": "work the result out before anything is measured; a result that could not be wrong explains nothing",
-    "Measure": "a block that ends in `measure(...)` shows where the numbers come from",
-    "Read": "the table and the figure that answer, from the same functions a reader would call",
-    "Change one thing": "one change, and only one, so that its effect is its own",
-    "Measure again": "the same measurement, with the same sizes",
-    "Verdict": "does it agree with the expectation? A null result is a result",
+    "Predict": "ask the reader first, with the answer folded; a result that could not be wrong explains nothing",
+    "Evidence": "one figure and one table that answer, from the same functions a reader would call",
+    "Change one thing": "one change, and only one, so that its effect is its own; show the lines that change",
+    "Verdict": "does it agree with the prediction? A null result is a result",
     "Limits": "what this page does not show, and what would change the answer",
     "Run it yourself": "the commands, with a GPU and without one",
+    "Exercises": "two or three, with folded answers, on a trace that a reader can open",
+    "Measured here": "the script's own run: `.. own-run::` folds it where that was small and on a CPU",
 }
 HEADINGS = tuple(_WHY)
 #: A number with a unit in prose was typed by hand, and stays when the measurement changes.
@@ -101,23 +101,20 @@ def _told(script: Path, text: str, blocks: list[str]) -> list[str]:
         (
             measured(script),
             (
-                'nothing is measured; call `measure("name", "part")` as the last line of a block, which also shows '
-                "the provenance"
+                'nothing is measured; call `measure("name", "part")` in the section "Measured here", where the last line '
+                "of a block shows its provenance"
             ),
         ),
         (
-            "findings = {" in text,
+            "findings = headline(" in text,
             (
-                'it exports no findings; end the verdict with `findings = {"verdict": verdict, ...}`, so that prose '
-                "can refer to numbers"
+                "it exports no findings; end with `findings = headline(...)`, which gives the answer and the kind of "
+                "evidence that it rests on"
             ),
         ),
         (
-            f":measured:`{script.stem}.verdict`" in text,
-            (
-                f"the question does not say what came out; write :measured:`{script.stem}.verdict` in the first block, "
-                "and it is filled in at each build"
-            ),
+            ".. in-short::" in blocks[0].splitlines(),
+            "the first block does not say what came out; end it with `.. in-short::`, which each build fills in",
         ),
         (
             f"python examples/{script.name}" in text,
@@ -129,9 +126,10 @@ def _told(script: Path, text: str, blocks: list[str]) -> list[str]:
 
 
 def _sections(blocks: list[str]) -> list[str]:
-    headings = [h for block in blocks for h in re.findall(r"^(\S.*)\n-{3,}$", block, flags=re.MULTILINE)]
+    titles = [title for block in blocks for title in re.findall(r"^(\S.*)\n-{3,}$", block, flags=re.MULTILINE)]
+    headings = [heading for title in titles for heading in HEADINGS if re.match(rf"{heading}\b", title)]
     found = [f"the section {name!r} is missing: {_WHY[name]}" for name in HEADINGS if name not in headings]
-    if not found and [h for h in headings if h in HEADINGS] != list(HEADINGS):
+    if not found and headings != list(HEADINGS):
         found.append(f"the sections come in another order; it is: {', '.join(HEADINGS)}")
     return found
 
@@ -150,16 +148,12 @@ def _synthetic(text: str) -> list[str]:
     for section in re.split(r"^# %%\n(?=# .+\n# -{3,}\n)", text, flags=re.MULTILINE)[1:]:
         if not re.search(r"\b(planted|played|simulator)\.", re.sub(r"``[^`]*``", "", section)):
             continue
-        lines = section.splitlines()
-        heading = lines[0].lstrip("# ")
-        told = " ".join(line.lstrip("# ") for line in lines[2:7])
-        if (
-            not re.search(r"\b(traces?|reports?|ranks?) (is|are) synthetic\b", lines[2])
-            or "never ran on a GPU" not in told
-        ):
+        heading = section.splitlines()[0].lstrip("# ")
+        said = " ".join(line.lstrip("# ") for line in section.splitlines() if line.startswith("#"))
+        if "synthetic" not in said or "never ran on a GPU" not in said:
             found.append(
-                f"the section {heading!r} uses planted data without saying so at once; its first line says 'This trace "
-                "is synthetic', and soon that it never ran on a GPU"
+                f"the section {heading!r} uses planted data without saying so; it says that the trace is synthetic, and "
+                "that it never ran on a GPU"
             )
     return found
 

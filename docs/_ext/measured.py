@@ -50,13 +50,24 @@ class _Pending(nodes.Inline, nodes.TextElement):
     """A number still to be looked up: pages are read in any order, so all are filled in at the end."""
 
 
+def pending(reference: str, spec: str = "") -> nodes.Node:
+    """Give what becomes the value of ``page.name`` when all pages have been read.
+
+    Parameters
+    ----------
+    reference, spec : str
+        The page and the name, and how the value is formatted.
+    """
+    return _Pending("", "", reference=reference, spec=spec)
+
+
 class Measured(SphinxRole):
     """``:measured:`page.name:format```."""
 
     def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
         """See :class:`sphinx.util.docutils.SphinxRole`."""
         reference, _, spec = self.text.partition(":")
-        node = _Pending(self.rawtext, "", reference=reference.strip(), spec=spec.strip())
+        node = pending(reference.strip(), spec.strip())
         self.set_source_info(node)
         return [node], []
 

@@ -15,6 +15,10 @@ from bs4 import BeautifulSoup, Tag
 
 #: What a page may take to run small on a CPU of its own, and how much longer on one that has other work.
 _MOST_S, _BUSY = 30, 2
+#: What a page of the gallery shows at once, at most: words of running text, and lines of code.
+_WORDS, _LINES = 1200, 60
+#: What a page's answer may rest on (DESIGN: evidence); a small run on a CPU is not among them.
+_EVIDENCE = ("measured", "case file", "exact", "predicted")
 _OUTPUTS = ".sphx-glr-script-out, .cell_output, .output"
 
 
@@ -97,6 +101,32 @@ def _example(soup: BeautifulSoup) -> list[str]:
         wrong.append("no figure")
     if light != dark:
         wrong.append(f"{light} figures for light pages but {dark} for dark ones")
+    badge = soup.select_one(".nsightkit-in-short .nsightkit-badge")
+    if badge is None or not badge.get_text().startswith(_EVIDENCE):
+        wrong.append(f"the box at the top rests on {badge and badge.get_text()!r}, which is not {', '.join(_EVIDENCE)}")
+    for title, least in (("Predict", 1), ("Exercises", 2)):
+        answers = soup.select(f"section[id^={title.lower()}] details.sd-dropdown")
+        if len(answers) < least:
+            wrong.append(f"section {title!r} folds {len(answers)} answers; it has at least {least}")
+    return wrong + _at_once(soup)
+
+
+def _at_once(soup: BeautifulSoup) -> list[str]:
+    """What is wrong with that of a page which shows without unfolding anything."""
+    article = BeautifulSoup(str(soup.select_one("article") or ""), "html.parser")
+    for folded in article.select("details"):
+        folded.decompose()
+    wrong = []
+    if article.select('[data-mode="smoke"]') or any("(smoke)" in str(image.get("alt")) for image in article("img")):
+        wrong.append("shows a small run on a CPU outside a fold: put it in the section with `.. own-run::`")
+    lines = sum(len(code.get_text().strip().splitlines()) for code in article.select("div.highlight-Python pre"))
+    if lines > _LINES:
+        wrong.append(f"shows {lines} lines of code; at most {_LINES}: fold the rest with `# fold: TITLE`, or move it")
+    for beside in article.select(f"pre, table, .nsightkit-provenance, .sphx-glr-footer, {_OUTPUTS}"):
+        beside.decompose()
+    words = sum(len(text.get_text().split()) for text in article.select("p"))
+    if words > _WORDS:
+        wrong.append(f"shows {words} words; at most {_WORDS}")
     return wrong
 
 

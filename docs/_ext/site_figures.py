@@ -14,6 +14,7 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 from matplotlib.collections import LineCollection
 from matplotlib.colors import same_color
+from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
@@ -86,6 +87,8 @@ def scrape(block: Any, block_vars: dict[str, Any], gallery_conf: dict[str, Any])
     for number, path in zip(plt.get_fignums(), block_vars["image_path_iterator"], strict=False):
         figure = plt.figure(number)
         said = alternative_text(figure)
+        if [len(bars) for axes in figure.axes for bars in axes.containers if isinstance(bars, BarContainer)] == [1]:
+            raise ExtensionError(f"figure {said!r} is of one bar: print the number")
         width = round(figure.get_figwidth() * _CSS_PIXELS_PER_INCH)
         for mode, saved in save_both(figure, Path(path).with_suffix("")).items():
             uri = Path(os.path.relpath(saved, gallery_conf["src_dir"])).as_posix()

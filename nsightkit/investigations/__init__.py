@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nsightkit.investigations.cases import Case, case
-    from nsightkit.investigations.measurement import Measurement, measure
+    from nsightkit.investigations.measurement import Measurement, headline, measure
 
-__all__ = ["Case", "Measurement", "case", "measure"]
+__all__ = ["Case", "Measurement", "case", "headline", "measure"]
 
 
 def __getattr__(name: str) -> Any:

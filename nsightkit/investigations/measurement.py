@@ -15,6 +15,7 @@ import logging
 import os
 import shutil
 import tempfile
+import textwrap
 import weakref
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from nsightkit.trace import load, ncu
 from nsightkit.trace import snapshot as snapshots
 from nsightkit.trace.model import Trace
 
-__all__ = ["Measurement", "measure", "run_child"]
+__all__ = ["Measurement", "headline", "measure", "run_child"]
 
 _log = logging.getLogger(__name__)
 #: The profile of a part, before it is recorded.
@@ -222,6 +223,33 @@ class Measurement:
             for name in self.recorded_on
         )
         return f'<ul class="nsightkit-gpus" aria-label="Recorded on">{names}</ul>'
+
+
+def headline(said: str, *runs: Measurement, otherwise: str, badge: str, **findings: float | str) -> dict[str, Any]:
+    """Give what a page answers: what its own runs say, unless they were small runs on a CPU.
+
+    Parameters
+    ----------
+    said : str
+        What the runs say.
+    *runs : Measurement
+    otherwise : str
+        What the page answers without a GPU's runs.
+    badge : str
+        What that rests on: ``"exact"``, ``"predicted for an H200"``, or the label of a case file.
+    **findings
+        More that prose refers to.
+
+    Returns
+    -------
+    dict
+        ``verdict``, ``badge`` and the other findings. What the runs say is printed.
+    """
+    print(textwrap.fill(said))
+    if all(run.mode == "smoke" for run in runs):
+        return {"verdict": otherwise, "badge": badge, **findings}
+    gpu = (runs[0].provenance["gpu"] or {}).get("name", "")
+    return {"verdict": said, "badge": f"measured, {gpu}", **findings}
 
 
 def _max_age_days() -> float:

@@ -1,0 +1,96 @@
+"""What a page of the gallery shows at once, and what it folds away.
+
+``.. in-short::`` is the box at the top: the answer, the kind of evidence that it rests on, and the minutes that reading
+takes. ``.. own-run::``, first in a section, folds the section where the page's script ran small on a CPU: that shows
+that the script works, and is not a finding. A code block whose first line is ``# fold: TITLE`` is folded under TITLE.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from typing import Any
+
+from docutils import nodes
+from measured import pending
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+_FOLD = "# fold:"
+_SMOKE = "Run small on the CPU that built this page, which shows that the script works. These numbers say nothing about a GPU."
+#: What an adult reads of such a text in a minute.
+_WORDS_A_MINUTE = 200
+
+
+class _Minutes(nodes.Inline, nodes.TextElement):
+    """Filled in when the page is complete."""
+
+
+class _OwnRun(nodes.Element):
+    """Marks the section that the script's own run is in."""
+
+
+class InShort(SphinxDirective):
+    """``.. in-short::``."""
+
+    def run(self) -> list[nodes.Node]:
+        """See :class:`docutils.parsers.rst.Directive`."""
+        page = self.env.docname.rpartition("/")[2]
+        badge = nodes.inline("", "", pending(f"{page}.badge"), classes=["nsightkit-badge"])
+        first = nodes.paragraph(
+            "", "", nodes.strong("", "In short"), nodes.Text(" "), badge, nodes.Text(" "), _Minutes()
+        )
+        answer = nodes.paragraph("", "", pending(f"{page}.verdict"))
+        return [nodes.container("", first, answer, classes=["nsightkit-in-short"])]
+
+
+class OwnRun(SphinxDirective):
+    """``.. own-run::``."""
+
+    def run(self) -> list[nodes.Node]:
+        """See :class:`docutils.parsers.rst.Directive`."""
+        return [_OwnRun()]
+
+
+def _folded(title: str, children: list[nodes.Node]) -> list[nodes.Node]:
+    begin = f'<details class="nsightkit-fold"><summary>{html.escape(title)}</summary>'
+    return [nodes.raw("", begin, format="html"), *children, nodes.raw("", "</details>", format="html")]
+
+
+def _fold(app: Sphinx, doctree: nodes.document) -> None:
+    for block in list(doctree.findall(nodes.literal_block)):
+        first, _, rest = block.astext().partition("\n")
+        if first.startswith(_FOLD):
+            block.rawsource = rest
+            block[:] = [nodes.Text(rest)]
+            block.replace_self(_folded(first.removeprefix(_FOLD).strip(), [block.deepcopy()]))
+    for mark in list(doctree.findall(_OwnRun)):
+        section = mark.parent
+        section.remove(mark)
+        outputs = " ".join(raw.astext() for raw in section.findall(nodes.raw))
+        if 'data-mode="smoke"' in outputs:
+            section[1:] = _folded(_SMOKE, section.children[1:])
+    for minutes in list(doctree.findall(_Minutes)):
+        count = math.ceil(_words(doctree) / _WORDS_A_MINUTE)
+        minutes.replace_self(nodes.Text(f"{count} min"))
+
+
+def _words(doctree: nodes.document) -> int:
+    """Words of running text: without code, tables, and what is folded."""
+    words, open_folds = 0, 0
+    for node in doctree.findall(lambda node: isinstance(node, nodes.raw | nodes.paragraph)):
+        if isinstance(node, nodes.raw):
+            open_folds += node.astext().count("<details") - node.astext().count("</details")
+        elif not open_folds:
+            words += len(node.astext().split())
+    return words
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Register the directives."""
+    app.add_node(_Minutes)
+    app.add_node(_OwnRun)
+    app.add_directive("in-short", InShort)
+    app.add_directive("own-run", OwnRun)
+    app.connect("doctree-read", _fold)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
