@@ -101,8 +101,8 @@ def _told(script: Path, text: str, blocks: list[str]) -> list[str]:
         (
             measured(script),
             (
-                'nothing is measured; call `measure("name", "part")` in the section "Measured here", where the last line '
-                "of a block shows its provenance"
+                'nothing is measured; call `measure("name", "part")` under "Measured here", and end a block with what '
+                "it gives, which shows its provenance"
             ),
         ),
         (
@@ -152,8 +152,8 @@ def _synthetic(text: str) -> list[str]:
         said = " ".join(line.lstrip("# ") for line in section.splitlines() if line.startswith("#"))
         if "synthetic" not in said or "never ran on a GPU" not in said:
             found.append(
-                f"the section {heading!r} uses planted data without saying so; it says that the trace is synthetic, and "
-                "that it never ran on a GPU"
+                f"the section {heading!r} uses planted data without saying so; it says that the trace is synthetic, "
+                "and that it never ran on a GPU"
             )
     return found
 

@@ -17,7 +17,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 _FOLD = "# fold:"
-_SMOKE = "Run small on the CPU that built this page, which shows that the script works. These numbers say nothing about a GPU."
+_SMOKE = "Run small on the CPU that built this page: it shows that the script works, and nothing about a GPU."
 #: What an adult reads of such a text in a minute.
 _WORDS_A_MINUTE = 200
 

@@ -160,7 +160,7 @@ def before_after(
     if both.empty:
         return nothing(figure, axes, title, "nothing to compare")
     scale, unit = time_unit(both.to_numpy().max())
-    looks = ((-0.2, VERMILION, None), (0.2, BLUE, "//"))  # told apart without colour
+    looks = ((-0.2, BLUE, None), (0.2, VERMILION, "//"))  # as in other figures, and told apart without colour
     for (_, values), label, (offset, colour, hatch) in zip(both.items(), labels, looks, strict=True):
         bars = axes.barh(
             np.arange(len(both)) + offset, values / scale, height=0.36, color=colour, label=plain(label), hatch=hatch

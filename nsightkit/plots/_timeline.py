@@ -14,7 +14,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 from PIL import Image
 
 from nsightkit.errors import UsageError
@@ -84,15 +83,14 @@ def timeline(
             _write_names(axes, start, end, lane.names[inside], place[lane.row], width)
     axes.set_yticks(list(place.values()), labels=[rows[row] for row in place], fontsize=9)
     axes.tick_params(axis="y", length=0)
-    if used:
-        axes.legend(
-            handles=[Patch(color=colour, label=name) for name, colour in used.items()], ncols=len(used), frameon=False,
-            fontsize=9, loc="lower right", bbox_to_anchor=(1, 1),
-        )  # fmt: skip
+    for kind, colour in used.items():
+        axes.plot([], [], "s", color=colour, markersize=9, label=kind)  # for the legend alone
     said = [(lane.label, f"{len(lane.start):,} events") for lane in filled if lane.label]
+    late = first > 0.01 * (last - first)  # else it cannot be seen
     return finished(
         figure, axes, f"{title}, lanes over {duration(last - first)}: {spoken(said)}.", xlim=(0, width),
-        ylim=(len(place) - 0.4, -0.6), xlabel=f"time since {duration(first)} ({unit})" if first else f"time ({unit})",
+        ylim=(len(place) - 0.4, -0.6), xlabel=f"time since {duration(first)} ({unit})" if late else f"time ({unit})",
+        legend=len(used),
     )  # fmt: skip
 
 
