@@ -49,6 +49,7 @@ extensions = [
     "changes",
     "cli_reference",
     "demo_report",
+    "gallery_index",
     "gap_rules",
     "glossary_links",
     "judgement",

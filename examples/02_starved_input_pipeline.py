@@ -167,8 +167,8 @@ print("with four workers, the bottleneck is", bottleneck)
 # .. code-block:: console
 #
 #    $ nsightkit demo
-#    $ nsightkit verdict demo/workers-0.parquet
-#    $ nsightkit diff demo/workers-0.parquet demo/workers-4.parquet
+#    $ nsightkit verdict nsightkit-demo/workers-0.parquet
+#    $ nsightkit diff nsightkit-demo/workers-0.parquet demo/workers-4.parquet
 #
 # On a program of your own; save the loop as ``loop.py``:
 #
@@ -193,17 +193,20 @@ downloads = {
 # %%
 # Exercises
 # ---------
-# 1. Open both timelines in Perfetto. In the second one, which two steps are
-#    slow, and what is the GPU waiting for in them?
+# 1. Which two steps of the second trace are slow, and is the loader the
+#    cause? Use ``nsightkit steps``, then ``gaps`` and ``calls`` with
+#    ``--time`` around one of them, or open the timeline in Perfetto.
 #
 #    .. dropdown:: Answer
 #
-#       ``nsightkit steps demo/workers-4.parquet`` marks them as outliers, and
-#       ``nsightkit gaps`` with ``--time`` around one of them names the cause:
-#       the range ``enumerate(DataLoader)`` is long in both. Workers do not
-#       make loading faster; they only do it ahead of time.
+#       The first and the fifth, and in neither does the GPU wait for data. In
+#       the first, one ``cudaMemcpyAsync`` takes most of the extra time. In the
+#       fifth, as many launches as ever leave more than twice the idle time
+#       between them: the CPU was slower. The trace does not say why; workers
+#       that take the cores of the training process are a good guess, and a
+#       guess.
 #
-# 2. ``nsightkit whatif demo/workers-4.parquet`` lists other changes. Which one
+# 2. ``nsightkit whatif workers-4.parquet`` lists other changes. Which one
 #    would you make next, and would you expect its whole gain?
 #
 #    .. dropdown:: Answer

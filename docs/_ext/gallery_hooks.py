@@ -46,7 +46,7 @@ def scrape(block: Any, block_vars: dict[str, Any], gallery_conf: dict[str, Any])
     names = block_vars["example_globals"]
     script = Path(block_vars["src_file"])
     if isinstance(findings := names.get("findings"), Mapping):
-        measured.export(script.stem, findings, [run.label for run in _measurements(names)])
+        measured.export(script.stem, findings, [str(findings.get("badge", ""))])
     downloads = names.get("downloads")
     if not isinstance(downloads, Mapping) or block_vars.get("_offered") is downloads:
         return ""

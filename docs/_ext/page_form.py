@@ -12,9 +12,9 @@ import math
 from typing import Any
 
 from docutils import nodes
-from measured import pending
+from measured import export, pending
 from sphinx.application import Sphinx
-from sphinx.util.docutils import SphinxDirective
+from sphinx.util.docutils import SphinxDirective, SphinxRole
 
 _FOLD = "# fold:"
 _SMOKE = "Run small on the CPU that built this page: it shows that the script works, and nothing about a GPU."
@@ -22,12 +22,21 @@ _SMOKE = "Run small on the CPU that built this page: it shows that the script wo
 _WORDS_A_MINUTE = 200
 
 
-class _Minutes(nodes.Inline, nodes.TextElement):
-    """Filled in when the page is complete."""
-
-
 class _OwnRun(nodes.Element):
     """Marks the section that the script's own run is in."""
+
+
+def badge(reference: str) -> nodes.Node:
+    """Give the badge of a page: what its answer rests on."""
+    return nodes.inline("", "", pending(reference), classes=["nsightkit-badge"])
+
+
+class Badge(SphinxRole):
+    """``:badge:`page.badge```."""
+
+    def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
+        """See :class:`sphinx.util.docutils.SphinxRole`."""
+        return [badge(self.text)], []
 
 
 class InShort(SphinxDirective):
@@ -36,10 +45,8 @@ class InShort(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         """See :class:`docutils.parsers.rst.Directive`."""
         page = self.env.docname.rpartition("/")[2]
-        badge = nodes.inline("", "", pending(f"{page}.badge"), classes=["nsightkit-badge"])
-        first = nodes.paragraph(
-            "", "", nodes.strong("", "In short"), nodes.Text(" "), badge, nodes.Text(" "), _Minutes()
-        )
+        minutes = [pending(f"{page}.form.minutes"), nodes.Text(" min")]
+        first = nodes.paragraph("", "", nodes.strong("", "In short"), badge(f"{page}.badge"), *minutes)
         answer = nodes.paragraph("", "", pending(f"{page}.verdict"))
         return [nodes.container("", first, answer, classes=["nsightkit-in-short"])]
 
@@ -70,9 +77,10 @@ def _fold(app: Sphinx, doctree: nodes.document) -> None:
         outputs = " ".join(raw.astext() for raw in section.findall(nodes.raw))
         if 'data-mode="smoke"' in outputs:
             section[1:] = _folded(_SMOKE, section.children[1:])
-    for minutes in list(doctree.findall(_Minutes)):
-        count = math.ceil(_words(doctree) / _WORDS_A_MINUTE)
-        minutes.replace_self(nodes.Text(f"{count} min"))
+    page = app.env.docname
+    if page.startswith("gallery/"):
+        minutes = math.ceil(_words(doctree) / _WORDS_A_MINUTE)
+        export(f"{page.removeprefix('gallery/')}.form", {"minutes": minutes}, ())
 
 
 def _words(doctree: nodes.document) -> int:
@@ -88,8 +96,8 @@ def _words(doctree: nodes.document) -> int:
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the directives."""
-    app.add_node(_Minutes)
     app.add_node(_OwnRun)
+    app.add_role("badge", Badge())
     app.add_directive("in-short", InShort)
     app.add_directive("own-run", OwnRun)
     app.connect("doctree-read", _fold)

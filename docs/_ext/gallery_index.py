@@ -1,0 +1,65 @@
+"""The gallery's first page: six groups of cards, each with the page's answer, what that rests on, and its minutes."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+from sphinx.application import Sphinx
+from sphinx.errors import ExtensionError
+
+#: What a reader wonders, and the numbers of the pages that answer.
+_GROUPS = {
+    "Is the GPU kept busy?": "01 02 03 04",
+    "Where does a step's time go?": "07 08 10",
+    "What do 16 bits change?": "05 06 09",
+    "Where does the memory go?": "11 12 13 14",
+    "How fast can a kernel be?": "15 16 17 18 19",
+    "Did the change help, and which rank is late?": "20 21 22",
+}
+_CARD = """
+   .. grid-item-card:: {title}
+      :link: {stem}
+      :link-type: doc
+      :img-top: images/thumb/sphx_glr_{stem}_thumb.png
+      :img-alt: A figure of the page
+      :class-card: nsightkit-card
+
+      :badge:`{stem}.badge` :measured:`{stem}.form.minutes` min
+
+      :measured:`{stem}.verdict`
+"""
+
+
+def _write(app: Sphinx) -> None:
+    gallery = Path(app.srcdir, "gallery")
+    scripts = {path.stem[:2]: path for path in sorted(Path(app.confdir, "examples").glob("[0-9]*.py"))}
+    listed = " ".join(_GROUPS.values()).split()
+    if sorted(listed) != sorted(scripts):
+        apart = sorted(set(listed) ^ set(scripts))
+        raise ExtensionError(f"pages {', '.join(apart)}: each page is in one group of docs/_ext/gallery_index.py")
+    built = {number: path for number, path in scripts.items() if (gallery / f"{path.stem}.rst").is_file()}
+    header = Path(app.confdir, "examples", "GALLERY_HEADER.rst").read_text(encoding="utf-8")
+    parts = [header]
+    for group, numbers in _GROUPS.items():
+        cards = [_card(built[number]) for number in numbers.split() if number in built]
+        if cards:
+            parts.append("\n".join([group, "-" * len(group), "", ".. grid:: 1 2 2 3", "   :gutter: 3", *cards]))
+    pages = [f"   {path.stem}" for path in built.values()]
+    parts.append("\n".join([".. toctree::", "   :hidden:", "", *pages, ""]))
+    index = gallery / "index.rst"
+    # sphinx-gallery's own page ends with the downloads of all scripts and notebooks.
+    _, begin, downloads = index.read_text(encoding="utf-8").partition(".. container:: sphx-glr-footer")
+    index.write_text("\n\n".join([*parts, begin + downloads, ""]), encoding="utf-8")
+
+
+def _card(script: Path) -> str:
+    docstring = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or ""
+    return _CARD.format(title=docstring.splitlines()[0], stem=script.stem)
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Register with Sphinx."""
+    app.connect("builder-inited", _write, priority=900)  # after the gallery has run
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
