@@ -116,8 +116,8 @@ def failing(slower, runs, times=200):
 
 unchanged, slowed = failing(1, RUNS), failing(1 + SLOWDOWN, RUNS)
 figure, axes = plt.subplots(figsize=(7.6, 3.6), layout="constrained")
-rules = ("one mean", f"the gate, {RUNS} runs")
-for number, (rule, colour) in enumerate(zip(rules, ("#2f7fc1", "#d9690f"))):
+rules = {"one mean": "#2f7fc1", f"the gate, {RUNS} runs": "#d9690f"}
+for number, (rule, colour) in enumerate(rules.items()):
     for what, share, style in (
         ("unchanged", unchanged, "-"),
         (f"{SLOWDOWN:.0%} slower", slowed, "--"),
