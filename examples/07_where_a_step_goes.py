@@ -219,8 +219,8 @@ plots.table(table, dict.fromkeys(table.columns[1:], "{:.3f}"))
 # * Compiling changes kernels and launches at once. That launches gain nothing
 #   comes from the replay.
 # * Where operations of two phases overlap on the GPU, the moment counts for
-#   the one that began first. The rule ``window`` would err where two phases are
-#   open at a time in one process.
+#   the one that began first. The rule ``window`` would err where two phases
+#   are open at a time in one process.
 # * Kinds of work are read from the names of kernels. Short names will not do:
 #   many of CUTLASS's matrix products share one.
 
