@@ -1,7 +1,8 @@
-"""Case files: GPU traces that other people recorded and published, analysed here and now.
+"""Case files: what other people recorded on their GPUs and published, analysed here and now.
 
-Each lies in ``docs/cases/<case>`` as the Parquet folders that ``nsightkit convert`` writes, beside ``source.json``:
-who recorded it, where, under which licence, on which GPU, and what it does not show.
+Each lies in ``docs/cases/<case>`` beside ``source.json``: who recorded it, where, under which licence, on which GPU,
+and what it does not show. Traces are the Parquet folders that ``nsightkit convert`` writes, a memory snapshot is the
+pickle that ``nsightkit scrub`` leaves, a report of Nsight Compute is a CSV of its counters.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from nsightkit.errors import UsageError
 
 if TYPE_CHECKING:
     from nsightkit.api import Trace
+    from nsightkit.trace.ncu import Report
+    from nsightkit.trace.snapshot import Snapshot
 
 __all__ = ["DEMO", "Case", "case", "demo", "folder", "names"]
 
@@ -27,14 +30,14 @@ DEMO = "v100-starved-loader"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Case:
-    """One trace of a case file, and where it comes from.
+    """One recording of a case file, and where it comes from.
 
     Parameters
     ----------
     name, which : str
-        The case, and which of its traces.
+        The case, and which of its recordings.
     path : Path
-        The trace, as a Parquet folder.
+        What every command reads: a trace's Parquet folder, a snapshot's pickle, or a CSV of Nsight Compute's counters.
     source : dict
         ``repository, commit, paths, licence, licence_file, gpu, program, limits``, as in ``source.json``.
     """
@@ -50,6 +53,20 @@ class Case:
         import nsightkit
 
         return nsightkit.load(self.path, cache=False)
+
+    @functools.cached_property
+    def snapshot(self) -> Snapshot:
+        """The memory snapshot, for :mod:`nsightkit.analysis.memory.snapshot`."""
+        from nsightkit.trace import snapshot
+
+        return snapshot.read(self.path)
+
+    @functools.cached_property
+    def report(self) -> Report:
+        """The report of Nsight Compute, for :mod:`nsightkit.analysis.roofline.counters`."""
+        from nsightkit.trace import ncu
+
+        return ncu.read(self.path)
 
     @property
     def label(self) -> str:
@@ -79,7 +96,7 @@ class Case:
             f'<aside class="nsightkit-provenance" data-mode="case" aria-label="Provenance: {title}">'
             f'<p><span class="nsightkit-badge">case file</span> <strong>{title}:</strong> '
             f"{escape(self.source['program'])}, on {escape(self.source['gpu'])}; "
-            f'<a href="{escape(self.url)}">the published trace</a>, analysed when this page was built</p>'
+            f'<a href="{escape(self.url)}">the published recording</a>, analysed when this page was built</p>'
             f"<details><summary>Who recorded it, and what it does not show</summary><dl>{facts}</dl></details></aside>"
         )
 
@@ -103,7 +120,7 @@ def names() -> dict[str, list[str]]:
     Returns
     -------
     dict
-        The traces of each case, by the case's name.
+        What each case has, by the case's name.
     """
     return {
         source.parent.name: list(json.loads(source.read_text(encoding="utf-8"))["paths"])
@@ -112,7 +129,7 @@ def names() -> dict[str, list[str]]:
 
 
 def case(name: str, which: str) -> Case:
-    """Open one trace of a case file.
+    """Open one recording of a case file.
 
     Parameters
     ----------
@@ -136,7 +153,7 @@ def case(name: str, which: str) -> Case:
             "(docs/cases); run this where that is the current installation (pip install -e .)"
         )
     place = folder() / name
-    return Case(name, which, place / f"{which}.parquet", json.loads((place / "source.json").read_text("utf-8")))
+    return Case(name, which, next(place.glob(f"{which}.*")), json.loads((place / "source.json").read_text("utf-8")))
 
 
 def demo(to: Path) -> list[Case]:

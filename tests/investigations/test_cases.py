@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+import re
 import tomllib
 from pathlib import Path
 
 import pytest
 
 from nsightkit import cli
+from nsightkit.analysis.memory import snapshot as memory
+from nsightkit.analysis.roofline import counters
 from nsightkit.errors import UsageError
 from nsightkit.investigations import case, cases
+from nsightkit.trace.snapshot import plain
 
 ROOT = Path(__file__).parents[2]
 EVERY = [(name, which) for name, traces in cases.names().items() for which in traces]
+
+
+TRACES = [one for one in EVERY if case(*one).path.suffix == ".parquet"]
+
+#: What `ncu --import profile.ncu-rep --csv --page raw` prints as gpu__time_duration.sum, in microseconds.
+LADDER_US = [
+    *(10776.992, 1397.568, 1008.992, 432.992, 294.464, 261.824, 342.880, 195.296, 220.064, 233.088),
+    *(149.440, 150.400),
+]
 
 
 def test_ten_stories_and_more_in_few_bytes() -> None:
@@ -24,7 +39,6 @@ def test_ten_stories_and_more_in_few_bytes() -> None:
 @pytest.mark.parametrize(("name", "which"), EVERY, ids=map("/".join, EVERY))
 def test_each_opens_and_says_where_it_comes_from(name: str, which: str) -> None:
     found = case(name, which)
-    assert found.trace.size("kernels") > 10
     assert (cases.folder() / "LICENSES" / found.source["licence_file"]).read_text(encoding="utf-8").strip()
     assert found.url.startswith(f"https://github.com/{found.source['repository']}/tree/{found.source['commit']}/")
     shown = found._repr_html_()
@@ -33,6 +47,58 @@ def test_each_opens_and_says_where_it_comes_from(name: str, which: str) -> None:
     assert found.url in shown
     notice = (ROOT / "NOTICE").read_text(encoding="utf-8")
     assert f"- {name}: {found.source['repository']}, commit {found.source['commit']} (" in notice
+
+
+@pytest.mark.parametrize(("name", "which"), TRACES, ids=map("/".join, TRACES))
+def test_each_trace_opens(name: str, which: str) -> None:
+    assert case(name, which).trace.size("kernels") > 10
+
+
+def test_the_snapshot_is_added_up_by_hand() -> None:
+    """The requested bytes, walked through event by event, and the model of the program at the same commit."""
+    found = case("memory-snapshot", "step")
+    raw = plain(found.path)
+    blocks = [b for segment in raw["segments"] for b in segment["blocks"] if b["state"] == "active_allocated"]
+    (events,) = [trace for trace in raw["device_traces"] if trace]
+    signs = {"alloc": 1, "free_requested": -1, "free_completed": 0}
+    changes = [signs[event["action"]] * event["size"] for event in events]
+    start = sum(block["requested_size"] for block in blocks) - sum(changes)
+    answer = memory.summary(found.snapshot)
+    assert answer["peak_requested_bytes"] == max(itertools.accumulate(changes, initial=start))
+    assert answer["start"]["requested_bytes"] == start
+    assert f"{answer['peak_bytes'] / 1e9:.2f}" == "13.93"
+    shares = {row["category"]: row["share"] for row in answer["by_category"]}
+    assert shares["activations"] == pytest.approx(0.85, abs=0.005)
+    # 12 layers of width 768, MLPs of 3072, 10,000 tokens in the vocabulary, all in FP32: weights and gradients, the
+    # logits and the loss of the step before, two workspaces of cuBLAS, tokens and targets, tables of 12 rotary heads.
+    parameters = 2 * 10_000 * 768 + 12 * (4 * 768**2 + 3 * 768 * 3072 + 2 * 768) + 768
+    tokens = 32 * 256
+    last_step = tokens * 10_000 * 4 + 4
+    assert start == 8 * parameters + last_step + 2 * 8.125 * 2**20 + 2 * tokens * 8 + 2 * 256 * (768 // 12 // 2) * 4
+
+
+def test_the_ladder_is_what_ncu_prints() -> None:
+    report = case("ncu-esmm", "sgemm").report
+    assert (report.launches["time_ns"] / 1e3).tolist() == pytest.approx(LADDER_US, abs=0.0005)
+    assert set(report.launches["gpu"]) == {"NVIDIA A10G"}
+    # Without the speed-of-light counters nothing is claimed.
+    assert set(counters.summary(report)["classification"]) == {"not-enough-data"}
+
+
+def test_commands_read_the_files_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["memory", str(case("memory-snapshot", "step").path), "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["peak_bytes"] > 13e9
+    assert cli.run(["ncu", str(case("ncu-esmm", "sgemm").path), "--format", "json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 12
+
+
+def test_nothing_of_a_machine_is_left(tmp_path: Path) -> None:
+    snapshot = case("memory-snapshot", "step").path
+    assert cli.run(["scrub", str(snapshot), str(tmp_path / "again.pickle")]) == 0
+    assert (tmp_path / "again.pickle").read_bytes() == snapshot.read_bytes()
+    folders = re.compile(rb"/home|/root|/Users|[A-Za-z]:\\\\|ec2-user|a\.out|Host Name|Process Name")
+    for path in (snapshot, case("ncu-esmm", "sgemm").path):
+        assert not folders.search(path.read_bytes())
 
 
 def test_the_v100_loader_is_found_out() -> None:
