@@ -128,4 +128,4 @@ def kept(samples: pd.DataFrame) -> pd.DataFrame:
     frame = frame[frame["kind"] != "parameter"]
     named = frame["kind"] + ", " + frame["type"].map(by_bits)
     sums = frame["bytes"].groupby([named, frame["precision"]]).sum()
-    return sums.unstack(fill_value=0.0)[list(frame["precision"].unique())]
+    return sums.unstack(fill_value=0)[list(frame["precision"].unique())]
