@@ -56,6 +56,7 @@ extensions = [
     "measured",
     "page_form",
     "site_figures",
+    "widgets",
     "notfound.extension",
     "sphinx_llms_txt",
 ]
