@@ -251,6 +251,9 @@ def test_the_first_use_of_a_term_leads_to_the_glossary(built):
     links = [(link.get_text(), link["href"]) for link in soup.select("a.nsightkit-term")]
     assert links[:2] == [("warp", "#term-warp"), ("long wave", "#term-long-wave")]
     assert not [text for text, _ in links if text in {"Warps", "waveform"}]
+    # A pointer shows what the word means, not the word once more.
+    titles = [link["title"] for link in soup.select("a.nsightkit-term")]
+    assert titles[:2] == ["32 threads.", "As many blocks as fit."]
 
 
 def test_a_name_in_code_is_no_term_of_the_glossary(page):
@@ -402,6 +405,7 @@ def _altered(built: Path, tmp_path: Path, old: str, new: str) -> list[str]:
         ("only-dark", "", "1 figures for light pages but 0 for dark ones"),
         ("_001_dark.png", "_009_dark.png", "is missing"),
         ('alt="A line: &#34;up&#34; &amp; away"', "", "no alternative text"),
+        ("Made up.", "<pre class='sphx-glr-script-out'>x.py:1: UserWarning: odd</pre>", "holds a warning"),
         (">exact<", ">smoke, a CPU<", "rests on 'smoke, a CPU'"),
         ("nsightkit-in-short", "", "rests on None"),
         ('id="predict-how-much"', "", "'Predict' folds 0 answers; it has at least 1"),
