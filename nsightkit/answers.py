@@ -44,8 +44,11 @@ def text(answer: Answer) -> str:
     from rich.console import Console
 
     out = io.StringIO()
-    # In a notebook rich would display what it prints, whatever the file.
-    console = Console(file=out, width=88, force_jupyter=False, highlight=False, markup=False, emoji=False)
+    # In a notebook rich would display what it prints, whatever the file. IPython asks for colours (FORCE_COLOR), which
+    # a page would show as escape codes.
+    console = Console(
+        file=out, width=88, force_jupyter=False, force_terminal=False, highlight=False, markup=False, emoji=False
+    )
     print_answer(console, answer.title, answer)
     return out.getvalue().rstrip()
 

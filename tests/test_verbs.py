@@ -65,9 +65,11 @@ def test_filters_give_a_trace_that_answers(trace: nsightkit.Trace) -> None:
 
 
 def test_an_answer_shows_itself_once_in_a_notebook(trace, monkeypatch, capsys):
-    """Rich displays what it prints in a notebook, even what goes to a file."""
+    """Rich displays what it prints in a notebook, even what goes to a file; and IPython asks for colours there."""
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
-    assert "input-pipeline" in trace.verdict()._repr_html_()
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    shown = trace.verdict()._repr_html_()
+    assert "input-pipeline" in shown and "\x1b" not in shown
     assert not capsys.readouterr().out
 
 
