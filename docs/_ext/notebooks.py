@@ -6,6 +6,8 @@ they need, case files and recordings among it, comes with nsightkit's source, wh
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import os
 import re
@@ -19,6 +21,8 @@ from sphinx.application import Sphinx
 from sphinx_gallery import gen_gallery
 from sphinx_gallery.notebook import jupyter_notebook
 from sphinx_gallery.py_source_parser import remove_config_comments, split_code_and_text_blocks
+
+from nsightkit import plots
 
 _FOLDER = "notebooks"
 BRANCH = "notebooks"
@@ -76,12 +80,23 @@ def notebook(script: Path, repository: str, value: Callable[[str], str], link: C
             text = remove_config_comments(text).strip("\n")
             if fold := _FOLD.match(text):  # Colab shows a cell with a title without its code
                 text, cell["metadata"] = f"# @title {fold[1]}{text[fold.end() :]}", {"cellView": "form"}
-            cell["source"] = text
+            cell["source"] = text + ";" * _draws(text)
     if repository:
         first = {"cell_type": "code", "execution_count": None, "metadata": {}, "outputs": []}
         made["cells"].insert(0, first | {"source": _FIRST.format(repository=repository)})
     made["metadata"]["accelerator"] = "GPU"  # Colab: ask for one
     return made
+
+
+def _draws(code: str) -> bool:
+    """Whether a cell's last line gives a figure, which Jupyter would show twice: it is open, and it is the result."""
+    last = ast.parse(code).body[-1:]
+    called = (
+        last[0].value.func if last and isinstance(last[0], ast.Expr) and isinstance(last[0].value, ast.Call) else None
+    )
+    if not (isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name) and called.value.id == "plots"):
+        return False
+    return "Figure" in str(inspect.signature(getattr(plots, called.attr)).return_annotation)
 
 
 def _plain(text: str, value: Callable[[str], str], link: Callable[[str], str]) -> str:

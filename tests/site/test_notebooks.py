@@ -73,7 +73,9 @@ def test_a_notebook_runs_without_a_gpu(tmp_path, monkeypatch):
     made = _made(script)
     resources = {"metadata": {"path": str(tmp_path)}}
     nbclient.NotebookClient(made, timeout=240, kernel_name="python3", resources=resources).execute()
-    outputs = [output for cell in made.cells if cell.cell_type == "code" for output in cell.outputs]
+    code = [cell for cell in made.cells if cell.cell_type == "code"]
+    assert all(sum("image/png" in output.get("data", {}) for output in cell.outputs) <= 1 for cell in code)
+    outputs = [output for cell in code for output in cell.outputs]
     said = "".join(output.text for output in outputs if output.output_type == "stream")
     assert said.startswith("No GPU")
     kinds = {kind for output in outputs for kind in output.get("data", {})}
