@@ -144,10 +144,10 @@ def _named(model: Configuration) -> str:
 
 def ledger_grid() -> Grid:
     """What a training step holds at its highest moment, item by item."""
-    contexts, batches = (512, 1024, 2048, 4096, 8192, 16_384), (1, 2, 4, 8, 16)
+    contexts, batches = (1024, 2048, 4096, 8192, 16_384), (1, 2, 4, 8)
     axes = (
         Axis("Model", [_named(model) for model in MODELS], 2),
-        Axis("Tokens a sequence", [f"{n:,}" for n in contexts], 2, slides=True),
+        Axis("Tokens a sequence", [f"{n:,}" for n in contexts], 1, slides=True),
         Axis("Sequences", [str(n) for n in batches], 2, slides=True),
         Axis("Precision", list(_PRECISIONS)),
         Axis("Attention", list(_ATTENTION)),
@@ -172,7 +172,7 @@ def ledger_grid() -> Grid:
         "{0} at the peak, {1}; {2}.",
         "Held at the peak",
         answers,
-        [(0, 2, 2, 0, 0), (2, 2, 2, 0, 0), (2, 2, 2, 1, 0), (2, 2, 2, 0, 1), (4, 2, 0, 0, 0)],
+        [(0, 1, 2, 0, 0), (2, 1, 2, 0, 0), (2, 1, 2, 1, 0), (2, 1, 2, 0, 1), (4, 1, 0, 0, 0)],
     )
 
 
@@ -211,7 +211,7 @@ def _tokens(count: int) -> str:
     return f"{count:,} tokens" if count else "none fits"
 
 
-def _longest(model: Configuration, attention: str, multiple: int = 256) -> list[int]:
+def _longest(model: Configuration, attention: str, multiple: int = 512) -> list[int]:
     """What :func:`~nsightkit.analysis.memory.ledger.largest_context` finds for each card, without its repeated work."""
 
     @functools.cache

@@ -62,7 +62,7 @@ def test_the_forecast_is_the_package_s(widgets, memory, model, batch):
     )
     sized = dataclasses.replace(configurations.find(model), batch=batch)
     for label, attention in {"fused": "sdpa", "scores written out": "naive"}.items():
-        most = ledger.largest_context(sized, 0.9e9 * memory, multiple=256, precision="bf16", attention=attention)
+        most = ledger.largest_context(sized, 0.9e9 * memory, multiple=512, precision="bf16", attention=attention)
         assert grid.answers[at].items[f"attention {label}"] == (f"{most:,} tokens", most)
 
 
@@ -112,7 +112,7 @@ def _items(widget) -> dict[str, str]:
 @needs_page
 @pytest.mark.parametrize(
     ("model", "context", "batch", "precision", "attention"),
-    [("small", 512, 1, "bf16", "sdpa"), ("xl", 4096, 8, "fp32", "naive"), ("10B", 1024, 2, "bf16", "naive")],
+    [("small", 1024, 1, "bf16", "sdpa"), ("xl", 4096, 8, "fp32", "naive"), ("10B", 1024, 2, "bf16", "naive")],
 )
 def test_the_ledger_shows_what_the_package_says(page, model, context, batch, precision, attention):
     settings = {
@@ -140,7 +140,7 @@ def test_the_forecast_shows_what_the_package_says(page, memory, model, batch):
     widget = _set(page, "forecast", settings)
     sized = dataclasses.replace(configurations.find(model), batch=batch)
     for label, attention in {"fused": "sdpa", "scores written out": "naive"}.items():
-        most = ledger.largest_context(sized, 0.9e9 * memory, multiple=256, precision="bf16", attention=attention)
+        most = ledger.largest_context(sized, 0.9e9 * memory, multiple=512, precision="bf16", attention=attention)
         assert _items(widget)[f"attention {label}"] == (f"{most:,} tokens" if most else "none fits")
 
 
