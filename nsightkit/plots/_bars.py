@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import cycle
 from typing import Any
 
@@ -242,10 +242,7 @@ def share_bars(columns: Mapping[str, pd.Series], *, title: str = "Shares of the 
     if sizes.empty:
         return nothing(figure, axes, title, "nothing to divide in this trace")
     table = sizes / sizes.sum()
-    looks = [
-        (GREY, None) if part.startswith("(") else (colour, hatch)  # "(unattributed)" is not a part like others
-        for part, colour, hatch in zip(table.index, cycle(_COLOURS), cycle(_HATCHES), strict=False)
-    ]
+    looks = _looks(table.index)
     for bars, (colour, _), widths in zip(stack(axes, table, looks), looks, table.to_numpy(), strict=True):
         # On a plate of the segment's colour: a hatch must not run through the digits.
         axes.bar_label(
@@ -260,6 +257,15 @@ def share_bars(columns: Mapping[str, pd.Series], *, title: str = "Shares of the 
     ]
     sentence = f"{title}, stacked bars: {spoken(said)}."
     return finished(figure, axes, sentence, legend=4, xlim=(0, 1), xlabel="share of the bar's whole")
+
+
+def _looks(parts: Iterable[str]) -> list[tuple[str, str | None]]:
+    """Colours and hatches of a stack's parts: kinds of work have theirs in every figure."""
+    each = list(zip(parts, cycle(_COLOURS), cycle(_HATCHES), strict=False))
+    if set(CATEGORY_COLOURS).issuperset(part for part, _, _ in each):
+        return [(CATEGORY_COLOURS[part], hatch) for part, _, hatch in each]
+    # "(unattributed)" is not a part like others.
+    return [(GREY, None) if part.startswith("(") else (colour, hatch) for part, colour, hatch in each]
 
 
 def ladder_bars(
@@ -295,15 +301,16 @@ def ladder_bars(
     table = pd.DataFrame({rung: parts.get(rung, pd.Series(dtype=float)) for rung in rungs}).fillna(0.0)
     table = table.loc[table.sum(axis=1).sort_values(ascending=False, kind="stable").index]
     if len(table) > 6:
-        table = pd.concat([table.iloc[:5], table.iloc[5:].sum().to_frame("the others").T])
+        few = [kind for kind in table.index if kind != "other"][:5]
+        table = pd.concat([table.loc[few], table.drop(index=few).sum().to_frame("other").T])
     spent = table.sum().to_numpy()
     scale, unit = time_unit(float(max(total.max(), 0.0, *floors.values())))
     widths = table * np.minimum(1.0, np.divide(total, spent, out=np.ones_like(total), where=spent > 0)) / scale
-    stack(axes, widths, zip(cycle(_COLOURS), cycle(_HATCHES), strict=False), height=0.66)
+    stack(axes, widths, _looks(table.index), height=0.66)
     ends = widths.cumsum().to_numpy()[-1] if len(widths) else np.zeros(len(rungs))
     rows, rest = np.arange(len(rungs)), total / scale - ends
     if (rest > 1e-3 * total / scale).any():
-        axes.barh(rows, rest, left=ends, height=0.66, color=GREY, edgecolor="white", label="the rest, or idle")
+        axes.barh(rows, rest, left=ends, height=0.66, color="white", edgecolor=GREY, hatch="..", label="idle")
     spread = np.abs(times[["low_ns", "high_ns"]].to_numpy(float).T - total) / scale
     axes.errorbar(total / scale, rows, xerr=spread, fmt="none", ecolor="black", elinewidth=1.2, capsize=2.5)
     for (what, floor), dashes in zip(floors.items(), _DASHES, strict=False):
