@@ -54,8 +54,10 @@ extensions = [
     "glossary_links",
     "judgement",
     "measured",
+    "notebooks",
     "page_form",
     "site_figures",
+    "widgets",
     "notfound.extension",
     "sphinx_llms_txt",
 ]
@@ -110,6 +112,10 @@ sphinx_gallery_conf = {
     "junit": str(_ROOT / "docs" / "_build" / "gallery-junit.xml"),
     "parallel": True,  # with -j, which noxfile.py gives only where nothing is measured for real
 }
+
+# -- Notebooks of the gallery
+
+notebooks_repository = repo_url  # their first cell installs nsightkit from there, and Colab opens them there
 
 # -- API reference
 

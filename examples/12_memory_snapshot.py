@@ -2,33 +2,135 @@
 Why does a training step need more memory each time?
 ====================================================
 
-A run that fits for an hour and then does not. Nothing in its code says what
-it keeps. A memory snapshot knows every block, and the line that asked for it.
+A run fits for an hour, and then it does not. Nothing in its code says what it
+keeps. A memory snapshot knows every block, and the line that asked for it.
 
-What is measured: the allocator's history of a few training steps, from before
-the model is built, with one fault, without it, and with it until memory is
-full. What came out: :measured:`12_memory_snapshot.verdict`
-
-What one needs: nothing to read this page, a minute and a CPU to run its small
-version, an NVIDIA GPU with PyTorch to repeat it.
+.. in-short::
 """
 
 # %%
-# Expectation
+# The symptom
 # -----------
-# Between two steps little has to be alive: weights, the optimizer's states,
-# the batches, what cuBLAS works in. Activations, logits and gradients come
-# and go within a step. So a step's memory is a hill on a plateau, and from the
-# second step on both are as high as before. In numbers, for the model that
-# this page runs on a GPU:
+# ``torch.OutOfMemoryError``, some steps after the start. Shortly before,
+# somebody added a hook that watches how sure the model is of its predictions.
+# It keeps one number a step, their entropy:
+#
+# .. code-block:: python
+#
+#    entropies = []
+#
+#    def watch(module, _, logits):
+#        logarithms = logits.float().log_softmax(-1)
+#        entropy = -(logarithms.exp() * logarithms).sum(-1).mean()
+#        entropies.append(entropy)
+
+# %%
+# Predict: what does one number hold?
+# -----------------------------------
+# After a step, memory should be what it was before it. The entropy is one
+# number. Is that all that is kept? And if the error comes, will it name this
+# line?
+#
+# .. dropdown:: Answer
+#
+#    The number was computed with gradients on, so it comes with its graph, and
+#    autograd keeps in a graph what the derivatives will need: for ``exp`` its
+#    result, for the product both factors. No backward pass begins at this
+#    number, so nothing frees them. The error names whichever line asks for a
+#    block that no longer fits. That comes down to chance; it is rarely the
+#    line at fault.
+
+# %%
+# Evidence: a healthy step
+# ------------------------
+# First a step without a leak, to know what to look for. It was recorded on a
+# real GPU with ``torch.cuda.memory._record_memory_history``:
 
 # sphinx_gallery_thumbnail_number = 1
+from nsightkit import plots
+from nsightkit.analysis.memory import snapshot as snapshots
+from nsightkit.investigations import case
+
+step = case("memory-snapshot", "step")
+account = snapshots.summary(step.snapshot)
+step
+
+# %%
+# Each band is one allocation, as high as it is large, from the event that made
+# it to the one that freed it. PyTorch's own viewer draws the same. The axis
+# counts the allocator's events: in time, most of it would be thin.
+
+over_time = snapshots.timeline(step.snapshot)
+plots.memory_timeline(
+    snapshots.bands(step.snapshot),
+    over_time,
+    title="Memory of one training step (case file)",
+)
+
+# %%
+# A hill on a plateau. Activations pile up in the forward pass, the backward
+# pass takes them away again, and the plateau is as high after the step as it
+# was before. To the byte:
+
+begin, end = over_time["allocated_bytes"].iloc[[0, -1]] / 1e6
+print(f"before the step {begin:,.3f} MB, after it {end:,.3f} MB")
+print(f"at the peak {account['peak_bytes'] / 1e6:,.3f} MB")
+
+# %%
+# By kind, the peak is mostly activations. By line, which is what one can act
+# on:
+
+plots.memory_bars(
+    snapshots.sites(step.snapshot),
+    top=9,
+    title="Memory at the peak by who allocated it (case file)",
+)
+
+# %%
+# No line here is a bug, but some are expensive: ``softmax`` and ``silu`` are
+# written out, and each keeps two tensors a layer where PyTorch's own functions
+# keep one.
+
+# %%
+# The leak, on paper
+# ------------------
+# Now the hook. ``saved_tensors_hooks`` shows what its graph keeps, on any
+# machine:
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+
+def kept(logits):
+    """Bytes that the graph of the entropy holds for each logit."""
+    storages = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        logarithms = logits.float().log_softmax(-1)
+        entropy = -(logarithms.exp() * logarithms).sum(-1).mean()
+    del entropy
+    return sum(storages.values()) / logits.numel()
+
+
+logits = torch.randn(512, 4096, dtype=torch.bfloat16, requires_grad=True)
+print(f"{kept(logits):.0f} bytes a logit, {kept(logits.detach()):.0f} without")
+
+# %%
+# Two fp32 tensors of tokens by vocabulary, every step. For the model that this
+# page runs on a GPU, with a limit that is set low, the fullest moment of each
+# step is then:
+
+# fold: How the figure is drawn
 import dataclasses
 
 import pandas as pd
 
-from nsightkit import plots
-from nsightkit.analysis.memory import ledger as memory
+from nsightkit.analysis.memory import ledger
 from nsightkit.configurations import find
 from nsightkit.investigations import parts as investigations
 
@@ -42,385 +144,67 @@ def sized(parameters):
     return dataclasses.replace(find("medium"), **cell)
 
 
-planned = investigations.find("memory-snapshot", "before").parameters("live")
-model = sized(planned)
-moments = memory.moments(model, precision="bf16").set_index("moment")
-alive = moments.loc[["before the step", "backward peak"]].T / 1e6
-alive = alive[alive.gt(0).any(axis=1)].rename(columns="{} (MB)".format)
-alive = alive.rename({"total_bytes": "all"}).rename_axis("item").reset_index()
-
-
-def table(frame):
-    """A table with megabytes to one decimal."""
-    mb = [name for name in frame if "(MB)" in name]
-    return plots.table(frame, dict.fromkeys(mb, "{:,.1f}"))
-
-
-table(alive)
-
-# %%
-# The run also watches how sure the model is of its predictions. After each
-# forward pass a hook keeps one number for a plot, their entropy:
-#
-# .. code-block:: python
-#
-#    logarithms = logits.float().log_softmax(-1)
-#    entropy = -(logarithms.exp() * logarithms).sum(-1).mean()
-#    entropies.append(entropy)
-#
-# One number a step. Is that all that is kept? It was computed with gradients
-# on, so it comes with its graph, and autograd saves in a graph what the
-# derivatives will need: for ``exp`` its result, for the product both factors.
-# A backward pass would free them, but none begins at this number. Two tensors
-# of tokens by vocabulary would stay, in fp32, every step:
-
-
-def kept(model):
+def held(model):
     """Bytes a step that the graph of the entropy holds."""
-    return 2 * 4 * model.tokens * model.vocabulary
+    return kept(logits) * model.tokens * model.vocabulary
 
 
-print(f"{model.tokens:,} tokens by {model.vocabulary:,} words, twice:")
-print(f"{kept(model) / 1e6:,.0f} MB a step, for one number")
-
-# %%
-# Measure
-# -------
-# Three steps. Recording begins before there is a model, or the snapshot would
-# know its blocks but not whose they are.
-
-from nsightkit.investigations import measure
-
-before = measure("memory-snapshot", "before")
-before
-
-# %%
-# Read
-# ----
-# Each band is one allocation, as high as it is large, from the event that
-# made it to the one that freed it. It lies on those that were there before.
-# PyTorch's own viewer draws the same. The axis counts the allocator's events:
-# in time, most of it would be thin.
-
-from nsightkit.analysis.memory import snapshot as snapshots
-
-taken = before.snapshot
-
-
-def timeline(run, what):
-    """All allocations over time."""
-    return plots.memory_timeline(
-        snapshots.bands(run.snapshot),
-        snapshots.timeline(run.snapshot),
-        title=f"Memory, {what} ({run.mode})",
-    )
-
-
-timeline(before, "each number kept with its graph")
-
-# %%
-# Bands that begin in a step and go on to the right edge are what the step left
-# behind. In the first step the optimizer's states are among them, and belong
-# there. What is left behind again in every step after it does not.
-#
-# Between which events the steps lie, the snapshot says itself: PyTorch records
-# ``record_function`` ranges beside the events. Prediction and measurement at
-# the end of each step:
-
-
-def how(run):
-    """How it ran, as the prediction has it."""
-    on_gpu = len(run.values("context_bytes")) > 0
-    return {"precision": "bf16", "device": "cuda" if on_gpu else "cpu"}
-
-
-def ends(run):
-    """The last event of each step that was finished."""
-    steps = snapshots.ranges(run.snapshot, "^step$")
-    return steps["to_event"].tolist()[: int(run.values("steps")[0])]
-
-
-def levels(run):
-    """Allocated bytes after each step, and the highest within it."""
-    level = snapshots.timeline(run.snapshot)["allocated_bytes"].to_numpy()
-    ours = memory.moments(sized(run.parameters), **how(run))
-    ours = ours.set_index("moment")["total_bytes"]
-    rows, begin = [], -1
-    for number, end in enumerate(ends(run), 1):
-        row = {"step": number, "after it (MB)": level[end + 1] / 1e6}
-        row["reckoned (MB)"] = ours["before the step"] / 1e6
-        row["highest in it (MB)"] = level[begin + 1 : end + 2].max() / 1e6
-        row["reckoned, highest (MB)"] = ours.max() / 1e6
-        rows.append(row)
-        begin = end
-    return pd.DataFrame(rows)
-
-
-table(levels(before))
-
-# %%
-# What the peak is made of, by kind. A category is read from the call stack and
-# from how long a block lives: what the forward pass made and did not free is
-# an activation, what the loss or a softmax over words made are logits. Memory
-# that was kept by mistake is among them, for nothing about a block says that
-# it is one too many.
-
-account = snapshots.summary(taken)
-
-
-def in_mb(table, columns):
-    """Chosen columns under their names for a page, bytes as megabytes."""
-    found = table[list(columns)].rename(columns=columns)
-    for name in columns.values():
-        if name.endswith("(MB)"):
-            found[name] = found[name] / 1e6
-    return found
-
-
-kinds = pd.DataFrame(account["by_category"])
-shown = {"category": "category", "bytes": "allocated (MB)", "count": "blocks"}
-table(in_mb(kinds, shown | {"share": "share"}))
-
-# %%
-# By the line that allocated: the innermost of the program's own frames.
-
-at_peak = snapshots.sites(taken)
-plots.memory_bars(
-    at_peak, title=f"Memory at the peak by who allocated it ({before.mode})"
+planned = investigations.find("memory-snapshot", "full").parameters("live")
+model, limit = sized(planned), planned["limit_bytes"]
+ours = ledger.predict(model, precision="bf16").set_index("item")
+ours = ours["predicted_bytes"].dropna().astype(float)
+fits = int((limit - ours.sum()) // held(model))
+stacks = {}
+for number in range(1, fits + 2):
+    name = f"step {number}" + (", too much" if number > fits else "")
+    stacks[name] = ours.copy()
+    stacks[name]["kept by entropies"] = number * held(model)
+plots.memory_stacks(
+    stacks, title=f"Peak of a step, limit {limit / 1e9:.0f} GB (predicted)"
 )
 
 # %%
-# Two lines of the hook stand high, and their bars alone cannot say whether
-# that is right. What can is to compare the ends of the steps. A line that
-# holds more after every step than after the one before is a leak, or a cache
-# that fills; either has a name now.
-
-grown = snapshots.growth(taken, ends(before))
-shown = {"site": "site", "category": "category", "count": "more blocks"}
-shown |= {"end_bytes": "after the last step (MB)"}
-table(in_mb(grown, shown | {"least_bytes": "grown each step (MB)"}))
-
-# %%
-# And what the allocator takes from the device beyond what it gives out. It
-# keeps what was freed for the next request and cuts blocks out of segments.
-# Free memory between blocks in use serves only requests that fit there:
-# fragmentation. A row is a segment, what is filled is in use.
-
-pieces = snapshots.segments(taken, "peak")
-plots.segment_map(
-    pieces,
-    snapshots.at(taken, "peak"),
-    top=20,
-    title=f"Segments at the peak ({before.mode})",
-)
-
-# %%
-# The amounts of one moment, each the one before plus something: rounding to
-# blocks, then free memory in the allocator's hands. What the allocator never
-# saw comes on top, and only the device can tell it. The peak has a second
-# witness, counted while the program ran.
-
-lost = account["fragmentation"]
-peak = snapshots.timeline(taken).set_index("event").loc[account["event"]]
-caches = bool(len(before.values("context_bytes")))
-amounts = {
-    "requested: the bytes that were asked for": peak["requested_bytes"],
-    "allocated: the blocks that hold them": peak["allocated_bytes"],
-    "reserved: all segments": peak["reserved_bytes"],
-    "reserved and free, between blocks in use": lost["inactive_split_bytes"],
-    "reserved and free, in whole segments": lost["releasable_bytes"],
-    "allocated, counted beside the snapshot": before.median("peak_bytes"),
-}
-if caches:
-    outside = before.median("context_bytes")
-    amounts["on the device, not the allocator's"] = outside
-else:
-    print("a CPU caches nothing: each tensor is a full segment of its own")
-amounts = pd.Series(amounts, dtype=float).div(1e6)
-table(amounts.rename_axis("at the peak").reset_index(name="size (MB)"))
-
-# %%
-# Change one thing
-# ----------------
-# The number without its graph:
+# Change one thing: the number without its graph
+# ----------------------------------------------
+# .. code-block:: diff
 #
-# .. code-block:: python
+#    -entropies.append(entropy)
+#    +entropies.append(entropy.detach())
 #
-#    entropies.append(entropy.detach())
-#
-# ``entropy.item()`` would do, too, but it waits for the GPU. The loss itself
-# is the better known case and the milder one: a backward pass has begun there
-# and freed what its graph had saved. Whoever keeps it keeps the bare graph,
-# and a block for the number.
-
-# %%
-# Measure again
-# -------------
-
-after = measure("memory-snapshot", "after")
-after
-
-# %%
-# The same picture without the fault:
-
-timeline(after, "the bare numbers kept")
-
-# %%
-table(levels(after))
-
-# %%
-# What still grows, in bytes: the entropies, and the losses that the training
-# loop keeps. Each number costs the smallest block there is.
-
-left = snapshots.growth(after.snapshot, ends(after))
-shown = {"site": "site", "category": "category", "count": "more blocks"}
-table(in_mb(left, shown | {"least_bytes": "grown each step (B)"}))
-
-# %%
-# When memory runs out
-# --------------------
-# The faulty run once more, with less memory, until it runs out. On a
-# GPU the limit is ``torch.cuda.set_per_process_memory_fraction``; on a CPU the
-# counter of tensors enforces it. The error is an event like any other, and the
-# moment before it can be looked at.
-
-full = measure("memory-snapshot", "full")
-full
-
-# %%
-timeline(full, "until it is full")
-
-# %%
-# The error names the line whose request was one too many. Which line that is,
-# is chance, and seldom it is the one at fault. The lines that hold the memory
-# are in the snapshot.
-
-oom = snapshots.summary(full.snapshot)["oom"]
-holders = snapshots.sites(full.snapshot, "oom").set_index("site")["bytes"]
-much = grown["least_bytes"] > 0.01 * kept(sized(before.parameters))
-lines = list(dict.fromkeys(grown.loc[much, "site"]))
-at_fault = int(holders[holders.index.isin(lines)].sum())
-facts = {
-    "steps that were finished": int(full.values("steps")[0]),
-    "the line that failed": oom["site"],
-    "it asked for (MB)": f"{oom['requested_bytes'] / 1e6:,.1f}",
-    "allocated then (MB)": f"{oom['allocated_bytes'] / 1e6:,.1f}",
-    "by the lines that grew (MB)": f"{at_fault / 1e6:,.1f}",
-    "cached and free (MB)": f"{oom['cached_free_bytes'] / 1e6:,.1f}",
-    "limit (MB)": f"{full.parameters['limit_bytes'] / 1e6:,.1f}",
-}
-facts = pd.Series(facts).rename_axis("at the error").reset_index(name="")
-plots.table(facts)
+# ``entropy.item()`` would do, too, but it waits for the GPU. The loss is the
+# better known case and the milder one: a backward pass has begun there and
+# freed what its graph had saved. Keeping the loss keeps only an empty graph
+# and one small block.
 
 # %%
 # Verdict
 # -------
-# Whether the growth is what the graph should hold, whether it is gone, and
-# whether the error pointed to the fault.
-
-import textwrap
-
-
-def each_step(table):
-    """Bytes by which memory grew in every step."""
-    return int(table.loc[table["least_bytes"] > 0, "least_bytes"].sum())
-
-
-expected = kept(sized(before.parameters))
-growth, rest = each_step(grown), each_step(left)
-agrees = abs(growth / expected - 1) < 0.01
-blamed = oom["site"] in lines
-peaks = levels(after)["highest in it (MB)"]
-reckoned = levels(after)["reckoned, highest (MB)"]
-off = peaks.iloc[-1] / reckoned.iloc[-1] - 1
-runs = (before, after, full)
-gpus = {(run.provenance["gpu"] or {}).get("name") for run in runs}
-comparable = len(gpus) == 1 == len({run.mode for run in runs})
-where = "in a smoke run on a CPU" if after.mode == "smoke" else "on a GPU"
-verdict = (
-    f"{where}, memory grew by {growth / 1e6:,.1f} MB every step, "
-    f"{'as' if agrees else 'not as'} the two saved tensors should make it "
-    f"({expected / 1e6:,.1f} MB). The snapshot names {' and '.join(lines)}. "
-    f"Without the graph it grew by {rest:,} bytes a step, and its peak was "
-    f"{off:+z.1%} off the one reckoned. With less memory the fault left room "
-    f"for {facts.loc[0, '']} steps, and the error came from {oom['site']}, "
-    f"which is {'one' if blamed else 'none'} of the lines at fault."
-)
-if not comparable:
-    verdict = "the runs are not of the same machine; nothing to compare."
-findings = {
-    "verdict": verdict,
-    "growth": growth,
-    "expected": expected,
-    "rest": rest,
-    "off": float(off),
-}
-print(textwrap.fill(verdict))
+# Compare the ends of steps, not the peaks. A line that holds more after every
+# step than after the one before is a leak, or a cache that fills. The snapshot
+# names it; the error does not.
 
 # %%
 # Limits
 # ------
-# A snapshot is of PyTorch's allocator. The CUDA context, kernels that were
-# loaded, NCCL and other libraries take memory that is in none of its amounts;
-# what the device says is used is always more. A workspace that cuBLAS gets
-# from the allocator is in it.
-#
-# The history is a ring. When it is full it forgets its beginning, and with it
-# who made what is still there; those blocks are then called ``before
-# recording``, and an earlier peak is not in the file. On pages like this one
-# three steps fit easily. In a long run, record the last steps before the end.
-#
-# An event knows how much was asked for, not how large the block was.
-# ``nsightkit`` works that out from the allocator's rules, backwards from the
-# state at the end, and says how much is uncertain. Categories are read from
-# call stacks and are a reading aid. A reference cycle or a list that somebody
-# empties later grows in just the same way as a leak: three steps show growth,
-# not intent.
-#
-# A smoke run counts tensors on a CPU, in the form of a snapshot. It has no
-# allocator that caches, so its segments are full and nothing is fragmented;
-# what an operator needs within itself is not seen, and neither are stacks of
-# C++.
-
-# %%
-# The snapshots, as PyTorch writes them, without anybody's folders or names.
-# PyTorch's viewer takes them as they are (``torch.cuda._memory_viz``, or its
-# page to drop files on), and so does ``nsightkit memory``:
-
-from pathlib import Path
-
-names = {"before": before, "after": after, "full": full}
-downloads = {}
-for name, run in names.items():
-    file = Path(run.snapshot_path)
-    downloads[f"{name}, {run.mode}, memory snapshot"] = file
-    downloads[f"{name}, {run.mode}, one step as a timeline"] = run.trace
+# * The recorded step has no leak, and its GPU is not named. The leak is worked
+#   out on paper until it is recorded on a GPU, under *Measured here*.
+# * A snapshot is of PyTorch's allocator. The CUDA context, NCCL and other
+#   libraries take memory that is in none of its amounts.
+# * The history is a ring. When it is full it forgets its beginning, and with
+#   it who made what is still there: ``before recording``.
+# * Categories are read from call stacks and are a reading aid. Three steps
+#   show growth, not intent.
 
 # %%
 # Run it yourself
 # ---------------
-# With a GPU this measures, without one it runs the small version on the CPU:
+# With a GPU this measures, without one it runs small on the CPU:
 #
 # .. code-block:: console
 #
 #    $ python examples/12_memory_snapshot.py
 #
-# A snapshot of a program of your own, and what it says. The function is
-# private to PyTorch and its arguments have changed: give them by keyword.
-#
-# .. code-block:: python
-#
-#    torch.cuda.memory._record_memory_history(
-#        enabled="all", context="all", stacks="all", max_entries=100_000
-#    )
-#    try:
-#        train(steps=3)
-#    finally:
-#        torch.cuda.memory._dump_snapshot("snapshot.pickle")
-#        torch.cuda.memory._record_memory_history(enabled=None)
-#
-# The same through ``nsightkit``, without folders and names in the file and
-# with ranges recorded beside the events:
+# A snapshot of a program of your own, and what it says:
 #
 # .. code-block:: python
 #
@@ -436,9 +220,170 @@ for name, run in names.items():
 #
 # A pickle is a program: never load one that you were sent with ``pickle``.
 # ``nsightkit`` refuses whatever is more than plain data.
+
+downloads = {"The recorded step": step.path}
+
+# %%
+# Exercises
+# ---------
+# The first two are about the recorded step, which can be downloaded above.
 #
-# To keep a GPU's results for this page:
+# 1. ``nsightkit memory the-recorded-step.pickle`` lists ``nn_utils.py:12`` and
+#    ``:13`` as logits. What are they, and how much of the peak do they hold?
 #
-# .. code-block:: console
+#    .. dropdown:: Answer
 #
-#    $ python -m nsightkit record --only memory-snapshot
+#       The loss: a ``log_softmax`` that is written out, over the whole
+#       vocabulary. Together :measured:`12_memory_snapshot.logits:.0f` MB,
+#       which is :measured:`12_memory_snapshot.logits_share:.1%` of the peak.
+#
+# 2. ``silu`` holds two blocks for each of the twelve layers: the sigmoid, and
+#    its product with the input. How much lower would the peak be with
+#    ``F.silu``?
+#
+#    .. dropdown:: Answer
+#
+#       ``F.silu`` computes the sigmoid again in the backward pass. The product
+#       is still there, for the next operation. So one block a layer goes:
+#       :measured:`12_memory_snapshot.silu:,.0f` MB, as long as the fullest
+#       moment stays where it is.
+#
+# 3. A run keeps ``loss`` in a list, without ``detach``. After a thousand steps
+#    memory has hardly grown. Why, and when would it?
+#
+#    .. dropdown:: Answer
+#
+#       The backward pass has freed what the graph had saved. It would grow if
+#       no backward pass ran, as in an evaluation without
+#       ``torch.no_grad()``, or with ``retain_graph=True``.
+
+# fold: How the answers are worked out
+lines = snapshots.sites(step.snapshot).set_index("site")["bytes"] / 1e6
+loss_lines = lines.index.str.match(r"nn_utils.py:1[23] ")
+answers = {"logits": float(lines[loss_lines].sum())}
+answers["logits_share"] = answers["logits"] * 1e6 / account["peak_bytes"]
+answers["silu"] = float(lines[lines.index.str.endswith(" silu")].sum()) / 2
+
+# %%
+# Measured here
+# -------------
+# .. own-run::
+#
+# Three steps with the fault, recorded from before there is a model, or the
+# snapshot would know its blocks but not whose they are:
+
+# fold: How the runs are read
+from nsightkit.investigations import headline, measure
+
+before = measure("memory-snapshot", "before")
+after = measure("memory-snapshot", "after")
+full = measure("memory-snapshot", "full")
+
+
+def timeline(run, what):
+    """All allocations over time."""
+    return plots.memory_timeline(
+        snapshots.bands(run.snapshot),
+        snapshots.timeline(run.snapshot),
+        title=f"Memory, {what} ({run.mode})",
+    )
+
+
+def ends(run):
+    """The last event of each step that was finished."""
+    found = snapshots.ranges(run.snapshot, "^step$")
+    return found["to_event"].tolist()[: int(run.values("steps")[0])]
+
+
+def grown(run):
+    """What grew in every step, by line."""
+    table = snapshots.growth(run.snapshot, ends(run))
+    return table[table["least_bytes"] > 0]
+
+
+timeline(before, "each number kept with its graph")
+before
+
+# %%
+# And with the bare numbers kept:
+
+timeline(after, "the bare numbers kept")
+after
+
+# %%
+# What grew in every step, by line, with the fault and without it. Without it
+# there are the entropies, and the losses that the training loop keeps: each
+# number costs the smallest block there is.
+
+# fold: How the table is made
+tables = {"with the graph": grown(before), "without": grown(after)}
+shown = pd.concat(tables, names=["kept"]).reset_index(level=0)
+shown = shown[["kept", "site", "category", "least_bytes"]]
+names = {"least_bytes": "grown each step (bytes)"}
+plots.table(shown.rename(columns=names), {names["least_bytes"]: "{:,.0f}"})
+
+# %%
+# The faulty run once more, with less memory, until it runs out:
+
+timeline(full, "until it is full")
+full
+
+# %%
+# The error is an event like any other, and the moment before it can be looked
+# at:
+
+# fold: How the table is made
+oom = snapshots.summary(full.snapshot)["oom"]
+holders = snapshots.sites(full.snapshot, "oom").set_index("site")["bytes"]
+expected = held(sized(before.parameters))
+much = tables["with the graph"]
+much = much[much["least_bytes"] > 0.01 * expected]
+blamed = list(dict.fromkeys(much["site"]))
+at_fault = int(holders[holders.index.isin(blamed)].sum())
+facts = {
+    "steps that were finished": int(full.values("steps")[0]),
+    "the line that failed": oom["site"],
+    "it asked for (MB)": f"{oom['requested_bytes'] / 1e6:,.1f}",
+    "allocated then (MB)": f"{oom['allocated_bytes'] / 1e6:,.1f}",
+    "by the lines that grew (MB)": f"{at_fault / 1e6:,.1f}",
+    "limit (MB)": f"{full.parameters['limit_bytes'] / 1e6:,.1f}",
+}
+facts = pd.Series(facts).rename_axis("at the error").reset_index(name="")
+plots.table(facts)
+
+# %%
+# What the runs say:
+
+# fold: How the answer is put together
+growth, rest = (int(t["least_bytes"].sum()) for t in tables.values())
+agrees = abs(growth / expected - 1) < 0.01
+said = (
+    f"memory grew by {growth / 1e6:,.1f} MB every step, "
+    f"{'as' if agrees else 'not as'} predicted ({expected / 1e6:,.1f} MB). "
+    f"The snapshot names {' and '.join(blamed)}. Without the graph it grew by "
+    f"{rest:,} bytes. The error came from {oom['site']}, which is "
+    f"{'' if oom['site'] in blamed else 'not '}one of the lines at fault."
+)
+runs = (before, after, full)
+gpus = {(run.provenance["gpu"] or {}).get("name") for run in runs}
+if len(gpus) > 1 or len({run.mode for run in runs}) > 1:
+    said = "the runs are not of the same machine; nothing to compare."
+share = {kind["category"]: kind["share"] for kind in account["by_category"]}
+findings = headline(
+    said,
+    *runs,
+    otherwise=(
+        f"a healthy step ends where it began: {begin / 1e3:.1f} GB before and "
+        f"after, {account['peak_bytes'] / 1e9:.1f} GB at its peak, "
+        f"{share['activations']:.0%} of that activations. One number that is "
+        f"kept with its graph can hold {kept(logits):.0f} bytes a logit, "
+        f"every step."
+    ),
+    badge=step.label,
+    **answers,
+)
+downloads = {}
+for run in runs:
+    name = f"{run.part}, {run.mode}"
+    downloads[f"{name}, memory snapshot"] = run.snapshot_path
+    downloads[f"{name}, one step as a timeline"] = run.trace

@@ -149,8 +149,8 @@ def case(name: str, which: str) -> Case:
     if which not in here.get(name, ()):
         known = ", ".join(f"{known}/{one}" for known, all_ in here.items() for one in all_) or "none"
         raise UsageError(
-            f"no case file {name}/{which} here; there are {known}. All of them come with nsightkit's source "
-            "(docs/cases); run this where that is the current installation (pip install -e .)"
+            f"no case file {name}/{which} here; there are {known}. All of them come with nsightkit's source, in "
+            "docs/cases: clone its repository and install it from there, with pip install -e ."
         )
     place = folder() / name
     return Case(name, which, next(place.glob(f"{which}.*")), json.loads((place / "source.json").read_text("utf-8")))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import cycle
 from typing import Any
 
@@ -242,10 +242,7 @@ def share_bars(columns: Mapping[str, pd.Series], *, title: str = "Shares of the 
     if sizes.empty:
         return nothing(figure, axes, title, "nothing to divide in this trace")
     table = sizes / sizes.sum()
-    looks = [
-        (GREY, None) if part.startswith("(") else (colour, hatch)  # "(unattributed)" is not a part like others
-        for part, colour, hatch in zip(table.index, cycle(_COLOURS), cycle(_HATCHES), strict=False)
-    ]
+    looks = _looks(table.index)
     for bars, (colour, _), widths in zip(stack(axes, table, looks), looks, table.to_numpy(), strict=True):
         # On a plate of the segment's colour: a hatch must not run through the digits.
         axes.bar_label(
@@ -260,6 +257,15 @@ def share_bars(columns: Mapping[str, pd.Series], *, title: str = "Shares of the 
     ]
     sentence = f"{title}, stacked bars: {spoken(said)}."
     return finished(figure, axes, sentence, legend=4, xlim=(0, 1), xlabel="share of the bar's whole")
+
+
+def _looks(parts: Iterable[str]) -> list[tuple[str, str | None]]:
+    """Colours and hatches of a stack's parts: kinds of work have theirs in every figure."""
+    each = list(zip(parts, cycle(_COLOURS), cycle(_HATCHES), strict=False))
+    if set(CATEGORY_COLOURS).issuperset(part for part, _, _ in each):
+        return [(CATEGORY_COLOURS[part], hatch) for part, _, hatch in each]
+    # "(unattributed)" is not a part like others.
+    return [(GREY, None) if part.startswith("(") else (colour, hatch) for part, colour, hatch in each]
 
 
 def ladder_bars(
@@ -295,15 +301,16 @@ def ladder_bars(
     table = pd.DataFrame({rung: parts.get(rung, pd.Series(dtype=float)) for rung in rungs}).fillna(0.0)
     table = table.loc[table.sum(axis=1).sort_values(ascending=False, kind="stable").index]
     if len(table) > 6:
-        table = pd.concat([table.iloc[:5], table.iloc[5:].sum().to_frame("the others").T])
+        few = [kind for kind in table.index if kind != "other"][:5]
+        table = pd.concat([table.loc[few], table.drop(index=few).sum().to_frame("other").T])
     spent = table.sum().to_numpy()
     scale, unit = time_unit(float(max(total.max(), 0.0, *floors.values())))
     widths = table * np.minimum(1.0, np.divide(total, spent, out=np.ones_like(total), where=spent > 0)) / scale
-    stack(axes, widths, zip(cycle(_COLOURS), cycle(_HATCHES), strict=False), height=0.66)
+    stack(axes, widths, _looks(table.index), height=0.66)
     ends = widths.cumsum().to_numpy()[-1] if len(widths) else np.zeros(len(rungs))
     rows, rest = np.arange(len(rungs)), total / scale - ends
     if (rest > 1e-3 * total / scale).any():
-        axes.barh(rows, rest, left=ends, height=0.66, color=GREY, edgecolor="white", label="the rest, or idle")
+        axes.barh(rows, rest, left=ends, height=0.66, color="white", edgecolor=GREY, hatch="..", label="idle")
     spread = np.abs(times[["low_ns", "high_ns"]].to_numpy(float).T - total) / scale
     axes.errorbar(total / scale, rows, xerr=spread, fmt="none", ecolor="black", elinewidth=1.2, capsize=2.5)
     for (what, floor), dashes in zip(floors.items(), _DASHES, strict=False):
@@ -313,6 +320,67 @@ def ladder_bars(
     least = spoken([(what, duration(ns)) for what, ns in floors.items()])
     sentence = f"{title}, stacked bars by kind of work: {said}{f'; lines at {least}' if least else ''}."
     return finished(figure, axes, sentence, legend=3, xlabel=f"time of a layer ({unit})")
+
+
+def ladder_slots(
+    rungs: pd.DataFrame,
+    lines: Mapping[str, float],
+    measured: Mapping[str, float] | None = None,
+    *,
+    title: str = "A ladder",
+) -> Figure:
+    """Draw how fast each rung of a ladder can be at best, and below it how fast it was, or a place kept for that.
+
+    Parameters
+    ----------
+    rungs : DataFrame
+        ``rung, least_ns, lower_ns``, as :func:`nsightkit.investigations.pages.climb.predicted` returns them.
+    lines : mapping of str to float
+        Times in nanoseconds to draw as lines, by what they are.
+    measured : mapping of str to float, optional
+        Nanoseconds by rung; a rung that is not in it is awaiting a GPU.
+    title : str, default "A ladder"
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+    """
+    figure, axes = new_figure(2.0 + 0.62 * len(rungs), title)
+    least, lower = (rungs[column].to_numpy(float) for column in ("least_ns", "lower_ns"))
+    known = {} if measured is None else dict(measured)
+    took = np.array([known.get(rung, np.nan) for rung in rungs["rung"]], dtype=float)
+    longest = float(np.nanmax([*least, *took, *lines.values()]))
+    scale, unit = time_unit(longest)
+    rows, height = np.arange(len(rungs)), 0.34
+    axes.barh(rows - 0.2, lower / scale, height=height, color=BLUE, label="at best, predicted")
+    fused = np.flatnonzero(least > lower)
+    if len(fused):
+        axes.barh(
+            fused - 0.2, (least - lower)[fused] / scale, left=lower[fused] / scale, height=height, color=BLUE,
+            hatch="//", alpha=0.6, edgecolor="white", label="what fusing can still remove",
+        )  # fmt: skip
+    slots = rows[np.isnan(took)] + 0.2
+    axes.barh(slots, 0.3 * longest / scale, height=height, fill=False, linestyle=":", edgecolor=GREY)
+    if len(slots) < len(rows):
+        axes.barh(rows + 0.2, took / scale, height=height, color=VERMILION, label="measured")
+    said = []
+    for row, rung in enumerate(rungs["rung"]):
+        best = " to ".join(dict.fromkeys(duration(ns) for ns in (lower[row], least[row])))
+        awaited = bool(np.isnan(took[row]))
+        here = "awaiting a GPU" if awaited else duration(took[row])
+        # Inside the bars: behind their ends the lines would run through the words.
+        for place, words, colour in ((row - 0.2, best, "white"), (row + 0.2, here, "black" if awaited else "white")):
+            axes.annotate(
+                words, (0, place), (5, 0), textcoords="offset points", va="center", fontsize=9, color=colour,
+            )  # fmt: skip
+        said.append((rung, f"{best} at best, {here}"))
+    for (what, at), dashes in zip(lines.items(), _DASHES[1:], strict=False):
+        axes.axvline(at / scale, color=RED, linewidth=1.5, linestyle=dashes, label=plain(f"{what}: {duration(at)}", 70))
+    name_rows(axes, rungs["rung"])
+    axes.set_xlim(0, 1.2 * longest / scale)
+    goals = spoken([(what, duration(at)) for what, at in lines.items()])
+    sentence = f"{title}, bars: {spoken(said)}; lines at {goals}."
+    return finished(figure, axes, sentence, legend=2, xlabel=f"time of a layer ({unit})")
 
 
 def panels(frame: pd.DataFrame, columns: Sequence[str], *, title: str = "Side by side") -> Figure:

@@ -85,7 +85,9 @@ def ranked_bars(
     name_rows(axes, names, longest)
     if legend:
         handles = [bars[row] for row in legend.values()]
-        axes.legend(handles, list(legend), loc="lower right", frameon=False, fontsize=9, title=legend_title)
+        figure.legend(
+            handles, list(legend), loc="outside lower center", ncols=4, frameon=False, fontsize=9, title=legend_title
+        )
     pairs = zip(names if said is None else said, labels, strict=True)
     return finished(figure, axes, f"{title}, horizontal bars: {spoken(pairs)}.", xlabel=f"{axis} ({unit})")
 

@@ -1,0 +1,209 @@
+"""Sliders over grids: a reader sees what the package says, also with a keyboard, on a phone and without a script."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from nsightkit import configurations, hardware
+from nsightkit.analysis.core.text import bytes_text, time_text
+from nsightkit.analysis.memory import ledger
+from nsightkit.analysis.roofline import sol
+from nsightkit.analysis.roofline.operations import attention_cost, gemm_cost
+
+ROOT = Path(__file__).parents[2]
+HTML = Path(os.environ.get("NSIGHTKIT_HTML", ROOT / "docs" / "_build" / "html"))
+MOST_BYTES = 100_000
+
+
+# ---------------------------------------------------------------- the grids
+
+
+@pytest.fixture(scope="module")
+def widgets():
+    pytest.importorskip("sphinx")
+    sys.path.insert(0, str(ROOT / "docs" / "_ext"))
+    import widgets
+
+    return widgets
+
+
+@pytest.mark.parametrize("name", ["ledger", "forecast", "roofline"])
+def test_a_grid_is_whole_and_light(widgets, name):
+    grid = widgets.GRIDS[name]()
+    text = grid.as_json()
+    found = json.loads(text)
+    assert len(text.encode()) <= MOST_BYTES
+    settings = 1
+    for axis in found["axes"]:
+        assert 0 <= axis["start"] < len(axis["choices"])
+        settings *= len(axis["choices"])
+    assert len(found["rows"]) == settings
+    for row in found["rows"]:
+        lengths, words = row[-2 * len(found["names"]) + 1 :: 2], row[: -2 * len(found["names"])]
+        assert max(lengths) in (0, 100)
+        assert all(found["texts"][word] for word in words)
+    assert not any("{" in grid.said(at) for at in grid.typical)
+    assert "</script>" not in grid.as_html()[:-20].replace("</script></div>", "")
+
+
+@pytest.mark.parametrize(("memory", "model", "batch"), [(24, "small", 4), (80, "large", 4), (141, "2.7B", 1)])
+def test_the_forecast_is_the_package_s(widgets, memory, model, batch):
+    """The grid searches on its own, for speed; the answers are those of the function that it stands for."""
+    grid = widgets.GRIDS["forecast"]()
+    at = tuple(
+        next(i for i, choice in enumerate(axis.choices) if choice.startswith(begins))
+        for axis, begins in zip(grid.axes, (f"{memory} GB", f"{model}:", str(batch)), strict=True)
+    )
+    sized = dataclasses.replace(configurations.find(model), batch=batch)
+    for label, attention in {"fused": "sdpa", "scores written out": "naive"}.items():
+        most = ledger.largest_context(sized, 0.9e9 * memory, multiple=512, precision="bf16", attention=attention)
+        assert grid.answers[at].items[f"attention {label}"] == (f"{most:,} tokens", most)
+
+
+# ---------------------------------------------------------------- the page
+
+
+needs_page = pytest.mark.skipif(not (HTML / "widgets.html").is_file(), reason="the site is not built: run nox -s docs")
+
+
+@pytest.fixture
+def page(browser):
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    page = context.new_page()
+    page.goto((HTML / "widgets.html").absolute().as_uri())
+    yield page
+    context.close()
+
+
+def _set(page, name: str, settings: dict[str, str]):
+    """Choose as a reader does; gives the widget."""
+    widget = page.locator(f"#widget-{name}")
+    for label, wanted in settings.items():
+        control = widget.get_by_label(label, exact=True)
+        if control.evaluate("e => e.tagName") == "SELECT":
+            options = control.locator("option").all_inner_texts()
+            control.select_option(label=next(text for text in options if text.startswith(wanted)))
+            continue
+        control.focus()
+        page.keyboard.press("Home")
+        for _ in range(50):
+            if control.get_attribute("aria-valuetext") == wanted:
+                break
+            page.keyboard.press("ArrowRight")
+        assert control.get_attribute("aria-valuetext") == wanted
+    return widget
+
+
+def _items(widget) -> dict[str, str]:
+    return dict(
+        widget.locator("tr:has(th[scope=row])").evaluate_all(
+            "rows => rows.map(r => [r.cells[0].textContent, r.cells[1].textContent])"
+        )
+    )
+
+
+@pytest.mark.site
+@needs_page
+@pytest.mark.parametrize(
+    ("model", "context", "batch", "precision", "attention"),
+    [("small", 1024, 1, "bf16", "sdpa"), ("xl", 4096, 8, "fp32", "naive"), ("10B", 1024, 2, "bf16", "naive")],
+)
+def test_the_ledger_shows_what_the_package_says(page, model, context, batch, precision, attention):
+    settings = {
+        "Model": f"{model}:",
+        "Tokens a sequence": f"{context:,}",
+        "Sequences": str(batch),
+        "Precision": {"bf16": "16-bit autocast", "fp32": "FP32"}[precision],
+        "Attention": {"sdpa": "fused", "naive": "scores written out"}[attention],
+    }
+    widget = _set(page, "ledger", settings)
+    sized = dataclasses.replace(configurations.find(model), context=context, batch=batch)
+    table = ledger.predict(sized, precision=precision, attention=attention)
+    expected = table.dropna(subset="predicted_bytes").query("predicted_bytes > 0").set_index("item")["predicted_bytes"]
+    assert _items(widget) == {item: bytes_text(size) for item, size in expected.items()}
+    said = widget.locator("output").inner_text()
+    assert said.startswith(f"{bytes_text(expected.sum())} at the peak, ")
+    assert table["moment"].iloc[0].split()[0] in said
+
+
+@pytest.mark.site
+@needs_page
+@pytest.mark.parametrize(("memory", "model", "batch"), [(16, "medium", 1), (48, "xl", 4), (192, "2.7B", 16)])
+def test_the_forecast_shows_what_the_package_says(page, memory, model, batch):
+    settings = {"Memory of the card": f"{memory} GB", "Model": f"{model}:", "Sequences": str(batch)}
+    widget = _set(page, "forecast", settings)
+    sized = dataclasses.replace(configurations.find(model), batch=batch)
+    for label, attention in {"fused": "sdpa", "scores written out": "naive"}.items():
+        most = ledger.largest_context(sized, 0.9e9 * memory, multiple=512, precision="bf16", attention=attention)
+        assert _items(widget)[f"attention {label}"] == (f"{most:,} tokens" if most else "none fits")
+
+
+@pytest.mark.site
+@needs_page
+@pytest.mark.parametrize(
+    ("card", "operation", "tokens", "precision", "cost"),
+    [
+        ("H200 SXM", "down projection", 4096, "16 bits", gemm_cost(4096, 4096, 14_336, "bf16")),
+        ("V100 SXM2", "output head", 16, "16 bits", gemm_cost(16, 128_256, 4096, "fp16")),
+        ("L4", "attention while decoding", 64, "FP32", attention_cost(64, 32, 1, 128, "fp32", keys=4096)),
+    ],
+)
+def test_the_roofline_shows_what_the_package_says(page, card, operation, tokens, precision, cost):
+    settings = {"Card": card, "Operation": operation, "Tokens at once": f"{tokens:,}", "Precision": precision}
+    widget = _set(page, "roofline", settings)
+    rates = sol.datasheet(hardware.find(card))
+    (expected,) = sol.bounds([cost], rates).to_dict("records")
+    said = widget.locator("output").inner_text()
+    assert said.startswith(f"{expected['bound'].capitalize()}-bound: at least {time_text(expected['bound_ns'])}.")
+    assert _items(widget) == {
+        "computing": time_text(rates.compute_ns(cost)),
+        "moving bytes": time_text(rates.memory_ns(cost)),
+    }
+
+
+@pytest.mark.site
+@needs_page
+def test_every_setting_is_reached_and_named_with_the_keyboard(page):
+    for name in ("ledger", "forecast", "roofline"):
+        controls = page.locator(f"#widget-{name} :is(select, input)")
+        seen = []
+        controls.first.focus()
+        for _ in range(controls.count()):
+            seen.append(page.evaluate("document.activeElement.labels?.[0]?.textContent"))
+            page.keyboard.press("Tab")
+        assert seen == controls.evaluate_all("all => all.map(e => e.labels[0].textContent)")
+    before = page.locator("#widget-ledger output").inner_text()
+    page.locator("#widget-ledger input").first.focus()
+    page.keyboard.press("End")
+    assert page.locator("#widget-ledger output").inner_text() != before
+    assert page.url.endswith("widgets.html"), "Enter and End must not send a form"
+
+
+@pytest.mark.site
+@needs_page
+def test_without_a_script_there_is_a_table(browser):
+    context = browser.new_context(java_script_enabled=False, viewport={"width": 390, "height": 900})
+    page = context.new_page()
+    page.goto((HTML / "widgets.html").absolute().as_uri())
+    tables = page.locator(".nsightkit-widget table")
+    assert tables.count() == 3
+    for i in range(3):
+        assert tables.nth(i).is_visible()
+        assert tables.nth(i).locator("tbody tr").count() >= 3
+    assert page.locator(".nsightkit-widget form").count() == 0
+    context.close()
+
+
+@pytest.mark.site
+@needs_page
+def test_with_a_script_there_are_only_the_settings(page):
+    assert page.locator(".nsightkit-widget form").count() == 3
+    assert not page.locator(".nsightkit-widget > div").first.is_visible()
+    page.set_viewport_size({"width": 390, "height": 900})
+    assert page.evaluate("document.documentElement.scrollWidth <= 390")
