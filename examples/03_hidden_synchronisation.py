@@ -2,28 +2,66 @@
 What does reading one number cost?
 ==================================
 
-A training loop reads its loss and a few statistics to log them. Each is a
-single number. What does that do to a GPU that works through a queue, and when
-does it cost nothing?
+A loop reads its loss to log it, or copies a result back. The profile shows
+long waiting calls. Which of them cost anything?
 
-What is measured: a training step of a small language model that calls
-``.item()`` after every layer, then the same with the values kept on the
-device. What came out: :measured:`03_hidden_synchronisation.verdict`
-
-What one needs: nothing to read this page, a minute and a CPU to run its small
-version, an NVIDIA GPU with PyTorch to repeat it.
+.. in-short::
 """
 
 # %%
-# Expectation
+# The symptom
 # -----------
-# The CPU launches kernels into a queue and goes on; the GPU works the queue
-# off. As long as the CPU is ahead, its own time does not show. ``.item()``
-# needs the value, so it waits until the queue is empty, and the GPU then has
-# nothing to do until the next launch. A model of that in a few lines:
-
+# A training loop keeps an eye on its activations. Each ``.item()`` reads a
+# single number:
+#
+# .. code-block:: python
+#
+#    for layer in layers:
+#        x = layer(x)
+#        norms.append(x.norm().item())
+#
+# To see what that does, here are two steps of such a loop. The trace is
+# synthetic: ``nsightkit.workloads.planted`` wrote it, and it never ran on a
+# GPU. So the cost of its reads is known.
 
 # sphinx_gallery_thumbnail_number = 2
+# fold: How the traces are planted
+import tempfile
+from pathlib import Path
+
+import nsightkit
+from nsightkit import plots
+from nsightkit.workloads import planted
+
+folder = tempfile.TemporaryDirectory()
+synthetic = {}
+for name, fault in (("drains", "sync"), ("without reads", None)):
+    path = Path(folder.name, f"{name}.sqlite")
+    truth = planted.training(path, fault=fault)
+    synthetic[name] = nsightkit.load(path)
+    if fault:
+        idle_ns = truth["gaps"]["synchronization"]
+
+# %%
+
+drains = synthetic["drains"]
+third = int(drains.steps()["start_ns"].iloc[2])
+plots.timeline(drains, end_ns=third, title="A read a layer (synthetic)")
+
+# %%
+# The stream has a hole after every layer of ``forward``. The long solid part
+# is ``backward``, where nothing is read. The CPU has launched all of it early,
+# and waits at the first read of the next step.
+
+# %%
+# Predict: what does a wait cost?
+# -------------------------------
+# The CPU launches kernels into a queue and goes on; the GPU works the queue
+# off. As long as the CPU is ahead, its own time does not show. ``.item()``
+# needs the value, so it waits until the queue is empty. Then the GPU has
+# nothing to do until the next launch:
+
+
 def step_time(kernels, launch, run, syncs=0, handling=0, steps=1_000):
     """Time of a step, of many in a row; `handling`: CPU after a sync."""
     cpu = gpu = 0
@@ -35,307 +73,173 @@ def step_time(kernels, launch, run, syncs=0, handling=0, steps=1_000):
     return gpu / steps
 
 
-free = step_time(240, launch=6, run=20)
-for syncs in (1, 12, 240):
-    total = step_time(240, launch=6, run=20, syncs=syncs, handling=15)
-    cost = (total - free) / syncs
-    said = f"{total:,.0f} instead of {free:,.0f}, {cost:.0f} for each"
-    print(f"{syncs:3} syncs in a step: {said}")
+# %%
+# A step has 240 kernels that run for 20 units of time each. A launch takes 6,
+# and after a read the program spends 15 on the value. How much longer is a
+# step with one read, with twelve, and with one after each kernel? What of the
+# single read at the end of the step?
+#
+# .. dropdown:: Answer
+#
+#    Each read costs 21, wherever it stands: its handling and the next launch.
+#    A step of 4,800 takes 4,821 with one, 5,052 with twelve and 9,840 with
+#    one for each kernel. A read at the end of a step holds up the next step.
+#    It is their number that hurts.
+#
+# And in a profile: four programs spend a third of their time or more in calls
+# that wait for the GPU. Is each of them faster without?
+#
+# .. dropdown:: Answer
+#
+#    The share does not say it. A wait lasts as long as the GPU has work; what
+#    it costs is what the CPU could have done meanwhile that the GPU then
+#    needs. Two of the four gain a third, and two gain nothing.
 
 # %%
-# So a sync costs what the CPU needs to come back with the next kernel, here
-# its handling of the value and one launch. One at the end of a step costs as
-# much: it holds up the next step. It is their number that hurts. How many
-# should a step of this page's program have? One for each layer and one for
-# the loss:
+# Evidence: two synthetic loops
+# -----------------------------
+# The loop above, and a second one that waits for nearly all of its time, too,
+# but for an event of one step earlier, so that a whole step is always queued.
+# Both are synthetic, and never ran on a GPU. ``whatif`` plays a trace again
+# as a schedule in which no call waits. Of the first loop the truth is known,
+# because it was also written without its reads:
 
-from nsightkit.investigations import parts as investigations
-
-part = investigations.find("hidden-sync", "before")
-print("on a GPU:", part.parameters("live")["layers"] + 1, "syncs in each step")
+# fold: How the second loop is planted
+out = planted.Export()
+cpu, process = out.thread(1, 1), out.process(1)
+step_ns, launch_ns = 5_000_000, 10_000
+for number in range(12):
+    begin = number * step_ns
+    call = out.call("cudaLaunchKernel", cpu, begin, begin + launch_ns)
+    start = (number + 1) * step_ns  # one step later, right after the last
+    out.kernel("gemm", start, start + step_ns, call, process)
+    until = begin + step_ns - launch_ns
+    out.synchronize("cudaEventSynchronize", cpu, begin + launch_ns, until)
+full = nsightkit.load(out.write(Path(folder.name, "full.sqlite")))
 
 # %%
-# Measure
-# -------
-# On a CPU nothing is queued, so a smoke run has nothing to lose by a sync.
-
-from nsightkit.investigations import measure
-
-before = measure("hidden-sync", "before")
-before
-
-# %%
-# Read
-# ----
-# Count them. In PyTorch the operator is ``aten::item``; in the CUDA API it is
-# a small ``cudaMemcpyAsync`` and a ``cudaStreamSynchronize``. There is no
-# ``cudaItem``, so looking for synchronising calls by name takes this
-# knowledge.
 
 import pandas as pd
 
-from nsightkit import plots
-from nsightkit.analysis.timeline import steps
+
+def waiting(name, trace):
+    """How long a thread waits, and what a replay without waits gains."""
+    calls = trace["calls"]
+    calls = calls[calls["name"].str.contains("Synchronize")]
+    lasting = calls["end_ns"] - calls["start_ns"]
+    longest_ns = lasting.groupby(calls["thread"]).sum().max()
+    idle = trace.gaps().set_index("cause")["share_of_span"]
+    return {
+        "program": name,
+        "share in waiting calls": longest_ns / trace.summary()["wall_ns"],
+        "share idle after them": idle.get("synchronization", 0),
+        "times as fast without": trace.whatif("no-sync")["speedup"].iloc[0],
+    }
 
 
-def syncs_of(run):
-    """Count reads of one value a step, as operators and as API calls."""
-    found = {"run": f"{run.part} ({run.mode})"}
-    number = len(steps.find(run.trace))
-    tables = {"aten::item": "ops", "cudaStreamSynchronize": "calls"}
-    for name, table in tables.items():
-        count = (run.trace.table(table, ["name"])["name"] == name).sum()
-        known = run.trace.recorded(table)
-        found[f"{name} per step"] = count / number if known else None
-    return found
-
-
-plots.table(pd.DataFrame([syncs_of(before)]), missing="not recorded")
+written = synthetic["without reads"].summary()["window_ns"]
+table = pd.DataFrame(
+    [waiting("drains the queue", drains), waiting("keeps it full", full)]
+)
+truth = [drains.summary()["window_ns"] / written, 1.0]
+plots.table(table.assign(**{"planted gain": truth}))
 
 # %%
-# Not every ``aten::item`` is a fault: one whose value lies in the CPU's memory
-# waits for nothing, and an optimizer may read its own step counter. What
-# counts is the difference to the repaired run below.
+# The prediction agrees with what was planted, and so does the idle time:
+
+found = drains.gaps().set_index("cause")["total_ns"]["synchronization"]
+print(f"idle after a read: planted {idle_ns / 1e6:.3f} ms", end=", ")
+print(f"found {found / 1e6:.3f} ms")
+
+# %%
+# Four programs on real GPUs
+# --------------------------
+# Other people recorded these. The first copies data to two GPUs, the next two
+# are inference with Qwen and with OWLv2, and the last is one of eight ranks of
+# a recommender:
+
+from nsightkit.investigations import case
+
+CASES = {
+    "copies": ("h100-all-copies", "two-gpus-1s"),
+    "Qwen": ("two-cards", "qwen-h100"),
+    "OWLv2": ("odd-tokens", "owlv2-h100"),
+    "DLRM": ("v100-eight-ranks", "worker1"),
+}
+real = {name: case(*which) for name, which in CASES.items()}
+rows = [waiting(name, one.trace) for name, one in real.items()]
+waits = pd.DataFrame(rows).set_index("program")
+most_idle = waits.pop("share idle after them").max()
+print(f"idle after such calls: at most {most_idle:.1%} of the span")
+plots.panels(waits, waits.columns, title="Waiting, and its cost (case file)")
+
+# %%
+# All four wait for a third of their time or more, and hardly any idle time
+# follows a wait. Two would gain nothing, and two would gain a third.
 #
-# ``.item()``, ``.cpu()`` and ``float(x)`` are the visible ones. Copies from or
-# to pageable memory, ``nonzero``, boolean masks, ``cudaMalloc`` and
-# ``cudaFree`` synchronise as well. PyTorch finds most of them while the
-# program runs, each with the line that did it:
+# Why does OWLv2 gain? It waits for each batch to be computed and copied back.
+# Only then does the same thread load the next batch, and the GPU idles
+# meanwhile. Without the wait the program would load one batch while the GPU
+# computes the other. A list of gaps does not show this: it puts the idle time
+# down to loading, which is what the CPU did at that moment.
+
+real["OWLv2"]
+
+# %%
+# The copying program waits while its GPUs copy, and they are never short of
+# work. Qwen waits for kernels that were launched before the capture began, and
+# its GPU is busy with them until the wait ends.
+
+# %%
+# Change one thing: read later
+# ----------------------------
+# Keep values on the device, and read them when nobody waits for them:
+#
+# .. code-block:: diff
+#
+#    +total = torch.zeros((), device="cuda")
+#     for step, batch in enumerate(batches):
+#         loss = train(batch)
+#    -    print(loss.item())            # a wait in each step
+#    +    total += loss.detach()        # a launch, no wait
+#    +    if step % 100 == 99:
+#    +        print(total.item() / 100)
+#    +        total.zero_()
+#
+# ``.item()``, ``.cpu()`` and ``float(x)`` are the visible waits. Copies from
+# or to pageable memory, ``nonzero``, boolean masks, ``cudaMalloc`` and
+# ``cudaFree`` can wait as well. PyTorch warns of most of them while the
+# program runs, with the line that did it:
 #
 # .. code-block:: python
 #
 #    torch.cuda.set_sync_debug_mode("warn")
-#
-# On the timeline of a GPU run the reads are holes in the stream; a smoke run
-# has no stream, and its phases show nothing unusual.
-
-plots.timeline(before.trace, title=f"A value read per layer ({before.mode})")
-
-# %%
-# A worked example with a known answer
-# ------------------------------------
-# This trace is synthetic: ``nsightkit.workloads.planted`` wrote it and it
-# never ran on a GPU. Its loop reads a value back after each layer of the
-# forward pass. Planted and found idle time, by cause:
-
-import tempfile
-from pathlib import Path
-
-import nsightkit
-from nsightkit.analysis.timeline import gaps
-from nsightkit.workloads import planted
-
-folder = tempfile.TemporaryDirectory()
-path = Path(folder.name, "sync.sqlite")
-truth = planted.training(path, fault="sync")
-synthetic = nsightkit.load(path)
-causes = gaps.summary(synthetic)
-causes["planted_ns"] = causes["cause"].map(truth["gaps"])
-plots.table(causes)
-
-# %%
-# Found is ``total_ns``; it equals what was planted. In the first two steps the
-# stream has a hole after every layer of ``forward``, and none in ``backward``,
-# where the CPU is ahead again:
-
-end_ns = int(steps.summary(synthetic)["start_ns"].iloc[2])
-title = "A value read after each layer (synthetic)"
-plots.timeline(synthetic, end_ns=end_ns, title=title)
-
-# %%
-# What would it gain never to wait for the GPU? ``whatif`` plays the trace
-# again as a schedule in which no call waits. The same loop was also written
-# without its reads, and what that one takes less is the truth:
-
-from nsightkit.analysis.replay import whatif
-from nsightkit.analysis.timeline import overview
-
-planted.training(Path(folder.name, "healthy.sqlite"))
-healthy = nsightkit.load(Path(folder.name, "healthy.sqlite"))
-took = [overview.summary(t)["window_ns"] for t in (synthetic, healthy)]
-(known,) = whatif.summary(synthetic, ["no-sync"])
-print(f"predicted: {known['speedup']:.3f} times as fast")
-print(f"written without the reads: {took[0] / took[1]:.3f} times")
-
-# %%
-# All idle time by cause, in every trace of this page that has a GPU's events:
-
-traces = {"synthetic": synthetic}
-if before.trace.recorded("kernels"):
-    traces[before.mode] = before.trace
-for origin, trace in traces.items():
-    title = f"GPU idle time by cause ({origin})"
-    plots.gap_bars(gaps.summary(trace), title=title)
-
-# %%
-# The sync that costs nothing
-# ---------------------------
-# This trace is synthetic, too, and never ran on a GPU. Its CPU sits in a
-# synchronising call nearly all of the time, as in the trace before. But it
-# waits for an event of one step earlier, so that a whole step is always
-# queued.
-
-decoy = planted.Export()
-cpu, process = decoy.thread(1, 1), decoy.process(1)
-step_ns, launch_ns = 5_000_000, 10_000
-for number in range(12):
-    begin = number * step_ns
-    call = decoy.call("cudaLaunchKernel", cpu, begin, begin + launch_ns)
-    start = (number + 1) * step_ns  # one step later, right after the last
-    decoy.kernel("gemm", start, start + step_ns, call, process)
-    until = begin + step_ns - launch_ns
-    decoy.synchronize("cudaEventSynchronize", cpu, begin + launch_ns, until)
-queued = nsightkit.load(decoy.write(Path(folder.name, "decoy.sqlite")))
-
-# %%
-# Time in synchronising calls, the idle time that they caused, and what the
-# replay without them gains:
-
-from nsightkit.analysis.timeline import calls
-
-rows = []
-for name, trace in {"drains": synthetic, "stays full": queued}.items():
-    table = calls.summary(trace).set_index("name")["total_ns"]
-    waits = table[table.index.str.contains("Synchronize")].sum()
-    found = gaps.summary(trace).set_index("cause")["total_ns"]
-    idle = found.get("synchronization", 0)
-    span = overview.summary(trace)["span_ns"]
-    (without,) = whatif.summary(trace, ["no-sync"])
-    rows.append((name, waits / span, idle / span, without["speedup"]))
-names = ["queue (synthetic)", "share in sync calls", "share idle by sync"]
-names.append("times as fast without")
-plots.table(pd.DataFrame(rows, columns=names))
-
-# %%
-# Both shares are of the GPU's span. A long synchronising call is no fault by
-# itself: it lasts as long as the GPU has work. What costs is the time the GPU
-# then has none, and only the GPU's own row shows that.
-
-# %%
-# Change one thing
-# ----------------
-# Keep the values on the device and read them when nobody waits for them:
-#
-# .. code-block:: python
-#
-#    total = torch.zeros((), device="cuda")
-#    for step, batch in enumerate(batches):
-#        loss = train(batch)
-#        total += loss.detach()        # a launch, no wait
-#        if step % 100 == 99:
-#            print(total.item() / 100)  # one sync for a hundred steps
-#            total.zero_()
-#
-# The prediction for the measured program, from its own trace. The last column
-# says how far the replay without a change is from what was recorded. A smoke
-# run has no GPU work to play.
-
-(replay,) = whatif.summary(before.trace, ["no-sync"])
-names = {"speedup": "times as fast", "replay_error": "share off, unchanged"}
-plots.table(pd.DataFrame([replay]).rename(columns=names), missing="not known")
-
-# %%
-# Measure again
-# -------------
-
-after = measure("hidden-sync", "after")
-after
-
-# %%
-# The difference between the rows should be the number worked out above: one
-# for each layer and one for the loss.
-
-gpus = [(run.provenance["gpu"] or {}).get("name") for run in (before, after)]
-comparable = before.mode == after.mode and gpus[0] == gpus[1]
-print("layers and loss:", after.parameters["layers"] + 1)
-both = [syncs_of(before), syncs_of(after)]
-plots.table(pd.DataFrame(both), missing="not recorded")
-
-# %%
-# Step times, without a profiler; each point is a step. The losses of the two
-# runs say whether they computed the same.
-
-if comparable:
-    apart = abs(before.values("loss") - after.values("loss")).max()
-    print(f"largest difference between the losses of a step: {apart:.2g}")
-plots.step_times(
-    {run.part: run.values("step_ns") for run in (before, after)},
-    title=f"Step times with and without reading values ({after.mode})",
-)
 
 # %%
 # Verdict
 # -------
-# Computed from the two runs. The spread is the middle half of the steps of a
-# run, as a share of its median: a difference below it is not a finding.
-
-import textwrap
-
-import numpy as np
-
-
-def spread(run):
-    """Spread of the step times of a run."""
-    low, high = np.percentile(run.values("step_ns"), [25, 75])
-    return (high - low) / run.median("step_ns")
-
-
-was, now = before.median("step_ns"), after.median("step_ns")
-noise = max(spread(before), spread(after))
-by_replay = "not known"
-if replay["speedup"]:
-    by_replay = f"{1 / replay['speedup'] - 1:+.0%}"
-verdict = (
-    f"the median step went from {was / 1e6:.1f} to {now / 1e6:.1f} ms "
-    f"({now / was - 1:+.0%}; predicted by replay: {by_replay}), with a spread "
-    f"of {noise:.0%} within a run."
-)
-if not comparable:
-    verdict = "the two runs are not of the same machine; nothing to compare."
-elif after.mode == "smoke":
-    verdict = f"on a CPU nothing is queued and no effect expected; {verdict}"
-elif abs(now / was - 1) <= noise:
-    verdict = f"no effect beyond the spread; {verdict}"
-findings = {"verdict": verdict, "change": now / was - 1}
-print(textwrap.fill(verdict))
+# Long waiting calls are not a fault by themselves. What counts is whether the
+# CPU had something else to do: launches that the GPU then lacks, or data to
+# load. Neither the time in such calls nor the idle time after them says so;
+# the replay of the whole schedule does.
 
 # %%
 # Limits
 # ------
-# The model knows one length of kernel. In a real step short kernels follow a
-# sync as well; with a full queue they would have waited behind long ones, and
-# after the sync each shows its launch. A sync can therefore cost more than
-# the first launch. In relation to the step it is little for a large model on
-# a slow GPU, and much for a small one on a fast GPU.
-#
-# The CPU runs slower under a profiler, so the idle time in a profile is
-# somewhat larger than in an ordinary run; the step times here come from runs
-# without one. A gap that follows a sync is called ``synchronization`` up to
-# the next launch, including what the program did with the value in between,
-# as long as most of it would go with the wait. Where the program's own work
-# is the longer part, the gap is called ``cpu-work``: without the sync that
-# work would still stand there.
-
-# %%
-# The traces of this page, to open in Perfetto or with ``nsightkit``:
-
-downloads = {
-    f"{run.part}, {run.mode}, as a timeline": run.trace
-    for run in (before, after)
-}
-downloads["drains, synthetic, as a timeline"] = synthetic
-downloads["stays full, synthetic, as a timeline"] = queued
+# * The gains of the four programs are predictions. The change was tried for
+#   none of them, and a value that the next launch depends on cannot be read
+#   later.
+# * One capture of each, of about a second or less.
+# * DLRM waits for the other ranks. Their part of the wait does not go away:
+#   :doc:`22_one_rank_is_late` is about that.
+# * The model knows one length of kernel. Behind a long queue short kernels
+#   cost no launch; after a wait each shows its own, so a read can cost more
+#   than the first launch.
 
 # %%
 # Run it yourself
 # ---------------
-# With a GPU this measures, without one it runs the small version on the CPU:
-#
-# .. code-block:: console
-#
-#    $ python examples/03_hidden_synchronisation.py
-#
-# The loop itself, under Nsight Systems; save it as ``loop.py``:
+# On a program of your own; save the loop as ``loop.py``:
 #
 # .. code-block:: python
 #
@@ -348,13 +252,138 @@ downloads["stays full, synthetic, as a timeline"] = queued
 # .. code-block:: console
 #
 #    $ nsightkit capture nsys --output sync -- python loop.py
-#    $ nsightkit gaps sync.sqlite
 #    $ nsightkit whatif sync.sqlite no-sync
 #    $ nsightkit gaps sync.sqlite --each --min-us 20 --format json
 #    $ nsightkit calls sync.sqlite
 #
-# To keep a GPU's results for this page:
+# This page, which measures with a GPU and else runs small on the CPU:
 #
 # .. code-block:: console
 #
-#    $ python -m nsightkit record --only hidden-sync
+#    $ python examples/03_hidden_synchronisation.py
+
+downloads = {"drains, synthetic": drains, "stays full, synthetic": full}
+downloads |= {f"{name}, case file": one.trace for name, one in real.items()}
+
+# %%
+# Exercises
+# ---------
+# 1. Open OWLv2's timeline in Perfetto. Between which two operations of the GPU
+#    is the long gap, and where does the wait before it end?
+#
+#    .. dropdown:: Answer
+#
+#       The gap lies between the copy of a result to the host and the copy of
+#       the next batch to the device. The wait ends *before* the gap begins.
+#       That is why it is not in the list of the gap's causes.
+#
+# 2. For OWLv2, ``whatif`` also knows ``no-input-wait``. Why does that gain
+#    more than ``no-sync``, and which of the two would you build?
+#
+#    .. dropdown:: Answer
+#
+#       Without the wait, loading and computing overlap, and the longer one of
+#       them remains. A loader that is never late takes loading away. Loader
+#       workers do both at once: they load while the GPU computes, several of
+#       them side by side. See :doc:`02_starved_input_pipeline`.
+#
+# 3. There is no ``cudaItem``. What do you look for in a list of CUDA calls?
+#
+#    .. dropdown:: Answer
+#
+#       A small ``cudaMemcpyAsync`` to the host and a
+#       ``cudaStreamSynchronize`` after it. In PyTorch's own profile the
+#       operator is ``aten::item``, and not each one is a fault: a value that
+#       lies in the CPU's memory waits for nothing.
+
+# %%
+# Measured here
+# -------------
+# .. own-run::
+#
+# A small language model that reads a value after every layer, then the same
+# with the values kept on the device. It should have one wait for each layer
+# and one for the loss, and then none.
+
+from nsightkit.analysis.core import noise
+from nsightkit.analysis.replay import whatif
+from nsightkit.analysis.timeline import gaps, steps
+from nsightkit.investigations import headline, measure
+
+before = measure("hidden-sync", "before")
+after = measure("hidden-sync", "after")
+before
+
+
+# %%
+# fold: How the waits are counted
+def syncs_of(run):
+    """Count reads of one value a step, as operators and as API calls."""
+    found = {"run": f"{run.part} ({run.mode})"}
+    number = len(steps.find(run.trace))
+    tables = {"aten::item": "ops", "cudaStreamSynchronize": "calls"}
+    for name, kind in tables.items():
+        count = (run.trace.table(kind, ["name"])["name"] == name).sum()
+        known = run.trace.recorded(kind)
+        found[f"{name} per step"] = count / number if known else None
+    return found
+
+
+print("layers and loss:", after.parameters["layers"] + 1)
+both = [syncs_of(before), syncs_of(after)]
+plots.table(pd.DataFrame(both), missing="not recorded")
+
+# %%
+# Step times, without a profiler; each point is a step.
+
+# fold: How the figures are drawn
+gpus = [(run.provenance["gpu"] or {}).get("name") for run in (before, after)]
+comparable = before.mode == after.mode and gpus[0] == gpus[1]
+if comparable:
+    apart = abs(before.values("loss") - after.values("loss")).max()
+    print(f"largest difference between the losses of a step: {apart:.2g}")
+steps_ns = (before.values("step_ns"), after.values("step_ns"))
+plots.step_times(
+    dict(zip(("reading values", "without"), steps_ns, strict=True)),
+    title=f"Step times ({after.mode})",
+)
+if before.trace.recorded("kernels"):
+    title = f"GPU idle time by cause ({before.mode})"
+    plots.gap_bars(gaps.summary(before.trace), title=title)
+after
+
+# %%
+# What the two runs say. A change counts where the interval of the ratio of
+# their steps leaves out one (:doc:`/definitions`, "Noise").
+
+# fold: How the answer is put together
+was, now = before.median("step_ns"), after.median("step_ns")
+change = noise.ratio(*steps_ns)
+(replay,) = whatif.summary(before.trace, ["no-sync"])
+by_replay = "not known"
+if replay["speedup"]:
+    by_replay = f"{1 / replay['speedup'] - 1:+.0%}"
+said = (
+    f"the median step went from {was / 1e6:.1f} to {now / 1e6:.1f} ms "
+    f"({now / was - 1:+.0%}; predicted by replay: {by_replay})."
+)
+if not comparable:
+    said = "the two runs are not of the same machine; nothing to compare."
+elif not change.excludes(1):
+    said = f"no effect beyond the spread; {said}"
+shares = waits["share in waiting calls"]
+gains = waits["times as fast without"]
+findings = headline(
+    said,
+    before,
+    after,
+    otherwise=(
+        f"two programs on an H100 spent {shares['Qwen']:.0%} and "
+        f"{shares['OWLv2']:.0%} of their time in calls that wait for the GPU. "
+        f"Without the waits, the first would be {gains['Qwen']:.2f} times as "
+        f"fast, and the second {gains['OWLv2']:.2f} times (predicted by "
+        "replay)."
+    ),
+    badge="case file, NVIDIA H100",
+    change=now / was - 1,
+)

@@ -2,80 +2,83 @@
 Are my kernels too small for this GPU?
 ======================================
 
-A kernel takes time to launch and time to run. When is a program limited by
-launching, which kernels are small enough for that, and what helps?
+A larger batch takes as long as a small one, and the GPU is idle for most of
+the time. Is the program limited by launching its kernels, and what helps?
 
-What is measured: a training step of a small language model with an optimizer,
-norms and an activation written as chains of elementary operations, then the
-same with fused ones. What came out: :measured:`04_tiny_kernels.verdict`
-
-What one needs: nothing to read this page, a minute and a CPU to run its small
-version, an NVIDIA GPU with PyTorch to repeat it.
+.. in-short::
 """
 
 # %%
-# Expectation
+# The symptom
 # -----------
-# Launching goes on while the GPU runs, so a step takes whichever is longer:
-# all launches or all kernels. An elementwise kernel runs as long as it takes
-# to move its bytes. Which ones are over before the next can be launched?
+# Somebody recorded one forward pass of a transformer on an A100, at several
+# batch sizes. Half a millisecond of the smallest one, from the middle of the
+# pass:
 
 # sphinx_gallery_thumbnail_number = 2
-launch_us = 5  # eager PyTorch, operator and driver: an order of magnitude
-bandwidth = 4.8e12  # bytes per second: the datasheet of an H200
-
-for exponent in (12, 18, 22, 23, 25, 28):
-    run_us = 3 * 4 * 2**exponent / bandwidth * 1e6  # two read, one written
-    limit = "launching" if run_us < launch_us else "bytes"
-    print(f"2**{exponent} numbers: {run_us:7.3f} µs to move, limit: {limit}")
-
-long_us = 19
-moved = long_us * 1e-6 * bandwidth
-print(f"a kernel of {long_us} µs can move {moved / 1e6:.0f} MB in its time")
-
-# %%
-# The last line is a warning. Thousands of kernels of that length look like a
-# launch problem in a table that is sorted by count, but are not: each runs
-# for several launches. They are limited by the bytes they move, and fusing
-# them pays by moving fewer.
-#
-# How many launches is the chain? The optimizer of this page's program spends
-# fifteen elementary operations on each parameter tensor; a fused one takes a
-# few kernels for all of them.
-
-from nsightkit.investigations import parts as investigations
-
-layers = investigations.find("tiny-kernels", "before").gpu["layers"]
-tensors = 6 * layers + 3  # six a layer, the embedding, the last norm, the head
-launches = 15 * tensors
-launching_ms = launches * launch_us / 1e3
-print(f"{tensors} tensors, {launches:,} launches by the optimizer in a step")
-print(f"at {launch_us} µs each: {launching_ms:.1f} ms of launching")
-
-# %%
-# On a real GPU
-# -------------
-# Somebody recorded one forward pass of a transformer on an A100, for several
-# batch sizes. Which would you expect to take longest?
-
-import pandas as pd
-
 from nsightkit import plots
-from nsightkit.investigations import case, measure
+from nsightkit.investigations import case
 
-sizes = (2, 16, 64, 128)
-runs = {n: case("a100-batch-size", f"batch-{n}") for n in sizes}
-runs[2]
+passes = {n: case("a100-batch-size", f"batch-{n}") for n in (2, 16, 64, 128)}
+half = passes[2].trace.summary()["span_ns"] // 2
+plots.timeline(
+    passes[2].trace,
+    start_ns=half,
+    end_ns=half + 500_000,
+    title="Two samples on an A100 (case file)",
+)
+passes[2]
 
 # %%
-# A pass takes about as long for each of them, because about as many kernels
-# are launched one after the other. The GPU's own work grows with the batch,
-# and only the largest batch has enough of it:
+# The GPU finishes each kernel long before the next one arrives. This is how
+# eager PyTorch runs code that is written one small operation at a time, such
+# as a norm or an optimizer spelled out:
+#
+# .. code-block:: python
+#
+#    x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
+#    for p in parameters:
+#        p.sub_(rate * p.grad)
+
+# %%
+# Predict: what does a larger batch cost?
+# ---------------------------------------
+# Launching goes on while the GPU runs, so a pass takes whichever is longer,
+# all launches or all kernels:
+
+
+def pass_time(kernels, launch, run):
+    """Time of a pass: one kernel is launched while others run."""
+    return kernels * max(launch, run)
+
+
+# %%
+# The pass has some 550 kernels. A launch takes four units of time, and a
+# kernel takes one for every sixteen samples in the batch. How long is a pass
+# with 2, 16, 64 and 128 samples?
+#
+# .. dropdown:: Answer
+#
+#    The launches need 2,200 units at every size. So the first three passes
+#    take 2,200, and from 64 samples on the kernels are as long as the
+#    launches. The pass with 128 takes 4,400.
+#
+# Now guess for the real passes. From which of the four batch sizes on does the
+# A100 take longer than for two samples?
+
+# %%
+# Evidence: a pass takes as long for each batch
+# ---------------------------------------------
+# One row for each batch size. The last column comes from a replay of the trace
+# in which launches cost next to nothing:
+
+# fold: How the table is made
+import pandas as pd
 
 gain = "times as fast, free launches"
 
 
-def measured_pass(batch, trace):
+def described(batch, trace):
     """What one forward pass took, and what held it back."""
     found = trace.summary()
     return {
@@ -89,85 +92,73 @@ def measured_pass(batch, trace):
     }
 
 
-passes = pd.DataFrame(measured_pass(n, run.trace) for n, run in runs.items())
+rows = [described(batch, one.trace) for batch, one in passes.items()]
+table = pd.DataFrame(rows)
 shown = dict.fromkeys(["pass (ms)", "GPU busy (ms)"], "{:.1f}")
-plots.table(passes, shown | {"busy": "{:.0%}", gain: "{:.2f}"})
+plots.table(table, shown | {"busy": "{:.0%}", gain: "{:.2f}"})
 
 # %%
-# The last column plays each trace again with launches that cost next to
-# nothing. It is one pass each, without a warm-up in the trace: the small
-# differences between the first three say nothing.
-
-# %%
-# Measure
-# -------
-
-before = measure("tiny-kernels", "before")
-before
-
-# %%
-# Read
-# ----
-# Operators and, in a GPU run, kernels in each phase of a step; the optimizer's
-# should be about as many as worked out above. Operators contain others, so
-# their number is larger than that of the launches.
-
-from nsightkit.analysis.timeline import ranges, selection
-
-
-def phases(run):
-    """Median CPU time, and operators and kernels a step, of each phase."""
-    table = ranges.summary(run.trace, match="^(forward|backward|optimizer)$")
-    inside = [
-        selection.select(run.trace, within=f"^{name}$").size("ops")
-        for name in table["name"]
-    ]
-    return pd.DataFrame(
-        {
-            "phase": table["name"],
-            "CPU (ms)": table["median_ns"] / 1e6,
-            "operators": inside / table["count"],
-            "kernels": table["kernel_count"] / table["count"],
-        }
-    )
-
-
-chains = phases(before)
-plots.table(chains, missing="no GPU")
-
-# %%
-# How long do they last? An operator costs time on the CPU however small its
-# tensors are. In a GPU run two more curves are what matters: where the kernels
-# lie left of the launches, the GPU waits.
+# No batch size takes longer. The GPU's own work grows with the batch, and the
+# pass does not, because about as many kernels are launched one after the
+# other. There is one pass of each size, so the differences between the passes
+# say nothing.
+#
+# The same in one figure: how long kernels run, and how long it takes from one
+# launch to the next.
 
 
 def lengths(trace):
-    """Durations of operators and kernels, and from launch to launch."""
-    lasting = {
-        table: trace.table(table, ["duration_ns"])["duration_ns"]
-        for table in ("ops", "kernels")
-    }
+    """Durations of kernels, and times from launch to launch."""
+    kernels = trace.table("kernels", ["duration_ns"])["duration_ns"]
     calls = trace.table("calls", ["name", "start_ns", "thread"])
     calls = calls[calls["name"].str.contains("LaunchKernel")]
     calls = calls.sort_values(["thread", "start_ns"])
-    return {
-        "operators on the CPU": lasting["ops"],
-        "kernels on the GPU": lasting["kernels"],
-        "from launch to launch": calls.groupby("thread")["start_ns"].diff(),
-    }
+    return kernels, calls.groupby("thread")["start_ns"].diff().dropna()
 
 
-title = f"Operators, launches and kernels ({before.mode})"
-plots.distributions(lengths(before.trace), title=title)
+small, launches = lengths(passes[2].trace)
+large, _ = lengths(passes[128].trace)
+plots.distributions(
+    {
+        "kernels, 2 samples": small,
+        "kernels, 128 samples": large,
+        "from launch to launch": launches,
+    },
+    title="Kernels and launches on an A100 (case file)",
+)
 
 # %%
-# A worked example with a known answer
-# ------------------------------------
-# These traces are synthetic: ``nsightkit.workloads.planted`` wrote them and
-# they never ran on a GPU. Both launch the same number of kernels in the same
-# rhythm; in the first the kernels are shorter than the rhythm, in the second
-# they are longer.
+# A kernel is *tiny* where it is over before the next launch arrives. Nearly
+# every kernel of the small batch is tiny; of the large batch, a part is long
+# enough to let the CPU get ahead. How many bytes does such a kernel move? An
+# elementwise kernel runs for as long as its bytes need:
 
+from nsightkit import hardware
+
+card = hardware.find(passes[2].source["gpu"])
+launch_ns = launches.median()
+print(f"from launch to launch: {launch_ns / 1e3:.0f} µs in the median")
+print(f"the memory moves {card.gb_per_s * launch_ns / 1e6:.0f} MB meanwhile")
+print(f"the L2 cache holds {card.l2_mb} MB")
+
+# %%
+# What moves fewer bytes than that waits for launches here. What moves more
+# does not fit into the cache, so the memory's bandwidth is the right
+# yardstick. Counting kernels does not answer the question: thousands of
+# kernels that run longer than a launch are limited by their bytes.
+
+# %%
+# Traces whose truth is known
+# ---------------------------
+# These are synthetic: ``nsightkit.workloads.planted`` wrote them, and they
+# never ran on a GPU. Two chains launch kernels in the same rhythm. In one the
+# kernels are shorter than the rhythm, in the other longer. A third trace holds
+# the short ones in a single replay of a CUDA graph. Only the first may be
+# idle, for what the rhythm leaves over. The chain of short kernels was also
+# written with launches that follow each other closely, so that its gain is
+# known, too.
+
+# fold: How they are planted
 import tempfile
 from pathlib import Path
 
@@ -191,202 +182,90 @@ def chain(name, kernel_ns, every_ns=every_ns):
     return nsightkit.load(out.write(Path(folder.name, f"{name}.sqlite")))
 
 
-shorter, longer = chain("shorter", short_ns), chain("longer", long_ns)
-short, long = lengths(shorter), lengths(longer)
-series = {
-    "shorter kernels": short["kernels on the GPU"],
-    "longer kernels": long["kernels on the GPU"],
-    "from launch to launch": short["from launch to launch"],
-}
-title = "Shorter and longer than the launches (synthetic)"
-plots.distributions(series, title=title)
-
-# %%
-# The shorter kernels lie left of the launches: each is over before the next
-# can begin. The longer ones lie right of them and queue up. They look alike
-# in a table of counts.
-#
-# A third synthetic trace has the shorter kernels in one replay of a CUDA
-# graph. The first trace should be idle between any two kernels for what the
-# rhythm leaves over, the others never. Planted and found:
-
-from nsightkit.analysis.timeline import gaps, overview
-
 out = planted.Export()
 call = out.call("cudaGraphLaunch", out.thread(1, 1), 0, every_ns)
-first, process = every_ns + 1_500, out.process(1)
-out.graph(first, first + count * short_ns, call, process)
+first = every_ns + 1_500
+out.graph(first, first + count * short_ns, call, out.process(1))
 graph = nsightkit.load(out.write(Path(folder.name, "graph.sqlite")))
+synthetic = {"shorter": chain("shorter", short_ns)}
+synthetic |= {"longer": chain("longer", long_ns), "graph": graph}
+closely = chain("closely", short_ns, 3_000).summary()["span_ns"]
 
-idle_ns = (count - 1) * (every_ns - short_ns)
+idle_ms = (count - 1) * (every_ns - short_ns) / 1e6
+shorter_ns = synthetic["shorter"].summary()["span_ns"]
+truths = {"shorter": (idle_ms, shorter_ns / closely), "longer": (0.0, 1.0)}
+truths["graph"] = (0.0, float("nan"))
 rows = []
-synthetic = {"shorter": shorter, "longer": longer, "graph": graph}
 for name, trace in synthetic.items():
-    truth = idle_ns if name == "shorter" else 0
-    whole = overview.summary(trace)
-    found = gaps.summary(trace).set_index("cause")["total_ns"]
-    launching = found.get("launch-overhead", 0)
-    busy = whole["busy_ns"] / whole["span_ns"]
-    rows.append((name, whole["kernel_count"], busy, truth, launching))
-names = ["synthetic", "kernels", "share busy", "planted_ns", "found_ns"]
-plots.table(pd.DataFrame(rows, columns=names))
+    causes = trace.gaps().set_index("cause")["total_ns"]
+    found = causes.get("launch-overhead", 0) / 1e6
+    faster = trace.whatif("free-launches")["speedup"].iloc[0]
+    idle, truth = truths[name]
+    if name == "graph":
+        faster = truth
+    rows.append((name, idle, found, truth, faster))
+names = ["synthetic trace", "idle, planted (ms)", "idle, found (ms)"]
+names += ["gain, planted", "gain, predicted"]
+shown = dict.fromkeys(names[1:], "{:.3f}")
+plots.table(pd.DataFrame(rows, columns=names), shown, missing="not played")
 
 # %%
-# The last row is why a profile of a compiled program can seem empty: Nsight
-# Systems records a graph replay as one interval without its kernels, and
-# exports of 2023.4 and before lack even that, unless it is asked for nodes
-# (``--cuda-graph-trace=node``, at a cost for each). The GPU is busy all the
-# same.
-#
-# What would cheap launches gain? ``whatif`` plays a trace again with launches
-# that follow each other closely. The chain of short kernels was written in
-# that rhythm as well, and what it takes less is the truth; longer kernels
-# never waited for a launch:
-
-from nsightkit.analysis.replay import whatif
-
-quick_ns = 3_000
-closely = chain("closely", short_ns, quick_ns)
-took = [overview.summary(t)["span_ns"] for t in (shorter, closely)]
-for name, trace in {"shorter": shorter, "longer": longer}.items():
-    (known,) = whatif.summary(trace, ["free-launches"])
-    print(f"{name} kernels: predicted {known['speedup']:.3f} times as fast")
-print(f"shorter kernels, written so: {took[0] / took[1]:.3f} times")
+# The last row is why the profile of a compiled program can seem empty: Nsight
+# Systems records a graph replay as one interval without its kernels, unless
+# it is asked for nodes (``--cuda-graph-trace=node``, at a cost for each). The
+# GPU is busy all the same.
 
 # %%
-# All idle time by cause, in the first of them, and in the real trace where
-# that is a GPU's:
+# Change one thing: more work for each launch
+# -------------------------------------------
+# The batch size was that change. The largest batch costs no more time than
+# the smallest:
 
-traces = {"synthetic, shorter kernels": shorter}
-if before.trace.recorded("kernels"):
-    traces[before.mode] = before.trace
-for origin, trace in traces.items():
-    title = f"GPU idle time by cause ({origin})"
-    plots.gap_bars(gaps.summary(trace), title=title)
+least, most = table.iloc[0], table.iloc[-1]
+for one in (least, most):
+    each_us = one["pass (ms)"] / one["batch"] * 1e3
+    print(f"batch {one['batch']:3}: {each_us:8,.0f} µs a sample")
 
 # %%
-# Change one thing
-# ----------------
-# Say the same in fewer operations. What the second run does:
+# Where the batch is given, say the same in fewer operations:
 #
-# .. code-block:: python
+# .. code-block:: diff
 #
-#    optimizer = torch.optim.AdamW(parameters, fused=True)
-#    x = F.rms_norm(x, weight.shape, weight)
-#    gate = F.silu(gate)
+#    -x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
+#    +x = F.rms_norm(x, weight.shape, weight, eps)
+#    -optimizer = torch.optim.AdamW(parameters, foreach=False)
+#    +optimizer = torch.optim.AdamW(parameters, fused=True)
 #
 # Where no fused operation exists, ``torch.compile`` makes one, and
 # ``torch.compile(mode="reduce-overhead")`` records what is left as a CUDA
-# graph that is launched at once. A graph helps only a program that waits for
-# launches: where the kernels are long, it changes next to nothing.
-#
-# The prediction from the trace, for launches that cost next to nothing. The
-# last column says how far the replay without a change is from what was
-# recorded. A smoke run has no GPU work to play.
-
-(replay,) = whatif.summary(before.trace, ["free-launches"])
-names = {"speedup": "times as fast", "replay_error": "share off, unchanged"}
-plots.table(pd.DataFrame([replay]).rename(columns=names), missing="not known")
-
-# %%
-# Measure again
-# -------------
-
-after = measure("tiny-kernels", "after")
-after
-
-# %%
-# Phase by phase, before and after. A fused operation is one kernel on a GPU;
-# on a CPU it can still consist of several operators.
-
-fused = phases(after)
-both = chains.merge(fused, on="phase", suffixes=(", before", ", after"))
-plots.table(both, missing="no GPU")
-
-# %%
-# Step times, without a profiler; each point is a step. The losses of the two
-# runs say whether they computed the same, up to rounding.
-
-gpus = [(run.provenance["gpu"] or {}).get("name") for run in (before, after)]
-comparable = before.mode == after.mode and gpus[0] == gpus[1]
-if comparable:
-    apart = abs(before.values("loss") - after.values("loss")).max()
-    print(f"largest difference between the losses of a step: {apart:.2g}")
-plots.step_times(
-    {run.part: run.values("step_ns") for run in (before, after)},
-    title=f"Step times with chains and with fused operations ({after.mode})",
-)
+# graph that is launched at once. The table says what to expect of that: much
+# for two samples, and little for the largest batch, whose kernels fill the
+# time already.
 
 # %%
 # Verdict
 # -------
-# Computed from the two runs:
-
-import textwrap
-
-was, now = before.median("step_ns"), after.median("step_ns")
-gpu = chains["kernels"].notna().all() and fused["kernels"].notna().all()
-what = "kernels" if gpu else "operators"
-fewer = chains[what].sum() / fused[what].sum()
-by_replay = "not known"
-if replay["speedup"]:
-    by_replay = f"{replay['speedup']:.1f}"
-where = "in a smoke run on a CPU" if after.mode == "smoke" else "on a GPU"
-verdict = (
-    f"{where}, the chains need {fewer:.1f} times as many {what}; a step "
-    f"takes {was / 1e6:.1f} ms with them and {now / 1e6:.1f} ms without: "
-    f"{was / now:.1f} times as fast (free launches, predicted by replay: "
-    f"{by_replay})."
-)
-if not comparable:
-    verdict = "the two runs are not of the same machine; nothing to compare."
-if before.mode == after.mode == "smoke":
-    print("This page's own run:", textwrap.fill(verdict), sep="\n")
-    least, most = passes.iloc[0], passes.iloc[-1]
-    verdict = (
-        f"on an {runs[2].source['gpu']} (case file), a forward pass took "
-        f"{least['pass (ms)']:.0f} ms for {least['batch']} samples and "
-        f"{most['pass (ms)']:.0f} ms for {most['batch']}: launching some "
-        f"{round(least['kernels'], -1)} kernels takes that long, and the GPU "
-        f"was busy for {least['busy']:.0%} and {most['busy']:.0%} of it."
-    )
-findings = {"verdict": verdict, "ratio": was / now}
-print(textwrap.fill(verdict))
+# Launching was the limit, for every batch but the largest one, and there it
+# is what remains. The floor under a pass is its number of kernels times the
+# time from launch to launch. Only fewer kernels lower it.
 
 # %%
 # Limits
 # ------
-# The launch time of the first section is an order of magnitude; the curve of
-# a real trace has the true one, with the profiler's own cost in it. Fusing
-# changes two things at once, launches and bytes, and step times alone do not
-# say which of them paid. The replay changes launches only, and keeps every
-# kernel: what fusing gains beyond it was bytes, and what it gains less are
-# launches that were left. A CPU run shows what the operators cost
-# on the CPU and nothing about a GPU.
-#
-# Short kernels are not at fault where the CPU is far enough ahead: behind a
-# long kernel they wait in the queue, and their launches cost nothing.
-
-# %%
-# The traces of this page, to open in Perfetto or with ``nsightkit``:
-
-downloads = {
-    f"{run.part}, {run.mode}, as a timeline": run.trace
-    for run in (before, after)
-}
-for name, trace in synthetic.items():
-    downloads[f"{name}, synthetic, as a timeline"] = trace
+# * One pass of each size, recorded under a profiler, which makes each launch
+#   longer. Without it the floor is lower, and a smaller batch fills the GPU.
+# * Larger batches were published too. A first launch that loads its code
+#   dominates those passes, and the passes here hold no warm-up either.
+# * The gain of free launches is a bound: it keeps every kernel. Fusing changes
+#   two things at once, launches and bytes, and step times alone do not say
+#   which of them paid.
+# * Short kernels are not at fault where the CPU is far enough ahead: behind a
+#   long kernel they wait in the queue, and their launches cost nothing.
 
 # %%
 # Run it yourself
 # ---------------
-# With a GPU this measures, without one it runs the small version on the CPU:
-#
-# .. code-block:: console
-#
-#    $ python examples/04_tiny_kernels.py
-#
-# The loop itself, under Nsight Systems; save it as ``loop.py``:
+# On a program of your own; save the loop as ``loop.py``:
 #
 # .. code-block:: python
 #
@@ -402,10 +281,142 @@ for name, trace in synthetic.items():
 #    $ nsightkit gaps tiny.sqlite
 #    $ nsightkit whatif tiny.sqlite free-launches
 #    $ nsightkit kernels tiny.sqlite --sort count
-#    $ nsightkit calls tiny.sqlite
 #
-# To keep a GPU's results for this page:
+# This page, which measures with a GPU and else runs small on the CPU:
 #
 # .. code-block:: console
 #
-#    $ python -m nsightkit record --only tiny-kernels
+#    $ python examples/04_tiny_kernels.py
+
+downloads = {f"{n} samples": one.trace for n, one in passes.items()}
+
+# %%
+# Exercises
+# ---------
+# 1. From the table: at which batch size do kernels become the limit, if the
+#    GPU's work goes on growing as it does from 64 samples to 128?
+#
+#    .. dropdown:: Answer
+#
+#       Near :measured:`04_tiny_kernels.full_at:.0f` samples. From there on
+#       the pass grows with the batch, and a sample costs as much in a larger
+#       batch.
+#
+# 2. Open the timelines of 2 and of 128 samples in Perfetto. How can you tell
+#    from one kernel and its launch whether the CPU or the GPU is ahead?
+#
+#    .. dropdown:: Answer
+#
+#       Follow the arrow from the launch to the kernel. With two samples the
+#       kernel starts at once, and the stream is empty before it. Behind the
+#       long kernels of the large batch it starts much later: it was queued.
+#
+# 3. A trace holds as many kernels, each twice as long as the time from launch
+#    to launch. What would CUDA graphs gain?
+#
+#    .. dropdown:: Answer
+#
+#       Next to nothing, as in the synthetic trace with longer kernels.
+#       ``nsightkit whatif TRACE free-launches`` says it before you try.
+
+# %%
+# Measured here
+# -------------
+# .. own-run::
+#
+# A training step of a small language model whose optimizer, norms and
+# activation are chains of elementary operations, then the same with fused
+# ones.
+
+from nsightkit.analysis.replay import whatif
+from nsightkit.analysis.timeline import gaps, ranges, selection
+from nsightkit.investigations import headline, measure
+
+before = measure("tiny-kernels", "before")
+after = measure("tiny-kernels", "after")
+before
+
+# %%
+# Phase by phase. Operators contain others, so their number is larger than
+# that of the launches.
+
+
+# fold: How the phases are counted
+def phases(run):
+    """Median CPU time, and operators and kernels a step, of each phase."""
+    table = ranges.summary(run.trace, match="^(forward|backward|optimizer)$")
+    inside = [
+        selection.select(run.trace, within=f"^{name}$").size("ops")
+        for name in table["name"]
+    ]
+    return pd.DataFrame(
+        {
+            "phase": table["name"],
+            "CPU (ms)": table["median_ns"] / 1e6,
+            "operators": inside / table["count"],
+            "kernels": table["kernel_count"] / table["count"],
+        }
+    )
+
+
+chains, fused = phases(before), phases(after)
+both = chains.merge(fused, on="phase", suffixes=(", chains", ", fused"))
+plots.table(both, missing="no GPU")
+
+# %%
+# Step times, without a profiler; each point is a step.
+
+# fold: How the figures are drawn
+gpus = [(run.provenance["gpu"] or {}).get("name") for run in (before, after)]
+comparable = before.mode == after.mode and gpus[0] == gpus[1]
+if comparable:
+    apart = abs(before.values("loss") - after.values("loss")).max()
+    print(f"largest difference between the losses of a step: {apart:.2g}")
+steps_ns = (before.values("step_ns"), after.values("step_ns"))
+plots.step_times(
+    dict(zip(("chains", "fused operations"), steps_ns, strict=True)),
+    title=f"Step times ({after.mode})",
+)
+if before.trace.recorded("kernels"):
+    title = f"GPU idle time by cause ({before.mode})"
+    plots.gap_bars(gaps.summary(before.trace), title=title)
+after
+
+# %%
+# What the two runs say:
+
+# fold: How the answer is put together
+(replay,) = whatif.summary(before.trace, ["free-launches"])
+was, now = before.median("step_ns"), after.median("step_ns")
+gpu = chains["kernels"].notna().all() and fused["kernels"].notna().all()
+what = "kernels" if gpu else "operators"
+fewer = chains[what].sum() / fused[what].sum()
+by_replay = f"{replay['speedup']:.1f}" if replay["speedup"] else "not known"
+said = (
+    f"the chains need {fewer:.1f} times as many {what}; a step takes "
+    f"{was / 1e6:.1f} ms with them and {now / 1e6:.1f} ms without: "
+    f"{was / now:.1f} times as fast (free launches, predicted by replay: "
+    f"{by_replay})."
+)
+if not comparable:
+    said = "the two runs are not of the same machine; nothing to compare."
+grows = most["GPU busy (ms)"] - table["GPU busy (ms)"].iloc[-2]
+room = least["pass (ms)"] - most["GPU busy (ms)"]
+step = most["batch"] - table["batch"].iloc[-2]
+findings = headline(
+    said,
+    before,
+    after,
+    otherwise=(
+        f"on an A100, a forward pass of a transformer took "
+        f"{least['pass (ms)']:.0f} ms for {least['batch']} samples and "
+        f"{most['pass (ms)']:.0f} ms for {most['batch']}. Launching about "
+        f"{round(table['kernels'].mean(), -1):.0f} kernels takes that long; "
+        f"the GPU was busy for "
+        f"{least['busy']:.0%} of the first pass and {most['busy']:.0%} of "
+        "the last one."
+    ),
+    badge=passes[2].label,
+    ratio=was / now,
+    full_at=most["batch"] + room / grows * step,
+)

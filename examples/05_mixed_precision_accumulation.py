@@ -2,27 +2,43 @@
 Why do sums in 16 bits come out wrong?
 ======================================
 
-A hundredth, added a thousand times, is ten. Numbers of 16 bits give other
-answers, and one of them stops growing less than half way. Which part of a sum
-needs more bits, the addends or the total?
+Add 0.01 a thousand times and you expect 10. In bf16 the total stops growing
+less than half way there. Nothing fails, and no value is infinite. Which part
+of the sum needs more bits: the numbers that are added, or the total?
 
-What is measured: the same sum with totals and addends in fp32, fp16 and bf16,
-every running total kept, then the same in blocks. What came out:
-:measured:`05_mixed_precision_accumulation.verdict`
-
-What one needs: nothing to read this page, a minute and a CPU with PyTorch to
-repeat it; an NVIDIA GPU to see its matrix products.
+.. in-short::
 """
 
 # %%
-# Expectation
+# The symptom
 # -----------
-# A floating-point type has so many significant bits. Its numbers are therefore
-# evenly spaced between two powers of two, and the spacing doubles at each
-# power. A sum is rounded to the nearest of them. That is all one needs to know
-# to work every sum of this page out beforehand.
+# Gradients that are accumulated over many small batches, a mean loss, a weight
+# that is updated step by step: each of them is a running sum, such as
+# this one:
 
 # sphinx_gallery_thumbnail_number = 1
+import torch
+
+
+def add_up(dtype, count=1000):
+    """Add a hundredth to a total of this type, and keep each total."""
+    total, addend = torch.zeros(2, dtype=dtype)
+    addend += 0.01
+    totals = []
+    for _ in range(count):
+        total += addend
+        totals.append(float(total))
+    return totals
+
+
+# %%
+# Predict: where does a total stop?
+# ---------------------------------
+# A floating-point type has a fixed number of significant bits. Between two
+# powers of two its numbers are evenly spaced, and the spacing doubles at each
+# power. Every result is rounded to the nearest of these numbers. That is
+# enough to work out each sum on this page before anything is added.
+
 import math
 
 BITS = {"fp32": 24, "fp16": 11, "bf16": 8}
@@ -39,40 +55,28 @@ def rounded(value, kind):
     return round(value / step) * step
 
 
-addend, count = 0.01, 1000
-for kind in BITS:
-    held = rounded(addend, kind)
-    print(f"{kind} holds {held:.10f}: {held / addend - 1:+.1e}")
+# %%
+# With bf16's eight bits: at which total does adding 0.01 change nothing? And
+# does an fp16 total, with eleven bits, reach 10?
+#
+# .. dropdown:: Answer
+#
+#    An addition is lost when the addend is less than half a spacing. Between 4
+#    and 8 the numbers of bf16 are 1/32 apart, and half of that is more than
+#    0.01. So the total stops at 4. An fp16 total grows all the way, but in
+#    steps that are too large or too small: it ends near 10, and not at 10.
 
 # %%
-# The addend is off before anything is added, and a thousand of them are off by
-# as much. What happens to the total depends on its size: the larger it is, the
-# coarser are the steps in which it can grow. A step of the total is a whole
-# number of spacings: zero when the addend is less than half of one.
+# Evidence: every sum is predicted to the last bit
+# ------------------------------------------------
+# The same arithmetic on paper, for totals and addends of several types:
 
-import pandas as pd
-
-from nsightkit import plots
-
-rows = []
-for power in range(-2, 4):
-    row = {"total from": f"{2.0**power:g}", "to": f"{2.0 ** (power + 1):g}"}
-    for kind in ("fp16", "bf16"):
-        step = spacing(2.0**power, kind)
-        row[f"{kind} spacing"] = step
-        row[f"{kind} grows by"] = round(rounded(addend, kind) / step) * step
-    rows.append(row)
-plots.table(pd.DataFrame(rows))
-
-# %%
-# In fp16 the total grows too fast and too slowly by turns. In bf16 it does not
-# grow at all from a certain power of two on, where ``x + a == x``. An fp32
-# total has room for both. Rounding after each addition gives the sums:
+count, block = 1000, 25
 
 
 def running(total, added, block=1):
     """Work out the total after each block of additions."""
-    held, now, totals = rounded(addend, added), 0.0, []
+    held, now, totals = rounded(0.01, added), 0.0, []
     for _ in range(count // block):
         part = 0.0
         for _ in range(block):
@@ -81,6 +85,14 @@ def running(total, added, block=1):
         totals.append(now)
     return totals
 
+
+# %%
+# What comes out, and where the error lies:
+
+# fold: How the table is made
+import pandas as pd
+
+from nsightkit import plots
 
 TYPES = {  # of the total, of the addend
     "fp32": ("fp32", "fp32"),
@@ -91,277 +103,127 @@ TYPES = {  # of the total, of the addend
     "fp32 of bf16": ("fp32", "bf16"),
 }
 predicted = {name: running(*types) for name, types in TYPES.items()}
-for name, totals in predicted.items():
-    print(f"{name:20} {totals[-1]:.4f}")
-
-# %%
-# "Widened" converts the addend to fp32 first, the other leaves that to the
-# addition. They should agree: converting cannot bring back what was rounded
-# away when the addend was stored.
-
-# %%
-# Measure
-# -------
-# PyTorch adds, one number at a time, on the device of the provenance block. A
-# total is written to memory in its own type after each addition.
-
-from nsightkit.investigations import measure
-
-before = measure("accumulation", "before")
-before
-
-# %%
-# Read
-# ----
-# The last totals, and where their error comes from: ``count`` times what the
-# stored addend is off, and the rest, which the additions made.
-
-exact = before.parameters["count"] * before.parameters["addend"]
-
-
-def results(run, expected):
-    """Compare last totals with what was worked out, and split their error."""
-    rows = []
-    for name, totals in expected.items():
-        total = run.values(f"sum/{name}")[-1]
-        stored = run.values(f"addend/{name}")[0]
-        ideal = run.parameters["count"] * stored
-        rows.append(
-            {
-                "sum": name,
-                "worked out": totals[-1],
-                "measured": total,
-                "error of addends": ideal - exact,
-                "error of adding": total - ideal,
-            }
-        )
-    return pd.DataFrame(rows)
-
-
-sums = results(before, predicted)
-formats = dict.fromkeys(["worked out", "measured"], "{:.4f}")
-formats |= dict.fromkeys(["error of addends", "error of adding"], "{:+.1e}")
-plots.table(sums, formats)
-
-# %%
-# An fp32 total of 16-bit addends makes no error of its own: what is wrong with
-# it was wrong with its addends. A 16-bit total adds an error that is larger.
-# The totals on their way:
-
-import matplotlib.pyplot as plt
-import numpy as np
-
-LOOKS = {
-    "fp32": ("#7d8590", "-"),
-    "fp16": ("#2f7fc1", "--"),
-    "fp32 of fp16": ("#17936b", "-."),
-    "bf16": ("#d9690f", "-"),
-    "fp32 of bf16": ("#b565a7", ":"),
-}
-
-
-def curves(axes, run, names, what):
-    """Draw totals or errors against the number of additions."""
-    for name in names:
-        totals = run.values(f"sum/{name}")
-        made = run.parameters["block"] * np.arange(1, len(totals) + 1)
-        ideal = made * run.parameters["addend"]
-        error = np.abs(totals - ideal) / ideal
-        error[error == 0] = np.nan  # has no place on a logarithmic axis
-        colour, line = LOOKS[name]
-        y = totals if what == "total" else error
-        axes.plot(made, y, line, color=colour, lw=2, label=name)
-    axes.set(xlabel="additions", ylabel=what)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def finish(figure, axes, title, said):
-    """Put a title, a legend below, and words for those who do not see it."""
-    axes.set_title(title, loc="left")
-    place = "outside lower center"
-    figure.legend(frameon=False, fontsize=9, loc=place, ncols=5)
-    figure.set_label(f"{title}: {said}.")
-
-
-figure, axes = plt.subplots(figsize=(7.6, 3.6), layout="constrained")
-curves(axes, before, ["fp32", "fp16", "bf16"], "total")
-last = {kind: before.values(f"sum/{kind}")[-1] for kind in BITS}
-said = ", ".join(f"{k} ends at {v:.4f}" for k, v in last.items())
-finish(figure, axes, f"Totals of one type each ({before.mode})", said)
-
-# %%
-# The bf16 total stops where the table above says that it grows by nothing.
-# From which addition on it made no difference:
-
-totals = before.values("sum/bf16")
-stopped = int(np.argmax(totals == totals[-1])) + 1
-half = spacing(totals[-1], "bf16") / 2
-print(f"{totals[-1]:g} is reached after {stopped} of {len(totals)} additions")
-print(f"half a spacing there is {half}, more than the addend")
-
-# %%
-# The errors, relative to what the total should be at that moment. A flat line
-# is an error of the addend, in proportion from the first addition on; a rising
-# one is made by adding. It dips where it changes its sign, and breaks off
-# where a total happens to be right.
-
-figure, axes = plt.subplots(figsize=(7.6, 3.8), layout="constrained")
-curves(axes, before, list(LOOKS), "relative error")
-axes.set(xscale="log", yscale="log", ylim=(1e-9, 2))
-worst = {n: abs(before.values(f"sum/{n}")[-1] / exact - 1) for n in LOOKS}
-said = ", ".join(f"{n} ends at {v:.2g}" for n, v in worst.items())
-finish(figure, axes, f"How the error grows ({before.mode})", said)
-
-# %%
-# Does a matrix product do this? It is a thousand additions for each element,
-# too. With an fp32 total inside, only its result would be rounded to 16 bits;
-# with a 16-bit one it would be the sum above:
-
 rows = []
-for kind in ("fp16", "bf16"):
-    inside = before.values(f"sum/fp32 of {kind}")[-1]
-    rows.append(
-        {
-            "operands": kind,
-            "with an fp32 total": rounded(inside, kind),
-            "with a 16-bit total": before.values(f"sum/{kind}")[-1],
-            "matrix product": before.values(f"matmul/{kind}")[0],
-        }
-    )
-products = pd.DataFrame(rows)
-plots.table(products, dict.fromkeys(products.columns[1:], "{:.4f}"))
+for name, (total, added) in TYPES.items():
+    if "widened" not in name:
+        of_addends = count * rounded(0.01, added)
+        row = {"total": total, "addends": added, "sum": predicted[name][-1]}
+        row["error of the addends"] = of_addends - 10
+        rows.append(row | {"error of adding": row["sum"] - of_addends})
+formats = dict.fromkeys(rows[0].keys() - {"total", "addends"}, "{:+z.4f}")
+plots.table(pd.DataFrame(rows), formats | {"sum": "{:.4f}"})
 
 # %%
-# A product that equals the first column has added up more than 16 bits. That
-# rules a 16-bit total out; it does not prove one of fp32.
+# The addend is rounded once, when it is stored, and a thousand of them are off
+# by as much. With an fp32 total that is nearly the whole error. A 16-bit total
+# adds an error of its own in every addition, and that error is larger by far.
 
-# %%
-# Change one thing
-# ----------------
-# The order. Sum up blocks, then add the sums: a total is then never that much
-# larger than what is added to it. The types stay. Rounding errors add up along
-# the longest chain of additions, which is shorter by far:
+# fold: How the figure is drawn
+import matplotlib.pyplot as plt
 
-from nsightkit.investigations import parts as investigations
+LOOKS = {"fp32": "#7d8590", "fp16": "#2f7fc1", "bf16": "#d9690f"}
 
-part = investigations.find("accumulation", "after")
-block = part.parameters("live")["block"]
-print("one chain:", count, "additions")
-print(f"blocks of {block}:", block + count // block, "additions")
-print("pairs of pairs:", math.ceil(math.log2(count)), "additions")
 
-# %%
-# Worked out beforehand by the same arithmetic:
-
-in_blocks = {name: running(*types, block) for name, types in TYPES.items()}
-for name in ("fp16", "bf16"):
-    print(f"{name}: {in_blocks[name][-1]:.4f}")
-
-# %%
-# Measure again
-# -------------
-
-after = measure("accumulation", "after")
-after
-
-# %%
-
-repaired = results(after, in_blocks)
-plots.table(repaired, formats)
-
-# %%
-# The error of the 16-bit totals, in one chain and in blocks:
-
-figure, (left, right) = plt.subplots(
-    1, 2, figsize=(7.6, 3.4), layout="constrained"
-)
-for axes, kind in ((left, "fp16"), (right, "bf16")):
+def draw_totals(series, title):
+    """Totals against the number of additions, named at their ends."""
+    figure, axes = plt.subplots(figsize=(7.6, 3.6), layout="constrained")
     said = []
-    for run, line in ((before, "-"), (after, "--")):
-        totals = run.values(f"sum/{kind}")
-        size = run.parameters["block"]
-        made = size * np.arange(1, len(totals) + 1)
-        error = np.abs(totals / (made * addend) - 1)
-        name = "one chain" if size == 1 else f"blocks of {size}"
-        axes.plot(made, error, line, color=LOOKS[kind][0], lw=2, label=name)
-        said.append(f"{name} ends at {error[-1]:.2g}")
-    axes.set(xlabel="additions")
-    axes.set_title(f"{kind} ({run.mode})", loc="left")
+    for (kind, totals), shift in zip(series.items(), (7, -7, 0), strict=True):
+        line = "--" if kind == "fp16" else "-"
+        axes.plot(totals, line, color=LOOKS[kind], lw=2)
+        end = (len(totals), totals[-1])
+        axes.annotate(
+            f"{kind}: {totals[-1]:.4f}",
+            end,
+            (6, shift),
+            textcoords="offset points",
+            va="center",
+            fontsize=9,
+        )
+        said.append(f"{kind} ends at {totals[-1]:.4f}")
+    axes.set(xlabel="additions", ylabel="total", xlim=(0, 1.2 * count))
+    axes.set_xticks(range(0, count + 1, 200))
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=9, loc="upper left")
-    label = f"{figure.get_label()} {kind}: {', '.join(said)};"
-    figure.set_label(label.strip())
-left.set_ylabel("relative error")
-figure.set_label(f"Relative error by order of additions. {label[:-1]}.")
+    axes.set_title(title, loc="left")
+    figure.set_label(f"{title}: {', '.join(said)}.")
+
+
+draw_totals(
+    {kind: predicted[kind] for kind in BITS},
+    "A hundredth, added a thousand times (exact)",
+)
+
+# %%
+# The bends of the lines lie at powers of two, where the spacing doubles. The
+# line of bf16 goes flat at the total that was predicted. All of this is paper.
+# The program at the top of the page gives the same on a CPU and on a GPU; does
+# it agree with the paper, in each of its totals?
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+for kind, dtype in zip(BITS, DTYPES, strict=True):
+    totals = add_up(dtype)
+    same = sum(map(float.__eq__, totals, predicted[kind]))
+    print(f"{kind}: {totals[-1]:.4f}, {same} of {count} totals are equal")
+
+# %%
+# Change one thing: the order
+# ---------------------------
+# Sum up blocks, then add up their sums. The types stay as they are. A total is
+# then never so much larger than what is added to it:
+#
+# .. code-block:: diff
+#
+#    -for x in addends:
+#    -    total += x
+#    +for block in addends.split(25):
+#    +    part = 0
+#    +    for x in block:
+#    +        part += x
+#    +    total += part
+#
+# Worked out by the same arithmetic:
+
+# fold: How the table is made
+in_blocks = {name: running(*types, block) for name, types in TYPES.items()}
+orders = {
+    "one chain": predicted,
+    f"blocks of {block}": in_blocks,
+}
+rows = [
+    {"order": name} | {kind: sums[kind][-1] for kind in BITS}
+    for name, sums in orders.items()
+]
+plots.table(pd.DataFrame(rows), dict.fromkeys(BITS, "{:.4f}"))
+
+# %%
+# PyTorch's own ``sum`` and ``mean`` go further: they keep fp32 totals inside
+# and round once, at the end.
 
 # %%
 # Verdict
 # -------
-# Computed from the tables above:
-
-import textwrap
-
-pairs = pd.concat([sums, repaired])
-right_sums = int((pairs["worked out"] == pairs["measured"]).sum())
-gpus = [(run.provenance["gpu"] or {}).get("name") for run in (before, after)]
-comparable = before.mode == after.mode and gpus[0] == gpus[1]
-now = {kind: after.values(f"sum/{kind}")[-1] for kind in BITS}
-where = "in a smoke run on a CPU, " if after.mode == "smoke" else ""
-verdict = (
-    f"{where}instead of {exact:g}, the sum is {last['fp32']:.4f} in fp32, "
-    f"{last['fp16']:.4f} in fp16 and {last['bf16']:.4f} in bf16; added in "
-    f"blocks, {now['fp16']:.4f} in fp16 and {now['bf16']:.4f} in bf16. "
-    f"{right_sums} of {len(pairs)} sums are to the last bit what was worked "
-    f"out."
-)
-if not comparable:
-    verdict = "the two runs are not of the same machine; nothing to compare."
-findings = {"verdict": verdict, "bf16": last["bf16"], "stopped": stopped}
-print(textwrap.fill(verdict))
-
-# %%
-# So it is the total that needs the bits. Rounding the addends costs an error
-# once, in proportion; rounding the total costs one in every addition, and in
-# the end the addition itself.
+# The total is what needs the bits. Rounding the addends costs an error once,
+# in proportion. Rounding the total costs one in every addition, and in the end
+# the addition itself.
 
 # %%
 # Limits
 # ------
-# Equal addends are a bad case: until the total passes a power of two, each
-# rounding goes the same way. Errors of random ones partly cancel and grow more
-# like the square root of their number. The sums in blocks, too, owe some of
-# their luck to round numbers.
-#
-# Tensor cores keep fp32 totals for 16-bit operands, with roundings of their
-# own inside, which are not those of fp32 additions. A long product may also be
-# split, each part summed by itself and the parts added: blocks, as above. By
-# default PyTorch lets cuBLAS add such parts in 16 bits:
-
-for name, value in before.parameters.items():
-    if name.startswith("allow"):
-        print(f"torch.backends.cuda.matmul.{name} = {value}")
-
-# %%
-# Those switches decide nothing on a CPU. On a GPU, turn them off to see
-# whether a result depends on it.
-#
-# The same arithmetic is why optimizers keep fp32 weights: a step of the
-# learning rate times the gradient, added to a bf16 weight, is often less than
-# half a spacing, and the weight then stays as it is.
-
-# %%
-# The traces of this page, to open in Perfetto or with ``nsightkit``. Each sum
-# is a range, and each addition in it an operator:
-
-downloads = {
-    f"{run.part}, {run.mode}, as a timeline": run.trace
-    for run in (before, after)
-}
+# * Equal addends are a bad case: up to the next power of two, each rounding
+#   goes the same way. Errors of random addends partly cancel, and grow more
+#   like the square root of their number.
+# * Blocked sums also look good here because the numbers happen to be round.
+# * Tensor cores keep fp32 totals for 16-bit operands, with roundings of their
+#   own inside. A long product may also be split, and its parts added. PyTorch
+#   lets cuBLAS add such parts in 16 bits unless
+#   ``torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction`` is
+#   off. Turn it off to see whether a result depends on it.
 
 # %%
 # Run it yourself
 # ---------------
-# With a GPU this measures there, without one on the CPU:
+# With a GPU this measures there, without one on the CPU. The sums are the
+# same:
 #
 # .. code-block:: console
 #
@@ -376,9 +238,108 @@ downloads = {
 #    with accumulation.start("cpu", addend=0.1, count=4096) as sums:
 #        sums.step()
 #        print(sums.observed()["sum/bf16"][-1])
+
+# %%
+# Exercises
+# ---------
+# 1. A program counts samples by adding 1 to a total. At which number does the
+#    counter stop in bf16, in fp16 and in fp32?
 #
-# To keep a GPU's results for this page:
+#    .. dropdown:: Answer
 #
-# .. code-block:: console
+#       At two to the power of the type's bits: 256, 2048 and 16,777,216. There
+#       half a spacing is exactly 1, and the tie goes to the even number, which
+#       is the total itself. Try
+#       ``torch.tensor(2.0**24) + 1 == 2.0**24``.
 #
-#    $ python -m nsightkit record --only accumulation
+# 2. Weights are kept in bf16, one of them is 1.0, and an update adds 0.001. By
+#    how much does the weight move?
+#
+#    .. dropdown:: Answer
+#
+#       Not at all. Above 1 the numbers of bf16 are 1/128 apart, and half of
+#       that is 0.0039. This is why optimizers keep fp32 weights, or add the
+#       update with stochastic rounding.
+#
+# 3. Above, the fp16 total ended near 10. Keep adding 0.01: does it ever stop?
+#
+#    .. dropdown:: Answer
+#
+#       At 32, where half a spacing is 1/64. ``add_up(torch.float16, 6000)``
+#       shows it.
+
+# %%
+# Measured here
+# -------------
+# .. own-run::
+#
+# The same sums on the device of the provenance block, and a matrix product of
+# the same addends. First in one chain:
+
+# fold: How the runs are compared
+from nsightkit.investigations import headline, measure
+
+before = measure("accumulation", "before")
+after = measure("accumulation", "after")
+draw_totals(
+    {kind: before.values(f"sum/{kind}") for kind in BITS},
+    f"A hundredth, added a thousand times ({before.mode})",
+)
+before
+
+# %%
+# Then in blocks:
+
+after
+
+# %%
+# A matrix product is a thousand additions for each element, too. If it equals
+# the sum with an fp32 total, rounded once, it kept more than 16 bits inside.
+# That rules a 16-bit total out; it does not prove one of fp32.
+
+# fold: How the table is made
+rows = []
+for kind in ("fp16", "bf16"):
+    inside = before.values(f"sum/fp32 of {kind}")[-1]
+    row = {"operands": kind, "with an fp32 total": rounded(inside, kind)}
+    row["with a 16-bit total"] = before.values(f"sum/{kind}")[-1]
+    row["matrix product"] = before.values(f"matmul/{kind}")[0]
+    rows.append(row)
+products = pd.DataFrame(rows)
+plots.table(products, dict.fromkeys(products.columns[1:], "{:.4f}"))
+
+# %%
+# What the runs say, bit by bit:
+
+# fold: How the answer is put together
+pairs = [
+    (run.values(f"sum/{name}")[-1], totals[-1])
+    for run, sums in zip((before, after), orders.values(), strict=True)
+    for name, totals in sums.items()
+]
+right = sum(measured == expected for measured, expected in pairs)
+last, now = (
+    {kind: sums[kind][-1] for kind in BITS} for sums in orders.values()
+)
+answer = (
+    f"instead of 10, the sum is {last['fp32']:.4f} in fp32, "
+    f"{last['fp16']:.4f} in fp16 and {last['bf16']:.4f} in bf16. Added in "
+    f"blocks, it is {now['fp16']:.4f} and {now['bf16']:.4f}. The total needs "
+    f"the bits, not the addends."
+)
+said = f"{answer} {right} of {len(pairs)} sums match the prediction exactly."
+gpus = [(run.provenance["gpu"] or {}).get("name") for run in (before, after)]
+if before.mode != after.mode or gpus[0] != gpus[1]:
+    said = "the two runs are not of the same machine; nothing to compare."
+findings = headline(
+    said,
+    before,
+    after,
+    otherwise=answer,
+    badge="exact",
+    bf16=last["bf16"],
+)
+downloads = {
+    f"{run.part}, {run.mode}, as a timeline": run.trace
+    for run in (before, after)
+}

@@ -2,438 +2,405 @@
 What does autocast really cast?
 ===============================
 
-A model trained "in bf16" with ``torch.autocast`` holds numbers of two types
-side by side. Which of its tensors have 16 bits, who decides, and which memory
-does that save?
+A model is trained "in bf16" with ``torch.autocast``, and its memory is far
+from halved. Which of its tensors have 16 bits, and who decides?
 
-What is measured: the type and the bytes of every tensor in a training step,
-by hooks, in fp32 and under autocast. What came out:
-:measured:`06_what_autocast_casts.verdict`
-
-What one needs: nothing to read this page, a minute and a CPU with PyTorch to
-repeat it. Its types are those of the device it was measured on: the CPU's
-lists are not CUDA's.
+.. in-short::
 """
 
 # %%
-# Expectation
+# The symptom
 # -----------
+# The usual lines, and a question that few programs ask:
+#
+# .. code-block:: python
+#
+#    with torch.autocast("cuda", torch.bfloat16):
+#        loss = model(tokens)
+#    loss.backward()
+#    optimizer.step()
+#    print({p.dtype for p in model.parameters()})  # {torch.float32}
+#
 # Autocast changes no tensor. It changes operations: each may stand on a list
-# of its device, and the list says in which type the operation is computed.
-# What stands on none follows its inputs, and takes the wider type if they
-# differ. The lists, for the operations of a transformer:
+# of its device, and the list says in which type the operation is computed. An
+# operation on no list follows its inputs, and takes the wider type if they
+# differ.
+
+# %%
+# Predict: which of these have 16 bits?
+# -------------------------------------
+# On a GPU, under bf16 autocast: the weights, their gradients, AdamW's moments,
+# the output of a linear layer, of a softmax, of ``F.layer_norm``, the sum on
+# the residual path, the logits, the loss.
+#
+# .. dropdown:: Answer
+#
+#    The outputs of linear layers, and so the logits. Everything else in this
+#    list is fp32. Weights are never touched. A gradient has the type of the
+#    tensor that it belongs to, so those of weights are fp32, and AdamW's
+#    moments are made like the weights. The others stand below.
+
+# %%
+# Evidence: the lists of CUDA
+# ---------------------------
+# PyTorch comes with a header that holds them, also where there is no GPU:
 
 # sphinx_gallery_thumbnail_number = 1
+import re
+from pathlib import Path
+
+import torch
+
+GIVES = {
+    "LOWER_PRECISION_FP": "16 bits",
+    "FP32": "fp32",
+    "FP32_SET_OPT_DTYPE": "fp32",
+}
+header = Path(torch.__file__).parent / "include/ATen/autocast_mode.h"
+lists = r"#define AT_FORALL_(\w+)\(_\)((?:.*\\\n)+.*)"
+cuda = {
+    operation: GIVES[name]
+    for name, text in re.findall(lists, header.read_text(encoding="utf-8"))
+    for operation in re.findall(r"_\((\w+)", text)
+    if name in GIVES
+}
+
+# %%
+# For the operations of a transformer:
+
+# fold: How the table is made
 import pandas as pd
 
 from nsightkit import plots
+from nsightkit.investigations.pages import autocast_types
 
-LISTS = {  # operation: (CUDA, CPU)
-    "linear": ("16 bits", "16 bits"),
-    "matmul": ("16 bits", "16 bits"),
-    "scaled_dot_product_attention": ("16 bits", "16 bits"),
-    "softmax": ("fp32", "none"),
-    "log_softmax": ("fp32", "none"),
-    "cross_entropy": ("fp32", "fp32"),
-    "layer_norm": ("fp32", "none"),
-    "rms_norm": ("by version", "none"),
-    "pow": ("fp32", "none"),
-    "rsqrt": ("fp32", "none"),
-    "exp": ("fp32", "none"),
-    "sum": ("fp32", "none"),
-    "mean": ("none", "none"),
-    "gelu": ("none", "none"),
-    "product with an fp32 weight": ("none", "none"),
-}
-lists = [(name, *both) for name, both in LISTS.items()]
-plots.table(pd.DataFrame(lists, columns=["operation", "CUDA", "CPU"]))
-
-# %%
-# ``rms_norm`` is on CUDA's list in newer versions of PyTorch only; the process
-# that measures looks it up in the header of its own. From the lists follows
-# the type of every result, and from these the types in a model:
-
-
-def result(rule, given):
-    """Type of a result: by the list, else as wide as the input."""
-    return given if rule == "none" else rule
-
-
-def expected(device, norm):
-    """Types in a model whose norms get the output of a projection."""
-    column = ("CUDA", "CPU").index(device)
-    rule = {name: both[column] for name, both in LISTS.items()}
-    # written out, the norm ends in a product with its fp32 weight
-    fused = result(rule["layer_norm"], "16 bits")
-    return {
-        "embedding": "fp32",  # on no list, and its weight is fp32
-        "linear": rule["linear"],
-        "scores": rule["matmul"],
-        "softmax": result(rule["softmax"], "16 bits"),
-        "weighted": rule["matmul"],
-        "norm": "fp32" if norm == "written" else fused,
-        "gelu": result(rule["gelu"], "16 bits"),
-        "residual": "fp32",  # fp32 of the embedding plus anything
-        "logits": rule["linear"],
-        "loss": rule["cross_entropy"],
+TRIED = (
+    *("linear", "matmul", "scaled_dot_product_attention"),
+    *("softmax", "log_softmax", "nll_loss", "layer_norm", "rms_norm"),
+    *("pow", "rsqrt", "exp", "sum", "mean", "gelu"),
+)
+rows = [
+    {
+        "operation": name,
+        "list": cuda.get(name, "none"),
+        "gives, of 16 bits": autocast_types.result(cuda, name, "16 bits"),
+        "gives, of fp32": autocast_types.result(cuda, name, "fp32"),
     }
-
-
-both = {d: expected(d, "written") for d in ("CUDA", "CPU")}
-frame = pd.DataFrame(both).rename_axis("output of").reset_index()
-plots.table(frame)
-
-# %%
-# The gradient of a tensor has the type of that tensor. So parameters, which
-# autocast leaves in fp32, get fp32 gradients, while the gradient of 16-bit
-# logits has 16 bits. AdamW's two moments are shaped and typed like the
-# parameters. For each parameter that makes, in every precision:
-
-held = {"parameters": 4, "parameter gradients": 4, "optimizer state": 8}
-print(f"{sum(held.values())} bytes:", held)
+    for name in TRIED
+]
+print("PyTorch", torch.__version__.partition("+")[0])
+plots.table(pd.DataFrame(rows))
 
 # %%
-# Only what is kept for backward can shrink: to half at best, and by less the
-# more of it is computed in fp32. Casting costs memory as well: a 16-bit copy
-# of each weight is kept until backward.
+# ``rms_norm`` is on the list in newer versions only. From the list follows the
+# type of every tensor in a model. This one has a norm behind each projection,
+# so that its norms get 16 bits:
+
+# fold: How the table is made
+model = autocast_types.in_model(cuda, "written")
+rows = [(name, *why) for name, why in model.items()]
+plots.table(pd.DataFrame(rows, columns=["output of", "type", "because"]))
 
 # %%
-# Measure
-# -------
-# A small language model in which a norm follows each projection, so that it
-# gets what a matrix product wrote. The norm is a layer norm written out, from
-# ``mean``, ``pow``, ``rsqrt`` and products. Forward hooks note what modules
-# give, tensor hooks the gradients, ``saved_tensors_hooks`` what is kept.
-
-from nsightkit.investigations import measure
-
-before = measure("autocast", "before")
-before
-
-# %%
-# Read
-# ----
-# First single operations, whose input has 16 bits or is fp32, under autocast
-# in each type that the device supports.
-
-device = "CUDA" if before.provenance["gpu"] else "CPU"
-
-
-def seen(run, what, names):
-    """Count the tensors of a kind and their bytes."""
-    rows = run.samples[run.samples["metric"].str.startswith(f"{what}/")]
-    sums = rows.groupby("metric", sort=False)["value"].agg(["count", "sum"])
-    parts = [metric.split("/")[1:] for metric in sums.index]
-    frame = pd.DataFrame(parts, columns=["precision", *names])
-    sums.columns = ["tensors", "bytes"]
-    return frame.join(sums.reset_index(drop=True))
-
-
-def by_bits(kind):
-    """Call both 16-bit types the same."""
-    return "16 bits" if kind in ("bf16", "fp16") else kind
-
-
-def listed(name, where):
-    """Look up the list an operation is on, in the version that measured."""
-    rule = LISTS[name][("CUDA", "CPU").index(where)]
-    if rule == "by version":
-        known = before.values(f"listed/{name}")
-        rule = "fp32" if len(known) and known[0] else "none"
-    return rule
-
-
-def judged(name, given, where):
-    """Type that an operation's result should have."""
-    if name == "product with an fp32 weight":
-        return "fp32"
-    return result(listed(name, where), given)
-
-
-tried = seen(before, "operation", ["operation", "input", "output"])
-tried[["input", "output"]] = tried[["input", "output"]].map(by_bits)
-for column, where in (("expected", device), ("on CUDA", "CUDA")):
-    pairs = zip(tried["operation"], tried["input"], strict=True)
-    tried[column] = [judged(*pair, where) for pair in pairs]
-both = tried["output"].groupby([tried["operation"], tried["input"]])
-wide = both.agg(lambda kinds: ", ".join(sorted(set(kinds)))).unstack()
-wide = wide.reindex(list(LISTS)).add_prefix("of ").reset_index()
-wide.insert(1, f"list ({device})", [listed(n, device) for n in LISTS])
-agree = (tried["output"] == tried["expected"]).groupby(tried["operation"])
-wide["as expected"] = wide["operation"].map(agree.all())
-plots.table(wide)
-
-# %%
-# That is the device of the provenance block. On a CPU, ``softmax`` and the
-# norms leave 16 bits as they are; on CUDA they should not. A test that passes
-# on a CPU says nothing about the types on a GPU.
-#
-# Now the model. One row for each kind of output, with its gradient:
-
-outputs = seen(before, "output", ["tensor", "type"])
-gradients = seen(before, "gradient", ["tensor", "type"])
-precisions = list(outputs["precision"].unique())
-casts = [p for p in precisions if p != "fp32"]
-
-
-def types(frame, precision):
-    """Types of each kind of tensor in one precision."""
-    chosen = frame[frame["precision"] == precision]
-    return chosen.groupby("tensor", sort=False)["type"].agg(", ".join)
-
-
-def table_of(run, norm):
-    """Put expected and observed types side by side."""
-    made = seen(run, "output", ["tensor", "type"])
-    back = seen(run, "gradient", ["tensor", "type"])
-    frame = pd.Series(expected(device, norm), name="expected").to_frame()
-    for precision in precisions:
-        frame[precision] = types(made, precision)
-    for precision in casts:
-        frame[f"gradient, {precision}"] = types(back, precision)
-    return frame.rename_axis("output of").reset_index()
-
-
-model = table_of(before, "written")
-plots.table(model)
-
-# %%
-# The residual path is the surprise for many: it begins with an fp32
+# Many readers are surprised by the residual path: it begins with an fp32
 # embedding, and a sum of fp32 and anything is fp32. Each matrix product casts
-# it again, and keeps the copy. Parameters and what belongs to them:
-
-kinds = {
-    "parameter": "parameters",
-    "parameter gradient": "parameter gradients",
-    "optimizer": "optimizer state",
-}
-rows = []
-for kind, name in kinds.items():
-    found = seen(before, kind, ["type"])
-    for _, row in found.iterrows():
-        rows.append({"what": name, **row[["precision", "type", "bytes"]]})
-owned = pd.DataFrame(rows).astype({"bytes": "int64"})
-plots.table(owned)
+# it again, and keeps the copy.
 
 # %%
-# All of it is fp32, whatever autocast is set to. The number of parameters from
-# the sizes of the model, and the bytes that it predicts for each row:
+# Change one thing: the norm
+# --------------------------
+# A norm that is written out meets several rules at once:
+#
+# .. code-block:: diff
+#
+#    -centred = x - x.mean(-1, keepdim=True)
+#    -scale = torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + eps)
+#    -x = centred * scale * weight + bias
+#    +x = F.layer_norm(x, weight.shape, weight, bias, eps)
+#
+# Both give fp32 on a GPU: the first because of its weight, the second because
+# of the list. They differ in what autograd keeps for backward. Here the casts
+# of the list are written as ``.float()``, so that it can be counted anywhere:
 
-sizes = before.parameters
-d, layers = sizes["hidden"], sizes["layers"]
-number = 2 * sizes["vocabulary"] * d + layers * (12 * d**2 + 4 * d)
-for name, each in held.items():
-    match = owned.loc[owned["what"] == name, "bytes"]
-    more = match.max() - number * each
-    print(f"{name}: {number * each:,} bytes, found {more:,} more")
+import torch.nn.functional as F
+from torch.autograd.graph import saved_tensors_hooks
+
+weight, bias = torch.ones(2, 4096, requires_grad=True)
+
+
+def written(x):
+    """Layer norm as a chain of elementary operations."""
+    centred = x - x.mean(-1, keepdim=True)
+    square = centred.float().pow(2)  # pow is on the fp32 list
+    scale = torch.rsqrt(square.mean(-1, keepdim=True) + 1e-5)
+    return centred * scale * weight + bias
+
+
+def fused(x):
+    """Layer norm as one operation, which is on the fp32 list."""
+    return F.layer_norm(x.float(), weight.shape, weight, bias)
+
+
+def kept(norm, x):
+    """Bytes that are kept for backward, each storage once, by type."""
+    storages = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        bits = "fp32" if tensor.itemsize == 4 else "16 bits"
+        storages[storage.data_ptr()] = (bits, storage.nbytes())
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        norm(x)
+    sizes = pd.DataFrame(storages.values(), columns=["type", "bytes"])
+    return sizes.groupby("type")["bytes"].sum().to_dict()
+
 
 # %%
-# What the optimizer has more are its step counters, one number for each
-# tensor. Now what is kept for backward, each storage counted once however many
-# operations hold it, without the parameters themselves:
+# For inputs in fp32, and in the 16 bits that a projection gives:
 
+# fold: How the figure is drawn
 import matplotlib.pyplot as plt
 
-
-def kept(run):
-    """Bytes kept for backward in each precision, by kind and type."""
-    frame = seen(run, "saved", ["kind", "type"])
-    frame = frame[frame["kind"] != "parameter"]
-    named = frame["kind"].str.cat(frame["type"].map(by_bits), sep=", ")
-    named = named.where(frame["type"].isin(["fp32", *casts]), "other")
-    sums = frame["bytes"].groupby([named, frame["precision"]]).sum()
-    return sums.unstack(fill_value=0.0)[precisions]
+PARTS = {"fp32": ("#2f7fc1", None), "16 bits": ("#d9690f", "//")}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-PARTS = {  # colour and hatch of a part of a bar
-    "activation, fp32": ("#2f7fc1", None),
-    "activation, 16 bits": ("#d9690f", "//"),
-    "weight copy, 16 bits": ("#17936b", ".."),
-    "other": ("#7d8590", None),
-}
-
-
-def bars(runs, title):
-    """Draw a bar for each run and precision."""
-    names = [(n, p) for n in runs for p in precisions]
-    height = 1.6 + 0.36 * len(names)
+def draw_kept(sizes, title, axis):
+    """Stacked bars of what is kept, by type."""
+    height = 1.6 + 0.36 * len(sizes)
     figure, axes = plt.subplots(figsize=(7.6, height), layout="constrained")
-    tables = {name: kept(run) for name, run in runs.items()}
-    most = max(table.sum().max() for table in tables.values())
-    scale, unit = (2**20, "MiB") if most > 2**20 else (2**10, "KiB")
     said = []
-    for row, (name, precision) in enumerate(names):
-        left, whole = 0.0, tables[name][precision]
+    for row, (name, parts) in enumerate(sizes.items()):
+        left = 0.0
         for part, (colour, hatch) in PARTS.items():
-            size = whole.get(part, 0.0) / scale
             label = part if row == 0 else None
             look = {"color": colour, "hatch": hatch, "edgecolor": "white"}
-            axes.barh(row, size, left=left, height=0.7, label=label, **look)
+            size = parts.get(part, 0.0)
+            axes.barh(row, size, 0.7, left=left, label=label, **look)
             left += size
         axes.text(left, row, f"  {left:.1f}", va="center", fontsize=9)
-        said.append(f"{name} {precision} {left:.1f} {unit}".strip())
-    ticks = [f"{name} {precision}".strip() for name, precision in names]
-    axes.set_yticks(range(len(names)), ticks)
+        said.append(f"{name} {left:.1f}")
+    axes.set_yticks(range(len(sizes)), list(sizes))
     axes.invert_yaxis()
     axes.margins(x=0.1)
-    axes.set_xlabel(f"kept for backward ({unit})")
+    axes.set_xlabel(axis)
     axes.set_title(title, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     place = "outside lower center"
     figure.legend(frameon=False, fontsize=9, loc=place, ncols=2)
-    figure.set_label(f"{title}, stacked bars: {', '.join(said)}.")
+    figure.set_label(f"{title}, stacked bars, {axis}: {', '.join(said)}.")
 
 
-bars({"": before}, f"What backward needs ({before.mode})")
-
-# %%
-# In shares of the fp32 run, activations and weight copies apart:
-
-
-def shares(run):
-    """Bytes kept, as shares of what fp32 with the written norm keeps."""
-    table = kept(run)
-    activations = table.drop(index="weight copy, 16 bits", errors="ignore")
-    sums = activations.sum()
-    copies = table.sum() - sums
-    frame = pd.DataFrame({"activations": sums, "weight copies": copies})
-    whole = kept(before)["fp32"].sum()
-    return (frame / whole).add_prefix("share ")
-
-
-first = shares(before)
-plots.table(first.reset_index())
+KEPT = {}
+for norm in (written, fused):
+    for kind, dtype in DTYPES.items():
+        x = torch.ones(512, 4096, dtype=dtype, requires_grad=True)
+        found = kept(norm, x)
+        KEPT[f"{norm.__name__}, {kind}"] = {
+            bits: size / x.numel() for bits, size in found.items()
+        }
+draw_kept(
+    KEPT,
+    "What a norm keeps for backward, with CUDA's casts (exact)",
+    "bytes for each element of the input",
+)
 
 # %%
-# Change one thing
-# ----------------
-# The norm. What it computes stays the same; it is one operation and not a
-# chain:
-#
-# .. code-block:: python
-#
-#    x = F.layer_norm(x, weight.shape, weight, bias)
-#
-# The types it should give follow from its place on the lists, above. The chain
-# keeps what each of its operations needs for backward; the fused operation
-# keeps its input and two numbers a row, in every precision.
-
-# %%
-# Measure again
-# -------------
-
-after = measure("autocast", "after")
-after
-
-# %%
-# The norm's types, before and after:
-
-fused = table_of(after, "fused")
-norms = pd.concat([t[t["output of"] == "norm"] for t in (model, fused)])
-norms.insert(0, "norm", ["written", "fused"])
-plots.table(norms.drop(columns="output of"))
-
-# %%
-# And what is kept:
-
-runs = {"written,": before, "fused,": after}
-bars(runs, f"What backward needs, by norm ({after.mode})")
-
-# %%
-# The losses of the two runs say whether they computed the same, up to the
-# rounding of each type:
-
-gpus = [(run.provenance["gpu"] or {}).get("name") for run in (before, after)]
-comparable = before.mode == after.mode and gpus[0] == gpus[1]
-if comparable:
-    for precision in precisions:
-        metric = f"loss/{precision}"
-        apart = abs(before.values(metric) - after.values(metric)).max()
-        print(f"{precision}: losses differ by at most {apart:.2g}")
+# Written out, the norm keeps *more* under autocast than in fp32: the 16-bit
+# value for the product, and a copy of it in fp32 for ``pow``. The fused norm
+# keeps its input and two numbers a row.
 
 # %%
 # Verdict
 # -------
-# Computed from the tables above:
+# Weights, gradients and AdamW's moments cost the same as in fp32:
 
-import textwrap
-
-hits = list(tried["output"] == tried["expected"])
-for table in (model, fused):
-    for precision in casts:
-        hits += list(table[precision].map(by_bits) == table["expected"])
-differ = tried[tried["output"] != tried["on CUDA"]]["operation"].unique()
-fixed = (owned["type"] == "fp32").all()
-fixed &= (owned.groupby("what")["bytes"].nunique() == 1).all()
-second = shares(after)
-cast = casts[0]
-was, now = (s.loc[cast, "share activations"] for s in (first, second))
-where = "in a smoke run on a CPU, " if after.mode == "smoke" else ""
-stayed = "stayed fp32" if fixed else "did not all stay fp32"
-verdict = (
-    f"{where}parameters, their gradients and the optimizer's state {stayed}; "
-    f"activations in {cast} took {was:.0%} of fp32's bytes, and {now:.0%} "
-    f"with a fused norm. {sum(hits)} of {len(hits)} types were as the lists "
-    f"for {'CUDA' if device == 'CUDA' else 'a CPU'} say"
-)
-if device == "CPU":
-    verdict += f"; {len(differ)} operations would differ on CUDA"
-verdict += "."
-if not comparable:
-    verdict = "the two runs are not of the same machine; nothing to compare."
-findings = {"verdict": verdict, "written": was, "fused": now}
-print(textwrap.fill(verdict))
+STATE = {"weights": 4, "gradients": 4, "AdamW's moments": 8}
+print(f"{sum(STATE.values())} bytes a parameter:", STATE)
 
 # %%
-# Where the device at hand is not CUDA, this is what would differ there:
-
-print(", ".join(differ) or "nothing")
+# Only what is kept for backward shrinks: to half at best, and not at all where
+# a list or an fp32 operand says otherwise. Casting costs memory as well: a
+# 16-bit copy of each weight is kept until backward. :doc:`13_memory_ledger`
+# counts a whole step.
 
 # %%
 # Limits
 # ------
-# The lists belong to a version of PyTorch and a device. Observing beats
-# remembering: a forward hook on one's own model takes three lines.
-#
-# Bytes kept for backward are not the peak of memory: temporaries, the
-# allocator's cache and what the optimizer needs in between come on top. With
-# parameters this small, activations are most of it; in a large model with a
-# short context they are not, and then autocast saves little. Attention is
-# written out here; the fused forms of ``scaled_dot_product_attention`` keep no
-# scores at all.
-#
-# fp16 needs a scaled loss, bf16 does not: the smallest numbers of fp16 are too
-# large for many gradients. The scale changes values, not types.
-
-# %%
-# The traces of this page, to open in Perfetto or with ``nsightkit``. Each
-# precision is a range, and each cast in it an ``aten::_to_copy``:
-
-downloads = {
-    f"{run.part}, {run.mode}, as a timeline": run.trace
-    for run in (before, after)
-}
+# * The lists belong to a version of PyTorch and to a device. A CPU's list is
+#   another one: there softmax and the norms leave 16 bits as they are. So a
+#   test that passes on a CPU says nothing about the types on a GPU.
+# * Bytes kept for backward are not the peak of memory. Temporaries and the
+#   allocator's cache come on top.
+# * fp16 needs a scaled loss, and bf16 does not: the smallest numbers of fp16
+#   are too large for many gradients. The scale changes values, not types.
 
 # %%
 # Run it yourself
 # ---------------
-# With a GPU this measures there, without one the small version on the CPU:
+# With a GPU this looks at every tensor there, without one at those of a CPU:
 #
 # .. code-block:: console
 #
 #    $ python examples/06_what_autocast_casts.py
 #
-# For single operations on a device of your own:
+# Observing beats remembering. For a model of your own:
 #
 # .. code-block:: python
 #
-#    from nsightkit.workloads import autocast
+#    def note(module, _, output):
+#        print(type(module).__name__, output.dtype)
 #
-#    for (name, given), made in autocast.probe("cuda", "bf16").items():
-#        print(f"{name} of {given}: {made}")
+#    for module in model.modules():
+#        module.register_forward_hook(note)
+
+# %%
+# Exercises
+# ---------
+# 1. A norm of the Llama kind takes ``x.square().mean(-1, keepdim=True)``, and
+#    another one ``(x * x).mean(-1, keepdim=True)``. Neither ``square`` nor
+#    ``mul`` is on the list. With 16 bits in ``x``, which type does each give?
 #
-# To keep a GPU's results for this page:
+#    .. dropdown:: Answer
 #
-# .. code-block:: console
+#       The first gives fp32, because ``square`` calls ``pow``, which is on the
+#       list. The second gives 16 bits, and so does its mean. Most models call
+#       ``x.float()`` first, and then it does not matter.
 #
-#    $ python -m nsightkit record --only autocast
+# 2. Is ``cross_entropy`` on the list? In which type is it computed?
+#
+#    .. dropdown:: Answer
+#
+#       The list does not name it. It calls ``log_softmax`` and ``nll_loss``,
+#       which the list names, so 16-bit logits are copied to fp32: for a large
+#       vocabulary that copy is one of the largest tensors of a step.
+#
+# 3. What would ``model.bfloat16()`` save that autocast does not, and what does
+#    it risk?
+#
+#    .. dropdown:: Answer
+#
+#       Weights, gradients and moments take half the bytes: 8 a parameter, not
+#       16. But updates are then added to 16-bit weights, and small ones are
+#       lost.
+
+# %%
+# Measured here
+# -------------
+# .. own-run::
+#
+# A small language model in which a norm follows each projection. Forward hooks
+# note what modules give, tensor hooks the gradients, and
+# ``saved_tensors_hooks`` what is kept. First with the norm written out:
+
+# fold: How the runs are compared
+from nsightkit.investigations import headline, measure
+
+before = measure("autocast", "before")
+after = measure("autocast", "after")
+on_gpu = bool(before.provenance["gpu"])
+rules = dict(cuda if on_gpu else autocast_types.CPU)
+known = before.values("listed/rms_norm")
+if on_gpu and not (len(known) and known[0]):
+    rules.pop("rms_norm", None)  # as in the version that measured
+seen, by_bits = autocast_types.seen, autocast_types.by_bits
+precisions = list(seen(before.samples, "output", "tk")["precision"].unique())
+casts = [precision for precision in precisions if precision != "fp32"]
+before
+
+# %%
+# Then with the fused one:
+
+after
+
+# %%
+# The types of single operations under autocast, and of the model's tensors,
+# against the list of the device that measured:
+
+# fold: How the tables are made
+tried = seen(before.samples, "operation", ["operation", "input", "output"])
+tried[["input", "output"]] = tried[["input", "output"]].map(by_bits)
+pairs = zip(tried["operation"], tried["input"], strict=True)
+tried["expected"] = [autocast_types.operation(rules, *p) for p in pairs]
+hits = list(tried["output"] == tried["expected"])
+tables = []
+for run, norm in ((before, "written"), (after, "fused")):
+    expected = autocast_types.in_model(rules, norm)
+    frame = pd.DataFrame(
+        {"expected": {n: t for n, (t, _) in expected.items()}}
+    )
+    for what in ("output", "gradient"):
+        found = seen(run.samples, what, ["tensor", "type"])
+        for precision in casts:
+            rows = found[found["precision"] == precision]
+            types = rows.groupby("tensor", sort=False)["type"].agg(", ".join)
+            frame[f"{what}, {precision}"] = types
+            if what == "output":
+                hits += list(types.map(by_bits) == frame["expected"])
+    tables.append(frame.rename_axis("tensor").reset_index())
+    tables[-1].insert(0, "norm", norm)
+plots.table(pd.concat(tables))
+
+# %%
+# What belongs to the parameters, and what is kept for backward:
+
+# fold: How the tables are made
+owned = pd.concat(
+    seen(before.samples, what, ["type"]).assign(what=what)
+    for what in ("parameter", "parameter gradient", "optimizer")
+)
+fixed = (owned["type"] == "fp32").all()
+sizes = {}
+for run, norm in ((before, "written"), (after, "fused")):
+    table = autocast_types.kept(run.samples) / 2**20
+    table = table.groupby(table.index.str.split(", ").str[-1]).sum()
+    sizes |= {f"{norm}, {p}": table[p].to_dict() for p in precisions}
+draw_kept(
+    sizes, f"What backward needs, by norm ({after.mode})", "MiB of a step"
+)
+plots.table(owned[["what", "precision", "type", "bytes"]])
+
+# %%
+# What the runs say:
+
+# fold: How the answer is put together
+whole = sum(sizes["written, fp32"].values())
+was, now = (
+    sum(sizes[f"{norm}, {casts[0]}"].values()) / whole
+    for norm in ("written", "fused")
+)
+apart = max(
+    abs(before.values(f"loss/{p}") - after.values(f"loss/{p}")).max()
+    for p in precisions
+)
+said = (
+    f"parameters, their gradients and the optimizer's state "
+    f"{'stayed' if fixed else 'did not all stay'} fp32. What {casts[0]} keeps "
+    f"for backward took {was:.0%} of fp32's bytes, and {now:.0%} with a fused "
+    f"norm, whose losses differ by at most {apart:.1g}. {sum(hits)} of "
+    f"{len(hits)} types were as the lists for "
+    f"{'CUDA' if on_gpu else 'a CPU'} say."
+)
+gpus = [(run.provenance["gpu"] or {}).get("name") for run in (before, after)]
+if before.mode != after.mode or gpus[0] != gpus[1]:
+    said = "the two runs are not of the same machine; nothing to compare."
+exact = {name: sum(parts.values()) for name, parts in KEPT.items()}
+findings = headline(
+    said,
+    before,
+    after,
+    otherwise=(
+        f"weights, gradients and AdamW's moments stay fp32; the outputs of "
+        f"matrix products have 16 bits. A norm that is written out keeps "
+        f"{exact['written, bf16']:.0f} bytes for each element under autocast "
+        f"and {exact['written, fp32']:.0f} in fp32; a fused one keeps "
+        f"{exact['fused, bf16']:.0f}."
+    ),
+    badge="exact",
+)
+downloads = {
+    f"{run.part}, {run.mode}, as a timeline": run.trace
+    for run in (before, after)
+}

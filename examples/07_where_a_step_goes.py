@@ -2,269 +2,42 @@
 Where does a training step go?
 ==============================
 
-Forward, backward, optimizer: which takes how long, and on which clock? And why
-do profiles with ranges so often answer this wrongly?
+Ranges mark the phases of a step, and a profiler gives each a time. Which time
+is that, and why do such tables so often name the wrong phase?
 
-What is measured: a training step of a language model, phase by phase, and
-attention part by part, first with its scores written out, then fused. What
-came out: :measured:`07_where_a_step_goes.verdict`
-
-What one needs: nothing to read this page, a minute and a CPU to run its small
-version, an NVIDIA GPU with PyTorch to repeat it.
+.. in-short::
 """
 
 # %%
-# Expectation
-# -----------
-# A matrix product in the forward pass needs two in the backward pass: one for
-# the gradient of its input, one for that of its weights. So backward should
-# take twice as long as forward, and the optimizer, with about a dozen
-# operations a parameter, next to nothing. The model's sizes give the rest.
-
-import pandas as pd
-
-from nsightkit.analysis.roofline.envelope import envelope
-from nsightkit.configurations import Configuration
-from nsightkit.investigations import parts as investigations
-
-SIZES = ["batch", "context", "d_model", "layers", "d_ff", "heads"]
-SIZES += ["vocabulary"]
-
-
-def flops(sizes):
-    """FLOPs of the phases of a step, and of attention's forward parts."""
-    chosen = {name: sizes[name] for name in SIZES}
-    model = Configuration("this page's", **chosen, intent="one step")
-    cost = envelope(model)
-    phases = {
-        "forward": cost.fwd_flops,
-        "backward": cost.train_flops - cost.fwd_flops,
-        "optimizer": 12 * cost.params,
-    }
-    projection = 2 * model.layers * model.tokens * model.d_model**2
-    parts = {
-        "qkv_projections": 3 * projection,
-        "rope": 0,  # no matrix products in this one
-        "qk_mask": cost.attention_flops / 2,
-        "softmax": 0,  # nor in this one
-        "attention_v": cost.attention_flops / 2,
-        "output_projection": projection,
-    }
-    return pd.Series(phases), pd.Series(parts)
-
-
-sizes = investigations.find("training-step", "before").gpu
-for work in flops(sizes):
-    print((work / work.sum()).map("{:.1%}".format).to_string(), end="\n\n")
-
-# %%
-# Two doubts beforehand. FLOPs predict time only where matrix products do:
-# rotary positions, mask and softmax have none, but move bytes, the latter two
-# all scores, a number for every pair of tokens in every head. And the
-# optimizer reads and writes every parameter and both of its moments.
-
-# %%
-# Measure
-# -------
-
-from nsightkit.investigations import measure
-
-before = measure("training-step", "before")
-before
-
-# %%
-# Read
-# ----
-# Each phase of a step on two clocks. The *CPU* column is the time between the
-# range's begin and end on the thread that opened it. In a GPU run that is the
-# time to launch, and to wait. In a run on the CPU there is nothing to launch:
-# the CPU executes the operators there and then, and its column is where time
-# goes.
+# The symptom: one step, four answers
+# -----------------------------------
+# The program marks three phases, and reads a value before the optimizer runs:
 #
-# The *GPU* column is the busy time of what was launched in the phase. It is
-# empty without a GPU. The rule, in the last column, says whose launches
-# count; it is the subject of a section below.
+# .. code-block:: python
+#
+#    with nvtx.annotate("forward"):
+#        loss = model(batch)
+#    with nvtx.annotate("backward"):
+#        loss.backward()
+#    with nvtx.annotate("optimizer"):
+#        log(norm.item())
+#        optimizer.step()
+#
+# Here is a step of it. The trace is synthetic: ``nsightkit.workloads.planted``
+# wrote it, and it never ran on a GPU. So its truth is known, and it does what
+# real steps do: forward is launched slowly, backward is launched quickly by a
+# thread of autograd's, and has the longest kernels.
 
-from nsightkit import plots
-from nsightkit.analysis.timeline import overview, phases, steps
-
-
-def per_step(run):
-    """Phases with their CPU and GPU time in a mean step."""
-    table, count = phases.summary(run.trace), len(steps.find(run.trace))
-    return pd.DataFrame(
-        {
-            "phase": table["phase"],
-            "CPU (ms)": table["cpu_ns"] / count / 1e6,
-            "GPU (ms)": table["gpu_ns"] / count / 1e6,
-            "kernels": table["kernel_count"] / count,
-            "share of GPU busy": table["share_of_busy"],
-            "rule": table["rule"],
-        }
-    )
-
-
-written = per_step(before)
-plots.table(written, missing="no GPU")
-
-# %%
-# A table of phases is worth something only if nothing is missing from it. Its
-# last row is what lies in no phase, so that the columns add up: on the CPU to
-# the steps, on the GPU to its busy time. What the GPU was not busy is idle.
-
-found = phases.summary(before.trace)
-wall = steps.find(before.trace).eval("end_ns - start_ns").sum()
-on_gpu = before.trace.recorded("kernels")
-print(f"CPU column: {found['cpu_ns'].sum():,} ns, steps: {wall:,} ns")
-if on_gpu:
-    whole = overview.summary(before.trace)
-    added = found["gpu_ns"].sum()
-    print(f"GPU column: {added:,} ns, busy: {whole['busy_ns']:,} ns")
-    print(f"GPU idle between its operations: {whole['idle_ns']:,} ns")
-
-# %%
-# The same as shares, beside those of the FLOPs:
-
-expected, expected_parts = flops(before.parameters)
-by_phase = found.set_index("phase")
-plots.share_bars(
-    {
-        "FLOPs, expected": expected,
-        "CPU time": by_phase["cpu_ns"],
-        "GPU busy time": by_phase["gpu_ns"],
-    },
-    title=f"A step among its phases ({before.mode})",
-)
-
-# %%
-# Inside the forward pass, attention is marked part by part. The bars show
-# what share of attention each part is. A part that is wide in time and absent
-# in FLOPs is one that moves bytes.
-
-from nsightkit.analysis.timeline import ranges
-
-names = [*expected_parts.index[:4], "sdpa", *expected_parts.index[4:]]
-
-
-def attention(run):
-    """CPU and GPU time of attention's marked parts in a mean step."""
-    table = ranges.summary(run.trace, match=f"^({'|'.join(names)})$")
-    table = table.set_index("name")[["total_ns", "gpu_ns", "kernel_count"]]
-    ordered = [name for name in names if name in table.index]
-    return table.loc[ordered] / len(steps.find(run.trace))
-
-
-parts = attention(before)
-plots.share_bars(
-    {
-        "FLOPs, expected": expected_parts,
-        "CPU time": parts["total_ns"],
-        "GPU busy time": parts["gpu_ns"],
-    },
-    title=f"Attention's forward pass among its parts ({before.mode})",
-)
-
-# %%
-# What autograd does for these parts in the backward pass lies in no range of
-# its own; it is in the row ``backward``. One level lower everything has a
-# name: kernels by kind of work and in full where there was a GPU, else the
-# operators, by the CPU time that is theirs and not that of operators inside.
-
-from nsightkit.analysis.timeline import kernels, operators
-
-work = kernels if on_gpu else operators
-columns = ["share", "total_ns", "count", "category", "name"]
-if on_gpu:
-    plots.kernel_bars(
-        kernels.summary(before.trace, by="category"),
-        title=f"GPU time by kind of work ({before.mode})",
-    )
-plots.table(work.summary(before.trace, top=10)[columns])
-
-# %%
-# Ask another witness
-# -------------------
-# PyTorch's profiler and Nsight Systems learn of kernels from the same place,
-# the driver, and of everything else in ways of their own. PyTorch's records
-# each operator, and so each launch takes longer under it. Nsight Systems
-# records none: it sees the ranges that the program marks with NVTX, and calls
-# of CUDA. So what the GPU did should agree but for what differs from run to
-# run. What the CPU did need not. Both in one process would be in each other's
-# way, so the part runs twice where there are both.
-
-from nsightkit.analysis.compare import two_tools
-from nsightkit.trace.model import TABLES
-
-
-def witnesses(run):
-    """The traces of a part by what captured them."""
-    both = {"torch.profiler": run.trace, "Nsight Systems": run.nsys_trace}
-    return {tool: trace for tool, trace in both.items() if trace is not None}
-
-
-tools = witnesses(before)
-if len(tools) == 1:
-    why = before.nsys_notice or "this part does not ask for it"
-    print(f"PyTorch's profiler alone; not Nsight Systems: {why}.")
-    print("The same line of code captures with both where it finds an nsys.")
-rows = {
-    tool: {t: trace.size(t) for t in TABLES if trace.recorded(t)}
-    for tool, trace in tools.items()
-}
-recorded = pd.DataFrame(rows).reindex(TABLES).dropna(how="all")
-recorded = recorded.astype("Int64").rename_axis("events").reset_index()
-plots.table(recorded)
-
-# %%
-# A mean step side by side, where there are two: the whole, the phases by the
-# rule ``window``, and the kinds of kernels that take longest. The difference
-# is that of Nsight Systems from PyTorch's profiler.
-
-
-def beside(table):
-    """A comparison with its times in milliseconds."""
-    table, (one, other) = table.copy(), table.columns[4:6]
-    time = table["figure"].str.endswith("_ns")
-    table["figure"] = table["figure"].str.replace("_ns", " (ms)")
-    table["figure"] = table["figure"].str.replace("_", " ")
-    for tool in (one, other):
-        table[tool] = table[tool].where(~time, table[tool] / 1e6)
-    return plots.table(table, {"difference": "{:+.1%}"})
-
-
-compared = two_tools.compare(tools, top=4) if len(tools) == 2 else None
-beside(compared) if compared is not None else None
-
-# %%
-# In short, clock by clock. Span and idle time depend on both: a GPU that is
-# launched to more slowly waits longer.
-
-if compared is not None:
-    for whose, figures in compared.dropna().groupby("clock"):
-        apart = figures["difference"].abs()
-        most = figures.loc[apart.idxmax()]
-        print(
-            f"{whose}: {(apart == 0).sum()} of {len(apart)} figures equal, "
-            f"median difference {apart.median():.1%}, largest "
-            f"{most['difference']:+.1%} (in {most['name']})"
-        )
-    if not on_gpu:
-        print("No GPU: what should agree is what could not be captured.")
-
-# %%
-# Why CPU time of ranges misleads
-# -------------------------------
-# This trace is synthetic: ``nsightkit.workloads.planted`` wrote it and it
-# never ran on a GPU. Its step does what real ones do. Forward is launched by
-# the main thread, slowly, and its kernels queue up. Backward is launched by
-# the thread that autograd keeps for each device, quickly, and its kernels are
-# long. The optimizer begins with a value that is read back, so the CPU waits
-# there until the GPU has done everything before it.
-
+# sphinx_gallery_thumbnail_number = 1
+# fold: How the step is planted
 import tempfile
 from pathlib import Path
 
+import pandas as pd
+
 import nsightkit
+from nsightkit import plots
+from nsightkit.analysis.timeline import phases
 from nsightkit.workloads import planted
 
 folder = tempfile.TemporaryDirectory()
@@ -296,207 +69,165 @@ for phase, (thread, launches, every_ns, kernel_ns, tile) in plan.items():
 out.range("step", main, 900, now)
 synthetic = nsightkit.load(out.write(Path(folder.name, "step.sqlite")))
 
-clocks = phases.summary(synthetic).set_index("phase")
-nsys_rule = phases.summary(synthetic, rule="thread").set_index("phase")
-truth = pd.Series(planted_ns)
+# %%
+
+window = phases.summary(synthetic).set_index("phase")
+thread = phases.summary(synthetic, rule="thread").set_index("phase")
 plots.share_bars(
     {
-        "planted": truth,
-        "CPU time": clocks["cpu_ns"],
-        "GPU, rule window": clocks["gpu_ns"],
-        "GPU, rule thread": nsys_rule["gpu_ns"],
+        "planted": pd.Series(planted_ns),
+        "CPU time": window["cpu_ns"],
+        "GPU, rule window": window["gpu_ns"],
+        "GPU, rule thread": thread["gpu_ns"],
     },
     title="One step, four answers (synthetic)",
 )
 
 # %%
-# On the CPU's clock the optimizer is the longest phase: it is charged with
-# the waiting, which is other phases' work. On the GPU's clock backward is.
+# Predict: what does each clock show?
+# -----------------------------------
+# Why is the optimizer the longest phase on the CPU's clock, and where has
+# backward gone in the last bar?
 #
-# The last bar follows the rule by which Nsight Systems projects ranges to the
-# GPU: an operation belongs to the range in which the *same thread* launched
-# it. No range was open on autograd's thread, so backward is free. Kineto's
-# projection has the same blind spot. The table below tells that something is
-# missing only because of its last row; a table without one would add up to
-# less and look fine. The rule ``window`` also counts what threads without
-# ranges of their own launched while the range was open.
-
-both = pd.DataFrame(
-    {
-        "planted_ns": truth,
-        "CPU_ns": clocks["cpu_ns"],
-        "window_ns": clocks["gpu_ns"],
-        "thread_ns": nsys_rule["gpu_ns"],
-    }
-).reindex([*plan, phases.UNATTRIBUTED])
-both = both.fillna({"planted_ns": 0})
-plots.table(both.rename_axis("phase").reset_index())
-
-# %%
-# And kernels by name, twice: in full, and by the base name that many tables
-# show. All of CUTLASS's matrix products share one base name, which makes a
-# single row of forward and backward.
-
-lasting = synthetic.table("kernels", ["name", "short_name", "duration_ns"])
-for column in ("name", "short_name"):
-    total = lasting.groupby(column, observed=True)["duration_ns"].sum()
-    print(total.to_string(), end="\n\n")
-
-# %%
-# Phases divide the time in which the GPU was busy. When it was idle and why,
-# in this trace and in the real one where that is a GPU's:
-
-from nsightkit.analysis.timeline import gaps
-
-traces = {"synthetic": synthetic}
-if on_gpu:
-    traces[before.mode] = before.trace
-for origin, trace in traces.items():
-    title = f"GPU idle time by cause ({origin})"
-    plots.gap_bars(gaps.summary(trace), title=title)
-
-# %%
-# Change one thing
-# ----------------
-# Attention in one operator, which never writes its scores to memory. What the
-# second run does, and no more:
+# .. dropdown:: Answer
 #
-# .. code-block:: python
+#    Work for a GPU is only launched inside a range. On the CPU's clock a range
+#    is the time to launch, and to wait. The optimizer begins with a value that
+#    is read back, so it is charged with waiting for all work before it.
 #
-#    F.scaled_dot_product_attention(q, k, v, is_causal=True)
+#    The last bar follows the rule by which Nsight Systems projects ranges to
+#    the GPU: an operation belongs to the range in which the *same thread*
+#    launched it. No range was open on autograd's thread, so backward seems to
+#    cost nothing. PyTorch's own projection has the same blind spot. The rule
+#    ``window`` also counts what threads without ranges of their own launched
+#    while the range was open.
+#
+# Now a real program: the forward pass of a language model with 2.7 billion
+# parameters on an A100. Its attention is written out as two matrix products
+# with a softmax between them. A softmax has no matrix product. Which share of
+# attention's time will the CPU's clock give to it, and which the GPU's?
 
 # %%
-# Measure again
-# -------------
+# Evidence: two clocks on an A100
+# -------------------------------
+# The parts of attention in three passes, as the program's author marked them:
 
-after = measure("training-step", "after")
-after
+from nsightkit.investigations import case
 
-# %%
-# The phases of both runs, on the clock that counts: the GPU's where there is
-# one, else the CPU's.
-
-clock = "gpu_ns" if on_gpu and after.trace.recorded("kernels") else "cpu_ns"
-mean = {}
-for run in (before, after):
-    table = phases.summary(run.trace)
-    table[clock] = (table[clock] / len(steps.find(run.trace))).astype(float)
-    mean[run.part] = table
-plots.before_after(
-    mean["before"],
-    mean["after"],
-    key="phase",
-    value=clock,
-    labels=("written out", "fused"),
-    title=f"Phases with either attention ({after.mode})",
-    axis="GPU busy time a step" if clock == "gpu_ns" else "CPU time a step",
+annotated = case("a100-cuda-graphs", "eager-nvtx")
+loop = annotated.trace.within("^benchmark_loop$")
+ranges = loop.ranges().set_index("name")
+names = ["computing attention scores", "computing softmax", "final matmul"]
+parts = ranges.loc[names, ["total_ns", "gpu_ns"]]
+shares = parts / parts.sum()
+plots.share_bars(
+    {"CPU time": parts["total_ns"], "GPU busy time": parts["gpu_ns"]},
+    title="Attention among its parts, A100 (case file)",
 )
+annotated
 
 # %%
-# Attention's forward parts in a mean step, before and after. The fused
-# operator, ``sdpa``, stands for mask, softmax and both of their products.
+# The CPU's clock gives most of it to softmax, the GPU's less than half. Did
+# the CPU compute anything there? Here is each softmax of the loop by itself,
+# in order, as a step of its own:
 
-columns = {"total_ns": "CPU (ms)", "gpu_ns": "GPU (ms)"}
-columns["kernel_count"] = "kernels"
-sides = {}
-for side, table in (("before", parts), ("after", attention(after))):
-    timed = table.assign(**table.filter(like="_ns") / 1e6)
-    sides[side] = timed.rename(columns=columns).add_suffix(f", {side}")
-table = sides["before"].join(sides["after"], how="outer")
-table = table.loc[[name for name in names if name in table.index]]
-table = table.rename_axis("part").reset_index().dropna(axis=1, how="all")
-plots.table(table)
+# fold: How the kernels of each softmax are found
+import numpy as np
 
-# %%
-# Step times, without a profiler; each point is a step.
-
-gpus = [(run.provenance["gpu"] or {}).get("name") for run in (before, after)]
-comparable = before.mode == after.mode and gpus[0] == gpus[1]
+marked = loop["ranges"].query("name == 'computing softmax'")
+marked = marked.sort_values("start_ns")
+calls = loop["calls"][["correlation", "start_ns"]]
+kernels = loop["kernels"][["correlation", "start_ns", "end_ns"]]
+launched = kernels.merge(calls, on="correlation", suffixes=("", "_call"))
+place = np.searchsorted(marked["start_ns"], launched["start_ns_call"]) - 1
+ends = marked["end_ns"].to_numpy()[place]
+inside = (place >= 0) & (launched["start_ns_call"] < ends)
+ran = (launched["end_ns"] - launched["start_ns"])[inside]
 plots.step_times(
-    {run.part: run.values("step_ns") for run in (before, after)},
-    title=f"Step times with either attention ({after.mode})",
+    {
+        "CPU time": marked["end_ns"] - marked["start_ns"],
+        "GPU busy time": ran.groupby(place[inside]).sum(),
+    },
+    title="Each softmax of three passes, A100 (case file)",
 )
+
+# %%
+# The GPU takes the same time for each. The CPU takes next to none at first: it
+# launches, and runs ahead. Then the launch queue is full, and each launch
+# waits until a place in it is free. The wait is charged to whichever range
+# happens to launch then. It is the time that the GPU needs for earlier work.
+#
+# So the GPU's clock is the one that counts here. By kind of work:
+
+work = loop.kernels(by="category")[["name", "count", "total_ns", "share"]]
+work["a pass (ms)"] = work.pop("total_ns") / 3 / 1e6
+plots.table(work, {"a pass (ms)": "{:.1f}"})
+
+# %%
+# Change one thing: compile
+# -------------------------
+# The author also compiled the model, into CUDA graphs:
+#
+# .. code-block:: diff
+#
+#    +model = torch.compile(model, mode="reduce-overhead")
+#
+# The table bounds what that can gain. The matrix products stay as they are;
+# all else may be fused away at best. Launches cost nothing here, because the
+# GPU is never without work. Both captures hold ten passes:
+
+eager = case("a100-cuda-graphs", "eager").trace
+graphs = case("a100-cuda-graphs", "graphs").trace
+gemms = eager.kernels(by="category").set_index("name")["share"]["GEMM"]
+fused = eager.summary()["span_ns"] / graphs.summary()["span_ns"]
+free = eager.whatif("free-launches")["speedup"].iloc[0]
+print(f"free launches, by replay: {free:.3f} times as fast")
+print(f"only matrix products left: {1 / gemms:.3f} times as fast, at most")
+print(f"compiled, measured: {fused:.3f} times as fast")
 
 # %%
 # Verdict
 # -------
-# Computed from the two runs. As expected means within a fifth:
+# Compiling took away most of what it could, which was little. Matrix products
+# fill nine tenths of a pass, and :doc:`09_precision` shows which kind they
+# are. The CPU's clock would have sent the author to the softmax.
 
-import textwrap
+# %%
+# A table of phases is worth something only if nothing is missing from it. Its
+# last row is what lies in no phase, so that the GPU's column adds up to its
+# busy time. In the synthetic step, that row shows what the rule ``thread``
+# misses:
 
-spent = found.set_index("phase")[clock]
-ratio = float(spent["backward"] / spent["forward"])
-wanted = float(expected["backward"] / expected["forward"])
-fits = "as" if abs(ratio / wanted - 1) < 0.2 else "not as"
-inside = parts["gpu_ns" if clock == "gpu_ns" else "total_ns"]
-inside = inside.reindex(expected_parts.index).astype(float).fillna(0)
-shares = pd.DataFrame(
+# fold: How the table is made
+table = pd.DataFrame(
     {
-        "time": inside / max(inside.sum(), 1),
-        "FLOPs": expected_parts / expected_parts.sum(),
+        "planted (ms)": pd.Series(planted_ns) / 1e6,
+        "CPU (ms)": window["cpu_ns"] / 1e6,
+        "GPU, rule window (ms)": window["gpu_ns"] / 1e6,
+        "GPU, rule thread (ms)": thread["gpu_ns"] / 1e6,
     }
-)
-most = (shares["time"] - shares["FLOPs"]).idxmax()
-took, thought = shares.loc[most]
-was, now = before.median("step_ns"), after.median("step_ns")
-where = "in a smoke run on a CPU" if after.mode == "smoke" else "on a GPU"
-verdict = (
-    f"{where}, backward takes {ratio:.1f} times as long as forward, {fits} "
-    f"expected from FLOPs ({wanted:.1f}); of attention's forward time {most} "
-    f"takes {took:.0%}, of its FLOPs {thought:.0%}; a step takes "
-    f"{was / 1e6:.1f} ms with scores written out, {now / 1e6:.1f} ms fused."
-)
-if not comparable:
-    verdict = "the two runs are not of the same machine; nothing to compare."
-findings = {
-    "verdict": verdict,
-    "backward_to_forward": ratio,
-    "most_above_flops": float(took),
-    "fused": was / now,
-}
-print(textwrap.fill(verdict))
+).reindex([*plan, phases.UNATTRIBUTED])
+table = table.fillna({"planted (ms)": 0}).rename_axis("phase").reset_index()
+plots.table(table, dict.fromkeys(table.columns[1:], "{:.3f}"))
 
 # %%
 # Limits
 # ------
-# Phases come from a few profiled steps, and a profiler slows launching down;
-# step times come from steps without one. Where figures are of one tool, it is
-# PyTorch's profiler; the second capture is of another run of the same part.
-#
-# Where operations of two phases overlap on the GPU, the moment counts for the
-# one that began first. With one stream, as here, they do not. The rule
-# ``window`` would err where two phases are open at a time in one process.
-# Turning autograd's thread off makes both rules agree, and changes when
-# backward launches.
-#
-# FLOPs count attention as a full square, which the masked half is part of; a
-# fused kernel may skip it. A run on the CPU says what its operators cost
-# there, and nothing about a GPU's balance of arithmetic and memory.
-
-# %%
-# The traces of this page, to open in Perfetto or with ``nsightkit``:
-
-downloads = {
-    f"{run.part}, {run.mode}, as a timeline": run.trace
-    for run in (before, after)
-}
-if before.nsys_trace is not None:
-    label = f"{before.part}, {before.mode}, by Nsight Systems, as a timeline"
-    downloads[label] = before.nsys_trace
-downloads["one step, synthetic, as a timeline"] = synthetic
+# * One capture each of somebody else's program: forward passes only, and three
+#   of them with ranges. Nsight Systems recorded each graph as a whole, so what
+#   is left inside the graphs is not known.
+# * Compiling changes kernels and launches at once. That launches gain nothing
+#   comes from the replay.
+# * Where operations of two phases overlap on the GPU, the moment counts for
+#   the one that began first. The rule ``window`` would err where two phases
+#   are open at a time in one process.
+# * Kinds of work are read from the names of kernels. Short names will not do:
+#   many of CUTLASS's matrix products share one.
 
 # %%
 # Run it yourself
 # ---------------
-# With a GPU this measures, without one it runs the small version on the CPU;
-# either also under Nsight Systems, where nsys is on the ``PATH`` or
-# ``NSIGHTKIT_NSYS`` names it:
-#
-# .. code-block:: console
-#
-#    $ python examples/07_where_a_step_goes.py
-#
-# The loop itself, under Nsight Systems; save it as ``loop.py``:
+# On a program of your own; save the loop as ``loop.py``:
 #
 # .. code-block:: python
 #
@@ -515,8 +246,232 @@ downloads["one step, synthetic, as a timeline"] = synthetic
 #    $ nsightkit ranges step.sqlite --rule thread
 #    $ nsightkit kernels step.sqlite --by category
 #
-# To keep a GPU's results for this page:
+# This page, which measures with a GPU and else runs small on the CPU, also
+# under Nsight Systems, where nsys is on the ``PATH`` or ``NSIGHTKIT_NSYS``
+# names it:
 #
 # .. code-block:: console
 #
-#    $ python -m nsightkit record --only training-step
+#    $ python examples/07_where_a_step_goes.py
+
+downloads = {
+    "one step, synthetic": synthetic,
+    "three passes with ranges, case file": loop,
+}
+
+# %%
+# Exercises
+# ---------
+# 1. By how much could the best possible attention kernel speed up a pass?
+#
+#    .. dropdown:: Answer
+#
+#       Its parts take :measured:`07_where_a_step_goes.attention:.1%` of the
+#       loop's busy time. Without any of it the pass would be
+#       :measured:`07_where_a_step_goes.without:.2f` times as fast.
+#
+# 2. Open the three passes in Perfetto. At which softmax of the first pass does
+#    the CPU begin to wait, and how many kernels had it launched by then that
+#    were not done?
+#
+#    .. dropdown:: Answer
+#
+#       After :measured:`07_where_a_step_goes.ahead:.0f` of them the range
+#       becomes long. By then :measured:`07_where_a_step_goes.queued:,.0f`
+#       kernels were launched and had not ended: that is how long the queue is.
+#
+# 3. In your own profile, the optimizer is the longest phase. What do you check
+#    before you speed it up?
+#
+#    .. dropdown:: Answer
+#
+#       Whether the column is the CPU's, and whether the phase begins with a
+#       call that waits. ``nsightkit ranges`` prints both clocks.
+
+# %%
+# Measured here
+# -------------
+# .. own-run::
+#
+# A training step of a language model, phase by phase, and attention part by
+# part, first with its scores written out, then fused in one operator. A matrix
+# product in the forward pass needs two in the backward pass, so that should
+# take twice as long.
+
+# fold: How the expectation is worked out
+from nsightkit.analysis.roofline.envelope import envelope
+from nsightkit.analysis.timeline import steps
+from nsightkit.analysis.timeline import ranges as named
+from nsightkit.configurations import Configuration
+from nsightkit.investigations import headline, measure
+
+SIZES = ["batch", "context", "d_model", "layers", "d_ff", "heads"]
+SIZES += ["vocabulary"]
+
+
+def flops(sizes):
+    """FLOPs of the phases of a step, and of attention's forward parts."""
+    chosen = {name: sizes[name] for name in SIZES}
+    model = Configuration("this page's", **chosen, intent="one step")
+    cost = envelope(model)
+    by_phase = {
+        "forward": cost.fwd_flops,
+        "backward": cost.train_flops - cost.fwd_flops,
+        "optimizer": 12 * cost.params,
+    }
+    projection = 2 * model.layers * model.tokens * model.d_model**2
+    by_part = {
+        "qkv_projections": 3 * projection,
+        "rope": 0,  # no matrix products in this one
+        "qk_mask": cost.attention_flops / 2,
+        "softmax": 0,  # nor in this one
+        "attention_v": cost.attention_flops / 2,
+        "output_projection": projection,
+    }
+    return pd.Series(by_phase), pd.Series(by_part)
+
+
+before = measure("training-step", "before")
+after = measure("training-step", "after")
+expected, expected_parts = flops(before.parameters)
+before
+
+# %%
+# The phases on either clock, and attention's forward parts. The last row of
+# the first table is what lies in no phase.
+
+
+# fold: How the tables are made
+def per_step(run):
+    """Phases with their CPU and GPU time in a mean step."""
+    found, count = phases.summary(run.trace), len(steps.find(run.trace))
+    return pd.DataFrame(
+        {
+            "phase": found["phase"],
+            "CPU (ms)": found["cpu_ns"] / count / 1e6,
+            "GPU (ms)": found["gpu_ns"] / count / 1e6,
+            "kernels": found["kernel_count"] / count,
+            "share of GPU busy": found["share_of_busy"],
+        }
+    )
+
+
+def attention(run):
+    """CPU and GPU time of attention's marked parts in a mean step."""
+    marks = [*expected_parts.index[:4], "sdpa", *expected_parts.index[4:]]
+    found = named.summary(run.trace, match=f"^({'|'.join(marks)})$")
+    found = found.set_index("name")[["total_ns", "gpu_ns", "kernel_count"]]
+    ordered = [name for name in marks if name in found.index]
+    return found.loc[ordered] / len(steps.find(run.trace))
+
+
+plots.table(per_step(before), missing="no GPU")
+
+# %%
+# Time of phases and step times, with either attention:
+
+# fold: How the figures are drawn
+on_gpu = all(run.trace.recorded("kernels") for run in (before, after))
+clock = "gpu_ns" if on_gpu else "cpu_ns"
+mean = []
+for run in (before, after):
+    found = phases.summary(run.trace)
+    found[clock] = (found[clock] / len(steps.find(run.trace))).astype(float)
+    mean.append(found)
+plots.before_after(
+    *mean,
+    key="phase",
+    value=clock,
+    labels=("written out", "fused"),
+    title=f"Phases with either attention ({after.mode})",
+    axis="GPU busy time a step" if on_gpu else "CPU time a step",
+)
+gpus = [(run.provenance["gpu"] or {}).get("name") for run in (before, after)]
+comparable = before.mode == after.mode and gpus[0] == gpus[1]
+steps_ns = (before.values("step_ns"), after.values("step_ns"))
+plots.step_times(
+    dict(zip(("written out", "fused"), steps_ns, strict=True)),
+    title=f"Step times with either attention ({after.mode})",
+)
+after
+
+# %%
+# Cross-check with Nsight Systems ............................... PyTorch's
+# profiler and Nsight Systems learn of kernels from the same place, the driver,
+# and of everything else in ways of their own. So what the GPU did should
+# agree, but for what differs from run to run. What the CPU did need not,
+# because PyTorch's profiler records each operator, which takes time.
+
+# fold: How they are compared
+from nsightkit.analysis.compare import two_tools
+
+tools = {"torch.profiler": before.trace}
+if before.nsys_trace is None:
+    why = before.nsys_notice or "this part does not ask for it"
+    print(f"PyTorch's profiler alone; not Nsight Systems: {why}.")
+else:
+    tools["Nsight Systems"] = before.nsys_trace
+
+
+def beside(compared):
+    """A comparison with its times in milliseconds."""
+    shown, (one, other) = compared.copy(), compared.columns[4:6]
+    time = shown["figure"].str.endswith("_ns")
+    shown["figure"] = shown["figure"].str.replace("_ns", " (ms)")
+    shown["figure"] = shown["figure"].str.replace("_", " ")
+    for tool in (one, other):
+        shown[tool] = shown[tool].where(~time, shown[tool] / 1e6)
+    return plots.table(shown, {"difference": "{:+.1%}"})
+
+
+compared = two_tools.compare(tools, top=4) if len(tools) == 2 else None
+beside(compared) if compared is not None else None
+
+# %%
+# What the two runs say. As expected means within a fifth:
+
+# fold: How the answer is put together
+spent = phases.summary(before.trace).set_index("phase")[clock]
+ratio = float(spent["backward"] / spent["forward"])
+wanted = float(expected["backward"] / expected["forward"])
+fits = "as" if abs(ratio / wanted - 1) < 0.2 else "not as"
+took = attention(before)["gpu_ns" if on_gpu else "total_ns"]
+took = took.reindex(expected_parts.index).astype(float).fillna(0)
+over = took / max(took.sum(), 1) - expected_parts / expected_parts.sum()
+most = over.idxmax()
+was, after_ns = before.median("step_ns"), after.median("step_ns")
+said = (
+    f"backward takes {ratio:.1f} times as long as forward, {fits} expected "
+    f"from FLOPs ({wanted:.1f}); of attention's forward time {most} takes "
+    f"{took[most] / max(took.sum(), 1):.0%}, of its FLOPs "
+    f"{expected_parts[most] / expected_parts.sum():.0%}; a step takes "
+    f"{was / 1e6:.1f} ms with scores written out, {after_ns / 1e6:.1f} ms "
+    "fused."
+)
+if not comparable:
+    said = "the two runs are not of the same machine; nothing to compare."
+
+softmax = shares.loc["computing softmax"]
+whole_attention = parts["gpu_ns"].sum() / loop.summary()["busy_ns"]
+late = (marked["end_ns"] - marked["start_ns"]).to_numpy() > 1_000_000
+begun = marked["start_ns"].iloc[late.argmax()]
+waiting = (launched["start_ns_call"] < begun) & (launched["end_ns"] > begun)
+findings = headline(
+    said,
+    before,
+    after,
+    otherwise=(
+        "in a language model on an A100, softmax takes "
+        f"{softmax['total_ns']:.0%} of attention's time by the CPU's clock "
+        f"and {softmax['gpu_ns']:.0%} by the GPU's. Matrix products fill "
+        f"{gemms:.0%} of a pass, so compiling it could gain "
+        f"{1 / gemms:.2f} times at most; it gained {fused:.2f}."
+    ),
+    badge=annotated.label,
+    backward_to_forward=ratio,
+    fused=was / after_ns,
+    attention=whole_attention,
+    without=1 / (1 - whole_attention),
+    ahead=float(late.argmax()),
+    queued=float(waiting.sum()),
+)

@@ -3,61 +3,53 @@ Why is a step in 16 bits not many times as fast?
 ================================================
 
 Tensor cores multiply 16-bit matrices many times as fast as ordinary cores do
-fp32 ones. A training step gains far less. Which part of it gains, what does
-the rest do, and is bf16 any faster than fp16?
+fp32 ones. A training step gains far less. Which part of it gains?
 
-What is measured: the same training step in fp32, TF32, bf16 and fp16, and one
-of them twice. What came out: :measured:`09_precision.verdict`
-
-What one needs: nothing to read this page, a minute and a CPU to run its small
-version, an NVIDIA GPU with PyTorch to repeat it.
+.. in-short::
 """
 
 # %%
-# Expectation
+# The symptom
 # -----------
-# Four rows, because "fp32" can mean two things on recent GPUs. PyTorch leaves
-# TF32 off for matrix products unless asked, so fp32 here is fp32. The peaks of
-# one GPU, dense, and what they would make of a step if it were GEMMs alone:
+# Somebody recorded a language model with 2.7 billion parameters on an A100.
+# Where a program names no precision, PyTorch computes in fp32. TF32, in which
+# tensor cores multiply fp32 matrices, is switched off unless it is asked for:
+#
+# .. code-block:: python
+#
+#    model = Transformer(...).to("cuda")
+#    logits = model(tokens)
 
 # sphinx_gallery_thumbnail_number = 1
+import re
+
 import pandas as pd
 
 from nsightkit import hardware, plots
-from nsightkit.analysis.roofline.envelope import envelope
-from nsightkit.configurations import Configuration
-from nsightkit.errors import UsageError
-from nsightkit.investigations import parts as investigations
+from nsightkit.investigations import case
 
-KINDS = ("fp32", "tf32", "bf16", "fp16")
-SIZES = ("batch", "context", "d_model", "layers", "d_ff", "heads")
-SIZES = (*SIZES, "vocabulary")
-
-
-def reckoned(cell):
-    """Envelope of a run's sizes."""
-    sizes = {name: cell[name] for name in SIZES}
-    return envelope(Configuration(name="cell", intent="", **sizes))
-
-
-h200 = hardware.find("H200")
-model = reckoned(investigations.find("precision", "before").parameters("live"))
-peaks = pd.DataFrame(
-    {
-        "precision": KINDS,
-        "peak (TFLOP/s)": [h200.peak(kind).tflops for kind in KINDS],
-    }
-)
-rates = peaks["peak (TFLOP/s)"]
-peaks["times fp32"] = rates / rates[0]
-peaks["floor (ms)"] = [model.floor_ms(rate) for rate in rates]
-plots.table(peaks)
+model = case("a100-cuda-graphs", "eager")
+card = hardware.find(model.source["gpu"])
+model
 
 # %%
-# Only GEMMs and attention run on tensor cores. If they are a share ``g`` of
-# the fp32 step and get ``r`` times as fast, the step gains what Amdahl's law
-# leaves over. The rest moves bytes: its 16-bit part moves half as many, its
-# fp32 part as many as before. That bounds the rest's gain by two.
+# The peaks of that card in its datasheet, for dense matrices:
+
+# fold: How the table is made
+peaks = pd.DataFrame(
+    [(p.unit, p.tflops, p.tflops / card.peak("fp32").tflops)
+     for p in card.peaks],
+    columns=["precision", "peak (TFLOP/s)", "times fp32"],
+)  # fmt: skip
+plots.table(peaks, {"times fp32": "{:.0f}"})
+
+# %%
+# Predict: how much faster is a step?
+# -----------------------------------
+# Only matrix products and attention run on tensor cores. If they are a share
+# ``g`` of the time and get ``r`` times as fast, the step gains what Amdahl's
+# law leaves over. The rest moves bytes. In 16 bits it moves half as many at
+# best, so ``rest`` is two at most:
 
 
 def gain(g, r, rest=1):
@@ -65,63 +57,242 @@ def gain(g, r, rest=1):
     return 1 / (g / r + (1 - g) / rest)
 
 
-for kind, r in zip(KINDS, peaks["times fp32"], strict=True):
-    halved = 2 if kind in ("bf16", "fp16") else 1
-    bounds = [f"g = {g}: {gain(g, r, halved):4.1f}" for g in (0.5, 0.8, 0.95)]
-    print(f"{kind}, peak {r:4.1f} times: {', '.join(bounds)}")
+# %%
+# Half of a step is matrix products. How much faster can TF32 make it, which
+# multiplies eight times as fast? And what can bf16 do, with sixteen?
+#
+# .. dropdown:: Answer
+#
+#    1 / (0.5 / 8 + 0.5) is 1.8. With bf16 the rest may halve, too:
+#    1 / (0.5 / 16 + 0.5 / 2) is 3.6. The rest of the step sets the limit, and
+#    not the tensor cores.
+#
+# bf16 and fp16 have the same peak. Which of them is faster, and by how much?
+#
+# .. dropdown:: Answer
+#
+#    Neither, by the datasheet. A gradient scaler costs fp16 a pass over the
+#    gradients. Every other difference has to be measured, and repeated.
 
 # %%
-# bf16 and fp16 have the same peak, and a gradient scaler costs a pass over the
-# gradients. A difference between them should be small, or noise.
-#
-# Memory: autocast casts what goes into matrix products, and keeps weights,
-# gradients and the optimizer's moments in fp32. It even adds copies of the
-# weights. Only what the forward pass keeps for the backward can shrink:
+# Evidence: which unit ran the products
+# -------------------------------------
+# The name of a kernel says which unit it runs on. For the common libraries:
 
+TENSOR = r"tensorop|hmma|s1688|s16816|bf16bf16|f16f16|nvjet|flash|fmha"
+ORDINARY = r"sgemm|scudnn|ffma|<float"
+
+
+def unit(name, category):
+    """Say which unit of the GPU multiplies in a kernel, by its name."""
+    if category in ("GEMM", "attention") and re.search(TENSOR, name):
+        return "tensor cores, 16 bits"
+    if category == "GEMM" and re.search(ORDINARY, name):
+        return "ordinary cores, fp32"
+    return "(other kernels)"
+
+
+# %%
+# Five programs that other people recorded, and the time of their kernels:
+
+CASES = {
+    "2.7 B model, A100": ("a100-cuda-graphs", "eager"),
+    "ResNet-50, V100": ("v100-starved-loader", "workers-4"),
+    "copying job, H100": ("h100-all-copies", "two-gpus-1s"),
+    "TimeSformer, H100": ("odd-tokens", "timesformer-h100"),
+    "Qwen, H100": ("two-cards", "qwen-h100"),
+}
+bars = {}
+for program, which in CASES.items():
+    kernels = case(*which).trace.kernels()
+    units = map(unit, kernels["name"], kernels["category"])
+    shares = kernels.groupby(list(units))["share"].sum()
+    bars[program] = shares.sort_index(ascending=False)
+plots.share_bars(bars, title="Kernel time by unit (case file)")
+
+# %%
+# Three of the five run their products in fp32 on the ordinary cores, two of
+# them on cards whose tensor cores know TF32. (A V100 has neither TF32 nor
+# bf16, but fp16.) A GPU can be full of work that is done on the wrong unit,
+# and no utilisation shows that.
+#
+# The names of the model's products, all of them "sgemm": single precision.
+
+named = model.trace.kernels().query("category == 'GEMM'")
+plots.table(named[["name", "count", "share"]])
+
+# %%
+# Now the prediction has its ``g``. Beside it, the trace played again with its
+# products as much faster as the peaks are, all else as it was. The replay
+# knows what the formula does not: whether launches can keep up.
+
+g = bars["2.7 B model, A100"]["ordinary cores, fp32"]
+rows = []
+for kind in ("tf32", "bf16"):
+    r = card.peak(kind).tflops / card.peak("fp32").tflops
+    played = model.trace.whatif(scale=f"sgemm={1 / r}")["speedup"].iloc[0]
+    halved = gain(g, r, 2) if kind == "bf16" else None
+    rows.append((kind, r, gain(g, r), played, halved))
+names = ["precision", "products", "Amdahl", "by replay", "rest halved, too"]
+bounds = pd.DataFrame(rows, columns=names).set_index("precision")
+shown = dict.fromkeys(names[1:], "{:.1f}")
+plots.table(bounds.reset_index(), shown, missing="not in TF32")
+
+# %%
+# All columns but the first say how many times as fast.
+
+# %%
+# Change one thing: the precision
+# -------------------------------
+# One line for TF32, one for 16 bits:
+#
+# .. code-block:: diff
+#
+#    +torch.set_float32_matmul_precision("high")   # TF32
+#
+#    +with torch.autocast("cuda", torch.bfloat16):
+#         logits = model(tokens)
+#
+# fp16 has a small range, and its training needs a
+# ``torch.amp.GradScaler("cuda")``; bf16 does not.
+#
+# And memory? Autocast casts what goes into products, and keeps weights,
+# gradients and the optimizer's moments in fp32. It even adds copies of the
+# weights. Only what the forward pass keeps for the backward can shrink. For
+# the model that this page measures on a GPU, counted by formula:
+
+# fold: How the ledger is worked out
+from nsightkit.analysis.roofline.envelope import envelope
+from nsightkit.configurations import Configuration
+from nsightkit.investigations import parts
+
+SIZES = ("batch", "context", "d_model", "layers", "d_ff", "heads")
+SIZES = (*SIZES, "vocabulary")
+live = parts.find("precision", "before").parameters("live")
+sizes = {name: live[name] for name in SIZES}
+counted = envelope(Configuration(name="cell", intent="", **sizes))
 ledger = {
-    "weights, gradients, AdamW: fp32 in all rows": model.state_bytes,
-    "16-bit copies of weights: added": model.cache_bytes,
-    "activations in 16 bits": model.activation_bytes,
-    "logits and loss": model.logits_bytes,
+    "weights, gradients, AdamW: fp32 as before": counted.state_bytes,
+    "16-bit copies of the weights: added": counted.cache_bytes,
+    "activations: in 16 bits": counted.activation_bytes,
+    "logits and loss": counted.logits_bytes,
 }
 rows = [(name, size / 1e9) for name, size in ledger.items()]
-plots.table(pd.DataFrame(rows, columns=["bytes with 16-bit autocast", "GB"]))
+plots.table(pd.DataFrame(rows, columns=["with 16-bit autocast", "GB"]))
 
 # %%
-# Measure
+# Verdict
 # -------
-# The fp32 run comes first.
+# A step in 16 bits is not sixteen times as fast, because not all of it is
+# products, and for a program of short kernels not even all of those wait for
+# arithmetic. It can still be several times as fast, and one line decides
+# whether the products use the tensor cores at all. Look at the kernels' names
+# before anything else.
 
-from nsightkit.investigations import measure
+# %%
+# Limits
+# ------
+# * The change was not tried on this model: the gains are predicted, and they
+#   are bounds. They take products to keep their share of the peak, and a
+#   faster unit is harder to feed. A real bf16 pass also runs casts.
+# * One capture of each program. A kernel's unit is read from its name: names
+#   are no contract, and other libraries use others.
+# * Numerical quality is not judged here. TF32 keeps ten bits of each input's
+#   mantissa and bf16 seven; :doc:`05_mixed_precision_accumulation` adds such
+#   numbers up.
+# * The peaks assume a boost clock that a power limit does not allow for long;
+#   16-bit products draw the most power.
+
+# %%
+# Run it yourself
+# ---------------
+# On a trace of your own, which unit the products run on, and what TF32 could
+# gain on an A100:
+#
+# .. code-block:: console
+#
+#    $ nsightkit kernels trace.sqlite
+#    $ nsightkit whatif trace.sqlite --scale 'sgemm=0.125'
+#    $ nsightkit bench --size medium --precision fp32 --precision bf16
+#    $ nsightkit peaks
+#
+# This page, which measures with a GPU and else runs small on the CPU:
+#
+# .. code-block:: console
+#
+#    $ python examples/09_precision.py
+
+downloads = {"the model in fp32, case file": model.trace}
+
+# %%
+# Exercises
+# ---------
+# 1. Which unit do these run on: ``volta_sgemm_128x64_nn``,
+#    ``cutlass_75_tensorop_bf16_s1688gemm_bf16_128x128_nn_align1``,
+#    ``sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize64x256x8_..._ffma_...``?
+#
+#    .. dropdown:: Answer
+#
+#       Ordinary cores in fp32; tensor cores in bf16; ordinary cores again, for
+#       ``ffma`` is the fp32 multiply-add. In the second name ``align1`` says
+#       that the rows of the matrix begin at odd addresses, which halves its
+#       speed: :doc:`10_ten_configurations`.
+#
+# 2. In TimeSformer's trace the products already run in bf16. What can a faster
+#    precision still gain there?
+#
+#    .. dropdown:: Answer
+#
+#       Products take :measured:`09_precision.timesformer:.0%` of its kernel
+#       time. If they took none at all, the kernels would take
+#       :measured:`09_precision.without:.1f` times less. The rest is softmax
+#       and copies, which fewer passes over memory would shrink.
+#
+# 3. Does the model gain from cheaper launches, now and with faster products?
+#
+#    .. dropdown:: Answer
+#
+#       ``nsightkit whatif TRACE free-launches --scale 'sgemm=0.01'`` says it.
+#       Now the launches gain nothing. With products that take a hundredth of
+#       their time they gain a tenth more: the faster the kernels, the more
+#       launches count.
+
+# %%
+# Measured here
+# -------------
+# .. own-run::
+#
+# The same training step in fp32, TF32, bf16 and fp16, a process for each, and
+# bf16 twice: what the two differ by is chance.
+
+import numpy as np
+
+from nsightkit.analysis.core import noise
+from nsightkit.analysis.replay import whatif
+from nsightkit.analysis.timeline import kernels as by_kernel
+from nsightkit.analysis.timeline import operators, steps
+from nsightkit.errors import UsageError
+from nsightkit.investigations import headline, measure
 
 before = measure("precision", "before")
+after = measure("precision", "after")
+runs = {
+    "fp32": before,
+    "tf32": measure("precision", "tf32"),
+    "bf16": after,
+    "fp16": measure("precision", "fp16"),
+    "bf16, again": measure("precision", "again"),
+}
 before
 
+
 # %%
-# Read
-# ----
-# By kind of work. On a GPU these are kernels, sorted by their names; on a
-# CPU operators, each without the time of those it called.
-
-from nsightkit.analysis.timeline import kernels, operators, steps
-
-
+# fold: How the table and the figure are made
 def categories(run):
     """Time a step by kind of work: GPU kernels, else operators on the CPU."""
-    of = kernels if run.trace.recorded("kernels") else operators
+    of = by_kernel if run.trace.recorded("kernels") else operators
     table = of.summary(run.trace, by="category").set_index("category")
     return table["total_ns"] / len(steps.find(run.trace))
-
-
-kind_ns = {"fp32": categories(before)}
-kinds = kind_ns["fp32"].rename_axis("kind of work").reset_index(name="step_ns")
-kinds["share"] = kinds["step_ns"] / kinds["step_ns"].sum()
-plots.table(kinds)
-
-# %%
-# With that, the bounds for this machine, from the fp32 run alone. A step is
-# its unprofiled median; what is neither GEMM nor attention, idle time with it,
-# is the rest.
 
 
 def known_gpu(run):
@@ -132,247 +303,84 @@ def known_gpu(run):
         return None
 
 
+kind_ns = {name: categories(run) for name, run in runs.items()}
 was_ns = before.median("step_ns")
-on_tensor_cores = kind_ns["fp32"].reindex(["GEMM", "attention"]).sum()
-g = min(on_tensor_cores / was_ns, 1)
-gpu, predicted = known_gpu(before), {}
-for kind in KINDS[1:]:
-    peak = gpu and gpu.peak(kind)
-    if peak:
-        halved = 2 if kind in ("bf16", "fp16") else 1
-        r = peak.tflops / gpu.peak("fp32").tflops
-        predicted[kind] = gain(g, r, halved)
-print(f"GEMM and attention: {g:.0%} of the step")
-for kind, most in predicted.items():
-    print(f"{kind}: at most {most:.1f} times as fast")
-if not predicted:
-    print("no peaks are listed for this device, hence no bounds")
+rows = []
+for name, run in runs.items():
+    held = run.median("peak_allocated_bytes")
+    rows.append(
+        {
+            "precision": name,
+            "median step (ms)": run.median("step_ns") / 1e6,
+            "times fp32": was_ns / run.median("step_ns"),
+            "share in GEMMs": kind_ns[name].get("GEMM", 0)
+            / kind_ns[name].sum(),
+            "allocated (GB)": held / 1e9 if held else np.nan,
+        }
+    )
+table = pd.DataFrame(rows).set_index("precision")
+plots.share_bars(kind_ns, title=f"A step by kind of work ({after.mode})")
+missing = "not on a CPU" if after.mode == "smoke" else "not known"
+plots.table(table.reset_index(), missing=missing)
 
 # %%
-# A bound is not a prediction: what the CPU has to launch may hold up a step
-# whose kernels are short. So the trace is played again, once with products and
-# attention as much faster as their peak in bf16, all else as it was. A real
-# bf16 step runs other kernels, and casts; nothing can play those beforehand. A
-# smoke run has no GPU work to play.
+# On a CPU the row TF32 may be fp32 once more, and which precision is fast
+# depends on the instructions of that CPU.
 
-from nsightkit.analysis.replay import whatif
-
-PRODUCTS = "gemm|gemv|nvjet|cutlass|cublas|attention|flash|fmha"
-known = gpu and gpu.peak("bf16")
-factor = gpu.peak("fp32").tflops / known.tflops if known else 1
-(replay,) = whatif.summary(before.trace, scale=f"{PRODUCTS}={factor:.3f}")
-names = {"speedup": "times as fast", "replay_error": "share off, unchanged"}
-shown = pd.DataFrame([replay]).rename(columns=names)
-shown["change"] = f"products take {factor:.2f} of their time"
-plots.table(shown, missing="not known")
-
-# %%
-# Change one thing
-# ----------------
-# The precision. In a program of your own:
-#
-# .. code-block:: python
-#
-#    torch.set_float32_matmul_precision("high")  # TF32
-#
-#    with torch.autocast("cuda", torch.bfloat16):  # or torch.float16
-#        logits = model(tokens)
-#
-#    scaler = torch.amp.GradScaler("cuda")  # fp16 needs one
-
-# %%
-# Measure again
-# -------------
-# A process for each, the bf16 one twice.
-
-after = measure("precision", "after")
-runs = {
-    "fp32": before,
-    "tf32": measure("precision", "tf32"),
-    "bf16": after,
-    "fp16": measure("precision", "fp16"),
-    "bf16, again": measure("precision", "again"),
-}
 after
 
 # %%
-# The fifth row is the yardstick: it does the same work as the third, from
-# another seed. What the two differ by is chance. TF32 is a mode of tensor
-# cores; on a CPU that row may be fp32 once more.
+# What the runs say. The interval of fp16 against bf16 is widened by what the
+# two bf16 runs differ by (:doc:`/definitions`, "Noise").
 
-import numpy as np
-
-kind_ns |= {name: categories(run) for name, run in runs.items()}
-
-
-def row(name, run):
-    """One row of the table."""
-    cell, ns = run.parameters, kind_ns[name]
-    low, median, high = np.percentile(run.values("step_ns"), [25, 50, 75])
-    allocated = run.median("peak_allocated_bytes")
-    reserved = run.median("peak_reserved_bytes")
-    return {
-        "precision": name,
-        "median_ns": median,
-        "share spread": (high - low) / median,
-        "tokens/s": cell["batch"] * cell["context"] / median * 1e9,
-        "times fp32": was_ns / median,
-        "share in GEMMs": ns.get("GEMM", 0) / ns.sum(),
-        "allocated (GB)": allocated and allocated / 1e9,
-        "reserved (GB)": reserved and reserved / 1e9,
-    }
-
-
-table = pd.DataFrame([row(name, run) for name, run in runs.items()])
-table = table.astype(dict.fromkeys(table.columns[-2:], float))
-missing = "not on a CPU" if after.mode == "smoke" else "not known"
-plots.table(table, {"tokens/s": "{:,.0f}"}, missing=missing)
-
-# %%
-# Spread is the width of the middle half of the steps. Memory is what PyTorch's
-# allocator gave out and held at most; it keeps no account of a CPU's.
-#
-# Where the time went, kind by kind:
-
-import matplotlib.pyplot as plt
-
-COLOURS = {  # in the order of the bars
-    "GEMM": "#2f7fc1",
-    "attention": "#d9690f",
-    "elementwise": "#17936b",
-    "memory-like": "#b565a7",
-    "optimizer": "#a87a10",
-}
-by_kind = pd.DataFrame(kind_ns).fillna(0)
-named = [kind for kind in COLOURS if kind in by_kind.index]
-others = by_kind.drop(index=named).sum().to_frame("(others)").T
-by_kind = pd.concat([by_kind.loc[named], others])
-figure, axes = plt.subplots(figsize=(7.6, 3.2), layout="constrained")
-left = np.zeros(len(runs))
-for kind, ns in by_kind.iterrows():
-    width = ns[list(runs)].to_numpy(dtype=float) / 1e6
-    colour = COLOURS.get(kind, "#7d8590")
-    axes.barh(list(runs), width, left=left, color=colour, label=kind)
-    left += width
-axes.invert_yaxis()
-axes.set_xlabel("profiled time of a step (ms)")
-axes.set_title(f"A step by kind of work ({after.mode})", loc="left")
-axes.spines[["top", "right"]].set_visible(False)
-axes.legend(
-    frameon=False, fontsize=9, ncols=3, loc="upper center",
-    bbox_to_anchor=(0.45, -0.2),
-)  # fmt: skip
-said = [f"{name} {ms:.1f} ms" for name, ms in zip(runs, left, strict=True)]
-figure.set_label(
-    f"Profiled time of a step by kind of work, stacked bars ({after.mode}): "
-    f"{', '.join(said)}; GEMMs take "
-    + ", ".join(f"{s:.0%}" for s in table["share in GEMMs"])
-    + "."
+# fold: How the answer is put together
+products = kind_ns["fp32"].reindex(["GEMM", "attention"]).sum()
+own, bound = known_gpu(before), "no bound known"
+if own and own.peak("bf16"):
+    times = own.peak("bf16").tflops / own.peak("fp32").tflops
+    pattern = "gemm|gemv|nvjet|cutlass|cublas|attention|flash|fmha"
+    scale = f"{pattern}={1 / times:.3f}"
+    (replay,) = whatif.summary(before.trace, scale=scale)
+    bound = f"at most {gain(min(products / was_ns, 1), times, 2):.1f}"
+    if replay["speedup"]:
+        bound += f", {replay['speedup']:.1f} by replay"
+logs = {name: np.log(run.values("step_ns")) for name, run in runs.items()}
+both = [logs["bf16"], logs["bf16, again"]]
+differ = noise.widened(
+    noise.shift(np.concatenate(both), logs["fp16"]),
+    noise.between_runs(
+        [np.median(one) for one in both], [np.median(logs["fp16"])]
+    ),
 )
-
-# %%
-# What each kind of work gave to the difference between fp32 and bf16. A kind
-# that saves nothing, or costs more (the casts are elementwise kernels), is
-# what keeps the gain below the ratio of the peaks.
-
-saved = pd.DataFrame(
-    {"fp32": kind_ns["fp32"], "bf16": kind_ns["bf16"]}
-).fillna(0)
-saved["saved (ms)"] = (saved["fp32"] - saved["bf16"]) / 1e6
-saved["times"] = saved["fp32"] / saved["bf16"].where(saved["bf16"] > 0)
-saved = saved.rename(columns={"fp32": "fp32_ns", "bf16": "bf16_ns"})
-plots.table(saved.rename_axis("kind of work").reset_index())
-
-# %%
-# Verdict
-# -------
-# Computed from the runs. Noise is the larger of two things: how far the two
-# bf16 runs are apart, and the spread of the steps within the runs compared.
-
-import textwrap
-
-median = table.set_index("precision")["median_ns"]
-spread = table.set_index("precision")["share spread"]
-repeat = abs(median["bf16, again"] / median["bf16"] - 1)
-noise = max(repeat, spread["bf16"], spread["fp16"])
-apart = median["fp16"] / median["bf16"] - 1
-same = abs(apart) <= noise
+apart = float(np.expm1(differ.value))
 gpus = {(run.provenance["gpu"] or {}).get("name") for run in runs.values()}
 modes = {run.mode for run in runs.values()}
-comparable = len(gpus) == 1 == len(modes)
-where = "in a smoke run on a CPU" if after.mode == "smoke" else "on a GPU"
-share = table.set_index("precision")["share in GEMMs"]
-times = table.set_index("precision")["times fp32"]
-bound = f"at most {predicted['bf16']:.1f}" if predicted else "no bound known"
-if predicted and replay["speedup"]:
-    bound += f", {replay['speedup']:.1f} by replay"
-verdict = (
-    f"{where}, a step in TF32, bf16 and fp16 is {times['tf32']:.2f}, "
-    f"{times['bf16']:.2f} and {times['fp16']:.2f} times as fast as in fp32 "
+faster, share = table["times fp32"], table["share in GEMMs"]
+said = (
+    f"a step in TF32, bf16 and fp16 is {faster['tf32']:.2f}, "
+    f"{faster['bf16']:.2f} and {faster['fp16']:.2f} times as fast as in fp32 "
     f"(bf16 expected: {bound}). GEMMs are {share['fp32']:.0%} of the time in "
     f"fp32 and {share['bf16']:.0%} in bf16. fp16 takes {abs(apart):.1%} "
-    f"{'more' if apart > 0 else 'less'} time than bf16, "
-    f"{'inside' if same else 'outside'} a noise of {noise:.1%}."
+    f"{'more' if apart > 0 else 'less'} time than bf16, which is "
+    f"{'' if differ.excludes(0) else 'not '}more than noise."
 )
-if not comparable:
-    verdict = "the runs are not of the same machine; nothing to compare."
-findings = {
-    "verdict": verdict,
-    "bf16": times["bf16"],
-    "noise": noise,
-    "gemm_fp32": share["fp32"],
-}
-print(textwrap.fill(verdict))
-
-# %%
-# A difference inside the noise does not count. It takes more repetitions, not
-# more digits, to find a smaller one.
-
-# %%
-# Limits
-# ------
-# The table by kind of work is from profiled steps, the times are not: a
-# profiler makes the CPU's part longer. One repetition is a poor estimate of
-# noise; it can show that a difference is not to be believed, hardly that one
-# is. Numerical quality is not judged here: the losses of a few steps on random
-# tokens say nothing about training.
-#
-# On a CPU the peaks, the kernels and the memory of this page do not exist, and
-# which precision is fast depends on the instructions of that CPU. PyTorch may
-# have no fast kernel for fp16 there at all.
-#
-# The peaks assume a boost clock that a power limit does not allow for long;
-# 16-bit GEMMs are what draws the most power. A kernel's kind is read from its
-# name.
-
-# %%
-# The traces of this page, to open in Perfetto or with ``nsightkit``:
-
-downloads = {
-    f"{name}, {run.mode}, as a timeline": run.trace
-    for name, run in runs.items()
-    if name != "bf16, again"
-}
-
-# %%
-# Run it yourself
-# ---------------
-# With a GPU this measures, without one it runs the small version on the CPU:
-#
-# .. code-block:: console
-#
-#    $ python examples/09_precision.py
-#
-# Any size, and the kernels behind a row:
-#
-# .. code-block:: console
-#
-#    $ nsightkit bench --size medium --precision fp32 --precision bf16
-#    $ nsightkit kernels trace.sqlite --by category
-#    $ nsightkit peaks
-#
-# To keep a GPU's results for this page:
-#
-# .. code-block:: console
-#
-#    $ python -m nsightkit record --only precision
+if not len(gpus) == 1 == len(modes):
+    said = "the runs are not of the same machine; nothing to compare."
+tf32 = bounds.loc["tf32"]
+fast = bars["TimeSformer, H100"]["tensor cores, 16 bits"]
+findings = headline(
+    said,
+    *runs.values(),
+    otherwise=(
+        f"a language model on an A100 spent {g:.0%} of its kernel time in "
+        "fp32 products on ordinary cores. TF32 multiplies "
+        f"{tf32['products']:.0f} times as fast there; the whole pass would be "
+        f"{tf32['by replay']:.1f} times as fast at most (predicted by "
+        "replay), for the rest stays as it was. bf16 and fp16 have the same "
+        "peak."
+    ),
+    badge=model.label,
+    bf16=faster["bf16"],
+    timesformer=fast,
+    without=1 / (1 - fast),
+)

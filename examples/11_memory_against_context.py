@@ -3,37 +3,55 @@ How far can the context grow before memory runs out?
 ====================================================
 
 A longer context is the surest way to run out of memory. What grows with it,
-what does not, and can one say beforehand at which length a GPU will be full?
+what does not, and at which length will a GPU be full?
 
-What is measured: one model at contexts that double until nothing fits, one
-switch at a time. What came out: :measured:`11_memory_against_context.verdict`
-
-What one needs: nothing to read this page, a minute and a CPU to run its small
-version, an NVIDIA GPU with PyTorch to repeat it.
+.. in-short::
 """
 
 # %%
-# Expectation
+# The symptom
 # -----------
-# Three kinds of memory. Weights, gradients and the optimizer's states are the
-# same at any context. What the forward pass keeps for the backward grows with
-# the number of tokens. Scores of attention, where they are written out, grow
-# with the square of the context. The prediction runs a step through on paper:
-# every operator allocates what it gives, autograd keeps what its derivative
-# needs, and the peak is the highest moment. It knows no measurement.
+# ``torch.OutOfMemoryError`` after somebody doubled the context. The model
+# computes its attention as the textbook has it:
+#
+# .. code-block:: python
+#
+#    scores = (q @ k.transpose(-2, -1)) / math.sqrt(q.shape[-1])
+#    weights = F.softmax(scores.masked_fill(future, -math.inf), dim=-1)
+#    attended = weights @ v
+#
+# ``scores`` holds a number for each pair of tokens, in every layer and every
+# head, until the backward pass has used it.
 
-# sphinx_gallery_thumbnail_number = 2
+# %%
+# Predict: what does a doubled context cost?
+# ------------------------------------------
+# Weights, AdamW's moments, what the layers keep for the backward pass, and the
+# scores: how does each change when the context doubles, and what does that do
+# to the whole?
+#
+# .. dropdown:: Answer
+#
+#    Weights and moments stay. What layers keep doubles, because it goes with
+#    the number of tokens. Scores grow fourfold. So the whole grows hardly at
+#    all while the context is short, and nearly fourfold when it is long: the
+#    last doubling costs more than all that came before it.
+
+# %%
+# Evidence: where each curve meets the limit
+# ------------------------------------------
+# The prediction walks through a step on paper: every operator allocates what
+# it returns, autograd keeps what its derivative needs, and the peak is the
+# highest moment. It uses no measurement.
+
+# sphinx_gallery_thumbnail_number = 1
 import dataclasses
 
-import pandas as pd
-
 from nsightkit import hardware, plots
-from nsightkit.analysis.memory import ledger as memory
+from nsightkit.analysis.memory import ledger
 from nsightkit.configurations import find
 
 model = find("medium")
-h200 = hardware.find("H200")
-CARD = max(h200.memory_gb) * 1e9
 RUNS = {
     "training, bf16, naive": {"attention": "naive"},
     "training, bf16, SDPA": {},
@@ -46,303 +64,98 @@ LENGTHS = [2**power for power in range(7, 16)]
 def peaks(model, lengths, **how):
     """Predicted peak at each context."""
     longer = [dataclasses.replace(model, context=c) for c in lengths]
-    return [memory.moments(c, **how)["total_bytes"].max() for c in longer]
+    return [ledger.moments(c, **how)["total_bytes"].max() for c in longer]
 
 
+H200 = max(hardware.find("H200").memory_gb) * 1e9
 plots.memory_curves(
     {name: (LENGTHS, peaks(model, LENGTHS, **RUNS[name])) for name in RUNS},
     {},
-    limit_bytes=CARD,
-    title="Peak of a step, predicted: medium model, H200",
+    limit_bytes=H200,
+    title="Peak of a step, medium model on an H200 (predicted)",
 )
 
 # %%
-# On logarithmic axes a line that doubles with the context has slope one, a
-# line that goes with its square has slope two, and what is the same everywhere
-# is flat. Each curve begins flat and ends in its own slope. Where it meets the
-# limit, the forecast is:
+# On logarithmic axes a line that doubles with the context has slope one, and a
+# line that grows with its square has slope two. Each curve begins flat and
+# ends in its own slope. Where it meets the limit is the longest context that
+# fits, rounded down to a multiple of 64, and on other cards too:
 
-forecast = pd.DataFrame(
-    {
-        "run": list(RUNS),
-        "longest context on an H200, reckoned": [
-            memory.largest_context(model, CARD, **how) for how in RUNS.values()
-        ],
-    }
-)
+# fold: How the table is made
+import pandas as pd
+
+CARDS = ("RTX 4090", "A100 80 GB SXM", "H200")
+forecast = pd.DataFrame({"run": list(RUNS)})
+for card in CARDS:
+    room = max(hardware.find(card).memory_gb) * 1e9
+    forecast[card] = [
+        ledger.largest_context(model, room, **how) for how in RUNS.values()
+    ]
 plots.table(forecast)
 
 # %%
-# bf16 saves less than one may hope. Under autocast weights, gradients and
-# states stay fp32, and copies of the weights are added. Only what is kept for
-# the backward pass shrinks, and not all of it: the residual path and the norms
-# stay fp32.
+# Change one thing: the attention
+# -------------------------------
+# PyTorch's fused attention never has the whole matrix of scores:
+#
+# .. code-block:: diff
+#
+#    -scores = (q @ k.transpose(-2, -1)) / math.sqrt(q.shape[-1])
+#    -weights = F.softmax(scores.masked_fill(future, -math.inf), dim=-1)
+#    -attended = weights @ v
+#    +attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+#
+# What the peak is made of, with both, at three contexts:
 
-short = {
-    name: memory.predict(model, **RUNS[name]).set_index("item")
-    for name in ("training, fp32, SDPA", "training, bf16, SDPA")
-}
-both = pd.DataFrame(
-    {f"{name} (MB)": t["predicted_bytes"] / 1e6 for name, t in short.items()}
-).dropna()
-both = both[both.gt(0).any(axis=1)].astype(float)
-both["saved (MB)"] = both.iloc[:, 0] - both.iloc[:, 1]
-plots.table(both.reset_index(), dict.fromkeys(both, "{:,.0f}"))
-
-# %%
-# Measure
-# -------
-# Attention written out comes first. A process for each row, in which contexts
-# double until one does not fit; longer ones are not tried.
-
-from nsightkit.investigations import measure
-
-before = measure("memory-context", "before")
-before
-
-# %%
-# Read
-# ----
-# A peak is what PyTorch's allocator gave out at most in a step. A CPU has no
-# such account: there the tensors that operators give are counted, against a
-# limit that is made up.
-
-
-def on_gpu(run):
-    """Whether the allocator's account was kept, which a CPU has not."""
-    return bool(len(run.values("reserved_bytes")))
-
-
-def sizes(run):
-    """The model that ran, small in a smoke run."""
-    names = ["batch", "d_model", "layers", "d_ff", "heads", "vocabulary"]
-    cell = {name: run.parameters[name] for name in names}
-    return dataclasses.replace(model, **cell)  # its context is replaced
-
-
-def how(run):
-    """How it ran, as the prediction has it."""
-    given = {k: run.parameters[k] for k in ("precision", "attention", "mode")}
-    return given | {"device": "cuda" if on_gpu(run) else "cpu"}
-
-
-def cells(run):
-    """Measured and predicted, context by context."""
-    found = pd.DataFrame({"context": run.values("context").astype(int)})
-    found["measured (MB)"] = run.values("peak_bytes") / 1e6
-    reckoned = peaks(sizes(run), found["context"], **how(run))
-    found["predicted (MB)"] = [size / 1e6 for size in reckoned]
-    found["share off"] = found["predicted (MB)"] / found["measured (MB)"] - 1
-    return found
-
-
-plots.table(cells(before))
-
-# %%
-# What the peak is made of at each context. Weights and states stay what they
-# are; the longer the bar, the smaller is their share of it.
-
-PARTS = [item for item in memory.ITEMS if item != "library workspaces"]
-
-
-def parts(run, position):
-    """Bytes by item at the peak of one cell."""
-    names = {item: f"at_peak_{item.replace(' ', '_')}_bytes" for item in PARTS}
-    values = {item: run.values(name) for item, name in names.items()}
-    return pd.Series(
-        {item: v[position] for item, v in values.items() if len(v)}
-    )
-
-
+# fold: How the figure is drawn
+stacks = {}
+for context in (512, 1024, 2048):
+    for name, how in list(RUNS.items())[:2]:
+        longer = dataclasses.replace(model, context=context)
+        table = ledger.predict(longer, **how).set_index("item")
+        items = table["predicted_bytes"].dropna().astype(float)
+        stacks[f"{context:,}, {name.rpartition(', ')[2]}"] = items
 plots.memory_stacks(
-    {
-        f"context {int(context)}": parts(before, position)
-        for position, context in enumerate(before.values("context"))
-    },
-    title=f"Attention written out, peak by item ({before.mode})",
+    stacks, title="What the peak is made of, by context (predicted)"
 )
 
 # %%
-# Change one thing
-# ----------------
-# Attention: PyTorch's fused one, which never has the whole matrix of scores.
-#
-# .. code-block:: python
-#
-#    # scores = (q @ k.transpose(-2, -1)) / math.sqrt(q.shape[-1])
-#    # attended = F.softmax(scores.masked_fill(future, -inf), -1) @ v
-#    attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+# And what each switch is worth at 4,096 tokens:
+
+# fold: How the table is made
+worth = pd.DataFrame({"run": list(RUNS)})
+worth["peak (GB)"] = [
+    peaks(model, [4096], **how)[0] / 1e9 for how in RUNS.values()
+]
+worth["share of the first"] = worth["peak (GB)"] / worth["peak (GB)"][0]
+plots.table(worth, {"peak (GB)": "{:,.1f}"})
 
 # %%
-# Measure again
-# -------------
-# With two more rows that each change one thing against it: precision, and
-# whether there is a backward pass.
-
-after = measure("memory-context", "after")
-runs = {
-    "naive": before,
-    "SDPA": after,
-    "SDPA, fp32": measure("memory-context", "fp32"),
-    "SDPA, forward only": measure("memory-context", "forward"),
-}
-after
-
-# %%
-# Predicted as lines, measured as points; a cross is where memory ran out.
-
-import numpy as np
-
-tables = {name: cells(run) for name, run in runs.items()}
-
-
-def out_of_memory(run):
-    """The context that did not fit, None where all did."""
-    found = run.values("oom_context")
-    return int(found[0]) if len(found) else None
-
-
-limit = float(
-    np.min([run.values("limit_bytes").min() for run in runs.values()])
-)
-tried = sorted(
-    {int(c) for r in runs.values() for c in r.parameters["contexts"]}
-)
-plots.memory_curves(
-    {
-        name: (tried, peaks(sizes(r), tried, **how(r)))
-        for name, r in runs.items()
-    },
-    {
-        name: (t["context"], 1e6 * t["measured (MB)"])
-        for name, t in tables.items()
-    },
-    failed={n: out_of_memory(r) for n, r in runs.items() if out_of_memory(r)},
-    limit_bytes=limit,
-    title=f"Peak of a step against context ({after.mode})",
-)
-
-# %%
-# The forecast next to where it came. The contexts double, so a forecast is
-# right if it lies between the last that fitted and the first that did not. On
-# a GPU the limit is what the allocator could have had: the card without the
-# CUDA context.
-
-PHASES = ("setup", "copy", "forward", "backward", "optimizer", "zero_grad")
-
-
-def came(name, run):
-    """Where the forecast lies against what happened."""
-    room = float(run.values("limit_bytes").min())
-    longest = memory.largest_context(sizes(run), room, multiple=16, **how(run))
-    fits, fails = run.values("context").max(), out_of_memory(run)
-    phase = run.values("oom_phase")
-    right = longest >= fits and (fails is None or longest < fails)
-    return {
-        "run": name,
-        "forecast": longest,
-        "fitted": int(fits),
-        "did not": fails or "nothing that was tried",
-        "it was in": PHASES[int(phase[0])] if len(phase) else "",
-        "forecast holds": bool(right),
-    }
-
-
-outcome = pd.DataFrame([came(name, run) for name, run in runs.items()])
-plots.table(outcome)
-
-# %%
-# What each switch is worth, at the longest context that all rows could run:
-
-shared = min(t["context"].max() for t in tables.values())
-at = {
-    name: float(t.set_index("context").loc[shared, "measured (MB)"])
-    for name, t in tables.items()
-}
-worth = pd.DataFrame(
-    {
-        "run": list(at),
-        f"peak at {shared} tokens (MB)": list(at.values()),
-        "share of naive": [size / at["naive"] for size in at.values()],
-    }
-)
-plots.table(worth)
+# bf16 saves less than one may hope, because weights and moments stay fp32
+# under autocast: :doc:`13_memory_ledger` has each item.
 
 # %%
 # Verdict
 # -------
-# Two questions: how far off the prediction is at each point, and whether the
-# forecasts hold.
-
-import textwrap
-
-off = pd.concat([t["share off"] for t in tables.values()]).abs()
-shorter = [c for c in tables["naive"]["context"] if c < shared]
-earlier = max(shorter, default=shared)
-growth = {
-    name: at[name] / t.set_index("context").loc[earlier, "measured (MB)"]
-    for name, t in tables.items()
-}
-gpus = {(run.provenance["gpu"] or {}).get("name") for run in runs.values()}
-modes = {run.mode for run in runs.values()}
-comparable = len(gpus) == 1 == len(modes)
-where = (
-    "in a smoke run on a CPU, with a limit that is made up"
-    if after.mode == "smoke"
-    else "on a GPU"
-)
-held = int(outcome["forecast holds"].sum())
-verdict = (
-    f"{where}, the prediction is off by at most {off.max():.1%} over "
-    f"{len(off)} peaks, and {held} of {len(outcome)} forecasts of the longest "
-    f"context hold. From {earlier} to {shared} tokens memory grew "
-    f"{growth['naive']:.2f}-fold with scores written out and "
-    f"{growth['SDPA']:.2f}-fold without. At {shared} tokens bf16 took "
-    f"{at['SDPA'] / at['SDPA, fp32']:.0%} of fp32's memory, and forward only "
-    f"{at['SDPA, forward only'] / at['SDPA']:.0%} of training's."
-)
-if not comparable:
-    verdict = "the runs are not of the same machine; nothing to compare."
-findings = {
-    "verdict": verdict,
-    "off": float(off.max()),
-    "forecasts": held,
-    "bf16": at["SDPA"] / at["SDPA, fp32"],
-    "forward": at["SDPA, forward only"] / at["SDPA"],
-}
-print(textwrap.fill(verdict))
+# Attention decides. Written out, it ends the growth several times earlier, and
+# no precision makes up for a square. With fused attention the peak goes with
+# the number of tokens, so a context twice as long fits with half the batch.
 
 # %%
 # Limits
 # ------
-# A prediction is of tensors. Near the limit a real allocator fails earlier:
-# it holds free memory in pieces, none of which is large enough. That moves a
-# forecast by a little, and never to the other side of a doubling unless it is
-# close to one.
-#
-# The model is this guide's, operator by operator, in eager mode. A compiler
-# fuses operators and keeps other tensors; checkpointing keeps fewer and
-# computes them again. Neither is in this prediction.
-#
-# Causal attention needs only half of the scores. Written out it still has all
-# of them: a mask is applied after they are there.
-#
-# A smoke run counts tensors on a CPU, where softmax stays in 16 bits and
-# attention has other kernels; the prediction allows for both. Its limit
-# is one that a counter enforces, so what it shows is that the page works.
-
-# %%
-# The traces of this page, to open in Perfetto or with ``nsightkit``:
-
-downloads = {
-    f"{name}, {run.mode}, as a timeline": run.trace
-    for name, run in runs.items()
-}
+# * A prediction is of tensors. Near the limit a real allocator fails earlier:
+#   it holds free memory in pieces, none of which is large enough. The CUDA
+#   context takes its part of the card, too.
+# * The model is this guide's, in eager mode. A compiler fuses operators and
+#   keeps other tensors; checkpointing keeps fewer and computes them again.
+# * Causal attention needs half of the scores. Written out it still has all of
+#   them: the mask is applied after they are there.
 
 # %%
 # Run it yourself
 # ---------------
-# With a GPU this measures, without one it runs the small version on the CPU:
+# With a GPU this measures, without one it runs small on the CPU:
 #
 # .. code-block:: console
 #
@@ -352,17 +165,174 @@ downloads = {
 #
 # .. code-block:: python
 #
-#    from nsightkit.analysis import memory
+#    from nsightkit.analysis.memory import ledger
 #    from nsightkit.configurations import Configuration
 #
 #    mine = Configuration("mine", batch=8, context=2048, d_model=2048,
 #                         layers=16, d_ff=5632, heads=16,
 #                         vocabulary=32_000, intent="")
-#    memory.predict(mine)
-#    memory.largest_context(mine, limit_bytes=80e9)
+#    ledger.largest_context(mine, limit_bytes=80e9)
+
+# %%
+# Exercises
+# ---------
+# 1. The table above is for a batch of four. How long may the context be on an
+#    H200 with a batch of one, with naive attention and with SDPA? Guess the
+#    two factors first.
 #
-# To keep a GPU's results for this page:
+#    .. dropdown:: Answer
 #
-# .. code-block:: console
+#       :measured:`11_memory_against_context.naive_1:,.0f` tokens, which is
+#       :measured:`11_memory_against_context.naive_gain:.1f` times as long, and
+#       :measured:`11_memory_against_context.sdpa_1:,.0f`, which is
+#       :measured:`11_memory_against_context.sdpa_gain:.1f` times. With a
+#       quarter of the batch a square may be twice as long, and a line four
+#       times.
 #
-#    $ python -m nsightkit record --only memory-context
+# 2. At which context do the scores of the naive step take as much memory as
+#    weights and moments together? The ledger counts six bytes for each score:
+#    use 16 heads, 24 layers, a batch of four and 423 million parameters.
+#
+#    .. dropdown:: Answer
+#
+#       At about 740. Weights and moments are twelve bytes a parameter. The
+#       scores are the product of 6, 4, 16, 24 and the square of the context.
+#       So that square is twelve times 423 million, divided by 9,216.
+#
+# 3. A run needs twice the context and is not allowed a smaller batch. Which of
+#    the switches on this page would you try first, and what beyond them?
+#
+#    .. dropdown:: Answer
+#
+#       Fused attention, if it is not there yet. After that activations are
+#       most of the peak, and checkpointing is what removes them. Fewer bits
+#       for the moments help little: their share shrinks as the context grows.
+
+# fold: How the answers are worked out
+single = dataclasses.replace(model, batch=1)
+naive_1 = ledger.largest_context(single, H200, attention="naive")
+sdpa_1 = ledger.largest_context(single, H200)
+naive_4, sdpa_4, fp32_4, _ = forecast["H200"]
+answers = {"naive_1": naive_1, "naive_gain": naive_1 / naive_4}
+answers |= {"sdpa_1": sdpa_1, "sdpa_gain": sdpa_1 / sdpa_4}
+
+# %%
+# Measured here
+# -------------
+# .. own-run::
+#
+# A process for each row, in which contexts double until one does not fit. On a
+# GPU the peak is what PyTorch's allocator gave out. A CPU has no such account:
+# there the tensors are counted, against a limit that is made up, and the
+# prediction counts the same tensors. That two counts agree shows that none was
+# forgotten, and nothing about an allocator.
+
+# fold: How predicted and measured are compared
+from nsightkit.investigations import headline, measure
+
+before = measure("memory-context", "before")
+after = measure("memory-context", "after")
+runs = {
+    "naive": before,
+    "SDPA": after,
+    "SDPA, fp32": measure("memory-context", "fp32"),
+    "SDPA, forward only": measure("memory-context", "forward"),
+}
+
+
+def ran(run):
+    """The model and the way that ran, as the prediction has them."""
+    names = ["batch", "d_model", "layers", "d_ff", "heads", "vocabulary"]
+    cell = {name: run.parameters[name] for name in names}
+    how = {k: run.parameters[k] for k in ("precision", "attention", "mode")}
+    how["device"] = "cuda" if len(run.values("reserved_bytes")) else "cpu"
+    return dataclasses.replace(model, **cell), how
+
+
+def compared(name, run):
+    """A row for each context: measured, and predicted."""
+    sizes, how = ran(run)
+    found = pd.DataFrame({"context": run.values("context").astype(int)})
+    found.insert(0, "run", name)
+    found["measured (MB)"] = run.values("peak_bytes") / 1e6
+    predicted = peaks(sizes, found["context"], **how)
+    found["predicted (MB)"] = [size / 1e6 for size in predicted]
+    found["share off"] = found["predicted (MB)"] / found["measured (MB)"] - 1
+    return found
+
+
+cells = pd.concat([compared(name, run) for name, run in runs.items()])
+before
+
+# %%
+# Predicted as lines, measured as points; a cross is where memory ran out.
+
+# fold: How the figure is drawn
+limit = min(run.values("limit_bytes").min() for run in runs.values())
+failed = {n: r.values("oom_context") for n, r in runs.items()}
+failed = {n: int(at[0]) for n, at in failed.items() if len(at)}
+tried = sorted({c for r in runs.values() for c in r.parameters["contexts"]})
+lines, points = {}, {}
+for name, run in runs.items():
+    sizes, how = ran(run)
+    lines[name] = (tried, peaks(sizes, tried, **how))
+    mine = cells[cells["run"] == name]
+    points[name] = (mine["context"], 1e6 * mine["measured (MB)"])
+plots.memory_curves(
+    lines,
+    points,
+    failed=failed,
+    limit_bytes=float(limit),
+    title=f"Peak of a step against context ({after.mode})",
+)
+after
+
+# %%
+# The forecast next to where it came. Contexts double, so a forecast is right
+# if it lies between the last that fitted and the first that did not:
+
+# fold: How the table is made
+rows = []
+for name, run in runs.items():
+    sizes, how = ran(run)
+    room = float(run.values("limit_bytes").min())
+    longest = ledger.largest_context(sizes, room, multiple=16, **how)
+    fits, fails = run.values("context").max(), failed.get(name)
+    row = {"run": name, "forecast": longest, "fitted": int(fits)}
+    row["did not"] = fails or "nothing that was tried"
+    row["holds"] = longest >= fits and (fails is None or longest < fails)
+    rows.append(row)
+outcome = pd.DataFrame(rows).astype({"holds": bool})
+plots.table(outcome)
+
+# %%
+# What the runs say:
+
+# fold: How the answer is put together
+off = cells["share off"].abs().max()
+held = int(outcome["holds"].sum())
+said = (
+    f"{len(cells)} peaks were predicted within {max(off, 1e-3):.1%}, and "
+    f"{held} of {len(outcome)} forecasts of the longest context hold."
+)
+if after.mode == "smoke":
+    said = f"two counts of the same tensors agree. {said}"
+gpus = {(run.provenance["gpu"] or {}).get("name") for run in runs.values()}
+if len(gpus) > 1 or len({run.mode for run in runs.values()}) > 1:
+    said = "the runs are not of the same machine; nothing to compare."
+findings = headline(
+    said,
+    *runs.values(),
+    otherwise=(
+        f"with a batch of four, a step of the medium model should fit an H200 "
+        f"up to {naive_4:,} tokens with attention written out, and up to "
+        f"{sdpa_4:,} with fused attention: {sdpa_4 / naive_4:.1f} times as "
+        f"long. Without bf16 it would be {fp32_4:,}."
+    ),
+    badge="predicted for an H200",
+    **answers,
+)
+downloads = {
+    f"{name}, {run.mode}, as a timeline": run.trace
+    for name, run in runs.items()
+}

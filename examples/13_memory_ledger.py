@@ -2,293 +2,156 @@
 Where did the memory of a training step go?
 ===========================================
 
-A GPU is full although the weights are a fraction of it. What is the rest, can
-every byte of it be named, and what would have to shrink for more to fit?
+A GPU is full, and the weights are a fraction of it. What is the rest, and
+what would have to shrink for more to fit?
 
-What is measured: one training step, item by item, in two precisions, with two
-kinds of attention, and without a backward pass. What came out:
-:measured:`13_memory_ledger.verdict`
-
-What one needs: nothing to read this page, a minute and a CPU to run its small
-version, an NVIDIA GPU with PyTorch to repeat it.
+.. in-short::
 """
 
 # %%
-# Expectation
+# The symptom
 # -----------
-# A ledger has three columns: what there is, how large it is, and when it is
-# alive. The last one decides. Gradients and what the forward pass keeps are
-# rarely there in full at the same time, so the peak is a maximum over moments
-# and not a sum over items. The prediction runs a step through on paper:
+# A language model trains on an H200, in fp32, with AdamW and PyTorch's fused
+# attention. Its weights are a sixth of what a step needs:
 
-# sphinx_gallery_thumbnail_number = 2
-import pandas as pd
-
-from nsightkit import hardware, plots
-from nsightkit.analysis.memory import ledger as memory
-from nsightkit.analysis.roofline.envelope import envelope
+# sphinx_gallery_thumbnail_number = 1
+from nsightkit import plots
+from nsightkit.analysis.memory import ledger
 from nsightkit.configurations import find
 
 model = find("medium")
 HOW = {"precision": "fp32", "attention": "sdpa", "mode": "train"}
-ledger = memory.predict(model, **HOW)
-shown = ledger.assign(
-    **{
-        "at the peak (MB)": ledger["predicted_bytes"] / 1e6,
-        "at most (MB)": ledger["largest_bytes"] / 1e6,
-    }
-)
-plots.table(
-    shown[["item", "at the peak (MB)", "at most (MB)", "alive", "formula"]],
-    dict.fromkeys(("at the peak (MB)", "at most (MB)"), "{:,.0f}"),
-)
+print(f"{model.intent}, {model.layers} layers, {model.tokens:,} tokens a step")
 
 # %%
-# Items that are large at another moment than the peak can grow without any
-# effect. The moments of the same step:
+# Predict: when is it fullest?
+# ----------------------------
+# A ledger has three columns: what there is, how large it is, and when it is
+# alive. The last one decides. The peak is a maximum over moments, and not a
+# sum over everything there ever is.
+#
+# Weights, gradients, AdamW's two moments, and what the forward pass keeps for
+# the backward: which of them are there in full at the fullest moment?
+#
+# .. dropdown:: Answer
+#
+#    All but the gradients. The fullest moment is the start of the backward
+#    pass: everything that the forward pass kept is still there, and no weight
+#    has its gradient yet. From then on gradients come while activations go.
+
+# %%
+# Evidence: the ledger
+# --------------------
+# The prediction walks through a step on paper. Every operator allocates what
+# it returns, and autograd keeps what its derivative needs:
+
+# fold: How the table is made
+table = ledger.predict(model, **HOW)
+sizes = {
+    "at the peak (GB)": table["predicted_bytes"] / 1e9,
+    "at most (GB)": table["largest_bytes"] / 1e9,
+}
+GB = dict.fromkeys(sizes, "{:,.2f}")
+shown = table.assign(**sizes)[["item", *sizes, "alive"]]
+plots.table(shown[table["largest_bytes"].fillna(1) > 0], GB)
+
+# %%
+# The last three lines follow from no formula, so they have no size here. The
+# allocator holds memory that it does not give out (slack), some of it in
+# pieces between blocks in use (fragmentation). The CUDA context was never the
+# allocator's. The same step, moment by moment:
 
 
 def moments(model, **how):
     """Bytes by item at each moment, as a mapping for stacked bars."""
-    table = memory.moments(model, **how).set_index("moment")
-    return {str(m): row[list(memory.ITEMS)] for m, row in table.iterrows()}
+    table = ledger.moments(model, **how).set_index("moment")
+    return {str(m): row[list(ledger.ITEMS)] for m, row in table.iterrows()}
 
 
 plots.memory_stacks(
-    moments(model, **HOW), title="Moments of a step, predicted (fp32)"
+    moments(model, **HOW), title="Moments of an fp32 step (predicted)"
 )
 
 # %%
-# Three lines of a ledger are in no formula. The allocator holds memory that it
-# does not give out (slack), some of it in pieces beside blocks in use
-# (fragmentation), and the CUDA context with its libraries was never the
-# allocator's. Without them a ledger does not close against what the device
-# says is used.
+# What is large at another moment than the peak can grow without any effect,
+# and shrinking it gains nothing.
 
 # %%
-# Measure
-# -------
-# Two steps are watched. In one the allocator is asked at the end and the peak
-# of each phase; in the other every operator is looked at, which tells what a
-# tensor is for. A CPU has the second account only.
-
-from nsightkit.investigations import measure
-
-before = measure("ledger", "before")
-before
-
-# %%
-# Read
-# ----
-# Predicted and measured, item by item. What the measured peak has beyond the
-# items is in a row of its own; with it the column closes to the byte. The row
-# of the peak compares the whole.
-
-import dataclasses
-
-
-def ran(run):
-    """The model and the way that ran, as the prediction has them."""
-    names = ["batch", "context", "d_model", "layers", "d_ff", "heads"]
-    cell = {n: run.parameters[n] for n in [*names, "vocabulary"]}
-    given = {name: run.parameters[name] for name in HOW}
-    device = "cuda" if len(run.values("reserved_bytes")) else "cpu"
-    return dataclasses.replace(model, **cell), given | {"device": device}
-
-
-def values(run):
-    """Each metric of a run once."""
-    return run.samples.groupby("metric")["value"].first().to_dict()
-
-
-def closed(run):
-    """Predicted beside measured, with what is left over."""
-    configuration, how = ran(run)
-    predicted = memory.predict(configuration, **how)
-    return memory.reconcile(predicted, memory.measured(values(run)))
-
-
-def in_mb(table):
-    """The ledger for a page."""
-    columns = ["predicted", "measured", "difference"]
-    sizes = {f"{c} (MB)": table[f"{c}_bytes"] / 1e6 for c in columns}
-    found = table[["item"]].assign(**sizes)
-    return found.assign(**{"share of peak": table["share_of_peak"]})
-
-
-MB = dict.fromkeys(
-    ["predicted (MB)", "measured (MB)", "difference (MB)"], "{:,.3f}"
-)
-plots.table(in_mb(closed(before)), MB)
-
-# %%
-# The same as bars:
-
-
-def bars(table):
-    """Predicted and measured as stacks; the total is not a part of them."""
-    inside = table.set_index("item")
-    inside = inside.loc[:"unexplained"]
-    return {
-        kind: inside[f"{kind}_bytes"] for kind in ("predicted", "measured")
-    }
-
-
-plots.memory_stacks(
-    bars(closed(before)), title=f"The peak of an fp32 step ({before.mode})"
-)
-
-# %%
-# And moment by moment. The largest decides how much memory a step needs:
-
-
-def by_moment(run):
-    """Predicted and measured bytes of each moment."""
-    configuration, how = ran(run)
-    found = memory.moments(configuration, **how)
-    metrics = [f"{m.replace(' ', '_')}_bytes" for m in found["moment"]]
-    seen = [run.values(metric)[0] for metric in metrics]
-    table = found[["moment"]].assign(
-        **{
-            "predicted (MB)": found["total_bytes"] / 1e6,
-            "measured (MB)": [size / 1e6 for size in seen],
-        }
-    )
-    off = table["predicted (MB)"] / table["measured (MB)"] - 1
-    return table.assign(**{"share off": off})
-
-
-plots.table(by_moment(before), MB)
-
-# %%
-# Change one thing
-# ----------------
-# The precision, which is what is tried first when memory is short:
+# Change one thing: the precision
+# -------------------------------
+# That is what is tried first when memory is short:
 #
-# .. code-block:: python
+# .. code-block:: diff
 #
-#    with torch.autocast("cuda", torch.bfloat16):
-#        logits = model(tokens)
+#    -logits = model(tokens)
+#    +with torch.autocast("cuda", torch.bfloat16):
+#    +    logits = model(tokens)
 #
-# Weights, gradients and states stay fp32 under autocast, so the formulas
-# expect nothing of half the size. Copies of the weights come on top.
+# Beside it two other changes to the bf16 step, one at a time: attention with
+# its scores written out, and a forward pass alone.
 
-# %%
-# Measure again
-# -------------
-# With two more rows against bf16: attention with its scores written out, and
-# a forward pass alone.
-
-after = measure("ledger", "after")
-runs = {
-    "fp32": before,
-    "bf16": after,
-    "bf16, naive attention": measure("ledger", "naive"),
-    "bf16, forward only": measure("ledger", "forward"),
+CHANGES = {
+    "fp32": HOW,
+    "bf16": {**HOW, "precision": "bf16"},
+    "bf16, naive attention": {"precision": "bf16", "attention": "naive"},
+    "bf16, forward only": {"precision": "bf16", "mode": "fwd"},
 }
-after
-
-# %%
-# What bf16 saved, and what it added:
-
-tables = {name: closed(run).set_index("item") for name, run in runs.items()}
-pair = pd.DataFrame(
-    {
-        f"{name} (MB)": tables[name]["measured_bytes"].astype(float) / 1e6
-        for name in ("fp32", "bf16")
-    }
-)
-order = list(dict.fromkeys([*tables["fp32"].index, *tables["bf16"].index]))
-pair = pair.loc[[item for item in order if item != "peak"] + ["peak"]]
-pair = pair.fillna(0)
-pair["saved (MB)"] = pair.iloc[:, 0] - pair.iloc[:, 1]
-plots.table(
-    pair.rename_axis("item").reset_index(),
-    dict.fromkeys(pair.columns, "{:,.3f}"),
-)
-
-# %%
-# All four beside each other:
-
+peaks = {
+    name: ledger.predict(model, **how).set_index("item")["predicted_bytes"]
+    for name, how in CHANGES.items()
+}
 plots.memory_stacks(
-    {name: bars(closed(run))["measured"] for name, run in runs.items()},
-    title=f"The peak of a step, measured ({after.mode})",
+    {name: items.dropna() for name, items in peaks.items()},
+    title="The peak of a step on an H200 (predicted)",
 )
 
 # %%
-# Whether the ledgers close. Unexplained is what operators need within
-# themselves and what rounding adds: the allocator sees it, a look at tensors
-# does not.
-
-
-def closing(name, table):
-    """One row: the whole, its error, and what is left over."""
-    peak = table.loc["peak"]
-    return {
-        "run": name,
-        "predicted (MB)": peak["predicted_bytes"] / 1e6,
-        "measured (MB)": peak["measured_bytes"] / 1e6,
-        "share off": peak["predicted_bytes"] / peak["measured_bytes"] - 1,
-        "share unexplained": table.loc["unexplained", "share_of_peak"],
-    }
-
-
-outcome = pd.DataFrame([closing(n, t) for n, t in tables.items()])
-plots.table(outcome.astype(dict.fromkeys(outcome.columns[1:], float)), MB)
+# Under autocast weights and AdamW's moments stay fp32, and copies of the
+# weights are added. Only what is kept for the backward pass shrinks, and not
+# all of it: the residual path and the norms stay fp32.
 
 # %%
 # Divided among ranks
 # -------------------
-# Arithmetic, not a measurement. With many GPUs the states need not be on each
-# of them. Stage 1 of ZeRO divides the optimizer's states, stage 2 gradients
-# too, stage 3 weights too; what the forward pass keeps is divided by nothing
-# but a smaller batch. Exchanging needs buffers; without ZeRO (stage 0) they
-# are copies of all gradients. In bf16 the peak comes before the gradients
-# exist: the first column counts them, the peak does not, and stage 2 does not
-# lower it.
+# With many GPUs the states need not be on each of them. Stage 1 of ZeRO
+# divides the optimizer's states, stage 2 gradients too, stage 3 weights too.
+# Activations are divided by nothing but a smaller batch. On eight ranks, in
+# bf16:
 
-RANKS = 8
+# fold: How the table is made
+import pandas as pd
+
 rows = []
 for stage in range(4):
-    table = memory.predict(model, stage=stage, ranks=RANKS)
-    sizes = table.set_index("item")["predicted_bytes"].dropna() / 1e6
-    kept = ["weights", "gradients", "optimizer states"]
-    state = memory.sharded(envelope(model).params, RANKS)["total_bytes"] / 1e6
-    rows.append(
-        {
-            "stage": stage,
-            "weights, gradients, states (MB)": state[stage],
-            "buckets (MB)": sizes["communication buckets"],
-            "activations, logits (MB)": sizes["activations"] + sizes["logits"],
-            "peak of a rank (MB)": sizes.sum(),
-            "at": table["moment"][0],
-        }
-    )
+    rank = ledger.predict(model, stage=stage, ranks=8)
+    rank_gb = rank.set_index("item")["predicted_bytes"].dropna() / 1e9
+    row = {"stage": stage, "weights (GB)": rank_gb["weights"]}
+    row["AdamW's moments (GB)"] = rank_gb["optimizer states"]
+    row["exchange buffers (GB)"] = rank_gb["communication buckets"]
+    row["the rest (GB)"] = rank_gb.sum() - sum(list(row.values())[1:])
+    row["peak of a rank (GB)"] = rank_gb.sum()
+    rows.append(row | {"at": rank["moment"][0]})
 ranks = pd.DataFrame(rows)
-plots.table(ranks, dict.fromkeys(ranks.columns[1:5], "{:,.0f}"))
+plots.table(ranks, dict.fromkeys(ranks.columns[1:-1], "{:,.2f}"))
+
+# %%
+# Gradients do not appear in the table: the peak comes before they exist, which
+# is why stage 2 gains nothing here.
 
 # %%
 # Serving instead of training
 # ---------------------------
-# Arithmetic again. Serving has no gradients and no states. Instead it keeps
-# keys and values of every token of every sequence:
+# Serving has no gradients and no optimizer. Instead it keeps keys and values
+# of every token of every sequence. How many sequences of a length fit at once,
+# for the largest model of this guide with 16-bit weights, in nine tenths of a
+# GPU:
 
-kv = memory.kv_bytes_per_token(model.layers, model.heads, model.d_head)
-grouped = memory.kv_bytes_per_token(
-    model.layers, model.heads // 4, model.d_head
-)
-print(f"{kv / 1e3:.0f} kB a token, {grouped / 1e3:.0f} kB with a quarter")
-print("of the heads for keys and values (grouped-query attention)")
-
-# %%
-# How many sequences fit at once, with 16-bit weights of the largest model of
-# this guide, in nine tenths of a GPU. A prompt needs its layer's activations
-# for a moment, decoding hardly any. 0: the weights fit, but no sequence of
-# that many tokens.
+# fold: How the table is made
+from nsightkit import hardware
 
 LENGTHS = [1024, 4096, 16_384, 65_536]
 served = pd.concat(
-    memory.serving(find("10B"), hardware.find(gpu), LENGTHS)
+    ledger.serving(find("10B"), hardware.find(gpu), LENGTHS)
     for gpu in ("RTX 4090", "A100 80 GB SXM", "H100 SXM5", "H200 SXM")
 )
 fits = served.pivot(index="gpu", columns="context", values="largest_batch")
@@ -300,70 +163,25 @@ plots.table(
 # %%
 # Verdict
 # -------
-# Do the ledgers close, and what did bf16 save?
-
-import textwrap
-
-worst = float(outcome["share off"].abs().max())
-left_over = float(outcome["share unexplained"].abs().max())
-peak_mb = outcome.set_index("run")["measured (MB)"]
-saved = 1 - float(peak_mb["bf16"] / peak_mb["fp32"])
-fixed = tables["bf16"].reindex(["weights", "gradients", "optimizer states"])
-fixed = float(fixed["share_of_peak"].sum())
-gpus = {(run.provenance["gpu"] or {}).get("name") for run in runs.values()}
-modes = {run.mode for run in runs.values()}
-comparable = len(gpus) == 1 == len(modes)
-where = "in a smoke run on a CPU" if after.mode == "smoke" else "on a GPU"
-verdict = (
-    f"{where}, {len(outcome)} predicted peaks are off by at most {worst:.1%}, "
-    f"and at most {left_over:.1%} of a measured peak has no name. bf16 "
-    f"autocast saves {saved:.0%} of fp32's peak: of its own peak {fixed:.0%} "
-    f"are weights, gradients and states, which stay fp32, and "
-    f"{tables['bf16']['share_of_peak'].get('autocast cache', 0):.0%} are "
-    f"copies of weights that fp32 does not have."
-)
-if not comparable:
-    verdict = "the runs are not of the same machine; nothing to compare."
-findings = {
-    "verdict": verdict,
-    "off": worst,
-    "unexplained": left_over,
-    "saved": saved,
-}
-print(textwrap.fill(verdict))
+# Most of the memory is not weights. AdamW holds twice their size, and the
+# forward pass keeps more than both. To make room, shrink what is alive at the
+# fullest moment: activations, by a smaller batch, checkpointing or fewer bits.
 
 # %%
 # Limits
 # ------
-# Items are distinguished by what made a tensor: what the forward pass made and
-# left behind is an activation, whoever keeps it. Two tensors of one shape may
-# be taken for one another, the logits' for instance where the vocabulary is as
-# wide as another layer.
-#
-# The peak of a step is not the peak of a program. A first step may need more,
-# as libraries choose their kernels, and so may an evaluation or a checkpoint
-# between steps. The CUDA context differs by driver, GPU and the kernels that
-# were loaded, and on a shared GPU it includes other programs.
-#
-# What is divided among ranks is not measured here, and neither is serving:
-# there the layouts and buffers of a framework come on top. Eager mode only; a
-# compiler makes other tensors.
-#
-# A smoke run counts a CPU's tensors: it has no allocator, no workspaces and no
-# context, and its items need no rounding.
-
-# %%
-# The traces of this page, to open in Perfetto or with ``nsightkit``:
-
-downloads = {
-    f"{name}, {run.mode}, as a timeline": run.trace
-    for name, run in runs.items()
-}
+# * This is arithmetic, checked against PyTorch's operators, and for an H200: a
+#   cuBLAS workspace is smaller elsewhere. A measurement on a GPU takes its
+#   place under *Measured here* when there is one.
+# * The peak of a step is not the peak of a program. A first step may need
+#   more, and so may an evaluation or a checkpoint between steps.
+# * Eager mode only; a compiler makes other tensors. Ranks and serving have the
+#   layouts and buffers of a framework on top.
 
 # %%
 # Run it yourself
 # ---------------
-# With a GPU this measures, without one it runs the small version on the CPU:
+# With a GPU this measures, without one it runs small on the CPU:
 #
 # .. code-block:: console
 #
@@ -374,21 +192,163 @@ downloads = {
 # .. code-block:: python
 #
 #    from nsightkit import hardware
-#    from nsightkit.analysis import memory
-#    from nsightkit.configurations import find
+#    from nsightkit.analysis.memory import ledger
+#    from nsightkit.configurations import Configuration
 #
-#    memory.predict(find("large"), precision="bf16", optimizer="sgd")
-#    memory.moments(find("large"), stage=3, ranks=8)
-#    memory.serving(find("large"), hardware.find("L4"), [4096])
+#    mine = Configuration("mine", batch=8, context=2048, d_model=2048,
+#                         layers=16, d_ff=5632, heads=16,
+#                         vocabulary=32_000, intent="")
+#    ledger.predict(mine, precision="bf16", optimizer="sgd")
+#    ledger.moments(mine, stage=3, ranks=8)
+#    ledger.serving(mine, hardware.find("L4"), [4096])
 #
-# Measured peaks of any size are close at hand:
+# The same as a table on the terminal, and a measured peak:
 #
 # .. code-block:: console
 #
+#    $ nsightkit envelope --config medium
 #    $ nsightkit bench --size medium --mode train --precision bf16
+
+# %%
+# Exercises
+# ---------
+# 1. The bf16 step above has a batch of four. What does a batch of two save,
+#    and what one of one on top of that? Use ``ledger.moments``.
 #
-# To keep a GPU's results for this page:
+#    .. dropdown:: Answer
 #
-# .. code-block:: console
+#       From :measured:`13_memory_ledger.batch_4:.2f` GB to
+#       :measured:`13_memory_ledger.batch_2:.2f` GB, and then nothing:
+#       :measured:`13_memory_ledger.batch_1:.2f` GB. With so few activations
+#       the fullest moment is the optimizer's step, which does not depend on
+#       the batch.
 #
-#    $ python -m nsightkit record --only ledger
+# 2. Which of these lowers the peak of the bf16 step: AdamW that is fused, or
+#    SGD without momentum?
+#
+#    .. dropdown:: Answer
+#
+#       Fused AdamW saves a temporary buffer in the optimizer's step, which is
+#       not the fullest moment: the peak stays as it is. SGD holds no states at
+#       any moment, and the peak falls to
+#       :measured:`13_memory_ledger.sgd:.2f` GB.
+#
+# 3. A model has 32 layers, 32 heads of width 128 for queries and 8 for keys
+#    and values. How many bytes of cache does a token need in 16 bits?
+#
+#    .. dropdown:: Answer
+#
+#       Two (keys and values) times 32 layers, 8 heads, 128 channels and 2:
+#       131,072. ``ledger.kv_bytes_per_token(32, 8, 128)`` agrees.
+
+# fold: How the answers are worked out
+import dataclasses
+
+
+def peak_gb(batch=model.batch, **how):
+    """Predicted peak of a bf16 step."""
+    other = dataclasses.replace(model, batch=batch)
+    return ledger.moments(other, **how)["total_bytes"].max() / 1e9
+
+
+answers = {f"batch_{batch}": peak_gb(batch) for batch in (4, 2, 1)}
+answers["sgd"] = peak_gb(optimizer="sgd")
+
+# %%
+# Measured here
+# -------------
+# .. own-run::
+#
+# Two steps are watched. In one the allocator is asked at the end and the peak
+# of each phase; in the other every operator is looked at, which says what a
+# tensor is for. A CPU has the second account only. The fp32 step:
+
+# fold: How predicted and measured are compared
+from nsightkit.investigations import headline, measure
+
+before = measure("ledger", "before")
+after = measure("ledger", "after")
+runs = {
+    "fp32": before,
+    "bf16": after,
+    "bf16, naive attention": measure("ledger", "naive"),
+    "bf16, forward only": measure("ledger", "forward"),
+}
+
+
+def closed(run):
+    """Predicted beside measured, with what is left over."""
+    names = ["batch", "context", "d_model", "layers", "d_ff", "heads"]
+    cell = {name: run.parameters[name] for name in [*names, "vocabulary"]}
+    how = {name: run.parameters[name] for name in HOW}
+    how["device"] = "cuda" if len(run.values("reserved_bytes")) else "cpu"
+    given = run.samples.groupby("metric")["value"].first().to_dict()
+    predicted = ledger.predict(dataclasses.replace(model, **cell), **how)
+    return ledger.reconcile(predicted, ledger.measured(given))
+
+
+tables = {name: closed(run).set_index("item") for name, run in runs.items()}
+before
+
+# %%
+# Predicted and measured, item by item. What the measured peak has beyond the
+# items is in a row of its own, so that the column sums to the byte:
+
+# fold: How the table is made
+columns = ["predicted", "measured", "difference"]
+found = tables["fp32"].reset_index()
+in_mb = {f"{c} (MB)": found[f"{c}_bytes"] / 1e6 for c in columns}
+found = found[["item"]].assign(**in_mb)
+plots.table(found, dict.fromkeys(in_mb, "{:,.3f}"))
+
+# %%
+# All four steps:
+
+# fold: How the figure is drawn
+plots.memory_stacks(
+    {n: t.loc[:"unexplained", "measured_bytes"] for n, t in tables.items()},
+    title=f"The peak of a step, measured ({after.mode})",
+)
+after
+
+# %%
+# What the runs say:
+
+# fold: How the answer is put together
+whole = pd.DataFrame({name: t.loc["peak"] for name, t in tables.items()}).T
+whole = whole[["predicted_bytes", "measured_bytes"]].astype(float)
+worst = (whole["predicted_bytes"] / whole["measured_bytes"] - 1).abs().max()
+left_over = max(t.loc["unexplained", "share_of_peak"] for t in tables.values())
+saved = 1 - whole["measured_bytes"]["bf16"] / whole["measured_bytes"]["fp32"]
+exactly = "exactly" if worst < 5e-4 else f"within {worst:.1%}"
+rest = (
+    "every byte of them is accounted for"
+    if left_over < 5e-4
+    else f"at most {left_over:.1%} of one is not accounted for"
+)
+said = (
+    f"{len(whole)} peaks were predicted {exactly}, and {rest}. bf16 autocast "
+    f"saves {saved:.0%} of fp32's peak."
+)
+gpus = {(run.provenance["gpu"] or {}).get("name") for run in runs.values()}
+if len(gpus) > 1 or len({run.mode for run in runs.values()}) > 1:
+    said = "the runs are not of the same machine; nothing to compare."
+peak = {name: float(items.sum()) / 1e9 for name, items in peaks.items()}
+fp32 = peaks["fp32"].astype(float) / 1e9
+findings = headline(
+    said,
+    *runs.values(),
+    otherwise=(
+        f"a step needs {peak['fp32']:.1f} GB in fp32, of which "
+        f"{fp32['weights']:.1f} GB are weights, "
+        f"{fp32['optimizer states']:.1f} GB AdamW's moments and "
+        f"{fp32['activations']:.1f} GB activations. Gradients add nothing to "
+        f"the peak. bf16 autocast saves {1 - peak['bf16'] / peak['fp32']:.0%}."
+    ),
+    badge="predicted for an H200",
+    **answers,
+)
+downloads = {
+    f"{name}, {run.mode}, as a timeline": run.trace
+    for name, run in runs.items()
+}

@@ -1,285 +1,184 @@
 """
-How fast could a layer be?
-==========================
+How fast could each operation of a layer be?
+============================================
 
-A transformer layer takes some time. Before anybody tries to make it faster:
-how fast could it be at all, and which of its operations are far from that?
+A layer takes some time. Before anybody tries to make it faster: how fast could
+each of its operations be at all, and which are far from that?
 
-What is measured: a layer's forward pass, operator by operator, against what
-the card's arithmetic and memory allow, first with its attention written out.
-What came out: :measured:`16_roofline_of_a_layer.verdict`
-
-What one needs: nothing to read this page, a minute and a CPU to run its small
-version, an NVIDIA GPU with PyTorch to repeat it. No hardware counters.
+.. in-short::
 """
 
 # %%
-# Expectation
-# -----------
+# Predict: bounds from shapes
+# ---------------------------
 # An operation needs arithmetic, which a unit does at some rate, and has to
 # move its operands through the memory at least once. The longer of the two
-# times is its bound: the roofline. Both follow from shapes alone. For a layer
-# on one card, by its datasheet:
+# times is its bound: the roofline. Both follow from shapes, so nothing has to
+# run.
 
 # sphinx_gallery_thumbnail_number = 1
 import pandas as pd
 
 from nsightkit import hardware, plots
 from nsightkit.analysis.roofline import sol
+from nsightkit.investigations import case
 from nsightkit.investigations import parts as investigations
+from nsightkit.investigations.pages import climb, products
 
-SHAPE = ("batch", "context", "hidden", "heads", "d_ff")
-
-
-def operations(sizes):
-    """What one layer of these sizes must do, and nothing more."""
-    return sol.layer_costs(*(sizes[name] for name in SHAPE), "bf16")
-
-
-h200 = sol.datasheet(hardware.find("H200"))
 sizes = investigations.find("roofline", "before").gpu
-table = sol.bounds(operations(sizes), h200)
-table["share"] = table["bound_ns"] / table["bound_ns"].sum()
+h200 = sol.datasheet(hardware.find("H200"))
+table = sol.bounds(climb.operations("prefill", sizes), h200)
+
+# %%
+# The layer has four products, attention, two norms, rotary positions, SwiGLU
+# and two residual sums. Which of them are bound by memory on an H200, and what
+# share of the least time do they have together?
+#
+# .. dropdown:: Answer
+#
+#    All but the products and attention, and together
+#    :measured:`16_roofline_of_a_layer.by_memory:.0%`. Fused into the products
+#    beside them they would cost nothing, so the sum of these bounds is not a
+#    bound on a layer that fuses them.
+
+# fold: The table of bounds
 UNITS = {"flops": "GFLOP", "bytes": "MB", "bound_ns": "bound (µs)"}
-units = table.drop(columns="source")
+units = table[["name", *UNITS, "intensity", "bound"]].copy()
 units[list(UNITS)] /= [1e9, 1e6, 1e3]
 plots.table(
-    units.rename(columns=UNITS), dict.fromkeys(UNITS.values(), "{:,.2f}")
+    units.rename(columns=UNITS), dict.fromkeys(UNITS.values(), "{:,.1f}")
 )
 
 # %%
-# So nearly all of this layer's least time is matrix products. What is bound by
-# memory is small if it runs alone, and nothing if it is fused into a product.
-
-gemms = table.loc[table["bound"] == "compute", "bound_ns"].sum()
-print(f"all of them, one by one: {table['bound_ns'].sum() / 1e3:,.1f} µs")
-print(f"only what is bound by arithmetic: {gemms / 1e3:,.1f} µs")
+# Attention that writes its scores out is another matter: each score is written
+# by a product, then read and written again by scale, mask and softmax. Guess,
+# before you read on: on a real card, which operator of such a layer is
+# furthest below its roof, and which one takes the most time?
 
 # %%
-# Attention that writes its scores out is another matter. Its products do twice
-# the arithmetic, for they do not leave the masked half out, and the scores
-# travel through memory again and again: written by the product, read and
-# written by the scale, the mask, the softmax and the cast. Each such trip, in
-# 16 and in 32 bits:
+# Evidence: operators under their roof
+# ------------------------------------
+# A video model on an H100, with its attention written out. The profile keeps
+# the shapes of what operators are given, and ``sol`` needs nothing else:
 
-rows, heads = sizes["context"], sizes["heads"]
-for precision in ("bf16", "fp32"):
-    once = sol.elementwise_cost("softmax", heads * rows, rows, precision)
-    trip = h200.memory_ns(once) / 1e3
-    print(f"reading and writing the scores in {precision}: {trip:,.0f} µs")
+odd = case("odd-tokens", "timesformer-h100")
+judged = odd.trace.sol()
+odd
 
 # %%
-# Published figures can be checked in the same way. These times for the same
-# layer on another card have been in print; no card could have done it:
+# The second case file is one product on an H200: a generated kernel at its
+# last stage, and cuBLAS.
+
+stages = products.on_h200()
+case("h200-matmul", "3-setmaxnreg")
+
+# %%
+# A point on the roof cannot be made faster as it is. A point far below it
+# waits for something, or moves more than it has to. Each point is written with
+# its share of the datasheet's roof:
+
+# fold: How the figure is made
+NAMES = {
+    "aten::_softmax 8x12": "softmax",
+    "aten::bmm 96x3137x64": "scores",
+    "aten::bmm 96x3137x3137": "scores x values",
+    "aten::mul 8x12": "scale",
+    "aten::addmm 3072": "MLP product",
+    "aten::gelu": "GELU",
+    "aten::native_layer_norm 1x25089": "layer norm",
+}
+drawn = products.one_by_one(judged, NAMES).assign(group="TimeSformer, H100")
+two = stages.iloc[[2, 5]].assign(
+    name=["generated kernel", "cuBLAS"], group="fp16 product, H200"
+)
+cards = {"H100 datasheet": "H100 SXM", "H200 datasheet": "H200"}
+roofs = [
+    sol.Rates(name, sheet.tflops, sheet.gb_per_s)
+    for name, gpu in cards.items()
+    if (sheet := sol.datasheet(hardware.find(gpu)))
+]
+plots.roofline(
+    pd.concat([drawn, two], ignore_index=True),
+    roofs,
+    "bf16",
+    title="Operators under two roofs (case file)",
+)
+
+# %%
+# Three findings. The scale is on the roof, and still a loss, because it need
+# not exist. The softmax is at a fifth of its roof and takes more time than any
+# other. The two products of attention are far below theirs, although they are
+# matrix products: their odd number of tokens allows only kernels that load one
+# number at a time. Their names end in ``align1``.
+
+# fold: How the table is made
+NAMED = {"name": "operator", "time_ns": "time (ms)", "bound": "bound by"}
+worst = drawn.assign(gain=(1 - drawn["sol_datasheet"]) * drawn["time_ns"])
+short = worst[[*NAMED, "sol_datasheet", "gain"]].copy()
+short[["time_ns", "gain"]] = short[["time_ns", "gain"]].astype(float) / 1e6
+short = short.rename(columns=NAMED | {"sol_datasheet": "share of roof"})
+short = short.rename(columns={"gain": "above its bound (ms)"})
+MS = dict.fromkeys(["time (ms)", "above its bound (ms)"], "{:,.1f}")
+plots.table(short, MS)
+
+# %%
+# Change one thing: attention in one operator
+# -------------------------------------------
+# Should somebody tune the softmax? Look at what the program asks for first:
+#
+# .. code-block:: diff
+#
+#    -scores = torch.bmm(q, k.transpose(1, 2)) * scale
+#    -mixed = torch.bmm(scores.softmax(-1), v)
+#    +mixed = F.scaled_dot_product_attention(q, k, v)
 
 h100 = sol.datasheet(hardware.find("H100 SXM"))
-printed = {
-    "QKV": 85e3,
-    "output projection": 32e3,
-    "gate and up": 135e3,
-    "down": 68e3,
+four = drawn.iloc[:4]
+fused = sol.attention_cost(8, 12, 3137, 64, causal=False)
+calls = int(four["count"].iloc[0])
+times_ns = {
+    "written out, measured": four["time_ns"].sum(),
+    "written out, each at its bound": (
+        four["time_ns"] * four["sol_datasheet"]
+    ).sum(),
+    "in one operator, at its bound": calls * h100.bound_ns(fused),
 }
-claimed = [op for op in operations(sizes) if op.name in printed]
-checked = sol.judge(claimed, [printed[op.name] for op in claimed], h100)
-checked["printed (µs)"] = checked["time_ns"] / 1e3
-checked["bound (µs)"] = [h100.bound_ns(op) / 1e3 for op in claimed]
-columns = ["name", "printed (µs)", "bound (µs)", "note"]
-plots.table(checked[columns], {"bound (µs)": "{:,.0f}"})
+attention = pd.DataFrame(times_ns.items(), columns=["attention", "ms"])
+plots.table(attention.assign(ms=attention["ms"] / 1e6), {"ms": "{:,.1f}"})
 
 # %%
-# Measure
-# -------
-# The layer with everything written out. The profile keeps the shapes of what
-# operators are given, which is all that the bounds need.
-
-from nsightkit.investigations import measure
-
-before = measure("roofline", "before")
-before
-
-# %%
-# The ceilings of this machine, from the same products and transfers as on the
-# page about them. Without a GPU these are the CPU's, and so is the roof.
-
-ran = {name: measure("ceilings", name) for name in ("before", "fp32", "copy")}
-found = [sol.ceiling(r.parameters, r.median("step_ns")) for r in ran.values()]
-ceilings = sol.ceilings(found, "measured here")
-rates = {"unit": "unit", "tflops": "TFLOP/s", "gb_per_s": "GB/s", "what": "of"}
-plots.table(pd.DataFrame(found)[list(rates)].rename(columns=rates))
-
-# %%
-# Read
-# ----
-# Each operator with its shape, all of its calls together. On a GPU its time is
-# that of the kernels it launched; on a CPU its own.
-
-from nsightkit.errors import UsageError
-
-
-def datasheet(run):
-    """Rates of the card that a run was measured on, None if not listed."""
-    try:
-        name = (run.provenance["gpu"] or {})["name"]
-        return sol.datasheet(hardware.find(name))
-    except (KeyError, UsageError):
-        return None
-
-
-def judged(run):
-    """Operators against the roofs."""
-    if datasheet(run):
-        card = run.provenance["gpu"]["name"]
-        return sol.summary(run.trace, card, measured=ceilings)
-    held = sol.summary(run.trace, machine=ceilings)
-    # Without a datasheet the ceilings are the only roof.
-    held["sol_measured"] = held.pop("sol_datasheet")
-    return held
-
-
-def shown(table):
-    """The columns that a page has room for."""
-    columns = ["name", "count", "time_ns", "intensity", "bound"]
-    short = table[columns].head(12).copy()
-    if "sol_datasheet" in table:
-        short["share of datasheet"] = table["sol_datasheet"]
-    short["share of ceiling"] = table["sol_measured"]
-    return short
-
-
-was = judged(before)
-plots.table(shown(was))
-
-# %%
-# The same as a picture. A point on a roof cannot be made faster as it is; one
-# far below is waiting for something, or moves more than it has to. Percentages
-# are shares of the datasheet's roof, where there is one.
-
-roofs = [roof for roof in (datasheet(before), ceilings) if roof]
-LOWER = ["fp32"]  # what the ordinary cores reach
-written_out = f"A layer, written out ({before.mode})"
-plots.roofline(was, roofs, "bf16", lower=LOWER, title=written_out)
-
-# %%
-# Change one thing
-# ----------------
-# Attention in one operator, and products with a common input in one:
-#
-# .. code-block:: python
-#
-#    q, k, v = (x @ w_qkv).split(sizes, dim=-1)
-#    F.scaled_dot_product_attention(q, k, v, is_causal=True)
-#    gate, up = (x @ w_gate_up).chunk(2, dim=-1)
-
-# %%
-# Measure again
-# -------------
-
-after = measure("roofline", "after")
-after
-
-# %%
-# Operators again:
-
-now = judged(after)
-plots.table(shown(now))
-
-# %%
-# And under the same roofs:
-
-fused = f"A layer, fused ({after.mode})"
-plots.roofline(now, roofs, "bf16", lower=LOWER, title=fused)
-
-# %%
-# The whole layer against the sum of its bounds, each operation on its own. A
-# layer that fuses more than this list may come out above one. The last column
-# is for such a one: it counts only the arithmetic of products and attention.
-
-layers = before.parameters["layers"]
-ideal = operations(before.parameters)
-rows = []
-for roof in roofs:
-    bound = sum(roof.bound_ns(op) for op in ideal) * layers
-    least = sum(roof.compute_ns(op) for op in ideal if op.unit == "bf16")
-    for run, name in ((before, "written out"), (after, "fused")):
-        row = {"roof": roof.source, "layer": name}
-        row |= {"step_ns": run.median("step_ns"), "bound_ns": bound}
-        row["share reached"] = bound / run.median("step_ns")
-        row["share, all fused"] = least * layers / run.median("step_ns")
-        rows.append(row)
-whole = pd.DataFrame(rows)
-plots.table(whole)
+# Perfect kernels for the four operators would save two thirds of their time,
+# and what is left would still be many times what one operator needs. The bound
+# itself moves when the scores stay on the chip. Nobody measured that change on
+# this program: the last row is predicted, and no attention kernel reaches its
+# bound.
 
 # %%
 # Verdict
 # -------
-# Computed from the runs. The operator that could save most is the one with the
-# most time above its bound:
-
-import textwrap
-
-
-def largest(table):
-    """Operator with the most time to gain, and its share of that."""
-    gain = (1 - table["sol_measured"].clip(upper=1)) * table["time_ns"]
-    if not gain.sum() > 0:
-        return "no operator", 0.0
-    return table.loc[gain.idxmax(), "name"], gain.max() / gain.sum()
-
-
-gpus = [(run.provenance["gpu"] or {}).get("name") for run in (before, after)]
-comparable = before.mode == after.mode and gpus[0] == gpus[1]
-where = "in a smoke run on a CPU" if after.mode == "smoke" else "on a GPU"
-mine = whole[whole["roof"] == ceilings.source].set_index("layer")
-reached = mine["share reached"]
-left, share = largest(now)
-verdict = (
-    f"{where}, the layer reaches {reached['written out']:.0%} of its bound by "
-    f"measured ceilings with attention written out, {reached['fused']:.0%} "
-    f"fused; {share:.0%} of what is still to gain lies in {left}."
-)
-if not comparable:
-    verdict = "the two runs are not of the same machine; nothing to compare."
-findings = {
-    "verdict": verdict,
-    "written": float(reached["written out"]),
-    "fused": float(reached["fused"]),
-}
-print(textwrap.fill(verdict))
+# The roof says how fast an operation could be as it is written. It does not
+# say that the operation is needed. Start with the operator that has the most
+# time above its bound, here the
+# :measured:`16_roofline_of_a_layer.most_to_gain`, and ask of it both
+# questions.
 
 # %%
 # Limits
 # ------
-# A bound is of compulsory bytes. Tensors that fit the level-2 cache may be
-# there still, and their operator be quicker than the memory; the table of a
-# GPU's trace marks that apart from what is impossible.
-#
-# Kernels that a compiler fused belong to no operator with a known cost and do
-# not appear here; whole layers do. Times are of profiled steps, those of whole
-# layers are not.
-#
-# Causal attention is counted as half of the square in its fused form, and as
-# the whole where its scores are written out, since that is what it computes.
-# On a CPU the roof is made of one small product and one copy, and operators on
-# small tensors that lie in its caches may pass it.
-
-# %%
-# The traces of this page, to open in Perfetto or with ``nsightkit``:
-
-downloads = {
-    f"{run.part}, {run.mode}, as a timeline": run.trace
-    for run in (before, after)
-}
+# * One capture each, of somebody else's program.
+# * A bound is of compulsory bytes. Tensors that fit the level-2 cache may be
+#   there still, and their operator be quicker than the memory. ``sol`` marks
+#   that apart from what is impossible.
+# * Operators without arithmetic, such as copies, have no place in the figure.
+#   The table of ``sol`` holds them against the memory's bandwidth.
+# * Kernels that a compiler fused belong to no operator with a known cost.
+# * The sizes of the product on the H200 are inferred, not recorded.
 
 # %%
 # Run it yourself
 # ---------------
-# With a GPU this measures, without one it runs the small version on the CPU:
-#
-# .. code-block:: console
-#
-#    $ python examples/16_roofline_of_a_layer.py
-#
-# Any trace with shapes, against the card that it names:
+# Any trace with shapes, against the card that it names. No hardware counters
+# are needed:
 #
 # .. code-block:: python
 #
@@ -293,8 +192,159 @@ downloads = {
 #    $ nsightkit peaks --measure --format json > ceilings.json
 #    $ nsightkit sol trace.json.gz --ceilings ceilings.json
 #
-# To keep a GPU's results for this page:
+# This page, and a GPU's results kept for it:
 #
 # .. code-block:: console
 #
+#    $ python examples/16_roofline_of_a_layer.py
 #    $ python -m nsightkit record --only roofline --only ceilings
+
+downloads = {"TimeSformer on an H100": odd.trace}
+
+# %%
+# Exercises
+# ---------
+# 1. Run ``nsightkit sol`` on the downloaded trace. Some copies reach a small
+#    share of the bandwidth although they only move bytes. What is wrong?
+#
+#    .. dropdown:: Answer
+#
+#       Both inputs have the same shape, so the copy changes the order in
+#       memory, as ``.contiguous()`` does after a transpose. It reads or writes
+#       in strides, and a part of each sector that it moves is not used. Of the
+#       long copies the best reach
+#       :measured:`16_roofline_of_a_layer.best_copy:.0%`, the worst
+#       :measured:`16_roofline_of_a_layer.worst_copy:.0%`.
+#
+# 2. What would a padding of the tokens to the next multiple of eight change in
+#    the figure, and what not?
+#
+#    .. dropdown:: Answer
+#
+#       The two products could use aligned kernels and move up, towards the
+#       projections. The softmax and the scale would stay where they are: they
+#       are bound by memory, and padding adds bytes.
+#
+# 3. An elementwise operator is at a share above one. Is that an error?
+#
+#    .. dropdown:: Answer
+#
+#       Not if its tensors fit the level-2 cache: then they did not come from
+#       the memory. Above the cache's size, or for arithmetic, it is an error
+#       of the time, the shape or the clock; ``sol`` says which it is.
+
+# %%
+# Measured here
+# -------------
+# .. own-run::
+#
+# The layer of :doc:`17_layer_ladder`, written out and then fused, against
+# ceilings that were measured on the same machine.
+
+# fold: How the runs are judged
+from nsightkit.investigations import headline, measure
+
+before = measure("roofline", "before")
+after = measure("roofline", "after")
+ran = {name: measure("ceilings", name) for name in ("before", "fp32", "copy")}
+found = [sol.ceiling(r.parameters, r.median("step_ns")) for r in ran.values()]
+ceilings = sol.ceilings(found, "measured here")
+
+
+def roofs_of(run):
+    """The roofs of the machine of a run, the datasheet's first."""
+    card = climb.card_of(run)
+    return [*([sol.datasheet(card)] if card else []), ceilings]
+
+
+def judged_here(run):
+    """Operators against the roofs."""
+    if climb.card_of(run):
+        card = run.provenance["gpu"]["name"]
+        return sol.summary(run.trace, card, measured=ceilings)
+    held = sol.summary(run.trace, machine=ceilings)
+    # Without a datasheet the ceilings are the only roof.
+    held["sol_measured"] = held.pop("sol_datasheet")
+    return held
+
+
+was, now = judged_here(before), judged_here(after)
+title = f"A layer, written out ({before.mode})"
+plots.roofline(was, roofs_of(before), "bf16", title=title, top=6)
+before
+
+# %%
+# With attention in one operator, and products with a common input in one:
+
+# fold: How the figure is made
+title = f"A layer, fused ({after.mode})"
+plots.roofline(now, roofs_of(after), "bf16", title=title, top=6)
+after
+
+# %%
+# The whole layer against the sum of its bounds. In principle, everything
+# except the products and attention can be fused away; the last column counts
+# only those.
+
+# fold: How the table is made
+layers = before.parameters["layers"]
+ideal = climb.operations("prefill", before.parameters)
+rows = []
+for roof in roofs_of(before):
+    bound = sum(roof.bound_ns(op) for op in ideal) * layers
+    least = sum(roof.compute_ns(op) for op in ideal if op.unit == "bf16")
+    for run, name in ((before, "written out"), (after, "fused")):
+        took = run.median("step_ns")
+        row = {"roof": roof.source, "layer": name, "step (ms)": took / 1e6}
+        row["share reached"] = bound / took
+        row["share, all fused"] = least * layers / took
+        rows.append(row)
+whole = pd.DataFrame(rows)
+plots.table(whole)
+
+# %%
+# What the two runs say:
+
+
+# fold: How the answer is put together
+def largest(table):
+    """Operator with the most time to gain, and its share of that."""
+    gain = (1 - table["sol_measured"].clip(upper=1)) * table["time_ns"]
+    if not gain.sum() > 0:
+        return "no operator", 0.0
+    return table.loc[gain.idxmax(), "name"], gain.max() / gain.sum()
+
+
+gpus = [(run.provenance["gpu"] or {}).get("name") for run in (before, after)]
+mine = whole[whole["roof"] == ceilings.source].set_index("layer")
+reached = mine["share reached"]
+left, share = largest(now)
+said = (
+    f"the layer reaches {reached['written out']:.0%} of its bound by measured "
+    f"ceilings with attention written out, {reached['fused']:.0%} fused; "
+    f"{share:.0%} of what is still to gain lies in {left}."
+)
+if before.mode != after.mode or gpus[0] != gpus[1]:
+    said = "the two runs are not of the same machine; nothing to compare."
+roof = drawn.set_index("name")["sol_datasheet"].astype(float)
+moved = judged[judged["name"].str.startswith("aten::copy_")]
+ratio = times_ns["written out, each at its bound"]
+ratio /= times_ns["in one operator, at its bound"]
+findings = headline(
+    said,
+    before,
+    after,
+    otherwise=(
+        f"on an H100, a softmax written out reaches {roof['softmax']:.0%} of "
+        f"its roof and the products beside it {roof['scores']:.0%} and "
+        f"{roof['scores x values']:.0%}, where ordinary products reach "
+        f"{roof['MLP product']:.0%}. Even at their roofs, the operators of "
+        f"this attention take {ratio:.0f} times as long as fused attention."
+    ),
+    badge="case file, NVIDIA H100 and H200",
+    by_memory=table.loc[table["bound"] == "memory", "bound_ns"].sum()
+    / table["bound_ns"].sum(),
+    most_to_gain=worst.loc[worst["gain"].astype(float).idxmax(), "name"],
+    best_copy=moved["sol_datasheet"].max(),
+    worst_copy=moved.head(8)["sol_datasheet"].min(),
+)

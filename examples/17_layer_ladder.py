@@ -1,541 +1,418 @@
 """
-How close can a transformer layer come to the speed of light?
-=============================================================
+How close can a transformer layer come to its card's ceilings?
+==============================================================
 
-A layer written as a reference implementation writes it, and then one change
-after another that should make it faster. What does each of them buy, and how
-much is left in the end?
+A transformer layer, written as a reference implementation writes it, and then
+one change after another. What can each change buy, and when is the layer as
+fast as this card allows?
 
-What is measured: the forward pass of a layer, from scores written out to
-kernels written by hand, each rung predicted before it is run and held against
-the same bounds. What came out: :measured:`17_layer_ladder.verdict`
-
-What one needs: nothing to read this page, a minute and a CPU to run its small
-version, an NVIDIA GPU with PyTorch to repeat it.
+.. in-short::
 """
 
 # %%
-# Expectation
-# -----------
-# Every operation of the layer has a least time: its arithmetic at the rate of
-# its unit, or its operands through the memory once, whichever is longer. The
-# sum over this list is what every rung is held against; the list is never
-# changed, so no rung can flatter itself with fewer operations. By the
-# datasheet of one card:
+# Predict: the ladder before anything is run
+# ------------------------------------------
+# Every operation of a layer has a least time: its arithmetic at the peak rate
+# of its unit, or its operands through the memory once, whichever takes longer.
+# The sum over all operations is *the list*. Every rung is held against the
+# same list, so no rung looks better by doing less.
 
 # sphinx_gallery_thumbnail_number = 1
 import pandas as pd
 
 from nsightkit import hardware, plots
-from nsightkit.analysis.replay import whatif
 from nsightkit.analysis.roofline import sol
+from nsightkit.investigations import case
 from nsightkit.investigations import parts as investigations
-from nsightkit.investigations.pages import ladder
-from nsightkit.workloads import layer as rungs
-
-SHAPE = ("batch", "context", "hidden", "heads", "d_ff")
-RUNGS = rungs.RUNGS["prefill"]
-
-
-def operations(sizes, precision="bf16"):
-    """What one layer of these sizes must do, unfused."""
-    return sol.layer_costs(*(sizes[name] for name in SHAPE), precision)
-
+from nsightkit.investigations.pages import climb, ladder, products, reported
 
 sizes = investigations.find("ladder", "naive").gpu
-listed = operations(sizes)
+listed = climb.operations("prefill", sizes)
 h200 = sol.datasheet(hardware.find("H200"))
 bounds = sol.bounds(listed, h200)
-UNITS = {"flops": "GFLOP", "bytes": "MB", "bound_ns": "bound (µs)"}
-units = bounds.drop(columns="source")
-units[list(UNITS)] /= [1e9, 1e6, 1e3]
-plots.table(
-    units.rename(columns=UNITS), dict.fromkeys(UNITS.values(), "{:,.2f}")
-)
+whole_ns = bounds["bound_ns"].sum()
+floor_ns = ladder.floor_ns(listed, h200)
 
 # %%
-# Causal attention counts as half of its square. The elementwise operations are
-# in the sum, yet a compiler can fuse them into their neighbours, which no one
-# can do to a matrix product. So there are two least times: the list, and below
-# it a floor of matrix products and attention alone. A share of the list can
-# exceed one; a share of the floor cannot. And a goal, for the list by ceilings
-# that were measured:
+# The first rung writes the scores of its attention out, in the largest tensors
+# of the layer. At best, what share of the list's speed does it reach? And
+# which one change is worth most: fused attention, joined products, a compiler
+# or a CUDA graph?
+#
+# .. dropdown:: Answer
+#
+#    At best :measured:`17_layer_ladder.naive:.0%`, and fused attention is
+#    worth most: it takes the bound to :measured:`17_layer_ladder.sdpa:.0%`.
+#    Compiling is the last step to the list. Joined products fill their last
+#    wave better and move hardly a byte less. A graph has nothing to remove,
+#    because eager code launches a layer of this size sooner than the GPU runs
+#    it.
+#
+# The figure is that prediction, by the datasheet of an H200. Its first line is
+# the goal of this page: :measured:`17_layer_ladder.goal:.0%` of the list by
+# *measured* ceilings. The best 16-bit product that was reported for this chip
+# stands in for them, until this card's own are recorded.
 
-whole, floor = bounds["bound_ns"].sum(), ladder.floor_ns(listed, h200)
-print(f"the list:  {whole / 1e3:,.0f} µs on an H200 by its datasheet")
-print(f"the floor: {floor / 1e3:,.0f} µs")
+# fold: How the figure is made
 GOAL = 0.85
-print(f"the goal:  {GOAL:.0%} of the list")
-
-# %%
-# The first rungs launch one kernel for each operation that is written. Those
-# can be counted without a GPU, with the bytes that each reads and writes:
-
-
-def as_written(rung, of):
-    """Launches of one layer of a rung, at these sizes."""
-    only = {name: of[name] for name in SHAPE}
-    return rungs.written(mode="prefill", rung=rung, **only)
-
-
-counted = []
-for rung in ("naive", "sdpa", "fused"):
-    launches = as_written(rung, sizes)
-    least = ladder.launched_ns(launches, h200)
-    counted.append(
-        {
-            "rung": rung,
-            "launches": len(launches),
-            "GB moved": sum(launch["bytes"] for launch in launches) / 1e9,
-            "least time (µs)": least / 1e3,
-            "share, at best": whole / least,
-        }
-    )
-plots.table(pd.DataFrame(counted))
-
-# %%
-# The first row is where the layer can be at best before anything is changed.
-# What each change can save follows from what it removes, and from nothing
-# else. The sources of the bounds, which the code below computes from the rung
-# before, once that is measured:
-#
-# - **sdpa** removes the scores' trips through the memory, and half of the two
-#   products: the difference of two rows above, taken to run at the same share
-#   of its bound as the whole rung did.
-# - **fused** fills the last wave of a product's tiles better, with one GEMM
-#   instead of several. GEMMs are taken to keep their share of their bound.
-# - **compiled** can remove all elementwise work, at the very best.
-# - **autotuned** can bring GEMMs to their ceiling.
-# - **graphed** can remove idle time between kernels. Eager code launches a
-#   layer of this size sooner than the GPU runs it: expect nothing.
-# - **two-streams** runs gate and up side by side. Each fills the GPU by
-#   itself: only the last wave of each is left to gain.
-# - **flash** and **cudnn** can bring attention to its bound.
-# - **triton**, like compiled, can remove what lies between the GEMMs.
-# - **epilogue** can remove SwiGLU's own trip through the memory, if an own
-#   GEMM is as good as the library's. It need not be.
-# - **fp8** can halve the GEMMs. It is other arithmetic, so it has a speed-up
-#   and no share of these bounds.
-#
-# The waves, for tiles of the size that large products use on this card:
-
-
-def waves(sizes, multiprocessors):
-    """Efficiency of each product's waves."""
-    m, d, f = sizes["context"], sizes["hidden"], sizes["d_ff"]
-    columns = {"q, k or v": d, "q, k, v": 3 * d}
-    columns |= {"gate or up": f, "gate and up": 2 * f}
-    return {
-        name: ladder.wave_efficiency(m, n, multiprocessors)
-        for name, n in columns.items()
-    }
-
-
-full = waves(sizes, hardware.find("H200").multiprocessors)
-shown = pd.Series(full, name="share of full waves")
-plots.table(shown.rename_axis("product").reset_index())
-
-# %%
-# Measure
-# -------
-# The first rung: three separate projections, scores written out, their softmax
-# in fp32, a norm and rotary positions in elementary operations. A step passes
-# through several layers with weights of their own, since weights that were
-# just used would wait in the cache.
-
-from nsightkit.errors import UsageError
-from nsightkit.investigations import measure
-
-before = measure("ladder", "naive")
-before
-
-# %%
-# The ceilings of this very card, from products and transfers of the page about
-# them. A smoke run has none: nothing about a GPU follows from a CPU.
-
-smoke = before.mode == "smoke"
-try:
-    card = hardware.find((before.provenance["gpu"] or {})["name"])
-except (KeyError, UsageError):
-    card = None
-sheet = sol.datasheet(card) if card else None
-ceilings, ran = None, {}
-if not smoke:
-    for name in ("before", "layer", "fp8", "fp32", "copy", "triad", "read"):
-        ran[name] = measure("ceilings", name)
-    reached = [
-        sol.ceiling(run.parameters, run.median("step_ns"))
-        for run in ran.values()
-    ]
-    ceilings = sol.ceilings(reached, "measured on this card")
-    print(f"bf16: {ceilings.tflops['bf16']:,.0f} TFLOP/s measured")
-    print(f"transfers: {ceilings.gb_per_s:,.0f} GB/s measured")
-rates = ceilings or sheet
-
-# %%
-# Read
-# ----
-# Where the first rung spends its time, by kind of work. On a GPU these are
-# kernels, on a CPU operators.
-
-layers = before.parameters["layers"]
-work = ladder.kinds(before.trace, layers)
-kind_times = work.rename_axis("kind of work").reset_index()
-kind_times["share"] = kind_times["time_ns"] / kind_times["time_ns"].sum()
-plots.table(kind_times)
-
-# %%
-# Everything that is neither GEMM nor attention could be gone.
-
-# %%
-# Change one thing
-# ----------------
-# One change a rung, each to the rung that it names. In code the first two are
-#
-# .. code-block:: python
-#
-#    F.scaled_dot_product_attention(q, k, v, is_causal=True)
-#    q, k, v = F.linear(x, torch.cat([w_q, w_k, w_v])).chunk(3, dim=-1)
-#
-# and most of the others a line around the same code:
-
-changes = pd.DataFrame(
-    [
-        {"rung": name, "changes": rung.base or "-", "to": rung.change}
-        for name, rung in RUNGS.items()
-    ]
-)
-plots.table(changes)
-
-# %%
-# Measure again
-# -------------
-# For each rung first the most that it can save, computed from its base, then
-# the measurement. A graph changes launches and no kernel, which is a change
-# that the trace of its base can be played again with. A smoke run takes the
-# first few rungs, and a compiler that needs no other compiler and fuses
-# nothing: it shows that the page works.
-
-
-def of_unit(name):
-    """Bound of all operations of a kind: GEMM or attention."""
-    found = [o for o in operations(before.parameters) if o.unit != "fp32"]
-    kind = [o for o in found if (o.name == "attention") == (name != "GEMM")]
-    return sum(rates.bound_ns(operation) for operation in kind)
-
-
-def most(name, runs):
-    """What a rung can save of its base at most, in nanoseconds a layer."""
-    base = runs[RUNGS[name].base]
-    if rates is None or not base.trace.recorded("kernels"):
-        return None
-    sizes, spent = base.parameters, ladder.kinds(base.trace, layers)
-    by_kind = dict.fromkeys(("GEMM", "attention"), 0.0) | spent.to_dict()
-    kept = by_kind["GEMM"] + by_kind["attention"]
-    took = base.median("step_ns") / layers
-    idle = max(took - spent.sum(), 0)
-    filled = waves(sizes, card.multiprocessors) if card else {}
-
-    def joined(gemm, alone, together):
-        if not filled:
-            return 0.0
-        whole = sol.gemm_cost(sizes["context"], *gemm)
-        lost = 1 / filled[alone] - 1 / filled[together]
-        pace = max(by_kind["GEMM"] / of_unit("GEMM"), 1)
-        return rates.bound_ns(whole) * lost * pace
-
-    d, f = sizes["hidden"], sizes["d_ff"]
-    if name == "sdpa":
-        written = (as_written(rung, sizes) for rung in ("naive", "sdpa"))
-        was, is_now = (ladder.launched_ns(rows, rates) for rows in written)
-        return (was - is_now) * took / was
-    if name in ("fused", "two-streams"):
-        saved = joined((2 * f, d), "gate or up", "gate and up")
-        if name == "fused":
-            saved += joined((3 * d, d), "q, k or v", "q, k, v")
-        return saved
-    if name in ("compiled", "triton"):
-        return spent.sum() - kept + idle
-    if name == "epilogue":
-        rest = [o for o in operations(sizes) if o.unit == "fp32"]
-        pace = (spent.sum() - kept) / sum(map(rates.bound_ns, rest))
-        (one,) = [o for o in rest if o.name == "SwiGLU"]
-        return rates.bound_ns(one) * max(pace, 1)
-    if name == "autotuned":
-        return max(by_kind["GEMM"] - of_unit("GEMM"), 0)
-    if name in ("flash", "cudnn"):
-        return max(by_kind["attention"] - of_unit("attention"), 0)
-    if name == "fp8":
-        eighth = rates.tflops.get("fp8", rates.tflops["bf16"])
-        return by_kind["GEMM"] * (1 - rates.tflops["bf16"] / eighth)
-    return idle
-
-
-def by_replay(name, runs):
-    """What a rung that only launches saves of its base, played again."""
-    if not name.startswith("graphed"):
-        return None
-    base = runs[RUNGS[name].base]
-    (row,) = whatif.summary(base.trace, ["free-launches"])
-    saved = row["speedup"] and 1 - 1 / row["speedup"]
-    return saved and saved * base.median("step_ns") / layers
-
-
-FEW = ["sdpa", "fused", "compiled"]
-chosen = FEW if smoke else [name for name in RUNGS if name != "naive"]
-runs, predicted, replayed = {"naive": before}, {}, {}
-for name in chosen:
-    predicted[name] = most(name, runs)
-    replayed[name] = by_replay(name, runs)
-    runs[name] = measure("ladder", name)
-after = runs["compiled"]
-after
-
-# %%
-# Predicted and measured. The time is the median of a layer, the spread the
-# range of the middle half of the steps; a difference inside the spread is
-# none.
-
-import numpy as np
-
-samples = {name: run.values("step_ns") for name, run in runs.items()}
-of_this = operations(before.parameters)
-other = of_this
-if sheet and "fp8" in sheet.tflops:
-    eight = operations(before.parameters, "fp8")
-    other = [
-        a if a.unit == "fp32" or a.name == "attention" else b
-        for a, b in zip(of_this, eight, strict=True)
-    ]
-table = ladder.summary(
-    of_this, samples, layers, sheet, ceilings, {"fp8": other}
-)
-by_rung = table.set_index("rung")
-spread = by_rung["high_ns"] - by_rung["low_ns"]
-
-
-def judged(name):
-    """One change: what it was to save, what it saved."""
-    base = RUNGS[name].base
-    saved = by_rung.loc[base, "time_ns"] - by_rung.loc[name, "time_ns"]
-    noise = max(spread[base], spread[name])
-    bound = predicted[name]
-    if abs(saved) <= noise:
-        word = "no effect beyond the spread"
-    elif saved < 0:
-        word = "slower"
-    elif bound is None:
-        word = "faster"
-    else:
-        word = "within" if saved <= bound + noise else "more than predicted"
-    return {
-        "rung": name,
-        "changes": base,
-        "at most (µs)": np.nan if bound is None else bound / 1e3,
-        "by replay (µs)": replayed[name] and replayed[name] / 1e3,
-        "saved (µs)": saved / 1e3,
-        "spread (µs)": noise / 1e3,
-        "outcome": word,
-    }
-
-
-steps = pd.DataFrame([judged(name) for name in chosen])
-US = ["at most (µs)", "by replay (µs)", "saved (µs)", "spread (µs)"]
-steps = steps.astype(dict.fromkeys(US, float))
-plots.table(steps, dict.fromkeys(US, "{:,.1f}"))
-
-# %%
-# Against the speed of light, both ways: by the datasheet, and by the ceilings
-# measured on this card; a smoke run has times only. The columns of the floor
-# compare with what cannot be fused away.
-
-US = {"time_ns": "time (µs)", "low_ns": "from (µs)", "high_ns": "to (µs)"}
-named = US | {
-    "times": "times as fast",
-    "sol_datasheet": "share of datasheet",
-    "sol_measured": "share of ceilings",
-    "floor_datasheet": "share, floor, datasheet",
-    "floor_measured": "share, floor, ceilings",
+rates = reported.rates("H200")
+goal_ns = sum(rates.bound_ns(operation) for operation in listed) / GOAL
+on_paper = climb.predicted("prefill", sizes, h200)
+LINES = {
+    f"goal, {GOAL:.0%} of reported ceilings": goal_ns,
+    f"{GOAL:.0%} of the datasheet": whole_ns / GOAL,
 }
-light = table[["rung", *named]].dropna(axis=1, how="all")
-light[list(US)] /= 1e3
-formats = dict.fromkeys(US.values(), "{:,.1f}") | {"times as fast": "{:.2f}"}
-plots.table(light.rename(columns=named), formats, missing="none")
-
-# %%
-# What moved: the time by kind of work, and the least times as lines. The parts
-# are from profiled steps, the length of a bar and its spread are not.
-
-floors = {}
-for label, roof in (("ceilings", ceilings), ("datasheet", sheet)):
-    if roof:
-        least = sum(roof.bound_ns(operation) for operation in of_this)
-        floors[f"the list, {label}"] = least
-        floors[f"the floor, {label}"] = ladder.floor_ns(of_this, roof)
-spent = {name: ladder.kinds(run.trace, layers) for name, run in runs.items()}
-plots.ladder_bars(
-    table, spent, floors, title=f"A layer's forward pass ({after.mode})"
+plots.ladder_slots(
+    on_paper,
+    LINES,
+    title="A layer on an H200 (predicted by the datasheet)",
 )
 
 # %%
-# The same as numbers, for each change: what its kinds of work gave or took.
+# What the list holds, in five kinds. Each GEMM is bound by arithmetic, and so
+# is attention; the rest is bound by memory, and can be fused into the products
+# beside it. So the sum is not a bound that nothing can beat. Without all that
+# can be fused away, the *floor* is left, which no fusion removes.
 
-moved = pd.DataFrame(
-    {
-        name: spent[name].sub(spent[RUNGS[name].base], fill_value=0) / 1e3
-        for name in chosen
-    }
+# fold: How the table is made
+KINDS = {
+    "QKV|output|gate|down": "GEMMs",
+    "attention": "attention",
+    "RMSNorm": "norms",
+    "rotary": "rotary positions",
+    "residual|SwiGLU": "residuals and SwiGLU",
+}
+kinds = bounds["name"].replace(
+    {f".*({name}).*": kind for name, kind in KINDS.items()}, regex=True
 )
-moved = moved.fillna(0).rename_axis("kind of work, µs").reset_index()
-plots.table(moved, dict.fromkeys(chosen, "{:+z,.1f}"))
+short = bounds.groupby(kinds, sort=False).agg(
+    flops=("flops", "sum"),
+    bytes=("bytes", "sum"),
+    bound_by=("bound", "first"),
+    bound_ns=("bound_ns", "sum"),
+)
+short = short.sort_values("bound_ns", ascending=False).reset_index()
+short[["flops", "bytes", "bound_ns"]] /= [1e9, 1e6, 1e3]
+short["share"] = short["bound_ns"] / short["bound_ns"].sum()
+HEADS = {"flops": "GFLOP", "bytes": "MB", "bound_ns": "bound (µs)"}
+HEADS |= {"name": "operations", "bound_by": "bound by"}
+plots.table(
+    short.rename(columns=HEADS),
+    dict.fromkeys(["GFLOP", "MB", "bound (µs)"], "{:,.1f}"),
+)
 
 # %%
-# A faster layer that computes something else is not faster. Each rung against
-# the same weights in float64: the norm of the difference over that of the
-# result. Rounding is what the format costs at least, one layer's output
-# rounded once. Where the driver reports the clock, the share of what the
-# datasheet's units could do at that clock: the power limit is not in it.
+# Evidence: rungs that were measured
+# ----------------------------------
+# *Written-out attention, on an H100.* A video model with an odd number of
+# tokens attends as the first rung does. Its operators against the datasheet:
 
-checked = []
-for name, run in runs.items():
-    row = {"rung": name, "error": run.median("relative_error")}
-    row |= {"largest": run.median("max_abs_error")}
-    row |= {"rounding": run.median("rounding_error")}
-    clock = run.median("sm_clock_mhz")
-    if clock is not None:
-        row |= {"clock (MHz)": clock, "power (W)": run.median("power_w")}
-    if clock and card and name != "fp8":
-        there = sol.datasheet(card, clock)
-        least = sum(there.bound_ns(operation) for operation in of_this)
-        row["share at its clock"] = least / by_rung.loc[name, "time_ns"]
-    row["ran instead"] = run.parameters["instead"] or "-"
-    checked.append(row)
-plots.table(pd.DataFrame(checked))
+odd = case("odd-tokens", "timesformer-h100")
+judged = odd.trace.sol()
+odd
 
 # %%
-# The compiled rung as a timeline; the traces of all others are below.
+# The softmax and the scale move the scores through the memory once more each.
+# The two products of attention are pushed onto unaligned kernels by the odd
+# size. The ordinary products, at the bottom, show what a GEMM reaches in a
+# whole program.
 
-plots.timeline(after.trace, title=f"Compiled ({after.mode})")
+# fold: How the figure is made
+NAMES = {
+    "aten::_softmax 8x12": "softmax of the scores",
+    "aten::bmm 96x3137x64": "scores (bmm)",
+    "aten::bmm 96x3137x3137": "scores x values (bmm)",
+    "aten::mul 8x12": "scale (mul)",
+    "aten::addmm 3072": "MLP, up (addmm)",
+    "aten::addmm 768 25089x3072": "MLP, down (addmm)",
+}
+kernel_ns = odd.trace.kernels()["total_ns"].sum()
+shown = products.one_by_one(judged, NAMES).set_index("name")
+shown["share of datasheet"] = shown["sol_datasheet"]
+shown["share of kernel time"] = shown["time_ns"] / kernel_ns
+plots.panels(
+    shown,
+    ["share of datasheet", "share of kernel time"],
+    title="TimeSformer on an H100 (case file)",
+)
+
+# %%
+# *One product, on an H200.* Three stages of a generated kernel, each beside
+# cuBLAS in the same capture. cuBLAS is the control: it differs less between
+# captures than the kernel does between stages.
+
+stages = products.on_h200()
+case("h200-matmul", "3-setmaxnreg")
+
+# %%
+# The library's kernel stops short of the datasheet, as every long product on
+# this chip does (:doc:`15_real_ceilings` says why), and is far ahead of a
+# kernel that was being written.
+
+# fold: How the figure is made
+first = stages.iloc[:4].copy()
+first.loc[first.index[3], "kernel"] = "cuBLAS"
+first["time_ns"] = first["time_ns"].astype(float)
+first["share of datasheet"] = first["sol_datasheet"]
+plots.panels(
+    first.set_index("kernel"),
+    ["time_ns", "share of datasheet"],
+    title="One fp16 product on an H200 (case file)",
+)
+
+# %%
+# Change one thing: rung by rung
+# ------------------------------
+# **sdpa** removes the trips of the scores through the memory, and half of both
+# products, because it skips the masked half. It disappoints where an explicit
+# mask or an odd head size rules the fast kernel out.
+#
+# .. code-block:: diff
+#
+#    -scores = (q @ k.transpose(-1, -2)) * scale
+#    -scores = scores.masked_fill(future, float("-inf"))
+#    -mixed = scores.float().softmax(-1).to(q.dtype) @ v
+#    +mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+#
+# **fused** computes q, k and v in one product, and gate and up in one. A
+# product is computed in tiles, a wave of them at a time, and the last wave of
+# a larger product wastes less. It disappoints where all waves were full
+# already.
+#
+# .. code-block:: diff
+#
+#    -gate, up = F.linear(x, w_gate), F.linear(x, w_up)
+#    +gate, up = F.linear(x, w_gate_up).chunk(2, dim=-1)
+
+full = climb.waves(sizes, hardware.find("H200").multiprocessors)
+waves = pd.Series(full, name="share of full waves").rename_axis("product")
+plots.table(waves.reset_index())
+
+# %%
+# **compiled** fuses what lies between the products, at most down to the floor.
+# It disappoints where the graph breaks.
+#
+# .. code-block:: diff
+#
+#    -y = layer(x)
+#    +y = torch.compile(layer)(x)
+#
+# **autotuned** picks each GEMM by trial; it can bring them to their ceiling,
+# and the library is mostly there. **fp8** halves the GEMMs. It is other
+# arithmetic, so it has a speed-up and no share of this list. Two changes that
+# are often advised should do nothing here, and the ladder keeps them to show
+# it: **graphed**, because nothing waits for a launch
+# (:doc:`18_decode_bandwidth` is where a graph pays), and **two-streams**, gate
+# and up side by side, because each fills the GPU by itself.
+
+# fold: The side rungs
+rungs = pd.DataFrame(
+    [
+        {"rung": name, "changes": rung.base, "to": rung.change}
+        for name, rung in climb.RUNGS["prefill"].items()
+        if name not in set(on_paper["rung"])
+    ]
+)
+plots.table(rungs)
+
+# %%
+# What a published ladder got wrong
+# ---------------------------------
+# A widely read article takes this very layer from
+# :measured:`17_layer_ladder.claimed_first:.0%` to
+# :measured:`17_layer_ladder.goal:.0%` in four changes. Their savings, added
+# up, lead to :measured:`17_layer_ladder.added_up:.0%`. The article does not
+# say of what these are shares. And no H100 could have reached these of its
+# times:
+
+# fold: How the table is made
+PRINTED_NS = {"QKV": 85e3, "output projection": 32e3}
+PRINTED_NS |= {"gate and up": 135e3, "down": 68e3}
+claimed_first, savings = 0.40, (0.08, 0.04, 0.10, 0.10)
+added_up = claimed_first / (1 - sum(savings))
+h100 = sol.datasheet(hardware.find("H100 SXM"))
+claimed = [op for op in listed if op.name in PRINTED_NS]
+checked = sol.judge(claimed, [PRINTED_NS[op.name] for op in claimed], h100)
+checked["printed (µs)"] = checked["time_ns"] / 1e3
+checked["bound (µs)"] = [h100.bound_ns(op) / 1e3 for op in claimed]
+plots.table(
+    checked[["name", "printed (µs)", "bound (µs)", "note"]],
+    {"bound (µs)": "{:,.0f}"},
+)
 
 # %%
 # Verdict
 # -------
-# Computed from the runs. The best rung is the fastest that does the same
-# arithmetic; those beside the ladder count as well.
-
-import textwrap
-
-same = by_rung.drop(index="fp8", errors="ignore")
-best = same["time_ns"].idxmin()
-null = steps.loc[steps["outcome"].str.startswith("no effect"), "rung"]
-more = steps.loc[steps["outcome"].str.startswith("more"), "rung"]
-wrong = by_rung.index[by_rung["impossible"]]
-
-
-def share(rung):
-    """Both shares of a rung, in words."""
-    row = by_rung.loc[rung]
-    said = f"{row['sol_measured']:.0%} of the measured ceilings"
-    if not np.isnan(row["sol_datasheet"]):
-        said += f" and {row['sol_datasheet']:.0%} of the datasheet"
-    return said
-
-
-gpus = {(run.provenance["gpu"] or {}).get("name") for run in runs.values()}
-modes = {run.mode for run in [*runs.values(), *ran.values()]}
-comparable = len(gpus) == 1 == len(modes)
-where = "in a smoke run on a CPU" if smoke else "on a GPU"
-over = by_rung.index[by_rung["floor_measured"] > 1]
-first_ns, best_ns = (by_rung.loc[name, "time_ns"] for name in ("naive", best))
-faster = first_ns - best_ns > max(spread["naive"], spread[best])
-if faster:
-    verdict = (
-        f"{where}, a layer goes from {first_ns / 1e3:,.0f} to "
-        f"{best_ns / 1e3:,.0f} µs ({best}), "
-        f"{same.loc[best, 'times']:.1f} times as fast."
-    )
-else:
-    verdict = (
-        f"{where}, no rung is faster than the first, {first_ns / 1e3:,.0f} µs "
-        f"a layer, by more than the spread."
-    )
-if not smoke:
-    end = f" to {share(best)}" if faster else ""
-    verdict += f" That is {'from ' if faster else ''}{share('naive')}{end}."
-    goal = same.loc[best, "sol_measured"] >= GOAL
-    verdict += (
-        f" The goal of {GOAL:.0%} is {'' if goal else 'not '}reached."
-        f" Faster than predicted: {', '.join(more) or 'no rung'}."
-    )
-verdict += (
-    f" Changes without effect of their own: {', '.join(null) or 'none'}."
-)
-if len(wrong):
-    verdict += f" Faster than the card can be: {', '.join(wrong)}."
-if len(over):
-    verdict += (
-        f" Faster than these ceilings (they are too low): {', '.join(over)}."
-    )
-if not comparable:
-    verdict = "the runs are not of the same machine; nothing to compare."
-findings = {
-    "verdict": verdict,
-    "times": same.loc[best, "times"],
-    "null_results": len(null),
-}
-print(textwrap.fill(verdict))
+# By the datasheet the list takes :measured:`17_layer_ladder.list_us:,.0f` µs
+# and the floor :measured:`17_layer_ladder.floor_us:,.0f` µs. The best product
+# reported for this chip reaches :measured:`17_layer_ladder.ceiling:.0%` of the
+# datasheet, so a layer made of products cannot reach the goal by that
+# yardstick. By ceilings it can: the goal is then
+# :measured:`17_layer_ladder.goal_us:,.0f` µs, or
+# :measured:`17_layer_ladder.goal_share:.0%` of the datasheet. The case files
+# agree on the direction: written-out attention is the slow part, and products
+# of a good library are near the reported ceiling.
 
 # %%
 # Limits
 # ------
-# One shape, one batch, one direction. A layer of a smaller model is held up by
-# its launches, and a graph that gives nothing here is worth much there; the
-# page about decoding shows that.
-#
-# A prediction is the most that a change can save, not what it will. Only that
-# of a graph comes from a replay: the other rungs run other kernels. One that
-# was exceeded is wrong, and worth more than one that held: something moved
-# that the change was not thought to move, such as the clock. Power is shared
-# by all kernels, so a rung with less traffic leaves more of it to its GEMMs.
-#
-# The bound of an elementwise operation assumes the memory. Activations of this
-# size fit the level-2 cache, so such an operation may be faster than its
-# bound.
-#
-# The rung in 8 bits has fixed scales for its inputs, found in a pass over the
-# same input: its error is that of good calibration, and more than any other
-# rung's. Whether a model bears it, this page cannot tell.
-#
-# In a smoke run there are no kernels and no ceilings, the compiler only traces
-# and few rungs run. What it shows is that the page works, and that the rungs
-# compute the same.
-
-# %%
-# The traces of this page, to open in Perfetto or with ``nsightkit``:
-
-downloads = {
-    f"{name}, {run.mode}, as a timeline": run.trace
-    for name, run in runs.items()
-}
+# * No ladder was recorded yet: of its rungs there are two case files, of other
+#   programs, one capture each.
+# * A prediction is the most that a change can save. It can be exceeded where a
+#   change moves something that it was not thought to move, such as the clock.
+# * Causal attention counts as half the square, and activations of this size
+#   fit the level-2 cache, so an elementwise operation may beat its bound.
+# * One shape, one direction. A smaller layer is limited by its launches.
 
 # %%
 # Run it yourself
 # ---------------
-# With a GPU this measures, without one it runs the small version on the CPU:
+# The bounds of any trace with shapes, and the ceilings of your card:
+#
+# .. code-block:: console
+#
+#    $ nsightkit sol trace.json.gz
+#    $ nsightkit peaks --measure --format json > ceilings.json
+#    $ nsightkit sol trace.json.gz --ceilings ceilings.json
+#
+# This page, and a GPU's results kept for it:
 #
 # .. code-block:: console
 #
 #    $ python examples/17_layer_ladder.py
+#    $ python -m nsightkit record --only ladder --only ceilings
+
+downloads = {"TimeSformer on an H100": odd.trace}
+
+# %%
+# Exercises
+# ---------
+# 1. The H100 trace is a download above. Fused attention would put softmax,
+#    scale and both products into one kernel. How many times as fast could all
+#    kernels together get, at most?
 #
-# The bounds of any trace with shapes, and the ceilings they need:
+#    .. dropdown:: Answer
 #
-# .. code-block:: console
+#       The four take :measured:`17_layer_ladder.attention_share:.0%` of the
+#       kernel time. Fused attention needs its arithmetic and no scores in
+#       memory, so at its bound all kernels together are
+#       :measured:`17_layer_ladder.with_sdpa:.1f` times as fast. No attention
+#       kernel reaches its bound, so expect less.
 #
-#    $ nsightkit peaks --measure --format json > ceilings.json
-#    $ nsightkit sol trace.json.gz --ceilings ceilings.json
+# 2. The step of that trace takes much longer than its kernels. Is fused
+#    attention worth as much for the step?
 #
-# To keep a GPU's results for this page:
+#    .. dropdown:: Answer
 #
-# .. code-block:: console
+#       No. ``nsightkit verdict`` on it reports one long idle time before the
+#       kernels, and a change to kernels leaves that as it is. It happened
+#       once, so look at a second step before you decide.
 #
-#    $ python -m nsightkit record --only ladder
+# 3. Somebody reports a layer at :measured:`17_layer_ladder.goal:.0%`. What do
+#    you ask?
+#
+#    .. dropdown:: Answer
+#
+#       Of what: the datasheet, or a ceiling measured on that card, at which
+#       clock? Is causal attention counted as half? Is it the same list before
+#       and after fusing? And does the result still match float64?
+
+# fold: The arithmetic behind the first answer
+tokens, heads, width, blocks = 3137, 12, 64, 12
+fused = sol.attention_cost(8, heads, tokens, width, causal=False)
+scores_ns = shown["time_ns"].iloc[:4].sum()
+with_sdpa = kernel_ns / (kernel_ns - scores_ns + blocks * h100.bound_ns(fused))
+
+# %%
+# Measured here
+# -------------
+# .. own-run::
+#
+# The rungs of this ladder, each through several layers with weights of their
+# own, so that no weight waits in the cache because it was just used. Two rungs
+# differ where the interval of their difference leaves out zero
+# (:doc:`/definitions`).
+
+# fold: How the rungs are measured
+from nsightkit.investigations import headline, measure
+
+before = measure("ladder", "naive")
+smoke = before.mode == "smoke"
+ceilings = ("before", "layer", "fp8", "fp32", "copy", "triad", "read")
+few = ["sdpa", "fused", "compiled"]
+every = [name for name in climb.RUNGS["prefill"] if name != "naive"]
+ran = [] if smoke else [measure("ceilings", name) for name in ceilings]
+chosen = few if smoke else every
+runs = {"naive": before} | {name: measure("ladder", name) for name in chosen}
+climbed = climb.Climb("prefill", runs, ran)
+after = runs["compiled"]
+before
+
+# %%
+# Predicted and measured, a row a change, and each rung against the same
+# weights in float64: a faster layer that computes something else is not
+# faster.
+
+# fold: How the figures are made
+plots.ladder_bars(
+    climbed.table,
+    climbed.spent,
+    climbed.floors,
+    title=f"A layer's forward pass ({before.mode})",
+)
+if climbed.rates:
+    plots.ladder_slots(
+        climb.predicted("prefill", before.parameters, climbed.rates),
+        {f"goal, {GOAL:.0%} of the list": climbed.list_ns / GOAL},
+        climbed.table["time_ns"],
+        title=f"The ladder, predicted and measured ({before.mode})",
+    )
+plots.table(climbed.steps)
+
+# %%
+# The errors, and the clock where the driver reports it:
+
+plots.table(climbed.checked)
+
+# %%
+# What the rungs say:
+
+after
+
+# %%
+# In words:
+
+# fold: How the answer is put together
+said = climbed.said("a layer")
+if climbed.comparable and not smoke:
+    share = climbed.table.loc[climbed.best, "sol_measured"]
+    said += f" The goal of {GOAL:.0%} of the measured ceilings is "
+    said += "reached." if share >= GOAL else "not reached."
+at_best = on_paper.set_index("rung")["share"]
+ceiling = rates.tflops["bf16"] / h200.tflops["bf16"]
+findings = headline(
+    said,
+    *runs.values(),
+    otherwise=(
+        f"on an H200 a layer takes at least {whole_ns / 1e3:,.0f} µs by the "
+        f"datasheet. With its attention written out it reaches "
+        f"{at_best['naive']:.0%} of that speed at best, with fused attention "
+        f"{at_best['sdpa']:.0%}. The goal of {GOAL:.0%} can only be reached "
+        f"against measured ceilings: there it is {goal_ns / 1e3:,.0f} µs, "
+        f"{whole_ns / goal_ns:.0%} of the datasheet. No GPU has climbed this "
+        f"ladder yet; an H100 and an H200 show two of its rungs."
+    ),
+    badge="predicted for an H200; case files, H100 and H200",
+    naive=at_best["naive"],
+    sdpa=at_best["sdpa"],
+    list_us=whole_ns / 1e3,
+    floor_us=floor_ns / 1e3,
+    goal_us=goal_ns / 1e3,
+    goal_share=whole_ns / goal_ns,
+    ceiling=ceiling,
+    added_up=added_up,
+    claimed_first=claimed_first,
+    goal=GOAL,
+    attention_share=scores_ns / kernel_ns,
+    with_sdpa=with_sdpa,
+)

@@ -2,125 +2,65 @@
 Did my change help, and what else did it change?
 ================================================
 
-Two captures never agree. Which of their differences are the change, which
-are the noise of steps, and which would another run of the same program show?
+Two captures never agree. Which of their differences are the change, and which
+would show between two runs of the same program?
 
-What is measured: a training step that reads its batches itself, then the same
-with worker processes, each in two processes and in turns. What came out:
-:measured:`20_one_change_at_a_time.verdict`
-
-What one needs: nothing to read this page, a minute and a CPU to run its small
-version, an NVIDIA GPU with PyTorch to repeat it.
+.. in-short::
 """
 
 # %%
-# Expectation
-# -----------
-# What the change should do: when one process loads and learns, the two times
-# add up; with workers the slower of the two sets the pace. Nothing else should
-# change. The same kernels run, as often and as long.
+# The symptom: two pairs of traces
+# --------------------------------
+# Both were published as *before* and *after* a change. The first is ResNet-50
+# on one GPU, with a data loader that got workers:
+
+# sphinx_gallery_thumbnail_number = 1
+from nsightkit import plots
+from nsightkit.investigations import case
+
+first = [case("v100-starved-loader", f"workers-{n}") for n in (0, 4)]
+first[0]
+
+# %%
+# The second is a job on two GPUs, a window of each run:
+
+sides = ("before", "after")
+second = [case("pair-that-proves-nothing", side) for side in sides]
+second[0]
+
+# %%
+# Predict: how many steps are enough?
+# -----------------------------------
+# Suppose that every step after a change is faster than every step before it.
+# If the change did nothing, chance alone would order the steps like that now
+# and then. How many steps a side make that less likely than one in twenty?
 #
-# How many steps it takes to say so: suppose that every step after the change
-# is faster than every step before it. Chance alone orders them like this in
-# one of all the ways to pick which steps are which, or the other way round.
-
-# sphinx_gallery_thumbnail_number = -1
-from math import comb
-
-for steps in (2, 3, 4, 5, 8, 10):
-    chance = 2 / comb(2 * steps, steps)
-    enough = "can tell" if chance < 0.05 else "cannot tell"
-    print(f"{steps:2} steps a side: chance {chance:.3%}, {enough}")
-
-# %%
-# How many rows are looked at: of a hundred kernels, ranges and causes of idle
-# time that did *not* change, a test that errs once in twenty calls a few
-# changed. The more rows there are, the surer each has to be:
-
-rows = 100
-print(f"expected by chance: {0.05 * rows:.0f} of {rows} rows")
-print(f"for one false row in twenty comparisons: each at {0.05 / rows:.2%}")
+# .. dropdown:: Answer
+#
+#    :measured:`20_one_change_at_a_time.enough` a side, if the two sides do not
+#    overlap at all: of all the ways to say which steps are *before*, two put
+#    them apart like that. Steps that overlap need more.
+#
+# And of a hundred kernels, ranges and causes that did *not* change, how many
+# will a test that errs once in twenty call changed?
+#
+# .. dropdown:: Answer
+#
+#    About five. So the more rows a comparison has, the surer it has to be of
+#    each: ``diff`` keeps the expected share of false ones among the rows that
+#    it calls more than noise below one in twenty.
 
 # %%
-# ``diff`` does what lies between. Of the rows that it calls more than noise it
-# keeps the expected share of false ones below one in twenty. They are called
-# ``significant`` where a side was captured more than once. With one capture
-# each they are ``exceeds step spread``: what runs differ by is not known then.
+# Evidence: a pair that shows something
+# -------------------------------------
+# ``diff`` takes two traces. Of each row it gives the change with an interval,
+# and says whether that is more than the steps of a run differ among
+# themselves:
 
-# %%
-# Measure
-# -------
-# The program as it is.
-
-from nsightkit.investigations import measure
-
-before = measure("one-change", "before")
-before
-
-# %%
-# Read
-# ----
-# Before changing anything: what should the change give? The step waits for
-# its batch; on the clock of the CPU the rest would remain.
-
-wait_ns = before.median("data_wait_ns")
-step_ns = before.median("step_ns")
-share = wait_ns / step_ns
-print(f"a step takes {step_ns / 1e6:.1f} ms ({before.mode})")
-print(f"it waits for {wait_ns / 1e6:.1f} ms of them, {share:.0%}")
-print(f"the rest alone would be {1 / (1 - share):.1f} times as fast")
-
-# %%
-# On a GPU that is not the gain. The GPU may have worked during the wait, and
-# then it holds the step up next. So the trace is played again without the
-# waits, and the prediction is written down before anything is changed. The
-# last column says how far the replay without a change is from what was
-# recorded. A smoke run has no GPU work to play.
-
+# fold: How the figure is drawn
 import pandas as pd
 
-from nsightkit import plots
-from nsightkit.analysis.replay import whatif
-
-(replay,) = whatif.summary(before.trace, ["no-input-wait"])
-NAMES = {"speedup": "times as fast", "replay_error": "share off, unchanged"}
-plots.table(pd.DataFrame([replay]).rename(columns=NAMES), missing="not known")
-
-# %%
-# A worked example with a known answer
-# ------------------------------------
-# These traces are synthetic: ``nsightkit.workloads.planted`` wrote them and
-# they never ran on a GPU. In the first a loader was planted that is slower
-# than the step, in the second it is not. All durations have their own noise,
-# so the two agree nowhere exactly. What was lost to each cause, as planted and
-# as ``diff`` found it:
-
-import tempfile
-from pathlib import Path
-
-import nsightkit
 from nsightkit.analysis.compare import diff
-from nsightkit.workloads import planted
-
-folder = tempfile.TemporaryDirectory()
-synthetic, truths = {}, {}
-for seed, (name, fault) in enumerate((("slow", "starved"), ("quick", None))):
-    path = Path(folder.name, f"{name}.sqlite")
-    truths[name] = planted.training(path, fault, seed=seed)
-    synthetic[name] = nsightkit.load(path)
-
-known = diff.compare(synthetic["slow"], synthetic["quick"])
-causes = known.gaps[["cause"]].copy()
-for side, name in (("before", "slow"), ("after", "quick")):
-    truth = [truths[name]["gaps"].get(c, 0) / 1e3 for c in causes["cause"]]
-    causes[f"{side}, planted (µs)"] = truth
-    causes[f"{side}, found (µs)"] = known.gaps[f"{side}_total_ns"] / 1e3
-plots.table(causes, dict.fromkeys(causes.columns[1:], "{:,.1f}"))
-
-# %%
-# Every row has its place around no change: the loader's range and the idle
-# time that it caused went, the kernels stayed where they were. Rows that are
-# too small to show in a step are left out.
 
 
 def changed(found):
@@ -129,222 +69,267 @@ def changed(found):
         found.figures,
         found.gaps.rename(columns={"cause": "name"}),
         found.kernels.head(5),
-        found.ranges,
+        found.ranges.head(5),
     ]
     rows = pd.concat([part.astype(object) for part in parts if len(part)])
     rows = rows[rows["significance"] != "negligible"]
-    rows["name"] = rows["name"].str.removesuffix("_ns")
-    return rows.reset_index(drop=True)
+    names = rows["name"].str.removesuffix("_ns").str.split("#").str[0]
+    return rows.assign(name=names).reset_index(drop=True)
 
 
-title = "A loader that no longer holds up the step (synthetic)"
-plots.change_intervals(changed(known), title=title, top=14)
-
-# %%
-# What the replay of the slow trace predicts is for all steps together. The
-# first one waits longest, since nothing was loaded ahead of it, and ``diff``
-# goes by the median step:
-
-from nsightkit.analysis.timeline import overview
-
-(promised,) = whatif.summary(synthetic["slow"], ["no-input-wait"])
-whole = {k: overview.summary(t)["window_ns"] for k, t in synthetic.items()}
-print(f"all steps, predicted: {1 / promised['speedup'] - 1:+.1%}")
-print(f"all steps, as written: {whole['quick'] / whole['slow'] - 1:+.1%}")
-print(f"the median step, by diff: {known.figures.iloc[0]['change']:+.1%}")
+of_first = diff.compare(*(run.trace for run in first))
+title = "A data loader with four workers (V100, case file)"
+plots.change_intervals(changed(of_first), title=title, top=9)
 
 # %%
-# Change one thing
-# ----------------
-# One argument of the loader, and nothing else:
-#
-# .. code-block:: python
-#
-#    loader = DataLoader(dataset, batch_size=batch, num_workers=12)
-#
-# Two changes at once give one difference, and no way to say whose it is.
+# Idle time and the loader's range fell far beyond the noise; the GPU's work
+# stayed where it was. The program must have done the same work for that to
+# mean anything, and ``diff`` checks it:
+
+import textwrap
+
+
+def show(summary):
+    """Print what ``nsightkit diff`` says first."""
+    moved = summary["bottleneck"]["text"]
+    for text in (summary["headline"], moved, *summary["warnings"]):
+        print(textwrap.fill(text, 76, initial_indent="- "))
+
+
+show(of_first.summary())
 
 # %%
-# Measure again
+# One of these lines is the page's lesson. A library chose other convolution
+# kernels in the second run. Their time came out the same here; it need not
+# have, and nobody had changed them.
+
+# %%
+# Evidence: a pair that shows nothing
+# -----------------------------------
+
+of_second = diff.compare(*(run.trace for run in second)).summary()
+show(of_second)
+
+# %%
+# Kernels took less time *after*, attention most of all. It would make a fine
+# headline, and it would be wrong: the second capture holds fewer launches.
+# Both are windows of about the same length, cut out of a job without marks
+# for its steps. The GPU was idle for more of the second one.
+
+# %%
+# Change one thing: capture steps, in turns
+# -----------------------------------------
+# What the second pair lacks costs a line in the program:
+#
+# .. code-block:: diff
+#
+#     for batch in loader:
+#    +    with nvtx.annotate("step"):
+#             train(batch)
+#
+# Then one change and no other, and captures in turns: before, after, before,
+# after. A machine that grows warm or busy does not look like the change then,
+# and the two captures of *one* program show what no change looks like:
+#
+# .. code-block:: console
+#
+#    $ nsightkit diff before.sqlite after.sqlite \
+#          --also-before before2.sqlite --also-after after2.sqlite
+
+# %%
+# Verdict
+# -------
+# The first pair shows what the change did, to the step and to the bottleneck.
+# It does not show what two runs of the same program differ by: each side was
+# captured once. The second pair shows nothing about its change.
+
+# %%
+# Limits
+# ------
+# * Two captures a side say little about how runs differ, so the rule leans on
+#   what is usual, and misses small effects. A small change needs more
+#   captures, not more steps.
+# * A profiler slows the CPU down. Where the CPU sets the pace, measure the
+#   step without a profiler, and use the profile to say where the difference
+#   comes from.
+# * What a change does to the loss, to memory and at other sizes is not part of
+#   the comparison. ``diff`` takes two memory snapshots as well.
+
+# %%
+# Run it yourself
+# ---------------
+# On the first pair, which comes with nsightkit:
+#
+# .. code-block:: console
+#
+#    $ nsightkit demo
+#    $ cd nsightkit-demo
+#    $ nsightkit diff workers-0.parquet workers-4.parquet
+#    $ nsightkit diff workers-0.parquet workers-4.parquet --markdown
+#
+# The last line writes a text for the pull request. This page, which measures
+# with a GPU and else runs small on the CPU:
+#
+# .. code-block:: console
+#
+#    $ python examples/20_one_change_at_a_time.py
+
+downloads = {
+    "before, of the pair that shows nothing": second[0].trace,
+    "after, of the pair that shows nothing": second[1].trace,
+}
+
+# %%
+# Exercises
+# ---------
+# 1. Run ``diff`` on the demo's traces the other way round, *after* first. What
+#    must change in the answer, and what must not?
+#
+#    .. dropdown:: Answer
+#
+#       The signs change, and *faster* becomes *slower*. The share does not
+#       simply change its sign: a step that got a half shorter gets twice as
+#       long on the way back. The warnings stay.
+#
+# 2. Of the second pair, is it true that attention got faster? Divide its time
+#    by its launches on each side.
+#
+#    .. dropdown:: Answer
+#
+#       No. In milliseconds, a launch takes
+#       :measured:`20_one_change_at_a_time.launch_before:.2f` before and
+#       :measured:`20_one_change_at_a_time.launch_after:.2f` after. There are
+#       only fewer launches.
+#
+# 3. A colleague shows one step before and one after, thirty per cent faster.
+#    What do you ask for?
+#
+#    .. dropdown:: Answer
+#
+#       A second capture of the *unchanged* program. If that differs by as
+#       much, there is nothing to explain yet.
+
+# fold: The numbers of the second answer
+rows = pd.DataFrame(of_second["kernels"])
+attention = rows[rows["category"] == "attention"].iloc[0]
+launch_ms = {
+    f"launch_{side}": float(
+        attention[f"{side}_total_ns"] / attention[f"{side}_count"] / 1e6
+    )
+    for side in sides
+}
+
+# %%
+# Measured here
 # -------------
-# After the change; then before it once more, and after it once more. Taken in
-# turns, a machine that grows warm or busy does not look like the change.
+# .. own-run::
+#
+# A training step that reads its batches itself, then the same with worker
+# processes, each captured twice and in turns.
 
-after = measure("one-change", "after")
-after
+from nsightkit.investigations import headline, measure
 
-# %%
-
-again = measure("one-change", "again")
-again
-
-# %%
-
-after_again = measure("one-change", "after-again")
-after_again
+parts = ("before", "after", "again", "after-again")
+before, after, again, after_again = (
+    measure("one-change", part) for part in parts
+)
+runs = dict(zip(parts, (before, after, again, after_again), strict=True))
+before
 
 # %%
-# Step times, without a profiler; each point is a step.
+# Step times without a profiler, and what two captures of the unchanged program
+# differ by.
 
-runs = {"before": before, "after": after, "before, again": again}
-runs["after, again"] = after_again
+# fold: How the figures are drawn
 plots.step_times(
     {name: run.values("step_ns") for name, run in runs.items()},
     title=f"In turns ({after.mode})",
 )
-
-# %%
-# What no change looks like
-# -------------------------
-# The two captures of the program as it was. Whatever differs here is not the
-# change, so a difference of this size proves nothing further down either.
-
-MS = {"before_ns": "before (ms)", "after_ns": "after (ms)"}
-
-
-def readable(found):
-    """The rows of a comparison as a table, a step's times in milliseconds."""
-    columns = ["name", "clock", *MS, "change", "significance"]
-    rows = changed(found).reindex(columns=columns)
-    rows[list(MS)] = rows[list(MS)].astype(float) / 1e6
-    rows["name"] = [n if len(n) < 36 else f"{n[:35]}…" for n in rows["name"]]
-    formats = dict.fromkeys(MS.values(), "{:,.3f}") | {"change": "{:+.1%}"}
-    return plots.table(rows.rename(columns=MS), formats)
-
-
 same = diff.compare(before.trace, again.trace)
-readable(same)
-
-# %%
-# The change
-# ----------
-# Now the two sides, with both captures of each. A change must be larger than
-# the noise of steps and larger than what captures of one program differ by.
-
 found = diff.compare(
     before.trace,
     after.trace,
     also_before=[again.trace],
     also_after=[after_again.trace],
 )
-readable(found)
-
-# %%
-# The same as a picture: how far each row moved, and how sure that is.
-
-title = f"Before and after ({after.mode})"
+title = f"Before and after, two captures each ({after.mode})"
 plots.change_intervals(changed(found), title=title, top=14)
+after
 
 # %%
-# For the pull request
-# --------------------
-# What ``nsightkit diff --markdown`` writes: the time of a step, what differs
-# besides the change, whether the bottleneck moved, and what got worse.
+# A pair whose truth is known: the traces are synthetic, written by
+# ``nsightkit.workloads.planted``, and never ran on a GPU. What each cause of
+# idle time lost, as it was planted and as ``diff`` found it:
 
-from nsightkit.analysis.compare import words as diff_text
+# fold: How they are planted
+import tempfile
+from pathlib import Path
 
-summary = found.summary()
-print(diff_text.markdown(summary, top=3))
+import nsightkit
+from nsightkit.workloads import planted
+
+folder = tempfile.TemporaryDirectory()
+synthetic, truths = {}, {}
+for seed, (name, fault) in enumerate((("before", "starved"), ("after", None))):
+    path = Path(folder.name, f"{name}.sqlite")
+    truths[name] = planted.training(path, fault, seed=seed)
+    synthetic[name] = nsightkit.load(path)
+known = diff.compare(synthetic["before"], synthetic["after"])
+causes = known.gaps[["cause"]].copy()
+for side, truth in truths.items():
+    planted_us = causes["cause"].map(truth["gaps"]).fillna(0) / 1e3
+    causes[f"{side}, planted (µs)"] = planted_us
+    causes[f"{side}, found (µs)"] = known.gaps[f"{side}_total_ns"] / 1e3
+plots.table(causes, dict.fromkeys(causes.columns[1:], "{:,.1f}"))
 
 # %%
-# Verdict
-# -------
-# Computed from the captures, for each way it can come out:
+# What the runs say:
 
-import textwrap
+# fold: How the answer is put together
+from math import comb
 
-gpus = {(run.provenance["gpu"] or {}).get("name") for run in runs.values()}
-modes = {run.mode for run in runs.values()}
-comparable = len(modes) == 1 and len(gpus) == 1
-where = "in a smoke run on a CPU" if after.mode == "smoke" else "on a GPU"
-unchanged = same.summary()["outcome"]
+from nsightkit.analysis.replay import whatif
+
+(replay,) = whatif.summary(before.trace, ["no-input-wait"])
+by_replay = "not known"
+if replay["speedup"]:
+    by_replay = f"{1 / replay['speedup'] - 1:+.1%}"
 apart = again.median("step_ns") / before.median("step_ns") - 1
 agreed = {
     "no change": "agree within the noise of their steps",
     "cannot tell": "have too few steps each to be distinguished",
     "faster": "differ by more than their steps do",
     "slower": "differ by more than their steps do",
-}[unchanged]
-wall = found.figures.iloc[0]
+}[same.summary()["outcome"]]
+summary, wall = found.summary(), found.figures.iloc[0]
 outcome = {
     "faster": "the change made a step faster",
     "slower": "the change made a step slower",
     "no change": "no change of a step's time is beyond the noise",
     "cannot tell": "the steps are too few to tell what became of their time",
 }[summary["outcome"]]
-if found.kernels.empty:
-    rest = "Kernels, and what limits the GPU, are not shown here."
-else:
-    beyond = ("significant", "small")
-    moved = found.kernels["significance"].isin(beyond)
-    count = f"{moved.sum()} of {len(moved)} kernels"
-    rest = f"{count} changed by more than noise. "
-    rest += summary["bottleneck"]["text"]
-by_replay = "not known"
-if replay["speedup"]:
-    by_replay = f"{1 / replay['speedup'] - 1:+.1%}"
-verdict = (
-    f"{where}, two captures of one program {agreed} ({apart:+.1%} without a "
-    f"profiler); {outcome} ({wall['change']:+.1%}; predicted by replay: "
-    f"{by_replay}). {rest}"
+moved = found.kernels["significance"].isin(("significant", "small"))
+rest = f"{moved.sum()} of {len(moved)} kernels changed by more than noise. "
+said = (
+    f"two captures of one program {agreed} ({apart:+.1%} without a profiler); "
+    f"{outcome} ({wall['change']:+.1%}; predicted by replay: {by_replay}). "
+    f"{rest}{summary['bottleneck']['text']}"
 )
-if not comparable:
-    verdict = "the runs are not of the same machine; nothing to compare."
-findings = {"verdict": verdict, "change": wall["change"], "apart": apart}
-print(textwrap.fill(verdict))
-
-# %%
-# Limits
-# ------
-# Two captures of each side know little of what runs differ by, so the rule
-# leans on what is usual and sees less than it might. A change that is too
-# small for them needs more captures, not more steps.
-#
-# A profiler slows the CPU down. Where the CPU sets the pace, the step times
-# above are right and those of the profile are not; what a profile is for is
-# to say where the difference comes from.
-#
-# What a change does to the loss, to memory and to other sizes is not a part of
-# this comparison. Memory has its own: ``diff`` of two memory snapshots.
-
-# %%
-# The traces of this page, to open in Perfetto or with ``nsightkit``:
-
-downloads = {
-    f"{name}, {run.mode}, as a timeline": run.trace
-    for name, run in runs.items()
-}
-for name, trace in synthetic.items():
-    downloads[f"{name} loader, synthetic, as a timeline"] = trace
-
-# %%
-# Run it yourself
-# ---------------
-# With a GPU this measures, without one it runs the small version on the CPU:
-#
-# .. code-block:: console
-#
-#    $ python examples/20_one_change_at_a_time.py
-#
-# Captures of your own, and a text for the pull request:
-#
-# .. code-block:: console
-#
-#    $ nsightkit capture nsys --output before -- python train.py
-#    $ nsightkit whatif before.sqlite no-input-wait
-#    $ nsightkit capture nsys --output after -- python train.py --workers 12
-#    $ nsightkit diff before.sqlite after.sqlite
-#    $ nsightkit diff before.sqlite after.sqlite --markdown
-#
-# With further captures of each side, taken in turns:
-#
-# .. code-block:: console
-#
-#    $ nsightkit diff before.sqlite after.sqlite \
-#        --also-before before-2.sqlite --also-after after-2.sqlite
-#
-# To keep a GPU's results for this page:
-#
-# .. code-block:: console
-#
-#    $ python -m nsightkit record --only one-change
+gpus = {(run.provenance["gpu"] or {}).get("name") for run in runs.values()}
+if len({run.mode for run in runs.values()}) > 1 or len(gpus) > 1:
+    said = "the runs are not of the same machine; nothing to compare."
+step = of_first.figures.iloc[0]
+enough = next(n for n in range(2, 99) if 2 / comb(2 * n, n) < 0.05)
+findings = headline(
+    said,
+    *runs.values(),
+    otherwise=(
+        f"of two published pairs, one shows its change: a step of ResNet-50 "
+        f"takes {-step['change']:.0%} less time, more than its steps differ "
+        f"among themselves, and the bottleneck moved. The other compares "
+        f"different amounts of work, and shows nothing."
+    ),
+    badge=first[0].label,
+    enough=enough,
+    **launch_ms,
+)

@@ -1,7 +1,8 @@
-"""Links the first use of each term of the glossary on every page of the guide."""
+"""Links the first use of each term of the glossary on every page of the guide; its definition shows on hover."""
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any
 
@@ -74,12 +75,23 @@ def _link(app: Sphinx, doctree: nodes.document, docname: str) -> None:
             page, label = places[term]
             pieces.append(nodes.Text(text[done : found.start()]))
             shown = nodes.inline("", found[0], classes=["xref", "std", "std-term"])
-            link = make_refnode(app.builder, docname, page, label, shown, term)
+            said = _definitions(app, page).get(label, term)
+            link = make_refnode(app.builder, docname, page, label, shown, said)
             link["classes"].append("nsightkit-term")
             pieces.append(link)
             done = found.end()
         if pieces:
             parent.replace(text, [*pieces, nodes.Text(text[done:])])
+
+
+@functools.cache
+def _definitions(app: Sphinx, page: str) -> dict[str, str]:
+    """What a page of terms says of each, by the term's label."""
+    found = {}
+    for item in app.env.get_doctree(page).findall(nodes.definition_list_item):
+        said = " ".join(item.children[-1].astext().split())
+        found |= {label: said for term in item.findall(nodes.term) for label in term["ids"]}
+    return found
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

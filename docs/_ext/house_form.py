@@ -129,7 +129,7 @@ def _sections(blocks: list[str]) -> list[str]:
     titles = [title for block in blocks for title in re.findall(r"^(\S.*)\n-{3,}$", block, flags=re.MULTILINE)]
     headings = [heading for title in titles for heading in HEADINGS if re.match(rf"{heading}\b", title)]
     found = [f"the section {name!r} is missing: {_WHY[name]}" for name in HEADINGS if name not in headings]
-    if not found and headings != list(HEADINGS):
+    if not found and list(dict.fromkeys(headings)) != list(HEADINGS):
         found.append(f"the sections come in another order; it is: {', '.join(HEADINGS)}")
     return found
 

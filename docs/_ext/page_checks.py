@@ -6,6 +6,7 @@ and still build: a traceback kept from an earlier run, a page whose figures were
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from urllib.parse import unquote
@@ -19,6 +20,7 @@ _MOST_S, _BUSY = 30, 2
 _WORDS, _LINES = 1200, 60
 #: What a page's answer may rest on (DESIGN: evidence); a small run on a CPU is not among them.
 _EVIDENCE = ("measured", "case file", "exact", "predicted")
+_WARNING = re.compile(r"^\S+:\d+: \w*Warning: ", re.MULTILINE)
 _OUTPUTS = ".sphx-glr-script-out, .cell_output, .output"
 
 
@@ -40,6 +42,8 @@ def problems(html: Path, examples: Path | None = None) -> list[str]:
         soup = BeautifulSoup(page.read_text(encoding="utf-8"), "html.parser")
         if any("Traceback (most recent call last)" in out.get_text() for out in soup.select(_OUTPUTS)):
             found.append(f"{name}: the output holds a traceback")
+        if any(_WARNING.search(out.get_text()) for out in soup.select(_OUTPUTS)):
+            found.append(f"{name}: the output holds a warning")
         found += [f"{name}: {wrong}" for image in soup.find_all("img") for wrong in _image(image, page)]
         if name.startswith("gallery/") and name != "gallery/index.html":
             found += [f"{name}: {wrong}" for wrong in _example(soup)]

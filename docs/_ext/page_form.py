@@ -45,8 +45,9 @@ class InShort(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         """See :class:`docutils.parsers.rst.Directive`."""
         page = self.env.docname.rpartition("/")[2]
+        kind = [nodes.Text(" "), badge(f"{page}.badge"), nodes.Text(" ")]
         minutes = [pending(f"{page}.form.minutes"), nodes.Text(" min")]
-        first = nodes.paragraph("", "", nodes.strong("", "In short"), badge(f"{page}.badge"), *minutes)
+        first = nodes.paragraph("", "", nodes.strong("", "In short"), *kind, *minutes)
         answer = nodes.paragraph("", "", pending(f"{page}.verdict"))
         return [nodes.container("", first, answer, classes=["nsightkit-in-short"])]
 

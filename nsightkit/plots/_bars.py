@@ -315,6 +315,67 @@ def ladder_bars(
     return finished(figure, axes, sentence, legend=3, xlabel=f"time of a layer ({unit})")
 
 
+def ladder_slots(
+    rungs: pd.DataFrame,
+    lines: Mapping[str, float],
+    measured: Mapping[str, float] | None = None,
+    *,
+    title: str = "A ladder",
+) -> Figure:
+    """Draw how fast each rung of a ladder can be at best, and below it how fast it was, or a place kept for that.
+
+    Parameters
+    ----------
+    rungs : DataFrame
+        ``rung, least_ns, lower_ns``, as :func:`nsightkit.investigations.pages.climb.predicted` returns them.
+    lines : mapping of str to float
+        Times in nanoseconds to draw as lines, by what they are.
+    measured : mapping of str to float, optional
+        Nanoseconds by rung; a rung that is not in it is awaiting a GPU.
+    title : str, default "A ladder"
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+    """
+    figure, axes = new_figure(2.0 + 0.62 * len(rungs), title)
+    least, lower = (rungs[column].to_numpy(float) for column in ("least_ns", "lower_ns"))
+    known = {} if measured is None else dict(measured)
+    took = np.array([known.get(rung, np.nan) for rung in rungs["rung"]], dtype=float)
+    longest = float(np.nanmax([*least, *took, *lines.values()]))
+    scale, unit = time_unit(longest)
+    rows, height = np.arange(len(rungs)), 0.34
+    axes.barh(rows - 0.2, lower / scale, height=height, color=BLUE, label="at best, predicted")
+    fused = np.flatnonzero(least > lower)
+    if len(fused):
+        axes.barh(
+            fused - 0.2, (least - lower)[fused] / scale, left=lower[fused] / scale, height=height, color=BLUE,
+            hatch="//", alpha=0.6, edgecolor="white", label="what fusing can still remove",
+        )  # fmt: skip
+    slots = rows[np.isnan(took)] + 0.2
+    axes.barh(slots, 0.3 * longest / scale, height=height, fill=False, linestyle=":", edgecolor=GREY)
+    if len(slots) < len(rows):
+        axes.barh(rows + 0.2, took / scale, height=height, color=VERMILION, label="measured")
+    said = []
+    for row, rung in enumerate(rungs["rung"]):
+        best = " to ".join(dict.fromkeys(duration(ns) for ns in (lower[row], least[row])))
+        awaited = bool(np.isnan(took[row]))
+        here = "awaiting a GPU" if awaited else duration(took[row])
+        # Inside the bars: behind their ends the lines would run through the words.
+        for place, words, colour in ((row - 0.2, best, "white"), (row + 0.2, here, "black" if awaited else "white")):
+            axes.annotate(
+                words, (0, place), (5, 0), textcoords="offset points", va="center", fontsize=9, color=colour,
+            )  # fmt: skip
+        said.append((rung, f"{best} at best, {here}"))
+    for (what, at), dashes in zip(lines.items(), _DASHES[1:], strict=False):
+        axes.axvline(at / scale, color=RED, linewidth=1.5, linestyle=dashes, label=plain(f"{what}: {duration(at)}", 70))
+    name_rows(axes, rungs["rung"])
+    axes.set_xlim(0, 1.2 * longest / scale)
+    goals = spoken([(what, duration(at)) for what, at in lines.items()])
+    sentence = f"{title}, bars: {spoken(said)}; lines at {goals}."
+    return finished(figure, axes, sentence, legend=2, xlabel=f"time of a layer ({unit})")
+
+
 def panels(frame: pd.DataFrame, columns: Sequence[str], *, title: str = "Side by side") -> Figure:
     """Several figures of the same things: a row of bars for each thing, a panel for each column.
 

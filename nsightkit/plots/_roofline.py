@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Sequence
 from itertools import cycle
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.colors import ListedColormap, to_rgba
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator, PercentFormatter
+from matplotlib.transforms import Bbox
 
 from nsightkit.analysis.roofline.counters import classify
 from nsightkit.analysis.roofline.sol import Rates
@@ -21,6 +25,10 @@ _MARKS = (
     *((BLUE, "o"), (VERMILION, "s"), (GREEN, "D"), (PURPLE, "^"), (OCHRE, "v"), (RED, "P"), (BLUE, "X"), (GREEN, "*")),
     *((VERMILION, "<"), (PURPLE, ">"), (OCHRE, "h"), (RED, "d")),
 )
+#: Where a word stands beside its point, the best place first: across and up.
+_AROUND = ((1, 0), (-1, 0), (1, 1), (1, -1), (-1, 1), (-1, -1), (0, 1), (0, -1))
+#: What all operators begin with.
+_AN_OPERATOR = re.compile(r"^aten::_?")
 #: Of the regions: where their name stands (memory, compute), and their colour.
 _REGIONS = {
     "latency-bound": ((27, 35), GREY),
@@ -44,9 +52,9 @@ def roofline(
     Parameters
     ----------
     table : DataFrame
-        ``name, flops, intensity, time_ns`` and, as the legend shows it, ``sol_datasheet``, as from
+        ``name, flops, intensity, time_ns`` and, written beside the name, ``sol_datasheet``, as from
         :func:`nsightkit.analysis.roofline.sol.judge`. Operations without FLOPs have no place here and are left out, and
-        so are those whose bytes are not known.
+        so are those whose bytes are not known. A column ``group`` gives each of its values a marker of its own.
     rates : sequence of Rates
         A roof each, such as the datasheet's and the measured one.
     unit : str
@@ -85,13 +93,12 @@ def roofline(
                 axes.annotate(
                     plain(other), (last, ceiling), (-2, 3), textcoords="offset points", ha="right", fontsize=8,
                 )  # fmt: skip
-    if "sol_datasheet" not in shown:
-        shown = shown.assign(sol_datasheet=np.nan)
-    for row, (colour, mark) in zip(shown.to_dict("records"), cycle(_MARKS), strict=False):
-        label = plain(row["name"], 44) + (f", {row['sol_datasheet']:.0%}" if np.isfinite(row["sol_datasheet"]) else "")
+    groups = shown["group"] if "group" in shown else pd.Series("", shown.index)
+    for group, (colour, mark) in zip(dict.fromkeys(groups), cycle(_MARKS), strict=False):
         axes.plot(
-            [row["intensity"]], [row["reached"]], linestyle="none", marker=mark, color=colour, markersize=7, label=label
-        )
+            shown.loc[groups == group, "intensity"], shown.loc[groups == group, "reached"], linestyle="none",
+            marker=mark, color=colour, markersize=7, label=plain(group) or "_",
+        )  # fmt: skip
     if len(rest):
         axes.plot(
             rest["intensity"], rest["reached"], linestyle="none", marker=".", color=GREY, markersize=5,
@@ -101,6 +108,7 @@ def roofline(
         xscale="log", yscale="log", xlim=(first, last), ylabel="reached (TFLOP/s)",
         xlabel="arithmetic intensity (FLOPs a byte of compulsory traffic)",
     )  # fmt: skip
+    axes.set_ylim(top=3 * max(axes.get_ylim()[1] / 2, *(rate.tflops[unit] for rate in roofs), 0.0))  # room for words
     for axis in (axes.xaxis, axes.yaxis):
         axis.set(major_locator=LogLocator(10), minor_locator=NullLocator(), major_formatter=lambda v, _: f"{v:g}")
     pairs = [
@@ -110,7 +118,41 @@ def roofline(
     below = " and ".join(f"{r.source} ({r.tflops[unit]:,.4g} TFLOP/s, {r.gb_per_s:,.0f} GB/s)" for r in roofs)
     more = f"; {len(rest)} more" if len(rest) else ""
     sentence = f"{title}, points under the roofs of {below or 'no card'}: {spoken(pairs, most=12)}{more}."
-    return finished(figure, axes, sentence, legend=1 if len(shown) < 4 else 2, size=8)
+    finished(figure, axes, sentence, legend=2 if len(roofs) > 1 else 1, size=8)
+    shares = shown["sol_datasheet"] if "sol_datasheet" in shown else pd.Series(np.nan, shown.index)
+    words = [
+        plain(_AN_OPERATOR.sub("", name), 30) + (f", {share:.0%}" if np.isfinite(share) else "")
+        for name, share in zip(shown["name"].astype(str), shares, strict=True)
+    ]
+    _label_points(figure, axes, every[["intensity", "reached"]].to_numpy(), words)
+    return figure
+
+
+def _label_points(figure: Figure, axes: Any, points: np.ndarray, words: Sequence[str]) -> None:
+    """Write a word beside each of the first points, where it covers no other word, no point and no line."""
+    figure.draw_without_rendering()  # from here on the axes have their place
+    lines = [line.get_xydata() for line in axes.lines if line.get_linestyle() != "None"]
+    dense = [np.geomspace(line[:-1], line[1:], 60).reshape(-1, 2) for line in lines if len(line) > 1]
+    taken = [Bbox.from_extents(*(at - 5), *(at + 5)) for at in axes.transData.transform(points)]
+    drawn = axes.transData.transform(np.concatenate(dense)) if dense else np.empty((0, 2))
+    for point, text in zip(points, words, strict=False):
+        label = axes.annotate(text, point, (0, 0), textcoords="offset points", fontsize=8)
+        for away, (across, up) in itertools.product((7, 16, 28, 44, 62), _AROUND):
+            label.set(ha=("center", "left", "right")[across], va=("center", "bottom", "top")[up])
+            label.xyann = (away * across * 1.0, away * up * 1.0)
+            box = label.get_window_extent().padded(2)
+            inside = axes.bbox.contains(box.x0, box.y0) and axes.bbox.contains(box.x1, box.y1)
+            if inside and not any(box.overlaps(other) for other in taken) and not box.count_contains(drawn):
+                break
+        taken.append(label.get_window_extent())
+        if away > 16:
+            axes.annotate(
+                "",
+                point,
+                label.xyann,
+                textcoords="offset points",
+                arrowprops={"arrowstyle": "-", "color": GREY, "lw": 0.7},
+            )
 
 
 def limiter_map(table: pd.DataFrame, *, title: str = "What limits each kernel") -> Figure:

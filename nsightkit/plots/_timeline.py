@@ -77,9 +77,9 @@ def timeline(
         start, end = ((np.clip(side[inside], first, last) - first) / scale for side in (lane.start, lane.end))
         kind, colour = _KINDS.get(lane.table, ("", GREY))
         _draw(axes, start, end, place[lane.row], colour, width)
-        if kind:
+        if kind and inside.any():
             used[kind] = colour
-        else:
+        elif not kind:
             _write_names(axes, start, end, lane.names[inside], place[lane.row], width)
     axes.set_yticks(list(place.values()), labels=[rows[row] for row in place], fontsize=9)
     axes.tick_params(axis="y", length=0)

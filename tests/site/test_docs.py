@@ -41,13 +41,38 @@ A question
 How much is it?
 
 It is :measured:`01_probe.share:.0%` in :measured:`01_probe.where`.
+
+.. in-short::
 """
+
+# %%
+# Predict: how much?
+# ------------------
+# .. dropdown:: Answer
+#
+#    That much.
+#
+# Exercises
+# ---------
+# .. dropdown:: Answer
+#
+#    One.
+#
+# .. dropdown:: Answer
+#
+#    Two.
+
+# fold: How it is added up
+total = 1 + 1
 '''
 
 MEASURE = """
 # %%
-# Measure
-# -------
+# Measured here
+# -------------
+# .. own-run::
+#
+# What the script measures.
 
 class Measurement:
     label = "Measured on a made-up machine"
@@ -57,7 +82,7 @@ class Measurement:
         return '<aside class="nsightkit-provenance" data-mode="smoke"><p class="nsightkit-banner">Made up.</p></aside>'
 
 measurement = Measurement()
-findings = {"share": 0.25, "where": "<b>here</b>"}
+findings = {"share": 0.25, "where": "<b>here</b>", "verdict": "it is <little>.", "badge": "exact"}
 measurement
 """
 
@@ -69,6 +94,13 @@ FIGURE = """
 import matplotlib.pyplot as plt
 figure, axes = plt.subplots()
 axes.plot([1, 2])
+"""
+
+ONE_BAR = """
+import matplotlib.pyplot as plt
+figure, axes = plt.subplots()
+_ = axes.barh(["a time"], [1])
+figure.set_label("One bar")
 """
 
 LABEL = """
@@ -174,11 +206,34 @@ def test_what_is_black_is_seen_on_a_dark_page(tmp_path):
 
 
 def test_numbers_in_prose_are_measurements(page, built):
-    share, where = page.select("abbr.measured")
+    share, where = page.select("section > p > abbr.measured")
     assert share.text == "25%"
-    assert share["title"] == "Measured on a made-up machine"
+    assert share["title"] == "exact"
     assert where.text == "<b>here</b>"  # escaped: an export is data
     assert "25.0%" in (built / "index.html").read_text(encoding="utf-8")
+
+
+def test_the_answer_stands_first_with_its_evidence_and_the_minutes(page, built):
+    (box,) = page.select(".nsightkit-in-short")
+    assert [" ".join(line.get_text().split()) for line in box.select("p")] == [
+        "In short exact 1 min Notebook",
+        "it is <little>.",
+    ]
+    index = bs4.BeautifulSoup((built / "gallery" / "index.html").read_text(encoding="utf-8"), "html.parser")
+    (card,) = index.select(".nsightkit-card")
+    assert " ".join(card.get_text().split()).startswith("A question exact 1 min it is <little>.")
+    assert card.select_one("a")["href"] == "01_probe.html"
+
+
+def test_what_need_not_be_read_at_once_is_folded(page):
+    folds = {fold.summary.get_text(): fold for fold in page.select("details.nsightkit-fold")}
+    smoke, code = sorted(folds, reverse=True)
+    assert "nothing about a GPU" in smoke
+    assert folds[smoke].select_one('[data-mode="smoke"]')
+    assert "What the script measures." in folds[smoke].get_text()
+    assert not page.select_one("section#measured-here > h2").find_parent("details"), "its title leads to it"
+    assert code == "How it is added up"
+    assert folds[code].select_one("pre").get_text().strip() == "total = 1 + 1"
 
 
 def test_an_edited_page_keeps_the_numbers_of_pages_that_are_not_run_again(built):
@@ -196,6 +251,9 @@ def test_the_first_use_of_a_term_leads_to_the_glossary(built):
     links = [(link.get_text(), link["href"]) for link in soup.select("a.nsightkit-term")]
     assert links[:2] == [("warp", "#term-warp"), ("long wave", "#term-long-wave")]
     assert not [text for text, _ in links if text in {"Warps", "waveform"}]
+    # A pointer shows what the word means, not the word once more.
+    titles = [link["title"] for link in soup.select("a.nsightkit-term")]
+    assert titles[:2] == ["32 threads.", "As many blocks as fit."]
 
 
 def test_a_name_in_code_is_no_term_of_the_glossary(page):
@@ -230,10 +288,18 @@ def test_no_page_asks_for_anything_elsewhere(built):
         (HEADER + MEASURE + FIGURE, "", "neither a label nor a title"),
         (HEADER + MEASURE + "\n1 / 0\n", "", "ZeroDivisionError"),
         (HEADER + MEASURE, "{measured}`01_probe.absent`", "no page exported '01_probe.absent'"),
+        (HEADER + MEASURE + ONE_BAR, "", "is of one bar: print the number"),
         (HEADER + MEASURE + '\nfindings["share"] = None\n', "", "a finding is a number or a text"),
         (HEADER + MEASURE + '\ndownloads = {"gone": "absent.txt"}\n', "", "absent.txt is not a file"),
     ],
-    ids=["figure without alt text", "script fails", "unknown number", "finding is not a number", "download absent"],
+    ids=[
+        "figure without alt text",
+        "script fails",
+        "unknown number",
+        "figure of one bar",
+        "finding is not a number",
+        "download absent",
+    ],
 )
 def test_a_faulty_page_fails_the_build(tmp_path, script, index, said):
     done = _build(_site(tmp_path, script, index), "-E")
@@ -243,13 +309,14 @@ def test_a_faulty_page_fails_the_build(tmp_path, script, index, said):
 
 RECORDED = """
 # %%
-# Measure
-# -------
+# Measured here
+# -------------
+# .. own-run::
 
-from nsightkit.investigations import measure
+from nsightkit.investigations import headline, measure
 
 measurement = measure("tiny-kernels", "before")
-findings = {"share": 0.25, "where": measurement.mode}
+findings = headline("it is.", measurement, otherwise="it was.", badge="exact", share=0.25, where=measurement.mode)
 downloads = {}
 measurement
 """
@@ -302,6 +369,10 @@ def test_a_page_says_what_its_recording_is_worth(tmp_path, monkeypatch, changes,
     assert banner in said
     packed = list((site / "html").rglob("recordings.zip"))
     assert bool(packed) is (mode == "replay")
+    assert bool(block.find_parent("details", class_="nsightkit-fold")) is (mode == "smoke")
+    box = " ".join(soup.select_one(".nsightkit-in-short").get_text().split())
+    kind, verdict = ("exact", "it was.") if mode == "smoke" else ("measured, Planted GPU", "it is.")
+    assert box == f"In short {kind} 1 min Notebook {verdict}"
     for path in packed:  # what a reader downloads is a folder of recordings
         with zipfile.ZipFile(path) as archive:
             archive.extractall(tmp_path / "downloaded")
@@ -335,6 +406,18 @@ def _altered(built: Path, tmp_path: Path, old: str, new: str) -> list[str]:
         ("only-dark", "", "1 figures for light pages but 0 for dark ones"),
         ("_001_dark.png", "_009_dark.png", "is missing"),
         ('alt="A line: &#34;up&#34; &amp; away"', "", "no alternative text"),
+        ("Made up.", "<pre class='sphx-glr-script-out'>x.py:1: UserWarning: odd</pre>", "holds a warning"),
+        (">exact<", ">smoke, a CPU<", "rests on 'smoke, a CPU'"),
+        ("nsightkit-in-short", "", "rests on None"),
+        ('id="predict-how-much"', "", "'Predict' folds 0 answers; it has at least 1"),
+        ('id="exercises"', "", "'Exercises' folds 0 answers; it has at least 2"),
+        (
+            "nsightkit-provenance",
+            'x"></aside></details><aside data-mode="smoke" class="nsightkit-provenance',
+            "outside a f",
+        ),
+        ("How much is it?", "word " * 1201, "words; at most 1200"),
+        ("warp", "a\n" * 61, "lines of code; at most 60"),
     ],
 )
 def test_page_checks_find(built, tmp_path, old, new, problem):

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "docs" / "_ext"))
 import house_form  # noqa: E402
 
-GOOD = ROOT / "examples" / "03_hidden_synchronisation.py"
+GOOD = ROOT / "examples" / "02_starved_input_pipeline.py"
 
 
 def _problems(tmp_path: Path, old: str, new: str, name: str = GOOD.name) -> list[str]:
@@ -28,7 +28,9 @@ def test_a_good_page_passes(tmp_path):
 
 @pytest.mark.parametrize("heading", house_form.HEADINGS)
 def test_a_missing_section_is_named_with_its_reason(tmp_path, heading):
-    (found,) = _problems(tmp_path, f"\n# {heading}\n# ---", f"\n# Something\n# {'-' * 9}\n# {heading}\n# ***")
+    text = GOOD.read_text(encoding="utf-8")
+    (title,) = [line for line in text.splitlines() if line.startswith(f"# {heading}")]
+    (found,) = _problems(tmp_path, f"{title}\n# ---", f"# Something\n# {'-' * 9}\n{title}\n# ***")
     assert repr(heading) in found
     assert house_form._WHY[heading] in found
 
@@ -36,24 +38,21 @@ def test_a_missing_section_is_named_with_its_reason(tmp_path, heading):
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("reading one number cost?", "reading one number cost.", "the title is not a question"),
-        ('measure("hidden-sync"', 'look("hidden-sync"', "nothing is measured"),
-        ("findings = {", "results = {", "exports no findings"),
-        (":measured:`03_hidden_synchronisation.verdict`", "see below.", "does not say what came out"),
-        ("$ python examples/03_hidden_synchronisation.py", "$ python it.py", "a reader cannot repeat it"),
-        ("# Count them. In PyTorch", "# See https://example.org. In PyTorch", "names an address"),
-        ("# ``.item()`` needs", "# On an H200 it took 12.5 ms. ``.item()`` needs", "typed number, '12.5 ms'"),
-        ("# never ran on a GPU. Its loop", "# made it. Its loop", "planted data without saying so"),
-        ("# This trace is synthetic: ", "# Look: ", "planted data without saying so"),
-        ('after = measure("hidden-sync", "after")', "played.gains(program)", "planted data without saying so"),
+        ("GPU waiting for data?", "GPU waiting for data.", "the title is not a question"),
+        ('measure("starved-input"', 'look("starved-input"', "nothing is measured"),
+        ("findings = headline(", "results = headline(", "exports no findings"),
+        ("\n.. in-short::\n", "\n", "does not say what came out"),
+        ("$ python examples/02_starved_input_pipeline.py", "$ python it.py", "a reader cannot repeat it"),
+        ("# The wait for data is nearly gone.", "# See https://example.org.", "names an address"),
+        ("# The wait for data is nearly gone.", "# On an H200 it took 12.5 ms.", "typed number, '12.5 ms'"),
+        ("and never ran on a GPU.", "and is short.", "planted data without saying so"),
+        ("it is synthetic,", "it is short,", "planted data without saying so"),
+        ("four = case(", "played.gains(program)\nfour = case(", "planted data without saying so"),
         ("# Limits\n# ------\n", f"# Limits\n# ------\n# {'wide ' * 20}\n", "wider than 79 columns"),
         ("import pandas as pd", "import pandas as", "not Python"),
     ],
 )
 def test_a_fault_is_found_and_its_remedy_told(tmp_path, old, new, said):
-    text = GOOD.read_text(encoding="utf-8")
-    if old not in text:  # a sentence broken over two lines
-        old, new = (t.replace("``.item()`` needs", "``.item()``") for t in (old, new))
     found = _problems(tmp_path, old, new)
     assert any(said in f for f in found), found
 

@@ -1,0 +1,69 @@
+"""What ladders are predicted to be, figures that others reported, and products of the case files."""
+
+from __future__ import annotations
+
+import matplotlib as mpl
+import pytest
+
+mpl.use("Agg")
+pytest.importorskip("torch")
+
+import pandas as pd
+
+from nsightkit import hardware, plots
+from nsightkit.analysis.roofline import sol
+from nsightkit.investigations import cases
+from nsightkit.investigations.pages import climb, products, reported
+from nsightkit.investigations.parts import find
+
+H200 = sol.datasheet(hardware.find("H200"))
+
+
+def test_the_predicted_ladder_is_the_one_worked_out_by_hand():
+    table = climb.predicted("prefill", find("ladder", "naive").gpu, H200).set_index("rung")
+    assert list(table.index) == ["naive", "sdpa", "fused", "compiled"]
+    assert table["share"].round(3).tolist() == [0.456, 0.791, 0.791, 1]
+    assert table.loc["compiled", ["lower_ns", "least_ns"]].tolist() == pytest.approx([872.5e3, 949.7e3], abs=100)
+
+
+def test_a_decoded_token_waits_for_its_launches_and_then_for_its_bytes():
+    table = climb.predicted("decode", find("decode", "eager").gpu, H200).set_index("rung")
+    eager, compiled = table.loc["eager"], table.loc["compiled"]
+    assert eager["least_ns"] == 1e3 * climb.LAUNCH_US * eager["launches"]
+    # 404.75 MB of weights and 33.55 MB of keys and values.
+    assert compiled["least_ns"] == pytest.approx((404.75e6 + 33.55e6) / 4800, rel=2e-3)
+
+
+def test_reported_rates_have_the_shares_that_their_sources_say():
+    said = {("H100", 794.5): 0.803, ("A100", 271.2): 0.869, ("B200", 1745.0): 0.776, ("B200", 1414.3): 0.629}
+    said |= {("H200", 1453.4): 0.734, ("H100", 1402.6): 0.709, ("B200", 3432.5): 0.763, ("H100", 3240.0): 0.97}
+    found = {(one.gpu, one.rate): one.share for one in reported.REPORTED}
+    for key, share in said.items():
+        assert found[key] == pytest.approx(share, abs=1.5e-3 if key[1] != 3240.0 else 5e-3), key
+    assert len(reported.table()) == len(reported.REPORTED)
+    assert reported.rates("H200").tflops["bf16"] == 794.5
+    assert reported.rates("H200").gb_per_s == 4800  # nobody reported one
+
+
+def test_the_product_of_the_case_file():
+    if "h200-matmul" not in cases.names():
+        pytest.skip("the case files come with the source")
+    table = products.on_h200()
+    assert (table["time_ns"] / 1e3).round(1).tolist() == [135.1, 132.5, 124.7, 87.5, 87.6, 87.7]
+    assert table["sol_datasheet"].round(2).tolist() == [0.51, 0.52, 0.56, 0.79, 0.79, 0.79]
+
+
+def test_operators_are_picked_by_one_beginning_only():
+    table = pd.DataFrame({"name": ["aten::mm 2x3", "aten::mm 4x5", "aten::add 2"], "time_ns": [3, 2, 1]})
+    found = products.one_by_one(table, {"aten::add": "sum", "aten::mm 4": "product"})
+    assert found.to_dict("list") == {"name": ["sum", "product"], "time_ns": [1, 2]}
+    with pytest.raises(ValueError, match="too many values"):
+        products.one_by_one(table, {"aten::mm": "which one?"})
+
+
+def test_rungs_without_a_time_are_awaited():
+    table = climb.predicted("prefill", find("ladder", "naive").gpu, H200)
+    figure = plots.ladder_slots(table, {"goal": 1.4e6}, {"naive": 2.7e6}, title="Slots (predicted)")
+    assert "naive 2.08 ms at best, 2.70 ms" in figure.get_label()
+    assert "sdpa 1.20 ms at best, awaiting a GPU" in figure.get_label()
+    assert "lines at goal 1.40 ms" in figure.get_label()
