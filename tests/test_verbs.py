@@ -69,7 +69,8 @@ def test_an_answer_shows_itself_once_in_a_notebook(trace, monkeypatch, capsys):
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
     monkeypatch.setenv("FORCE_COLOR", "1")
     shown = trace.verdict()._repr_html_()
-    assert "input-pipeline" in shown and "\x1b" not in shown
+    assert "input-pipeline" in shown
+    assert "\x1b" not in shown
     assert not capsys.readouterr().out
 
 
