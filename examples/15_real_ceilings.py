@@ -46,7 +46,7 @@ print(f"bf16, at {highest:,} MHz: {above:,.0f} TFLOP/s")
 
 # %%
 # A board may also draw only so much power. What share of the datasheet
-# does a large product keep up: in 16 bits, in 8 bits, and on a newer card? And
+# does a large product sustain: in 16 bits, in 8 bits, and on a newer card? And
 # a transfer through the memory?
 #
 # .. dropdown:: Answer
