@@ -2,165 +2,261 @@
 How fast is this card, really?
 ==============================
 
-A datasheet has a number for each kind of arithmetic and one for the memory.
-A program that reaches half of it may be half as good as it could be, or as
-good as this card allows. Which?
+A datasheet has a number for each kind of arithmetic and one for the memory. A
+program that reaches half of it may be half as good as it could be, or as good
+as this card allows. Which?
 
-What is measured: large matrix products in every precision, and transfers too
-large for any cache, until the clocks have settled. What came out:
-:measured:`15_real_ceilings.verdict`
-
-What one needs: nothing to read this page, a minute and a CPU to run its small
-version, an NVIDIA GPU with PyTorch to repeat it.
+.. in-short::
 """
 
 # %%
-# Expectation
-# -----------
-# The datasheet's rates hold at the boost clock. A board may draw so much power
-# and no more, and a matrix product on tensor cores is what draws the most: its
-# clock falls until the power fits. So large products should stay clearly below
-# the datasheet, most in 16 and 8 bits, and transfers come closer to it. For an
-# H200, without sparsity:
+# Predict: what the datasheet's clock is worth
+# --------------------------------------------
+# A rate on a datasheet is arithmetic: multiprocessors, operations of each in a
+# clock, and a clock.
 
 # sphinx_gallery_thumbnail_number = 1
 import pandas as pd
 
 from nsightkit import hardware, plots
-from nsightkit.analysis.roofline import sol
-from nsightkit.errors import UsageError
+from nsightkit.investigations import case
+from nsightkit.investigations.pages import products, reported
 
-SHEET = {"unit": "unit", "accumulate": "sums in", "tflops": "TFLOP/s"}
-SHEET |= {"gb_per_s": "GB/s", "clock_mhz": "clock (MHz)", "source": "source"}
-sheet = pd.DataFrame(hardware.rows(hardware.find("H200")))
+h200 = hardware.find("H200")
+sheet = pd.DataFrame(hardware.rows(h200))
+
+# %%
+# For an H200, without sparsity:
+
+# fold: How the table is made
+SHEET = {"unit": "unit", "tflops": "TFLOP/s", "gb_per_s": "GB/s"}
+SHEET |= {"clock_mhz": "clock (MHz)"}
 plots.table(sheet[list(SHEET)].rename(columns=SHEET))
 
 # %%
-# What a clock does to a rate is arithmetic: multiprocessors, operations of
-# each in a clock, and the clock.
+# There are two clocks in this table. NVIDIA quotes the tensor cores at a lower
+# one than the ordinary cores, and the card may run at the higher one all the
+# same. So a short measurement can lie above the datasheet without being wrong:
 
-h200 = hardware.find("H200")
-rows = []
-for clock_mhz in (1830, 1700, 1550, 1400):
-    tflops = h200.at_clock("bf16", clock_mhz)
-    row = {"SM clock (MHz)": clock_mhz, "bf16 (TFLOP/s)": tflops}
-    rows.append(row | {"share": tflops / h200.peak("bf16").tflops})
-plots.table(pd.DataFrame(rows))
-
-# %%
-# And data decides the power: it takes power to flip a bit, and little to leave
-# it. A product of zeros should be quicker than one of random numbers, though
-# it is the same work. Benchmarks on zeros promise what no program gets.
+bf16 = h200.peak("bf16")
+highest = h200.peak("fp32").clock_mhz
+above = h200.at_clock("bf16", highest)
+print(f"bf16, quoted at {bf16.clock_mhz:,} MHz: {bf16.tflops:,.0f} TFLOP/s")
+print(f"bf16, at {highest:,} MHz: {above:,.0f} TFLOP/s")
 
 # %%
-# Measure
+# A board may also draw only so much power. What share of the datasheet
+# does a large product sustain: in 16 bits, in 8 bits, and on a newer card? And
+# a transfer through the memory?
+#
+# .. dropdown:: Answer
+#
+#    A product on tensor cores draws the most power, so its clock falls until
+#    the power fits. On Hopper, published products in 16 bits keep
+#    :measured:`15_real_ceilings.hopper:.0%`, those in 8 bits less, and those
+#    of a B200 less again. A transfer draws less and comes close to its rate.
+
+# %%
+# Evidence: what others reported, and a trace
+# -------------------------------------------
+# Published figures, each a share of its card's datasheet, and one that can be
+# checked: cuBLAS in a trace from an H200.
+
+trace = case("h200-matmul", "3-setmaxnreg")
+library = products.on_h200().iloc[-1]
+trace
+
+# %%
+# The case file agrees with what was reported for its chip.
+
+# fold: How the figure is made
+rows = {one.label: one.share for one in reported.REPORTED}
+rows["H200 fp16, case file"] = float(library["sol_datasheet"])
+shares = pd.Series(rows, name="share of datasheet").to_frame()
+plots.panels(
+    shares,
+    ["share of datasheet"],
+    title="Shares of the datasheet (reported; the last: case file)",
+)
+
+# %%
+# Where each figure comes from:
+
+# fold: The table of sources
+plots.table(reported.table())
+
+# %%
+# *Which yardstick?* A share needs one of three. The *datasheet* is the same
+# for all, and out of reach for long products. The *measured ceiling* is what
+# one program reached on this very card. The third is the speed of light *at
+# the settled clock*: what the units could do at the clock that the card had
+# under load. NVIDIA asks for it (in CUTLASS, *GEMM Performance Measurement
+# Methodology Guidelines*). The trace does not record the clock, so the share
+# of its product depends on it:
+
+reached = library["flops"] / library["time_ns"] / 1e3
+clocks = [highest, bf16.clock_mhz, 1700, 1550]
+at_clock = pd.DataFrame({"clock (MHz)": clocks})
+at_clock["could do (TFLOP/s)"] = [h200.at_clock("bf16", c) for c in clocks]
+at_clock["share that cuBLAS reached"] = reached / at_clock.iloc[:, 1]
+least_mhz = reached / above * highest
+print(f"it ran at {least_mhz:,.0f} MHz at least: below, no unit is so fast")
+plots.table(at_clock)
+
+# %%
+# Change one thing: the data
+# --------------------------
+# It takes power to flip a bit and little to leave it, so a product of zeros
+# can keep a higher clock than one of random numbers, though it is the same
+# work. A benchmark on zeros promises what no program gets. The difference is
+# one word:
+#
+# .. code-block:: diff
+#
+#    -a = torch.zeros(m, k, device="cuda", dtype=torch.bfloat16)
+#    +a = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+#
+# How much it is on a card can only be measured there. The two runs below are
+# that experiment; on a CPU they say nothing about it.
+
+# %%
+# Verdict
 # -------
-# A product of square matrices in bf16, over and over for a second before the
-# clock counts. A step is one product.
+# Judge a long product by a ceiling that was measured on the same card, or by
+# the speed of light at its settled clock. By the datasheet, a very good one
+# looks a fifth short. Beating a measured ceiling is a finding. Beating the
+# datasheet means that the clock was above the quoted one; beyond
+# :measured:`15_real_ceilings.above:,.0f` TFLOP/s an H200 has no clock for it,
+# and the measurement is wrong.
 
-from nsightkit.investigations import measure
+# %%
+# Limits
+# ------
+# * Reported figures are other people's, on cards whose power limit, cooling
+#   and clocks are mostly not stated. A burst after a pause is faster than a
+#   second of work.
+# * The product of the trace was launched once in each capture, and its sizes
+#   are inferred.
+# * A ceiling is what one program reached, not what no program can pass.
+# * Transfers here are in order. Scattered access is another question.
+
+# %%
+# Run it yourself
+# ---------------
+# Your card's ceilings as a file, and a trace held against them:
+#
+# .. code-block:: console
+#
+#    $ nsightkit peaks H200
+#    $ nsightkit peaks --measure --format json > ceilings.json
+#    $ nsightkit sol trace.json.gz --ceilings ceilings.json
+#
+# To measure a ceiling so that it means something: random data; warm up for
+# seconds, until the clock has settled; operands that rotate through more than
+# twice the level-2 cache; the clock and the power logged meanwhile; and the
+# same duty cycle as the work that you compare.
+#
+# This page, and a GPU's results kept for it:
+#
+# .. code-block:: console
+#
+#    $ python examples/15_real_ceilings.py
+#    $ python -m nsightkit record --only ceilings
+
+downloads = {"a product beside cuBLAS, on an H200": trace.trace}
+
+# %%
+# Exercises
+# ---------
+# 1. In the downloaded trace, ``nsightkit kernels`` gives the time of the
+#    library's kernel, whose name begins with ``nvjet``. Work out its rate: the
+#    product is of M = N = 2048 and K = 8192.
+#
+#    .. dropdown:: Answer
+#
+#       Twice M times N times K operations in
+#       :measured:`15_real_ceilings.cublas_us:.1f` µs are
+#       :measured:`15_real_ceilings.cublas:.0f` TFLOP/s.
+#
+# 2. Somebody measures a bf16 product of
+#    :measured:`15_real_ceilings.above:,.0f` TFLOP/s on an H200, in one launch
+#    after a pause. Wrong, or possible?
+#
+#    .. dropdown:: Answer
+#
+#       Possible in principle, and no more than that: it is every tensor core
+#       busy at the highest clock. Ask for the median of a second of launches
+#       and for the clock.
+#
+# 3. Your layer reaches most of the measured ceiling and a much smaller share
+#    of the datasheet. What is left to gain?
+#
+#    .. dropdown:: Answer
+#
+#       By better kernels, little. By fewer operations, fewer bits or less
+#       power spent elsewhere, possibly much: see :doc:`17_layer_ladder`.
+
+# %%
+# Measured here
+# -------------
+# .. own-run::
+#
+# A product of square matrices in bf16, over and over, for a second before the
+# clock counts. Each product is a point. If the first are quicker, the card was
+# still cool, or its clock still high.
+
+# fold: How the ceilings are measured
+from nsightkit.analysis.core import noise
+from nsightkit.analysis.roofline import sol
+from nsightkit.investigations import headline, measure
+from nsightkit.investigations.pages import climb
 
 before = measure("ceilings", "before")
+smoke = before.mode == "smoke"
+plots.step_times(
+    {"bf16": before.values("step_ns")},
+    title=f"A matrix product, again and again ({before.mode})",
+)
 before
 
 # %%
-# Read
-# ----
-# Each product is a point. If the first are quicker, the card was still cool,
-# or its clock still high.
+# The same product, of zeros. A comparison needs a GPU:
 
-rate = sol.ceiling(before.parameters, before.median("step_ns"))
-print(f"{rate['what']}: {rate['tflops']:.4g} TFLOP/s in {rate['unit']}")
-plots.step_times(
-    {rate["what"]: before.values("step_ns")},
-    title=f"A matrix product, again and again ({before.mode})",
-)
-
-# %%
-# The clock, the power and the duty cycle meanwhile, and what held the clock
-# down in at least half of the readings, as the driver says. A ceiling belongs
-# to its duty cycle: a burst after a pause runs at a clock that nothing keeps.
-
-metrics = ["sm_clock_mhz", "power_w", "gpu_utilization_percent"]
-state = {name: before.values(name) for name in metrics}
-seen = pd.DataFrame(
-    [
-        {
-            "metric": name,
-            "median": pd.Series(values).median(),
-            "least": values.min(),
-            "most": values.max(),
-        }
-        for name, values in state.items()
-        if len(values)
-    ],
-    columns=["metric", "median", "least", "most"],
-)
-if len(seen):
-    print(seen.to_string(index=False))
-    held = hardware.slowed_by(before.values("slowdown_mask"))
-    print(f"clock held down by: {held or 'not said by this driver'}")
-else:
-    print("no driver here that could be asked for clock and power")
-
-# %%
-# Change one thing
-# ----------------
-# The data: matrices of zeros. In a benchmark of your own the difference is one
-# word, and easily overlooked:
-#
-# .. code-block:: python
-#
-#    a = torch.zeros(m, k, device="cuda", dtype=torch.bfloat16)
-#    a = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
-
-# %%
-# Measure again
-# -------------
-
+# fold: How the figure is made
 after = measure("ceilings", "after")
+if not smoke:
+    named = {"random": before, "zeros": after}
+    plots.step_times(
+        {name: run.values("step_ns") for name, run in named.items()},
+        title=f"A product of random numbers and of zeros ({after.mode})",
+    )
 after
 
 # %%
-# The same product of either:
+# All ceilings: products of a layer's shapes, other precisions, and transfers.
+# A copy reads and writes, a triad reads twice and writes, a sum only reads.
+# Where the share of the datasheet is low and the share at the card's own clock
+# is high, power is the limit and not the program.
 
-named = {"random": before, "zeros": after}
-plots.step_times(
-    {name: run.values("step_ns") for name, run in named.items()},
-    title=f"A product of random numbers and of zeros ({after.mode})",
-)
-
-# %%
-# Now everything else: products of the shapes that a transformer layer has and
-# a larger square, the other precisions, and transfers. A copy reads and
-# writes, a triad reads twice and writes, a sum only reads. A smoke run takes a
-# few of them.
-
+# fold: How the table is made
 EVERYTHING = ["large", "qkv", "out", "layer", "down", "fp16", "tf32", "fp32"]
 EVERYTHING += ["fp8", "copy", "triad", "read"]
-FEW = ["fp32", "copy", "read"]
-chosen = FEW if before.mode == "smoke" else EVERYTHING
+chosen = ["fp32", "copy", "read"] if smoke else EVERYTHING
 runs = {"before": before}
 runs |= {name: measure("ceilings", name) for name in chosen}
-try:
-    gpu = hardware.find((before.provenance["gpu"] or {})["name"])
-except (KeyError, UsageError):
-    gpu = None
-
+gpu = climb.card_of(before)
 rows = []
 for run in runs.values():
     found = sol.ceiling(run.parameters, run.median("step_ns"))
-    peak = gpu and found["unit"] != "memory" and gpu.peak(found["unit"])
-    sheet = peak.tflops if peak else None
-    if gpu and found["unit"] == "memory":
-        sheet = gpu.gb_per_s
-    got = found["tflops"] or found["gb_per_s"]
+    unit, rate = found["unit"], found["tflops"] or found["gb_per_s"]
+    peak = gpu and unit != "memory" and gpu.peak(unit)
+    most = peak.tflops if peak else gpu and unit == "memory" and gpu.gb_per_s
     clock = run.median("sm_clock_mhz")
-    row = {"what": found["what"], "unit": found["unit"]}
+    there = peak and clock and gpu.at_clock(unit, clock)
+    row = {"what": found["what"], "unit": unit}
     row |= {"TFLOP/s": found["tflops"], "GB/s": found["gb_per_s"]}
-    row |= {"share of datasheet": got / sheet if sheet else None}
-    there = peak and clock and gpu.at_clock(found["unit"], clock)
-    row |= {"share at its clock": got / there if there else None}
+    row |= {"share of datasheet": rate / most if most else None}
+    row |= {"share at its clock": rate / there if there else None}
     row |= {"clock (MHz)": clock, "power (W)": run.median("power_w")}
     held = hardware.slowed_by(run.values("slowdown_mask"))
     rows.append(row | {"held down by": held or "-"})
@@ -170,108 +266,50 @@ ceilings[numbers] = ceilings[numbers].astype(float)
 plots.table(ceilings)
 
 # %%
-# The share of the datasheet is of the rate at its boost clock; the share at
-# its clock, of what the units could do at the clock that they had. Where the
-# first is low and the second high, power is the limit and not the program.
-#
-# These are the ceilings that other pages hold their operations against. Both
-# shares are given there, of the datasheet and of these, and never mixed.
+# What the runs say:
 
-drawn = ceilings.set_index("what")
-products = drawn[drawn["unit"] != "memory"].copy()
-gemms = [r.parameters for r in runs.values() if r.parameters["kind"] == "gemm"]
-products.index = [
-    f"{p['precision']}, {p['m']}x{p['k']}x{p['n']}" for p in gemms
-]
-plots.panels(
-    products,
-    ["TFLOP/s", *(["share of datasheet"] if gpu else [])],
-    title=f"Matrix products ({before.mode})",
-)
-
-# %%
-# Verdict
-# -------
-# Computed from the runs:
-
-import textwrap
-
-from nsightkit.analysis.core import noise
-
-quicker = noise.ratio(before.values("step_ns"), after.values("step_ns"))
-zeros = quicker.value - 1
-effect = f"{abs(zeros):.0%} {'less' if zeros < 0 else 'more'} time than"
-if not quicker.excludes(1):
-    effect = "the same time, within the spread of steps, as"
+# fold: How the answer is put together
 rates = sol.ceilings(
     [sol.ceiling(r.parameters, r.median("step_ns")) for r in runs.values()],
     before.label,
 )
-where = "in a smoke run on a CPU" if before.mode == "smoke" else "on a GPU"
-best = (
+said = (
     f"bf16 products reach {rates.tflops['bf16']:.3g} TFLOP/s and transfers "
     f"{rates.gb_per_s:,.0f} GB/s"
 )
 if gpu:
-    best += (
+    said += (
         f", {rates.tflops['bf16'] / gpu.peak('bf16').tflops:.0%} and "
         f"{rates.gb_per_s / gpu.gb_per_s:.0%} of the datasheet"
     )
-gpus = {(run.provenance["gpu"] or {}).get("name") for run in named.values()}
-comparable = len(gpus) == 1 and before.mode == after.mode
-verdict = (
-    f"{where}, {best}; a product of zeros takes {effect} one of random "
-    f"numbers."
+if not smoke:
+    zeros = noise.ratio(before.values("step_ns"), after.values("step_ns"))
+    words = "less" if zeros.value < 1 else "more"
+    effect = f"{abs(zeros.value - 1):.0%} {words} time than"
+    if not zeros.excludes(1):
+        effect = "as much time, within the noise, as"
+    said += f"; a product of zeros takes {effect} one of random numbers"
+gpus = {(run.provenance["gpu"] or {}).get("name") for run in (before, after)}
+said += "."
+if len(gpus) > 1 or before.mode != after.mode:
+    said = "the two runs are not of the same machine; nothing to compare."
+best = {(one.gpu, one.unit): one.share for one in reported.best()}
+findings = headline(
+    said,
+    before,
+    after,
+    otherwise=(
+        f"the best 16-bit products sustain {best['H200', 'bf16']:.0%} of the "
+        f"datasheet on an H100 or H200 and {best['B200', 'bf16']:.0%} on a "
+        f"B200 (reported). cuBLAS in a trace from an H200 reaches "
+        f"{library['sol_datasheet']:.0%}. That needs a clock of at least "
+        f"{least_mhz:,.0f} MHz; at that clock it would be all that the units "
+        f"can do. So a share needs its yardstick: the datasheet, a measured "
+        f"ceiling, or the settled clock."
+    ),
+    badge=trace.label,
+    hopper=best["H200", "bf16"],
+    above=above,
+    cublas=reached,
+    cublas_us=library["time_ns"] / 1e3,
 )
-if not comparable:
-    verdict = "the two runs are not of the same machine; nothing to compare."
-findings = {
-    "verdict": verdict,
-    "bf16_tflops": rates.tflops["bf16"],
-    "gb_per_s": rates.gb_per_s,
-    "zeros": zeros,
-}
-print(textwrap.fill(verdict))
-
-# %%
-# Limits
-# ------
-# A ceiling is what one program reached, not what no program can pass. Other
-# shapes, layouts or libraries may reach more; a rate above these is a finding
-# and not a mistake, one above the datasheet's is a mistake.
-#
-# Cards of one name differ in cooling, power limit and age. Ceilings belong to
-# the card they were measured on, and to its temperature.
-#
-# Transfers are of fp32 and in order. What scattered access reaches is another
-# question. On a CPU the same code runs, and its figures are about the CPU.
-
-# %%
-# The traces of this page, to open in Perfetto or with ``nsightkit``:
-
-downloads = {
-    f"{name}, {run.mode}, as a timeline": run.trace
-    for name, run in (runs | {"zeros": after}).items()
-}
-
-# %%
-# Run it yourself
-# ---------------
-# With a GPU this measures, without one it runs the small version on the CPU:
-#
-# .. code-block:: console
-#
-#    $ python examples/15_real_ceilings.py
-#
-# Your card's ceilings as a file, and a trace held against them:
-#
-# .. code-block:: console
-#
-#    $ nsightkit peaks --measure --format json > ceilings.json
-#    $ nsightkit sol trace.json.gz --ceilings ceilings.json
-#
-# To keep a GPU's results for this page:
-#
-# .. code-block:: console
-#
-#    $ python -m nsightkit record --only ceilings

@@ -48,6 +48,7 @@ else:
 _DROPPED = re.compile(r"^\.\. (?:in-short|own-run)::\s*?$\n?", re.MULTILINE)
 _INCLUDED = re.compile(r"^\.\. literalinclude:: /(\S+)\n(?: +:.*\n)*", re.MULTILINE)
 _ANSWER = re.compile(r"^( *)\.\. dropdown:: (.+)\n((?:\1 +\S.*\n|[ \t]*\n)+)", re.MULTILINE)
+_TABLE = re.compile(r"^( *)\.\. list-table::.*\n((?:\1 +\S.*\n|[ \t]*\n)+)", re.MULTILINE)
 _FOLD = re.compile(r"\A# fold: *(.+)")
 
 
@@ -103,7 +104,7 @@ def _plain(text: str, value: Callable[[str], str], link: Callable[[str], str]) -
     """Turn what only this site's Sphinx understands into Markdown."""
     text = _DROPPED.sub("", text)
     text = _INCLUDED.sub(r"The file is `docs/\1`.\n", text)
-    text = _ANSWER.sub(_folded, text)
+    text = _TABLE.sub(_tabled, _ANSWER.sub(_folded, text))
     text = re.sub(r":measured:`([^`]+)`", lambda found: value(found[1]), text)
     return re.sub(r":doc:`([^`]+)`", lambda found: link(found[1]), text).strip("\n")
 
@@ -112,6 +113,20 @@ def _folded(found: re.Match[str]) -> str:
     indent, title, body = found.groups()
     answer = textwrap.indent(textwrap.dedent(body).strip("\n"), indent)
     return f"{indent}<details><summary>{title}</summary>\n\n{answer}\n\n{indent}</details>\n\n"
+
+
+def _tabled(found: re.Match[str]) -> str:
+    indent, body = found.groups()
+    rows: list[list[str]] = []
+    for line in textwrap.dedent(body).splitlines():
+        if line.startswith("* - "):
+            rows.append([line[4:]])
+        elif line.startswith("  - "):
+            rows[-1].append(line[4:])
+        elif rows and line.strip():
+            rows[-1][-1] += f" {line.strip()}"
+    rows.insert(1, ["---"] * len(rows[0]))
+    return "".join(f"{indent}| {' | '.join(row)} |\n" for row in rows) + "\n"
 
 
 def _value(reference: str) -> str:
@@ -164,6 +179,7 @@ def _offer(app: Sphinx, doctree: nodes.document) -> None:
         links = [f'<a href="../{_FOLDER}/{page}.ipynb" download>Notebook</a>']
         if address := colab(app.config.notebooks_repository, page):
             links.append(f'<a class="nsightkit-colab" href="{address}">Open in Colab</a>')
+        box[0] += nodes.Text(" ")
         box[0] += nodes.raw("", f'<span class="nsightkit-notebook">{" ".join(links)}</span>', format="html")
 
 

@@ -108,7 +108,7 @@ def _ends(
     for key, (label, style) in lines.items():
         ran_out = table[_is(table, key, way) & (table["status"] == "oom")]
         if len(ran_out):
-            axes.plot(ran_out["context"].iloc[:1], [limit], marker="X", markersize=9, color=style["color"], lw=0)
+            axes.plot(ran_out["context"].iloc[:1], [limit], marker="X", markersize=8, color=style["color"], lw=0)
             said.append((f"{label} {way}", f"ran out of memory at {ran_out['context'].iloc[0]:.0f}"))
             marks["measured: out of memory"] = {"marker": "X"}
         if forecast is None:
@@ -117,11 +117,11 @@ def _ends(
         mine = mine[mine["largest_context"].between(1, 2 * table["context"].max())]
         if len(mine):
             axes.plot(
-                mine["largest_context"].iloc[:1].astype(float), [limit], marker="D", markersize=8, lw=0,
-                color=style["color"], markerfacecolor="none", markeredgewidth=1.8,
+                mine["largest_context"].iloc[:1].astype(float), [limit], marker="|", markersize=18, lw=0,
+                color=style["color"], markeredgewidth=1.8,
             )  # fmt: skip
             said.append((f"{label} {way}", f"was to fit up to {mine['largest_context'].iloc[0]}"))
-            marks["forecast: the longest that fits"] = {"marker": "D", "markerfacecolor": "none"}
+            marks["forecast: the longest that fits"] = {"marker": "|", "markersize": 12}
     return marks
 
 
@@ -155,7 +155,7 @@ def _figure(
     for axes, _, drawn in panels:
         for _, rows, style in drawn:
             axes.plot(rows["context"].to_numpy(float), rows[value].to_numpy(float), **style)
-        _guides(axes, contexts[0], drawn, value)
+        _guides(axes, contexts[-1], float(table[value].min()))
         _scales(axes, contexts)
     grid[0].set_ylabel(axis)
     return figure, panels, lines
@@ -165,16 +165,16 @@ def _is(table: pd.DataFrame, key: tuple[Any, ...], way: str) -> pd.Series:
     return (table[[*_LINE, "direction"]] == [*key, way]).all(axis=1)
 
 
-def _guides(axes: Any, first: float, drawn: list[Any], value: str) -> None:
-    """Draw what grows with the context, and with its square, from the end of the highest line back."""
-    end, height = max(((rows["context"].iloc[-1], rows[value].iloc[-1]) for _, rows, _ in drawn), key=lambda at: at[1])
-    begin, high = max(first, end / 16), 2.2 * float(height)  # above the lines, so that it hides none
+def _guides(axes: Any, last: float, lowest: float) -> None:
+    """Show how steep a line is that grows with the context, and with its square, below all lines that grow."""
+    begin = last / 8
     for power, name in ((1, "O(S)"), (2, "O(S²)")):
-        low = high * (begin / end) ** power
-        axes.plot([begin, end], [low, high], color=GREY, linewidth=1, zorder=0)
+        high = lowest * (last / begin) ** power
+        axes.plot([begin, last], [lowest, high], color=GREY, linewidth=1, linestyle=(0, (1, 2)), zorder=0)
         axes.annotate(
-            name, (begin, low), xytext=(7, -5), textcoords="offset points", ha="left", va="center", fontsize=8
-        )
+            name, (last, high), xytext=(-2, -2), textcoords="offset points", ha="right", va="top", fontsize=8,
+            color=DARK_GREY,
+        )  # fmt: skip
 
 
 def _scales(axes: Any, places: Sequence[float]) -> None:

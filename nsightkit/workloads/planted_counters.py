@@ -2,7 +2,9 @@
 
 The launches are those of :mod:`nsightkit.workloads.limiters`, on a card that does not exist. What they use of it is
 chosen; what follows from that is worked out as Nsight Compute does: a throughput is the greatest of its parts, and the
-blocks that fit on a multiprocessor are the fewest that registers, shared memory, warps and blocks allow.
+blocks that fit on a multiprocessor are the fewest that registers, shared memory, warps and blocks allow. The cycles
+between two instructions of a warp are its scheduler's active warps over the share of cycles that issue one, and in one
+of them the warp is selected.
 """
 
 from __future__ import annotations
@@ -51,9 +53,8 @@ class _Launch:
     registers: int
     compute: Mapping[str, float]  # percent of the peak of each part
     memory: Mapping[str, float]
-    stalls: Mapping[str, float]  # shares of the time between two instructions
+    waits: Mapping[str, float]  # shares of the cycles between two instructions in which a warp is not selected
     shared_bytes: int = 0
-    latency_cycles: float = 20.0
     sectors_a_request: float = 16.0
     used_bytes: float = 32.0  # of a sector
 
@@ -62,37 +63,36 @@ _LAUNCHES = {
     "product": _Launch(
         "nvjet_planted_bf16_128x256_64x4", "compute-bound", "shared_mem", 1_400_000, 2048, 384, 80,
         {"tensor": 91, "fma": 3, "lsu": 12, "issue": 25}, {"l1": 55, "l2": 38, "dram": 21},
-        {"gmma": 0.6, "long_scoreboard": 0.15, "wait": 0.1, "selected": 0.15}, shared_bytes=200 * 1024,
+        {"gmma": 0.7, "long_scoreboard": 0.18, "wait": 0.12}, shared_bytes=200 * 1024,
     ),
     "product_fp32": _Launch(
         "planted_sgemm_128x128_8x4_nn", "compute-bound", "registers", 2_700_000, 1024, 256, 122,
         {"tensor": 0, "fma": 93, "lsu": 30, "issue": 88}, {"l1": 45, "l2": 20, "dram": 8},
-        {"math_pipe_throttle": 0.3, "not_selected": 0.3, "wait": 0.15, "selected": 0.25}, shared_bytes=33 * 1024,
-        latency_cycles=4.0,
+        {"math_pipe_throttle": 0.4, "not_selected": 0.4, "wait": 0.2}, shared_bytes=33 * 1024,
     ),
     "add": _Launch(
         "void planted::vectorized_elementwise_kernel<4, planted::CUDAFunctor_add<float>>(int)",
         "memory-bound", "warps", 146_000, 131_072, 128, 16,
         {"tensor": 0, "fma": 3, "lsu": 6, "issue": 10}, {"l1": 30, "l2": 52, "dram": 92},
-        {"long_scoreboard": 0.85, "drain": 0.1, "selected": 0.05}, latency_cycles=120.0,
+        {"long_scoreboard": 0.9, "drain": 0.1},
     ),
     "strided": _Launch(
         "void planted::elementwise_kernel<128, 4, planted::CUDAFunctor_add<float>>(int)",
         "memory-bound", "warps", 671_000, 131_072, 128, 16,
         {"tensor": 0, "fma": 2, "lsu": 5, "issue": 6}, {"l1": 48, "l2": 70, "dram": 90},
-        {"long_scoreboard": 0.8, "lg_throttle": 0.17, "selected": 0.03}, latency_cycles=300.0,
+        {"long_scoreboard": 0.82, "lg_throttle": 0.18},
         sectors_a_request=32.0, used_bytes=4.0,
     ),
     "softmax": _Launch(
         "void planted::cunn_SoftMaxForward<4, float>(float *, const float *, int)",
         "latency-bound", "registers+warps", 2_065_000, 16, 1024, 32,
         {"tensor": 0, "fma": 2, "lsu": 4, "issue": 3}, {"l1": 9, "l2": 10, "dram": 13},
-        {"long_scoreboard": 0.75, "barrier": 0.2, "selected": 0.05}, latency_cycles=60.0,
+        {"long_scoreboard": 0.8, "barrier": 0.2},
     ),
     "chase": _Launch(
         "_walk_kernel", "latency-bound", "registers", 500_000, 1024, 128, 208,
         {"tensor": 0, "fma": 1, "lsu": 2, "issue": 2}, {"l1": 4, "l2": 6, "dram": 5},
-        {"long_scoreboard": 0.97, "selected": 0.03}, latency_cycles=400.0, sectors_a_request=1.5,
+        {"long_scoreboard": 1.0}, sectors_a_request=1.5,
     ),
 }  # fmt: skip
 _MANY_ROWS = dataclasses.replace(
@@ -159,7 +159,10 @@ def _values(launch: _Launch) -> dict[str, float]:
     }
     fit = min(limits.values())
     theoretical = 100 * fit * warps / _WARPS
-    resident = min(fit, launch.blocks / _SMS) * warps / _WARPS
+    achieved = 0.98 * min(fit, launch.blocks / _SMS) * warps / _WARPS
+    active, issuing = achieved * _WARPS / _SCHEDULERS, launch.compute["issue"] / 100
+    between = active / issuing
+    stalls = {"selected": 1.0} | {reason: share * (between - 1) for reason, share in launch.waits.items()}
     requests = float(launch.blocks * warps * 4)
     dram_bytes = launch.memory["dram"] / 100 * _DRAM_BYTES_PER_S * launch.time_ns / 1e9
     values = {
@@ -176,12 +179,12 @@ def _values(launch: _Launch) -> dict[str, float]:
         "dynamic_shared_bytes": launch.shared_bytes,
         **{f"limit_{name}_blocks": count for name, count in limits.items()},
         "theoretical_occupancy_pct": theoretical,
-        "occupancy_pct": 98 * resident,
+        "occupancy_pct": 100 * achieved,
         "waves": launch.blocks / (_SMS * fit),
         "issue_pct": launch.compute["issue"],
-        "active_warps": resident * _WARPS / _SCHEDULERS,
-        "eligible_warps": launch.compute["issue"] / 100 * 1.2,
-        "latency_cycles": launch.latency_cycles,
+        "active_warps": active,
+        "eligible_warps": issuing * 1.2,
+        "latency_cycles": between,
         "global_load_requests": requests,
         "global_load_sectors": requests * launch.sectors_a_request,
         "global_load_bytes_per_sector": launch.used_bytes,
@@ -189,4 +192,4 @@ def _values(launch: _Launch) -> dict[str, float]:
         "dram_write_bytes": dram_bytes * 0.25,
         "dram_bytes_per_s": dram_bytes / launch.time_ns * 1e9,
     }
-    return values | {f"stall_{name}": share * launch.latency_cycles for name, share in launch.stalls.items()}
+    return values | {f"stall_{reason}": cycles for reason, cycles in stalls.items()}

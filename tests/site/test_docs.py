@@ -216,7 +216,7 @@ def test_numbers_in_prose_are_measurements(page, built):
 def test_the_answer_stands_first_with_its_evidence_and_the_minutes(page, built):
     (box,) = page.select(".nsightkit-in-short")
     assert [" ".join(line.get_text().split()) for line in box.select("p")] == [
-        "In short exact 1 min",
+        "In short exact 1 min Notebook",
         "it is <little>.",
     ]
     index = bs4.BeautifulSoup((built / "gallery" / "index.html").read_text(encoding="utf-8"), "html.parser")
@@ -371,7 +371,8 @@ def test_a_page_says_what_its_recording_is_worth(tmp_path, monkeypatch, changes,
     assert bool(packed) is (mode == "replay")
     assert bool(block.find_parent("details", class_="nsightkit-fold")) is (mode == "smoke")
     box = " ".join(soup.select_one(".nsightkit-in-short").get_text().split())
-    assert box == ("In short exact 1 min it was." if mode == "smoke" else "In short measured, Planted GPU 1 min it is.")
+    kind, verdict = ("exact", "it was.") if mode == "smoke" else ("measured, Planted GPU", "it is.")
+    assert box == f"In short {kind} 1 min Notebook {verdict}"
     for path in packed:  # what a reader downloads is a folder of recordings
         with zipfile.ZipFile(path) as archive:
             archive.extractall(tmp_path / "downloaded")

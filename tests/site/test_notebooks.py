@@ -52,13 +52,14 @@ def test_answers_are_folded_and_references_filled_in(tmp_path):
     script = tmp_path / "01_page.py"
     script.write_text(
         '"""\nTitle\n=====\n\nCame out: :measured:`01_page.share:.0%`, see :doc:`02_other`.\n\n.. in-short::\n"""\n\n'
-        "# %%\n# 1. Why?\n#\n#    .. dropdown:: Answer\n#\n#       So, and\n#\n#       so.\n#\n# 2. And?\n\n"
+        "# %%\n# 1. Why?\n#\n#    .. dropdown:: Answer\n#\n#       So, and\n#\n#       so.\n#\n# 2. And?\n#\n"
+        "# .. list-table::\n#    :header-rows: 1\n#\n#    * - a\n#      - b\n#    * - long\n#        er\n#      - 2\n\n"
         "# sphinx_gallery_thumbnail_number = 2\nx = 1\n\n# %%\n# More\n\n# fold: How\ny = 2\n"
     )
     cells = _made(script, "").cells
     assert cells[0].source == "# Title\n\nCame out: <01_page.share:.0%>, see [02_other]."
     folded = "   <details><summary>Answer</summary>\n\n   So, and\n\n   so.\n\n   </details>"
-    assert cells[1].source == f"1. Why?\n\n{folded}\n\n2. And?"
+    assert cells[1].source == f"1. Why?\n\n{folded}\n\n2. And?\n\n| a | b |\n| --- | --- |\n| long er | 2 |"
     assert cells[2].source == "x = 1"
     assert cells[4].source == "# @title How\ny = 2"
     assert cells[4].metadata == {"cellView": "form"}

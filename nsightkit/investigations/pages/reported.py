@@ -10,9 +10,10 @@ from nsightkit import hardware
 from nsightkit.analysis.roofline import sol
 from nsightkit.analysis.roofline.sol import Rates
 
-__all__ = ["REPORTED", "Reported", "rates", "table"]
+__all__ = ["REPORTED", "Reported", "best", "rates", "table"]
 
-_BEST_SHAPE = "best of many shapes (MAMF)"
+_BEST = "best of many shapes"
+_LEARN_CUDA = "gau-nernst/learn-cuda, 02e"
 _MAMF = "stas00/ml-engineering, compute/accelerator/README.md"
 
 
@@ -28,14 +29,20 @@ class Reported:
         ``memory``, or a unit of :class:`nsightkit.hardware.Peak`.
     rate : float
         TFLOP/s, or GB/s of the memory.
-    what, source : str
+    what, short, source : str
     """
 
     gpu: str
     unit: str
     rate: float
     what: str
+    short: str
     source: str
+
+    @property
+    def label(self) -> str:
+        """What fits beside a bar: the card, the unit and what ran."""
+        return f"{hardware.find(self.gpu).name.split()[0]} {self.unit}, {self.short}"
 
     @property
     def share(self) -> float:
@@ -45,23 +52,32 @@ class Reported:
         return self.rate / (peak.tflops if peak else card.gb_per_s)
 
 
-#: As published by November 2026.
+#: As published by November 2026. `short` is what fits beside a bar.
 REPORTED = (
-    Reported("A100", "bf16", 271.2, _BEST_SHAPE, _MAMF),
-    Reported("H100", "bf16", 794.5, _BEST_SHAPE, _MAMF),
-    Reported("H100", "bf16", 795.0, "cuBLAS, 8192 x 8192 x 8192", "pranjalssh/fast.cu, README"),
-    Reported("H200", "bf16", 794.5, _BEST_SHAPE, _MAMF),
-    Reported("B200", "bf16", 1745.0, _BEST_SHAPE, _MAMF),
-    Reported("B200", "bf16", 1414.3, "cuBLAS, 8192 x 8192 x 8192", "gau-nernst/learn-cuda, 02e"),
-    Reported("H100", "fp8", 1402.6, _BEST_SHAPE, _MAMF),
-    Reported("H200", "fp8", 1453.4, _BEST_SHAPE, _MAMF),
-    Reported("B200", "fp8", 3432.5, _BEST_SHAPE, _MAMF),
-    Reported("H100", "memory", 3240.0, "sum of a large vector", "pranjalssh/fast.cu, README"),
+    Reported("A100", "bf16", 271.2, _BEST, "best shape", _MAMF),
+    Reported("H100", "bf16", 794.5, _BEST, "best shape", _MAMF),
+    Reported("H100", "bf16", 795.0, "cuBLAS, 8192 cubed", "cuBLAS 8192", "pranjalssh/fast.cu, README"),
+    Reported("H100", "bf16", 855.0, "in a short burst", "burst", "HazyResearch/ThunderKittens, README"),
+    Reported("H200", "bf16", 794.5, _BEST, "best shape", _MAMF),
+    Reported("B200", "bf16", 1745.0, _BEST, "best shape", _MAMF),
+    Reported("B200", "bf16", 1414.3, "cuBLAS, 8192 cubed", "cuBLAS 8192", _LEARN_CUDA),
+    Reported("B200", "bf16", 1358.7, "cuBLAS, 4096 cubed", "cuBLAS 4096", _LEARN_CUDA),
+    Reported("H100", "fp8", 1402.6, _BEST, "best shape", _MAMF),
+    Reported("H200", "fp8", 1453.4, _BEST, "best shape", _MAMF),
+    Reported("H800", "fp8", 1550.0, "at most", "own kernel", "deepseek-ai/DeepGEMM, README"),
+    Reported("B200", "fp8", 3432.5, _BEST, "best shape", _MAMF),
+    Reported("H100", "memory", 3240.0, "sum of a large vector", "sum", "pranjalssh/fast.cu, README"),
+    Reported("H800", "memory", 3000.0, "attention of a decode", "decode", "deepseek-ai/FlashMLA, README"),
 )
 
 
+def best() -> list[Reported]:
+    """List what was reported of the best shape of a product, by card and unit."""
+    return [one for one in REPORTED if one.what == _BEST]
+
+
 def rates(gpu: str) -> Rates:
-    """Give a card's rates with the best product reported for it; what nobody reported is the datasheet's.
+    """Give a card's rates with the best shape of a product reported for it; what nobody reported is the datasheet's.
 
     Parameters
     ----------
@@ -72,10 +88,8 @@ def rates(gpu: str) -> Rates:
     Rates
     """
     sheet = sol.datasheet(hardware.find(gpu))
-    own = [one for one in REPORTED if hardware.find(one.gpu) == hardware.find(gpu)]
-    best = {one.unit: max(o.rate for o in own if o.unit == one.unit) for one in own}
-    gb_per_s = best.pop("memory", sheet.gb_per_s)
-    return Rates("reported", {**sheet.tflops, **best}, gb_per_s, sheet.l2_bytes)
+    own = {one.unit: one.rate for one in best() if hardware.find(one.gpu) == hardware.find(gpu)}
+    return Rates("reported", {**sheet.tflops, **own}, sheet.gb_per_s, sheet.l2_bytes)
 
 
 def table() -> pd.DataFrame:
@@ -84,15 +98,12 @@ def table() -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        ``GPU, unit, what, rate, share of datasheet, source``.
+        ``figure, rate, source``.
     """
     rows = [
         {
-            "GPU": hardware.find(one.gpu).name,
-            "unit": one.unit,
-            "what": one.what,
-            "rate": f"{one.rate:,.0f} {'GB/s' if one.unit == 'memory' else 'TFLOP/s'}",
-            "share of datasheet": one.share,
+            "figure": one.label,
+            "rate": f"{one.rate:,.1f} {'GB/s' if one.unit == 'memory' else 'TFLOP/s'}",
             "source": one.source,
         }
         for one in REPORTED
