@@ -3,251 +3,160 @@ Which limiter does Nsight Compute see?
 ======================================
 
 A kernel takes its time. Is it held back by arithmetic, by memory or by
-waiting? Nsight Compute's counters know, if they are read by the right rule.
+waiting? Nsight Compute's counters know, if they were collected and are read by
+the right rule.
 
-What is measured: six kernels, each held back by something else on purpose,
-and their counters, where the driver lets them be read. What came out:
-:measured:`19_which_limiter.verdict`
-
-What one needs: nothing to read this page, a minute and a CPU to run its small
-version; to repeat it an NVIDIA GPU, PyTorch, Nsight Compute and permission to
-read the counters.
+.. in-short::
 """
 
 # %%
-# Expectation
-# -----------
-# Six operations: a product of matrices on tensor cores and one without them;
+# Predict: six kernels, two bounds
+# --------------------------------
+# Six operations: a product of matrices on tensor cores, and one without them;
 # an addition of long vectors, and the same with each number it reads in a
-# sector of memory of its own; a softmax over a few long rows; and a walk, each
-# of whose addresses is what was read at the one before.
-#
-# What they must compute and move follows from their shapes. Intensity is the
-# ratio of the two, and the ridge point is that of what the card can do: above
-# it arithmetic takes longer, below it memory.
+# sector of its own; a softmax over a few long rows; and a walk, each of whose
+# addresses is what was read at the one before. Their shapes give a bound for
+# each:
 
 # sphinx_gallery_thumbnail_number = 2
 import pandas as pd
 
 from nsightkit import hardware, plots
-from nsightkit.analysis.roofline import sol
+from nsightkit.analysis.roofline import counters, sol
+from nsightkit.investigations import case
 from nsightkit.investigations import parts as investigations
-from nsightkit.workloads.limiters import CASES, HELD
-
-
-def operations(sizes):
-    """The least that each must compute and move."""
-    numbers, walks = sizes["elements"], sizes["programs"]
-    held = 128 * HELD  # numbers that each walk keeps in its registers
-    walked = 4 * walks * (sizes["hops"] + held)
-    return {
-        "product": sol.gemm_cost(*[sizes["side"]] * 3, "bf16"),
-        "product_fp32": sol.gemm_cost(*[sizes["side_fp32"]] * 3, "fp32"),
-        "add": sol.Operation("", numbers, 8 * numbers, "fp32"),
-        "strided": sol.Operation("", numbers, 8 * numbers, "fp32"),
-        "softmax": sol.elementwise_cost(
-            "softmax", sizes["rows"], numbers // sizes["rows"], "fp32"
-        ),
-        "chase": sol.Operation("", 2 * walks * held, walked, "fp32"),
-    }
-
-
-def named(sizes, names):
-    """The operations of some names."""
-    known = operations(sizes)
-    return [known[name].renamed(name) for name in names]
-
+from nsightkit.investigations.pages import six_kernels
 
 h200 = hardware.find("H200")
 sizes = investigations.find("limiters", "before").gpu
-table = sol.bounds(named(sizes, CASES), sol.datasheet(h200))
-table["ridge"] = [h200.ridge(op.unit) for op in named(sizes, CASES)]
-table["bound (µs)"] = table["bound_ns"] / 1e3
-columns = ["name", "intensity", "ridge", "bound", "bound (µs)"]
-plots.table(table[columns], {"bound (µs)": "{:,.0f}"})
+operations = six_kernels.operations(sizes)
+table = sol.bounds(operations, sol.datasheet(h200))
+table["ridge"] = [h200.ridge(op.unit) for op in operations]
+plots.table(table[["name", "intensity", "ridge", "bound"]])
 
 # %%
-# So the products should be limited by arithmetic. The four others look alike
-# here, limited by memory. Shapes do not say how memory is accessed, how many
-# multiprocessors get work, and how much is under way at a time:
-
-sector, number = 32, 4  # bytes
-latency_ns = 600  # from memory to a register: an order of magnitude
-wasted = (sector + number) / (number + number)
-busy = sizes["rows"] / h200.multiprocessors
-blocks = 65_536 // (128 * HELD)  # registers of a multiprocessor, of a block
-under_way = blocks * h200.multiprocessors * sector
-needed = h200.gb_per_s * latency_ns
-
-print(f"strided: a sector for each number, {wasted} times the bytes")
-print(f"softmax: a block a row, {busy:.0%} of the multiprocessors")
-print(f"chase: {blocks} blocks a multiprocessor, by their registers,")
-print(f"  with {under_way:,} bytes under way; {needed:,.0f} fill the memory")
-
-# %%
-# The strided addition should use all of the bandwidth and waste most of it:
-# limited by memory still, in a way that the share of bandwidth does not show.
-# The softmax and the walk should use neither arithmetic nor memory: they wait.
+# By their shapes four of the six look alike, limited by memory. Which of them
+# would you expect to use the memory's bandwidth, and which to wait?
+#
+# .. dropdown:: Answer
+#
+#    The plain addition uses the bandwidth. The strided one uses it as well and
+#    wastes most of it: a whole sector for each number. The softmax has a block
+#    for each of its few rows, so most multiprocessors get no work. The walk
+#    has one load under way in each thread. Both wait, for neither arithmetic
+#    nor bandwidth.
 #
 # NVIDIA's rule goes by two numbers, the use of the busiest unit of compute and
-# that of the busiest part of the memory, each in percent of its peak. Either
-# above a first threshold names the limiter; both below a second one mean
-# waiting; in between the higher one counts, if they are far enough apart.
-# ``nsightkit.analysis.roofline.counters.classify`` is that rule. What it
-# should give:
-
-from nsightkit.analysis.roofline import counters as ncu
-
-EXPECTED = pd.DataFrame({"name": list(CASES), "expected": CASES.values()})
-plots.table(EXPECTED)
+# of the busiest part of the memory, each in percent of its peak. Either above
+# a first threshold names the limiter. Both below a second one mean waiting. In
+# between the higher one counts, if they are far enough apart.
 
 # %%
-# Measure
-# -------
-# All six, one after the other, are a step. Where there is a GPU they run once
-# more, in a process of their own, under Nsight Compute.
+# Evidence: a real report
+# -----------------------
+# Twelve launches on an A10G: ten kernels of somebody's ladder for one FP32
+# product, from a naive one to tiles of warps, and cuBLAS twice.
 
-from nsightkit.investigations import measure
-
-before = measure("limiters", "before")
-before
-
-# %%
-# Read
-# ----
-# First without counters, which rented machines seldom permit. Times are from
-# PyTorch's profile: what the GPU did in each operation's range; on a CPU, what
-# the CPU did. The ceilings are those of this machine.
-
-from nsightkit.analysis.timeline import ranges
-from nsightkit.errors import UsageError
-
-ran = {name: measure("ceilings", name) for name in ("before", "fp32", "copy")}
-found = [sol.ceiling(r.parameters, r.median("step_ns")) for r in ran.values()]
-ceilings = sol.ceilings(found, "measured here")
-try:
-    card = hardware.find((before.provenance["gpu"] or {})["name"])
-    roofs = [sol.datasheet(card), ceilings]
-except (KeyError, UsageError):
-    roofs = [ceilings]
-
-
-def times(run):
-    """Nanoseconds of each operation in a step."""
-    names = "|".join(CASES)
-    table = ranges.summary(run.trace, match=f"^({names})$").set_index("name")
-    each = table["median_ns"]
-    if run.trace.recorded("kernels"):
-        each = table["gpu_ns"] / table["count"]
-    return each[[name for name in CASES if name in each.index]]
-
-
-def judged(run):
-    """What each reached of what its shapes allow."""
-    took = times(run)
-    ops = named(run.parameters, took.index)
-    return sol.judge(ops, took, roofs[0], ceilings)
-
-
-without = judged(before)
-shown = without[["name", "intensity", "bound"]].copy()
-shown["time (µs)"] = without["time_ns"] / 1e3
-if len(roofs) > 1:
-    shown["share of datasheet"] = without["sol_datasheet"]
-shown["share of ceiling"] = without["sol_measured"]
-plots.table(shown, {"time (µs)": "{:,.0f}"})
+ladder = case("ncu-esmm", "sgemm")
+judged = counters.summary(ladder.report)
+ladder
 
 # %%
-# The same under the roofs, with shares of the first one. A kernel far below
-# them is not limited by what the roof stands for, and no more can be said
-# without counters.
+# What does the rule say?
 
-title = f"Six kernels under their roofs ({before.mode})"
-plots.roofline(without, roofs, "bf16", title=title)
-
-# %%
-# With counters
-# ~~~~~~~~~~~~~
-# For each operation the launch that took longest, and what the rule gives it.
-# The occupancy limiter is the least of four numbers: the blocks that fit on a
-# multiprocessor by registers, shared memory, warps and blocks.
-
-import math
 import textwrap
 
-
-def counted(report):
-    """The longest launch of each operation; nothing without a report."""
-    around = report.launches["ranges"].explode() if report else []
-    rows = [
-        {"name": name, **ncu.summary(report, within=f"^{name}$").iloc[0]}
-        for name in CASES
-        if name in set(around)
-    ]
-    return pd.DataFrame(rows, columns=["name", *ncu.COLUMNS])
-
-
-def figures(table):
-    """Each operation beside what was expected of it."""
-    columns = {
-        "name": "name",
-        "classification": "found",
-        "sm_pct": "compute %",
-        "memory_pct": "memory %",
-        "dram_pct": "DRAM %",
-        "occupancy_pct": "occupancy %",
-        "occupancy_limiter": "its limiter",
-    }
-    chosen = table[list(columns)].rename(columns=columns)
-    return EXPECTED.merge(chosen, how="left", on="name")
-
-
-was = counted(before.ncu_report)
-if before.ncu_notice:
-    print(textwrap.fill(f"No counters, or not all: {before.ncu_notice}."))
-plots.table(figures(was)) if len(was) else None
+for found, count in judged["classification"].value_counts().items():
+    print(f"{count} of {len(judged)}: {found}")
+for text in judged["evidence"].iloc[0] + judged["next_steps"].iloc[0]:
+    print(textwrap.fill(text, break_on_hyphens=False))
 
 # %%
-# On the map of the rule, in a run with counters, and below it why warps
-# waited: the shares of the time between two instructions of a warp.
+# The report lacks the two numbers, so the rule gives no answer, and does not
+# guess one from the kernels' names. What the report does have is times, launch
+# sizes and the limits of occupancy, which is enough for two findings:
 
-
-def waits(report, table, most=5):
-    """Shares of the longest waits of each operation."""
-    found = {}
-    for name, kernel in zip(table["name"], table["kernel"], strict=True):
-        stalls = ncu.stalls(report, within=f"^{name}$")
-        stalls = stalls[stalls["kernel"] == kernel]
-        found[name] = stalls.groupby("reason")["share"].mean()
-    whole = pd.DataFrame(found).fillna(0)
-    order = whole.sum(axis=1).sort_values(ascending=False).index
-    top, rest = whole.loc[order[:most]], whole.loc[order[most:]].sum()
-    top.loc["(other)"] = rest
-    return {name: top[name] for name in found}
-
-
-if len(was):
-    plots.limiter_map(was, title=f"Six kernels, six limiters ({before.mode})")
-    title = f"What their warps wait for ({before.mode})"
-    plots.share_bars(waits(before.ncu_report, was), title=title)
-
-# %%
-# A step of the walk is a round trip to the memory. The blocks that do not fit
-# at once take turns, so a walk's time is that of its steps, a few times over:
-
-if "chase" in set(was["name"]):
-    around = before.ncu_report.launches["ranges"].str[-1]
-    waves = before.ncu_report.launches.loc[around == "chase", "waves"].iloc[0]
-    turns = before.parameters["hops"] * math.ceil(waves)
-    print(f"a round trip: {times(before)['chase'] / turns:,.0f} ns")
-else:
-    print("how many blocks fit at once is not known without counters")
+# fold: How the figure is made
+launches = ladder.report.launches.copy()
+launches["name"] = (
+    launches["kernel"].str.extract(r"(\w+)[<(]|(\w+_nn)").bfill(axis=1)[0]
+)
+launches = launches.sort_values("time_ns", ascending=False, kind="stable")
+launches = launches.drop_duplicates("name", keep="last").set_index("name")
+launches = launches.rename(index={"ampere_sgemm_128x64_nn": "cuBLAS"})
+best_ns = launches.loc["cuBLAS", "time_ns"]
+launches["share of cuBLAS's speed"] = best_ns / launches["time_ns"]
+fits = launches["theoretical_occupancy_pct"] / 100
+launches["share of warp slots"] = fits
+per_sm = launches["grid_blocks"] / launches["sm_count"]
+launches["blocks per SM"] = per_sm
+columns = ["share of cuBLAS's speed", "share of warp slots", "blocks per SM"]
+plots.panels(
+    launches, columns, title="One product, eleven kernels (case file)"
+)
 
 # %%
-# And why, for each: every sentence cites the counters it rests on, by the
-# names that Nsight Compute has for them.
+# *Occupancy is a means.* The fastest kernels have room for half as many warps
+# as the slowest, because each thread keeps a larger tile in registers.
+#
+# *The last step is the grid.* The fastest tiles of the ladder give the card
+# fewer blocks than it has multiprocessors, so some have nothing to do. The
+# grid of cuBLAS has a third dimension: most likely it splits the sum over k,
+# and so has several blocks for each.
+
+# %%
+# A drill with a known answer
+# ---------------------------
+# There is no real report with all counters on this site yet, so the six
+# kernels above come with synthetic ones, from
+# ``nsightkit.workloads.planted_counters``. They never ran on a GPU: the card
+# does not exist, and how much each kernel uses of it was chosen. What was
+# planted must be found:
+
+from nsightkit.workloads import planted_counters as planted
+
+example, truth = planted.counters()
+answers = six_kernels.counted(example)
+planted_as = [truth[name]["bound"] for name in answers["name"]]
+right = (answers["classification"] == planted_as).sum()
+print(f"found as planted: {right} of {len(answers)}")
+plots.limiter_map(answers, title="Six kernels, six limiters (synthetic)")
+
+# %%
+# The two additions lie side by side, and one of them wastes most of what it
+# moves. The two products are both limited by arithmetic, and only one does it
+# on tensor cores. So the rule is the first question and not the last. What the
+# warps of each wait for is the next one:
+
+# fold: How the figure is made
+plots.share_bars(
+    six_kernels.waits(example, answers),
+    title="What their warps wait for (synthetic)",
+)
+
+# %%
+# ``long_scoreboard`` is memory, ``gmma`` the result of a tensor core,
+# ``math_pipe_throttle`` a busy pipe. ``not_selected`` warps could run, but
+# another did; ``selected`` is the one cycle in which a warp issues. The cycles
+# between two instructions of a warp are the scheduler's active warps over its
+# issue rate. Check that on any report before you believe it:
+
+# fold: How the table is made
+shown = example.launches[
+    ["active_warps", "issue_pct", "latency_cycles"]
+].copy()
+shown.insert(0, "name", example.launches["ranges"].str[-1])
+shown["by the rule"] = shown["active_warps"] / shown["issue_pct"] * 100
+named = {"active_warps": "active warps", "issue_pct": "issue rate (%)"}
+named |= {"latency_cycles": "cycles between"}
+plots.table(shown.rename(columns=named))
+
+# %%
+# Every sentence of an answer cites the counters that it rests on, by the names
+# that Nsight Compute has for them:
 
 
+# fold: How the text is printed
 def explain(row):
     """Print what speaks for a kernel's limiter, and what to try."""
     print(f"{row['name']}: {row['classification']}")
@@ -256,225 +165,65 @@ def explain(row):
         wrap.break_on_hyphens = wrap.break_long_words = False
         for text in texts:
             print(wrap.fill(text.replace(" %", "\N{NO-BREAK SPACE}%")))
-    print()
 
 
-for row in was.to_dict("records"):
-    explain(row)
-if was.empty:
-    print("no counters; the example below has some")
+explain(answers.set_index("name", drop=False).loc["strided"])
 
 # %%
-# A worked example with a known answer
-# ------------------------------------
-# This report is synthetic: ``nsightkit.workloads.planted_counters`` wrote it
-# and it never ran on a GPU. Its launches are those of this page on a card that
-# does not exist, and how much each uses of it was chosen. Planted and found:
-
-from nsightkit.workloads import planted_counters as planted
-
-example, truth = planted.counters()
-answers = counted(example)
-compared = answers[["name"]].copy()
-compared["planted"] = [truth[name]["bound"] for name in answers["name"]]
-compared["found"] = answers["classification"]
-compared["planted limiter of occupancy"] = [
-    truth[name]["limiter"] for name in answers["name"]
-]
-compared["found limiter"] = answers["occupancy_limiter"]
-plots.table(compared)
-
-# %%
-# The map shows what the rule sees, and what it does not: the two additions lie
-# side by side, and one of them wastes most of what it moves. The two products
-# are both limited by arithmetic, and only one does it on tensor cores.
-
-plots.limiter_map(answers, title="Six kernels, six limiters (synthetic)")
-
-# %%
-# So the rule is the first question and not the last. The next ones depend on
-# its answer: which level of the memory, and is what it moves used? Which pipe?
-# Enough blocks, enough warps, and what do they wait for?
-
-for name in ("product_fp32", "strided", "chase"):
-    explain(answers.set_index("name", drop=False).loc[name])
-
-# %%
-# The limits of occupancy, in blocks on a multiprocessor: for each launch the
-# least of the four counts, whatever the others are.
-
-limits = {f"limit_{limit}_blocks": f"by {limit}" for limit in ncu.LIMITS}
-fitting = example.launches[list(limits)].rename(columns=limits)
-fitting.insert(0, "name", example.launches["ranges"].str[-1])
-plots.table(fitting)
-
-# %%
-# And what the warps of each wait for: ``long_scoreboard`` is memory, ``gmma``
-# the result of a tensor core, ``math_pipe_throttle`` a busy pipe.
-# ``not_selected`` warps could run, but another did; ``selected`` ones ran.
-
-title = "What their warps wait for (synthetic)"
-plots.share_bars(waits(example, answers), title=title)
-
-# %%
-# Change one thing
-# ----------------
-# The softmax gets rows for every multiprocessor, of as many numbers together.
+# Change one thing: rows for every multiprocessor
+# -----------------------------------------------
+# The softmax gets many rows, of as many numbers together. Everything else
+# stays as it is, and is a control. The counters are synthetic again, and never
+# ran on a GPU:
 #
-# .. code-block:: python
+# .. code-block:: diff
 #
-#    x = x.view(16384, -1)
-#    torch.softmax(x, -1)
-#
-# Everything else stays as it is, and is a control: nothing about it should
-# change.
+#    -x = x.view(16, -1)
+#    +x = x.view(16384, -1)
+#     torch.softmax(x, -1)
 
-# %%
-# Measure again
-# -------------
-
-after = measure("limiters", "after")
-after
-
-# %%
-# Times of both runs, and two ratios that bytes predict: the strided addition
-# moves more than the other by its sectors, and the softmax over many rows as
-# much as the addition.
-
-took = pd.DataFrame({"few rows": times(before), "many rows": times(after)})
-shown = (took / 1e3).round().astype("Int64").add_suffix(" (µs)")
-shown["ratio"] = took["many rows"] / took["few rows"]
-plots.table(shown.rename_axis("name").reset_index(), {"ratio": "{:.2f}"})
-
-# %%
-# Predicted and measured:
-
-add, strided, few = took["few rows"].reindex(["add", "strided", "softmax"])
-many = took["many rows"].get("softmax", math.nan)
-pairs = {
-    "strided to plain addition": (wasted, strided / add),
-    "softmax over many rows to addition": (1.0, many / add),
-}
-ratios = pd.DataFrame(pairs, index=["by their bytes", "measured"]).T
-plots.table(
-    ratios.rename_axis("times").reset_index(),
-    dict.fromkeys(ratios.columns, "{:.2f}"),
+many, _ = planted.counters(many_rows=True)
+both = {"few rows": answers, "many rows": six_kernels.counted(many)}
+SHOWN = ["classification", "sm_pct", "memory_pct"]
+rows = [one.set_index("name").loc["softmax", SHOWN] for one in both.values()]
+moved = pd.DataFrame(rows, index=list(both)).set_axis(
+    ["limiter", "compute (%)", "memory (%)"], axis="columns"
 )
+moved = moved.astype({"compute (%)": float, "memory (%)": float})
+plots.table(moved.rename_axis("softmax").reset_index())
 
 # %%
-# The limiters of both runs:
-
-now = counted(after.ncu_report)
-both = EXPECTED[["name"]]
-for rows, table in (("few rows", was), ("many rows", now)):
-    chosen = figures(table)[["name", "found", "compute %", "memory %"]]
-    chosen = chosen.set_index("name").add_suffix(f", {rows}")
-    both = both.join(chosen, on="name")
-if after.ncu_notice:
-    print(textwrap.fill(f"No counters, or not all: {after.ncu_notice}."))
-plots.table(both) if len(was) or len(now) else None
-
-# %%
-# The map again, for what has moved:
-
-if len(now):
-    plots.limiter_map(now, title=f"Rows for every one ({after.mode})")
+# A kernel that waited is now limited by memory, at many times the throughput.
+# That is what a repaired kernel looks like: it has a limiter again.
 
 # %%
 # Verdict
 # -------
-# Computed from the two runs:
-
-
-def classes(table):
-    """Limiter by name."""
-    return dict(zip(table["name"], table["classification"], strict=True))
-
-
-gpus = [(run.provenance["gpu"] or {}).get("name") for run in (before, after)]
-comparable = before.mode == after.mode and gpus[0] == gpus[1]
-where = "in a smoke run on a CPU" if after.mode == "smoke" else "on a GPU"
-seen, moved = classes(was), classes(now)
-right = [name for name, limiter in seen.items() if limiter == CASES[name]]
-first, last = (found.get("softmax", "unknown") for found in (seen, moved))
-moves = f"stays {last}" if first == last else f"goes from {first} to {last}"
-effect = (
-    f"numbers from sectors of their own take {strided / add:.1f} times as "
-    f"long to add (by the bytes: {wasted:.1f}), and the softmax over few rows "
-    f"{few / many:.1f} times as long as over many"
-)
-if seen and moved:
-    verdict = (
-        f"{where}, the rule gives {len(right)} of {len(seen)} kernels the "
-        f"limiter they were built for; {effect}. With many rows its limiter "
-        f"{moves}."
-    )
-else:
-    verdict = (
-        f"{where}, {effect}. There were no counters, so what the rule says of "
-        "them is not shown here."
-    )
-if not comparable:
-    verdict = "the two runs are not of the same machine; nothing to compare."
-findings = {
-    "verdict": verdict,
-    "right": len(right),
-    "strided": float(strided / add),
-    "few_rows": float(few / many),
-}
-print(textwrap.fill(verdict))
+# Two numbers name the limiter, and the counters below them say what to do
+# about it. Without the two numbers there is no answer. Launch sizes and
+# occupancy are in every report, and on the real one they point at the grid.
 
 # %%
 # Limits
 # ------
-# *Permission.* The counters are closed to ordinary users unless an
-# administrator opens them, and on most rented machines nobody does: Nsight
-# Compute then says ``ERR_NVGPUCTRPERM`` at the first kernel. What is left are
-# times and shapes, as in the first table. ``nsightkit doctor`` looks before.
-#
-# *Replay.* Each launch runs dozens of times, until all its counters are read,
-# with its memory put back and the caches emptied in between. What would find
-# its data in a cache looks cold here, and times of a run under Nsight Compute
-# are not those of the program. The times on this page are from another run.
-#
-# *Clocks.* By default Nsight Compute locks them to base, where memory is fast
-# beside arithmetic and percentages of both differ. The counters here are from
-# clocks left alone, as is ``nsightkit capture ncu``'s default.
-#
-# *What the percentages are not.* Percent of memory throughput is that of the
-# busiest level, not of the DRAM's bandwidth. A high percentage is no
-# achievement: the strided addition has one, and so has the product on the
-# wrong unit. Occupancy is a means; the quickest product has little of it.
-#
-# The softmax over many rows is another function than that over few. A kernel
-# that splits long rows among blocks would leave the function as it is.
-# The thresholds of the rule are NVIDIA's; those of the questions below it are
-# judgements. One launch of each kernel is shown, the longest.
-#
-# A smoke run's sizes are small, and what lies in a CPU's caches passes the
-# roof of its memory. Its ratios are those of a CPU, and of its other work.
-
-# %%
-# The counters and timelines of this page. The counters open with ``nsightkit
-# ncu``.
-
-downloads = {}
-for run in (before, after):
-    if run.ncu_path:
-        downloads[f"{run.part}, {run.mode}, counters"] = run.ncu_path
-    downloads[f"{run.part}, {run.mode}, as a timeline"] = run.trace
+# * The real report has one launch of each kernel, and no counter of
+#   throughput.
+# * The synthetic counters obey the rules that real ones do, and no more. They
+#   show how to read a report, not what a card does.
+# * *Permission.* The counters are closed to ordinary users unless an
+#   administrator opens them; Nsight Compute then says ``ERR_NVGPUCTRPERM``.
+#   ``nsightkit doctor`` looks before.
+# * *Replay.* Each launch runs many times, with its memory put back and the
+#   caches emptied. Times under Nsight Compute are not those of the program.
+# * *Clocks.* By default Nsight Compute locks them to base. ``nsightkit capture
+#   ncu`` leaves them alone.
+# * *Percent.* That of memory is the busiest level's, not the DRAM's. A high
+#   one is not an achievement: the strided addition has one.
 
 # %%
 # Run it yourself
 # ---------------
-# With a GPU this measures, without one it runs the small version on the CPU;
-# counters need ``ncu`` on the ``PATH``, or ``NSIGHTKIT_NCU`` to name it:
-#
-# .. code-block:: console
-#
-#    $ python examples/19_which_limiter.py
-#
-# The kernels themselves; save this as ``kernels.py``:
+# The kernels of this page; save this as ``kernels.py``:
 #
 # .. code-block:: python
 #
@@ -487,13 +236,182 @@ for run in (before, after):
 #
 # .. code-block:: console
 #
+#    $ nsightkit doctor
 #    $ nsightkit capture ncu --nvtx softmax -o softmax -- python kernels.py
 #    $ nsightkit ncu softmax.ncu-rep
 #    $ nsightkit capture ncu --nvtx step --set full -o all -- python kernels.py
 #    $ nsightkit ncu all.ncu-rep --within '^(add|strided)$'
 #
-# To keep a GPU's results for this page:
+# This page, and a GPU's results kept for it:
 #
 # .. code-block:: console
 #
+#    $ python examples/19_which_limiter.py
 #    $ python -m nsightkit record --only limiters --only ceilings
+
+# fold: The two reports, as files
+import tempfile
+from pathlib import Path
+
+from nsightkit.trace import ncu
+
+folder = tempfile.TemporaryDirectory()
+planted_csv = ncu.write(example, Path(folder.name, "six-kernels.csv"))
+downloads = {
+    "twelve launches on an A10G": ladder.path,
+    "six kernels, synthetic": planted_csv,
+}
+
+# %%
+# Exercises
+# ---------
+# Both reports are downloads above, and ``nsightkit ncu`` reads them.
+#
+# 1. In the report from the A10G, what limits the occupancy of most kernels?
+#    Would you raise it?
+#
+#    .. dropdown:: Answer
+#
+#       Registers, alone or with others, in
+#       :measured:`19_which_limiter.by_registers` of
+#       :measured:`19_which_limiter.launches` launches. Raising it would take
+#       registers from the tiles that made these kernels fast. Look at the grid
+#       first.
+#
+# 2. If every multiprocessor got its share of ``warptiling``'s blocks, how much
+#    faster could it get at most, and would it then beat cuBLAS?
+#
+#    .. dropdown:: Answer
+#
+#       :measured:`19_which_limiter.fill:.2f` times, the multiprocessors over
+#       the blocks. It would need :measured:`19_which_limiter.behind:.2f`, so
+#       no: the grid explains most of the distance, and not all of it.
+#
+# 3. In the synthetic report, which kernel would gain most from a change of its
+#    memory accesses, and how do you know?
+#
+#    .. dropdown:: Answer
+#
+#       The strided addition: its loads use a small part of each sector that
+#       they move, which ``nsightkit ncu --within strided`` cites. Its percent
+#       of DRAM looks as good as that of the plain addition.
+
+# %%
+# Measured here
+# -------------
+# .. own-run::
+#
+# All six kernels, one after the other, are a step. Where there is a GPU they
+# run once more under Nsight Compute. First without counters: times against the
+# roofs of this machine.
+
+# fold: How the kernels are judged
+import math
+
+from nsightkit.investigations import headline, measure
+from nsightkit.investigations.pages import climb
+
+before = measure("limiters", "before")
+after = measure("limiters", "after")
+ran = {name: measure("ceilings", name) for name in ("before", "fp32", "copy")}
+found = [sol.ceiling(r.parameters, r.median("step_ns")) for r in ran.values()]
+card = climb.card_of(before)
+roofs = [sol.datasheet(card)] if card else []
+roofs.append(sol.ceilings(found, "measured here"))
+first, second = six_kernels.times(before.trace), six_kernels.times(after.trace)
+mine = six_kernels.operations(before.parameters, first.index)
+without = sol.judge(mine, first, roofs[0], roofs[-1])
+title = f"Six kernels under their roofs ({before.mode})"
+plots.roofline(without, roofs, "bf16", title=title)
+before
+
+# %%
+# Counters, where the driver permits them:
+
+# fold: How the figures are made
+was = six_kernels.counted(before.ncu_report)
+now = six_kernels.counted(after.ncu_report)
+for run in (before, after):
+    if run.ncu_notice:
+        said = f"{run.part}: no counters, or not all: {run.ncu_notice}."
+        print(textwrap.fill(said))
+if len(was):
+    plots.limiter_map(was, title=f"Six kernels, six limiters ({before.mode})")
+    title = f"What their warps wait for ({before.mode})"
+    plots.share_bars(six_kernels.waits(before.ncu_report, was), title=title)
+plots.table(was[["name", "classification", *SHOWN[1:]]]) if len(was) else None
+
+# %%
+# Times of both runs:
+
+# fold: How the table is made
+took = pd.DataFrame({"few rows": first, "many rows": second})
+shown = (took / 1e3).add_suffix(" (µs)")
+shown["ratio"] = took["many rows"] / took["few rows"]
+plots.table(shown.rename_axis("name").reset_index())
+
+# %%
+# The second run, with rows for every multiprocessor:
+
+after
+
+# %%
+# What the two runs say:
+
+
+# fold: How the answer is put together
+def classes_of(table):
+    """Limiter by name."""
+    return dict(zip(table["name"], table["classification"], strict=True))
+
+
+gpus = [(run.provenance["gpu"] or {}).get("name") for run in (before, after)]
+add, strided, few = took["few rows"].reindex(["add", "strided", "softmax"])
+rows_many = took["many rows"].get("softmax", math.nan)
+sector, number = 32, 4  # bytes
+wasted = (sector + number) / (number + number)
+seen, then = classes_of(was), classes_of(now)
+right = [name for name in seen if seen[name] == six_kernels.CASES[name]]
+effect = (
+    f"numbers from sectors of their own take {strided / add:.1f} times as "
+    f"long to add (by the bytes: {wasted:.1f}), and the softmax over few rows "
+    f"{few / rows_many:.1f} times as long as over many"
+)
+said = f"{effect}. There were no counters, so the rule says nothing here."
+if seen and then:
+    ends = (seen.get("softmax", "unknown"), then.get("softmax", "unknown"))
+    moves = f"goes from {ends[0]} to {ends[1]}"
+    if ends[0] == ends[1]:
+        moves = f"stays {ends[0]}"
+    said = (
+        f"the rule gives {len(right)} of {len(seen)} kernels the limiter they "
+        f"were built for; {effect}. With many rows its limiter {moves}."
+    )
+if before.mode != after.mode or gpus[0] != gpus[1]:
+    said = "the two runs are not of the same machine; nothing to compare."
+tiles = launches.loc["warptiling"]
+registers = judged["occupancy_limiter"].astype(str).str.contains("registers")
+findings = headline(
+    said,
+    before,
+    after,
+    otherwise=(
+        f"a report of twelve launches on an A10G has no counters of "
+        f"throughput, so NVIDIA's rule gives no answer. Its launch sizes say "
+        f"something: the best kernel of the ladder, at "
+        f"{tiles[columns[0]]:.0%} of cuBLAS's speed, starts "
+        f"{tiles['grid_blocks']:.0f} blocks on {tiles['sm_count']:.0f} "
+        f"multiprocessors. It has room for "
+        f"{fits['warptiling']:.0%} of the warps that a "
+        f"multiprocessor holds, the slowest for {fits['basic']:.0%}: "
+        f"occupancy is a means."
+    ),
+    badge=ladder.label,
+    right=len(right),
+    strided=float(strided / add),
+    few_rows=float(few / rows_many),
+    by_registers=int(registers.sum()),
+    launches=len(judged),
+    fill=float(tiles["sm_count"] / tiles["grid_blocks"]),
+    behind=float(tiles["time_ns"] / best_ns),
+)
