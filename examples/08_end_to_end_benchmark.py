@@ -323,8 +323,9 @@ before
 
 # %%
 # Steps from the very first one on, and after a warm-up, both without their
-# first step; then the benchmark. MFU is FLOPs in a second against the
-# datasheet's dense peak of the precision.
+# first step; then the benchmark. The columns after the median are its
+# interval. MFU is FLOPs in a second against the datasheet's dense peak of the
+# precision.
 
 
 # fold: How the figures and the table are made
@@ -416,7 +417,6 @@ said = (
 )
 if not len({run.mode for run in runs}) == 1 == len(gpus):
     said = "the runs are not of the same machine; nothing to compare."
-workers = gains.iloc[0]
 findings = headline(
     said,
     *runs,
