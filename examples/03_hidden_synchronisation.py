@@ -317,6 +317,7 @@ before
 
 # %%
 
+
 # fold: How the waits are counted
 def syncs_of(run):
     """Count reads of one value a step, as operators and as API calls."""

@@ -300,8 +300,8 @@ downloads = {
 
 # fold: How the expectation is worked out
 from nsightkit.analysis.roofline.envelope import envelope
-from nsightkit.analysis.timeline import steps
 from nsightkit.analysis.timeline import ranges as named
+from nsightkit.analysis.timeline import steps
 from nsightkit.configurations import Configuration
 from nsightkit.investigations import headline, measure
 

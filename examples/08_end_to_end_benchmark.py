@@ -84,6 +84,7 @@ cold
 # The first pass takes much longer. The capture after a warm-up shows a little
 # of it, too. What that does to three summaries:
 
+
 # fold: How the table is made
 def summary(name, values):
     """Mean, standard deviation and median of some steps."""

@@ -288,6 +288,7 @@ before
 
 # %%
 
+
 # fold: How the table and the figure are made
 def categories(run):
     """Time a step by kind of work: GPU kernels, else operators on the CPU."""
