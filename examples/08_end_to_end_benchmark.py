@@ -427,7 +427,7 @@ findings = headline(
         f"{table['mean (ms)'].iloc[0] / typical - 1:.0%} too long, and the "
         "standard deviation "
         f"{table['std (ms)'].iloc[0] / typical:.0%} of the median. Without "
-        f"it, that is {table['std (ms)'].iloc[1] / typical:.2%}."
+        f"it, the deviation is {table['std (ms)'].iloc[1] / typical:.2%}."
     ),
     badge=cold.label,
     first=own_k,
