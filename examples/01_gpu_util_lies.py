@@ -231,9 +231,9 @@ downloads = {f"{name}, case file": trace for name, trace in programs.items()}
 #
 #    .. dropdown:: Answer
 #
-#       The longest gap lasts :measured:`01_gpu_util_lies.gap_ms:.0f`
-#       thousandths of a second. A window has to fit into it: the curve leaves
-#       the top where windows become shorter than that.
+#       The longest gap lasts :measured:`01_gpu_util_lies.gap_ms:.0f` ms. A
+#       window has to fit into it: the curve leaves the top where windows
+#       become shorter than that.
 #
 # 2. ``nsightkit memops`` on the H100's trace: which copies take the time, and
 #    what is the rate of the others?
@@ -300,6 +300,10 @@ def utilisation(run):
 both = [utilisation(training), utilisation(one_thread)]
 plots.timeline(training.trace, title=f"Training steps ({training.mode})")
 plots.table(pd.DataFrame(both), missing="not measured")
+
+# %%
+
+one_thread
 
 # %%
 # Traces whose truth is known. They are synthetic:

@@ -76,8 +76,8 @@ def step_time(kernels, launch, run, syncs=0, handling=0, steps=1_000):
 # %%
 # A step has 240 kernels that run for 20 units of time each. A launch takes 6,
 # and after a read the program spends 15 on the value. How much longer is a
-# step with one read, with twelve, and with one after each kernel? What of the
-# single read at the end of the step?
+# step with one read, with twelve, and with one after each kernel? And what
+# does a single read cost at the end of the step?
 #
 # .. dropdown:: Answer
 #
@@ -91,9 +91,9 @@ def step_time(kernels, launch, run, syncs=0, handling=0, steps=1_000):
 #
 # .. dropdown:: Answer
 #
-#    The share does not say it. A wait lasts as long as the GPU has work; what
-#    it costs is what the CPU could have done meanwhile that the GPU then
-#    needs. Two of the four gain a third, and two gain nothing.
+#    The share does not say it. A wait lasts as long as the GPU has work. It
+#    costs something only if the CPU could have prepared meanwhile what the GPU
+#    then lacks. Two of the four gain a third, and two gain nothing.
 
 # %%
 # Evidence: two synthetic loops

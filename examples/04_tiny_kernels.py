@@ -98,10 +98,10 @@ shown = dict.fromkeys(["pass (ms)", "GPU busy (ms)"], "{:.1f}")
 plots.table(table, shown | {"busy": "{:.0%}", gain: "{:.2f}"})
 
 # %%
-# No batch size takes longer. The GPU's own work grows with the batch, and the
-# pass does not, because about as many kernels are launched one after the
-# other. There is one pass of each size, so the differences between the passes
-# say nothing.
+# The times do not follow the batch: the largest batch has the shortest pass.
+# The GPU's own work grows with the batch, and the pass does not, because about
+# as many kernels are launched one after the other. There is one pass of each
+# size, so the differences between the passes say nothing.
 #
 # The same in one figure: how long kernels run, and how long it takes from one
 # launch to the next.

@@ -337,11 +337,10 @@ expected, expected_parts = flops(before.parameters)
 before
 
 # %%
-# The phases on either clock, and attention's forward parts. The last row of
-# the first table is what lies in no phase.
+# The phases on either clock. The last row is what lies in no phase.
 
 
-# fold: How the tables are made
+# fold: How the table is made
 def per_step(run):
     """Phases with their CPU and GPU time in a mean step."""
     found, count = phases.summary(run.trace), len(steps.find(run.trace))
@@ -396,11 +395,11 @@ plots.step_times(
 after
 
 # %%
-# Cross-check with Nsight Systems ............................... PyTorch's
-# profiler and Nsight Systems learn of kernels from the same place, the driver,
-# and of everything else in ways of their own. So what the GPU did should
-# agree, but for what differs from run to run. What the CPU did need not,
-# because PyTorch's profiler records each operator, which takes time.
+# **Cross-check with Nsight Systems.** PyTorch's profiler and Nsight Systems
+# learn of kernels from the same place, the driver, and of everything else in
+# ways of their own. So what the GPU did should agree, but for what differs
+# from run to run. What the CPU did need not agree, because PyTorch's profiler
+# records each operator, which takes time.
 
 # fold: How they are compared
 from nsightkit.analysis.compare import two_tools

@@ -324,8 +324,9 @@ before
 
 # %%
 # Steps from the very first one on, and after a warm-up, both without their
-# first step; then the benchmark. MFU is FLOPs in a second against the
-# datasheet's dense peak of the precision.
+# first step; then the benchmark. The columns after the median are its
+# interval. MFU is FLOPs in a second against the datasheet's dense peak of the
+# precision.
 
 
 # fold: How the figures and the table are made
@@ -417,7 +418,6 @@ said = (
 )
 if not len({run.mode for run in runs}) == 1 == len(gpus):
     said = "the runs are not of the same machine; nothing to compare."
-workers = gains.iloc[0]
 findings = headline(
     said,
     *runs,
@@ -427,7 +427,7 @@ findings = headline(
         f"{table['mean (ms)'].iloc[0] / typical - 1:.0%} too long, and the "
         "standard deviation "
         f"{table['std (ms)'].iloc[0] / typical:.0%} of the median. Without "
-        f"it, that is {table['std (ms)'].iloc[1] / typical:.2%}."
+        f"it, the deviation is {table['std (ms)'].iloc[1] / typical:.2%}."
     ),
     badge=cold.label,
     first=own_k,
