@@ -379,7 +379,7 @@ said = (
     f"parameters, their gradients and the optimizer's state "
     f"{'stayed' if fixed else 'did not all stay'} fp32. What {casts[0]} keeps "
     f"for backward took {was:.0%} of fp32's bytes, and {now:.0%} with a fused "
-    f"norm, whose losses differ by at most {apart:.1g}. {sum(hits)} of "
+    f"norm; the losses differ by at most {apart:.1g}. {sum(hits)} of "
     f"{len(hits)} types were as the lists for "
     f"{'CUDA' if on_gpu else 'a CPU'} say."
 )

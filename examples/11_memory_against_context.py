@@ -312,8 +312,10 @@ plots.table(outcome)
 off = cells["share off"].abs().max()
 held = int(outcome["holds"].sum())
 said = (
-    f"{len(cells)} peaks were predicted within {max(off, 1e-3):.1%}, and "
-    f"{held} of {len(outcome)} forecasts of the longest context hold."
+    f"{int(outcome['fitted'][0]):,} tokens fitted with attention written out, "
+    f"and {int(outcome['fitted'][1]):,} with fused attention. {len(cells)} "
+    f"peaks were predicted within {max(off, 1e-3):.1%}, and {held} of "
+    f"{len(outcome)} forecasts of the longest context hold."
 )
 if after.mode == "smoke":
     said = f"two counts of the same tensors agree. {said}"
