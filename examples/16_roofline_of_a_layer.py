@@ -338,8 +338,9 @@ findings = headline(
         f"on an H100, a softmax written out reaches {roof['softmax']:.0%} of "
         f"its roof and the products beside it {roof['scores']:.0%} and "
         f"{roof['scores x values']:.0%}, where ordinary products reach "
-        f"{roof['MLP product']:.0%}. Even at their roofs, the operators of "
-        f"this attention take {ratio:.0f} times as long as fused attention."
+        f"{roof['MLP product']:.0%}. Predicted from bounds alone, the "
+        f"operators of this attention take {ratio:.0f} times as long as fused "
+        f"attention."
     ),
     badge="case file, NVIDIA H100 and H200",
     by_memory=table.loc[table["bound"] == "memory", "bound_ns"].sum()

@@ -332,9 +332,10 @@ findings = headline(
         f"on an MI300X, a decode step is busy for {both['share busy'][0]:.1%} "
         f"of its time, bound by memory, and a token costs {decoded:,.0f} µs; "
         f"in a prefill, whose tokens share the weights, {prefilled:,.0f} µs. "
-        f"Its last product reaches {head['sol_datasheet'].iloc[0]:.0%} of the "
-        f"bandwidth. A B200 in eager mode is idle for {idle:.0%} of the time, "
-        f"mostly waiting for launches."
+        f"The last product of the decode reaches "
+        f"{head['sol_datasheet'].iloc[0]:.0%} of the datasheet's bandwidth. A "
+        f"B200 in eager mode is idle for {idle:.0%} of the time, mostly "
+        f"waiting for launches."
     ),
     badge=decode.label,
     least_us=least_ns / 1e3,

@@ -8,13 +8,17 @@ import pytest
 mpl.use("Agg")
 pytest.importorskip("torch")
 
+from pathlib import Path
+
 import pandas as pd
 
 from nsightkit import hardware, plots
 from nsightkit.analysis.roofline import sol
-from nsightkit.investigations import cases
+from nsightkit.investigations import cases, recordings
+from nsightkit.investigations.measurement import Measurement
 from nsightkit.investigations.pages import climb, products, reported
 from nsightkit.investigations.parts import find
+from nsightkit.trace.model import Trace, TraceMeta
 
 H200 = sol.datasheet(hardware.find("H200"))
 
@@ -68,3 +72,50 @@ def test_rungs_without_a_time_are_awaited():
     assert "naive 2.08 ms at best, 2.70 ms" in figure.get_label()
     assert "sdpa 1.20 ms at best, awaiting a GPU" in figure.get_label()
     assert "lines at goal 1.40 ms" in figure.get_label()
+
+
+def _runs(step_us: dict[str, list[float]], gpu: str | None = "NVIDIA H200") -> dict[str, Measurement]:
+    """Runs of one layer, with no kernels recorded."""
+    empty = Trace.from_frames({}, TraceMeta(tool="planted", missing=["kernels"]))
+    runs = {}
+    for rung, times in step_us.items():
+        sizes = {**find("ladder", rung).gpu, "layers": 1, "instead": ""}
+        facts = {"investigation": "ladder", "part": rung, "parameters": sizes, "gpu": gpu and {"name": gpu}}
+        samples = recordings.frame({"step_ns": [1e3 * time for time in times], "sm_clock_mhz": [1500.0]})
+        runs[rung] = Measurement(Path(), "replay", samples, facts)
+        runs[rung].__dict__["trace"] = empty
+    return runs
+
+
+def _about(us: float) -> list[float]:
+    return [us + noise for noise in (-2, -1, 0, 1, 2, 0)]
+
+
+def test_rungs_are_told_apart_by_the_rule_of_all_pages():
+    runs = _runs({"naive": _about(2755), "sdpa": _about(1690), "fused": _about(1690.5), "compiled": _about(1800)})
+    climbed = climb.Climb("prefill", runs)
+    outcomes = climbed.steps.set_index("rung")
+    assert outcomes["outcome"].to_dict() == {
+        "sdpa": "faster", "fused": "no effect beyond the spread", "compiled": "slower"
+    }  # fmt: skip
+    assert outcomes["saved (µs)"].tolist() == pytest.approx([1065, -0.5, -109.5])
+    assert (climbed.best, climbed.faster, climbed.comparable) == ("sdpa", True, True)
+    said = climbed.said("a layer")
+    assert "a layer goes from 2,755.0 to 1,690.0 µs (sdpa), 1.6 times as fast." in said
+    assert "34% of the datasheet" in said
+    assert "Changes without an effect of their own: fused." in said
+    # At 1,500 MHz the units could do 1500 / 1830 of the datasheet, the memory all of it.
+    slow = sol.datasheet(hardware.find("H200"), 1500)
+    least = sum(map(slow.bound_ns, climb.operations("prefill", runs["naive"].parameters)))
+    assert climbed.checked["share at its clock"].tolist()[0] == pytest.approx(least / 2755e3)
+
+
+def test_runs_of_two_machines_are_not_compared():
+    runs = _runs({"naive": _about(2755)}) | _runs({"sdpa": _about(1690)}, gpu=None)
+    assert "nothing to compare" in climb.Climb("prefill", runs).said("a layer")
+
+
+def test_a_rung_that_changed_nothing_is_not_faster():
+    climbed = climb.Climb("prefill", _runs({"naive": _about(2755), "sdpa": _about(2754.9)}, gpu=None))
+    assert not climbed.faster
+    assert climbed.said("a layer").startswith("no rung beats the first (2,755.0 µs for a layer)")
