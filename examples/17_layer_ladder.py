@@ -375,12 +375,12 @@ plots.table(climbed.steps)
 plots.table(climbed.checked)
 
 # %%
-# What the rungs say:
+# The compiled rung:
 
 after
 
 # %%
-# In words:
+# What the rungs say:
 
 # fold: How the answer is put together
 said = climbed.said("a layer")

@@ -262,8 +262,8 @@ def share_bars(columns: Mapping[str, pd.Series], *, title: str = "Shares of the 
 def _looks(parts: Iterable[str]) -> list[tuple[str, str | None]]:
     """Colours and hatches of a stack's parts: kinds of work have theirs in every figure."""
     each = list(zip(parts, cycle(_COLOURS), cycle(_HATCHES), strict=False))
-    if set(CATEGORY_COLOURS).issuperset(part for part, _, _ in each):
-        return [(CATEGORY_COLOURS[part], hatch) for part, _, hatch in each]
+    if any(part in CATEGORY_COLOURS for part, _, _ in each):
+        return [(CATEGORY_COLOURS.get(part, DARK_GREY), hatch) for part, _, hatch in each]
     # "(unattributed)" is not a part like others.
     return [(GREY, None) if part.startswith("(") else (colour, hatch) for part, colour, hatch in each]
 
