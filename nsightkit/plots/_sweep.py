@@ -172,8 +172,8 @@ def _guides(axes: Any, last: float, lowest: float) -> None:
         high = lowest * (last / begin) ** power
         axes.plot([begin, last], [lowest, high], color=GREY, linewidth=1, linestyle=(0, (1, 2)), zorder=0)
         axes.annotate(
-            name, (last, high), xytext=(0, -2 - 6 * power), textcoords="offset points", ha="right", va="top", fontsize=8,
-            color=DARK_GREY,
+            name, (last, high), xytext=(0, -2 - 6 * power), textcoords="offset points", ha="right", va="top",
+            fontsize=8, color=DARK_GREY,
         )  # fmt: skip
 
 
