@@ -360,7 +360,9 @@ for run, norm in ((before, "written"), (after, "fused")):
 draw_kept(
     sizes, f"What backward needs, by norm ({after.mode})", "MiB of a step"
 )
-plots.table(owned[["what", "precision", "type", "bytes"]])
+plots.table(
+    owned[["what", "precision", "type", "bytes"]], {"bytes": "{:,.0f}"}
+)
 
 # %%
 # What the runs say:

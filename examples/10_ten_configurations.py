@@ -391,7 +391,7 @@ for control in VARIANTS:
     row = {"model": control.control_of, "control": control.name}
     row |= {"times its FLOP/s": found.value, "from": found.low}
     rows.append(row | {"to": found.high, "differs": found.excludes(1)})
-plots.table(pd.DataFrame(rows))
+plots.table(pd.DataFrame(rows)) if on_gpu else None
 
 # %%
 # The run of the aligned control:

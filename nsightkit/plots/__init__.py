@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         small_multiples,
     )
     from nsightkit.plots._curves import box_plots, distributions, share_curves, step_times
-    from nsightkit.plots._memory import memory_bars, memory_curves, memory_stacks, memory_timeline, segment_map
+    from nsightkit.plots._memory import memory_bars, memory_curves, memory_stacks, memory_timeline
     from nsightkit.plots._ranks import rank_arrivals, rank_lateness
     from nsightkit.plots._roofline import limiter_map, roofline
     from nsightkit.plots._sweep import sweep_memory, sweep_times
@@ -52,7 +52,6 @@ __all__ = [
     "rank_arrivals",
     "rank_lateness",
     "roofline",
-    "segment_map",
     "share_bars",
     "share_curves",
     "small_multiples",
@@ -77,7 +76,7 @@ _OF = {
         "small_multiples",
     ),
     "_curves": ("box_plots", "distributions", "share_curves", "step_times"),
-    "_memory": ("memory_bars", "memory_curves", "memory_stacks", "memory_timeline", "segment_map"),
+    "_memory": ("memory_bars", "memory_curves", "memory_stacks", "memory_timeline"),
     "packing": ("InteractiveTimeline",),
     "_ranks": ("rank_arrivals", "rank_lateness"),
     "_roofline": ("limiter_map", "roofline"),

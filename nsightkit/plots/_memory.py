@@ -1,4 +1,4 @@
-"""Memory: over time, at its peak, in the allocator's segments, what it is made of, and how it grows with a size."""
+"""Memory: over time, at its peak, what it is made of, and how it grows with a size."""
 
 from __future__ import annotations
 
@@ -170,68 +170,6 @@ def memory_bars(sites: pd.DataFrame, *, top: int = 12, title: str = "Memory at t
         said=[f"{name} ({category})" for name, category in zip(shown["site"], categories, strict=True)],
         legend={category: categories.index(category) for category in known},
     )  # fmt: skip
-
-
-def segment_map(
-    segments: pd.DataFrame, blocks: pd.DataFrame, *, top: int = 30, title: str = "The allocator's segments"
-) -> Figure:
-    """The largest segments as rows, and in each what is allocated, waiting to be free, and free.
-
-    Parameters
-    ----------
-    segments : DataFrame
-        As :func:`nsightkit.analysis.memory.snapshot.segments` returns it.
-    blocks : DataFrame
-        The live blocks of the same moment, as :func:`nsightkit.analysis.memory.snapshot.at` returns them.
-    top : int, default 30
-        How many segments.
-    title : str, default "The allocator's segments"
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-    """
-    rows = segments.sort_values(["total_bytes", "address"], ascending=[False, True], ignore_index=True).head(top)
-    figure, axes = new_figure(1.4 + 0.2 * max(len(rows), 3), title)
-    if rows.empty:
-        return nothing(figure, axes, title, "no segments")
-    scale, unit = _scale(float(rows["total_bytes"].max()))
-    row, totals = rows.index.to_numpy(), rows["total_bytes"].to_numpy() / scale
-    axes.add_collection(
-        PolyCollection(_rectangles(0 * totals, totals, row - 0.4, row + 0.4), facecolor="none", edgecolor=GREY)
-    )
-    # Each block with the segment that begins last before it, if it lies in that one.
-    begins = rows[["address", "total_bytes"]].reset_index().sort_values("address")
-    placed = pd.merge_asof(blocks.sort_values("address"), begins.assign(begin=begins["address"]), on="address")
-    placed = placed[placed["address"] < placed["begin"] + placed["total_bytes"]]
-    pending = placed["pending"].astype(bool)
-    handles = []
-    for name, (colour, hatch), chosen in (
-        ("allocated", (BLUE, None), placed[~pending]),
-        ("freed, waiting for a stream", (RED, "//"), placed[pending]),
-    ):
-        if name == "allocated" or len(chosen):
-            handles.append(Patch(facecolor=colour, hatch=hatch, edgecolor=GREY, label=name))
-        if len(chosen):
-            left, line = (chosen["address"] - chosen["begin"]) / scale, chosen["index"]
-            shapes = _rectangles(left, left + chosen["size_bytes"] / scale, line - 0.4, line + 0.4)
-            axes.add_collection(PolyCollection(shapes, facecolor=colour, edgecolor="white", linewidth=0.3, hatch=hatch))
-    handles.append(Patch(facecolor="none", edgecolor=GREY, label="free"))
-    of = f" of {len(segments)}" if len(segments) > len(rows) else ""
-    axes.legend(handles=handles, frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
-    total, free = int(segments["total_bytes"].sum()), int(segments["free_bytes"].sum())
-    return finished(
-        figure,
-        axes,
-        f"{title}: {len(rows)} of {len(segments)} segments as rows, each filled with its live blocks. All segments "
-        f"hold {_amount(total)}, of which {_amount(free)} are free; the largest free block is "
-        f"{_amount(int(segments['largest_free_bytes'].max()))}.",
-        xlim=(0, 1.02 * float(totals.max())),
-        yticks=[],
-        ylim=(len(rows) - 0.4, -0.6),
-        ylabel=f"{len(rows)} segments{of}",
-        xlabel=f"place in the segment ({unit})",
-    )
 
 
 def memory_stacks(columns: Mapping[str, pd.Series], *, title: str = "What the memory is made of") -> Figure:

@@ -848,8 +848,7 @@ def test_figures_say_what_they_show() -> None:
     snapshot = reader.from_object(allocator.snapshot())
     over_time = plots.memory_timeline(analysis.bands(snapshot), analysis.timeline(snapshot))
     bars = plots.memory_bars(analysis.sites(snapshot), top=3)
-    held = plots.segment_map(analysis.segments(snapshot, "peak"), analysis.at(snapshot, "peak"))
-    for figure in (over_time, bars, held):
+    for figure in (over_time, bars):
         figure.canvas.draw()
         assert len(figure.get_label()) > 40
     legend = {text.get_text() for text in over_time.axes[0].get_legend().get_texts()}
@@ -878,23 +877,11 @@ def test_the_timeline_draws_every_band_at_its_height() -> None:
     assert sum(areas) == pytest.approx(wanted / 1e6, rel=1e-9)  # drawn in MB
 
 
-def test_the_segment_map_fills_what_is_live() -> None:
-    allocator = random_program(61, 120)
-    snapshot = reader.from_object(allocator.snapshot())
-    event = int(np.argmax([row[1] - row[0] for row in allocator.truth])) - 1  # most waits for a stream here
-    table, blocks = analysis.segments(snapshot, event), analysis.at(snapshot, event)
-    axes = plots.segment_map(table, blocks, top=10**6).axes[0]
-    widths = [sum(float(np.ptp(p.vertices[:, 0])) for p in drawn.get_paths()) for drawn in axes.collections]
-    allocated, active, _, reserved = allocator.truth[event + 1]
-    assert widths == pytest.approx([reserved / 1e6, allocated / 1e6, (active - allocated) / 1e6])
-
-
 def test_figures_of_nothing_and_of_hostile_names() -> None:
     empty = reader.from_object({"segments": [], "device_traces": [[]]})
     for figure in (
         plots.memory_timeline(analysis.bands(empty), analysis.timeline(empty)),
         plots.memory_bars(analysis.sites(empty)),
-        plots.segment_map(analysis.segments(empty), analysis.at(empty, "end")),
     ):
         figure.canvas.draw()
         assert figure.get_label().endswith(".")
