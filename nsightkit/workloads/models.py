@@ -94,7 +94,7 @@ def part(name: str, marked: bool) -> contextlib.AbstractContextManager[None]:
 
 
 def _rms_written(x: Tensor, weight: Tensor, _: None = None) -> Tensor:
-    # Autocast has no rule for these operations, so they run in their input's type.
+    # `square` calls `pow`, which CUDA's autocast runs in fp32: there the result is fp32, whatever `x` is.
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPSILON) * weight
 
 
