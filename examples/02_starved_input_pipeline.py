@@ -77,7 +77,8 @@ alone.trace.verdict()
 # Not all of a wait is lost: the GPU is idle only from the moment its queue is
 # empty. So the gain is not the share of waiting, and it is not the share of
 # idle time either, for without this wait something else may hold the step up.
-# That is why the trace is played again.
+# That is why the trace is played again. Two changes gain about as much here;
+# of two that tie, the verdict names the one that more time was lost to.
 
 # %%
 # Change one thing: load beside the training
@@ -100,8 +101,9 @@ plots.before_after(
 )
 
 # %%
-# The wait for data is nearly gone. Did the steps get as much faster as
-# predicted?
+# The wait for data is gone. (The verdict's time is longer than the bar: it
+# counts the wait before the first operation, which no gap shows.) Did the
+# steps get as much faster as predicted?
 
 # fold: How the table is worked out
 import pandas as pd
@@ -119,7 +121,7 @@ rows = {
     "predicted: a loader that is never late": never_late,
     "measured: the median step": step_gain,
     "measured: all six steps": steps_ns[0].sum() / steps_ns[1].sum(),
-    "left to gain with four workers": left,
+    "left to gain from loading, with four workers": left,
 }
 gains = pd.DataFrame(rows.items(), columns=["", "times as fast"])
 plots.table(gains, {"times as fast": "{:.2f}"})
@@ -127,7 +129,8 @@ plots.table(gains, {"times as fast": "{:.2f}"})
 # %%
 # Two of the six steps with workers were much slower than the others, which is
 # why the median and the sum differ. More workers would not have helped those
-# two: the replay of the second trace finds little left to gain.
+# two: the replay of the second trace finds little left to gain
+# from loading.
 
 plots.step_times(
     dict(zip(("in the process", "four workers"), steps_ns, strict=True)),
@@ -167,8 +170,9 @@ print("with four workers, the bottleneck is", bottleneck)
 # .. code-block:: console
 #
 #    $ nsightkit demo
-#    $ nsightkit verdict nsightkit-demo/workers-0.parquet
-#    $ nsightkit diff nsightkit-demo/workers-0.parquet demo/workers-4.parquet
+#    $ cd nsightkit-demo
+#    $ nsightkit verdict workers-0.parquet
+#    $ nsightkit diff workers-0.parquet workers-4.parquet
 #
 # On a program of your own; save the loop as ``loop.py``:
 #

@@ -20,7 +20,7 @@ long waiting calls. Which of them cost anything?
 #        x = layer(x)
 #        norms.append(x.norm().item())
 #
-# To see what that does, here are two steps of such a loop. The trace is
+# To see what that does, here is a piece of such a loop. The trace is
 # synthetic: ``nsightkit.workloads.planted`` wrote it, and it never ran on a
 # GPU. So the cost of its reads is known.
 
@@ -174,8 +174,8 @@ print(f"idle after such calls: at most {most_idle:.1%} of the span")
 plots.panels(waits, waits.columns, title="Waiting, and its cost (case file)")
 
 # %%
-# All four wait for a third of their time or more, and hardly any idle time
-# follows a wait. Two would gain nothing, and two would gain a third.
+# All four wait for about a third of their time or more, and hardly any idle
+# time follows a wait. Two would gain nothing, and two would gain a third.
 #
 # Why does OWLv2 gain? It waits for each batch to be computed and copied back.
 # Only then does the same thread load the next batch, and the GPU idles

@@ -67,7 +67,7 @@ def pass_time(kernels, launch, run):
 # A100 take longer than for two samples?
 
 # %%
-# Evidence: a pass takes as long for each batch
+# Evidence: a pass does not grow with its batch
 # ---------------------------------------------
 # One row for each batch size. The last column comes from a replay of the trace
 # in which launches cost next to nothing:
@@ -144,8 +144,9 @@ print(f"the L2 cache holds {card.l2_mb} MB")
 # %%
 # What moves fewer bytes than that waits for launches here. What moves more
 # does not fit into the cache, so the memory's bandwidth is the right
-# yardstick. Counting kernels does not answer the question: thousands of
-# kernels that run longer than a launch are limited by their bytes.
+# yardstick. Counting kernels does not answer the question: thousands
+# of kernels that run longer than a launch are limited by their own work, and
+# not by launches.
 
 # %%
 # Traces whose truth is known
@@ -245,9 +246,10 @@ for one in (least, most):
 # %%
 # Verdict
 # -------
-# Launching was the limit, for every batch but the largest one, and there it
-# is what remains. The floor under a pass is its number of kernels times the
-# time from launch to launch. Only fewer kernels lower it.
+# Launching was the limit for every batch. For the largest one little is left
+# to gain from it, because the GPU is nearly always busy. The floor under a
+# pass is its number of kernels times the time from launch to launch. Only
+# fewer kernels lower it.
 
 # %%
 # Limits

@@ -115,7 +115,7 @@ plots.table(pd.DataFrame(rows), formats | {"sum": "{:.4f}"})
 
 # %%
 # The addend is rounded once, when it is stored, and a thousand of them are off
-# by as much. With an fp32 total that is nearly the whole error. A 16-bit total
+# by as much. With an fp32 total little is added to that. A 16-bit total
 # adds an error of its own in every addition, and that error is larger by far.
 
 # fold: How the figure is drawn

@@ -3,7 +3,7 @@ Why is a step in 16 bits not many times as fast?
 ================================================
 
 Tensor cores multiply 16-bit matrices many times as fast as ordinary cores do
-fp32 ones. A training step gains far less. Which part of it gains?
+fp32 ones. A training step gains less. Which part of it gains?
 
 .. in-short::
 """
@@ -184,8 +184,7 @@ plots.table(pd.DataFrame(rows, columns=["with 16-bit autocast", "GB"]))
 # Verdict
 # -------
 # A step in 16 bits is not sixteen times as fast, because not all of it is
-# products, and for a program of short kernels not even all of those wait for
-# arithmetic. It can still be several times as fast, and one line decides
+# products. It can still be several times as fast, and one line decides
 # whether the products use the tensor cores at all. Look at the kernels' names
 # before anything else.
 
@@ -235,8 +234,8 @@ downloads = {"the model in fp32, case file": model.trace}
 #
 #       Ordinary cores in fp32; tensor cores in bf16; ordinary cores again, for
 #       ``ffma`` is the fp32 multiply-add. In the second name ``align1`` says
-#       that the rows of the matrix begin at odd addresses, which halves its
-#       speed: :doc:`10_ten_configurations`.
+#       that the kernel may rely on no alignment beyond one element, so it
+#       loads one at a time: :doc:`10_ten_configurations`.
 #
 # 2. In TimeSformer's trace the products already run in bf16. What can a faster
 #    precision still gain there?

@@ -68,9 +68,8 @@ plots.memory_timeline(
 )
 
 # %%
-# A hill on a plateau. Activations pile up in the forward pass, the backward
-# pass takes them away again, and the plateau is as high after the step as it
-# was before. To the byte:
+# A hill. Activations pile up in the forward pass, and the backward pass takes
+# them away again. After the step as much is held as before, to the byte:
 
 begin, end = over_time["allocated_bytes"].iloc[[0, -1]] / 1e6
 print(f"before the step {begin:,.3f} MB, after it {end:,.3f} MB")
@@ -88,8 +87,7 @@ plots.memory_bars(
 
 # %%
 # No line here is a bug, but some are expensive: ``softmax`` and ``silu`` are
-# written out, and each keeps two tensors a layer where PyTorch's own functions
-# keep one.
+# written out, and keep more tensors than PyTorch's own functions would.
 
 # %%
 # The leak, on paper

@@ -60,7 +60,7 @@ print(f"forward  {naive.forward_peak / 2**30:5.1f} GiB")
 print(f"backward {naive.backward_peak / 2**30:5.1f} GiB")
 
 # %%
-# And for other implementations, up to where each meets the limit:
+# And for other implementations. Each ends where its curve meets the limit:
 
 # fold: How the figure is drawn
 import itertools
@@ -354,8 +354,9 @@ findings = headline(
         f"forward and backward, attention written out should fit an H200 up "
         f"to {ends_at['naive', 'fp32']:,} tokens in fp32, and up to "
         f"{ends_at['naive', 'bf16']:,} in bf16; compiled, in fp32, up to "
-        f"{ends_at['naive-compiled', 'fp32']:,}. Flash attention has no such "
-        f"end: {ends_at['flash', 'bf16'] / 1e6:.0f} million tokens would fit."
+        f"{ends_at['naive-compiled', 'fp32']:,}. With flash attention memory "
+        f"grows with the context, not its square: "
+        f"{ends_at['flash', 'bf16'] / 1e6:.0f} million tokens fit."
     ),
     badge="predicted for an H200",
     **answers,

@@ -53,8 +53,9 @@ print(f"bf16, at {highest:,} MHz: {above:,.0f} TFLOP/s")
 #
 #    A product on tensor cores draws the most power, so its clock falls until
 #    the power fits. On Hopper, published products in 16 bits keep
-#    :measured:`15_real_ceilings.hopper:.0%`, those in 8 bits less, and those
-#    of a B200 less again. A transfer draws less and comes close to its rate.
+#    :measured:`15_real_ceilings.hopper:.0%`, those in 8 bits less, and
+#    those of a B200 lie between. A transfer draws less and comes close to its
+#    rate.
 
 # %%
 # Evidence: what others reported, and a trace
@@ -302,10 +303,10 @@ findings = headline(
         f"the best 16-bit products sustain {best['H200', 'bf16']:.0%} of the "
         f"datasheet on an H100 or H200 and {best['B200', 'bf16']:.0%} on a "
         f"B200 (reported). cuBLAS in a trace from an H200 reaches "
-        f"{library['sol_datasheet']:.0%}. That needs a clock of at least "
-        f"{least_mhz:,.0f} MHz; at that clock it would be all that the units "
-        f"can do. So a share needs its yardstick: the datasheet, a measured "
-        f"ceiling, or the settled clock."
+        f"{library['sol_datasheet']:.0%}, so the card ran at "
+        f"{least_mhz:,.0f} MHz or more; at exactly that clock it would be all "
+        f"that the units can do. So a share needs its yardstick: the "
+        f"datasheet, a measured ceiling, or the settled clock."
     ),
     badge=trace.label,
     hopper=best["H200", "bf16"],

@@ -105,11 +105,11 @@ plots.roofline(
 )
 
 # %%
-# Three findings. The scale is on the roof, and still a loss, because it need
-# not exist. The softmax is at a fifth of its roof and takes more time than any
-# other. The two products of attention are far below theirs, although they are
-# matrix products: their odd number of tokens allows only kernels that load one
-# number at a time. Their names end in ``align1``.
+# Three findings. The scale is close to its roof, and still a loss, because it
+# need not exist. The softmax is at a fifth of its roof and takes more time
+# than any other. The two products of attention are far below theirs, although
+# they are matrix products: their odd number of tokens allows only kernels that
+# load one number at a time. Their names end in ``align1``.
 
 # fold: How the table is made
 NAMED = {"name": "operator", "time_ns": "time (ms)", "bound": "bound by"}

@@ -43,10 +43,10 @@ floor_ns = ladder.floor_ns(listed, h200)
 #
 #    At best :measured:`17_layer_ladder.naive:.0%`, and fused attention is
 #    worth most: it takes the bound to :measured:`17_layer_ladder.sdpa:.0%`.
-#    Compiling is the last step to the list. Joined products fill their last
-#    wave better and move hardly a byte less. A graph has nothing to remove,
-#    because eager code launches a layer of this size sooner than the GPU runs
-#    it.
+#    Compiling can take the layer to the full speed of the list. Joined
+#    products fill their last wave better and move hardly a byte less. A graph
+#    has nothing to remove, because eager code launches a layer of this size
+#    sooner than the GPU runs it.
 #
 # The figure is that prediction, by the datasheet of an H200. Its first line is
 # the goal of this page: :measured:`17_layer_ladder.goal:.0%` of the list by
@@ -102,8 +102,8 @@ plots.table(
 )
 
 # %%
-# Evidence: rungs that were measured
-# ----------------------------------
+# Evidence: two of its rungs, in other programs
+# ---------------------------------------------
 # *Written-out attention, on an H100.* A video model with an odd number of
 # tokens attends as the first rung does. Its operators against the datasheet:
 
@@ -176,7 +176,7 @@ plots.panels(
 #
 # **fused** computes q, k and v in one product, and gate and up in one. A
 # product is computed in tiles, a wave of them at a time, and the last wave of
-# a larger product wastes less. It disappoints where all waves were full
+# a larger product may waste less. It disappoints where all waves were full
 # already.
 #
 # .. code-block:: diff

@@ -114,7 +114,7 @@ show(of_second)
 # Kernels took less time *after*, attention most of all. It would make a fine
 # headline, and it would be wrong: the second capture holds fewer launches.
 # Both are windows of about the same length, cut out of a job without marks
-# for its steps. The GPU was idle for more of the second one.
+# for its steps.
 
 # %%
 # Change one thing: capture steps, in turns

@@ -25,15 +25,15 @@ although nothing has changed, or lets a slowdown pass. Which rule does better?
 # %%
 # Predict: how often does it fail for nothing?
 # --------------------------------------------
-# Let runs of one program differ by a standard deviation of a hundredth, two
-# hundredths or four. A job compares one run with one other, with a tolerance
-# of five hundredths. How many unchanged runs does it fail, and how many of
-# those that are eight hundredths slower does it let pass?
+# Let runs of one program differ by a standard deviation of one per cent, two
+# or four. A job compares one run with one other, with a tolerance of five per
+# cent. How many unchanged runs does it fail, and how many of those that are
+# eight per cent slower does it let pass?
 #
 # .. dropdown:: Answer
 #
 #    The difference of two runs varies by the root of two times as much as a
-#    run. From that the two shares follow; with four hundredths the rule is
+#    run. From that the two shares follow; with four per cent the rule is
 #    little better than a coin:
 #
 #    .. list-table::
@@ -42,13 +42,13 @@ although nothing has changed, or lets a slowdown pass. Which rule does better?
 #       * - runs differ by
 #         - fails though unchanged
 #         - lets a slower one pass
-#       * - a hundredth
+#       * - one per cent
 #         - :measured:`21_performance_gate.alarm_1:.1%`
 #         - :measured:`21_performance_gate.missed_1:.1%`
-#       * - two hundredths
+#       * - two per cent
 #         - :measured:`21_performance_gate.alarm_2:.1%`
 #         - :measured:`21_performance_gate.missed_2:.1%`
-#       * - four hundredths
+#       * - four per cent
 #         - :measured:`21_performance_gate.alarm_4:.1%`
 #         - :measured:`21_performance_gate.missed_4:.1%`
 
@@ -57,17 +57,17 @@ from statistics import NormalDist
 
 TOLERANCE, SLOWDOWN = 0.05, 0.08
 shares = {}
-for hundredths in (1, 2, 4):
-    difference = NormalDist(0, hundredths / 100 * 2**0.5)
+for percent in (1, 2, 4):
+    difference = NormalDist(0, percent / 100 * 2**0.5)
     missed = difference.cdf(TOLERANCE - SLOWDOWN)
-    shares[f"alarm_{hundredths}"] = 1 - difference.cdf(TOLERANCE)
-    shares[f"missed_{hundredths}"] = missed
+    shares[f"alarm_{percent}"] = 1 - difference.cdf(TOLERANCE)
+    shares[f"missed_{percent}"] = missed
 
 # %%
 # Evidence: two rules on runs whose noise is known
 # ------------------------------------------------
-# Runs are made up here, with a known spread: two hundredths from run to run,
-# and three from step to step. Some are made slower. Each is judged twice: by
+# Runs are made up here, with a known spread: two per cent from run to run, and
+# three from step to step. Some are made slower. Each is judged twice: by
 # the mean of one run against the mean of another, and by the rule of
 # ``nsightkit check`` with several runs in its baseline. That rule fails a run
 # when the tolerance is exceeded *and* noise does not explain it.
@@ -135,7 +135,7 @@ axes.xaxis.set_major_formatter("{x:.0%}")
 axes.yaxis.set_major_formatter("{x:.0%}")
 axes.set(xlim=(0, 0.2), ylim=(0, 1.05), xticks=tolerances[::20])
 axes.set(xlabel="tolerance", ylabel="checks that fail")
-axes.set_title("Runs that differ by two hundredths (exact)", loc="left")
+axes.set_title("Made-up runs that differ by two per cent (exact)", loc="left")
 axes.spines[["top", "right"]].set_visible(False)
 figure.legend(frameon=False, fontsize=9, loc="outside lower center", ncols=2)
 figure.set_label(
@@ -151,8 +151,8 @@ figure.set_label(
 # reports as *cannot tell*, with the change from which it would see one.
 
 # %%
-# Change one thing: more runs in the baseline
-# -------------------------------------------
+# Change one thing: several runs in the baseline
+# ----------------------------------------------
 # Not more steps. Two runs, five, or ten, of which each is a process of its
 # own:
 #
@@ -177,9 +177,10 @@ plots.table(
 )
 
 # %%
-# Each share is of two hundred made-up runs, so it is known to a few hundredths
-# only. More runs in the baseline take the false alarms away; what they do not
-# change is that there is one new run, and that is a draw as well.
+# Each share is of two hundred made-up runs, drawn anew for each row, so it is
+# known to a few per cent only: by that, the rows agree. Two runs already show
+# that runs differ. What more of them cannot change is that there is one new
+# run, and that is a draw as well.
 
 # %%
 # Evidence: a slowdown that was recorded
@@ -203,15 +204,18 @@ plots.table(
 )
 
 # %%
-# The step's time fails. Counts are the same in each run of a program, so they
-# need one run only: the library chose other kernels here, a few fewer of them
-# and within the tolerance.
+# The step's time fails. Counts hardly vary between runs, so one run of each is
+# enough for them. Here the number of kernels fell a little, because a library
+# chose other ones; that is within the tolerance.
+#
+# To see *what* changed, ask ``nsightkit diff``:
+# :doc:`20_one_change_at_a_time`.
 
 # %%
 # Verdict
 # -------
-# A gate needs several runs to know how runs differ, and an answer for the
-# case that nobody can tell. With those it can be left to fail a job.
+# A gate needs several baseline runs, and a third answer: *cannot tell*. With
+# those it can be left to fail a job.
 
 # %%
 # Limits
@@ -264,12 +268,12 @@ plots.table(
 #       table it lists what informs: time lost between launches grew. Nothing
 #       fails for it, because a step that is faster is not a regression.
 #
-# 2. Runs of your program differ by four hundredths. You want to notice when it
-#    gets five hundredths slower. What do you measure instead?
+# 2. Runs of your program differ by four per cent. You want to notice when it
+#    gets five per cent slower. What do you measure instead?
 #
 #    .. dropdown:: Answer
 #
-#       What does not vary: kernels a step, bytes copied, peak memory, or the
+#       What hardly varies: kernels a step, bytes copied, peak memory, or the
 #       time on the GPU. Or find what the runs differ by, and hold it still:
 #       clocks, the machine's other work, the data.
 #
@@ -358,7 +362,7 @@ findings = headline(
     said,
     *everything,
     otherwise=(
-        f"where runs differ by two hundredths, comparing two means fails "
+        f"where runs differ by two per cent, comparing two means fails "
         f"{unchanged[0][at]:.0%} of unchanged runs; the gate, which knows how "
         f"runs differ, fails {unchanged[1][at]:.1%}. On recorded traces it "
         f"fails a step that takes {worse['ratio'] - 1:.0%} longer."

@@ -35,7 +35,7 @@ eight[0]
 #
 # .. dropdown:: Answer
 #
-#    All but the late one. The late rank waits for nobody, so its collectives
+#    All but the late one. Who comes last waits for nobody, so its collectives
 #    are the shortest, and its own profile shows nothing but work. The others'
 #    profiles blame the network.
 #
@@ -57,8 +57,10 @@ job = ranks.survey([run.path for run in eight], workers=0)
 plots.rank_arrivals(job.arrivals, title="One step, eight V100 (case file)")
 
 # %%
-# The same in numbers, of the step that was recorded. *Late* is how much later
-# a rank came than the first one, summed over its collectives:
+# Rank 7 comes last to most of them, and is late to all; to the last three it is
+# another. In numbers: *late* is how much later a rank
+# came than the first one, summed over the collectives, and *waited* is how
+# long it stood in them before the last one came:
 
 table = job.ranks[["rank"]].copy()
 for name in ("communication", "waited", "late"):
@@ -108,7 +110,8 @@ plots.rank_lateness(
 
 # %%
 # The clocks are measured against each other: the ends of a collective come to
-# all ranks at nearly the same time. Beside what was planted, in ms:
+# all ranks at nearly the same time. *Exposed* is communication beside which
+# the rank did nothing else. Beside what was planted, in ms:
 
 # fold: How the table is put together
 beside = pd.DataFrame(
@@ -225,13 +228,13 @@ downloads["a late rank, synthetic"] = Path(truth["paths"][2])
 #       Almost all of it, :measured:`22_one_rank_is_late.waiting:.0%`. Links
 #       that are twice as fast would halve only the rest.
 #
-# 3. All ranks do the same work, and each step takes a few hundredths longer
+# 3. All ranks do the same work, and each step takes a few per cent longer
 #    than on one GPU, with no rank late. Where does the time go?
 #
 #    .. dropdown:: Answer
 #
 #       Times vary, and all wait for the slowest of each step. The more ranks,
-#       the slower the slowest is: with times that vary by two hundredths,
+#       the slower the slowest is: with times that vary by two per cent,
 #       512 ranks lose :measured:`22_one_rank_is_late.slowest:.0%` that way.
 
 # %%
@@ -359,8 +362,8 @@ findings = headline(
         f"of eight GPUs, rank {late['rank']} came late to "
         f"{late['late_units']} of {late['units']} {late['unit']}s. It has the "
         f"shortest collectives of all; rank {first['rank']} waited longest, "
-        f"{first['waited_ns'] / 1e6:.1f} ms. In time, it would have saved at "
-        f"most {job.gain_ns / 1e6:.1f} ms of the step."
+        f"{first['waited_ns'] / 1e6:.1f} ms. Had rank {late['rank']} been in "
+        f"time, the step would be at most {job.gain_ns / 1e6:.1f} ms shorter."
     ),
     badge=eight[0].label,
     waiting=float(first["waited_ns"] / first["communication_ns"]),
