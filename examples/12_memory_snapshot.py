@@ -209,12 +209,17 @@ plots.memory_stacks(
 #    from nsightkit.capture import memory
 #
 #    with memory.recording("snapshot.pickle"):
-#        train(steps=3)
+#        train()
+#
+# It may run until memory is out, an hour later: the snapshot is written then
+# as well, with the last two hundred thousand events of the allocator.
 #
 # .. code-block:: console
 #
-#    $ nsightkit memory snapshot.pickle --top 10
 #    $ nsightkit memory snapshot.pickle --at oom
+#    $ nsightkit memory snapshot.pickle --at start
+#
+# What is in the first list and not in the second has piled up.
 #
 # A pickle is a program: never load one that you were sent with ``pickle``.
 # ``nsightkit`` refuses whatever is more than plain data.

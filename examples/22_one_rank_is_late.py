@@ -57,10 +57,10 @@ job = ranks.survey([run.path for run in eight], workers=0)
 plots.rank_arrivals(job.arrivals, title="One step, eight V100 (case file)")
 
 # %%
-# Rank 7 comes last to most of them, and is late to all; to the last three it is
-# another. In numbers: *late* is how much later a rank
-# came than the first one, summed over the collectives, and *waited* is how
-# long it stood in them before the last one came:
+# Rank 7 comes last to most of them, and is late to all; to the last three it
+# is another. In numbers: *late* is how much later a rank came than the first
+# one, summed over the collectives, and *waited* is how long it stood in them
+# before the last one came:
 
 table = job.ranks[["rank"]].copy()
 for name in ("communication", "waited", "late"):
