@@ -181,7 +181,9 @@ plots.table(gains, dict.fromkeys(gains.columns[1:4], "{:.3f}"))
 # %%
 # Six steps with two stalls among them leave a wide interval: the first change
 # helped, and hardly one digit of its size is known. Ten nearly equal passes
-# leave a narrow one.
+# leave a narrow one. (``nsightkit diff`` sets steps that stand out apart first
+# and says so, so its interval for the first pair is narrower:
+# :doc:`20_one_change_at_a_time`.)
 
 # %%
 # Foretold: a floor for each row
