@@ -355,7 +355,6 @@ first = table.iloc[0]
 findings = headline(
     said,
     training,
-    one_thread,
     otherwise=(
         f"an H100 was busy for {first['share busy']:.0%} of a second, and ran "
         f"kernels for {first['share with kernels']:.0%} of it. Nearly all the "

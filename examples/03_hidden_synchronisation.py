@@ -308,7 +308,7 @@ downloads |= {f"{name}, case file": one.trace for name, one in real.items()}
 from nsightkit.analysis.core import noise
 from nsightkit.analysis.replay import whatif
 from nsightkit.analysis.timeline import gaps, steps
-from nsightkit.investigations import headline, measure
+from nsightkit.investigations import headline, measure, same_machine
 
 before = measure("hidden-sync", "before")
 after = measure("hidden-sync", "after")
@@ -339,9 +339,7 @@ plots.table(pd.DataFrame(both), missing="not recorded")
 # Step times, without a profiler; each point is a step.
 
 # fold: How the figures are drawn
-gpus = [(run.provenance["gpu"] or {}).get("name") for run in (before, after)]
-comparable = before.mode == after.mode and gpus[0] == gpus[1]
-if comparable:
+if same_machine(before, after):
     apart = abs(before.values("loss") - after.values("loss")).max()
     print(f"largest difference between the losses of a step: {apart:.2g}")
 steps_ns = (before.values("step_ns"), after.values("step_ns"))
@@ -369,9 +367,7 @@ said = (
     f"the median step went from {was / 1e6:.1f} to {now / 1e6:.1f} ms "
     f"({now / was - 1:+.0%}; predicted by replay: {by_replay})."
 )
-if not comparable:
-    said = "the two runs are not of the same machine; nothing to compare."
-elif not change.excludes(1):
+if not change.excludes(1):
     said = f"no effect beyond the spread; {said}"
 shares = waits["share in waiting calls"]
 gains = waits["times as fast without"]

@@ -332,7 +332,7 @@ downloads = {f"{n} samples": one.trace for n, one in passes.items()}
 
 from nsightkit.analysis.replay import whatif
 from nsightkit.analysis.timeline import gaps, ranges, selection
-from nsightkit.investigations import headline, measure
+from nsightkit.investigations import headline, measure, same_machine
 
 before = measure("tiny-kernels", "before")
 after = measure("tiny-kernels", "after")
@@ -369,9 +369,7 @@ plots.table(both, missing="no GPU")
 # Step times, without a profiler; each point is a step.
 
 # fold: How the figures are drawn
-gpus = [(run.provenance["gpu"] or {}).get("name") for run in (before, after)]
-comparable = before.mode == after.mode and gpus[0] == gpus[1]
-if comparable:
+if same_machine(before, after):
     apart = abs(before.values("loss") - after.values("loss")).max()
     print(f"largest difference between the losses of a step: {apart:.2g}")
 steps_ns = (before.values("step_ns"), after.values("step_ns"))
@@ -400,8 +398,6 @@ said = (
     f"{was / now:.1f} times as fast (free launches, predicted by replay: "
     f"{by_replay})."
 )
-if not comparable:
-    said = "the two runs are not of the same machine; nothing to compare."
 grows = most["GPU busy (ms)"] - table["GPU busy (ms)"].iloc[-2]
 room = least["pass (ms)"] - most["GPU busy (ms)"]
 step = most["batch"] - table["batch"].iloc[-2]

@@ -420,9 +420,6 @@ said = (
 )
 if first.mode == "smoke":
     said = f"{len(every)} programs ran; a CPU decides none of the questions."
-gpus = {(run.provenance["gpu"] or {}).get("name") for run in every.values()}
-if len(gpus) > 1 or len({run.mode for run in every.values()}) > 1:
-    said = "the runs are not of the same machine; nothing to compare."
 low, high = share[reached["name"].str.contains("bmm")]
 findings = headline(
     said,

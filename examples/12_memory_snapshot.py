@@ -368,9 +368,6 @@ said = (
     f"{'' if oom['site'] in blamed else 'not '}one of the lines at fault."
 )
 runs = (before, after, full)
-gpus = {(run.provenance["gpu"] or {}).get("name") for run in runs}
-if len(gpus) > 1 or len({run.mode for run in runs}) > 1:
-    said = "the runs are not of the same machine; nothing to compare."
 share = {kind["category"]: kind["share"] for kind in account["by_category"]}
 findings = headline(
     said,

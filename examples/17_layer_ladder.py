@@ -337,14 +337,10 @@ with_sdpa = kernel_ns / (kernel_ns - scores_ns + blocks * h100.bound_ns(fused))
 from nsightkit.investigations import headline, measure
 
 before = measure("ladder", "naive")
-smoke = before.mode == "smoke"
 ceilings = ("before", "layer", "fp8", "fp32", "copy", "triad", "read")
-few = ["sdpa", "fused", "compiled"]
-every = [name for name in climb.RUNGS["prefill"] if name != "naive"]
-ran = [] if smoke else [measure("ceilings", name) for name in ceilings]
-chosen = few if smoke else every
-runs = {"naive": before} | {name: measure("ladder", name) for name in chosen}
-climbed = climb.Climb("prefill", runs, ran)
+few = ("sdpa", "fused", "compiled")
+climbed = climb.Climb.up("prefill", before, few, ceilings)
+runs, ran = climbed.runs, climbed.ceilings_runs
 after = runs["compiled"]
 before
 
@@ -384,7 +380,7 @@ after
 
 # fold: How the answer is put together
 said = climbed.said("a layer")
-if climbed.comparable and not smoke:
+if climbed.comparable and not climbed.smoke:
     share = climbed.table.loc[climbed.best, "sol_measured"]
     said += f" The goal of {GOAL:.0%} of the measured ceilings is "
     said += "reached." if share >= GOAL else "not reached."
@@ -393,6 +389,7 @@ ceiling = rates.tflops["bf16"] / h200.tflops["bf16"]
 findings = headline(
     said,
     *runs.values(),
+    *ran,
     otherwise=(
         f"on an H200 a layer takes at least {whole_ns / 1e3:,.0f} µs by the "
         f"datasheet. With its attention written out it reaches "

@@ -273,14 +273,9 @@ downloads = {
 from nsightkit.investigations import headline, measure
 
 before = measure("decode", "eager")
-smoke = before.mode == "smoke"
 ceilings = ("before", "fp32", "copy", "triad", "read")
-ran = [] if smoke else [measure("ceilings", name) for name in ceilings]
-few = ["fused", "compiled"]
-every = [name for name in climb.RUNGS["decode"] if name != "eager"]
-chosen = few if smoke else every
-rungs = {"eager": before} | {name: measure("decode", name) for name in chosen}
-climbed = climb.Climb("decode", rungs, ran)
+climbed = climb.Climb.up("decode", before, ("fused", "compiled"), ceilings)
+rungs, ran = climbed.runs, climbed.ceilings_runs
 after = rungs["compiled"]
 before
 
@@ -329,6 +324,7 @@ by_rung = on_paper.set_index("rung")
 findings = headline(
     said,
     *rungs.values(),
+    *ran,
     otherwise=(
         f"on an MI300X, a decode step is busy for {both['share busy'][0]:.1%} "
         f"of its time, bound by memory, and a token costs {decoded:,.0f} µs; "

@@ -365,7 +365,6 @@ def classes_of(table):
     return dict(zip(table["name"], table["classification"], strict=True))
 
 
-gpus = [(run.provenance["gpu"] or {}).get("name") for run in (before, after)]
 add, strided, few = took["few rows"].reindex(["add", "strided", "softmax"])
 rows_many = took["many rows"].get("softmax", math.nan)
 sector, number = 32, 4  # bytes
@@ -387,8 +386,6 @@ if seen and then:
         f"the rule gives {len(right)} of {len(seen)} kernels the limiter they "
         f"were built for; {effect}. With many rows its limiter {moves}."
     )
-if before.mode != after.mode or gpus[0] != gpus[1]:
-    said = "the two runs are not of the same machine; nothing to compare."
 tiles = launches.loc["warptiling"]
 registers = judged["occupancy_limiter"].astype(str).str.contains("registers")
 findings = headline(

@@ -354,9 +354,6 @@ said = (
     f"({verdicts['after']['ratio'] - 1:+.1%})."
 )
 everything = [*runs.values(), again, after]
-gpus = {(run.provenance["gpu"] or {}).get("name") for run in everything}
-if len({run.mode for run in everything}) > 1 or len(gpus) > 1:
-    said = "the runs are not of the same machine; nothing to compare."
 worse = gates.set_index("metric").loc["step/time_ns"]
 findings = headline(
     said,

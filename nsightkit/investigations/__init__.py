@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nsightkit.investigations.cases import Case, case
-    from nsightkit.investigations.measurement import Measurement, headline, measure
+    from nsightkit.investigations.measurement import Measurement, headline, measure, same_machine
 
-__all__ = ["Case", "Measurement", "case", "headline", "measure"]
+__all__ = ["Case", "Measurement", "case", "headline", "measure", "same_machine"]
 
 
 def __getattr__(name: str) -> Any:

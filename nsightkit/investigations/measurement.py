@@ -33,7 +33,7 @@ from nsightkit.trace import load, ncu
 from nsightkit.trace import snapshot as snapshots
 from nsightkit.trace.model import Trace
 
-__all__ = ["Measurement", "headline", "measure", "run_child"]
+__all__ = ["Measurement", "headline", "measure", "run_child", "same_machine"]
 
 _log = logging.getLogger(__name__)
 #: The profile of a part, before it is recorded.
@@ -225,14 +225,25 @@ class Measurement:
         return f'<ul class="nsightkit-gpus" aria-label="Recorded on">{names}</ul>'
 
 
+def same_machine(*runs: Measurement) -> bool:
+    """Say whether runs are of one kind of machine, so that they can be compared.
+
+    Parameters
+    ----------
+    *runs : Measurement
+    """
+    return len({(run.mode, (run.provenance["gpu"] or {}).get("name")) for run in runs}) == 1
+
+
 def headline(said: str, *runs: Measurement, otherwise: str, badge: str, **findings: float | str) -> dict[str, Any]:
     """Give what a page answers: what its own runs say, unless they were small runs on a CPU.
 
     Parameters
     ----------
     said : str
-        What the runs say.
+        What the runs say, if they are of the same machine.
     *runs : Measurement
+        Those that are compared.
     otherwise : str
         What the page answers without a GPU's runs.
     badge : str
@@ -245,6 +256,8 @@ def headline(said: str, *runs: Measurement, otherwise: str, badge: str, **findin
     dict
         ``verdict``, ``badge`` and the other findings. What the runs say is printed.
     """
+    if not same_machine(*runs):
+        said = "the runs are not of the same machine; nothing to compare."
     print(textwrap.fill(said))
     if all(run.mode == "smoke" for run in runs):
         return {"verdict": otherwise, "badge": badge, **findings}

@@ -22,7 +22,8 @@ from nsightkit.analysis.roofline import sol
 from nsightkit.analysis.roofline.sol import Operation, Rates
 from nsightkit.errors import UsageError
 from nsightkit.hardware import Gpu
-from nsightkit.investigations.measurement import Measurement
+from nsightkit.investigations import measurement
+from nsightkit.investigations.measurement import Measurement, same_machine
 from nsightkit.investigations.pages import ladder
 from nsightkit.workloads import layer
 
@@ -111,7 +112,7 @@ def predicted(mode: str, sizes: Mapping[str, Any], rates: Rates) -> pd.DataFrame
         time of an eager rung is at least that of its launches (:data:`LAUNCH_US`).
     """
     listed = operations(mode, sizes)
-    whole = sum(rates.bound_ns(operation) for operation in listed)
+    whole = ladder.list_ns(listed, rates)
     floor = ladder.floor_ns(listed, rates) if mode == "prefill" else whole
     rows: list[dict[str, Any]] = []
     for name, rung in RUNGS[mode].items():
@@ -158,6 +159,31 @@ class Climb:
     mode: str
     runs: Mapping[str, Measurement]
     ceilings_runs: Iterable[Measurement] = ()
+
+    @classmethod
+    def up(cls, mode: str, first: Measurement, few: Iterable[str], ceilings: Iterable[str]) -> Climb:
+        """Measure the other rungs of a ladder, and the ceilings of the card; of a small run on a CPU only a few rungs.
+
+        Parameters
+        ----------
+        mode : {"prefill", "decode"}
+        first : Measurement
+            Of the first rung.
+        few : iterable of str
+            The rungs of a small run.
+        ceilings : iterable of str
+            Parts of the investigation ``ceilings``.
+
+        Returns
+        -------
+        Climb
+        """
+        if first.mode == "smoke":
+            others, ceilings = few, ()
+        else:
+            others = [rung for rung in RUNGS[mode] if rung != first.part]
+        runs = {first.part: first} | {rung: measurement.measure(first.investigation, rung) for rung in others}
+        return cls(mode, runs, [measurement.measure("ceilings", part) for part in ceilings])
 
     @functools.cached_property
     def first(self) -> Measurement:
@@ -207,7 +233,7 @@ class Climb:
     @property
     def list_ns(self) -> float:
         """Least time of one layer by the best rates known; NaN where none are."""
-        return sum(map(self.rates.bound_ns, self.listed)) if self.rates else float("nan")
+        return ladder.list_ns(self.listed, self.rates) if self.rates else float("nan")
 
     @functools.cached_property
     def spent(self) -> dict[str, pd.Series]:
@@ -260,9 +286,12 @@ class Climb:
         base = self.runs[str(self.base(name))]
         if self.rates is None or not base.trace.recorded("kernels"):
             return None
-        took = float(base.median("step_ns") or 0) / self.layers
         most = _most_of_prefill if self.mode == "prefill" else _most_of_decode
-        return most(name, self, self.rates, took, self.spent[str(self.base(name))])
+        return most(name, self, self.rates, self._took_ns(base), self.spent[str(self.base(name))])
+
+    def _took_ns(self, run: Measurement) -> float:
+        """What a layer took in a run."""
+        return float(run.median("step_ns") or 0) / self.layers
 
     def by_replay_ns(self, name: str) -> float | None:
         """Give what a rung that only launches otherwise saves of its base, played again.
@@ -280,8 +309,7 @@ class Climb:
             return None
         base = self.runs[str(self.base(name))]
         (row,) = whatif.summary(base.trace, ["free-launches"])
-        took = float(base.median("step_ns") or 0) / self.layers
-        return (1 - 1 / float(row["speedup"])) * took if row["speedup"] else None
+        return (1 - 1 / float(row["speedup"])) * self._took_ns(base) if row["speedup"] else None
 
     def _judged(self, name: str) -> dict[str, Any]:
         base = str(self.base(name))
@@ -306,7 +334,7 @@ class Climb:
         found = {}
         for label, roof in (("ceilings", self.ceilings), ("datasheet", self.sheet)):
             if roof:
-                found[f"the list, {label}"] = sum(roof.bound_ns(operation) for operation in self.listed)
+                found[f"the list, {label}"] = ladder.list_ns(self.listed, roof)
                 if self.mode == "prefill":
                     found[f"the floor, {label}"] = ladder.floor_ns(self.listed, roof)
         return found
@@ -322,8 +350,7 @@ class Climb:
             if clock is not None:
                 row |= {"clock (MHz)": clock, "power (W)": run.median("power_w")}
             if clock and self.card and name != "fp8":
-                there = sol.datasheet(self.card, clock)
-                least = sum(there.bound_ns(operation) for operation in self.listed)
+                least = ladder.list_ns(self.listed, sol.datasheet(self.card, clock))
                 row["share at its clock"] = least / self._of(name, "time_ns")
             rows.append(row | {"ran instead": run.parameters["instead"] or "-"})
         return pd.DataFrame(rows)
@@ -342,9 +369,7 @@ class Climb:
     @property
     def comparable(self) -> bool:
         """Whether all runs are of one machine, and measured in the same way."""
-        every = [*self.runs.values(), *self.ceilings_runs]
-        gpus = {(run.provenance["gpu"] or {}).get("name") for run in every}
-        return len(gpus) == 1 == len({run.mode for run in every})
+        return same_machine(*self.runs.values(), *self.ceilings_runs)
 
     def rungs_that(self, outcome: str) -> str:
         """Name the rungs of one outcome.
@@ -440,7 +465,7 @@ def _most_of_prefill(name: str, climb: Climb, rates: Rates, took: float, spent: 
         return float(spent.sum()) - kept + idle
     if name == "epilogue":
         rest = [operation for operation in listed if operation.unit == "fp32"]
-        pace = (float(spent.sum()) - kept) / sum(map(rates.bound_ns, rest))
+        pace = (float(spent.sum()) - kept) / ladder.list_ns(rest, rates)
         (one,) = (operation for operation in rest if operation.name == "SwiGLU")
         return rates.bound_ns(one) * max(pace, 1)
     if name == "autotuned":
@@ -453,7 +478,7 @@ def _most_of_prefill(name: str, climb: Climb, rates: Rates, took: float, spent: 
 
 
 def _most_of_decode(name: str, climb: Climb, rates: Rates, took: float, spent: pd.Series) -> float:
-    bound = sum(map(rates.bound_ns, climb.listed))
+    bound = ladder.list_ns(climb.listed, rates)
     if name == "fused":
         was, is_now = (len(as_written("decode", rung, climb.first.parameters)) for rung in ("eager", "fused"))
         return (was - is_now) * took / was

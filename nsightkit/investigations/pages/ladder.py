@@ -25,10 +25,26 @@ from nsightkit.analysis.roofline.sol import Operation, Rates
 from nsightkit.analysis.timeline import kernels, operators, steps
 from nsightkit.trace.model import Trace
 
-__all__ = ["floor_ns", "kinds", "launched_ns", "summary", "wave_efficiency"]
+__all__ = ["floor_ns", "kinds", "launched_ns", "list_ns", "summary", "wave_efficiency"]
 
 #: Kinds of work that no fusion removes.
 KEPT = ("GEMM", "attention")
+
+
+def list_ns(operations: Iterable[Operation], rates: Rates) -> float:
+    """Give the least time of operations one after the other.
+
+    Parameters
+    ----------
+    operations : iterable of Operation
+    rates : Rates
+
+    Returns
+    -------
+    float
+        Nanoseconds.
+    """
+    return sum(map(rates.bound_ns, operations))
 
 
 def floor_ns(operations: Iterable[Operation], rates: Rates) -> float:
@@ -44,7 +60,7 @@ def floor_ns(operations: Iterable[Operation], rates: Rates) -> float:
     float
         Nanoseconds.
     """
-    return sum(rates.bound_ns(operation) for operation in operations if operation.unit != "fp32")
+    return list_ns((operation for operation in operations if operation.unit != "fp32"), rates)
 
 
 def launched_ns(launches: Iterable[Mapping[str, Any]], rates: Rates) -> float:
@@ -146,7 +162,7 @@ def summary(
         row: dict[str, Any] = {"rung": rung, "time_ns": median, "low_ns": low, "high_ns": high, "times": first / median}
         for name, rates in (("datasheet", sheet), ("measured", measured)):
             known = rates is not None and own is None
-            whole = sum(rates.bound_ns(operation) for operation in operations) if known and rates else np.nan
+            whole = list_ns(operations, rates) if known and rates else np.nan
             row[f"sol_{name}"] = whole / median
             row[f"floor_{name}"] = floor_ns(operations, rates) / median if known and rates else np.nan
         row["impossible"] = sheet is not None and bool(floor_ns(own or operations, sheet) > median)
