@@ -46,6 +46,24 @@ def export(page: str, findings: Mapping[str, Any], labels: Iterable[str]) -> Non
     (folder / f"{page}.json").write_text(json.dumps({"values": values, "label": label}, indent=1), encoding="utf-8")
 
 
+def look_up(reference: str, spec: str = "") -> tuple[str, str]:
+    """Give the value of ``page.name`` as text, and where it was measured.
+
+    Parameters
+    ----------
+    reference, spec : str
+        The page and the name, and how the value is formatted.
+
+    Raises
+    ------
+    OSError, KeyError, ValueError
+        The page exported nothing, not this name, or what cannot be formatted so.
+    """
+    page, _, name = reference.rpartition(".")
+    exported = json.loads(Path(os.environ[_FOLDER], f"{page}.json").read_text(encoding="utf-8"))
+    return format(exported["values"][name], spec), exported["label"]
+
+
 class _Pending(nodes.Inline, nodes.TextElement):
     """A number still to be looked up: pages are read in any order, so all are filled in at the end."""
 
@@ -74,18 +92,15 @@ class Measured(SphinxRole):
 
 def _fill_in(app: Sphinx, doctree: nodes.document, docname: str) -> None:
     for node in list(doctree.findall(_Pending)):
-        page, _, name = node["reference"].rpartition(".")
-        path = Path(os.environ[_FOLDER], f"{page}.json")
         try:
-            exported = json.loads(path.read_text(encoding="utf-8"))
-            text = format(exported["values"][name], node["spec"])
+            text, label = look_up(node["reference"], node["spec"])
         except (OSError, KeyError, ValueError) as error:
             logger.warning(
                 "measured: no page exported %r (%r)", node["reference"], error, location=node, type="measured"
             )
             node.replace_self(nodes.problematic("", node["reference"]))
             continue
-        node.replace_self(nodes.abbreviation("", text, explanation=exported["label"], classes=["measured"]))
+        node.replace_self(nodes.abbreviation("", text, explanation=label, classes=["measured"]))
 
 
 def _start(app: Sphinx) -> None:

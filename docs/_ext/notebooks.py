@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import inspect
 import json
-import os
 import re
 import textwrap
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from docutils import nodes
+from measured import look_up
 from sphinx.application import Sphinx
 from sphinx_gallery import gen_gallery
 from sphinx_gallery.notebook import jupyter_notebook
@@ -131,11 +131,10 @@ def _tabled(found: re.Match[str]) -> str:
 
 def _value(reference: str) -> str:
     name, _, spec = reference.partition(":")
-    page, _, finding = name.strip().rpartition(".")
-    path = Path(os.environ["NSIGHTKIT_VALUES"], f"{page}.json")
-    if not path.is_file():  # of a page that is not built; measured.py has said so
+    try:
+        return look_up(name.strip(), spec.strip())[0]
+    except FileNotFoundError:  # of a page that is not built; measured.py has said so
         return "(see the page)"
-    return format(json.loads(path.read_text(encoding="utf-8"))["values"][finding], spec.strip())
 
 
 def _linked(app: Sphinx, reference: str) -> str:

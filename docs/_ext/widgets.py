@@ -11,7 +11,6 @@ import functools
 import html
 import itertools
 import json
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from docutils import nodes
@@ -185,8 +184,12 @@ def forecast_grid() -> Grid:
         Axis("Model", [_named(model) for model in models], 2),
         Axis("Sequences", [str(n) for n in batches], 1, slides=True),
     )
+    rooms = [USABLE * size * 1e9 for size in CARDS]
+    how = {"multiple": 512, "precision": "bf16"}
     longest = {
-        (m, b, label): _longest(dataclasses.replace(model, batch=batch), attention)
+        (m, b, label): ledger.largest_contexts(
+            dataclasses.replace(model, batch=batch), rooms, attention=attention, **how
+        )
         for (m, model), (b, batch) in itertools.product(enumerate(models), enumerate(batches))
         for label, attention in _ATTENTION.items()
     }
@@ -209,28 +212,6 @@ def forecast_grid() -> Grid:
 
 def _tokens(count: int) -> str:
     return f"{count:,} tokens" if count else "none fits"
-
-
-def _longest(model: Configuration, attention: str, multiple: int = 512) -> list[int]:
-    """What :func:`~nsightkit.analysis.memory.ledger.largest_context` finds for each card, without its repeated work."""
-
-    @functools.cache
-    def peak(count: int) -> int:
-        longer = dataclasses.replace(model, context=count * multiple)
-        return int(ledger.moments(longer, precision="bf16", attention=attention)["total_bytes"].max())
-
-    found, fits = [], 0
-    for room in (USABLE * size * 1e9 for size in CARDS):
-        above = fits + 1
-        while peak(above) <= room:
-            fits, above = above, 2 * above
-        fits += bisect_left(range(fits + 1, above), True, key=_beyond(peak, room))
-        found.append(multiple * fits)
-    return found
-
-
-def _beyond(peak: Callable[[int], int], room: float) -> Callable[[int], bool]:
-    return lambda count: peak(count) > room
 
 
 # ---------------------------------------------------------------- time

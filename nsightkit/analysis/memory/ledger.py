@@ -41,6 +41,7 @@ Sources:
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from bisect import bisect_left
@@ -61,6 +62,7 @@ __all__ = [
     "OPTIMIZERS",
     "kv_bytes_per_token",
     "largest_context",
+    "largest_contexts",
     "measured",
     "moments",
     "predict",
@@ -742,13 +744,39 @@ def largest_context(configuration: Configuration, limit_bytes: float, *, multipl
     int
         Tokens; 0 when not even `multiple` fits.
     """
+    return largest_contexts(configuration, [limit_bytes], multiple=multiple, **how)[0]
 
-    def too_large(count: int) -> bool:
+
+def largest_contexts(
+    configuration: Configuration, limits_bytes: Iterable[float], *, multiple: int = 64, **how: object
+) -> list[int]:
+    """Forecast the longest context whose step fits, for each of several limits: each context is worked out once.
+
+    Parameters
+    ----------
+    configuration, multiple, **how
+        As for :func:`largest_context`.
+    limits_bytes : iterable of float
+
+    Returns
+    -------
+    list of int
+        Tokens.
+    """
+
+    @functools.cache
+    def peak(count: int) -> float:
         longer = dataclasses.replace(configuration, context=count * multiple)
-        return bool(moments(longer, **how)["total_bytes"].max() > limit_bytes)
+        return float(moments(longer, **how)["total_bytes"].max())
 
-    # All that fit come first: as many as there are before the first that does not.
-    return multiple * bisect_left(range(1, 2**40), True, key=too_large)
+    def longest(limit: float) -> int:
+        above = 1
+        while peak(above) <= limit:
+            above *= 2
+        # All that fit come first: as many as there are before the first that does not.
+        return multiple * bisect_left(range(1, above), True, key=lambda count: peak(count) > limit)
+
+    return [longest(limit) for limit in limits_bytes]
 
 
 def sharded(params: int, ranks: int, *, state_bytes: int = 8) -> pd.DataFrame:
