@@ -101,9 +101,9 @@ plots.before_after(
 )
 
 # %%
-# The wait for data is gone. (The verdict's time is longer than the bar: it
-# counts the wait before the first operation, which no gap shows.) Did the
-# steps get as much faster as predicted?
+# The wait for data is gone. (The verdict gives a longer time than the bar. It
+# also counts the wait before the first operation, which does not lie between
+# two operations.) Did the steps get as much faster as predicted?
 
 # fold: How the table is worked out
 import pandas as pd

@@ -101,8 +101,8 @@ def step_time(kernels, launch, run, syncs=0, handling=0, steps=1_000):
 # The loop above, and a second one that waits for nearly all of its time, too,
 # but for an event of one step earlier, so that a whole step is always queued.
 # Both are synthetic, and never ran on a GPU. ``whatif`` plays a trace again
-# as a schedule in which no call waits. Of the first loop the truth is known,
-# because it was also written without its reads:
+# as a schedule in which no call waits. For the first loop we know what that
+# gains, because it was also written without its reads:
 
 # fold: How the second loop is planted
 out = planted.Export()

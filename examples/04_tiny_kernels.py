@@ -156,8 +156,8 @@ print(f"the L2 cache holds {card.l2_mb} MB")
 # kernels are shorter than the rhythm, in the other longer. A third trace holds
 # the short ones in a single replay of a CUDA graph. Only the first may be
 # idle, for what the rhythm leaves over. The chain of short kernels was also
-# written with launches that follow each other closely, so that its gain is
-# known, too.
+# written with launches that follow each other closely, which gives its true
+# gain.
 
 # fold: How they are planted
 import tempfile

@@ -293,9 +293,9 @@ before
 after
 
 # %%
-# A matrix product is a thousand additions for each element, too. If it equals
-# the sum with an fp32 total, rounded once, it kept more than 16 bits inside.
-# That rules a 16-bit total out; it does not prove one of fp32.
+# Each element of a matrix product is also a sum of a thousand terms. If it
+# equals the sum with an fp32 total, rounded once, it kept more than 16 bits
+# inside. That rules a 16-bit total out; it does not prove one of fp32.
 
 # fold: How the table is made
 rows = []

@@ -81,8 +81,8 @@ plots.step_times(series, title="Passes of a model on an A100 (case file)")
 cold
 
 # %%
-# The first pass takes much longer. The capture after a warm-up shows a little
-# of it, too. What that does to three summaries:
+# The first pass takes much longer. Even the capture after a warm-up begins
+# with a slower one. What that does to three summaries:
 
 
 # fold: How the table is made

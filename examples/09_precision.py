@@ -123,8 +123,8 @@ plots.table(named[["name", "count", "share"]])
 
 # %%
 # Now the prediction has its ``g``. Beside it, the trace played again with its
-# products as much faster as the peaks are, all else as it was. The replay
-# knows what the formula does not: whether launches can keep up.
+# products as much faster as the peaks are and everything else unchanged. The
+# replay knows what the formula does not: whether launches can keep up.
 
 g = bars["2.7 B model, A100"]["ordinary cores, fp32"]
 rows = []
@@ -194,8 +194,8 @@ plots.table(pd.DataFrame(rows, columns=["with 16-bit autocast", "GB"]))
 # * The change was not tried on this model: the gains are predicted, and they
 #   are bounds. They take products to keep their share of the peak, and a
 #   faster unit is harder to feed. A real bf16 pass also runs casts.
-# * One capture of each program. A kernel's unit is read from its name: names
-#   are no contract, and other libraries use others.
+# * One capture of each program. A kernel's unit is read from its name, and
+#   libraries are free to change their names.
 # * Numerical quality is not judged here. TF32 keeps ten bits of each input's
 #   mantissa and bf16 seven; :doc:`05_mixed_precision_accumulation` adds such
 #   numbers up.

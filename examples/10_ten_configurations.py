@@ -13,8 +13,8 @@ can be said before they run, and what can only a GPU tell?
 # %%
 # The symptom
 # -----------
-# Each model is a line of sizes. These two have about as many parameters, and
-# there is no reason to expect the same time of both:
+# Each model is a line of sizes. These two have about as many parameters, but
+# they need not take the same time:
 #
 # .. code-block:: python
 #

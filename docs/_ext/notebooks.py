@@ -60,7 +60,7 @@ def notebook(script: Path, repository: str, value: Callable[[str], str], link: C
     script : Path
         Of the gallery.
     repository : str
-        What the first cell clones; without one there is no such cell.
+        The address that the first cell clones from. If it is empty, that cell is left out.
     value : callable
         Gives the text of a reference to a finding, ``page.name:format``.
     link : callable
