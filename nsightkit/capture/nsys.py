@@ -54,6 +54,8 @@ _REMEDIES = {
         "the program must call torch.cuda.profiler.start(), or cudaProfilerStart, after it has used the GPU"
     ),
 }
+#: What nsys says when its own helper process stopped answering: the program and the options are not at fault.
+_LOST = "Connection to Agent lost"
 #: Options that nsightkit sets itself, each with the argument to give instead.
 _OURS = {
     "--output": "output",
@@ -286,6 +288,11 @@ def _collect(
     found = sorted(reports, key=lambda p: [int(n) for n in re.findall(r"\d+", p.name)])
     if found:
         return found
+    if _LOST in done.stdout:
+        raise NsightkitError(
+            f"nsys lost its own helper process and wrote no report (its words: {_LOST}); it happens where every "
+            "processor is busy: record again, with less running beside it"
+        )
     said = tail(done.stdout, 4)
     name = (capture_range or "").partition("@")[0]
     trap = "; under this nsys the nvtx package emits nothing from 0.2.12 on: install nvtx==0.2.11"

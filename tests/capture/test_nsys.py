@@ -298,7 +298,7 @@ def test_a_range_with_a_plain_name_opens_the_capture(real: Path, tmp_path: Path)
         timeout=120,
         check=False,
     )
-    assert alone.returncode == 0
+    assert alone.returncode == 0, alone.stdout + alone.stderr
     assert not list(tmp_path.glob("alone*"))
     done = capture.profile(command, tmp_path / "ours", trace=("nvtx",), capture_range="measure", show=False)
     assert nsightkit.load(done.trace)["ranges"]["name"].tolist() == ["measure"]
@@ -330,6 +330,7 @@ def test_stop_shutdown_would_have_ended_it(real: Path, program: Path, tmp_path: 
     options = ["--trace=nvtx", "--sample=none", "--cpuctxsw=none", "--capture-range=nvtx", "--nvtx-capture=step"]
     command = [str(real), "profile", *options, f"--output={tmp_path / 'bare'}", sys.executable, str(program), str(end)]
     done = subprocess.run(command, capture_output=True, timeout=120, check=False)
+    assert b"Connection to Agent lost" not in done.stdout + done.stderr
     assert done.returncode != 0
     assert not end.exists()
 
@@ -501,6 +502,16 @@ def test_the_command_that_is_shown_holds_all_that_was_set(tmp_path: Path, monkey
         "true",
     ]  # fmt: skip
     assert done.traces == [tmp_path / "r.1.nsys-rep", tmp_path / "r.2.nsys-rep"]
+
+
+def test_an_nsys_that_lost_its_helper_is_not_blamed_on_the_range(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "echo \"Connection to Agent lost. This is most likely a bug. Internal reason: 'x'.\""
+    monkeypatch.setenv("NSIGHTKIT_NSYS", str(profiling(tmp_path, f"{said}; exit 1")))
+    with pytest.raises(NsightkitError, match=r"Connection to Agent lost\); .* record again") as caught:
+        capture.profile(["true"], tmp_path / "r", trace=("nvtx",), capture_range="step", show=False)
+    assert "spelling" not in str(caught.value)
 
 
 def test_only_rows_count_as_evidence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
