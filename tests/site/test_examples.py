@@ -53,12 +53,7 @@ def test_what_idle_time_explains_has_a_worked_example(script):
     assert planted or not house_form.measured(script) & PLANTED
 
 
-#: Every script runs when the site is built; as downloaded files, one each of what they start: workers, a snapshot, a
-#: sweep, several processes.
-ALONE = [path for path in SCRIPTS if path.name[:2] in {"02", "12", "14", "22"}]
-
-
-@pytest.mark.parametrize("script", ALONE, ids=lambda path: path.stem)
+@each
 def test_runs_as_a_script_from_anywhere(script, tmp_path):
     environment = {k: v for k, v in os.environ.items() if not k.startswith("NSIGHTKIT_")}
     environment |= {"NSIGHTKIT_MODE": "smoke", "MPLBACKEND": "Agg", "PYTHONPATH": str(ROOT)}
@@ -249,7 +244,7 @@ def test_a_recording_of_a_gpu_is_read_like_the_synthetic_trace(script, replayed)
     assert any("(replay)" in title for title in page["titles"])
     origins = ("replay", "synthetic", "predicted", "exact", "case file")
     assert all(any(origin in title for origin in origins) for title in page["titles"])
-    for absent in ("smoke", "not measured<", "not recorded<", "no GPU<", ">nan<"):
+    for absent in ("smoke", "not measured<", "not recorded", "no GPU<", ">nan<"):
         assert absent not in page["html"], absent
     assert "CPU" not in page["findings"]["verdict"]
     if not script.name.startswith("01") and house_form.measured(script) & PLANTED:

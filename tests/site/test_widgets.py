@@ -54,7 +54,7 @@ def test_a_grid_is_whole_and_light(widgets, name):
 
 @pytest.mark.parametrize(("memory", "model", "batch"), [(24, "small", 4), (80, "large", 4), (141, "2.7B", 1)])
 def test_the_forecast_is_the_package_s(widgets, memory, model, batch):
-    """The grid searches on its own, for speed; the answers are those of the function that it stands for."""
+    """Each answer of the grid is what the package says of that card, model and batch."""
     grid = widgets.GRIDS["forecast"]()
     at = tuple(
         next(i for i, choice in enumerate(axis.choices) if choice.startswith(begins))
