@@ -135,6 +135,7 @@ class _Tape:
         self._block, self._parts, self._graph = block, parts, graph
         self._alive: dict[str, tuple[str, int]] = {}
         self.by_item = dict.fromkeys(ITEMS, 0)
+        self._total = 0
         self.peak: tuple[int, dict[str, int]] = (0, {})
 
     def run(self, operators: Iterable[_Operator], *, keeping: bool = False) -> None:
@@ -153,8 +154,9 @@ class _Tape:
             counted = _ACTIVATIONS if item == _TEMPORARY and not self._graph else item
             rounded = math.ceil(size / self._parts.get(item, 1) / self._block) * self._block
             self.by_item[counted] += rounded
-            if (total := sum(self.by_item.values())) > self.peak[0]:
-                self.peak = total, dict(self.by_item)
+            self._total += rounded
+            if self._total > self.peak[0]:
+                self.peak = self._total, dict(self.by_item)
             for each in unread:
                 self._free(each, keeping=keeping)
             self._alive[name] = counted, rounded
@@ -165,11 +167,12 @@ class _Tape:
         item, size = self._alive.get(name, (_TEMPORARY, 0))
         if not (keeping and item == _ACTIVATIONS):
             self.by_item[item] -= size
+            self._total -= size
             self._alive.pop(name, None)
 
     def end(self) -> tuple[int, dict[str, int]]:
         """Give what is alive now, and begin to look for the next peak from here."""
-        self.peak = sum(self.by_item.values()), dict(self.by_item)
+        self.peak = self._total, dict(self.by_item)
         return self.peak
 
 
