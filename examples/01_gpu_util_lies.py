@@ -127,12 +127,13 @@ def reported(trace, period_ns):
 # fold: How the figure is drawn
 periods = np.geomspace(1e3, 2e8, 40).astype(int)
 shares = zip(programs, table["share with kernels"], strict=True)
-levels = {f"true share, {n}": share for n, share in list(shares)[1:]}
+levels = dict(list(shares)[1:])
 curves = {n: [reported(t, p) for p in periods] for n, t in programs.items()}
 plots.share_curves(
     periods,
     curves,
     levels=levels,
+    level="true share",
     title="What a sampler would report (case file)",
     axis="length of a window",
     share="windows with a kernel",

@@ -148,6 +148,7 @@ plots.step_times(
         "CPU time": marked["end_ns"] - marked["start_ns"],
         "GPU busy time": ran.groupby(place[inside]).sum(),
     },
+    each="softmax",
     title="Each softmax of three passes, A100 (case file)",
 )
 

@@ -156,7 +156,7 @@ stacks = {}
 for number in range(1, fits + 2):
     name = f"step {number}" + (", too much" if number > fits else "")
     stacks[name] = ours.copy()
-    stacks[name]["kept by entropies"] = number * held(model)
+    stacks[name]["kept by mistake"] = number * held(model)
 plots.memory_stacks(
     stacks, title=f"Peak of a step, limit {limit / 1e9:.0f} GB (predicted)"
 )

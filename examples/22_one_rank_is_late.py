@@ -57,6 +57,15 @@ job = ranks.survey([run.path for run in eight], workers=0)
 plots.rank_arrivals(job.arrivals, title="One step, eight V100 (case file)")
 
 # %%
+# In order, with the rank that came last:
+
+import textwrap
+
+order = zip(job.collectives["kind"], job.collectives["last_rank"], strict=True)
+named = ", ".join(f"{kind} (rank {last})" for kind, last in order)
+print(textwrap.fill(named))
+
+# %%
 # Rank 7 comes last to most of them, and is late to all; to the last three it
 # is another. In numbers: *late* is how much later a rank came than the first
 # one, summed over the collectives, and *waited* is how long it stood in them
@@ -70,8 +79,6 @@ plots.table(table, dict.fromkeys(table.columns[1:], "{:.2f}"))
 # %%
 # Is it chance, and why is it late? A rank is named if chance explains its
 # lateness in less than one job in a hundred:
-
-import textwrap
 
 for sentence in job.findings():
     print(textwrap.fill(sentence), end="\n\n")

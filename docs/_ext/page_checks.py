@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from urllib.parse import unquote
 from xml.etree import ElementTree as ET
@@ -34,23 +35,33 @@ def problems(html: Path, examples: Path | None = None) -> list[str]:
     examples : Path, optional
         The gallery's scripts: each must have become a page.
     """
-    found: list[str] = []
-    for page in sorted(html.rglob("*.html")):
-        name = page.relative_to(html).as_posix()
-        if name.startswith(("_static/", "_sources/")):
-            continue
-        soup = BeautifulSoup(page.read_text(encoding="utf-8"), "html.parser")
-        if any("Traceback (most recent call last)" in out.get_text() for out in soup.select(_OUTPUTS)):
-            found.append(f"{name}: the output holds a traceback")
-        if any(_WARNING.search(out.get_text()) for out in soup.select(_OUTPUTS)):
-            found.append(f"{name}: the output holds a warning")
-        found += [f"{name}: {wrong}" for image in soup.find_all("img") for wrong in _image(image, page)]
-        if name.startswith("gallery/") and name != "gallery/index.html":
-            found += [f"{name}: {wrong}" for wrong in _example(soup)]
-    for script in sorted(examples.glob("*.py")) if examples else []:
-        if not (html / "gallery" / f"{script.stem}.html").is_file():
-            found.append(f"gallery/{script.stem}.html: missing, though {script.name} is in the gallery")
-    return found
+    pages = [
+        page
+        for page in sorted(html.rglob("*.html"))
+        if not page.relative_to(html).as_posix().startswith(("_static/", "_sources/"))
+    ]
+    with ProcessPoolExecutor() as pool:
+        found = [wrong for each in pool.map(_page, [html] * len(pages), pages) for wrong in each]
+    return found + [
+        f"gallery/{script.stem}.html: missing, though {script.name} is in the gallery"
+        for script in (sorted(examples.glob("*.py")) if examples else [])
+        if not (html / "gallery" / f"{script.stem}.html").is_file()
+    ]
+
+
+def _page(html: Path, page: Path) -> list[str]:
+    name = page.relative_to(html).as_posix()
+    soup = BeautifulSoup(page.read_text(encoding="utf-8"), "html.parser")
+    outputs = [out.get_text() for out in soup.select(_OUTPUTS)]
+    wrong = []
+    if any("Traceback (most recent call last)" in output for output in outputs):
+        wrong.append("the output holds a traceback")
+    if any(_WARNING.search(output) for output in outputs):
+        wrong.append("the output holds a warning")
+    wrong += [said for image in soup.find_all("img") for said in _image(image, page)]
+    if name.startswith("gallery/") and name != "gallery/index.html":
+        wrong += _example(soup)
+    return [f"{name}: {said}" for said in wrong]
 
 
 def notices(html: Path) -> list[str]:

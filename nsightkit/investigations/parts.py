@@ -424,6 +424,8 @@ _CREW = {"ranks": 2, "hidden": 2048, "layers": 8, "batch": 512, "bucket_mb": 64.
 
 
 #: {investigation: {part: Part}}
+#:
+#: :meta hide-value:
 INVESTIGATIONS: Mapping[str, Mapping[str, Part]] = MappingProxyType(
     {
         "gpu-util": {

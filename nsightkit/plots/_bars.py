@@ -359,9 +359,7 @@ def ladder_slots(
             fused - 0.2, (least - lower)[fused] / scale, left=lower[fused] / scale, height=height, color=BLUE,
             hatch="//", alpha=0.6, edgecolor="white", label="what fusing can still remove",
         )  # fmt: skip
-    slots = rows[np.isnan(took)] + 0.2
-    axes.barh(slots, 0.3 * longest / scale, height=height, fill=False, linestyle=":", edgecolor=GREY)
-    if len(slots) < len(rows):
+    if known:
         axes.barh(rows + 0.2, took / scale, height=height, color=VERMILION, label="measured")
     said = []
     for row, rung in enumerate(rungs["rung"]):
@@ -369,7 +367,7 @@ def ladder_slots(
         awaited = bool(np.isnan(took[row]))
         here = "awaiting a GPU" if awaited else duration(took[row])
         # Inside the bars: behind their ends the lines would run through the words.
-        for place, words, colour in ((row - 0.2, best, "white"), (row + 0.2, here, "black" if awaited else "white")):
+        for place, words, colour in ((row - 0.2, best, "white"), (row + 0.2, here, DARK_GREY if awaited else "white")):
             axes.annotate(
                 words, (0, place), (5, 0), textcoords="offset points", va="center", fontsize=9, color=colour,
             )  # fmt: skip
@@ -377,7 +375,7 @@ def ladder_slots(
     for (what, at), dashes in zip(lines.items(), _DASHES[1:], strict=False):
         axes.axvline(at / scale, color=RED, linewidth=1.5, linestyle=dashes, label=plain(f"{what}: {duration(at)}", 70))
     name_rows(axes, rungs["rung"])
-    axes.set_xlim(0, 1.2 * longest / scale)
+    axes.set(xlim=(0, 1.2 * longest / scale), ylim=(len(rungs) - 0.5, -0.5))
     goals = spoken([(what, duration(at)) for what, at in lines.items()])
     sentence = f"{title}, bars: {spoken(said)}; lines at {goals}."
     return finished(figure, axes, sentence, legend=2, xlabel=f"time of a layer ({unit})")

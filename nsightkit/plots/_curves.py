@@ -23,7 +23,9 @@ from nsightkit.plots._style import (
 from nsightkit.plots.looks import BLUE, DARK_GREY, GREY, duration, spoken, time_unit
 
 
-def step_times(samples: pd.DataFrame | Mapping[str, ArrayLike], *, title: str = "Step times") -> Figure:
+def step_times(
+    samples: pd.DataFrame | Mapping[str, ArrayLike], *, each: str = "step", title: str = "Step times"
+) -> Figure:
     """Every step's time as a point, the median as a line: the spread is part of the result.
 
     Parameters
@@ -31,6 +33,8 @@ def step_times(samples: pd.DataFrame | Mapping[str, ArrayLike], *, title: str = 
     samples : DataFrame or mapping of str to array of shape (steps,)
         Times in nanoseconds by configuration; or one row a step with ``wall_ns`` (and ``busy_ns``), as
         :func:`nsightkit.analysis.timeline.steps.summary` returns it.
+    each : str, default "step"
+        What a sample is of.
     title : str, default "Step times"
 
     Returns
@@ -54,10 +58,10 @@ def step_times(samples: pd.DataFrame | Mapping[str, ArrayLike], *, title: str = 
         axes.plot(steps, np.full(len(v), median / scale), color=colour)
         # One entry a series, of point and line; drawn nowhere, because a marker on the line would look like a step.
         axes.plot([], [], marker, ls="-", color=colour, label=f"{plain(label, 40)}, median {duration(median)}")
-        said.append((label, f"median {duration(median)} of {len(v)} steps"))
+        said.append((label, f"median {duration(median)} of {len(v)}"))
     axes.xaxis.get_major_locator().set_params(integer=True)
     return finished(
-        figure, axes, f"{title}, one point a step: {spoken(said)}.", legend=2, xlabel="step",
+        figure, axes, f"{title}, one point a {each}: {spoken(said)}.", legend=2, xlabel=each,
         ylabel=f"time ({unit})", ylim=(0, 1.15 * longest / scale),
     )  # fmt: skip
 
@@ -148,6 +152,7 @@ def share_curves(
     shares: Mapping[str, ArrayLike],
     *,
     levels: Mapping[str, float],
+    level: str = "level",
     title: str = "Share by period",
     axis: str = "period",
     share: str = "share",
@@ -161,7 +166,9 @@ def share_curves(
     shares : mapping of str to array of shape (n,)
         0 to 1, by series.
     levels : mapping of str to float
-        Horizontal lines, 0 to 1.
+        By series, 0 to 1: a thin line of its colour.
+    level : str, default "level"
+        What these are.
     title : str, default "Share by period"
     axis, share : str
         What the x and the y axis show.
@@ -178,13 +185,13 @@ def share_curves(
         axes.plot(periods, values, color=colour, linestyle=line, linewidth=2, label=plain(label, 60))
         ends = [f"{value:.1%} at {duration(period)}" for value, period in zip(values, periods, strict=True)]
         said.append((label, f"from {ends[0]} to {ends[-1]}"))
-    for label, level in levels.items():
-        axes.axhline(level, color=GREY, linewidth=1.5)
-        axes.annotate(
-            f"{plain(label, 60)}, {level:.1%}", (1, level), xycoords=("axes fraction", "data"), xytext=(0, -4),
-            textcoords="offset points", ha="right", va="top", fontsize=9,
-        )  # fmt: skip
-        said.append((label, f"{level:.1%}"))
+        if label in levels:
+            said.append((f"{level}, {label}", f"{levels[label]:.1%}"))
+            axes.axhline(levels[label], color=colour, linewidth=0.9)
+            axes.annotate(
+                f"{level} {levels[label]:.1%}", (1, levels[label]), xycoords=("axes fraction", "data"),
+                xytext=(0, -4), textcoords="offset points", ha="right", va="top", fontsize=9, color=colour,
+            )  # fmt: skip
     time_axis(axes, axis, periods[0], periods[-1])
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     return finished(

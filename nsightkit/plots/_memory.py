@@ -42,6 +42,7 @@ _LOOKS: dict[str, tuple[str, str | None]] = {
     "temporary": (RED, None),
     "before recording": (DARK_GREY, None),
     "unknown": (GREY, "//"),
+    "kept by mistake": (RED, "xx"),
     "smaller allocations": (GREY, ".."),
     "autocast cache": (BLUE, "//"),
     "temporary buffers": (RED, None),
@@ -113,16 +114,14 @@ def memory_timeline(
         if rows.empty:
             continue
         # The others have no bands of their own; white edges would fill the area.
-        outline, edge, width = (_areas, colour, 0.4) if name == _OTHERS else (_rectangles, "white", 0.15)
+        outline, width = (_areas, 0.0) if name == _OTHERS else (_rectangles, 0.15)
         shapes = outline(rows["from_event"], rows["to_event"], rows["bottom_bytes"] / scale, rows["top_bytes"] / scale)
-        axes.add_collection(PolyCollection(shapes, facecolor=colour, edgecolor=edge, linewidth=width, hatch=hatch))
+        axes.add_collection(PolyCollection(shapes, facecolor=colour, edgecolor="white", linewidth=width, hatch=hatch))
         handles.append(Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=name))
     if timeline is not None:
         event, level = timeline["event"].to_numpy(), timeline["reserved_bytes"].to_numpy()
         at = np.union1d(np.flatnonzero(np.diff(level)) + 1, [0, len(level) - 1])  # only where it changes
-        handles += axes.step(
-            event[at], level[at] / scale, where="post", color=DARK_GREY, linewidth=1.2, label="reserved"
-        )
+        handles += axes.step(event[at], level[at] / scale, where="post", color="black", linewidth=1.2, label="reserved")
     axes.legend(handles=handles[::-1], frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
     peak = bands.iloc[int(bands["top_bytes"].to_numpy().argmax())]
     at_peak = bands[(bands["from_event"] <= peak["from_event"]) & (peak["from_event"] < bands["to_event"])]

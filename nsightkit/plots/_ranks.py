@@ -50,6 +50,8 @@ def rank_arrivals(arrivals: pd.DataFrame, *, title: str = "Who waits for whom") 
         axes.barh(
             row, width, left=left, height=0.62, color=colour, hatch=hatch, edgecolor="white", linewidth=0.3, label=label
         )
+    last = wait == 0
+    axes.plot(start[last], row[last], "k>", markersize=6, label="came last", linestyle="none")
     axes.set_xlim(left=0)
     begin, whole = (waits[c].to_numpy(np.int64) for c in ("start_ns", "wait_ns"))
     total = pd.Series(uncovered(begin, begin + whole, waits["rank"])).groupby(waits["rank"].to_numpy()).sum()
@@ -59,7 +61,7 @@ def rank_arrivals(arrivals: pd.DataFrame, *, title: str = "Who waits for whom") 
         axes,
         f"{title}, a row of bars a rank, from its arrival at each collective to its end. Waited over the whole run: "
         f"{spoken(said)}.",
-        legend=2,
+        legend=3,
         ylim=(len(ranks) - 0.5, -0.5),
         xlabel=f"time ({unit})",
     )

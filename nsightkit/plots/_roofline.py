@@ -145,7 +145,7 @@ def _label_points(figure: Figure, axes: Any, points: np.ndarray, words: Sequence
             if inside and not any(box.overlaps(other) for other in taken) and not box.count_contains(drawn):
                 break
         taken.append(label.get_window_extent())
-        if away > 16:
+        if away > 7:  # not close enough for the eye
             axes.annotate(
                 "",
                 point,

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
 from nsightkit.plots._style import LINES, finished, new_grid, nothing, plain
@@ -173,7 +174,7 @@ def _guides(axes: Any, last: float, lowest: float) -> None:
         axes.plot([begin, last], [lowest, high], color=GREY, linewidth=1, linestyle=(0, (1, 2)), zorder=0)
         axes.annotate(
             name, (last, high), xytext=(0, -2 - 6 * power), textcoords="offset points", ha="right", va="top",
-            fontsize=8, color=DARK_GREY,
+            fontsize=8, color=DARK_GREY, path_effects=[withStroke(linewidth=4, foreground="white")],
         )  # fmt: skip
 
 

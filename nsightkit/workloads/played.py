@@ -380,6 +380,8 @@ def _named() -> list[Program]:
 
 
 #: The named programs.
+#:
+#: :meta hide-value:
 PROGRAMS: dict[str, Program] = {program.name: program for program in _named()}
 
 

@@ -242,12 +242,12 @@ def test_distributions_are_the_empirical_ones():
 
 
 def test_share_curves_show_levels_and_say_their_ends():
-    figure = plots.share_curves([1e3, 1e6], {HOSTILE: [0.25, 1.0]}, levels={"true": 0.2})
+    figure = plots.share_curves([1e3, 1e6], {HOSTILE: [0.25, 1.0]}, levels={HOSTILE: 0.2}, level="true share")
     texts = _draw(figure)
-    assert "true, 20.0%" in texts
+    assert "true share 20.0%" in texts
     assert "1 ms" in texts
     assert "25.0% at 1.00 µs to 100.0% at 1.00 ms" in figure.get_label()
-    assert "true 20.0%" in figure.get_label()
+    assert "true share, " in figure.get_label()
 
 
 def test_distributions_of_nothing_say_so():
