@@ -308,6 +308,4 @@ findings = headline(
         f"late: {never_late:.2f}. Then {bottleneck} was in the way."
     ),
     badge=alone.label,
-    wait=wait,
-    wait_left=wait_left,
 )

@@ -383,5 +383,4 @@ findings = headline(
         "replay)."
     ),
     badge="case file, NVIDIA H100",
-    change=now / was - 1,
 )

@@ -415,6 +415,5 @@ findings = headline(
         "the last one."
     ),
     badge=passes[2].label,
-    ratio=was / now,
     full_at=most["batch"] + room / grows * step,
 )

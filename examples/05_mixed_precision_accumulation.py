@@ -334,7 +334,6 @@ findings = headline(
     after,
     otherwise=answer,
     badge="exact",
-    bf16=last["bf16"],
 )
 downloads = {
     f"{run.part}, {run.mode}, as a timeline": run.trace

@@ -464,8 +464,6 @@ findings = headline(
         f"{1 / gemms:.2f} times at most; it gained {fused:.2f}."
     ),
     badge=annotated.label,
-    backward_to_forward=ratio,
-    fused=was / after_ns,
     attention=whole_attention,
     without=1 / (1 - whole_attention),
     ahead=float(late.argmax()),

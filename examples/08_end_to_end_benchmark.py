@@ -429,6 +429,5 @@ findings = headline(
         f"it, the deviation is {table['std (ms)'].iloc[1] / typical:.2%}."
     ),
     badge=cold.label,
-    first=own_k,
     needed=float(np.ceil((k - 1) / 0.01)),
 )

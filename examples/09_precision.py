@@ -380,7 +380,6 @@ findings = headline(
         "peak."
     ),
     badge=model.label,
-    bf16=faster["bf16"],
     timesformer=fast,
     without=1 / (1 - fast),
 )

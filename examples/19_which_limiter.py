@@ -404,9 +404,6 @@ findings = headline(
         f"occupancy is a means."
     ),
     badge=ladder.label,
-    right=len(right),
-    strided=float(strided / add),
-    few_rows=float(few / rows_many),
     by_registers=int(registers.sum()),
     launches=len(judged),
     fill=float(tiles["sm_count"] / tiles["grid_blocks"]),

@@ -268,7 +268,7 @@ def _verdict(pages: dict[str, dict], number: str) -> str:
 def test_verdicts_say_what_was_measured(replayed):
     assert "98%" in replayed["01_gpu_util_lies"]["findings"]["verdict"]
     starved = replayed["02_starved_input_pipeline"]["findings"]
-    assert starved["wait"] == starved["wait_left"] == pytest.approx(0.5)
+    assert "waiting took 50% of a step without workers and 50%" in " ".join(starved["verdict"].split())
     assert "1.0 times as fast (predicted by replay: " in starved["verdict"]
     assert "): 10.0 ms" in starved["verdict"]
     assert "no effect beyond the spread" in replayed["03_hidden_synchronisation"]["findings"]["verdict"]
@@ -310,7 +310,6 @@ def test_limiters_are_read_from_counters_and_without_them(replayed):
     assert "4.5 times as long to add (by the bytes: 4.5)" in verdict
     assert "over few rows 20.0 times as long as over many" in verdict
     assert "goes from latency-bound to memory-bound" in verdict
-    assert page["findings"]["strided"] == pytest.approx(4.5)
     ((closed,),) = [run.values() for run in _with_gpu(("replay", "replay"), scripts=[script], counters=False)]
     verdict = closed["findings"]["verdict"]
     assert "There were no counters" in verdict
