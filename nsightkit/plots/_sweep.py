@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
 from nsightkit.plots._style import LINES, finished, new_grid, nothing, plain
@@ -173,8 +172,8 @@ def _guides(axes: Any, last: float, lowest: float) -> None:
         high = lowest * (last / begin) ** power
         axes.plot([begin, last], [lowest, high], color=GREY, linewidth=1, linestyle=(0, (1, 2)), zorder=0)
         axes.annotate(
-            name, (last, high), xytext=(0, -2 - 6 * power), textcoords="offset points", ha="right", va="top",
-            fontsize=8, color=DARK_GREY, path_effects=[withStroke(linewidth=4, foreground="white")],
+            name, (last, high), xytext=(3, 0), textcoords="offset points", ha="left", va="center", fontsize=8,
+            color=DARK_GREY,
         )  # fmt: skip
 
 
@@ -186,7 +185,8 @@ def _scales(axes: Any, places: Sequence[float]) -> None:
         major_formatter=lambda s, _: f"{s / 1024:g}k" if s >= 1024 else f"{s:g}",
     )  # fmt: skip
     axes.tick_params(axis="x", labelsize=8, rotation=45 if len(places) > 7 else 0)
-    axes.set(xlim=(places[0] / 1.3, places[-1] * 1.3), xlabel="context length S")
+    # Right of the lines there is room for the names of the guides.
+    axes.set(xlim=(places[0] / 1.3, places[-1] * 2.3), xlabel="context length S")
 
 
 def _explained(
