@@ -56,7 +56,6 @@ extensions = [
     "measured",
     "notebooks",
     "page_form",
-    "site_figures",
     "widgets",
     "notfound.extension",
     "sphinx_llms_txt",

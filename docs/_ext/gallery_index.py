@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
 from sphinx.application import Sphinx
 
 #: What a reader wonders, and the numbers of the pages that answer; a page in none of them stands at the end.
@@ -21,9 +23,17 @@ _CARD = """
    .. grid-item-card:: {title}
       :link: {stem}
       :link-type: doc
-      :img-top: images/thumb/sphx_glr_{stem}_thumb.png
-      :img-alt: A figure of the page
       :class-card: nsightkit-card
+
+      .. image:: images/thumb/{stem}.png
+         :alt: A figure of the page
+         :class: only-light
+         :loading: lazy
+
+      .. image:: images/thumb/{stem}_dark.png
+         :alt: A figure of the page
+         :class: only-dark
+         :loading: lazy
 
       :badge:`{stem}.badge` :measured:`{stem}.form.minutes` min
 
@@ -40,7 +50,7 @@ def _write(app: Sphinx) -> None:
     listed = " ".join(_GROUPS.values()).split()
     groups = _GROUPS | {"More": " ".join(number for number in built if number not in listed)}
     for group, numbers in groups.items():
-        cards = [_card(built[number]) for number in numbers.split() if number in built]
+        cards = [_card(built[number], gallery / "images") for number in numbers.split() if number in built]
         if cards:
             parts.append("\n".join([group, "-" * len(group), "", ".. grid:: 1 2 2 3", "   :gutter: 3", *cards]))
     pages = [f"   {path.stem}" for path in built.values()]
@@ -51,8 +61,16 @@ def _write(app: Sphinx) -> None:
     index.write_text("\n\n".join([*parts, begin + downloads, ""]), encoding="utf-8")
 
 
-def _card(script: Path) -> str:
-    docstring = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or ""
+def _card(script: Path, images: Path) -> str:
+    """Give the card of a page; its figure is kept small, for a light and for a dark page."""
+    source = script.read_text(encoding="utf-8")
+    figure = re.search(r"^# sphinx_gallery_thumbnail_number = (\d+)$", source, re.MULTILINE)
+    number = int(figure[1]) if figure else 1
+    for mode in ("", "_dark"):
+        with Image.open(images / f"sphx_glr_{script.stem}_{number:03d}{mode}.png") as image:
+            image.thumbnail((480, 480))
+            image.quantize(64, Image.Quantize.FASTOCTREE).save(images / "thumb" / f"{script.stem}{mode}.png")
+    docstring = ast.get_docstring(ast.parse(source)) or ""
     return _CARD.format(title=docstring.splitlines()[0], stem=script.stem)
 
 

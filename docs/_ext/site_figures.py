@@ -18,7 +18,6 @@ from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
-from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 
 _INK = {"light": "#1f2328", "dark": "#ced6dd"}
@@ -100,25 +99,6 @@ def scrape(block: Any, block_vars: dict[str, Any], gallery_conf: dict[str, Any])
     return "\n".join(["", *rst, ""]) if rst else ""
 
 
-def _lighten(path: Path, colours: int = 256) -> None:
-    """Keep few colours, in few bits; a chart has hardly more."""
-    from PIL import Image
-
-    with Image.open(path) as image:
-        image.quantize(colours, Image.Quantize.FASTOCTREE).save(path, optimize=True)
-
-
-def _lighten_thumbnails(app: Sphinx) -> None:
-    for path in Path(app.srcdir, "gallery", "images", "thumb").glob("*.png"):
-        _lighten(path, 64)
-
-
-def setup(app: Sphinx) -> dict[str, Any]:
-    """Register with Sphinx: the gallery's index shows a thumbnail of every page."""
-    app.connect("builder-inited", _lighten_thumbnails, priority=900)  # after the gallery made them
-    return {"parallel_read_safe": True, "parallel_write_safe": True}
-
-
 def show(figure: Figure) -> Any:
     """Display a figure from a notebook page, in both modes.
 
@@ -127,13 +107,15 @@ def show(figure: Figure) -> Any:
     import tempfile
 
     from IPython.display import HTML
+    from PIL import Image
 
     said = html.escape(alternative_text(figure), quote=True)
     width = round(figure.get_figwidth() * _CSS_PIXELS_PER_INCH)
     with tempfile.TemporaryDirectory() as folder:
         saved = save_both(figure, Path(folder, "figure"))
-        for path in saved.values():  # inline, an image weighs a third more than as a file
-            _lighten(path)
+        for path in saved.values():  # inline, an image weighs a third more than as a file; few colours do for a chart
+            with Image.open(path) as image:
+                image.quantize(256, Image.Quantize.FASTOCTREE).save(path, optimize=True)
         tags = [
             f'<img class="only-{mode}" alt="{said}" width="{width}" '
             f'src="data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}">'

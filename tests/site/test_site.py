@@ -39,6 +39,12 @@ PAGES = [p for p in ALL if p not in [*_GENERATED, "demo-report.html"]] + _GENERA
 #: How each page is looked at, one after the other in one visit.
 STATES = {"light": (1280, "light"), "dark": (1280, "dark"), "narrow": (360, "dark")}
 
+#: What a dark page should not have: something large that is light all over. Pictures are not asked.
+_LIGHT_SURFACES = """() => [...document.querySelectorAll('article *')].filter(e => {
+    const [r, g, b, a = 1] = (getComputedStyle(e).backgroundColor.match(/[\\d.]+/g) || [0, 0, 0, 0]).map(Number)
+    const box = e.getBoundingClientRect()
+    return a > 0.5 && (r + g + b) / 3 > 150 && box.width > 100 && box.height > 20
+}).map(e => `${e.tagName}.${e.className}`)"""
 #: Visible elements that stick out of the screen, unless something around them scrolls.
 _TOO_WIDE = """() => {
   const scrolls = e => e && e !== document.body && (scrolls(e.parentElement)
@@ -126,6 +132,8 @@ class _Visit:
         )
         if any(f"only-{scheme}" not in classes for classes in shown):
             yield "a figure for the other mode is shown"
+        if scheme == "dark" and (light := page.evaluate(_LIGHT_SURFACES)):
+            yield f"light surfaces on a dark page: {light}"
         # Contrast takes most of the time, and colours do not depend on the width; so does describing what is well.
         options = {"resultTypes": ["violations"], "rules": {"color-contrast": {"enabled": width == 1280}}}
         self.judged = True
