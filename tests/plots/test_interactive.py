@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.colors import to_rgb
+from watched_page import WatchedPage
 
 import nsightkit
 from nsightkit import plots
@@ -340,36 +341,13 @@ body {{ font-family: sans-serif; max-width: 60rem; margin: 1rem auto; padding: 0
 </style></head><body><main><h1>A timeline</h1>{body}</main></body></html>"""
 
 
-class _Open:
-    """A page with one timeline, and what the browser complained of."""
+class _Open(WatchedPage):
+    """A page with one timeline."""
 
     def __init__(self, browser, path, shown, *, width=1000, theme="light", ready=True, **context):
         path.write_text(PAGE.format(theme=theme, body=shown if isinstance(shown, str) else shown.html()), "utf-8")
-        self.complaints, self.requests = [], []
-        self.context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=theme, **context)
-        self.page = self.context.new_page()
-        self.page.on("console", lambda m: self.complaints.append(m.text))
-        self.page.on("pageerror", lambda e: self.complaints.append(str(e)))
-        self.page.on("dialog", lambda d: (self.complaints.append(f"alert {d.message}"), d.dismiss()))
-        self.page.on("request", lambda r: self.requests.append(r.url))
-        self.page.goto(path.as_uri())
-        if ready:
-            self.page.wait_for_function("document.querySelector('nsightkit-timeline').shadowRoot")
-            self.canvas = self.page.locator("nsightkit-timeline canvas")
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind, *rest):
-        self.context.close()
-        if kind is None:
-            assert not self.complaints
-            assert len([u for u in self.requests if not u.startswith(("data:", "blob:"))]) == 1, "only the page itself"
-
-    def get(self, expression):
-        return self.page.evaluate(
-            f"(() => {{ const e = document.querySelector('nsightkit-timeline'); return {expression}; }})()"
-        )
+        super().__init__(browser, path, width=width, theme=theme, ready=ready, **context)
+        self.canvas = self.page.locator("nsightkit-timeline canvas")
 
     def view(self):
         return self.get("[e.view.start, e.view.end]")

@@ -9,13 +9,12 @@ import itertools
 import re
 import subprocess
 import sys
-import time
 from collections import Counter
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from watched_page import WatchedPage, until
 
 import nsightkit
 from nsightkit import report
@@ -37,14 +36,6 @@ HOSTILE = [
     "\u202egnirts desrever\u202c",
     "javascript:alert(4)",
 ]
-
-
-def until(page: Any, expression: str) -> None:
-    """Wait, asking from outside: the page's own policy forbids what `wait_for_function` runs in it when it polls."""
-    deadline = time.monotonic() + 20
-    while not page.evaluate(f"Boolean({expression})"):
-        assert time.monotonic() < deadline, expression
-        page.wait_for_timeout(20)
 
 
 @pytest.fixture(scope="module")
@@ -480,35 +471,11 @@ def test_real_traces(shared_traces, name, until_ns):
 # ---- In a browser ---------------------------------------------------------------------------------------------------
 
 
-class Opened:
-    """A report in a browser, and what the browser complained of."""
+class Opened(WatchedPage):
+    """A report in a browser."""
 
     def __init__(self, browser, path, *, width=1280, theme="light", ready=True, **context):
-        self.complaints, self.requests = [], []
-        self.context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme, **context)
-        self.page = self.context.new_page()
-        self.page.on("console", lambda m: self.complaints.append(m.text))
-        self.page.on("pageerror", lambda e: self.complaints.append(str(e)))
-        self.page.on("dialog", lambda d: (self.complaints.append(f"alert {d.message}"), d.dismiss()))
-        self.page.on("request", lambda r: self.requests.append(r.url))
-        self.page.goto(path.as_uri())
-        if ready:
-            until(self.page, "document.querySelector('nsightkit-timeline').shadowRoot")
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind, *rest):
-        self.context.close()
-        if kind is None:
-            assert not self.complaints
-            outside = [url for url in self.requests if not url.startswith(("data:", "blob:"))]
-            assert len(outside) == 1, "only the page itself"
-
-    def get(self, expression):
-        return self.page.evaluate(
-            f"(() => {{ const e = document.querySelector('nsightkit-timeline'); return {expression}; }})()"
-        )
+        super().__init__(browser, path, width=width, theme=theme, ready=ready, **context)
 
     def names(self, section):
         return self.page.locator(f"#{section} tbody tr:visible > :first-child").all_inner_texts()

@@ -38,12 +38,16 @@ FAULTS = {
         '<style>[data-theme=dark] .x { color: #333; background: #222 }</style><p class="x">unreadable</p>',
         ("dark",),
     ),
+    "light-in-the-dark": (
+        '<article><div style="background: #fff; color: #333; height: 4em">a card</div></article>',
+        ("dark",),
+    ),
     "console-error": ("<script>console.error('no')</script>", ("console",)),
     "exception": ("<script>undefined_function()</script>", ("console",)),
     "outside-request": ('<script src="https://example.org/x.js"></script>', ("requests", "console")),
     "overflow-on-a-phone": ('<div style="width: 700px">wide</div>', ("narrow",)),
     "weight": ("<!-- " + "x" * 1_300_000 + " -->", ("weight",)),
-    "no-alternative-text": ('<img src="small.png">', ("light", "dark", "narrow", "images_say_what_they_show")),
+    "no-alternative-text": ('<img src="small.png">', ("light", "narrow", "images_say_what_they_show")),
     "broken-link": ('<p><a href="absent.html">there</a></p>', ("links",)),
     "broken-anchor": ('<p><a href="#absent">there</a></p>', ("links",)),
 }
