@@ -40,7 +40,7 @@ FAULTS = {
     ),
     "light-in-the-dark": (
         '<article><div style="background: #fff; color: #333; height: 4em">a card</div></article>',
-        ("dark",),
+        ("dark", "narrow"),
     ),
     "console-error": ("<script>console.error('no')</script>", ("console",)),
     "exception": ("<script>undefined_function()</script>", ("console",)),
