@@ -10,7 +10,7 @@ from typing import Any
 
 from nsightkit.capture.children import has_gpu
 from nsightkit.errors import NsightkitError, UsageError
-from nsightkit.investigations import recordings
+from nsightkit.investigations import packing, recordings
 from nsightkit.investigations.child import run_child
 from nsightkit.investigations.parts import Part, parts
 from nsightkit.trace import load
@@ -23,6 +23,9 @@ def record(
     budget_s: float | None = None,
     out: Path | None = None,
     *,
+    pack: Path | None = None,
+    part_mb: float = 15.0,
+    preflight: bool = True,
     dry_run: bool = False,
     echo: Callable[[str], None] | None = None,
 ) -> list[dict[str, Any]]:
@@ -98,6 +101,8 @@ def record(
         say(f"{name}: {status}{f', {seconds} s' if seconds else ''} {detail}")
         row = {"investigation": part.investigation, "part": part.name, "seconds": seconds, "detail": detail}
         report.append(row | {"status": status})
+    if pack is not None:
+        packing.pack(where, pack, part_mb, echo=say)
     return report
 
 
