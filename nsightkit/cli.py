@@ -597,7 +597,7 @@ def record(
     if unpack or files:
         return _unpack(format, files or [], out, given=unpack, dry_run=dry_run)
     if preflight:
-        return _preflight(format, dry_run=dry_run)
+        return _preflight(format, out, dry_run=dry_run)
     from nsightkit.investigations import record as capture_record
 
     rows = capture_record.record(
@@ -623,11 +623,13 @@ def _unpack(format: Format | None, files: Sequence[Path], out: Path | None, *, g
         raise UsageError(f"not placed: {', '.join(refused)}; the table says why")
 
 
-def _preflight(format: Format | None, *, dry_run: bool) -> None:  # noqa: A002
+def _preflight(format: Format | None, out: Path | None, *, dry_run: bool) -> None:  # noqa: A002
     """Say what works here."""
-    from nsightkit.investigations import preflight
+    from nsightkit.investigations import preflight, recordings
 
-    rows = preflight.run("cpu" if dry_run else "cuda", echo=note)
+    # The recorder finds them there, and need not ask again.
+    save = None if dry_run else (out or recordings.folder()) / preflight.SAVED
+    rows = preflight.run("cpu" if dry_run else "cuda", save=save, echo=note)
     _list(format, rows)
     reason = preflight.no_gpu(rows)
     if reason:

@@ -7,6 +7,7 @@ leaves logs in folders whose names begin with a dot; they travel in an archive o
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import re
@@ -150,11 +151,14 @@ def _packed(place: Path, say: Callable[[str], None]) -> _Parts:
 def _logs(where: Path, limit: int) -> dict[str, bytes]:
     """Read the logs of what has failed, the small ones first, as long as they fit."""
     found: dict[str, bytes] = {}
-    hidden = (path for path in where.rglob("*") if path.is_file() and "/." in f"/{path.relative_to(where).parent}")
-    for size, path in sorted((path.stat().st_size, path) for path in hidden):
+    # os.walk, not rglob: what another process is at work on may vanish meanwhile.
+    files = (Path(folder, name) for folder, _, names in os.walk(where) for name in names)
+    sizes = {path: path.stat().st_size for path in files if "/." in f"/{path.relative_to(where)}" and path.is_file()}
+    for path, size in sorted(sizes.items(), key=lambda pair: (pair[1], pair[0])):
         name = path.relative_to(where).as_posix()
         if size <= _LARGEST_LOG and _size({"": {**found, name: b" " * size}}) <= limit:
-            found[name] = path.read_bytes()
+            with contextlib.suppress(FileNotFoundError):
+                found[name] = path.read_bytes()
     return found
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from nsightkit.capture.children import has_gpu
 from nsightkit.errors import NsightkitError, UsageError
 from nsightkit.investigations import packing, recordings
+from nsightkit.investigations import preflight as checks
 from nsightkit.investigations.child import run_child
 from nsightkit.investigations.parts import Part, parts
 from nsightkit.trace import load
@@ -25,7 +26,7 @@ def record(
     *,
     pack: Path | None = None,
     part_mb: float = 15.0,
-    preflight: bool = True,
+    preflight: bool = False,
     dry_run: bool = False,
     echo: Callable[[str], None] | None = None,
 ) -> list[dict[str, Any]]:
@@ -42,6 +43,12 @@ def record(
         No part begins when it would probably end later than this.
     out : Path, optional
         Where to; the checkout's ``docs/recordings`` when omitted (a dry run must name another folder).
+    pack : Path, optional
+        Also pack them into files in this folder.
+    part_mb : float
+        The most that a packed file may have.
+    preflight : bool
+        First find out what works here, and skip the parts that need what does not.
     dry_run : bool
         Go through everything with the small versions on the CPU. What it writes is not a recording.
     echo : callable, optional
@@ -50,7 +57,7 @@ def record(
     Returns
     -------
     list of dict
-        ``investigation``, ``part``, ``status`` (``recorded``, ``kept``, ``failed``, ``over budget``),
+        ``investigation``, ``part``, ``status`` (``recorded``, ``kept``, ``failed``, ``skipped``, ``over budget``),
         ``seconds``, ``detail``.
 
     Raises
@@ -76,6 +83,10 @@ def record(
         raise NsightkitError(
             "recordings are made on a GPU, and torch sees none here; run 'nsightkit doctor', or try --dry-run"
         )
+    broken: dict[str, str] = {}
+    if preflight and not dry_run:
+        found = checks.results(where / checks.SAVED, say)
+        broken = {row["check"]: row["detail"] for row in found if row["ok"] is False}
     begin, longest, report = time.monotonic(), 0.0, []
     for number, part in enumerate(chosen, 1):
         name = f"[{number}/{len(chosen)}] {part.investigation}/{part.name}"
@@ -85,6 +96,8 @@ def record(
         seconds = 0.0
         if current:
             status, detail = "kept", str(current[0].path)
+        elif lacking := sorted(broken.keys() & checks.needs(part)) if broken else []:
+            status, detail = "skipped", f"it needs {lacking[0]}, which does not work here: {broken[lacking[0]]}"
         elif left is not None and longest > left:
             # The longest part so far is the best guess at the next.
             status, detail = "over budget", f"{left:.0f} s of {budget_s:.0f} s were left"
