@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import stat
 import subprocess
@@ -197,6 +198,29 @@ def test_killed_at_any_moment_what_is_packed_is_whole(made: Path, tmp_path: Path
         packers.stdin.close()
     packing.pack(made, folder, 0.7, most=4)
     assert not list(folder.glob(".*"))
+
+
+def test_the_commands_of_the_contributors_guide_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    guide = Path(__file__).parents[2].joinpath("CONTRIBUTING.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^python -m nsightkit (record --(?:budget|unpack).*)$", guide, re.MULTILINE)
+    assert len(lines) == 2
+    monkeypatch.setenv("NSIGHTKIT_RECORDINGS", str(tmp_path / "real"))
+    monkeypatch.chdir(tmp_path)
+    recorded = ["--dry-run", "--only", "accumulation", "--out", "recorded"]
+    assert run([*lines[0].split(), *recorded]) == 0
+    assert [path.name for path in tmp_path.glob("packed/*")] == ["recordings-1.zip"]
+    assert (
+        run([*lines[1].replace("packed/*.zip", "packed/recordings-1.zip").split(), "--dry-run", "--out", "placed"]) == 0
+    )
+    placed = tree(tmp_path / "placed")
+    assert {name: data for name, data in tree(tmp_path / "recorded").items() if "/." not in f"/{name}"} == placed
+    assert {name.rpartition("/")[0] for name in placed if name.endswith("provenance.json")} == {
+        "accumulation/no-gpu/before", "accumulation/no-gpu/after"
+    }  # fmt: skip
+    assert not (tmp_path / "real").exists()
+    # Without --dry-run it is no recording.
+    assert run([*unpack, "--out", "refused"]) == 2
+    assert tree(tmp_path / "refused") == {}
 
 
 # -- unpacking ---------------------------------------------------------------------------------------------------
