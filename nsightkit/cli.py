@@ -576,17 +576,21 @@ def record(
     only: Annotated[list[str] | None, Help("An investigation or one of its parts; repeatable.", "NAME")] = None,
     budget_s: Annotated[float | None, Help("Stop starting parts after N seconds.", "N", 0)] = None,
     out: Annotated[Path | None, Help("Where recordings go; default: docs/recordings.", "DIR")] = None,
-    dry_run: Annotated[bool, Help("Go through all parts, small, on the CPU; keeps no recording.")] = False,
+    plan: Annotated[bool, Help("Only print the plan: each part, its estimate, and the pages it completes.")] = False,
+    dry_run: Annotated[bool, Help("Print the plan and go through it, small, on the CPU; keeps no recording.")] = False,
     format: FormatOpt = None,  # noqa: A002
 ) -> None:
     """Make the guide's recordings on this machine's GPU; what is current is kept."""
     from nsightkit.investigations import record as capture_record
 
+    if plan:
+        return _list(format, capture_record.plan(only or None, out))
     rows = capture_record.record(only or None, budget_s, out, dry_run=dry_run, echo=note)
     _list(format, rows, ["investigation", "part", "status", "seconds", "detail"])
     failed = [f"{row['investigation']}/{row['part']}" for row in rows if row["status"] == "failed"]
     if failed:
         raise UsageError(f"not recorded: {', '.join(failed)}; the table says why")
+    return None
 
 
 @_command(_WITHOUT)
