@@ -8,7 +8,6 @@ all that was said, in ``failure.txt``. A result in either is written the next ti
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import shutil
 import tempfile
@@ -36,8 +35,6 @@ __all__ = ["plan", "record"]
 _CAPTURES_S, _CAPTURE_S = 90.0, 45.0
 #: A part that takes longer than so many times its estimate, and this, hangs.
 _HANGS, _HANGS_S = 4.0, 60.0
-#: What worked on this machine an hour ago works.
-_CHECKED_S = 3600.0
 #: What each profiler leaves in a recording.
 _CAPTURED = {"nsys": recordings.NSYS, "ncu": recordings.NCU}
 _Say = Callable[[str], None]
@@ -144,7 +141,8 @@ def record(
             done = f"; completes {row['completes']}" if row["completes"] else ""
             say(f"{row['total_s']:7.0f} s  {'/'.join(name(step.part))}, {row['estimate_s']:.0f} s{done}")
     elif preflight:
-        recorder.broken = _checked(where, recorder.gpu or "", say)
+        found = checks.results(where / checks.SAVED, say)
+        recorder.broken = {row["check"]: row["detail"] for row in found if row["ok"] is False}
     try:
         with ThreadPoolExecutor(1) as writer:
             recorder.run(chosen, writer)
@@ -168,19 +166,6 @@ def _chosen(only: Sequence[str] | None) -> list[Part]:
     if unknown:
         raise UsageError(f"nothing to record is called {unknown[0]!r}; there are {', '.join(sorted(names))}")
     return [part for part in every if {part.investigation, "/".join(name(part))} & set(only)]
-
-
-def _checked(where: Path, gpu: str, say: _Say) -> dict[str, str]:
-    """Find out what does not work here, and why, or read what an earlier call has found out."""
-    kept = where / ".preflight.json"
-    found: dict[str, Any] = {}
-    if kept.is_file() and time.time() - kept.stat().st_mtime < _CHECKED_S:
-        with contextlib.suppress(ValueError):  # it was being written when the recorder was killed
-            found = json.loads(kept.read_text(encoding="utf-8"))
-    if found.get("gpu") != gpu:
-        found = {"gpu": gpu, "rows": checks.run("cuda", echo=say)}
-        kept.write_text(json.dumps(found, indent=2), encoding="utf-8")
-    return {row["check"]: f"{row['detail']}" for row in found["rows"] if not row["ok"]}
 
 
 class _Recorder:
@@ -306,10 +291,9 @@ class _Recorder:
 
     def _obstacle(self, step: Step, before_s: float) -> tuple[str, str] | None:
         """Say why a part cannot be measured after some time."""
-        needed = checks.needs(step.part) - {step.part.profiled}
-        broken = [why for check, why in self.broken.items() if check in needed]
-        if broken:
-            return "skipped", broken[0]
+        lacking = sorted(self.broken.keys() & checks.needs(step.part)) if self.broken else []
+        if lacking:
+            return "skipped", f"it needs {lacking[0]}, which does not work here: {self.broken[lacking[0]]}"
         untried = [tried for tried, _ in self._uncaptured(list(parts())) if not tried]
         left = self.deadline - time.monotonic() - before_s - min(_CAPTURES_S, len(untried) * _CAPTURE_S)
         # Estimates are of a GPU.
