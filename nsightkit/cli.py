@@ -590,7 +590,8 @@ def record(
             flag="--preflight/--no-preflight",
         ),
     ] = None,
-    dry_run: Annotated[bool, Help("Go through all parts, small, on the CPU; keeps no recording.")] = False,
+    plan: Annotated[bool, Help("Only print the plan: each part, its estimate, and the pages it completes.")] = False,
+    dry_run: Annotated[bool, Help("Print the plan and go through it, small, on the CPU; keeps no recording.")] = False,
     format: FormatOpt = None,  # noqa: A002
 ) -> None:
     """Make the guide's recordings on this machine's GPU; what is current is kept."""
@@ -600,6 +601,8 @@ def record(
         return _preflight(format, out, dry_run=dry_run)
     from nsightkit.investigations import record as capture_record
 
+    if plan:
+        return _list(format, capture_record.plan(only or None, out))
     rows = capture_record.record(
         only or None, budget_s, out, pack=pack, part_mb=part_mb, preflight=preflight is None, dry_run=dry_run, echo=note
     )
