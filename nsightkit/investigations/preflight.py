@@ -390,10 +390,13 @@ def run(
     ]
     if "imports" in asked:
         ask("imports", start_child, device)
-    # As the recorder starts its children.
+    # As the recorder starts its children: forked, where forked processes see the GPU.
     start = fork_child if sys.platform == "linux" else start_child
     if "gpu" in asked:
         ask("gpu", start, device)
+        if rows["gpu"]["ok"] is False and start is not start_child:
+            start = start_child
+            ask("gpu", start, device)
         if rows["gpu"]["ok"] is False:
             device, asked = "cpu", [name for name in asked if CHECKS[name].where == "anywhere"]
     rest = [name for name in asked if name not in rows]

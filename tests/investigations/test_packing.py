@@ -67,6 +67,7 @@ def test_what_is_packed_comes_back_bit_for_bit(made: Path, tmp_path: Path) -> No
     (place / "snapshot.pickle").write_bytes(b"snapshot")
     place = recorded(made, parts.find("limiters", "before"))
     (place / "ncu.csv").write_bytes(b"counters")
+    (place / "runs.json.gz").write_bytes(b"what it runs")
     (place / "nsys").mkdir()
     (place / "nsys" / "trace.json").write_bytes(b"{}")
     files = packing.pack(made, tmp_path / "packed")
@@ -130,17 +131,20 @@ def test_what_fits_nowhere_is_named(made: Path, tmp_path: Path) -> None:
         packing.pack(made, tmp_path / "none", 0.0)
 
 
-def test_logs_of_failures_travel_apart(made: Path, tmp_path: Path) -> None:
+def test_logs_travel_apart(made: Path, tmp_path: Path) -> None:
     for name, size in (("log.txt", 300), ("trace.json.gz", 1_000_001), ("large.txt", 9000)):
-        path = made / "ceilings" / ".failed" / "read" / name
+        path = made / ".failed" / "ceilings" / "read" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"x" * size)
+    (made / ".preflight.json").write_text("{}" * 200)
+    (made / ".running").mkdir()
+    (made / ".running" / "result.json").write_text("{}")
     *_, failed = files = packing.pack(made, tmp_path / "packed", 0.005)
-    assert failed.name == packing.FAILED
-    assert zipfile.ZipFile(failed).namelist() == ["ceilings/.failed/read/log.txt"]
+    assert failed.name == packing.LOGS
+    assert zipfile.ZipFile(failed).namelist() == [".failed/ceilings/read/log.txt", ".preflight.json"]
     rows = packing.unpack(files, tmp_path / "back")
     assert [row["detail"] for row in rows if row["status"] == "logs"] == [
-        f"{failed} holds logs of what has failed; 'python -m zipfile -e {failed} FOLDER' unpacks them"
+        f"{failed} holds logs; 'python -m zipfile -e {failed} FOLDER' unpacks them"
     ]
     assert not list((tmp_path / "back").rglob(".*"))
     # A recording is worth more than logs: there are never more files than allowed.
