@@ -94,10 +94,15 @@ def pack(
 
 def _pack(where: Path, folder: Path, limit: int, most: int, say: Callable[[str], None]) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
-    for draft in folder.glob(".*.zip.*"):  # of a run that was killed
+    for draft in (*folder.glob(".recordings-*.zip.*"), *folder.glob(f".{LOGS}.*")):  # of a run that was killed
         draft.unlink()
-    places = [folder / f"recordings-{number}.zip" for number in range(1, most + 1)]
-    files: list[_Parts] = [_packed(place, say) for place in places]
+    places, files = [], []
+    for place in (folder / f"recordings-{number}.zip" for number in range(1, most + 1)):
+        try:
+            files.append(_read(place) if place.exists() else {})
+            places.append(place)
+        except UsageError as error:  # somebody's file of the same name
+            say(f"{error}; it is left as it is")
     waiting = _recorded(where, say)
     moved = set()
     for file in files:
@@ -117,8 +122,8 @@ def _pack(where: Path, folder: Path, limit: int, most: int, say: Callable[[str],
         size = _size({part: contents})
         why = f"it takes {size / 1e6:.1f} MB of {limit / 1e6:g} MB a file; allow larger ones with --part-mb"
         say(f"{part} is not packed: {why if size > limit else f'all {most} files are full'}")
-    logs = _logs(where, limit) if not files[-1] else {}
-    if files[-1]:
+    logs = {} if all(files) else _logs(where, limit)
+    if all(files):
         (folder / LOGS).unlink(missing_ok=True)  # a recording is worth more
     # What has moved is written where it goes before it leaves the place where it was.
     for place, file in sorted(zip(places, files, strict=True), key=lambda pair: moved.isdisjoint(pair[1])):
@@ -139,14 +144,6 @@ def _recorded(where: Path, say: Callable[[str], None]) -> _Parts:
             else:
                 say(f"{name} is not packed: no recording has such a file")
     return found
-
-
-def _packed(place: Path, say: Callable[[str], None]) -> _Parts:
-    try:
-        return _read(place) if place.exists() else {}
-    except UsageError as error:
-        say(f"{error}; it is written anew")
-        return {}
 
 
 def _logs(where: Path, limit: int) -> dict[str, bytes]:

@@ -131,6 +131,17 @@ def test_what_fits_nowhere_is_named(made: Path, tmp_path: Path) -> None:
         packing.pack(made, tmp_path / "none", 0.0)
 
 
+def test_a_file_that_is_not_ours_is_left_alone(made: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "packed"
+    folder.mkdir()
+    (folder / "recordings-1.zip").write_text("somebody's own")
+    said: list[str] = []
+    assert [path.name for path in packing.pack(made, folder, echo=said.append)] == ["recordings-2.zip"]
+    assert (folder / "recordings-1.zip").read_text() == "somebody's own"
+    assert len(said) == 1
+    assert said[0].endswith("; it is left as it is")
+
+
 def test_logs_travel_apart(made: Path, tmp_path: Path) -> None:
     for name, size in (("log.txt", 300), ("trace.json.gz", 1_000_001), ("large.txt", 9000)):
         path = made / ".failed" / "ceilings" / "read" / name
