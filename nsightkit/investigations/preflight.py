@@ -308,6 +308,8 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
 def needs(part: Part) -> set[str]:
     """Say which checks a part depends on; to be profiled once more, by nsys or ncu, it also needs ``part.profiled``.
 
+    What all parts need is not among them: where that fails, there is nothing to lose by trying.
+
     Parameters
     ----------
     part : Part
@@ -319,7 +321,6 @@ def needs(part: Part) -> set[str]:
     """
     given = part.parameters("live")
     module = part.workload.partition(":")[0].rpartition(".")[2]
-    found = {"gpu", "trace", "write"}
     asked = {
         "bf16": given.get("precision") == "bf16",
         "fp8": given.get("precision") == "fp8",
@@ -332,7 +333,7 @@ def needs(part: Part) -> set[str]:
         rung = resolve("nsightkit.workloads.layer:RUNGS")[given["mode"]][given["rung"]]
         asked |= {"compile": rung.compiled is not None, "cuda-graph": rung.graphed}
         asked |= {"triton": rung.triton, "fp8": rung.fp8}
-    return found | {check for check, is_asked in asked.items() if is_asked}
+    return {check for check, is_asked in asked.items() if is_asked}
 
 
 def run(
