@@ -577,11 +577,24 @@ def record(
     budget_s: Annotated[float | None, Help("Stop starting parts after N seconds.", "N", 0)] = None,
     out: Annotated[Path | None, Help("Where recordings go; default: docs/recordings.", "DIR")] = None,
     dry_run: Annotated[bool, Help("Go through all parts, small, on the CPU; keeps no recording.")] = False,
+    accept: Annotated[
+        str | None, Help("Let recordings of a part count whose code has changed and runs the same.", "PART")
+    ] = None,
+    because: Annotated[str | None, Help("With --accept: why what was measured has not changed.", "TEXT")] = None,
     format: FormatOpt = None,  # noqa: A002
 ) -> None:
     """Make the guide's recordings on this machine's GPU; what is current is kept."""
     from nsightkit.investigations import record as capture_record
 
+    if accept is not None or because is not None:
+        if accept is None or because is None:
+            raise UsageError("--accept and --because go together: name the part, and why its figures still hold")
+        if only or dry_run or budget_s is not None:
+            raise UsageError("--accept measures nothing; leave --only, --budget-s and --dry-run away")
+        from nsightkit.investigations.accept import accept as accept_part
+
+        _list(format, accept_part(accept, because, out))
+        return
     rows = capture_record.record(only or None, budget_s, out, dry_run=dry_run, echo=note)
     _list(format, rows, ["investigation", "part", "status", "seconds", "detail"])
     failed = [f"{row['investigation']}/{row['part']}" for row in rows if row["status"] == "failed"]

@@ -20,7 +20,7 @@ import nsightkit
 from nsightkit.errors import NsightkitError
 from nsightkit.trace._process import end, run, tail
 
-__all__ = ["ask_child", "child_environment", "fork_child", "has_gpu", "start_child"]
+__all__ = ["ask_child", "child_environment", "fork_child", "has_driver", "has_gpu", "start_child"]
 
 #: What the process that others are forked from imports. Optimizers import torch._dynamo, which takes as long as torch.
 _IMPORTED = ["torch._dynamo", "torch.profiler", "nsightkit.capture.memory", "nsightkit.workloads.lm"]
@@ -38,8 +38,15 @@ def has_gpu() -> bool:
     """
     question = "import torch; print(torch.cuda.is_available())"
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        return has_driver() and tail(run([sys.executable, "-c", question], 120.0).stdout, 1) == "True"
+    return False
+
+
+def has_driver() -> bool:
+    """Whether NVIDIA's driver is installed here, without which there is no GPU."""
+    with contextlib.suppress(OSError):
         ctypes.CDLL("libcuda.so.1" if sys.platform != "win32" else "nvcuda.dll")
-        return tail(run([sys.executable, "-c", question], 120.0).stdout, 1) == "True"
+        return True
     return False
 
 
