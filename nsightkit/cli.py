@@ -572,11 +572,26 @@ def demo(
 
 @_command(_CAPTURING)
 def record(
+    files: Annotated[list[Path] | None, Help("With --unpack: what --pack wrote.", "[FILES]")] = None,
     *,
     only: Annotated[list[str] | None, Help("An investigation or one of its parts; repeatable.", "NAME")] = None,
     budget_s: Annotated[float | None, Help("Stop starting parts after N seconds.", "N", 0)] = None,
     out: Annotated[Path | None, Help("Where recordings go; default: docs/recordings.", "DIR")] = None,
-    dry_run: Annotated[bool, Help("Go through all parts, small, on the CPU; keeps no recording.")] = False,
+    pack: Annotated[
+        Path | None, Help("Also pack them into a few files, after every page that is complete and at the end.", "DIR")
+    ] = None,
+    part_mb: Annotated[float, Help("The most that a packed file may have, in MB.", "N", 0)] = 15.0,
+    unpack: Annotated[bool, Help("Put packed recordings in their places instead, and check them.")] = False,
+    preflight: Annotated[
+        bool | None,
+        Help(
+            "Only say what works on this machine. By default that is found out first, and parts that need what does "
+            "not work are left out.",
+            flag="--preflight/--no-preflight",
+        ),
+    ] = None,
+    plan: Annotated[bool, Help("Only print the plan: each part, its estimate, and the pages it completes.")] = False,
+    dry_run: Annotated[bool, Help("Print the plan and go through it, small, on the CPU; keeps no recording.")] = False,
     accept: Annotated[
         str | None, Help("Let recordings of a part count whose code has changed and runs the same.", "PART")
     ] = None,
@@ -584,22 +599,68 @@ def record(
     format: FormatOpt = None,  # noqa: A002
 ) -> None:
     """Make the guide's recordings on this machine's GPU; what is current is kept."""
+    if unpack or files:
+        return _unpack(format, files or [], out, given=unpack, dry_run=dry_run)
+    if accept is not None or because is not None:
+        return _accept(format, accept, because, out, measured=bool(only or dry_run or budget_s is not None))
+    if preflight:
+        return _preflight(format, out, dry_run=dry_run)
     from nsightkit.investigations import record as capture_record
 
-    if accept is not None or because is not None:
-        if accept is None or because is None:
-            raise UsageError("--accept and --because go together: name the part, and why its figures still hold")
-        if only or dry_run or budget_s is not None:
-            raise UsageError("--accept measures nothing; leave --only, --budget-s and --dry-run away")
-        from nsightkit.investigations.accept import accept as accept_part
-
-        _list(format, accept_part(accept, because, out))
-        return
-    rows = capture_record.record(only or None, budget_s, out, dry_run=dry_run, echo=note)
+    if plan:
+        return _list(format, capture_record.plan(only or None, out))
+    rows = capture_record.record(
+        only or None, budget_s, out, pack=pack, part_mb=part_mb, preflight=preflight is None, dry_run=dry_run, echo=note
+    )
     _list(format, rows, ["investigation", "part", "status", "seconds", "detail"])
     failed = [f"{row['investigation']}/{row['part']}" for row in rows if row["status"] == "failed"]
     if failed:
         raise UsageError(f"not recorded: {', '.join(failed)}; the table says why")
+    return None
+
+
+def _unpack(format: Format | None, files: Sequence[Path], out: Path | None, *, given: bool, dry_run: bool) -> None:  # noqa: A002
+    """Put packed recordings in their places."""
+    if not given:
+        raise UsageError(f"{files[0]}: recordings are made without files; to put packed ones in place, give --unpack")
+    from nsightkit.investigations.packing import unpack
+
+    rows = unpack(files, out, dry_run=dry_run)
+    _list(format, rows, ["investigation", "part", "gpu", "status", "detail"])
+    refused = [f"{row['investigation']}/{row['gpu']}/{row['part']}" for row in rows if row["status"] == "refused"]
+    if refused:
+        raise UsageError(f"not placed: {', '.join(refused)}; the table says why")
+
+
+def _accept(
+    format: Format | None,  # noqa: A002
+    part: str | None,
+    because: str | None,
+    out: Path | None,
+    *,
+    measured: bool,
+) -> None:
+    """Let recordings count whose code has changed and runs the same."""
+    if part is None or because is None:
+        raise UsageError("--accept and --because go together: name the part, and say why its figures still hold")
+    if measured:
+        raise UsageError("--accept measures nothing; leave --only, --budget-s and --dry-run away")
+    from nsightkit.investigations.accept import accept
+
+    _list(format, accept(part, because, out))
+
+
+def _preflight(format: Format | None, out: Path | None, *, dry_run: bool) -> None:  # noqa: A002
+    """Say what works here."""
+    from nsightkit.investigations import preflight, recordings
+
+    # The recorder finds them there, and need not ask again.
+    save = None if dry_run else (out or recordings.folder()) / preflight.SAVED
+    rows = preflight.run("cpu" if dry_run else "cuda", save=save, echo=note)
+    _list(format, rows)
+    reason = preflight.no_gpu(rows)
+    if reason:
+        raise NsightkitError(reason)
 
 
 @_command(_WITHOUT)
