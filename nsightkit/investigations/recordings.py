@@ -143,8 +143,10 @@ def acceptance(record: Mapping[str, Any], wanted: str) -> dict[str, Any] | None:
         ``because``: why what was measured has not changed; ``since``, ``commit``: those of the recording and of the
         acceptance; ``dirty``, ``utc``. None also where the recording was made by this very code.
     """
-    given = [] if record.get("key") == wanted else record.get("accepted") or []
-    return next((dict(each) for each in given if each.get("key") == wanted), None)
+    given = record.get("accepted")
+    if record.get("key") == wanted or not isinstance(given, list):
+        return None
+    return next((dict(each) for each in given if isinstance(each, dict) and each.get("key") == wanted), None)
 
 
 def _judge(place: Path, part: Part, wanted: str) -> Recording:
