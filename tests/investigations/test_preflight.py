@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -204,3 +206,15 @@ def test_a_part_needs_what_it_uses() -> None:
             assert ("triton" in found, "cuda-graph" in found) == (rung.triton, rung.graphed)
     others = {investigation for (investigation, _), found in every.items() if "triton" in found}
     assert others == {"ladder", "decode", "limiters"}
+
+
+def test_what_travels_is_what_images_for_pytorch_lack_at_pinned_versions() -> None:
+    root = Path(__file__).parents[2]
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    needed = [*project["dependencies"], *project["optional-dependencies"]["capture"]]
+    names = {re.split(r"[><=]", requirement)[0] for requirement in needed}
+    default = re.search(r"set -- (.+)", (root / "tools/carry_to_gpu.sh").read_text(encoding="utf-8"))
+    assert default is not None
+    assert set(default[1].split()) == names - {"numpy", "pandas", "pyarrow", "rich", "typer"}
+    pins = re.findall(r"^([\w-]+)==", (root / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    assert names <= set(pins)
