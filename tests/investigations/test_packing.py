@@ -354,5 +354,9 @@ def test_where_nothing_can_be_written_it_is_said_in_one_line(made: Path, tmp_pat
         packing.unpack(files, tmp_path / "file")
     with pytest.raises(NsightkitError, match=r"file.*cannot be packed"):
         packing.pack(made, tmp_path / "file" / "packed")
+    start = ["record", "--dry-run", "--out", str(tmp_path / "recorded"), "--pack"]
+    assert run([*start, str(tmp_path / "file")]) == 2
+    assert run([*start, str(tmp_path / "packed"), "--part-mb", "0"]) == 2
+    assert not list((tmp_path / "recorded").iterdir())
     with pytest.raises(UsageError, match="needs the files"):
         packing.unpack([], tmp_path / "back")
