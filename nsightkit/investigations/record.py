@@ -227,6 +227,8 @@ class _Recorder:
                 known=known,
             )
             seconds = (time.monotonic() - start) / len(batch)
+            while writing:  # what was measured before has been written meanwhile
+                self._written(*writing.popleft())
             for step, failure in zip(batch, failures, strict=True):
                 if failure is None:
                     writing.append((step.part, seconds, writer.submit(self._keep, step.part, ".running")))
@@ -240,8 +242,6 @@ class _Recorder:
                         waiting.append(step)
                     else:
                         self._report(step.part, "failed", self.failures[name(step.part)], seconds)
-            while writing and writing[0][2].done():
-                self._written(*writing.popleft())
         while writing:
             self._written(*writing.popleft())
         self._capture(chosen)
@@ -387,7 +387,7 @@ class _Recorder:
         until = min(self.deadline, time.monotonic() + _CAPTURES_S)
         for _, part in sorted(self._uncaptured(chosen), key=lambda one: (one[0], one[1].name != "before")):
             start = time.monotonic()
-            if until - start < 1:
+            if until - start < _CAPTURE_S / 2:
                 self._report(part, "not captured", "no time was left for it; the next call tries it again")
                 continue
             with tempfile.TemporaryDirectory(prefix="nsightkit-", ignore_cleanup_errors=True) as folder:
