@@ -8,6 +8,7 @@ of its own: one that crashes or hangs costs its own answer only. Parts whose :fu
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import json
@@ -27,7 +28,7 @@ from nsightkit.capture.children import ask_child, child_environment, fork_child,
 from nsightkit.errors import NsightkitError
 from nsightkit.investigations.parts import Part, find, resolve
 
-__all__ = ["CHECKS", "SAVED", "Check", "main", "needs", "no_gpu", "results", "run"]
+__all__ = ["CHECKS", "SAVED", "Check", "main", "needs", "no_gpu", "results", "run", "save"]
 
 #: Seconds for all checks together.
 LIMIT_S = 90.0
@@ -341,7 +342,6 @@ def run(
     only: Sequence[str] | None = None,
     *,
     limit_s: float = LIMIT_S,
-    save: Path | None = None,
     echo: Callable[[str], None] | None = None,
 ) -> list[dict[str, Any]]:
     """Check what works here.
@@ -354,8 +354,6 @@ def run(
         Names of checks; default: all.
     limit_s : float
         For all of them.
-    save : Path, optional
-        A file that gets the results of a machine with a GPU, for :func:`results`.
     echo : callable, optional
         Takes lines of progress.
 
@@ -408,23 +406,33 @@ def run(
         for name in rest:
             if not CHECKS[name].apart:
                 ask(name, start, device)
-    found = [rows[name] for name in CHECKS if name in rows]
-    if save is not None and not no_gpu(found):
-        save.parent.mkdir(parents=True, exist_ok=True)
-        save.write_text(json.dumps({"boot": _boot(), "rows": found}, indent=1) + "\n", encoding="utf-8")
-    return found
+    return [rows[name] for name in CHECKS if name in rows]
 
 
 _WORDS = {True: "works", False: "does not work", None: "no answer"}
 
 
-def results(save: Path, echo: Callable[[str], None] | None = None) -> list[dict[str, Any]]:
-    """Give the results of the checks since this machine was started; where there are none, run them.
+def save(rows: Sequence[Mapping[str, Any]], place: Path) -> None:
+    """Keep results for :func:`results`.
 
     Parameters
     ----------
-    save : Path
-        Where :func:`run` has saved them, or shall.
+    rows : sequence of mapping
+        What :func:`run` gave.
+    place : Path
+        A file; its folder is made.
+    """
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(json.dumps({"boot": _boot(), "rows": rows}, indent=1) + "\n", encoding="utf-8")
+
+
+def results(place: Path, echo: Callable[[str], None] | None = None) -> list[dict[str, Any]]:
+    """Give the results of the checks since this machine was started; where there are none, run them and save them.
+
+    Parameters
+    ----------
+    place : Path
+        Where :func:`save` has put them, or shall.
     echo : callable, optional
         Takes lines of progress.
 
@@ -433,13 +441,13 @@ def results(save: Path, echo: Callable[[str], None] | None = None) -> list[dict[
     list of dict
         As from :func:`run`.
     """
-    try:
-        earlier = json.loads(save.read_text(encoding="utf-8"))
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        earlier = json.loads(place.read_text(encoding="utf-8"))
         if earlier["boot"] == _boot():
             return list(earlier["rows"])
-    except (OSError, ValueError, TypeError, KeyError):
-        pass
-    return run(save=save, echo=echo)
+    rows = run(echo=echo)
+    save(rows, place)
+    return rows
 
 
 def _boot() -> str:

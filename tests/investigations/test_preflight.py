@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from stand_in_cuda import stand_in
 
 from nsightkit.cli import run as command
 from nsightkit.errors import NsightkitError
@@ -85,6 +87,28 @@ def test_the_gpu_is_described(tmp_path: Path, gpu: SimpleNamespace) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "check", ["gpu", "host", "bf16", "fp8", "cuda-graph", "snapshot", "attention", "trace", "write"]
+)
+def test_what_a_check_asks_of_cuda_exists_and_comes_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check: str
+) -> None:
+    def small(investigation: str, name: str) -> parts.Part:
+        part = parts.find(investigation, name)
+        return dataclasses.replace(part, gpu=part.smoke) if investigation == "decode" else part
+
+    monkeypatch.setattr(preflight, "find", small)
+    with stand_in() as cuda:
+        works, detail = asked(check, "cuda", tmp_path)
+    if check == "trace":
+        assert (works, detail) == (False, "the profile of PyTorch holds no kernels")  # which a CPU has none of
+    else:
+        assert works, detail
+    if check == "cuda-graph":
+        assert "launched one by one" not in detail
+        assert cuda.log
+
+
 def test_a_name_that_scrubbing_would_change_is_said(
     tmp_path: Path, gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,7 +168,7 @@ def test_on_a_gpu_all_is_asked_and_a_crash_or_a_hang_costs_one_answer(answers: d
     answers |= {"fp8": RuntimeError("exit code -11"), "compile": subprocess.TimeoutExpired("compile", 60.0)}
     answers["ncu"] = {"ok": False, "detail": "no counters"}
     said: list[str] = []
-    rows = preflight.run(save=tmp_path / "new" / preflight.SAVED, echo=said.append)
+    rows = preflight.results(tmp_path / "new" / preflight.SAVED, said.append)
     assert [row["check"] for row in rows] == list(preflight.CHECKS)
     assert set(answers["jobs"].values()) == {"cuda"}
     assert {row["check"]: row["ok"] for row in rows if not row["ok"]} == {"fp8": False, "compile": None, "ncu": False}
@@ -178,6 +202,22 @@ def test_without_a_gpu_it_is_said_in_one_line_with_what_could_be_checked(
         "works, write works, gloo works, nsys does not work, disk works"
     )
     assert not list(tmp_path.iterdir())
+
+
+def test_a_module_that_is_not_installed_is_named_and_costs_no_other_answer(tmp_path: Path) -> None:
+    program = (
+        "import sys; sys.modules['msgspec'] = None\n"
+        "from nsightkit import cli\n"
+        "from nsightkit.investigations import preflight\n"
+        "preflight.ask_child = lambda *_: {'ok': True, 'detail': 'planted'}\n"
+        f"sys.exit(cli.run(['record', '--preflight', '--out', {str(tmp_path)!r}, '-f', 'json']))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert [row["check"] for row in json.loads(done.stdout)] == list(preflight.CHECKS)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == (
+        "nsightkit: msgspec is not installed, and this needs it: pip install msgspec"
+    )
 
 
 def test_what_there_is_no_time_for_is_not_called_broken(answers: dict[str, Any]) -> None:
