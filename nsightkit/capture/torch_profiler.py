@@ -29,6 +29,7 @@ def profile_steps(
     warmup: int = 2,
     active: int = 5,
     shapes: bool = False,
+    gpu: bool = True,
 ) -> Path:
     """Profile some steady steps of a program.
 
@@ -43,6 +44,8 @@ def profile_steps(
         seconds), and steps kept.
     shapes : bool
         Record what operators are given. It costs time on the CPU.
+    gpu : bool
+        Watch the GPU, where there is one. After an error that ended its work for this process it cannot be.
 
     Returns
     -------
@@ -58,6 +61,7 @@ def profile_steps(
             schedule=schedule(wait=wait, warmup=warmup, active=active, repeat=1),
             on_trace_ready=lambda done: export(done, str(whole)),
             record_shapes=shapes,
+            gpu=gpu,
         ) as running:
             for _ in range(wait + warmup + active):
                 step()
