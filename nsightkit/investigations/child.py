@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from nsightkit.capture import utilization
 from nsightkit.capture.children import ask_child, child_environment, fork_child, start_child
 from nsightkit.capture.provenance import collect, scrub
 from nsightkit.errors import NsightkitError
@@ -91,7 +92,8 @@ def main(investigation: str, part: str, mode: str, folder: str, kind: str, comma
     start = time.perf_counter()
     counts = chosen.counts(mode)
     measure, workload = resolve(MEASURES[chosen.measured]), resolve(chosen.workload)
-    samples, parameters = measure(workload, device, chosen.parameters(mode), counts, place)
+    with utilization.logged(device) as load:
+        samples, parameters = measure(workload, device, chosen.parameters(mode), counts, place)
     allocator = "PyTorch's allocator" if on_gpu else "tensors, counted on a CPU"
     provenance = collect(
         device=device,
@@ -104,6 +106,7 @@ def main(investigation: str, part: str, mode: str, folder: str, kind: str, comma
         clock="CUDA events" if on_gpu else "perf_counter",
         command=command,
         duration_s=round(time.perf_counter() - start, 3),
+        **({"load": load} if load else {}),
         **({"snapshot": allocator} if (place / SNAPSHOT).is_file() else {}),
     )
     Path(result).write_text(json.dumps({"samples": samples, "provenance": provenance}), encoding="utf-8")
