@@ -248,6 +248,7 @@ def rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("CPU", f"{cpu['model']}, {cpu.get('cores')} cores" if cpu.get("model") else None),
         ("CUDA", software.get("cuda")),
         ("cuDNN", software.get("cudnn")),
+        ("Fused attention by", record.get("sdpa_backend")),
         ("PyTorch", software.get("torch")),
         ("Triton", software.get("triton")),
         ("Nsight Systems", software.get("nsys")),

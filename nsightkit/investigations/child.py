@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from nsightkit.capture import utilization
+from nsightkit.capture import torch_profiler, utilization
 from nsightkit.capture.children import ask_child, child_environment, fork_child, start_child
 from nsightkit.capture.provenance import collect, scrub
 from nsightkit.errors import NsightkitError
@@ -94,6 +94,7 @@ def main(investigation: str, part: str, mode: str, folder: str, kind: str, comma
     measure, workload = resolve(MEASURES[chosen.measured]), resolve(chosen.workload)
     with utilization.logged(device) as load:
         samples, parameters = measure(workload, device, chosen.parameters(mode), counts, place)
+    attention = torch_profiler.attention_back_ends(place / "trace.json.gz")
     allocator = "PyTorch's allocator" if on_gpu else "tensors, counted on a CPU"
     provenance = collect(
         device=device,
@@ -107,6 +108,7 @@ def main(investigation: str, part: str, mode: str, folder: str, kind: str, comma
         command=command,
         duration_s=round(time.perf_counter() - start, 3),
         **({"load": load} if load else {}),
+        **({"sdpa_backend": ", ".join(attention)} if attention else {}),
         **({"snapshot": allocator} if (place / SNAPSHOT).is_file() else {}),
     )
     Path(result).write_text(json.dumps({"samples": samples, "provenance": provenance}), encoding="utf-8")

@@ -13,7 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from nsightkit.capture import timing  # noqa: E402
+from nsightkit.capture import timing, torch_profiler  # noqa: E402
 from nsightkit.investigations import parts as investigations  # noqa: E402
 from nsightkit.investigations import recordings, sweep_column  # noqa: E402
 from nsightkit.investigations.pages import sweep as analysis  # noqa: E402
@@ -326,6 +326,8 @@ def test_the_backend_is_read_from_the_profile(tmp_path: Path, implementation: st
     assert ((256, "backward") in cells) == (implementation == "flash")
     assert set(found["backend"]) == {backend}
     assert found["evidence"].str.contains("aten::|Backward").all()
+    fused = {"naive": [], "math": ["math"], "flash": ["flash"]}[implementation]
+    assert torch_profiler.attention_back_ends(tmp_path / "trace.json.gz") == fused
 
 
 def test_preparation_is_not_timed() -> None:
