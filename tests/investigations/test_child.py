@@ -32,6 +32,7 @@ def test_a_forked_process_measures_what_a_fresh_interpreter_does(tmp_path, monke
     (by_fork, its_provenance), (afresh, provenance) = forked, fresh
     assert by_fork.keys() == afresh.keys()
     assert by_fork["loss"] == afresh["loss"], "the same seeds, untouched by what ran before"
+    assert provenance["sdpa_backend"] == "flash", "which back end ran is read from the profile"
     changing = {"utc": None, "duration_s": None}
     assert its_provenance | changing == provenance | changing
 
@@ -79,7 +80,12 @@ def test_when_the_time_is_up_nothing_is_left(tmp_path, monkeypatch):
 
 
 def test_only_a_part_that_asks_for_it_runs_under_nsight(tmp_path, monkeypatch):
-    monkeypatch.setattr(child, "ask_child", lambda *_: {"samples": {}, "provenance": {}})
+    def nothing(folders, *_, **__):
+        for folder in folders:
+            (folder / child.RESULT).write_text('{"samples": {}, "provenance": {}}')
+        return [None]
+
+    monkeypatch.setattr(child, "run_children", nothing)
     monkeypatch.setattr(under_nsight, "capture", lambda *_, **__: {"notice": "captured"})
     assert run_child(TINY, "smoke", tmp_path, **HOW) == ({}, {})
     assert run_child(find("training-step", "before"), "smoke", tmp_path, **HOW) == (
@@ -96,6 +102,45 @@ def test_an_observed_part_brings_what_its_workload_saw(tmp_path):
     assert "loss" not in samples
     ranges = nsightkit.load(tmp_path / "trace.json.gz")["ranges"]["name"].tolist()
     assert ranges.count("step") == ranges.count("bf16") == part.counts("smoke")["active"]
+
+
+def test_parts_in_one_process_give_what_they_give_alone(tmp_path):
+    """The form of the samples, the sizes and what is computed; times are their own."""
+    parts = {name: find("ceilings", name) for name in ("fp32", "before", "copy")}
+    folders = {tmp_path / name: part for name, part in parts.items()}
+    for folder in (*folders, alone := tmp_path / "alone"):
+        folder.mkdir()
+    how = HOW | {"command": "record --only {part}"}
+    assert child.run_children(folders, "smoke", **how) == [None] * 3
+    for folder, part in folders.items():
+        assert {path.name for path in folder.iterdir()} == {child.RESULT, "trace.json.gz"}
+        samples, provenance = child.read_result(folder)
+        by_itself, its_provenance = run_child(part, "smoke", alone, **how)
+        assert {metric: len(values) for metric, values in samples.items()} == {
+            metric: len(values) for metric, values in by_itself.items()
+        }
+        assert samples["loss"] == by_itself["loss"], "the same seeds, untouched by the parts before"
+        changing = {"utc": None, "duration_s": None}
+        assert provenance | changing == its_provenance | changing
+        assert provenance["command"] == f"record --only ceilings/{part.name}"
+        names = [nsightkit.load(place / "trace.json.gz")["ops"]["name"].astype(str) for place in (folder, alone)]
+        assert names[0].tolist() == names[1].tolist(), "no events of the parts before"
+
+
+def test_a_part_that_fails_leaves_the_others_of_its_process(tmp_path):
+    parts = [find("ceilings", "fp32"), TINY, find("ceilings", "copy")]
+    folders = {tmp_path / str(number): part for number, part in enumerate(parts)}
+    for folder in folders:
+        folder.mkdir()
+    (tmp_path / "0" / "trace.json.gz").mkdir()  # its profile cannot be written
+    (tmp_path / "0" / child.RESULT).touch()
+    first, *others = child.run_children(folders, "smoke", **HOW)
+    assert others == [None, None]
+    assert "ceilings/fp32 (smoke) was not measured" in f"{first}"
+    assert "trace.json.gz" in f"{first}"
+    assert any("Traceback" in note for note in first.__notes__), "all that the process wrote"
+    assert (tmp_path / "0" / child.FAILURE).is_file()
+    assert not (tmp_path / "0" / child.RESULT).exists(), "nothing is left of an earlier run"
 
 
 def test_a_dry_run_of_the_recorder_goes_the_whole_way(tmp_path, monkeypatch):
