@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_args
 import typer
 
 from nsightkit import answers, configurations, hardware, show
-from nsightkit.errors import NsightkitError, UsageError, reading
+from nsightkit.errors import NsightkitError, UsageError
 from nsightkit.terminal import Format, bar, note, one_line, printing, progress, write
 from nsightkit.verbs import QUESTIONS, Answer, Help, Question
 
@@ -389,16 +389,14 @@ def check(
     if command is not None and not writes:
         raise UsageError("--command is kept in the baseline, which is written with --update or --add")
     before = baselines.read(baseline) if baseline.exists() or not writes else None
-    runs, session = [], session_of(files[0])
+    session = session_of(files[0])
     said = [*session.selection, *([f"--match {match}"] if match is not None else [])]
-    asked: dict[str, Any] = {
-        "opened": lambda path: session_of(path).open(),
-        "match": match,
-        "selection": " ".join(said) or None,
-    }
-    for file in files:
-        with reading(file):
-            runs.append(run_metrics.read(file, **asked))
+    runs = [
+        run_metrics.read(
+            file, opened=lambda path: session_of(path).open(), match=match, selection=" ".join(said) or None
+        )
+        for file in files
+    ]
     made = baselines.make(runs, before, add=add, command=command) if writes else None
     # A baseline that is written is shown beside the one it replaces, or beside itself.
     held = before if before is not None and (made is None or before.of == made.of) else made
@@ -508,7 +506,7 @@ def scrub(
     format: FormatOpt = None,  # noqa: A002
 ) -> None:
     """Write a copy that is safe to share: no environment, host, user, paths or tokens; the same answers."""
-    with progress(f"scrubbing {trace.name}"), reading(trace):
+    with progress(f"scrubbing {trace.name}"):
         from nsightkit.trace import share as scrubbing
 
         copied = scrubbing.copy(trace, out, overwrite=overwrite)
