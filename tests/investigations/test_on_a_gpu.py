@@ -6,9 +6,10 @@ Left out are the rungs and the kernel written in Triton, and what Inductor compi
 from __future__ import annotations
 
 import gzip
+import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -16,8 +17,8 @@ torch = pytest.importorskip("torch")
 
 from stand_in_cuda import StandIn, stand_in  # noqa: E402
 
-from nsightkit.capture import utilization  # noqa: E402
-from nsightkit.investigations import parts, sweep_column  # noqa: E402
+from nsightkit.capture import bench_child, utilization  # noqa: E402
+from nsightkit.investigations import parts, sweep_column, under_nsight  # noqa: E402
 from nsightkit.investigations.pages import sweep  # noqa: E402
 from nsightkit.investigations.recordings import frame  # noqa: E402
 from nsightkit.workloads import attention, ceilings, layer  # noqa: E402
@@ -181,6 +182,53 @@ def test_utilization_is_read_while_steps_run(tmp_path: Path, monkeypatch: pytest
     assert set(found["sm_clock_mhz"]) == {1620}
     steps = [call for call in cuda.log if call in ("step", "synchronize")]
     assert steps[:22] == [*["step"] * 10, "synchronize"] * 2  # the CPU does not run minutes ahead
+
+
+@pytest.mark.parametrize("cap", [None, 14 * 2**30])
+def test_a_benchmark_is_timed_within_its_cap(cap: int | None, tmp_path: Path) -> None:
+    sizes = {"batch": 1, "context": 16, "d_model": 32, "layers": 1, "d_ff": 64, "heads": 2, "vocabulary": 64}
+    job = {"device": "cuda", "parameters": {**sizes, "precision": "bf16", "mode": "fwd"}, "warmup": 2, "steps": 2}
+    with stand_in() as cuda:
+        bench_child.main(**job, nvtx=True, memory_cap_bytes=cap, provenance=True, result=str(tmp_path / "result.json"))
+    found = json.loads((tmp_path / "result.json").read_text())
+    assert found["status"] == "ok"
+    assert found["clock"] == "cuda-event"
+    assert found["peak_reserved_bytes"] > 0
+    gpu = found["provenance"]["gpu"]
+    assert (gpu["name"], gpu["multiprocessors"], gpu["compute_capability"]) == ("NVIDIA H200", 132, "9.0")
+    fractions = [call for call in cuda.log if call.startswith("memory fraction")]
+    assert fractions == ([] if cap is None else ["memory fraction 0.1", "memory fraction 1"])
+
+
+def test_memory_runs_out_within_a_benchmark_s_cap(tmp_path: Path) -> None:
+    job = {"device": "cuda", "parameters": {"precision": "fp32", "mode": "train"}, "warmup": 50, "steps": 50}
+    with stand_in():
+        bench_child.main(
+            **job, nvtx=False, memory_cap_bytes=2**30, provenance=False, result=str(tmp_path / "result.json")
+        )
+    found = json.loads((tmp_path / "result.json").read_text())
+    assert (found["status"], found["requested_bytes"]) == ("oom", 2 * 2**20)
+    assert found["where"] in ("forward", "backward", "optimizer", "zero_grad")
+
+
+def test_a_second_capture_begins_and_ends_on_a_drained_gpu() -> None:
+    class Steps:
+        def __init__(self, *_: object, **__: object) -> None:
+            pass
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def step(self) -> None:
+            cuda.note("step")
+
+    with stand_in() as cuda:
+        under_nsight.steady_steps(Steps, "cuda", {}, warmup=3, active=2)
+    settling = steady = ["step", "step", "synchronize"]
+    assert cuda.log == [*["step"] * 3, "synchronize", *settling, *steady]
 
 
 # -- the stand-in itself: what must not be, is seen ------------------------------------------------------------------
