@@ -27,7 +27,14 @@ from nsightkit.investigations.recordings import SNAPSHOT, part_key
 from nsightkit.trace._process import tail
 
 __all__ = [
-    *("FAILURE", "RESULT", "capture_child", "forks_see_the_gpu", "main", "read_result", "run_child", "run_children")
+    "FAILURE",
+    "RESULT",
+    "capture_child",
+    "forks_see_the_gpu",
+    "main",
+    "read_result",
+    "run_child",
+    "run_children",
 ]
 
 #: What a measured part leaves in its folder: samples and provenance, or why there are none.
