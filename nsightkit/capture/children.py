@@ -25,7 +25,8 @@ import nsightkit
 from nsightkit.errors import NsightkitError
 from nsightkit.trace._process import descendants, dying_with_parent, end, run, tail
 
-__all__ = ["IMPORTED", "ask_child", "child_environment", "fork_child", "gpu_name", "has_gpu", "start_child"]
+__all__ = ["IMPORTED", "ask_child", "child_environment", "fork_child", "gpu_name", "has_driver", "has_gpu"]
+__all__ += ["start_child"]
 
 #: What the process that others are forked from imports. Optimizers import torch._dynamo, which takes as long as torch.
 #: Nothing here may ask for a GPU when it is imported, or no fork could use one; torch._inductor would also start
@@ -35,6 +36,8 @@ IMPORTED = [
     *("nsightkit.investigations.child", "nsightkit.investigations.sweep_column"),
     "nsightkit.investigations.ways_to_measure",
 ]
+#: A process starts with settings of this whole one, so threads take turns.
+_STARTING = threading.Lock()
 #: Of Linux's prctl: processes whose parent has ended get this process as their parent.
 _ADOPT = 36
 
@@ -52,8 +55,9 @@ def gpu_name() -> str | None:
         None if torch can use none.
     """
     question = "import torch; print('GPU', torch.cuda.get_device_name() if torch.cuda.is_available() else '')"
+    if not has_driver():
+        return None
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        ctypes.CDLL("libcuda.so.1" if sys.platform != "win32" else "nvcuda.dll")
         # The first import of torch on a machine reads gigabytes of libraries.
         said, _, name = tail(run([sys.executable, "-c", question], 300.0).stdout, 1).partition(" ")
         return name if said == "GPU" and name else None
@@ -68,6 +72,14 @@ def has_gpu() -> bool:
     bool
     """
     return gpu_name() is not None
+
+
+def has_driver() -> bool:
+    """Whether NVIDIA's driver is installed here, without which there is no GPU."""
+    with contextlib.suppress(OSError):
+        ctypes.CDLL("libcuda.so.1" if sys.platform != "win32" else "nvcuda.dll")
+        return True
+    return False
 
 
 def child_environment() -> dict[str, str]:
@@ -120,14 +132,15 @@ def fork_child(module: str, job: Mapping[str, Any], timeout_s: float) -> subproc
         process = context.Process(target=_forked_main, args=(module, job, child_environment(), Path.cwd(), log))
         # multiprocessing would import the program that asks, and a page would measure its parts again; and it would use
         # the method that joblib sets where several pages are built at once, which the new process does not know.
-        program, method = sys.modules["__main__"], multiprocessing.get_start_method(allow_none=True)
-        sys.modules["__main__"] = ModuleType("__main__")
-        multiprocessing.set_start_method("forkserver", force=True)
-        try:
-            process.start()
-        finally:
-            sys.modules["__main__"] = program
-            multiprocessing.set_start_method(method, force=True)
+        with _STARTING:
+            program, method = sys.modules["__main__"], multiprocessing.get_start_method(allow_none=True)
+            sys.modules["__main__"] = ModuleType("__main__")
+            multiprocessing.set_start_method("forkserver", force=True)
+            try:
+                process.start()
+            finally:
+                sys.modules["__main__"] = program
+                multiprocessing.set_start_method(method, force=True)
         try:
             process.join(timeout_s)
             if process.exitcode is None:

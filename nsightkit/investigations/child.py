@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from nsightkit.capture import torch_profiler, utilization
 from nsightkit.capture.children import ask_child, child_environment, fork_child, start_child
 from nsightkit.capture.provenance import collect, scrub, tools
 from nsightkit.errors import NsightkitError
@@ -284,7 +285,9 @@ def _measure(
     start = time.perf_counter()
     counts = part.counts(mode)
     measure, workload = resolve(MEASURES[part.measured]), resolve(part.workload)
-    samples, parameters = measure(workload, device, part.parameters(mode), counts, folder)
+    with utilization.logged(device) as load:
+        samples, parameters = measure(workload, device, part.parameters(mode), counts, folder)
+    attention = torch_profiler.attention_back_ends(folder / "trace.json.gz")
     allocator = "PyTorch's allocator" if on_gpu else "tensors, counted on a CPU"
     provenance = collect(
         device=device,
@@ -298,6 +301,8 @@ def _measure(
         clock="CUDA events" if on_gpu else "perf_counter",
         command=command,
         duration_s=round(time.perf_counter() - start, 3),
+        **({"load": load} if load else {}),
+        **({"sdpa_backend": ", ".join(attention)} if attention else {}),
         **({"snapshot": allocator} if (folder / SNAPSHOT).is_file() else {}),
     )
     draft = folder / f"{RESULT}.new"

@@ -33,6 +33,7 @@ def test_a_forked_process_measures_what_a_fresh_interpreter_does(tmp_path, monke
     (by_fork, its_provenance), (afresh, provenance) = forked, fresh
     assert by_fork.keys() == afresh.keys()
     assert by_fork["loss"] == afresh["loss"], "the same seeds, untouched by what ran before"
+    assert provenance["sdpa_backend"] == "flash", "which back end ran is read from the profile"
     changing = {"utc": None, "duration_s": None}
     assert its_provenance | changing == provenance | changing
 
