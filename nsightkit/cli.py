@@ -572,21 +572,97 @@ def demo(
 
 @_command(_CAPTURING)
 def record(
+    files: Annotated[list[Path] | None, Help("With --unpack: what --pack wrote.", "[FILES]")] = None,
     *,
     only: Annotated[list[str] | None, Help("An investigation or one of its parts; repeatable.", "NAME")] = None,
     budget_s: Annotated[float | None, Help("Stop starting parts after N seconds.", "N", 0)] = None,
     out: Annotated[Path | None, Help("Where recordings go; default: docs/recordings.", "DIR")] = None,
-    dry_run: Annotated[bool, Help("Go through all parts, small, on the CPU; keeps no recording.")] = False,
+    pack: Annotated[
+        Path | None, Help("Also pack them into a few files, after every page that is complete and at the end.", "DIR")
+    ] = None,
+    part_mb: Annotated[float, Help("The most that a packed file may have, in MB.", "N", 0)] = 15.0,
+    unpack: Annotated[bool, Help("Put packed recordings in their places instead, and check them.")] = False,
+    preflight: Annotated[
+        bool | None,
+        Help(
+            "Only say what works on this machine. By default that is found out first, and parts that need what does "
+            "not work are left out.",
+            flag="--preflight/--no-preflight",
+        ),
+    ] = None,
+    plan: Annotated[bool, Help("Only print the plan: each part, its estimate, and the pages it completes.")] = False,
+    dry_run: Annotated[bool, Help("Print the plan and go through it, small, on the CPU; keeps no recording.")] = False,
+    accept: Annotated[
+        str | None, Help("Let recordings of a part count whose code has changed and runs the same.", "PART")
+    ] = None,
+    because: Annotated[str | None, Help("With --accept: why what was measured has not changed.", "TEXT")] = None,
     format: FormatOpt = None,  # noqa: A002
 ) -> None:
     """Make the guide's recordings on this machine's GPU; what is current is kept."""
+    if unpack or files:
+        return _unpack(format, files or [], out, given=unpack, dry_run=dry_run)
+    if accept is not None or because is not None:
+        return _accept(format, accept, because, out, measured=bool(only or dry_run or budget_s is not None))
+    if preflight:
+        return _preflight(format, out, dry_run=dry_run)
     from nsightkit.investigations import record as capture_record
 
-    rows = capture_record.record(only or None, budget_s, out, dry_run=dry_run, echo=note)
+    if plan:
+        return _list(format, capture_record.plan(only or None, out))
+    rows = capture_record.record(
+        only or None, budget_s, out, pack=pack, part_mb=part_mb, preflight=preflight is None, dry_run=dry_run, echo=note
+    )
     _list(format, rows, ["investigation", "part", "status", "seconds", "detail"])
     failed = [f"{row['investigation']}/{row['part']}" for row in rows if row["status"] == "failed"]
     if failed:
         raise UsageError(f"not recorded: {', '.join(failed)}; the table says why")
+    return None
+
+
+def _unpack(format: Format | None, files: Sequence[Path], out: Path | None, *, given: bool, dry_run: bool) -> None:  # noqa: A002
+    """Put packed recordings in their places."""
+    if not given:
+        raise UsageError(f"{files[0]}: recordings are made without files; to put packed ones in place, give --unpack")
+    from nsightkit.investigations.packing import unpack
+
+    rows = unpack(files, out, dry_run=dry_run)
+    _list(format, rows, ["investigation", "part", "gpu", "status", "detail"])
+    refused = [f"{row['investigation']}/{row['gpu']}/{row['part']}" for row in rows if row["status"] == "refused"]
+    if refused:
+        raise UsageError(f"not placed: {', '.join(refused)}; the table says why")
+
+
+def _accept(
+    format: Format | None,  # noqa: A002
+    part: str | None,
+    because: str | None,
+    out: Path | None,
+    *,
+    measured: bool,
+) -> None:
+    """Let recordings count whose code has changed and runs the same."""
+    if part is None or because is None:
+        raise UsageError("--accept and --because go together: name the part, and say why its figures still hold")
+    if measured:
+        raise UsageError("--accept measures nothing; leave --only, --budget-s and --dry-run away")
+    from nsightkit.investigations.accept import accept
+
+    _list(format, accept(part, because, out))
+
+
+def _preflight(format: Format | None, out: Path | None, *, dry_run: bool) -> None:  # noqa: A002
+    """Say what works here."""
+    from nsightkit.investigations import preflight
+
+    rows = preflight.run("cpu" if dry_run else "cuda", echo=note)
+    _list(format, rows)
+    reason = preflight.no_gpu(rows)
+    if reason:
+        raise NsightkitError(reason)
+    if not dry_run:
+        from nsightkit.investigations.recordings import folder
+
+        preflight.save(rows, (out or folder()) / preflight.SAVED)  # the recorder need not ask again
 
 
 @_command(_WITHOUT)
@@ -943,6 +1019,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except MemoryError as error:
         return _failed(error, "this does not fit in memory; look at a part of it, or at a machine with more memory")
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("nsightkit"):
+            name = error.name.partition(".")[0]
+            return _failed(error, f"{name} is not installed, and this needs it: pip install {name}")
         at = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(at.filename).name}:{at.lineno}"
         ours = f"a mistake of nsightkit's own, not of the file ({type(error).__name__}: {error}, at {where})"

@@ -74,7 +74,7 @@ def scaffold(root: Path, slug: str, title: str) -> list[Path]:
         f'            "faulty",\n'
         f'            {{"size": 4096, "products": 20}},\n'
         f'            {{"size": 64, "products": 20}},\n'
-        f"            50,\n"
+        f"            10,\n"
         f'            workload="workloads.{module}:start",\n'
         f"        ),\n"
     )

@@ -4,42 +4,81 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import importlib
 import json
 import multiprocessing
+import multiprocessing.connection
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import nsightkit
 from nsightkit.errors import NsightkitError
-from nsightkit.trace._process import end, run, tail
+from nsightkit.trace._process import descendants, dying_with_parent, end, run, tail
 
-__all__ = ["ask_child", "child_environment", "fork_child", "has_gpu", "start_child"]
+__all__ = ["IMPORTED", "ask_child", "child_environment", "fork_child", "gpu_name", "has_driver", "has_gpu"]
+__all__ += ["start_child"]
 
 #: What the process that others are forked from imports. Optimizers import torch._dynamo, which takes as long as torch.
-_IMPORTED = ["torch._dynamo", "torch.profiler", "nsightkit.capture.memory", "nsightkit.workloads.lm"]
+#: Nothing here may ask for a GPU when it is imported, or no fork could use one; torch._inductor would also start
+#: processes.
+IMPORTED = [
+    *("torch._dynamo", "torch.profiler", "triton", "nsightkit.capture.memory", "nsightkit.workloads.lm"),
+    *("nsightkit.investigations.child", "nsightkit.investigations.sweep_column"),
+    "nsightkit.investigations.ways_to_measure",
+]
+#: A process starts with settings of this whole one, so threads take turns.
+_STARTING = threading.Lock()
+#: Of Linux's prctl: processes whose parent has ended get this process as their parent.
+_ADOPT = 36
+
+
+@functools.cache
+def gpu_name() -> str | None:
+    """Name of the GPU that torch uses here.
+
+    It asks once, in a process of its own, so that this one never holds a CUDA context, and does not ask where there is
+    no driver.
+
+    Returns
+    -------
+    str or None
+        None if torch can use none.
+    """
+    question = "import torch; print('GPU', torch.cuda.get_device_name() if torch.cuda.is_available() else '')"
+    if not has_driver():
+        return None
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        # The first import of torch on a machine reads gigabytes of libraries.
+        said, _, name = tail(run([sys.executable, "-c", question], 300.0).stdout, 1).partition(" ")
+        return name if said == "GPU" and name else None
+    return None
 
 
 def has_gpu() -> bool:
-    """Whether torch can use a CUDA GPU here.
-
-    It asks in a process of its own, so that this one never holds a CUDA context, and does not ask where there is
-    no driver.
+    """Whether torch can use a CUDA GPU here: :func:`gpu_name`.
 
     Returns
     -------
     bool
     """
-    question = "import torch; print(torch.cuda.is_available())"
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+    return gpu_name() is not None
+
+
+def has_driver() -> bool:
+    """Whether NVIDIA's driver is installed here, without which there is no GPU."""
+    with contextlib.suppress(OSError):
         ctypes.CDLL("libcuda.so.1" if sys.platform != "win32" else "nvcuda.dll")
-        return tail(run([sys.executable, "-c", question], 120.0).stdout, 1) == "True"
+        return True
     return False
 
 
@@ -80,26 +119,28 @@ def start_child(module: str, job: Mapping[str, Any], timeout_s: float) -> subpro
 def fork_child(module: str, job: Mapping[str, Any], timeout_s: float) -> subprocess.CompletedProcess[str]:
     """Run ``main(**job)`` of a module in a process forked from one that has imported torch and has done nothing else.
 
-    It is as good as a fresh interpreter and starts in a fraction of the time. Only for runs on a CPU, on Linux: CUDA
-    does not survive a fork, and nsys does not see processes that are only forked. It takes, gives and raises what
-    :func:`start_child` does.
+    It is as good as a fresh interpreter and starts in a fraction of the time. Only on Linux, and not for what nsys
+    shall see: it does not follow processes that are only forked. The process can use a GPU, for the one that it is
+    forked from never does. When this process dies, so does the new one, with all that it started. It takes, gives and
+    raises what :func:`start_child` does.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_IMPORTED)
+    context.set_forkserver_preload(IMPORTED)
     with tempfile.TemporaryDirectory(prefix="nsightkit-") as scratch:
         log = Path(scratch, "log.txt")
         log.touch()
         process = context.Process(target=_forked_main, args=(module, job, child_environment(), Path.cwd(), log))
         # multiprocessing would import the program that asks, and a page would measure its parts again; and it would use
         # the method that joblib sets where several pages are built at once, which the new process does not know.
-        program, method = sys.modules["__main__"], multiprocessing.get_start_method(allow_none=True)
-        sys.modules["__main__"] = ModuleType("__main__")
-        multiprocessing.set_start_method("forkserver", force=True)
-        try:
-            process.start()
-        finally:
-            sys.modules["__main__"] = program
-            multiprocessing.set_start_method(method, force=True)
+        with _STARTING:
+            program, method = sys.modules["__main__"], multiprocessing.get_start_method(allow_none=True)
+            sys.modules["__main__"] = ModuleType("__main__")
+            multiprocessing.set_start_method("forkserver", force=True)
+            try:
+                process.start()
+            finally:
+                sys.modules["__main__"] = program
+                multiprocessing.set_start_method(method, force=True)
         try:
             process.join(timeout_s)
             if process.exitcode is None:
@@ -120,7 +161,41 @@ def _forked_main(module: str, job: Mapping[str, Any], environment: dict[str, str
     with log.open("ab") as stream:
         os.dup2(stream.fileno(), 1)
         os.dup2(stream.fileno(), 2)
+    bind = dying_with_parent()
+    worker = os.fork()
+    if worker:
+        _guard(worker)
+    assert bind is not None  # this is Linux
+    bind()
     importlib.import_module(module).main(**job)
+
+
+def _guard(worker: int) -> NoReturn:
+    """Wait for a child and end as it does; if the process that asked for it dies first, end all that the child started.
+
+    The kernel would end the child, but not the programs that the child started, nor what these started.
+    """
+    ctypes.CDLL(None).prctl(_ADOPT, 1)
+    asking = multiprocessing.parent_process()
+    assert asking is not None
+    ending = threading.Lock()
+
+    def watch() -> None:
+        multiprocessing.connection.wait([asking.sentinel])
+        with ending:
+            while below := descendants(os.getpid()):
+                for each in below:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(each, signal.SIGKILL)
+                time.sleep(0.01)
+            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+    code = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
+    with ending:
+        if code < 0:
+            os.kill(os.getpid(), -code)
+        os._exit(code)
 
 
 def ask_child(
@@ -149,19 +224,25 @@ def ask_child(
     Raises
     ------
     NsightkitError
-        It left no result; one line says why, with the end of what it wrote.
+        It left no result; one line says why, with the end of what it wrote. All that it wrote is a note on the
+        exception.
     """
     with tempfile.TemporaryDirectory(prefix="nsightkit-", ignore_cleanup_errors=True) as folder:
         result = Path(folder, "result.json")
         try:
             done = start(module, {**job, "result": str(result)}, timeout_s)
-        except subprocess.TimeoutExpired as error:
-            said = tail(error.output, 3) or "nothing"
-            raise NsightkitError(f"not done within {timeout_s:g} s; it last said: {said}") from error
+        except subprocess.TimeoutExpired as late:
+            said = tail(late.output, 3) or "nothing"
+            error = NsightkitError(f"not done within {timeout_s:g} s; it last said: {said}")
+            error.add_note(str(late.output))
+            raise error from late
         with contextlib.suppress(OSError, ValueError):
             return dict(json.loads(result.read_text(encoding="utf-8")))
     if done.returncode == -9:
-        raise NsightkitError("killed; the machine probably ran out of memory")
-    torchless = "No module named 'torch'" in done.stdout
-    hint = "install torch first (pip install 'nsightkit[torch]'); " if torchless else ""
-    raise NsightkitError(f"{hint}exit code {done.returncode}: {tail(done.stdout, 4)}")
+        error = NsightkitError("killed; the machine probably ran out of memory")
+    else:
+        torchless = "No module named 'torch'" in done.stdout
+        hint = "install torch first (pip install 'nsightkit[torch]'); " if torchless else ""
+        error = NsightkitError(f"{hint}exit code {done.returncode}: {tail(done.stdout, 4)}")
+    error.add_note(done.stdout)
+    raise error

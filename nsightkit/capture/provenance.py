@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import functools
 import os
 import platform
 import re
@@ -23,7 +24,7 @@ from nsightkit.errors import NsightkitError
 from nsightkit.trace import ncu_tool, nsys_tool
 from nsightkit.trace.share.secrets import Scrubber
 
-__all__ = ["FORMAT", "collect", "in_short", "label", "rows", "scrub", "slug"]
+__all__ = ["FORMAT", "collect", "in_short", "label", "rows", "scrub", "slug", "tools"]
 
 #: Version of the layout of recordings; part of every key.
 FORMAT = 1
@@ -37,13 +38,34 @@ _OF_GPU = {
 }
 
 
-def collect(*, device: str, **facts: Any) -> dict[str, Any]:
+def tools() -> dict[str, Any]:
+    """Ask nsys, ncu and git for their versions, which takes longer than all else that :func:`collect` describes.
+
+    Returns
+    -------
+    dict
+        ``nsys``, ``ncu``, ``commit``, ``dirty``; what cannot be had is None. Each is asked once in a process.
+    """
+    found: dict[str, Any] = dict.fromkeys(("nsys", "ncu"))
+    with contextlib.suppress(NsightkitError):
+        nsys = nsys_tool.find()
+        found["nsys"] = ".".join(map(str, nsys_tool.version(nsys))) if nsys else None
+    with contextlib.suppress(NsightkitError):
+        ncu = ncu_tool.find()
+        found["ncu"] = ncu_tool.version(ncu) if ncu else None
+    commit, dirty = _commit(os.environ.get("NSIGHTKIT_COMMIT", ""))
+    return {**found, "commit": commit, "dirty": dirty}
+
+
+def collect(*, device: str, known: Mapping[str, Any] | None = None, **facts: Any) -> dict[str, Any]:
     """Describe this machine and its software.
 
     Parameters
     ----------
     device : str
         ``"cpu"`` or a CUDA device: the GPU that is described.
+    known : mapping, optional
+        What :func:`tools` has found in another process; asked here when omitted.
     **facts
         What the caller knows: ``kind``, ``investigation``, ``part``, ``key``, ``parameters``, ``counts``,
         ``command``, ``duration_s``.
@@ -53,17 +75,17 @@ def collect(*, device: str, **facts: Any) -> dict[str, Any]:
     dict
         JSON values. ``gpu`` is None without one; a version that cannot be had is None.
     """
-    commit, dirty = _commit()
+    known = tools() if known is None else known
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     record = {
         "format": FORMAT,
         **facts,
         "utc": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-        "commit": commit,
-        "dirty": dirty,
+        "commit": known["commit"],
+        "dirty": known["dirty"],
         "gpu": _gpu(device) if device.startswith("cuda") else None,
         "cpu": {"model": _cpu_model(), "cores": cores},
-        "software": _software(),
+        "software": _software() | {tool: known[tool] for tool in ("nsys", "ncu")},
     }
     return dict(scrub(record))
 
@@ -91,7 +113,7 @@ def _software() -> dict[str, Any]:
         "python": platform.python_version(),
         "nsightkit": nsightkit.__version__,
         **{package: installed(package) for package in ("torch", "triton", "numpy")},
-        **dict.fromkeys(("cuda", "cudnn", "nsys", "ncu")),
+        **dict.fromkeys(("cuda", "cudnn")),
     }
     with contextlib.suppress(OSError):
         found["os"] = platform.freedesktop_os_release().get("PRETTY_NAME", platform.system())
@@ -100,12 +122,6 @@ def _software() -> dict[str, Any]:
 
         cudnn = torch.backends.cudnn.version() if torch.version.cuda else None  # type: ignore[no-untyped-call]
         found |= {"torch": torch.__version__, "cuda": torch.version.cuda, "cudnn": str(cudnn) if cudnn else None}
-    with contextlib.suppress(NsightkitError):
-        nsys = nsys_tool.find()
-        found["nsys"] = ".".join(map(str, nsys_tool.version(nsys))) if nsys else None
-    with contextlib.suppress(NsightkitError):
-        ncu = ncu_tool.find()
-        found["ncu"] = ncu_tool.version(ncu) if ncu else None
     return found
 
 
@@ -125,9 +141,10 @@ def _cpu_model() -> str | None:
     return platform.processor() or platform.machine() or None
 
 
-def _commit() -> tuple[str | None, bool | None]:
-    """Say which commit this source tree is at; a tree that travels without its .git says it in NSIGHTKIT_COMMIT."""
-    given = re.fullmatch(r"([0-9a-f]{7,40})(-dirty)?", os.environ.get("NSIGHTKIT_COMMIT", ""))
+@functools.cache
+def _commit(named: str) -> tuple[str | None, bool | None]:
+    """Say which commit this source tree is at; a tree that travels without its .git is `named` in NSIGHTKIT_COMMIT."""
+    given = re.fullmatch(r"([0-9a-f]{7,40})(-dirty)?", named)
     if given:
         return given[1], given[2] is not None
     root = Path(nsightkit.__file__).parents[1]

@@ -1,31 +1,49 @@
-"""The process in which one part is measured: how it is started, and what it does.
+"""The process in which parts are measured: how it is started, and what it does.
 
-A part is measured in an interpreter of its own, ``python -m nsightkit.investigations.child JOB``; `JOB` is JSON, and so
-is the result. A smoke run's process is forked instead, for importing torch takes longer than most smoke runs measure.
+It is forked from one that has imported torch and has not touched a GPU, which takes a fraction of the time of a fresh
+interpreter. Where there is no such fork, or none that can use the GPU, it is an interpreter of its own, ``python -m
+nsightkit.investigations.child JOB``; `JOB` is JSON, and so are the results.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import gc
 import json
 import sys
 import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from nsightkit.capture import torch_profiler, utilization
 from nsightkit.capture.children import ask_child, child_environment, fork_child, start_child
-from nsightkit.capture.provenance import collect, scrub
+from nsightkit.capture.provenance import collect, scrub, tools
 from nsightkit.errors import NsightkitError
 from nsightkit.investigations import under_nsight
 from nsightkit.investigations.parts import MEASURES, Part, find, prepared, resolve
 from nsightkit.investigations.recordings import SNAPSHOT, part_key
+from nsightkit.trace._process import tail
 
-__all__ = ["main", "run_child"]
+__all__ = [
+    "FAILURE",
+    "RESULT",
+    "capture_child",
+    "forks_see_the_gpu",
+    "main",
+    "read_result",
+    "run_child",
+    "run_children",
+]
+
+#: What a measured part leaves in its folder: samples and provenance, or why there are none.
+RESULT, FAILURE = "result.json", "failure.txt"
+_Result = tuple[dict[str, list[float]], dict[str, Any]]
 
 
-def run_child(
-    part: Part, mode: str, folder: Path, *, kind: str, command: str, timeout_s: float
-) -> tuple[dict[str, list[float]], dict[str, Any]]:
+def run_child(part: Part, mode: str, folder: Path, *, kind: str, command: str, timeout_s: float) -> _Result:
     """Measure a part in a process of its own.
 
     A part that asks for it then runs once more, in another process under Nsight Systems or Nsight Compute.
@@ -54,15 +72,12 @@ def run_child(
     NsightkitError
         The child failed or took too long; the message holds the end of what it wrote.
     """
-    job = {"investigation": part.investigation, "part": part.name, "mode": mode, "folder": str(folder.absolute())}
-    job |= {"kind": kind, "command": command}
     begin = time.monotonic()
-    start = fork_child if mode == "smoke" and sys.platform == "linux" else start_child
-    try:
-        result = ask_child("nsightkit.investigations.child", job, timeout_s, start)
-    except NsightkitError as error:
-        raise NsightkitError(f"{part.investigation}/{part.name} ({mode}) was not measured: {error}") from error
-    samples, provenance = result["samples"], result["provenance"]
+    (failure,) = run_children({folder: part}, mode, kind=kind, command=command, timeout_s=timeout_s)
+    if failure is not None:
+        raise failure
+    samples, provenance = read_result(folder)
+    (folder / RESULT).unlink()
     if part.profiled:
         left = max(timeout_s - (time.monotonic() - begin), 1.0)
         limit_s = min(left, 60.0 if mode == "smoke" else 300.0)
@@ -71,37 +86,216 @@ def run_child(
     return samples, provenance
 
 
-def main(investigation: str, part: str, mode: str, folder: str, kind: str, command: str, result: str) -> None:
-    """Measure a part, and write its samples and its provenance to the file `result`.
+def run_children(
+    folders: Mapping[Path, Part],
+    mode: str,
+    *,
+    kind: str,
+    command: str,
+    timeout_s: float,
+    known: Mapping[str, Any] | None = None,
+) -> list[NsightkitError | None]:
+    """Measure parts one after the other in one process, which leaves each one's result as soon as it is there.
 
     Parameters
     ----------
-    investigation, part : str
+    folders : mapping
+        By folder, the part that it is for. The folder also gets :data:`RESULT`, or :data:`FAILURE` of a part that
+        failed by itself.
+    mode, kind, timeout_s
+        As for :func:`run_child`; the time is that of all.
+    command : str
+        What the provenance says was run; ``{part}`` stands for the part's name.
+    known : mapping, optional
+        From :func:`nsightkit.capture.provenance.tools`, where it has been asked for.
+
+    Returns
+    -------
+    list of NsightkitError or None
+        Why each part was not measured. Notes on the exception hold all that the process wrote.
+    """
+    for folder in folders:
+        for left in (RESULT, FAILURE):
+            (folder / left).unlink(missing_ok=True)
+    jobs = [
+        {
+            "investigation": part.investigation,
+            "part": part.name,
+            "folder": str(folder.absolute()),
+            "command": command.format(part=f"{part.investigation}/{part.name}"),
+        }
+        for folder, part in folders.items()
+    ]
+    job = {"parts": jobs, "mode": mode, "kind": kind, "known": tools() if known is None else dict(known)}
+    try:
+        _ask(job, mode, timeout_s)
+    except NsightkitError as error:
+        return [None if (f / RESULT).is_file() else _failure(part, mode, f, error) for f, part in folders.items()]
+    return [None] * len(jobs)
+
+
+def _failure(part: Part, mode: str, folder: Path, error: NsightkitError) -> NsightkitError:
+    """Say why a part was not measured: by its own words, or by those of the process that it was in."""
+    said = f"{error}"
+    with contextlib.suppress(OSError):
+        said = tail((folder / FAILURE).read_text(encoding="utf-8"), 4)
+    found = NsightkitError(f"{part.investigation}/{part.name} ({mode}) was not measured: {said}")
+    for note in error.__notes__:
+        found.add_note(note)
+    found.__cause__ = error
+    return found
+
+
+def capture_child(part: Part, mode: str, folder: Path, timeout_s: float) -> dict[str, Any]:
+    """Run :func:`nsightkit.investigations.under_nsight.capture` in a process that is ended when the time is up.
+
+    The profiler, its importer and its exporter have time limits of their own, which add up to far more.
+
+    Parameters
+    ----------
+    part : Part
     mode : {"live", "smoke"}
-    folder : str
-        Gets what the measuring function writes.
+    folder : Path
+    timeout_s : float
+        Of all. The program under the profiler is interrupted after two thirds of it.
+
+    Returns
+    -------
+    dict
+        What the capture says, or a ``notice`` that it was not done.
+    """
+    one = {"investigation": part.investigation, "part": part.name, "folder": str(folder.absolute()), "command": ""}
+    job = {"parts": [one], "mode": mode, "kind": "", "known": {}, "profiled_s": timeout_s * 2 / 3}
+    try:
+        return dict(scrub(_ask(job, mode, timeout_s)))
+    except NsightkitError as error:
+        return {"notice": f"{error}"}
+
+
+def read_result(folder: Path) -> _Result:
+    """Read what a process left of a part.
+
+    Parameters
+    ----------
+    folder : Path
+
+    Returns
+    -------
+    samples : dict of str to list
+    provenance : dict
+    """
+    result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+    return result["samples"], result["provenance"]
+
+
+_Start = Callable[[str, Mapping[str, Any], float], Any]
+
+
+def _ask(job: Mapping[str, Any], mode: str, timeout_s: float) -> dict[str, Any]:
+    start: _Start = start_child
+    if sys.platform == "linux" and (mode == "smoke" or forks_see_the_gpu()):
+        start = fork_child
+    return ask_child("nsightkit.investigations.child", job, timeout_s, start)
+
+
+@functools.cache
+def forks_see_the_gpu() -> bool:
+    """Whether a forked process can use the GPU.
+
+    It is tried once: no part need be lost to a library that asks for the GPU when it is imported.
+
+    Returns
+    -------
+    bool
+    """
+    with contextlib.suppress(NsightkitError):
+        ask_child("nsightkit.investigations.child", {"parts": [], "mode": "live"}, 300.0, fork_child)
+        return True
+    return False
+
+
+def main(
+    parts: Sequence[Mapping[str, str]],
+    mode: str,
+    result: str,
+    kind: str = "",
+    known: Mapping[str, Any] | None = None,
+    profiled_s: float = 0.0,
+) -> None:
+    """Measure parts one after the other, and write each one's samples and provenance into its folder.
+
+    Parameters
+    ----------
+    parts : sequence of mapping
+        ``investigation``, ``part``, ``folder`` and ``command`` of each. Without any, it is only seen whether a
+        measurement could be made.
+    mode : {"live", "smoke"}
+    result : str
+        File that is written at the end: what a second capture found.
     kind : str
         What the provenance of a CPU run calls it; a GPU's is always ``measured``.
-    command : str
-        What the provenance says was run.
-    result : str
+    known : mapping, optional
+        Versions of tools, which are the same for all parts.
+    profiled_s : float
+        If positive, the part is not measured but run under its profiler, for so long.
+
+    Raises
+    ------
+    SystemExit
+        A part failed; the others were measured.
     """
-    chosen, place = find(investigation, part), Path(folder)
-    device = prepared(mode)
+    chosen = [(find(one["investigation"], one["part"]), Path(one["folder"]), one["command"]) for one in parts]
+    found: dict[str, Any] = {}
+    if profiled_s:
+        ((part, folder, _),) = chosen
+        found = under_nsight.capture(part, mode, folder, timeout_s=profiled_s, environment=child_environment())
+    else:
+        device, failed = prepared(mode), 0
+        for part, folder, command in chosen:
+            try:
+                _measure(part, mode, device, folder, kind, command, known)
+            except Exception:
+                failed += 1
+                (folder / FAILURE).write_text(traceback.format_exc(), encoding="utf-8")
+                traceback.print_exc()
+            if len(chosen) > 1:
+                _let_go(device)
+        if not chosen and device == "cuda":
+            import torch
+
+            torch.cuda.synchronize()
+        if failed:
+            sys.exit(1)
+    Path(result).write_text(json.dumps(found), encoding="utf-8")
+
+
+def _let_go(device: str) -> None:
+    """Give memory back before the next part."""
+    gc.collect()
+    if device == "cuda":
+        import torch
+
+        torch.cuda.empty_cache()
+
+
+def _measure(
+    part: Part, mode: str, device: str, folder: Path, kind: str, command: str, known: Mapping[str, Any] | None
+) -> None:
     on_gpu = device == "cuda"
     start = time.perf_counter()
-    counts = chosen.counts(mode)
-    measure, workload = resolve(MEASURES[chosen.measured]), resolve(chosen.workload)
+    counts = part.counts(mode)
+    measure, workload = resolve(MEASURES[part.measured]), resolve(part.workload)
     with utilization.logged(device) as load:
-        samples, parameters = measure(workload, device, chosen.parameters(mode), counts, place)
-    attention = torch_profiler.attention_back_ends(place / "trace.json.gz")
+        samples, parameters = measure(workload, device, part.parameters(mode), counts, folder)
+    attention = torch_profiler.attention_back_ends(folder / "trace.json.gz")
     allocator = "PyTorch's allocator" if on_gpu else "tensors, counted on a CPU"
     provenance = collect(
         device=device,
+        known=known,
         kind="measured" if on_gpu else kind,
-        investigation=investigation,
-        part=part,
-        key=part_key(chosen, mode),
+        investigation=part.investigation,
+        part=part.name,
+        key=part_key(part, mode),
         parameters=parameters,
         counts=counts,
         clock="CUDA events" if on_gpu else "perf_counter",
@@ -109,9 +303,11 @@ def main(investigation: str, part: str, mode: str, folder: str, kind: str, comma
         duration_s=round(time.perf_counter() - start, 3),
         **({"load": load} if load else {}),
         **({"sdpa_backend": ", ".join(attention)} if attention else {}),
-        **({"snapshot": allocator} if (place / SNAPSHOT).is_file() else {}),
+        **({"snapshot": allocator} if (folder / SNAPSHOT).is_file() else {}),
     )
-    Path(result).write_text(json.dumps({"samples": samples, "provenance": provenance}), encoding="utf-8")
+    draft = folder / f"{RESULT}.new"
+    draft.write_text(json.dumps({"samples": samples, "provenance": provenance}), encoding="utf-8")
+    draft.replace(folder / RESULT)
 
 
 if __name__ == "__main__":

@@ -185,11 +185,23 @@ class Measurement:
         values = self.values(metric)
         return float(np.median(values)) if len(values) else None
 
+    @functools.cached_property
+    def accepted(self) -> str | None:
+        """Why a recording counts whose code has changed since it was made; None where it has not changed."""
+        found = recordings.acceptance(self.provenance, recordings.part_key(find(self.investigation, self.part)))
+        if found is None or self.mode != "replay":
+            return None
+        return f"the code has changed since {str(found.get('since') or 'it was recorded')[:12]}; {found['because']}"
+
+    def _rows(self) -> list[tuple[str, str]]:
+        accepted = [] if self.accepted is None else [("Accepted", self.accepted)]
+        return [*provenances.rows(self.provenance), *accepted]
+
     def __repr__(self) -> str:
         lines = [f"{self.investigation}, {self.part}: {self.label}"]
         if self.notice:
             lines.append(self.notice)
-        return "\n".join(lines + [f"  {name}: {value}" for name, value in provenances.rows(self.provenance)])
+        return "\n".join(lines + [f"  {name}: {value}" for name, value in self._rows()])
 
     def _repr_html_(self) -> str:
         escape = functools.partial(html.escape, quote=True)
@@ -198,14 +210,13 @@ class Measurement:
         if self.mode == "smoke" or self.notice or old:
             words = ". ".join(escape(text) for text in (self.label, old, self.notice) if text)
             banner = f'<p class="nsightkit-banner" role="note">{words}</p>'
-        facts = "".join(
-            f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
-            for name, value in provenances.rows(self.provenance)
-        )
+        facts = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in self._rows())
         title = f"{escape(self.investigation)}, {escape(self.part)}"
         # The banner, where there is one, has said how; then say on what.
         dated = [] if age is None else [f"{age} days before this page was built"]
         said = "; ".join([*([] if banner else [self.label]), *dated, provenances.in_short(self.provenance)])
+        if self.accepted is not None:
+            said += f". Accepted: {self.accepted}"
         return (
             f'<aside class="nsightkit-provenance" data-mode="{escape(self.mode)}" aria-label="Provenance: {title}">'
             f"{banner}<p><strong>{title}:</strong> {escape(said)}</p>{self._other_gpus()}"

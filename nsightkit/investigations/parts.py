@@ -47,8 +47,8 @@ class Part:
         ``step()``, ``losses()``, ``data_wait_ns``, ``parameters`` and the context-manager protocol.
     gpu, smoke : mapping
         Parameters of the workload on a GPU and, small, on a CPU.
-    value : int
-        Parts of higher value are recorded first when time is short.
+    seconds : float
+        About what it takes on an H200, with its context and its profile, until a recording says (`duration_s`).
     warmup, repetitions : int
         Steps before timing starts, and steps timed.
     active : int
@@ -76,7 +76,7 @@ class Part:
     workload: str
     gpu: Mapping[str, Any]
     smoke: Mapping[str, Any]
-    value: int
+    seconds: float
     warmup: int = 10
     repetitions: int = 50
     active: int = 3
@@ -161,12 +161,16 @@ def prepared(mode: str) -> str:
 _TRAINING, _LM_START = "workloads.training:start", "workloads.lm:start"
 #: By part: what the workload is given on a GPU, and small on a CPU.
 _Runs = Mapping[str, tuple[dict[str, Any], dict[str, Any]]]
+_NONE: Mapping[str, float] = {}
 
 
-def _parts(name: str, workload: str, runs: _Runs, value: int, **how: Any) -> dict[str, Part]:
-    """Build an investigation's parts, all measured in the same way."""
+def _parts(
+    name: str, workload: str, runs: _Runs, seconds: float, slow: Mapping[str, float] = _NONE, **how: Any
+) -> dict[str, Part]:
+    """Build an investigation's parts, all measured in the same way; some of them take longer than the others."""
+    place = f"nsightkit.{workload}"
     return {
-        part: Part(name, part, f"nsightkit.{workload}", MappingProxyType(gpu), MappingProxyType(smoke), value, **how)
+        part: Part(name, part, place, MappingProxyType(gpu), MappingProxyType(smoke), slow.get(part, seconds), **how)
         for part, (gpu, smoke) in runs.items()
     }
 
@@ -177,10 +181,10 @@ def _switched(gpu: Mapping[str, Any], smoke: Mapping[str, Any], switches: Mappin
 
 
 def _pair(
-    name: str, fault: str, gpu: dict[str, Any], smoke: dict[str, Any], value: int, *, workload: str = _TRAINING
+    name: str, fault: str, gpu: dict[str, Any], smoke: dict[str, Any], seconds: float, *, workload: str = _TRAINING
 ) -> dict[str, Part]:
     """Build the two runs of an investigation that differ in one switch: with the fault, and without."""
-    return _parts(name, workload, _switched(gpu, smoke, {"before": {fault: True}, "after": {fault: False}}), value)
+    return _parts(name, workload, _switched(gpu, smoke, {"before": {fault: True}, "after": {fault: False}}), seconds)
 
 
 _LM = {"vocabulary": 32_000, "heads": 16, "precision": "bf16", "workers": 8}
@@ -428,18 +432,18 @@ _CREW = {"ranks": 2, "hidden": 2048, "layers": 8, "batch": 512, "bucket_mb": 64.
 INVESTIGATIONS: Mapping[str, Mapping[str, Part]] = MappingProxyType(
     {
         "gpu-util": {
-            **_parts("gpu-util", _TRAINING, {"training": (_ORDINARY, _SMOKE)}, 90, utilization=True),
+            **_parts("gpu-util", _TRAINING, {"training": (_ORDINARY, _SMOKE)}, 12, utilization=True),
             **_parts(
                 "gpu-util",
                 "workloads.one_thread:start",
                 {"one-thread": ({"step_ms": 5.0}, {"step_ms": 2.0})},
-                60,
+                8,
                 utilization=True,
             ),
         },
-        "starved-input": _pair("starved-input", "starved", _STARVED, _SMOKE_STARVED, 100),
-        "hidden-sync": _pair("hidden-sync", "sync", _SYNC, _SMOKE, 80),
-        "tiny-kernels": _pair("tiny-kernels", "tiny", _TINY, _SMOKE, 70),
+        "starved-input": _pair("starved-input", "starved", _STARVED, _SMOKE_STARVED, 9),
+        "hidden-sync": _pair("hidden-sync", "sync", _SYNC, _SMOKE, 7),
+        "tiny-kernels": _pair("tiny-kernels", "tiny", _TINY, _SMOKE, 6),
         "training-step": _parts(
             "training-step",
             _LM_START,
@@ -448,40 +452,40 @@ INVESTIGATIONS: Mapping[str, Mapping[str, Part]] = MappingProxyType(
                 _STEP_SMOKE | {"precision": "fp32"},
                 {"before": {"attention": "naive"}, "after": {"attention": "sdpa"}},
             ),
-            85,
+            9,
             profiled="nsys",
         ),
         "accumulation": _parts(
             "accumulation",
             "workloads.accumulation:start",
             _switched({}, {}, {"before": {"block": 1}, "after": {"block": 25}}),
-            50,
+            5,
             **_A_FEW,
         ),
         "autocast": _parts(
             "autocast",
             "workloads.autocast:start",
             _switched(_CAST, {}, {"before": {"norm": "written"}, "after": {"norm": "fused"}}),
-            50,
+            5,
             **_A_FEW,
         ),
         "bench": {
             # Before and after differ in the warm-up alone.
-            **_parts("bench", _LM_START, {"before": (_BENCH, _BENCH_SMOKE)}, 95, **{**_CELL, "warmup": 0}),
-            **_parts("bench", _LM_START, _multiplied(_BENCH, _BENCH_SMOKE, _CELLS), 95, **_CELL),
+            **_parts("bench", _LM_START, {"before": (_BENCH, _BENCH_SMOKE)}, 9, **{**_CELL, "warmup": 0}),
+            **_parts("bench", _LM_START, _multiplied(_BENCH, _BENCH_SMOKE, _CELLS), 9, **_CELL),
         },
         "precision": _parts(
             "precision",
             _LM_START,
             _switched(_BENCH, _BENCH_SMOKE | {"d_model": 64}, _PRECISIONS),
-            94,
+            9,
             **{**_CELL, "repetitions": 50},  # to judge small differences by
         ),
         "matrix": _parts(
             "matrix",
             _LM_START,
             {m.name: (_sizes(m) | _MATRIX, _sizes(m, _SMALLER) | _MATRIX) for m in (*MATRIX, *VARIANTS)},
-            75,
+            6,
             **_CELL,
         ),
         "ceilings": {
@@ -491,7 +495,7 @@ INVESTIGATIONS: Mapping[str, Mapping[str, Part]] = MappingProxyType(
                 "nsightkit.workloads.ceilings:start",
                 MappingProxyType(gpu),
                 MappingProxyType(smoke),
-                value=103,  # first of all, with the ladders that are held against them
+                seconds=8,
                 warmup=warmup,
                 repetitions=200,
                 utilization=True,
@@ -502,7 +506,7 @@ INVESTIGATIONS: Mapping[str, Mapping[str, Part]] = MappingProxyType(
             "roofline",
             _LAYERS,
             _switched(_LAYER, _LAYER_SMOKE, {"before": {"rung": "naive"}, "after": {"rung": "fused"}}),
-            91,
+            15,
             warmup=300,
             measured="observed",
             shapes=True,
@@ -514,25 +518,34 @@ INVESTIGATIONS: Mapping[str, Mapping[str, Part]] = MappingProxyType(
                 "before": (_LIMITERS | {"rows": 16}, _LIMITERS_SMOKE | {"rows": 4}),
                 "after": (_LIMITERS | {"rows": 16_384}, _LIMITERS_SMOKE | {"rows": 256}),
             },
-            90,
+            12,
             warmup=20,
             profiled="ncu",
         ),
-        "ladder": _parts("ladder", _LAYERS, _rungs("prefill", _PREFILL), 102, warmup=300, **_RUNG),
-        "decode": _parts("decode", _LAYERS, _rungs("decode", _DECODE, layers=8), 101, warmup=1500, **_RUNG),
+        # Inductor tries many kernels for "autotuned" and compiles many for "sums"; then those that compile our own.
+        "ladder": _parts("ladder", _LAYERS, _rungs("prefill", _PREFILL), 15, {"autotuned": 110}, warmup=300, **_RUNG),
+        "decode": _parts(
+            "decode",
+            _LAYERS,
+            _rungs("decode", _DECODE, layers=8),
+            21,
+            {"sums": 110, **dict.fromkeys(("triton", "streamed", "overlapped", "one-mlp"), 28)},
+            warmup=1500,
+            **_RUNG,
+        ),
         "memory-context": _parts(
             "memory-context",
             "workloads.memory_steps:Column",
             _switched(_LENGTHS, _LENGTHS_SMOKE, _CONTEXTS_IN),
-            72,
+            25,
             **_A_FEW,
         ),
-        "ledger": _parts("ledger", "workloads.memory_steps:start", _switched(_LEDGER, _SMALL, _ITEMS_IN), 78, **_A_FEW),
+        "ledger": _parts("ledger", "workloads.memory_steps:start", _switched(_LEDGER, _SMALL, _ITEMS_IN), 20, **_A_FEW),
         "memory-snapshot": _parts(
             "memory-snapshot",
             "workloads.leak:start",
             _KEPT_RUNS,
-            71,
+            16,
             warmup=0,
             repetitions=0,
             measured="remembered",
@@ -541,7 +554,7 @@ INVESTIGATIONS: Mapping[str, Mapping[str, Part]] = MappingProxyType(
             "attention-sweep",
             "workloads.attention:start",
             _columns(),
-            65,
+            35,
             warmup=5,
             repetitions=30,
             active=1,
@@ -554,14 +567,14 @@ INVESTIGATIONS: Mapping[str, Mapping[str, Part]] = MappingProxyType(
                 part: (_GATED | {"layers": 24 + 2 * more}, _GATED_SMOKE | {"layers": 12 + more})
                 for part, more in _GATE_PARTS.items()
             },
-            68,
+            9,
             active=2,
         ),
         "late-rank": _parts(
             "late-rank",
             "workloads.late_rank:start",
             _switched(_CREW, {}, {"before": {"late": True}, "after": {"late": False}}),
-            45,
+            10,
             warmup=3,
             repetitions=20,
             active=2,
@@ -579,7 +592,7 @@ INVESTIGATIONS: Mapping[str, Mapping[str, Part]] = MappingProxyType(
                     for part in ("before", "after", "again", "after-again")
                 },
             ),
-            67,
+            9,
             active=10,
         ),
         # new ones
@@ -611,11 +624,11 @@ def find(investigation: str, part: str) -> Part:
 
 
 def parts() -> Iterator[Part]:
-    """Go over all parts, the most valuable first.
+    """Go over all parts.
 
     Yields
     ------
     Part
     """
-    everything = [part for group in INVESTIGATIONS.values() for part in group.values()]
-    yield from sorted(everything, key=lambda part: -part.value)
+    for group in INVESTIGATIONS.values():
+        yield from group.values()

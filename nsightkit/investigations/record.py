@@ -1,21 +1,74 @@
-"""The recorder: measure every part on a GPU and keep what it produced, for machines without one."""
+"""The recorder: measure every part on a GPU and keep what it produced, for machines without one.
+
+Beside the recordings lie two folders that are none: ``.running/<investigation>/<part>`` holds what a process leaves of
+its part until it is written as a recording, and ``.failed/<investigation>/<part>`` the same of a part that failed, with
+all that was said, in ``failure.txt``. A result in either is written the next time, without being measured again.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import math
+import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+import traceback
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from nsightkit.capture.children import has_gpu
+from nsightkit.capture.children import gpu_name
+from nsightkit.capture.provenance import slug, tools
 from nsightkit.errors import NsightkitError, UsageError
-from nsightkit.investigations import recordings
-from nsightkit.investigations.child import run_child
+from nsightkit.investigations import packing, recordings
+from nsightkit.investigations import preflight as checks
+from nsightkit.investigations.child import FAILURE, capture_child, read_result, run_children
 from nsightkit.investigations.parts import Part, parts
+from nsightkit.investigations.plan import START_S, TOGETHER, Name, Step, completed, name, order
 from nsightkit.trace import load
 
-__all__ = ["record"]
+__all__ = ["plan", "record"]
+
+#: Second captures, under nsys and ncu, take no more than this in all, and each no more than that.
+_CAPTURES_S, _CAPTURE_S = 90.0, 45.0
+#: A part that takes longer than so many times its estimate, and this, hangs.
+_HANGS, _HANGS_S = 4.0, 60.0
+#: What each profiler leaves in a recording.
+_CAPTURED = {"nsys": recordings.NSYS, "ncu": recordings.NCU}
+_Say = Callable[[str], None]
+
+
+def plan(only: Sequence[str] | None = None, out: Path | None = None) -> list[dict[str, Any]]:
+    """Say what :func:`record` would measure, in which order, and how long it would take.
+
+    Recordings of this machine's GPU count, or those of all GPUs where it has none.
+
+    Parameters
+    ----------
+    only, out
+        As for :func:`record`.
+
+    Returns
+    -------
+    list of dict
+        ``investigation``, ``part``, ``estimate_s``, ``total_s`` (all until its end), ``completes``: the investigations
+        whose pages are complete then.
+
+    Raises
+    ------
+    UsageError
+        `only` names what there is not.
+    """
+    gpu = gpu_name()
+    return [_row(step) for step in _Recorder(_place(out), slug(gpu) if gpu else None).steps(_chosen(only))]
+
+
+def _row(step: Step) -> dict[str, Any]:
+    row = {"investigation": step.part.investigation, "part": step.part.name}
+    times = {"estimate_s": round(step.seconds, 1), "total_s": round(step.total_s, 1)}
+    return {**row, **times, "completes": ", ".join(step.pages)}
 
 
 def record(
@@ -23,99 +76,342 @@ def record(
     budget_s: float | None = None,
     out: Path | None = None,
     *,
+    pack: Path | None = None,
+    part_mb: float = 15.0,
+    preflight: bool = True,
     dry_run: bool = False,
-    echo: Callable[[str], None] | None = None,
+    echo: _Say | None = None,
 ) -> list[dict[str, Any]]:
-    """Record the investigations' parts, the most valuable first.
+    """Record the investigations' parts: next is always the page that is complete soonest.
 
-    A part that is recorded already, by this very code, is kept: call it again to go on after an
-    interruption. A part that fails does not stop the others.
+    A part that is recorded already, on this kind of GPU and by this very code, is kept: call it again to go on after an
+    interruption. A part that fails does not stop the others; it is tried once more after them, and comes last the next
+    time. Captures under nsys and ncu come after all parts; what they miss, the next call can still get.
 
     Parameters
     ----------
     only : sequence of str, optional
         Investigations (``starved-input``) or parts (``starved-input/before``).
     budget_s : float, optional
-        No part begins when it would probably end later than this.
+        No part begins that would end later than this, and one that takes longer than expected is ended then.
     out : Path, optional
         Where to; the checkout's ``docs/recordings`` when omitted (a dry run must name another folder).
+    pack : Path, optional
+        Also pack the recordings into this folder, whenever a page is complete and at the end.
+    part_mb : float
+        The most that a packed file may have.
+    preflight : bool
+        First find out what works on this machine, unless that is known, and skip the parts that need what does not.
     dry_run : bool
-        Go through everything with the small versions on the CPU. What it writes is not a recording.
+        Print the plan, then go through everything with the small versions on the CPU. What it writes is not a
+        recording.
     echo : callable, optional
         Takes lines of progress.
 
     Returns
     -------
     list of dict
-        ``investigation``, ``part``, ``status`` (``recorded``, ``kept``, ``failed``, ``over budget``),
-        ``seconds``, ``detail``.
+        ``investigation``, ``part``, ``status``, ``seconds``, ``detail``. The status is ``recorded``, ``kept``,
+        ``failed``, ``skipped``, ``over budget``; of second captures ``captured`` or ``not captured``.
 
     Raises
     ------
     NsightkitError
-        There is no GPU.
+        There is no GPU, or the recordings cannot be packed.
     UsageError
         `only` names what there is not.
     """
+    begin = time.monotonic()
     say = echo or (lambda _: None)
-    chosen = list(parts())
-    if only:
-        names = {name for p in chosen for name in (p.investigation, f"{p.investigation}/{p.name}")}
-        unknown = [name for name in only if name not in names]
-        if unknown:
-            raise UsageError(f"nothing to record is called {unknown[0]!r}; there are {', '.join(sorted(names))}")
-        chosen = [p for p in chosen if {p.investigation, f"{p.investigation}/{p.name}"} & set(only)]
-    where = Path(out) if out is not None else recordings.folder()
-    if dry_run:
-        if where.resolve() == recordings.folder().resolve():
-            raise UsageError("a dry run writes no recordings; give it another folder with --out")
-    elif not has_gpu():
+    chosen, where = _chosen(only), _place(out)
+    gpu = None if dry_run else gpu_name()
+    if dry_run and where.resolve() == recordings.folder().resolve():
+        raise UsageError("a dry run writes no recordings; give it another folder with --out")
+    if not dry_run and gpu is None:
         raise NsightkitError(
             "recordings are made on a GPU, and torch sees none here; run 'nsightkit doctor', or try --dry-run"
         )
-    begin, longest, report = time.monotonic(), 0.0, []
-    for number, part in enumerate(chosen, 1):
-        name = f"[{number}/{len(chosen)}] {part.investigation}/{part.name}"
-        start = time.monotonic()
-        left = None if budget_s is None else budget_s - (start - begin)
-        current = [] if dry_run else [r for r in recordings.find(part, where) if r.state == "current"]
-        seconds = 0.0
-        if current:
-            status, detail = "kept", str(current[0].path)
-        elif left is not None and longest > left:
-            # The longest part so far is the best guess at the next.
-            status, detail = "over budget", f"{left:.0f} s of {budget_s:.0f} s were left"
-        else:
-            say(f"{name} ...")
-            limit_s = 600.0 if left is None else min(max(left, 1.0), 600.0)
-            try:
-                status, detail = "recorded", str(_record(part, where, dry_run=dry_run, timeout_s=limit_s))
-            # Whatever goes wrong with one part, the machine's time belongs to the others.
-            except Exception as error:
-                status, detail = "failed", " ".join(f"{error}".split())
-            seconds = round(time.monotonic() - start, 1)
-            longest = max(longest, seconds)
-        say(f"{name}: {status}{f', {seconds} s' if seconds else ''} {detail}")
-        row = {"investigation": part.investigation, "part": part.name, "seconds": seconds, "detail": detail}
-        report.append(row | {"status": status})
-    return report
-
-
-def _record(part: Part, where: Path, *, dry_run: bool, timeout_s: float) -> Path:
     where.mkdir(parents=True, exist_ok=True)
-    command = f"python -m nsightkit record --only {part.investigation}/{part.name}{' --dry-run' if dry_run else ''}"
-    with tempfile.TemporaryDirectory(prefix="nsightkit-", ignore_cleanup_errors=True) as folder:
-        made = Path(folder)
-        mode = "smoke" if dry_run else "live"
-        samples, provenance = run_child(part, mode, made, kind="dry-run", command=command, timeout_s=timeout_s)
-        ncu, snapshot, nsys = (made / name for name in (recordings.NCU, recordings.SNAPSHOT, recordings.NSYS))
-        return recordings.write(
-            load(made / "trace.json.gz", cache=False),
-            recordings.frame(samples),
-            provenance,
-            where,
+    recorder = _Recorder(where, slug(gpu) if gpu else "no-gpu", pack, part_mb, say)
+    recorder.deadline = begin + (math.inf if budget_s is None else budget_s)
+    recorder.pack_all()  # if that cannot be, it is said now and not at the end
+    if dry_run:
+        recorder.mode = "smoke"
+        for step in recorder.steps(chosen):
+            row = _row(step)
+            done = f"; completes {row['completes']}" if row["completes"] else ""
+            say(f"{row['total_s']:7.0f} s  {'/'.join(name(step.part))}, {row['estimate_s']:.0f} s{done}")
+    elif preflight:
+        found = checks.results(where / checks.SAVED, say)
+        recorder.broken = {row["check"]: row["detail"] for row in found if row["ok"] is False}
+    try:
+        with ThreadPoolExecutor(1) as writer:
+            recorder.run(chosen, writer)
+    finally:
+        # Whatever ended it: what is there is what there will be.
+        recorder.pack_all()
+    return recorder.rows
+
+
+def _place(out: Path | None) -> Path:
+    return Path(out) if out is not None else recordings.folder()
+
+
+def _chosen(only: Sequence[str] | None) -> list[Part]:
+    """Find the parts that are named, or all."""
+    every = list(parts())
+    if not only:
+        return every
+    names = {each for part in every for each in (part.investigation, "/".join(name(part)))}
+    unknown = [each for each in only if each not in names]
+    if unknown:
+        raise UsageError(f"nothing to record is called {unknown[0]!r}; there are {', '.join(sorted(names))}")
+    return [part for part in every if {part.investigation, "/".join(name(part))} & set(only)]
+
+
+class _Recorder:
+    """What is recorded, what is to be, and what has become of it."""
+
+    def __init__(
+        self,
+        where: Path,
+        gpu: str | None,
+        pack: Path | None = None,
+        part_mb: float = 15.0,
+        say: _Say = lambda _: None,
+    ) -> None:
+        self.where, self.gpu, self.pack, self.part_mb, self.say = where, gpu, pack, part_mb, say
+        self.mode, self.deadline = "live", math.inf
+        self.broken: Mapping[str, str] = {}
+        self.have: dict[Name, Path] = {}
+        self.failures: dict[Name, str] = {}
+        self.rows: list[dict[str, Any]] = []
+
+    def steps(self, chosen: Sequence[Part]) -> list[Step]:
+        """Find what is recorded, and plan the rest."""
+        took: dict[Name, float] = {}
+        for part in parts():
+            for found in reversed(recordings.find(part, self.where)):  # the newest comes last, and wins
+                if found.state != "refused" and self.gpu in (None, found.path.parent.name):
+                    took[name(part)] = float(found.provenance.get("duration_s") or part.seconds)
+                    if found.state == "current":
+                        self.have[name(part)] = found.path
+        todo = [part for part in chosen if name(part) not in self.have]
+        failed = {name(part) for part in todo if self._failed(part)}
+        return order(todo, self.have, lambda part: took.get(name(part), part.seconds), failed)
+
+    def run(self, chosen: Sequence[Part], writer: ThreadPoolExecutor) -> None:
+        """Write what an earlier call has measured, measure what is missing, then capture."""
+        known = tools()
+        waiting = deque(self.steps(chosen))
+        salvaged = [self._salvage(step.part) for step in waiting]
+        if any(salvaged):
+            waiting = deque(self.steps(chosen))
+        done = {(row["investigation"], row["part"]) for row in self.rows}
+        for part in chosen:
+            if name(part) in self.have and name(part) not in done:
+                self._report(part, "kept", str(self.have[name(part)]))
+        writing: deque[tuple[Part, float, Future[Path]]] = deque()
+        while waiting:
+            batch = self._next(waiting)
+            if not batch:
+                continue
+            folders = {self._fresh(step.part): step.part for step in batch}
+            self.say(f"{', '.join('/'.join(name(step.part)) for step in batch)} ...")
+            start = time.monotonic()
+            failures = run_children(
+                folders,
+                self.mode,
+                kind="dry-run",
+                command=f"python -m nsightkit record --only {{part}}{' --dry-run' * (self.mode == 'smoke')}",
+                timeout_s=min(self.deadline - start, _HANGS_S + _HANGS * sum(step.seconds for step in batch)),
+                known=known,
+            )
+            seconds = (time.monotonic() - start) / len(batch)
+            while writing:  # what was measured before has been written meanwhile
+                self._written(*writing.popleft())
+            for step, failure in zip(batch, failures, strict=True):
+                if failure is None:
+                    writing.append((step.part, seconds, writer.submit(self._keep, step.part, ".running")))
+                elif time.monotonic() >= self.deadline:
+                    self._report(step.part, "over budget", "it was ended when the time was up", seconds)
+                else:
+                    again = not self._failed(step.part)
+                    self._fail(step.part, failure)
+                    if again:
+                        self.say(f"{'/'.join(name(step.part))} failed, and comes once more after the others: {failure}")
+                        waiting.append(step)
+                    else:
+                        self._report(step.part, "failed", self.failures[name(step.part)], seconds)
+        while writing:
+            self._written(*writing.popleft())
+        self._capture(chosen)
+        running = self.where / ".running"
+        for part in chosen:
+            shutil.rmtree(self._raw(".running", part), ignore_errors=True)
+        for folder in (*running.glob("*"), running):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+    def pack_all(self) -> None:
+        """Pack what is there, if that is wanted."""
+        if self.pack is not None:
+            packing.pack(self.where, self.pack, self.part_mb, echo=self.say)
+
+    # -- a part ----------------------------------------------------------------------------------------------------
+
+    def _raw(self, kind: str, part: Part) -> Path:
+        return self.where / kind / part.investigation / part.name
+
+    def _fresh(self, part: Part) -> Path:
+        raw = self._raw(".running", part)
+        shutil.rmtree(raw, ignore_errors=True)
+        raw.mkdir(parents=True)
+        return raw
+
+    def _failed(self, part: Part) -> bool:
+        return self._raw(".failed", part).is_dir()
+
+    def _next(self, waiting: deque[Step]) -> list[Step]:
+        """Take the next step, with those that follow in the same process; none if it cannot be measured now."""
+        batch = [waiting.popleft()]
+        part = batch[0].part
+        obstacle = self._obstacle(batch[0], 0.0)
+        if obstacle:
+            again = self.failures.get(name(part))
+            self._report(part, *(("failed", again) if again else obstacle))
+            return []
+        while (
+            waiting
+            and part.investigation in TOGETHER
+            and part.investigation == waiting[0].part.investigation
+            and not any(self._failed(step.part) for step in (batch[-1], waiting[0]))  # what has failed comes alone
+            and not self._obstacle(waiting[0], sum(step.seconds for step in batch))
+        ):
+            batch.append(waiting.popleft())
+        return batch
+
+    def _obstacle(self, step: Step, before_s: float) -> tuple[str, str] | None:
+        """Say why a part cannot be measured after some time."""
+        lacking = sorted(self.broken.keys() & checks.needs(step.part)) if self.broken else []
+        if lacking:
+            return "skipped", f"it needs {lacking[0]}, which does not work here: {self.broken[lacking[0]]}"
+        untried = [tried for tried, _ in self._uncaptured(list(parts())) if not tried]
+        left = self.deadline - time.monotonic() - before_s - min(_CAPTURES_S, len(untried) * _CAPTURE_S)
+        # Estimates are of a GPU.
+        if left < (0.0 if self.mode == "smoke" else step.seconds + START_S):
+            return "over budget", f"{max(left, 0.0):.0f} s were left"
+        return None
+
+    def _salvage(self, part: Part) -> bool:
+        """Try to write a result that an earlier call has not written, if there is one."""
+        for kind in (".running", ".failed"):
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                if read_result(self._raw(kind, part))[1]["key"] != recordings.part_key(part, self.mode):
+                    continue
+                try:
+                    self._report(part, "recorded", f"{self._keep(part, kind)}, as it was measured before")
+                except Exception as error:  # then it is measured again
+                    self.say(f"{'/'.join(name(part))} was measured before and could not be written: {error}")
+                return True
+        return False
+
+    def _keep(self, part: Part, kind: str) -> Path:
+        """Write what was measured of a part as its recording; what is left of it otherwise is removed."""
+        raw = self._raw(kind, part)
+        try:
+            samples, provenance = read_result(raw)
+            snapshot = raw / recordings.SNAPSHOT
+            place = recordings.write(
+                load(raw / "trace.json.gz", cache=False),
+                recordings.frame(samples),
+                provenance,
+                self.where,
+                snapshot=snapshot if snapshot.is_file() else None,
+                dry_run=self.mode == "smoke",
+            )
+        except Exception as error:
+            self._fail(part, error, kind)
+            raise
+        for left in (".running", ".failed"):
+            shutil.rmtree(self._raw(left, part), ignore_errors=True)
+        self.have[name(part)] = place
+        pages = completed(self.have, name(part))
+        if pages:
+            self.say(f"complete: {', '.join(pages)}")
+            try:
+                self.pack_all()
+            except NsightkitError as error:  # it is tried again, with the next page
+                self.say(f"{error}")
+        return place
+
+    def _fail(self, part: Part, error: Exception, kind: str = ".running") -> None:
+        """Keep all that there is of a part that failed."""
+        raw, failed = self._raw(kind, part), self._raw(".failed", part)
+        raw.mkdir(parents=True, exist_ok=True)
+        (raw / FAILURE).write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+        if raw != failed:
+            shutil.rmtree(failed, ignore_errors=True)
+            failed.parent.mkdir(parents=True, exist_ok=True)
+            raw.replace(failed)
+        self.failures[name(part)] = " ".join(f"{error}; all of it is in {failed}".split())
+
+    def _written(self, part: Part, seconds: float, writing: Future[Path]) -> None:
+        try:
+            self._report(part, "recorded", str(writing.result()), seconds)
+        # Whatever goes wrong with one part, the machine's time belongs to the others.
+        except Exception:
+            self._report(part, "failed", self.failures[name(part)], seconds)
+
+    def _report(self, part: Part, status: str, detail: str, seconds: float = 0.0) -> None:
+        row = {"investigation": part.investigation, "part": part.name, "status": status}
+        self.rows.append({**row, "seconds": round(seconds, 1), "detail": detail})
+        self.say(f"{'/'.join(name(part))}: {status}{f', {seconds:.1f} s' if seconds else ''} {detail}")
+
+    def _recording(self, part: Part) -> recordings.Recording:
+        return next(one for one in recordings.find(part, self.where) if one.path == self.have[name(part)])
+
+    # -- second captures -------------------------------------------------------------------------------------------
+
+    def _uncaptured(self, chosen: Sequence[Part]) -> list[tuple[bool, Part]]:
+        """Find recorded parts that lack what their profiler saw, and say whether that has been tried before."""
+        found = []
+        for part in chosen:
+            place = self.have.get(name(part))
+            if place is None or not part.profiled or part.profiled in self.broken:
+                continue
+            if not (place / _CAPTURED[part.profiled]).exists():
+                found.append((part.profiled in self._recording(part).provenance, part))
+        return found
+
+    def _capture(self, chosen: Sequence[Part]) -> None:
+        """Run parts once more under their profilers, each tool in turn: one that hangs costs the other no time."""
+        until = min(self.deadline, time.monotonic() + _CAPTURES_S)
+        for _, part in sorted(self._uncaptured(chosen), key=lambda one: (one[0], one[1].name != "before")):
+            start = time.monotonic()
+            if until - start < _CAPTURE_S / 2:
+                self._report(part, "not captured", "no time was left for it; the next call tries it again")
+                continue
+            with tempfile.TemporaryDirectory(prefix="nsightkit-", ignore_cleanup_errors=True) as folder:
+                found = capture_child(part, self.mode, Path(folder), min(until - start, _CAPTURE_S))
+                try:
+                    self._add(part, Path(folder), found)
+                except Exception as error:  # the recording is as it was
+                    found = {"notice": " ".join(f"{error}".split())}
+            status = "not captured" if "command" not in found else "captured"
+            self._report(part, status, str(found.get("notice", "")), time.monotonic() - start)
+
+    def _add(self, part: Part, folder: Path, found: Mapping[str, Any]) -> None:
+        """Write a recording anew, with what a profiler saw."""
+        old = self._recording(part)
+        nsys, ncu, snapshot = folder / recordings.NSYS, folder / recordings.NCU, old.path / recordings.SNAPSHOT
+        recordings.write(
+            load(old.path / recordings.TRACE, cache=False),
+            old.samples(),
+            {**old.provenance, str(part.profiled): dict(found)},
+            self.where,
             nsys=load(nsys, cache=False) if nsys.is_dir() else None,
             ncu=ncu if ncu.is_file() else None,
             snapshot=snapshot if snapshot.is_file() else None,
-            dry_run=dry_run,
+            dry_run=self.mode == "smoke",
         )

@@ -3,7 +3,7 @@
 ``docs/recordings/<investigation>/<gpu>/<part>/`` holds ``provenance.json``, ``samples.parquet`` (raw
 samples) and ``trace/`` (Parquet tables of the Trace); for some parts also ``nsys/``, the Trace of a second run, under
 Nsight Systems, ``ncu.csv``, the counters of a second run, under Nsight Compute, or ``snapshot.pickle``, a memory
-snapshot as PyTorch writes it.
+snapshot as PyTorch writes it. ``runs.json.gz`` says what the part runs (:mod:`nsightkit.investigations.what_runs`).
 """
 
 from __future__ import annotations
@@ -20,22 +20,26 @@ from typing import Any
 import pandas as pd
 
 import nsightkit
+from nsightkit.capture.children import has_driver
 from nsightkit.capture.provenance import FORMAT, scrub, slug
 from nsightkit.errors import NsightkitError, UsageError
+from nsightkit.investigations import what_runs
 from nsightkit.investigations.keys import key
 from nsightkit.investigations.parts import Part, parts
+from nsightkit.investigations.parts import find as find_part
 from nsightkit.trace import ncu as reports
 from nsightkit.trace import share as scrubbing
 from nsightkit.trace import snapshot as snapshots
 from nsightkit.trace import store
 from nsightkit.trace.model import Trace
 
-__all__ = ["NCU", "NSYS", "SNAPSHOT", "TRACE", "Recording", "find", "folder", "frame", "part_key", "status", "write"]
+__all__ = ["NCU", "NSYS", "PROVENANCE", "SNAPSHOT", "TRACE", "Recording", "acceptance", "find", "folder", "frame"]
+__all__ += ["part_key", "status", "write"]
 
 #: Names in the folder of a part that was measured, and of a recording of it. A profile is ``trace.json.gz`` before it
 #: is recorded.
 TRACE, NSYS, NCU, SNAPSHOT = "trace", "nsys", "ncu.csv", "snapshot.pickle"
-_PROVENANCE, _SAMPLES = "provenance.json", "samples.parquet"
+PROVENANCE, _SAMPLES = "provenance.json", "samples.parquet"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,22 +127,45 @@ def find(part: Part, where: Path | None = None) -> list[Recording]:
     return sorted(found, key=lambda r: str(r.provenance.get("utc", "")), reverse=True)
 
 
+def acceptance(record: Mapping[str, Any], wanted: str) -> dict[str, Any] | None:
+    """Find what lets a recording count although the code has changed since: :mod:`nsightkit.investigations.accept`.
+
+    Parameters
+    ----------
+    record : mapping
+        Its provenance.
+    wanted : str
+        The key of the code as it is.
+
+    Returns
+    -------
+    dict or None
+        ``because``: why what was measured has not changed; ``since``, ``commit``: those of the recording and of the
+        acceptance; ``dirty``, ``utc``. None also where the recording was made by this very code.
+    """
+    given = record.get("accepted")
+    if record.get("key") == wanted or not isinstance(given, list):
+        return None
+    return next((dict(each) for each in given if isinstance(each, dict) and each.get("key") == wanted), None)
+
+
 def _judge(place: Path, part: Part, wanted: str) -> Recording:
     try:
-        record = json.loads((place / _PROVENANCE).read_text(encoding="utf-8"))
+        record = json.loads((place / PROVENANCE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        return Recording(place, {}, "refused", f"its {_PROVENANCE} cannot be read ({error})")
+        return Recording(place, {}, "refused", f"its {PROVENANCE} cannot be read ({error})")
     if not isinstance(record, dict):
-        return Recording(place, {}, "refused", f"its {_PROVENANCE} is not an object")
+        return Recording(place, {}, "refused", f"its {PROVENANCE} is not an object")
     on_gpu = record.get("kind") == "measured" and isinstance(record.get("gpu"), dict)
     whole = (place / _SAMPLES).is_file() and (place / TRACE).is_dir()
     snapshot = part.measured != "remembered" or (place / SNAPSHOT).is_file()
+    same_code = record.get("key") == wanted or acceptance(record, wanted)
     of = (record.get("investigation"), record.get("part"))
     checks = (
         (on_gpu, "refused", "it was not measured on a GPU"),
         (record.get("format") == FORMAT, "stale", f"it has format {record.get('format')}, not {FORMAT}"),
         (of == (part.investigation, part.name), "refused", "it is of another part"),
-        (record.get("key") == wanted, "stale", "the code or the parameters have changed since"),
+        (same_code, "stale", "the code or the parameters have changed since"),
         (whole, "refused", "it is incomplete"),
         (snapshot, "refused", "it has no memory snapshot"),
     )
@@ -256,8 +283,13 @@ def write(
                 reader(file)
                 scrubbing.copy(file, draft / named)
         samples.to_parquet(draft / _SAMPLES, compression="zstd", index=False)
+        if what_runs.read(place).get("key") == provenance["key"]:  # more is added to what was recorded
+            shutil.copy(place / what_runs.NAME, draft / what_runs.NAME)
+        elif real and has_driver():  # without one nothing was measured, and a test has planted what is written
+            part = find_part(str(provenance["investigation"]), str(provenance["part"]))
+            what_runs.write(what_runs.ask(part, timeout_s=120.0), draft)
         text = json.dumps(scrub(dict(provenance)), indent=2, sort_keys=True, ensure_ascii=False)
-        (draft / _PROVENANCE).write_text(text + "\n", encoding="utf-8")
+        (draft / PROVENANCE).write_text(text + "\n", encoding="utf-8")
         if place.exists():
             place.replace(old)
         draft.replace(place)

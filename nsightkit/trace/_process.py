@@ -1,19 +1,24 @@
-"""Run another program with a time limit that also holds for the programs it starts."""
+"""Run another program with a time limit that also holds for the programs it starts, and not beyond this process."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from nsightkit.errors import UsageError
 
-__all__ = ["descendants", "end", "find_program", "run", "tail"]
+__all__ = ["descendants", "dying_with_parent", "end", "find_program", "run", "tail"]
+
+#: Of Linux's prctl: the signal a process gets when its parent dies.
+_PARENT_DEATH_SIGNAL = 1
 
 
 def run(
@@ -28,7 +33,7 @@ def run(
     """Run a command, never through a shell, and end all it started when the time is up.
 
     ``subprocess.run(timeout=...)`` ends only the first process: a profiler's agents and the profiled
-    program would live on and hold the pipes open.
+    program would live on and hold the pipes open. On Linux the command dies with this process, however this one ends.
 
     Parameters
     ----------
@@ -66,6 +71,7 @@ def run(
         start_new_session=True,
         text=True,
         errors="replace",
+        preexec_fn=dying_with_parent(),  # noqa: PLW1509 - one call of the C library, looked up before the fork
     ) as process:
         try:
             try:
@@ -85,6 +91,28 @@ def run(
         return subprocess.CompletedProcess(list(command), process.returncode, output or "", "")
 
 
+def dying_with_parent() -> Callable[[], None] | None:
+    """Give what a forked child of this process calls to be killed when this process ends.
+
+    Linux watches the thread that forks, not its process: that thread has to wait for the child.
+
+    Returns
+    -------
+    callable or None
+        None on other systems than Linux.
+    """
+    if sys.platform != "linux":
+        return None
+    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
+
+    def bind() -> None:
+        prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+        if os.getppid() != parent:  # it ended before it was watched
+            os._exit(1)
+
+    return bind
+
+
 def end(pid: int) -> None:
     """End a process and all below it; a profiler puts the profiled program into a session of its own.
 
@@ -98,7 +126,7 @@ def end(pid: int) -> None:
 
 
 def descendants(pid: int) -> list[int]:
-    """All processes that a process started, and those that these started.
+    """All processes that a process started, and those that these started, without those that have ended.
 
     Parameters
     ----------
@@ -107,8 +135,10 @@ def descendants(pid: int) -> list[int]:
     parents: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError, IndexError):
-            # The name in parentheses may itself hold blanks and parentheses; the parent is the second field after it.
-            parents[int(stat.parent.name)] = int(stat.read_text(errors="replace").rpartition(")")[2].split()[1])
+            # The name in parentheses may itself hold blanks and parentheses; its state and its parent follow.
+            state, parent, *_ = stat.read_text(errors="replace").rpartition(")")[2].split()
+            if state not in "ZX":
+                parents[int(stat.parent.name)] = int(parent)
     found = [pid]
     for each in found:
         found += [child for child, parent in parents.items() if parent == each]

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import multiprocessing
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -79,8 +80,44 @@ def test_when_the_time_is_up_nothing_is_left(tmp_path, monkeypatch):
     assert _in(tmp_path) == [str(os.getpid())]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are forked")
+@pytest.mark.parametrize(("works", "start"), [(True, children.fork_child), (False, children.start_child)])
+def test_live_parts_are_forked_where_a_fork_can_use_the_gpu(tmp_path, monkeypatch, works, start):
+    asked = []
+
+    def ask(_module, job, _timeout_s, how):
+        asked.append((len(job["parts"]), how))
+        if not job["parts"] and not works:
+            raise NsightkitError("cannot initialize CUDA in a forked process")
+        return {}
+
+    monkeypatch.setattr(child, "ask_child", ask)
+    child.forks_see_the_gpu.cache_clear()
+    try:
+        for _ in range(2):
+            assert child.run_children({tmp_path: TINY}, "live", **HOW, known={}) == [None]
+    finally:
+        child.forks_see_the_gpu.cache_clear()
+    assert asked == [(0, children.fork_child), (1, start), (1, start)], "it is tried once"
+
+
+def test_whether_a_fork_can_use_the_gpu_is_tried_on_it(tmp_path, monkeypatch):
+    """With a stand-in for CUDA: the order of calls, no more."""
+    done = []
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: done.append("synchronize"))
+    child.main([], "live", str(tmp_path / "result.json"))
+    assert done == ["synchronize"]
+    assert json.loads((tmp_path / "result.json").read_text()) == {}
+
+
 def test_only_a_part_that_asks_for_it_runs_under_nsight(tmp_path, monkeypatch):
-    monkeypatch.setattr(child, "ask_child", lambda *_: {"samples": {}, "provenance": {}})
+    def nothing(folders, *_, **__):
+        for folder in folders:
+            (folder / child.RESULT).write_text('{"samples": {}, "provenance": {}}')
+        return [None]
+
+    monkeypatch.setattr(child, "run_children", nothing)
     monkeypatch.setattr(under_nsight, "capture", lambda *_, **__: {"notice": "captured"})
     assert run_child(TINY, "smoke", tmp_path, **HOW) == ({}, {})
     assert run_child(find("training-step", "before"), "smoke", tmp_path, **HOW) == (
@@ -97,6 +134,45 @@ def test_an_observed_part_brings_what_its_workload_saw(tmp_path):
     assert "loss" not in samples
     ranges = nsightkit.load(tmp_path / "trace.json.gz")["ranges"]["name"].tolist()
     assert ranges.count("step") == ranges.count("bf16") == part.counts("smoke")["active"]
+
+
+def test_parts_in_one_process_give_what_they_give_alone(tmp_path):
+    """The form of the samples, the sizes and what is computed; times are their own."""
+    parts = {name: find("ceilings", name) for name in ("fp32", "before", "copy")}
+    folders = {tmp_path / name: part for name, part in parts.items()}
+    for folder in (*folders, alone := tmp_path / "alone"):
+        folder.mkdir()
+    how = HOW | {"command": "record --only {part}"}
+    assert child.run_children(folders, "smoke", **how) == [None] * 3
+    for folder, part in folders.items():
+        assert {path.name for path in folder.iterdir()} == {child.RESULT, "trace.json.gz"}
+        samples, provenance = child.read_result(folder)
+        by_itself, its_provenance = run_child(part, "smoke", alone, **how)
+        assert {metric: len(values) for metric, values in samples.items()} == {
+            metric: len(values) for metric, values in by_itself.items()
+        }
+        assert samples["loss"] == by_itself["loss"], "the same seeds, untouched by the parts before"
+        changing = {"utc": None, "duration_s": None}
+        assert provenance | changing == its_provenance | changing
+        assert provenance["command"] == f"record --only ceilings/{part.name}"
+        names = [nsightkit.load(place / "trace.json.gz")["ops"]["name"].astype(str) for place in (folder, alone)]
+        assert names[0].tolist() == names[1].tolist(), "no events of the parts before"
+
+
+def test_a_part_that_fails_leaves_the_others_of_its_process(tmp_path):
+    parts = [find("ceilings", "fp32"), TINY, find("ceilings", "copy")]
+    folders = {tmp_path / str(number): part for number, part in enumerate(parts)}
+    for folder in folders:
+        folder.mkdir()
+    (tmp_path / "0" / "trace.json.gz").mkdir()  # its profile cannot be written
+    (tmp_path / "0" / child.RESULT).touch()
+    first, *others = child.run_children(folders, "smoke", **HOW)
+    assert others == [None, None]
+    assert "ceilings/fp32 (smoke) was not measured" in f"{first}"
+    assert "trace.json.gz" in f"{first}"
+    assert any("Traceback" in note for note in first.__notes__), "all that the process wrote"
+    assert (tmp_path / "0" / child.FAILURE).is_file()
+    assert not (tmp_path / "0" / child.RESULT).exists(), "nothing is left of an earlier run"
 
 
 def test_a_dry_run_of_the_recorder_goes_the_whole_way(tmp_path, monkeypatch):

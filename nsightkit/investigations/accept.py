@@ -1,0 +1,134 @@
+"""Accept a recording whose code has changed since, where what the part runs has not.
+
+GPU time is rare, and a refactoring must not throw recordings away. An acceptance is written into the recording's
+provenance, and holds for exactly the code that there is now.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import nsightkit
+from nsightkit.capture.provenance import FORMAT, collect, scrub
+from nsightkit.errors import UsageError
+from nsightkit.investigations import recordings, what_runs
+from nsightkit.investigations.parts import Part, find
+from nsightkit.trace._process import run
+from nsightkit.trace.files import replacing
+
+__all__ = ["accept"]
+
+
+def accept(name: str, because: str, where: Path | None = None) -> list[dict[str, Any]]:
+    """Let the recordings of a part count as current, although the code has changed since they were made.
+
+    Nothing is measured, and no GPU is needed.
+
+    Parameters
+    ----------
+    name : str
+        ``investigation/part``.
+    because : str
+        Why what was measured has not changed; the page shows it.
+    where : Path, optional
+        Root of the recordings; :func:`nsightkit.investigations.recordings.folder` when omitted.
+
+    Returns
+    -------
+    list of dict
+        A row for each GPU: ``investigation``, ``part``, ``gpu``, ``status`` (``accepted``; ``current``: there was
+        nothing to accept), ``detail``.
+
+    Raises
+    ------
+    UsageError
+        There is no such part, no recording of it or no reason; or what it runs has changed, or cannot be compared.
+        One line says what, and then nothing is accepted.
+    """
+    because = " ".join(because.split())
+    if not because:
+        raise UsageError("--because is empty; say why what was measured has not changed")
+    investigation, slash, part_name = name.partition("/")
+    if not slash:
+        raise UsageError(f"{name!r} is not a part; name one as INVESTIGATION/PART, such as starved-input/before")
+    part = find(investigation, part_name)
+    found = recordings.find(part, where)
+    again = f"record it on a GPU: python -m nsightkit record --only {name}"
+    if not found:
+        raise UsageError(f"there is no recording of {name} in {where or recordings.folder()}; {again}")
+    stale = [recording for recording in found if recording.state != "current"]
+    now = what_runs.ask(part) if stale else {}
+    for recording in stale:
+        why_not = _refusal(recording, part, now)
+        if why_not:
+            gpu = recording.path.parent.name
+            raise UsageError(f"the recording of {name} on {gpu} is not accepted: {why_not}; {again}")
+    here = collect(device="cpu") if stale else {}
+    rows = []
+    for recording in found:
+        record, status = recording.provenance, "current"
+        detail = "it is current already; nothing was accepted"
+        if recording in stale:
+            status, detail = "accepted", because
+            entry = {"key": now["key"], "since": record.get("commit"), "because": because}
+            entry |= {fact: here[fact] for fact in ("commit", "dirty", "utc")}
+            _write(recording.path, {**record, "accepted": [*record.get("accepted", []), scrub(entry)]})
+        row = {"investigation": investigation, "part": part_name, "gpu": recording.path.parent.name}
+        rows.append(row | {"status": status, "detail": detail})
+    return rows
+
+
+def _refusal(recording: recordings.Recording, part: Part, now: Mapping[str, Any]) -> str:
+    """Say why a recording cannot be accepted; empty when it can."""
+    if recording.state == "refused" or recording.provenance.get("format") != FORMAT:
+        return recording.reason
+    if "why_not" in now:
+        return f"what it runs now cannot be listed ({now['why_not']})"
+    then = what_runs.read(recording.path)
+    if "why_not" not in then and then["torch"] == now["torch"]:
+        return what_runs.differs(then, now)
+    # PyTorch's versions make other operators of the same code: this one has to list both.
+    record = recording.provenance
+    past = _past(str(record.get("commit") or ""), part)
+    if past.get("key") == record.get("key"):
+        return what_runs.differs(past, now)
+    versions = "" if "why_not" in then else f"it was listed by PyTorch {then['torch']}, and this is {now['torch']}"
+    because = past.get("why_not", "its commit holds other code than made it")
+    return f"what it ran cannot be compared ({then.get('why_not') or versions}, and {because})"
+
+
+def _past(commit: str, part: Part) -> dict[str, Any]:
+    """List what a part ran with the code of a commit."""
+    checkout = Path(nsightkit.__file__).parents[1]
+    command = ["git", "-C", str(checkout), "archive", "--format=tar", commit, "nsightkit"]
+    with tempfile.TemporaryDirectory(prefix="nsightkit-") as folder:
+        try:
+            packed = subprocess.run(command, capture_output=True, timeout=60, check=True).stdout
+            with tarfile.open(fileobj=io.BytesIO(packed)) as tree:
+                tree.extractall(folder, filter="data")
+        except (OSError, subprocess.SubprocessError, tarfile.TarError):
+            return {"why_not": f"this checkout does not have its commit {commit[:12]}".rstrip()}
+        return what_runs.ask(part, functools.partial(_start_in, folder))
+
+
+def _start_in(folder: str, module: str, job: Mapping[str, Any], timeout_s: float) -> Any:
+    # Without -P the folder one stands in, a checkout for instance, would come first.
+    return run(
+        [sys.executable, "-P", "-m", module, json.dumps(job)], timeout_s, env={**os.environ, "PYTHONPATH": folder}
+    )
+
+
+def _write(place: Path, record: Mapping[str, Any]) -> None:
+    text = json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False)
+    with replacing(place / recordings.PROVENANCE) as file:
+        file.write(f"{text}\n".encode())
