@@ -5,6 +5,8 @@ Left out are the rungs and the kernel written in Triton, and what Inductor compi
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import gzip
 import json
 from collections.abc import Callable
@@ -18,7 +20,7 @@ torch = pytest.importorskip("torch")
 from stand_in_cuda import StandIn, stand_in  # noqa: E402
 
 from nsightkit.capture import bench_child, utilization  # noqa: E402
-from nsightkit.investigations import parts, sweep_column, under_nsight  # noqa: E402
+from nsightkit.investigations import child, parts, sweep_column, under_nsight  # noqa: E402
 from nsightkit.investigations.pages import sweep  # noqa: E402
 from nsightkit.investigations.recordings import frame  # noqa: E402
 from nsightkit.workloads import attention, ceilings, layer  # noqa: E402
@@ -229,6 +231,24 @@ def test_a_second_capture_begins_and_ends_on_a_drained_gpu() -> None:
         under_nsight.steady_steps(Steps, "cuda", {}, warmup=3, active=2)
     settling = steady = ["step", "step", "synchronize"]
     assert cuda.log == [*["step"] * 3, "synchronize", *settling, *steady]
+
+
+def test_a_part_is_measured_and_described_in_its_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    part = parts.find("training-step", "after")
+    small = dataclasses.replace(part, gpu=part.smoke, warmup=1, repetitions=2, active=1)
+    monkeypatch.setattr(child, "find", lambda *_: small)
+    monkeypatch.setattr(utilization, "logged", lambda device: contextlib.nullcontext({"readings": len(device)}))
+    job = {"investigation": "training-step", "part": "after", "folder": str(tmp_path), "command": "record"}
+    known = dict.fromkeys(("nsys", "ncu", "commit", "dirty"))
+    with stand_in():
+        child.main([job], "live", str(tmp_path / "done.json"), "", known)
+    samples, provenance = child.read_result(tmp_path)
+    assert len(samples["step_ns"]) == 2
+    assert (provenance["kind"], provenance["clock"], provenance["gpu"]["name"]) == (
+        "measured", "CUDA events", "NVIDIA H200",
+    )  # fmt: skip
+    assert provenance["sdpa_backend"] == "math"  # as the stand-in has it
+    assert provenance["load"] == {"readings": len("cuda")}
 
 
 # -- the stand-in itself: what must not be, is seen ------------------------------------------------------------------
