@@ -251,6 +251,24 @@ def test_a_part_is_measured_and_described_in_its_process(tmp_path: Path, monkeyp
     assert provenance["load"] == {"readings": len("cuda")}
 
 
+def test_parts_of_one_process_give_their_memory_back_and_a_first_look_reaches_the_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = parts.find("ceilings", "read")
+    monkeypatch.setattr(child, "find", lambda *_: dataclasses.replace(part, gpu=part.smoke, utilization=False))
+    monkeypatch.setattr(utilization, "logged", lambda _: contextlib.nullcontext({}))
+    folders = [tmp_path / name for name in ("a", "b")]
+    for folder in folders:
+        folder.mkdir()
+    jobs = [{"investigation": "ceilings", "part": "read", "folder": str(f), "command": "record"} for f in folders]
+    with stand_in() as cuda:
+        child.main(jobs, "live", str(tmp_path / "done.json"), "", dict.fromkeys(("nsys", "ncu", "commit", "dirty")))
+    assert cuda.log.count("empty_cache") == 2
+    with stand_in() as cuda:
+        child.main([], "live", str(tmp_path / "done.json"))
+    assert cuda.log == ["synchronize"]
+
+
 # -- the stand-in itself: what must not be, is seen ------------------------------------------------------------------
 
 
