@@ -27,7 +27,16 @@ from nsightkit.investigations.parts import MEASURES, Part, find, prepared, resol
 from nsightkit.investigations.recordings import SNAPSHOT, part_key
 from nsightkit.trace._process import tail
 
-__all__ = ["FAILURE", "RESULT", "capture_child", "main", "read_result", "run_child", "run_children"]
+__all__ = [
+    "FAILURE",
+    "RESULT",
+    "capture_child",
+    "forks_see_the_gpu",
+    "main",
+    "read_result",
+    "run_child",
+    "run_children",
+]
 
 #: What a measured part leaves in its folder: samples and provenance, or why there are none.
 RESULT, FAILURE = "result.json", "failure.txt"
@@ -184,14 +193,21 @@ _Start = Callable[[str, Mapping[str, Any], float], Any]
 
 def _ask(job: Mapping[str, Any], mode: str, timeout_s: float) -> dict[str, Any]:
     start: _Start = start_child
-    if sys.platform == "linux" and (mode == "smoke" or _forks_see_the_gpu()):
+    if sys.platform == "linux" and (mode == "smoke" or forks_see_the_gpu()):
         start = fork_child
     return ask_child("nsightkit.investigations.child", job, timeout_s, start)
 
 
 @functools.cache
-def _forks_see_the_gpu() -> bool:
-    """Try it once: no part need be lost to a library that asks for the GPU when it is imported."""
+def forks_see_the_gpu() -> bool:
+    """Whether a forked process can use the GPU.
+
+    It is tried once: no part need be lost to a library that asks for the GPU when it is imported.
+
+    Returns
+    -------
+    bool
+    """
     with contextlib.suppress(NsightkitError):
         ask_child("nsightkit.investigations.child", {"parts": [], "mode": "live"}, 300.0, fork_child)
         return True

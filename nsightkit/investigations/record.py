@@ -203,9 +203,10 @@ class _Recorder:
     def run(self, chosen: Sequence[Part], writer: ThreadPoolExecutor) -> None:
         """Write what an earlier call has measured, measure what is missing, then capture."""
         known = tools()
-        for step in self.steps(chosen):
-            self._salvage(step.part)
         waiting = deque(self.steps(chosen))
+        salvaged = [self._salvage(step.part) for step in waiting]
+        if any(salvaged):
+            waiting = deque(self.steps(chosen))
         done = {(row["investigation"], row["part"]) for row in self.rows}
         for part in chosen:
             if name(part) in self.have and name(part) not in done:
@@ -302,8 +303,8 @@ class _Recorder:
             return "over budget", f"{max(left, 0.0):.0f} s were left"
         return None
 
-    def _salvage(self, part: Part) -> None:
-        """Write a result that an earlier call has not written."""
+    def _salvage(self, part: Part) -> bool:
+        """Try to write a result that an earlier call has not written, if there is one."""
         for kind in (".running", ".failed"):
             with contextlib.suppress(OSError, ValueError, KeyError):
                 if read_result(self._raw(kind, part))[1]["key"] != recordings.part_key(part, self.mode):
@@ -312,7 +313,8 @@ class _Recorder:
                     self._report(part, "recorded", f"{self._keep(part, kind)}, as it was measured before")
                 except Exception as error:  # then it is measured again
                     self.say(f"{'/'.join(name(part))} was measured before and could not be written: {error}")
-                return
+                return True
+        return False
 
     def _keep(self, part: Part, kind: str) -> Path:
         """Write what was measured of a part as its recording; what is left of it otherwise is removed."""

@@ -54,7 +54,7 @@ _LOOKED = 2
 #: What a sample of each direction takes together, in passes: before each backward, forward is passed through once more.
 _SAMPLED = 4 / 3
 #: What PyTorch and cuDNN say when a backend has no kernel for some inputs.
-_NO_KERNEL = re.compile(r"no (available|viable|valid) (kernel|backend|execution|engine)|cudnn", re.IGNORECASE)
+_NO_KERNEL = re.compile(r"no (available|viable|valid) (kernel|backend|execution|engine)|NOT_SUPPORTED", re.IGNORECASE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +113,11 @@ def _failure(direction: str, error: Exception) -> _Failure:
         return _Failure(direction, "oom", RAN_OUT, requested_bytes(str(error)))
     if _NO_KERNEL.search(str(error)) and not is_sticky(error):
         return _Failure(direction, "unsupported", REFUSED)
-    return _Failure(direction, "failed", BROKEN, words=" ".join(str(error).split())[:300], lost=is_sticky(error))
+    return _Failure(direction, "failed", BROKEN, words=_one_line(error), lost=is_sticky(error))
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
 
 
 def swept(
@@ -164,7 +168,12 @@ def swept(
                 "; ".join(f"{name}: {words}" for name, words in itertools.islice(column.errors.items(), 3))
             )
         fitting = [(cell, both) for cell, both in column.fitting if cell[1] in config.traced and not column.lost]
-        _profile(work, fitting, device, folder / "trace.json.gz", counts["active"], gpu=not column.lost)
+        trace = folder / "trace.json.gz"
+        try:
+            _profile(work, fitting, device, trace, counts["active"], gpu=not column.lost)
+        except (RuntimeError, MemoryError) as error:  # it is not worth the times
+            column.errors["profile"] = _one_line(error)
+            _profile(work, [], device, trace, counts["active"], gpu=False)
         resolved = work.parameters | dataclasses.asdict(config) | ({"errors": column.errors} if column.errors else {})
     return column.samples, resolved
 

@@ -5,10 +5,13 @@ Left out are the rungs and the kernel written in Triton, and what Inductor compi
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import gzip
+import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -16,8 +19,8 @@ torch = pytest.importorskip("torch")
 
 from stand_in_cuda import StandIn, stand_in  # noqa: E402
 
-from nsightkit.capture import utilization  # noqa: E402
-from nsightkit.investigations import parts, sweep_column  # noqa: E402
+from nsightkit.capture import bench_child, utilization  # noqa: E402
+from nsightkit.investigations import child, parts, sweep_column, under_nsight  # noqa: E402
 from nsightkit.investigations.pages import sweep  # noqa: E402
 from nsightkit.investigations.recordings import frame  # noqa: E402
 from nsightkit.workloads import attention, ceilings, layer  # noqa: E402
@@ -181,6 +184,89 @@ def test_utilization_is_read_while_steps_run(tmp_path: Path, monkeypatch: pytest
     assert set(found["sm_clock_mhz"]) == {1620}
     steps = [call for call in cuda.log if call in ("step", "synchronize")]
     assert steps[:22] == [*["step"] * 10, "synchronize"] * 2  # the CPU does not run minutes ahead
+
+
+@pytest.mark.parametrize("cap", [None, 14 * 2**30])
+def test_a_benchmark_is_timed_within_its_cap(cap: int | None, tmp_path: Path) -> None:
+    sizes = {"batch": 1, "context": 16, "d_model": 32, "layers": 1, "d_ff": 64, "heads": 2, "vocabulary": 64}
+    job = {"device": "cuda", "parameters": {**sizes, "precision": "bf16", "mode": "fwd"}, "warmup": 2, "steps": 2}
+    with stand_in() as cuda:
+        bench_child.main(**job, nvtx=True, memory_cap_bytes=cap, provenance=True, result=str(tmp_path / "result.json"))
+    found = json.loads((tmp_path / "result.json").read_text())
+    assert found["status"] == "ok"
+    assert found["clock"] == "cuda-event"
+    assert found["peak_reserved_bytes"] > 0
+    gpu = found["provenance"]["gpu"]
+    assert (gpu["name"], gpu["multiprocessors"], gpu["compute_capability"]) == ("NVIDIA H200", 132, "9.0")
+    fractions = [call for call in cuda.log if call.startswith("memory fraction")]
+    assert fractions == ([] if cap is None else ["memory fraction 0.1", "memory fraction 1"])
+
+
+def test_memory_runs_out_within_a_benchmark_s_cap(tmp_path: Path) -> None:
+    job = {"device": "cuda", "parameters": {"precision": "fp32", "mode": "train"}, "warmup": 50, "steps": 50}
+    with stand_in():
+        bench_child.main(
+            **job, nvtx=False, memory_cap_bytes=2**30, provenance=False, result=str(tmp_path / "result.json")
+        )
+    found = json.loads((tmp_path / "result.json").read_text())
+    assert (found["status"], found["requested_bytes"]) == ("oom", 2 * 2**20)
+    assert found["where"] in ("forward", "backward", "optimizer", "zero_grad")
+
+
+def test_a_second_capture_begins_and_ends_on_a_drained_gpu() -> None:
+    class Steps:
+        def __init__(self, *_: object, **__: object) -> None:
+            pass
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def step(self) -> None:
+            cuda.note("step")
+
+    with stand_in() as cuda:
+        under_nsight.steady_steps(Steps, "cuda", {}, warmup=3, active=2)
+    settling = steady = ["step", "step", "synchronize"]
+    assert cuda.log == [*["step"] * 3, "synchronize", *settling, *steady]
+
+
+def test_a_part_is_measured_and_described_in_its_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    part = parts.find("training-step", "after")
+    small = dataclasses.replace(part, gpu=part.smoke, warmup=1, repetitions=2, active=1)
+    monkeypatch.setattr(child, "find", lambda *_: small)
+    monkeypatch.setattr(utilization, "logged", lambda device: contextlib.nullcontext({"readings": len(device)}))
+    job = {"investigation": "training-step", "part": "after", "folder": str(tmp_path), "command": "record"}
+    known = dict.fromkeys(("nsys", "ncu", "commit", "dirty"))
+    with stand_in():
+        child.main([job], "live", str(tmp_path / "done.json"), "", known)
+    samples, provenance = child.read_result(tmp_path)
+    assert len(samples["step_ns"]) == 2
+    assert (provenance["kind"], provenance["clock"], provenance["gpu"]["name"]) == (
+        "measured", "CUDA events", "NVIDIA H200",
+    )  # fmt: skip
+    assert provenance["sdpa_backend"] == "math"  # as the stand-in has it
+    assert provenance["load"] == {"readings": len("cuda")}
+
+
+def test_parts_of_one_process_give_their_memory_back_and_a_first_look_reaches_the_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = parts.find("ceilings", "read")
+    monkeypatch.setattr(child, "find", lambda *_: dataclasses.replace(part, gpu=part.smoke, utilization=False))
+    monkeypatch.setattr(utilization, "logged", lambda _: contextlib.nullcontext({}))
+    folders = [tmp_path / name for name in ("a", "b")]
+    for folder in folders:
+        folder.mkdir()
+    jobs = [{"investigation": "ceilings", "part": "read", "folder": str(f), "command": "record"} for f in folders]
+    with stand_in() as cuda:
+        child.main(jobs, "live", str(tmp_path / "done.json"), "", dict.fromkeys(("nsys", "ncu", "commit", "dirty")))
+    assert cuda.log.count("empty_cache") == 2
+    with stand_in() as cuda:
+        child.main([], "live", str(tmp_path / "done.json"))
+    assert cuda.log == ["synchronize"]
 
 
 # -- the stand-in itself: what must not be, is seen ------------------------------------------------------------------

@@ -173,7 +173,10 @@ def test_memory_runs_out_in_many_words(tmp_path: Path, words: str) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    ["mat1 and mat2 shapes cannot be multiplied", "out of resource: shared memory, Required: 262144, limit: 232448"],
+    [
+        *("mat1 and mat2 shapes cannot be multiplied", "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
+        "out of resource: shared memory, Required: 262144, limit: 232448",
+    ],
 )
 def test_another_error_costs_its_cell_and_is_kept(tmp_path: Path, words: str) -> None:
     given = SMALL | {"context": [16, 64, 128]}
@@ -187,6 +190,22 @@ def test_another_error_costs_its_cell_and_is_kept(tmp_path: Path, words: str) ->
 def test_a_column_of_errors_is_not_a_measurement(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="d=16 context=16: mat1 and mat2 shapes"):
         swept(tmp_path, workload=broken("mat1 and mat2 shapes cannot be multiplied", 16, "forward"), context=[16])
+
+
+def test_a_profile_that_fails_costs_no_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    profile = torch_profiler.profile_steps
+
+    def watched(step: Any, output: Path, *, gpu: bool, **how: Any) -> Path:
+        if gpu:
+            raise RuntimeError("CUDA error: out of memory")
+        return profile(step, output, gpu=gpu, **how)
+
+    monkeypatch.setattr(torch_profiler, "profile_steps", watched)
+    given = SMALL | {"context": [16, 64], "traced": [16]}
+    samples, resolved = sweep_column.swept(attention.start, "cpu", given, COUNTS, tmp_path)
+    assert set(table(samples)["status"]) == {"ok"}
+    assert resolved["errors"] == {"profile": "CUDA error: out of memory"}
+    assert analysis.backends(load(tmp_path / "trace.json.gz", cache=False)).empty
 
 
 def test_a_lost_gpu_ends_the_column_and_what_there_was_is_kept(tmp_path: Path) -> None:
