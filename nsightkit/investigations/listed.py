@@ -145,6 +145,8 @@ def _word(value: Any) -> str:
         return _word(vars(value))
     if value is None or isinstance(value, bool | int | float | str | torch.dtype | torch.device):
         return repr(value)
+    if isinstance(value, _Asked):
+        return value.name
     return str(getattr(value, "__name__", type(value).__name__))
 
 
@@ -280,20 +282,20 @@ class _Asked:
     """Something of CUDA's, such as a stream: what is asked of it is written down, and not done."""
 
     def __init__(self, call: Callable[..., None], name: str) -> None:
-        self._call, self._name = call, name
+        self._call, self.name = call, name
 
     def __getattr__(self, name: str) -> _Asked:
-        return _Asked(self._call, f"{self._name}.{name}")
+        return _Asked(self._call, f"{self.name}.{name}")
 
     def __call__(self, *args: Any, **kwargs: Any) -> _Asked:
-        self._call(self._name, args, kwargs)
+        self._call(self.name, args, kwargs)
         return self
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._call(f"end of {self._name}")
+        self._call(f"end of {self.name}")
 
 
 class _Functions(TorchFunctionMode):

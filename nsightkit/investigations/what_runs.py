@@ -10,6 +10,7 @@ import functools
 import gzip
 import itertools
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -127,10 +128,10 @@ def differs(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
         for name in sorted({*then[group], *now[group]}):
             was, is_ = (listed[group].get(name) for listed in (then, now))
             if was != is_:
-                return f"its {what} {name} was {_short(was)} and is {_short(is_)}"
+                return f"its {what} {name} {_was_and_is(was, is_)}"
     for number, (was, is_) in enumerate(itertools.zip_longest(then["operators"], now["operators"])):
         if was != is_:
-            return f"of what it calls, number {number} was {_short(was)} and is {_short(is_)}"
+            return f"of what it calls, number {number} {_was_and_is(was, is_)}"
     for group, what in (
         ("kernel", "the source of a Triton kernel has changed"),
         ("data", "the source of what makes its data has changed"),
@@ -145,9 +146,14 @@ def differs(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     return ""
 
 
-def _short(value: Any) -> str:
-    text = "nothing" if value is None else f"{value}"
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+def _was_and_is(*values: Any) -> str:
+    """Show two values; of long ones where they begin to differ."""
+    texts = ["nothing" if value is None else f"{value}" for value in values]
+    same = len(os.path.commonprefix(texts))
+    first = same - _SHOWN // 2 if same > _SHOWN // 2 and max(map(len, texts)) > _SHOWN else 0
+    ends = ("..." if first else "", "...")
+    was, is_ = (f"{ends[0]}{t[first : first + _SHOWN]}{ends[1] if len(t) > first + _SHOWN else ''}" for t in texts)
+    return f"was {was} and is {is_}"
 
 
 def write(listed: Mapping[str, Any], folder: Path) -> None:
