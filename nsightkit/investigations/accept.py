@@ -80,9 +80,9 @@ def accept(name: str, because: str, where: Path | None = None) -> list[dict[str,
         detail = "it is current already; nothing was accepted"
         if recording in stale:
             status, detail = "accepted", because
-            entry = {"key": now["key"], "since": record.get("commit"), "because": because}
+            entry = {"key": now["key"], "since": record.get("commit"), "because": scrub(because)}
             entry |= {fact: here[fact] for fact in ("commit", "dirty", "utc")}
-            _write(recording.path, {**record, "accepted": [*record.get("accepted", []), scrub(entry)]})
+            _write(recording.path, {**record, "accepted": [*record.get("accepted", []), entry]})
         row = {"investigation": investigation, "part": part_name, "gpu": recording.path.parent.name}
         rows.append(row | {"status": status, "detail": detail})
     return rows

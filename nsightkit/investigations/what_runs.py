@@ -10,7 +10,6 @@ import functools
 import gzip
 import itertools
 import json
-import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -149,7 +148,7 @@ def differs(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 def _was_and_is(*values: Any) -> str:
     """Show two values; of long ones where they begin to differ."""
     texts = ["nothing" if value is None else f"{value}" for value in values]
-    same = len(os.path.commonprefix(texts))
+    same = next((i for i, two in enumerate(zip(*texts, strict=False)) if len({*two}) > 1), 0)
     first = same - _SHOWN // 2 if same > _SHOWN // 2 and max(map(len, texts)) > _SHOWN else 0
     ends = ("..." if first else "", "...")
     was, is_ = (f"{ends[0]}{t[first : first + _SHOWN]}{ends[1] if len(t) > first + _SHOWN else ''}" for t in texts)

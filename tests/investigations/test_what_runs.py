@@ -123,9 +123,9 @@ def test_the_list_is_the_same_each_time_and_leaves_torch_as_it_was(then: dict) -
 def test_streams_and_graphs_are_listed_in_their_places() -> None:
     parameters = {"mode": "prefill", "hidden": 64, "heads": 2, "d_ff": 96, "context": 32, "layers": 1}
     two, graph = (
-        listed(
-            Part("x", "x", "nsightkit.workloads.layer:start", MappingProxyType(parameters | {"rung": rung}), {}, 1)
-        )["operators"]
+        listed(Part("x", "x", "nsightkit.workloads.layer:start", MappingProxyType(parameters | {"rung": rung}), {}, 1))[
+            "operators"
+        ]
         for rung in ("two-streams", "graphed-eager")
     )
     entered = two.index("stream(Stream)")
@@ -206,9 +206,7 @@ CHANGES: dict[str, tuple[str, Callable, str]] = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_what_runs_differently_is_a_change_and_is_named(
-    name: str, then: dict, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_runs_differently_is_a_change_and_is_named(name: str, then: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     method, changed, said = CHANGES[name]
     monkeypatch.setattr(Toy, method, changed)
     why = what_runs.differs(then, listing())
@@ -258,7 +256,11 @@ def timing(source: str, root: Path, module: str = "timing") -> dict[str, str]:
     [
         ("_marks", "_between_marks", ""),
         ("_FEW", "_FEWEST", ""),
-        ("    torch.cuda.synchronize()\n    for", "    # Wait for what came before.\n    torch.cuda.synchronize()\n    for", ""),
+        (
+            "    torch.cuda.synchronize()\n    for",
+            "    # Wait for what came before.\n    torch.cuda.synchronize()\n    for",
+            "",
+        ),
         ("_FEW = 3", "_FEW = 5", "_FEW"),
         ('range(counts["warmup"])', 'range(counts["warmup"] + 1)', "timed"),
         ("    torch.cuda.synchronize()\n    for", "    for", "_marks"),
