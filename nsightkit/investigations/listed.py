@@ -188,6 +188,7 @@ class _Listed:
             mock.patch.object(torch.UntypedStorage, "data_ptr", lambda storage: storage._cdata),
             mock.patch.object(torch.utils.data.DataLoader, "__iter__", self._loader()),
             mock.patch.object(time, "sleep", lambda seconds: self.call("sleep", [seconds])),
+            mock.patch.object(time, "perf_counter_ns", self._clock),
             mock.patch.object(subprocess, "Popen", _no_processes),
             self._triton(),
             FakeTensorMode(allow_non_fake_inputs=True),
@@ -217,6 +218,10 @@ class _Listed:
 
     def _seed(self, seed: int) -> None:
         self.call("manual_seed", [seed])
+
+    def _clock(self) -> int:
+        self.say("perf_counter_ns()")  # what lies between two of them is measured
+        return 0
 
     def _generator(self) -> type:
         call = self.call
@@ -317,6 +322,8 @@ class _Functions(TorchFunctionMode):
             return args[0]
         if func is Tensor.data_ptr:
             return 0
+        if func == Tensor.is_cuda.__get__:  # type: ignore[attr-defined]
+            return True
         if func is torch.device:
             return func(*args, **kwargs)
         args, kwargs = tree_map(_on_cpu, (args, kwargs))
