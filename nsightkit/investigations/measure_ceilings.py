@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,14 +13,16 @@ from nsightkit.analysis.roofline import sol
 from nsightkit.capture.children import has_gpu
 from nsightkit.errors import NsightkitError
 from nsightkit.hardware import slowed_by
-from nsightkit.investigations.measurement import measure as measure_part
+from nsightkit.investigations import recordings
+from nsightkit.investigations.child import read_result, run_children
+from nsightkit.investigations.measurement import Measurement
 from nsightkit.investigations.parts import INVESTIGATIONS
 
 __all__ = ["measure"]
 
 
 def measure(*, echo: Callable[[str], None] | None = None) -> list[dict[str, Any]]:
-    """Measure GEMMs in every precision and transfers, each in a process of its own.
+    """Measure GEMMs in every precision and transfers, one after the other in one process.
 
     Parameters
     ----------
@@ -43,15 +47,7 @@ def measure(*, echo: Callable[[str], None] | None = None) -> list[dict[str, Any]
         raise NsightkitError("--measure needs a CUDA GPU, and torch sees none here; run 'nsightkit doctor'")
     say = echo or (lambda _: None)
     rows: list[dict[str, Any]] = []
-    for name, part in INVESTIGATIONS["ceilings"].items():
-        if part.gpu.get("zeros"):
-            continue
-        say(f"measuring {name} ...")
-        try:
-            run = measure_part("ceilings", name)
-        except NsightkitError as error:  # a card without this unit; the others count all the same
-            say(f"{name}: {error}")
-            continue
+    for run in _runs(say):
         times = run.values("step_ns")
         found = sol.ceiling(run.parameters, float(np.median(times)))
         clock, power, busy = (run.median(metric) for metric in ("sm_clock_mhz", "power_w", "gpu_utilization_percent"))
@@ -73,3 +69,22 @@ def measure(*, echo: Callable[[str], None] | None = None) -> list[dict[str, Any]
     if not rows:
         raise NsightkitError("nothing could be measured on this GPU; the lines above say why")
     return rows
+
+
+def _runs(say: Callable[[str], None]) -> list[Measurement]:
+    """Measure all ceilings; what a card lacks the unit for is left out, and the others count all the same."""
+    chosen = {name: part for name, part in INVESTIGATIONS["ceilings"].items() if not part.gpu.get("zeros")}
+    say(f"measuring {', '.join(chosen)}: about {sum(part.seconds for part in chosen.values()):.0f} s ...")
+    with tempfile.TemporaryDirectory(prefix="nsightkit-", ignore_cleanup_errors=True) as scratch:
+        folders = {Path(scratch, name): part for name, part in chosen.items()}
+        for folder in folders:
+            folder.mkdir()
+        failures = run_children(folders, "live", kind="", command="nsightkit peaks --measure", timeout_s=1200.0)
+        found = []
+        for folder, failure in zip(folders, failures, strict=True):
+            if failure is None:
+                samples, provenance = read_result(folder)
+                found.append(Measurement(folder, "live", recordings.frame(samples), provenance))
+            else:
+                say(f"{folder.name}: {failure}")
+    return found

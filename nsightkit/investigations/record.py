@@ -202,9 +202,10 @@ class _Recorder:
     def run(self, chosen: Sequence[Part], writer: ThreadPoolExecutor) -> None:
         """Write what an earlier call has measured, measure what is missing, then capture."""
         known = tools()
-        for step in self.steps(chosen):
-            self._salvage(step.part)
         waiting = deque(self.steps(chosen))
+        salvaged = [self._salvage(step.part) for step in waiting]
+        if any(salvaged):
+            waiting = deque(self.steps(chosen))
         done = {(row["investigation"], row["part"]) for row in self.rows}
         for part in chosen:
             if name(part) in self.have and name(part) not in done:
@@ -226,6 +227,8 @@ class _Recorder:
                 known=known,
             )
             seconds = (time.monotonic() - start) / len(batch)
+            while writing:  # what was measured before has been written meanwhile
+                self._written(*writing.popleft())
             for step, failure in zip(batch, failures, strict=True):
                 if failure is None:
                     writing.append((step.part, seconds, writer.submit(self._keep, step.part, ".running")))
@@ -239,8 +242,6 @@ class _Recorder:
                         waiting.append(step)
                     else:
                         self._report(step.part, "failed", self.failures[name(step.part)], seconds)
-            while writing and writing[0][2].done():
-                self._written(*writing.popleft())
         while writing:
             self._written(*writing.popleft())
         self._capture(chosen)
@@ -301,8 +302,8 @@ class _Recorder:
             return "over budget", f"{max(left, 0.0):.0f} s were left"
         return None
 
-    def _salvage(self, part: Part) -> None:
-        """Write a result that an earlier call has not written."""
+    def _salvage(self, part: Part) -> bool:
+        """Try to write a result that an earlier call has not written, if there is one."""
         for kind in (".running", ".failed"):
             with contextlib.suppress(OSError, ValueError, KeyError):
                 if read_result(self._raw(kind, part))[1]["key"] != recordings.part_key(part, self.mode):
@@ -311,7 +312,8 @@ class _Recorder:
                     self._report(part, "recorded", f"{self._keep(part, kind)}, as it was measured before")
                 except Exception as error:  # then it is measured again
                     self.say(f"{'/'.join(name(part))} was measured before and could not be written: {error}")
-                return
+                return True
+        return False
 
     def _keep(self, part: Part, kind: str) -> Path:
         """Write what was measured of a part as its recording; what is left of it otherwise is removed."""
@@ -386,7 +388,7 @@ class _Recorder:
         until = min(self.deadline, time.monotonic() + _CAPTURES_S)
         for _, part in sorted(self._uncaptured(chosen), key=lambda one: (one[0], one[1].name != "before")):
             start = time.monotonic()
-            if until - start < 1:
+            if until - start < _CAPTURE_S / 2:
                 self._report(part, "not captured", "no time was left for it; the next call tries it again")
                 continue
             with tempfile.TemporaryDirectory(prefix="nsightkit-", ignore_cleanup_errors=True) as folder:

@@ -14,7 +14,7 @@ import pytest
 
 import nsightkit
 from nsightkit.errors import NsightkitError, UsageError
-from nsightkit.investigations import keys, record, recordings, under_nsight
+from nsightkit.investigations import keys, recordings, under_nsight
 from nsightkit.investigations import measurement as investigation
 from nsightkit.investigations import parts as investigations
 from nsightkit.trace.model import Trace, TraceMeta
@@ -51,7 +51,6 @@ def plant(where: Path, **changes: object) -> Path:
 def no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """No GPU, an empty folder of recordings, and a child that need not run."""
     monkeypatch.setattr(investigation, "has_gpu", lambda: False)
-    monkeypatch.setattr(record, "has_gpu", lambda: False)
     for name in ("NSIGHTKIT_MODE", "NSIGHTKIT_PUBLISH", "NSIGHTKIT_GPU"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NSIGHTKIT_MAX_AGE_DAYS", "100000")  # planted recordings have a date of their own
@@ -71,7 +70,6 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         return {"step_ns": [5, 7]}, made
 
     monkeypatch.setattr(investigation, "run_child", child)
-    monkeypatch.setattr(record, "run_child", child)
     monkeypatch.setattr(under_nsight, "capture", lambda *_, **__: {"notice": "nsys is not installed"})
     return where
 
@@ -278,76 +276,3 @@ def test_samples_keep_every_nanosecond(no_gpu: Path) -> None:
     recordings.write(planted_trace(), recordings.frame({"step_ns": values}), facts(), no_gpu)
     measured = nsightkit.investigations.measure("starved-input", "before")
     assert [int(v) for v in measured.values("step_ns")] == values
-
-
-# -- the recorder ------------------------------------------------------------------------------------------------
-
-
-def test_without_a_gpu_nothing_is_recorded(no_gpu: Path) -> None:
-    with pytest.raises(NsightkitError, match="recordings are made on a GPU"):
-        record.record()
-    with pytest.raises(UsageError, match="another folder"):
-        record.record(out=no_gpu, dry_run=True)
-    assert not no_gpu.exists()
-
-
-@pytest.fixture
-def some(monkeypatch: pytest.MonkeyPatch) -> list[investigations.Part]:
-    """A part of every kind is enough for the recorder."""
-    names = ("gpu-util", "starved-input", "accumulation", "memory-snapshot", "limiters", "training-step")
-    chosen = [part for part in investigations.parts() if part.investigation in names]
-    for module in (record, recordings):
-        monkeypatch.setattr(module, "parts", lambda: iter(chosen))
-    return chosen
-
-
-def test_the_most_valuable_parts_come_first() -> None:
-    values = [part.value for part in investigations.parts()]
-    assert values == sorted(values, reverse=True)
-    assert len(values) == sum(map(len, investigations.INVESTIGATIONS.values()))
-
-
-def test_the_recorder_resumes_and_survives_a_failure(
-    no_gpu: Path, some: list[investigations.Part], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(record, "has_gpu", lambda: True)
-    working = record.run_child
-
-    def sometimes(part: investigations.Part, *arguments: object, **named: object) -> object:
-        if (part.investigation, part.name) == ("gpu-util", "training"):
-            raise RuntimeError("CUDA error:\nlost")
-        return working(part, *arguments, **named)
-
-    monkeypatch.setattr(record, "run_child", sometimes)
-    said: list[str] = []
-    first = record.record(echo=said.append)
-    everything = [(p.investigation, p.name) for p in some]
-    assert [(r["investigation"], r["part"]) for r in first] == everything
-    assert {(r["part"], r["status"]) for r in first if r["status"] != "recorded"} == {("training", "failed")}
-    assert next(r["detail"] for r in first if r["status"] == "failed") == "CUDA error: lost"
-    assert sum("recorded" in line for line in said) == len(everything) - 1
-    monkeypatch.setattr(record, "run_child", working)
-    second = record.record()
-    assert [r["part"] for r in second if r["status"] == "recorded"] == ["training"]
-    assert {r["status"] for r in second if r["part"] != "training"} == {"kept"}
-    assert {r["state"] for r in recordings.status()} == {"current"}
-
-
-def test_the_recorder_keeps_to_its_budget(no_gpu: Path, some: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record, "has_gpu", lambda: True)
-    clock = iter(range(0, 10_000, 40))  # every look at the clock finds 40 s gone
-    monkeypatch.setattr(record.time, "monotonic", lambda: float(next(clock)))
-    statuses = [r["status"] for r in record.record(budget_s=200.0)]
-    assert statuses[0] == "recorded"
-    assert statuses[-1] == "over budget"
-    assert statuses == sorted(statuses, reverse=True)  # once over, it stays so
-
-
-def test_parts_can_be_chosen(no_gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record, "has_gpu", lambda: True)
-    chosen = record.record(only=["hidden-sync", "gpu-util/training"])
-    assert {(r["investigation"], r["part"]) for r in chosen} == {
-        ("hidden-sync", "before"), ("hidden-sync", "after"), ("gpu-util", "training")
-    }  # fmt: skip
-    with pytest.raises(UsageError, match="starved-input/before"):
-        record.record(only=["starved"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import types
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from nsightkit.analysis.roofline import sol
 from nsightkit.capture import utilization
 from nsightkit.errors import NsightkitError, TraceError
 from nsightkit.hardware import SLOWDOWNS, find, rows, slowed_by
-from nsightkit.investigations import measure_ceilings
-from nsightkit.investigations.parts import INVESTIGATIONS
+from nsightkit.investigations import child, measure_ceilings
+from nsightkit.investigations.parts import INVESTIGATIONS, Part
 
 torch = pytest.importorskip("torch")
 
@@ -79,27 +80,25 @@ def test_the_best_counts_and_zeros_do_not() -> None:
     assert np.isnan(sol.ceilings(measured[:1], "here").gb_per_s)
 
 
-def planted(name: str) -> Any:
-    part = PARTS[name]
-    provenance = {"parameters": {"zeros": False, **part.gpu}, "gpu": {"name": "Planted"}, "utc": "2026-01-02T03:04:05"}
-    samples = {"step_ns": [1e6, 2e6, 9e6], "sm_clock_mhz": [1500.4], "power_w": [699.6, 698.2], "slowdown_mask": [4, 5]}
-    return types.SimpleNamespace(
-        parameters=provenance["parameters"],
-        provenance=provenance,
-        values=lambda metric: np.array(samples.get(metric, [])),
-        median=lambda metric: np.median(samples[metric]) if metric in samples else None,
-    )
+def planted(folders: Mapping[Path, Part], *_: Any, **__: Any) -> list[NsightkitError | None]:
+    """What a process leaves of the ceilings, on a card that has no fp8."""
+    found: list[NsightkitError | None] = []
+    for folder, part in folders.items():
+        provenance = {
+            "parameters": {"zeros": False, **part.gpu}, "gpu": {"name": "Planted"}, "utc": "2026-01-02T03:04:05"
+        }  # fmt: skip
+        samples = {
+            "step_ns": [1e6, 2e6, 9e6], "sm_clock_mhz": [1500.4], "power_w": [699.6, 698.2], "slowdown_mask": [4, 5]
+        }  # fmt: skip
+        (folder / child.RESULT).write_text(json.dumps({"samples": samples, "provenance": provenance}))
+        found.append(NsightkitError("this card has no fp8") if part.name == "fp8" else None)
+    return found
 
 
 def test_the_list_is_read_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def measure(_: str, name: str) -> Any:
-        if name == "fp8":
-            raise NsightkitError("this card has no fp8")
-        return planted(name)
-
     said: list[str] = []
     monkeypatch.setattr(measure_ceilings, "has_gpu", lambda: True)
-    monkeypatch.setattr(measure_ceilings, "measure_part", measure)
+    monkeypatch.setattr(measure_ceilings, "run_children", planted)
     listed = measure_ceilings.measure(echo=said.append)
     assert list(listed[0]) == [*rows(find("H200"))[0], "power_w", "busy_pct", "slowed_by"]
     assert "fp8: this card has no fp8" in said
