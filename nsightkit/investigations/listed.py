@@ -124,6 +124,8 @@ def listed(part: Part) -> dict[str, Any]:
         if part.measured == "observed":
             found.say("observed")
             work.observed()
+        elif part.measured == "timed":
+            work.losses()
     return {
         "parameters": json.loads(json.dumps(parameters)),
         "operators": found.lines,
@@ -171,7 +173,8 @@ class _Listed:
         """Add what is set for the whole process, when a workload has been built."""
         products = torch.backends.cuda.matmul
         reduced = [str(getattr(products, f"allow_{kind}_reduced_precision_reduction")) for kind in ("fp16", "bf16")]
-        self.call("settings", [torch.get_float32_matmul_precision(), *reduced, _attention_by()])
+        chosen = [torch.backends.cudnn.benchmark, torch.are_deterministic_algorithms_enabled()]
+        self.call("settings", [torch.get_float32_matmul_precision(), *reduced, *chosen, _attention_by()])
 
     @contextlib.contextmanager
     def stand_in(self) -> Iterator[None]:
@@ -326,8 +329,10 @@ class _Functions(TorchFunctionMode):
             return True
         if func is torch.device:
             return func(*args, **kwargs)
-        args, kwargs = tree_map(_on_cpu, (args, kwargs))
-        return func(*args, **kwargs)
+        args, here = tree_map(_on_cpu, (args, kwargs))
+        if here.get("device") != kwargs.get("device"):
+            self._found.say(f"{func.__name__} on {kwargs['device']}")
+        return func(*args, **here)
 
 
 class _Operators(TorchDispatchMode):

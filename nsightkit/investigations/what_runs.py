@@ -1,7 +1,8 @@
 """What a part runs: operators with what they are given, own kernels, inputs, and how it is timed.
 
 It is listed when a part is recorded, without a GPU (:mod:`nsightkit.investigations.listed`), and kept with the
-recording. Code that has changed since and runs the same can be accepted: :mod:`nsightkit.investigations.accept`.
+recording. Code that has changed since and runs the same can be accepted: :mod:`nsightkit.investigations.accept`. What
+Python does between the operators is not compared: whoever accepts says that it takes no longer than before.
 """
 
 from __future__ import annotations

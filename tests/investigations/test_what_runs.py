@@ -197,7 +197,16 @@ CHANGES: dict[str, tuple[str, Callable, str]] = {
         "was mul.Tensor(float32[8, 4096], 2.0) and is mul.Tensor(float32[8, 4096], 3.0)",
     ),
     "the layout": ("helped", lambda self, rows: (_drawn(self, rows) + 1.5) * 2.0 @ self.weight.t(), "is t("),
-    "the data": ("helped", lambda self, rows: torch.zeros(8, 4096, device="cuda") * 2.0 @ self.weight, "is zeros("),
+    "the data": (
+        "helped",
+        lambda self, rows: torch.zeros(8, 4096, device="cuda") * 2.0 @ self.weight,
+        "was randn on cuda and is zeros on cuda",
+    ),
+    "where a tensor lies": (
+        "helped",
+        lambda self, rows: (torch.randn(8, 4096, generator=self.generator) + 1.5) * 2.0 @ self.weight,
+        "was randn on cuda and is randn.generator([8, 4096]",
+    ),
     "attention written out": ("attend", _written_out, "scaled_dot_product_attention"),
     "another backend of attention": ("attend", _forced, "'flash', 'mem_efficient', 'cudnn', 'math']) and is"),
     "no read": ("wait", lambda self: torch.cuda.synchronize(), "and is synchronize()"),
