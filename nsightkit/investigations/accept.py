@@ -95,16 +95,18 @@ def _refusal(recording: recordings.Recording, part: Part, now: Mapping[str, Any]
     if "why_not" in now:
         return f"what it runs now cannot be listed ({now['why_not']})"
     then = what_runs.read(recording.path)
-    if "why_not" not in then and then["torch"] == now["torch"]:
-        return what_runs.differs(then, now)
-    # PyTorch's versions make other operators of the same code: this one has to list both.
+    unknown = then.get("why_not")
+    why_not = f"what it ran is not known ({unknown})" if unknown else what_runs.differs(then, now)
+    if not unknown and (not why_not or then["torch"] == now["torch"]):
+        return why_not
+    # It may be the other version of PyTorch that makes other operators of the same code: then this one lists both.
     record = recording.provenance
     past = _past(str(record.get("commit") or ""), part)
     if past.get("key") == record.get("key"):
         return what_runs.differs(past, now)
-    versions = "" if "why_not" in then else f"it was listed by PyTorch {then['torch']}, and this is {now['torch']}"
-    because = past.get("why_not", "its commit holds other code than made it")
-    return f"what it ran cannot be compared ({then.get('why_not') or versions}, and {because})"
+    if not unknown:
+        why_not += f" (it was listed by PyTorch {then['torch']}, and this is {now['torch']})"
+    return f"{why_not}, and {past.get('why_not', 'its commit holds other code than made it')}"
 
 
 def _past(commit: str, part: Part) -> dict[str, Any]:
