@@ -10,6 +10,7 @@ import functools
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -82,7 +83,8 @@ def accept(name: str, because: str, where: Path | None = None) -> list[dict[str,
             status, detail = "accepted", because
             entry = {"key": now["key"], "since": record.get("commit"), "because": scrub(because)}
             entry |= {fact: here[fact] for fact in ("commit", "dirty", "utc")}
-            _write(recording.path, {**record, "accepted": [*record.get("accepted", []), entry]})
+            earlier = record.get("accepted")
+            _write(recording.path, {**record, "accepted": [*(earlier if isinstance(earlier, list) else ()), entry]})
         row = {"investigation": investigation, "part": part_name, "gpu": recording.path.parent.name}
         rows.append(row | {"status": status, "detail": detail})
     return rows
@@ -102,7 +104,7 @@ def _refusal(recording: recordings.Recording, part: Part, now: Mapping[str, Any]
     # It may be the other version of PyTorch that makes other operators of the same code: then this one lists both.
     record = recording.provenance
     past = _past(str(record.get("commit") or ""), part)
-    if past.get("key") == record.get("key"):
+    if "key" in past and past["key"] == record.get("key"):
         return what_runs.differs(past, now)
     if not unknown:
         why_not += f" (it was listed by PyTorch {then['torch']}, and this is {now['torch']})"
@@ -115,10 +117,14 @@ def _past(commit: str, part: Part) -> dict[str, Any]:
     command = ["git", "-C", str(checkout), "archive", "--format=tar", commit, "nsightkit"]
     with tempfile.TemporaryDirectory(prefix="nsightkit-") as folder:
         try:
+            if not re.fullmatch(
+                "[0-9a-f]{7,40}", commit
+            ):  # it comes from a file, and git must not take it for an option
+                raise ValueError(commit)
             packed = subprocess.run(command, capture_output=True, timeout=60, check=True).stdout
             with tarfile.open(fileobj=io.BytesIO(packed)) as tree:
                 tree.extractall(folder, filter="data")
-        except (OSError, subprocess.SubprocessError, tarfile.TarError):
+        except (OSError, ValueError, subprocess.SubprocessError, tarfile.TarError):
             return {"why_not": f"this checkout does not have its commit {commit[:12]}".rstrip()}
         return what_runs.ask(part, functools.partial(_start_in, folder))
 

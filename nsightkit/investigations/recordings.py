@@ -52,7 +52,8 @@ class Recording:
         Its folder.
     provenance : dict
     state : {"current", "stale", "refused"}
-        ``stale``: made by other code or parameters than today's. ``refused``: this is not a recording of a GPU.
+        ``current``: made by today's code, or accepted for it. ``stale``: by other code or parameters. ``refused``: it
+        is not a recording of a GPU.
     reason : str
         Why it is not current; empty when it is.
     """
@@ -143,8 +144,11 @@ def acceptance(record: Mapping[str, Any], wanted: str) -> dict[str, Any] | None:
         ``because``: why what was measured has not changed; ``since``, ``commit``: those of the recording and of the
         acceptance; ``dirty``, ``utc``. None also where the recording was made by this very code.
     """
-    given = [] if record.get("key") == wanted else record.get("accepted") or []
-    return next((dict(each) for each in given if each.get("key") == wanted), None)
+    given = record.get("accepted")
+    if record.get("key") == wanted or not isinstance(given, list):
+        return None
+    entries = [each for each in given if isinstance(each, dict) and each.get("because")]
+    return next((dict(each) for each in entries if each.get("key") == wanted), None)
 
 
 def _judge(place: Path, part: Part, wanted: str) -> Recording:

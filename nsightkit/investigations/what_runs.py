@@ -13,6 +13,7 @@ import itertools
 import json
 import re
 import sys
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from hashlib import blake2b
 from pathlib import Path
@@ -30,6 +31,7 @@ NAME = "runs.json.gz"
 _TIMING = ("nsightkit.capture.", "nsightkit.investigations.")
 _WORD = re.compile(r'"(\w+)"')
 _DEEPEST = 8  # calls of one definition in another
+_WHOLE = {"torch", "key", "parameters", "counts", "operators", "sources"}
 _SHOWN = 150  # characters of a call in a message
 
 
@@ -183,8 +185,10 @@ def read(folder: Path) -> dict[str, Any]:
         As :func:`ask` gives it; ``why_not`` also where there is none.
     """
     try:
-        return dict(json.loads(gzip.decompress((folder / NAME).read_bytes())))
+        found = json.loads(gzip.decompress((folder / NAME).read_bytes()))
     except FileNotFoundError:
         return {"why_not": "the recording holds no list of it"}
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         return {"why_not": f"its list cannot be read ({error})"}
+    whole = isinstance(found, dict) and ("why_not" in found or found.keys() >= _WHOLE)
+    return found if whole else {"why_not": "its list is not whole"}

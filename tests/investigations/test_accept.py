@@ -98,6 +98,10 @@ def test_an_acceptance_holds_for_one_key_only(where: Path) -> None:
     facts["accepted"][0]["key"] = "1" * 32  # of code that has changed again
     (place / "provenance.json").write_text(json.dumps(facts))
     assert state() == "stale"
+    for damaged in (["words"], {}, [{"key": recordings.part_key(PART)}], None):
+        (place / "provenance.json").write_text(json.dumps(facts | {"accepted": damaged}))
+        assert state() == "stale"
+    (place / "provenance.json").write_text(json.dumps(facts))
     accept("ceilings/triad", "and moved it")
     assert state() == "current"
     facts = json.loads((place / "provenance.json").read_text())
@@ -167,6 +171,9 @@ def test_what_runs_differently_is_refused_in_one_line(
 def test_what_was_not_listed_is_refused(where: Path) -> None:
     plant(where, None)
     with pytest.raises(UsageError, match=r"holds no list of it\), and this checkout does not have its commit 12345678"):
+        accept("ceilings/triad", "renamed a helper")
+    plant(where, None, commit="--output=planted")
+    with pytest.raises(UsageError, match="does not have its commit --output=pla"):
         accept("ceilings/triad", "renamed a helper")
     plant(where, {"why_not": "NotImplementedError: it starts processes"})
     with pytest.raises(UsageError, match=r"not known \(NotImplementedError: it starts processes\), and"):
