@@ -173,7 +173,7 @@ def site(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def record(session: nox.Session) -> None:
-    """Make the recordings on a machine with a GPU."""
+    """Make the recordings on a machine with a GPU; `-- --preflight` only says what works there."""
     _install(session, "test")
     session.run("python", "-m", "nsightkit", "record", "--out", "docs/recordings", *session.posargs)
 

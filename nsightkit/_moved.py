@@ -64,6 +64,7 @@ MOVED = {
     "capture.measured_peaks": "investigations.measure_ceilings",
     "capture.measuring": "investigations.ways_to_measure",
     "capture.observing": "investigations.ways_to_measure",
+    "capture.out_of_memory": "workloads.out_of_memory",
     "capture.record": "investigations.record",
     "capture.recordings": "investigations.recordings",
     "capture.remembering": "investigations.ways_to_measure",

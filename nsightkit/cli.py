@@ -652,15 +652,17 @@ def _accept(
 
 def _preflight(format: Format | None, out: Path | None, *, dry_run: bool) -> None:  # noqa: A002
     """Say what works here."""
-    from nsightkit.investigations import preflight, recordings
+    from nsightkit.investigations import preflight
 
-    # The recorder finds them there, and need not ask again.
-    save = None if dry_run else (out or recordings.folder()) / preflight.SAVED
-    rows = preflight.run("cpu" if dry_run else "cuda", save=save, echo=note)
+    rows = preflight.run("cpu" if dry_run else "cuda", echo=note)
     _list(format, rows)
     reason = preflight.no_gpu(rows)
     if reason:
         raise NsightkitError(reason)
+    if not dry_run:
+        from nsightkit.investigations.recordings import folder
+
+        preflight.save(rows, (out or folder()) / preflight.SAVED)  # the recorder need not ask again
 
 
 @_command(_WITHOUT)
@@ -1017,6 +1019,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except MemoryError as error:
         return _failed(error, "this does not fit in memory; look at a part of it, or at a machine with more memory")
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("nsightkit"):
+            name = error.name.partition(".")[0]
+            return _failed(error, f"{name} is not installed, and this needs it: pip install {name}")
         at = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(at.filename).name}:{at.lineno}"
         ours = f"a mistake of nsightkit's own, not of the file ({type(error).__name__}: {error}, at {where})"

@@ -36,11 +36,13 @@ def export(running: Any, output: str) -> None:
         Path(plain).unlink()
 
 
-def profiler(**options: Any) -> Any:
+def profiler(*, gpu: bool = True, **options: Any) -> Any:
     """Make a ``torch.profiler.profile`` with synchronisation events on, where torch can record them.
 
     Parameters
     ----------
+    gpu : bool
+        Watch the GPU, where there is one.
     **options
         Further arguments of ``torch.profiler.profile``.
 
@@ -53,7 +55,7 @@ def profiler(**options: Any) -> Any:
     from torch.profiler import ProfilerActivity, profile
 
     activities = [ProfilerActivity.CPU]
-    if torch.cuda.is_available():
+    if gpu and torch.cuda.is_available():
         activities.append(ProfilerActivity.CUDA)
         # Private, and its arguments change between versions: without it only the synchronising *calls* are seen.
         with contextlib.suppress(ImportError, AttributeError, TypeError):

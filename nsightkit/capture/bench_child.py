@@ -18,10 +18,10 @@ from typing import Any
 import torch
 
 from nsightkit.capture import memory
-from nsightkit.capture.out_of_memory import is_out_of_memory, requested_bytes
 from nsightkit.capture.provenance import collect
 from nsightkit.capture.timing import time_calls
 from nsightkit.workloads import lm
+from nsightkit.workloads.out_of_memory import is_out_of_memory, requested_bytes
 from nsightkit.workloads.phases import phase
 
 __all__ = ["main"]

@@ -100,7 +100,8 @@ def recording(
         The last so many events are kept.
     stacks : {"python", "all"}
         With or without C++ frames. Only these tell autograd's kernels, autocast's copies and library workspaces apart;
-        they cost some microseconds an event.
+        they cost some microseconds an event. Unless ``TORCH_SYMBOLIZE_MODE`` or ``TORCH_DISABLE_ADDR2LINE`` say
+        otherwise, this process finds their names itself.
     context : {"alloc", "all"}
         Which events have a stack: what begins an allocation, or also what ends it.
     scrub : bool, default True
@@ -133,6 +134,9 @@ def recording(
     target = Path(output)
     if not target.absolute().parent.is_dir():
         raise UsageError(f"{target}: its folder does not exist; make it first")
+    # PyTorch would start an addr2line that reads a gigabyte of libraries, and can stall for minutes. It asks when it
+    # first needs a name, so it is not too late; exported names, such as autograd's, are found either way.
+    os.environ.setdefault("TORCH_DISABLE_ADDR2LINE", "1")
     _start(max_entries, stacks, context)
     state.recorded = True
     try:

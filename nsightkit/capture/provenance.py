@@ -32,11 +32,9 @@ FORMAT = 1
 _OF_GPU = {
     "driver": "driver_version",
     "power_limit": "power.limit",
-    "clock_sm": "clocks.sm",
     "clock_memory": "clocks.mem",
     "clock_sm_max": "clocks.max.sm",
     "clock_memory_max": "clocks.max.mem",
-    "temperature_c": "temperature.gpu",
 }
 
 
@@ -230,6 +228,10 @@ def in_short(record: Mapping[str, Any]) -> str:
     return ", ".join(filter(None, words))
 
 
+def _spread(values: Mapping[str, float] | None, unit: str) -> str | None:
+    return f"{values['median']:,.0f} {unit} ({values['min']:,.0f} to {values['max']:,.0f})" if values else None
+
+
 #: Rows that the short form has, and what it calls them.
 _SHORT = {"Driver": "driver", "PyTorch": "PyTorch", "Commit": "commit"}
 
@@ -248,17 +250,22 @@ def rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     """
     gpu, software = record.get("gpu") or {}, record.get("software") or {}
     cpu, counts = record.get("cpu") or {}, record.get("counts") or {}
+    load = record.get("load") or {}
+    held = load.get("slowed_by") or {}
     commit, by_nsys, by_ncu = record.get("commit"), record.get("nsys") or {}, record.get("ncu") or {}
     pairs: Iterable[tuple[str, Any]] = (
         ("GPU", gpu.get("name")),
         ("GPU memory", f"{gpu['memory_bytes'] / 2**30:.0f} GiB" if gpu.get("memory_bytes") else None),
         ("Power limit", gpu.get("power_limit")),
-        ("SM clock at the time", gpu.get("clock_sm")),
+        ("SM clock under load", _spread(load.get("sm_clock_mhz"), "MHz")),
+        ("Power under load", _spread(load.get("power_w"), "W")),
+        ("Clock held down by", ", ".join(f"{why} ({share:.0%} of the time)" for why, share in held.items())),
         ("Highest SM clock", gpu.get("clock_sm_max")),
         ("Driver", gpu.get("driver")),
         ("CPU", f"{cpu['model']}, {cpu.get('cores')} cores" if cpu.get("model") else None),
         ("CUDA", software.get("cuda")),
         ("cuDNN", software.get("cudnn")),
+        ("Fused attention by", record.get("sdpa_backend")),
         ("PyTorch", software.get("torch")),
         ("Triton", software.get("triton")),
         ("Nsight Systems", software.get("nsys")),

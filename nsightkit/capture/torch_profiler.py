@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -16,9 +18,17 @@ from nsightkit.capture.captured import Captured, ended, target
 from nsightkit.errors import NsightkitError, UsageError
 from nsightkit.trace._process import run
 
-__all__ = ["profile_command", "profile_steps", "profiler"]
+__all__ = ["attention_back_ends", "profile_command", "profile_steps", "profiler"]
 
 _SUFFIX = ".json.gz"
+#: Names of the operator that each back end of PyTorch's fused attention is, and of its kernels: a graph that is
+#: replayed shows only these. cuDNN's hold "flash" as well.
+_BACK_ENDS = {
+    "cudnn": rb"_scaled_dot_product_cudnn_attention|cudnn\w*(?:sdpa|flash|fmha)",
+    "flash": rb"_scaled_dot_product_flash_attention|pytorch_flash::|[\":< ]flash_(?:fwd|bwd)_",
+    "efficient": rb"_scaled_dot_product_efficient_attention|fmha_cutlass",
+    "math": rb"_scaled_dot_product_attention_math",
+}
 
 
 def profile_steps(
@@ -29,6 +39,7 @@ def profile_steps(
     warmup: int = 2,
     active: int = 5,
     shapes: bool = False,
+    gpu: bool = True,
 ) -> Path:
     """Profile some steady steps of a program.
 
@@ -43,6 +54,8 @@ def profile_steps(
         seconds), and steps kept.
     shapes : bool
         Record what operators are given. It costs time on the CPU.
+    gpu : bool
+        Watch the GPU, where there is one. After an error that ended its work for this process it cannot be.
 
     Returns
     -------
@@ -58,12 +71,31 @@ def profile_steps(
             schedule=schedule(wait=wait, warmup=warmup, active=active, repeat=1),
             on_trace_ready=lambda done: export(done, str(whole)),
             record_shapes=shapes,
+            gpu=gpu,
         ) as running:
             for _ in range(wait + warmup + active):
                 step()
                 running.step()
         whole.replace(output)
     return output
+
+
+def attention_back_ends(trace: str | os.PathLike[str]) -> list[str]:
+    """Read from a profile which back ends PyTorch's fused attention chose: it depends on card, version and sizes.
+
+    Parameters
+    ----------
+    trace : path-like
+        Of :func:`profile_steps`, compressed.
+
+    Returns
+    -------
+    list of str
+        Of ``cudnn``, ``flash``, ``efficient`` and ``math``; empty where there is no fused attention.
+    """
+    with gzip.open(trace) as file:
+        text = file.read()
+    return [name for name, pattern in _BACK_ENDS.items() if re.search(pattern, text)]
 
 
 def profile_command(

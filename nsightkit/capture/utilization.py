@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import statistics
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-__all__ = ["ask_smi", "reader", "sample"]
+from nsightkit.hardware import SLOWDOWNS
+
+__all__ = ["ask_smi", "logged", "reader", "sample"]
 
 #: Metrics, and what nvidia-smi calls them. The last is a mask of why the clock is lower than it could be
 #: (:data:`nsightkit.hardware.SLOWDOWNS`); drivers before R535 have its other name alone, and refuse the new one.
@@ -21,6 +24,9 @@ _FIELDS = {
     "slowdown_mask": "clocks_event_reasons.active",
 }
 _OLDER = {"clocks_event_reasons.active": "clocks_throttle_reasons.active"}
+_PLAIN = "csv,noheader,nounits"
+#: The bit of the mask that says that there was nothing to do.
+_IDLE = next(bit for bit, why in SLOWDOWNS.items() if why == "idle")
 
 
 def sample(function: Callable[[], object], duration_s: float, period_s: float = 0.1) -> dict[str, list[float]]:
@@ -83,15 +89,81 @@ def ask_smi(properties: Any, fields: Sequence[str], form: str) -> list[str]:
     list of str
         One value a field; empty where there is no answer.
     """
-    # nvidia-smi counts all GPUs, torch those it may use: the UUID is the same for both.
-    uuid = str(getattr(properties, "uuid", "")).removeprefix("GPU-")
-    which = [f"--id=GPU-{uuid}"] if uuid else []
-    command = ["nvidia-smi", *which, f"--query-gpu={','.join(fields)}", f"--format={form}"]
+    command = _query(properties, fields, form)
     with contextlib.suppress(OSError, subprocess.SubprocessError, UnicodeDecodeError, IndexError):
         said = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
         values = [value.strip() for value in said.splitlines()[0].split(",")]
         return values if len(values) == len(fields) else []
     return []
+
+
+def _query(properties: Any, fields: Iterable[str], form: str) -> list[str]:
+    # nvidia-smi counts all GPUs, torch those it may use: the UUID is the same for both.
+    uuid = str(getattr(properties, "uuid", "")).removeprefix("GPU-")
+    which = [f"--id=GPU-{uuid}"] if uuid else []
+    return ["nvidia-smi", *which, f"--query-gpu={','.join(fields)}", f"--format={form}"]
+
+
+def _values(said: Sequence[str]) -> dict[str, float]:
+    found = {}
+    for metric, text in zip(_FIELDS, said, strict=False):
+        with contextlib.suppress(ValueError):  # what a GPU does not support stands in brackets
+            found[metric] = float(int(text, 16) if "0x" in text else float(text))
+    return found
+
+
+@contextlib.contextmanager
+def logged(device: str, period_s: float = 0.5) -> Iterator[dict[str, Any]]:
+    """Have the current GPU's state written down while the block runs, by a process beside this one.
+
+    Nothing of it happens in this process until the block ends, so that what is timed there is not disturbed. The other
+    process ends with the block, or with the pipe that it writes to.
+
+    Parameters
+    ----------
+    device : str
+        ``"cpu"``, of which there is nothing to say, or a CUDA device.
+    period_s : float
+
+    Yields
+    ------
+    dict
+        When the block has ended: ``readings``, all there were; ``under_load``, those at which the GPU had something to
+        do; and of these ``sm_clock_mhz`` and ``power_w``, each with ``median``, ``min`` and ``max``, and
+        ``slowed_by``, the share of them by each reason for a lower clock. Empty where nvidia-smi gives nothing.
+    """
+    found: dict[str, Any] = {}
+    with contextlib.ExitStack() as running:
+        if device.startswith("cuda"):
+            import torch
+
+            properties = torch.cuda.get_device_properties(torch.device(device))
+            command = [*_query(properties, _FIELDS.values(), _PLAIN), f"--loop-ms={round(period_s * 1e3)}"]
+            with contextlib.suppress(OSError):  # there is no such program
+                process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+                )
+                running.callback(_end, process, found)
+        yield found
+
+
+def _end(process: subprocess.Popen[str], found: dict[str, Any]) -> None:
+    """End the log, and sum it up."""
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired, UnicodeDecodeError):
+        said, _ = process.communicate(timeout=10)
+        rows = [_values(line.split(", ")) for line in said.splitlines() if line.count(",") == len(_FIELDS) - 1]
+        loaded = [row for row in rows if row and not int(row.get("slowdown_mask", 0)) & _IDLE]
+        if loaded:
+            found |= {"readings": len(rows), "under_load": len(loaded)}
+        for metric in ("sm_clock_mhz", "power_w"):
+            values = [row[metric] for row in loaded if metric in row]
+            if values:
+                found[metric] = {"median": statistics.median(values), "min": min(values), "max": max(values)}
+        masks = [int(row["slowdown_mask"]) for row in loaded if "slowdown_mask" in row]
+        shares = {why: sum(bool(mask & bit) for mask in masks) / len(masks) for bit, why in SLOWDOWNS.items() if masks}
+        if masks:
+            found["slowed_by"] = {why: round(share, 3) for why, share in shares.items() if share}
 
 
 def reader(cuda: Any) -> Callable[[], dict[str, float]]:
@@ -110,11 +182,7 @@ def reader(cuda: Any) -> Callable[[], dict[str, float]]:
     properties = cuda.get_device_properties(cuda.current_device())
 
     def from_smi(names: Sequence[str]) -> dict[str, float]:
-        found = {}
-        for metric, text in zip(_FIELDS, ask_smi(properties, names, "csv,noheader,nounits"), strict=False):
-            with contextlib.suppress(ValueError):  # what a GPU does not support stands in brackets
-                found[metric] = float(int(text, 16) if "0x" in text else float(text))
-        return found
+        return _values(ask_smi(properties, names, _PLAIN))
 
     newer = list(_FIELDS.values())
     # nvidia-smi knows more; where it is not to be had, what torch can read through pynvml must do.

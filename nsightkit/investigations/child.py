@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from nsightkit.capture import torch_profiler, utilization
 from nsightkit.capture.children import ask_child, child_environment, fork_child, start_child
 from nsightkit.capture.provenance import collect, scrub, tools
 from nsightkit.errors import NsightkitError
@@ -26,7 +27,16 @@ from nsightkit.investigations.parts import MEASURES, Part, find, prepared, resol
 from nsightkit.investigations.recordings import SNAPSHOT, part_key
 from nsightkit.trace._process import tail
 
-__all__ = ["FAILURE", "RESULT", "capture_child", "main", "read_result", "run_child", "run_children"]
+__all__ = [
+    "FAILURE",
+    "RESULT",
+    "capture_child",
+    "forks_see_the_gpu",
+    "main",
+    "read_result",
+    "run_child",
+    "run_children",
+]
 
 #: What a measured part leaves in its folder: samples and provenance, or why there are none.
 RESULT, FAILURE = "result.json", "failure.txt"
@@ -183,14 +193,21 @@ _Start = Callable[[str, Mapping[str, Any], float], Any]
 
 def _ask(job: Mapping[str, Any], mode: str, timeout_s: float) -> dict[str, Any]:
     start: _Start = start_child
-    if sys.platform == "linux" and (mode == "smoke" or _forks_see_the_gpu()):
+    if sys.platform == "linux" and (mode == "smoke" or forks_see_the_gpu()):
         start = fork_child
     return ask_child("nsightkit.investigations.child", job, timeout_s, start)
 
 
 @functools.cache
-def _forks_see_the_gpu() -> bool:
-    """Try it once: no part need be lost to a library that asks for the GPU when it is imported."""
+def forks_see_the_gpu() -> bool:
+    """Whether a forked process can use the GPU.
+
+    It is tried once: no part need be lost to a library that asks for the GPU when it is imported.
+
+    Returns
+    -------
+    bool
+    """
     with contextlib.suppress(NsightkitError):
         ask_child("nsightkit.investigations.child", {"parts": [], "mode": "live"}, 300.0, fork_child)
         return True
@@ -268,7 +285,9 @@ def _measure(
     start = time.perf_counter()
     counts = part.counts(mode)
     measure, workload = resolve(MEASURES[part.measured]), resolve(part.workload)
-    samples, parameters = measure(workload, device, part.parameters(mode), counts, folder)
+    with utilization.logged(device) as load:
+        samples, parameters = measure(workload, device, part.parameters(mode), counts, folder)
+    attention = torch_profiler.attention_back_ends(folder / "trace.json.gz")
     allocator = "PyTorch's allocator" if on_gpu else "tensors, counted on a CPU"
     provenance = collect(
         device=device,
@@ -282,6 +301,8 @@ def _measure(
         clock="CUDA events" if on_gpu else "perf_counter",
         command=command,
         duration_s=round(time.perf_counter() - start, 3),
+        **({"load": load} if load else {}),
+        **({"sdpa_backend": ", ".join(attention)} if attention else {}),
         **({"snapshot": allocator} if (folder / SNAPSHOT).is_file() else {}),
     )
     draft = folder / f"{RESULT}.new"

@@ -1,8 +1,8 @@
 """Recordings as a few files, to carry them from the machine that made them to the one that keeps them.
 
 The files are plain zip archives: what is in them is compressed already, and each byte is covered by a checksum. Their
-names in an archive are those below the folder of recordings: ``<investigation>/<gpu>/<part>/<file>``. What has failed
-leaves logs in folders whose names begin with a dot; they travel in an archive of their own, and are no recordings.
+names in an archive are those below the folder of recordings: ``<investigation>/<gpu>/<part>/<file>``. The logs of
+what has failed, and what was found to work, travel in an archive of their own, and are no recordings.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ from nsightkit.capture.provenance import slug
 from nsightkit.errors import NsightkitError, UsageError
 from nsightkit.investigations import recordings
 from nsightkit.investigations.parts import find
+from nsightkit.investigations.preflight import SAVED
 from nsightkit.trace.files import replacing
 
-__all__ = ["FAILED", "pack", "unpack"]
+__all__ = ["LOGS", "pack", "unpack"]
 
-#: The file that holds the logs of what has failed.
-FAILED = "failed.zip"
+#: The file that holds no recordings, and what is in it: the folder of what has failed, and the machine's preflight.
+LOGS = "logs.zip"
+_LOGGED = (".failed", SAVED)
 #: A part's folder, and a file in it. No part of a name begins with a dot.
 _MEMBER = re.compile(
-    r"([a-z0-9][\w-]*/[a-z0-9][a-z0-9-]*/[a-z0-9][\w-]*)/(?:(?:trace|nsys)/)?[a-z_]+\.(?:json|parquet|csv|pickle)",
+    r"([a-z0-9][\w-]*/[a-z0-9][a-z0-9-]*/[a-z0-9][\w-]*)/(?:(?:trace|nsys)/)?[a-z_]+\.(?:json(?:\.gz)?|parquet|csv|pickle)",
     re.ASCII,
 )
 #: What a log may have; profiles and snapshots of a part that failed are larger.
@@ -59,7 +61,7 @@ def pack(
     where : Path
         Root of the recordings.
     folder : Path
-        Gets ``recordings-1.zip``, ``recordings-2.zip``, … and, if there is room for it, :data:`FAILED`; no folders.
+        Gets ``recordings-1.zip``, ``recordings-2.zip``, … and, if there is room for it, :data:`LOGS`; no folders.
     part_mb : float
         The most that a file may have, in 10**6 bytes.
     most : int
@@ -92,10 +94,15 @@ def pack(
 
 def _pack(where: Path, folder: Path, limit: int, most: int, say: Callable[[str], None]) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
-    for draft in folder.glob(".*.zip.*"):  # of a run that was killed
+    for draft in (*folder.glob(".recordings-*.zip.*"), *folder.glob(f".{LOGS}.*")):  # of a run that was killed
         draft.unlink()
-    places = [folder / f"recordings-{number}.zip" for number in range(1, most + 1)]
-    files: list[_Parts] = [_packed(place, say) for place in places]
+    places, files = [], []
+    for place in (folder / f"recordings-{number}.zip" for number in range(1, most + 1)):
+        try:
+            files.append(_read(place) if place.exists() else {})
+            places.append(place)
+        except UsageError as error:  # somebody's file of the same name
+            say(f"{error}; it is left as it is")
     waiting = _recorded(where, say)
     moved = set()
     for file in files:
@@ -115,16 +122,15 @@ def _pack(where: Path, folder: Path, limit: int, most: int, say: Callable[[str],
         size = _size({part: contents})
         why = f"it takes {size / 1e6:.1f} MB of {limit / 1e6:g} MB a file; allow larger ones with --part-mb"
         say(f"{part} is not packed: {why if size > limit else f'all {most} files are full'}")
-    failures = folder / FAILED
-    logs = _logs(where, limit) if not files[-1] else {}
-    if files[-1]:
-        failures.unlink(missing_ok=True)  # a recording is worth more
+    logs = {} if all(files) else _logs(where, limit)
+    if all(files):
+        (folder / LOGS).unlink(missing_ok=True)  # a recording is worth more
     # What has moved is written where it goes before it leaves the place where it was.
     for place, file in sorted(zip(places, files, strict=True), key=lambda pair: moved.isdisjoint(pair[1])):
         _write({name: data for part in file.values() for name, data in part.items()}, place)
     if logs:
-        _write(logs, failures)
-    return [place for place in (*places, failures) if place.exists()]
+        _write(logs, folder / LOGS)
+    return [place for place in (*places, folder / LOGS) if place.exists()]
 
 
 def _recorded(where: Path, say: Callable[[str], None]) -> _Parts:
@@ -140,24 +146,14 @@ def _recorded(where: Path, say: Callable[[str], None]) -> _Parts:
     return found
 
 
-def _packed(place: Path, say: Callable[[str], None]) -> _Parts:
-    try:
-        return _read(place) if place.exists() else {}
-    except UsageError as error:
-        say(f"{error}; it is written anew")
-        return {}
-
-
 def _logs(where: Path, limit: int) -> dict[str, bytes]:
-    """Read the logs of what has failed, the small ones first, as long as they fit."""
+    """Read what is no recording and worth keeping, the small files first, as long as they fit."""
     found: dict[str, bytes] = {}
-    # os.walk, not rglob: what another process is at work on may vanish meanwhile.
-    files = (Path(folder, name) for folder, _, names in os.walk(where) for name in names)
-    sizes = {path: path.stat().st_size for path in files if "/." in f"/{path.relative_to(where)}" and path.is_file()}
-    for path, size in sorted(sizes.items(), key=lambda pair: (pair[1], pair[0])):
-        name = path.relative_to(where).as_posix()
-        if size <= _LARGEST_LOG and _size({"": {**found, name: b" " * size}}) <= limit:
-            with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError):  # what fails meanwhile is moved
+        named = [path for name in _LOGGED for path in (where / name, *(where / name).rglob("*")) if path.is_file()]
+        for size, path in sorted((path.stat().st_size, path) for path in named):
+            name = path.relative_to(where).as_posix()
+            if size <= _LARGEST_LOG and _size({"": {**found, name: b" " * size}}) <= limit:
                 found[name] = path.read_bytes()
     return found
 
@@ -220,7 +216,7 @@ def unpack(files: Sequence[Path], where: Path | None = None, *, dry_run: bool = 
     Parameters
     ----------
     files : sequence of Path
-        What :func:`pack` wrote; logs of failures are left alone.
+        What :func:`pack` wrote; logs are left alone.
     where : Path, optional
         Root of the recordings; the checkout's ``docs/recordings`` when omitted.
     dry_run : bool
@@ -242,15 +238,15 @@ def unpack(files: Sequence[Path], where: Path | None = None, *, dry_run: bool = 
         raise UsageError("--unpack needs the files that 'record --pack' wrote, such as packed/*.zip")
     if dry_run and root.resolve() == recordings.folder().resolve():
         raise UsageError("a dry run writes no recordings; give it another folder with --out")
-    everything = [(part, contents) for file in files if file.name != FAILED for part, contents in _read(file).items()]
+    everything = [(part, contents) for file in files if file.name != LOGS for part, contents in _read(file).items()]
     try:
         root.mkdir(parents=True, exist_ok=True)
         rows = [_place(part, contents, root, dry_run=dry_run) for part, contents in everything]
     except OSError as error:
         raise UsageError(f"{error.filename or root}: cannot be written ({error.strerror or error})") from error
     row: dict[str, Any] = {"investigation": "", "part": "", "gpu": "", "status": "logs"}
-    hint = "{0} holds logs of what has failed; 'python -m zipfile -e {0} FOLDER' unpacks them"
-    return rows + [row | {"detail": hint.format(file)} for file in files if file.name == FAILED]
+    hint = "{0} holds logs; 'python -m zipfile -e {0} FOLDER' unpacks them"
+    return rows + [row | {"detail": hint.format(file)} for file in files if file.name == LOGS]
 
 
 def _place(path: str, contents: _Files, root: Path, *, dry_run: bool) -> dict[str, Any]:

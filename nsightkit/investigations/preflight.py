@@ -8,6 +8,7 @@ of its own: one that crashes or hangs costs its own answer only. Parts whose :fu
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import json
@@ -27,7 +28,7 @@ from nsightkit.capture.children import ask_child, child_environment, fork_child,
 from nsightkit.errors import NsightkitError
 from nsightkit.investigations.parts import Part, find, resolve
 
-__all__ = ["CHECKS", "SAVED", "Check", "main", "needs", "no_gpu", "results", "run"]
+__all__ = ["CHECKS", "SAVED", "Check", "main", "needs", "no_gpu", "results", "run", "save"]
 
 #: Seconds for all checks together.
 LIMIT_S = 90.0
@@ -308,6 +309,8 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
 def needs(part: Part) -> set[str]:
     """Say which checks a part depends on; to be profiled once more, by nsys or ncu, it also needs ``part.profiled``.
 
+    What all parts need is not among them: where that fails, there is nothing to lose by trying.
+
     Parameters
     ----------
     part : Part
@@ -319,7 +322,6 @@ def needs(part: Part) -> set[str]:
     """
     given = part.parameters("live")
     module = part.workload.partition(":")[0].rpartition(".")[2]
-    found = {"gpu", "trace", "write"}
     asked = {
         "bf16": given.get("precision") == "bf16",
         "fp8": given.get("precision") == "fp8",
@@ -332,7 +334,7 @@ def needs(part: Part) -> set[str]:
         rung = resolve("nsightkit.workloads.layer:RUNGS")[given["mode"]][given["rung"]]
         asked |= {"compile": rung.compiled is not None, "cuda-graph": rung.graphed}
         asked |= {"triton": rung.triton, "fp8": rung.fp8}
-    return found | {check for check, is_asked in asked.items() if is_asked}
+    return {check for check, is_asked in asked.items() if is_asked}
 
 
 def run(
@@ -340,7 +342,6 @@ def run(
     only: Sequence[str] | None = None,
     *,
     limit_s: float = LIMIT_S,
-    save: Path | None = None,
     echo: Callable[[str], None] | None = None,
 ) -> list[dict[str, Any]]:
     """Check what works here.
@@ -353,8 +354,6 @@ def run(
         Names of checks; default: all.
     limit_s : float
         For all of them.
-    save : Path, optional
-        A file that gets the results of a machine with a GPU, for :func:`results`.
     echo : callable, optional
         Takes lines of progress.
 
@@ -390,10 +389,13 @@ def run(
     ]
     if "imports" in asked:
         ask("imports", start_child, device)
-    # As the recorder starts its children.
+    # As the recorder starts its children: forked, where forked processes see the GPU.
     start = fork_child if sys.platform == "linux" else start_child
     if "gpu" in asked:
         ask("gpu", start, device)
+        if rows["gpu"]["ok"] is False and start is not start_child:
+            start = start_child
+            ask("gpu", start, device)
         if rows["gpu"]["ok"] is False:
             device, asked = "cpu", [name for name in asked if CHECKS[name].where == "anywhere"]
     rest = [name for name in asked if name not in rows]
@@ -404,23 +406,33 @@ def run(
         for name in rest:
             if not CHECKS[name].apart:
                 ask(name, start, device)
-    found = [rows[name] for name in CHECKS if name in rows]
-    if save is not None and not no_gpu(found):
-        save.parent.mkdir(parents=True, exist_ok=True)
-        save.write_text(json.dumps({"boot": _boot(), "rows": found}, indent=1) + "\n", encoding="utf-8")
-    return found
+    return [rows[name] for name in CHECKS if name in rows]
 
 
 _WORDS = {True: "works", False: "does not work", None: "no answer"}
 
 
-def results(save: Path, echo: Callable[[str], None] | None = None) -> list[dict[str, Any]]:
-    """Give the results of the checks since this machine was started; where there are none, run them.
+def save(rows: Sequence[Mapping[str, Any]], place: Path) -> None:
+    """Keep results for :func:`results`.
 
     Parameters
     ----------
-    save : Path
-        Where :func:`run` has saved them, or shall.
+    rows : sequence of mapping
+        What :func:`run` gave.
+    place : Path
+        A file; its folder is made.
+    """
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(json.dumps({"boot": _boot(), "rows": rows}, indent=1) + "\n", encoding="utf-8")
+
+
+def results(place: Path, echo: Callable[[str], None] | None = None) -> list[dict[str, Any]]:
+    """Give the results of the checks since this machine was started; where there are none, run them and save them.
+
+    Parameters
+    ----------
+    place : Path
+        Where :func:`save` has put them, or shall.
     echo : callable, optional
         Takes lines of progress.
 
@@ -429,13 +441,13 @@ def results(save: Path, echo: Callable[[str], None] | None = None) -> list[dict[
     list of dict
         As from :func:`run`.
     """
-    try:
-        earlier = json.loads(save.read_text(encoding="utf-8"))
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        earlier = json.loads(place.read_text(encoding="utf-8"))
         if earlier["boot"] == _boot():
             return list(earlier["rows"])
-    except (OSError, ValueError, TypeError, KeyError):
-        pass
-    return run(save=save, echo=echo)
+    rows = run(echo=echo)
+    save(rows, place)
+    return rows
 
 
 def _boot() -> str:

@@ -134,6 +134,7 @@ def record(
     where.mkdir(parents=True, exist_ok=True)
     recorder = _Recorder(where, slug(gpu) if gpu else "no-gpu", pack, part_mb, say)
     recorder.deadline = begin + (math.inf if budget_s is None else budget_s)
+    recorder.pack_all()  # if that cannot be, it is said now and not at the end
     if dry_run:
         recorder.mode = "smoke"
         for step in recorder.steps(chosen):

@@ -24,11 +24,12 @@ from typing import Any
 import torch
 
 from nsightkit.capture import timing, torch_profiler
-from nsightkit.capture.out_of_memory import is_out_of_memory, requested_bytes
 from nsightkit.workloads.attention_samples import (
     BACKWARD_CANNOT_FIT,
+    BROKEN,
     DIRECTIONS,
     FORWARD_CANNOT_FIT,
+    LOST,
     NO_FORWARD,
     NO_TIME,
     RAN_OUT,
@@ -38,6 +39,7 @@ from nsightkit.workloads.attention_samples import (
     STATUSES,
     metric,
 )
+from nsightkit.workloads.out_of_memory import is_out_of_memory, is_sticky, requested_bytes
 from nsightkit.workloads.phases import phase
 from nsightkit.workloads.tensor_memory import Allocator, TensorMemory
 
@@ -47,6 +49,10 @@ _OF_COLUMN = ("batch", "heads", "causal")
 _Cell = tuple[int, int]
 #: Fewest samples of one direction of a cell.
 _FEWEST = 3
+#: Passes of a look at a cell, in which code is loaded, then memory watched.
+_LOOKED = 2
+#: What a sample of each direction takes together, in passes: before each backward, forward is passed through once more.
+_SAMPLED = 4 / 3
 #: What PyTorch and cuDNN say when a backend has no kernel for some inputs.
 _NO_KERNEL = re.compile(r"no (available|viable|valid) (kernel|backend|execution|engine)|cudnn", re.IGNORECASE)
 
@@ -64,7 +70,9 @@ class SweepConfig:
     cell_s : float
         What one direction of a cell should take: a slow cell is repeated less often, though three times at least.
     budget_s : float
-        Of the column. A cell that would probably take longer than what is left of it, or than half of it, is skipped.
+        Of the column, once code has been compiled. The widths that are left share what is left of it evenly, so that a
+        width leaves to the next what it did not need. A cell for which the rest of its width's share is probably too
+        short is skipped, or only looked at: then it has its memory and no times.
     limit_bytes : int or None
         Memory there is; None for all the GPU has, or on a CPU for no limit.
     impossible : list of str
@@ -82,21 +90,30 @@ class SweepConfig:
 
 @dataclasses.dataclass(frozen=True)
 class _Failure:
-    """Why a direction could not be run, and the bytes that could not be allocated, where it is known."""
+    """Why a direction could not be run, and the bytes that could not be allocated, where it is known.
+
+    Of an error that has no place among the reasons: its words, and whether the GPU is lost to this process.
+    """
 
     direction: str
     status: str
     reason: str
     requested_bytes: int | None = None
+    words: str = ""
+    lost: bool = False
+
+
+class _LostGpuError(Exception):
+    """An error after which the GPU does nothing more for this process."""
 
 
 def _failure(direction: str, error: Exception) -> _Failure:
-    """Say what became of a direction; an error that is neither of memory nor of a missing kernel goes on."""
+    """Say what became of a direction."""
     if is_out_of_memory(error):
         return _Failure(direction, "oom", RAN_OUT, requested_bytes(str(error)))
-    if _NO_KERNEL.search(str(error)):
+    if _NO_KERNEL.search(str(error)) and not is_sticky(error):
         return _Failure(direction, "unsupported", REFUSED)
-    raise error
+    return _Failure(direction, "failed", BROKEN, words=" ".join(str(error).split())[:300], lost=is_sticky(error))
 
 
 def swept(
@@ -125,7 +142,13 @@ def swept(
         ``idle_bytes`` (inputs, and what libraries keep), ``before_backward_bytes``, ``…_peak_bytes``,
         ``…_reserved_bytes``; and of the column ``batch``, ``heads``, ``causal``, ``limit_bytes``.
     resolved : dict
-        All sizes and switches, defaults included.
+        All sizes and switches, defaults included; and ``errors``, where there were any, by the cell and direction that
+        ended in them.
+
+    Raises
+    ------
+    RuntimeError
+        Nothing could be measured, and not for want of memory.
     """
     names = {field.name for field in dataclasses.fields(SweepConfig)}
     config = SweepConfig(**{name: value for name, value in parameters.items() if name in names})
@@ -136,9 +159,13 @@ def swept(
             column.run()
         finally:
             gc.unfreeze()
-        fitting = [(cell, both) for cell, both in column.fitting if cell[1] in config.traced]
-        _profile(work, fitting, device, folder / "trace.json.gz", counts["active"])
-        resolved = work.parameters | dataclasses.asdict(config)
+        if column.errors and not column.fitting:
+            raise RuntimeError(
+                "; ".join(f"{name}: {words}" for name, words in itertools.islice(column.errors.items(), 3))
+            )
+        fitting = [(cell, both) for cell, both in column.fitting if cell[1] in config.traced and not column.lost]
+        _profile(work, fitting, device, folder / "trace.json.gz", counts["active"], gpu=not column.lost)
+        resolved = work.parameters | dataclasses.asdict(config) | ({"errors": column.errors} if column.errors else {})
     return column.samples, resolved
 
 
@@ -153,6 +180,9 @@ class _Column:
         self.samples: dict[str, list[float]] = {}
         #: Cells whose forward pass fits, and whether the backward pass does.
         self.fitting: list[tuple[_Cell, bool]] = []
+        #: The words of errors by the name of a sample, and whether the last of them cost the GPU.
+        self.errors: dict[str, str] = {}
+        self.lost = False
         #: The context at which a direction ran out of memory, of the width that is measured.
         self._stopped: dict[str, int] = {}
 
@@ -162,16 +192,25 @@ class _Column:
             with TensorMemory():  # the first one ever loads half of torch
                 torch.zeros(1)
         gc.freeze()  # what is loaded stays: to go through it before every cell would take longer than the cells
-        end = time.perf_counter() + self._config.budget_s
         sizes = {name: float(self._work.parameters[name]) for name in _OF_COLUMN}
         self._keep((), limit_bytes=self._limit(), **sizes)
-        for d in self._config.d_model:
-            refusal = self._work.refusal(d)
-            if refusal is None:
-                self._width(d, end)
-            else:
-                self._unsupported([d], refusal)
-        self._clean()
+        refused = {d: reason for d in self._config.d_model if (reason := self._work.refusal(d)) is not None}
+        for d, reason in refused.items():
+            self._unsupported([d], reason)
+        widths = [d for d in self._config.d_model if d not in refused]
+        try:
+            if widths:
+                self._warm_up((widths[0], min(self._config.context)))
+            end = time.perf_counter() + self._config.budget_s
+            for number, d in enumerate(widths):
+                now = time.perf_counter()
+                self._width(d, now + (end - now) / (len(widths) - number))
+            self._clean()
+        except _LostGpuError:
+            self.lost = True
+            for *cell, way in itertools.product(widths, self._config.context, DIRECTIONS):
+                if metric(f"{way}_status", self._name, *cell) not in self.samples:
+                    self._say((cell[0], cell[1]), [way], "skipped", LOST)
         for precision in self._config.impossible:
             self._name = f"{self._work.parameters['implementation']}-{precision}"
             self._keep((), **sizes)
@@ -184,19 +223,41 @@ class _Column:
     def _width(self, d: int, end: float) -> None:
         """All contexts of one width, until neither direction fits any more."""
         self._stopped = {}
-        took = fixed = before = 0.0
+        pass_s = fixed_s = before = 0.0
         for context in sorted(self._config.context):
-            # Attention's work grows with the square of the context; small cells are cheaper than that says.
-            expected = fixed + took * (context / before) ** 2 if before else 0.0
+            # Attention's work grows with the square of the context; small cells are cheaper than that says. What comes
+            # once a cell (a library's plan, compiled code, memory taken and returned) does not grow.
+            expected_s = fixed_s + _LOOKED * pass_s * (context / before) ** 2 if before else 0.0
+            start = time.perf_counter()
             if "forward" in self._stopped:
                 self._say((d, context), DIRECTIONS, "skipped", FORWARD_CANNOT_FIT, self._stopped["forward"])
-            elif expected > min(end - time.perf_counter(), self._config.budget_s / 2):
+            elif start + expected_s > end:
                 self._say((d, context), DIRECTIONS, "skipped", NO_TIME)
             else:
-                (took, fixed), before = self._cell((d, context)), context
+                pass_s, before = self._cell((d, context), end), context
+                fixed_s = max(time.perf_counter() - start - _LOOKED * pass_s - self._timing_s(pass_s), 0.0)
 
-    def _cell(self, cell: _Cell) -> tuple[float, float]:
-        """Measure one cell; gives the seconds that a pass took, and those that the first took longer."""
+    def _timing_s(self, pass_s: float) -> float:
+        """What it takes to time a cell."""
+        return _SAMPLED * (1 + sum(self._counted(pass_s))) * pass_s
+
+    def _counted(self, pass_s: float) -> tuple[int, int]:
+        """As many passes without and with a sample as the time of one allows."""
+        most = self._config.cell_s / pass_s if pass_s else float("inf")
+        # Slow cells were warmed up when they were looked at; fast ones need more for their clocks and caches.
+        warmup = int(min(most, self._counts["warmup"]))
+        return warmup, int(min(max(most, _FEWEST), self._counts["repetitions"]))
+
+    def _warm_up(self, smallest: _Cell) -> None:
+        """Load what the first cell of all would load: a compiler, a library, the first kernels."""
+        # What is wrong with this cell is found out, and kept, when it is measured.
+        with contextlib.suppress(RuntimeError, MemoryError):
+            cell = self._work.cell(*smallest)
+            cell.backward(cell.forward())
+            self._wait()
+
+    def _cell(self, cell: _Cell, end: float) -> float:
+        """Measure one cell; gives the seconds that a pass took in all directions that fit."""
         self._work.forget_compiled()
         ways = DIRECTIONS[: 1 if "backward" in self._stopped else 2]
         if len(ways) == 1:
@@ -207,10 +268,12 @@ class _Column:
             # Nothing of a failed pass is left: its error, which held every frame's tensors, is gone.
             self._fail(cell, took)
             ways = ways[: ways.index(took.direction)]
-            took = self._look(cell, ways, found) if ways else (0.0, 0.0)
+            took = self._look(cell, ways, found) if ways else 0.0
         self._keep(cell, **found)
-        if ways:
-            self._time(cell, took[0], ways)
+        if time.perf_counter() + self._timing_s(took) > end:
+            self._say(cell, ways, "skipped", NO_TIME)
+        elif ways:
+            self._time(cell, took, ways)
         return took
 
     def _fail(self, cell: _Cell, failure: _Failure) -> None:
@@ -218,21 +281,24 @@ class _Column:
         way, status, reason = failure.direction, failure.status, failure.reason
         self._say(cell, [way], status, reason)
         self._keep(cell, **{f"{way}_requested_bytes": failure.requested_bytes})
+        if failure.words:
+            self.errors[metric(way, self._name, *cell)] = failure.words
         if status == "oom":
             self._stopped[way] = cell[1]
             status, reason = "skipped", NO_FORWARD
         if way == "forward":
             self._say(cell, ["backward"], status, reason)
+        if failure.lost:
+            raise _LostGpuError
 
-    def _look(self, place: _Cell, ways: Sequence[str], found: dict[str, float]) -> tuple[float, float] | _Failure:
+    def _look(self, place: _Cell, ways: Sequence[str], found: dict[str, float]) -> float | _Failure:
         """Run a pass with an eye on memory, on a device that is as before the first cell.
 
-        What memory shows goes into `found`. Gives the seconds that the pass took, and those that the first took longer.
+        What memory shows goes into `found`. Gives the seconds that the pass took.
         """
-        self._clean()
         way = "forward"
-        begin = time.perf_counter()
         try:
+            self._clean()
             cell = self._work.cell(*place)
             # Once before: code is loaded and compiled, and libraries allocate what they keep.
             attended = cell.forward()
@@ -254,8 +320,7 @@ class _Column:
                     found[f"{way}_peak_bytes"] = memory.peak_bytes
                     found[f"{way}_reserved_bytes"] = memory.peak_reserved_bytes
             self._wait()
-            pass_s = time.perf_counter() - start
-            return pass_s, max(start - begin - pass_s, 0.0)
+            return time.perf_counter() - start
         except (RuntimeError, MemoryError) as error:
             return _failure(way, error)
 
@@ -278,13 +343,9 @@ class _Column:
 
     def _time(self, cell: _Cell, pass_s: float, ways: Sequence[str]) -> None:
         """Take samples of the directions that fit, as many as the time of one pass allows."""
-        most = self._config.cell_s / pass_s
-        repetitions = int(min(max(most, _FEWEST), self._counts["repetitions"]))
-        # Slow cells were warmed up when they were looked at; fast ones need more for their clocks and caches.
-        warmup = int(min(most, self._counts["warmup"]))
+        warmup, repetitions = self._counted(pass_s)
         fit: list[str] = []
         for way in ways:
-            self._clean()
             taken = self._samples(way, cell, warmup, repetitions)
             if isinstance(taken, _Failure):  # one pass fitted; but memory can be broken up by many
                 self._fail(cell, taken)
@@ -298,6 +359,7 @@ class _Column:
     def _samples(self, way: str, place: _Cell, warmup: int, repetitions: int) -> list[float] | _Failure:
         # What an exception's frames hold is let go when this returns.
         try:
+            self._clean()
             cell = self._work.cell(*place)
             if way == "forward":
                 taken = timing.time_calls(cell.forward, warmup=1 + warmup, repetitions=repetitions, device=self._device)
@@ -347,8 +409,8 @@ class _Column:
                 self.samples[metric(quantity, self._name, *cell)] = value if isinstance(value, list) else [value]
 
 
-def _profile(work: Any, cells: list[tuple[_Cell, bool]], device: str, trace: Path, active: int) -> None:
-    """Profile one pass of each cell, each direction in a range that names it."""
+def _profile(work: Any, cells: list[tuple[_Cell, bool]], device: str, trace: Path, active: int, *, gpu: bool) -> None:
+    """Profile one pass of each cell, each direction in a range that names it; `gpu`: there may be one to be watched."""
 
     def step() -> None:
         for place, both in cells:
@@ -363,4 +425,4 @@ def _profile(work: Any, cells: list[tuple[_Cell, bool]], device: str, trace: Pat
                 torch.cuda.synchronize()
 
     work.forget_compiled()
-    torch_profiler.profile_steps(step, trace, wait=0, warmup=1, active=active)
+    torch_profiler.profile_steps(step, trace, wait=0, warmup=1, active=active, gpu=gpu)

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from nsightkit.capture import memory, timing, torch_profiler, utilization
+from nsightkit.workloads.out_of_memory import is_out_of_memory
 from nsightkit.workloads.tensor_memory import TensorMemory
 
 __all__ = ["observed", "remembered", "timed"]
@@ -118,8 +119,8 @@ def _recorded(
                 while done < (steps if limit_bytes is None else _MOST_STEPS):
                     work.step()
                     done += 1
-            except torch.OutOfMemoryError:
-                if limit_bytes is None:
+            except (RuntimeError, MemoryError) as error:
+                if limit_bytes is None or not is_out_of_memory(error):
                     raise
                 full = True
             found = {"steps": done, "out_of_memory": int(full), **count()}

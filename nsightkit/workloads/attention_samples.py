@@ -13,7 +13,7 @@ __all__ = ["DIRECTIONS", "METRIC", "REASONS", "STATUSES", "metric"]
 DIRECTIONS = ("forward", "backward")
 
 #: What became of one direction of a cell; the code is the position. Codes are only ever appended.
-STATUSES = ("ok", "oom", "unsupported", "skipped")
+STATUSES = ("ok", "oom", "unsupported", "skipped", "failed")
 
 #: Why it is not ``ok``; the code is the position. Codes are only ever appended. ``{context}`` is the context length at
 #: which an earlier cell of the same width ran out of memory.
@@ -29,9 +29,11 @@ REASONS = (
     "cannot fit: forward already ran out of memory at context {context}",
     "cannot fit: backward already ran out of memory at context {context}",
     "it would take longer than the time that was left",
+    "it ended in an error, which is kept with the sizes",
+    "an error in an earlier cell ended the work of the GPU",
 )
 _, RAN_OUT, SIXTEEN_BITS, TOO_WIDE, ABSENT, NO_TF32, REFUSED, *_MORE = REASONS
-NO_FORWARD, FORWARD_CANNOT_FIT, BACKWARD_CANNOT_FIT, NO_TIME = _MORE
+NO_FORWARD, FORWARD_CANNOT_FIT, BACKWARD_CANNOT_FIT, NO_TIME, BROKEN, LOST = _MORE
 
 #: A name as :func:`metric` makes it.
 METRIC = re.compile(

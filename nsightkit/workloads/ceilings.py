@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nsightkit.workloads.phases import phase
-from nsightkit.workloads.workload import DTYPES, Workload
+from nsightkit.workloads.workload import DTYPES, Workload, product_fp8
 
 __all__ = ["Ceiling", "CeilingConfig", "start"]
 
@@ -65,6 +65,8 @@ class Ceiling(Workload):
     def __init__(self, config: CeilingConfig, device: str = "cpu") -> None:
         super().__init__(config, device)
         self._set_fp32_products(config.precision)
+        if config.precision == "fp8":
+            self.parameters["use_fast_accum"] = self.device.type == "cuda"
         torch.manual_seed(config.seed)
         self.run = (_product if config.kind == "gemm" else _transfer)(config, self.device)
 
@@ -82,7 +84,7 @@ def _product(config: CeilingConfig, device: torch.device) -> Callable[[], Any]:
     a, b = left.to(kind), right.to(kind).t()
     if config.precision == "fp8":
         one = torch.ones((), device=device)
-        return lambda: torch._scaled_mm(a, b, one, one, out_dtype=torch.bfloat16)
+        return lambda: product_fp8(a, b, one, one, torch.bfloat16)
     out = torch.empty(config.m, config.n, device=device, dtype=kind)
     return lambda: torch.mm(a, b, out=out)
 

@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_leaves
 
 from nsightkit.workloads.models import EPSILON, rotated, written_out
 from nsightkit.workloads.phases import phase
-from nsightkit.workloads.workload import DTYPES, Workload
+from nsightkit.workloads.workload import DTYPES, Workload, product_fp8
 
 __all__ = ["RUNGS", "LayerConfig", "LayerRun", "Rung", "Weights", "reference", "start", "written"]
 
@@ -252,9 +252,7 @@ def _in_eight(x: Tensor, scale: Tensor) -> Tensor:
 
 def _linear_eight(x: Tensor, weight: _Eight) -> Tensor:
     flat = _in_eight(x, weight.input_scale).flatten(0, 1)
-    product: Tensor = torch._scaled_mm(
-        flat, weight.weight.t(), weight.input_scale, weight.scale, out_dtype=x.dtype, use_fast_accum=x.is_cuda
-    )
+    product = product_fp8(flat, weight.weight.t(), weight.input_scale, weight.scale, x.dtype)
     return product.view(*x.shape[:2], -1)
 
 
@@ -423,7 +421,9 @@ class LayerRun(Workload):
                 self._settings.enter_context(sdpa_kernel(_BACKENDS[rung.attention]))
             else:
                 self._instead.append("the fused attention of a CPU")
-        weights = self._eight() if rung.fp8 else self.weights
+        weights = self.weights
+        if rung.fp8:
+            weights, self.parameters["use_fast_accum"] = self._eight(), cuda
         layer = self._layer()
         if hasattr(layer, "prepared"):
             weights = [layer.prepared(w) for w in weights]

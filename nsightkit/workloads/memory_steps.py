@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from nsightkit.workloads import lm
 from nsightkit.workloads.lm import PHASES
+from nsightkit.workloads.out_of_memory import is_out_of_memory, is_sticky
 from nsightkit.workloads.tensor_memory import Allocator, TensorMemory
 from nsightkit.workloads.workload import Workload
 
@@ -252,30 +253,44 @@ class Column(Workload):
         dict of str to list
             What :meth:`MemoryRun.observed` gives, but losses: one value for each context that fits, in ``context``.
             For the first that does not, and is the last to be tried, ``oom_context`` and ``oom_phase``, the position
-            in :data:`PHASES` of where it was.
+            in :data:`PHASES` of where it was. A context that ends in another error is left out, and ``parameters`` say
+            so, in ``errors``; after an error that ended the GPU's work it is the last.
+
+        Raises
+        ------
+        RuntimeError
+            Such an error came before anything was measured.
         """
         self.close()
         found: dict[str, list[float]] = {"context": []}
         for context in self._contexts:
-            self._clean()
             values = self._measured(context)
             if isinstance(values, str):
                 found |= {"oom_context": [context], "oom_phase": [PHASES.index(values)]}
                 break
+            if isinstance(values, RuntimeError):
+                if not found["context"]:
+                    raise values
+                self.parameters.setdefault("errors", {})[str(context)] = " ".join(str(values).split())[:300]
+                if is_sticky(values):
+                    break
+                continue
             for name, value in (values | {"context": [context]}).items():
                 found.setdefault(name, []).extend(value)
-        self._clean()
         return found
 
-    def _measured(self, context: int) -> dict[str, list[float]] | str:
-        """Measure a cell, or say where its memory ran out."""
+    def _measured(self, context: int) -> dict[str, list[float]] | str | RuntimeError:
+        """Measure a cell, or say where its memory ran out, or what else went wrong."""
         # A function of its own: what an exception's frames hold is let go when it returns.
         run: MemoryRun | None = None
         try:
+            self._clean()
             with self._cell(context=context) as run:
                 return {name: values for name, values in run.observed().items() if name != "loss"}
-        except torch.OutOfMemoryError:
-            return run.doing if run else "setup"
+        except (RuntimeError, MemoryError) as error:
+            if is_out_of_memory(error):
+                return run.doing if run else "setup"
+            return RuntimeError(str(error))
 
     def _clean(self) -> None:
         gc.collect()

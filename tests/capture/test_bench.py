@@ -21,9 +21,9 @@ from nsightkit.analysis.roofline.envelope import envelope
 from nsightkit.capture import bench as benchmark
 from nsightkit.capture import children
 from nsightkit.capture.bench import Cell, bench, cells, write
-from nsightkit.capture.out_of_memory import is_out_of_memory, requested_bytes
 from nsightkit.configurations import Configuration, find
 from nsightkit.errors import UsageError
+from nsightkit.workloads.out_of_memory import is_out_of_memory, requested_bytes
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
 SCHEMA = json.loads(Path(benchmark.__file__).with_name("bench.schema.json").read_text(encoding="utf-8"))
@@ -219,7 +219,9 @@ def test_messages_of_allocators() -> None:
     assert is_out_of_memory(MemoryError())
     assert is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"))
     assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"))
+    assert is_out_of_memory(RuntimeError("CUDA error: out of memory"))
     assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert not is_out_of_memory(RuntimeError("out of resource: shared memory, Required: 262144, limit: 232448"))
 
 
 @needs_torch

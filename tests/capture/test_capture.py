@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import socket
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 import nsightkit
-from nsightkit.capture import doctor, provenance
+from nsightkit.capture import doctor, provenance, torch_profiler
 from nsightkit.errors import NsightkitError, UsageError
 
 # -- the package -------------------------------------------------------------------------------------------------
@@ -173,6 +174,31 @@ def test_provenance_says_what_it_must() -> None:
     words = dict(provenance.rows(facts))
     assert words["Steps"] == "1 warm-up, 2 timed, 3 traced"
     assert "GPU" not in words
+
+
+@pytest.mark.parametrize(
+    ("names", "chosen"),
+    [
+        (["aten::_scaled_dot_product_cudnn_attention", "cudnn_generated_fort_native_sdpa_sm90_flash_fprop"], ["cudnn"]),
+        (["cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_7"], ["cudnn"]),  # of a graph
+        (["void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<64>>"], ["flash"]),
+        (["aten::_scaled_dot_product_efficient_attention", "fmha_cutlassF_f32_aligned_64x64_rf_sm80"], ["efficient"]),
+        (
+            ["aten::_scaled_dot_product_attention_math", "nvjet_hsh_64x8", "aten::scaled_dot_product_attention"],
+            ["math"],
+        ),
+        (["aten::softmax", "triton_red_fused_flash_0", "nvjet_tst_192x192_64x3_2x1_v_bz_coopB_TNT"], []),
+    ],
+)
+def test_the_back_end_of_attention_is_read_from_a_profile(names: list[str], chosen: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(gzip.compress(json.dumps({"traceEvents": [{"name": name} for name in names]}).encode()))
+    assert torch_profiler.attention_back_ends(path) == chosen
+
+
+def test_provenance_shows_the_back_end_of_attention() -> None:
+    assert ("Fused attention by", "cudnn") in provenance.rows({"sdpa_backend": "cudnn"})
+    assert not provenance.rows({})
 
 
 def test_nothing_that_identifies_gets_in(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import getpass
+import multiprocessing
+import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -93,6 +95,55 @@ def test_every_signature_is_called_with_what_it_knows(
     assert len(found.events) == len(allocator.events)
     assert analysis.summary(found)["peak_bytes"] == max(row[0] for row in allocator.truth)
     assert list(tmp_path.iterdir()) == [state.path]
+
+
+def test_names_are_found_in_this_process_unless_somebody_says_otherwise(
+    allocator: Allocator, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    said: list[str | None] = []
+
+    def record(**_: Any) -> None:
+        said.append(os.environ.get("TORCH_DISABLE_ADDR2LINE"))
+
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", record)
+    for given in (None, "0"):
+        monkeypatch.setenv("TORCH_DISABLE_ADDR2LINE", given or "")
+        if given is None:
+            monkeypatch.delenv("TORCH_DISABLE_ADDR2LINE")
+        with memory.recording(tmp_path / "s.pickle"):
+            pass
+    assert said == ["1", "1", "0", "0"]
+
+
+def _names(variable: str, value: str) -> None:
+    """Ask for a stack's names, in a process that imported torch before it knew how to find them."""
+    os.environ[variable] = value
+    from torch._C._profiler import gather_traceback, symbolize_tracebacks
+
+    x = torch.ones(2, requires_grad=True) * 2
+    taken: list[Any] = []
+    x.register_hook(lambda _: taken.append(gather_traceback(True, True, True)))
+    x.sum().backward()
+    ((*frames,),) = symbolize_tracebacks(taken)
+    os._exit(0 if any("torch::autograd::Engine::" in frame["name"] for frame in frames) else 3)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "started"),
+    [("TORCH_DISABLE_ADDR2LINE", "1", False), ("TORCH_SYMBOLIZE_MODE", "addr2line", True)],
+)
+def test_torch_asks_how_to_find_names_when_it_needs_one(
+    variable: str, value: str, started: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program = tmp_path / "addr2line"
+    program.write_text(f"#!/bin/sh\ntouch {program}.started\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    child = multiprocessing.get_context("fork").Process(target=_names, args=(variable, value))
+    child.start()
+    child.join(60)
+    assert Path(f"{program}.started").exists() == started
+    assert started or child.exitcode == 0
 
 
 def test_an_error_goes_on_and_leaves_its_snapshot(

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import multiprocessing
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -32,6 +33,7 @@ def test_a_forked_process_measures_what_a_fresh_interpreter_does(tmp_path, monke
     (by_fork, its_provenance), (afresh, provenance) = forked, fresh
     assert by_fork.keys() == afresh.keys()
     assert by_fork["loss"] == afresh["loss"], "the same seeds, untouched by what ran before"
+    assert provenance["sdpa_backend"] == "flash", "which back end ran is read from the profile"
     changing = {"utc": None, "duration_s": None}
     assert its_provenance | changing == provenance | changing
 
@@ -76,6 +78,37 @@ def test_when_the_time_is_up_nothing_is_left(tmp_path, monkeypatch):
     while len(_in(tmp_path)) > 1 and time.monotonic() < until:
         time.sleep(0.1)
     assert _in(tmp_path) == [str(os.getpid())]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are forked")
+@pytest.mark.parametrize(("works", "start"), [(True, children.fork_child), (False, children.start_child)])
+def test_live_parts_are_forked_where_a_fork_can_use_the_gpu(tmp_path, monkeypatch, works, start):
+    asked = []
+
+    def ask(_module, job, _timeout_s, how):
+        asked.append((len(job["parts"]), how))
+        if not job["parts"] and not works:
+            raise NsightkitError("cannot initialize CUDA in a forked process")
+        return {}
+
+    monkeypatch.setattr(child, "ask_child", ask)
+    child.forks_see_the_gpu.cache_clear()
+    try:
+        for _ in range(2):
+            assert child.run_children({tmp_path: TINY}, "live", **HOW, known={}) == [None]
+    finally:
+        child.forks_see_the_gpu.cache_clear()
+    assert asked == [(0, children.fork_child), (1, start), (1, start)], "it is tried once"
+
+
+def test_whether_a_fork_can_use_the_gpu_is_tried_on_it(tmp_path, monkeypatch):
+    """With a stand-in for CUDA: the order of calls, no more."""
+    done = []
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: done.append("synchronize"))
+    child.main([], "live", str(tmp_path / "result.json"))
+    assert done == ["synchronize"]
+    assert json.loads((tmp_path / "result.json").read_text()) == {}
 
 
 def test_only_a_part_that_asks_for_it_runs_under_nsight(tmp_path, monkeypatch):

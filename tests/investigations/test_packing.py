@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import stat
 import subprocess
@@ -66,6 +67,7 @@ def test_what_is_packed_comes_back_bit_for_bit(made: Path, tmp_path: Path) -> No
     (place / "snapshot.pickle").write_bytes(b"snapshot")
     place = recorded(made, parts.find("limiters", "before"))
     (place / "ncu.csv").write_bytes(b"counters")
+    (place / "runs.json.gz").write_bytes(b"what it runs")
     (place / "nsys").mkdir()
     (place / "nsys" / "trace.json").write_bytes(b"{}")
     files = packing.pack(made, tmp_path / "packed")
@@ -129,17 +131,31 @@ def test_what_fits_nowhere_is_named(made: Path, tmp_path: Path) -> None:
         packing.pack(made, tmp_path / "none", 0.0)
 
 
-def test_logs_of_failures_travel_apart(made: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_not_ours_is_left_alone(made: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "packed"
+    folder.mkdir()
+    (folder / "recordings-1.zip").write_text("somebody's own")
+    said: list[str] = []
+    assert [path.name for path in packing.pack(made, folder, echo=said.append)] == ["recordings-2.zip"]
+    assert (folder / "recordings-1.zip").read_text() == "somebody's own"
+    assert len(said) == 1
+    assert said[0].endswith("; it is left as it is")
+
+
+def test_logs_travel_apart(made: Path, tmp_path: Path) -> None:
     for name, size in (("log.txt", 300), ("trace.json.gz", 1_000_001), ("large.txt", 9000)):
-        path = made / "ceilings" / ".failed" / "read" / name
+        path = made / ".failed" / "ceilings" / "read" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"x" * size)
+    (made / ".preflight.json").write_text("{}" * 200)
+    (made / ".running").mkdir()
+    (made / ".running" / "result.json").write_text("{}")
     *_, failed = files = packing.pack(made, tmp_path / "packed", 0.005)
-    assert failed.name == packing.FAILED
-    assert zipfile.ZipFile(failed).namelist() == ["ceilings/.failed/read/log.txt"]
+    assert failed.name == packing.LOGS
+    assert zipfile.ZipFile(failed).namelist() == [".failed/ceilings/read/log.txt", ".preflight.json"]
     rows = packing.unpack(files, tmp_path / "back")
     assert [row["detail"] for row in rows if row["status"] == "logs"] == [
-        f"{failed} holds logs of what has failed; 'python -m zipfile -e {failed} FOLDER' unpacks them"
+        f"{failed} holds logs; 'python -m zipfile -e {failed} FOLDER' unpacks them"
     ]
     assert not list((tmp_path / "back").rglob(".*"))
     # A recording is worth more than logs: there are never more files than allowed.
@@ -199,6 +215,28 @@ def test_killed_at_any_moment_what_is_packed_is_whole(made: Path, tmp_path: Path
     assert not list(folder.glob(".*"))
 
 
+def test_the_commands_of_the_contributors_guide_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    guide = Path(__file__).parents[2].joinpath("CONTRIBUTING.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^python -m nsightkit (record --(?:budget|unpack).*)$", guide, re.MULTILINE)
+    assert len(lines) == 2
+    monkeypatch.setenv("NSIGHTKIT_RECORDINGS", str(tmp_path / "real"))
+    monkeypatch.chdir(tmp_path)
+    recorded = ["--dry-run", "--only", "accumulation", "--out", "recorded"]
+    assert run([*lines[0].split(), *recorded]) == 0
+    assert [path.name for path in tmp_path.glob("packed/*")] == ["recordings-1.zip"]
+    unpack = lines[1].replace("packed/*.zip", "packed/recordings-1.zip").split()  # as a shell does
+    assert run([*unpack, "--dry-run", "--out", "placed"]) == 0
+    placed = tree(tmp_path / "placed")
+    assert {name: data for name, data in tree(tmp_path / "recorded").items() if "/." not in f"/{name}"} == placed
+    assert {name.rpartition("/")[0] for name in placed if name.endswith("provenance.json")} == {
+        "accumulation/no-gpu/before", "accumulation/no-gpu/after"
+    }  # fmt: skip
+    assert not (tmp_path / "real").exists()
+    # Without --dry-run it is no recording.
+    assert run([*unpack, "--out", "refused"]) == 2
+    assert tree(tmp_path / "refused") == {}
+
+
 # -- unpacking ---------------------------------------------------------------------------------------------------
 
 
@@ -215,7 +253,7 @@ def test_of_two_the_better_recording_stays(made: Path, tmp_path: Path) -> None:
     for place in (older, other_code):
         assert tree(place) == tree(made / place.relative_to(back))
     # A stale one is placed where there is none, and says that it is stale.
-    recorded(tmp_path / "stale", PARTS[3], key="0" * 32)
+    recorded(tmp_path / "stale", PARTS[3], key="0" * 32, accepted=[1, {"key": []}])
     files = packing.pack(tmp_path / "stale", tmp_path / "packed stale")
     (row,) = packing.unpack(files, tmp_path / "empty")
     assert (row["status"], row["detail"]) == ("placed", "the code or the parameters have changed since")
@@ -316,5 +354,9 @@ def test_where_nothing_can_be_written_it_is_said_in_one_line(made: Path, tmp_pat
         packing.unpack(files, tmp_path / "file")
     with pytest.raises(NsightkitError, match=r"file.*cannot be packed"):
         packing.pack(made, tmp_path / "file" / "packed")
+    start = ["record", "--dry-run", "--out", str(tmp_path / "recorded"), "--pack"]
+    assert run([*start, str(tmp_path / "file")]) == 2
+    assert run([*start, str(tmp_path / "packed"), "--part-mb", "0"]) == 2
+    assert not list((tmp_path / "recorded").iterdir())
     with pytest.raises(UsageError, match="needs the files"):
         packing.unpack([], tmp_path / "back")

@@ -6,13 +6,14 @@ import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar, Self
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from nsightkit.capture import timing  # noqa: E402
+from nsightkit.capture import timing, torch_profiler  # noqa: E402
 from nsightkit.investigations import parts as investigations  # noqa: E402
 from nsightkit.investigations import recordings, sweep_column  # noqa: E402
 from nsightkit.investigations.pages import sweep as analysis  # noqa: E402
@@ -138,13 +139,64 @@ def test_a_backend_may_lack_one_direction(tmp_path: Path) -> None:
     assert found.loc[(16, 16, "forward"), "peak_bytes"] > 0
 
 
-def test_other_errors_are_not_swallowed(tmp_path: Path) -> None:
+def broken(words: str, at: int, way: str = "backward") -> Any:
+    """Attention whose passes in one direction end in an error at one context."""
+
     class Broken(attention.Attention):
         def cell(self, d: int, context: int) -> Any:
-            raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+            made = super().cell(d, context)
 
-    with pytest.raises(RuntimeError, match="shapes"):
-        swept(tmp_path, workload=lambda device, **own: Broken(attention.AttentionConfig(**own), device))
+            def fail(*_: Any) -> None:
+                raise RuntimeError(words)
+
+            if context == at:
+                setattr(made, way, fail)
+            return made
+
+    return lambda device, **own: Broken(attention.AttentionConfig(**own), device)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "CUDA out of memory. Tried to allocate 2.00 MiB.",
+        "CUDA error: out of memory",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "cuDNN Frontend error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    ],
+)
+def test_memory_runs_out_in_many_words(tmp_path: Path, words: str) -> None:
+    found = table(swept(tmp_path, workload=broken(words, at=64), context=[16, 64, 128]))
+    assert found["status"].tolist() == ["ok", "ok", "ok", "oom", "ok", "skipped"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["mat1 and mat2 shapes cannot be multiplied", "out of resource: shared memory, Required: 262144, limit: 232448"],
+)
+def test_another_error_costs_its_cell_and_is_kept(tmp_path: Path, words: str) -> None:
+    given = SMALL | {"context": [16, 64, 128]}
+    samples, resolved = sweep_column.swept(broken(words, at=64, way="forward"), "cpu", given, COUNTS, tmp_path)
+    found = table(samples)
+    assert found["status"].tolist() == ["ok", "ok", "failed", "failed", "ok", "ok"]
+    assert found.loc[(16, 64, "forward"), "reason"] == vocabulary.BROKEN
+    assert resolved["errors"] == {"forward naive-fp32 d=16 context=64": words}
+
+
+def test_a_column_of_errors_is_not_a_measurement(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="d=16 context=16: mat1 and mat2 shapes"):
+        swept(tmp_path, workload=broken("mat1 and mat2 shapes cannot be multiplied", 16, "forward"), context=[16])
+
+
+def test_a_lost_gpu_ends_the_column_and_what_there_was_is_kept(tmp_path: Path) -> None:
+    lost = broken("CUDA error: an illegal memory access was encountered", at=64)
+    samples = swept(tmp_path, workload=lost, d_model=[16, 32], context=[16, 64, 128], traced=[16])
+    found = table(samples)
+    assert found["status"].tolist() == ["ok", "ok", "skipped", "failed", *["skipped"] * 8]
+    assert set(found["reason"].drop((16, 64, "backward"))[2:]) == {vocabulary.LOST}
+    assert found.loc[(16, 16, "backward"), "median_ns"] > 0
+    assert analysis.backends(load(tmp_path / "trace.json.gz", cache=False)).empty  # nothing more was run
 
 
 def test_time_is_a_budget(tmp_path: Path) -> None:
@@ -163,6 +215,94 @@ def test_time_is_a_budget(tmp_path: Path) -> None:
     assert found["status"].tolist() == ["ok", "ok", "skipped", "skipped"]
     assert found.loc[(16, 256, "forward"), "reason"] == vocabulary.NO_TIME
     assert set(table(swept(tmp_path, budget_s=0.0))["reason"]) == {vocabulary.NO_TIME}
+
+
+class Clock:
+    """A clock that moves when a pass is run, by what it would take on an H200."""
+
+    now_s = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+    def perf_counter_ns(self) -> int:
+        return round(self.now_s * 1e9)
+
+
+class Costly:
+    """Attention that only takes time, and memory up to 143 GB: what an audit estimated, rounded up.
+
+    Passes take what their arithmetic takes at the rate of the implementation, and what moving matrices of scores takes;
+    cuDNN makes a plan for each shape, a compiler code for each cell and starts slowly.
+    """
+
+    _TFLOPS: ClassVar = {
+        **{("naive", kind): rate for kind, rate in (("fp32", 45), ("tf32", 300), ("bf16", 500))},
+        **{("naive-compiled", kind): rate for kind, rate in (("fp32", 45), ("tf32", 300), ("bf16", 500))},
+        **{("math", kind): rate for kind, rate in (("fp32", 45), ("tf32", 300), ("bf16", 45))},
+        **{("efficient", kind): rate for kind, rate in (("fp32", 25), ("tf32", 80), ("bf16", 150))},
+        ("flash", "bf16"): 350, ("cudnn", "bf16"): 450,
+    }  # fmt: skip
+    _TRIPS: ClassVar = {"naive": 8, "math": 10, "naive-compiled": 4}
+
+    def __init__(self, clock: Clock, **own: Any) -> None:
+        self._clock, self._own, self._planned, self._fresh = clock, own, set(), "cold"
+        self.parameters = {**own, "causal": True}
+        self.column = f"{own['implementation']}-{own['precision']}"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def refusal(self, d: int) -> str | None:
+        return vocabulary.TOO_WIDE if self.column in ("flash-bf16", "cudnn-bf16") and d > 256 else None
+
+    def forget_compiled(self) -> None:
+        self._fresh = self._fresh or "warm"
+
+    def cell(self, d: int, context: int) -> Any:
+        self._clock.now_s += 2e-3
+
+        def run(way: str) -> None:
+            name, kind = self._own["implementation"], self._own["precision"]
+            needed = analysis.footprint(name, kind, d=d, context=context)
+            if needed.peak(way) > 143e9:
+                raise RuntimeError("CUDA out of memory. Tried to allocate 64.00 GiB.")
+            square = 8 * context**2 * (1.0 if way == "forward" else 2.5)
+            trips, width = self._TRIPS.get(name, 0), 2 if kind == "bf16" else 4
+            arithmetic = square * 4 * d * (1 if trips else 1 / 2) / self._TFLOPS[name, kind] / 1e12
+            self._clock.now_s += 2e-4 + arithmetic + trips * square * width / 4e12
+            if name == "cudnn" and (d, context, way) not in self._planned:
+                self._planned.add((d, context, way))
+                self._clock.now_s += 0.5
+            if name == "naive-compiled" and self._fresh:
+                self._clock.now_s += {"cold": 20.0, "warm": 3.0}[self._fresh]
+                self._fresh = ""
+
+        return SimpleNamespace(tensors=[], forward=lambda: run("forward"), backward=lambda _: run("backward"))
+
+
+@pytest.mark.parametrize("column", ["naive-fp32", "naive-compiled-fp32", "math-fp32", "efficient-fp32", "cudnn-bf16"])
+def test_a_column_s_budget_is_enough_for_most_cells(
+    column: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(sweep_column, "time", clock)
+    monkeypatch.setattr(timing, "time", clock)
+    monkeypatch.setattr(sweep_column, "gc", SimpleNamespace(collect=int, freeze=int, unfreeze=int))
+    monkeypatch.setattr(sweep_column.torch_profiler, "profile_steps", lambda step, *_, **__: [step(), step()])
+    part = investigations.find("attention-sweep", column)
+    samples, _ = sweep_column.swept(
+        lambda _, **own: Costly(clock, **own), "cpu", part.parameters("live"), part.counts("live"), tmp_path
+    )
+    found = table(samples)
+    assert set(found["status"]) <= {"ok", "oom", "skipped", "unsupported"}
+    measured, late = (found["status"] == "ok").sum(), found["reason"] == vocabulary.NO_TIME
+    assert measured >= 0.8 * (measured + late.sum())
+    assert late[found.index.get_level_values("d") == 64].sum() <= 2  # the width that the page shows
+    assert clock.now_s < part.gpu["budget_s"] + 25  # what comes before and after the clock runs
 
 
 def test_samples_are_of_single_passes(tmp_path: Path) -> None:
@@ -186,6 +326,8 @@ def test_the_backend_is_read_from_the_profile(tmp_path: Path, implementation: st
     assert ((256, "backward") in cells) == (implementation == "flash")
     assert set(found["backend"]) == {backend}
     assert found["evidence"].str.contains("aten::|Backward").all()
+    fused = {"naive": [], "math": ["math"], "flash": ["flash"]}[implementation]
+    assert torch_profiler.attention_back_ends(tmp_path / "trace.json.gz") == fused
 
 
 def test_preparation_is_not_timed() -> None:
@@ -232,7 +374,7 @@ def test_running_out_later_than_at_the_first_pass_is_no_loss(tmp_path: Path) -> 
     assert found.loc[(16, 256, "backward"), "reason"].endswith("backward already ran out of memory at context 64")
 
 
-def test_compiled_code_is_made_once_a_cell(tmp_path: Path) -> None:
+def test_compiled_code_is_made_once_a_cell_and_once_before(tmp_path: Path) -> None:
     made: list[int] = []
 
     def compiler(graph: Any, inputs: Any) -> Any:
@@ -243,4 +385,4 @@ def test_compiled_code_is_made_once_a_cell(tmp_path: Path) -> None:
         tmp_path, implementation="naive-compiled", compiler=compiler, context=[16, 32], limit_bytes=None, traced=[]
     )
     assert set(table(samples)["status"]) == {"ok"}
-    assert len(made) == 2
+    assert len(made) == 3  # the first of them before the clock runs

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import os
 import re
 import shutil
 import socket
+import time
 from pathlib import Path
 from typing import Self
 
@@ -19,7 +22,7 @@ from nsightkit.analysis.compare import two_tools
 from nsightkit.analysis.timeline import steps
 from nsightkit.capture import provenance
 from nsightkit.errors import NsightkitError
-from nsightkit.investigations import keys, record, recordings, under_nsight
+from nsightkit.investigations import child, keys, record, recordings, under_nsight
 from nsightkit.investigations import measurement as investigation
 from nsightkit.investigations import parts as investigations
 from nsightkit.trace import chrome, nsys_tool
@@ -95,14 +98,23 @@ def test_a_part_is_captured_by_both(measured: investigation.Measurement) -> None
 def test_a_dry_run_of_the_recorder_keeps_it(
     measured: investigation.Measurement, nsys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def again(part: object, mode: str, folder: Path, *, kind: str, **_: object) -> tuple[dict, dict]:
-        shutil.copytree(measured.folder, folder, dirs_exist_ok=True)
-        return {"step_ns": measured.values("step_ns").tolist()}, measured.provenance | {"kind": kind}
+    def again(folders: dict[Path, object], *_: object, kind: str, **__: object) -> list[None]:
+        (folder,) = folders
+        shutil.copy(measured.folder / "trace.json.gz", folder)
+        alone = {name: fact for name, fact in measured.provenance.items() if name != "nsys"} | {"kind": kind}
+        samples = {"step_ns": measured.values("step_ns").tolist()}
+        (folder / child.RESULT).write_text(json.dumps({"samples": samples, "provenance": alone}))
+        return [None]
 
-    monkeypatch.setattr(record, "run_child", again)
+    def captured_again(_part: object, _mode: str, folder: Path, _timeout_s: float) -> dict:
+        shutil.copytree(measured.folder / "nsys", folder / "nsys")
+        return dict(measured.provenance["nsys"])
+
+    monkeypatch.setattr(record, "run_children", again)
+    monkeypatch.setattr(record, "capture_child", captured_again)
     monkeypatch.setenv("PLANTED_TOKEN", "s3cr3t-value")
-    (row,) = record.record(["training-step/before"], out=tmp_path, dry_run=True)
-    assert row["status"] == "recorded", row
+    rows = record.record(["training-step/before"], out=tmp_path, dry_run=True)
+    assert [row["status"] for row in rows] == ["recorded", "captured"], rows
     place = tmp_path / "training-step" / "no-gpu" / "before"
     assert sorted(p.name for p in place.iterdir()) == ["nsys", "provenance.json", "samples.parquet", "trace"]
     told = json.loads((place / "provenance.json").read_text())
@@ -162,6 +174,31 @@ def test_a_failing_nsys_is_a_line_and_no_failure(
     notice = noticed(PART, tmp_path / "made")
     assert words in notice
     assert str(tmp_path) not in notice
+
+
+def test_a_hanging_nsys_is_ended_with_all_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recorder's bound is one on everything: the program, nsys's answer to an interruption, importer and export."""
+    pytest.importorskip("torch")
+    for name in ("bin", "made", "cwd"):
+        (tmp_path / name).mkdir()
+    script = "trap '' INT; setsid sleep 300 & sleep 300"
+    monkeypatch.setenv("NSIGHTKIT_NSYS", str(program(tmp_path / "bin", script)))
+    monkeypatch.chdir(tmp_path / "cwd")
+    found = child.capture_child(PART, "smoke", tmp_path / "made", 3.0)
+    assert found == {"notice": "not done within 3 s; it last said: nothing"}
+    until = time.monotonic() + 10
+    while len(here := _in(tmp_path / "cwd")) > 1 and time.monotonic() < until:
+        time.sleep(0.1)
+    assert here == [os.getpid()]
+
+
+def _in(folder: Path) -> list[int]:
+    """Processes that run in a folder."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            found += [int(process.name)] if (process / "cwd").readlink() == folder else []
+    return found
 
 
 # -- cut to the steady steps ---------------------------------------------------------------------------------------

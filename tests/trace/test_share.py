@@ -160,6 +160,16 @@ def test_this_machine_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Scrubber(machine=False).text(text) == text
 
 
+@pytest.mark.parametrize("host", ["h200", "H200.example.org", "nvidia-h200"])
+def test_a_host_called_after_its_card_does_not_cost_the_card_its_name(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: host)
+    clean = Scrubber().value({"gpu": "NVIDIA H200", "hostname": host, "said": f"ran on {host}, an H200"})
+    assert (clean["gpu"], clean["hostname"]) == ("NVIDIA H200", "[host]")
+    assert clean["said"] == ("ran on h200, an H200" if host == "h200" else "ran on [host], an H200")
+
+
 def test_values_that_only_their_key_gives_away() -> None:
     scrubber = Scrubber(machine=False)
     given = {

@@ -109,3 +109,36 @@ def test_a_column_stops_where_it_does_not_fit_and_says_where() -> None:
     assert memory_steps.PHASES[int(found["oom_phase"][0])] in ("forward", "backward")
     assert all(len(values) == 3 for name, values in found.items() if not name.startswith("oom_"))
     assert found["limit_bytes"] == [limit] * 3
+
+
+@pytest.mark.parametrize(
+    ("words", "measured", "of"),
+    [
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", [16, 32], "oom_context"),
+        ("mat1 and mat2 shapes cannot be multiplied", [16, 32, 128], "errors"),
+        ("CUDA error: unspecified launch failure", [16, 32], "errors"),
+    ],
+)
+def test_an_error_leaves_what_was_measured(
+    words: str, measured: list[int], of: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = memory_steps.MemoryRun.run_batch
+
+    def run_batch(run: memory_steps.MemoryRun) -> object:
+        if run.config.context == 64:
+            raise RuntimeError(words)
+        return whole(run)
+
+    monkeypatch.setattr(memory_steps.MemoryRun, "run_batch", run_batch)
+    with memory_steps.Column("cpu", **COLUMN, mode="fwd") as column:
+        found = column.observed()
+    assert found["context"] == measured
+    assert found.get("oom_context") == ([64] if of == "oom_context" else None)
+    assert column.parameters.get("errors") == ({"64": words} if of == "errors" else None)
+
+
+def test_an_error_before_anything_was_measured_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    with memory_steps.Column("cpu", **COLUMN, mode="fwd") as column:
+        monkeypatch.setattr(memory_steps.MemoryRun, "run_batch", lambda _: torch.zeros(2) @ torch.zeros(3))
+        with pytest.raises(RuntimeError, match="inconsistent"):
+            column.observed()

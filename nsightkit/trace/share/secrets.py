@@ -26,6 +26,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from nsightkit.hardware import GPUS
+
 __all__ = ["PLACEHOLDER", "Kind", "Scrubber", "json_text"]
 
 Kind = Literal["environment", "secret", "path", "host", "user", "email", "address"]
@@ -275,6 +277,8 @@ _COMMON = frozenset(
     """.split()  # noqa: SIM905 - a hundred lines otherwise
 )
 _PLAIN_WORD = re.compile(r"\d+|[0-9a-f]{1,3}")
+#: Hosts are called after the card they hold, and the card's name must stay: it names no machine.
+_CARDS = frozenset(word for gpu in GPUS for word in gpu.name.lower().split())
 
 #: While a text is worked on, one character of a private plane stands for each placeholder: no rule takes a part of one
 #: for a value, and what was scrubbed before stays as it is.
@@ -339,7 +343,8 @@ class Scrubber:
         else:
             for word in {text.lower(), text.partition(".")[0].lower() if kind == "host" else text.lower()}:
                 shortest = 6 if kind == "secret" else 4
-                if len(word) >= shortest and not (word in _COMMON or " " in word or _PLAIN_WORD.fullmatch(word)):
+                usual = word in _COMMON or word in _CARDS
+                if len(word) >= shortest and not (usual or " " in word or _PLAIN_WORD.fullmatch(word)):
                     self._words.setdefault(word, kind)
 
     def learn_environment(self, entries: Iterable[object] | Mapping[Any, object]) -> None:
