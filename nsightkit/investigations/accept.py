@@ -10,6 +10,7 @@ import functools
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -80,9 +81,10 @@ def accept(name: str, because: str, where: Path | None = None) -> list[dict[str,
         detail = "it is current already; nothing was accepted"
         if recording in stale:
             status, detail = "accepted", because
-            entry = {"key": now["key"], "since": record.get("commit"), "because": because}
+            entry = {"key": now["key"], "since": record.get("commit"), "because": scrub(because)}
             entry |= {fact: here[fact] for fact in ("commit", "dirty", "utc")}
-            _write(recording.path, {**record, "accepted": [*record.get("accepted", []), scrub(entry)]})
+            earlier = record.get("accepted")
+            _write(recording.path, {**record, "accepted": [*(earlier if isinstance(earlier, list) else ()), entry]})
         row = {"investigation": investigation, "part": part_name, "gpu": recording.path.parent.name}
         rows.append(row | {"status": status, "detail": detail})
     return rows
@@ -95,16 +97,18 @@ def _refusal(recording: recordings.Recording, part: Part, now: Mapping[str, Any]
     if "why_not" in now:
         return f"what it runs now cannot be listed ({now['why_not']})"
     then = what_runs.read(recording.path)
-    if "why_not" not in then and then["torch"] == now["torch"]:
-        return what_runs.differs(then, now)
-    # PyTorch's versions make other operators of the same code: this one has to list both.
+    unknown = then.get("why_not")
+    why_not = f"what it ran is not known ({unknown})" if unknown else what_runs.differs(then, now)
+    if not unknown and (not why_not or then["torch"] == now["torch"]):
+        return why_not
+    # It may be the other version of PyTorch that makes other operators of the same code: then this one lists both.
     record = recording.provenance
     past = _past(str(record.get("commit") or ""), part)
-    if past.get("key") == record.get("key"):
+    if "key" in past and past["key"] == record.get("key"):
         return what_runs.differs(past, now)
-    versions = "" if "why_not" in then else f"it was listed by PyTorch {then['torch']}, and this is {now['torch']}"
-    because = past.get("why_not", "its commit holds other code than made it")
-    return f"what it ran cannot be compared ({then.get('why_not') or versions}, and {because})"
+    if not unknown:
+        why_not += f" (it was listed by PyTorch {then['torch']}, and this is {now['torch']})"
+    return f"{why_not}, and {past.get('why_not', 'its commit holds other code than made it')}"
 
 
 def _past(commit: str, part: Part) -> dict[str, Any]:
@@ -113,10 +117,14 @@ def _past(commit: str, part: Part) -> dict[str, Any]:
     command = ["git", "-C", str(checkout), "archive", "--format=tar", commit, "nsightkit"]
     with tempfile.TemporaryDirectory(prefix="nsightkit-") as folder:
         try:
+            if not re.fullmatch(
+                "[0-9a-f]{7,40}", commit
+            ):  # it comes from a file, and git must not take it for an option
+                raise ValueError(commit)
             packed = subprocess.run(command, capture_output=True, timeout=60, check=True).stdout
             with tarfile.open(fileobj=io.BytesIO(packed)) as tree:
                 tree.extractall(folder, filter="data")
-        except (OSError, subprocess.SubprocessError, tarfile.TarError):
+        except (OSError, ValueError, subprocess.SubprocessError, tarfile.TarError):
             return {"why_not": f"this checkout does not have its commit {commit[:12]}".rstrip()}
         return what_runs.ask(part, functools.partial(_start_in, folder))
 

@@ -124,6 +124,8 @@ def listed(part: Part) -> dict[str, Any]:
         if part.measured == "observed":
             found.say("observed")
             work.observed()
+        elif part.measured == "timed":
+            work.losses()
     return {
         "parameters": json.loads(json.dumps(parameters)),
         "operators": found.lines,
@@ -145,6 +147,8 @@ def _word(value: Any) -> str:
         return _word(vars(value))
     if value is None or isinstance(value, bool | int | float | str | torch.dtype | torch.device):
         return repr(value)
+    if isinstance(value, _Asked):
+        return value.name
     return str(getattr(value, "__name__", type(value).__name__))
 
 
@@ -169,7 +173,8 @@ class _Listed:
         """Add what is set for the whole process, when a workload has been built."""
         products = torch.backends.cuda.matmul
         reduced = [str(getattr(products, f"allow_{kind}_reduced_precision_reduction")) for kind in ("fp16", "bf16")]
-        self.call("settings", [torch.get_float32_matmul_precision(), *reduced, _attention_by()])
+        chosen = [torch.backends.cudnn.benchmark, torch.are_deterministic_algorithms_enabled()]
+        self.call("settings", [torch.get_float32_matmul_precision(), *reduced, *chosen, _attention_by()])
 
     @contextlib.contextmanager
     def stand_in(self) -> Iterator[None]:
@@ -186,6 +191,7 @@ class _Listed:
             mock.patch.object(torch.UntypedStorage, "data_ptr", lambda storage: storage._cdata),
             mock.patch.object(torch.utils.data.DataLoader, "__iter__", self._loader()),
             mock.patch.object(time, "sleep", lambda seconds: self.call("sleep", [seconds])),
+            mock.patch.object(time, "perf_counter_ns", self._clock),
             mock.patch.object(subprocess, "Popen", _no_processes),
             self._triton(),
             FakeTensorMode(allow_non_fake_inputs=True),
@@ -215,6 +221,10 @@ class _Listed:
 
     def _seed(self, seed: int) -> None:
         self.call("manual_seed", [seed])
+
+    def _clock(self) -> int:
+        self.say("perf_counter_ns()")  # what lies between two of them is measured
+        return 0
 
     def _generator(self) -> type:
         call = self.call
@@ -280,20 +290,20 @@ class _Asked:
     """Something of CUDA's, such as a stream: what is asked of it is written down, and not done."""
 
     def __init__(self, call: Callable[..., None], name: str) -> None:
-        self._call, self._name = call, name
+        self._call, self.name = call, name
 
     def __getattr__(self, name: str) -> _Asked:
-        return _Asked(self._call, f"{self._name}.{name}")
+        return _Asked(self._call, f"{self.name}.{name}")
 
     def __call__(self, *args: Any, **kwargs: Any) -> _Asked:
-        self._call(self._name, args, kwargs)
+        self._call(self.name, args, kwargs)
         return self
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._call(f"end of {self._name}")
+        self._call(f"end of {self.name}")
 
 
 class _Functions(TorchFunctionMode):
@@ -315,10 +325,14 @@ class _Functions(TorchFunctionMode):
             return args[0]
         if func is Tensor.data_ptr:
             return 0
+        if func == Tensor.is_cuda.__get__:  # type: ignore[attr-defined]
+            return True
         if func is torch.device:
             return func(*args, **kwargs)
-        args, kwargs = tree_map(_on_cpu, (args, kwargs))
-        return func(*args, **kwargs)
+        args, here = tree_map(_on_cpu, (args, kwargs))
+        if here.get("device") != kwargs.get("device"):
+            self._found.say(f"{func.__name__} on {kwargs['device']}")
+        return func(*args, **here)
 
 
 class _Operators(TorchDispatchMode):

@@ -188,8 +188,10 @@ class Measurement:
     @functools.cached_property
     def accepted(self) -> str | None:
         """Why a recording counts whose code has changed since it was made; None where it has not changed."""
+        if self.mode != "replay":
+            return None
         found = recordings.acceptance(self.provenance, recordings.part_key(find(self.investigation, self.part)))
-        if found is None or self.mode != "replay":
+        if found is None:
             return None
         return f"the code has changed since {str(found.get('since') or 'it was recorded')[:12]}; {found['because']}"
 

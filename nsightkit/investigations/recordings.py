@@ -52,7 +52,8 @@ class Recording:
         Its folder.
     provenance : dict
     state : {"current", "stale", "refused"}
-        ``stale``: made by other code or parameters than today's. ``refused``: this is not a recording of a GPU.
+        ``current``: made by today's code, or accepted for it. ``stale``: by other code or parameters. ``refused``: it
+        is not a recording of a GPU.
     reason : str
         Why it is not current; empty when it is.
     """
@@ -146,7 +147,8 @@ def acceptance(record: Mapping[str, Any], wanted: str) -> dict[str, Any] | None:
     given = record.get("accepted")
     if record.get("key") == wanted or not isinstance(given, list):
         return None
-    return next((dict(each) for each in given if isinstance(each, dict) and each.get("key") == wanted), None)
+    entries = [each for each in given if isinstance(each, dict) and each.get("because")]
+    return next((dict(each) for each in entries if each.get("key") == wanted), None)
 
 
 def _judge(place: Path, part: Part, wanted: str) -> Recording:
@@ -283,7 +285,7 @@ def write(
                 reader(file)
                 scrubbing.copy(file, draft / named)
         samples.to_parquet(draft / _SAMPLES, compression="zstd", index=False)
-        if what_runs.read(place).get("key") == provenance["key"]:  # more is added to what was recorded
+        if what_runs.read(place).get("key") == provenance.get("key"):  # more is added to what was recorded
             shutil.copy(place / what_runs.NAME, draft / what_runs.NAME)
         elif real and has_driver():  # without one nothing was measured, and a test has planted what is written
             part = find_part(str(provenance["investigation"]), str(provenance["part"]))

@@ -1,7 +1,8 @@
 """What a part runs: operators with what they are given, own kernels, inputs, and how it is timed.
 
 It is listed when a part is recorded, without a GPU (:mod:`nsightkit.investigations.listed`), and kept with the
-recording. Code that has changed since and runs the same can be accepted: :mod:`nsightkit.investigations.accept`.
+recording. Code that has changed since and runs the same can be accepted: :mod:`nsightkit.investigations.accept`. What
+Python does between the operators is not compared: whoever accepts says that it takes no longer than before.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import itertools
 import json
 import re
 import sys
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from hashlib import blake2b
 from pathlib import Path
@@ -29,6 +31,7 @@ NAME = "runs.json.gz"
 _TIMING = ("nsightkit.capture.", "nsightkit.investigations.")
 _WORD = re.compile(r'"(\w+)"')
 _DEEPEST = 8  # calls of one definition in another
+_WHOLE = {"torch", "key", "parameters", "counts", "operators", "sources"}
 _SHOWN = 150  # characters of a call in a message
 
 
@@ -127,10 +130,10 @@ def differs(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
         for name in sorted({*then[group], *now[group]}):
             was, is_ = (listed[group].get(name) for listed in (then, now))
             if was != is_:
-                return f"its {what} {name} was {_short(was)} and is {_short(is_)}"
+                return f"its {what} {name} {_was_and_is(was, is_)}"
     for number, (was, is_) in enumerate(itertools.zip_longest(then["operators"], now["operators"])):
         if was != is_:
-            return f"of what it calls, number {number} was {_short(was)} and is {_short(is_)}"
+            return f"of what it calls, number {number} {_was_and_is(was, is_)}"
     for group, what in (
         ("kernel", "the source of a Triton kernel has changed"),
         ("data", "the source of what makes its data has changed"),
@@ -145,9 +148,14 @@ def differs(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     return ""
 
 
-def _short(value: Any) -> str:
-    text = "nothing" if value is None else f"{value}"
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+def _was_and_is(*values: Any) -> str:
+    """Show two values; of long ones where they begin to differ."""
+    texts = ["nothing" if value is None else f"{value}" for value in values]
+    same = next((i for i, two in enumerate(zip(*texts, strict=False)) if len({*two}) > 1), 0)
+    first = same - _SHOWN // 2 if same > _SHOWN // 2 and max(map(len, texts)) > _SHOWN else 0
+    ends = ("..." if first else "", "...")
+    was, is_ = (f"{ends[0]}{t[first : first + _SHOWN]}{ends[1] if len(t) > first + _SHOWN else ''}" for t in texts)
+    return f"was {was} and is {is_}"
 
 
 def write(listed: Mapping[str, Any], folder: Path) -> None:
@@ -177,8 +185,10 @@ def read(folder: Path) -> dict[str, Any]:
         As :func:`ask` gives it; ``why_not`` also where there is none.
     """
     try:
-        return dict(json.loads(gzip.decompress((folder / NAME).read_bytes())))
+        found = json.loads(gzip.decompress((folder / NAME).read_bytes()))
     except FileNotFoundError:
         return {"why_not": "the recording holds no list of it"}
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         return {"why_not": f"its list cannot be read ({error})"}
+    whole = isinstance(found, dict) and ("why_not" in found or found.keys() >= _WHOLE)
+    return found if whole else {"why_not": "its list is not whole"}
