@@ -285,7 +285,7 @@ def write(
                 reader(file)
                 scrubbing.copy(file, draft / named)
         samples.to_parquet(draft / _SAMPLES, compression="zstd", index=False)
-        if what_runs.read(place).get("key") == provenance.get("key"):  # more is added to what was recorded
+        if what_runs.read(place).get("key", "") == provenance.get("key"):  # more is added to what was recorded
             shutil.copy(place / what_runs.NAME, draft / what_runs.NAME)
         elif real and has_driver():  # without one nothing was measured, and a test has planted what is written
             part = find_part(str(provenance["investigation"]), str(provenance["part"]))
