@@ -24,20 +24,16 @@ _CARD = """
       :link: {stem}
       :link-type: doc
       :class-card: nsightkit-card
-
-      .. image:: images/thumb/{stem}.png
-         :alt: A figure of the page
-         :class: only-light
-         :loading: lazy
-
-      .. image:: images/thumb/{stem}_dark.png
-         :alt: A figure of the page
-         :class: only-dark
-         :loading: lazy
-
+{figures}
       :badge:`{stem}.badge` :measured:`{stem}.form.minutes` min
 
       :measured:`{stem}.verdict`
+"""
+_FIGURE = """
+      .. image:: images/thumb/{name}
+         :alt: A figure of the page
+         :class: only-{mode}
+         :loading: lazy
 """
 
 
@@ -62,16 +58,21 @@ def _write(app: Sphinx) -> None:
 
 
 def _card(script: Path, images: Path) -> str:
-    """Give the card of a page; its figure is kept small, for a light and for a dark page."""
+    """Give the card of a page; its figure, where it has one, is kept small, for a light and for a dark page."""
     source = script.read_text(encoding="utf-8")
-    figure = re.search(r"^# sphinx_gallery_thumbnail_number = (\d+)$", source, re.MULTILINE)
-    number = int(figure[1]) if figure else 1
-    for mode in ("", "_dark"):
-        with Image.open(images / f"sphx_glr_{script.stem}_{number:03d}{mode}.png") as image:
-            image.thumbnail((480, 480))
-            image.quantize(64, Image.Quantize.FASTOCTREE).save(images / "thumb" / f"{script.stem}{mode}.png")
+    chosen = re.search(r"^# sphinx_gallery_thumbnail_number = (\d+)$", source, re.MULTILINE)
+    number = int(chosen[1]) if chosen else 1
+    figures = ""
+    for mode, ending in (("light", ""), ("dark", "_dark")):
+        drawn = images / f"sphx_glr_{script.stem}_{number:03d}{ending}.png"
+        if drawn.is_file():
+            name = f"{script.stem}{ending}.png"
+            with Image.open(drawn) as image:
+                image.thumbnail((480, 480))
+                image.quantize(64, Image.Quantize.FASTOCTREE).save(images / "thumb" / name)
+            figures += _FIGURE.format(name=name, mode=mode)
     docstring = ast.get_docstring(ast.parse(source)) or ""
-    return _CARD.format(title=docstring.splitlines()[0], stem=script.stem)
+    return _CARD.format(title=docstring.splitlines()[0], stem=script.stem, figures=figures)
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
