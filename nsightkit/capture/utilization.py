@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import shutil
 import statistics
 import subprocess
 import threading
@@ -139,6 +140,8 @@ def logged(device: str, period_s: float = 0.5) -> Iterator[dict[str, Any]]:
 
             properties = torch.cuda.get_device_properties(torch.device(device))
             command = [*_query(properties, _FIELDS.values(), _PLAIN), f"--loop-ms={round(period_s * 1e3)}"]
+            if shutil.which("stdbuf"):  # a program that writes into a pipe may keep a minute of such lines to itself
+                command = ["stdbuf", "--output=L", *command]
             with contextlib.suppress(OSError):  # there is no such program
                 process = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True

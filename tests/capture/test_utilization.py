@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -37,6 +38,20 @@ def says(program: Path, *lines: str) -> None:
 def wait_for(there: Path) -> None:
     while not there.exists():
         time.sleep(0.01)
+
+
+@pytest.mark.skipif(not shutil.which("stdbuf"), reason="no stdbuf")
+def test_what_a_program_would_keep_to_itself_is_read_all_the_same(smi: Path) -> None:
+    # grep writes whole blocks into a pipe; here it waits for more, until it is ended.
+    smi.write_text(
+        f"#!/bin/sh\nmkfifo {smi}.pipe && exec 3<>{smi}.pipe\necho '99, 1980, 350.00, 0x0' >&3\n"
+        f"touch {smi}.said\nexec grep , <&3\n"
+    )
+    smi.chmod(0o755)
+    with utilization.logged("cuda") as load:
+        wait_for(Path(f"{smi}.said"))
+        time.sleep(0.5)
+    assert load["readings"] == 1
 
 
 def test_a_part_is_logged_under_load_only(smi: Path) -> None:
