@@ -17,8 +17,9 @@ from nsightkit.capture import children
 linux = pytest.mark.skipif(sys.platform != "linux", reason="other systems tell nobody that a parent has died")
 
 PARENT = """
-import sys
+import signal, sys
 from nsightkit.capture import children
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a program in the background of a shell ignores it
 children.IMPORTED[:] = ["nsightkit.capture.children"]  # it is not about what takes long
 children.ask_child("sleeper", {"grandchildren": sys.argv[1] == "fork_child"}, 300.0, getattr(children, sys.argv[1]))
 """

@@ -335,7 +335,9 @@ def test_a_list_is_kept_small_and_read_back(then: dict, tmp_path: Path) -> None:
     assert (tmp_path / what_runs.NAME).stat().st_size < 10_000
 
 
-@pytest.mark.parametrize("damage", [None, b"", b"no gzip at all", gzip.compress(b"[]", mtime=0), gzip.compress(b"{}", mtime=0)[:-9]])
+@pytest.mark.parametrize(
+    "damage", [None, b"", b"no gzip at all", gzip.compress(b"[]", mtime=0), gzip.compress(b"{}", mtime=0)[:-9]]
+)
 def test_a_list_that_is_not_there_or_cannot_be_read_says_so(damage: bytes | None, tmp_path: Path) -> None:
     with contextlib.suppress(TypeError):
         (tmp_path / what_runs.NAME).write_bytes(damage)
