@@ -25,8 +25,9 @@ import nsightkit
 from nsightkit.errors import NsightkitError
 from nsightkit.trace._process import descendants, dying_with_parent, end, run, tail
 
-__all__ = ["IMPORTED", "ask_child", "child_environment", "fork_child", "gpu_name", "has_driver", "has_gpu"]
-__all__ += ["start_child"]
+__all__ = [
+    "IMPORTED", "ask_child", "child_environment", "fork_child", "gpu_name", "has_driver", "has_gpu", "start_child",
+]  # fmt: skip
 
 #: What the process that others are forked from imports. Optimizers import torch._dynamo, which takes as long as torch.
 #: Nothing here may ask for a GPU when it is imported, or no fork could use one; torch._inductor would also start
@@ -52,7 +53,7 @@ def gpu_name() -> str | None:
     Returns
     -------
     str or None
-        None if torch can use none.
+        None if torch cannot use a GPU.
     """
     question = "import torch; print('GPU', torch.cuda.get_device_name() if torch.cuda.is_available() else '')"
     if not has_driver():
@@ -75,7 +76,7 @@ def has_gpu() -> bool:
 
 
 def has_driver() -> bool:
-    """Whether NVIDIA's driver is installed here, without which there is no GPU."""
+    """Whether NVIDIA's driver is installed here; a GPU cannot be used without it."""
     with contextlib.suppress(OSError):
         ctypes.CDLL("libcuda.so.1" if sys.platform != "win32" else "nvcuda.dll")
         return True
@@ -119,8 +120,8 @@ def start_child(module: str, job: Mapping[str, Any], timeout_s: float) -> subpro
 def fork_child(module: str, job: Mapping[str, Any], timeout_s: float) -> subprocess.CompletedProcess[str]:
     """Run ``main(**job)`` of a module in a process forked from one that has imported torch and has done nothing else.
 
-    It is as good as a fresh interpreter and starts in a fraction of the time. Only on Linux, and not for what nsys
-    shall see: it does not follow processes that are only forked. The process can use a GPU, for the one that it is
+    It is as good as a fresh interpreter and starts in a fraction of the time. Only on Linux, and not under
+    nsys, which does not follow processes that are only forked. The process can use a GPU, because the one that it is
     forked from never does. When this process dies, so does the new one, with all that it started. It takes, gives and
     raises what :func:`start_child` does.
     """

@@ -91,7 +91,7 @@ def attention_back_ends(trace: str | os.PathLike[str]) -> list[str]:
     Returns
     -------
     list of str
-        Of ``cudnn``, ``flash``, ``efficient`` and ``math``; empty where there is no fused attention.
+        Of ``cudnn``, ``flash``, ``efficient`` and ``math``; empty if the profile shows no fused attention.
     """
     with gzip.open(trace) as file:
         text = file.read()

@@ -142,7 +142,7 @@ def logged(device: str, period_s: float = 0.5) -> Iterator[dict[str, Any]]:
             command = [*_query(properties, _FIELDS.values(), _PLAIN), f"--loop-ms={round(period_s * 1e3)}"]
             if shutil.which("stdbuf"):  # a program that writes into a pipe may keep a minute of such lines to itself
                 command = ["stdbuf", "--output=L", *command]
-            with contextlib.suppress(OSError):  # there is no such program
+            with contextlib.suppress(OSError):  # nvidia-smi is not installed
                 process = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
                 )

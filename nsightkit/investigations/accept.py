@@ -1,4 +1,4 @@
-"""Accept a recording whose code has changed since, where what the part runs has not.
+"""Accept a recording that older code made, if what the part runs is still the same.
 
 GPU time is rare, and a refactoring must not throw recordings away. An acceptance is written into the recording's
 provenance, and holds for exactly the code that there is now.
@@ -53,8 +53,8 @@ def accept(name: str, because: str, where: Path | None = None) -> list[dict[str,
     Raises
     ------
     UsageError
-        There is no such part, no recording of it or no reason; or what it runs has changed, or cannot be compared.
-        One line says what, and then nothing is accepted.
+        The part is unknown or was never recorded; the reason is empty; or what the part runs has changed, or cannot be
+        compared. One line says which, and nothing is accepted.
     """
     because = " ".join(because.split())
     if not because:
@@ -115,17 +115,16 @@ def _past(commit: str, part: Part) -> dict[str, Any]:
     """List what a part ran with the code of a commit."""
     checkout = Path(nsightkit.__file__).parents[1]
     command = ["git", "-C", str(checkout), "archive", "--format=tar", commit, "nsightkit"]
+    absent = {"why_not": f"this checkout does not have its commit {commit[:12]}".rstrip()}
+    if not re.fullmatch("[0-9a-f]{7,40}", commit):  # it comes from a file: git must not take it for an option
+        return absent
     with tempfile.TemporaryDirectory(prefix="nsightkit-") as folder:
         try:
-            if not re.fullmatch(
-                "[0-9a-f]{7,40}", commit
-            ):  # it comes from a file, and git must not take it for an option
-                raise ValueError(commit)
             packed = subprocess.run(command, capture_output=True, timeout=60, check=True).stdout
             with tarfile.open(fileobj=io.BytesIO(packed)) as tree:
                 tree.extractall(folder, filter="data")
-        except (OSError, ValueError, subprocess.SubprocessError, tarfile.TarError):
-            return {"why_not": f"this checkout does not have its commit {commit[:12]}".rstrip()}
+        except (OSError, subprocess.SubprocessError, tarfile.TarError):
+            return absent
         return what_runs.ask(part, functools.partial(_start_in, folder))
 
 

@@ -1,8 +1,8 @@
 """The process in which parts are measured: how it is started, and what it does.
 
 It is forked from one that has imported torch and has not touched a GPU, which takes a fraction of the time of a fresh
-interpreter. Where there is no such fork, or none that can use the GPU, it is an interpreter of its own, ``python -m
-nsightkit.investigations.child JOB``; `JOB` is JSON, and so are the results.
+interpreter. On systems without such a fork, or where a forked process cannot use the GPU, it is a fresh interpreter,
+``python -m nsightkit.investigations.child JOB``; `JOB` is JSON, and so are the results.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
     "run_children",
 ]
 
-#: What a measured part leaves in its folder: samples and provenance, or why there are none.
+#: Files that a part leaves in its folder: its samples and provenance, or the reason why it failed.
 RESULT, FAILURE = "result.json", "failure.txt"
 _Result = tuple[dict[str, list[float]], dict[str, Any]]
 

@@ -2,7 +2,7 @@
 
 The files are plain zip archives: what is in them is compressed already, and each byte is covered by a checksum. Their
 names in an archive are those below the folder of recordings: ``<investigation>/<gpu>/<part>/<file>``. The logs of
-what has failed, and what was found to work, travel in an archive of their own, and are no recordings.
+failed parts and the preflight's results travel in an archive of their own; they are not recordings.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def _recorded(where: Path, say: Callable[[str], None]) -> _Parts:
 
 
 def _logs(where: Path, limit: int) -> dict[str, bytes]:
-    """Read what is no recording and worth keeping, the small files first, as long as they fit."""
+    """Read logs and the preflight's results, the smallest first, as long as they fit."""
     found: dict[str, bytes] = {}
     with contextlib.suppress(FileNotFoundError):  # what fails meanwhile is moved
         named = [path for name in _LOGGED for path in (where / name, *(where / name).rglob("*")) if path.is_file()]
@@ -181,7 +181,7 @@ def _write(files: _Files, place: Path) -> None:
 
 
 def _read(place: Path) -> _Parts:
-    """Read an archive of recordings whole, or say why it is none."""
+    """Read a whole archive of recordings, or say what is wrong with it."""
     found: _Parts = {}
     try:
         with zipfile.ZipFile(place) as archive:
@@ -193,7 +193,7 @@ def _read(place: Path) -> _Parts:
                 name = member.filename
                 matched = _MEMBER.fullmatch(name)
                 if matched is None or member.compress_type != zipfile.ZIP_STORED:
-                    raise ValueError(f"{name[:200]!r} is no file of a recording")
+                    raise ValueError(f"{name[:200]!r} does not belong to a recording")
                 part = found.setdefault(matched[1], {})
                 if name in part:
                     raise ValueError(f"{name!r} is in it twice")

@@ -375,7 +375,7 @@ def run(
                 answer = ask_child("nsightkit.investigations.preflight", job, limit_s, start)
                 ok, detail = answer["ok"], answer["detail"]
             except NsightkitError as error:
-                # A slow machine is no reason to leave parts out.
+                # Parts are not left out because a machine is slow.
                 ok = None if isinstance(error.__cause__, subprocess.TimeoutExpired) else False
                 detail = str(error)
             except OSError as error:
@@ -427,12 +427,12 @@ def save(rows: Sequence[Mapping[str, Any]], place: Path) -> None:
 
 
 def results(place: Path, echo: Callable[[str], None] | None = None) -> list[dict[str, Any]]:
-    """Give the results of the checks since this machine was started; where there are none, run them and save them.
+    """Give the results of the checks since this machine was started; without any, run the checks and save them.
 
     Parameters
     ----------
     place : Path
-        Where :func:`save` has put them, or shall.
+        The file that :func:`save` writes.
     echo : callable, optional
         Takes lines of progress.
 

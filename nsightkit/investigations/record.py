@@ -1,8 +1,8 @@
 """The recorder: measure every part on a GPU and keep what it produced, for machines without one.
 
-Beside the recordings lie two folders that are none: ``.running/<investigation>/<part>`` holds what a process leaves of
-its part until it is written as a recording, and ``.failed/<investigation>/<part>`` the same of a part that failed, with
-all that was said, in ``failure.txt``. A result in either is written the next time, without being measured again.
+Two folders beside the recordings do not hold recordings: ``.running/<investigation>/<part>`` holds what a process
+leaves of its part until it is written as a recording, and ``.failed/<investigation>/<part>`` the same of a part that
+failed, with its whole log in ``failure.txt``. A result in either is written the next time, and not measured again.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _Say = Callable[[str], None]
 def plan(only: Sequence[str] | None = None, out: Path | None = None) -> list[dict[str, Any]]:
     """Say what :func:`record` would measure, in which order, and how long it would take.
 
-    Recordings of this machine's GPU count, or those of all GPUs where it has none.
+    Recordings of this machine's GPU count, or those of all GPUs if it has no GPU.
 
     Parameters
     ----------

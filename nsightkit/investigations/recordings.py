@@ -33,8 +33,10 @@ from nsightkit.trace import snapshot as snapshots
 from nsightkit.trace import store
 from nsightkit.trace.model import Trace
 
-__all__ = ["NCU", "NSYS", "PROVENANCE", "SNAPSHOT", "TRACE", "Recording", "acceptance", "find", "folder", "frame"]
-__all__ += ["part_key", "status", "write"]
+__all__ = [
+    "NCU", "NSYS", "PROVENANCE", "SNAPSHOT", "TRACE", "Recording", "acceptance", "find", "folder", "frame", "part_key",
+    "status", "write",
+]  # fmt: skip
 
 #: Names in the folder of a part that was measured, and of a recording of it. A profile is ``trace.json.gz`` before it
 #: is recorded.

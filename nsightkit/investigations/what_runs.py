@@ -182,7 +182,7 @@ def read(folder: Path) -> dict[str, Any]:
     Returns
     -------
     dict
-        As :func:`ask` gives it; ``why_not`` also where there is none.
+        As :func:`ask` gives it; ``why_not`` also if the recording has no list.
     """
     try:
         found = json.loads(gzip.decompress((folder / NAME).read_bytes()))

@@ -77,7 +77,7 @@ def launched_ns(launches: Iterable[Mapping[str, Any]], rates: Rates) -> float:
     float
         Nanoseconds.
     """
-    return sum(rates.bound_ns(Operation(**launch)) for launch in launches)
+    return list_ns((Operation(**launch) for launch in launches), rates)
 
 
 def wave_efficiency(m: int, n: int, multiprocessors: int, tile: tuple[int, int] = (128, 256)) -> float:
