@@ -168,6 +168,9 @@ def _forked_main(module: str, job: Mapping[str, Any], environment: dict[str, str
         _guard(worker)
     assert bind is not None  # this is Linux
     bind()
+    # A DataLoader starts its workers as in a program that is started by hand, not from one more process that imports
+    # torch for each of them.
+    multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)
     importlib.import_module(module).main(**job)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -77,19 +78,20 @@ def test_children_die_with_their_parent(tmp_path: Path, start: str, how: str) ->
 
 
 @linux
-def test_a_forked_process_ends_as_what_it_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_process_ends_as_what_it_does_and_starts_others_as_a_fresh_one(tmp_path: Path) -> None:
     (tmp_path / "ender.py").write_text(
-        "import os, sys\ndef main(how):\n    print('here', flush=True)\n"
+        "import multiprocessing, os, sys\ndef main(how):\n    print(multiprocessing.get_start_method(), flush=True)\n"
         "    os.kill(os.getpid(), int(how)) if how > 0 else sys.exit(-how)\n"
     )
-    monkeypatch.syspath_prepend(tmp_path)
     code = "import sys; from nsightkit.capture import children; children.IMPORTED[:] = ['nsightkit.capture.children']\n"
-    code += "for how in (0, -7, 9, 15): print(children.fork_child('ender', {'how': how}, 60.0).returncode)"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    code += "for how in (0, -7, 9, 15):\n    done = children.fork_child('ender', {'how': how}, 60.0)\n"
+    code += "    print(done.returncode, done.stdout.strip())"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False, timeout=120
     )
-    assert done.stdout.split() == ["0", "7", "-9", "-15"], done.stderr
+    usual = multiprocessing.get_all_start_methods()[0]
+    assert done.stdout.splitlines() == [f"{code} {usual}" for code in (0, 7, -9, -15)], done.stderr
 
 
 WATCHED = """

@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import warm
 
 import nsightkit
 from nsightkit.analysis.timeline import overview
@@ -53,15 +52,52 @@ def test_what_idle_time_explains_has_a_worked_example(script):
     assert planted or not house_form.measured(script) & PLANTED
 
 
-@each
-def test_runs_as_a_script_from_anywhere(script, tmp_path):
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("NSIGHTKIT_")}
-    environment |= {"NSIGHTKIT_MODE": "smoke", "MPLBACKEND": "Agg", "PYTHONPATH": str(ROOT)}
-    done = warm.run([str(script)], cwd=tmp_path, env=environment)
+#: Runs each script as a program of its own would run it, in a folder of its own. Prints how each ended, as JSON.
+#: They follow one another in one process, because each would import PyTorch and start a process to fork from.
+_AS_PROGRAMS = """
+import contextlib, io, json, os, runpy, sys, tempfile, traceback
+import matplotlib.pyplot as plt
+
+ended = {}
+for script in sys.argv[1:]:
+    said, complained = io.StringIO(), io.StringIO()
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(complained):
+            try:
+                runpy.run_path(script, run_name="__main__")
+            except BaseException:
+                traceback.print_exc()
+        plt.close("all")
+        ended[script] = {"stdout": said.getvalue(), "stderr": complained.getvalue(), "left": os.listdir()}
+print("\\n" + json.dumps(ended))
+"""
+
+
+def _run(program: list[str], **settings: str) -> subprocess.CompletedProcess[str]:
+    """Run a Python program that has nsightkit and the tests' own modules, and no setting but these."""
+    unset = {name: value for name, value in os.environ.items() if not name.startswith("NSIGHTKIT_")}
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    environment = {**unset, "MPLBACKEND": "Agg", "PYTHONPATH": paths, **settings}
+    done = subprocess.run(
+        [sys.executable, *program], check=False, env=environment, capture_output=True, encoding="utf-8", timeout=900
+    )
     assert done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def as_programs():
+    done = _run(["-c", _AS_PROGRAMS, *map(str, SCRIPTS)], NSIGHTKIT_MODE="smoke")
     assert "Warning" not in done.stderr
-    assert done.stdout.strip()
-    assert not list(tmp_path.iterdir()), "it leaves nothing behind"
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@each
+def test_runs_as_a_script_from_anywhere(script, as_programs):
+    ended = as_programs[str(script)]
+    assert not ended["stderr"]
+    assert ended["stdout"].strip()
+    assert not ended["left"], "it leaves nothing behind"
 
 
 #: Runs scripts as a build with GPU traces would: `measure` gives planted traces under the names and with the
@@ -213,16 +249,7 @@ print("\\n" + json.dumps(made))
 def _with_gpu(*runs: tuple[str, str], scripts: list[Path] = SCRIPTS, counters: bool = True) -> list[dict[str, dict]]:
     """What each script made, for each pair of modes: of its first part, and of the changed one."""
     job = json.dumps([list(map(str, scripts)), runs, counters])
-    done = subprocess.run(
-        [sys.executable, "-W", "error::RuntimeWarning", "-c", _WITH_GPU, job],
-        check=False,
-        env={**os.environ, "MPLBACKEND": "Agg", "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])},
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        timeout=900,
-    )
-    assert done.returncode == 0, done.stderr
+    done = _run(["-W", "error::RuntimeWarning", "-c", _WITH_GPU, job])
     return json.loads(done.stdout.splitlines()[-1])
 
 
