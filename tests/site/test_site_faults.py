@@ -38,6 +38,10 @@ FAULTS = {
         '<style>[data-theme=dark] .x { color: #333; background: #222 }</style><p class="x">unreadable</p>',
         ("dark",),
     ),
+    "contrast-on-another-ground": (
+        '<p style="color: #333">words</p><div style="background: #444"><p style="color: #333">unreadable</p></div>',
+        ("light", "dark"),
+    ),
     "light-in-the-dark": (
         '<article><div style="background: #fff; color: #333; height: 4em">a card</div></article>',
         ("dark", "narrow"),
