@@ -13,13 +13,15 @@ import html
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import nsightkit
-from nsightkit.api import Trace
 from nsightkit.errors import UsageError
 from nsightkit.trace import ncu
 from nsightkit.trace import snapshot as snapshots
+
+if TYPE_CHECKING:
+    from nsightkit.api import Trace
 
 __all__ = ["DEMO", "Case", "case", "demo", "folder", "names"]
 

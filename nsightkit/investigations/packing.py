@@ -120,11 +120,14 @@ def _pack(where: Path, folder: Path, limit: int, most: int, say: Callable[[str],
             say(f"{part} is not packed: it takes {size / 1e6:.1f} MB of {allowed}")
         else:
             say(f"{part} is not packed: all {most} files are full")
+    full = all(files.values())
+    if full:  # a recording is worth more than logs
+        (folder / LOGS).unlink(missing_ok=True)
     # What has moved is written where it goes before it leaves the place where it was.
     for place in sorted(files, key=lambda place: place not in moved):
         _write({name: data for contents in files[place].values() for name, data in contents.items()}, place)
-    # A recording is worth more than logs.
-    _write({} if all(files.values()) else _logs(where, limit), folder / LOGS)
+    if not full:
+        _write(_logs(where, limit), folder / LOGS)
     return [place for place in (*files, folder / LOGS) if place.exists()]
 
 
