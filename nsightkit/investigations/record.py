@@ -67,7 +67,8 @@ def plan(only: Sequence[str] | None = None, out: Path | None = None) -> list[dic
     gpu = gpu_name()
     return [
         {
-            **dict(zip(("investigation", "part"), name(step.part), strict=True)),
+            "investigation": step.part.investigation,
+            "part": step.part.name,
             "estimate_s": round(step.seconds, 1),
             "total_s": round(step.total_s, 1),
             "completes": ", ".join(step.pages),
