@@ -23,12 +23,11 @@ implementation that computes the whole square or recomputes scores does more, an
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import re
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -184,8 +183,7 @@ def _decoded(codes: pd.Series, words: tuple[str, ...]) -> pd.Series:
     return pd.Series(np.array(words, dtype=object)[codes.to_numpy(dtype=np.int64)], index=codes.index)
 
 
-@dataclasses.dataclass(frozen=True)
-class Footprint:
+class Footprint(NamedTuple):
     """Bytes that one cell needs, predicted.
 
     Parameters
@@ -297,8 +295,7 @@ def compare(table: pd.DataFrame, *, on_gpu: bool = True) -> pd.DataFrame:
     ran = table[table["peak_bytes"].notna()]
     sizes = ran[[*_KEY, *_OF_COLUMN]].to_dict("records")
     found = [footprint(**{str(name): value for name, value in row.items()}, on_gpu=on_gpu) for row in sizes]
-    fields = [field.name for field in dataclasses.fields(Footprint)]
-    needed = pd.DataFrame(map(dataclasses.astuple, found), columns=fields, index=ran.index, dtype="int64")
+    needed = pd.DataFrame(found, columns=Footprint._fields, index=ran.index, dtype="int64")
     forward = ran["direction"] == "forward"
     out = ran[[*_KEY, "direction", "status"]].assign(
         predicted_before_bytes=needed["inputs"].where(forward, needed["before_backward"]),
