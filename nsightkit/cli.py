@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from nsightkit.api import Trace
-    from nsightkit.capture.captured import Captured
+    from nsightkit.capture.profiling import Captured
 
 __all__ = ["app", "main", "run"]
 

@@ -692,7 +692,7 @@ def test_doctor(run: Any) -> None:
 
 
 def test_capture_passes_everything_on(run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from nsightkit.capture.captured import Captured
+    from nsightkit.capture.profiling import Captured
 
     seen: dict[str, Any] = {}
 

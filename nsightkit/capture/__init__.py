@@ -12,7 +12,7 @@ from nsightkit._moved import moved_names, moved_to
 
 if TYPE_CHECKING:
     from nsightkit.capture import bench, doctor, memory, ncu, nsys, provenance, timing, torch_profiler
-    from nsightkit.capture.captured import Captured
+    from nsightkit.capture.profiling import Captured
     from nsightkit.workloads.phases import phase
 
 __all__ = [
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 #: Where the names are that are not modules of this package.
-_LAZY = {"Captured": "nsightkit.capture.captured", "phase": "nsightkit.workloads.phases"}
+_LAZY = {"Captured": "nsightkit.capture.profiling", "phase": "nsightkit.workloads.phases"}
 
 
 def __getattr__(name: str) -> Any:

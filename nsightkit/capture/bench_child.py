@@ -1,15 +1,10 @@
-"""The child process of the benchmark: measures one cell and writes what it found.
-
-Run as ``python -m nsightkit.capture.bench_child JOB``; `JOB` is JSON, and so is the result.
-"""
+"""The child process of the benchmark: measures one cell."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import re
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -29,9 +24,9 @@ __all__ = ["main"]
 
 def main(
     device: str, parameters: Mapping[str, Any], *, warmup: int, steps: int, nvtx: bool, memory_cap_bytes: int | None,
-    provenance: bool, result: str,
-) -> None:  # fmt: skip
-    """Measure a cell and write what was found to the file `result`.
+    provenance: bool,
+) -> dict[str, Any]:  # fmt: skip
+    """Measure a cell.
 
     Parameters
     ----------
@@ -44,7 +39,11 @@ def main(
     memory_cap_bytes : int or None
     provenance : bool
         Also say on what it was measured.
-    result : str
+
+    Returns
+    -------
+    dict
+        What was found.
     """
     cuda = device.startswith("cuda")
     if not cuda:
@@ -65,7 +64,7 @@ def main(
     if provenance:
         duration = round(time.perf_counter() - begun, 3)
         found["provenance"] = collect(device=device, kind="measured" if cuda else "smoke", duration_s=duration)
-    Path(result).write_text(json.dumps(found), encoding="utf-8")
+    return found
 
 
 def _measure(device: str, parameters: Mapping[str, Any], warmup: int, steps: int, nvtx: bool) -> dict[str, Any]:
@@ -96,9 +95,9 @@ def _timed(running: lm.Run, device: str, warmup: int, steps: int, nvtx: bool) ->
     for _ in range(warmup - 1):
         running.step()
     with phase("measure") if nvtx else contextlib.nullcontext():
-        timing = time_calls(running.step, warmup=0, repetitions=steps, device=device)
-    samples = [int(sample) for sample in timing.samples_ns]
-    return {"samples_ns": samples, "first_step_ns": samples[0] if first is None else first, "clock": timing.clock}
+        samples = time_calls(running.step, warmup=0, repetitions=steps, device=device).tolist()
+    clock = "cuda-event" if device.startswith("cuda") else "perf_counter"
+    return {"samples_ns": samples, "first_step_ns": samples[0] if first is None else first, "clock": clock}
 
 
 @contextlib.contextmanager
@@ -124,7 +123,3 @@ def _cap(limit_bytes: int | None, device: str) -> Iterator[None]:
             yield
         finally:
             resource.setrlimit(resource.RLIMIT_DATA, before)
-
-
-if __name__ == "__main__":
-    main(**json.loads(sys.argv[1]))

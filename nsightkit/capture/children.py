@@ -26,7 +26,8 @@ from nsightkit.errors import NsightkitError
 from nsightkit.trace._process import descendants, dying_with_parent, end, run, tail
 
 __all__ = [
-    "IMPORTED", "ask_child", "child_environment", "fork_child", "gpu_name", "has_driver", "has_gpu", "start_child",
+    "IMPORTED", "ask_child", "child_environment", "fork_child", "gpu_name", "has_driver", "has_gpu", "main",
+    "start_child", "starter",
 ]  # fmt: skip
 
 #: What the process that others are forked from imports. Optimizers import torch._dynamo, which takes as long as torch.
@@ -95,13 +96,13 @@ def child_environment() -> dict[str, str]:
 
 
 def start_child(module: str, job: Mapping[str, Any], timeout_s: float) -> subprocess.CompletedProcess[str]:
-    """Run ``python -m MODULE JOB`` in a fresh interpreter, with `job` as JSON.
+    """Run ``main(**job)`` of a module in a fresh interpreter.
 
     Parameters
     ----------
     module : str
     job : mapping
-        JSON values.
+        JSON values. What ``main`` gives is written to the file ``job["result"]``, if there is such a name.
     timeout_s : float
 
     Returns
@@ -114,17 +115,19 @@ def start_child(module: str, job: Mapping[str, Any], timeout_s: float) -> subpro
     subprocess.TimeoutExpired
         ``output`` holds what it had written; it has ended, and what it started.
     """
-    return run([sys.executable, "-m", module, json.dumps(job)], timeout_s, env=child_environment())
+    return run([sys.executable, "-m", __name__, module, json.dumps(job)], timeout_s, env=child_environment())
 
 
 def fork_child(module: str, job: Mapping[str, Any], timeout_s: float) -> subprocess.CompletedProcess[str]:
     """Run ``main(**job)`` of a module in a process forked from one that has imported torch and has done nothing else.
 
-    It is as good as a fresh interpreter and starts in a fraction of the time. Only on Linux, and not under
-    nsys, which does not follow processes that are only forked. The process can use a GPU, because the one that it is
-    forked from never does. When this process dies, so does the new one, with all that it started. It takes, gives and
-    raises what :func:`start_child` does.
+    It is as good as a fresh interpreter and starts in a fraction of the time. Not for use under nsys, which does not
+    follow processes that are only forked. The process can use a GPU, because the one that it is forked from never does.
+    When this process dies, so does the new one, with all that it started. It takes, gives and raises what
+    :func:`start_child` does, and is the same on systems other than Linux.
     """
+    if sys.platform != "linux":
+        return start_child(module, job, timeout_s)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(IMPORTED)
     with tempfile.TemporaryDirectory(prefix="nsightkit-") as scratch:
@@ -171,7 +174,14 @@ def _forked_main(module: str, job: Mapping[str, Any], environment: dict[str, str
     # A DataLoader starts its workers as in a program that is started by hand, not from one more process that imports
     # torch for each of them.
     multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)
-    importlib.import_module(module).main(**job)
+    _do(module, **job)
+
+
+def _do(module: str, *, result: str | None = None, **job: Any) -> None:
+    """Do a job, and write what it gives."""
+    found = importlib.import_module(module).main(**job)
+    if result is not None:
+        Path(result).write_text(json.dumps(found), encoding="utf-8")
 
 
 def _guard(worker: int) -> NoReturn:
@@ -213,8 +223,7 @@ def ask_child(
     Parameters
     ----------
     module : str
-        It has a function ``main``, which takes the job's values by name, and ``result``, the JSON file to write at the
-        end.
+        It has a function ``main``, which takes the job's values by name and gives JSON values.
     job : mapping
         JSON values.
     timeout_s : float
@@ -250,3 +259,33 @@ def ask_child(
         error = NsightkitError(f"{hint}exit code {done.returncode}: {tail(done.stdout, 4)}")
     error.add_note(done.stdout)
     raise error
+
+
+@functools.cache
+def starter() -> Callable[[str, Mapping[str, Any], float], subprocess.CompletedProcess[str]]:
+    """Give :func:`fork_child` where a forked process can use the GPU, else :func:`start_child`.
+
+    It is tried once: no part need be lost to a library that asks for the GPU when it is imported.
+    """
+    with contextlib.suppress(NsightkitError):
+        ask_child("nsightkit.capture.children", {}, 60.0, fork_child)
+        return fork_child
+    return start_child
+
+
+def main() -> dict[str, Any]:
+    """Use the GPU in this process.
+
+    Returns
+    -------
+    dict
+        Nothing, if it worked.
+    """
+    import torch
+
+    torch.cuda.synchronize()
+    return {}
+
+
+if __name__ == "__main__":
+    _do(sys.argv[1], **json.loads(sys.argv[2]))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,41 +16,10 @@ from nsightkit.errors import UsageError
 from nsightkit.trace.files import replacing
 from nsightkit.trace.share import clean_snapshot, write_snapshot
 
-__all__ = ["Recording", "dump", "limited", "recording", "supported", "write"]
+__all__ = ["limited", "recording", "write"]
 
 #: An event with a stack of twenty frames takes about 0.2 kB in the file.
 MAX_ENTRIES = 200_000
-
-
-@dataclass
-class Recording:
-    """A recording under way; `path` is set once the snapshot is written.
-
-    Attributes
-    ----------
-    path : Path or None
-        The snapshot, when there is one.
-    recorded : bool
-        Whether this machine and this PyTorch could record at all.
-    """
-
-    path: Path | None = None
-    recorded: bool = False
-
-
-def supported() -> bool:
-    """Say whether this PyTorch can record memory here: it needs a CUDA (or ROCm) device and the private function.
-
-    Returns
-    -------
-    bool
-    """
-    import torch
-
-    if not torch.cuda.is_available():
-        return False
-    memory = torch.cuda.memory
-    return hasattr(memory, "_record_memory_history") and hasattr(memory, "_snapshot")
 
 
 @contextlib.contextmanager
@@ -84,9 +52,7 @@ def recording(
     max_entries: int = MAX_ENTRIES,
     stacks: Literal["python", "all"] = "all",
     context: Literal["alloc", "all"] = "all",
-    scrub: bool = True,
-    required: bool = True,
-) -> Iterator[Recording]:
+) -> Iterator[None]:
     """Record the allocator's events inside the block, and write a snapshot when it ends, also by an error.
 
     An out-of-memory error inside the block is in the snapshot, and goes on to the caller. What was allocated before the
@@ -104,14 +70,6 @@ def recording(
         otherwise, this process finds their names itself.
     context : {"alloc", "all"}
         Which events have a stack: what begins an allocation, or also what ends it.
-    scrub : bool, default True
-        Leave out folders, host and user names, as :func:`nsightkit.trace.share.snapshots.clean_snapshot` does.
-    required : bool, default True
-        Raise where nothing can be recorded. Otherwise the block runs unobserved.
-
-    Yields
-    ------
-    Recording
 
     Raises
     ------
@@ -122,15 +80,12 @@ def recording(
 
     if max_entries < 1:
         raise UsageError(f"a recording cannot keep {max_entries} events")
-    state = Recording()
-    if not supported():
-        if required:
-            raise UsageError(
-                "the allocator's history can only be recorded on a CUDA GPU with PyTorch 2.1 or later; PyTorch "
-                "finds no such GPU on this machine"
-            )
-        yield state
-        return
+    memory = torch.cuda.memory
+    if not (torch.cuda.is_available() and hasattr(memory, "_record_memory_history") and hasattr(memory, "_snapshot")):
+        raise UsageError(
+            "the allocator's history can only be recorded on a CUDA GPU with PyTorch 2.1 or later; PyTorch "
+            "finds no such GPU on this machine"
+        )
     target = Path(output)
     if not target.absolute().parent.is_dir():
         raise UsageError(f"{target}: its folder does not exist; make it first")
@@ -138,14 +93,13 @@ def recording(
     # first needs a name, so it is not too late; exported names, such as autograd's, are found either way.
     os.environ.setdefault("TORCH_DISABLE_ADDR2LINE", "1")
     _start(max_entries, stacks, context)
-    state.recorded = True
     try:
-        yield state
+        yield
     finally:
         try:
-            state.path = dump(target, scrub=scrub)
+            write(memory._snapshot(), target)
         finally:
-            torch.cuda.memory._record_memory_history(enabled=None)
+            memory._record_memory_history(enabled=None)
 
 
 def _start(max_entries: int, stacks: str, context: str) -> None:
@@ -167,33 +121,10 @@ def _start(max_entries: int, stacks: str, context: str) -> None:
     ) from refused
 
 
-def dump(output: str | os.PathLike[str], *, scrub: bool = True) -> Path:
-    """Write the allocator's state, and its events if they are being recorded.
+def write(taken: Mapping[str, Any], output: str | os.PathLike[str]) -> Path:
+    """Write a snapshot that was taken, without folders, host and user names.
 
-    Parameters
-    ----------
-    output : path-like
-        Appears whole or not at all.
-    scrub : bool, default True
-        Leave out folders, host and user names, as :func:`nsightkit.trace.share.snapshots.clean_snapshot` does.
-
-    Returns
-    -------
-    Path
-        `output`.
-
-    Raises
-    ------
-    UsageError
-        The file cannot be written.
-    """
-    import torch
-
-    return write(torch.cuda.memory._snapshot(), output, scrub=scrub)
-
-
-def write(taken: Mapping[str, Any], output: str | os.PathLike[str], *, scrub: bool = True) -> Path:
-    """Write a snapshot that was taken.
+    :func:`nsightkit.trace.share.snapshots.clean_snapshot` leaves them out.
 
     Parameters
     ----------
@@ -201,8 +132,6 @@ def write(taken: Mapping[str, Any], output: str | os.PathLike[str], *, scrub: bo
         What ``torch.cuda.memory._snapshot()`` returned, or ``TensorMemory.snapshot()``.
     output : path-like
         Appears whole or not at all.
-    scrub : bool, default True
-        Leave out folders, host and user names, as :func:`nsightkit.trace.share.snapshots.clean_snapshot` does.
 
     Returns
     -------
@@ -214,12 +143,10 @@ def write(taken: Mapping[str, Any], output: str | os.PathLike[str], *, scrub: bo
     UsageError
         The file cannot be written.
     """
-    if scrub:
-        taken = clean_snapshot(taken)
     target = Path(output)
     try:
         with replacing(target) as file:
-            write_snapshot(taken, file)
+            write_snapshot(clean_snapshot(taken), file)
     except OSError as error:
         raise UsageError(f"{target}: cannot be written ({error.strerror or error})") from error
     return target

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from nsightkit.capture.captured import Captured, checked, did_you_mean, ended, target, unexpanded, watch
+from nsightkit.capture.profiling import Captured, checked, did_you_mean, ended, target, unexpanded, watch
 from nsightkit.errors import NsightkitError, UsageError
 from nsightkit.trace import ncu_metrics
 from nsightkit.trace._process import tail

@@ -7,7 +7,6 @@ capture is therefore judged by the report alone: it must exist, export, and hold
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import os
 import re
@@ -17,12 +16,12 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from nsightkit.capture.captured import Captured, checked, ended, target, unexpanded, watch
+from nsightkit.capture.profiling import Captured, checked, ended, target, unexpanded, watch
 from nsightkit.errors import NsightkitError, UsageError
 from nsightkit.trace import nsys_tool
 from nsightkit.trace._process import run, tail
 
-__all__ = ["Features", "features", "importer", "parse_help", "profile"]
+__all__ = ["features", "importer", "parse_help", "profile"]
 
 # By table of a trace: where its rows are in an export, and why there may be none.
 _TABLES = {
@@ -66,23 +65,7 @@ _OURS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Features:
-    """What an installed nsys can do, read from its own help.
-
-    Parameters
-    ----------
-    options : frozenset of str
-        Options of ``nsys profile``, with their dashes.
-    traces : frozenset of str
-        Values of ``--trace``; empty when the help does not list them.
-    """
-
-    options: frozenset[str]
-    traces: frozenset[str]
-
-
-def parse_help(text: str) -> Features:
+def parse_help(text: str) -> dict[str, list[str]]:
     """Read the options from the text of ``nsys profile --help``.
 
     Parameters
@@ -91,35 +74,35 @@ def parse_help(text: str) -> Features:
 
     Returns
     -------
-    Features
+    dict of str to list of str
+        By option, with its dashes: the values in quotes that the help lists for it.
     """
-    options: set[str] = set()
-    traces: set[str] = set()
+    options: dict[str, list[str]] = {}
     # An option stands at the start of a line, after an optional remark: "\\t(Experimental) -x, --name=<value>".
     heading = re.compile(r"^\s{0,8}(?:\([A-Za-z]+\)\s+)?(-[A-Za-z], )?(--[a-z][\w-]*(?:\[[\w|]+\])?)", re.MULTILINE)
     _, *found = heading.split(text)  # of each option the short name, the long one, and what is said of it
     for short, name, said in zip(found[::3], found[1::3], found[2::3], strict=True):
         stem, _, choice = name.partition("[")
-        options |= {stem + part for part in choice.rstrip("]").split("|")}  # --nvtx-domain-[include|exclude]
-        options |= {short[:2]} if short else set()
-        if name == "--trace":
-            values = re.search(r"Possible values are(.*?)\.\s", said, re.DOTALL)
-            traces.update(re.findall(r"'([\w-]+)'", values[1] if values else ""))
-    return Features(frozenset(options), frozenset(traces))
+        names = [stem + part for part in choice.rstrip("]").split("|")]  # --nvtx-domain-[include|exclude]
+        values = re.search(r"Possible values are(.*?)\.\s", said, re.DOTALL)
+        options |= dict.fromkeys(
+            [*names, *([short[:2]] if short else [])], re.findall(r"'([\w-]+)'", values[1] if values else "")
+        )
+    return options
 
 
 @functools.lru_cache(maxsize=4)
-def features(nsys: Path, timeout_s: float = 30.0) -> Features:
+def features(nsys: Path) -> Mapping[str, list[str]]:
     """Ask an installed nsys what it can do.
 
     Parameters
     ----------
     nsys : Path
-    timeout_s : float
 
     Returns
     -------
-    Features
+    mapping of str to list of str
+        As from :func:`parse_help`.
 
     Raises
     ------
@@ -127,13 +110,13 @@ def features(nsys: Path, timeout_s: float = 30.0) -> Features:
         Its help cannot be had or read.
     """
     try:
-        done = run([str(nsys), "profile", "--help"], timeout_s)
+        done = run([str(nsys), "profile", "--help"], 30.0)
     except (subprocess.TimeoutExpired, OSError) as error:
         raise NsightkitError(
             f"{nsys}: 'nsys profile --help' gave no answer; set NSIGHTKIT_NSYS to a working nsys"
         ) from error
     parsed = parse_help(done.stdout)
-    if not {"--output", "--trace"} <= parsed.options:
+    if not {"--output", "--trace"} <= parsed.keys():
         raise NsightkitError(
             f"{nsys}: its help names no --trace and --output ({tail(done.stdout, 2)}); "
             "set NSIGHTKIT_NSYS to a working nsys"
@@ -215,7 +198,7 @@ def profile(
         target(report.with_suffix(".sqlite"), ".sqlite", overwrite=overwrite)
     nsys = nsys_tool.require()
     can = features(nsys)
-    options = _options(can, trace, capture_range, repeat, graph_nodes) + checked(extra, nsys, can.options, _OURS)
+    options = _options(can, trace, capture_range, repeat, graph_nodes) + checked(extra, nsys, can, _OURS)
     for option in extra:
         if option.startswith("--") and "=" not in option:
             raise UsageError(f"give the value of {option} with an equals sign: {option}=VALUE")
@@ -251,13 +234,14 @@ def profile(
 
 
 def _options(
-    can: Features, trace: Sequence[str], capture_range: str | None, repeat: int | None, graph_nodes: bool
+    can: Mapping[str, list[str]], trace: Sequence[str], capture_range: str | None, repeat: int | None, graph_nodes: bool
 ) -> list[str]:
     kinds = list(dict.fromkeys(trace)) or ["none"]
-    unknown = [kind for kind in kinds if can.traces and kind not in can.traces]
+    known = can["--trace"]
+    unknown = [kind for kind in kinds if known and kind not in known]
     if unknown:
-        raise UsageError(f"this nsys cannot trace {unknown[0]!r}; it knows {', '.join(sorted(can.traces))}")
-    if graph_nodes and "--cuda-graph-trace" not in can.options:
+        raise UsageError(f"this nsys cannot trace {unknown[0]!r}; it knows {', '.join(sorted(known))}")
+    if graph_nodes and "--cuda-graph-trace" not in can:
         raise UsageError("this nsys cannot record the nodes of CUDA graphs")
     by_name = capture_range and capture_range != "cudaProfilerApi"
     if by_name and "nvtx" not in kinds:
@@ -270,7 +254,7 @@ def _options(
     return [
         f"--trace={','.join(kinds)}",
         # CPU sampling needs rights that containers rarely give, costs time, and no analysis here reads it.
-        *(o for o in ("--sample=none", "--cpuctxsw=none") if o.partition("=")[0] in can.options),
+        *(o for o in ("--sample=none", "--cpuctxsw=none") if o.partition("=")[0] in can),
         *(["--cuda-graph-trace=node"] if graph_nodes else []),
         *([f"--capture-range={'nvtx' if by_name else capture_range}", *nvtx, end] if capture_range else []),
     ]

@@ -94,7 +94,7 @@ def _gpu(device: str) -> dict[str, Any]:
     import torch
 
     properties = torch.cuda.get_device_properties(torch.device(device))
-    said = utilization.ask_smi(properties, list(_OF_GPU.values()), "csv,noheader")
+    said = utilization.ask_smi(device, _OF_GPU.values(), "csv,noheader")
     return {
         "name": properties.name,
         "count": torch.cuda.device_count(),

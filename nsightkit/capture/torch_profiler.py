@@ -14,7 +14,7 @@ from pathlib import Path
 
 from nsightkit.capture import _under_profiler
 from nsightkit.capture._under_profiler import export, profiler
-from nsightkit.capture.captured import Captured, ended, target
+from nsightkit.capture.profiling import Captured, ended, target
 from nsightkit.errors import NsightkitError, UsageError
 from nsightkit.trace._process import run
 

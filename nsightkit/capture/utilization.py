@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import shutil
 import statistics
 import subprocess
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from nsightkit.hardware import SLOWDOWNS
 
-__all__ = ["ask_smi", "logged", "reader", "sample"]
+__all__ = ["ask_smi", "logged", "now", "sample"]
 
 #: Metrics, and what nvidia-smi calls them. The last is a mask of why the clock is lower than it could be
 #: (:data:`nsightkit.hardware.SLOWDOWNS`); drivers before R535 have its other name alone, and refuse the new one.
@@ -24,7 +22,7 @@ _FIELDS = {
     "power_w": "power.draw",
     "slowdown_mask": "clocks_event_reasons.active",
 }
-_OLDER = {"clocks_event_reasons.active": "clocks_throttle_reasons.active"}
+_OLDER = {**_FIELDS, "slowdown_mask": "clocks_throttle_reasons.active"}
 _PLAIN = "csv,noheader,nounits"
 #: The bit of the mask that says that there was nothing to do.
 _IDLE = next(bit for bit, why in SLOWDOWNS.items() if why == "idle")
@@ -48,77 +46,20 @@ def sample(function: Callable[[], object], duration_s: float, period_s: float = 
     """
     import torch
 
-    read = reader(torch.cuda)
-    found: dict[str, list[float]] = {}
-    done = threading.Event()
-
-    def watch() -> None:
-        while not done.wait(period_s):
-            values = read()
-            if time.perf_counter() > start + 1:
-                for metric, value in values.items():
-                    found.setdefault(metric, []).append(value)
-
-    start = time.perf_counter()
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
-        while time.perf_counter() < start + duration_s:
+    with _readings("cuda", period_s) as rows:
+        end = time.perf_counter() + duration_s
+        while time.perf_counter() < end:
             for _ in range(10):
                 function()
             torch.cuda.synchronize()  # or the CPU would queue minutes of work in these seconds
-    finally:
-        done.set()
-        watcher.join(timeout=10)
-    return found
-
-
-def ask_smi(properties: Any, fields: Sequence[str], form: str) -> list[str]:
-    """Ask nvidia-smi about one GPU.
-
-    Parameters
-    ----------
-    properties : object
-        Of the GPU, as torch gives them.
-    fields : sequence of str
-        As nvidia-smi calls them.
-    form : str
-        ``csv,noheader``, or with ``,nounits``.
-
-    Returns
-    -------
-    list of str
-        One value a field; empty where there is no answer.
-    """
-    command = _query(properties, fields, form)
-    with contextlib.suppress(OSError, subprocess.SubprocessError, UnicodeDecodeError, IndexError):
-        said = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
-        values = [value.strip() for value in said.splitlines()[0].split(",")]
-        return values if len(values) == len(fields) else []
-    return []
-
-
-def _query(properties: Any, fields: Iterable[str], form: str) -> list[str]:
-    # nvidia-smi counts all GPUs, torch those it may use: the UUID is the same for both.
-    uuid = str(getattr(properties, "uuid", "")).removeprefix("GPU-")
-    which = [f"--id=GPU-{uuid}"] if uuid else []
-    return ["nvidia-smi", *which, f"--query-gpu={','.join(fields)}", f"--format={form}"]
-
-
-def _values(said: Sequence[str]) -> dict[str, float]:
-    found = {}
-    for metric, text in zip(_FIELDS, said, strict=False):
-        with contextlib.suppress(ValueError):  # what a GPU does not support stands in brackets
-            found[metric] = float(int(text, 16) if "0x" in text else float(text))
-    return found
+    later = rows[round(1 / period_s) :]
+    values = {metric: [row[metric] for row in later if metric in row] for metric in _FIELDS}
+    return {metric: found for metric, found in values.items() if found}
 
 
 @contextlib.contextmanager
 def logged(device: str, period_s: float = 0.5) -> Iterator[dict[str, Any]]:
-    """Have the current GPU's state written down while the block runs, by a process beside this one.
-
-    Nothing of it happens in this process until the block ends, so that what is timed there is not disturbed. The other
-    process ends with the block, or with the pipe that it writes to.
+    """Have the current GPU's state written down while the block runs, and sum it up.
 
     Parameters
     ----------
@@ -134,75 +75,108 @@ def logged(device: str, period_s: float = 0.5) -> Iterator[dict[str, Any]]:
         ``slowed_by``, the share of them by each reason for a lower clock. Empty where nvidia-smi gives nothing.
     """
     found: dict[str, Any] = {}
-    with contextlib.ExitStack() as running:
-        if device.startswith("cuda"):
-            import torch
-
-            properties = torch.cuda.get_device_properties(torch.device(device))
-            command = [*_query(properties, _FIELDS.values(), _PLAIN), f"--loop-ms={round(period_s * 1e3)}"]
-            if shutil.which("stdbuf"):  # a program that writes into a pipe may keep a minute of such lines to itself
-                command = ["stdbuf", "--output=L", *command]
-            with contextlib.suppress(OSError):  # nvidia-smi is not installed
-                process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-                )
-                running.callback(_end, process, found)
+    with _readings(device, period_s) as rows:
         yield found
+    loaded = [row for row in rows if row and not int(row.get("slowdown_mask", 0)) & _IDLE]
+    if loaded:
+        found |= {"readings": len(rows), "under_load": len(loaded)}
+    for metric in ("sm_clock_mhz", "power_w"):
+        values = [row[metric] for row in loaded if metric in row]
+        if values:
+            found[metric] = {"median": statistics.median(values), "min": min(values), "max": max(values)}
+    masks = [int(row["slowdown_mask"]) for row in loaded if "slowdown_mask" in row]
+    if masks:
+        shares = {why: sum(bool(mask & bit) for mask in masks) / len(masks) for bit, why in SLOWDOWNS.items()}
+        found["slowed_by"] = {why: round(share, 3) for why, share in shares.items() if share}
 
 
-def _end(process: subprocess.Popen[str], found: dict[str, Any]) -> None:
-    """End the log, and sum it up."""
-    process.terminate()
-    with contextlib.suppress(subprocess.TimeoutExpired, UnicodeDecodeError):
-        said, _ = process.communicate(timeout=10)
-        rows = [_values(line.split(", ")) for line in said.splitlines() if line.count(",") == len(_FIELDS) - 1]
-        loaded = [row for row in rows if row and not int(row.get("slowdown_mask", 0)) & _IDLE]
-        if loaded:
-            found |= {"readings": len(rows), "under_load": len(loaded)}
-        for metric in ("sm_clock_mhz", "power_w"):
-            values = [row[metric] for row in loaded if metric in row]
-            if values:
-                found[metric] = {"median": statistics.median(values), "min": min(values), "max": max(values)}
-        masks = [int(row["slowdown_mask"]) for row in loaded if "slowdown_mask" in row]
-        shares = {why: sum(bool(mask & bit) for mask in masks) / len(masks) for bit, why in SLOWDOWNS.items() if masks}
-        if masks:
-            found["slowed_by"] = {why: round(share, 3) for why, share in shares.items() if share}
+@contextlib.contextmanager
+def _readings(device: str, period_s: float) -> Iterator[list[dict[str, float]]]:
+    """Have the current GPU's state written down while the block runs, by a process beside this one.
+
+    Nothing of it happens in this process until the block ends, so that what is timed there is not disturbed. The other
+    process ends with the block, or with the pipe that it writes to. The list is filled when the block has ended.
+    """
+    rows: list[dict[str, float]] = []
+    fields = _fields(device) if device != "cpu" else None
+    if fields is None:
+        yield rows
+        return
+    command = [*_query(device, fields.values(), _PLAIN), f"--loop-ms={round(period_s * 1e3)}"]
+    if shutil.which("stdbuf"):  # a program that writes into a pipe may keep a minute of such lines to itself
+        command = ["stdbuf", "--output=L", *command]
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    try:
+        yield rows
+    finally:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired, UnicodeDecodeError):
+            lines = process.communicate(timeout=10)[0].splitlines()
+            rows += [_values(line.split(", ")) for line in lines if line.count(",") == len(_FIELDS) - 1]
 
 
-def reader(cuda: Any) -> Callable[[], dict[str, float]]:
-    """Find out how the current GPU's state can be read here.
+def now(device: str) -> dict[str, float]:
+    """Read a GPU's state.
 
     Parameters
     ----------
-    cuda : module
-        ``torch.cuda``.
+    device : str
+        A CUDA device.
 
     Returns
     -------
-    callable
-        Gives the values by metric; what cannot be read is not there.
+    dict of str to float
+        By metric; what nvidia-smi does not give is not there.
     """
-    properties = cuda.get_device_properties(cuda.current_device())
-
-    def from_smi(names: Sequence[str]) -> dict[str, float]:
-        return _values(ask_smi(properties, names, _PLAIN))
-
-    newer = list(_FIELDS.values())
-    # nvidia-smi knows more; where it is not to be had, what torch can read through pynvml must do.
-    for names in (newer, [_OLDER.get(name, name) for name in newer]):
-        if from_smi(names):
-            return functools.partial(from_smi, names)
-    return functools.partial(_from_nvml, cuda)
+    fields = _fields(device)
+    return _values(ask_smi(device, fields.values(), _PLAIN)) if fields else {}
 
 
-def _from_nvml(cuda: Any) -> dict[str, float]:
-    asked = {
-        "gpu_utilization_percent": cuda.utilization,
-        "sm_clock_mhz": cuda.clock_rate,
-        "power_w": lambda: cuda.power_draw() / 1e3,
-    }
+def _fields(device: str) -> Mapping[str, str] | None:
+    """Find the names by which nvidia-smi knows the metrics; None where it gives no answer."""
+    return next((fields for fields in (_FIELDS, _OLDER) if _values(ask_smi(device, fields.values(), _PLAIN))), None)
+
+
+def ask_smi(device: str, fields: Iterable[str], form: str) -> list[str]:
+    """Ask nvidia-smi about one GPU.
+
+    Parameters
+    ----------
+    device : str
+        A CUDA device.
+    fields : iterable of str
+        As nvidia-smi calls them.
+    form : str
+        ``csv,noheader``, or with ``,nounits``.
+
+    Returns
+    -------
+    list of str
+        One value a field; empty where there is no answer.
+    """
+    command = _query(device, fields, form)
+    with contextlib.suppress(OSError, subprocess.SubprocessError, UnicodeDecodeError, IndexError):
+        said = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+        values = [value.strip() for value in said.splitlines()[0].split(",")]
+        return values if len(values) == len(list(fields)) else []
+    return []
+
+
+def _query(device: str, fields: Iterable[str], form: str) -> list[str]:
+    import torch
+
+    # nvidia-smi counts all GPUs, torch those it may use: the UUID is the same for both.
+    properties = torch.cuda.get_device_properties(torch.device(device))
+    uuid = str(getattr(properties, "uuid", "")).removeprefix("GPU-")
+    which = [f"--id=GPU-{uuid}"] if uuid else []
+    return ["nvidia-smi", *which, f"--query-gpu={','.join(fields)}", f"--format={form}"]
+
+
+def _values(said: Sequence[str]) -> dict[str, float]:
     found = {}
-    for metric, ask in asked.items():
-        with contextlib.suppress(Exception):  # needs pynvml, and a driver that answers this
-            found[metric] = float(ask())
+    for metric, text in zip(_FIELDS, said, strict=False):
+        with contextlib.suppress(ValueError):  # what a GPU does not support stands in brackets
+            found[metric] = float(int(text, 16) if "0x" in text else float(text))
     return found

@@ -75,19 +75,19 @@ def accept(name: str, because: str, where: Path | None = None) -> list[dict[str,
             gpu = recording.path.parent.name
             raise UsageError(f"the recording of {name} on {gpu} is not accepted: {why_not}; {again}")
     here = collect(device="cpu") if stale else {}
-    rows = []
-    for recording in found:
-        record, status = recording.provenance, "current"
-        detail = "it is current already; nothing was accepted"
-        if recording in stale:
-            status, detail = "accepted", because
-            entry = {"key": now["key"], "since": record.get("commit"), "because": scrub(because)}
-            entry |= {fact: here[fact] for fact in ("commit", "dirty", "utc")}
-            earlier = record.get("accepted")
-            _write(recording.path, {**record, "accepted": [*(earlier if isinstance(earlier, list) else ()), entry]})
-        row = {"investigation": investigation, "part": part_name, "gpu": recording.path.parent.name}
-        rows.append(row | {"status": status, "detail": detail})
-    return rows
+    for recording in stale:
+        record, earlier = recording.provenance, recording.provenance.get("accepted")
+        entry = {"key": now["key"], "since": record.get("commit"), "because": scrub(because)}
+        entry |= {fact: here[fact] for fact in ("commit", "dirty", "utc")}
+        record["accepted"] = [*(earlier if isinstance(earlier, list) else ()), entry]
+        with replacing(recording.path / recordings.PROVENANCE) as file:
+            file.write(recordings.as_text(record).encode())
+    current = {"status": "current", "detail": "it is current already; nothing was accepted"}
+    return [
+        {"investigation": investigation, "part": part_name, "gpu": recording.path.parent.name}
+        | ({"status": "accepted", "detail": because} if recording in stale else current)
+        for recording in found
+    ]
 
 
 def _refusal(recording: recordings.Recording, part: Part, now: Mapping[str, Any]) -> str:
@@ -131,11 +131,7 @@ def _past(commit: str, part: Part) -> dict[str, Any]:
 def _start_in(folder: str, module: str, job: Mapping[str, Any], timeout_s: float) -> Any:
     # Without -P the folder one stands in, a checkout for instance, would come first.
     return run(
-        [sys.executable, "-P", "-m", module, json.dumps(job)], timeout_s, env={**os.environ, "PYTHONPATH": folder}
+        [sys.executable, "-P", "-m", "nsightkit.capture.children", module, json.dumps(job)],
+        timeout_s,
+        env={**os.environ, "PYTHONPATH": folder},
     )
-
-
-def _write(place: Path, record: Mapping[str, Any]) -> None:
-    text = json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False)
-    with replacing(place / recordings.PROVENANCE) as file:
-        file.write(f"{text}\n".encode())

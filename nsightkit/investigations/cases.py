@@ -15,12 +15,13 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import nsightkit
 from nsightkit.errors import UsageError
+from nsightkit.trace import ncu
+from nsightkit.trace import snapshot as snapshots
 
 if TYPE_CHECKING:
     from nsightkit.api import Trace
-    from nsightkit.trace.ncu import Report
-    from nsightkit.trace.snapshot import Snapshot
 
 __all__ = ["DEMO", "Case", "case", "demo", "folder", "names"]
 
@@ -50,22 +51,16 @@ class Case:
     @functools.cached_property
     def trace(self) -> Trace:
         """The whole trace, with the questions as methods."""
-        import nsightkit
-
         return nsightkit.load(self.path, cache=False)
 
     @functools.cached_property
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> snapshots.Snapshot:
         """The memory snapshot, for :mod:`nsightkit.analysis.memory.snapshot`."""
-        from nsightkit.trace import snapshot
-
-        return snapshot.read(self.path)
+        return snapshots.read(self.path)
 
     @functools.cached_property
-    def report(self) -> Report:
+    def report(self) -> ncu.Report:
         """The report of Nsight Compute, for :mod:`nsightkit.analysis.roofline.counters`."""
-        from nsightkit.trace import ncu
-
         return ncu.read(self.path)
 
     @property

@@ -1,45 +1,34 @@
 """The process in which parts are measured: how it is started, and what it does.
 
 It is forked from one that has imported torch and has not touched a GPU, which takes a fraction of the time of a fresh
-interpreter. On systems without such a fork, or where a forked process cannot use the GPU, it is a fresh interpreter,
-``python -m nsightkit.investigations.child JOB``; `JOB` is JSON, and so are the results.
+interpreter. On systems without such a fork, or where a forked process cannot use the GPU, it is a fresh interpreter.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import json
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from nsightkit.capture import torch_profiler, utilization
-from nsightkit.capture.children import ask_child, child_environment, fork_child, start_child
+from nsightkit.capture.children import ask_child, child_environment, fork_child, starter
 from nsightkit.capture.provenance import collect, scrub, tools
 from nsightkit.errors import NsightkitError
 from nsightkit.investigations import under_nsight
 from nsightkit.investigations.parts import MEASURES, Part, find, prepared, resolve
-from nsightkit.investigations.recordings import SNAPSHOT, part_key
+from nsightkit.investigations.recordings import FAILURE, SNAPSHOT, part_key
 from nsightkit.trace._process import tail
 
-__all__ = [
-    "FAILURE",
-    "RESULT",
-    "capture_child",
-    "forks_see_the_gpu",
-    "main",
-    "read_result",
-    "run_child",
-    "run_children",
-]
+__all__ = ["FAILURE", "RESULT", "capture_child", "main", "read_result", "run_child", "run_children"]
 
-#: Files that a part leaves in its folder: its samples and provenance, or the reason why it failed.
-RESULT, FAILURE = "result.json", "failure.txt"
+#: The file that a part leaves in its folder: its samples and provenance. Of one that failed there is ``FAILURE``.
+RESULT = "result.json"
 _Result = tuple[dict[str, list[float]], dict[str, Any]]
 
 
@@ -60,7 +49,7 @@ def run_child(part: Part, mode: str, folder: Path, *, kind: str, command: str, t
     command : str
         What the provenance says was run.
     timeout_s : float
-        For both. The second run takes at most five minutes of it; in a smoke run, which must stay quick, one.
+        For both. The second run takes at most 300 s of it; a smoke run, which must stay quick, 90 s.
 
     Returns
     -------
@@ -80,9 +69,7 @@ def run_child(part: Part, mode: str, folder: Path, *, kind: str, command: str, t
     (folder / RESULT).unlink()
     if part.profiled:
         left = max(timeout_s - (time.monotonic() - begin), 1.0)
-        limit_s = min(left, 60.0 if mode == "smoke" else 300.0)
-        found = under_nsight.capture(part, mode, folder, timeout_s=limit_s, environment=child_environment())
-        provenance[part.profiled] = scrub(found)
+        provenance[part.profiled] = capture_child(part, mode, folder, min(left, 90.0 if mode == "smoke" else 300.0))
     return samples, provenance
 
 
@@ -114,24 +101,14 @@ def run_children(
     list of NsightkitError or None
         Why each part was not measured. Notes on the exception hold all that the process wrote.
     """
-    for folder in folders:
-        for left in (RESULT, FAILURE):
-            (folder / left).unlink(missing_ok=True)
-    jobs = [
-        {
-            "investigation": part.investigation,
-            "part": part.name,
-            "folder": str(folder.absolute()),
-            "command": command.format(part=f"{part.investigation}/{part.name}"),
-        }
-        for folder, part in folders.items()
-    ]
-    job = {"parts": jobs, "mode": mode, "kind": kind, "known": tools() if known is None else dict(known)}
+    for left in (folder / name for folder in folders for name in (RESULT, FAILURE)):
+        left.unlink(missing_ok=True)
+    known = tools() if known is None else dict(known)
     try:
-        _ask(job, mode, timeout_s)
+        _ask(folders, mode, timeout_s, kind=kind, command=command, known=known)
     except NsightkitError as error:
         return [None if (f / RESULT).is_file() else _failure(part, mode, f, error) for f, part in folders.items()]
-    return [None] * len(jobs)
+    return [None] * len(folders)
 
 
 def _failure(part: Part, mode: str, folder: Path, error: NsightkitError) -> NsightkitError:
@@ -164,10 +141,8 @@ def capture_child(part: Part, mode: str, folder: Path, timeout_s: float) -> dict
     dict
         What the capture says, or a ``notice`` that it was not done.
     """
-    one = {"investigation": part.investigation, "part": part.name, "folder": str(folder.absolute()), "command": ""}
-    job = {"parts": [one], "mode": mode, "kind": "", "known": {}, "profiled_s": timeout_s * 2 / 3}
     try:
-        return dict(scrub(_ask(job, mode, timeout_s)))
+        return dict(scrub(_ask({folder: part}, mode, timeout_s, profiled_s=timeout_s * 2 / 3)))
     except NsightkitError as error:
         return {"notice": f"{error}"}
 
@@ -188,85 +163,64 @@ def read_result(folder: Path) -> _Result:
     return result["samples"], result["provenance"]
 
 
-_Start = Callable[[str, Mapping[str, Any], float], Any]
-
-
-def _ask(job: Mapping[str, Any], mode: str, timeout_s: float) -> dict[str, Any]:
-    start: _Start = start_child
-    if sys.platform == "linux" and (mode == "smoke" or forks_see_the_gpu()):
-        start = fork_child
-    return ask_child("nsightkit.investigations.child", job, timeout_s, start)
-
-
-@functools.cache
-def forks_see_the_gpu() -> bool:
-    """Whether a forked process can use the GPU.
-
-    It is tried once: no part need be lost to a library that asks for the GPU when it is imported.
-
-    Returns
-    -------
-    bool
-    """
-    with contextlib.suppress(NsightkitError):
-        ask_child("nsightkit.investigations.child", {"parts": [], "mode": "live"}, 300.0, fork_child)
-        return True
-    return False
+def _ask(folders: Mapping[Path, Part], mode: str, timeout_s: float, **how: Any) -> dict[str, Any]:
+    """Let a process do what :func:`main` does."""
+    parts = {str(folder.absolute()): f"{part.investigation}/{part.name}" for folder, part in folders.items()}
+    start = fork_child if mode == "smoke" else starter()
+    return ask_child("nsightkit.investigations.child", {"parts": parts, "mode": mode, **how}, timeout_s, start)
 
 
 def main(
-    parts: Sequence[Mapping[str, str]],
+    parts: Mapping[str, str],
     mode: str,
-    result: str,
     kind: str = "",
+    command: str = "",
     known: Mapping[str, Any] | None = None,
     profiled_s: float = 0.0,
-) -> None:
+) -> dict[str, Any]:
     """Measure parts one after the other, and write each one's samples and provenance into its folder.
 
     Parameters
     ----------
-    parts : sequence of mapping
-        ``investigation``, ``part``, ``folder`` and ``command`` of each. Without any, it is only seen whether a
-        measurement could be made.
+    parts : mapping of str to str
+        By folder, ``investigation/part``.
     mode : {"live", "smoke"}
-    result : str
-        File that is written at the end: what a second capture found.
     kind : str
         What the provenance of a CPU run calls it; a GPU's is always ``measured``.
+    command : str
+        What the provenance says was run; ``{part}`` stands for the part's name.
     known : mapping, optional
         Versions of tools, which are the same for all parts.
     profiled_s : float
         If positive, the part is not measured but run under its profiler, for so long.
+
+    Returns
+    -------
+    dict
+        What a second capture found.
 
     Raises
     ------
     SystemExit
         A part failed; the others were measured.
     """
-    chosen = [(find(one["investigation"], one["part"]), Path(one["folder"]), one["command"]) for one in parts]
-    found: dict[str, Any] = {}
+    chosen = {Path(folder): find(*name.split("/")) for folder, name in parts.items()}
     if profiled_s:
-        ((part, folder, _),) = chosen
-        found = under_nsight.capture(part, mode, folder, timeout_s=profiled_s, environment=child_environment())
-    else:
-        device, failed = prepared(mode), 0
-        for part, folder, command in chosen:
-            try:
-                _measure(part, mode, device, folder, kind, command, known)
-            except Exception:
-                failed += 1
-                (folder / FAILURE).write_text(traceback.format_exc(), encoding="utf-8")
-                traceback.print_exc()
-            if len(chosen) > 1:
-                _let_go(device)
-        if not chosen and device == "cuda":
-            import torch
-
-            torch.cuda.synchronize()
-        if failed:
-            sys.exit(1)
-    Path(result).write_text(json.dumps(found), encoding="utf-8")
+        ((folder, part),) = chosen.items()
+        return under_nsight.capture(part, mode, folder, timeout_s=profiled_s, environment=child_environment())
+    device, failed = prepared(mode), False
+    for folder, part in chosen.items():
+        try:
+            _measure(part, mode, device, folder, kind, command, known)
+        except Exception:
+            failed = True
+            (folder / FAILURE).write_text(traceback.format_exc(), encoding="utf-8")
+            traceback.print_exc()
+        if len(chosen) > 1:
+            _let_go(device)
+    if failed:
+        sys.exit(1)
+    return {}
 
 
 def _let_go(device: str) -> None:
@@ -299,7 +253,7 @@ def _measure(
         parameters=parameters,
         counts=counts,
         clock="CUDA events" if on_gpu else "perf_counter",
-        command=command,
+        command=command.format(part=f"{part.investigation}/{part.name}"),
         duration_s=round(time.perf_counter() - start, 3),
         **({"load": load} if load else {}),
         **({"sdpa_backend": ", ".join(attention)} if attention else {}),
@@ -308,7 +262,3 @@ def _measure(
     draft = folder / f"{RESULT}.new"
     draft.write_text(json.dumps({"samples": samples, "provenance": provenance}), encoding="utf-8")
     draft.replace(folder / RESULT)
-
-
-if __name__ == "__main__":
-    main(**json.loads(sys.argv[1]))

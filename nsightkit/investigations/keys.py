@@ -43,7 +43,17 @@ def key(code: Iterable[str], parameters: Mapping[str, Any], counts: Mapping[str,
     str
         32 hexadecimal digits.
     """
-    facts = {"format": FORMAT, "code": closure(code, root), "parameters": dict(parameters), "counts": dict(counts)}
+    made_by = _digest(tuple(code), root)
+    return _hash({"format": FORMAT, "code": made_by, "parameters": dict(parameters), "counts": dict(counts)})
+
+
+@functools.cache
+def _digest(roots: tuple[str, ...], root: Path) -> str:
+    """Hash all that some functions use: many parts have the same."""
+    return _hash(closure(roots, root))
+
+
+def _hash(facts: Mapping[str, Any]) -> str:
     return blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
@@ -68,9 +78,9 @@ def closure(roots: Iterable[str], root: Path = _ROOT) -> dict[str, str]:
         A root is not defined where it is said to be.
     """
     waiting = [(module, name) for module, _, name in (place.partition(":") for place in roots)]
-    for module, name in waiting:
-        if name not in _load(module, root).definitions:
-            raise LookupError(f"{module} defines no {name}")
+    absent = [f"{module} defines no {name}" for module, name in waiting if name not in _load(module, root).definitions]
+    if absent:
+        raise LookupError(absent[0])
     found: dict[str, str | None] = {}
     while waiting:
         module, name = waiting.pop()

@@ -11,18 +11,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import inspect
 import itertools
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 from unittest import mock
 
 import torch
@@ -61,15 +58,20 @@ _ASKED = (
 )
 _LOADER = ("batch_size", "num_workers", "pin_memory", "prefetch_factor", "persistent_workers")
 _LONGEST = 400  # characters of a reason
+_PROCESSES = "it starts processes of its own, and what they run is not seen"
 
 
-def main(investigation: str, part: str, result: str) -> None:
-    """List what a part runs, or why it cannot be listed, and write that to the file `result`.
+def main(investigation: str, part: str) -> dict[str, Any]:
+    """List what a part runs, or why it cannot be listed.
 
     Parameters
     ----------
     investigation, part : str
-    result : str
+
+    Returns
+    -------
+    dict
+        As :func:`nsightkit.investigations.what_runs.ask` gives it.
     """
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.environ.pop("TRITON_INTERPRET", None)
@@ -81,7 +83,7 @@ def main(investigation: str, part: str, result: str) -> None:
     # Any workload can do what fake tensors cannot, and a recording is made all the same.
     except Exception as error:
         found = {"why_not": " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST]}
-    Path(result).write_text(json.dumps(found | {"torch": torch.__version__.partition("+")[0]}), encoding="utf-8")
+    return found | {"torch": torch.__version__.partition("+")[0]}
 
 
 def listed(part: Part) -> dict[str, Any]:
@@ -116,13 +118,13 @@ def listed(part: Part) -> dict[str, Any]:
         found.settings()
         if part.measured == "swept":
             for width, context in itertools.product(given["d_model"], given["context"]):
-                found.say(f"cell {width} {context}")
+                found.lines.append(f"cell {width} {context}")
                 cell = work.cell(width, context)
                 cell.backward(cell.forward())
         else:
             work.step()
         if part.measured == "observed":
-            found.say("observed")
+            found.lines.append("observed")
             work.observed()
         elif part.measured == "timed":
             work.losses()
@@ -139,17 +141,15 @@ def _word(value: Any) -> str:
     if isinstance(value, Tensor):
         strides = "" if value.is_contiguous() else f" by {list(value.stride())}"
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}{strides}"
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = vars(value)
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{name}={_word(each)}' for name, each in value.items())}}}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_word, value))}]"
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _word(vars(value))
     if value is None or isinstance(value, bool | int | float | str | torch.dtype | torch.device):
         return repr(value)
-    if isinstance(value, _Asked):
-        return value.name
-    return str(getattr(value, "__name__", type(value).__name__))
+    return value.name if isinstance(value, _Asked) else str(getattr(value, "__name__", type(value).__name__))
 
 
 class _Listed:
@@ -160,14 +160,10 @@ class _Listed:
         self.kernels: set[str] = set()
         self.data: set[str] = set()
 
-    def say(self, line: str) -> None:
-        """Add a line."""
-        self.lines.append(line)
-
     def call(self, name: str, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> None:
         """Add a call."""
         words = [*map(_word, args), *(f"{key}={_word(value)}" for key, value in (kwargs or {}).items())]
-        self.say(f"{name}({', '.join(words)})")
+        self.lines.append(f"{name}({', '.join(words)})")
 
     def settings(self) -> None:
         """Add what is set for the whole process, when a workload has been built."""
@@ -179,20 +175,19 @@ class _Listed:
     @contextlib.contextmanager
     def stand_in(self) -> Iterator[None]:
         """Write down what is asked of a GPU and of what makes data, and let nothing be computed."""
-        cuda: dict[str, Any] = {name: _Asked(self.call, name) for name in _ASKED}
-        cuda |= {name: functools.partial(_answer, answer) for name, answer in _GPU.items()}
         patches: tuple[contextlib.AbstractContextManager[Any], ...] = (
-            *(mock.patch.object(torch.cuda, name, stand_in) for name, stand_in in cuda.items()),
+            *(mock.patch.object(torch.cuda, name, _Asked(self.call, name)) for name in _ASKED),
+            *(mock.patch.object(torch.cuda, name, return_value=answer) for name, answer in _GPU.items()),
             mock.patch.object(torch, "autocast", self._autocast()),
             mock.patch.object(torch, "compile", self._compile),
-            mock.patch.object(torch, "manual_seed", self._seed),
+            mock.patch.object(torch, "manual_seed", _Asked(self.call, "manual_seed")),
             mock.patch.object(torch, "Generator", self._generator()),
             mock.patch.object(torch.nn.Module, "to", self._moved()),
             mock.patch.object(torch.UntypedStorage, "data_ptr", lambda storage: storage._cdata),
             mock.patch.object(torch.utils.data.DataLoader, "__iter__", self._loader()),
             mock.patch.object(time, "sleep", lambda seconds: self.call("sleep", [seconds])),
             mock.patch.object(time, "perf_counter_ns", self._clock),
-            mock.patch.object(subprocess, "Popen", _no_processes),
+            mock.patch.object(subprocess, "Popen", side_effect=NotImplementedError(_PROCESSES)),
             self._triton(),
             FakeTensorMode(allow_non_fake_inputs=True),
             _Functions(self),
@@ -219,11 +214,8 @@ class _Listed:
         self.call("compile", (), options)
         return function
 
-    def _seed(self, seed: int) -> None:
-        self.call("manual_seed", [seed])
-
     def _clock(self) -> int:
-        self.say("perf_counter_ns()")  # what lies between two of them is measured
+        self.call("perf_counter_ns")  # what lies between two of them is measured
         return 0
 
     def _generator(self) -> type:
@@ -331,7 +323,7 @@ class _Functions(TorchFunctionMode):
             return func(*args, **kwargs)
         args, here = tree_map(_on_cpu, (args, kwargs))
         if here.get("device") != kwargs.get("device"):
-            self._found.say(f"{func.__name__} on {kwargs['device']}")
+            self._found.lines.append(f"{func.__name__} on {kwargs['device']}")
         return func(*args, **here)
 
 
@@ -355,10 +347,6 @@ class _Operators(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-def _answer(answer: Any, *_: Any, **__: Any) -> Any:
-    return answer
-
-
 def _on_cpu(value: Any) -> Any:
     on_gpu = isinstance(value, torch.device) and value.type == "cuda"
     return torch.device("cpu") if on_gpu or (isinstance(value, str) and value.startswith("cuda")) else value
@@ -368,11 +356,3 @@ def _attention_by() -> list[str]:
     """Name the backends of fused attention that are allowed now."""
     kinds = ("flash", "mem_efficient", "cudnn", "math")
     return [kind for kind in kinds if getattr(torch.backends.cuda, f"{kind}_sdp_enabled")()]
-
-
-def _no_processes(*_: Any, **__: Any) -> NoReturn:
-    raise NotImplementedError("it starts processes of its own, and what they run is not seen")
-
-
-if __name__ == "__main__":
-    main(**json.loads(sys.argv[1]))

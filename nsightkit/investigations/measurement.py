@@ -90,25 +90,19 @@ class Measurement:
         return self._file(recordings.SNAPSHOT)
 
     @property
-    def ncu_path(self) -> Path | None:
-        """What Nsight Compute counted in another run of the part; None where there is nothing."""
-        return self._file(recordings.NCU)
-
-    @property
     def nsys_notice(self) -> str | None:
         """Why Nsight Systems captured nothing, where the part asks for it."""
-        return self._notice("nsys", self._file(recordings.NSYS))
+        return self._notice("nsys", recordings.NSYS)
 
     @property
     def ncu_notice(self) -> str | None:
         """Why there are no counters, or not of the whole part, where the part asks for them."""
-        return self._notice("ncu", self.ncu_path)
+        return self._notice("ncu", recordings.NCU)
 
-    def _notice(self, tool: str, found: Path | None) -> str | None:
-        if find(self.investigation, self.part).profiled != tool:
-            return None
+    def _notice(self, tool: str, file: str) -> str | None:
+        asked = find(self.investigation, self.part).profiled == tool
         said = (self.provenance.get(tool) or {}).get("notice")
-        return said or (None if found else "it was recorded without")
+        return (said or (None if self._file(file) else "it was recorded without")) if asked else None
 
     @property
     def age_days(self) -> int | None:
@@ -148,7 +142,8 @@ class Measurement:
     @functools.cached_property
     def ncu_report(self) -> ncu.Report | None:
         """The counters of the kernels of a few steady steps, from another run; None where nothing was counted."""
-        return ncu.read(self.ncu_path) if self.ncu_path else None
+        place = self._file(recordings.NCU)
+        return ncu.read(place) if place else None
 
     @functools.cached_property
     def snapshot(self) -> snapshots.Snapshot | None:
@@ -188,22 +183,18 @@ class Measurement:
     @functools.cached_property
     def accepted(self) -> str | None:
         """Why a recording counts whose code has changed since it was made; None where it has not changed."""
-        if self.mode != "replay":
-            return None
-        found = recordings.acceptance(self.provenance, recordings.part_key(find(self.investigation, self.part)))
-        if found is None:
-            return None
-        return f"the code has changed since {str(found.get('since') or 'it was recorded')[:12]}; {found['because']}"
+        found = None
+        if self.mode == "replay":
+            found = recordings.acceptance(self.provenance, recordings.part_key(find(self.investigation, self.part)))
+        since = str((found or {}).get("since") or "it was recorded")[:12]
+        return f"the code has changed since {since}; {found['because']}" if found else None
 
     def _rows(self) -> list[tuple[str, str]]:
-        accepted = [] if self.accepted is None else [("Accepted", self.accepted)]
-        return [*provenances.rows(self.provenance), *accepted]
+        return [*provenances.rows(self.provenance), *([("Accepted", self.accepted)] if self.accepted else [])]
 
     def __repr__(self) -> str:
-        lines = [f"{self.investigation}, {self.part}: {self.label}"]
-        if self.notice:
-            lines.append(self.notice)
-        return "\n".join(lines + [f"  {name}: {value}" for name, value in self._rows()])
+        lines = [f"{self.investigation}, {self.part}: {self.label}", *([self.notice] if self.notice else [])]
+        return "\n".join([*lines, *(f"  {name}: {value}" for name, value in self._rows())])
 
     def _repr_html_(self) -> str:
         escape = functools.partial(html.escape, quote=True)
@@ -215,10 +206,9 @@ class Measurement:
         facts = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in self._rows())
         title = f"{escape(self.investigation)}, {escape(self.part)}"
         # The banner, where there is one, has said how; then say on what.
-        dated = [] if age is None else [f"{age} days before this page was built"]
-        said = "; ".join([*([] if banner else [self.label]), *dated, provenances.in_short(self.provenance)])
-        if self.accepted is not None:
-            said += f". Accepted: {self.accepted}"
+        dated = "" if age is None else f"{age} days before this page was built"
+        said = "; ".join(filter(None, ["" if banner else self.label, dated, provenances.in_short(self.provenance)]))
+        said += f". Accepted: {self.accepted}" if self.accepted else ""
         return (
             f'<aside class="nsightkit-provenance" data-mode="{escape(self.mode)}" aria-label="Provenance: {title}">'
             f"{banner}<p><strong>{title}:</strong> {escape(said)}</p>{self._other_gpus()}"

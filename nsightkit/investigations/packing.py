@@ -26,9 +26,8 @@ from nsightkit.trace.files import replacing
 
 __all__ = ["LOGS", "pack", "unpack"]
 
-#: The file that holds no recordings, and what is in it: the folder of what has failed, and the machine's preflight.
+#: The file that holds no recordings: the folders of parts that failed, and the machine's preflight.
 LOGS = "logs.zip"
-_LOGGED = (".failed", SAVED)
 #: A part's folder, and a file in it. No part of a name begins with a dot.
 _MEMBER = re.compile(
     r"([a-z0-9][\w-]*/[a-z0-9][a-z0-9-]*/[a-z0-9][\w-]*)/(?:(?:trace|nsys)/)?[a-z_]+\.(?:json(?:\.gz)?|parquet|csv|pickle)",
@@ -37,8 +36,7 @@ _MEMBER = re.compile(
 #: What a log may have; profiles and snapshots of a part that failed are larger.
 _LARGEST_LOG = 1_000_000
 
-#: What is in files, by name; and that of several parts, by part.
-_Files = Mapping[str, bytes]
+#: By part, what is in its files, by name.
 _Parts = dict[str, dict[str, bytes]]
 
 
@@ -47,7 +45,7 @@ def pack(
     folder: Path,
     part_mb: float = 15.0,
     most: int = 8,
-    echo: Callable[[str], None] | None = None,
+    echo: Callable[[str], object] = lambda _: None,
 ) -> list[Path]:
     """Pack all recordings that are there into files of limited size, and say what does not fit.
 
@@ -66,7 +64,7 @@ def pack(
         The most that a file may have, in 10**6 bytes.
     most : int
         The most files in `folder`, one of which may be in the making.
-    echo : callable, optional
+    echo : callable
         Takes a line about each part that is left out.
 
     Returns
@@ -81,59 +79,59 @@ def pack(
     NsightkitError
         A recording cannot be read, or a file cannot be written.
     """
-    say = echo or (lambda _: None)
     limit = round(part_mb * 1e6)
     if limit < 1 or most < 2:
         raise UsageError(f"{most} files of {part_mb:g} MB can hold nothing; allow at least 2 files of 1 MB")
     try:
-        return _pack(where, folder, limit, most - 1, say)
+        folder.mkdir(parents=True, exist_ok=True)
+        return _pack(where, folder, limit, most - 1, echo)
     except OSError as error:
         place = error.filename or folder
         raise NsightkitError(f"{place}: the recordings cannot be packed ({error.strerror or error})") from error
 
 
-def _pack(where: Path, folder: Path, limit: int, most: int, say: Callable[[str], None]) -> list[Path]:
-    folder.mkdir(parents=True, exist_ok=True)
+def _pack(where: Path, folder: Path, limit: int, most: int, say: Callable[[str], object]) -> list[Path]:
     for draft in (*folder.glob(".recordings-*.zip.*"), *folder.glob(f".{LOGS}.*")):  # of a run that was killed
         draft.unlink()
-    places, files = [], []
+    files: dict[Path, _Parts] = {}
     for place in (folder / f"recordings-{number}.zip" for number in range(1, most + 1)):
         try:
-            files.append(_read(place) if place.exists() else {})
-            places.append(place)
+            files[place] = _read(place) if place.exists() else {}
         except UsageError as error:  # somebody's file of the same name
             say(f"{error}; it is left as it is")
-    waiting = _recorded(where, say)
+    home = {part: place for place, parts in files.items() for part in parts}
     moved = set()
-    for file in files:
-        for part in [part for part in file if part in waiting]:
-            if _size({**file, part: waiting[part]}) <= limit:
-                file[part] = waiting.pop(part)
-            else:
-                del file[part]
-                moved.add(part)
-    for part, contents in waiting.items():
-        used = max((number for number, file in enumerate(files, 1) if file), default=0)
-        fits = (file for file in (*reversed(files[:used]), *files[used:]) if _size({**file, part: contents}) <= limit)
-        room = next(fits, None)
+    recorded = _recorded(where, say)
+    for part in [*(part for part in home if part in recorded), *(part for part in recorded if part not in home)]:
+        contents = {part: recorded[part]}
+        # Where it was, else the last file that is in use and has room, else a new one.
+        used = [place for place, parts in files.items() if parts]
+        places = [home[part]] if part in home else []
+        places += [*reversed(used), *(place for place in files if place not in used)]
+        room = next((place for place in places if _size(files[place] | contents) <= limit), None)
+        if part in home and room != home[part]:
+            del files[home[part]][part]
+            moved.add(room)
+        size = _size(contents)
         if room is not None:
-            room[part] = contents
-            continue
-        size = _size({part: contents})
-        why = f"it takes {size / 1e6:.1f} MB of {limit / 1e6:g} MB a file; allow larger ones with --part-mb"
-        say(f"{part} is not packed: {why if size > limit else f'all {most} files are full'}")
-    logs = {} if all(files) else _logs(where, limit)
-    if all(files):
-        (folder / LOGS).unlink(missing_ok=True)  # a recording is worth more
+            files[room] |= contents
+        elif size > limit:
+            allowed = f"{limit / 1e6:g} MB a file; allow larger ones with --part-mb"
+            say(f"{part} is not packed: it takes {size / 1e6:.1f} MB of {allowed}")
+        else:
+            say(f"{part} is not packed: all {most} files are full")
+    full = all(files.values())
+    if full:  # a recording is worth more than logs
+        (folder / LOGS).unlink(missing_ok=True)
     # What has moved is written where it goes before it leaves the place where it was.
-    for place, file in sorted(zip(places, files, strict=True), key=lambda pair: moved.isdisjoint(pair[1])):
-        _write({name: data for part in file.values() for name, data in part.items()}, place)
-    if logs:
-        _write(logs, folder / LOGS)
-    return [place for place in (*places, folder / LOGS) if place.exists()]
+    for place in sorted(files, key=lambda place: place not in moved):
+        _write({name: data for contents in files[place].values() for name, data in contents.items()}, place)
+    if not full:
+        _write(_logs(where, limit), folder / LOGS)
+    return [place for place in (*files, folder / LOGS) if place.exists()]
 
 
-def _recorded(where: Path, say: Callable[[str], None]) -> _Parts:
+def _recorded(where: Path, say: Callable[[str], object]) -> _Parts:
     """Read what is recorded; a folder that begins with a dot is not finished, or has failed."""
     found: _Parts = {}
     for record in sorted(where.glob("[!.]*/[!.]*/[!.]*/provenance.json")):
@@ -149,35 +147,35 @@ def _recorded(where: Path, say: Callable[[str], None]) -> _Parts:
 def _logs(where: Path, limit: int) -> dict[str, bytes]:
     """Read logs and the preflight's results, the smallest first, as long as they fit."""
     found: dict[str, bytes] = {}
-    with contextlib.suppress(FileNotFoundError):  # what fails meanwhile is moved
-        named = [path for name in _LOGGED for path in (where / name, *(where / name).rglob("*")) if path.is_file()]
-        for size, path in sorted((path.stat().st_size, path) for path in named):
+    with contextlib.suppress(FileNotFoundError):  # one that failed may be tried again meanwhile
+        failed = where.glob(f"{recordings.RAW}/*/*/{recordings.FAILURE}")
+        named = [*(path for log in failed for path in log.parent.rglob("*")), where / SAVED]
+        for size, path in sorted((path.stat().st_size, path) for path in named if path.is_file()):
             name = path.relative_to(where).as_posix()
             if size <= _LARGEST_LOG and _size({"": {**found, name: b" " * size}}) <= limit:
                 found[name] = path.read_bytes()
     return found
 
 
-def _size(parts: Mapping[str, _Files]) -> int:
+def _size(parts: Mapping[str, Mapping[str, bytes]]) -> int:
     """Give the bytes of an archive: two headers for each file, each with its name, and the end of the directory."""
     sizes = [76 + 2 * len(name.encode()) + len(data) for files in parts.values() for name, data in files.items()]
     return sum(sizes) + 22
 
 
-def _write(files: _Files, place: Path) -> None:
-    """Write an archive, the same bytes for the same files, unless it is there."""
-    if not files:
-        return place.unlink(missing_ok=True)
+def _write(files: Mapping[str, bytes], place: Path) -> None:
+    """Write an archive, the same bytes for the same files, unless it is there; one of nothing is removed."""
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
         for name, data in files.items():
             archive.writestr(zipfile.ZipInfo(name), data)  # with the date that zip begins with
-    if not place.exists() or place.read_bytes() != stream.getvalue():
+    if not files:
+        place.unlink(missing_ok=True)
+    elif not place.exists() or place.read_bytes() != stream.getvalue():
         with replacing(place) as draft:
             draft.write(stream.getvalue())
             draft.flush()
             os.fsync(draft.fileno())
-    return None
 
 
 def _read(place: Path) -> _Parts:
@@ -249,33 +247,39 @@ def unpack(files: Sequence[Path], where: Path | None = None, *, dry_run: bool = 
     return rows + [row | {"detail": hint.format(file)} for file in files if file.name == LOGS]
 
 
-def _place(path: str, contents: _Files, root: Path, *, dry_run: bool) -> dict[str, Any]:
+def _place(path: str, contents: Mapping[str, bytes], root: Path, *, dry_run: bool) -> dict[str, Any]:
     investigation, gpu, name = path.split("/")
-    row: dict[str, Any] = {"investigation": investigation, "part": name, "gpu": gpu}
-    try:
-        part = find(investigation, name)
-    except UsageError:
-        return row | {"status": "refused", "detail": "there is no such part"}
     with tempfile.TemporaryDirectory(prefix=".unpacked.", dir=root) as scratch:
         for member, data in contents.items():
             file = Path(scratch, "new", member)
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(data)
-        (new,) = recordings.find(part, Path(scratch, "new"))
-        try_out = dry_run and new.provenance.get("kind") == "dry-run"
-        if new.state == "refused" and not try_out:
-            return row | {"status": "refused", "detail": new.reason}
-        if not try_out and slug(str(new.provenance["gpu"].get("name"))) != gpu:
-            return row | {"status": "refused", "detail": "its folder is named after another GPU"}
-        place = root / path
-        there = next((one for one in recordings.find(part, root) if one.path == place), None)
-        if there is not None and _rank(there) >= _rank(new):
-            return row | {"status": "kept", "detail": "the one that is there is as good"}
-        place.parent.mkdir(parents=True, exist_ok=True)
-        if place.exists():
-            place.replace(Path(scratch, "old"))
-        new.path.replace(place)
-        return row | {"status": "placed", "detail": new.reason or str(place)}
+        status, detail = _put(path, Path(scratch), root, dry_run=dry_run)
+    return {"investigation": investigation, "part": name, "gpu": gpu, "status": status, "detail": detail}
+
+
+def _put(path: str, scratch: Path, root: Path, *, dry_run: bool) -> tuple[str, str]:
+    """Move one recording from ``new`` in the folder `scratch` to its place, if it belongs there."""
+    investigation, gpu, name = path.split("/")
+    try:
+        part = find(investigation, name)
+    except UsageError:
+        return "refused", "there is no such part"
+    (new,) = recordings.find(part, scratch / "new")
+    if not (dry_run and new.provenance.get("kind") == "dry-run"):
+        if new.state == "refused":
+            return "refused", new.reason
+        if slug(str(new.provenance["gpu"].get("name"))) != gpu:
+            return "refused", "its folder is named after another GPU"
+    place = root / path
+    there = [one for one in recordings.find(part, root) if one.path == place]
+    if any(_rank(one) >= _rank(new) for one in there):
+        return "kept", "the one that is there is as good"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if place.exists():
+        place.replace(scratch / "old")
+    new.path.replace(place)
+    return "placed", new.reason or str(place)
 
 
 def _rank(recording: recordings.Recording) -> tuple[int, str]:

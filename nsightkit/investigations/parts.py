@@ -161,11 +161,10 @@ def prepared(mode: str) -> str:
 _TRAINING, _LM_START = "workloads.training:start", "workloads.lm:start"
 #: By part: what the workload is given on a GPU, and small on a CPU.
 _Runs = Mapping[str, tuple[dict[str, Any], dict[str, Any]]]
-_NONE: Mapping[str, float] = {}
 
 
 def _parts(
-    name: str, workload: str, runs: _Runs, seconds: float, slow: Mapping[str, float] = _NONE, **how: Any
+    name: str, workload: str, runs: _Runs, seconds: float, slow: Mapping[str, float] = MappingProxyType({}), **how: Any
 ) -> dict[str, Part]:
     """Build an investigation's parts, all measured in the same way; some of them take longer than the others."""
     place = f"nsightkit.{workload}"
@@ -189,44 +188,17 @@ def _pair(
 
 _LM = {"vocabulary": 32_000, "heads": 16, "precision": "bf16", "workers": 8}
 
-# Sizes on a GPU, with what decides them:
-# - an ordinary run: 16k tokens a step on 0.27 G parameters, long enough for its matmuls to count;
-_ORDINARY = {**_LM, "hidden": 1024, "layers": 12, "context": 1024, "batch": 16}
+# Sizes on a GPU that several investigations share, with what decides them:
 # - starved: one process decodes a batch of 16 x 1 MB more slowly than a data-centre GPU learns from it,
 #   a dozen processes faster;
 _STARVED = {
     **_LM, "hidden": 1024, "layers": 8, "context": 512, "batch": 16, "workers": 12,
     "decode_bytes": 1_000_000, "read_ms": 1.0,
 }  # fmt: skip
-# - sync: a layer takes the GPU longer than it takes the CPU to launch it, so the CPU could run ahead;
-_SYNC = {**_LM, "hidden": 2048, "layers": 12, "context": 1024, "batch": 4}
-# - tiny: 1k tokens on narrow layers, where each kernel is over before the next is launched.
-_TINY = {**_LM, "hidden": 512, "heads": 8, "layers": 12, "context": 256, "batch": 4, "precision": "fp32"}
-
 # On a CPU: the same structure at a size where a step takes milliseconds. The machine has few cores, so its starved
 # pipeline mostly waits, which processes can do side by side, and the other parts leave the cores to the step.
 _SMOKE = {"workers": 0}
 _SMOKE_STARVED = {"decode_bytes": 20_000, "read_ms": 5.0, "workers": 4}
-
-
-# - training-step: a language model whose attention writes its scores out, with ranges for the parts of attention.
-_STEP = {
-    "vocabulary": 32_000, "d_model": 1024, "layers": 12, "d_ff": 4096, "heads": 16, "context": 1024, "batch": 8,
-    "mode": "train", "annotate_mha": True,
-}  # fmt: skip
-_STEP_SMOKE = _STEP | {
-    "vocabulary": 512,
-    "d_model": 128,
-    "layers": 2,
-    "d_ff": 384,
-    "heads": 4,
-    "context": 256,
-    "batch": 2,
-}
-
-
-# - autocast: the types are those of any size; the bytes should be those of layers that count, not of the vocabulary.
-_CAST = {"vocabulary": 8_192, "hidden": 1024, "layers": 4, "heads": 16, "context": 512, "batch": 8}
 
 
 # - what looks at values or types needs a few steps only.
@@ -238,25 +210,6 @@ _MEDIUM = {"batch": 16, "context": 512, "d_model": 1024, "layers": 24, "d_ff": 4
 _BENCH = {**_MEDIUM, "mode": "train", "precision": "bf16"}
 _SMALL = {"batch": 4, "context": 64, "d_model": 128, "layers": 2, "d_ff": 384, "heads": 4, "vocabulary": 512}
 _BENCH_SMOKE = {**_SMALL, "mode": "train", "precision": "bf16"}
-_CELLS: Mapping[str, Mapping[str, Any]] = {
-    "after": {},
-    "forward": {"mode": "fwd"},
-    "no-optimizer": {"mode": "fwd_bwd"},
-    "context": {"context": 2, "batch": 1 / 2},
-    "size": {"d_model": 5 / 4, "d_ff": 5 / 4, "heads": 5 / 4, "layers": 3 / 2},
-    "precision": {"precision": "fp32"},
-}
-# - precision: the same model in each; the last repeats "after" with other weights and tokens of the same sizes, to see
-#   how far apart equals are.
-_PRECISIONS: Mapping[str, Mapping[str, Any]] = {
-    "before": {"precision": "fp32"},
-    "tf32": {"precision": "tf32"},
-    "after": {"precision": "bf16"},
-    "fp16": {"precision": "fp16"},
-    "again": {"precision": "bf16", "seed": 1},
-}
-
-
 _CELL: Mapping[str, Any] = {"warmup": 10, "repetitions": 30, "active": 2, "measured": "observed"}
 
 
@@ -269,18 +222,16 @@ def _multiplied(gpu: dict[str, Any], smoke: dict[str, Any], changes: Mapping[str
     return {part: (changed(gpu, change), changed(smoke, change)) for part, change in changes.items()}
 
 
-# - matrix: ten models as they are, and small in every direction but depth and heads, which are their shape. Every batch
-#   is copied from the host, for there to be copies to look at.
-_MATRIX = {"mode": "train", "precision": "bf16", "attention": "sdpa", "feed": "host"}
-_SMALLER = 16
+def _sizes(model: Configuration, divisor: int = 1) -> dict[str, Any]:
+    """Give a configuration's sizes, each divided and rounded up, the width to a multiple of the heads.
 
-
-def _sizes(model: Configuration, divisor: int = 1) -> dict[str, int]:
-    """Give a configuration's sizes, each divided and rounded up, the width to a multiple of the heads."""
+    Every batch is copied from the host, for there to be copies to look at.
+    """
     names = ("batch", "context", "d_model", "d_ff", "vocabulary")
     sizes = {name: -(-getattr(model, name) // divisor) for name in names}
     width = -(-sizes["d_model"] // model.heads) * model.heads
-    return sizes | {"d_model": width, "heads": model.heads, "layers": model.layers}
+    how = {"mode": "train", "precision": "bf16", "attention": "sdpa", "feed": "host"}
+    return sizes | {"d_model": width, "heads": model.heads, "layers": model.layers} | how
 
 
 # - attention-sweep: a batch of 8 and one head, as in a much used course. Contexts double until nothing fits: at 32768
@@ -333,26 +284,12 @@ _CONTEXTS_IN: Mapping[str, Mapping[str, str]] = {
     "fp32": {"mode": "train", "precision": "fp32", "attention": "sdpa"},
     "forward": {"mode": "fwd", "precision": "bf16", "attention": "sdpa"},
 }
-_ITEMS_IN: Mapping[str, Mapping[str, str]] = {
-    "before": _CONTEXTS_IN["fp32"],
-    "after": _CONTEXTS_IN["after"],
-    "naive": _CONTEXTS_IN["before"],
-    "forward": _CONTEXTS_IN["forward"],
-}
 
 # - memory-snapshot: few layers, for a file of a megabyte; a vocabulary that makes what is kept by mistake as large as
 #   everything that has to be kept. The limit leaves room for a step or two of it on a GPU of 24 GB.
 _KEPT_HOW = {"mode": "train", "precision": "bf16"}
 _KEPT = _MEDIUM | {"batch": 8, "context": 1024, "layers": 4, "vocabulary": 32_000} | _KEPT_HOW
 _KEPT_SMOKE = _SMALL | {"vocabulary": 2048} | _KEPT_HOW
-_KEPT_RUNS: _Runs = {
-    **_switched(_KEPT, _KEPT_SMOKE, {"before": {"keep_graph": True}, "after": {"keep_graph": False}}),
-    "full": (
-        _KEPT | {"keep_graph": True, "limit_bytes": 16 * 10**9},
-        _KEPT_SMOKE | {"keep_graph": True, "limit_bytes": 48 * 10**6},
-    ),
-}
-
 # - ceilings: a product large enough to fill any card, and tensors larger than any cache; warm for a second before it
 #   counts, since clocks fall with the power that is drawn.
 _CUBE = {"kind": "gemm", "m": 8192, "n": 8192, "k": 8192}
@@ -419,22 +356,20 @@ _GATED = _MEDIUM | {"mode": "train", "precision": "bf16"}
 _GATED_SMOKE = _SMALL | {"context": 16, "d_model": 64, "d_ff": 192, "layers": 12, "mode": "train", "precision": "fp32"}
 
 
-_GATE_PARTS = dict.fromkeys(("before", "before-2", "before-3", "before-4", "again"), 0) | {"after": 1}
-
-# - one-change: a starved run and its repair, each in two processes and in turns; enough steps in a profile for an
-#   interval of its own.
-# - late-rank: data-parallel training in two processes, whose gradients are of a size that takes a while to add up. What
-#   is kept are the steps that each rank profiles of itself; the times of steps are those of the first rank.
-_CREW = {"ranks": 2, "hidden": 2048, "layers": 8, "batch": 512, "bucket_mb": 64.0, "late_ms": 20.0, "profiled": 20}
-
-
 #: {investigation: {part: Part}}
 #:
 #: :meta hide-value:
 INVESTIGATIONS: Mapping[str, Mapping[str, Part]] = MappingProxyType(
     {
         "gpu-util": {
-            **_parts("gpu-util", _TRAINING, {"training": (_ORDINARY, _SMOKE)}, 12, utilization=True),
+            # An ordinary run: 16k tokens a step on 0.27 G parameters, long enough for its matmuls to count.
+            **_parts(
+                "gpu-util",
+                _TRAINING,
+                {"training": (_LM | {"hidden": 1024, "layers": 12, "context": 1024, "batch": 16}, _SMOKE)},
+                12,
+                utilization=True,
+            ),
             **_parts(
                 "gpu-util",
                 "workloads.one_thread:start",
@@ -444,14 +379,47 @@ INVESTIGATIONS: Mapping[str, Mapping[str, Part]] = MappingProxyType(
             ),
         },
         "starved-input": _pair("starved-input", "starved", _STARVED, _SMOKE_STARVED, 9),
-        "hidden-sync": _pair("hidden-sync", "sync", _SYNC, _SMOKE, 7),
-        "tiny-kernels": _pair("tiny-kernels", "tiny", _TINY, _SMOKE, 6),
+        # A layer takes the GPU longer than it takes the CPU to launch it, so the CPU could run ahead.
+        "hidden-sync": _pair(
+            "hidden-sync", "sync", _LM | {"hidden": 2048, "layers": 12, "context": 1024, "batch": 4}, _SMOKE, 7
+        ),
+        # 1k tokens on narrow layers, where each kernel is over before the next is launched.
+        "tiny-kernels": _pair(
+            "tiny-kernels",
+            "tiny",
+            _LM | {"hidden": 512, "heads": 8, "layers": 12, "context": 256, "batch": 4, "precision": "fp32"},
+            _SMOKE,
+            6,
+        ),
+        # A language model whose attention writes its scores out, with ranges for the parts of attention.
         "training-step": _parts(
             "training-step",
             _LM_START,
             _switched(
-                _STEP | {"precision": "bf16"},
-                _STEP_SMOKE | {"precision": "fp32"},
+                {
+                    "vocabulary": 32_000,
+                    "d_model": 1024,
+                    "layers": 12,
+                    "d_ff": 4096,
+                    "heads": 16,
+                    "context": 1024,
+                    "batch": 8,
+                    "mode": "train",
+                    "annotate_mha": True,
+                    "precision": "bf16",
+                },
+                {
+                    "vocabulary": 512,
+                    "d_model": 128,
+                    "layers": 2,
+                    "d_ff": 384,
+                    "heads": 4,
+                    "context": 256,
+                    "batch": 2,
+                    "mode": "train",
+                    "annotate_mha": True,
+                    "precision": "fp32",
+                },
                 {"before": {"attention": "naive"}, "after": {"attention": "sdpa"}},
             ),
             9,
@@ -464,29 +432,64 @@ INVESTIGATIONS: Mapping[str, Mapping[str, Part]] = MappingProxyType(
             5,
             **_A_FEW,
         ),
+        # The types are those of any size; the bytes should be those of layers that count, not of the vocabulary.
         "autocast": _parts(
             "autocast",
             "workloads.autocast:start",
-            _switched(_CAST, {}, {"before": {"norm": "written"}, "after": {"norm": "fused"}}),
+            _switched(
+                {"vocabulary": 8_192, "hidden": 1024, "layers": 4, "heads": 16, "context": 512, "batch": 8},
+                {},
+                {"before": {"norm": "written"}, "after": {"norm": "fused"}},
+            ),
             5,
             **_A_FEW,
         ),
         "bench": {
             # Before and after differ in the warm-up alone.
             **_parts("bench", _LM_START, {"before": (_BENCH, _BENCH_SMOKE)}, 9, **{**_CELL, "warmup": 0}),
-            **_parts("bench", _LM_START, _multiplied(_BENCH, _BENCH_SMOKE, _CELLS), 9, **_CELL),
+            **_parts(
+                "bench",
+                _LM_START,
+                _multiplied(
+                    _BENCH,
+                    _BENCH_SMOKE,
+                    {
+                        "after": {},
+                        "forward": {"mode": "fwd"},
+                        "no-optimizer": {"mode": "fwd_bwd"},
+                        "context": {"context": 2, "batch": 1 / 2},
+                        "size": {"d_model": 5 / 4, "d_ff": 5 / 4, "heads": 5 / 4, "layers": 3 / 2},
+                        "precision": {"precision": "fp32"},
+                    },
+                ),
+                9,
+                **_CELL,
+            ),
         },
+        # The same model in each; the last repeats "after" with other weights and tokens of the same sizes, to see how
+        # far apart equals are.
         "precision": _parts(
             "precision",
             _LM_START,
-            _switched(_BENCH, _BENCH_SMOKE | {"d_model": 64}, _PRECISIONS),
+            _switched(
+                _BENCH,
+                _BENCH_SMOKE | {"d_model": 64},
+                {
+                    "before": {"precision": "fp32"},
+                    "tf32": {"precision": "tf32"},
+                    "after": {"precision": "bf16"},
+                    "fp16": {"precision": "fp16"},
+                    "again": {"precision": "bf16", "seed": 1},
+                },
+            ),
             9,
             **{**_CELL, "repetitions": 50},  # to judge small differences by
         ),
+        # Ten models as they are, and small in every direction but depth and heads, which are their shape.
         "matrix": _parts(
             "matrix",
             _LM_START,
-            {m.name: (_sizes(m) | _MATRIX, _sizes(m, _SMALLER) | _MATRIX) for m in (*MATRIX, *VARIANTS)},
+            {model.name: (_sizes(model), _sizes(model, 16)) for model in (*MATRIX, *VARIANTS)},
             6,
             **_CELL,
         ),
@@ -542,11 +545,33 @@ INVESTIGATIONS: Mapping[str, Mapping[str, Part]] = MappingProxyType(
             25,
             **_A_FEW,
         ),
-        "ledger": _parts("ledger", "workloads.memory_steps:start", _switched(_LEDGER, _SMALL, _ITEMS_IN), 20, **_A_FEW),
+        "ledger": _parts(
+            "ledger",
+            "workloads.memory_steps:start",
+            _switched(
+                _LEDGER,
+                _SMALL,
+                {
+                    "before": _CONTEXTS_IN["fp32"],
+                    "after": _CONTEXTS_IN["after"],
+                    "naive": _CONTEXTS_IN["before"],
+                    "forward": _CONTEXTS_IN["forward"],
+                },
+            ),
+            20,
+            **_A_FEW,
+        ),
         "memory-snapshot": _parts(
             "memory-snapshot",
             "workloads.leak:start",
-            _KEPT_RUNS,
+            {
+                "before": (_KEPT | {"keep_graph": True}, _KEPT_SMOKE | {"keep_graph": True}),
+                "after": (_KEPT | {"keep_graph": False}, _KEPT_SMOKE | {"keep_graph": False}),
+                "full": (
+                    _KEPT | {"keep_graph": True, "limit_bytes": 16 * 10**9},
+                    _KEPT_SMOKE | {"keep_graph": True, "limit_bytes": 48 * 10**6},
+                ),
+            },
             16,
             warmup=0,
             repetitions=0,
@@ -567,22 +592,40 @@ INVESTIGATIONS: Mapping[str, Mapping[str, Part]] = MappingProxyType(
             _LM_START,
             {
                 part: (_GATED | {"layers": 24 + 2 * more}, _GATED_SMOKE | {"layers": 12 + more})
-                for part, more in _GATE_PARTS.items()
+                for part, more in {
+                    **dict.fromkeys(("before", "before-2", "before-3", "before-4", "again"), 0),
+                    "after": 1,
+                }.items()
             },
             9,
             active=2,
         ),
+        # Data-parallel training in two processes, whose gradients are of a size that takes a while to add up. What is
+        # kept are the steps that each rank profiles of itself; the times of steps are those of the first rank.
         "late-rank": _parts(
             "late-rank",
             "workloads.late_rank:start",
-            _switched(_CREW, {}, {"before": {"late": True}, "after": {"late": False}}),
+            _switched(
+                {
+                    "ranks": 2,
+                    "hidden": 2048,
+                    "layers": 8,
+                    "batch": 512,
+                    "bucket_mb": 64.0,
+                    "late_ms": 20.0,
+                    "profiled": 20,
+                },
+                {},
+                {"before": {"late": True}, "after": {"late": False}},
+            ),
             10,
             warmup=3,
             repetitions=20,
             active=2,
             measured="observed",
         ),
-        # In the order in which they are measured: a change, and its repetition.
+        # A starved run and its repair, each in two processes and in turns, in the order in which they are measured;
+        # enough steps in a profile for an interval of its own.
         "one-change": _parts(
             "one-change",
             _TRAINING,

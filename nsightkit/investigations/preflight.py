@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 import json
 import math
@@ -18,13 +19,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from nsightkit.capture.children import ask_child, child_environment, fork_child, start_child
+from nsightkit.capture.children import ask_child, child_environment, fork_child, start_child, starter
 from nsightkit.errors import NsightkitError
 from nsightkit.investigations.parts import Part, find, resolve
 
@@ -93,7 +94,7 @@ def _host(device: str, _: Path) -> str:
     return f"the name {name} holds no name of this machine"
 
 
-def _product(device: str, _: Path, precision: str) -> str:
+def _product(precision: str, device: str, _: Path) -> str:
     from nsightkit.workloads.ceilings import start
 
     with start(device, kind="gemm", precision=precision, m=256, n=256, k=256) as work:
@@ -105,14 +106,13 @@ def _product(device: str, _: Path, precision: str) -> str:
     return f"256 x 256 x 256 in {precision}"
 
 
-def _rung(device: str, _: Path, investigation: str, rung: str) -> str:
+def _rung(investigation: str, rung: str, device: str, _: Path) -> str:
     part = find(investigation, rung)
     # At the size of the part: what is compiled for it here need not be compiled again.
     parameters = part.parameters("live" if device.startswith("cuda") else "smoke") | {"layers": 1}
     with resolve(part.workload)(device, **parameters) as work:
         work.step()
-        error = work.observed()["relative_error"][0]
-        instead = work.parameters["instead"]
+        error, instead = work.observed()["relative_error"][0], work.parameters["instead"]
     if not error < 0.1:
         raise NsightkitError(f"its result is wrong: its relative error is {error:g}")
     return f"{investigation}/{rung} in one layer, relative error {error:.1g}{instead and f'; {instead}'}"
@@ -235,15 +235,13 @@ def _ncu(device: str, folder: Path) -> str:
     return f"{len(report)} launch, {len(report.units)} metrics"
 
 
-def _nvml(_device: str, _folder: Path) -> str:
-    import torch
+def _nvml(device: str, _: Path) -> str:
+    from nsightkit.capture.utilization import now
 
-    from nsightkit.capture.utilization import reader
-
-    read = reader(torch.cuda)()
+    read = now(device)
     lacking = [name for name in ("sm_clock_mhz", "power_w", "slowdown_mask") if name not in read]
     if lacking:
-        raise NsightkitError(f"neither nvidia-smi nor pynvml gives {', '.join(lacking)}; recordings go without")
+        raise NsightkitError(f"nvidia-smi does not give {', '.join(lacking)}; recordings go without")
     return ", ".join(f"{name} {value:g}" for name, value in read.items())
 
 
@@ -263,22 +261,19 @@ class Check:
     Parameters
     ----------
     ask : callable
-        Takes a device, an empty folder and `given`; gives what it found in a few words, and raises what went wrong.
+        Takes a device and an empty folder; gives what it found in a few words, and raises what went wrong.
     where : {"gpu", "either", "anywhere"}
         ``gpu``: only a GPU can answer. ``either``: it is about a GPU, and runs on a CPU to be tried. ``anywhere``: the
         answer counts on a machine without a GPU as well.
     limit_s : float
     apart : bool
         It starts programs, or takes long: beside the others, in a fresh interpreter.
-    given : tuple of str
-        Further arguments of `ask`.
     """
 
-    ask: Callable[..., str]
+    ask: Callable[[str, Path], str]
     where: Literal["gpu", "either", "anywhere"] = "either"
     limit_s: float = 30.0
     apart: bool = False
-    given: tuple[str, ...] = ()
 
 
 #: By name, in the order in which they are shown.
@@ -288,12 +283,12 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "imports": Check(_imports, "anywhere", 60.0),
         "gpu": Check(_gpu, "gpu"),
         "host": Check(_host, "gpu"),
-        "bf16": Check(_product, given=("bf16",)),
-        "fp8": Check(_product, given=("fp8",)),
-        "cuda-graph": Check(_rung, given=("decode", "graphed-eager")),
+        "bf16": Check(functools.partial(_product, "bf16")),
+        "fp8": Check(functools.partial(_product, "fp8")),
+        "cuda-graph": Check(functools.partial(_rung, "decode", "graphed-eager")),
         "snapshot": Check(_snapshot),
-        "compile": Check(_rung, limit_s=60.0, apart=True, given=("ladder", "compiled")),
-        "triton": Check(_rung, limit_s=45.0, given=("ladder", "triton")),
+        "compile": Check(functools.partial(_rung, "ladder", "compiled"), limit_s=60.0, apart=True),
+        "triton": Check(functools.partial(_rung, "ladder", "triton"), limit_s=45.0),
         "attention": Check(_attention),
         "trace": Check(_trace, "anywhere"),
         "write": Check(_write, "anywhere"),
@@ -339,10 +334,10 @@ def needs(part: Part) -> set[str]:
 
 def run(
     device: str = "cuda",
-    only: Sequence[str] | None = None,
+    only: Collection[str] = (),
     *,
     limit_s: float = LIMIT_S,
-    echo: Callable[[str], None] | None = None,
+    echo: Callable[[str], object] = lambda _: None,
 ) -> list[dict[str, Any]]:
     """Check what works here.
 
@@ -350,11 +345,11 @@ def run(
     ----------
     device : {"cuda", "cpu"}
         ``cpu`` tries the checks themselves, small. Without a GPU, only what counts without one is checked.
-    only : sequence of str, optional
-        Names of checks; default: all.
+    only : collection of str
+        Names of checks; all if empty.
     limit_s : float
         For all of them.
-    echo : callable, optional
+    echo : callable
         Takes lines of progress.
 
     Returns
@@ -365,47 +360,39 @@ def run(
     end = time.monotonic() + limit_s
     rows: dict[str, dict[str, Any]] = {}
 
-    def ask(name: str, start: Callable[..., Any], on: str) -> None:
+    def ask(name: str, start: Callable[..., Any]) -> None:
         begin = time.monotonic()
         limit_s = min(CHECKS[name].limit_s, end - begin)
-        ok, detail = None, "no time was left for it"
+        answer: dict[str, Any] = {"ok": None, "detail": "no time was left for it"}
         if limit_s > 1:
             try:
-                job = {"check": name, "device": on}
-                answer = ask_child("nsightkit.investigations.preflight", job, limit_s, start)
-                ok, detail = answer["ok"], answer["detail"]
-            except NsightkitError as error:
+                answer = ask_child(
+                    "nsightkit.investigations.preflight", {"check": name, "device": device}, limit_s, start
+                )
+            except (NsightkitError, OSError) as error:
                 # Parts are not left out because a machine is slow.
-                ok = None if isinstance(error.__cause__, subprocess.TimeoutExpired) else False
-                detail = str(error)
-            except OSError as error:
-                ok, detail = False, f"its process cannot be started ({error})"
-        rows[name] = {"check": name, "ok": ok, "detail": detail, "seconds": round(time.monotonic() - begin, 1)}
-        if echo:
-            echo(f"{name}: {_WORDS[ok]}, {detail}")
+                late = isinstance(error.__cause__, subprocess.TimeoutExpired)
+                answer = {"ok": None if late else False, "detail": str(error)}
+        rows[name] = {"check": name, **answer, "seconds": round(time.monotonic() - begin, 1)}
+        echo(f"{name}: {_WORDS[answer['ok']]}, {answer['detail']}")
 
-    asked = [
-        name for name, check in CHECKS.items() if name in (only or CHECKS) and (device != "cpu" or check.where != "gpu")
-    ]
+    asked = [name for name in CHECKS if name in (only or CHECKS) and (device != "cpu" or CHECKS[name].where != "gpu")]
     if "imports" in asked:
-        ask("imports", start_child, device)
-    # As the recorder starts its children: forked, where forked processes see the GPU.
-    start = fork_child if sys.platform == "linux" else start_child
+        ask("imports", start_child)
+    start = starter() if device != "cpu" else fork_child  # as the recorder starts its children
     if "gpu" in asked:
-        ask("gpu", start, device)
-        if rows["gpu"]["ok"] is False and start is not start_child:
-            start = start_child
-            ask("gpu", start, device)
+        ask("gpu", start)
         if rows["gpu"]["ok"] is False:
-            device, asked = "cpu", [name for name in asked if CHECKS[name].where == "anywhere"]
+            device, start = "cpu", fork_child
+            asked = [name for name in asked if CHECKS[name].where == "anywhere"]
     rest = [name for name in asked if name not in rows]
     with ThreadPoolExecutor(2) as pool:  # two at a time, for they take more than a processor each
         for name in rest:
             if CHECKS[name].apart:
-                pool.submit(ask, name, start_child, device)
+                pool.submit(ask, name, start_child)
         for name in rest:
             if not CHECKS[name].apart:
-                ask(name, start, device)
+                ask(name, start)
     return [rows[name] for name in CHECKS if name in rows]
 
 
@@ -426,14 +413,14 @@ def save(rows: Sequence[Mapping[str, Any]], place: Path) -> None:
     place.write_text(json.dumps({"boot": _boot(), "rows": rows}, indent=1) + "\n", encoding="utf-8")
 
 
-def results(place: Path, echo: Callable[[str], None] | None = None) -> list[dict[str, Any]]:
+def results(place: Path, echo: Callable[[str], object] = lambda _: None) -> list[dict[str, Any]]:
     """Give the results of the checks since this machine was started; without any, run the checks and save them.
 
     Parameters
     ----------
     place : Path
         The file that :func:`save` writes.
-    echo : callable, optional
+    echo : callable
         Takes lines of progress.
 
     Returns
@@ -466,31 +453,27 @@ def no_gpu(rows: Sequence[Mapping[str, Any]]) -> str:
     rows : sequence of mapping
         What :func:`run` gave.
     """
-    gpu = next((row for row in rows if row["check"] == "gpu"), None)
-    if gpu is None or gpu["ok"] is not False:
-        return ""
-    others = ", ".join(f"{row['check']} {_WORDS[row['ok']]}" for row in rows if row is not gpu)
-    return f"there is no GPU here ({gpu['detail']}); of what can be checked without one: {others}"
+    others = ", ".join(f"{row['check']} {_WORDS[row['ok']]}" for row in rows if row["check"] != "gpu")
+    lacking = [row["detail"] for row in rows if row["check"] == "gpu" and row["ok"] is False]
+    return "".join(f"there is no GPU here ({why}); of what can be checked without one: {others}" for why in lacking)
 
 
-def main(check: str, device: str, result: str) -> None:
-    """Ask one question, and write the answer to the file `result`.
+def main(check: str, device: str) -> dict[str, Any]:
+    """Ask one question.
 
     Parameters
     ----------
-    check, device, result : str
+    check, device : str
+
+    Returns
+    -------
+    dict
+        ``ok`` and ``detail``.
     """
-    asked = CHECKS[check]
     with tempfile.TemporaryDirectory(prefix="nsightkit-", ignore_cleanup_errors=True) as folder:
-        answer: dict[str, Any]
         try:
-            answer = {"ok": True, "detail": asked.ask(device, Path(folder), *asked.given)}
+            return {"ok": True, "detail": CHECKS[check].ask(device, Path(folder))}
         # Whatever fails is the answer.
         except Exception as error:
             named = "" if isinstance(error, NsightkitError) else f"{type(error).__name__}: "
-            answer = {"ok": False, "detail": " ".join(f"{named}{error}".split())[:500]}
-    Path(result).write_text(json.dumps(answer), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main(**json.loads(sys.argv[1]))
+            return {"ok": False, "detail": " ".join(f"{named}{error}".split())[:500]}

@@ -1,8 +1,8 @@
 """The recorder: measure every part on a GPU and keep what it produced, for machines without one.
 
-Two folders beside the recordings do not hold recordings: ``.running/<investigation>/<part>`` holds what a process
-leaves of its part until it is written as a recording, and ``.failed/<investigation>/<part>`` the same of a part that
-failed, with its whole log in ``failure.txt``. A result in either is written the next time, and not measured again.
+The folder ``.raw`` beside the recordings holds, in ``<investigation>/<part>``, what a process leaves of its part until
+it is written as a recording, and of a part that failed also its whole log, ``failure.txt``. A result that is there is
+written the next time, and not measured again.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ import tempfile
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from nsightkit.capture.children import gpu_name
 from nsightkit.capture.provenance import slug, tools
@@ -28,6 +30,7 @@ from nsightkit.investigations.child import FAILURE, capture_child, read_result, 
 from nsightkit.investigations.parts import Part, parts
 from nsightkit.investigations.plan import START_S, TOGETHER, Name, Step, completed, name, order
 from nsightkit.trace import load
+from nsightkit.trace.model import Trace
 
 __all__ = ["plan", "record"]
 
@@ -37,7 +40,7 @@ _CAPTURES_S, _CAPTURE_S = 90.0, 45.0
 _HANGS, _HANGS_S = 4.0, 60.0
 #: What each profiler leaves in a recording.
 _CAPTURED = {"nsys": recordings.NSYS, "ncu": recordings.NCU}
-_Say = Callable[[str], None]
+_Say = Callable[[str], object]
 
 
 def plan(only: Sequence[str] | None = None, out: Path | None = None) -> list[dict[str, Any]]:
@@ -62,13 +65,16 @@ def plan(only: Sequence[str] | None = None, out: Path | None = None) -> list[dic
         `only` names what there is not.
     """
     gpu = gpu_name()
-    return [_row(step) for step in _Recorder(_place(out), slug(gpu) if gpu else None).steps(_chosen(only))]
-
-
-def _row(step: Step) -> dict[str, Any]:
-    row = {"investigation": step.part.investigation, "part": step.part.name}
-    times = {"estimate_s": round(step.seconds, 1), "total_s": round(step.total_s, 1)}
-    return {**row, **times, "completes": ", ".join(step.pages)}
+    return [
+        {
+            "investigation": step.part.investigation,
+            "part": step.part.name,
+            "estimate_s": round(step.seconds, 1),
+            "total_s": round(step.total_s, 1),
+            "completes": ", ".join(step.pages),
+        }
+        for step in _Recorder(out or recordings.folder(), slug(gpu) if gpu else None).steps(_chosen(only))
+    ]
 
 
 def record(
@@ -80,7 +86,7 @@ def record(
     part_mb: float = 15.0,
     preflight: bool = True,
     dry_run: bool = False,
-    echo: _Say | None = None,
+    echo: _Say = lambda _: None,
 ) -> list[dict[str, Any]]:
     """Record the investigations' parts: next is always the page that is complete soonest.
 
@@ -105,7 +111,7 @@ def record(
     dry_run : bool
         Print the plan, then go through everything with the small versions on the CPU. What it writes is not a
         recording.
-    echo : callable, optional
+    echo : callable
         Takes lines of progress.
 
     Returns
@@ -122,8 +128,7 @@ def record(
         `only` names what there is not.
     """
     begin = time.monotonic()
-    say = echo or (lambda _: None)
-    chosen, where = _chosen(only), _place(out)
+    chosen, where = _chosen(only), out or recordings.folder()
     gpu = None if dry_run else gpu_name()
     if dry_run and where.resolve() == recordings.folder().resolve():
         raise UsageError("a dry run writes no recordings; give it another folder with --out")
@@ -132,17 +137,16 @@ def record(
             "recordings are made on a GPU, and torch sees none here; run 'nsightkit doctor', or try --dry-run"
         )
     where.mkdir(parents=True, exist_ok=True)
-    recorder = _Recorder(where, slug(gpu) if gpu else "no-gpu", pack, part_mb, say)
+    recorder = _Recorder(where, slug(gpu) if gpu else "no-gpu", pack, part_mb, echo)
     recorder.deadline = begin + (math.inf if budget_s is None else budget_s)
     recorder.pack_all()  # if that cannot be, it is said now and not at the end
     if dry_run:
         recorder.mode = "smoke"
         for step in recorder.steps(chosen):
-            row = _row(step)
-            done = f"; completes {row['completes']}" if row["completes"] else ""
-            say(f"{row['total_s']:7.0f} s  {'/'.join(name(step.part))}, {row['estimate_s']:.0f} s{done}")
+            done = f"; completes {', '.join(step.pages)}" if step.pages else ""
+            echo(f"{step.total_s:7.0f} s  {'/'.join(name(step.part))}, {step.seconds:.0f} s{done}")
     elif preflight:
-        found = checks.results(where / checks.SAVED, say)
+        found = checks.results(where / checks.SAVED, echo)
         recorder.broken = {row["check"]: row["detail"] for row in found if row["ok"] is False}
     try:
         with ThreadPoolExecutor(1) as writer:
@@ -153,20 +157,14 @@ def record(
     return recorder.rows
 
 
-def _place(out: Path | None) -> Path:
-    return Path(out) if out is not None else recordings.folder()
-
-
 def _chosen(only: Sequence[str] | None) -> list[Part]:
     """Find the parts that are named, or all."""
-    every = list(parts())
-    if not only:
-        return every
-    names = {each for part in every for each in (part.investigation, "/".join(name(part)))}
-    unknown = [each for each in only if each not in names]
+    named = {"/".join(name(part)): part for part in parts()}
+    known = {*named, *(part.investigation for part in named.values())}
+    unknown = [each for each in only or () if each not in known]
     if unknown:
-        raise UsageError(f"nothing to record is called {unknown[0]!r}; there are {', '.join(sorted(names))}")
-    return [part for part in every if {part.investigation, "/".join(name(part))} & set(only)]
+        raise UsageError(f"nothing to record is called {unknown[0]!r}; there are {', '.join(sorted(known))}")
+    return [part for whole, part in named.items() if not only or {part.investigation, whole} & set(only)]
 
 
 class _Recorder:
@@ -183,7 +181,7 @@ class _Recorder:
         self.where, self.gpu, self.pack, self.part_mb, self.say = where, gpu, pack, part_mb, say
         self.mode, self.deadline = "live", math.inf
         self.broken: Mapping[str, str] = {}
-        self.have: dict[Name, Path] = {}
+        self.have: dict[Name, recordings.Recording] = {}
         self.failures: dict[Name, str] = {}
         self.rows: list[dict[str, Any]] = []
 
@@ -195,7 +193,7 @@ class _Recorder:
                 if found.state != "refused" and self.gpu in (None, found.path.parent.name):
                     took[name(part)] = float(found.provenance.get("duration_s") or part.seconds)
                     if found.state == "current":
-                        self.have[name(part)] = found.path
+                        self.have[name(part)] = found
         todo = [part for part in chosen if name(part) not in self.have]
         failed = {name(part) for part in todo if self._failed(part)}
         return order(todo, self.have, lambda part: took.get(name(part), part.seconds), failed)
@@ -203,53 +201,39 @@ class _Recorder:
     def run(self, chosen: Sequence[Part], writer: ThreadPoolExecutor) -> None:
         """Write what an earlier call has measured, measure what is missing, then capture."""
         known = tools()
+        for step in self.steps(chosen):
+            self._salvage(step.part)
         waiting = deque(self.steps(chosen))
-        salvaged = [self._salvage(step.part) for step in waiting]
-        if any(salvaged):
-            waiting = deque(self.steps(chosen))
-        done = {(row["investigation"], row["part"]) for row in self.rows}
+        salvaged = {(row["investigation"], row["part"]) for row in self.rows}
         for part in chosen:
-            if name(part) in self.have and name(part) not in done:
-                self._report(part, "kept", str(self.have[name(part)]))
-        writing: deque[tuple[Part, float, Future[Path]]] = deque()
-        while waiting:
-            batch = self._next(waiting)
-            if not batch:
-                continue
-            folders = {self._fresh(step.part): step.part for step in batch}
-            self.say(f"{', '.join('/'.join(name(step.part)) for step in batch)} ...")
+            if name(part) in self.have and name(part) not in salvaged:
+                self._report(part, "kept", str(self.have[name(part)].path))
+        writing: list[tuple[Part, float, Future[tuple[str, str]]]] = []
+        while waiting or writing:
+            batch = self._next(waiting) if waiting else []
+            again = [step for step in batch if self._failed(step.part)]
             start = time.monotonic()
-            failures = run_children(
-                folders,
-                self.mode,
-                kind="dry-run",
-                command=f"python -m nsightkit record --only {{part}}{' --dry-run' * (self.mode == 'smoke')}",
-                timeout_s=min(self.deadline - start, _HANGS_S + _HANGS * sum(step.seconds for step in batch)),
-                known=known,
-            )
-            seconds = (time.monotonic() - start) / len(batch)
-            while writing:  # what was measured before has been written meanwhile
-                self._written(*writing.popleft())
+            failures = self._measure(batch, known) if batch else []
+            seconds = (time.monotonic() - start) / max(len(batch), 1)
+            for part, took, written in writing:  # what was measured before has been written meanwhile
+                self._report(part, *written.result(), took)
+            writing = []
             for step, failure in zip(batch, failures, strict=True):
                 if failure is None:
-                    writing.append((step.part, seconds, writer.submit(self._keep, step.part, ".running")))
+                    writing.append((step.part, seconds, writer.submit(self._keep, step.part)))
                 elif time.monotonic() >= self.deadline:
                     self._report(step.part, "over budget", "it was ended when the time was up", seconds)
+                elif step in again:
+                    self._report(step.part, "failed", self._fail(step.part, failure), seconds)
                 else:
-                    again = not self._failed(step.part)
                     self._fail(step.part, failure)
-                    if again:
-                        self.say(f"{'/'.join(name(step.part))} failed, and comes once more after the others: {failure}")
-                        waiting.append(step)
-                    else:
-                        self._report(step.part, "failed", self.failures[name(step.part)], seconds)
-        while writing:
-            self._written(*writing.popleft())
+                    self.say(f"{'/'.join(name(step.part))} failed, and comes once more after the others: {failure}")
+                    waiting.append(step)
         self._capture(chosen)
-        running = self.where / ".running"
         for part in chosen:
-            shutil.rmtree(self._raw(".running", part), ignore_errors=True)
-        for folder in (*running.glob("*"), running):
+            if not self._failed(part):
+                shutil.rmtree(self._raw(part), ignore_errors=True)
+        for folder in (*self.where.glob(f"{recordings.RAW}/*"), self.where / recordings.RAW):
             with contextlib.suppress(OSError):
                 folder.rmdir()
 
@@ -260,17 +244,11 @@ class _Recorder:
 
     # -- a part ----------------------------------------------------------------------------------------------------
 
-    def _raw(self, kind: str, part: Part) -> Path:
-        return self.where / kind / part.investigation / part.name
-
-    def _fresh(self, part: Part) -> Path:
-        raw = self._raw(".running", part)
-        shutil.rmtree(raw, ignore_errors=True)
-        raw.mkdir(parents=True)
-        return raw
+    def _raw(self, part: Part) -> Path:
+        return self.where / recordings.RAW / part.investigation / part.name
 
     def _failed(self, part: Part) -> bool:
-        return self._raw(".failed", part).is_dir()
+        return (self._raw(part) / FAILURE).is_file()
 
     def _next(self, waiting: deque[Step]) -> list[Step]:
         """Take the next step, with those that follow in the same process; none if it cannot be measured now."""
@@ -296,46 +274,49 @@ class _Recorder:
         lacking = sorted(self.broken.keys() & checks.needs(step.part)) if self.broken else []
         if lacking:
             return "skipped", f"it needs {lacking[0]}, which does not work here: {self.broken[lacking[0]]}"
-        untried = [tried for tried, _ in self._uncaptured(list(parts())) if not tried]
+        untried = [tried for tried, _ in self._uncaptured(parts()) if not tried]
         left = self.deadline - time.monotonic() - before_s - min(_CAPTURES_S, len(untried) * _CAPTURE_S)
         # Estimates are of a GPU.
-        if left < (0.0 if self.mode == "smoke" else step.seconds + START_S):
-            return "over budget", f"{max(left, 0.0):.0f} s were left"
-        return None
+        short = left < (0.0 if self.mode == "smoke" else step.seconds + START_S)
+        return ("over budget", f"{max(left, 0.0):.0f} s were left") if short else None
 
-    def _salvage(self, part: Part) -> bool:
+    def _measure(self, batch: Sequence[Step], known: Mapping[str, Any]) -> list[NsightkitError | None]:
+        """Measure parts in one process, in empty folders."""
+        folders = {self._raw(step.part): step.part for step in batch}
+        for raw in folders:
+            shutil.rmtree(raw, ignore_errors=True)
+            raw.mkdir(parents=True)
+        self.say(f"{', '.join('/'.join(name(step.part)) for step in batch)} ...")
+        most_s = _HANGS_S + _HANGS * sum(step.seconds for step in batch)
+        return run_children(
+            folders,
+            self.mode,
+            kind="dry-run",
+            command=f"python -m nsightkit record --only {{part}}{' --dry-run' * (self.mode == 'smoke')}",
+            timeout_s=min(self.deadline - time.monotonic(), most_s),
+            known=known,
+        )
+
+    def _salvage(self, part: Part) -> None:
         """Try to write a result that an earlier call has not written, if there is one."""
-        for kind in (".running", ".failed"):
-            with contextlib.suppress(OSError, ValueError, KeyError):
-                if read_result(self._raw(kind, part))[1]["key"] != recordings.part_key(part, self.mode):
-                    continue
-                try:
-                    self._report(part, "recorded", f"{self._keep(part, kind)}, as it was measured before")
-                except Exception as error:  # then it is measured again
-                    self.say(f"{'/'.join(name(part))} was measured before and could not be written: {error}")
-                return True
-        return False
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            if read_result(self._raw(part))[1]["key"] == recordings.part_key(part, self.mode):
+                status, detail = self._keep(part)
+                if status == "recorded":
+                    self._report(part, status, f"{detail}, as it was measured before")
+                else:  # then it is measured again
+                    self.say(f"{'/'.join(name(part))} was measured before and could not be written: {detail}")
 
-    def _keep(self, part: Part, kind: str) -> Path:
-        """Write what was measured of a part as its recording; what is left of it otherwise is removed."""
-        raw = self._raw(kind, part)
+    def _keep(self, part: Part) -> tuple[str, str]:
+        """Write what was measured of a part as its recording, and say what became of it: a status and a detail."""
+        raw = self._raw(part)
         try:
             samples, provenance = read_result(raw)
-            snapshot = raw / recordings.SNAPSHOT
-            place = recordings.write(
-                load(raw / "trace.json.gz", cache=False),
-                recordings.frame(samples),
-                provenance,
-                self.where,
-                snapshot=snapshot if snapshot.is_file() else None,
-                dry_run=self.mode == "smoke",
-            )
+            self._write(part, load(raw / "trace.json.gz", cache=False), recordings.frame(samples), provenance, raw)
+        # Whatever goes wrong with one part, the machine's time belongs to the others.
         except Exception as error:
-            self._fail(part, error, kind)
-            raise
-        for left in (".running", ".failed"):
-            shutil.rmtree(self._raw(left, part), ignore_errors=True)
-        self.have[name(part)] = place
+            return "failed", self._fail(part, error)
+        shutil.rmtree(raw, ignore_errors=True)
         pages = completed(self.have, name(part))
         if pages:
             self.say(f"complete: {', '.join(pages)}")
@@ -343,46 +324,46 @@ class _Recorder:
                 self.pack_all()
             except NsightkitError as error:  # it is tried again, with the next page
                 self.say(f"{error}")
-        return place
+        return "recorded", str(self.have[name(part)].path)
 
-    def _fail(self, part: Part, error: Exception, kind: str = ".running") -> None:
-        """Keep all that there is of a part that failed."""
-        raw, failed = self._raw(kind, part), self._raw(".failed", part)
+    def _write(
+        self, part: Part, trace: Trace, samples: pd.DataFrame, provenance: dict[str, Any], raw: Path, **captured: Any
+    ) -> None:
+        snapshot, smoke = raw / recordings.SNAPSHOT, self.mode == "smoke"
+        place = recordings.write(
+            trace,
+            samples,
+            provenance,
+            self.where,
+            snapshot=snapshot if snapshot.is_file() else None,
+            dry_run=smoke,
+            **captured,
+        )
+        self.have[name(part)] = recordings.Recording(place, provenance, "current", "")
+
+    def _fail(self, part: Part, error: Exception) -> str:
+        """Keep the whole log of a part that failed, and say why it failed and where that is."""
+        raw = self._raw(part)
         raw.mkdir(parents=True, exist_ok=True)
         (raw / FAILURE).write_text("".join(traceback.format_exception(error)), encoding="utf-8")
-        if raw != failed:
-            shutil.rmtree(failed, ignore_errors=True)
-            failed.parent.mkdir(parents=True, exist_ok=True)
-            raw.replace(failed)
-        self.failures[name(part)] = " ".join(f"{error}; all of it is in {failed}".split())
-
-    def _written(self, part: Part, seconds: float, writing: Future[Path]) -> None:
-        try:
-            self._report(part, "recorded", str(writing.result()), seconds)
-        # Whatever goes wrong with one part, the machine's time belongs to the others.
-        except Exception:
-            self._report(part, "failed", self.failures[name(part)], seconds)
+        self.failures[name(part)] = " ".join(f"{error}; all of it is in {raw}".split())
+        return self.failures[name(part)]
 
     def _report(self, part: Part, status: str, detail: str, seconds: float = 0.0) -> None:
         row = {"investigation": part.investigation, "part": part.name, "status": status}
         self.rows.append({**row, "seconds": round(seconds, 1), "detail": detail})
         self.say(f"{'/'.join(name(part))}: {status}{f', {seconds:.1f} s' if seconds else ''} {detail}")
 
-    def _recording(self, part: Part) -> recordings.Recording:
-        return next(one for one in recordings.find(part, self.where) if one.path == self.have[name(part)])
-
     # -- second captures -------------------------------------------------------------------------------------------
 
-    def _uncaptured(self, chosen: Sequence[Part]) -> list[tuple[bool, Part]]:
+    def _uncaptured(self, chosen: Iterable[Part]) -> list[tuple[bool, Part]]:
         """Find recorded parts that lack what their profiler saw, and say whether that has been tried before."""
-        found = []
-        for part in chosen:
-            place = self.have.get(name(part))
-            if place is None or not part.profiled or part.profiled in self.broken:
-                continue
-            if not (place / _CAPTURED[part.profiled]).exists():
-                found.append((part.profiled in self._recording(part).provenance, part))
-        return found
+        recorded = [(self.have[name(part)], part) for part in chosen if part.profiled and name(part) in self.have]
+        return [
+            (part.profiled in recording.provenance, part)
+            for recording, part in recorded
+            if part.profiled not in self.broken and not (recording.path / _CAPTURED[str(part.profiled)]).exists()
+        ]
 
     def _capture(self, chosen: Sequence[Part]) -> None:
         """Run parts once more under their profilers, each tool in turn: one that hangs costs the other no time."""
@@ -392,26 +373,22 @@ class _Recorder:
             if until - start < _CAPTURE_S / 2:
                 self._report(part, "not captured", "no time was left for it; the next call tries it again")
                 continue
-            with tempfile.TemporaryDirectory(prefix="nsightkit-", ignore_cleanup_errors=True) as folder:
-                found = capture_child(part, self.mode, Path(folder), min(until - start, _CAPTURE_S))
+            with tempfile.TemporaryDirectory(prefix="nsightkit-", ignore_cleanup_errors=True) as scratch:
+                folder = Path(scratch)
+                found = capture_child(part, self.mode, folder, min(until - start, _CAPTURE_S))
                 try:
-                    self._add(part, Path(folder), found)
+                    self._add(part, folder, found)
                 except Exception as error:  # the recording is as it was
                     found = {"notice": " ".join(f"{error}".split())}
             status = "not captured" if "command" not in found else "captured"
             self._report(part, status, str(found.get("notice", "")), time.monotonic() - start)
 
-    def _add(self, part: Part, folder: Path, found: Mapping[str, Any]) -> None:
+    def _add(self, part: Part, folder: Path, found: dict[str, Any]) -> None:
         """Write a recording anew, with what a profiler saw."""
-        old = self._recording(part)
-        nsys, ncu, snapshot = folder / recordings.NSYS, folder / recordings.NCU, old.path / recordings.SNAPSHOT
-        recordings.write(
-            load(old.path / recordings.TRACE, cache=False),
-            old.samples(),
-            {**old.provenance, str(part.profiled): dict(found)},
-            self.where,
-            nsys=load(nsys, cache=False) if nsys.is_dir() else None,
-            ncu=ncu if ncu.is_file() else None,
-            snapshot=snapshot if snapshot.is_file() else None,
-            dry_run=self.mode == "smoke",
-        )
+        old, nsys, ncu = self.have[name(part)], folder / recordings.NSYS, folder / recordings.NCU
+        captured = {
+            "nsys": load(nsys, cache=False) if nsys.is_dir() else None,
+            "ncu": ncu if ncu.is_file() else None,
+        }
+        trace, provenance = load(old.path / recordings.TRACE, cache=False), old.provenance | {str(part.profiled): found}
+        self._write(part, trace, old.samples(), provenance, old.path, **captured)

@@ -34,13 +34,15 @@ from nsightkit.trace import store
 from nsightkit.trace.model import Trace
 
 __all__ = [
-    "NCU", "NSYS", "PROVENANCE", "SNAPSHOT", "TRACE", "Recording", "acceptance", "find", "folder", "frame", "part_key",
-    "status", "write",
+    "FAILURE", "NCU", "NSYS", "PROVENANCE", "RAW", "SNAPSHOT", "TRACE", "Recording", "acceptance", "as_text", "find",
+    "folder", "frame", "part_key", "status", "write",
 ]  # fmt: skip
 
 #: Names in the folder of a part that was measured, and of a recording of it. A profile is ``trace.json.gz`` before it
 #: is recorded.
 TRACE, NSYS, NCU, SNAPSHOT = "trace", "nsys", "ncu.csv", "snapshot.pickle"
+#: Beside the recordings: what there is of parts that are not written as recordings, or failed, and their logs.
+RAW, FAILURE = ".raw", "failure.txt"
 PROVENANCE, _SAMPLES = "provenance.json", "samples.parquet"
 
 
@@ -151,6 +153,20 @@ def acceptance(record: Mapping[str, Any], wanted: str) -> dict[str, Any] | None:
         return None
     entries = [each for each in given if isinstance(each, dict) and each.get("because")]
     return next((dict(each) for each in entries if each.get("key") == wanted), None)
+
+
+def as_text(record: Mapping[str, Any]) -> str:
+    """Give a provenance as it is kept.
+
+    Parameters
+    ----------
+    record : mapping
+
+    Returns
+    -------
+    str
+    """
+    return json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
 def _judge(place: Path, part: Part, wanted: str) -> Recording:
@@ -292,8 +308,7 @@ def write(
         elif real and has_driver():  # without one nothing was measured, and a test has planted what is written
             part = find_part(str(provenance["investigation"]), str(provenance["part"]))
             what_runs.write(what_runs.ask(part, timeout_s=120.0), draft)
-        text = json.dumps(scrub(dict(provenance)), indent=2, sort_keys=True, ensure_ascii=False)
-        (draft / PROVENANCE).write_text(text + "\n", encoding="utf-8")
+        (draft / PROVENANCE).write_text(as_text(scrub(dict(provenance))), encoding="utf-8")
         if place.exists():
             place.replace(old)
         draft.replace(place)

@@ -17,9 +17,9 @@ import gc
 import itertools
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -47,6 +47,7 @@ __all__ = ["SweepConfig", "swept"]
 
 _OF_COLUMN = ("batch", "heads", "causal")
 _Cell = tuple[int, int]
+_Gives = TypeVar("_Gives")
 #: Fewest samples of one direction of a cell.
 _FEWEST = 3
 #: Passes of a look at a cell, in which code is loaded, then memory watched.
@@ -88,32 +89,8 @@ class SweepConfig:
     impossible: list[str] = dataclasses.field(default_factory=list)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Failure:
-    """Why a direction could not be run, and the bytes that could not be allocated, where it is known.
-
-    Of an error that has no place among the reasons: its words, and whether the GPU is lost to this process.
-    """
-
-    direction: str
-    status: str
-    reason: str
-    requested_bytes: int | None = None
-    words: str = ""
-    lost: bool = False
-
-
 class _LostGpuError(Exception):
     """An error after which the GPU does nothing more for this process."""
-
-
-def _failure(direction: str, error: Exception) -> _Failure:
-    """Say what became of a direction."""
-    if is_out_of_memory(error):
-        return _Failure(direction, "oom", RAN_OUT, requested_bytes(str(error)))
-    if _NO_KERNEL.search(str(error)) and not is_sticky(error):
-        return _Failure(direction, "unsupported", REFUSED)
-    return _Failure(direction, "failed", BROKEN, words=_one_line(error), lost=is_sticky(error))
 
 
 def _one_line(error: Exception) -> str:
@@ -164,9 +141,7 @@ def swept(
         finally:
             gc.unfreeze()
         if column.errors and not column.fitting:
-            raise RuntimeError(
-                "; ".join(f"{name}: {words}" for name, words in itertools.islice(column.errors.items(), 3))
-            )
+            raise RuntimeError("; ".join(f"{name}: {words}" for name, words in list(column.errors.items())[:3]))
         fitting = [(cell, both) for cell, both in column.fitting if cell[1] in config.traced and not column.lost]
         trace = folder / "trace.json.gz"
         try:
@@ -194,6 +169,8 @@ class _Column:
         self.lost = False
         #: The context at which a direction ran out of memory, of the width that is measured.
         self._stopped: dict[str, int] = {}
+        #: The direction that runs.
+        self._way = "forward"
 
     def run(self) -> None:
         """Go through all cells."""
@@ -272,66 +249,76 @@ class _Column:
         if len(ways) == 1:
             self._say(cell, ["backward"], "skipped", BACKWARD_CANNOT_FIT, self._stopped["backward"])
         found: dict[str, float] = {}
-        took = self._look(cell, ways, found)
-        while isinstance(took, _Failure):
-            # Nothing of a failed pass is left: its error, which held every frame's tensors, is gone.
-            self._fail(cell, took)
-            ways = ways[: ways.index(took.direction)]
-            took = self._look(cell, ways, found) if ways else 0.0
+        took = self._tried(cell, self._look, ways, found)
+        while took is None and self._way != "forward":  # the backward pass did not fit, and the forward pass may
+            ways = ways[:1]
+            took = self._tried(cell, self._look, ways, found)
         self._keep(cell, **found)
+        if took is None:
+            return 0.0
         if time.perf_counter() + self._timing_s(took) > end:
             self._say(cell, ways, "skipped", NO_TIME)
-        elif ways:
+        else:
             self._time(cell, took, ways)
         return took
 
-    def _fail(self, cell: _Cell, failure: _Failure) -> None:
-        """Keep that a direction failed, and what follows from it."""
-        way, status, reason = failure.direction, failure.status, failure.reason
-        self._say(cell, [way], status, reason)
-        self._keep(cell, **{f"{way}_requested_bytes": failure.requested_bytes})
-        if failure.words:
-            self.errors[metric(way, self._name, *cell)] = failure.words
-        if status == "oom":
-            self._stopped[way] = cell[1]
-            status, reason = "skipped", NO_FORWARD
-        if way == "forward":
-            self._say(cell, ["backward"], status, reason)
-        if failure.lost:
-            raise _LostGpuError
+    def _tried(self, place: _Cell, run: Callable[..., _Gives], *given: Any) -> _Gives | None:
+        """Run something with a new cell, on a device that is as before the first; None if a direction failed in it.
 
-    def _look(self, place: _Cell, ways: Sequence[str], found: dict[str, float]) -> float | _Failure:
-        """Run a pass with an eye on memory, on a device that is as before the first cell.
-
-        What memory shows goes into `found`. Gives the seconds that the pass took.
+        Nothing of a failed pass is left then: its error, which held every frame's tensors, is gone.
         """
-        way = "forward"
+        self._way = "forward"
         try:
             self._clean()
-            cell = self._work.cell(*place)
-            # Once before: code is loaded and compiled, and libraries allocate what they keep.
-            attended = cell.forward()
-            if len(ways) > 1:
-                way = "backward"
-                cell.backward(attended)
-            del attended
-            way = "forward"
-            self._wait()
-            start = time.perf_counter()
-            with self._watching(cell, found) as memory:
-                for way in ways:
-                    memory.reset_peak()
-                    if way == "forward":
-                        attended = cell.forward()
-                        found["before_backward_bytes"] = memory.allocated_bytes
-                    else:
-                        cell.backward(attended)
-                    found[f"{way}_peak_bytes"] = memory.peak_bytes
-                    found[f"{way}_reserved_bytes"] = memory.peak_reserved_bytes
-            self._wait()
-            return time.perf_counter() - start
+            return run(self._work.cell(*place), *given)
         except (RuntimeError, MemoryError) as error:
-            return _failure(way, error)
+            lost, words, requested = is_sticky(error), "", None
+            if is_out_of_memory(error):
+                status, reason, requested, lost = "oom", RAN_OUT, requested_bytes(str(error)), False
+            elif _NO_KERNEL.search(str(error)) and not lost:
+                status, reason = "unsupported", REFUSED
+            else:
+                status, reason, words = "failed", BROKEN, _one_line(error)
+        way = self._way
+        self._say(place, [way], status, reason)
+        self._keep(place, **{f"{way}_requested_bytes": requested})
+        if words:
+            self.errors[metric(way, self._name, *place)] = words
+        if status == "oom":
+            self._stopped[way] = place[1]
+            status, reason = "skipped", NO_FORWARD
+        if way == "forward":
+            self._say(place, ["backward"], status, reason)
+        if lost:
+            raise _LostGpuError
+        return None
+
+    def _look(self, cell: Any, ways: Sequence[str], found: dict[str, float]) -> float:
+        """Run a pass with an eye on memory; gives the seconds that it took.
+
+        What memory shows goes into `found`.
+        """
+        # Once before: code is loaded and compiled, and libraries allocate what they keep.
+        attended = cell.forward()
+        if len(ways) > 1:
+            self._way = "backward"
+            cell.backward(attended)
+        del attended
+        self._way = "forward"
+        self._wait()
+        start = time.perf_counter()
+        with self._watching(cell, found) as memory:
+            for self._way in ways:
+                memory.reset_peak()
+                if self._way == "forward":
+                    attended = cell.forward()
+                    found["before_backward_bytes"] = memory.allocated_bytes
+                else:
+                    cell.backward(attended)
+                found[f"{self._way}_peak_bytes"] = memory.peak_bytes
+                found[f"{self._way}_reserved_bytes"] = memory.peak_reserved_bytes
+        self._wait()
+        return time.perf_counter() - start
 
     @contextlib.contextmanager
     def _watching(self, cell: Any, found: dict[str, float]) -> Iterator[Allocator | TensorMemory]:
@@ -352,12 +339,10 @@ class _Column:
 
     def _time(self, cell: _Cell, pass_s: float, ways: Sequence[str]) -> None:
         """Take samples of the directions that fit, as many as the time of one pass allows."""
-        warmup, repetitions = self._counted(pass_s)
         fit: list[str] = []
         for way in ways:
-            taken = self._samples(way, cell, warmup, repetitions)
-            if isinstance(taken, _Failure):  # one pass fitted; but memory can be broken up by many
-                self._fail(cell, taken)
+            taken = self._tried(cell, self._samples, way, *self._counted(pass_s))
+            if taken is None:  # one pass fitted; but memory can be broken up by many
                 break
             self._keep(cell, **{f"{way}_ns": taken})
             self._say(cell, [way], "ok", "")
@@ -365,20 +350,15 @@ class _Column:
         if fit:
             self.fitting.append((cell, "backward" in fit))
 
-    def _samples(self, way: str, place: _Cell, warmup: int, repetitions: int) -> list[float] | _Failure:
-        # What an exception's frames hold is let go when this returns.
-        try:
-            self._clean()
-            cell = self._work.cell(*place)
-            if way == "forward":
-                taken = timing.time_calls(cell.forward, warmup=1 + warmup, repetitions=repetitions, device=self._device)
-            else:
-                for _ in range(1 + warmup):
-                    cell.backward(cell.forward())
-                taken = timing.time_prepared(cell.forward, cell.backward, repetitions=repetitions, device=self._device)
-            return [float(sample) for sample in taken.samples_ns]
-        except (RuntimeError, MemoryError) as error:
-            return _failure(way, error)
+    def _samples(self, cell: Any, way: str, warmup: int, repetitions: int) -> list[float]:
+        self._way = way
+        if way == "forward":
+            taken = timing.time_calls(cell.forward, warmup=1 + warmup, repetitions=repetitions, device=self._device)
+        else:
+            for _ in range(1 + warmup):
+                cell.backward(cell.forward())
+            taken = timing.time_prepared(cell.forward, cell.backward, repetitions=repetitions, device=self._device)
+        return [float(sample) for sample in taken]
 
     def _limit(self) -> int | None:
         """Bytes that tensors can have."""

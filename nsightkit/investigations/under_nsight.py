@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from nsightkit.capture import ncu, nsys
-from nsightkit.capture.captured import Captured
+from nsightkit.capture.profiling import Captured
 from nsightkit.capture.provenance import scrub
 from nsightkit.errors import NsightkitError
 from nsightkit.investigations.parts import Part, find, prepared, resolve

@@ -69,7 +69,7 @@ def observed(
 
 def _step_ns(work: Any, device: str, counts: Mapping[str, int]) -> _Samples:
     steps = timing.time_calls(work.step, warmup=counts["warmup"], repetitions=counts["repetitions"], device=device)
-    return {"step_ns": steps.samples_ns.tolist()}
+    return {"step_ns": steps.tolist()}
 
 
 def _utilization(work: Any, device: str, counts: Mapping[str, int], duration_s: float) -> _Samples:

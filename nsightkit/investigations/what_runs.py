@@ -12,14 +12,13 @@ import gzip
 import itertools
 import json
 import re
-import sys
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from nsightkit.capture.children import ask_child, fork_child, start_child
+from nsightkit.capture.children import ask_child, fork_child
 from nsightkit.investigations.keys import closure
 from nsightkit.investigations.parts import Part
 
@@ -54,8 +53,7 @@ def ask(part: Part, start: Callable[..., Any] | None = None, timeout_s: float = 
     """
     job = {"investigation": part.investigation, "part": part.name}
     try:
-        start = start or (fork_child if sys.platform == "linux" else start_child)
-        return ask_child("nsightkit.investigations.listed", job, timeout_s, start)
+        return ask_child("nsightkit.investigations.listed", job, timeout_s, start or fork_child)
     # A recording is kept whatever goes wrong here.
     except Exception as error:
         return {"why_not": " ".join(f"{error}".split())}
@@ -140,9 +138,8 @@ def differs(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
         ("timing", "the source of how it is timed has changed"),
     ):
         old, new = then["sources"][group], now["sources"][group]
-        changed = {p for p, d in new.items() if d not in old.values()} or {
-            p for p, d in old.items() if d not in new.values()
-        }
+        alike = {*old.values()} & {*new.values()}
+        changed = {place for listed in (old, new) for place, digest in listed.items() if digest not in alike}
         if changed:
             return f"{what}: {', '.join(sorted(changed, key=lambda place: (place not in old, place))[:3])}"
     return ""

@@ -177,8 +177,8 @@ def one_by_one(parts: list[Part], folder: Path) -> list[float]:
         begin = time.perf_counter()
         raw = folder / "raw" / part.name
         raw.mkdir(parents=True)
-        one = {"investigation": part.investigation, "part": part.name, "folder": str(raw), "command": ""}
-        job = {"parts": [one], "mode": "smoke", "kind": "dry-run"}
+        name = f"{part.investigation}/{part.name}"
+        job = {"parts": {str(raw): name}, "mode": "smoke", "kind": "dry-run"}
         children.ask_child("nsightkit.investigations.child", job, 600.0)
         beside.append(_written(raw, folder / "old", begin))
     return beside

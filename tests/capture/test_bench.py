@@ -129,6 +129,7 @@ def test_progress_is_told(measured: list[dict[str, Any]]) -> None:
 
 
 @needs_torch
+@pytest.mark.usefixtures("forked")
 def test_smoke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "bench.json"
     options = [

@@ -26,17 +26,14 @@ children.ask_child("sleeper", {"grandchildren": sys.argv[1] == "fork_child"}, 30
 """
 # One in a session of its own, and one whose parent has ended.
 SLEEPER = """
-import json, pathlib, subprocess, sys, time
+import pathlib, subprocess, time
 
-def main(grandchildren, result):
+def main(grandchildren):
     if grandchildren:
         subprocess.Popen(["sleep", "300"], start_new_session=True)
         subprocess.run(["sh", "-c", "setsid sleep 300 & exit 0"])
     pathlib.Path("ready").touch()
     time.sleep(300)
-
-if __name__ == "__main__":
-    main(**json.loads(sys.argv[1]))
 """
 
 

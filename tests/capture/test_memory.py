@@ -17,7 +17,7 @@ from nsightkit.analysis.memory import snapshot as analysis
 from nsightkit.capture import memory
 from nsightkit.errors import UsageError
 from nsightkit.trace import snapshot as reader
-from nsightkit.trace.share import clean_snapshot
+from nsightkit.trace.share import clean_snapshot, write_snapshot
 
 torch = pytest.importorskip("torch")
 
@@ -83,18 +83,15 @@ def test_every_signature_is_called_with_what_it_knows(
 ) -> None:
     calls: list[dict[str, Any]] = []
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", version(calls))
-    with memory.recording(tmp_path / "s.pickle", max_entries=123, stacks="python") as state:
-        assert state.recorded
-        assert state.path is None
+    with memory.recording(tmp_path / "s.pickle", max_entries=123, stacks="python"):
         assert len(calls) == 1
-    assert state.path == tmp_path / "s.pickle"
     started, stopped = calls
     assert (started["enabled"], started["stacks"], started["max_entries"]) == ("all", "python", 123)
     assert stopped["enabled"] is None
-    found = reader.read(state.path)
+    found = reader.read(tmp_path / "s.pickle")
     assert len(found.events) == len(allocator.events)
     assert analysis.summary(found)["peak_bytes"] == max(row[0] for row in allocator.truth)
-    assert list(tmp_path.iterdir()) == [state.path]
+    assert list(tmp_path.iterdir()) == [tmp_path / "s.pickle"]
 
 
 def test_names_are_found_in_this_process_unless_somebody_says_otherwise(
@@ -172,15 +169,8 @@ def test_a_signature_that_is_too_old(allocator: Allocator, monkeypatch: pytest.M
 
 def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert not memory.supported()
     with pytest.raises(UsageError, match="CUDA GPU"), memory.recording(tmp_path / "s.pickle"):
         pass
-    ran = False
-    with memory.recording(tmp_path / "s.pickle", required=False) as state:
-        ran = True
-    assert ran
-    assert not state.recorded
-    assert state.path is None
     assert not list(tmp_path.iterdir())
 
 
@@ -193,7 +183,7 @@ def test_outputs_that_cannot_be(allocator: Allocator, monkeypatch: pytest.Monkey
         pass
     (tmp_path / "taken").mkdir()
     with pytest.raises(UsageError, match="cannot be written"):
-        memory.dump(tmp_path / "taken")
+        memory.write(allocator.snapshot(), tmp_path / "taken")
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
 
@@ -221,15 +211,17 @@ def test_no_name_of_a_person_or_machine_is_written(monkeypatch: pytest.MonkeyPat
         allocator.malloc(5000, frames=frames, user_metadata="run of mallory k3y-very-secret")
     found = allocator.snapshot()
     found["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
-    monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda *_: found)
-    target = memory.dump(tmp_path / "s.pickle")
+    target = tmp_path / "s.pickle"
+    memory.write(found, target)
     written = target.read_bytes()
     for word in (b"mallory", b"k3y-very", b"secret-project", b"/home", b"Users"):
         assert word not in written
     snapshot = reader.read(target)
     assert snapshot.frames["filename"].tolist() == list(PATHS.values())
     assert snapshot.settings["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
-    plain = reader.read(memory.dump(tmp_path / "plain.pickle", scrub=False))
+    with (tmp_path / "plain.pickle").open("wb") as file:
+        write_snapshot(found, file)
+    plain = reader.read(tmp_path / "plain.pickle")
     assert plain.frames["filename"].tolist() == list(PATHS)
     numbers = ["address", "size_bytes", "time_ns", "action", "stack"]
     assert snapshot.events[numbers].equals(plain.events[numbers])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import stat
 from pathlib import Path
 
 import pytest
+import stand_in_nsight
 
 from nsightkit import cli
 from nsightkit.capture import doctor
@@ -51,24 +51,11 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def make(log: str = DONE, report: bool = True, code: int = 0) -> Path:
         folder = tmp_path / "tool"
         folder.mkdir(exist_ok=True)
-        path = folder / "ncu"
-        path.write_text(
-            f"""#!/usr/bin/env python3
-import json, pathlib, sys
-said = {{"--help": {HELP!r}, "--version": "Version 2025.3.1.0 (build 1)", "--list-sets": {SETS!r},
-        "--list-sections": {SECTIONS!r}, "--list-chips": "gh100, gv11b", "--query-metrics": {METRICS!r}}}
-if sys.argv[1] in said:
-    print(said[sys.argv[1]]); sys.exit()
-pathlib.Path({str(folder / "called.json")!r}).write_text(json.dumps(sys.argv[1:]))
-given = dict(a.split("=", 1) for a in sys.argv[1:] if a.startswith("--") and "=" in a)
-print("the program's own words")
-pathlib.Path(given["--log-file"].replace("%%", "%")).write_text({log!r})
-if {report}:
-    pathlib.Path(given["--export"].replace("%%", "%")).write_bytes(b"NVR\\0report")
-sys.exit({code})
-"""
+        said = {"--help": HELP, "--list-sets": SETS, "--list-sections": SECTIONS, "--list-chips": "gh100, gv11b"}
+        said["--query-metrics"] = METRICS
+        path = stand_in_nsight.ncu(
+            folder, said, log, b"NVR\0report" if report else b"", words="the program's own words", code=code
         )
-        path.chmod(path.stat().st_mode | stat.S_IXUSR)
         monkeypatch.setenv("NSIGHTKIT_NCU", str(path))
         ncu_tool.answer.cache_clear()
         return folder / "called.json"
@@ -96,7 +83,7 @@ def test_a_run_leaves_a_report_and_says_what_it_holds(stand_in, tmp_path: Path) 
     assert done.trace == done.report == output.with_name(output.name + ".ncu-rep")
     assert done.report.read_bytes().startswith(b"NVR\0")
     assert done.returncode == 0
-    arguments = json.loads(called.read_text())
+    arguments = json.loads(called.read_text())[0]
     assert arguments[-3:] == ["python3", "a b.py", "--kernel-name=mine"]
     for wanted in (
         "--target-processes=all",
@@ -245,7 +232,7 @@ def test_the_command_line_passes_it_all_on(stand_in, tmp_path: Path, capfd: pyte
     assert json.loads(out)["trace"] == str(tmp_path / "r.ncu-rep")
     assert "the program's own words" in err
     assert "environment" in err
-    assert json.loads(called.read_text())[-4:] == ["python3", "t.py", "--count", "9"]
+    assert json.loads(called.read_text())[0][-4:] == ["python3", "t.py", "--count", "9"]
     stand_in("==ERROR== ERR_NVGPUCTRPERM\n", report=False)
     assert cli.run(["capture", "ncu", "-o", str(tmp_path / "s"), "--", "program"]) == 2
     assert "NVreg_RestrictProfilingToAdminUsers=0" in capfd.readouterr().err.splitlines()[-1]

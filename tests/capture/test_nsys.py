@@ -16,11 +16,12 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import stand_in_nsight
 
 import nsightkit
 from nsightkit.capture import doctor
 from nsightkit.capture import nsys as capture
-from nsightkit.capture.captured import Captured
+from nsightkit.capture.profiling import Captured
 from nsightkit.errors import NsightkitError, TraceError, UsageError
 from nsightkit.trace import nsys_tool
 
@@ -70,18 +71,6 @@ def fake(folder: Path, script: str) -> Path:
     path = folder / "nsys"
     path.write_text("#!/bin/sh\n" + script)
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return path
-
-
-def profiling(folder: Path, script: str) -> Path:
-    """An nsys of a known version that does what the script says instead of profiling."""
-    path = folder / "nsys"
-    help_text = "--trace= --output= --capture-range= --capture-range-end= --nvtx-capture= --env-var= --force-overwrite="
-    lines = "\n".join(f"\t{option}\n" for option in help_text.split())
-    (folder / "help").write_text(lines)
-    cases = f'case "$1 $2" in --version*) echo version 2023.4.4.54; exit;; *--help) cat "{folder}/help"; exit;; esac'
-    path.write_text(f"#!/bin/sh\n{cases}\n{script}\n")
-    path.chmod(0o755)
     return path
 
 
@@ -405,8 +394,8 @@ def test_a_program_that_never_ends_is_interrupted_and_its_trace_kept(real: Path,
 @pytest.mark.nsys
 def test_the_installed_help_is_understood(real: Path) -> None:
     can = capture.features(real)
-    assert {"--trace", "-t", "--capture-range-end", "--nvtx-capture", "--cuda-graph-trace", "--env-var"} <= can.options
-    assert {"cuda", "nvtx", "osrt"} <= can.traces
+    assert {"--trace", "-t", "--capture-range-end", "--nvtx-capture", "--cuda-graph-trace", "--env-var"} <= can.keys()
+    assert {"cuda", "nvtx", "osrt"} <= set(can["--trace"])
 
 
 HELP_2023 = """
@@ -436,11 +425,11 @@ usage: nsys profile [<args>] [application] [<application args>]
 
 def test_help_is_parsed() -> None:
     can = capture.parse_help(HELP_2023)
-    assert can.options == {
+    assert can.keys() == {
         "-c", "--capture-range", "--cuda-graph-trace", "--gpu-metrics-device", "--nvtx-domain-include",
         "--nvtx-domain-exclude", "-o", "--output", "-t", "--trace",
     }  # fmt: skip
-    assert can.traces == {"cuda", "nvtx", "cublas-verbose", "osrt", "none"}
+    assert can["--trace"] == ["cuda", "nvtx", "cublas-verbose", "osrt", "none"]
 
 
 @pytest.fixture
@@ -489,7 +478,7 @@ def test_the_command_that_is_shown_holds_all_that_was_set(tmp_path: Path, monkey
     writes = (
         'for a; do case "$a" in --output=*) for i in 1 2; do echo > "${a#--output=}.$i.nsys-rep"; done;; esac; done'
     )
-    monkeypatch.setenv("NSIGHTKIT_NSYS", str(profiling(tmp_path, writes)))
+    monkeypatch.setenv("NSIGHTKIT_NSYS", str(stand_in_nsight.nsys(tmp_path, writes)))
     how = {"trace": ("nvtx",), "capture_range": "step", "repeat": 2, "export": False, "show": False}
     with pytest.raises(UsageError, match="cannot record the nodes"):
         capture.profile(["true"], tmp_path / "r", graph_nodes=True, **how)
@@ -508,7 +497,7 @@ def test_an_nsys_that_lost_its_helper_is_not_blamed_on_the_range(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = "echo \"Connection to Agent lost. This is most likely a bug. Internal reason: 'x'.\""
-    monkeypatch.setenv("NSIGHTKIT_NSYS", str(profiling(tmp_path, f"{said}; exit 1")))
+    monkeypatch.setenv("NSIGHTKIT_NSYS", str(stand_in_nsight.nsys(tmp_path, f"{said}; exit 1")))
     with pytest.raises(NsightkitError, match=r"Connection to Agent lost\); .* record again") as caught:
         capture.profile(["true"], tmp_path / "r", trace=("nvtx",), capture_range="step", show=False)
     assert "spelling" not in str(caught.value)
@@ -524,7 +513,7 @@ def test_only_rows_count_as_evidence(tmp_path: Path, monkeypatch: pytest.MonkeyP
     database.close()
     writes = 'for a; do case "$a" in --output=*) echo > "${a#--output=}.nsys-rep";; esac; done'
     exports = f'[ "$1" = export ] && cp "{export}" "$7" && exit'
-    monkeypatch.setenv("NSIGHTKIT_NSYS", str(profiling(tmp_path, f"{exports}\n{writes}")))
+    monkeypatch.setenv("NSIGHTKIT_NSYS", str(stand_in_nsight.nsys(tmp_path, f"{exports}\n{writes}")))
     output = tmp_path / "x#?%41"  # not to be taken for parts of an address
     kinds = ("nvtx", "osrt")
     done = capture.profile(["true"], output, trace=kinds, expect=["os_calls"], show=False)
@@ -575,7 +564,7 @@ def test_a_capture_left_unimported_is_imported_with_the_named_libraries(
     for folder in ("target-linux-x64", "linux-desktop-x64"):
         (root / folder).mkdir(parents=True)
     writes = 'for a; do case "$a" in --output=*) echo raw > "${a#--output=}.qdstrm";; esac; done'
-    monkeypatch.setenv("NSIGHTKIT_NSYS", str(profiling(root / "target-linux-x64", writes)))
+    monkeypatch.setenv("NSIGHTKIT_NSYS", str(stand_in_nsight.nsys(root / "target-linux-x64", writes)))
     importer = root / "linux-desktop-x64" / "QdstrmImporter"
     importer.write_text(
         '#!/bin/sh\n[ -f "${LD_LIBRARY_PATH%%:*}/libdw.so.1" ] || { echo libdw.so.1 not found; exit 1; }\n'

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -254,8 +255,17 @@ def real(where: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return where
 
 
-def test_where_there_is_a_driver_a_recording_holds_what_it_ran(real: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def now() -> dict[str, Any]:
+    """What the part runs, listed by a process."""
+    return what_runs.ask(PART)
+
+
+def test_where_there_is_a_driver_a_recording_holds_what_it_ran(
+    real: Path, now: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(recordings, "has_driver", lambda: True)
+    monkeypatch.setattr(what_runs, "ask", lambda part, **_: now if part == PART else {})
     place = plant(real, None, key=recordings.part_key(PART))
     runs = what_runs.read(place)
     assert runs["key"] == recordings.part_key(PART)
@@ -274,8 +284,7 @@ def test_a_list_that_fails_fails_no_recording(real: Path, monkeypatch: pytest.Mo
     def broken(*_: object) -> None:
         raise OSError("no more processes")
 
-    for name in ("fork_child", "start_child"):
-        monkeypatch.setattr(what_runs, name, broken)
+    monkeypatch.setattr(what_runs, "fork_child", broken)
     monkeypatch.setattr(recordings, "has_driver", lambda: True)
     place = plant(real, None, key=recordings.part_key(PART))
     assert what_runs.read(place) == {"why_not": "no more processes"}
@@ -283,7 +292,7 @@ def test_a_list_that_fails_fails_no_recording(real: Path, monkeypatch: pytest.Mo
 
 
 def test_lists_of_two_versions_of_pytorch_that_differ_are_made_again_from_the_commit(
-    real: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    real: Path, now: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkout = tmp_path / "checkout"
     ignored = shutil.ignore_patterns("__pycache__")
@@ -297,7 +306,6 @@ def test_lists_of_two_versions_of_pytorch_that_differ_are_made_again_from_the_co
     then = keys.key(PART.code, PART.parameters("live"), PART.counts("live"), checkout)
     plant(real, RUNS | {"torch": "0.1"}, key=then, commit=commit)
     ask, listed = what_runs.ask, []
-    now = ask(PART)
     assert now["key"] != then
 
     def asked(part: Part, start: Callable[..., object] | None = None) -> dict:

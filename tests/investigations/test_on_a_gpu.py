@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gzip
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
@@ -19,7 +18,7 @@ torch = pytest.importorskip("torch")
 
 from stand_in_cuda import StandIn, stand_in  # noqa: E402
 
-from nsightkit.capture import bench_child, utilization  # noqa: E402
+from nsightkit.capture import bench_child, children, utilization  # noqa: E402
 from nsightkit.investigations import child, parts, sweep_column, under_nsight  # noqa: E402
 from nsightkit.investigations.pages import sweep  # noqa: E402
 from nsightkit.investigations.recordings import frame  # noqa: E402
@@ -176,23 +175,25 @@ def test_a_gpu_that_is_lost_is_asked_nothing_more(tmp_path: Path) -> None:
 
 def test_utilization_is_read_while_steps_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     smi = tmp_path / "nvidia-smi"
-    smi.write_text("#!/bin/sh\necho 97, 1620, 687.31, 0x0000000000000004\n")
+    smi.write_text(
+        "#!/bin/sh\necho 97, 1620, 687.31, 0x0000000000000004\n"
+        'case "$*" in *loop*) while sleep 0.05; do echo 97, 1980, 687.31, 0x4 || exit; done;; esac\n'
+    )
     smi.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     with stand_in() as cuda:
-        found = utilization.sample(lambda: cuda.note("step"), 1.4, 0.05)
-    assert set(found["sm_clock_mhz"]) == {1620}
+        found = utilization.sample(lambda: cuda.note("step"), 2.5, 0.5)
+    assert set(found["sm_clock_mhz"]) == {1980}, "not the first second"
     steps = [call for call in cuda.log if call in ("step", "synchronize")]
     assert steps[:22] == [*["step"] * 10, "synchronize"] * 2  # the CPU does not run minutes ahead
 
 
 @pytest.mark.parametrize("cap", [None, 14 * 2**30])
-def test_a_benchmark_is_timed_within_its_cap(cap: int | None, tmp_path: Path) -> None:
+def test_a_benchmark_is_timed_within_its_cap(cap: int | None) -> None:
     sizes = {"batch": 1, "context": 16, "d_model": 32, "layers": 1, "d_ff": 64, "heads": 2, "vocabulary": 64}
     job = {"device": "cuda", "parameters": {**sizes, "precision": "bf16", "mode": "fwd"}, "warmup": 2, "steps": 2}
     with stand_in() as cuda:
-        bench_child.main(**job, nvtx=True, memory_cap_bytes=cap, provenance=True, result=str(tmp_path / "result.json"))
-    found = json.loads((tmp_path / "result.json").read_text())
+        found = bench_child.main(**job, nvtx=True, memory_cap_bytes=cap, provenance=True)
     assert found["status"] == "ok"
     assert found["clock"] == "cuda-event"
     assert found["peak_reserved_bytes"] > 0
@@ -202,13 +203,10 @@ def test_a_benchmark_is_timed_within_its_cap(cap: int | None, tmp_path: Path) ->
     assert fractions == ([] if cap is None else ["memory fraction 0.1", "memory fraction 1"])
 
 
-def test_memory_runs_out_within_a_benchmark_s_cap(tmp_path: Path) -> None:
+def test_memory_runs_out_within_a_benchmark_s_cap() -> None:
     job = {"device": "cuda", "parameters": {"precision": "fp32", "mode": "train"}, "warmup": 50, "steps": 50}
     with stand_in():
-        bench_child.main(
-            **job, nvtx=False, memory_cap_bytes=2**30, provenance=False, result=str(tmp_path / "result.json")
-        )
-    found = json.loads((tmp_path / "result.json").read_text())
+        found = bench_child.main(**job, nvtx=False, memory_cap_bytes=2**30, provenance=False)
     assert (found["status"], found["requested_bytes"]) == ("oom", 2 * 2**20)
     assert found["where"] in ("forward", "backward", "optimizer", "zero_grad")
 
@@ -238,10 +236,9 @@ def test_a_part_is_measured_and_described_in_its_process(tmp_path: Path, monkeyp
     small = dataclasses.replace(part, gpu=part.smoke, warmup=1, repetitions=2, active=1)
     monkeypatch.setattr(child, "find", lambda *_: small)
     monkeypatch.setattr(utilization, "logged", lambda device: contextlib.nullcontext({"readings": len(device)}))
-    job = {"investigation": "training-step", "part": "after", "folder": str(tmp_path), "command": "record"}
     known = dict.fromkeys(("nsys", "ncu", "commit", "dirty"))
     with stand_in():
-        child.main([job], "live", str(tmp_path / "done.json"), "", known)
+        child.main({str(tmp_path): "training-step/after"}, "live", known=known)
     samples, provenance = child.read_result(tmp_path)
     assert len(samples["step_ns"]) == 2
     assert (provenance["kind"], provenance["clock"], provenance["gpu"]["name"]) == (
@@ -260,12 +257,12 @@ def test_parts_of_one_process_give_their_memory_back_and_a_first_look_reaches_th
     folders = [tmp_path / name for name in ("a", "b")]
     for folder in folders:
         folder.mkdir()
-    jobs = [{"investigation": "ceilings", "part": "read", "folder": str(f), "command": "record"} for f in folders]
+    jobs = {str(folder): "ceilings/read" for folder in folders}
     with stand_in() as cuda:
-        child.main(jobs, "live", str(tmp_path / "done.json"), "", dict.fromkeys(("nsys", "ncu", "commit", "dirty")))
+        child.main(jobs, "live", known=dict.fromkeys(("nsys", "ncu", "commit", "dirty")))
     assert cuda.log.count("empty_cache") == 2
     with stand_in() as cuda:
-        child.main([], "live", str(tmp_path / "done.json"))
+        children.main()
     assert cuda.log == ["synchronize"]
 
 

@@ -143,16 +143,16 @@ def test_a_file_that_is_not_ours_is_left_alone(made: Path, tmp_path: Path) -> No
 
 
 def test_logs_travel_apart(made: Path, tmp_path: Path) -> None:
-    for name, size in (("log.txt", 300), ("trace.json.gz", 1_000_001), ("large.txt", 9000)):
-        path = made / ".failed" / "ceilings" / "read" / name
+    for name, size in (("failure.txt", 300), ("trace.json.gz", 1_000_001), ("large.txt", 9000)):
+        path = made / recordings.RAW / "ceilings" / "read" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"x" * size)
     (made / ".preflight.json").write_text("{}" * 200)
-    (made / ".running").mkdir()
-    (made / ".running" / "result.json").write_text("{}")
+    (made / recordings.RAW / "gate" / "before").mkdir(parents=True)
+    (made / recordings.RAW / "gate" / "before" / "result.json").write_text("{}")  # it may still be written
     *_, failed = files = packing.pack(made, tmp_path / "packed", 0.005)
     assert failed.name == packing.LOGS
-    assert zipfile.ZipFile(failed).namelist() == [".failed/ceilings/read/log.txt", ".preflight.json"]
+    assert zipfile.ZipFile(failed).namelist() == [".raw/ceilings/read/failure.txt", ".preflight.json"]
     rows = packing.unpack(files, tmp_path / "back")
     assert [row["detail"] for row in rows if row["status"] == "logs"] == [
         f"{failed} holds logs; 'python -m zipfile -e {failed} FOLDER' unpacks them"

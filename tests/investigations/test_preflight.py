@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -9,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,12 +25,12 @@ from nsightkit.investigations import parts, preflight
 from nsightkit.workloads.layer import RUNGS
 
 #: Checks that start other programs, or take long, have tests of their own.
-QUICK = [name for name, check in preflight.CHECKS.items() if check.where != "gpu" and name not in ("snapshot", "nsys")]
+_APART = ("snapshot", "nsys", "gloo")
+QUICK = [name for name, check in preflight.CHECKS.items() if check.where != "gpu" and name not in _APART]
 
 
-def asked(check: str, device: str, folder: Path) -> tuple[bool, str]:
-    preflight.main(check, device, str(folder / "result.json"))
-    answer = json.loads((folder / "result.json").read_text())
+def asked(check: str, device: str) -> tuple[bool, str]:
+    answer = preflight.main(check, device)
     return answer["ok"], answer["detail"]
 
 
@@ -37,21 +39,35 @@ def asked(check: str, device: str, folder: Path) -> tuple[bool, str]:
 
 @pytest.mark.parametrize("check", QUICK)
 def test_a_check_that_runs_on_a_cpu_works_there(tmp_path: Path, check: str) -> None:
-    works, detail = asked(check, "cpu", tmp_path)
+    works, detail = asked(check, "cpu")
     assert works, detail
+
+
+def test_processes_that_work_together_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The workload itself runs in ``tests/workloads/test_late_rank.py``."""
+    done: list[str] = []
+
+    @contextlib.contextmanager
+    def crew(device: str, **sizes: Any) -> Iterator[SimpleNamespace]:
+        parameters = {"ranks": sizes.get("ranks", 2), "backend": f"gloo on {device}"}
+        yield SimpleNamespace(step=lambda: done.append("step"), parameters=parameters)
+
+    monkeypatch.setattr(preflight, "resolve", lambda place: crew if place.endswith("late_rank:start") else None)
+    assert asked("gloo", "cpu") == (True, "2 processes through gloo on cpu")
+    assert done == ["step"]
 
 
 @pytest.mark.nsys
 def test_the_capture_under_nsys_works(tmp_path: Path, nsys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NSIGHTKIT_NSYS", str(nsys))
-    assert asked("nsys", "cpu", tmp_path) == (True, "1 ranges")
+    assert asked("nsys", "cpu") == (True, "1 ranges")
 
 
 def test_a_real_ncu_without_a_gpu_says_why_it_counts_nothing(
     tmp_path: Path, real_ncu: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NSIGHTKIT_NCU", str(real_ncu))
-    works, detail = asked("ncu", "cpu", tmp_path)
+    works, detail = asked("ncu", "cpu")
     assert not works
     assert "no NVIDIA GPU here" in detail or "no CUDA driver" in detail
 
@@ -74,16 +90,16 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
 
 
 def test_the_gpu_is_described(tmp_path: Path, gpu: SimpleNamespace) -> None:
-    works, detail = asked("gpu", "cuda", tmp_path)
+    works, detail = asked("gpu", "cuda")
     assert works
     assert detail.startswith("Planted GPU, 141 GiB, 132 multiprocessors, compute capability 9.0, CUDA ")
-    assert asked("nvml", "cuda", tmp_path) == (
+    assert asked("nvml", "cuda") == (
         True, "gpu_utilization_percent 97, sm_clock_mhz 1980, power_w 655.5, slowdown_mask 4"
     )  # fmt: skip
     gpu.smi.write_text("#!/bin/sh\nexit 9\n")
-    assert asked("nvml", "cuda", tmp_path) == (
+    assert asked("nvml", "cuda") == (
         False,
-        "neither nvidia-smi nor pynvml gives sm_clock_mhz, power_w, slowdown_mask; recordings go without",
+        "nvidia-smi does not give sm_clock_mhz, power_w, slowdown_mask; recordings go without",
     )
 
 
@@ -99,7 +115,7 @@ def test_what_a_check_asks_of_cuda_exists_and_comes_in_order(
 
     monkeypatch.setattr(preflight, "find", small)
     with stand_in() as cuda:
-        works, detail = asked(check, "cuda", tmp_path)
+        works, detail = asked(check, "cuda")
     if check == "trace":
         assert (works, detail) == (False, "the profile of PyTorch holds no kernels")  # which a CPU has none of
     else:
@@ -112,30 +128,30 @@ def test_what_a_check_asks_of_cuda_exists_and_comes_in_order(
 def test_a_name_that_scrubbing_would_change_is_said(
     tmp_path: Path, gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert asked("host", "cuda", tmp_path)[0]
+    assert asked("host", "cuda")[0]
     monkeypatch.setenv("PLANTED_SECRET", "s3cr3t-value")
     gpu.name = "Planted s3cr3t-value"
-    works, detail = asked("host", "cuda", tmp_path)
+    works, detail = asked("host", "cuda")
     assert not works
     assert detail.startswith("Planted s3cr3t-value would be recorded as Planted [secret]")
 
 
 def test_what_is_absent_or_wrong_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nvtx", None)
-    works, detail = asked("imports", "cpu", tmp_path)
+    works, detail = asked("imports", "cpu")
     assert not works
     assert detail.startswith("these cannot be imported: nvtx (")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2**30))
-    works, detail = asked("disk", "cpu", tmp_path)
+    works, detail = asked("disk", "cpu")
     assert not works
     assert "1.0 GiB are free" in detail
     scaled, ones = torch._scaled_mm, torch.ones_like
     monkeypatch.setattr(torch, "_scaled_mm", lambda *given, **named: ones(scaled(*given, **named)))
-    works, detail = asked("fp8", "cpu", tmp_path)
+    works, detail = asked("fp8", "cpu")
     assert not works
     assert detail.startswith("its result is wrong: numbers of 1, not about 12.8")
     monkeypatch.setattr(torch, "_scaled_mm", None)
-    works, detail = asked("fp8", "cpu", tmp_path)
+    works, detail = asked("fp8", "cpu")
     assert not works
     assert detail.startswith("TypeError: ")
 
@@ -161,6 +177,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return answer
 
     monkeypatch.setattr(preflight, "ask_child", ask)
+    monkeypatch.setattr(preflight, "starter", lambda: None)
     return found
 
 
@@ -210,6 +227,7 @@ def test_a_module_that_is_not_installed_is_named_and_costs_no_other_answer(tmp_p
         "from nsightkit import cli\n"
         "from nsightkit.investigations import preflight\n"
         "preflight.ask_child = lambda *_: {'ok': True, 'detail': 'planted'}\n"
+        "preflight.starter = lambda: None\n"
         f"sys.exit(cli.run(['record', '--preflight', '--out', {str(tmp_path)!r}, '-f', 'json']))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

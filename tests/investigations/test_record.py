@@ -103,7 +103,7 @@ def test_parts_can_be_chosen(planted: Planted) -> None:
     rows = record.record(only=["hidden-sync", "gpu-util/training"])
     assert by_status(rows, "recorded") == ["hidden-sync/before", "hidden-sync/after", "gpu-util/training"]
     assert {row["state"] for row in recordings.status() if row["state"] != "absent"} == {"current"}
-    assert not (where() / ".running").exists()
+    assert not (where() / recordings.RAW).exists()
     with pytest.raises(UsageError, match="starved-input/before"):
         record.record(only=["starved"])
 
@@ -225,7 +225,7 @@ def test_the_recorder_resumes_and_survives_a_failure(planted: Planted) -> None:
     assert [row["status"] for row in first] == ["recorded"] * 6 + ["failed"]
     assert planted.measured.count(["gpu-util/training"]) == 2, "once more"
     assert planted.measured[-1] == ["gpu-util/training"], "after all others"
-    detail, kept = first[-1]["detail"], where() / ".failed" / "gpu-util" / "training"
+    detail, kept = first[-1]["detail"], where() / recordings.RAW / "gpu-util" / "training"
     assert detail == f"training was not measured: CUDA error: lost; all of it is in {kept}"
     assert "all that it wrote\nline 3" in (kept / child.FAILURE).read_text()
     planted.failing = set()
@@ -233,7 +233,7 @@ def test_the_recorder_resumes_and_survives_a_failure(planted: Planted) -> None:
     second = record.record(only=[*only, "matrix/model_a"])
     assert planted.measured == [["matrix/model_a"], ["gpu-util/training"]], "last in the next call too"
     assert {row["status"] for row in second if row["part"] not in ("training", "model_a")} == {"kept"}
-    assert not list(where().rglob(".failed/*/*"))
+    assert not list(where().rglob(".raw/*/*"))
 
 
 def test_of_parts_in_one_process_those_that_failed_come_again_alone(planted: Planted) -> None:
@@ -253,7 +253,7 @@ def test_a_result_survives_an_error_where_it_is_written(planted: Planted, monkey
     monkeypatch.setattr(record.recordings, "write", full)
     rows = record.record(only=["memory-snapshot/full"])
     assert by_status(rows, "failed") == ["memory-snapshot/full"]
-    kept = where() / ".failed" / "memory-snapshot" / "full"
+    kept = where() / recordings.RAW / "memory-snapshot" / "full"
     assert {path.name for path in kept.iterdir()} == {
         child.RESULT, child.FAILURE, "trace.json.gz", "snapshot.pickle"
     }  # fmt: skip
@@ -267,10 +267,9 @@ def test_a_result_survives_an_error_where_it_is_written(planted: Planted, monkey
 
 def test_a_result_of_other_code_is_measured_anew(planted: Planted) -> None:
     part = find("hidden-sync", "before")
-    for kind in (".running", ".failed"):
-        raw = where() / kind / part.investigation / part.name
-        raw.mkdir(parents=True)
-        (raw / child.RESULT).write_text(json.dumps({"samples": {}, "provenance": facts(part, key="0" * 32)}))
+    raw = where() / recordings.RAW / part.investigation / part.name
+    raw.mkdir(parents=True)
+    (raw / child.RESULT).write_text(json.dumps({"samples": {}, "provenance": facts(part, key="0" * 32)}))
     rows = record.record(only=["hidden-sync/before"])
     assert (by_status(rows, "recorded"), len(planted.measured)) == (["hidden-sync/before"], 1)
 
@@ -309,8 +308,7 @@ def test_a_child_that_overruns_is_ended_and_has_not_failed(planted: Planted, clo
     rows = record.record(only=["hidden-sync"], budget_s=40.0)
     assert planted.limits == [40.0]
     assert [row["status"] for row in rows] == ["over budget"] * 2
-    assert not (where() / ".failed").exists()
-    assert not (where() / ".running").exists()
+    assert not (where() / recordings.RAW).exists()
     # one that hangs does not get all the time there is, and is no failure of the others
     planted.limits.clear()
     rows = record.record(only=["hidden-sync"], budget_s=10_000.0)
@@ -398,22 +396,21 @@ def test_a_window_completes_nineteen_pages(tmp_path: Path, monkeypatch: pytest.M
 TRIVIAL = """
 import json, pathlib, shutil, time, uuid
 
-def main(parts, mode, result, **_):
+def main(parts, mode, **_):
     here = pathlib.Path(__file__).parent
     facts = json.loads((here / "facts.json").read_text())
-    for part in parts:
-        name = part["investigation"] + "/" + part["part"]
+    for folder, name in parts.items():
         with (here / "ran.txt").open("a") as log:
             log.write(f"begin {name} -\\n")
         time.sleep(0.03)
-        folder, own = pathlib.Path(part["folder"]), str(uuid.uuid4())
+        folder, own = pathlib.Path(folder), str(uuid.uuid4())
         shutil.copy(here / "trace.json.gz", folder)
         made = {"samples": {"step_ns": [1, 2]}, "provenance": {**facts[name], "command": own}}
         (folder / "result.new").write_text(json.dumps(made))
         (folder / "result.new").replace(folder / "result.json")
         with (here / "ran.txt").open("a") as log:
             log.write(f"end {name} {own}\\n")
-    pathlib.Path(result).write_text("{}")
+    return {}
 """
 RECORDER = """
 import os, pathlib, random, signal, sys, time
@@ -431,7 +428,7 @@ for killed in (True, True, True, False):
         record.record(only, out=here / "out", pack=here / "packed", preflight=False)
         os._exit(0)
     if killed:
-        enough = lines() + moments.randint(1, 10)
+        enough = lines() + moments.randint(1, 6)
         while lines() < enough:
             time.sleep(0.003)
         time.sleep(moments.random() / 20)
@@ -446,8 +443,8 @@ sys.exit(status != 0)
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are forked")
 def test_a_recorder_that_is_killed_loses_nothing_and_records_nothing_twice(tmp_path: Path) -> None:
     """Three times, at random moments; then it is let to its end."""
-    only = ["hidden-sync", "gate", "ceilings"]
-    chosen = [part for part in investigations.parts() if part.investigation in only]
+    only = ["hidden-sync", "gate", *(f"ceilings/{name}" for name in ("fp32", "copy", "triad", "read"))]
+    chosen = [part for part in investigations.parts() if {part.investigation, "/".join(plan.name(part))} & {*only}]
     (tmp_path / "trivial.py").write_text(TRIVIAL)
     (tmp_path / "facts.json").write_text(json.dumps({"/".join(plan.name(part)): facts(part) for part in chosen}))
     with gzip.open(tmp_path / "trace.json.gz", "wt") as stream:
@@ -466,6 +463,6 @@ def test_a_recorder_that_is_killed_loses_nothing_and_records_nothing_twice(tmp_p
         (found,) = recordings.find(part, tmp_path / "out")
         assert found.state == "current"
         assert found.provenance["command"] == ends["/".join(plan.name(part))], f"seed {seed}: a result was lost"
-    assert not list((tmp_path / "out").rglob(".running/*/*")), f"seed {seed}"
+    assert not list((tmp_path / "out").rglob(".raw/*/*")), f"seed {seed}"
     rows = packing.unpack(sorted((tmp_path / "packed").iterdir()), tmp_path / "back")
     assert len(by_status(rows, "placed")) == len(chosen)

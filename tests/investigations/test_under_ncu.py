@@ -7,11 +7,11 @@ import json
 import os
 import re
 import socket
-import stat
 from pathlib import Path
 
 import pandas as pd
 import pytest
+import stand_in_nsight
 
 import nsightkit
 from nsightkit.analysis.roofline import counters as analysis
@@ -62,27 +62,10 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     ) -> Path:
         folder = tmp_path / "tool"
         folder.mkdir(exist_ok=True)
-        made = "" if report is None else reports.write(report, folder / "report").read_text()
+        made = b"" if report is None else reports.write(report, folder / "report").read_bytes()
         listed = sections or "".join(f"{name}  Name  no  file\n" for name in under_nsight.SECTIONS)
-        path = folder / "ncu"
-        path.write_text(
-            f"""#!/usr/bin/env python3
-import json, os, pathlib, signal, sys, time
-said = {{"--help": {HELP!r}, "--version": "Version 2025.3.1.0 (build 1)", "--list-sections": {listed!r}}}
-if sys.argv[1] in said:
-    print(said[sys.argv[1]]); sys.exit()
-pathlib.Path({str(folder / "called.json")!r}).write_text(json.dumps([sys.argv[1:], dict(os.environ)]))
-given = dict(a.split("=", 1) for a in sys.argv[1:] if a.startswith("--") and "=" in a)
-pathlib.Path(given["--log-file"].replace("%%", "%")).write_text({log!r})
-if {made!r}:
-    pathlib.Path(given["--export"].replace("%%", "%")).write_text({made!r})
-if {hang}:
-    signal.signal(signal.SIGINT, lambda *_: sys.exit({code}))
-    time.sleep(60)
-sys.exit({code})
-"""
-        )
-        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        said = {"--help": HELP, "--list-sections": listed}
+        path = stand_in_nsight.ncu(folder, said, log, made, code=code, hang=hang)
         monkeypatch.setenv("NSIGHTKIT_NCU", str(path))
         ncu_tool.answer.cache_clear()
         return folder / "called.json"

@@ -16,6 +16,7 @@ from typing import Self
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+import stand_in_nsight
 
 import nsightkit
 from nsightkit.analysis.compare import two_tools
@@ -31,18 +32,6 @@ from nsightkit.workloads import planted
 
 PART = investigations.find("training-step", "before")
 PLAIN = investigations.find("starved-input", "before")
-
-
-def program(folder: Path, script: str) -> Path:
-    """An nsys of a known version that does what the script says instead of profiling."""
-    path = folder / "nsys"
-    help_text = "--trace= --output= --capture-range= --capture-range-end= --nvtx-capture= --env-var= --force-overwrite="
-    lines = "\n".join(f"\t{option}\n" for option in help_text.split())
-    (folder / "help").write_text(lines)
-    cases = f'case "$1 $2" in --version*) echo version 2023.4.4.54; exit;; *--help) cat "{folder}/help"; exit;; esac'
-    path.write_text(f"#!/bin/sh\n{cases}\n{script}\n")
-    path.chmod(0o755)
-    return path
 
 
 # -- with a real nsys ----------------------------------------------------------------------------------------------
@@ -170,7 +159,7 @@ def test_a_failing_nsys_is_a_line_and_no_failure(
 ) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "made").mkdir()
-    monkeypatch.setenv("NSIGHTKIT_NSYS", str(program(tmp_path / "bin", script)))
+    monkeypatch.setenv("NSIGHTKIT_NSYS", str(stand_in_nsight.nsys(tmp_path / "bin", script)))
     notice = noticed(PART, tmp_path / "made")
     assert words in notice
     assert str(tmp_path) not in notice
@@ -182,7 +171,7 @@ def test_a_hanging_nsys_is_ended_with_all_it_started(tmp_path: Path, monkeypatch
     for name in ("bin", "made", "cwd"):
         (tmp_path / name).mkdir()
     script = "trap '' INT; setsid sleep 300 & sleep 300"
-    monkeypatch.setenv("NSIGHTKIT_NSYS", str(program(tmp_path / "bin", script)))
+    monkeypatch.setenv("NSIGHTKIT_NSYS", str(stand_in_nsight.nsys(tmp_path / "bin", script)))
     monkeypatch.chdir(tmp_path / "cwd")
     found = child.capture_child(PART, "smoke", tmp_path / "made", 3.0)
     assert found == {"notice": "not done within 3 s; it last said: nothing"}

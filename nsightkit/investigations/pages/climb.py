@@ -7,7 +7,7 @@ before anything is measured; :class:`Climb` puts it beside the measurement. Whet
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -114,18 +114,15 @@ def predicted(mode: str, sizes: Mapping[str, Any], rates: Rates) -> pd.DataFrame
     listed = operations(mode, sizes)
     whole = ladder.list_ns(listed, rates)
     floor = ladder.floor_ns(listed, rates) if mode == "prefill" else whole
-    rows: list[dict[str, Any]] = []
+    rows = []
     for name, rung in RUNGS[mode].items():
-        launches, least, lower = None, whole, floor
-        if rung.compiled is None:
-            written = as_written(mode, name, sizes)
-            launches, least = len(written), ladder.launched_ns(written, rates)
-            if mode == "decode":
-                least = max(least, 1e3 * LAUNCH_US * launches)
-            lower = least
-        rows.append({"rung": name, "change": rung.change, "launches": launches, "least_ns": least, "lower_ns": lower})
+        row = {"rung": name, "change": rung.change, "launches": None, "least_ns": whole, "lower_ns": floor}
+        rows.append(row)
         if rung.compiled is not None:  # what comes after it can only come nearer to the same bound
             break
+        written = as_written(mode, name, sizes)
+        least = max(ladder.launched_ns(written, rates), 1e3 * LAUNCH_US * len(written) * (mode == "decode"))
+        row |= {"launches": len(written), "least_ns": least, "lower_ns": least}
     table = pd.DataFrame(rows).astype({"launches": "Int64"})
     return table.assign(share=whole / table["least_ns"])
 
@@ -137,13 +134,11 @@ def card_of(run: Measurement) -> Gpu | None:
     ----------
     run : Measurement
     """
-    try:
+    with contextlib.suppress(KeyError, UsageError):
         return hardware.find((run.provenance["gpu"] or {})["name"])
-    except (KeyError, UsageError):
-        return None
+    return None
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class Climb:
     """Rungs that were measured, held against what was predicted of them and against the same bounds.
 
@@ -154,11 +149,38 @@ class Climb:
         By rung, the first rung first.
     ceilings_runs : iterable of Measurement
         Products and transfers on the same card; none where nothing follows from them.
+
+    Attributes
+    ----------
+    smoke : bool
+        Whether it was a small run on a CPU.
+    sheet : Rates or None
+        Of the card's datasheet, where it is listed.
+    ceilings : Rates or None
+        Measured on this card.
+    rates : Rates or None
+        The best that is known of the card.
+    listed : list of Operation
+        What one layer must do.
+    list_ns : float
+        Least time of one layer by the best rates known; NaN where none are.
+    comparable : bool
+        Whether all runs are of one machine, and measured in the same way.
     """
 
-    mode: str
-    runs: Mapping[str, Measurement]
-    ceilings_runs: Iterable[Measurement] = ()
+    def __init__(self, mode: str, runs: Mapping[str, Measurement], ceilings_runs: Iterable[Measurement] = ()) -> None:
+        self.mode, self.runs, self.ceilings_runs = mode, dict(runs), list(ceilings_runs)
+        self.first = next(iter(self.runs.values()))
+        self.smoke = self.first.mode == "smoke"
+        self.layers = int(self.first.parameters["layers"])  # that a step passes through
+        self.card = card_of(self.first)
+        self.sheet = sol.datasheet(self.card) if self.card else None
+        reached = [sol.ceiling(run.parameters, float(run.median("step_ns") or 0)) for run in self.ceilings_runs]
+        self.ceilings = sol.ceilings(reached, "measured on this card") if reached else None
+        self.rates = self.ceilings or self.sheet
+        self.listed = operations(mode, self.first.parameters)
+        self.list_ns = ladder.list_ns(self.listed, self.rates) if self.rates else float("nan")
+        self.comparable = same_machine(*self.runs.values(), *self.ceilings_runs)
 
     @classmethod
     def up(cls, mode: str, first: Measurement, few: Iterable[str], ceilings: Iterable[str]) -> Climb:
@@ -186,56 +208,6 @@ class Climb:
         return cls(mode, runs, [measurement.measure("ceilings", part) for part in ceilings])
 
     @functools.cached_property
-    def first(self) -> Measurement:
-        """The first rung."""
-        return next(iter(self.runs.values()))
-
-    @property
-    def smoke(self) -> bool:
-        """Whether it was a small run on a CPU."""
-        return self.first.mode == "smoke"
-
-    @property
-    def layers(self) -> int:
-        """Layers that a step passes through."""
-        return int(self.first.parameters["layers"])
-
-    @functools.cached_property
-    def card(self) -> Gpu | None:
-        """The card, where it is listed."""
-        return card_of(self.first)
-
-    @functools.cached_property
-    def sheet(self) -> Rates | None:
-        """The rates of its datasheet."""
-        return sol.datasheet(self.card) if self.card else None
-
-    @functools.cached_property
-    def reached(self) -> list[dict[str, Any]]:
-        """What its ceilings are made of."""
-        return [sol.ceiling(run.parameters, float(run.median("step_ns") or 0)) for run in self.ceilings_runs]
-
-    @functools.cached_property
-    def ceilings(self) -> Rates | None:
-        """The ceilings measured on this card."""
-        return sol.ceilings(self.reached, "measured on this card") if self.reached else None
-
-    @property
-    def rates(self) -> Rates | None:
-        """The best that is known of the card."""
-        return self.ceilings or self.sheet
-
-    @functools.cached_property
-    def listed(self) -> list[Operation]:
-        """What one layer must do."""
-        return operations(self.mode, self.first.parameters)
-
-    @property
-    def list_ns(self) -> float:
-        """Least time of one layer by the best rates known; NaN where none are."""
-        return ladder.list_ns(self.listed, self.rates) if self.rates else float("nan")
-
-    @functools.cached_property
     def spent(self) -> dict[str, pd.Series]:
         """Profiled time of a layer by kind of work, of each rung."""
         return {name: ladder.kinds(run.trace, self.layers) for name, run in self.runs.items()}
@@ -259,85 +231,60 @@ class Climb:
     @functools.cached_property
     def steps(self) -> pd.DataFrame:
         """One row a change: what it could save at most, what it saved, and what came out."""
-        rows = [self._judged(name) for name in self.runs if self.base(name) in self.runs]
+        rungs = RUNGS[self.mode]
+        rows = [self._judged(name, str(rungs[name].base)) for name in self.runs if rungs[name].base in self.runs]
         return pd.DataFrame(rows).astype(dict.fromkeys(_COLUMNS_US, float))
-
-    def base(self, name: str) -> str | None:
-        """Give the rung that one changes.
-
-        Parameters
-        ----------
-        name : str
-        """
-        return RUNGS[self.mode][name].base
-
-    def most_ns(self, name: str) -> float | None:
-        """Give what a rung can save of its base at most, for one layer.
-
-        Parameters
-        ----------
-        name : str
-
-        Returns
-        -------
-        float or None
-            Nanoseconds. None where no kernels were recorded, or nothing is known of the card.
-        """
-        base = self.runs[str(self.base(name))]
-        if self.rates is None or not base.trace.recorded("kernels"):
-            return None
-        most = _most_of_prefill if self.mode == "prefill" else _most_of_decode
-        return most(name, self, self.rates, self._took_ns(base), self.spent[str(self.base(name))])
 
     def _took_ns(self, run: Measurement) -> float:
         """What a layer took in a run."""
         return float(run.median("step_ns") or 0) / self.layers
 
-    def by_replay_ns(self, name: str) -> float | None:
-        """Give what a rung that only launches otherwise saves of its base, played again.
+    def _most_ns(self, name: str, base: str) -> float | None:
+        """What a rung can save of its base at most, for one layer.
 
-        Parameters
-        ----------
-        name : str
+        None where no kernels were recorded, or nothing is known of the card.
+        """
+        if self.rates is None or not self.runs[base].trace.recorded("kernels"):
+            return None
+        most = _most_of_prefill if self.mode == "prefill" else _most_of_decode
+        return most(name, self, self.rates, self._took_ns(self.runs[base]), self.spent[base])
 
-        Returns
-        -------
-        float or None
-            None for other rungs, which run other kernels: no replay predicts those.
+    def _by_replay_ns(self, name: str, base: str) -> float | None:
+        """What a rung that only launches otherwise saves of its base, played again.
+
+        None for other rungs, which run other kernels: no replay predicts those.
         """
         if not name.startswith("graphed"):
             return None
-        base = self.runs[str(self.base(name))]
-        (row,) = whatif.summary(base.trace, ["free-launches"])
-        return (1 - 1 / float(row["speedup"])) * self._took_ns(base) if row["speedup"] else None
+        (row,) = whatif.summary(self.runs[base].trace, ["free-launches"])
+        return (1 - 1 / float(row["speedup"])) * self._took_ns(self.runs[base]) if row["speedup"] else None
 
-    def _judged(self, name: str) -> dict[str, Any]:
-        base = str(self.base(name))
+    def _judged(self, name: str, base: str) -> dict[str, Any]:
         # What was saved is what lies between the two series, from the later one to the earlier one.
         saved = noise.shift(self.runs[name].values("step_ns"), self.runs[base].values("step_ns"))
-        most, replayed = self.most_ns(name), self.by_replay_ns(name)
-        if not saved.excludes(0):
-            word = "no effect beyond the spread"
-        elif saved.value < 0:
-            word = "slower"
-        elif most is None:
-            word = "faster"
-        else:
-            word = "within" if (saved.low or 0) / self.layers <= most else "more than predicted"
-        figures = (most, replayed, saved.value / self.layers)
+        most = self._most_ns(name, base)
+        outcomes = {
+            "no effect beyond the spread": not saved.excludes(0),
+            "slower": saved.value < 0,
+            "faster": most is None,
+            "within": most is not None and (saved.low or 0) / self.layers <= most,
+            "more than predicted": True,
+        }
+        figures = (most, self._by_replay_ns(name, base), saved.value / self.layers)
         said = {c: np.nan if v is None else v / 1e3 for c, v in zip(_COLUMNS_US, figures, strict=True)}
-        return {"rung": name, "changes": base, **said, "outcome": word}
+        outcome = next(words for words, holds in outcomes.items() if holds)
+        return {"rung": name, "changes": base, **said, "outcome": outcome}
 
     @property
     def floors(self) -> dict[str, float]:
         """Least times of a layer in nanoseconds, by what they are the least of."""
-        found = {}
-        for label, roof in (("ceilings", self.ceilings), ("datasheet", self.sheet)):
-            if roof:
-                found[f"the list, {label}"] = ladder.list_ns(self.listed, roof)
-                if self.mode == "prefill":
-                    found[f"the floor, {label}"] = ladder.floor_ns(self.listed, roof)
-        return found
+        least = {"the list": ladder.list_ns} | ({"the floor": ladder.floor_ns} if self.mode == "prefill" else {})
+        return {
+            f"{of}, {label}": least[of](self.listed, roof)
+            for label, roof in (("ceilings", self.ceilings), ("datasheet", self.sheet))
+            if roof
+            for of in least
+        }
 
     @property
     def checked(self) -> pd.DataFrame:
@@ -364,40 +311,7 @@ class Climb:
     def faster(self) -> bool:
         """Whether the fastest rung is faster than the first by more than noise."""
         first, last = self.first.values("step_ns"), self.runs[self.best].values("step_ns")
-        return self.best != next(iter(self.runs)) and noise.shift(first, last).excludes(0)
-
-    @property
-    def comparable(self) -> bool:
-        """Whether all runs are of one machine, and measured in the same way."""
-        return same_machine(*self.runs.values(), *self.ceilings_runs)
-
-    def rungs_that(self, outcome: str) -> str:
-        """Name the rungs of one outcome.
-
-        Parameters
-        ----------
-        outcome : str
-            What it begins with.
-
-        Returns
-        -------
-        str
-            ``no rung`` without one.
-        """
-        return ", ".join(self.steps.loc[self.steps["outcome"].str.startswith(outcome), "rung"]) or "no rung"
-
-    def share(self, name: str) -> str:
-        """Say a rung's shares of the bounds.
-
-        Parameters
-        ----------
-        name : str
-        """
-        said = f"{self._of(name, 'sol_measured'):.0%} of the measured ceilings"
-        of_sheet = self._of(name, "sol_datasheet")
-        if np.isfinite(of_sheet):
-            said += f" and {of_sheet:.0%} of the datasheet"
-        return said
+        return self.best != self.first.part and noise.shift(first, last).excludes(0)
 
     def said(self, unit: str) -> str:
         """Say what the rungs came to, in sentences.
@@ -413,77 +327,70 @@ class Climb:
         """
         if not self.comparable:
             return "the runs are not of the same machine; nothing to compare."
-        first = next(iter(self.runs))
+        first, faster = self.first.part, self.faster
         took, best = (self._of(rung, "time_ns") / 1e3 for rung in (first, self.best))
-        if self.faster:
-            text = f"{unit} goes from {took:,.1f} to {best:,.1f} µs ({self.best}), {took / best:.1f} times as fast."
-        else:
-            text = f"no rung beats the first ({took:,.1f} µs for {unit}) by more than the noise."
-        if not self.smoke:
-            end = f" to {self.share(self.best)}" if self.faster else ""
-            text += f" That is {'from ' if self.faster else ''}{self.share(first)}{end}."
-            text += f" Faster than predicted: {self.rungs_that('more')}."
-        text += f" Changes without an effect of their own: {self.rungs_that('no effect')}."
+        outcomes = self.steps["outcome"].astype("str")
+
+        def rungs(begin: str) -> str:
+            return ", ".join(self.steps.loc[outcomes.str.startswith(begin), "rung"]) or "no rung"
+
+        def share(rung: str) -> str:
+            of_sheet = self._of(rung, "sol_datasheet")
+            sheet = f" and {of_sheet:.0%} of the datasheet" if np.isfinite(of_sheet) else ""
+            return f"{self._of(rung, 'sol_measured'):.0%} of the measured ceilings{sheet}"
+
         wrong = ", ".join(self.table.index[self.table["impossible"]])
         over = ", ".join(self.table.index[self.table["floor_measured"] > 1])
-        if wrong:
-            text += f" Faster than the card can be: {wrong}."
-        if over:
-            text += f" These rungs beat the measured ceilings, so the ceilings were too low: {over}."
-        return text
+        times = f"{unit} goes from {took:,.1f} to {best:,.1f} µs ({self.best}), {took / best:.1f} times as fast."
+        shares = f"from {share(first)} to {share(self.best)}" if faster else share(first)
+        sentences = {
+            times if faster else f"no rung beats the first ({took:,.1f} µs for {unit}) by more than the noise.": True,
+            f"That is {shares}. Faster than predicted: {rungs('more')}.": not self.smoke,
+            f"Changes without an effect of their own: {rungs('no effect')}.": True,
+            f"Faster than the card can be: {wrong}.": wrong,
+            f"These rungs beat the measured ceilings, so the ceilings were too low: {over}.": over,
+        }
+        return " ".join(sentence for sentence, holds in sentences.items() if holds)
 
 
 def _most_of_prefill(name: str, climb: Climb, rates: Rates, took: float, spent: pd.Series) -> float:
-    sizes, listed = climb.first.parameters, climb.listed
+    sizes, listed, whole = climb.first.parameters, climb.listed, float(spent.sum())
     by_kind = dict.fromkeys(ladder.KEPT, 0.0) | spent.to_dict()
-    kept, idle = by_kind["GEMM"] + by_kind["attention"], max(took - float(spent.sum()), 0.0)
-    bounds = {
-        kind: sum(
-            rates.bound_ns(o) for o in listed if o.unit != "fp32" and (o.name == "attention") == (kind == "attention")
-        )
-        for kind in ladder.KEPT
-    }
+    products, attention = by_kind["GEMM"], by_kind["attention"]
+    other, idle = whole - products - attention, max(took - whole, 0.0)
+    ideal = {operation.name: rates.bound_ns(operation) for operation in listed}
+    floor = ladder.floor_ns(listed, rates)
+    least_products, least_other = floor - ideal["attention"], ladder.list_ns(listed, rates) - floor
     filled = waves(sizes, climb.card.multiprocessors) if climb.card else {}
 
     def joined(n: int, k: int, alone: str, together: str) -> float:
         """What a product gains that fills its last wave better: it keeps its share of its bound."""
-        if not filled:
-            return 0.0
-        lost = 1 / filled[alone] - 1 / filled[together]
-        return rates.bound_ns(sol.gemm_cost(sizes["context"], n, k)) * lost * max(by_kind["GEMM"] / bounds["GEMM"], 1)
+        lost = 1 / filled[alone] - 1 / filled[together] if filled else 0.0
+        return rates.bound_ns(sol.gemm_cost(sizes["context"], n, k)) * lost * max(products / least_products, 1)
 
     d, f = sizes["hidden"], sizes["d_ff"]
-    if name == "sdpa":
-        was, is_now = (
-            ladder.launched_ns(as_written("prefill", rung, sizes), rates) for rung in (str(climb.base(name)), name)
-        )
+    pairs = joined(2 * f, d, "gate or up", "gate and up")
+    if name == "sdpa":  # what is launched is counted by going through the layer, which takes a while
+        was, is_now = (ladder.launched_ns(as_written("prefill", rung, sizes), rates) for rung in ("naive", "sdpa"))
         return (was - is_now) * took / was
-    if name in ("fused", "two-streams"):
-        pairs = joined(2 * f, d, "gate or up", "gate and up")
-        return pairs + (joined(3 * d, d, "q, k or v", "q, k, v") if name == "fused" else 0.0)
-    if name in ("compiled", "triton"):
-        return float(spent.sum()) - kept + idle
-    if name == "epilogue":
-        rest = [operation for operation in listed if operation.unit == "fp32"]
-        pace = (float(spent.sum()) - kept) / ladder.list_ns(rest, rates)
-        (one,) = (operation for operation in rest if operation.name == "SwiGLU")
-        return rates.bound_ns(one) * max(pace, 1)
-    if name == "autotuned":
-        return max(by_kind["GEMM"] - bounds["GEMM"], 0)
-    if name in ("flash", "cudnn"):
-        return max(by_kind["attention"] - bounds["attention"], 0)
-    if name == "fp8":
-        return by_kind["GEMM"] * (1 - rates.tflops["bf16"] / rates.tflops.get("fp8", rates.tflops["bf16"]))
-    return idle
+    most = {
+        "fused": pairs + joined(3 * d, d, "q, k or v", "q, k, v"),
+        "two-streams": pairs,
+        **dict.fromkeys(("compiled", "triton"), other + idle),
+        "epilogue": ideal["SwiGLU"] * max(other / least_other, 1),
+        "autotuned": max(products - least_products, 0),
+        **dict.fromkeys(("flash", "cudnn"), max(attention - ideal["attention"], 0)),
+        "fp8": products * (1 - rates.tflops["bf16"] / rates.tflops.get("fp8", rates.tflops["bf16"])),
+    }
+    return most.get(name, idle)
 
 
 def _most_of_decode(name: str, climb: Climb, rates: Rates, took: float, spent: pd.Series) -> float:
-    bound = ladder.list_ns(climb.listed, rates)
-    if name == "fused":
-        was, is_now = (len(as_written("decode", rung, climb.first.parameters)) for rung in ("eager", "fused"))
-        return (was - is_now) * took / was
-    if name == "one-mlp":  # six kernels remain six, and one of them has less to do
-        return max(took - bound, 0) / 6
-    if name in ("graphed", "graphed-eager"):
-        return max(took - float(spent.sum()), 0)
-    return max(took - bound, 0)  # a compiler also fuses small kernels, which take time for hardly a byte
+    was, is_now = (len(as_written("decode", rung, climb.first.parameters)) for rung in ("eager", "fused"))
+    above = max(took - ladder.list_ns(climb.listed, rates), 0)
+    most = {
+        "fused": (was - is_now) * took / was,
+        "one-mlp": above / 6,  # six kernels remain six, and one of them has less to do
+        **dict.fromkeys(("graphed", "graphed-eager"), max(took - float(spent.sum()), 0)),
+    }
+    return most.get(name, above)  # a compiler also fuses small kernels, which take time for hardly a byte

@@ -153,19 +153,16 @@ def summary(
         time that the floor takes; ``impossible``, quicker than the floor by the datasheet, in its own arithmetic. What
         has no rates, and SOL of rungs in `other`, is NaN.
     """
-    rows = []
-    first = None
-    for rung, values in samples.items():
-        low, median, high = np.percentile(np.asarray(values, dtype=float), [25, 50, 75]) / layers
-        first = median if first is None else first
-        own = (other or {}).get(rung)
-        row: dict[str, Any] = {"rung": rung, "time_ns": median, "low_ns": low, "high_ns": high, "times": first / median}
-        for name, rates in (("datasheet", sheet), ("measured", measured)):
-            known = rates is not None and own is None
-            whole = list_ns(operations, rates) if known and rates else np.nan
-            row[f"sol_{name}"] = whole / median
-            row[f"floor_{name}"] = floor_ns(operations, rates) / median if known and rates else np.nan
-        row["impossible"] = sheet is not None and bool(floor_ns(own or operations, sheet) > median)
-        rows.append(row)
-    order = ["rung", "time_ns", "low_ns", "high_ns", "times", "sol_datasheet", "sol_measured"]
-    return pd.DataFrame(rows, columns=[*order, "floor_datasheet", "floor_measured", "impossible"])
+    quartiles = {
+        rung: np.percentile(np.asarray(of, dtype=float), [50, 25, 75]) / layers for rung, of in samples.items()
+    }
+    table = pd.DataFrame.from_dict(quartiles, orient="index", columns=["time_ns", "low_ns", "high_ns"])
+    table["times"] = table["time_ns"].iloc[0] / table["time_ns"]
+    others = other or {}
+    rates = {"datasheet": sheet, "measured": measured}
+    for share, least_ns in (("sol", list_ns), ("floor", floor_ns)):
+        for name, known in rates.items():
+            least = least_ns(operations, known) if known else np.nan
+            table[f"{share}_{name}"] = np.where(table.index.isin(list(others)), np.nan, least / table["time_ns"])
+    floors = [floor_ns(others.get(rung, operations), sheet) if sheet else 0.0 for rung in table.index]
+    return table.assign(impossible=floors > table["time_ns"]).rename_axis("rung").reset_index()

@@ -23,12 +23,11 @@ implementation that computes the whole square or recomputes scores does more, an
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import re
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -158,21 +157,22 @@ def _parsed(samples: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Give the names taken apart, each with its first value, and all values, checked and in order."""
     if not {"metric", "index", "value"} <= set(samples.columns):
         raise NsightkitError(f"samples have the columns metric, index and value; {_REMEDY}")
-    names = pd.Index(samples["metric"].astype(str).unique(), name="metric")
-    parsed = names.to_series().str.extract(rf"^{METRIC.pattern}\Z")
-    unknown = names[~parsed["quantity"].isin(_KNOWN)]
-    if len(unknown):
-        raise NsightkitError(f"no sample of a sweep is called {str(unknown[0])[:60]!r}; {_REMEDY}")
+    metric, value = samples["metric"].astype(str), pd.to_numeric(samples["value"], errors="coerce")
+    parsed = pd.Index(metric.unique(), name="metric").to_series().str.extract(rf"^{METRIC.pattern}\Z")
+    out_of_place = parsed["quantity"].isin([*_OF_COLUMN, "limit_bytes"]) == parsed["d"].notna()
+    impossible = ~value.between(0, np.inf, inclusive="left").set_axis(metric)
+    for wrong, words in (
+        (~parsed["quantity"].isin(_KNOWN), f"no sample of a sweep is called {{!r}}; {_REMEDY}"),
+        (out_of_place, f"{{!r}} is out of place among the samples; {_REMEDY}"),
+        (impossible, f"{{!r}} holds values that are not numbers or below zero; {_REMEDY}"),
+        (
+            samples.duplicated(["metric", "index"]).set_axis(metric),
+            "there are two columns with {!r}; give each column once",
+        ),
+    ):
+        if wrong.any():
+            raise NsightkitError(words.format(str(wrong.idxmax())[:60]))
     parsed[["d", "context"]] = parsed[["d", "context"]].astype("Int64")
-    misplaced = parsed["quantity"].isin([*_OF_COLUMN, "limit_bytes"]) == parsed["d"].notna()
-    if misplaced.any():
-        raise NsightkitError(f"{misplaced.idxmax()!r} is out of place among the samples; {_REMEDY}")
-    value = pd.to_numeric(samples["value"], errors="coerce")
-    if not value.between(0, np.inf, inclusive="left").all():
-        raise NsightkitError(f"the samples hold values that are not numbers or below zero; {_REMEDY}")
-    twice = samples.loc[samples.duplicated(["metric", "index"]), "metric"]
-    if len(twice):
-        raise NsightkitError(f"there are two columns with {twice.iloc[0]!r}; give each column once")
     values = samples.assign(value=value).sort_values(["metric", "index"], kind="stable")
     return parsed.assign(value=values.groupby("metric", sort=False)["value"].first()), values
 
@@ -183,8 +183,7 @@ def _decoded(codes: pd.Series, words: tuple[str, ...]) -> pd.Series:
     return pd.Series(np.array(words, dtype=object)[codes.to_numpy(dtype=np.int64)], index=codes.index)
 
 
-@dataclasses.dataclass(frozen=True)
-class Footprint:
+class Footprint(NamedTuple):
     """Bytes that one cell needs, predicted.
 
     Parameters
@@ -296,8 +295,7 @@ def compare(table: pd.DataFrame, *, on_gpu: bool = True) -> pd.DataFrame:
     ran = table[table["peak_bytes"].notna()]
     sizes = ran[[*_KEY, *_OF_COLUMN]].to_dict("records")
     found = [footprint(**{str(name): value for name, value in row.items()}, on_gpu=on_gpu) for row in sizes]
-    fields = [field.name for field in dataclasses.fields(Footprint)]
-    needed = pd.DataFrame(map(dataclasses.astuple, found), columns=fields, index=ran.index, dtype="int64")
+    needed = pd.DataFrame(found, columns=Footprint._fields, index=ran.index, dtype="int64")
     forward = ran["direction"] == "forward"
     out = ran[[*_KEY, "direction", "status"]].assign(
         predicted_before_bytes=needed["inputs"].where(forward, needed["before_backward"]),

@@ -1,4 +1,4 @@
-"""What a capture left behind, and where it is put."""
+"""What captures under nsys, ncu and torch.profiler share: their files, options, runs and results."""
 
 from __future__ import annotations
 
