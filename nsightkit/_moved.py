@@ -85,7 +85,7 @@ MOVED = {
     "investigations.warm": "capture.children",
     "trace.scrub": "trace.share",
     "trace.scrub_json": "trace.share.documents",
-    "trace.scrub_ledger": "trace.share.ledger",
+    "trace.scrub_ledger": "trace.share.secrets",
     "trace.scrub_nsys": "trace.share.nsys",
     "trace.secrets": "trace.share.secrets",
     "workloads.bench_steps": "workloads.lm",

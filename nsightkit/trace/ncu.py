@@ -21,7 +21,7 @@ import pandas as pd
 from nsightkit.errors import TraceError, reading
 from nsightkit.trace import ncu_metrics, ncu_tool
 from nsightkit.trace._process import tail
-from nsightkit.trace.files import opened, replacing
+from nsightkit.trace.files import replacing
 
 __all__ = ["IDENTITY", "Report", "Value", "from_metrics", "read", "write"]
 
@@ -110,7 +110,7 @@ def read(path: str | os.PathLike[str]) -> Report:
         is not installed.
     """
     path = Path(path)
-    with opened(path, "give an .ncu-rep or a CSV of ncu") as stream:
+    with reading(path), path.open("rb") as stream:
         head = stream.read(4096)
         data = head if head.startswith(_MAGIC) else head + stream.read()
     if not data:

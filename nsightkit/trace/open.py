@@ -52,13 +52,7 @@ def load(path: str | os.PathLike[str], *, cache: bool | None = None) -> Trace:
     if cache is None:
         cache = os.environ.get("NSIGHTKIT_NO_CACHE", "") not in ("1", "true", "yes")
     with reading(path):
-        try:
-            return Trace(_open(path, cache), str(path))
-        except PermissionError as error:
-            raise TraceError(path, "cannot be read (permission denied)", "check its owner and mode") from error
-        except OSError as error:
-            problem = f"cannot be read ({error.strerror or error})"
-            raise TraceError(path, problem, "check the path and the disk") from error
+        return Trace(_open(path, cache), str(path))
 
 
 def kind_of(path: str | os.PathLike[str]) -> str:

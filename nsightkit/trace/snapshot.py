@@ -12,8 +12,6 @@ allocator set aside for it is only known of the blocks that are there at the end
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import io
 import itertools
 import os
@@ -29,7 +27,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.errors import TraceError, reading
-from nsightkit.trace.files import opened
+from nsightkit.trace.files import uncollected
 
 __all__ = ["ACTIONS", "STATES", "Snapshot", "from_object", "plain", "read"]
 
@@ -184,10 +182,9 @@ def plain(path: str | os.PathLike[str]) -> Any:
 
 def _loaded(path: Path) -> tuple[Any, Snapshot]:
     """Give what the file's pickle makes, and its tables."""
-    with opened(path, _REMEDY) as file:
-        data = file.read()
+    data = path.read_bytes()
     _check(path, data)
-    with _uncollected():
+    with uncollected():
         try:
             found = _Plain(io.BytesIO(data)).load()
         except MemoryError:
@@ -216,20 +213,8 @@ def from_object(snapshot: Any, name: str = "snapshot") -> Snapshot:
     TraceError
         It is not a snapshot.
     """
-    with _uncollected():
+    with uncollected():
         return _converted(Path(name), snapshot, None)
-
-
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """Millions of new containers make the cycle collector look through all of them again and again, for nothing."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 # ---------------------------------------------------------------- the pickle, as bytes
