@@ -35,7 +35,10 @@ from nsightkit.trace.share.clean import clean
 __all__ = ["json_text", "write"]
 
 _Ints = npt.NDArray[np.integer[Any]]
-_Piece: TypeAlias = "str | pa.Array"
+#: Text of rows: constants and columns of text, in the order in which they stand.
+_Pieces: TypeAlias = "list[str | pa.Array]"
+#: Members of JSON objects, whose values are JSON.
+_Members: TypeAlias = "dict[str, str | pa.Array | _Pieces]"
 
 _ROWS = 1 << 16  # events that are text at the same time
 _THREAD_MASK = (1 << 24) - 1
@@ -215,35 +218,35 @@ class _Export:
         yield from self._flows()
 
     def _complete(self, table: str, some: pd.DataFrame) -> bytes:
-        call, direction = self.bound[table][some.index], "flow_in" if table in GPU_TABLES else "flow_out"
+        call = pa.array(self.bound[table][some.index])
+        bound = pc.greater_equal(call, 0)
         return _text(
-            ',\n{"ph":"X",',
-            *_described(table, some),
-            *_placed(self.place[table].iloc[some.index]),
-            *_at(some["start_ns"]),
-            ',"dur":',
-            *_us(some["end_ns"] - some["start_ns"]),
-            _where(call >= 0, ',"bind_id":', _plain(call + _FIRST_BOUND), f',"{direction}":true'),
-            "}",
+            {
+                "ph": '"X"',
+                **_HEADS[table](some),
+                **({"args": args} if (args := _args(table, some)) else {}),
+                **_placed(self.place[table].iloc[some.index]),
+                "ts": _us(some["start_ns"]),
+                "dur": _us(some["end_ns"] - some["start_ns"]),
+                "bind_id": _where(bound, pc.add(call, _FIRST_BOUND)),
+                "flow_in" if table in GPU_TABLES else "flow_out": _where(bound, bound),
+            }
         )
 
     def _begin_and_end(self, some: pd.DataFrame) -> Iterator[bytes]:
-        event: list[_Piece] = [*_HEADS["ranges"](some), ',"id":', _plain(some.index)]
+        event = {**_HEADS["ranges"](some), "id": _plain(some.index)}
         place = _placed(self.place["ranges"].iloc[some.index])
-        exact: list[_Piece] = [',"duration_ns":', _plain(some["end_ns"] - some["start_ns"])]
-        args = _args([*_range_args(some), *exact])
-        yield _text(',\n{"ph":"b",', *event, *args, *place, *_at(some["start_ns"]), "}")
-        yield _text(',\n{"ph":"e",', *event, *place, *_at(some["end_ns"]), "}")
+        args = _object({**_range_args(some), "duration_ns": _plain(some["end_ns"] - some["start_ns"])})
+        yield _text({"ph": '"b"', **event, "args": args, **place, "ts": _us(some["start_ns"])})
+        yield _text({"ph": '"e"', **event, **place, "ts": _us(some["end_ns"])})
 
     def _flows(self) -> Iterator[bytes]:
-        flow = '"cat":"ac2g","name":"ac2g","id":'
         for rows in _slices(len(self.arrows)):
-            some, ident = self.arrows.iloc[rows], _plain(rows)
+            some = self.arrows.iloc[rows]
+            flow = {"cat": '"ac2g"', "name": '"ac2g"', "id": _plain(rows)}
             end = _placed(some[["to_pid", "to_tid"]].set_axis(["pid", "tid"], axis=1))
-            yield _text(
-                ',\n{"ph":"s",', flow, ident, *_placed(some), *_at(some["start_ns"]),
-                '},\n{"ph":"f","bp":"e",', flow, ident, *end, *_at(some["to_ns"]), "}",
-            )  # fmt: skip
+            yield _text({"ph": '"s"', **flow, **_placed(some), "ts": _us(some["start_ns"])})
+            yield _text({"ph": '"f"', "bp": '"e"', **flow, **end, "ts": _us(some["to_ns"])})
 
     def _arrows(self) -> pd.DataFrame:
         """Arrows from the launching call (the outermost where driver and runtime share a number) to its GPU work.
@@ -302,9 +305,21 @@ def _slices(n: int) -> Iterator[_Ints]:
     return (np.arange(i, min(i + _ROWS, n)) for i in range(0, n, _ROWS))
 
 
-def _text(*pieces: _Piece) -> bytes:
-    """Rows of text from columns of text and constants between them."""
-    return "".join(pc.binary_join_element_wise(*pieces, "").to_pylist()).encode()
+def _text(members: _Members) -> bytes:
+    """Events, one a row, each after a comma."""
+    return "".join(pc.binary_join_element_wise(",\n", *_object(members), "").to_pylist()).encode()
+
+
+def _object(members: _Members, *further: pa.Array) -> _Pieces:
+    """Text of JSON objects, one a row; `further` are members as text. A member is left out where it is null."""
+    pieces: _Pieces = ["{"]
+    for key, value in members.items():
+        name = f'{"," if len(pieces) > 1 else ""}"{key}":'
+        if isinstance(value, pa.Array) and value.null_count:
+            pieces.append(pc.binary_join_element_wise(name, value, "").fill_null(""))
+        else:
+            pieces += [name, *(value if isinstance(value, list) else [value])]
+    return [*pieces, *further, "}"]
 
 
 def _plain(values: npt.ArrayLike) -> pa.Array:
@@ -315,14 +330,10 @@ def _plain(values: npt.ArrayLike) -> pa.Array:
 _THOUSANDTHS = pa.array([f"{i:03d}" for i in range(1000)])
 
 
-def _us(ns: npt.ArrayLike) -> list[_Piece]:
+def _us(ns: npt.ArrayLike) -> _Pieces:
     """Microseconds with three decimals; `ns` must not be negative."""
     whole, rest = np.divmod(np.asarray(ns, np.int64), 1000)
     return [_plain(whole), ".", _THOUSANDTHS.take(pa.array(rest))]
-
-
-def _at(ns: npt.ArrayLike) -> list[_Piece]:
-    return [',"ts":', *_us(ns)]
 
 
 def json_text(value: object) -> str:
@@ -333,20 +344,14 @@ def json_text(value: object) -> str:
     value : object
     """
     text = json.dumps(value, ensure_ascii=False, default=str)
-    if re.search("[\ud800-\udfff]", text):  # half a character
-        return json.dumps(value, default=str)
-    return text
+    half_a_character = re.search("[\ud800-\udfff]", text)
+    return json.dumps(value, default=str) if half_a_character else text
 
 
-def _each(column: pd.Series[Any], text: Callable[[str], str]) -> pa.Array:
-    """Make a text of each category."""
+def _each(column: pd.Series[Any], text: Callable[[str], str] = json_text) -> pa.Array:
+    """Make a text of each category, by default the category as a JSON string."""
     texts = pa.array([text(str(category)) for category in column.cat.categories] or [""])
     return texts.take(pa.array(column.cat.codes.to_numpy(np.int64)))
-
-
-def _labels(names: pd.Series[Any]) -> pa.Array:
-    """JSON strings of a categorical."""
-    return _each(names, json_text)
 
 
 def _collective(described: str) -> str:
@@ -357,109 +362,95 @@ def _collective(described: str) -> str:
 
 def _inputs(given: str) -> str:
     """What Kineto writes of an operator's inputs."""
-    if not given:
-        return ""
-    dims, types, values = map(json_text, json.loads(given))
-    return f',"Input Dims":{dims},"Input type":{types},"Concrete Inputs":{values}'
+    names = ("Input Dims", "Input type", "Concrete Inputs")
+    return (
+        "".join(f',"{name}":{json_text(of)}' for name, of in zip(names, json.loads(given), strict=True))
+        if given
+        else ""
+    )
 
 
-def _combined(some: pd.DataFrame, columns: Sequence[str], text: Callable[..., str]) -> pa.Array:
+def _combined(some: pd.DataFrame, columns: Sequence[str], text: Callable[..., str | None]) -> pa.Array:
     """Make a text of each combination of categories."""
     codes = np.stack([some[c].cat.codes.to_numpy(np.int64) for c in columns])
     keys, which = np.unique(codes, axis=1, return_inverse=True)
     texts = [text(*(str(some[c].cat.categories[k]) for c, k in zip(columns, key, strict=True))) for key in keys.T]
-    return pa.array(texts).take(pa.array(which.reshape(-1)))
+    return pa.array(texts, pa.string()).take(pa.array(which.reshape(-1)))
 
 
-def _where(said: npt.ArrayLike, *pieces: _Piece) -> _Piece:
-    """Rows of text, empty where it is not to be said."""
-    return pc.if_else(pa.array(np.asarray(said)), pc.binary_join_element_wise(*pieces, ""), "")
+def _where(said: npt.ArrayLike, values: npt.ArrayLike) -> pa.Array:
+    """Values as JSON has them, null where they are not to be said."""
+    return pc.if_else(pa.array(np.asarray(said)), _plain(values), pa.scalar(None, pa.string()))
 
 
-def _placed(where: pd.DataFrame) -> list[_Piece]:
-    pieces: list[_Piece] = [',"pid":', _plain(where["pid"]), ',"tid":', _plain(where["tid"])]
+def _placed(where: pd.DataFrame) -> _Members:
+    place: _Members = {"pid": _plain(where["pid"]), "tid": _plain(where["tid"])}
     if "moved" in where:
-        own = _plain(where["own_pid"]), ",", _plain(where["own_tid"])
-        pieces.append(_where(where["moved"], ',"place":[', *own, "]"))
-    return pieces
+        own = pc.binary_join_element_wise("[", _plain(where["own_pid"]), ",", _plain(where["own_tid"]), "]", "")
+        place["place"] = pc.if_else(pa.array(where["moved"].to_numpy()), own, pa.scalar(None, pa.string()))
+    return place
 
 
-def _described(table: str, some: pd.DataFrame) -> list[_Piece]:
-    """Category, name and `args` of slices."""
-    numbers = (_ON_GPU if "device" in some else {}) | MEMBERS.get(table, {})
+def _args(table: str, some: pd.DataFrame) -> _Pieces:
+    """What Kineto has in the `args` of slices, and what it has no place for; nothing for some tables."""
     if table == "kernels":
         both = some["static_shared_bytes"].astype("int64") + some["dynamic_shared_bytes"]
         some = some.assign(dynamic_shared_bytes=both)  # Kineto's is the sum
-    args: list[_Piece] = []
-    for column, member in numbers.items():
-        args += [f',"{member}":', _plain(some[column])]
-    args += _FURTHER_ARGS[table](some) if table in _FURTHER_ARGS else []
-    return _HEADS[table](some) + (_args(args) if args else [])
+    numbers = ({"device": "device", "stream": "stream"} if "device" in some else {}) | MEMBERS.get(table, {})
+    members: _Members = {member: _plain(some[column]) for column, member in numbers.items()}
+    further = []
+    if table == "kernels":
+        for field in ("grid", "block"):
+            x, y, z = (_plain(some[f"{field}_{axis}"]) for axis in "xyz")
+            members[field] = ["[", x, ",", y, ",", z, "]"]
+        members["Seq"] = _where(some["sequence"] >= 0, some["sequence"])
+        members["short name"] = _combined(some, ["name", "short_name"], _short_name)
+        further = [_each(some["collective"], _collective)]
+    elif table == "syncs":
+        members["cuda_sync_kind"] = _each(some["kind"])
+    elif table == "ops":
+        further = [_each(some["inputs"], _inputs)]
+    elif table == "ranges":
+        members |= _range_args(some)
+    return _object(members, *further) if members else []
 
 
-def _args(pieces: list[_Piece]) -> list[_Piece]:
-    return [f',"args":{{{pieces[0].removeprefix(",")}', *pieces[1:], "}"]
+def _range_args(some: pd.DataFrame) -> _Members:
+    end_thread = _plain(some["end_thread"] & _THREAD_MASK)
+    texts = {column: _each(some[column]) for column in ("domain", "kind")}
+    return {"open": _plain(some["open"]), "end thread": end_thread, **texts}
 
 
-def _short_name(name: str, given: str) -> str:
+def _short_name(name: str, given: str) -> str | None:
     """Write the short name where it is not the one that follows from the name."""
-    return "" if short_kernel_name(name) == given else f',"short name":{json_text(given)}'
+    return None if short_kernel_name(name) == given else json_text(given)
 
 
-def _memop_event(kind: str, source: str, target: str) -> str:
+def _copy_name(kind: str, source: str, target: str) -> str:
     if kind == "memset":
-        return f'"cat":"gpu_memset","name":{json_text(f"Memset ({target.title()})")}'
-    return f'"cat":"gpu_memcpy","name":{json_text(f"Memcpy {kind} ({source.title()} -> {target.title()})")}'
+        return json_text(f"Memset ({target.title()})")
+    return json_text(f"Memcpy {kind} ({source.title()} -> {target.title()})")
 
 
-def _range_category(kind: str) -> str:
-    return f'"cat":"{"user_annotation" if kind == "annotation" else "nvtx"}",'
-
-
-def _named(category: str, column: str = "name") -> Callable[[pd.DataFrame], list[_Piece]]:
-    return lambda some: [f'"cat":"{category}","name":', _labels(some[column])]
+def _head(category: str, column: str = "name") -> Callable[[pd.DataFrame], _Members]:
+    return lambda some: {"cat": f'"{category}"', "name": _each(some[column])}
 
 
 #: By table: category and name of its slices, as Kineto has them.
-_HEADS: dict[str, Callable[[pd.DataFrame], list[_Piece]]] = {
-    "kernels": _named("kernel"),
-    "memops": lambda some: [_combined(some, ["kind", "src_kind", "dst_kind"], _memop_event)],
-    "graphs": lambda _: ['"cat":"graph_replay","name":"CUDA graph"'],
-    "syncs": _named("cuda_sync", "kind"),
-    "calls": _named("cuda_runtime"),
-    "ranges": lambda some: [_each(some["kind"], _range_category), '"name":', _labels(some["name"])],
-    "ops": _named("cpu_op"),
-    "os_calls": _named("os_call"),
-    "overhead": _named("overhead"),
-}
-#: Members of the `args` of every slice of a GPU's.
-_ON_GPU = {"device": "device", "stream": "stream"}
-
-
-def _kernel_args(some: pd.DataFrame) -> list[_Piece]:
-    pieces: list[_Piece] = []
-    for field in ("grid", "block"):
-        x, y, z = (_plain(some[f"{field}_{axis}"]) for axis in "xyz")
-        pieces += [f',"{field}":[', x, ",", y, ",", z, "]"]
-    names = _combined(some, ["name", "short_name"], _short_name)
-    sequence = _where(some["sequence"] >= 0, ',"Seq":', _plain(some["sequence"]))
-    return [*pieces, _each(some["collective"], _collective), sequence, names]
-
-
-def _range_args(some: pd.DataFrame) -> list[_Piece]:
-    pieces: list[_Piece] = [
-        ',"open":',
-        _plain(some["open"]),
-        ',"end thread":',
-        _plain(some["end_thread"] & _THREAD_MASK),
-    ]
-    return [*pieces, ',"domain":', _labels(some["domain"]), ',"kind":', _labels(some["kind"])]
-
-
-#: By table: what stands in `args` beside the numbers of :data:`~nsightkit.trace.kineto.MEMBERS`.
-_FURTHER_ARGS: dict[str, Callable[[pd.DataFrame], list[_Piece]]] = {
-    "kernels": _kernel_args,
-    "syncs": lambda some: [',"cuda_sync_kind":', _labels(some["kind"])],
-    "ops": lambda some: [_each(some["inputs"], _inputs)],
-    "ranges": _range_args,
+_HEADS: dict[str, Callable[[pd.DataFrame], _Members]] = {
+    "kernels": _head("kernel"),
+    "memops": lambda some: {
+        "cat": _each(some["kind"], lambda kind: '"gpu_memset"' if kind == "memset" else '"gpu_memcpy"'),
+        "name": _combined(some, ["kind", "src_kind", "dst_kind"], _copy_name),
+    },
+    "graphs": lambda _: {"cat": '"graph_replay"', "name": '"CUDA graph"'},
+    "syncs": _head("cuda_sync", "kind"),
+    "calls": _head("cuda_runtime"),
+    "ranges": lambda some: {
+        "cat": _each(some["kind"], lambda kind: '"user_annotation"' if kind == "annotation" else '"nvtx"'),
+        "name": _each(some["name"]),
+    },
+    "ops": _head("cpu_op"),
+    "os_calls": _head("os_call"),
+    "overhead": _head("overhead"),
 }

@@ -29,7 +29,8 @@ def drafted(path: str | os.PathLike[str]) -> Iterator[Path]:
         Of the same suffix; nothing is there. What goes wrong leaves `path` as it was and nothing else behind.
     """
     path = Path(path)
-    with tempfile.TemporaryDirectory(prefix=f".{path.name[:80]}.", dir=path.absolute().parent) as beside:
+    # Of a plain name, whatever that of `path`: some programs expand %h in what they are to write.
+    with tempfile.TemporaryDirectory(prefix=".nsightkit-", dir=path.absolute().parent) as beside:
         draft = Path(beside) / f"new{path.suffix}"
         yield draft
         if draft.is_dir() and path.is_dir() and not path.is_symlink():

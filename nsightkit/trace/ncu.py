@@ -27,6 +27,8 @@ __all__ = ["IDENTITY", "Report", "Value", "from_metrics", "read", "write"]
 
 #: A metric's value: a number in base units, or text.
 Value = int | float | str
+#: What identifies a launch, and its metrics.
+_Launch = tuple[dict[str, Any], dict[str, Value]]
 
 _MAGIC = b"NVR\0"
 _EXPORT = f"export it with: {' '.join(ncu_tool.export_command('REPORT.ncu-rep'))}"
@@ -112,11 +114,9 @@ def read(path: str | os.PathLike[str]) -> Report:
     path = Path(path)
     with reading(path), path.open("rb") as stream:
         head = stream.read(4096)
-        data = head if head.startswith(_MAGIC) else head + stream.read()
-    if not data:
-        raise TraceError(path, "is empty", "profile again: ncu was probably stopped before it wrote")
-    with reading(path):
-        return _read_report(path) if data.startswith(_MAGIC) else _read_csv(path, _decoded(path, data))
+        if not head:
+            raise TraceError(path, "is empty", "profile again: ncu was probably stopped before it wrote")
+        return _read_report(path) if head.startswith(_MAGIC) else _read_csv(path, _decoded(path, head + stream.read()))
 
 
 def from_metrics(
@@ -205,10 +205,10 @@ def _written(name: str) -> str:
 
 
 def _read_report(path: Path) -> Report:
-    ncu = None
     try:
         import ncu_report
     except ImportError as error:
+        ncu_report = None
         # The same package that NVIDIA puts on PyPI does the work in ncu.
         ncu = ncu_tool.find()
         if ncu is None:
@@ -219,31 +219,42 @@ def _read_report(path: Path) -> Report:
             ) from error
     if _cut_short(path):
         raise TraceError(path, "is cut short", _AGAIN)
-    if ncu is not None:
+    if ncu_report is None:
         return _exported(path, ncu)
-    try:
-        context = ncu_report.load_report(str(path))
-    except Exception as error:
-        reason = " ".join(str(error).split())[:200]
-        raise TraceError(path, f"is not a report that ncu-report can read ({reason})", _AGAIN) from error
-    identities: list[dict[str, Any]] = []
-    metrics: list[dict[str, Value]] = []
-    units: dict[str, str] = {}
-    for action in (action for one in context for action in one):
-        values: dict[str, Value] = {}
-        for name in action.metric_names():
-            metric = action.metric_by_name(name)
-            value = metric.value() if metric is not None and metric.has_value() else None
-            if isinstance(value, str) or (isinstance(value, (int, float)) and math.isfinite(value)):
-                _put(values, units, name, value, "" if isinstance(value, str) else metric.unit())
-        metrics.append(values)
-        # By default it gives the bare name, without template arguments: many kernels of PyTorch share theirs.
-        kernel = str(action.name(action.NameBase_DEMANGLED) or action.name())
-        identities.append({"kernel": kernel, **_shape(values), "ranges": _ranges(action)})
-    if not metrics:
+    with reading(path, "is not a report that ncu-report can read", _AGAIN):
+        actions = [action for one in ncu_report.load_report(str(path)) for action in one]
+    if not actions:
         # Damage, too, makes NVIDIA's reader find nothing, without a word.
         raise TraceError(path, "holds no profiled kernel, or is damaged", f"check ncu's filters; {_AGAIN}")
-    return from_metrics(str(path), identities, metrics, units)
+    units: dict[str, str] = {}
+    launches = [_launch(action, units) for action in actions]
+    identities, metrics = zip(*launches, strict=True)
+    return from_metrics(str(path), identities, list(metrics), units)
+
+
+def _launch(action: Any, units: dict[str, str]) -> _Launch:
+    """What identifies one launch of a report, and its metrics."""
+    values: dict[str, Value] = {}
+    for metric in filter(None, map(action.metric_by_name, action.metric_names())):
+        value = metric.value() if metric.has_value() else None
+        if isinstance(value, str) or (isinstance(value, (int, float)) and math.isfinite(value)):
+            _put(values, units, metric.name(), value, "" if isinstance(value, str) else metric.unit())
+    # By default it gives the bare name, without template arguments: many kernels of PyTorch share theirs.
+    kernel = str(action.name(action.NameBase_DEMANGLED) or action.name())
+    device, stream = (values.get(f"launch__{what}_id") for what in ("device", "stream"))
+    return {
+        "kernel": kernel,
+        "grid": _sizes(values, "grid"),
+        "block": _sizes(values, "block"),
+        "device": None if device is None else str(int(device)),
+        "stream": None if stream is None else str(int(stream)),
+        "ranges": _ranges(action),
+    }, values
+
+
+def _sizes(values: dict[str, Value], what: str) -> str | None:
+    found = [values.get(f"launch__{what}_dim_{axis}") for axis in "xyz"]
+    return f"({', '.join(f'{n:.0f}' for n in found if isinstance(n, (int, float)))})" if None not in found else None
 
 
 def _put(values: dict[str, Value], units: dict[str, str], name: str, value: Value, unit: str) -> None:
@@ -275,20 +286,6 @@ def _exported(path: Path, ncu: Path) -> Report:
     return _read_csv(path, text)
 
 
-def _shape(values: dict[str, Value]) -> dict[str, Any]:
-    def sizes(what: str) -> str | None:
-        found = [values.get(f"launch__{what}_dim_{axis}") for axis in "xyz"]
-        return f"({', '.join(f'{n:.0f}' for n in found if isinstance(n, (int, float)))})" if None not in found else None
-
-    device, stream = values.get("launch__device_id"), values.get("launch__stream_id")
-    return {
-        "grid": sizes("grid"),
-        "block": sizes("block"),
-        "device": None if device is None else str(int(device)),
-        "stream": None if stream is None else str(int(stream)),
-    }
-
-
 _PAYLOAD = 5 << 3 | 0  # field 5, a whole number
 
 
@@ -309,21 +306,21 @@ def _cut_short(path: Path) -> bool:
             if len(header) < length:
                 return True
             try:
-                payload = next((value for tag, value in _fields(header) if tag == _PAYLOAD), 0)
+                at += 4 + length + _payload(header)
             except (KeyError, ValueError):
                 return False  # another layout: let NVIDIA's reader judge
-            at += 4 + length + payload
     return at > size
 
 
-def _fields(message: bytes) -> Iterator[tuple[int, int]]:
-    """Walk the fields of a protocol buffer's message: tags, and what they say of a value or its length."""
-    at = 0
-    while at < len(message):
-        tag, at = _number(message, at)
-        value, end = _number(message, at)
+def _payload(header: bytes) -> int:
+    """Read a block's header, which is a protocol buffer's message: how long the payload after it is."""
+    at, found = 0, {}
+    while at < len(header):
+        tag, at = _number(header, at)
+        value, end = _number(header, at)
         at = {0: end, 1: at + 8, 2: end + value, 5: at + 4}[tag & 7]
-        yield tag, value
+        found.setdefault(tag, value)
+    return found.get(_PAYLOAD, 0)
 
 
 def _number(message: bytes, at: int) -> tuple[int, int]:
@@ -415,10 +412,8 @@ def _blocks(path: Path, text: str) -> list[tuple[list[str], list[list[str]]]]:
 
 
 def _split(path: Path, lines: list[str], separator: str) -> list[str]:
-    try:
+    with reading(path, "is damaged", _AGAIN):
         return next(csv.reader(lines, delimiter=separator))
-    except csv.Error as error:
-        raise TraceError(path, f"is damaged ({error})", _AGAIN) from error
 
 
 _TEXTS = ("ID", "Context", "Stream", "Device", "CC")
@@ -430,10 +425,7 @@ _FIELDS_OF_RANGE = "Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Ty
 _RANGE = re.compile(r'"([^":]*):([^"]*?):\w*:[^":]*:\w*:\w*:\w*:\2"')
 
 
-_Launches = Iterator[tuple[dict[str, Any], dict[str, Value]]]
-
-
-def _raw(path: Path, header: list[str], records: list[list[str]], units: dict[str, str]) -> _Launches:
+def _raw(path: Path, header: list[str], records: list[list[str]], units: dict[str, str]) -> Iterator[_Launch]:
     """Read the raw page: a column a metric, and a row of units before the launches."""
     for record in records:
         if len(record) != len(set(header)):
@@ -452,13 +444,12 @@ def _raw(path: Path, header: list[str], records: list[list[str]], units: dict[st
     for row in launches:
         values: dict[str, Value] = {}
         for name in names:
-            value = _value(row[name], decimal)
-            if value is not None:
+            if (value := _value(row[name], decimal)) is not None:
                 _put(values, units, name, value, written[name])
         yield _identity(row), values
 
 
-def _details(path: Path, header: list[str], records: list[list[str]], units: dict[str, str]) -> _Launches:
+def _details(path: Path, header: list[str], records: list[list[str]], units: dict[str, str]) -> Iterator[_Launch]:
     """Read the details page: a row a metric, and rows of rules that have none."""
     missing = [name for name in ("Section Name", "Metric Name", "Metric Unit", "Metric Value") if name not in header]
     if missing:
@@ -469,10 +460,7 @@ def _details(path: Path, header: list[str], records: list[list[str]], units: dic
     rows = [row for row in (dict(zip(header, record, strict=False)) for record in records) if row["ID"]]
     measured = [row for row in rows if row.get("Metric Name") and "Metric Value" in row]
     decimal = _decimal(path, (row["Metric Value"] for row in measured))
-    launches: dict[str, tuple[dict[str, Any], dict[str, Value]]] = {}
-    for row in rows:
-        if row["ID"] not in launches:
-            launches[row["ID"]] = _identity(row), {}
+    launches: dict[str, _Launch] = {row["ID"]: (_identity(row), {}) for row in rows}
     for row in measured:
         values, value = launches[row["ID"]][1], _value(row["Metric Value"], decimal)
         name = _named(row["Section Name"], row["Metric Name"], row["Metric Unit"])

@@ -75,11 +75,11 @@ class CleanSource:
     def read(self, table: str, columns: Sequence[str]) -> pd.DataFrame:
         """See :class:`~nsightkit.trace.model.Source`."""
         found = dict(self._whole.table(table, columns).items())
-        for column in found:
+        for column, values in found.items():
             if TABLES[table].get(column) == "category":
-                found[column] = _clean_names(found[column], self._scrubber)
-            elif column in TIME_COLUMNS and self._whole.t0_ns:
-                found[column] = found[column] + self._whole.t0_ns  # the new trace moves them to its own clock again
+                found[column] = _clean_names(values, self._scrubber)
+            elif column in TIME_COLUMNS:
+                found[column] = values + self._whole.t0_ns  # the new trace moves them to its own clock again
         return pd.DataFrame(found, copy=False)
 
     def first_ns(self) -> int:

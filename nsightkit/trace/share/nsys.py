@@ -224,7 +224,7 @@ def _count(db: sqlite3.Connection, column: str, rows: str) -> int:
 
 
 def _copy_table(db: sqlite3.Connection, table: str, columns: list[Any], where: str, ledger: Ledger) -> None:
-    """Copy the known columns: numbers as they are, and texts through ``clean``; what is of another type becomes NULL."""
+    """Copy the known columns: numbers as they are, texts through ``clean``, what is of another type as NULL."""
     copied = {}
     for name, kind, _, _, key in columns:
         value = quoted(name)
