@@ -21,6 +21,7 @@ __all__ = [
     "counters",
     "diff",
     "diff_rows",
+    "failure",
     "memory",
     "print_answer",
     "ranks",
@@ -254,6 +255,17 @@ def check(console: Console, result: Mapping[str, Any]) -> None:
 def changed(row: Mapping[str, Any], key: str = "ratio") -> str:
     """How much a metric changed, in percent."""
     return "" if row.get(key) is None else f"{100 * (row[key] - 1):+.1f} %"
+
+
+def failure(result: Mapping[str, Any]) -> str:
+    """Why a check failed; nothing if it did not."""
+    failed = [*result["regressions"], *result["missing"]]
+    listed = ", ".join(f"{row['metric']} ({changed(row) or row['status']})" for row in failed[:3])
+    more = f" and {len(failed) - 3} more" if len(failed) > 3 else ""
+    alone = result["runs"] == result["baseline_runs"] == 1 and any(row["unit"] == "ns" for row in result["regressions"])
+    # A clock or a neighbour can make one run slower as well.
+    unsaid = "; one run on each side, so differences between runs are not known" if alone else ""
+    return f"{listed}{more}{unsaid}"
 
 
 def undecided(row: Mapping[str, Any]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -82,26 +81,15 @@ def note(text: str) -> None:
 
 @contextlib.contextmanager
 def progress(text: str) -> Iterator[None]:
-    """Show on a terminal's stderr that something goes on, once it has for a second."""
+    """Show on a terminal's stderr that something goes on."""
     if not sys.stderr.isatty():
         yield
         return
-    shown = contextlib.ExitStack()
+    from rich.console import Console
+    from rich.markup import escape
 
-    def show_it() -> None:
-        from rich.console import Console
-        from rich.markup import escape
-
-        shown.enter_context(Console(stderr=True).status(escape(one_line(text)) + " …"))
-
-    timer = threading.Timer(1.0, show_it)
-    timer.start()
-    try:
+    with Console(stderr=True).status(escape(one_line(text)) + " …"):
         yield
-    finally:
-        timer.cancel()
-        timer.join()  # it may be about to show it
-        shown.close()
 
 
 @contextlib.contextmanager

@@ -46,8 +46,9 @@ _THREAD_MASK = (1 << 24) - 1
 _LARGEST_ID = (1 << 32) - 1
 #: Tables whose events are slices on their thread's track.
 _CPU_TABLES = ("ranges", "ops", "calls", "os_calls", "overhead")
-#: What shares a track: copies and kernels of a stream run one after the other.
-_GPU_TRACKS = ((("kernels", "memops"), ""), (("graphs",), " graph replays"), (("syncs",), " (sync)"))
+#: What shares a track, by table: copies and kernels of a stream run one after the other. And what a track is called.
+_GPU_TRACKS = {"kernels": 0, "memops": 0, "graphs": 1, "syncs": 2}
+_LABELS = ("", " graph replays", " (sync)")
 #: Ids of arrows that slices carry, beyond those that a viewer may give to the others.
 _FIRST_BOUND = 1 << 40
 #: What a synchronisation of all streams has for a stream.
@@ -89,16 +90,16 @@ class _Export:
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
-        self.processes = sorted(
-            {int(p) for table in _CPU_TABLES for p in trace.table(table, ["process"])["process"].unique()}
-        )
-        self.gpu_pid: dict[int, int] = {}
+        processes = {int(p) for table in _CPU_TABLES for p in trace.table(table, ["process"])["process"].unique()}
         #: ids under which processes are written: their own, where Perfetto can take them
-        self.pid: dict[int, int] = {p: p for p in self.processes if 0 < p <= _LARGEST_ID}
-        for process in self.processes:
+        self.pid: dict[int, int] = {p: p for p in sorted(processes) if 0 < p <= _LARGEST_ID}
+        self.gpu_pid: dict[int, int] = {}
+        for process in sorted(processes):
             self.pid.setdefault(process, self._free_pid())
-        self.tracks: dict[tuple[int, int, str], int] = {}  # (device, stream, label) → tid
-        self.beside: dict[tuple[int, int, int], int] = {}  # (process, tid, lane) → tid of the track beside it
+        self.metadata = [
+            _metadatum("process_name", pid, 0, name=f"process {process}" if process >= 0 else "profiler")
+            for process, pid in self.pid.items()
+        ]
         self.place = self._cpu_places() | self._gpu_places()
         #: arrows that slices carry themselves, by row: the row of the call; -1 for none
         self.bound = {table: np.full(len(place), -1, np.int64) for table, place in self.place.items()}
@@ -119,7 +120,7 @@ class _Export:
             "nsightkit": {"t0_ns": self.trace.t0_ns, **{field: getattr(meta, field) for field in kept}},
         }
         out.write(json_text(head)[:-1].encode() + b', "traceEvents": [')
-        first = ",\n".join(json_text(e) for e in self._metadata()).encode()
+        first = ",\n".join(map(json_text, self.metadata)).encode()
         out.write(first)
         for text in self._events():
             out.write(text if first else text.removeprefix(b","))
@@ -130,78 +131,73 @@ class _Export:
 
     def _gpu_places(self) -> dict[str, pd.DataFrame]:
         """Where on the screen each operation goes: a thread a stream, further ones where a stream overlaps itself."""
-        places: dict[str, pd.DataFrame] = {}
-        for tables, label in _GPU_TRACKS:
-            frames = {table: self.trace.table(table, ["start_ns", "end_ns", "device", "stream"]) for table in tables}
-            events = pd.concat(frames.values(), ignore_index=True)
-            for device in sorted(set(events["device"].unique().tolist()) - self.gpu_pid.keys()):
-                taken = {*self.pid.values(), *self.gpu_pid.values()}
-                self.gpu_pid[device] = device if device >= 0 and device not in taken else self._free_pid()
-            queue = events.groupby(["device", "stream"]).ngroup().to_numpy(np.int64)
-            events["lane"] = lanes(queue, events["start_ns"].to_numpy(), events["end_ns"].to_numpy())
-            tracks, tids = events.groupby(["device", "stream", "lane"]), []
-            for device, stream, lane in tracks.size().index.tolist():
-                used = {tid for (other, _, _), tid in self.tracks.items() if other == device}
-                beside = f"{label} overlap {lane}" if lane else label
-                own = [stream] if 0 < stream <= _LARGEST_ID and not beside else []
-                free = itertools.chain(own, itertools.count(1_000_000 + len(self.tracks)))
-                tids.append(next(tid for tid in free if tid not in used))
-                self.tracks[device, stream, beside] = tids[-1]
-            events["pid"] = events["device"].map(self.gpu_pid).astype("int64")
-            events["tid"] = np.array(tids, np.int64)[tracks.ngroup()]
-            places |= _split(events[["pid", "tid"]], events["start_ns"], frames)
-        return places
+        frames = {table: self.trace.table(table, ["start_ns", "end_ns", "device", "stream"]) for table in _GPU_TRACKS}
+        events = pd.concat([f.assign(label=_GPU_TRACKS[t]) for t, f in frames.items()], ignore_index=True)
+        names = {gpu.device: f" {gpu.name}" for gpu in self.trace.meta.gpus if gpu.name}
+        for order, device in enumerate(sorted(events["device"].unique().tolist())):
+            taken = {*self.pid.values(), *self.gpu_pid.values()}
+            pid = self.gpu_pid[device] = device if device >= 0 and device not in taken else self._free_pid()
+            self.metadata += [
+                _metadatum("process_name", pid, 0, name=f"GPU {device}{names.get(device, '')}"),
+                _metadatum("process_sort_index", pid, 0, sort_index=1_000_000 + order),
+            ]
+        queue = events.groupby(["device", "stream", "label"]).ngroup().to_numpy(np.int64)
+        events["lane"] = lanes(queue, events["start_ns"].to_numpy(), events["end_ns"].to_numpy())
+        events["pid"] = events["device"].map(self.gpu_pid).astype("int64")
+        tracks, tids = events.groupby(["pid", "stream", "label", "lane"]), []
+        streams = {*events[["pid", "stream"]].itertuples(index=False, name=None)}
+        for order, (pid, stream, label, lane) in enumerate(tracks.size().index.tolist()):
+            main = 0 < stream <= _LARGEST_ID and (label, lane) == (0, 0)
+            free = (tid for tid in itertools.count(1_000_000 + order) if (pid, tid) not in streams)
+            tids.append(stream if main else next(free))
+            streams.add((pid, tids[-1]))
+            name = "all streams" if stream in _NO_STREAM else f"stream {stream}"
+            beside = f" overlap {lane}" if lane else ""
+            self.metadata += [
+                _metadatum("thread_name", pid, tids[-1], name=f"{name}{_LABELS[label]}{beside}"),
+                _metadatum("thread_sort_index", pid, tids[-1], sort_index=order),
+            ]
+        events["tid"] = np.array(tids, np.int64)[tracks.ngroup()]
+        return _split(events[["pid", "tid"]], events["start_ns"], frames)
 
     def _cpu_places(self) -> dict[str, pd.DataFrame]:
         """Where each event of the program goes: its thread, or a track beside it if it crosses another event."""
         frames = {t: self.trace.table(t, ["start_ns", "end_ns", "process", "thread"]) for t in _CPU_TABLES}
-        flat = (self.trace.table("ranges", ["kind"])["kind"] == "startend").to_numpy()
         events = pd.concat(frames.values(), ignore_index=True)
         start, end, process = (events[c].to_numpy(np.int64) for c in ("start_ns", "end_ns", "process"))
         tid = np.where(process == -1, 0, events["thread"] & _THREAD_MASK)  # -1: the profiler, on no thread it names
         place = pd.DataFrame({"own_pid": process, "own_tid": tid, "lane": -1})
         thread = place.groupby(["own_pid", "own_tid"]).ngroup().to_numpy(np.int64)
         crossing = np.zeros(len(events), bool)
-        rows = np.flatnonzero(np.concatenate((~flat, np.ones(len(events) - len(flat), bool))))
+        at_will = (self.trace.table("ranges", ["kind"])["kind"] == "startend").to_numpy()  # the first of the tables
+        rows = np.setdiff1d(np.arange(len(events)), np.flatnonzero(at_will), assume_unique=True)
         while len(rows):
             found = crossings(thread[rows], start[rows], end[rows])
             crossing[rows[found]] = True
             # Without them, what was nested in them may be seen to cross something else.
             rows = rows[~found & np.isin(thread[rows], thread[rows[found]])]
         place.loc[crossing, "lane"] = lanes(thread[crossing], start[crossing], end[crossing])
-        place["pid"] = place["own_pid"].map(self.pid).astype("int64")
-        place["tid"] = tid
+        place = place.assign(pid=place["own_pid"].map(self.pid).astype("int64"), tid=tid)
         apart = crossing | (tid == 0)
         place["moved"] = apart | (place["pid"] != process)
         tracks = place[apart].groupby(["own_pid", "own_tid", "lane"])
-        for key in tracks.size().index.tolist():
-            self.beside[key] = _THREAD_MASK + 1 + len(self.beside)  # no thread of the model has such an id
-        place.loc[apart, "tid"] = np.array(list(self.beside.values()), np.int64)[tracks.ngroup()]
+        # No thread of the model has such an id.
+        beside = {key: _THREAD_MASK + 1 + number for number, key in enumerate(tracks.size().index.tolist())}
+        place.loc[apart, "tid"] = np.array(list(beside.values()), np.int64)[tracks.ngroup()]
+        self._name_threads(beside)
         return _split(place, events["start_ns"], frames)
 
-    def _metadata(self) -> Iterator[dict[str, Any]]:
-        names = {g.device: g.name for g in self.trace.meta.gpus}
-        for order, (device, pid) in enumerate(sorted(self.gpu_pid.items())):
-            label = f"GPU {device}" + (f" {names[device]}" if names.get(device) else "")
-            yield _metadatum("process_name", pid, 0, name=label)
-            yield _metadatum("process_sort_index", pid, 0, sort_index=1_000_000 + order)
-        for order, ((device, stream, label), tid) in enumerate(sorted(self.tracks.items())):
-            name = "all streams" if stream in _NO_STREAM else f"stream {stream}"
-            yield _metadatum("thread_name", self.gpu_pid[device], tid, name=f"{name}{label}")
-            yield _metadatum("thread_sort_index", self.gpu_pid[device], tid, sort_index=order)
-        for process in self.processes:
-            label = f"process {process}" if process >= 0 else "profiler"
-            yield _metadatum("process_name", self.pid[process], 0, name=label)
-        names_of = self.trace.thread_names()
-        for thread, name in names_of.items():
-            process, tid = thread >> 24, thread & _THREAD_MASK
-            drawn = self.pid.get(process, process), self.beside.get((process, tid, -1), tid)
+    def _name_threads(self, beside: dict[tuple[int, int, int], int]) -> None:
+        """Name threads and the tracks beside them: {(process, thread, lane): id of the track}."""
+        names = {(thread >> 24, thread & _THREAD_MASK): name for thread, name in self.trace.thread_names().items()}
+        for (process, tid), name in names.items():
+            drawn = self.pid.get(process, process), beside.get((process, tid, -1), tid)
             own = {} if drawn == (process, tid) else {"place": [process, tid]}
-            yield _metadatum("thread_name", *drawn, name=name) | own
-        for (process, own_tid, depth), tid in self.beside.items():
-            name = names_of.get(process << 24 | own_tid, "profiler" if process == -1 else f"thread {own_tid}")
-            beside = f" overlap {depth + 1}" if depth >= 0 else ""
-            yield _metadatum("thread_name", self.pid[process], tid, name=f"{name}{beside}")
+            self.metadata.append(_metadatum("thread_name", *drawn, name=name) | own)
+        for (process, own_tid, lane), tid in beside.items():
+            name = names.get((process, own_tid), "profiler" if process == -1 else f"thread {own_tid}")
+            overlap = f" overlap {lane + 1}" if lane >= 0 else ""
+            self.metadata.append(_metadatum("thread_name", self.pid[process], tid, name=f"{name}{overlap}"))
 
     # --- events ---
 

@@ -20,7 +20,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, Generic, TypeVar
+from typing import Any, BinaryIO, Generic, TypeVar
 
 import msgspec
 import numpy as np
@@ -363,7 +363,7 @@ class _Unpacked(gzip.GzipFile):
         return block
 
 
-def _slices(stream: IO[bytes]) -> Iterator[bytes]:
+def _slices(stream: _Unpacked | BinaryIO) -> Iterator[bytes]:
     """Cut the file into small documents of the same shape, each with some of the events."""
     rest = stream.read(CHUNK_BYTES).removeprefix(_BYTE_ORDER).lstrip()
     close = b""
@@ -431,21 +431,12 @@ def _place(event: _Event, _args: Any = None) -> tuple[Any, Any]:
     return (event.pid, event.tid) if event.place is None or len(event.place) != 2 else (event.place[0], event.place[1])
 
 
-def _end_place(event: _Event, args: Any) -> tuple[Any, Any]:
-    return _place(event) if args.end_thread is None else (_place(event)[0], args.end_thread)
-
-
 def _collective(args: Any) -> str:
     """Describe the collective that a kernel or an operator belongs to, as JSON; "" where it belongs to none."""
     if args.collective_name is None:
         return ""
     known = {name: value for name in COLLECTIVE if (value := getattr(args, _field(name))) is not None}
     return json.dumps(known, separators=(",", ":"))
-
-
-def _given_inputs(_event: _Event, args: Any) -> tuple[bytes, ...]:
-    given = args.input_dims, args.input_type, args.concrete_inputs
-    return tuple(map(bytes, given)) if any(given) else ()
 
 
 _Made = dict[str, Callable[[_Event, Any], Any]]
@@ -481,9 +472,12 @@ _THINGS: dict[str, _Made] = {
         **_ON_CPU,
         "domain": lambda _, args: str(args.domain),
         "kind": lambda _, args: str(args.kind),
-        "end_thread": _end_place,
+        "end_thread": lambda e, args: _place(e) if args.end_thread is None else (_place(e)[0], args.end_thread),
     },
-    "ops": {**_ON_CPU, "inputs": _given_inputs},
+    "ops": {
+        **_ON_CPU,
+        "inputs": lambda _, args: (bytes(args.input_dims), bytes(args.input_type), bytes(args.concrete_inputs)),
+    },
     **dict.fromkeys(("calls", "os_calls", "overhead"), _ON_CPU),
 }
 #: Columns that are numbered together, whatever their table.
@@ -496,14 +490,10 @@ _WHOLE_US = "Times are whole microseconds (PyTorch before 2.4): short kernels la
 
 
 @functools.lru_cache(1 << 16)
-def _table_of(category: str | None) -> str | None:
+def _table_of(category: str | None, name: str | None) -> str | None:
     lower = (category or "").lower()
-    return "calls" if lower.endswith(("_runtime", "_driver")) else _CATEGORIES.get(lower)
-
-
-@functools.lru_cache(1 << 16)
-def _annotates(name: str | None) -> bool:
-    return _ANNOTATION.match(name or "") is not None
+    table = "calls" if lower.endswith(("_runtime", "_driver")) else _CATEGORIES.get(lower)
+    return "ranges" if table == "ops" and _ANNOTATION.match(name or "") else table
 
 
 def _collected(path: str | os.PathLike[str], documents: Iterable[bytes]) -> _Tables:
@@ -556,13 +546,13 @@ class _Tables:
         for event in events:
             ph = event.ph
             if ph in ("X", "b"):
-                table = _table_of(event.cat)
+                table = _table_of(event.cat, event.name)
                 if table is None:
                     self._unread[event.cat or ""] += 1
                     if event.cat == "Trace":
                         self._captures.append(event)
                 elif ph == "X" or (event.args is not None and event.args.duration_ns is not None):
-                    found["ranges" if table == "ops" and _annotates(event.name) else table].append(event)
+                    found[table].append(event)
             elif ph == "M" and event.name == "thread_name" and event.args is not None:
                 self._labels.append((*_place(event), str(event.args.name or "").strip()))
         for table, rows in found.items():
@@ -578,7 +568,7 @@ class _Tables:
                 events.append(decode(item))
             except msgspec.ValidationError:
                 self.phases[""] += 1
-        return msgspec.structs.replace(raw, events=events)  # type: ignore[return-value]
+        return msgspec.structs.replace(raw, events=events)  # type: ignore[arg-type]
 
     def _codes_of(self, table: str, column: str) -> dict[Any, int]:
         return self._codes[_SHARED.get(column, (table, column))]
@@ -853,7 +843,7 @@ def _three(text: bytes) -> list[int]:
 def _inputs(parts: Sequence[bytes]) -> str:
     """Give an operator's inputs as one JSON text, however the file spaces them; "" where none are recorded."""
     try:
-        return json.dumps([json.loads(part or b"[]") for part in parts], separators=(",", ":")) if parts else ""
+        return json.dumps([json.loads(part or b"[]") for part in parts], separators=(",", ":")) if any(parts) else ""
     except (ValueError, RecursionError):  # a number no Python takes; what its inputs were does not matter then
         return ""
 

@@ -419,14 +419,14 @@ def complete(table: str, frame: pd.DataFrame | None = None) -> pd.DataFrame:
         No rows when omitted.
     """
     frame = pd.DataFrame() if frame is None else frame.reset_index(drop=True)
-    given = {"end_thread": frame["thread"]} if "thread" in frame else {}
-    given |= dict(frame.items())
-    neutral = {
-        column: categorical(np.zeros(len(frame), np.int8), [""])
-        if dtype == "category"
-        else np.full(len(frame), NEUTRAL.get(column, 0), dtype)
-        for column, dtype in TABLES[table].items()
-        if column not in given
-    }
-    columns = {c: given[c].astype(t) if c in given else neutral[c] for c, t in TABLES[table].items()}
-    return pd.DataFrame(columns, copy=False)
+    if "thread" in frame and "end_thread" not in frame:
+        frame = frame.assign(end_thread=frame["thread"])
+    out: dict[str, Any] = {}
+    for column, dtype in TABLES[table].items():
+        if column in frame:
+            out[column] = frame[column].astype(dtype)  # type: ignore[call-overload]
+        elif dtype == "category":
+            out[column] = categorical(np.zeros(len(frame), np.int8), [""])
+        else:
+            out[column] = np.full(len(frame), NEUTRAL.get(column, 0), dtype)
+    return pd.DataFrame(out, copy=False)

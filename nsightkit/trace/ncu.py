@@ -205,10 +205,10 @@ def _written(name: str) -> str:
 
 
 def _read_report(path: Path) -> Report:
+    ncu = None
     try:
         import ncu_report
     except ImportError as error:
-        ncu_report = None
         # The same package that NVIDIA puts on PyPI does the work in ncu.
         ncu = ncu_tool.find()
         if ncu is None:
@@ -219,7 +219,7 @@ def _read_report(path: Path) -> Report:
             ) from error
     if _cut_short(path):
         raise TraceError(path, "is cut short", _AGAIN)
-    if ncu_report is None:
+    if ncu is not None:
         return _exported(path, ncu)
     with reading(path, "is not a report that ncu-report can read", _AGAIN):
         actions = [action for one in ncu_report.load_report(str(path)) for action in one]
@@ -314,7 +314,8 @@ def _cut_short(path: Path) -> bool:
 
 def _payload(header: bytes) -> int:
     """Read a block's header, which is a protocol buffer's message: how long the payload after it is."""
-    at, found = 0, {}
+    found: dict[int, int] = {}
+    at = 0
     while at < len(header):
         tag, at = _number(header, at)
         value, end = _number(header, at)

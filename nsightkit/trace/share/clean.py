@@ -76,7 +76,7 @@ class CleanSource:
         """See :class:`~nsightkit.trace.model.Source`."""
         found = dict(self._whole.table(table, columns).items())
         for column, values in found.items():
-            if TABLES[table].get(column) == "category":
+            if TABLES[table].get(str(column)) == "category":
                 found[column] = _clean_names(values, self._scrubber)
             elif column in TIME_COLUMNS:
                 found[column] = values + self._whole.t0_ns  # the new trace moves them to its own clock again
