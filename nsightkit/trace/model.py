@@ -419,12 +419,11 @@ def complete(table: str, frame: pd.DataFrame | None = None) -> pd.DataFrame:
         No rows when omitted.
     """
     frame = pd.DataFrame() if frame is None else frame.reset_index(drop=True)
-    if "thread" in frame and "end_thread" not in frame:
-        frame = frame.assign(end_thread=frame["thread"])
+    given: dict[Any, Any] = ({"end_thread": frame["thread"]} if "thread" in frame else {}) | dict(frame.items())
     out: dict[str, Any] = {}
     for column, dtype in TABLES[table].items():
-        if column in frame:
-            out[column] = frame[column].astype(dtype)  # type: ignore[call-overload]
+        if column in given:
+            out[column] = given[column].astype(dtype)
         elif dtype == "category":
             out[column] = categorical(np.zeros(len(frame), np.int8), [""])
         else:

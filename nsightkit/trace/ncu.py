@@ -9,10 +9,11 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
+import itertools
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -336,7 +337,6 @@ def _number(message: bytes, at: int) -> tuple[int, int]:
 
 #: The first line of a page, as ncu writes it or as a spreadsheet saved it again.
 _HEADER = re.compile(r'"?ID"?([,;\t])(?="?(?:Process ID|Process Name|Kernel Name|Context)\b)')
-_LONGEST = 10_000  # physical lines in one record: what is longer has lost a quotation mark
 _NUMBER = re.compile(r"[+-]?(?:\d[\d.,' \u00a0\u202f\u2019]*|[.,]\d+)(?:[eE][+-]?\d+)?")
 _INSTANCES = re.compile(r"(\S+) \(.*\)", re.DOTALL)  # --print-metric-instances: "64.86 (1; 2; 3)"
 _LABELLED = re.compile(r"(.*\S) \(([a-zA-Z_]\w*__[\w.:]+)\)")  # --print-metric-name label-name
@@ -401,20 +401,14 @@ def _blocks(path: Path, text: str) -> list[tuple[list[str], list[list[str]]]]:
             begins = re.compile(rf"{mark}\d{{1,18}}{mark}{sign}|(?:{mark}{mark}{sign}){{4}}")
             blocks.append((_split(path, [line], separator), []))
         elif begins.match(line):
-            whole, marks = [line], line.count('"')
-            while marks % 2:  # a name or a rule's text may hold line ends
-                following = next(lines, None)
-                if following is None or len(whole) > _LONGEST:
-                    raise TraceError(path, "is cut short: it ends inside a quoted field", _AGAIN)
-                whole.append(following)
-                marks += following.count('"')
-            blocks[-1][1].append(_split(path, whole, separator))
+            # a name or a rule's text may hold line ends: the reader takes as many lines as the record has
+            blocks[-1][1].append(_split(path, itertools.chain([line], lines), separator))
     return blocks
 
 
-def _split(path: Path, lines: list[str], separator: str) -> list[str]:
-    with reading(path, "is damaged", _AGAIN):
-        return next(csv.reader(lines, delimiter=separator))
+def _split(path: Path, lines: Iterable[str], separator: str) -> list[str]:
+    with reading(path, "is damaged, or is cut short inside a quoted field", _AGAIN):
+        return next(csv.reader(lines, delimiter=separator, strict=True))
 
 
 _TEXTS = ("ID", "Context", "Stream", "Device", "CC")
@@ -428,13 +422,10 @@ _RANGE = re.compile(r'"([^":]*):([^"]*?):\w*:[^":]*:\w*:\w*:\w*:\2"')
 
 def _raw(path: Path, header: list[str], records: list[list[str]], units: dict[str, str]) -> Iterator[_Launch]:
     """Read the raw page: a column a metric, and a row of units before the launches."""
-    for record in records:
-        if len(record) != len(set(header)):
-            raise TraceError(
-                path,
-                f"is damaged: a line has {len(record)} fields, the header {len(set(header))}",
-                f"{_AGAIN}, or {_EXPORT}",
-            )
+    wide = len(set(header))
+    for width in {len(record) for record in records} - {wide}:
+        problem = f"is damaged: a line has {width} fields, the header {wide}"
+        raise TraceError(path, problem, f"{_AGAIN}, or {_EXPORT}")
     rows = [dict(zip(header, record, strict=True)) for record in records]
     launches = [row for row in rows if row["ID"]]
     written = next((row for row in rows if not row["ID"]), {})
@@ -452,9 +443,8 @@ def _raw(path: Path, header: list[str], records: list[list[str]], units: dict[st
 
 def _details(path: Path, header: list[str], records: list[list[str]], units: dict[str, str]) -> Iterator[_Launch]:
     """Read the details page: a row a metric, and rows of rules that have none."""
-    missing = [name for name in ("Section Name", "Metric Name", "Metric Unit", "Metric Value") if name not in header]
-    if missing:
-        raise TraceError(path, f"has no column '{missing[0]}' (a summary page?)", _EXPORT)
+    for name in {"Section Name", "Metric Unit", "Metric Value"}.difference(header):
+        raise TraceError(path, f"has no column '{name}' (a summary page?)", _EXPORT)
     amount = header.index("Metric Value")
     if records and len(records[-1]) <= amount:
         raise TraceError(path, "is cut short: its last line is not whole", _AGAIN)
@@ -506,15 +496,12 @@ def _decimal(path: Path, cells: Iterator[str]) -> str:
         sole = _INSTANCES.fullmatch(cell)
         text = (sole[1] if sole else cell).translate(_SPACES)
         signs = re.sub("[^.,]", "", text)
-        if not signs or not _NUMBER.fullmatch(text) or _GROUPED.fullmatch(text):
-            continue
-        repeated = len(signs) > 1 and len(set(signs)) == 1
-        decimal = _OTHER[signs[0]] if repeated else signs[-1]
-        found.setdefault(decimal, text)
-        if len(found) > 1:
-            raise TraceError(
-                path, f"mixes two ways to write numbers ({found['.']} and {found[',']})", f"{_EXPORT}, in one locale"
-            )
+        if signs and _NUMBER.fullmatch(text) and not _GROUPED.fullmatch(text):
+            repeated = len(signs) > 1 and len(set(signs)) == 1
+            found.setdefault(_OTHER[signs[0]] if repeated else signs[-1], text)
+    if len(found) > 1:
+        both = f"{found['.']} and {found[',']}"
+        raise TraceError(path, f"mixes two ways to write numbers ({both})", f"{_EXPORT}, in one locale")
     return next(iter(found), ".")
 
 

@@ -194,7 +194,7 @@ def _version(*folders: str) -> str:
 
 
 def _content_key(path: Path, reader: str) -> str:
-    """Key of a file's content: all of a small file, of a large one its size, ends and 512 blocks between.
+    """Key of a file's content: its size, ends and 512 blocks between.
 
     Every write to an SQLite file changes its header, which is among them. Reading all of a large file would
     cost more than the answers do.
@@ -203,12 +203,9 @@ def _content_key(path: Path, reader: str) -> str:
     size = path.stat().st_size
     digest.update(str(size).encode())
     with path.open("rb") as stream:
-        if size <= 8 << 20:
-            digest.update(stream.read())
-        else:
-            for at in np.linspace(0, size - 4096, 512).astype(np.int64).tolist():
-                stream.seek(at)
-                digest.update(stream.read(4096))
+        for at in np.linspace(0, max(size - 4096, 0), 512).astype(np.int64).tolist():
+            stream.seek(at)
+            digest.update(stream.read(4096))
     return digest.hexdigest()
 
 
