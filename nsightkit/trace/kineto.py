@@ -439,6 +439,11 @@ def _collective(args: Any) -> str:
     return json.dumps(known, separators=(",", ":"))
 
 
+def _given_inputs(_event: _Event, args: Any) -> tuple[bytes, ...]:
+    given = args.input_dims, args.input_type, args.concrete_inputs
+    return tuple(map(bytes, given)) if any(given) else ()
+
+
 _Made = dict[str, Callable[[_Event, Any], Any]]
 _ON_GPU: _Made = {
     "device": lambda event, args: event.pid if args.device is None else args.device,
@@ -476,7 +481,7 @@ _THINGS: dict[str, _Made] = {
     },
     "ops": {
         **_ON_CPU,
-        "inputs": lambda _, args: (bytes(args.input_dims), bytes(args.input_type), bytes(args.concrete_inputs)),
+        "inputs": _given_inputs,
     },
     **dict.fromkeys(("calls", "os_calls", "overhead"), _ON_CPU),
 }
@@ -490,10 +495,14 @@ _WHOLE_US = "Times are whole microseconds (PyTorch before 2.4): short kernels la
 
 
 @functools.lru_cache(1 << 16)
-def _table_of(category: str | None, name: str | None) -> str | None:
+def _table_of(category: str | None) -> str | None:
     lower = (category or "").lower()
-    table = "calls" if lower.endswith(("_runtime", "_driver")) else _CATEGORIES.get(lower)
-    return "ranges" if table == "ops" and _ANNOTATION.match(name or "") else table
+    return "calls" if lower.endswith(("_runtime", "_driver")) else _CATEGORIES.get(lower)
+
+
+@functools.lru_cache(1 << 16)
+def _annotates(name: str | None) -> bool:
+    return _ANNOTATION.match(name or "") is not None
 
 
 def _collected(path: str | os.PathLike[str], documents: Iterable[bytes]) -> _Tables:
@@ -546,13 +555,13 @@ class _Tables:
         for event in events:
             ph = event.ph
             if ph in ("X", "b"):
-                table = _table_of(event.cat, event.name)
+                table = _table_of(event.cat)
                 if table is None:
                     self._unread[event.cat or ""] += 1
                     if event.cat == "Trace":
                         self._captures.append(event)
                 elif ph == "X" or (event.args is not None and event.args.duration_ns is not None):
-                    found[table].append(event)
+                    found["ranges" if table == "ops" and _annotates(event.name) else table].append(event)
             elif ph == "M" and event.name == "thread_name" and event.args is not None:
                 self._labels.append((*_place(event), str(event.args.name or "").strip()))
         for table, rows in found.items():
