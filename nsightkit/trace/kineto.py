@@ -544,9 +544,9 @@ class _Tables:
             document = self._decode(text)
         except msgspec.ValidationError:
             document = self._salvaged(text)
-        head = msgspec.structs.asdict(document)
-        events = head.pop("events")
-        self.head = {key: value for key, value in head.items() if value is not None} | self.head
+        events = document.events
+        given = ((key, getattr(document, key)) for key in document.__struct_fields__ if key != "events")
+        self.head = {key: value for key, value in given if value is not None} | self.head
         if events is msgspec.UNSET:
             return
         self.has_events = True
