@@ -83,6 +83,7 @@ MOVED = {
     "investigations.second": "investigations.under_nsight",
     "investigations.sweeping": "investigations.sweep_column",
     "investigations.warm": "capture.children",
+    "terminal": "show",
     "trace.scrub": "trace.share",
     "trace.scrub_json": "trace.share.documents",
     "trace.scrub_ledger": "trace.share.secrets",

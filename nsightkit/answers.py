@@ -122,9 +122,10 @@ def memory(console: Console, title: str, result: Mapping[str, Any], top: int | N
     lost, moment = result["fragmentation"], result["moment"]
     when = {"peak": "at the peak", "oom": "at the out-of-memory error", "end": "at the end", "start": "at the start"}
     amounts = {key: show.bytes_text(value) for key, value in lost.items() if key.endswith("_bytes")}
-    facts: list[tuple[str, str, float | None]] = []
-    if moment != "peak" and result["peak_bytes"] is not None:
-        facts.append(("highest allocated", show.bytes_text(result["peak_bytes"]), None))
+    peak = result["peak_bytes"] if moment != "peak" else None
+    facts: list[tuple[str, str, float | None]] = (
+        [] if peak is None else [("highest allocated", show.bytes_text(peak), None)]
+    )
     for label, key, shared in (
         (f"allocated {when.get(str(moment), f'after event {moment}')}", "allocated_bytes", False),
         ("reserved from CUDA", "reserved_bytes", False),
@@ -142,11 +143,10 @@ def memory(console: Console, title: str, result: Mapping[str, Any], top: int | N
     console.print()
     show.print_rows(console, ["category", "bytes", "count", "share"], result["by_category"], empty="nothing was live")
     console.print()
-    shown = result["top_sites"] if top is not None else result["top_sites"][: show.TABLE_ROWS]
-    columns = ["site", "category", "bytes", "count", "share"]
-    show.print_rows(console, columns, shown, total=len(result["top_sites"]), empty="no sites")
-    oom = result["oom"]
-    if oom is not None:
+    sites, columns = result["top_sites"], ["site", "category", "bytes", "count", "share"]
+    shown = sites if top is not None else sites[: show.TABLE_ROWS]
+    show.print_rows(console, columns, shown, total=len(sites), empty="no sites")
+    if (oom := result["oom"]) is not None:
         keys = ("requested_bytes", "device_free_bytes", "cached_free_bytes", "largest_free_block_bytes")
         asked, free, cached, largest = (show.bytes_text(oom[key]) for key in keys)
         text = (
@@ -241,8 +241,7 @@ def check(console: Console, result: Mapping[str, Any]) -> None:
     others = [row for row in result["gates"] if row not in failing]
     columns = ["status", "name", "baseline", "now", "change", "limit"]
     show.print_rows(console, columns, [line(row) for row in (*failing, *others)], title=title)
-    told = result["informing"]
-    if told:
+    if told := result["informing"]:
         console.print()
         shown = [line(row) for row in told[:_MOST]]
         show.print_rows(console, columns, shown, total=len(told), title="what else changed, and does not fail")

@@ -20,7 +20,7 @@ import typer
 
 from nsightkit import __version__, answers, configurations, hardware, show
 from nsightkit.errors import NsightkitError, UsageError
-from nsightkit.terminal import Format, bar, note, one_line, printing, progress, write
+from nsightkit.show import Format, bar, note, one_line, printing, progress, write
 from nsightkit.verbs import QUESTIONS, Answer, Help, Question
 
 if TYPE_CHECKING:
