@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -33,9 +33,12 @@ def drafted(path: str | os.PathLike[str]) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix=".nsightkit-", dir=path.absolute().parent) as beside:
         draft = Path(beside) / f"new{path.suffix}"
         yield draft
-        if draft.is_dir() and path.is_dir() and not path.is_symlink():
-            path.replace(draft.with_name("old"))  # goes with the folder it is put into
-        draft.replace(path)
+        with ExitStack() as undo:
+            if draft.is_dir() and path.is_dir() and not path.is_symlink():
+                old = path.replace(draft.with_name("old"))  # goes with the folder it is put into
+                undo.callback(old.replace, path)
+            draft.replace(path)
+            undo.pop_all()
 
 
 @contextmanager
