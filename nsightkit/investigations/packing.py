@@ -11,6 +11,7 @@ import contextlib
 import io
 import os
 import re
+import shutil
 import tempfile
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
@@ -94,8 +95,8 @@ def pack(
 
 def _pack(where: Path, folder: Path, limit: int, most: int, say: Callable[[str], None]) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
-    for draft in (*folder.glob(".recordings-*.zip.*"), *folder.glob(f".{LOGS}.*")):  # of a run that was killed
-        draft.unlink()
+    for draft in folder.glob(".nsightkit-*"):  # of a run that was killed
+        shutil.rmtree(draft)
     places, files = [], []
     for place in (folder / f"recordings-{number}.zip" for number in range(1, most + 1)):
         try:
