@@ -210,39 +210,44 @@ class _Export:
                 if len(own := rows[~at_will[rows]]):
                     yield self._complete(table, frame.iloc[own])
                 if len(asynchronous := rows[at_will[rows]]):
-                    yield from self._begin_and_end(frame.iloc[asynchronous])
+                    yield self._begin_and_end(frame.iloc[asynchronous])
         yield from self._flows()
 
     def _complete(self, table: str, some: pd.DataFrame) -> bytes:
-        call = pa.array(self.bound[table][some.index])
-        bound = pc.greater_equal(call, 0)
+        call, direction = self.bound[table][some.index], "flow_in" if table in GPU_TABLES else "flow_out"
+        bound, args = call >= 0, _args(table, some)
         return _text(
             {
                 "ph": '"X"',
                 **_HEADS[table](some),
-                **({"args": args} if (args := _args(table, some)) else {}),
+                **({"args": args} if args else {}),
                 **_placed(self.place[table].iloc[some.index]),
                 "ts": _us(some["start_ns"]),
                 "dur": _us(some["end_ns"] - some["start_ns"]),
-                "bind_id": _where(bound, pc.add(call, _FIRST_BOUND)),
-                "flow_in" if table in GPU_TABLES else "flow_out": _where(bound, bound),
+                **(
+                    {"bind_id": _where(bound, call + _FIRST_BOUND), direction: _where(bound, bound)}
+                    if bound.any()
+                    else {}
+                ),
             }
         )
 
-    def _begin_and_end(self, some: pd.DataFrame) -> Iterator[bytes]:
+    def _begin_and_end(self, some: pd.DataFrame) -> bytes:
         event = {**_HEADS["ranges"](some), "id": _plain(some.index)}
         place = _placed(self.place["ranges"].iloc[some.index])
         args = _object({**_range_args(some), "duration_ns": _plain(some["end_ns"] - some["start_ns"])})
-        yield _text({"ph": '"b"', **event, "args": args, **place, "ts": _us(some["start_ns"])})
-        yield _text({"ph": '"e"', **event, **place, "ts": _us(some["end_ns"])})
+        return _text(
+            {"ph": '"b"', **event, "args": args, **place, "ts": _us(some["start_ns"])},
+            {"ph": '"e"', **event, **place, "ts": _us(some["end_ns"])},
+        )
 
     def _flows(self) -> Iterator[bytes]:
         for rows in _slices(len(self.arrows)):
             some = self.arrows.iloc[rows]
             flow = {"cat": '"ac2g"', "name": '"ac2g"', "id": _plain(rows)}
+            begin = {"ph": '"s"', **flow, **_placed(some), "ts": _us(some["start_ns"])}
             end = _placed(some[["to_pid", "to_tid"]].set_axis(["pid", "tid"], axis=1))
-            yield _text({"ph": '"s"', **flow, **_placed(some), "ts": _us(some["start_ns"])})
-            yield _text({"ph": '"f"', "bp": '"e"', **flow, **end, "ts": _us(some["to_ns"])})
+            yield _text(begin, {"ph": '"f"', "bp": '"e"', **flow, **end, "ts": _us(some["to_ns"])})
 
     def _arrows(self) -> pd.DataFrame:
         """Arrows from the launching call (the outermost where driver and runtime share a number) to its GPU work.
@@ -301,9 +306,14 @@ def _slices(n: int) -> Iterator[_Ints]:
     return (np.arange(i, min(i + _ROWS, n)) for i in range(0, n, _ROWS))
 
 
-def _text(members: _Members) -> bytes:
-    """Events, one a row, each after a comma."""
-    return "".join(pc.binary_join_element_wise(",\n", *_object(members), "").to_pylist()).encode()
+def _text(*events: _Members) -> bytes:
+    """Events as text, all of one row before the next, each after a comma."""
+    pieces = [piece for members in events for piece in (",\n", *_object(members))]
+    joined: _Pieces = []  # each piece costs a pass over the rows
+    for is_constant, some in itertools.groupby(pieces, lambda piece: isinstance(piece, str)):
+        run = list(some)
+        joined += ["".join(run)] if is_constant else run
+    return "".join(pc.binary_join_element_wise(*joined, "").to_pylist()).encode()
 
 
 def _object(members: _Members, *further: pa.Array) -> _Pieces:
@@ -312,7 +322,8 @@ def _object(members: _Members, *further: pa.Array) -> _Pieces:
     for key, value in members.items():
         name = f'{"," if len(pieces) > 1 else ""}"{key}":'
         if isinstance(value, pa.Array) and value.null_count:
-            pieces.append(pc.binary_join_element_wise(name, value, "").fill_null(""))
+            some = value.null_count < len(value)
+            pieces += [pc.binary_join_element_wise(name, value, "").fill_null("")] if some else []
         else:
             pieces += [name, *(value if isinstance(value, list) else [value])]
     return [*pieces, *further, "}"]
