@@ -21,6 +21,7 @@ __all__ = [
     "counters",
     "diff",
     "diff_rows",
+    "failure",
     "memory",
     "print_answer",
     "ranks",
@@ -121,9 +122,10 @@ def memory(console: Console, title: str, result: Mapping[str, Any], top: int | N
     lost, moment = result["fragmentation"], result["moment"]
     when = {"peak": "at the peak", "oom": "at the out-of-memory error", "end": "at the end", "start": "at the start"}
     amounts = {key: show.bytes_text(value) for key, value in lost.items() if key.endswith("_bytes")}
-    facts: list[tuple[str, str, float | None]] = []
-    if moment != "peak" and result["peak_bytes"] is not None:
-        facts.append(("highest allocated", show.bytes_text(result["peak_bytes"]), None))
+    peak = result["peak_bytes"] if moment != "peak" else None
+    facts: list[tuple[str, str, float | None]] = (
+        [] if peak is None else [("highest allocated", show.bytes_text(peak), None)]
+    )
     for label, key, shared in (
         (f"allocated {when.get(str(moment), f'after event {moment}')}", "allocated_bytes", False),
         ("reserved from CUDA", "reserved_bytes", False),
@@ -141,11 +143,10 @@ def memory(console: Console, title: str, result: Mapping[str, Any], top: int | N
     console.print()
     show.print_rows(console, ["category", "bytes", "count", "share"], result["by_category"], empty="nothing was live")
     console.print()
-    shown = result["top_sites"] if top is not None else result["top_sites"][: show.TABLE_ROWS]
-    columns = ["site", "category", "bytes", "count", "share"]
-    show.print_rows(console, columns, shown, total=len(result["top_sites"]), empty="no sites")
-    oom = result["oom"]
-    if oom is not None:
+    sites, columns = result["top_sites"], ["site", "category", "bytes", "count", "share"]
+    shown = sites if top is not None else sites[: show.TABLE_ROWS]
+    show.print_rows(console, columns, shown, total=len(sites), empty="no sites")
+    if (oom := result["oom"]) is not None:
         keys = ("requested_bytes", "device_free_bytes", "cached_free_bytes", "largest_free_block_bytes")
         asked, free, cached, largest = (show.bytes_text(oom[key]) for key in keys)
         text = (
@@ -240,8 +241,7 @@ def check(console: Console, result: Mapping[str, Any]) -> None:
     others = [row for row in result["gates"] if row not in failing]
     columns = ["status", "name", "baseline", "now", "change", "limit"]
     show.print_rows(console, columns, [line(row) for row in (*failing, *others)], title=title)
-    told = result["informing"]
-    if told:
+    if told := result["informing"]:
         console.print()
         shown = [line(row) for row in told[:_MOST]]
         show.print_rows(console, columns, shown, total=len(told), title="what else changed, and does not fail")
@@ -254,6 +254,17 @@ def check(console: Console, result: Mapping[str, Any]) -> None:
 def changed(row: Mapping[str, Any], key: str = "ratio") -> str:
     """How much a metric changed, in percent."""
     return "" if row.get(key) is None else f"{100 * (row[key] - 1):+.1f} %"
+
+
+def failure(result: Mapping[str, Any]) -> str:
+    """Why a check failed; nothing if it did not."""
+    failed = [*result["regressions"], *result["missing"]]
+    listed = ", ".join(f"{row['metric']} ({changed(row) or row['status']})" for row in failed[:3])
+    more = f" and {len(failed) - 3} more" if len(failed) > 3 else ""
+    alone = result["runs"] == result["baseline_runs"] == 1 and any(row["unit"] == "ns" for row in result["regressions"])
+    # A clock or a neighbour can make one run slower as well.
+    unsaid = "; one run on each side, so differences between runs are not known" if alone else ""
+    return f"{listed}{more}{unsaid}"
 
 
 def undecided(row: Mapping[str, Any]) -> str:

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_args
 
 import typer
 
-from nsightkit import answers, configurations, hardware, show
+from nsightkit import __version__, answers, configurations, hardware, show
 from nsightkit.errors import NsightkitError, UsageError
-from nsightkit.terminal import Format, bar, note, one_line, printing, progress, write
+from nsightkit.show import Format, bar, note, one_line, printing, progress, write
 from nsightkit.verbs import QUESTIONS, Answer, Help, Question
 
 if TYPE_CHECKING:
@@ -114,28 +114,18 @@ class _Session:
             found = verb.ask(trace, *(several or ()), **given)
         title = " · ".join([trace.title, *self.selection])
         about = {} if isinstance(found, Answer) else found.attrs
-        absent = [table for table in about.get("needs") or verb.needs if not trace.recorded(table)]
-        if absent:
-            note(f"{self.path}: the trace holds no record of {' or '.join(absent)}, so what depends on it is left out")
-        for remark in about.get("remarks", ()):
+        absent = " or ".join(table for table in about.get("needs") or verb.needs if not trace.recorded(table))
+        missing = f"the trace holds no record of {absent}, so what depends on it is left out"
+        for remark in [*([missing] if absent else []), *about.get("remarks", ())]:
             note(f"{self.path}: {remark}")
         if isinstance(found, Answer):
             write(self.format, found, lambda console: answers.print_answer(console, title, found))
             return
         columns, top = [str(c) for c in found.columns], given.get("top")
-        hidden = {*verb.hide, *about.get("hide", ())}
-
-        def table(console: Console) -> None:
-            show.print_rows(
-                console,
-                [c for c in columns if c not in hidden],
-                list(show.rows_of(found.head(show.TABLE_ROWS if top is None else top))),
-                total=len(found),
-                title=title,
-                note=about.get("note", ""),
-                empty=verb.empty,
-            )
-
+        shown = [c for c in columns if c not in {*verb.hide, *about.get("hide", ())}]
+        few = found.head(show.TABLE_ROWS if top is None else top)
+        said = {"total": len(found), "title": title, "note": about.get("note", ""), "empty": verb.empty}
+        table = functools.partial(show.print_rows, columns=shown, rows=list(show.rows_of(few)), **said)
         write(self.format, show.rows_of(found), table, columns)
 
 
@@ -413,19 +403,10 @@ def check(
         note(f"{row['name'].replace('_', ' ')} is not the baseline's: {now}, there {was}")
     if made is not None:
         note(f"{baseline}: written, {made.runs} run{'' if made.runs == 1 else 's'}")
-        return
-    failed = [*result["regressions"], *result["missing"]]
-    if failed:
-        listed = ", ".join(f"{row['metric']} ({answers.changed(row) or row['status']})" for row in failed[:3])
-        more = f" and {len(failed) - 3} more" if len(failed) > 3 else ""
-        alone = result["runs"] == result["baseline_runs"] == 1 and any(
-            row["unit"] == "ns" for row in result["regressions"]
-        )
-        # A clock or a neighbour can make one run slower as well.
-        unsaid = "; one run on each side, so differences between runs are not known" if alone else ""
-        note(f"the check against {baseline} failed: {listed}{more}{unsaid}")
+    elif failure := answers.failure(result):
+        note(f"the check against {baseline} failed: {failure}")
         raise typer.Exit(1)
-    if result["undecided"]:
+    elif result["undecided"]:
         raise UsageError(answers.undecided(result["undecided"][0]))
 
 
@@ -970,21 +951,14 @@ def _captured(format: Format | None, captured: Captured) -> None:  # noqa: A002
 # ---------------------------------------------------------------- entry
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        from nsightkit import __version__
-
-        typer.echo(f"nsightkit {__version__}")
-        raise typer.Exit
-
-
 @app.callback(invoke_without_command=True)
 def _start(
     context: typer.Context,
-    version: Annotated[  # noqa: ARG001 - acts in its callback
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
-    ] = False,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
 ) -> None:
+    if version:
+        typer.echo(f"nsightkit {__version__}")
+        raise typer.Exit
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 

@@ -46,19 +46,36 @@ class TraceError(NsightkitError):
 
 
 @contextlib.contextmanager
-def reading(path: str | os.PathLike[str] | None) -> Iterator[None]:
-    """Turn whatever a damaged file makes a library raise into an error that names the file.
+def reading(
+    path: str | os.PathLike[str] | None,
+    problem: str = "cannot be read as a trace",
+    remedy: str = "export or capture it again; NSIGHTKIT_DEBUG=1 shows where it failed",
+) -> Iterator[None]:
+    """Turn whatever a damaged or locked file makes a library raise into an error that names the file.
 
     Parameters
     ----------
     path : path-like, optional
         What is read.
+    problem, remedy : str
+        As :class:`TraceError` has them; the library's own words are added in parentheses. What the system says of the
+        file has its own.
     """
     try:
         yield
     except (NsightkitError, MemoryError):
         raise
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}".rstrip(": ")
-        remedy = "export or capture it again; NSIGHTKIT_DEBUG=1 shows where it failed"
-        raise TraceError(path or "trace", f"cannot be read as a trace ({reason})", remedy) from error
+        if isinstance(error, OSError) and error.strerror:  # pyarrow's of a damaged file has none
+            problem, remedy = _OF_THE_SYSTEM.get(
+                type(error), (f"cannot be read ({error.strerror})", "check its permissions and the disk")
+            )
+        else:
+            problem += f" ({' '.join(f'{type(error).__name__}: {error}'.split())[:160].rstrip(': ')})"
+        raise TraceError(path or "trace", problem, remedy) from error
+
+
+_OF_THE_SYSTEM: dict[type[OSError], tuple[str, str]] = {
+    FileNotFoundError: ("no such file", "check the path"),
+    IsADirectoryError: ("is a folder", "give a file"),
+}

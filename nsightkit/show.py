@@ -1,4 +1,4 @@
-"""How answers are printed: tables for people, CSV and JSON for programs.
+"""How answers are printed: tables for people, CSV and JSON for programs; all else is a line on stderr.
 
 The machine formats carry exact values: times as integer nanoseconds, shares as 0 to 1, and null (an empty
 field) for what is not known. Tables round, humanise, and shorten names; text from a trace is hostile, so
@@ -7,15 +7,17 @@ control characters are dropped and no markup in it is obeyed.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from nsightkit.analysis.core.text import bytes_text, digits, plain, short_name, time_text
 
@@ -25,22 +27,30 @@ if TYPE_CHECKING:
 
 __all__ = [
     "TABLE_ROWS",
+    "Format",
+    "bar",
     "bytes_text",
     "cell_text",
     "header_text",
     "is_text",
+    "note",
+    "one_line",
     "plain",
     "print_facts",
     "print_lines",
     "print_rows",
+    "printing",
+    "progress",
     "ready",
     "rows_of",
     "short_name",
     "time_text",
-    "utf8",
+    "write",
     "write_csv",
     "write_json",
 ]
+
+Format = Literal["table", "csv", "json"]
 
 #: Rows of a table on a terminal; the machine formats list all.
 TABLE_ROWS = 20
@@ -444,13 +454,96 @@ def print_lines(console: Console, lines: Iterable[object], style: str = "dim") -
         console.print(plain(line), style=style)
 
 
-def utf8(stream: TextIO) -> TextIO:
-    """Make a stream take any text: traces hold bytes that are not UTF-8.
+# ---------------------------------------------------------------- stdout and stderr
+
+
+def write(
+    format: Format | None,  # noqa: A002 - the option's name
+    document: Mapping[str, Any] | Iterable[Mapping[str, Any]],
+    table: Callable[[Console], None],
+    columns: Sequence[str] | None = None,
+    rows: Iterable[Mapping[str, Any]] | None = None,
+) -> None:
+    """Write one answer.
 
     Parameters
     ----------
-    stream : text file
+    format : {'table', 'csv', 'json'}, optional
+    document : mapping or iterable of mapping
+        What JSON holds.
+    table : callable
+        Prints the answer for people.
+    columns : sequence of str, optional
+        Of CSV; default: all of the first row.
+    rows : iterable of mapping, optional
+        What CSV holds; default: the document.
     """
-    if isinstance(stream, io.TextIOWrapper) and stream in (sys.stdout, sys.__stdout__):
-        stream.reconfigure(encoding="utf-8", errors="replace")
-    return stream
+    chosen = format or ("table" if sys.stdout.isatty() else "csv")
+    with printing() as out:
+        if chosen == "json":
+            write_json(_ready(document), out)
+        elif chosen == "csv":
+            listed = _ready(document if rows is None else rows)
+            listed = [listed] if isinstance(listed, Mapping) else listed
+            write_csv(columns or (list(listed[0]) if listed else []), listed, out)
+        else:
+            from rich.console import Console
+
+            table(Console(file=out, highlight=False, markup=False, emoji=False))
+
+
+def _ready(document: Any) -> Any:
+    """Values as JSON knows them; what comes row by row is long, and has been made so."""
+    return ready(document) if isinstance(document, Mapping | list) else document
+
+
+@contextlib.contextmanager
+def printing() -> Iterator[Any]:
+    """Give stdout, to a reader that may leave early (``| head``), as UTF-8."""
+    try:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(encoding="utf-8", errors="replace")  # traces hold bytes that are not UTF-8
+        yield sys.stdout
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes stdout once more when it exits; that must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def one_line(text: object) -> str:
+    """Make a message one line of printable text, whatever a file's name holds."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
+
+
+def note(text: str) -> None:
+    """Say something beside the answer."""
+    print(f"nsightkit: {one_line(text)}", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def progress(text: str) -> Iterator[None]:
+    """Show on a terminal's stderr that something goes on."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+    from rich.markup import escape
+
+    with Console(stderr=True).status(escape(one_line(text)) + " …"):
+        yield
+
+
+@contextlib.contextmanager
+def bar(total: int) -> Iterator[Callable[[int, str], None] | None]:
+    """Show on a terminal's stderr how many of some measurements are done, and which is next."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task("", total=total)
+        yield lambda done, text: shown.update(task, completed=done, description=escape(text))

@@ -452,13 +452,11 @@ def _about_sol(
             f"no operator has shapes and kernels; record with record_shapes=True, under Nsight Systems with {how}"
         ]
     unknown = found[found["precision_from"] == "unknown"]
-    remarks = []
-    if len(unknown):
-        took = time_text(int(unknown["time_ns"].sum())).strip()
-        remarks.append(
-            f"{len(unknown):,} operators ({took}) have no share, for what their tensors hold was not recorded; where "
-            "it is one type, --precision names it"
-        )
+    took = time_text(int(unknown["time_ns"].sum())).strip()
+    remark = (
+        f"{len(unknown):,} operators ({took}) have no share, for what their tensors hold was not recorded; where "
+        "it is one type, --precision names it"
+    )
     card = gpu or next(each.name for each in trace.meta.gpus if each.name)
     rates = sol.datasheet(hardware.find(card), clock)
     covered = sol.coverage(found, trace)
@@ -469,8 +467,11 @@ def _about_sol(
         if busy
         else "none of them is a matrix product, so there is no HFU"
     )
-    notes = [f"operators of known cost hold {100 * covered:.1f} % of the kernel time", hfu]
     # In a column they would take the room of all others.
-    for text, count in found["note"].replace("", None).value_counts().items():
-        notes.append(f"{count:,} {'row' if count == 1 else 'rows'}: {text}")
-    return notes, remarks
+    said = found["note"].replace("", None).value_counts().items()
+    notes = [
+        f"operators of known cost hold {100 * covered:.1f} % of the kernel time",
+        hfu,
+        *(f"{count:,} {'row' if count == 1 else 'rows'}: {text}" for text, count in said),
+    ]
+    return notes, [remark] if len(unknown) else []

@@ -20,7 +20,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from nsightkit import cli, show, terminal
+from nsightkit import cli, show
 from nsightkit.analysis.core import text as text_of
 from nsightkit.trace import Trace, TraceMeta, store
 from nsightkit.trace.model import Gpu
@@ -476,7 +476,7 @@ def test_hostile_kernel_names(command: str, saved: Any, run: Any) -> None:
 def test_bytes_that_are_no_utf8_come_out_as_utf8(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
-    terminal.write("json", [{"name": "caf\udce9 π"}], table=lambda _: None)
+    show.write("json", [{"name": "caf\udce9 π"}], table=lambda _: None)
     assert json.loads(raw.getvalue().decode("utf-8")) == [{"name": "caf? π"}]
 
 

@@ -11,6 +11,7 @@ import contextlib
 import io
 import os
 import re
+import shutil
 import tempfile
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
@@ -91,8 +92,8 @@ def pack(
 
 
 def _pack(where: Path, folder: Path, limit: int, most: int, say: Callable[[str], object]) -> list[Path]:
-    for draft in (*folder.glob(".recordings-*.zip.*"), *folder.glob(f".{LOGS}.*")):  # of a run that was killed
-        draft.unlink()
+    for draft in folder.glob(".nsightkit-*"):  # of a run that was killed
+        shutil.rmtree(draft)
     files: dict[Path, _Parts] = {}
     for place in (folder / f"recordings-{number}.zip" for number in range(1, most + 1)):
         try:

@@ -13,9 +13,9 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from nsightkit.errors import UsageError
+from nsightkit.errors import NsightkitError, UsageError
 
-__all__ = ["descendants", "dying_with_parent", "end", "find_program", "run", "tail"]
+__all__ = ["ask", "descendants", "dying_with_parent", "end", "find_program", "run", "tail", "version_of"]
 
 #: Of Linux's prctl: the signal a process gets when its parent dies.
 _PARENT_DEATH_SIGNAL = 1
@@ -89,6 +89,66 @@ def run(
             end(process.pid)
             raise
         return subprocess.CompletedProcess(list(command), process.returncode, output or "", "")
+
+
+def ask(program: str | os.PathLike[str], name: str, *arguments: str, timeout_s: float = 60.0) -> str:
+    """Ask a program about itself.
+
+    Parameters
+    ----------
+    program : path-like
+    name : str
+        What it is called.
+    *arguments : str
+        Such as ``--help``.
+    timeout_s : float
+
+    Returns
+    -------
+    str
+        What it says.
+
+    Raises
+    ------
+    NsightkitError
+        It does not start, or hangs.
+    """
+    try:
+        return run([os.fspath(program), *arguments], timeout_s).stdout
+    except (subprocess.TimeoutExpired, OSError) as error:
+        hangs = isinstance(error, subprocess.TimeoutExpired)
+        why = f"gave no answer within {timeout_s:g} s" if hangs else f"does not start ({error})"
+        raise NsightkitError(
+            f"{program}: '{' '.join(arguments)}' {why}; set NSIGHTKIT_{name.upper()} to a working {name}"
+        ) from error
+
+
+def version_of(program: str | os.PathLike[str], name: str, timeout_s: float = 60.0) -> str:
+    """Ask one of NVIDIA's tools for its version.
+
+    Parameters
+    ----------
+    program : path-like
+    name : str
+        What it is called.
+    timeout_s : float
+
+    Returns
+    -------
+    str
+        Such as ``2025.3.1.0``.
+
+    Raises
+    ------
+    NsightkitError
+        It does not start, hangs, or says no version.
+    """
+    said = ask(program, name, "--version", timeout_s=timeout_s)
+    if found := re.search(r"\b\d{4}(?:\.\d+)+", said):
+        return found[0]
+    raise NsightkitError(
+        f"{program}: said no version ({tail(said, 2) or 'no word'}); set NSIGHTKIT_{name.upper()} to a working {name}"
+    )
 
 
 def dying_with_parent() -> Callable[[], None] | None:

@@ -35,7 +35,10 @@ from nsightkit.trace.share.clean import clean
 __all__ = ["json_text", "write"]
 
 _Ints = npt.NDArray[np.integer[Any]]
-_Piece: TypeAlias = "str | pa.Array"
+#: Text of rows: constants and columns of text, in the order in which they stand.
+_Pieces: TypeAlias = "list[str | pa.Array]"
+#: Members of JSON objects, whose values are JSON.
+_Members: TypeAlias = "dict[str, str | pa.Array | _Pieces]"
 
 _ROWS = 1 << 16  # events that are text at the same time
 _THREAD_MASK = (1 << 24) - 1
@@ -43,8 +46,9 @@ _THREAD_MASK = (1 << 24) - 1
 _LARGEST_ID = (1 << 32) - 1
 #: Tables whose events are slices on their thread's track.
 _CPU_TABLES = ("ranges", "ops", "calls", "os_calls", "overhead")
-#: What shares a track: copies and kernels of a stream run one after the other.
-_GPU_TRACKS = ((("kernels", "memops"), ""), (("graphs",), " graph replays"), (("syncs",), " (sync)"))
+#: What shares a track, by table: copies and kernels of a stream run one after the other. And what a track is called.
+_GPU_TRACKS = {"kernels": 0, "memops": 0, "graphs": 1, "syncs": 2}
+_LABELS = ("", " graph replays", " (sync)")
 #: Ids of arrows that slices carry, beyond those that a viewer may give to the others.
 _FIRST_BOUND = 1 << 40
 #: What a synchronisation of all streams has for a stream.
@@ -86,16 +90,16 @@ class _Export:
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
-        self.processes = sorted(
-            {int(p) for table in _CPU_TABLES for p in trace.table(table, ["process"])["process"].unique()}
-        )
-        self.gpu_pid: dict[int, int] = {}
+        processes = {int(p) for table in _CPU_TABLES for p in trace.table(table, ["process"])["process"].unique()}
         #: ids under which processes are written: their own, where Perfetto can take them
-        self.pid: dict[int, int] = {p: p for p in self.processes if 0 < p <= _LARGEST_ID}
-        for process in self.processes:
+        self.pid: dict[int, int] = {p: p for p in sorted(processes) if 0 < p <= _LARGEST_ID}
+        self.gpu_pid: dict[int, int] = {}
+        for process in sorted(processes):
             self.pid.setdefault(process, self._free_pid())
-        self.tracks: dict[tuple[int, int, str], int] = {}  # (device, stream, label) → tid
-        self.beside: dict[tuple[int, int, int], int] = {}  # (process, tid, lane) → tid of the track beside it
+        self.metadata = [
+            _metadatum("process_name", pid, 0, name=f"process {process}" if process >= 0 else "profiler")
+            for process, pid in self.pid.items()
+        ]
         self.place = self._cpu_places() | self._gpu_places()
         #: arrows that slices carry themselves, by row: the row of the call; -1 for none
         self.bound = {table: np.full(len(place), -1, np.int64) for table, place in self.place.items()}
@@ -116,7 +120,7 @@ class _Export:
             "nsightkit": {"t0_ns": self.trace.t0_ns, **{field: getattr(meta, field) for field in kept}},
         }
         out.write(json_text(head)[:-1].encode() + b', "traceEvents": [')
-        first = ",\n".join(json_text(e) for e in self._metadata()).encode()
+        first = ",\n".join(map(json_text, self.metadata)).encode()
         out.write(first)
         for text in self._events():
             out.write(text if first else text.removeprefix(b","))
@@ -127,78 +131,73 @@ class _Export:
 
     def _gpu_places(self) -> dict[str, pd.DataFrame]:
         """Where on the screen each operation goes: a thread a stream, further ones where a stream overlaps itself."""
-        places: dict[str, pd.DataFrame] = {}
-        for tables, label in _GPU_TRACKS:
-            frames = {table: self.trace.table(table, ["start_ns", "end_ns", "device", "stream"]) for table in tables}
-            events = pd.concat(frames.values(), ignore_index=True)
-            for device in sorted(set(events["device"].unique().tolist()) - self.gpu_pid.keys()):
-                taken = {*self.pid.values(), *self.gpu_pid.values()}
-                self.gpu_pid[device] = device if device >= 0 and device not in taken else self._free_pid()
-            queue = events.groupby(["device", "stream"]).ngroup().to_numpy(np.int64)
-            events["lane"] = lanes(queue, events["start_ns"].to_numpy(), events["end_ns"].to_numpy())
-            tracks, tids = events.groupby(["device", "stream", "lane"]), []
-            for device, stream, lane in tracks.size().index.tolist():
-                used = {tid for (other, _, _), tid in self.tracks.items() if other == device}
-                beside = f"{label} overlap {lane}" if lane else label
-                own = [stream] if 0 < stream <= _LARGEST_ID and not beside else []
-                free = itertools.chain(own, itertools.count(1_000_000 + len(self.tracks)))
-                tids.append(next(tid for tid in free if tid not in used))
-                self.tracks[device, stream, beside] = tids[-1]
-            events["pid"] = events["device"].map(self.gpu_pid).astype("int64")
-            events["tid"] = np.array(tids, np.int64)[tracks.ngroup()]
-            places |= _split(events[["pid", "tid"]], events["start_ns"], frames)
-        return places
+        frames = {table: self.trace.table(table, ["start_ns", "end_ns", "device", "stream"]) for table in _GPU_TRACKS}
+        events = pd.concat([f.assign(label=_GPU_TRACKS[t]) for t, f in frames.items()], ignore_index=True)
+        names = {gpu.device: f" {gpu.name}" for gpu in self.trace.meta.gpus if gpu.name}
+        for order, device in enumerate(sorted(events["device"].unique().tolist())):
+            taken = {*self.pid.values(), *self.gpu_pid.values()}
+            pid = self.gpu_pid[device] = device if device >= 0 and device not in taken else self._free_pid()
+            self.metadata += [
+                _metadatum("process_name", pid, 0, name=f"GPU {device}{names.get(device, '')}"),
+                _metadatum("process_sort_index", pid, 0, sort_index=1_000_000 + order),
+            ]
+        queue = events.groupby(["device", "stream", "label"]).ngroup().to_numpy(np.int64)
+        events["lane"] = lanes(queue, events["start_ns"].to_numpy(), events["end_ns"].to_numpy())
+        events["pid"] = events["device"].map(self.gpu_pid).astype("int64")
+        tracks, tids = events.groupby(["pid", "stream", "label", "lane"]), []
+        streams = {*events[["pid", "stream"]].itertuples(index=False, name=None)}
+        for order, (pid, stream, label, lane) in enumerate(tracks.size().index.tolist()):
+            main = 0 < stream <= _LARGEST_ID and (label, lane) == (0, 0)
+            free = (tid for tid in itertools.count(1_000_000 + order) if (pid, tid) not in streams)
+            tids.append(stream if main else next(free))
+            streams.add((pid, tids[-1]))
+            name = "all streams" if stream in _NO_STREAM else f"stream {stream}"
+            beside = f" overlap {lane}" if lane else ""
+            self.metadata += [
+                _metadatum("thread_name", pid, tids[-1], name=f"{name}{_LABELS[label]}{beside}"),
+                _metadatum("thread_sort_index", pid, tids[-1], sort_index=order),
+            ]
+        events["tid"] = np.array(tids, np.int64)[tracks.ngroup()]
+        return _split(events[["pid", "tid"]], events["start_ns"], frames)
 
     def _cpu_places(self) -> dict[str, pd.DataFrame]:
         """Where each event of the program goes: its thread, or a track beside it if it crosses another event."""
         frames = {t: self.trace.table(t, ["start_ns", "end_ns", "process", "thread"]) for t in _CPU_TABLES}
-        flat = (self.trace.table("ranges", ["kind"])["kind"] == "startend").to_numpy()
         events = pd.concat(frames.values(), ignore_index=True)
         start, end, process = (events[c].to_numpy(np.int64) for c in ("start_ns", "end_ns", "process"))
         tid = np.where(process == -1, 0, events["thread"] & _THREAD_MASK)  # -1: the profiler, on no thread it names
         place = pd.DataFrame({"own_pid": process, "own_tid": tid, "lane": -1})
         thread = place.groupby(["own_pid", "own_tid"]).ngroup().to_numpy(np.int64)
         crossing = np.zeros(len(events), bool)
-        rows = np.flatnonzero(np.concatenate((~flat, np.ones(len(events) - len(flat), bool))))
+        at_will = (self.trace.table("ranges", ["kind"])["kind"] == "startend").to_numpy()  # the first of the tables
+        rows = np.setdiff1d(np.arange(len(events)), np.flatnonzero(at_will), assume_unique=True)
         while len(rows):
             found = crossings(thread[rows], start[rows], end[rows])
             crossing[rows[found]] = True
             # Without them, what was nested in them may be seen to cross something else.
             rows = rows[~found & np.isin(thread[rows], thread[rows[found]])]
         place.loc[crossing, "lane"] = lanes(thread[crossing], start[crossing], end[crossing])
-        place["pid"] = place["own_pid"].map(self.pid).astype("int64")
-        place["tid"] = tid
+        place = place.assign(pid=place["own_pid"].map(self.pid).astype("int64"), tid=tid)
         apart = crossing | (tid == 0)
         place["moved"] = apart | (place["pid"] != process)
         tracks = place[apart].groupby(["own_pid", "own_tid", "lane"])
-        for key in tracks.size().index.tolist():
-            self.beside[key] = _THREAD_MASK + 1 + len(self.beside)  # no thread of the model has such an id
-        place.loc[apart, "tid"] = np.array(list(self.beside.values()), np.int64)[tracks.ngroup()]
+        # No thread of the model has such an id.
+        beside = {key: _THREAD_MASK + 1 + number for number, key in enumerate(tracks.size().index.tolist())}
+        place.loc[apart, "tid"] = np.array(list(beside.values()), np.int64)[tracks.ngroup()]
+        self._name_threads(beside)
         return _split(place, events["start_ns"], frames)
 
-    def _metadata(self) -> Iterator[dict[str, Any]]:
-        names = {g.device: g.name for g in self.trace.meta.gpus}
-        for order, (device, pid) in enumerate(sorted(self.gpu_pid.items())):
-            label = f"GPU {device}" + (f" {names[device]}" if names.get(device) else "")
-            yield _metadatum("process_name", pid, 0, name=label)
-            yield _metadatum("process_sort_index", pid, 0, sort_index=1_000_000 + order)
-        for order, ((device, stream, label), tid) in enumerate(sorted(self.tracks.items())):
-            name = "all streams" if stream in _NO_STREAM else f"stream {stream}"
-            yield _metadatum("thread_name", self.gpu_pid[device], tid, name=f"{name}{label}")
-            yield _metadatum("thread_sort_index", self.gpu_pid[device], tid, sort_index=order)
-        for process in self.processes:
-            label = f"process {process}" if process >= 0 else "profiler"
-            yield _metadatum("process_name", self.pid[process], 0, name=label)
-        names_of = self.trace.thread_names()
-        for thread, name in names_of.items():
-            process, tid = thread >> 24, thread & _THREAD_MASK
-            drawn = self.pid.get(process, process), self.beside.get((process, tid, -1), tid)
+    def _name_threads(self, beside: dict[tuple[int, int, int], int]) -> None:
+        """Name threads and the tracks beside them: {(process, thread, lane): id of the track}."""
+        names = {(thread >> 24, thread & _THREAD_MASK): name for thread, name in self.trace.thread_names().items()}
+        for (process, tid), name in names.items():
+            drawn = self.pid.get(process, process), beside.get((process, tid, -1), tid)
             own = {} if drawn == (process, tid) else {"place": [process, tid]}
-            yield _metadatum("thread_name", *drawn, name=name) | own
-        for (process, own_tid, depth), tid in self.beside.items():
-            name = names_of.get(process << 24 | own_tid, "profiler" if process == -1 else f"thread {own_tid}")
-            beside = f" overlap {depth + 1}" if depth >= 0 else ""
-            yield _metadatum("thread_name", self.pid[process], tid, name=f"{name}{beside}")
+            self.metadata.append(_metadatum("thread_name", *drawn, name=name) | own)
+        for (process, own_tid, lane), tid in beside.items():
+            name = names.get((process, own_tid), "profiler" if process == -1 else f"thread {own_tid}")
+            overlap = f" overlap {lane + 1}" if lane >= 0 else ""
+            self.metadata.append(_metadatum("thread_name", self.pid[process], tid, name=f"{name}{overlap}"))
 
     # --- events ---
 
@@ -211,39 +210,44 @@ class _Export:
                 if len(own := rows[~at_will[rows]]):
                     yield self._complete(table, frame.iloc[own])
                 if len(asynchronous := rows[at_will[rows]]):
-                    yield from self._begin_and_end(frame.iloc[asynchronous])
+                    yield self._begin_and_end(frame.iloc[asynchronous])
         yield from self._flows()
 
     def _complete(self, table: str, some: pd.DataFrame) -> bytes:
         call, direction = self.bound[table][some.index], "flow_in" if table in GPU_TABLES else "flow_out"
+        bound, args = call >= 0, _args(table, some)
         return _text(
-            ',\n{"ph":"X",',
-            *_described(table, some),
-            *_placed(self.place[table].iloc[some.index]),
-            *_at(some["start_ns"]),
-            ',"dur":',
-            *_us(some["end_ns"] - some["start_ns"]),
-            _where(call >= 0, ',"bind_id":', _plain(call + _FIRST_BOUND), f',"{direction}":true'),
-            "}",
+            {
+                "ph": '"X"',
+                **_HEADS[table](some),
+                **({"args": args} if args else {}),
+                **_placed(self.place[table].iloc[some.index]),
+                "ts": _us(some["start_ns"]),
+                "dur": _us(some["end_ns"] - some["start_ns"]),
+                **(
+                    {"bind_id": _where(bound, call + _FIRST_BOUND), direction: _where(bound, bound)}
+                    if bound.any()
+                    else {}
+                ),
+            }
         )
 
-    def _begin_and_end(self, some: pd.DataFrame) -> Iterator[bytes]:
-        event: list[_Piece] = [*_HEADS["ranges"](some), ',"id":', _plain(some.index)]
+    def _begin_and_end(self, some: pd.DataFrame) -> bytes:
+        event = {**_HEADS["ranges"](some), "id": _plain(some.index)}
         place = _placed(self.place["ranges"].iloc[some.index])
-        exact: list[_Piece] = [',"duration_ns":', _plain(some["end_ns"] - some["start_ns"])]
-        args = _args([*_range_args(some), *exact])
-        yield _text(',\n{"ph":"b",', *event, *args, *place, *_at(some["start_ns"]), "}")
-        yield _text(',\n{"ph":"e",', *event, *place, *_at(some["end_ns"]), "}")
+        args = _object({**_range_args(some), "duration_ns": _plain(some["end_ns"] - some["start_ns"])})
+        return _text(
+            {"ph": '"b"', **event, "args": args, **place, "ts": _us(some["start_ns"])},
+            {"ph": '"e"', **event, **place, "ts": _us(some["end_ns"])},
+        )
 
     def _flows(self) -> Iterator[bytes]:
-        flow = '"cat":"ac2g","name":"ac2g","id":'
         for rows in _slices(len(self.arrows)):
-            some, ident = self.arrows.iloc[rows], _plain(rows)
+            some = self.arrows.iloc[rows]
+            flow = {"cat": '"ac2g"', "name": '"ac2g"', "id": _plain(rows)}
+            begin = {"ph": '"s"', **flow, **_placed(some), "ts": _us(some["start_ns"])}
             end = _placed(some[["to_pid", "to_tid"]].set_axis(["pid", "tid"], axis=1))
-            yield _text(
-                ',\n{"ph":"s",', flow, ident, *_placed(some), *_at(some["start_ns"]),
-                '},\n{"ph":"f","bp":"e",', flow, ident, *end, *_at(some["to_ns"]), "}",
-            )  # fmt: skip
+            yield _text(begin, {"ph": '"f"', "bp": '"e"', **flow, **end, "ts": _us(some["to_ns"])})
 
     def _arrows(self) -> pd.DataFrame:
         """Arrows from the launching call (the outermost where driver and runtime share a number) to its GPU work.
@@ -302,9 +306,27 @@ def _slices(n: int) -> Iterator[_Ints]:
     return (np.arange(i, min(i + _ROWS, n)) for i in range(0, n, _ROWS))
 
 
-def _text(*pieces: _Piece) -> bytes:
-    """Rows of text from columns of text and constants between them."""
-    return "".join(pc.binary_join_element_wise(*pieces, "").to_pylist()).encode()
+def _text(*events: _Members) -> bytes:
+    """Events as text, all of one row before the next, each after a comma."""
+    pieces = [piece for members in events for piece in (",\n", *_object(members))]
+    joined: _Pieces = []  # each piece costs a pass over the rows
+    for is_constant, some in itertools.groupby(pieces, lambda piece: isinstance(piece, str)):
+        run = list(some)
+        joined += ["".join(run)] if is_constant else run
+    return "".join(pc.binary_join_element_wise(*joined, "").to_pylist()).encode()
+
+
+def _object(members: _Members, *further: pa.Array) -> _Pieces:
+    """Text of JSON objects, one a row; `further` are members as text. A member is left out where it is null."""
+    pieces: _Pieces = ["{"]
+    for key, value in members.items():
+        name = f'{"," if len(pieces) > 1 else ""}"{key}":'
+        if isinstance(value, pa.Array) and value.null_count:
+            some = value.null_count < len(value)
+            pieces += [pc.binary_join_element_wise(name, value, "").fill_null("")] if some else []
+        else:
+            pieces += [name, *(value if isinstance(value, list) else [value])]
+    return [*pieces, *further, "}"]
 
 
 def _plain(values: npt.ArrayLike) -> pa.Array:
@@ -315,14 +337,10 @@ def _plain(values: npt.ArrayLike) -> pa.Array:
 _THOUSANDTHS = pa.array([f"{i:03d}" for i in range(1000)])
 
 
-def _us(ns: npt.ArrayLike) -> list[_Piece]:
+def _us(ns: npt.ArrayLike) -> _Pieces:
     """Microseconds with three decimals; `ns` must not be negative."""
     whole, rest = np.divmod(np.asarray(ns, np.int64), 1000)
     return [_plain(whole), ".", _THOUSANDTHS.take(pa.array(rest))]
-
-
-def _at(ns: npt.ArrayLike) -> list[_Piece]:
-    return [',"ts":', *_us(ns)]
 
 
 def json_text(value: object) -> str:
@@ -333,20 +351,14 @@ def json_text(value: object) -> str:
     value : object
     """
     text = json.dumps(value, ensure_ascii=False, default=str)
-    if re.search("[\ud800-\udfff]", text):  # half a character
-        return json.dumps(value, default=str)
-    return text
+    half_a_character = re.search("[\ud800-\udfff]", text)
+    return json.dumps(value, default=str) if half_a_character else text
 
 
-def _each(column: pd.Series[Any], text: Callable[[str], str]) -> pa.Array:
-    """Make a text of each category."""
+def _each(column: pd.Series[Any], text: Callable[[str], str] = json_text) -> pa.Array:
+    """Make a text of each category, by default the category as a JSON string."""
     texts = pa.array([text(str(category)) for category in column.cat.categories] or [""])
     return texts.take(pa.array(column.cat.codes.to_numpy(np.int64)))
-
-
-def _labels(names: pd.Series[Any]) -> pa.Array:
-    """JSON strings of a categorical."""
-    return _each(names, json_text)
 
 
 def _collective(described: str) -> str:
@@ -357,109 +369,95 @@ def _collective(described: str) -> str:
 
 def _inputs(given: str) -> str:
     """What Kineto writes of an operator's inputs."""
-    if not given:
-        return ""
-    dims, types, values = map(json_text, json.loads(given))
-    return f',"Input Dims":{dims},"Input type":{types},"Concrete Inputs":{values}'
+    names = ("Input Dims", "Input type", "Concrete Inputs")
+    return (
+        "".join(f',"{name}":{json_text(of)}' for name, of in zip(names, json.loads(given), strict=True))
+        if given
+        else ""
+    )
 
 
-def _combined(some: pd.DataFrame, columns: Sequence[str], text: Callable[..., str]) -> pa.Array:
+def _combined(some: pd.DataFrame, columns: Sequence[str], text: Callable[..., str | None]) -> pa.Array:
     """Make a text of each combination of categories."""
     codes = np.stack([some[c].cat.codes.to_numpy(np.int64) for c in columns])
     keys, which = np.unique(codes, axis=1, return_inverse=True)
     texts = [text(*(str(some[c].cat.categories[k]) for c, k in zip(columns, key, strict=True))) for key in keys.T]
-    return pa.array(texts).take(pa.array(which.reshape(-1)))
+    return pa.array(texts, pa.string()).take(pa.array(which.reshape(-1)))
 
 
-def _where(said: npt.ArrayLike, *pieces: _Piece) -> _Piece:
-    """Rows of text, empty where it is not to be said."""
-    return pc.if_else(pa.array(np.asarray(said)), pc.binary_join_element_wise(*pieces, ""), "")
+def _where(said: npt.ArrayLike, values: npt.ArrayLike) -> pa.Array:
+    """Values as JSON has them, null where they are not to be said."""
+    return pc.if_else(pa.array(np.asarray(said)), _plain(values), pa.scalar(None, pa.string()))
 
 
-def _placed(where: pd.DataFrame) -> list[_Piece]:
-    pieces: list[_Piece] = [',"pid":', _plain(where["pid"]), ',"tid":', _plain(where["tid"])]
+def _placed(where: pd.DataFrame) -> _Members:
+    place: _Members = {"pid": _plain(where["pid"]), "tid": _plain(where["tid"])}
     if "moved" in where:
-        own = _plain(where["own_pid"]), ",", _plain(where["own_tid"])
-        pieces.append(_where(where["moved"], ',"place":[', *own, "]"))
-    return pieces
+        own = pc.binary_join_element_wise("[", _plain(where["own_pid"]), ",", _plain(where["own_tid"]), "]", "")
+        place["place"] = pc.if_else(pa.array(where["moved"].to_numpy()), own, pa.scalar(None, pa.string()))
+    return place
 
 
-def _described(table: str, some: pd.DataFrame) -> list[_Piece]:
-    """Category, name and `args` of slices."""
-    numbers = (_ON_GPU if "device" in some else {}) | MEMBERS.get(table, {})
+def _args(table: str, some: pd.DataFrame) -> _Pieces:
+    """What Kineto has in the `args` of slices, and what it has no place for; nothing for some tables."""
     if table == "kernels":
         both = some["static_shared_bytes"].astype("int64") + some["dynamic_shared_bytes"]
         some = some.assign(dynamic_shared_bytes=both)  # Kineto's is the sum
-    args: list[_Piece] = []
-    for column, member in numbers.items():
-        args += [f',"{member}":', _plain(some[column])]
-    args += _FURTHER_ARGS[table](some) if table in _FURTHER_ARGS else []
-    return _HEADS[table](some) + (_args(args) if args else [])
+    numbers = ({"device": "device", "stream": "stream"} if "device" in some else {}) | MEMBERS.get(table, {})
+    members: _Members = {member: _plain(some[column]) for column, member in numbers.items()}
+    further = []
+    if table == "kernels":
+        for field in ("grid", "block"):
+            x, y, z = (_plain(some[f"{field}_{axis}"]) for axis in "xyz")
+            members[field] = ["[", x, ",", y, ",", z, "]"]
+        members["Seq"] = _where(some["sequence"] >= 0, some["sequence"])
+        members["short name"] = _combined(some, ["name", "short_name"], _short_name)
+        further = [_each(some["collective"], _collective)]
+    elif table == "syncs":
+        members["cuda_sync_kind"] = _each(some["kind"])
+    elif table == "ops":
+        further = [_each(some["inputs"], _inputs)]
+    elif table == "ranges":
+        members |= _range_args(some)
+    return _object(members, *further) if members else []
 
 
-def _args(pieces: list[_Piece]) -> list[_Piece]:
-    return [f',"args":{{{pieces[0].removeprefix(",")}', *pieces[1:], "}"]
+def _range_args(some: pd.DataFrame) -> _Members:
+    end_thread = _plain(some["end_thread"] & _THREAD_MASK)
+    texts = {column: _each(some[column]) for column in ("domain", "kind")}
+    return {"open": _plain(some["open"]), "end thread": end_thread, **texts}
 
 
-def _short_name(name: str, given: str) -> str:
+def _short_name(name: str, given: str) -> str | None:
     """Write the short name where it is not the one that follows from the name."""
-    return "" if short_kernel_name(name) == given else f',"short name":{json_text(given)}'
+    return None if short_kernel_name(name) == given else json_text(given)
 
 
-def _memop_event(kind: str, source: str, target: str) -> str:
+def _copy_name(kind: str, source: str, target: str) -> str:
     if kind == "memset":
-        return f'"cat":"gpu_memset","name":{json_text(f"Memset ({target.title()})")}'
-    return f'"cat":"gpu_memcpy","name":{json_text(f"Memcpy {kind} ({source.title()} -> {target.title()})")}'
+        return json_text(f"Memset ({target.title()})")
+    return json_text(f"Memcpy {kind} ({source.title()} -> {target.title()})")
 
 
-def _range_category(kind: str) -> str:
-    return f'"cat":"{"user_annotation" if kind == "annotation" else "nvtx"}",'
-
-
-def _named(category: str, column: str = "name") -> Callable[[pd.DataFrame], list[_Piece]]:
-    return lambda some: [f'"cat":"{category}","name":', _labels(some[column])]
+def _head(category: str, column: str = "name") -> Callable[[pd.DataFrame], _Members]:
+    return lambda some: {"cat": f'"{category}"', "name": _each(some[column])}
 
 
 #: By table: category and name of its slices, as Kineto has them.
-_HEADS: dict[str, Callable[[pd.DataFrame], list[_Piece]]] = {
-    "kernels": _named("kernel"),
-    "memops": lambda some: [_combined(some, ["kind", "src_kind", "dst_kind"], _memop_event)],
-    "graphs": lambda _: ['"cat":"graph_replay","name":"CUDA graph"'],
-    "syncs": _named("cuda_sync", "kind"),
-    "calls": _named("cuda_runtime"),
-    "ranges": lambda some: [_each(some["kind"], _range_category), '"name":', _labels(some["name"])],
-    "ops": _named("cpu_op"),
-    "os_calls": _named("os_call"),
-    "overhead": _named("overhead"),
-}
-#: Members of the `args` of every slice of a GPU's.
-_ON_GPU = {"device": "device", "stream": "stream"}
-
-
-def _kernel_args(some: pd.DataFrame) -> list[_Piece]:
-    pieces: list[_Piece] = []
-    for field in ("grid", "block"):
-        x, y, z = (_plain(some[f"{field}_{axis}"]) for axis in "xyz")
-        pieces += [f',"{field}":[', x, ",", y, ",", z, "]"]
-    names = _combined(some, ["name", "short_name"], _short_name)
-    sequence = _where(some["sequence"] >= 0, ',"Seq":', _plain(some["sequence"]))
-    return [*pieces, _each(some["collective"], _collective), sequence, names]
-
-
-def _range_args(some: pd.DataFrame) -> list[_Piece]:
-    pieces: list[_Piece] = [
-        ',"open":',
-        _plain(some["open"]),
-        ',"end thread":',
-        _plain(some["end_thread"] & _THREAD_MASK),
-    ]
-    return [*pieces, ',"domain":', _labels(some["domain"]), ',"kind":', _labels(some["kind"])]
-
-
-#: By table: what stands in `args` beside the numbers of :data:`~nsightkit.trace.kineto.MEMBERS`.
-_FURTHER_ARGS: dict[str, Callable[[pd.DataFrame], list[_Piece]]] = {
-    "kernels": _kernel_args,
-    "syncs": lambda some: [',"cuda_sync_kind":', _labels(some["kind"])],
-    "ops": lambda some: [_each(some["inputs"], _inputs)],
-    "ranges": _range_args,
+_HEADS: dict[str, Callable[[pd.DataFrame], _Members]] = {
+    "kernels": _head("kernel"),
+    "memops": lambda some: {
+        "cat": _each(some["kind"], lambda kind: '"gpu_memset"' if kind == "memset" else '"gpu_memcpy"'),
+        "name": _combined(some, ["kind", "src_kind", "dst_kind"], _copy_name),
+    },
+    "graphs": lambda _: {"cat": '"graph_replay"', "name": '"CUDA graph"'},
+    "syncs": _head("cuda_sync", "kind"),
+    "calls": _head("cuda_runtime"),
+    "ranges": lambda some: {
+        "cat": _each(some["kind"], lambda kind: '"user_annotation"' if kind == "annotation" else '"nvtx"'),
+        "name": _each(some["name"]),
+    },
+    "ops": _head("cpu_op"),
+    "os_calls": _head("os_call"),
+    "overhead": _head("overhead"),
 }

@@ -1,96 +1,73 @@
-"""Files: written so that one is either the old one or the whole new one, and refused where they are damaged."""
+"""Files: written so that one is either the old one or the whole new one; and how to read big ones quickly."""
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from nsightkit.errors import TraceError
-
-__all__ = ["opened", "refusing", "replacing", "umask", "user_cache"]
+__all__ = ["drafted", "replacing", "uncollected", "user_cache"]
 
 
 @contextmanager
-def opened(path: str | os.PathLike[str], instead: str) -> Iterator[BinaryIO]:
-    """Open a file to read it; what cannot be read is an error that names the file.
+def drafted(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Give a place beside `path` for a new file or folder, which takes the place of `path` when all is written.
 
     Parameters
     ----------
     path : path-like
-    instead : str
-        What to give instead of a folder.
+        An existing file is replaced; a folder only by a folder.
 
     Yields
     ------
-    binary file
+    Path
+        Of the same suffix; nothing is there. What goes wrong leaves `path` as it was and nothing else behind.
     """
-    try:
-        with Path(path).open("rb") as file:
-            yield file
-    except FileNotFoundError:
-        raise TraceError(path, "no such file", "check the path") from None
-    except IsADirectoryError:
-        raise TraceError(path, "is a folder", instead) from None
-    except OSError as error:
-        raise TraceError(path, f"cannot be read ({error.strerror or error})", "check its permissions") from error
-
-
-@contextmanager
-def refusing(path: str | os.PathLike[str], problem: str, remedy: str, *kinds: type[Exception]) -> Iterator[None]:
-    """Turn what a library raises on a damaged file into an error that names the file and a remedy.
-
-    Parameters
-    ----------
-    path : path-like
-    problem, remedy : str
-        As :class:`~nsightkit.errors.TraceError` has them; the library's own words are added in parentheses.
-    *kinds : type of Exception
-        What is turned; the rest passes.
-    """
-    try:
-        yield
-    except kinds as error:
-        detail = " ".join(str(error).split())[:160]
-        raise TraceError(path, f"{problem} ({detail})", remedy) from error
+    path = Path(path)
+    # Of a plain name, whatever that of `path`: some programs expand %h in what they are to write.
+    with tempfile.TemporaryDirectory(prefix=".nsightkit-", dir=path.absolute().parent) as beside:
+        draft = Path(beside) / f"new{path.suffix}"
+        yield draft
+        with ExitStack() as undo:
+            if draft.is_dir() and path.is_dir() and not path.is_symlink():
+                old = path.replace(draft.with_name("old"))  # goes with the folder it is put into
+                undo.callback(old.replace, path)
+            draft.replace(path)
+            undo.pop_all()
 
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """Open a file beside `path`, which takes its place when all is written.
+    """Open a new file, which takes the place of `path` when all is written.
 
     Parameters
     ----------
     path : path-like
-        An existing file is replaced.
+        As of :func:`drafted`.
 
     Yields
     ------
     binary file
-        What goes wrong while it is open leaves `path` as it was and nothing else behind.
     """
-    path = Path(path)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name[:80]}.", dir=path.absolute().parent)
-    draft = Path(name)
+    with drafted(path) as draft, draft.open("wb") as file:
+        yield file
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Make millions of containers without a cycle: the collector would look through all of them, for nothing."""
+    enabled = gc.isenabled()
+    gc.disable()
     try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-        draft.chmod(0o666 & ~umask())  # mkstemp made it private
-        draft.replace(path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
-
-
-def umask() -> int:
-    """Give the process's mask of permissions, which can only be read by setting it."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def user_cache() -> Path:

@@ -11,7 +11,6 @@ import collections
 import contextlib
 import decimal
 import functools
-import gc
 import gzip
 import itertools
 import json
@@ -21,7 +20,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar, cast
+from typing import Any, BinaryIO, Generic, TypeVar
 
 import msgspec
 import numpy as np
@@ -32,6 +31,7 @@ import pyarrow.csv as pacsv
 
 from nsightkit.errors import TraceError
 from nsightkit.trace import store
+from nsightkit.trace.files import uncollected
 from nsightkit.trace.model import (
     GPU_TABLES,
     NEUTRAL,
@@ -50,20 +50,19 @@ from nsightkit.trace.nesting import nesting
 __all__ = [
     "CHUNK_BYTES",
     "COLLECTIVE",
+    "FORMS",
     "MEMBERS",
-    "all_of",
     "decode",
-    "mended",
+    "documents",
+    "first_that_decodes",
+    "is_packed",
     "open_kineto",
     "short_kernel_name",
-    "slices",
-    "unpacked",
 ]
 
 _Ints = npt.NDArray[np.int64]
 _T = TypeVar("_T")
 
-_GZIP_MAGIC = b"\x1f\x8b"
 CHUNK_BYTES = 2 << 20  # measured: fastest of 1, 2, 4, 8 and 16 MiB, and the smallest peak
 _REMEDY = "give a trace that torch.profiler exported (export_chrome_trace)"
 _AGAIN = "capture or copy it again"
@@ -184,22 +183,13 @@ class _Event(msgspec.Struct, gc=False):
     place: list[int] | None = None
 
 
-class _Head(msgspec.Struct):
-    """Top-level keys beside the events."""
-
+class _Document(msgspec.Struct, Generic[_T]):
+    events: list[_T] | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="traceEvents")
     schema: Any = msgspec.field(default=None, name="schemaVersion")
     devices: Any = msgspec.field(default=None, name="deviceProperties")
     distributed: Any = msgspec.field(default=None, name="distributedInfo")
     driver: Any = msgspec.field(default=None, name="cuda_driver_version")
     ours: Any = msgspec.field(default=None, name="nsightkit")  # written by our own export only
-
-
-class _Document(_Head):
-    events: list[_Event] | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="traceEvents")
-
-
-class _RawDocument(_Head):
-    events: list[msgspec.Raw] | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="traceEvents")
 
 
 def open_kineto(path: str | os.PathLike[str], *, cache: bool = True) -> Source:
@@ -246,14 +236,11 @@ def decode(path: str | os.PathLike[str]) -> tuple[dict[str, pd.DataFrame], Trace
     TraceError
         The file is truncated, or JSON of another kind.
     """
-    # Millions of objects are born, none of them in a cycle: the collector would only walk them.
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        return _decode(path).finish()
-    finally:
-        if collecting:
-            gc.enable()
+    with uncollected():
+        tables, form, problem = first_that_decodes(path, lambda texts: _collected(path, texts))
+        if form == "mended":
+            tables.notes.append(f"The JSON was malformed and was repaired ({problem}).")
+        return tables.finish()
 
 
 def short_kernel_name(name: str) -> str:
@@ -283,56 +270,102 @@ _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 #: `args`, the slice is not JSON and the whole is decoded in one piece.
 _BETWEEN = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|cat|name|pid|tid|ts|dur|id|args|s|bp)"\s*:)')
 _OPEN = b'{"traceEvents":['
+_BYTE_ORDER = b"\xef\xbb\xbf"
+#: How a file may be decoded, the leanest way first.
+FORMS = ("slices", "one piece", "mended")
 
 
-#: What decoding raises of text that is not JSON.
-_BAD_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+def first_that_decodes(path: str | os.PathLike[str], take: Callable[[Iterator[bytes]], _T]) -> tuple[_T, str, str]:
+    """Take a file's documents: in slices, else in one piece, else in one piece and mended.
 
+    Parameters
+    ----------
+    path : path-like
+    take : callable
+        Decodes an iterator of JSON documents.
 
-def _decode(path: str | os.PathLike[str]) -> _Tables:
-    with contextlib.suppress(*_BAD_JSON), unpacked(path) as stream:
-        return _tables(path, slices(stream))
-    # Not JSON, or not sliceable: one piece then, and if need be mended.
-    with unpacked(path) as stream:
-        text, bare = all_of(stream)
-    try:
-        return _tables(path, [text])
-    except _BAD_JSON as error:
-        if not _EVENTS.search(text):
-            raise TraceError(path, f"is not a PyTorch profiler trace ({error})", _REMEDY) from error
+    Returns
+    -------
+    object
+        What `take` gave.
+    str
+        Which of :data:`FORMS` it decoded.
+    str
+        What was wrong with the form before.
+
+    Raises
+    ------
+    TraceError
+        It cannot be mended, or is not JSON.
+    """
+    problem = ""
+    for form in FORMS:
         try:
-            tables = _tables(path, [mended(text, bare)])
-        except _BAD_JSON as still:
-            raise TraceError(path, f"holds broken JSON ({still})", _AGAIN) from still
-        tables.notes.append(f"The JSON was malformed and was repaired ({error}).")
-        return tables
+            return take(documents(path, form)), form, problem
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            problem = str(error)
+    raise TraceError(path, f"is not a PyTorch profiler trace, or holds broken JSON ({problem})", _AGAIN)
 
 
-@contextlib.contextmanager
-def unpacked(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """The uncompressed bytes of a file, whose read errors are trace errors."""
-    with open(path, "rb") as file:  # noqa: PTH123 - path-like
-        packed = file.read(2) == _GZIP_MAGIC
-        file.seek(0)
+def documents(path: str | os.PathLike[str], form: str) -> Iterator[bytes]:
+    """Give a file as JSON documents of the same shape, each with some of the events.
+
+    Parameters
+    ----------
+    path : path-like
+    form : str
+        One of :data:`FORMS`.
+    """
+    with _Unpacked(path) if is_packed(path) else open(path, "rb") as stream:  # noqa: PTH123 - path-like
         try:
-            yield cast("BinaryIO", gzip.GzipFile(fileobj=file)) if packed else file
+            if form == "slices":
+                yield from _slices(stream)
+                return
+            text = stream.read().removeprefix(_BYTE_ORDER).strip()
         except EOFError as error:
             raise TraceError(path, "is a truncated gzip file", _AGAIN) from error
         except (gzip.BadGzipFile, zlib.error) as error:
             raise TraceError(path, f"is a damaged gzip file ({error})", _AGAIN) from error
+    bare = text.startswith(b"[")
+    text = _OPEN + text[1:] + b"}" if bare else text
+    yield _mended(text, bare) if form == "mended" else text
 
 
-def all_of(stream: BinaryIO) -> tuple[bytes, bool]:
-    """Read the file as one document; also whether it was a bare list of events."""
-    text = stream.read().removeprefix(b"\xef\xbb\xbf").strip()
-    if text.startswith(b"["):
-        return _OPEN + text[1:] + b"}", True
-    return text, False
+def is_packed(path: str | os.PathLike[str]) -> bool:
+    """Whether a file is gzipped, whatever its name.
+
+    Parameters
+    ----------
+    path : path-like
+    """
+    with open(path, "rb") as file:  # noqa: PTH123 - path-like
+        return file.read(2) == b"\x1f\x8b"
 
 
-def slices(stream: BinaryIO) -> Iterator[bytes]:
+#: Deflate packs at most a thousand to one; a trace of a profiler packs ten to fifty to one.
+_RATIO, SMALL_BYTES = 400, 1 << 30
+
+
+class _Unpacked(gzip.GzipFile):
+    """A packed file's bytes, up to a size that an honest file may have."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__(path)
+        self._left = max(SMALL_BYTES, _RATIO * os.stat(path).st_size)  # noqa: PTH116 - path-like
+
+    def read(self, size: int | None = -1) -> bytes:
+        if size is None or size < 0:
+            return b"".join(iter(lambda: self.read(CHUNK_BYTES), b""))
+        block = super().read(size)
+        self._left -= len(block)
+        if self._left < 0:
+            raise TraceError(self.name, f"unpacks to more than {_RATIO} times its size", "unpack and look at it first")
+        return block
+
+
+def _slices(stream: _Unpacked | BinaryIO) -> Iterator[bytes]:
     """Cut the file into small documents of the same shape, each with some of the events."""
-    rest = stream.read(CHUNK_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()
+    rest = stream.read(CHUNK_BYTES).removeprefix(_BYTE_ORDER).lstrip()
     close = b""
     if rest.startswith(b"["):
         rest, close = _OPEN + rest[1:], b"}"
@@ -362,7 +395,7 @@ def _last_cut(text: bytes, window: int = 1 << 16) -> tuple[int, int] | None:
     return None
 
 
-def mended(text: bytes, bare: bool) -> bytes:
+def _mended(text: bytes, bare: bool) -> bytes:
     """JSON made of what profilers have been seen to write instead of it."""
     text = text.decode("utf-8", "replace").encode()
     # Control characters may stand in no string; outside they are white space at best.
@@ -373,7 +406,7 @@ def mended(text: bytes, bare: bool) -> bytes:
     if bare and not text.endswith(b"]}"):
         text = text[:-1].rstrip(b" ,") + b"]}"  # such a list may lack its end
     try:
-        msgspec.json.decode(text, type=_RawDocument)
+        msgspec.json.decode(text, type=_Document[msgspec.Raw])
     except (msgspec.DecodeError, RecursionError) as error:
         if trailing := re.search(r"trailing characters \(byte (\d+)\)", str(error)):
             text = text[: int(trailing[1]) - 1]
@@ -396,10 +429,6 @@ def _numbering() -> dict[Any, int]:
 
 def _place(event: _Event, _args: Any = None) -> tuple[Any, Any]:
     return (event.pid, event.tid) if event.place is None or len(event.place) != 2 else (event.place[0], event.place[1])
-
-
-def _end_place(event: _Event, args: Any) -> tuple[Any, Any]:
-    return _place(event) if args.end_thread is None else (_place(event)[0], args.end_thread)
 
 
 def _collective(args: Any) -> str:
@@ -448,9 +477,12 @@ _THINGS: dict[str, _Made] = {
         **_ON_CPU,
         "domain": lambda _, args: str(args.domain),
         "kind": lambda _, args: str(args.kind),
-        "end_thread": _end_place,
+        "end_thread": lambda e, args: _place(e) if args.end_thread is None else (_place(e)[0], args.end_thread),
     },
-    "ops": {**_ON_CPU, "inputs": _given_inputs},
+    "ops": {
+        **_ON_CPU,
+        "inputs": _given_inputs,
+    },
     **dict.fromkeys(("calls", "os_calls", "overhead"), _ON_CPU),
 }
 #: Columns that are numbered together, whatever their table.
@@ -459,6 +491,7 @@ _SHARED = {"thread": "threads", "end_thread": "threads", "collective": "collecti
 _MALFORMED = "malformed events (no phase or no usable time) were left out"
 _EARLY = "events without a valid start (negative, or clamped to 0) were left out"
 _BACKWARDS = "negative durations were set to 0"
+_WHOLE_US = "Times are whole microseconds (PyTorch before 2.4): short kernels last 0 or 1 µs."
 
 
 @functools.lru_cache(1 << 16)
@@ -472,7 +505,7 @@ def _annotates(name: str | None) -> bool:
     return _ANNOTATION.match(name or "") is not None
 
 
-def _tables(path: str | os.PathLike[str], documents: Iterable[bytes]) -> _Tables:
+def _collected(path: str | os.PathLike[str], documents: Iterable[bytes]) -> _Tables:
     tables = _Tables()
     try:
         for text in documents:
@@ -497,23 +530,22 @@ class _Tables:
         self._faults = collections.Counter[str]()
         self._unread = collections.Counter[str]()  # events that fill no table, by category
         self._whole_us = True
-        self._window: list[int] = []  # starts and ends of what says how long the capture was
+        self._captures: list[_Event] = []  # what says how long the capture was
         self._labels: list[tuple[Any, Any, str]] = []  # (pid, tid, thread name)
         self._codes: dict[Any, dict[Any, int]] = collections.defaultdict(_numbering)
         self._codes["collectives"][""]  # its code is 0
         self._announced: dict[int, tuple[int, int]] = {}  # {External id: (code of the collective, sequence)}
         self._parts: dict[str, list[dict[str, npt.NDArray[Any]]]] = collections.defaultdict(list)
-        self._decode = msgspec.json.Decoder(_Document).decode
+        self._decode = msgspec.json.Decoder(_Document[_Event]).decode
 
     def add(self, text: bytes) -> None:
         """Take the events of one document."""
-        document: _Head
         try:
-            document = whole = self._decode(text)
-            events = whole.events
+            document = self._decode(text)
         except msgspec.ValidationError:
-            document, events = self._salvaged(text)
-        given = ((key, getattr(document, key)) for key in _Head.__struct_fields__)
+            document = self._salvaged(text)
+        events = document.events
+        given = ((key, getattr(document, key)) for key in document.__struct_fields__ if key != "events")
         self.head = {key: value for key, value in given if value is not None} | self.head
         if events is msgspec.UNSET:
             return
@@ -527,7 +559,7 @@ class _Tables:
                 if table is None:
                     self._unread[event.cat or ""] += 1
                     if event.cat == "Trace":
-                        self._extend_window(event)
+                        self._captures.append(event)
                 elif ph == "X" or (event.args is not None and event.args.duration_ns is not None):
                     found["ranges" if table == "ops" and _annotates(event.name) else table].append(event)
             elif ph == "M" and event.name == "thread_name" and event.args is not None:
@@ -536,21 +568,16 @@ class _Tables:
             if rows:
                 self._take(table, rows)
 
-    def _salvaged(self, text: bytes) -> tuple[_Head, Any]:
+    def _salvaged(self, text: bytes) -> _Document[_Event]:
         """Decode the document without the events that have no shape we know."""
-        raw = msgspec.json.decode(text, type=_RawDocument)
+        raw = msgspec.json.decode(text, type=_Document[msgspec.Raw])
         decode, events = msgspec.json.Decoder(_Event).decode, []
         for item in raw.events or ():
             try:
                 events.append(decode(item))
             except msgspec.ValidationError:
                 self.phases[""] += 1
-        return raw, events
-
-    def _extend_window(self, event: _Event) -> None:
-        (start, length), usable = _nanoseconds([event.ts, event.dur])
-        if usable.all() and start >= 0 and length > 0:
-            self._window += [int(start), int(start + length)]
+        return msgspec.structs.replace(raw, events=events)  # type: ignore[arg-type]
 
     def _codes_of(self, table: str, column: str) -> dict[Any, int]:
         return self._codes[_SHARED.get(column, (table, column))]
@@ -670,47 +697,56 @@ class _Tables:
         return np.array([-1 if process == -1 else process << 24 | (ident or 0) for process, ident in threads], np.int64)
 
     def _meta(self, frames: dict[str, pd.DataFrame], threads: _Ints, ours: dict[str, Any]) -> TraceMeta:
-        head = self.head
-        meta = TraceMeta(
-            tool=str(ours.get("tool") or "pytorch-profiler"),
-            tool_version=str(ours["tool_version"]) if ours.get("tool_version") else None,
-            schema=str(head["schema"]) if "schema" in head else None,
-            gpus=_gpus(head.get("devices")),
-            notes=self.notes,
-            distributed=dict(head["distributed"]) if isinstance(head.get("distributed"), dict) else {},
-        )
-        if driver := _int(head.get("driver"), 0):
-            meta.driver = f"CUDA {driver // 1000}.{driver % 1000 // 10}"
-        if ours.get("driver"):
-            meta.driver = str(ours["driver"])
-        match ours.get("window_ns") or self._window:
-            case [int(), int(), *_] as moments:
-                meta.window_ns = (min(moments), max(moments))
+        head, driver, version = self.head, _int(self.head.get("driver"), 0), ours.get("tool_version")
         place_of = dict(zip(self._codes["threads"], threads.tolist(), strict=True))
-        for pid, tid, name in self._labels:
-            # Old versions print the same thread id now as a number, now as a string.
-            for key in ((pid, tid), (pid, str(tid))):
-                if name and place_of.get(key, -1) != -1:
-                    meta.thread_names[place_of[key]] = name
         unread = {
             name: sum(n for c, n in self._unread.items() if c.lower().partition("_")[0] == start)
             for start, name in _ACCELERATORS.items()
         }
         # Work that could not be read was not recorded, other than work that did not happen.
         shown_by = _SHOWN_BY | dict.fromkeys(GPU_TABLES if any(unread.values()) else (), GPU_TABLES)
-        meta.missing = [t for t in TABLES if not any(len(frames.get(s, ())) for s in shown_by.get(t, (t,)))]
-        if isinstance(ours.get("missing"), list):
-            meta.missing = [t for t in TABLES if t in ours["missing"]]
-        self.notes.extend(
-            f"Events of an accelerator that nsightkit does not read were left out: {count:,} of {name}."
-            for name, count in unread.items()
-            if count
-        )
-        if self._whole_us and any(len(f) for f in frames.values()):
-            self.notes.append("Times are whole microseconds (PyTorch before 2.4): short kernels last 0 or 1 µs.")
+        missing = [t for t in TABLES if not any(len(frames.get(s, ())) for s in shown_by.get(t, (t,)))]
         self._faults[_MALFORMED] += self.phases[""]
-        self.notes.extend(f"{self._faults[w]} {w}." for w in (_MALFORMED, _EARLY, _BACKWARDS) if self._faults[w])
-        return meta
+        whole_us = self._whole_us and any(map(len, frames.values()))
+        return TraceMeta(
+            tool=str(ours.get("tool") or "pytorch-profiler"),
+            tool_version=str(version) if version else None,
+            schema=str(head["schema"]) if "schema" in head else None,
+            driver=str(ours["driver"])
+            if ours.get("driver")
+            else f"CUDA {driver // 1000}.{driver % 1000 // 10}"
+            if driver
+            else None,
+            gpus=_gpus(head.get("devices")),
+            missing=[t for t in TABLES if t in ours["missing"]] if isinstance(ours.get("missing"), list) else missing,
+            notes=[
+                *self.notes,
+                *(
+                    f"Events of an accelerator that nsightkit does not read were left out: {count:,} of {name}."
+                    for name, count in unread.items()
+                    if count
+                ),
+                *([_WHOLE_US] if whole_us else []),
+                *(f"{self._faults[w]} {w}." for w in (_MALFORMED, _EARLY, _BACKWARDS) if self._faults[w]),
+            ],
+            window_ns=self._window(ours.get("window_ns")),
+            # Old versions print the same thread id now as a number, now as a string.
+            thread_names={
+                place_of[key]: name
+                for pid, tid, name in self._labels
+                for key in ((pid, tid), (pid, str(tid)))
+                if name and place_of.get(key, -1) != -1
+            },
+            distributed=dict(head["distributed"]) if isinstance(head.get("distributed"), dict) else {},
+        )
+
+    def _window(self, given: Any) -> tuple[int, int] | None:
+        """Start and end of the capture: those that our own export gives, else of the events that say so."""
+        if isinstance(given, list) and len(given) == 2 and all(isinstance(moment, int) for moment in given):
+            return min(given), max(given)
+        spans = [_nanoseconds([event.ts, event.dur]) for event in self._captures]
+        known = [(int(t), int(t + n)) for (t, n), usable in spans if usable.all() and t >= 0 and n > 0]
+        return (min(known)[0], max(end for _, end in known)) if known else None
 
 
 def _gpus(devices: Any) -> list[Gpu]:
@@ -736,7 +772,7 @@ def _give_processes(frames: dict[str, pd.DataFrame]) -> None:
     one that began before the operation did.
     """
     launched = ["correlation", "start_ns"]
-    calls = frames.get("calls", complete("calls", pd.DataFrame()))
+    calls = frames.get("calls", complete("calls"))
     others = [frames[t] for t in ("ops", "ranges") if t in frames and not len(calls)]
     processes = pd.concat([frame["process"] for frame in (calls, *others)]).value_counts().index
     for table in frames.keys() & _GPU_SIDE:
@@ -816,7 +852,7 @@ def _three(text: bytes) -> list[int]:
 def _inputs(parts: Sequence[bytes]) -> str:
     """Give an operator's inputs as one JSON text, however the file spaces them; "" where none are recorded."""
     try:
-        return json.dumps([json.loads(part or b"[]") for part in parts], separators=(",", ":")) if parts else ""
+        return json.dumps([json.loads(part or b"[]") for part in parts], separators=(",", ":")) if any(parts) else ""
     except (ValueError, RecursionError):  # a number no Python takes; what its inputs were does not matter then
         return ""
 

@@ -136,9 +136,6 @@ class Source(Protocol):
     def first_ns(self) -> int:
         """Start of the earliest event of any table in :data:`TABLES`, on the source's clock."""
 
-    def size(self, table: str) -> int:
-        """Rows of a table, without reading it where that can be had."""
-
 
 class Trace:
     """A captured run as columnar tables.
@@ -218,12 +215,7 @@ class Trace:
         table : str
             A key of :data:`TABLES`.
         """
-        if table in self._masks:
-            return int(self._masks[table].sum())
-        for series in self.whole._columns.get(table, {}).values():
-            return len(series)
-        with reading(self.path):
-            return self._source.size(table)
+        return len(self.table(table, ["start_ns"]))
 
     def recorded(self, table: str) -> bool:
         """Whether the source recorded this table at all (an empty recorded table says "none happened").
@@ -243,7 +235,7 @@ class Trace:
         -------
         dict of int to str
         """
-        tables = [table for table, columns in TABLES.items() if "thread" in columns and self.size(table)]
+        tables = [table for table, columns in TABLES.items() if "thread" in columns]
         seen = {thread for table in tables for thread in self.table(table, ["thread"])["thread"].unique().tolist()}
         return {thread: name for thread, name in self.meta.thread_names.items() if thread in seen}
 
@@ -266,18 +258,15 @@ class Trace:
         for column in wanted:
             if column not in TABLES[name] and column != "duration_ns":
                 raise KeyError(f"table {name} has no column {column}")
-        return pd.DataFrame(self._read(name, wanted), copy=False)
-
-    def _read(self, name: str, wanted: list[str]) -> dict[str, pd.Series]:
         self.prefetch({name: wanted})
-        columns = self.whole._columns[name]
-        if (mask := self._masks.get(name)) is not None:
-            whole, columns = columns, self._columns[name]
-            for column in _stored(wanted).keys() - columns.keys():
-                columns[column] = whole[column][mask].reset_index(drop=True)
+        found = whole = self.whole._columns[name]
+        if name in self._masks:
+            found = self._columns[name]
+            for column in _stored(wanted).keys() - found.keys():
+                found[column] = whole[column][self._masks[name]].reset_index(drop=True)
         if "duration_ns" in wanted:
-            columns = {**columns, "duration_ns": columns["end_ns"] - columns["start_ns"]}
-        return {c: columns[c] for c in wanted}
+            found = {**found, "duration_ns": found["end_ns"] - found["start_ns"]}
+        return pd.DataFrame({c: found[c] for c in wanted}, copy=False)
 
     def prefetch(self, wanted: Mapping[str, Iterable[str]]) -> None:
         """Read columns of several tables at once, each table in one pass.
@@ -371,17 +360,12 @@ class FrameSource:
 
     def read(self, table: str, columns: Sequence[str]) -> pd.DataFrame:
         """See :class:`Source`."""
-        if table not in self._frames:
-            self._frames[table] = complete(table, pd.DataFrame())
-        return self._frames[table][list(columns)]
+        frame = self._frames[table] if table in self._frames else complete(table)
+        return frame[list(columns)]
 
     def first_ns(self) -> int:
         """See :class:`Source`."""
         return min((int(f["start_ns"].min()) for f in self._frames.values() if len(f)), default=0)
-
-    def size(self, table: str) -> int:
-        """See :class:`Source`."""
-        return len(self._frames.get(table, ()))
 
 
 def _stored(columns: Iterable[str]) -> dict[str, None]:
@@ -424,22 +408,22 @@ def categorical(codes: np.ndarray, texts: Sequence[str]) -> pd.Categorical:
 NEUTRAL = {"parent": -1, "sequence": -1}
 
 
-def complete(table: str, frame: pd.DataFrame) -> pd.DataFrame:
+def complete(table: str, frame: pd.DataFrame | None = None) -> pd.DataFrame:
     """A frame with exactly the model's columns and dtypes; absent ones get their neutral value.
 
     Parameters
     ----------
     table : str
         A key of :data:`TABLES`.
-    frame : DataFrame
+    frame : DataFrame, optional
+        No rows when omitted.
     """
-    given = dict(frame.reset_index(drop=True).items())
-    if "thread" in given:
-        given.setdefault("end_thread", given["thread"])
+    frame = pd.DataFrame() if frame is None else frame.reset_index(drop=True)
+    given: dict[Any, Any] = ({"end_thread": frame["thread"]} if "thread" in frame else {}) | dict(frame.items())
     out: dict[str, Any] = {}
     for column, dtype in TABLES[table].items():
         if column in given:
-            out[column] = given[column].astype(dtype)  # type: ignore[call-overload]
+            out[column] = given[column].astype(dtype)
         elif dtype == "category":
             out[column] = categorical(np.zeros(len(frame), np.int8), [""])
         else:

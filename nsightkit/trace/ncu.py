@@ -9,10 +9,11 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
+import itertools
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,14 @@ import pandas as pd
 from nsightkit.errors import TraceError, reading
 from nsightkit.trace import ncu_metrics, ncu_tool
 from nsightkit.trace._process import tail
-from nsightkit.trace.files import opened, replacing
+from nsightkit.trace.files import replacing
 
 __all__ = ["IDENTITY", "Report", "Value", "from_metrics", "read", "write"]
 
 #: A metric's value: a number in base units, or text.
 Value = int | float | str
+#: What identifies a launch, and its metrics.
+_Launch = tuple[dict[str, Any], dict[str, Value]]
 
 _MAGIC = b"NVR\0"
 _EXPORT = f"export it with: {' '.join(ncu_tool.export_command('REPORT.ncu-rep'))}"
@@ -110,13 +113,11 @@ def read(path: str | os.PathLike[str]) -> Report:
         is not installed.
     """
     path = Path(path)
-    with opened(path, "give an .ncu-rep or a CSV of ncu") as stream:
+    with reading(path), path.open("rb") as stream:
         head = stream.read(4096)
-        data = head if head.startswith(_MAGIC) else head + stream.read()
-    if not data:
-        raise TraceError(path, "is empty", "profile again: ncu was probably stopped before it wrote")
-    with reading(path):
-        return _read_report(path) if data.startswith(_MAGIC) else _read_csv(path, _decoded(path, data))
+        if not head:
+            raise TraceError(path, "is empty", "profile again: ncu was probably stopped before it wrote")
+        return _read_report(path) if head.startswith(_MAGIC) else _read_csv(path, _decoded(path, head + stream.read()))
 
 
 def from_metrics(
@@ -221,29 +222,40 @@ def _read_report(path: Path) -> Report:
         raise TraceError(path, "is cut short", _AGAIN)
     if ncu is not None:
         return _exported(path, ncu)
-    try:
-        context = ncu_report.load_report(str(path))
-    except Exception as error:
-        reason = " ".join(str(error).split())[:200]
-        raise TraceError(path, f"is not a report that ncu-report can read ({reason})", _AGAIN) from error
-    identities: list[dict[str, Any]] = []
-    metrics: list[dict[str, Value]] = []
-    units: dict[str, str] = {}
-    for action in (action for one in context for action in one):
-        values: dict[str, Value] = {}
-        for name in action.metric_names():
-            metric = action.metric_by_name(name)
-            value = metric.value() if metric is not None and metric.has_value() else None
-            if isinstance(value, str) or (isinstance(value, (int, float)) and math.isfinite(value)):
-                _put(values, units, name, value, "" if isinstance(value, str) else metric.unit())
-        metrics.append(values)
-        # By default it gives the bare name, without template arguments: many kernels of PyTorch share theirs.
-        kernel = str(action.name(action.NameBase_DEMANGLED) or action.name())
-        identities.append({"kernel": kernel, **_shape(values), "ranges": _ranges(action)})
-    if not metrics:
+    with reading(path, "is not a report that ncu-report can read", _AGAIN):
+        actions = [action for one in ncu_report.load_report(str(path)) for action in one]
+    if not actions:
         # Damage, too, makes NVIDIA's reader find nothing, without a word.
         raise TraceError(path, "holds no profiled kernel, or is damaged", f"check ncu's filters; {_AGAIN}")
-    return from_metrics(str(path), identities, metrics, units)
+    units: dict[str, str] = {}
+    launches = [_launch(action, units) for action in actions]
+    identities, metrics = zip(*launches, strict=True)
+    return from_metrics(str(path), identities, list(metrics), units)
+
+
+def _launch(action: Any, units: dict[str, str]) -> _Launch:
+    """What identifies one launch of a report, and its metrics."""
+    values: dict[str, Value] = {}
+    for metric in filter(None, map(action.metric_by_name, action.metric_names())):
+        value = metric.value() if metric.has_value() else None
+        if isinstance(value, str) or (isinstance(value, (int, float)) and math.isfinite(value)):
+            _put(values, units, metric.name(), value, "" if isinstance(value, str) else metric.unit())
+    # By default it gives the bare name, without template arguments: many kernels of PyTorch share theirs.
+    kernel = str(action.name(action.NameBase_DEMANGLED) or action.name())
+    device, stream = (values.get(f"launch__{what}_id") for what in ("device", "stream"))
+    return {
+        "kernel": kernel,
+        "grid": _sizes(values, "grid"),
+        "block": _sizes(values, "block"),
+        "device": None if device is None else str(int(device)),
+        "stream": None if stream is None else str(int(stream)),
+        "ranges": _ranges(action),
+    }, values
+
+
+def _sizes(values: dict[str, Value], what: str) -> str | None:
+    found = [values.get(f"launch__{what}_dim_{axis}") for axis in "xyz"]
+    return f"({', '.join(f'{n:.0f}' for n in found if isinstance(n, (int, float)))})" if None not in found else None
 
 
 def _put(values: dict[str, Value], units: dict[str, str], name: str, value: Value, unit: str) -> None:
@@ -275,20 +287,6 @@ def _exported(path: Path, ncu: Path) -> Report:
     return _read_csv(path, text)
 
 
-def _shape(values: dict[str, Value]) -> dict[str, Any]:
-    def sizes(what: str) -> str | None:
-        found = [values.get(f"launch__{what}_dim_{axis}") for axis in "xyz"]
-        return f"({', '.join(f'{n:.0f}' for n in found if isinstance(n, (int, float)))})" if None not in found else None
-
-    device, stream = values.get("launch__device_id"), values.get("launch__stream_id")
-    return {
-        "grid": sizes("grid"),
-        "block": sizes("block"),
-        "device": None if device is None else str(int(device)),
-        "stream": None if stream is None else str(int(stream)),
-    }
-
-
 _PAYLOAD = 5 << 3 | 0  # field 5, a whole number
 
 
@@ -309,21 +307,22 @@ def _cut_short(path: Path) -> bool:
             if len(header) < length:
                 return True
             try:
-                payload = next((value for tag, value in _fields(header) if tag == _PAYLOAD), 0)
+                at += 4 + length + _payload(header)
             except (KeyError, ValueError):
                 return False  # another layout: let NVIDIA's reader judge
-            at += 4 + length + payload
     return at > size
 
 
-def _fields(message: bytes) -> Iterator[tuple[int, int]]:
-    """Walk the fields of a protocol buffer's message: tags, and what they say of a value or its length."""
+def _payload(header: bytes) -> int:
+    """Read a block's header, which is a protocol buffer's message: how long the payload after it is."""
+    found: dict[int, int] = {}
     at = 0
-    while at < len(message):
-        tag, at = _number(message, at)
-        value, end = _number(message, at)
+    while at < len(header):
+        tag, at = _number(header, at)
+        value, end = _number(header, at)
         at = {0: end, 1: at + 8, 2: end + value, 5: at + 4}[tag & 7]
-        yield tag, value
+        found.setdefault(tag, value)
+    return found.get(_PAYLOAD, 0)
 
 
 def _number(message: bytes, at: int) -> tuple[int, int]:
@@ -338,7 +337,6 @@ def _number(message: bytes, at: int) -> tuple[int, int]:
 
 #: The first line of a page, as ncu writes it or as a spreadsheet saved it again.
 _HEADER = re.compile(r'"?ID"?([,;\t])(?="?(?:Process ID|Process Name|Kernel Name|Context)\b)')
-_LONGEST = 10_000  # physical lines in one record: what is longer has lost a quotation mark
 _NUMBER = re.compile(r"[+-]?(?:\d[\d.,' \u00a0\u202f\u2019]*|[.,]\d+)(?:[eE][+-]?\d+)?")
 _INSTANCES = re.compile(r"(\S+) \(.*\)", re.DOTALL)  # --print-metric-instances: "64.86 (1; 2; 3)"
 _LABELLED = re.compile(r"(.*\S) \(([a-zA-Z_]\w*__[\w.:]+)\)")  # --print-metric-name label-name
@@ -403,22 +401,14 @@ def _blocks(path: Path, text: str) -> list[tuple[list[str], list[list[str]]]]:
             begins = re.compile(rf"{mark}\d{{1,18}}{mark}{sign}|(?:{mark}{mark}{sign}){{4}}")
             blocks.append((_split(path, [line], separator), []))
         elif begins.match(line):
-            whole, marks = [line], line.count('"')
-            while marks % 2:  # a name or a rule's text may hold line ends
-                following = next(lines, None)
-                if following is None or len(whole) > _LONGEST:
-                    raise TraceError(path, "is cut short: it ends inside a quoted field", _AGAIN)
-                whole.append(following)
-                marks += following.count('"')
-            blocks[-1][1].append(_split(path, whole, separator))
+            # a name or a rule's text may hold line ends: the reader takes as many lines as the record has
+            blocks[-1][1].append(_split(path, itertools.chain([line], lines), separator))
     return blocks
 
 
-def _split(path: Path, lines: list[str], separator: str) -> list[str]:
-    try:
-        return next(csv.reader(lines, delimiter=separator))
-    except csv.Error as error:
-        raise TraceError(path, f"is damaged ({error})", _AGAIN) from error
+def _split(path: Path, lines: Iterable[str], separator: str) -> list[str]:
+    with reading(path, "is damaged, or is cut short inside a quoted field", _AGAIN):
+        return next(csv.reader(lines, delimiter=separator, strict=True))
 
 
 _TEXTS = ("ID", "Context", "Stream", "Device", "CC")
@@ -430,18 +420,12 @@ _FIELDS_OF_RANGE = "Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Ty
 _RANGE = re.compile(r'"([^":]*):([^"]*?):\w*:[^":]*:\w*:\w*:\w*:\2"')
 
 
-_Launches = Iterator[tuple[dict[str, Any], dict[str, Value]]]
-
-
-def _raw(path: Path, header: list[str], records: list[list[str]], units: dict[str, str]) -> _Launches:
+def _raw(path: Path, header: list[str], records: list[list[str]], units: dict[str, str]) -> Iterator[_Launch]:
     """Read the raw page: a column a metric, and a row of units before the launches."""
-    for record in records:
-        if len(record) != len(set(header)):
-            raise TraceError(
-                path,
-                f"is damaged: a line has {len(record)} fields, the header {len(set(header))}",
-                f"{_AGAIN}, or {_EXPORT}",
-            )
+    wide = len(set(header))
+    for width in {len(record) for record in records} - {wide}:
+        problem = f"is damaged: a line has {width} fields, the header {wide}"
+        raise TraceError(path, problem, f"{_AGAIN}, or {_EXPORT}")
     rows = [dict(zip(header, record, strict=True)) for record in records]
     launches = [row for row in rows if row["ID"]]
     written = next((row for row in rows if not row["ID"]), {})
@@ -452,27 +436,22 @@ def _raw(path: Path, header: list[str], records: list[list[str]], units: dict[st
     for row in launches:
         values: dict[str, Value] = {}
         for name in names:
-            value = _value(row[name], decimal)
-            if value is not None:
+            if (value := _value(row[name], decimal)) is not None:
                 _put(values, units, name, value, written[name])
         yield _identity(row), values
 
 
-def _details(path: Path, header: list[str], records: list[list[str]], units: dict[str, str]) -> _Launches:
+def _details(path: Path, header: list[str], records: list[list[str]], units: dict[str, str]) -> Iterator[_Launch]:
     """Read the details page: a row a metric, and rows of rules that have none."""
-    missing = [name for name in ("Section Name", "Metric Name", "Metric Unit", "Metric Value") if name not in header]
-    if missing:
-        raise TraceError(path, f"has no column '{missing[0]}' (a summary page?)", _EXPORT)
+    for name in {"Section Name", "Metric Unit", "Metric Value"}.difference(header):
+        raise TraceError(path, f"has no column '{name}' (a summary page?)", _EXPORT)
     amount = header.index("Metric Value")
     if records and len(records[-1]) <= amount:
         raise TraceError(path, "is cut short: its last line is not whole", _AGAIN)
     rows = [row for row in (dict(zip(header, record, strict=False)) for record in records) if row["ID"]]
     measured = [row for row in rows if row.get("Metric Name") and "Metric Value" in row]
     decimal = _decimal(path, (row["Metric Value"] for row in measured))
-    launches: dict[str, tuple[dict[str, Any], dict[str, Value]]] = {}
-    for row in rows:
-        if row["ID"] not in launches:
-            launches[row["ID"]] = _identity(row), {}
+    launches: dict[str, _Launch] = {row["ID"]: (_identity(row), {}) for row in rows}
     for row in measured:
         values, value = launches[row["ID"]][1], _value(row["Metric Value"], decimal)
         name = _named(row["Section Name"], row["Metric Name"], row["Metric Unit"])
@@ -517,15 +496,12 @@ def _decimal(path: Path, cells: Iterator[str]) -> str:
         sole = _INSTANCES.fullmatch(cell)
         text = (sole[1] if sole else cell).translate(_SPACES)
         signs = re.sub("[^.,]", "", text)
-        if not signs or not _NUMBER.fullmatch(text) or _GROUPED.fullmatch(text):
-            continue
-        repeated = len(signs) > 1 and len(set(signs)) == 1
-        decimal = _OTHER[signs[0]] if repeated else signs[-1]
-        found.setdefault(decimal, text)
-        if len(found) > 1:
-            raise TraceError(
-                path, f"mixes two ways to write numbers ({found['.']} and {found[',']})", f"{_EXPORT}, in one locale"
-            )
+        if signs and _NUMBER.fullmatch(text) and not _GROUPED.fullmatch(text):
+            repeated = len(signs) > 1 and len(set(signs)) == 1
+            found.setdefault(_OTHER[signs[0]] if repeated else signs[-1], text)
+    if len(found) > 1:
+        both = f"{found['.']} and {found[',']}"
+        raise TraceError(path, f"mixes two ways to write numbers ({both})", f"{_EXPORT}, in one locale")
     return next(iter(found), ".")
 
 

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 import shlex
 import subprocess
 from pathlib import Path
 
-from nsightkit.errors import NsightkitError, TraceError
-from nsightkit.trace._process import find_program, run, tail
+from nsightkit.errors import TraceError
+from nsightkit.trace._process import ask, find_program, run, version_of
 
 __all__ = ["answer", "export", "export_command", "find", "version"]
 
@@ -64,12 +63,7 @@ def answer(ncu: Path, *arguments: str) -> str:
     NsightkitError
         It does not start, or hangs.
     """
-    try:
-        return run([str(ncu), *arguments], 60.0).stdout
-    except (subprocess.TimeoutExpired, OSError) as error:
-        raise NsightkitError(
-            f"{ncu}: '{' '.join(arguments)}' gave no answer; set NSIGHTKIT_NCU to a working ncu"
-        ) from error
+    return ask(ncu, "ncu", *arguments)
 
 
 def version(ncu: Path) -> str:
@@ -89,11 +83,7 @@ def version(ncu: Path) -> str:
     NsightkitError
         It does not start, hangs, or says no version.
     """
-    said = answer(ncu, "--version")
-    found = re.search(r"\b\d{4}(?:\.\d+)+", said)
-    if not found:
-        raise NsightkitError(f"{ncu}: said no version ({tail(said, 2)}); set NSIGHTKIT_NCU to a working ncu")
-    return found[0]
+    return version_of(ncu, "ncu")
 
 
 def export_command(report: str | os.PathLike[str], ncu: str = "ncu") -> list[str]:

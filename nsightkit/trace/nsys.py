@@ -8,14 +8,15 @@ for 5 M kernels this took about a tenth of the CPU time of ``pandas.read_sql``.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
 import sqlite3
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +25,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from nsightkit.errors import TraceError
+from nsightkit.errors import TraceError, reading
 from nsightkit.trace import sqlite_pages, store
-from nsightkit.trace.files import refusing
 from nsightkit.trace.model import GPU_TABLES, TABLES, Gpu, Source, TraceMeta, capability, categorical, complete
 from nsightkit.trace.nesting import nesting
 
@@ -69,6 +69,8 @@ _PUSH_POP, _START_END, _DOMAIN = (59, 70), (60, 71), 75
 _RANGES = (*_PUSH_POP, *_START_END)
 
 _NULL = sqlite_pages.NULL
+_NO_EVENT = np.iinfo(np.int64).max
+_EXPORT = "export the report with nsys export --type sqlite"
 
 #: OSRT_API.eventClass of "OS runtime libraries profiling started" and "finished", which are not calls.
 _OSRT_MARKS = (31, 32)
@@ -88,10 +90,6 @@ def _process_of(global_id: Any) -> Any:
 def _thread_of(global_id: Any) -> Any:
     """The model's thread: process id and thread id, without nsys's host bits."""
     return global_id & 0xFFFF_FFFF_FFFF
-
-
-def _end_threads(end: Array, start: Array) -> Any:
-    return _thread_of(np.where((end == _NULL) | (end == 0), start, end))
 
 
 def _decode(raw: Any) -> str:
@@ -132,12 +130,8 @@ class Sqlite:
 
     def guard(self) -> contextlib.AbstractContextManager[None]:
         """Turn the errors of a damaged file into one that names it."""
-        return refusing(
-            self.path,
-            "is damaged or is not an Nsight Systems export",
-            "export it again with nsys export --type sqlite",
-            *(sqlite3.Error, OverflowError, UnicodeError, pa.ArrowException),
-        )
+        remedy = "export it again with nsys export --type sqlite"
+        return reading(self.path, "is damaged or is not an Nsight Systems export", remedy)
 
     def _fetched(self, query: str, *values: Any) -> list[Any]:
         with self.guard(), contextlib.closing(sqlite3.connect(self._uri, uri=True)) as connection:
@@ -158,13 +152,10 @@ class Sqlite:
 
         where = f" WHERE eventType IN ({', '.join(str(int(k)) for k in kinds)})" if kinds is not None else ""
         query = f"SELECT {', '.join(expressions)} FROM {quoted(table)}{where}"  # noqa: S608
-        try:
-            with dbapi.connect(self._uri, autocommit=True) as connection, connection.cursor() as cursor:
-                cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": 65536})
-                cursor.execute(query)
-                yield from cursor.fetch_record_batch()
-        except dbapi.Error as error:
-            raise sqlite3.Error(error) from error
+        with dbapi.connect(self._uri, autocommit=True) as connection, connection.cursor() as cursor:
+            cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": 65536})
+            cursor.execute(query)
+            yield from cursor.fetch_record_batch()
 
     def integers(self, table: str, columns: Sequence[str]) -> dict[str, Array]:
         """Integer columns, NULL as the smallest int64."""
@@ -180,16 +171,16 @@ class Sqlite:
 
     def texts(self, table: str, column: str, kinds: Sequence[int] | None = None) -> tuple[Array, list[str]]:
         """A text column as codes (-1 for NULL) into texts; `kinds` keeps the rows with these `eventType`."""
-        name = quoted(column)
         # As a blob that is never NULL: the driver fixes a column's type on its first rows, and text may be no UTF-8.
-        query = [f"CAST(coalesce(CAST({name} AS BLOB), x'') AS BLOB)", f"{name} IS NULL"]
-        kind = pa.binary()
+        text = f"CAST(coalesce(CAST({quoted(column)} AS BLOB), x'') AS BLOB)"
         parts = []
         with self.guard():
-            for text, absent in (batch.columns for batch in self._stream(query, table, kinds)):
-                known = pc.if_else(absent.cast(pa.bool_()), pa.scalar(None, kind), text.cast(kind))
+            for given, absent in (
+                batch.columns for batch in self._stream([text, f"{quoted(column)} IS NULL"], table, kinds)
+            ):
+                known = pc.if_else(absent.cast(pa.bool_()), pa.scalar(None, pa.binary()), given.cast(pa.binary()))
                 parts.append(known.dictionary_encode())
-            return _coded(pa.chunked_array(parts, pa.dictionary(pa.int32(), kind)))
+            return _coded(pa.chunked_array(parts, pa.dictionary(pa.int32(), pa.binary())))
 
     def strings(self, ids: Array) -> dict[int, str]:
         """Texts of string ids, of those that have one."""
@@ -237,12 +228,8 @@ class ParquetDir:
 
     def guard(self, table: str) -> contextlib.AbstractContextManager[None]:
         """Turn the errors of a damaged file into one that names it."""
-        return refusing(
-            self._files[table],
-            "is not a readable Parquet table",
-            "export it again with nsys export --type parquetdir",
-            *(pa.ArrowException, OSError, KeyError),
-        )
+        remedy = "export it again with nsys export --type parquetdir"
+        return reading(self._files[table], "is not a readable Parquet table", remedy)
 
     def _read(self, table: str, columns: list[str] | None = None, kinds: Sequence[int] | None = None) -> Any:
         filters = None if kinds is None else pc.field("eventType").isin(list(kinds))
@@ -300,51 +287,35 @@ class NsysSource:
     def __init__(self, tables: _Tables) -> None:
         self._tables = tables
         present = tables.tables()
-        known = {*(t for backing in _BACKING.values() for t in backing), *_OTHERS}
-        if not present & known:
-            raise TraceError(
-                tables.path,
-                "is a database, but not an Nsight Systems export",
-                "export the report with nsys export --type sqlite",
-            )
-        for table in present.intersection((*_CUDA, _NVTX, _OSRT)):
+        if not present.intersection(itertools.chain(*_BACKING.values(), _OTHERS)):
+            raise TraceError(tables.path, "is a database, but not an Nsight Systems export", _EXPORT)
+        for table in present.intersection(itertools.chain(*_BACKING.values())):
             for column in {"start", "end"}.difference(tables.columns(table)):
-                raise TraceError(
-                    tables.path,
-                    f"has a table {table} without the column {column}",
-                    "export the report again with nsys export --type sqlite",
-                )
+                raise TraceError(tables.path, f"has a table {table} without the column {column}", _EXPORT)
         #: {(process, CUDA ordinal): GPU} where the two differ (CUDA_VISIBLE_DEVICES); exports since 2024 say
         self._gpu_of = {
             (int(r["pid"]), int(r["cudaId"])): int(r["gpuId"])
             for r in tables.records("TARGET_INFO_CUDA_DEVICE")
             if None not in (r.get("pid"), r.get("cudaId"), r.get("gpuId")) and r["cudaId"] != r["gpuId"]
         }
-        self._first: dict[str, int | None] = {}
+        self._first: dict[str, int] = {}  # by table, the earliest start
         self.meta = self._read_meta()
 
     # -- the Source protocol ------------------------------------------------------------------------------------
 
     def read(self, table: str, columns: Sequence[str]) -> pd.DataFrame:
         """See :class:`~nsightkit.trace.model.Source`."""
-        parts = {name: self._part(table, name, list(columns)) for name in self._present(table)}
+        parts = [self._part(table, name, columns) for name in self._present(table)]
         if not parts:
-            return complete(table, pd.DataFrame())[list(columns)]
-        if "start_ns" in columns:
-            self._first |= {name: _least(part["start_ns"]) for name, part in parts.items()}
-        return pd.DataFrame({c: _joined([part[c] for part in parts.values()]) for c in columns}, copy=False)
-
-    def size(self, table: str) -> int:
-        """See :class:`~nsightkit.trace.model.Source`."""
-        return sum(len(self._rows(name, ["start"])["start"]) for name in self._present(table))
+            return complete(table)[list(columns)]
+        return pd.DataFrame({c: _joined([part[c] for part in parts]) for c in columns}, copy=False)
 
     def first_ns(self) -> int:
         """See :class:`~nsightkit.trace.model.Source`."""
-        present = [name for table in _BACKING for name in self._present(table)]
-        self._first |= {
-            name: _least(self._rows(name, ["start"])["start"]) for name in present if name not in self._first
-        }
-        return min((first for first in self._first.values() if first is not None), default=0)
+        for name in itertools.chain(*map(self._present, _BACKING)):
+            if name not in self._first:
+                self._rows(name, ["start"])
+        return min((first for first in self._first.values() if first != _NO_EVENT), default=0)
 
     # -- columns ------------------------------------------------------------------------------------------------
 
@@ -352,18 +323,16 @@ class NsysSource:
         """The exporter's tables behind one of ours, as far as they are there."""
         return [name for name in _BACKING[table] if name in self._tables.tables()]
 
-    def _part(self, table: str, name: str, columns: list[str]) -> dict[str, Any]:
+    def _part(self, table: str, name: str, columns: Sequence[str]) -> dict[str, Any]:
         """The wanted columns of one of the exporter's tables."""
-        plans = {c: _PLANS[name if name in _PLANS else table][c] for c in columns}
-        sources = {source for plan in plans.values() for source in plan.sources}
-        # Never without a column: the number of rows must come from somewhere.
-        raw = self._rows(name, sorted(sources.intersection(self._tables.columns(name))) or ["start"])
-        n = len(next(iter(raw.values())))
-        raw = dict.fromkeys(sources, np.broadcast_to(_NULL, n)) | raw
-        if {"level", "parent"} & set(columns):
+        plans = {column: _PLANS[name if name in _PLANS else table][column] for column in columns}
+        sources = {source for _, *sources in plans.values() for source in sources} | {"start"}
+        raw: dict[str, Any] = dict(self._rows(name, sorted(sources.intersection(self._tables.columns(name)))))
+        raw = dict.fromkeys(sources, np.broadcast_to(_NULL, len(raw["start"]))) | raw
+        if "level" in plans or "parent" in plans:
             alone = np.isin(raw["eventType"], _START_END)
             raw["level"], raw["parent"] = nesting(raw["globalTid"], raw["start"], raw["end"], alone=alone)
-        return {c: plan.make(self, raw, n) for c, plan in plans.items()}
+        return {column: make(self, *(raw[source] for source in sources)) for column, (make, *sources) in plans.items()}
 
     def _rows(self, name: str, columns: list[str]) -> dict[str, Array]:
         """Integer columns of the rows that are events: :data:`_EVENTS`.
@@ -371,15 +340,15 @@ class NsysSource:
         A range still open when the capture ended, of which ``open`` says so, runs to the latest end of any.
         """
         which, kinds, wanted = _EVENTS.get(name, ("", (), False))
-        if which not in self._tables.columns(name):
-            return self._tables.integers(name, columns)
-        raw = self._tables.integers(name, list(dict.fromkeys([*columns, "start", which])))
-        keep = np.isin(raw[which], kinds, invert=not wanted)
-        raw = {c: values[keep] for c, values in raw.items()}
+        told = which in self._tables.columns(name)
+        raw = self._tables.integers(name, list(dict.fromkeys([*columns, "start", which])) if told else columns)
+        if told:
+            keep = np.isin(raw[which], kinds, invert=not wanted)
+            raw = {c: values[keep] for c, values in raw.items()}
         if name == _NVTX and "end" in raw:
             raw["open"] = raw["end"] == _NULL
-            last = max(raw["end"].max(initial=_NULL), raw["start"].max(initial=_NULL))
-            raw["end"] = np.where(raw["open"], last, raw["end"])
+            raw["end"] = np.where(raw["open"], max(raw[c].max(initial=_NULL) for c in ("start", "end")), raw["end"])
+        self._first[name] = int(raw["start"].min(initial=_NO_EVENT))
         return raw
 
     def _strings(self, ids: Array) -> list[str]:
@@ -486,10 +455,6 @@ def _distributed(environment: str) -> dict[str, Any]:
     return {} if found["rank"] is None else {what: number for what, number in found.items() if number is not None}
 
 
-def _least(values: Array) -> int | None:
-    return int(values.min()) if len(values) else None
-
-
 def _joined(parts: list[Any]) -> Any:
     """Parts of a column, one below the other."""
     if len(parts) == 1:
@@ -502,18 +467,13 @@ def _or_zero(values: Array) -> Array:
     return np.where(values == _NULL, 0, values) if values.min(initial=0) == _NULL else values
 
 
-class _Plan(NamedTuple):
-    """How one column of the model is made: of which columns of the export, and how of these and the number of rows.
-
-    A column that the export lacks is one of NULLs.
-    """
-
-    sources: Sequence[str]
-    make: Callable[[NsysSource, Mapping[str, Array], int], Any]
+#: How one column of the model is made: the function, and the columns of the export that it is given after the source.
+#: A column that the export lacks is one of NULLs.
+_Plan: TypeAlias = tuple[Any, *tuple[str, ...]]
 
 
 def _from(column: str, change: Callable[[Array], Any]) -> _Plan:
-    return _Plan([column], lambda _s, raw, _n: change(raw[column]))
+    return lambda _, values: change(values), column
 
 
 def _copy(column: str, dtype: str = "int64") -> _Plan:
@@ -521,11 +481,11 @@ def _copy(column: str, dtype: str = "int64") -> _Plan:
 
 
 def _always(label: str) -> _Plan:
-    return _Plan([], lambda _s, _raw, n: categorical(np.zeros(n, np.int8), [label]))
+    return _from("start", lambda start: categorical(np.zeros(len(start), np.int8), [label]))
 
 
 def _named(column: str, clean: Callable[[str], str] = str) -> _Plan:
-    return _Plan([column], lambda s, raw, _n: s.names(raw[column], clean))
+    return lambda source, ids: source.names(ids, clean), column
 
 
 def _enum(column: str, labels: Sequence[str], other: str, absent: str | None = None) -> _Plan:
@@ -539,17 +499,21 @@ def _enum(column: str, labels: Sequence[str], other: str, absent: str | None = N
     return _from(column, change)
 
 
+def _as_is(_: NsysSource, values: Array, *_others: Array) -> Array:
+    return values
+
+
 _TIMES = {"start_ns": _copy("start"), "end_ns": _copy("end")}
-_GPU_ROW = {
+_GPU_ROW: dict[str, _Plan] = {
     **_TIMES,
-    "device": _Plan(["deviceId", "globalPid"], lambda s, raw, _n: s.devices(raw["deviceId"], raw["globalPid"])),
+    "device": (NsysSource.devices, "deviceId", "globalPid"),
     "stream": _copy("streamId"),
     "process": _from("globalPid", _process_of),
     "correlation": _copy("correlationId"),
 }
 _CPU_ROW = {**_TIMES, "process": _from("globalTid", _process_of), "thread": _from("globalTid", _thread_of)}
 _MEMOP = {**_GPU_ROW, "bytes": _copy("bytes"), "graph_node": _copy("graphNodeId")}
-_NESTING = ["start", "end", "globalTid", "eventType"]
+_NESTING = ("start", "end", "globalTid", "eventType")
 
 #: By table of the model, or of the export where several stand behind one.
 _PLANS: dict[str, dict[str, _Plan]] = {
@@ -564,7 +528,7 @@ _PLANS: dict[str, dict[str, _Plan]] = {
         "graph_node": _copy("graphNodeId"),
         # Collectives are described by NCCL's ranges, not by their kernels.
         "collective": _always(""),
-        "sequence": _Plan([], lambda _s, _raw, n: np.full(n, -1, np.int64)),
+        "sequence": _from("start", lambda start: np.full(len(start), -1, np.int64)),
     },
     _MEMCPY: {
         **_MEMOP,
@@ -587,15 +551,16 @@ _PLANS: dict[str, dict[str, _Plan]] = {
     "syncs": {**_GPU_ROW, "kind": _enum("syncType", _SYNC_KINDS, "other")},
     "ranges": {
         **_CPU_ROW,
-        "end_thread": _Plan(
-            ["endGlobalTid", "globalTid"], lambda _s, raw, _n: _end_threads(raw["endGlobalTid"], raw["globalTid"])
+        "end_thread": (
+            lambda _, end, start: _thread_of(np.where((end == _NULL) | (end == 0), start, end)),
+            *("endGlobalTid", "globalTid"),
         ),
-        "name": _Plan(["textId"], lambda s, raw, _n: s.nvtx_names(raw["textId"])),
-        "domain": _Plan(["domainId", "globalTid"], lambda s, raw, _n: s.domains(raw["domainId"], raw["globalTid"])),
+        "name": (NsysSource.nvtx_names, "textId"),
+        "domain": (NsysSource.domains, "domainId", "globalTid"),
         "kind": _from("eventType", lambda kind: categorical(np.isin(kind, _START_END) * 1, ["pushpop", "startend"])),
-        "open": _Plan(["end", "start"], lambda _s, raw, _n: raw["open"]),
-        "level": _Plan(_NESTING, lambda _s, raw, _n: raw["level"]),
-        "parent": _Plan(_NESTING, lambda _s, raw, _n: raw["parent"]),
+        "open": (_as_is, "open", "end"),
+        "level": (_as_is, "level", *_NESTING),
+        "parent": (_as_is, "parent", *_NESTING),
     },
     "os_calls": {**_CPU_ROW, "name": _named("nameId")},
     "overhead": {**_CPU_ROW, "name": _named("nameId")},

@@ -10,18 +10,16 @@ import contextlib
 import functools
 import glob
 import os
-import re
 import shlex
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
 
-from nsightkit.errors import NsightkitError, TraceError
-from nsightkit.trace._process import find_program, run, tail
-from nsightkit.trace.files import user_cache
+from nsightkit.errors import NsightkitError, TraceError, reading
+from nsightkit.trace._process import find_program, run, tail, version_of
+from nsightkit.trace.files import drafted, user_cache
 
 __all__ = ["LIBRARIES", "MINIMUM", "environment", "export", "export_command", "exported", "find", "require", "version"]
 
@@ -105,24 +103,7 @@ def version(path: str | os.PathLike[str], timeout_s: float = 20.0) -> tuple[int,
     NsightkitError
         It does not start, hangs, or does not name its version.
     """
-    try:
-        done = run([os.fspath(path), "--version"], timeout_s)
-    except subprocess.TimeoutExpired as error:
-        raise NsightkitError(
-            f"{path}: 'nsys --version' gave no answer within {timeout_s:g} s (nsys 2022.4 hangs on recent systems); "
-            f"install {_words(MINIMUM)} or later, or set NSIGHTKIT_NSYS to one"
-        ) from error
-    except OSError as error:
-        raise NsightkitError(
-            f"{path}: cannot be started ({error.strerror}); set NSIGHTKIT_NSYS to a working nsys"
-        ) from error
-    found = re.search(r"\b(\d{4}(?:\.\d+)+)", done.stdout)
-    if not found:
-        raise NsightkitError(
-            f"{path}: 'nsys --version' said no version ({tail(done.stdout, 2) or f'exit code {done.returncode}'}); "
-            "set NSIGHTKIT_NSYS to a working nsys"
-        )
-    return tuple(int(part) for part in found.group(1).split("."))
+    return tuple(int(part) for part in version_of(path, "nsys", timeout_s).split("."))
 
 
 def _words(numbers: tuple[int, ...]) -> str:
@@ -201,23 +182,19 @@ def export(report: str | os.PathLike[str], out: str | os.PathLike[str], *, timeo
         raise TraceError(
             report, f"has to be exported first and no usable nsys is here ({error})", f"run where nsys is: {command}"
         ) from error
+    by_hand = f"run it by hand: {command}"
     try:
-        with tempfile.TemporaryDirectory(prefix=".nsightkit-export-", dir=out.absolute().parent) as folder:
-            # A plain name: nsys expands %h, %q{...} in output names.
-            whole = Path(folder) / "export.sqlite"
-            try:
-                done = run(export_command(report.absolute(), whole, str(nsys)), timeout_s, env=environment())
-            except subprocess.TimeoutExpired as error:
-                problem = f"nsys export was not done within {timeout_s:g} s"
-                raise TraceError(report, problem, f"run it by hand: {command}") from error
+        with drafted(out) as whole:
+            done = run(export_command(report.absolute(), whole, str(nsys)), timeout_s, env=environment())
             # The exit code says little; the file says all.
             if not _is_sqlite(whole):
                 said = tail(done.stdout, 3) or f"exit code {done.returncode}, no message"
-                remedy = "check that the report is whole, then run"
-                if "Version number is invalid" in done.stdout:  # an older nsys refuses the reports of a newer one
-                    remedy = "export it with the nsys that wrote it, or a newer one"
-                raise TraceError(report, f"{_words(version(nsys))} cannot export it ({said})", f"{remedy}: {command}")
-            whole.replace(out)
+                newer = "Version number is invalid" in done.stdout  # an older nsys refuses the reports of a newer one
+                remedy = "export it with the nsys that wrote it, or a newer one" if newer else "check that it is whole"
+                problem = f"{_words(version(nsys))} cannot export it ({said})"
+                raise TraceError(report, problem, f"{remedy}, then {by_hand}")
+    except subprocess.TimeoutExpired as error:
+        raise TraceError(report, f"nsys export was not done within {timeout_s:g} s", by_hand) from error
     except OSError as error:
         raise TraceError(
             report,
@@ -253,10 +230,8 @@ def exported(report: str | os.PathLike[str]) -> Path:
         As :func:`export`.
     """
     report = Path(report)
-    try:
+    with reading(report):
         written_ns = report.stat().st_mtime_ns
-    except OSError as error:
-        raise TraceError(report, "no such file", "check the path") from error
     beside = report.with_suffix(".sqlite")
     # The folder tells two reports of one name apart.
     tag = blake2b(os.fsencode(report.resolve()), digest_size=8).hexdigest()
@@ -267,13 +242,6 @@ def exported(report: str | os.PathLike[str]) -> Path:
     # `beside` may be there and older: nsys itself treats that name as its own export and replaces it.
     if os.access(beside.absolute().parent, os.W_OK) and not beside.is_dir():
         return export(report, beside)
-    try:
+    with contextlib.suppress(OSError):  # which `export` then says
         kept.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        elsewhere = Path(tempfile.gettempdir()) / beside.name
-        raise TraceError(
-            report,
-            f"its export can be written neither beside it nor to {kept.parent} ({error.strerror})",
-            f"export it to a folder you can write to: {shlex.join(export_command(report, elsewhere))}",
-        ) from error
     return export(report, kept)

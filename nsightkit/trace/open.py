@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from nsightkit.errors import TraceError, reading
+from nsightkit.trace import kineto, nsys, nsys_tool, store
 from nsightkit.trace.model import Source, Trace
 
 __all__ = ["kind_of", "load"]
@@ -52,13 +53,7 @@ def load(path: str | os.PathLike[str], *, cache: bool | None = None) -> Trace:
     if cache is None:
         cache = os.environ.get("NSIGHTKIT_NO_CACHE", "") not in ("1", "true", "yes")
     with reading(path):
-        try:
-            return Trace(_open(path, cache), str(path))
-        except PermissionError as error:
-            raise TraceError(path, "cannot be read (permission denied)", "check its owner and mode") from error
-        except OSError as error:
-            problem = f"cannot be read ({error.strerror or error})"
-            raise TraceError(path, problem, "check the path and the disk") from error
+        return Trace(_open(path, cache), str(path))
 
 
 def kind_of(path: str | os.PathLike[str]) -> str:
@@ -77,20 +72,15 @@ def kind_of(path: str | os.PathLike[str]) -> str:
     """
     path = Path(path)
     if path.is_dir():
-        from nsightkit.trace import store
-
         return "store" if store.is_store(path) else "parquetdir" if any(path.glob("*.parquet")) else "folder"
     if not path.is_file():
         return "special" if path.exists() else "absent"
     with path.open("rb") as stream:
         head = stream.read(4096)
-        for pattern, kind in _FIRST_BYTES.items():
-            if re.match(pattern, head):
-                return kind
-        if path.suffix in _SUFFIXES:
-            return _SUFFIXES[path.suffix]
-        if re.match(_PICKLE, head):
-            return "snapshot"
+        known = next((kind for pattern, kind in _FIRST_BYTES.items() if re.match(pattern, head)), None)
+        known = known or _SUFFIXES.get(path.suffix) or ("snapshot" if re.match(_PICKLE, head) else None)
+        if known:
+            return known
         page = head + stream.read(_PROGRAM_BYTES)  # the program's own output may stand before ncu's
     page = page.replace(b"\0", b"") if page[:2] in (b"\xff\xfe", b"\xfe\xff") else page
     return "ncu-csv" if b"ID" in page and b"Kernel Name" in page else "other"
@@ -99,21 +89,11 @@ def kind_of(path: str | os.PathLike[str]) -> str:
 def _open(path: Path, cache: bool) -> Source:
     kind = kind_of(path)
     if kind == "nsys-rep":
-        from nsightkit.trace import nsys_tool
-
         path, kind = nsys_tool.exported(path), "sqlite"
-    if kind in ("sqlite", "parquetdir"):
-        from nsightkit.trace import nsys
-
-        return nsys.open_sqlite(path, cache=cache) if kind == "sqlite" else nsys.open_parquetdir(path)
-    if kind == "json":
-        from nsightkit.trace import kineto
-
-        return kineto.open_kineto(path, cache=cache)
-    if kind == "store":
-        from nsightkit.trace import store
-
-        return store.open_store(path)
+    if kind in ("sqlite", "json"):
+        return (nsys.open_sqlite if kind == "sqlite" else kineto.open_kineto)(path, cache=cache)
+    if kind in ("parquetdir", "store"):
+        return (nsys.open_parquetdir if kind == "parquetdir" else store.open_store)(path)
     problem, remedy = _REFUSED.get(kind, ("is not a trace that nsightkit knows", f"give {_SOURCES}"))
     raise TraceError(path, problem, remedy.format(name=path.name))
 

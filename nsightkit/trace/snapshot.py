@@ -12,14 +12,12 @@ allocator set aside for it is only known of the blocks that are there at the end
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import io
 import itertools
 import os
 import pickle
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -29,7 +27,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.errors import TraceError, reading
-from nsightkit.trace.files import opened
+from nsightkit.trace.files import uncollected
 
 __all__ = ["ACTIONS", "STATES", "Snapshot", "from_object", "plain", "read"]
 
@@ -157,8 +155,7 @@ def read(path: str | os.PathLike[str]) -> Snapshot:
     TraceError
         The file is not a snapshot, is cut off, or asks for anything but plain data. Nothing in it is run.
     """
-    with reading(path):
-        return _loaded(Path(path))[1]
+    return _loaded(Path(path))[1]
 
 
 def plain(path: str | os.PathLike[str]) -> Any:
@@ -178,22 +175,17 @@ def plain(path: str | os.PathLike[str]) -> Any:
     TraceError
         As :func:`read`.
     """
-    with reading(path):
-        return _loaded(Path(path))[0]
+    return _loaded(Path(path))[0]
 
 
 def _loaded(path: Path) -> tuple[Any, Snapshot]:
     """Give what the file's pickle makes, and its tables."""
-    with opened(path, _REMEDY) as file:
-        data = file.read()
-    _check(path, data)
-    with _uncollected():
-        try:
+    with reading(path):
+        data = path.read_bytes()
+        _check(path, data)
+    with uncollected():
+        with reading(path, "is not a readable pickle", _AGAIN):
             found = _Plain(io.BytesIO(data)).load()
-        except MemoryError:
-            raise TraceError(path, "does not fit in memory", "record with a smaller max_entries") from None
-        except Exception as error:
-            raise TraceError(path, f"is not a readable pickle ({_short(error)})", _AGAIN) from error
         return found, _converted(path, found, len(data))
 
 
@@ -216,20 +208,8 @@ def from_object(snapshot: Any, name: str = "snapshot") -> Snapshot:
     TraceError
         It is not a snapshot.
     """
-    with _uncollected():
+    with uncollected():
         return _converted(Path(name), snapshot, None)
-
-
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """Millions of new containers make the cycle collector look through all of them again and again, for nothing."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 # ---------------------------------------------------------------- the pickle, as bytes
@@ -298,15 +278,14 @@ def _check(path: Path, data: bytes) -> None:
         if asks:
             _refuse(path, data, asks.start(1) - 1, [])
         raise TraceError(path, "is not a pickle of protocol 2 to 5", _REMEDY)
-    run = _instructions(len(data)).match
-    size, at = len(data), 2
+    run, at = _instructions(len(data)).match, 2
     said: list[tuple[int, int]] = []
-    while at < size and (found := run(data, at)):
+    while found := run(data, at):
         at = found.end()
-        if at >= size:
-            break
-        if data[at] == 0x2E:  # STOP
+        if data[at : at + 1] == b".":  # STOP
             return
+        if at >= len(data):
+            break
         if data[at] not in _COUNTED:
             _refuse(path, data, at, said)
         begin = at + 1 + _COUNTED[data[at]]
@@ -328,7 +307,7 @@ def _refuse(path: Path, data: bytes, at: int, said: Sequence[tuple[int, int]]) -
     """Say by name what a pickle asks for that no snapshot does."""
     import pickletools
 
-    known = next((op for op in pickletools.opcodes if ord(op.code) == data[at]), None)
+    known = pickletools.code2op.get(chr(data[at]))  # type: ignore[attr-defined]
     name = known.name if known else f"unknown instruction {data[at]:#04x}"
     needs = known.arg.n if known and known.arg else 0  # bytes after the instruction; below 0 where these say how many
     if name == "LONG1":
@@ -341,21 +320,13 @@ def _refuse(path: Path, data: bytes, at: int, said: Sequence[tuple[int, int]]) -
         raise TraceError(path, "is cut off", _AGAIN)
     else:
         what = _ASKED.get(name, name)
-    where = "" if what == name else f"{name} "
-    raise TraceError(
-        path,
-        f"asks for {what}, which is more than plain data ({where}at byte {at}), and was refused; nothing in it was run",
-        _REMEDY,
-    )
+    where = f"at byte {at}" if what == name else f"{name} at byte {at}"
+    problem = f"asks for {what}, which is more than plain data ({where}), and was refused; nothing in it was run"
+    raise TraceError(path, problem, _REMEDY)
 
 
 def _text(raw: bytes) -> str:
     return "".join(c if c.isprintable() else "?" for c in raw[:80].decode("utf-8", "replace"))
-
-
-def _short(error: Exception) -> str:
-    text = " ".join(str(error).split())[:120]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 # ---------------------------------------------------------------- from Python objects to columns
@@ -368,10 +339,8 @@ def _converted(path: Path, found: Any, limit: int | None) -> Snapshot:
     if not isinstance(found, Mapping) or not isinstance(found.get("segments"), list):
         kind = type(found).__name__
         raise TraceError(path, f"is a pickle, but holds no memory snapshot (a {kind} without segments)", _REMEDY)
-    try:
+    with reading(path, "is a pickle, but not a memory snapshot", _REMEDY):
         return _tables(path, found, limit)
-    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
-        raise TraceError(path, f"is a pickle, but not a memory snapshot ({_short(error)})", _REMEDY) from error
 
 
 def _tables(path: Path, found: Mapping[str, Any], limit: int | None) -> Snapshot:
@@ -390,11 +359,11 @@ def _tables(path: Path, found: Mapping[str, Any], limit: int | None) -> Snapshot
             for name, dtype in _EVENT_TYPES.items()
         }
     )
-    metadata, categories = stacks.names["user_metadata"], stacks.names["category"]
-    for column, names in (("action", dict.fromkeys(ACTIONS)), ("metadata", metadata), ("category", categories)):
-        events[column] = pd.Categorical.from_codes(
-            events[column].to_numpy(), categories=pd.Index(list(names), dtype=object)
-        )
+    events["action"] = pd.Categorical.from_codes(events["action"], pd.Index(ACTIONS, dtype=object))
+    for column, key in {"metadata": "user_metadata", "category": "category"}.items():
+        texts = ["", *(_word(event.get(key)) for trace in traces for event in trace)]  # the empty text comes first
+        codes, names = pd.factorize(np.array(texts, dtype=object))
+        events[column] = pd.Categorical.from_codes(codes[1:], pd.Index(names, dtype=object))
     _plausible(path, events, segments, blocks)
     times = events["time_ns"].to_numpy()
     timed = len(times) > 0 and bool((times >= 0).all())
@@ -450,7 +419,6 @@ class _Stacks:
         self._last: tuple[Any, int] = (None, -1)
         self._spelt: dict[tuple[int, ...], int] = {}
         self._seen = 0
-        self.names: dict[str, dict[str, int]] = {"user_metadata": {"": 0}, "category": {"": 0}}
 
     def number(self, frames: Any) -> int:
         """Give a list of frames its number, -1 for none; it is known again by its frames' identity, then by content."""
@@ -474,17 +442,10 @@ class _Stacks:
     def _frame(self, frame: Any) -> int:
         known = self._frame_of.get(id(frame))
         if known is None:
-            if isinstance(frame, str):
-                key = (frame, "", 0)
-            else:
-                key = (_word(frame.get("name")), _word(frame.get("filename")), int(frame.get("line") or 0))
+            given = {"name": frame} if isinstance(frame, str) else frame
+            key = (_word(given.get("name")), _word(given.get("filename")), int(given.get("line") or 0))
             known = self._frame_of[id(frame)] = self._frames.setdefault(key, len(self._frames))
         return known
-
-    def name(self, column: str, values: Iterable[Any]) -> Iterator[int]:
-        """Give short texts their numbers."""
-        known = self.names[column]
-        return (known.setdefault(value, len(known)) if isinstance(value, str) else 0 for value in values)
 
     def tables(self) -> tuple[pd.DataFrame, _Ints, _Ids]:
         """Give the frames, and the stacks as bounds and rows."""
@@ -504,8 +465,6 @@ _EVENT_TYPES: dict[str, Any] = {
     "time_ns": np.int64,
     "stack": np.int32,
     "device_free_bytes": np.int64,
-    "metadata": np.int32,
-    "category": np.int32,
 }
 
 
@@ -521,8 +480,6 @@ def _events(device: int, trace: Sequence[Mapping[str, Any]], stacks: _Stacks) ->
         "time_ns": (e.get("time_us", -1) for e in trace),
         "stack": (stacks.number(e.get("frames")) for e in trace),
         "device_free_bytes": (e.get("device_free", -1) if e["action"] == "oom" else -1 for e in trace),
-        "metadata": stacks.name("user_metadata", (e.get("user_metadata") for e in trace)),
-        "category": stacks.name("category", (e.get("category") for e in trace)),
     }
     return {name: np.fromiter(columns[name], dtype, len(trace)) for name, dtype in _EVENT_TYPES.items()}
 
@@ -539,7 +496,7 @@ def _memory(raw: Sequence[Mapping[str, Any]], stacks: _Stacks) -> tuple[pd.DataF
             },
             "stream": _integers(s.get("stream") or 0 for s in raw),
             "kind": np.array([_word(s.get("segment_type")) for s in raw], object),
-            "pool": np.array([_pool(s.get("segment_pool_id")) for s in raw], object),
+            "pool": np.array([".".join(map(str, _pair(s.get("segment_pool_id")))) for s in raw], object),
             "expandable": np.array([bool(s.get("is_expandable", False)) for s in raw], bool),
             "stack": _integers((stacks.number(s.get("frames")) for s in raw), np.int32),
         }
@@ -550,28 +507,27 @@ def _memory(raw: Sequence[Mapping[str, Any]], stacks: _Stacks) -> tuple[pd.DataF
         at = segment["address"]
         for block in segment.get("blocks") or ():
             # Before PyTorch 2.1 a block had a history instead of its own stack, and no address.
-            history = block.get("history") or [{}]
-            active = code.get(_word(block["state"]), -1)
-            if active < 0:
-                raise ValueError("a block in no known state")
-            asked = block.get("requested_size", history[0].get("real_size", block["size"]))
-            frames = (block.get("frames") or history[0].get("frames")) if active < 2 else None
-            address = block.get("address", at)
-            rows.append((i, address, block["size"], asked if active < 2 else 0, active, stacks.number(frames)))
+            past, state = (block.get("history") or [{}])[0], code[_word(block["state"])]
+            asked = block.get("requested_size", past.get("real_size", block["size"])) if state < 2 else 0
+            stack = stacks.number((block.get("frames") or past.get("frames")) if state < 2 else None)
+            rows.append((i, block.get("address", at), block["size"], asked, state, stack))
             at += block["size"]
-    which, addresses, sizes, requested, states, numbers = ([row[column] for row in rows] for column in range(6))
-    blocks = pd.DataFrame(
-        {
-            "device": segments["device"].to_numpy()[np.array(which, np.int64)],
-            "segment": np.array(which, np.int64),
-            "address": _integers(addresses),
-            "size_bytes": _integers(sizes),
-            "requested_bytes": _integers(requested),
-            "state": pd.Categorical.from_codes(np.array(states, np.int8), categories=pd.Index(STATES)),
-            "stack": np.array(numbers, np.int32),
-        }
-    )
+    columns = list(zip(*rows, strict=True)) or [()] * len(_BLOCK_TYPES)
+    named = zip(_BLOCK_TYPES.items(), columns, strict=True)
+    blocks = pd.DataFrame({name: _integers(values, dtype) for (name, dtype), values in named})
+    blocks.insert(0, "device", segments["device"].to_numpy()[blocks["segment"]])
+    blocks["state"] = pd.Categorical.from_codes(blocks["state"], pd.Index(STATES))
     return segments, blocks
+
+
+_BLOCK_TYPES: dict[str, Any] = {
+    "segment": np.int64,
+    "address": np.int64,
+    "size_bytes": np.int64,
+    "requested_bytes": np.int64,
+    "state": np.int8,
+    "stack": np.int32,
+}
 
 
 def _integers(values: Iterable[Any], dtype: Any = np.int64) -> npt.NDArray[Any]:
@@ -584,10 +540,10 @@ def _word(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _pool(value: Any) -> str:
-    if isinstance(value, (tuple, list)) and len(value) == 2 and all(isinstance(v, int) for v in value):
-        return f"{value[0]}.{value[1]}"
-    return ""
+def _pair(value: Any) -> Sequence[int]:
+    """Take a pair of integers, and nothing else."""
+    fits = isinstance(value, (tuple, list)) and len(value) == 2 and all(isinstance(number, int) for number in value)
+    return value if fits else ()
 
 
 def _annotations(raw: Any, t0_us: int) -> pd.DataFrame:

@@ -91,19 +91,15 @@ def _leaves(handle: int, root: int, page_size: int, pages: int) -> Int:
         kinds = {os.pread(handle, 1, (int(p) - 1) * page_size + (100 if p == 1 else 0)) for p in level[[0, -1]]}
         if kinds == {bytes([_LEAF])}:
             return level
-        if kinds != {bytes([_INTERIOR])}:
-            raise Unusual("no table tree")
         children = []
         for page in level.tolist():
             raw = np.frombuffer(os.pread(handle, page_size, (page - 1) * page_size), np.uint8)
             at = 100 if page == 1 else 0
-            if len(raw) < page_size or raw[at] != _INTERIOR:
-                raise Unusual("a damaged page")
+            if raw[at] != _INTERIOR:
+                raise Unusual("no table tree, or a damaged page")
             # The right-most child stands in the header, the others each begin a cell.
             pointers = raw[at + 12 :][: 2 * int.from_bytes(raw[at + 3 : at + 5], "big")].view(">u2").astype(np.int64)
             places = np.append(pointers, at + 8)[:, None] + np.arange(4)
-            if int(places.max()) >= page_size:
-                raise Unusual("a damaged page")
             children.append(raw[places].view(">u4")[:, 0].astype(np.int64))
         level = np.concatenate(children)
         if len(level) > pages or level.min() < 2 or level.max() > pages:

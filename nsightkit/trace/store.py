@@ -14,8 +14,7 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -25,8 +24,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nsightkit.errors import TraceError
-from nsightkit.trace.files import refusing, replacing, user_cache
+from nsightkit.errors import TraceError, reading
+from nsightkit.trace.files import drafted, replacing, user_cache
 from nsightkit.trace.model import TABLES, Source, Trace, TraceMeta, complete
 from nsightkit.trace.share.clean import clean
 
@@ -68,20 +67,6 @@ def _read_parquet(path: Path, columns: Sequence[str] | None) -> pd.DataFrame:
 # -- the store --------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def _replacing(folder: Path) -> Iterator[Path]:
-    """A folder beside `folder` that takes its place when the block succeeds, and vanishes when it does not."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as scratch:
-        draft, old = Path(scratch) / "new", Path(f"{scratch}.old")
-        draft.mkdir()
-        yield draft
-        if folder.exists():
-            folder.replace(old)
-        draft.replace(folder)
-    shutil.rmtree(old, ignore_errors=True)
-
-
 def write(trace: Trace, folder: str | os.PathLike[str]) -> None:
     """Write a trace as a Parquet folder that :func:`nsightkit.load` opens.
 
@@ -105,14 +90,18 @@ def write(trace: Trace, folder: str | os.PathLike[str]) -> None:
     if folder.exists() and not is_store(folder) and not (folder.is_dir() and not any(folder.iterdir())):
         raise TraceError(folder, "exists and is not a trace folder", "choose another name or remove it")
     trace = clean(trace)
-    with _replacing(folder) as draft:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with drafted(folder) as draft:
+        draft.mkdir()
         for table in TABLES:
             if not trace.size(table):
                 continue
             frame = trace.table(table)
             frame = frame.assign(start_ns=frame["start_ns"] + trace.t0_ns, end_ns=frame["end_ns"] + trace.t0_ns)
             if table == "ranges" and (mask := trace.mask(table)) is not None:
-                frame["parent"] = _renumbered(frame["parent"].to_numpy(), mask)
+                # Rows of the selection, and a last place for those that are left out and for none.
+                rows = np.append(np.where(mask, np.cumsum(mask) - 1, -1), -1)
+                frame["parent"] = rows[frame["parent"]]
             for column in frame.select_dtypes("category").columns:
                 frame[column] = frame[column].cat.remove_unused_categories()
             _write_parquet(frame, draft / f"{table}.parquet", "zstd")
@@ -125,12 +114,6 @@ def write(trace: Trace, folder: str | os.PathLike[str]) -> None:
             ),
         }
         (draft / _INDEX).write_text(json.dumps(index, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def _renumbered(parent: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Parents of selected ranges as rows of the selection; -1 where the parent was left out."""
-    place = np.where(mask, np.cumsum(mask) - 1, -1)
-    return np.where(parent >= 0, place[np.maximum(parent, 0)], -1)
 
 
 def is_store(folder: str | os.PathLike[str]) -> bool:
@@ -165,41 +148,21 @@ class _StoreSource:
             )
         self._folder = folder
         self._first = int(index.get("first_ns", 0))
-        try:
+        with reading(folder, f"has a damaged {_INDEX}", "convert the original trace again"):
             self.meta = msgspec.convert(index.get("meta"), TraceMeta, str_keys=True)
-        except msgspec.ValidationError as error:
-            raise TraceError(folder, f"has a damaged {_INDEX} ({error})", "convert the original trace again") from error
-
-    def _file(self, table: str) -> Path:
-        return self._folder / f"{table}.parquet"
-
-    def _guard(self, table: str) -> contextlib.AbstractContextManager[None]:
-        return refusing(
-            self._file(table),
-            "is not a readable Parquet table",
-            "convert the original trace again",
-            *(pa.ArrowException, OSError, ValueError),
-        )
 
     def read(self, table: str, columns: Sequence[str]) -> pd.DataFrame:
         """See :class:`~nsightkit.trace.model.Source`."""
-        if not self._file(table).exists():
-            return complete(table, pd.DataFrame())[list(columns)]
-        with self._guard(table):
-            have = pq.read_schema(self._file(table)).names
-            known = [c for c in columns if c in have]
-            return complete(table, _read_parquet(self._file(table), known or ["start_ns"]))[list(columns)]
+        file = self._folder / f"{table}.parquet"
+        if not file.exists():
+            return complete(table)[list(columns)]
+        with reading(file, "is not a readable Parquet table", "convert the original trace again"):
+            known = set(columns).intersection(pq.read_schema(file).names)
+            return complete(table, _read_parquet(file, [*known] or ["start_ns"]))[list(columns)]
 
     def first_ns(self) -> int:
         """See :class:`~nsightkit.trace.model.Source`."""
         return self._first
-
-    def size(self, table: str) -> int:
-        """See :class:`~nsightkit.trace.model.Source`."""
-        if not self._file(table).exists():
-            return 0
-        with self._guard(table):
-            return int(pq.read_metadata(self._file(table)).num_rows)
 
 
 def open_store(folder: str | os.PathLike[str]) -> Source:
@@ -231,7 +194,7 @@ def _version(*folders: str) -> str:
 
 
 def _content_key(path: Path, reader: str) -> str:
-    """Key of a file's content: all of a small file, of a large one its size, ends and 512 blocks between.
+    """Key of a file's content: its size, ends and 512 blocks between.
 
     Every write to an SQLite file changes its header, which is among them. Reading all of a large file would
     cost more than the answers do.
@@ -240,12 +203,9 @@ def _content_key(path: Path, reader: str) -> str:
     size = path.stat().st_size
     digest.update(str(size).encode())
     with path.open("rb") as stream:
-        if size <= 8 << 20:
-            digest.update(stream.read())
-        else:
-            for at in np.linspace(0, size - 4096, 512).astype(np.int64).tolist():
-                stream.seek(at)
-                digest.update(stream.read(4096))
+        for at in np.linspace(0, max(size - 4096, 0), 512).astype(np.int64).tolist():
+            stream.seek(at)
+            digest.update(stream.read(4096))
     return digest.hexdigest()
 
 
@@ -266,12 +226,11 @@ def cache_folder(path: str | os.PathLike[str]) -> Path | None:
     beside = path.with_name(path.name + ".nsightkit-cache")
     if beside.is_dir() or os.access(path.parent, os.W_OK):
         return beside
-    named = user_cache() / hashlib.blake2b(os.fsencode(path), digest_size=12).hexdigest()
-    try:
+    with contextlib.suppress(OSError):
+        named = user_cache() / hashlib.blake2b(os.fsencode(path), digest_size=12).hexdigest()
         named.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return None
-    return named
+        return named
+    return None
 
 
 class _CachedSource:
@@ -284,50 +243,43 @@ class _CachedSource:
 
     def read(self, table: str, columns: Sequence[str]) -> pd.DataFrame:
         """See :class:`~nsightkit.trace.model.Source`."""
-        series: dict[str, pd.Series] = {}
-        for column in columns:
-            with contextlib.suppress(Exception):  # a damaged cache file is read again from the trace
-                series[column] = _read_parquet(self._folder / f"{table}.{column}.parquet", None)[column]
-        if len({len(s) for s in series.values()}) > 1:
-            series = {}
-        rest = [c for c in columns if c not in series]
-        if rest:
-            fresh = self._trace().read(table, rest)
-            for column in rest:
-                series[column] = fresh[column]
-                self._keep(f"{table}.{column}.parquet", fresh[[column]])
-            self._fact(f"{table}.size", int, lambda: len(fresh))
-        return pd.DataFrame({c: series[c] for c in columns}, copy=False)
+        kept = {column: self._kept(f"{table}.{column}") for column in columns}
+        rest = [column for column, frame in kept.items() if frame is None]
+        fresh = self._trace().read(table, rest) if rest else pd.DataFrame()
+        for column in rest:
+            self._keep(f"{table}.{column}", fresh[[column]])
+        found = {c: fresh[c] if frame is None else frame[c] for c, frame in kept.items()}
+        return pd.DataFrame(found, copy=False)
 
     def derived(self, name: str, compute: Callable[[], pd.DataFrame]) -> pd.DataFrame:
         """See :meth:`nsightkit.trace.model.Trace.derived`."""
-        path = self._folder / f"{name}.{_version('trace', 'analysis')}.derived.parquet"
-        with contextlib.suppress(Exception):  # absent, or damaged and made again
-            return _read_parquet(path, None)
-        frame = compute()
-        self._keep(path.name, frame)
+        name = f"{name}.{_version('trace', 'analysis')}.derived"
+        frame = self._kept(name)
+        if frame is None:
+            frame = compute()
+            self._keep(name, frame)
         return frame
 
     def first_ns(self) -> int:
         """See :class:`~nsightkit.trace.model.Source`."""
         return self._fact("first_ns", int, lambda: self._trace().first_ns())
 
-    def size(self, table: str) -> int:
-        """See :class:`~nsightkit.trace.model.Source`."""
-        return self._fact(f"{table}.size", int, lambda: self._trace().size(table))
-
     def _fact(self, name: str, kind: type[_T], find: Callable[[], _T]) -> _T:
         """Read what is known without columns from its file. Where that is absent or damaged, find it and keep it."""
-        path = self._folder / f"{name}.json"
-        try:
-            return msgspec.json.decode(path.read_bytes(), type=kind)
-        except (OSError, ValueError, msgspec.DecodeError):
-            fact = find()
-            self._put(path.name, lambda file: file.write(msgspec.json.encode(fact)))
-            return fact
+        with contextlib.suppress(OSError, ValueError, msgspec.DecodeError):
+            return msgspec.json.decode((self._folder / f"{name}.json").read_bytes(), type=kind)
+        fact = find()
+        self._put(f"{name}.json", lambda file: file.write(msgspec.json.encode(fact)))
+        return fact
+
+    def _kept(self, name: str) -> pd.DataFrame | None:
+        """Read a table of the cache; None where it is absent or damaged."""
+        with contextlib.suppress(Exception):
+            return _read_parquet(self._folder / f"{name}.parquet", None)
+        return None
 
     def _keep(self, name: str, frame: pd.DataFrame) -> None:
-        self._put(name, lambda file: _write_parquet(frame, file, "none"))
+        self._put(f"{name}.parquet", lambda file: _write_parquet(frame, file, "none"))
 
     def _put(self, name: str, write_to: Callable[[BinaryIO], Any]) -> None:
         """Write a file of the cache; one that cannot be written is left out, which is not an error."""
@@ -356,8 +308,6 @@ def cached(path: Path, open_source: Callable[[], Source], reader: str) -> Source
     if path.stat().st_size < CACHE_FROM_BYTES or (folder := cache_folder(path)) is None:
         return open_source()
     mine = folder / _content_key(path, reader)
-    if folder.is_dir():
-        for stale in folder.iterdir():  # what an earlier content of this file left
-            if stale != mine and stale.is_dir():
-                shutil.rmtree(stale, ignore_errors=True)
+    for stale in {*folder.glob("*/")} - {mine}:  # what an earlier content of this file left
+        shutil.rmtree(stale, ignore_errors=True)
     return _CachedSource(mine, open_source)

@@ -30,7 +30,7 @@ from nsightkit.trace import kineto as kineto_reader
 from nsightkit.trace import share as scrub
 from nsightkit.trace.model import TABLES, FrameSource, Gpu
 from nsightkit.trace.nsys import quoted
-from nsightkit.trace.share import documents, files
+from nsightkit.trace.share import files
 from nsightkit.trace.share.secrets import PLACEHOLDER, Scrubber
 from nsightkit.workloads.planted import Export, training
 
@@ -857,7 +857,7 @@ def test_damaged_and_endless_gzip_is_refused(tmp_path: Path, monkeypatch: pytest
         path.write_bytes(raw)
         with pytest.raises(TraceError, match=name):
             scrub.copy(path, tmp_path / "never.json.gz")
-    monkeypatch.setattr(documents, "SMALL_BYTES", 1 << 20)
+    monkeypatch.setattr(kineto_reader, "SMALL_BYTES", 1 << 20)
     bomb = tmp_path / "bomb.json.gz"
     bomb.write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * (8 << 20) + b"]}", 9))
     with pytest.raises(TraceError, match="unpacks"):
@@ -1191,7 +1191,7 @@ def test_nothing_is_left_behind_when_it_fails(tmp_path: Path, monkeypatch: pytes
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files, "_publish", full)
+    monkeypatch.setattr(Path, "replace", full)
     with pytest.raises(UsageError, match="No space left"):
         scrub.copy(path, tmp_path / "out.sqlite")
     assert [p.name for p in tmp_path.iterdir()] == ["x.sqlite"]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pandas as pd
 
@@ -74,21 +74,17 @@ class CleanSource:
 
     def read(self, table: str, columns: Sequence[str]) -> pd.DataFrame:
         """See :class:`~nsightkit.trace.model.Source`."""
-        found = self._whole._read(table, list(columns))
-        for column in found:
-            if TABLES[table].get(column) == "category":
-                found[column] = _clean_names(found[column], self._scrubber)
-            elif column in TIME_COLUMNS and self._whole.t0_ns:
-                found[column] = found[column] + self._whole.t0_ns  # the new trace moves them to its own clock again
+        found = dict(self._whole.table(table, columns).items())
+        for column, values in found.items():
+            if TABLES[table].get(str(column)) == "category":
+                found[column] = _clean_names(values, self._scrubber)
+            elif column in TIME_COLUMNS:
+                found[column] = values + self._whole.t0_ns  # the new trace moves them to its own clock again
         return pd.DataFrame(found, copy=False)
 
     def first_ns(self) -> int:
         """See :class:`~nsightkit.trace.model.Source`."""
         return self._whole.t0_ns
-
-    def size(self, table: str) -> int:
-        """See :class:`~nsightkit.trace.model.Source`."""
-        return self._whole.size(table)
 
 
 def _clean_names(names: pd.Series[Any], scrubber: Scrubber) -> pd.Series[Any]:
@@ -107,19 +103,6 @@ def _clean_names(names: pd.Series[Any], scrubber: Scrubber) -> pd.Series[Any]:
 
 
 def _clean_meta(meta: TraceMeta, scrubber: Scrubber) -> TraceMeta:
-    def text(value: str | None) -> str | None:
-        return None if value is None else scrubber.text(str(value))
-
-    scrubber.learn_value([meta.notes, list(meta.thread_names.values()), meta.distributed])
-    return dataclasses.replace(
-        meta,
-        tool=scrubber.text(meta.tool),
-        tool_version=text(meta.tool_version),
-        schema=text(meta.schema),
-        driver=text(meta.driver),
-        gpus=[dataclasses.replace(gpu, name=text(gpu.name)) for gpu in meta.gpus],
-        missing=list(meta.missing),
-        notes=[scrubber.text(note) for note in meta.notes],
-        thread_names={thread: scrubber.text(str(name)) for thread, name in meta.thread_names.items()},
-        distributed=scrubber.value(dict(meta.distributed)),
-    )
+    given = msgspec.to_builtins(meta, str_keys=True)
+    scrubber.learn_value(given)
+    return msgspec.convert(scrubber.value(given), TraceMeta, str_keys=True)

@@ -11,20 +11,16 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 import msgspec
 
-from nsightkit.errors import TraceError
+from nsightkit.errors import TraceError, reading
 from nsightkit.trace import kineto
-from nsightkit.trace.share.ledger import Ledger
-from nsightkit.trace.share.secrets import Scrubber
+from nsightkit.trace.share.secrets import Ledger, Scrubber
 
 __all__ = ["copy_json", "learn_json"]
 
-_READ_BYTES = 4 << 20
-#: Deflate packs at most a thousand to one; a trace of a profiler packs ten to fifty to one.
-_RATIO, SMALL_BYTES = 400, 1 << 30
 _TOP = frozenset(
     [
         *(
@@ -68,49 +64,12 @@ _ARGS = frozenset(
 )
 #: What `tensorboard_trace_handler` calls its files: the host, the process, the time.
 _WORKER = re.compile(r"(?:.*[/\\])?(.+)_\d+\.\d{10,}(?:\.pt)?\.trace\.json(?:\.gz)?")
-_AGAIN = "capture or copy it again"
 _NO_TRACE = "give a trace that torch.profiler exported (export_chrome_trace)"
-_RAW = dict[str, msgspec.Raw]
-_DECODE = msgspec.json.Decoder(_RAW).decode
+_DECODE = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _ENCODE = msgspec.json.Encoder().encode
 
 
-def _is_packed(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(2) == b"\x1f\x8b"
-
-
-class _Bounded:
-    """A packed file's bytes, up to a size that an honest file may have."""
-
-    def __init__(self, path: Path, stream: BinaryIO) -> None:
-        self._path, self._stream = path, stream
-        self._left = max(SMALL_BYTES, _RATIO * path.stat().st_size)
-
-    def read(self, size: int = -1) -> bytes:
-        """At most so many bytes; all if it is negative."""
-        if size < 0:
-            return b"".join(iter(lambda: self.read(_READ_BYTES), b""))
-        block = self._stream.read(size)
-        self._left -= len(block)
-        if self._left < 0:
-            raise TraceError(self._path, f"unpacks to more than {_RATIO} times its size", "unpack and look at it first")
-        return block
-
-
-def _documents(path: Path, attempt: int) -> Iterator[_RAW]:
-    """The file in small documents with some of the events each; else in one piece; else in one piece and mended."""
-    with kineto.unpacked(path) as file:
-        stream = cast("BinaryIO", _Bounded(path, file))
-        if attempt == 0:
-            texts = kineto.slices(stream)
-        else:
-            text, bare = kineto.all_of(stream)
-            texts = iter([text if attempt == 1 else kineto.mended(text, bare)])
-        yield from map(_DECODE, texts)
-
-
-def learn_json(path: Path, scrubber: Scrubber) -> int:
+def learn_json(path: Path, scrubber: Scrubber) -> str:
     """Learn from a trace where and by whom it was made.
 
     Parameters
@@ -120,36 +79,35 @@ def learn_json(path: Path, scrubber: Scrubber) -> int:
 
     Returns
     -------
-    int
-        In which way the file could be read.
+    str
+        In which of :data:`nsightkit.trace.kineto.FORMS` the file could be read.
 
     Raises
     ------
     TraceError
         Damaged gzip, or JSON that cannot be mended.
     """
-    for attempt in range(3):
-        try:
-            for document in _documents(path, attempt):
-                for key, raw in document.items():
-                    _learn(scrubber, key, bytes(raw))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            problem = f"holds broken JSON ({error})"
-        else:
-            return attempt
-    raise TraceError(path, problem, _AGAIN)
+
+    def learn(texts: Iterator[bytes]) -> None:
+        for document in map(_DECODE, texts):
+            for key, raw in document.items():
+                (_learn_events if key == "traceEvents" else _learn_key)(scrubber, bytes(raw), key)
+
+    return kineto.first_that_decodes(path, learn)[1]
 
 
-def _learn(scrubber: Scrubber, key: str, raw: bytes) -> None:
-    if key != "traceEvents":
-        value = json.loads(raw)
-        scrubber.learn_value(value, key)
-        worker = _WORKER.fullmatch(value) if key == "traceName" and isinstance(value, str) else None
-        scrubber.learn("host", worker[1] if worker else None)
-    elif any(hint in raw for hint in (b"/home", b"Users", b"homes", b"\\u0000")):
+def _learn_key(scrubber: Scrubber, raw: bytes, key: str) -> None:
+    value = json.loads(raw)
+    scrubber.learn_value(value, key)
+    if key == "traceName" and (worker := _WORKER.fullmatch(str(value))):
+        scrubber.learn("host", worker[1])
+
+
+def _learn_events(scrubber: Scrubber, raw: bytes, _: str) -> None:
+    if any(hint in raw for hint in (b"/home", b"Users", b"homes", b"\\u0000")):
         scrubber.learn_from(raw.replace(b"\\/", b"/").decode("utf-8", "replace"))
-        texts = re.findall(rb'"[^"\\]*(?:\\.[^"\\]*)*"', raw) if b"\\u0000" in raw else ()
-        for text in (text for text in texts if b"\\u0000" in text):
+    for text in re.findall(rb'"[^"\\]*(?:\\.[^"\\]*)*"', raw) if b"\\u0000" in raw else ():
+        if b"\\u0000" in text:
             scrubber.learn_environment(json.loads(text).split("\x00"))
 
 
@@ -170,32 +128,28 @@ def copy_json(path: Path, draft: Path, ledger: Ledger) -> None:
     TraceError
         Truncated, no trace, or unpacked without end.
     """
-    attempt = learn_json(path, ledger.scrubber)
-    packed = draft.suffix == ".gz" or (_is_packed(path) and draft.suffix != ".json")
-    with draft.open("wb") as file:
-        # No name and no time in the header: the same trace gives the same bytes.
-        stream = gzip.GzipFile("", "wb", compresslevel=5, fileobj=file, mtime=0) if packed else file
-        with stream:
-            stream.writelines(_copied(path, attempt, ledger))
+    form = learn_json(path, ledger.scrubber)
+    packed = draft.suffix == ".gz" or (kineto.is_packed(path) and draft.suffix != ".json")
+    # No name and no time in the header: the same trace gives the same bytes.
+    with draft.open("wb") as file, gzip.GzipFile("", "wb", 5, file, 0) if packed else file as stream:
+        stream.writelines(_copied(path, form, ledger))
 
 
-def _copied(path: Path, attempt: int, ledger: Ledger) -> Iterator[bytes]:
+def _copied(path: Path, form: str, ledger: Ledger) -> Iterator[bytes]:
     """The copy, piece by piece."""
     tail: dict[str, Any] = {}
-    between, found = b"", False
+    between, lists = b"", 0
     yield b'{"traceEvents":[\n'
-    for document in _documents(path, attempt):
-        found = found or "traceEvents" in document
-        try:
+    for document in map(_DECODE, kineto.documents(path, form)):
+        lists += "traceEvents" in document
+        with reading(path, "is JSON, but no Chrome trace", _NO_TRACE):
             events = msgspec.json.decode(document.pop("traceEvents", b"[]"), type=list[msgspec.Raw])
-        except msgspec.ValidationError as error:
-            raise TraceError(path, f"is JSON, but no Chrome trace ({error})", _NO_TRACE) from error
         kept = [_kept(_DECODE(event), _FIELDS, ledger) for event in map(bytes, events) if event[:1] == b"{"]
         if kept:
             yield between + b",\n".join(map(_ENCODE, kept))
             between = b",\n"
         tail |= _kept(document, _TOP, ledger)
-    if not found:
+    if not lists:
         raise TraceError(path, "is JSON, but no Chrome trace (it has no traceEvents)", _NO_TRACE)
     yield b"\n]" + b"".join(b",\n" + _ENCODE({key: value})[1:-1] for key, value in tail.items()) + b"}\n"
 

@@ -7,21 +7,19 @@ import dataclasses
 import io
 import os
 import shlex
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nsightkit.errors import TraceError, UsageError
+from nsightkit.errors import TraceError, UsageError, reading
 from nsightkit.trace import ncu, ncu_tool, nsys_tool, snapshot, store
-from nsightkit.trace.files import umask
+from nsightkit.trace.files import drafted
 from nsightkit.trace.model import Trace
 from nsightkit.trace.open import kind_of, load
 from nsightkit.trace.share import nsys as exports
 from nsightkit.trace.share.clean import CleanSource
 from nsightkit.trace.share.documents import copy_json, learn_json
-from nsightkit.trace.share.ledger import Ledger
-from nsightkit.trace.share.secrets import Scrubber
+from nsightkit.trace.share.secrets import Ledger, Scrubber
 from nsightkit.trace.share.snapshots import clean_snapshot, write_snapshot
 
 __all__ = ["Copied", "copy", "learn"]
@@ -87,19 +85,17 @@ def copy(path: str | os.PathLike[str], out: str | os.PathLike[str], *, overwrite
         The copy would replace the trace, or something that is there, or cannot be written.
     """
     path, out = Path(path), Path(out)
-    try:
+    with reading(path):
         kind = kind_of(path)
-    except OSError as error:
-        raise TraceError(path, f"cannot be read ({error.strerror or error})", "check its owner and mode") from error
     _check_kind(path, kind)
     folder = kind in ("parquetdir", "store")
     _check_out(path, out, folder, overwrite)
     ledger = Ledger()
     try:
-        with tempfile.TemporaryDirectory(prefix=f".{out.name[:80]}.", dir=out.absolute().parent) as beside:
-            draft = Path(beside) / f"copy{out.suffix}"
+        with drafted(out) as draft:
             _COPIERS[kind](path, draft, ledger)
-            _publish(draft, out)
+            for other in _beside(out):
+                other.unlink(missing_ok=True)
     except OSError as error:
         raise UsageError(f"{out}: cannot be written ({error.strerror or error})") from error
     rows = sorted(ledger.removed.items(), key=lambda item: (-item[1], item[0]))
@@ -108,16 +104,14 @@ def copy(path: str | os.PathLike[str], out: str | os.PathLike[str], *, overwrite
 
 def _check_kind(path: Path, kind: str) -> None:
     """Refuse what is not a trace, and what is one in a form that hides its texts."""
-    if kind in _COPIERS:
-        return
     if kind in ("nsys-rep", "ncu-rep"):
-        if kind == "nsys-rep":
-            command = shlex.join(nsys_tool.export_command(path.name, path.with_suffix(".sqlite").name))
-        else:
-            command = f"{shlex.join(ncu_tool.export_command(path.name))} > {shlex.quote(path.stem + '.csv')}"
+        nsys = shlex.join(nsys_tool.export_command(path.name, path.with_suffix(".sqlite").name))
+        ncu_page = f"{shlex.join(ncu_tool.export_command(path.name))} > {shlex.quote(path.stem + '.csv')}"
+        command = nsys if kind == "nsys-rep" else ncu_page
         raise TraceError(path, "is a binary report, which cannot be scrubbed", f"export it first: {command}")
-    load(path, cache=False)  # says what it is
-    raise TraceError(path, "is not a trace that can be scrubbed", "give an export, a JSON trace or a snapshot")
+    if kind not in _COPIERS:
+        load(path, cache=False)  # says what it is
+        raise TraceError(path, "is not a trace that can be scrubbed", "give an export, a JSON trace or a snapshot")
 
 
 def _check_out(path: Path, out: Path, folder: bool, overwrite: bool) -> None:
@@ -145,16 +139,6 @@ def _beside(out: Path) -> list[Path]:
     return [out.with_name(out.name + end) for end in ("-wal", "-journal", "-shm")]
 
 
-def _publish(draft: Path, out: Path) -> None:
-    draft.chmod((0o777 if draft.is_dir() else 0o666) & ~umask())
-    for other in _beside(out):
-        other.unlink(missing_ok=True)
-    if out.is_dir() and not out.is_symlink():
-        old = draft.with_name("old")
-        out.replace(old)  # goes with the folder it is put into
-    draft.replace(out)
-
-
 def _copy_store(path: Path, draft: Path, ledger: Ledger) -> None:
     store.write(Trace(CleanSource(Trace(store.open_store(path), str(path)), ledger.scrubber)), draft)
     for kind in ledger.scrubber.removed:
@@ -172,18 +156,20 @@ def _copy_ncu_csv(path: Path, draft: Path, ledger: Ledger) -> None:
     wide = raw[:2] in (b"\xff\xfe", b"\xfe\xff")
     codec = ("utf-16", "replace") if wide else ("utf-8", "surrogateescape")
     lines, host = [], -1
-    for line in raw.decode(*codec).splitlines(keepends=True):
+    for whole in raw.decode(*codec).splitlines(keepends=True):
+        line = whole.rstrip("\r\n")
         cells = next(csv.reader([line]), []) if line.startswith('"') else []
         if "Kernel Name" in cells:
+            lines.append((line, whole[len(line) :], cells, -1))
             host = cells.index("Host Name") if "Host Name" in cells else -1
-        elif 0 <= host < len(cells):
-            ledger.scrubber.learn("host", cells[host])
+        else:
+            lines.append((line, whole[len(line) :], cells, host if host < len(cells) else -1))
+            ledger.scrubber.learn("host", cells[host] if lines[-1][3] >= 0 else None)
         ledger.scrubber.learn_from(line)
-        lines.append((line.rstrip("\r\n"), line[len(line.rstrip("\r\n")) :], cells, host))
     with io.StringIO(newline="") as out:
         for line, end, cells, host in lines:
             new = [ledger.text(cell, "cells") for cell in cells]
-            if "Kernel Name" not in cells and 0 <= host < len(cells):
+            if host >= 0:
                 new[host] = ledger.apply(Scrubber.value, "Host Name", cells[host], "hostname")
             if new != cells:
                 csv.writer(out, quoting=csv.QUOTE_ALL, lineterminator=end).writerow(new)

@@ -17,11 +17,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from nsightkit.errors import TraceError
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from nsightkit.errors import reading
 from nsightkit.trace import nsys
 from nsightkit.trace.nsys import quoted
-from nsightkit.trace.share.ledger import Ledger
-from nsightkit.trace.share.secrets import Kind, Scrubber, json_text
+from nsightkit.trace.share.secrets import Kind, Ledger, Scrubber, json_text
 
 __all__ = ["copy_parquetdir", "copy_sqlite", "learn_export"]
 
@@ -170,14 +174,11 @@ def copy_sqlite(path: Path, draft: Path, ledger: Ledger) -> None:
     """
     nsys.open_sqlite(path, cache=False)  # the database of another program is not ours to copy
     learn_export(path, ledger.scrubber)
-    try:
-        with contextlib.closing(sqlite3.connect(_uri(path, "ro"), uri=True)) as db:
-            _copy_database(db, draft, ledger)
-    except (sqlite3.Error, OverflowError, UnicodeError, MemoryError) as error:
-        detail = " ".join(str(error).split())[:160]
-        raise TraceError(
-            path, f"is damaged or cannot be copied ({detail})", "export it again with nsys export"
-        ) from error
+    with (
+        reading(path, "is damaged or cannot be copied", "export it again with nsys export"),
+        contextlib.closing(sqlite3.connect(_uri(path, "ro"), uri=True)) as db,
+    ):
+        _copy_database(db, draft, ledger)
 
 
 def _uri(path: Path, mode: str) -> str:
@@ -187,14 +188,11 @@ def _uri(path: Path, mode: str) -> str:
 def _copy_database(db: sqlite3.Connection, draft: Path, ledger: Ledger) -> None:
     db.text_factory = lambda raw: raw.decode("utf-8", "replace")
     db.execute("PRAGMA trusted_schema = OFF")  # the schema does nothing but say where columns stand
-    schema = "SELECT type, name, rootpage FROM sqlite_master WHERE sql NOTNULL ORDER BY rowid"
-    entries = [entry for entry in db.execute(schema).fetchall() if not entry[1].startswith("sqlite_")]
+    schema = "SELECT type, name, rootpage FROM sqlite_master WHERE sql NOTNULL AND name NOT LIKE 'sqlite!_%' ESCAPE '!'"
+    entries = db.execute(f"{schema} ORDER BY rowid").fetchall()
     # Views and virtual tables have no page; to read one is to run it.
     stored = [name for kind, name, page in entries if kind == "table" and page]
-    tables = {}
-    for table in _known(stored, ledger):
-        rows = db.execute(f"PRAGMA table_xinfo({quoted(table)})").fetchall()
-        tables[table] = [row[1:6] for row in rows if not row[6]]  # 6: computed
+    tables = _known(stored, ledger)
     for kind, name, _ in entries:
         if name not in tables:
             ledger.note(kind, name, count=_count(db, "*", quoted(name)) if name in stored else 1)
@@ -204,15 +202,20 @@ def _copy_database(db: sqlite3.Connection, draft: Path, ledger: Ledger) -> None:
     db.create_function("clean", 2, lambda place, raw: _clean(ledger, place, raw.decode(*codec)).encode(*codec))
     db.create_function("is_property", 2, lambda table, name: _is_property(ledger, table, str(name)))
     db.execute("ATTACH ? AS copy", (_uri(draft, "rwc"),))
-    db.execute("PRAGMA copy.journal_mode = OFF")
-    db.execute("PRAGMA copy.synchronous = OFF")
-    for table, columns in tables.items():
-        where = f"is_property('{table}', name)" if table in _PROPERTIES else "1"
+    for pragma in ("journal_mode", "synchronous"):
+        db.execute(f"PRAGMA copy.{pragma} = OFF")
+    columns = {
+        table: [row[1:6] for row in db.execute(f"PRAGMA table_xinfo({quoted(table)})") if not row[6]]  # 6: computed
+        for table in tables
+    }
+    refer = [f"SELECT {c} FROM main.{t}" for t in tables for c, *_ in columns[t] if c in _REFERENCES]  # noqa: S608
+    kept = dict.fromkeys(_PROPERTIES, "is_property('{table}', name)")
+    kept["StringIds"] = f"id IN ({' UNION '.join(refer) or 'NULL'})"
+    for table in tables:
+        where = kept.get(table, "1").format(table=table)
         if table == "StringIds":
-            refer = [f"SELECT {c} FROM main.{t}" for t in tables for c, *_ in tables[t] if c in _REFERENCES]  # noqa: S608
-            where = f"id IN ({' UNION '.join(refer) or 'NULL'})"
             ledger.note("text", "StringIds", "value", count=_count(db, "*", f"main.StringIds WHERE NOT ({where})"))
-        _copy_table(db, table, columns, where, ledger)
+        _copy_table(db, table, columns[table], where, ledger)
     db.commit()
 
 
@@ -221,6 +224,7 @@ def _count(db: sqlite3.Connection, column: str, rows: str) -> int:
 
 
 def _copy_table(db: sqlite3.Connection, table: str, columns: list[Any], where: str, ledger: Ledger) -> None:
+    """Copy the known columns: numbers as they are, texts through ``clean``, what is of another type as NULL."""
     copied = {}
     for name, kind, _, _, key in columns:
         value = quoted(name)
@@ -266,48 +270,48 @@ def copy_parquetdir(path: Path, draft: Path, ledger: Ledger) -> None:
     for other in sorted(path.iterdir()):
         if other.suffix != ".parquet" or other.stem not in tables:
             ledger.note("table" if other.suffix == ".parquet" else "other file", other.stem)
-    references = [(table, column) for table in tables for column in _REFERENCES.intersection(export.columns(table))]
-    referred: set[int] = set().union(
-        *(export.integers(table, [column])[column].tolist() for table, column in references)
-    )
+    referred = [
+        values
+        for table in tables
+        for values in export.integers(table, sorted(_REFERENCES.intersection(export.columns(table)))).values()
+    ]
+    strings = pa.array(np.unique(np.concatenate([np.empty(0, np.int64), *referred])))
     for table in tables:
         with export.guard(table):
-            _copy_parquet(path / f"{table}.parquet", draft / f"{table}.parquet", referred, ledger)
+            _copy_parquet(path / f"{table}.parquet", draft / f"{table}.parquet", strings, ledger)
 
 
-def _copy_parquet(file: Path, draft: Path, referred: set[int], ledger: Ledger) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
+def _copy_parquet(file: Path, draft: Path, strings: pa.Array, ledger: Ledger) -> None:
+    """Copy the known columns, if they are of the type that is expected; `strings` are the ids of texts to copy."""
     table, opened = file.stem, pq.ParquetFile(file)
-
-    def fits(field: Any) -> bool:
-        """Whether a column is known, and of the type that is expected of it."""
-        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
-        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-            return _is_text(table, field.name)
-        return _is_known(table, field.name) and (pa.types.is_null(kind) or pa.types.is_primitive(kind))
-
-    def cleaned(column: Any, field: Any) -> Any:
-        if pa.types.is_primitive(field.type) or pa.types.is_null(field.type):
-            return column
-        plain, place = column.cast(pa.large_string()).dictionary_encode(), f"{table}.{field.name}"
-        texts = [None if text is None else _clean(ledger, place, text) for text in plain.dictionary.to_pylist()]
-        return pa.array(texts, pa.large_string()).take(plain.indices).cast(field.type)
-
+    known = []
     for field in opened.schema_arrow:
-        if not fits(field):
+        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        if (
+            _is_text(table, field.name)
+            if pa.types.is_string(kind) or pa.types.is_large_string(kind)
+            else _is_known(table, field.name) and (pa.types.is_null(kind) or pa.types.is_primitive(kind))
+        ):
+            known.append(field.remove_metadata())  # which may hold anything, as may that of the schema
+        else:
             ledger.note("column", table, field.name, count=opened.metadata.num_rows)
-    # What else a writer put beside the schema may hold anything.
-    schema = pa.schema([field.remove_metadata() for field in opened.schema_arrow if fits(field)])
+    schema = pa.schema(known)
     with pq.ParquetWriter(draft, schema, compression="zstd") as writer:
         for batch in opened.iter_batches(batch_size=1 << 16, columns=schema.names):
-            keep = [True] * batch.num_rows
+            rows = batch
             if table == "StringIds":
-                keep = [number in referred for number in batch["id"].to_pylist()]
-                ledger.note("text", "StringIds", "value", count=keep.count(False))
+                rows = batch.filter(pc.is_in(batch["id"], strings))
+                ledger.note("text", "StringIds", "value", count=batch.num_rows - rows.num_rows)
             elif table in _PROPERTIES:
-                keep = [_is_property(ledger, table, str(name)) for name in batch["name"].to_pylist()]
-            rows = batch.filter(pa.array(keep, pa.bool_()))
-            columns = [cleaned(rows[field.name], field) for field in schema]
+                kept = [_is_property(ledger, table, str(name)) for name in batch["name"].to_pylist()]
+                rows = batch.filter(pa.array(kept, pa.bool_()))
+            columns = [_clean_column(ledger, f"{table}.{field.name}", rows[field.name]) for field in schema]
             writer.write_batch(pa.record_batch(columns, schema=schema))
+
+
+def _clean_column(ledger: Ledger, place: str, column: pa.Array) -> pa.Array:
+    if pa.types.is_primitive(column.type) or pa.types.is_null(column.type):
+        return column
+    plain = column.cast(pa.large_string()).dictionary_encode()
+    texts = [None if text is None else _clean(ledger, place, text) for text in plain.dictionary.to_pylist()]
+    return pa.array(texts, pa.large_string()).take(plain.indices).cast(column.type)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
-from nsightkit.trace.share.ledger import Ledger
-from nsightkit.trace.share.secrets import Scrubber, json_text
+from nsightkit.trace.share.secrets import Ledger, Scrubber, json_text
 
 __all__ = ["clean_snapshot", "write_snapshot"]
 
@@ -65,20 +64,18 @@ def clean_snapshot(taken: Any, ledger: Ledger | None = None) -> Any:
                 ledger.note("field", *filter(None, [name]), str(field))
         return kept
 
-    def shared(given: Any, make: Callable[[Any], Any]) -> Any:
-        if id(given) not in seen:
-            made = make(given)
-            content = made.items() if isinstance(made, dict) else map(id, made)
-            seen[id(given)] = equal.setdefault((type(made), *content), made)
+    def shared(given: Any, made: Any) -> Any:
+        content = made.items() if isinstance(made, dict) else map(id, made)
+        seen[id(given)] = equal.setdefault((type(made), *content), made)
         return seen[id(given)]
-
-    def frame(given: Any) -> Any:
-        return shared(given, lambda frame: record(frame, "frames"))
 
     def value(given: Any, place: str) -> Any:
         name = place.rpartition(".")[2]
         if isinstance(given, list) and name == "frames":
-            return shared(given, lambda frames: [*map(frame, frames)])
+            if id(given) in seen:
+                return seen[id(given)]
+            frames = [seen[id(f)] if id(f) in seen else shared(f, record(f, name)) for f in given]
+            return shared(given, frames)
         if isinstance(given, list) and name == "device_traces":
             return [[record(each, name) for each in events] for events in given]
         if isinstance(given, list) and name in _KNOWN:
