@@ -29,6 +29,7 @@ __all__ = [
     "launched",
     "launches_of",
     "merge",
+    "selected",
     "uncovered",
     "union",
     "union_length",
@@ -383,6 +384,28 @@ def launches_of(trace: Trace, table: npt.ArrayLike, row: npt.ArrayLike) -> Int:
             frame = trace.table(name, ["process", "correlation"])
             launch[mine] = launch_of(trace, *(frame[c].to_numpy()[rows[mine]] for c in frame))
     return launch
+
+
+def selected(trace: Trace, table: npt.ArrayLike, row: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+    """Which operations of a whole trace's :func:`gpu_intervals` a selection keeps.
+
+    Parameters
+    ----------
+    trace : Trace
+        The selection.
+    table, row : array_like of int
+        Columns of :func:`gpu_intervals`, or any selection of its rows.
+
+    Returns
+    -------
+    ndarray of bool
+    """
+    which, rows = np.asarray(table), np.asarray(row)
+    keep = np.ones(len(rows), bool)
+    for number, name in enumerate(GPU_TABLES):
+        if (mask := trace.mask(name)) is not None:
+            keep[which == number] = mask[rows[which == number]]
+    return keep
 
 
 def enclosing(inner: pd.DataFrame, outer: pd.DataFrame, chosen: npt.NDArray[np.bool_] | None = None) -> Int:

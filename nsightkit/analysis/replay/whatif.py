@@ -250,26 +250,26 @@ class WhatIf:
 
     def _scaled(self, pattern: re.Pattern[str], factor: float) -> Int:
         """Durations where operations of some names take another time."""
-        schedule = self.schedule
-        table, row = (schedule.parts[column].to_numpy() for column in ("table", "row"))
-        hit = np.zeros(len(row), bool)
+        schedule, parts = self.schedule, self.schedule.parts
+        hit = np.zeros(len(parts), bool)
         for number, (name, column) in enumerate((("kernels", "name"), ("memops", "kind"))):
-            names = self.trace.table(name, [column])[column]
+            names = self.trace.whole.table(name, [column])[column]
             if name == "memops":
                 names = names.cat.rename_categories([gaps.memop_name(str(n)) for n in names.cat.categories])
-            mine = table == number
-            hit[mine] = matching(names, pattern)[row[mine]]
+            mine = (parts["table"] == number).to_numpy()
+            hit[mine] = matching(names, pattern)[parts["row"][mine]]
         lasting = schedule.end - schedule.start
-        less = np.where(hit, (lasting if schedule.part_ns is None else schedule.part_ns) * (1 - factor), 0)
-        if schedule.part_of is not None:
-            less = np.bincount(schedule.part_of, less, len(lasting))
-        return np.asarray(np.maximum(lasting - less.astype(np.int64), 0))
+        less = np.where(hit, parts["duration_ns"] * (1 - factor), 0)
+        less = np.bincount(parts["operation"], less, len(lasting)).astype(np.int64)
+        return np.asarray(np.maximum(lasting - less, 0))
 
     def _overlapped_copies(self) -> Change:
         schedule = self.schedule
         copies: npt.NDArray[np.bool_] = schedule.table == GPU_TABLES.index("memops")
         rows = np.flatnonzero(copies)
-        kinds = self.trace.table("memops", ["kind"])["kind"].to_numpy()[schedule.operations["row"].to_numpy()[rows]]
+        kinds = self.trace.whole.table("memops", ["kind"])["kind"].to_numpy()[
+            schedule.operations["row"].to_numpy()[rows]
+        ]
         copies[rows[(kinds == "memset") | (kinds == "DtoD")]] = False  # which the device does by itself
         # From pinned memory nothing has to be staged.
         staged = np.flatnonzero(schedule.staged & copies)

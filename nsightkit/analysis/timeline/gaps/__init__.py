@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from nsightkit.analysis.core.intervals import busy, gpu_intervals, idle_intervals, launches_of
+from nsightkit.analysis.core.intervals import busy, gpu_intervals, idle_intervals, launches_of, selected
 from nsightkit.analysis.timeline import steps
 from nsightkit.analysis.timeline.gaps.facts import EVIDENCE, TABLE_OF, Bool, Int
 from nsightkit.analysis.timeline.gaps.rules import CAUSES, decide
@@ -230,12 +230,7 @@ def _decide(whole: Trace, data_loading: str) -> pd.DataFrame:
 
 def _selected(trace: Trace, gaps: pd.DataFrame) -> Bool:
     """Of a filtered trace: gaps that end with a selected operation, but not with the first one of its device."""
-    table, row = gaps["table"].to_numpy(), gaps["row"].to_numpy()
-    keep = np.ones(len(gaps), bool)
-    for number, name in enumerate(GPU_TABLES):
-        if (mask := trace.mask(name)) is not None:
-            of_table = table == number
-            keep[of_table] = mask[row[of_table]]
+    keep = selected(trace, gaps["table"], gaps["row"])
     first = gpu_intervals(trace).groupby("device")["start_ns"].min()
     return np.asarray(keep & (gaps["end_ns"] > gaps["device"].map(first)))
 
