@@ -94,17 +94,14 @@ class Schedule:
         self.facts = Threads(trace)
         self.inferred = 0
         self.unplayable: str | None = None
-        for part in (
-            self._operations,
-            self._calls,
-            self._threads,
-            self._latencies,
-            self._waits,
-            self._meetings,
-            self._cuts,
-        ):
-            if self.unplayable is None:
-                part()
+        self._operations()
+        if self.unplayable is None:
+            self._calls()
+            self._threads()
+            self._latencies()
+            self._waits()
+            self._meetings()
+            self._cuts()
 
     # -- what there is
 
