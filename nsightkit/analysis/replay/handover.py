@@ -80,7 +80,9 @@ def hand_overs(of: Schedule) -> pd.DataFrame:
         ``thread, start_ns, end_ns, by``.
     """
     facts = of.facts
-    rows = np.union1d(of.launch[of.linked], of.blocking)
+    kept = np.zeros(len(of.call_start), bool)
+    kept[of.launch[of.linked]] = kept[of.blocking] = True
+    rows = np.flatnonzero(kept)
     rows = rows[np.argsort(of.call_start[rows], kind="stable")]
     by_thread = {thread: rows[of.call_thread[rows] == thread] for thread in of.threads.tolist()}
     calls = {t: _Calls(of.call_start[mine], of.call_end[mine]) for t, mine in by_thread.items() if len(mine)}

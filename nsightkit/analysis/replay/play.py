@@ -52,8 +52,10 @@ class Layout:
         first_aside = int(of.stream.max()) + 1
         if aside is not None:
             stream = np.where(aside, of.device + np.int32(first_aside), of.stream)
-            # On the new streams by time, as they were launched.
-            self.order = np.lexsort((np.where(aside, of.start, number), stream)).astype(np.int32)
+            self.order = np.argsort(stream, kind="stable").astype(np.int32)
+            # On the new streams, which come last, by time.
+            moved = self.order[len(number) - int(aside.sum()) :]
+            moved[:] = moved[np.lexsort((of.start[moved], of.device[moved]))]
             stream = stream[self.order]
             # What is moved aside is not waited for; a value that is read back needs what stood before the copy, though.
             keep = ~aside[waiting] & ~aside[awaited]
@@ -77,7 +79,8 @@ class Layout:
 
     def _segments(self, stream: Int, waiting: Int, awaited: Int, target: Int, meeting: Int) -> None:
         of, order = self.of, self.order
-        slots, in_step, by_others = (column[order] for column in (of.slot, of.in_step, of.by_others))
+        laid = slice(None) if self.aside is None else order
+        slots, in_step, by_others = (column[laid] for column in (of.slot, of.in_step, of.by_others))
         first = np.append(True, stream[1:] != stream[:-1])
         # Where a segment begins, and what has to end one, for somebody asks when it is done.
         breaks, needed = first.copy(), first.copy()  # where a stream begins, the window may

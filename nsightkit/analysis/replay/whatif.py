@@ -198,8 +198,6 @@ class WhatIf:
             "without": lambda: self._without(compiled(what, "--without")),
             "scale": lambda: Change(durations_ns=self._scaled(compiled(expression, "--scale"), float(factor))),
         }
-        if known not in made:
-            raise _not_a_change(name)
         return made[known]()
 
     def _even(self) -> Int:
@@ -281,10 +279,6 @@ class WhatIf:
         return Change(aside=copies & (schedule.held_ns == 0), away=away)
 
 
-def _not_a_change(name: str) -> UsageError:
-    return UsageError(f"{name!r} is not a change; there are {', '.join(CHANGES)}")
-
-
 def _is_known(after: Played) -> bool:
     """Whether little of a replay runs beside other kernels in a way that the trace says nothing about."""
     return after.crowded_ns <= _CROWDED * after.wall_ns
@@ -315,7 +309,7 @@ def asked(changes: Sequence[str] = (), without: str | None = None, scale: str | 
     for change in changes:
         known, _, what = change.partition(":")
         if known not in CHANGES or (what and known != "no-cpu-work"):
-            raise _not_a_change(change)
+            raise UsageError(f"{change!r} is not a change; there are {', '.join(CHANGES)}")
     found = list(dict.fromkeys(changes))
     if without is not None:
         compiled(without, "--without")
