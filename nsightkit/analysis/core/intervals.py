@@ -208,20 +208,15 @@ def common(
         Disjoint and sorted.
     """
     start, end = merge(*one)
-    if not len(start):
-        return start, end
-    other_start, other_end = merge(*other)
-    near = (other_end > start[0]) & (other_start < end[-1])
-    other_start, other_end = other_start[near], other_end[near]
-    # Between two edges there is one of the first (2), one of the other (-1), both (1) or none (0).
-    edges = start, end, other_start, other_end
-    steps = [np.full(len(edge), step) for edge, step in zip(edges, (2, -2, -1, 1), strict=True)]
-    at = np.concatenate(edges)
-    order = np.argsort(at, kind="stable")
-    at, inside = at[order], np.cumsum(np.concatenate(steps)[order])
-    low, high = at[:-1], at[1:]
-    kept = (inside[:-1] == (2 if outside else 1)) & (high > low)
-    return merge(low[kept], high[kept])
+    low, high = merge(*other)
+    if outside:
+        low, high = np.append(np.iinfo(np.int64).min, high), np.append(low, np.iinfo(np.int64).max)
+    # Of each interval, the first of the others that reaches into it, and how many do.
+    first = np.searchsorted(high, start, side="right")
+    count = np.maximum(np.searchsorted(low, end) - first, 0)
+    mine = np.repeat(np.arange(len(start)), count)
+    theirs = np.arange(len(mine)) - np.repeat(np.cumsum(count) - count - first, count)
+    return merge(np.maximum(start[mine], low[theirs]), np.minimum(end[mine], high[theirs]))
 
 
 def gpu_intervals(trace: Trace, *more: str) -> pd.DataFrame:

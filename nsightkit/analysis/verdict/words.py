@@ -158,9 +158,8 @@ class Answer:
         keys = pd.MultiIndex.from_frame(named[["kind", "name"]])
         number = keys.get_indexer(pd.MultiIndex.from_frame(self.events[["kind", "name"]]))
         mine = self.events.assign(number=number)[(number >= 0) & (self.events["row"] >= 0).to_numpy()]
-        table = mine["kind"].map(_LAUNCHED).fillna(-1)
-        call = mine["row"].where(mine["kind"] == "call", intervals.launches_of(self.trace, table, mine["row"]))
-        call = call.to_numpy(np.int64)
+        launch = intervals.launches_of(self.trace, mine["kind"].map(_LAUNCHED).fillna(-1), mine["row"])
+        call = mine["row"].where(mine["kind"] == "call", launch).to_numpy(np.int64)
         mine, call = mine[call >= 0], call[call >= 0]
         lasting, number = mine["duration_ns"].to_numpy(), mine["number"].to_numpy()
         calls = self.trace.whole.table("calls", ["start_ns", "end_ns", "thread"]).iloc[call]

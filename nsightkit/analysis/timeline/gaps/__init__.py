@@ -254,12 +254,12 @@ def _at_ends(trace: Trace, begin: int, end: int, steps_ran_on: int) -> pd.DataFr
     return _with_names(trace.whole, found)
 
 
-def _evidence(whole: Trace, gaps: pd.DataFrame) -> list[dict[str, Any]]:
+def _evidence(whole: Trace, gaps: pd.DataFrame) -> list[dict[Hashable, Any]]:
     """Turn numbers of kinds and rows of tables into what a person reads, as :func:`find` has it."""
     table, row, launch, source, source_row = (
         gaps[column].to_numpy() for column in ("table", "row", "launch", "source", "source_row")
     )
-    out: list[dict[str, Any]] = [{"kind": "none"} for _ in range(len(gaps))]
+    out: list[dict[Hashable, Any]] = [{"kind": "none"} for _ in range(len(gaps))]
     for kind, name in TABLE_OF.items():
         mine = np.flatnonzero((source == EVIDENCE.index(kind)) & (source_row >= 0))
         for i, event in zip(mine.tolist(), _events(whole, name, source_row[mine]), strict=True):
@@ -276,8 +276,7 @@ def _evidence(whole: Trace, gaps: pd.DataFrame) -> list[dict[str, Any]]:
 
 def _events(whole: Trace, table: str, rows: Int) -> list[dict[Hashable, Any]]:
     part = whole.table(table, ["start_ns", "end_ns", "device" if table in GPU_TABLES else "thread"]).iloc[rows]
-    part.insert(0, "name", _names(whole, table, rows))
-    return part.to_dict("records")
+    return part.assign(name=_names(whole, table, rows))[["name", *part]].to_dict("records")
 
 
 def _names(whole: Trace, table: str, rows: Int) -> pd.Categorical[str]:

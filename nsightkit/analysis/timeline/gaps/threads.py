@@ -489,4 +489,4 @@ class Threads:
         call = launches_of(self.trace, ops["table"], ops["row"])
         thread = self.trace.table("calls", ["thread"])["thread"].to_numpy()[call[call >= 0]]
         pairs = pd.DataFrame({"thread": thread, "device": ops["device"].to_numpy()[call >= 0]}).drop_duplicates()
-        return {int(one): frozenset(devices) for one, devices in pairs.groupby("thread")["device"]}
+        return dict(pairs.groupby("thread")["device"].agg(frozenset).to_dict())
