@@ -113,34 +113,40 @@ class Schedule:
         every["launch"] = intervals.launch_of(whole, every["process"], every.pop("correlation")).astype(np.int32)
         #: when all that began on the device before each one had ended: with that in the past, nothing kept it
         every["device_before_ns"] = reach.groupby(every["device"]).shift(fill_value=NEVER)
-        chosen = every[intervals.selected(self.trace, every["table"], every["row"])]
+        part = self.trace is not whole
+        chosen = every[intervals.selected(self.trace, every["table"], every["row"])] if part else every
         if chosen.empty:
             self.unplayable = "there is no GPU work"
             return
         chosen = chosen.sort_values("stream", kind="stable", ignore_index=True)  # by device and start already
-        self.operations, part_of = _joined(chosen)
-        #: what the trace has of them: which operation each is a part of, and how long it lasts
-        lasting = chosen["end_ns"] - chosen["start_ns"]
-        self.parts = chosen[["table", "row"]].assign(operation=part_of, duration_ns=lasting)
-        columns = ("start_ns", "end_ns", "stream", "device", "table", "launch", "process", "device_before_ns")
-        self.start, self.end, self.stream, self.device, self.table, self.launch, self.owner, self._device_before_ns = (
+        ops, part_of = _joined(chosen)
+        #: what the trace has of them: its table and row, and which operation it is a part of
+        self.parts = chosen[["table", "row"]].assign(operation=part_of)
+        lasting_ns = int((chosen["end_ns"] - chosen["start_ns"]).sum())
+        columns = ["start_ns", "end_ns", "stream", "device", "table", "launch", "row"]
+        # Each by itself, so that the others can go.
+        self.operations = pd.DataFrame({column: ops[column].to_numpy(copy=True) for column in columns}, copy=False)
+        self.start, self.end, self.stream, self.device, self.table, self.launch, self._row = (
             self.operations[column].to_numpy() for column in columns
         )
+        self._device_before_ns = ops["device_before_ns"].to_numpy(copy=True)
+        self.process_of = np.zeros(int(self.stream.max()) + 1, np.int64)
+        self.process_of[self.stream] = ops["process"]
         self.linked = self.launch >= 0
         self.first = np.append(True, self.stream[1:] != self.stream[:-1])
         # What stands first in its stream may have been launched before the recording began; later on it is lost.
         lost = ~self.linked & (np.maximum.accumulate(np.where(self.linked, self.stream, -1)) == self.stream)
         overlap = np.where(self.first[1:], 0, self.end[:-1] - self.start[1:]).clip(0)
         taken = self.end - self.start
-        if taken[lost].sum() > _UNLINKED * lasting.sum() or not self.linked.any():
+        if taken[lost].sum() > _UNLINKED * lasting_ns or not self.linked.any():
             self.unplayable = "the calls that launched the GPU's work were not recorded"
         elif overlap.sum() > _OVERLAP * taken.sum():
             self.unplayable = "operations of one stream overlap: what ran after what is not known"
         #: what no operation can come before: of each stream, and of one that a change makes. What a selection leaves
         #: out happened when it did; what was selected cannot begin before that is over.
-        self.released_ns = np.full(int(self.stream.max()) + 1, NEVER)
+        self.released_ns = np.full(len(self.process_of), NEVER)
         self.earliest_ns = int(NEVER)
-        if self.trace is not whole:
+        if part:
             self.earliest_ns = int(self.start.min())
             begins = pd.Series(self.start[self.first], self.stream[self.first])
             earlier = every[every["start_ns"] < every["stream"].map(begins)].groupby("stream")["end_ns"].max()
@@ -162,7 +168,7 @@ class Schedule:
         blocks = matching(self.names, BLOCKING)
         copies = np.flatnonzero((self.table == GPU_TABLES.index("memops")) & self.linked)
         columns = whole.table("memops", ["kind", "src_kind", "dst_kind"])
-        kinds = columns.iloc[self.operations["row"].to_numpy()[copies]]
+        kinds = columns.iloc[self._row[copies]]
         pageable = ((kinds["src_kind"] == "pageable") | (kinds["dst_kind"] == "pageable")).to_numpy()
         #: copies whose call returns only when they are done, as that of pageable memory does
         self.own_copy, self.staged = np.zeros((2, len(self.start)), bool)
@@ -256,6 +262,7 @@ class Schedule:
         meanwhile = self.staged & (start < done)  # staged piece by piece
         idle = linked & (self._device_before_ns < begun) & ~meanwhile
         queued = linked & ~self.first & (done + 10_000 < self.before)
+        del self._device_before_ns
         #: ready = launch call's start or end + latency: whichever was the steadier
         self.ready = np.where(self.own_copy, begun + _CALL_NS, done) + _START_NS
         self.gap = np.full(len(start), _NEXT_NS, np.int32)
@@ -328,7 +335,8 @@ class Schedule:
         )
         self.ready = np.maximum(self.ready, free.to_numpy()[self.stream])
         #: time for which each operation was held up so
-        self.held_ns = np.where(held & ~self.first, late_ns, 0)
+        self.held_ns = np.where(held & ~self.first, late_ns, 0) if held.any() else np.broadcast_to(0, held.shape)
+        del self.before
 
     def _just_ended(self, late: Int, explained: Int) -> tuple[Int, Int]:
         """What late operations waited for: what ended just before them, on their thread and device if anything did."""
@@ -342,7 +350,7 @@ class Schedule:
                 other = order[at]
                 near = (at >= 0) & (self.start[left] - self.end[other] <= _AFTER_NS)
                 near &= self.end[other] > explained[left] - _LATE_NS
-                fits = near & (self.stream[other] != self.stream[left]) & (self.owner[other] == self.owner[left])
+                fits = near & (self.stream[other] != self.stream[left]) & (self._owner(other) == self._owner(left))
                 # What is launched later is not waited for.
                 fits &= (self.begun[other] <= self.begun[left]) | ~self.linked[left]
                 if same_device:
@@ -387,7 +395,7 @@ class Schedule:
         other = last[at]
         known = (thread[at] == asks) & (other >= 0) & (thread[other] == asks)
         at, other = order[at[known]], order[other[known]]
-        fits = (self.end[other] <= self.start[at] + 500) & (self.owner[at] == self.owner[other])
+        fits = (self.end[other] <= self.start[at] + 500) & (self._owner(at) == self._owner(other))
         return at[fits], other[fits]
 
     def _meetings(self) -> None:
@@ -448,7 +456,7 @@ class Schedule:
             best = np.argmax(np.where(fits, time, NEVER), axis=0)
             return np.where(fits.any(axis=0), last[best, np.arange(len(rows))], -1)
 
-        ended, mine = self.end[last], (last >= 0) & (self.owner[last] == thread >> 24)
+        ended, mine = self.end[last], (last >= 0) & (self._owner(last) == thread >> 24)
         drained = mine & (ended > start) & (ended <= end + 1_000)
         # What the thread launched itself, and that ended just before; else whatever did.
         itself = drained & (self.by[last] == thread) & (ended > end - _AFTER_NS)
@@ -456,7 +464,7 @@ class Schedule:
         # An event may lie before the end of its stream.
         events = np.flatnonzero(of_event & (awaited < 0))
         before = self._ended_by(end[events])
-        hit = (before >= 0) & (self.end[before] > start[events]) & (self.owner[before] == thread[events] >> 24)
+        hit = (before >= 0) & (self.end[before] > start[events]) & (self._owner(before) == thread[events] >> 24)
         awaited[events[hit]] = before[hit]
         copies = np.flatnonzero(self.own_copy)
         own = pd.Series(copies, self.launch[copies]).reindex(rows, fill_value=-1).to_numpy()
@@ -504,6 +512,10 @@ class Schedule:
         at = np.searchsorted(start, pause_start[rest], side="right") - 1
         within = np.append(end, NEVER)[at] >= pause_start[rest]
         return mine[at[within]], rest[within]
+
+    def _owner(self, at: Int) -> Int:
+        """The process of some operations."""
+        return np.asarray(self.process_of[self.stream[at]])
 
     def _ended_by(self, times: Int) -> Int:
         """The operation that ended last by each time, -1 where none had."""
@@ -592,7 +604,7 @@ class Schedule:
         table, out = self.trace.whole.table("kernels", ["name", "collective"]), np.zeros(len(self.start), bool)
         talks = (categorize(table["name"]) == "communication") | (table["collective"] != "").to_numpy()
         kernels = self.table == GPU_TABLES.index("kernels")
-        out[kernels] = talks[self.operations["row"].to_numpy()[kernels]]
+        out[kernels] = talks[self._row[kernels]]
         return out
 
     @functools.cached_property
@@ -604,12 +616,12 @@ class Schedule:
     def in_step(self) -> Int:
         """The step that each operation was launched in, -1 for none."""
         at = steps.number(self.steps.assign(end_ns=self.steps["cpu_end_ns"]), self.begun)
-        return np.where(self.owner == self.process, at, -1).astype(np.int32)
+        return np.where(self.process_of[self.stream] == self.process, at, -1).astype(np.int32)
 
     @functools.cached_property
     def by_others(self) -> Bool:
         """What other threads than that of the steps launched, in the steps' process."""
-        return np.asarray(self.linked & (self.owner == self.process) & (self.by != self.main))
+        return np.asarray(self.linked & (self.process_of[self.stream] == self.process) & (self.by != self.main))
 
 
 def _joined(ops: pd.DataFrame) -> tuple[pd.DataFrame, Int]:

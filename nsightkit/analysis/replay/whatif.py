@@ -248,18 +248,18 @@ class WhatIf:
 
     def _scaled(self, pattern: re.Pattern[str], factor: float) -> Int:
         """Durations where operations of some names take another time."""
-        schedule, parts = self.schedule, self.schedule.parts
-        hit = np.zeros(len(parts), bool)
+        schedule = self.schedule
+        table, row, operation = (schedule.parts[column].to_numpy() for column in schedule.parts)
+        less = np.zeros(len(row))
         for number, (name, column) in enumerate((("kernels", "name"), ("memops", "kind"))):
-            names = self.trace.whole.table(name, [column])[column]
+            events = self.trace.whole.table(name, [column, "duration_ns"])
+            names = events[column]
             if name == "memops":
                 names = names.cat.rename_categories([gaps.memop_name(str(n)) for n in names.cat.categories])
-            mine = (parts["table"] == number).to_numpy()
-            hit[mine] = matching(names, pattern)[parts["row"][mine]]
+            of_each = np.where(matching(names, pattern), events["duration_ns"] * (1 - factor), 0)
+            less[table == number] = of_each[row[table == number]]
         lasting = schedule.end - schedule.start
-        less = np.where(hit, parts["duration_ns"] * (1 - factor), 0)
-        less = np.bincount(parts["operation"], less, len(lasting)).astype(np.int64)
-        return np.asarray(np.maximum(lasting - less, 0))
+        return np.asarray(np.maximum(lasting - np.bincount(operation, less, len(lasting)).astype(np.int64), 0))
 
     def _overlapped_copies(self) -> Change:
         schedule = self.schedule

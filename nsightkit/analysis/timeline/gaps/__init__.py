@@ -8,7 +8,6 @@ between the moment the device ran dry and the moment the launch began? The first
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
@@ -254,12 +253,12 @@ def _at_ends(trace: Trace, begin: int, end: int, steps_ran_on: int) -> pd.DataFr
     return _with_names(trace.whole, found)
 
 
-def _evidence(whole: Trace, gaps: pd.DataFrame) -> list[dict[Hashable, Any]]:
+def _evidence(whole: Trace, gaps: pd.DataFrame) -> list[dict[str, Any]]:
     """Turn numbers of kinds and rows of tables into what a person reads, as :func:`find` has it."""
     table, row, launch, source, source_row = (
         gaps[column].to_numpy() for column in ("table", "row", "launch", "source", "source_row")
     )
-    out: list[dict[Hashable, Any]] = [{"kind": "none"} for _ in range(len(gaps))]
+    out: list[dict[str, Any]] = [{"kind": "none"} for _ in range(len(gaps))]
     for kind, name in TABLE_OF.items():
         mine = np.flatnonzero((source == EVIDENCE.index(kind)) & (source_row >= 0))
         for i, event in zip(mine.tolist(), _events(whole, name, source_row[mine]), strict=True):
@@ -269,14 +268,23 @@ def _evidence(whole: Trace, gaps: pd.DataFrame) -> list[dict[Hashable, Any]]:
         out[i]["launch"] = event
     for number, name in enumerate(GPU_TABLES):
         mine = np.flatnonzero(table == number)
-        for i, text in zip(mine.tolist(), _names(whole, name, row[mine]), strict=True):
+        for i, text in zip(mine.tolist(), _texts(whole, name, row[mine]), strict=True):
             out[i]["ended_by"] = text
     return out
 
 
-def _events(whole: Trace, table: str, rows: Int) -> list[dict[Hashable, Any]]:
-    part = whole.table(table, ["start_ns", "end_ns", "device" if table in GPU_TABLES else "thread"]).iloc[rows]
-    return part.assign(name=_names(whole, table, rows))[["name", *part]].to_dict("records")
+def _events(whole: Trace, table: str, rows: Int) -> list[dict[str, Any]]:
+    where = "device" if table in GPU_TABLES else "thread"
+    part = whole.table(table, ["start_ns", "end_ns", where]).iloc[rows]
+    columns = (part[column].tolist() for column in part)
+    return [
+        {"name": name, "start_ns": start, "end_ns": end, where: on}
+        for name, start, end, on in zip(_texts(whole, table, rows), *columns, strict=True)
+    ]
+
+
+def _texts(whole: Trace, table: str, rows: Int) -> list[str]:
+    return list(np.asarray(_names(whole, table, rows), dtype=object))
 
 
 def _names(whole: Trace, table: str, rows: Int) -> pd.Categorical[str]:

@@ -489,4 +489,5 @@ class Threads:
         call = launches_of(self.trace, ops["table"], ops["row"])
         thread = self.trace.table("calls", ["thread"])["thread"].to_numpy()[call[call >= 0]]
         pairs = pd.DataFrame({"thread": thread, "device": ops["device"].to_numpy()[call >= 0]}).drop_duplicates()
-        return dict(pairs.groupby("thread")["device"].agg(frozenset).to_dict())
+        fed = pairs.groupby("thread")["device"].agg(frozenset)
+        return dict(zip(fed.index.tolist(), fed, strict=True))
