@@ -29,11 +29,8 @@ def durations_by_name(events: pd.DataFrame) -> pd.DataFrame:
         One row a name that occurs: ``name`` and :data:`STATISTICS`; the longest total first, then by name.
     """
     each = events.groupby("name", observed=True)["duration_ns"]
-    found: pd.DataFrame = each.agg(
-        count="size", total_ns="sum", median_ns="median", min_ns="min", max_ns="max", std_ns="std"
-    )
-    found = found.assign(mean_ns=found["total_ns"] / found["count"], std_ns=found["std_ns"].fillna(0.0)).reset_index()
-    found = found[["name", *STATISTICS]].astype({"name": object})
+    found = each.agg(["size", "sum", "mean", "median", "min", "max", "std"]).set_axis(STATISTICS, axis="columns")
+    found = found.fillna({"std_ns": 0.0}).reset_index().astype({"name": object})
     return found.sort_values(["total_ns", "name"], ascending=[False, True], kind="stable", ignore_index=True)
 
 

@@ -279,9 +279,7 @@ def laid_account(amounts: np.ndarray, span: int) -> Any:
         cause=np.empty(0, np.int64),
         kernels=pd.DataFrame({"start_ns": [], "end_ns": [], "by_shape": []}),
         fills=np.empty(0, np.int64),
-        exposed_copies=pd.DataFrame({"start_ns": [], "end_ns": []}),
-        ends=pd.DataFrame,
-        collectives=SimpleNamespace(waiting=lambda device: pd.DataFrame()),
+        moments=lambda name: pd.DataFrame({"duration_ns": []}),
     )
 
 
