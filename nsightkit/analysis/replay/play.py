@@ -249,7 +249,9 @@ class Play:
         moment, other, later = moment[by_rank], other[by_rank], later[by_rank]
         begins = self.own(cuts.thread, cuts.start)
         launched = {stream: self._launched(stream, rank) for stream in layout.shared.tolist()}
-        at: list[int] = np.where(np.append(cuts.end, rank[len(cuts.end) :]) == NEVER, 0, NEVER).tolist()
+        at = [int(NEVER)] * len(rank)
+        for first in np.flatnonzero(cuts.end == NEVER).tolist():  # of each thread, which has no delay yet
+            at[first] = 0
         for number, awaited, after in zip(moment.data, other.data, later.data, strict=True):
             if awaited >= 0:
                 time = at[awaited] + after
@@ -261,7 +263,8 @@ class Play:
 
     def _launched(self, stream: int, rank: Int) -> _Launched:
         of, layout = self.of, self.layout
-        parts = np.setdiff1d(np.flatnonzero(layout.stream_of == stream), layout.meeting)
+        alone = layout.end_at < len(of.cuts.end) + len(layout.head)  # what is no part of a collective
+        parts = np.flatnonzero((layout.stream_of == stream) & alone)
         parts = parts[np.argsort(rank[layout.end_at[parts]])]
         moments, last = layout.end_at[parts], layout.order[layout.tail[parts]]
         own = np.where(of.launch[last] >= 0, self.own(of.by[last], of.begun[last]), NEVER)

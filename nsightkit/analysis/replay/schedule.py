@@ -97,7 +97,9 @@ class Schedule:
         self._operations()
         if self.unplayable is None:
             self._calls()
-            self._threads()
+            #: silences of threads that another one ended, and waits for data that somebody else prepares
+            self.pauses = hand_overs(self)
+            self.arrivals = arrivals(self)
             self._latencies()
             self._waits()
             self._meetings()
@@ -192,11 +194,6 @@ class Schedule:
         self.threads = np.union1d(kinds_of(self.by[self.linked]), self.steps["thread"])
         rows = np.flatnonzero(blocks & np.isin(self.call_thread, self.threads))
         self.blocking = rows[np.argsort(self.call_start[rows], kind="stable")]
-
-    def _threads(self) -> None:
-        #: silences of threads that another one ended, and waits for data that somebody else prepares
-        self.pauses = hand_overs(self)
-        self.arrivals = arrivals(self)
 
     def when(self, chosen: Callable[[str], Any], *tables: str) -> dict[int, tuple[Int, Int]]:
         """When events whose name is chosen were open on each of the threads.
