@@ -262,7 +262,7 @@ def of(amounts: npt.NDArray[Any], code: int) -> Any:
     return amounts[..., code] + (amounts[..., ENDS] if code == _IMBALANCE else 0)
 
 
-def ranked(account: Account, codes: range) -> pd.DataFrame:
+def ranked(account: Account, codes: range) -> list[dict[str, Any]]:
     """Rank answers by time.
 
     Parameters
@@ -272,11 +272,13 @@ def ranked(account: Account, codes: range) -> pd.DataFrame:
 
     Returns
     -------
-    DataFrame
+    list of dict
         ``bottleneck, total_ns, share_of_span``, by falling time.
     """
-    rows = [(BOTTLENECKS[code], int(of(account.total, code))) for code in codes]
-    table = pd.DataFrame([row for row in rows if row[1] > 0], columns=["bottleneck", "total_ns"])
-    table = table.astype({"bottleneck": object, "total_ns": np.int64})
-    table["share_of_span"] = np.minimum(table["total_ns"] / max(account.span_ns, 1), 1.0)
-    return table.sort_values("total_ns", ascending=False, kind="stable", ignore_index=True)
+    times = {BOTTLENECKS[code]: int(of(account.total, code)) for code in codes}
+    rows = [
+        {"bottleneck": name, "total_ns": ns, "share_of_span": min(ns / max(account.span_ns, 1), 1.0)}
+        for name, ns in times.items()
+        if ns > 0
+    ]
+    return sorted(rows, key=lambda row: -row["total_ns"])
