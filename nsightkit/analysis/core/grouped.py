@@ -2,74 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.errors import UsageError
 
-__all__ = ["STATISTICS", "check_grouping", "durations_by_group", "durations_by_name", "ranked_groups"]
+__all__ = ["STATISTICS", "check_grouping", "durations_by_name", "ranked_groups"]
 
 #: Columns every table of durations has, in this order.
 STATISTICS = ("count", "total_ns", "mean_ns", "median_ns", "min_ns", "max_ns", "std_ns")
 
 
-def durations_by_group(group: npt.NDArray[Any], duration_ns: npt.NDArray[np.int64]) -> pd.DataFrame:
-    """Compute statistics of durations by group number.
+def durations_by_name(events: pd.DataFrame) -> pd.DataFrame:
+    """Compute statistics of durations by name.
 
     Sums are exact (64-bit integers, no floating point); the standard deviation is the sample's
     (n - 1), as in ``nsys stats``, and like there 0 for a single event.
-
-    Parameters
-    ----------
-    group : ndarray of int, shape (n,)
-        Group of each event; negative ones are left out.
-    duration_ns : ndarray of int64, shape (n,)
-
-    Returns
-    -------
-    DataFrame
-        One row a non-empty group: ``group`` and :data:`STATISTICS`, ordered by group.
-    """
-    keep = group >= 0
-    if not keep.all():
-        group, duration_ns = group[keep], duration_ns[keep]
-    if len(group) and int(group.max()) < 1 << 23 and 0 <= int(duration_ns.min()) <= int(duration_ns.max()) < 1 << 40:
-        # Group and duration in one integer: sorting plain int64 is several times quicker than an argsort.
-        packed = group.astype(np.int64) << 40
-        packed |= duration_ns
-        packed.sort()
-        ordered = packed >> 40
-        durations = packed & ((1 << 40) - 1)
-    else:
-        order = np.lexsort((duration_ns, group))
-        ordered, durations = group[order].astype(np.int64), duration_ns[order]
-    heads = np.flatnonzero(np.diff(ordered, prepend=-1))
-    tails = np.append(heads, len(ordered))[1:] - 1
-    count = tails - heads + 1
-    total = np.add.reduceat(durations, heads) if len(heads) else durations
-    lower, upper = durations[(heads + tails) // 2], durations[(heads + tails + 1) // 2]
-    # Two passes, so that nothing cancels; one group at a time, so that no column of floats is made.
-    groups = (durations[a : b + 1] for a, b in zip(heads.tolist(), tails.tolist(), strict=True))
-    std = np.array([group.std(ddof=1) if len(group) > 1 else 0.0 for group in groups])
-    return pd.DataFrame(
-        {
-            "group": ordered[heads],
-            "count": count.astype(np.int64),
-            "total_ns": total,
-            "mean_ns": total / np.maximum(count, 1),
-            "median_ns": lower + (upper - lower) / 2,
-            "min_ns": durations[heads],
-            "max_ns": durations[tails],
-            "std_ns": std.astype(np.float64),
-        }
-    )
-
-
-def durations_by_name(events: pd.DataFrame) -> pd.DataFrame:
-    """Compute statistics of durations by name.
 
     Parameters
     ----------
@@ -81,9 +28,9 @@ def durations_by_name(events: pd.DataFrame) -> pd.DataFrame:
     DataFrame
         One row a name that occurs: ``name`` and :data:`STATISTICS`; the longest total first, then by name.
     """
-    names = events["name"].cat
-    found = durations_by_group(names.codes.to_numpy(), events["duration_ns"].to_numpy())
-    found.insert(0, "name", names.categories[found.pop("group").to_numpy()].astype(object))
+    each = events.groupby("name", observed=True)["duration_ns"]
+    found = each.agg(["size", "sum", "mean", "median", "min", "max", "std"]).set_axis(STATISTICS, axis="columns")
+    found = found.fillna({"std_ns": 0.0}).reset_index().astype({"name": object})
     return found.sort_values(["total_ns", "name"], ascending=[False, True], kind="stable", ignore_index=True)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +28,7 @@ __all__ = [
     "launched",
     "launches_of",
     "merge",
+    "selected",
     "uncovered",
     "union",
     "union_length",
@@ -208,20 +208,15 @@ def common(
         Disjoint and sorted.
     """
     start, end = merge(*one)
-    if not len(start):
-        return start, end
-    other_start, other_end = merge(*other)
-    near = (other_end > start[0]) & (other_start < end[-1])
-    other_start, other_end = other_start[near], other_end[near]
-    # Between two edges there is one of the first (2), one of the other (-1), both (1) or none (0).
-    edges = start, end, other_start, other_end
-    steps = [np.full(len(edge), step) for edge, step in zip(edges, (2, -2, -1, 1), strict=True)]
-    at = np.concatenate(edges)
-    order = np.argsort(at, kind="stable")
-    at, inside = at[order], np.cumsum(np.concatenate(steps)[order])
-    low, high = at[:-1], at[1:]
-    kept = (inside[:-1] == (2 if outside else 1)) & (high > low)
-    return merge(low[kept], high[kept])
+    low, high = merge(*other)
+    if outside:
+        low, high = np.append(np.iinfo(np.int64).min, high), np.append(low, np.iinfo(np.int64).max)
+    # Of each interval, the first of the others that reaches into it, and how many do.
+    first = np.searchsorted(high, start, side="right")
+    count = np.maximum(np.searchsorted(low, end) - first, 0)
+    mine = np.repeat(np.arange(len(start)), count)
+    theirs = np.arange(len(mine)) - np.repeat(np.cumsum(count) - count - first, count)
+    return merge(np.maximum(start[mine], low[theirs]), np.minimum(end[mine], high[theirs]))
 
 
 def gpu_intervals(trace: Trace, *more: str) -> pd.DataFrame:
@@ -241,34 +236,13 @@ def gpu_intervals(trace: Trace, *more: str) -> pd.DataFrame:
     """
     columns = ["device", "start_ns", "end_ns", *more]
     trace.prefetch(dict.fromkeys(GPU_TABLES, columns))
-    parts: list[dict[str, npt.NDArray[Any]]] = []
-    for number, name in enumerate(GPU_TABLES):
-        frame = trace.table(name, columns)
-        n = len(frame)
-        own: dict[str, npt.NDArray[Any]] = {"table": np.full(n, number, np.int8), "row": np.arange(n, dtype=np.int32)}
-        parts.append({**{c: frame[c].to_numpy() for c in columns}, **own})
-    some = [part for part in parts if len(part["row"])] or parts[:1]
-    keys = [np.concatenate([part[key] for part in some]) for key in ("start_ns", "device")]
-    # Two stable sorts, the last by the leading key; lexsort cannot use the order that is already there.
-    order: Int | None = None
-    for key in keys:
-        ordered = key if order is None else key[order]
-        if (ordered[1:] < ordered[:-1]).any():
-            again = np.argsort(ordered, kind="stable")
-            order = again if order is None else order[again]
-    if order is None:
-        ops = some[0] if len(some) == 1 else {c: np.concatenate([part[c] for part in some]) for c in some[0]}
-        return pd.DataFrame(ops, copy=False)
-    # Each value goes to its place at once: columns put together first and then ordered would be written twice.
-    place = np.empty(len(order), np.int32)
-    place[order] = np.arange(len(order), dtype=np.int32)
-    del keys, order
-    places = np.split(place, np.cumsum([len(part["row"]) for part in some])[:-1])
-    ops = {c: np.empty(len(place), some[0][c].dtype) for c in some[0]}
-    for c, column in ops.items():
-        for to, part in zip(places, some, strict=True):
-            column[to] = part[c]
-    return pd.DataFrame(ops, copy=False)
+    parts = [
+        trace.table(name, columns).assign(table=np.int8(number), row=np.arange(trace.size(name), dtype=np.int32))
+        for number, name in enumerate(GPU_TABLES)
+    ]
+    ops = pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
+    order = np.lexsort((ops["start_ns"], ops["device"]))  # near-linear: exports are runs of ordered rows
+    return ops if (order[1:] > order[:-1]).all() else ops.take(order).reset_index(drop=True)
 
 
 def _devices(ops: pd.DataFrame) -> list[slice]:
@@ -383,6 +357,28 @@ def launches_of(trace: Trace, table: npt.ArrayLike, row: npt.ArrayLike) -> Int:
             frame = trace.table(name, ["process", "correlation"])
             launch[mine] = launch_of(trace, *(frame[c].to_numpy()[rows[mine]] for c in frame))
     return launch
+
+
+def selected(trace: Trace, table: npt.ArrayLike, row: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+    """Which operations of a whole trace's :func:`gpu_intervals` a selection keeps.
+
+    Parameters
+    ----------
+    trace : Trace
+        The selection.
+    table, row : array_like of int
+        Columns of :func:`gpu_intervals`, or any selection of its rows.
+
+    Returns
+    -------
+    ndarray of bool
+    """
+    which, rows = np.asarray(table), np.asarray(row)
+    keep = np.ones(len(rows), bool)
+    for number, name in enumerate(GPU_TABLES):
+        if (mask := trace.mask(name)) is not None:
+            keep[which == number] = mask[rows[which == number]]
+    return keep
 
 
 def enclosing(inner: pd.DataFrame, outer: pd.DataFrame, chosen: npt.NDArray[np.bool_] | None = None) -> Int:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-__all__ = ["MOST_CUTS", "NEVER", "Bool", "Change", "Float", "Int", "Played", "kinds_of"]
+__all__ = ["HELD_NS", "MOST_CUTS", "NEVER", "Bool", "Change", "Cuts", "Float", "Int", "Played", "kinds_of", "place"]
 
 Int = npt.NDArray[np.integer[Any]]
 Bool = npt.NDArray[np.bool_]
@@ -18,11 +18,57 @@ Float = npt.NDArray[np.floating[Any]]
 NEVER = np.int64(np.iinfo(np.int64).min // 4)
 #: Of more launches into a full queue than this, only some are walked; the others follow them.
 MOST_CUTS = 20_000
+#: What waited in its stream for longer than this, and for nothing that was recorded, was held up by other work.
+HELD_NS = 20_000
 
 
 def kinds_of(values: Any) -> Int:
     """The few values that many have, in order: a hash of each would cost more than all the rest."""
     return np.sort(pd.unique(np.asarray(values))).astype(np.int64)
+
+
+def place(threads: Int, times: Int, thread: Int, time: Int, side: Literal["left", "right"] = "left") -> Int:
+    """Where moments of some threads belong among times that are in order of thread and time."""
+    out = np.zeros(len(thread), np.int32)
+    for one in kinds_of(thread).tolist():
+        mine = thread == one
+        low, high = np.searchsorted(threads, [one, one + 1])
+        out[mine] = low + np.searchsorted(times[low:high], time[mine], side=side)
+    return out
+
+
+@dataclasses.dataclass(frozen=True)
+class Cuts:
+    """The moments at which a thread's delay changes, by thread and time.
+
+    Each opens a *slot*: until its next cut all that the thread does is early or late by the same delay. A first cut,
+    at `NEVER`, has no delay.
+
+    Parameters
+    ----------
+    thread, start, end : ndarray of int64
+    cost, tail : ndarray of int64
+        What a cut takes of its own, and after what it waits for.
+    copy : ndarray of int64
+        The copy that it returns with, -1 for none.
+    arrival : ndarray of int64
+        When the batch that it waits for is there.
+    blocks : ndarray of bool
+        Whether it is a call that waits for the GPU.
+    """
+
+    thread: Int
+    start: Int
+    end: Int
+    cost: Int
+    tail: Int
+    copy: Int
+    arrival: Int
+    blocks: Bool
+
+    def slot(self, thread: Int, time: Int) -> Int:
+        """The slot that threads are in at some times, -1 where there is not any thread."""
+        return place(self.thread, self.end, thread, time, side="right") - 1
 
 
 @dataclasses.dataclass(frozen=True)

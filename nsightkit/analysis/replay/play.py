@@ -1,8 +1,18 @@
-"""One replay of a schedule, with a change: the cuts walked one by one, what lies between them in a line each."""
+"""One replay of a schedule, with a change: each moment is the latest of those that it waits for.
+
+Moments are *cuts* of a thread (its delay from then on), ends of *segments* of a stream, and departures from
+collectives. Each waits for others, and comes so much later than they do: :meth:`Play._waits` lists all such pairs, and
+:meth:`Play._walk` goes through them once.
+"""
 
 from __future__ import annotations
 
 import bisect
+import contextlib
+import dataclasses
+import graphlib
+import heapq
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,16 +20,104 @@ import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.analysis.core import intervals
-from nsightkit.analysis.replay.layout import Layout
-from nsightkit.analysis.replay.model import NEVER, Change, Int, Played
+from nsightkit.analysis.replay.model import MOST_CUTS, NEVER, Bool, Change, Int, Played
 
 if TYPE_CHECKING:
     from nsightkit.analysis.replay.schedule import Schedule
 
-__all__ = ["Play"]
+__all__ = ["Layout", "Play"]
 
 #: Operations looked at together, at least; bounds memory.
 _CHUNK = 1 << 18
+
+
+class Layout:
+    """Segments of the streams; the same for all changes that move nothing aside.
+
+    A *segment* is a run of operations of one stream that were launched in one slot and wait for nothing else.
+
+    Parameters
+    ----------
+    of : Schedule
+    aside : ndarray of bool, optional
+        Operations that run on a stream of their own, one a device.
+    """
+
+    def __init__(self, of: Schedule, aside: Bool | None = None) -> None:
+        self.of, self.aside = of, aside
+        number = np.arange(len(of.start), dtype=np.int32)
+        #: of each place the operation that stands there; what cuts wait for, and the cut of each
+        self.order, stream, waiting, awaited = number, of.stream, of.waiting, of.awaited
+        target, self.cut_of_target = of.target, of.cut_of_target
+        first_aside = int(of.stream.max()) + 1
+        if aside is not None:
+            stream = np.where(aside, of.device + np.int32(first_aside), of.stream)
+            self.order = np.argsort(stream, kind="stable").astype(np.int32)
+            # On the new streams, which come last, by time.
+            moved = self.order[len(number) - int(aside.sum()) :]
+            moved[:] = moved[np.lexsort((of.start[moved], of.device[moved]))]
+            stream = stream[self.order]
+            # What is moved aside is not waited for; a value that is read back needs what stood before the copy, though.
+            keep = ~aside[waiting] & ~aside[awaited]
+            waiting, awaited = waiting[keep], awaited[keep]
+            last = np.maximum.accumulate(np.where(aside, np.int32(-1), number))
+            last[(last >= 0) & (of.stream[last] != of.stream)] = -1
+            # A launch into a full queue waits for its room all the same.
+            cut = of.cut_of_target
+            kept = np.where(of.cuts.blocks[cut], last[target], target)
+            # The call of a copy from pageable memory no longer waits for it; whoever else did waits for the rest.
+            waits = (kept >= 0) & ~((of.cuts.copy[cut] >= 0) & aside[target] & of.staged[target])
+            target, self.cut_of_target = kept[waits], cut[waits]
+        place = np.empty_like(number)
+        place[self.order] = number
+        self._segments(stream, place[waiting], place[awaited], place[target], place[of.meeting])
+        if aside is not None:
+            self._join_at_steps(self.stream_of >= first_aside)
+        #: where in the list of moments each segment's end is: what leaves a collective stands behind all segments
+        self.end_at = len(of.cuts.end) + np.arange(len(self.head))
+        self.end_at[self.meeting] = len(of.cuts.end) + len(self.head) + np.arange(len(self.meeting))
+
+    def _segments(self, stream: Int, waiting: Int, awaited: Int, target: Int, meeting: Int) -> None:
+        of, order = self.of, self.order
+        laid = slice(None) if self.aside is None else order
+        slots, in_step, by_others = (column[laid] for column in (of.slot, of.in_step, of.by_others))
+        first = np.append(True, stream[1:] != stream[:-1])
+        # Where a segment begins, and what has to end one, for somebody asks when it is done.
+        breaks, needed = first.copy(), first.copy()  # where a stream begins, the window may
+        breaks[1:] |= (slots[1:] != slots[:-1]) & (slots[1:] >= 0)
+        breaks[waiting] = needed[awaited] = needed[target] = True
+        # Which calls wait for what another thread launched: then it depends on what that has launched by then.
+        cut = self.cut_of_target
+        self.crosses = (of.by[order[target]] != of.cuts.thread[cut]) & of.cuts.blocks[cut]
+        self.shared = np.unique(stream[target[self.crosses]])
+        among = np.flatnonzero(np.isin(stream, self.shared))
+        last = np.append(first[1:] | (in_step[1:] != in_step[:-1]), True) & (in_step >= 0)
+        # What other threads launch belongs to the step that it is launched in, and in a replay that may be another.
+        beside = np.flatnonzero(by_others)
+        beside = np.union1d(beside[:: 1 + len(beside) // MOST_CUTS], np.flatnonzero(by_others & last))
+        needed[among[:: 1 + len(among) // MOST_CUTS]] = needed[last] = needed[beside] = True
+        breaks[meeting] = needed[meeting] = True
+        breaks[1:] |= needed[:-1]
+        self.head = np.flatnonzero(breaks)
+        self.tail = np.append(self.head[1:], len(stream)) - 1
+        self.stream_of, self.opens_stream = stream[self.head], first[self.head]
+        # Operations without a recorded launch belong to whatever segment they are in: only their order counts.
+        self.slot = slots[self.head]
+        segment = np.cumsum(breaks, dtype=np.int32) - 1
+        self.target, self.meeting, self.beside = segment[target], segment[meeting], segment[beside]
+        self.waiting, self.awaited = segment[waiting], segment[awaited]
+        self.beside_operation = order[beside]
+        ends = np.flatnonzero(last & ~by_others)
+        self.ends_step, self.step_ended = segment[ends], in_step[ends]
+
+    def _join_at_steps(self, aside: Bool) -> None:
+        """A step's work waits for what was moved aside in the step before."""
+        in_step = self.of.in_step[self.order]
+        moved = pd.Series(np.flatnonzero(aside), in_step[self.tail[aside]]).groupby(level=0).last()
+        begins = pd.DataFrame({"stream": self.stream_of, "step": in_step[self.head]})[~aside]
+        begins = begins[begins["step"] > 0].drop_duplicates()
+        before = (begins["step"] - 1).map(moved).dropna().astype(np.int64)
+        self.waiting, self.awaited = np.append(self.waiting, before.index), np.append(self.awaited, before)
 
 
 class Play:
@@ -37,11 +135,11 @@ class Play:
         self.of, self.layout, self.change = of, layout, change
         self._away: dict[int, intervals.Coverage] = {}
         for thread in of.threads.tolist():
-            start, end = intervals.union(*of.passive[thread], change.away.get(thread, ((), ())))
+            start, end = intervals.union(of.passive[thread], change.away.get(thread, ((), ())))
             if len(start):
-                early = start[0] < of.begin_ns
-                self._away[thread] = intervals.Coverage(np.maximum(start, of.begin_ns) if early else start, end)
+                self._away[thread] = intervals.Coverage(np.maximum(start, of.begin_ns), end)
         self._lines()
+        self._walk()
 
     def own(self, thread: Int, time: Int) -> Int:
         """Recorded time of threads without what falls away before it."""
@@ -53,16 +151,15 @@ class Play:
 
     def _ready(self, mine: Int | slice) -> Int:
         """When operations could start for their launch's sake, if their threads had no delay."""
-        of = self.of
-        ready, launch = of.ready[mine], of.launch[mine]
+        of, launched = self.of, self.of.launch[mine] >= 0
+        ready, thread = of.ready[mine], of.by[mine]
         if self._away:
-            row = np.maximum(launch, 0)
             # The latency after the call is the device's; what comes before it is the thread's own time.
-            point = np.minimum(of.call_end[row], np.maximum(ready, of.call_start[row]))
-            ready = np.where(launch >= 0, self.own(of.call_thread[row], point) + (ready - point), ready)
+            point = np.minimum(of.done[mine], np.maximum(ready, of.begun[mine]))
+            ready = np.where(launched, self.own(thread, point) + (ready - point), ready)
         if self.change.aside is not None:
             # When it was launched that stands in no order now is not known: it begins no earlier than it did.
-            ready = np.where(launch >= 0, ready, of.start[mine])
+            ready = np.where(launched, ready, of.start[mine])
         return np.asarray(ready)
 
     def _lines(self) -> None:
@@ -93,6 +190,87 @@ class Play:
         alone = lasting + of.held_ns[mine]
         return lasting, alone, np.cumsum(alone + gap)
 
+    def _waits(self) -> Iterator[tuple[Int, Int, npt.NDArray[Any]]]:
+        """Moments, what they wait for, and by how much they come later than that; kind by kind."""
+        of, layout, change, cuts = self.of, self.layout, self.change, self.of.cuts
+        segments = len(cuts.end) + np.arange(len(layout.head))
+        # A thread goes on after its cut before, and what the cut costs; a call whose copy was moved aside, as any call.
+        begins, returns = (self.own(cuts.thread, at) for at in (cuts.start, cuts.end))
+        moved = False if change.aside is None else (cuts.copy >= 0) & change.aside[cuts.copy]
+        cost = np.where(moved, of.call_ns, cuts.cost)
+        cut = np.flatnonzero(cuts.thread[1:] == cuts.thread[:-1]) + 1
+        yield cut, cut - 1, (begins + cost - returns)[cut]
+        # A batch is there when it is there, whatever the delay: the first moment of all has none.
+        cut = np.flatnonzero(cuts.arrival > NEVER) if change.arrivals else cut[:0]
+        yield cut, 0 * cut, (cuts.arrival - returns)[cut]
+        # A thread goes on when another one has got to where it was.
+        cut = of.asking if change.hand_overs else of.asking[:0]
+        asked, asked_ns = of.asked[: len(cut)], of.asked_ns[: len(cut)]
+        yield cut, cuts.slot(asked, asked_ns), self.own(asked, asked_ns) - returns[cut]
+        # A segment begins when it has been launched, ...
+        yield segments, np.maximum(layout.slot, 0), self.a
+        # ... behind the one before it in its stream, or what was there before, ...
+        opens, free = layout.opens_stream, np.full(int(layout.stream_of.max()) + 1, of.earliest_ns)
+        free[: len(of.released_ns)] = of.released_ns
+        yield segments[opens], 0 * segments[opens], free[layout.stream_of[opens]] + self.b[opens]
+        after = np.flatnonzero(~opens)
+        yield segments[after], layout.end_at[after - 1], self.b[after]
+        # ... and when what it waits for on other streams is done.
+        yield segments[layout.waiting], layout.end_at[layout.awaited], of.after_ns + self.direct[layout.waiting]
+        # A device leaves a collective when the last one has arrived, and it has done its work.
+        meets = pd.DataFrame({"collective": of.meeting_of, "segment": layout.meeting, "after": of.transfer_ns})
+        both = meets.assign(leaves=layout.end_at[layout.meeting]).merge(meets, on="collective", suffixes=("", "_of"))
+        arrives = both["segment_of"].to_numpy()
+        yield both["leaves"].to_numpy(), segments[arrives], both["after"].to_numpy() - self.first_ns[arrives]
+        # A call returns when what it waits for is done, or what others had launched on its stream by then (~stream).
+        waits = ((cuts.start < of.begin_ns) | ~cuts.blocks | change.waits)[layout.cut_of_target]
+        cut, target = layout.cut_of_target[waits], layout.target[waits]
+        done = np.where(layout.crosses[waits], ~layout.stream_of[target], layout.end_at[target])
+        yield cut, done, (cuts.tail - returns)[cut]
+
+    def _order(self) -> Int:
+        """Moments in the order of the recording."""
+        layout, cuts = self.layout, self.of.cuts
+        slot = np.where(layout.slot >= 0, cuts.end[np.maximum(layout.slot, 0)], NEVER)
+        key = np.maximum(self.of.start[layout.order[layout.head]], slot)
+        gathered = pd.Series(key[layout.meeting]).groupby(self.of.meeting_of).transform("max")
+        # Cuts stand first: of two at one time, the cut; what leaves a collective stands behind the arrivals.
+        return np.argsort(np.concatenate([cuts.end, key, gathered.to_numpy(np.int64)]), kind="stable")
+
+    def _walk(self) -> None:
+        """When each moment is: the latest that any of what it waits for allows."""
+        layout, cuts = self.layout, self.of.cuts
+        moment, other, later = (np.concatenate(column) for column in zip(*self._waits(), strict=True))
+        rank = np.argsort(order := self._order())
+        known = other >= 0
+        if self.change.aside is not None and (rank[moment] <= rank[other])[known].any():
+            rank = np.argsort(_behind(order, moment[known], other[known]))  # what is moved aside may last longer
+        by_rank = np.argsort(rank[moment], kind="stable")
+        moment, other, later = moment[by_rank], other[by_rank], later[by_rank]
+        begins = self.own(cuts.thread, cuts.start)
+        launched = {stream: self._launched(stream, rank) for stream in layout.shared.tolist()}
+        at = [int(NEVER)] * len(rank)
+        for first in np.flatnonzero(cuts.end == NEVER).tolist():  # of each thread, which has no delay yet
+            at[first] = 0
+        for number, awaited, after in zip(moment.data, other.data, later.data, strict=True):
+            if awaited >= 0:
+                time = at[awaited] + after
+            else:
+                time = launched[~awaited].done(begins[number] + at[number - 1], rank[number], at) + after
+            if time > at[number]:  # noqa: PLR1730 - a call of max would cost as much as the rest
+                at[number] = time
+        self.delay, self.end_of = np.array(at[: len(cuts.end)]), np.array(at)[layout.end_at]
+
+    def _launched(self, stream: int, rank: Int) -> _Launched:
+        of, layout = self.of, self.layout
+        alone = layout.end_at < len(of.cuts.end) + len(layout.head)  # what is no part of a collective
+        parts = np.flatnonzero((layout.stream_of == stream) & alone)
+        parts = parts[np.argsort(rank[layout.end_at[parts]])]
+        moments, last = layout.end_at[parts], layout.order[layout.tail[parts]]
+        own = np.where(of.launch[last] >= 0, self.own(of.by[last], of.begun[last]), NEVER)
+        slot = np.maximum(of.slot[last], 0)
+        return _Launched(*(column.tolist() for column in (moments, rank[moments], own, slot)))
+
     def times(self) -> tuple[Int, Int]:
         """When each operation ran, in the order of the schedule.
 
@@ -100,139 +278,97 @@ class Play:
         -------
         start, end : ndarray of int64
         """
-        layout = self.layout
-        order, head, tail, slot = layout.order, layout.head, layout.tail, layout.slot_of_head
+        layout, end_of = self.layout, self.end_of
+        order, head, tail = layout.order, layout.head, layout.tail
         lasting, alone, total = self._parts(order)
         segment = np.repeat(np.arange(len(head)), tail - head + 1)
         # As soon as all launches up to it allow, or as its segment could for other reasons.
         launched = pd.Series(self._ready(order) + alone - total).groupby(segment).cummax().to_numpy()
-        delay = np.where(slot >= 0, self.delay[np.maximum(slot, 0)], 0)
-        before = np.append(NEVER, self.end_of[:-1])
-        before[layout.opens_stream] = NEVER
+        delay = self.delay[np.maximum(layout.slot, 0)]
+        before = np.where(layout.opens_stream, NEVER, np.roll(end_of, 1))
         other = before - np.where(head > 0, total[np.maximum(head - 1, 0)], 0)
-        late = self.end_of > np.maximum(launched[tail] + delay, other) + total[tail] + 1
-        other[late] = (self.end_of - total[tail])[late]
+        late = end_of > np.maximum(launched[tail] + delay, other) + total[tail] + 1
+        other = np.where(late, end_of - total[tail], other)
         end = np.empty(len(order), np.int64)
         end[order] = total + np.maximum(launched + delay[segment], other[segment])
         start = end.copy()
         start[order] -= lasting
         return start, end
 
+    def _reached(self, thread: Int, time: Int) -> Int:
+        """When threads got to what they had got to at some times."""
+        return np.asarray(self.own(thread, time) + self.delay[self.of.cuts.slot(thread, time)])
+
     def played(self) -> Played:
-        """Walk the schedule.
+        """When the window and its steps ended.
 
         Returns
         -------
         Played
         """
-        of, layout, change, slots = self.of, self.layout, self.change, self.of.slots
-        never = int(NEVER)
-        delay: list[float] = [0] * slots.count
-        end_of: list[float] = [never] * len(layout.head)
-        # A stream that a change makes begins with what is played.
-        stream_end: list[float] = [of.earliest_ns] * (int(layout.stream_of.max()) + 1)
-        stream_end[: len(of.released_ns)] = of.released_ns.tolist()
-        # What lies between two cuts: segments of streams, and slots of threads. Each number is read once: views of the
-        # columns are as fast as lists of them, and take no memory.
-        a, b, slot, direct = self.a.data, self.b.data, layout.slot_of_head.data, self.direct.data
-        stream, first_ns = layout.stream_of.data, self.first_ns.data
-        begins_at, returns_at = (self.own(slots.thread, at).data for at in (slots.start, slots.end))
-        cut, slot_of_cut = slots.cut.data, slots.of_cut.data
-        # What a cut waits for: its own cost, segments, where other threads are, and a moment.
-        cost, tail = of.cut_cost.data, of.cut_tail.data
-        if change.aside is not None:  # a blocking call without its copy takes what any call takes
-            cost = np.where((of.cut_copy >= 0) & change.aside[of.cut_copy], of.call_ns, of.cut_cost).data
-        targets, first_target, crosses = layout.targets.data, layout.first_target.data, layout.crosses.data
-        waits = (of.cut_start < of.begin_ns) | (np.arange(len(cut)) >= len(of.cut_rows)) | change.waits
-        waiting = waits.data
-        asked: dict[int, list[tuple[int, int]]] = {}
-        if change.hand_overs:
-            for number, asks in zip(of.asking.tolist(), self._where(of.asked, of.asked_ns), strict=True):
-                asked.setdefault(number, []).append(asks)
-        arrives = (of.cut_arrival if change.arrivals else np.full(len(cut), NEVER)).data
-        # What a segment waits for beside its thread and its stream: few do.
-        after, waits_of, shared, meets = of.after_ns, layout.waits_of, layout.shared, layout.meets
-        meeting_of, transfer = of.meeting_of.tolist(), of.transfer_ns.tolist()
-        last_arrival: dict[int, float] = {}
-        known = np.flatnonzero(np.isin(layout.stream_of, list(shared)) & (layout.launch_of_tail >= 0))
-        row = layout.launch_of_tail[known]
-        launched_by = dict(zip(known.tolist(), self._where(of.call_thread[row], of.call_start[row]), strict=True))
-        launched: dict[int, list[float]] = {where: [] for where in shared}
-        ended: dict[int, list[float]] = {where: [] for where in shared}
-        more = {*waits_of, *meets, *(s for s, where in enumerate(stream if shared else ()) if where in shared)}
-        order, meeting = layout.nodes
-        met, n_cuts, n_nodes = meeting.tolist(), len(cut), len(cut) + len(end_of)
-        for node in order.data:
-            if node >= n_nodes:  # a device leaves a collective
-                number = node - n_nodes
-                s = met[number]
-                end_of[s] = stream_end[stream[s]] = last_arrival[meeting_of[number]] + transfer[number]
-                continue
-            if node >= n_cuts:
-                s = node - n_cuts
-                where = stream[s]
-                end = stream_end[where] + b[s]
-                launched_end = delay[slot[s]] + a[s] if slot[s] >= 0 else a[s]
-                end = max(end, launched_end)
-                if s not in more:
-                    end_of[s] = stream_end[where] = end
-                    continue
-                for other in waits_of.get(s, ()):
-                    end = max(end, end_of[other] + after + direct[s])
-                if s in meets:
-                    group = meeting_of[meets[s]]
-                    last_arrival[group] = max(last_arrival.get(group, never), end - first_ns[s])
-                    continue
-                end_of[s] = stream_end[where] = end
-                if where in shared:
-                    time, by = launched_by.get(s, (never, None))
-                    at = time if by is None else time + delay[by]
-                    launched[where].append(max(at, launched[where][-1]) if launched[where] else at)
-                    ended[where].append(end)
-                continue
-            number, mine = cut[node], slot_of_cut[node]
-            begun = begins_at[node] + delay[mine - 1]
-            until = max(begun + cost[number], arrives[number])
-            for i in range(first_target[number], first_target[number + 1]) if waiting[number] else ():
-                target = targets[i]
-                done = end_of[target]
-                if crosses[i]:  # what it had launched by now
-                    before = bisect.bisect_right(launched[stream[target]], begun)
-                    done = ended[stream[target]][before - 1] if before else never
-                until = max(until, done + tail[number])
-            for time, by in asked.get(number, ()):
-                until = max(until, time + delay[by])
-            delay[mine] = until - returns_at[node]
-        self.delay, self.end_of = np.array(delay), np.array(end_of)
-        return self._read()
-
-    def _where(self, threads: Int, time: Int) -> list[tuple[int, int]]:
-        """Where threads are at some times: their own time, and the slot, by whose delay they get there."""
-        return list(zip(self.own(threads, time).tolist(), self.of.slots.at(threads, time).tolist(), strict=True))
-
-    def _reached(self, threads: Int, time: Int) -> npt.NDArray[Any]:
-        """When threads got to what they had got to at some times."""
-        return np.asarray(self.own(threads, time) + self.delay[self.of.slots.at(threads, time)])
-
-    def _read(self) -> Played:
-        of, layout, end_of = self.of, self.layout, self.end_of
-        if not len(of.steps):
+        of, layout, end_of, steps = self.of, self.layout, self.end_of, self.of.steps
+        if not len(steps):
             begin = (end_of - self.first_ns)[layout.opens_stream].min()
             return Played(int(end_of.max() - begin), np.empty(0, np.int64))
-        main = np.full(len(of.steps), of.main)
-        reached = self._reached(main, of.steps["cpu_end_ns"].to_numpy())
-        ends = reached.astype(np.int64)
-        for k, parts in enumerate(layout.step_parts):
-            ends[k] = max([int(ends[k]), *(int(end_of[s]) for s in parts)])
-        row = layout.beside_launch
-        called = self._reached(of.call_thread[row], of.call_start[row])
+        first_ns, begin_ns = (int(steps[column].iloc[0]) for column in ("start_ns", "begin_ns"))
+        moments = np.append(first_ns, steps["cpu_end_ns"])
+        begin, *reached = self._reached(np.full(len(moments), of.main), moments).tolist()
+        ends = np.array(reached)
+        np.maximum.at(ends, layout.step_ended, end_of[layout.ends_step])
+        # What was launched beside ends the step that it is launched in now.
+        called = self._reached(of.by[layout.beside_operation], of.begun[layout.beside_operation])
         at = np.searchsorted(np.maximum.accumulate(reached), called, side="right")
         within = at < len(ends)
-        np.maximum.at(ends, at[within], end_of[layout.beside[within]].astype(np.int64))
+        np.maximum.at(ends, at[within], end_of[layout.beside[within]])
         ends = np.maximum.accumulate(ends)
-        first_ns, begin_ns = (int(of.steps[column].iloc[0]) for column in ("start_ns", "begin_ns"))
-        begin = int(self._reached(main[:1], np.array([first_ns]))[0])
         if begin_ns > first_ns:  # behind a step that is not played
             begin = max(begin, begin_ns)
             ends = np.maximum(ends, begin)
         return Played(int(ends[-1] - begin), ends - begin)
+
+
+@dataclasses.dataclass
+class _Launched:
+    """When each segment of a stream on which several threads launch had been launched, as far as a walk has got.
+
+    Parameters
+    ----------
+    moments, rank : list of int
+        The segments' ends, and when the walk gets to them.
+    own, slot : list of int
+        The launching threads' own time, and their slots.
+    """
+
+    moments: list[int]
+    rank: list[int]
+    own: list[int]
+    slot: list[int]
+    by: list[int] = dataclasses.field(default_factory=list)
+
+    def done(self, time: int, now: int, at: list[int]) -> int:
+        """When all was done that had been launched by a time."""
+        number = len(self.by)
+        while number < len(self.rank) and self.rank[number] < now:
+            launched = self.own[number] + at[self.slot[number]]
+            self.by.append(max(launched, self.by[-1]) if self.by else launched)
+            number += 1
+        before = bisect.bisect_right(self.by, time)
+        return at[self.moments[before - 1]] if before else int(NEVER)
+
+
+def _behind(order: Int, moments: Int, others: Int) -> Int:
+    """Moments in their order, but each behind those that it waits for; a circle stays as it is in the order."""
+    rank = np.argsort(order)
+    graph: graphlib.TopologicalSorter[int] = graphlib.TopologicalSorter()
+    for moment, other in zip(rank[moments].tolist(), rank[others].tolist(), strict=True):
+        graph.add(moment, other)
+    with contextlib.suppress(graphlib.CycleError):
+        graph.prepare()
+    ready: list[int] = []
+    found: list[int] = []
+    while graph.is_active():
+        for place in graph.get_ready():
+            heapq.heappush(ready, place)
+        found.append(heapq.heappop(ready))
+        graph.done(found[-1])
+    return np.asarray(order[np.append(found, np.setdiff1d(np.arange(len(order)), found)).astype(np.int64)])

@@ -198,8 +198,6 @@ class WhatIf:
             "without": lambda: self._without(compiled(what, "--without")),
             "scale": lambda: Change(durations_ns=self._scaled(compiled(expression, "--scale"), float(factor))),
         }
-        if known not in made:
-            raise _not_a_change(name)
         return made[known]()
 
     def _even(self) -> Int:
@@ -251,25 +249,25 @@ class WhatIf:
     def _scaled(self, pattern: re.Pattern[str], factor: float) -> Int:
         """Durations where operations of some names take another time."""
         schedule = self.schedule
-        table, row = (schedule.parts[column].to_numpy() for column in ("table", "row"))
-        hit = np.zeros(len(row), bool)
+        table, row, operation = (schedule.parts[column].to_numpy() for column in schedule.parts)
+        less = np.zeros(len(row))
         for number, (name, column) in enumerate((("kernels", "name"), ("memops", "kind"))):
-            names = self.trace.table(name, [column])[column]
+            events = self.trace.whole.table(name, [column, "duration_ns"])
+            names = events[column]
             if name == "memops":
                 names = names.cat.rename_categories([gaps.memop_name(str(n)) for n in names.cat.categories])
-            mine = table == number
-            hit[mine] = matching(names, pattern)[row[mine]]
+            of_each = np.where(matching(names, pattern), events["duration_ns"] * (1 - factor), 0)
+            less[table == number] = of_each[row[table == number]]
         lasting = schedule.end - schedule.start
-        less = np.where(hit, (lasting if schedule.part_ns is None else schedule.part_ns) * (1 - factor), 0)
-        if schedule.part_of is not None:
-            less = np.bincount(schedule.part_of, less, len(lasting))
-        return np.asarray(np.maximum(lasting - less.astype(np.int64), 0))
+        return np.asarray(np.maximum(lasting - np.bincount(operation, less, len(lasting)).astype(np.int64), 0))
 
     def _overlapped_copies(self) -> Change:
         schedule = self.schedule
         copies: npt.NDArray[np.bool_] = schedule.table == GPU_TABLES.index("memops")
         rows = np.flatnonzero(copies)
-        kinds = self.trace.table("memops", ["kind"])["kind"].to_numpy()[schedule.operations["row"].to_numpy()[rows]]
+        kinds = self.trace.whole.table("memops", ["kind"])["kind"].to_numpy()[
+            schedule.operations["row"].to_numpy()[rows]
+        ]
         copies[rows[(kinds == "memset") | (kinds == "DtoD")]] = False  # which the device does by itself
         # From pinned memory nothing has to be staged.
         staged = np.flatnonzero(schedule.staged & copies)
@@ -279,10 +277,6 @@ class WhatIf:
         away = self._each(lambda one: intervals.merge(begun[thread == one], done[thread == one]))
         # What queued behind work that the trace does not contain stays where that work is.
         return Change(aside=copies & (schedule.held_ns == 0), away=away)
-
-
-def _not_a_change(name: str) -> UsageError:
-    return UsageError(f"{name!r} is not a change; there are {', '.join(CHANGES)}")
 
 
 def _is_known(after: Played) -> bool:
@@ -315,7 +309,7 @@ def asked(changes: Sequence[str] = (), without: str | None = None, scale: str | 
     for change in changes:
         known, _, what = change.partition(":")
         if known not in CHANGES or (what and known != "no-cpu-work"):
-            raise _not_a_change(change)
+            raise UsageError(f"{change!r} is not a change; there are {', '.join(CHANGES)}")
     found = list(dict.fromkeys(changes))
     if without is not None:
         compiled(without, "--without")

@@ -27,7 +27,7 @@ def summary(trace: Trace) -> dict[str, Any]:
     several devices these three are sums over devices; ``wall_ns`` runs from the first start to the last end
     over all of them. ``kernel_ns``, ``memop_ns`` and ``graph_ns`` are sums of durations, so they can exceed
     the busy time where streams overlap. ``window_ns`` is how long the steps last
-    (:func:`nsightkit.analysis.timeline.steps.window`), which may begin long before the first operation does.
+    (:func:`nsightkit.analysis.timeline.steps.windows`), which may begin long before the first operation does.
 
     Parameters
     ----------

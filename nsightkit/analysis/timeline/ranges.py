@@ -13,7 +13,7 @@ from nsightkit.analysis.core import intervals
 from nsightkit.analysis.core.intervals import launch_of
 from nsightkit.analysis.core.names import OPERATOR_RANGE, compiled, matching
 from nsightkit.errors import UsageError
-from nsightkit.trace.model import Trace
+from nsightkit.trace.model import GPU_TABLES, Trace
 
 __all__ = [
     "COLLECTIVE_RANGE",
@@ -281,22 +281,16 @@ def exclusive_ns(trace: Trace) -> Int:
 
 def _operations(trace: Trace, rule: Rule) -> dict[str, npt.NDArray[Any]]:
     """GPU operations with a recorded launch, by launch: start, end, whether a kernel; when and where launched."""
-    parts = []
-    for table in ("kernels", "memops") if rule == "thread" else ("kernels", "memops", "graphs"):
-        frame = trace.table(table, ["start_ns", "end_ns", "process", "correlation"])
-        launch = launch_of(trace, frame["process"].to_numpy(), frame["correlation"].to_numpy()).astype(np.int32)
-        known = slice(None) if (launch >= 0).all() else launch >= 0
-        start, end = (frame[c].to_numpy()[known] for c in ("start_ns", "end_ns"))
-        parts.append((start, end, np.full(len(start), table == "kernels"), launch[known]))
-    start, end, kernel, launch = (np.concatenate(p) for p in zip(*parts, strict=True))
-    calls = trace.whole.table("calls", ["start_ns", "end_ns", "thread"])
-    found = {"start": start, "end": end, "kernel": kernel, "begun": calls["start_ns"].to_numpy()[launch]}
-    if (found["begun"][1:] < found["begun"][:-1]).any():
-        order = np.argsort(found["begun"], kind="stable")
-        launch = launch[order]
-        for column in found:
-            found[column] = found[column][order]  # one at a time: the unordered one can go
-    return found | {column: calls[of].to_numpy()[launch] for column, of in (("done", "end_ns"), ("thread", "thread"))}
+    ops = intervals.gpu_intervals(trace, "process", "correlation")
+    launch = launch_of(trace, ops["process"], ops["correlation"])
+    counts = (launch >= 0) & ((rule == "window") | (ops["table"] != GPU_TABLES.index("graphs")).to_numpy())
+    calls = trace.whole.table("calls", ["start_ns", "end_ns", "thread"]).iloc[launch[counts]]
+    begun, done, thread = (calls[c].to_numpy() for c in calls)
+    start, end = (ops[c].to_numpy()[counts] for c in ("start_ns", "end_ns"))
+    kernel = ops["table"].to_numpy()[counts] == GPU_TABLES.index("kernels")
+    order = np.argsort(begun, kind="stable")
+    found = {"start": start, "end": end, "kernel": kernel, "begun": begun, "done": done, "thread": thread}
+    return {name: column[order] for name, column in found.items()}
 
 
 def _gpu_figures(trace: Trace, ranges: pd.DataFrame, row: Int, rule: Rule) -> dict[str, Int]:

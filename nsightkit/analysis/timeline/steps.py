@@ -23,7 +23,6 @@ __all__ = [
     "phases",
     "summary",
     "timed",
-    "window",
     "windows",
 ]
 
@@ -199,22 +198,6 @@ def _ends(trace: Trace, found: pd.DataFrame) -> npt.NDArray[np.int64]:
         mine = launched_in(trace, table, found)
         np.maximum.at(end, mine[mine >= 0], trace.table(table, ["end_ns"])["end_ns"].to_numpy()[mine >= 0])
     return np.maximum.accumulate(end)
-
-
-def window(trace: Trace) -> tuple[int, int] | None:
-    """Find the window that the steps cover: from the first one's beginning to the end of the last one's work.
-
-    Parameters
-    ----------
-    trace : Trace
-
-    Returns
-    -------
-    begin, end : int
-        Nanoseconds on the trace's clock. None where there are no steps.
-    """
-    found = windows(trace)
-    return (int(found["begin_ns"].iloc[0]), int(found["end_ns"].iloc[-1])) if len(found) else None
 
 
 def number(windows: pd.DataFrame, time_ns: npt.ArrayLike) -> npt.NDArray[np.intp]:

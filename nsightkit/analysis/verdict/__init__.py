@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pandas as pd
-
 from nsightkit import hardware
 from nsightkit.analysis.replay import whatif
 from nsightkit.analysis.replay.whatif import WhatIf
@@ -19,7 +17,7 @@ from nsightkit.analysis.verdict.rules import CHANGE_OF, decide
 from nsightkit.analysis.verdict.words import CAPTURE, Answer
 from nsightkit.trace.model import GPU_TABLES, Trace
 
-__all__ = ["BOTTLENECKS", "CHANGE_OF", "candidates", "summary"]
+__all__ = ["BOTTLENECKS", "CHANGE_OF", "summary"]
 
 #: Fewer operations on the GPU say nothing of a program.
 _FEW_OPERATIONS = 50
@@ -27,25 +25,6 @@ _FEW_OPERATIONS = 50
 _ANY, _WORTH, _NAMES = 0.002, 0.01, 3
 
 _NONE = "the trace holds no GPU work, though GPU work was traced: the capture or a filter may have left it out"
-
-
-def candidates(trace: Trace) -> pd.DataFrame:
-    """Rank what the devices lost time to.
-
-    Parameters
-    ----------
-    trace : Trace
-
-    Returns
-    -------
-    DataFrame
-        ``bottleneck, total_ns, share_of_span``, by falling time: the causes of idle time, where ``memory-transfer``
-        has the copies that no kernel ran beside as well. The share is of the devices' time in the steps or, without
-        steps, of the sum of their spans.
-    """
-    if not _operations(trace):
-        return pd.DataFrame(columns=["bottleneck", "total_ns", "share_of_span"])
-    return ranked(Account(trace, None), IDLE)
 
 
 def summary(trace: Trace, gpu: str | None = None) -> dict[str, Any]:
@@ -101,7 +80,7 @@ def summary(trace: Trace, gpu: str | None = None) -> dict[str, Any]:
         return _nothing(trace, "no GPU work lasts any time")
     played = WhatIf(trace)
     decision = decide(account, played)
-    lost, busy = (ranked(account, codes).to_dict("records") for codes in (IDLE, BUSY))
+    lost, busy = (ranked(account, codes) for codes in (IDLE, BUSY))
     changes = _changes(account, played, {row["bottleneck"] for row in lost + busy})
     answer = Answer(account, played, decision, changes)
     found: dict[str, Any] = {

@@ -204,6 +204,39 @@ class Account:
         waited = self.gaps[self.cause == CODE["memory-transfer"]]
         return int(self.total[CODE["memory-transfer"]] - (waited["end_ns"] - waited["start_ns"]).sum())
 
+    def moments(self, name: str) -> pd.DataFrame:
+        """When an answer took its time.
+
+        Parameters
+        ----------
+        name : str
+            One of :data:`BOTTLENECKS`.
+
+        Returns
+        -------
+        DataFrame
+            ``device, start_ns, end_ns, kind, name, row, duration_ns``; the row is that in the table of its kind.
+        """
+        code, columns = CODE[name], ["device", "start_ns", "end_ns", "kind", "name", "row"]
+        waited, ran = self.gaps[self.cause == code], self.kernels[self.fills == code]
+        # A copy that was waited for is a row of the whole trace, and ran on another device.
+        waited = waited.assign(row=waited["row"].where(waited["kind"] != "copy", -1))
+        parts = [waited, ran.assign(kind="kernel", row=ran.index)]
+        if name == "imbalance":
+            waits = pd.concat([self.collectives.waiting(device) for device in self.devices])
+            waits = pd.concat([waits.assign(name="waiting in " + waits["kind"]), self.ends()])
+            parts.append(waits.assign(kind="none", row=-1))
+        if name == "not-enough-data":
+            parts.append(self.trace.table("graphs").assign(kind="graph", name="graph replay", row=-1))
+        if name in ("memory-transfer", "memory-bound"):
+            moved = self.exposed_copies if name == "memory-transfer" else self.trace.table("memops")
+            moved = moved[(moved["kind"] == "memset") == (name == "memory-bound")]
+            called = moved["kind"].astype(str).map(gaps.memop_name)
+            parts.append(moved.assign(name=called, kind="copy", row=moved.index))
+        found: pd.DataFrame = pd.concat([part[columns].astype({"kind": object, "name": object}) for part in parts])
+        found = found[(found["end_ns"] > self.begin) & (found["start_ns"] < self.end)].reset_index(drop=True)
+        return found.assign(duration_ns=found["end_ns"] - found["start_ns"])
+
     def ends(self) -> pd.DataFrame:
         """When a device had nothing to do before its first operation or after its last, while others worked."""
         before = self.spans.assign(start_ns=self.begin, end_ns=self.spans["span_start_ns"], name="no work yet")
@@ -229,7 +262,7 @@ def of(amounts: npt.NDArray[Any], code: int) -> Any:
     return amounts[..., code] + (amounts[..., ENDS] if code == _IMBALANCE else 0)
 
 
-def ranked(account: Account, codes: range) -> pd.DataFrame:
+def ranked(account: Account, codes: range) -> list[dict[str, Any]]:
     """Rank answers by time.
 
     Parameters
@@ -239,11 +272,13 @@ def ranked(account: Account, codes: range) -> pd.DataFrame:
 
     Returns
     -------
-    DataFrame
+    list of dict
         ``bottleneck, total_ns, share_of_span``, by falling time.
     """
-    rows = [(BOTTLENECKS[code], int(of(account.total, code))) for code in codes]
-    table = pd.DataFrame([row for row in rows if row[1] > 0], columns=["bottleneck", "total_ns"])
-    table = table.astype({"bottleneck": object, "total_ns": np.int64})
-    table["share_of_span"] = np.minimum(table["total_ns"] / max(account.span_ns, 1), 1.0)
-    return table.sort_values("total_ns", ascending=False, kind="stable", ignore_index=True)
+    times = {BOTTLENECKS[code]: int(of(account.total, code)) for code in codes}
+    rows = [
+        {"bottleneck": name, "total_ns": ns, "share_of_span": min(ns / max(account.span_ns, 1), 1.0)}
+        for name, ns in times.items()
+        if ns > 0
+    ]
+    return sorted(rows, key=lambda row: -row["total_ns"])

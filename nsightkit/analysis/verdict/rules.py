@@ -182,7 +182,7 @@ def _doubts(account: Account, played: WhatIf, found: Decision) -> Iterator[tuple
 def _seldom(account: Account, found: Decision) -> Iterator[tuple[str, bool]]:
     """Doubts where few moments or few parts of the run lose time to the answer."""
     amount, count = account.lost[found.name], len(account.steps)
-    if 2 * _largest_moment(account, found.name) > amount > 0:
+    if 2 * account.moments(found.name)["duration_ns"].max() > amount > 0:
         yield "seen once: a single moment holds more than half of it", True
         return
     if count and not account.are_steps:
@@ -206,17 +206,6 @@ def _disagreeing(account: Account, found: Decision) -> Iterator[tuple[str, bool]
     idle = sum(amounts[BOTTLENECKS[code]] for code in IDLE if BOTTLENECKS[code] not in (found.name, *_UNEXPLAINED))
     if found.name not in _UNEXPLAINED and idle >= 2 * LOST * span:
         yield f"{100 * idle / span:.1f} % of the time was lost, though no change alone gives it back", idle > mine
-
-
-def _largest_moment(account: Account, name: str) -> int:
-    moments = [account.gaps[account.cause == CODE[name]]]
-    if name == "imbalance":
-        moments += [account.ends(), *(account.collectives.waiting(device) for device in account.devices)]
-    if name == "communication":
-        moments.append(account.kernels[account.fills == CODE[name]])
-    if name == "memory-transfer":
-        moments.append(account.exposed_copies)
-    return max((int((part["end_ns"] - part["start_ns"]).max()) for part in moments if len(part)), default=0)
 
 
 def _by_steps_alone(account: Account) -> bool:

@@ -18,6 +18,7 @@ from nsightkit.analysis.timeline import gaps, memops
 from nsightkit.analysis.verdict.account import CODE, ENDS, IDLE, Account, of
 from nsightkit.analysis.verdict.rules import CHANGE_OF, LOST, Decision, bounded, by_shape, rate
 from nsightkit.errors import UsageError
+from nsightkit.trace.model import GPU_TABLES
 
 __all__ = ["CAPTURE", "Answer"]
 
@@ -25,8 +26,8 @@ __all__ = ["CAPTURE", "Answer"]
 _NAMED, _KEPT = 3, 10
 #: Kernels that reach this share of the datasheet's rate are as fast as such kernels get.
 _GOOD = 0.8
-#: Kinds of events that a call launched, and their tables.
-_LAUNCHED = {"kernel": "kernels", "copy": "memops"}
+#: Kinds of events that a call launched, and the numbers of their tables.
+_LAUNCHED = {"kernel": GPU_TABLES.index("kernels"), "copy": GPU_TABLES.index("memops")}
 _KIND = {
     "op": "operator",
     "os_call": "OS call",
@@ -140,38 +141,11 @@ class Answer:
         self._whole = "the steps" if len(account.steps) else "the time"
         self._steps = set(account.steps["step"])
         self.sol = bounded(account, decision.name)
-        self.events = self._events()
+        self.events = account.moments(decision.name)
+        self.events["name"] = _alike(self.events)
         self.named, self.longest = self._named(), self._longest()
 
     # -- what is behind it
-
-    def _events(self) -> pd.DataFrame:
-        """Its moments: ``device, start_ns, end_ns, kind, name, row``; the row is that in the table of its kind."""
-        account, columns, code = self.account, ["device", "start_ns", "end_ns", "kind", "name", "row"], self.code
-        parts = []
-        if code in IDLE:
-            mine = account.gaps[account.cause == code]
-            # A copy that was waited for is a row of the whole trace, and ran on another device.
-            parts.append(mine.assign(row=mine["row"].where(mine["kind"] != "copy", -1)))
-        elif self.name == "imbalance":
-            for device in account.devices:
-                waits = account.collectives.waiting(device)
-                parts.append(waits.assign(name="waiting in " + waits["kind"], kind="none", row=-1))
-            parts.append(account.ends().assign(kind="none", row=-1))
-        else:
-            mine = account.kernels[account.fills == code]
-            parts.append(mine.assign(kind="kernel", row=mine.index))
-        if self.name == "not-enough-data":
-            parts.append(self.trace.table("graphs").assign(kind="graph", name="graph replay", row=-1))
-        if self.name in ("memory-transfer", "memory-bound"):
-            moved = account.exposed_copies if self.name == "memory-transfer" else self.trace.table("memops")
-            moved = moved[(moved["kind"] == "memset") == (self.name == "memory-bound")]
-            called = {kind: gaps.memop_name(str(kind)) for kind in moved["kind"].cat.categories}
-            parts.append(moved.assign(name=moved["kind"].cat.rename_categories(called), kind="copy", row=moved.index))
-        parts = [part[columns].astype({"kind": object, "name": object}) for part in parts]
-        events: pd.DataFrame = pd.concat(parts, ignore_index=True)
-        events = events[(events["end_ns"] > account.begin) & (events["start_ns"] < account.end)].reset_index(drop=True)
-        return events.assign(duration_ns=events["end_ns"] - events["start_ns"], name=_alike(events))
 
     def _named(self) -> pd.DataFrame:
         grouped = self.events.groupby(["kind", "name"], sort=False)["duration_ns"].agg(["size", "sum"]).reset_index()
@@ -184,11 +158,8 @@ class Answer:
         keys = pd.MultiIndex.from_frame(named[["kind", "name"]])
         number = keys.get_indexer(pd.MultiIndex.from_frame(self.events[["kind", "name"]]))
         mine = self.events.assign(number=number)[(number >= 0) & (self.events["row"] >= 0).to_numpy()]
-        row, kind = mine["row"].to_numpy(np.int64), mine["kind"].to_numpy()
-        call = np.where(kind == "call", row, -1)
-        for launched, table in _LAUNCHED.items():
-            ops = self.trace.table(table, ["process", "correlation"]).iloc[row[kind == launched]]
-            call[kind == launched] = intervals.launch_of(self.trace, ops["process"], ops["correlation"])
+        launch = intervals.launches_of(self.trace, mine["kind"].map(_LAUNCHED).fillna(-1), mine["row"])
+        call = mine["row"].where(mine["kind"] == "call", launch).to_numpy(np.int64)
         mine, call = mine[call >= 0], call[call >= 0]
         lasting, number = mine["duration_ns"].to_numpy(), mine["number"].to_numpy()
         calls = self.trace.whole.table("calls", ["start_ns", "end_ns", "thread"]).iloc[call]

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from nsightkit.analysis.core.grouped import STATISTICS, durations_by_group
+from nsightkit.analysis.core.grouped import STATISTICS
 from nsightkit.analysis.timeline import kernels
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import Trace
@@ -100,14 +100,3 @@ def test_many_names_few_used() -> None:
     trace = Trace.from_frames({"kernels": frame})
     assert kernels.summary(trace)["name"].tolist() == ["k9999", "k3"]
     assert kernels.summary(trace, by="category")["count"].tolist() == [3]
-
-
-@pytest.mark.parametrize("dtype", [np.int8, np.int16, np.int32, np.int64])
-def test_agrees_with_pandas(dtype: type) -> None:
-    rng = np.random.default_rng(0)
-    group = rng.integers(-1, 100, 20_000).astype(dtype)
-    duration = rng.integers(0, 10**9, 20_000)
-    ours = durations_by_group(group, duration).set_index("group")
-    grouped = pd.Series(duration[group >= 0]).groupby(group[group >= 0].astype(np.int64))
-    for column, function in zip(STATISTICS, ("count", "sum", "mean", "median", "min", "max", "std"), strict=True):
-        assert np.allclose(ours[column].to_numpy(), grouped.agg(function).to_numpy(), rtol=1e-12), column

@@ -18,6 +18,11 @@ MAIN, OTHER = P << 24 | 1, P << 24 | 2
 COLUMNS = ["step", "start_ns", "wall_ns", "busy_ns", "idle_ns", "outlier", "phase", "tokens", "sequences"]
 
 
+def window(trace: Trace) -> tuple[int, int]:
+    found = steps.windows(trace)
+    return int(found["begin_ns"].iloc[0]), int(found["end_ns"].iloc[-1])
+
+
 def _trace(ranges: list[tuple[str, int, int]], thread: int = MAIN, **tables: pd.DataFrame) -> Trace:
     frame = pd.DataFrame(ranges, columns=["name", "start_ns", "end_ns"])
     frame["name"] = frame["name"].astype("category")
@@ -48,7 +53,7 @@ def test_a_step_ends_with_its_work_and_the_next_one_begins_there() -> None:
     assert found["start_ns"].tolist() == [0, 100, 200]
     assert found["cpu_end_ns"].tolist() == [100, 200, 300]
     assert found["end_ns"].tolist() == [130, 240, 420]
-    assert steps.window(trace) == (0, 420)
+    assert window(trace) == (0, 420)
     table = steps.summary(trace)
     assert list(table.columns) == COLUMNS
     assert table["start_ns"].tolist() == [0, 130, 240]
@@ -78,8 +83,8 @@ def test_a_selections_first_step_begins_where_the_one_before_it_ended() -> None:
     kernels = _kernels((0, P, 20, 300), (0, P, 300, 500)).assign(correlation=[1, 2])
     trace = _trace([("step", 0, 90), ("step", 100, 190)], kernels=kernels, calls=_calls(10, 110))
     last = select(trace, last_steps=1)
-    assert steps.window(trace) == (0, 500)
-    assert steps.window(last) == (300, 500)
+    assert window(trace) == (0, 500)
+    assert window(last) == (300, 500)
     assert steps.summary(last)["idle_ns"].tolist() == [0]
 
 

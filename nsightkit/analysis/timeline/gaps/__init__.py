@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from pandas.api.types import union_categoricals
 
-from nsightkit.analysis.core.intervals import busy, gpu_intervals, idle_intervals, launches_of
+from nsightkit.analysis.core.intervals import busy, gpu_intervals, idle_intervals, launches_of, selected
 from nsightkit.analysis.timeline import steps
 from nsightkit.analysis.timeline.gaps.facts import EVIDENCE, TABLE_OF, Bool, Int
 from nsightkit.analysis.timeline.gaps.rules import CAUSES, decide
@@ -153,25 +154,19 @@ def memop_name(kind: str) -> str:
 def _with_names(whole: Trace, found: pd.DataFrame) -> pd.DataFrame:
     """Name what decided, as :func:`causes` gives it, by the index of its kind and its row."""
     source, row = found["source"].to_numpy(), found["source_row"].to_numpy()
-    texts, code = [""], np.zeros(len(found), np.int64)
+    nameless = (source == EVIDENCE.index("none")) | (row < 0)
+    places = [np.flatnonzero(nameless)]
+    names = [pd.Categorical.from_codes(np.zeros(len(places[0]), np.int8), pd.Index([""], dtype="str"))]
     for kind, table in TABLE_OF.items():
-        mine = np.flatnonzero((source == EVIDENCE.index(kind)) & (row >= 0))
-        if len(mine):
-            code_of, names_of = _names(whole, table)
-            code[mine] = code_of[row[mine]].astype(np.int64) + len(texts)
-            texts += names_of
-    used, code = np.unique(code, return_inverse=True)
-    # The same name in two tables is one name: categories are distinct.
-    number, distinct = pd.factorize(np.array(texts, dtype=object)[used])
-    return pd.DataFrame(
-        {
-            **{column: found[column].to_numpy() for column in ("device", "start_ns", "end_ns")},
-            "cause": pd.Categorical.from_codes(found["cause"], pd.Index(CAUSES)),
-            "kind": pd.Categorical.from_codes(source, pd.Index(EVIDENCE)),
-            "name": pd.Categorical.from_codes(number[code], pd.Index(distinct, dtype="str")),
-            "row": row,
-        },
-        copy=False,
+        places.append(np.flatnonzero(~nameless & (source == EVIDENCE.index(kind))))
+        names.append(_names(whole, table, row[places[-1]]))
+    # The same name in two tables is one name.
+    name = union_categoricals(names).take(np.argsort(np.concatenate(places)))
+    return found[["device", "start_ns", "end_ns"]].assign(
+        cause=pd.Categorical.from_codes(found["cause"], pd.Index(CAUSES)),
+        kind=pd.Categorical.from_codes(source, pd.Index(EVIDENCE)),
+        name=name.remove_unused_categories(),
+        row=row,
     )
 
 
@@ -230,12 +225,7 @@ def _decide(whole: Trace, data_loading: str) -> pd.DataFrame:
 
 def _selected(trace: Trace, gaps: pd.DataFrame) -> Bool:
     """Of a filtered trace: gaps that end with a selected operation, but not with the first one of its device."""
-    table, row = gaps["table"].to_numpy(), gaps["row"].to_numpy()
-    keep = np.ones(len(gaps), bool)
-    for number, name in enumerate(GPU_TABLES):
-        if (mask := trace.mask(name)) is not None:
-            of_table = table == number
-            keep[of_table] = mask[row[of_table]]
+    keep = selected(trace, gaps["table"], gaps["row"])
     first = gpu_intervals(trace).groupby("device")["start_ns"].min()
     return np.asarray(keep & (gaps["end_ns"] > gaps["device"].map(first)))
 
@@ -278,7 +268,7 @@ def _evidence(whole: Trace, gaps: pd.DataFrame) -> list[dict[str, Any]]:
         out[i]["launch"] = event
     for number, name in enumerate(GPU_TABLES):
         mine = np.flatnonzero(table == number)
-        for i, text in zip(mine.tolist(), _named(whole, name, row[mine]), strict=True):
+        for i, text in zip(mine.tolist(), _texts(whole, name, row[mine]), strict=True):
             out[i]["ended_by"] = text
     return out
 
@@ -289,20 +279,18 @@ def _events(whole: Trace, table: str, rows: Int) -> list[dict[str, Any]]:
     columns = (part[column].tolist() for column in part)
     return [
         {"name": name, "start_ns": start, "end_ns": end, where: on}
-        for name, start, end, on in zip(_named(whole, table, rows), *columns, strict=True)
+        for name, start, end, on in zip(_texts(whole, table, rows), *columns, strict=True)
     ]
 
 
-def _names(whole: Trace, table: str) -> tuple[Int, list[str]]:
-    """Of each event of a table the position of its name, and the names."""
+def _texts(whole: Trace, table: str, rows: Int) -> list[str]:
+    return list(np.asarray(_names(whole, table, rows), dtype=object))
+
+
+def _names(whole: Trace, table: str, rows: Int) -> pd.Categorical[str]:
+    """What some events of a table are called."""
     if table == "graphs":
-        return np.zeros(whole.size(table), np.int8), ["graph replay"]
-    column = "kind" if table == "memops" else "name"
-    called = whole.table(table, [column])[column].cat
-    texts = [str(name) for name in called.categories]
-    return called.codes.to_numpy(), [memop_name(text) for text in texts] if table == "memops" else texts
-
-
-def _named(whole: Trace, table: str, rows: Int) -> list[str]:
-    code, texts = _names(whole, table)
-    return [texts[one] for one in code[rows].tolist()]
+        return pd.Categorical.from_codes(np.zeros(len(rows), np.int8), pd.Index(["graph replay"], dtype="str"))
+    called = whole.table(table, ["kind" if table == "memops" else "name"]).iloc[rows, 0].cat
+    names = called.categories.map(memop_name) if table == "memops" else called.categories
+    return pd.Categorical.from_codes(called.codes, names.astype("str"))

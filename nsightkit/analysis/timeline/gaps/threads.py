@@ -396,15 +396,10 @@ class Threads:
     @_kept
     def elsewhere(self, device: int, process: int) -> tuple[Int, Int, Int, Int]:
         """Work of a process on all devices but one, by end: start, end, table as index into ``GPU_TABLES``, row."""
-        parts = []
-        for number, name in enumerate(GPU_TABLES):
-            frame = self.trace.table(name, ["start_ns", "end_ns", "device", "process"])
-            start, end, ran_on, of = (frame[c].to_numpy() for c in frame.columns)
-            row = np.flatnonzero((ran_on != device) & (of == process))
-            parts.append((start[row], end[row], np.full(len(row), number, np.int8), row))
-        start, end, table, row = (np.concatenate(c) for c in zip(*parts, strict=True))
-        order = np.argsort(end, kind="stable")
-        return start[order], end[order], table[order], row[order]
+        ops = gpu_intervals(self.trace, "process")
+        ops = ops[(ops["device"] != device) & (ops["process"] == process)].sort_values("end_ns", kind="stable")
+        start, end, table, row = (ops[column].to_numpy() for column in ("start_ns", "end_ns", "table", "row"))
+        return start, end, table, row
 
     @_kept
     def _first_calls(self, thread: int) -> Track:
@@ -419,19 +414,15 @@ class Threads:
     @_kept
     def _first(self) -> Bool:
         """Per call: whether it builds or loads code or a graph, or set something up that later calls found in place."""
-        calls = self.trace.table("calls", ["start_ns", "end_ns", "name"])
-        found = self._flag("calls", _BUILDS).copy()
-        may = self._flag("calls", _FIRST_TIMES)
-        length = calls["end_ns"].to_numpy() - calls["start_ns"].to_numpy()
-        long = np.flatnonzero(may & (length >= _ONCE_NS))
-        code = calls["name"].cat.codes.to_numpy()
-        overall = float(np.median(length[may])) if len(long) else 0.0
-        for one in np.unique(code[long]).tolist():  # names of calls are few
-            mine = length[code == one]
-            ordinary = float(np.median(mine)) if len(mine) >= _FEW else overall
-            of_name = long[code[long] == one]
-            found[of_name[length[of_name] >= _TIMES * ordinary]] = True
-        return found
+        calls = self.trace.table("calls", ["duration_ns", "name"])
+        length, code = calls["duration_ns"], calls["name"].cat.codes
+        builds, may = self._flag("calls", _BUILDS), self._flag("calls", _FIRST_TIMES)
+        long = may & (length >= _ONCE_NS).to_numpy()
+        if not long.any():
+            return builds
+        each = length[code.isin(code[long].unique())].groupby(code)
+        ordinary = each.median().where(each.size() >= _FEW, length[may].median())
+        return np.asarray(builds | (long & (length >= _TIMES * code.map(ordinary)).to_numpy()))
 
     # --- unions, for further arithmetic ---
 
