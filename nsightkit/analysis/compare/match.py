@@ -19,6 +19,8 @@ trace.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
@@ -195,13 +197,9 @@ def spellings(name: str) -> tuple[str, str, str]:
     spelt = _LAMBDA.sub("lambda", _UNNAMED.sub("unnamed", name))
     spelt = _SUFFIX.sub(r"\1", _CAST.sub("", _RETURNED.sub("", spelt)))
     words = _telling(spelt)
-    family = []
-    for word in words:
-        for pattern, by in _CHOICES:
-            word = pattern.sub(by, word)  # noqa: PLW2901
-        family.append(word)
-    if len(family) > 1 and family[0] in ("kernel", "device_kernel", "entry"):
-        del family[0]  # a wrapper, whose argument says what it runs
+    family = [functools.reduce(lambda text, choice: choice[0].sub(choice[1], text), _CHOICES, word) for word in words]
+    # A wrapper's argument says what it runs.
+    family = family[len(family) > 1 and family[0] in ("kernel", "device_kernel", "entry") :]
     return re.sub(r"\s+", "", spelt), " ".join(words), " ".join(dict.fromkeys(family)) or spelt
 
 
@@ -210,17 +208,13 @@ def _telling(spelt: str) -> list[str]:
     head, _, rest = spelt.partition("<")
     named = _WORD.findall(head.partition("(")[0])
     function = named[-1].lower() if named else spelt
-    fused = _FUSED.match(function)
-    if fused:
+    if fused := _FUSED.match(function):
         function = "_".join(filter(None, fused.groups()))
-    depth, end = 1, len(rest)
-    for at, sign in enumerate(rest):
-        depth += (sign == "<") - (sign == ">" and rest[at - 1 : at] != "-")
-        if depth == 0:  # what follows are the call's arguments
-            end = at
-            break
-    inside = [word.lower() for word in _WORD.findall(rest[:end])]
-    return list(dict.fromkeys([function, *(word for word in inside if not _MACHINERY.match(word))]))
+    signs = ((sign == "<") - (sign == ">" and rest[at - 1 : at] != "-") for at, sign in enumerate(rest))
+    depths = list(itertools.accumulate(signs, initial=1))[1:]
+    inside = rest[: depths.index(0) if 0 in depths else None]  # what follows are the call's arguments
+    words = [word.lower() for word in _WORD.findall(inside)]
+    return list(dict.fromkeys([function, *(word for word in words if not _MACHINERY.match(word))]))
 
 
 _ITERATOR = re.compile(r"#_(Single|Multi)Process(ing)?DataLoaderIter\b")
@@ -258,12 +252,11 @@ def _fused(before: Sequence[Kernel], after: Sequence[Kernel], left: Sequence[Seq
     """Group the kernels that a compiler fused, in either direction, with those that it made of them."""
     parts = [[(row, _Part.of(side[row])) for row in rows] for side, rows in zip((before, after), left, strict=True)]
     groups: list[tuple[set[int], set[int]]] = []
-    for i, one in parts[0]:
-        for j, other in parts[1]:
-            if one.made_of(other) or other.made_of(one):
-                joined = [group for group in groups if i in group[0] or j in group[1]]
-                groups = [group for group in groups if group not in joined]
-                groups.append(({i}.union(*(was for was, _ in joined)), {j}.union(*(now for _, now in joined))))
+    for (i, one), (j, other) in itertools.product(*parts):
+        if one.made_of(other) or other.made_of(one):
+            joined = [group for group in groups if i in group[0] or j in group[1]]
+            groups = [group for group in groups if group not in joined]
+            groups.append(({i}.union(*(was for was, _ in joined)), {j}.union(*(now for _, now in joined))))
     return [Pairing("fused", was, now) for was, now in sorted((tuple(sorted(a)), tuple(sorted(b))) for a, b in groups)]
 
 

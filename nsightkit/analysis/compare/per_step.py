@@ -185,12 +185,9 @@ class Capture:
         by: list[dict[str, str]] = []
         for rows, table in ((self._operator, "ops"), (self._range, "ranges")):
             launcher = self.trace.whole.table(table, ["name"])["name"].array.take(rows, allow_fill=True)
-            frame = pd.DataFrame({"name": events["name"].array, "by": launcher, "ns": events["duration_ns"].to_numpy()})
-            most = frame.groupby(["name", "by"], observed=True)["ns"].sum().reset_index()
-            most = most.sort_values("ns", kind="stable").drop_duplicates("name", keep="last")
-            by.append(
-                {str(name): pairing.plain_range(str(one)) for name, one in zip(most["name"], most["by"], strict=True)}
-            )
+            most = events.assign(by=launcher).groupby(["name", "by"], observed=True)["duration_ns"].sum().reset_index()
+            most = most.sort_values("duration_ns", kind="stable").drop_duplicates("name", keep="last")
+            by.append(most.set_index(most["name"].astype(str))["by"].astype(str).map(pairing.plain_range).to_dict())
         kinds = categorize(pd.Series(list(names), dtype="str"))
         return [
             pairing.Kernel(name, str(kind), by[0].get(name), by[1].get(name))
@@ -255,19 +252,18 @@ class Capture:
     def gaps(self) -> Sums:
         """Sum idle time by cause."""
         found: Sums = {}
+        steps = self.timed["start_ns"], self.timed["end_ns"]
         for cause, mine in gaps.causes(self.trace).groupby("cause", observed=True):
-            inside = np.zeros(len(self.windows))
-            for _, own in mine.groupby("device"):  # gaps of several devices overlap
-                covered = intervals.Coverage(own["start_ns"], own["end_ns"])
-                inside += covered.of(self.timed["start_ns"], self.timed["end_ns"])
+            # Gaps of several devices overlap.
+            each = (intervals.Coverage(own["start_ns"], own["end_ns"]).of(*steps) for _, own in mine.groupby("device"))
+            inside = sum(each, np.zeros(len(self.windows)))
             found[str(cause)] = Sum(len(mine), int((mine["end_ns"] - mine["start_ns"]).sum()), inside)
         return found
 
     def spanned(self) -> Bool:
         """Find the ordinary steps between the first operation and the last: idle time elsewhere has no cause."""
-        devices = self.overview["devices"]
-        first, last = min((d["start_ns"] for d in devices), default=0), max((d["end_ns"] for d in devices), default=0)
-        inside = (self.timed["start_ns"] >= first) & (self.timed["end_ns"] <= last)
+        bounds = [time for device in self.overview["devices"] for time in (device["start_ns"], device["end_ns"])] or [0]
+        inside = (self.timed["start_ns"] >= min(bounds)) & (self.timed["end_ns"] <= max(bounds))
         spanned: Bool = self.ordinary & inside.to_numpy(bool)
         return spanned if spanned.any() else self.ordinary
 
@@ -283,19 +279,14 @@ class Capture:
         -------
         dict of str to Sum
         """
-        found: Sums = {}
-        known: Sequence[str] = ("wall_ns", "busy_ns", "idle_ns")
-        stepped = unit == "step" and len(self.windows) > 0
-        if stepped:
+        each = {name: Sum(None, self.overview[name], np.zeros(0)) for name in ("wall_ns", "busy_ns", "idle_ns")}
+        if unit == "step" and len(self.windows):
             wall = self.timed["wall_ns"]
-            found["wall_ns"] = Sum(len(wall), int(wall.sum()), wall.to_numpy(np.float64))
             # A selection without its steps' own ranges says nothing of how busy they were.
-            known = known[1:] if self._own_windows and self.timed["busy_ns"].notna().all() else ()
-        for name in known:
-            if self.overview[name] is not None:
-                inside = self.timed[name].to_numpy(np.float64) if stepped else np.zeros(0)
-                found[name] = Sum(None, self.overview[name], inside)
-        return found | self.work()
+            known = ("busy_ns", "idle_ns") if self._own_windows and self.timed["busy_ns"].notna().all() else ()
+            each = {name: Sum(None, self.overview[name], self.timed[name].to_numpy(np.float64)) for name in known}
+            each = {"wall_ns": Sum(len(wall), int(wall.sum()), wall.to_numpy(np.float64))} | each
+        return {name: of for name, of in each.items() if of.total_ns is not None} | self.work()
 
     def work(self) -> Sums:
         """Sum the GPU's work by kind, where that was recorded."""

@@ -23,7 +23,6 @@ import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.analysis.compare import match as pairing
-from nsightkit.analysis.compare.per_step import by_step
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.core.categories import categorize
 from nsightkit.analysis.timeline import gaps, overview, steps
@@ -198,14 +197,9 @@ def of_trace(trace: Trace, match: str | None = None, selection: str | None = Non
     found = _of_steps(trace, windows) if len(windows) else _of_whole(trace, match)
     absent = {"": "not recorded"} if len(windows) else {"step/": "the trace has no steps"}
     used = intervals.gpu_intervals(trace)["device"].unique().tolist()
-    conditions = {
-        "gpu": _cards(gpu.name for gpu in trace.meta.gpus if gpu.device in used),
-        "driver": plain_text(trace.meta.driver),
-        "tool": plain_text(trace.meta.tool),
-        "tool_version": plain_text(trace.meta.tool_version),
-        "selection": plain_text(selection),
-    }
-    return _run("trace", conditions, found, absent)
+    conditions = {name: plain_text(getattr(trace.meta, name)) for name in ("driver", "tool", "tool_version")}
+    conditions |= {"gpu": _cards(gpu.name for gpu in trace.meta.gpus if gpu.device in used)}
+    return _run("trace", conditions | {"selection": plain_text(selection)}, found, absent)
 
 
 def of_bench(document: Mapping[str, Any], path: str | Path = "benchmark") -> Run:
@@ -371,48 +365,46 @@ def _launched(trace: Trace, prefix: str, windows: pd.DataFrame | None) -> Iterat
     """Give what was launched in each step, and why the GPU was idle; one sample of all without steps."""
     count = 1 if windows is None else len(windows)
 
-    def window_of(table: str) -> Index:
-        return np.zeros(trace.size(table), np.intp) if windows is None else steps.launched_in(trace, table, windows)
+    def summed(events: pd.DataFrame, column: str, by: str, window: Index) -> pd.DataFrame:
+        """Sum a column by another, a row each, and by step, a column each."""
+        sums = events[window >= 0].groupby([by, window[window >= 0]], observed=True)[column].sum()
+        return sums.unstack(fill_value=0).reindex(columns=range(count), fill_value=0).astype("float64")
+
+    def launched(table: str, columns: list[str]) -> tuple[pd.DataFrame, Index]:
+        """The events of a table, and the step that each was launched in, -1 for none."""
+        events = trace.table(table, columns)
+        return events, np.zeros(len(events), np.intp) if windows is None else steps.launched_in(trace, table, windows)
 
     if trace.recorded("kernels"):
-        window = window_of("kernels")
+        kernels, window = launched("kernels", ["name", "duration_ns"])
         launches = np.bincount(window[window >= 0], minlength=count)
         yield f"{prefix}/kernel_count", Metric(launches.astype(np.float64), "count", gate=True)
-        kernels = trace.table("kernels", ["name", "duration_ns"])
-        codes, duration = kernels["name"].cat.codes.to_numpy(np.intp), kernels["duration_ns"].to_numpy()
-        used = np.unique(codes[window >= 0])
-        names = kernels["name"].cat.categories[used]
-        place = np.full(len(kernels["name"].cat.categories) + 1, -1, np.intp)  # the last: no name
-        spelt = [_label(pairing.spellings(str(name))[1]) for name in names]
-        for kind, groups in (("category", categorize(names).astype(str)), ("kernel", spelt)):
-            place[used], distinct = pd.factorize(np.asarray(groups, dtype=object))
-            table = by_step(window, place[codes], duration, count, len(distinct))
-            order = np.argsort(-table.sum(axis=0), kind="stable")
-            for rank, group in enumerate(order.tolist()):
-                name = f"{kind}/{distinct[group]}/gpu_ns"
-                yield name, Metric(table[:, group], "ns", kept=kind == "category" or rank < _TOP)
+        each = summed(kernels, "duration_ns", "name", window)
+        spelt = [_label(pairing.spellings(str(name))[1]) for name in each.index]
+        for kind, groups in (("category", categorize(each.index).astype(str)), ("kernel", spelt)):
+            table = each.groupby(np.asarray(groups, dtype=object), sort=False).sum()
+            order = table.sum(axis=1).sort_values(ascending=False, kind="stable").index
+            for rank, (name, samples) in enumerate(table.loc[order].iterrows()):
+                kept = kind == "category" or rank < _TOP
+                yield f"{kind}/{name}/gpu_ns", Metric(samples.to_numpy(), "ns", kept=kept)
     if trace.recorded("memops"):
-        memops = trace.table("memops", ["kind", "bytes", "duration_ns"])
-        codes, kinds = pd.factorize(memops["kind"].astype(str), sort=True)
-        window = np.where(memops["kind"] == "memset", -1, window_of("memops"))
-        moved, took = (
-            by_step(window, codes, memops[c].to_numpy(), count, len(kinds)) for c in ("bytes", "duration_ns")
-        )
-        yield f"{prefix}/copied_bytes", Metric(moved.sum(axis=1), "bytes", gate=True)
-        for code in np.unique(codes[window >= 0]).tolist():
-            yield f"copies/{kinds[code]}/bytes", Metric(moved[:, code], "bytes", "neither")
-            timed = took[:, code] > 0
-            if timed.any():
-                rate = moved[timed, code] / took[timed, code] * 1e9
-                yield f"copies/{kinds[code]}/per_s", Metric(rate, "per_s", "higher")
+        copies, window = launched("memops", ["kind", "bytes", "duration_ns"])
+        copies = copies.astype({"kind": str})
+        window = np.where(copies["kind"] == "memset", -1, window)
+        moved, took = (summed(copies, column, "kind", window) for column in ("bytes", "duration_ns"))
+        yield f"{prefix}/copied_bytes", Metric(moved.sum().to_numpy(), "bytes", gate=True)
+        for kind, samples in moved.iterrows():
+            yield f"copies/{kind}/bytes", Metric(samples.to_numpy(), "bytes", "neither")
+            rate = (samples / took.loc[kind] * 1e9)[took.loc[kind] > 0].to_numpy()
+            if len(rate):
+                yield f"copies/{kind}/per_s", Metric(rate, "per_s", "higher")
     if trace.recorded("kernels") and trace.recorded("calls"):
         idle = gaps.causes(trace)
-        start, stop = (idle[c].to_numpy() for c in ("start_ns", "end_ns"))
-        window = np.zeros(len(stop), np.intp) if windows is None else steps.number(steps.timed(windows), start)
-        codes = idle["cause"].cat.codes.to_numpy(np.intp)
-        table = by_step(window, codes, stop - start, count, len(gaps.CAUSES))
-        for cause, samples in zip(gaps.CAUSES, table.T, strict=True):
-            yield f"gap/{cause}/idle_ns", Metric(samples, "ns")
+        idle = idle.assign(lasted=idle["end_ns"] - idle["start_ns"])
+        parts = None if windows is None else steps.timed(windows)
+        window = np.zeros(len(idle), np.intp) if parts is None else steps.number(parts, idle["start_ns"])
+        for cause, samples in summed(idle, "lasted", "cause", window).reindex(gaps.CAUSES, fill_value=0.0).iterrows():
+            yield f"gap/{cause}/idle_ns", Metric(samples.to_numpy(), "ns")
 
 
 # ---------------------------------------------------------------- benchmarks

@@ -48,7 +48,6 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-import numpy as np
 import pandas as pd
 
 from nsightkit.analysis.roofline.envelope import envelope
@@ -68,7 +67,6 @@ __all__ = [
     "predict",
     "reconcile",
     "serving",
-    "sharded",
 ]
 
 _WEIGHTS, _GRADIENTS, _STATES = "weights", "gradients", "optimizer states"
@@ -780,29 +778,6 @@ def largest_contexts(
         return multiple * bisect_left(range(1, above), True, key=lambda count: peak(count) > limit)
 
     return [longest(limit) for limit in limits_bytes]
-
-
-def sharded(params: int, ranks: int, *, state_bytes: int = 8) -> pd.DataFrame:
-    """Divide weights, gradients and optimizer states among ranks, stage by stage.
-
-    Parameters
-    ----------
-    params : int
-    ranks : int
-    state_bytes : int
-        Of the optimizer, for a parameter; weights and gradients are 4 bytes, fp32.
-
-    Returns
-    -------
-    DataFrame
-        ``stage, weights_bytes, gradients_bytes, states_bytes, total_bytes``, of one rank: stage 0 divides nothing, 1
-        the states, 2 gradients too, 3 weights too. What is gathered for a moment comes on top.
-    """
-    sizes = np.array([4 * params, 4 * params, state_bytes * params], dtype=float)
-    rows = [[stage, *np.where(np.array([3, 2, 1]) <= stage, sizes / ranks, sizes)] for stage in range(4)]
-    found = pd.DataFrame(rows, columns=["stage", "weights_bytes", "gradients_bytes", "states_bytes"])
-    found["total_bytes"] = found[["weights_bytes", "gradients_bytes", "states_bytes"]].sum(axis=1)
-    return found.astype({"stage": "int64"})
 
 
 def kv_bytes_per_token(layers: int, kv_heads: int, d_head: int, *, element_bytes: float = 2) -> float:
