@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ import pandas as pd
 from nsightkit.analysis.ranks import collectives as communication
 from nsightkit.trace.model import Trace
 
-__all__ = ["SYNCHRONIZING", "Alignment", "Matched", "Meetings", "align", "match", "together"]
+__all__ = ["SYNCHRONIZING", "Alignment", "Matched", "Meetings", "align", "match", "ranks_text", "together"]
 
 Int = npt.NDArray[np.int64]
 Float = npt.NDArray[np.float64]
@@ -108,8 +108,7 @@ class Alignment:
         -------
         ndarray of int64
         """
-        clock = self.clocks.set_index("rank")
-        of = clock.loc[np.asarray(rank)]
+        of = self.clocks.set_index("rank").loc[np.asarray(rank)]
         time = np.asarray(time_ns, np.int64)
         drift = (of["drift_ppm"].to_numpy() * 1e-6) * (time - of["middle_ns"].to_numpy())
         return np.asarray(time - of["offset_ns"].to_numpy() - np.rint(drift).astype(np.int64), np.int64)
@@ -171,6 +170,17 @@ def _contradictory(matched: Matched, alignment: Alignment) -> set[int]:
     members: dict[Any, set[int]] = rows[is_guess[rows["group"]]].groupby("group")["rank"].agg(set).to_dict()
     doubted = set().union(*(ranks for group, ranks in members.items() if group in wrong))
     return wrong | {group for group, ranks in members.items() if ranks & doubted}
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Name some ranks, the first few of many.
+
+    Parameters
+    ----------
+    ranks : sequence of int
+    """
+    listed = ", ".join(map(str, ranks[:8])) + ("…" if len(ranks) > 8 else "")
+    return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"
 
 
 # ---------------------------------------------------------------- which is which
@@ -265,8 +275,7 @@ def _matched_group(collectives: pd.DataFrame) -> tuple[pd.DataFrame, str, list[s
         by = "coincidence" if any(of.by_votes for of in found.values()) else "order"
         notes += [f"the collectives of rank {rank} fit those of no other rank." for rank in pairs if rank not in found]
         if doubtful := [rank for rank, of in found.items() if of.ambiguous]:
-            listed = ", ".join(map(str, doubtful[:8])) + ("…" if len(doubtful) > 8 else "")
-            notes.append(f"which collective is which fits several ways nearly as well (ranks {listed}).")
+            notes.append(f"which collective is which fits several ways nearly as well ({ranks_text(doubtful)}).")
         parts = (tables[rank].iloc[of.other].assign(collective=of.reference) for rank, of in found.items())
         whole = pd.concat([tables[first].assign(collective=np.arange(len(tables[first]))), *parts])
     # All ranks must say the same of it.
@@ -416,16 +425,16 @@ def align(
     # Below, a rank is its position among the names.
     ends = telling[["collective", "end_ns"]].assign(rank=np.searchsorted(names, telling["rank"]))
     by = ends.groupby("rank")["end_ns"]
-    count, middle = (of.reindex(range(len(names)), fill_value=0).to_numpy() for of in (by.size(), by.median()))
+    count = by.size().reindex(range(len(names)), fill_value=0).to_numpy(np.int64)
+    middle = np.asarray(by.median().reindex(range(len(names)), fill_value=0), np.float64)
     offset, island = _islands(ends, len(names))
     offset, drift = _settled(ends, offset, middle, island)
     rest = _residuals(ends, offset, drift, middle)
-    spread, error = np.full((2, len(names)), np.nan)
-    several = ends.groupby("collective")["rank"].transform("size")
-    for rank, mine in rest.groupby(ends["rank"]):
-        # The moment is taken from the ends themselves, so they lie closer to it than to the true one.
-        spread[rank] = _deviation(mine) / np.sqrt(1 - 1 / several[mine.index].mean())
-        error[rank] = _MEDIAN_ERROR * spread[rank] / np.sqrt(len(mine))
+    several = ends.groupby("collective")["rank"].transform("size").groupby(ends["rank"]).mean()
+    # The moment is taken from the ends themselves, so they lie closer to it than to the true one.
+    closer = np.sqrt(1 - 1 / several)
+    spread = (rest.groupby(ends["rank"]).agg(_deviation) / closer).reindex(range(len(names))).to_numpy(np.float64)
+    error = _MEDIAN_ERROR * spread / np.sqrt(np.maximum(count, 1))
     if clock is not None:
         one = [clock[name] for name in names]
         offset, drift = (
@@ -439,7 +448,7 @@ def align(
         by_source = start[island] - start
         sure = np.abs(offset - by_source) <= 2 * np.nan_to_num(np.hypot(error, error[island]))
         offset = np.where((drift == 0) & sure, by_source, offset)
-    columns = {
+    clocks = {
         "rank": names,
         "island": island,
         "offset_ns": offset,
@@ -449,7 +458,7 @@ def align(
         "error_ns": error,
         "matched": count,
     }
-    return Alignment(pd.DataFrame(columns))
+    return Alignment(pd.DataFrame(clocks))
 
 
 def _islands(ends: pd.DataFrame, ranks: int) -> tuple[Float, Int]:

@@ -249,7 +249,9 @@ def survey(
     # Whichever answered first, the order is that of the files, and the names those that the caller gave.
     said = [(str(path), found[place]) for place, path in enumerate(files)]
     looks += [dataclasses.replace(one, file=path) for path, of in said if not isinstance(of, str) for one in of]
-    lost = [{"file": path, "ranks": _rank_of(path), "reason": of} for path, of in said if isinstance(of, str)]
+    lost: list[dict[str, Any]] = [
+        {"file": path, "ranks": _rank_of(path), "reason": of} for path, of in said if isinstance(of, str)
+    ]
     if not looks:
         first = f"the first, {Path(lost[0]['file']).name}, {lost[0]['reason']}"
         where = sources if isinstance(sources, (str, os.PathLike)) else files[0]
@@ -479,7 +481,8 @@ def _doubts(matched: alignment.Matched, clocks: alignment.Alignment, crew: Mappi
     island = clocks.clocks.set_index("rank")["island"]
     alone = island.index[~island.duplicated(keep=False)].tolist()
     if alone and len(crew) > 1:
-        yield f"No collective ties the clock of {_ranks_text(alone)} to others: their times cannot be compared."
+        named = alignment.ranks_text(alone)
+        yield f"No collective ties the clock of {named} to others: their times cannot be compared."
     if island.nunique() - len(alone) > 1:
         yield "Clocks of ranks that share no collectives cannot be compared with each other."
     for row in matched.groups.to_dict("records"):
@@ -490,15 +493,10 @@ def _doubts(matched: alignment.Matched, clocks: alignment.Alignment, crew: Mappi
             )
     several = [rank for rank, one in crew.items() if len(one.devices) > 1]
     if several:
-        yield f"{_ranks_text(several)} used several GPUs: figures are sums over them."
+        yield f"{alignment.ranks_text(several)} used several GPUs: figures are sums over them."
     unstepped = [rank for rank, one in crew.items() if one.steps["step"].eq(-1).all()]
     if unstepped and len(unstepped) < len(crew):
-        yield f"No steps are marked on {_ranks_text(unstepped)}."
-
-
-def _ranks_text(ranks: Sequence[int]) -> str:
-    listed = ", ".join(map(str, ranks[:8])) + ("…" if len(ranks) > 8 else "")
-    return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"
+        yield f"No steps are marked on {alignment.ranks_text(unstepped)}."
 
 
 def _ranks(
@@ -557,8 +555,7 @@ def waited(arrivals: pd.DataFrame) -> pd.Series:
     """
     wait = arrivals["wait_ns"].astype("Int64")
     start = arrivals["start_ns"].to_numpy(np.int64)
-    once = uncovered(start, start + wait.fillna(0).to_numpy(np.int64), arrivals["rank"])
-    return wait.where(wait.isna(), once)
+    return wait.where(wait.isna(), uncovered(start, start + wait.fillna(0).to_numpy(np.int64), arrivals["rank"]))
 
 
 # ---------------------------------------------------------------- where they are looked at

@@ -124,10 +124,8 @@ def find(
     gain_ns : int
         The same for all of them in time.
     """
-    late = lateness(arrivals)
-    table = arrivals.assign(late=late)[late.notna()]
-    floor = table["rank"].map(floors).to_numpy()
-    table["late"] = table["late"].where(table["late"] > floor, 0.0)
+    table = arrivals.assign(late=lateness(arrivals)).dropna(subset="late")
+    table["late"] = table["late"].where(table["late"] > table["rank"].map(floors), 0.0)
     judged = _lateness_by_group(table)
     named = _late_beyond_chance(judged, wall_ns)
     if not named:
@@ -201,7 +199,7 @@ def _chance_of_each(units: pd.DataFrame) -> dict[int, float]:
     # Of ties a rank gets the mean place; rounded down, so that chance is not thought smaller than it is.
     return {
         int(rank): chance_of_places(count[places[rank].notna()].tolist(), math.floor(places[rank].sum()))
-        for rank in (units if units.shape[1] > 1 else ())
+        for rank in (units.columns.tolist() if units.shape[1] > 1 else ())
     }
 
 
@@ -227,8 +225,7 @@ def chance_of_places(sides: Sequence[int], total: int) -> float:
 
 def _last_to_arrive(table: pd.DataFrame) -> pd.DataFrame:
     """The rank that came last to each collective, how much later than the one before, and how many came."""
-    ordered = table.sort_values(["collective", "start_ns", "rank"], kind="stable")
-    by = ordered.groupby("collective")
+    by = table.sort_values(["collective", "start_ns", "rank"], kind="stable").groupby("collective")
     last, before = by["start_ns"].nth(-1).to_numpy(), by["start_ns"].nth(-2).to_numpy()
     frame = pd.DataFrame({"rank": by["rank"].last(), "group": by["group"].last(), "ranks": by.size()})
     return frame.assign(by=uncovered(before, last, frame["group"]))
@@ -236,28 +233,25 @@ def _last_to_arrive(table: pd.DataFrame) -> pd.DataFrame:
 
 def _time_saved(table: pd.DataFrame, ranks: set[int]) -> int:
     """Time that some ranks' lateness costs: that in which somebody waited for them and did nothing else."""
-    late = table["rank"].isin(ranks)
     by = table.groupby("collective")
     # When the others were there; where there are no others, when the first was.
-    in_time = table[~late].groupby("collective")["start_ns"].max().reindex(by.size().index)
-    in_time = in_time.fillna(by["start_ns"].min())
+    others = table[~table["rank"].isin(ranks)].groupby("collective")["start_ns"].max()
+    in_time = by["start_ns"].min().to_frame("first").join(others).ffill(axis=1)["start_ns"]
     exposed = by["exposed_ns"].max().astype("float64").fillna(np.inf)
-    lost = uncovered(in_time, by["start_ns"].max(), by["group"].first())
-    return int(np.minimum(lost, exposed).sum())
+    return int(np.minimum(uncovered(in_time, by["start_ns"].max(), by["group"].first()), exposed).sum())
 
 
 def _held_up(
     table: pd.DataFrame, last: pd.DataFrame, rank: int, group: int, late_ns: float, groups: Mapping[int, str]
 ) -> list[dict[str, Any]]:
     """Another group than the one it is late in, in which a rank waits for others so long that this makes it late."""
-    mine = table[(table["rank"] == rank) & (table["group"] != group)].set_index("collective")
+    mine = table[(table["rank"] == rank) & (table["group"] != group)].join(last["rank"].rename("whom"), on="collective")
     wait = mine["wait_ns"].astype("float64")
     waited = wait.groupby(mine["group"]).sum()
     if not len(waited) or waited.max() < _HELD_UP_SHARE * late_ns:
         return []
     where = int(str(waited.idxmax()))
-    of = wait[mine["group"] == where]
-    whom = of.groupby(last["rank"].reindex(of.index)).sum().idxmax()
+    whom = wait[mine["group"] == where].groupby(mine["whom"]).sum().idxmax()
     what = f"{_HELD_UP} {groups.get(where, f'group {where}')} for rank {whom}"
     return [{"what": what, "extra_ns": int(waited.max()), "share": 1.0, "count_ratio": None}]
 

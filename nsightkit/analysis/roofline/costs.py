@@ -130,8 +130,7 @@ def _attention(given: _Inputs, q: int, causal: int, *, backward: bool = False) -
         return forward
     # Five products for the forward's two: scores again, and the gradients of scores, values, queries and keys.
     # Reads queries, keys, values, the result and its gradient; writes three gradients.
-    size = BYTES_OF[given.precision(q)]
-    moved = size * batch * width * (4 * heads * context + 4 * kv_heads * keys)
+    moved = BYTES_OF[given.precision(q)] * batch * width * (4 * heads * context + 4 * kv_heads * keys)
     return Operation("", forward.flops * 5 // 2, moved, forward.unit)
 
 
@@ -299,8 +298,7 @@ def cost(name: str, inputs: str, precision: str | None = None) -> Operation | No
         or too little. Attention whose mask was not recorded counts as causal (:func:`caveat`).
     """
     found = _reckoned(name, inputs, precision)
-    mixed = found and not found[1].types and _plain(name) in _MIXED
-    return found[0] if found and not mixed else None
+    return found[0] if found and (found[1].types or _plain(name) not in _MIXED) else None
 
 
 def untyped(name: str, inputs: str) -> Operation | None:

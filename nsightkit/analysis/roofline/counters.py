@@ -478,14 +478,11 @@ def _waits(found: _Findings) -> None:
             "(ncu --section SchedulerStats --section WarpStateStats)"
         )
         return
-    waits = [stall for stall in shares if stall.reason not in ("selected", "not_selected")]
-    for stall in sorted(waits, key=lambda stall: -shares[stall])[:2]:
-        if shares[stall] < _TOP_STALL:
-            break
+    waits = {stall: share for stall, share in shares.items() if stall.reason not in ("selected", "not_selected")}
+    for stall in sorted((stall for stall in waits if waits[stall] >= _TOP_STALL), key=lambda stall: -waits[stall])[:2]:
         counted = f"{found.metrics.get(stall.sampled):,} samples ({stall.sampled})" if source == "samples" else ""
         found.say(
             f"{100 * shares[stall]:.0f} % of a warp's time between two instructions is {stall.reason}, "
-            f"{counted or found.cite(f'stall_{stall.reason}', 'warps an issue')}: it {stall.meaning}"
+            f"{counted or found.cite(f'stall_{stall.reason}', 'warps an issue')}: it {stall.meaning}",
+            *([f"{stall.reason}: {stall.next_step}"] if stall.next_step else []),
         )
-        if stall.next_step:
-            found.advise(f"{stall.reason}: {stall.next_step}")

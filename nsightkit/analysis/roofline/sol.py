@@ -589,17 +589,18 @@ def _groups(trace: Trace, ops: pd.DataFrame, on_cpu: bool = False, precision: st
     telling = ran[ran["said"] >= 0].sort_values("lasting", kind="stable").drop_duplicates("operator", keep="last")
     kind = kind_of[ran["operator"]]
     said = ran["operator"].map(telling.set_index("operator")["said"]).where(without_types[kind]).fillna(-1).astype(int)
-    for (number, code), mine in ran.groupby([kind, said]):
+    by: Any = ran.groupby([kind, said])
+    for (number, code), mine in by:
         if bare[number] and code >= 0 and _SAID[code] == nvtx_ops.OTHER:
             continue
         holds, source = (_SAID[code], "kernel") if code >= 0 else (precision, "given")
         # Unknown is what nothing says the precision of, or tensors of several types by nature.
-        offers = (typed[number], "recorded"), (cost(*texts[number], holds), source), (bare[number], "unknown")
+        offers = (typed[number], "recorded"), (cost(*texts[int(number)], holds), source), (bare[number], "unknown")
         found, source = next((one, source) for one, source in offers if one)
         if found.unit == "fp32" and found.name.startswith(_GEMMS) and mine["tf32"].any():
             found = dataclasses.replace(found, unit="tf32")
         calls, time = mine["operator"].nunique(), int(mine["lasting"].sum())
-        yield _Group(found, source, caveat(*texts[number]), mine.index.to_numpy(), calls, time)
+        yield _Group(found, source, caveat(*texts[int(number)]), mine.index.to_numpy(), calls, time)
 
 
 def _own_times(trace: Trace, known: np.ndarray) -> pd.DataFrame:
