@@ -30,6 +30,7 @@ from nsightkit.analysis.compare.runs import (
     Metric,
     Run,
     Samples,
+    parsed,
     plain_text,
 )
 from nsightkit.analysis.core.noise import thinned
@@ -138,19 +139,18 @@ def make(
                 measured.setdefault(name, []).append(metric)
     made: dict[str, Kept] = {}
     for name, metrics in measured.items():
-        metric, was = metrics[0], old.get(name)
+        metric, of = metrics[0], old.get(name)
         # What was kept in another unit was something else. Of the same thing, what people set in it stays.
-        kept = was if was is not None and was.unit == metric.unit else None
-        of = kept or Kept((), metric.unit, metric.direction, metric.gate)
+        if of is None or of.unit != metric.unit:
+            of = Kept((), metric.unit, metric.direction, metric.gate)
         if of.gate and len(metrics) < len(runs):
             raise UsageError(f"{name} was measured in {len(metrics)} of {len(runs)} runs; leave out the others")
-        most = _KEPT if of.gate else _KEPT_OF_OTHERS
-        new = [np.sort(thinned(metric.samples, most)) for metric in metrics]
+        new = [np.sort(thinned(metric.samples, _KEPT if of.gate else _KEPT_OF_OTHERS)) for metric in metrics]
         made[name] = dataclasses.replace(of, runs=tuple([*(of.runs if add else ()), *new][-MOST_RUNS:]))
-    for name, kept in old.items() if add else ():
-        if name not in made and kept.gate:
-            raise UsageError(f"{name} is in the baseline and not in these runs, so they cannot be added to it")
-        made.setdefault(name, kept)
+    others = {name: kept for name, kept in old.items() if add and name not in made}
+    for name in [name for name, kept in others.items() if kept.gate][:1]:
+        raise UsageError(f"{name} is in the baseline and not in these runs, so they cannot be added to it")
+    made |= others
     if not any(kept.gate for kept in made.values()):
         raise UsageError("nothing in these runs can gate: they have no steps, and no work of a GPU")
     conditions = dict(first.conditions)
@@ -193,21 +193,11 @@ def read(path: str | os.PathLike[str]) -> Baseline:
         raise TraceError(path, "no such file", "make it with nsightkit check FILE --baseline NAME --update")
     if not path.is_file():
         raise TraceError(path, "is not a regular file", "give the name of a baseline")
-    try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise TraceError(path, f"is larger than any baseline ({_MOST_BYTES >> 20} MiB)", _REMEDY)
-        text = path.read_bytes().decode("utf-8")
-        return _baseline(json.loads(text, object_pairs_hook=_distinct, parse_constant=_not_a_number))
-    except OSError as error:
-        raise TraceError(path, f"cannot be read ({error.strerror or error})", "check its permissions") from error
-    except UnicodeDecodeError as error:
-        raise TraceError(path, "is not a baseline: not UTF-8", _REMEDY) from error
-    except RecursionError as error:
-        raise TraceError(path, "is not a baseline: it nests too deeply", _REMEDY) from error
-    except json.JSONDecodeError as error:
-        raise TraceError(path, f"is not JSON (line {error.lineno}: {error.msg})", _REMEDY) from error
-    except ValueError as error:
-        raise TraceError(path, f"is not a baseline: {error}", _REMEDY) from error
+    return parsed(path, "baseline", _MOST_BYTES, _REMEDY, _decoded)
+
+
+def _decoded(text: str) -> Baseline:
+    return _baseline(json.loads(text, object_pairs_hook=_distinct, parse_constant=_not_a_number))
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -238,9 +228,8 @@ def _baseline(document: Any) -> Baseline:
         f"it is of {_shown(document['of'])}, which is not one of {', '.join(KINDS)}",
     )
     _keys(conditions, CONDITIONS, "conditions")
-    for value in conditions.values():
-        short = value is None or (isinstance(value, str) and value == plain_text(value))
-        _require(short, "a condition is neither short text nor null")
+    short = (value is None or (isinstance(value, str) and value == plain_text(value)) for value in conditions.values())
+    _require(all(short), "a condition is neither short text nor null")
     _require(
         isinstance(metrics, dict) and 0 < len(metrics) <= _MOST_METRICS,
         f"it has no metrics, or more than {_MOST_METRICS}",
@@ -267,11 +256,10 @@ def _metric(metric: Any, name: str) -> Kept:
         isinstance(runs, list) and 0 < len(runs) <= MOST_RUNS,
         f"{name} has no runs, or more than {MOST_RUNS}",
     )
-    for samples in runs:
-        _require(
-            isinstance(samples, list) and 0 < len(samples) <= _MOST_SAMPLES,
-            f"{name}: a run has no samples, or more than {_MOST_SAMPLES}",
-        )
+    _require(
+        all(isinstance(samples, list) and 0 < len(samples) <= _MOST_SAMPLES for samples in runs),
+        f"{name}: a run has no samples, or more than {_MOST_SAMPLES}",
+    )
     kept = tuple(np.array([_number(sample, name) for sample in samples]) for samples in runs)
     _require(
         math.isclose(_number(metric["value"], name), _value(kept), rel_tol=1e-6),
@@ -282,10 +270,9 @@ def _metric(metric: Any, name: str) -> Kept:
 
 def _keys(found: Any, wanted: Sequence[str], what: str) -> None:
     _require(isinstance(found, dict), f"{what} is not an object")
-    for name in wanted:
-        _require(name in found, f"{what} lacks {name}")
-    for name in found:
-        _require(name in wanted, f"{what} has {_shown(name)}, which means nothing here")
+    lacking, strange = [name for name in wanted if name not in found], [name for name in found if name not in wanted]
+    _require(not lacking, f"{what} lacks {', '.join(lacking)}")
+    _require(not strange, f"{what} has {', '.join(map(_shown, strange))}, which means nothing here")
 
 
 def _number(value: object, name: str) -> float:

@@ -100,29 +100,23 @@ def compare(
     confidence = 1 - (1 - CONFIDENCE) / max(noisy, 1)
     rows = [_row(name, kept, baseline.of, runs, tolerance, confidence) for name, kept in baseline.metrics.items()]
 
-    def gating(*statuses: str) -> list[dict[str, Any]]:
-        return [row for row in rows if row["gate"] and row["status"] in statuses]
-
-    regressions, missing, undecided = gating("regression", "changed"), gating("missing"), gating("undecided")
+    gates = [row for row in rows if row["gate"]]
+    found = {name: [row for row in gates if row["status"] in statuses] for name, statuses in _GATING.items()}
     # What is undecided is not information, unless there was nothing of it before, or no second sample to judge it by.
     informing = [
         row
         for row in rows
         if not row["gate"] and row["status"] != "ok" and (row["status"] != "undecided" or row["limit"] is None)
     ]
-    measured = [row for row in rows if row["gate"] and row["status"] != "missing"]
+    new = {name: metric for run in runs for name, metric in sorted(run.metrics.items()) if metric.kept}
     return {
-        "passed": not (regressions or missing or undecided),
-        "decided": not undecided,
+        "passed": not (found["regressions"] or found["missing"] or found["undecided"]),
+        "decided": not found["undecided"],
         "tolerance": tolerance,
         "confidence": CONFIDENCE,
         "runs": len(runs),
         "baseline_runs": baseline.runs,
-        "regressions": regressions,
-        "improvements": gating("improvement"),
-        "missing": missing,
-        "undecided": undecided,
-        "gates": measured,
+        **found,
         # Times before the rest, and the largest first.
         "informing": sorted(
             informing,
@@ -132,28 +126,45 @@ def compare(
                 -abs((row["after"] or 0.0) - row["before"]),
             ),
         ),
-        "new": _new_metrics(baseline, runs),
+        "new": [
+            {"metric": name, "unit": of.unit, "gate": of.gate, "after": _shown(_median([of.samples]), of.unit)}
+            for name, of in sorted(new.items())
+            if name not in baseline.metrics
+        ],
         "conditions": conditions,
-        "notes": list(_notes(baseline, runs, measured)),
+        "notes": list(_notes(baseline, runs, found["gates"])),
     }
+
+
+#: Lists of metrics that gate, by what became of them.
+_GATING = {
+    "regressions": ("regression", "changed"),
+    "improvements": ("improvement",),
+    "missing": ("missing",),
+    "undecided": ("undecided",),
+    "gates": ("ok", "regression", "changed", "improvement", "undecided"),
+}
 
 
 def _differing_conditions(baseline: Baseline, runs: Sequence[Run]) -> list[dict[str, Any]]:
     """List the conditions that differ; those of all runs."""
     if not runs:
         raise UsageError("no runs to compare")
-    found: list[dict[str, Any]] = []
     for run in runs:
         if run.of != baseline.of:
             raise UsageError(f"the baseline is of {baseline.of}, and this is a run of {run.of}; they share no metrics")
-        for name in CONDITIONS:
-            was, now = baseline.conditions[name], run.conditions[name]
-            # What one side does not say may be the same. A selection that is not said is the whole trace.
-            known = name == "selection" or (was is not None and now is not None)
-            row = {"name": name, "baseline": was, "now": now, "decisive": name in DECISIVE and known}
-            if was != now and name != "command" and row not in found:
-                found.append(row)
-    return found
+    both = dict.fromkeys((name, baseline.conditions[name], run.conditions[name]) for run in runs for name in CONDITIONS)
+    return [
+        # What one side does not say may be the same. A selection that is not said is the whole trace.
+        {
+            "name": name,
+            "baseline": was,
+            "now": now,
+            "decisive": name in DECISIVE and (name == "selection" or None not in (was, now)),
+        }
+        for name, was, now in both
+        if was != now and name != "command"
+    ]
 
 
 # ---------------------------------------------------------------- one metric
@@ -199,11 +210,10 @@ def _judge_exact(kept: Kept, after: Sequence[Samples], tolerance: float) -> dict
 
 def _judge_noisy(kept: Kept, after: Sequence[Samples], of: str, tolerance: float, confidence: float) -> dict[str, Any]:
     """Judge what varies: a change exceeds the tolerance, and noise."""
-    was, now = _median(kept.runs), _median(after)
-    if not was:  # no ratio to nothing: what is there now is more
+    if not (was := _median(kept.runs)):  # no ratio to nothing: what is there now is more
         before, there = np.concatenate(kept.runs), np.concatenate(after)
         sure = noise.shift(before, there, confidence).excludes(0) or noise.apart(before, there)
-        return {"status": _status(kept.direction, now > 0, False, sure=sure)}
+        return {"status": _status(kept.direction, _median(after) > 0, False, sure=sure)}
     value, low, high, above, below = _change(kept.runs, after, was, confidence)
     known, reason = not math.isinf(above), None
     if not known and of == "ncu":
@@ -283,28 +293,11 @@ def _shown(value: float, unit: str) -> float:
 # ---------------------------------------------------------------- what else to say
 
 
-def _new_metrics(baseline: Baseline, runs: Sequence[Run]) -> list[dict[str, Any]]:
-    found = {name: metric for run in runs for name, metric in run.metrics.items() if metric.kept}
-    return [
-        {
-            "metric": name,
-            "unit": metric.unit,
-            "gate": metric.gate,
-            "after": _shown(_median([metric.samples]), metric.unit),
-        }
-        for name, metric in sorted(found.items())
-        if name not in baseline.metrics
-    ]
-
-
 def _notes(baseline: Baseline, runs: Sequence[Run], measured: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     timed = [row for row in measured if row["unit"] not in EXACT]
-    reasons: dict[str, list[str]] = {}
-    for row in timed:
-        if row["reason"]:
-            reasons.setdefault(row["reason"], []).append(row["metric"])
-    for reason, metrics in reasons.items():
-        yield f"{metrics[0]}{f' and {len(metrics) - 1} more' if len(metrics) > 1 else ''}: {reason}"
+    for reason in dict.fromkeys(row["reason"] for row in timed if row["reason"]):
+        metric, *more = (row["metric"] for row in timed if row["reason"] == reason)
+        yield f"{metric}{f' and {len(more)} more' if more else ''}: {reason}"
     for row in measured:
         if row["metric"] == "trace/kernel_count" and row["status"] != "ok":
             yield (

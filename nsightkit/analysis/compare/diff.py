@@ -103,8 +103,8 @@ class _Side:
     total_ns: int
     ns: int
     mean_ns: float
-    #: In each step that says how much it varies; None where steps are not known.
-    steps: Float | None
+    #: In each step that says how much it varies; empty where steps are not known.
+    steps: Float
     #: The median of each capture's steps.
     captures: Sequence[float]
 
@@ -126,39 +126,32 @@ class _Row:
     def between(self, confidence: float) -> float | None:
         """How far apart captures of one program may lie, where a side has several."""
         level = max(map(abs, (*self.before.captures, *self.after.captures)))
-        if not level:
-            return None
-        before, after = (np.array(side.captures) / level for side in (self.before, self.after))
+        before, after = (np.array(side.captures) / (level or 1) for side in (self.before, self.after))
         found = noise.between_runs(before, after, confidence)
-        return None if found is None else found * level
+        return None if found is None or not level else found * level
 
     def shift(self, confidence: float) -> noise.Estimate:
         """The change, with an interval where steps are known."""
-        if self.before.steps is None or self.after.steps is None:
+        if not (len(self.before.steps) and len(self.after.steps)):
             return noise.Estimate(self.delta_ns, None, None, ())
         error = (1 - confidence) / (_LEFT_OUT if self.left_out else 1)
         return noise.widened(noise.shift(self.before.steps, self.after.steps, 1 - error), self.between(confidence))
 
     def apart(self, confidence: float) -> bool:
         """Whether what changed lies beyond doubt: apart from what was, and from what captures differ by."""
-        if self.before.steps is None or self.after.steps is None:
-            return False
         return noise.apart(self.before.steps, self.after.steps) and abs(self.delta_ns) > (self.between(confidence) or 0)
 
     def written(self, confidence: float) -> dict[str, Any]:
-        found, was = self.shift(confidence), self.before.ns
-        low = high = None
-        if found.low is not None and found.high is not None:
-            # The middle of the differences is not quite the difference of the middles; the interval holds both. Nothing
-            # can lose more than all it had.
-            low, high = max(min(found.low, self.delta_ns), -was), max(found.high, self.delta_ns)
+        found, was, delta = self.shift(confidence), self.before.ns, self.delta_ns
         return {
             **self.named,
             **{f"{side}_{of}": getattr(getattr(self, side), of) for of in _OF_SIDE for side in SIDES},
-            "delta_ns": self.delta_ns,
-            "low_ns": low,
-            "high_ns": high,
-            "change": self.delta_ns / was if was else None,
+            "delta_ns": delta,
+            # The middle of the differences is not quite the difference of the middles; the interval holds both. Nothing
+            # can lose more than all it had.
+            "low_ns": None if found.low is None else max(min(found.low, delta), -was),
+            "high_ns": None if found.high is None else max(found.high, delta),
+            "change": delta / was if was else None,
             "mean_delta_ns": self.after.mean_ns - self.before.mean_ns,
             "between_ns": self.between(confidence),
             "significance": self.significance,
@@ -190,8 +183,7 @@ class Comparison:
         self._firsts = [side[0] for side in sides]
         self.confidence, self.min_share = confidence, min_share
         every = [capture for side in sides for capture in side]
-        stepped = all(c.steps and c.outside <= _MOSTLY_OUTSIDE for c in every)
-        self.unit = "step" if stepped else "trace"
+        self.unit = "step" if all(c.steps and c.outside <= _MOSTLY_OUTSIDE for c in every) else "trace"
         self.steps = tuple(capture.steps for capture in self._firsts)
         self.judged = tuple(sum(int(c.ordinary.sum()) for c in side) for side in sides)
         self._left_out = not all(c.ordinary.all() for c in every)
@@ -291,12 +283,11 @@ class Comparison:
     ) -> _Side:
         """Sum what some labels hold in each capture of a side."""
         held = [[of[label] for label in labels if label in of] for of in sums]
-        counts = [one.count for one in held[0]]
+        counts, total = [one.count for one in held[0]], sum(one.total_ns for one in held[0])
         count = None if None in counts else sum(n or 0 for n in counts)
-        total = sum(one.total_ns for one in held[0])
         if self.unit == "trace" or not all(map(len, judged)):
             mean = total / ((first.steps or 1) if self.unit == "step" else 1)
-            return _Side(count, total, round(mean), mean, None, [round(mean)])
+            return _Side(count, total, round(mean), mean, np.zeros(0), [round(mean)])
         inside = [sum((one.steps for one in of), np.zeros(len(j))) for of, j in zip(held, judged, strict=True)]
         ordinary = [every[j] for every, j in zip(inside, judged, strict=True)]
         together = np.concatenate(ordinary)
@@ -390,17 +381,15 @@ def _same_ranges(sums: Sequence[Sequence[Sums]]) -> Iterator[_Group]:
         ("name", lambda label: label),
         ("normalised", lambda label: (label[0], pairing.plain_range(label[1]).casefold())),
     ]
-    found, left = pairing.in_rounds(sides[0], sides[1], rounds)
-    for how, *rows in (*found, *pairing.unpaired(left)):
+    for how, *rows in pairing.in_rounds(sides[0], sides[1], rounds):
         was, now = ([side[row] for row in mine] for side, mine in zip(sides, rows, strict=True))
         domain, name = (now or was)[0]
         yield {"name": name, "domain": domain, "match": how}, was, now
 
 
 def _frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], ordered: bool) -> pd.DataFrame:
-    whole = [c for c in columns if c.endswith(("_total_ns", "before_ns", "after_ns", "delta_ns", "_bytes"))]
     dtypes = {
-        "int64": whole,
+        "int64": [c for c in columns if c.endswith(("_total_ns", "before_ns", "after_ns", "delta_ns", "_bytes"))],
         "Int64": ("before_count", "after_count"),
         "float64": ("low_ns", "high_ns", "change", "mean_delta_ns", "between_ns"),
     }
@@ -555,10 +544,10 @@ def _headline(comparison: Comparison) -> tuple[str, str]:
     said = f"{what} {time_text(row['after_ns'])} instead of {time_text(row['before_ns'])}: {percent(row['change'])}"
     counts = f"{comparison.judged[0]} and {comparison.judged[1]} steps"
     if row["significance"] == _UNKNOWN:
-        few = "captures without steps cannot"
-        if comparison.unit == "step" and min(comparison.judged):
-            few = "one step on each side cannot" if comparison.judged == (1, 1) else f"{counts} cannot"
-        return "cannot tell", f"{said}; {few} tell whether that is noise."
+        stepped = comparison.unit == "step" and min(comparison.judged)
+        few = "one step on each side" if comparison.judged == (1, 1) else counts
+        few = few if stepped else "captures without steps"
+        return "cannot tell", f"{said}; {few} cannot tell whether that is noise."
     sure = f"of {counts}"
     if not np.isnan(row["low_ns"]):
         low, high = (percent(row[end] / row["before_ns"]) for end in ("low_ns", "high_ns"))
@@ -766,8 +755,6 @@ def _swapped(comparison: Comparison) -> Iterator[str]:
 
 
 def _notes(before: Sequence[str], after: Sequence[str]) -> list[str]:
-    both = [note for note in before if note in after]
-    alone = [
-        (name, note) for name, notes in zip(SIDES, (before, after), strict=True) for note in notes if note not in both
-    ]
-    return [f"In both captures: {note}" for note in both] + [f"In the capture {name}: {note}" for name, note in alone]
+    both = [f"In both captures: {note}" for note in before if note in after]
+    only_before = [f"In the capture before: {note}" for note in before if note not in after]
+    return both + only_before + [f"In the capture after: {note}" for note in after if note not in before]

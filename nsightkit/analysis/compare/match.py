@@ -19,12 +19,14 @@ trace.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial, reduce
 from typing import NamedTuple, TypeVar
 
-__all__ = ["HOW", "Kernel", "Pairing", "in_rounds", "pair", "plain_range", "spellings", "unpaired"]
+__all__ = ["HOW", "Kernel", "Pairing", "in_rounds", "pair", "plain_range", "spellings"]
 
 #: How the kernels of a row were found to belong together, from the strictest to not at all.
 HOW = ("name", "normalised", "operator", "range", "fused", "appeared", "disappeared")
@@ -82,18 +84,18 @@ def pair(before: Sequence[Kernel], after: Sequence[Kernel]) -> list[Pairing]:
         ("operator", lambda kernel: kernel.operator and (kernel.operator, kernel.category)),
         ("range", lambda kernel: kernel.range and (kernel.range, kernel.category)),
     ]
-    found, left = in_rounds(before, after, rounds)
-    fused = _fused(before, after, left)
-    taken = ({row for one in fused for row in one.before}, {row for one in fused for row in one.after})
-    return found + fused + unpaired([[row for row in left[side] if row not in taken[side]] for side in range(2)])
+    return in_rounds(before, after, rounds, partial(_fused, before, after))
 
 
 _Thing = TypeVar("_Thing")
 
 
 def in_rounds(
-    before: Sequence[_Thing], after: Sequence[_Thing], rounds: Sequence[tuple[str, Callable[[_Thing], Hashable]]]
-) -> tuple[list[Pairing], list[list[int]]]:
+    before: Sequence[_Thing],
+    after: Sequence[_Thing],
+    rounds: Sequence[tuple[str, Callable[[_Thing], Hashable]]],
+    last: Callable[[Sequence[Sequence[int]]], list[Pairing]] = lambda _: [],
+) -> list[Pairing]:
     """Pair what has the same key, in rounds: each sees only what the ones before it left.
 
     Parameters
@@ -101,12 +103,13 @@ def in_rounds(
     before, after : sequence
     rounds : sequence of tuple
         How pairs of that round are called, and the key; what has no key (None) waits for the next round.
+    last : callable, optional
+        Pairs some of what is left: positions before and after.
 
     Returns
     -------
-    found : list of Pairing
-    left : list of list of int
-        Positions in `before` and in `after` that no round paired.
+    list of Pairing
+        Every position of either list is in exactly one. What has no partner has ``disappeared`` or ``appeared``.
     """
     found: list[Pairing] = []
     left = [list(range(len(before))), list(range(len(after)))]
@@ -118,19 +121,10 @@ def in_rounds(
         both = dict.fromkeys(k for k in sides[0] if k is not None and k in sides[1])
         found += [Pairing(how, tuple(sides[0][k]), tuple(sides[1][k])) for k in both]
         left = [[row for k, rows in side.items() if k not in both for row in rows] for side in sides]
-    return found, left
-
-
-def unpaired(left: Sequence[Sequence[int]]) -> list[Pairing]:
-    """Give what has no partner a row of its own.
-
-    Parameters
-    ----------
-    left : sequence of sequence of int
-        Positions before and after.
-    """
-    gone = [Pairing("disappeared", (row,), ()) for row in left[0]]
-    return gone + [Pairing("appeared", (), (row,)) for row in left[1]]
+    found += last(left)
+    gone, come = ({row for one in found for row in getattr(one, side)} for side in ("before", "after"))
+    found += [Pairing("disappeared", (row,), ()) for row in left[0] if row not in gone]
+    return found + [Pairing("appeared", (), (row,)) for row in left[1] if row not in come]
 
 
 # ---------------------------------------------------------------- names
@@ -195,13 +189,9 @@ def spellings(name: str) -> tuple[str, str, str]:
     spelt = _LAMBDA.sub("lambda", _UNNAMED.sub("unnamed", name))
     spelt = _SUFFIX.sub(r"\1", _CAST.sub("", _RETURNED.sub("", spelt)))
     words = _telling(spelt)
-    family = []
-    for word in words:
-        for pattern, by in _CHOICES:
-            word = pattern.sub(by, word)  # noqa: PLW2901
-        family.append(word)
-    if len(family) > 1 and family[0] in ("kernel", "device_kernel", "entry"):
-        del family[0]  # a wrapper, whose argument says what it runs
+    family = [reduce(lambda text, choice: choice[0].sub(choice[1], text), _CHOICES, word) for word in words]
+    # A wrapper's argument says what it runs.
+    family = family[len(family) > 1 and family[0] in ("kernel", "device_kernel", "entry") :]
     return re.sub(r"\s+", "", spelt), " ".join(words), " ".join(dict.fromkeys(family)) or spelt
 
 
@@ -210,17 +200,13 @@ def _telling(spelt: str) -> list[str]:
     head, _, rest = spelt.partition("<")
     named = _WORD.findall(head.partition("(")[0])
     function = named[-1].lower() if named else spelt
-    fused = _FUSED.match(function)
-    if fused:
+    if fused := _FUSED.match(function):
         function = "_".join(filter(None, fused.groups()))
-    depth, end = 1, len(rest)
-    for at, sign in enumerate(rest):
-        depth += (sign == "<") - (sign == ">" and rest[at - 1 : at] != "-")
-        if depth == 0:  # what follows are the call's arguments
-            end = at
-            break
-    inside = [word.lower() for word in _WORD.findall(rest[:end])]
-    return list(dict.fromkeys([function, *(word for word in inside if not _MACHINERY.match(word))]))
+    signs = ((sign == "<") - (sign == ">" and rest[at - 1 : at] != "-") for at, sign in enumerate(rest))
+    depths = list(itertools.accumulate(signs, initial=1))[1:]
+    inside = rest[: depths.index(0) if 0 in depths else None]  # what follows are the call's arguments
+    words = [word.lower() for word in _WORD.findall(inside)]
+    return list(dict.fromkeys([function, *(word for word in words if not _MACHINERY.match(word))]))
 
 
 _ITERATOR = re.compile(r"#_(Single|Multi)Process(ing)?DataLoaderIter\b")
@@ -258,12 +244,11 @@ def _fused(before: Sequence[Kernel], after: Sequence[Kernel], left: Sequence[Seq
     """Group the kernels that a compiler fused, in either direction, with those that it made of them."""
     parts = [[(row, _Part.of(side[row])) for row in rows] for side, rows in zip((before, after), left, strict=True)]
     groups: list[tuple[set[int], set[int]]] = []
-    for i, one in parts[0]:
-        for j, other in parts[1]:
-            if one.made_of(other) or other.made_of(one):
-                joined = [group for group in groups if i in group[0] or j in group[1]]
-                groups = [group for group in groups if group not in joined]
-                groups.append(({i}.union(*(was for was, _ in joined)), {j}.union(*(now for _, now in joined))))
+    for (i, one), (j, other) in itertools.product(*parts):
+        if one.made_of(other) or other.made_of(one):
+            joined = [group for group in groups if i in group[0] or j in group[1]]
+            groups = [group for group in groups if group not in joined]
+            groups.append(({i}.union(*(was for was, _ in joined)), {j}.union(*(now for _, now in joined))))
     return [Pairing("fused", was, now) for was, now in sorted((tuple(sorted(a)), tuple(sorted(b))) for a, b in groups)]
 
 

@@ -21,7 +21,7 @@ from nsightkit.analysis.core.categories import CATEGORIES, categorize
 from nsightkit.analysis.timeline import gaps, memops, operators, overview, ranges, steps
 from nsightkit.trace.model import GPU_TABLES, Trace
 
-__all__ = ["GRAPHS", "NO_OPERATOR", "Capture", "Sum", "by_step"]
+__all__ = ["GRAPHS", "NO_OPERATOR", "Capture", "Sum"]
 
 Int = npt.NDArray[np.integer[Any]]
 Float = npt.NDArray[np.float64]
@@ -57,28 +57,6 @@ class Sum:
 
 #: By label.
 Sums = dict[Hashable, Sum]
-
-
-def by_step(step: Int, group: Int, amount: npt.NDArray[Any], steps: int, groups: int) -> Float:
-    """Sum what events amount to by the step and the group that they belong to.
-
-    Parameters
-    ----------
-    step, group : ndarray of int
-        Of each event; events with a negative one are left out.
-    amount : ndarray
-        Such as durations or bytes. Sums are exact up to 2**53: 104 days of nanoseconds, 9 PB.
-    steps, groups : int
-        How many there are.
-
-    Returns
-    -------
-    ndarray of float, shape (steps, groups)
-    """
-    inside = (step >= 0) & (group >= 0)
-    flat = step[inside] * groups + group[inside]
-    added = np.bincount(flat, amount[inside].astype(np.float64), minlength=steps * groups)
-    return np.asarray(added.reshape(steps, groups), np.float64)
 
 
 class Capture:
@@ -117,7 +95,11 @@ class Capture:
 
     def _sums(self, labels: Sequence[Hashable], code: Int, duration: Int, time: Int) -> Sums:
         """Sum events by their `code`, a position in `labels`; the `time` of each says which step it is of."""
-        steps_of = by_step(steps.number(self.windows, time), code, duration, len(self.windows), len(labels))
+        step, shape = steps.number(self.windows, time), (len(self.windows), len(labels))
+        inside = step * shape[1] + code
+        # Exact up to 2**53: 104 days of nanoseconds.
+        each = np.bincount(inside[step >= 0], duration[step >= 0], minlength=shape[0] * shape[1])
+        steps_of = np.asarray(each.reshape(shape), np.float64)
         totals = np.zeros(len(labels), np.int64)
         np.add.at(totals, code, duration)  # exact in 64 bits, unlike a weighted bincount
         counts = np.bincount(code, minlength=len(labels))
@@ -161,8 +143,7 @@ class Capture:
         mine = self.trace.whole.table("calls", ["start_ns", "end_ns", "thread"]).iloc[used]
         if chosen is not None and len(outer):
             # Autograd's threads have no ranges: what they launch belongs to what is open on the thread they work for.
-            length = outer["end_ns"] - outer["start_ns"]
-            main = int(length.groupby(outer["thread"]).sum().sort_values().index[-1])
+            main = int((outer["end_ns"] - outer["start_ns"]).groupby(outer["thread"]).sum().sort_values().index[-1])
             thread = mine["thread"].to_numpy(np.int64)
             own = np.isin(thread, np.unique(outer["thread"].to_numpy(np.int64)))
             mine = mine.assign(thread=np.where(own | (thread >> 24 != main >> 24), thread, main))
@@ -182,15 +163,12 @@ class Capture:
         list of nsightkit.analysis.compare.match.Kernel
         """
         events = self.trace.table("kernels", ["name", "duration_ns"])
-        by: list[dict[str, str]] = []
+        by: list[dict[Any, str]] = []
         for rows, table in ((self._operator, "ops"), (self._range, "ranges")):
             launcher = self.trace.whole.table(table, ["name"])["name"].array.take(rows, allow_fill=True)
-            frame = pd.DataFrame({"name": events["name"].array, "by": launcher, "ns": events["duration_ns"].to_numpy()})
-            most = frame.groupby(["name", "by"], observed=True)["ns"].sum().reset_index()
-            most = most.sort_values("ns", kind="stable").drop_duplicates("name", keep="last")
-            by.append(
-                {str(name): pairing.plain_range(str(one)) for name, one in zip(most["name"], most["by"], strict=True)}
-            )
+            most = events.assign(by=launcher).groupby(["name", "by"], observed=True)["duration_ns"].sum().reset_index()
+            most = most.sort_values("duration_ns", kind="stable").drop_duplicates("name", keep="last")
+            by.append(most.set_index(most["name"].astype(str))["by"].astype(str).map(pairing.plain_range).to_dict())
         kinds = categorize(pd.Series(list(names), dtype="str"))
         return [
             pairing.Kernel(name, str(kind), by[0].get(name), by[1].get(name))
@@ -255,19 +233,18 @@ class Capture:
     def gaps(self) -> Sums:
         """Sum idle time by cause."""
         found: Sums = {}
+        steps = self.timed["start_ns"], self.timed["end_ns"]
         for cause, mine in gaps.causes(self.trace).groupby("cause", observed=True):
-            inside = np.zeros(len(self.windows))
-            for _, own in mine.groupby("device"):  # gaps of several devices overlap
-                covered = intervals.Coverage(own["start_ns"], own["end_ns"])
-                inside += covered.of(self.timed["start_ns"], self.timed["end_ns"])
+            # Gaps of several devices overlap.
+            each = (intervals.Coverage(own["start_ns"], own["end_ns"]).of(*steps) for _, own in mine.groupby("device"))
+            inside = np.sum([np.zeros(len(self.windows)), *each], axis=0)
             found[str(cause)] = Sum(len(mine), int((mine["end_ns"] - mine["start_ns"]).sum()), inside)
         return found
 
     def spanned(self) -> Bool:
         """Find the ordinary steps between the first operation and the last: idle time elsewhere has no cause."""
-        devices = self.overview["devices"]
-        first, last = min((d["start_ns"] for d in devices), default=0), max((d["end_ns"] for d in devices), default=0)
-        inside = (self.timed["start_ns"] >= first) & (self.timed["end_ns"] <= last)
+        bounds = [time for device in self.overview["devices"] for time in (device["start_ns"], device["end_ns"])] or [0]
+        inside = (self.timed["start_ns"] >= min(bounds)) & (self.timed["end_ns"] <= max(bounds))
         spanned: Bool = self.ordinary & inside.to_numpy(bool)
         return spanned if spanned.any() else self.ordinary
 
@@ -283,19 +260,16 @@ class Capture:
         -------
         dict of str to Sum
         """
-        found: Sums = {}
-        known: Sequence[str] = ("wall_ns", "busy_ns", "idle_ns")
-        stepped = unit == "step" and len(self.windows) > 0
-        if stepped:
+        each: dict[str, Any] = {
+            name: Sum(None, self.overview[name], np.zeros(0)) for name in ("wall_ns", "busy_ns", "idle_ns")
+        }
+        if unit == "step" and len(self.windows):
             wall = self.timed["wall_ns"]
-            found["wall_ns"] = Sum(len(wall), int(wall.sum()), wall.to_numpy(np.float64))
             # A selection without its steps' own ranges says nothing of how busy they were.
-            known = known[1:] if self._own_windows and self.timed["busy_ns"].notna().all() else ()
-        for name in known:
-            if self.overview[name] is not None:
-                inside = self.timed[name].to_numpy(np.float64) if stepped else np.zeros(0)
-                found[name] = Sum(None, self.overview[name], inside)
-        return found | self.work()
+            known = ("busy_ns", "idle_ns") if self._own_windows and self.timed["busy_ns"].notna().all() else ()
+            each = {name: Sum(None, self.overview[name], self.timed[name].to_numpy(np.float64)) for name in known}
+            each = {"wall_ns": Sum(len(wall), int(wall.sum()), wall.to_numpy(np.float64))} | each
+        return {name: of for name, of in each.items() if of.total_ns is not None} | self.work()
 
     def work(self) -> Sums:
         """Sum the GPU's work by kind, where that was recorded."""

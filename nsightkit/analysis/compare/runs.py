@@ -13,17 +13,17 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.analysis.compare import match as pairing
-from nsightkit.analysis.compare.per_step import by_step
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.core.categories import categorize
 from nsightkit.analysis.timeline import gaps, overview, steps
@@ -46,6 +46,7 @@ __all__ = [
     "of_report",
     "of_samples",
     "of_trace",
+    "parsed",
     "plain_text",
     "read",
 ]
@@ -81,6 +82,7 @@ _OF_CELL = {
     "peak_reserved_bytes": ("peak_reserved_bytes", "bytes", False),
 }
 
+_Parsed = TypeVar("_Parsed")
 Direction = Literal["lower", "higher", "neither"]
 Samples = npt.NDArray[np.float64]
 Index = npt.NDArray[np.integer[Any]]
@@ -156,8 +158,7 @@ def read(path: str | Path, *, opened: Callable[[Path], Trace] = load, **selected
         A part was asked for of what has no parts.
     """
     path = Path(path)
-    kind = _kind(path)
-    if kind == "trace":
+    if (kind := _kind(path)) == "trace":
         return of_trace(opened(path), **selected)
     if any(value is not None for value in selected.values()):
         raise UsageError(f"{path}: is not a trace, so no part of it can be selected")
@@ -198,14 +199,9 @@ def of_trace(trace: Trace, match: str | None = None, selection: str | None = Non
     found = _of_steps(trace, windows) if len(windows) else _of_whole(trace, match)
     absent = {"": "not recorded"} if len(windows) else {"step/": "the trace has no steps"}
     used = intervals.gpu_intervals(trace)["device"].unique().tolist()
-    conditions = {
-        "gpu": _cards(gpu.name for gpu in trace.meta.gpus if gpu.device in used),
-        "driver": plain_text(trace.meta.driver),
-        "tool": plain_text(trace.meta.tool),
-        "tool_version": plain_text(trace.meta.tool_version),
-        "selection": plain_text(selection),
-    }
-    return _run("trace", conditions, found, absent)
+    conditions = {name: plain_text(getattr(trace.meta, name)) for name in ("driver", "tool", "tool_version")}
+    conditions |= {"gpu": _cards(gpu.name for gpu in trace.meta.gpus if gpu.device in used)}
+    return _run("trace", conditions | {"selection": plain_text(selection)}, found, absent)
 
 
 def of_bench(document: Mapping[str, Any], path: str | Path = "benchmark") -> Run:
@@ -234,16 +230,17 @@ def of_bench(document: Mapping[str, Any], path: str | Path = "benchmark") -> Run
     absent: dict[str, str] = {}
     try:
         for row in document["rows"]:
-            cell = _cell(row)
+            cell = f"bench/{_cell(row)}/"
             if row["status"] != "ok":
-                where = f" in {row['where']}" if row["where"] else ""
-                absent[f"bench/{cell}/"] = plain_text(f"{row['status']}{where}") or ""
+                absent[cell] = plain_text(f"{row['status']} in {row['where']}" if row["where"] else row["status"]) or ""
                 continue
-            if f"bench/{cell}/step_ns" in found:
-                raise TraceError(path, f"measures {cell} twice", "keep one of the two")
-            for name, (field, unit, gate) in _OF_CELL.items():
-                if row[field] is not None or unit == "ns":  # on a CPU the memory is not known, the times are
-                    found[f"bench/{cell}/{name}"] = Metric(_samples(row[field]), unit, gate=gate)
+            if f"{cell}step_ns" in found:
+                raise TraceError(path, f"measures {_cell(row)} twice", "keep one of the two")
+            found |= {
+                f"{cell}{name}": Metric(_samples(row[field]), unit, gate=gate)
+                for name, (field, unit, gate) in _OF_CELL.items()
+                if row[field] is not None or unit == "ns"  # on a CPU the memory is not known, the times are
+            }
         conditions = _bench_conditions(document)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise TraceError(path, "is damaged: no benchmark has such rows", _AGAIN) from error
@@ -270,29 +267,21 @@ def of_report(report: ncu_reports.Report) -> Run:
     TraceError
         No launch has any of the metrics.
     """
-    launches = report.launches
-    spelt = {str(name): pairing.spellings(str(name))[1] for name in launches["kernel"].unique()}
-    kernel = launches["kernel"].astype(str).map(spelt)
-    grid = launches["grid"].astype(str)
-    several = grid.groupby(kernel).transform("nunique") > 1
-    kernel = kernel.where(~several, kernel + " grid " + grid)
-    total = float(launches["time_ns"].sum())
+    launches, grid = report.launches, report.launches["grid"].astype(str)
+    kernel = launches["kernel"].astype(str).map(cache(lambda name: pairing.spellings(name)[1]))
+    kernel = kernel.where(~(grid.groupby(kernel).transform("nunique") > 1), kernel + " grid " + grid)
     found: dict[str, Metric] = {}
     for name, rows in launches.groupby(kernel, sort=True):
-        label = _label(str(name))
         for column in ("time_ns", "sm_pct", "memory_pct", "dram_pct", "occupancy_pct"):
-            values = rows[column].to_numpy(dtype=np.float64)
-            values = values[(values >= 0) & (values <= LARGEST)]
-            gate = column == "time_ns" and float(values.sum()) >= _SMALL * total
-            if len(values):
-                of = Metric(values, "ns", gate=gate) if column == "time_ns" else Metric(values, "%", "neither")
-                found[f"kernel/{label}/{column}"] = of
+            values = rows.loc[rows[column].between(0, LARGEST), column].to_numpy(np.float64)
+            gate = float(values.sum()) >= _SMALL * float(launches["time_ns"].sum())
+            of = Metric(values, "ns", gate=gate) if column == "time_ns" else Metric(values, "%", "neither")
+            found |= {f"kernel/{_label(str(name))}/{column}": of} if len(values) else {}
     if not found:
         raise TraceError(
             report.path, "holds neither times nor throughputs", "profile again with ncu --section SpeedOfLight"
         )
-    conditions = {"gpu": _cards(launches["gpu"].dropna().unique()), "tool": "Nsight Compute"}
-    return _run("ncu", conditions, found)
+    return _run("ncu", {"gpu": _cards(launches["gpu"].dropna().unique()), "tool": "Nsight Compute"}, found)
 
 
 def of_samples(samples: Mapping[str, npt.ArrayLike], **conditions: str | None) -> Run:
@@ -345,9 +334,8 @@ def _windows(trace: Trace, match: str | None) -> pd.DataFrame:
 
 def _of_steps(trace: Trace, windows: pd.DataFrame) -> dict[str, Metric]:
     parts = steps.divided(trace, steps.timed(windows), int(windows["process"].iloc[0]))
-    found = {"step/time_ns": Metric(parts["wall_ns"].to_numpy(np.float64), "ns", gate=True)}
-    for name in ("busy_ns", "idle_ns") if parts["busy_ns"].notna().all() else ():
-        found[f"step/{name}"] = Metric(parts[name].to_numpy(np.float64), "ns", gate=name == "busy_ns")
+    parts = parts.rename(columns={"wall_ns": "time_ns"}).dropna(axis=1)
+    found = {f"step/{name}": Metric(parts[name].to_numpy(float), "ns", gate=name != "idle_ns") for name in parts}
     return found | dict(_launched(trace, "step", windows))
 
 
@@ -371,48 +359,48 @@ def _launched(trace: Trace, prefix: str, windows: pd.DataFrame | None) -> Iterat
     """Give what was launched in each step, and why the GPU was idle; one sample of all without steps."""
     count = 1 if windows is None else len(windows)
 
-    def window_of(table: str) -> Index:
-        return np.zeros(trace.size(table), np.intp) if windows is None else steps.launched_in(trace, table, windows)
+    def summed(events: pd.DataFrame, column: str, by: str, window: Index) -> pd.DataFrame:
+        """Sum a column by another, a row each, and by step, a column each."""
+        sums = events[window >= 0].groupby([by, window[window >= 0]], observed=True)[column].sum()
+        return sums.unstack(fill_value=0).reindex(columns=range(count), fill_value=0).astype("float64")
+
+    def launched(table: str, columns: list[str]) -> tuple[pd.DataFrame, Index]:
+        """The events of a table, and the step that each was launched in, -1 for none."""
+        events = trace.table(table, columns)
+        return events, np.zeros(len(events), np.intp) if windows is None else steps.launched_in(trace, table, windows)
 
     if trace.recorded("kernels"):
-        window = window_of("kernels")
+        kernels, window = launched("kernels", ["name", "duration_ns"])
         launches = np.bincount(window[window >= 0], minlength=count)
         yield f"{prefix}/kernel_count", Metric(launches.astype(np.float64), "count", gate=True)
-        kernels = trace.table("kernels", ["name", "duration_ns"])
-        codes, duration = kernels["name"].cat.codes.to_numpy(np.intp), kernels["duration_ns"].to_numpy()
-        used = np.unique(codes[window >= 0])
-        names = kernels["name"].cat.categories[used]
-        place = np.full(len(kernels["name"].cat.categories) + 1, -1, np.intp)  # the last: no name
-        spelt = [_label(pairing.spellings(str(name))[1]) for name in names]
-        for kind, groups in (("category", categorize(names).astype(str)), ("kernel", spelt)):
-            place[used], distinct = pd.factorize(np.asarray(groups, dtype=object))
-            table = by_step(window, place[codes], duration, count, len(distinct))
-            order = np.argsort(-table.sum(axis=0), kind="stable")
-            for rank, group in enumerate(order.tolist()):
-                name = f"{kind}/{distinct[group]}/gpu_ns"
-                yield name, Metric(table[:, group], "ns", kept=kind == "category" or rank < _TOP)
+        each = summed(kernels, "duration_ns", "name", window)
+        spelt = [_label(pairing.spellings(str(name))[1]) for name in each.index]
+        for kind, groups in (("category", categorize(each.index).astype(str)), ("kernel", spelt)):
+            table = each.groupby(np.asarray(groups, dtype=object), sort=False).sum()
+            order = table.sum(axis=1).sort_values(ascending=False, kind="stable").index
+            for rank, (name, samples) in enumerate(table.loc[order].iterrows()):
+                yield (
+                    f"{kind}/{name}/gpu_ns",
+                    Metric(samples.to_numpy(), "ns", kept=(kind == "category" or rank < _TOP)),
+                )
     if trace.recorded("memops"):
-        memops = trace.table("memops", ["kind", "bytes", "duration_ns"])
-        codes, kinds = pd.factorize(memops["kind"].astype(str), sort=True)
-        window = np.where(memops["kind"] == "memset", -1, window_of("memops"))
-        moved, took = (
-            by_step(window, codes, memops[c].to_numpy(), count, len(kinds)) for c in ("bytes", "duration_ns")
-        )
-        yield f"{prefix}/copied_bytes", Metric(moved.sum(axis=1), "bytes", gate=True)
-        for code in np.unique(codes[window >= 0]).tolist():
-            yield f"copies/{kinds[code]}/bytes", Metric(moved[:, code], "bytes", "neither")
-            timed = took[:, code] > 0
-            if timed.any():
-                rate = moved[timed, code] / took[timed, code] * 1e9
-                yield f"copies/{kinds[code]}/per_s", Metric(rate, "per_s", "higher")
+        copies, window = launched("memops", ["kind", "bytes", "duration_ns"])
+        copies = copies.astype({"kind": str})
+        window = np.where(copies["kind"] == "memset", -1, window)
+        moved, took = (summed(copies, column, "kind", window) for column in ("bytes", "duration_ns"))
+        yield f"{prefix}/copied_bytes", Metric(moved.sum().to_numpy(), "bytes", gate=True)
+        for (copied, samples), (_, lasted) in zip(moved.iterrows(), took.iterrows(), strict=True):
+            yield f"copies/{copied}/bytes", Metric(samples.to_numpy(), "bytes", "neither")
+            rate = (samples / lasted * 1e9)[lasted > 0].to_numpy()
+            if len(rate):
+                yield f"copies/{copied}/per_s", Metric(rate, "per_s", "higher")
     if trace.recorded("kernels") and trace.recorded("calls"):
         idle = gaps.causes(trace)
-        start, stop = (idle[c].to_numpy() for c in ("start_ns", "end_ns"))
-        window = np.zeros(len(stop), np.intp) if windows is None else steps.number(steps.timed(windows), start)
-        codes = idle["cause"].cat.codes.to_numpy(np.intp)
-        table = by_step(window, codes, stop - start, count, len(gaps.CAUSES))
-        for cause, samples in zip(gaps.CAUSES, table.T, strict=True):
-            yield f"gap/{cause}/idle_ns", Metric(samples, "ns")
+        idle = idle.assign(lasted=idle["end_ns"] - idle["start_ns"])
+        parts = None if windows is None else steps.timed(windows)
+        window = np.zeros(len(idle), np.intp) if parts is None else steps.number(parts, idle["start_ns"])
+        for cause, samples in summed(idle, "lasted", "cause", window).reindex(gaps.CAUSES, fill_value=0.0).iterrows():
+            yield f"gap/{cause}/idle_ns", Metric(samples.to_numpy(), "ns")
 
 
 # ---------------------------------------------------------------- benchmarks
@@ -425,23 +413,53 @@ def _kind(path: Path) -> str:
     head = b""
     with contextlib.suppress(OSError), path.open("rb") as stream:
         head = stream.read(1 << 16)
-    text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
-    if text.startswith(b"{"):
-        ours = re.search(rb'"nsightkit"\s*:\s*"', text) and not re.search(rb'"traceEvents"\s*:', text)
+    if head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
+        ours = re.search(rb'"nsightkit"\s*:\s*"', head) and not re.search(rb'"traceEvents"\s*:', head)
         return "bench" if ours else "trace"
     report = head.startswith(b"NVR\0") or re.search(rb'"(Kernel Name|Metric Name)"', head) or path.suffix == ".csv"
     return "ncu" if report else "trace"
 
 
-def _document(path: Path) -> Mapping[str, Any]:
+def parsed(path: Path, kind: str, most_bytes: int, remedy: str, parse: Callable[[str], _Parsed]) -> _Parsed:
+    """Read a JSON document that anyone may have written; one line says what is wrong with it.
+
+    Parameters
+    ----------
+    path : Path
+    kind : str
+        What it should be.
+    most_bytes : int
+        No such document is larger.
+    remedy : str
+        What to do about one that is not.
+    parse : callable
+        Makes of the text what it should be; a ValueError says why not.
+
+    Returns
+    -------
+    object
+        What `parse` gave.
+
+    Raises
+    ------
+    TraceError
+        It cannot be read, or is not what it should be.
+    """
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise TraceError(path, "is too large for a benchmark", _AGAIN)
-        document = json.loads(path.read_bytes())
+        if path.stat().st_size > most_bytes:
+            raise TraceError(path, f"is larger than any {kind} ({most_bytes >> 20} MiB)", remedy)
+        return parse(path.read_bytes().decode("utf-8-sig"))
     except OSError as error:
         raise TraceError(path, f"cannot be read ({error.strerror or error})", "check its permissions") from error
+    except json.JSONDecodeError as error:
+        raise TraceError(path, f"is not JSON (line {error.lineno}: {error.msg})", remedy) from error
     except (ValueError, RecursionError) as error:
-        raise TraceError(path, "is damaged: it is not a JSON document", _AGAIN) from error
+        why = {UnicodeDecodeError: "not UTF-8", RecursionError: "it nests too deeply"}.get(type(error), str(error))
+        raise TraceError(path, f"is not a {kind}: {why}", remedy) from error
+
+
+def _document(path: Path) -> Mapping[str, Any]:
+    document = parsed(path, "benchmark", _MOST_BYTES, _AGAIN, json.loads)
     if not isinstance(document, dict) or "rows" not in document:
         remedy = "a baseline is given with --baseline" if "metrics" in document else _AGAIN
         raise TraceError(path, "holds no rows, so it is not a benchmark", remedy)
@@ -461,18 +479,18 @@ def _cell(row: Mapping[str, Any]) -> str:
 
 
 def _bench_conditions(document: Mapping[str, Any]) -> dict[str, str | None]:
-    provenance = document["provenance"] or {}
-    software, card = provenance.get("software") or {}, provenance.get("gpu") or {}
+    software, card, cpu = ((document["provenance"] or {}).get(what) or {} for what in ("software", "gpu", "cpu"))
     on_cpu = document["device"] == "cpu"
-    return {
-        "gpu": "none" if on_cpu else plain_text(document["gpu"]),
-        "cpu": plain_text((provenance.get("cpu") or {}).get("model")) if on_cpu else None,
-        "driver": plain_text(card.get("driver")),
-        "cuda": plain_text(software.get("cuda")),
-        "torch": plain_text(software.get("torch")),
+    said = {
+        "gpu": "none" if on_cpu else document["gpu"],
+        "cpu": cpu.get("model") if on_cpu else None,
+        "driver": card.get("driver"),
+        "cuda": software.get("cuda"),
+        "torch": software.get("torch"),
         "tool": "nsightkit bench",
-        "tool_version": plain_text(document["nsightkit"]),
+        "tool_version": document["nsightkit"],
     }
+    return {name: plain_text(value) for name, value in said.items()}
 
 
 # ---------------------------------------------------------------- shared

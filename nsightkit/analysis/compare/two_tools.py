@@ -87,8 +87,7 @@ def compare(
     table["difference"] = (other / one - 1).where(one != 0).mask(one == other, 0.0)
     table = table.reset_index()
     category = table["group"] == "category"
-    shown = table.loc[category, "name"].unique()[:top]
-    return table[~category | table["name"].isin(shown)].reset_index(drop=True)
+    return table[~category | table["name"].isin(table.loc[category, "name"].unique()[:top])].reset_index(drop=True)
 
 
 def _figures(name: str, trace: Trace, match: str, rule: Rule) -> pd.Series:

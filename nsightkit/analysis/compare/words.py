@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nsightkit.analysis.compare.diff import percent, signed
@@ -58,8 +58,7 @@ def sections(comparison: Mapping[str, Any], top: int) -> dict[str, tuple[str, li
         found = {"figures": (what, figures, 0), "gaps": ("GPU idle, by cause", idle, 0)}
         every = [row for row in comparison["changes"] if _telling(row)]
         changed = {table: [row for row in every if row["table"] == table] for table in _CHANGED}
-    titles = _CHANGED | _BYTES
-    return found | {table: (titles[table], rows[:top], len(rows)) for table, rows in changed.items()}
+    return found | {table: ((_CHANGED | _BYTES)[table], rows[:top], len(rows)) for table, rows in changed.items()}
 
 
 def _telling(row: Mapping[str, Any]) -> bool:
@@ -87,18 +86,17 @@ def rows(table: str, chosen: Sequence[Mapping[str, Any]]) -> list[dict[str, str]
 
 def _time(table: str, row: Mapping[str, Any]) -> dict[str, str]:
     was = row["before_ns"]
-
-    def written(ns: float) -> str:
-        # In relation to what was; where nothing was, as a time.
-        return percent(ns / was) if was else signed(ns)
-
-    ends = [written(row[end]) for end in ("low_ns", "high_ns")] if _known(row["low_ns"]) else []
+    # In relation to what was; where nothing was, as a time.
+    change, low, high = (
+        (percent(row[column] / was) if was else signed(row[column])) if _known(row[column]) else ""
+        for column in ("delta_ns", "low_ns", "high_ns")
+    )
     return {
         "name": name_of(table, row),
         "before": time_text(was),
         "after": time_text(row["after_ns"]),
-        "change": written(row["delta_ns"]),
-        "interval": " to ".join([end.removesuffix(" %") for end in ends[:-1]] + ends[-1:]),
+        "change": change,
+        "interval": f"{low.removesuffix(' %')} to {high}" if low else "",
         "significance": row["significance"],
     }
 
@@ -170,38 +168,32 @@ def markdown(comparison: Mapping[str, Any], top: int = 5) -> str:
     str
         Markdown.
     """
-    parts = [f"**{_escaped(comparison['headline'])}**"]
-    if comparison["warnings"]:
-        parts.append("\n".join(f"> - {_escaped(warning)}" for warning in comparison["warnings"]))
-    if comparison.get("where"):
-        parts.append(_escaped(comparison["where"]))
-    if "bottleneck" in comparison:
-        parts.append(_escaped(comparison["bottleneck"]["text"]))
+    parts = [
+        f"**{_escaped(comparison['headline'])}**",
+        "\n".join(f"> - {_escaped(warning)}" for warning in comparison["warnings"]),
+        _escaped(comparison.get("where", "")),
+        _escaped(comparison["bottleneck"]["text"]) if "bottleneck" in comparison else "",
+    ]
     for table, (title, chosen, changed) in sections(comparison, top).items():
-        if chosen:
-            more = f" ({len(chosen)} of {changed} that changed)" if changed > len(chosen) else ""
-            parts.append(_table(title + more, comparison, table, chosen))
-    if "changes" in comparison:
-        parts += _worse(comparison)
-    return "\n\n".join(parts) + "\n"
+        more = f" ({len(chosen)} of {changed} that changed)" if changed > len(chosen) else ""
+        parts.append(_table(title + more, comparison, table, chosen) if chosen else "")
+    parts.append(_worse(comparison) if "changes" in comparison else "")
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def _worse(comparison: Mapping[str, Any]) -> list[str]:
+def _worse(comparison: Mapping[str, Any]) -> str:
     if not comparison["changes"]:
-        return ["Nothing changed by more than noise and enough to show in a step."]
+        return "Nothing changed by more than noise and enough to show in a step."
     # What a faster program does more slowly; a kernel that took another one's place in its operator is not a loss.
     grown = {row["name"] for row in comparison["operators"] if row["clock"] == "GPU" and row["delta_ns"] > 0}
     found = [
-        row
+        f"{_code(name_of(row['table'], row))} {signed(row['delta_ns'])}"
         for row in comparison["changes"]
         if row["delta_ns"] > 0
         and row["table"] in ("gaps", "kernels", "ranges", "memops")
         and (row["table"] != "kernels" or row["operator"] is None or row["operator"] in grown)
     ]
-    if comparison["outcome"] == "slower" or not found:
-        return []
-    named = ", ".join(f"{_code(name_of(row['table'], row))} {signed(row['delta_ns'])}" for row in found[:_WORSE])
-    return [f"Got worse: {named}."]
+    return f"Got worse: {', '.join(found[:_WORSE])}." if found and comparison["outcome"] != "slower" else ""
 
 
 def _table(title: str, comparison: Mapping[str, Any], table: str, chosen: Sequence[Mapping[str, Any]]) -> str:
@@ -209,11 +201,10 @@ def _table(title: str, comparison: Mapping[str, Any], table: str, chosen: Sequen
     if "confidence" in comparison:
         columns |= {"interval": f"{100 * comparison['confidence']:g} % interval", "significance": ""}
     aligned = "".join("---|" if column == "significance" else "--:|" for column in columns)
-    lines = [f"| {title} | {' | '.join(columns.values())} |", f"|---|{aligned}"]
-    for cells in rows(table, chosen):
-        name = cells["name"] if table in ("figures", "gaps", "categories") else _code(cells["name"])
-        lines.append(f"| {name} | {' | '.join(cells[column] for column in columns)} |")
-    return "\n".join(lines)
+    named: Callable[[str], str] = str if table in ("figures", "gaps", "categories") else _code
+    lines = [[named(cells["name"]), *(cells[column] for column in columns)] for cells in rows(table, chosen)]
+    head, *body = (f"| {' | '.join(cells)} |" for cells in [[title, *columns.values()], *lines])
+    return "\n".join([head, f"|---|{aligned}", *body])
 
 
 def _code(name: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from nsightkit.analysis.compare.diff import SIDES, percent
-from nsightkit.analysis.compare.match import in_rounds, unpaired
+from nsightkit.analysis.compare.match import in_rounds
 from nsightkit.analysis.core.text import bytes_text
 from nsightkit.analysis.memory import snapshot
 from nsightkit.trace.snapshot import Snapshot
@@ -109,14 +109,12 @@ def _sites(sides: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]
         for row in rows:  # a line that made blocks of two categories has two
             side[row["site"]] += row["bytes"]
     was, now = (list(side.items()) for side in sizes)
-    paired, left = in_rounds(
-        was, now, [("name", lambda site: site[0]), ("normalised", lambda site: _LINE.sub("", site[0]))]
-    )
+    rounds = [("name", lambda site: site[0]), ("normalised", lambda site: _LINE.sub("", site[0]))]
     return [
         _row(
             {"name": (now[after[0]] if after else was[before[0]])[0], "match": how},
             sum(was[i][1] for i in before),
             sum(now[i][1] for i in after),
         )
-        for how, before, after in paired + unpaired(left)
+        for how, before, after in in_rounds(was, now, rounds)
     ]

@@ -68,7 +68,6 @@ __all__ = [
     "predict",
     "reconcile",
     "serving",
-    "sharded",
 ]
 
 _WEIGHTS, _GRADIENTS, _STATES = "weights", "gradients", "optimizer states"
@@ -411,9 +410,8 @@ class _Step:
 
     def _fused_backward(self, p: str) -> _Operators:
         # Sums of flash attention for the gradient of q, or of the memory-efficient kernel's rows.
-        sums = self.lse + (4 * self.Md if self.cast else 0) if self.cuda else 0
         return (
-            ("sums", _TEMPORARY, sums),
+            ("sums", _TEMPORARY, (self.lse + (4 * self.Md if self.cast else 0) if self.cuda else 0)),
             *((f"g{name}", _TEMPORARY, self.low * self.Md) for name in ("q", "k", "v")),
             *("gin", "sums", *(f"{p}.{name}" for name in ("q", "k", "v0", "lse", "attended"))),
         )
@@ -604,14 +602,14 @@ def predict(
         An argument has a value it cannot have.
     """
     step = _Step(configuration, precision, attention, mode, optimizer, device, accumulate, stage, ranks, capability)
-    table, words = step.run().set_index("moment"), _words(step)
+    table = step.run().set_index("moment")
     moment = str(table["total_bytes"].idxmax())
     columns = {
         "predicted_bytes": table.loc[moment].reindex(list(_ALIVE)).astype("Int64"),
         "largest_bytes": table.max().reindex(list(_ALIVE)).astype("Int64"),
         "moment": moment,
         "alive": _ALIVE,
-        "formula": words,
+        "formula": _words(step),
     }
     return pd.DataFrame(columns, index=pd.Index(_ALIVE, name="item")).reset_index()
 
@@ -623,8 +621,7 @@ def _words(step: _Step) -> dict[str, str]:
     }
     attended, rest, scores = 4 * low + (low if step.copied else 0), " + 4 x heads", ""
     if step.naive:
-        widest = 6 if cast and step.cuda else low
-        attended, rest, scores = 4 * low, "", f" + {widest} x batch x heads x context^2"
+        attended, rest, scores = 4 * low, "", f" + {(6 if cast and step.cuda else low)} x batch x heads x context^2"
     elif step.math:
         attended, rest = 12 + low, ""
         scores = " + 4 x batch x heads x context^2 (no fused kernel for such heads)"
@@ -769,8 +766,7 @@ def largest_contexts(
 
     @functools.cache
     def peak(count: int) -> float:
-        longer = dataclasses.replace(configuration, context=count * multiple)
-        return float(moments(longer, **how)["total_bytes"].max())
+        return float(moments(dataclasses.replace(configuration, context=count * multiple), **how)["total_bytes"].max())
 
     def longest(limit: float) -> int:
         above = 1
@@ -780,29 +776,6 @@ def largest_contexts(
         return multiple * bisect_left(range(1, above), True, key=lambda count: peak(count) > limit)
 
     return [longest(limit) for limit in limits_bytes]
-
-
-def sharded(params: int, ranks: int, *, state_bytes: int = 8) -> pd.DataFrame:
-    """Divide weights, gradients and optimizer states among ranks, stage by stage.
-
-    Parameters
-    ----------
-    params : int
-    ranks : int
-    state_bytes : int
-        Of the optimizer, for a parameter; weights and gradients are 4 bytes, fp32.
-
-    Returns
-    -------
-    DataFrame
-        ``stage, weights_bytes, gradients_bytes, states_bytes, total_bytes``, of one rank: stage 0 divides nothing, 1
-        the states, 2 gradients too, 3 weights too. What is gathered for a moment comes on top.
-    """
-    sizes = np.array([4 * params, 4 * params, state_bytes * params], dtype=float)
-    rows = [[stage, *np.where(np.array([3, 2, 1]) <= stage, sizes / ranks, sizes)] for stage in range(4)]
-    found = pd.DataFrame(rows, columns=["stage", "weights_bytes", "gradients_bytes", "states_bytes"])
-    found["total_bytes"] = found[["weights_bytes", "gradients_bytes", "states_bytes"]].sum(axis=1)
-    return found.astype({"stage": "int64"})
 
 
 def kv_bytes_per_token(layers: int, kv_heads: int, d_head: int, *, element_bytes: float = 2) -> float:
@@ -863,13 +836,14 @@ def serving(
     room = usable * max(gpu.memory_gb) * 1e9 - weights
     a_token = kv_bytes_per_token(c.layers, kv_heads or c.heads, c.d_head, element_bytes=kv_bytes)
     a_layer = max(16 * c.d_model, 6 * c.d_model + 6 * c.d_ff)  # bytes a token that is being computed
+    found = pd.DataFrame({"gpu": gpu.name, "context": list(contexts), "weights_bytes": weights})
+    cache, prefill = a_token * found["context"], a_layer * found["context"] + 6 * c.vocabulary
     decoding = a_layer + 6 * c.vocabulary
-    rows = []
-    for context in contexts:
-        prefill = a_layer * context + 6 * c.vocabulary
-        cache = a_token * context
-        # The cache of a whole batch, and on top the larger of a prompt's prefill and a step of decoding.
-        most = min((room - prefill) // cache, room // (cache + decoding)) if room > 0 else -1
-        rows.append((gpu.name, context, weights, cache, prefill, decoding, max(int(most), 0) if room > 0 else pd.NA))
-    sizes = ["weights_bytes", "kv_bytes_per_sequence", "prefill_bytes", "decode_bytes"]
-    return pd.DataFrame(rows, columns=["gpu", "context", *sizes, "largest_batch"]).astype({"largest_batch": "Int64"})
+    # The cache of a whole batch, and on top the larger of a prompt's prefill and a step of decoding.
+    most = np.minimum((room - prefill) // cache, room // (cache + decoding)).clip(0).astype("Int64")
+    return found.assign(
+        kv_bytes_per_sequence=cache,
+        prefill_bytes=prefill,
+        decode_bytes=decoding,
+        largest_batch=most if room > 0 else pd.array([pd.NA] * len(found), "Int64"),
+    )

@@ -248,8 +248,7 @@ def _rounded(snapshot: Snapshot, requested: _Ints) -> _Ints:
     floor = np.int64(1) << log2
     step = np.maximum(floor >> (np.frexp(np.maximum(into, 1).astype(float))[1] - 1), 1)
     stepped = -(-requested // step) * step
-    applies = (into > 1) & (requested > _MIN_BLOCK * into)
-    return np.where(applies, stepped, plain)
+    return np.where((into > 1) & (requested > _MIN_BLOCK * into), stepped, plain)
 
 
 def _sizes(snapshot: Snapshot, device: int, table: pd.DataFrame) -> tuple[_Ints, _Ints]:
@@ -468,12 +467,11 @@ def _device(snapshot: Snapshot, device: int | None) -> int:
     count = snapshot.devices
     if device is None and count == 0:
         raise UsageError("the snapshot is empty: no device, no segment, no event")
-    if device is None:
-        return int(np.argmax([_timeline(snapshot, d)["allocated_bytes"].max() for d in range(count)]))
-    if not 0 <= device < count:
+    if device is not None and not 0 <= device < count:
         there = "device 0" if count == 1 else f"devices 0 to {count - 1}"
         raise UsageError(f"the snapshot has no device {device}, only {there}")
-    return device
+    peaks = (int(_timeline(snapshot, each)["allocated_bytes"].max()) for each in range(count))
+    return int(np.argmax(list(peaks))) if device is None else device
 
 
 # ---------------------------------------------------------------- one moment
@@ -518,10 +516,10 @@ def _event(snapshot: Snapshot, moment: Moment, device: int) -> int:
     if moment == "oom" and not len(ooms):
         raise UsageError(f"the snapshot holds no out-of-memory error of device {device}")
     peak = int(_timeline(snapshot, device)["allocated_bytes"].to_numpy().argmax()) - 1
-    named = {"start": -1, "peak": peak, "oom": int(ooms[-1]) if len(ooms) else -1, "end": len(events) - 1}
+    named: dict[object, int] = {"start": -1, "peak": peak, "oom": max(ooms, default=-1), "end": len(events) - 1}
     if isinstance(moment, str) and moment not in named:
         raise UsageError(f"a moment is an event's number, start, peak, oom or end, not {moment!r}")
-    return named[moment] if isinstance(moment, str) else moment
+    return int(named.get(moment, moment))
 
 
 def _ooms(events: pd.DataFrame) -> _Ints:
@@ -558,25 +556,22 @@ def segments(snapshot: Snapshot, moment: Moment = "end", device: int | None = No
     table = pd.concat([held[columns], _mapped_at(snapshot, device, event)[columns]], ignore_index=True)
     table = table.astype(dict.fromkeys(columns[:3], np.int64) | {"expandable": bool})
     table = table.sort_values("address", kind="stable", ignore_index=True)
-    begin, end = table["address"].to_numpy(), (table["address"] + table["total_bytes"]).to_numpy()
+    end = table["address"] + table["total_bytes"]
     live = at(snapshot, event, device).sort_values("address", kind="stable")
-    live["segment"] = _place(live["address"].to_numpy(), begin, end)
+    live["segment"] = _place(live["address"].to_numpy(), table["address"].to_numpy(), end.to_numpy())
     live = live[live["segment"] >= 0]
-    which, address, size = (live[c].to_numpy() for c in ("segment", "address", "size_bytes"))
+    size, pending, segment = live["size_bytes"], live["pending"], live["segment"]
     # Free space lies before each live block and after the last of a segment.
-    last = begin.copy()
-    np.maximum.at(last, which, address + size)
-    largest = np.maximum(end - last, 0)
-    follows = np.append(False, which[1:] == which[:-1])[: len(which)]
-    np.maximum.at(largest, which, address - np.where(follows, np.roll(address + size, 1), begin[which]))
-    pending = live["pending"].to_numpy()
+    until = (live["address"] + size).groupby(segment)
+    before = live["address"] - until.shift().fillna(segment.map(table["address"]))
+    after = end - until.max().reindex(table.index).fillna(table["address"])
     sums = pd.DataFrame({"allocated_bytes": size * ~pending, "pending_bytes": size * pending, "blocks": 1})
-    sums = sums.groupby(which).sum().reindex(table.index, fill_value=0)
+    sums = sums.groupby(segment).sum().reindex(table.index, fill_value=0)
     return table.assign(
         allocated_bytes=sums["allocated_bytes"],
         pending_bytes=sums["pending_bytes"],
         free_bytes=table["total_bytes"] - sums["allocated_bytes"] - sums["pending_bytes"],
-        largest_free_bytes=largest,
+        largest_free_bytes=np.fmax(before.groupby(segment).max().reindex(table.index), after.clip(0)).astype(np.int64),
         blocks=sums["blocks"],
     )
 
@@ -811,12 +806,8 @@ def sites(snapshot: Snapshot, moment: Moment = "peak", device: int | None = None
         There is no such device or event.
     """
     live = at(snapshot, moment, device)
-    live = live[~live["pending"]]
-    table = _summed(live, ["site", "category"])
     # `live` is in order of size, so that the first row of a group is one of its largest blocks.
-    stacks = live.groupby(["site", "category"], observed=True, sort=False)["stack"].first()
-    table["stack"] = stacks.reindex(pd.MultiIndex.from_frame(table[["site", "category"]])).to_numpy(np.int64)
-    return table
+    return _summed(live[~live["pending"]], ["site", "category"], stack=("stack", "first"))
 
 
 def ranges(snapshot: Snapshot, match: str | None = None, device: int | None = None) -> pd.DataFrame:
@@ -852,23 +843,19 @@ def ranges(snapshot: Snapshot, match: str | None = None, device: int | None = No
         pattern = compiled(match, "match")
         marks = marks[np.array([pattern.search(name) is not None for name in marks["name"]], bool)]
     marks = marks.sort_values("time_ns", kind="stable", ignore_index=True)
-    starts = (marks["stage"].str.upper() == "START").to_numpy(bool)
-    name, when = marks["name"].to_numpy(), marks["time_ns"].to_numpy()
+    starts = marks["stage"].str.upper() == "START"
     # Ranges of one name may nest: a beginning belongs to the next end at its depth.
-    depth = pd.Series(np.where(starts, 1, -1)).groupby(name).cumsum().to_numpy() + ~starts
-    order = np.lexsort((np.arange(len(marks)), depth, marks["name"].factorize()[0]))
-    first, second = order[:-1], order[1:]
-    pair = starts[first] & ~starts[second] & (name[first] == name[second]) & (depth[first] == depth[second])
-    first, second = first[pair], second[pair]
-    found = pd.DataFrame(
+    depth = starts.map({True: 1, False: -1}).groupby(marks["name"]).cumsum() + ~starts
+    following = marks.assign(ends=(~starts).astype(int)).groupby([marks["name"], depth])[["time_ns", "ends"]].shift(-1)
+    paired = starts & (following["ends"] == 1)
+    return pd.DataFrame(
         {
-            "name": name[first],
+            "name": marks["name"][paired],
             # Times are whole microseconds: what has a range's end's time was before it, as freeing is.
-            "from_event": np.searchsorted(time, when[first], side="left") - 1,
-            "to_event": np.searchsorted(time, when[second], side="right") - 1,
+            "from_event": np.searchsorted(time, marks["time_ns"][paired], side="left") - 1,
+            "to_event": np.searchsorted(time, following["time_ns"][paired], side="right") - 1,
         }
-    )
-    return found.iloc[np.argsort(first, kind="stable")].reset_index(drop=True)
+    ).reset_index(drop=True)
 
 
 def growth(snapshot: Snapshot, moments: Sequence[Moment], device: int | None = None) -> pd.DataFrame:
@@ -918,15 +905,11 @@ def growth(snapshot: Snapshot, moments: Sequence[Moment], device: int | None = N
     )
 
 
-def _summed(live: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    table = (
-        live.astype({"category": str})
-        .groupby(keys, observed=True, sort=False)
-        .agg(bytes=("size_bytes", "sum"), requested_bytes=("requested_bytes", "sum"), count=("address", "size"))
-        .reset_index()
-    )
-    total = int(table["bytes"].sum())
-    table["share"] = table["bytes"] / total if total else np.zeros(len(table))
+def _summed(live: pd.DataFrame, keys: list[str], **more: tuple[str, str]) -> pd.DataFrame:
+    sums = {"bytes": ("size_bytes", "sum"), "requested_bytes": ("requested_bytes", "sum"), "count": ("address", "size")}
+    by = live.astype({"category": str}).groupby(keys, observed=True, sort=False)
+    table = by.agg(**sums, **more).reset_index()
+    table.insert(len(keys) + len(sums), "share", table["bytes"] / max(int(table["bytes"].sum()), 1))
     return table.sort_values(["bytes", "count"], ascending=False, kind="stable", ignore_index=True)
 
 
@@ -1013,10 +996,9 @@ def _amounts(row: pd.Series) -> dict[str, int]:
 
 def _brief(snapshot: Snapshot, device: int) -> dict[str, Any]:
     over_time = timeline(snapshot, device)
-    recorded = len(over_time) > 1
     return {
         "device": device,
-        "peak_bytes": int(over_time["allocated_bytes"].max()) if recorded else None,
+        "peak_bytes": int(over_time["allocated_bytes"].max()) if len(over_time) > 1 else None,
         "reserved_bytes": int(over_time["reserved_bytes"].iloc[-1]),
         "events": len(over_time) - 1,
     }

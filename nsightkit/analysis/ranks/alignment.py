@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-__all__ = ["SYNCHRONIZING", "Alignment", "Matched", "align", "match", "together"]
+from nsightkit.analysis.ranks import collectives as communication
+from nsightkit.trace.model import Trace
+
+__all__ = ["SYNCHRONIZING", "Alignment", "Matched", "Meetings", "align", "match", "ranks_text", "together"]
 
 Int = npt.NDArray[np.int64]
 Float = npt.NDArray[np.float64]
@@ -105,8 +108,7 @@ class Alignment:
         -------
         ndarray of int64
         """
-        clock = self.clocks.set_index("rank")
-        of = clock.loc[np.asarray(rank)]
+        of = self.clocks.set_index("rank").loc[np.asarray(rank)]
         time = np.asarray(time_ns, np.int64)
         drift = (of["drift_ppm"].to_numpy() * 1e-6) * (time - of["middle_ns"].to_numpy())
         return np.asarray(time - of["offset_ns"].to_numpy() - np.rint(drift).astype(np.int64), np.int64)
@@ -170,6 +172,17 @@ def _contradictory(matched: Matched, alignment: Alignment) -> set[int]:
     return wrong | {group for group, ranks in members.items() if ranks & doubted}
 
 
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Name some ranks, the first few of many.
+
+    Parameters
+    ----------
+    ranks : sequence of int
+    """
+    listed = ", ".join(map(str, ranks[:8])) + ("…" if len(ranks) > 8 else "")
+    return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"
+
+
 # ---------------------------------------------------------------- which is which
 
 
@@ -190,25 +203,24 @@ def match(collectives: pd.DataFrame) -> Matched:
     Matched
     """
     every = collectives.assign(row=collectives.index).sort_values("rank", kind="stable", ignore_index=True)
-    alone = every["kind"] == "send/recv"
-    notes = []
-    if alone.any():
-        notes.append(f"{alone.sum():,} sends and receives were left out: whose partner is whose is not recorded.")
-    every = every[~alone]
+    every, notes = every[every["kind"] != "send/recv"], []
+    if alone := len(collectives) - len(every):
+        notes.append(f"{alone:,} sends and receives were left out: whose partner is whose is not recorded.")
     guessed = list(_guessed_groups(every[every["group"] == ""]))
     if collectives["rank"].nunique() > 2 and sum(rows["rank"].nunique() > 1 for *_, rows in guessed) > 1:
         notes.append("The traces name no process groups: streams whose collectives end together are taken for one.")
-    total, parts, groups = 0, [every[:0].assign(collective=0, group=0)], []
     named = list(_named_groups(every[every["group"] != ""]))
+    parts, groups = [every[:0].assign(collective=0, group=0)], []
     for number, (label, where, size, rows) in enumerate([*named, *guessed]):
         matched, by, said = _matched_group(rows)
         notes += [f"{label}: {text}" for text in said]
-        parts.append(matched.assign(collective=matched["collective"] + total, group=number))
-        total += matched["collective"].nunique()
+        parts.append(matched.assign(group=number))
         groups.append((number, label, where, rows["rank"].nunique(), size, by, number >= len(named)))
-    arrivals = pd.concat(parts).sort_values(["collective", "rank"], ignore_index=True)
-    single = len(every) - len(arrivals)
-    if single:
+    arrivals = pd.concat(parts)
+    # So far each group's collectives are numbered from 0.
+    arrivals = arrivals.assign(collective=arrivals.groupby(["group", "collective"]).ngroup())
+    arrivals = arrivals.sort_values(["collective", "rank"], ignore_index=True)
+    if single := len(every) - len(arrivals):
         notes.append(f"{single:,} collectives of single ranks match none of another rank and were left out.")
     return Matched(arrivals, pd.DataFrame(groups, columns=_OF_GROUP), notes)
 
@@ -258,20 +270,14 @@ def _matched_group(collectives: pd.DataFrame) -> tuple[pd.DataFrame, str, list[s
         whole = collectives.assign(collective=collectives.groupby(["sequence", nth]).ngroup())
     else:
         first, *others = sorted(tables, key=lambda rank: (-len(tables[rank]), rank))
-        parts = [tables[first].assign(collective=np.arange(len(tables[first])))]
-        by, doubtful = "order", []
-        for rank in others:
-            pairs = _pair(tables[first], tables[rank])
-            if pairs is None:
-                notes.append(f"the collectives of rank {rank} fit those of no other rank.")
-                continue
-            by = "coincidence" if pairs.by_votes else by
-            doubtful += [rank] if pairs.ambiguous else []
-            parts.append(tables[rank].iloc[pairs.other].assign(collective=pairs.reference))
-        if doubtful:
-            listed = ", ".join(map(str, doubtful[:8])) + ("…" if len(doubtful) > 8 else "")
-            notes.append(f"which collective is which fits several ways nearly as well (ranks {listed}).")
-        whole = pd.concat(parts)
+        pairs = {rank: _pair(tables[first], tables[rank]) for rank in others}
+        found = {rank: of for rank, of in pairs.items() if of is not None}
+        by = "coincidence" if any(of.by_votes for of in found.values()) else "order"
+        notes += [f"the collectives of rank {rank} fit those of no other rank." for rank in pairs if rank not in found]
+        if doubtful := [rank for rank, of in found.items() if of.ambiguous]:
+            notes.append(f"which collective is which fits several ways nearly as well ({ranks_text(doubtful)}).")
+        parts = (tables[rank].iloc[of.other].assign(collective=of.reference) for rank, of in found.items())
+        whole = pd.concat([tables[first].assign(collective=np.arange(len(tables[first]))), *parts])
     # All ranks must say the same of it.
     each = whole.groupby("collective")
     different = int((each["kind"].nunique() > 1).sum())
@@ -321,51 +327,45 @@ def _overlap(reference: pd.DataFrame, other: pd.DataFrame, pairs: _Pairs) -> boo
 def _by_order(ends: list[Int], signs: list[Int], sure: int) -> _Pairs | None:
     """Match by order: try shifts of one against the other, and take the one that lets the ends fit best."""
     n, m = len(ends[0]), len(ends[1])
-    tried: dict[int, tuple[float, Int]] = {}
-    least = max(min(n, m) / 2, 1)
+    tried: dict[int, _Pairs] = {}
     for shift in sorted(range(-min(m - 1, _MOST_LAG), min(n - 1, _MOST_LAG) + 1), key=abs):
         # reference[i + shift] is other[i]
-        low, high = max(0, -shift), min(m, n - shift)
-        if high - low < least:
-            continue
-        at = np.arange(low, high)
+        at = np.arange(max(0, -shift), min(m, n - shift))
         same = signs[0][at + shift] == signs[1][at]
-        if same.mean() < 0.95:
-            continue
-        at = at[same]
-        tried[shift] = (_spread(ends[0][at + shift] - ends[1][at], ends[1][at]), at)
-        if shift == 0 and n == m and len(at) > 2 and tried[0][0] <= sure:
-            break
-    # Two points fit any line: a shift that leaves so few says nothing, but for the one that leaves all.
-    tried = {shift: found for shift, found in tried.items() if len(found[1]) > 3 or (shift == 0 and n == m)}
+        all_of_both, kept = shift == 0 and n == m, at[same]
+        # Two points fit any line: a shift that leaves so few says nothing, but for the one that leaves all.
+        if len(at) >= max(min(n, m) / 2, 1) and same.mean() >= 0.95 and (len(kept) > 3 or all_of_both):
+            apart = ends[0][kept + shift] - ends[1][kept]
+            tried[shift] = _Pairs(kept + shift, kept, _spread(apart, ends[1][kept]))
+            if all_of_both and len(kept) > 2 and tried[0].spread_ns <= sure:
+                break
     if not tried:
         return None
-    best = min(tried, key=lambda shift: (tried[shift][0], abs(shift)))
-    if 0 in tried and n == m and tried[0][0] <= _SHIFT_GAIN * tried[best][0] + sure:
+    best = min(tried, key=lambda shift: (tried[shift].spread_ns, abs(shift)))
+    if n == m and 0 in tried and tried[0].spread_ns <= _SHIFT_GAIN * tried[best].spread_ns + sure:
         best = 0
-    spread, at = tried[best]
-    ambiguous = any(found[0] < 2 * spread for shift, found in tried.items() if shift != best)
-    return _Pairs(at + best, at, spread, ambiguous=ambiguous and best != 0)
+    found = tried.pop(best)
+    ambiguous = best != 0 and any(other.spread_ns < 2 * found.spread_ns for other in tried.values())
+    return dataclasses.replace(found, ambiguous=ambiguous)
 
 
 def _by_coincidence(ends: list[Int], signs: list[Int], close_ns: int) -> _Pairs | None:
     """Match by ends that coincide: the offset of clocks at which most of them do."""
-    first, second = (end[:_MOST_VOTES] for end in ends)
-    same = signs[0][: len(first), None] == signs[1][None, : len(second)]
-    apart = np.sort((first[:, None] - second[None, :])[same])
+    sides = [
+        pd.DataFrame({name: np.arange(len(end)), "end": end, "sign": sign})
+        for name, end, sign in zip(("reference", "other"), ends, signs, strict=True)
+    ]
+    same = signs[0][:_MOST_VOTES, None] == signs[1][None, :_MOST_VOTES]
+    apart = np.sort((ends[0][:_MOST_VOTES, None] - ends[1][None, :_MOST_VOTES])[same])
     if not len(apart):
         return None
     # The window that holds most differences; a collective has one partner, so pairs are counted twice at worst.
     count = np.searchsorted(apart, apart + close_ns, side="right") - np.arange(len(apart))
     at = int(np.argmax(count))
-    offset = int(np.median(apart[at : at + count[at]]))
-    columns = (("other", ends[1] + offset, signs[1]), ("reference", ends[0], signs[0]))
-    second_by, first_by = (
-        pd.DataFrame({name: np.arange(len(end)), "end": end, "sign": sign}).sort_values("end", kind="stable")
-        for name, end, sign in columns
-    )
+    sides[1]["end"] += int(np.median(apart[at : at + count[at]]))
+    first, second = (side.sort_values("end", kind="stable") for side in sides)
     # Each with the nearest that is close enough; of several that are near to one, the first.
-    pairs = pd.merge_asof(second_by, first_by, on="end", by="sign", tolerance=close_ns, direction="nearest").dropna()
+    pairs = pd.merge_asof(second, first, on="end", by="sign", tolerance=close_ns, direction="nearest").dropna()
     pairs = pairs.sort_values("other").drop_duplicates("reference").sort_values("reference")
     if len(pairs) < max(3, _LEAST_MATCHED * min(map(len, ends))):
         return None
@@ -425,17 +425,16 @@ def align(
     # Below, a rank is its position among the names.
     ends = telling[["collective", "end_ns"]].assign(rank=np.searchsorted(names, telling["rank"]))
     by = ends.groupby("rank")["end_ns"]
-    count = by.size().reindex(range(len(names)), fill_value=0)
-    middle = by.median().reindex(range(len(names)), fill_value=0).to_numpy(np.float64)
+    count = by.size().reindex(range(len(names)), fill_value=0).to_numpy(np.int64)
+    middle = np.asarray(by.median().reindex(range(len(names)), fill_value=0), np.float64)
     offset, island = _islands(ends, len(names))
     offset, drift = _settled(ends, offset, middle, island)
     rest = _residuals(ends, offset, drift, middle)
-    spread, error = np.full((2, len(names)), np.nan)
-    several = ends.groupby("collective")["rank"].transform("size")
-    for rank, mine in rest.groupby(ends["rank"]):
-        # The moment is taken from the ends themselves, so they lie closer to it than to the true one.
-        spread[rank] = _deviation(mine) / np.sqrt(1 - 1 / several[mine.index].mean())
-        error[rank] = _MEDIAN_ERROR * spread[rank] / np.sqrt(len(mine))
+    several = ends.groupby("collective")["rank"].transform("size").groupby(ends["rank"]).mean()
+    # The moment is taken from the ends themselves, so they lie closer to it than to the true one.
+    closer = np.sqrt(1 - 1 / several)
+    spread = (rest.groupby(ends["rank"]).agg(_deviation) / closer).reindex(range(len(names))).to_numpy(np.float64)
+    error = _MEDIAN_ERROR * spread / np.sqrt(np.maximum(count, 1))
     if clock is not None:
         one = [clock[name] for name in names]
         offset, drift = (
@@ -449,7 +448,7 @@ def align(
         by_source = start[island] - start
         sure = np.abs(offset - by_source) <= 2 * np.nan_to_num(np.hypot(error, error[island]))
         offset = np.where((drift == 0) & sure, by_source, offset)
-    columns = {
+    clocks = {
         "rank": names,
         "island": island,
         "offset_ns": offset,
@@ -457,9 +456,9 @@ def align(
         "middle_ns": np.rint(middle).astype(np.int64),
         "spread_ns": spread,
         "error_ns": error,
-        "matched": count.to_numpy(),
+        "matched": count,
     }
-    return Alignment(pd.DataFrame(columns))
+    return Alignment(pd.DataFrame(clocks))
 
 
 def _islands(ends: pd.DataFrame, ranks: int) -> tuple[Float, Int]:
@@ -512,3 +511,64 @@ def _residuals(ends: pd.DataFrame, offset: Float, drift: Float, middle: Float) -
 
 def _deviation(values: pd.Series) -> float:
     return float(_MAD_TO_SIGMA * np.median(np.abs(values - np.median(values))))
+
+
+# ---------------------------------------------------------------- devices of one trace
+
+
+class Meetings:
+    """Collectives that several devices of a trace take part in.
+
+    A collective can do its work only when the last device has arrived; until then the others wait in it.
+
+    Parameters
+    ----------
+    trace : Trace
+
+    Attributes
+    ----------
+    devices : list of int
+        Those with collectives.
+    met : DataFrame
+        A row for each device in each collective: ``device, start_ns, end_ns, kind``, ``collective`` (its number),
+        ``until_ns`` (when the last device arrived).
+    matched : int
+        Collectives that were found on several devices.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        found = communication.collectives(trace)
+        found = found[found["where"] == "GPU"]
+        self.devices: list[int] = found["device"].unique().tolist()
+        met = match(found.assign(rank=found["device"])).arrivals
+        by = met.groupby("collective")
+        arrived, done = by["start_ns"].transform("max"), by["end_ns"].transform("min")
+        # One that ends somewhere before all had arrived is not one collective.
+        possible = (arrived < done).groupby(met["collective"]).transform("all")
+        self.met: pd.DataFrame = met.assign(until_ns=arrived)[possible]
+        self.matched = int(self.met["collective"].nunique())
+
+    def waiting(self, device: int) -> pd.DataFrame:
+        """The time from a device's arrival to that of the last.
+
+        Parameters
+        ----------
+        device : int
+
+        Returns
+        -------
+        DataFrame
+            ``device, start_ns, kind, end_ns``.
+        """
+        mine = self.met[self.met["device"] == device]
+        return mine[["device", "start_ns", "kind"]].assign(end_ns=mine["until_ns"])
+
+    def last(self, device: int) -> int:
+        """How often a device was the last to arrive.
+
+        Parameters
+        ----------
+        device : int
+        """
+        mine = self.met[self.met["device"] == device]
+        return int((mine["start_ns"] == mine["until_ns"]).sum())

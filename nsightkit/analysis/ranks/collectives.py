@@ -143,14 +143,13 @@ def collectives(trace: Trace) -> pd.DataFrame:
 
 def _collectives(trace: Trace) -> pd.DataFrame:
     dtypes = {column: "object" if column in _TEXTS else "int64" for column in _COLUMNS}
-    parts = [part for part in (_on_gpu(trace), _on_cpu(trace)) if part is not None]
+    parts = [part for part in (_on_gpu(trace), _on_cpu(trace)) if part is not None and len(part)]
     found = pd.concat(parts) if parts else pd.DataFrame(columns=list(_COLUMNS))
     found = found[list(_COLUMNS)].astype(dtypes).sort_values(["start_ns", "end_ns"], kind="stable", ignore_index=True)
-    start, end, device = (found[c].to_numpy() for c in ("start_ns", "end_ns", "device"))
-    exposed = pd.array([pd.NA] * len(found), dtype="Int64")
-    for one, busy in compute(trace).items():
-        mine = device == one
-        exposed[mine] = (end - start - busy.of(start, end))[mine]
+    start, end = (found[c].to_numpy() for c in ("start_ns", "end_ns"))
+    exposed = pd.Series(pd.NA, found.index, "Int64")
+    for device, busy in compute(trace).items():
+        exposed = exposed.mask(found["device"] == device, end - start - busy.of(start, end))
     return found.assign(exposed_ns=exposed)
 
 
@@ -169,23 +168,18 @@ def summary(trace: Trace) -> pd.DataFrame:
         ``bytes`` is NA where the size of one of them is not known.
     """
     found = collectives(trace)
-    found = found.assign(total_ns=found["end_ns"] - found["start_ns"], known=found["bytes"] >= 0)
-    out = (
-        found.groupby(["group", "kind", "where"], sort=False, observed=True)
-        .agg(
-            count=("total_ns", "size"),
-            total_ns=("total_ns", "sum"),
-            exposed_ns=("exposed_ns", lambda s: s.sum(min_count=len(s))),
-            bytes=("bytes", "sum"),
-            known=("known", "all"),
-        )
-        .reset_index()
+    known = found["bytes"].astype("Int64").where(found["bytes"] >= 0)
+    by = found.assign(total_ns=found["end_ns"] - found["start_ns"], bytes=known).groupby(
+        ["group", "kind", "where"], sort=False, observed=True
     )
-    out["exposed_ns"] = out["exposed_ns"].astype("Int64")
-    out["overlapped_ns"] = out["total_ns"] - out["exposed_ns"]
-    out["bytes"] = out["bytes"].astype("Int64").where(out["known"])
-    columns = ["group", "kind", "where", "count", "total_ns", "exposed_ns", "overlapped_ns", "bytes"]
-    return out.sort_values("total_ns", ascending=False, ignore_index=True)[columns]
+    out = by.agg(
+        count=("total_ns", "size"),
+        total_ns=("total_ns", "sum"),
+        exposed_ns=("exposed_ns", lambda s: s.sum(min_count=len(s))),
+        bytes=("bytes", lambda s: s.sum(min_count=len(s))),
+    ).astype({"exposed_ns": "Int64", "bytes": "Int64"})
+    out.insert(3, "overlapped_ns", out["total_ns"] - out["exposed_ns"])
+    return out.reset_index().sort_values("total_ns", ascending=False, ignore_index=True)
 
 
 def totals(trace: Trace) -> dict[str, int | None]:
@@ -223,19 +217,16 @@ def spent(trace: Trace, start: npt.ArrayLike, end: npt.ArrayLike, found: pd.Data
         A row a window, with the columns of :func:`totals`.
     """
     found = collectives(trace) if found is None else found
-    columns = ["compute_ns", "communication_ns", "overlapped_ns", "exposed_ns"]
-    out = pd.DataFrame(0, index=range(len(np.asarray(start))), columns=columns, dtype="Int64")
-    busy = compute(trace)
+    columns, busy = ["compute_ns", "communication_ns", "overlapped_ns", "exposed_ns"], compute(trace)
+    nothing: Any = 0 if busy else pd.NA
+    out = pd.DataFrame(nothing, index=range(len(np.asarray(start))), columns=columns, dtype="Int64")
     for device, computed in busy.items():
         mine = found[found["device"] == device]
         talked = intervals.Coverage(mine["start_ns"], mine["end_ns"])
-        work = computed.start, computed.end
-        exposed = intervals.Coverage(*intervals.common((talked.start, talked.end), work, outside=True))
-        out["compute_ns"] += computed.of(start, end)
-        out["communication_ns"] += talked.of(start, end)
-        out["exposed_ns"] += exposed.of(start, end)
-    out["overlapped_ns"] = out["communication_ns"] - out["exposed_ns"]
-    return out if busy else out.mask(out == 0)
+        alone = intervals.common((talked.start, talked.end), (computed.start, computed.end), outside=True)
+        covers = {"compute_ns": computed, "communication_ns": talked, "exposed_ns": intervals.Coverage(*alone)}
+        out = out.assign(**{column: out[column] + cover.of(start, end) for column, cover in covers.items()})
+    return out.assign(overlapped_ns=out["communication_ns"] - out["exposed_ns"])
 
 
 def compute(trace: Trace) -> dict[int, intervals.Coverage]:
@@ -284,8 +275,7 @@ _COLUMNS = (
 
 
 def _on_gpu(trace: Trace) -> pd.DataFrame | None:
-    kernels = trace.table("kernels", ["name"])
-    rows = np.flatnonzero(categorize(kernels["name"]) == "communication")
+    rows = np.flatnonzero(categorize(trace.table("kernels", ["name"])["name"]) == "communication")
     if not len(rows):
         return None
     columns = ["start_ns", "end_ns", "device", "stream", "process", "correlation", "name", "collective", "sequence"]
@@ -311,21 +301,19 @@ def _annotated(trace: Trace, calls: pd.DataFrame) -> npt.NDArray[np.object_]:
     ranges = ranges[matching(ranges["name"], COLLECTIVE_RANGE)].reset_index(drop=True)
     kinds = np.array([*(kind_of(str(n)) for n in ranges["name"].cat.categories), "other"], dtype=object)
     of_range = kinds[ranges["name"].cat.codes]
-    around = intervals.enclosing(calls, ranges, of_range != "other")
-    return np.append(of_range, "other")[around]
+    return np.append(of_range, "other")[intervals.enclosing(calls, ranges, of_range != "other")]
 
 
 def _described(text: str) -> dict[str, Any]:
     """What a description says, in our words."""
     said = json.loads(text) if text else {}
-    kind = kind_of(str(said.get("Collective name", "")))
     sizes = [said.get(name) for name in ("In msg nelems", "Out msg nelems")]
-    width = _width(str(said.get("dtype", "")))
     elements = [size for size in sizes if isinstance(size, int) and size >= 0]
-    ranks = said.get("Process Group Ranks", "")
-    size = said.get("Group size", -1)
+    bare = str(said.get("dtype", "")).lower().removeprefix("torch.").removeprefix("c10::")
+    width = 1 if bare.startswith("float8") else _DTYPE_BYTES.get(bare)
+    ranks, size = said.get("Process Group Ranks", ""), said.get("Group size", -1)
     return {
-        "kind": kind,
+        "kind": kind_of(str(said.get("Collective name", ""))),
         "group": str(said.get("Process Group Name", "")),
         "ranks": ranks if isinstance(ranks, str) else json.dumps(ranks),
         "group_size": size if isinstance(size, int) else -1,
@@ -334,19 +322,11 @@ def _described(text: str) -> dict[str, Any]:
     }
 
 
-def _width(dtype: str) -> int | None:
-    """Bytes of an element."""
-    bare = dtype.lower().removeprefix("torch.").removeprefix("c10::")
-    return 1 if bare.startswith("float8") else _DTYPE_BYTES.get(bare)
-
-
-def _on_cpu(trace: Trace) -> pd.DataFrame | None:
+def _on_cpu(trace: Trace) -> pd.DataFrame:
     ranges = trace.table("ranges", ["start_ns", "end_ns", "name"])
     mine = ranges[matching(ranges["name"], _ON_CPU)]
-    if not len(mine):
-        return None
-    kinds = np.array([kind_of(str(n)) for n in mine["name"].cat.categories], dtype=object)
+    kind = mine["name"].astype(str).map(kind_of)
     unknown = dict.fromkeys(("device", "stream", "group_size", "sequence", "bytes"), -1)
     return mine[["start_ns", "end_ns"]].assign(
-        where="CPU", kind=kinds[mine["name"].cat.codes], group="", ranks="", launch_ns=mine["start_ns"], **unknown
+        where="CPU", kind=kind, group="", ranks="", launch_ns=mine["start_ns"], **unknown
     )

@@ -34,7 +34,7 @@ from nsightkit.trace.model import Trace
 if TYPE_CHECKING:
     from distributed import Future, LocalCluster
 
-__all__ = ["ANSWER_S", "FEW", "Job", "Look", "attempt", "combine", "look", "summary", "survey", "traces_in", "waited"]
+__all__ = ["ANSWER_S", "FEW", "Job", "Look", "attempt", "combine", "look", "survey", "traces_in", "waited"]
 
 #: So many traces are looked at in this process: starting a cluster takes longer.
 FEW = 4
@@ -193,26 +193,6 @@ class Job:
         }
 
 
-def summary(
-    sources: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
-    scheduler: str | None = None,
-    workers: int | None = None,
-) -> dict[str, Any]:
-    """Look at all ranks of a job, and give what they tell together as plain values.
-
-    Parameters
-    ----------
-    sources, scheduler, workers
-        As for :func:`survey`.
-
-    Returns
-    -------
-    dict
-        See :meth:`Job.summary`.
-    """
-    return survey(sources, scheduler, workers).summary()
-
-
 def survey(
     sources: str | os.PathLike[str] | Iterable[str | os.PathLike[str] | Trace],
     scheduler: str | None = None,
@@ -251,10 +231,12 @@ def survey(
     chosen = traces_in(sources) if isinstance(sources, (str, os.PathLike)) else list(sources)
     if not chosen:
         raise UsageError("no traces were given")
-    looks: list[Look] = []
-    for number, trace in enumerate(chosen):
-        if isinstance(trace, Trace):
-            looks += [dataclasses.replace(one, file=trace.path or f"trace {number}") for one in look(trace)]
+    looks = [
+        dataclasses.replace(one, file=trace.path or f"trace {number}")
+        for number, trace in enumerate(chosen)
+        if isinstance(trace, Trace)
+        for one in look(trace)
+    ]
     files = [Path(item) for item in chosen if not isinstance(item, Trace)]
     answers = _with_dask(files, cache, scheduler, workers)
     if scheduler is None and (workers == 0 or (workers is None and len(files) <= FEW)):
@@ -264,14 +246,12 @@ def survey(
         found[place] = result
         if progress is not None:
             progress(len(found), len(files))
-    lost: list[dict[str, Any]] = []
     # Whichever answered first, the order is that of the files, and the names those that the caller gave.
-    for place, path in enumerate(files):
-        result = found[place]
-        if isinstance(result, str):
-            lost.append({"file": str(path), "ranks": _rank_of(path), "reason": result})
-        else:
-            looks += [dataclasses.replace(one, file=str(path)) for one in result]
+    said = [(str(path), found[place]) for place, path in enumerate(files)]
+    looks += [dataclasses.replace(one, file=path) for path, of in said if not isinstance(of, str) for one in of]
+    lost: list[dict[str, Any]] = [
+        {"file": path, "ranks": _rank_of(path), "reason": of} for path, of in said if isinstance(of, str)
+    ]
     if not looks:
         first = f"the first, {Path(lost[0]['file']).name}, {lost[0]['reason']}"
         where = sources if isinstance(sources, (str, os.PathLike)) else files[0]
@@ -308,9 +288,8 @@ def traces_in(folder: str | os.PathLike[str]) -> list[Path]:
     if not folder.is_dir():
         raise TraceError(folder, "is not a folder", "give the folder that holds one trace a rank")
     try:
-        found = _traces(folder)
-        if not found:
-            found = [trace for inner in folder.iterdir() if inner.is_dir() for trace in _traces(inner)]
+        inner = (trace for inner in folder.iterdir() if inner.is_dir() for trace in _traces(inner))
+        found = _traces(folder) or list(inner)
     except OSError as error:
         raise TraceError(folder, f"cannot be read ({error.strerror or error})", "check its owner and mode") from error
     if not found:
@@ -406,20 +385,18 @@ def _ranks_of_looks(looks: Sequence[Look], lost: list[dict[str, Any]]) -> tuple[
     rank_from: dict[int, str] = {}
     rest: list[Look] = []
     for one, of_trace, of_name in zip(looks, said, named, strict=True):
-        rank = of_trace if of_trace is not None else of_name[0] if of_name else None
+        rank, source = (of_trace, "trace") if of_trace is not None else (next(iter(of_name), None), "name")
         if rank is None:
             rest.append(one)
         elif rank in crew:
             reason = f"holds rank {rank}, as {Path(crew[rank].name).name} does"
             lost.append({"file": one.name, "ranks": [rank], "reason": reason})
         else:
-            crew[rank], rank_from[rank] = one, "trace" if of_trace is not None else "name"
+            crew[rank], rank_from[rank] = one, source
     # A number that a lost file's name claims stays free for it.
     taken = {*crew, *(rank for one in lost for rank in one["ranks"])}
-    free = (rank for rank in itertools.count() if rank not in taken)
-    for rank, one in zip(free, rest, strict=False):
-        crew[rank], rank_from[rank] = one, "order"
-    return dict(sorted(crew.items())), rank_from
+    ordered = dict(zip((rank for rank in itertools.count() if rank not in taken), rest, strict=False))
+    return dict(sorted((crew | ordered).items())), rank_from | dict.fromkeys(ordered, "order")
 
 
 def _ranks_from_names(files: Sequence[str]) -> list[list[int]]:
@@ -464,38 +441,38 @@ def _collectives(arrivals: pd.DataFrame, matched: alignment.Matched, world: int)
         known=("exposed_ns", "count"),
         exposed_ns=("exposed_ns", "mean"),
     )
-    out["wait_ns"] = by["wait_ns"].sum(min_count=1)
-    out["exposed_ns"] = out["exposed_ns"].where(out["known"] == out["ranks"])
-    out["late_ns"] = out["arrived_ns"] - by["start_ns"].nth(-2).to_numpy()
+    out = out.assign(
+        wait_ns=by["wait_ns"].sum(min_count=1),
+        exposed_ns=out["exposed_ns"].where(out["known"] == out["ranks"]),
+        late_ns=out["arrived_ns"] - by["start_ns"].nth(-2).to_numpy(),
+        skew_ns=out["arrived_ns"] - out["start_ns"],
+    )
     out = out.reset_index().join(matched.groups.set_index("group")[["name", "where", "group_size"]], on="group")
     # A group whose size the trace does not say is taken for whole if all ranks of the job are in it.
     whole = out["ranks"] == out["group_size"].where(out["group_size"] > 0, world)
     waits = out["kind"].isin(alignment.SYNCHRONIZING)
-    out["transfer_ns"] = (out["end_ns"] - out["arrived_ns"]).where(whole & waits)
+    transfer = (out["end_ns"] - out["arrived_ns"]).where(whole & waits)
     factor = [communication.wire_factor(kind, n) for kind, n in zip(out["kind"], out["ranks"], strict=True)]
     carried = out["bytes"].where(out["bytes"] >= 0) * np.array(factor, np.float64)
-    out["bus_gb_per_s"] = carried / out["transfer_ns"].where(out["transfer_ns"] > 0)  # bytes a nanosecond: GB/s
     out = out.assign(
         group=out["name"],
-        skew_ns=out["arrived_ns"] - out["start_ns"],
+        transfer_ns=transfer,
         overlapped_ns=out["mean_ns"] - out["exposed_ns"],
+        bus_gb_per_s=carried / transfer.where(transfer > 0),  # bytes a nanosecond: GB/s
     )
-    for column in ("last_rank", "late_ns"):
-        out[column] = out[column].astype("Int64").where(waits)
-    for column in ("bytes", "group_size", "sequence", "step"):
-        out[column] = out[column].astype("Int64").where(out[column] >= 0)
-    for column in ("end_ns", "transfer_ns", "mean_ns", "exposed_ns", "overlapped_ns"):
-        out[column] = out[column].round().astype("Int64")
+    rounded = ["end_ns", "transfer_ns", "mean_ns", "exposed_ns", "overlapped_ns"]
+    known = {"last_rank": waits, "late_ns": waits}
+    known |= {column: out[column] >= 0 for column in ("bytes", "group_size", "sequence", "step")}
+    out[rounded] = out[rounded].round()
+    out = out.astype(dict.fromkeys([*rounded, *known], "Int64"))
+    out = out.assign(**{column: out[column].where(holds) for column, holds in known.items()})
     return out[_OF_COLLECTIVE].sort_values(["start_ns", "collective"], ignore_index=True)
 
 
 def _of_traces(crew: Mapping[int, Look]) -> Iterator[str]:
     """What reading the traces noted, once where it holds for several."""
-    files: dict[str, list[str]] = {}
-    for one in crew.values():
-        for note in one.notes:
-            files.setdefault(note, []).append(Path(one.file).name)
-    for note, names in files.items():
+    for note in dict.fromkeys(note for one in crew.values() for note in one.notes):
+        names = [Path(one.file).name for one in crew.values() if note in one.notes]
         yield f"{names[0] if len(names) == 1 else f'{len(names)} traces'}: {note}"
 
 
@@ -504,7 +481,8 @@ def _doubts(matched: alignment.Matched, clocks: alignment.Alignment, crew: Mappi
     island = clocks.clocks.set_index("rank")["island"]
     alone = island.index[~island.duplicated(keep=False)].tolist()
     if alone and len(crew) > 1:
-        yield f"No collective ties the clock of {_ranks_text(alone)} to others: their times cannot be compared."
+        named = alignment.ranks_text(alone)
+        yield f"No collective ties the clock of {named} to others: their times cannot be compared."
     if island.nunique() - len(alone) > 1:
         yield "Clocks of ranks that share no collectives cannot be compared with each other."
     for row in matched.groups.to_dict("records"):
@@ -515,15 +493,10 @@ def _doubts(matched: alignment.Matched, clocks: alignment.Alignment, crew: Mappi
             )
     several = [rank for rank, one in crew.items() if len(one.devices) > 1]
     if several:
-        yield f"{_ranks_text(several)} used several GPUs: figures are sums over them."
+        yield f"{alignment.ranks_text(several)} used several GPUs: figures are sums over them."
     unstepped = [rank for rank, one in crew.items() if one.steps["step"].eq(-1).all()]
     if unstepped and len(unstepped) < len(crew):
-        yield f"No steps are marked on {_ranks_text(unstepped)}."
-
-
-def _ranks_text(ranks: Sequence[int]) -> str:
-    listed = ", ".join(map(str, ranks[:8])) + ("…" if len(ranks) > 8 else "")
-    return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"
+        yield f"No steps are marked on {alignment.ranks_text(unstepped)}."
 
 
 def _ranks(
@@ -549,13 +522,10 @@ def _ranks(
     by = arrivals.assign(late_ns=stragglers.lateness(arrivals), waited_ns=waited(arrivals)).groupby("rank")
     out["matched"] = by.size().reindex(out["rank"], fill_value=0).to_numpy()
     out = out.join(by[["late_ns", "waited_ns"]].sum(min_count=1).astype("Int64"), on="rank")
-    clock = clocks.clocks
-    start = np.array([one.t0_ns for one in crew.values()], np.int64)
+    clock, start = clocks.clocks, np.array([one.t0_ns for one in crew.values()], np.int64)
     offset = (clock["offset_ns"] + start - start[clock["island"]]).astype("Int64")
-    out["clock_offset_ns"] = offset.where(clock["matched"] > 0)
-    for column in ("drift_ppm", "spread_ns", "error_ns"):
-        out[f"clock_{column}"] = clock[column].where(clock["matched"] > 0)
-    return out
+    known = clock.assign(offset_ns=offset).where(clock["matched"] > 0)
+    return out.join(known[["offset_ns", "drift_ppm", "spread_ns", "error_ns"]].add_prefix("clock_"))
 
 
 def _steps(crew: Mapping[int, Look], arrivals: pd.DataFrame) -> pd.DataFrame:
@@ -585,8 +555,7 @@ def waited(arrivals: pd.DataFrame) -> pd.Series:
     """
     wait = arrivals["wait_ns"].astype("Int64")
     start = arrivals["start_ns"].to_numpy(np.int64)
-    once = uncovered(start, start + wait.fillna(0).to_numpy(np.int64), arrivals["rank"])
-    return wait.where(wait.isna(), once)
+    return wait.where(wait.isna(), uncovered(start, start + wait.fillna(0).to_numpy(np.int64), arrivals["rank"]))
 
 
 # ---------------------------------------------------------------- where they are looked at

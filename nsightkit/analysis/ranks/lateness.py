@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -123,10 +124,8 @@ def find(
     gain_ns : int
         The same for all of them in time.
     """
-    late = lateness(arrivals)
-    table = arrivals.assign(late=late)[late.notna()]
-    floor = table["rank"].map(floors).to_numpy()
-    table["late"] = table["late"].where(table["late"] > floor, 0.0)
+    table = arrivals.assign(late=lateness(arrivals)).dropna(subset="late")
+    table["late"] = table["late"].where(table["late"] > table["rank"].map(floors), 0.0)
     judged = _lateness_by_group(table)
     named = _late_beyond_chance(judged, wall_ns)
     if not named:
@@ -171,8 +170,7 @@ def _lateness_by_group(table: pd.DataFrame) -> dict[int, pd.DataFrame]:
     found = {}
     for group, mine in table.groupby("group"):
         stepped = mine[mine["step"] >= 0]
-        enough = stepped["step"].nunique() >= _ENOUGH_STEPS
-        unit, rows = ("step", stepped) if enough else ("collective", mine)
+        unit, rows = ("step", stepped) if stepped["step"].nunique() >= _ENOUGH_STEPS else ("collective", mine)
         found[int(str(group))] = rows.pivot_table(index=unit, columns="rank", values="late", aggfunc="sum")
     return found
 
@@ -182,31 +180,27 @@ def _late_beyond_chance(judged: Mapping[int, pd.DataFrame], wall_ns: float) -> d
     tests = sum(units.shape[1] for units in judged.values())
     named: dict[int, tuple[float, int]] = {}
     while True:
-        fresh: dict[int, tuple[float, int]] = {}
-        for group, units in judged.items():
-            for rank, p in _chance_of_each(units.drop(columns=[rank for rank in named if rank in units])).items():
-                worth = units[rank].sum()
-                enough = p * tests < _SIGNIFICANT and worth >= _WORTH * wall_ns
-                if enough and (rank not in fresh or worth > judged[fresh[rank][1]][rank].sum()):
-                    fresh[rank] = (p * tests, group)
-        if not fresh:
+        late = [
+            (units[rank].sum(), rank, p * tests, group)
+            for group, units in judged.items()
+            for rank, p in _chance_of_each(units.drop(columns=list(named), errors="ignore")).items()
+            if p * tests < _SIGNIFICANT and units[rank].sum() >= _WORTH * wall_ns
+        ]
+        if not late:
             return named
-        named |= fresh
+        # Of the groups that a rank is late in, the one in which it is latest comes last.
+        named |= {rank: (p, group) for _, rank, p, group in sorted(late, key=lambda one: (one[0], -one[3]))}
 
 
 def _chance_of_each(units: pd.DataFrame) -> dict[int, float]:
     """Chance of each rank to be placed at least as late as it is, if every place were as likely for each."""
-    if units.shape[1] < 2:
-        return {}
-    count = units.notna().sum(axis=1).to_numpy()
-    units, count = units[count > 1], count[count > 1]
-    places = units.rank(axis=1, method="average")
-    found = {}
-    for rank in units.columns.tolist():
-        known = places[rank].notna().to_numpy()
-        # Of ties a rank gets the mean place; rounded down, so that chance is not thought smaller than it is.
-        found[int(rank)] = chance_of_places(count[known].tolist(), math.floor(float(places[rank].sum())))
-    return found
+    units = units[units.notna().sum(axis=1) > 1]
+    places, count = units.rank(axis=1, method="average"), units.notna().sum(axis=1)
+    # Of ties a rank gets the mean place; rounded down, so that chance is not thought smaller than it is.
+    return {
+        int(rank): chance_of_places(count[places[rank].notna()].tolist(), math.floor(places[rank].sum()))
+        for rank in (units.columns.tolist() if units.shape[1] > 1 else ())
+    }
 
 
 def chance_of_places(sides: Sequence[int], total: int) -> float:
@@ -222,13 +216,8 @@ def chance_of_places(sides: Sequence[int], total: int) -> float:
     if not sides:
         return 1.0
     if len(sides) * sum(sides) <= _EXACT * max(sides):
-        ways = np.ones(1)
-        for n in sides:
-            summed = np.cumsum(np.concatenate((ways, np.zeros(n - 1))))
-            ways = summed - np.concatenate((np.zeros(n), summed[:-n]))
-            ways = ways / n
-        least = len(sides)  # of all dice a one
-        return float(ways[max(total - least, 0) :].sum())
+        ways = functools.reduce(np.convolve, (np.full(n, 1 / n) for n in sides))
+        return float(ways[max(total - len(sides), 0) :].sum())  # of all dice at least a one
     mean = sum((n + 1) / 2 for n in sides)
     deviation = math.sqrt(sum((n * n - 1) / 12 for n in sides))
     return 0.5 * math.erfc((total - 0.5 - mean) / deviation / math.sqrt(2)) if deviation else 1.0
@@ -236,8 +225,7 @@ def chance_of_places(sides: Sequence[int], total: int) -> float:
 
 def _last_to_arrive(table: pd.DataFrame) -> pd.DataFrame:
     """The rank that came last to each collective, how much later than the one before, and how many came."""
-    ordered = table.sort_values(["collective", "start_ns", "rank"], kind="stable")
-    by = ordered.groupby("collective")
+    by = table.sort_values(["collective", "start_ns", "rank"], kind="stable").groupby("collective")
     last, before = by["start_ns"].nth(-1).to_numpy(), by["start_ns"].nth(-2).to_numpy()
     frame = pd.DataFrame({"rank": by["rank"].last(), "group": by["group"].last(), "ranks": by.size()})
     return frame.assign(by=uncovered(before, last, frame["group"]))
@@ -245,28 +233,25 @@ def _last_to_arrive(table: pd.DataFrame) -> pd.DataFrame:
 
 def _time_saved(table: pd.DataFrame, ranks: set[int]) -> int:
     """Time that some ranks' lateness costs: that in which somebody waited for them and did nothing else."""
-    late = table["rank"].isin(ranks)
     by = table.groupby("collective")
     # When the others were there; where there are no others, when the first was.
-    in_time = table[~late].groupby("collective")["start_ns"].max().reindex(by.size().index)
-    in_time = in_time.fillna(by["start_ns"].min())
+    others = table[~table["rank"].isin(ranks)].groupby("collective")["start_ns"].max()
+    in_time = by["start_ns"].min().to_frame("first").join(others).ffill(axis=1)["start_ns"]
     exposed = by["exposed_ns"].max().astype("float64").fillna(np.inf)
-    lost = uncovered(in_time, by["start_ns"].max(), by["group"].first())
-    return int(np.minimum(lost, exposed).sum())
+    return int(np.minimum(uncovered(in_time, by["start_ns"].max(), by["group"].first()), exposed).sum())
 
 
 def _held_up(
     table: pd.DataFrame, last: pd.DataFrame, rank: int, group: int, late_ns: float, groups: Mapping[int, str]
 ) -> list[dict[str, Any]]:
     """Another group than the one it is late in, in which a rank waits for others so long that this makes it late."""
-    mine = table[(table["rank"] == rank) & (table["group"] != group)].set_index("collective")
+    mine = table[(table["rank"] == rank) & (table["group"] != group)].join(last["rank"].rename("whom"), on="collective")
     wait = mine["wait_ns"].astype("float64")
     waited = wait.groupby(mine["group"]).sum()
     if not len(waited) or waited.max() < _HELD_UP_SHARE * late_ns:
         return []
     where = int(str(waited.idxmax()))
-    of = wait[mine["group"] == where]
-    whom = of.groupby(last["rank"].reindex(of.index)).sum().idxmax()
+    whom = wait[mine["group"] == where].groupby(mine["whom"]).sum().idxmax()
     what = f"{_HELD_UP} {groups.get(where, f'group {where}')} for rank {whom}"
     return [{"what": what, "extra_ns": int(waited.max()), "share": 1.0, "count_ratio": None}]
 

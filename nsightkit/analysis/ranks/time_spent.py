@@ -14,14 +14,13 @@ import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.analysis.core.categories import CATEGORIES, categorize
-from nsightkit.analysis.core.intervals import Coverage, uncovered, union
+from nsightkit.analysis.core.intervals import Coverage, Int, uncovered, union
 from nsightkit.analysis.timeline import gaps, steps
 from nsightkit.analysis.timeline.ranges import threads_with_ranges
 from nsightkit.trace.model import Trace
 
 __all__ = ["COUNT", "TIME", "WAITING", "of"]
 
-Int = npt.NDArray[np.int64]
 
 #: Prefixes of the columns: time spent, and kernels that began.
 TIME, COUNT = "time: ", "count: "
@@ -71,21 +70,19 @@ def _of_gpu(trace: Trace, low: Int, high: Int) -> dict[str, Int]:
     spent = [*counted, "CUDA graphs", "copies", "communication", *(f"idle, {cause}" for cause in gaps.CAUSES)]
     out = {f"{TIME}{what}": np.zeros(len(low), np.int64) for what in spent}
     out |= {f"{COUNT}{what}": np.zeros(len(low), np.int64) for what in counted}
+    for parts, begin in ((work, "fresh_ns"), (idle.assign(what="idle, " + idle["cause"].astype(str)), "start_ns")):
+        for (_, what), rows in parts.groupby(["device", "what"], observed=True):
+            out[TIME + str(what)] += Coverage(rows[begin], rows["end_ns"]).of(low, high)
+    for what, rows in work[work["what"].isin(counted)].groupby("what", observed=True):
+        begun = np.sort(rows["start_ns"].to_numpy())
+        out[COUNT + str(what)] += np.searchsorted(begun, high) - np.searchsorted(begun, low)
     devices = sorted({int(d) for frame in (kernels, graphs, copies) for d in pd.unique(frame["device"])})
     for device in devices:
-        mine, copied, talked, waited = (frame[frame["device"] == device] for frame in (work, copies, talk, idle))
-        for label, rows in mine.groupby("what", observed=True):
-            what = str(label)
-            out[f"{TIME}{what}"] += Coverage(rows["fresh_ns"], rows["end_ns"]).of(low, high)
-            if what in counted:
-                begun = np.sort(rows["start_ns"].to_numpy())
-                out[f"{COUNT}{what}"] += np.searchsorted(begun, high) - np.searchsorted(begun, low)
-        parts = [(rows["start_ns"], rows["end_ns"]) for rows in (mine, copied, talked)]
-        computed, moved, all_of_it = (Coverage(*union(*parts[:n])).of(low, high) for n in (1, 2, 3))
+        mine = [frame[frame["device"] == device] for frame in (work, copies, talk)]
+        bounds_of = [(rows["start_ns"], rows["end_ns"]) for rows in mine]
+        computed, moved, all_of_it = (Coverage(*union(*bounds_of[:n])).of(low, high) for n in (1, 2, 3))
         out[f"{TIME}copies"] += moved - computed
         out[WAITING] += all_of_it - moved
-        for cause, rows in waited.groupby("cause", observed=True):
-            out[f"{TIME}idle, {cause}"] += Coverage(rows["start_ns"], rows["end_ns"]).of(low, high)
     rest = (high - low) * max(len(devices), 1) - sum(out[f"{TIME}{what}"] for what in spent)
     return out | {f"{TIME}before or after all GPU work": rest}
 
@@ -94,18 +91,17 @@ def _of_thread(trace: Trace, low: Int, high: Int) -> dict[str, Int]:
     """Among the outermost ranges, other than steps, of the thread with the most time in ranges of its own."""
     ranges = trace.table("ranges", ["start_ns", "end_ns", "thread", "name", "parent"])
     ranges = ranges[ranges["thread"].isin(threads_with_ranges(trace)).to_numpy()]
+    length = ranges["end_ns"] - ranges["start_ns"]
+    longest = length.groupby(ranges["thread"]).sum().sort_values(kind="stable", ascending=False).index[:1]
+    outer = ranges[ranges["thread"].isin(longest) & ~ranges["name"].isin(set(steps.find(trace)["step"]))]
+    # In no range but a step.
+    outer = outer[~outer["parent"].isin(outer.index)]
+    # ``epoch 1``, ``epoch 2`` are one thing to spend time on.
+    name = outer["name"].astype("str").map(lambda text: _NUMBERED.sub("#", text))
+    total = length[outer.index].groupby(name).sum().sort_values(ascending=False)
     out: dict[str, Int] = {}
-    if len(ranges):
-        length = ranges["end_ns"] - ranges["start_ns"]
-        ranges = ranges[ranges["thread"] == length.groupby(ranges["thread"]).sum().idxmax()]
-        outer = ranges[~ranges["name"].isin(set(steps.find(trace)["step"])).to_numpy()]
-        # In no range but a step.
-        outer = outer[~outer["parent"].isin(outer.index).to_numpy()]
-        # ``epoch 1``, ``epoch 2`` are one thing to spend time on.
-        name = outer["name"].astype("str").map(lambda text: _NUMBERED.sub("#", text))
-        total = length[outer.index].groupby(name).sum().sort_values(ascending=False)
-        for one in total.index[:_MOST_NAMES]:
-            some = outer[(name == one).to_numpy()]
-            out[f"{TIME}range {one}"] = Coverage(some["start_ns"], some["end_ns"]).of(low, high)
+    for one in total.index[:_MOST_NAMES]:
+        some = outer[name == one]
+        out[f"{TIME}range {one}"] = Coverage(some["start_ns"], some["end_ns"]).of(low, high)
     out[f"{TIME}in no range"] = high - low - sum(out.values(), np.zeros(len(low), np.int64))
     return out

@@ -14,7 +14,7 @@ import pandas as pd
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.core.categories import categorize
 from nsightkit.analysis.core.names import matching
-from nsightkit.analysis.ranks.meetings import Meetings
+from nsightkit.analysis.ranks.alignment import Meetings
 from nsightkit.analysis.replay.crowding import Crowding
 from nsightkit.analysis.replay.handover import arrivals, hand_overs
 from nsightkit.analysis.replay.model import HELD_NS, MOST_CUTS, NEVER, Bool, Change, Cuts, Int, Played, kinds_of, place

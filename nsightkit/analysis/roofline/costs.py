@@ -63,8 +63,12 @@ class _Inputs:
             raise ValueError("not a tensor")
         return list(self.dims[i])
 
-    def lists(self) -> list[list[int]]:
-        """Elements of each tensor, of each input that is a list of tensors."""
+    def lists(self, count: int = 1) -> list[list[int]]:
+        """Elements of each tensor of each list of tensors; without types `count` lists are strung together."""
+        if not self.types:
+            flat = [math.prod(self.shape(i)) for i in self.tensors(len(self.dims))]
+            each = max(len(flat) // count, 1)
+            return [flat[i : i + each] for i in range(0, len(flat), each)]
         found = [dims for dims, kind in zip(self.dims, self.types, strict=False) if kind == _LIST and dims]
         if not all(_is_shape(shape) for shapes in found for shape in shapes):
             raise ValueError("not a list of tensors")
@@ -89,17 +93,12 @@ class _Inputs:
         kinds = (*_PRECISIONS, *_OTHER_BYTES)
         return [i for i in first if self.dims[i] and (not self.types or self.types[i] in kinds)]
 
-    def strung(self) -> list[int]:
-        """Elements of each tensor, where lists of them are strung together."""
-        return [math.prod(self.shape(i)) for i in self.tensors(len(self.dims))]
-
     def label(self) -> str:
         """Shapes of the first tensors, and their precision."""
         shapes = [dims for dims in self.dims if dims and _is_shape(dims)]
-        if not shapes:  # lists of them
-            shapes = [[sum(sizes)] for sizes in self.lists()[:1]]
-        kind = next((kind for kind in self.types if kind in _PRECISIONS), None)
-        precision = (_PRECISIONS[kind] if kind else self._given) or self.types[0]
+        shapes = shapes or [[sum(sizes)] for sizes in self.lists()[:1]]
+        precisions = (_PRECISIONS[kind] for kind in self.types if kind in _PRECISIONS)
+        precision = next(precisions, self._given) or self.types[0]
         return " ".join([*("x".join(map(str, dims)) for dims in shapes[:3]), precision])
 
     def says(self, i: int) -> bool | None:
@@ -115,8 +114,7 @@ def _matrices(given: _Inputs, left: int = 0, right: int = 1) -> Operation:
     *same, inner, n = given.shape(right)
     if k != inner or batch != same:
         raise ValueError("shapes do not match")
-    one = gemm_cost(m, n, k, given.precision(left))
-    times = math.prod(batch)
+    one, times = gemm_cost(m, n, k, given.precision(left)), math.prod(batch)
     return Operation("", one.flops * times, one.bytes * times, one.unit)
 
 
@@ -132,8 +130,7 @@ def _attention(given: _Inputs, q: int, causal: int, *, backward: bool = False) -
         return forward
     # Five products for the forward's two: scores again, and the gradients of scores, values, queries and keys.
     # Reads queries, keys, values, the result and its gradient; writes three gradients.
-    size = BYTES_OF[given.precision(q)]
-    moved = size * batch * width * (4 * heads * context + 4 * kv_heads * keys)
+    moved = BYTES_OF[given.precision(q)] * batch * width * (4 * heads * context + 4 * kv_heads * keys)
     return Operation("", forward.flops * 5 // 2, moved, forward.unit)
 
 
@@ -163,8 +160,7 @@ def _moves(given: _Inputs, *, inputs: Sequence[int]) -> Operation:
 
 
 def _cat(given: _Inputs) -> Operation:
-    flat = given.lists() if given.types else [given.strung()]
-    return Operation("", 0, 2 * sum(map(sum, flat)) * BYTES_OF[given.precision()], "fp32")
+    return Operation("", 0, 2 * sum(map(sum, given.lists())) * BYTES_OF[given.precision()], "fp32")
 
 
 def _embedding(given: _Inputs) -> Operation:
@@ -173,20 +169,13 @@ def _embedding(given: _Inputs) -> Operation:
 
 def _embedding_backward(given: _Inputs) -> Operation:
     """Read the gradient of what was looked up, write that of the whole table."""
-    *_, width = given.shape(0)
-    elements = math.prod(given.shape(0))
-    table = int(given.values[2]) * width
+    elements, table = math.prod(given.shape(0)), int(given.values[2]) * given.shape(0)[-1]
     return Operation("", elements, (elements + table) * BYTES_OF[given.precision()], "fp32")
 
 
 def _adamw(given: _Inputs) -> Operation:
     """One kernel for lists of weights, gradients and two moments, which emitted ranges string together."""
-    if given.types:
-        lists = given.lists()[:4]
-    else:
-        flat = given.strung()
-        quarter = len(flat) // 4
-        lists = [flat[i : i + quarter] for i in range(0, len(flat), quarter)]
+    lists = given.lists(4)[: 4 if given.types else None]
     if lists != lists[:1] * 4:
         raise ValueError("not four lists of the same tensors")
     return adamw_cost(sum(lists[0]), given.precision())
@@ -194,9 +183,8 @@ def _adamw(given: _Inputs) -> Operation:
 
 def _foreach(given: _Inputs, flops: int) -> Operation:
     """An elementwise operation on lists of tensors: each read once, one list written."""
-    lists = given.lists()
-    elements = sum(lists[0])
-    moved = sum(map(sum, lists)) + elements
+    elements, *others = map(sum, given.lists())
+    moved = 2 * elements + sum(others)
     return Operation("", flops * elements, moved * BYTES_OF[given.precision()], "fp32")
 
 
@@ -276,12 +264,11 @@ def _plain(name: str) -> str:
 
 def _reckoned(name: str, inputs: str, precision: str | None) -> tuple[Operation, _Inputs] | None:
     plain = _plain(name)
-    reckon = _COSTS.get(plain)
-    if reckon is None or not inputs:
+    if plain not in _COSTS or not inputs:
         return None
     try:
         given = _Inputs(inputs, "fp8" if plain == "_scaled_mm" else precision)  # this product exists in 8 bits only
-        found = reckon(given)
+        found = _COSTS[plain](given)
         if not 0 < max(found.flops, found.bytes) <= _MOST:
             raise ValueError("sizes that were not recorded, or that no card holds")
         return found.renamed(f"{name} {given.label()}"), given
@@ -311,10 +298,7 @@ def cost(name: str, inputs: str, precision: str | None = None) -> Operation | No
         or too little. Attention whose mask was not recorded counts as causal (:func:`caveat`).
     """
     found = _reckoned(name, inputs, precision)
-    if found is None:
-        return None
-    operation, given = found
-    return None if not given.types and _plain(name) in _MIXED else operation
+    return found[0] if found and (found[1].types or _plain(name) not in _MIXED) else None
 
 
 def untyped(name: str, inputs: str) -> Operation | None:
@@ -331,9 +315,7 @@ def untyped(name: str, inputs: str) -> Operation | None:
         Named after the operator and its shapes, with its FLOPs, no bytes and no unit. None where types would not help.
     """
     found = _reckoned(name, inputs, "fp32")
-    if found is None:
-        return None
-    return Operation(found[0].name.rpartition(" ")[0], found[0].flops, 0, "")
+    return found and Operation(found[0].name.rpartition(" ")[0], found[0].flops, 0, "")
 
 
 def caveat(name: str, inputs: str) -> str:
@@ -350,7 +332,6 @@ def caveat(name: str, inputs: str) -> str:
         Empty where everything that matters was recorded.
     """
     at = _MASK_AT.get(_plain(name))
-    found = None if at is None else _reckoned(name, inputs, "fp32")
-    if at is None or found is None or found[1].says(at) is not None:
-        return ""
-    return "its mask was not recorded: counted as causal, the least it can be"
+    found = at and _reckoned(name, inputs, "fp32")
+    lacking = at and found and found[1].says(at) is None
+    return "its mask was not recorded: counted as causal, the least it can be" if lacking else ""

@@ -77,18 +77,25 @@ def classify(sm_pct: float, memory_pct: float) -> str:
 
 def _ruled(sm: float, memory: float) -> tuple[str, str]:
     """Apply the rule; give the class and what it rests on."""
-    if not (math.isfinite(sm) and math.isfinite(memory)):
-        return "not-enough-data", ""
     heavier, other = ("compute", "memory") if sm >= memory else ("memory", "compute")
-    if max(sm, memory) >= _HIGH:
-        also = f", and so is {other}" if min(sm, memory) >= _HIGH else ""
-        return f"{heavier}-bound", f"{heavier} is at {_HIGH:g} % of its peak or more{also}"
-    if sm < _LOW and memory < _LOW:
-        return "latency-bound", f"both are below {_LOW:g} % of their peaks, so neither is the limit"
-    if abs(sm - memory) >= _APART:
-        return f"{heavier}-bound", f"neither reaches {_HIGH:g} %, and they are {_APART:g} points apart or more"
-    why = f"neither reaches {_HIGH:g} %, one reaches {_LOW:g} %, and they are less than {_APART:g} points apart"
-    return "balanced", why
+    least, most = sorted((sm, memory))
+    also = f", and so is {other}" if least >= _HIGH else ""
+    rules = (  # the first that holds
+        (not math.isfinite(sm + memory), "not-enough-data", ""),
+        (most >= _HIGH, f"{heavier}-bound", f"{heavier} is at {_HIGH:g} % of its peak or more{also}"),
+        (most < _LOW, "latency-bound", f"both are below {_LOW:g} % of their peaks, so neither is the limit"),
+        (
+            most - least >= _APART,
+            f"{heavier}-bound",
+            f"neither reaches {_HIGH:g} %, and they are {_APART:g} points apart or more",
+        ),
+        (
+            True,
+            "balanced",
+            f"neither reaches {_HIGH:g} %, one reaches {_LOW:g} %, and they are less than {_APART:g} points apart",
+        ),
+    )
+    return next((name, why) for holds, name, why in rules if holds)
 
 
 def occupancy_limiter(limits: Mapping[str, float]) -> str | None:
@@ -134,11 +141,12 @@ def stalls(report: Report, kernel: str | None = None, within: str | None = None)
     UsageError
         An expression is malformed, or no range matches `within`.
     """
-    rows = []
-    for found in _chosen(report, kernel, within):
-        shares, source = found.stalls()
-        identity = found.launch["id"], found.launch["kernel"]
-        rows += [(*identity, stall.reason, share, source, stall.meaning) for stall, share in shares.items()]
+    rows = [
+        (found.launch["id"], found.launch["kernel"], stall.reason, share, source, stall.meaning)
+        for found in _chosen(report, kernel, within)
+        for shares, source in [found.stalls()]
+        for stall, share in shares.items()
+    ]
     frame = pd.DataFrame(rows, columns=["id", "kernel", "reason", "share", "source", "meaning"])
     return frame.sort_values(["id", "share"], ascending=[True, False], kind="stable", ignore_index=True)
 
@@ -167,12 +175,16 @@ def summary(report: Report, kernel: str | None = None, within: str | None = None
     UsageError
         An expression is malformed, or no range matches `within`.
     """
-    rows = []
-    for found in _chosen(report, kernel, within):
-        classification, why = _ruled(found["sm_pct"], found["memory_pct"])
-        _explain(found, classification, why)
-        limiter = occupancy_limiter(found.limits())
-        rows.append((*found.launch[list(COLUMNS[:6])], limiter, classification, found.evidence, found.next_steps))
+    rows = [
+        (
+            *found.launch[list(COLUMNS[:6])],
+            occupancy_limiter(found.limits()),
+            _explain(found),
+            found.evidence,
+            found.next_steps,
+        )
+        for found in _chosen(report, kernel, within)
+    ]
     frame = pd.DataFrame(rows, columns=list(COLUMNS))
     return frame.sort_values("time_ns", ascending=False, kind="stable", na_position="last", ignore_index=True)
 
@@ -248,12 +260,13 @@ class _Findings:
         self.next_steps += [text for text in advice if text not in self.next_steps]
 
 
-def _explain(found: _Findings, classification: str, why: str) -> None:
+def _explain(found: _Findings) -> str:
+    """Say what bounds a launch; give its class."""
+    classification, why = _ruled(found["sm_pct"], found["memory_pct"])
     if classification == "not-enough-data":
-        lacking = [name for name in ("sm_pct", "memory_pct") if not found.has(name)]
-        missing = " and ".join(_METRICS[name].nvidia[0] for name in lacking)
+        missing = " and ".join(_METRICS[name].nvidia[0] for name in ("sm_pct", "memory_pct") if not found.has(name))
         found.say(f"the report lacks {missing}", "collect the section SpeedOfLight (ncu --section SpeedOfLight)")
-        return
+        return classification
     found.say(f"compute throughput {found.cite('sm_pct')}, memory throughput {found.cite('memory_pct')}: {why}")
     compute, memory = found.busiest("sm_pct"), found.busiest("memory_pct")
     if compute and memory:
@@ -263,6 +276,7 @@ def _explain(found: _Findings, classification: str, why: str) -> None:
         )
     tree = {"compute-bound": _compute, "memory-bound": _memory, "balanced": _balanced, "latency-bound": _latency}
     tree[classification](found)
+    return classification
 
 
 # ---------------------------------------------------------------- memory
@@ -272,45 +286,47 @@ def _memory(found: _Findings) -> None:
     # First what moves bytes for nothing: to use less of a level helps little while that is so.
     looked = _access(found)
     level = _level(found)
-    if level == "DRAM" and found["dram_pct"] >= _HIGH:
-        found.say(
-            f"DRAM bandwidth itself is the limit: {found.cite('dram_pct')}",
-            "move fewer bytes: fuse with the kernels before and after, use a narrower type, or keep data in L2; "
-            "then compare with the bandwidth measured on this card",
-        )
-    elif found.has("dram_pct"):
-        word = "DRAM is the busiest level, and has room" if level == "DRAM" else "memory is the limit, and DRAM is not"
+    limit, word = level == "DRAM" and found["dram_pct"] >= _HIGH, "memory is the limit, and DRAM is not"
+    if level == "DRAM":
+        word = "DRAM bandwidth itself is the limit" if limit else "DRAM is the busiest level, and has room"
+    if found.has("dram_pct"):
         found.say(f"{word}: {found.cite('dram_pct')}")
-    if level == "DRAM" and not found["dram_pct"] >= _HIGH:
-        found.advise("have more loads in flight (unroll, wider loads, more warps), and move fewer bytes")
-    elif level == "L2":
-        found.say(
-            f"L2 is the busiest level: {found.cited(('l2_pct', ''), ('l2_hit_pct', 'hits')) or 'by the breakdown'}",
-            "reuse more in L1, shared memory or registers (larger tiles), so that less goes to L2",
-        )
-    elif level == "L1":
-        found.say(
-            "L1, which is shared memory too, is the busiest level: "
-            f"{found.cited(('l1_pct', ''), ('l1_hit_pct', 'hits')) or 'by the breakdown'}",
-            "issue fewer load and store instructions for the same bytes: 128-bit accesses, and reuse in registers "
-            "(each thread computes a larger tile)",
-        )
-    elif level is None:
-        found.advise("collect MemoryWorkloadAnalysis to see which level is busy (ncu --section MemoryWorkloadAnalysis)")
+    if level in _CACHES:
+        name, figure, advice = _CACHES[level]
+        figures = found.cited((f"{figure}_pct", ""), (f"{figure}_hit_pct", "hits"))
+        found.say(f"{name} is the busiest level: {figures or 'by the breakdown'}", advice)
+    else:
+        found.advise(_BANDWIDTH if limit else _MORE_IN_FLIGHT if level else _WORKLOAD)
     found.advise(*looked)
 
 
 def _level(found: _Findings) -> str | None:
     """Which level of memory is busiest: by the breakdown, as NVIDIA's rule does, else by the levels' own figures."""
-    top = found.busiest("memory_pct")
-    for prefix, level in (("dram", "DRAM"), ("fbp", "DRAM"), ("lts", "L2"), ("ltc", "L2"), ("l1tex", "L1")):
-        if top is not None and top[0].startswith(prefix):
-            return level
-    known = [(level, found[name]) for level, name in _LEVELS if found.has(name)]
-    return max(known, key=lambda of: of[1], default=(None, 0))[0]
+    top, _ = found.busiest("memory_pct") or ("", 0)
+    known = {level: found[name] for level, name in _LEVELS if found.has(name)}
+    by_breakdown = (level for prefix, level in _UNITS if top.startswith(prefix))
+    return next(by_breakdown, max(known, key=lambda level: known[level], default=None))
 
 
+_WIDE = "issue fewer load and store instructions for the same bytes: 128-bit accesses, and reuse in registers"
+#: Levels of memory by the beginning of their units' names, and their own figures.
+_UNITS = (("dram", "DRAM"), ("fbp", "DRAM"), ("lts", "L2"), ("ltc", "L2"), ("l1tex", "L1"))
 _LEVELS = (("DRAM", "dram_pct"), ("L2", "l2_pct"), ("L1", "l1_pct"))
+#: Of a cache that is the busiest level: its name in a sentence, how its figures are called, and what to do.
+_CACHES = {
+    "L2": ("L2", "l2", "reuse more in L1, shared memory or registers (larger tiles), so that less goes to L2"),
+    "L1": (
+        "L1, which is shared memory too,",
+        "l1",
+        f"{_WIDE} (each thread computes a larger tile)",
+    ),
+}
+_BANDWIDTH = (
+    "move fewer bytes: fuse with the kernels before and after, use a narrower type, or keep data in L2; "
+    "then compare with the bandwidth measured on this card"
+)
+_MORE_IN_FLIGHT = "have more loads in flight (unroll, wider loads, more warps), and move fewer bytes"
+_WORKLOAD = "collect MemoryWorkloadAnalysis to see which level is busy (ncu --section MemoryWorkloadAnalysis)"
 _TABLES = (
     "collect MemoryWorkloadAnalysis_Tables to see coalescing, bank conflicts and spills "
     "(ncu --section MemoryWorkloadAnalysis_Tables)"
@@ -462,14 +478,11 @@ def _waits(found: _Findings) -> None:
             "(ncu --section SchedulerStats --section WarpStateStats)"
         )
         return
-    waits = [stall for stall in shares if stall.reason not in ("selected", "not_selected")]
-    for stall in sorted(waits, key=lambda stall: -shares[stall])[:2]:
-        if shares[stall] < _TOP_STALL:
-            break
+    waits = {stall: share for stall, share in shares.items() if stall.reason not in ("selected", "not_selected")}
+    for stall in sorted((stall for stall in waits if waits[stall] >= _TOP_STALL), key=lambda stall: -waits[stall])[:2]:
         counted = f"{found.metrics.get(stall.sampled):,} samples ({stall.sampled})" if source == "samples" else ""
         found.say(
             f"{100 * shares[stall]:.0f} % of a warp's time between two instructions is {stall.reason}, "
-            f"{counted or found.cite(f'stall_{stall.reason}', 'warps an issue')}: it {stall.meaning}"
+            f"{counted or found.cite(f'stall_{stall.reason}', 'warps an issue')}: it {stall.meaning}",
+            *([f"{stall.reason}: {stall.next_step}"] if stall.next_step else []),
         )
-        if stall.next_step:
-            found.advise(f"{stall.reason}: {stall.next_step}")

@@ -95,20 +95,6 @@ class Envelope:
         kept = self.activation_bytes + (self.score_bytes if scores else 0)
         return self.state_bytes + self.cache_bytes + kept + self.logits_bytes
 
-    def floor_ms(self, tflops: float) -> float:
-        """Milliseconds a training step takes at a rate: no step can be quicker than at the peak rate.
-
-        Parameters
-        ----------
-        tflops : float
-            TFLOP/s.
-
-        Returns
-        -------
-        float
-        """
-        return self.train_flops / tflops / 1e9
-
 
 def envelope(configuration: Configuration) -> Envelope:
     """Reckon the cost of one step.

@@ -21,6 +21,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,6 @@ __all__ = [
     "judge",
     "kernel_bounds",
     "layer_costs",
-    "mfu",
     "read_ceilings",
     "summary",
 ]
@@ -147,6 +147,15 @@ class Rates:
         """
         return max(self.compute_ns(operation), self.memory_ns(operation))
 
+    def bound(self, operation: Operation) -> str:
+        """Say what takes longer, ``compute`` or ``memory``.
+
+        Parameters
+        ----------
+        operation : Operation
+        """
+        return "compute" if self.compute_ns(operation) > self.memory_ns(operation) else "memory"
+
 
 def datasheet(gpu: Gpu, clock_mhz: float | None = None) -> Rates:
     """Take the rates of a card's datasheet, which hold at its boost clock, or what is left of them at another.
@@ -196,12 +205,15 @@ def ceiling(parameters: Mapping[str, Any], time_ns: float) -> dict[str, Any]:
     if kind == "gemm":
         m, n, k = (int(parameters[name]) for name in ("m", "n", "k"))
         what = f"GEMM {m}x{k} {k}x{n}" + (" of zeros" if parameters.get("zeros") else "")
-        unit, tflops, gb_per_s = parameters["precision"], 2 * m * n * k / time_ns / 1e3, None
-    else:
-        moved = {"copy": 2, "triad": 3, "read": 1}[kind] * int(parameters["megabytes"]) * 10**6
-        what = f"{kind} of {parameters['megabytes']:,} MB"
-        unit, tflops, gb_per_s = "memory", None, moved / time_ns
-    return {"unit": unit, "tflops": tflops, "gb_per_s": gb_per_s, "what": what}
+        return {
+            "unit": parameters["precision"],
+            "tflops": 2 * m * n * k / time_ns / 1e3,
+            "gb_per_s": None,
+            "what": what,
+        }
+    moved = {"copy": 2, "triad": 3, "read": 1}[kind] * int(parameters["megabytes"]) * 10**6
+    what = f"{kind} of {parameters['megabytes']:,} MB"
+    return {"unit": "memory", "tflops": None, "gb_per_s": moved / time_ns, "what": what}
 
 
 def ceilings(rows: Iterable[Mapping[str, Any]], source: str) -> Rates:
@@ -286,7 +298,7 @@ def bounds(operations: Iterable[Operation], rates: Rates) -> pd.DataFrame:
             "flops": operation.flops,
             "bytes": operation.bytes,
             "intensity": operation.intensity,
-            "bound": "compute" if rates.compute_ns(operation) > rates.memory_ns(operation) else "memory",
+            "bound": rates.bound(operation),
             "bound_ns": rates.bound_ns(operation),
             "source": rates.source,
         }
@@ -326,14 +338,11 @@ def judge(
         raise UsageError(f"{len(table)} operations and {len(times)} times do not belong together")
     if (times <= 0).any():
         raise UsageError("a measured time must be positive")
-    compute = np.array([sheet.compute_ns(operation) for operation in operations])
-    moved = table["bytes"].to_numpy()
-    too_quick, too_quick_for_memory = compute > times, moved / sheet.gb_per_s > times
-    cached = moved <= sheet.l2_bytes
+    too_quick = np.array([sheet.compute_ns(operation) for operation in operations]) > times
+    moved, by_memory = table["bytes"].to_numpy(), (table["bound"] == "memory").to_numpy()
+    too_quick_for_memory, cached = moved / sheet.gb_per_s > times, moved <= sheet.l2_bytes
     uncached = np.maximum(moved - 2 * sheet.l2_bytes, 0) / sheet.gb_per_s > times
-    limits = zip(operations, table["bound"], strict=True)
-    of_ceiling = np.array([_ceiling_ns(operation, bound, measured) for operation, bound in limits]) / times
-    by_memory = (table["bound"] == "memory").to_numpy()
+    of_ceiling = np.array(list(map(partial(_ceiling_ns, measured), operations, table["bound"]))) / times
     too_much = [
         f"would be {rate:,.0f} TFLOP/s, {rate / sheet.tflops[operation.unit]:.1f} times the peak" if wrong else ""
         for operation, rate, wrong in zip(operations, table["flops"] / times / 1e3, too_quick, strict=True)
@@ -345,7 +354,6 @@ def judge(
         (too_quick_for_memory | (of_ceiling > 1) & cached & by_memory, _CACHED.format("fit")),
         (of_ceiling > 1, "quicker than the ceilings measured on this card"),
     )
-    order = ["name", "flops", "bytes", "intensity", "bound", "time_ns", "sol_datasheet", "sol_measured"]
     return table.assign(
         time_ns=times,
         sol_datasheet=table["bound_ns"] / times,
@@ -353,19 +361,18 @@ def judge(
         impossible=too_quick | uncached,
         unit=np.array([operation.unit for operation in operations], dtype=object),
         note=np.select([holds for holds, _ in notes], [text for _, text in notes], ""),
-    )[[*order, "impossible", "unit", "source", "note"]]
+    )[[*_JUDGED, "impossible", "unit", "source", "note"]]
 
 
+_JUDGED = ["name", "flops", "bytes", "intensity", "bound", "time_ns", "sol_datasheet", "sol_measured"]
 _CACHED = "its tensors {} the L2 cache: quicker than the memory, as they may be"
 
 
-def _ceiling_ns(operation: Operation, bound: str, measured: Rates | None) -> float:
+def _ceiling_ns(measured: Rates | None, operation: Operation, bound: str) -> float:
     """Give the least time by measured ceilings; NaN where the one that counts was not measured."""
-    if measured is None:
-        return float("nan")
-    if operation.unit in measured.tflops or not operation.flops:
+    if measured is not None and (operation.unit in measured.tflops or not operation.flops):
         return measured.bound_ns(operation)
-    return measured.memory_ns(operation) if bound == "memory" else float("nan")
+    return measured.memory_ns(operation) if measured is not None and bound == "memory" else float("nan")
 
 
 def summary(
@@ -435,25 +442,24 @@ def _listed(groups: list[_Group], sheet: Rates, measured: Rates | None) -> pd.Da
     each = [_on(sheet, group.operation) for group in groups]
     times, calls = (np.array([getattr(group, of) for group in groups], np.int64) for of in ("time_ns", "calls"))
     sums = [
-        dataclasses.replace(one, flops=one.flops * n, bytes=one.bytes * n)
-        for one, n in zip(each, calls.tolist(), strict=True)
+        dataclasses.replace(one, flops=one.flops * group.calls, bytes=one.bytes * group.calls)
+        for one, group in zip(each, groups, strict=True)
     ]
-    table = judge(sums, times.tolist(), sheet, measured).drop(columns="note")
     # What fits the cache is a matter of one call.
     alone = judge(each, (times / calls).tolist(), sheet, measured)
     unknown = np.array([group.precision_from == "unknown" for group in groups], bool)
     remarks = zip(alone["note"].mask(unknown, _UNKNOWN), [group.caveat for group in groups], strict=True)
+    table = judge(sums, times.tolist(), sheet, measured).drop(columns="note")
     table = table.assign(
         time_ns=times,
         impossible=alone["impossible"] & ~unknown,
         count=calls,
         precision_from=np.array([group.precision_from for group in groups], dtype=object),
         note=np.array(["; ".join(filter(None, texts)) for texts in remarks], dtype=object),
-    )
-    table = table.astype({"bytes": "Int64", "bound": object, "unit": object})
-    table.loc[unknown, ["intensity", "sol_datasheet", "sol_measured"]] = np.nan
-    table.loc[unknown, "bytes"] = pd.NA
-    table.loc[unknown, ["bound", "unit"]] = None
+    ).astype({"bytes": "Int64", "bound": object, "unit": object})
+    hidden: dict[str, Any] = {"bytes": pd.NA, "bound": None, "unit": None}
+    for column, nothing in (hidden | dict.fromkeys(("intensity", "sol_datasheet", "sol_measured"), np.nan)).items():
+        table.loc[unknown, column] = nothing
     return table.sort_values("time_ns", ascending=False, kind="stable", ignore_index=True)
 
 
@@ -486,8 +492,8 @@ def coverage(table: pd.DataFrame, trace: Trace) -> float:
 def hfu(table: pd.DataFrame, time_ns: float, rates: Rates) -> float:
     """Give the hardware FLOPs utilisation: the time that matrix arithmetic takes at the peak rate, of the whole time.
 
-    All arithmetic counts that ran, also what was computed a second time to save memory; MFU (:func:`mfu`) counts what
-    the model needs. Both were defined by Chowdhery and others (PaLM, 2022, appendix B).
+    All arithmetic counts that ran, also what was computed a second time to save memory; MFU counts what the model
+    needs. Both were defined by Chowdhery and others (PaLM, 2022, appendix B).
 
     Parameters
     ----------
@@ -506,31 +512,6 @@ def hfu(table: pd.DataFrame, time_ns: float, rates: Rates) -> float:
     matrices = table[table["name"].str.startswith(_ON_TENSOR_CORES) & table["unit"].isin(list(rates.tflops))]
     peak = matrices["unit"].map(dict(rates.tflops)).astype(float)
     return float((matrices["flops"] / peak).sum() / 1e3 / time_ns)
-
-
-def mfu(flops: float, time_ns: float, rates: Rates, unit: str = "bf16") -> float:
-    """Give the model FLOPs utilisation: the rate at which the FLOPs a model needs were done, of the peak.
-
-    Parameters
-    ----------
-    flops : float
-        What the model's forward and backward passes need, without anything computed twice; such as ``train_flops`` from
-        :func:`nsightkit.analysis.roofline.envelope.summary`.
-    time_ns : float
-        What they took, times the number of GPUs.
-    rates : Rates
-    unit : str
-
-    Returns
-    -------
-    float
-
-    Raises
-    ------
-    UsageError
-        `rates` has no such unit.
-    """
-    return rates.compute_ns(Operation("the model", int(flops), 0, unit)) / time_ns
 
 
 def kernel_bounds(trace: Trace, gpu: str | None = None) -> pd.Categorical[str]:
@@ -554,7 +535,7 @@ def kernel_bounds(trace: Trace, gpu: str | None = None) -> pd.Categorical[str]:
     UsageError
         No card of the name in `gpu` is listed.
     """
-    code = np.zeros(trace.size("kernels"), np.int8)
+    bound = np.full(trace.size("kernels"), "", dtype=object)
     ops = _operators(trace, "kernels")
     if len(ops):
         try:
@@ -564,13 +545,10 @@ def kernel_bounds(trace: Trace, gpu: str | None = None) -> pd.Categorical[str]:
                 raise
             sheets = [datasheet(each) for each in hardware.GPUS]
         for group in _groups(trace, ops):
-            found = {str(bounds([_on(sheet, group.operation)], sheet)["bound"].iloc[0]) for sheet in sheets}
+            found = {sheet.bound(_on(sheet, group.operation)) for sheet in sheets}
             if len(found) == 1 and group.precision_from != "unknown":
-                code[group.members] = _BOUNDS.index(found.pop())
-    return pd.Categorical.from_codes(code, pd.Index(_BOUNDS))
-
-
-_BOUNDS = ("", "compute", "memory")
+                bound[group.members] = found.pop()
+    return pd.Categorical(bound, pd.Index(["", "compute", "memory"]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -601,47 +579,35 @@ def _groups(trace: Trace, ops: pd.DataFrame, on_cpu: bool = False, precision: st
     kinds, kind_of = np.unique(pairs, return_inverse=True)
     both = zip(*np.divmod(kinds, len(inputs.categories)), strict=True)
     texts = [(str(names.categories[name]), str(inputs.categories[given])) for name, given in both]
-    costs = [cost(*text) for text in texts]
-    bare = [None if typed else untyped(*text) for text, typed in zip(texts, costs, strict=True)]
+    typed = [cost(*text) for text in texts]
+    bare = [None if found else untyped(*text) for text, found in zip(texts, typed, strict=True)]
     without_types = np.array([found is not None for found in bare], bool)
-    known = (without_types | [found is not None for found in costs])[kind_of]
+    known = (without_types | [found is not None for found in typed])[kind_of]
     ran = _own_times(trace, known) if on_cpu else _kernel_times(trace, ops, known)
-    operator, lasting, tf32, said = (ran[column].to_numpy() for column in ("operator", "lasting", "tf32", "said"))
-    mine = np.flatnonzero(operator >= 0)
-    # Of all that an operator launched, the longest says what it works on: later ones overwrite.
-    speaks = mine[said[mine] >= 0]
-    speaks = speaks[np.argsort(lasting[speaks], kind="stable")]
-    of_operator = np.full(len(ops), -1, np.int64)
-    of_operator[operator[speaks]] = said[speaks]
-    kind = kind_of[operator[mine]]
-    said = np.where(without_types[kind], of_operator[operator[mine]], -1)
-    by = pd.DataFrame({"kind": kind, "said": said}).groupby(["kind", "said"])
-    for at in map(np.asarray, by.indices.values()):
-        number, code, members = int(kind[at[0]]), int(said[at[0]]), mine[at]
-        found, source = costs[number], "recorded"
-        holds = _SAID[code] if code >= 0 else precision
-        if found is None and holds == nvtx_ops.OTHER:
+    ran = ran[ran["operator"] >= 0]
+    # Of all that an operator launched, the longest says what it works on.
+    telling = ran[ran["said"] >= 0].sort_values("lasting", kind="stable").drop_duplicates("operator", keep="last")
+    kind = kind_of[ran["operator"]]
+    said = ran["operator"].map(telling.set_index("operator")["said"]).where(without_types[kind]).fillna(-1).astype(int)
+    by: Any = ran.groupby([kind, said])
+    for (number, code), mine in by:
+        if bare[number] and code >= 0 and _SAID[code] == nvtx_ops.OTHER:
             continue
-        if found is None:
-            found = cost(*texts[number], holds)
-            source = "kernel" if code >= 0 else "given"
-        if found is None:  # nothing says the precision, or the tensors are of several types by nature
-            found, source = bare[number], "unknown"
-        assert found is not None
-        if found.unit == "fp32" and found.name.startswith(_GEMMS) and tf32[members].any():
+        holds, source = (_SAID[code], "kernel") if code >= 0 else (precision, "given")
+        # Unknown is what nothing says the precision of, or tensors of several types by nature.
+        offers = (typed[number], "recorded"), (cost(*texts[int(number)], holds), source), (bare[number], "unknown")
+        found, source = next((one, source) for one, source in offers if one)
+        if found.unit == "fp32" and found.name.startswith(_GEMMS) and mine["tf32"].any():
             found = dataclasses.replace(found, unit="tf32")
-        calls, time = len(np.unique(operator[members])), int(lasting[members].sum())
-        yield _Group(found, source, caveat(*texts[number]), members, calls, time)
+        calls, time = mine["operator"].nunique(), int(mine["lasting"].sum())
+        yield _Group(found, source, caveat(*texts[int(number)]), mine.index.to_numpy(), calls, time)
 
 
 def _own_times(trace: Trace, known: np.ndarray) -> pd.DataFrame:
     """Each known operator by its own time on the CPU, in the form of :func:`_kernel_times`."""
-    mask = trace.mask("ops")
-    mine = known if mask is None else known & mask
-    lasting = operators.own(trace.whole)["duration_ns"]
-    return pd.DataFrame(
-        {"operator": np.where(mine, np.arange(len(mine)), -1), "lasting": lasting, "tf32": False, "said": -1}
-    )
+    lasting, mask = operators.own(trace.whole)["duration_ns"], trace.mask("ops")
+    operator = np.where(known if mask is None else known & mask, np.arange(len(known)), -1)
+    return pd.DataFrame({"operator": operator, "lasting": lasting, "tf32": False, "said": -1})
 
 
 def _kernel_times(trace: Trace, ops: pd.DataFrame, known: np.ndarray) -> pd.DataFrame:

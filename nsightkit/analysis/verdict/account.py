@@ -14,7 +14,7 @@ from nsightkit.analysis.core import intervals
 from nsightkit.analysis.core.categories import CATEGORIES, categorize
 from nsightkit.analysis.core.intervals import Coverage
 from nsightkit.analysis.core.names import matching
-from nsightkit.analysis.ranks.meetings import Meetings
+from nsightkit.analysis.ranks.alignment import Meetings
 from nsightkit.analysis.roofline import sol
 from nsightkit.analysis.timeline import gaps, steps
 from nsightkit.analysis.timeline.gaps import in_window

@@ -1030,7 +1030,7 @@ def test_several_kinds_of_files_and_bad_ones(tmp_path: Path, gate: Any) -> None:
         assert says in err or says == "nothing"
     gate(bench, "--update")
     for name, data, says in (
-        ("cut.json", json.dumps(bench_document())[:300], "not a JSON document"),
+        ("cut.json", json.dumps(bench_document())[:300], "is not JSON"),
         ("none.json", '{"nsightkit": "1"}', "no rows"),
         ("empty.csv", "Kernel Name\n", "empty.csv"),
         ("baseline.json", None, "a baseline is given with --baseline"),

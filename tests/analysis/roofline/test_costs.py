@@ -220,10 +220,6 @@ def test_utilisation_of_a_planted_trace() -> None:
     assert sol.hfu(table, 1e6, sheet) == pytest.approx(flops / 989.4e12 / 1e-3)
     # The stranger took a millisecond of 1.31: what is said of the rest is said of 23.7 % of the kernel time.
     assert sol.coverage(table, planted()) == pytest.approx(310 / 1310)
-    assert sol.mfu(flops / 2, 1e6, sheet) == pytest.approx(flops / 2 / 989.4e12 / 1e-3)  # half of it, computed twice
-    assert sol.mfu(flops, 1e6, sheet, "fp32") == pytest.approx(flops / 66.9e12 / 1e-3)
-    with pytest.raises(UsageError, match="no rate of fp4"):
-        sol.mfu(flops, 1e6, sheet, "fp4")
 
 
 def test_utilisation_is_said_with_what_it_covers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -63,8 +63,10 @@ def test_the_ten_configurations_to_the_printed_digit(line: str) -> None:
         found.train_flops / 1e12,
         100 * found.attention_flops / found.fwd_flops,
         100 * found.head_flops / found.fwd_flops,
-        found.floor_ms(165.16),  # 165.2 before rounding: no rate further from this one gives all ten as printed
-        found.floor_ms(989.4),
+        found.train_flops
+        / 165.16
+        / 1e9,  # 165.2 before rounding: no rate further from this one gives all ten as printed
+        found.train_flops / 989.4 / 1e9,
     ]
     assert printed(values, expected) == expected
 
