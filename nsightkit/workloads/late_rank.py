@@ -176,16 +176,13 @@ def _intervals(document: Mapping[str, Any]) -> dict[str, list[int]]:
     events = [event for event in document["traceEvents"] if event.get("ph") == "X"]
     talking = {event["tid"] for event in events if str(event["name"]).startswith("gloo:")}
     for event in events:
-        name, category = str(event["name"]), event.get("cat")
-        what = ""
-        if category == "kernel":
-            what = "nccl" if "nccl" in name.lower() else "kernels"
-        elif category == "user_annotation":
-            what = _SHOWN.get(name, "step" if name.startswith("step ") else "")
-        elif category == "cpu_op" and event["tid"] not in talking:
-            what = "operators"
-        start = base + round(float(event["ts"]) * 1e3)
-        found[what].append((start, start + round(float(event["dur"]) * 1e3)))
+        name, start = str(event["name"]), base + round(float(event["ts"]) * 1e3)
+        of_category = {
+            "kernel": "nccl" if "nccl" in name.lower() else "kernels",
+            "user_annotation": _SHOWN.get(name, "step" if name.startswith("step ") else ""),
+            "cpu_op": "" if event["tid"] in talking else "operators",
+        }
+        found[of_category.get(event.get("cat"), "")].append((start, start + round(float(event["dur"]) * 1e3)))
     return {
         f"{what}_{edge}_ns": [pair[i] for pair in (union if what in ("operators", "kernels") else sorted)(pairs)]
         for what, pairs in found.items()
@@ -250,18 +247,18 @@ class Crew(Workload):
 
     def _all(self, word: str, own: Callable[[], Any]) -> list[Any]:
         """Have all ranks do something, this one included; gives what each answers."""
-        for number, child in enumerate(self.children, 1):
-            try:
+        number = 0
+        try:
+            for number, child in enumerate(self.children, 1):
                 print(word, file=child.stdin, flush=True)
-            except BrokenPipeError as error:
-                raise RuntimeError(f"rank {number} ended with code {child.wait(_PATIENCE_S)}") from error
-        answers = [own()]
-        for number, child in enumerate(self.children, 1):
-            assert child.stdout is not None
-            line = child.stdout.readline()
-            if not line:
-                raise RuntimeError(f"rank {number} ended with code {child.wait(_PATIENCE_S)}")
-            answers.append(json.loads(line))
+            answers = [own()]
+            for number, child in enumerate(self.children, 1):
+                assert child.stdout is not None
+                answers.append(json.loads(child.stdout.readline()))
+        except (BrokenPipeError, json.JSONDecodeError) as error:  # nobody reads, or nobody answers
+            raise RuntimeError(
+                f"rank {number} ended with code {self.children[number - 1].wait(_PATIENCE_S)}"
+            ) from error
         return answers
 
     def close(self) -> None:
@@ -273,13 +270,11 @@ class Crew(Workload):
         if hasattr(self, "_rank"):
             self._rank.close()
         for child in self.children:
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 child.wait(_PATIENCE_S)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
-            if child.stdout is not None:
-                child.stdout.close()
+            child.kill()  # nothing happens to one that has ended
+            with child:  # waits for its end, and closes its pipes
+                pass
         self._folder.cleanup()
         super().close()
 

@@ -473,7 +473,7 @@ class LayerRun(Workload):
             words = "SwiGLU in a kernel of its own: this Triton has no descriptors of matrices"
             epilogue = rung.epilogue and self._can(kernels.DESCRIPTORS, words)
             return functools.partial(kernels.prefill, heads=heads, epilogue=epilogue)
-        why_not = kernels.dependent_launch(self.device)
+        why_not = kernels.dependent_launch(self.device) if rung.overlapped else ""
         overlapped = rung.overlapped and self._can(not why_not, f"launched one after the other: {why_not}")
         # Triton's interpreter has no multiprocessors: any number will do.
         sms = torch.cuda.get_device_properties(self.device).multi_processor_count if cuda else 3
