@@ -247,18 +247,16 @@ class Crew(Workload):
 
     def _all(self, word: str, own: Callable[[], Any]) -> list[Any]:
         """Have all ranks do something, this one included; gives what each answers."""
-        number = 0
         try:
-            for number, child in enumerate(self.children, 1):
+            for child in self.children:
                 print(word, file=child.stdin, flush=True)
             answers = [own()]
-            for number, child in enumerate(self.children, 1):
+            for child in self.children:
                 assert child.stdout is not None
                 answers.append(json.loads(child.stdout.readline()))
         except (BrokenPipeError, json.JSONDecodeError) as error:  # nobody reads, or nobody answers
-            raise RuntimeError(
-                f"rank {number} ended with code {self.children[number - 1].wait(_PATIENCE_S)}"
-            ) from error
+            rank, code = 1 + self.children.index(child), child.wait(_PATIENCE_S)
+            raise RuntimeError(f"rank {rank} ended with code {code}") from error
         return answers
 
     def close(self) -> None:
