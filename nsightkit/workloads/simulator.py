@@ -103,12 +103,8 @@ class Load:
     loader: str | None = None
 
 
-@dataclass(frozen=True)
-class Sleep:
+class Sleep(Cpu):
     """Sleep in a range."""
-
-    ns: int
-    name: str
 
 
 @dataclass(frozen=True)
@@ -233,7 +229,7 @@ class Pop:
 
 
 Action = (
-    Cpu | Load | Sleep | Launch | Graph | Copy | Sync | Record | WaitEvent | Foreign | Signal | Await | Capture | Stall
+    Cpu | Load | Launch | Graph | Copy | Sync | Record | WaitEvent | Foreign | Signal | Await | Capture | Stall
     | Profiler | Push | Pop
 )  # fmt: skip
 
@@ -513,7 +509,7 @@ class _Simulation:
         }  # fmt: skip
         for thread.at, action in enumerate(actions):
             yield from carry_out[type(action)](thread, action) or ()
-            if isinstance(action, Cpu | Load | Sleep | Sync | Await | Capture | Stall | Profiler):
+            if isinstance(action, Cpu | Load | Sync | Await | Capture | Stall | Profiler):
                 thread.launched = False
 
     def _lasting(self, thread: _Thread, ns: float, what: str = "cpu") -> int:
@@ -543,9 +539,9 @@ class _Simulation:
             return "no-unnamed" in self.changes
         return self.changes.get("no-cpu-work") in ("", name, re.sub(r"\d+", "*", name))
 
-    def _work(self, thread: _Thread, a: Cpu | Sleep) -> _Steps:
-        begun, once = self.now, isinstance(a, Cpu) and a.once
-        if not ("no-start-up" in self.changes if once else self._is_removed(a.name)):
+    def _work(self, thread: _Thread, a: Cpu) -> _Steps:
+        begun = self.now
+        if not ("no-start-up" in self.changes if a.once else self._is_removed(a.name)):
             yield self.now + self._lasting(thread, a.ns)
         self._spent(thread, begun, a.name, "clock_nanosleep" if isinstance(a, Sleep) else "")
 
