@@ -126,7 +126,7 @@ class Attention(Workload):
         super().__init__(config, device)
         self._set_fp32_products(config.precision)
         if config.implementation in _BACKENDS:
-            self._settings.enter_context(sdpa_kernel(_BACKENDS[config.implementation]))
+            self.enter_context(sdpa_kernel(_BACKENDS[config.implementation]))  # type: ignore[arg-type] # it lets errors pass
 
     @functools.cached_property
     def _compiled(self) -> Callable[..., Tensor]:

@@ -202,9 +202,10 @@ class Crew(Workload):
 
     def __init__(self, config: LateConfig, device: str) -> None:
         super().__init__(config, device)
-        self._folder = tempfile.TemporaryDirectory()
+        folder = self.enter_context(tempfile.TemporaryDirectory())
+        self.callback(self._end)
         self.children: list[subprocess.Popen[str]] = []
-        store = str(Path(self._folder.name, "store"))
+        store = str(Path(folder, "store"))
         interface = os.environ.get("GLOO_SOCKET_IFNAME")
         try:
             for rank in range(1, config.ranks):
@@ -259,7 +260,7 @@ class Crew(Workload):
             raise RuntimeError(f"rank {rank} ended with code {code}") from error
         return answers
 
-    def close(self) -> None:
+    def _end(self) -> None:
         """End the other ranks, then this one."""
         for child in self.children:
             with suppress(BrokenPipeError):
@@ -273,8 +274,6 @@ class Crew(Workload):
             child.kill()  # nothing happens to one that has ended
             with child:  # waits for its end, and closes its pipes
                 pass
-        self._folder.cleanup()
-        super().close()
 
 
 def start(device: str, **parameters: Any) -> Crew:

@@ -417,7 +417,7 @@ class LayerRun(Workload):
         """Put the rung together."""
         rung, cuda = self._rung, self.device.type == "cuda"
         if rung.attention in _BACKENDS and self._can(cuda or rung.attention == "flash", "the fused attention of a CPU"):
-            self._settings.enter_context(sdpa_kernel(_BACKENDS[rung.attention]))
+            self.enter_context(sdpa_kernel(_BACKENDS[rung.attention]))  # type: ignore[arg-type] # it lets errors pass
         weights = self.weights
         if rung.fp8:
             weights, self.parameters["use_fast_accum"] = self._eight(), cuda
@@ -427,7 +427,7 @@ class LayerRun(Workload):
         if rung.compiled is not None:
             compiler = self.config.compiler
             fuses = self._can(compiler == "inductor", f"traced by {compiler}, which fuses nothing")
-            self._settings.callback(torch._dynamo.reset)
+            self.callback(torch._dynamo.reset)
             options = rung.compiled if fuses else {}
             layer = torch.compile(layer, backend=compiler, fullgraph=True, dynamic=False, **options)
         caches: Sequence[_Cache | None] = self.caches or [None] * len(weights)
