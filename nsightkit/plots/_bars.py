@@ -474,9 +474,8 @@ def small_multiples(tables: Mapping[str, pd.DataFrame], *, top: int = 5, title: 
         handles = dict(zip(kinds, bars, strict=True)) | handles
     for axes in grid.flat[len(shown) :]:
         axes.set_axis_off()
-    named = [kind for kind in CATEGORY_COLOURS if kind in handles]
-    figure.legend(
-        [handles[kind] for kind in named], named, loc="outside lower center", ncols=4, frameon=False, fontsize=9
-    )
     said = [(label, f"{t['name'].iloc[0]} {t['share'].iloc[0]:.0%}") for label, t in shown.items()]
-    return finished(figure, grid[0][0], f"{title}, small bar charts; the first of each: {spoken(said, most=12)}.")
+    return finished(
+        figure, grid[0][0], f"{title}, small bar charts; the first of each: {spoken(said, most=12)}.", legend=4,
+        handles={kind: handles[kind] for kind in CATEGORY_COLOURS if kind in handles},
+    )  # fmt: skip
