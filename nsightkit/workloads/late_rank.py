@@ -165,9 +165,6 @@ class _Rank:
             watch.export_chrome_trace(str(path))  # type: ignore[no-untyped-call]
             return _intervals(json.loads(path.read_text(encoding="utf-8")))
 
-    def close(self) -> None:
-        dist.destroy_process_group()
-
 
 def _intervals(document: Mapping[str, Any]) -> dict[str, list[int]]:
     """Begins and ends of steps, phases, collectives, and of what was computed, of a profile."""
@@ -266,8 +263,8 @@ class Crew(Workload):
             with suppress(BrokenPipeError):
                 assert child.stdin is not None
                 child.stdin.close()  # the end of its input is the end of it
-        if hasattr(self, "_rank"):
-            self._rank.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()
         for child in self.children:
             with suppress(subprocess.TimeoutExpired):
                 child.wait(_PATIENCE_S)
@@ -291,7 +288,7 @@ def _main(task: Mapping[str, Any]) -> None:
         for line in sys.stdin:
             answers.write(json.dumps(asked[line.strip()]()) + "\n")
             answers.flush()
-        rank.close()
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":
