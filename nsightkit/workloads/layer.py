@@ -580,21 +580,18 @@ class _Launches(TorchDispatchMode):
             if result is not NotImplemented:
                 return result
         result = func(*args, **kwargs)
-        name = func.overloadpacket.__name__
-        given = _tensors((args, kwargs))
+        name, given = func.overloadpacket.__name__, _tensors((args, kwargs))
         if func.is_view or name.startswith(("_unsafe_view", "empty", "new_empty")):
             return result
+        # Ordinary cores compute in fp32, whatever their tensors hold.
+        flops, unit = max((tensor.numel() for tensor in given), default=0), "fp32"
+        read = {id(tensor): tensor for tensor in (given[1:] if name == "copy_" else given)}
+        moved = sum(map(_bytes, [*read.values(), *_tensors(result)]))
         if name == "index_put_":  # of the tensor that is written to, only what is written moves
-            self.add(name, 0, 2 * _bytes(args[2]), "fp32")
-            return result
-        flops, unit = 0, "fp32"  # ordinary cores compute in fp32, whatever their tensors hold
-        if name in ("mm", "bmm"):
+            flops, moved = 0, 2 * _bytes(args[2])
+        elif name in ("mm", "bmm"):
             flops, unit = 2 * result.numel() * args[0].shape[-1], _UNITS[result.dtype]
-        elif given:
-            flops = max(tensor.numel() for tensor in given)
-        read = given[1:] if name == "copy_" else given
-        moved = sum(_bytes(tensor) for tensor in {id(tensor): tensor for tensor in read}.values())
-        self.add(name, flops, moved + sum(map(_bytes, _tensors(result))), unit)
+        self.add(name, flops, moved, unit)
         return result
 
     def add(self, name: str, flops: int, moved: int, unit: str) -> None:
