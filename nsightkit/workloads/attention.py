@@ -158,13 +158,10 @@ class Attention(Workload):
         inputs = tuple(torch.randn(shape, dtype=kind, device=self.device, generator=generator) for _ in range(4))
         for tensor in inputs[:3]:
             tensor.requires_grad_()
-        naive = config.implementation.startswith("naive")
-        future = None
-        if naive and config.causal:
-            future = torch.ones(context, context, dtype=torch.bool, device=self.device).triu_(1)
-        attend: Callable[..., Tensor] = written_out if naive else self._fused
-        if config.implementation == "naive-compiled":
-            attend = self._compiled
+        if not config.implementation.startswith("naive"):
+            return Cell(inputs, None, self._fused)
+        attend = self._compiled if config.implementation == "naive-compiled" else written_out
+        future = torch.ones(context, context, dtype=torch.bool, device=self.device).triu_(1) if config.causal else None
         return Cell(inputs, future, attend)
 
     def _fused(self, q: Tensor, k: Tensor, v: Tensor, _: None) -> Tensor:

@@ -417,14 +417,14 @@ def random_program(seed: int) -> Program:
             out += _kernels(2, heavy, kernel=ADAM, device=device)
         return out
 
+    backward: list[Action] = [Signal("backward"), Await("backward done", shown)] if autograd else []
+    met: list[Action] = [Signal("rank"), Await("rank done", shown)] if ranks else []
+
     def threads(lead: list[Action]) -> list[list[Action]]:
         def step(k: int) -> list[Action]:
-            out = [*lead, *(first if k == 1 else later), *([Signal("rank")] if ranks else []), *parts]
-            if autograd:
-                out += [Signal("backward"), *autograd_done]
-            return [*out, *reduced(0, k), *tail, *([Await("rank done", shown)] if ranks else [])]
+            once = first if k == 1 else later
+            return [*lead, *once, *met[:1], *parts, *backward, *reduced(0, k), *tail, *met[1:]]
 
-        autograd_done: list[Action] = [Await("backward done", shown)]
         out = [loop(step, steps)]
         if autograd:
             out.append(

@@ -620,13 +620,13 @@ class _Simulation:
     def _sync(self, thread: _Thread, a: Sync) -> _Steps:
         if "no-sync" in self.changes:
             return
-        begun = self.now
-        ops = self.streams[a.device, a.stream].tail
-        if a.what == "event":
-            ops = self.recorded.get(a.event, [])
-        elif a.what == "device":
-            streams = [s for (device, number), s in self.streams.items() if device == a.device and number < 1000]
-            ops = [op for stream in streams for op in stream.tail]
+        begun, streams = self.now, self.streams
+        every = [s for (device, number), s in streams.items() if device == a.device and number < 1000]
+        ops = {
+            "stream": streams[a.device, a.stream].tail,
+            "event": self.recorded.get(a.event, []),
+            "device": [op for stream in every for op in stream.tail],
+        }[a.what]
         yield from self._until(thread, ops)
         place = a.device, a.stream if a.what == "stream" else _NO_STREAM
         self._call(f"cuda{a.what.capitalize()}Synchronize", thread, begun, waits_on=place)
