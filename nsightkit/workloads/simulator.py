@@ -450,8 +450,8 @@ class _Simulation:
         launches = [a for a in itertools.chain.from_iterable(program.threads) if isinstance(a, Launch | Graph)]
         self.members = Counter(a.key for a in launches if a.key is not None)
         compute: Counter[int] = Counter()
-        for a in launches:
-            compute[a.device] += sum(ns for _, ns in a.nodes) if a.key is None else 0
+        for a in (a for a in launches if a.key is None):
+            compute[a.device] += sum(ns for _, ns in a.nodes)
         mean = sum(compute.values()) / max(1, len(compute))
         self.even = {d: mean / ns if "equal-ranks" in self.changes and self.members else 1 for d, ns in compute.items()}
 
