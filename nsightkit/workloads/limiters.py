@@ -9,7 +9,6 @@ in a phase of its own name, so that any profiler can tell them apart.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping
 from types import MappingProxyType, ModuleType
 from typing import Any
@@ -127,11 +126,14 @@ class Limiters(Workload):
 
 def _inputs(config: LimiterConfig, device: torch.device) -> dict[str, tuple[Tensor, ...]]:
     """The inputs of each operation, and the output of those that write to a given place."""
-    # What the bits do decides the power, and the power the clock.
-    random = functools.partial(torch.randn, device=device)
+
+    def random(*sizes: int, kind: torch.dtype = torch.float32) -> Tensor:
+        # What the bits do decides the power, and the power the clock.
+        return torch.randn(*sizes, device=device).to(kind)
+
     source, sums = random(config.elements * config.stride), random(config.elements)
     return {
-        "product": tuple(random(config.side, config.side).to(torch.bfloat16) for _ in range(3)),
+        "product": tuple(random(config.side, config.side, kind=torch.bfloat16) for _ in range(3)),
         "product_fp32": tuple(random(config.side_fp32, config.side_fp32) for _ in range(3)),
         "add": (source[: config.elements], sums),
         "strided": (source[:: config.stride], sums),
