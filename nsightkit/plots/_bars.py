@@ -169,8 +169,9 @@ def before_after(
     name_rows(axes, both.index)
     axes.legend(frameon=False, fontsize=9, loc="lower right")
     pairs = [(name, f"{duration(b)} then {duration(a)}") for name, b, a in both.itertuples()]
-    sentence = f"{title}, pairs of bars ({labels[0]}, {labels[1]}): {spoken(pairs)}."
-    return finished(figure, axes, sentence, xlabel=f"{axis} ({unit})")
+    return finished(
+        figure, axes, f"{title}, pairs of bars ({labels[0]}, {labels[1]}): {spoken(pairs)}.", xlabel=f"{axis} ({unit})"
+    )
 
 
 def change_intervals(rows: pd.DataFrame, *, top: int = 12, title: str = "What changed") -> Figure:
@@ -204,12 +205,11 @@ def change_intervals(rows: pd.DataFrame, *, top: int = 12, title: str = "What ch
         if len(at):
             axes.hlines(at, low[at] / scale, high[at] / scale, color=colour, linewidth=2)
             axes.plot(delta[at] / scale, at, marker, color=colour, markersize=6, label=kind, linestyle="none")
-    names = [_named(row) for row in shown.to_dict("records")]
-    name_rows(axes, names)
     said = [
-        (name, f"{duration(row['before_ns'])} then {duration(row['after_ns'])}, {row['significance']}")
-        for name, row in zip(names, shown.to_dict("records"), strict=True)
+        (_named(row), f"{duration(row['before_ns'])} then {duration(row['after_ns'])}, {row['significance']}")
+        for row in shown.to_dict("records")
     ]
+    name_rows(axes, [name for name, _ in said])
     return finished(
         figure, axes, f"{title}, points with intervals around no change: {spoken(said, most=12)}.", legend=len(_MARKS),
         ylim=(len(shown) - 0.4, -0.6), xlabel=f"change of a step's time ({unit}), with its interval",
@@ -255,8 +255,14 @@ def share_bars(columns: Mapping[str, pd.Series], *, title: str = "Shares of the 
         (label, f"({spoken([(p, f'{s:.0%}') for p, s in column.items() if s > 0], most=9)})")
         for label, column in table.items()
     ]
-    sentence = f"{title}, stacked bars: {spoken(said)}."
-    return finished(figure, axes, sentence, legend=4, xlim=(0, 1), xlabel="share of the bar's whole")
+    return finished(
+        figure,
+        axes,
+        f"{title}, stacked bars: {spoken(said)}.",
+        legend=4,
+        xlim=(0, 1),
+        xlabel="share of the bar's whole",
+    )
 
 
 def _looks(parts: Iterable[str]) -> list[tuple[str, str | None]]:
@@ -468,9 +474,8 @@ def small_multiples(tables: Mapping[str, pd.DataFrame], *, top: int = 5, title: 
         handles = dict(zip(kinds, bars, strict=True)) | handles
     for axes in grid.flat[len(shown) :]:
         axes.set_axis_off()
-    named = [kind for kind in CATEGORY_COLOURS if kind in handles]
-    figure.legend(
-        [handles[kind] for kind in named], named, loc="outside lower center", ncols=4, frameon=False, fontsize=9
-    )
     said = [(label, f"{t['name'].iloc[0]} {t['share'].iloc[0]:.0%}") for label, t in shown.items()]
-    return finished(figure, grid[0][0], f"{title}, small bar charts; the first of each: {spoken(said, most=12)}.")
+    return finished(
+        figure, grid[0][0], f"{title}, small bar charts; the first of each: {spoken(said, most=12)}.", legend=4,
+        handles={kind: handles[kind] for kind in CATEGORY_COLOURS if kind in handles},
+    )  # fmt: skip

@@ -202,8 +202,10 @@ def memory_stacks(columns: Mapping[str, pd.Series], *, title: str = "What the me
         (label, f"{_amount(total)} ({spoken([(i, _amount(s)) for i, s in items.items() if s], most=9)})")
         for total, (label, items) in zip(totals, table.items(), strict=True)
     ]
-    sentence = f"{title}, stacked bars: {spoken(said)}."
-    return finished(figure, axes, sentence, legend=4, xlim=(0, 1.14 * float(ends.max())), xlabel=f"memory ({unit})")
+    return finished(
+        figure, axes, f"{title}, stacked bars: {spoken(said)}.", legend=4, xlim=(0, 1.14 * float(ends.max())),
+        xlabel=f"memory ({unit})",
+    )  # fmt: skip
 
 
 def memory_curves(

@@ -83,13 +83,12 @@ def ranked_bars(
     )
     label_bars(axes, bars, labels)
     name_rows(axes, names, longest)
-    if legend:
-        handles = [bars[row] for row in legend.values()]
-        figure.legend(
-            handles, list(legend), loc="outside lower center", ncols=4, frameon=False, fontsize=9, title=legend_title
-        )
     pairs = zip(names if said is None else said, labels, strict=True)
-    return finished(figure, axes, f"{title}, horizontal bars: {spoken(pairs)}.", xlabel=f"{axis} ({unit})")
+    return finished(
+        figure, axes, f"{title}, horizontal bars: {spoken(pairs)}.", xlabel=f"{axis} ({unit})",
+        legend=4 if legend else 0, handles={name: bars[row] for name, row in (legend or {}).items()},
+        legend_title=legend_title,
+    )  # fmt: skip
 
 
 def side_by_side(columns: Mapping[str, pd.Series]) -> pd.DataFrame:
@@ -144,16 +143,20 @@ def time_axis(axes: Any, label: str, first: float, last: float) -> None:
     decades(axes.xaxis, first, last, tick)
 
 
-def finished(figure: Figure, axes: Any, sentence: str, *, legend: int = 0, size: float = 9, **settings: Any) -> Figure:
+def finished(
+    figure: Figure, axes: Any, sentence: str, *, legend: int = 0, handles: Mapping[str, Any] | None = None,
+    size: float = 9, legend_title: str | None = None, **settings: Any,
+) -> Figure:  # fmt: skip
     """Give axes their settings, and a figure its legend, in so many columns, and its label.
 
-    The legend stands below the axes: inside, no corner is sure to be free. The label is the alternative text where the
-    figure is published.
+    The legend, of what has a label in the axes or of the handles that are given, stands below the axes: inside, no
+    corner is sure to be free. The label is the alternative text where the figure is published.
     """
     axes.set(**settings)
     if legend:
+        drawn = axes.get_legend_handles_labels() if handles is None else (list(handles.values()), list(handles))
         figure.legend(
-            *axes.get_legend_handles_labels(), loc="outside lower center", ncols=legend, frameon=False, fontsize=size
+            *drawn, loc="outside lower center", ncols=legend, frameon=False, fontsize=size, title=legend_title
         )
     figure.set_label(sentence)
     return figure

@@ -193,13 +193,10 @@ def _explained(
     figure: Figure, lines: dict[Any, Any], marks: dict[str, Any], title: str, said: list[tuple[object, str]], most: int
 ) -> Figure:
     """Give the figure its legend and its sentence."""
-    handles = [Line2D([], [], label=plain(label, 60), **style) for label, style in lines.values()]
-    handles += [Line2D([], [], color=GREY, lw=0, label=label, **marks[label]) for label in sorted(marks)]
-    if handles:
-        figure.legend(handles=handles, frameon=False, fontsize=9, loc="outside lower center", ncols=3)
-    return finished(
-        figure, figure.axes[0], f"{title}, against the context length on logarithmic axes: {spoken(said, most=most)}."
-    )
+    handles = {plain(label, 60): Line2D([], [], **style) for label, style in lines.values()}
+    handles |= {label: Line2D([], [], color=GREY, lw=0, **marks[label]) for label in sorted(marks)}
+    sentence = f"{title}, against the context length on logarithmic axes: {spoken(said, most=most)}."
+    return finished(figure, figure.axes[0], sentence, legend=3 if handles else 0, handles=handles)
 
 
 def _size(size: float) -> str:

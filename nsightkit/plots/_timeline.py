@@ -163,20 +163,19 @@ def interactive_timeline(
     several = {"": traces} if isinstance(traces, Trace) else dict(traces)
     if not several:
         raise UsageError("an interactive timeline needs a trace")
-    fallback, said = [], []
-    for number, (label, trace) in enumerate(several.items()):
-        svg, sentence = _static(trace, f"{title}: {label}" if label else title, levels)
-        said.append(sentence)
-        if number and len(several) > _MOST_FALLBACKS:
-            continue  # its sentence is there; pictures of ten traces weigh as much as a page
-        if len(several) > 1:
-            svg = f"<details{'' if number else ' open'}><summary>{html.escape(label)}</summary>{svg}</details>"
-        fallback.append(svg)
+    drawn = {label: _static(trace, f"{title}: {label}" if label else title, levels) for label, trace in several.items()}
+    # Pictures of ten traces weigh as much as a page; their sentences are there.
+    pictures = [svg for svg, _ in drawn.values()][: 1 if len(drawn) > _MOST_FALLBACKS else None]
+    if len(drawn) > 1:
+        pictures = [
+            f"<details{'' if number else ' open'}><summary>{html.escape(label)}</summary>{svg}</details>"
+            for number, (label, svg) in enumerate(zip(drawn, pictures, strict=False))
+        ]
     most = Most(levels=levels)
     return pack(
         {label: Lanes(find_lanes(trace, most, detailed=True)) for label, trace in several.items()},
-        fallback="".join(fallback),
-        said=said,
+        fallback="".join(pictures),
+        said=[sentence for _, sentence in drawn.values()],
         title=title,
         layout="switch",
         most_bytes=most_bytes,

@@ -267,10 +267,9 @@ class _Packed(NamedTuple):
     columns: list[tuple[bytes, int]]  # gap, length, excess of busy time, further events: as :func:`_planes` has them
     name: _Ints  # of each item
     items: int  # of the finest levels
-    size: int  # to compare with other packings
 
 
-def _pack(trace: _Prepared, texts: list[str], cells: int) -> _Packed:
+def _pack(trace: _Prepared, cells: int) -> _Packed:
     lanes = [trace.levels(lane, cells) for lane in trace.lanes]
     # The gap to the item before is a smaller number than a time, and often the same one.
     gaps = [
@@ -283,17 +282,14 @@ def _pack(trace: _Prepared, texts: list[str], cells: int) -> _Packed:
         every["length"].to_numpy(),
         _unsigned((every["busy"] - every["length"]).to_numpy()),
         (every["number"] - 1).to_numpy(),
-        every["name"].to_numpy(),
     ]
-    planes = [_planes(column) for column in columns]
-    named = json.dumps([texts[i] for i in np.unique(columns[-1])]).encode()
-    size = len(zlib.compress(b"".join([*(plane for plane, _ in planes), named]), 1))
     sizes = [[(cell, len(level)) for cell, level in lane] for lane in lanes]
-    return _Packed(sizes, planes[:-1], columns[-1], sum(lane[0][1] for lane in sizes[: trace.recorded]), size)
+    finest = sum(lane[0][1] for lane in sizes[: trace.recorded])
+    return _Packed(sizes, [_planes(column) for column in columns], every["name"].to_numpy(), finest)
 
 
 def _fitted(traces: list[_Prepared], names: _Names, common: dict[str, Any], most_bytes: int) -> tuple[str, int]:
-    """Pack as many details as fit: the largest trace has its resolution halved until all fit.
+    """Pack as many details as fit: the resolution of the traces with most items is halved until all fit.
 
     Returns
     -------
@@ -301,30 +297,21 @@ def _fitted(traces: list[_Prepared], names: _Names, common: dict[str, Any], most
         A JSON header and columns of integers, deflated, in base64.
     items : int
     """
-    texts = [text for _, text in names.names]
     # No item of a real trace takes less than two characters: what is more than that many need not be tried.
-    cells = [_cells(trace, _ALL, most_bytes // 2) for trace in traces]
-    packed = [_pack(trace, texts, c) for trace, c in zip(traces, cells, strict=True)]
-    data = _joined(traces, packed, names, common)
-    while len(data) > most_bytes and max(cells) > _LEAST:
-        # Each trace's size is an estimate of its share of the whole.
-        room = sum(p.size for p in packed) * most_bytes / len(data)
-        while sum(p.size for p in packed) > room and max(cells) > _LEAST:
-            *rest, i = sorted((i for i in range(len(traces)) if cells[i] > _LEAST), key=lambda i: packed[i].size)
-            others = sum(p.size for p in packed) - packed[i].size
-            # It gives way until all fit, or until another one is the largest.
-            mine = max(room - others, packed[rest[-1]].size if rest else 0)
-            cells[i] = _cells(traces[i], cells[i] - 1, min(0.9, mine / packed[i].size) * packed[i].items)
-            packed[i] = _pack(traces[i], texts, cells[i])
-        data = _joined(traces, packed, names, common)
-    return data, sum(p.items for p in packed)
-
-
-def _cells(trace: _Prepared, cells: int, most: float) -> int:
-    """Halve a trace's resolution, from 2**cells cells, until it has no more items; counting is cheaper than packing."""
-    if trace.count(_ALL) <= most:
-        return cells
-    return next((c for c in range(min(cells, _FINEST), _LEAST, -1) if trace.count(c) <= most), _LEAST)
+    most: float = most_bytes // 2
+    cells, packed = [_ALL] * len(traces), dict[tuple[int, int], _Packed]()
+    while True:
+        for i, trace in enumerate(traces):
+            # Counting is cheaper than packing.
+            resolutions = (c for c in (_ALL, *range(_FINEST, _LEAST, -1)) if c <= cells[i])
+            cells[i] = next((c for c in resolutions if trace.count(c) <= most), _LEAST)
+            if (i, cells[i]) not in packed:
+                packed[i, cells[i]] = _pack(trace, cells[i])
+        chosen = [packed[key] for key in enumerate(cells)]
+        data = _joined(traces, chosen, names, common)
+        if len(data) <= most_bytes or max(cells) == _LEAST:
+            return data, sum(p.items for p in chosen)
+        most = min(0.9, most_bytes / len(data)) * max(p.items for p in chosen)
 
 
 def _joined(traces: list[_Prepared], packed: list[_Packed], names: _Names, common: dict[str, Any]) -> str:

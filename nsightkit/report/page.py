@@ -294,10 +294,11 @@ class _Page:
         return tag("figure", drawn, tag("ul", legend, class_="legend"), tag("figcaption", text))
 
     def _summary(self) -> Markup:
-        rows = []
-        for title, of in _FIGURES:
-            values = [of(trace, self.figures[label]) for label, trace in self.traces.items()]
-            rows.append(tag("tr", tag("th", title, scope="row"), [tag("td", shown(v, 600)) for v in values]))
+        rows = [
+            tag("tr", tag("th", title, scope="row"),
+                [tag("td", shown(of(trace, self.figures[label]), 600)) for label, trace in self.traces.items()])
+            for title, of in _FIGURES
+        ]  # fmt: skip
         head = tag("tr", tag("td"), [tag("th", self._lettered(label, label), scope="col") for label in self.traces])
         table = scrolled("Summary", head if self.several else None, rows, class_="facts-table")
         return section("summary", "Summary", table, source_line(self.sources, self.letters))

@@ -126,7 +126,7 @@ class Attention(Workload):
         super().__init__(config, device)
         self._set_fp32_products(config.precision)
         if config.implementation in _BACKENDS:
-            self._settings.enter_context(sdpa_kernel(_BACKENDS[config.implementation]))
+            self.enter_context(sdpa_kernel(_BACKENDS[config.implementation]))  # type: ignore[arg-type] # it lets errors pass
 
     @functools.cached_property
     def _compiled(self) -> Callable[..., Tensor]:
@@ -158,13 +158,10 @@ class Attention(Workload):
         inputs = tuple(torch.randn(shape, dtype=kind, device=self.device, generator=generator) for _ in range(4))
         for tensor in inputs[:3]:
             tensor.requires_grad_()
-        naive = config.implementation.startswith("naive")
-        future = None
-        if naive and config.causal:
-            future = torch.ones(context, context, dtype=torch.bool, device=self.device).triu_(1)
-        attend: Callable[..., Tensor] = written_out if naive else self._fused
-        if config.implementation == "naive-compiled":
-            attend = self._compiled
+        if not config.implementation.startswith("naive"):
+            return Cell(inputs, None, self._fused)
+        attend = self._compiled if config.implementation == "naive-compiled" else written_out
+        future = torch.ones(context, context, dtype=torch.bool, device=self.device).triu_(1) if config.causal else None
         return Cell(inputs, future, attend)
 
     def _fused(self, q: Tensor, k: Tensor, v: Tensor, _: None) -> Tensor:

@@ -76,6 +76,7 @@ class Autocast(Workload):
         shape = (config.batch, config.context + 1)
         self._tokens = torch.randint(1, config.vocabulary, shape, generator=random).to(self.device)
         self._runs = {name: self._build(name) for name in precisions(device)}
+        self.callback(self._runs.clear)
         self._losses_of: dict[str, list[Tensor]] = defaultdict(list)
 
     def _build(self, precision: str) -> tuple[Model, torch.optim.Optimizer, torch.amp.GradScaler]:
@@ -140,11 +141,6 @@ class Autocast(Workload):
                 found[f"operation/{precision}/{name}/{given}/{output}"] = [1]
             found[f"loss/{precision}"] = [float(loss) for loss in self._losses_of[precision]]
         return {**found, **_listed()}
-
-    def close(self) -> None:
-        """Let go of the models."""
-        self._runs.clear()
-        super().close()
 
 
 def precisions(device: str) -> list[str]:

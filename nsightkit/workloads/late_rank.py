@@ -165,9 +165,6 @@ class _Rank:
             watch.export_chrome_trace(str(path))  # type: ignore[no-untyped-call]
             return _intervals(json.loads(path.read_text(encoding="utf-8")))
 
-    def close(self) -> None:
-        dist.destroy_process_group()
-
 
 def _intervals(document: Mapping[str, Any]) -> dict[str, list[int]]:
     """Begins and ends of steps, phases, collectives, and of what was computed, of a profile."""
@@ -176,16 +173,13 @@ def _intervals(document: Mapping[str, Any]) -> dict[str, list[int]]:
     events = [event for event in document["traceEvents"] if event.get("ph") == "X"]
     talking = {event["tid"] for event in events if str(event["name"]).startswith("gloo:")}
     for event in events:
-        name, category = str(event["name"]), event.get("cat")
-        what = ""
-        if category == "kernel":
-            what = "nccl" if "nccl" in name.lower() else "kernels"
-        elif category == "user_annotation":
-            what = _SHOWN.get(name, "step" if name.startswith("step ") else "")
-        elif category == "cpu_op" and event["tid"] not in talking:
-            what = "operators"
-        start = base + round(float(event["ts"]) * 1e3)
-        found[what].append((start, start + round(float(event["dur"]) * 1e3)))
+        name, start = str(event["name"]), base + round(float(event["ts"]) * 1e3)
+        of_category = {
+            "kernel": "nccl" if "nccl" in name.lower() else "kernels",
+            "user_annotation": _SHOWN.get(name, "step" if name.startswith("step ") else ""),
+            "cpu_op": "" if event["tid"] in talking else "operators",
+        }
+        found[of_category.get(event.get("cat"), "")].append((start, start + round(float(event["dur"]) * 1e3)))
     return {
         f"{what}_{edge}_ns": [pair[i] for pair in (union if what in ("operators", "kernels") else sorted)(pairs)]
         for what, pairs in found.items()
@@ -205,9 +199,10 @@ class Crew(Workload):
 
     def __init__(self, config: LateConfig, device: str) -> None:
         super().__init__(config, device)
-        self._folder = tempfile.TemporaryDirectory()
+        folder = self.enter_context(tempfile.TemporaryDirectory())
+        self.callback(self._end)
         self.children: list[subprocess.Popen[str]] = []
-        store = str(Path(self._folder.name, "store"))
+        store = str(Path(folder, "store"))
         interface = os.environ.get("GLOO_SOCKET_IFNAME")
         try:
             for rank in range(1, config.ranks):
@@ -250,38 +245,32 @@ class Crew(Workload):
 
     def _all(self, word: str, own: Callable[[], Any]) -> list[Any]:
         """Have all ranks do something, this one included; gives what each answers."""
-        for number, child in enumerate(self.children, 1):
-            try:
+        try:
+            for child in self.children:
                 print(word, file=child.stdin, flush=True)
-            except BrokenPipeError as error:
-                raise RuntimeError(f"rank {number} ended with code {child.wait(_PATIENCE_S)}") from error
-        answers = [own()]
-        for number, child in enumerate(self.children, 1):
-            assert child.stdout is not None
-            line = child.stdout.readline()
-            if not line:
-                raise RuntimeError(f"rank {number} ended with code {child.wait(_PATIENCE_S)}")
-            answers.append(json.loads(line))
+            answers = [own()]
+            for child in self.children:
+                assert child.stdout is not None
+                answers.append(json.loads(child.stdout.readline()))
+        except (BrokenPipeError, json.JSONDecodeError) as error:  # nobody reads, or nobody answers
+            rank, code = 1 + self.children.index(child), child.wait(_PATIENCE_S)
+            raise RuntimeError(f"rank {rank} ended with code {code}") from error
         return answers
 
-    def close(self) -> None:
+    def _end(self) -> None:
         """End the other ranks, then this one."""
         for child in self.children:
             with suppress(BrokenPipeError):
                 assert child.stdin is not None
                 child.stdin.close()  # the end of its input is the end of it
-        if hasattr(self, "_rank"):
-            self._rank.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()
         for child in self.children:
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 child.wait(_PATIENCE_S)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
-            if child.stdout is not None:
-                child.stdout.close()
-        self._folder.cleanup()
-        super().close()
+            child.kill()  # nothing happens to one that has ended
+            with child:  # waits for its end, and closes its pipes
+                pass
 
 
 def start(device: str, **parameters: Any) -> Crew:
@@ -299,7 +288,7 @@ def _main(task: Mapping[str, Any]) -> None:
         for line in sys.stdin:
             answers.write(json.dumps(asked[line.strip()]()) + "\n")
             answers.flush()
-        rank.close()
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

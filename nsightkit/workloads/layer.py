@@ -209,7 +209,6 @@ class _Eight(NamedTuple):
 
 
 _Cache = tuple[Tensor, Tensor]
-_Linear = Callable[[Tensor, Any], Tensor]
 _Layer = Callable[[Tensor, Weights, _Given, _Cache | None], Tensor]
 
 
@@ -229,10 +228,6 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, given: _Given) -> Tensor:
     """Attend by PyTorch's fused attention."""
     # is_causal, not a mask: a mask tensor would rule out flash attention. A decoded token sees the whole cache.
     return F.scaled_dot_product_attention(q, k, v, is_causal=given.position is None)
-
-
-def _gate_and_up(x: Tensor, w: Weights) -> tuple[Tensor, Tensor]:
-    return F.linear(x, w.gate), F.linear(x, w.up)
 
 
 def _side_by_side(x: Tensor, w: Weights, side: Any) -> tuple[Tensor, Tensor]:
@@ -265,8 +260,8 @@ def _forward(
     heads: int,
     attend: Callable[[Tensor, Tensor, Tensor, _Given], Tensor],
     joined: bool,
-    linear: _Linear = F.linear,
-    gate_and_up: Callable[[Tensor, Weights], tuple[Tensor, Tensor]] = _gate_and_up,
+    linear: Callable[[Tensor, Any], Tensor] = F.linear,
+    side: Any = None,
 ) -> Tensor:
     """Pass x (B, T, D) through a layer of PyTorch's operations."""
     batch, tokens, hidden = x.shape
@@ -284,7 +279,12 @@ def _forward(
     mixed = attend(q, k, v, given).transpose(1, 2).reshape(batch, tokens, hidden)
     x = x + linear(mixed, w.out)
     normed = norm(x, w.norm_2)
-    gate, up = linear(normed, w.gate_up).chunk(2, dim=-1) if joined else gate_and_up(normed, w)
+    if joined:
+        gate, up = linear(normed, w.gate_up).chunk(2, dim=-1)
+    elif side is not None:
+        gate, up = _side_by_side(normed, w, side)
+    else:
+        gate, up = F.linear(normed, w.gate), F.linear(normed, w.up)
     return x + linear(F.silu(gate) * up, w.down)
 
 
@@ -416,24 +416,20 @@ class LayerRun(Workload):
     def _built(self) -> Callable[[], Tensor]:
         """Put the rung together."""
         rung, cuda = self._rung, self.device.type == "cuda"
-        if rung.attention in _BACKENDS:
-            if cuda or rung.attention == "flash":
-                self._settings.enter_context(sdpa_kernel(_BACKENDS[rung.attention]))
-            else:
-                self._instead.append("the fused attention of a CPU")
+        if rung.attention in _BACKENDS and self._can(cuda or rung.attention == "flash", "the fused attention of a CPU"):
+            self.enter_context(sdpa_kernel(_BACKENDS[rung.attention]))  # type: ignore[arg-type] # it lets errors pass
         weights = self.weights
         if rung.fp8:
             weights, self.parameters["use_fast_accum"] = self._eight(), cuda
-        layer = self._layer()
+        layer = self._layer(cuda)
         if hasattr(layer, "prepared"):
             weights = [layer.prepared(w) for w in weights]
         if rung.compiled is not None:
-            options = rung.compiled
-            if self.config.compiler != "inductor":
-                options = {}
-                self._instead.append(f"traced by {self.config.compiler}, which fuses nothing")
-            self._settings.callback(torch._dynamo.reset)
-            layer = torch.compile(layer, backend=self.config.compiler, fullgraph=True, dynamic=False, **options)
+            compiler = self.config.compiler
+            fuses = self._can(compiler == "inductor", f"traced by {compiler}, which fuses nothing")
+            self.callback(torch._dynamo.reset)
+            options = rung.compiled if fuses else {}
+            layer = torch.compile(layer, backend=compiler, fullgraph=True, dynamic=False, **options)
         caches: Sequence[_Cache | None] = self.caches or [None] * len(weights)
 
         def chain() -> Tensor:
@@ -442,53 +438,47 @@ class LayerRun(Workload):
                 x = layer(x, w, self._given, cache)
             return x
 
-        if rung.graphed and not cuda:
-            self._instead.append("launched one by one: a CPU has no CUDA graphs")
-        return self._graphed(chain) if rung.graphed and cuda else chain
+        graphed = rung.graphed and self._can(cuda, "launched one by one: a CPU has no CUDA graphs")
+        return self._graphed(chain) if graphed else chain
 
-    def _layer(self) -> _Layer:
-        rung, heads = self._rung, self.config.heads
+    def _can(self, possible: bool, instead: str) -> bool:
+        """Whether this device can run something; where it cannot, what runs instead is noted."""
+        if not possible:
+            self._instead.append(instead)
+        return possible
+
+    def _layer(self, cuda: bool) -> _Layer:
+        rung = self._rung
         if rung.triton:
             kernels = triton_kernels(self.device)
             if kernels is not None:
-                if self.device.type != "cuda":
-                    self._instead.append("through Triton's interpreter")
-                return self._of_triton(kernels)
-            if self.device.type == "cuda":
+                self._can(cuda, "through Triton's interpreter")
+                return self._of_triton(kernels, cuda)
+            if cuda:
                 raise RuntimeError("this rung needs Triton, which is not installed")
-            self._instead.append("PyTorch's operations: Triton is not installed")
-        gate_and_up = _gate_and_up
-        if rung.streams:
-            if self.device.type == "cuda":
-                side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-                gate_and_up = functools.partial(_side_by_side, side=side)
-            else:
-                self._instead.append("one after the other: a CPU has no streams")
+            self._can(False, "PyTorch's operations: Triton is not installed")
+        two_streams = rung.streams and self._can(cuda, "one after the other: a CPU has no streams")
         options: dict[str, Any] = {
-            "heads": heads,
+            "heads": self.config.heads,
             "attend": _attended if rung.attention == "written" else fused_attention,
             "joined": rung.joined,
             "linear": _linear_eight if rung.fp8 else F.linear,
-            "gate_and_up": gate_and_up,
+            "side": torch.cuda.Stream(self.device) if two_streams else None,  # type: ignore[no-untyped-call]
         }
         return lambda x, w, given, cache: _forward(x, w, given, cache, **options)
 
-    def _of_triton(self, kernels: ModuleType) -> _Layer:
+    def _of_triton(self, kernels: ModuleType, cuda: bool) -> _Layer:
         rung, heads = self._rung, self.config.heads
         if self.config.mode == "prefill":
-            if rung.epilogue and not kernels.DESCRIPTORS:
-                self._instead.append("SwiGLU in a kernel of its own: this Triton has no descriptors of matrices")
-            return functools.partial(kernels.prefill, heads=heads, epilogue=rung.epilogue and kernels.DESCRIPTORS)
+            words = "SwiGLU in a kernel of its own: this Triton has no descriptors of matrices"
+            epilogue = rung.epilogue and self._can(kernels.DESCRIPTORS, words)
+            return functools.partial(kernels.prefill, heads=heads, epilogue=epilogue)
         why_not = kernels.dependent_launch(self.device) if rung.overlapped else ""
-        if why_not:
-            self._instead.append(f"launched one after the other: {why_not}")
-        sms = 3  # for the interpreter, which has none
-        if self.device.type == "cuda":
-            sms = torch.cuda.get_device_properties(self.device).multi_processor_count
-        overlapped = rung.overlapped and not why_not
-        made: _Layer = kernels.Decode(
-            heads, sms, streamed=rung.streamed, overlapped=overlapped, whole_mlp=rung.whole_mlp
-        )
+        overlapped = rung.overlapped and self._can(not why_not, f"launched one after the other: {why_not}")
+        # Triton's interpreter has no multiprocessors: any number will do.
+        sms = torch.cuda.get_device_properties(self.device).multi_processor_count if cuda else 3
+        switches = {"streamed": rung.streamed, "overlapped": overlapped, "whole_mlp": rung.whole_mlp}
+        made: _Layer = kernels.Decode(heads, sms, **switches)
         return made
 
     def _eight(self) -> list[Weights]:
@@ -590,21 +580,18 @@ class _Launches(TorchDispatchMode):
             if result is not NotImplemented:
                 return result
         result = func(*args, **kwargs)
-        name = func.overloadpacket.__name__
-        given = _tensors((args, kwargs))
+        name, given = func.overloadpacket.__name__, _tensors((args, kwargs))
         if func.is_view or name.startswith(("_unsafe_view", "empty", "new_empty")):
             return result
+        # Ordinary cores compute in fp32, whatever their tensors hold.
+        flops, unit = max((tensor.numel() for tensor in given), default=0), "fp32"
+        read = {id(tensor): tensor for tensor in (given[1:] if name == "copy_" else given)}
+        moved = sum(map(_bytes, [*read.values(), *_tensors(result)]))
         if name == "index_put_":  # of the tensor that is written to, only what is written moves
-            self.add(name, 0, 2 * _bytes(args[2]), "fp32")
-            return result
-        flops, unit = 0, "fp32"  # ordinary cores compute in fp32, whatever their tensors hold
-        if name in ("mm", "bmm"):
+            flops, moved = 0, 2 * _bytes(args[2])
+        elif name in ("mm", "bmm"):
             flops, unit = 2 * result.numel() * args[0].shape[-1], _UNITS[result.dtype]
-        elif given:
-            flops = max(tensor.numel() for tensor in given)
-        read = given[1:] if name == "copy_" else given
-        moved = sum(_bytes(tensor) for tensor in {id(tensor): tensor for tensor in read}.values())
-        self.add(name, flops, moved + sum(map(_bytes, _tensors(result))), unit)
+        self.add(name, flops, moved, unit)
         return result
 
     def add(self, name: str, flops: int, moved: int, unit: str) -> None:

@@ -563,8 +563,10 @@ class Decode:
     def __init__(
         self, heads: int, sms: int, *, streamed: bool = False, overlapped: bool = False, whole_mlp: bool = False
     ) -> None:
-        self._heads, self._sms = heads, sms
-        self._streamed, self._overlapped, self._whole_mlp = streamed, overlapped, whole_mlp
+        self._heads, self._sms, self._streamed, self._whole_mlp = heads, sms, streamed, whole_mlp
+        # What makes a kernel begin before the one before it has ended, and what kernels get whose programs stay.
+        self._early = {"DEPENDENT": True, "launch_pdl": True} if overlapped else {"DEPENDENT": False}
+        self._standing = {**self._early, "AHEAD": AHEAD_BYTES if overlapped else 0, "SMS": sms}
 
     def prepared(self, w: Any) -> Any:
         """Lay weights out as the kernels read them.
@@ -607,7 +609,6 @@ class Decode:
         qkv = self._product(x, w.qkv, gain=w.norm_1)
         partial = torch.empty(heads * splits * 2 * half, dtype=torch.float32, device=x.device)
         largest, weights = (torch.empty(heads * splits, dtype=torch.float32, device=x.device) for _ in range(2))
-        early = self._early()
         _attend_kernel[(heads, splits)](
             qkv,
             given.cosine,
@@ -625,23 +626,17 @@ class Decode:
             PART=part,
             BLOCK=block,
             num_warps=4,
-            **early,
+            **self._early,
         )
         mixed = torch.empty_like(x)
-        _join_kernel[(heads,)](partial, largest, weights, mixed, width=2 * half, SPLITS=splits, num_warps=4, **early)
+        _join_kernel[(heads,)](
+            partial, largest, weights, mixed, width=2 * half, SPLITS=splits, num_warps=4, **self._early
+        )
         x = self._product(mixed, w.out, residual=x)
         if self._whole_mlp:
             return self._mlp(x, w.norm_2, w.gate_up, w.down)
         fed = self._product(x, w.gate_up, gain=w.norm_2, gated=True)
         return self._product(fed, w.down, residual=x)
-
-    def _early(self) -> dict[str, Any]:
-        """What makes a kernel begin before the one before it has ended."""
-        return {"DEPENDENT": True, "launch_pdl": True} if self._overlapped else {"DEPENDENT": False}
-
-    def _standing(self) -> dict[str, Any]:
-        """Arguments of kernels whose programs stay."""
-        return {**self._early(), "AHEAD": AHEAD_BYTES if self._overlapped else 0, "SMS": self._sms}
 
     def _programs(self, count: int, chosen: dict[str, Any]) -> int:
         """As many as can have a row, and no more than run at once."""
@@ -659,7 +654,7 @@ class Decode:
         switches = {"NORM": gain is not None, "GATED": gated, "RESIDUAL": residual is not None}
         if self._streamed:
             _stream_kernel[lambda chosen: (self._programs(count, chosen),)](
-                *given, EPSILON, **switches, **self._standing()
+                *given, EPSILON, **switches, **self._standing
             )
         else:
             _row_kernel[lambda chosen: (triton.cdiv(count, chosen["ROWS"]),)](*given, EPSILON, **switches)
@@ -677,10 +672,10 @@ class Decode:
             return (programs,)
 
         block = triton.next_power_of_2(width)
-        _mlp_kernel[grid](x, gain, gate_up, down, partial, inner, width, EPSILON, block, **self._standing())
+        _mlp_kernel[grid](x, gain, gate_up, down, partial, inner, width, EPSILON, block, **self._standing)
         out = torch.empty_like(x)
         columns = 32
         _gather_kernel[(triton.cdiv(width, columns),)](
-            partial, x, out, programs, width, MANY=64, BLOCK=columns, num_warps=4, **self._early()
+            partial, x, out, programs, width, MANY=64, BLOCK=columns, num_warps=4, **self._early
         )
         return out

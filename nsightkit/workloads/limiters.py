@@ -9,7 +9,7 @@ in a phase of its own name, so that any profiler can tell them apart.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType, ModuleType
 from typing import Any
 
@@ -90,9 +90,16 @@ class Limiters(Workload):
         self._set_fp32_products("fp32")
         torch.manual_seed(config.seed)
         self.inputs = _inputs(config, self.device)
-        self._kernels, self.parameters["instead"] = kernels_of(self.device)
-        if self._kernels is None and self.device.type != "cpu":
+        kernels, self.parameters["instead"] = kernels_of(self.device)
+        if kernels is None and self.device.type != "cpu":
             del self.inputs["chase"]
+        walk = walked if kernels is None else kernels.walk
+        self._operations: Mapping[str, Callable[..., Tensor]] = {
+            **dict.fromkeys(("product", "product_fp32"), lambda a, b, out: torch.mm(a, b, out=out)),
+            **dict.fromkeys(("add", "strided"), lambda numbers, out: torch.add(numbers, 1.0, out=out)),
+            "softmax": lambda rows: torch.softmax(rows, -1),
+            "chase": lambda following, held: walk(following, held, config.hops),
+        }
 
     def step(self) -> None:
         """Run each once."""
@@ -114,18 +121,7 @@ class Limiters(Workload):
         Tensor
             What it gives; the next run of it may write to the same place.
         """
-        given = self.inputs[name]
-        if name.startswith("product"):
-            a, b, out = given
-            return torch.mm(a, b, out=out)
-        if name == "softmax":
-            return torch.softmax(given[0], -1)
-        if name == "chase":
-            following, held = given
-            walk = walked if self._kernels is None else self._kernels.walk
-            return walk(following, held, self.config.hops)
-        numbers, out = given
-        return torch.add(numbers, 1.0, out=out)
+        return self._operations[name](*self.inputs[name])
 
 
 def _inputs(config: LimiterConfig, device: torch.device) -> dict[str, tuple[Tensor, ...]]:
@@ -135,13 +131,10 @@ def _inputs(config: LimiterConfig, device: torch.device) -> dict[str, tuple[Tens
         # What the bits do decides the power, and the power the clock.
         return torch.randn(*sizes, device=device).to(kind)
 
-    def square(side: int, kind: torch.dtype) -> tuple[Tensor, ...]:
-        return tuple(random(side, side, kind=kind) for _ in range(3))
-
     source, sums = random(config.elements * config.stride), random(config.elements)
     return {
-        "product": square(config.side, torch.bfloat16),
-        "product_fp32": square(config.side_fp32, torch.float32),
+        "product": tuple(random(config.side, config.side, kind=torch.bfloat16) for _ in range(3)),
+        "product_fp32": tuple(random(config.side_fp32, config.side_fp32) for _ in range(3)),
         "add": (source[: config.elements], sums),
         "strided": (source[:: config.stride], sums),
         "softmax": (random(config.rows, config.elements // config.rows),),

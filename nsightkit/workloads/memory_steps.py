@@ -232,9 +232,11 @@ class Column(Workload):
     def __init__(self, device: str, contexts: Sequence[int], limit_bytes: int | None = None, **parameters: Any) -> None:
         self._contexts = list(contexts)
         self._cell = functools.partial(start, device, limit_bytes, **parameters)
-        self._first: MemoryRun | None = self._cell(context=self._contexts[0])
-        super().__init__(self._first.config, device)
-        self.parameters = {**self._first.parameters, "contexts": self._contexts}
+        first = self._cell(context=self._contexts[0])
+        super().__init__(first.config, device)
+        self.parameters = {**first.parameters, "contexts": self._contexts}
+        self._first: MemoryRun | None = self.enter_context(first)
+        self.callback(setattr, self, "_first", None)
 
     def step(self) -> None:
         """Run the first cell once."""
@@ -297,13 +299,6 @@ class Column(Workload):
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self.device)
-
-    def close(self) -> None:
-        """Let go of the first cell."""
-        if self._first:
-            self._first.close()
-            self._first = None
-        super().close()
 
 
 def start(device: str, limit_bytes: int | None = None, **parameters: Any) -> MemoryRun:

@@ -35,9 +35,5 @@ def phase(name: str) -> Iterator[None]:
     """
     torch = sys.modules.get("torch")
     block = torch.profiler.record_function(name) if torch is not None else contextlib.nullcontext()
-    nvtx.push_range(name)
-    try:
-        with block:
-            yield
-    finally:
-        nvtx.pop_range()
+    with nvtx.annotate(name), block:
+        yield

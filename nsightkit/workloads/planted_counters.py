@@ -121,19 +121,21 @@ def counters(*, many_rows: bool = False) -> tuple[Report, dict[str, dict[str, st
     """
     launches = _LAUNCHES | ({"softmax": _MANY_ROWS} if many_rows else {})
     ours = {metric.name: metric for metric in METRICS}
-    metrics, units = [], dict.fromkeys([*_COMPUTE.values(), *_MEMORY.values()], "%")
+    units = dict.fromkeys([*_COMPUTE.values(), *_MEMORY.values()], "%")
+    metrics: list[dict[str, Value]] = []
     for launch in launches.values():
         values = _values(launch)
-        row: dict[str, Value] = {
-            "device__attribute_display_name": GPU,
-            f"breakdown:sm__throughput{_ELAPSED}": ",".join(_COMPUTE.values()),
-            f"breakdown:gpu__compute_memory_throughput{_ELAPSED}": ",".join(_MEMORY.values()),
-        }
-        row |= {nvidia: launch.compute[part] for part, nvidia in _COMPUTE.items()}
-        row |= {nvidia: launch.memory[part] for part, nvidia in _MEMORY.items()}
-        row |= {ours[name].nvidia[0]: value for name, value in values.items()}
         units |= {ours[name].nvidia[0]: ours[name].unit for name in values}
-        metrics.append(row)
+        metrics.append(
+            {
+                "device__attribute_display_name": GPU,
+                f"breakdown:sm__throughput{_ELAPSED}": ",".join(_COMPUTE.values()),
+                f"breakdown:gpu__compute_memory_throughput{_ELAPSED}": ",".join(_MEMORY.values()),
+                **{nvidia: launch.compute[part] for part, nvidia in _COMPUTE.items()},
+                **{nvidia: launch.memory[part] for part, nvidia in _MEMORY.items()},
+                **{ours[name].nvidia[0]: value for name, value in values.items()},
+            }
+        )
     units |= dict.fromkeys((name for row in metrics for name in row if name not in units), "")
     identities: list[dict[str, Any]] = [
         {
@@ -162,10 +164,9 @@ def _values(launch: _Launch) -> dict[str, float]:
     achieved = 0.98 * min(fit, launch.blocks / _SMS) * warps / _WARPS
     active, issuing = achieved * _WARPS / _SCHEDULERS, launch.compute["issue"] / 100
     between = active / issuing
-    stalls = {"selected": 1.0} | {reason: share * (between - 1) for reason, share in launch.waits.items()}
     requests = float(launch.blocks * warps * 4)
     dram_bytes = launch.memory["dram"] / 100 * _DRAM_BYTES_PER_S * launch.time_ns / 1e9
-    values = {
+    return {
         "time_ns": launch.time_ns,
         "sm_pct": max(launch.compute.values()),
         "memory_pct": max(launch.memory.values()),
@@ -191,5 +192,6 @@ def _values(launch: _Launch) -> dict[str, float]:
         "dram_read_bytes": dram_bytes * 0.75,
         "dram_write_bytes": dram_bytes * 0.25,
         "dram_bytes_per_s": dram_bytes / launch.time_ns * 1e9,
+        "stall_selected": 1.0,
+        **{f"stall_{reason}": share * (between - 1) for reason, share in launch.waits.items()},
     }
-    return values | {f"stall_{reason}": cycles for reason, cycles in stalls.items()}

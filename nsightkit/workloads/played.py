@@ -76,30 +76,32 @@ def loop(step: Step, steps: int = 12, name: str = "step ") -> list[Action]:
 def _kernels(
     count: int, us: float, *, kernel: str = _GEMM, dispatch: int = 4_000, stream: int = 7, device: int = 0
 ) -> list[Action]:
-    return [Launch(kernel, int(us * _US), stream, device, dispatch)] * count
+    return [Launch(kernel, int(us * _US), dispatch, stream=stream, device=device)] * count
 
 
 def _item(stream: int = 7) -> list[Action]:
     """``.item()``: a tiny copy to the host, then a wait for the stream."""
-    return [Copy("DtoH", 4, 1_200, stream, host="pageable"), Sync(stream=stream)]
+    return [Copy("DtoH", 4, 1_200, stream=stream, host="pageable"), Sync(stream=stream)]
 
 
 def _in(name: str, actions: list[Action]) -> list[Action]:
     return [Push(name), *actions, Pop()]
 
 
+def _meet(stream: int, other: int, device: int = 0, shown: bool = True) -> list[Action]:
+    """Let another stream wait for what a stream was given so far."""
+    event = f"{device} {stream} {other}"
+    return [
+        Record(event, stream=stream, device=device),
+        WaitEvent(event, shown, stream=other, device=device),
+    ]
+
+
 def _after(stream: int, other: int, work: list[Action], shown: bool, device: int = 0) -> list[Action]:
     """Work on another stream, between what stood before it and what follows."""
     if stream == other:
         return work
-    there, back = f"{device} {stream} {other}", f"{device} {other} {stream}"
-    return [
-        Record(there, stream, device),
-        WaitEvent(there, other, device, shown),
-        *work,
-        Record(back, other, device),
-        WaitEvent(back, stream, device, shown),
-    ]
+    return [*_meet(stream, other, device, shown), *work, *_meet(other, stream, device, shown)]
 
 
 def gains(program: Program, seed: int = 0, changes: tuple[str, ...] = tuple(CHANGE_OF.values())) -> dict[str, float]:
@@ -150,13 +152,10 @@ def _ranks(
         out: list[Action] = [Load(late_us * _US)] if device and late_us else []
         for bucket in range(buckets):
             out += _kernels(5, compute[device], device=device)
-            if stream != 7:
-                out += [Record(f"gradient {device}", 7, device), WaitEvent(f"gradient {device}", stream, device)]
-            out.append(Launch(REDUCE, reduce_us * _US, stream, device, key=k * buckets + bucket))
-        if last:
-            out += _kernels(last, compute[device], device=device)
-        if stream != 7:
-            out += [Record(f"reduced {device}", stream, device), WaitEvent(f"reduced {device}", 7, device)]
+            out += _meet(7, stream, device) if stream != 7 else []
+            out.append(Launch(REDUCE, reduce_us * _US, key=k * buckets + bucket, stream=stream, device=device))
+        out += _kernels(last, compute[device], device=device)
+        out += _meet(stream, 7, device) if stream != 7 else []
         return [*out, *_kernels(1, 60, kernel=ADAM, device=device)]
 
     main = loop(lambda k: [Signal("go"), *step(0, k), Await("joined")])
@@ -165,17 +164,8 @@ def _ranks(
 
 def _streamed(copy_us: float, compute_us: float) -> list[Action]:
     """Weights of a layer are copied on a stream of their own; the layer's kernels wait for them."""
-
-    def layer(number: int) -> list[Action]:
-        event = f"weights {number}"
-        return [
-            Copy("HtoD", 32 << 20, int(copy_us * _US), _COPIES),
-            Record(event, _COPIES),
-            WaitEvent(event, 7),
-            *_kernels(4, compute_us / 4),
-        ]
-
-    return loop(lambda _: [a for number in range(8) for a in layer(number)])
+    copy = Copy("HtoD", 32 << 20, int(copy_us * _US), stream=_COPIES)
+    return loop(lambda _: [copy, *_meet(_COPIES, 7), *_kernels(4, compute_us / 4)] * 8)
 
 
 def _uploading(size: int, us: int, *, staging: int = 0) -> list[Action]:
@@ -200,8 +190,9 @@ def _named() -> list[Program]:
     tiny = _kernels(100, 3)
     across = [a for _ in range(2) for a in (*busy[:5], *_after(7, 9, _kernels(5, 60, stream=9), shown=False))]
     nodes = tuple([(_GEMM, 3_000)] * 100)
-    ahead = Copy("HtoD", 16 << 20, 700 * _US, _COPIES)  # the batch of the next step, under the kernels of this one
-    prefetched = loop(lambda k: [WaitEvent(f"batch {k}", 7), ahead, Record(f"batch {k + 1}", _COPIES), *busy])
+    # The batch of the next step, under the kernels of this one.
+    ahead = Copy("HtoD", 16 << 20, 700 * _US, stream=_COPIES)
+    prefetched = loop(lambda k: [WaitEvent(f"batch {k}"), ahead, Record(f"batch {k + 1}", stream=_COPIES), *busy])
     pausing = [*_kernels(4, 20, stream=9), Cpu(900 * _US, "bookkeeping")] * 20  # beside a thread that never pauses
     return [
         # What fills the time.
@@ -421,18 +412,19 @@ def random_program(seed: int) -> Program:
         out: list[Action] = []
         for bucket in range(buckets):
             out += _kernels(6, heavy * (uneven if device else 1), device=device)
-            out += _after(7, comm, [Launch(REDUCE, reduce_ns, comm, device, key=k * buckets + bucket)], shown, device)
+            reduce = Launch(REDUCE, reduce_ns, key=k * buckets + bucket, stream=comm, device=device)
+            out += _after(7, comm, [reduce], shown, device)
             out += _kernels(2, heavy, kernel=ADAM, device=device)
         return out
 
+    backward: list[Action] = [Signal("backward"), Await("backward done", shown)] if autograd else []
+    met: list[Action] = [Signal("rank"), Await("rank done", shown)] if ranks else []
+
     def threads(lead: list[Action]) -> list[list[Action]]:
         def step(k: int) -> list[Action]:
-            out = [*lead, *(first if k == 1 else later), *([Signal("rank")] if ranks else []), *parts]
-            if autograd:
-                out += [Signal("backward"), *autograd_done]
-            return [*out, *reduced(0, k), *tail, *([Await("rank done", shown)] if ranks else [])]
+            once = first if k == 1 else later
+            return [*lead, *once, *met[:1], *parts, *backward, *reduced(0, k), *tail, *met[1:]]
 
-        autograd_done: list[Action] = [Await("backward done", shown)]
         out = [loop(step, steps)]
         if autograd:
             out.append(
@@ -480,23 +472,22 @@ def _part(draw: random.Random, streams: list[int], heavy: float, shown: bool) ->
         out += _after(stream, other, _kernels(draw.randint(2, 10), us, kernel=kernel, stream=other), shown)
         out += _kernels(2, us, kernel=kernel, stream=stream)
     size, ns = 1 << 20, int(draw.uniform(5, 300) * _US)
-    copied: list[Action] = [
-        Copy("HtoD", size, ns, _COPIES),
-        Record("copied", _COPIES),
-        WaitEvent("copied", stream, shown=shown),
-    ]
     beside: list[Callable[[], list[Action]]] = [
         lambda: [
             Cpu(int(draw.uniform(20, 1500) * _US), draw.choice(["augment", "log", "prefetch_layers_[4, 5]", None]))
         ],
         lambda: _item(stream),
         lambda: [draw.choice([Sync(stream=stream), Sync("device")])],
-        lambda: [Copy(draw.choice(["HtoD", "DtoH"]), size, ns, stream)],
-        lambda: [Copy("HtoD", size, ns, stream, host="pageable", staging=ns, blocking=draw.random() < 0.5)],
-        lambda: [*copied, *_kernels(2, us, kernel=kernel, stream=stream)],
+        lambda: [Copy(draw.choice(["HtoD", "DtoH"]), size, ns, stream=stream)],
+        lambda: [Copy("HtoD", size, ns, stream=stream, host="pageable", staging=ns, blocking=draw.random() < 0.5)],
+        lambda: [
+            Copy("HtoD", size, ns, stream=_COPIES),
+            *_meet(_COPIES, stream, shown=shown),
+            *_kernels(2, us, kernel=kernel, stream=stream),
+        ],
         lambda: [Sleep(int(draw.uniform(50, 1500) * _US), f"ensure_layer_{draw.randint(0, 9)}_weights")],
-        lambda: [Copy("DtoH", size, ns, stream, host="pageable", blocking=True)],
-        lambda: [Graph(tuple((POINT, int(us * _US)) for _ in range(10)), draw.random() < 0.7, stream)],
+        lambda: [Copy("DtoH", size, ns, stream=stream, host="pageable", blocking=True)],
+        lambda: [Graph(tuple((POINT, int(us * _US)) for _ in range(10)), draw.random() < 0.7, stream=stream)],
         list,
     ]
     return out + beside[draw.randrange(10)]()

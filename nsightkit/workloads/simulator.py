@@ -19,13 +19,12 @@ import math
 import os
 import re
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
-from inspect import GEN_CLOSED, getgeneratorstate
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from nsightkit.workloads.planted import PID, Export
 
@@ -78,6 +77,14 @@ _NO_STREAM = 0xFFFFFFFF
 _STEP = re.compile(r"^((train_)?step |ProfilerStep#)\d+$")
 
 
+@dataclass(frozen=True, kw_only=True)
+class _InStream:
+    """What goes to a stream of a device."""
+
+    stream: int = 7
+    device: int = 0
+
+
 @dataclass(frozen=True)
 class Cpu:
     """Work of the thread itself, in a range when it has a name; `once` for what happens at the start only."""
@@ -96,16 +103,12 @@ class Load:
     loader: str | None = None
 
 
-@dataclass(frozen=True)
-class Sleep:
+class Sleep(Cpu):
     """Sleep in a range."""
 
-    ns: int
-    name: str
-
 
 @dataclass(frozen=True)
-class Launch:
+class Launch(_InStream):
     """Launch a kernel: `dispatch` before the call, and `once` more inside it for loading its module.
 
     Launches with the same `key` are one collective: none ends before the last has started and `ns` have passed.
@@ -113,8 +116,6 @@ class Launch:
 
     kernel: str
     ns: int
-    stream: int = 7
-    device: int = 0
     dispatch: int = DISPATCH_NS
     once: int = 0
     once_call: str | None = None  #: a driver call inside the launch in which that time passes
@@ -128,65 +129,54 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class Graph:
+class Graph(_InStream):
     """Replay a CUDA graph; `by_node` says whether the capture recorded its kernels or one interval."""
 
     nodes: tuple[tuple[str, int], ...]
     by_node: bool = True
-    stream: int = 7
-    device: int = 0
+    key: ClassVar[None] = None  # what it launches is not a collective
 
 
 @dataclass(frozen=True)
-class Copy:
+class Copy(_InStream):
     """Copy `size` bytes in `ns`; the CPU stages it for `staging` first, and `blocking` waits for its end."""
 
     kind: Literal["HtoD", "DtoH", "DtoD"]
     size: int
     ns: int
-    stream: int = 7
-    device: int = 0
     host: Literal["pinned", "pageable"] = "pinned"
     staging: int = 0
     blocking: bool = False
 
 
 @dataclass(frozen=True)
-class Sync:
+class Sync(_InStream):
     """Wait for a device, a stream, or the event of that name."""
 
     what: Literal["device", "stream", "event"] = "stream"
-    stream: int = 7
-    device: int = 0
     event: str = ""
 
 
 @dataclass(frozen=True)
-class Record:
+class Record(_InStream):
     """Record an event in a stream."""
 
     event: str
-    stream: int = 7
-    device: int = 0
 
 
 @dataclass(frozen=True)
-class WaitEvent:
+class WaitEvent(_InStream):
     """Let a stream wait for an event; not `shown`: nothing in the trace says so."""
 
     event: str
-    stream: int = 7
-    device: int = 0
     shown: bool = True
 
 
 @dataclass(frozen=True)
-class Foreign:
+class Foreign(_InStream):
     """Work that the trace does not contain, and that a stream's operations queue behind."""
 
     ns: int
-    stream: int = 7
-    device: int = 0
 
 
 @dataclass(frozen=True)
@@ -239,7 +229,7 @@ class Pop:
 
 
 Action = (
-    Cpu | Load | Sleep | Launch | Graph | Copy | Sync | Record | WaitEvent | Foreign | Signal | Await | Capture | Stall
+    Cpu | Load | Launch | Graph | Copy | Sync | Record | WaitEvent | Foreign | Signal | Await | Capture | Stall
     | Profiler | Push | Pop
 )  # fmt: skip
 
@@ -277,23 +267,6 @@ class Program:
     jitter: float = 0.05
 
 
-class _Moment:
-    """Something that will have happened; calls back when it has."""
-
-    def __init__(self) -> None:
-        self.happened = False
-        self._then: list[Callable[[], None]] = []
-
-    def then(self, do: Callable[[], None]) -> None:
-        do() if self.happened else self._then.append(do)
-
-    def happen(self) -> None:
-        self.happened = True
-        for do in self._then:
-            do()
-        self._then.clear()
-
-
 @dataclass(eq=False)
 class Op:
     """An operation of a device, as it was played; times in ns."""
@@ -313,7 +286,6 @@ class Op:
     rate: float = 0.0
     since: int = 0
     planned: bool = False
-    done: _Moment = field(default_factory=_Moment, repr=False)
 
     @property
     def device(self) -> int:
@@ -327,8 +299,7 @@ class _Stream:
     last: Op | None = None
     ended: int = -(1 << 60)
     waits: list[Op] = field(default_factory=list)  # for what is launched next
-    room: _Moment = field(default_factory=_Moment)
-    steps: int = 0  # steps whose overlapped work is waited for
+    aside: int = 0  # how much of what a change moved aside it has waited for
 
     @property
     def tail(self) -> list[Op]:
@@ -454,8 +425,8 @@ _CAPTURE = [
     ("cudaStreamBeginCapture_v10000", 1), *[("cudaLaunchKernel_v7000", 1)] * 20,
     ("cudaStreamEndCapture_v10000", 3), ("cudaGraphInstantiate_v12000", 8),
 ]  # fmt: skip
-#: What a thread yields: the time to go on at, or what to wait for.
-_Steps = Generator[int | _Moment, None, None]
+#: What a thread yields: the time to go on at, or the condition that must hold.
+_Steps = Generator[int | Callable[[], bool], None, None]
 
 
 class _Simulation:
@@ -467,33 +438,30 @@ class _Simulation:
         self.now = 1_000_000_000  # an export's clock rarely starts at an event
         self.events: list[tuple[int, int, Callable[[], None]]] = []
         self.counter = itertools.count()
+        self.blocked: list[tuple[Callable[[], bool], _Steps]] = []  # threads, and what they wait for
         self.out = Played()
         self.streams: dict[tuple[int, int], _Stream] = defaultdict(_Stream)
         self.running: dict[int, list[Op]] = defaultdict(list)
         self.recorded: dict[str, list[Op]] = {}
         self.arrived: dict[int, list[Op]] = defaultdict(list)
-        self.signals: dict[tuple[str, int], _Moment] = defaultdict(_Moment)  # the first await takes the first signal
-        self.signalled, self.awaited = (defaultdict[str, Iterator[int]](itertools.count) for _ in range(2))
+        self.signalled, self.awaited = Counter[str](), Counter[str]()  # the first await takes the first signal
         self.batches: dict[str, list[tuple[int, int]]] = defaultdict(list)  # of a loader: ready, taken
-        self.overlapped: dict[int, list[Op]] = defaultdict(list)  # the last of each stream that a change made
-        self.steps_done = 0
+        self.aside: dict[int, list[Op]] = defaultdict(list)  # what a change moved aside, the last of each step
         launches = [a for a in itertools.chain.from_iterable(program.threads) if isinstance(a, Launch | Graph)]
-        self.members = Counter(a.key for a in launches if isinstance(a, Launch) and a.key is not None)
+        self.members = Counter(a.key for a in launches if a.key is not None)
         compute: Counter[int] = Counter()
-        for a in launches:
-            if isinstance(a, Graph) or a.key is None:
-                compute[a.device] += sum(ns for _, ns in a.nodes)
+        for a in (a for a in launches if a.key is None):
+            compute[a.device] += sum(ns for _, ns in a.nodes)
         mean = sum(compute.values()) / max(1, len(compute))
         self.even = {d: mean / ns if "equal-ranks" in self.changes and self.members else 1 for d, ns in compute.items()}
 
     def run(self) -> Played:
-        threads = [self._thread(_Thread(number), actions) for number, actions in enumerate(self.program.threads)]
-        for steps in threads:
-            self._go_on(steps)
+        for number, actions in enumerate(self.program.threads):
+            self._go_on(self._thread(_Thread(number), actions))
         while self.events:
             self.now, _, do = heapq.heappop(self.events)
             do()
-        if any(getgeneratorstate(steps) != GEN_CLOSED for steps in threads) or any(op.end < 0 for op in self.out.ops):
+        if self.blocked or any(op.end < 0 for op in self.out.ops):
             raise ValueError(f"{self.program.name} waits for something that never happens")
         return self.out
 
@@ -501,12 +469,26 @@ class _Simulation:
         heapq.heappush(self.events, (time, next(self.counter), do))
 
     def _go_on(self, steps: _Steps) -> None:
-        """Carry a thread out until the time, or what has to happen first, that it says; it says nothing at its end."""
+        """Carry a thread out until the time, or the condition, that it names; it names nothing at its end."""
         until = next(steps, None)
         if isinstance(until, int):
             self.at(max(until, self.now), partial(self._go_on, steps))
         elif until is not None:
-            until.then(partial(self._go_on, steps))
+            self._when(until, steps)
+
+    def _when(self, condition: Callable[[], bool], steps: _Steps) -> None:
+        if condition():
+            self._go_on(steps)
+        else:
+            self.blocked.append((condition, steps))
+
+    def _settle(self) -> None:
+        """Something has happened: let go on what waited for it."""
+        blocked, self.blocked = self.blocked, []
+        for condition, steps in blocked:
+            self._when(condition, steps)
+        for stream in self.streams.values():
+            self._plan(stream)
 
     def _draw(self, ns: float, *identity: object, spread: int = 1) -> int:
         """`ns` with the jitter of that identity, so many times the program's."""
@@ -522,12 +504,12 @@ class _Simulation:
             Copy: self._launch, Sync: self._sync, Record: self._record, WaitEvent: self._wait_event,
             Foreign: self._foreign, Await: self._await, Capture: self._capture, Stall: self._stall,
             Profiler: self._profiler, Pop: self._pop,
-            Signal: lambda _, a: self.signals[a.name, next(self.signalled[a.name])].happen(),
+            Signal: self._signal,
             Push: lambda thread, a: thread.open.append((a.name, self.now)),
         }  # fmt: skip
         for thread.at, action in enumerate(actions):
             yield from carry_out[type(action)](thread, action) or ()
-            if isinstance(action, Cpu | Load | Sleep | Sync | Await | Capture | Stall | Profiler):
+            if isinstance(action, Cpu | Load | Sync | Await | Capture | Stall | Profiler):
                 thread.launched = False
 
     def _lasting(self, thread: _Thread, ns: float, what: str = "cpu") -> int:
@@ -557,9 +539,9 @@ class _Simulation:
             return "no-unnamed" in self.changes
         return self.changes.get("no-cpu-work") in ("", name, re.sub(r"\d+", "*", name))
 
-    def _work(self, thread: _Thread, a: Cpu | Sleep) -> _Steps:
-        begun, once = self.now, isinstance(a, Cpu) and a.once
-        if not ("no-start-up" in self.changes if once else self._is_removed(a.name)):
+    def _work(self, thread: _Thread, a: Cpu) -> _Steps:
+        begun = self.now
+        if not ("no-start-up" in self.changes if a.once else self._is_removed(a.name)):
             yield self.now + self._lasting(thread, a.ns)
         self._spent(thread, begun, a.name, "clock_nanosleep" if isinstance(a, Sleep) else "")
 
@@ -615,7 +597,7 @@ class _Simulation:
             stream = 1010 if "overlap-copies" in self.changes else a.stream
             return Op("copy", a, stream, self._lasting(thread, a.ns, "gpu"), behind)
         nodes = tuple((name, round(ns * self._scale(name))) for name, ns in a.nodes)
-        if isinstance(a, Launch) and a.key is not None:
+        if a.key is not None:
             stream = 1020 if "overlap-communication" in self.changes else a.stream
             return Op("collective", a, stream, self._draw(nodes[0][1], "collective", a.key), behind, nodes)
         graph = isinstance(a, Graph)
@@ -631,22 +613,20 @@ class _Simulation:
 
     def _until(self, thread: _Thread, ops: Sequence[Op]) -> _Steps:
         """A blocking call returns: a latency after the last of what it waits for."""
-        returns = self.now + LOOK_NS
-        for op in ops:
-            yield op.done
-            returns = max(returns, op.end + self._draw(RETURN_NS, thread.number, thread.at, "return", spread=4))
-        yield returns
+        look, latency = self.now + LOOK_NS, self._draw(RETURN_NS, thread.number, thread.at, "return", spread=4)
+        yield lambda: all(op.end >= 0 for op in ops)
+        yield max([look, *(op.end + latency for op in ops)])
 
     def _sync(self, thread: _Thread, a: Sync) -> _Steps:
         if "no-sync" in self.changes:
             return
-        begun = self.now
-        ops = self.streams[a.device, a.stream].tail
-        if a.what == "event":
-            ops = self.recorded.get(a.event, [])
-        elif a.what == "device":
-            streams = [s for (device, number), s in self.streams.items() if device == a.device and number < 1000]
-            ops = [op for stream in streams for op in stream.tail]
+        begun, streams = self.now, self.streams
+        every = [s for (device, number), s in streams.items() if device == a.device and number < 1000]
+        ops = {
+            "stream": streams[a.device, a.stream].tail,
+            "event": self.recorded.get(a.event, []),
+            "device": [op for stream in every for op in stream.tail],
+        }[a.what]
         yield from self._until(thread, ops)
         place = a.device, a.stream if a.what == "stream" else _NO_STREAM
         self._call(f"cuda{a.what.capitalize()}Synchronize", thread, begun, waits_on=place)
@@ -671,11 +651,16 @@ class _Simulation:
             op = Op("foreign", a, a.stream, self._lasting(thread, a.ns, "gpu"), 0, called=self.now)
             yield from self._enqueue(thread, op)
 
+    def _signal(self, _: _Thread, a: Signal) -> None:
+        self.signalled[a.name] += 1
+        self._settle()
+
     def _await(self, thread: _Thread, a: Await) -> _Steps:
-        begun, signal = self.now, self.signals[a.name, next(self.awaited[a.name])]
-        if signal.happened:
+        begun, number = self.now, self.awaited[a.name]
+        self.awaited[a.name] += 1
+        if self.signalled[a.name] > number:
             return
-        yield signal
+        yield lambda: self.signalled[a.name] > number
         yield self.now + self._lasting(thread, WAKE_NS)
         if a.shown:
             self.out.os_calls.append(("pthread_cond_wait", thread.number, begun, self.now))
@@ -699,23 +684,20 @@ class _Simulation:
         name, begun = thread.open.pop()
         self.out.ranges.append((name, thread.number, begun, self.now))
         if _STEP.match(name) and thread.number == 0:
-            self.steps_done += 1
             for (device, number), stream in self.streams.items():
                 if number >= 1000 and stream.last is not None:
-                    self.overlapped[device].append(stream.last)
+                    self.aside[device].append(stream.last)
 
     # The devices.
 
     def _enqueue(self, thread: _Thread, op: Op) -> _Steps:
         stream = self.streams[op.device, op.stream]
-        while len(stream.queue) >= QUEUE:
-            yield stream.room
+        yield lambda: len(stream.queue) < QUEUE
         op.queued, op.ready = self.now, self.now + self._draw(START_NS, thread.number, thread.at, "start", spread=2)
-        op.waits = stream.waits
-        stream.waits = []
-        if op.stream < 1000 and stream.steps < self.steps_done:
-            op.waits = op.waits + self.overlapped[op.device]
-            stream.steps = self.steps_done
+        op.waits, stream.waits = stream.waits, []
+        if op.stream < 1000:
+            op.waits += self.aside[op.device][stream.aside :]
+            stream.aside = len(self.aside[op.device])
         stream.last = op
         stream.queue.append(op)
         self.out.ops.append(op)
@@ -724,14 +706,10 @@ class _Simulation:
     def _plan(self, stream: _Stream) -> None:
         """Start the first in the queue as soon as all it waits for is over."""
         op = stream.queue[0] if stream.queue else None
-        if op is None or op.planned:
-            return
-        if waits := [other for other in op.waits if not other.done.happened]:
-            waits[0].done.then(partial(self._plan, stream))
-            return
-        op.planned = True
-        start = max([op.ready, stream.ended + op.behind, *(other.end + EVENT_NS for other in op.waits)])
-        self.at(start, partial(self._begin, op))
+        if op is not None and not op.planned and all(other.end >= 0 for other in op.waits):
+            op.planned = True
+            start = max([op.ready, stream.ended + op.behind, *(other.end + EVENT_NS for other in op.waits)])
+            self.at(start, partial(self._begin, op))
 
     def _begin(self, op: Op) -> None:
         op.start = op.since = self.now
@@ -770,10 +748,7 @@ class _Simulation:
         if op in self.running[op.device]:
             self.running[op.device].remove(op)
             self._share(op.device)
-        op.done.happen()
-        room, stream.room = stream.room, _Moment()
-        room.happen()
-        self._plan(stream)
+        self._settle()
 
 
 def play(program: Program, seed: int = 0, change: str | Sequence[str] | None = None) -> Played:

@@ -171,6 +171,7 @@ class Training(Workload):
         )
         self._non_blocking = pin  # from pageable memory the copy blocks whatever is asked for
         self._batches: Iterator[Tensor] | None = None
+        self.callback(setattr, self, "_batches", None)  # which ends the loader's workers
 
     def step(self) -> None:
         """Fetch a batch and learn from it."""
@@ -204,11 +205,6 @@ class Training(Workload):
     def largest_activations(self) -> list[float]:
         """Read the largest activation of every block in every step so far."""
         return [float(value) for value in self._largest]
-
-    def close(self) -> None:
-        """End the loader's workers."""
-        self._batches = None
-        super().close()
 
 
 def start(device: str, **parameters: Any) -> Training:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,8 +56,8 @@ def product_fp8(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, dtype: t
     return product
 
 
-class Workload:
-    """A program that is run a step at a time, and closed when it is done.
+class Workload(contextlib.ExitStack[None]):
+    """A program that is run a step at a time, and closed when it is done: what it set for the process is taken back.
 
     Attributes
     ----------
@@ -70,28 +70,18 @@ class Workload:
     """
 
     def __init__(self, config: Any, device: str) -> None:
+        super().__init__()
         self.config, self.device = config, torch.device(device)
         self.parameters: dict[str, Any] = dataclasses.asdict(config)
         self.data_wait_ns: list[int] = []
         self._losses: list[Any] = []
-        self._settings = contextlib.ExitStack()
 
     def _set_fp32_products(self, precision: str) -> None:
         """Compute fp32 matrix products in TF32 if `precision` says so, in the whole process until it is closed."""
         # torch has a second interface to this (torch.backends...fp32_precision), and raises when both are used.
-        self._settings.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+        self.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
         torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
 
     def losses(self) -> list[float]:
         """Read the loss of every step so far; empty where nothing is learnt."""
         return [float(loss) for loss in self._losses]
-
-    def close(self) -> None:
-        """Take back what was set for the process, and let go of what was held."""
-        self._settings.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

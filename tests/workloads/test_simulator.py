@@ -183,17 +183,17 @@ def test_free_launches_follow_each_other_by_three_microseconds() -> None:
 
 def test_a_stream_waits_for_an_event() -> None:
     for shown in (True, False):
-        program = _exact(Launch("a", 100 * US), Record("a"), WaitEvent("a", 9, shown=shown), Launch("b", US, 9))
+        program = _exact(Launch("a", 100 * US), Record("a"), WaitEvent("a", shown, stream=9), Launch("b", US, stream=9))
         run = play(program)
         assert run.ops[1].start - run.ops[0].end == 1_500
         assert ("cudaStreamWaitEvent" in {c.name for c in run.calls}) is shown
 
 
 def test_kernels_that_run_at_once_slow_each_other_down() -> None:
-    one, two = play(_exact(Launch("a", 100 * US), Launch("b", 100 * US, 9), contention=0.5)).ops
+    one, two = play(_exact(Launch("a", 100 * US), Launch("b", 100 * US, stream=9), contention=0.5)).ops
     # Alone for the 8 us until the other one starts; both end 1.5 times as late for what they share.
     assert (one.end - one.start, two.end - two.start) == (8_000 + 92_000 * 1.5, 92_000 * 1.5 + 8_000)
-    alone, _ = play(_exact(Launch("a", 100 * US), Copy("HtoD", 1, 50 * US, 9), copy_contention=0.25)).ops
+    alone, _ = play(_exact(Launch("a", 100 * US), Copy("HtoD", 1, 50 * US, stream=9), copy_contention=0.25)).ops
     assert alone.end - alone.start == 8_000 + 50_000 + (92_000 - 50_000 / 1.25)
 
 
