@@ -194,14 +194,14 @@ def _version(*folders: str) -> str:
 
 
 def _content_key(path: Path, reader: str) -> str:
-    """Key of a file's content: its size, ends and 512 blocks between.
+    """Key of a file's content: when it was written, its size, ends and 512 blocks between.
 
     Every write to an SQLite file changes its header, which is among them. Reading all of a large file would
     cost more than the answers do.
     """
     digest = hashlib.blake2b(f"{reader} {_version('trace')}".encode(), digest_size=16)
     size = path.stat().st_size
-    digest.update(str(size).encode())
+    digest.update(f"{size} {path.stat().st_mtime_ns}".encode())
     with path.open("rb") as stream:
         for at in np.linspace(0, max(size - 4096, 0), 512).astype(np.int64).tolist():
             stream.seek(at)
