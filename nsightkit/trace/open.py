@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 from nsightkit.errors import TraceError, reading
-from nsightkit.trace import kineto, nsys, nsys_tool, store
 from nsightkit.trace.model import Source, Trace
 
 __all__ = ["kind_of", "load"]
@@ -72,6 +71,8 @@ def kind_of(path: str | os.PathLike[str]) -> str:
     """
     path = Path(path)
     if path.is_dir():
+        from nsightkit.trace import store
+
         return "store" if store.is_store(path) else "parquetdir" if any(path.glob("*.parquet")) else "folder"
     if not path.is_file():
         return "special" if path.exists() else "absent"
@@ -87,6 +88,9 @@ def kind_of(path: str | os.PathLike[str]) -> str:
 
 
 def _open(path: Path, cache: bool) -> Source:
+    # Readers need msgspec and pyarrow; a machine that lacks them can still say so, and all that needs no trace.
+    from nsightkit.trace import kineto, nsys, nsys_tool, store
+
     kind = kind_of(path)
     if kind == "nsys-rep":
         path, kind = nsys_tool.exported(path), "sqlite"

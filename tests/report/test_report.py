@@ -385,7 +385,7 @@ def test_writing_is_all_or_nothing(alone, starved, tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("os.fdopen", fail)
+        patched.setattr("pathlib.Path.replace", fail)
         with pytest.raises(UsageError, match="No space left"):
             report.write(many(5), path)
     assert path.read_text() == "old"
