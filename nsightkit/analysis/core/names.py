@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 import numpy as np
@@ -54,5 +55,11 @@ def matching(names: pd.Series, *patterns: re.Pattern[str]) -> npt.NDArray[np.boo
     ndarray of bool
     """
     # One entry more: an empty list of categories must still be indexable.
-    flags = [any(p.search(str(n)) for p in patterns) for n in names.cat.categories]
+    flags = [any(_finds(pattern, name) for pattern in patterns) for name in names.cat.categories.astype(str).tolist()]
     return np.array([*flags, False])[names.cat.codes.to_numpy()]
+
+
+@functools.lru_cache(1 << 16)
+def _finds(pattern: re.Pattern[str], name: str) -> bool:
+    """Whether a pattern finds a name; the steps of a trace have the same names, and each is asked about many times."""
+    return pattern.search(name) is not None
