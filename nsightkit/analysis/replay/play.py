@@ -1,8 +1,8 @@
 """One replay of a schedule, with a change: each moment is the latest of those that it waits for.
 
 Moments are *cuts* of a thread (its delay from then on), ends of *segments* of a stream, and departures from
-collectives. Each waits for others, and comes so much later than they do: :meth:`Play._waits` lists all such pairs, and
-:meth:`Play._walk` goes through them once.
+collectives. Each waits for others, and comes so much later than they do: all such pairs are listed first, and then gone
+through once.
 """
 
 from __future__ import annotations
