@@ -20,7 +20,7 @@ import pandas as pd
 
 from nsightkit import hardware, plots
 from nsightkit.investigations import case
-from nsightkit.investigations.pages import products, reported
+from nsightkit.investigations.pages import products, published_rates
 
 h200 = hardware.find("H200")
 sheet = pd.DataFrame(hardware.rows(h200))
@@ -71,7 +71,7 @@ trace
 # The case file agrees with what was reported for its chip.
 
 # fold: How the figure is made
-rows = {one.label: one.share for one in reported.REPORTED}
+rows = {one.label: one.share for one in published_rates.REPORTED}
 rows["H200 fp16, case file"] = float(library["sol_datasheet"])
 shares = pd.Series(rows, name="share of datasheet").to_frame()
 plots.panels(
@@ -84,7 +84,7 @@ plots.panels(
 # Where each figure comes from:
 
 # fold: The table of sources
-plots.table(reported.table())
+plots.table(published_rates.rates_table())
 
 # %%
 # *Which yardstick?* A share needs one of three. The *datasheet* is the same
@@ -291,7 +291,9 @@ if not smoke:
         effect = "as much time, within the noise, as"
     said += f"; a product of zeros takes {effect} one of random numbers"
 said += "."
-best = {(one.gpu, one.unit): one.share for one in reported.best()}
+best = {
+    (one.gpu, one.unit): one.share for one in published_rates.best_products()
+}
 findings = headline(
     said,
     before,

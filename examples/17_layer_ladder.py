@@ -24,7 +24,12 @@ from nsightkit import hardware, plots
 from nsightkit.analysis.roofline import sol
 from nsightkit.investigations import case
 from nsightkit.investigations import parts as investigations
-from nsightkit.investigations.pages import climb, ladder, products, reported
+from nsightkit.investigations.pages import (
+    climb,
+    ladder,
+    products,
+    published_rates,
+)
 
 sizes = investigations.find("ladder", "naive").gpu
 listed = climb.operations("prefill", sizes)
@@ -55,7 +60,7 @@ floor_ns = ladder.floor_ns(listed, h200)
 
 # fold: How the figure is made
 GOAL = 0.85
-rates = reported.rates("H200")
+rates = published_rates.rates("H200")
 goal_ns = sum(rates.bound_ns(operation) for operation in listed) / GOAL
 on_paper = climb.predicted("prefill", sizes, h200)
 LINES = {

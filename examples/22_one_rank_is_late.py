@@ -150,15 +150,15 @@ for sentence in known.findings()[:2]:
 # fold: How the table is worked out
 import nsightkit
 from nsightkit.analysis.replay import whatif
-from nsightkit.workloads import played, simulator
+from nsightkit.workloads import simulated_programs, simulator
 
 changes = ("equal-ranks", "no-input-wait")
 rows = []
 for name in ("uneven-ranks", "late-rank"):
-    program = played.PROGRAMS[name]
+    program = simulated_programs.PROGRAMS[name]
     path = Path(folder.name, f"{name}.sqlite")
     trace = nsightkit.load(simulator.play(program).write(path))
-    truly = played.gains(program, changes=changes)
+    truly = simulated_programs.true_gains(program, changes=changes)
     for change in changes:
         (row,) = whatif.summary(trace, [change])
         rows.append((name, change, row["speedup"], truly[change]))

@@ -80,6 +80,7 @@ MOVED = {
     "investigations.measured_peaks": "investigations.measure_ceilings",
     "investigations.measuring": "investigations.ways_to_measure",
     "investigations.observing": "investigations.ways_to_measure",
+    "investigations.pages.reported": "investigations.pages.published_rates",
     "investigations.profiled": "investigations.under_nsight",
     "investigations.remembering": "investigations.ways_to_measure",
     "investigations.repeating": "investigations.under_nsight",
@@ -95,6 +96,7 @@ MOVED = {
     "workloads.bench_steps": "workloads.lm",
     "workloads.cells": "workloads.attention_samples",
     "workloads.investigations": "investigations.parts",
+    "workloads.played": "workloads.simulated_programs",
 }
 
 

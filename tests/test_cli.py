@@ -25,7 +25,7 @@ from nsightkit.analysis.core import text as text_of
 from nsightkit.trace import Trace, TraceMeta, store
 from nsightkit.trace.model import Gpu
 from nsightkit.verbs import QUESTIONS
-from nsightkit.workloads.played import PROGRAMS
+from nsightkit.workloads.simulated_programs import PROGRAMS
 from nsightkit.workloads.simulator import play
 
 P = 7

@@ -15,13 +15,15 @@ import pytest
 import nsightkit
 from nsightkit import api, cli, verbs
 from nsightkit.verbs import QUESTIONS, Answer
-from nsightkit.workloads import played
+from nsightkit.workloads import simulated_programs
 from nsightkit.workloads.simulator import play
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return play(played.PROGRAMS["starved-loader"], seed=1).write(tmp_path_factory.mktemp("verbs") / "run.sqlite")
+    return play(simulated_programs.PROGRAMS["starved-loader"], seed=1).write(
+        tmp_path_factory.mktemp("verbs") / "run.sqlite"
+    )
 
 
 @pytest.fixture(scope="module")

@@ -146,7 +146,7 @@ def _numbers(blocks: list[str]) -> list[str]:
 def _synthetic(text: str) -> list[str]:
     found = []
     for section in re.split(r"^# %%\n(?=# .+\n# -{3,}\n)", text, flags=re.MULTILINE)[1:]:
-        if not re.search(r"\b(planted|played|simulator)\.", re.sub(r"``[^`]*``", "", section)):
+        if not re.search(r"\b(planted|simulated_programs|simulator)\.", re.sub(r"``[^`]*``", "", section)):
             continue
         heading = section.splitlines()[0].lstrip("# ")
         said = " ".join(line.lstrip("# ") for line in section.splitlines() if line.startswith("#"))

@@ -16,7 +16,7 @@ from nsightkit import hardware, plots
 from nsightkit.analysis.roofline import sol
 from nsightkit.investigations import cases, recordings
 from nsightkit.investigations.measurement import Measurement
-from nsightkit.investigations.pages import climb, products, reported
+from nsightkit.investigations.pages import climb, products, published_rates
 from nsightkit.investigations.parts import find
 from nsightkit.trace.model import Trace, TraceMeta
 
@@ -42,12 +42,12 @@ def test_reported_rates_have_the_shares_that_their_sources_say():
     said = {("H100", 794.5): 0.803, ("A100", 271.2): 0.869, ("B200", 1745.0): 0.776, ("B200", 1414.3): 0.629}
     said |= {("H200", 1453.4): 0.734, ("H100", 1402.6): 0.709, ("B200", 3432.5): 0.763, ("H100", 3240.0): 0.97}
     said |= {("B200", 1358.7): 0.604, ("H100", 855.0): 0.86, ("H800", 1550.0): 0.783, ("H800", 3000.0): 0.896}
-    found = {(one.gpu, one.rate): one.share for one in reported.REPORTED}
+    found = {(one.gpu, one.rate): one.share for one in published_rates.REPORTED}
     for key, share in said.items():
         assert found[key] == pytest.approx(share, abs=5e-3), key
-    assert len(reported.table()) == len(reported.REPORTED)
-    assert reported.rates("H200").tflops["bf16"] == 794.5
-    assert reported.rates("H200").gb_per_s == 4800  # nobody reported one
+    assert len(published_rates.rates_table()) == len(published_rates.REPORTED)
+    assert published_rates.rates("H200").tflops["bf16"] == 794.5
+    assert published_rates.rates("H200").gb_per_s == 4800  # nobody reported one
 
 
 def test_the_product_of_the_case_file():

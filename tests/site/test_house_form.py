@@ -47,7 +47,7 @@ def test_a_missing_section_is_named_with_its_reason(tmp_path, heading):
         ("# The wait for data is gone.", "# On an H200 it took 12.5 ms.", "typed number, '12.5 ms'"),
         ("and never ran on a GPU.", "and is short.", "planted data without saying so"),
         ("it is synthetic,", "it is short,", "planted data without saying so"),
-        ("four = case(", "played.gains(program)\nfour = case(", "planted data without saying so"),
+        ("four = case(", "simulated_programs.true_gains(program)\nfour = case(", "planted data without saying so"),
         ("# Limits\n# ------\n", f"# Limits\n# ------\n# {'wide ' * 20}\n", "wider than 79 columns"),
         ("import pandas as pd", "import pandas as", "not Python"),
     ],

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import nsightkit
-from nsightkit.workloads import played
+from nsightkit.workloads import simulated_programs
 from nsightkit.workloads.simulator import (
     QUEUE,
     Await,
@@ -35,7 +35,7 @@ from nsightkit.workloads.simulator import (
     play,
 )
 
-NAMED = list(played.PROGRAMS.values())
+NAMED = list(simulated_programs.PROGRAMS.values())
 US = 1_000
 
 
@@ -46,12 +46,12 @@ def _exact(*actions: object, **more: object) -> Program:
 
 @pytest.mark.parametrize("program", NAMED, ids=lambda p: p.name)
 def test_a_program_is_limited_by_what_it_declares(program: Program) -> None:
-    gains = played.gains(program, seed=1)
+    gains = simulated_programs.true_gains(program, seed=1)
     (best, gain), (_, second) = list(gains.items())[:2]
-    if program.bottleneck in played.FILLS and gain < 1.05:
+    if program.bottleneck in simulated_programs.FILLS and gain < 1.05:
         pass  # nothing cheap is left
     else:
-        assert best == played.CHANGE_OF[program.bottleneck]
+        assert best == simulated_programs.CHANGE_OF[program.bottleneck]
         assert gain > 1.05
         assert gain > 1.05 * second, "a truth that ties is not one"
     if program.decoy_for:
@@ -59,14 +59,14 @@ def test_a_program_is_limited_by_what_it_declares(program: Program) -> None:
 
 
 def test_every_cause_is_planted_and_decoys_stand_beside() -> None:
-    assert {p.bottleneck for p in NAMED} >= {*played.CHANGE_OF, *played.FILLS}
+    assert {p.bottleneck for p in NAMED} >= {*simulated_programs.CHANGE_OF, *simulated_programs.FILLS}
     assert {p.decoy_for for p in NAMED} >= {
-        c for c in played.CHANGE_OF.values() if c not in ("no-foreign", "no-unnamed")
+        c for c in simulated_programs.CHANGE_OF.values() if c not in ("no-foreign", "no-unnamed")
     }
     assert len(NAMED) >= 30
 
 
-RANDOM = list(map(played.random_program, range(40)))
+RANDOM = list(map(simulated_programs.random_program, range(40)))
 PLAYS = [*NAMED, *RANDOM[:30]]
 CHANGED = itertools.cycle(["no-sync", "overlap-copies", "equal-ranks", "overlap-communication"])
 
@@ -118,7 +118,7 @@ def _collectives(run: Played) -> dict[int, list[Op]]:
 
 
 def test_the_queue_fills() -> None:
-    run = play(played.PROGRAMS["queue-full"], 1)
+    run = play(simulated_programs.PROGRAMS["queue-full"], 1)
     blocked = [c for c in run.calls if c.op and c.op.queued - c.start > 5 * US]
     assert len(blocked) > 200
     depth = max(sum(op.queued <= c.op.queued < op.end for op in run.ops) for c in blocked[::40] if c.op)
@@ -126,28 +126,28 @@ def test_the_queue_fills() -> None:
 
 
 def test_a_seed_decides_the_jitter() -> None:
-    program = played.PROGRAMS["item-each-layer"]
+    program = simulated_programs.PROGRAMS["item-each-layer"]
     runs = [[(op.start, op.end) for op in play(program, seed).ops] for seed in (5, 5, 6)]
     assert runs[0] == runs[1] != runs[2]
 
 
 @pytest.mark.parametrize("change", ["no-sync", "free-launches", "no-cpu-work"])
 def test_a_change_draws_no_jitter_anew(change: str) -> None:
-    before, after = (play(played.PROGRAMS["sleep-each-layer"], 2, c) for c in (None, change))
+    before, after = (play(simulated_programs.PROGRAMS["sleep-each-layer"], 2, c) for c in (None, change))
     assert [op.end - op.start for op in before.ops] == [op.end - op.start for op in after.ops]
 
 
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
-        ("busy", [c for c in played.CHANGE_OF.values() if c != "free-launches"]),
+        ("busy", [c for c in simulated_programs.CHANGE_OF.values() if c != "free-launches"]),
         ("sleep-each-layer", ["no-cpu-work:absent", "no-input-wait", "without:absent", "scale:absent=3", "scale:.=1"]),
         ("starved-loader", ["no-cpu-work", "no-start-up", "no-sync"]),
         ("reduce-exposed", ["overlap-copies", "no-sync", "no-profiler"]),
     ],
 )
 def test_a_change_without_an_object_changes_nothing(name: str, changes: list[str]) -> None:
-    program = played.PROGRAMS[name]
+    program = simulated_programs.PROGRAMS[name]
     unchanged = [(op.start, op.end) for op in play(program, 4).ops]
     for change in changes:
         assert [(op.start, op.end) for op in play(program, 4, change).ops] == unchanged, change
@@ -219,7 +219,7 @@ def test_a_producer_keeps_as_many_batches_as_it_may() -> None:
 
 
 def test_changes_can_be_made_together() -> None:
-    program = played.PROGRAMS["starved-loader"]
+    program = simulated_programs.PROGRAMS["starved-loader"]
     faster = play(program, 1, ["no-input-wait", "scale:gemm=0.5"]).wall_ns
     assert faster < 0.6 * play(program, 1, "no-input-wait").wall_ns
     assert faster < 0.4 * play(program, 1, ("scale:gemm=0.5",)).wall_ns
@@ -265,7 +265,7 @@ def test_a_program_that_waits_for_ever_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["busy", "reduce-exposed", "tiny-autograd", "pageable-batches", "held-once"])
 def test_the_window_can_be_found_again_in_the_export(name: str, tmp_path: Path) -> None:
-    run = play(played.PROGRAMS[name], 1)
+    run = play(simulated_programs.PROGRAMS[name], 1)
     connection = sqlite3.connect(run.write(tmp_path / "run.sqlite"))
     steps = connection.execute(
         "SELECT start, end FROM NVTX_EVENTS JOIN StringIds ON id = textId WHERE value LIKE 'step %' ORDER BY start"

@@ -20,7 +20,7 @@ from nsightkit.analysis.core.names import matching
 from nsightkit.analysis.timeline.ranges import COLLECTIVE_RANGE
 from nsightkit.trace.model import Trace
 
-__all__ = ["KINDS", "collectives", "compute", "kind_of", "spent", "summary", "totals", "wire_factor"]
+__all__ = ["KINDS", "collectives", "compute_intervals", "kind_of", "spent", "summary", "totals", "wire_factor"]
 
 Int = npt.NDArray[np.int64]
 
@@ -148,7 +148,7 @@ def _collectives(trace: Trace) -> pd.DataFrame:
     found = found[list(_COLUMNS)].astype(dtypes).sort_values(["start_ns", "end_ns"], kind="stable", ignore_index=True)
     start, end = (found[c].to_numpy() for c in ("start_ns", "end_ns"))
     exposed = pd.Series(pd.NA, found.index, "Int64")
-    for device, busy in compute(trace).items():
+    for device, busy in compute_intervals(trace).items():
         exposed = exposed.mask(found["device"] == device, end - start - busy.of(start, end))
     return found.assign(exposed_ns=exposed)
 
@@ -217,7 +217,7 @@ def spent(trace: Trace, start: npt.ArrayLike, end: npt.ArrayLike, found: pd.Data
         A row a window, with the columns of :func:`totals`.
     """
     found = collectives(trace) if found is None else found
-    columns, busy = ["compute_ns", "communication_ns", "overlapped_ns", "exposed_ns"], compute(trace)
+    columns, busy = ["compute_ns", "communication_ns", "overlapped_ns", "exposed_ns"], compute_intervals(trace)
     nothing: Any = 0 if busy else pd.NA
     out = pd.DataFrame(nothing, index=range(len(np.asarray(start))), columns=columns, dtype="Int64")
     for device, computed in busy.items():
@@ -229,7 +229,7 @@ def spent(trace: Trace, start: npt.ArrayLike, end: npt.ArrayLike, found: pd.Data
     return out.assign(overlapped_ns=out["communication_ns"] - out["exposed_ns"])
 
 
-def compute(trace: Trace) -> dict[int, intervals.Coverage]:
+def compute_intervals(trace: Trace) -> dict[int, intervals.Coverage]:
     """Find when a rank computes.
 
     Parameters

@@ -9,7 +9,7 @@ import pandas as pd
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.core.names import compiled, matching
 from nsightkit.analysis.timeline import steps
-from nsightkit.analysis.timeline.ranges import Rule, attributable, holds
+from nsightkit.analysis.timeline.ranges import Rule, attributable, may_hold_launches
 from nsightkit.trace.model import GPU_TABLES, Trace
 
 __all__ = ["PHASES", "UNATTRIBUTED", "summary"]
@@ -103,7 +103,7 @@ def _phase_of_launch(trace: Trace, phases: pd.DataFrame, launch: Int, rule: Rule
     begun, done, thread = (calls[c].to_numpy()[launch[known]] for c in ("start_ns", "end_ns", "thread"))
     end = np.append(phases["end_ns"].to_numpy(), 0)
     for one in pd.unique(thread).tolist():
-        mine = np.flatnonzero(holds(trace, phases.index.to_numpy(), one, rule))
+        mine = np.flatnonzero(may_hold_launches(trace, phases.index.to_numpy(), one, rule))
         mine = mine[np.argsort(phases["start_ns"].to_numpy()[mine], kind="stable")]
         at = np.flatnonzero(thread == one)
         phase = np.append(mine, -1)[steps.number(phases.iloc[mine], begun[at])]

@@ -20,8 +20,8 @@ __all__ = [
     "COLUMNS",
     "attributable",
     "exclusive_ns",
-    "holds",
     "instances",
+    "may_hold_launches",
     "summary",
     "threads_with_ranges",
 ]
@@ -214,7 +214,7 @@ def threads_with_ranges(trace: Trace) -> frozenset[int]:
     return frozenset(np.unique(thread[_own(trace.whole)]).tolist())
 
 
-def holds(trace: Trace, row: Int, thread: int, rule: Rule = "window") -> npt.NDArray[np.bool_]:
+def may_hold_launches(trace: Trace, row: Int, thread: int, rule: Rule = "window") -> npt.NDArray[np.bool_]:
     """Flag the ranges that may hold what a thread launches while they are open.
 
     Parameters
@@ -302,7 +302,7 @@ def _gpu_figures(trace: Trace, ranges: pd.DataFrame, row: Int, rule: Rule) -> di
     order, blocks, before = [np.empty(0, np.intp)], [np.empty((3, 0), np.int64)], 0
     for one in np.unique(ops["thread"]).tolist():
         mine = np.flatnonzero(ops["thread"] == one)
-        candidates = np.flatnonzero(holds(trace, row, one, rule))
+        candidates = np.flatnonzero(may_hold_launches(trace, row, one, rule))
         # Launches of one thread follow each other, so those inside a range are consecutive. Only twins nest, of which
         # the outer call was chosen.
         done = np.maximum.accumulate(ops["done"][mine])

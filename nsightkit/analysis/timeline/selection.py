@@ -12,7 +12,7 @@ import pandas as pd
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.core.names import compiled, matching
 from nsightkit.analysis.timeline import steps
-from nsightkit.analysis.timeline.ranges import holds
+from nsightkit.analysis.timeline.ranges import may_hold_launches
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import GPU_TABLES, TABLES, Trace
 
@@ -140,7 +140,7 @@ def _inside(trace: Trace, windows: pd.DataFrame) -> dict[str, _Mask]:
     called = masks.get("calls", np.zeros(0, bool)).copy()
     for one in np.unique(calls["thread"].to_numpy()[called]).tolist() if "row" in windows else ():
         mine = np.flatnonzero(called & (calls["thread"] == one).to_numpy())
-        called[mine] = _contained(windows[holds(trace, windows["row"].to_numpy(), one)], calls.iloc[mine])
+        called[mine] = _contained(windows[may_hold_launches(trace, windows["row"].to_numpy(), one)], calls.iloc[mine])
     for table in _DEVICE_TABLES:
         if whole.size(table):
             rows = whole.table(table, ["process", "correlation"])

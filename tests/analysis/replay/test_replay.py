@@ -15,7 +15,7 @@ from nsightkit.analysis.replay import Change, Schedule
 from nsightkit.analysis.replay.whatif import MOST_ERROR
 from nsightkit.analysis.timeline.selection import select
 from nsightkit.trace.model import Trace
-from nsightkit.workloads import played
+from nsightkit.workloads import simulated_programs
 from nsightkit.workloads.planted import Export
 from nsightkit.workloads.simulator import play
 
@@ -132,7 +132,7 @@ def test_latencies_are_constants_so_that_an_unchanged_replay_is_no_identity(tmp_
     ],
 )
 def test_a_model_without_one_of_its_parts_is_found_out(tmp_path: Path, name: str, without: Change) -> None:
-    schedule = Schedule(nsightkit.load(play(played.PROGRAMS[name], seed=3).write(tmp_path / "t.sqlite")))
+    schedule = Schedule(nsightkit.load(play(simulated_programs.PROGRAMS[name], seed=3).write(tmp_path / "t.sqlite")))
     assert schedule.error < 0.02
     assert abs(schedule.play(without).wall_ns / schedule.recorded.wall_ns - 1) > MOST_ERROR
 
@@ -154,7 +154,7 @@ def test_streams_that_are_not_what_they_seem_cannot_be_played(tmp_path: Path) ->
 @pytest.mark.parametrize("name", ["busy", "item-each-layer", "hand-over", "starved-loader", "reduce-exposed"])
 def test_shuffled_streams_cannot_be_played(tmp_path: Path, name: str) -> None:
     """Each operation seems to wait for the one before it, on another stream: no more than a guess."""
-    path = play(played.PROGRAMS[name], seed=3).write(tmp_path / "t.sqlite")
+    path = play(simulated_programs.PROGRAMS[name], seed=3).write(tmp_path / "t.sqlite")
     assert Schedule(nsightkit.load(path, cache=False)).unplayable is None
     with contextlib.closing(sqlite3.connect(path)) as export, export:
         draw = np.random.default_rng(3)
@@ -205,7 +205,7 @@ def test_one_operation_and_a_selection(tmp_path: Path) -> None:
     laid = Laid()
     laid.kernel(30)
     assert laid.schedule(tmp_path).unchanged.wall_ns == 30 * US
-    run = play(played.PROGRAMS["starved-loader"], seed=2)
+    run = play(simulated_programs.PROGRAMS["starved-loader"], seed=2)
     trace = nsightkit.load(run.write(tmp_path / "t.sqlite"))
     part = Schedule(select(trace, last_steps=4))
     assert len(part.recorded.steps_ns) == 4

@@ -18,7 +18,7 @@ from nsightkit.analysis.timeline import steps
 from nsightkit.analysis.timeline.selection import select
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import Trace
-from nsightkit.workloads import played
+from nsightkit.workloads import simulated_programs
 from nsightkit.workloads.simulator import Action, Launch, Pop, Program, Push, Sync, play
 
 #: Changes whose truth a program is (`no-cpu-work` removes in the simulator what hides behind the GPU as well).
@@ -31,9 +31,9 @@ def _trace(tmp_path: Path, run: Any) -> Trace:
     return nsightkit.load(run.write(tmp_path / "played.sqlite"), cache=False)
 
 
-@pytest.mark.parametrize("name", list(played.PROGRAMS))
+@pytest.mark.parametrize("name", list(simulated_programs.PROGRAMS))
 def test_a_named_program_gains_what_is_predicted(tmp_path: Path, name: str) -> None:
-    program = played.PROGRAMS[name]
+    program = simulated_programs.PROGRAMS[name]
     run = play(program, seed=1)
     replay = WhatIf(_trace(tmp_path, run))
     assert replay.refused is None
@@ -47,7 +47,7 @@ def test_a_named_program_gains_what_is_predicted(tmp_path: Path, name: str) -> N
 def test_random_programs_gain_what_is_predicted(tmp_path: Path) -> None:
     off, rough, refused = [], 0, 0
     for seed in SEEDS:
-        program = played.random_program(seed)
+        program = simulated_programs.random_program(seed)
         run = play(program, seed=1)
         replay = WhatIf(_trace(tmp_path, run))
         if replay.refused is not None:
@@ -66,14 +66,14 @@ def test_random_programs_gain_what_is_predicted(tmp_path: Path) -> None:
 
 
 def test_several_changes_alone_and_together(tmp_path: Path) -> None:
-    run = play(played.PROGRAMS["starved-loader"], seed=1)
+    run = play(simulated_programs.PROGRAMS["starved-loader"], seed=1)
     trace = _trace(tmp_path, run)
     rows = whatif.summary(trace, ["no-input-wait", "free-launches"])
     assert [row["change"] for row in rows] == ["no-input-wait", "free-launches", "no-input-wait + free-launches"]
     for row, changes in zip(
         rows, (["no-input-wait"], ["free-launches"], ["no-input-wait", "free-launches"]), strict=True
     ):
-        gain = run.wall_ns / play(played.PROGRAMS["starved-loader"], 1, changes).wall_ns
+        gain = run.wall_ns / play(simulated_programs.PROGRAMS["starved-loader"], 1, changes).wall_ns
         assert row["speedup"] == pytest.approx(gain, rel=0.03)
         assert row["wall_ns"] == run.wall_ns
         assert row["predicted_ns"] == pytest.approx(row["wall_ns"] / row["speedup"], abs=1)
@@ -83,7 +83,7 @@ def test_several_changes_alone_and_together(tmp_path: Path) -> None:
 
 
 def test_kernels_that_take_no_time_or_half(tmp_path: Path) -> None:
-    program = played.PROGRAMS["busy"]
+    program = simulated_programs.PROGRAMS["busy"]
     run = play(program, seed=1)
     trace = _trace(tmp_path, run)
     (half,) = whatif.summary(trace, scale="gemm=0.5")
@@ -94,7 +94,7 @@ def test_kernels_that_take_no_time_or_half(tmp_path: Path) -> None:
 
 
 def test_work_of_one_name(tmp_path: Path) -> None:
-    run = play(played.PROGRAMS["sleep-each-layer"], seed=1)
+    run = play(simulated_programs.PROGRAMS["sleep-each-layer"], seed=1)
     trace = _trace(tmp_path, run)
     rows = {row["change"]: row["speedup"] for row in whatif.summary(trace, ["no-cpu-work"])}
     (one,) = whatif.summary(trace, ["no-cpu-work:ensure_layer_*_weights"])
@@ -114,7 +114,7 @@ def test_work_of_one_name(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_asked(tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
-    trace = _trace(tmp_path, play(played.PROGRAMS["busy"], seed=1))
+    trace = _trace(tmp_path, play(simulated_programs.PROGRAMS["busy"], seed=1))
     with pytest.raises(UsageError, match=message):
         whatif.summary(trace, **arguments)
 
@@ -171,7 +171,7 @@ def _frames(trace: Trace) -> dict[str, pd.DataFrame]:
 )
 def test_times_in_whole_microseconds(tmp_path: Path, name: str) -> None:
     # As PyTorch wrote them before 2.3: begin and length, each cut off.
-    frames = _frames(_trace(tmp_path, play(played.PROGRAMS[name], seed=1)))
+    frames = _frames(_trace(tmp_path, play(simulated_programs.PROGRAMS[name], seed=1)))
     exact = WhatIf(Trace.from_frames(frames))
     for frame in frames.values():
         lasting = (frame["end_ns"] - frame["start_ns"]) // 1_000 * 1_000
@@ -185,7 +185,7 @@ def test_times_in_whole_microseconds(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["starved-loader", "item-each-layer", "tiny-autograd", "hand-over"])
 def test_two_processes_whose_ids_collide(tmp_path: Path, name: str) -> None:
-    frames = _frames(_trace(tmp_path, play(played.PROGRAMS[name], seed=1)))
+    frames = _frames(_trace(tmp_path, play(simulated_programs.PROGRAMS[name], seed=1)))
     alone = WhatIf(Trace.from_frames(frames))
     both = {}
     for table, frame in frames.items():
@@ -202,13 +202,13 @@ def test_two_processes_whose_ids_collide(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("table", ["kernels", "calls"])
 def test_times_that_run_backwards_are_not_played(tmp_path: Path, table: str) -> None:
-    frames = _frames(_trace(tmp_path, play(played.PROGRAMS["item-each-layer"], seed=1)))
+    frames = _frames(_trace(tmp_path, play(simulated_programs.PROGRAMS["item-each-layer"], seed=1)))
     frames[table] = frames[table].rename(columns={"start_ns": "end_ns", "end_ns": "start_ns"})
     assert WhatIf(Trace.from_frames(frames)).refused is not None
 
 
 def test_where_nothing_can_be_played_nothing_is_predicted(tmp_path: Path) -> None:
-    trace = _trace(tmp_path, play(played.PROGRAMS["busy"], seed=1))
+    trace = _trace(tmp_path, play(simulated_programs.PROGRAMS["busy"], seed=1))
     bare = Trace.from_frames({"kernels": trace.table("kernels")})
     assert whatif.summary(bare) == []
     (row,) = whatif.summary(bare, ["no-sync"])
@@ -216,7 +216,7 @@ def test_where_nothing_can_be_played_nothing_is_predicted(tmp_path: Path) -> Non
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = play(played.PROGRAMS["starved-loader"], seed=1).write(tmp_path / "t.sqlite")
+    path = play(simulated_programs.PROGRAMS["starved-loader"], seed=1).write(tmp_path / "t.sqlite")
 
     def run(*words: str) -> tuple[int, str, str]:
         return cli.run(["whatif", str(path), *words]), *capsys.readouterr()

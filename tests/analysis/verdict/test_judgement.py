@@ -20,7 +20,7 @@ import nsightkit
 from nsightkit.analysis import verdict
 from nsightkit.analysis.replay import whatif
 from nsightkit.trace.model import Trace
-from nsightkit.workloads import played
+from nsightkit.workloads import simulated_programs
 from nsightkit.workloads.planted import BOTTLENECK_OF, Fault, training
 from nsightkit.workloads.simulator import Cpu, Program, play
 
@@ -92,27 +92,27 @@ def test_planted(judged: Judged, fault: Fault | None, seed: int, tmp_path: Path)
 # ---------------------------------------------------------------- played
 
 
-@pytest.mark.parametrize("program", played.PROGRAMS.values(), ids=lambda program: program.name)
+@pytest.mark.parametrize("program", simulated_programs.PROGRAMS.values(), ids=lambda program: program.name)
 def test_played(judged: Judged, program: Program, tmp_path: Path) -> None:
     """What is true of a program is what it gains when it is played again; the simulator's tests hold it to that."""
     found = verdict.summary(_load(program, tmp_path))
     row = _answer(judged, "played", program.name, program.bottleneck, found)
     assert row.kind == "right"
     assert not row.refused
-    tempting = [name for name, change in played.CHANGE_OF.items() if change == program.decoy_for]
+    tempting = [name for name, change in simulated_programs.CHANGE_OF.items() if change == program.decoy_for]
     # Copies or collectives may fill the time although running them beside other work gains nothing.
     assert row.answer == program.bottleneck or row.answer not in tempting or row.confidence == "low"
     printed = {change["change"]: change["speedup"] for change in found["changes"]}
     # Of the other changes test_whatif.py holds what is predicted against what is played.
     work = tuple(change for change in printed if change.startswith("no-cpu-work"))
-    gains = played.gains(program, SEED, work)
+    gains = simulated_programs.true_gains(program, SEED, work)
     assert all(printed[change] <= 1.1 * gains[change] for change in work), (printed, gains)
 
 
 def test_work_that_only_the_steps_range_names(tmp_path: Path) -> None:
     """Work by definition, since a range is recorded activity; with a doubt, since nothing tells it from a wait."""
-    kernels = played.PROGRAMS["unnamed-work"].threads[0][:5]
-    program = Program("unnamed-in-steps", [played.loop(lambda _: [*kernels, Cpu(2_000_000)])], "unknown")
+    kernels = simulated_programs.PROGRAMS["unnamed-work"].threads[0][:5]
+    program = Program("unnamed-in-steps", [simulated_programs.loop(lambda _: [*kernels, Cpu(2_000_000)])], "unknown")
     found = verdict.summary(_load(program, tmp_path))
     assert (found["bottleneck"], found["confidence"]) == ("cpu-work", "medium")
     assert any("it may have waited" in text for text in found["against"])
@@ -125,11 +125,11 @@ def _load(program: Program, folder: Path) -> Trace:
 @pytest.mark.parametrize("seed", RANDOM)
 def test_random_programs(judged: Judged, seed: int, tmp_path: Path) -> None:
     """Predicted against played: the worst of the standard changes."""
-    program = played.random_program(seed)
+    program = simulated_programs.random_program(seed)
     asked = whatif.WhatIf(nsightkit.load(play(program, seed).write(tmp_path / "random.sqlite")))
     predicted = {change: asked.refused is None and asked.row(change)["speedup"] for change in whatif.STANDARD}
     if all(predicted.values()):
-        gains = played.gains(program, seed, whatif.STANDARD)
+        gains = simulated_programs.true_gains(program, seed, whatif.STANDARD)
         worst = max(abs(predicted[change] / gain - 1) for change, gain in gains.items())
         within = next((name for most, name in judgement.WITHIN.items() if worst <= most), "further off")
     else:
@@ -233,7 +233,7 @@ def test_the_published_table() -> None:
     rows = judgement.rows(whole)
     confusion = judgement.confusion(rows)
     assert sum(confusion.values()) == len(rows) == sum(len(whole[source]) for source in judgement.SOURCES)
-    assert set(whole["played"]) == set(played.PROGRAMS)
+    assert set(whole["played"]) == set(simulated_programs.PROGRAMS)
     assert len(whole["planted"]) == 2 * len(BOTTLENECK_OF)
     assert {truth for truth, _ in confusion} == set(verdict.BOTTLENECKS)
     assert not [row for row in rows if row.kind == "wrong, high"]

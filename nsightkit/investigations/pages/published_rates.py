@@ -10,7 +10,7 @@ from nsightkit import hardware
 from nsightkit.analysis.roofline import sol
 from nsightkit.analysis.roofline.sol import Rates
 
-__all__ = ["REPORTED", "Reported", "best", "rates", "table"]
+__all__ = ["REPORTED", "Reported", "best_products", "rates", "rates_table"]
 
 _BEST = "best of many shapes"
 _LEARN_CUDA = "gau-nernst/learn-cuda, 02e"
@@ -71,7 +71,7 @@ REPORTED = (
 )
 
 
-def best() -> list[Reported]:
+def best_products() -> list[Reported]:
     """List what was reported of the best shape of a product, by card and unit."""
     return [one for one in REPORTED if one.what == _BEST]
 
@@ -88,11 +88,11 @@ def rates(gpu: str) -> Rates:
     Rates
     """
     sheet = sol.datasheet(hardware.find(gpu))
-    own = {one.unit: one.rate for one in best() if hardware.find(one.gpu) == hardware.find(gpu)}
+    own = {one.unit: one.rate for one in best_products() if hardware.find(one.gpu) == hardware.find(gpu)}
     return Rates("reported", {**sheet.tflops, **own}, sheet.gb_per_s, sheet.l2_bytes)
 
 
-def table() -> pd.DataFrame:
+def rates_table() -> pd.DataFrame:
     """List the reported rates.
 
     Returns

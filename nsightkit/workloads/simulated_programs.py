@@ -1,6 +1,6 @@
 """Named programs for the simulator, a decoy beside each fault, and random ones. They never ran on a GPU.
 
-Each program says which verdict is true of it. :func:`gains` plays the changes that decide it.
+Each program says which verdict is true of it. :func:`true_gains` plays the changes that decide it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from nsightkit.workloads.simulator import (
     play,
 )
 
-__all__ = ["CHANGE_OF", "FILLS", "PROGRAMS", "gains", "loop", "random_program"]
+__all__ = ["CHANGE_OF", "FILLS", "PROGRAMS", "loop", "random_program", "true_gains"]
 
 #: The change whose gain a cause weighs. The last two can be played and not made.
 CHANGE_OF = {
@@ -104,7 +104,9 @@ def _after(stream: int, other: int, work: list[Action], shown: bool, device: int
     return [*_meet(stream, other, device, shown), *work, *_meet(other, stream, device, shown)]
 
 
-def gains(program: Program, seed: int = 0, changes: tuple[str, ...] = tuple(CHANGE_OF.values())) -> dict[str, float]:
+def true_gains(
+    program: Program, seed: int = 0, changes: tuple[str, ...] = tuple(CHANGE_OF.values())
+) -> dict[str, float]:
     """How many times as fast a program is with each change.
 
     Parameters
