@@ -159,7 +159,7 @@ def memory(console: Console, title: str, result: Mapping[str, Any], top: int | N
 
 def diff(console: Console, title: str, result: Mapping[str, Any], top: int = 8) -> None:
     """What changed."""
-    from nsightkit.analysis.compare import words as diff_text
+    from nsightkit.analysis.compare import diff_words
 
     console.print(show.plain(title), style="bold", soft_wrap=True)
     console.print(show.plain(result["headline"]))
@@ -168,24 +168,24 @@ def diff(console: Console, title: str, result: Mapping[str, Any], top: int = 8) 
     show.print_lines(console, result["warnings"], "yellow")
     if "bottleneck" in result:
         console.print(show.plain(result["bottleneck"]["text"]))
-    for table, (name, chosen, changed) in diff_text.sections(result, top).items():
+    for table, (name, chosen, changed) in diff_words.sections(result, top).items():
         if not chosen:
             continue
         console.print()
-        cells = diff_text.rows(table, chosen)
+        cells = diff_words.rows(table, chosen)
         show.print_rows(console, list(cells[0]), cells, title=name, total=max(changed, len(chosen)))
 
 
 def diff_rows(result: Mapping[str, Any]) -> tuple[list[str], list[dict[str, Any]]]:
     """Columns and all rows of a comparison, for CSV."""
-    from nsightkit.analysis.compare import diff, words
+    from nsightkit.analysis.compare import diff, diff_words
 
     memory = "sites" in result
     tables = ("figures", "categories", "sites") if memory else tuple(diff.TABLES)
     figures = ("before_bytes", "after_bytes", "delta_bytes", "change") if memory else diff.COLUMNS
     columns = ["table", "name", "match", *figures] if memory else ["table", "name", "clock", "match", *figures]
     return columns, [
-        {"clock": None, "match": None, **row, "table": table, "name": words.name_of(table, row)}
+        {"clock": None, "match": None, **row, "table": table, "name": diff_words.name_of(table, row)}
         for table in tables
         for row in result[table]
     ]

@@ -300,7 +300,7 @@ def diff(
     format: FormatOpt = None,  # noqa: A002
 ) -> None:
     """What changed between two captures, by how much, and whether that is more than noise."""
-    from nsightkit.analysis.compare import words
+    from nsightkit.analysis.compare import diff_words
     from nsightkit.trace.open import kind_of
 
     if markdown and format is not None:
@@ -333,7 +333,7 @@ def diff(
             result = answer(sides[0][0], sides[1][0], also_before=sides[0][1:], also_after=sides[1][1:], **ranges)
     if markdown:
         with printing() as out:
-            out.write(words.markdown(result, top))
+            out.write(diff_words.markdown(result, top))
         return
     title = f"{before.name} → {after.name}"
     columns, rows = answers.diff_rows(result)

@@ -17,9 +17,8 @@ import pytest
 
 import nsightkit
 from nsightkit import cli
-from nsightkit.analysis.compare import check, diff
+from nsightkit.analysis.compare import check, diff, diff_words
 from nsightkit.analysis.compare import runs as run_metrics
-from nsightkit.analysis.compare import words as diff_text
 from nsightkit.analysis.compare.baseline import make
 from nsightkit.analysis.core import noise
 from nsightkit.analysis.memory import diff as diff_memory
@@ -390,7 +389,7 @@ def test_where_the_time_went() -> None:
     slower = diff.summary(program(BASE), program([(n, 2 * ns if n == GEMM else ns) for n, ns in BASE]))
     assert slower["where"] == "Where: GPU busy time +40.00 µs (GEMM +40.00 µs)."
     assert diff.summary(program(BASE), program(BASE))["where"] == ""
-    assert slower["where"] in diff_text.markdown(slower).replace("\\", "")
+    assert slower["where"] in diff_words.markdown(slower).replace("\\", "")
 
 
 # ---------------------------------------------------------------- captures without steps
@@ -477,7 +476,7 @@ def test_another_card_is_said_first() -> None:
     said = warnings(program(BASE, meta={"driver": "560.2"}), other)
     assert said[0].startswith(f"Different GPUs: {CARD} before, Another GPU after; times differ by the card")
     assert said[1] == "Different drivers: 560.2 before, 570.1 after."
-    text = diff_text.markdown(diff.summary(program(BASE), other)).splitlines()
+    text = diff_words.markdown(diff.summary(program(BASE), other)).splitlines()
     assert text[0].startswith("**On different GPUs: ")
     assert text[2].startswith("> - Different GPUs")
 
@@ -589,7 +588,7 @@ def test_nothing_at_all_is_no_error() -> None:
     empty = Trace.from_frames({}, TraceMeta(tool="planted"))
     found = diff.summary(empty, empty)
     assert found["outcome"] == "cannot tell"
-    assert diff_text.markdown(found)
+    assert diff_words.markdown(found)
     assert found["changes"] == []
 
 
@@ -632,12 +631,12 @@ def test_json_holds_integers_and_what_a_row_is(
 
 def test_markdown_for_a_pull_request() -> None:
     found = diff.summary(program(BASE), program([(GEMM, 20 * US), (ADD, 24 * US), (NORM, 10 * US), (ADD, 24 * US)]))
-    text = diff_text.markdown(found)
+    text = diff_words.markdown(found)
     assert text.startswith("**A step takes ")
     assert "| a step | before | after | change | 95 % interval |  |" in text
     assert f"| `{GEMM}` | 40.00 µs | 20.00 µs | -50.0 % | -50.0 to -50.0 % | exceeds step spread |" in text
     assert f"Got worse: `{ADD}` +8.000 µs." in text
-    same = diff_text.markdown(diff.summary(program(BASE), program(BASE)))
+    same = diff_words.markdown(diff.summary(program(BASE), program(BASE)))
     assert same.startswith("**Not beyond noise: a step takes ")
     assert "Nothing changed by more than noise" in same
 
@@ -649,7 +648,7 @@ def test_names_are_no_markup() -> None:
     trace = program([(HOSTILE, 50 * US)], named=None, meta={"gpus": [Gpu(0, HOSTILE)], "notes": [HOSTILE]})
     other = program([(GEMM, 40 * US)], named=None)
     for before, after in ((trace, other), (other, trace)):
-        text = diff_text.markdown(diff.summary(before, after))
+        text = diff_words.markdown(diff.summary(before, after))
         assert "\x1b" not in text
         for line in text.splitlines():
             code = line.split("`")
@@ -826,7 +825,7 @@ def test_memory_that_a_kept_graph_held(tmp_path: Path) -> None:
             assert sum(r[f"{side}_bytes"] for r in found[table]) == peak
         deltas = [abs(r["delta_bytes"]) for r in found[table]]
         assert deltas == sorted(deltas, reverse=True)
-    text = diff_text.markdown(found)
+    text = diff_words.markdown(found)
     assert text.startswith("**At its peak the program holds ")
     assert "| by line | before | after | change |" in text.lower()
     json.dumps(found, allow_nan=False)
