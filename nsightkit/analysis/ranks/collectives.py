@@ -133,8 +133,8 @@ def collectives(trace: Trace) -> pd.DataFrame:
         ``launch_ns`` (when its launch began; its start where that is not known), ``kind`` (of :data:`KINDS`),
         ``group`` (process group, "" where the trace names none), ``ranks`` (of the group, as text, "" unknown),
         ``group_size, sequence`` (number in its group; both -1 unknown), ``bytes`` (of the whole message, as nccl-tests
-        counts them; -1 unknown), ``exposed_ns`` (the part of it in which nothing was computed: :func:`compute_intervals`; NA
-        where the trace does not tell).
+        counts them; -1 unknown), ``exposed_ns`` (the part of it in which nothing was computed:
+        :func:`compute_intervals`; NA where the trace does not tell).
     """
     if "collectives" not in trace.memo:
         trace.memo["collectives"] = _collectives(trace)
@@ -192,9 +192,9 @@ def totals(trace: Trace) -> dict[str, int | None]:
     Returns
     -------
     dict
-        ``compute_ns`` (:func:`compute_intervals`), ``communication_ns`` (the union of the collectives), ``overlapped_ns`` (in
-        which both went on; HolisticTraceAnalysis divides this by the former) and ``exposed_ns`` (the rest), sums over
-        devices. None where the trace does not tell.
+        ``compute_ns`` (:func:`compute_intervals`), ``communication_ns`` (the union of the collectives),
+        ``overlapped_ns`` (in which both went on; HolisticTraceAnalysis divides this by the former) and ``exposed_ns``
+        (the rest), sums over devices. None where the trace does not tell.
     """
     moments = spent(trace, [-_EVER], [_EVER]).iloc[0].items()
     return {str(column): None if pd.isna(ns) else int(ns) for column, ns in moments}
