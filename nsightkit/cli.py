@@ -310,8 +310,8 @@ def diff(
     snapshots = [kind_of(path) == "snapshot" for path in (before, after)]
     if all(snapshots):
         given |= {"also_before": also_before, "also_after": also_after}
-        for name in [name for name, values in given.items() if values][:1]:
-            raise UsageError(f"{_flag(name)}: memory snapshots have no such part; --device is all they take")
+        if unfit := [name for name, values in given.items() if values]:
+            raise UsageError(f"{_flag(unfit[0])}: memory snapshots have no such part; --device is all they take")
         if both["device"][0] != both["device"][1]:
             raise UsageError("--device: one device can be compared, give it once")
         with progress(f"reading {before.name} and {after.name}"):

@@ -15,6 +15,7 @@ import math
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TextIO
@@ -522,15 +523,26 @@ def note(text: str) -> None:
 
 @contextlib.contextmanager
 def progress(text: str) -> Iterator[None]:
-    """Show on a terminal's stderr that something goes on."""
+    """Show on a terminal's stderr that something goes on, once it has for a second."""
     if not sys.stderr.isatty():
         yield
         return
-    from rich.console import Console
-    from rich.markup import escape
+    shown = contextlib.ExitStack()
 
-    with Console(stderr=True).status(escape(one_line(text)) + " …"):
+    def show_it() -> None:
+        from rich.console import Console
+        from rich.markup import escape
+
+        shown.enter_context(Console(stderr=True).status(escape(one_line(text)) + " …"))
+
+    timer = threading.Timer(1.0, show_it)
+    timer.start()
+    try:
         yield
+    finally:
+        timer.cancel()
+        timer.join()  # it may be about to show it
+        shown.close()
 
 
 @contextlib.contextmanager

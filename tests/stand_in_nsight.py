@@ -1,4 +1,4 @@
-"""Programs that stand in for nsys and ncu: they answer questions about themselves, and play a run as they are told."""
+"""Programs that stand in for nsys and ncu: they answer questions about themselves, and act out a run."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _SETTINGS = {"MPLBACKEND": "Agg"}  # matplotlib reads it when it is imported
 def run(
     command: list[str], *, cwd: Path, env: Mapping[str, str], timeout_s: float = 300.0
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``python COMMAND`` in a folder: a script with its arguments, or ``-m`` and a module.
+    """Run ``python -m COMMAND`` in a folder: a module with its arguments.
 
     Code comes from where this process has it: `env` reaches the program, but its ``PYTHONPATH`` only what it starts.
     """
@@ -48,10 +48,6 @@ def main(command: list[str], cwd: Path, env: Mapping[str, str], streams: list[Pa
     for path, descriptor in zip(streams, (1, 2), strict=True):
         with path.open("wb") as stream:
             os.dup2(stream.fileno(), descriptor)
-    sys.argv = [arguments for arguments in command if arguments != "-m"]
-    if command[0] == "-m":
-        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
-    else:
-        sys.path[0] = str(Path(command[0]).parent)
-        runpy.run_path(command[0], run_name="__main__")
+    sys.argv = command
+    runpy.run_module(command[0], run_name="__main__", alter_sys=True)
     sys.stdout.flush()

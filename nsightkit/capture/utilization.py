@@ -154,7 +154,7 @@ def ask_smi(device: str, fields: Iterable[str], form: str) -> list[str]:
     Returns
     -------
     list of str
-        One value a field; empty where there is no answer.
+        One value for each field; empty if nvidia-smi does not answer.
     """
     command = _query(device, fields, form)
     with contextlib.suppress(OSError, subprocess.SubprocessError, UnicodeDecodeError, IndexError):

@@ -66,6 +66,7 @@ def answer(ncu: Path, *arguments: str) -> str:
     return ask(ncu, "ncu", *arguments)
 
 
+@functools.lru_cache(maxsize=32)
 def version(ncu: Path) -> str:
     """Ask an ncu for its version.
 

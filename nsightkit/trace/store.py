@@ -200,10 +200,10 @@ def _content_key(path: Path, reader: str) -> str:
     cost more than the answers do.
     """
     digest = hashlib.blake2b(f"{reader} {_version('trace')}".encode(), digest_size=16)
-    size = path.stat().st_size
-    digest.update(f"{size} {path.stat().st_mtime_ns}".encode())
+    stat = path.stat()
+    digest.update(f"{stat.st_size} {stat.st_mtime_ns}".encode())
     with path.open("rb") as stream:
-        for at in np.linspace(0, max(size - 4096, 0), 512).astype(np.int64).tolist():
+        for at in np.linspace(0, max(stat.st_size - 4096, 0), 512).astype(np.int64).tolist():
             stream.seek(at)
             digest.update(stream.read(4096))
     return digest.hexdigest()

@@ -158,7 +158,7 @@ def _site(folder: Path, script: str, index: str = "") -> Path:
 
 
 def _build(folder: Path, *options: str, **env: str) -> subprocess.CompletedProcess[str]:
-    command = ["-m", "sphinx", "-c", ".", "docs", "html", "-W", "-n", "--keep-going", "-q", *options]
+    command = ["sphinx", "-c", ".", "docs", "html", "-W", "-n", "--keep-going", "-q", *options]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("NSIGHTKIT_")} | env
     return warm.run(command, cwd=folder, env=environment)
 

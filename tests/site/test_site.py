@@ -161,12 +161,11 @@ class _Visit:
         # A mode changes colours, a width changes all else.
         violations = []
         self.judged = True
-        if width == 1280:
+        if (width, scheme) != STATES["narrow"]:
             page.evaluate(_MARK_ONE_OF_EACH_LOOK)
-            violations += axe.run(page, "[data-look]", {**_BRIEFLY, "runOnly": ["color-contrast"]}).response[
-                "violations"
-            ]
-        if scheme == "light" or width < 1280:
+            contrast = {**_BRIEFLY, "runOnly": ["color-contrast"]}
+            violations += axe.run(page, "[data-look]", contrast).response["violations"]
+        if (width, scheme) != STATES["dark"]:
             rest = {**_BRIEFLY, "rules": {"color-contrast": {"enabled": False}}}
             violations += axe.run(page, options=rest).response["violations"]
         self.judged = False

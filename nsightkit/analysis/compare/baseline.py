@@ -148,8 +148,8 @@ def make(
         new = [np.sort(thinned(metric.samples, _KEPT if of.gate else _KEPT_OF_OTHERS)) for metric in metrics]
         made[name] = dataclasses.replace(of, runs=tuple([*(of.runs if add else ()), *new][-MOST_RUNS:]))
     others = {name: kept for name, kept in old.items() if add and name not in made}
-    for name in [name for name, kept in others.items() if kept.gate][:1]:
-        raise UsageError(f"{name} is in the baseline and not in these runs, so they cannot be added to it")
+    if gating := [name for name, kept in others.items() if kept.gate]:
+        raise UsageError(f"{gating[0]} is in the baseline and not in these runs, so they cannot be added to it")
     made |= others
     if not any(kept.gate for kept in made.values()):
         raise UsageError("nothing in these runs can gate: they have no steps, and no work of a GPU")

@@ -263,7 +263,7 @@ class Play:
 
     def _launched(self, stream: int, rank: Int) -> _Launched:
         of, layout = self.of, self.layout
-        alone = layout.end_at < len(of.cuts.end) + len(layout.head)  # what is no part of a collective
+        alone = layout.end_at < len(of.cuts.end) + len(layout.head)  # segments outside collectives
         parts = np.flatnonzero((layout.stream_of == stream) & alone)
         parts = parts[np.argsort(rank[layout.end_at[parts]])]
         moments, last = layout.end_at[parts], layout.order[layout.tail[parts]]
