@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import gc
 import importlib
 import json
 import multiprocessing
@@ -165,6 +166,7 @@ def _forked_main(module: str, job: Mapping[str, Any], environment: dict[str, str
     with log.open("ab") as stream:
         os.dup2(stream.fileno(), 1)
         os.dup2(stream.fileno(), 2)
+    gc.freeze()  # workloads collect between their cells: to go through all that is imported takes longer than a cell
     bind = dying_with_parent()
     worker = os.fork()
     if worker:
