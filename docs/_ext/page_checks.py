@@ -22,6 +22,8 @@ _WORDS, _LINES = 1200, 60
 #: What a page's answer may rest on (DESIGN: evidence); a small run on a CPU is not among them.
 _EVIDENCE = ("measured", "case file", "exact", "predicted")
 _WARNING = re.compile(r"^\S+:\d+: \w*Warning: ", re.MULTILINE)
+#: What else lies in the folder of the scripts.
+_NO_SCRIPTS = ("GALLERY_HEADER.rst", "ruff.toml", "__pycache__")
 _OUTPUTS = ".sphx-glr-script-out, .cell_output, .output"
 
 
@@ -33,7 +35,7 @@ def problems(html: Path, examples: Path | None = None) -> list[str]:
     html : Path
         A built site.
     examples : Path, optional
-        The gallery's scripts: each must have become a page.
+        The gallery's scripts: each must have become a page, and left nothing beside itself.
     """
     pages = [
         page
@@ -42,11 +44,12 @@ def problems(html: Path, examples: Path | None = None) -> list[str]:
     ]
     with ProcessPoolExecutor() as pool:
         found = [wrong for each in pool.map(_page, [html] * len(pages), pages) for wrong in each]
-    return found + [
-        f"gallery/{script.stem}.html: missing, though {script.name} is in the gallery"
-        for script in (sorted(examples.glob("*.py")) if examples else [])
-        if not (html / "gallery" / f"{script.stem}.html").is_file()
-    ]
+    for beside in sorted(examples.iterdir()) if examples else []:
+        if beside.suffix == ".py" and not (html / "gallery" / f"{beside.stem}.html").is_file():
+            found.append(f"gallery/{beside.stem}.html: missing, though {beside.name} is in the gallery")
+        elif beside.suffix != ".py" and beside.name not in _NO_SCRIPTS:
+            found.append(f"{examples.name}/{beside.name}: a script left it there, or it belongs elsewhere")
+    return found
 
 
 def _page(html: Path, page: Path) -> list[str]:
