@@ -10,8 +10,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 __all__ = ["NsightkitError", "TraceError", "UsageError", "reading"]
+
+#: What lies in a repository in place of a large file that was not fetched.
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 class NsightkitError(Exception):
@@ -62,6 +66,10 @@ def reading(
         file has its own.
     """
     try:
+        if path is not None and Path(path).is_file():
+            with Path(path).open("rb") as stream:
+                if stream.read(len(_LFS_POINTER)) == _LFS_POINTER:
+                    raise TraceError(path, "is a pointer of Git LFS, not the file itself", "run `git lfs pull`")
         yield
     except (NsightkitError, MemoryError):
         raise

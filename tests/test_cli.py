@@ -384,6 +384,7 @@ BAD: dict[str, tuple[str, Callable[[Path], object]]] = {
     "folder": ("t", _folder),
     "foreign-parquet": ("t", _parquet_of_something_else),
     "text": ("t.txt", lambda path: path.write_text("hello")),
+    "lfs-pointer": ("t.sqlite", lambda path: path.write_text("version https://git-lfs.github.com/spec/v1\noid …")),
 }
 
 
@@ -403,6 +404,7 @@ def test_bad_input_is_one_line_with_the_file_and_a_remedy(case: str, command: st
     line = one_line(err)
     assert str(path) in line
     assert ";" in line  # problem; remedy
+    assert ("git lfs pull" in line) == (case == "lfs-pointer")
 
 
 @pytest.mark.parametrize("keep", [0.1, 0.5, 0.9, 0.999])
