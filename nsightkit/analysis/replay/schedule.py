@@ -20,7 +20,7 @@ from nsightkit.analysis.replay.handover import arrivals, hand_overs
 from nsightkit.analysis.replay.model import HELD_NS, MOST_CUTS, NEVER, Bool, Change, Cuts, Int, Played, kinds_of, place
 from nsightkit.analysis.replay.play import Layout, Play
 from nsightkit.analysis.timeline import steps
-from nsightkit.analysis.timeline.gaps.threads import BLOCKING, Threads
+from nsightkit.analysis.timeline.gaps.threads import BLOCKING, FREES, Threads
 from nsightkit.trace.model import GPU_TABLES, Trace
 
 __all__ = ["Schedule"]
@@ -439,7 +439,9 @@ class Schedule:
         """Blocking calls with the operations that they wait for: the last of each stream launched before them."""
         rows, names = self.blocking, self.names
         start, end, thread = self.call_start[rows], self.call_end[rows], self.call_thread[rows]
-        of_device, of_event, allocates = (matching(names, these)[rows] for these in (_OF_DEVICE, _OF_EVENT, _ALLOCATES))
+        of_device, of_event, allocates, frees = (
+            matching(names, these)[rows] for these in (_OF_DEVICE, _OF_EVENT, _ALLOCATES, FREES)
+        )
         linked, found = np.flatnonzero(self.linked), []
         for one in kinds_of(self.stream[linked]).tolist():
             mine = linked[slice(*np.searchsorted(self.stream[linked], [one, one + 1]))]
@@ -468,7 +470,7 @@ class Schedule:
         awaited = np.where(own >= 0, own, awaited)
         waited = awaited >= 0
         # What did not wait, and might in another schedule: for what was launched last.
-        default = np.where(of_event | allocates, -1, latest(last >= 0, self.begun[last]))
+        default = np.where(of_event | allocates & ~frees, -1, latest(last >= 0, self.begun[last]))
         target = np.where(waited, awaited, default)
         returned = end - self.end[awaited]
         # An allocation that returns long after the GPU was done took its time for something else.
@@ -483,16 +485,19 @@ class Schedule:
         cost = np.where(waited, np.minimum(quick_ns, cost), cost)
         # The CPU's part of a copy from pageable memory lies before it: staging.
         cost = np.where((own >= 0) & self.staged[own], self.ready[own] - start, cost)
-        keep = np.flatnonzero(waited | ((target >= 0) & ~allocates))
+        # What frees memory and found an idle device would wait for that, were its thread there sooner: before the call.
+        found_idle = frees & ~waited
+        cost, tail, end = (np.where(found_idle, other, own) for other, own in ((0, cost), (0, tail), (start, end)))
+        keep = np.flatnonzero(waited | ((target >= 0) & (~allocates | frees)))
         self.cut_rows = rows[keep]
         self.inferred += int((waited & (own < 0))[keep].sum())
         # A call that waits for a device waits for all its streams.
-        whole_device, device = (of_device & ~allocates)[keep], self._device_of(self.cut_rows)
+        whole_device, device = (of_device & ~allocates | found_idle)[keep], self._device_of(self.cut_rows)
         streams, call = np.nonzero(
             mine[:, keep] & whole_device & ((device == -1) | (device == self.device[last[:, keep]]))
         )
         single = np.flatnonzero(~whole_device)
-        calls = _cut(thread[keep], start[keep], end[keep], cost[keep], tail[keep], own[keep], blocks=True)
+        calls = _cut(thread[keep], start[keep], end[keep], cost[keep], tail[keep], own[keep], blocks=~found_idle[keep])
         return calls, np.append(target[keep[single]], last[streams, keep[call]]), np.append(single, call)
 
     def _joining(self) -> tuple[Int, Int]:

@@ -220,7 +220,8 @@ class WhatIf:
 
     def _work_of(self, wanted: set[str]) -> dict[int, Union]:
         """Work of the launching threads that has one of some names, and gaps that have one of them as their cause."""
-        named = self.schedule.when(lambda name: plain(name) in wanted, "ranges", "ops", "calls")
+        named = self.schedule.when(lambda name: plain(name) in wanted, "ranges", "ops")
+        called = self.schedule.when(lambda name: plain(name) in wanted, "calls")
         found = in_window(self.trace)
         found = found[((found["cause"] == "cpu-work") & found["kind"].isin(["range", "op"])).to_numpy()]
         found = found[np.array([plain(str(name)) in wanted for name in found["name"]], bool)]
@@ -237,7 +238,7 @@ class WhatIf:
             covered = intervals.Coverage(*own).of(start, end)
             mine = (thread == one) & (2 * covered < end - start)
             unnamed = intervals.common((start[mine], end[mine]), (calls.start, calls.end), outside=True)
-            return intervals.union(intervals.common(named[one], own), unnamed)
+            return intervals.union(intervals.common(named[one], own), called[one], unnamed)
 
         return self._each(each)
 
@@ -275,8 +276,8 @@ class WhatIf:
         begun, done, thread = schedule.call_start[call], schedule.call_end[call], schedule.call_thread[call]
         begun = np.minimum(begun + schedule.call_ns, done)
         away = self._each(lambda one: intervals.merge(begun[thread == one], done[thread == one]))
-        # What queued behind work that the trace does not contain stays where that work is.
-        return Change(aside=copies & (schedule.held_ns == 0), away=away)
+        # What mostly queued behind work that the trace does not contain stays where that work is.
+        return Change(aside=copies & (schedule.held_ns <= schedule.end - schedule.start), away=away)
 
 
 def _is_known(after: Played) -> bool:

@@ -12,6 +12,7 @@ import pytest
 
 import nsightkit
 from nsightkit import cli
+from nsightkit.analysis import verdict
 from nsightkit.analysis.replay import whatif
 from nsightkit.analysis.replay.whatif import CHANGES, STANDARD, WhatIf
 from nsightkit.analysis.timeline import steps
@@ -19,6 +20,7 @@ from nsightkit.analysis.timeline.selection import select
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import Trace
 from nsightkit.workloads import simulated_programs
+from nsightkit.workloads.planted import Export
 from nsightkit.workloads.simulator import Action, Launch, Pop, Program, Push, Sync, play
 
 #: Changes whose truth a program is (`no-cpu-work` removes in the simulator what hides behind the GPU as well).
@@ -101,6 +103,59 @@ def test_work_of_one_name(tmp_path: Path) -> None:
     assert one["speedup"] == pytest.approx(rows["no-cpu-work"], rel=0.01)  # names that differ in a number are one
     (other,) = whatif.summary(trace, ["no-cpu-work:something else"])
     assert other["speedup"] == pytest.approx(1)
+
+
+US = 1_000
+
+
+def _loop(path: Path, body: Any) -> Trace:
+    """Ten rounds of a program; `body` lays one from a time on and says when it is over."""
+    out, now = Export(), 1_000 * US
+    for _ in range(10):
+        now = body(out, now)
+    return nsightkit.load(out.write(path), cache=False)
+
+
+def test_memory_is_freed_and_allocated_in_each_round(tmp_path: Path) -> None:
+    """A wait that is taken away leaves those of the calls that free; the allocations are what takes the time."""
+    thread, process = Export.thread(1, 1), Export.process(1)
+
+    def body(out: Export, now: int) -> int:
+        launch = out.call("cudaLaunchKernel", thread, now, now + 5 * US)
+        out.kernel("distances", now + 8 * US, now + 5_008 * US, launch, process)
+        now = out_of = now + 5_010 * US
+        out.synchronize("cudaDeviceSynchronize", thread, now - 5_000 * US, now)
+        for name, lasting in (("cudaFree", 1_000), ("cudaMalloc", 1_500)):
+            out.call(name, thread, out_of, out_of + lasting * US)
+            out_of += lasting * US
+        return out_of
+
+    trace = _loop(tmp_path / "t.sqlite", body)
+    no_sync, no_work = (whatif.summary(trace, [change])[0] for change in ("no-sync", "no-cpu-work:cudaMalloc"))
+    assert no_sync["speedup"] == pytest.approx(1, abs=0.01)
+    assert no_work["speedup"] == pytest.approx((9 * 7_515 + 5_000) / (9 * 6_015 + 5_000), rel=0.01)
+    found = verdict.summary(trace)
+    assert found["named"][0]["name"] == "cudaMalloc"
+
+
+def test_copies_beside_kernels_do_not_run_beside_each_other(tmp_path: Path) -> None:
+    """Though some lay in the queue for a moment for no recorded reason."""
+    thread, process, rounds = Export.thread(1, 1), Export.process(1), iter(range(10))
+
+    def body(out: Export, now: int) -> int:
+        late = 60 * US * (next(rounds) % 3 == 0)
+        for kind in ("HtoD", "DtoH"):
+            call = out.call("cudaMemcpy", thread, now, now + 4_015 * US + late)
+            out.copy(kind, now + 11 * US + late, now + 4_011 * US + late, call, process, 1 << 24, host="pageable")
+            now += 4_020 * US + late
+        launch = out.call("cudaLaunchKernel", thread, now, now + 5 * US)
+        out.kernel("k", now + 8 * US, now + 508 * US, launch, process)
+        return now + 510 * US
+
+    trace = _loop(tmp_path / "t.sqlite", body)
+    (row,) = whatif.summary(trace, ["overlap-copies"])
+    assert row["predicted_ns"] >= 20 * 4_000 * US
+    assert row["speedup"] > 1.05
 
 
 @pytest.mark.parametrize(

@@ -205,6 +205,25 @@ def test_a_synchronization_before_longer_work_of_the_cpu_is_not_its_cause(tmp_pa
     assert (found["cause"], found["evidence"]["name"]) == ("cpu-work", "logging")
 
 
+@pytest.mark.parametrize(("freed", "cause"), [(60, "synchronization"), (10, "cpu-work"), (None, "synchronization")])
+def test_memory_is_freed_when_the_device_is_idle_whatever_went_before(tmp_path, freed, cause):
+    """Without the wait the thread would wait to free: what it does from there on comes no sooner."""
+    case = Case(gap=100 * US)
+    case.out.call("cudaMemcpy2D_v3020", MAIN, case.dry - 95 * US, case.dry + 2 * US)
+    if freed is not None:
+        case.out.call("cudaFree_v3020", MAIN, case.dry + freed * US, case.dry + (freed + 5) * US)
+    case.out.call("cudaMallocPitch_v3020", MAIN, case.dry + 66 * US, case.begun - 10 * US)
+    case.out.call("cudaMalloc_v3020", MAIN, case.dry + 20 * US, case.dry + 59 * US)
+    assert case.finish(tmp_path)["cause"] == cause
+
+
+def test_waiting_for_input_is_waiting_for_data(tmp_path):
+    case = Case()
+    case.out.os_call("getc", MAIN, case.dry + 5 * US, case.begun - 5 * US)
+    found = case.finish(tmp_path)
+    assert (found["cause"], found["evidence"]["name"]) == ("input-pipeline", "getc")
+
+
 def test_waits_one_after_the_other_count_together(tmp_path):
     for between, cause in ((False, "synchronization"), (True, "cpu-work")):
         case = Case(gap=100 * US)
@@ -313,6 +332,17 @@ def test_a_first_launch_that_was_hidden_in_part_is_start_up_for_the_rest(tmp_pat
     correlation = case.out.call("cudaLaunchKernel_v7000", MAIN, case.dry - 9_990 * US, case.next - 2 * US)
     case.out.kernel("b", case.next, case.next + US, correlation, PROCESS)
     assert case.one(tmp_path)["cause"] == "start-up"
+
+
+def test_two_first_calls_of_four_are_start_up(tmp_path):
+    case = Case(gap=5000 * US)
+    for number, lasting in enumerate((1500, 3400, 1, 1)):
+        start = case.dry + (10 + 1501 * min(number, 1) + 3401 * (number > 1) + 5 * number) * US
+        case.out.call("cudaFree_v3020", MAIN, start, start + lasting * US)
+    assert case.finish(tmp_path)["cause"] == "start-up"
+    trace = nsightkit.load(tmp_path / "case.sqlite")
+    start, end = Threads(trace).one_offs(int(trace["calls"]["thread"].iloc[0]))
+    assert (end - start).sum() == 4900 * US
 
 
 def test_capturing_a_graph_is_start_up(tmp_path):

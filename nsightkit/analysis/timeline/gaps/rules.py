@@ -102,7 +102,8 @@ def synchronization(group: Group, left: Int) -> Found:
 
     A blocking call (of a stream, a device, an event; a blocking copy, ``.item()``) was running at that moment, and the
     thread, had it not waited since its launch before, would have launched in time. The CPU time until its next launch
-    counts with the wait. A wait ahead of longer work of the CPU is not the cause of that work.
+    counts with the wait. A wait ahead of longer work of the CPU is not the cause of that work, nor of what follows when
+    memory is freed, which has to wait for an idle device whatever went before.
     """
     for thread, mine in group.asked(left):
         blocking, launches = group.threads.blocking(thread), group.threads.launches(thread)
@@ -116,7 +117,11 @@ def synchronization(group: Group, left: Int) -> Found:
         last = np.searchsorted(launches, blocking.start[at]) - 1
         since = np.full(len(at), blocking.start[0])
         since[last >= 0] = launches[last[last >= 0]]
-        yes = _half(blocking.covered(since, until[hit]), group.end[hit] - group.dry[hit])
+        gap = group.end[hit] - group.dry[hit]
+        yes = _half(blocking.covered(since, until[hit]), gap)
+        frees = group.threads.frees(thread).start
+        freed = np.append(frees, np.iinfo(np.int64).max)[np.searchsorted(frees, group.dry[hit])]
+        yes &= _half(np.minimum(freed, until[hit]) - group.dry[hit], gap) | (freed >= until[hit])
         # The upload that ends the gap is staging, not waiting.
         row = blocking.row[at]
         yes &= ~((row == group.launch[hit]) & group.threads.pageable("HtoD")[row])

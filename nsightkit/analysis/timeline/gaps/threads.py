@@ -17,7 +17,7 @@ from nsightkit.analysis.core.names import OPERATOR_RANGE, compiled, matching
 from nsightkit.trace.model import GPU_TABLES, Trace
 from nsightkit.trace.nesting import nesting
 
-__all__ = ["BLOCKING", "DATA_LOADING", "EAGER_NS", "EVENT_WAIT", "Threads", "Track", "together"]
+__all__ = ["BLOCKING", "DATA_LOADING", "EAGER_NS", "EVENT_WAIT", "FREES", "Threads", "Track", "together"]
 
 Int = npt.NDArray[np.integer[Any]]
 Bool = npt.NDArray[np.bool_]
@@ -42,7 +42,7 @@ _OS_SLEEP = re.compile(r"^((clock_)?nanosleep|u?sleep)(64)?$")
 _OS_WAIT = re.compile(
     r"^(e?poll|ppoll|epoll_p?wait\d*|p?select|futex|sem_(timed)?wait|sem_clockwait|pthread_cond_(timed|clock)?wait|pthread_join|pthread_mutex_(timed)?lock|"
     r"pthread_rwlock_(rd|wr)lock|pthread_barrier_wait|sigwait(info)?|sigtimedwait|wait(pid|id|3|4)?|"
-    r"p?readv?\d*|pread64|fread|fgets|getline|recv(from|msg|mmsg)?|accept4?|connect|msgrcv|mq_(timed)?receive|io_getevents|flock|fsync)(64)?$"
+    r"p?readv?\d*|pread64|fread|f?get(w?c|w?char|w?s|delim|line)|v?f?w?scanf|recv(from|msg|mmsg)?|accept4?|connect|msgrcv|mq_(timed)?receive|io_getevents|flock|fsync)(64)?$"
 )
 
 #: Those of them in which a thread may wait for another thread of its process.
@@ -54,6 +54,8 @@ BLOCKING = re.compile(
     r"^(cuda|hip)Memcpy(?!.*Async)|^cuMemcpy(?!.*Async)|^(cuda|hip)(Malloc|Free)(?!.*Async)|^cuMem(Alloc|Free)(?!.*Async)"
 )
 _ALLOCATES = re.compile(r"Malloc|Free|MemAlloc")
+#: Calls that wait until the device is idle, and only then do what they are for.
+FREES = re.compile(r"^(cuda|hip|cuMem)Free(?!.*(Async|Host))")
 _COPY = re.compile(r"^(cuda|hip|cu)Memcpy")
 #: Calls that give a device work.
 _LAUNCH = re.compile(r"Launch(?!HostFunc)|^(cuda|hip|cu)(Memcpy|Memset)")
@@ -265,6 +267,10 @@ class Threads:
         calls = self.calls(thread)
         return calls.subset(self._blocks()[calls.row])
 
+    def frees(self, thread: int) -> Track:
+        """Calls that free the device's memory, for which it has to be idle."""
+        return self.named("calls", thread, FREES)
+
     @_kept
     def launches(self, thread: int) -> Int:
         """When the calls began that give a device work and do not block."""
@@ -421,7 +427,8 @@ class Threads:
         if not long.any():
             return builds
         each = length[code.isin(code[long].unique())].groupby(code)
-        ordinary = each.median().where(each.size() >= _FEW, length[may].median())
+        # Of an even number of calls the shorter one in the middle: two of four may be first ones.
+        ordinary = each.quantile(interpolation="lower").where(each.size() >= _FEW, length[may].median())
         return np.asarray(builds | (long & (length >= _TIMES * code.map(ordinary)).to_numpy()))
 
     # --- unions, for further arithmetic ---
