@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.analysis.core.intervals import uncovered
-from nsightkit.analysis.ranks.time_spent import COUNT, TIME, WAITING
+from nsightkit.analysis.ranks.one_rank import COUNT, TIME, WAITING
 
 __all__ = ["COLUMNS", "chance_of_places", "find", "lateness"]
 
@@ -101,7 +101,7 @@ def find(
     arrivals : DataFrame
         See :class:`nsightkit.analysis.ranks.job.Job`.
     steps : mapping of int to DataFrame
-        What each rank's steps were spent on (:func:`nsightkit.analysis.ranks.time_spent.of`).
+        What each rank's steps were spent on (:func:`nsightkit.analysis.ranks.one_rank.time_spent`).
     floors : mapping of int to float
         Lateness of each rank that its clock's uncertainty may feign, in nanoseconds.
     wall_ns : float
