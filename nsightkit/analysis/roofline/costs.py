@@ -41,7 +41,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from nsightkit._moved import renamed
 from nsightkit.errors import UsageError
@@ -296,15 +296,13 @@ def _is_shape(dims: object) -> bool:
     return isinstance(dims, list) and all(type(n) is int and n >= 0 for n in dims)
 
 
-class _Inputs:
-    """The inputs of one operator."""
+class _Inputs(NamedTuple):
+    """The inputs of one operator, and the precision that the caller says they have."""
 
-    def __init__(self, text: str, precision: str | None) -> None:
-        self.dims: Sequence[Any]
-        self.types: Sequence[str]
-        self.values: Sequence[Any]
-        self.dims, self.types, self.values = json.loads(text)
-        self._given = precision
+    given: str | None
+    dims: Sequence[Any]
+    types: Sequence[str]
+    values: Sequence[Any]
 
     def shape(self, i: int) -> list[int]:
         """Shape of an input, which must be a tensor."""
@@ -327,9 +325,9 @@ class _Inputs:
         """Precision of an input: as recorded, or as the caller has it where no type was."""
         if self.types and self.types[i] != _LIST:
             return _PRECISIONS[self.types[i]]
-        if self._given is None:
+        if self.given is None:
             raise ValueError("no type was recorded")
-        return self._given
+        return self.given
 
     def size(self, i: int) -> int:
         """Bytes of an element of an input."""
@@ -338,23 +336,21 @@ class _Inputs:
 
     def tensors(self, most: int) -> list[int]:
         """Which of the first inputs are tensors of more than one element."""
-        first = range(min(most, len(self.dims)))
         kinds = (*_PRECISIONS, *_OTHER_BYTES)
-        return [i for i in first if self.dims[i] and (not self.types or self.types[i] in kinds)]
+        return [i for i, dims in enumerate(self.dims[:most]) if dims and (not self.types or self.types[i] in kinds)]
 
     def label(self) -> str:
         """Shapes of the first tensors, and their precision."""
         shapes = [dims for dims in self.dims if dims and _is_shape(dims)]
         shapes = shapes or [[sum(sizes)] for sizes in self.lists()[:1]]
         precisions = (_PRECISIONS[kind] for kind in self.types if kind in _PRECISIONS)
-        precision = next(precisions, self._given) or self.types[0]
+        precision = next(precisions, self.given) or self.types[0]
         return " ".join([*("x".join(map(str, dims)) for dims in shapes[:3]), precision])
 
     def says(self, i: int) -> bool | None:
         """Value of a flag; None where values were not recorded."""
-        if i >= len(self.values) or self.values[i] in ("", None):
-            return None
-        return str(self.values[i]) in ("True", "1", "true")
+        known = i < len(self.values) and self.values[i] not in ("", None)
+        return str(self.values[i]) in ("True", "1", "true") if known else None
 
 
 def _matrices(given: _Inputs, left: int = 0, right: int = 1) -> Operation:
@@ -375,12 +371,10 @@ def _attention(given: _Inputs, q: int, causal: int, *, backward: bool = False) -
     forward = attention_cost(
         batch, heads, context, width, given.precision(q), causal=masked, keys=keys, kv_heads=kv_heads
     )
-    if not backward:
-        return forward
     # Five products for the forward's two: scores again, and the gradients of scores, values, queries and keys.
     # Reads queries, keys, values, the result and its gradient; writes three gradients.
     moved = BYTES_OF[given.precision(q)] * batch * width * (4 * heads * context + 4 * kv_heads * keys)
-    return Operation("", forward.flops * 5 // 2, moved, forward.unit)
+    return dataclasses.replace(forward, flops=forward.flops * 5 // 2, bytes=moved) if backward else forward
 
 
 def _elementwise(given: _Inputs, inputs: int, flops: int, widens: int | None = None) -> Operation:
@@ -516,7 +510,8 @@ def _reckoned(name: str, inputs: str, precision: str | None) -> tuple[Operation,
     if plain not in _COSTS or not inputs:
         return None
     try:
-        given = _Inputs(inputs, "fp8" if plain == "_scaled_mm" else precision)  # this product exists in 8 bits only
+        # A product of scaled matrices exists in 8 bits only.
+        given = _Inputs("fp8" if plain == "_scaled_mm" else precision, *json.loads(inputs))
         found = _COSTS[plain](given)
         if not 0 < max(found.flops, found.bytes) <= _MOST:
             raise ValueError("sizes that were not recorded, or that no card holds")
