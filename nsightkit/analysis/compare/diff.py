@@ -679,14 +679,14 @@ def _other_amount(comparison: Comparison) -> Iterator[str]:
 def _several_gpus(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
     counts = dict.fromkeys((before["device_count"], after["device_count"]))
     if max(counts) > 1:
-        held = f"{' and '.join(map(str, counts))} GPUs"
-        yield f"Busy and idle time, kernels and copies are sums over {held}; the wall time is not."
+        held = " and ".join(map(str, counts))
+        yield f"Busy and idle time, kernels and copies are sums over {held} GPUs; the wall time is not."
 
 
 def _other_work(comparison: Comparison) -> Iterator[str]:
     """Copies of another size: the one trace that a batch of another size leaves everywhere."""
-    table, steps = comparison.tables["memops"], comparison.steps if comparison.unit == "step" else (1, 1)
-    who = "A step" if comparison.unit == "step" else "The program"
+    who, steps = ("A step", comparison.steps) if comparison.unit == "step" else ("The program", (1, 1))
+    table = comparison.tables["memops"]
     for kind, where in (("HtoD", "to the GPU"), ("DtoD", "within the GPU")):
         rows = table[table["kind"] == kind]
         (one, other), (was, now) = (
@@ -708,10 +708,8 @@ def _all_alike(comparison: Comparison) -> Iterator[str]:
         each[[f"{side}_{what}" for side in SIDES]].to_numpy(np.float64) for what in ("count", "total_ns")
     )
     same = np.isclose(counts[:, 0] * (comparison.steps[1] or 1), counts[:, 1] * (comparison.steps[0] or 1))
-    if same.sum() < _ALL:
-        return
     mean = lasting[same] / counts[same]
-    low, middle, high = np.quantile(mean[:, 1] / mean[:, 0] - 1, [0.25, 0.5, 0.75])
+    low, middle, high = np.quantile(mean[:, 1] / mean[:, 0] - 1, [0.25, 0.5, 0.75]) if len(mean) >= _ALL else (0, 0, 0)
     if (low > _CLOCK or high < -_CLOCK) and high - low <= max(abs(middle) / 2, _CLOCK):
         yield (
             f"{len(mean)} kernels that run as often as before take another time, all alike: {percent(middle)} (the "

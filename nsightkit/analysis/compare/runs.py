@@ -404,14 +404,16 @@ def _launched(trace: Trace, prefix: str, windows: pd.DataFrame | None) -> Iterat
 
 def _kind(path: Path) -> str:
     """Say what a file is, by its bytes; what is neither a benchmark nor a report may be a trace."""
-    head = b""  # of a folder, or of nothing, which the reader of traces says
+    if not path.is_file():
+        return "trace"  # a folder, or nothing, which the reader of traces says
+    head = b""
     with contextlib.suppress(OSError), path.open("rb") as stream:
         head = stream.read(1 << 16)
     if head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
         ours = re.search(rb'"nsightkit"\s*:\s*"', head) and not re.search(rb'"traceEvents"\s*:', head)
         return "bench" if ours else "trace"
-    table = path.is_file() and path.suffix == ".csv"
-    return "ncu" if table or re.match(rb'NVR\0|(?s:.*)"(Kernel Name|Metric Name)"', head) else "trace"
+    report = head.startswith(b"NVR\0") or re.search(rb'"(Kernel Name|Metric Name)"', head) or path.suffix == ".csv"
+    return "ncu" if report else "trace"
 
 
 def parsed(path: Path, kind: str, most_bytes: int, remedy: str, parse: Callable[[str], _Parsed]) -> _Parsed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -107,7 +107,7 @@ def _sites(sides: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]
     # A line that made blocks of two categories has two rows.
     tables = (pd.DataFrame(rows, columns=["site", "bytes"]) for rows in sides)
     was, now = (table.groupby("site", sort=False)["bytes"].sum() for table in tables)
-    rounds = [("name", str), ("normalised", partial(_LINE.sub, ""))]
+    rounds: list[tuple[str, Callable[[str], str]]] = [("name", str), ("normalised", partial(_LINE.sub, ""))]
     return [
         _row(
             {"name": now.index[after[0]] if after else was.index[before[0]], "match": how},

@@ -171,14 +171,14 @@ def _contradictory(matched: Matched, alignment: Alignment) -> set[int]:
     # A long transfer need not be over everywhere at once; the rank that came last did not wait.
     tolerance = np.maximum(rows["where"].map(_SURE_NS).clip(lower=_END_SPREAD_NS), _END_SPREAD_SHARE * lasted)
     early = by["start_ns"].transform("max") > by["end_ns"].transform("min") + tolerance
-    apart = guessed & ((rows["end_ns"] - by["end_ns"].transform("median")).abs() > tolerance)
+    apart = ((rows["end_ns"] - by["end_ns"].transform("median")).abs() > tolerance) & guessed
     of_rank = apart.groupby([rows["group"], rows["rank"]]).mean()
     often = pd.concat([early.groupby(rows["group"]).mean(), of_rank.groupby("group").max()])
     wrong = set(often.index[often > _MOST_WRONG])
     # Of guesses that contradict each other, which one is wrong cannot be known.
-    members = rows[guessed].groupby("group")["rank"].unique()
-    doubted = np.concatenate([[], *members[members.index.isin(wrong)]])
-    return wrong | {group for group, ranks in members.items() if np.isin(ranks, doubted).any()}
+    members: dict[Any, set[int]] = rows[guessed].groupby("group")["rank"].agg(set).to_dict()
+    doubted = set().union(*(ranks for group, ranks in members.items() if group in wrong))
+    return wrong | {group for group, ranks in members.items() if ranks & doubted}
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

@@ -314,8 +314,10 @@ _CACHES = {
     "L2": ("L2", "reuse more in L1, shared memory or registers (larger tiles), so that less goes to L2"),
     "L1": (
         "L1, which is shared memory too,",
-        "issue fewer load and store instructions for the same bytes: 128-bit accesses, and reuse in registers (each "
-        "thread computes a larger tile)",
+        (
+            "issue fewer load and store instructions for the same bytes: 128-bit accesses, and reuse in registers "
+            "(each thread computes a larger tile)"
+        ),
     ),
 }
 _BANDWIDTH = (
