@@ -247,8 +247,8 @@ class _Step:
 
     def _tensors(self) -> list[tuple[str, int]]:
         d, wide, table = self.d, self.d * self.F, self.V * self.d
-        layer = {"norm1": d, "q": d * d, "k": d * d, "v": d * d, "out": d * d, "norm2": d}
-        layer |= {"gate": wide, "up": wide, "down": wide}
+        layer = {"norm1": d, **dict.fromkeys(("q", "k", "v", "out"), d * d), "norm2": d}
+        layer |= dict.fromkeys(("gate", "up", "down"), wide)
         layers = [(f"{i}.{name}", numel) for i in range(self.c.layers) for name, numel in layer.items()]
         return [("embedding", table), *layers, ("norm", d), ("head", table)]
 

@@ -428,8 +428,8 @@ def bands(snapshot: Snapshot, device: int | None = None, top: int = 1000, points
             "site": _site_of(snapshot, chosen["stack"].to_numpy())[band],
         }
     )
-    cuts = np.floor(np.linspace(-1, count, points, endpoint=False)).astype(np.int64)
-    cuts = np.unique(np.concatenate([begin, cuts]))
+    even = np.floor(np.linspace(-1, count, points, endpoint=False)).astype(np.int64)
+    cuts = np.union1d(begin, even)
     others = pd.DataFrame(
         {
             "band": len(chosen),
@@ -712,10 +712,8 @@ def _outlives(phase: _Ints, first: _Ints, freed: _Ints, count: int) -> _Bools:
 
 def _annotated(snapshot: Snapshot, device: int, first: _Ints) -> _Ints:
     """Say which phase's recorded range an event lies in, where PyTorch recorded such ranges."""
-    marks = snapshot.annotations
-    marks = marks[marks["device"] == device]
-    result = np.zeros(len(first), np.int64)
-    events = _events(snapshot, device)
+    marks, events = snapshot.annotations, _events(snapshot, device)
+    marks, result = marks[marks["device"] == device], np.zeros(len(first), np.int64)
     if not snapshot.timed or marks.empty or events.empty:
         return result
     time = events["time_ns"].to_numpy()[np.maximum(first, 0)]
@@ -811,14 +809,11 @@ def ranges(snapshot: Snapshot, match: str | None = None, device: int | None = No
     UsageError
         The snapshot has no such device, or `match` is not a regular expression.
     """
-    device = _device(snapshot, device)
+    device, pattern = _device(snapshot, device), compiled(match or "", "match")
     time = _events(snapshot, device)["time_ns"].to_numpy()
-    marks = snapshot.annotations
-    marks = marks[(marks["device"] == device) & (snapshot.timed and len(time) > 0)]
-    if match is not None:
-        pattern = compiled(match, "match")
-        marks = marks[np.array([pattern.search(name) is not None for name in marks["name"]], bool)]
-    marks = marks.sort_values("time_ns", kind="stable", ignore_index=True)
+    marks = snapshot.annotations.sort_values("time_ns", kind="stable")
+    found = np.array([pattern.search(name) is not None for name in marks["name"]], bool)
+    marks = marks[(marks["device"] == device) & found & (snapshot.timed and len(time) > 0)].reset_index(drop=True)
     starts = marks["stage"].str.upper() == "START"
     # Ranges of one name may nest: a beginning belongs to the next end at its depth.
     depth = starts.map({True: 1, False: -1}).groupby(marks["name"]).cumsum() + ~starts
@@ -939,8 +934,6 @@ def summary(
     peak = over_time.iloc[_event(snapshot, "peak", device) + 1] if recorded else None
     unsure = _level(len(events), allocations(snapshot, device), "uncertain_bytes", "free_requested")
     live = at(snapshot, event, device)
-    by_category = _summed(live[~live["pending"]], ["category"])
-    by_site = sites(snapshot, event, device)
     ours = _segments(snapshot, device)
     return {
         "device": device,
@@ -952,8 +945,8 @@ def summary(
         "uncertain_bytes": int(unsure.max()) if recorded else 0,
         "moment": moment,
         "event": event,
-        "by_category": by_category.to_dict("records"),
-        "top_sites": _described(snapshot, by_site if top is None else by_site.head(top)),
+        "by_category": _summed(live[~live["pending"]], ["category"]).to_dict("records"),
+        "top_sites": _described(snapshot, sites(snapshot, event, device)[:top]),
         "fragmentation": _fragmentation(snapshot, device, event),
         "oom": _oom(snapshot, device, over_time, events),
         "start": _amounts(over_time.iloc[0]) if recorded else None,
@@ -981,7 +974,7 @@ def _brief(snapshot: Snapshot, device: int) -> dict[str, Any]:
 
 
 def _described(snapshot: Snapshot, table: pd.DataFrame) -> list[dict[str, Any]]:
-    rows = [{str(name): value for name, value in row.items()} for row in table.to_dict("records")]
+    rows: list[dict[Any, Any]] = table.to_dict("records")
     for row in rows:
         stack = snapshot.stack(row.pop("stack"))
         python = [frame for frame in stack if frame[1].endswith(".py") or frame[1].startswith("<")]

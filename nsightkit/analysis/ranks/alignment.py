@@ -562,8 +562,8 @@ class Meetings:
         DataFrame
             ``device, start_ns, kind, end_ns``.
         """
-        mine = self.met[self.met["device"] == device]
-        return mine[["device", "start_ns", "kind"]].assign(end_ns=mine["until_ns"])
+        mine = self.met.loc[self.met["device"] == device, ["device", "start_ns", "kind", "until_ns"]]
+        return mine.rename(columns={"until_ns": "end_ns"})
 
     def last(self, device: int) -> int:
         """How often a device was the last to arrive.
@@ -572,5 +572,4 @@ class Meetings:
         ----------
         device : int
         """
-        mine = self.met[self.met["device"] == device]
-        return int((mine["start_ns"] == mine["until_ns"]).sum())
+        return int(((self.met["device"] == device) & (self.met["start_ns"] == self.met["until_ns"])).sum())

@@ -153,10 +153,9 @@ def _look(trace: Trace, file: str, process: int | None) -> Look:
 
 def _integer(value: Any) -> int | None:
     try:
-        number = int(value)
+        return number if 0 <= (number := int(value)) < 1 << 31 else None
     except (TypeError, ValueError):
         return None
-    return number if 0 <= number < 1 << 31 else None
 
 
 def _windows(trace: Trace) -> pd.DataFrame:
@@ -212,8 +211,8 @@ def _of_gpu(trace: Trace, low: Int, high: Int) -> dict[str, Int]:
     # What each operation adds to those that began before it.
     work = work.assign(fresh_ns=work["end_ns"] - uncovered(work["start_ns"], work["end_ns"], work["device"]))
     spent = [*counted, "CUDA graphs", "copies", "communication", *(f"idle, {cause}" for cause in gaps.CAUSES)]
-    out = {f"{TIME}{what}": np.zeros(len(low), np.int64) for what in spent}
-    out |= {f"{COUNT}{what}": np.zeros(len(low), np.int64) for what in counted}
+    columns = [*(f"{TIME}{what}" for what in spent), *(f"{COUNT}{what}" for what in counted)]
+    out = {column: np.zeros(len(low), np.int64) for column in columns}
     for parts, begin in ((work, "fresh_ns"), (idle.assign(what="idle, " + idle["cause"].astype(str)), "start_ns")):
         for (_, what), rows in parts.groupby(["device", "what"], observed=True):
             out[TIME + str(what)] += Coverage(rows[begin], rows["end_ns"]).of(low, high)
