@@ -666,9 +666,8 @@ def _other_amount(comparison: Comparison) -> Iterator[str]:
     if comparison.unit == "step" or not len(both):
         return
     was, now = (both[f"{side}_count"].to_numpy(np.float64) for side in SIDES)
-    order = np.argsort(now / was, kind="stable")
-    reached = both["before_total_ns"].to_numpy(np.float64)[order].cumsum()
-    low, middle, high = (now / was)[order][np.searchsorted(reached, reached[-1] * np.array([0.25, 0.5, 0.75]))]
+    each = pd.Series(both["before_total_ns"].to_numpy(np.float64), now / was).sort_index(kind="stable").cumsum()
+    low, middle, high = each.index[np.searchsorted(each, each.iloc[-1] * np.array([0.25, 0.5, 0.75]))]
     if low > 1 + _AMOUNT or high < 1 / (1 + _AMOUNT):
         yield (
             f"The kernels that both captures hold ran {middle:.2f} times as often after ({now.sum():,.0f} launches, "
