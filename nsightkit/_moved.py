@@ -15,7 +15,7 @@ __all__ = ["MOVED", "install", "moved_names", "moved_to", "renamed"]
 
 #: Old module to new one, both within nsightkit.
 MOVED = {
-    "analysis.accounts": "analysis.ranks.time_spent",
+    "analysis.accounts": "analysis.ranks.one_rank",
     "analysis.baseline": "analysis.compare.baseline",
     "analysis.calls": "analysis.timeline.calls",
     "analysis.categories": "analysis.core.categories",
@@ -45,10 +45,12 @@ MOVED = {
     "analysis.pairing": "analysis.compare.match",
     "analysis.phases": "analysis.timeline.phases",
     "analysis.ranges": "analysis.timeline.ranges",
-    "analysis.ranks.accounts": "analysis.ranks.time_spent",
+    "analysis.ranks.accounts": "analysis.ranks.one_rank",
     "analysis.ranks.clocks": "analysis.ranks.alignment",
     "analysis.ranks.meetings": "analysis.ranks.alignment",
+    "analysis.ranks.time_spent": "analysis.ranks.one_rank",
     "analysis.replay.layout": "analysis.replay.play",
+    "analysis.roofline.operations": "analysis.roofline.costs",
     "analysis.run_metrics": "analysis.compare.runs",
     "analysis.selection": "analysis.timeline.selection",
     "analysis.snapshot": "analysis.memory.snapshot",

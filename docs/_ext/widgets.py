@@ -21,7 +21,7 @@ from nsightkit import configurations
 from nsightkit.analysis.core.text import bytes_text, time_text
 from nsightkit.analysis.memory import ledger
 from nsightkit.analysis.roofline import sol
-from nsightkit.analysis.roofline.operations import Operation, attention_cost, gemm_cost, layer_costs
+from nsightkit.analysis.roofline.costs import Operation, attention_cost, gemm_cost, layer_costs
 from nsightkit.configurations import Configuration
 from nsightkit.hardware import GPUS, Gpu
 

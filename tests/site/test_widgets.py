@@ -14,7 +14,7 @@ from nsightkit import configurations, hardware
 from nsightkit.analysis.core.text import bytes_text, time_text
 from nsightkit.analysis.memory import ledger
 from nsightkit.analysis.roofline import sol
-from nsightkit.analysis.roofline.operations import attention_cost, gemm_cost
+from nsightkit.analysis.roofline.costs import attention_cost, gemm_cost
 
 ROOT = Path(__file__).parents[2]
 HTML = Path(os.environ.get("NSIGHTKIT_HTML", ROOT / "docs" / "_build" / "html"))

@@ -13,6 +13,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -137,7 +138,9 @@ def make(
         for name, metric in run.metrics.items():
             if metric.kept or name in old:
                 measured.setdefault(name, []).append(metric)
-    made: dict[str, Kept] = {}
+    made = {name: kept for name, kept in old.items() if add and name not in measured}
+    if gating := [name for name, kept in made.items() if kept.gate]:
+        raise UsageError(f"{gating[0]} is in the baseline and not in these runs, so they cannot be added to it")
     for name, metrics in measured.items():
         metric, of = metrics[0], old.get(name)
         # What was kept in another unit was something else. Of the same thing, what people set in it stays.
@@ -147,15 +150,10 @@ def make(
             raise UsageError(f"{name} was measured in {len(metrics)} of {len(runs)} runs; leave out the others")
         new = [np.sort(thinned(metric.samples, _KEPT if of.gate else _KEPT_OF_OTHERS)) for metric in metrics]
         made[name] = dataclasses.replace(of, runs=tuple([*(of.runs if add else ()), *new][-MOST_RUNS:]))
-    others = {name: kept for name, kept in old.items() if add and name not in made}
-    if gating := [name for name, kept in others.items() if kept.gate]:
-        raise UsageError(f"{gating[0]} is in the baseline and not in these runs, so they cannot be added to it")
-    made |= others
     if not any(kept.gate for kept in made.values()):
         raise UsageError("nothing in these runs can gate: they have no steps, and no work of a GPU")
-    conditions = dict(first.conditions)
-    conditions["command"] = plain_text(command) or (before.conditions["command"] if before else None)
-    return Baseline(first.of, conditions, dict(sorted(made.items())))
+    command = plain_text(command) or (before.conditions["command"] if before else None)
+    return Baseline(first.of, {**first.conditions, "command": command}, dict(sorted(made.items())))
 
 
 def _require_alike(of: str, conditions: Mapping[str, str | None], run: Run) -> None:
@@ -193,11 +191,8 @@ def read(path: str | os.PathLike[str]) -> Baseline:
         raise TraceError(path, "no such file", "make it with nsightkit check FILE --baseline NAME --update")
     if not path.is_file():
         raise TraceError(path, "is not a regular file", "give the name of a baseline")
-    return parsed(path, "baseline", _MOST_BYTES, _REMEDY, _decoded)
-
-
-def _decoded(text: str) -> Baseline:
-    return _baseline(json.loads(text, object_pairs_hook=_distinct, parse_constant=_not_a_number))
+    decoded = partial(json.loads, object_pairs_hook=_distinct, parse_constant=_not_a_number)
+    return parsed(path, "baseline", _MOST_BYTES, _REMEDY, lambda text: _baseline(decoded(text)))
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

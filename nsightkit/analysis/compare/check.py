@@ -100,15 +100,16 @@ def compare(
     confidence = 1 - (1 - CONFIDENCE) / max(noisy, 1)
     rows = [_row(name, kept, baseline.of, runs, tolerance, confidence) for name, kept in baseline.metrics.items()]
 
-    gates = [row for row in rows if row["gate"]]
-    found = {name: [row for row in gates if row["status"] in statuses] for name, statuses in _GATING.items()}
+    found = {
+        name: [row for row in rows if row["gate"] and row["status"] in statuses] for name, statuses in _GATING.items()
+    }
     # What is undecided is not information, unless there was nothing of it before, or no second sample to judge it by.
     informing = [
         row
         for row in rows
         if not row["gate"] and row["status"] != "ok" and (row["status"] != "undecided" or row["limit"] is None)
     ]
-    new = {name: metric for run in runs for name, metric in sorted(run.metrics.items()) if metric.kept}
+    new = {name: metric for run in runs for name, metric in run.metrics.items() if metric.kept}
     return {
         "passed": not (found["regressions"] or found["missing"] or found["undecided"]),
         "decided": not found["undecided"],
@@ -150,9 +151,8 @@ def _differing_conditions(baseline: Baseline, runs: Sequence[Run]) -> list[dict[
     """List the conditions that differ; those of all runs."""
     if not runs:
         raise UsageError("no runs to compare")
-    for run in runs:
-        if run.of != baseline.of:
-            raise UsageError(f"the baseline is of {baseline.of}, and this is a run of {run.of}; they share no metrics")
+    if other := [run.of for run in runs if run.of != baseline.of]:
+        raise UsageError(f"the baseline is of {baseline.of}, and this is a run of {other[0]}; they share no metrics")
     both = dict.fromkeys((name, baseline.conditions[name], run.conditions[name]) for run in runs for name in CONDITIONS)
     return [
         # What one side does not say may be the same. A selection that is not said is the whole trace.
@@ -200,12 +200,10 @@ def _row(name: str, kept: Kept, of: str, runs: Sequence[Run], tolerance: float, 
 
 def _judge_exact(kept: Kept, after: Sequence[Samples], tolerance: float) -> dict[str, Any]:
     """Judge what is the same in each run: a change lies outside of all that the baseline ever saw."""
-    was, now, most = _median(kept.runs), _median(after), 1 + tolerance
-    seen = np.concatenate(kept.runs)
-    up = now > was * most and now > seen.max()
-    down = now < was / most and now < seen.min()
+    was, now, most, seen = _median(kept.runs), _median(after), 1 + tolerance, np.concatenate(kept.runs)
+    status = _status(kept.direction, now > max(was * most, seen.max()), now < min(was / most, seen.min()))
     limit = 1 / most if kept.direction == "higher" else most
-    return {"status": _status(kept.direction, up, down), "ratio": now / was if was else None, "limit": limit}
+    return {"status": status, "ratio": now / was if was else None, "limit": limit}
 
 
 def _judge_noisy(kept: Kept, after: Sequence[Samples], of: str, tolerance: float, confidence: float) -> dict[str, Any]:
@@ -215,12 +213,12 @@ def _judge_noisy(kept: Kept, after: Sequence[Samples], of: str, tolerance: float
         sure = noise.shift(before, there, confidence).excludes(0) or noise.apart(before, there)
         return {"status": _status(kept.direction, _median(after) > 0, False, sure=sure)}
     value, low, high, above, below = _change(kept.runs, after, was, confidence)
-    known, reason = not math.isinf(above), None
-    if not known and of == "ncu":
+    reason = None
+    if math.isinf(above) and of == "ncu":
         # One launch is what most reports have of a kernel; its time is not a step's, which waits for who knows what.
-        known, above, below, tolerance = True, 1.0, 1.0, max(tolerance, _SINGLE_LAUNCH)
+        above, below, tolerance = 1.0, 1.0, max(tolerance, _SINGLE_LAUNCH)
         reason = f"few launches: what differs by less than {100 * tolerance:.0f} % counts as the same"
-    elif not known:
+    elif math.isinf(above):
         # The least number of which the most extreme order is rare enough to be beyond the confidence.
         least = next(n for n in range(2, 100) if math.comb(2 * n, n) * (1 - confidence) / 2 >= 1)
         reason = f"too few samples: it takes {least} on each side"
@@ -231,7 +229,7 @@ def _judge_noisy(kept: Kept, after: Sequence[Samples], of: str, tolerance: float
         "ratio": value,
         "low": low,
         "high": high,
-        "limit": limits[kept.direction == "higher"] if known else None,
+        "limit": None if math.isinf(above) else limits[kept.direction == "higher"],
         "tolerance": tolerance,
         "reason": reason,
     }
@@ -273,12 +271,11 @@ def _ratio(change: float, logarithm: bool) -> float:
 
 
 def _status(direction: str, up: bool, down: bool, *, sure: bool = True) -> str:
-    if not (up or down):
-        return "ok"
     worse = direction == "neither" or up == (direction == "lower")
-    if not sure:
-        return "undecided" if worse else "ok"
-    return "changed" if direction == "neither" else "regression" if worse else "improvement"
+    if not (up or down) or not (sure or worse):
+        return "ok"
+    worst = "changed" if direction == "neither" else "regression"
+    return (worst if worse else "improvement") if sure else "undecided"
 
 
 def _median(runs: Sequence[Samples]) -> float:

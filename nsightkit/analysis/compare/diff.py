@@ -117,7 +117,7 @@ class _Row:
     before: _Side
     after: _Side
     left_out: bool
-    significance: str = _UNKNOWN
+    significance: str = _NEGLIGIBLE
 
     @property
     def delta_ns(self) -> int:
@@ -205,6 +205,7 @@ class Comparison:
                 clock = {"clock": "GPU" if "kernels" in needs else "CPU"}
                 rows[table] += self._rows(make, grouping, clock, Capture.spanned if table == "gaps" else _ORDINARY)
         self.reference_ns = max((max(row.before.ns, row.after.ns) for row in rows["figures"][:1]), default=0)
+        self.least_ns = min_share * self.reference_ns
         self._judge(rows)
         self.tables = {
             table: _frame([row.written(confidence) for row in held], [*_NAMED[table], *COLUMNS], table != "figures")
@@ -234,7 +235,6 @@ class Comparison:
             "bottleneck": bottleneck,
             "warnings": [
                 *_circumstances(*described),
-                *_hidden(sides),
                 *_about_steps(self, sides),
                 *other_amount,
                 *_several_gpus(*described),
@@ -251,12 +251,11 @@ class Comparison:
             **{table: frame.to_dict("records") for table, frame in self.tables.items()},
         }
 
-    def _changed(self, table: str) -> list[dict[str, Any]]:
+    def _changed(self, table: str) -> list[dict[Any, Any]]:
         """Rows that changed enough to show, and by more than noise as far as that is known."""
         frame = self.tables[table]
-        enough = frame["delta_ns"].abs() >= max(self.min_share * self.reference_ns, 1)
-        kept = frame[enough & frame["significance"].isin([*_BEYOND, _UNKNOWN])]
-        return [{str(column): value for column, value in row.items()} for row in kept.to_dict("records")]
+        enough = frame["delta_ns"].abs() >= max(self.least_ns, 1)
+        return frame[enough & frame["significance"].isin([*_BEYOND, _UNKNOWN])].to_dict("records")
 
     # -- rows
 
@@ -331,29 +330,25 @@ class Comparison:
 
     def _judge(self, rows: Mapping[str, Sequence[_Row]]) -> None:
         """Say of each row whether it changed by more than noise."""
-        least = self.min_share * self.reference_ns
-        first = set(rows["figures"][:1])
-        every = [row for held in rows.values() for row in held]
-        asked: set[_Row] = set()
-        for row in every:
-            if row not in rows["figures"] and max(row.before.ns, row.after.ns) < least:
-                row.significance = _NEGLIGIBLE
-            elif row.shift(self.confidence).low is not None:
-                row.significance = _NOISE
-                asked.add(row)
-        beyond = {row for row in asked if row.shift(self.confidence).excludes(0)}
-        among, sure = len(asked - first), beyond - first
-        before: set[_Row] = set()
+        least, first = self.least_ns, set(rows["figures"][:1])
+        every = [(row, table == "figures") for table, held in rows.items() for row in held]
+        telling = [row for row, always in every if always or max(row.before.ns, row.after.ns) >= least]
+        found = {row: row.shift(self.confidence) for row in telling}
+        beyond = {row for row in telling if found[row].excludes(0)}
+        among = sum(row not in first and found[row].low is not None for row in telling)
+        before, sure = set[_Row](), beyond - first
         while sure != before:  # the more are accepted, the less sure each has to be
             level = 1 - (1 - self.confidence) * len(sure) / among
             before, sure = sure, {row for row in sure if row.shift(level).excludes(0)}
-        repeated = any(len(side) > 1 for side in self._sides)
-        for row in every:
-            apart = row.significance != _NEGLIGIBLE and row.apart(self.confidence)
-            if apart or row in beyond:
-                clear = apart or row in first | sure
-                word = (_SIGNIFICANT if repeated else _EXCEEDS) if clear else _UNSURE
-                row.significance = _SMALL if abs(row.delta_ns) < least else word
+        most = _SIGNIFICANT if any(len(side) > 1 for side in self._sides) else _EXCEEDS
+        for row in telling:
+            apart = row.apart(self.confidence)
+            if not apart and row not in beyond:
+                row.significance = _UNKNOWN if found[row].low is None else _NOISE
+            elif abs(row.delta_ns) < least:
+                row.significance = _SMALL
+            else:
+                row.significance = most if apart or row in first | sure else _UNSURE
 
 
 def _by_label(named: Callable[[Any], Mapping[str, Any]]) -> _Grouping:
@@ -394,10 +389,8 @@ def _frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], ordered: b
         "float64": ("low_ns", "high_ns", "change", "mean_delta_ns", "between_ns"),
     }
     frame = pd.DataFrame(rows, columns=list(columns)).astype({c: dtype for dtype, of in dtypes.items() for c in of})
-    if not ordered:
-        return frame
-    size = frame[["delta_ns", "mean_delta_ns"]].abs().max(axis=1)
-    return frame.loc[size.sort_values(ascending=False, kind="stable").index].reset_index(drop=True)
+    size = frame[["delta_ns", "mean_delta_ns"]].abs().max(axis=1).sort_values(ascending=False, kind="stable")
+    return frame.loc[size.index].reset_index(drop=True) if ordered else frame
 
 
 def compare(
@@ -536,31 +529,28 @@ def _described(side: Capture) -> dict[str, Any]:
 
 def _headline(comparison: Comparison) -> tuple[str, str]:
     """Say in one word and in one sentence what became of the time."""
-    figures = comparison.tables["figures"]
-    if not len(figures) or not figures.iloc[0]["before_ns"]:
+    row = next(iter(comparison.tables["figures"].to_dict("records")), {"before_ns": 0})
+    if not row["before_ns"]:
         return "cannot tell", "There is no time to compare: one of the captures holds neither steps nor GPU work."
-    row = figures.iloc[0]
     what = "A step takes" if comparison.unit == "step" else "From the first operation to the last it takes"
     said = f"{what} {time_text(row['after_ns'])} instead of {time_text(row['before_ns'])}: {percent(row['change'])}"
     counts = f"{comparison.judged[0]} and {comparison.judged[1]} steps"
     if row["significance"] == _UNKNOWN:
-        stepped = comparison.unit == "step" and min(comparison.judged)
         few = "one step on each side" if comparison.judged == (1, 1) else counts
-        few = few if stepped else "captures without steps"
+        few = few if comparison.unit == "step" and min(comparison.judged) else "captures without steps"
         return "cannot tell", f"{said}; {few} cannot tell whether that is noise."
-    sure = f"of {counts}"
-    if not np.isnan(row["low_ns"]):
-        low, high = (percent(row[end] / row["before_ns"]) for end in ("low_ns", "high_ns"))
-        sure = f"{100 * comparison.confidence:g} % interval {low} to {high}, {sure}"
+    low, high = (percent(row[end] / row["before_ns"]) for end in ("low_ns", "high_ns"))
+    interval = "" if np.isnan(row["low_ns"]) else f"{100 * comparison.confidence:g} % interval {low} to {high}, "
+    sure = f"{interval}of {counts}"
     if row["significance"] not in _BEYOND:
         if row["between_ns"] >= abs(row["delta_ns"]):  # NaN where each side was captured once
             sure += f"; captures of one program differ by up to {100 * row['between_ns'] / row['before_ns']:.0f} %"
         why = "Too little to matter" if row["significance"] == _SMALL else "Not beyond noise"
         return "no change", f"{why}: {said[0].lower()}{said[1:]} ({sure})."
-    outcome = "faster" if row["delta_ns"] < 0 else "slower"
-    if row["significance"] == _SIGNIFICANT:
-        return outcome, f"{said}, more than captures of one program differ by ({sure})."
-    return outcome, f"{said}, more than the steps of each run spread ({sure}). {noise.ONE_RUN}"
+    more, remark = "captures of one program differ by", ""
+    if row["significance"] != _SIGNIFICANT:
+        more, remark = "the steps of each run spread", f" {noise.ONE_RUN}"
+    return "faster" if row["delta_ns"] < 0 else "slower", f"{said}, more than {more} ({sure}).{remark}"
 
 
 #: So many names of what changed most are given.
@@ -569,19 +559,12 @@ _NAMED_FIRST = 2
 
 def _where(comparison: Comparison) -> str:
     """Say where the time went: to idle or busy time, and of these to which cause or kernel."""
-    figures = comparison.tables["figures"]
-    changed = dict(zip(figures["name"], figures["delta_ns"].tolist(), strict=True))
-    if not {"busy_ns", "idle_ns"} <= set(changed):
-        return ""
-    parts = []
-    for figure, what, table, name in (
-        ("idle_ns", "GPU idle time", "gaps", "cause"),
-        ("busy_ns", "GPU busy time", "categories", "name"),
-    ):
-        delta = changed[figure]
+    changed, parts = comparison.tables["figures"].set_index("name")["delta_ns"], []
+    for kind, table, name in (("idle", "gaps", "cause"), ("busy", "categories", "name")):
+        delta = changed.get(f"{kind}_ns")
         named = [f"{row[name]} {signed(row['delta_ns'])}" for row in comparison._changed(table)[:_NAMED_FIRST]]
-        if named or abs(delta) >= max(comparison.min_share * comparison.reference_ns, 1):
-            parts.append(f"{what} {signed(delta)}" + (f" ({', '.join(named)})" if named else ""))
+        if delta is not None and (named or abs(delta) >= max(comparison.least_ns, 1)):
+            parts.append(f"GPU {kind} time {signed(delta)}" + (f" ({', '.join(named)})" if named else ""))
     return f"Where: {'; '.join(parts)}." if parts else ""
 
 
@@ -601,19 +584,18 @@ def _bottleneck(comparison: Comparison, verdicts: Sequence[Mapping[str, Any]]) -
     shares = [f"{100 * (found['share_of_span'] or 0):.1f} % of the time" for found in kept]
     sure = min((found["confidence"] for found in kept), key=["low", "medium", "high"].index)
     # Verdicts rest on these: the bottleneck may have moved if any of them changed by more than noise, or may have.
-    gaps, figures = comparison.tables["gaps"], comparison.tables["figures"]
-    changes = {*gaps.loc[gaps["cause"].isin([was, now]), "significance"], *figures["significance"]}
-    moved: bool | None = was != now and not changes.isdisjoint([*_BEYOND, _UNKNOWN])
-    if "not-enough-data" in (was, now):
-        moved, said = None, f"Whether the bottleneck moved is not known: {was} before, {now} after."
-    elif was == now:
-        said = f"The bottleneck did not move: {was}, {shares[0]} before and {shares[1]} after."
-    elif moved:
-        said = f"The bottleneck moved from {was} ({shares[0]}) to {now} ({shares[1]})."
-        said += " One of the verdicts is doubtful." if sure == "low" else ""
-    else:
-        said = f"The verdicts differ, {was} ({shares[0]}) and {now} ({shares[1]}), by no more than noise."
-    return moved, {"before": kept[0], "after": kept[1], "confidence": sure, "text": said}
+    figures, gaps = comparison.tables["figures"], comparison.tables["gaps"].set_index("cause")
+    changes = {*figures["significance"], *gaps["significance"].reindex([was, now])}
+    unknown, moved = "not-enough-data" in (was, now), was != now and not changes.isdisjoint([*_BEYOND, _UNKNOWN])
+    doubt = " One of the verdicts is doubtful." if sure == "low" else ""
+    sentences = (  # the first that holds
+        (unknown, f"Whether the bottleneck moved is not known: {was} before, {now} after."),
+        (was == now, f"The bottleneck did not move: {was}, {shares[0]} before and {shares[1]} after."),
+        (moved, f"The bottleneck moved from {was} ({shares[0]}) to {now} ({shares[1]}).{doubt}"),
+        (True, f"The verdicts differ, {was} ({shares[0]}) and {now} ({shares[1]}), by no more than noise."),
+    )
+    said = next(sentence for holds, sentence in sentences if holds)
+    return None if unknown else moved, {"before": kept[0], "after": kept[1], "confidence": sure, "text": said}
 
 
 # ---------------------------------------------------------------- what to know besides
@@ -645,37 +627,33 @@ def _circumstances(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[
     ]
 
 
-def _hidden(sides: Sequence[Capture]) -> list[str]:
-    return [
-        f"The capture {name} holds {side.trace.size('graphs'):,} CUDA-graph replays, "
-        f"{time_text(side.overview['graph_ns'])}, without their kernels: what seems to have {seems} may run within "
-        "them. What compares is the GPU's busy time; nsys profile --cuda-graph-trace=node records the kernels."
-        for name, seems, side in zip(SIDES, ("appeared", "disappeared"), sides, strict=True)
-        if side.trace.size("graphs")
-    ]
-
-
 def _about_steps(comparison: Comparison, sides: Sequence[Capture]) -> Iterator[str]:
     named = list(zip(SIDES, sides, strict=True))
+    for (name, side), seems in zip(named, ("appeared", "disappeared"), strict=True):
+        if replays := side.trace.size("graphs"):
+            yield (
+                f"The capture {name} holds {replays:,} CUDA-graph replays, {time_text(side.overview['graph_ns'])}, "
+                f"without their kernels: what seems to have {seems} may run within them. What compares is the GPU's "
+                "busy time; nsys profile --cuda-graph-trace=node records the kernels."
+            )
     if comparison.unit == "trace":
-        lacking = [name for name, side in named if not side.steps]
+        lacking = " and ".join(name for name, side in named if not side.steps)
         loose = " and ".join(f"{100 * side.outside:.0f} % {name}" for name, side in named)
         most = f"Most of the GPU's time was launched in no step ({loose})"
-        why = f"No steps were found {' and '.join(lacking)}" if lacking else most
         yield (
-            f"{why}: whole captures are compared, as if both did the same amount of work. --match names the ranges "
-            "that are steps, --steps says how many there were."
+            f"{f'No steps were found {lacking}' if lacking else most}: whole captures are compared, as if both did "
+            "the same amount of work. --match names the ranges that are steps, --steps says how many there were."
         )
         return
     if sides[0].steps != sides[1].steps:
         yield f"{sides[0].steps} steps before and {sides[1].steps} after: times are those of a step."
     for name, side in named:
-        wall, out = side.timed["wall_ns"], int((~side.ordinary).sum())
-        if out:
+        wall, ordinary = side.timed["wall_ns"], side.ordinary
+        if out := int((~ordinary).sum()):
             odd = "stands out and does" if out == 1 else "stand out and do"
             yield (
                 f"{out} of {len(wall)} steps {name} {odd} not count as noise: the mean of all is "
-                f"{time_text(wall.mean())}, the median of the others {time_text(wall[side.ordinary].median())}."
+                f"{time_text(wall.mean())}, the median of the others {time_text(wall[ordinary].median())}."
             )
         if side.outside > _OUTSIDE:
             yield f"{100 * side.outside:.0f} % of the GPU's time {name} was launched in no step and is not compared."
@@ -688,9 +666,8 @@ def _other_amount(comparison: Comparison) -> Iterator[str]:
     if comparison.unit == "step" or not len(both):
         return
     was, now = (both[f"{side}_count"].to_numpy(np.float64) for side in SIDES)
-    order = np.argsort(now / was, kind="stable")
-    reached = both["before_total_ns"].to_numpy(np.float64)[order].cumsum()
-    low, middle, high = (now / was)[order][np.searchsorted(reached, reached[-1] * np.array([0.25, 0.5, 0.75]))]
+    each = pd.Series(both["before_total_ns"].to_numpy(np.float64), now / was).sort_index(kind="stable").cumsum()
+    low, middle, high = each.index[np.searchsorted(each, each.iloc[-1] * np.array([0.25, 0.5, 0.75]))]
     if low > 1 + _AMOUNT or high < 1 / (1 + _AMOUNT):
         yield (
             f"The kernels that both captures hold ran {middle:.2f} times as often after ({now.sum():,.0f} launches, "
@@ -701,14 +678,14 @@ def _other_amount(comparison: Comparison) -> Iterator[str]:
 def _several_gpus(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
     counts = dict.fromkeys((before["device_count"], after["device_count"]))
     if max(counts) > 1:
-        held = f"{' and '.join(map(str, counts))} GPUs"
-        yield f"Busy and idle time, kernels and copies are sums over {held}; the wall time is not."
+        held = " and ".join(map(str, counts))
+        yield f"Busy and idle time, kernels and copies are sums over {held} GPUs; the wall time is not."
 
 
 def _other_work(comparison: Comparison) -> Iterator[str]:
     """Copies of another size: the one trace that a batch of another size leaves everywhere."""
-    table, steps = comparison.tables["memops"], comparison.steps if comparison.unit == "step" else (1, 1)
-    who = "A step" if comparison.unit == "step" else "The program"
+    who, steps = ("A step", comparison.steps) if comparison.unit == "step" else ("The program", (1, 1))
+    table = comparison.tables["memops"]
     for kind, where in (("HtoD", "to the GPU"), ("DtoD", "within the GPU")):
         rows = table[table["kind"] == kind]
         (one, other), (was, now) = (
@@ -730,10 +707,8 @@ def _all_alike(comparison: Comparison) -> Iterator[str]:
         each[[f"{side}_{what}" for side in SIDES]].to_numpy(np.float64) for what in ("count", "total_ns")
     )
     same = np.isclose(counts[:, 0] * (comparison.steps[1] or 1), counts[:, 1] * (comparison.steps[0] or 1))
-    if same.sum() < _ALL:
-        return
     mean = lasting[same] / counts[same]
-    low, middle, high = np.quantile(mean[:, 1] / mean[:, 0] - 1, [0.25, 0.5, 0.75])
+    low, middle, high = np.quantile(mean[:, 1] / mean[:, 0] - 1, [0.25, 0.5, 0.75]) if len(mean) >= _ALL else (0, 0, 0)
     if (low > _CLOCK or high < -_CLOCK) and high - low <= max(abs(middle) / 2, _CLOCK):
         yield (
             f"{len(mean)} kernels that run as often as before take another time, all alike: {percent(middle)} (the "
@@ -745,16 +720,15 @@ def _all_alike(comparison: Comparison) -> Iterator[str]:
 def _swapped(comparison: Comparison) -> Iterator[str]:
     """Operators that run other kernels for about the same time: a library chose anew."""
     table = comparison.tables["kernels"]
-    least = comparison.min_share * comparison.reference_ns
     for operator, rows in table.groupby("operator", sort=False):
         delta = rows["delta_ns"]
-        changed = delta[rows["significance"].isin(_BEYOND) & (delta.abs() >= least)]
+        changed = delta[rows["significance"].isin(_BEYOND) & (delta.abs() >= comparison.least_ns)]
         if changed.min() < 0 < changed.max() and abs(delta.sum()) < changed.abs().max() / 2:
             was, now = (time_text(rows[f"{side}_ns"].sum()) for side in SIDES)
             yield f"{operator} runs other kernels, {was} before and {now} after in all: the library chose other ones."
 
 
-def _notes(before: Sequence[str], after: Sequence[str]) -> list[str]:
-    both = [f"In both captures: {note}" for note in before if note in after]
-    only_before = [f"In the capture before: {note}" for note in before if note not in after]
-    return both + only_before + [f"In the capture after: {note}" for note in after if note not in before]
+def _notes(before: Sequence[str], after: Sequence[str]) -> Iterator[str]:
+    yield from (f"In both captures: {note}" for note in before if note in after)
+    yield from (f"In the capture before: {note}" for note in before if note not in after)
+    yield from (f"In the capture after: {note}" for note in after if note not in before)

@@ -107,14 +107,12 @@ def _known(value: Any) -> bool:
 
 def _bytes(table: str, row: Mapping[str, Any]) -> dict[str, str]:
     delta = row["delta_bytes"]
-    change = f"{'-' if delta < 0 else '+' if delta else ''}{bytes_text(abs(delta))}"
-    if delta and _known(row["change"]):
-        change += f" ({percent(row['change'])})"
+    share = f" ({percent(row['change'])})" if delta and _known(row["change"]) else ""
     return {
         "name": name_of(table, row),
         "before": bytes_text(row["before_bytes"]),
         "after": bytes_text(row["after_bytes"]),
-        "change": change,
+        "change": f"{'-' if delta < 0 else '+' if delta else ''}{bytes_text(abs(delta))}{share}",
     }
 
 

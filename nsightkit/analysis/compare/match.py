@@ -274,6 +274,5 @@ class _Part(NamedTuple):
             return False
         if not self.lists:  # a compiler that does not say what it fused
             return self.kernel.range is not None and self.kernel.range == other.kernel.range
-        if other.operator:
-            return f"_{other.operator}_" in f"_{self.lists}_"
-        return any(len(w) > 2 and w not in _COMMON and w in other.spelt for w in self.lists.split("_"))
+        words = (w for w in self.lists.split("_") if len(w) > 2 and w not in _COMMON and w in other.spelt)
+        return f"_{other.operator}_" in f"_{self.lists}_" if other.operator else any(words)

@@ -96,14 +96,13 @@ class Capture:
     def _sums(self, labels: Sequence[Hashable], code: Int, duration: Int, time: Int) -> Sums:
         """Sum events by their `code`, a position in `labels`; the `time` of each says which step it is of."""
         step, shape = steps.number(self.windows, time), (len(self.windows), len(labels))
-        inside = step * shape[1] + code
+        inside = (step * shape[1] + code)[step >= 0]
         # Exact up to 2**53: 104 days of nanoseconds.
-        each = np.bincount(inside[step >= 0], duration[step >= 0], minlength=shape[0] * shape[1])
-        steps_of = np.asarray(each.reshape(shape), np.float64)
+        each = np.bincount(inside, duration[step >= 0], shape[0] * shape[1]).reshape(shape).astype(np.float64)
         totals = np.zeros(len(labels), np.int64)
         np.add.at(totals, code, duration)  # exact in 64 bits, unlike a weighted bincount
         counts = np.bincount(code, minlength=len(labels))
-        return dict(zip(labels, map(Sum, counts.tolist(), totals.tolist(), steps_of.T), strict=True))
+        return dict(zip(labels, map(Sum, counts.tolist(), totals.tolist(), each.T), strict=True))
 
     def _by_name(self, names: Any, duration: Int, time: Int, absent: str = "") -> Sums:
         """Sum events by a categorical."""

@@ -85,7 +85,6 @@ _OF_CELL = {
 _Parsed = TypeVar("_Parsed")
 Direction = Literal["lower", "higher", "neither"]
 Samples = npt.NDArray[np.float64]
-Index = npt.NDArray[np.integer[Any]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -304,8 +303,7 @@ def of_samples(samples: Mapping[str, npt.ArrayLike], **conditions: str | None) -
     UsageError
         No samples, one that is not a number from 0 on, or an unknown condition.
     """
-    unknown = set(conditions) - set(CONDITIONS)
-    if unknown:
+    if unknown := set(conditions) - set(CONDITIONS):
         raise UsageError(f"no such condition: {', '.join(sorted(unknown))}")
     if not samples:
         raise UsageError("a run needs samples of something")
@@ -359,21 +357,21 @@ def _launched(trace: Trace, prefix: str, windows: pd.DataFrame | None) -> Iterat
     """Give what was launched in each step, and why the GPU was idle; one sample of all without steps."""
     count = 1 if windows is None else len(windows)
 
-    def summed(events: pd.DataFrame, column: str, by: str, window: Index) -> pd.DataFrame:
+    def summed(events: pd.DataFrame, column: str, by: str) -> pd.DataFrame:
         """Sum a column by another, a row each, and by step, a column each."""
-        sums = events[window >= 0].groupby([by, window[window >= 0]], observed=True)[column].sum()
+        sums = events[events["step"] >= 0].groupby([by, "step"], observed=True)[column].sum()
         return sums.unstack(fill_value=0).reindex(columns=range(count), fill_value=0).astype("float64")
 
-    def launched(table: str, columns: list[str]) -> tuple[pd.DataFrame, Index]:
+    def launched(table: str, columns: list[str]) -> pd.DataFrame:
         """The events of a table, and the step that each was launched in, -1 for none."""
-        events = trace.table(table, columns)
-        return events, np.zeros(len(events), np.intp) if windows is None else steps.launched_in(trace, table, windows)
+        step = 0 if windows is None else steps.launched_in(trace, table, windows)
+        return trace.table(table, columns).assign(step=step)
 
     if trace.recorded("kernels"):
-        kernels, window = launched("kernels", ["name", "duration_ns"])
-        launches = np.bincount(window[window >= 0], minlength=count)
+        kernels = launched("kernels", ["name", "duration_ns"])
+        launches = np.bincount(kernels["step"][kernels["step"] >= 0], minlength=count)
         yield f"{prefix}/kernel_count", Metric(launches.astype(np.float64), "count", gate=True)
-        each = summed(kernels, "duration_ns", "name", window)
+        each = summed(kernels, "duration_ns", "name")
         spelt = [_label(pairing.spellings(str(name))[1]) for name in each.index]
         for kind, groups in (("category", categorize(each.index).astype(str)), ("kernel", spelt)):
             table = each.groupby(np.asarray(groups, dtype=object), sort=False).sum()
@@ -384,10 +382,9 @@ def _launched(trace: Trace, prefix: str, windows: pd.DataFrame | None) -> Iterat
                     Metric(samples.to_numpy(), "ns", kept=(kind == "category" or rank < _TOP)),
                 )
     if trace.recorded("memops"):
-        copies, window = launched("memops", ["kind", "bytes", "duration_ns"])
-        copies = copies.astype({"kind": str})
-        window = np.where(copies["kind"] == "memset", -1, window)
-        moved, took = (summed(copies, column, "kind", window) for column in ("bytes", "duration_ns"))
+        copies = launched("memops", ["kind", "bytes", "duration_ns"]).astype({"kind": str})
+        copies = copies[copies["kind"] != "memset"]
+        moved, took = (summed(copies, column, "kind") for column in ("bytes", "duration_ns"))
         yield f"{prefix}/copied_bytes", Metric(moved.sum().to_numpy(), "bytes", gate=True)
         for (copied, samples), (_, lasted) in zip(moved.iterrows(), took.iterrows(), strict=True):
             yield f"copies/{copied}/bytes", Metric(samples.to_numpy(), "bytes", "neither")
@@ -396,10 +393,9 @@ def _launched(trace: Trace, prefix: str, windows: pd.DataFrame | None) -> Iterat
                 yield f"copies/{copied}/per_s", Metric(rate, "per_s", "higher")
     if trace.recorded("kernels") and trace.recorded("calls"):
         idle = gaps.causes(trace)
-        idle = idle.assign(lasted=idle["end_ns"] - idle["start_ns"])
-        parts = None if windows is None else steps.timed(windows)
-        window = np.zeros(len(idle), np.intp) if parts is None else steps.number(parts, idle["start_ns"])
-        for cause, samples in summed(idle, "lasted", "cause", window).reindex(gaps.CAUSES, fill_value=0.0).iterrows():
+        step = 0 if windows is None else steps.number(steps.timed(windows), idle["start_ns"])
+        idle = idle.assign(step=step, idle_ns=idle["end_ns"] - idle["start_ns"])
+        for cause, samples in summed(idle, "idle_ns", "cause").reindex(gaps.CAUSES, fill_value=0.0).iterrows():
             yield f"gap/{cause}/idle_ns", Metric(samples.to_numpy(), "ns")
 
 

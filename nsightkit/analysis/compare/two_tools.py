@@ -82,10 +82,9 @@ def compare(
     for name, trace in traces.items():
         if trace.recorded("kernels"):
             table.loc[kinds, name] = table.loc[kinds, name].fillna(0.0)
-    table = table.dropna(how="all")
     one, other = (table[name] for name in traces)
-    table["difference"] = (other / one - 1).where(one != 0).mask(one == other, 0.0)
-    table = table.reset_index()
+    difference = (other / one - 1).where(one != 0).mask(one == other, 0.0)
+    table = table.assign(difference=difference).dropna(how="all").reset_index()
     category = table["group"] == "category"
     return table[~category | table["name"].isin(table.loc[category, "name"].unique()[:top])].reset_index(drop=True)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
+
+import pandas as pd
 
 from nsightkit.analysis.compare.diff import SIDES, percent
 from nsightkit.analysis.compare.match import in_rounds
@@ -56,7 +58,7 @@ def summary(before: Snapshot, after: Snapshot, device: int | None = None) -> dic
     return {
         "headline": headline,
         "outcome": outcome,
-        "warnings": _warnings(sides, moment),
+        "warnings": list(_warnings(sides, moment)),
         "moment": moment,
         "figures": figures,
         "categories": _ordered(
@@ -87,34 +89,30 @@ def _headline(allocated: Mapping[str, Any], moment: str) -> tuple[str, str]:
     return "less" if delta < 0 else "more", said
 
 
-def _warnings(sides: Sequence[Mapping[str, Any]], moment: str) -> list[str]:
-    said = []
+def _warnings(sides: Sequence[Mapping[str, Any]], moment: str) -> Iterator[str]:
     if moment == "end":
-        said.append("One of the snapshots holds no events: what there was at the end is compared, not at the peaks.")
+        yield "One of the snapshots holds no events: what there was at the end is compared, not at the peaks."
     if sides[0]["device"] != sides[1]["device"]:
-        said.append(f"Different devices: {sides[0]['device']} before, {sides[1]['device']} after.")
+        yield f"Different devices: {sides[0]['device']} before, {sides[1]['device']} after."
     for name, side in zip(SIDES, sides, strict=True):
         if moment == "peak" and side["uncertain_bytes"]:
-            said.append(f"The peak {name} may have been up to {bytes_text(side['uncertain_bytes'])} higher.")
-        said += [f"In the snapshot {name}: {note}" for note in side["notes"]]
-    return said
+            yield f"The peak {name} may have been up to {bytes_text(side['uncertain_bytes'])} higher."
+        yield from (f"In the snapshot {name}: {note}" for note in side["notes"])
 
 
 _LINE = re.compile(r":\d+(?= )")
 
 
 def _sites(sides: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    sizes: list[Counter[str]] = [Counter(), Counter()]
-    for side, rows in zip(sizes, sides, strict=True):
-        for row in rows:  # a line that made blocks of two categories has two
-            side[row["site"]] += row["bytes"]
-    was, now = (list(side.items()) for side in sizes)
-    rounds = [("name", lambda site: site[0]), ("normalised", lambda site: _LINE.sub("", site[0]))]
+    # A line that made blocks of two categories has two rows.
+    tables = (pd.DataFrame(rows, columns=["site", "bytes"]) for rows in sides)
+    was, now = (table.groupby("site", sort=False)["bytes"].sum() for table in tables)
+    rounds: list[tuple[str, Callable[[str], str]]] = [("name", str), ("normalised", partial(_LINE.sub, ""))]
     return [
         _row(
-            {"name": (now[after[0]] if after else was[before[0]])[0], "match": how},
-            sum(was[i][1] for i in before),
-            sum(now[i][1] for i in after),
+            {"name": now.index[after[0]] if after else was.index[before[0]], "match": how},
+            int(was.iloc[list(before)].sum()),
+            int(now.iloc[list(after)].sum()),
         )
-        for how, before, after in in_rounds(was, now, rounds)
+        for how, before, after in in_rounds(was.index.tolist(), now.index.tolist(), rounds)
     ]

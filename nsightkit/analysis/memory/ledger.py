@@ -247,8 +247,8 @@ class _Step:
 
     def _tensors(self) -> list[tuple[str, int]]:
         d, wide, table = self.d, self.d * self.F, self.V * self.d
-        layer = {"norm1": d, "q": d * d, "k": d * d, "v": d * d, "out": d * d, "norm2": d}
-        layer |= {"gate": wide, "up": wide, "down": wide}
+        layer = {"norm1": d, **dict.fromkeys(("q", "k", "v", "out"), d * d), "norm2": d}
+        layer |= dict.fromkeys(("gate", "up", "down"), wide)
         layers = [(f"{i}.{name}", numel) for i in range(self.c.layers) for name, numel in layer.items()]
         return [("embedding", table), *layers, ("norm", d), ("head", table)]
 
@@ -616,9 +616,7 @@ def predict(
 
 def _words(step: _Step) -> dict[str, str]:
     cast, low = step.cast, step.low
-    divided = dict.fromkeys(_SHARED, "") | {
-        item: f" / {ranks} ranks" for item, ranks in step.parts.items() if ranks > 1
-    }
+    divided = {item: f" / {ranks} ranks" if (ranks := step.parts.get(item, 1)) > 1 else "" for item in _SHARED}
     attended, rest, scores = 4 * low + (low if step.copied else 0), " + 4 x heads", ""
     if step.naive:
         attended, rest, scores = 4 * low, "", f" + {(6 if cast and step.cuda else low)} x batch x heads x context^2"
@@ -631,9 +629,8 @@ def _words(step: _Step) -> dict[str, str]:
         f"+ tokens x ({last} x d_model + 4) B"
     )
     moving = f"; {step.transient} B a parameter while the optimizer steps" if step.transient else ""
-    buckets = "4 B a parameter: a copy of every gradient"
-    if step.stage:
-        buckets = f"{step.blocks} x 4 B x parameters of the largest block"
+    of_blocks = f"{step.blocks} x 4 B x parameters of the largest block"
+    buckets = of_blocks if step.stage else "4 B a parameter: a copy of every gradient"
     return {
         _WEIGHTS: f"4 B a parameter{divided[_WEIGHTS]}",
         _GRADIENTS: f"4 B a parameter{divided[_GRADIENTS]}" if step.graph else "none: no backward pass",
@@ -695,10 +692,11 @@ def reconcile(predicted: pd.DataFrame, measured: Mapping[str, float]) -> pd.Data
         dtype="Float64",
     )
     on_top = pd.DataFrame({"predicted_bytes": pd.NA, "measured_bytes": seen[list(_ON_TOP)].dropna()}, dtype="Float64")
-    found = pd.concat([items[items.fillna(0).ne(0).any(axis=1)], closing, on_top])
-    found["difference_bytes"] = found["measured_bytes"] - found["predicted_bytes"]
-    found["share_of_peak"] = found["measured_bytes"].fillna(found["predicted_bytes"]) / peak
-    return found.rename_axis("item").reset_index()
+    found = pd.concat([items[items.fillna(0).ne(0).any(axis=1)], closing, on_top]).rename_axis("item").reset_index()
+    return found.assign(
+        difference_bytes=found["measured_bytes"] - found["predicted_bytes"],
+        share_of_peak=found["measured_bytes"].fillna(found["predicted_bytes"]) / peak,
+    )
 
 
 def measured(values: Mapping[str, float]) -> dict[str, float]:
@@ -714,15 +712,13 @@ def measured(values: Mapping[str, float]) -> dict[str, float]:
     dict of str to float
         Bytes by item, and ``peak``. Slack is what was reserved and not allocated at the peak, without fragmentation.
     """
-    found = {item: float(values.get(f"at_peak_{item.replace(' ', '_')}_bytes", 0)) for item in ITEMS}
-    found[_WORKSPACE] = float(values.get("workspace_bytes", 0))
-    found["peak"] = float(values["peak_bytes"])
+    found = {item: values.get(f"at_peak_{item.replace(' ', '_')}_bytes", 0) for item in ITEMS}
+    found |= {_WORKSPACE: values.get("workspace_bytes", 0), "peak": values["peak_bytes"]}
     if "reserved_bytes" in values:
         unused = values["reserved_bytes"] - values["peak_bytes"]
-        found["fragmentation"] = float(min(values.get("fragmentation_bytes", 0), unused))
-        found["allocator slack"] = unused - found["fragmentation"]
-        found["CUDA context"] = float(values["context_bytes"])
-    return found
+        free = min(values.get("fragmentation_bytes", 0), unused)
+        found |= {"fragmentation": free, "allocator slack": unused - free, "CUDA context": values["context_bytes"]}
+    return {item: float(size) for item, size in found.items()}
 
 
 def largest_context(configuration: Configuration, limit_bytes: float, *, multiple: int = 64, **how: object) -> int:

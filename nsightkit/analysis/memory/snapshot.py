@@ -62,6 +62,9 @@ _RESERVES = np.array(
     [(action in ("segment_alloc", "segment_map")) - (action in ("segment_free", "segment_unmap")) for action in ACTIONS]
 )
 
+_OF_BLOCK = [
+    *("address", "requested_bytes", "size_bytes", "first", "free_requested", "free_completed", "stream", "stack")
+]
 _Ints = npt.NDArray[np.int64]
 _Bools = npt.NDArray[np.bool_]
 _P = ParamSpec("_P")
@@ -137,50 +140,34 @@ def _lifetimes(snapshot: Snapshot, device: int) -> pd.DataFrame:
     blocks = blocks[(blocks["device"] == device) & (blocks["state"] != "inactive")].drop_duplicates("address")
     match = pd.Index(blocks["address"]).get_indexer(pd.Index(pairs["address"]))
     there = (match >= 0) & ~pairs.duplicated("address", keep="last").to_numpy()
-    asked, completed, successor = (pairs[c].to_numpy() for c in ("requested", "completed", "successor"))
+    asked, completed, successor = (pairs[c] for c in ("requested", "completed", "successor"))
     # Where an event of a kind was not recorded (skip_actions) the other free, or the address's next use, stands in.
     ended = (completed >= 0) | (successor < count) | (~there & (asked >= 0))
-    stands_in = np.where(asked >= 0, asked, successor)
-    completed = np.where(completed >= 0, completed, np.where(ended, stands_in, count))
+    completed = completed.where(completed >= 0, asked.where(asked >= 0, successor).where(ended, count))
     # A free that only completes here was asked for before the first event, if such events are recorded at all.
-    early = (pairs["first"].to_numpy() < 0) & (asked < 0) & (events["action"] == "free_requested").any()
-    asked = np.where(asked >= 0, asked, np.where(early & ended, -1, completed))
+    early = (pairs["first"] < 0) & ended & (events["action"] == "free_requested").any()
     stays = there & ~ended
-
     # Of each pair's block; where there is none, any value.
-    at_end = {c: np.append(blocks[c].to_numpy(np.int64), 0)[match] for c in ("size_bytes", "stack")}
-    stack = pairs["stack"].to_numpy()
-    known = pd.DataFrame(
-        {
-            "address": pairs["address"].to_numpy(),
-            "requested_bytes": pairs["size_bytes"].to_numpy(),
-            "size_bytes": np.where(stays, at_end["size_bytes"], -1),
-            "first": pairs["first"].to_numpy(),
-            "free_requested": asked,
-            "free_completed": completed,
-            "stream": pairs["stream"].to_numpy(),
-            "stack": np.where(stays & (stack < 0), at_end["stack"], stack),
-            "row": pairs["row"].to_numpy(),
-        }
+    size, stack = (np.append(blocks[c].to_numpy(np.int64), 0)[match] for c in ("size_bytes", "stack"))
+    known = pairs.assign(
+        requested_bytes=pairs["size_bytes"],
+        size_bytes=np.where(stays, size, -1),
+        free_requested=asked.where(asked >= 0, completed.mask(early, -1)),
+        free_completed=completed,
+        stack=pairs["stack"].mask(stays & (pairs["stack"] < 0), stack),
     )
     # The other blocks of the end: there before the first event, or (where the events say that what was at the address
     # is freed) from an allocation that was not recorded.
     since = np.full(len(blocks), -1, np.int64)
     since[match[there & ended]] = completed[there & ended]
-    older = pd.DataFrame(
-        {
-            "address": blocks["address"].to_numpy(),
-            "requested_bytes": blocks["requested_bytes"].to_numpy(),
-            "size_bytes": blocks["size_bytes"].to_numpy(),
-            "first": since,
-            "free_requested": np.where(blocks["state"] == "active_pending_free", -1, count),
-            "free_completed": count,
-            "stream": snapshot.segments["stream"].to_numpy()[blocks["segment"].to_numpy()],
-            "stack": blocks["stack"].to_numpy(),
-            "row": -1,
-        }
+    older = blocks.assign(
+        first=since,
+        free_requested=np.where(blocks["state"] == "active_pending_free", -1, count),
+        free_completed=count,
+        stream=snapshot.segments["stream"].to_numpy()[blocks["segment"].to_numpy()],
+        row=-1,
     )[~np.isin(np.arange(len(blocks)), match[stays])]
-    both = pd.concat([known, older], ignore_index=True).astype(np.int64)
+    both = pd.concat([known[[*_OF_BLOCK, "row"]], older[[*_OF_BLOCK, "row"]]], ignore_index=True).astype(np.int64)
     both = both.sort_values(["first", "address"], kind="stable", ignore_index=True)
     row = both.pop("row").to_numpy()
     for column, source in (("metadata", "metadata"), ("given", "category")):
@@ -199,10 +186,10 @@ def _paired(events: pd.DataFrame, kinds: tuple[str, str, str]) -> pd.DataFrame:
     """
     count, action = len(events), events["action"].cat.codes.to_numpy()
     begin, ask, end = (_CODE[kind] for kind in kinds)
-    chosen = np.flatnonzero(np.isin(action, [begin, ask, end]) | ((action == _CODE["free"]) & (kinds[0] == "alloc")))
+    action = np.where((action == _CODE["free"]) & (begin == _CODE["alloc"]), end, action)
+    chosen = np.flatnonzero(np.isin(action, [begin, ask, end]))
     order = chosen[np.argsort(events["address"].to_numpy()[chosen], kind="stable")]
     address, what = events["address"].to_numpy()[order], action[order]
-    what = np.where(what == _CODE["free"], end, what)
     # The first of all opens a chain in any case: it does not matter that it sees the last as the one before it.
     moved = np.append(True, address[1:] != address[:-1])[: len(order)]
     before = np.roll(what, 1)
@@ -215,23 +202,18 @@ def _paired(events: pd.DataFrame, kinds: tuple[str, str, str]) -> pd.DataFrame:
         found[chain[what == kind]] = order[what == kind]
         return found
 
-    began, completed = where(begin), where(end)
-    asked = where(ask) if ask != end else completed
+    began, asked, completed = map(where, (begin, ask, end))
     following = np.roll(heads, -1)
     # A chain without a beginning that is not the address's first: it began after the one before had ended.
     ended = np.roll(np.maximum(completed, asked), 1)
-    return pd.DataFrame(
-        {
-            "address": address[heads],
-            "size_bytes": events["size_bytes"].to_numpy()[order[heads]],
-            "first": np.where((began < 0) & ~moved[heads], ended, began),
-            "requested": asked,
-            "completed": completed,
-            "successor": np.where(moved[following], count, order[following]),
-            "stream": events["stream"].to_numpy()[order[heads]],
-            "stack": np.where(began >= 0, events["stack"].to_numpy()[order[heads]], -1),
-            "row": began,
-        }
+    heading = events[["address", "size_bytes", "stream", "stack"]].take(order[heads]).reset_index(drop=True)
+    return heading.assign(
+        first=np.where((began < 0) & ~moved[heads], ended, began),
+        requested=asked,
+        completed=completed,
+        successor=np.where(moved[following], count, order[following]),
+        stack=heading["stack"].where(began >= 0, -1),
+        row=began,
     )
 
 
@@ -446,8 +428,8 @@ def bands(snapshot: Snapshot, device: int | None = None, top: int = 1000, points
             "site": _site_of(snapshot, chosen["stack"].to_numpy())[band],
         }
     )
-    cuts = np.floor(np.linspace(-1, count, points, endpoint=False)).astype(np.int64)
-    cuts = np.unique(np.concatenate([begin, cuts]))
+    even = np.floor(np.linspace(-1, count, points, endpoint=False)).astype(np.int64)
+    cuts = np.union1d(begin, even)
     others = pd.DataFrame(
         {
             "band": len(chosen),
@@ -686,11 +668,8 @@ def _frame_flags(frames: pd.DataFrame, signs: tuple[tuple[int, str, str], ...]) 
 def _flags(snapshot: Snapshot) -> _Ints:
     """Say what the frames of each stack tell, as bits."""
     anywhere = _frame_flags(snapshot.frames, _SIGNS)[snapshot.stack_frames]
-    if not len(anywhere):
-        return anywhere
-    found: _Ints = np.bitwise_or.reduceat(anywhere, snapshot.stack_bounds[:-1])
-    found |= _frame_flags(snapshot.frames, _SITE_SIGNS)[_site_rows(snapshot)]
-    return found
+    at_site = _frame_flags(snapshot.frames, _SITE_SIGNS)[_site_rows(snapshot)]
+    return np.asarray(np.bitwise_or.reduceat(anywhere, snapshot.stack_bounds[:-1]) | at_site)
 
 
 def _categories(snapshot: Snapshot, device: int, table: pd.DataFrame) -> pd.Categorical[Any]:
@@ -733,10 +712,8 @@ def _outlives(phase: _Ints, first: _Ints, freed: _Ints, count: int) -> _Bools:
 
 def _annotated(snapshot: Snapshot, device: int, first: _Ints) -> _Ints:
     """Say which phase's recorded range an event lies in, where PyTorch recorded such ranges."""
-    marks = snapshot.annotations
-    marks = marks[marks["device"] == device]
-    result = np.zeros(len(first), np.int64)
-    events = _events(snapshot, device)
+    marks, events = snapshot.annotations, _events(snapshot, device)
+    marks, result = marks[marks["device"] == device], np.zeros(len(first), np.int64)
     if not snapshot.timed or marks.empty or events.empty:
         return result
     time = events["time_ns"].to_numpy()[np.maximum(first, 0)]
@@ -751,8 +728,6 @@ def _annotated(snapshot: Snapshot, device: int, first: _Ints) -> _Ints:
 @_once
 def _site_rows(snapshot: Snapshot) -> _Ints:
     """Give each stack's telling frame: the innermost of the user's own Python, else of any, else a C++ operator."""
-    if not len(snapshot.stack_frames):
-        return np.zeros(0, np.int64)
     scores = [
         (3 if _LIBRARY.search(f) is None else 2)
         if f.endswith(".py") or f.startswith("<")
@@ -761,10 +736,9 @@ def _site_rows(snapshot: Snapshot) -> _Ints:
     ]
     score = np.array(scores, np.int64)[snapshot.stack_frames]
     # Of equal scores the first, the innermost, wins.
-    size = np.int64(len(score))
+    size = np.int64(max(len(score), 1))
     best = np.maximum.reduceat(score * size + np.arange(len(score))[::-1], snapshot.stack_bounds[:-1])
-    rows: _Ints = snapshot.stack_frames[size - 1 - best % size].astype(np.int64)
-    return rows
+    return np.asarray(snapshot.stack_frames[size - 1 - best % size], np.int64)
 
 
 def _site_of(snapshot: Snapshot, stack: _Ints) -> npt.NDArray[np.object_]:
@@ -835,14 +809,11 @@ def ranges(snapshot: Snapshot, match: str | None = None, device: int | None = No
     UsageError
         The snapshot has no such device, or `match` is not a regular expression.
     """
-    device = _device(snapshot, device)
+    device, pattern = _device(snapshot, device), compiled(match or "", "match")
     time = _events(snapshot, device)["time_ns"].to_numpy()
-    marks = snapshot.annotations
-    marks = marks[(marks["device"] == device) & (snapshot.timed and len(time) > 0)]
-    if match is not None:
-        pattern = compiled(match, "match")
-        marks = marks[np.array([pattern.search(name) is not None for name in marks["name"]], bool)]
-    marks = marks.sort_values("time_ns", kind="stable", ignore_index=True)
+    marks = snapshot.annotations.sort_values("time_ns", kind="stable")
+    found = np.array([pattern.search(name) is not None for name in marks["name"]], bool)
+    marks = marks[(marks["device"] == device) & found & (snapshot.timed and len(time) > 0)].reset_index(drop=True)
     starts = marks["stage"].str.upper() == "START"
     # Ranges of one name may nest: a beginning belongs to the next end at its depth.
     depth = starts.map({True: 1, False: -1}).groupby(marks["name"]).cumsum() + ~starts
@@ -963,8 +934,6 @@ def summary(
     peak = over_time.iloc[_event(snapshot, "peak", device) + 1] if recorded else None
     unsure = _level(len(events), allocations(snapshot, device), "uncertain_bytes", "free_requested")
     live = at(snapshot, event, device)
-    by_category = _summed(live[~live["pending"]], ["category"])
-    by_site = sites(snapshot, event, device)
     ours = _segments(snapshot, device)
     return {
         "device": device,
@@ -976,8 +945,8 @@ def summary(
         "uncertain_bytes": int(unsure.max()) if recorded else 0,
         "moment": moment,
         "event": event,
-        "by_category": by_category.to_dict("records"),
-        "top_sites": _described(snapshot, by_site if top is None else by_site.head(top)),
+        "by_category": _summed(live[~live["pending"]], ["category"]).to_dict("records"),
+        "top_sites": _described(snapshot, sites(snapshot, event, device)[:top]),
         "fragmentation": _fragmentation(snapshot, device, event),
         "oom": _oom(snapshot, device, over_time, events),
         "start": _amounts(over_time.iloc[0]) if recorded else None,
@@ -1005,7 +974,7 @@ def _brief(snapshot: Snapshot, device: int) -> dict[str, Any]:
 
 
 def _described(snapshot: Snapshot, table: pd.DataFrame) -> list[dict[str, Any]]:
-    rows = [{str(name): value for name, value in row.items()} for row in table.to_dict("records")]
+    rows: list[dict[Any, Any]] = table.to_dict("records")
     for row in rows:
         stack = snapshot.stack(row.pop("stack"))
         python = [frame for frame in stack if frame[1].endswith(".py") or frame[1].startswith("<")]

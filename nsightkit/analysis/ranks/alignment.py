@@ -113,6 +113,20 @@ class Alignment:
         drift = (of["drift_ppm"].to_numpy() * 1e-6) * (time - of["middle_ns"].to_numpy())
         return np.asarray(time - of["offset_ns"].to_numpy() - np.rint(drift).astype(np.int64), np.int64)
 
+    def placed(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """Put ``start_ns`` and ``end_ns`` of rows of ranks on that clock.
+
+        Parameters
+        ----------
+        rows : DataFrame
+            With the column ``rank``.
+
+        Returns
+        -------
+        DataFrame
+        """
+        return rows.assign(**{column: self.aligned(rows["rank"], rows[column]) for column in ("start_ns", "end_ns")})
+
 
 def together(
     ranks: Mapping[int, pd.DataFrame],
@@ -138,8 +152,7 @@ def together(
     """
     matched = match(pd.concat([table.assign(rank=rank) for rank, table in ranks.items()]))
     alignment = align(matched, ranks, t0_ns, clock)
-    wrong = sorted(_contradictory(matched, alignment))
-    if wrong:
+    if wrong := sorted(_contradictory(matched, alignment)):
         groups = matched.groups.loc[wrong]
         said = f"Left out, since their collectives contradict each other: {', '.join(groups['name'])}."
         if groups["guessed"].any():
@@ -152,22 +165,18 @@ def together(
 
 def _contradictory(matched: Matched, alignment: Alignment) -> set[int]:
     """Groups whose collectives cannot be the same ones on all ranks."""
-    rows = matched.arrivals[matched.arrivals["kind"].isin(SYNCHRONIZING)]
-    if not len(rows):
-        return set()
-    rows = rows.assign(**{column: alignment.aligned(rows["rank"], rows[column]) for column in ("start_ns", "end_ns")})
-    by, is_guess = rows.groupby("collective"), matched.groups["guessed"].to_numpy()
+    rows = alignment.placed(matched.arrivals[matched.arrivals["kind"].isin(SYNCHRONIZING)])
+    by, guessed = rows.groupby("collective"), matched.groups["guessed"].to_numpy(bool)[rows["group"]]
     lasted = (rows["end_ns"] - rows["start_ns"]).groupby(rows["collective"]).transform("min")
     # A long transfer need not be over everywhere at once; the rank that came last did not wait.
     tolerance = np.maximum(rows["where"].map(_SURE_NS).clip(lower=_END_SPREAD_NS), _END_SPREAD_SHARE * lasted)
     early = by["start_ns"].transform("max") > by["end_ns"].transform("min") + tolerance
-    apart = (rows["end_ns"] - by["end_ns"].transform("median")).abs() > tolerance
-    apart &= is_guess[rows["group"]]
+    apart = ((rows["end_ns"] - by["end_ns"].transform("median")).abs() > tolerance) & guessed
     of_rank = apart.groupby([rows["group"], rows["rank"]]).mean()
     often = pd.concat([early.groupby(rows["group"]).mean(), of_rank.groupby("group").max()])
     wrong = set(often.index[often > _MOST_WRONG])
     # Of guesses that contradict each other, which one is wrong cannot be known.
-    members: dict[Any, set[int]] = rows[is_guess[rows["group"]]].groupby("group")["rank"].agg(set).to_dict()
+    members: dict[Any, set[int]] = rows[guessed].groupby("group")["rank"].agg(set).to_dict()
     doubted = set().union(*(ranks for group, ranks in members.items() if group in wrong))
     return wrong | {group for group, ranks in members.items() if ranks & doubted}
 
@@ -179,8 +188,7 @@ def ranks_text(ranks: Sequence[int]) -> str:
     ----------
     ranks : sequence of int
     """
-    listed = ", ".join(map(str, ranks[:8])) + ("…" if len(ranks) > 8 else "")
-    return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:8]))}{'…' if len(ranks) > 8 else ''}"
 
 
 # ---------------------------------------------------------------- which is which
@@ -260,28 +268,23 @@ def _guessed_groups(collectives: pd.DataFrame) -> Iterator[_Group]:
 def _matched_group(collectives: pd.DataFrame) -> tuple[pd.DataFrame, str, list[str]]:
     """Number the collectives of one group's ranks; also say by what, and what was left out."""
     tables: dict[Any, pd.DataFrame] = dict(list(collectives.groupby("rank")))
-    if len(tables) < 2:
-        return collectives[:0].assign(collective=0), "order", []
-    notes: list[str] = []
-    if (collectives["sequence"] >= 0).all():
-        by = "sequence"
+    by, notes = "sequence", []
+    if len(tables) > 1 and (collectives["sequence"] >= 0).all():
         # A coalesced collective may be several kernels with one number.
         nth = collectives.groupby(["rank", "sequence"]).cumcount()
         whole = collectives.assign(collective=collectives.groupby(["sequence", nth]).ngroup())
     else:
         first, *others = sorted(tables, key=lambda rank: (-len(tables[rank]), rank))
-        pairs = {rank: _pair(tables[first], tables[rank]) for rank in others}
-        found = {rank: of for rank, of in pairs.items() if of is not None}
+        found = {rank: of for rank in others if (of := _pair(tables[first], tables[rank])) is not None}
         by = "coincidence" if any(of.by_votes for of in found.values()) else "order"
-        notes += [f"the collectives of rank {rank} fit those of no other rank." for rank in pairs if rank not in found]
+        notes += [f"the collectives of rank {rank} fit those of no other rank." for rank in others if rank not in found]
         if doubtful := [rank for rank, of in found.items() if of.ambiguous]:
             notes.append(f"which collective is which fits several ways nearly as well ({ranks_text(doubtful)}).")
         parts = (tables[rank].iloc[of.other].assign(collective=of.reference) for rank, of in found.items())
         whole = pd.concat([tables[first].assign(collective=np.arange(len(tables[first]))), *parts])
     # All ranks must say the same of it.
     each = whole.groupby("collective")
-    different = int((each["kind"].nunique() > 1).sum())
-    if different:
+    if different := int((each["kind"].nunique() > 1).sum()):
         notes.append(f"{different:,} collectives are of different kinds on different ranks and were left out.")
     whole = whole[(each["kind"].transform("nunique") == 1) & (each["rank"].transform("nunique") > 1)]
     return whole.assign(collective=whole.groupby("collective").ngroup()), by, notes
@@ -342,11 +345,11 @@ def _by_order(ends: list[Int], signs: list[Int], sure: int) -> _Pairs | None:
     if not tried:
         return None
     best = min(tried, key=lambda shift: (tried[shift].spread_ns, abs(shift)))
-    if n == m and 0 in tried and tried[0].spread_ns <= _SHIFT_GAIN * tried[best].spread_ns + sure:
-        best = 0
-    found = tried.pop(best)
-    ambiguous = best != 0 and any(other.spread_ns < 2 * found.spread_ns for other in tried.values())
-    return dataclasses.replace(found, ambiguous=ambiguous)
+    found, order = tried.pop(best), tried.get(0)
+    if n == m and order is not None and order.spread_ns <= _SHIFT_GAIN * found.spread_ns + sure:
+        return order
+    found.ambiguous = best != 0 and any(other.spread_ns < 2 * found.spread_ns for other in tried.values())
+    return found
 
 
 def _by_coincidence(ends: list[Int], signs: list[Int], close_ns: int) -> _Pairs | None:
@@ -424,16 +427,16 @@ def align(
     telling = matched.arrivals[matched.arrivals["kind"].isin(SYNCHRONIZING)]
     # Below, a rank is its position among the names.
     ends = telling[["collective", "end_ns"]].assign(rank=np.searchsorted(names, telling["rank"]))
-    by = ends.groupby("rank")["end_ns"]
-    count = by.size().reindex(range(len(names)), fill_value=0).to_numpy(np.int64)
-    middle = np.asarray(by.median().reindex(range(len(names)), fill_value=0), np.float64)
+    middle, count = (
+        ends.groupby("rank")["end_ns"].agg(["median", "size"]).reindex(range(len(names)), fill_value=0).to_numpy().T
+    )
     offset, island = _islands(ends, len(names))
     offset, drift = _settled(ends, offset, middle, island)
     rest = _residuals(ends, offset, drift, middle)
     several = ends.groupby("collective")["rank"].transform("size").groupby(ends["rank"]).mean()
     # The moment is taken from the ends themselves, so they lie closer to it than to the true one.
-    closer = np.sqrt(1 - 1 / several)
-    spread = (rest.groupby(ends["rank"]).agg(_deviation) / closer).reindex(range(len(names))).to_numpy(np.float64)
+    spread = rest.groupby(ends["rank"]).agg(_deviation) / np.sqrt(1 - 1 / several)
+    spread = spread.reindex(range(len(names))).to_numpy(np.float64)
     error = _MEDIAN_ERROR * spread / np.sqrt(np.maximum(count, 1))
     if clock is not None:
         one = [clock[name] for name in names]
@@ -456,7 +459,7 @@ def align(
         "middle_ns": np.rint(middle).astype(np.int64),
         "spread_ns": spread,
         "error_ns": error,
-        "matched": count,
+        "matched": count.astype(np.int64),
     }
     return Alignment(pd.DataFrame(clocks))
 
@@ -505,8 +508,7 @@ def _residuals(ends: pd.DataFrame, offset: Float, drift: Float, middle: Float) -
     """What each end differs from the collective's moment, the median over its ranks."""
     rank, end = ends["rank"].to_numpy(), ends["end_ns"]
     end = end - offset[rank] - drift[rank] * (end - middle[rank])
-    rest: pd.Series = end - end.groupby(ends["collective"]).transform("median")
-    return rest
+    return end - end.groupby(ends["collective"]).transform("median")  # type: ignore[no-any-return]
 
 
 def _deviation(values: pd.Series) -> float:
@@ -560,8 +562,8 @@ class Meetings:
         DataFrame
             ``device, start_ns, kind, end_ns``.
         """
-        mine = self.met[self.met["device"] == device]
-        return mine[["device", "start_ns", "kind"]].assign(end_ns=mine["until_ns"])
+        mine = self.met.loc[self.met["device"] == device, ["device", "start_ns", "kind", "until_ns"]]
+        return mine.rename(columns={"until_ns": "end_ns"})
 
     def last(self, device: int) -> int:
         """How often a device was the last to arrive.
@@ -570,5 +572,4 @@ class Meetings:
         ----------
         device : int
         """
-        mine = self.met[self.met["device"] == device]
-        return int((mine["start_ns"] == mine["until_ns"]).sum())
+        return int(((self.met["device"] == device) & (self.met["start_ns"] == self.met["until_ns"])).sum())

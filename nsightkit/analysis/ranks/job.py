@@ -111,16 +111,14 @@ class Job:
         -------
         list of str
         """
-        said = self.stragglers["text"].tolist()
-        if not said and len(self.arrivals):
+        said, uneven = self.stragglers["text"].tolist(), self.steps[self.steps["ranks"] > 1].dropna(subset="imbalance")
+        if len(said) > 1:
+            said.append(f"If all of them were in time, at most {self.gain_ns / 1e6:,.3f} ms would be saved.")
+        elif not said and len(self.arrivals):
             said.append("No rank is late more often, and by more, than chance explains.")
         elif not said and len(self.ranks) > 1:
             said.append("No collective of two ranks could be matched, so who is late is not known.")
-        if len(said) > 1:
-            said.append(f"If all of them were in time, at most {self.gain_ns / 1e6:,.3f} ms would be saved.")
-        uneven = self.steps[self.steps["ranks"] > 1].dropna(subset="imbalance")
-        if len(uneven):
-            most = uneven.sort_values("imbalance").to_dict("records")[-1]
+        for most in uneven.sort_values("imbalance")[-1:].to_dict("records"):
             said.append(
                 f"In a typical step the rank that computes most does so {uneven['imbalance'].median():.1%} longer than "
                 f"the mean; at worst, rank {most['slowest']} in step {most['step']}, {most['imbalance']:.1%}."
@@ -139,31 +137,27 @@ class Job:
         """
         if not len(self.collectives):
             return pd.DataFrame(columns=_OF_KIND)
-        each = self.collectives.assign(
-            total_ns=self.collectives["mean_ns"],
-            wait_ns=self.collectives["wait_ns"] / self.collectives["ranks"],
-            last_share=self.collectives["last_rank"],
-        )
 
         def whole(values: pd.Series) -> Any:
             return values.sum(min_count=len(values))
 
+        each = self.collectives.assign(wait_ns=self.collectives["wait_ns"] / self.collectives["ranks"])
         by = each.groupby(["group", "kind", "where", "bytes"], sort=False, dropna=False)
         out = by.agg(
             ranks=("ranks", "max"),
             group_size=("group_size", "first"),
             count=("ranks", "size"),
-            total_ns=("total_ns", "sum"),
+            total_ns=("mean_ns", "sum"),
+            wait_ns=("wait_ns", lambda waits: waits.sum(min_count=1)),
             transfer_ns=("transfer_ns", whole),
             exposed_ns=("exposed_ns", whole),
             overlapped_ns=("overlapped_ns", whole),
             skew_ns=("skew_ns", "median"),
             last_rank=("last_rank", lambda last: last.mode().get(0, pd.NA)),
-            last_share=("last_share", lambda last: last.value_counts(normalize=True).max()),
+            last_share=("last_rank", lambda last: last.value_counts(normalize=True).max()),
             bus_gb_per_s=("bus_gb_per_s", "median"),
         )
-        out = out.assign(wait_ns=by["wait_ns"].sum(min_count=1)).reset_index()
-        return out[_OF_KIND].sort_values("total_ns", ascending=False, ignore_index=True)
+        return out.reset_index()[_OF_KIND].sort_values("total_ns", ascending=False, ignore_index=True)
 
     def summary(self, each: bool = False) -> dict[str, Any]:
         """Give everything as plain values.
@@ -178,18 +172,11 @@ class Job:
         dict
             ``ranks, stragglers, collectives, steps, groups, lost, notes``, lists; and ``gain_ns``.
         """
-        tables = {
-            "ranks": self.ranks,
-            "stragglers": self.stragglers,
-            "collectives": self.collectives if each else self.kinds(),
-            "steps": self.steps,
-            "groups": self.groups,
-        }
+        found = {**vars(self), "collectives": self.collectives if each else self.kinds()}
         return {
-            **{name: table.to_dict("records") for name, table in tables.items()},
-            "lost": self.lost,
-            "notes": self.notes,
-            "gain_ns": self.gain_ns,
+            name: of.to_dict("records") if isinstance(of, pd.DataFrame) else of
+            for name, of in found.items()
+            if name != "arrivals"
         }
 
 
@@ -283,13 +270,12 @@ def traces_in(folder: str | os.PathLike[str]) -> list[Path]:
         There is no such folder, or no trace in it.
     """
     folder = Path(folder)
-    if not folder.exists():
-        raise TraceError(folder, "no such folder", "check the path")
-    if not folder.is_dir():
-        raise TraceError(folder, "is not a folder", "give the folder that holds one trace a rank")
     try:
-        inner = (trace for inner in folder.iterdir() if inner.is_dir() for trace in _traces(inner))
-        found = _traces(folder) or list(inner)
+        found = _traces(folder) or [trace for inner in _seen(folder) if inner.is_dir() for trace in _traces(inner)]
+    except FileNotFoundError as error:
+        raise TraceError(folder, "no such folder", "check the path") from error
+    except NotADirectoryError as error:
+        raise TraceError(folder, "is not a folder", "give the folder that holds one trace a rank") from error
     except OSError as error:
         raise TraceError(folder, f"cannot be read ({error.strerror or error})", "check its owner and mode") from error
     if not found:
@@ -302,15 +288,16 @@ def traces_in(folder: str | os.PathLike[str]) -> list[Path]:
     )
 
 
-def _traces(folder: Path) -> list[Path]:
-    def hidden(path: Path) -> bool:
-        return path.name.startswith(".") or path.name.endswith(".nsightkit-cache")
+def _seen(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if not path.name.startswith(".") and path.suffix != ".nsightkit-cache"]
 
+
+def _traces(folder: Path) -> list[Path]:
     def holds_trace(path: Path) -> bool:
         tables = path.is_dir() and (store.is_store(path) or any(path.glob("*.parquet")))
         return tables or (path.name.endswith(_SUFFIXES) and not path.is_dir())
 
-    found = [] if hidden(folder) else [path for path in folder.iterdir() if not hidden(path) and holds_trace(path)]
+    found = [path for path in _seen(folder) if holds_trace(path)]
     exported = {path.with_suffix("") for path in found if path.suffix == ".sqlite"}
     return [path for path in found if path.suffix != ".nsys-rep" or path.with_suffix("") not in exported]
 
@@ -341,8 +328,7 @@ def combine(looks: Sequence[Look], lost: Sequence[Mapping[str, Any]] = ()) -> Jo
     missing = [dict(one) for one in lost]
     crew, rank_from = _ranks_of_looks(looks, missing)
     world = max([one.world_size or 0 for one in crew.values()] + [rank + 1 for rank in crew])
-    absent = sorted(set(range(world)).difference(crew, *(one["ranks"] for one in missing)))
-    if absent:
+    if absent := sorted(set(range(world)).difference(crew, *(one["ranks"] for one in missing))):
         what = "there is no trace of it" if len(absent) == 1 else "there are no traces of them"
         missing.append({"file": None, "ranks": absent, "reason": f"{what} (the job has {world} ranks)"})
     matched, clocks = alignment.together(
@@ -412,8 +398,7 @@ def _ranks_from_names(files: Sequence[str]) -> list[list[int]]:
 def _arrivals(matched: alignment.Matched, clocks: alignment.Alignment) -> pd.DataFrame:
     """When each rank came to each collective, on one clock."""
     columns = ["collective", "group", "rank", "row", "start_ns", "end_ns", "step", "kind", "bytes", "sequence"]
-    out = matched.arrivals[[*columns, "exposed_ns"]]
-    out = out.assign(**{column: clocks.aligned(out["rank"], out[column]) for column in ("start_ns", "end_ns")})
+    out = clocks.placed(matched.arrivals[[*columns, "exposed_ns"]])
     by = out.groupby("collective")
     wait = (by["start_ns"].transform("max") - out["start_ns"]).astype("Int64")
     # Steps have one number on all ranks; a capture that begins within one does not know it.
@@ -491,8 +476,7 @@ def _doubts(matched: alignment.Matched, clocks: alignment.Alignment, crew: Mappi
                 f"{row['name']}: {row['ranks']} of {row['group_size']} ranks were seen; who came last of all is not "
                 "known, and waiting may be for one of the others."
             )
-    several = [rank for rank, one in crew.items() if len(one.devices) > 1]
-    if several:
+    if several := [rank for rank, one in crew.items() if len(one.devices) > 1]:
         yield f"{alignment.ranks_text(several)} used several GPUs: figures are sums over them."
     unstepped = [rank for rank, one in crew.items() if one.steps["step"].eq(-1).all()]
     if unstepped and len(unstepped) < len(crew):

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.analysis.core.intervals import uncovered
-from nsightkit.analysis.ranks.time_spent import COUNT, TIME, WAITING
+from nsightkit.analysis.ranks.one_rank import COUNT, TIME, WAITING
 
 __all__ = ["COLUMNS", "chance_of_places", "find", "lateness"]
 
@@ -73,12 +73,10 @@ def lateness(arrivals: pd.DataFrame) -> pd.Series:
         not, so that sums are times.
     """
     lower = arrivals.groupby("collective")["start_ns"].quantile(0.5, interpolation="lower")
-    middle = arrivals["collective"].map(lower).astype(np.int64)
-    waits = arrivals["wait_ns"].notna()
-    mine = arrivals[waits]
+    mine = arrivals[arrivals["wait_ns"].notna()]
     key = mine["rank"].to_numpy(np.int64) << 32 | mine["group"].to_numpy(np.int64)
-    late = pd.Series(uncovered(middle[waits], mine["start_ns"], key), mine.index)
-    return late.reindex(arrivals.index).astype("float64")
+    late = uncovered(mine["collective"].map(lower).astype(np.int64), mine["start_ns"], key)
+    return pd.Series(late, mine.index).reindex(arrivals.index).astype("float64")
 
 
 def find(
@@ -101,7 +99,7 @@ def find(
     arrivals : DataFrame
         See :class:`nsightkit.analysis.ranks.job.Job`.
     steps : mapping of int to DataFrame
-        What each rank's steps were spent on (:func:`nsightkit.analysis.ranks.time_spent.of`).
+        What each rank's steps were spent on (:func:`nsightkit.analysis.ranks.one_rank.time_spent`).
     floors : mapping of int to float
         Lateness of each rank that its clock's uncertainty may feign, in nanoseconds.
     wall_ns : float
@@ -179,27 +177,25 @@ def _late_beyond_chance(judged: Mapping[int, pd.DataFrame], wall_ns: float) -> d
     """Stragglers, each with its chance, and the group in which it is latest."""
     tests = sum(units.shape[1] for units in judged.values())
     named: dict[int, tuple[float, int]] = {}
-    while True:
-        late = [
-            (units[rank].sum(), rank, p * tests, group)
-            for group, units in judged.items()
-            for rank, p in _chance_of_each(units.drop(columns=list(named), errors="ignore")).items()
-            if p * tests < _SIGNIFICANT and units[rank].sum() >= _WORTH * wall_ns
-        ]
-        if not late:
-            return named
+    while late := [
+        (units[rank].sum(), -group, rank, p * tests)
+        for group, units in judged.items()
+        for rank, p in _chance_of_each(units.drop(columns=list(named), errors="ignore")).items()
+        if p * tests < _SIGNIFICANT and units[rank].sum() >= _WORTH * wall_ns
+    ]:
         # Of the groups that a rank is late in, the one in which it is latest comes last.
-        named |= {rank: (p, group) for _, rank, p, group in sorted(late, key=lambda one: (one[0], -one[3]))}
+        named |= {rank: (p, -group) for _, group, rank, p in sorted(late)}
+    return named
 
 
 def _chance_of_each(units: pd.DataFrame) -> dict[int, float]:
     """Chance of each rank to be placed at least as late as it is, if every place were as likely for each."""
     units = units[units.notna().sum(axis=1) > 1]
-    places, count = units.rank(axis=1, method="average"), units.notna().sum(axis=1)
+    count = units.notna().sum(axis=1)
     # Of ties a rank gets the mean place; rounded down, so that chance is not thought smaller than it is.
     return {
-        int(rank): chance_of_places(count[places[rank].notna()].tolist(), math.floor(places[rank].sum()))
-        for rank in (units.columns.tolist() if units.shape[1] > 1 else ())
+        int(str(rank)): chance_of_places(count[places.notna()].tolist(), math.floor(places.sum()))
+        for rank, places in units.rank(axis=1, method="average").items()
     }
 
 
@@ -276,8 +272,7 @@ def _reasons(rank: int, steps: Mapping[int, pd.DataFrame], others: list[int]) ->
 
 def _times_as_many(what: str, mine: pd.DataFrame, theirs: list[pd.DataFrame]) -> float | None:
     """How many times the others' kernels of a kind a rank runs; None for what is not counted."""
-    count = f"{COUNT}{what}"
-    if count not in mine:
+    if (count := f"{COUNT}{what}") not in mine:
         return None
     usual = float(np.median([one[count].sum() for one in theirs if count in one] or [0.0]))
     return float(mine[count].sum()) / usual if usual else math.inf
@@ -287,17 +282,17 @@ def _text(row: Mapping[str, Any]) -> str:
     """Say it in a few sentences."""
     often = f"in {row['late_units']} of {row['units']} {row['unit']}s"
     said = f"Rank {row['rank']} comes late {often}, by {_ms(row['median_late_ns'])} at the median"
-    why = "; what it does differently is not in the trace"
-    for reason in row["because"][:1]:
-        what, ratio = reason["what"], reason["count_ratio"]
-        if what.startswith(_HELD_UP):
-            return f"{said}, after {_ms(reason['extra_ns'])} of {what}."
-        why = f"; it spends {_ms(reason['extra_ns'])} more than the others on {what}"
-        if ratio is not None:
-            same = abs(ratio - 1) <= _SAME_COUNT
-            why += ": as many as on the others, but slower" if same else f": {ratio:.2f} times as many as on the others"
     share = f"{row['gain_share']:.1%}" if row["gain_share"] < 1 else "all"
-    return f"{said}{why}. If it alone were in time, at most {_ms(row['gain_ns'])} ({share}) would be saved."
+    gain = f"If it alone were in time, at most {_ms(row['gain_ns'])} ({share}) would be saved."
+    if not row["because"]:
+        return f"{said}; what it does differently is not in the trace. {gain}"
+    what, extra, ratio = (row["because"][0][of] for of in ("what", "extra_ns", "count_ratio"))
+    if what.startswith(_HELD_UP):
+        return f"{said}, after {_ms(extra)} of {what}."
+    slower = ratio is not None and abs(ratio - 1) <= _SAME_COUNT
+    more = "" if ratio is None else f": {ratio:.2f} times as many as on the others"
+    why = ": as many as on the others, but slower" if slower else more
+    return f"{said}; it spends {_ms(extra)} more than the others on {what}{why}. {gain}"
 
 
 def _ms(ns: float) -> str:

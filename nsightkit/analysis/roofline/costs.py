@@ -1,8 +1,31 @@
-"""What a framework operator must cost, read from its name and the shapes and types of its inputs.
+r"""What an operation must do: its FLOPs, and the bytes that it must move at least; and that of a framework's operators.
 
-PyTorch's profiler writes both when it is asked to (``record_shapes=True``). Operators that only call others
-(``aten::linear``) are not counted, or their work would count twice; nor are those whose inputs do not show their
-traffic.
+With M rows (tokens), widths H and N, element size s, batch B, h query and g key heads of width d, contexts S (of the
+queries) and T (of the keys):
+
+=============== ============================ ==============================
+operation       FLOPs                        bytes
+=============== ============================ ==============================
+GEMM            2MNK                         s(MK + KN + MN)
+attention       4BhdST, half of it causal    s·Bd(2hS + 2gT)
+RMSNorm         4MH                          2sMH
+layer norm      8MH                          2sMH
+rotary          3MH                          2sMH
+softmax         5MN                          2sMN
+SwiGLU          5MF                          3sMF
+GELU and bias   8MF                          2sMF
+residual        MH                           3sMH
+embedding       0                            2sMH
+cross-entropy   5MV                          sMV
+AdamW           12 a parameter               28 a parameter, fp32 throughout
+=============== ============================ ==============================
+
+Weights of norms, biases and statistics are left out: they are thousandths of the rest. Causal attention of equal
+contexts is counted as exactly half of the square, which is what a kernel that skips masked tiles approaches.
+
+What a framework operator must do is read from its name and the shapes and types of its inputs. PyTorch's profiler
+writes both when it is asked to (``record_shapes=True``). Operators that only call others (``aten::linear``) are not
+counted, or their work would count twice; nor are those whose inputs do not show their traffic.
 
 Two things may be missing. Types: ranges that PyTorch emits for Nsight Systems hold shapes alone, and the types inside
 a list of tensors are recorded nowhere. Then the caller must say what the tensors hold; nothing is assumed. Values:
@@ -12,23 +35,249 @@ the speed of light comes out too high, and :func:`caveat` says so.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-from nsightkit.analysis.roofline.operations import (
-    BYTES_OF,
-    Operation,
-    adamw_cost,
-    attention_cost,
-    elementwise_cost,
-    gemm_cost,
-)
+from nsightkit._moved import renamed
+from nsightkit.errors import UsageError
 
-__all__ = ["caveat", "cost", "untyped"]
+__all__ = [
+    "BYTES_OF",
+    "Operation",
+    "adamw_cost",
+    "attention_cost",
+    "caveat",
+    "cost",
+    "element_bytes",
+    "elementwise_cost",
+    "gemm_cost",
+    "layer_costs",
+    "untyped",
+]
+
+#: Bytes of an element by precision; ``tf32`` is a mode of the arithmetic and lies in memory as fp32.
+BYTES_OF: Mapping[str, int] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """What an operation must do.
+
+    Parameters
+    ----------
+    name : str
+    flops : int
+    bytes : int
+        Compulsory traffic.
+    unit : str
+        What executes its FLOPs: ordinary cores (``fp32``) or tensor cores (``tf32``, ``fp16``, ``bf16``, ``fp8``).
+    """
+
+    name: str
+    flops: int
+    bytes: int
+    unit: str
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs a byte."""
+        return self.flops / self.bytes if self.bytes else float("inf")
+
+    def renamed(self, name: str) -> Operation:
+        """Give the same operation another name.
+
+        Parameters
+        ----------
+        name : str
+
+        Returns
+        -------
+        Operation
+        """
+        return dataclasses.replace(self, name=name)
+
+
+def element_bytes(precision: str) -> int:
+    """Bytes of an element of a precision; an unknown one is refused."""
+    try:
+        return BYTES_OF[precision]
+    except KeyError:
+        raise UsageError(f"no precision is called {precision!r}; there are {', '.join(BYTES_OF)}") from None
+
+
+def gemm_cost(m: int, n: int, k: int, precision: str = "bf16", name: str = "GEMM") -> Operation:
+    """Cost of the product of an m x k and a k x n matrix.
+
+    Parameters
+    ----------
+    m, n, k : int
+    precision : str
+    name : str
+
+    Returns
+    -------
+    Operation
+    """
+    return Operation(name, 2 * m * n * k, element_bytes(precision) * (m * k + k * n + m * n), precision)
+
+
+def attention_cost(
+    batch: int,
+    heads: int,
+    context: int,
+    d_head: int,
+    precision: str = "bf16",
+    *,
+    causal: bool = True,
+    keys: int | None = None,
+    kv_heads: int | None = None,
+    name: str = "attention",
+) -> Operation:
+    """Cost of scaled dot-product attention that never writes its scores.
+
+    Parameters
+    ----------
+    batch, heads, context, d_head : int
+    precision : str
+    causal : bool
+        Count only what lies below the diagonal: half of the square for equal contexts. With fewer queries than keys
+        (decoding with a cache) the queries are the last positions, as in PyTorch's ``causal_lower_right``.
+    keys : int, optional
+        Context of keys and values; that of the queries when omitted.
+    kv_heads : int, optional
+        Heads of keys and values, for grouped queries; those of the queries when omitted.
+    name : str
+
+    Returns
+    -------
+    Operation
+
+    Raises
+    ------
+    UsageError
+        Causal attention with fewer keys than queries.
+    """
+    keys, groups = context if keys is None else keys, heads if kv_heads is None else kv_heads
+    scores = context * keys
+    if causal:
+        if keys < context:
+            raise UsageError(f"causal attention of {context} queries needs as many keys, not {keys}")
+        # Everything before the last positions, and half of their square; a single query sees every key.
+        scores = context * (keys - context) + max(context * context // 2, 1)
+    moved = element_bytes(precision) * batch * d_head * (2 * heads * context + 2 * groups * keys)
+    return Operation(name, 4 * batch * heads * d_head * scores, moved, precision)
+
+
+#: Operations that go through whole tensors: name, FLOPs an element, tensors read or written, usual precision.
+_ELEMENTWISE = {
+    "rms_norm": ("RMSNorm", 4, 2, "bf16"),  # square, sum, and two products
+    "layer_norm": ("layer norm", 8, 2, "bf16"),  # mean, variance, scale and shift
+    "rotary": ("rotary", 3, 2, "bf16"),  # two products and a sum; the width is that of queries and keys together
+    "softmax": ("softmax", 5, 2, "bf16"),  # maximum, difference, exponential, sum, quotient
+    "swiglu": ("SwiGLU", 5, 3, "bf16"),  # ``silu(gate) * up``: two tensors are read, one is written
+    "gelu": ("GELU", 8, 2, "bf16"),  # bias and GELU in its tanh form
+    "residual": ("residual", 1, 3, "bf16"),  # sum of two tensors
+    "embedding": ("embedding", 0, 2, "bf16"),  # a row of the table for each token
+    "cross_entropy": ("cross-entropy", 5, 1, "fp32"),  # the logits are read once and never written again
+}
+
+
+def elementwise_cost(
+    kind: str, rows: int, width: int, precision: str | None = None, name: str | None = None
+) -> Operation:
+    """Cost of an operation that goes through whole tensors, each element once.
+
+    Parameters
+    ----------
+    kind : str
+        ``rms_norm``, ``layer_norm``, ``rotary`` (its width is that of queries and keys together), ``softmax`` (over
+        rows), ``swiglu``, ``gelu`` (with its bias), ``residual``, ``embedding`` (a row of the table for each token) or
+        ``cross_entropy`` (its width is the size of the vocabulary).
+    rows, width : int
+    precision : str, optional
+        ``bf16`` when omitted, ``fp32`` for ``cross_entropy``.
+    name : str, optional
+
+    Returns
+    -------
+    Operation
+    """
+    called, flops, tensors, usual = _ELEMENTWISE[kind]
+    moved = tensors * element_bytes(precision or usual) * rows * width
+    # Such kernels compute in fp32 on the ordinary cores, whatever their tensors hold.
+    return Operation(name or called, flops * rows * width, moved, "fp32")
+
+
+def adamw_cost(parameters: int, precision: str = "fp32", name: str = "AdamW") -> Operation:
+    """Cost of AdamW: it reads weight, gradient and both moments, writes all but the gradient, 7 numbers a parameter.
+
+    Parameters
+    ----------
+    parameters : int
+    precision : str
+        Of all four.
+    name : str
+
+    Returns
+    -------
+    Operation
+    """
+    return Operation(name, 12 * parameters, 7 * element_bytes(precision) * parameters, "fp32")
+
+
+def layer_costs(
+    batch: int,
+    context: int,
+    hidden: int,
+    heads: int,
+    d_ff: int,
+    precision: str = "bf16",
+    *,
+    causal: bool = True,
+    keys: int | None = None,
+    kv_heads: int | None = None,
+) -> list[Operation]:
+    """List what the operations of a transformer layer's forward pass cost, unfused but for QKV and gate and up.
+
+    Parameters
+    ----------
+    batch, context, hidden, heads, d_ff : int
+    precision : str
+    causal : bool
+    keys : int, optional
+        Positions attended to, for decoding with a cache of `keys` positions.
+    kv_heads : int, optional
+
+    Returns
+    -------
+    list of Operation
+        In the order they run.
+    """
+    if hidden % heads:
+        raise UsageError(f"hidden {hidden} is not a multiple of {heads} heads")
+    rows, d_head = batch * context, hidden // heads
+    kv_width = d_head * (heads if kv_heads is None else kv_heads)
+    return [
+        elementwise_cost("rms_norm", rows, hidden, precision, "RMSNorm 1"),
+        gemm_cost(rows, hidden + 2 * kv_width, hidden, precision, "QKV"),
+        elementwise_cost("rotary", rows, hidden + kv_width, precision, "rotary q, k"),
+        attention_cost(batch, heads, context, d_head, precision, causal=causal, keys=keys, kv_heads=kv_heads),
+        gemm_cost(rows, hidden, hidden, precision, "output projection"),
+        elementwise_cost("residual", rows, hidden, precision, "residual 1"),
+        elementwise_cost("rms_norm", rows, hidden, precision, "RMSNorm 2"),
+        gemm_cost(rows, 2 * d_ff, hidden, precision, "gate and up"),
+        elementwise_cost("swiglu", rows, d_ff, precision),
+        gemm_cost(rows, hidden, d_ff, precision, "down"),
+        elementwise_cost("residual", rows, hidden, precision, "residual 2"),
+    ]
+
+
+# ---------------------------------------------------------------- operators of a framework
 
 #: Precision of a tensor by the name that PyTorch gives its type; the second spelling is that of older versions.
 _PRECISIONS = {
@@ -47,15 +296,13 @@ def _is_shape(dims: object) -> bool:
     return isinstance(dims, list) and all(type(n) is int and n >= 0 for n in dims)
 
 
-class _Inputs:
-    """The inputs of one operator."""
+class _Inputs(NamedTuple):
+    """The inputs of one operator, and the precision that the caller says they have."""
 
-    def __init__(self, text: str, precision: str | None) -> None:
-        self.dims: Sequence[Any]
-        self.types: Sequence[str]
-        self.values: Sequence[Any]
-        self.dims, self.types, self.values = json.loads(text)
-        self._given = precision
+    given: str | None
+    dims: Sequence[Any]
+    types: Sequence[str]
+    values: Sequence[Any]
 
     def shape(self, i: int) -> list[int]:
         """Shape of an input, which must be a tensor."""
@@ -78,9 +325,9 @@ class _Inputs:
         """Precision of an input: as recorded, or as the caller has it where no type was."""
         if self.types and self.types[i] != _LIST:
             return _PRECISIONS[self.types[i]]
-        if self._given is None:
+        if self.given is None:
             raise ValueError("no type was recorded")
-        return self._given
+        return self.given
 
     def size(self, i: int) -> int:
         """Bytes of an element of an input."""
@@ -89,23 +336,21 @@ class _Inputs:
 
     def tensors(self, most: int) -> list[int]:
         """Which of the first inputs are tensors of more than one element."""
-        first = range(min(most, len(self.dims)))
         kinds = (*_PRECISIONS, *_OTHER_BYTES)
-        return [i for i in first if self.dims[i] and (not self.types or self.types[i] in kinds)]
+        return [i for i, dims in enumerate(self.dims[:most]) if dims and (not self.types or self.types[i] in kinds)]
 
     def label(self) -> str:
         """Shapes of the first tensors, and their precision."""
         shapes = [dims for dims in self.dims if dims and _is_shape(dims)]
         shapes = shapes or [[sum(sizes)] for sizes in self.lists()[:1]]
         precisions = (_PRECISIONS[kind] for kind in self.types if kind in _PRECISIONS)
-        precision = next(precisions, self._given) or self.types[0]
+        precision = next(precisions, self.given) or self.types[0]
         return " ".join([*("x".join(map(str, dims)) for dims in shapes[:3]), precision])
 
     def says(self, i: int) -> bool | None:
         """Value of a flag; None where values were not recorded."""
-        if i >= len(self.values) or self.values[i] in ("", None):
-            return None
-        return str(self.values[i]) in ("True", "1", "true")
+        known = i < len(self.values) and self.values[i] not in ("", None)
+        return str(self.values[i]) in ("True", "1", "true") if known else None
 
 
 def _matrices(given: _Inputs, left: int = 0, right: int = 1) -> Operation:
@@ -126,12 +371,10 @@ def _attention(given: _Inputs, q: int, causal: int, *, backward: bool = False) -
     forward = attention_cost(
         batch, heads, context, width, given.precision(q), causal=masked, keys=keys, kv_heads=kv_heads
     )
-    if not backward:
-        return forward
     # Five products for the forward's two: scores again, and the gradients of scores, values, queries and keys.
     # Reads queries, keys, values, the result and its gradient; writes three gradients.
     moved = BYTES_OF[given.precision(q)] * batch * width * (4 * heads * context + 4 * kv_heads * keys)
-    return Operation("", forward.flops * 5 // 2, moved, forward.unit)
+    return dataclasses.replace(forward, flops=forward.flops * 5 // 2, bytes=moved) if backward else forward
 
 
 def _elementwise(given: _Inputs, inputs: int, flops: int, widens: int | None = None) -> Operation:
@@ -267,7 +510,8 @@ def _reckoned(name: str, inputs: str, precision: str | None) -> tuple[Operation,
     if plain not in _COSTS or not inputs:
         return None
     try:
-        given = _Inputs(inputs, "fp8" if plain == "_scaled_mm" else precision)  # this product exists in 8 bits only
+        # A product of scaled matrices exists in 8 bits only.
+        given = _Inputs("fp8" if plain == "_scaled_mm" else precision, *json.loads(inputs))
         found = _COSTS[plain](given)
         if not 0 < max(found.flops, found.bytes) <= _MOST:
             raise ValueError("sizes that were not recorded, or that no card holds")
@@ -287,7 +531,7 @@ def cost(name: str, inputs: str, precision: str | None = None) -> Operation | No
     inputs : str
         The ``inputs`` of the trace's operators: JSON of shapes, types and values.
     precision : str, optional
-        A key of :data:`nsightkit.analysis.roofline.operations.BYTES_OF`: what tensors hold whose type was not recorded.
+        A key of :data:`BYTES_OF`: what tensors hold whose type was not recorded.
         A recorded type always counts.
 
     Returns
@@ -335,3 +579,13 @@ def caveat(name: str, inputs: str) -> str:
     found = at and _reckoned(name, inputs, "fp32")
     lacking = at and found and found[1].says(at) is None
     return "its mask was not recorded: counted as causal, the least it can be" if lacking else ""
+
+
+__getattr__ = renamed(
+    __name__,
+    {
+        **{kind: (f'elementwise_cost("{kind}", ...)', partial(elementwise_cost, kind)) for kind in _ELEMENTWISE},
+        **{old.__name__.rpartition("_")[0]: (old.__name__, old) for old in (gemm_cost, attention_cost, adamw_cost)},
+        "layer": ("layer_costs", layer_costs),
+    },
+)

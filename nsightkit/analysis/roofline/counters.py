@@ -284,19 +284,17 @@ def _explain(found: _Findings) -> str:
 
 def _memory(found: _Findings) -> None:
     # First what moves bytes for nothing: to use less of a level helps little while that is so.
-    looked = _access(found)
-    level = _level(found)
-    limit, word = level == "DRAM" and found["dram_pct"] >= _HIGH, "memory is the limit, and DRAM is not"
-    if level == "DRAM":
-        word = "DRAM bandwidth itself is the limit" if limit else "DRAM is the busiest level, and has room"
+    looked, level = _access(found), _level(found)
+    full = found["dram_pct"] >= _HIGH
+    dram = "DRAM bandwidth itself is the limit" if full else "DRAM is the busiest level, and has room"
     if found.has("dram_pct"):
-        found.say(f"{word}: {found.cite('dram_pct')}")
+        found.say(f"{dram if level == 'DRAM' else 'memory is the limit, and DRAM is not'}: {found.cite('dram_pct')}")
     if level in _CACHES:
-        name, figure, advice = _CACHES[level]
-        figures = found.cited((f"{figure}_pct", ""), (f"{figure}_hit_pct", "hits"))
+        name, advice = _CACHES[level]
+        figures = found.cited((f"{level.lower()}_pct", ""), (f"{level.lower()}_hit_pct", "hits"))
         found.say(f"{name} is the busiest level: {figures or 'by the breakdown'}", advice)
     else:
-        found.advise(_BANDWIDTH if limit else _MORE_IN_FLIGHT if level else _WORKLOAD)
+        found.advise((_BANDWIDTH if full else _MORE_IN_FLIGHT) if level else _WORKLOAD)
     found.advise(*looked)
 
 
@@ -308,17 +306,18 @@ def _level(found: _Findings) -> str | None:
     return next(by_breakdown, max(known, key=lambda level: known[level], default=None))
 
 
-_WIDE = "issue fewer load and store instructions for the same bytes: 128-bit accesses, and reuse in registers"
 #: Levels of memory by the beginning of their units' names, and their own figures.
 _UNITS = (("dram", "DRAM"), ("fbp", "DRAM"), ("lts", "L2"), ("ltc", "L2"), ("l1tex", "L1"))
 _LEVELS = (("DRAM", "dram_pct"), ("L2", "l2_pct"), ("L1", "l1_pct"))
-#: Of a cache that is the busiest level: its name in a sentence, how its figures are called, and what to do.
+#: Of a cache that is the busiest level: its name in a sentence, and what to do.
 _CACHES = {
-    "L2": ("L2", "l2", "reuse more in L1, shared memory or registers (larger tiles), so that less goes to L2"),
+    "L2": ("L2", "reuse more in L1, shared memory or registers (larger tiles), so that less goes to L2"),
     "L1": (
         "L1, which is shared memory too,",
-        "l1",
-        f"{_WIDE} (each thread computes a larger tile)",
+        (
+            "issue fewer load and store instructions for the same bytes: 128-bit accesses, and reuse in registers "
+            "(each thread computes a larger tile)"
+        ),
     ),
 }
 _BANDWIDTH = (
@@ -381,31 +380,29 @@ def _compute(found: _Findings) -> None:
             "collect ComputeWorkloadAnalysis to see which pipe is busy (ncu --section ComputeWorkloadAnalysis)"
         )
         return
-    tensor = next((name for name in pipes if name.startswith("tensor")), None)
-    if tensor is not None and pipes[tensor] >= _LOW:
-        found.say(
-            f"the tensor cores are busy: {found.cite(tensor)}",
-            "compare with the matrix rate measured on this card; beyond it only fewer operations or a narrower type "
-            "help (low occupancy is normal here)",
-        )
+    tensor = next((name for name in pipes if name.startswith("tensor")), "")
+    matrices = pipes.pop(tensor, math.nan)
+    if matrices >= _LOW:
+        found.say(f"the tensor cores are busy: {found.cite(tensor)}", _TENSORS["busy"])
         return
-    if tensor is not None:
+    if tensor:
         found.say(f"the tensor cores are not what is busy: {found.cite(tensor)}")
-    for pipe in sorted(set(pipes) - {tensor}, key=lambda name: (-pipes[name], names.index(name)))[:1]:
+    for pipe in sorted(pipes, key=lambda name: -pipes[name])[:1]:
         unit = pipe.partition("_")[0]
         found.say(f"the busiest other pipe is {unit.upper()}: {found.cite(pipe)}", _PIPES[unit])
-    if tensor is not None and pipes[tensor] == 0.0:
-        found.advise(
-            "if this is a matrix product, put it on the tensor cores: TF32, BF16 or FP16 inputs; a kernel named sgemm "
-            "runs in FP32 without them"
-        )
-    elif tensor is not None:
-        found.advise(
-            "feed the tensor cores: sizes that are multiples of 8 elements in 16 bit for the aligned kernels, of 64 or "
-            "128 for full tiles, and a cheaper prologue and epilogue"
-        )
+    if tensor:
+        found.advise(_TENSORS["in part" if matrices else "idle"])
 
 
+#: What to do by how busy the tensor cores are, and by the busiest of the other pipes.
+_TENSORS = {
+    "busy": "compare with the matrix rate measured on this card; beyond it only fewer operations or a narrower type "
+    "help (low occupancy is normal here)",
+    "idle": "if this is a matrix product, put it on the tensor cores: TF32, BF16 or FP16 inputs; a kernel named sgemm "
+    "runs in FP32 without them",
+    "in part": "feed the tensor cores: sizes that are multiples of 8 elements in 16 bit for the aligned kernels, of 64 "
+    "or 128 for full tiles, and a cheaper prologue and epilogue",
+}
 _PIPES = {
     "fma": "do less FP32 arithmetic a result, or do it in a type or a unit with a higher rate",
     "alu": "move address and index arithmetic out of the inner loop, and look for integer divisions",
@@ -445,13 +442,16 @@ def _latency(found: _Findings) -> None:
 
 def _occupancy(found: _Findings) -> None:
     limits = found.limits()
-    limiter = occupancy_limiter(limits)
+    limiter = occupancy_limiter(limits) or ""
     if found["theoretical_occupancy_pct"] < _LOW:
         values = ", ".join(f"{name} {value:.0f}" for name, value in limits.items())
         four = f"; blocks an SM can hold, by limit: {values} (launch__occupancy_limit_…)" if limiter else ""
-        found.say(f"few warps fit on an SM: {found.cite('theoretical_occupancy_pct')}{four}")
-        for name in limiter.split("+") if limiter else ():
-            found.advise(f"more warps would hide latency; what limits them: {_LIMITED_BY[name]}")
+        advice = (
+            f"more warps would hide latency; what limits them: {_LIMITED_BY[name]}" for name in limiter.split("+")
+        )
+        found.say(
+            f"few warps fit on an SM: {found.cite('theoretical_occupancy_pct')}{four}", *(advice if limiter else ())
+        )
     elif found["theoretical_occupancy_pct"] - found["occupancy_pct"] >= _UNEVEN:
         found.say(
             "fewer warps are resident than fit, so blocks or warps end at different times: "

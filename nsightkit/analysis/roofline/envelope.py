@@ -178,8 +178,7 @@ def summary(configurations: Iterable[Configuration] = MATRIX) -> pd.DataFrame:
 def _notes(found: Envelope) -> list[str]:
     c = found.configuration
     notes = [c.intent]
-    off = [f"{name} {getattr(c, name)}" for name, fits in alignment(c).items() if not fits]
-    if off:
+    if off := [f"{name} {getattr(c, name)}" for name, fits in alignment(c).items() if not fits]:
         notes.append(f"not a multiple of {ALIGNMENT}: {', '.join(off)}")
     kernel = next((width for width in _FLASH_HEADS if width >= c.d_head), None)
     if kernel is None:
@@ -194,7 +193,6 @@ def _notes(found: Envelope) -> list[str]:
         )
     if c.rotated != c.d_head:
         notes.append(f"odd head size: {c.rotated} of its {c.d_head} channels are rotated")
-    head = found.head_flops / found.fwd_flops
-    if head > 1 / 3:
+    if (head := found.head_flops / found.fwd_flops) > 1 / 3:
         notes.append(f"the output head is {head:.1%} of the FLOPs")
     return notes

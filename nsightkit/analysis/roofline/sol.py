@@ -31,17 +31,19 @@ import pandas as pd
 from nsightkit import hardware
 from nsightkit.analysis.core.intervals import enclosing, launch_of
 from nsightkit.analysis.core.names import matching
-from nsightkit.analysis.roofline import nvtx_ops, operations
-from nsightkit.analysis.roofline.costs import caveat, cost, untyped
-from nsightkit.analysis.roofline.operations import (
+from nsightkit.analysis.roofline import costs, nvtx_ops
+from nsightkit.analysis.roofline.costs import (
     BYTES_OF,
     Operation,
     adamw_cost,
     attention_cost,
+    caveat,
+    cost,
     element_bytes,
     elementwise_cost,
     gemm_cost,
     layer_costs,
+    untyped,
 )
 from nsightkit.analysis.timeline import operators
 from nsightkit.errors import TraceError, UsageError
@@ -70,7 +72,7 @@ __all__ = [
 ]
 
 #: The names that operations had.
-__getattr__ = operations.__getattr__
+__getattr__ = costs.__getattr__
 
 # cuBLAS and CUTLASS: tf32 in the name, its instruction shape, or Hopper's code for single precision in and out.
 _TF32 = re.compile(r"tf32|s1688|tensorop_s\d|nvjet_s", re.IGNORECASE)

@@ -23,7 +23,7 @@ import nsightkit
 from nsightkit import cli
 from nsightkit.analysis.ranks import job as ranks
 from nsightkit.analysis.ranks import lateness as stragglers
-from nsightkit.analysis.ranks import time_spent
+from nsightkit.analysis.ranks import one_rank
 from nsightkit.errors import NsightkitError, TraceError, UsageError
 from nsightkit.trace import store
 from nsightkit.workloads.planted import Export
@@ -216,7 +216,7 @@ def arrivals(rng, ranks_=8, steps=24, collectives=3, jitter=100_000, late=None, 
 def named(frame):
     every = range(frame["rank"].max() + 1)
     step = np.arange(frame["step"].max() + 1)
-    spent = {r: pd.DataFrame({"step": step, f"{time_spent.TIME}rest": 0}) for r in every}
+    spent = {r: pd.DataFrame({"step": step, f"{one_rank.TIME}rest": 0}) for r in every}
     found, _ = stragglers.find(frame, spent, dict.fromkeys(every, 0.0), float(frame["end_ns"].max()))
     return found["rank"].tolist()
 
@@ -247,7 +247,7 @@ def test_lateness_must_be_worth_it():
 def test_what_the_clock_may_feign_is_not_late():
     rng = np.random.default_rng(0)
     frame = arrivals(rng, jitter=1_000, late=3, late_ns=400_000)
-    spent = {r: pd.DataFrame({"step": np.arange(24), f"{time_spent.TIME}rest": 0}) for r in range(8)}
+    spent = {r: pd.DataFrame({"step": np.arange(24), f"{one_rank.TIME}rest": 0}) for r in range(8)}
     wall = float(frame["end_ns"].max())
     assert stragglers.find(frame, spent, dict.fromkeys(range(8), 0.0), wall)[0]["rank"].tolist() == [3]
     assert not len(stragglers.find(frame, spent, {**dict.fromkeys(range(8), 0.0), 3: 500_000.0}, wall)[0])
@@ -267,7 +267,7 @@ def test_what_waits_at_the_same_time_is_counted_once():
     late = stragglers.lateness(frame)
     assert late.groupby([frame["step"], frame["rank"]]).sum().unique().tolist() == [0.0, 2_250_000.0]
     assert ranks.waited(frame).groupby(frame["rank"]).sum().tolist() == [12 * 2_250_000, 0]
-    spent = {r: pd.DataFrame({"step": np.arange(12), f"{time_spent.TIME}rest": r * 2_250_000}) for r in range(2)}
+    spent = {r: pd.DataFrame({"step": np.arange(12), f"{one_rank.TIME}rest": r * 2_250_000}) for r in range(2)}
     found, gain = stragglers.find(frame, spent, {0: 0.0, 1: 0.0}, 120e6)
     row = found.iloc[0]
     assert (row["rank"], row["median_late_ns"], row["waited_for_ns"]) == (1, 2_250_000, 12 * 2_250_000)
@@ -307,8 +307,8 @@ def test_accounts_add_up_to_the_windows(jobs, shared_traces):
         rng = np.random.default_rng(1)
         low = np.sort(rng.integers(-1_000, 40_000_000, 20))
         high = low + rng.integers(0, 5_000_000, 20)
-        spent = time_spent.of(trace, low, high)
-        time = spent[[c for c in spent.columns if c.startswith(time_spent.TIME)]]
+        spent = one_rank.time_spent(trace, low, high)
+        time = spent[[c for c in spent.columns if c.startswith(one_rank.TIME)]]
         assert (time.sum(axis=1) == high - low).all()
         assert (time >= 0).all().all()
 
@@ -329,7 +329,7 @@ def test_accounts_without_a_gpu():
         }
     )
     trace = nsightkit.Trace.from_frames({"ranges": frame})
-    spent = time_spent.of(trace, [0, 500], [1_000, 720])
+    spent = one_rank.time_spent(trace, [0, 500], [1_000, 720])
     assert spent.to_dict("list") == {
         "time: range forward": [300, 100],
         "time: range data": [200, 0],
