@@ -266,7 +266,7 @@ def copy_parquetdir(path: Path, draft: Path, ledger: Ledger) -> None:
     learn_export(path, ledger.scrubber)
     draft.mkdir()
     export = nsys.ParquetDir(path)
-    tables = _known(sorted(export.tables()), ledger)
+    tables = _known(sorted(export.tables), ledger)
     for other in sorted(path.iterdir()):
         if other.suffix != ".parquet" or other.stem not in tables:
             ledger.note("table" if other.suffix == ".parquet" else "other file", other.stem)
