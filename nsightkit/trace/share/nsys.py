@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from nsightkit.errors import reading
 from nsightkit.trace import nsys
 from nsightkit.trace.nsys import quoted
-from nsightkit.trace.share.secrets import Kind, Ledger, Scrubber, json_text
+from nsightkit.trace.share.secrets import Ledger, Scrubber, json_text
 
 __all__ = ["copy_parquetdir", "copy_sqlite", "learn_export"]
 
@@ -87,12 +87,6 @@ _KNOWN_NAMES = re.compile(
     r"|THREAD|TRACE|USE|CUDA_SKIP)_[A-Z_]+|(?:START|STOP)_TRIGGER|HOW_TO_ATTACH|DEVICE_TYPE|COLLECTION_MODE|RESUME"
     r"|(?:Has|Is|Supports)[A-Z]\w+)"
 )
-#: Properties that say who and where it was.
-_LEARNT: dict[str, Kind] = {
-    **dict.fromkeys(["HOSTNAME", "DEVICE_DISPLAY_NAME", "EXPORT_HOST", "HOST", "HOST_NAME"], "host"),
-    **dict.fromkeys(["USER_NAME", "USERNAME", "EXPORT_USER", "USER"], "user"),
-    "WORKING_DIR": "path",
-}
 
 
 def _is_text(table: str, column: str) -> bool:
@@ -140,16 +134,10 @@ def learn_export(path: Path, scrubber: Scrubber) -> None:
         if "ENVIRON" in name.upper():
             # A value may itself hold a separator; its rest is then no entry, and teaches nothing.
             scrubber.learn_environment(value.replace("\x00", ";").split(";"))
-        kind = _LEARNT.get(name.upper().rpartition(":")[2])
-        if kind and value != "Local (CLI)":
-            scrubber.learn(kind, value)
-        scrubber.learn_from(value)
+        scrubber.learn_value(value, name.rpartition(":")[2].lower())
     for table, column in (place.split(".") for place in sorted(_TEXTS)):
-        if table in _PROPERTIES or column not in export.columns(table):
-            continue
-        for text in export.texts(table, column)[1]:
-            if "\x00" in text:
-                scrubber.learn_environment(text.split("\x00"))
+        told = table not in _PROPERTIES and column in export.columns(table)
+        for text in export.texts(table, column)[1] if told else ():
             scrubber.learn_from(text)
 
 

@@ -140,8 +140,9 @@ _NUMBER = re.compile(r"[+\-]?(?:0[xX][0-9a-fA-F]+|\d[\d_,]*(?:\.\d*)?(?:[eE][+\-
 
 #: What the value under a JSON key is, by the key in small letters.
 _KEY_NAMES: dict[Kind, str] = {
-    "host": "host hostname host_name nodename node_name computername computer_name machine_name fqdn",
-    "user": "user username user_name login logname login_name userid owner author",
+    "host": "host hostname host_name nodename node_name computername computer_name machine_name fqdn export_host "
+    "device_display_name",
+    "user": "user username user_name login logname login_name userid owner author export_user",
     "environment": "env environ environment envs envvars env_vars environment_variables os.environ",
     "secret": "authorization proxy-authorization cookie set-cookie jwt psk",
     "path": "cwd pwd home workdir working_dir working_directory tracename",
@@ -366,12 +367,14 @@ class Scrubber:
             self.learn_from(value)
 
     def learn_from(self, text: str) -> None:
-        """Learn the users whose home folders a text names.
+        """Learn the users whose home folders a text names, and an environment whose entries end with NULs.
 
         Parameters
         ----------
         text : str
         """
+        if "\x00" in text:
+            self.learn_environment(text.split("\x00"))
         for name in _HOME.findall(text):
             self.learn("user", name)
 
