@@ -266,9 +266,9 @@ def short_kernel_name(name: str) -> str:
 # --- from the file to JSON documents -------------------------------------------------------------------------------
 
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
-#: Between two events. A quote inside a string is escaped, so this matches no string; should it match objects nested in
-#: `args`, the slice is not JSON and the whole is decoded in one piece.
-_BETWEEN = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|cat|name|pid|tid|ts|dur|id|args|s|bp)"\s*:)')
+#: All up to the last place between two events. A quote inside a string is escaped, so this ends in no string; should it
+#: end between objects nested in `args`, the slice is not JSON and the whole is decoded in one piece.
+_WHOLE = re.compile(rb'(?s)(.*\})\s*,\s*(?=\{\s*"(?:ph|cat|name|pid|tid|ts|dur|id|args|s|bp)"\s*:)')
 _OPEN = b'{"traceEvents":['
 _BYTE_ORDER = b"\xef\xbb\xbf"
 #: How a file may be decoded, the leanest way first.
@@ -365,34 +365,17 @@ class _Unpacked(gzip.GzipFile):
 
 def _slices(stream: _Unpacked | BinaryIO) -> Iterator[bytes]:
     """Cut the file into small documents of the same shape, each with some of the events."""
-    rest = stream.read(CHUNK_BYTES).removeprefix(_BYTE_ORDER).lstrip()
-    close = b""
+    rest, begin, end = stream.read(CHUNK_BYTES).removeprefix(_BYTE_ORDER).lstrip(), b"", b""
     if rest.startswith(b"["):
-        rest, close = _OPEN + rest[1:], b"}"
-    while (opening := _EVENTS.search(rest)) is None:
-        block = stream.read(CHUNK_BYTES)
-        rest += block
-        if not block:
-            yield rest
-            return
-    yield rest[: opening.end()] + b"]}"
-    rest = rest[opening.end() :]
+        rest, end = _OPEN + rest[1:], b"}"
     while block := stream.read(CHUNK_BYTES):
-        cut = _last_cut(rest)
-        if cut is None:  # laid out in no way we know: the rest in one piece
+        found = _WHOLE.match(rest) if begin or _EVENTS.search(rest) else None
+        if found is None:  # laid out in no way we know: the rest in one piece
             rest += block + stream.read()
             break
-        yield _OPEN + rest[: cut[0]] + b"]}"
-        rest = rest[cut[1] :] + block
-    yield _OPEN + rest + close
-
-
-def _last_cut(text: bytes, window: int = 1 << 16) -> tuple[int, int] | None:
-    for start in (max(0, len(text) - window), 0):
-        last = collections.deque(_BETWEEN.finditer(text, start), maxlen=1)
-        if last:
-            return last[0].start() + 1, last[0].end()
-    return None
+        yield begin + found[1] + b"]}"
+        rest, begin = rest[found.end() :] + block, _OPEN
+    yield begin + rest + end
 
 
 def _mended(text: bytes, bare: bool) -> bytes:
