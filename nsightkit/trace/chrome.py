@@ -9,7 +9,6 @@ picture, so events that do are moved to a track of their own beside it; ``place`
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import itertools
 import json
@@ -76,13 +75,10 @@ def write(trace: Trace, path: str | os.PathLike[str]) -> None:
     path = Path(path)
     if trace.path is not None and path.exists() and Path(trace.path).exists() and path.samefile(trace.path):
         raise UsageError(f"{path} is the trace itself; give another name for the copy")
-    trace = clean(trace)
-    with contextlib.ExitStack() as stack:
-        out: Any = stack.enter_context(replacing(path))
-        if path.suffix == ".gz":
-            # No name and no time in the header: the same trace gives the same bytes.
-            out = stack.enter_context(gzip.GzipFile("", "wb", compresslevel=5, fileobj=out, mtime=0))
-        _Export(trace).to(out)
+    export = _Export(clean(trace))
+    # No name and no time in the header: the same trace gives the same bytes.
+    with replacing(path) as file, gzip.GzipFile("", "wb", 5, file, 0) if path.suffix == ".gz" else file as out:
+        export.to(out)
 
 
 class _Export:
@@ -120,11 +116,8 @@ class _Export:
             "nsightkit": {"t0_ns": self.trace.t0_ns, **{field: getattr(meta, field) for field in kept}},
         }
         out.write(json_text(head)[:-1].encode() + b', "traceEvents": [')
-        first = ",\n".join(map(json_text, self.metadata)).encode()
-        out.write(first)
-        for text in self._events():
-            out.write(text if first else text.removeprefix(b","))
-            first = text
+        out.write(",\n".join(map(json_text, self.metadata)).encode())  # there is some wherever there are events
+        out.writelines(self._events())
         out.write(b"\n]}\n")
 
     # --- tracks ---
