@@ -399,19 +399,20 @@ def _args(table: str, some: pd.DataFrame) -> _Pieces:
     numbers = ({"device": "device", "stream": "stream"} if "device" in some else {}) | MEMBERS.get(table, {})
     members: _Members = {member: _plain(some[column]) for column, member in numbers.items()}
     further = []
-    if table == "kernels":
-        for field in ("grid", "block"):
-            x, y, z = (_plain(some[f"{field}_{axis}"]) for axis in "xyz")
-            members[field] = ["[", x, ",", y, ",", z, "]"]
-        members["Seq"] = _where(some["sequence"] >= 0, some["sequence"])
-        members["short name"] = _combined(some, ["name", "short_name"], _short_name)
-        further = [_each(some["collective"], _collective)]
-    elif table == "syncs":
-        members["cuda_sync_kind"] = _each(some["kind"])
-    elif table == "ops":
-        further = [_each(some["inputs"], _inputs)]
-    elif table == "ranges":
-        members |= _range_args(some)
+    match table:
+        case "kernels":
+            for field in ("grid", "block"):
+                x, y, z = (_plain(some[f"{field}_{axis}"]) for axis in "xyz")
+                members[field] = ["[", x, ",", y, ",", z, "]"]
+            members["Seq"] = _where(some["sequence"] >= 0, some["sequence"])
+            members["short name"] = _combined(some, ["name", "short_name"], _short_name)
+            further = [_each(some["collective"], _collective)]
+        case "syncs":
+            members["cuda_sync_kind"] = _each(some["kind"])
+        case "ops":
+            further = [_each(some["inputs"], _inputs)]
+        case "ranges":
+            members |= _range_args(some)
     return _object(members, *further) if members else []
 
 
@@ -427,9 +428,8 @@ def _short_name(name: str, given: str) -> str | None:
 
 
 def _copy_name(kind: str, source: str, target: str) -> str:
-    if kind == "memset":
-        return json_text(f"Memset ({target.title()})")
-    return json_text(f"Memcpy {kind} ({source.title()} -> {target.title()})")
+    copied = f"Memcpy {kind} ({source.title()} -> {target.title()})"
+    return json_text(f"Memset ({target.title()})" if kind == "memset" else copied)
 
 
 def _head(category: str, column: str = "name") -> Callable[[pd.DataFrame], _Members]:

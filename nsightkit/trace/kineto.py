@@ -213,10 +213,10 @@ def open_kineto(path: str | os.PathLike[str], *, cache: bool = True) -> Source:
     TraceError
         The file is truncated, or JSON of another kind.
     """
-    path = Path(path)
-    return store.cached(path, lambda: FrameSource(*decode(path)), "kineto") if cache else FrameSource(*decode(path))
+    return store.cached(Path(path), lambda: FrameSource(*decode(path)), "kineto" if cache else None)
 
 
+@uncollected()
 def decode(path: str | os.PathLike[str]) -> tuple[dict[str, pd.DataFrame], TraceMeta]:
     """Every table of a PyTorch profiler trace.
 
@@ -236,11 +236,10 @@ def decode(path: str | os.PathLike[str]) -> tuple[dict[str, pd.DataFrame], Trace
     TraceError
         The file is truncated, or JSON of another kind.
     """
-    with uncollected():
-        tables, form, problem = first_that_decodes(path, lambda texts: _collected(path, texts))
-        if form == "mended":
-            tables.notes.append(f"The JSON was malformed and was repaired ({problem}).")
-        return tables.finish()
+    tables, form, problem = first_that_decodes(path, lambda texts: _collected(path, texts))
+    if form == "mended":
+        tables.notes.append(f"The JSON was malformed and was repaired ({problem}).")
+    return tables.finish()
 
 
 def short_kernel_name(name: str) -> str:
@@ -657,8 +656,6 @@ class _Tables:
     def _describe(self, kernels: dict[str, Any]) -> None:
         """Complete what kernels say of their collectives by what the operators that launched them say."""
         external = kernels.pop("external_id")
-        if not self._announced:
-            return
         announced = pd.DataFrame.from_dict(self._announced, orient="index", columns=["collective", "sequence"])
         said = announced.drop(index=0, errors="ignore").reindex(external, fill_value=-1).astype("int64")
         code, sequence = kernels["collective"], kernels["sequence"]
@@ -859,11 +856,9 @@ def _memop_kinds(name: str) -> tuple[str, ...]:
     source, target = inside.groups("") if inside else ("", "")
     if re.match("memset|fill", name, re.IGNORECASE):
         return "memset", "", _memory_kind(target)
-    kind = "other"
-    if copy := _COPY.search(name):
-        unified, *letters = copy.groups()
-        kind = (unified or "").lower() + "to".join(letter.upper() for letter in letters if letter)
-    return kind, _memory_kind(source), _memory_kind(target if source else "")
+    unified, *letters = copy.groups("") if (copy := _COPY.search(name)) else ("",)
+    kind = unified.lower() + "to".join(letter.upper() for letter in letters if letter)
+    return kind or "other", _memory_kind(source), _memory_kind(target if source else "")
 
 
 def _memory_kind(text: str) -> str:

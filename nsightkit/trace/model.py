@@ -410,12 +410,13 @@ def complete(table: str, frame: pd.DataFrame | None = None) -> pd.DataFrame:
     """
     frame = pd.DataFrame() if frame is None else frame.reset_index(drop=True)
     given: dict[Any, Any] = ({"end_thread": frame["thread"]} if "thread" in frame else {}) | dict(frame.items())
-    out: dict[str, Any] = {}
-    for column, dtype in TABLES[table].items():
-        if column in given:
-            out[column] = given[column].astype(dtype)
-        elif dtype == "category":
-            out[column] = categorical(np.zeros(len(frame), np.int8), [""])
-        else:
-            out[column] = np.full(len(frame), NEUTRAL.get(column, 0), dtype)
-    return pd.DataFrame(out, copy=False)
+    n = len(frame)
+    absent = {
+        column: categorical(np.zeros(n, np.int8), [""])
+        if dtype == "category"
+        else np.full(n, NEUTRAL.get(column, 0), dtype)
+        for column, dtype in TABLES[table].items()
+        if column not in given
+    }
+    told = {column: given[column].astype(dtype) for column, dtype in TABLES[table].items() if column in given}
+    return pd.DataFrame(absent | told, columns=list(TABLES[table]), copy=False)

@@ -30,7 +30,7 @@ from nsightkit.trace import sqlite_pages, store
 from nsightkit.trace.model import GPU_TABLES, TABLES, Gpu, Source, TraceMeta, capability, categorical, complete
 from nsightkit.trace.nesting import nesting
 
-__all__ = ["ParquetDir", "Sqlite", "open_parquetdir", "open_sqlite", "quoted"]
+__all__ = ["ParquetDir", "Sqlite", "open_parquetdir", "open_sqlite", "quoted", "uri"]
 
 Array = npt.NDArray[Any]
 
@@ -117,7 +117,7 @@ class Sqlite:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._uri = f"file:{urllib.parse.quote(str(path.resolve()))}?mode=ro"
+        self._uri = uri(path, "ro")
         #: columns by table
         self.tables: dict[str, list[str]] = {}
         self._roots: dict[str, int] = {}
@@ -187,6 +187,18 @@ def _coded(column: Any) -> tuple[Array, list[str]]:
     known = column if len(column) else pa.chunked_array([], pa.binary())  # SQLite has no type for what is not there
     whole = known.cast(pa.binary()).fill_null(b"").dictionary_encode().combine_chunks()
     return np.asarray(whole.indices, np.int64), [_decode(text) for text in whole.dictionary.to_pylist()]
+
+
+def uri(path: Path, mode: str) -> str:
+    """Name a database as SQLite opens it.
+
+    Parameters
+    ----------
+    path : Path
+    mode : str
+        Of SQLite: ``ro``, ``rwc``.
+    """
+    return f"file:{urllib.parse.quote(str(path.resolve()))}?mode={mode}"
 
 
 def quoted(identifier: str) -> str:
@@ -560,8 +572,7 @@ def open_sqlite(path: str | os.PathLike[str], *, cache: bool = True) -> Source:
     TraceError
         Truncated, damaged, or the database of another program.
     """
-    path = Path(path)
-    return store.cached(path, lambda: NsysSource(Sqlite(path)), "nsys") if cache else NsysSource(Sqlite(path))
+    return store.cached(Path(path), lambda: NsysSource(Sqlite(Path(path))), "nsys" if cache else None)
 
 
 def open_parquetdir(path: str | os.PathLike[str]) -> Source:

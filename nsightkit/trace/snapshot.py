@@ -112,8 +112,7 @@ class Snapshot:
         list of (name, filename, line)
             Innermost first; empty for -1.
         """
-        if number < 0:
-            return []
+        # Of -1 the bounds are those of nothing: the last and the first.
         rows = self.stack_frames[self.stack_bounds[number] : self.stack_bounds[number + 1]]
         return [
             (str(name), str(filename), int(line))
@@ -178,17 +177,18 @@ def plain(path: str | os.PathLike[str]) -> Any:
     return _loaded(Path(path))[0]
 
 
+@uncollected()
 def _loaded(path: Path) -> tuple[Any, Snapshot]:
     """Give what the file's pickle makes, and its tables."""
     with reading(path):
         data = path.read_bytes()
         _check(path, data)
-    with uncollected():
-        with reading(path, "is not a readable pickle", _AGAIN):
-            found = _Plain(io.BytesIO(data)).load()
-        return found, _converted(path, found, len(data))
+    with reading(path, "is not a readable pickle", _AGAIN):
+        found = _Plain(io.BytesIO(data)).load()
+    return found, _converted(path, found, len(data))
 
 
+@uncollected()
 def from_object(snapshot: Any, name: str = "snapshot") -> Snapshot:
     """Make tables of what ``torch.cuda.memory._snapshot()`` returned.
 
@@ -208,8 +208,7 @@ def from_object(snapshot: Any, name: str = "snapshot") -> Snapshot:
     TraceError
         It is not a snapshot.
     """
-    with uncollected():
-        return _converted(Path(name), snapshot, None)
+    return _converted(Path(name), snapshot, None)
 
 
 # ---------------------------------------------------------------- the pickle, as bytes
@@ -274,24 +273,22 @@ def _check(path: Path, data: bytes) -> None:
             raise TraceError(path, problem, remedy)
     if not re.match(rb"\x80[\x02-\x05]", data):
         # The oldest pickles are text. None is read; a look at what this one asks for makes the message clearer.
-        asks = re.search(rb"(?:^|[\n(])[ci]([\w.]{1,80})\n([\w.]{1,80})\n", data[:4096])
-        if asks:
+        if asks := re.search(rb"(?:^|[\n(])[ci]([\w.]{1,80})\n([\w.]{1,80})\n", data[:4096]):
             _refuse(path, data, asks.start(1) - 1, [])
         raise TraceError(path, "is not a pickle of protocol 2 to 5", _REMEDY)
     run, at = _instructions(len(data)).match, 2
     said: list[tuple[int, int]] = []
     while found := run(data, at):
         at = found.end()
-        if data[at : at + 1] == b".":  # STOP
-            return
-        if at >= len(data):
+        if data[at : at + 1] in (b".", b""):  # STOP, or nothing
             break
         if data[at] not in _COUNTED:
             _refuse(path, data, at, said)
         begin = at + 1 + _COUNTED[data[at]]
         at = begin + int.from_bytes(data[at + 1 : begin], "little")
         said = [*said[-1:], (begin, at)]
-    raise TraceError(path, "is cut off", _AGAIN)
+    if data[at : at + 1] != b".":
+        raise TraceError(path, "is cut off", _AGAIN)
 
 
 #: What instructions ask for, where their names do not say it.

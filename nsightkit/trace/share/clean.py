@@ -73,7 +73,9 @@ class CleanSource:
     def __init__(self, whole: Trace, scrubber: Scrubber) -> None:
         self._whole = whole
         self._scrubber = scrubber
-        self.meta = _clean_meta(whole.meta, scrubber)
+        given = msgspec.to_builtins(whole.meta, str_keys=True)
+        scrubber.learn_value(given)
+        self.meta = msgspec.convert(scrubber.value(given), TraceMeta, str_keys=True)
 
     def read(self, table: str, columns: Sequence[str]) -> pd.DataFrame:
         """See :class:`~nsightkit.trace.model.Source`."""
@@ -103,12 +105,6 @@ def _clean_names(names: pd.Series[Any], scrubber: Scrubber) -> pd.Series[Any]:
             cleaned[i] = next(name for name in itertools.chain([new], others) if name not in taken)
             taken.add(cleaned[i])
     return pd.Series(categorical(np.asarray(names.cat.codes), cleaned), index=names.index, name=names.name)
-
-
-def _clean_meta(meta: TraceMeta, scrubber: Scrubber) -> TraceMeta:
-    given = msgspec.to_builtins(meta, str_keys=True)
-    scrubber.learn_value(given)
-    return msgspec.convert(scrubber.value(given), TraceMeta, str_keys=True)
 
 
 # ---------------------------------------------------------------- memory snapshots
@@ -157,14 +153,10 @@ def clean_snapshot(taken: Any, ledger: Ledger | None = None) -> Any:
     equal: dict[Any, Any] = {}
 
     def record(given: Any, name: str = "") -> Any:
-        if not isinstance(given, Mapping):
-            return {}
-        kept = {}
-        for field, item in given.items():
-            if field in _KNOWN[name]:
-                kept[field] = value(item, f"{name}.{field}".lstrip("."))
-            else:
-                ledger.note("field", *filter(None, [name]), str(field))
+        fields = given if isinstance(given, Mapping) else {}
+        kept = {f: value(item, f"{name}.{f}".lstrip(".")) for f, item in fields.items() if f in _KNOWN[name]}
+        for field in [field for field in fields if field not in _KNOWN[name]]:
+            ledger.note("field", *filter(None, [name]), str(field))
         return kept
 
     def shared(given: Any, made: Any) -> Any:
@@ -174,21 +166,21 @@ def clean_snapshot(taken: Any, ledger: Ledger | None = None) -> Any:
 
     def value(given: Any, place: str) -> Any:
         name = place.rpartition(".")[2]
-        if isinstance(given, list) and name == "frames":
-            if id(given) in seen:
+        match given:
+            case list() if name == "frames" and id(given) in seen:
                 return seen[id(given)]
-            frames = [seen[id(f)] if id(f) in seen else shared(f, record(f, name)) for f in given]
-            return shared(given, frames)
-        if isinstance(given, list) and name == "device_traces":
-            return [[record(each, name) for each in events] for events in given]
-        if isinstance(given, list) and name in _KNOWN:
-            return [record(each, name) for each in given]
-        if isinstance(given, str):
-            return ledger.apply(Scrubber.path if name == "filename" else json_text, place, given)
-        if isinstance(given, tuple):
-            return tuple(value(item, place) for item in given if isinstance(item, int))
-        if isinstance(given, Mapping):  # what a program noted itself
-            return ledger.value(dict(given), place)
+            case list() if name == "frames":
+                return shared(given, [seen[id(f)] if id(f) in seen else shared(f, record(f, name)) for f in given])
+            case list() if name == "device_traces":
+                return [[record(each, name) for each in events] for events in given]
+            case list() if name in _KNOWN:
+                return [record(each, name) for each in given]
+            case str():
+                return ledger.apply(Scrubber.path if name == "filename" else json_text, place, given)
+            case tuple():
+                return tuple(value(item, place) for item in given if isinstance(item, int))
+            case Mapping():  # what a program noted itself
+                return ledger.value(dict(given), place)
         return given if isinstance(given, int | float) else None
 
     out = record(top)
