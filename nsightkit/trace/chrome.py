@@ -267,8 +267,7 @@ class _Export:
 
 def _split(place: pd.DataFrame, start: pd.Series[Any], frames: dict[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
     """Give each table its rows of what was made of all of them, and whether another slice begins there just then."""
-    shares = place[["pid", "tid"]].assign(start=start).duplicated(keep=False)
-    place = place.assign(shares=shares)
+    place = place.assign(shares=place[["pid", "tid"]].assign(start=start).duplicated(keep=False))
     ends = np.cumsum([len(frame) for frame in frames.values()]).tolist()
     return {
         t: place[end - len(f) : end].reset_index(drop=True) for (t, f), end in zip(frames.items(), ends, strict=True)

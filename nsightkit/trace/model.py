@@ -233,8 +233,12 @@ class Trace:
         -------
         dict of int to str
         """
-        tables = [table for table, columns in TABLES.items() if "thread" in columns]
-        seen = {thread for table in tables for thread in self.table(table, ["thread"])["thread"].unique().tolist()}
+        seen = {
+            thread
+            for table, columns in TABLES.items()
+            if "thread" in columns
+            for thread in self.table(table, ["thread"])["thread"].unique().tolist()
+        }
         return {thread: name for thread, name in self.meta.thread_names.items() if thread in seen}
 
     def table(self, name: str, columns: Iterable[str] | None = None) -> pd.DataFrame:

@@ -225,8 +225,7 @@ def _read_report(path: Path) -> Report:
         # Damage, too, makes NVIDIA's reader find nothing, without a word.
         raise TraceError(path, "holds no profiled kernel, or is damaged", f"check ncu's filters; {_AGAIN}")
     units: dict[str, str] = {}
-    launches = [_launch(action, units) for action in actions]
-    identities, metrics = zip(*launches, strict=True)
+    identities, metrics = zip(*(_launch(action, units) for action in actions), strict=True)
     return from_metrics(str(path), identities, list(metrics), units)
 
 

@@ -324,8 +324,9 @@ class NsysSource:
         raw: dict[str, Any] = dict(self._rows(name, sorted(sources.intersection(self._tables.columns(name)))))
         raw = dict.fromkeys(sources, np.broadcast_to(_NULL, len(raw["start"]))) | raw
         if "level" in plans or "parent" in plans:
-            alone = np.isin(raw["eventType"], _START_END)
-            raw["level"], raw["parent"] = nesting(raw["globalTid"], raw["start"], raw["end"], alone=alone)
+            raw["level"], raw["parent"] = nesting(
+                raw["globalTid"], raw["start"], raw["end"], alone=np.isin(raw["eventType"], _START_END)
+            )
         return {column: make(self, *(raw[source] for source in sources)) for column, (make, *sources) in plans.items()}
 
     def _rows(self, name: str, columns: list[str]) -> dict[str, Array]:
@@ -390,8 +391,7 @@ class NsysSource:
         export = {
             r.get("name"): r.get("value") for t in ("META_DATA_EXPORT", "EXPORT_META_DATA") for r in tables.records(t)
         }
-        capture = tables.records("META_DATA_CAPTURE")
-        asked = {r.get("value") for r in capture if r.get("name") == "CAPTURE_EVENT_TYPE"}
+        asked = {r.get("value") for r in tables.records("META_DATA_CAPTURE") if r.get("name") == "CAPTURE_EVENT_TYPE"}
         shown = {t for t, names in _SHOWN_BY.items() if not tables.tables.keys().isdisjoint(names)}
         shown |= {t for t, event in _ASKED_FOR.items() if event in asked}
         captured = {(r.get("startTime"), r.get("stopTime")) for r in tables.records("ANALYSIS_DETAILS")}

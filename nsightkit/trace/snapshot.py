@@ -310,11 +310,11 @@ def _refuse(path: Path, data: bytes, at: int, said: Sequence[tuple[int, int]]) -
     if name == "LONG1":
         needs = 1 + int.from_bytes(data[at + 1 : at + 2], "little")
     parts = data[at + 1 : at + 402].split(b"\n")[:2] if name in ("GLOBAL", "INST") else []
-    if name == "STACK_GLOBAL":
+    if name == "STACK_GLOBAL" and len(said) == 2:
         parts = [data[begin : min(end, begin + 80)] for begin, end in said]
     if needs > len(data) - at - 1:
         raise TraceError(path, "is cut off", _AGAIN)
-    what = ".".join(map(_text, parts)) if len(parts) == 2 else _ASKED.get(name, name)
+    what = ".".join(map(_text, parts)) or _ASKED.get(name, name)
     where = f"at byte {at}" if what == name else f"{name} at byte {at}"
     problem = f"asks for {what}, which is more than plain data ({where}), and was refused; nothing in it was run"
     raise TraceError(path, problem, _REMEDY)

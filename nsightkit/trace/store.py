@@ -246,8 +246,7 @@ class _CachedSource:
         fresh = self._trace().read(table, rest) if rest else pd.DataFrame()
         for column in rest:
             self._keep(f"{table}.{column}", fresh[[column]])
-        found = {c: fresh[c] if frame is None else frame[c] for c, frame in kept.items()}
-        return pd.DataFrame(found, copy=False)
+        return pd.DataFrame({c: (fresh if frame is None else frame)[c] for c, frame in kept.items()}, copy=False)
 
     def derived(self, name: str, compute: Callable[[], pd.DataFrame]) -> pd.DataFrame:
         """See :meth:`nsightkit.trace.model.Trace.derived`."""

@@ -478,8 +478,7 @@ class Scrubber:
         """
         if not _PATH_LIKE.match(value) or "\x00" in value:
             return self.text(value)
-        clean = self._spelt(self._shortened(self._marked_up(value), free=False))
-        return self.text(clean)
+        return self.text(self._spelt(self._shortened(self._marked_up(value), free=False)))
 
     def value(self, given: Any, key: str = "") -> Any:
         """Replace every secret in a JSON value, also those that only their key gives away.
