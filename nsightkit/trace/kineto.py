@@ -20,7 +20,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
@@ -315,16 +315,11 @@ def documents(path: str | os.PathLike[str], form: str) -> Iterator[bytes]:
     form : str
         One of :data:`FORMS`.
     """
-    with _Unpacked(path) if is_packed(path) else open(path, "rb") as stream:  # noqa: PTH123 - path-like
-        try:
-            if form == "slices":
-                yield from _slices(stream)
-                return
-            text = stream.read().removeprefix(_BYTE_ORDER).strip()
-        except EOFError as error:
-            raise TraceError(path, "is a truncated gzip file", _AGAIN) from error
-        except (gzip.BadGzipFile, zlib.error) as error:
-            raise TraceError(path, f"is a damaged gzip file ({error})", _AGAIN) from error
+    blocks = _blocks(path)
+    if form == "slices":
+        yield from _slices(blocks)
+        return
+    text = b"".join(blocks).removeprefix(_BYTE_ORDER).strip()
     bare = text.startswith(b"[")
     text = _OPEN + text[1:] + b"}" if bare else text
     yield _mended(text, bare) if form == "mended" else text
@@ -345,32 +340,32 @@ def is_packed(path: str | os.PathLike[str]) -> bool:
 _RATIO, SMALL_BYTES = 400, 1 << 30
 
 
-class _Unpacked(gzip.GzipFile):
-    """A packed file's bytes, up to a size that an honest file may have."""
+def _blocks(path: str | os.PathLike[str]) -> Iterator[bytes]:
+    """A file's bytes, unpacked, up to a size that an honest file may have."""
+    packed, left = is_packed(path), max(SMALL_BYTES, _RATIO * os.stat(path).st_size)  # noqa: PTH116 - path-like
+    with gzip.open(path) if packed else open(path, "rb") as stream:  # noqa: PTH123 - path-like
+        try:
+            while block := stream.read(CHUNK_BYTES):
+                left -= len(block)
+                if packed and left < 0:
+                    problem = f"unpacks to more than {_RATIO} times its size"
+                    raise TraceError(path, problem, "unpack and look at it first")
+                yield block
+        except EOFError as error:
+            raise TraceError(path, "is a truncated gzip file", _AGAIN) from error
+        except (gzip.BadGzipFile, zlib.error) as error:
+            raise TraceError(path, f"is a damaged gzip file ({error})", _AGAIN) from error
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        super().__init__(path)
-        self._left = max(SMALL_BYTES, _RATIO * os.stat(path).st_size)  # noqa: PTH116 - path-like
 
-    def read(self, size: int | None = -1) -> bytes:
-        if size is None or size < 0:
-            return b"".join(iter(lambda: self.read(CHUNK_BYTES), b""))
-        block = super().read(size)
-        self._left -= len(block)
-        if self._left < 0:
-            raise TraceError(self.name, f"unpacks to more than {_RATIO} times its size", "unpack and look at it first")
-        return block
-
-
-def _slices(stream: _Unpacked | BinaryIO) -> Iterator[bytes]:
+def _slices(blocks: Iterator[bytes]) -> Iterator[bytes]:
     """Cut the file into small documents of the same shape, each with some of the events."""
-    rest, begin, end = stream.read(CHUNK_BYTES).removeprefix(_BYTE_ORDER).lstrip(), b"", b""
+    rest, begin, end = next(blocks, b"").removeprefix(_BYTE_ORDER).lstrip(), b"", b""
     if rest.startswith(b"["):
         rest, end = _OPEN + rest[1:], b"}"
-    while block := stream.read(CHUNK_BYTES):
+    for block in blocks:
         found = _WHOLE.match(rest) if begin or _EVENTS.search(rest) else None
         if found is None:  # laid out in no way we know: the rest in one piece
-            rest += block + stream.read()
+            rest += block + b"".join(blocks)
             break
         yield begin + found[1] + b"]}"
         rest, begin = rest[found.end() :] + block, _OPEN
@@ -621,13 +616,14 @@ class _Tables:
                 self._describe(columns)
             for column in _THINGS.get(table, {}):
                 codes, things = columns.pop(column), self._codes_of(table, column)
-                if _SHARED.get(column) == "threads":
-                    columns[column] = threads[codes]
-                elif column in ("grid", "block"):
-                    sizes = np.array(list(map(_three, things)), np.int64).clip(-(2**31), 2**31 - 1)[codes]
-                    columns |= dict(zip((f"{column}_{axis}" for axis in "xyz"), sizes.T, strict=True))
-                else:
-                    columns[column] = categorical(codes, list(map(_TEXTS.get((table, column), str), things)))
+                match column:
+                    case "thread" | "end_thread":
+                        columns[column] = threads[codes]
+                    case "grid" | "block":
+                        sizes = np.array(list(map(_three, things)), np.int64).clip(-(2**31), 2**31 - 1)[codes]
+                        columns |= dict(zip((f"{column}_{axis}" for axis in "xyz"), sizes.T, strict=True))
+                    case _:
+                        columns[column] = categorical(codes, list(map(_TEXTS.get((table, column), str), things)))
             if "thread" in columns:
                 columns["process"] = columns["thread"] >> 24
             if table == "ranges":

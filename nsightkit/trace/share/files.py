@@ -36,11 +36,13 @@ def learn(path: Path, scrubber: Scrubber) -> None:
     path : Path
     scrubber : Scrubber
     """
-    kind = kind_of(path)
-    if kind in ("nsys-rep", "sqlite", "parquetdir"):
-        exports.learn_export(nsys_tool.exported(path) if kind == "nsys-rep" else path, scrubber)
-    elif kind == "json":
-        _learn_json(path, scrubber)
+    match kind_of(path):
+        case "sqlite" | "parquetdir":
+            exports.learn_export(path, scrubber)
+        case "nsys-rep":
+            exports.learn_export(nsys_tool.exported(path), scrubber)
+        case "json":
+            _learn_json(path, scrubber)
 
 
 @dataclasses.dataclass(frozen=True)
