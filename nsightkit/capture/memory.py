@@ -124,7 +124,7 @@ def _start(max_entries: int, stacks: str, context: str) -> None:
 def write(taken: Mapping[str, Any], output: str | os.PathLike[str]) -> Path:
     """Write a snapshot that was taken, without folders, host and user names.
 
-    :func:`nsightkit.trace.share.snapshots.clean_snapshot` leaves them out.
+    :func:`nsightkit.trace.share.clean_snapshot` leaves them out.
 
     Parameters
     ----------

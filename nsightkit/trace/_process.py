@@ -241,17 +241,14 @@ def find_program(name: str, variable: str, patterns: Sequence[str]) -> Path | No
     UsageError
         The variable names something that is not a program.
     """
-    named = os.environ.get(variable)
-    if named:
+    if named := os.environ.get(variable):
         path = Path(named).expanduser()
         if not (path.is_file() and os.access(path, os.X_OK)):
             raise UsageError(f"{variable} is {named!r}, which is not a program; give the path of {name}, or unset it")
         return path
-    on_path = shutil.which(name)
-    if on_path:
+    if on_path := shutil.which(name):
         return Path(on_path)
     for pattern in patterns:
-        usable = [p for p in Path("/").glob(pattern.lstrip("/")) if p.is_file() and os.access(p, os.X_OK)]
-        if usable:
+        if usable := [p for p in Path("/").glob(pattern.lstrip("/")) if p.is_file() and os.access(p, os.X_OK)]:
             return max(usable, key=lambda p: [int(n) for n in re.findall(r"\d+", str(p))])
     return None

@@ -9,7 +9,6 @@ picture, so events that do are moved to a track of their own beside it; ``place`
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import itertools
 import json
@@ -76,13 +75,10 @@ def write(trace: Trace, path: str | os.PathLike[str]) -> None:
     path = Path(path)
     if trace.path is not None and path.exists() and Path(trace.path).exists() and path.samefile(trace.path):
         raise UsageError(f"{path} is the trace itself; give another name for the copy")
-    trace = clean(trace)
-    with contextlib.ExitStack() as stack:
-        out: Any = stack.enter_context(replacing(path))
-        if path.suffix == ".gz":
-            # No name and no time in the header: the same trace gives the same bytes.
-            out = stack.enter_context(gzip.GzipFile("", "wb", compresslevel=5, fileobj=out, mtime=0))
-        _Export(trace).to(out)
+    export = _Export(clean(trace))
+    # No name and no time in the header: the same trace gives the same bytes.
+    with replacing(path) as file, gzip.GzipFile("", "wb", 5, file, 0) if path.suffix == ".gz" else file as out:
+        export.to(out)
 
 
 class _Export:
@@ -120,11 +116,8 @@ class _Export:
             "nsightkit": {"t0_ns": self.trace.t0_ns, **{field: getattr(meta, field) for field in kept}},
         }
         out.write(json_text(head)[:-1].encode() + b', "traceEvents": [')
-        first = ",\n".join(map(json_text, self.metadata)).encode()
-        out.write(first)
-        for text in self._events():
-            out.write(text if first else text.removeprefix(b","))
-            first = text
+        out.write(",\n".join(map(json_text, self.metadata)).encode())  # there is some wherever there are events
+        out.writelines(self._events())
         out.write(b"\n]}\n")
 
     # --- tracks ---
@@ -274,8 +267,7 @@ class _Export:
 
 def _split(place: pd.DataFrame, start: pd.Series[Any], frames: dict[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
     """Give each table its rows of what was made of all of them, and whether another slice begins there just then."""
-    shares = place[["pid", "tid"]].assign(start=start).duplicated(keep=False)
-    place = place.assign(shares=shares)
+    place = place.assign(shares=place[["pid", "tid"]].assign(start=start).duplicated(keep=False))
     ends = np.cumsum([len(frame) for frame in frames.values()]).tolist()
     return {
         t: place[end - len(f) : end].reset_index(drop=True) for (t, f), end in zip(frames.items(), ends, strict=True)
@@ -406,19 +398,20 @@ def _args(table: str, some: pd.DataFrame) -> _Pieces:
     numbers = ({"device": "device", "stream": "stream"} if "device" in some else {}) | MEMBERS.get(table, {})
     members: _Members = {member: _plain(some[column]) for column, member in numbers.items()}
     further = []
-    if table == "kernels":
-        for field in ("grid", "block"):
-            x, y, z = (_plain(some[f"{field}_{axis}"]) for axis in "xyz")
-            members[field] = ["[", x, ",", y, ",", z, "]"]
-        members["Seq"] = _where(some["sequence"] >= 0, some["sequence"])
-        members["short name"] = _combined(some, ["name", "short_name"], _short_name)
-        further = [_each(some["collective"], _collective)]
-    elif table == "syncs":
-        members["cuda_sync_kind"] = _each(some["kind"])
-    elif table == "ops":
-        further = [_each(some["inputs"], _inputs)]
-    elif table == "ranges":
-        members |= _range_args(some)
+    match table:
+        case "kernels":
+            for field in ("grid", "block"):
+                x, y, z = (_plain(some[f"{field}_{axis}"]) for axis in "xyz")
+                members[field] = ["[", x, ",", y, ",", z, "]"]
+            members["Seq"] = _where(some["sequence"] >= 0, some["sequence"])
+            members["short name"] = _combined(some, ["name", "short_name"], _short_name)
+            further = [_each(some["collective"], _collective)]
+        case "syncs":
+            members["cuda_sync_kind"] = _each(some["kind"])
+        case "ops":
+            further = [_each(some["inputs"], _inputs)]
+        case "ranges":
+            members |= _range_args(some)
     return _object(members, *further) if members else []
 
 
@@ -434,9 +427,8 @@ def _short_name(name: str, given: str) -> str | None:
 
 
 def _copy_name(kind: str, source: str, target: str) -> str:
-    if kind == "memset":
-        return json_text(f"Memset ({target.title()})")
-    return json_text(f"Memcpy {kind} ({source.title()} -> {target.title()})")
+    copied = f"Memcpy {kind} ({source.title()} -> {target.title()})"
+    return json_text(f"Memset ({target.title()})" if kind == "memset" else copied)
 
 
 def _head(category: str, column: str = "name") -> Callable[[pd.DataFrame], _Members]:

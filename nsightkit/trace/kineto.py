@@ -20,7 +20,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
@@ -213,10 +213,10 @@ def open_kineto(path: str | os.PathLike[str], *, cache: bool = True) -> Source:
     TraceError
         The file is truncated, or JSON of another kind.
     """
-    path = Path(path)
-    return store.cached(path, lambda: FrameSource(*decode(path)), "kineto") if cache else FrameSource(*decode(path))
+    return store.cached(Path(path), lambda: FrameSource(*decode(path)), "kineto" if cache else None)
 
 
+@uncollected()
 def decode(path: str | os.PathLike[str]) -> tuple[dict[str, pd.DataFrame], TraceMeta]:
     """Every table of a PyTorch profiler trace.
 
@@ -236,11 +236,10 @@ def decode(path: str | os.PathLike[str]) -> tuple[dict[str, pd.DataFrame], Trace
     TraceError
         The file is truncated, or JSON of another kind.
     """
-    with uncollected():
-        tables, form, problem = first_that_decodes(path, lambda texts: _collected(path, texts))
-        if form == "mended":
-            tables.notes.append(f"The JSON was malformed and was repaired ({problem}).")
-        return tables.finish()
+    tables, form, problem = first_that_decodes(path, lambda texts: _collected(path, texts))
+    if form == "mended":
+        tables.notes.append(f"The JSON was malformed and was repaired ({problem}).")
+    return tables.finish()
 
 
 def short_kernel_name(name: str) -> str:
@@ -266,9 +265,9 @@ def short_kernel_name(name: str) -> str:
 # --- from the file to JSON documents -------------------------------------------------------------------------------
 
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
-#: Between two events. A quote inside a string is escaped, so this matches no string; should it match objects nested in
-#: `args`, the slice is not JSON and the whole is decoded in one piece.
-_BETWEEN = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|cat|name|pid|tid|ts|dur|id|args|s|bp)"\s*:)')
+#: All up to the last place between two events. A quote inside a string is escaped, so this ends in no string; should it
+#: end between objects nested in `args`, the slice is not JSON and the whole is decoded in one piece.
+_WHOLE = re.compile(rb'(?s)(.*\})\s*,\s*(?=\{\s*"(?:ph|cat|name|pid|tid|ts|dur|id|args|s|bp)"\s*:)')
 _OPEN = b'{"traceEvents":['
 _BYTE_ORDER = b"\xef\xbb\xbf"
 #: How a file may be decoded, the leanest way first.
@@ -316,16 +315,11 @@ def documents(path: str | os.PathLike[str], form: str) -> Iterator[bytes]:
     form : str
         One of :data:`FORMS`.
     """
-    with _Unpacked(path) if is_packed(path) else open(path, "rb") as stream:  # noqa: PTH123 - path-like
-        try:
-            if form == "slices":
-                yield from _slices(stream)
-                return
-            text = stream.read().removeprefix(_BYTE_ORDER).strip()
-        except EOFError as error:
-            raise TraceError(path, "is a truncated gzip file", _AGAIN) from error
-        except (gzip.BadGzipFile, zlib.error) as error:
-            raise TraceError(path, f"is a damaged gzip file ({error})", _AGAIN) from error
+    blocks = _blocks(path)
+    if form == "slices":
+        yield from _slices(blocks)
+        return
+    text = b"".join(blocks).removeprefix(_BYTE_ORDER).strip()
     bare = text.startswith(b"[")
     text = _OPEN + text[1:] + b"}" if bare else text
     yield _mended(text, bare) if form == "mended" else text
@@ -346,53 +340,36 @@ def is_packed(path: str | os.PathLike[str]) -> bool:
 _RATIO, SMALL_BYTES = 400, 1 << 30
 
 
-class _Unpacked(gzip.GzipFile):
-    """A packed file's bytes, up to a size that an honest file may have."""
+def _blocks(path: str | os.PathLike[str]) -> Iterator[bytes]:
+    """A file's bytes, unpacked, up to a size that an honest file may have."""
+    packed, left = is_packed(path), max(SMALL_BYTES, _RATIO * os.stat(path).st_size)  # noqa: PTH116 - path-like
+    with gzip.open(path) if packed else open(path, "rb") as stream:  # noqa: PTH123 - path-like
+        try:
+            while block := stream.read(CHUNK_BYTES):
+                left -= len(block)
+                if packed and left < 0:
+                    problem = f"unpacks to more than {_RATIO} times its size"
+                    raise TraceError(path, problem, "unpack and look at it first")
+                yield block
+        except EOFError as error:
+            raise TraceError(path, "is a truncated gzip file", _AGAIN) from error
+        except (gzip.BadGzipFile, zlib.error) as error:
+            raise TraceError(path, f"is a damaged gzip file ({error})", _AGAIN) from error
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        super().__init__(path)
-        self._left = max(SMALL_BYTES, _RATIO * os.stat(path).st_size)  # noqa: PTH116 - path-like
 
-    def read(self, size: int | None = -1) -> bytes:
-        if size is None or size < 0:
-            return b"".join(iter(lambda: self.read(CHUNK_BYTES), b""))
-        block = super().read(size)
-        self._left -= len(block)
-        if self._left < 0:
-            raise TraceError(self.name, f"unpacks to more than {_RATIO} times its size", "unpack and look at it first")
-        return block
-
-
-def _slices(stream: _Unpacked | BinaryIO) -> Iterator[bytes]:
+def _slices(blocks: Iterator[bytes]) -> Iterator[bytes]:
     """Cut the file into small documents of the same shape, each with some of the events."""
-    rest = stream.read(CHUNK_BYTES).removeprefix(_BYTE_ORDER).lstrip()
-    close = b""
+    rest, begin, end = next(blocks, b"").removeprefix(_BYTE_ORDER).lstrip(), b"", b""
     if rest.startswith(b"["):
-        rest, close = _OPEN + rest[1:], b"}"
-    while (opening := _EVENTS.search(rest)) is None:
-        block = stream.read(CHUNK_BYTES)
-        rest += block
-        if not block:
-            yield rest
-            return
-    yield rest[: opening.end()] + b"]}"
-    rest = rest[opening.end() :]
-    while block := stream.read(CHUNK_BYTES):
-        cut = _last_cut(rest)
-        if cut is None:  # laid out in no way we know: the rest in one piece
-            rest += block + stream.read()
+        rest, end = _OPEN + rest[1:], b"}"
+    for block in blocks:
+        found = _WHOLE.match(rest) if begin or _EVENTS.search(rest) else None
+        if found is None:  # laid out in no way we know: the rest in one piece
+            rest += block + b"".join(blocks)
             break
-        yield _OPEN + rest[: cut[0]] + b"]}"
-        rest = rest[cut[1] :] + block
-    yield _OPEN + rest + close
-
-
-def _last_cut(text: bytes, window: int = 1 << 16) -> tuple[int, int] | None:
-    for start in (max(0, len(text) - window), 0):
-        last = collections.deque(_BETWEEN.finditer(text, start), maxlen=1)
-        if last:
-            return last[0].start() + 1, last[0].end()
-    return None
+        yield begin + found[1] + b"]}"
+        rest, begin = rest[found.end() :] + block, _OPEN
+    yield begin + rest + end
 
 
 def _mended(text: bytes, bare: bool) -> bytes:
@@ -639,13 +616,14 @@ class _Tables:
                 self._describe(columns)
             for column in _THINGS.get(table, {}):
                 codes, things = columns.pop(column), self._codes_of(table, column)
-                if _SHARED.get(column) == "threads":
-                    columns[column] = threads[codes]
-                elif column in ("grid", "block"):
-                    sizes = np.array(list(map(_three, things)), np.int64).clip(-(2**31), 2**31 - 1)[codes]
-                    columns |= dict(zip((f"{column}_{axis}" for axis in "xyz"), sizes.T, strict=True))
-                else:
-                    columns[column] = categorical(codes, list(map(_TEXTS.get((table, column), str), things)))
+                match column:
+                    case "thread" | "end_thread":
+                        columns[column] = threads[codes]
+                    case "grid" | "block":
+                        sizes = np.array(list(map(_three, things)), np.int64).clip(-(2**31), 2**31 - 1)[codes]
+                        columns |= dict(zip((f"{column}_{axis}" for axis in "xyz"), sizes.T, strict=True))
+                    case _:
+                        columns[column] = categorical(codes, list(map(_TEXTS.get((table, column), str), things)))
             if "thread" in columns:
                 columns["process"] = columns["thread"] >> 24
             if table == "ranges":
@@ -674,8 +652,6 @@ class _Tables:
     def _describe(self, kernels: dict[str, Any]) -> None:
         """Complete what kernels say of their collectives by what the operators that launched them say."""
         external = kernels.pop("external_id")
-        if not self._announced:
-            return
         announced = pd.DataFrame.from_dict(self._announced, orient="index", columns=["collective", "sequence"])
         said = announced.drop(index=0, errors="ignore").reindex(external, fill_value=-1).astype("int64")
         code, sequence = kernels["collective"], kernels["sequence"]
@@ -876,11 +852,9 @@ def _memop_kinds(name: str) -> tuple[str, ...]:
     source, target = inside.groups("") if inside else ("", "")
     if re.match("memset|fill", name, re.IGNORECASE):
         return "memset", "", _memory_kind(target)
-    kind = "other"
-    if copy := _COPY.search(name):
-        unified, *letters = copy.groups()
-        kind = (unified or "").lower() + "to".join(letter.upper() for letter in letters if letter)
-    return kind, _memory_kind(source), _memory_kind(target if source else "")
+    unified, *letters = copy.groups("") if (copy := _COPY.search(name)) else ("",)
+    kind = unified.lower() + "to".join(letter.upper() for letter in letters if letter)
+    return kind or "other", _memory_kind(source), _memory_kind(target if source else "")
 
 
 def _memory_kind(text: str) -> str:

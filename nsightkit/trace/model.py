@@ -202,8 +202,6 @@ class Trace:
     @functools.cached_property
     def t0_ns(self) -> int:
         """The trace's time zero on the source's clock."""
-        if self.whole is not self:
-            return self.whole.t0_ns
         with reading(self.path):
             return self._source.first_ns()
 
@@ -235,8 +233,12 @@ class Trace:
         -------
         dict of int to str
         """
-        tables = [table for table, columns in TABLES.items() if "thread" in columns]
-        seen = {thread for table in tables for thread in self.table(table, ["thread"])["thread"].unique().tolist()}
+        seen = {
+            thread
+            for table, columns in TABLES.items()
+            if "thread" in columns
+            for thread in self.table(table, ["thread"])["thread"].unique().tolist()
+        }
         return {thread: name for thread, name in self.meta.thread_names.items() if thread in seen}
 
     def table(self, name: str, columns: Iterable[str] | None = None) -> pd.DataFrame:
@@ -255,9 +257,8 @@ class Trace:
             One row an event, default integer index, in the source's order.
         """
         wanted = list(TABLES[name]) if columns is None else list(columns)
-        for column in wanted:
-            if column not in TABLES[name] and column != "duration_ns":
-                raise KeyError(f"table {name} has no column {column}")
+        for column in set(wanted) - TABLES[name].keys() - {"duration_ns"}:
+            raise KeyError(f"table {name} has no column {column}")
         self.prefetch({name: wanted})
         found = whole = self.whole._columns[name]
         if name in self._masks:
@@ -278,22 +279,16 @@ class Trace:
         wanted : mapping of str to iterable of str
             Columns of each table.
         """
-        if self.whole is not self:
-            self.whole.prefetch(wanted)
-            return
-        fresh: dict[str, pd.DataFrame] = {}
-        for name, columns in wanted.items():
-            need = [c for c in _stored(columns) if c not in self._columns[name]]
-            if need:
-                with reading(self.path):
-                    fresh[name] = self._source.read(name, need)
+        whole = self.whole
+        need = {name: [c for c in _stored(given) if c not in whole._columns[name]] for name, given in wanted.items()}
+        with reading(self.path):
+            fresh = {name: whole._source.read(name, columns) for name, columns in need.items() if columns}
         # The source knows its first event cheaply once the tables are read: shift only now.
         for name, frame in fresh.items():
             for column in list(frame.columns):
                 series = frame.pop(column)  # so that the unshifted one can go
-                if column in TIME_COLUMNS and len(series) and self.t0_ns:
-                    series = series - self.t0_ns
-                self._columns[name][column] = series
+                shift = whole.t0_ns if column in TIME_COLUMNS and len(series) else 0
+                whole._columns[name][column] = series - shift if shift else series
 
     def derived(self, name: str, compute: Callable[[], pd.DataFrame]) -> pd.DataFrame:
         """What an analysis derived from the whole trace, computed once.
@@ -360,8 +355,7 @@ class FrameSource:
 
     def read(self, table: str, columns: Sequence[str]) -> pd.DataFrame:
         """See :class:`Source`."""
-        frame = self._frames[table] if table in self._frames else complete(table)
-        return frame[list(columns)]
+        return (self._frames[table] if table in self._frames else complete(table))[list(columns)]
 
     def first_ns(self) -> int:
         """See :class:`Source`."""
@@ -420,12 +414,13 @@ def complete(table: str, frame: pd.DataFrame | None = None) -> pd.DataFrame:
     """
     frame = pd.DataFrame() if frame is None else frame.reset_index(drop=True)
     given: dict[Any, Any] = ({"end_thread": frame["thread"]} if "thread" in frame else {}) | dict(frame.items())
-    out: dict[str, Any] = {}
-    for column, dtype in TABLES[table].items():
-        if column in given:
-            out[column] = given[column].astype(dtype)
-        elif dtype == "category":
-            out[column] = categorical(np.zeros(len(frame), np.int8), [""])
-        else:
-            out[column] = np.full(len(frame), NEUTRAL.get(column, 0), dtype)
-    return pd.DataFrame(out, copy=False)
+    n = len(frame)
+    absent = {
+        column: categorical(np.zeros(n, np.int8), [""])
+        if dtype == "category"
+        else np.full(n, NEUTRAL.get(column, 0), dtype)
+        for column, dtype in TABLES[table].items()
+        if column not in given
+    }
+    told = {column: given[column].astype(dtype) for column, dtype in TABLES[table].items() if column in given}
+    return pd.DataFrame(absent | told, columns=list(TABLES[table]), copy=False)

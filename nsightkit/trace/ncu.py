@@ -56,15 +56,12 @@ class Report:
         more than a label that :mod:`nsightkit.trace.ncu_metrics` does not know, ``section: label``.
     units : dict of str to str
         Base unit of each metric.
-    notes : list of str
-        What a reader should know, a sentence each.
     """
 
     path: str
     launches: pd.DataFrame
     metrics: list[dict[str, Value]]
     units: dict[str, str]
-    notes: list[str] = dataclasses.field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.metrics)
@@ -228,8 +225,7 @@ def _read_report(path: Path) -> Report:
         # Damage, too, makes NVIDIA's reader find nothing, without a word.
         raise TraceError(path, "holds no profiled kernel, or is damaged", f"check ncu's filters; {_AGAIN}")
     units: dict[str, str] = {}
-    launches = [_launch(action, units) for action in actions]
-    identities, metrics = zip(*launches, strict=True)
+    identities, metrics = zip(*(_launch(action, units) for action in actions), strict=True)
     return from_metrics(str(path), identities, list(metrics), units)
 
 
@@ -461,8 +457,7 @@ def _details(path: Path, header: list[str], records: list[list[str]], units: dic
 
 
 def _named(section: str, label: str, unit: str) -> str:
-    both = _LABELLED.fullmatch(label)
-    if both:
+    if both := _LABELLED.fullmatch(label):
         return both[2]
     if re.fullmatch(r"[A-Za-z_][\w.:]*", label) and "_" in label:  # --print-metric-name name, or ncu --metrics
         return label

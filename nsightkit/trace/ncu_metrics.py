@@ -509,7 +509,7 @@ _MYTHS = (
 )
 
 
-_BY_NAME = {name: metric for metric in METRICS for name in (metric.name, *metric.nvidia)}
+_NVIDIA = {name: name for metric in METRICS for name in metric.nvidia} | {m.name: m.nvidia[0] for m in METRICS}
 
 
 def names() -> list[str]:
@@ -542,17 +542,13 @@ def find(name: str, also: Iterable[str] = ()) -> str:
     UsageError
         There is no such metric. Names the likely ones.
     """
-    metric = _BY_NAME.get(name)
-    if metric is not None:
-        return metric.nvidia[0] if name == metric.name else name
-    also = set(also)
-    if name in also:
-        return name
+    known = _NVIDIA | {other: other for other in sorted(also)}
+    if name in known:
+        return known[name]
     for myth, instead in _MYTHS:
-        found = myth.match(name)
-        if found:
+        if found := myth.match(name):
             raise UsageError(f"no metric {name!r} exists on any chip; use {found.expand(instead)}")
-    near = difflib.get_close_matches(name, [*_BY_NAME, *sorted(also)], n=3)
+    near = difflib.get_close_matches(name, known, n=3)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     raise UsageError(f"no metric {name!r}{hint}")
 

@@ -14,7 +14,7 @@ import os
 import re
 import sqlite3
 import urllib.parse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -30,7 +30,7 @@ from nsightkit.trace import sqlite_pages, store
 from nsightkit.trace.model import GPU_TABLES, TABLES, Gpu, Source, TraceMeta, capability, categorical, complete
 from nsightkit.trace.nesting import nesting
 
-__all__ = ["ParquetDir", "Sqlite", "open_parquetdir", "open_sqlite", "quoted"]
+__all__ = ["ParquetDir", "Sqlite", "open_parquetdir", "open_sqlite", "quoted", "uri"]
 
 Array = npt.NDArray[Any]
 
@@ -117,18 +117,19 @@ class Sqlite:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._uri = f"file:{urllib.parse.quote(str(path.resolve()))}?mode=ro"
-        self._columns: dict[str, list[str]] = {}
+        self._uri = uri(path, "ro")
+        #: columns by table
+        self.tables: dict[str, list[str]] = {}
         self._roots: dict[str, int] = {}
         _check_complete(path)
         about = "t.type, t.name, t.rootpage, c.name, c.pk FROM sqlite_master AS t, pragma_table_info(t.name) AS c"
         for kind, raw, root, column, key in self._fetched(f"SELECT {about} WHERE t.type IN ('table', 'view')"):
             table = _decode(raw)
-            self._columns.setdefault(table, []).append(_decode(column))
+            self.tables.setdefault(table, []).append(_decode(column))
             plain = kind == b"table" and not key  # else not every column stands in a record
             self._roots[table] = self._roots.get(table, root) if plain else 0
 
-    def guard(self) -> contextlib.AbstractContextManager[None]:
+    def guard(self, _table: str = "") -> contextlib.AbstractContextManager[None]:
         """Turn the errors of a damaged file into one that names it."""
         remedy = "export it again with nsys export --type sqlite"
         return reading(self.path, "is damaged or is not an Nsight Systems export", remedy)
@@ -138,49 +139,36 @@ class Sqlite:
             connection.text_factory = bytes
             return connection.execute(query, values).fetchall()
 
-    def tables(self) -> set[str]:
-        """Give the names of its tables."""
-        return set(self._columns)
-
     def columns(self, table: str) -> list[str]:
         """Give a table's columns; none where it is absent."""
-        return self._columns.get(table, [])
+        return self.tables.get(table, [])
 
-    def _stream(self, expressions: list[str], table: str, kinds: Sequence[int] | None = None) -> Iterator[Any]:
-        """Arrow batches of a query."""
+    def _selected(self, expressions: Iterable[str], rows: str) -> Any:
+        """An Arrow table of what a query gives."""
         from adbc_driver_sqlite import dbapi
 
-        where = f" WHERE eventType IN ({', '.join(str(int(k)) for k in kinds)})" if kinds is not None else ""
-        query = f"SELECT {', '.join(expressions)} FROM {quoted(table)}{where}"  # noqa: S608
-        with dbapi.connect(self._uri, autocommit=True) as connection, connection.cursor() as cursor:
+        with self.guard(), dbapi.connect(self._uri, autocommit=True) as connection, connection.cursor() as cursor:
             cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": 65536})
-            cursor.execute(query)
-            yield from cursor.fetch_record_batch()
+            cursor.execute(f"SELECT {', '.join(expressions)} FROM {rows}")  # noqa: S608
+            return cursor.fetch_arrow_table()
 
     def integers(self, table: str, columns: Sequence[str]) -> dict[str, Array]:
         """Integer columns, NULL as the smallest int64."""
         with contextlib.suppress(sqlite_pages.Unusual, IndexError, ValueError, OverflowError):
-            places = [self._columns[table].index(c) for c in columns]
+            places = [self.tables[table].index(c) for c in columns]
             found = sqlite_pages.integer_columns(self.path, self._roots.get(table, 0), places)
             return dict(zip(columns, found, strict=True))
         with self.guard():
-            stream = self._stream([quoted(c) for c in columns], table)
-            batches = [[_as_int64(column) for column in batch.columns] for batch in stream]
-        none = [np.empty(0, np.int64) for _ in columns]
-        return {c: np.concatenate(parts) for c, parts in zip(columns, zip(none, *batches, strict=True), strict=True)}
+            read = self._selected(map(quoted, columns), quoted(table)).columns
+            return {c: _as_int64(values) for c, values in zip(columns, read, strict=True)}
 
     def texts(self, table: str, column: str, kinds: Sequence[int] | None = None) -> tuple[Array, list[str]]:
-        """A text column as codes (-1 for NULL) into texts; `kinds` keeps the rows with these `eventType`."""
+        """A text column as codes into texts, NULL as ""; `kinds` keeps the rows with these `eventType`."""
+        where = f" WHERE eventType IN ({', '.join(str(int(k)) for k in kinds)})" if kinds is not None else ""
         # As a blob that is never NULL: the driver fixes a column's type on its first rows, and text may be no UTF-8.
         text = f"CAST(coalesce(CAST({quoted(column)} AS BLOB), x'') AS BLOB)"
-        parts = []
         with self.guard():
-            for given, absent in (
-                batch.columns for batch in self._stream([text, f"{quoted(column)} IS NULL"], table, kinds)
-            ):
-                known = pc.if_else(absent.cast(pa.bool_()), pa.scalar(None, pa.binary()), given.cast(pa.binary()))
-                parts.append(known.dictionary_encode())
-            return _coded(pa.chunked_array(parts, pa.dictionary(pa.int32(), pa.binary())))
+            return _coded(self._selected([text], quoted(table) + where)[0])
 
     def strings(self, ids: Array) -> dict[int, str]:
         """Texts of string ids, of those that have one."""
@@ -189,16 +177,28 @@ class Sqlite:
 
     def records(self, table: str) -> list[dict[str, Any]]:
         """Give a small table's rows; none where it is absent."""
-        rows = self._fetched(f"SELECT * FROM {quoted(table)}") if table in self._columns else []  # noqa: S608
+        rows = self._fetched(f"SELECT * FROM {quoted(table)}") if table in self.tables else []  # noqa: S608
         names = self.columns(table)
         return [{n: _decode(v) if isinstance(v, bytes) else v for n, v in zip(names, row, strict=True)} for row in rows]
 
 
 def _coded(column: Any) -> tuple[Array, list[str]]:
-    """Codes (-1 for NULL) into texts, of an Arrow column of dictionaries."""
-    whole = column.unify_dictionaries().combine_chunks()
-    codes = whole.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    return codes.astype(np.int64), [_decode(text) for text in whole.dictionary.to_pylist()]
+    """Codes into texts, of an Arrow column of texts."""
+    known = column if len(column) else pa.chunked_array([], pa.binary())  # SQLite has no type for what is not there
+    whole = known.cast(pa.binary()).fill_null(b"").dictionary_encode().combine_chunks()
+    return np.asarray(whole.indices, np.int64), [_decode(text) for text in whole.dictionary.to_pylist()]
+
+
+def uri(path: Path, mode: str) -> str:
+    """Name a database as SQLite opens it.
+
+    Parameters
+    ----------
+    path : Path
+    mode : str
+        Of SQLite: ``ro``, ``rwc``.
+    """
+    return f"file:{urllib.parse.quote(str(path.resolve()))}?mode={mode}"
 
 
 def quoted(identifier: str) -> str:
@@ -215,8 +215,7 @@ def _as_int64(column: Any) -> Array:
     """An Arrow column as int64, NULL as `_NULL`."""
     # Numbers that do not fit are wrong anyway; a text is refused.
     safe = not (pa.types.is_temporal(column.type) or pa.types.is_unsigned_integer(column.type))
-    filled = column.cast(pa.int64(), safe=safe).fill_null(int(_NULL))
-    return np.asarray(filled.to_numpy(zero_copy_only=False), np.int64)
+    return np.asarray(column.cast(pa.int64(), safe=safe).fill_null(int(_NULL)), np.int64)
 
 
 class ParquetDir:
@@ -224,38 +223,33 @@ class ParquetDir:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._files = {f.stem: f for f in path.glob("*.parquet")}
+        #: files by table
+        self.tables = {f.stem: f for f in path.glob("*.parquet")}
 
     def guard(self, table: str) -> contextlib.AbstractContextManager[None]:
         """Turn the errors of a damaged file into one that names it."""
         remedy = "export it again with nsys export --type parquetdir"
-        return reading(self._files[table], "is not a readable Parquet table", remedy)
+        return reading(self.path / f"{table}.parquet", "is not a readable Parquet table", remedy)
 
-    def _read(self, table: str, columns: list[str] | None = None, kinds: Sequence[int] | None = None) -> Any:
+    def _read(self, table: str, columns: Sequence[str] | None = None, kinds: Sequence[int] | None = None) -> Any:
         filters = None if kinds is None else pc.field("eventType").isin(list(kinds))
         with self.guard(table):
-            return pq.read_table(self._files[table], columns=columns, filters=filters).combine_chunks()
-
-    def tables(self) -> set[str]:
-        """See :class:`Sqlite`."""
-        return set(self._files)
+            return pq.read_table(self.tables[table], columns=columns and list(columns), filters=filters)
 
     def columns(self, table: str) -> list[str]:
         """See :class:`Sqlite`."""
-        if table not in self._files:
-            return []
         with self.guard(table):
-            return list(pq.read_schema(self._files[table]).names)
+            return list(pq.read_schema(self.tables[table]).names) if table in self.tables else []
 
     def integers(self, table: str, columns: Sequence[str]) -> dict[str, Array]:
         """See :class:`Sqlite`."""
-        read = self._read(table, list(columns))
         with self.guard(table):
-            return {c: _as_int64(read[c]) for c in columns}
+            return {c: _as_int64(values) for c, values in zip(columns, self._read(table, columns).columns, strict=True)}
 
     def texts(self, table: str, column: str, kinds: Sequence[int] | None = None) -> tuple[Array, list[str]]:
         """See :class:`Sqlite`."""
-        return _coded(self._read(table, [column], kinds)[column].dictionary_encode())
+        with self.guard(table):
+            return _coded(self._read(table, [column], kinds)[column])
 
     def strings(self, _ids: Array) -> dict[int, str]:
         """See :class:`Sqlite`."""
@@ -264,7 +258,7 @@ class ParquetDir:
 
     def records(self, table: str) -> list[dict[str, Any]]:
         """See :class:`Sqlite`."""
-        return list(self._read(table).to_pylist()) if table in self._files else []
+        return list(self._read(table).to_pylist()) if table in self.tables else []
 
 
 _Tables: TypeAlias = Sqlite | ParquetDir
@@ -286,7 +280,7 @@ class NsysSource:
 
     def __init__(self, tables: _Tables) -> None:
         self._tables = tables
-        present = tables.tables()
+        present = set(tables.tables)
         if not present.intersection(itertools.chain(*_BACKING.values(), _OTHERS)):
             raise TraceError(tables.path, "is a database, but not an Nsight Systems export", _EXPORT)
         for table in present.intersection(itertools.chain(*_BACKING.values())):
@@ -321,7 +315,7 @@ class NsysSource:
 
     def _present(self, table: str) -> list[str]:
         """The exporter's tables behind one of ours, as far as they are there."""
-        return [name for name in _BACKING[table] if name in self._tables.tables()]
+        return [name for name in _BACKING[table] if name in self._tables.tables]
 
     def _part(self, table: str, name: str, columns: Sequence[str]) -> dict[str, Any]:
         """The wanted columns of one of the exporter's tables."""
@@ -330,8 +324,9 @@ class NsysSource:
         raw: dict[str, Any] = dict(self._rows(name, sorted(sources.intersection(self._tables.columns(name)))))
         raw = dict.fromkeys(sources, np.broadcast_to(_NULL, len(raw["start"]))) | raw
         if "level" in plans or "parent" in plans:
-            alone = np.isin(raw["eventType"], _START_END)
-            raw["level"], raw["parent"] = nesting(raw["globalTid"], raw["start"], raw["end"], alone=alone)
+            raw["level"], raw["parent"] = nesting(
+                raw["globalTid"], raw["start"], raw["end"], alone=np.isin(raw["eventType"], _START_END)
+            )
         return {column: make(self, *(raw[source] for source in sources)) for column, (make, *sources) in plans.items()}
 
     def _rows(self, name: str, columns: list[str]) -> dict[str, Array]:
@@ -352,7 +347,7 @@ class NsysSource:
         return raw
 
     def _strings(self, ids: Array) -> list[str]:
-        found = self._tables.strings(ids) if "StringIds" in self._tables.tables() else {}
+        found = self._tables.strings(ids) if "StringIds" in self._tables.tables else {}
         return [found.get(i, f"#{i}") for i in ids.tolist()]
 
     def names(self, ids: Array, clean: Callable[[str], str] = str) -> pd.Categorical:
@@ -363,13 +358,10 @@ class NsysSource:
     def nvtx_names(self, ids: Array, kinds: Sequence[int] = _RANGES) -> pd.Categorical:
         """Registered strings fill textId, plain ones text; an event may have neither."""
         codes, distinct = pd.factorize(ids)
-        texts = self._strings(distinct)
-        codes = np.where(ids == _NULL, -1, codes)
-        if "text" in self._tables.columns(_NVTX) and (codes < 0).any():
-            plain, more = self._tables.texts(_NVTX, "text", kinds)
-            codes = np.where((codes < 0) & (plain >= 0), plain + len(texts), codes)
-            texts += more
-        return categorical(np.where(codes < 0, len(texts), codes), [*texts, ""])
+        texts, absent = self._strings(distinct), ids == _NULL
+        told = absent.any() and "text" in self._tables.columns(_NVTX)
+        plain, more = self._tables.texts(_NVTX, "text", kinds) if told else (0, [""])
+        return categorical(np.where(absent, plain + len(texts), codes), [*texts, *more])
 
     def domains(self, ids: Array, thread: Array) -> pd.Categorical:
         """Names of the ranges' domains, "" for the default one."""
@@ -399,9 +391,8 @@ class NsysSource:
         export = {
             r.get("name"): r.get("value") for t in ("META_DATA_EXPORT", "EXPORT_META_DATA") for r in tables.records(t)
         }
-        capture = tables.records("META_DATA_CAPTURE")
-        asked = {r.get("value") for r in capture if r.get("name") == "CAPTURE_EVENT_TYPE"}
-        shown = {t for t, names in _SHOWN_BY.items() if tables.tables().intersection(names)}
+        asked = {r.get("value") for r in tables.records("META_DATA_CAPTURE") if r.get("name") == "CAPTURE_EVENT_TYPE"}
+        shown = {t for t, names in _SHOWN_BY.items() if not tables.tables.keys().isdisjoint(names)}
         shown |= {t for t, event in _ASKED_FOR.items() if event in asked}
         captured = {(r.get("startTime"), r.get("stopTime")) for r in tables.records("ANALYSIS_DETAILS")}
         # Of the session's clock, on which collection may begin late, while events count from where it began.
@@ -581,8 +572,7 @@ def open_sqlite(path: str | os.PathLike[str], *, cache: bool = True) -> Source:
     TraceError
         Truncated, damaged, or the database of another program.
     """
-    path = Path(path)
-    return store.cached(path, lambda: NsysSource(Sqlite(path)), "nsys") if cache else NsysSource(Sqlite(path))
+    return store.cached(Path(path), lambda: NsysSource(Sqlite(Path(path))), "nsys" if cache else None)
 
 
 def open_parquetdir(path: str | os.PathLike[str]) -> Source:

@@ -91,13 +91,17 @@ def _open(path: Path, cache: bool) -> Source:
     # Readers need msgspec and pyarrow; a machine that lacks them can still say so, and all that needs no trace.
     from nsightkit.trace import kineto, nsys, nsys_tool, store
 
-    kind = kind_of(path)
-    if kind == "nsys-rep":
-        path, kind = nsys_tool.exported(path), "sqlite"
-    if kind in ("sqlite", "json"):
-        return (nsys.open_sqlite if kind == "sqlite" else kineto.open_kineto)(path, cache=cache)
-    if kind in ("parquetdir", "store"):
-        return (nsys.open_parquetdir if kind == "parquetdir" else store.open_store)(path)
+    match kind := kind_of(path):
+        case "sqlite":
+            return nsys.open_sqlite(path, cache=cache)
+        case "nsys-rep":
+            return nsys.open_sqlite(nsys_tool.exported(path), cache=cache)
+        case "json":
+            return kineto.open_kineto(path, cache=cache)
+        case "parquetdir":
+            return nsys.open_parquetdir(path)
+        case "store":
+            return store.open_store(path)
     problem, remedy = _REFUSED.get(kind, ("is not a trace that nsightkit knows", f"give {_SOURCES}"))
     raise TraceError(path, problem, remedy.format(name=path.name))
 

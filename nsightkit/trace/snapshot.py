@@ -112,8 +112,7 @@ class Snapshot:
         list of (name, filename, line)
             Innermost first; empty for -1.
         """
-        if number < 0:
-            return []
+        # Of -1 the bounds are those of nothing: the last and the first.
         rows = self.stack_frames[self.stack_bounds[number] : self.stack_bounds[number + 1]]
         return [
             (str(name), str(filename), int(line))
@@ -178,17 +177,18 @@ def plain(path: str | os.PathLike[str]) -> Any:
     return _loaded(Path(path))[0]
 
 
+@uncollected()
 def _loaded(path: Path) -> tuple[Any, Snapshot]:
     """Give what the file's pickle makes, and its tables."""
     with reading(path):
         data = path.read_bytes()
         _check(path, data)
-    with uncollected():
-        with reading(path, "is not a readable pickle", _AGAIN):
-            found = _Plain(io.BytesIO(data)).load()
-        return found, _converted(path, found, len(data))
+    with reading(path, "is not a readable pickle", _AGAIN):
+        found = _Plain(io.BytesIO(data)).load()
+    return found, _converted(path, found, len(data))
 
 
+@uncollected()
 def from_object(snapshot: Any, name: str = "snapshot") -> Snapshot:
     """Make tables of what ``torch.cuda.memory._snapshot()`` returned.
 
@@ -208,8 +208,7 @@ def from_object(snapshot: Any, name: str = "snapshot") -> Snapshot:
     TraceError
         It is not a snapshot.
     """
-    with uncollected():
-        return _converted(Path(name), snapshot, None)
+    return _converted(Path(name), snapshot, None)
 
 
 # ---------------------------------------------------------------- the pickle, as bytes
@@ -274,24 +273,22 @@ def _check(path: Path, data: bytes) -> None:
             raise TraceError(path, problem, remedy)
     if not re.match(rb"\x80[\x02-\x05]", data):
         # The oldest pickles are text. None is read; a look at what this one asks for makes the message clearer.
-        asks = re.search(rb"(?:^|[\n(])[ci]([\w.]{1,80})\n([\w.]{1,80})\n", data[:4096])
-        if asks:
+        if asks := re.search(rb"(?:^|[\n(])[ci]([\w.]{1,80})\n([\w.]{1,80})\n", data[:4096]):
             _refuse(path, data, asks.start(1) - 1, [])
         raise TraceError(path, "is not a pickle of protocol 2 to 5", _REMEDY)
     run, at = _instructions(len(data)).match, 2
     said: list[tuple[int, int]] = []
     while found := run(data, at):
         at = found.end()
-        if data[at : at + 1] == b".":  # STOP
-            return
-        if at >= len(data):
+        if data[at : at + 1] in (b".", b""):  # STOP, or nothing
             break
         if data[at] not in _COUNTED:
             _refuse(path, data, at, said)
         begin = at + 1 + _COUNTED[data[at]]
         at = begin + int.from_bytes(data[at + 1 : begin], "little")
         said = [*said[-1:], (begin, at)]
-    raise TraceError(path, "is cut off", _AGAIN)
+    if data[at : at + 1] != b".":
+        raise TraceError(path, "is cut off", _AGAIN)
 
 
 #: What instructions ask for, where their names do not say it.
@@ -312,14 +309,12 @@ def _refuse(path: Path, data: bytes, at: int, said: Sequence[tuple[int, int]]) -
     needs = known.arg.n if known and known.arg else 0  # bytes after the instruction; below 0 where these say how many
     if name == "LONG1":
         needs = 1 + int.from_bytes(data[at + 1 : at + 2], "little")
-    if name in ("GLOBAL", "INST"):
-        what = ".".join(_text(line) for line in data[at + 1 : at + 402].split(b"\n")[:2])
-    elif name == "STACK_GLOBAL" and len(said) == 2:
-        what = ".".join(_text(data[begin : min(end, begin + 80)]) for begin, end in said)
-    elif needs > len(data) - at - 1:
+    parts = data[at + 1 : at + 402].split(b"\n")[:2] if name in ("GLOBAL", "INST") else []
+    if name == "STACK_GLOBAL" and len(said) == 2:
+        parts = [data[begin : min(end, begin + 80)] for begin, end in said]
+    if needs > len(data) - at - 1:
         raise TraceError(path, "is cut off", _AGAIN)
-    else:
-        what = _ASKED.get(name, name)
+    what = ".".join(map(_text, parts)) or _ASKED.get(name, name)
     where = f"at byte {at}" if what == name else f"{name} at byte {at}"
     problem = f"asks for {what}, which is more than plain data ({where}), and was refused; nothing in it was run"
     raise TraceError(path, problem, _REMEDY)
@@ -352,18 +347,7 @@ def _tables(path: Path, found: Mapping[str, Any], limit: int | None) -> Snapshot
         raise TraceError(path, "repeats its own parts: it has more events or blocks than bytes", _REMEDY)
     stacks = _Stacks(path, limit)
     segments, blocks = _memory(raw_segments, stacks)
-    parts = [_events(device, trace, stacks) for device, trace in enumerate(traces)]
-    events = pd.DataFrame(
-        {
-            name: np.concatenate([part[name] for part in parts]) if parts else np.zeros(0, dtype)
-            for name, dtype in _EVENT_TYPES.items()
-        }
-    )
-    events["action"] = pd.Categorical.from_codes(events["action"], pd.Index(ACTIONS, dtype=object))
-    for column, key in {"metadata": "user_metadata", "category": "category"}.items():
-        texts = ["", *(_word(event.get(key)) for trace in traces for event in trace)]  # the empty text comes first
-        codes, names = pd.factorize(np.array(texts, dtype=object))
-        events[column] = pd.Categorical.from_codes(codes[1:], pd.Index(names, dtype=object))
+    events = _events(traces, stacks)
     _plausible(path, events, segments, blocks)
     times = events["time_ns"].to_numpy()
     timed = len(times) > 0 and bool((times >= 0).all())
@@ -456,32 +440,26 @@ class _Stacks:
         return frames.astype({"line": np.int64}), bounds, rows
 
 
-_EVENT_TYPES: dict[str, Any] = {
-    "device": np.int16,
-    "action": np.int8,
-    "address": np.int64,
-    "size_bytes": np.int64,
-    "stream": np.int64,
-    "time_ns": np.int64,
-    "stack": np.int32,
-    "device_free_bytes": np.int64,
-}
-
-
-def _events(device: int, trace: Sequence[Mapping[str, Any]], stacks: _Stacks) -> dict[str, npt.NDArray[Any]]:
-    """Make columns of one device's events; the only loops over events there are."""
+def _events(traces: Sequence[Sequence[Mapping[str, Any]]], stacks: _Stacks) -> pd.DataFrame:
+    """Make the table of the events of all devices; the only loops over events there are."""
+    events = list(itertools.chain.from_iterable(traces))
     code = {action: i for i, action in enumerate(ACTIONS)}
-    columns: dict[str, Iterable[Any]] = {
-        "device": itertools.repeat(device),
-        "action": (code.get(_word(e["action"]), code["other"]) for e in trace),
-        "address": (e.get("addr", 0) for e in trace),
-        "size_bytes": (e.get("size", 0) for e in trace),
-        "stream": (e.get("stream") or 0 for e in trace),
-        "time_ns": (e.get("time_us", -1) for e in trace),
-        "stack": (stacks.number(e.get("frames")) for e in trace),
-        "device_free_bytes": (e.get("device_free", -1) if e["action"] == "oom" else -1 for e in trace),
+    actions = _integers((code.get(_word(e["action"]), code["other"]) for e in events), np.int8)
+    columns: dict[str, Any] = {
+        "device": np.repeat(np.arange(len(traces), dtype=np.int16), _integers(map(len, traces))),
+        "action": pd.Categorical.from_codes(actions, pd.Index(ACTIONS, dtype=object)),
+        "address": _integers(e.get("addr", 0) for e in events),
+        "size_bytes": _integers(e.get("size", 0) for e in events),
+        "stream": _integers(e.get("stream") or 0 for e in events),
+        "time_ns": _integers(e.get("time_us", -1) for e in events),
+        "stack": _integers((stacks.number(e.get("frames")) for e in events), np.int32),
+        "device_free_bytes": _integers(e.get("device_free", -1) if e["action"] == "oom" else -1 for e in events),
     }
-    return {name: np.fromiter(columns[name], dtype, len(trace)) for name, dtype in _EVENT_TYPES.items()}
+    for column, key in {"metadata": "user_metadata", "category": "category"}.items():
+        texts = ["", *(_word(e.get(key)) for e in events)]  # the empty text comes first
+        codes, names = pd.factorize(np.array(texts, dtype=object))
+        columns[column] = pd.Categorical.from_codes(codes[1:], pd.Index(names, dtype=object))
+    return pd.DataFrame(columns)
 
 
 def _memory(raw: Sequence[Mapping[str, Any]], stacks: _Stacks) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -512,9 +490,7 @@ def _memory(raw: Sequence[Mapping[str, Any]], stacks: _Stacks) -> tuple[pd.DataF
             stack = stacks.number((block.get("frames") or past.get("frames")) if state < 2 else None)
             rows.append((i, block.get("address", at), block["size"], asked, state, stack))
             at += block["size"]
-    columns = list(zip(*rows, strict=True)) or [()] * len(_BLOCK_TYPES)
-    named = zip(_BLOCK_TYPES.items(), columns, strict=True)
-    blocks = pd.DataFrame({name: _integers(values, dtype) for (name, dtype), values in named})
+    blocks = pd.DataFrame(rows, columns=list(_BLOCK_TYPES)).astype(_BLOCK_TYPES)
     blocks.insert(0, "device", segments["device"].to_numpy()[blocks["segment"]])
     blocks["state"] = pd.Categorical.from_codes(blocks["state"], pd.Index(STATES))
     return segments, blocks

@@ -93,9 +93,7 @@ def write(trace: Trace, folder: str | os.PathLike[str]) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with drafted(folder) as draft:
         draft.mkdir()
-        for table in TABLES:
-            if not trace.size(table):
-                continue
+        for table in filter(trace.size, TABLES):
             frame = trace.table(table)
             frame = frame.assign(start_ns=frame["start_ns"] + trace.t0_ns, end_ns=frame["end_ns"] + trace.t0_ns)
             if table == "ranges" and (mask := trace.mask(table)) is not None:
@@ -248,8 +246,7 @@ class _CachedSource:
         fresh = self._trace().read(table, rest) if rest else pd.DataFrame()
         for column in rest:
             self._keep(f"{table}.{column}", fresh[[column]])
-        found = {c: fresh[c] if frame is None else frame[c] for c, frame in kept.items()}
-        return pd.DataFrame(found, copy=False)
+        return pd.DataFrame({c: (fresh if frame is None else frame)[c] for c, frame in kept.items()}, copy=False)
 
     def derived(self, name: str, compute: Callable[[], pd.DataFrame]) -> pd.DataFrame:
         """See :meth:`nsightkit.trace.model.Trace.derived`."""
@@ -289,7 +286,7 @@ class _CachedSource:
                 write_to(file)
 
 
-def cached(path: Path, open_source: Callable[[], Source], reader: str) -> Source:
+def cached(path: Path, open_source: Callable[[], Source], reader: str | None) -> Source:
     """A source whose columns are kept in the cache of `path`, when the trace is big enough to be worth it.
 
     Parameters
@@ -298,14 +295,14 @@ def cached(path: Path, open_source: Callable[[], Source], reader: str) -> Source
         The trace.
     open_source : callable
         Opens the trace itself.
-    reader : str
-        Which reader, part of the key.
+    reader : str or None
+        Which reader, part of the key; None keeps nothing.
 
     Returns
     -------
     Source
     """
-    if path.stat().st_size < CACHE_FROM_BYTES or (folder := cache_folder(path)) is None:
+    if not reader or path.stat().st_size < CACHE_FROM_BYTES or (folder := cache_folder(path)) is None:
         return open_source()
     mine = folder / _content_key(path, reader)
     for stale in {*folder.glob("*/")} - {mine}:  # what an earlier content of this file left

@@ -9,11 +9,10 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from nsightkit.trace.share.clean import clean, clean_text
+from nsightkit.trace.share.clean import clean, clean_snapshot, clean_text, write_snapshot
 
 if TYPE_CHECKING:
     from nsightkit.trace.share.files import Copied, copy
-    from nsightkit.trace.share.snapshots import clean_snapshot, write_snapshot
 
 __all__ = ["Copied", "clean", "clean_snapshot", "clean_text", "copy", "write_snapshot"]
 
@@ -22,5 +21,4 @@ def __getattr__(name: str) -> Any:
     # To copy a file takes its reader, and the readers that write come here for `clean`.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = "snapshots" if name.endswith("_snapshot") else "files"
-    return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    return getattr(importlib.import_module(f"{__name__}.files"), name)

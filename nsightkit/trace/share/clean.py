@@ -1,20 +1,25 @@
-"""Opened traces without secrets, for what is written or shown. It imports no reader: those that write come here."""
+"""Opened traces and snapshots without secrets, for what is written or shown.
+
+It imports no reader: those that write come here. Of memory snapshots the fields stay that PyTorch's own pages read,
+with shortened paths.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import msgspec
 import numpy as np
 import pandas as pd
 
 from nsightkit.trace.model import TABLES, TIME_COLUMNS, Trace, TraceMeta, categorical
-from nsightkit.trace.share.secrets import Scrubber, json_text
+from nsightkit.trace.share.secrets import Ledger, Scrubber, json_text
 
-__all__ = ["CleanSource", "clean", "clean_text"]
+__all__ = ["CleanSource", "clean", "clean_snapshot", "clean_text", "write_snapshot"]
 
 
 def clean(trace: Trace) -> Trace:
@@ -59,9 +64,7 @@ def clean_text(trace: Trace, text: str) -> str:
     -------
     str
     """
-    source = clean(trace).whole._source
-    assert isinstance(source, CleanSource)
-    return source._scrubber.text(text)
+    return cast("CleanSource", clean(trace).whole._source)._scrubber.text(text)
 
 
 class CleanSource:
@@ -70,7 +73,9 @@ class CleanSource:
     def __init__(self, whole: Trace, scrubber: Scrubber) -> None:
         self._whole = whole
         self._scrubber = scrubber
-        self.meta = _clean_meta(whole.meta, scrubber)
+        given = msgspec.to_builtins(whole.meta, str_keys=True)
+        scrubber.learn_value(given)
+        self.meta = msgspec.convert(scrubber.value(given), TraceMeta, str_keys=True)
 
     def read(self, table: str, columns: Sequence[str]) -> pd.DataFrame:
         """See :class:`~nsightkit.trace.model.Source`."""
@@ -102,7 +107,107 @@ def _clean_names(names: pd.Series[Any], scrubber: Scrubber) -> pd.Series[Any]:
     return pd.Series(categorical(np.asarray(names.cat.codes), cleaned), index=names.index, name=names.name)
 
 
-def _clean_meta(meta: TraceMeta, scrubber: Scrubber) -> TraceMeta:
-    given = msgspec.to_builtins(meta, str_keys=True)
-    scrubber.learn_value(given)
-    return msgspec.convert(scrubber.value(given), TraceMeta, str_keys=True)
+# ---------------------------------------------------------------- memory snapshots
+
+#: Fields by the list they stand in (those of the whole by none); one that is itself such a list has fields of its own.
+_FIELDS = {
+    "": "segments device_traces external_annotations allocator_settings",
+    "segments": "device address total_size allocated_size active_size requested_size stream segment_type "
+    "segment_pool_id is_expandable frames blocks",
+    "blocks": "address size requested_size state frames history",
+    "history": "addr real_size frames",
+    "device_traces": "action addr size stream time_us device_free frames user_metadata category compile_context "
+    "pool_id",
+    "external_annotations": "device time_us name stage",
+    "frames": "filename line name",
+}
+_KNOWN = {name: frozenset(fields.split()) for name, fields in _FIELDS.items()}
+
+
+def clean_snapshot(taken: Any, ledger: Ledger | None = None) -> Any:
+    """Make a copy of a memory snapshot without folders, host and user names, secrets, or source code.
+
+    A file in a library keeps its path from ``site-packages`` (or ``lib/python3.x``) on, any other only its name. Frames
+    keep name, file and line. Sizes, addresses, times and the order of events stay as they are. Fields that are not
+    known here are left out.
+
+    Parameters
+    ----------
+    taken : dict or list
+        What ``torch.cuda.memory._snapshot()`` returned, or only its segments.
+    ledger : Ledger, optional
+        Counts what was removed.
+
+    Returns
+    -------
+    dict or list
+        Of the same shape. Frames and lists of frames are shared wherever they are equal, which makes the file small.
+    """
+    ledger = ledger or Ledger()
+    top = taken if isinstance(taken, Mapping) else {"segments": taken}
+    ledger.scrubber.learn_value({name: item for name, item in top.items() if name not in _KNOWN})
+    for filename in set(_filenames(top)):
+        ledger.scrubber.learn_from(filename)
+    # By identity: a pickle shares equal stacks, and a copy of each would be a hundred times it.
+    seen: dict[int, Any] = {}
+    equal: dict[Any, Any] = {}
+
+    def record(given: Any, name: str = "") -> Any:
+        fields = given if isinstance(given, Mapping) else {}
+        kept = {f: value(item, f"{name}.{f}".lstrip(".")) for f, item in fields.items() if f in _KNOWN[name]}
+        for field in [field for field in fields if field not in _KNOWN[name]]:
+            ledger.note("field", *filter(None, [name]), str(field))
+        return kept
+
+    def shared(given: Any, made: Any) -> Any:
+        content = made.items() if isinstance(made, dict) else map(id, made)
+        seen[id(given)] = equal.setdefault((type(made), *content), made)
+        return seen[id(given)]
+
+    def value(given: Any, place: str) -> Any:
+        name = place.rpartition(".")[2]
+        match given:
+            case list() if name == "frames" and id(given) in seen:
+                return seen[id(given)]
+            case list() if name == "frames":
+                return shared(given, [seen[id(f)] if id(f) in seen else shared(f, record(f, name)) for f in given])
+            case list() if name == "device_traces":
+                return [[record(each, name) for each in events] for events in given]
+            case list() if name in _KNOWN:
+                return [record(each, name) for each in given]
+            case str():
+                return ledger.apply(Scrubber.path if name == "filename" else json_text, place, given)
+            case tuple():
+                return tuple(value(item, place) for item in given if isinstance(item, int))
+            case Mapping():  # what a program noted itself
+                return ledger.value(dict(given), place)
+        return given if isinstance(given, int | float) else None
+
+    out = record(top)
+    return out if isinstance(taken, Mapping) else out["segments"]
+
+
+def _filenames(top: Mapping[Any, Any]) -> Iterator[str]:
+    """Files of all frames, each list of frames looked at once."""
+    seen: set[int] = set()
+    waiting: list[Any] = [top]
+    while waiting:
+        given = waiting.pop()
+        if isinstance(given, Mapping):
+            if isinstance(given.get("filename"), str):
+                yield given["filename"]
+            waiting += given.values()
+        elif isinstance(given, list) and id(given) not in seen:
+            seen.add(id(given))
+            waiting += given
+
+
+def write_snapshot(taken: Any, file: BinaryIO) -> None:
+    """Write a memory snapshot as PyTorch does.
+
+    Parameters
+    ----------
+    taken : dict or list
+    file : binary file
+    """
+    pickle.dump(taken, file, protocol=4)  # any Python since 3.4 reads it, whichever wrote it

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import gzip
 import io
+import json
 import os
+import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from nsightkit.errors import TraceError, UsageError, reading
-from nsightkit.trace import ncu, ncu_tool, nsys_tool, snapshot, store
+from nsightkit.trace import kineto, ncu, ncu_tool, nsys_tool, snapshot, store
 from nsightkit.trace.files import drafted
 from nsightkit.trace.model import Trace
 from nsightkit.trace.open import kind_of, load
 from nsightkit.trace.share import nsys as exports
-from nsightkit.trace.share.clean import CleanSource
-from nsightkit.trace.share.documents import copy_json, learn_json
+from nsightkit.trace.share.clean import CleanSource, clean_snapshot, write_snapshot
 from nsightkit.trace.share.secrets import Ledger, Scrubber
-from nsightkit.trace.share.snapshots import clean_snapshot, write_snapshot
 
 __all__ = ["Copied", "copy", "learn"]
 
@@ -33,11 +36,13 @@ def learn(path: Path, scrubber: Scrubber) -> None:
     path : Path
     scrubber : Scrubber
     """
-    kind = kind_of(path)
-    if kind in ("nsys-rep", "sqlite", "parquetdir"):
-        exports.learn_export(nsys_tool.exported(path) if kind == "nsys-rep" else path, scrubber)
-    elif kind == "json":
-        learn_json(path, scrubber)
+    match kind_of(path):
+        case "sqlite" | "parquetdir":
+            exports.learn_export(path, scrubber)
+        case "nsys-rep":
+            exports.learn_export(nsys_tool.exported(path), scrubber)
+        case "json":
+            _learn_json(path, scrubber)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,11 +109,12 @@ def copy(path: str | os.PathLike[str], out: str | os.PathLike[str], *, overwrite
 
 def _check_kind(path: Path, kind: str) -> None:
     """Refuse what is not a trace, and what is one in a form that hides its texts."""
-    if kind in ("nsys-rep", "ncu-rep"):
-        nsys = shlex.join(nsys_tool.export_command(path.name, path.with_suffix(".sqlite").name))
-        ncu_page = f"{shlex.join(ncu_tool.export_command(path.name))} > {shlex.quote(path.stem + '.csv')}"
-        command = nsys if kind == "nsys-rep" else ncu_page
-        raise TraceError(path, "is a binary report, which cannot be scrubbed", f"export it first: {command}")
+    commands = {
+        "nsys-rep": shlex.join(nsys_tool.export_command(path.name, f"{path.stem}.sqlite")),
+        "ncu-rep": f"{shlex.join(ncu_tool.export_command(path.name))} > {shlex.quote(path.stem + '.csv')}",
+    }
+    if kind in commands:
+        raise TraceError(path, "is a binary report, which cannot be scrubbed", f"export it first: {commands[kind]}")
     if kind not in _COPIERS:
         load(path, cache=False)  # says what it is
         raise TraceError(path, "is not a trace that can be scrubbed", "give an export, a JSON trace or a snapshot")
@@ -141,8 +147,7 @@ def _beside(out: Path) -> list[Path]:
 
 def _copy_store(path: Path, draft: Path, ledger: Ledger) -> None:
     store.write(Trace(CleanSource(Trace(store.open_store(path), str(path)), ledger.scrubber)), draft)
-    for kind in ledger.scrubber.removed:
-        ledger.removed[kind, "names"] += 1
+    ledger.removed.update((kind, "names") for kind in ledger.scrubber.removed)
 
 
 def _copy_snapshot(path: Path, draft: Path, ledger: Ledger) -> None:
@@ -178,11 +183,133 @@ def _copy_ncu_csv(path: Path, draft: Path, ledger: Ledger) -> None:
         draft.write_bytes(out.getvalue().encode(*codec))
 
 
+# ---------------------------------------------------------------- PyTorch profiler traces
+#
+# The keys, fields and arguments that are known, and nothing else. A trace is read in slices of a few megabytes, as its
+# reader does. Numbers are never converted: microseconds with three decimals need more digits than a float64 has. Each
+# distinct text is cleaned once.
+
+_TOP = frozenset(
+    [
+        *(
+            "schemaVersion",
+            "deviceProperties",
+            "distributedInfo",
+            "traceName",
+            "displayTimeUnit",
+            "baseTimeNanoseconds",
+        ),
+        *("cupti_version", "cuda_runtime_version", "cuda_driver_version", "record_shapes", "profile_memory"),
+        *("with_stack", "with_flops", "with_modules", "trace_id", "nsightkit"),
+    ]
+)
+_FIELDS = frozenset(["ph", "cat", "name", "pid", "tid", "ts", "dur", "id", "bp", "s", "place", "args"])
+_ARGS = frozenset(
+    [
+        *(
+            "name",
+            "labels",
+            "sort_index",
+            "External id",
+            "external id",
+            "correlation",
+            "Call stack",
+            "Module Hierarchy",
+        ),
+        *("Input Dims", "Input type", "Input Strides", "Concrete Inputs", "Sequence number", "Fwd thread id", "Ev Idx"),
+        *("Record function id", "Profiler Event Index", "Python id", "Python parent id", "Python module id"),
+        *("device", "Device", "Device Id", "Device Type", "context", "stream", "queued", "cbid", "grid", "block"),
+        *("registers per thread", "shared memory", "blocks per SM", "warps per SM", "est. achieved occupancy %"),
+        *("graph node id", "graph id", "bytes", "Bytes", "memory bandwidth (GB/s)", "Addr", "Total Reserved"),
+        *("Total Allocated", "cuda_sync_kind", "wait_on_stream", "wait_on_cuda_event_record_corr_id"),
+        *("wait_on_cuda_event_id", "kernel_hash", "kernel_file", "kernel_backend", "Trace name", "Trace iteration"),
+        *("external ts", "Op count", "priority", "Collective name", "In msg nelems", "Out msg nelems", "dtype"),
+        *("In split size", "Out split size", "Process Group Name", "Process Group Description", "Group size"),
+        *("Process Group Ranks", "Src Rank", "Dst Rank", "Seq", "Rank", "Comms Id", "Global rank start"),
+        *("Global rank stride", "flops", "static shared memory", "short name", "process", "domain", "kind", "open"),
+        *("end thread", "duration_ns"),
+    ]
+)
+#: What `tensorboard_trace_handler` calls its files: the host, the process, the time.
+_WORKER = re.compile(r"(?:.*[/\\])?(.+)_\d+\.\d{10,}(?:\.pt)?\.trace\.json(?:\.gz)?")
+_NO_TRACE = "give a trace that torch.profiler exported (export_chrome_trace)"
+_DECODE = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_ENCODE = msgspec.json.Encoder().encode
+
+
+def _learn_json(path: Path, scrubber: Scrubber) -> str:
+    """Learn from a trace where and by whom it was made; give in which of kineto's forms the file could be read."""
+
+    def learn(texts: Iterator[bytes]) -> None:
+        for document in map(_DECODE, texts):
+            events = bytes(document.pop("traceEvents", b""))
+            if any(hint in events for hint in (b"/home", b"Users", b"homes", b"\\u0000")):
+                scrubber.learn_from(events.replace(b"\\/", b"/").decode("utf-8", "replace"))
+            for text in re.findall(rb'"[^"\\]*(?:\\.[^"\\]*)*"', events) if b"\\u0000" in events else ():
+                scrubber.learn_from(json.loads(text))
+            for key, raw in document.items():
+                value = json.loads(bytes(raw))
+                scrubber.learn_value(value, key)
+                if key == "traceName" and (worker := _WORKER.fullmatch(str(value))):
+                    scrubber.learn("host", worker[1])
+
+    return kineto.first_that_decodes(path, learn)[1]
+
+
+def _copy_json(path: Path, draft: Path, ledger: Ledger) -> None:
+    """Copy a Chrome trace: the events, and then the other keys; gzipped as :func:`copy` says."""
+    form = _learn_json(path, ledger.scrubber)
+    packed = draft.suffix == ".gz" or (kineto.is_packed(path) and draft.suffix != ".json")
+    # No name and no time in the header: the same trace gives the same bytes.
+    with draft.open("wb") as file, gzip.GzipFile("", "wb", 5, file, 0) if packed else file as stream:
+        stream.writelines(_copied(path, form, ledger))
+
+
+def _copied(path: Path, form: str, ledger: Ledger) -> Iterator[bytes]:
+    """The copy, piece by piece."""
+    tail: dict[str, Any] = {}
+    between, lists = b"", 0
+    yield b'{"traceEvents":[\n'
+    for document in map(_DECODE, kineto.documents(path, form)):
+        lists += "traceEvents" in document
+        with reading(path, "is JSON, but no Chrome trace", _NO_TRACE):
+            events = msgspec.json.decode(document.pop("traceEvents", b"[]"), type=list[msgspec.Raw])
+        kept = [_kept(_DECODE(event), _FIELDS, ledger) for event in map(bytes, events) if event[:1] == b"{"]
+        if kept:
+            yield between + b",\n".join(map(_ENCODE, kept))
+            between = b",\n"
+        tail |= _kept(document, _TOP, ledger)
+    if not lists:
+        raise TraceError(path, "is JSON, but no Chrome trace (it has no traceEvents)", _NO_TRACE)
+    yield b"\n]" + b"".join(b",\n" + _ENCODE({key: value})[1:-1] for key, value in tail.items()) + b"}\n"
+
+
+def _kept(found: dict[str, Any], known: frozenset[str], ledger: Ledger) -> dict[str, Any]:
+    """Leave of an object what is known, cleaned; numbers stay as they are written."""
+    for key in [key for key in found if key not in known]:
+        del found[key]
+        ledger.note("field", key)
+    for key, raw in found.items():
+        value = bytes(raw)
+        if value[0] in b'"[{':
+            if key == "args":
+                found[key] = _kept(_DECODE(value if value[:1] == b"{" else b"{}"), _ARGS, ledger)
+            else:
+                found[key] = ledger.apply(_cleaned, key, value, key)
+    return found
+
+
+def _cleaned(scrubber: Scrubber, raw: bytes, key: str) -> msgspec.Raw:
+    given = json.loads(raw)
+    new = scrubber.value(given, key)
+    return msgspec.Raw(raw if new == given else json.dumps(new, separators=(",", ":")).encode())
+
+
 _COPIERS: dict[str, Callable[[Path, Path, Ledger], None]] = {
     "sqlite": exports.copy_sqlite,
     "parquetdir": exports.copy_parquetdir,
     "store": _copy_store,
-    "json": copy_json,
+    "json": _copy_json,
     "snapshot": _copy_snapshot,
     "ncu-csv": _copy_ncu_csv,
 }

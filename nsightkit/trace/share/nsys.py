@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import re
 import sqlite3
-import urllib.parse
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,8 @@ import pyarrow.parquet as pq
 
 from nsightkit.errors import reading
 from nsightkit.trace import nsys
-from nsightkit.trace.nsys import quoted
-from nsightkit.trace.share.secrets import Kind, Ledger, Scrubber, json_text
+from nsightkit.trace.nsys import quoted, uri
+from nsightkit.trace.share.secrets import Ledger, Scrubber, json_text
 
 __all__ = ["copy_parquetdir", "copy_sqlite", "learn_export"]
 
@@ -87,12 +86,6 @@ _KNOWN_NAMES = re.compile(
     r"|THREAD|TRACE|USE|CUDA_SKIP)_[A-Z_]+|(?:START|STOP)_TRIGGER|HOW_TO_ATTACH|DEVICE_TYPE|COLLECTION_MODE|RESUME"
     r"|(?:Has|Is|Supports)[A-Z]\w+)"
 )
-#: Properties that say who and where it was.
-_LEARNT: dict[str, Kind] = {
-    **dict.fromkeys(["HOSTNAME", "DEVICE_DISPLAY_NAME", "EXPORT_HOST", "HOST", "HOST_NAME"], "host"),
-    **dict.fromkeys(["USER_NAME", "USERNAME", "EXPORT_USER", "USER"], "user"),
-    "WORKING_DIR": "path",
-}
 
 
 def _is_text(table: str, column: str) -> bool:
@@ -140,16 +133,10 @@ def learn_export(path: Path, scrubber: Scrubber) -> None:
         if "ENVIRON" in name.upper():
             # A value may itself hold a separator; its rest is then no entry, and teaches nothing.
             scrubber.learn_environment(value.replace("\x00", ";").split(";"))
-        kind = _LEARNT.get(name.upper().rpartition(":")[2])
-        if kind and value != "Local (CLI)":
-            scrubber.learn(kind, value)
-        scrubber.learn_from(value)
+        scrubber.learn_value(value, name.rpartition(":")[2].lower())
     for table, column in (place.split(".") for place in sorted(_TEXTS)):
-        if table in _PROPERTIES or column not in export.columns(table):
-            continue
-        for text in export.texts(table, column)[1]:
-            if "\x00" in text:
-                scrubber.learn_environment(text.split("\x00"))
+        told = table not in _PROPERTIES and column in export.columns(table)
+        for text in export.texts(table, column)[1] if told else ():
             scrubber.learn_from(text)
 
 
@@ -176,47 +163,41 @@ def copy_sqlite(path: Path, draft: Path, ledger: Ledger) -> None:
     learn_export(path, ledger.scrubber)
     with (
         reading(path, "is damaged or cannot be copied", "export it again with nsys export"),
-        contextlib.closing(sqlite3.connect(_uri(path, "ro"), uri=True)) as db,
+        contextlib.closing(sqlite3.connect(uri(path, "ro"), uri=True)) as db,
     ):
-        _copy_database(db, draft, ledger)
-
-
-def _uri(path: Path, mode: str) -> str:
-    return f"file:{urllib.parse.quote(str(path.resolve()))}?mode={mode}"
-
-
-def _copy_database(db: sqlite3.Connection, draft: Path, ledger: Ledger) -> None:
-    db.text_factory = lambda raw: raw.decode("utf-8", "replace")
-    db.execute("PRAGMA trusted_schema = OFF")  # the schema does nothing but say where columns stand
-    schema = "SELECT type, name, rootpage FROM sqlite_master WHERE sql NOTNULL AND name NOT LIKE 'sqlite!_%' ESCAPE '!'"
-    entries = db.execute(f"{schema} ORDER BY rowid").fetchall()
-    # Views and virtual tables have no page; to read one is to run it.
-    stored = [name for kind, name, page in entries if kind == "table" and page]
-    tables = _known(stored, ledger)
-    for kind, name, _ in entries:
-        if name not in tables:
-            ledger.note(kind, name, count=_count(db, "*", quoted(name)) if name in stored else 1)
-    encoding = db.execute("PRAGMA encoding").fetchone()[0]
-    # What is stored as a text may be bytes that are not one.
-    codec = ("utf-8", "surrogateescape") if encoding == "UTF-8" else ("utf-16-" + encoding[-2:], "replace")
-    db.create_function("clean", 2, lambda place, raw: _clean(ledger, place, raw.decode(*codec)).encode(*codec))
-    db.create_function("is_property", 2, lambda table, name: _is_property(ledger, table, str(name)))
-    db.execute("ATTACH ? AS copy", (_uri(draft, "rwc"),))
-    for pragma in ("journal_mode", "synchronous"):
-        db.execute(f"PRAGMA copy.{pragma} = OFF")
-    columns = {
-        table: [row[1:6] for row in db.execute(f"PRAGMA table_xinfo({quoted(table)})") if not row[6]]  # 6: computed
-        for table in tables
-    }
-    refer = [f"SELECT {c} FROM main.{t}" for t in tables for c, *_ in columns[t] if c in _REFERENCES]  # noqa: S608
-    kept = dict.fromkeys(_PROPERTIES, "is_property('{table}', name)")
-    kept["StringIds"] = f"id IN ({' UNION '.join(refer) or 'NULL'})"
-    for table in tables:
-        where = kept.get(table, "1").format(table=table)
-        if table == "StringIds":
-            ledger.note("text", "StringIds", "value", count=_count(db, "*", f"main.StringIds WHERE NOT ({where})"))
-        _copy_table(db, table, columns[table], where, ledger)
-    db.commit()
+        db.text_factory = lambda raw: raw.decode("utf-8", "replace")
+        db.execute("PRAGMA trusted_schema = OFF")  # the schema does nothing but say where columns stand
+        schema = (
+            "SELECT type, name, rootpage FROM sqlite_master WHERE sql NOTNULL AND name NOT LIKE 'sqlite!_%' ESCAPE '!'"
+        )
+        entries = db.execute(f"{schema} ORDER BY rowid").fetchall()
+        # Views and virtual tables have no page; to read one is to run it.
+        stored = [name for kind, name, page in entries if kind == "table" and page]
+        tables = _known(stored, ledger)
+        for kind, name, _ in entries:
+            if name not in tables:
+                ledger.note(kind, name, count=_count(db, "*", quoted(name)) if name in stored else 1)
+        encoding = db.execute("PRAGMA encoding").fetchone()[0]
+        # What is stored as a text may be bytes that are not one.
+        codec = ("utf-8", "surrogateescape") if encoding == "UTF-8" else ("utf-16-" + encoding[-2:], "replace")
+        db.create_function("clean", 2, lambda place, raw: _clean(ledger, place, raw.decode(*codec)).encode(*codec))
+        db.create_function("is_property", 2, lambda table, name: _is_property(ledger, table, str(name)))
+        db.execute("ATTACH ? AS copy", (uri(draft, "rwc"),))
+        for pragma in ("journal_mode", "synchronous"):
+            db.execute(f"PRAGMA copy.{pragma} = OFF")
+        columns = {
+            table: [row[1:6] for row in db.execute(f"PRAGMA table_xinfo({quoted(table)})") if not row[6]]  # 6: computed
+            for table in tables
+        }
+        refer = [f"SELECT {c} FROM main.{t}" for t in tables for c, *_ in columns[t] if c in _REFERENCES]  # noqa: S608
+        kept = dict.fromkeys(_PROPERTIES, "is_property('{table}', name)")
+        kept["StringIds"] = f"id IN ({' UNION '.join(refer) or 'NULL'})"
+        for table in tables:
+            where = kept.get(table, "1").format(table=table)
+            if table == "StringIds":
+                ledger.note("text", "StringIds", "value", count=_count(db, "*", f"main.StringIds WHERE NOT ({where})"))
+            _copy_table(db, table, columns[table], where, ledger)
+        db.commit()
 
 
 def _count(db: sqlite3.Connection, column: str, rows: str) -> int:
@@ -266,7 +247,7 @@ def copy_parquetdir(path: Path, draft: Path, ledger: Ledger) -> None:
     learn_export(path, ledger.scrubber)
     draft.mkdir()
     export = nsys.ParquetDir(path)
-    tables = _known(sorted(export.tables()), ledger)
+    tables = _known(sorted(export.tables), ledger)
     for other in sorted(path.iterdir()):
         if other.suffix != ".parquet" or other.stem not in tables:
             ledger.note("table" if other.suffix == ".parquet" else "other file", other.stem)

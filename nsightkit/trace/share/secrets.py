@@ -140,8 +140,9 @@ _NUMBER = re.compile(r"[+\-]?(?:0[xX][0-9a-fA-F]+|\d[\d_,]*(?:\.\d*)?(?:[eE][+\-
 
 #: What the value under a JSON key is, by the key in small letters.
 _KEY_NAMES: dict[Kind, str] = {
-    "host": "host hostname host_name nodename node_name computername computer_name machine_name fqdn",
-    "user": "user username user_name login logname login_name userid owner author",
+    "host": "host hostname host_name nodename node_name computername computer_name machine_name fqdn export_host "
+    "device_display_name",
+    "user": "user username user_name login logname login_name userid owner author export_user",
     "environment": "env environ environment envs envvars env_vars environment_variables os.environ",
     "secret": "authorization proxy-authorization cookie set-cookie jwt psk",
     "path": "cwd pwd home workdir working_dir working_directory tracename",
@@ -366,12 +367,14 @@ class Scrubber:
             self.learn_from(value)
 
     def learn_from(self, text: str) -> None:
-        """Learn the users whose home folders a text names.
+        """Learn the users whose home folders a text names, and an environment whose entries end with NULs.
 
         Parameters
         ----------
         text : str
         """
+        if "\x00" in text:
+            self.learn_environment(text.split("\x00"))
         for name in _HOME.findall(text):
             self.learn("user", name)
 
@@ -385,8 +388,6 @@ class Scrubber:
             The key it stands under.
         """
         kind = _KEYS.get(key.lower())
-        if kind == "environment" and isinstance(given, Mapping | list | tuple):
-            self.learn_environment(given)
         if isinstance(given, str):
             if kind in ("host", "user", "path"):
                 self.learn(kind, given)
@@ -394,6 +395,8 @@ class Scrubber:
                 self.learn_environment({key: given})
             self.learn_from(given)
         elif isinstance(given, Mapping | list | tuple):
+            if kind == "environment":
+                self.learn_environment(given)
             for name, item in given.items() if isinstance(given, Mapping) else ((key, item) for item in given):
                 self.learn_value(item, str(name))
 
@@ -475,8 +478,7 @@ class Scrubber:
         """
         if not _PATH_LIKE.match(value) or "\x00" in value:
             return self.text(value)
-        clean = self._spelt(self._shortened(self._marked_up(value), free=False))
-        return self.text(clean)
+        return self.text(self._spelt(self._shortened(self._marked_up(value), free=False)))
 
     def value(self, given: Any, key: str = "") -> Any:
         """Replace every secret in a JSON value, also those that only their key gives away.
@@ -492,21 +494,22 @@ class Scrubber:
         JSON value
         """
         kind = _KEYS.get(key.lower())
-        if isinstance(given, str):
-            return self._keyed(key, kind, given)
-        if kind == "environment" and given and isinstance(given, Mapping | list | tuple):
-            self.removed += ["environment"] * len(given)
-            return {} if isinstance(given, Mapping) else []
-        if isinstance(given, Mapping):
-            return {
-                self.text(name) if isinstance(name, str) else name: self.value(item, str(name))
-                for name, item in given.items()
-            }
-        if isinstance(given, list | tuple):
-            words = [self.value(item, key) for item in given]
-            return [*words[:1], *itertools.starmap(self._argument, itertools.pairwise(words))]
-        if isinstance(given, int | float) and not isinstance(given, bool) and _STRONG.fullmatch(key):
-            return self.placeholder("secret", str(given))
+        match given:
+            case str():
+                return self._keyed(key, kind, given)
+            case Mapping() | list() | tuple() if kind == "environment" and given:
+                self.removed += ["environment"] * len(given)
+                return {} if isinstance(given, Mapping) else []
+            case Mapping():
+                return {
+                    self.text(name) if isinstance(name, str) else name: self.value(item, str(name))
+                    for name, item in given.items()
+                }
+            case list() | tuple():
+                words = [self.value(item, key) for item in given]
+                return [*words[:1], *itertools.starmap(self._argument, itertools.pairwise(words))]
+            case int() | float() if not isinstance(given, bool) and _STRONG.fullmatch(key):
+                return self.placeholder("secret", str(given))
         return given
 
     def _keyed(self, key: str, kind: Kind | None, text: str) -> str:
@@ -526,9 +529,8 @@ class Scrubber:
 
     def _argument(self, flag: Any, word: Any) -> Any:
         """Give a command line's word, or a placeholder if the word before it says that it is a secret or a user."""
-        if not (isinstance(flag, str) and isinstance(word, str) and flag.startswith("-")):
-            return word
-        if word[:1] in ("", "-") or _NUMBER.fullmatch(word) or PLACEHOLDER.search(word):
+        told = isinstance(flag, str) and isinstance(word, str) and flag.startswith("-")
+        if not told or word[:1] in ("", "-") or _NUMBER.fullmatch(word) or PLACEHOLDER.search(word):
             return word
         if re.fullmatch(_FLAG, f"{flag} x") or (":" in word and re.fullmatch(_USER_FLAG, f"{flag} x:x")):
             return self.placeholder("secret", word)
@@ -705,9 +707,8 @@ def _secretive(value: str) -> bool:
         return False
     kinds = re.findall(r"[A-Za-z]+|\d+", value)
     changes = sum(a[0].isdigit() != b[0].isdigit() for a, b in itertools.pairwise(kinds))
-    if changes >= 3 or (changes and len(value) >= 16):
-        return True
-    return len(value) >= 20 and "_" not in value and any(re.search("[a-z][A-Z]+[a-z]", kind) for kind in kinds)
+    mixed = len(value) >= 20 and "_" not in value and any(re.search("[a-z][A-Z]+[a-z]", kind) for kind in kinds)
+    return changes >= 3 or (changes > 0 and len(value) >= 16) or mixed
 
 
 #: Which texts a rule may find something in, and the rule. In this order: what is known comes first, and what is part of
