@@ -112,6 +112,12 @@ def stack(axes: Any, parts: pd.DataFrame, looks: Iterable[Look], height: float =
     ]  # fmt: skip
 
 
+def rectangles(left: Any, right: Any, bottom: Any, top: Any) -> Any:
+    """Outline rectangles, each as a shape of its own; a side may be the same of all."""
+    sides = np.stack(np.broadcast_arrays(left, right, bottom, top), 1).astype(float)
+    return sides[:, [[0, 2], [1, 2], [1, 3], [0, 3]]]
+
+
 def name_rows(axes: Any, names: Iterable[object], longest: int = 44) -> None:
     """Row names on the y axis, first row on top."""
     labels = [plain(n, longest) for n in names]
@@ -129,7 +135,7 @@ def first_rows(rows: pd.DataFrame, top: int, name: str, sums: Sequence[str]) -> 
     return pd.concat([rows.head(top), others], ignore_index=True)
 
 
-def decades(axis: Any, low: float, high: float, write: Callable[[float], str]) -> None:
+def decades(axis: Any, write: Callable[[float], str], low: float, high: float) -> None:
     """Mark powers of ten on an axis, and between them where there are few."""
     subs = (1.0,) if high / low > 100 else (1.0, 2.0, 5.0)
     axis.set(
@@ -140,7 +146,7 @@ def decades(axis: Any, low: float, high: float, write: Callable[[float], str]) -
 def time_axis(axes: Any, label: str, first: float, last: float) -> None:
     """Make the x axis one of times on a logarithmic scale."""
     axes.set(xscale="log", xlim=(first, last), xlabel=label)
-    decades(axes.xaxis, first, last, tick)
+    decades(axes.xaxis, tick, first, last)
 
 
 def finished(

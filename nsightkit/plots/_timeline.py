@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from nsightkit.errors import UsageError
-from nsightkit.plots._style import finished, new_figure, nothing, plain
+from nsightkit.plots._style import finished, new_figure, nothing, plain, rectangles
 from nsightkit.plots.lanes import Lanes, Most, coverage, find_lanes
 from nsightkit.plots.looks import BLUE, DARK_GREY, GREEN, GREY, PURPLE, duration, spoken, time_unit
 from nsightkit.plots.packing import InteractiveTimeline, pack
@@ -96,21 +96,16 @@ def timeline(
 
 def _draw(axes: Any, start: np.ndarray, end: np.ndarray, row: int, colour: str, width: float) -> None:
     low, high = row + 0.36, row - 0.36
-    if not len(start):
-        return
-    if len(start) <= _COLUMNS:
+    if len(start) > _COLUMNS:
+        edges = np.repeat(np.linspace(0, width, _COLUMNS + 1), 2)[1:-1]
+        share = np.repeat(coverage(start, end, width, _COLUMNS), 2)
+        axes.fill_between(edges, low, low - 0.72 * share, color=colour, linewidth=0)
+    elif len(start):
         # At least one column wide: a 2 µs kernel in a 10 s window must not vanish.
-        end = np.maximum(end, start + width / _COLUMNS)
-        corners = np.empty((len(start), 4, 2))
-        corners[:, [0, 3], 0], corners[:, [1, 2], 0] = start[:, None], end[:, None]
-        corners[:, :2, 1], corners[:, 2:, 1] = high, low
+        shapes = rectangles(start, np.maximum(end, start + width / _COLUMNS), high, low)
         # Two shades of grey in turn: adjacent ranges must not read as one.
         shades = [colour, DARK_GREY] if colour == GREY else [colour]
-        axes.add_collection(PolyCollection(list(corners), facecolors=shades, edgecolors="none"))
-        return
-    edges = np.repeat(np.linspace(0, width, _COLUMNS + 1), 2)[1:-1]
-    share = np.repeat(coverage(start, end, width, _COLUMNS), 2)
-    axes.fill_between(edges, low, low - 0.72 * share, color=colour, linewidth=0)
+        axes.add_collection(PolyCollection(shapes, facecolors=shades, edgecolors="none"))
 
 
 def _write_names(axes: Any, start: np.ndarray, end: np.ndarray, names: Any, row: int, width: float) -> None:

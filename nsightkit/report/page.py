@@ -124,8 +124,8 @@ def write(
     """
     path = Path(path)
     several = _by_label(traces)
-    there = [trace.path for trace in several.values() if trace.path is not None and Path(trace.path).exists()]
-    if path.exists() and any(path.samefile(other) for other in there):
+    others = [Path(trace.path) for trace in several.values() if trace.path is not None]
+    if path.exists() and any(other.exists() and path.samefile(other) for other in others):
         raise UsageError(f"{path} is a trace itself; give another name for the report")
     if path.is_dir():
         raise UsageError(f"{path} is a folder; give the report a file name")
@@ -203,14 +203,13 @@ class _Page:
         rest = sum(len(part.encode("utf-8", "replace")) for _, _, part in (*sections, *tables))
         timeline = self._timeline(max(_MOST_BYTES - rest - 120_000, _LEAST_TIMELINE))
         sections += [("timeline", "Timeline", timeline), *tables]
-        links = [tag("li", tag("a", title, href=f"#{name}")) for name, title, _ in sections]
         style, script, viewer = (_resource("report.css"), _resource("report.js"), program())
         return Template(_resource("page.html")).substitute(
             policy=_policy(style, (viewer, script)),
             title=tag("title", self.title),
             style=style,
             head=tag("h1", self.title) + self._origins(),
-            links="".join(links),
+            links="".join(tag("li", tag("a", title, href=f"#{name}")) for name, title, _ in sections),
             main="".join(part for _, _, part in sections),
             foot=tag("p", f"Made by nsightkit {__version__}. {_FOOT}"),
             viewer=viewer,
@@ -222,9 +221,8 @@ class _Page:
     def _origins(self) -> Markup:
         lines = [tag("li", self._lettered(label, tag("strong", label)), f" · {self.sources[label]}")
                  for label in self.traces]  # fmt: skip
-        if self.selection:
-            lines.append(tag("li", "Only a part of what was recorded: ", tag("code", self.selection)))
-        return tag("ul", lines, class_="origins")
+        part = tag("li", "Only a part of what was recorded: ", tag("code", self.selection)) if self.selection else None
+        return tag("ul", lines, part, class_="origins")
 
     def _lettered(self, label: str, text: str) -> list[str]:
         return [tag("span", self.letters[label], class_="letter"), text] if self.several else [text]
@@ -233,10 +231,8 @@ class _Page:
         found = verdict.summary(trace)
         name, share = str(found["bottleneck"]), found["share_of_span"]
         amount = "" if share is None else f", {_percent(share)} of the time"
-        facts = [tag("span", name, class_="chip"), f" confidence: {found['confidence']}"]
-        gains = {row["change"]: row["speedup"] for row in found["changes"]}
-        if gain := gains.get(verdict.CHANGE_OF.get(name)):
-            facts.append(f" · {gain:.2f}x as fast without it, predicted by replay")
+        gain = {row["change"]: row["speedup"] for row in found["changes"]}.get(verdict.CHANGE_OF.get(name))
+        faster = f" · {gain:.2f}x as fast without it, predicted by replay" if gain else ""
         lists = [
             (title, found[key])
             for title, key in (("Evidence", "evidence"), ("What speaks against it", "against"),
@@ -248,7 +244,7 @@ class _Page:
             "article",
             tag("h3", self._lettered(label, label)) if self.several else None,
             tag("p", SAID.get(name, name) + amount, class_="headline"),
-            tag("p", facts, class_="facts"),
+            tag("p", tag("span", name, class_="chip"), f" confidence: {found['confidence']}{faster}", class_="facts"),
             self._bar([*found["busy"], *found["candidates"]], label),
             [[tag(level, title), tag("ul", [tag("li", shown(text, 600)) for text in texts])] for title, texts in lists],
             self._gains(found, level, label),
@@ -288,10 +284,10 @@ class _Page:
             at += share
         drawn = tag("svg", rects, class_="span", role="img", aria_label="Shares of the time; the list below names them",
                     preserveAspectRatio="none")  # fmt: skip
-        in_steps = self.figures[label]["window_ns"] is not None
-        what = "the time of the steps" if in_steps else "the time between the first and the last GPU operation"
-        text = f"Where {what} went. {self.sources[label]}"
-        return tag("figure", drawn, tag("ul", legend, class_="legend"), tag("figcaption", text))
+        whole = self.figures[label]["window_ns"] is None
+        what = "the time between the first and the last GPU operation" if whole else "the time of the steps"
+        said = tag("figcaption", f"Where {what} went. {self.sources[label]}")
+        return tag("figure", drawn, tag("ul", legend, class_="legend"), said)
 
     def _summary(self) -> Markup:
         rows = [
@@ -371,10 +367,8 @@ def _counted(_: Trace, figures: Mapping[str, Any]) -> str:
 
 def _steps_idle(trace: Trace, figures: Mapping[str, Any]) -> str:
     window, idle = figures["window_ns"], figures["window_idle_ns"]
-    if window is None:
-        return "no steps are named"
-    if idle is None:
-        return "not recorded"
+    if window is None or idle is None:
+        return "no steps are named" if window is None else "not recorded"
     devices = len(steps.devices(trace, int(steps.find(trace)["process"].iloc[0])))
     return f"{time_text(idle)} ({100 * idle / max(window * devices, 1):.1f} %)"
 

@@ -8,7 +8,6 @@ profiler would, each on a clock of its own.
 from __future__ import annotations
 
 import dataclasses
-import gzip
 import json
 import os
 import random
@@ -46,6 +45,8 @@ _KINDS = {
 }
 #: The true clock's time of the first event.
 _EPOCH_NS = 5_000_000_000
+#: By how much a late rank is late in each step.
+_LATE_NS = 2_000_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,12 +56,11 @@ class JobConfig:
     Parameters
     ----------
     late : mapping of int to {"data", "slow", "work"}
-        Ranks that are late in every step, and why: their data comes `late_us` later, all their kernels take longer, or
-        they have more kernels, that much together.
+        Ranks that are late in every step, by 2 ms, and why: their data comes that much later, all their kernels take
+        longer, or they have more kernels, that much together.
     ranks, steps, layers : int
     kind : {"nsys", "kineto"}
-        An SQLite export, or the JSON of PyTorch's profiler (gzipped if `name` ends so).
-    late_us : int
+        An SQLite export, or the JSON of PyTorch's profiler.
     offsets_ns : mapping of int to int
         What each rank's clock shows more than the true one.
     drift_ppm : mapping of int to float
@@ -74,8 +74,6 @@ class JobConfig:
         among ranks with the same share. 1: all ranks are in one group.
     missing_steps : mapping of int to int
         Steps at the start that a rank's capture lacks.
-    name : str
-        Of the files, with ``{rank}`` and ``{suffix}``.
     seed : int
     """
 
@@ -84,14 +82,14 @@ class JobConfig:
     steps: int = 12
     layers: int = 6
     kind: Literal["nsys", "kineto"] = "nsys"
-    late_us: int = 2_000
+
     offsets_ns: Mapping[int, int] = dataclasses.field(default_factory=dict)
     drift_ppm: Mapping[int, float] = dataclasses.field(default_factory=dict)
     jitter: float = 0.02
     end_jitter_ns: int = 3_000
     tensor_parallel: int = 1
     missing_steps: Mapping[int, int] = dataclasses.field(default_factory=dict)
-    name: str = "rank{rank}.{suffix}"
+
     seed: int = 0
 
 
@@ -187,8 +185,7 @@ class _AsKineto:
 
     def write(self, path: Path) -> Path:
         text = json.dumps({**self._head, "traceEvents": self._events})
-        with (gzip.open if path.suffix == ".gz" else open)(path, "wt", encoding="utf-8") as out:
-            out.write(re.sub(r'"(ts|dur)": "([\d.]+)"', r'"\1": \2', text))
+        path.write_text(re.sub(r'"(ts|dur)": "([\d.]+)"', r'"\1": \2', text), encoding="utf-8")
         return path
 
 
@@ -314,7 +311,7 @@ class _Job:
 
     def kernels(self, one: _Rank, count: int, thread: int, share: float) -> None:
         """Products of a rank, with its share of a step's lateness where it is slow or has more work."""
-        whole, parts = int(self.config.late_us * _US * share), count if one.cause == "slow" else 4
+        whole, parts = int(_LATE_NS * share), count if one.cause == "slow" else 4
         late = [whole * (i + 1) // parts - whole * i // parts for i in range(parts)]
         for number in range(count):
             one.compute(GEMM, 150, thread, late[number] if one.cause == "slow" else 0)
@@ -329,7 +326,7 @@ class _Job:
         for one in self.ranks:
             one.written = number >= config.missing_steps.get(one.rank, 0)
             start = one.now
-            one.now += 200 * _US + batch + (config.late_us * _US if one.cause == "data" else 0)
+            one.now += 200 * _US + batch + (_LATE_NS if one.cause == "data" else 0)
             one.note(one.out.waited, start + 20 * _US, one.now - 20 * _US)
             one.mark("dataload", start + 500, one.now)
         forward = {one: one.now for one in self.ranks}
@@ -389,10 +386,7 @@ def job(folder: str | os.PathLike[str], late: Mapping[int, Late] | None = None, 
     computed = {one.rank: one.ran[_COMPUTE] for one in planted.ranks}
     talked = {one.rank: one.ran[_GRADIENTS] + one.ran[_LAYERS] for one in planted.ranks}
     return {
-        "paths": [
-            one.out.write(Path(folder, config.name.format(rank=one.rank, suffix=one.out.suffix)))
-            for one in planted.ranks
-        ],
+        "paths": [one.out.write(Path(folder, f"rank{one.rank}.{one.out.suffix}")) for one in planted.ranks],
         "collectives": planted.truth,
         "compute_ns": {rank: length(ran) for rank, ran in computed.items()},
         "communication_ns": {rank: length(ran) for rank, ran in talked.items()},

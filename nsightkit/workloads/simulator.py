@@ -469,24 +469,21 @@ class _Simulation:
         heapq.heappush(self.events, (time, next(self.counter), do))
 
     def _go_on(self, steps: _Steps) -> None:
-        """Carry a thread out until the time, or the condition, that it names; it names nothing at its end."""
-        until = next(steps, None)
+        """Carry a thread out up to a time that it names, a condition that does not hold yet, or its end."""
+        until = next((until for until in steps if isinstance(until, int) or not until()), None)
         if isinstance(until, int):
             self.at(max(until, self.now), partial(self._go_on, steps))
         elif until is not None:
-            self._when(until, steps)
-
-    def _when(self, condition: Callable[[], bool], steps: _Steps) -> None:
-        if condition():
-            self._go_on(steps)
-        else:
-            self.blocked.append((condition, steps))
+            self.blocked.append((until, steps))
 
     def _settle(self) -> None:
         """Something has happened: let go on what waited for it."""
         blocked, self.blocked = self.blocked, []
         for condition, steps in blocked:
-            self._when(condition, steps)
+            if condition():
+                self._go_on(steps)
+            else:
+                self.blocked.append((condition, steps))
         for stream in self.streams.values():
             self._plan(stream)
 
