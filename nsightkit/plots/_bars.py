@@ -84,10 +84,10 @@ def gap_bars(gaps: pd.DataFrame, *, title: str = "GPU idle time by cause") -> Fi
         f"{duration(total)} · {share:.1%} of span"
         for total, share in zip(rows["total_ns"], rows["share_of_span"], strict=True)
     ]
-    looks = [(CAUSE_COLOURS.get(cause, GREY), None) for cause in rows["cause"]]
     return ranked_bars(
-        rows["cause"], rows["total_ns"], labels, looks, title=title, axis="idle time", unit_of=time_unit,
-        row_height=0.36, longest=44, empty="no gaps between GPU operations in this trace",
+        rows["cause"], rows["total_ns"], labels, [(CAUSE_COLOURS.get(cause, GREY), None) for cause in rows["cause"]],
+        title=title, axis="idle time", unit_of=time_unit, row_height=0.36, longest=44,
+        empty="no gaps between GPU operations in this trace",
     )  # fmt: skip
 
 
@@ -155,17 +155,15 @@ def before_after(
     """
     sums = [frame.groupby(frame[key].astype(str), sort=False)[value].sum() for frame in (before, after)]
     both = pd.concat(sums, axis=1, keys=("before", "after")).fillna(0)
-    both = both.loc[both.max(axis=1).sort_values(ascending=False, kind="stable").index].head(10)
+    both = both.loc[both.max(axis=1).sort_values(ascending=False, kind="stable").index[:10]]
     figure, axes = new_figure(1.2 + 0.46 * max(len(both), 2), title)
     if both.empty:
         return nothing(figure, axes, title, "nothing to compare")
     scale, unit = time_unit(both.to_numpy().max())
     looks = ((-0.2, BLUE, None), (0.2, VERMILION, "//"))  # as in other figures, and told apart without colour
     for (_, values), label, (offset, colour, hatch) in zip(both.items(), labels, looks, strict=True):
-        bars = axes.barh(
-            np.arange(len(both)) + offset, values / scale, height=0.36, color=colour, label=plain(label), hatch=hatch
-        )
-        label_bars(axes, bars, [duration(v) for v in values])
+        rows, look = np.arange(len(both)) + offset, {"height": 0.36, "color": colour, "hatch": hatch}
+        label_bars(axes, axes.barh(rows, values / scale, label=plain(label), **look), map(duration, values))
     name_rows(axes, both.index)
     axes.legend(frameon=False, fontsize=9, loc="lower right")
     pairs = [(name, f"{duration(b)} then {duration(a)}") for name, b, a in both.itertuples()]
@@ -460,8 +458,9 @@ def small_multiples(tables: Mapping[str, pd.DataFrame], *, top: int = 5, title: 
     for axes, (label, table) in zip(grid.flat, shown.items(), strict=False):
         axes.set_title(plain(label, 40), loc="left", fontsize=9)
         kinds = ["other" if kind not in CATEGORY_COLOURS else str(kind) for kind in table["category"]]
-        colours = [CATEGORY_COLOURS[kind] for kind in kinds]
-        bars = axes.barh(np.arange(len(table)) + 0.26, table["share"], color=colours, height=0.34)
+        bars = axes.barh(
+            np.arange(len(table)) + 0.26, table["share"], color=[CATEGORY_COLOURS[kind] for kind in kinds], height=0.34
+        )
         # Names stand above their bars: beside them they would take the room of the chart, and on them hide it.
         for row, (name, share) in enumerate(zip(table["name"], table["share"], strict=True)):
             axes.annotate(

@@ -116,8 +116,8 @@ def memory_timeline(
     axes.legend(handles=handles[::-1], frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
     peak = bands.iloc[int(bands["top_bytes"].to_numpy().argmax())]
     at_peak = bands[(bands["from_event"] <= peak["from_event"]) & (peak["from_event"] < bands["to_event"])]
-    heights = (at_peak["top_bytes"] - at_peak["bottom_bytes"]).groupby(names[at_peak.index]).sum()
-    said = [(name, _amount(value)) for name, value in heights.sort_values(ascending=False).items() if value]
+    heights = (at_peak["top_bytes"] - at_peak["bottom_bytes"]).groupby(names).sum().sort_values(ascending=False)
+    said = [(name, _amount(value)) for name, value in heights.items() if value]
     return finished(
         figure,
         axes,
@@ -146,8 +146,8 @@ def memory_bars(sites: pd.DataFrame, *, top: int = 12, title: str = "Memory at t
     -------
     matplotlib.figure.Figure
     """
-    rows = sites.sort_values("bytes", ascending=False, kind="stable")
-    shown = first_rows(rows.astype({"category": str}), top, "site", ("bytes", "count", "share"))
+    rows = sites.astype({"category": str}).sort_values("bytes", ascending=False, kind="stable")
+    shown = first_rows(rows, top, "site", ("bytes", "count", "share"))
     categories = list(shown["category"].fillna(_OTHERS))
     labels = [
         f"{share:.1%} · {n:,} block{'' if n == 1 else 's'}"

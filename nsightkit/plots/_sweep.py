@@ -91,8 +91,10 @@ def sweep_memory(
     said: list[tuple[object, str]] = []
     marks: dict[str, Any] = {}
     for axes, way, drawn in panels:
-        for label, rows, _ in drawn:
-            said.append((label, f"{_size(rows['peak_bytes'].iloc[-1])} at {rows['context'].iloc[-1]:.0f}"))
+        said += [
+            (label, f"{_size(rows['peak_bytes'].iloc[-1])} at {rows['context'].iloc[-1]:.0f}")
+            for label, rows, _ in drawn
+        ]
         if limit_bytes is not None:
             axes.axhline(limit_bytes, color=DARK_GREY, linewidth=1.2)
             axes.annotate(

@@ -112,8 +112,10 @@ def _write_names(axes: Any, start: np.ndarray, end: np.ndarray, names: Any, row:
     room = (end - start) / width * 78  # characters of size 8 that fit across the axes
     widest = np.argsort(room)[::-1][:40]
     for i in widest[room[widest] >= 4]:
-        name = plain(names[i], max(int(room[i]), 2))
-        axes.text((start[i] + end[i]) / 2, row, name, ha="center", va="center", fontsize=8, color="white", clip_on=True)
+        axes.text(
+            (start[i] + end[i]) / 2, row, plain(names[i], max(int(room[i]), 2)), ha="center", va="center", fontsize=8,
+            color="white", clip_on=True,
+        )  # fmt: skip
 
 
 def interactive_timeline(
@@ -166,9 +168,8 @@ def interactive_timeline(
             f"<details{'' if number else ' open'}><summary>{html.escape(label)}</summary>{svg}</details>"
             for number, (label, svg) in enumerate(zip(drawn, pictures, strict=False))
         ]
-    most = Most(levels=levels)
     return pack(
-        {label: Lanes(find_lanes(trace, most, detailed=True)) for label, trace in several.items()},
+        {label: Lanes(find_lanes(trace, Most(levels=levels), detailed=True)) for label, trace in several.items()},
         fallback="".join(pictures),
         said=[sentence for _, sentence in drawn.values()],
         title=title,

@@ -393,8 +393,7 @@ def pack(
     """
     names = _Names()
     prepared = [_Prepared(lanes, label, names) for label, lanes in found.items()]
-    common = {"title": title, "layout": layout, "said": list(said)}
-    data, items = _fitted(prepared, names, common, most_bytes)
+    data, items = _fitted(prepared, names, {"title": title, "layout": layout, "said": list(said)}, most_bytes)
     events = sum(len(lane) for trace in prepared for lane in trace.lanes[: trace.recorded])
     return InteractiveTimeline(data, fallback, " ".join(said), (len(prepared), events, items))
 
@@ -449,7 +448,6 @@ class InteractiveTimeline:
 
 def program() -> str:
     """Read the viewer, without what only a reader of its source needs."""
-    lines = (files("nsightkit.plots") / "timeline.js").read_text(encoding="utf-8").splitlines()
     # Comments and indentation are for those who read the source, not for every page that carries it.
-    bare = (line.strip() for line in lines)
-    return "\n".join(line for line in bare if line and not line.startswith("//")) + "\n"
+    lines = map(str.strip, (files("nsightkit.plots") / "timeline.js").read_text(encoding="utf-8").splitlines())
+    return "\n".join(line for line in lines if line and not line.startswith("//")) + "\n"

@@ -90,8 +90,7 @@ def labelled(traces: Iterable[Trace]) -> dict[str, Trace]:
     -------
     dict of str to Trace
     """
-    named = [(_ENDINGS.sub("", Path(trace.path).name) if trace.path else "trace", trace) for trace in traces]
-    return _distinct(named)
+    return _distinct([(_ENDINGS.sub("", Path(trace.path or "trace").name), trace) for trace in traces])
 
 
 def write(
@@ -195,14 +194,13 @@ class _Page:
     def document(self) -> str:
         """The page as text."""
         cards = tag("div", [self._answer(label, trace) for label, trace in self.traces.items()], class_="cards")
-        answer = section("answer", "Answer", cards)
-        sections = [("answer", "Answer", answer), ("summary", "Summary", self._summary())]
+        sections = [("answer", "Answer", section("answer", "Answer", cards)), ("summary", "Summary", self._summary())]
         asked = [(each, {label: each.ask(trace) for label, trace in self.traces.items()}) for each in SECTIONS]
         drawn = [(each.name, each.title, draw(each, answers, self.sources)) for each, answers in asked]
         tables = [(name, title, table) for name, title, table in drawn if table is not None]
         rest = sum(len(part.encode("utf-8", "replace")) for _, _, part in (*sections, *tables))
-        timeline = self._timeline(max(_MOST_BYTES - rest - 120_000, _LEAST_TIMELINE))
-        sections += [("timeline", "Timeline", timeline), *tables]
+        room = max(_MOST_BYTES - rest - 120_000, _LEAST_TIMELINE)
+        sections += [("timeline", "Timeline", self._timeline(room)), *tables]
         style, script, viewer = (_resource("report.css"), _resource("report.js"), program())
         return Template(_resource("page.html")).substitute(
             policy=_policy(style, (viewer, script)),
@@ -260,13 +258,13 @@ class _Page:
                 tag("td", f"{row['speedup']:.2f}x" if row["speedup"] else "-", class_="number"))
             for row in found["changes"]
         ]  # fmt: skip
-        head = [tag("th", "Change", scope="col")]
-        head += [tag("th", name, scope="col", class_="number") for name in ("Predicted time", "Gain")]
+        numbers = [tag("th", name, scope="col", class_="number") for name in ("Predicted time", "Gain")]
+        table = scrolled(_GAINS, tag("tr", tag("th", "Change", scope="col"), numbers), rows)
         text = (
             f"The trace played again with each change, instead of {time_text(found['changes'][0]['wall_ns'])}. Played "
             f"again without a change it is {100 * found['replay_error']:.1f} % off. {self.sources[label]}"
         )
-        return [tag(level, _GAINS), scrolled(_GAINS, tag("tr", head), rows), tag("p", text, class_="source")]
+        return [tag(level, _GAINS), table, tag("p", text, class_="source")]
 
     def _bar(self, parts: Sequence[Mapping[str, Any]], label: str) -> Markup | None:
         """Where the time went, as one bar; each moment of each device counts once."""
@@ -284,9 +282,9 @@ class _Page:
             at += share
         drawn = tag("svg", rects, class_="span", role="img", aria_label="Shares of the time; the list below names them",
                     preserveAspectRatio="none")  # fmt: skip
-        whole = self.figures[label]["window_ns"] is None
-        what = "the time between the first and the last GPU operation" if whole else "the time of the steps"
-        said = tag("figcaption", f"Where {what} went. {self.sources[label]}")
+        between = "between the first and the last GPU operation"
+        what = between if self.figures[label]["window_ns"] is None else "of the steps"
+        said = tag("figcaption", f"Where the time {what} went. {self.sources[label]}")
         return tag("figure", drawn, tag("ul", legend, class_="legend"), said)
 
     def _summary(self) -> Markup:
@@ -304,11 +302,10 @@ class _Page:
     def _timeline(self, most_bytes: int) -> Markup:
         said = []
         for label, trace in self.traces.items():
-            sizes = {table: trace.size(table) for table in (*GPU_TABLES, "ranges", "ops", "calls")}
-            counts = ", ".join(f"{size:,} {table}" for table, size in sizes.items() if size) or "no events"
+            tables = [table for table in (*GPU_TABLES, "ranges", "ops", "calls") if trace.size(table)]
+            counts = ", ".join(f"{trace.size(table):,} {table}" for table in tables) or "no events"
             said.append(f"Timeline of {label}: {counts}. The tables say the same in numbers.")
-        many = len(self.traces)
-        most = Most(max(_MOST.levels // many, 3), max(_MOST.streams // many, 4), max(_MOST.threads // many, 3))
+        most = Most(*(max(most // len(self.traces), least) for most, least in zip(_MOST, (3, 4, 3), strict=True)))
         timeline = pack(
             {label: all_lanes(trace, most, _drawn_gaps(trace)) for label, trace in self.traces.items()},
             said=said,

@@ -81,12 +81,10 @@ class Accumulation(Workload):
         if config.block < 1 or config.count % config.block:
             raise ValueError(f"blocks of {config.block} do not divide {config.count} addends")
         super().__init__(config, device)
-        self._addends = {
-            name: torch.tensor(config.addend, dtype=of.addend, device=self.device).to(
-                of.accumulator if of.widen else of.addend
-            )
-            for name, of in VARIANTS.items()
-        }
+        self._addends = {}
+        for name, variant in VARIANTS.items():
+            value = torch.tensor(config.addend, dtype=variant.addend, device=self.device)
+            self._addends[name] = value.to(variant.accumulator) if variant.widen else value
         self._totals: dict[str, Tensor] = {}
         for name in ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction"):
             setting = getattr(torch.backends.cuda.matmul, name)

@@ -8,6 +8,7 @@ because processors are few.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import subprocess
@@ -124,9 +125,8 @@ class _Rank:
             torch.set_num_threads(1)
         dist.init_process_group(self.backend, init_method=f"file://{store}", rank=rank, world_size=config.ranks)
         torch.manual_seed(0)
-        width = config.hidden
-        layers = (layer for _ in range(config.layers) for layer in (nn.Linear(width, width), nn.GELU()))
-        self.model = nn.Sequential(*layers).to(self.device)
+        layers = ((nn.Linear(config.hidden, config.hidden), nn.GELU()) for _ in range(config.layers))
+        self.model = nn.Sequential(*itertools.chain.from_iterable(layers)).to(self.device)
         self.gradients = Gradients(self.model, config.bucket_mb * 1e6)
         torch.manual_seed(1 + rank)  # one model, but batches of their own
 
@@ -209,8 +209,9 @@ class Crew(Workload):
             for rank in range(1, config.ranks):
                 task = json.dumps({"config": self.parameters, "rank": rank, "device": device, "store": store})
                 command = [sys.executable, "-m", "nsightkit.workloads.late_rank", task]
-                child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-                self.children.append(child)
+                self.children.append(
+                    subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+                )
             self._rank = _Rank(config, 0, device, store)
         except BaseException:
             for child in self.children:

@@ -240,8 +240,7 @@ def _in_eight(x: Tensor, scale: Tensor) -> Tensor:
 
 def _linear_eight(x: Tensor, weight: _Eight) -> Tensor:
     flat = _in_eight(x, weight.input_scale).flatten(0, 1)
-    product = product_fp8(flat, weight.weight.t(), weight.input_scale, weight.scale, x.dtype)
-    return product.view(*x.shape[:2], -1)
+    return product_fp8(flat, weight.weight.t(), weight.input_scale, weight.scale, x.dtype).view(*x.shape[:2], -1)
 
 
 def _forward(
@@ -335,8 +334,7 @@ def reference(
 
 
 def _frequency(pairs: int, like: Tensor) -> Tensor:
-    exponent = torch.arange(pairs, dtype=torch.float64, device=like.device) / pairs
-    return torch.pow(10_000.0, -exponent)
+    return torch.pow(10_000.0, -(torch.arange(pairs, dtype=torch.float64, device=like.device) / pairs))
 
 
 def triton_kernels(device: torch.device) -> ModuleType | None:
@@ -421,8 +419,9 @@ class LayerRun(Workload):
             compiler = self.config.compiler
             fuses = self._can(compiler == "inductor", f"traced by {compiler}, which fuses nothing")
             self.callback(torch._dynamo.reset)
-            options = rung.compiled if fuses else {}
-            layer = torch.compile(layer, backend=compiler, fullgraph=True, dynamic=False, **options)
+            layer = torch.compile(
+                layer, backend=compiler, fullgraph=True, dynamic=False, **(rung.compiled if fuses else {})
+            )
         caches: Sequence[_Cache | None] = self.caches or [None] * len(weights)
 
         def chain() -> Tensor:
@@ -493,8 +492,10 @@ class LayerRun(Workload):
             scale = weight.abs().amax().float() / _LARGEST_FP8
             return _Eight(_in_eight(weight, scale), scale, largest[id(weight)] / _LARGEST_FP8)
 
-        names = ("qkv", "out", "gate_up", "down")
-        return [w._replace(**{name: eight(getattr(w, name)) for name in names}) for w in self.weights]
+        return [
+            w._replace(qkv=eight(w.qkv), out=eight(w.out), gate_up=eight(w.gate_up), down=eight(w.down))
+            for w in self.weights
+        ]
 
     def _graphed(self, chain: Callable[[], Tensor]) -> Callable[[], Tensor]:
         side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
@@ -618,8 +619,8 @@ def _tensors(value: Any) -> list[Tensor]:
 
 def _bytes(tensor: Tensor) -> int:
     """Bytes that a tensor really has: an expanded dimension has one element."""
-    kept = [size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride]
-    return math.prod(kept) * tensor.element_size()
+    kept = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
+    return math.prod(kept, start=tensor.element_size())
 
 
 def start(device: str, **parameters: Any) -> LayerRun:

@@ -114,8 +114,7 @@ class Run(Workload):
         with self.device:
             self.model = model(config)
             # Never token 0, and never the same batch twice in a row: nothing may be cheap because it is zero or cached.
-            shape = (_BATCHES, config.batch, config.context + 1)
-            self.tokens = torch.randint(1, config.vocabulary, shape)
+            self.tokens = torch.randint(1, config.vocabulary, (_BATCHES, config.batch, config.context + 1))
         if config.feed == "host":
             self.tokens = self.tokens.cpu()
             if self.device.type == "cuda":

@@ -8,6 +8,7 @@ profiler would, each on a clock of its own.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import random
@@ -110,7 +111,7 @@ class _AsNsys(Export):
             self.range(collective, self._main + thread, start - 500, end + 500, domain="NCCL")
         return self.call(f"{name}_v7000", self._main + thread, start, end)
 
-    def ran(self, start: int, end: int, name: str, correlation: int, stream: int) -> None:
+    def ran(self, start: int, end: int, name: str, correlation: int, stream: int, *_: Mapping[str, Any]) -> None:
         self.kernel(name, start, end, correlation, self._process, stream=stream)
 
     def marked(self, start: int, end: int, name: str) -> None:
@@ -133,8 +134,7 @@ class _AsKineto:
     def __init__(self, rank: int, world: int, groups: Iterable[Mapping[str, Any]]) -> None:
         self.pid = 4000 + rank
         self._events: list[dict[str, Any]] = []
-        self._correlation = 0
-        self._said: dict[int, dict[str, Any]] = {}
+        self._correlations = itertools.count(1)
         self._head = {
             "schemaVersion": 1,
             "deviceProperties": [{"id": 0, "name": "Synthetic GPU (planted trace)", "numSms": 100}],
@@ -149,27 +149,25 @@ class _AsKineto:
             {"ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur, "args": args}
         )
 
-    def _runtime(self, name: str, thread: int, start: int, end: int) -> int:
-        self._correlation += 1
-        self._add("cuda_runtime", name, self.pid, self.pid + thread, start, end, correlation=self._correlation)
-        return self._correlation
-
     def called(
         self, start: int, end: int, name: str, thread: int, kind: str = "", said: Mapping[str, Any] | None = None
     ) -> int:
-        tid, following = self.pid + thread, self._correlation + 1
+        tid, correlation = self.pid + thread, next(self._correlations)
         # The operator that made the call, around it; its number is not a correlation.
-        args = {"External id": 1_000_000 + following, **(said or {})}
-        operator = "aten::mm" if said is None else "record_param_comms"
+        args = {"External id": 1_000_000 + correlation, **(said or {})}
+        operator = "record_param_comms" if said else "aten::mm"
         self._add("cpu_op", operator, self.pid, tid, start - 1_000, end + 1_000, **args)
-        if said is not None:
+        if said:
             self._add("user_annotation", f"nccl:{kind}", self.pid, tid, start - 500, end + 500)
-            self._said[following] = {key: value for key, value in said.items() if key != "Seq"}
-        return self._runtime(name, thread, start, end)
+        self._add("cuda_runtime", name, self.pid, tid, start, end, correlation=correlation)
+        return correlation
 
-    def ran(self, start: int, end: int, name: str, correlation: int, stream: int) -> None:
+    def ran(
+        self, start: int, end: int, name: str, correlation: int, stream: int, said: Mapping[str, Any] | None = None
+    ) -> None:
         args = {"External id": 1_000_000 + correlation, "device": 0, "stream": stream, "correlation": correlation}
-        self._add("kernel", name, 0, stream, start, end, **args, **self._said.get(correlation, {}))
+        args |= {key: value for key, value in (said or {}).items() if key != "Seq"}
+        self._add("kernel", name, 0, stream, start, end, **args)
 
     def marked(self, start: int, end: int, name: str) -> None:
         self._add("user_annotation", re.sub(r"^step ", "ProfilerStep#", name), self.pid, self.pid, start, end)
@@ -178,9 +176,10 @@ class _AsKineto:
         """PyTorch's profiler records no calls of the operating system."""
 
     def read_back(self, asked: int, over: int, start: int, end: int) -> None:
-        correlation = self._runtime("cudaMemcpyAsync", _MAIN, asked, asked + 2 * _US)
-        self._runtime("cudaStreamSynchronize", _MAIN, asked + 3 * _US, over)
-        args = {"device": 0, "stream": _COMPUTE, "correlation": correlation, "bytes": 4}
+        place, copied, waited = (self.pid, self.pid + _MAIN), next(self._correlations), next(self._correlations)
+        self._add("cuda_runtime", "cudaMemcpyAsync", *place, asked, asked + 2 * _US, correlation=copied)
+        self._add("cuda_runtime", "cudaStreamSynchronize", *place, asked + 3 * _US, over, correlation=waited)
+        args = {"device": 0, "stream": _COMPUTE, "correlation": copied, "bytes": 4}
         self._add("gpu_memcpy", "Memcpy DtoH (Device -> Pageable)", 0, _COMPUTE, start, end, **args)
 
     def write(self, path: Path) -> Path:
@@ -202,8 +201,8 @@ class _Rank:
 
     def clock(self, time: int) -> int:
         """What this rank's clock shows."""
-        drift = self.config.drift_ppm.get(self.rank, 0.0) * 1e-6
-        return time + self.config.offsets_ns.get(self.rank, 0) + round(drift * (time - _EPOCH_NS))
+        drift_ns = self.config.drift_ppm.get(self.rank, 0.0) * 1e-6 * (time - _EPOCH_NS)
+        return time + self.config.offsets_ns.get(self.rank, 0) + round(drift_ns)
 
     def note(self, happened: Callable[..., int | None], start: int, end: int, *details: Any) -> int:
         """Have the capture note something, if it is on; gives the correlation id of a call."""
@@ -214,10 +213,10 @@ class _Rank:
         self.note(self.out.marked, start, end, name)
         self.now += 1 * _US
 
-    def run(self, name: str, start: int, end: int, correlation: int, stream: int) -> None:
+    def run(self, name: str, start: int, end: int, correlation: int, stream: int, *said: Mapping[str, Any]) -> None:
         """Run a kernel, to the end of which its stream is busy."""
         self.free[stream] = end
-        self.note(self.out.ran, start, end, name, correlation, stream)
+        self.note(self.out.ran, start, end, name, correlation, stream, *said)
         if self.written:
             self.ran[stream].append((start, end))
 
@@ -294,7 +293,7 @@ class _Job:
         ends = {r: over + (self.chance.randint(0, spread) if spread else 0) for r in members}
         kernel, _, _, stream = _KINDS[kind]
         for r, (start, correlation) in arrived.items():
-            self.ranks[r].run(kernel, start, ends[r], correlation, stream)
+            self.ranks[r].run(kernel, start, ends[r], correlation, stream, said)
         self.truth.append(
             {
                 "kind": kind,

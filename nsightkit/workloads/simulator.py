@@ -400,16 +400,15 @@ def _write_op(out: Export, op: Op, correlation: int, process: int) -> None:
     if isinstance(op.action, Copy):
         copy = op.action
         out.copy(copy.kind, op.start, op.end, correlation, process, copy.size, host=copy.host, **place)
-    elif isinstance(op.action, Launch):
-        out.kernel(op.action.kernel, op.start, op.end, correlation, process, **place)
     elif isinstance(op.action, Graph) and not op.action.by_node:
         out.graph(op.start, op.end, correlation, process, **place)
     else:
-        # Node kernels in order, with what is left of a microsecond between them, stretched as the whole was.
+        # Kernels in order, with what is left of a microsecond between a graph's, stretched as the whole was.
         stretch = (op.end - op.start) / sum(ns + BEHIND_NS for _, ns in op.nodes)
         begun = float(op.start)
-        for node, (name, ns) in enumerate(op.nodes, 1):
-            end = op.end if node == len(op.nodes) else int(begun + ns * stretch)
+        for number, (name, ns) in enumerate(op.nodes, 1):
+            end = op.end if number == len(op.nodes) else int(begun + ns * stretch)
+            node = number if op.kind == "graph" else 0
             out.kernel(name, int(begun), end, correlation, process, node=node, **place)
             begun += (ns + BEHIND_NS) * stretch
 
@@ -623,8 +622,8 @@ class _Simulation:
             "stream": streams[a.device, a.stream].tail,
             "event": self.recorded.get(a.event, []),
             "device": [op for stream in every for op in stream.tail],
-        }[a.what]
-        yield from self._until(thread, ops)
+        }
+        yield from self._until(thread, ops[a.what])
         place = a.device, a.stream if a.what == "stream" else _NO_STREAM
         self._call(f"cuda{a.what.capitalize()}Synchronize", thread, begun, waits_on=place)
 
@@ -636,8 +635,7 @@ class _Simulation:
         self.streams[a.device, a.stream].waits += self.recorded.get(a.event, [])
         if not a.shown:
             return None
-        place = a.device, a.stream
-        return self._calling(thread, "cudaStreamWaitEvent", self._noting(thread), waits_on=place)
+        return self._calling(thread, "cudaStreamWaitEvent", self._noting(thread), waits_on=(a.device, a.stream))
 
     def _noting(self, thread: _Thread) -> int:
         """Time of a call that records an event, or waits for one."""
@@ -726,8 +724,7 @@ class _Simulation:
         """Kernels slow each other down, and copies slow kernels down."""
         running = self.running[device]
         copies = sum(op.kind == "copy" for op in running)
-        others = len(running) - copies - 1
-        slow = 1 + self.program.contention * others + self.program.copy_contention * copies
+        slow = 1 + self.program.contention * (len(running) - copies - 1) + self.program.copy_contention * copies
         for op in running:
             rate = 1.0 if op.kind == "copy" else 1 / slow
             if rate != op.rate:
