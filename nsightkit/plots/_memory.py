@@ -153,12 +153,11 @@ def memory_bars(sites: pd.DataFrame, *, top: int = 12, title: str = "Memory at t
         f"{share:.1%} · {n:,} block{'' if n == 1 else 's'}"
         for share, n in zip(shown["share"], shown["count"], strict=True)
     ]
-    known = [category for category in _LOOKS if category in categories and category != _OTHERS]
     return ranked_bars(
         shown["site"], shown["bytes"], labels, [_LOOKS.get(category, (GREY, None)) for category in categories],
         title=title, axis="allocated", unit_of=_scale, empty="nothing was allocated", edgecolor="white",
         said=[f"{name} ({category})" for name, category in zip(shown["site"], categories, strict=True)],
-        legend={category: categories.index(category) for category in known},
+        legend={kind: categories.index(kind) for kind in _LOOKS if kind in categories and kind != _OTHERS},
     )  # fmt: skip
 
 

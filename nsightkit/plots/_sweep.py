@@ -147,10 +147,10 @@ def _figure(
     for axes, way in zip(grid, _DIRECTIONS, strict=True):
         axes.set_title(way, loc="left", fontsize=10)
         drawn = [
-            (f"{label} {way}", table[_is(table, key, way)].sort_values("context"), style)
+            (f"{label} {way}", rows, style)
             for key, (label, style) in lines.items()
+            if len(rows := table[_is(table, key, way)].sort_values("context"))
         ]
-        drawn = [line for line in drawn if len(line[1])]
         if drawn:
             panels.append((axes, way, drawn))
         else:

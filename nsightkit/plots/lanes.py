@@ -132,8 +132,7 @@ def _cpu_lanes(frames: dict[tuple[str, str], pd.DataFrame], trace: Trace, most: 
             mine = frame[(frame["thread"] == thread) & ((frame["level"] < deep) | (frame["level"] == _FLAT))]
             labels = {0: f"{name}{suffix}", _FLAT: f"{name} start/end"}
             for level, part in mine.groupby("level"):
-                label = labels.get(int(str(level)), "")
-                lanes.append(_lane(label, table, -1, part, part["name"], len(lanes)))
+                lanes.append(_lane(labels.get(int(str(level)), ""), table, -1, part, part["name"], len(lanes)))
     return lanes, len(time)
 
 

@@ -407,5 +407,7 @@ def _policy(style: str, scripts: Sequence[str]) -> str:
         " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in texts)
         for texts in (scripts, [style])
     )
-    never = "img-src data:; base-uri 'none'; form-action 'none'"
-    return f"default-src 'none'; script-src {scripts_of}; style-src {styles_of}; {never}"
+    return (
+        f"default-src 'none'; script-src {scripts_of}; style-src {styles_of}; img-src data:; base-uri 'none'; "
+        "form-action 'none'"
+    )

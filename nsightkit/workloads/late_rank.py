@@ -8,7 +8,6 @@ because processors are few.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import os
 import subprocess
@@ -125,8 +124,9 @@ class _Rank:
             torch.set_num_threads(1)
         dist.init_process_group(self.backend, init_method=f"file://{store}", rank=rank, world_size=config.ranks)
         torch.manual_seed(0)
-        layers = ((nn.Linear(config.hidden, config.hidden), nn.GELU()) for _ in range(config.layers))
-        self.model = nn.Sequential(*itertools.chain.from_iterable(layers)).to(self.device)
+        width = config.hidden
+        layers = (layer for _ in range(config.layers) for layer in (nn.Linear(width, width), nn.GELU()))
+        self.model = nn.Sequential(*layers).to(self.device)
         self.gradients = Gradients(self.model, config.bucket_mb * 1e6)
         torch.manual_seed(1 + rank)  # one model, but batches of their own
 

@@ -276,19 +276,16 @@ class Column(Workload):
         # A function of its own: what an exception's frames hold is let go when it returns.
         run: MemoryRun | None = None
         try:
-            self._clean()
+            gc.collect()
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats(self.device)
             with self._cell(context=context) as run:
                 return {name: values for name, values in run.observed().items() if name != "loss"}
         except (RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
                 return run.doing if run else "setup"
             return RuntimeError(str(error))
-
-    def _clean(self) -> None:
-        gc.collect()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats(self.device)
 
 
 def start(device: str, limit_bytes: int | None = None, **parameters: Any) -> MemoryRun:

@@ -531,9 +531,8 @@ class _Simulation:
 
     def _is_removed(self, name: str | None) -> bool:
         """Whether a change takes this work's time; for ``no-cpu-work`` names that differ in a number only are one."""
-        if not name:
-            return "no-unnamed" in self.changes
-        return self.changes.get("no-cpu-work") in ("", name, re.sub(r"\d+", "*", name))
+        removed = self.changes.get("no-cpu-work")
+        return removed in ("", name, re.sub(r"\d+", "*", name)) if name else "no-unnamed" in self.changes
 
     def _work(self, thread: _Thread, a: Cpu) -> _Steps:
         begun = self.now
