@@ -84,10 +84,10 @@ def gap_bars(gaps: pd.DataFrame, *, title: str = "GPU idle time by cause") -> Fi
         f"{duration(total)} · {share:.1%} of span"
         for total, share in zip(rows["total_ns"], rows["share_of_span"], strict=True)
     ]
-    looks = [(CAUSE_COLOURS.get(cause, GREY), None) for cause in rows["cause"]]
     return ranked_bars(
-        rows["cause"], rows["total_ns"], labels, looks, title=title, axis="idle time", unit_of=time_unit,
-        row_height=0.36, longest=44, empty="no gaps between GPU operations in this trace",
+        rows["cause"], rows["total_ns"], labels, [(CAUSE_COLOURS.get(cause, GREY), None) for cause in rows["cause"]],
+        title=title, axis="idle time", unit_of=time_unit, row_height=0.36, longest=44,
+        empty="no gaps between GPU operations in this trace",
     )  # fmt: skip
 
 
@@ -155,17 +155,15 @@ def before_after(
     """
     sums = [frame.groupby(frame[key].astype(str), sort=False)[value].sum() for frame in (before, after)]
     both = pd.concat(sums, axis=1, keys=("before", "after")).fillna(0)
-    both = both.loc[both.max(axis=1).sort_values(ascending=False, kind="stable").index].head(10)
+    both = both.loc[both.max(axis=1).sort_values(ascending=False, kind="stable").index[:10]]
     figure, axes = new_figure(1.2 + 0.46 * max(len(both), 2), title)
     if both.empty:
         return nothing(figure, axes, title, "nothing to compare")
     scale, unit = time_unit(both.to_numpy().max())
     looks = ((-0.2, BLUE, None), (0.2, VERMILION, "//"))  # as in other figures, and told apart without colour
     for (_, values), label, (offset, colour, hatch) in zip(both.items(), labels, looks, strict=True):
-        bars = axes.barh(
-            np.arange(len(both)) + offset, values / scale, height=0.36, color=colour, label=plain(label), hatch=hatch
-        )
-        label_bars(axes, bars, [duration(v) for v in values])
+        rows, look = np.arange(len(both)) + offset, {"height": 0.36, "color": colour, "hatch": hatch}
+        label_bars(axes, axes.barh(rows, values / scale, label=plain(label), **look), map(duration, values))
     name_rows(axes, both.index)
     axes.legend(frameon=False, fontsize=9, loc="lower right")
     pairs = [(name, f"{duration(b)} then {duration(a)}") for name, b, a in both.itertuples()]
@@ -218,8 +216,7 @@ def change_intervals(rows: pd.DataFrame, *, top: int = 12, title: str = "What ch
 
 def _named(row: Mapping[Hashable, Any]) -> str:
     name = next((str(row[c]) for c in ("name", "cause", "kind") if isinstance(row.get(c), str)), "").removesuffix("_ns")
-    if isinstance(row.get("before_names"), list):  # a kernel
-        name = short_name(name)
+    name = short_name(name) if isinstance(row.get("before_names"), list) else name  # which kernels have
     return f"{name} ({row['clock']})" if isinstance(row.get("clock"), str) else name
 
 
@@ -307,8 +304,8 @@ def ladder_bars(
     table = pd.DataFrame({rung: parts.get(rung, pd.Series(dtype=float)) for rung in rungs}).fillna(0.0)
     table = table.loc[table.sum(axis=1).sort_values(ascending=False, kind="stable").index]
     if len(table) > 6:
-        few = [kind for kind in table.index if kind != "other"][:5]
-        table = pd.concat([table.loc[few], table.drop(index=few).sum().to_frame("other").T])
+        few = table.drop(index="other", errors="ignore").head(5)
+        table = pd.concat([few, table.drop(index=few.index).sum().to_frame("other").T])
     spent = table.sum().to_numpy()
     scale, unit = time_unit(float(max(total.max(), 0.0, *floors.values())))
     widths = table * np.minimum(1.0, np.divide(total, spent, out=np.ones_like(total), where=spent > 0)) / scale
@@ -323,9 +320,11 @@ def ladder_bars(
         axes.axvline(floor / scale, color="black", linewidth=1.2, linestyle=dashes, label=plain(what, 60))
     name_rows(axes, rungs)
     said = spoken([(rung, duration(ns)) for rung, ns in zip(rungs, total, strict=True)], most=12)
-    least = spoken([(what, duration(ns)) for what, ns in floors.items()])
-    sentence = f"{title}, stacked bars by kind of work: {said}{f'; lines at {least}' if least else ''}."
-    return finished(figure, axes, sentence, legend=3, xlabel=f"time of a layer ({unit})")
+    least = f"; lines at {spoken([(what, duration(ns)) for what, ns in floors.items()])}" if floors else ""
+    return finished(
+        figure, axes, f"{title}, stacked bars by kind of work: {said}{least}.", legend=3,
+        xlabel=f"time of a layer ({unit})",
+    )  # fmt: skip
 
 
 def ladder_slots(
@@ -353,8 +352,7 @@ def ladder_slots(
     """
     figure, axes = new_figure(2.0 + 0.62 * len(rungs), title)
     least, lower = (rungs[column].to_numpy(float) for column in ("least_ns", "lower_ns"))
-    known = {} if measured is None else dict(measured)
-    took = np.array([known.get(rung, np.nan) for rung in rungs["rung"]], dtype=float)
+    took = rungs["rung"].map(dict(measured or {})).to_numpy(float)
     longest = float(np.nanmax([*least, *took, *lines.values()]))
     scale, unit = time_unit(longest)
     rows, height = np.arange(len(rungs)), 0.34
@@ -365,26 +363,25 @@ def ladder_slots(
             fused - 0.2, (least - lower)[fused] / scale, left=lower[fused] / scale, height=height, color=BLUE,
             hatch="//", alpha=0.6, edgecolor="white", label="what fusing can still remove",
         )  # fmt: skip
-    if known:
+    if measured:
         axes.barh(rows + 0.2, took / scale, height=height, color=VERMILION, label="measured")
     said = []
     for row, rung in enumerate(rungs["rung"]):
         best = " to ".join(dict.fromkeys(duration(ns) for ns in (lower[row], least[row])))
-        awaited = bool(np.isnan(took[row]))
-        here = "awaiting a GPU" if awaited else duration(took[row])
+        here, colour = ("awaiting a GPU", DARK_GREY) if np.isnan(took[row]) else (duration(took[row]), "white")
         # Inside the bars: behind their ends the lines would run through the words.
-        for place, words, colour in ((row - 0.2, best, "white"), (row + 0.2, here, DARK_GREY if awaited else "white")):
-            axes.annotate(
-                words, (0, place), (5, 0), textcoords="offset points", va="center", fontsize=9, color=colour,
-            )  # fmt: skip
+        beside: dict[str, Any] = {"xytext": (5, 0), "textcoords": "offset points", "va": "center", "fontsize": 9}
+        axes.annotate(best, (0, row - 0.2), color="white", **beside)
+        axes.annotate(here, (0, row + 0.2), color=colour, **beside)
         said.append((rung, f"{best} at best, {here}"))
     for (what, at), dashes in zip(lines.items(), _DASHES[1:], strict=False):
         axes.axvline(at / scale, color=RED, linewidth=1.5, linestyle=dashes, label=plain(f"{what}: {duration(at)}", 70))
     name_rows(axes, rungs["rung"])
-    axes.set(xlim=(0, 1.2 * longest / scale), ylim=(len(rungs) - 0.5, -0.5))
     goals = spoken([(what, duration(at)) for what, at in lines.items()])
-    sentence = f"{title}, bars: {spoken(said)}; lines at {goals}."
-    return finished(figure, axes, sentence, legend=2, xlabel=f"time of a layer ({unit})")
+    return finished(
+        figure, axes, f"{title}, bars: {spoken(said)}; lines at {goals}.", legend=2, xlim=(0, 1.2 * longest / scale),
+        ylim=(len(rungs) - 0.5, -0.5), xlabel=f"time of a layer ({unit})",
+    )  # fmt: skip
 
 
 def panels(frame: pd.DataFrame, columns: Sequence[str], *, title: str = "Side by side") -> Figure:
@@ -408,10 +405,9 @@ def panels(frame: pd.DataFrame, columns: Sequence[str], *, title: str = "Side by
     for axes, column in zip(grid[0], columns, strict=True):
         values = pd.to_numeric(frame[column]).to_numpy(dtype=float)
         write, scale, label = _readable(column, values)
-        widths, words = values / scale, [write(v) if np.isfinite(v) else "none" for v in values]
-        bars = axes.barh(np.arange(len(values)), np.nan_to_num(widths), color=BLUE, height=0.66)
-        axes.bar_label(bars, words, padding=3, fontsize=8)
-        axes.set_xlim(0, np.nan_to_num(widths).max(initial=0) * 1.45 or 1)
+        widths, words = np.nan_to_num(values / scale), [write(v) if np.isfinite(v) else "none" for v in values]
+        axes.bar_label(axes.barh(np.arange(len(values)), widths, color=BLUE, height=0.66), words, padding=3, fontsize=8)
+        axes.set_xlim(0, widths.max(initial=0) * 1.45 or 1)
         axes.xaxis.set_major_locator(MaxNLocator(3))
         if column.startswith("share"):
             axes.xaxis.set_major_formatter(PercentFormatter(1))  # its own decimals: small shares need some
@@ -447,10 +443,12 @@ def small_multiples(tables: Mapping[str, pd.DataFrame], *, top: int = 5, title: 
     -------
     matplotlib.figure.Figure
     """
-    longest = {label: table.nlargest(top, "total_ns") for label, table in tables.items() if len(table)}
     shown = {
-        label: table.assign(name=table["name"].astype(str).str.replace(_PREFIX, "", n=1, regex=True))
-        for label, table in longest.items()
+        label: table.assign(name=table["name"].astype(str).str.replace(_PREFIX, "", n=1, regex=True)).nlargest(
+            top, "total_ns"
+        )
+        for label, table in tables.items()
+        if len(table)
     }
     rows = -(-max(len(shown), 1) // 2)
     figure, grid = new_grid(rows, 2, 0.9 + rows * (0.5 + 0.3 * top), title, sharex=True)
@@ -460,8 +458,9 @@ def small_multiples(tables: Mapping[str, pd.DataFrame], *, top: int = 5, title: 
     for axes, (label, table) in zip(grid.flat, shown.items(), strict=False):
         axes.set_title(plain(label, 40), loc="left", fontsize=9)
         kinds = ["other" if kind not in CATEGORY_COLOURS else str(kind) for kind in table["category"]]
-        colours = [CATEGORY_COLOURS[kind] for kind in kinds]
-        bars = axes.barh(np.arange(len(table)) + 0.26, table["share"], color=colours, height=0.34)
+        bars = axes.barh(
+            np.arange(len(table)) + 0.26, table["share"], color=[CATEGORY_COLOURS[kind] for kind in kinds], height=0.34
+        )
         # Names stand above their bars: beside them they would take the room of the chart, and on them hide it.
         for row, (name, share) in enumerate(zip(table["name"], table["share"], strict=True)):
             axes.annotate(

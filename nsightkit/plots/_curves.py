@@ -90,8 +90,10 @@ def distributions(samples: Mapping[str, ArrayLike], *, title: str = "How long th
         times = np.concatenate([[first / 1.5], v, [last * 1.5]])
         share = np.concatenate([[0.0], np.arange(1, len(v) + 1) / len(v), [1.0]])
         median = f"median {duration(float(np.median(v)))}"
-        name = f"{plain(label, 40)}, {median}"
-        axes.step(times, share, where="post", color=colour, linestyle=line, linewidth=2, label=name)
+        axes.step(
+            times, share, where="post", color=colour, linestyle=line, linewidth=2,
+            label=f"{plain(label, 40)}, {median}",
+        )  # fmt: skip
         said.append((label, f"{median} of {len(v):,}"))
     time_axis(axes, "duration", first / 1.5, last * 1.5)
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))

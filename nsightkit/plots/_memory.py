@@ -22,6 +22,7 @@ from nsightkit.plots._style import (
     nothing,
     plain,
     ranked_bars,
+    rectangles,
     side_by_side,
     stack,
 )
@@ -64,22 +65,14 @@ def _amount(value: float) -> str:
     return f"{value / size:.3g} {unit}" if value / size < 999.5 else f"{value / size:.0f} {unit}"
 
 
-def _rectangles(left: Any, right: Any, bottom: Any, top: Any) -> Any:
-    """Outline rectangles, each as a shape of its own."""
-    x = np.stack([left, right, right, left], 1)
-    return np.stack([x, np.stack([bottom, bottom, top, top], 1)], 2).astype(float)
-
-
 def _areas(left: Any, right: Any, bottom: Any, top: Any) -> list[Any]:
     """Outline rectangles that follow each other as one shape: a hatch is drawn anew for each shape, which is slow."""
     sides = np.stack([left, right, bottom, top], 1).astype(float)
     sides = sides[np.argsort(sides[:, 0], kind="stable")]
-    joined = np.flatnonzero(sides[1:, 0] != sides[:-1, 1]) + 1
-    shapes = []
-    for run in np.split(sides, joined):
-        x, lower, upper = run[:, :2].ravel(), np.repeat(run[:, 2], 2), np.repeat(run[:, 3], 2)
-        shapes.append(np.concatenate([np.stack([x, upper], 1), np.stack([x, lower], 1)[::-1]]))
-    return shapes
+    runs = np.split(sides, np.flatnonzero(sides[1:, 0] != sides[:-1, 1]) + 1)
+    # Along the tops, and back along the bottoms.
+    along = ([run[:, [[0, side], [1, side]]].reshape(-1, 2) for side in (3, 2)] for run in runs)
+    return [np.concatenate([upper, lower[::-1]]) for upper, lower in along]
 
 
 def memory_timeline(
@@ -103,9 +96,7 @@ def memory_timeline(
     figure, axes = new_figure(4.2, title)
     if bands.empty or not bands["top_bytes"].max() > 0:
         return nothing(figure, axes, title, "nothing was allocated")
-    highest = float(bands["top_bytes"].max())
-    if timeline is not None:
-        highest = max(highest, float(timeline["reserved_bytes"].max()))
+    highest = float(max(bands["top_bytes"].max(), 0 if timeline is None else timeline["reserved_bytes"].max()))
     scale, unit = _scale(highest)
     names = bands["category"].astype(object).fillna(_OTHERS).astype(str)
     handles: list[Any] = []
@@ -114,7 +105,7 @@ def memory_timeline(
         if rows.empty:
             continue
         # The others have no bands of their own; white edges would fill the area.
-        outline, width = (_areas, 0.0) if name == _OTHERS else (_rectangles, 0.15)
+        outline, width = (_areas, 0.0) if name == _OTHERS else (rectangles, 0.15)
         shapes = outline(rows["from_event"], rows["to_event"], rows["bottom_bytes"] / scale, rows["top_bytes"] / scale)
         axes.add_collection(PolyCollection(shapes, facecolor=colour, edgecolor="white", linewidth=width, hatch=hatch))
         handles.append(Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=name))
@@ -125,8 +116,8 @@ def memory_timeline(
     axes.legend(handles=handles[::-1], frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
     peak = bands.iloc[int(bands["top_bytes"].to_numpy().argmax())]
     at_peak = bands[(bands["from_event"] <= peak["from_event"]) & (peak["from_event"] < bands["to_event"])]
-    heights = (at_peak["top_bytes"] - at_peak["bottom_bytes"]).groupby(names[at_peak.index]).sum()
-    said = [(name, _amount(value)) for name, value in heights.sort_values(ascending=False).items() if value]
+    heights = (at_peak["top_bytes"] - at_peak["bottom_bytes"]).groupby(names).sum().sort_values(ascending=False)
+    said = [(name, _amount(value)) for name, value in heights.items() if value]
     return finished(
         figure,
         axes,
@@ -155,19 +146,18 @@ def memory_bars(sites: pd.DataFrame, *, top: int = 12, title: str = "Memory at t
     -------
     matplotlib.figure.Figure
     """
-    rows = sites.sort_values("bytes", ascending=False, kind="stable")
-    shown = first_rows(rows.astype({"category": str}), top, "site", ("bytes", "count", "share"))
+    rows = sites.astype({"category": str}).sort_values("bytes", ascending=False, kind="stable")
+    shown = first_rows(rows, top, "site", ("bytes", "count", "share"))
     categories = list(shown["category"].fillna(_OTHERS))
     labels = [
         f"{share:.1%} · {n:,} block{'' if n == 1 else 's'}"
         for share, n in zip(shown["share"], shown["count"], strict=True)
     ]
-    known = [category for category in _LOOKS if category in categories and category != _OTHERS]
     return ranked_bars(
         shown["site"], shown["bytes"], labels, [_LOOKS.get(category, (GREY, None)) for category in categories],
         title=title, axis="allocated", unit_of=_scale, empty="nothing was allocated", edgecolor="white",
         said=[f"{name} ({category})" for name, category in zip(shown["site"], categories, strict=True)],
-        legend={category: categories.index(category) for category in known},
+        legend={kind: categories.index(kind) for kind in _LOOKS if kind in categories and kind != _OTHERS},
     )  # fmt: skip
 
 
@@ -266,7 +256,6 @@ def memory_curves(
             f"limit, {_amount(limit_bytes)}", (0, limit_bytes), xycoords=("axes fraction", "data"), xytext=(4, 4),
             textcoords="offset points", fontsize=9,
         )  # fmt: skip
-    axes.xaxis.set_major_formatter(lambda size, _: f"{size:g}")
-    low, high = axes.get_ylim()
-    decades(axes.yaxis, low, high, _amount)
+    axes.xaxis.set_major_formatter("{x:g}")
+    decades(axes.yaxis, _amount, *axes.get_ylim())
     return finished(figure, axes, f"{title}, logarithmic axes: {spoken(said)}.", legend=2)

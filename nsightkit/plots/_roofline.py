@@ -116,9 +116,8 @@ def roofline(
         for name, rate, at in shown[["name", "reached", "intensity"]].itertuples(index=False)
     ]
     below = " and ".join(f"{r.source} ({r.tflops[unit]:,.4g} TFLOP/s, {r.gb_per_s:,.0f} GB/s)" for r in roofs)
-    more = f"; {len(rest)} more" if len(rest) else ""
-    sentence = f"{title}, points under the roofs of {below or 'no card'}: {spoken(pairs, most=12)}{more}."
-    finished(figure, axes, sentence, legend=2 if len(roofs) > 1 else 1, size=8)
+    said = f"{below or 'no card'}: {spoken(pairs, most=12)}" + (f"; {len(rest)} more" if len(rest) else "")
+    finished(figure, axes, f"{title}, points under the roofs of {said}.", legend=2 if len(roofs) > 1 else 1, size=8)
     shares = shown["sol_datasheet"] if "sol_datasheet" in shown else pd.Series(np.nan, shown.index)
     words = [
         plain(_AN_OPERATOR.sub("", name), 30) + (f", {share:.0%}" if np.isfinite(share) else "")
@@ -191,8 +190,7 @@ def limiter_map(table: pd.DataFrame, *, title: str = "What limits each kernel") 
         )  # fmt: skip
         said.append((name, f"({bound}) at {y:.0f} % of compute and {x:.0f} % of memory"))
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_ticks([0, 20, 40, 60, 80, 100])
-        axis.set_major_formatter(PercentFormatter())
+        axis.set(ticks=range(0, 101, 20), major_formatter=PercentFormatter())
     return finished(
         figure, axes, f"{title}, points on the regions of NVIDIA's rule: {spoken(said, most=12)}.",
         legend=1 if len(shown) < 4 else 2, xlim=(0, 100), ylim=(0, 100),

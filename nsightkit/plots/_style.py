@@ -53,10 +53,8 @@ def plain(text: object, longest: int = 60) -> str:
     Names come from the profiled program: `$` would start a formula, and a character the font lacks warns.
     """
     words = " ".join(str(text).split())
-    if len(words) > longest:
-        words = words[: longest - 1] + "…"
-    drawable = "".join(c if _font().get_char_index(ord(c)) else "□" for c in words)
-    return drawable.replace("$", r"\$")
+    words = words if len(words) <= longest else words[: longest - 1] + "…"
+    return "".join(c if _font().get_char_index(ord(c)) else "□" for c in words).replace("$", r"\$")
 
 
 def label_bars(axes: Any, bars: Any, labels: Iterable[str]) -> None:
@@ -112,6 +110,12 @@ def stack(axes: Any, parts: pd.DataFrame, looks: Iterable[Look], height: float =
     ]  # fmt: skip
 
 
+def rectangles(left: Any, right: Any, bottom: Any, top: Any) -> Any:
+    """Outline rectangles, each as a shape of its own; a side may be the same of all."""
+    sides = np.stack(np.broadcast_arrays(left, right, bottom, top), 1).astype(float)
+    return sides[:, [[0, 2], [1, 2], [1, 3], [0, 3]]]
+
+
 def name_rows(axes: Any, names: Iterable[object], longest: int = 44) -> None:
     """Row names on the y axis, first row on top."""
     labels = [plain(n, longest) for n in names]
@@ -123,24 +127,20 @@ def name_rows(axes: Any, names: Iterable[object], longest: int = 44) -> None:
 def first_rows(rows: pd.DataFrame, top: int, name: str, sums: Sequence[str]) -> pd.DataFrame:
     """Keep the first rows, and sum up the others in one more."""
     rest = rows.iloc[top:]
-    if rest.empty:
-        return rows
     others = pd.DataFrame([{name: f"{len(rest)} others", **{column: rest[column].sum() for column in sums}}])
-    return pd.concat([rows.head(top), others], ignore_index=True)
+    return rows if rest.empty else pd.concat([rows.head(top), others], ignore_index=True)
 
 
-def decades(axis: Any, low: float, high: float, write: Callable[[float], str]) -> None:
+def decades(axis: Any, write: Callable[[float], str], low: float, high: float) -> None:
     """Mark powers of ten on an axis, and between them where there are few."""
-    subs = (1.0,) if high / low > 100 else (1.0, 2.0, 5.0)
-    axis.set(
-        major_locator=LogLocator(10, subs), minor_locator=NullLocator(), major_formatter=lambda value, _: write(value)
-    )
+    locator = LogLocator(10, (1.0,) if high / low > 100 else (1.0, 2.0, 5.0))
+    axis.set(major_locator=locator, minor_locator=NullLocator(), major_formatter=lambda value, _: write(value))
 
 
 def time_axis(axes: Any, label: str, first: float, last: float) -> None:
     """Make the x axis one of times on a logarithmic scale."""
     axes.set(xscale="log", xlim=(first, last), xlabel=label)
-    decades(axes.xaxis, first, last, tick)
+    decades(axes.xaxis, tick, first, last)
 
 
 def finished(

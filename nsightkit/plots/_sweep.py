@@ -18,6 +18,14 @@ from nsightkit.plots.looks import DARK_GREY, GREY, duration, spoken, tick
 _IMPLEMENTATIONS = ("naive", "naive-compiled", "math", "efficient", "flash", "cudnn")
 _DIRECTIONS = ("forward", "backward")
 _LINE = ["implementation", "precision", "d"]
+#: Marks on the line of the limit, by the column that says where: in the figure and in its legend.
+_ENDS = {
+    "context": ({"marker": "X", "markersize": 8}, {"marker": "X"}),
+    "largest_context": (
+        {"marker": "|", "markersize": 18, "markeredgewidth": 1.8},
+        {"marker": "|", "markersize": 12},
+    ),
+}
 
 
 def sweep_times(table: pd.DataFrame, flat: pd.DataFrame | None = None, *, title: str = "Time of a pass") -> Figure:
@@ -83,8 +91,10 @@ def sweep_memory(
     said: list[tuple[object, str]] = []
     marks: dict[str, Any] = {}
     for axes, way, drawn in panels:
-        for label, rows, _ in drawn:
-            said.append((label, f"{_size(rows['peak_bytes'].iloc[-1])} at {rows['context'].iloc[-1]:.0f}"))
+        said += [
+            (label, f"{_size(rows['peak_bytes'].iloc[-1])} at {rows['context'].iloc[-1]:.0f}")
+            for label, rows, _ in drawn
+        ]
         if limit_bytes is not None:
             axes.axhline(limit_bytes, color=DARK_GREY, linewidth=1.2)
             axes.annotate(
@@ -105,23 +115,16 @@ def _ends(
 ) -> dict[str, Any]:  # fmt: skip
     """Mark on the limit's line where memory was to run out, and where it did."""
     marks: dict[str, Any] = {}
+    found = [("measured: out of memory", table[table["status"] == "oom"], "context", "ran out of memory at")]
+    if forecast is not None:
+        shown = forecast[forecast["largest_context"].between(1, 2 * table["context"].max())]
+        found.append(("forecast: the longest that fits", shown, "largest_context", "was to fit up to"))
     for key, (label, style) in lines.items():
-        ran_out = table[_is(table, key, way) & (table["status"] == "oom")]
-        if len(ran_out):
-            axes.plot(ran_out["context"].iloc[:1], [limit], marker="X", markersize=8, color=style["color"], lw=0)
-            said.append((f"{label} {way}", f"ran out of memory at {ran_out['context'].iloc[0]:.0f}"))
-            marks["measured: out of memory"] = {"marker": "X"}
-        if forecast is None:
-            continue
-        mine = forecast[_is(forecast, key, way)]
-        mine = mine[mine["largest_context"].between(1, 2 * table["context"].max())]
-        if len(mine):
-            axes.plot(
-                mine["largest_context"].iloc[:1].astype(float), [limit], marker="|", markersize=18, lw=0,
-                color=style["color"], markeredgewidth=1.8,
-            )  # fmt: skip
-            said.append((f"{label} {way}", f"was to fit up to {mine['largest_context'].iloc[0]}"))
-            marks["forecast: the longest that fits"] = {"marker": "|", "markersize": 12}
+        for what, rows, column, words in found:
+            for context in rows.loc[_is(rows, key, way), column].iloc[:1].astype(float):
+                axes.plot([context], [limit], color=style["color"], lw=0, **_ENDS[column][0])
+                said.append((f"{label} {way}", f"{words} {context:.0f}"))
+                marks[what] = _ENDS[column][1]
     return marks
 
 
@@ -144,10 +147,10 @@ def _figure(
     for axes, way in zip(grid, _DIRECTIONS, strict=True):
         axes.set_title(way, loc="left", fontsize=10)
         drawn = [
-            (f"{label} {way}", table[_is(table, key, way)].sort_values("context"), style)
+            (f"{label} {way}", rows, style)
             for key, (label, style) in lines.items()
+            if len(rows := table[_is(table, key, way)].sort_values("context"))
         ]
-        drawn = [line for line in drawn if len(line[1])]
         if drawn:
             panels.append((axes, way, drawn))
         else:
@@ -200,7 +203,5 @@ def _explained(
 
 
 def _size(size: float) -> str:
-    for unit, bytes_ in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if size >= bytes_:
-            return f"{size / bytes_:.3g} {unit}"
-    return f"{size:.0f} B"
+    binary = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+    return next((f"{size / bytes_:.3g} {unit}" for bytes_, unit in binary if size >= bytes_), f"{size:.0f} B")

@@ -36,14 +36,12 @@ def table(frame: pd.DataFrame, formats: dict[str, Any] | None = None, missing: s
     """
     chosen = {str(c): _format(str(c), frame[c]) for c in frame.columns} | (formats or {})
     # Numbers line up at their right, words at their left.
-    words = [c for c in frame.columns if _worded(frame[c])]
-    left: Any = {c: [{"selector": "", "props": "text-align: left"}] for c in words}
+    left: Any = {c: [{"selector": "", "props": "text-align: left"}] for c in frame.columns if _worded(frame[c])}
     from pandas.io.formats.style import Styler  # needs jinja2, which drawing does not
 
     # Without an identifier for each cell, which nothing refers to and every page would carry.
     shown = Styler(frame, cell_ids=False).hide(axis="index").format(chosen, na_rep=missing, escape="html")
-    shown = shown.format_index(escape="html", axis="columns")
-    return shown.set_table_styles(left, overwrite=False)
+    return shown.format_index(escape="html", axis="columns").set_table_styles(left, overwrite=False)
 
 
 def _worded(values: pd.Series) -> bool:

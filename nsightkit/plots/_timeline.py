@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from nsightkit.errors import UsageError
-from nsightkit.plots._style import finished, new_figure, nothing, plain
+from nsightkit.plots._style import finished, new_figure, nothing, plain, rectangles
 from nsightkit.plots.lanes import Lanes, Most, coverage, find_lanes
 from nsightkit.plots.looks import BLUE, DARK_GREY, GREEN, GREY, PURPLE, duration, spoken, time_unit
 from nsightkit.plots.packing import InteractiveTimeline, pack
@@ -96,29 +96,26 @@ def timeline(
 
 def _draw(axes: Any, start: np.ndarray, end: np.ndarray, row: int, colour: str, width: float) -> None:
     low, high = row + 0.36, row - 0.36
-    if not len(start):
-        return
-    if len(start) <= _COLUMNS:
+    if len(start) > _COLUMNS:
+        edges = np.repeat(np.linspace(0, width, _COLUMNS + 1), 2)[1:-1]
+        share = np.repeat(coverage(start, end, width, _COLUMNS), 2)
+        axes.fill_between(edges, low, low - 0.72 * share, color=colour, linewidth=0)
+    elif len(start):
         # At least one column wide: a 2 µs kernel in a 10 s window must not vanish.
-        end = np.maximum(end, start + width / _COLUMNS)
-        corners = np.empty((len(start), 4, 2))
-        corners[:, [0, 3], 0], corners[:, [1, 2], 0] = start[:, None], end[:, None]
-        corners[:, :2, 1], corners[:, 2:, 1] = high, low
+        shapes = rectangles(start, np.maximum(end, start + width / _COLUMNS), high, low)
         # Two shades of grey in turn: adjacent ranges must not read as one.
         shades = [colour, DARK_GREY] if colour == GREY else [colour]
-        axes.add_collection(PolyCollection(list(corners), facecolors=shades, edgecolors="none"))
-        return
-    edges = np.repeat(np.linspace(0, width, _COLUMNS + 1), 2)[1:-1]
-    share = np.repeat(coverage(start, end, width, _COLUMNS), 2)
-    axes.fill_between(edges, low, low - 0.72 * share, color=colour, linewidth=0)
+        axes.add_collection(PolyCollection(shapes, facecolors=shades, edgecolors="none"))
 
 
 def _write_names(axes: Any, start: np.ndarray, end: np.ndarray, names: Any, row: int, width: float) -> None:
     room = (end - start) / width * 78  # characters of size 8 that fit across the axes
     widest = np.argsort(room)[::-1][:40]
     for i in widest[room[widest] >= 4]:
-        name = plain(names[i], max(int(room[i]), 2))
-        axes.text((start[i] + end[i]) / 2, row, name, ha="center", va="center", fontsize=8, color="white", clip_on=True)
+        axes.text(
+            (start[i] + end[i]) / 2, row, plain(names[i], max(int(room[i]), 2)), ha="center", va="center", fontsize=8,
+            color="white", clip_on=True,
+        )  # fmt: skip
 
 
 def interactive_timeline(
@@ -171,9 +168,8 @@ def interactive_timeline(
             f"<details{'' if number else ' open'}><summary>{html.escape(label)}</summary>{svg}</details>"
             for number, (label, svg) in enumerate(zip(drawn, pictures, strict=False))
         ]
-    most = Most(levels=levels)
     return pack(
-        {label: Lanes(find_lanes(trace, most, detailed=True)) for label, trace in several.items()},
+        {label: Lanes(find_lanes(trace, Most(levels=levels), detailed=True)) for label, trace in several.items()},
         fallback="".join(pictures),
         said=[sentence for _, sentence in drawn.values()],
         title=title,

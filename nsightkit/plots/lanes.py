@@ -132,8 +132,7 @@ def _cpu_lanes(frames: dict[tuple[str, str], pd.DataFrame], trace: Trace, most: 
             mine = frame[(frame["thread"] == thread) & ((frame["level"] < deep) | (frame["level"] == _FLAT))]
             labels = {0: f"{name}{suffix}", _FLAT: f"{name} start/end"}
             for level, part in mine.groupby("level"):
-                label = labels.get(int(str(level)), "")
-                lanes.append(_lane(label, table, -1, part, part["name"], len(lanes)))
+                lanes.append(_lane(labels.get(int(str(level)), ""), table, -1, part, part["name"], len(lanes)))
     return lanes, len(time)
 
 
@@ -141,9 +140,7 @@ def _gpu_lanes(trace: Trace, most: int) -> tuple[list[Lane], int]:
     """Rows of the streams with most time, a lane for each of their tables, and how many streams there are."""
     columns = ["start_ns", "end_ns", "device", "stream"]
     frames = {t: trace.table(t, [*columns, _CALLED[t]]) for t in GPU_TABLES if trace.size(t)}
-    if not frames:
-        return [], 0
-    every = pd.concat([frame[columns] for frame in frames.values()], ignore_index=True)
+    every = pd.concat([pd.DataFrame(columns=columns, dtype="int64"), *(frame[columns] for frame in frames.values())])
     time = (every["end_ns"] - every["start_ns"]).groupby([every["device"], every["stream"]]).sum()
     several = len(time.index.unique(0)) > 1
     lanes = []

@@ -31,7 +31,14 @@ from nsightkit.trace.model import GPU_TABLES
 
 _Ints = npt.NDArray[np.int64]
 
-COLOURS = {**CATEGORY_COLOURS, "copy": "#9c6b45", "memset": DARK_GREY, "CUDA graph": "#8e5bb5", "CUDA call": "#5f8596"}
+COLOURS = {
+    **CATEGORY_COLOURS,
+    "copy": "#9c6b45",
+    "memset": DARK_GREY,
+    "CUDA graph": "#8e5bb5",
+    "CUDA call": "#5f8596",
+    **{f"idle: {cause}": colour for cause, colour in CAUSE_COLOURS.items()},
+}
 #: What CPU ranges are called decides their colours where no GPU work does.
 CPU_COLOURS = (BLUE, VERMILION, GREEN, PURPLE, OCHRE, RED, "#0f8fa8", "#748522", "#7a6fd0", "#d0527f")
 
@@ -156,19 +163,17 @@ class _Prepared:
         # The outermost ranges (the steps, usually) stay in view above the work rolled up.
         above = {"ranges", IDLE} - work
         self.rolled = [row for row in self.raw if lanes[row["of"][0][0]].table in above and row["label"]]
-        several = len(devices) > 1
+        titles = [text for text, _ in names.groups]
         for device, of in devices.items():
-            prefix = f"GPU {device} " if several else ""
+            prefix = f"GPU {device} " if len(devices) > 1 else ""
             if on_gpu:
                 self._share(f"{prefix or 'GPU '}busy", of)
             time = pd.concat([self.lanes[i] for i in of]).groupby("group")["length"].sum()
-            titles = {number: text for (text, _), number in names.groups.items()}
             for number in time.drop(_CPU, errors="ignore").sort_values(ascending=False).index:
                 self._share(f"{prefix}{titles[number]}", of, int(number))
         # The strip that shows the whole window: each device's work, or the outermost of the busiest thread's.
-        self.strip = [row["of"] for row in self.rolled if row["kind"] == "share" and row["of"][0][1] < 0]
-        if not self.strip:
-            self.strip = [row["of"] for row in self.raw if lanes[row["of"][0][0]].table in work][:1]
+        busy = [row["of"] for row in self.rolled if row["kind"] == "share" and row["of"][0][1] < 0]
+        self.strip = busy or [row["of"] for row in self.raw if lanes[row["of"][0][0]].table in work][:1]
 
     def _share(self, label: str, of: list[int], group: int = -1) -> None:
         """Add a row of time shares: sums of some lanes (of one group in them), less what overlaps."""
@@ -191,8 +196,7 @@ class _Prepared:
         found, cell = 0, self.cell(cells)
         for lane in self.lanes[: self.recorded]:
             short = (lane["length"] < cell).to_numpy()
-            runs = len(np.unique(_run_key(lane, cell)[short])) if short.any() else 0
-            found += runs + int((~short).sum())
+            found += len(np.unique(_run_key(lane, cell or 1)[short])) + int((~short).sum())
         return found
 
     def levels(self, lane: pd.DataFrame, cells: int) -> list[tuple[int, pd.DataFrame]]:
@@ -236,17 +240,15 @@ def _shown(text: str) -> str:
 
 
 def _groups(table: str, texts: list[str], names: _Names, own_groups: dict[str, int]) -> list[int]:
+    """The group of each name: what a device did goes by its kind, ranges by what has a row of its own."""
+    if table in ("ranges", "ops"):
+        return [own_groups.get(text, _CPU) for text in texts]
+    if table == "memops":  # each kind of copy is a group; they share a colour
+        return [names.group(text, COLOURS[text.partition(" ")[0]]) for text in texts]
+    kinds = [_NAMED.get(table, f"{table}: {text}") for text in texts]
     if table == "kernels":
-        categories = [CATEGORIES[code] for code in categorize(pd.Index(texts, dtype="str")).codes]
-        return [names.group(c, COLOURS[c]) for c in categories]
-    if table == "memops":
-        return [names.group(t, COLOURS["memset" if t == "memset" else "copy"]) for t in texts]
-    if table in _NAMED:
-        label = _NAMED[table]
-        return [names.group(label, COLOURS[label])] * len(texts)
-    if table == IDLE:
-        return [names.group(f"idle: {cause}", CAUSE_COLOURS.get(cause, GREY)) for cause in texts]
-    return [own_groups.get(text, _CPU) for text in texts]
+        kinds = [CATEGORIES[code] for code in categorize(pd.Index(texts, dtype="str")).codes]
+    return [names.group(kind, COLOURS.get(kind, GREY)) for kind in kinds]
 
 
 def _cpu_groups(lanes: list[Lane], names: _Names) -> dict[str, int]:
@@ -391,8 +393,7 @@ def pack(
     """
     names = _Names()
     prepared = [_Prepared(lanes, label, names) for label, lanes in found.items()]
-    common = {"title": title, "layout": layout, "said": list(said)}
-    data, items = _fitted(prepared, names, common, most_bytes)
+    data, items = _fitted(prepared, names, {"title": title, "layout": layout, "said": list(said)}, most_bytes)
     events = sum(len(lane) for trace in prepared for lane in trace.lanes[: trace.recorded])
     return InteractiveTimeline(data, fallback, " ".join(said), (len(prepared), events, items))
 
@@ -447,7 +448,6 @@ class InteractiveTimeline:
 
 def program() -> str:
     """Read the viewer, without what only a reader of its source needs."""
-    lines = (files("nsightkit.plots") / "timeline.js").read_text(encoding="utf-8").splitlines()
     # Comments and indentation are for those who read the source, not for every page that carries it.
-    bare = (line.strip() for line in lines)
-    return "\n".join(line for line in bare if line and not line.startswith("//")) + "\n"
+    lines = map(str.strip, (files("nsightkit.plots") / "timeline.js").read_text(encoding="utf-8").splitlines())
+    return "\n".join(line for line in lines if line and not line.startswith("//")) + "\n"

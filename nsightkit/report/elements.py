@@ -60,8 +60,7 @@ def _inner(child: object) -> str:
 
 def section(name: str, title: str, *parts: object) -> Markup:
     """Make a part of the page that its heading names and a link can reach."""
-    heading = tag("h2", title, id=f"h-{name}")
-    return tag("section", heading, *parts, id=name, aria_labelledby=f"h-{name}")
+    return tag("section", tag("h2", title, id=f"h-{name}"), *parts, id=name, aria_labelledby=f"h-{name}")
 
 
 def scrolled(caption: str, head: object, body: object, **attributes: Any) -> Markup:

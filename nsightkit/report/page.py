@@ -90,8 +90,7 @@ def labelled(traces: Iterable[Trace]) -> dict[str, Trace]:
     -------
     dict of str to Trace
     """
-    named = [(_ENDINGS.sub("", Path(trace.path).name) if trace.path else "trace", trace) for trace in traces]
-    return _distinct(named)
+    return _distinct([(_ENDINGS.sub("", Path(trace.path or "trace").name), trace) for trace in traces])
 
 
 def write(
@@ -124,8 +123,8 @@ def write(
     """
     path = Path(path)
     several = _by_label(traces)
-    there = [trace.path for trace in several.values() if trace.path is not None and Path(trace.path).exists()]
-    if path.exists() and any(path.samefile(other) for other in there):
+    others = [Path(trace.path) for trace in several.values() if trace.path is not None]
+    if path.exists() and any(other.exists() and path.samefile(other) for other in others):
         raise UsageError(f"{path} is a trace itself; give another name for the report")
     if path.is_dir():
         raise UsageError(f"{path} is a folder; give the report a file name")
@@ -195,22 +194,20 @@ class _Page:
     def document(self) -> str:
         """The page as text."""
         cards = tag("div", [self._answer(label, trace) for label, trace in self.traces.items()], class_="cards")
-        answer = section("answer", "Answer", cards)
-        sections = [("answer", "Answer", answer), ("summary", "Summary", self._summary())]
+        sections = [("answer", "Answer", section("answer", "Answer", cards)), ("summary", "Summary", self._summary())]
         asked = [(each, {label: each.ask(trace) for label, trace in self.traces.items()}) for each in SECTIONS]
         drawn = [(each.name, each.title, draw(each, answers, self.sources)) for each, answers in asked]
         tables = [(name, title, table) for name, title, table in drawn if table is not None]
         rest = sum(len(part.encode("utf-8", "replace")) for _, _, part in (*sections, *tables))
-        timeline = self._timeline(max(_MOST_BYTES - rest - 120_000, _LEAST_TIMELINE))
-        sections += [("timeline", "Timeline", timeline), *tables]
-        links = [tag("li", tag("a", title, href=f"#{name}")) for name, title, _ in sections]
+        room = max(_MOST_BYTES - rest - 120_000, _LEAST_TIMELINE)
+        sections += [("timeline", "Timeline", self._timeline(room)), *tables]
         style, script, viewer = (_resource("report.css"), _resource("report.js"), program())
         return Template(_resource("page.html")).substitute(
             policy=_policy(style, (viewer, script)),
             title=tag("title", self.title),
             style=style,
             head=tag("h1", self.title) + self._origins(),
-            links="".join(links),
+            links="".join(tag("li", tag("a", title, href=f"#{name}")) for name, title, _ in sections),
             main="".join(part for _, _, part in sections),
             foot=tag("p", f"Made by nsightkit {__version__}. {_FOOT}"),
             viewer=viewer,
@@ -222,9 +219,8 @@ class _Page:
     def _origins(self) -> Markup:
         lines = [tag("li", self._lettered(label, tag("strong", label)), f" · {self.sources[label]}")
                  for label in self.traces]  # fmt: skip
-        if self.selection:
-            lines.append(tag("li", "Only a part of what was recorded: ", tag("code", self.selection)))
-        return tag("ul", lines, class_="origins")
+        part = tag("li", "Only a part of what was recorded: ", tag("code", self.selection)) if self.selection else None
+        return tag("ul", lines, part, class_="origins")
 
     def _lettered(self, label: str, text: str) -> list[str]:
         return [tag("span", self.letters[label], class_="letter"), text] if self.several else [text]
@@ -233,10 +229,8 @@ class _Page:
         found = verdict.summary(trace)
         name, share = str(found["bottleneck"]), found["share_of_span"]
         amount = "" if share is None else f", {_percent(share)} of the time"
-        facts = [tag("span", name, class_="chip"), f" confidence: {found['confidence']}"]
-        gains = {row["change"]: row["speedup"] for row in found["changes"]}
-        if gain := gains.get(verdict.CHANGE_OF.get(name)):
-            facts.append(f" · {gain:.2f}x as fast without it, predicted by replay")
+        gain = {row["change"]: row["speedup"] for row in found["changes"]}.get(verdict.CHANGE_OF.get(name))
+        faster = f" · {gain:.2f}x as fast without it, predicted by replay" if gain else ""
         lists = [
             (title, found[key])
             for title, key in (("Evidence", "evidence"), ("What speaks against it", "against"),
@@ -248,7 +242,7 @@ class _Page:
             "article",
             tag("h3", self._lettered(label, label)) if self.several else None,
             tag("p", SAID.get(name, name) + amount, class_="headline"),
-            tag("p", facts, class_="facts"),
+            tag("p", tag("span", name, class_="chip"), f" confidence: {found['confidence']}{faster}", class_="facts"),
             self._bar([*found["busy"], *found["candidates"]], label),
             [[tag(level, title), tag("ul", [tag("li", shown(text, 600)) for text in texts])] for title, texts in lists],
             self._gains(found, level, label),
@@ -264,13 +258,13 @@ class _Page:
                 tag("td", f"{row['speedup']:.2f}x" if row["speedup"] else "-", class_="number"))
             for row in found["changes"]
         ]  # fmt: skip
-        head = [tag("th", "Change", scope="col")]
-        head += [tag("th", name, scope="col", class_="number") for name in ("Predicted time", "Gain")]
+        numbers = [tag("th", name, scope="col", class_="number") for name in ("Predicted time", "Gain")]
+        table = scrolled(_GAINS, tag("tr", tag("th", "Change", scope="col"), numbers), rows)
         text = (
             f"The trace played again with each change, instead of {time_text(found['changes'][0]['wall_ns'])}. Played "
             f"again without a change it is {100 * found['replay_error']:.1f} % off. {self.sources[label]}"
         )
-        return [tag(level, _GAINS), scrolled(_GAINS, tag("tr", head), rows), tag("p", text, class_="source")]
+        return [tag(level, _GAINS), table, tag("p", text, class_="source")]
 
     def _bar(self, parts: Sequence[Mapping[str, Any]], label: str) -> Markup | None:
         """Where the time went, as one bar; each moment of each device counts once."""
@@ -288,10 +282,10 @@ class _Page:
             at += share
         drawn = tag("svg", rects, class_="span", role="img", aria_label="Shares of the time; the list below names them",
                     preserveAspectRatio="none")  # fmt: skip
-        in_steps = self.figures[label]["window_ns"] is not None
-        what = "the time of the steps" if in_steps else "the time between the first and the last GPU operation"
-        text = f"Where {what} went. {self.sources[label]}"
-        return tag("figure", drawn, tag("ul", legend, class_="legend"), tag("figcaption", text))
+        between = "between the first and the last GPU operation"
+        what = between if self.figures[label]["window_ns"] is None else "of the steps"
+        said = tag("figcaption", f"Where the time {what} went. {self.sources[label]}")
+        return tag("figure", drawn, tag("ul", legend, class_="legend"), said)
 
     def _summary(self) -> Markup:
         rows = [
@@ -308,11 +302,10 @@ class _Page:
     def _timeline(self, most_bytes: int) -> Markup:
         said = []
         for label, trace in self.traces.items():
-            sizes = {table: trace.size(table) for table in (*GPU_TABLES, "ranges", "ops", "calls")}
-            counts = ", ".join(f"{size:,} {table}" for table, size in sizes.items() if size) or "no events"
+            tables = [table for table in (*GPU_TABLES, "ranges", "ops", "calls") if trace.size(table)]
+            counts = ", ".join(f"{trace.size(table):,} {table}" for table in tables) or "no events"
             said.append(f"Timeline of {label}: {counts}. The tables say the same in numbers.")
-        many = len(self.traces)
-        most = Most(max(_MOST.levels // many, 3), max(_MOST.streams // many, 4), max(_MOST.threads // many, 3))
+        most = Most(*(max(most // len(self.traces), least) for most, least in zip(_MOST, (3, 4, 3), strict=True)))
         timeline = pack(
             {label: all_lanes(trace, most, _drawn_gaps(trace)) for label, trace in self.traces.items()},
             said=said,
@@ -371,10 +364,8 @@ def _counted(_: Trace, figures: Mapping[str, Any]) -> str:
 
 def _steps_idle(trace: Trace, figures: Mapping[str, Any]) -> str:
     window, idle = figures["window_ns"], figures["window_idle_ns"]
-    if window is None:
-        return "no steps are named"
-    if idle is None:
-        return "not recorded"
+    if window is None or idle is None:
+        return "no steps are named" if window is None else "not recorded"
     devices = len(steps.devices(trace, int(steps.find(trace)["process"].iloc[0])))
     return f"{time_text(idle)} ({100 * idle / max(window * devices, 1):.1f} %)"
 
@@ -416,5 +407,7 @@ def _policy(style: str, scripts: Sequence[str]) -> str:
         " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in texts)
         for texts in (scripts, [style])
     )
-    never = "img-src data:; base-uri 'none'; form-action 'none'"
-    return f"default-src 'none'; script-src {scripts_of}; style-src {styles_of}; {never}"
+    return (
+        f"default-src 'none'; script-src {scripts_of}; style-src {styles_of}; img-src data:; base-uri 'none'; "
+        "form-action 'none'"
+    )

@@ -207,22 +207,20 @@ def draw(section: Section, answers: Mapping[str, pd.DataFrame | None], sources: 
     if not there or (section.asked == "sol" and not filled):
         return None  # shapes are seldom recorded, and few cards have a datasheet here
     parts: list[Markup] = [tag("p", section.lead, class_="lead")]
+    nothing, of = tag("p", section.empty, class_="remark"), letters(answers)
     if len(there) < len(answers):
         absent = ", ".join(label for label in answers if label not in there)
         parts.append(tag("p", f"Not recorded in {absent}.", class_="remark"))
-    of = letters(answers)
     if not filled:
-        parts.append(tag("p", section.empty, class_="remark"))
-    elif not section.keys or len(answers) == 1:
+        parts.append(nothing)
+    elif section.keys and len(answers) > 1:
+        parts += [_several(section, filled, of), source_line({label: sources[label] for label in filled}, of)]
+    else:
         for label, frame in there.items():
-            number = list(answers).index(label)
             if len(answers) > 1:
                 parts.append(tag("h3", tag("span", of[label], class_="letter"), label))
-            parts.append(_one(section, frame, number) if len(frame) else tag("p", section.empty, class_="remark"))
-            parts.append(source_line({label: sources[label]}, of))
-    else:
-        parts.append(_several(section, filled, of))
-        parts.append(source_line({label: sources[label] for label in filled}, of))
+            table = _one(section, frame, list(answers).index(label)) if len(frame) else nothing
+            parts += [table, source_line({label: sources[label]}, of)]
     return html_section(section.name, section.title, *parts)
 
 
@@ -324,11 +322,10 @@ def _header(
 def _cell(column: str, value: Any) -> Markup:
     if column in ("name", "step", "cause", "kind"):
         full, brief = shown(value), shown(cell_text(column, value))
-        kind = "name" if column in ("name", "step") else "cause" if column == "cause" else None
-        if full == brief:
-            return tag("th", full or "(no name)", scope="row", class_=kind)
         # The whole name tells two instances of a template apart; the short one is what a reader looks for.
-        return tag("th", brief, " ", tag("small", full), scope="row", class_=kind)
+        said = (full or "(no name)",) if full == brief else (brief, " ", tag("small", full))
+        kind = {"name": "name", "step": "name", "cause": "cause"}.get(column)
+        return tag("th", *said, scope="row", class_=kind)
     text = cell_text(column, value).strip()
     if is_text(column) or isinstance(value, str):
         return tag("td", shown(text), class_="mark" if column == "outlier" else None)
@@ -351,10 +348,7 @@ def _button(number: int, row: Mapping[str, Any], length: str) -> Markup:
 
 
 def _table(section: Section, head: list[Markup], body: list[Markup], rest: list[Any]) -> Markup:
-    below = None
-    if rest:
-        amount = f"{header_text(section.compared[0])} together {cell_text(section.compared[0], sum(rest))}"
-        text = f"{len(rest):,} further rows are not on this page ({amount}); the command line lists all."
-        below = tag("p", text, class_="remark")
     table = scrolled(section.title, head, body, data_first=_FIRST_ROWS, data_what=section.title)
-    return tag("div", table, below, class_="listing")
+    amount = f"{header_text(section.compared[0])} together {cell_text(section.compared[0], sum(rest))}"
+    text = f"{len(rest):,} further rows are not on this page ({amount}); the command line lists all."
+    return tag("div", table, tag("p", text, class_="remark") if rest else None, class_="listing")

@@ -124,8 +124,7 @@ class Autocast(Workload):
         for precision, (model, optimizer, _) in self._runs.items():
             with _watched(model, precision, found), saved(model) as kept:
                 self._train(precision)
-            for (kind, dtype), sizes in kept.items():
-                found[f"saved/{precision}/{kind}/{dtype}"] = sizes
+            found |= {f"saved/{precision}/{kind}/{dtype}": sizes for (kind, dtype), sizes in kept.items()}
             parameters = list(model.parameters())
             for what, tensors in (
                 ("parameter", parameters),
@@ -136,9 +135,8 @@ class Autocast(Workload):
                     if tensor is not None:
                         found[f"{what}/{precision}/{_type(tensor)}"].append(tensor.nbytes)
             optimizer.zero_grad()
-            tried = probe(self.device.type, precision) if precision != "fp32" else {}
-            for (name, given), output in tried.items():
-                found[f"operation/{precision}/{name}/{given}/{output}"] = [1]
+            tried = probe(self.device.type, precision).items() if precision != "fp32" else ()
+            found |= {f"operation/{precision}/{name}/{given}/{output}": [1] for (name, given), output in tried}
             found[f"loss/{precision}"] = [float(loss) for loss in self._losses_of[precision]]
         return {**found, **_listed()}
 

@@ -122,8 +122,6 @@ class _Rank:
             torch.cuda.set_device(self.device)
         else:
             torch.set_num_threads(1)
-        # All ranks are on this machine: no name needs to be looked up.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         dist.init_process_group(self.backend, init_method=f"file://{store}", rank=rank, world_size=config.ranks)
         torch.manual_seed(0)
         width = config.hidden
@@ -203,22 +201,23 @@ class Crew(Workload):
         self.callback(self._end)
         self.children: list[subprocess.Popen[str]] = []
         store = str(Path(folder, "store"))
-        interface = os.environ.get("GLOO_SOCKET_IFNAME")
+        if "GLOO_SOCKET_IFNAME" not in os.environ:
+            # All ranks are on this machine: no name needs to be looked up.
+            os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+            self.callback(os.environ.pop, "GLOO_SOCKET_IFNAME", None)
         try:
             for rank in range(1, config.ranks):
                 task = json.dumps({"config": self.parameters, "rank": rank, "device": device, "store": store})
                 command = [sys.executable, "-m", "nsightkit.workloads.late_rank", task]
-                child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-                self.children.append(child)
+                self.children.append(
+                    subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+                )
             self._rank = _Rank(config, 0, device, store)
         except BaseException:
             for child in self.children:
                 child.kill()  # it waits for this one to join
             self.close()
             raise
-        finally:
-            if interface is None:
-                os.environ.pop("GLOO_SOCKET_IFNAME", None)
         self.parameters |= {"backend": self._rank.backend}
 
     def step(self) -> None:

@@ -60,11 +60,10 @@ class Rung:
         GEMMs of 8-bit numbers, scaled by tensor.
     triton : bool
         Hand-written Triton kernels for all but prefill's GEMMs and attention.
-    epilogue : bool
-        And for prefill's GEMM of gate and up, with the activation in it.
-    streamed, overlapped, whole_mlp : bool
-        Of decode's Triton kernels: programs that stay and stream, kernels that begin before the ones before them end,
-        an MLP in one kernel.
+    switches : tuple of str
+        Of the Triton kernels. Prefill's: ``epilogue``, one for the GEMM of gate and up as well, with the activation in
+        it. Decode's: ``streamed``, programs that stay and stream; ``overlapped``, kernels that begin before the ones
+        before them end; ``whole_mlp``, an MLP in one kernel.
     """
 
     change: str
@@ -76,10 +75,7 @@ class Rung:
     streams: bool = False
     fp8: bool = False
     triton: bool = False
-    epilogue: bool = False
-    streamed: bool = False
-    overlapped: bool = False
-    whole_mlp: bool = False
+    switches: tuple[str, ...] = ()
 
 
 _DEFAULT: Mapping[str, Any] = MappingProxyType({})
@@ -102,7 +98,7 @@ RUNGS: Mapping[str, Mapping[str, Rung]] = MappingProxyType(
             "flash": Rung("flash attention forced", "compiled", "flash", compiled=_DEFAULT),
             "cudnn": Rung("cuDNN attention forced", "compiled", "cudnn", compiled=_DEFAULT),
             "triton": Rung("own kernels between the GEMMs", "compiled", triton=True),
-            "epilogue": Rung("SwiGLU inside an own GEMM", "triton", triton=True, epilogue=True),
+            "epilogue": Rung("SwiGLU inside an own GEMM", "triton", triton=True, switches=("epilogue",)),
             "fp8": Rung("GEMMs in 8 bits", "compiled", compiled=_DEFAULT, fp8=True),
         },
         "decode": {
@@ -114,24 +110,21 @@ RUNGS: Mapping[str, Mapping[str, Rung]] = MappingProxyType(
             "sums": Rung("products written as sums", "graphed", compiled=_SUMS, graphed=True),
             "triton": Rung("own kernels throughout", "graphed", graphed=True, triton=True),
             "streamed": Rung(
-                "weights streamed by programs that stay", "triton", graphed=True, triton=True, streamed=True
+                "weights streamed by programs that stay", "triton", graphed=True, triton=True, switches=("streamed",)
             ),
             "overlapped": Rung(
                 "each kernel begins before the last has ended",
                 "streamed",
                 graphed=True,
                 triton=True,
-                streamed=True,
-                overlapped=True,
+                switches=("streamed", "overlapped"),
             ),
             "one-mlp": Rung(
                 "the MLP in one kernel",
                 "overlapped",
                 graphed=True,
                 triton=True,
-                streamed=True,
-                overlapped=True,
-                whole_mlp=True,
+                switches=("streamed", "overlapped", "whole_mlp"),
             ),
         },
     }
@@ -247,8 +240,7 @@ def _in_eight(x: Tensor, scale: Tensor) -> Tensor:
 
 def _linear_eight(x: Tensor, weight: _Eight) -> Tensor:
     flat = _in_eight(x, weight.input_scale).flatten(0, 1)
-    product = product_fp8(flat, weight.weight.t(), weight.input_scale, weight.scale, x.dtype)
-    return product.view(*x.shape[:2], -1)
+    return product_fp8(flat, weight.weight.t(), weight.input_scale, weight.scale, x.dtype).view(*x.shape[:2], -1)
 
 
 def _forward(
@@ -342,8 +334,7 @@ def reference(
 
 
 def _frequency(pairs: int, like: Tensor) -> Tensor:
-    exponent = torch.arange(pairs, dtype=torch.float64, device=like.device) / pairs
-    return torch.pow(10_000.0, -exponent)
+    return torch.pow(10_000.0, -(torch.arange(pairs, dtype=torch.float64, device=like.device) / pairs))
 
 
 def triton_kernels(device: torch.device) -> ModuleType | None:
@@ -428,8 +419,9 @@ class LayerRun(Workload):
             compiler = self.config.compiler
             fuses = self._can(compiler == "inductor", f"traced by {compiler}, which fuses nothing")
             self.callback(torch._dynamo.reset)
-            options = rung.compiled if fuses else {}
-            layer = torch.compile(layer, backend=compiler, fullgraph=True, dynamic=False, **options)
+            layer = torch.compile(
+                layer, backend=compiler, fullgraph=True, dynamic=False, **(rung.compiled if fuses else {})
+            )
         caches: Sequence[_Cache | None] = self.caches or [None] * len(weights)
 
         def chain() -> Tensor:
@@ -468,16 +460,17 @@ class LayerRun(Workload):
         return lambda x, w, given, cache: _forward(x, w, given, cache, **options)
 
     def _of_triton(self, kernels: ModuleType, cuda: bool) -> _Layer:
-        rung, heads = self._rung, self.config.heads
-        if self.config.mode == "prefill":
+        switches, heads = dict.fromkeys(self._rung.switches, True), self.config.heads
+        if "epilogue" in switches:
             words = "SwiGLU in a kernel of its own: this Triton has no descriptors of matrices"
-            epilogue = rung.epilogue and self._can(kernels.DESCRIPTORS, words)
-            return functools.partial(kernels.prefill, heads=heads, epilogue=epilogue)
-        why_not = kernels.dependent_launch(self.device) if rung.overlapped else ""
-        overlapped = rung.overlapped and self._can(not why_not, f"launched one after the other: {why_not}")
+            switches["epilogue"] = self._can(kernels.DESCRIPTORS, words)
+        if "overlapped" in switches:
+            why_not = kernels.dependent_launch(self.device)
+            switches["overlapped"] = self._can(not why_not, f"launched one after the other: {why_not}")
+        if self.config.mode == "prefill":
+            return functools.partial(kernels.prefill, heads=heads, **switches)
         # Triton's interpreter has no multiprocessors: any number will do.
         sms = torch.cuda.get_device_properties(self.device).multi_processor_count if cuda else 3
-        switches = {"streamed": rung.streamed, "overlapped": overlapped, "whole_mlp": rung.whole_mlp}
         made: _Layer = kernels.Decode(heads, sms, **switches)
         return made
 
@@ -499,8 +492,10 @@ class LayerRun(Workload):
             scale = weight.abs().amax().float() / _LARGEST_FP8
             return _Eight(_in_eight(weight, scale), scale, largest[id(weight)] / _LARGEST_FP8)
 
-        names = ("qkv", "out", "gate_up", "down")
-        return [w._replace(**{name: eight(getattr(w, name)) for name in names}) for w in self.weights]
+        return [
+            w._replace(qkv=eight(w.qkv), out=eight(w.out), gate_up=eight(w.gate_up), down=eight(w.down))
+            for w in self.weights
+        ]
 
     def _graphed(self, chain: Callable[[], Tensor]) -> Callable[[], Tensor]:
         side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
@@ -624,8 +619,8 @@ def _tensors(value: Any) -> list[Tensor]:
 
 def _bytes(tensor: Tensor) -> int:
     """Bytes that a tensor really has: an expanded dimension has one element."""
-    kept = [size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride]
-    return math.prod(kept) * tensor.element_size()
+    kept = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
+    return math.prod(kept, start=tensor.element_size())
 
 
 def start(device: str, **parameters: Any) -> LayerRun:

@@ -232,15 +232,12 @@ def _row_kernel(
         if GATED:
             tile = tl.load(weight + count * width + place, mask=both, other=0.0, eviction_policy="evict_first")
             others += tile.to(tl.float32) * given[None, :]
-    result = tl.sum(sums, 1)
+    factor = 1.0
     if NORM:
         factor = tl.rsqrt(tl.sum(squares, 0) / width + epsilon)
-        result *= factor
+    result = tl.sum(sums, 1) * factor
     if GATED:
-        up = tl.sum(others, 1)
-        if NORM:
-            up *= factor
-        result = result * tl.sigmoid(result) * up
+        result = result * tl.sigmoid(result) * (tl.sum(others, 1) * factor)
     if RESIDUAL:
         result += tl.load(residual + row, mask=within, other=0.0).to(tl.float32)
     tl.store(out + row, result, mask=within)

@@ -114,8 +114,7 @@ class Run(Workload):
         with self.device:
             self.model = model(config)
             # Never token 0, and never the same batch twice in a row: nothing may be cheap because it is zero or cached.
-            shape = (_BATCHES, config.batch, config.context + 1)
-            self.tokens = torch.randint(1, config.vocabulary, shape)
+            self.tokens = torch.randint(1, config.vocabulary, (_BATCHES, config.batch, config.context + 1))
         if config.feed == "host":
             self.tokens = self.tokens.cpu()
             if self.device.type == "cuda":
@@ -172,11 +171,10 @@ class Run(Workload):
             ``loss``, one a step; ``peak_allocated_bytes`` and ``peak_reserved_bytes``, one value each. PyTorch's
             allocator counts memory on a GPU only, so a CPU gives none.
         """
-        found = {"loss": self.losses()}
-        if self.device.type == "cuda":
-            found["peak_allocated_bytes"] = [torch.cuda.max_memory_allocated(self.device)]
-            found["peak_reserved_bytes"] = [torch.cuda.max_memory_reserved(self.device)]
-        return found
+        if self.device.type != "cuda":
+            return {"loss": self.losses()}
+        allocated, reserved = torch.cuda.max_memory_allocated(self.device), torch.cuda.max_memory_reserved(self.device)
+        return {"loss": self.losses(), "peak_allocated_bytes": [allocated], "peak_reserved_bytes": [reserved]}
 
 
 def start(device: str, **parameters: Any) -> Run:

@@ -51,10 +51,9 @@ class _Tensors(TensorMemory):  # type: ignore[no-untyped-call]
     ) -> None:
         super().__init__(limit_bytes=limit_bytes, device=device)
         self.phase = ""
-        self._serials: dict[int, int] = {}
-        self._rows: list[tuple[str, str, int]] = []  # phase, item, bytes; by serial number
-        self._changes: list[tuple[int, int]] = []  # serial number, change in bytes
-        self._forward_end = 0
+        self._rows: dict[int, dict[str, str]] = {}  # phase and item of each storage that is alive
+        self._changes: list[tuple[dict[str, str], int]] = []  # the same, and a change in bytes
+        self._activations: set[int] = set()  # what the forward pass keeps: the identities of those
         self._weights = {id(weight.untyped_storage()) for weight in known["weights"]}
         self._logits = (config.batch * config.context * config.vocabulary, config.vocabulary)
         # Not entered: that would watch these very loops.
@@ -75,40 +74,33 @@ class _Tensors(TensorMemory):  # type: ignore[no-untyped-call]
         size = super()._see(tensor)
         if size:
             like_logits = (tensor.numel(), tensor.shape[-1] if tensor.dim() else 0) == self._logits
-            self._serials[id(tensor.untyped_storage())] = serial = len(self._rows)
-            self._rows.append((self.phase, self._of or ("logits" if like_logits else ""), size))
-            self._changes.append((serial, size))
+            row = {"phase": self.phase, "item": self._of or ("logits" if like_logits else "")}
+            self._rows[id(tensor.untyped_storage())] = row
+            self._changes.append((row, size))
         return size
 
     def _end(self, identity: int) -> None:
+        before = self.allocated_bytes
         super()._end(identity)
-        serial = self._serials.pop(identity)
-        self._changes.append((serial, -self._rows[serial][2]))
+        self._changes.append((self._rows.pop(identity), self.allocated_bytes - before))
 
     def leave(self, phase: str, model: torch.nn.Module) -> dict[str, int]:
         """Note what only now is known: what the forward pass keeps for the backward, and what gradients are."""
         self.phase = ""
         if phase == "forward":
-            self._forward_end = len(self._changes)
-        gradients = [p.grad for p in model.parameters() if p.grad is not None] if phase == "backward" else []
-        serials = [self._serials.get(id(gradient.untyped_storage())) for gradient in gradients]
-        for serial in (serial for serial in serials if serial is not None):
-            of, _, size = self._rows[serial]
-            self._rows[serial] = of, "gradients", size
+            self._activations = {id(row) for row in self._rows.values() if row["phase"] == phase}
+        for gradient in (p.grad for p in model.parameters() if p.grad is not None and phase == "backward"):
+            if row := self._rows.get(id(gradient.untyped_storage())):
+                row["item"] = "gradients"
         return {}
 
     def at_peak(self, *, graph: bool) -> dict[str, int]:
         """Give bytes by item at the highest moment there was."""
         when = int(np.cumsum([change for _, change in self._changes]).argmax())
-        forward = self._changes[: self._forward_end]
-        kept = {serial for serial, change in forward if change > 0} - {
-            serial for serial, change in forward if change < 0
-        }
         found = dict.fromkeys(_ITEMS, 0)
-        for serial, change in self._changes[: when + 1]:
-            phase, item, _ = self._rows[serial]
-            activation = not graph or (serial in kept and phase == "forward")
-            found[item or ("activations" if activation else "temporary_buffers")] += change
+        for row, change in self._changes[: when + 1]:
+            activation = not graph or id(row) in self._activations
+            found[row["item"] or ("activations" if activation else "temporary_buffers")] += change
         return found
 
 
@@ -138,15 +130,15 @@ class MemoryRun(lm.Run):
         if account is None or name not in ("forward", "backward", "optimizer"):
             with unwatched:
                 yield
-            return
-        account.phase = name
-        account.reset_peak()
-        yield
-        peak = f"{name}_peak_bytes"
-        self._moments[peak] = max(account.peak_bytes, self._moments.get(peak, 0))
-        if name != "optimizer":
-            self._moments[f"{name}_end_bytes"] = account.allocated_bytes
-        self._moments |= account.leave(name, self.model)
+        else:
+            account.phase = name
+            account.reset_peak()
+            yield
+            peak = f"{name}_peak_bytes"
+            self._moments[peak] = max(account.peak_bytes, self._moments.get(peak, 0))
+            if name != "optimizer":
+                self._moments[f"{name}_end_bytes"] = account.allocated_bytes
+            self._moments |= account.leave(name, self.model)
 
     def _step_watched(self, account: _Allocator | _Tensors) -> dict[str, int]:
         self._account, self._moments = account, {"before_the_step_bytes": account.allocated_bytes}
@@ -196,17 +188,15 @@ class MemoryRun(lm.Run):
 
     def _device_account(self) -> dict[str, int]:
         """What a GPU's allocator and driver say beyond the allocations."""
-        device = self.device
-        torch.cuda.synchronize(device)
-        free, total = torch.cuda.mem_get_info(device)
-        reserved = torch.cuda.max_memory_reserved(device)
-        held = torch.cuda.memory_reserved(device)
+        torch.cuda.synchronize(self.device)
+        free, total = torch.cuda.mem_get_info(self.device)
+        reserved, held = torch.cuda.max_memory_reserved(self.device), torch.cuda.memory_reserved(self.device)
         found = {"reserved_bytes": reserved, "context_bytes": total - free - held, "limit_bytes": free + held}
         clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
         if clear is not None:
-            before = torch.cuda.memory_allocated(device)
+            before = torch.cuda.memory_allocated(self.device)
             clear()
-            found["workspace_bytes"] = before - torch.cuda.memory_allocated(device)
+            found["workspace_bytes"] = before - torch.cuda.memory_allocated(self.device)
         return found
 
 
@@ -286,19 +276,16 @@ class Column(Workload):
         # A function of its own: what an exception's frames hold is let go when it returns.
         run: MemoryRun | None = None
         try:
-            self._clean()
+            gc.collect()
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats(self.device)
             with self._cell(context=context) as run:
                 return {name: values for name, values in run.observed().items() if name != "loss"}
         except (RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
                 return run.doing if run else "setup"
             return RuntimeError(str(error))
-
-    def _clean(self) -> None:
-        gc.collect()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats(self.device)
 
 
 def start(device: str, limit_bytes: int | None = None, **parameters: Any) -> MemoryRun:

@@ -159,8 +159,7 @@ def written_out(
     scores = (q @ k.transpose(-2, -1)) / math.sqrt(q.shape[-1])
     if future is not None:
         scores = scores.masked_fill(future, -math.inf)
-    weights = F.softmax(scores, dim=-1, dtype=softmax_in).to(q.dtype)
-    return weights @ v
+    return F.softmax(scores, dim=-1, dtype=softmax_in).to(q.dtype) @ v
 
 
 class _Attention(nn.Module):

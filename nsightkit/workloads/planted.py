@@ -155,11 +155,9 @@ class Export:
         """Nsys's global thread id; the model's thread is its lower 48 bits."""
         return cls.process(pid) | tid
 
-    def call(
-        self, name: str, thread: int, start: int, end: int, correlation: int | None = None, *, driver: bool = False
-    ) -> int:
+    def call(self, name: str, thread: int, start: int, end: int, *, driver: bool = False) -> int:
         """A CUDA API call; returns its correlation id."""
-        correlation = next(self.correlations) if correlation is None else correlation
+        correlation = next(self.correlations)
         self._rows["CUPTI_ACTIVITY_KIND_RUNTIME"].append(
             (start, end, int(driver), thread, correlation, self.string(name), 0)
         )
@@ -218,8 +216,8 @@ class Export:
 
     def synchronize(self, name: str, thread: int, start: int, end: int, *, device: int = 0, stream: int = 7) -> None:
         """A synchronising call and the activity that goes with it."""
-        correlation = self.call(name, thread, start, end)
-        self._on_device("SYNCHRONIZATION", start, end, device, stream, correlation, thread & ~0xFFFFFF, _SYNC[name])
+        ids = self.call(name, thread, start, end), thread & ~0xFFFFFF
+        self._on_device("SYNCHRONIZATION", start, end, device, stream, *ids, _SYNC[name])
 
     def range(
         self, name: str, thread: int, start: int, end: int | None, *, domain: str = "", registered: bool = True
@@ -407,12 +405,11 @@ class _Loop:
             before, ran = ran, union([*ran, *self.work[kind]])
             exposed[bottleneck] = length(ran) - length(before)
         span, busy, hidden = ran[-1][1] - ran[0][0], length(ran), length(union(self.aside))
-        gaps = {cause: length(union([*self.aside, *dry])) - hidden for cause, dry in self.gaps.items()}
         return {
             "span_ns": span,
             "busy_ns": busy,
             "idle_ns": span - busy,
-            "gaps": {cause: ns for cause, ns in gaps.items() if ns},
+            "gaps": {cause: ns for cause, dry in self.gaps.items() if (ns := length(union(self.aside + dry)) - hidden)},
             "exposed": exposed,
             **{what: {name: (len(ns), sum(ns)) for name, ns in lasted.items()} for what, lasted in self.lasted.items()},
         }

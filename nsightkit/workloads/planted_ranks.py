@@ -8,7 +8,7 @@ profiler would, each on a clock of its own.
 from __future__ import annotations
 
 import dataclasses
-import gzip
+import itertools
 import json
 import os
 import random
@@ -46,6 +46,8 @@ _KINDS = {
 }
 #: The true clock's time of the first event.
 _EPOCH_NS = 5_000_000_000
+#: By how much a late rank is late in each step.
+_LATE_NS = 2_000_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,12 +57,11 @@ class JobConfig:
     Parameters
     ----------
     late : mapping of int to {"data", "slow", "work"}
-        Ranks that are late in every step, and why: their data comes `late_us` later, all their kernels take longer, or
-        they have more kernels, that much together.
+        Ranks that are late in every step, by 2 ms, and why: their data comes that much later, all their kernels take
+        longer, or they have more kernels, that much together.
     ranks, steps, layers : int
     kind : {"nsys", "kineto"}
-        An SQLite export, or the JSON of PyTorch's profiler (gzipped if `name` ends so).
-    late_us : int
+        An SQLite export, or the JSON of PyTorch's profiler.
     offsets_ns : mapping of int to int
         What each rank's clock shows more than the true one.
     drift_ppm : mapping of int to float
@@ -74,8 +75,6 @@ class JobConfig:
         among ranks with the same share. 1: all ranks are in one group.
     missing_steps : mapping of int to int
         Steps at the start that a rank's capture lacks.
-    name : str
-        Of the files, with ``{rank}`` and ``{suffix}``.
     seed : int
     """
 
@@ -84,14 +83,14 @@ class JobConfig:
     steps: int = 12
     layers: int = 6
     kind: Literal["nsys", "kineto"] = "nsys"
-    late_us: int = 2_000
+
     offsets_ns: Mapping[int, int] = dataclasses.field(default_factory=dict)
     drift_ppm: Mapping[int, float] = dataclasses.field(default_factory=dict)
     jitter: float = 0.02
     end_jitter_ns: int = 3_000
     tensor_parallel: int = 1
     missing_steps: Mapping[int, int] = dataclasses.field(default_factory=dict)
-    name: str = "rank{rank}.{suffix}"
+
     seed: int = 0
 
 
@@ -112,7 +111,7 @@ class _AsNsys(Export):
             self.range(collective, self._main + thread, start - 500, end + 500, domain="NCCL")
         return self.call(f"{name}_v7000", self._main + thread, start, end)
 
-    def ran(self, start: int, end: int, name: str, correlation: int, stream: int) -> None:
+    def ran(self, start: int, end: int, name: str, correlation: int, stream: int, *_: Mapping[str, Any]) -> None:
         self.kernel(name, start, end, correlation, self._process, stream=stream)
 
     def marked(self, start: int, end: int, name: str) -> None:
@@ -135,8 +134,7 @@ class _AsKineto:
     def __init__(self, rank: int, world: int, groups: Iterable[Mapping[str, Any]]) -> None:
         self.pid = 4000 + rank
         self._events: list[dict[str, Any]] = []
-        self._correlation = 0
-        self._said: dict[int, dict[str, Any]] = {}
+        self._correlations = itertools.count(1)
         self._head = {
             "schemaVersion": 1,
             "deviceProperties": [{"id": 0, "name": "Synthetic GPU (planted trace)", "numSms": 100}],
@@ -151,27 +149,25 @@ class _AsKineto:
             {"ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur, "args": args}
         )
 
-    def _runtime(self, name: str, thread: int, start: int, end: int) -> int:
-        self._correlation += 1
-        self._add("cuda_runtime", name, self.pid, self.pid + thread, start, end, correlation=self._correlation)
-        return self._correlation
-
     def called(
         self, start: int, end: int, name: str, thread: int, kind: str = "", said: Mapping[str, Any] | None = None
     ) -> int:
-        tid, following = self.pid + thread, self._correlation + 1
+        tid, correlation = self.pid + thread, next(self._correlations)
         # The operator that made the call, around it; its number is not a correlation.
-        args = {"External id": 1_000_000 + following, **(said or {})}
-        operator = "aten::mm" if said is None else "record_param_comms"
+        args = {"External id": 1_000_000 + correlation, **(said or {})}
+        operator = "record_param_comms" if said else "aten::mm"
         self._add("cpu_op", operator, self.pid, tid, start - 1_000, end + 1_000, **args)
-        if said is not None:
+        if said:
             self._add("user_annotation", f"nccl:{kind}", self.pid, tid, start - 500, end + 500)
-            self._said[following] = {key: value for key, value in said.items() if key != "Seq"}
-        return self._runtime(name, thread, start, end)
+        self._add("cuda_runtime", name, self.pid, tid, start, end, correlation=correlation)
+        return correlation
 
-    def ran(self, start: int, end: int, name: str, correlation: int, stream: int) -> None:
+    def ran(
+        self, start: int, end: int, name: str, correlation: int, stream: int, said: Mapping[str, Any] | None = None
+    ) -> None:
         args = {"External id": 1_000_000 + correlation, "device": 0, "stream": stream, "correlation": correlation}
-        self._add("kernel", name, 0, stream, start, end, **args, **self._said.get(correlation, {}))
+        args |= {key: value for key, value in (said or {}).items() if key != "Seq"}
+        self._add("kernel", name, 0, stream, start, end, **args)
 
     def marked(self, start: int, end: int, name: str) -> None:
         self._add("user_annotation", re.sub(r"^step ", "ProfilerStep#", name), self.pid, self.pid, start, end)
@@ -180,15 +176,15 @@ class _AsKineto:
         """PyTorch's profiler records no calls of the operating system."""
 
     def read_back(self, asked: int, over: int, start: int, end: int) -> None:
-        correlation = self._runtime("cudaMemcpyAsync", _MAIN, asked, asked + 2 * _US)
-        self._runtime("cudaStreamSynchronize", _MAIN, asked + 3 * _US, over)
-        args = {"device": 0, "stream": _COMPUTE, "correlation": correlation, "bytes": 4}
+        place, copied, waited = (self.pid, self.pid + _MAIN), next(self._correlations), next(self._correlations)
+        self._add("cuda_runtime", "cudaMemcpyAsync", *place, asked, asked + 2 * _US, correlation=copied)
+        self._add("cuda_runtime", "cudaStreamSynchronize", *place, asked + 3 * _US, over, correlation=waited)
+        args = {"device": 0, "stream": _COMPUTE, "correlation": copied, "bytes": 4}
         self._add("gpu_memcpy", "Memcpy DtoH (Device -> Pageable)", 0, _COMPUTE, start, end, **args)
 
     def write(self, path: Path) -> Path:
         text = json.dumps({**self._head, "traceEvents": self._events})
-        with (gzip.open if path.suffix == ".gz" else open)(path, "wt", encoding="utf-8") as out:
-            out.write(re.sub(r'"(ts|dur)": "([\d.]+)"', r'"\1": \2', text))
+        path.write_text(re.sub(r'"(ts|dur)": "([\d.]+)"', r'"\1": \2', text), encoding="utf-8")
         return path
 
 
@@ -205,8 +201,8 @@ class _Rank:
 
     def clock(self, time: int) -> int:
         """What this rank's clock shows."""
-        drift = self.config.drift_ppm.get(self.rank, 0.0) * 1e-6
-        return time + self.config.offsets_ns.get(self.rank, 0) + round(drift * (time - _EPOCH_NS))
+        drift_ns = self.config.drift_ppm.get(self.rank, 0.0) * 1e-6 * (time - _EPOCH_NS)
+        return time + self.config.offsets_ns.get(self.rank, 0) + round(drift_ns)
 
     def note(self, happened: Callable[..., int | None], start: int, end: int, *details: Any) -> int:
         """Have the capture note something, if it is on; gives the correlation id of a call."""
@@ -217,10 +213,10 @@ class _Rank:
         self.note(self.out.marked, start, end, name)
         self.now += 1 * _US
 
-    def run(self, name: str, start: int, end: int, correlation: int, stream: int) -> None:
+    def run(self, name: str, start: int, end: int, correlation: int, stream: int, *said: Mapping[str, Any]) -> None:
         """Run a kernel, to the end of which its stream is busy."""
         self.free[stream] = end
-        self.note(self.out.ran, start, end, name, correlation, stream)
+        self.note(self.out.ran, start, end, name, correlation, stream, *said)
         if self.written:
             self.ran[stream].append((start, end))
 
@@ -297,7 +293,7 @@ class _Job:
         ends = {r: over + (self.chance.randint(0, spread) if spread else 0) for r in members}
         kernel, _, _, stream = _KINDS[kind]
         for r, (start, correlation) in arrived.items():
-            self.ranks[r].run(kernel, start, ends[r], correlation, stream)
+            self.ranks[r].run(kernel, start, ends[r], correlation, stream, said)
         self.truth.append(
             {
                 "kind": kind,
@@ -314,7 +310,7 @@ class _Job:
 
     def kernels(self, one: _Rank, count: int, thread: int, share: float) -> None:
         """Products of a rank, with its share of a step's lateness where it is slow or has more work."""
-        whole, parts = int(self.config.late_us * _US * share), count if one.cause == "slow" else 4
+        whole, parts = int(_LATE_NS * share), count if one.cause == "slow" else 4
         late = [whole * (i + 1) // parts - whole * i // parts for i in range(parts)]
         for number in range(count):
             one.compute(GEMM, 150, thread, late[number] if one.cause == "slow" else 0)
@@ -329,7 +325,7 @@ class _Job:
         for one in self.ranks:
             one.written = number >= config.missing_steps.get(one.rank, 0)
             start = one.now
-            one.now += 200 * _US + batch + (config.late_us * _US if one.cause == "data" else 0)
+            one.now += 200 * _US + batch + (_LATE_NS if one.cause == "data" else 0)
             one.note(one.out.waited, start + 20 * _US, one.now - 20 * _US)
             one.mark("dataload", start + 500, one.now)
         forward = {one: one.now for one in self.ranks}
@@ -389,10 +385,7 @@ def job(folder: str | os.PathLike[str], late: Mapping[int, Late] | None = None, 
     computed = {one.rank: one.ran[_COMPUTE] for one in planted.ranks}
     talked = {one.rank: one.ran[_GRADIENTS] + one.ran[_LAYERS] for one in planted.ranks}
     return {
-        "paths": [
-            one.out.write(Path(folder, config.name.format(rank=one.rank, suffix=one.out.suffix)))
-            for one in planted.ranks
-        ],
+        "paths": [one.out.write(Path(folder, f"rank{one.rank}.{one.out.suffix}")) for one in planted.ranks],
         "collectives": planted.truth,
         "compute_ns": {rank: length(ran) for rank, ran in computed.items()},
         "communication_ns": {rank: length(ran) for rank, ran in talked.items()},

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Callable
+from typing import Any, Literal
 
 from nsightkit.workloads.planted import ADAM, POINT, REDUCE
 from nsightkit.workloads.simulator import (
@@ -151,13 +152,12 @@ def _ranks(
     """
 
     def step(device: int, k: int) -> list[Action]:
+        there, back = (_meet(*pair, device) if stream != 7 else [] for pair in ((7, stream), (stream, 7)))
         out: list[Action] = [Load(late_us * _US)] if device and late_us else []
         for bucket in range(buckets):
-            out += _kernels(5, compute[device], device=device)
-            out += _meet(7, stream, device) if stream != 7 else []
-            out.append(Launch(REDUCE, reduce_us * _US, key=k * buckets + bucket, stream=stream, device=device))
-        out += _kernels(last, compute[device], device=device)
-        out += _meet(stream, 7, device) if stream != 7 else []
+            reduce = Launch(REDUCE, reduce_us * _US, key=k * buckets + bucket, stream=stream, device=device)
+            out += [*_kernels(5, compute[device], device=device), *there, reduce]
+        out += [*_kernels(last, compute[device], device=device), *back]
         return [*out, *_kernels(1, 60, kernel=ADAM, device=device)]
 
     main = loop(lambda k: [Signal("go"), *step(0, k), Await("joined")])
@@ -172,10 +172,8 @@ def _streamed(copy_us: float, compute_us: float) -> list[Action]:
 
 def _uploading(size: int, us: int, *, staging: int = 0) -> list[Action]:
     """A batch is copied on the stream of the kernels; the CPU stages it, and waits for it, when that takes time."""
-    staged = staging > 100
-    copy = Copy(
-        "HtoD", size, us * _US, host="pageable" if staging else "pinned", staging=staging * _US, blocking=staged
-    )
+    host: Literal["pageable", "pinned"] = "pageable" if staging else "pinned"
+    copy = Copy("HtoD", size, us * _US, host=host, staging=staging * _US, blocking=staging > 100)
     return loop(lambda _: [copy, *_kernels(20, 60)])
 
 
@@ -429,9 +427,7 @@ def random_program(seed: int) -> Program:
 
         out = [loop(step, steps)]
         if autograd:
-            out.append(
-                [a for _ in range(steps) for a in (Await("backward", shown), *autograd, Signal("backward done"))]
-            )
+            out.append([Await("backward", shown), *autograd, Signal("backward done")] * steps)
         if ranks:
             same = _on_device_1(parts, uneven)
             out.append(
@@ -453,12 +449,10 @@ def random_program(seed: int) -> Program:
 def _on_device_1(actions: list[Action], factor: float) -> list[Action]:
     """The same on the second device, with kernels so many times as long."""
 
-    def moved(action: Action) -> Action:
-        if isinstance(action, Record | WaitEvent | Sync):
-            return dataclasses.replace(action, device=1, event=f"1 {action.event}")
-        if isinstance(action, Launch):
-            return dataclasses.replace(action, device=1, ns=int(action.ns * factor))
-        return dataclasses.replace(action, device=1) if isinstance(action, Copy | Graph) else action
+    def moved(action: Any) -> Any:
+        longer = {"ns": int(action.ns * factor)} if isinstance(action, Launch) else {}
+        named = {"event": f"1 {action.event}"} if hasattr(action, "event") else {}
+        return dataclasses.replace(action, device=1, **longer, **named) if hasattr(action, "device") else action
 
     return [moved(action) for action in actions]
 

@@ -400,16 +400,15 @@ def _write_op(out: Export, op: Op, correlation: int, process: int) -> None:
     if isinstance(op.action, Copy):
         copy = op.action
         out.copy(copy.kind, op.start, op.end, correlation, process, copy.size, host=copy.host, **place)
-    elif isinstance(op.action, Launch):
-        out.kernel(op.action.kernel, op.start, op.end, correlation, process, **place)
     elif isinstance(op.action, Graph) and not op.action.by_node:
         out.graph(op.start, op.end, correlation, process, **place)
     else:
-        # Node kernels in order, with what is left of a microsecond between them, stretched as the whole was.
+        # Kernels in order, with what is left of a microsecond between a graph's, stretched as the whole was.
         stretch = (op.end - op.start) / sum(ns + BEHIND_NS for _, ns in op.nodes)
         begun = float(op.start)
-        for node, (name, ns) in enumerate(op.nodes, 1):
-            end = op.end if node == len(op.nodes) else int(begun + ns * stretch)
+        for number, (name, ns) in enumerate(op.nodes, 1):
+            end = op.end if number == len(op.nodes) else int(begun + ns * stretch)
+            node = number if op.kind == "graph" else 0
             out.kernel(name, int(begun), end, correlation, process, node=node, **place)
             begun += (ns + BEHIND_NS) * stretch
 
@@ -469,24 +468,21 @@ class _Simulation:
         heapq.heappush(self.events, (time, next(self.counter), do))
 
     def _go_on(self, steps: _Steps) -> None:
-        """Carry a thread out until the time, or the condition, that it names; it names nothing at its end."""
-        until = next(steps, None)
+        """Carry a thread out up to a time that it names, a condition that does not hold yet, or its end."""
+        until = next((until for until in steps if isinstance(until, int) or not until()), None)
         if isinstance(until, int):
             self.at(max(until, self.now), partial(self._go_on, steps))
         elif until is not None:
-            self._when(until, steps)
-
-    def _when(self, condition: Callable[[], bool], steps: _Steps) -> None:
-        if condition():
-            self._go_on(steps)
-        else:
-            self.blocked.append((condition, steps))
+            self.blocked.append((until, steps))
 
     def _settle(self) -> None:
         """Something has happened: let go on what waited for it."""
         blocked, self.blocked = self.blocked, []
         for condition, steps in blocked:
-            self._when(condition, steps)
+            if condition():
+                self._go_on(steps)
+            else:
+                self.blocked.append((condition, steps))
         for stream in self.streams.values():
             self._plan(stream)
 
@@ -535,9 +531,8 @@ class _Simulation:
 
     def _is_removed(self, name: str | None) -> bool:
         """Whether a change takes this work's time; for ``no-cpu-work`` names that differ in a number only are one."""
-        if not name:
-            return "no-unnamed" in self.changes
-        return self.changes.get("no-cpu-work") in ("", name, re.sub(r"\d+", "*", name))
+        removed = self.changes.get("no-cpu-work")
+        return removed in ("", name, re.sub(r"\d+", "*", name)) if name else "no-unnamed" in self.changes
 
     def _work(self, thread: _Thread, a: Cpu) -> _Steps:
         begun = self.now
@@ -626,8 +621,8 @@ class _Simulation:
             "stream": streams[a.device, a.stream].tail,
             "event": self.recorded.get(a.event, []),
             "device": [op for stream in every for op in stream.tail],
-        }[a.what]
-        yield from self._until(thread, ops)
+        }
+        yield from self._until(thread, ops[a.what])
         place = a.device, a.stream if a.what == "stream" else _NO_STREAM
         self._call(f"cuda{a.what.capitalize()}Synchronize", thread, begun, waits_on=place)
 
@@ -639,8 +634,7 @@ class _Simulation:
         self.streams[a.device, a.stream].waits += self.recorded.get(a.event, [])
         if not a.shown:
             return None
-        place = a.device, a.stream
-        return self._calling(thread, "cudaStreamWaitEvent", self._noting(thread), waits_on=place)
+        return self._calling(thread, "cudaStreamWaitEvent", self._noting(thread), waits_on=(a.device, a.stream))
 
     def _noting(self, thread: _Thread) -> int:
         """Time of a call that records an event, or waits for one."""
@@ -729,8 +723,7 @@ class _Simulation:
         """Kernels slow each other down, and copies slow kernels down."""
         running = self.running[device]
         copies = sum(op.kind == "copy" for op in running)
-        others = len(running) - copies - 1
-        slow = 1 + self.program.contention * others + self.program.copy_contention * copies
+        slow = 1 + self.program.contention * (len(running) - copies - 1) + self.program.copy_contention * copies
         for op in running:
             rate = 1.0 if op.kind == "copy" else 1 / slow
             if rate != op.rate:

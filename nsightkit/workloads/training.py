@@ -91,8 +91,7 @@ class Documents(IterableDataset[Tensor]):
         # A worker prepares whole batches in turn, so its samples are those of every n-th batch.
         first, stride = (worker.id, worker.num_workers) if worker else (0, 1)
         for number in itertools.count(first, stride):
-            for row in range(self._config.batch):
-                yield self.sample(number * self._config.batch + row)
+            yield from map(self.sample, range(number * self._config.batch, (number + 1) * self._config.batch))
 
     def sample(self, index: int) -> Tensor:
         """Read and decode one sample.
@@ -131,10 +130,8 @@ class _ElementaryAdamW:
             gradient = parameter.grad
             assert gradient is not None
             parameter.mul_(1 - self._lr * self._decay)
-            first.mul_(beta1)
-            first.add_(gradient * (1 - beta1))
-            second.mul_(beta2)
-            second.add_(gradient * gradient * (1 - beta2))
+            first.mul_(beta1).add_(gradient * (1 - beta1))
+            second.mul_(beta2).add_(gradient * gradient * (1 - beta2))
             corrected_first = first / (1 - beta1**self._step)
             corrected_second = second / (1 - beta2**self._step)
             parameter.sub_(corrected_first / (corrected_second.sqrt() + eps) * self._lr)
@@ -152,8 +149,8 @@ class Training(Workload):
     def __init__(self, config: TrainingConfig, device: str = "cpu") -> None:
         super().__init__(config, device)
         torch.manual_seed(config.seed)
-        model = config.decoder(norm="tiny" if config.tiny else "fused", tiny_activation=config.tiny)
-        self.model = model.to(self.device)
+        norm = "tiny" if config.tiny else "fused"
+        self.model = config.decoder(norm=norm, tiny_activation=config.tiny).to(self.device)
         self._largest: list[Tensor | float] = []
         for block in self.model.blocks:
             block.register_forward_hook(self._watch)
