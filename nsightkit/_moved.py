@@ -1,17 +1,20 @@
-"""Modules that have moved: their old names work for one release, with a warning."""
+"""Names that are looked up when they are asked for: what takes long to import, and the old names of what has moved.
+
+Old names work for one release, with a warning.
+"""
 
 from __future__ import annotations
 
 import importlib
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
-__all__ = ["MOVED", "install", "moved_names", "moved_to", "renamed"]
+__all__ = ["MOVED", "install", "lazy", "moved_to", "renamed"]
 
 #: Old module to new one, both within nsightkit.
 MOVED = {
@@ -127,20 +130,36 @@ def install() -> None:
         sys.meta_path.append(_Old())
 
 
-def moved_names(package: str) -> Callable[[str], Any]:
-    """Give a package a ``__getattr__`` for the modules that it had.
+def lazy(
+    package: str,
+    names: Collection[str] = (),
+    places: Mapping[str, str] = MappingProxyType({}),
+    moved: Mapping[str, str] = MappingProxyType({}),
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Give a package a ``__getattr__`` that imports what is asked for, also the modules that it had, and a ``__dir__``.
 
     Parameters
     ----------
     package : str
+    names : collection of str
+        All that it has: modules of its own, and what is in `places`.
+    places : mapping of str to str
+        The module that a name is in, where it is not a module itself.
+    moved : mapping of str to str
+        The same of names that the package had.
     """
+    there = {**places, **moved}
 
     def attribute(name: str) -> Any:
-        if f"{package}.{name}".partition(".")[2] in MOVED:
+        if name in moved:
+            _warn(f"{package}.{name}", f"{moved[name]}.{name}")
+        if name in there:
+            return getattr(importlib.import_module(there[name]), name)
+        if name in names or f"{package}.{name}".partition(".")[2] in MOVED:
             return importlib.import_module(f"{package}.{name}")
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
-    return attribute
+    return attribute, lambda: sorted(names)
 
 
 def moved_to(package: str, module: str) -> Callable[[str], Any]:

@@ -6,9 +6,9 @@ and gives the same answers. What counts as a secret is in :mod:`nsightkit.trace.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from nsightkit._moved import lazy
 from nsightkit.trace.share.clean import clean, clean_text
 
 if TYPE_CHECKING:
@@ -17,10 +17,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Copied", "clean", "clean_snapshot", "clean_text", "copy", "write_snapshot"]
 
-
-def __getattr__(name: str) -> Any:
-    # To copy a file takes its reader, and the readers that write come here for `clean`.
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = "snapshots" if name.endswith("_snapshot") else "files"
-    return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+# To copy a file takes its reader, and the readers that write come here for `clean`.
+__getattr__, __dir__ = lazy(
+    __name__,
+    __all__,
+    {
+        **dict.fromkeys(("Copied", "copy"), "nsightkit.trace.share.files"),
+        **dict.fromkeys(("clean_snapshot", "write_snapshot"), "nsightkit.trace.share.snapshots"),
+    },
+)
