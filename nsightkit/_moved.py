@@ -80,6 +80,7 @@ MOVED = {
     "capture.sweeping": "investigations.sweep_column",
     "capture.warm": "capture.children",
     "cells": "workloads.attention_samples",
+    "investigations.accept": "investigations.recordings",
     "investigations.forked": "capture.children",
     "investigations.measured_peaks": "investigations.measure_ceilings",
     "investigations.measuring": "investigations.ways_to_measure",

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gc
 import inspect
@@ -624,7 +625,7 @@ def _accept(
         raise UsageError("--accept and --because go together: name the part, and say why its figures still hold")
     if measured:
         raise UsageError("--accept measures nothing; leave --only, --budget-s and --dry-run away")
-    from nsightkit.investigations.accept import accept
+    from nsightkit.investigations.recordings import accept
 
     _list(format, accept(part, because, out))
 
@@ -691,8 +692,6 @@ def _list(format: Format | None, rows: list[dict[str, Any]], columns: Sequence[s
 @_command(_WITHOUT)
 def checklist(*, format: FormatOpt = None) -> None:  # noqa: A002
     """What to do before, at and after a change, so that its result can be believed."""
-    import dataclasses
-
     from nsightkit.checklist import CHECKLIST
 
     rows = [{"step": number, **dataclasses.asdict(item)} for number, item in enumerate(CHECKLIST, 1)]
@@ -937,15 +936,7 @@ def _captured(format: Format | None, captured: Captured) -> None:  # noqa: A002
         note(remark)
     if captured.returncode:
         note(f"the program itself ended with code {captured.returncode}; the trace is there all the same")
-    result = {
-        "trace": str(captured.trace),
-        "report": str(captured.report),
-        "traces": [str(path) for path in captured.traces],
-        "ran": captured.ran,
-        "returncode": captured.returncode,
-        "notes": captured.notes,
-    }
-    write(format, result, lambda console: console.print(one_line(captured.trace), soft_wrap=True))
+    write(format, dataclasses.asdict(captured), lambda console: console.print(one_line(captured.trace), soft_wrap=True))
 
 
 # ---------------------------------------------------------------- entry
