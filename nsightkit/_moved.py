@@ -14,7 +14,7 @@ from importlib.machinery import ModuleSpec
 from types import MappingProxyType, ModuleType
 from typing import Any
 
-__all__ = ["MOVED", "install", "lazy", "moved_to", "renamed"]
+__all__ = ["MOVED", "install", "lazy", "renamed"]
 
 #: Old module to new one, both within nsightkit.
 MOVED = {
@@ -164,23 +164,6 @@ def lazy(
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return attribute, lambda: sorted(names)
-
-
-def moved_to(package: str, module: str) -> Callable[[str], Any]:
-    """Give a package that was a module a ``__getattr__`` for what is in another module now.
-
-    Parameters
-    ----------
-    package, module : str
-    """
-
-    def attribute(name: str) -> Any:
-        if not name.startswith("_") and name in (found := importlib.import_module(module)).__all__:
-            _warn(f"{package}.{name}", f"{module}.{name}")
-            return getattr(found, name)
-        raise AttributeError(f"module {package!r} has no attribute {name!r}")
-
-    return attribute
 
 
 def renamed(module: str, names: Mapping[str, tuple[str, Any]]) -> Callable[[str], Any]:
