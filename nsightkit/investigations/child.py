@@ -116,7 +116,7 @@ def _failure(part: Part, mode: str, folder: Path, error: NsightkitError) -> Nsig
     said = f"{error}"
     with contextlib.suppress(OSError):
         said = tail((folder / FAILURE).read_text(encoding="utf-8"), 4)
-    found = NsightkitError(f"{part.investigation}/{part.name} ({mode}) was not measured: {said}")
+    found = NsightkitError(f"{part} ({mode}) was not measured: {said}")
     for note in error.__notes__:
         found.add_note(note)
     found.__cause__ = error
@@ -165,7 +165,7 @@ def read_result(folder: Path) -> _Result:
 
 def _ask(folders: Mapping[Path, Part], mode: str, timeout_s: float, **how: Any) -> dict[str, Any]:
     """Let a process do what :func:`main` does."""
-    parts = {str(folder.absolute()): f"{part.investigation}/{part.name}" for folder, part in folders.items()}
+    parts = {str(folder.absolute()): str(part) for folder, part in folders.items()}
     start = fork_child if mode == "smoke" else starter()
     return ask_child("nsightkit.investigations.child", {"parts": parts, "mode": mode, **how}, timeout_s, start)
 
@@ -253,7 +253,7 @@ def _measure(
         parameters=parameters,
         counts=counts,
         clock="CUDA events" if on_gpu else "perf_counter",
-        command=command.format(part=f"{part.investigation}/{part.name}"),
+        command=command.format(part=part),
         duration_s=round(time.perf_counter() - start, 3),
         **({"load": load} if load else {}),
         **({"sdpa_backend": ", ".join(attention)} if attention else {}),

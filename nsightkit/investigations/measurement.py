@@ -345,6 +345,6 @@ def _recorded(part: Part) -> tuple[Measurement | None, str | None]:
     if os.environ.get("NSIGHTKIT_PUBLISH") == "1":
         raise NsightkitError(
             f"{name}: the recording cannot be published ({found[0].reason}); "
-            f"record it again on a GPU: python -m nsightkit record --only {part.investigation}/{part.name}"
+            f"record it again on a GPU: python -m nsightkit record --only {part}"
         )
     return None, notice

@@ -35,9 +35,9 @@ PROFILES: Mapping[str | None, tuple[str, ...]] = {
 _SMOKE_COUNTS = {"warmup": 2, "repetitions": 12, "active": 3}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)  # each is one thing, which can be a key
 class Part:
-    """One measurement of an investigation, run in a process of its own.
+    """One measurement of an investigation, run in a process of its own; as a text, ``investigation/name``.
 
     Parameters
     ----------
@@ -96,7 +96,10 @@ class Part:
             ),
         ):
             if wrong:
-                raise ValueError(f"{self.investigation}/{self.name}: {problem}")
+                raise ValueError(f"{self}: {problem}")
+
+    def __str__(self) -> str:
+        return f"{self.investigation}/{self.name}"
 
     def parameters(self, mode: str) -> dict[str, Any]:
         """Give the workload's parameters.
@@ -671,8 +674,7 @@ def find(investigation: str, part: str) -> Part:
     try:
         return INVESTIGATIONS[investigation][part]
     except KeyError:
-        known = ", ".join(f"{p.investigation}/{p.name}" for p in parts())
-        raise UsageError(f"no part {investigation}/{part}; there are {known}") from None
+        raise UsageError(f"no part {investigation}/{part}; there are {', '.join(map(str, parts()))}") from None
 
 
 def parts() -> Iterator[Part]:

@@ -7,14 +7,12 @@ complete when the time is up.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 
 from nsightkit.investigations.parts import INVESTIGATIONS, Part
 
-__all__ = ["START_S", "TOGETHER", "Name", "Step", "completed", "name", "needs", "order"]
+__all__ = ["START_S", "TOGETHER", "Step", "completed", "needs", "order"]
 
-#: Investigation and part.
-Name = tuple[str, str]
 #: Investigations whose parts are measured one after the other in one process.
 TOGETHER = ("ceilings",)
 #: What a process costs besides what its part takes.
@@ -47,17 +45,7 @@ class Step:
     pages: tuple[str, ...]
 
 
-def name(part: Part) -> Name:
-    """Give a part's investigation and its own name.
-
-    Parameters
-    ----------
-    part : Part
-    """
-    return part.investigation, part.name
-
-
-def needs(page: str) -> list[Name]:
+def needs(page: str) -> list[Part]:
     """List the parts that a page reads, in the order in which to measure them.
 
     Parameters
@@ -66,23 +54,23 @@ def needs(page: str) -> list[Name]:
         The investigation that the page is about.
     """
     own = sorted(INVESTIGATIONS[page].values(), key=lambda part: part.seconds)
-    return [*(("ceilings", ceiling) for ceiling in _CEILINGS.get(page, ())), *map(name, own)]
+    return [*(INVESTIGATIONS["ceilings"][ceiling] for ceiling in _CEILINGS.get(page, ())), *own]
 
 
-def completed(have: Collection[Name], last: Name) -> tuple[str, ...]:
+def completed(have: Collection[Part], last: Part) -> tuple[str, ...]:
     """Say which pages are complete since the last part was recorded.
 
     Parameters
     ----------
-    have : collection of (str, str)
+    have : collection of Part
         All parts that are recorded.
-    last : (str, str)
+    last : Part
     """
     return tuple(page for page in INVESTIGATIONS if last in needs(page) and all(part in have for part in needs(page)))
 
 
 def order(
-    todo: Iterable[Part], have: Collection[Name], seconds: Callable[[Part], float], failed: Collection[Name] = ()
+    todo: Collection[Part], have: Collection[Part], seconds: Callable[[Part], float], failed: Collection[Part] = ()
 ) -> list[Step]:
     """Plan what is still to be recorded.
 
@@ -91,36 +79,35 @@ def order(
 
     Parameters
     ----------
-    todo : iterable of Part
-    have : collection of (str, str)
+    todo : collection of Part
+    have : collection of Part
         Parts that are recorded.
     seconds : callable
         What a part is expected to take.
-    failed : collection of (str, str)
+    failed : collection of Part
 
     Returns
     -------
     list of Step
     """
-    waiting = {name(part): part for part in todo}
-    late = [waiting.pop(each) for each in tuple(waiting) if each in failed]
+    waiting = set(todo) - set(failed)
     there, planned = set(have), []
 
     def cost(page: str) -> tuple[bool, float]:
-        lacking = [each for each in needs(page) if each not in there]
-        alone = [START_S * (each[0] not in TOGETHER) for each in lacking]
-        expected = [seconds(waiting[each]) for each in lacking if each in waiting]
+        lacking = [part for part in needs(page) if part not in there]
+        alone = [START_S * (part.investigation not in TOGETHER) for part in lacking]
+        expected = [seconds(part) for part in lacking if part in waiting]
         return len(expected) < len(lacking), sum(expected) + sum(alone)
 
     pages = list(INVESTIGATIONS)
     while pages:
         pages.remove(page := min(pages, key=cost))
-        new = [each for each in needs(page) if each in waiting]
-        planned += [waiting.pop(each) for each in new]
+        new = [part for part in needs(page) if part in waiting - there]
+        planned += new
         there.update(new)
     steps, total, there = [], 0.0, set(have)
-    for part in [*planned, *late]:
+    for part in [*planned, *(part for part in todo if part in failed)]:
         total += seconds(part) + START_S * (part.investigation not in TOGETHER)
-        there.add(name(part))
-        steps.append(Step(part, seconds(part), total, completed(there, name(part))))
+        there.add(part)
+        steps.append(Step(part, seconds(part), total, completed(there, part)))
     return steps

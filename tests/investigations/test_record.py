@@ -444,9 +444,9 @@ sys.exit(status != 0)
 def test_a_recorder_that_is_killed_loses_nothing_and_records_nothing_twice(tmp_path: Path) -> None:
     """Three times, at random moments; then it is let to its end."""
     only = ["hidden-sync", "gate", *(f"ceilings/{name}" for name in ("fp32", "copy", "triad", "read"))]
-    chosen = [part for part in investigations.parts() if {part.investigation, "/".join(plan.name(part))} & {*only}]
+    chosen = [part for part in investigations.parts() if {part.investigation, str(part)} & {*only}]
     (tmp_path / "trivial.py").write_text(TRIVIAL)
-    (tmp_path / "facts.json").write_text(json.dumps({"/".join(plan.name(part)): facts(part) for part in chosen}))
+    (tmp_path / "facts.json").write_text(json.dumps({str(part): facts(part) for part in chosen}))
     with gzip.open(tmp_path / "trace.json.gz", "wt") as stream:
         stream.write(TRACE)
     (ran := tmp_path / "ran.txt").touch()
@@ -462,7 +462,7 @@ def test_a_recorder_that_is_killed_loses_nothing_and_records_nothing_twice(tmp_p
     for part in chosen:
         (found,) = recordings.find(part, tmp_path / "out")
         assert found.state == "current"
-        assert found.provenance["command"] == ends["/".join(plan.name(part))], f"seed {seed}: a result was lost"
+        assert found.provenance["command"] == ends[str(part)], f"seed {seed}: a result was lost"
     assert not list((tmp_path / "out").rglob(".raw/*/*")), f"seed {seed}"
     rows = packing.unpack(sorted((tmp_path / "packed").iterdir()), tmp_path / "back")
     assert len(by_status(rows, "placed")) == len(chosen)
