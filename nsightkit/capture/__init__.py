@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 from nsightkit._moved import lazy
 
 if TYPE_CHECKING:
-    from nsightkit.capture import bench, doctor, memory, ncu, nsys, provenance, timing, torch_profiler
+    from nsightkit.capture import bench, children, doctor, memory, ncu, nsys, provenance, timing, torch_profiler
     from nsightkit.capture.profiling import Captured
     from nsightkit.workloads.phases import phase
 
 __all__ = [
     "Captured",
     "bench",
+    "children",
     "doctor",
     "memory",
     "ncu",
