@@ -208,6 +208,8 @@ def main(
     if profiled_s:
         ((folder, part),) = chosen.items()
         return under_nsight.capture(part, mode, folder, timeout_s=profiled_s, environment=child_environment())
+    import torch
+
     device, failed = prepared(mode), False
     for folder, part in chosen.items():
         try:
@@ -216,20 +218,13 @@ def main(
             failed = True
             (folder / FAILURE).write_text(traceback.format_exc(), encoding="utf-8")
             traceback.print_exc()
-        if len(chosen) > 1:
-            _let_go(device)
+        if len(chosen) > 1:  # give memory back before the next part
+            gc.collect()
+            if device == "cuda":
+                torch.cuda.empty_cache()
     if failed:
         sys.exit(1)
     return {}
-
-
-def _let_go(device: str) -> None:
-    """Give memory back before the next part."""
-    gc.collect()
-    if device == "cuda":
-        import torch
-
-        torch.cuda.empty_cache()
 
 
 def _measure(

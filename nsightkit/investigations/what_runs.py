@@ -60,7 +60,7 @@ def ask(part: Part, start: Callable[..., Any] | None = None, timeout_s: float = 
         ``why_not``: why it cannot be listed; else ``torch``, the version of PyTorch that listed it, ``key``, that of a
         recording by the same code, ``parameters``, ``counts``, ``operators``, and ``sources``, as from :func:`sources`.
     """
-    job = {"investigation": part.investigation, "part": part.name}
+    job = {"investigation": part.investigation, "part": part.name}  # older code, too, is asked in these words
     try:
         return ask_child("nsightkit.investigations.listed", job, timeout_s, start or fork_child)
     # A recording is kept whatever goes wrong here.

@@ -132,8 +132,7 @@ def on_h200() -> pd.DataFrame:
             rows.append((label.format(stage), float(time_ns)))
     names, times = zip(*rows, strict=True)
     operations = [sol.gemm_cost(*_SHAPE, "fp16", "product")] * len(rows)
-    table = sol.judge(operations, times, sol.datasheet(hardware.find("H200")))
-    return table.assign(kernel=names)
+    return sol.judge(operations, times, sol.datasheet(hardware.find("H200"))).assign(kernel=names)
 
 
 def one_by_one(table: pd.DataFrame, names: dict[str, str]) -> pd.DataFrame:
