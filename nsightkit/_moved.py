@@ -89,6 +89,7 @@ MOVED = {
     "investigations.pages.products": "investigations.pages.published",
     "investigations.pages.published_rates": "investigations.pages.published",
     "investigations.pages.reported": "investigations.pages.published",
+    "investigations.plan": "investigations.record",
     "investigations.profiled": "investigations.under_nsight",
     "investigations.remembering": "investigations.ways_to_measure",
     "investigations.repeating": "investigations.under_nsight",

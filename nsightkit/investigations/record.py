@@ -3,18 +3,22 @@
 The folder ``.raw`` beside the recordings holds, in ``<investigation>/<part>``, what a process leaves of its part until
 it is written as a recording, and of a part that failed also its whole log, ``failure.txt``. A result that is there is
 written the next time, and not measured again.
+
+Time on a GPU is short. A page of which a part is missing shows a smoke run, so what counts is how many pages are
+complete when the time is up: the page that is complete soonest comes first, then the next.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import shutil
 import tempfile
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,13 +31,23 @@ from nsightkit.errors import NsightkitError, UsageError
 from nsightkit.investigations import packing, recordings
 from nsightkit.investigations import preflight as checks
 from nsightkit.investigations.child import FAILURE, capture_child, read_result, run_children
-from nsightkit.investigations.parts import Part, parts
-from nsightkit.investigations.plan import START_S, TOGETHER, Step, completed, order
+from nsightkit.investigations.parts import INVESTIGATIONS, Part, parts
 from nsightkit.trace import load
 from nsightkit.trace.model import Trace
 
-__all__ = ["plan", "record"]
+__all__ = ["START_S", "Step", "completed", "needs", "order", "plan", "record"]
 
+#: Investigations whose parts are measured one after the other in one process.
+_TOGETHER = ("ceilings",)
+#: What a process costs besides what its part takes.
+START_S = 1.0
+#: Every investigation has a page, which reads all its parts. These pages read some of the ceilings as well.
+_CEILINGS = {
+    "roofline": ("before", "fp32", "copy"),
+    "ladder": ("before", "layer", "fp8", "fp32", "copy", "triad", "read"),
+    "decode": ("before", "fp32", "copy", "triad", "read"),
+    "limiters": ("before", "fp32", "copy"),
+}
 #: Second captures, under nsys and ncu, take no more than this in all, and each no more than that.
 _CAPTURES_S, _CAPTURE_S = 90.0, 45.0
 #: A part that takes longer than so many times its estimate, and this, hangs.
@@ -261,7 +275,7 @@ class _Recorder:
             return []
         while (
             waiting
-            and part.investigation in TOGETHER
+            and part.investigation in _TOGETHER
             and part.investigation == waiting[0].part.investigation
             and not any(self._failed(step.part) for step in (batch[-1], waiting[0]))  # what has failed comes alone
             and not self._obstacle(waiting[0], sum(step.seconds for step in batch))
@@ -392,3 +406,93 @@ class _Recorder:
         }
         trace, provenance = load(old.path / recordings.TRACE, cache=False), old.provenance | {str(part.profiled): found}
         self._write(part, trace, old.samples(), provenance, old.path, **captured)
+
+
+# -- the order ---------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A part in the order in which parts are recorded.
+
+    Parameters
+    ----------
+    part : Part
+    seconds, total_s : float
+        What it is expected to take, and all until its end.
+    pages : tuple of str
+        The investigations whose pages are complete with it.
+    """
+
+    part: Part
+    seconds: float
+    total_s: float
+    pages: tuple[str, ...]
+
+
+def needs(page: str) -> list[Part]:
+    """List the parts that a page reads, in the order in which to measure them.
+
+    Parameters
+    ----------
+    page : str
+        The investigation that the page is about.
+    """
+    own = sorted(INVESTIGATIONS[page].values(), key=lambda part: part.seconds)
+    return [*(INVESTIGATIONS["ceilings"][ceiling] for ceiling in _CEILINGS.get(page, ())), *own]
+
+
+def completed(have: Collection[Part], last: Part) -> tuple[str, ...]:
+    """Say which pages are complete since the last part was recorded.
+
+    Parameters
+    ----------
+    have : collection of Part
+        All parts that are recorded.
+    last : Part
+    """
+    return tuple(page for page in INVESTIGATIONS if last in needs(page) and all(part in have for part in needs(page)))
+
+
+def order(
+    todo: Collection[Part], have: Collection[Part], seconds: Callable[[Part], float], failed: Collection[Part] = ()
+) -> list[Step]:
+    """Plan what is still to be recorded.
+
+    The next page is always the one that takes the least time for what it still lacks; a part that several pages read is
+    recorded with the first of them. What completes no page comes after what does, and what has failed before, last.
+
+    Parameters
+    ----------
+    todo : collection of Part
+    have : collection of Part
+        Parts that are recorded.
+    seconds : callable
+        What a part is expected to take.
+    failed : collection of Part
+
+    Returns
+    -------
+    list of Step
+    """
+    waiting = set(todo) - set(failed)
+    there, planned = set(have), []
+
+    def cost(page: str) -> tuple[bool, float]:
+        lacking = [part for part in needs(page) if part not in there]
+        alone = [START_S * (part.investigation not in _TOGETHER) for part in lacking]
+        expected = [seconds(part) for part in lacking if part in waiting]
+        return len(expected) < len(lacking), sum(expected) + sum(alone)
+
+    pages = list(INVESTIGATIONS)
+    while pages:
+        pages.remove(page := min(pages, key=cost))
+        new = [part for part in needs(page) if part in waiting - there]
+        planned += new
+        there.update(new)
+    steps, total, there = [], 0.0, set(have)
+    for part in [*planned, *(part for part in todo if part in failed)]:
+        total += seconds(part) + START_S * (part.investigation not in _TOGETHER)
+        there.add(part)
+        steps.append(Step(part, seconds(part), total, completed(there, part)))
+    return steps

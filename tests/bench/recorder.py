@@ -23,7 +23,7 @@ from unittest import mock
 from nsightkit.capture import children
 from nsightkit.capture.provenance import slug, tools
 from nsightkit.errors import NsightkitError
-from nsightkit.investigations import child, plan, record, recordings
+from nsightkit.investigations import child, record, recordings
 from nsightkit.investigations.keys import FORMAT
 from nsightkit.investigations.parts import INVESTIGATIONS, Part, find
 from nsightkit.trace import load
@@ -134,7 +134,7 @@ def played(clock: Clock, overhead_s: float, pages: Callable[[float, str], None])
         clock.now += 60  # of at most 90
         return []
 
-    def say(have: Any, last: Part, real: Any = plan.completed) -> tuple[str, ...]:
+    def say(have: Any, last: Part, real: Any = record.completed) -> tuple[str, ...]:
         done = real(have, last)
         for page in done:
             pages(clock.now, page)

@@ -18,7 +18,7 @@ import pandas as pd
 import pytest
 
 from nsightkit.errors import NsightkitError, UsageError
-from nsightkit.investigations import child, keys, packing, plan, record, recordings
+from nsightkit.investigations import child, keys, packing, record, recordings
 from nsightkit.investigations import parts as investigations
 from nsightkit.investigations.parts import Part, find
 
@@ -130,7 +130,7 @@ def test_the_plan_names_parts_estimates_and_pages(planted: Planted) -> None:
         "hidden-sync/after", "tiny-kernels/before", "tiny-kernels/after"
     ]  # fmt: skip
     assert [row["completes"] for row in rows] == ["hidden-sync", "", "tiny-kernels"]
-    assert rows[-1]["total_s"] == sum(row["estimate_s"] for row in rows) + 3 * plan.START_S
+    assert rows[-1]["total_s"] == sum(row["estimate_s"] for row in rows) + 3 * record.START_S
 
 
 def test_recordings_replace_estimates_even_when_they_are_stale(
@@ -292,11 +292,11 @@ def test_a_part_begins_only_when_it_fits(planted: Planted, clock: list[float]) -
     planted.before = take
     seconds = {part.investigation: part.seconds for part in investigations.parts()}
     need = 2 * seconds["hidden-sync"] + seconds["ledger"]
-    rows = record.record(only=["hidden-sync", "ledger"], budget_s=need + plan.START_S)
+    rows = record.record(only=["hidden-sync", "ledger"], budget_s=need + record.START_S)
     assert by_status(rows, "recorded") == ["hidden-sync/before", "hidden-sync/after", "ledger/before"]
     assert len(by_status(rows, "over budget")) == 3
-    assert clock[0] - 1000 <= need + plan.START_S
-    rows = record.record(only=["ceilings"], budget_s=5 * seconds["ceilings"] + plan.START_S)
+    assert clock[0] - 1000 <= need + record.START_S
+    rows = record.record(only=["ceilings"], budget_s=5 * seconds["ceilings"] + record.START_S)
     assert len(by_status(rows, "recorded")) == 5, "of a process with several, as many as fit"
 
 
