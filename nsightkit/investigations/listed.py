@@ -292,12 +292,16 @@ class _Asked:
         self._call(f"end of {self.name}")
 
 
-class _Functions(TorchFunctionMode):
-    """Sees what a program calls, before PyTorch asks for a GPU."""
+class _Seeing:
+    """A mode of PyTorch that writes down what it sees."""
 
     def __init__(self, found: _Listed) -> None:
         super().__init__()
         self._found = found
+
+
+class _Functions(_Seeing, TorchFunctionMode):
+    """Sees what a program calls, before PyTorch asks for a GPU."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -321,12 +325,8 @@ class _Functions(TorchFunctionMode):
         return func(*args, **here)
 
 
-class _Operators(TorchDispatchMode):
+class _Operators(_Seeing, TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees what is run, operator by operator, backward and in an optimizer too."""
-
-    def __init__(self, found: _Listed) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._found = found
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
