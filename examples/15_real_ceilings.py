@@ -20,7 +20,7 @@ import pandas as pd
 
 from nsightkit import hardware, plots
 from nsightkit.investigations import case
-from nsightkit.investigations.pages import products, published_rates
+from nsightkit.investigations.pages import published
 
 h200 = hardware.find("H200")
 sheet = pd.DataFrame(hardware.rows(h200))
@@ -64,14 +64,14 @@ print(f"bf16, at {highest:,} MHz: {above:,.0f} TFLOP/s")
 # checked: cuBLAS in a trace from an H200.
 
 trace = case("h200-matmul", "3-setmaxnreg")
-library = products.on_h200().iloc[-1]
+library = published.on_h200().iloc[-1]
 trace
 
 # %%
 # The case file agrees with what was reported for its chip.
 
 # fold: How the figure is made
-rows = {one.label: one.share for one in published_rates.REPORTED}
+rows = {one.label: one.share for one in published.REPORTED}
 rows["H200 fp16, case file"] = float(library["sol_datasheet"])
 shares = pd.Series(rows, name="share of datasheet").to_frame()
 plots.panels(
@@ -84,7 +84,7 @@ plots.panels(
 # Where each figure comes from:
 
 # fold: The table of sources
-plots.table(published_rates.rates_table())
+plots.table(published.rates_table())
 
 # %%
 # *Which yardstick?* A share needs one of three. The *datasheet* is the same
@@ -291,9 +291,7 @@ if not smoke:
         effect = "as much time, within the noise, as"
     said += f"; a product of zeros takes {effect} one of random numbers"
 said += "."
-best = {
-    (one.gpu, one.unit): one.share for one in published_rates.best_products()
-}
+best = {(one.gpu, one.unit): one.share for one in published.best_products()}
 findings = headline(
     said,
     before,

@@ -23,7 +23,7 @@ from nsightkit import hardware, plots
 from nsightkit.analysis.roofline import sol
 from nsightkit.investigations import case
 from nsightkit.investigations import parts as investigations
-from nsightkit.investigations.pages import climb, products
+from nsightkit.investigations.pages import climb, published
 
 sizes = investigations.find("roofline", "before").gpu
 h200 = sol.datasheet(hardware.find("H200"))
@@ -69,7 +69,7 @@ odd
 # The second case file is one product on an H200: a generated kernel at its
 # last stage, and cuBLAS.
 
-stages = products.on_h200()
+stages = published.on_h200()
 case("h200-matmul", "3-setmaxnreg")
 
 # %%
@@ -87,7 +87,7 @@ NAMES = {
     "aten::gelu": "GELU",
     "aten::native_layer_norm 1x25089": "layer norm",
 }
-drawn = products.one_by_one(judged, NAMES).assign(group="TimeSformer, H100")
+drawn = published.one_by_one(judged, NAMES).assign(group="TimeSformer, H100")
 two = stages.iloc[[2, 5]].assign(
     name=["generated kernel", "cuBLAS"], group="fp16 product, H200"
 )

@@ -24,19 +24,14 @@ from nsightkit import hardware, plots
 from nsightkit.analysis.roofline import sol
 from nsightkit.investigations import case
 from nsightkit.investigations import parts as investigations
-from nsightkit.investigations.pages import (
-    climb,
-    ladder,
-    products,
-    published_rates,
-)
+from nsightkit.investigations.pages import climb, published
 
 sizes = investigations.find("ladder", "naive").gpu
 listed = climb.operations("prefill", sizes)
 h200 = sol.datasheet(hardware.find("H200"))
 bounds = sol.bounds(listed, h200)
 whole_ns = bounds["bound_ns"].sum()
-floor_ns = ladder.floor_ns(listed, h200)
+floor_ns = climb.floor_ns(listed, h200)
 
 # %%
 # The first rung writes the scores of its attention out, in the largest tensors
@@ -60,7 +55,7 @@ floor_ns = ladder.floor_ns(listed, h200)
 
 # fold: How the figure is made
 GOAL = 0.85
-rates = published_rates.rates("H200")
+rates = published.rates("H200")
 goal_ns = sum(rates.bound_ns(operation) for operation in listed) / GOAL
 on_paper = climb.predicted("prefill", sizes, h200)
 LINES = {
@@ -132,7 +127,7 @@ NAMES = {
     "aten::addmm 768 25089x3072": "MLP, down (addmm)",
 }
 kernel_ns = odd.trace.kernels()["total_ns"].sum()
-shown = products.one_by_one(judged, NAMES).set_index("name")
+shown = published.one_by_one(judged, NAMES).set_index("name")
 shown["share of datasheet"] = shown["sol_datasheet"]
 shown["share of kernel time"] = shown["time_ns"] / kernel_ns
 plots.panels(
@@ -146,7 +141,7 @@ plots.panels(
 # cuBLAS in the same capture. cuBLAS is the control: it differs less between
 # captures than the kernel does between stages.
 
-stages = products.on_h200()
+stages = published.on_h200()
 case("h200-matmul", "3-setmaxnreg")
 
 # %%

@@ -6,10 +6,9 @@ this package loads neither torch nor matplotlib, nor pandas until a trace is ope
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from nsightkit._moved import install
+from nsightkit._moved import install, lazy
 
 if TYPE_CHECKING:
     from nsightkit import analysis, capture, workloads
@@ -33,24 +32,11 @@ __version__ = "0.1.0"
 
 install()
 
-_LAZY = {
-    "NsightkitError": "nsightkit.errors",
-    "TraceError": "nsightkit.errors",
-    "UsageError": "nsightkit.errors",
-    "Trace": "nsightkit.api",
-    "diff": "nsightkit.api",
-    "load": "nsightkit.api",
-}
-_MODULES = ("analysis", "capture", "investigations", "workloads")
-
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"nsightkit.{name}")
-    if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name]), name)
-    raise AttributeError(f"module 'nsightkit' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy(
+    __name__,
+    __all__,
+    {
+        **dict.fromkeys(("Trace", "diff", "load"), "nsightkit.api"),
+        **dict.fromkeys(("NsightkitError", "TraceError", "UsageError"), "nsightkit.errors"),
+    },
+)

@@ -1,17 +1,20 @@
-"""Modules that have moved: their old names work for one release, with a warning."""
+"""Names that are looked up when they are asked for: what takes long to import, and the old names of what has moved.
+
+Old names work for one release, with a warning.
+"""
 
 from __future__ import annotations
 
 import importlib
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
-__all__ = ["MOVED", "install", "moved_names", "moved_to", "renamed"]
+__all__ = ["MOVED", "install", "lazy", "renamed"]
 
 #: Old module to new one, both within nsightkit.
 MOVED = {
@@ -32,7 +35,7 @@ MOVED = {
     "analysis.grouped": "analysis.core.grouped",
     "analysis.intervals": "analysis.core.intervals",
     "analysis.kernels": "analysis.timeline.kernels",
-    "analysis.ladder": "investigations.pages.ladder",
+    "analysis.ladder": "investigations.pages.climb",
     "analysis.meetings": "analysis.ranks.alignment",
     "analysis.memops": "analysis.timeline.memops",
     "analysis.names": "analysis.core.names",
@@ -79,11 +82,16 @@ MOVED = {
     "capture.sweeping": "investigations.sweep_column",
     "capture.warm": "capture.children",
     "cells": "workloads.attention_samples",
+    "investigations.accept": "investigations.recordings",
     "investigations.forked": "capture.children",
     "investigations.measured_peaks": "investigations.measure_ceilings",
     "investigations.measuring": "investigations.ways_to_measure",
     "investigations.observing": "investigations.ways_to_measure",
-    "investigations.pages.reported": "investigations.pages.published_rates",
+    "investigations.pages.ladder": "investigations.pages.climb",
+    "investigations.pages.products": "investigations.pages.published",
+    "investigations.pages.published_rates": "investigations.pages.published",
+    "investigations.pages.reported": "investigations.pages.published",
+    "investigations.plan": "investigations.record",
     "investigations.profiled": "investigations.under_nsight",
     "investigations.remembering": "investigations.ways_to_measure",
     "investigations.repeating": "investigations.under_nsight",
@@ -131,37 +139,36 @@ def install() -> None:
         sys.meta_path.append(_Old())
 
 
-def moved_names(package: str) -> Callable[[str], Any]:
-    """Give a package a ``__getattr__`` for the modules that it had.
+def lazy(
+    package: str,
+    names: Collection[str] = (),
+    places: Mapping[str, str] = MappingProxyType({}),
+    moved: Mapping[str, str] = MappingProxyType({}),
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Give a package a ``__getattr__`` that imports what is asked for, also the modules that it had, and a ``__dir__``.
 
     Parameters
     ----------
     package : str
+    names : collection of str
+        All that it has: modules of its own, and what is in `places`.
+    places : mapping of str to str
+        The module that a name is in, where it is not a module itself.
+    moved : mapping of str to str
+        The same of names that the package had.
     """
+    there = {**places, **moved}
 
     def attribute(name: str) -> Any:
-        if f"{package}.{name}".partition(".")[2] in MOVED:
+        if name in moved:
+            _warn(f"{package}.{name}", f"{moved[name]}.{name}")
+        if name in there:
+            return getattr(importlib.import_module(there[name]), name)
+        if name in names or f"{package}.{name}".partition(".")[2] in MOVED:
             return importlib.import_module(f"{package}.{name}")
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
-    return attribute
-
-
-def moved_to(package: str, module: str) -> Callable[[str], Any]:
-    """Give a package that was a module a ``__getattr__`` for what is in another module now.
-
-    Parameters
-    ----------
-    package, module : str
-    """
-
-    def attribute(name: str) -> Any:
-        if not name.startswith("_") and name in (found := importlib.import_module(module)).__all__:
-            _warn(f"{package}.{name}", f"{module}.{name}")
-            return getattr(found, name)
-        raise AttributeError(f"module {package!r} has no attribute {name!r}")
-
-    return attribute
+    return attribute, lambda: sorted(names)
 
 
 def renamed(module: str, names: Mapping[str, tuple[str, Any]]) -> Callable[[str], Any]:

@@ -121,22 +121,18 @@ def memory(console: Console, title: str, result: Mapping[str, Any], top: int | N
     """What memory was made of."""
     lost, moment = result["fragmentation"], result["moment"]
     when = {"peak": "at the peak", "oom": "at the out-of-memory error", "end": "at the end", "start": "at the start"}
-    amounts = {key: show.bytes_text(value) for key, value in lost.items() if key.endswith("_bytes")}
-    peak = result["peak_bytes"] if moment != "peak" else None
-    facts: list[tuple[str, str, float | None]] = (
-        [] if peak is None else [("highest allocated", show.bytes_text(peak), None)]
-    )
-    for label, key, shared in (
-        (f"allocated {when.get(str(moment), f'after event {moment}')}", "allocated_bytes", False),
-        ("reserved from CUDA", "reserved_bytes", False),
-        ("free between live blocks", "inactive_split_bytes", True),
-        ("free in whole segments", "releasable_bytes", True),
-        ("freed, waiting for a stream", "pending_bytes", True),
-        ("largest free block", "largest_free_block_bytes", False),
-        ("rounding, in active blocks", "rounding_bytes", False),
-    ):
-        share = lost[key] / lost["reserved_bytes"] if shared and lost["reserved_bytes"] else None
-        facts.append((label, amounts[key], share))
+    reserved, looked_at = lost["reserved_bytes"], when.get(str(moment), f"after event {moment}")
+    amounts: list[tuple[str, int, int | None]] = [  # what it is, its bytes, and of how many it is a part
+        *([] if moment == "peak" else [("highest allocated", result["peak_bytes"], None)]),
+        (f"allocated {looked_at}", lost["allocated_bytes"], None),
+        ("reserved from CUDA", reserved, None),
+        ("free between live blocks", lost["inactive_split_bytes"], reserved),
+        ("free in whole segments", lost["releasable_bytes"], reserved),
+        ("freed, waiting for a stream", lost["pending_bytes"], reserved),
+        ("largest free block", lost["largest_free_block_bytes"], None),
+        ("rounding, in active blocks", lost["rounding_bytes"], None),
+    ]
+    facts = [(label, show.bytes_text(amount), amount / of if of else None) for label, amount, of in amounts]
     devices = len(result["devices"])
     of = f" · device {result['device']} of {devices}" if devices > 1 else ""
     show.print_facts(console, facts, title=f"{title}{of} · {result['events']:,} events")

@@ -1,9 +1,11 @@
 """The command line: parse, call the analysis, print. Nothing is computed here."""
 
-# Heavy imports (pandas, rich, the analyses) stand inside the commands: `nsightkit --help` must be instant.
+# Heavy imports (pandas, rich, the analyses) stand inside the commands: `nsightkit --help` must be instant. The packages
+# `capture` and `investigations` import their modules when these are asked for.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gc
 import inspect
@@ -18,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_args
 
 import typer
 
-from nsightkit import __version__, answers, configurations, hardware, show
+from nsightkit import __version__, answers, capture, configurations, hardware, investigations, show
 from nsightkit.errors import NsightkitError, UsageError
 from nsightkit.show import Format, bar, note, one_line, printing, progress, write
 from nsightkit.verbs import QUESTIONS, Answer, Help, Question
@@ -530,9 +532,7 @@ def report(
 def doctor(*, format: FormatOpt = None) -> None:  # noqa: A002
     """Say what on this machine can capture what, and what to fix."""
     with progress("looking around"):
-        from nsightkit.capture import doctor as capture_doctor
-
-        rows = capture_doctor.report()
+        rows = capture.doctor.report()
     _list(format, rows)
 
 
@@ -543,9 +543,7 @@ def demo(
     format: FormatOpt = None,  # noqa: A002
 ) -> None:
     """Write two real traces to try: ResNet-50 in training on a V100, before its loader had workers and after."""
-    from nsightkit.investigations import cases
-
-    found = cases.demo(out)
+    found = investigations.cases.demo(out)
     _list(format, [{"trace": str(one.path), "gpu": one.source["gpu"], "from": one.url} for one in found])
 
 
@@ -584,11 +582,9 @@ def record(
         return _accept(format, accept, because, out, measured=bool(only or dry_run or budget_s is not None))
     if preflight:
         return _preflight(format, out, dry_run=dry_run)
-    from nsightkit.investigations import record as capture_record
-
     if plan:
-        return _list(format, capture_record.plan(only or None, out))
-    rows = capture_record.record(
+        return _list(format, investigations.record.plan(only or None, out))
+    rows = investigations.record.record(
         only or None, budget_s, out, pack=pack, part_mb=part_mb, preflight=preflight is None, dry_run=dry_run, echo=note
     )
     _list(format, rows, ["investigation", "part", "status", "seconds", "detail"])
@@ -602,9 +598,7 @@ def _unpack(format: Format | None, files: Sequence[Path], out: Path | None, *, g
     """Put packed recordings in their places."""
     if not given:
         raise UsageError(f"{files[0]}: recordings are made without files; to put packed ones in place, give --unpack")
-    from nsightkit.investigations.packing import unpack
-
-    rows = unpack(files, out, dry_run=dry_run)
+    rows = investigations.packing.unpack(files, out, dry_run=dry_run)
     _list(format, rows, ["investigation", "part", "gpu", "status", "detail"])
     refused = [f"{row['investigation']}/{row['gpu']}/{row['part']}" for row in rows if row["status"] == "refused"]
     if refused:
@@ -624,24 +618,19 @@ def _accept(
         raise UsageError("--accept and --because go together: name the part, and say why its figures still hold")
     if measured:
         raise UsageError("--accept measures nothing; leave --only, --budget-s and --dry-run away")
-    from nsightkit.investigations.accept import accept
-
-    _list(format, accept(part, because, out))
+    _list(format, investigations.recordings.accept(part, because, out))
 
 
 def _preflight(format: Format | None, out: Path | None, *, dry_run: bool) -> None:  # noqa: A002
     """Say what works here."""
-    from nsightkit.investigations import preflight
-
-    rows = preflight.run("cpu" if dry_run else "cuda", echo=note)
+    rows = investigations.preflight.run("cpu" if dry_run else "cuda", echo=note)
     _list(format, rows)
-    reason = preflight.no_gpu(rows)
+    reason = investigations.preflight.no_gpu(rows)
     if reason:
         raise NsightkitError(reason)
     if not dry_run:
-        from nsightkit.investigations.recordings import folder
-
-        preflight.save(rows, (out or folder()) / preflight.SAVED)  # the recorder need not ask again
+        preflight, recordings = investigations.preflight, investigations.recordings
+        preflight.save(rows, (out or recordings.folder()) / preflight.SAVED)  # the recorder need not ask again
 
 
 @_command(_WITHOUT)
@@ -656,9 +645,7 @@ def peaks(
     if measure:
         if gpu is not None or clock is not None:
             raise UsageError("--measure takes the GPU that is here, at the clock it has; leave the others away")
-        from nsightkit.investigations.measure_ceilings import measure as measure_peaks
-
-        return _list(format, measure_peaks(echo=note))
+        return _list(format, investigations.measure_ceilings.measure(echo=note))
     gpus = hardware.GPUS if gpu is None else (hardware.find(gpu),)
     return _list(format, [row for each in gpus for row in hardware.rows(each, clock)])
 
@@ -691,8 +678,6 @@ def _list(format: Format | None, rows: list[dict[str, Any]], columns: Sequence[s
 @_command(_WITHOUT)
 def checklist(*, format: FormatOpt = None) -> None:  # noqa: A002
     """What to do before, at and after a change, so that its result can be believed."""
-    import dataclasses
-
     from nsightkit.checklist import CHECKLIST
 
     rows = [{"step": number, **dataclasses.asdict(item)} for number, item in enumerate(CHECKLIST, 1)]
@@ -747,9 +732,6 @@ def bench(
     format: FormatOpt = None,  # noqa: A002
 ) -> None:
     """Time a language model's steps, each combination of the repeatable options in a process of its own."""
-    from nsightkit.capture import bench as benchmark
-    from nsightkit.capture.children import has_gpu
-
     for name, value in (("--memory-cap-gb", memory_cap_gb), ("--measured-tflops", measured_tflops)):
         if value is not None and not value > 0:
             raise UsageError(f"{name} must be above 0, not {value:g}")
@@ -757,8 +739,8 @@ def bench(
         _check_place(out_json)
     named = [configurations.find(name, configurations.SIZES) for name in size or ()]
     named += [configurations.find(name) for name in config or ()]
-    default = "small" if device != "cpu" and (device or has_gpu()) else "smoke"
-    cells = benchmark.cells(
+    default = "small" if device != "cpu" and (device or capture.children.has_gpu()) else "smoke"
+    cells = capture.bench.cells(
         [each.name for each in named] or [default],
         contexts=ctx or (),
         batch=batch,
@@ -771,7 +753,7 @@ def bench(
         annotate_mha=annotate_mha,
     )
     with bar(len(cells)) as shown:
-        document = benchmark.bench(
+        document = capture.bench.bench(
             cells,
             device=device,
             warmup=warmup,
@@ -782,7 +764,7 @@ def bench(
             progress=shown,
         )
     if out_json is not None:
-        benchmark.write(document, out_json)
+        capture.bench.write(document, out_json)
     rows, cell = document["rows"], "{config} {mode} {precision}".format_map
 
     def table(console: Console) -> None:
@@ -827,11 +809,9 @@ def capture_nsys(
     format: FormatOpt = None,  # noqa: A002
 ) -> None:
     """Run a program under Nsight Systems."""
-    from nsightkit.capture import nsys
-
     _captured(
         format,
-        nsys.profile(
+        capture.nsys.profile(
             command,
             output,
             trace=tuple(part.strip() for part in trace.split(",") if part.strip()),
@@ -881,11 +861,9 @@ def capture_ncu(
     format: FormatOpt = None,  # noqa: A002
 ) -> None:
     """Run a program under Nsight Compute, which replays its kernels to read the GPU's counters."""
-    from nsightkit.capture import ncu as profiler
-
     _captured(
         format,
-        profiler.profile(
+        capture.ncu.profile(
             command,
             output,
             kernel=kernel,
@@ -917,11 +895,9 @@ def capture_torch(
     format: FormatOpt = None,  # noqa: A002
 ) -> None:
     """Run a Python program under torch.profiler, the whole of it."""
-    from nsightkit.capture import torch_profiler
-
     _captured(
         format,
-        torch_profiler.profile_command(
+        capture.torch_profiler.profile_command(
             command,
             output,
             record_shapes=record_shapes,
@@ -937,15 +913,7 @@ def _captured(format: Format | None, captured: Captured) -> None:  # noqa: A002
         note(remark)
     if captured.returncode:
         note(f"the program itself ended with code {captured.returncode}; the trace is there all the same")
-    result = {
-        "trace": str(captured.trace),
-        "report": str(captured.report),
-        "traces": [str(path) for path in captured.traces],
-        "ran": captured.ran,
-        "returncode": captured.returncode,
-        "notes": captured.notes,
-    }
-    write(format, result, lambda console: console.print(one_line(captured.trace), soft_wrap=True))
+    write(format, dataclasses.asdict(captured), lambda console: console.print(one_line(captured.trace), soft_wrap=True))
 
 
 # ---------------------------------------------------------------- entry

@@ -442,8 +442,7 @@ def find(name: str) -> Gpu:
     UsageError
         It is not in the table.
     """
-    words = re.sub(r"\b(nvidia|tesla|geforce|amd|instinct)\b", "", name.lower()).split()
-    plain = " ".join(words)
+    plain = " ".join(re.sub(r"\b(nvidia|tesla|geforce|amd|instinct)\b", "", name.lower()).split())
     for gpu in GPUS:
         if plain == gpu.name.lower() or any(re.fullmatch(pattern, plain) for pattern in gpu.names):
             return gpu

@@ -321,8 +321,7 @@ def is_text(column: str) -> bool:
 
 
 def _bar(share: float | None) -> str:
-    eighths = round(min(max(share or 0.0, 0.0), 1.0) * _BAR_CELLS * 8)
-    full, rest = divmod(eighths, 8)
+    full, rest = divmod(round(min(max(share or 0.0, 0.0), 1.0) * _BAR_CELLS * 8), 8)
     return ("█" * full + (_EIGHTHS[rest] if rest else "")).ljust(_BAR_CELLS)
 
 

@@ -9,6 +9,6 @@ changed), :mod:`~nsightkit.analysis.ranks` (many GPUs) and :mod:`~nsightkit.anal
 
 from __future__ import annotations
 
-from nsightkit._moved import moved_names
+from nsightkit._moved import lazy
 
-__getattr__ = moved_names(__name__)
+__getattr__, _ = lazy(__name__)

@@ -58,11 +58,10 @@ def gpu_name() -> str | None:
         None if torch cannot use a GPU.
     """
     question = "import torch; print('GPU', torch.cuda.get_device_name() if torch.cuda.is_available() else '')"
-    if not has_driver():
-        return None
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         # The first import of torch on a machine reads gigabytes of libraries.
-        said, _, name = tail(run([sys.executable, "-c", question], 300.0).stdout, 1).partition(" ")
+        answer = run([sys.executable, "-c", question], 300.0).stdout if has_driver() else ""
+        said, _, name = tail(answer, 1).partition(" ")
         return name if said == "GPU" and name else None
     return None
 
@@ -253,12 +252,10 @@ def ask_child(
             raise error from late
         with contextlib.suppress(OSError, ValueError):
             return dict(json.loads(result.read_text(encoding="utf-8")))
-    if done.returncode == -9:
-        error = NsightkitError("killed; the machine probably ran out of memory")
-    else:
-        torchless = "No module named 'torch'" in done.stdout
-        hint = "install torch first (pip install 'nsightkit[torch]'); " if torchless else ""
-        error = NsightkitError(f"{hint}exit code {done.returncode}: {tail(done.stdout, 4)}")
+    torchless = "No module named 'torch'" in done.stdout
+    hint = "install torch first (pip install 'nsightkit[torch]'); " if torchless else ""
+    killed = "killed; the machine probably ran out of memory" if done.returncode == -9 else ""
+    error = NsightkitError(killed or f"{hint}exit code {done.returncode}: {tail(done.stdout, 4)}")
     error.add_note(done.stdout)
     raise error
 

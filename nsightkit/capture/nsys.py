@@ -19,7 +19,7 @@ from pathlib import Path
 from nsightkit.capture.profiling import Captured, checked, ended, target, unexpanded, watch
 from nsightkit.errors import NsightkitError, UsageError
 from nsightkit.trace import nsys_tool
-from nsightkit.trace._process import run, tail
+from nsightkit.trace._process import ask, run, tail
 
 __all__ = ["features", "importer", "parse_help", "profile"]
 
@@ -109,17 +109,11 @@ def features(nsys: Path) -> Mapping[str, list[str]]:
     NsightkitError
         Its help cannot be had or read.
     """
-    try:
-        done = run([str(nsys), "profile", "--help"], 30.0)
-    except (subprocess.TimeoutExpired, OSError) as error:
-        raise NsightkitError(
-            f"{nsys}: 'nsys profile --help' gave no answer; set NSIGHTKIT_NSYS to a working nsys"
-        ) from error
-    parsed = parse_help(done.stdout)
+    said = ask(nsys, "nsys", "profile", "--help", timeout_s=30.0)
+    parsed = parse_help(said)
     if not {"--output", "--trace"} <= parsed.keys():
         raise NsightkitError(
-            f"{nsys}: its help names no --trace and --output ({tail(done.stdout, 2)}); "
-            "set NSIGHTKIT_NSYS to a working nsys"
+            f"{nsys}: its help names no --trace and --output ({tail(said, 2)}); set NSIGHTKIT_NSYS to a working nsys"
         )
     return parsed
 
@@ -199,9 +193,8 @@ def profile(
     nsys = nsys_tool.require()
     can = features(nsys)
     options = _options(can, trace, capture_range, repeat, graph_nodes) + checked(extra, nsys, can, _OURS)
-    for option in extra:
-        if option.startswith("--") and "=" not in option:
-            raise UsageError(f"give the value of {option} with an equals sign: {option}=VALUE")
+    if bare := [option for option in extra if option.startswith("--") and "=" not in option]:
+        raise UsageError(f"give the value of {bare[0]} with an equals sign: {bare[0]}=VALUE")
     # With a range that opens several times nsys numbers its reports: they are collected from a folder of their own.
     with tempfile.TemporaryDirectory(prefix=".nsightkit-", dir=report.parent) as folder:
         made = Path(folder) / "report"
@@ -218,16 +211,14 @@ def profile(
         )
         reports = _collect(made, report, nsys, done, capture_range)
         numbered = [report.with_name(f"{report.stem}.{i}.nsys-rep") for i in range(1, len(reports) + 1)]
-        places = [report] if repeat is None else numbered
         if repeat is not None and len(reports) < repeat:
             notes.append(f"the range was captured {len(reports)} times, not {repeat}: it occurred no more often")
-        for source, place in zip(reports, places, strict=False):
-            source.replace(place)
+        pairs = zip(reports, [report] if repeat is None else numbered, strict=False)
+        places = [source.replace(place) for source, place in pairs]
     shown = [str(nsys), "profile", *options, f"--output={unexpanded(report.with_suffix(''))}", *command]
     notes += ended(done.returncode)
-    traces = places
+    traces = [nsys_tool.export(place, place.with_suffix(".sqlite")) for place in places] if export else places
     if export:
-        traces = [nsys_tool.export(place, place.with_suffix(".sqlite")) for place in places]
         notes += _check(traces[0], trace, expect)
     notes.append("the report holds this machine's environment variables and host name: do not publish it as it is")
     return Captured(traces[0], places[0], traces, shown, done.returncode, notes)

@@ -224,8 +224,7 @@ def in_short(record: Mapping[str, Any]) -> str:
     """
     known = dict(rows(record))
     versions = [f"{name} {known[row]}" for row, name in _SHORT.items() if row in known]
-    words = [known.get("GPU") or known.get("CPU"), *versions, str(record.get("utc") or "")[:10]]
-    return ", ".join(filter(None, words))
+    return ", ".join(filter(None, [known.get("GPU") or known.get("CPU"), *versions, str(record.get("utc") or "")[:10]]))
 
 
 def _spread(values: Mapping[str, float] | None, unit: str) -> str | None:

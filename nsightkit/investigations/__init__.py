@@ -5,18 +5,25 @@ No other part of nsightkit imports this one, except the command line for ``recor
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from nsightkit._moved import lazy
 
 if TYPE_CHECKING:
+    from nsightkit.investigations import cases, measure_ceilings, packing, parts, preflight, record, recordings
     from nsightkit.investigations.cases import Case, case
     from nsightkit.investigations.measurement import Measurement, headline, measure, same_machine
 
-__all__ = ["Case", "Measurement", "case", "headline", "measure", "same_machine"]
+__all__ = [
+    "Case", "Measurement", "case", "cases", "headline", "measure", "measure_ceilings", "packing", "parts", "preflight",
+    "record", "recordings", "same_machine",
+]  # fmt: skip
 
-
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        from nsightkit.investigations import cases, measurement
-
-        return getattr(cases if name in cases.__all__ else measurement, name)
-    raise AttributeError(f"module 'nsightkit.investigations' has no attribute {name!r}")
+__getattr__, __dir__ = lazy(
+    __name__,
+    __all__,
+    {
+        **dict.fromkeys(("Case", "case"), "nsightkit.investigations.cases"),
+        **dict.fromkeys(("Measurement", "headline", "measure", "same_machine"), "nsightkit.investigations.measurement"),
+    },
+)

@@ -116,7 +116,7 @@ def _failure(part: Part, mode: str, folder: Path, error: NsightkitError) -> Nsig
     said = f"{error}"
     with contextlib.suppress(OSError):
         said = tail((folder / FAILURE).read_text(encoding="utf-8"), 4)
-    found = NsightkitError(f"{part.investigation}/{part.name} ({mode}) was not measured: {said}")
+    found = NsightkitError(f"{part} ({mode}) was not measured: {said}")
     for note in error.__notes__:
         found.add_note(note)
     found.__cause__ = error
@@ -165,7 +165,7 @@ def read_result(folder: Path) -> _Result:
 
 def _ask(folders: Mapping[Path, Part], mode: str, timeout_s: float, **how: Any) -> dict[str, Any]:
     """Let a process do what :func:`main` does."""
-    parts = {str(folder.absolute()): f"{part.investigation}/{part.name}" for folder, part in folders.items()}
+    parts = {str(folder.absolute()): str(part) for folder, part in folders.items()}
     start = fork_child if mode == "smoke" else starter()
     return ask_child("nsightkit.investigations.child", {"parts": parts, "mode": mode, **how}, timeout_s, start)
 
@@ -208,6 +208,8 @@ def main(
     if profiled_s:
         ((folder, part),) = chosen.items()
         return under_nsight.capture(part, mode, folder, timeout_s=profiled_s, environment=child_environment())
+    import torch
+
     device, failed = prepared(mode), False
     for folder, part in chosen.items():
         try:
@@ -216,20 +218,13 @@ def main(
             failed = True
             (folder / FAILURE).write_text(traceback.format_exc(), encoding="utf-8")
             traceback.print_exc()
-        if len(chosen) > 1:
-            _let_go(device)
+        if len(chosen) > 1:  # give memory back before the next part
+            gc.collect()
+            if device == "cuda":
+                torch.cuda.empty_cache()
     if failed:
         sys.exit(1)
     return {}
-
-
-def _let_go(device: str) -> None:
-    """Give memory back before the next part."""
-    gc.collect()
-    if device == "cuda":
-        import torch
-
-        torch.cuda.empty_cache()
 
 
 def _measure(
@@ -253,7 +248,7 @@ def _measure(
         parameters=parameters,
         counts=counts,
         clock="CUDA events" if on_gpu else "perf_counter",
-        command=command.format(part=f"{part.investigation}/{part.name}"),
+        command=command.format(part=part),
         duration_s=round(time.perf_counter() - start, 3),
         **({"load": load} if load else {}),
         **({"sdpa_backend": ", ".join(attention)} if attention else {}),

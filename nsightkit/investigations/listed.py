@@ -182,9 +182,9 @@ class _Listed:
             mock.patch.object(torch, "compile", self._compile),
             mock.patch.object(torch, "manual_seed", _Asked(self.call, "manual_seed")),
             mock.patch.object(torch, "Generator", self._generator()),
-            mock.patch.object(torch.nn.Module, "to", self._moved()),
+            mock.patch.object(torch.nn.Module, "to", lambda module, *args, **given: self._moved(module, args, given)),
             mock.patch.object(torch.UntypedStorage, "data_ptr", lambda storage: storage._cdata),
-            mock.patch.object(torch.utils.data.DataLoader, "__iter__", self._loader()),
+            mock.patch.object(torch.utils.data.DataLoader, "__iter__", lambda of: self._batches(of)),  # noqa: PLW0108
             mock.patch.object(time, "sleep", lambda seconds: self.call("sleep", [seconds])),
             mock.patch.object(time, "perf_counter_ns", self._clock),
             mock.patch.object(subprocess, "Popen", side_effect=NotImplementedError(_PROCESSES)),
@@ -232,26 +232,20 @@ class _Listed:
 
         return Generator
 
-    def _moved(self) -> Callable[..., Any]:
-        def to(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
-            # Tensors without data lie nowhere, so there is nothing to move.
-            self.call(f"{type(module).__name__}.to", args, kwargs)
-            if kwargs or not isinstance(args[0], torch.device | str):
-                raise NotImplementedError("a model is converted to another type, which fake tensors cannot be")
-            return module
+    def _moved(self, module: torch.nn.Module, args: Any, kwargs: Mapping[str, Any]) -> torch.nn.Module:
+        # Tensors without data lie nowhere, so there is nothing to move.
+        self.call(f"{type(module).__name__}.to", args, kwargs)
+        if kwargs or not isinstance(args[0], torch.device | str):
+            raise NotImplementedError("a model is converted to another type, which fake tensors cannot be")
+        return module
 
-        return to
-
-    def _loader(self) -> Callable[[Any], Iterator[Any]]:
-        def batches(loader: torch.utils.data.DataLoader[Any]) -> Iterator[Any]:
-            self.call("DataLoader", (), {name: getattr(loader, name) for name in _LOADER})
-            made = type(loader.dataset)
-            self.data.add(f"{made.__module__}:{made.__name__}")
-            rows = iter(loader.dataset)
-            while True:
-                yield loader.collate_fn(list(itertools.islice(rows, loader.batch_size)))
-
-        return batches
+    def _batches(self, loader: torch.utils.data.DataLoader[Any]) -> Iterator[Any]:
+        self.call("DataLoader", (), {name: getattr(loader, name) for name in _LOADER})
+        made = type(loader.dataset)
+        self.data.add(f"{made.__module__}:{made.__name__}")
+        rows = iter(loader.dataset)
+        while True:
+            yield loader.collate_fn(list(itertools.islice(rows, loader.batch_size)))
 
     def _triton(self) -> contextlib.AbstractContextManager[Any]:
         try:
@@ -298,12 +292,16 @@ class _Asked:
         self._call(f"end of {self.name}")
 
 
-class _Functions(TorchFunctionMode):
-    """Sees what a program calls, before PyTorch asks for a GPU."""
+class _Seeing:
+    """A mode of PyTorch that writes down what it sees."""
 
     def __init__(self, found: _Listed) -> None:
         super().__init__()
         self._found = found
+
+
+class _Functions(_Seeing, TorchFunctionMode):
+    """Sees what a program calls, before PyTorch asks for a GPU."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -327,12 +325,8 @@ class _Functions(TorchFunctionMode):
         return func(*args, **here)
 
 
-class _Operators(TorchDispatchMode):
+class _Operators(_Seeing, TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees what is run, operator by operator, backward and in an optimizer too."""
-
-    def __init__(self, found: _Listed) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._found = found
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+import statistics
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from nsightkit.analysis.roofline import sol
 from nsightkit.capture.children import has_gpu
 from nsightkit.errors import NsightkitError
 from nsightkit.hardware import slowed_by
-from nsightkit.investigations import recordings
 from nsightkit.investigations.child import read_result, run_children
-from nsightkit.investigations.measurement import Measurement
 from nsightkit.investigations.parts import INVESTIGATIONS
 
 __all__ = ["measure"]
@@ -46,45 +43,39 @@ def measure(*, echo: Callable[[str], None] | None = None) -> list[dict[str, Any]
     if not has_gpu():
         raise NsightkitError("--measure needs a CUDA GPU, and torch sees none here; run 'nsightkit doctor'")
     say = echo or (lambda _: None)
-    rows: list[dict[str, Any]] = []
-    for run in _runs(say):
-        times = run.values("step_ns")
-        found = sol.ceiling(run.parameters, float(np.median(times)))
-        clock, power, busy = (run.median(metric) for metric in ("sm_clock_mhz", "power_w", "gpu_utilization_percent"))
-        date = str(run.provenance["utc"])[:10]
-        rows.append(
-            {
-                "gpu": run.provenance["gpu"]["name"],
-                "unit": found["unit"],
-                "accumulate": None if found["unit"] == "memory" else "fp32",
-                "tflops": found["tflops"],
-                "gb_per_s": found["gb_per_s"],
-                "clock_mhz": None if clock is None else round(clock),
-                "source": f"measured {date}: {found['what']}, median of {len(times)}",
-                "power_w": None if power is None else round(power),
-                "busy_pct": None if busy is None else round(busy),
-                "slowed_by": slowed_by(run.values("slowdown_mask")),
-            }
-        )
-    if not rows:
-        raise NsightkitError("nothing could be measured on this GPU; the lines above say why")
-    return rows
-
-
-def _runs(say: Callable[[str], None]) -> list[Measurement]:
-    """Measure all ceilings; what a card lacks the unit for is left out, and the others count all the same."""
     chosen = {name: part for name, part in INVESTIGATIONS["ceilings"].items() if not part.gpu.get("zeros")}
     say(f"measuring {', '.join(chosen)}: about {sum(part.seconds for part in chosen.values()):.0f} s ...")
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="nsightkit-", ignore_cleanup_errors=True) as scratch:
         folders = {Path(scratch, name): part for name, part in chosen.items()}
         for folder in folders:
             folder.mkdir()
         failures = run_children(folders, "live", kind="", command="nsightkit peaks --measure", timeout_s=1200.0)
-        found = []
         for folder, failure in zip(folders, failures, strict=True):
             if failure is None:
-                samples, provenance = read_result(folder)
-                found.append(Measurement(folder, "live", recordings.frame(samples), provenance))
-            else:
+                rows.append(_row(*read_result(folder)))
+            else:  # what a card lacks the unit for is left out, and the others count all the same
                 say(f"{folder.name}: {failure}")
-    return found
+    if not rows:
+        raise NsightkitError("nothing could be measured on this GPU; the lines above say why")
+    return rows
+
+
+def _row(samples: dict[str, list[float]], provenance: dict[str, Any]) -> dict[str, Any]:
+    """Say what one ceiling came to."""
+    times = samples["step_ns"]
+    found = sol.ceiling(provenance["parameters"], statistics.median(times))
+    read = ("sm_clock_mhz", "power_w", "gpu_utilization_percent")
+    clock, power, busy = (round(statistics.median(samples[name])) if name in samples else None for name in read)
+    return {
+        "gpu": provenance["gpu"]["name"],
+        "unit": found["unit"],
+        "accumulate": None if found["unit"] == "memory" else "fp32",
+        "tflops": found["tflops"],
+        "gb_per_s": found["gb_per_s"],
+        "clock_mhz": clock,
+        "source": f"measured {str(provenance['utc'])[:10]}: {found['what']}, median of {len(times)}",
+        "power_w": power,
+        "busy_pct": busy,
+        "slowed_by": slowed_by(samples.get("slowdown_mask", ())),
+    }

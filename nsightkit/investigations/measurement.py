@@ -13,7 +13,6 @@ import functools
 import html
 import logging
 import os
-import shutil
 import tempfile
 import textwrap
 import weakref
@@ -136,14 +135,12 @@ class Measurement:
     @functools.cached_property
     def nsys_trace(self) -> Trace | None:
         """The same part once more, as Nsight Systems saw a few steady steps of it; None where it did not."""
-        place = self._file(recordings.NSYS)
-        return load(place, cache=False) if place else None
+        return load(place, cache=False) if (place := self._file(recordings.NSYS)) else None
 
     @functools.cached_property
     def ncu_report(self) -> ncu.Report | None:
         """The counters of the kernels of a few steady steps, from another run; None where nothing was counted."""
-        place = self._file(recordings.NCU)
-        return ncu.read(place) if place else None
+        return ncu.read(place) if (place := self._file(recordings.NCU)) else None
 
     @functools.cached_property
     def snapshot(self) -> snapshots.Snapshot | None:
@@ -183,11 +180,12 @@ class Measurement:
     @functools.cached_property
     def accepted(self) -> str | None:
         """Why a recording counts whose code has changed since it was made; None where it has not changed."""
-        found = None
         if self.mode == "replay":
-            found = recordings.acceptance(self.provenance, recordings.part_key(find(self.investigation, self.part)))
-        since = str((found or {}).get("since") or "it was recorded")[:12]
-        return f"the code has changed since {since}; {found['because']}" if found else None
+            wanted = recordings.part_key(find(self.investigation, self.part))
+            if found := recordings.acceptance(self.provenance, wanted):
+                since = str(found.get("since") or "it was recorded")[:12]
+                return f"the code has changed since {since}; {found['because']}"
+        return None
 
     def _rows(self) -> list[tuple[str, str]]:
         return [*provenances.rows(self.provenance), *([("Accepted", self.accepted)] if self.accepted else [])]
@@ -319,17 +317,15 @@ def measure(investigation: str, part: str, *, timeout_s: float = 600.0) -> Measu
 
 def _measured(part: Part, mode: str, notice: str | None, timeout_s: float) -> Measurement:
     """Measure now, on the GPU or small on the CPU."""
-    folder = Path(tempfile.mkdtemp(prefix="nsightkit-"))
     command = f"nsightkit.investigations.measure({part.investigation!r}, {part.name!r})"
-    try:
+    with contextlib.ExitStack() as stack:
+        scratch = tempfile.TemporaryDirectory(prefix="nsightkit-", ignore_cleanup_errors=True)
+        folder = Path(stack.enter_context(scratch))
         samples, provenance = run_child(part, mode, folder, kind="smoke", command=command, timeout_s=timeout_s)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    measured = Measurement(folder, mode, recordings.frame(samples), provenance, notice)
-    # The profile is read when it is asked for, so its folder lives as long as the measurement.
-    weakref.finalize(measured, shutil.rmtree, folder, ignore_errors=True)
-    return measured
+        measured = Measurement(folder, mode, recordings.frame(samples), provenance, notice)
+        # The profile is read when it is asked for, so its folder lives as long as the measurement.
+        weakref.finalize(measured, stack.pop_all().close)
+        return measured
 
 
 def _recorded(part: Part) -> tuple[Measurement | None, str | None]:
@@ -349,6 +345,6 @@ def _recorded(part: Part) -> tuple[Measurement | None, str | None]:
     if os.environ.get("NSIGHTKIT_PUBLISH") == "1":
         raise NsightkitError(
             f"{name}: the recording cannot be published ({found[0].reason}); "
-            f"record it again on a GPU: python -m nsightkit record --only {part.investigation}/{part.name}"
+            f"record it again on a GPU: python -m nsightkit record --only {part}"
         )
     return None, notice

@@ -35,9 +35,9 @@ PROFILES: Mapping[str | None, tuple[str, ...]] = {
 _SMOKE_COUNTS = {"warmup": 2, "repetitions": 12, "active": 3}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)  # each is one thing, which can be a key
 class Part:
-    """One measurement of an investigation, run in a process of its own.
+    """One measurement of an investigation, run in a process of its own; as a text, ``investigation/name``.
 
     Parameters
     ----------
@@ -96,7 +96,10 @@ class Part:
             ),
         ):
             if wrong:
-                raise ValueError(f"{self.investigation}/{self.name}: {problem}")
+                raise ValueError(f"{self}: {problem}")
+
+    def __str__(self) -> str:
+        return f"{self.investigation}/{self.name}"
 
     def parameters(self, mode: str) -> dict[str, Any]:
         """Give the workload's parameters.
@@ -268,16 +271,9 @@ def _columns() -> _Runs:
     return found
 
 
-# - ledger: a model of which much is published, at the size it is published for; memory-context: the same at contexts
-#   that double until nothing fits. On a CPU the limit is one that the counter of tensors enforces.
+# - ledger: a model of which much is published, at the size it is published for; memory-context: the same at several
+#   contexts.
 _LEDGER = _MEDIUM | {"batch": 4}
-_LENGTHS = {name: size for name, size in _LEDGER.items() if name != "context"} | {
-    "contexts": [128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768]
-}
-_LENGTHS_SMOKE = {name: size for name, size in _SMALL.items() if name != "context"} | {
-    "contexts": [32, 64, 128, 256, 512],
-    "limit_bytes": 64 * 2**20,
-}
 _CONTEXTS_IN: Mapping[str, Mapping[str, str]] = {
     "before": {"mode": "train", "precision": "bf16", "attention": "naive"},
     "after": {"mode": "train", "precision": "bf16", "attention": "sdpa"},
@@ -334,26 +330,12 @@ _LIMITERS_SMOKE = {
 #   compiler that needs none, and small. Decoding passes through more layers, each of which takes little.
 _ON_CPU = _LAYER_SMOKE | {"context": 64, "hidden": 128, "d_ff": 352, "layers": 3, "compiler": "aot_eager"}
 _RUNG: Mapping[str, Any] = {"repetitions": 100, "active": 2, "utilization": True, "measured": "observed"}
-_PREFILL = (
-    *("naive", "sdpa", "fused", "compiled", "autotuned", "graphed", "two-streams", "graphed-eager"),
-    *("flash", "cudnn", "triton", "epilogue", "fp8"),
-)
-_DECODE = (
-    *("eager", "fused", "compiled", "graphed", "graphed-eager", "sums", "triton"),
-    *("streamed", "overlapped", "one-mlp"),
-)
 
 
-def _rungs(mode: str, rungs: tuple[str, ...], **sizes: int) -> _Runs:
+def _rungs(mode: str, *rungs: str, **sizes: int) -> _Runs:
     """Give a run for each rung of a ladder."""
     gpu = _LAYER | sizes | {"mode": mode, "compiler": "inductor"}
     return _switched(gpu, _ON_CPU | {"mode": mode}, {rung: {"rung": rung} for rung in rungs})
-
-
-# - gate: the same step in several processes, and once with a twelfth more layers: a slowdown of some percent that
-#   was not planned. On a CPU as deep, and narrow enough for milliseconds.
-_GATED = _MEDIUM | {"mode": "train", "precision": "bf16"}
-_GATED_SMOKE = _SMALL | {"context": 16, "d_model": 64, "d_ff": 192, "layers": 12, "mode": "train", "precision": "fp32"}
 
 
 #: {investigation: {part: Part}}
@@ -528,11 +510,28 @@ INVESTIGATIONS: Mapping[str, Mapping[str, Part]] = MappingProxyType(
             profiled="ncu",
         ),
         # Inductor tries many kernels for "autotuned" and compiles many for "sums"; then those that compile our own.
-        "ladder": _parts("ladder", _LAYERS, _rungs("prefill", _PREFILL), 15, {"autotuned": 110}, warmup=300, **_RUNG),
+        "ladder": _parts(
+            "ladder",
+            _LAYERS,
+            _rungs(
+                "prefill",
+                *("naive", "sdpa", "fused", "compiled", "autotuned", "graphed", "two-streams"),
+                *("graphed-eager", "flash", "cudnn", "triton", "epilogue", "fp8"),
+            ),
+            15,
+            {"autotuned": 110},
+            warmup=300,
+            **_RUNG,
+        ),
         "decode": _parts(
             "decode",
             _LAYERS,
-            _rungs("decode", _DECODE, layers=8),
+            _rungs(
+                "decode",
+                *("eager", "fused", "compiled", "graphed", "graphed-eager", "sums", "triton"),
+                *("streamed", "overlapped", "one-mlp"),
+                layers=8,
+            ),
             21,
             {"sums": 110, **dict.fromkeys(("triton", "streamed", "overlapped", "one-mlp"), 28)},
             warmup=1500,
@@ -541,7 +540,14 @@ INVESTIGATIONS: Mapping[str, Mapping[str, Part]] = MappingProxyType(
         "memory-context": _parts(
             "memory-context",
             "workloads.memory_steps:Column",
-            _switched(_LENGTHS, _LENGTHS_SMOKE, _CONTEXTS_IN),
+            # The contexts double until nothing fits. On a CPU the limit is one that the counter of tensors enforces.
+            _switched(
+                {name: size for name, size in _LEDGER.items() if name != "context"}
+                | {"contexts": [128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768]},
+                {name: size for name, size in _SMALL.items() if name != "context"}
+                | {"contexts": [32, 64, 128, 256, 512], "limit_bytes": 64 * 2**20},
+                _CONTEXTS_IN,
+            ),
             25,
             **_A_FEW,
         ),
@@ -587,16 +593,20 @@ INVESTIGATIONS: Mapping[str, Mapping[str, Part]] = MappingProxyType(
             active=1,
             measured="swept",
         ),
+        # The same step in several processes, and once with a twelfth more layers: a slowdown of some percent that was
+        # not planned. On a CPU as deep, and narrow enough for milliseconds.
         "gate": _parts(
             "gate",
             _LM_START,
-            {
-                part: (_GATED | {"layers": 24 + 2 * more}, _GATED_SMOKE | {"layers": 12 + more})
-                for part, more in {
-                    **dict.fromkeys(("before", "before-2", "before-3", "before-4", "again"), 0),
-                    "after": 1,
-                }.items()
-            },
+            _multiplied(
+                _BENCH,
+                _SMALL
+                | {"context": 16, "d_model": 64, "d_ff": 192, "layers": 12, "mode": "train", "precision": "fp32"},
+                {
+                    **{part: {} for part in ("before", "before-2", "before-3", "before-4", "again")},
+                    "after": {"layers": 13 / 12},
+                },
+            ),
             9,
             active=2,
         ),
@@ -664,8 +674,7 @@ def find(investigation: str, part: str) -> Part:
     try:
         return INVESTIGATIONS[investigation][part]
     except KeyError:
-        known = ", ".join(f"{p.investigation}/{p.name}" for p in parts())
-        raise UsageError(f"no part {investigation}/{part}; there are {known}") from None
+        raise UsageError(f"no part {investigation}/{part}; there are {', '.join(map(str, parts()))}") from None
 
 
 def parts() -> Iterator[Part]:

@@ -4,7 +4,8 @@ Each check is what a part of an investigation needs, in the way in which the par
 of its own: one that crashes or hangs costs its own answer only. Parts whose :func:`needs` fail are not tried.
 """
 
-# Heavy imports stand inside the checks: one that is missing on a machine must cost the checks that need it, no others.
+# Imports that need more than pandas stand inside the checks: a package that is missing on a machine must cost the
+# checks that need it, no others.
 
 from __future__ import annotations
 
@@ -25,9 +26,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
+from nsightkit.capture import ncu, nsys, torch_profiler, utilization
 from nsightkit.capture.children import ask_child, child_environment, fork_child, start_child, starter
+from nsightkit.capture.doctor import installed
 from nsightkit.errors import NsightkitError
 from nsightkit.investigations.parts import Part, find, resolve
+from nsightkit.trace import load, snapshot
+from nsightkit.trace import ncu as reports
 
 __all__ = ["CHECKS", "SAVED", "Check", "main", "needs", "no_gpu", "results", "run", "save"]
 
@@ -57,8 +62,6 @@ with phase("preflight"):
 
 
 def _imports(_device: str, _folder: Path) -> str:
-    from nsightkit.capture.doctor import installed
-
     absent = []
     for module, package in _PACKAGES.items():
         try:
@@ -94,10 +97,12 @@ def _host(device: str, _: Path) -> str:
     return f"the name {name} holds no name of this machine"
 
 
-def _product(precision: str, device: str, _: Path) -> str:
-    from nsightkit.workloads.ceilings import start
+def _small_product(device: str, precision: str) -> Any:
+    return resolve(find("ceilings", "before").workload)(device, kind="gemm", precision=precision, m=256, n=256, k=256)
 
-    with start(device, kind="gemm", precision=precision, m=256, n=256, k=256) as work:
+
+def _product(precision: str, device: str, _: Path) -> str:
+    with _small_product(device, precision) as work:
         size = float(work.run().float().abs().mean())
     # The mean of the absolute value of a sum of 256 products of numbers that are normally distributed.
     right = math.sqrt(256 * 2 / math.pi)
@@ -121,7 +126,6 @@ def _rung(investigation: str, rung: str, device: str, _: Path) -> str:
 def _snapshot(device: str, folder: Path) -> str:
     from nsightkit.investigations.recordings import SNAPSHOT
     from nsightkit.investigations.ways_to_measure import remembered
-    from nsightkit.trace import snapshot
 
     part = find("memory-snapshot", "after")
     remembered(resolve(part.workload), device, part.parameters("smoke"), part.counts("smoke"), folder)
@@ -150,12 +154,8 @@ def _attention(device: str, _: Path) -> str:
 
 def _profiled(device: str, folder: Path) -> Any:
     """A profile that torch.profiler wrote, as a trace."""
-    from nsightkit.capture.torch_profiler import profile_steps
-    from nsightkit.trace import load
-    from nsightkit.workloads.ceilings import start
-
-    with start(device, kind="gemm", precision="bf16", m=256, n=256, k=256) as work:
-        profile_steps(work.step, folder / "trace.json.gz", wait=1, warmup=1, active=3)
+    with _small_product(device, "bf16") as work:
+        torch_profiler.profile_steps(work.step, folder / "trace.json.gz", wait=1, warmup=1, active=3)
     return load(folder / "trace.json.gz", cache=False)
 
 
@@ -199,9 +199,6 @@ def _gloo(device: str, _: Path) -> str:
 
 
 def _nsys(device: str, folder: Path) -> str:
-    from nsightkit.capture import nsys
-    from nsightkit.trace import load
-
     kernels = ("kernels",) if device.startswith("cuda") else ()
     done = nsys.profile(
         [sys.executable, "-c", _PROGRAM, device],
@@ -218,9 +215,6 @@ def _nsys(device: str, folder: Path) -> str:
 
 
 def _ncu(device: str, folder: Path) -> str:
-    from nsightkit.capture import ncu
-    from nsightkit.trace import ncu as reports
-
     done = ncu.profile(
         [sys.executable, "-c", _PROGRAM, device],
         folder / "report",
@@ -236,9 +230,7 @@ def _ncu(device: str, folder: Path) -> str:
 
 
 def _nvml(device: str, _: Path) -> str:
-    from nsightkit.capture.utilization import now
-
-    read = now(device)
+    read = utilization.now(device)
     lacking = [name for name in ("sm_clock_mhz", "power_w", "slowdown_mask") if name not in read]
     if lacking:
         raise NsightkitError(f"nvidia-smi does not give {', '.join(lacking)}; recordings go without")
@@ -387,11 +379,10 @@ def run(
             asked = [name for name in asked if CHECKS[name].where == "anywhere"]
     rest = [name for name in asked if name not in rows]
     with ThreadPoolExecutor(2) as pool:  # two at a time, for they take more than a processor each
-        for name in rest:
+        for name in sorted(rest, key=lambda name: not CHECKS[name].apart):  # these first: they run beside the others
             if CHECKS[name].apart:
                 pool.submit(ask, name, start_child)
-        for name in rest:
-            if not CHECKS[name].apart:
+            else:
                 ask(name, start)
     return [rows[name] for name in CHECKS if name in rows]
 

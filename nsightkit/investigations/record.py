@@ -3,18 +3,22 @@
 The folder ``.raw`` beside the recordings holds, in ``<investigation>/<part>``, what a process leaves of its part until
 it is written as a recording, and of a part that failed also its whole log, ``failure.txt``. A result that is there is
 written the next time, and not measured again.
+
+Time on a GPU is short. A page of which a part is missing shows a smoke run, so what counts is how many pages are
+complete when the time is up: the page that is complete soonest comes first, then the next.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import shutil
 import tempfile
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,13 +31,23 @@ from nsightkit.errors import NsightkitError, UsageError
 from nsightkit.investigations import packing, recordings
 from nsightkit.investigations import preflight as checks
 from nsightkit.investigations.child import FAILURE, capture_child, read_result, run_children
-from nsightkit.investigations.parts import Part, parts
-from nsightkit.investigations.plan import START_S, TOGETHER, Name, Step, completed, name, order
+from nsightkit.investigations.parts import INVESTIGATIONS, Part, parts
 from nsightkit.trace import load
 from nsightkit.trace.model import Trace
 
-__all__ = ["plan", "record"]
+__all__ = ["START_S", "Step", "completed", "needs", "order", "plan", "record"]
 
+#: Investigations whose parts are measured one after the other in one process.
+_TOGETHER = ("ceilings",)
+#: What a process costs besides what its part takes.
+START_S = 1.0
+#: Every investigation has a page, which reads all its parts. These pages read some of the ceilings as well.
+_CEILINGS = {
+    "roofline": ("before", "fp32", "copy"),
+    "ladder": ("before", "layer", "fp8", "fp32", "copy", "triad", "read"),
+    "decode": ("before", "fp32", "copy", "triad", "read"),
+    "limiters": ("before", "fp32", "copy"),
+}
 #: Second captures, under nsys and ncu, take no more than this in all, and each no more than that.
 _CAPTURES_S, _CAPTURE_S = 90.0, 45.0
 #: A part that takes longer than so many times its estimate, and this, hangs.
@@ -144,7 +158,7 @@ def record(
         recorder.mode = "smoke"
         for step in recorder.steps(chosen):
             done = f"; completes {', '.join(step.pages)}" if step.pages else ""
-            echo(f"{step.total_s:7.0f} s  {'/'.join(name(step.part))}, {step.seconds:.0f} s{done}")
+            echo(f"{step.total_s:7.0f} s  {step.part}, {step.seconds:.0f} s{done}")
     elif preflight:
         found = checks.results(where / checks.SAVED, echo)
         recorder.broken = {row["check"]: row["detail"] for row in found if row["ok"] is False}
@@ -159,7 +173,7 @@ def record(
 
 def _chosen(only: Sequence[str] | None) -> list[Part]:
     """Find the parts that are named, or all."""
-    named = {"/".join(name(part)): part for part in parts()}
+    named = {str(part): part for part in parts()}
     known = {*named, *(part.investigation for part in named.values())}
     unknown = [each for each in only or () if each not in known]
     if unknown:
@@ -181,22 +195,22 @@ class _Recorder:
         self.where, self.gpu, self.pack, self.part_mb, self.say = where, gpu, pack, part_mb, say
         self.mode, self.deadline = "live", math.inf
         self.broken: Mapping[str, str] = {}
-        self.have: dict[Name, recordings.Recording] = {}
-        self.failures: dict[Name, str] = {}
+        self.have: dict[Part, recordings.Recording] = {}
+        self.failures: dict[Part, str] = {}
         self.rows: list[dict[str, Any]] = []
 
     def steps(self, chosen: Sequence[Part]) -> list[Step]:
         """Find what is recorded, and plan the rest."""
-        took: dict[Name, float] = {}
+        took: dict[Part, float] = {}
         for part in parts():
             for found in reversed(recordings.find(part, self.where)):  # the newest comes last, and wins
                 if found.state != "refused" and self.gpu in (None, found.path.parent.name):
-                    took[name(part)] = float(found.provenance.get("duration_s") or part.seconds)
+                    took[part] = float(found.provenance.get("duration_s") or part.seconds)
                     if found.state == "current":
-                        self.have[name(part)] = found
-        todo = [part for part in chosen if name(part) not in self.have]
-        failed = {name(part) for part in todo if self._failed(part)}
-        return order(todo, self.have, lambda part: took.get(name(part), part.seconds), failed)
+                        self.have[part] = found
+        todo = [part for part in chosen if part not in self.have]
+        failed = [part for part in todo if self._failed(part)]
+        return order(todo, self.have, lambda part: took.get(part, part.seconds), failed)
 
     def run(self, chosen: Sequence[Part], writer: ThreadPoolExecutor) -> None:
         """Write what an earlier call has measured, measure what is missing, then capture."""
@@ -204,10 +218,10 @@ class _Recorder:
         for step in self.steps(chosen):
             self._salvage(step.part)
         waiting = deque(self.steps(chosen))
-        salvaged = {(row["investigation"], row["part"]) for row in self.rows}
+        salvaged = {f"{row['investigation']}/{row['part']}" for row in self.rows}
         for part in chosen:
-            if name(part) in self.have and name(part) not in salvaged:
-                self._report(part, "kept", str(self.have[name(part)].path))
+            if part in self.have and str(part) not in salvaged:
+                self._report(part, "kept", str(self.have[part].path))
         writing: list[tuple[Part, float, Future[tuple[str, str]]]] = []
         while waiting or writing:
             batch = self._next(waiting) if waiting else []
@@ -227,7 +241,7 @@ class _Recorder:
                     self._report(step.part, "failed", self._fail(step.part, failure), seconds)
                 else:
                     self._fail(step.part, failure)
-                    self.say(f"{'/'.join(name(step.part))} failed, and comes once more after the others: {failure}")
+                    self.say(f"{step.part} failed, and comes once more after the others: {failure}")
                     waiting.append(step)
         self._capture(chosen)
         for part in chosen:
@@ -256,12 +270,12 @@ class _Recorder:
         part = batch[0].part
         obstacle = self._obstacle(batch[0], 0.0)
         if obstacle:
-            again = self.failures.get(name(part))
+            again = self.failures.get(part)
             self._report(part, *(("failed", again) if again else obstacle))
             return []
         while (
             waiting
-            and part.investigation in TOGETHER
+            and part.investigation in _TOGETHER
             and part.investigation == waiting[0].part.investigation
             and not any(self._failed(step.part) for step in (batch[-1], waiting[0]))  # what has failed comes alone
             and not self._obstacle(waiting[0], sum(step.seconds for step in batch))
@@ -286,7 +300,7 @@ class _Recorder:
         for raw in folders:
             shutil.rmtree(raw, ignore_errors=True)
             raw.mkdir(parents=True)
-        self.say(f"{', '.join('/'.join(name(step.part)) for step in batch)} ...")
+        self.say(f"{', '.join(str(step.part) for step in batch)} ...")
         most_s = _HANGS_S + _HANGS * sum(step.seconds for step in batch)
         return run_children(
             folders,
@@ -305,7 +319,7 @@ class _Recorder:
                 if status == "recorded":
                     self._report(part, status, f"{detail}, as it was measured before")
                 else:  # then it is measured again
-                    self.say(f"{'/'.join(name(part))} was measured before and could not be written: {detail}")
+                    self.say(f"{part} was measured before and could not be written: {detail}")
 
     def _keep(self, part: Part) -> tuple[str, str]:
         """Write what was measured of a part as its recording, and say what became of it: a status and a detail."""
@@ -317,14 +331,14 @@ class _Recorder:
         except Exception as error:
             return "failed", self._fail(part, error)
         shutil.rmtree(raw, ignore_errors=True)
-        pages = completed(self.have, name(part))
+        pages = completed(self.have, part)
         if pages:
             self.say(f"complete: {', '.join(pages)}")
             try:
                 self.pack_all()
             except NsightkitError as error:  # it is tried again, with the next page
                 self.say(f"{error}")
-        return "recorded", str(self.have[name(part)].path)
+        return "recorded", str(self.have[part].path)
 
     def _write(
         self, part: Part, trace: Trace, samples: pd.DataFrame, provenance: dict[str, Any], raw: Path, **captured: Any
@@ -339,26 +353,26 @@ class _Recorder:
             dry_run=smoke,
             **captured,
         )
-        self.have[name(part)] = recordings.Recording(place, provenance, "current", "")
+        self.have[part] = recordings.Recording(place, provenance, "current", "")
 
     def _fail(self, part: Part, error: Exception) -> str:
         """Keep the whole log of a part that failed, and say why it failed and where that is."""
         raw = self._raw(part)
         raw.mkdir(parents=True, exist_ok=True)
         (raw / FAILURE).write_text("".join(traceback.format_exception(error)), encoding="utf-8")
-        self.failures[name(part)] = " ".join(f"{error}; all of it is in {raw}".split())
-        return self.failures[name(part)]
+        self.failures[part] = " ".join(f"{error}; all of it is in {raw}".split())
+        return self.failures[part]
 
     def _report(self, part: Part, status: str, detail: str, seconds: float = 0.0) -> None:
         row = {"investigation": part.investigation, "part": part.name, "status": status}
         self.rows.append({**row, "seconds": round(seconds, 1), "detail": detail})
-        self.say(f"{'/'.join(name(part))}: {status}{f', {seconds:.1f} s' if seconds else ''} {detail}")
+        self.say(f"{part}: {status}{f', {seconds:.1f} s' if seconds else ''} {detail}")
 
     # -- second captures -------------------------------------------------------------------------------------------
 
     def _uncaptured(self, chosen: Iterable[Part]) -> list[tuple[bool, Part]]:
         """Find recorded parts that lack what their profiler saw, and say whether that has been tried before."""
-        recorded = [(self.have[name(part)], part) for part in chosen if part.profiled and name(part) in self.have]
+        recorded = [(self.have[part], part) for part in chosen if part.profiled and part in self.have]
         return [
             (part.profiled in recording.provenance, part)
             for recording, part in recorded
@@ -385,10 +399,100 @@ class _Recorder:
 
     def _add(self, part: Part, folder: Path, found: dict[str, Any]) -> None:
         """Write a recording anew, with what a profiler saw."""
-        old, nsys, ncu = self.have[name(part)], folder / recordings.NSYS, folder / recordings.NCU
+        old, nsys, ncu = self.have[part], folder / recordings.NSYS, folder / recordings.NCU
         captured = {
             "nsys": load(nsys, cache=False) if nsys.is_dir() else None,
             "ncu": ncu if ncu.is_file() else None,
         }
         trace, provenance = load(old.path / recordings.TRACE, cache=False), old.provenance | {str(part.profiled): found}
         self._write(part, trace, old.samples(), provenance, old.path, **captured)
+
+
+# -- the order ---------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A part in the order in which parts are recorded.
+
+    Parameters
+    ----------
+    part : Part
+    seconds, total_s : float
+        What it is expected to take, and all until its end.
+    pages : tuple of str
+        The investigations whose pages are complete with it.
+    """
+
+    part: Part
+    seconds: float
+    total_s: float
+    pages: tuple[str, ...]
+
+
+def needs(page: str) -> list[Part]:
+    """List the parts that a page reads, in the order in which to measure them.
+
+    Parameters
+    ----------
+    page : str
+        The investigation that the page is about.
+    """
+    own = sorted(INVESTIGATIONS[page].values(), key=lambda part: part.seconds)
+    return [*(INVESTIGATIONS["ceilings"][ceiling] for ceiling in _CEILINGS.get(page, ())), *own]
+
+
+def completed(have: Collection[Part], last: Part) -> tuple[str, ...]:
+    """Say which pages are complete since the last part was recorded.
+
+    Parameters
+    ----------
+    have : collection of Part
+        All parts that are recorded.
+    last : Part
+    """
+    return tuple(page for page in INVESTIGATIONS if last in needs(page) and all(part in have for part in needs(page)))
+
+
+def order(
+    todo: Collection[Part], have: Collection[Part], seconds: Callable[[Part], float], failed: Collection[Part] = ()
+) -> list[Step]:
+    """Plan what is still to be recorded.
+
+    The next page is always the one that takes the least time for what it still lacks; a part that several pages read is
+    recorded with the first of them. What completes no page comes after what does, and what has failed before, last.
+
+    Parameters
+    ----------
+    todo : collection of Part
+    have : collection of Part
+        Parts that are recorded.
+    seconds : callable
+        What a part is expected to take.
+    failed : collection of Part
+
+    Returns
+    -------
+    list of Step
+    """
+    waiting = set(todo) - set(failed)
+    there, planned = set(have), []
+
+    def cost(page: str) -> tuple[bool, float]:
+        lacking = [part for part in needs(page) if part not in there]
+        alone = [START_S * (part.investigation not in _TOGETHER) for part in lacking]
+        expected = [seconds(part) for part in lacking if part in waiting]
+        return len(expected) < len(lacking), sum(expected) + sum(alone)
+
+    pages = list(INVESTIGATIONS)
+    while pages:
+        pages.remove(page := min(pages, key=cost))
+        new = [part for part in needs(page) if part in waiting - there]
+        planned += new
+        there.update(new)
+    steps, total, there = [], 0.0, set(have)
+    for part in [*planned, *(part for part in todo if part in failed)]:
+        total += seconds(part) + START_S * (part.investigation not in _TOGETHER)
+        there.add(part)
+        steps.append(Step(part, seconds(part), total, completed(there, part)))
+    return steps

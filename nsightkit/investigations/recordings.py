@@ -21,7 +21,7 @@ import pandas as pd
 
 import nsightkit
 from nsightkit.capture.children import has_driver
-from nsightkit.capture.provenance import FORMAT, scrub, slug
+from nsightkit.capture.provenance import FORMAT, collect, scrub, slug
 from nsightkit.errors import NsightkitError, UsageError
 from nsightkit.investigations import what_runs
 from nsightkit.investigations.keys import key
@@ -31,10 +31,11 @@ from nsightkit.trace import ncu as reports
 from nsightkit.trace import share as scrubbing
 from nsightkit.trace import snapshot as snapshots
 from nsightkit.trace import store
+from nsightkit.trace.files import replacing
 from nsightkit.trace.model import Trace
 
 __all__ = [
-    "FAILURE", "NCU", "NSYS", "PROVENANCE", "RAW", "SNAPSHOT", "TRACE", "Recording", "acceptance", "as_text", "find",
+    "FAILURE", "NCU", "NSYS", "PROVENANCE", "RAW", "SNAPSHOT", "TRACE", "Recording", "accept", "acceptance", "find",
     "folder", "frame", "part_key", "status", "write",
 ]  # fmt: skip
 
@@ -87,14 +88,11 @@ def folder() -> Path:
         ``NSIGHTKIT_RECORDINGS``, else ``docs/recordings`` of this checkout, else of the nearest folder
         above the current one that has it.
     """
-    named = os.environ.get("NSIGHTKIT_RECORDINGS")
-    if named:
+    if named := os.environ.get("NSIGHTKIT_RECORDINGS"):
         return Path(named)
-    checkout = Path(nsightkit.__file__).parents[1]
-    for above in (checkout, Path.cwd(), *Path.cwd().parents):
-        if (above / "docs" / "recordings").is_dir():
-            return above / "docs" / "recordings"
-    return checkout / "docs" / "recordings"
+    roots = (Path(nsightkit.__file__).parents[1], Path.cwd(), *Path.cwd().parents)
+    places = [root / "docs" / "recordings" for root in roots]
+    return next((place for place in places if place.is_dir()), places[0])
 
 
 def part_key(part: Part, mode: str = "live") -> str:
@@ -133,7 +131,7 @@ def find(part: Part, where: Path | None = None) -> list[Recording]:
 
 
 def acceptance(record: Mapping[str, Any], wanted: str) -> dict[str, Any] | None:
-    """Find what lets a recording count although the code has changed since: :mod:`nsightkit.investigations.accept`.
+    """Find what lets a recording count although the code has changed since: :func:`accept`.
 
     Parameters
     ----------
@@ -155,17 +153,8 @@ def acceptance(record: Mapping[str, Any], wanted: str) -> dict[str, Any] | None:
     return next((dict(each) for each in entries if each.get("key") == wanted), None)
 
 
-def as_text(record: Mapping[str, Any]) -> str:
-    """Give a provenance as it is kept.
-
-    Parameters
-    ----------
-    record : mapping
-
-    Returns
-    -------
-    str
-    """
+def _as_text(record: Mapping[str, Any]) -> str:
+    """Give a provenance as it is kept."""
     return json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
@@ -291,9 +280,8 @@ def write(
     name = slug(gpu["name"]) if isinstance(gpu, dict) else "no-gpu"
     place = where / str(provenance["investigation"]) / name / str(provenance["part"])
     place.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
-    draft, old = scratch / "new", scratch / "old"
-    try:
+    with tempfile.TemporaryDirectory(prefix=f".{place.name}.", dir=place.parent, ignore_cleanup_errors=True) as scratch:
+        draft, old = Path(scratch, "new"), Path(scratch, "old")
         draft.mkdir()
         for captured, named in ((trace, TRACE), (nsys, NSYS)):
             if captured is not None:
@@ -308,10 +296,91 @@ def write(
         elif real and has_driver():  # without one nothing was measured, and a test has planted what is written
             part = find_part(str(provenance["investigation"]), str(provenance["part"]))
             what_runs.write(what_runs.ask(part, timeout_s=120.0), draft)
-        (draft / PROVENANCE).write_text(as_text(scrub(dict(provenance))), encoding="utf-8")
+        (draft / PROVENANCE).write_text(_as_text(scrub(dict(provenance))), encoding="utf-8")
         if place.exists():
             place.replace(old)
         draft.replace(place)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
     return place
+
+
+def accept(name: str, because: str, where: Path | None = None) -> list[dict[str, Any]]:
+    """Let the recordings of a part count as current, although the code has changed since they were made.
+
+    GPU time is rare, and a refactoring must not throw recordings away. What the part runs must still be the same. An
+    acceptance is written into the recording's provenance, and holds for exactly the code that there is now. Nothing is
+    measured, and no GPU is needed.
+
+    Parameters
+    ----------
+    name : str
+        ``investigation/part``.
+    because : str
+        Why what was measured has not changed; the page shows it.
+    where : Path, optional
+        Root of the recordings; the checkout's ``docs/recordings`` when omitted.
+
+    Returns
+    -------
+    list of dict
+        A row for each GPU: ``investigation``, ``part``, ``gpu``, ``status`` (``accepted``; ``current``: there was
+        nothing to accept), ``detail``.
+
+    Raises
+    ------
+    UsageError
+        The part is unknown or was never recorded; the reason is empty; or what the part runs has changed, or cannot be
+        compared. One line says which, and nothing is accepted.
+    """
+    because = " ".join(because.split())
+    if not because:
+        raise UsageError("--because is empty; say why what was measured has not changed")
+    investigation, slash, part_name = name.partition("/")
+    if not slash:
+        raise UsageError(f"{name!r} is not a part; name one as INVESTIGATION/PART, such as starved-input/before")
+    part = find_part(investigation, part_name)
+    found = find(part, where)
+    again = f"record it on a GPU: python -m nsightkit record --only {name}"
+    if not found:
+        raise UsageError(f"there is no recording of {name} in {where or folder()}; {again}")
+    stale = [recording for recording in found if recording.state != "current"]
+    now = what_runs.ask(part) if stale else {}
+    for recording in stale:
+        why_not = _refusal(recording, part, now)
+        if why_not:
+            gpu = recording.path.parent.name
+            raise UsageError(f"the recording of {name} on {gpu} is not accepted: {why_not}; {again}")
+    here = collect(device="cpu") if stale else {}
+    for recording in stale:
+        record, earlier = recording.provenance, recording.provenance.get("accepted")
+        entry = {"key": now["key"], "since": record.get("commit"), "because": scrub(because)}
+        entry |= {fact: here[fact] for fact in ("commit", "dirty", "utc")}
+        record["accepted"] = [*(earlier if isinstance(earlier, list) else ()), entry]
+        with replacing(recording.path / PROVENANCE) as file:
+            file.write(_as_text(record).encode())
+    current = {"status": "current", "detail": "it is current already; nothing was accepted"}
+    return [
+        {"investigation": investigation, "part": part_name, "gpu": recording.path.parent.name}
+        | ({"status": "accepted", "detail": because} if recording in stale else current)
+        for recording in found
+    ]
+
+
+def _refusal(recording: Recording, part: Part, now: Mapping[str, Any]) -> str:
+    """Say why a recording cannot be accepted; empty when it can."""
+    if recording.state == "refused" or recording.provenance.get("format") != FORMAT:
+        return recording.reason
+    if "why_not" in now:
+        return f"what it runs now cannot be listed ({now['why_not']})"
+    then = what_runs.read(recording.path)
+    unknown = then.get("why_not")
+    why_not = f"what it ran is not known ({unknown})" if unknown else what_runs.differs(then, now)
+    if not unknown and (not why_not or then["torch"] == now["torch"]):
+        return why_not
+    # It may be the other version of PyTorch that makes other operators of the same code: then this one lists both.
+    record = recording.provenance
+    past = what_runs.past(str(record.get("commit") or ""), part)
+    if "key" in past and past["key"] == record.get("key"):
+        return what_runs.differs(past, now)
+    if not unknown:
+        why_not += f" (it was listed by PyTorch {then['torch']}, and this is {now['torch']})"
+    return f"{why_not}, and {past.get('why_not', 'its commit holds other code than made it')}"

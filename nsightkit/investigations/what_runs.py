@@ -1,28 +1,37 @@
 """What a part runs: operators with what they are given, own kernels, inputs, and how it is timed.
 
 It is listed when a part is recorded, without a GPU (:mod:`nsightkit.investigations.listed`), and kept with the
-recording. Code that has changed since and runs the same can be accepted: :mod:`nsightkit.investigations.accept`. What
-Python does between the operators is not compared: whoever accepts says that it takes no longer than before.
+recording. Code that has changed since and runs the same can be accepted:
+:func:`nsightkit.investigations.recordings.accept`. What Python does between the operators is not compared: whoever
+accepts says that it takes no longer than before.
 """
 
 from __future__ import annotations
 
 import functools
 import gzip
+import io
 import itertools
 import json
+import os
 import re
+import subprocess
+import sys
+import tarfile
+import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import nsightkit
 from nsightkit.capture.children import ask_child, fork_child
 from nsightkit.investigations.keys import closure
 from nsightkit.investigations.parts import Part
+from nsightkit.trace._process import run
 
-__all__ = ["NAME", "ask", "differs", "digests", "read", "sources", "write"]
+__all__ = ["NAME", "ask", "differs", "digests", "past", "read", "sources", "write"]
 
 #: The file in a recording.
 NAME = "runs.json.gz"
@@ -51,12 +60,50 @@ def ask(part: Part, start: Callable[..., Any] | None = None, timeout_s: float = 
         ``why_not``: why it cannot be listed; else ``torch``, the version of PyTorch that listed it, ``key``, that of a
         recording by the same code, ``parameters``, ``counts``, ``operators``, and ``sources``, as from :func:`sources`.
     """
-    job = {"investigation": part.investigation, "part": part.name}
+    job = {"investigation": part.investigation, "part": part.name}  # older code, too, is asked in these words
     try:
         return ask_child("nsightkit.investigations.listed", job, timeout_s, start or fork_child)
     # A recording is kept whatever goes wrong here.
     except Exception as error:
         return {"why_not": " ".join(f"{error}".split())}
+
+
+def past(commit: str, part: Part) -> dict[str, Any]:
+    """List what a part ran with the code of a commit.
+
+    Parameters
+    ----------
+    commit : str
+        As a recording names it.
+    part : Part
+
+    Returns
+    -------
+    dict
+        As from :func:`ask`; ``why_not`` also where this checkout does not have the commit.
+    """
+    checkout = Path(nsightkit.__file__).parents[1]
+    command = ["git", "-C", str(checkout), "archive", "--format=tar", commit, "nsightkit"]
+    absent = {"why_not": f"this checkout does not have its commit {commit[:12]}".rstrip()}
+    if not re.fullmatch("[0-9a-f]{7,40}", commit):  # it comes from a file: git must not take it for an option
+        return absent
+    with tempfile.TemporaryDirectory(prefix="nsightkit-") as folder:
+        try:
+            packed = subprocess.run(command, capture_output=True, timeout=60, check=True).stdout
+            with tarfile.open(fileobj=io.BytesIO(packed)) as tree:
+                tree.extractall(folder, filter="data")
+        except (OSError, subprocess.SubprocessError, tarfile.TarError):
+            return absent
+        return ask(part, functools.partial(_start_in, folder))
+
+
+def _start_in(folder: str, module: str, job: Mapping[str, Any], timeout_s: float) -> Any:
+    # Without -P the folder one stands in, a checkout for instance, would come first.
+    return run(
+        [sys.executable, "-P", "-m", "nsightkit.capture.children", module, json.dumps(job)],
+        timeout_s,
+        env={**os.environ, "PYTHONPATH": folder},
+    )
 
 
 def sources(part: Part, kernels: Iterable[str], data: Iterable[str]) -> dict[str, dict[str, str]]:

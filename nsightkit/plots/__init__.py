@@ -8,8 +8,9 @@ that says what the picture shows: the alternative text of the published figure. 
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from nsightkit._moved import lazy
 
 if TYPE_CHECKING:
     from nsightkit.plots._bars import (
@@ -85,13 +86,5 @@ _OF = {
     "_timeline": ("interactive_timeline", "timeline"),
 }
 
-
-def __getattr__(name: str) -> Any:
-    for module, names in _OF.items():
-        if name in names:
-            return getattr(importlib.import_module(f"nsightkit.plots.{module}"), name)
-    raise AttributeError(f"module 'nsightkit.plots' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+_PLACES = {name: f"{__name__}.{module}" for module, names in _OF.items() for name in names}
+__getattr__, __dir__ = lazy(__name__, __all__, _PLACES)

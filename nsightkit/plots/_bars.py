@@ -283,10 +283,10 @@ def ladder_bars(
     Parameters
     ----------
     times : DataFrame
-        ``rung``, ``time_ns``, ``low_ns`` and ``high_ns``, as ``nsightkit.investigations.pages.ladder.summary``
+        ``rung``, ``time_ns``, ``low_ns`` and ``high_ns``, as ``nsightkit.investigations.pages.climb.summary``
         returns them.
     parts : mapping of str to Series
-        By rung, nanoseconds by kind of work, as ``nsightkit.investigations.pages.ladder.kinds`` returns them; all
+        By rung, nanoseconds by kind of work, as ``nsightkit.investigations.pages.climb.kinds`` returns them; all
         but the five largest kinds are drawn as one. What they leave of the time is drawn as the rest; where they are
         more than it, for a profiler makes a CPU slower, they are drawn in proportion.
     floors : mapping of str to float

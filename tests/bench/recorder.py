@@ -23,7 +23,7 @@ from unittest import mock
 from nsightkit.capture import children
 from nsightkit.capture.provenance import slug, tools
 from nsightkit.errors import NsightkitError
-from nsightkit.investigations import child, plan, record, recordings
+from nsightkit.investigations import child, record, recordings
 from nsightkit.investigations.keys import FORMAT
 from nsightkit.investigations.parts import INVESTIGATIONS, Part, find
 from nsightkit.trace import load
@@ -52,14 +52,14 @@ _CAPTURE_S = 40.0
 _GPU = "NVIDIA H200"
 
 
-def estimated() -> dict[plan.Name, float]:
+def estimated() -> dict[Part, float]:
     """Seconds that parts measure, by the table above."""
     found = {}
     for group, (minutes, slow) in MINUTES.items():
         parts = [part for name in group for part in INVESTIGATIONS[name].values()]
         rest = minutes * 60 - sum(slow.values())
         each = rest / sum(part.name not in slow for part in parts)
-        found |= {plan.name(part): max(slow.get(part.name, each) - _OLD_S, 0.5) for part in parts}
+        found |= {part: max(slow.get(part.name, each) - _OLD_S, 0.5) for part in parts}
     return found
 
 
@@ -100,13 +100,13 @@ def played(clock: Clock, overhead_s: float, pages: Callable[[float, str], None])
         end, found = clock.now + timeout_s, []
         clock.now += overhead_s / 2  # the rest is a part's own: its profile, its provenance
         for folder, part in folders.items():
-            clock.now += takes[plan.name(part)] + overhead_s / 2
+            clock.now += takes[part] + overhead_s / 2
             if clock.now > end:
                 clock.now = end
                 found.append(NsightkitError("not done"))
                 continue
             facts = {"format": FORMAT, "kind": "measured", "investigation": part.investigation, "part": part.name}
-            facts |= {"key": recordings.part_key(part), "gpu": {"name": _GPU}, "duration_s": takes[plan.name(part)]}
+            facts |= {"key": recordings.part_key(part), "gpu": {"name": _GPU}, "duration_s": takes[part]}
             (folder / child.RESULT).write_text(json.dumps({"samples": {}, "provenance": facts}))
             found.append(None)
         return found
@@ -134,7 +134,7 @@ def played(clock: Clock, overhead_s: float, pages: Callable[[float, str], None])
         clock.now += 60  # of at most 90
         return []
 
-    def say(have: Any, last: plan.Name, real: Any = plan.completed) -> tuple[str, ...]:
+    def say(have: Any, last: Part, real: Any = record.completed) -> tuple[str, ...]:
         done = real(have, last)
         for page in done:
             pages(clock.now, page)

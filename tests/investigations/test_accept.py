@@ -16,8 +16,8 @@ import nsightkit
 from nsightkit import cli
 from nsightkit.errors import NsightkitError, UsageError
 from nsightkit.investigations import keys, measurement, record, recordings, what_runs
-from nsightkit.investigations.accept import accept
 from nsightkit.investigations.parts import Part, find
+from nsightkit.investigations.recordings import accept
 from nsightkit.trace.model import Trace, TraceMeta
 
 PART = find("ceilings", "triad")

@@ -16,7 +16,7 @@ from nsightkit import hardware, plots
 from nsightkit.analysis.roofline import sol
 from nsightkit.investigations import cases, recordings
 from nsightkit.investigations.measurement import Measurement
-from nsightkit.investigations.pages import climb, products, published_rates
+from nsightkit.investigations.pages import climb, published
 from nsightkit.investigations.parts import find
 from nsightkit.trace.model import Trace, TraceMeta
 
@@ -42,28 +42,28 @@ def test_reported_rates_have_the_shares_that_their_sources_say():
     said = {("H100", 794.5): 0.803, ("A100", 271.2): 0.869, ("B200", 1745.0): 0.776, ("B200", 1414.3): 0.629}
     said |= {("H200", 1453.4): 0.734, ("H100", 1402.6): 0.709, ("B200", 3432.5): 0.763, ("H100", 3240.0): 0.97}
     said |= {("B200", 1358.7): 0.604, ("H100", 855.0): 0.86, ("H800", 1550.0): 0.783, ("H800", 3000.0): 0.896}
-    found = {(one.gpu, one.rate): one.share for one in published_rates.REPORTED}
+    found = {(one.gpu, one.rate): one.share for one in published.REPORTED}
     for key, share in said.items():
         assert found[key] == pytest.approx(share, abs=5e-3), key
-    assert len(published_rates.rates_table()) == len(published_rates.REPORTED)
-    assert published_rates.rates("H200").tflops["bf16"] == 794.5
-    assert published_rates.rates("H200").gb_per_s == 4800  # nobody reported one
+    assert len(published.rates_table()) == len(published.REPORTED)
+    assert published.rates("H200").tflops["bf16"] == 794.5
+    assert published.rates("H200").gb_per_s == 4800  # nobody reported one
 
 
 def test_the_product_of_the_case_file():
     if "h200-matmul" not in cases.names():
         pytest.skip("the case files come with the source")
-    table = products.on_h200()
+    table = published.on_h200()
     assert (table["time_ns"] / 1e3).round(1).tolist() == [135.1, 132.5, 124.7, 87.5, 87.6, 87.7]
     assert table["sol_datasheet"].round(2).tolist() == [0.51, 0.52, 0.56, 0.79, 0.79, 0.79]
 
 
 def test_operators_are_picked_by_one_beginning_only():
     table = pd.DataFrame({"name": ["aten::mm 2x3", "aten::mm 4x5", "aten::add 2"], "time_ns": [3, 2, 1]})
-    found = products.one_by_one(table, {"aten::add": "sum", "aten::mm 4": "product"})
+    found = published.one_by_one(table, {"aten::add": "sum", "aten::mm 4": "product"})
     assert found.to_dict("list") == {"name": ["sum", "product"], "time_ns": [1, 2]}
     with pytest.raises(ValueError, match="too many values"):
-        products.one_by_one(table, {"aten::mm": "which one?"})
+        published.one_by_one(table, {"aten::mm": "which one?"})
 
 
 def test_rungs_without_a_time_are_awaited():

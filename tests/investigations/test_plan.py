@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from nsightkit.investigations import plan
-from nsightkit.investigations.parts import INVESTIGATIONS, find, parts
+from nsightkit.investigations import record
+from nsightkit.investigations.parts import INVESTIGATIONS, Part, find, parts
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("[0-9]*.py"))
 
 
-def own(investigation: str) -> list[plan.Name]:
-    return [plan.name(part) for part in INVESTIGATIONS[investigation].values()]
+def own(investigation: str) -> list[Part]:
+    return list(INVESTIGATIONS[investigation].values())
 
 
 @pytest.mark.parametrize("page", EXAMPLES, ids=lambda page: page.stem)
@@ -33,9 +33,9 @@ def test_a_page_needs_what_it_reads(page: Path) -> None:
         if isinstance(item, ast.Constant) and item.value in INVESTIGATIONS["ceilings"]
     }
     (about,) = measured or {"ceilings"}
-    others = {each for each in plan.needs(about) if each[0] != about}
-    assert {each for each in plan.needs(about) if each[0] == about} == set(own(about))
-    assert others == (set() if about == "ceilings" else {("ceilings", ceiling) for ceiling in named})
+    others = {each for each in record.needs(about) if each.investigation != about}
+    assert set(record.needs(about)) - others == set(own(about))
+    assert others == (set() if about == "ceilings" else {find("ceilings", ceiling) for ceiling in named})
 
 
 def test_every_investigation_has_its_page() -> None:
@@ -47,21 +47,21 @@ def test_every_investigation_has_its_page() -> None:
 def test_the_page_that_is_complete_soonest_comes_next() -> None:
     takes = {"hidden-sync": 30.0, "tiny-kernels": 12.0, "roofline": 5.0, "ceilings": 2.0}
     todo = [part for name in takes for part in INVESTIGATIONS[name].values()]
-    steps = plan.order(todo, (), lambda part: takes[part.investigation])
+    steps = record.order(todo, (), lambda part: takes[part.investigation])
     # 2 x 5 s and three of the ceilings; then the other eleven; the rest by its length
     assert [page for step in steps for page in step.pages] == ["roofline", "ceilings", "tiny-kernels", "hidden-sync"]
-    names = [plan.name(step.part) for step in steps]
-    assert sorted(names) == sorted(map(plan.name, todo)), "each once"
-    assert names[:5] == [("ceilings", n) for n in ("before", "fp32", "copy")] + own("roofline")
+    planned = [step.part for step in steps]
+    assert sorted(map(str, planned)) == sorted(map(str, todo)), "each once"
+    assert planned[:5] == [find("ceilings", n) for n in ("before", "fp32", "copy")] + own("roofline")
     # a process for each part but one for all ceilings
-    assert steps[4].total_s == pytest.approx(3 * 2.0 + 2 * (5.0 + plan.START_S))
-    assert steps[-1].total_s == pytest.approx(14 * 2 + 2 * (5 + 12 + 30 + 3 * plan.START_S))
+    assert steps[4].total_s == pytest.approx(3 * 2.0 + 2 * (5.0 + record.START_S))
+    assert steps[-1].total_s == pytest.approx(14 * 2 + 2 * (5 + 12 + 30 + 3 * record.START_S))
 
 
 def test_what_is_recorded_counts_and_what_completes_nothing_waits() -> None:
-    have = [("ceilings", "before"), ("ceilings", "fp32"), ("starved-input", "before")]
+    have = [find("ceilings", "before"), find("ceilings", "fp32"), find("starved-input", "before")]
     todo = [find("roofline", "before"), find("starved-input", "after"), find("bench", "before")]
-    steps = plan.order(todo, have, lambda part: 100.0 if part.investigation == "starved-input" else 1.0)
+    steps = record.order(todo, have, lambda part: 100.0 if part.investigation == "starved-input" else 1.0)
     assert [(step.part.investigation, step.pages) for step in steps] == [
         ("starved-input", ("starved-input",)), ("roofline", ()), ("bench", ())
     ]  # fmt: skip
@@ -69,21 +69,21 @@ def test_what_is_recorded_counts_and_what_completes_nothing_waits() -> None:
 
 def test_what_has_failed_comes_last_and_its_page_waits() -> None:
     todo = [*INVESTIGATIONS["gpu-util"].values(), *INVESTIGATIONS["matrix"].values()]
-    steps = plan.order(todo, (), lambda _: 1.0, {("gpu-util", "training")})
+    steps = record.order(todo, (), lambda _: 1.0, [find("gpu-util", "training")])
     assert steps[-1].part.name == "training"
     assert [page for step in steps for page in step.pages] == ["matrix", "gpu-util"]
-    assert plan.name(steps[-2].part) == ("gpu-util", "one-thread")
+    assert str(steps[-2].part) == "gpu-util/one-thread"
 
 
 def test_long_pages_come_last_by_themselves() -> None:
-    steps = plan.order(parts(), (), lambda part: part.seconds)
+    steps = record.order(list(parts()), (), lambda part: part.seconds)
     assert len(steps) == len(list(parts()))
     pages = [page for step in steps for page in step.pages]
     assert sorted(pages) == sorted(INVESTIGATIONS)
     assert pages[-3:] == ["ladder", "decode", "attention-sweep"]
     # and what takes longest comes last in its page
-    names = [plan.name(step.part) for step in steps]
-    assert names.index(("ladder", "autotuned")) == max(names.index(each) for each in own("ladder"))
-    assert names.index(("decode", "sums")) == max(names.index(each) for each in own("decode"))
-    changes = [part for investigation, part in names if investigation == "one-change"]
+    planned = [step.part for step in steps]
+    assert planned.index(find("ladder", "autotuned")) == max(map(planned.index, own("ladder")))
+    assert planned.index(find("decode", "sums")) == max(map(planned.index, own("decode")))
+    changes = [part.name for part in planned if part.investigation == "one-change"]
     assert changes == ["before", "after", "again", "after-again"], "in turns"

@@ -18,7 +18,7 @@ import pandas as pd
 import pytest
 
 from nsightkit.errors import NsightkitError, UsageError
-from nsightkit.investigations import child, keys, packing, plan, record, recordings
+from nsightkit.investigations import child, keys, packing, record, recordings
 from nsightkit.investigations import parts as investigations
 from nsightkit.investigations.parts import Part, find
 
@@ -130,7 +130,7 @@ def test_the_plan_names_parts_estimates_and_pages(planted: Planted) -> None:
         "hidden-sync/after", "tiny-kernels/before", "tiny-kernels/after"
     ]  # fmt: skip
     assert [row["completes"] for row in rows] == ["hidden-sync", "", "tiny-kernels"]
-    assert rows[-1]["total_s"] == sum(row["estimate_s"] for row in rows) + 3 * plan.START_S
+    assert rows[-1]["total_s"] == sum(row["estimate_s"] for row in rows) + 3 * record.START_S
 
 
 def test_recordings_replace_estimates_even_when_they_are_stale(
@@ -292,11 +292,11 @@ def test_a_part_begins_only_when_it_fits(planted: Planted, clock: list[float]) -
     planted.before = take
     seconds = {part.investigation: part.seconds for part in investigations.parts()}
     need = 2 * seconds["hidden-sync"] + seconds["ledger"]
-    rows = record.record(only=["hidden-sync", "ledger"], budget_s=need + plan.START_S)
+    rows = record.record(only=["hidden-sync", "ledger"], budget_s=need + record.START_S)
     assert by_status(rows, "recorded") == ["hidden-sync/before", "hidden-sync/after", "ledger/before"]
     assert len(by_status(rows, "over budget")) == 3
-    assert clock[0] - 1000 <= need + plan.START_S
-    rows = record.record(only=["ceilings"], budget_s=5 * seconds["ceilings"] + plan.START_S)
+    assert clock[0] - 1000 <= need + record.START_S
+    rows = record.record(only=["ceilings"], budget_s=5 * seconds["ceilings"] + record.START_S)
     assert len(by_status(rows, "recorded")) == 5, "of a process with several, as many as fit"
 
 
@@ -444,9 +444,9 @@ sys.exit(status != 0)
 def test_a_recorder_that_is_killed_loses_nothing_and_records_nothing_twice(tmp_path: Path) -> None:
     """Three times, at random moments; then it is let to its end."""
     only = ["hidden-sync", "gate", *(f"ceilings/{name}" for name in ("fp32", "copy", "triad", "read"))]
-    chosen = [part for part in investigations.parts() if {part.investigation, "/".join(plan.name(part))} & {*only}]
+    chosen = [part for part in investigations.parts() if {part.investigation, str(part)} & {*only}]
     (tmp_path / "trivial.py").write_text(TRIVIAL)
-    (tmp_path / "facts.json").write_text(json.dumps({"/".join(plan.name(part)): facts(part) for part in chosen}))
+    (tmp_path / "facts.json").write_text(json.dumps({str(part): facts(part) for part in chosen}))
     with gzip.open(tmp_path / "trace.json.gz", "wt") as stream:
         stream.write(TRACE)
     (ran := tmp_path / "ran.txt").touch()
@@ -462,7 +462,7 @@ def test_a_recorder_that_is_killed_loses_nothing_and_records_nothing_twice(tmp_p
     for part in chosen:
         (found,) = recordings.find(part, tmp_path / "out")
         assert found.state == "current"
-        assert found.provenance["command"] == ends["/".join(plan.name(part))], f"seed {seed}: a result was lost"
+        assert found.provenance["command"] == ends[str(part)], f"seed {seed}: a result was lost"
     assert not list((tmp_path / "out").rglob(".raw/*/*")), f"seed {seed}"
     rows = packing.unpack(sorted((tmp_path / "packed").iterdir()), tmp_path / "back")
     assert len(by_status(rows, "placed")) == len(chosen)

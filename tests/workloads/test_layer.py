@@ -17,7 +17,7 @@ import pytest
 from nsightkit import hardware
 from nsightkit.analysis.roofline import sol
 from nsightkit.investigations import parts as investigations
-from nsightkit.investigations.pages import ladder
+from nsightkit.investigations.pages import climb
 
 torch = pytest.importorskip("torch")
 
@@ -356,8 +356,8 @@ LISTED = sol.layer_costs(1, 2048, 4096, 32, 11_008)
 
 
 def test_floors_are_those_worked_out_by_hand():
-    assert ladder.floor_ns(LISTED, H200) / 1e3 == pytest.approx(872.5, abs=0.1)
-    assert ladder.floor_ns(LISTED, CEILINGS) / 1e3 == pytest.approx(1095.5, abs=0.1)
+    assert climb.floor_ns(LISTED, H200) / 1e3 == pytest.approx(872.5, abs=0.1)
+    assert climb.floor_ns(LISTED, CEILINGS) / 1e3 == pytest.approx(1095.5, abs=0.1)
     assert sum(map(H200.bound_ns, LISTED)) / 1e3 == pytest.approx(949.7, abs=0.1)
     assert sum(map(CEILINGS.bound_ns, LISTED)) / 1e3 == pytest.approx(1181.6, abs=0.1)
 
@@ -365,13 +365,13 @@ def test_floors_are_those_worked_out_by_hand():
 def test_waves():
     sizes = {11_008: 0.869, 22_016: 0.948, 12_288: 0.970, 4096: 0.970}
     for columns, share in sizes.items():
-        assert ladder.wave_efficiency(2048, columns, 132) == pytest.approx(share, abs=5e-4)
-    assert ladder.wave_efficiency(128, 256, 1) == 1
+        assert climb.wave_efficiency(2048, columns, 132) == pytest.approx(share, abs=5e-4)
+    assert climb.wave_efficiency(128, 256, 1) == 1
 
 
 def test_the_same_bounds_for_every_rung():
     samples = {"first": np.full(50, 3 * 2_755_000.0), "second": 3 * np.linspace(1_310_000.0, 1_320_000.0, 51)}
-    table = ladder.summary(LISTED, samples, 3, H200, CEILINGS).set_index("rung")
+    table = climb.summary(LISTED, samples, 3, H200, CEILINGS).set_index("rung")
     assert table.loc["first", "sol_datasheet"] == pytest.approx(949.7 / 2755, rel=1e-4)
     assert table.loc["first", "sol_measured"] == pytest.approx(1181.6 / 2755, rel=1e-4)
     assert table.loc["second", "floor_measured"] == pytest.approx(1095.5 / 1315, rel=1e-4)
@@ -383,7 +383,7 @@ def test_the_same_bounds_for_every_rung():
 def test_times_that_no_card_can_have_are_flagged():
     """The published layer: its four products alone take longer than it was said to."""
     h100 = sol.datasheet(hardware.find("H100 SXM5"))
-    table = ladder.summary(LISTED, {"claimed": [383e3], "possible": [1400e3]}, 1, h100).set_index("rung")
+    table = climb.summary(LISTED, {"claimed": [383e3], "possible": [1400e3]}, 1, h100).set_index("rung")
     assert table["impossible"].tolist() == [True, False]
     assert np.isnan(table["sol_measured"]).all()
 
@@ -392,14 +392,14 @@ def test_other_arithmetic_has_no_share_but_its_own_limit():
     eight = [dataclasses.replace(o, unit="fp8") if o.unit == "bf16" and o.name != "attention" else o for o in LISTED]
     quick = 700e3  # below the floor in 16 bits, above that in 8
     samples = {"16 bits": [1400e3], "8 bits": [quick], "too quick": [quick]}
-    table = ladder.summary(LISTED, samples, 1, H200, CEILINGS, {"8 bits": eight}).set_index("rung")
+    table = climb.summary(LISTED, samples, 1, H200, CEILINGS, {"8 bits": eight}).set_index("rung")
     assert table.loc["8 bits", ["sol_datasheet", "sol_measured", "floor_datasheet"]].isna().all()
     assert table.loc["8 bits", "times"] == 2
     assert table["impossible"].tolist() == [False, False, True]
 
 
 def test_without_a_known_card_there_are_times_only():
-    table = ladder.summary(LISTED, {"only": [1e6]}, 1, None)
+    table = climb.summary(LISTED, {"only": [1e6]}, 1, None)
     assert table[["sol_datasheet", "sol_measured", "floor_datasheet", "floor_measured"]].isna().all(axis=None)
     assert not table["impossible"].any()
 
@@ -411,7 +411,7 @@ def test_kinds_are_of_one_layer(tmp_path):
     counts = {"warmup": 1, "repetitions": 2, "active": 2, "shapes": 0, "utilization": 0}
     path = tmp_path / "trace.json.gz"
     samples, sizes = observed(layer.start, "cpu", {**SMALL, "rung": "fused"}, counts, tmp_path)
-    one, three = ladder.kinds(load(path)), ladder.kinds(load(path), sizes["layers"])
+    one, three = climb.kinds(load(path)), climb.kinds(load(path), sizes["layers"])
     assert {"GEMM", "attention", "elementwise"} <= set(one.index)
     np.testing.assert_allclose(one / 3, three)
     assert len(samples["step_ns"]) == 2
@@ -423,7 +423,7 @@ def test_bars_say_times_and_floors():
     import matplotlib.pyplot as plt
     import pandas as pd
 
-    table = ladder.summary(LISTED, {"naive": [2755e3], "fused": [1625e3]}, 1, H200)
+    table = climb.summary(LISTED, {"naive": [2755e3], "fused": [1625e3]}, 1, H200)
     parts = {"naive": pd.Series({"GEMM": 1e6, "softmax": 1e6}), "fused": pd.Series({"GEMM": 2e6})}  # more than it took
     figure = plots.ladder_bars(table, parts, {"the floor": 872e3}, title="Rungs (predicted)")
     assert "naive 2.75 ms" in figure.get_label()

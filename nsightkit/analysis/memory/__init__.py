@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
-from nsightkit._moved import moved_to
+from nsightkit._moved import lazy
 
-__getattr__ = moved_to(__name__, "nsightkit.analysis.memory.ledger")
+_OF_LEDGER = (
+    *("ITEMS", "MOMENTS", "OPTIMIZERS", "kv_bytes_per_token", "largest_context", "largest_contexts"),
+    *("measured", "moments", "predict", "reconcile", "serving"),
+)
+__getattr__, _ = lazy(__name__, moved=dict.fromkeys(_OF_LEDGER, "nsightkit.analysis.memory.ledger"))

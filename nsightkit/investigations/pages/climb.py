@@ -1,5 +1,16 @@
 """The ladders of one layer, prefill and decode: what each rung can be at best, and what it turned out to be.
 
+A ladder is one program in many implementations, each a change to another, all held against the same bounds. The
+denominator is the same for every rung: the list of operations of the unfused program
+(:func:`nsightkit.analysis.roofline.sol.layer_costs`), each at its bound::
+
+    SOL = sum of bounds / measured time
+
+Beside it stands the *floor*: the operations that no fusion removes (matrix products and attention) alone. Fusion brings
+a program from the sum of bounds towards the floor, so a SOL above one is possible where the floor is not reached. A
+rung that does other arithmetic than the list, such as one in 8 bits, has no SOL: its times are compared with those of
+the others and nothing else.
+
 A prediction is the most that a change can save of the rung that it changes. It follows from what the change removes,
 before anything is measured; :class:`Climb` puts it beside the measurement. Whether two rungs differ is decided by
 :func:`nsightkit.analysis.core.noise.shift`, as everywhere.
@@ -9,30 +20,37 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 
 from nsightkit import hardware
 from nsightkit.analysis.core import noise
 from nsightkit.analysis.replay import whatif
 from nsightkit.analysis.roofline import sol
 from nsightkit.analysis.roofline.sol import Operation, Rates
+from nsightkit.analysis.timeline import kernels, operators, steps
 from nsightkit.errors import UsageError
 from nsightkit.hardware import Gpu
 from nsightkit.investigations import measurement
 from nsightkit.investigations.measurement import Measurement, same_machine
-from nsightkit.investigations.pages import ladder
+from nsightkit.trace.model import Trace
 from nsightkit.workloads import layer
 
-__all__ = ["LAUNCH_US", "RUNGS", "Climb", "as_written", "card_of", "operations", "predicted", "waves"]
+__all__ = [
+    "LAUNCH_US", "RUNGS", "Climb", "as_written", "card_of", "floor_ns", "kinds", "launched_ns", "list_ns", "operations",
+    "predicted", "summary", "wave_efficiency", "waves",
+]  # fmt: skip
 
 #: Assumed: what launching one operation costs an eager program's CPU.
 LAUNCH_US = 5.0
 #: The rungs of each ladder.
 RUNGS = layer.RUNGS
+#: Kinds of work that no fusion removes.
+KEPT = ("GEMM", "attention")
 #: What of a workload's parameters gives the layer its size.
 _SHAPE = ("batch", "context", "hidden", "heads", "d_ff")
 _COLUMNS_US = ("at most (µs)", "by replay (µs)", "saved (µs)")
@@ -90,7 +108,7 @@ def waves(sizes: Mapping[str, Any], multiprocessors: int) -> dict[str, float]:
     """
     d, f = sizes["hidden"], sizes["d_ff"]
     columns = {"q, k or v": d, "q, k, v": 3 * d, "gate or up": f, "gate and up": 2 * f}
-    return {name: ladder.wave_efficiency(sizes["context"], n, multiprocessors) for name, n in columns.items()}
+    return {name: wave_efficiency(sizes["context"], n, multiprocessors) for name, n in columns.items()}
 
 
 def predicted(mode: str, sizes: Mapping[str, Any], rates: Rates) -> pd.DataFrame:
@@ -112,8 +130,8 @@ def predicted(mode: str, sizes: Mapping[str, Any], rates: Rates) -> pd.DataFrame
         time of an eager rung is at least that of its launches (:data:`LAUNCH_US`).
     """
     listed = operations(mode, sizes)
-    whole = ladder.list_ns(listed, rates)
-    floor = ladder.floor_ns(listed, rates) if mode == "prefill" else whole
+    whole = list_ns(listed, rates)
+    floor = floor_ns(listed, rates) if mode == "prefill" else whole
     rows = []
     for name, rung in RUNGS[mode].items():
         row = {"rung": name, "change": rung.change, "launches": None, "least_ns": whole, "lower_ns": floor}
@@ -121,10 +139,147 @@ def predicted(mode: str, sizes: Mapping[str, Any], rates: Rates) -> pd.DataFrame
         if rung.compiled is not None:  # what comes after it can only come nearer to the same bound
             break
         written = as_written(mode, name, sizes)
-        least = max(ladder.launched_ns(written, rates), 1e3 * LAUNCH_US * len(written) * (mode == "decode"))
+        least = max(launched_ns(written, rates), 1e3 * LAUNCH_US * len(written) * (mode == "decode"))
         row |= {"launches": len(written), "least_ns": least, "lower_ns": least}
     table = pd.DataFrame(rows).astype({"launches": "Int64"})
     return table.assign(share=whole / table["least_ns"])
+
+
+def list_ns(operations: Iterable[Operation], rates: Rates) -> float:
+    """Give the least time of operations one after the other.
+
+    Parameters
+    ----------
+    operations : iterable of Operation
+    rates : Rates
+
+    Returns
+    -------
+    float
+        Nanoseconds.
+    """
+    return sum(map(rates.bound_ns, operations))
+
+
+def floor_ns(operations: Iterable[Operation], rates: Rates) -> float:
+    """Give the least time of what no fusion removes: the operations of tensor cores.
+
+    Parameters
+    ----------
+    operations : iterable of Operation
+    rates : Rates
+
+    Returns
+    -------
+    float
+        Nanoseconds.
+    """
+    return list_ns((operation for operation in operations if operation.unit != "fp32"), rates)
+
+
+def launched_ns(launches: Iterable[Mapping[str, Any]], rates: Rates) -> float:
+    """Give the least time of a program as it is written: every operation a kernel of its own.
+
+    Parameters
+    ----------
+    launches : iterable of mapping
+        ``name``, ``flops``, ``bytes`` and ``unit`` of each.
+    rates : Rates
+
+    Returns
+    -------
+    float
+        Nanoseconds.
+    """
+    return list_ns((Operation(**launch) for launch in launches), rates)
+
+
+def wave_efficiency(m: int, n: int, multiprocessors: int, tile: tuple[int, int] = (128, 256)) -> float:
+    """Give the share of multiprocessors that have a tile of an m x n product, on average over its waves.
+
+    Parameters
+    ----------
+    m, n : int
+    multiprocessors : int
+    tile : tuple of int
+        Rows and columns that one multiprocessor makes at a time; those of Hopper's large products by default.
+
+    Returns
+    -------
+    float
+        1 when the last wave is full as well.
+    """
+    waves = -(-m // tile[0]) * -(-n // tile[1]) / multiprocessors
+    return waves / float(np.ceil(waves))
+
+
+def kinds(trace: Trace, layers: int = 1) -> pd.Series:
+    """Give the profiled time of one layer by kind of work.
+
+    Parameters
+    ----------
+    trace : Trace
+    layers : int
+        That a step passes through.
+
+    Returns
+    -------
+    Series
+        Nanoseconds by category, of kernels, or of operators without what they called where no GPU was recorded. Empty
+        without steps.
+    """
+    of = kernels if trace.recorded("kernels") else operators
+    table = of.summary(trace, by="category")
+    count = max(len(steps.find(trace)), 1) * layers
+    return pd.Series(table["total_ns"].to_numpy(float) / count, index=table["category"].astype(str), name="time_ns")
+
+
+def summary(
+    operations: Sequence[Operation],
+    samples: Mapping[str, ArrayLike],
+    layers: int,
+    sheet: Rates | None,
+    measured: Rates | None = None,
+    other: Mapping[str, Sequence[Operation]] | None = None,
+) -> pd.DataFrame:
+    """Hold every rung against the same bounds.
+
+    Parameters
+    ----------
+    operations : sequence of Operation
+        Of one layer, unfused.
+    samples : mapping of str to array of shape (repetitions,)
+        Times of a step in nanoseconds, by rung; the first is what the others are compared with.
+    layers : int
+        That a step passes through.
+    sheet : Rates or None
+        Of the card's datasheet; None where the card is not known.
+    measured : Rates, optional
+        Ceilings measured on that very card.
+    other : mapping of str to sequence of Operation, optional
+        What rungs do that do not do `operations`. They are given no SOL.
+
+    Returns
+    -------
+    DataFrame
+        ``rung``; of one layer ``time_ns`` (median), ``low_ns`` and ``high_ns`` (quartiles); ``times``, how many times
+        as fast as the first; ``sol_datasheet, sol_measured``; ``floor_datasheet, floor_measured``, the share of the
+        time that the floor takes; ``impossible``, quicker than the floor by the datasheet, in its own arithmetic. What
+        has no rates, and SOL of rungs in `other`, is NaN.
+    """
+    quartiles = {
+        rung: np.percentile(np.asarray(of, dtype=float), [50, 25, 75]) / layers for rung, of in samples.items()
+    }
+    table = pd.DataFrame.from_dict(quartiles, orient="index", columns=["time_ns", "low_ns", "high_ns"])
+    table["times"] = table["time_ns"].iloc[0] / table["time_ns"]
+    others = other or {}
+    rates = {"datasheet": sheet, "measured": measured}
+    for share, least_ns in (("sol", list_ns), ("floor", floor_ns)):
+        for name, known in rates.items():
+            least = least_ns(operations, known) if known else np.nan
+            table[f"{share}_{name}"] = np.where(table.index.isin(list(others)), np.nan, least / table["time_ns"])
+    floors = [floor_ns(others.get(rung, operations), sheet) if sheet else 0.0 for rung in table.index]
+    return table.assign(impossible=floors > table["time_ns"]).rename_axis("rung").reset_index()
 
 
 def card_of(run: Measurement) -> Gpu | None:
@@ -179,7 +334,7 @@ class Climb:
         self.ceilings = sol.ceilings(reached, "measured on this card") if reached else None
         self.rates = self.ceilings or self.sheet
         self.listed = operations(mode, self.first.parameters)
-        self.list_ns = ladder.list_ns(self.listed, self.rates) if self.rates else float("nan")
+        self.list_ns = list_ns(self.listed, self.rates) if self.rates else float("nan")
         self.comparable = same_machine(*self.runs.values(), *self.ceilings_runs)
 
     @classmethod
@@ -210,21 +365,21 @@ class Climb:
     @functools.cached_property
     def spent(self) -> dict[str, pd.Series]:
         """Profiled time of a layer by kind of work, of each rung."""
-        return {name: ladder.kinds(run.trace, self.layers) for name, run in self.runs.items()}
+        return {name: kinds(run.trace, self.layers) for name, run in self.runs.items()}
 
     def _of(self, rung: str, column: str) -> float:
         return float(self.table[column].astype(float)[rung])
 
     @functools.cached_property
     def table(self) -> pd.DataFrame:
-        """Every rung against the same bounds, by rung; see :func:`nsightkit.investigations.pages.ladder.summary`."""
+        """Every rung against the same bounds, by rung; see :func:`summary`."""
         samples = {name: run.values("step_ns") for name, run in self.runs.items()}
         other = self.listed
         if self.sheet and "fp8" in self.sheet.tflops:
             eight = operations(self.mode, self.first.parameters, "fp8")
             pairs = zip(self.listed, eight, strict=True)
             other = [a if a.unit == "fp32" or a.name == "attention" else b for a, b in pairs]
-        found = ladder.summary(self.listed, samples, self.layers, self.sheet, self.ceilings, {"fp8": other})
+        found = summary(self.listed, samples, self.layers, self.sheet, self.ceilings, {"fp8": other})
         moved = sum(operation.bytes for operation in self.listed)
         return found.assign(**{"GB/s": moved / found["time_ns"]}).set_index("rung", drop=False)
 
@@ -278,7 +433,7 @@ class Climb:
     @property
     def floors(self) -> dict[str, float]:
         """Least times of a layer in nanoseconds, by what they are the least of."""
-        least = {"the list": ladder.list_ns} | ({"the floor": ladder.floor_ns} if self.mode == "prefill" else {})
+        least = {"the list": list_ns} | ({"the floor": floor_ns} if self.mode == "prefill" else {})
         return {
             f"{of}, {label}": least[of](self.listed, roof)
             for label, roof in (("ceilings", self.ceilings), ("datasheet", self.sheet))
@@ -297,7 +452,7 @@ class Climb:
             if clock is not None:
                 row |= {"clock (MHz)": clock, "power (W)": run.median("power_w")}
             if clock and self.card and name != "fp8":
-                least = ladder.list_ns(self.listed, sol.datasheet(self.card, clock))
+                least = list_ns(self.listed, sol.datasheet(self.card, clock))
                 row["share at its clock"] = least / self._of(name, "time_ns")
             rows.append(row | {"ran instead": run.parameters["instead"] or "-"})
         return pd.DataFrame(rows)
@@ -355,12 +510,12 @@ class Climb:
 
 def _most_of_prefill(name: str, climb: Climb, rates: Rates, took: float, spent: pd.Series) -> float:
     sizes, listed, whole = climb.first.parameters, climb.listed, float(spent.sum())
-    by_kind = dict.fromkeys(ladder.KEPT, 0.0) | spent.to_dict()
+    by_kind = dict.fromkeys(KEPT, 0.0) | spent.to_dict()
     products, attention = by_kind["GEMM"], by_kind["attention"]
     other, idle = whole - products - attention, max(took - whole, 0.0)
     ideal = {operation.name: rates.bound_ns(operation) for operation in listed}
-    floor = ladder.floor_ns(listed, rates)
-    least_products, least_other = floor - ideal["attention"], ladder.list_ns(listed, rates) - floor
+    floor = floor_ns(listed, rates)
+    least_products, least_other = floor - ideal["attention"], list_ns(listed, rates) - floor
     filled = waves(sizes, climb.card.multiprocessors) if climb.card else {}
 
     def joined(n: int, k: int, alone: str, together: str) -> float:
@@ -371,7 +526,7 @@ def _most_of_prefill(name: str, climb: Climb, rates: Rates, took: float, spent: 
     d, f = sizes["hidden"], sizes["d_ff"]
     pairs = joined(2 * f, d, "gate or up", "gate and up")
     if name == "sdpa":  # what is launched is counted by going through the layer, which takes a while
-        was, is_now = (ladder.launched_ns(as_written("prefill", rung, sizes), rates) for rung in ("naive", "sdpa"))
+        was, is_now = (launched_ns(as_written("prefill", rung, sizes), rates) for rung in ("naive", "sdpa"))
         return (was - is_now) * took / was
     most = {
         "fused": pairs + joined(3 * d, d, "q, k or v", "q, k, v"),
@@ -387,7 +542,7 @@ def _most_of_prefill(name: str, climb: Climb, rates: Rates, took: float, spent: 
 
 def _most_of_decode(name: str, climb: Climb, rates: Rates, took: float, spent: pd.Series) -> float:
     was, is_now = (len(as_written("decode", rung, climb.first.parameters)) for rung in ("eager", "fused"))
-    above = max(took - ladder.list_ns(climb.listed, rates), 0)
+    above = max(took - list_ns(climb.listed, rates), 0)
     most = {
         "fused": (was - is_now) * took / was,
         "one-mlp": above / 6,  # six kernels remain six, and one of them has less to do

@@ -6,9 +6,9 @@ and gives the same answers. What counts as a secret is in :mod:`nsightkit.trace.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from nsightkit._moved import lazy
 from nsightkit.trace.share.clean import clean, clean_snapshot, clean_text, write_snapshot
 
 if TYPE_CHECKING:
@@ -16,9 +16,5 @@ if TYPE_CHECKING:
 
 __all__ = ["Copied", "clean", "clean_snapshot", "clean_text", "copy", "write_snapshot"]
 
-
-def __getattr__(name: str) -> Any:
-    # To copy a file takes its reader, and the readers that write come here for `clean`.
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.files"), name)
+# To copy a file takes its reader, and the readers that write come here for `clean`.
+__getattr__, __dir__ = lazy(__name__, __all__, dict.fromkeys(("Copied", "copy"), "nsightkit.trace.share.files"))

@@ -1,4 +1,4 @@
-"""Rates that others published, to stand beside a card's datasheet. Each is somebody else's figure, with its source."""
+"""What others published, to stand beside a card's datasheet: rates with their sources, and products of case files."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import pandas as pd
 from nsightkit import hardware
 from nsightkit.analysis.roofline import sol
 from nsightkit.analysis.roofline.sol import Rates
+from nsightkit.investigations import cases
 
-__all__ = ["REPORTED", "Reported", "best_products", "rates", "rates_table"]
+__all__ = ["REPORTED", "Reported", "best_products", "on_h200", "one_by_one", "rates", "rates_table"]
 
 _BEST = "best of many shapes"
 _LEARN_CUDA = "gau-nernst/learn-cuda, 02e"
@@ -69,6 +70,9 @@ REPORTED = (
     Reported("H100", "memory", 3240.0, "sum of a large vector", "sum", "pranjalssh/fast.cu, README"),
     Reported("H800", "memory", 3000.0, "attention of a decode", "decode", "deepseek-ai/FlashMLA, README"),
 )
+#: M, N and K of the case ``h200-matmul``; its notes say what they follow from.
+_SHAPE = (2048, 2048, 8192)
+_STAGES = {"1-before": "first version", "2-moved-lines": "lines moved", "3-setmaxnreg": "registers by role"}
 
 
 def best_products() -> list[Reported]:
@@ -108,4 +112,51 @@ def rates_table() -> pd.DataFrame:
         }
         for one in REPORTED
     ]
+    return pd.DataFrame(rows)
+
+
+def on_h200() -> pd.DataFrame:
+    """Judge the product of the case ``h200-matmul``: three stages of a generated kernel, cuBLAS beside each.
+
+    Returns
+    -------
+    DataFrame
+        One row a launch: ``kernel`` (the stage, or ``cuBLAS, beside`` one), and the columns of
+        :func:`nsightkit.analysis.roofline.sol.judge`, the stages first.
+    """
+    rows = []
+    for kind, label in (("nvfuser", "{}"), ("nvjet", "cuBLAS, beside {}")):
+        for which, stage in _STAGES.items():
+            launches = cases.case("h200-matmul", which).trace.kernels()
+            (time_ns,) = launches.loc[launches["name"].astype(str).str.contains(kind), "total_ns"]
+            rows.append((label.format(stage), float(time_ns)))
+    names, times = zip(*rows, strict=True)
+    operations = [sol.gemm_cost(*_SHAPE, "fp16", "product")] * len(rows)
+    return sol.judge(operations, times, sol.datasheet(hardware.find("H200"))).assign(kernel=names)
+
+
+def one_by_one(table: pd.DataFrame, names: dict[str, str]) -> pd.DataFrame:
+    """Pick operators of a trace by the beginning of their name, and give them names that fit a figure.
+
+    Parameters
+    ----------
+    table : DataFrame
+        Of :func:`nsightkit.analysis.roofline.sol.summary`.
+    names : dict of str to str
+        What an operator is called here, by how its name begins.
+
+    Returns
+    -------
+    DataFrame
+        In the order of `names`, with ``name`` as here.
+
+    Raises
+    ------
+    ValueError
+        A beginning is that of no operator, or of several.
+    """
+    rows = []
+    for begins, name in names.items():
+        (found,) = table.index[table["name"].str.startswith(begins)]
+        rows.append(table.loc[found].to_dict() | {"name": name})
     return pd.DataFrame(rows)
