@@ -48,6 +48,7 @@ MOVED = {
     "analysis.ranks.accounts": "analysis.ranks.time_spent",
     "analysis.ranks.clocks": "analysis.ranks.alignment",
     "analysis.ranks.meetings": "analysis.ranks.alignment",
+    "analysis.replay.handover": "analysis.replay.waiting_threads",
     "analysis.replay.layout": "analysis.replay.play",
     "analysis.run_metrics": "analysis.compare.runs",
     "analysis.selection": "analysis.timeline.selection",

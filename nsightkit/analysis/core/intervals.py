@@ -5,7 +5,6 @@ All functions work on whole columns; none loops over events.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -245,13 +244,6 @@ def gpu_intervals(trace: Trace, *more: str) -> pd.DataFrame:
     return ops if (order[1:] > order[:-1]).all() else ops.take(order).reset_index(drop=True)
 
 
-def _devices(ops: pd.DataFrame) -> list[slice]:
-    """The rows of each device."""
-    cuts = np.flatnonzero(np.diff(ops["device"].to_numpy())) + 1
-    bounds = [0, *cuts.tolist(), len(ops)]
-    return [slice(low, high) for low, high in itertools.pairwise(bounds) if high > low]
-
-
 def busy(trace: Trace) -> pd.DataFrame:
     """Busy and idle time of each device.
 
@@ -269,17 +261,14 @@ def busy(trace: Trace) -> pd.DataFrame:
         (the union of kernels and graph replays alone).
     """
     ops = gpu_intervals(trace)
-    device, start, end, table = (ops[c].to_numpy() for c in ("device", "start_ns", "end_ns", "table"))
-    computes = table != GPU_TABLES.index("memops")
-    rows = []
-    for mine in _devices(ops):
-        first, last, works = int(start[mine][0]), int(end[mine].max()), computes[mine]
-        union = union_length(start[mine], end[mine])
-        compute = union if works.all() else union_length(start[mine][works], end[mine][works])
-        rows.append((int(device[mine][0]), first, last, last - first, union, last - first - union, compute))
-    return pd.DataFrame(
-        rows, columns=["device", "span_start_ns", "span_end_ns", "span_ns", "busy_ns", "idle_ns", "compute_ns"]
-    )
+    start, end, device = (ops[c].to_numpy() for c in ("start_ns", "end_ns", "device"))
+    computing = np.where(ops["table"] == GPU_TABLES.index("memops"), start, end)
+    added = {"busy_ns": uncovered(start, end, device), "compute_ns": uncovered(start, computing, device)}
+    by_device = ops[["device"]].assign(span_start_ns=start, span_end_ns=end, **added).groupby("device")
+    found = by_device.agg({"span_start_ns": "min", "span_end_ns": "max", "busy_ns": "sum", "compute_ns": "sum"})
+    span = found["span_end_ns"] - found["span_start_ns"]
+    found = found.assign(span_ns=span, idle_ns=span - found["busy_ns"]).reset_index()
+    return found[["device", "span_start_ns", "span_end_ns", "span_ns", "busy_ns", "idle_ns", "compute_ns"]]
 
 
 def idle_intervals(trace: Trace, intervals: pd.DataFrame | None = None) -> pd.DataFrame:
@@ -299,8 +288,8 @@ def idle_intervals(trace: Trace, intervals: pd.DataFrame | None = None) -> pd.Da
         The lengths sum to the idle time.
     """
     ops = gpu_intervals(trace) if intervals is None else intervals
-    device, start, end = (ops[c].to_numpy() for c in ("device", "start_ns", "end_ns"))
-    reach = np.concatenate([end[:0], *(np.maximum.accumulate(end[mine]) for mine in _devices(ops))])
+    device, start = (ops[c].to_numpy() for c in ("device", "start_ns"))
+    reach = ops.groupby("device")["end_ns"].cummax().to_numpy()
     after = np.flatnonzero((start[1:] > reach[:-1]) & (device[1:] == device[:-1])) + 1
     columns = {"device": device[after], "start_ns": reach[after - 1], "end_ns": start[after], "after": after}
     return pd.DataFrame(columns, copy=False)

@@ -148,8 +148,8 @@ class Answer:
     # -- what is behind it
 
     def _named(self) -> pd.DataFrame:
-        grouped = self.events.groupby(["kind", "name"], sort=False)["duration_ns"].agg(["size", "sum"]).reset_index()
-        grouped = grouped.rename(columns={"size": "count", "sum": "total_ns"})
+        each = self.events.groupby(["kind", "name"], sort=False)["duration_ns"]
+        grouped = each.agg(count="size", total_ns="sum").reset_index()
         grouped = grouped.sort_values("total_ns", ascending=False, kind="stable", ignore_index=True).head(_KEPT)
         return grouped.assign(inside=pd.Series(self._inside(grouped), dtype=object))
 
