@@ -71,7 +71,7 @@ def summary(trace: Trace, gpu: str | None = None) -> dict[str, Any]:
     """
     if gpu is not None:
         hardware.find(gpu)
-    count = _operations(trace)
+    count = sum(trace.size(table) for table in GPU_TABLES)
     if not count:
         traced = any(trace.recorded(table) for table in GPU_TABLES)
         return _nothing(trace, _NONE if traced else "no GPU work was traced")
@@ -114,10 +114,6 @@ def summary(trace: Trace, gpu: str | None = None) -> dict[str, Any]:
         "against": [doubt, *found["against"]],
         "next_steps": [f"capture several steps after the warm-up: {_again(trace)}"],
     }
-
-
-def _operations(trace: Trace) -> int:
-    return sum(trace.size(table) for table in GPU_TABLES)
 
 
 def _changes(account: Account, played: WhatIf, there: set[str]) -> list[dict[str, Any]]:

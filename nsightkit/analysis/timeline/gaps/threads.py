@@ -295,15 +295,12 @@ class Threads:
         Rows of the rest are those of the ranges.
         """
         waits = self.named("os_calls", thread, _OS_WAIT)
-        if not len(waits):
-            return waits, waits
         # A wait within a CUDA call is the driver's; a wait that encloses one does not exist on a thread.
         waits = waits.subset(self.calls(thread).open_at(waits.start) < 0)
         ranges = self._table("ranges", thread)
         around = ranges.innermost_at(waits.start)
         work = around >= 0
-        if work.any():
-            work[work] = self._names_work(thread)[around[work]]
+        work[work] = self._names_work(thread)[around[work]]
         return waits.subset(~work), Track(waits.start[work], waits.end[work], ranges.row[around[work]])
 
     def _names_work(self, thread: int) -> Bool:
@@ -323,9 +320,8 @@ class Threads:
     def lone(self, thread: int) -> list[tuple[str, Track]]:
         """Ranges, and operators of some length, in which nothing was launched."""
         ranges, ops = self._table("ranges", thread), self._table("ops", thread)
-        if len(ranges):
-            dispatch = self._flag("ranges", OPERATOR_RANGE)[ranges.row] & (ranges.end - ranges.start < _HEAVY_NS)
-            ranges = ranges.subset(~dispatch & self._without_launch(ranges, thread))
+        dispatch = self._flag("ranges", OPERATOR_RANGE)[ranges.row] & (ranges.end - ranges.start < _HEAVY_NS)
+        ranges = ranges.subset(~dispatch & self._without_launch(ranges, thread))
         ops = ops.subset(ops.end - ops.start >= _HEAVY_NS)
         return [("range", ranges), ("op", ops.subset(self._without_launch(ops, thread)))]
 
@@ -402,8 +398,6 @@ class Threads:
         length, code = calls["duration_ns"], calls["name"].cat.codes
         builds, may = self._flag("calls", _BUILDS), self._flag("calls", _FIRST_TIMES)
         long = may & (length >= _ONCE_NS).to_numpy()
-        if not long.any():
-            return builds
         each = length[code.isin(code[long].unique())].groupby(code)
         ordinary = each.median().where(each.size() >= _FEW, length[may].median())
         return np.asarray(builds | (long & (length >= _TIMES * code.map(ordinary)).to_numpy()))
