@@ -5,6 +5,7 @@ All functions work on whole columns; none loops over events.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from nsightkit._moved import renamed
+from nsightkit.analysis.core.kept import kept
 from nsightkit.trace.model import GPU_TABLES, Trace
 from nsightkit.trace.nesting import nesting
 
@@ -316,10 +318,9 @@ def launch_of(trace: Trace, process: npt.ArrayLike, correlation: npt.ArrayLike) 
     whole, found = trace.whole, np.full(len(wanted[0]), -1, np.int64)
     if not whole.size("calls"):
         return found
-    if "launches" not in whole.memo:
-        whole.memo["launches"] = _Launches(whole)
+    launches = kept(_Launches)(whole)
     for mine in chunks(len(found)):
-        found[mine] = whole.memo["launches"].of(*(column[mine] for column in wanted))
+        found[mine] = launches.of(*(column[mine] for column in wanted))
     return found
 
 
@@ -424,41 +425,26 @@ def launched(trace: Trace, table: str) -> Int:
 
 
 class _Launches:
-    """Rows of the outermost calls by process and correlation id."""
+    """Rows of the outermost calls, by process and correlation id."""
 
     def __init__(self, whole: Trace) -> None:
-        calls = whole.table("calls", ["thread", "correlation"])
-        process, ids = calls["thread"].to_numpy() >> 24, calls["correlation"].to_numpy()
-        self._processes = np.sort(pd.unique(process))
-        self._low, self._ids = int(ids.min()), None
-        self._width = int(ids.max()) - self._low + 1
-        if self._width * len(self._processes) > 8 * len(ids) + 1_000_000:
-            # Too sparse for a table: number the ids first.
-            self._ids = np.unique(ids)
-            ids = np.searchsorted(self._ids, ids)
-            self._low, self._width = 0, len(self._ids)
-        place = np.searchsorted(self._processes, process) * self._width + (ids - self._low)
-        row = np.arange(len(ids), dtype=np.int32)
-        self._row = np.full(self._width * len(self._processes), -1, np.int32)
-        self._row[place] = row
-        shared = np.zeros(len(self._row), bool)
-        shared[place[self._row[place] != row]] = True
-        among = np.flatnonzero(shared[place])
-        times = whole.table("calls", ["start_ns", "end_ns"])
-        start, end = (times[c].to_numpy()[among] for c in times)
-        inner_first = among[np.lexsort((end, -start))]  # written last wins: earliest start, then latest end
-        self._row[place[inner_first]] = row[inner_first]
+        calls = whole.table("calls", ["thread", "correlation", "start_ns", "end_ns"])
+        thread, ids, start, end = (calls[c].to_numpy() for c in calls)
+        process = thread >> 24
+        row = np.lexsort((-end, start, ids, process)).astype(np.int32)  # of one id the outermost first
+        inner = (ids[row[1:]] == ids[row[:-1]]) & (process[row[1:]] == process[row[:-1]])
+        self._row = row[np.append(True, ~inner)]
+        self._ids = ids[self._row]
+        processes, first = np.unique(process[self._row], return_index=True)
+        self._part = dict(zip(processes.tolist(), itertools.pairwise([*first.tolist(), len(self._row)]), strict=True))
 
     def of(self, process: Int, asked: Int) -> Int:
-        at = np.minimum(np.searchsorted(self._processes, process), len(self._processes) - 1)
-        known = (asked != 0) & (self._processes[at] == process)
-        if self._ids is not None:
-            number = np.minimum(np.searchsorted(self._ids, asked), len(self._ids) - 1)
-            known &= self._ids[number] == asked
-            asked = number
-        place = asked - self._low
-        known &= (place >= 0) & (place < self._width)
-        return np.where(known, self._row[np.where(known, at * self._width + place, 0)], -1)
+        found = np.full(len(asked), -1, np.int64)
+        for one, (low, high) in self._part.items():
+            mine = np.flatnonzero((process == one) & (asked != 0))
+            at = np.minimum(low + np.searchsorted(self._ids[low:high], asked[mine]), high - 1)
+            found[mine] = np.where(self._ids[at] == asked[mine], self._row[at], -1)
+        return found
 
 
 __getattr__ = renamed(__name__, {"idle_gaps": ("idle_intervals", idle_intervals)})

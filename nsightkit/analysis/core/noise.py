@@ -103,14 +103,13 @@ def median(samples: npt.ArrayLike, confidence: float = 0.95) -> Estimate:
         No sample, one that is not finite, or a confidence that is not between 0 and 1.
     """
     values = np.sort(_checked(samples, confidence))
-    n, tail, k = len(values), (1 - confidence) / 2, 0
+    n = len(values)
     # In logarithms: the binomial coefficients of a thousand samples exceed a float.
-    below = 0.0
-    for i in range(n // 2):
-        below += math.exp(math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1) - n * math.log(2))
-        if below > tail:
-            break
-        k = i + 1
+    chances = [
+        math.exp(math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1) - n * math.log(2))
+        for i in range(n // 2)
+    ]
+    k = int(np.searchsorted(np.cumsum(chances), (1 - confidence) / 2, side="right"))
     low, high = (float(values[k - 1]), float(values[n - k])) if k else (None, None)
     return Estimate(float(np.median(values)), low, high, (n,))
 

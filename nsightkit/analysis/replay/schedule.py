@@ -207,9 +207,8 @@ class Schedule:
         found = []
         for table in tables:
             rows = self.trace.whole.table(table, ["start_ns", "end_ns", "thread", "name"])
-            names = rows.pop("name").cat
-            flags = [bool(chosen(str(name))) for name in names.categories]
-            found.append(rows[np.array([*flags, False])[names.codes.to_numpy()]])
+            names = rows.pop("name")
+            found.append(rows[names.isin([n for n in names.cat.categories if chosen(str(n))]).to_numpy()])
         start, end, thread = (column.to_numpy() for _, column in pd.concat(found).items())
         return {one: intervals.merge(start[thread == one], end[thread == one]) for one in self.threads.tolist()}
 
@@ -436,13 +435,12 @@ class Schedule:
         rows, names = self.blocking, self.names
         start, end, thread = self.call_start[rows], self.call_end[rows], self.call_thread[rows]
         of_device, of_event, allocates = (matching(names, these)[rows] for these in (_OF_DEVICE, _OF_EVENT, _ALLOCATES))
-        linked, found = np.flatnonzero(self.linked), []
-        for one in kinds_of(self.stream[linked]).tolist():
-            mine = linked[slice(*np.searchsorted(self.stream[linked], [one, one + 1]))]
-            # In the order of the stream; a launch by another thread may have begun a little earlier.
-            found.append(np.append(mine, -1)[np.searchsorted(np.maximum.accumulate(self.begun[mine]), start) - 1])
+        linked = np.flatnonzero(self.linked)
+        streams = np.split(linked, np.flatnonzero(np.diff(self.stream[linked])) + 1)
+        # In the order of the stream; a launch by another thread may have begun a little earlier.
+        at = [np.searchsorted(np.maximum.accumulate(self.begun[mine]), start) - 1 for mine in streams]
         #: of each stream and call, the last operation, -1 where there is not any yet
-        last = np.stack(found)
+        last = np.stack([np.append(mine, -1)[these] for mine, these in zip(streams, at, strict=True)])
 
         def latest(fits: Bool, time: Int) -> Int:
             """Of the streams that fit, the operation of the latest time, -1 where none does."""
@@ -484,12 +482,12 @@ class Schedule:
         self.inferred += int((waited & (own < 0))[keep].sum())
         # A call that waits for a device waits for all its streams.
         whole_device, device = (of_device & ~allocates)[keep], self._device_of(self.cut_rows)
-        streams, call = np.nonzero(
+        stream, call = np.nonzero(
             mine[:, keep] & whole_device & ((device == -1) | (device == self.device[last[:, keep]]))
         )
         single = np.flatnonzero(~whole_device)
         calls = _cut(thread[keep], start[keep], end[keep], cost[keep], tail[keep], own[keep], blocks=True)
-        return calls, np.append(target[keep[single]], last[streams, keep[call]]), np.append(single, call)
+        return calls, np.append(target[keep[single]], last[stream, keep[call]]), np.append(single, call)
 
     def _joining(self) -> tuple[Int, Int]:
         """Calls of the steps' thread that blocked while a thread came to rest that it wakes again later.

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.analysis.core import intervals
+from nsightkit.analysis.core.kept import kept
 from nsightkit.analysis.core.names import compiled, matching
 from nsightkit.analysis.replay import Change, Played, Schedule
 from nsightkit.analysis.timeline import gaps
@@ -100,8 +101,9 @@ class WhatIf:
                 f"played again without a change, the trace comes out {100 * self.error:.1f} % off: "
                 "something that it does not record decides its times"
             )
-        self._played: dict[tuple[str, ...], Played] = {}
+        self.memo: dict[Any, Any] = {}
 
+    @kept
     def played(self, *changes: str) -> Played:
         """Play the run with changes, all of them together.
 
@@ -114,11 +116,8 @@ class WhatIf:
         -------
         Played
         """
-        if changes not in self._played:
-            together = self._together([self._change(change) for change in changes])
-            schedule = self.schedule
-            self._played[changes] = schedule.unchanged if schedule.is_untouched(together) else schedule.play(together)
-        return self._played[changes]
+        together, schedule = self._together([self._change(change) for change in changes]), self.schedule
+        return schedule.unchanged if schedule.is_untouched(together) else schedule.play(together)
 
     def row(self, *changes: str) -> dict[str, Any]:
         """One row of the answer.
@@ -247,13 +246,11 @@ class WhatIf:
         schedule = self.schedule
         table, row, operation = (schedule.parts[column].to_numpy() for column in schedule.parts)
         less = np.zeros(len(row))
-        for number, (name, column) in enumerate((("kernels", "name"), ("memops", "kind"))):
-            events = self.trace.whole.table(name, [column, "duration_ns"])
-            names = events[column]
-            if name == "memops":
-                names = names.cat.rename_categories([gaps.memop_name(str(n)) for n in names.cat.categories])
-            of_each = np.where(matching(names, pattern), events["duration_ns"] * (1 - factor), 0)
-            less[table == number] = of_each[row[table == number]]
+        for number, name in enumerate(("kernels", "memops")):
+            mine = np.flatnonzero(table == number)
+            taken = self.trace.whole.table(name, ["duration_ns"])["duration_ns"].to_numpy()[row[mine]]
+            meant = matching(pd.Series(gaps.names_of(self.trace.whole, name, row[mine])), pattern)
+            less[mine] = np.where(meant, taken * (1 - factor), 0)
         lasting = schedule.end - schedule.start
         return np.asarray(np.maximum(lasting - np.bincount(operation, less, len(lasting)).astype(np.int64), 0))
 
@@ -263,8 +260,7 @@ class WhatIf:
         kinds = self.trace.whole.table("memops", ["kind"])["kind"].iloc[schedule.row[copies]]
         copies[copies] = ~kinds.isin(["memset", "DtoD"])  # which the device does by itself
         # From pinned memory nothing has to be staged.
-        staged = np.flatnonzero(schedule.staged & copies)
-        call = schedule.launch[staged]
+        call = schedule.launch[schedule.staged & copies]
         done, thread = schedule.call_end[call], schedule.call_thread[call]
         begun = np.minimum(schedule.call_start[call] + schedule.call_ns, done)
         away = self._each(lambda one: intervals.merge(begun[thread == one], done[thread == one]))

@@ -207,8 +207,7 @@ def number(windows: pd.DataFrame, time_ns: npt.ArrayLike) -> npt.NDArray[np.intp
     """
     time, end = np.asarray(time_ns, np.int64), windows["end_ns"].to_numpy()
     at = np.searchsorted(windows["start_ns"].to_numpy(), time, side="right") - 1
-    at[at >= 0] = np.where(time[at >= 0] < end[at[at >= 0]], at[at >= 0], -1)
-    return at
+    return np.where(time < np.append(end, np.iinfo(np.int64).min)[at], at, -1)
 
 
 def timed(windows: pd.DataFrame) -> pd.DataFrame:

@@ -122,15 +122,12 @@ def _changes(account: Account, played: WhatIf, there: set[str]) -> list[dict[str
         return []
     asked = [*whatif.STANDARD, *(change for name, change in CHANGE_OF.items() if name in there)]
     rows = [played.row(change) for change in dict.fromkeys(asked)]
-
-    def saves(row: dict[str, Any]) -> float:
-        return played.saved(row["change"])
-
     whole = {whatif.plain(name) for name in account.steps["step"]}  # their ranges name no work
-    work = [name for name in played.work if name not in whole]
-    names = work[:_NAMES] if "cpu-work" in there and len(played.work) > 1 else []
-    rows += [row for row in (played.row(f"no-cpu-work:{name}") for name in names) if saves(row) >= _WORTH]
-    return sorted((row for row in rows if saves(row) >= _ANY), key=lambda row: -saves(row))
+    work = [f"no-cpu-work:{name}" for name in played.work if name not in whole]
+    asked = work[:_NAMES] if "cpu-work" in there and len(played.work) > 1 else []
+    rows += [played.row(change) for change in asked if played.saved(change) >= _WORTH]
+    gaining = [row for row in rows if played.saved(row["change"]) >= _ANY]
+    return sorted(gaining, key=lambda row: -played.saved(row["change"]))
 
 
 def _again(trace: Trace) -> str:

@@ -372,12 +372,9 @@ class Answer:
     def is_compiled(self) -> bool:
         """Whether a compiler made a part of the program that counts."""
         kernels = matching(self.trace.table("kernels", ["name"])["name"], _COMPILED)
-        if kernels.sum() > _COMPILES * len(kernels):
-            return True
-        regions = [self.trace.table(table, ["name", "start_ns", "end_ns"]) for table in ("ranges", "ops")]
-        compiled = [table[matching(table["name"], _COMPILED)] for table in regions]
-        lasting = max(int((table["end_ns"] - table["start_ns"]).sum()) for table in compiled)
-        return lasting > _COMPILES * self.account.wall_ns
+        regions = [self.trace.table(table, ["name", "duration_ns"]) for table in ("ranges", "ops")]
+        lasting = [table.loc[matching(table["name"], _COMPILED), "duration_ns"].sum() for table in regions]
+        return bool(kernels.sum() > _COMPILES * len(kernels) or max(lasting) > _COMPILES * self.account.wall_ns)
 
     def _precision(self, wanted: tuple[str, ...]) -> str | None:
         """The first of some precisions that this card multiplies in; of a card that is not known, the first."""

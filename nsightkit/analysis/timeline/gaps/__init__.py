@@ -22,7 +22,7 @@ from nsightkit.analysis.timeline.gaps.rules import CAUSES, decide
 from nsightkit.analysis.timeline.gaps.threads import DATA_LOADING, Threads
 from nsightkit.trace.model import GPU_TABLES, Trace
 
-__all__ = ["CAUSES", "DATA_LOADING", "causes", "find", "in_window", "memop_name", "summary"]
+__all__ = ["CAUSES", "DATA_LOADING", "causes", "find", "in_window", "memop_name", "names_of", "summary"]
 
 
 def summary(trace: Trace, min_ns: int = 0, data_loading: str = DATA_LOADING) -> pd.DataFrame:
@@ -153,7 +153,7 @@ def _with_names(whole: Trace, found: pd.DataFrame) -> pd.DataFrame:
     names = [pd.Categorical.from_codes(np.zeros(len(places[0]), np.int8), pd.Index([""], dtype="str"))]
     for kind, table in TABLE_OF.items():
         places.append(np.flatnonzero(~nameless & (source == EVIDENCE.index(kind))))
-        names.append(_names(whole, table, row[places[-1]]))
+        names.append(names_of(whole, table, row[places[-1]]))
     # The same name in two tables is one name.
     name = union_categoricals(names).take(np.argsort(np.concatenate(places)))
     return found[["device", "start_ns", "end_ns"]].assign(
@@ -259,7 +259,7 @@ def _evidence(whole: Trace, gaps: pd.DataFrame) -> list[dict[str, Any]]:
         out[i]["launch"] = event
     for number, name in enumerate(GPU_TABLES):
         mine = np.flatnonzero(table == number)
-        for i, text in zip(mine.tolist(), _names(whole, name, row[mine]).tolist(), strict=True):
+        for i, text in zip(mine.tolist(), names_of(whole, name, row[mine]).tolist(), strict=True):
             out[i]["ended_by"] = text
     return out
 
@@ -270,12 +270,24 @@ def _events(whole: Trace, table: str, rows: Int) -> list[dict[str, Any]]:
     columns = (part[column].tolist() for column in part)
     return [
         {"name": name, "start_ns": start, "end_ns": end, where: on}
-        for name, start, end, on in zip(_names(whole, table, rows).tolist(), *columns, strict=True)
+        for name, start, end, on in zip(names_of(whole, table, rows).tolist(), *columns, strict=True)
     ]
 
 
-def _names(whole: Trace, table: str, rows: Int) -> pd.Categorical[str]:
-    """What some events of a table are called."""
+def names_of(whole: Trace, table: str, rows: Int) -> pd.Categorical[str]:
+    """Say what some events are called.
+
+    Parameters
+    ----------
+    whole : Trace
+    table : str
+    rows : ndarray of int
+
+    Returns
+    -------
+    Categorical of str
+        Copies and memsets as :func:`memop_name` calls them.
+    """
     if table == "graphs":
         return pd.Categorical.from_codes(np.zeros(len(rows), np.int8), pd.Index(["graph replay"], dtype="str"))
     called = whole.table(table, ["kind" if table == "memops" else "name"]).iloc[rows, 0].cat
