@@ -131,8 +131,9 @@ def _woke(of: Schedule, thread: int, start: Int, end: Int) -> Bool:
     Before its first call a thread has nothing to do: whoever was at work before that began its work.
     """
     facts, latest = of.facts, np.full(len(end), NEVER)
-    for name, track in (("call", facts.calls(thread)), *facts.activity(thread), ("os", facts.os_calls(thread))):
-        for edges in (track.start, np.sort(track.end))[: 1 if name == "op" else 2]:
+    for table in ("calls", "ops", "ranges", "os_calls"):
+        track = facts.events(table, thread)
+        for edges in (track.start, np.sort(track.end))[: 1 if table == "ops" else 2]:
             latest = np.maximum(latest, np.append(NEVER, edges)[np.searchsorted(edges, end)])
     return np.asarray((latest > start) & ((start == NEVER) | (end - latest <= _WAKE_NS)))
 

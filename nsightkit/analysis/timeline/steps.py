@@ -15,6 +15,7 @@ from nsightkit.analysis.core.names import compiled
 from nsightkit.trace.model import GPU_TABLES, Trace
 
 __all__ = [
+    "QUEUED_NS",
     "devices",
     "divided",
     "find",
@@ -54,7 +55,7 @@ _RELATIVE = 0.05
 #: Fewer steps than this have no median to be far from.
 _ENOUGH = 4
 #: What a device takes to start an operation that lies in its queue, at most.
-_QUEUED_NS = 20_000
+QUEUED_NS = 20_000
 #: Scales the median absolute deviation to the standard deviation of a normal distribution.
 _MAD_TO_SIGMA = 1.4826
 
@@ -178,7 +179,7 @@ def _reached(trace: Trace, found: pd.DataFrame) -> int:
         return 0
     calls = trace.table("calls", ["start_ns", "end_ns"])
     begun, done = (calls[column].to_numpy()[launch] for column in calls)
-    behind = (begun >= found["start_ns"].iloc[0]) & (begun < found["end_ns"].iloc[0]) & (start - done > _QUEUED_NS)
+    behind = (begun >= found["start_ns"].iloc[0]) & (begun < found["end_ns"].iloc[0]) & (start - done > QUEUED_NS)
     return int(start.min()) if behind.all() else 0
 
 

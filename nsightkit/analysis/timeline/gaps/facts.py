@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.analysis.timeline.gaps.threads import EVENT_WAIT, Threads
+from nsightkit.analysis.timeline.steps import QUEUED_NS
 from nsightkit.trace.model import GPU_TABLES
 
 __all__ = ["EVIDENCE", "TABLE_OF", "Group", "groups"]
@@ -30,8 +31,6 @@ TABLE_OF = {
 }
 EVIDENCE = ("none", *TABLE_OF)
 UNDECIDED = -1
-#: What a device takes to start an operation that lies in its queue, at most.
-QUEUED_NS = 20_000
 _NEVER = -(2**62)
 
 

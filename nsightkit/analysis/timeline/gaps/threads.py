@@ -208,7 +208,8 @@ class Threads:
         return Track(start[rows], end[rows], rows)
 
     @kept
-    def _table(self, table: str, thread: int) -> Track:
+    def events(self, table: str, thread: int) -> Track:
+        """What a table has of a thread."""
         of = self.trace.table(table, ["thread"])["thread"].to_numpy()
         return self._rows(table, np.flatnonzero(of == thread).astype(np.int32))
 
@@ -220,20 +221,12 @@ class Threads:
     @kept
     def named(self, table: str, thread: int, expression: re.Pattern[str]) -> Track:
         """The events of a table whose name matches."""
-        track = self._table(table, thread)
+        track = self.events(table, thread)
         return track.subset(self._flag(table, expression)[track.row]) if len(track) else track
 
     def calls(self, thread: int) -> Track:
         """CUDA calls."""
-        return self._table("calls", thread)
-
-    def os_calls(self, thread: int) -> Track:
-        """Calls of the operating system."""
-        return self._table("os_calls", thread)
-
-    def activity(self, thread: int) -> list[tuple[str, Track]]:
-        """All operators and ranges."""
-        return [("op", self._table("ops", thread)), ("range", self._table("ranges", thread))]
+        return self.events("calls", thread)
 
     # --- CUDA calls ---
 
@@ -297,7 +290,7 @@ class Threads:
         waits = self.named("os_calls", thread, _OS_WAIT)
         # A wait within a CUDA call is the driver's; a wait that encloses one does not exist on a thread.
         waits = waits.subset(self.calls(thread).open_at(waits.start) < 0)
-        ranges = self._table("ranges", thread)
+        ranges = self.events("ranges", thread)
         around = ranges.innermost_at(waits.start)
         work = around >= 0
         work[work] = self._names_work(thread)[around[work]]
@@ -305,7 +298,7 @@ class Threads:
 
     def _names_work(self, thread: int) -> Bool:
         """Per range of a thread: whether its name says what goes on in it. That of a whole step does not."""
-        ranges = self._table("ranges", thread)
+        ranges = self.events("ranges", thread)
         launches = _inside(self.launches(thread), ranges)
         leaf = np.ones(len(ranges), bool)
         leaf[ranges.parent[ranges.parent >= 0]] = False
@@ -319,7 +312,7 @@ class Threads:
     @kept
     def lone(self, thread: int) -> list[tuple[str, Track]]:
         """Ranges, and operators of some length, in which nothing was launched."""
-        ranges, ops = self._table("ranges", thread), self._table("ops", thread)
+        ranges, ops = self.events("ranges", thread), self.events("ops", thread)
         dispatch = self._flag("ranges", OPERATOR_RANGE)[ranges.row] & (ranges.end - ranges.start < _HEAVY_NS)
         ranges = ranges.subset(~dispatch & self._without_launch(ranges, thread))
         ops = ops.subset(ops.end - ops.start >= _HEAVY_NS)
@@ -334,7 +327,7 @@ class Threads:
     @kept
     def dispatch(self, thread: int) -> Track:
         """Operators with no other between them and a CUDA call. For its coverage; rows mean nothing."""
-        ops = together(self._table("ops", thread), self.named("ranges", thread, OPERATOR_RANGE))
+        ops = together(self.events("ops", thread), self.named("ranges", thread, OPERATOR_RANGE))
         direct = ops.innermost_at(self.calls(thread).start)
         count = np.bincount(direct[direct >= 0], minlength=len(ops))
         # An operator that runs much longer than its calls take to dispatch does something else as well.
