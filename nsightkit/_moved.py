@@ -52,6 +52,7 @@ MOVED = {
     "analysis.ranks.clocks": "analysis.ranks.alignment",
     "analysis.ranks.meetings": "analysis.ranks.alignment",
     "analysis.ranks.time_spent": "analysis.ranks.one_rank",
+    "analysis.replay.handover": "analysis.replay.waiting_threads",
     "analysis.replay.layout": "analysis.replay.play",
     "analysis.roofline.operations": "analysis.roofline.costs",
     "analysis.run_metrics": "analysis.compare.runs",

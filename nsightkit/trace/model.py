@@ -161,7 +161,7 @@ class Trace:
         # Not itself: what refers to itself is kept until the collector comes, and this may be all tables of a trace.
         self._selected_from: Trace | None = None
         #: what analyses derived from the whole trace and will need again
-        self.memo: dict[str, Any] = {}
+        self.memo: dict[Any, Any] = {}
 
     @classmethod
     def from_frames(
@@ -291,10 +291,10 @@ class Trace:
                 whole._columns[name][column] = series - shift if shift else series
 
     def derived(self, name: str, compute: Callable[[], pd.DataFrame]) -> pd.DataFrame:
-        """What an analysis derived from the whole trace, computed once.
+        """What an analysis derived from the trace, computed once.
 
-        Kept in memory, and beside a big trace in its cache, where it is good as long as the code of readers and
-        analyses does not change.
+        Kept in memory and, of a whole trace that is big, beside it in its cache, where it is good as long as the code
+        of readers and analyses does not change.
 
         Parameters
         ----------
@@ -304,7 +304,7 @@ class Trace:
             Makes it: numeric and categorical columns.
         """
         if name not in self.memo:
-            keep = getattr(self._source, "derived", None)
+            keep = getattr(self._source, "derived", None) if self is self.whole else None
             self.memo[name] = compute() if keep is None else keep(name, compute)
         return cast("pd.DataFrame", self.memo[name])
 

@@ -12,12 +12,12 @@ Recordings rarely say which wait was for what. An operation that starts just aft
 later than its launch and its own stream explain, waited for it; a call that blocks waited for the stream that drained
 just before it returned. ``Schedule.inferred`` counts these.
 
-``schedule`` reads a trace into operations, latencies and waits, with the help of ``handover`` (threads that wait for
-each other); ``play`` plays it, and ``crowding`` says how kernels slow each other down then. Arrays are reduced between
-*cuts* (blocking calls, waits between streams, launches into a full queue, ends of steps): what lies between two cuts of
-a stream is a *segment*, one line, ``end = max(launching thread's delay + a, stream's last end + b)``. What is played is
-a list of such waits: of each moment (a cut, or the end of a segment) those that it waits for, and by how much it is
-later. That list is walked once.
+``schedule`` reads a trace into operations, latencies and waits, with the help of ``waiting_threads`` (who waits for
+another thread, or for data); ``play`` plays it, and ``crowding`` says how kernels slow each other down then. Arrays are
+reduced between *cuts* (blocking calls, waits between streams, launches into a full queue, ends of steps): what lies
+between two cuts of a stream is a *segment*, one line, ``end = max(launching thread's delay + a, stream's last end +
+b)``. What is played is a list of such waits: of each moment (a cut, or the end of a segment) those that it waits for,
+and by how much it is later. That list is walked once.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class Crowding:
         """By the same launch of each step; where that does not show it, by all launches of a kernel that are alike."""
         of = self.of
         plain = np.flatnonzero(self.kernels & (of.table == GPU_TABLES.index("kernels")) & (of.end > of.start))
-        of_kernel = of.trace.whole.table("kernels", _SAME).iloc[of.operations["row"].to_numpy()[plain]]
+        of_kernel = of.trace.whole.table("kernels", _SAME).iloc[of.row[plain]]
         kernel = of_kernel.groupby(_SAME, observed=True, sort=False).ngroup().to_numpy()
         each = pd.DataFrame({"lasting": (of.end - of.start)[plain], "company": self.company[plain]})
         if len(of.steps):

@@ -86,7 +86,7 @@ class Change:
     hand_overs : bool
         Whether threads wait for each other.
     durations_ns : ndarray of int64, optional
-        Durations of the operations, in the order of ``Schedule.operations``.
+        Durations of the operations, in the order of ``Schedule.start``.
     aside : ndarray of bool, optional
         Operations that run on a stream of their own, for which nothing waits before the step ends.
     """

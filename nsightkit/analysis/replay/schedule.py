@@ -16,9 +16,9 @@ from nsightkit.analysis.core.categories import categorize
 from nsightkit.analysis.core.names import matching
 from nsightkit.analysis.ranks.alignment import Meetings
 from nsightkit.analysis.replay.crowding import Crowding
-from nsightkit.analysis.replay.handover import arrivals, hand_overs
 from nsightkit.analysis.replay.model import HELD_NS, MOST_CUTS, NEVER, Bool, Change, Cuts, Int, Played, kinds_of, place
 from nsightkit.analysis.replay.play import Layout, Play
+from nsightkit.analysis.replay.waiting_threads import waits_for_data, waits_for_threads
 from nsightkit.analysis.timeline import steps
 from nsightkit.analysis.timeline.gaps.threads import BLOCKING, FREES, Threads
 from nsightkit.trace.model import GPU_TABLES, Trace
@@ -74,11 +74,9 @@ class Schedule:
 
     Attributes
     ----------
-    operations : DataFrame
-        What is scheduled, by stream and time: ``start_ns, end_ns, stream, device, table, row, launch``, with the row of
-        the whole trace. A graph's replay, or whatever else one call launched together, is one operation.
-    start, end, stream, device, table, launch : ndarray
-        Its columns.
+    start, end, stream, device, table, launch, row : ndarray
+        What is scheduled, by stream and time, with the row of the whole trace. A graph's replay, or whatever else one
+        call launched together, is one operation.
     begun, done, by : ndarray of int64
         Start, end and thread of the launching calls; `NEVER` and -1 where the launch was not recorded.
     inferred : int
@@ -98,8 +96,8 @@ class Schedule:
         if self.unplayable is None:
             self._calls()
             #: silences of threads that another one ended, and waits for data that somebody else prepares
-            self.pauses = hand_overs(self)
-            self.arrivals = arrivals(self)
+            self.pauses = waits_for_threads(self)
+            self.arrivals = waits_for_data(self)
             self._latencies()
             self._waits()
             self._meetings()
@@ -127,9 +125,8 @@ class Schedule:
         lasting_ns = int((chosen["end_ns"] - chosen["start_ns"]).sum())
         columns = ["start_ns", "end_ns", "stream", "device", "table", "launch", "row"]
         # Each by itself, so that the others can go.
-        self.operations = pd.DataFrame({column: ops[column].to_numpy(copy=True) for column in columns}, copy=False)
-        self.start, self.end, self.stream, self.device, self.table, self.launch, self._row = (
-            self.operations[column].to_numpy() for column in columns
+        self.start, self.end, self.stream, self.device, self.table, self.launch, self.row = (
+            ops[column].to_numpy(copy=True) for column in columns
         )
         self._device_before_ns = ops["device_before_ns"].to_numpy(copy=True)
         self.process_of = np.zeros(int(self.stream.max()) + 1, np.int64)
@@ -170,7 +167,7 @@ class Schedule:
         blocks = matching(self.names, BLOCKING)
         copies = np.flatnonzero((self.table == GPU_TABLES.index("memops")) & self.linked)
         columns = whole.table("memops", ["kind", "src_kind", "dst_kind"])
-        kinds = columns.iloc[self._row[copies]]
+        kinds = columns.iloc[self.row[copies]]
         pageable = ((kinds["src_kind"] == "pageable") | (kinds["dst_kind"] == "pageable")).to_numpy()
         #: copies whose call returns only when they are done, as that of pageable memory does
         self.own_copy, self.staged = np.zeros((2, len(self.start)), bool)
@@ -183,12 +180,10 @@ class Schedule:
             kept[self.launch[self.linked]] = True
             blocks &= kept
         self.steps = steps.windows(self.trace)
-        #: the thread and the process of the steps
-        self.main, self.process = (
-            int(self.steps[c].iloc[0]) if len(self.steps) else int(NEVER) for c in ("thread", "process")
+        #: the thread and the process of the steps; what a change takes away it takes from where they begin
+        self.main, self.process, self.begin_ns = (
+            int(self.steps[c].iloc[0]) if len(self.steps) else int(NEVER) for c in ("thread", "process", "start_ns")
         )
-        #: what a change takes away it takes from here on
-        self.begin_ns = int(self.steps["start_ns"].iloc[0]) if len(self.steps) else int(NEVER)
         if self.trace is not whole and not len(self.steps):
             self.begin_ns = int(self.begun[self.linked].min())
         self.threads = np.union1d(kinds_of(self.by[self.linked]), self.steps["thread"])
@@ -212,9 +207,8 @@ class Schedule:
         found = []
         for table in tables:
             rows = self.trace.whole.table(table, ["start_ns", "end_ns", "thread", "name"])
-            names = rows.pop("name").cat
-            flags = [bool(chosen(str(name))) for name in names.categories]
-            found.append(rows[np.array([*flags, False])[names.codes.to_numpy()]])
+            names = rows.pop("name")
+            found.append(rows[names.isin([n for n in names.cat.categories if chosen(str(n))]).to_numpy()])
         start, end, thread = (column.to_numpy() for _, column in pd.concat(found).items())
         return {one: intervals.merge(start[thread == one], end[thread == one]) for one in self.threads.tolist()}
 
@@ -311,8 +305,8 @@ class Schedule:
         told, told_of = self._recorded_waits()
         until = explained.copy()
         np.maximum.at(until, told, self.end[told_of])
-        late = np.flatnonzero((self.start > until + _LATE_NS) & (self.linked | ~self.first))
-        waits, on = self._just_ended(late, explained)
+        late = (self.start > until + _LATE_NS) & (self.linked | ~self.first)
+        waits, on = self._just_ended(np.flatnonzero(late), explained)
         self.inferred += len(waits)
         if len(np.unique(waits)) > _GUESSED * len(self.start):
             self.unplayable = "its operations seem to wait for other streams again and again, and nothing in it says so"
@@ -401,7 +395,8 @@ class Schedule:
         several = len(kinds_of(self.device)) > 1
         empty = pd.DataFrame(columns=[*columns, "end_ns", "until_ns", "collective"], dtype=np.int64)
         met = Meetings(self.trace).met if several else empty
-        mine = self.operations.loc[np.isin(self.start, met["start_ns"]), columns].rename_axis("at").reset_index()
+        mine = pd.DataFrame({"at": np.arange(len(self.start)), "device": self.device, "start_ns": self.start})
+        mine = mine[np.isin(self.start, met["start_ns"])]
         found = met.merge(mine.drop_duplicates(columns), on=columns)
         #: positions in the schedule, the collective's number, and of each the time from the last arrival on
         self.meeting, self.meeting_of = found["at"].to_numpy(), found["collective"].to_numpy(np.int64)
@@ -442,13 +437,12 @@ class Schedule:
         of_device, of_event, allocates, frees = (
             matching(names, these)[rows] for these in (_OF_DEVICE, _OF_EVENT, _ALLOCATES, FREES)
         )
-        linked, found = np.flatnonzero(self.linked), []
-        for one in kinds_of(self.stream[linked]).tolist():
-            mine = linked[slice(*np.searchsorted(self.stream[linked], [one, one + 1]))]
-            # In the order of the stream; a launch by another thread may have begun a little earlier.
-            found.append(np.append(mine, -1)[np.searchsorted(np.maximum.accumulate(self.begun[mine]), start) - 1])
+        linked = np.flatnonzero(self.linked)
+        streams = np.split(linked, np.flatnonzero(np.diff(self.stream[linked])) + 1)
+        # In the order of the stream; a launch by another thread may have begun a little earlier.
+        at = [np.searchsorted(np.maximum.accumulate(self.begun[mine]), start) - 1 for mine in streams]
         #: of each stream and call, the last operation, -1 where there is not any yet
-        last = np.stack(found)
+        last = np.stack([np.append(mine, -1)[these] for mine, these in zip(streams, at, strict=True)])
 
         def latest(fits: Bool, time: Int) -> Int:
             """Of the streams that fit, the operation of the latest time, -1 where none does."""
@@ -493,12 +487,12 @@ class Schedule:
         self.inferred += int((waited & (own < 0))[keep].sum())
         # A call that waits for a device waits for all its streams.
         whole_device, device = (of_device & ~allocates | found_idle)[keep], self._device_of(self.cut_rows)
-        streams, call = np.nonzero(
+        stream, call = np.nonzero(
             mine[:, keep] & whole_device & ((device == -1) | (device == self.device[last[:, keep]]))
         )
         single = np.flatnonzero(~whole_device)
         calls = _cut(thread[keep], start[keep], end[keep], cost[keep], tail[keep], own[keep], blocks=~found_idle[keep])
-        return calls, np.append(target[keep[single]], last[streams, keep[call]]), np.append(single, call)
+        return calls, np.append(target[keep[single]], last[stream, keep[call]]), np.append(single, call)
 
     def _joining(self) -> tuple[Int, Int]:
         """Calls of the steps' thread that blocked while a thread came to rest that it wakes again later.
@@ -542,10 +536,8 @@ class Schedule:
     @functools.cached_property
     def recorded(self) -> Played:
         """The window and its steps as they were recorded."""
-        if len(self.steps):
-            ends = self.steps["end_ns"].to_numpy() - int(self.steps["begin_ns"].iloc[0])
-            return Played(int(ends[-1]), ends)
-        return Played(int(self.end.max() - self.start.min()), np.empty(0, np.int64))
+        ends = (self.steps["end_ns"] - self.steps["begin_ns"].min()).to_numpy()
+        return Played(int(ends[-1] if len(ends) else self.end.max() - self.start.min()), ends)
 
     @functools.cached_property
     def unchanged(self) -> Played:
@@ -606,7 +598,7 @@ class Schedule:
         table, out = self.trace.whole.table("kernels", ["name", "collective"]), np.zeros(len(self.start), bool)
         talks = (categorize(table["name"]) == "communication") | (table["collective"] != "").to_numpy()
         kernels = self.table == GPU_TABLES.index("kernels")
-        out[kernels] = talks[self._row[kernels]]
+        out[kernels] = talks[self.row[kernels]]
         return out
 
     @functools.cached_property

@@ -17,10 +17,12 @@ import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.analysis.core import intervals
+from nsightkit.analysis.core.kept import kept
 from nsightkit.analysis.core.names import compiled, matching
 from nsightkit.analysis.replay import Change, Played, Schedule
 from nsightkit.analysis.timeline import gaps
 from nsightkit.analysis.timeline.gaps import in_window
+from nsightkit.analysis.timeline.gaps.facts import TABLE_OF
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import GPU_TABLES, Trace
 
@@ -92,18 +94,16 @@ class WhatIf:
         self.trace = trace
         self.schedule = Schedule(trace)
         self.refused = self.schedule.unplayable
-        self.error: float | None = None
-        self.wall_ns: int | None = None
-        if self.refused is None:
-            self.wall_ns = self.schedule.recorded.wall_ns
-            self.error = self.schedule.error
-            if self.error > MOST_ERROR:
-                self.refused = (
-                    f"played again without a change, the trace comes out {100 * self.error:.1f} % off: "
-                    "something that it does not record decides its times"
-                )
-        self._played: dict[tuple[str, ...], Played] = {}
+        self.wall_ns = None if self.refused else self.schedule.recorded.wall_ns
+        self.error = None if self.refused else self.schedule.error
+        if self.error is not None and self.error > MOST_ERROR:
+            self.refused = (
+                f"played again without a change, the trace comes out {100 * self.error:.1f} % off: "
+                "something that it does not record decides its times"
+            )
+        self.memo: dict[Any, Any] = {}
 
+    @kept
     def played(self, *changes: str) -> Played:
         """Play the run with changes, all of them together.
 
@@ -116,11 +116,8 @@ class WhatIf:
         -------
         Played
         """
-        if changes not in self._played:
-            together = self._together([self._change(change) for change in changes])
-            schedule = self.schedule
-            self._played[changes] = schedule.unchanged if schedule.is_untouched(together) else schedule.play(together)
-        return self._played[changes]
+        together, schedule = self._together([self._change(change) for change in changes]), self.schedule
+        return schedule.unchanged if schedule.is_untouched(together) else schedule.play(together)
 
     def row(self, *changes: str) -> dict[str, Any]:
         """One row of the answer.
@@ -163,8 +160,6 @@ class WhatIf:
         return 1 - (after.wall_ns + lost_ns) / max(self.schedule.unchanged.wall_ns, 1)
 
     def _together(self, changes: Sequence[Change]) -> Change:
-        if len(changes) == 1:
-            return changes[0]
         lasting, nothing = self.schedule.end - self.schedule.start, ((), ())
         other = [change.durations_ns - lasting for change in changes if change.durations_ns is not None]
         aside = [change.aside for change in changes if change.aside is not None]
@@ -223,13 +218,13 @@ class WhatIf:
         named = self.schedule.when(lambda name: plain(name) in wanted, "ranges", "ops")
         called = self.schedule.when(lambda name: plain(name) in wanted, "calls")
         found = in_window(self.trace)
-        found = found[((found["cause"] == "cpu-work") & found["kind"].isin(["range", "op"])).to_numpy()]
-        found = found[np.array([plain(str(name)) in wanted for name in found["name"]], bool)]
+        found = found[(found["cause"] == "cpu-work") & found["kind"].isin(["range", "op"])]
+        found = found[found["name"].astype(str).map(plain).isin(wanted)]
         thread = np.empty(len(found), np.int64)
-        for kind, table in (("range", "ranges"), ("op", "ops")):
+        for kind in ("range", "op"):
             mine = (found["kind"] == kind).to_numpy()
-            rows = found["row"].to_numpy(np.int64)[mine]
-            thread[mine] = self.trace.whole.table(table, ["thread"])["thread"].to_numpy()[rows]
+            threads = self.trace.whole.table(TABLE_OF[kind], ["thread"])["thread"].to_numpy()
+            thread[mine] = threads[found["row"].to_numpy(np.int64)[mine]]
         start, end = found["start_ns"].to_numpy(np.int64), found["end_ns"].to_numpy(np.int64)
 
         def each(one: int) -> Union:
@@ -252,29 +247,23 @@ class WhatIf:
         schedule = self.schedule
         table, row, operation = (schedule.parts[column].to_numpy() for column in schedule.parts)
         less = np.zeros(len(row))
-        for number, (name, column) in enumerate((("kernels", "name"), ("memops", "kind"))):
-            events = self.trace.whole.table(name, [column, "duration_ns"])
-            names = events[column]
-            if name == "memops":
-                names = names.cat.rename_categories([gaps.memop_name(str(n)) for n in names.cat.categories])
-            of_each = np.where(matching(names, pattern), events["duration_ns"] * (1 - factor), 0)
-            less[table == number] = of_each[row[table == number]]
+        for number, name in enumerate(("kernels", "memops")):
+            mine = np.flatnonzero(table == number)
+            taken = self.trace.whole.table(name, ["duration_ns"])["duration_ns"].to_numpy()[row[mine]]
+            meant = matching(pd.Series(gaps.names_of(self.trace.whole, name, row[mine])), pattern)
+            less[mine] = np.where(meant, taken * (1 - factor), 0)
         lasting = schedule.end - schedule.start
         return np.asarray(np.maximum(lasting - np.bincount(operation, less, len(lasting)).astype(np.int64), 0))
 
     def _overlapped_copies(self) -> Change:
         schedule = self.schedule
         copies: npt.NDArray[np.bool_] = schedule.table == GPU_TABLES.index("memops")
-        rows = np.flatnonzero(copies)
-        kinds = self.trace.whole.table("memops", ["kind"])["kind"].to_numpy()[
-            schedule.operations["row"].to_numpy()[rows]
-        ]
-        copies[rows[(kinds == "memset") | (kinds == "DtoD")]] = False  # which the device does by itself
+        kinds = self.trace.whole.table("memops", ["kind"])["kind"].iloc[schedule.row[copies]]
+        copies[copies] = ~kinds.isin(["memset", "DtoD"])  # which the device does by itself
         # From pinned memory nothing has to be staged.
-        staged = np.flatnonzero(schedule.staged & copies)
-        call = schedule.launch[staged]
-        begun, done, thread = schedule.call_start[call], schedule.call_end[call], schedule.call_thread[call]
-        begun = np.minimum(begun + schedule.call_ns, done)
+        call = schedule.launch[schedule.staged & copies]
+        done, thread = schedule.call_end[call], schedule.call_thread[call]
+        begun = np.minimum(schedule.call_start[call] + schedule.call_ns, done)
         away = self._each(lambda one: intervals.merge(begun[thread == one], done[thread == one]))
         # What mostly queued behind work that the trace does not contain stays where that work is.
         return Change(aside=copies & (schedule.held_ns <= schedule.end - schedule.start), away=away)

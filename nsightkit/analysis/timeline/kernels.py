@@ -47,10 +47,8 @@ def summary(
         `by` or `sort` is something else, or `top` is negative.
     """
     check_grouping("kernels", by, sort, top)
-    if trace is trace.whole:  # small, and all that a second look needs
-        table = trace.derived(f"kernels-by-{by}", lambda: _durations(trace, by))
-    else:
-        table = _durations(trace, by)
+    # Small, and all that a second look needs.
+    table = trace.derived(f"kernels-by-{by}", lambda: _durations(trace, by))
     names = table["name"].astype(object)
     category = names if by == "category" else np.asarray(categorize(names), dtype=object)
     return ranked_groups(table.assign(name=names, category=category), sort, top)

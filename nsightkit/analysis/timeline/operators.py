@@ -145,11 +145,8 @@ def summary(
     """
     check_grouping("operators", by, sort, top)
     events = own(trace)
-    names = events["name"].cat
-    category = {str(name): category_of(str(name)) for name in names.categories}
     if by == "category":
-        code = np.array([CATEGORIES.index(category[str(name)]) for name in names.categories], np.int64)
-        events = events.assign(name=pd.Categorical.from_codes(code[names.codes], pd.Index(CATEGORIES)))
+        events = events.assign(name=events["name"].map(category_of).astype("category"))
     table = durations_by_name(events)
-    kind = table["name"] if by == "category" else np.array([category[name] for name in table["name"]], dtype=object)
+    kind = table["name"] if by == "category" else table["name"].map(category_of)
     return ranked_groups(table.assign(category=kind), sort, top)

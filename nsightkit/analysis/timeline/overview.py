@@ -51,14 +51,17 @@ def summary(trace: Trace) -> dict[str, Any]:
         found[key] = each.size() if key == "kernel_count" else each.sum()
     found = found.fillna(0).astype(np.int64)
     names = {gpu.device: gpu.name for gpu in trace.meta.gpus}
-    bounds = found[["span_start_ns", "span_end_ns"]].set_axis(["start_ns", "end_ns"], axis="columns")
     devices = [
-        {"device": device, "name": names.get(device), **each, **_figures(trace, row)}
-        for device, each, (_, row) in zip(
-            found.index.tolist(), bounds.to_dict("records"), found.iterrows(), strict=True
-        )
+        {
+            "device": device,
+            "name": names.get(device),
+            "start_ns": int(row["span_start_ns"]),
+            "end_ns": int(row["span_end_ns"]),
+            **_figures(trace, row),
+        }
+        for device, (_, row) in zip(found.index.tolist(), found.iterrows(), strict=True)
     ]
-    first, last = (int(bounds["start_ns"].min()), int(bounds["end_ns"].max())) if devices else (0, 0)
+    first, last = (int(found["span_start_ns"].min()), int(found["span_end_ns"].max())) if devices else (0, 0)
     begin, end = captured_window(trace) if devices else (0, 0)
     whole, known = _figures(trace, found.sum()), any(trace.recorded(table) for table in GPU_TABLES)
     return {

@@ -68,10 +68,9 @@ def summary(trace: Trace, match: str = PHASES, rule: Rule = "window") -> pd.Data
     phases = both.iloc[:-1].sort_values(["gpu_ns", "cpu_ns"], ascending=False, kind="stable")
     out: pd.DataFrame = pd.concat([phases, both.iloc[-1:]]).rename_axis("phase").reset_index()
     out["share_of_busy"] = out["gpu_ns"] / (out["gpu_ns"].sum() or np.nan)
-    out = out.astype({"phase": "str", "gpu_ns": "Int64"})
+    out = out.assign(rule=rule).astype({"phase": "str", "gpu_ns": "Int64"})
     if not recorded:
         out[["gpu_ns", "kernel_count"]] = pd.NA
-    out["rule"] = rule
     return out
 
 
@@ -91,8 +90,8 @@ def _gpu(trace: Trace, phases: pd.DataFrame, rule: Rule) -> pd.DataFrame:
     names = np.array([*phases["name"].astype("str"), UNATTRIBUTED], dtype=object)[owner]
     start, end, device = (ops[c].to_numpy() for c in ("start_ns", "end_ns", "device"))
     fresh = intervals.uncovered(start, end, device)
-    each = pd.DataFrame({"phase": names, "gpu_ns": fresh, "kernel_count": table == GPU_TABLES.index("kernels")})
-    return each.groupby("phase")[["gpu_ns", "kernel_count"]].sum()
+    each = pd.DataFrame({"gpu_ns": fresh, "kernel_count": table == GPU_TABLES.index("kernels")})
+    return each.groupby(names).sum()
 
 
 def _phase_of_launch(trace: Trace, phases: pd.DataFrame, launch: Int, rule: Rule) -> Int:

@@ -11,6 +11,7 @@ import pandas as pd
 
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.core.intervals import launch_of
+from nsightkit.analysis.core.kept import kept
 from nsightkit.analysis.core.names import OPERATOR_RANGE, compiled, matching
 from nsightkit.errors import UsageError
 from nsightkit.trace.model import GPU_TABLES, Trace
@@ -99,15 +100,14 @@ def summary(trace: Trace, match: str | None = None, rule: Rule = "window") -> pd
         `match` is not a regular expression, or `rule` is unknown.
     """
     known = attributable(trace, rule)
-    if trace is trace.whole:  # small, and all that a second look needs
-        out = trace.derived(f"range-names-{rule}", lambda: _by_name(trace, rule)).copy()
-    else:
-        out = _by_name(trace, rule)
+    # Small, and all that a second look needs.
+    out = trace.derived(f"range-names-{rule}", lambda: _by_name(trace, rule))
     if match is not None:
         out = out[matching(out["name"], compiled(match, "match"))]
     if not known:
-        unknown = pd.array([pd.NA] * len(out), dtype="Int64")
-        out = out.assign(gpu_ns=unknown, gpu_span_ns=unknown, kernel_count=unknown)
+        out = out.assign(
+            **dict.fromkeys(("gpu_ns", "gpu_span_ns", "kernel_count"), pd.array([pd.NA], "Int64").repeat(len(out)))
+        )
     out = out.assign(name=out["name"].astype("str"), domain=out["domain"].astype("str"), rule=rule)
     return out.sort_values(["total_ns", "name"], ascending=[False, True], ignore_index=True)[COLUMNS]
 
@@ -166,33 +166,23 @@ def instances(trace: Trace, rule: Rule = "window") -> pd.DataFrame:
         exclusive_ns, gpu_ns, gpu_span_ns, gpu_start_ns, gpu_end_ns, kernel_count, op_count``; the last six are
         0 without GPU work.
     """
-    known, whole = attributable(trace, rule), trace.whole
-    chosen = whole.table("ranges", ["start_ns", "end_ns", "process", "thread", "end_thread", "name", "domain"])
+    figures = trace.derived(f"ranges-{rule}", lambda: _gpu_figures(trace, rule))
+    ranges = trace.whole.table("ranges", ["start_ns", "end_ns", "process", "thread", "end_thread", "name", "domain"])
     selected = trace.mask("ranges")
-    keep = np.ones(len(chosen), bool) if selected is None else selected
+    keep = np.ones(len(ranges), bool) if selected is None else selected
     if rule == "thread":
-        keep = keep & (chosen["thread"] == chosen["end_thread"]).to_numpy() & (chosen["name"] != "").to_numpy()
-    row, own = np.flatnonzero(keep), exclusive_ns(whole)[keep]
-    chosen = chosen if keep.all() else chosen[keep].reset_index(drop=True)
-    out = {
-        "row": row,
-        **{c: chosen[c] for c in ("name", "domain", "start_ns", "end_ns", "process", "thread")},
-        "total_ns": (chosen["end_ns"] - chosen["start_ns"]).to_numpy(),
-        "exclusive_ns": own,
-    }
-    if not known:
-        figures = {column: np.zeros(len(row), np.int64) for column in _FIGURES}
-    elif trace is not whole:
-        figures = _gpu_figures(trace, chosen, row, rule)
-    else:
-        kept = trace.derived(f"ranges-{rule}", lambda: _of_all(trace, rule))
-        figures = {column: kept[column].to_numpy()[row] for column in _FIGURES}
-    return pd.DataFrame({**out, **figures}, copy=False)
-
-
-def _of_all(whole: Trace, rule: Rule) -> pd.DataFrame:
-    ranges = whole.table("ranges", ["start_ns", "end_ns"])
-    return pd.DataFrame(_gpu_figures(whole, ranges, np.arange(len(ranges)), rule), copy=False)
+        keep = keep & (ranges["thread"] == ranges["end_thread"]).to_numpy() & (ranges["name"] != "").to_numpy()
+    chosen = ranges[keep] if not keep.all() else ranges
+    return pd.DataFrame(
+        {
+            "row": np.flatnonzero(keep),
+            **chosen[["name", "domain", "start_ns", "end_ns", "process", "thread"]].reset_index(drop=True),
+            "total_ns": (chosen["end_ns"] - chosen["start_ns"]).to_numpy(),
+            "exclusive_ns": exclusive_ns(trace.whole)[keep],
+            **{column: figures[column].to_numpy()[keep] for column in figures},
+        },
+        copy=False,
+    )
 
 
 def threads_with_ranges(trace: Trace) -> frozenset[int]:
@@ -239,21 +229,17 @@ def may_hold_launches(trace: Trace, row: Int, thread: int, rule: Rule = "window"
     return np.asarray(mine)
 
 
+@kept
 def _own(whole: Trace) -> npt.NDArray[np.bool_]:
     """Which ranges are the program's own: those on threads with ranges of their own, but not a library's."""
-    if "own ranges" not in whole.memo:
-        ranges = whole.table("ranges", ["start_ns", "end_ns", "thread", "name", "domain", "level"])
-        library = matching(ranges["name"], OPERATOR_RANGE, COLLECTIVE_RANGE) | matching(
-            ranges["domain"], _LIBRARY_DOMAIN
-        )
-        outermost = ranges[(ranges["level"] == 0).to_numpy() & ~library]
-        if whole.size("ops"):
-            ops = whole.table("ops", ["start_ns", "end_ns", "thread", "name"])
-            nodes = ops[matching(ops["name"], _AUTOGRAD)]
-            workers = outermost[outermost["thread"].isin(nodes["thread"])]
-            outermost = outermost.drop(workers.index[intervals.enclosing(workers, nodes) >= 0])
-        whole.memo["own ranges"] = ~library & ranges["thread"].isin(outermost["thread"]).to_numpy()
-    return np.asarray(whole.memo["own ranges"])
+    ranges = whole.table("ranges", ["start_ns", "end_ns", "thread", "name", "domain", "level"])
+    library = matching(ranges["name"], OPERATOR_RANGE, COLLECTIVE_RANGE) | matching(ranges["domain"], _LIBRARY_DOMAIN)
+    outermost = ranges[(ranges["level"] == 0).to_numpy() & ~library]
+    ops = whole.table("ops", ["start_ns", "end_ns", "thread", "name"])
+    nodes = ops[matching(ops["name"], _AUTOGRAD)]
+    workers = outermost[outermost["thread"].isin(nodes["thread"])]
+    outermost = outermost.drop(workers.index[intervals.enclosing(workers, nodes) >= 0])
+    return np.asarray(~library & ranges["thread"].isin(outermost["thread"]).to_numpy())
 
 
 def exclusive_ns(trace: Trace) -> Int:
@@ -283,7 +269,11 @@ def _operations(trace: Trace, rule: Rule) -> dict[str, npt.NDArray[Any]]:
     """GPU operations with a recorded launch, by launch: start, end, whether a kernel; when and where launched."""
     ops = intervals.gpu_intervals(trace, "process", "correlation")
     launch = launch_of(trace, ops["process"], ops["correlation"])
-    counts = (launch >= 0) & ((rule == "window") | (ops["table"] != GPU_TABLES.index("graphs")).to_numpy())
+    counts = (
+        attributable(trace, rule)
+        & (launch >= 0)
+        & ((rule == "window") | (ops["table"] != GPU_TABLES.index("graphs")).to_numpy())
+    )
     calls = trace.whole.table("calls", ["start_ns", "end_ns", "thread"]).iloc[launch[counts]]
     begun, done, thread = (calls[c].to_numpy() for c in calls)
     start, end = (ops[c].to_numpy()[counts] for c in ("start_ns", "end_ns"))
@@ -293,16 +283,18 @@ def _operations(trace: Trace, rule: Rule) -> dict[str, npt.NDArray[Any]]:
     return {name: column[order] for name, column in found.items()}
 
 
-def _gpu_figures(trace: Trace, ranges: pd.DataFrame, row: Int, rule: Rule) -> dict[str, Int]:
-    figures = {column: np.zeros(len(ranges), np.int64) for column in _FIGURES}
+def _gpu_figures(trace: Trace, rule: Rule) -> pd.DataFrame:
+    """What the GPU work of each range of the whole trace comes to."""
     trace.whole.prefetch(_COLUMNS)
     ops = _operations(trace, rule)
-    range_start, range_end = (ranges[c].to_numpy() for c in ("start_ns", "end_ns"))
+    ranges = trace.whole.table("ranges", ["start_ns", "end_ns"])
+    range_start, range_end = (ranges[c].to_numpy() for c in ranges)
+    figures = np.zeros((len(_FIGURES), len(ranges)), np.int64)
     # Operations thread by thread, and blocks of them: a range, and the positions of what a thread launched in it.
     order, blocks, before = [np.empty(0, np.intp)], [np.empty((3, 0), np.int64)], 0
     for one in np.unique(ops["thread"]).tolist():
         mine = np.flatnonzero(ops["thread"] == one)
-        candidates = np.flatnonzero(may_hold_launches(trace, row, one, rule))
+        candidates = np.flatnonzero(may_hold_launches(trace, np.arange(len(ranges)), one, rule))
         # Launches of one thread follow each other, so those inside a range are consecutive. Only twins nest, of which
         # the outer call was chosen.
         done = np.maximum.accumulate(ops["done"][mine])
@@ -319,10 +311,10 @@ def _gpu_figures(trace: Trace, ranges: pd.DataFrame, row: Int, rule: Rule) -> di
     for part in np.split(block, heads[1:][np.diff(pairs) > 0], axis=1):
         if part.size:
             _add_up(figures, part, members, ops)
-    return figures
+    return pd.DataFrame(dict(zip(_FIGURES, figures, strict=True)), copy=False)
 
 
-def _add_up(figures: dict[str, Int], blocks: Int, members: Int, ops: dict[str, npt.NDArray[Any]]) -> None:
+def _add_up(figures: Int, blocks: Int, members: Int, ops: dict[str, npt.NDArray[Any]]) -> None:
     """Figures of some ranges: each block is a range, and from and to where `members` were launched inside it."""
     ranges, low, high = blocks
     count = high - low
@@ -333,11 +325,10 @@ def _add_up(figures: dict[str, Int], blocks: Int, members: Int, ops: dict[str, n
     if (same & (start[1:] < start[:-1])).any():
         order = np.lexsort((start, owner))
         start, end, kernel = start[order], end[order], kernel[order]
-    heads = np.concatenate(([0], np.flatnonzero(~same) + 1))
+    heads = np.flatnonzero(np.append(True, ~same))
     first, last = start[heads], np.maximum.reduceat(end, heads)
     covered = np.add.reduceat(end - start, heads)
     if (same & (start[1:] < end[:-1])).any():
         covered = np.add.reduceat(intervals.uncovered(start, end, owner), heads)
-    found = (covered, last - first, first, last, np.add.reduceat(kernel.astype(np.int64), heads))
-    for values, figure in zip((*found, np.diff(heads, append=len(end))), figures.values(), strict=True):
-        figure[owner[heads]] = values
+    kernels, operations = np.add.reduceat(kernel.astype(np.int64), heads), np.diff(heads, append=len(end))
+    figures[:, owner[heads]] = covered, last - first, first, last, kernels, operations

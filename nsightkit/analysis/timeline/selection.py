@@ -96,18 +96,15 @@ def _in_window(trace: Trace, window: tuple[int | None, int | None]) -> dict[str,
     if begin is not None and end is not None and end <= begin:
         raise UsageError(f"--time: the window ends at {end} ns, which is not after its start at {begin} ns")
     low, high = _TIMES.min if begin is None else begin, _TIMES.max if end is None else end
-    whole = trace.whole
-    starts = {t: whole.table(t, ["start_ns"])["start_ns"].to_numpy() for t in TABLES if whole.size(t)}
-    return {table: (start >= low) & (start < high) for table, start in starts.items()}
+    starts = {t: trace.whole.table(t, ["start_ns"])["start_ns"] for t in TABLES if trace.whole.size(t)}
+    return {table: start.between(low, high, inclusive="left").to_numpy() for table, start in starts.items()}
 
 
 def _in_ranges(trace: Trace, within: str) -> dict[str, _Mask]:
-    pattern = compiled(within, "--within")
-    whole = trace.whole
-    if not whole.recorded("ranges"):
+    if not trace.whole.recorded("ranges"):
         raise UsageError("--within: the trace recorded no ranges (NVTX or record_function)")
-    ranges = whole.table("ranges", ["name", "start_ns", "end_ns", "process"])
-    hit = matching(ranges["name"], pattern)
+    ranges = trace.whole.table("ranges", ["name", "start_ns", "end_ns", "process"])
+    hit = matching(ranges["name"], compiled(within, "--within"))
     if not hit.any():
         known = ranges["name"].value_counts(sort=True)
         some = ", ".join(repr(str(n)) for n in known.index[known.to_numpy() > 0][:3])

@@ -10,10 +10,12 @@ import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.analysis.core import intervals
+from nsightkit.analysis.core.kept import kept
 from nsightkit.analysis.core.names import compiled
 from nsightkit.trace.model import GPU_TABLES, Trace
 
 __all__ = [
+    "QUEUED_NS",
     "devices",
     "divided",
     "find",
@@ -53,7 +55,7 @@ _RELATIVE = 0.05
 #: Fewer steps than this have no median to be far from.
 _ENOUGH = 4
 #: What a device takes to start an operation that lies in its queue, at most.
-_QUEUED_NS = 20_000
+QUEUED_NS = 20_000
 #: Scales the median absolute deviation to the standard deviation of a normal distribution.
 _MAD_TO_SIGMA = 1.4826
 
@@ -98,19 +100,15 @@ def find(trace: Trace, match: str | None = None) -> pd.DataFrame:
     kind_of_name, _ = pd.factorize(np.array([*kinds, None], dtype=object))
     kind = kind_of_name[ranges["name"].cat.codes.to_numpy()]
     steps = ranges[kind >= 0].assign(kind=kind[kind >= 0]).sort_values("start_ns", kind="stable")
-    if not len(steps):
-        numbers = {c: np.empty(0, np.int64) for c in ("start_ns", "end_ns", "process", "thread")}
-        return pd.DataFrame({"step": np.empty(0, object), **numbers})
     # The kind of step, and the thread, that most of the time was spent in.
     for column in ("kind", "thread"):
         time = (steps["end_ns"] - steps["start_ns"]).groupby(steps[column], sort=False).sum()
-        steps = steps[steps[column] == time.idxmax()]
+        steps = steps[steps[column].isin(time.nlargest(1).index)]
     steps = steps.assign(step=steps["name"].astype(object))[["step", "start_ns", "end_ns", "process", "thread"]]
-    reach = steps["end_ns"].cummax().to_numpy()
-    outermost = np.append(True, steps["end_ns"].to_numpy()[1:] > reach[:-1])
-    steps = steps[outermost].reset_index(drop=True)
+    inner = steps["end_ns"] <= steps["end_ns"].cummax().shift(fill_value=np.iinfo(np.int64).min)
+    steps = steps[~inner].reset_index(drop=True)
     steps = steps[~_stubs(trace, steps)].reset_index(drop=True)
-    return steps.assign(end_ns=np.append(steps["start_ns"].to_numpy()[1:], steps["end_ns"].iloc[-1]))
+    return steps.assign(end_ns=np.append(steps["start_ns"].to_numpy()[1:], steps["end_ns"].to_numpy()[-1:]))
 
 
 def _numberless(name: str) -> str:
@@ -120,7 +118,7 @@ def _numberless(name: str) -> str:
 def _stubs(trace: Trace, ranges: pd.DataFrame) -> npt.NDArray[np.bool_]:
     """Say which step ranges, in order of time, are no more than what the profiler left of one."""
     length = (ranges["end_ns"] - ranges["start_ns"]).to_numpy()
-    if not (length < _STUB * length.max()).any():  # nearly always: no need to read who launched what
+    if not (length < _STUB * length.max(initial=0)).any():  # nearly always: no need to read who launched what
         return np.zeros(len(ranges), bool)
     # Of the whole trace: a step that launched nothing on the device that is looked at is a step.
     mine = [launched_in(trace.whole, table, ranges) for table in GPU_TABLES if trace.whole.size(table)]
@@ -128,6 +126,7 @@ def _stubs(trace: Trace, ranges: pd.DataFrame) -> npt.NDArray[np.bool_]:
     return ~launched & (length < _STUB * np.median(length[launched])) if launched.any() else launched
 
 
+@kept
 def windows(trace: Trace, match: str | None = None) -> pd.DataFrame:
     """Find the steps of a run, on the CPU and up to the end of their work on the GPU.
 
@@ -156,13 +155,6 @@ def windows(trace: Trace, match: str | None = None) -> pd.DataFrame:
     UsageError
         `match` is not a regular expression.
     """
-    known = f"steps {match}"
-    if known not in trace.memo:
-        trace.memo[known] = _windows(trace, match)
-    return pd.DataFrame(trace.memo[known])
-
-
-def _windows(trace: Trace, match: str | None) -> pd.DataFrame:
     found = find(trace, match)
     begin = found["start_ns"].to_numpy()[:1]
     if trace is not trace.whole and len(found):
@@ -187,7 +179,7 @@ def _reached(trace: Trace, found: pd.DataFrame) -> int:
         return 0
     calls = trace.table("calls", ["start_ns", "end_ns"])
     begun, done = (calls[column].to_numpy()[launch] for column in calls)
-    behind = (begun >= found["start_ns"].iloc[0]) & (begun < found["end_ns"].iloc[0]) & (start - done > _QUEUED_NS)
+    behind = (begun >= found["start_ns"].iloc[0]) & (begun < found["end_ns"].iloc[0]) & (start - done > QUEUED_NS)
     return int(start.min()) if behind.all() else 0
 
 
@@ -216,8 +208,7 @@ def number(windows: pd.DataFrame, time_ns: npt.ArrayLike) -> npt.NDArray[np.intp
     """
     time, end = np.asarray(time_ns, np.int64), windows["end_ns"].to_numpy()
     at = np.searchsorted(windows["start_ns"].to_numpy(), time, side="right") - 1
-    at[at >= 0] = np.where(time[at >= 0] < end[at[at >= 0]], at[at >= 0], -1)
-    return at
+    return np.where(time < np.append(end, np.iinfo(np.int64).min)[at], at, -1)
 
 
 def timed(windows: pd.DataFrame) -> pd.DataFrame:

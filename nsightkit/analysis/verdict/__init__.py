@@ -71,7 +71,7 @@ def summary(trace: Trace, gpu: str | None = None) -> dict[str, Any]:
     """
     if gpu is not None:
         hardware.find(gpu)
-    count = _operations(trace)
+    count = sum(trace.size(table) for table in GPU_TABLES)
     if not count:
         traced = any(trace.recorded(table) for table in GPU_TABLES)
         return _nothing(trace, _NONE if traced else "no GPU work was traced")
@@ -116,25 +116,18 @@ def summary(trace: Trace, gpu: str | None = None) -> dict[str, Any]:
     }
 
 
-def _operations(trace: Trace) -> int:
-    return sum(trace.size(table) for table in GPU_TABLES)
-
-
 def _changes(account: Account, played: WhatIf, there: set[str]) -> list[dict[str, Any]]:
     """The standard changes, those that take away a cause that there is, and the largest names of CPU work."""
     if played.refused is not None:
         return []
     asked = [*whatif.STANDARD, *(change for name, change in CHANGE_OF.items() if name in there)]
     rows = [played.row(change) for change in dict.fromkeys(asked)]
-
-    def saves(row: dict[str, Any]) -> float:
-        return played.saved(row["change"])
-
     whole = {whatif.plain(name) for name in account.steps["step"]}  # their ranges name no work
-    work = [name for name in played.work if name not in whole]
-    names = work[:_NAMES] if "cpu-work" in there and len(played.work) > 1 else []
-    rows += [row for row in (played.row(f"no-cpu-work:{name}") for name in names) if saves(row) >= _WORTH]
-    return sorted((row for row in rows if saves(row) >= _ANY), key=lambda row: -saves(row))
+    work = [f"no-cpu-work:{name}" for name in played.work if name not in whole]
+    asked = work[:_NAMES] if "cpu-work" in there and len(played.work) > 1 else []
+    rows += [played.row(change) for change in asked if played.saved(change) >= _WORTH]
+    gaining = [row for row in rows if played.saved(row["change"]) >= _ANY]
+    return sorted(gaining, key=lambda row: -played.saved(row["change"]))
 
 
 def _again(trace: Trace) -> str:

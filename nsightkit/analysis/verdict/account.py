@@ -117,8 +117,6 @@ class Account:
         self.lost = {BOTTLENECKS[code]: int(of(self.total, code)) for code in losses}
 
     def _decodes(self) -> bool:
-        if not len(self.steps):
-            return False
         said = steps.phases(self.trace)
         few = (said["phase"] == "decode") & (said["sequences"].fillna(_FEW_SEQUENCES) < _FEW_SEQUENCES)
         return bool(2 * said.loc[few, "share"].sum() >= 1)
@@ -155,22 +153,19 @@ class Account:
             of_cause = self.gaps[mine & (self.cause == code)]
             amounts[:, code] = Coverage(of_cause["start_ns"], of_cause["end_ns"]).of(start, end)
         on_device = (self.kernels["device"] == device).to_numpy()
-        running = {code: self.kernels[on_device & (self.fills == code)] for code in np.unique(self.fills).tolist()}
-        none = self.kernels.head(0)
-        copies, memsets = self.memops(device)
+        running = {code: self.kernels[on_device & (self.fills == code)] for code in BUSY}
+        (copies, memsets), filtered = self.memops(device), self.trace is not self.trace.whole
         layers: list[tuple[int | None, list[pd.DataFrame]]] = [
-            (_COMPUTE, [running.get(_COMPUTE, none)]),
-            (_MEMORY, [running.get(_MEMORY, none)]),
-            (_UNDECIDED, [running.get(_UNDECIDED, none), _on(self.trace, "graphs", device)]),
+            (_COMPUTE, [running[_COMPUTE]]),
+            (_MEMORY, [running[_MEMORY]]),
+            (_UNDECIDED, [running[_UNDECIDED], _on(self.trace, "graphs", device)]),
             (_IMBALANCE, [self.collectives.waiting(device)]),
-            (_COMMUNICATION, [running.get(_COMMUNICATION, none)]),
+            (_COMMUNICATION, [running[_COMMUNICATION]]),
             # What a filter left out hides a copy all the same.
-            (None, [_on(self.trace.whole, table, device) for table in ("kernels", "graphs")]),
+            (None, [_on(self.trace.whole, table, device) for table in ("kernels", "graphs") if filtered]),
             (CODE["memory-transfer"], [copies]),
             (_MEMORY, [memsets]),
         ]
-        if self.trace is self.trace.whole:
-            layers = [layer for layer in layers if layer[0] is not None]
         covered, before = Coverage([], []), np.zeros(len(start), np.int64)
         for answer, tables in layers:
             parts = ((table["start_ns"], table["end_ns"]) for table in tables)

@@ -125,9 +125,8 @@ def _by_gains(account: Account, played: WhatIf) -> Decision:
 def _by_shares(account: Account) -> Decision:
     """Without a replay: the largest loss, if there is any worth the name."""
     amounts = account.lost
-    if sum(amounts.values()) < LOST * account.span_ns:
-        return Decision(_filling(account))
-    return Decision(max(amounts, key=lambda name: amounts[name]))
+    lost = sum(amounts.values()) >= LOST * account.span_ns
+    return Decision(max(amounts, key=lambda name: amounts[name]) if lost else _filling(account))
 
 
 def _filling(account: Account) -> str:

@@ -148,8 +148,8 @@ class Answer:
     # -- what is behind it
 
     def _named(self) -> pd.DataFrame:
-        grouped = self.events.groupby(["kind", "name"], sort=False)["duration_ns"].agg(["size", "sum"]).reset_index()
-        grouped = grouped.rename(columns={"size": "count", "sum": "total_ns"})
+        each = self.events.groupby(["kind", "name"], sort=False)["duration_ns"]
+        grouped = each.agg(count="size", total_ns="sum").reset_index()
         grouped = grouped.sort_values("total_ns", ascending=False, kind="stable", ignore_index=True).head(_KEPT)
         return grouped.assign(inside=pd.Series(self._inside(grouped), dtype=object))
 
@@ -372,12 +372,9 @@ class Answer:
     def is_compiled(self) -> bool:
         """Whether a compiler made a part of the program that counts."""
         kernels = matching(self.trace.table("kernels", ["name"])["name"], _COMPILED)
-        if kernels.sum() > _COMPILES * len(kernels):
-            return True
-        regions = [self.trace.table(table, ["name", "start_ns", "end_ns"]) for table in ("ranges", "ops")]
-        compiled = [table[matching(table["name"], _COMPILED)] for table in regions]
-        lasting = max(int((table["end_ns"] - table["start_ns"]).sum()) for table in compiled)
-        return lasting > _COMPILES * self.account.wall_ns
+        regions = [self.trace.table(table, ["name", "duration_ns"]) for table in ("ranges", "ops")]
+        lasting = [table.loc[matching(table["name"], _COMPILED), "duration_ns"].sum() for table in regions]
+        return bool(kernels.sum() > _COMPILES * len(kernels) or max(lasting) > _COMPILES * self.account.wall_ns)
 
     def _precision(self, wanted: tuple[str, ...]) -> str | None:
         """The first of some precisions that this card multiplies in; of a card that is not known, the first."""

@@ -14,14 +14,15 @@ import numpy as np
 import pandas as pd
 from pandas.api.types import union_categoricals
 
-from nsightkit.analysis.core.intervals import busy, gpu_intervals, idle_intervals, launches_of, selected
+from nsightkit.analysis.core.intervals import busy, chunks, gpu_intervals, idle_intervals, launches_of, selected
+from nsightkit.analysis.core.kept import kept
 from nsightkit.analysis.timeline import steps
 from nsightkit.analysis.timeline.gaps.facts import EVIDENCE, TABLE_OF, Bool, Int
 from nsightkit.analysis.timeline.gaps.rules import CAUSES, decide
 from nsightkit.analysis.timeline.gaps.threads import DATA_LOADING, Threads
 from nsightkit.trace.model import GPU_TABLES, Trace
 
-__all__ = ["CAUSES", "DATA_LOADING", "causes", "find", "in_window", "memop_name", "summary"]
+__all__ = ["CAUSES", "DATA_LOADING", "causes", "find", "in_window", "memop_name", "names_of", "summary"]
 
 
 def summary(trace: Trace, min_ns: int = 0, data_loading: str = DATA_LOADING) -> pd.DataFrame:
@@ -41,11 +42,9 @@ def summary(trace: Trace, min_ns: int = 0, data_loading: str = DATA_LOADING) -> 
         ``cause, count, total_ns, share_of_span``, by falling ``total_ns``; the share is of the sum of the devices'
         spans. Without `min_ns` and without a filter on the trace the totals sum to the idle time.
     """
-    if trace is not trace.whole or min_ns > 0:
-        table = _by_cause(trace, min_ns, data_loading)
-    else:  # small, and all that a second look needs
-        table = trace.derived(f"gap-causes-{_rules(data_loading)}", lambda: _by_cause(trace, 0, data_loading))
-    return table.astype({"cause": object})
+    # Small, and all that a second look needs.
+    name = f"gap-causes-{min_ns}-{_rules(data_loading)}"
+    return trace.derived(name, lambda: _by_cause(trace, min_ns, data_loading)).astype({"cause": object})
 
 
 def _by_cause(trace: Trace, min_ns: int, data_loading: str) -> pd.DataFrame:
@@ -109,6 +108,7 @@ def causes(trace: Trace, min_ns: int = 0, data_loading: str = DATA_LOADING) -> p
     return _with_names(trace.whole, _found(trace, min_ns, data_loading))
 
 
+@kept
 def in_window(trace: Trace) -> pd.DataFrame:
     """Give the idle time of the window that the steps cover, with its causes: gaps, and what lies at the window's ends.
 
@@ -122,12 +122,6 @@ def in_window(trace: Trace) -> pd.DataFrame:
         As :func:`nsightkit.analysis.timeline.gaps.causes` gives gaps, which are cut at the window's ends. Without steps
         just those.
     """
-    if "idle in window" not in trace.memo:
-        trace.memo["idle in window"] = _in_window(trace)
-    return pd.DataFrame(trace.memo["idle in window"])
-
-
-def _in_window(trace: Trace) -> pd.DataFrame:
     found, windows = causes(trace), steps.windows(trace)
     if not len(windows):
         return found
@@ -159,7 +153,7 @@ def _with_names(whole: Trace, found: pd.DataFrame) -> pd.DataFrame:
     names = [pd.Categorical.from_codes(np.zeros(len(places[0]), np.int8), pd.Index([""], dtype="str"))]
     for kind, table in TABLE_OF.items():
         places.append(np.flatnonzero(~nameless & (source == EVIDENCE.index(kind))))
-        names.append(_names(whole, table, row[places[-1]]))
+        names.append(names_of(whole, table, row[places[-1]]))
     # The same name in two tables is one name.
     name = union_categoricals(names).take(np.argsort(np.concatenate(places)))
     return found[["device", "start_ns", "end_ns"]].assign(
@@ -181,8 +175,6 @@ _COLUMNS = {
     "os_calls": ["start_ns", "end_ns", "thread", "name"],
     "overhead": ["start_ns", "end_ns", "thread", "name"],
 }
-#: Gaps judged together; bounds memory.
-_CHUNK = 200_000
 
 
 def _rules(data_loading: str) -> str:
@@ -213,8 +205,7 @@ def _decide(whole: Trace, data_loading: str) -> pd.DataFrame:
     del ops, gaps, after, table, row
     threads = Threads(whole, data_loading)
     parts = []
-    for low in range(0, max(len(before_row), 1), _CHUNK):
-        mine = slice(low, low + _CHUNK)
+    for mine in chunks(max(len(before_row), 1)):
         chunk = {column: values[mine] for column, values in found.items()}
         chunk["launch"] = launches_of(whole, chunk["table"], chunk["row"]).astype(np.int32)
         before = launches_of(whole, before_table[mine], before_row[mine]) if threads.several else None
@@ -268,7 +259,7 @@ def _evidence(whole: Trace, gaps: pd.DataFrame) -> list[dict[str, Any]]:
         out[i]["launch"] = event
     for number, name in enumerate(GPU_TABLES):
         mine = np.flatnonzero(table == number)
-        for i, text in zip(mine.tolist(), _texts(whole, name, row[mine]), strict=True):
+        for i, text in zip(mine.tolist(), names_of(whole, name, row[mine]).tolist(), strict=True):
             out[i]["ended_by"] = text
     return out
 
@@ -279,16 +270,24 @@ def _events(whole: Trace, table: str, rows: Int) -> list[dict[str, Any]]:
     columns = (part[column].tolist() for column in part)
     return [
         {"name": name, "start_ns": start, "end_ns": end, where: on}
-        for name, start, end, on in zip(_texts(whole, table, rows), *columns, strict=True)
+        for name, start, end, on in zip(names_of(whole, table, rows).tolist(), *columns, strict=True)
     ]
 
 
-def _texts(whole: Trace, table: str, rows: Int) -> list[str]:
-    return list(np.asarray(_names(whole, table, rows), dtype=object))
+def names_of(whole: Trace, table: str, rows: Int) -> pd.Categorical[str]:
+    """Say what some events are called.
 
+    Parameters
+    ----------
+    whole : Trace
+    table : str
+    rows : ndarray of int
 
-def _names(whole: Trace, table: str, rows: Int) -> pd.Categorical[str]:
-    """What some events of a table are called."""
+    Returns
+    -------
+    Categorical of str
+        Copies and memsets as :func:`memop_name` calls them.
+    """
     if table == "graphs":
         return pd.Categorical.from_codes(np.zeros(len(rows), np.int8), pd.Index(["graph replay"], dtype="str"))
     called = whole.table(table, ["kind" if table == "memops" else "name"]).iloc[rows, 0].cat

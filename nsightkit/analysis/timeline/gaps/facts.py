@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from nsightkit.analysis.timeline.gaps.threads import EVENT_WAIT, Threads, Track
+from nsightkit.analysis.timeline.gaps.threads import EVENT_WAIT, Threads
+from nsightkit.analysis.timeline.steps import QUEUED_NS
 from nsightkit.trace.model import GPU_TABLES
 
 __all__ = ["EVIDENCE", "TABLE_OF", "Group", "groups"]
@@ -30,8 +31,7 @@ TABLE_OF = {
 }
 EVIDENCE = ("none", *TABLE_OF)
 UNDECIDED = -1
-#: What a device takes to start an operation that lies in its queue, at most.
-QUEUED_NS = 20_000
+_NEVER = -(2**62)
 
 
 @dataclasses.dataclass(eq=False)
@@ -75,7 +75,11 @@ class Group:
         #: whether `other` was at work until the gap, or in it, and when it passed the work on
         self.handed, self.over = np.zeros(len(self.dry), bool), self.dry
         if self.other != -1:
-            here, there = (_last_end(self.threads.calls(one), self.begun) for one in (self.thread, self.other))
+            # Ends of the last calls that each of them began before.
+            here, there = (
+                np.append(calls.end, _NEVER)[np.searchsorted(calls.start, self.begun) - 1]
+                for calls in map(self.threads.calls, (self.thread, self.other))
+            )
             self.handed = there > here
             self.over = np.where(self.handed, np.clip(there, self.dry, self.until), self.dry)
 
@@ -163,12 +167,3 @@ def groups(
     for at in map(np.asarray, by.indices.values()):
         of, one, by_other = (int(values[at[0]]) for values in (process, thread, other))
         yield at, Group(threads, of, one, by_other, *(v[at] for v in (device, start, end, launch, begun, done)))
-
-
-_NEVER = -(2**62)
-
-
-def _last_end(calls: Track, before: Int) -> Int:
-    """End of the last call that began before each time; `_NEVER` where there is not any."""
-    i = np.searchsorted(calls.start, before) - 1
-    return np.where(i >= 0, calls.end[i], _NEVER)

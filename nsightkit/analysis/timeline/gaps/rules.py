@@ -12,8 +12,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from nsightkit.analysis.timeline.gaps.facts import EVIDENCE, QUEUED_NS, Bool, Group, Int, groups
+from nsightkit.analysis.timeline.gaps.facts import EVIDENCE, TABLE_OF, Bool, Group, Int, groups
 from nsightkit.analysis.timeline.gaps.threads import EAGER_NS, Threads, Track, together
+from nsightkit.analysis.timeline.steps import QUEUED_NS
 
 __all__ = [
     "CAUSES",
@@ -188,7 +189,7 @@ def cpu_work(group: Group, left: Int) -> Found:
     for kind, track, hit, start, end in _work(group, left):
         yield hit, kind, _during(track, start[hit], end[hit], innermost=True)
     for thread, mine in group.asked(left):
-        activity = group.threads.activity(thread)
+        activity = [(kind, group.threads.events(TABLE_OF[kind], thread)) for kind in ("op", "range")]
         start, end = group.dry[mine], group.until[mine]
         by_op, by_range = (_filled(track, start, end) for _, track in activity)
         # Both: the one that began last lies in the other.

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from nsightkit.analysis.core.intervals import Coverage, common, gpu_intervals, launch_of, launches_of, union
+from nsightkit.analysis.core.kept import kept
 from nsightkit.analysis.core.names import OPERATOR_RANGE, compiled, matching
 from nsightkit.trace.model import GPU_TABLES, Trace
 from nsightkit.trace.nesting import nesting
@@ -23,8 +23,6 @@ Int = npt.NDArray[np.integer[Any]]
 Bool = npt.NDArray[np.bool_]
 #: Start and end of disjoint intervals.
 Union = tuple[Int, Int]
-P = ParamSpec("P")
-T = TypeVar("T")
 
 _OF_DATA = (
     r"(data|batch|sample|input)(e?s)?(?![a-z])(?![\s_-]*(?!from|for|async|wait|time|queue|iter|load|fetch|next)[a-z])"
@@ -182,20 +180,6 @@ def _outside(track: Track, other: Track) -> Union:
     return common((track.start, track.end), (other.start, other.end), outside=True)
 
 
-def _kept(answer: Callable[Concatenate[Threads, P], T]) -> Callable[Concatenate[Threads, P], T]:
-    """Work out each answer once."""
-
-    @functools.wraps(answer)
-    def once(self: Threads, /, *given: P.args, **named: P.kwargs) -> T:
-        key = (answer.__name__, *given)
-        if key not in self.kept:
-            self.kept[key] = answer(self, *given, **named)
-        found: T = self.kept[key]
-        return found
-
-    return once
-
-
 class Threads:
     """The recorded activity of each thread, split by what it means; each part is built when it is asked for.
 
@@ -210,7 +194,7 @@ class Threads:
     def __init__(self, trace: Trace, data_loading: str = DATA_LOADING) -> None:
         self.trace = trace.whole
         self._data = compiled(data_loading, "data_loading")
-        self.kept: dict[tuple[Any, ...], Any] = {}
+        self.memo: dict[Any, Any] = {}
         called = self.trace.table("calls", ["thread"])["thread"].to_numpy()
         #: whether more than one thread calls CUDA, and more than one device had work
         self.several = bool((called != called[:1]).any())
@@ -225,43 +209,36 @@ class Threads:
         rows = rows[np.argsort(start[rows], kind="stable")]
         return Track(start[rows], end[rows], rows)
 
-    @_kept
-    def _table(self, table: str, thread: int) -> Track:
+    @kept
+    def events(self, table: str, thread: int) -> Track:
+        """What a table has of a thread."""
         of = self.trace.table(table, ["thread"])["thread"].to_numpy()
         return self._rows(table, np.flatnonzero(of == thread).astype(np.int32))
 
-    @_kept
+    @kept
     def _flag(self, table: str, expression: re.Pattern[str]) -> Bool:
         """Per row of a table: whether its name matches."""
         return matching(self.trace.table(table, ["name"])["name"], expression)
 
-    @_kept
+    @kept
     def named(self, table: str, thread: int, expression: re.Pattern[str]) -> Track:
         """The events of a table whose name matches."""
-        track = self._table(table, thread)
+        track = self.events(table, thread)
         return track.subset(self._flag(table, expression)[track.row]) if len(track) else track
 
     def calls(self, thread: int) -> Track:
         """CUDA calls."""
-        return self._table("calls", thread)
-
-    def os_calls(self, thread: int) -> Track:
-        """Calls of the operating system."""
-        return self._table("os_calls", thread)
-
-    def activity(self, thread: int) -> list[tuple[str, Track]]:
-        """All operators and ranges."""
-        return [("op", self._table("ops", thread)), ("range", self._table("ranges", thread))]
+        return self.events("calls", thread)
 
     # --- CUDA calls ---
 
-    @_kept
+    @kept
     def _blocks(self) -> Bool:
         """Per call: whether it returns only when the GPU has caught up."""
         # A device-to-host copy into pageable memory blocks whatever its name says.
         return self._flag("calls", BLOCKING) | self.pageable("DtoH") & self._flag("calls", _COPY)
 
-    @_kept
+    @kept
     def blocking(self, thread: int) -> Track:
         """Calls that return only when the GPU has caught up."""
         calls = self.calls(thread)
@@ -271,19 +248,19 @@ class Threads:
         """Calls that free the device's memory, for which it has to be idle."""
         return self.named("calls", thread, FREES)
 
-    @_kept
+    @kept
     def launches(self, thread: int) -> Int:
         """When the calls began that give a device work and do not block."""
         calls = self.calls(thread)
         return calls.start[(self._flag("calls", _LAUNCH) & ~self._blocks())[calls.row]]
 
-    @_kept
+    @kept
     def staging(self, thread: int) -> Track:
         """Copy calls that move pageable memory."""
         copies = self.named("calls", thread, _COPY)
         return copies.subset(self.pageable(None)[copies.row])
 
-    @_kept
+    @kept
     def pageable(self, kind: str | None) -> Bool:
         """Per call: whether it launched a copy of one kind, or of any, from or to pageable host memory."""
         flag = np.zeros(self.trace.size("calls"), bool)
@@ -294,7 +271,7 @@ class Threads:
         flag[row[row >= 0]] = True
         return flag
 
-    @_kept
+    @kept
     def other_calls(self, thread: int) -> Track:
         """Calls that neither enqueue work nor are next to free (allocation, graph instantiation, …)."""
         calls = self.calls(thread)
@@ -310,27 +287,24 @@ class Threads:
         """Sleeps that the program chose."""
         return self.named("os_calls", thread, _OS_SLEEP)
 
-    @_kept
+    @kept
     def waits(self, thread: int) -> tuple[Track, Track]:
         """OS waits outside CUDA calls: those outside ranges that are named for something else than data, and the rest.
 
         Rows of the rest are those of the ranges.
         """
         waits = self.named("os_calls", thread, _OS_WAIT)
-        if not len(waits):
-            return waits, waits
         # A wait within a CUDA call is the driver's; a wait that encloses one does not exist on a thread.
         waits = waits.subset(self.calls(thread).open_at(waits.start) < 0)
-        ranges = self._table("ranges", thread)
+        ranges = self.events("ranges", thread)
         around = ranges.innermost_at(waits.start)
         work = around >= 0
-        if work.any():
-            work[work] = self._names_work(thread)[around[work]]
+        work[work] = self._names_work(thread)[around[work]]
         return waits.subset(~work), Track(waits.start[work], waits.end[work], ranges.row[around[work]])
 
     def _names_work(self, thread: int) -> Bool:
         """Per range of a thread: whether its name says what goes on in it. That of a whole step does not."""
-        ranges = self._table("ranges", thread)
+        ranges = self.events("ranges", thread)
         launches = _inside(self.launches(thread), ranges)
         leaf = np.ones(len(ranges), bool)
         leaf[ranges.parent[ranges.parent >= 0]] = False
@@ -341,13 +315,12 @@ class Threads:
 
     # --- work ---
 
-    @_kept
+    @kept
     def lone(self, thread: int) -> list[tuple[str, Track]]:
         """Ranges, and operators of some length, in which nothing was launched."""
-        ranges, ops = self._table("ranges", thread), self._table("ops", thread)
-        if len(ranges):
-            dispatch = self._flag("ranges", OPERATOR_RANGE)[ranges.row] & (ranges.end - ranges.start < _HEAVY_NS)
-            ranges = ranges.subset(~dispatch & self._without_launch(ranges, thread))
+        ranges, ops = self.events("ranges", thread), self.events("ops", thread)
+        dispatch = self._flag("ranges", OPERATOR_RANGE)[ranges.row] & (ranges.end - ranges.start < _HEAVY_NS)
+        ranges = ranges.subset(~dispatch & self._without_launch(ranges, thread))
         ops = ops.subset(ops.end - ops.start >= _HEAVY_NS)
         return [("range", ranges), ("op", ops.subset(self._without_launch(ops, thread)))]
 
@@ -357,10 +330,10 @@ class Threads:
         waits = waits.subset(~self._flag("calls", _ALLOCATES)[waits.row])  # they give the device nothing to do
         return np.asarray(_inside(self.launches(thread), track) + _inside(waits.start, track) == 0)
 
-    @_kept
+    @kept
     def dispatch(self, thread: int) -> Track:
         """Operators with no other between them and a CUDA call. For its coverage; rows mean nothing."""
-        ops = together(self._table("ops", thread), self.named("ranges", thread, OPERATOR_RANGE))
+        ops = together(self.events("ops", thread), self.named("ranges", thread, OPERATOR_RANGE))
         direct = ops.innermost_at(self.calls(thread).start)
         count = np.bincount(direct[direct >= 0], minlength=len(ops))
         # An operator that runs much longer than its calls take to dispatch does something else as well.
@@ -368,7 +341,7 @@ class Threads:
 
     # --- the profiler, and what happens once ---
 
-    @_kept
+    @kept
     def _overhead(self, loads: bool, of: int) -> Track:
         """Overhead records of a thread or of a process, and those that say nothing of either."""
         thread = self.trace.table("overhead", ["thread"])["thread"].to_numpy()
@@ -391,7 +364,7 @@ class Threads:
             ("op", self.named("ops", thread, _COMPILES)),
         ]
 
-    @_kept
+    @kept
     def _captures(self, thread: int) -> Track:
         """From each begin of a graph's capture to its end; the row is that of the begin."""
         begin, end = (self.named("calls", thread, of) for of in (_BEGIN_CAPTURE, _END_CAPTURE))
@@ -399,7 +372,7 @@ class Threads:
         ended = at < len(end)
         return Track(begin.start[ended], end.end[at[ended]], begin.row[ended])
 
-    @_kept
+    @kept
     def elsewhere(self, device: int, process: int) -> tuple[Int, Int, Int, Int]:
         """Work of a process on all devices but one, by end: start, end, table as index into ``GPU_TABLES``, row."""
         ops = gpu_intervals(self.trace, "process")
@@ -407,7 +380,7 @@ class Threads:
         start, end, table, row = (ops[column].to_numpy() for column in ("start_ns", "end_ns", "table", "row"))
         return start, end, table, row
 
-    @_kept
+    @kept
     def _first_calls(self, thread: int) -> Track:
         calls = self.calls(thread)
         first = calls.subset(self._first()[calls.row])
@@ -417,15 +390,13 @@ class Threads:
         idle = first.end - first.start - self._busy(thread).of(first.start, first.end)
         return first.subset(self._flag("calls", _BUILDS)[first.row] | (idle >= _ONCE_NS))
 
-    @_kept
+    @kept
     def _first(self) -> Bool:
         """Per call: whether it builds or loads code or a graph, or set something up that later calls found in place."""
         calls = self.trace.table("calls", ["duration_ns", "name"])
         length, code = calls["duration_ns"], calls["name"].cat.codes
         builds, may = self._flag("calls", _BUILDS), self._flag("calls", _FIRST_TIMES)
         long = may & (length >= _ONCE_NS).to_numpy()
-        if not long.any():
-            return builds
         each = length[code.isin(code[long].unique())].groupby(code)
         # Of an even number of calls the shorter one in the middle: two of four may be first ones.
         ordinary = each.quantile(interpolation="lower").where(each.size() >= _FEW, length[may].median())
@@ -482,14 +453,14 @@ class Threads:
         others = (waits, sleeps, self.other_calls(thread), silent)
         return union(*parts, *((track.start, track.end) for track in others))
 
-    @_kept
+    @kept
     def _busy(self, thread: int) -> Coverage:
         """When a device had work to which this thread gives work."""
         ops = gpu_intervals(self.trace)
         mine = np.isin(ops["device"], list(self._fed().get(thread, ())))
         return Coverage(ops["start_ns"].to_numpy()[mine], ops["end_ns"].to_numpy()[mine])
 
-    @_kept
+    @kept
     def _fed(self) -> dict[int, frozenset[int]]:
         """The devices that each thread gave work."""
         ops = gpu_intervals(self.trace)

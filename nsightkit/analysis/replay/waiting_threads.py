@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from typing import TYPE_CHECKING
 
@@ -11,11 +10,12 @@ import pandas as pd
 
 from nsightkit.analysis.core import intervals
 from nsightkit.analysis.replay.model import HELD_NS, NEVER, Bool, Int
+from nsightkit.analysis.timeline.gaps.threads import Track
 
 if TYPE_CHECKING:
     from nsightkit.analysis.replay.schedule import Schedule
 
-__all__ = ["arrivals", "hand_overs"]
+__all__ = ["waits_for_data", "waits_for_threads"]
 
 #: A thread that waits for another is silent for this many times the usual time between two of its calls.
 _PAUSE = 3
@@ -36,38 +36,7 @@ _WORKERS = re.compile(r"_MultiProcessing")
 _LIMITS = 10
 
 
-@dataclasses.dataclass
-class _Calls:
-    """Calls of one thread that launch or block, ordered by start."""
-
-    start: Int
-    end: Int
-
-    def fill(self, start: Int, end: Int, pause: float) -> Bool:
-        """Whether all calls between two pauses lie in each window, and take up half of it.
-
-        A thread that works in short bursts of its own pauses inside the window as it does around it.
-        """
-        low, high = np.searchsorted(self.start, start), np.searchsorted(self.start, end)
-        first, last = np.minimum(low, len(self.start) - 1), np.maximum(high - 1, 0)
-        before, after = np.append(NEVER, self.end)[low], np.append(self.start, -NEVER)[high]
-        gaps = np.append(0, self.start[1:] - self.end[:-1])
-        silent, times = (np.cumsum(np.where(gaps > pause, each, 0)) for each in (gaps, 1))
-        inside, pauses = silent[last] - silent[first], times[last] - times[first]
-        around = np.minimum(self.start[first] - before, after - self.end[last])
-        alone = (around > pause) & (around > _LONGER * inside / np.maximum(pauses, 1))
-        active = self.end[last] - self.start[first] - inside
-        return np.asarray((high > low) & alone & (2 * active >= end - start))
-
-    def alternate(self, start: Int, end: Int) -> Bool:
-        """Whether each window holds calls, if it is windows that hold all calls: two threads that take turns."""
-        low, high = np.searchsorted(self.start, start), np.searchsorted(self.start, end)
-        turns = high > low
-        outside = low[1:] > high[:-1]
-        return np.asarray(turns & (not outside.any()) & (int(turns.sum()) >= _TURNS))
-
-
-def hand_overs(of: Schedule) -> pd.DataFrame:
+def waits_for_threads(of: Schedule) -> pd.DataFrame:
     """Silences of a thread that another one ended: it handed work over, or was done with what was handed to it.
 
     Parameters
@@ -85,7 +54,7 @@ def hand_overs(of: Schedule) -> pd.DataFrame:
     rows = np.flatnonzero(kept)
     rows = rows[np.argsort(of.call_start[rows], kind="stable")]
     by_thread = {thread: rows[of.call_thread[rows] == thread] for thread in of.threads.tolist()}
-    calls = {t: _Calls(of.call_start[mine], of.call_end[mine]) for t, mine in by_thread.items() if len(mine)}
+    calls = {t: Track(of.call_start[mine], of.call_end[mine], mine) for t, mine in by_thread.items() if len(mine)}
     if last := calls.get(of.main):
         # A thread that waits for others in the end has no call after that, but its last step ends.
         over = int(of.steps["cpu_end_ns"].iloc[-1])
@@ -100,7 +69,7 @@ def hand_overs(of: Schedule) -> pd.DataFrame:
             continue
         # What is named for something else is not a silence; a range in which another thread is at work may be.
         begun, done = facts.own_work(one)
-        handed = np.logical_or.reduce([theirs.fill(begun, done, pause) for theirs in others.values()])
+        handed = np.logical_or.reduce([_fills(theirs, begun, done, pause) for theirs in others.values()])
         handed &= 2 * facts.sleeps(one).covered(begun, done) < done - begun
         acted, rested = intervals.union(
             (mine.start, np.maximum(mine.end, mine.start + 1)),
@@ -114,7 +83,7 @@ def hand_overs(of: Schedule) -> pd.DataFrame:
         long = end - start > pause
         start, end = start[long], end[long]
         # It pauses for about as long where nobody wakes it: such pauses are its own.
-        fills = {t: theirs.fill(start, end, pause) | theirs.alternate(start, end) for t, theirs in others.items()}
+        fills = {t: _fills(c, start, end, pause) | _alternates(c, start, end) for t, c in others.items()}
         acts = {t: _woke(of, t, start, end) for t in others}
         woken = np.logical_or.reduce([*acts.values(), *fills.values()])
         alone = np.sort((end - start)[(start > NEVER) & ~woken])
@@ -131,14 +100,40 @@ def hand_overs(of: Schedule) -> pd.DataFrame:
     return pd.concat(found, ignore_index=True)
 
 
+def _fills(calls: Track, start: Int, end: Int, pause: float) -> Bool:
+    """Whether all calls between two pauses lie in each window, and take up half of it.
+
+    A thread that works in short bursts of its own pauses inside the window as it does around it.
+    """
+    low, high = np.searchsorted(calls.start, start), np.searchsorted(calls.start, end)
+    first, last = np.minimum(low, len(calls) - 1), np.maximum(high - 1, 0)
+    before, after = np.append(NEVER, calls.end)[low], np.append(calls.start, -NEVER)[high]
+    gaps = np.append(0, calls.start[1:] - calls.end[:-1])
+    silent, times = (np.cumsum(np.where(gaps > pause, each, 0)) for each in (gaps, 1))
+    inside, pauses = silent[last] - silent[first], times[last] - times[first]
+    around = np.minimum(calls.start[first] - before, after - calls.end[last])
+    alone = (around > pause) & (around > _LONGER * inside / np.maximum(pauses, 1))
+    active = calls.end[last] - calls.start[first] - inside
+    return np.asarray((high > low) & alone & (2 * active >= end - start))
+
+
+def _alternates(calls: Track, start: Int, end: Int) -> Bool:
+    """Whether each window holds calls, if it is windows that hold all calls: two threads that take turns."""
+    low, high = np.searchsorted(calls.start, start), np.searchsorted(calls.start, end)
+    turns = high > low
+    outside = low[1:] > high[:-1]
+    return np.asarray(turns & (not outside.any()) & (int(turns.sum()) >= _TURNS))
+
+
 def _woke(of: Schedule, thread: int, start: Int, end: Int) -> Bool:
     """Whether anything that was recorded of a thread began or ended in each window, shortly before that ended.
 
     Before its first call a thread has nothing to do: whoever was at work before that began its work.
     """
     facts, latest = of.facts, np.full(len(end), NEVER)
-    for name, track in (("call", facts.calls(thread)), *facts.activity(thread), ("os", facts.os_calls(thread))):
-        for edges in (track.start, np.sort(track.end))[: 1 if name == "op" else 2]:
+    for table in ("calls", "ops", "ranges", "os_calls"):
+        track = facts.events(table, thread)
+        for edges in (track.start, np.sort(track.end))[: 1 if table == "ops" else 2]:
             latest = np.maximum(latest, np.append(NEVER, edges)[np.searchsorted(edges, end)])
     return np.asarray((latest > start) & ((start == NEVER) | (end - latest <= _WAKE_NS)))
 
@@ -150,7 +145,7 @@ def _end_with(waits: intervals.Coverage, start: Int, end: Int) -> Bool:
     return np.asarray((got > start) & (end - got <= _WAKE_NS) & (2 * waits.of(start, end) >= end - start))
 
 
-def arrivals(of: Schedule) -> pd.DataFrame:
+def waits_for_data(of: Schedule) -> pd.DataFrame:
     """Waits for data that somebody else prepares at a pace of its own: a batch is there when it is there.
 
     An OS call that waits for another process, or the name of PyTorch's loader with workers, says so. Else a wait is
